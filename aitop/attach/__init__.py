@@ -1,0 +1,1 @@
+"""Ways to get the hook into and out of a running process."""

@@ -1,0 +1,1 @@
+"""Rules: pure functions from a Snapshot to a Verdict."""

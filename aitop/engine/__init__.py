@@ -1,0 +1,1 @@
+"""Schedules the sources, keeps a bounded history, makes one Snapshot a tick."""

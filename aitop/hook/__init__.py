@@ -1,0 +1,1 @@
+"""What runs inside the target: the standard library and the torch that is already there."""

@@ -1,0 +1,1 @@
+"""Nouns of the program: no input or output, no clock."""

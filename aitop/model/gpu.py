@@ -1,0 +1,95 @@
+"""What NVML says of the GPUs. None is 'not supported here', never zero."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class GpuProcess(msgspec.Struct, frozen=True, kw_only=True):
+    """A process on a device. `memory` in bytes; `sm`, `mem` are shares (0..1) of the last sampling interval.
+
+    `mine` is True for a process of the watched tree.
+    """
+
+    pid: int
+    name: str | None = None
+    memory: int | None = None
+    sm: float | None = None
+    mem: float | None = None
+    mine: bool = False
+
+
+class GpmSample(msgspec.Struct, frozen=True, kw_only=True):
+    """GPU performance monitoring, Hopper and later: shares (0..1) over the interval between two samples."""
+
+    sm_active: float | None = None
+    sm_occupancy: float | None = None
+    tensor_active: float | None = None
+    dram_active: float | None = None
+    fp64_active: float | None = None
+    fp32_active: float | None = None
+    fp16_active: float | None = None
+
+
+class MigDevice(msgspec.Struct, frozen=True, kw_only=True):
+    """One MIG slice of a device. Memory in bytes."""
+
+    index: int
+    uuid: str | None = None
+    name: str | None = None
+    memory_total: int | None = None
+    memory_used: int | None = None
+
+
+class GpuDevice(msgspec.Struct, frozen=True, kw_only=True):
+    """One GPU. Shares are 0..1, memory in bytes, power in watts, clocks in MHz, rates in bytes per second.
+
+    `memory_reserved` is what driver and firmware keep for themselves. `throttle` names the active clock event
+    reasons; an empty tuple means that the clocks are not held back. `lost` says that the driver lost the device.
+    `mig` is None where the device has no such mode. `mine` is True when the watched tree is on this device.
+    """
+
+    index: int
+    name: str | None = None
+    uuid: str | None = None
+    busy: float | None = None
+    memory_busy: float | None = None
+    memory_total: int | None = None
+    memory_used: int | None = None
+    memory_reserved: int | None = None
+    power: float | None = None
+    power_limit: float | None = None
+    temperature: float | None = None
+    temperature_slowdown: float | None = None
+    sm_clock: int | None = None
+    sm_clock_max: int | None = None
+    memory_clock: int | None = None
+    memory_clock_max: int | None = None
+    throttle: tuple[str, ...] | None = None
+    pcie_received: float | None = None
+    pcie_sent: float | None = None
+    pcie_generation: int | None = None
+    pcie_generation_max: int | None = None
+    pcie_width: int | None = None
+    pcie_width_max: int | None = None
+    nvlink_received: float | None = None
+    nvlink_sent: float | None = None
+    nvlinks_active: int | None = None
+    ecc_corrected: int | None = None
+    ecc_uncorrected: int | None = None
+    xid: tuple[int, ...] | None = None
+    fan: float | None = None
+    mig: bool | None = None
+    mig_devices: tuple[MigDevice, ...] = ()
+    processes: tuple[GpuProcess, ...] | None = None
+    gpm: GpmSample | None = None
+    lost: bool = False
+    mine: bool = False
+
+
+class GpuSample(msgspec.Struct, frozen=True, kw_only=True, tag="gpu"):
+    """All devices of the machine at `time` (monotonic seconds)."""
+
+    time: float
+    devices: tuple[GpuDevice, ...]
+    driver: str | None = None

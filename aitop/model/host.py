@@ -1,0 +1,85 @@
+"""What the operating system says of the target's process tree and the machine. Source: /proc, psutil, cgroup."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+Role = Literal["launcher", "rank", "loader-worker", "helper", "other"]
+
+
+class ProcessSample(msgspec.Struct, frozen=True, kw_only=True):
+    """One process at one moment. Rates are per second since the previous sample; None until there are two.
+
+    `started` (seconds since the epoch) together with `pid` names a process for good.
+    `cpu` and `cpu_system` are in cores (1.0 = one core fully used). `run_delay` is the share of the interval
+    in which the main thread could have run but waited for a core. `state` is the kernel's letter (R S D T Z).
+    `read_bytes`/`write_bytes` reached the storage; `read_chars` includes the page cache, pipes and sockets.
+    `rank` of a loader worker is the rank it feeds.
+    """
+
+    pid: int
+    ppid: int
+    started: float
+    role: Role
+    name: str
+    command: str
+    rank: int | None = None
+    local_rank: int | None = None
+    world_size: int | None = None
+    cpu: float | None = None
+    cpu_system: float | None = None
+    rss: int | None = None
+    threads: int | None = None
+    state: str | None = None
+    run_delay: float | None = None
+    voluntary_switches: float | None = None
+    forced_switches: float | None = None
+    read_bytes: float | None = None
+    write_bytes: float | None = None
+    read_chars: float | None = None
+
+
+class MachineSample(msgspec.Struct, frozen=True, kw_only=True):
+    """The whole machine. `core_busy` and `iowait` are shares (0..1); rates are bytes per second."""
+
+    cores: int
+    core_busy: tuple[float, ...] | None = None
+    iowait: float | None = None
+    load: float | None = None
+    memory_total: int | None = None
+    memory_available: int | None = None
+    swap_total: int | None = None
+    swap_used: int | None = None
+    disk_read: float | None = None
+    disk_write: float | None = None
+    net_received: float | None = None
+    net_sent: float | None = None
+    numa_nodes: int | None = None
+
+
+class CgroupSample(msgspec.Struct, frozen=True, kw_only=True):
+    """The target's control group. `cpu_quota` in cores and `memory_limit` in bytes are None when unlimited.
+
+    `throttled` is the share of enforcement periods in which the group was throttled since the last sample.
+    """
+
+    version: int
+    cpu_quota: float | None = None
+    throttled: float | None = None
+    memory_limit: int | None = None
+    memory_used: int | None = None
+
+
+class HostSample(msgspec.Struct, frozen=True, kw_only=True, tag="host"):
+    """The target's tree and the machine at `time` (monotonic seconds).
+
+    `usable_cores` is what the target may use: its affinity mask and its quota taken together.
+    """
+
+    time: float
+    processes: tuple[ProcessSample, ...]
+    machine: MachineSample
+    cgroup: CgroupSample | None = None
+    usable_cores: float | None = None

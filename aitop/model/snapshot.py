@@ -1,0 +1,172 @@
+"""The one immutable picture of a tick that rules, screens and outputs get, and nothing else."""
+
+from __future__ import annotations
+
+import msgspec
+
+from aitop.model.gpu import GpuSample
+from aitop.model.host import HostSample, Role
+from aitop.model.source import SourceName, SourceStatus
+from aitop.model.steps import AllocatorSample, HookFacts, Kind, StepRecord
+from aitop.model.verdict import Diagnosis
+
+
+class Target(msgspec.Struct, frozen=True, kw_only=True, tag="target"):
+    """The process asked for. `ended` says in words how it ended, None while it lives."""
+
+    pid: int
+    command: str
+    started: float | None = None
+    python: str | None = None
+    script: str | None = None
+    passive: bool = False
+    ended: str | None = None
+    time: float = 0.0
+
+
+class Phases(msgspec.Struct, frozen=True, kw_only=True):
+    """Shares (0..1) of step time; None is not measured."""
+
+    data_wait: float | None = None
+    transfer: float | None = None
+    forward: float | None = None
+    backward: float | None = None
+    optimizer: float | None = None
+    communication: float | None = None
+    outside: float | None = None
+
+
+class Steps(msgspec.Struct, frozen=True, kw_only=True):
+    """Steps of the window. `basis` is where the phases come from; without the hook only `phases` is known.
+
+    `count` steps were seen since the hook came in, `recent` are those of the window, oldest first.
+    `pid` is the process (rank) whose steps these are.
+    """
+
+    basis: str
+    phases: Phases
+    pid: int | None = None
+    count: int | None = None
+    p50: float | None = None
+    p95: float | None = None
+    mean: float | None = None
+    per_second: float | None = None
+    samples_per_second: float | None = None
+    recent: tuple[StepRecord, ...] = ()
+
+
+class HotLine(msgspec.Struct, frozen=True, kw_only=True):
+    """A user's line that main threads of one role stand on. `share` is of the samples of that process.
+
+    `phase` is where in a step the line runs (data_wait, forward, backward, optimizer, evaluation, save, outside);
+    `activity` what it does there, told from the library frames under it and its text (see engine.activity).
+    """
+
+    pid: int
+    role: Role
+    file: str
+    line: int
+    function: str
+    phase: str
+    activity: str
+    samples: int
+    share: float
+    text: str | None = None
+    thread: str = "MainThread"
+
+
+class CallNode(msgspec.Struct, frozen=True, kw_only=True):
+    """A node of a call tree: samples with this frame on the stack below the parent, heaviest child first."""
+
+    function: str
+    file: str
+    line: int
+    samples: int
+    user: bool = False
+    children: tuple[CallNode, ...] = ()
+
+
+class ProcessStacks(msgspec.Struct, frozen=True, kw_only=True):
+    """Stacks of one process in the window. `samples` of its main thread; `phases` estimated from them."""
+
+    pid: int
+    role: Role
+    samples: int
+    phases: Phases
+    tree: CallNode | None = None
+    idle: float | None = None
+
+
+class Stacks(msgspec.Struct, frozen=True, kw_only=True):
+    """All stacks of the window. `lines` of every process, heaviest first."""
+
+    seconds: float
+    samples: int
+    processes: tuple[ProcessStacks, ...] = ()
+    lines: tuple[HotLine, ...] = ()
+
+
+class Series(msgspec.Struct, frozen=True, kw_only=True):
+    """Values over time (monotonic seconds), oldest first; None where nothing was measured."""
+
+    times: tuple[float, ...] = ()
+    values: tuple[float | None, ...] = ()
+
+
+class GrowthSite(msgspec.Struct, frozen=True, kw_only=True):
+    """A line in the user's training code that makes something longer at every step. Source: reading the code."""
+
+    file: str
+    line: int
+    function: str
+    text: str
+    keeps_graph: bool = False
+
+
+class GrowthSites(msgspec.Struct, frozen=True, kw_only=True, tag="growth"):
+    """The growth sites of the files that the target was seen to run."""
+
+    time: float
+    sites: tuple[GrowthSite, ...] = ()
+
+
+class Cost(msgspec.Struct, frozen=True, kw_only=True):
+    """What watching costs: CPU of aitop and its children in cores, hook time per step, share of the step."""
+
+    monitor_cpu: float | None = None
+    hook_us_per_step: float | None = None
+    target_slowdown: float | None = None
+
+
+class Tick(msgspec.Struct, frozen=True, kw_only=True, tag="tick"):
+    """The sampler's clock: `time` monotonic, `wall` since the epoch; aitop's own CPU in cores since the last tick."""
+
+    time: float
+    wall: float
+    monitor_cpu: float | None = None
+
+
+class Snapshot(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+    """Everything known at one tick. Two snapshots are the same only if they are the same object.
+
+    `series` has, where measured: step_ms, data_wait, queue_ready, rss, workers_cpu, main_cpu, samples_per_second,
+    and per device i: gpu<i>.busy, gpu<i>.memory, gpu<i>.power, alloc<i>.allocated, alloc<i>.reserved.
+    """
+
+    tick: int
+    time: float
+    wall: float
+    window: float
+    target: Target
+    kind: Kind = "unknown"
+    sources: dict[SourceName, SourceStatus] = {}
+    host: HostSample | None = None
+    gpu: GpuSample | None = None
+    steps: Steps | None = None
+    facts: HookFacts | None = None
+    allocators: tuple[AllocatorSample, ...] = ()
+    stacks: Stacks | None = None
+    growth_sites: tuple[GrowthSite, ...] = ()
+    series: dict[str, Series] = {}
+    cost: Cost = Cost()
+    diagnosis: Diagnosis = Diagnosis()

@@ -1,0 +1,27 @@
+"""What a source of facts is doing, and why it is not doing more."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+SourceName = Literal["host", "gpu", "stacks", "hook"]
+SourceState = Literal["ok", "absent", "denied", "stale", "failed"]
+
+SOURCE_NAMES: tuple[SourceName, ...] = ("host", "gpu", "stacks", "hook")
+
+
+class SourceStatus(msgspec.Struct, frozen=True, kw_only=True, tag="status"):
+    """One source's state since `time` (sampler's monotonic clock, seconds).
+
+    `reason` says in words why the state is not `ok`; `remedy` is a command or an action that would mend it.
+    `age` is how old the newest data is, in seconds, None before the first.
+    """
+
+    time: float
+    source: SourceName
+    state: SourceState
+    reason: str | None = None
+    remedy: str | None = None
+    age: float | None = None

@@ -1,0 +1,42 @@
+"""Sampled Python stacks. Source: py-spy."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class Frame(msgspec.Struct, frozen=True):
+    """One line of one function. `user` is False in the standard library, site-packages, torch and our own hook.
+
+    `text` is the source line as the target's user sees it, stripped; None where it could not be read.
+    """
+
+    function: str
+    file: str
+    line: int
+    user: bool = False
+    text: str | None = None
+
+
+class StackCount(msgspec.Struct, frozen=True):
+    """`count` equal samples of one thread: `frames` index `StackWindow.frames`, the outermost first."""
+
+    pid: int
+    thread: str
+    main: bool
+    frames: tuple[int, ...]
+    count: int
+
+
+class StackWindow(msgspec.Struct, frozen=True, kw_only=True, tag="stacks"):
+    """What was sampled in the `seconds` before `time`, at `rate` samples a second, idle threads included.
+
+    `samplers_cpu` is the CPU time in seconds that taking it has cost.
+    """
+
+    time: float
+    seconds: float
+    rate: float
+    frames: tuple[Frame, ...]
+    stacks: tuple[StackCount, ...]
+    sampler_cpu: float | None = None

@@ -1,0 +1,116 @@
+"""What the hook inside the process reports: steps and slow-moving facts. Times in seconds unless named."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+Kind = Literal["training", "inference", "unknown"]
+StepKind = Literal["train", "infer"]
+
+
+class StepRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """One step: from the end of the previous optimizer step (or root forward, in inference) to the end of this one.
+
+    `end` is on CLOCK_MONOTONIC. `data_wait` is the time inside a loader's `__next__`, `loader_start` the time
+    to make loader iterators (workers being started), `save` inside `torch.save`, `evaluation` root forwards without
+    gradient during training, `gc` collector pauses. `prepare` is what passed from the step's start to the first
+    forward and is none of these. `cpu` is the CPU time of the thread that steps.
+    `device_*` are on the device clock; None without CUDA or before the events were ready.
+    `samples` is the leading batch dimension summed over the step's forwards; `queue_ready` counts the batches that
+    lay ready when the step asked for one. Durations may overlap only where one contains the other: never counted twice.
+    """
+
+    index: int
+    end: float
+    seconds: float
+    kind: StepKind = "train"
+    data_wait: float = 0.0
+    loader_start: float = 0.0
+    prepare: float = 0.0
+    forward: float = 0.0
+    backward: float = 0.0
+    optimizer: float = 0.0
+    save: float = 0.0
+    evaluation: float = 0.0
+    gc: float = 0.0
+    transfer: float | None = None
+    cpu: float | None = None
+    forwards: int = 0
+    backwards: int = 0
+    samples: int | None = None
+    queue_ready: int | None = None
+    device_forward: float | None = None
+    device_backward: float | None = None
+    device_optimizer: float | None = None
+    device_idle: float | None = None
+
+    @property
+    def outside(self) -> float:
+        """What is left of the step when every measured phase is taken away."""
+        known = (
+            self.data_wait + self.loader_start + self.forward + self.backward + self.optimizer + (self.transfer or 0)
+        )
+        return max(0.0, self.seconds - known)
+
+
+class LoaderInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """How a DataLoader that was seen in use is set up. `prefetch` is batches a worker, None without workers."""
+
+    workers: int
+    batch_size: int | None = None
+    prefetch: int | None = None
+    pin_memory: bool = False
+    persistent: bool = False
+    dataset: str | None = None
+    collate: str | None = None
+    worker_pids: tuple[int, ...] = ()
+
+
+class AllocatorSample(msgspec.Struct, frozen=True, kw_only=True):
+    """The CUDA caching allocator of one device, in bytes; counters since the process started."""
+
+    device: int
+    allocated: int
+    reserved: int
+    peak_allocated: int | None = None
+    active: int | None = None
+    inactive_split: int | None = None
+    retries: int | None = None
+    ooms: int | None = None
+    capacity: int | None = None
+
+
+class HookFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """Slow-moving facts from inside the process. `way` is how the hook came in: attach, run or import.
+
+    `cost_us` is the hook's own measured time per step; `ops` the autograd nodes counted in one step's graph.
+    """
+
+    way: str
+    python: str
+    torch: str
+    cuda: bool = False
+    threads: int | None = None
+    loaders: tuple[LoaderInfo, ...] = ()
+    optimizers: tuple[str, ...] = ()
+    foreach: bool | None = None
+    parameters: int | None = None
+    parameter_dtypes: tuple[str, ...] = ()
+    root: str | None = None
+    ops: int | None = None
+    cost_us: float | None = None
+    rank: int | None = None
+    world_size: int | None = None
+
+
+class HookSample(msgspec.Struct, frozen=True, kw_only=True, tag="hook"):
+    """What came out of one process's ring since the last read. `lost` counts records overwritten before being read."""
+
+    time: float
+    pid: int
+    steps: tuple[StepRecord, ...] = ()
+    lost: int = 0
+    facts: HookFacts | None = None
+    allocators: tuple[AllocatorSample, ...] = ()

@@ -1,0 +1,66 @@
+"""Numbers as people read them: short, fixed width, None as a dash."""
+
+from __future__ import annotations
+
+NOT_SUPPORTED = "–"
+NOT_YET = "…"
+
+_PREFIXES = ("", "K", "M", "G", "T", "P")
+
+
+def size(count: float | None) -> str:
+    """Bytes in powers of 1024, three digits at most: 812 B, 4.1 GB, 39 GB."""
+    return _scaled(count, 1024.0, "B", NOT_SUPPORTED)
+
+
+def rate(per_second: float | None) -> str:
+    """Bytes per second: 12 MB/s."""
+    return _scaled(per_second, 1024.0, "B/s", NOT_SUPPORTED)
+
+
+def count(number: float | None) -> str:
+    """A plain quantity with thousands separators up to a million, then 1.2 M."""
+    if number is None:
+        return NOT_SUPPORTED
+    if abs(number) < 1e6:
+        return f"{number:,.0f}"
+    return _scaled(number, 1000.0, "", NOT_SUPPORTED)
+
+
+def percent(share: float | None, digits: int = 0) -> str:
+    """A share (0..1) as a percentage: 64 %."""
+    return NOT_SUPPORTED if share is None else f"{share * 100:.{digits}f} %"
+
+
+def duration(seconds: float | None) -> str:
+    """A duration with the unit that fits: 850 µs, 21 ms, 1.25 s, 4 m 10 s, 3 h 12 m."""
+    if seconds is None:
+        return NOT_SUPPORTED
+    if seconds < 0.001:
+        return f"{seconds * 1e6:.0f} µs"
+    if seconds < 1:
+        milliseconds = seconds * 1e3
+        return f"{milliseconds:.1f} ms" if milliseconds < 10 else f"{milliseconds:.0f} ms"
+    if seconds < 60:
+        return f"{seconds:.2f} s" if seconds < 10 else f"{seconds:.0f} s"
+    minutes = int(seconds // 60)
+    if minutes < 60:
+        return f"{minutes} m {int(seconds % 60):02d} s"
+    return f"{minutes // 60} h {minutes % 60:02d} m"
+
+
+def factor(speedup: float | None) -> str:
+    """A predicted factor: 2.8×, or 1.04× where a tenth would hide it."""
+    if speedup is None:
+        return NOT_SUPPORTED
+    return f"{speedup:.2f}×" if speedup < 1.2 else f"{speedup:.1f}×"
+
+
+def _scaled(number: float | None, base: float, unit: str, missing: str) -> str:
+    if number is None:
+        return missing
+    value, prefix = float(number), 0
+    while abs(value) >= base and prefix < len(_PREFIXES) - 1:
+        value, prefix = value / base, prefix + 1
+    digits = 1 if prefix and abs(value) < 10 else 0
+    return f"{value:.{digits}f} {_PREFIXES[prefix]}{unit}".rstrip()

@@ -1,0 +1,64 @@
+"""What is wrong, where, how sure we are, and what would be gained. Field names are the JSON contract."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+Severity = Literal["critical", "warning", "info"]
+
+SEVERITY_ORDER: dict[Severity, int] = {"critical": 0, "warning": 1, "info": 2}
+
+
+class Where(msgspec.Struct, frozen=True, kw_only=True):
+    """A line of the user's code; `share` is of the samples of the processes where the time is lost."""
+
+    pid: int
+    file: str
+    line: int
+    function: str
+    share: float | None = None
+    text: str | None = None
+
+
+class Fix(msgspec.Struct, frozen=True, kw_only=True):
+    """A change to make, and the factor in steps per second that it alone would give on this machine."""
+
+    text: str
+    speedup: float | None = None
+
+
+class Verdict(msgspec.Struct, frozen=True, kw_only=True):
+    """One finding. `share` of step time lost, `speedup` the factor if the cause were gone, `confidence` 0..1."""
+
+    id: str
+    severity: Severity
+    title: str
+    confidence: float
+    subtype: str | None = None
+    share: float | None = None
+    speedup: float | None = None
+    where: tuple[Where, ...] = ()
+    evidence: tuple[str, ...] = ()
+    fixes: tuple[Fix, ...] = ()
+    ranks: tuple[int, ...] = ()
+
+
+class Abstention(msgspec.Struct, frozen=True, kw_only=True):
+    """A rule that could not speak for want of evidence, and what is missing."""
+
+    id: str
+    reason: str
+
+
+class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
+    """All findings of one tick, the primary one first, and what could not be judged."""
+
+    verdicts: tuple[Verdict, ...] = ()
+    abstained: tuple[Abstention, ...] = ()
+
+    @property
+    def primary(self) -> Verdict | None:
+        """The finding that costs most, if any."""
+        return self.verdicts[0] if self.verdicts else None

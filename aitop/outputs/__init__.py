@@ -1,0 +1,1 @@
+"""What leaves the program other than the screen: text, JSON, recordings."""

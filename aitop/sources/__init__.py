@@ -1,0 +1,1 @@
+"""Places facts come from, one each."""

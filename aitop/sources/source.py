@@ -1,0 +1,38 @@
+"""What every source offers to the engine, and how it says that it cannot."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from aitop.model.event import Sample
+from aitop.model.source import SourceName, SourceState
+
+
+class SourceError(Exception):
+    """A source cannot give anything now. The engine shows the state and the words, and goes on with the others."""
+
+    def __init__(self, state: SourceState, reason: str, remedy: str | None = None) -> None:
+        super().__init__(reason)
+        self.state: SourceState = state
+        self.reason = reason
+        self.remedy = remedy
+
+
+class Source(Protocol):
+    """One source. All calls come from one thread of its own, never from the screen's; any of them may be slow.
+
+    `open` is called before the first read and after a failure, and raises SourceError where the source
+    cannot work. `read` returns the samples since the last call (often one, perhaps none).
+    `interval` is the number of seconds from one read's start to the next one's; 0 reads back to back.
+    `patience` is how long a read may take before its data count as stale.
+    """
+
+    name: SourceName
+    interval: float
+    patience: float
+
+    def open(self) -> None: ...
+
+    def read(self) -> list[Sample]: ...
+
+    def close(self) -> None: ...

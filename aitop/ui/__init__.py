@@ -1,0 +1,1 @@
+"""The screen: Snapshots come in, drawings go out."""

@@ -1,0 +1,1 @@
+"""Panes: one subject of a Snapshot each."""

@@ -1,0 +1,1 @@
+"""Drawing primitives that know nothing of Snapshots."""
