@@ -1,0 +1,118 @@
+"""History at a tick to one Snapshot. Pure: no clock, no input or output."""
+
+from __future__ import annotations
+
+import msgspec
+
+from aitop.engine.history import History, HookHistory
+from aitop.engine.series import series
+from aitop.engine.stack_view import view
+from aitop.engine.steps_view import steps_view
+from aitop.model.host import Role
+from aitop.model.snapshot import Cost, Phases, ProcessStacks, Snapshot, Stacks, Steps, Tick
+from aitop.model.source import SourceName, SourceStatus
+from aitop.model.steps import Kind, StepRecord
+
+WINDOW_SECONDS = 30.0
+LONG_WINDOW_SECONDS = 120.0
+ENOUGH_STEPS = 30
+STALE_SECONDS = 10.0
+
+
+def aggregate(history: History, tick: Tick) -> Snapshot:
+    """The picture at `tick`, without verdicts."""
+    lead = lead_pid(history)
+    hook = history.hooks.get(lead) if lead is not None else None
+    since, records = _window(history, hook, tick.time)
+    steps = steps_view(lead, records, hook.count) if hook and lead is not None else None
+    host = history.hosts[-1] if history.hosts else None
+    roles: dict[int, Role] = {process.pid: process.role for process in host.processes} if host else {}
+    roles.setdefault(history.target.pid, "rank")
+    stacks = view(history.windows, roles, since)
+    first = history.first_time if history.first_time is not None else tick.time
+    return Snapshot(
+        tick=history.tick_count,
+        time=tick.time,
+        wall=tick.wall,
+        window=min(tick.time - first, tick.time - since),
+        target=history.target,
+        kind=_kind(records, stacks),
+        sources=_sources(history, tick.time),
+        host=host,
+        gpu=history.gpus[-1] if history.gpus else None,
+        steps=steps or _steps_from_stacks(stacks, history.target.pid),
+        facts=hook.facts if hook else None,
+        allocators=hook.allocators if hook else (),
+        stacks=stacks,
+        growth_sites=history.growth.sites if history.growth else (),
+        series=series(history, hook.steps if hook else ()),
+        cost=_cost(history, hook, steps),
+    )
+
+
+def lead_pid(history: History) -> int | None:
+    """The process whose steps stand for the job: rank 0, else the target, else whoever steps."""
+    if not history.hooks:
+        return None
+    ranks = {process.pid: process.rank for process in history.hosts[-1].processes} if history.hosts else {}
+    stepping = [pid for pid, hook in history.hooks.items() if hook.steps] or list(history.hooks)
+    return min(stepping, key=lambda pid: (ranks.get(pid) is None, ranks.get(pid) or 0, pid != history.target.pid, pid))
+
+
+def _window(history: History, hook: HookHistory | None, now: float) -> tuple[float, list[StepRecord]]:
+    """Start of the window and the steps in it; longer where steps are so slow that a short one says little."""
+    since = now - WINDOW_SECONDS
+    if hook is None:
+        return since, []
+    records = [record for record in hook.steps if record.end >= since]
+    if len(records) < ENOUGH_STEPS:
+        since = now - LONG_WINDOW_SECONDS
+        records = [record for record in hook.steps if record.end >= since][-ENOUGH_STEPS:]
+    training = [record for record in records if record.kind == "train"]
+    return since, training or records
+
+
+def _kind(records: list[StepRecord], stacks: Stacks | None) -> Kind:
+    if records:
+        return "training" if records[-1].kind == "train" else "inference"
+    seen = {line.phase for line in stacks.lines} if stacks else set()
+    if seen & {"backward", "optimizer"}:
+        return "training"
+    return "inference" if "forward" in seen else "unknown"
+
+
+def _steps_from_stacks(stacks: Stacks | None, target: int) -> Steps | None:
+    """Without the hook: phase shares of the busiest rank's main thread, and nothing that stacks cannot tell."""
+    process = main_process(stacks, target)
+    if process is None or process.phases == Phases():
+        return None
+    return Steps(basis="stacks", pid=process.pid, phases=process.phases)
+
+
+def main_process(stacks: Stacks | None, target: int) -> ProcessStacks | None:
+    """The rank whose stacks stand for the job: the target itself if it is one, else the most sampled rank."""
+    ranks = [process for process in stacks.processes if process.role == "rank"] if stacks else []
+    return min(ranks, key=lambda process: (process.pid != target, -process.samples), default=None)
+
+
+def _sources(history: History, now: float) -> dict[SourceName, SourceStatus]:
+    found: dict[SourceName, SourceStatus] = {}
+    for name, status in history.statuses.items():
+        newest = history.newest.get(name)
+        age = None if newest is None else max(0.0, now - newest)
+        changed = msgspec.structs.replace(status, age=age)
+        if status.state == "ok" and age is not None and age > STALE_SECONDS:
+            changed = msgspec.structs.replace(changed, state="stale", reason=f"nothing new for {age:.0f} s")
+        found[name] = changed
+    return found
+
+
+def _cost(history: History, hook: HookHistory | None, steps: Steps | None) -> Cost:
+    used = [tick.monitor_cpu for tick in history.ticks if tick.monitor_cpu is not None]
+    cost_us = hook.facts.cost_us if hook and hook.facts else None
+    mean = steps.mean if steps else None
+    return Cost(
+        monitor_cpu=sum(used) / len(used) if used else None,
+        hook_us_per_step=cost_us,
+        target_slowdown=cost_us / 1e6 / mean if cost_us is not None and mean else None,
+    )

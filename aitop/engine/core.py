@@ -1,0 +1,27 @@
+"""Events in, Snapshots out: the part that live and replayed runs share."""
+
+from __future__ import annotations
+
+import msgspec
+
+from aitop.diagnosis.judge import Judge
+from aitop.engine.aggregate import aggregate
+from aitop.engine.history import History
+from aitop.model.event import Event
+from aitop.model.snapshot import Snapshot, Target, Tick
+
+
+class Engine:
+    """Feed it every event in order; each Tick gives one Snapshot, diagnosed."""
+
+    def __init__(self, target: Target) -> None:
+        self._history = History(target)
+        self._judge = Judge()
+
+    def handle(self, event: Event) -> Snapshot | None:
+        """Take one event; a Snapshot comes back for a Tick, None for everything else."""
+        self._history.add(event)
+        if not isinstance(event, Tick):
+            return None
+        snapshot = aggregate(self._history, event)
+        return msgspec.structs.replace(snapshot, diagnosis=self._judge.judge(snapshot))

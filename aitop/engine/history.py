@@ -1,0 +1,94 @@
+"""What was seen lately, bounded: the only state between events and Snapshots."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from aitop.model.event import Event
+from aitop.model.gpu import GpuSample
+from aitop.model.host import HostSample
+from aitop.model.snapshot import GrowthSites, Target, Tick
+from aitop.model.source import SourceName, SourceStatus
+from aitop.model.stacks import StackWindow
+from aitop.model.steps import AllocatorSample, HookFacts, HookSample, StepRecord
+
+KEEP_SECONDS = 300.0
+KEEP_STEPS = 4096
+KEEP_WINDOWS = 40
+
+
+@dataclass
+class HookHistory:
+    """One process's steps and facts."""
+
+    steps: deque[StepRecord] = field(default_factory=lambda: deque(maxlen=KEEP_STEPS))
+    count: int = 0
+    lost: int = 0
+    facts: HookFacts | None = None
+    allocators: tuple[AllocatorSample, ...] = ()
+    time: float = 0.0
+
+
+@dataclass
+class History:
+    """Samples of the last minutes by source. `add` takes events in order; nothing here grows without bound."""
+
+    target: Target
+    statuses: dict[SourceName, SourceStatus] = field(default_factory=dict)
+    hosts: deque[HostSample] = field(default_factory=deque)
+    gpus: deque[GpuSample] = field(default_factory=deque)
+    windows: deque[StackWindow] = field(default_factory=lambda: deque(maxlen=KEEP_WINDOWS))
+    hooks: dict[int, HookHistory] = field(default_factory=dict)
+    allocators: deque[tuple[float, tuple[AllocatorSample, ...]]] = field(default_factory=deque)
+    growth: GrowthSites | None = None
+    ticks: deque[Tick] = field(default_factory=lambda: deque(maxlen=30))
+    tick_count: int = 0
+    first_time: float | None = None
+    newest: dict[SourceName, float] = field(default_factory=dict)
+
+    def add(self, event: Event) -> None:
+        """Take one event."""
+        if isinstance(event, Tick):
+            self.ticks.append(event)
+            self.tick_count += 1
+            self.first_time = event.time if self.first_time is None else self.first_time
+            self._forget_before(event.time - KEEP_SECONDS)
+        elif isinstance(event, HostSample):
+            self.hosts.append(event)
+            self.newest["host"] = event.time
+        elif isinstance(event, GpuSample):
+            self.gpus.append(event)
+            self.newest["gpu"] = event.time
+        elif isinstance(event, StackWindow):
+            self.windows.append(event)
+            self.newest["stacks"] = event.time
+        elif isinstance(event, HookSample):
+            self._add_hook(event)
+        elif isinstance(event, SourceStatus):
+            self.statuses[event.source] = event
+        elif isinstance(event, GrowthSites):
+            self.growth = event
+        else:
+            self.target = event
+
+    def _add_hook(self, sample: HookSample) -> None:
+        hook = self.hooks.setdefault(sample.pid, HookHistory())
+        hook.steps.extend(sample.steps)
+        hook.count += len(sample.steps) + sample.lost
+        hook.lost += sample.lost
+        hook.facts = sample.facts or hook.facts
+        hook.time = sample.time
+        if sample.allocators:
+            hook.allocators = sample.allocators
+            self.allocators.append((sample.time, sample.allocators))
+        self.newest["hook"] = sample.time
+
+    def _forget_before(self, oldest: float) -> None:
+        for kept in (self.hosts, self.gpus):
+            while kept and kept[0].time < oldest:
+                kept.popleft()
+        while self.allocators and self.allocators[0][0] < oldest:
+            self.allocators.popleft()
+        for pid in [pid for pid, hook in self.hooks.items() if hook.time < oldest]:
+            del self.hooks[pid]

@@ -1,0 +1,195 @@
+"""A live run as a feed: starts the sources, ticks the clock, records, and cleans up behind itself."""
+
+from __future__ import annotations
+
+import queue
+import resource
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from aitop.engine.core import Engine
+from aitop.engine.feed import EventSink, Publish
+from aitop.engine.growth import GrowthFinder
+from aitop.engine.hook_way import take_out, way_in
+from aitop.engine.runner import SourceRunner
+from aitop.model.event import Event
+from aitop.model.snapshot import Target, Tick
+from aitop.model.source import SourceName, SourceStatus
+from aitop.model.stacks import StackWindow
+from aitop.sources.hook_ring import HookSource
+from aitop.sources.host import HostSource
+from aitop.sources.nvml import NvmlSource
+from aitop.sources.source import Source
+from aitop.sources.stacks import StackSource
+from aitop.sources.target import still_there
+
+STOP_SECONDS = 3.0
+FIRST_TICKS = (0.3, 0.8)
+
+
+@dataclass(frozen=True)
+class Options:
+    """What to use and how often to tick (seconds). `passive` never touches the target: no hook, no stacks."""
+
+    passive: bool = False
+    interval: float = 1.0
+    gpu: bool = True
+    stacks: bool = True
+    hook: bool = True
+
+
+class LiveFeed:
+    """Watches one or more live processes and their trees."""
+
+    live = True
+
+    def __init__(self, targets: Sequence[Target], options: Options, sink: EventSink | None = None) -> None:
+        self.target = targets[0]
+        self._pids = tuple(target.pid for target in targets)
+        self._options = options
+        self._sink = sink
+        self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        self._stopping = threading.Event()
+        self._stopped = False
+        self._stop_lock = threading.Lock()
+        self._engine = Engine(self.target)
+        self._growth = GrowthFinder(self.target.pid, self._events.put)
+        self._host = HostSource(self._pids, interval=options.interval)
+        self._runners: dict[SourceName, SourceRunner] = {}
+        self._thread: threading.Thread | None = None
+
+    def start(self, publish: Publish) -> None:
+        for source in self._sources():
+            self._runners[source.name] = SourceRunner(source, self._events.put)
+        for name, reason, remedy in self._switched_off():
+            self._events.put(
+                SourceStatus(time=time.monotonic(), source=name, state="absent", reason=reason, remedy=remedy)
+            )
+        for runner in self._runners.values():
+            runner.start()
+        self._thread = threading.Thread(target=self._run, args=(publish,), name="aitop-engine", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        with self._stop_lock:
+            if self._stopped:
+                return
+            self._stopped = True
+        self._stopping.set()
+        for runner in self._runners.values():
+            runner.ask_to_stop()
+        deadline = time.monotonic() + STOP_SECONDS
+        for runner in self._runners.values():
+            runner.join(max(0.1, deadline - time.monotonic()))
+        if "hook" in self._runners:
+            take_out(self._hook_pids())
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join(2.0)
+        if self._sink is not None:
+            self._sink.close()
+
+    def detach(self) -> None:
+        """Take the hook out and go on without it."""
+        runner = self._runners.pop("hook", None)
+        if runner is None:
+            return
+        runner.ask_to_stop()
+        runner.join(STOP_SECONDS)
+        take_out(self._hook_pids())
+        self._events.put(
+            SourceStatus(time=time.monotonic(), source="hook", state="absent", reason="detached on request")
+        )
+
+    def _sources(self) -> list[Source]:
+        options = self._options
+        found: list[Source] = [self._host]
+        if options.gpu:
+            found.append(NvmlSource(self._host.tree))
+        if options.stacks and not options.passive:
+            found.append(StackSource(self._pids, script=self.target.script))
+        if options.hook and not options.passive:
+            found.append(HookSource(self._hook_pids, way_in))
+        return found
+
+    def _switched_off(self) -> list[tuple[SourceName, str, str | None]]:
+        options = self._options
+        off: list[tuple[SourceName, str, str | None]] = []
+        if not options.gpu:
+            off.append(("gpu", "switched off by --no-gpu", None))
+        if options.passive or not options.stacks:
+            off.append(("stacks", f"switched off by {'--passive' if options.passive else '--no-stacks'}", None))
+        if options.passive or not options.hook:
+            off.append(("hook", f"switched off by {'--passive' if options.passive else '--no-hook'}", None))
+        return off
+
+    def _hook_pids(self) -> tuple[int, ...]:
+        return self._host.ranks() or self._pids
+
+    def _run(self, publish: Publish) -> None:
+        started = time.monotonic()
+        due = [started + early for early in FIRST_TICKS if early < self._options.interval]
+        next_tick = due.pop(0) if due else started + self._options.interval
+        cpu = _CpuMeter()
+        while not self._stopping.is_set():
+            wait = next_tick - time.monotonic()
+            if wait > 0:
+                try:
+                    self._take(self._events.get(timeout=min(wait, 0.25)), publish)
+                except queue.Empty:
+                    pass
+                continue
+            self._drain(publish)
+            self._end_of_target(publish)
+            self._take(Tick(time=time.monotonic(), wall=time.time(), monitor_cpu=cpu.cores()), publish)
+            for runner in list(self._runners.values()):
+                runner.check(time.monotonic())
+            if self.target.ended:
+                break
+            next_tick = due.pop(0) if due else max(next_tick + self._options.interval, time.monotonic())
+
+    def _drain(self, publish: Publish) -> None:
+        for _ in range(1000):
+            try:
+                self._take(self._events.get_nowait(), publish)
+            except queue.Empty:
+                return
+
+    def _take(self, event: Event, publish: Publish) -> None:
+        if self._sink is not None:
+            self._sink.write(event)
+        if isinstance(event, StackWindow):
+            self._growth.consider(event)
+        snapshot = self._engine.handle(event)
+        if snapshot is not None and not self._stopping.is_set():
+            publish(snapshot)
+
+    def _end_of_target(self, publish: Publish) -> None:
+        ended = still_there(self.target)
+        if ended is not None:
+            self.target = msgspec.structs.replace(self.target, ended=ended, time=time.monotonic())
+            self._take(self.target, publish)
+            for runner in self._runners.values():
+                runner.ask_to_stop()
+
+
+class _CpuMeter:
+    """CPU time of this process and of its finished children, in cores since the last call."""
+
+    def __init__(self) -> None:
+        self._then = time.monotonic()
+        self._used = self._total()
+
+    def cores(self) -> float | None:
+        now, used = time.monotonic(), self._total()
+        elapsed, spent = now - self._then, used - self._used
+        self._then, self._used = now, used
+        return spent / elapsed if elapsed > 0 else None
+
+    @staticmethod
+    def _total() -> float:
+        usages = (resource.getrusage(resource.RUSAGE_SELF), resource.getrusage(resource.RUSAGE_CHILDREN))
+        return sum(usage.ru_utime + usage.ru_stime for usage in usages)

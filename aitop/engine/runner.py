@@ -1,0 +1,91 @@
+"""Runs one source in a thread of its own, so that its failures and its slowness stay its own."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+from aitop.model.event import Event
+from aitop.model.source import SourceState, SourceStatus
+from aitop.sources.source import Source, SourceError
+
+FIRST_RETRY_SECONDS = 2.0
+LAST_RETRY_SECONDS = 30.0
+
+
+class SourceRunner:
+    """Opens, reads, retries and closes one source, and emits its samples and its state as events.
+
+    `check` is to be called now and then by the owner: it turns a read that takes too long into the state `stale`.
+    """
+
+    def __init__(self, source: Source, emit: Callable[[Event], None]) -> None:
+        self.source = source
+        self._emit = emit
+        self._stopping = threading.Event()
+        self._busy_since: float | None = None
+        self._state: SourceState | None = None
+        self._reason: str | None = None
+        self._thread = threading.Thread(target=self._run, name=f"aitop-{source.name}", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def ask_to_stop(self) -> None:
+        self._stopping.set()
+
+    def join(self, timeout: float) -> bool:
+        """Wait for the thread, which closes its source; False if it hangs in a call (it is a daemon)."""
+        if self._thread.ident is not None:
+            self._thread.join(timeout)
+        return not self._thread.is_alive()
+
+    def check(self, now: float) -> None:
+        busy_since = self._busy_since
+        if busy_since is not None and now - busy_since > self.source.patience and self._state != "stale":
+            self._set("stale", f"no answer for {now - busy_since:.0f} s")
+
+    def _run(self) -> None:
+        retry = FIRST_RETRY_SECONDS
+        while not self._stopping.is_set():
+            try:
+                self._timed(self.source.open)
+                while not self._stopping.is_set():
+                    started = time.monotonic()
+                    samples = self._timed(self.source.read)
+                    for sample in samples:
+                        self._emit(sample)
+                    if samples:
+                        self._set("ok", None)
+                        retry = FIRST_RETRY_SECONDS
+                    self._stopping.wait(max(0.0, started + self.source.interval - time.monotonic()))
+            except SourceError as error:
+                self._set(error.state, error.reason, error.remedy)
+            except Exception as error:  # a broken source must not take the others with it
+                self._set("failed", f"{type(error).__name__}: {error}")
+            self._close()
+            self._stopping.wait(retry)
+            retry = min(retry * 2, LAST_RETRY_SECONDS)
+
+    def _timed(self, call: Callable[[], object]) -> list[Event]:
+        self._busy_since = time.monotonic()
+        try:
+            result = call()
+        finally:
+            self._busy_since = None
+        return result if isinstance(result, list) else []
+
+    def _close(self) -> None:
+        try:
+            self.source.close()
+        except Exception as error:
+            self._set("failed", f"{type(error).__name__}: {error}")
+
+    def _set(self, state: SourceState, reason: str | None, remedy: str | None = None) -> None:
+        if (state, reason) == (self._state, self._reason):
+            return
+        self._state, self._reason = state, reason
+        self._emit(
+            SourceStatus(time=time.monotonic(), source=self.source.name, state=state, reason=reason, remedy=remedy)
+        )

@@ -1,0 +1,77 @@
+"""History to the time series that charts and trend rules use. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+from aitop.engine.history import History
+from aitop.model.host import HostSample
+from aitop.model.snapshot import Series
+from aitop.model.steps import StepRecord
+
+CHART_STEPS = 300
+
+
+def series(history: History, steps: Sequence[StepRecord]) -> dict[str, Series]:
+    """Every series that has at least one value; names as documented at Snapshot."""
+    found = {
+        "step_ms": _of_steps(steps, lambda step: step.seconds * 1e3),
+        "data_wait": _of_steps(steps, lambda step: min(1.0, (step.data_wait + step.loader_start) / step.seconds)),
+        "queue_ready": _of_steps(steps, lambda step: step.queue_ready),
+        "rss": _of_hosts(history.hosts, lambda host: _rss(host)),
+        "main_cpu": _of_hosts(history.hosts, lambda host: _cpu(host, ("rank",))),
+        "workers_cpu": _of_hosts(history.hosts, lambda host: _cpu(host, ("loader-worker",))),
+        **_devices(history),
+        **_allocators(history),
+    }
+    return {name: one for name, one in found.items() if any(value is not None for value in one.values)}
+
+
+def _of_steps(steps: Sequence[StepRecord], value: Callable[[StepRecord], float | None]) -> Series:
+    last = [step for step in steps[-CHART_STEPS:] if step.seconds > 0]
+    return Series(times=tuple(step.end for step in last), values=tuple(value(step) for step in last))
+
+
+def _of_hosts(hosts: Iterable[HostSample], value: Callable[[HostSample], float | None]) -> Series:
+    kept = list(hosts)
+    return Series(times=tuple(host.time for host in kept), values=tuple(value(host) for host in kept))
+
+
+def _rss(host: HostSample) -> float | None:
+    sizes = [process.rss for process in host.processes if process.role == "rank" and process.rss is not None]
+    return float(sum(sizes)) if sizes else None
+
+
+def _cpu(host: HostSample, roles: tuple[str, ...]) -> float | None:
+    used = [process.cpu for process in host.processes if process.role in roles and process.cpu is not None]
+    return sum(used) if used else None
+
+
+def _devices(history: History) -> dict[str, Series]:
+    found: dict[str, Series] = {}
+    if not history.gpus:
+        return found
+    for index in [device.index for device in history.gpus[-1].devices]:
+        of_device = [
+            (sample.time, device) for sample in history.gpus for device in sample.devices if device.index == index
+        ]
+        times = tuple(time for time, _ in of_device)
+        found[f"gpu{index}.busy"] = Series(times=times, values=tuple(device.busy for _, device in of_device))
+        found[f"gpu{index}.memory"] = Series(times=times, values=tuple(device.memory_used for _, device in of_device))
+        found[f"gpu{index}.power"] = Series(times=times, values=tuple(device.power for _, device in of_device))
+    return found
+
+
+def _allocators(history: History) -> dict[str, Series]:
+    found: dict[str, Series] = {}
+    for device in sorted({allocator.device for _, allocators in history.allocators for allocator in allocators}):
+        of_device = [
+            (time, allocator)
+            for time, allocators in history.allocators
+            for allocator in allocators
+            if allocator.device == device
+        ]
+        times = tuple(time for time, _ in of_device)
+        found[f"alloc{device}.allocated"] = Series(times=times, values=tuple(one.allocated for _, one in of_device))
+        found[f"alloc{device}.reserved"] = Series(times=times, values=tuple(one.reserved for _, one in of_device))
+    return found

@@ -1,0 +1,80 @@
+"""Step records to what a step looks like: rate, percentiles, phase shares. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from aitop.model.snapshot import Phases, Steps
+from aitop.model.steps import StepRecord
+
+
+def quantile(ordered: Sequence[float], share: float) -> float:
+    """The value below which `share` of the ordered, non-empty values lie (nearest rank)."""
+    return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
+
+
+def steps_view(pid: int, records: Sequence[StepRecord], count: int) -> Steps | None:
+    """Steps of one process in the window, None where there were none. `count` is of all steps seen."""
+    if not records:
+        return None
+    seconds = sorted(record.seconds for record in records)
+    total = sum(seconds)
+    if total <= 0:
+        return None
+    samples = [record.samples for record in records if record.samples is not None]
+    return Steps(
+        basis="hook",
+        pid=pid,
+        count=count,
+        p50=quantile(seconds, 0.5),
+        p95=quantile(seconds, 0.95),
+        mean=total / len(seconds),
+        per_second=len(seconds) / total,
+        samples_per_second=sum(samples) / total if len(samples) == len(records) else None,
+        phases=_phases(records, total),
+        recent=tuple(records),
+    )
+
+
+def _phases(records: Sequence[StepRecord], total: float) -> Phases:
+    """Shares of step time. Where a device clock is there, it decides: a host that waits is not a device that starves."""
+    on_device = [record for record in records if record.device_forward is not None]
+    if len(on_device) * 2 > len(records):
+        return _device_phases(on_device)
+    data = sum(record.data_wait + record.loader_start for record in records)
+    forward = sum(record.forward for record in records)
+    backward = sum(record.backward for record in records)
+    optimizer = sum(record.optimizer for record in records)
+    transfers = [record.transfer for record in records if record.transfer is not None]
+    transfer = sum(transfers) if transfers else None
+    outside = max(0.0, total - data - forward - backward - optimizer - (transfer or 0.0))
+    return Phases(
+        data_wait=data / total,
+        transfer=None if transfer is None else transfer / total,
+        forward=forward / total,
+        backward=backward / total,
+        optimizer=optimizer / total,
+        outside=outside / total,
+    )
+
+
+def _device_phases(records: Sequence[StepRecord]) -> Phases:
+    total = sum(record.seconds for record in records)
+    forward = sum(record.device_forward or 0.0 for record in records)
+    backward = sum(record.device_backward or 0.0 for record in records)
+    optimizer = sum(record.device_optimizer or 0.0 for record in records)
+    data = sum(starved(record) for record in records)
+    outside = max(0.0, total - data - forward - backward - optimizer)
+    return Phases(
+        data_wait=data / total,
+        forward=forward / total,
+        backward=backward / total,
+        optimizer=optimizer / total,
+        outside=outside / total,
+    )
+
+
+def starved(record: StepRecord) -> float:
+    """Seconds of the step in which waiting for data held up the device (or, without one, the host)."""
+    waited = record.data_wait + record.loader_start
+    return waited if record.device_idle is None else min(waited, record.device_idle)
