@@ -1,0 +1,104 @@
+"""The report as one HTML file that needs nothing else: no script, no font, no picture from elsewhere."""
+
+from __future__ import annotations
+
+from html import escape
+
+from aitop.model.units import percent
+from aitop.model.verdict import Verdict
+from aitop.outputs.report import Report
+from aitop.outputs.text import costs, fix_text, gaps, losses, measured_phases, place_text, printable, step_figures
+
+_HUES = {
+    "data": "#d9822b",
+    "transfer": "#b8a036",
+    "forward": "#3f8fd2",
+    "backward": "#7a6fd0",
+    "optimizer": "#3aa17e",
+    "communication": "#c0599f",
+    "other": "#8a929c",
+}
+
+_STYLE = """
+:root { color-scheme: light dark; --line: #8886; --soft: #8883; --loss: #d64545; }
+body { font: 15px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; }
+h1 { font: 600 1.1rem ui-monospace, monospace; margin: 0; overflow-wrap: anywhere; }
+h2 { font-size: 1rem; margin: 1.6rem 0 .4rem; }
+section { border: 1px solid var(--line); border-radius: .5rem; padding: .7rem 1rem; margin: 1rem 0; }
+section.critical { border-left: .35rem solid var(--loss); }
+section.warning { border-left: .35rem solid #d9822b; }
+section.info { border-left: .35rem solid #3aa17e; }
+section h2 { margin: 0; }
+code, pre { font: .9em ui-monospace, monospace; overflow-wrap: anywhere; white-space: pre-wrap; }
+pre { background: var(--soft); padding: .3rem .6rem; margin: .2rem 0; border-radius: .3rem; }
+.soft { opacity: .75; } ul { padding-left: 1.2rem; margin: .3rem 0; }
+.bar { display: flex; height: 1.4rem; border-radius: .3rem; overflow: hidden; background: var(--soft); }
+.bar i { display: block; } .key i { display: inline-block; width: .8em; height: .8em; border-radius: .2em; }
+.key span { margin-right: 1.2em; white-space: nowrap; }
+"""
+
+
+def to_html(report: Report) -> str:
+    """The whole report as a page."""
+    target = report.target
+    facts = [f"pid {target.pid}", target.kind, f"{report.window_s:g} s watched", *step_figures(report)]
+    body = [
+        f"<h1>{_safe(target.command)}</h1>",
+        f'<p class="soft">{_safe(" · ".join(facts))}</p>',
+        f"<p>{_safe(target.ended)}</p>" if target.ended else "",
+        *(
+            [_finding(verdict) for verdict in report.verdicts]
+            or ["<section>Not enough was seen for a verdict.</section>"]
+        ),
+        _phases(report),
+        _list("Not measured", gaps(report)),
+        _list("Could not be judged", [f"{rule.id}: {rule.reason}" for rule in report.abstained]),
+        f'<p class="soft">Watching cost {_safe(", ".join(costs(report)))}.</p>' if costs(report) else "",
+        f'<p class="soft">aitop {_safe(report.aitop)}</p>',
+    ]
+    return (
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>aitop: {_safe(target.command)[:120]}</title><style>{_STYLE}</style></head>\n<body>\n"
+        + "\n".join(part for part in body if part)
+        + "\n</body></html>\n"
+    )
+
+
+def _finding(verdict: Verdict) -> str:
+    name = verdict.id + (f" · {verdict.subtype}" if verdict.subtype else "")
+    places = "".join(
+        f"<li><code>{_safe(place_text(place))}</code>"
+        + (f"<pre>{_safe(place.text)}</pre>" if place.text else "")
+        + "</li>"
+        for place in verdict.where
+    )
+    parts = [
+        f"<h2>{_safe(name)}</h2>",
+        f'<p class="soft">{_safe(" · ".join(losses(verdict)))}</p>',
+        f"<p>{_safe(verdict.title)}</p>",
+        f"<ul>{places}</ul>" if places else "",
+        _list("Why", verdict.evidence),
+        _list("What to change", [fix_text(fix) for fix in verdict.fixes]),
+    ]
+    return f'<section class="{_safe(verdict.severity)}">{"".join(parts)}</section>'
+
+
+def _phases(report: Report) -> str:
+    phases = measured_phases(report)
+    if not phases:
+        return ""
+    bar = "".join(f'<i style="width:{share * 100:.1f}%;background:{_HUES[name]}"></i>' for name, share in phases)
+    key = "".join(
+        f'<span><i style="background:{_HUES[name]}"></i> {name} {percent(share)}</span>' for name, share in phases
+    )
+    return f'<h2>Where a step goes</h2><div class="bar">{bar}</div><p class="key">{key}</p>'
+
+
+def _list(title: str, lines: list[str] | tuple[str, ...]) -> str:
+    items = "".join(f"<li>{_safe(line)}</li>" for line in lines)
+    return f"<h2>{title}</h2><ul>{items}</ul>" if items else ""
+
+
+def _safe(text: str) -> str:
+    return escape(printable(text))

@@ -1,0 +1,85 @@
+"""Writes a recording: a header, then one event a line, so that a torn file loses at most its last line."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import stat
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import BinaryIO, cast
+
+import msgspec
+
+from aitop import __version__
+from aitop.errors import WrongUsageError
+from aitop.model.event import Event
+from aitop.model.recording import RECORDING_VERSION, Header
+from aitop.model.snapshot import Target, Tick
+
+
+class RecordingWriter:
+    """One recording being written. Opening may fail with a WrongUsageError; writing never raises.
+
+    A name that ends in .gz is compressed. What has been written is readable after every tick. `failed` says in words
+    why the recording stopped (a full disk, say), None while all is well.
+    """
+
+    def __init__(self, path: Path, target: Target) -> None:
+        self.path = path
+        self.failed: str | None = None
+        self._encoder = msgspec.json.Encoder()
+        self._raw = _open_new(path)
+        compressed = path.name.endswith(".gz")
+        self._out = cast("BinaryIO", gzip.GzipFile(fileobj=self._raw, mode="wb", mtime=0)) if compressed else self._raw
+        created = datetime.now(timezone.utc).isoformat(timespec="seconds")
+        self._append(Header(aitop_recording=RECORDING_VERSION, aitop=__version__, target=target, created=created))
+        self.flush()
+
+    def write(self, event: Event) -> None:
+        """Add one event; a tick also brings everything so far to the disk's file."""
+        self._append(event)
+        if isinstance(event, Tick):
+            self.flush()
+
+    def flush(self) -> None:
+        """Hand what was written to the system."""
+        if self.failed is None:
+            try:
+                self._out.flush()
+                self._raw.flush()
+            except (OSError, ValueError) as error:
+                self._fail(error)
+
+    def close(self) -> None:
+        """End the recording; may be called twice."""
+        for file in (self._out, self._raw):
+            try:
+                file.close()
+            except (OSError, ValueError) as error:
+                if self.failed is None:
+                    self._fail(error)
+
+    def _append(self, record: Event | Header) -> None:
+        if self.failed is None:
+            try:
+                self._out.write(self._encoder.encode(record) + b"\n")
+            except (OSError, ValueError) as error:
+                self._fail(error)
+
+    def _fail(self, error: OSError | ValueError) -> None:
+        reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
+        self.failed = f"The recording {self.path} has stopped: {reason}."
+
+
+def _open_new(path: Path) -> BinaryIO:
+    """Open for writing. Somebody's file is never overwritten; an empty one, a pipe or a device may be written to."""
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    except OSError as error:
+        raise WrongUsageError(f"Cannot record to {path}: {error.strerror or error}.") from None
+    status = os.fstat(descriptor)
+    if stat.S_ISREG(status.st_mode) and status.st_size > 0:
+        os.close(descriptor)
+        raise WrongUsageError(f"{path} exists already: remove it or choose another name for the recording.")
+    return os.fdopen(descriptor, "wb")

@@ -1,0 +1,141 @@
+"""The report of a diagnosis: what `diagnose --format json` writes (schema 1), and what text and HTML are made from.
+
+Built from one Snapshot, without input, output or clock. None means not measured.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from aitop import __version__
+from aitop.model.snapshot import Cost, Phases, Snapshot, Steps
+from aitop.model.source import SOURCE_NAMES, SourceStatus
+from aitop.model.verdict import Abstention, Verdict
+
+SCHEMA = 1
+
+
+class ReportProcess(msgspec.Struct, frozen=True, kw_only=True):
+    """One process of the target's tree. `rank` of a loader worker is the rank it feeds."""
+
+    pid: int
+    role: str
+    rank: int | None = None
+
+
+class ReportTarget(msgspec.Struct, frozen=True, kw_only=True):
+    """What was watched. `ended` says in words how it ended, None if it was alive."""
+
+    pid: int
+    command: str
+    kind: str
+    processes: tuple[ReportProcess, ...]
+    ended: str | None = None
+
+
+class ReportSource(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Where facts came from, or why they did not."""
+
+    state: str
+    reason: str | None = None
+    remedy: str | None = None
+
+
+class ReportStep(msgspec.Struct, frozen=True, kw_only=True):
+    """Steps of the window. `basis` is hook or stacks; `phases` are shares of step time."""
+
+    count: int | None = None
+    p50_ms: float | None = None
+    p95_ms: float | None = None
+    per_s: float | None = None
+    samples_per_s: float | None = None
+    phases: Phases = Phases()
+    basis: str | None = None
+
+
+class Report(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything a diagnosis says, in the order in which it is written."""
+
+    schema: int
+    aitop: str
+    window_s: float
+    target: ReportTarget
+    sources: dict[str, ReportSource]
+    step: ReportStep
+    verdicts: tuple[Verdict, ...]
+    cost: Cost
+    abstained: tuple[Abstention, ...] = ()
+
+
+def report_of(snapshot: Snapshot) -> Report:
+    """The report that says what this snapshot says."""
+    processes = snapshot.host.processes if snapshot.host else ()
+    return Report(
+        schema=SCHEMA,
+        aitop=__version__,
+        window_s=round(snapshot.window, 3),
+        target=ReportTarget(
+            pid=snapshot.target.pid,
+            command=snapshot.target.command,
+            kind=snapshot.kind,
+            processes=tuple(ReportProcess(pid=p.pid, role=p.role, rank=p.rank) for p in processes),
+            ended=snapshot.target.ended,
+        ),
+        sources={name: _source(snapshot.sources.get(name)) for name in SOURCE_NAMES},
+        step=_step(snapshot.steps),
+        verdicts=tuple(_verdict(verdict) for verdict in snapshot.diagnosis.verdicts),
+        cost=Cost(
+            monitor_cpu=_rounded(snapshot.cost.monitor_cpu, 4),
+            hook_us_per_step=_rounded(snapshot.cost.hook_us_per_step, 2),
+            target_slowdown=_rounded(snapshot.cost.target_slowdown, 5),
+        ),
+        abstained=snapshot.diagnosis.abstained,
+    )
+
+
+def to_json(report: Report) -> str:
+    """Indented JSON with the keys in the order of the schema and a newline at the end."""
+    return msgspec.json.format(msgspec.json.encode(report), indent=2).decode() + "\n"
+
+
+def _source(status: SourceStatus | None) -> ReportSource:
+    if status is None:
+        return ReportSource(state="absent", reason="nothing was heard of it")
+    if status.state == "ok":
+        return ReportSource(state="ok", reason=status.reason)
+    return ReportSource(state=status.state, reason=status.reason, remedy=status.remedy)
+
+
+def _step(steps: Steps | None) -> ReportStep:
+    if steps is None:
+        return ReportStep()
+    shares = msgspec.structs.asdict(steps.phases)
+    return ReportStep(
+        count=steps.count,
+        p50_ms=_milliseconds(steps.p50),
+        p95_ms=_milliseconds(steps.p95),
+        per_s=_rounded(steps.per_second, 3),
+        samples_per_s=_rounded(steps.samples_per_second, 2),
+        phases=Phases(**{phase: _rounded(share, 4) for phase, share in shares.items()}),
+        basis=steps.basis,
+    )
+
+
+def _verdict(verdict: Verdict) -> Verdict:
+    replace = msgspec.structs.replace
+    return replace(
+        verdict,
+        confidence=round(verdict.confidence, 3),
+        share=_rounded(verdict.share, 4),
+        speedup=_rounded(verdict.speedup, 3),
+        where=tuple(replace(place, share=_rounded(place.share, 4)) for place in verdict.where),
+        fixes=tuple(replace(fix, speedup=_rounded(fix.speedup, 3)) for fix in verdict.fixes),
+    )
+
+
+def _milliseconds(seconds: float | None) -> float | None:
+    return None if seconds is None else round(seconds * 1e3, 3)
+
+
+def _rounded(number: float | None, digits: int) -> float | None:
+    return None if number is None else round(number, digits)

@@ -1,0 +1,163 @@
+"""The report as plain text for a terminal or a log: the verdict first, then what it rests on and what is missing."""
+
+from __future__ import annotations
+
+import textwrap
+
+from aitop.model.units import duration, factor, percent
+from aitop.model.verdict import Fix, Verdict, Where
+from aitop.outputs.report import Report
+
+WIDTH = 100
+PHASE_NAMES = {
+    "data_wait": "data",
+    "transfer": "transfer",
+    "forward": "forward",
+    "backward": "backward",
+    "optimizer": "optimizer",
+    "communication": "communication",
+    "outside": "other",
+}
+PLACES_SHOWN = 4
+
+
+def to_text(report: Report) -> str:
+    """The whole report. Text of the target (names, command lines) is stripped of control characters."""
+    parts = [_head(report), *_findings(report), _step(report), *_missing(report), _cost(report)]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def printable(text: str) -> str:
+    """Text of unknown origin, safe to send to a terminal: no control character survives."""
+    return "".join(character if character.isprintable() else "·" for character in text)
+
+
+def measured_phases(report: Report) -> list[tuple[str, float]]:
+    """Name and share of every phase that was measured, in the order of a step."""
+    shares = [(name, getattr(report.step.phases, phase)) for phase, name in PHASE_NAMES.items()]
+    return [(name, share) for name, share in shares if share is not None]
+
+
+def step_figures(report: Report) -> list[str]:
+    """What is known about the pace: step/s, samples/s, p50, p95, number of steps."""
+    step = report.step
+    figures = []
+    if step.per_s is not None:
+        figures.append(f"{step.per_s:.3g} step/s")
+    if step.samples_per_s is not None:
+        figures.append(f"{step.samples_per_s:.3g} samples/s")
+    if step.p50_ms is not None:
+        figures.append(f"{duration(step.p50_ms / 1e3)} p50")
+    if step.p95_ms is not None:
+        figures.append(f"{duration(step.p95_ms / 1e3)} p95")
+    if step.count is not None:
+        figures.append(f"{step.count:,} steps seen")
+    return figures
+
+
+def gaps(report: Report) -> list[str]:
+    """One line for each source that gives nothing, with the reason and what would mend it."""
+    lines = []
+    for name, source in report.sources.items():
+        if source.state != "ok":
+            reason = f": {printable(source.reason)}" if source.reason else ""
+            remedy = f" → {printable(source.remedy)}" if source.remedy else ""
+            lines.append(f"{name} {source.state}{reason}{remedy}")
+    return lines
+
+
+def costs(report: Report) -> list[str]:
+    """What watching cost, as far as it was measured."""
+    cost = report.cost
+    parts = []
+    if cost.monitor_cpu is not None:
+        parts.append(f"{percent(cost.monitor_cpu, 1)} of a core")
+    if cost.hook_us_per_step is not None:
+        parts.append(f"{cost.hook_us_per_step:.1f} µs a step in the target")
+    if cost.target_slowdown is not None:
+        parts.append(f"{percent(cost.target_slowdown, 2)} of its step time")
+    return parts
+
+
+def losses(verdict: Verdict) -> list[str]:
+    """The three numbers of a verdict in words: what is lost, what could be won, how sure this is."""
+    parts = []
+    if verdict.share is not None:
+        parts.append(f"{percent(verdict.share)} of step time")
+    if verdict.speedup is not None:
+        parts.append(f"up to {factor(verdict.speedup)} faster without it")
+    parts.append(f"confidence {percent(verdict.confidence)}")
+    return parts
+
+
+def place_text(place: Where) -> str:
+    """function  file:line, with the share where it is known."""
+    share = f"  {percent(place.share)}" if place.share is not None else ""
+    return printable(f"{place.function}  {place.file}:{place.line}{share}  pid {place.pid}")
+
+
+def fix_text(fix: Fix) -> str:
+    """The change, and what it would give."""
+    return printable(fix.text) + (f" → {factor(fix.speedup)}" if fix.speedup is not None else "")
+
+
+def _head(report: Report) -> str:
+    target = report.target
+    workers = sum(process.role == "loader-worker" for process in target.processes)
+    ranks = len({process.rank for process in target.processes if process.role == "rank"})
+    facts = [f"pid {target.pid}", target.kind if target.kind != "unknown" else ""]
+    facts.append(f"{ranks} ranks" if ranks > 1 else "")
+    facts.append(f"{workers} loader workers" if workers else "")
+    facts.append(f"{report.window_s:g} s watched")
+    head = printable(target.command) + "\n" + " · ".join(fact for fact in facts if fact)
+    return head + (f"\n{printable(target.ended)}" if target.ended else "")
+
+
+def _findings(report: Report) -> list[str]:
+    if not report.verdicts:
+        return ["NO VERDICT: not enough was seen to say what costs time."]
+    return [_finding(verdict) for verdict in report.verdicts]
+
+
+def _finding(verdict: Verdict) -> str:
+    name = verdict.id.upper() + (f" · {verdict.subtype}" if verdict.subtype else "")
+    lines = [f"{name}   [{verdict.severity}]   {' · '.join(losses(verdict))}", *_indented(verdict.title)]
+    for place in verdict.where[:PLACES_SHOWN]:
+        lines.append(f"  at   {place_text(place)}")
+        if place.text:
+            lines.append(f"         {printable(place.text)}")
+    for fact in verdict.evidence:
+        lines += _indented(fact, "  why  ")
+    for fix in verdict.fixes:
+        lines += _indented(fix_text(fix), "  fix  ")
+    return "\n".join(lines)
+
+
+def _step(report: Report) -> str:
+    phases = measured_phases(report)
+    if not phases and not step_figures(report):
+        return ""
+    basis = f" (from {printable(report.step.basis)})" if report.step.basis else ""
+    lines = [f"Step{basis}: " + (" · ".join(step_figures(report)) or "no step was timed")]
+    lines += [f"  {name:<14} {percent(share):>6}  {'█' * round(share * 40)}".rstrip() for name, share in phases]
+    return "\n".join(lines)
+
+
+def _missing(report: Report) -> list[str]:
+    parts = []
+    if gaps(report):
+        parts.append("Not measured:\n" + "\n".join(f"  {line}" for line in gaps(report)))
+    if report.abstained:
+        lines = [line for rule in report.abstained for line in _indented(f"{rule.id}: {rule.reason}")]
+        parts.append("Could not be judged:\n" + "\n".join(lines))
+    return parts
+
+
+def _cost(report: Report) -> str:
+    return "Watching cost " + ", ".join(costs(report)) + "." if costs(report) else ""
+
+
+def _indented(text: str, prefix: str = "  ") -> list[str]:
+    return textwrap.wrap(
+        printable(text), WIDTH, initial_indent=prefix, subsequent_indent=" " * len(prefix), break_long_words=False
+    )

@@ -1,0 +1,122 @@
+"""Reads a recording. The file may be torn, foreign or hostile: what cannot be read is skipped and counted."""
+
+from __future__ import annotations
+
+import gzip
+import stat
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO, cast
+
+import msgspec
+
+from aitop.errors import UnreadableRecordingError
+from aitop.model.event import Event
+from aitop.model.recording import RECORDING_VERSION, Header
+
+LONGEST_LINE = 16 * 1024 * 1024
+_GZIP_MAGIC = b"\x1f\x8b"
+_NOT_READABLE = (msgspec.MsgspecError, ValueError, RecursionError)
+_STREAM_ENDS = (OSError, EOFError, zlib.error)
+
+
+class RecordedEvents(Iterator[Event]):
+    """The events of a recording, in the order written. `skipped` counts the lines that were not events.
+
+    A last line without its end is the mark of a writer that was killed: it is left out and not counted.
+    """
+
+    def __init__(self, stream: BinaryIO) -> None:
+        self.skipped = 0
+        self._stream = stream
+        self._decoder = msgspec.json.Decoder(Event)
+
+    def __next__(self) -> Event:
+        while True:
+            line = _next_line(self._stream)
+            if line == b"":
+                self.close()
+                raise StopIteration
+            if line is None:
+                self.skipped += 1
+            elif not line.isspace():
+                try:
+                    return cast("Event", self._decoder.decode(line))
+                except _NOT_READABLE:
+                    self.skipped += line.endswith(b"\n")
+
+    def close(self) -> None:
+        """Close the file; may be called twice."""
+        self._stream.close()
+
+
+def read_recording(path: Path) -> tuple[Header, RecordedEvents]:
+    """Open a recording, plain or gzip (told from its content). Raises UnreadableRecordingError in one sentence."""
+    stream = _open(path)
+    try:
+        header = _header(path, stream)
+    except BaseException:
+        stream.close()
+        raise
+    return header, RecordedEvents(stream)
+
+
+def _open(path: Path) -> BinaryIO:
+    try:
+        if not stat.S_ISREG(path.stat().st_mode):
+            raise UnreadableRecordingError(f"{path} is not a file, so not a recording.")
+        raw = path.open("rb")
+        compressed = raw.read(2) == _GZIP_MAGIC
+        raw.seek(0)
+    except OSError as error:
+        raise UnreadableRecordingError(f"Cannot read the recording {path}: {error.strerror or error}.") from None
+    except ValueError:  # a null byte in the name
+        raise UnreadableRecordingError(f"Cannot read the recording {path!s:.200}: no such file.") from None
+    return _Unzipped(raw) if compressed else raw
+
+
+class _Unzipped(gzip.GzipFile):
+    """A gzip stream that takes its raw file along when it closes."""
+
+    def __init__(self, raw: BinaryIO) -> None:
+        super().__init__(fileobj=raw, mode="rb")
+        self._raw_file = raw
+
+    def close(self) -> None:
+        super().close()
+        self._raw_file.close()
+
+
+def _header(path: Path, stream: BinaryIO) -> Header:
+    line = _next_line(stream)
+    if line == b"":
+        raise UnreadableRecordingError(f"The recording {path} is empty.")
+    try:
+        version = msgspec.json.decode(line or b"", type=dict[str, msgspec.Raw]).get("aitop_recording")
+    except _NOT_READABLE:
+        version = None
+    if line is None or version is None:
+        raise UnreadableRecordingError(f"{path} is not an aitop recording.")
+    if bytes(version) != str(RECORDING_VERSION).encode():
+        words = bytes(version)[:20].decode("ascii", "replace")
+        raise UnreadableRecordingError(
+            f"{path} is a recording of version {words}; this aitop reads version {RECORDING_VERSION}."
+        )
+    try:
+        return msgspec.json.decode(line, type=Header)
+    except _NOT_READABLE as error:
+        raise UnreadableRecordingError(f"The first line of the recording {path} is damaged: {error}.") from None
+
+
+def _next_line(stream: BinaryIO) -> bytes | None:
+    """The next line with its end, None for one longer than any event, and empty where the recording ends."""
+    try:
+        line = stream.readline(LONGEST_LINE)
+        if len(line) < LONGEST_LINE or line.endswith(b"\n"):
+            return line
+        while len(line) == LONGEST_LINE and not line.endswith(b"\n"):
+            line = stream.readline(LONGEST_LINE)
+        return None
+    except (*_STREAM_ENDS, ValueError):  # gzip cut off in the middle, a failing disk, closed: the recording ends here
+        return b""
