@@ -18,8 +18,9 @@ def series(history: History, steps: Sequence[StepRecord]) -> dict[str, Series]:
         "step_ms": _of_steps(steps, lambda step: step.seconds * 1e3),
         "data_wait": _of_steps(steps, lambda step: min(1.0, (step.data_wait + step.loader_start) / step.seconds)),
         "queue_ready": _of_steps(steps, lambda step: step.queue_ready),
-        "rss": _of_hosts(history.hosts, lambda host: _rss(host)),
+        "rss": _of_hosts(history.hosts, _rss),
         "main_cpu": _of_hosts(history.hosts, lambda host: _cpu(host, ("rank",))),
+        "run_delay": _of_hosts(history.hosts, _run_delay),
         "workers_cpu": _of_hosts(history.hosts, lambda host: _cpu(host, ("loader-worker",))),
         **_devices(history),
         **_allocators(history),
@@ -40,6 +41,13 @@ def _of_hosts(hosts: Iterable[HostSample], value: Callable[[HostSample], float |
 def _rss(host: HostSample) -> float | None:
     sizes = [process.rss for process in host.processes if process.role == "rank" and process.rss is not None]
     return float(sum(sizes)) if sizes else None
+
+
+def _run_delay(host: HostSample) -> float | None:
+    delays = [
+        process.run_delay for process in host.processes if process.role == "rank" and process.run_delay is not None
+    ]
+    return max(delays) if delays else None
 
 
 def _cpu(host: HostSample, roles: tuple[str, ...]) -> float | None:

@@ -37,7 +37,7 @@ def steps_view(pid: int, records: Sequence[StepRecord], count: int) -> Steps | N
 
 
 def _phases(records: Sequence[StepRecord], total: float) -> Phases:
-    """Shares of step time. Where a device clock is there, it decides: a host that waits is not a device that starves."""
+    """Shares of step time. A device clock decides where there is one: a waiting host is not a starving device."""
     on_device = [record for record in records if record.device_forward is not None]
     if len(on_device) * 2 > len(records):
         return _device_phases(on_device)

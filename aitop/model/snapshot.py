@@ -60,6 +60,7 @@ class HotLine(msgspec.Struct, frozen=True, kw_only=True):
 
     `phase` is where in a step the line runs (data_wait, forward, backward, optimizer, evaluation, save, outside);
     `activity` what it does there, told from the library frames under it and its text (see engine.activity).
+    `via` has the source texts of the user's frames above it, outermost first.
     """
 
     pid: int
@@ -73,6 +74,7 @@ class HotLine(msgspec.Struct, frozen=True, kw_only=True):
     share: float
     text: str | None = None
     thread: str = "MainThread"
+    via: tuple[str, ...] = ()
 
 
 class CallNode(msgspec.Struct, frozen=True, kw_only=True):
@@ -149,8 +151,7 @@ class Tick(msgspec.Struct, frozen=True, kw_only=True, tag="tick"):
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """Everything known at one tick. Two snapshots are the same only if they are the same object.
 
-    `series` has, where measured: step_ms, data_wait, queue_ready, rss, workers_cpu, main_cpu, samples_per_second,
-    and per device i: gpu<i>.busy, gpu<i>.memory, gpu<i>.power, alloc<i>.allocated, alloc<i>.reserved.
+    `series` has, where measured: step_ms, data_wait, queue_ready, rss, workers_cpu, main_cpu, run_delay, and per device i: gpu<i>.busy, gpu<i>.memory, gpu<i>.power, alloc<i>.allocated, alloc<i>.reserved.
     """
 
     tick: int

@@ -1,0 +1,64 @@
+"""Runs the rules over successive Snapshots: bands, dwell and order. The only state of the diagnosis."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from aitop.diagnosis.rule import Finding, Rule
+from aitop.diagnosis.rules import RULES
+from aitop.model.snapshot import Snapshot
+from aitop.model.verdict import SEVERITY_ORDER, Abstention, Diagnosis, Verdict
+
+DWELL_SECONDS = 4.0
+CONFIRM_TICKS = 2
+
+
+@dataclass
+class _Shown:
+    verdict: Verdict
+    last_seen: float
+
+
+class Judge:
+    """Remembers which findings are shown. A finding is shown once it entered its band in `CONFIRM_TICKS` ticks
+    running, and stays until it was below its band's `leave` for `DWELL_SECONDS`.
+    """
+
+    def __init__(self, rules: Sequence[Rule] = RULES) -> None:
+        self._rules = rules
+        self._shown: dict[str, _Shown] = {}
+        self._entering: dict[str, int] = {}
+
+    def judge(self, snapshot: Snapshot) -> Diagnosis:
+        """The findings and abstentions of this tick, the primary finding first."""
+        abstained: list[Abstention] = []
+        for rule in self._rules:
+            judgement = rule.judge(snapshot)
+            if isinstance(judgement, Abstention):
+                abstained.append(judgement)
+            self._update(rule, judgement if isinstance(judgement, Finding) else None, snapshot.time)
+        verdicts = sorted((shown.verdict for shown in self._shown.values()), key=_importance)
+        return Diagnosis(verdicts=tuple(verdicts), abstained=tuple(abstained))
+
+    def _update(self, rule: Rule, finding: Finding | None, now: float) -> None:
+        shown = self._shown.get(rule.id)
+        level = finding.level if finding else 0.0
+        if shown is not None:
+            if finding is not None and level >= rule.band.leave:
+                self._shown[rule.id] = _Shown(finding.verdict, now)
+            elif now - shown.last_seen >= DWELL_SECONDS:
+                del self._shown[rule.id]
+            return
+        if finding is None or level < rule.band.enter:
+            self._entering.pop(rule.id, None)
+            return
+        seen = self._entering.get(rule.id, 0) + 1
+        self._entering[rule.id] = seen
+        if seen >= CONFIRM_TICKS:
+            del self._entering[rule.id]
+            self._shown[rule.id] = _Shown(finding.verdict, now)
+
+
+def _importance(verdict: Verdict) -> tuple[int, float, str]:
+    return SEVERITY_ORDER[verdict.severity], -(verdict.share or 0.0), verdict.id

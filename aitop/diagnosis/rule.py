@@ -1,0 +1,38 @@
+"""What a rule is: a pure function from a Snapshot to a finding, an abstention, or nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Union
+
+from aitop.model.snapshot import Snapshot
+from aitop.model.verdict import Abstention, Verdict
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A verdict that could be given, and how strongly: `level` is held against the rule's band."""
+
+    verdict: Verdict
+    level: float
+
+
+@dataclass(frozen=True)
+class Band:
+    """A finding appears at `enter` and goes only below `leave`, so that it does not flicker."""
+
+    enter: float
+    leave: float
+
+
+Judgement = Union[Finding, Abstention, None]  # noqa: UP007 - evaluated at run time on 3.10
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One verdict id, the function that looks for it, and its band."""
+
+    id: str
+    judge: Callable[[Snapshot], Judgement]
+    band: Band

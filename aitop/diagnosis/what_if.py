@@ -1,0 +1,61 @@
+"""Predicted speed-ups: Amdahl's law on the critical path of a step. Pure arithmetic."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+MOST_SPEEDUP = 100.0
+MOST_WORKERS = 64
+HEADROOM = 0.9
+
+
+def without(share: float) -> float:
+    """The factor in steps per second if `share` (0..1) of each step's time were gone."""
+    left = max(1.0 - share, 1.0 / MOST_SPEEDUP)
+    return 1.0 / left
+
+
+@dataclass(frozen=True)
+class Loading:
+    """A loader that a step waits for. Seconds per step.
+
+    `step` is the whole step, `wait` what it waits for data, `workers` how many make it (0: the main process),
+    `cores_per_worker` how much of a core each one uses, `free_cores` what could be used on top (None: unknown).
+    """
+
+    step: float
+    wait: float
+    workers: int
+    cores_per_worker: float
+    free_cores: float | None
+
+    @property
+    def compute(self) -> float:
+        """The step without the wait."""
+        return max(self.step - self.wait, self.step / MOST_SPEEDUP)
+
+    @property
+    def load(self) -> float:
+        """Seconds of one worker to load one batch: saturated workers each take as many steps as there are workers."""
+        return self.step * self.workers if self.workers else self.wait
+
+    def step_with(self, workers: int) -> float:
+        """Predicted step time with that many workers, loading and computing overlapped."""
+        return max(self.compute, self.load / workers)
+
+    def affordable_workers(self) -> int:
+        """How many workers the cores allow: those there are plus what free cores carry."""
+        if self.cores_per_worker < 0.05 or self.free_cores is None:
+            return MOST_WORKERS
+        more = self.free_cores / self.cores_per_worker
+        return min(MOST_WORKERS, self.workers + math.floor(more + 0.3))
+
+    def best_workers(self) -> int:
+        """The fewest workers that hide loading, with a little headroom, within what the cores allow."""
+        wanted = math.ceil(self.load / (self.compute * HEADROOM))
+        return max(self.workers, min(wanted, self.affordable_workers()), 1)
+
+    def speedup_with(self, workers: int) -> float:
+        """The factor that `workers` workers would give."""
+        return self.step / self.step_with(workers)
