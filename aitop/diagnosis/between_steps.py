@@ -1,0 +1,151 @@
+"""Work between steps: checkpoint-stall, eval-stall, host-io-stall. Bursts or a little at every step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from aitop.diagnosis.evidence import Lines, confidence, enough, main_lines, records, summed
+from aitop.diagnosis.hand_written import feeds
+from aitop.diagnosis.rule import Band, Finding, Judgement, Rule
+from aitop.diagnosis.what_if import without
+from aitop.model.snapshot import HotLine, Snapshot
+from aitop.model.steps import StepRecord
+from aitop.model.units import duration, percent
+from aitop.model.verdict import Abstention, Fix, Severity, Verdict
+
+CRITICAL_SHARE = 0.3
+BAND = Band(enter=0.05, leave=0.03)
+SAVING_WORDS = ("save", "checkpoint", "ckpt", "snapshot", "dump")
+
+
+def checkpoint(snapshot: Snapshot) -> Judgement:
+    """Time inside `torch.save` and what belongs to it."""
+    lines = main_lines(snapshot, _saves)
+    measured = summed(records(snapshot), lambda step: step.save)
+    share = max(measured or 0.0, lines.share)
+    bursts = _bursts(records(snapshot), lambda step: step.save)
+    place = f" at {_place(lines)}" if lines.lines else ""
+    fixes = (
+        Fix(
+            text=f"save less often{place}: ten times as rarely costs a tenth",
+            speedup=round(without(share) / without(share / 10), 2),
+        ),
+        Fix(
+            text="copy the state to host memory and write it in a background thread or process",
+            speedup=round(without(share), 2),
+        ),
+    )
+    stall = Stall("checkpoint-stall", "goes into saving checkpoints", share, lines, measured, bursts, fixes)
+    return _judged(snapshot, stall)
+
+
+def evaluation(snapshot: Snapshot) -> Judgement:
+    """Forward passes without gradient between training steps."""
+    if snapshot.kind != "training":
+        return None
+    lines = main_lines(snapshot, lambda line: line.phase == "evaluation")
+    measured = summed(records(snapshot), lambda step: step.evaluation)
+    share = max(measured or 0.0, lines.share)
+    bursts = _bursts(records(snapshot), lambda step: step.evaluation)
+    fixes = (
+        Fix(
+            text="evaluate less often, or on a sample of the validation set: half as much gives back half",
+            speedup=round(without(share) / without(share / 2), 2),
+        ),
+        Fix(text="evaluate checkpoints in a process of its own", speedup=round(without(share), 2)),
+    )
+    stall = Stall("eval-stall", "goes into evaluation", share, lines, measured, bursts, fixes)
+    return _judged(snapshot, stall)
+
+
+def host_io(snapshot: Snapshot) -> Judgement:
+    """Files, network and databases touched by the training thread outside of loading and saving."""
+    lines = main_lines(snapshot, _does_io)
+    place = f": {_place(lines)}" if lines.lines else ""
+    fixes = (
+        Fix(
+            text=f"hand it to a background thread, or do it every N steps{place}",
+            speedup=round(without(lines.share), 2),
+        ),
+    )
+    stall = Stall("host-io-stall", "goes into files or services", lines.share, lines, None, (), fixes)
+    return _judged(snapshot, stall)
+
+
+@dataclass(frozen=True)
+class Stall:
+    """Time lost between steps. `share` of step time, `measured` the same from inside the process where it is known."""
+
+    id: str
+    title: str
+    share: float
+    lines: Lines
+    measured: float | None
+    bursts: tuple[str, ...]
+    fixes: tuple[Fix, ...]
+
+
+def _judged(snapshot: Snapshot, stall: Stall) -> Judgement:
+    missing = enough(snapshot)
+    if missing:
+        return Abstention(id=stall.id, reason=missing)
+    share, lines, measured = stall.share, stall.lines, stall.measured
+    if share < BAND.leave:
+        return None
+    signals = (measured is not None and measured >= BAND.leave, lines.share >= BAND.leave, bool(lines.lines))
+    severity: Severity = "critical" if share >= CRITICAL_SHARE and sum(signals) >= 2 else "warning"
+    evidence = [*stall.bursts]
+    if measured:
+        evidence.append(f"{percent(measured)} of step time, measured in the process")
+    if lines.lines:
+        samples = sum(line.samples for line in lines.lines)
+        evidence.append(f"{samples} stack samples ({percent(lines.share)}) stand at {_place(lines)}")
+    verdict = Verdict(
+        id=stall.id,
+        severity=severity,
+        share=round(share, 4),
+        speedup=round(without(share), 3),
+        confidence=confidence(*signals, steps=len(records(snapshot))),
+        title=f"{percent(share)} of the time {stall.title}",
+        where=lines.where,
+        evidence=tuple(evidence),
+        fixes=stall.fixes,
+    )
+    return Finding(verdict, level=share)
+
+
+def _bursts(steps: Sequence[StepRecord], value: Callable[[StepRecord], float]) -> tuple[str, ...]:
+    hit = [index for index, step in enumerate(steps) if value(step) > 0.0]
+    if not hit:
+        return ()
+    cost = sum(value(steps[index]) for index in hit) / len(hit)
+    return (f"{len(hit)} times in {len(steps)} steps (every {len(steps) / len(hit):.0f}), {duration(cost)} each",)
+
+
+def _saves(line: HotLine) -> bool:
+    if line.phase == "save" or line.activity == "save":
+        return True
+    named = any(word in line.function.lower() for word in SAVING_WORDS)
+    return named and line.phase == "outside" and line.activity in ("io-file", "sync", "copy")
+
+
+def _does_io(line: HotLine) -> bool:
+    return (
+        line.phase == "outside"
+        and line.activity in ("io-file", "io-network", "io-database", "log")
+        and not _saves(line)
+        and not feeds(line)
+    )
+
+
+def _place(lines: Lines) -> str:
+    first = lines.where[0]
+    return f"{first.file.rsplit('/', 1)[-1]}:{first.line}"
+
+
+RULES = (
+    Rule("checkpoint-stall", checkpoint, BAND),
+    Rule("eval-stall", evaluation, Band(enter=0.12, leave=0.08)),
+    Rule("host-io-stall", host_io, BAND),
+)

@@ -1,0 +1,192 @@
+"""The step computes: compute-bound (healthy), python-overhead, optimizer-bound."""
+
+from __future__ import annotations
+
+from aitop.diagnosis.evidence import Lines, confidence, enough, main_lines, mean_of, records
+from aitop.diagnosis.hand_written import feeds
+from aitop.diagnosis.rule import Band, Finding, Judgement, Rule
+from aitop.diagnosis.what_if import without
+from aitop.model.snapshot import HotLine, Phases, Snapshot
+from aitop.model.units import count, percent
+from aitop.model.verdict import Abstention, Fix, Severity, Verdict
+
+CRITICAL_SHARE = 0.3
+MANY_OPS = 150
+TINY_OP_US = 30.0
+# An Adam update reads and writes about 28 bytes a parameter; one core moves some 10 GB/s, a GPU hundreds.
+CPU_SECONDS_PER_PARAMETER = 3e-9
+CUDA_SECONDS_PER_PARAMETER = 3e-11
+
+
+def compute_bound(snapshot: Snapshot) -> Judgement:
+    """Most of the step is forward, backward and optimizer: the device is the limit."""
+    missing = enough(snapshot)
+    if missing:
+        return Abstention(id="compute-bound", reason=missing)
+    phases = snapshot.steps.phases if snapshot.steps else Phases()
+    computing = _sum(phases.forward, phases.backward, phases.optimizer)
+    if computing is None:
+        return None
+    busy = mean_of(snapshot, "gpu0.busy")
+    evidence = [
+        f"forward {percent(phases.forward)}, backward {percent(phases.backward)}, optimizer {percent(phases.optimizer)}"
+    ]
+    if busy is not None:
+        evidence.append(f"GPU busy {percent(busy)} of the time")
+    return Finding(
+        Verdict(
+            id="compute-bound",
+            severity="info",
+            share=round(computing, 4),
+            confidence=confidence(phases.data_wait is not None, computing > 0.8, steps=len(records(snapshot))),
+            title=f"{percent(computing)} of each step computes: nothing else is worth removing first",
+            evidence=tuple(evidence),
+        ),
+        level=computing,
+    )
+
+
+def python_overhead(snapshot: Snapshot) -> Judgement:
+    """Python between tiny operations, in the forward pass or beside it."""
+    missing = enough(snapshot)
+    if missing:
+        return Abstention(id="python-overhead", reason=missing)
+    aside = main_lines(snapshot, _python_aside)
+    per_op = _microseconds_per_op(snapshot)
+    tiny = per_op is not None and per_op < TINY_OP_US
+    inside = main_lines(snapshot, lambda line: line.phase == "forward" and _own_loop(line))
+    loops = _concentrated(inside)
+    model = inside.share + _backward_of(snapshot, inside) if tiny or (per_op is None and loops) else 0.0
+    share = min(0.99, aside.share + model)
+    if share <= 0:
+        return None
+    lines = Lines(
+        share, inside.lines + aside.lines if model > aside.share else aside.lines + inside.lines * bool(model)
+    )
+    signals = (tiny, aside.share > 0.1 or loops, bool(lines.lines))
+    severity: Severity = "critical" if share >= CRITICAL_SHARE and sum(signals) >= 2 else "warning"
+    evidence = []
+    if tiny and snapshot.facts is not None:
+        evidence.append(
+            f"{count(snapshot.facts.ops)} operations a step at {per_op:.0f} µs each: too small to be worth a call"
+        )
+    where = lines.where
+    if where:
+        evidence.append(f"{percent(share)} of samples run Python at {_short(where[0].file)}:{where[0].line}")
+    return Finding(
+        Verdict(
+            id="python-overhead",
+            severity=severity,
+            share=round(share, 4),
+            speedup=round(without(share), 3),
+            confidence=confidence(*signals, base=0.45, steps=len(records(snapshot))),
+            title=f"{percent(share)} of each step is Python around tiny operations",
+            where=where,
+            evidence=tuple(evidence),
+            fixes=(
+                Fix(text="replace the loop by one batched tensor operation", speedup=round(without(share), 2)),
+                Fix(text="torch.compile fuses small operations where the loop cannot be rewritten"),
+            ),
+        ),
+        level=share,
+    )
+
+
+def _python_aside(line: HotLine) -> bool:
+    """Plain computation between the phases that does not make a batch."""
+    return line.phase == "outside" and line.activity in ("python", "compute", "other") and not feeds(line)
+
+
+def _own_loop(line: HotLine) -> bool:
+    """The user's own line issues operations itself, rather than calling a module that does."""
+    return line.activity in ("python", "compute", "other")
+
+
+def _concentrated(lines: Lines) -> bool:
+    """A few lines of one function hold nearly all of it, as in a loop."""
+    if not lines.lines:
+        return False
+    functions: dict[tuple[str, str], int] = {}
+    for line in lines.lines:
+        key = (line.file, line.function)
+        functions[key] = functions.get(key, 0) + line.samples
+    looping = any(line.text is not None and line.text.startswith(("for ", "while ")) for line in lines.lines)
+    return looping and max(functions.values()) >= 0.6 * sum(functions.values())
+
+
+def _backward_of(snapshot: Snapshot, inside: Lines) -> float:
+    """The backward pass of those lines, in proportion to their part of the forward pass."""
+    phases = snapshot.steps.phases if snapshot.steps else Phases()
+    if not phases.forward or not phases.backward:
+        return 0.0
+    return phases.backward * min(1.0, inside.share / phases.forward)
+
+
+def _microseconds_per_op(snapshot: Snapshot) -> float | None:
+    """Mean host time of one autograd node's forward, None where the graph was not counted or is small."""
+    ops = snapshot.facts.ops if snapshot.facts else None
+    steps = records(snapshot)
+    if not ops or ops < MANY_OPS or not steps:
+        return None
+    forwards = sorted(step.forward for step in steps)
+    return forwards[len(forwards) // 2] * 1e6 / ops
+
+
+def optimizer_bound(snapshot: Snapshot) -> Judgement:
+    """The optimizer takes far longer than its parameters justify."""
+    missing = enough(snapshot)
+    if missing:
+        return Abstention(id="optimizer-bound", reason=missing)
+    share = snapshot.steps.phases.optimizer if snapshot.steps else None
+    if share is None or snapshot.steps is None:
+        return None
+    facts, mean = snapshot.facts, snapshot.steps.mean
+    expected = None
+    if facts is not None and facts.parameters is not None and mean:
+        per_parameter = CUDA_SECONDS_PER_PARAMETER if facts.cuda else CPU_SECONDS_PER_PARAMETER
+        expected = min(share, facts.parameters * per_parameter / mean)
+    lost = share - (expected or 0.0)
+    if expected is not None and share < 3 * expected:
+        return None
+    lines = main_lines(snapshot, lambda line: line.phase == "optimizer")
+    signals = (expected is not None, snapshot.steps.basis == "hook" and lines.share > 0.5 * share, share > 0.4)
+    severity: Severity = "critical" if lost >= CRITICAL_SHARE and sum(signals) >= 2 else "warning"
+    evidence = [f"the optimizer takes {percent(share)} of each step"]
+    if facts is not None and facts.parameters is not None and expected is not None:
+        names = ", ".join(facts.optimizers) or "the optimizer"
+        evidence.append(f"{names} over {count(facts.parameters)} parameters should need about {percent(expected, 1)}")
+    return Finding(
+        Verdict(
+            id="optimizer-bound",
+            severity=severity,
+            share=round(lost, 4),
+            speedup=round(without(min(0.99, lost)), 3),
+            confidence=confidence(*signals, base=0.45, steps=len(records(snapshot))),
+            title=f"{percent(lost)} of each step is optimizer beyond what its parameters need",
+            where=lines.where,
+            evidence=tuple(evidence),
+            fixes=(
+                Fix(
+                    text="foreach=True or fused=True updates all parameters in a few operations",
+                    speedup=round(without(min(0.99, lost)), 2),
+                ),
+            ),
+        ),
+        level=lost,
+    )
+
+
+def _sum(*shares: float | None) -> float | None:
+    known = [share for share in shares if share is not None]
+    return sum(known) if known else None
+
+
+def _short(file: str) -> str:
+    return file.rsplit("/", 1)[-1]
+
+
+RULES = (
+    Rule("python-overhead", python_overhead, Band(enter=0.15, leave=0.1)),
+    Rule("optimizer-bound", optimizer_bound, Band(enter=0.25, leave=0.18)),
+    Rule("compute-bound", compute_bound, Band(enter=0.5, leave=0.4)),
+)

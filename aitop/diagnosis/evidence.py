@@ -1,0 +1,152 @@
+"""Questions that several rules ask of a Snapshot. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from aitop.model.host import ProcessSample
+from aitop.model.snapshot import HotLine, ProcessStacks, Snapshot
+from aitop.model.steps import StepRecord
+from aitop.model.verdict import Where
+
+MIN_STEPS = 8
+MIN_SAMPLES = 15
+MOST_LINES = 5
+
+
+@dataclass(frozen=True)
+class Lines:
+    """Hot lines of one kind. `share` is of the samples of the process they were taken in."""
+
+    share: float
+    lines: tuple[HotLine, ...]
+
+    @property
+    def where(self) -> tuple[Where, ...]:
+        """The lines as places, the same line counted once, heaviest first."""
+        return places(self.lines)
+
+
+def main_stacks(snapshot: Snapshot) -> ProcessStacks | None:
+    """Stacks of the process whose steps are shown."""
+    if snapshot.stacks is None:
+        return None
+    pid = snapshot.steps.pid if snapshot.steps and snapshot.steps.pid else snapshot.target.pid
+    ranks = [process for process in snapshot.stacks.processes if process.role == "rank"]
+    return min(ranks, key=lambda process: (process.pid != pid, -process.samples), default=None)
+
+
+def main_lines(snapshot: Snapshot, wanted: Callable[[HotLine], bool]) -> Lines:
+    """Hot lines of that process's main thread that are `wanted`."""
+    process = main_stacks(snapshot)
+    if process is None or snapshot.stacks is None:
+        return Lines(0.0, ())
+    return _lines(
+        line for line in snapshot.stacks.lines if line.pid == process.pid and line.thread == MAIN and wanted(line)
+    )
+
+
+MAIN = "MainThread"
+
+
+def worker_lines(snapshot: Snapshot, wanted: Callable[[HotLine], bool] = lambda line: True) -> Lines:
+    """Hot lines of loader workers, idle waiting left out; `share` is the mean over the workers."""
+    if snapshot.stacks is None:
+        return Lines(0.0, ())
+    workers = {process.pid for process in snapshot.stacks.processes if process.role == "loader-worker"}
+    found = _lines(
+        line
+        for line in snapshot.stacks.lines
+        if line.pid in workers and line.activity not in ("queue", "idle") and wanted(line)
+    )
+    return Lines(found.share / len(workers) if workers else 0.0, found.lines)
+
+
+def _lines(lines: Iterable[HotLine]) -> Lines:
+    kept = sorted(lines, key=lambda line: -line.samples)
+    return Lines(sum(line.share for line in kept), tuple(kept))
+
+
+def places(lines: Sequence[HotLine]) -> tuple[Where, ...]:
+    """Hot lines as places: one a line of code, shares relative to all the given lines, heaviest first."""
+    total = sum(line.samples for line in lines)
+    weights: dict[tuple[str, int], int] = {}
+    first: dict[tuple[str, int], HotLine] = {}
+    for line in lines:
+        key = (line.file, line.line)
+        weights[key] = weights.get(key, 0) + line.samples
+        first.setdefault(key, line)
+    ordered = sorted(weights, key=lambda key: -weights[key])
+    return tuple(
+        Where(
+            pid=first[key].pid,
+            file=first[key].file,
+            line=first[key].line,
+            function=first[key].function,
+            share=weights[key] / total if total else None,
+            text=first[key].text,
+        )
+        for key in ordered[:MOST_LINES]
+    )
+
+
+def records(snapshot: Snapshot) -> tuple[StepRecord, ...]:
+    """Steps of the window; empty without the hook."""
+    return snapshot.steps.recent if snapshot.steps else ()
+
+
+def summed(steps: Sequence[StepRecord], value: Callable[[StepRecord], float]) -> float | None:
+    """Share of the steps' time that `value` (seconds of a step) makes up; None without steps."""
+    total = sum(step.seconds for step in steps)
+    return sum(value(step) for step in steps) / total if total > 0 else None
+
+
+def mean_of(snapshot: Snapshot, name: str, seconds: float = 30.0) -> float | None:
+    """Mean of a series over the last `seconds`; None where there is nothing."""
+    one = snapshot.series.get(name)
+    if one is None:
+        return None
+    values = [
+        value
+        for time, value in zip(one.times, one.values, strict=True)
+        if value is not None and time >= snapshot.time - seconds
+    ]
+    return sum(values) / len(values) if values else None
+
+
+def loader_workers(snapshot: Snapshot) -> tuple[ProcessSample, ...]:
+    """Loader worker processes that live now."""
+    if snapshot.host is None:
+        return ()
+    return tuple(process for process in snapshot.host.processes if process.role == "loader-worker")
+
+
+def free_cores(snapshot: Snapshot) -> float | None:
+    """Cores that the target may use and that nobody uses now."""
+    host = snapshot.host
+    if host is None or host.machine.core_busy is None:
+        return None
+    idle = sum(max(0.0, 1.0 - busy) for busy in host.machine.core_busy)
+    if host.usable_cores is None:
+        return idle
+    used = sum(process.cpu or 0.0 for process in host.processes)
+    return max(0.0, min(idle, host.usable_cores - used))
+
+
+def enough(snapshot: Snapshot) -> str | None:
+    """None where there is enough to judge steps by; else what is missing, in words."""
+    steps = records(snapshot)
+    if len(steps) >= MIN_STEPS:
+        return None
+    process = main_stacks(snapshot)
+    if process is not None and process.samples >= MIN_SAMPLES and (not steps or len(steps) < MIN_STEPS):
+        return None
+    seen = process.samples if process else 0
+    return f"{len(steps)} steps and {seen} stack samples so far; {MIN_STEPS} steps or {MIN_SAMPLES} samples are needed"
+
+
+def confidence(*signals: bool, base: float = 0.55, steps: int = 0) -> float:
+    """Confidence 0..0.95 from independent signals that agree and the number of steps seen."""
+    agreed = sum(signals)
+    return round(min(0.95, base + 0.12 * agreed + (0.1 if steps >= 50 else 0.05 if steps >= 20 else 0.0)), 2)

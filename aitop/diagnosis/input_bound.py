@@ -1,0 +1,112 @@
+"""input-bound: the step waits for data. How much, which part of the data path, and what would hide it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from aitop.diagnosis import input_cause
+from aitop.diagnosis.evidence import (
+    MAIN,
+    Lines,
+    confidence,
+    enough,
+    free_cores,
+    main_lines,
+    mean_of,
+    records,
+    summed,
+)
+from aitop.diagnosis.hand_written import feeding_lines
+from aitop.diagnosis.input_cause import Cause
+from aitop.diagnosis.rule import Band, Finding, Judgement, Rule
+from aitop.diagnosis.what_if import without
+from aitop.model.snapshot import Snapshot
+from aitop.model.units import percent
+from aitop.model.verdict import Abstention, Fix, Severity, Verdict
+
+ID = "input-bound"
+CRITICAL_SHARE = 0.3
+
+
+@dataclass(frozen=True)
+class Wait:
+    """Share of step time spent waiting for data, and how it was measured."""
+
+    share: float
+    measured: bool
+    hand_written: Lines | None
+
+
+def judge(snapshot: Snapshot) -> Judgement:
+    """Whether steps wait for data, in a DataLoader or in a hand-written pipeline."""
+    missing = enough(snapshot)
+    if missing:
+        return Abstention(id=ID, reason=missing)
+    wait = _wait(snapshot)
+    if wait is None:
+        return None
+    cause = (
+        input_cause.of_loader(snapshot, wait.share)
+        if wait.hand_written is None
+        else input_cause.of_hand_written(snapshot, wait.share, wait.hand_written)
+    )
+    return Finding(_verdict(snapshot, wait, cause), level=wait.share)
+
+
+def _wait(snapshot: Snapshot) -> Wait | None:
+    """The larger of waiting in a loader and making batches by hand in the step."""
+    steps = snapshot.steps
+    in_loader = steps.phases.data_wait if steps else None
+    by_hand = feeding_lines(snapshot)
+    if in_loader is None and not by_hand.lines:
+        return None
+    if by_hand.share > (in_loader or 0.0):
+        return Wait(by_hand.share, steps is not None and steps.basis == "hook", by_hand)
+    return Wait(in_loader or 0.0, steps is not None and steps.basis == "hook", None)
+
+
+def _verdict(snapshot: Snapshot, wait: Wait, cause: Cause) -> Verdict:
+    steps = records(snapshot)
+    signals = (wait.measured, cause.confirmed, bool(cause.where))
+    severity: Severity = "critical" if wait.share >= CRITICAL_SHARE and sum(signals) >= 2 else "warning"
+    contention = _contention(snapshot) if cause.frees_cores else 0.0
+    return Verdict(
+        id=ID,
+        subtype=cause.subtype,
+        severity=severity,
+        share=round(wait.share, 4),
+        speedup=round(without(min(0.99, wait.share + contention)), 3),
+        confidence=confidence(*signals, steps=len(steps)),
+        title=f"{percent(wait.share)} of each step waits for data",
+        where=cause.where,
+        evidence=(_measure(snapshot, wait), *cause.evidence),
+        fixes=_ordered(cause.fixes),
+    )
+
+
+def _measure(snapshot: Snapshot, wait: Wait) -> str:
+    steps = records(snapshot)
+    if wait.measured and wait.hand_written is None and steps:
+        waits = sorted(step.data_wait + step.loader_start for step in steps)
+        middle = waits[len(waits) // 2]
+        measured = f"{percent(wait.share)} of {len(steps)} steps"
+        return f"data wait {middle * 1e3:.1f} ms p50, {measured} (measured in the process)"
+    samples = sum(line.samples for line in main_lines(snapshot, lambda line: line.thread == MAIN).lines)
+    return f"{percent(wait.share)} of {samples} stack samples of the training loop are making or awaiting a batch"
+
+
+def _contention(snapshot: Snapshot) -> float:
+    """Share of step time in which the training process could run but waited for a core that loading occupies."""
+    delay = mean_of(snapshot, "run_delay")
+    idle = free_cores(snapshot)
+    if delay is None or idle is None or idle > 0.5:
+        return 0.0
+    wait = summed(records(snapshot), lambda step: step.data_wait + step.loader_start) or 0.0
+    return min(delay, max(0.0, 1.0 - wait) * 0.5)
+
+
+def _ordered(fixes: tuple[Fix, ...]) -> tuple[Fix, ...]:
+    return tuple(sorted(fixes, key=lambda fix: -(fix.speedup or 0.0)))
+
+
+RULE = Rule(ID, judge, Band(enter=0.12, leave=0.07))

@@ -1,0 +1,273 @@
+"""Root cause of a data stall: from the processes that make the data, not from the one that waits."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from aitop.diagnosis.evidence import (
+    Lines,
+    free_cores,
+    loader_workers,
+    main_lines,
+    mean_of,
+    places,
+    records,
+    summed,
+    worker_lines,
+)
+from aitop.diagnosis.what_if import Loading, without
+from aitop.model.snapshot import HotLine, Snapshot
+from aitop.model.steps import LoaderInfo
+from aitop.model.units import percent, rate
+from aitop.model.verdict import Fix, Where
+
+STORAGE = frozenset({"io-file", "io-network", "io-database"})
+BUSY_CORES = 0.5
+READING_BYTES = 20e6
+
+
+@dataclass(frozen=True)
+class Cause:
+    """Why data come late. `confirmed`: a second signal agrees. `frees_cores`: the fix also ends the fight for cores."""
+
+    subtype: str
+    where: tuple[Where, ...]
+    evidence: tuple[str, ...]
+    fixes: tuple[Fix, ...]
+    confirmed: bool
+    frees_cores: bool = False
+
+
+def of_loader(snapshot: Snapshot, share: float) -> Cause:
+    """Cause of a wait in a torch DataLoader."""
+    respawn = _respawn(snapshot, share)
+    if respawn is not None:
+        return respawn
+    lines = worker_lines(snapshot)
+    workers = loader_workers(snapshot)
+    if not workers and not lines.lines:
+        return _in_main_process(snapshot, share)
+    return _in_workers(snapshot, share, lines, max(len(workers), _configured(snapshot)))
+
+
+def of_hand_written(snapshot: Snapshot, share: float, lines: Lines) -> Cause:
+    """Cause of a step that makes its own batches, without a DataLoader."""
+    blocked = _blocked(snapshot, share, lines)
+    subtype = "storage" if blocked else "collate" if _dominant(lines.lines) == "collate" else "transform"
+    doing = "waiting for storage or a service" if blocked else "computing in Python"
+    first = lines.where[0]
+    place = _place(first)
+    return Cause(
+        subtype=subtype,
+        where=lines.where,
+        evidence=(f"batches are made in the training process itself, {doing}: {place}",),
+        fixes=(
+            Fix(
+                text=f"make batches ahead in worker processes (a DataLoader with workers) instead of {place}",
+                speedup=round(_overlapped(snapshot, share, blocked), 2),
+            ),
+            Fix(
+                text=f"make {place} cheaper: vectorise it, or prepare the data once before training",
+                speedup=round(without(share), 2),
+            ),
+        ),
+        confirmed=True,
+    )
+
+
+def _overlapped(snapshot: Snapshot, share: float, blocked: bool) -> float:
+    loading = Loading(1.0, share, 0, 0.05 if blocked else 1.0, free_cores(snapshot))
+    return loading.speedup_with(loading.best_workers())
+
+
+def _respawn(snapshot: Snapshot, share: float) -> Cause | None:
+    """Waits only where a loader is started anew: its workers are made again at every epoch."""
+    steps = records(snapshot)
+    starts = [index for index, step in enumerate(steps) if step.loader_start > 0.002]
+    spawning = main_lines(snapshot, lambda line: line.activity == "spawn")
+    if steps:
+        lost = sum(steps[index].loader_start + steps[index].data_wait for index in starts)
+        waited = sum(step.loader_start + step.data_wait for step in steps)
+        if len(starts) < 2 or waited <= 0 or lost < 0.6 * waited:
+            return None
+        cost = lost / len(starts)
+        every = len(steps) / len(starts)
+        times = f"the loader was started {len(starts)} times in {len(steps)} steps"
+        evidence = f"{times}, {cost * 1e3:.0f} ms each (every {every:.0f} steps)"
+    else:
+        if spawning.share < 0.5 * share:
+            return None
+        evidence = f"{percent(spawning.share)} of samples start loader workers"
+    where = places(spawning.lines) or main_lines(snapshot, lambda line: line.phase == "data_wait").where
+    return Cause(
+        subtype="respawn",
+        where=where,
+        evidence=(evidence, "worker processes are made again for every pass over the data"),
+        fixes=(
+            Fix(
+                text="persistent_workers=True keeps the loader's workers between epochs",
+                speedup=round(without(share), 2),
+            ),
+        ),
+        confirmed=bool(starts) and spawning.share > 0.02,
+        frees_cores=True,
+    )
+
+
+def _in_main_process(snapshot: Snapshot, share: float) -> Cause:
+    """num_workers=0: loading happens inside `next()`."""
+    lines = main_lines(snapshot, lambda line: line.phase == "data_wait" and line.activity != "queue")
+    free = free_cores(snapshot)
+    blocked = _blocked(snapshot, share, lines)
+    loading = Loading(1.0, share, 0, 0.05 if blocked else 1.0, free)
+    workers = loading.best_workers()
+    gain = loading.speedup_with(workers)
+    subtype = "workers"
+    if _dominant(lines.lines) == "collate":
+        subtype = "collate"
+    elif blocked and _of_activity(lines, STORAGE) > 0.5:
+        subtype = "storage"
+    elif not blocked and gain < 1 + 0.5 * (without(share) - 1):
+        subtype = "transform"
+    fixes = [Fix(text=f"num_workers 0 → {workers}: load while the step computes", speedup=round(gain, 2))]
+    if lines.where and not blocked:
+        first = lines.where[0]
+        fixes.append(
+            Fix(
+                text=f"make {_place(first)} cheaper",
+                speedup=round(without(share * (first.share or 1.0)), 2),
+            )
+        )
+    return Cause(
+        subtype=subtype,
+        where=lines.where,
+        evidence=("num_workers=0: samples are loaded in the training process, nothing overlaps", *_free(free)),
+        fixes=tuple(fixes),
+        confirmed=bool(lines.lines),
+    )
+
+
+def _in_workers(snapshot: Snapshot, share: float, lines: Lines, workers: int) -> Cause:
+    free = free_cores(snapshot)
+    used = mean_of(snapshot, "workers_cpu", 15.0)
+    each = used / workers if used is not None and workers else None
+    working = sum(line.share for line in lines.lines) / workers if workers else 0.0
+    blocked = each is not None and each < BUSY_CORES * max(working, 0.3)
+    step = snapshot.steps.mean if snapshot.steps and snapshot.steps.mean else 1.0
+    loading = Loading(step, share * step, workers, 0.0 if blocked else max(each or 1.0, 0.5), free)
+    best = loading.best_workers()
+    gain = loading.speedup_with(best)
+    subtype = _worker_subtype(snapshot, lines, blocked, gain, without(share))
+    fixes = []
+    if best > workers:
+        fixes.append(Fix(text=f"num_workers {workers} → {best}", speedup=round(gain, 2)))
+    if lines.where and not blocked:
+        first = lines.where[0]
+        fixes.append(
+            Fix(
+                text=f"make {_place(first)} cheaper: vectorise it, cache it, or do it once ahead",
+                speedup=round(without(share), 2),
+            )
+        )
+    elif lines.where and subtype == "storage":
+        fixes.append(
+            Fix(
+                text="read from faster or nearer storage, larger files, or a local cache",
+                speedup=round(without(share), 2),
+            )
+        )
+    evidence = [*_queue(snapshot), *_workers(workers, each, blocked, working), *_free(free), *_reading(snapshot)]
+    return Cause(
+        subtype=subtype,
+        where=lines.where,
+        evidence=tuple(evidence),
+        fixes=tuple(fixes),
+        confirmed=working > 0.5,
+        frees_cores=not blocked and subtype != "workers",
+    )
+
+
+def _worker_subtype(snapshot: Snapshot, lines: Lines, blocked: bool, gain: float, ideal: float) -> str:
+    if lines.lines and _of_activity(lines, frozenset({"collate", "pin"})) > 0.5:
+        return "collate"
+    if blocked and (
+        _of_activity(lines, STORAGE) > 0.4 or _disk_rate(snapshot) > READING_BYTES or _waits_for_disk(snapshot)
+    ):
+        return "storage"
+    if blocked or gain >= 1 + 0.5 * (ideal - 1):
+        return "workers"
+    return "transform"
+
+
+def _blocked(snapshot: Snapshot, share: float, lines: Lines) -> bool:
+    """Whether the training process sleeps, rather than computes, while it makes data."""
+    steps = [step for step in records(snapshot) if step.cpu is not None]
+    if steps:
+        used = summed(steps, lambda step: step.cpu or 0.0) or 0.0
+        delayed = mean_of(snapshot, "run_delay") or 0.0
+        return 1.0 - used - delayed > 0.5 * share
+    if _of_activity(lines, STORAGE | {"sleep"}) > 0.5:
+        used = mean_of(snapshot, "main_cpu", 15.0)
+        return used is None or used < 1.0 - 0.4 * share
+    return False
+
+
+def _of_activity(lines: Lines, activities: frozenset[str]) -> float:
+    total = sum(line.samples for line in lines.lines)
+    return sum(line.samples for line in lines.lines if line.activity in activities) / total if total else 0.0
+
+
+def _dominant(lines: Sequence[HotLine]) -> str | None:
+    weights: dict[str, int] = {}
+    for line in lines:
+        weights[line.activity] = weights.get(line.activity, 0) + line.samples
+    return max(weights, key=lambda activity: weights[activity], default=None)
+
+
+def _loader(snapshot: Snapshot) -> LoaderInfo | None:
+    loaders = snapshot.facts.loaders if snapshot.facts else ()
+    return max(loaders, key=lambda loader: loader.workers, default=None)
+
+
+def _configured(snapshot: Snapshot) -> int:
+    loader = _loader(snapshot)
+    return loader.workers if loader else 0
+
+
+def _queue(snapshot: Snapshot) -> list[str]:
+    depths = [step.queue_ready for step in records(snapshot) if step.queue_ready is not None]
+    if not depths:
+        return []
+    empty = sum(1 for depth in depths if depth == 0)
+    return [f"no batch lay ready at {percent(empty / len(depths))} of the requests"]
+
+
+def _workers(count: int, each: float | None, blocked: bool, working: float) -> list[str]:
+    if each is None:
+        return [f"{count} workers"]
+    kind = "wait for something other than the CPU" if blocked else "compute"
+    use = f"{count} workers at {percent(each)} of a core each"
+    return [f"{use}, {percent(min(1.0, working))} of their samples at work: they {kind}"]
+
+
+def _free(free: float | None) -> list[str]:
+    return [] if free is None else [f"{free:.1f} cores idle"]
+
+
+def _reading(snapshot: Snapshot) -> list[str]:
+    reading = _disk_rate(snapshot)
+    return [f"workers read {rate(reading)} from storage"] if reading > 1e6 else []
+
+
+def _disk_rate(snapshot: Snapshot) -> float:
+    return sum(process.read_bytes or 0.0 for process in loader_workers(snapshot))
+
+
+def _waits_for_disk(snapshot: Snapshot) -> bool:
+    workers = loader_workers(snapshot)
+    return bool(workers) and sum(process.state == "D" for process in workers) * 2 >= len(workers)
+
+
+def _place(where: Where) -> str:
+    return f"{where.function} ({where.file.rsplit('/', 1)[-1]}:{where.line})"
