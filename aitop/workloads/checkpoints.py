@@ -1,0 +1,73 @@
+"""Train a regression model and write a full, compressed checkpoint to disk every few steps."""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import os
+import tempfile
+import time
+
+import torch
+from torch import nn
+
+
+def save_checkpoint(path: str, step: int, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """Write the state of the run beside `path`, make sure that it is on the disk, then put it in place."""
+    state = {"step": step, "model": model.state_dict(), "optimizer": optimizer.state_dict()}
+    with open(path + ".part", "wb") as file:
+        with gzip.open(file, "wb", compresslevel=1) as packed:
+            torch.save(state, packed)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(path + ".part", path)
+
+
+def batches(size: int, width: int):
+    """Endless batches of a synthetic regression problem."""
+    weights = torch.randn(width, 1)
+    while True:
+        inputs = torch.randn(size, width)
+        yield inputs, torch.tanh(inputs @ weights)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--batch-size", type=int, default=768)
+    parser.add_argument("--width", type=int, default=384)
+    parser.add_argument("--steps", type=int, default=0, help="stop after so many steps (default: never)")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--save-every", type=int, default=10, help="steps between two checkpoints")
+    parser.add_argument("--fixed", action="store_true", help="a checkpoint every 1000 steps")
+    args = parser.parse_args()
+
+    torch.manual_seed(args.seed)
+    torch.set_num_threads(1)
+    save_every = 1000 if args.fixed else args.save_every
+    model = nn.Sequential(
+        nn.Linear(args.width, args.width), nn.ReLU(),
+        nn.Linear(args.width, args.width), nn.ReLU(),
+        nn.Linear(args.width, 1),
+    )  # fmt: skip
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+
+    since, last = time.perf_counter(), 0
+    with tempfile.TemporaryDirectory(prefix="checkpoints-") as folder:
+        for step, (inputs, targets) in enumerate(batches(args.batch_size, args.width), start=1):
+            optimizer.zero_grad()
+            loss = nn.functional.mse_loss(model(inputs), targets)
+            loss.backward()
+            optimizer.step()
+            if step % save_every == 0:
+                save_checkpoint(os.path.join(folder, "last.pt.gz"), step, model, optimizer)
+            if step == 1 or step % 20 == 0:
+                now = time.perf_counter()
+                rate = (step - last) / (now - since)
+                print(f"step {step}: loss {loss.item():.4f}, {rate:.1f} steps/s", flush=True)
+                since, last = now, step
+            if step == args.steps:
+                return
+
+
+if __name__ == "__main__":
+    main()
