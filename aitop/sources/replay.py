@@ -16,13 +16,14 @@ from aitop.model.event import Event
 from aitop.model.recording import RECORDING_VERSION, Header
 
 LONGEST_LINE = 16 * 1024 * 1024
+LATEST = 1e10  # seconds of uptime; nothing that was ever up so long wrote this
 _GZIP_MAGIC = b"\x1f\x8b"
 _NOT_READABLE = (msgspec.MsgspecError, ValueError, RecursionError)
 _STREAM_ENDS = (OSError, EOFError, zlib.error)
 
 
 class RecordedEvents(Iterator[Event]):
-    """The events of a recording, in the order written. `skipped` counts the lines that were not events.
+    """The events of a recording, in the order written. `skipped` counts the lines that were none.
 
     A last line without its end is the mark of a writer that was killed: it is left out and not counted.
     """
@@ -42,9 +43,13 @@ class RecordedEvents(Iterator[Event]):
                 self.skipped += 1
             elif not line.isspace():
                 try:
-                    return cast("Event", self._decoder.decode(line))
+                    event = cast("Event", self._decoder.decode(line))
                 except _NOT_READABLE:
                     self.skipped += line.endswith(b"\n")
+                    continue
+                if 0 <= event.time < LATEST:
+                    return event
+                self.skipped += 1
 
     def close(self) -> None:
         """Close the file; may be called twice."""

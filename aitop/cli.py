@@ -1,0 +1,135 @@
+"""The command line: which verb, and which exit code for whatever happens. Verbs are in commands/, one a file."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Sequence
+from types import FrameType, ModuleType
+from typing import NoReturn
+
+from aitop import __version__
+from aitop.commands import diagnose, doctor, monitor, record, replay
+from aitop.commands import run as run_command
+from aitop.errors import AitopError
+
+DESCRIPTION = "See why a running PyTorch process is not faster, and what would make it so."
+EXAMPLES = """\
+examples:
+  aitop                                        choose one of the AI processes found here
+  aitop --pid 4242                             watch a training run, as it is, with its loader workers
+  aitop demo                                   start a small training run with a planted fault and watch it
+  aitop run -- python train.py                 start a run with the hook in from the first step
+  aitop diagnose --pid 4242 --format json      look for 15 s, then report (for scripts and CI)
+  aitop doctor --pid 4242                      what works here, what does not, and how to mend it
+
+exit codes:
+  0 done · 1 --fail-on reached, or aitop failed · 2 wrong usage · 3 no such process, or it ended too soon
+  4 not permitted · 5 not enough evidence in the time given · 6 unreadable recording · 130 interrupted
+"""
+VERBS: dict[str, tuple[ModuleType, str]] = {
+    "run": (run_command, "start a command with the hook in, then watch it"),
+    "diagnose": (diagnose, "look for a while without a screen, then report"),
+    "record": (record, "look without a screen and keep everything that was seen"),
+    "replay": (replay, "play a recording on the same screen"),
+    "doctor": (doctor, "say what works here, what does not, and how to mend it"),
+}
+PIPE_CLOSED = 128 + signal.SIGPIPE
+INTERRUPTED = 130
+
+
+class Terminated(SystemExit):
+    """A signal asked us to go: unwinds like an error, so that hooks and sources are taken down."""
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The whole command line. Options without a verb are those of the monitor."""
+    parser = argparse.ArgumentParser(
+        prog="aitop",
+        description=DESCRIPTION,
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--version", action="version", version=f"aitop {__version__}")
+    monitor.add_arguments(parser)
+    parser.set_defaults(run=monitor.run)
+    verbs = parser.add_subparsers(title="other verbs", dest="verb", metavar="VERB")
+    for name, (module, summary) in VERBS.items():
+        verb = verbs.add_parser(name, help=summary, description=module.__doc__, allow_abbrev=False)
+        module.add_arguments(verb)
+        verb.set_defaults(run=module.run)
+    return parser
+
+
+def parse(arguments: Sequence[str]) -> argparse.Namespace:
+    """Arguments to a namespace whose `run(args)` does the work. Wrong usage leaves with 2 (SystemExit)."""
+    own, command = split_command(arguments)
+    parser = build_parser()
+    if own and own[0].isdecimal():
+        parser.error(f"to watch process {own[0]}: aitop --pid {own[0]}")
+    args = parser.parse_args(own)
+    if args.verb and own[0] != args.verb:
+        parser.error(f"the options of {args.verb} stand behind it: aitop {args.verb} {own[0]} …")
+    if command is not None and args.verb != "run":
+        parser.error("only `aitop run` takes a command after --")
+    args.command = command
+    return args
+
+
+def split_command(arguments: Sequence[str]) -> tuple[list[str], list[str] | None]:
+    """What is aitop's own, and the command after the first `--` (None without one)."""
+    own = list(arguments)
+    if "--" not in own:
+        return own, None
+    cut = own.index("--")
+    return own[:cut], own[cut + 1 :]
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Do what the command line asks; every failure becomes one sentence on stderr and an exit code."""
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="replace")
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _terminate)
+    try:
+        args = parse(arguments)
+        code = int(args.run(args))
+        if sys.stdout is not None:
+            sys.stdout.flush()
+        return code
+    except AitopError as error:
+        complain(str(error))
+        return error.exit_code
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:
+        # Whoever read our output has gone; what is left in the buffer must not fail a second time at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        return PIPE_CLOSED
+    except Exception as error:
+        return _unexpected(error)
+
+
+def complain(sentence: str) -> None:
+    """One line on stderr, whatever characters the names in it have."""
+    line = "".join(character if character.isprintable() else " " for character in sentence)
+    print(f"aitop: {line}", file=sys.stderr)
+
+
+def _unexpected(error: Exception) -> int:
+    if os.environ.get("AITOP_DEBUG"):
+        traceback.print_exc()
+    complain(
+        f"This is a fault in aitop, not in your process: {type(error).__name__}: {error}. "
+        "Please report it with what AITOP_DEBUG=1 prints."
+    )
+    return AitopError.exit_code
+
+
+def _terminate(number: int, frame: FrameType | None) -> NoReturn:
+    raise Terminated(128 + number)

@@ -1,0 +1,92 @@
+"""Watch a process for a while without a screen, then report what costs time."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from pathlib import Path
+
+from aitop.commands.options import add_watch_options, duration, process_id, watch_options
+from aitop.errors import NoTargetError, NotEnoughEvidenceError, WrongUsageError
+from aitop.model.snapshot import Snapshot
+from aitop.model.verdict import SEVERITY_ORDER, Severity
+
+FORMATS = ("text", "json", "html")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """--pid --for --format -o --fail-on and the options of watching."""
+    parser.add_argument("--pid", type=process_id, required=True, help="the process to look at, with its children")
+    parser.add_argument(
+        "--for", dest="seconds", type=duration, default=15.0, metavar="T", help="how long to look (default: 15s)"
+    )
+    parser.add_argument("--format", choices=FORMATS, default="text", help="what to write (default: text)")
+    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="write to FILE instead of stdout")
+    parser.add_argument(
+        "--fail-on", choices=("warning", "critical"), help="exit with 1 if there is a verdict this bad or worse"
+    )
+    add_watch_options(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Watch, write the report; 1 where --fail-on is reached, NotEnoughEvidenceError where nothing can be said."""
+    from aitop.commands.headless import progress, watching
+    from aitop.engine.live import LiveFeed
+    from aitop.sources.target import look
+
+    check_writable(args.output)
+    feed = LiveFeed([look(args.pid)], watch_options(args))
+    with progress(f"Watching {args.pid} for {args.seconds:g} s …") as tick, watching(feed) as watcher:
+        watcher.wait(args.seconds, tick)
+        snapshot = watcher.snapshot
+    return conclude(snapshot, args.pid, args.format, args.output, args.fail_on)
+
+
+def conclude(
+    snapshot: Snapshot | None, pid: int, form: str, output: Path | None, fail_on: Severity | None = None
+) -> int:
+    """Write the report of the last snapshot and give the exit code; raises where nothing could be said."""
+    said = snapshot is not None and snapshot.diagnosis.verdicts
+    if not said and snapshot is not None and snapshot.target.ended is not None:
+        raise NoTargetError(f"Process {pid} ended before anything could be said about it: {snapshot.target.ended}")
+    if snapshot is None:
+        raise NotEnoughEvidenceError(f"Nothing was seen of process {pid} in the time given; give it more with --for.")
+    write_report(render(snapshot, form), output)
+    if not said:
+        raise NotEnoughEvidenceError(
+            f"Not enough was seen of process {pid} for a verdict; look longer with --for"
+            ", and see `aitop doctor` for what is missing."
+        )
+    limit = SEVERITY_ORDER[fail_on] if fail_on else -1
+    return int(any(SEVERITY_ORDER[verdict.severity] <= limit for verdict in snapshot.diagnosis.verdicts))
+
+
+def render(snapshot: Snapshot, form: str) -> str:
+    """The report of a snapshot as text, json or html."""
+    from aitop.outputs.html import to_html
+    from aitop.outputs.report import report_of, to_json
+    from aitop.outputs.text import to_text
+
+    writers = {"text": to_text, "json": to_json, "html": to_html}
+    return writers[form](report_of(snapshot))
+
+
+def write_report(text: str, output: Path | None) -> None:
+    """To stdout, or to the file that was asked for."""
+    if output is None:
+        sys.stdout.write(text)
+        return
+    try:
+        output.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise WrongUsageError(f"Cannot write {output}: {error.strerror or error}.") from None
+
+
+def check_writable(output: Path | None) -> None:
+    """Say before the watching, not after it, that the report could not be written."""
+    if output is None:
+        return
+    place = output if output.exists() else output.parent
+    if output.is_dir() or not os.access(place, os.W_OK):
+        raise WrongUsageError(f"Cannot write {output}: no such directory, or not yours to write to.")

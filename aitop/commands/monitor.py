@@ -1,0 +1,93 @@
+"""`aitop` and `aitop --pid`: the live screen."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from typing import TYPE_CHECKING
+
+from aitop.commands.options import add_record_option, add_watch_options, process_id, watch_options
+from aitop.errors import AitopError, NoTargetError, WrongUsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from aitop.engine.feed import Feed
+    from aitop.model.candidate import Candidate
+    from aitop.model.snapshot import Target
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """--pid, --record and the options of watching."""
+    parser.add_argument(
+        "--pid",
+        type=process_id,
+        nargs="+",
+        metavar="PID",
+        help="the process to watch, with its children (a launcher's pid means all its ranks)",
+    )
+    add_record_option(parser)
+    add_watch_options(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Show the screen for the processes named, or for the one picked from a list."""
+    from aitop.sources.target import look
+
+    check_terminal("`aitop diagnose --pid PID` writes a report without one")
+    pids = args.pid or pick_pids()
+    if pids:
+        watch([look(pid) for pid in pids], args)
+    return 0
+
+
+def watch(targets: Sequence[Target], args: argparse.Namespace) -> None:
+    """The screen on live processes, recorded if asked for."""
+    from aitop.engine.live import LiveFeed
+    from aitop.outputs.recording import RecordingWriter
+
+    recording = RecordingWriter(args.record, targets[0]) if args.record else None
+    show(LiveFeed(targets, watch_options(args), recording))
+    if recording is not None and recording.failed is not None:
+        raise AitopError(recording.failed)
+
+
+def show(feed: Feed) -> None:
+    """Run the screen on a feed until the user quits; the feed is stopped however that ends."""
+    from aitop.ui.app import run_monitor
+
+    try:
+        run_monitor(feed)
+    finally:
+        feed.stop()
+
+
+def pick_pids() -> list[int]:
+    """Let the user choose one of the AI processes found here; empty where none was wanted."""
+    from aitop.ui.app import pick
+
+    if not find():
+        raise NoTargetError(
+            "No AI process was found here (none has torch, JAX or TensorFlow loaded or uses a GPU)"
+            "; try `aitop demo`, or name one with `aitop --pid PID`."
+        )
+    pid = pick(find)
+    return [] if pid is None else [pid]
+
+
+def find() -> list[Candidate]:
+    """The AI processes of this machine, GPU users among them."""
+    from aitop.sources.discovery import candidates
+    from aitop.sources.nvml import gpu_users
+
+    return list(candidates(gpu_users=gpu_users()))
+
+
+def check_terminal(instead: str) -> None:
+    """Raise a WrongUsageError that says what to do `instead` where there is no terminal to draw on."""
+    streams = (sys.stdin, sys.stdout)
+    if any(stream is None or not stream.isatty() for stream in streams):
+        raise WrongUsageError(f"The screen needs a terminal, and input or output is not one; {instead}.")
+    if os.environ.get("TERM") == "dumb":
+        raise WrongUsageError(f"This terminal (TERM=dumb) cannot show the screen; {instead}.")

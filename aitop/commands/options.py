@@ -1,0 +1,70 @@
+"""Arguments that several verbs share, and how their text is read."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from aitop.engine.live import Options
+
+SHORTEST_INTERVAL = 0.1
+LARGEST_PID = 2**22
+_DURATION = re.compile(r"(\d+(?:\.\d*)?|\.\d+)(ms|s|m|h)?")
+_SECONDS = {"ms": 0.001, "s": 1.0, None: 1.0, "m": 60.0, "h": 3600.0}
+
+
+def duration(text: str) -> float:
+    """Seconds in 15s, 2m, 500ms, 1h or a plain number; argparse's error where it is none of these or zero."""
+    match = _DURATION.fullmatch(text.strip())
+    seconds = float(match[1]) * _SECONDS[match[2]] if match else 0.0
+    if not 0 < seconds < 1e9:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a time such as 15s, 2m, 500ms or 1.5")
+    return seconds
+
+
+def interval(text: str) -> float:
+    """A duration that is not so short that the monitor would watch itself."""
+    seconds = duration(text)
+    if seconds < SHORTEST_INTERVAL:
+        raise argparse.ArgumentTypeError(f"{text!r} is too short: 100ms is the shortest interval")
+    return seconds
+
+
+def process_id(text: str) -> int:
+    """A number that Linux may give to a process."""
+    if not (text.isascii() and text.isdigit() and 0 < int(text) <= LARGEST_PID):
+        raise argparse.ArgumentTypeError(f"{text!r} is not the number of a process")
+    return int(text)
+
+
+def add_watch_options(parser: argparse.ArgumentParser) -> None:
+    """How closely to watch: --passive --interval --no-gpu --no-stacks --no-hook."""
+    group = parser.add_argument_group("how to watch")
+    group.add_argument("--passive", action="store_true", help="never touch the process: no hook, no stack sampling")
+    group.add_argument(
+        "--interval", type=interval, default=1.0, metavar="S", help="time between two looks (default: 1s)"
+    )
+    group.add_argument("--no-gpu", action="store_true", help="do not ask NVML about GPUs")
+    group.add_argument("--no-stacks", action="store_true", help="do not sample Python stacks")
+    group.add_argument("--no-hook", action="store_true", help="do not put the step hook into the process")
+
+
+def add_record_option(parser: argparse.ArgumentParser) -> None:
+    """--record FILE of the verbs that show a screen."""
+    parser.add_argument("--record", type=Path, metavar="FILE", help="also record the session (FILE.gz: compressed)")
+
+
+def watch_options(args: argparse.Namespace) -> Options:
+    """What `add_watch_options` has parsed, for the engine."""
+    from aitop.engine.live import Options
+
+    return Options(
+        passive=args.passive,
+        interval=args.interval,
+        gpu=not args.no_gpu,
+        stacks=not args.no_stacks,
+        hook=not args.no_hook,
+    )

@@ -1,0 +1,48 @@
+"""Watch without a screen and keep everything that was seen."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from aitop.commands.options import add_watch_options, duration, process_id, watch_options
+from aitop.errors import AitopError
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """--pid -o --for and the options of watching."""
+    parser.add_argument("--pid", type=process_id, nargs="+", required=True, help="the processes to record")
+    parser.add_argument(
+        "-o", "--output", type=Path, metavar="FILE", required=True, help="the recording to write (FILE.gz: compressed)"
+    )
+    parser.add_argument(
+        "--for",
+        dest="seconds",
+        type=duration,
+        metavar="T",
+        help="how long (default: until the process ends or Ctrl-C is pressed)",
+    )
+    add_watch_options(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Record until the time is over, the target has ended or the user has had enough; all of these are success."""
+    from aitop.commands.headless import progress, watching
+    from aitop.engine.live import LiveFeed
+    from aitop.outputs.recording import RecordingWriter
+    from aitop.sources.target import look
+
+    targets = [look(pid) for pid in args.pid]
+    recording = RecordingWriter(args.output, targets[0])
+    feed = LiveFeed(targets, watch_options(args), recording)
+    try:
+        with progress(f"Recording {args.output}, Ctrl-C ends it …") as tick, watching(feed) as watcher:
+            watcher.wait(args.seconds, tick)
+    except KeyboardInterrupt:
+        if args.seconds is not None:
+            raise
+    if recording.failed is not None:
+        raise AitopError(recording.failed)
+    print(f"Recorded {args.output}; look at it with: aitop replay {args.output}", file=sys.stderr)
+    return 0

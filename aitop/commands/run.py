@@ -1,0 +1,148 @@
+"""Start a command with the step hook in from the first step, then watch it.
+
+With the screen, the command's output goes to a log file whose last lines are shown when the screen closes. Quitting
+the screen leaves a command that still runs alone, and says its pid and its log. With --headless there is no screen:
+output passes through, Ctrl-C reaches the command, and a report goes to stderr when it ends. The exit code is the
+command's own, once it has ended.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import tempfile
+from collections import deque
+from pathlib import Path
+from typing import IO, TYPE_CHECKING
+
+from aitop.commands.options import add_record_option, add_watch_options, watch_options
+from aitop.errors import WrongUsageError
+
+if TYPE_CHECKING:
+    from aitop.model.snapshot import Target
+
+LOG_LINES_SHOWN = 20
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """--headless, --record and the options of watching; the command stands behind `--`."""
+    parser.usage = "aitop run [options] -- CMD ..."
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument("--headless", action="store_true", help="no screen: watch, and report on stderr at the end")
+    add_record_option(parser)
+    add_watch_options(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Start the command and watch it; its own exit code if it has ended, else 0."""
+    if not args.command:
+        raise WrongUsageError("What shall run? Put the command after --, as in: aitop run -- python train.py")
+    environment = dict(os.environ)
+    if not (args.no_hook or args.passive):
+        environment = with_hook(environment)
+    return _headless(args, environment) if args.headless else _on_screen(args, environment)
+
+
+def with_hook(environment: dict[str, str]) -> dict[str, str]:
+    """The environment in which Python finds our sitecustomize, which puts the hook in, before any other."""
+    import aitop
+
+    site = str(Path(aitop.__file__).parent / "hook" / "site")
+    others = environment.get("PYTHONPATH")
+    return {**environment, "PYTHONPATH": f"{site}{os.pathsep}{others}" if others else site}
+
+
+def _on_screen(args: argparse.Namespace, environment: dict[str, str]) -> int:
+    from aitop.commands.monitor import check_terminal, watch
+
+    check_terminal("`aitop run --headless -- CMD ...` does without")
+    with tempfile.NamedTemporaryFile("wb", prefix="aitop-run-", suffix=".log", delete=False) as log:
+        child = _start(args.command, environment, log)
+    try:
+        watch([_target(child.pid, args.command)], args)
+    finally:
+        _farewell(child, args.command, Path(log.name))
+    return _exit_code(child)
+
+
+def _headless(args: argparse.Namespace, environment: dict[str, str]) -> int:
+    from aitop.commands.diagnose import render
+    from aitop.commands.headless import Watcher, watching
+    from aitop.engine.live import LiveFeed
+    from aitop.outputs.recording import RecordingWriter
+
+    child = _start(args.command, environment, None)
+    watcher = Watcher()
+    try:
+        target = _target(child.pid, args.command)
+        recording = RecordingWriter(args.record, target) if args.record else None
+        with watching(LiveFeed([target], watch_options(args), recording), watcher):
+            watcher.wait(None)
+        child.wait()
+    except KeyboardInterrupt:
+        # The terminal has sent it to the command, too: it may take its time to save its work.
+        child.wait()
+    except BaseException:
+        child.terminate()
+        raise
+    if watcher.snapshot is not None:
+        sys.stderr.write(render(watcher.snapshot, "text"))
+    return _exit_code(child)
+
+
+def _start(command: list[str], environment: dict[str, str], log: IO[bytes] | None) -> subprocess.Popen[bytes]:
+    """Start the command: with a log apart from our terminal, without one as part of it."""
+    try:
+        if log is None:
+            return subprocess.Popen(command, env=environment)
+        return subprocess.Popen(
+            command,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    except (OSError, ValueError) as error:
+        reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
+        raise WrongUsageError(f"Cannot start {command[0]}: {reason}.") from None
+
+
+def _target(pid: int, command: list[str]) -> Target:
+    """The child as a target. It has just begun, so that it is not yet Python or has no torch yet says nothing."""
+    import psutil
+
+    from aitop.model.snapshot import Target
+
+    try:
+        started = psutil.Process(pid).create_time()
+    except psutil.Error:
+        started = None
+    return Target(pid=pid, command=shlex.join(command), started=started)
+
+
+def _farewell(child: subprocess.Popen[bytes], command: list[str], log: Path) -> None:
+    """Say how the command fares and where its output is."""
+    if child.poll() is None:
+        print(
+            f"{shlex.join(command)} goes on running as process {child.pid}, its output in {log}.\n"
+            f"Watch it again: aitop --pid {child.pid}    End it: kill {child.pid}",
+            file=sys.stderr,
+        )
+        return
+    with log.open(errors="replace") as file:
+        sys.stdout.writelines(deque(file, LOG_LINES_SHOWN))
+    code = child.returncode
+    how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
+    print(f"{shlex.join(command)} {how}; all of its output is in {log}.", file=sys.stderr)
+
+
+def _exit_code(child: subprocess.Popen[bytes]) -> int:
+    code = child.poll()
+    if code is None:
+        return 0
+    return 128 - code if code < 0 else code

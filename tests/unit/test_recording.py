@@ -1,0 +1,247 @@
+"""A recording gives back what was written, and no file, however broken, takes the reader down."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from aitop.errors import UnreadableRecordingError, WrongUsageError
+from aitop.model.gpu import GpuDevice, GpuSample
+from aitop.model.host import HostSample, MachineSample, ProcessSample
+from aitop.model.snapshot import GrowthSite, GrowthSites, Target, Tick
+from aitop.model.source import SourceStatus
+from aitop.model.stacks import Frame, StackCount, StackWindow
+from aitop.model.steps import HookFacts, HookSample, LoaderInfo, StepRecord
+from aitop.outputs.recording import RecordingWriter
+from aitop.sources import replay
+from aitop.sources.replay import read_recording
+
+TARGET = Target(pid=4242, command="python train.py", started=1.5, python="3.11.7", script="/x/train.py")
+EVENTS = [
+    SourceStatus(time=10.0, source="gpu", state="absent", reason="no NVML", remedy="install the driver"),
+    HostSample(
+        time=10.1,
+        processes=(
+            ProcessSample(pid=4242, ppid=1, started=1.5, role="rank", name="python", command="python train.py"),
+        ),
+        machine=MachineSample(cores=8, core_busy=(0.5,) * 8),
+    ),
+    GpuSample(time=10.2, devices=(GpuDevice(index=0, name="H200", busy=0.31),)),
+    StackWindow(
+        time=10.3,
+        seconds=2.0,
+        rate=20.0,
+        frames=(Frame("main", "/x/train.py", 3, True, "for x, y in loader:"), Frame("żółć", "/x/ü.py", 4)),
+        stacks=(StackCount(4242, "MainThread", True, (0, 1), 40),),
+    ),
+    HookSample(
+        time=10.4,
+        pid=4242,
+        steps=(StepRecord(index=7, end=10.35, seconds=0.2, data_wait=0.15, samples=64),),
+        facts=HookFacts(way="attach", python="3.11.7", torch="2.13.0", loaders=(LoaderInfo(workers=2, prefetch=2),)),
+    ),
+    GrowthSites(time=10.5, sites=(GrowthSite(file="/x/train.py", line=9, function="main", text="l.append(x)"),)),
+    Tick(time=11.0, wall=1.7e9, monitor_cpu=0.02),
+    msgspec.structs.replace(TARGET, ended="it ended", time=12.0),
+]
+
+
+def write(path: Path, events=EVENTS) -> Path:
+    recording = RecordingWriter(path, TARGET)
+    for event in events:
+        recording.write(event)
+    recording.close()
+    recording.close()
+    assert recording.failed is None
+    return path
+
+
+@pytest.mark.parametrize("name", ["run.jsonl", "run.jsonl.gz"])
+def test_what_was_written_comes_back(tmp_path, name):
+    header, events = read_recording(write(tmp_path / name))
+    assert (header.target, header.aitop_recording) == (TARGET, 1)
+    assert list(events) == EVENTS
+    assert events.skipped == 0
+
+
+def test_gz_is_compressed_and_told_from_content(tmp_path):
+    packed = write(tmp_path / "a.gz")
+    assert gzip.decompress(packed.read_bytes()).splitlines()[0].startswith(b'{"aitop_recording":1,')
+    assert len(list(read_recording(packed.rename(tmp_path / "b.jsonl"))[1])) == len(EVENTS)
+
+
+@pytest.mark.parametrize("name", ["run.jsonl", "run.gz"])
+def test_everything_up_to_the_last_tick_is_readable_while_it_is_being_written(tmp_path, name):
+    recording = RecordingWriter(tmp_path / name, TARGET)
+    for event in EVENTS[:-1]:
+        recording.write(event)
+    assert list(read_recording(tmp_path / name)[1]) == EVENTS[:-1]
+    recording.close()
+
+
+def test_a_torn_last_line_is_left_out(tmp_path):
+    path = write(tmp_path / "run.jsonl")
+    path.write_bytes(path.read_bytes()[:-5])
+    events = read_recording(path)[1]
+    assert list(events) == EVENTS[:-1]
+    assert events.skipped == 0
+
+
+def test_a_gz_cut_anywhere_gives_a_prefix(tmp_path):
+    packed = write(tmp_path / "run.gz").read_bytes()
+    for cut in range(60, len(packed), 37):
+        (tmp_path / "cut.gz").write_bytes(packed[:cut])
+        try:
+            seen = list(read_recording(tmp_path / "cut.gz")[1])
+        except UnreadableRecordingError:
+            continue
+        assert seen == EVENTS[: len(seen)]
+
+
+def test_bad_lines_in_the_middle_are_skipped_and_counted(tmp_path):
+    path = write(tmp_path / "run.jsonl")
+    lines = path.read_bytes().splitlines(keepends=True)
+    bad = [
+        b"\xff\xfe\n",
+        b"{}\n",
+        b'{"type":"unheard-of","time":1}\n',
+        b'{"type":"tick","time":"x","wall":1}\n',
+        b"[" * 5000 + b"\n",
+    ]
+    path.write_bytes(lines[0] + bad[0] + lines[1] + b"".join(bad[1:]) + b"\n" + b"".join(lines[2:]))
+    events = read_recording(path)[1]
+    assert list(events) == EVENTS
+    assert events.skipped == len(bad)
+
+
+def test_an_endless_line_is_skipped_without_being_held(tmp_path, monkeypatch):
+    monkeypatch.setattr(replay, "LONGEST_LINE", 4096)
+    path = write(tmp_path / "run.jsonl")
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(
+        lines[0] + b"x" * 10_000 + b"\n" + lines[1] + b"y" * 8192 + b"\n" + b"".join(lines[2:]) + b"z" * 4096
+    )
+    events = read_recording(path)[1]
+    assert list(events) == EVENTS
+    assert events.skipped == 3
+
+
+@pytest.mark.parametrize("moment", [1e300, -5.0])
+def test_events_at_impossible_times_are_no_events(tmp_path, moment):
+    events = read_recording(write(tmp_path / "run.jsonl", [Tick(time=moment, wall=1.0), *EVENTS]))[1]
+    assert list(events) == EVENTS
+    assert events.skipped == 1
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"", "is empty"),
+        (b"\x1f\x8b", "is empty"),
+        (b"import torch\n", "is not an aitop recording"),
+        (b'{"type":"tick"}\n', "is not an aitop recording"),
+        (b"\x00" * 100, "is not an aitop recording"),
+        (b"[" * 100_000, "is not an aitop recording"),
+        (b'{"aitop_recording": 2, "more": {}}\n', "version 2; this aitop reads version 1"),
+        (b'{"aitop_recording": 1, "aitop": "0"}\n', "is damaged"),
+    ],
+)
+def test_what_is_no_recording_is_said_in_one_sentence(tmp_path, content, words):
+    path = tmp_path / "file"
+    path.write_bytes(content)
+    with pytest.raises(UnreadableRecordingError, match=words) as raised:
+        read_recording(path)
+    assert raised.value.exit_code == 6
+    assert "\n" not in str(raised.value)
+
+
+def test_what_cannot_be_opened_is_said_in_one_sentence(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    for path, words in [
+        (tmp_path / "missing", "No such file"),
+        (tmp_path, "is not a file"),
+        (tmp_path / "pipe", "is not a file"),
+        (Path("a\0b"), "Cannot read"),
+    ]:
+        with pytest.raises(UnreadableRecordingError, match=words):
+            read_recording(path)
+
+
+HEADER = json.dumps(
+    {"aitop_recording": 1, "aitop": "0.1.0", "target": {"type": "target", "pid": 1, "command": "x"}, "created": "x"}
+)
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.binary(max_size=400), st.booleans(), st.booleans())
+def test_no_bytes_take_the_reader_down(tmp_path, noise, headed, packed):
+    content = (HEADER.encode() + b"\n" if headed else b"") + noise
+    path = tmp_path / "file"
+    path.write_bytes(gzip.compress(content, 1) if packed else content)
+    try:
+        assert all(isinstance(event.time, float) for event in read_recording(path)[1])
+    except UnreadableRecordingError:
+        assert not headed
+
+
+_JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["time", "pid", "steps", "x"]), inner),
+    max_leaves=6,
+)
+
+
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.sampled_from(EVENTS), st.text(max_size=10), _JSON)
+def test_a_changed_event_is_an_event_or_skipped(tmp_path, event, key, value):
+    fields = msgspec.to_builtins(event)
+    keys = sorted(fields)
+    fields[keys[len(key) % len(keys)]] = value
+    path = tmp_path / "file"
+    path.write_text(HEADER + "\n" + json.dumps(fields) + "\n")
+    events = read_recording(path)[1]
+    assert len(list(events)) + events.skipped == 1
+
+
+def test_a_file_that_is_there_is_not_overwritten(tmp_path):
+    precious = tmp_path / "train.py"
+    precious.write_text("import torch\n")
+    with pytest.raises(WrongUsageError, match="exists already"):
+        RecordingWriter(precious, TARGET)
+    assert precious.read_text() == "import torch\n"
+
+
+def test_a_place_that_cannot_be_written_is_said_at_once(tmp_path):
+    with pytest.raises(WrongUsageError, match=r"Cannot record to .*No such file"):
+        RecordingWriter(tmp_path / "none" / "run.jsonl", TARGET)
+
+
+def test_a_full_disk_ends_the_recording_and_nothing_else():
+    recording = RecordingWriter(Path("/dev/full"), TARGET)
+    for event in EVENTS:
+        recording.write(event)
+    recording.close()
+    assert recording.failed is not None
+    assert "No space left" in recording.failed
+
+
+def test_a_killed_writer_leaves_a_readable_recording(tmp_path):
+    script = (
+        "import os, sys, signal\nfrom pathlib import Path\nfrom aitop.model.snapshot import Target, Tick\n"
+        "from aitop.outputs.recording import RecordingWriter\n"
+        "r = RecordingWriter(Path(sys.argv[1]), Target(pid=1, command='x'))\n"
+        "for i in range(50): r.write(Tick(time=float(i), wall=0.0))\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    for name in ("a.jsonl", "a.gz"):
+        subprocess.run([sys.executable, "-c", script, str(tmp_path / name)], check=False)
+        assert [event.time for event in read_recording(tmp_path / name)[1]] == [float(i) for i in range(50)]
