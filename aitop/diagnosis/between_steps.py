@@ -23,7 +23,7 @@ def checkpoint(snapshot: Snapshot) -> Judgement:
     """Time inside `torch.save` and what belongs to it."""
     lines = main_lines(snapshot, _saves)
     measured = summed(records(snapshot), lambda step: step.save)
-    share = max(measured or 0.0, lines.share)
+    share = _believed(measured, lines)
     bursts = _bursts(records(snapshot), lambda step: step.save)
     place = f" at {_place(lines)}" if lines.lines else ""
     fixes = (
@@ -46,7 +46,7 @@ def evaluation(snapshot: Snapshot) -> Judgement:
         return None
     lines = main_lines(snapshot, lambda line: line.phase == "evaluation")
     measured = summed(records(snapshot), lambda step: step.evaluation)
-    share = max(measured or 0.0, lines.share)
+    share = _believed(measured, lines)
     bursts = _bursts(records(snapshot), lambda step: step.evaluation)
     fixes = (
         Fix(
@@ -113,6 +113,11 @@ def _judged(snapshot: Snapshot, stall: Stall) -> Judgement:
         fixes=stall.fixes,
     )
     return Finding(verdict, level=share)
+
+
+def _believed(measured: float | None, lines: Lines) -> float:
+    """The measured share; the sampled one where the measurement missed most of it (a saved reference to `save`)."""
+    return measured if measured is not None and measured > 0.5 * lines.share else lines.share
 
 
 def _bursts(steps: Sequence[StepRecord], value: Callable[[StepRecord], float]) -> tuple[str, ...]:

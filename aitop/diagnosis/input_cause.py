@@ -208,8 +208,8 @@ def _blocked(snapshot: Snapshot, share: float, lines: Lines) -> bool:
         delayed = mean_of(snapshot, "run_delay") or 0.0
         return 1.0 - used - delayed > 0.5 * share
     if _of_activity(lines, STORAGE | {"sleep"}) > 0.5:
-        used = mean_of(snapshot, "main_cpu", 15.0)
-        return used is None or used < 1.0 - 0.4 * share
+        cores = mean_of(snapshot, "main_cpu", 15.0)
+        return cores is None or cores < 1.0 - 0.4 * share
     return False
 
 

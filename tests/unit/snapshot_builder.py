@@ -1,0 +1,91 @@
+"""Builds Snapshots for rule tests: only what a test names is measured, everything else is None."""
+
+from __future__ import annotations
+
+from aitop.engine.steps_view import steps_view
+from aitop.model.host import HostSample, MachineSample, ProcessSample
+from aitop.model.snapshot import HotLine, Phases, ProcessStacks, Series, Snapshot, Stacks, Steps, Target
+from aitop.model.steps import HookFacts, LoaderInfo, StepRecord
+
+RANK, WORKER = 100, 200
+
+
+def step(index=0, seconds=0.1, **durations):
+    return StepRecord(index=index, end=1000.0 + index * seconds, seconds=seconds, **durations)
+
+
+def steps(count=40, seconds=0.1, **durations):
+    """`count` equal steps; durations are in seconds."""
+    return [step(index, seconds, **durations) for index in range(count)]
+
+
+def line(
+    function, share, *, pid=RANK, phase="outside", activity="python", number=10, text=None, via=(), file="/x/train.py"
+):
+    return HotLine(
+        pid=pid,
+        role="loader-worker" if pid >= WORKER else "rank",
+        file=file,
+        line=number,
+        function=function,
+        phase=phase,
+        activity=activity,
+        samples=round(share * 100),
+        share=share,
+        text=text,
+        via=via,
+    )
+
+
+def process(pid=RANK, role="rank", **fields):
+    return ProcessSample(pid=pid, ppid=1, started=0.0, role=role, name="python", command="python train.py", **fields)
+
+
+def host(workers=0, *, worker_cpu=None, main_cpu=1.0, busy=(0.5, 0.5), state="S", read_bytes=None, **fields):
+    processes = [process(cpu=main_cpu)]
+    for index in range(workers):
+        processes.append(process(WORKER + index, "loader-worker", cpu=worker_cpu, state=state, read_bytes=read_bytes))
+    machine = MachineSample(cores=len(busy), core_busy=busy, memory_available=8 * 2**30, memory_total=16 * 2**30)
+    return HostSample(time=1000.0, processes=tuple(processes), machine=machine, usable_cores=float(len(busy)), **fields)
+
+
+def stacks(lines=(), workers=0, main_samples=100, phases=None):
+    found = [ProcessStacks(pid=RANK, role="rank", samples=main_samples, phases=phases or Phases())]
+    found += [
+        ProcessStacks(pid=WORKER + index, role="loader-worker", samples=100, phases=Phases())
+        for index in range(workers)
+    ]
+    return Stacks(seconds=5.0, samples=main_samples, processes=tuple(found), lines=tuple(lines))
+
+
+def constant(value, count=20, until=1000.0):
+    return Series(times=tuple(until - count + index for index in range(count)), values=(value,) * count)
+
+
+def loaders(workers, **fields):
+    return HookFacts(way="attach", python="3.11", torch="2", loaders=(LoaderInfo(workers=workers, **fields),))
+
+
+def snapshot(
+    records=None, *, phases=None, lines=(), workers=0, kind="training", time=1000.0, main_samples=100, **fields
+):
+    """A Snapshot with hook steps (`records`) or with phases from stacks (`phases`)."""
+    if records:
+        view = steps_view(RANK, records, len(records))
+    elif phases is not None:
+        view = Steps(basis="stacks", pid=RANK, phases=phases)
+    else:
+        view = None
+    fields.setdefault("host", host(workers))
+    if lines or main_samples:
+        fields.setdefault("stacks", stacks(lines, workers, main_samples, phases))
+    return Snapshot(
+        tick=5,
+        time=time,
+        wall=0.0,
+        window=10.0,
+        target=Target(pid=RANK, command="python train.py"),
+        kind=kind,
+        steps=view,
+        **fields,
+    )

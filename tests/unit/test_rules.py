@@ -1,0 +1,257 @@
+"""Every rule three ways: it fires, it does not, it abstains for want of evidence."""
+
+from __future__ import annotations
+
+import pytest
+from snapshot_builder import RANK, WORKER, constant, host, line, loaders, snapshot, step, steps
+
+from aitop.diagnosis import between_steps, computing, hardware, input_bound, memory
+from aitop.diagnosis.rule import Finding
+from aitop.model.gpu import GpuDevice, GpuProcess, GpuSample
+from aitop.model.snapshot import GrowthSite, Phases, Series
+from aitop.model.steps import AllocatorSample, HookFacts
+from aitop.model.verdict import Abstention
+
+FEW = snapshot(steps(3), main_samples=0)
+
+
+@pytest.mark.parametrize(
+    "judge",
+    [
+        input_bound.judge,
+        between_steps.checkpoint,
+        between_steps.evaluation,
+        between_steps.host_io,
+        computing.compute_bound,
+        computing.python_overhead,
+        computing.optimizer_bound,
+        memory.leak,
+    ],
+)
+def test_too_little_evidence_is_said(judge):
+    told = judge(FEW)
+    assert isinstance(told, Abstention) and told.reason
+
+
+def fired(judgement):
+    assert isinstance(judgement, Finding), judgement
+    return judgement.verdict
+
+
+# input-bound ------------------------------------------------------------------------------------------------------
+
+
+def slow_workers(worker_cpu, busy=(0.5, 0.5), activity="python", **fields):
+    return snapshot(
+        steps(seconds=0.1, data_wait=0.08, forward=0.01, backward=0.01, queue_ready=0, cpu=0.02),
+        lines=[
+            line("__getitem__", 0.9, pid=WORKER, activity=activity),
+            line("__getitem__", 0.9, pid=WORKER + 1, activity=activity),
+        ],
+        workers=2,
+        host=host(2, worker_cpu=worker_cpu, busy=busy, **fields),
+        series={"workers_cpu": constant(2 * worker_cpu)},
+        facts=loaders(2),
+    )
+
+
+def test_sleeping_workers_are_too_few():
+    verdict = fired(input_bound.judge(slow_workers(0.02)))
+    assert (verdict.subtype, verdict.severity) == ("workers", "critical")
+    assert verdict.share == pytest.approx(0.8, abs=0.01)
+    assert verdict.speedup == pytest.approx(5.0, rel=0.02)
+    assert (verdict.where[0].function, verdict.where[0].line) == ("__getitem__", 10)
+    assert verdict.fixes[0].text == "num_workers 2 → 12"
+
+
+def test_computing_workers_without_a_free_core_need_a_cheaper_transform():
+    verdict = fired(input_bound.judge(slow_workers(0.95, busy=(1.0, 0.98))))
+    assert verdict.subtype == "transform"
+    assert not any(fix.text.startswith("num_workers") for fix in verdict.fixes)
+
+
+def test_computing_workers_with_free_cores_are_too_few():
+    verdict = fired(input_bound.judge(slow_workers(0.95, busy=(0.9, 0.9) + (0.05,) * 14)))
+    assert verdict.subtype == "workers"
+
+
+def test_workers_that_read_files_wait_for_storage():
+    assert fired(input_bound.judge(slow_workers(0.05, activity="io-file"))).subtype == "storage"
+    assert fired(input_bound.judge(slow_workers(0.05, state="D"))).subtype == "storage"
+
+
+def test_workers_that_collate():
+    assert fired(input_bound.judge(slow_workers(0.95, busy=(1.0, 1.0), activity="collate"))).subtype == "collate"
+
+
+def test_waits_at_loader_starts_are_respawning():
+    records = [
+        step(index, 0.05, data_wait=0.03, loader_start=0.3) if index % 10 == 0 else step(index, 0.05, data_wait=0.001)
+        for index in range(40)
+    ]
+    records = [
+        step(r.index, r.seconds + r.loader_start, data_wait=r.data_wait, loader_start=r.loader_start) for r in records
+    ]
+    verdict = fired(
+        input_bound.judge(snapshot(records, lines=[line("main", 0.3, phase="data_wait", activity="spawn")]))
+    )
+    assert verdict.subtype == "respawn"
+    assert "persistent_workers=True" in verdict.fixes[0].text
+
+
+def test_a_loop_without_a_loader_is_input_bound_at_its_own_line():
+    loop = [
+        line("parse", 0.7, number=31, text="value = float(part)", via=("main()", "for x, y in batches():")),
+        line("main", 0.2, phase="forward", activity="compute"),
+    ]
+    verdict = fired(input_bound.judge(snapshot(steps(seconds=0.1, forward=0.01, backward=0.01, cpu=0.1), lines=loop)))
+    assert verdict.subtype == "transform"
+    assert verdict.where[0].line == 31
+    assert verdict.speedup == pytest.approx(5.0, rel=0.05)
+
+
+def test_a_fed_step_is_not_input_bound():
+    judged = input_bound.judge(
+        snapshot(steps(seconds=0.1, data_wait=0.002, forward=0.05, backward=0.04, queue_ready=2))
+    )
+    assert not isinstance(judged, Finding) or judged.level < input_bound.RULE.band.leave
+
+
+def test_without_the_hook_stacks_are_enough():
+    seen = snapshot(
+        phases=Phases(data_wait=0.7, forward=0.1, backward=0.2, optimizer=0.0, outside=0.0),
+        lines=[line("__getitem__", 0.9, pid=WORKER)],
+        workers=1,
+        host=host(1, worker_cpu=0.95, busy=(1.0, 1.0)),
+        series={"workers_cpu": constant(0.95)},
+    )
+    verdict = fired(input_bound.judge(seen))
+    assert verdict.subtype == "transform" and verdict.share == pytest.approx(0.7)
+
+
+# between steps ----------------------------------------------------------------------------------------------------
+
+
+def test_checkpoints_are_seen_as_bursts():
+    records = [step(index, 0.5, save=0.4) if index % 10 == 0 else step(index, 0.1) for index in range(40)]
+    saving = line("save_checkpoint", 0.3, phase="save", activity="save", number=52)
+    verdict = fired(between_steps.checkpoint(snapshot(records, lines=[saving])))
+    assert verdict.share == pytest.approx(4 * 0.4 / (4 * 0.5 + 36 * 0.1))
+    assert verdict.where[0].line == 52
+    assert "4 times in 40 steps (every 10)" in verdict.evidence[0]
+
+
+def test_no_checkpoints_no_stall():
+    assert between_steps.checkpoint(snapshot(steps())) is None
+
+
+def test_evaluation_is_seen_only_in_training():
+    records = [step(index, 1.0, evaluation=0.8) if index % 5 == 0 else step(index, 0.1) for index in range(40)]
+    seen = snapshot(records, lines=[line("evaluate", 0.5, phase="evaluation", activity="compute")])
+    assert fired(between_steps.evaluation(seen)).where[0].function == "evaluate"
+    assert between_steps.evaluation(snapshot(records, kind="inference")) is None
+    assert between_steps.evaluation(snapshot(steps())) is None
+
+
+def test_io_in_the_loop():
+    writing = line("log_metrics", 0.4, activity="io-database", text="db.execute(sql)", number=70)
+    verdict = fired(between_steps.host_io(snapshot(steps(), lines=[writing])))
+    assert verdict.where[0].line == 70 and verdict.speedup == pytest.approx(1 / 0.6, rel=0.02)
+    assert between_steps.host_io(snapshot(steps(), lines=[line("train", 0.9, phase="forward")])) is None
+
+
+# computing --------------------------------------------------------------------------------------------------------
+
+
+def test_a_computing_step():
+    verdict = fired(computing.compute_bound(snapshot(steps(seconds=0.1, forward=0.04, backward=0.05, optimizer=0.005))))
+    assert verdict.severity == "info" and verdict.share == pytest.approx(0.95)
+
+
+def test_a_loop_of_tiny_operations():
+    facts = HookFacts(way="attach", python="3.11", torch="2", ops=4000)
+    seen = snapshot(
+        steps(seconds=0.1, forward=0.04, backward=0.05),
+        lines=[line("forward", 0.4, phase="forward", activity="compute", text="out[i] = x[i] * w", number=22)],
+        facts=facts,
+    )
+    verdict = fired(computing.python_overhead(seen))
+    assert verdict.where[0].line == 22 and verdict.share == pytest.approx(0.9, abs=0.05)
+
+
+def test_few_large_operations_are_no_overhead():
+    facts = HookFacts(way="attach", python="3.11", torch="2", ops=200)
+    seen = snapshot(
+        steps(seconds=0.1, forward=0.04, backward=0.05),
+        lines=[line("forward", 0.4, phase="forward", activity="compute", text="return self.net(x)")],
+        facts=facts,
+    )
+    assert computing.python_overhead(seen) is None
+
+
+def test_an_optimizer_that_takes_too_long():
+    facts = HookFacts(way="attach", python="3.11", torch="2", parameters=100_000, optimizers=("AdamW",))
+    verdict = fired(computing.optimizer_bound(snapshot(steps(seconds=0.1, optimizer=0.06), facts=facts)))
+    assert verdict.share == pytest.approx(0.6, abs=0.01)
+
+
+def test_an_optimizer_with_many_parameters_may_take_long():
+    facts = HookFacts(way="attach", python="3.11", torch="2", parameters=10_000_000, optimizers=("AdamW",))
+    assert computing.optimizer_bound(snapshot(steps(seconds=0.1, optimizer=0.04), facts=facts)) is None
+
+
+# memory -----------------------------------------------------------------------------------------------------------
+
+
+def growing(per_second, noise=0.0, count=20):
+    values = tuple(1e9 + index * per_second + (noise if index % 2 else -noise) for index in range(count))
+    return Series(times=tuple(1000.0 - count + index for index in range(count)), values=values)
+
+
+SITE = GrowthSite(file="/x/train.py", line=40, function="main", text="history.append(loss)", keeps_graph=True)
+
+
+def test_steady_growth_is_a_leak_at_the_growing_line():
+    verdict = fired(memory.leak(snapshot(steps(), series={"rss": growing(10e6)}, growth_sites=(SITE,))))
+    assert verdict.where[0].line == 40
+    assert "loss.item()" in verdict.fixes[0].text
+    assert verdict.severity == "critical"
+
+
+@pytest.mark.parametrize("series", [growing(0.0, 1e6), growing(1e4), growing(1e6, 40e6), constant(2e9)])
+def test_noise_is_not_a_leak(series):
+    assert memory.leak(snapshot(steps(), series={"rss": series})) is None
+
+
+def on_device(**fields):
+    return GpuSample(time=1000.0, devices=(GpuDevice(index=0, mine=True, memory_total=100, **fields),))
+
+
+def test_a_full_device_is_a_risk():
+    seen = snapshot(steps(), gpu=on_device(memory_used=96))
+    assert fired(memory.oom_risk(seen)).id == "oom-risk"
+    retried = AllocatorSample(device=0, allocated=1, reserved=2, retries=2, capacity=100)
+    assert fired(memory.oom_risk(snapshot(steps(), allocators=(retried,)))).severity == "warning"
+    judged = memory.oom_risk(snapshot(steps(), gpu=on_device(memory_used=40)))
+    assert isinstance(judged, Finding) and judged.level < memory.FULL
+    assert memory.oom_risk(snapshot(steps())) is None
+
+
+# hardware ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_shared_device():
+    mine = GpuProcess(pid=RANK, memory=30, sm=0.5, mine=True)
+    other = GpuProcess(pid=4711, name="python", memory=30, sm=0.4)
+    verdict = fired(hardware.shared(snapshot(steps(), gpu=on_device(processes=(mine, other)))))
+    assert verdict.share == pytest.approx(0.4) and "4711" in verdict.evidence[0]
+    assert hardware.shared(snapshot(steps(), gpu=on_device(processes=(mine,)))) is None
+    assert hardware.shared(snapshot(steps(), gpu=on_device(processes=None))) is None
+
+
+def test_a_hot_device():
+    hot = on_device(throttle=("sw_thermal_slowdown",), sm_clock=990, sm_clock_max=1980, temperature=92.0)
+    verdict = fired(hardware.throttled(snapshot(steps(), gpu=hot)))
+    assert verdict.speedup == pytest.approx(2.0) and "990" in verdict.title
+    assert hardware.throttled(snapshot(steps(), gpu=on_device(throttle=("sw_power_cap",)))) is None
+    assert hardware.throttled(snapshot(steps(), gpu=on_device(throttle=None))) is None
