@@ -107,7 +107,7 @@ def _head(report: Report) -> str:
     ranks = len({process.rank for process in target.processes if process.role == "rank"})
     facts = [f"pid {target.pid}", target.kind if target.kind != "unknown" else ""]
     facts.append(f"{ranks} ranks" if ranks > 1 else "")
-    facts.append(f"{workers} loader workers" if workers else "")
+    facts.append(f"{workers} loader worker{'s' if workers > 1 else ''}" if workers else "")
     facts.append(f"{report.window_s:g} s watched")
     head = printable(target.command) + "\n" + " · ".join(fact for fact in facts if fact)
     return head + (f"\n{printable(target.ended)}" if target.ended else "")
