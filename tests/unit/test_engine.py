@@ -1,0 +1,142 @@
+"""Events to Snapshots: windows, lead process, staleness, bounded history, and replay equal to live."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from snapshot_builder import RANK, host, process, step, steps
+
+from aitop.engine.aggregate import lead_pid
+from aitop.engine.core import Engine
+from aitop.engine.history import KEEP_SECONDS, KEEP_STEPS, History
+from aitop.engine.replay import ReplayFeed
+from aitop.engine.steps_view import steps_view
+from aitop.model.event import Event
+from aitop.model.host import HostSample, MachineSample
+from aitop.model.snapshot import Target, Tick
+from aitop.model.source import SourceStatus
+from aitop.model.steps import HookFacts, HookSample
+
+TARGET = Target(pid=RANK, command="python train.py")
+
+
+def at(time, event):
+    return msgspec.structs.replace(event, time=time)
+
+
+def session(seconds=20, step_seconds=0.1, **durations):
+    """The events of a run: a hook, a host, and a tick a second."""
+    events: list[Event] = [SourceStatus(time=0.0, source="hook", state="ok")]
+    made = 0
+    for second in range(1, seconds + 1):
+        count = round(1 / step_seconds)
+        records = tuple(step(made + index, step_seconds, **durations) for index in range(count))
+        records = tuple(
+            msgspec.structs.replace(record, end=second - 1 + (index + 1) * step_seconds)
+            for index, record in enumerate(records)
+        )
+        made += count
+        facts = HookFacts(way="attach", python="3.11", torch="2", cost_us=5.0)
+        events.append(HookSample(time=float(second), pid=RANK, steps=records, facts=facts))
+        events.append(at(float(second), host(2, worker_cpu=0.9)))
+        events.append(Tick(time=float(second), wall=1e9 + second, monitor_cpu=0.02))
+    return events
+
+
+def play(events):
+    engine = Engine(TARGET)
+    return [snapshot for snapshot in map(engine.handle, events) if snapshot is not None]
+
+
+def test_steps_are_summed_over_the_window():
+    last = play(session(data_wait=0.06, forward=0.02, backward=0.01, samples=16))[-1]
+    assert last.steps is not None and last.steps.basis == "hook"
+    assert last.steps.count == 200
+    assert last.steps.p50 == pytest.approx(0.1)
+    assert last.steps.samples_per_second == pytest.approx(160)
+    assert last.steps.phases.data_wait == pytest.approx(0.6)
+    assert last.steps.phases.outside == pytest.approx(0.1)
+    assert last.steps.phases.transfer is None
+    assert last.kind == "training"
+    assert last.cost.hook_us_per_step == 5.0
+    assert last.cost.target_slowdown == pytest.approx(5e-5)
+    assert last.cost.monitor_cpu == pytest.approx(0.02)
+
+
+def test_p50_and_p95_tell_a_bursty_step():
+    records = [*steps(18, 0.1), step(18, 1.0), step(19, 1.0)]
+    view = steps_view(RANK, records, 20)
+    assert view is not None
+    assert (view.p50, view.p95) == (pytest.approx(0.1), pytest.approx(1.0))
+
+
+def test_the_device_clock_decides_what_is_lost():
+    records = steps(
+        20, 0.1, data_wait=0.09, device_forward=0.03, device_backward=0.05, device_optimizer=0.01, device_idle=0.01
+    )
+    view = steps_view(RANK, records, 20)
+    assert view is not None
+    assert view.phases.data_wait == pytest.approx(0.1), "the host waited 90 %, the device only 10 %"
+    assert view.phases.forward == pytest.approx(0.3)
+
+
+def test_verdicts_come_with_the_snapshot():
+    last = play(session(data_wait=0.08, forward=0.01, backward=0.01))[-1]
+    assert last.diagnosis.primary is not None and last.diagnosis.primary.id == "input-bound"
+
+
+def test_an_old_source_is_stale_and_says_so():
+    events = [*session(5), *(Tick(time=5.0 + second, wall=0.0) for second in range(1, 20))]
+    status = play(events)[-1].sources["hook"]
+    assert status.state == "stale" and status.age == pytest.approx(19.0)
+
+
+def test_nothing_seen_is_none_and_not_zero():
+    only = play([Tick(time=1.0, wall=0.0)])[0]
+    assert only.steps is None and only.host is None and only.gpu is None and only.stacks is None
+    assert only.cost.monitor_cpu is None and only.series == {}
+    assert only.diagnosis.verdicts == () and only.diagnosis.abstained
+
+
+def test_history_is_bounded():
+    history = History(TARGET)
+    for event in session(int(KEEP_SECONDS) + 200, step_seconds=0.02):
+        history.add(event)
+    assert len(history.hosts) <= KEEP_SECONDS + 1
+    assert len(history.hooks[RANK].steps) == KEEP_STEPS
+    assert history.hooks[RANK].count == 50 * (int(KEEP_SECONDS) + 200)
+
+
+def test_rank_zero_leads():
+    history = History(TARGET)
+    machine = MachineSample(cores=2)
+    ranks = tuple(process(pid, rank=rank) for pid, rank in ((RANK + 1, 1), (RANK + 2, 0)))
+    history.add(HostSample(time=1.0, processes=ranks, machine=machine))
+    for pid in (RANK + 1, RANK + 2):
+        history.add(HookSample(time=1.0, pid=pid, steps=tuple(steps(3))))
+    assert lead_pid(history) == RANK + 2
+
+
+def test_a_replay_gives_the_same_snapshots():
+    events = session(10, data_wait=0.05, forward=0.03)
+    decoder = msgspec.json.Decoder(Event)
+    replayed = []
+    feed = ReplayFeed(TARGET, [decoder.decode(msgspec.json.encode(event)) for event in events], speed=None)
+    feed.start(replayed.append)
+    assert feed.finished.wait(10)
+    feed.stop()
+    live = play(events)
+    assert [msgspec.json.encode(one) for one in replayed] == [msgspec.json.encode(one) for one in live]
+
+
+def test_a_paused_replay_waits():
+    feed = ReplayFeed(TARGET, session(50), speed=None)
+    feed.pause()
+    seen = []
+    feed.start(seen.append)
+    assert not feed.finished.wait(0.2)
+    assert seen == []
+    feed.resume()
+    assert feed.finished.wait(10)
+    feed.stop()
+    assert len(seen) == 50
