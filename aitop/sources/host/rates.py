@@ -1,0 +1,116 @@
+"""What processes used between two reads, from counters kept per process."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from aitop.model.host import ProcessSample
+from aitop.sources import procfs
+from aitop.sources.host.roles import Place
+from aitop.sources.host.tree import Member
+
+NANOSECONDS = 1e9
+
+
+class Counters(NamedTuple):
+    """What a process has used since its start; None is not readable. CPU in seconds, the rest counts or bytes.
+
+    `delay` (seconds runnable without a core) and the switches are those of the main thread.
+    """
+
+    time: float
+    user: float
+    system: float
+    delay: float | None
+    voluntary: int | None
+    forced: int | None
+    read_bytes: int | None
+    write_bytes: int | None
+    read_chars: int | None
+
+
+class ProcessRates:
+    """Makes samples of processes; remembers each one's counters for the next read."""
+
+    def __init__(self) -> None:
+        self._before: dict[tuple[int, int], Counters] = {}
+
+    def samples(self, members: Iterable[Member], places: dict[int, Place]) -> tuple[ProcessSample, ...]:
+        """One sample a process, with rates for those that were there before."""
+        now: dict[tuple[int, int], Counters] = {}
+        found = []
+        for member in members:
+            place = places.get(member.stat.pid, Place("other"))
+            counters = read_counters(member)
+            now[member.key] = counters
+            found.append(_sample(member, place, self._before.get(member.key), counters))
+        self._before = now
+        return tuple(found)
+
+
+def read_counters(member: Member) -> Counters:
+    """The counters of a process now. Its line of /proc/PID/stat was read a moment before."""
+    folder = f"{procfs.PROC}/{member.stat.pid}"
+    switches = _fields(procfs.read(f"{folder}/status"), b"voluntary_ctxt_switches")
+    io = _fields(procfs.read(f"{folder}/io"))
+    return Counters(
+        time=time.monotonic(),
+        user=member.stat.user / procfs.TICKS_PER_SECOND,
+        system=member.stat.system / procfs.TICKS_PER_SECOND,
+        delay=run_delay(procfs.read(f"{folder}/schedstat")),
+        voluntary=switches.get(b"voluntary_ctxt_switches"),
+        forced=switches.get(b"nonvoluntary_ctxt_switches"),
+        read_bytes=io.get(b"read_bytes"),
+        write_bytes=io.get(b"write_bytes"),
+        read_chars=io.get(b"rchar"),
+    )
+
+
+def run_delay(schedstat: bytes | None) -> float | None:
+    """Seconds spent waiting for a core, from the text of /proc/PID/schedstat; None on kernels without it."""
+    fields = (schedstat or b"").split()
+    if len(fields) != 3 or not fields[1].isdigit() or fields == [b"0", b"0", b"0"]:
+        return None
+    return int(fields[1]) / NANOSECONDS
+
+
+def _fields(data: bytes | None, first: bytes = b"") -> dict[bytes, int]:
+    """The `name: number` lines of a file of /proc, from the line that starts with `first`."""
+    start = (data or b"").find(first)
+    pairs = (line.split(b":", 1) for line in (data or b"")[max(0, start) :].splitlines())
+    return {pair[0]: int(pair[1]) for pair in pairs if len(pair) == 2 and pair[1].strip().isdigit()}
+
+
+def _sample(member: Member, place: Place, before: Counters | None, now: Counters) -> ProcessSample:
+    seconds = now.time - before.time if before else 0.0
+
+    def rate(name: str) -> float | None:
+        old, new = getattr(before, name, None), getattr(now, name)
+        return None if old is None or new is None or seconds <= 0 else max(0.0, (new - old) / seconds)
+
+    user, system, delay = rate("user"), rate("system"), rate("delay")
+    stat = member.stat
+    return ProcessSample(
+        pid=stat.pid,
+        ppid=stat.ppid,
+        started=procfs.started(stat.start),
+        role=place.role,
+        name=procfs.clean(stat.comm),
+        command=member.command,
+        rank=place.numbers.rank,
+        local_rank=place.numbers.local_rank,
+        world_size=place.numbers.world_size,
+        cpu=None if user is None or system is None else user + system,
+        cpu_system=system,
+        rss=None if stat.state == "Z" else stat.rss * procfs.PAGE_SIZE,
+        threads=stat.threads,
+        state=stat.state,
+        run_delay=None if delay is None else min(1.0, delay),
+        voluntary_switches=rate("voluntary"),
+        forced_switches=rate("forced"),
+        read_bytes=rate("read_bytes"),
+        write_bytes=rate("write_bytes"),
+        read_chars=rate("read_chars"),
+    )

@@ -1,0 +1,111 @@
+"""The host source: the target's tree and the machine, once an interval."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+
+from aitop.model.event import Sample
+from aitop.model.host import CgroupSample, HostSample
+from aitop.model.source import SourceName
+from aitop.sources.host.cgroup import Cgroup
+from aitop.sources.host.machine import Machine
+from aitop.sources.host.rates import ProcessRates
+from aitop.sources.host.roles import Place, ranks_of
+from aitop.sources.host.tree import Member, ProcessEvidence, ProcessTree, places_of
+from aitop.sources.source import SourceError
+
+# CPU time is counted in steps of 10 ms: rates over less than this say little.
+SHORTEST_INTERVAL = 0.3
+
+
+class HostSource:
+    """Processes below the given pids, machine and control group. A pid is held to the process that had it first."""
+
+    name: SourceName = "host"
+    patience = 3.0
+
+    def __init__(self, pids: Sequence[int], *, interval: float = 1.0) -> None:
+        self.interval = interval
+        self._starts: dict[int, int | None] = dict.fromkeys(pids)
+        self._tree = ProcessTree(self._starts.items())
+        self._evidence = ProcessEvidence()
+        self._rates = ProcessRates()
+        self._machine = Machine()
+        self._cgroup: tuple[tuple[int, int], Cgroup] | None = None
+        self._opened: float | None = None
+        self._pids: frozenset[int] = frozenset()
+        self._ranks: tuple[int, ...] = ()
+
+    def open(self) -> None:
+        """Take the counters that the first read's rates count from. Raises SourceError if no process is there."""
+        self._tree = ProcessTree(self._starts.items())
+        self._rates, self._machine, self._cgroup = ProcessRates(), Machine(), None
+        self._sample()
+        self._starts = self._tree.tops()
+        self._opened = time.monotonic()
+
+    def read(self) -> list[Sample]:
+        """One HostSample. The first read after opening waits until its rates mean something (at most 0.3 s)."""
+        if self._opened is not None:
+            time.sleep(max(0.0, self._opened + SHORTEST_INTERVAL - time.monotonic()))
+            self._opened = None
+        return [self._sample()]
+
+    def close(self) -> None:
+        """Nothing is held open."""
+
+    def tree(self) -> frozenset[int]:
+        """The living pids of the last read. Any thread may ask."""
+        return self._pids
+
+    def ranks(self) -> tuple[int, ...]:
+        """The living ranks of the last read, in the order of their numbers. Any thread may ask."""
+        return self._ranks
+
+    def _sample(self) -> HostSample:
+        now = time.monotonic()
+        members = self._tree.update()
+        living = [member for member in members if member.stat.state != "Z"]
+        self._pids = frozenset(member.stat.pid for member in living)
+        if not living:
+            self._ranks = ()
+            asked = ", ".join(str(pid) for pid in self._starts)
+            raise SourceError("absent", f"process {asked} has ended")
+        places = places_of(members, self._evidence)
+        self._ranks = tuple(pid for pid in ranks_of(places) if pid in self._pids)
+        speaker = next((member for member in living if member.stat.pid in self._ranks[:1]), living[0])
+        cgroup = self._read_cgroup(speaker)
+        return HostSample(
+            time=now,
+            processes=self._rates.samples(members, places),
+            machine=self._machine.read(speaker.stat.pid),
+            cgroup=cgroup,
+            usable_cores=usable_cores(living, places, cgroup),
+        )
+
+    def _read_cgroup(self, speaker: Member) -> CgroupSample | None:
+        """The group of the first rank, which need not be the launcher's."""
+        if self._cgroup is None or self._cgroup[0] != speaker.key:
+            self._cgroup = speaker.key, Cgroup(speaker.stat.pid)
+        return self._cgroup[1].read()
+
+
+def usable_cores(members: Sequence[Member], places: dict[int, Place], cgroup: CgroupSample | None) -> float | None:
+    """Cores that the ranks and their workers (without any: all processes) may use: affinity masks and quota."""
+    working = [
+        member.stat.pid
+        for member in members
+        if places.get(member.stat.pid, Place("other")).role in ("rank", "loader-worker")
+    ]
+    cores: set[int] = set()
+    for pid in working or [member.stat.pid for member in members]:
+        try:
+            cores |= os.sched_getaffinity(pid)
+        except OSError:  # it ended between two reads
+            continue
+    if not cores:
+        return None
+    quota = cgroup.cpu_quota if cgroup else None
+    return min(float(len(cores)), quota) if quota is not None else float(len(cores))

@@ -1,0 +1,167 @@
+"""Following a process tree: who belongs to it now, each process named for good by pid and start."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+
+from aitop.sources import procfs
+from aitop.sources.host.commands import NO_NUMBERS, RankNumbers, rank_numbers
+from aitop.sources.host.roles import Facts, Place, assign
+from aitop.sources.procfs import Stat
+
+READS_UNTIL_LOOKING_AGAIN = 10
+EVIDENCE_AGE = 3.0
+_RANK_THREADS = ("pt_autograd", "pt_nccl", "pt_gloo", "gloo_tcp_loop")
+
+
+class Member:
+    """One process of the tree. `stat` is the latest; the rest is read again only after an exec or a new name."""
+
+    def __init__(self, stat: Stat, parent: Member | None) -> None:
+        self.stat = stat
+        self.ppid = stat.ppid
+        self.forked = False
+        self.exe: str | None = None
+        self.argv: tuple[str, ...] = ()
+        self.numbers: RankNumbers = NO_NUMBERS
+        self.command = ""
+        self.identify(parent)
+
+    def identify(self, parent: Member | None) -> None:
+        """Read what the process runs. A forked child has all of it from its parent."""
+        pid = self.stat.pid
+        self.argv = procfs.argv(pid) or self.argv
+        alike = parent is not None and parent.stat.stack == self.stat.stack and parent.argv == self.argv
+        self.forked = alike and bool(self.argv)
+        if self.forked and parent is not None:
+            self.exe, self.numbers, self.command = parent.exe, parent.numbers, parent.command
+            return
+        self.exe = procfs.link(f"{procfs.PROC}/{pid}/exe")
+        self.numbers = rank_numbers(procfs.environ(pid) or {})
+        self.command = procfs.shown(self.argv, self.stat.comm)
+
+    @property
+    def key(self) -> tuple[int, int]:
+        """The name of the process for good: pid and start in ticks since boot."""
+        return self.stat.pid, self.stat.start
+
+    def facts(self) -> Facts:
+        """What sorting into roles needs to know."""
+        python = procfs.named_python(self.exe or (self.argv[0] if self.argv else None))
+        return Facts(
+            self.stat.pid, self.ppid, self.stat.start, self.stat.comm, self.argv, python, self.forked, self.numbers
+        )
+
+
+class ProcessTree:
+    """The processes below some tops, followed from read to read.
+
+    A process stays in when its parent dies and the kernel gives it another one. A pid that now belongs to another
+    process is not followed.
+    """
+
+    def __init__(self, tops: Iterable[tuple[int, int | None]]) -> None:
+        """`tops` are pids with their start in ticks, None to take whatever process has the pid now."""
+        self._tops = dict(tops)
+        self._members: dict[int, Member] = {}
+        self._outside: set[int] = set()
+        self._reads = 0
+
+    def tops(self) -> dict[int, int | None]:
+        """The pids asked for with the start that was seen of each."""
+        return dict(self._tops)
+
+    def update(self) -> list[Member]:
+        """Look again. Parents come before their children; zombies that nobody has collected are included."""
+        for pid, member in list(self._members.items()):
+            if not self._refresh(member):
+                del self._members[pid]
+        for pid, start in self._tops.items():
+            if pid not in self._members:
+                self._add_top(pid, start)
+        if self._reads % READS_UNTIL_LOOKING_AGAIN == 0:
+            self._outside.clear()
+        self._reads += 1
+        self._add_children()
+        return list(self._members.values())
+
+    def _refresh(self, member: Member) -> bool:
+        new = procfs.stat(member.stat.pid)
+        if new is None or new.start != member.stat.start or new.state in "Xx":
+            return False
+        old, member.stat = member.stat, new
+        if new.stack != old.stack and new.state != "Z":
+            member.identify(self._members.get(member.ppid))
+        return True
+
+    def _add_top(self, pid: int, start: int | None) -> None:
+        stat = procfs.stat(pid)
+        if stat is not None and start in (None, stat.start):
+            self._tops[pid] = stat.start
+            self._members[pid] = Member(stat, None)
+
+    def _add_children(self) -> None:
+        """Find processes not seen before whose parent is a member. Others are remembered, not read again soon."""
+        new = [pid for pid in procfs.pids() if pid not in self._members and pid not in self._outside]
+        stats = {pid: stat for pid in new if (stat := procfs.stat(pid)) is not None}
+        below: dict[int, list[Stat]] = {}
+        for stat in stats.values():
+            below.setdefault(stat.ppid, []).append(stat)
+        waiting = [pid for pid in below if pid in self._members]
+        while waiting:
+            parent = self._members[waiting.pop()]
+            for stat in sorted(below.get(parent.stat.pid, ()), key=lambda child: (child.start, child.pid)):
+                if stat.pid not in self._members:
+                    self._members[stat.pid] = Member(stat, parent)
+                    waiting.append(stat.pid)
+        self._outside.update(pid for pid in stats if pid not in self._members)
+
+
+class ProcessEvidence:
+    """What processes have inside, looked up when asked and kept: for good if found, for a few seconds if not."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._members: dict[int, Member] = {}
+        self._found: dict[tuple[str, int, int], tuple[bool, float]] = {}
+
+    def about(self, members: Sequence[Member]) -> ProcessEvidence:
+        """The same, for these processes; what was known of others is forgotten."""
+        self._members = {member.stat.pid: member for member in members}
+        alive = {member.key for member in members}
+        self._found = {key: value for key, value in self._found.items() if key[1:] in alive}
+        return self
+
+    def trains(self, pid: int) -> bool:
+        return self._known("trains", pid, self._look_for_training)
+
+    def has_framework(self, pid: int) -> bool:
+        return self._known("framework", pid, self._look_for_framework)
+
+    def _known(self, what: str, pid: int, look: Callable[[Member], bool]) -> bool:
+        member = self._members.get(pid)
+        if member is None:
+            return False
+        key = (what, *member.key)
+        found, when = self._found.get(key, (False, float("-inf")))
+        if not found and self._clock() - when >= EVIDENCE_AGE:
+            found = look(member)
+            self._found[key] = (found, self._clock())
+        return found
+
+    @staticmethod
+    def _look_for_training(member: Member) -> bool:
+        if any(name.startswith(_RANK_THREADS) for name in procfs.thread_names(member.stat.pid)):
+            return True
+        # A forked child also holds what its parent had open.
+        return not member.forked and any(path[11:].isdigit() for path in procfs.open_devices(member.stat.pid))
+
+    @staticmethod
+    def _look_for_framework(member: Member) -> bool:
+        return procfs.framework_of(procfs.maps(member.stat.pid) or b"") is not None
+
+
+def places_of(members: Sequence[Member], evidence: ProcessEvidence) -> dict[int, Place]:
+    """The place of every member in the tree."""
+    return assign([member.facts() for member in members], evidence.about(members))

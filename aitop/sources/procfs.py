@@ -1,0 +1,222 @@
+"""Reading /proc without ever raising: what a process is, from the kernel's own files."""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+from collections.abc import Sequence
+from typing import NamedTuple
+
+PROC = "/proc"
+TICKS_PER_SECOND: int = os.sysconf("SC_CLK_TCK")
+PAGE_SIZE: int = os.sysconf("SC_PAGE_SIZE")
+KERNEL_THREAD = 0x00200000
+LONGEST_COMMAND = 300
+
+_FRAMEWORKS = (
+    ("torch", re.compile(rb"/libtorch[\w.+-]*\.so")),
+    ("jax", re.compile(rb"/jaxlib/[^\n]*\.so|/libjax[\w.+-]*\.so")),
+    ("tensorflow", re.compile(rb"/libtensorflow[\w.+-]*\.so|/_pywrap_tensorflow[\w.+-]*\.so")),
+)
+_PYTHON_NAME = re.compile(r"(?:python|pypy)(?P<version>\d(?:\.\d+)?)?[a-z]?$")
+_PYTHON_LIBRARY = re.compile(rb"/(?:libpython|libpypy)(?P<version>\d\.\d+)")
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]+")
+
+
+class Stat(NamedTuple):
+    """Fields of /proc/PID/stat. Times in clock ticks, `start` since boot, `rss` in pages.
+
+    `stack` is the address of the main stack: a forked child has its parent's, an exec draws a new one;
+    0 where the kernel hides it.
+    """
+
+    pid: int
+    comm: str
+    state: str
+    ppid: int
+    flags: int
+    user: int
+    system: int
+    threads: int
+    start: int
+    vsize: int
+    rss: int
+    stack: int
+
+
+def read(path: str) -> bytes | None:
+    """The content of a file of /proc or /sys, None where it cannot be read."""
+    try:
+        handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except (OSError, ValueError):
+        return None
+    try:
+        data = os.read(handle, 65536)
+        # The kernel hands out whole lines, about a page at a time: less than half a page is the end.
+        if len(data) < 2048:
+            return data
+        pieces = [data]
+        while more := os.read(handle, 65536):
+            pieces.append(more)
+        return b"".join(pieces)
+    except OSError:
+        return None
+    finally:
+        os.close(handle)
+
+
+def text(path: str) -> str | None:
+    """The content of a file of /proc or /sys as text without surrounding white space."""
+    data = read(path)
+    return None if data is None else data.decode("utf-8", "replace").strip()
+
+
+def link(path: str) -> str | None:
+    """Where a symbolic link of /proc points to, None where that cannot be read."""
+    try:
+        return os.readlink(path)
+    except (OSError, ValueError):
+        return None
+
+
+def parse_stat(data: bytes) -> Stat | None:
+    """The content of /proc/PID/stat; None for anything else. The name may hold spaces and brackets."""
+    opening, closing = data.find(b"("), data.rfind(b")")
+    if opening < 0 or closing < opening:
+        return None
+    rest = data[closing + 1 :].split()
+    try:
+        return Stat(
+            pid=int(data[:opening]),
+            comm=data[opening + 1 : closing].decode("utf-8", "replace"),
+            state=rest[0].decode("ascii", "replace"),
+            ppid=int(rest[1]),
+            flags=int(rest[6]),
+            user=int(rest[11]),
+            system=int(rest[12]),
+            threads=int(rest[17]),
+            start=int(rest[19]),
+            vsize=int(rest[20]),
+            rss=int(rest[21]),
+            stack=int(rest[25]),
+        )
+    except (ValueError, IndexError):
+        return None
+
+
+def stat(pid: int) -> Stat | None:
+    """The kernel's line on a process, None when there is none."""
+    data = read(f"{PROC}/{pid}/stat")
+    return None if data is None else parse_stat(data)
+
+
+def pids() -> list[int]:
+    """Every process that this user can see."""
+    try:
+        return [int(name) for name in os.listdir(PROC) if name.isdigit()]
+    except OSError:
+        return []
+
+
+def argv(pid: int) -> tuple[str, ...]:
+    """The command line; empty for kernel threads, zombies and processes that are gone."""
+    data = read(f"{PROC}/{pid}/cmdline")
+    if not data:
+        return ()
+    return tuple(part.decode("utf-8", "replace") for part in data.rstrip(b"\0").split(b"\0"))
+
+
+def environ(pid: int) -> dict[str, str] | None:
+    """The environment the process was started with; None without permission. Later changes are not in it."""
+    data = read(f"{PROC}/{pid}/environ")
+    if data is None:
+        return None
+    pairs = (part.partition("=") for part in data.decode("utf-8", "replace").split("\0"))
+    return {name: value for name, equals, value in pairs if equals}
+
+
+def status(pid: int) -> dict[str, str]:
+    """The fields of /proc/PID/status, empty when the process is gone."""
+    data = read(f"{PROC}/{pid}/status")
+    if data is None:
+        return {}
+    pairs = (line.partition(":") for line in data.decode("utf-8", "replace").splitlines())
+    return {name: value.strip() for name, colon, value in pairs if colon}
+
+
+def user_id(pid: int) -> int | None:
+    """The user the process runs as (effective), None when it is gone."""
+    words = status(pid).get("Uid", "").split()
+    return int(words[1]) if len(words) == 4 and words[1].isdigit() else None
+
+
+def maps(pid: int) -> bytes | None:
+    """The memory map; None without permission, empty for zombies."""
+    return read(f"{PROC}/{pid}/maps")
+
+
+def framework_of(memory_map: bytes) -> str | None:
+    """The framework whose libraries a memory map holds: torch, jax or tensorflow, in this order."""
+    return next((name for name, pattern in _FRAMEWORKS if pattern.search(memory_map)), None)
+
+
+def thread_names(pid: int) -> frozenset[str]:
+    """The names of the threads alive now."""
+    folder = f"{PROC}/{pid}/task"
+    try:
+        threads = os.listdir(folder)
+    except OSError:
+        return frozenset()
+    return frozenset(name for thread in threads if (name := text(f"{folder}/{thread}/comm")))
+
+
+def open_devices(pid: int) -> frozenset[str]:
+    """The /dev/nvidia* files that the process holds open; empty without permission."""
+    folder = f"{PROC}/{pid}/fd"
+    try:
+        handles = os.listdir(folder)
+    except OSError:
+        return frozenset()
+    paths = (link(f"{folder}/{handle}") for handle in handles)
+    return frozenset(path for path in paths if path and path.startswith("/dev/nvidia"))
+
+
+@functools.lru_cache(maxsize=1)
+def boot_time() -> float:
+    """Seconds since the epoch at which the machine started, read once so that it does not move with the clock."""
+    for line in (text(f"{PROC}/stat") or "").splitlines():
+        if line.startswith("btime "):
+            return float(line.split()[1])
+    return 0.0
+
+
+def started(start_ticks: int) -> float:
+    """Seconds since the epoch from the start in ticks since boot."""
+    return boot_time() + start_ticks / TICKS_PER_SECOND
+
+
+def python_version_of(exe: str | None, memory_map: bytes | None = None) -> str | None:
+    """'3.11' from the name of the executable, or from the library the process has mapped."""
+    found = _PYTHON_NAME.search(os.path.basename(exe or "").removesuffix(" (deleted)"))
+    version = found["version"] if found else None
+    if version and "." in version:
+        return version
+    library = _PYTHON_LIBRARY.search(memory_map or b"")
+    return library["version"].decode() if library else None
+
+
+def named_python(path: str | None) -> bool:
+    """Whether the name of an executable is that of a Python interpreter."""
+    return bool(path) and _PYTHON_NAME.match(os.path.basename(path or "").removesuffix(" (deleted)")) is not None
+
+
+def clean(value: str) -> str:
+    """The text without control characters, which could rewrite a terminal."""
+    return _CONTROL.sub(" ", value)
+
+
+def shown(arguments: Sequence[str], comm: str = "") -> str:
+    """A command line as one printable line of at most LONGEST_COMMAND characters."""
+    line = clean(" ".join(arguments)).strip() or f"[{clean(comm)}]"
+    return line if len(line) <= LONGEST_COMMAND else line[: LONGEST_COMMAND - 1] + "…"
