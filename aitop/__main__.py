@@ -7,8 +7,9 @@ import sys
 
 def main() -> None:
     """Run the command line and leave with its exit code."""
-    from aitop.cli import run
+    from aitop.cli import catch_signals, run
 
+    catch_signals()
     sys.exit(run(sys.argv[1:]))
 
 

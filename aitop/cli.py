@@ -94,8 +94,6 @@ def run(arguments: Sequence[str]) -> int:
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, _terminate)
     try:
         args = parse(arguments)
         code = int(args.run(args))
@@ -113,6 +111,12 @@ def run(arguments: Sequence[str]) -> int:
         return PIPE_CLOSED
     except Exception as error:
         return _unexpected(error)
+
+
+def catch_signals() -> None:
+    """Make a polite end (SIGTERM) and a closed terminal (SIGHUP) unwind like an error. For the main thread only."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _terminate)
 
 
 def complain(sentence: str) -> None:

@@ -33,9 +33,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Show the screen for the processes named, or for the one picked from a list."""
+    check_terminal("`aitop diagnose --pid PID` writes a report without one")
     from aitop.sources.target import look
 
-    check_terminal("`aitop diagnose --pid PID` writes a report without one")
     pids = args.pid or pick_pids()
     if pids:
         watch([look(pid) for pid in pids], args)

@@ -1,0 +1,269 @@
+"""How the command line is read, and what every kind of failure becomes."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+from aitop import __version__, cli
+from aitop.commands import diagnose, monitor, run
+from aitop.commands.options import duration, interval, process_id, watch_options
+from aitop.errors import (
+    AitopError,
+    NoTargetError,
+    NotEnoughEvidenceError,
+    NotPermittedError,
+    UnreadableRecordingError,
+    WrongUsageError,
+)
+from aitop.model.snapshot import Snapshot, Target
+from aitop.model.verdict import Diagnosis, Verdict
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("15s", 15), ("2m", 120), ("500ms", 0.5), ("1.5", 1.5), ("1h", 3600), (".5s", 0.5), ("3.", 3)]
+)
+def test_durations(text, seconds):
+    assert duration(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "0", "0s", "-1", "s", "1d", "1 2", "nan", "inf", "1e3", "9" * 400, "٣s", "1s\n2"])
+def test_what_is_no_duration(text):
+    with pytest.raises(argparse.ArgumentTypeError):
+        duration(text)
+
+
+@pytest.mark.parametrize("text", ["0", "-5", "1.5", "abc", "", "99999999999", "٣", "²"])
+def test_what_is_no_pid(text):
+    with pytest.raises(argparse.ArgumentTypeError):
+        process_id(text)
+
+
+def test_an_interval_has_a_floor():
+    assert interval("100ms") == 0.1
+    with pytest.raises(argparse.ArgumentTypeError, match="shortest"):
+        interval("99ms")
+
+
+def test_no_verb_is_the_monitor_with_all_its_options():
+    line = "--pid 12 13 --passive --interval 2s --no-gpu --no-stacks --no-hook --record f.gz"
+    args = cli.parse(line.split())
+    assert args.run is monitor.run
+    assert args.pid == [12, 13]
+    assert str(args.record) == "f.gz"
+    options = watch_options(args)
+    assert (options.passive, options.interval, options.gpu, options.stacks, options.hook) == (True, 2.0, *[False] * 3)
+
+
+def test_defaults_touch_everything_once_a_second():
+    args = cli.parse([])
+    assert args.run is monitor.run
+    assert args.pid is None
+    assert args.record is None
+    options = watch_options(args)
+    assert (options.passive, options.interval, options.gpu, options.stacks, options.hook) == (False, 1.0, *[True] * 3)
+
+
+def test_diagnose_line():
+    line = "diagnose --pid 7 --for 500ms --format json -o out.json --fail-on warning --passive"
+    args = cli.parse(line.split())
+    assert args.run is diagnose.run
+    assert (args.pid, args.seconds, args.format) == (7, 0.5, "json")
+    assert (str(args.output), args.fail_on, args.passive) == ("out.json", "warning", True)
+
+
+def test_everything_behind_the_dashes_belongs_to_the_command():
+    args = cli.parse(["run", "--headless", "--", "python", "train.py", "--pid", "--", "-h"])
+    assert args.run is run.run
+    assert args.headless
+    assert args.command == ["python", "train.py", "--pid", "--", "-h"]
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("4242", "aitop --pid 4242"),
+        ("--passive diagnose --pid 1", "aitop diagnose --passive"),
+        ("--pid", "expected at least one argument"),
+        ("--pid x", "'x' is not the number of a process"),
+        ("diagnose", "--pid"),
+        ("diagnose --pid 1 --for soon", "'soon' is not a time"),
+        ("diagnose --pid 1 --format xml", "invalid choice"),
+        ("record --pid 1", "-o"),
+        ("replay x --speed 0", "not a speed"),
+        ("diagnose --pid 1 -- python", "only `aitop run`"),
+        ("--frobnicate", "unrecognized arguments: --frobnicate"),
+        ("fly", "invalid choice: 'fly'"),
+        ("--pas", "unrecognized arguments"),
+    ],
+)
+def test_wrong_usage_leaves_with_2_and_says_what_is_wrong(line, words, capsys):
+    with pytest.raises(SystemExit) as left:
+        cli.run(line.split())
+    assert left.value.code == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert words in err
+
+
+@pytest.mark.parametrize("arguments", [["run"], ["run", "--headless"], ["run", "--"]])
+def test_run_without_a_command_is_wrong_usage(arguments, capsys):
+    assert cli.run(arguments) == 2
+    assert "aitop run -- python train.py" in capsys.readouterr().err
+
+
+def test_a_command_that_is_not_there_is_wrong_usage(capsys):
+    assert cli.run(["run", "--headless", "--", "/no/such/command"]) == 2
+    assert capsys.readouterr().err == "aitop: Cannot start /no/such/command: No such file or directory.\n"
+
+
+def failing(monkeypatch, error):
+    def fail(args):
+        raise error
+
+    monkeypatch.setattr(cli, "parse", lambda arguments: SimpleNamespace(run=fail))
+    return cli.run([])
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (AitopError, 1),
+        (WrongUsageError, 2),
+        (NoTargetError, 3),
+        (NotPermittedError, 4),
+        (NotEnoughEvidenceError, 5),
+        (UnreadableRecordingError, 6),
+    ],
+)
+def test_our_errors_are_one_sentence_and_their_code(monkeypatch, capsys, error, code):
+    assert failing(monkeypatch, error("There is no\nprocess \x1b[31m12.")) == code
+    assert capsys.readouterr() == ("", "aitop: There is no process  [31m12.\n")
+
+
+def test_ctrl_c_is_130_and_quiet(monkeypatch, capsys):
+    assert failing(monkeypatch, KeyboardInterrupt()) == 130
+    assert capsys.readouterr() == ("", "")
+
+
+def test_a_fault_of_ours_asks_to_be_reported(monkeypatch, capsys):
+    monkeypatch.delenv("AITOP_DEBUG", raising=False)
+    assert failing(monkeypatch, KeyError("rank")) == 1
+    err = capsys.readouterr().err
+    assert "KeyError: 'rank'" in err
+    assert "report" in err
+    assert "Traceback" not in err
+    monkeypatch.setenv("AITOP_DEBUG", "1")
+    assert failing(monkeypatch, KeyError("rank")) == 1
+    assert "Traceback" in capsys.readouterr().err
+
+
+def aitop(*arguments, **more):
+    command = [sys.executable, "-m", "aitop", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False, **more)
+
+
+def test_help_says_examples_and_exit_codes_and_imports_no_screen_and_no_torch():
+    script = (
+        "import sys\nfrom aitop import cli\n"
+        "try: cli.run(['--help'])\nexcept SystemExit as left: assert left.code == 0\n"
+        "print(sorted({name.split('.')[0] for name in sys.modules} & {'torch', 'textual', 'rich', 'psutil', 'pynvml'}))"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.endswith("\n[]\n")
+    assert "exit codes:" in done.stdout
+    for verb in cli.VERBS:
+        assert f"\n    {verb} " in done.stdout
+
+
+def test_importing_the_package_imports_nothing_else():
+    script = "import sys, aitop\nprint([name for name in ('msgspec', 'torch', 'argparse') if name in sys.modules])"
+    assert subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout == "[]\n"
+
+
+def test_version():
+    done = aitop("--version")
+    assert (done.returncode, done.stdout) == (0, f"aitop {__version__}\n")
+
+
+def test_a_reader_that_goes_away_is_no_complaint():
+    done = subprocess.run(
+        f"set -o pipefail; {sys.executable} -m aitop doctor | true",
+        shell=True,
+        executable="/bin/bash",
+        capture_output=True,
+    )
+    assert done.stderr == b""
+
+
+def test_an_ascii_terminal_gets_question_marks_and_no_traceback():
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"}
+    done = aitop("replay", "/żółć", env=environment)
+    assert done.returncode == 6
+    assert done.stderr == "aitop: Cannot read the recording /????: No such file or directory.\n"
+
+
+def snapshot(*severities, ended=None):
+    verdicts = tuple(Verdict(id="input-bound", severity=severity, title="x", confidence=0.9) for severity in severities)
+    target = Target(pid=7, command="python x.py", ended=ended)
+    return Snapshot(tick=1, time=1.0, wall=1.0, window=1.0, target=target, diagnosis=Diagnosis(verdicts=verdicts))
+
+
+@pytest.mark.parametrize(
+    ("severity", "fail_on", "code"),
+    [
+        ("critical", None, 0),
+        ("critical", "critical", 1),
+        ("critical", "warning", 1),
+        ("warning", "warning", 1),
+        ("warning", "critical", 0),
+        ("info", "warning", 0),
+    ],
+)
+def test_fail_on(capsys, severity, fail_on, code):
+    assert diagnose.conclude(snapshot("info", severity), 7, "text", None, fail_on) == code
+    assert "INPUT-BOUND" in capsys.readouterr().out
+
+
+def test_too_little_evidence_is_5_and_the_report_is_written_nevertheless(capsys):
+    with pytest.raises(NotEnoughEvidenceError):
+        diagnose.conclude(snapshot(), 7, "text", None, "warning")
+    assert "NO VERDICT" in capsys.readouterr().out
+    with pytest.raises(NotEnoughEvidenceError):
+        diagnose.conclude(None, 7, "text", None)
+
+
+def test_an_end_before_anything_could_be_said_is_3(capsys):
+    with pytest.raises(NoTargetError, match=r"it exited\."):
+        diagnose.conclude(snapshot(ended="it exited."), 7, "json", None)
+    assert capsys.readouterr().out == ""
+    assert diagnose.conclude(snapshot("info", ended="it exited."), 7, "json", None) == 0
+
+
+def test_a_report_that_could_not_be_written_is_said_before_watching(tmp_path):
+    for place in (tmp_path, tmp_path / "none" / "out.json"):
+        with pytest.raises(WrongUsageError, match="Cannot write"):
+            diagnose.check_writable(place)
+    diagnose.check_writable(tmp_path / "out.json")
+    diagnose.check_writable(None)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_hook_goes_before_other_paths():
+    site = run.with_hook({})["PYTHONPATH"]
+    assert site.endswith("aitop/hook/site")
+    assert run.with_hook({"PYTHONPATH": "/mine", "A": "b"}) == {"PYTHONPATH": f"{site}:/mine", "A": "b"}
+
+
+@pytest.mark.parametrize("arguments", [["--pid", str(os.getpid())], [], ["run", "--", "true"]])
+def test_without_a_terminal_the_screen_says_what_to_do_instead(arguments):
+    done = aitop(*arguments, stdin=subprocess.DEVNULL)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert "needs a terminal" in done.stderr
+    assert done.stderr.count("\n") == 1
