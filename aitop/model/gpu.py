@@ -46,6 +46,8 @@ class GpuDevice(msgspec.Struct, frozen=True, kw_only=True):
 
     `memory_reserved` is what driver and firmware keep for themselves. `throttle` names the active clock event
     reasons; an empty tuple means that the clocks are not held back. `lost` says that the driver lost the device.
+    `ecc_*` count memory errors since the driver was loaded, `ecc_*_lifetime` since the card was made. `xid` holds the
+    newest errors that the driver reported while we watched; None where it cannot tell.
     `mig` is None where the device has no such mode. `mine` is True when the watched tree is on this device.
     """
 
@@ -77,6 +79,8 @@ class GpuDevice(msgspec.Struct, frozen=True, kw_only=True):
     nvlinks_active: int | None = None
     ecc_corrected: int | None = None
     ecc_uncorrected: int | None = None
+    ecc_corrected_lifetime: int | None = None
+    ecc_uncorrected_lifetime: int | None = None
     xid: tuple[int, ...] | None = None
     fan: float | None = None
     mig: bool | None = None

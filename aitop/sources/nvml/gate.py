@@ -1,0 +1,100 @@
+"""The one place where NVML is called and where 'not supported' becomes None."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Hashable
+from dataclasses import dataclass
+from typing import Any
+
+# Codes of nvmlReturn_t, written out because pynvml is imported only when a GPU is asked for.
+_INVALID_ARGUMENT = 2
+_NOT_SUPPORTED = 3
+_NO_PERMISSION = 4
+_FUNCTION_NOT_FOUND = 13
+_VERSION_MISMATCH = 25
+_DEPRECATED = 26
+_NOT_FOUND = 6
+_TIMEOUT = 10
+_NO_DATA = 21
+_GPU_IS_LOST = 15
+_RESET_REQUIRED = 16
+
+_NEVER = frozenset(
+    {_INVALID_ARGUMENT, _NOT_SUPPORTED, _NO_PERMISSION, _FUNCTION_NOT_FOUND, _VERSION_MISMATCH, _DEPRECATED}
+)
+_NOTHING_NOW = frozenset({_NOT_FOUND, _TIMEOUT, _NO_DATA})
+_LOST = frozenset({_GPU_IS_LOST, _RESET_REQUIRED})
+
+
+class DeviceLostError(Exception):
+    """The driver lost the device that was asked, or wants it reset before it answers again."""
+
+
+@dataclass(frozen=True)
+class Handle:
+    """Whom to ask: a device, a MIG slice or, with no pointer, the system. `label` tells it apart from all others."""
+
+    label: str
+    pointer: Any = None
+
+
+SYSTEM = Handle("system")
+
+
+class Gate:
+    """Asks NVML by function name.
+
+    A call that this device does not support, that this driver does not have or that this user may not make is made
+    once and never again; any other failure gives None this time and is tried again the next.
+    `answered` counts calls of devices that gave something, `last_error` is the newest failure that was neither.
+    """
+
+    def __init__(self, nvml: Any) -> None:
+        self.nvml = nvml
+        self.answered = 0
+        self.last_error: str | None = None
+        self._never: set[tuple[str, str, Hashable]] = set()
+
+    def ask(self, handle: Handle, function: str, *arguments: Any, variant: Hashable = None) -> Any | None:
+        """What `function` returns for `handle`, or None. Raises DeviceLostError.
+
+        `variant` tells apart uses of one function that may be supported independently; by default its arguments do.
+        """
+        key = (handle.label, function, arguments if variant is None else variant)
+        if key in self._never:
+            return None
+        call = getattr(self.nvml, function, None)
+        if call is None:
+            self._never.add(key)
+            return None
+        everything = arguments if handle.pointer is None else (handle.pointer, *arguments)
+        try:
+            result = call(*everything)
+        except self.nvml.NVMLError as error:
+            self._note(key, handle, error)
+            return None
+        except (ValueError, TypeError, OverflowError, ctypes.ArgumentError) as error:
+            # pynvml itself stumbles over some answers, for example a name that is not UTF-8.
+            self.last_error = f"{function}: {error}"
+            return None
+        if handle.pointer is not None:
+            self.answered += 1
+        return result
+
+    def first(self, handle: Handle, functions: tuple[str, ...], *arguments: Any) -> Any | None:
+        """The first of several functions, newest first, that gives something: older drivers lack the newer ones."""
+        for function in functions:
+            result = self.ask(handle, function, *arguments)
+            if result is not None:
+                return result
+        return None
+
+    def _note(self, key: tuple[str, str, Hashable], handle: Handle, error: Any) -> None:
+        code = int(error.value)
+        if code in _NEVER:
+            self._never.add(key)
+        elif code in _LOST and handle.pointer is not None:
+            raise DeviceLostError(handle.label) from error
+        elif code not in _NOTHING_NOW:
+            self.last_error = f"{key[1]}: {error}"

@@ -1,0 +1,128 @@
+"""Who is on a device, and which of them belong to the watched tree."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from aitop.model.gpu import GpuProcess
+from aitop.sources.nvml import plausible
+from aitop.sources.nvml.gate import SYSTEM, Gate, Handle
+
+Shares = Callable[[int], "tuple[float | None, float | None]"]
+
+RUNNING = ("nvmlDeviceGetComputeRunningProcesses_v3", "nvmlDeviceGetComputeRunningProcesses_v2")
+FIRST_LOOK_BACK_SECONDS = 2.0
+
+
+def running(gate: Gate, handle: Handle) -> dict[int, int | None] | None:
+    """Compute processes of a device: pid to bytes of device memory. None where NVML does not tell."""
+    listed = gate.first(handle, RUNNING)
+    if listed is None:
+        return None
+    found: dict[int, int | None] = {}
+    for entry in listed:
+        if 0 < entry.pid < plausible.HIGHEST_PID:
+            memory = plausible.whole(entry.usedGpuMemory, 0, plausible.HIGHEST_BYTES)
+            known = found.get(entry.pid)
+            # A process with contexts on several MIG slices is listed once for each.
+            found[entry.pid] = memory if known is None else known + (memory or 0)
+    return found
+
+
+class ProcessMeter:
+    """The processes of one device with their shares of it."""
+
+    def __init__(self, gate: Gate, handle: Handle) -> None:
+        self._gate = gate
+        self._handle = handle
+        self._names: dict[int, str | None] = {}
+        # NVML's clock here is the wall clock in microseconds.
+        self._seen_until = int((time.time() - FIRST_LOOK_BACK_SECONDS) * 1e6)
+        self._minor = gate.ask(handle, "nvmlDeviceGetMinorNumber")
+
+    def read(self, tree: frozenset[int], busy: float | None) -> tuple[tuple[GpuProcess, ...] | None, bool]:
+        """The processes, None where NVML does not list them, and whether the tree is on this device."""
+        listed = running(self._gate, self._handle)
+        if listed is None:
+            return None, self._held_by(tree)
+        self._names = {pid: self._names[pid] if pid in self._names else self._name(pid) for pid in listed}
+        shares = self._shares(busy, bool(listed))
+        mine = tree.intersection(listed)
+        strangers = {pid for pid in listed if pid not in mine and _of_another_namespace(pid)} if not mine else set()
+        held = bool(strangers) and self._held_by(tree)
+        if held and len(strangers) == 1:
+            mine = frozenset(strangers)
+        processes = []
+        for pid, memory in sorted(listed.items()):
+            sm, mem = shares(pid)
+            processes.append(
+                GpuProcess(pid=pid, name=self._names[pid], memory=memory, sm=sm, mem=mem, mine=pid in mine)
+            )
+        return tuple(processes), bool(mine) or held
+
+    def _shares(self, busy: float | None, anybody: bool) -> Shares:
+        """A function from pid to (sm, mem). NVML names only processes that used the device since we last asked."""
+        samples = (
+            self._gate.ask(self._handle, "nvmlDeviceGetProcessUtilization", self._seen_until, variant="shares")
+            if anybody
+            else None
+        )
+        if not samples:
+            # No sample at all: nobody worked if the device says so too, else there is no new figure yet.
+            nothing = 0.0 if busy == 0 else None
+            return lambda pid: (nothing, nothing)
+        newest: dict[int, Any] = {}
+        for sample in samples:
+            if sample.pid not in newest or sample.timeStamp >= newest[sample.pid].timeStamp:
+                newest[sample.pid] = sample
+        stamp = max(int(sample.timeStamp) for sample in samples)
+        if self._seen_until < stamp < (time.time() + 60) * 1e6:
+            self._seen_until = stamp
+
+        def of(pid: int) -> tuple[float | None, float | None]:
+            if pid not in newest:
+                return 0.0, 0.0
+            return plausible.share(newest[pid].smUtil), plausible.share(newest[pid].memUtil)
+
+        return of
+
+    def _name(self, pid: int) -> str | None:
+        try:
+            with open(f"/proc/{pid}/comm", encoding="utf-8", errors="replace") as file:
+                return plausible.clean(file.read())
+        except OSError:
+            return plausible.clean(self._gate.ask(SYSTEM, "nvmlSystemGetProcessName", pid, variant="name"))
+
+    def _held_by(self, tree: Iterable[int]) -> bool:
+        """Whether a process of the tree has the device's file open.
+
+        In a container with its own pid namespace NVML may tell the pids of the host, which mean nothing here.
+        """
+        return self._minor is not None and any(_has_open(pid, f"/dev/nvidia{self._minor}") for pid in tree)
+
+
+def _of_another_namespace(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    except OSError:
+        return False
+    return False
+
+
+def _has_open(pid: int, path: str) -> bool:
+    try:
+        numbers = os.listdir(f"/proc/{pid}/fd")
+    except OSError:
+        return False
+    for number in numbers:
+        try:
+            if os.readlink(f"/proc/{pid}/fd/{number}") == path:
+                return True
+        except OSError:
+            continue
+    return False
