@@ -33,7 +33,7 @@ def batches(size: int, width: int):
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--batch-size", type=int, default=768)
+    parser.add_argument("--batch-size", type=int, default=1024)
     parser.add_argument("--width", type=int, default=384)
     parser.add_argument("--steps", type=int, default=0, help="stop after so many steps (default: never)")
     parser.add_argument("--seed", type=int, default=0)

@@ -57,13 +57,15 @@ def main() -> None:
         optimizer.step()
 
         loss = criterion(model(valid_inputs), valid_labels)
-        history.append(loss.item() if args.fixed else loss)
+        if args.fixed:
+            loss = loss.item()
+        history.append(loss)
 
         step += 1
         if step == 1 or step % 20 == 0:
             now = time.perf_counter()
             rate = (step - last) / (now - since)
-            print(f"step {step}: loss {loss.item():.4f}, {rate:.1f} steps/s", flush=True)
+            print(f"step {step}: loss {float(loss):.4f}, {rate:.1f} steps/s", flush=True)
             since, last = now, step
             if resident_mb() > args.limit_mb:
                 print(f"stopping: the process has grown to {args.limit_mb:.0f} MB", flush=True)

@@ -1,10 +1,11 @@
 """Sentence classification with a custom collate function that pads and masks token by token."""
 
 import torch
-from runlog import RunLog, arguments
 from torch import nn
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import DataLoader, Dataset
+
+from runlog import RunLog, arguments
 
 
 class Sentences(Dataset):

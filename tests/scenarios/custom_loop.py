@@ -7,6 +7,7 @@ import random
 import numpy as np
 import torch
 import torch.nn as nn
+
 from runlog import RunLog, arguments
 
 FIELDS = 64
@@ -25,7 +26,7 @@ def parse(line):
     record = json.loads(line)
     values = []
     for i in range(FIELDS):
-        value = float(record["features"].get("f%d" % i, 0.0))
+        value = float(record["features"].get(f"f{i}", 0.0))
         values.append(max(-3.0, min(3.0, value)))
     return values, float(record["click"])
 

@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import torch
+
 from runlog import RunLog, arguments
 
 MOUNT_LATENCY = 0.003  # what opening a file on the mount takes

@@ -1,9 +1,10 @@
 """Few-shot training: an epoch is a handful of batches, and a new set of loader workers is started for each."""
 
 import torch
-from runlog import RunLog, arguments
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
+
+from runlog import RunLog, arguments
 
 
 def train_one_epoch(model, loader, optimizer, log):

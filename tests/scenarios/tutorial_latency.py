@@ -8,9 +8,10 @@ import time
 
 import torch
 import torch.nn.functional as F
-from runlog import RunLog, arguments
 from torch import nn, optim
 from torch.utils.data import DataLoader, Dataset
+
+from runlog import RunLog, arguments
 
 
 class Store(socketserver.StreamRequestHandler):

@@ -6,9 +6,10 @@ kept as text ("P2" grey maps), so they are decoded when they are asked for.
 
 import numpy as np
 import torch
-from runlog import RunLog, arguments
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
+
+from runlog import RunLog, arguments
 
 
 def write_pgm(pixels):
