@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterable, Sequence
 
@@ -23,6 +24,7 @@ class Member:
         self.ppid = stat.ppid
         self.forked = False
         self.exe: str | None = None
+        self.python = False
         self.argv: tuple[str, ...] = ()
         self.numbers: RankNumbers = NO_NUMBERS
         self.command = ""
@@ -35,11 +37,21 @@ class Member:
         alike = parent is not None and parent.stat.stack == self.stat.stack and parent.argv == self.argv
         self.forked = alike and bool(self.argv)
         if self.forked and parent is not None:
-            self.exe, self.numbers, self.command = parent.exe, parent.numbers, parent.command
+            self.exe, self.python, self.numbers, self.command = (
+                parent.exe,
+                parent.python,
+                parent.numbers,
+                parent.command,
+            )
             return
         self.exe = procfs.link(f"{procfs.PROC}/{pid}/exe")
+        self.python = procfs.named_python(self.exe or (self.argv[0] if self.argv else None)) or self._embeds_python()
         self.numbers = rank_numbers(procfs.environ(pid) or {})
         self.command = procfs.shown(self.argv, self.stat.comm)
+
+    def _embeds_python(self) -> bool:
+        """Whether a program of another name has the interpreter's library mapped."""
+        return procfs.python_version_of(None, procfs.maps(self.stat.pid)) is not None
 
     @property
     def key(self) -> tuple[int, int]:
@@ -48,17 +60,15 @@ class Member:
 
     def facts(self) -> Facts:
         """What sorting into roles needs to know."""
-        python = procfs.named_python(self.exe or (self.argv[0] if self.argv else None))
-        return Facts(
-            self.stat.pid, self.ppid, self.stat.start, self.stat.comm, self.argv, python, self.forked, self.numbers
-        )
+        stat = self.stat
+        return Facts(stat.pid, self.ppid, stat.start, stat.comm, self.argv, self.python, self.forked, self.numbers)
 
 
 class ProcessTree:
     """The processes below some tops, followed from read to read.
 
     A process stays in when its parent dies and the kernel gives it another one. A pid that now belongs to another
-    process is not followed.
+    process is not followed, and never the monitor itself with what it starts.
     """
 
     def __init__(self, tops: Iterable[tuple[int, int | None]]) -> None:
@@ -67,6 +77,7 @@ class ProcessTree:
         self._members: dict[int, Member] = {}
         self._outside: set[int] = set()
         self._reads = 0
+        self._self = os.getpid()
 
     def tops(self) -> dict[int, int | None]:
         """The pids asked for with the start that was seen of each."""
@@ -112,7 +123,7 @@ class ProcessTree:
         while waiting:
             parent = self._members[waiting.pop()]
             for stat in sorted(below.get(parent.stat.pid, ()), key=lambda child: (child.start, child.pid)):
-                if stat.pid not in self._members:
+                if stat.pid not in self._members and stat.pid != self._self:
                     self._members[stat.pid] = Member(stat, parent)
                     waiting.append(stat.pid)
         self._outside.update(pid for pid in stats if pid not in self._members)
