@@ -1,0 +1,56 @@
+"""The hook, packed for the journey: real files of ours in, one block of bytes out."""
+
+from __future__ import annotations
+
+import functools
+import importlib.resources
+import importlib.util
+import marshal
+from collections.abc import Sequence
+from typing import Literal
+
+from aitop.attach.in_target import PACKAGE
+
+Action = Literal["install", "remove"]
+Sources = Sequence[tuple[str, str]]
+# The oldest format that every supported Python reads.
+MARSHAL_VERSION = 2
+
+
+@functools.cache
+def hook_sources() -> tuple[tuple[str, str], ...]:
+    """(module name, source) of every file of `aitop/hook`, the package itself as `__init__`."""
+    files = importlib.resources.files("aitop").joinpath("hook").iterdir()
+    found = [(file.name[:-3], file.read_text(encoding="utf-8")) for file in files if file.name.endswith(".py")]
+    return tuple(sorted(found))
+
+
+@functools.cache
+def pack(action: Action, sources: tuple[tuple[str, str], ...]) -> bytes:
+    """The block that the injected line executes: `marshal` of (driver's text, namespace to start from).
+
+    The modules travel as text and as our own bytecode; a target of the same Python spares itself the
+    compiling, which is most of the pause an attach would cause.
+    """
+    modules = {_full_name(name): (source, _compiled(name, source)) for name, source in sources}
+    # Taking the hook out needs nothing that is not there already.
+    start = {
+        "__name__": "_aitop_in_target",
+        "action": action,
+        "modules": modules if action == "install" else {},
+        "magic": importlib.util.MAGIC_NUMBER,
+    }
+    return marshal.dumps((_driver(), start), MARSHAL_VERSION)
+
+
+def _full_name(name: str) -> str:
+    return PACKAGE if name == "__init__" else f"{PACKAGE}.{name}"
+
+
+def _compiled(name: str, source: str) -> bytes:
+    return marshal.dumps(compile(source, f"<aitop hook>/{name}.py", "exec", dont_inherit=True))
+
+
+@functools.cache
+def _driver() -> str:
+    return importlib.resources.files("aitop.attach").joinpath("in_target.py").read_text(encoding="utf-8")

@@ -1,0 +1,96 @@
+"""Runs inside the target, between two bytecodes of its main thread: puts the hook in, or takes it out.
+
+This file's text travels to the target and is executed there in a namespace of its own; it imports nothing
+of aitop. Every error becomes an answer, and whatever was begun is undone. Only a KeyboardInterrupt, which
+is the user's, goes through to the injected line, which hands it back to the program.
+"""
+
+from __future__ import annotations
+
+import sys
+
+# `typing` is not imported in a target that does without it.
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import CodeType, ModuleType
+    from typing import Any
+
+PACKAGE = "_aitop_hook"
+
+
+class MemoryFinder:
+    """Import hook for the modules of the package only: name → (source, compiled code or None)."""
+
+    def __init__(self, modules: dict[str, tuple[str, bytes | None]], load: Any) -> None:
+        self.modules = modules
+        self._load = load
+
+    def find_spec(self, name: str, _path: object = None, _target: object = None) -> Any:
+        if name not in self.modules:
+            return None
+        spec_of: Any = type(sys.__spec__)  # ModuleSpec, without importing importlib
+        return spec_of(name, self, origin=self._origin(name), is_package=name == PACKAGE)
+
+    def create_module(self, _spec: object) -> None:
+        return None
+
+    def exec_module(self, module: ModuleType) -> None:
+        source, compiled = self.modules[module.__name__]
+        code: CodeType
+        if compiled is None:
+            code = compile(source, self._origin(module.__name__), "exec", dont_inherit=True)
+        else:
+            code = self._load(compiled)
+        exec(code, module.__dict__)  # noqa: S102
+
+    def _origin(self, name: str) -> str:
+        return f"<aitop hook>/{name.rpartition('.')[2] if name != PACKAGE else '__init__'}.py"
+
+
+def forget() -> None:
+    """Drops the package from the table of modules."""
+    for name in [name for name in list(sys.modules) if name == PACKAGE or name.startswith(PACKAGE + ".")]:
+        sys.modules.pop(name, None)
+
+
+def install(finder: MemoryFinder) -> str:
+    """Loads the package if it is not there and asks it to install itself. Nothing stays where it did not."""
+    hook: Any = sys.modules.get(PACKAGE)
+    fresh = hook is None
+    answer = "error: interrupted"
+    try:
+        if hook is None:
+            sys.meta_path.insert(0, finder)
+            try:
+                hook = __import__(PACKAGE)
+            finally:
+                sys.meta_path.remove(finder)
+        answer = str(hook.install("attach"))
+    finally:
+        if fresh and answer not in ("installed", "already"):
+            forget()
+    return answer
+
+
+def remove() -> str:
+    """Asks the hook to leave, and drops its package once it has."""
+    hook: Any = sys.modules.get(PACKAGE)
+    if hook is None:
+        return "absent"
+    answer = str(hook.remove())
+    if answer in ("removed", "absent"):
+        forget()
+    return answer
+
+
+def run(action: str, modules: dict[str, tuple[str, bytes | None]], magic: bytes, load: Any) -> str:
+    """The answer to `action`, one line. `magic` names the bytecode that the compiled modules are in."""
+    try:
+        frozen: Any = sys.modules["_frozen_importlib_external"]
+        if magic != frozen.MAGIC_NUMBER:
+            modules = {name: (source, None) for name, (source, _) in modules.items()}
+        return install(MemoryFinder(modules, load)) if action == "install" else remove()
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        return f"error: {type(error).__name__}: {error}".replace("\n", " ")[:500]

@@ -1,0 +1,129 @@
+"""Explains every refusal before the target is touched, from what `/proc` says.
+
+Whether tracing is allowed is asked of the kernel itself (opening `/proc/PID/mem` needs the same right);
+the explanation is looked for only after it said no.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import pwd
+
+from aitop.attach.memory import Memory, mappings
+from aitop.attach.proc_status import ProcStatus, own_status, read_status
+from aitop.attach.refusal import AttachRefused
+
+YAMA_SCOPE = "/proc/sys/kernel/yama/ptrace_scope"
+SWITCH = "PYTHON_DISABLE_REMOTE_DEBUG"
+SUPPORTED_MACHINES = ("x86_64",)
+
+
+def check_alive(pid: int) -> ProcStatus:
+    """The process's status, or AttachRefused where it is not one whose main thread can be asked."""
+    if platform.machine() not in SUPPORTED_MACHINES or platform.system() != "Linux":
+        where = f"{platform.system()} on {platform.machine()}"
+        raise AttachRefused("absent", f"the hook cannot get into a running process on {where}", "aitop run -- CMD")
+    status = read_status(pid) if pid > 0 else None
+    if status is None:
+        raise AttachRefused("absent", f"there is no process {pid}")
+    if status.leader != pid:
+        raise AttachRefused("absent", f"{pid} is a thread of process {status.leader}", f"aitop --pid {status.leader}")
+    if pid == os.getpid():
+        raise AttachRefused("absent", f"process {pid} is aitop itself")
+    if status.state in "ZX":
+        raise AttachRefused("absent", f"process {pid} has ended and is a zombie")
+    if status.tracer:
+        tracer = read_status(status.tracer)
+        by = f"{tracer.name} ({status.tracer})" if tracer else str(status.tracer)
+        raise AttachRefused("denied", f"process {pid} is already being traced by {by}", "end the other tracer")
+    if status.state == "T":
+        raise AttachRefused("absent", f"process {pid} is stopped", f"kill -CONT {pid}")
+    return status
+
+
+def open_memory(status: ProcStatus) -> Memory:
+    """The target's memory, or AttachRefused(`denied`) with the reason why the kernel refuses it."""
+    try:
+        return Memory(status.pid)
+    except (FileNotFoundError, ProcessLookupError) as error:
+        raise AttachRefused("absent", f"process {status.pid} ended") from error
+    except PermissionError as error:
+        raise explain_denial(status, own_status(), yama_scope()) from error
+
+
+def explain_denial(target: ProcStatus, own: ProcStatus, scope: int) -> AttachRefused:
+    """Why `own` may not trace `target`; `scope` is Yama's setting, 0 where there is none."""
+    pid = target.pid
+    ids = {*target.uids[:3]}
+    if ids != {own.uids[1]} and not own.may_trace_anybody:
+        owner = _user_name(target.uids[1])
+        return AttachRefused("denied", f"process {pid} belongs to {owner}", f"run aitop as {owner}, or with sudo")
+    if scope >= 3:
+        return AttachRefused("denied", "this system allows no tracing at all (Yama ptrace_scope 3)", "aitop run -- CMD")
+    if scope >= 1 and not own.may_trace_anybody:
+        return AttachRefused(
+            "denied",
+            f"this system lets only parents trace their children (Yama ptrace_scope {scope})",
+            "run aitop with sudo, or: sudo sysctl kernel.yama.ptrace_scope=0" if scope == 1 else "run aitop with sudo",
+        )
+    if target.capabilities & ~own.capabilities:
+        return AttachRefused("denied", f"process {pid} has privileges that aitop lacks", "run aitop with sudo")
+    if os.path.exists(f"/proc/{pid}") and os.stat(f"/proc/{pid}").st_uid not in ids:
+        return AttachRefused("denied", f"process {pid} has forbidden that anybody looks into it", "run aitop with sudo")
+    return AttachRefused(
+        "denied",
+        f"the system forbids tracing process {pid} (a security module or a container's profile)",
+        "in a container: --cap-add SYS_PTRACE",
+    )
+
+
+def check_consent(pid: int) -> None:
+    """Raises AttachRefused where the target's owner switched remote debugging off."""
+    try:
+        with open(f"/proc/{pid}/environ", "rb") as file:
+            environment = file.read().split(b"\0")
+        with open(f"/proc/{pid}/cmdline", "rb") as file:
+            arguments = file.read().split(b"\0")
+    except OSError as error:
+        raise AttachRefused("absent", f"process {pid} ended") from error
+    by_variable = any(entry.startswith(SWITCH.encode() + b"=") and entry[len(SWITCH) + 1 :] for entry in environment)
+    by_option = any(
+        argument in (b"disable-remote-debug", b"-Xdisable-remote-debug") for argument in _interpreter_options(arguments)
+    )
+    if by_variable or by_option:
+        how = SWITCH if by_variable else "-X disable-remote-debug"
+        raise AttachRefused("denied", f"the owner of process {pid} switched remote debugging off ({how})")
+
+
+def check_torch(pid: int) -> None:
+    """Raises AttachRefused where torch is not loaded (yet)."""
+    names = {os.path.basename(mapping.path) for mapping in mappings(pid)}
+    if not any(name.startswith("libtorch") for name in names):
+        raise AttachRefused("absent", f"process {pid} has not loaded torch", "try again once it has imported torch")
+
+
+def yama_scope() -> int:
+    """Yama's ptrace_scope, 0 where the kernel has no Yama."""
+    try:
+        with open(YAMA_SCOPE, encoding="ascii") as file:
+            return int(file.read())
+    except (OSError, ValueError):
+        return 0
+
+
+def _interpreter_options(arguments: list[bytes]) -> list[bytes]:
+    """The interpreter's options: everything up to the first `-c`, `-m` or file name."""
+    options: list[bytes] = []
+    for argument in arguments[1:]:
+        if argument in (b"-c", b"-m") or (not argument.startswith(b"-") and options[-1:] not in ([b"-X"], [b"-W"])):
+            break
+        options.append(argument)
+    return options
+
+
+def _user_name(uid: int) -> str:
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return f"user {uid}"

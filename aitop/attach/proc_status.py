@@ -1,0 +1,91 @@
+"""What `/proc` says about a process before anybody touches it."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+CAP_SYS_PTRACE = 19
+
+
+@dataclass(frozen=True)
+class ProcStatus:
+    """One reading of `/proc/PID/status` and `/proc/PID/stat`.
+
+    `uids` and `gids` are real, effective, saved and filesystem ids as seen from here. `inner_pid` is the
+    pid the process itself sees (its own pid namespace). `tracer` is 0 where nobody traces it.
+    `started` is the start time in clock ticks after boot: with the pid it names one process for good.
+    """
+
+    pid: int
+    leader: int
+    parent: int
+    name: str
+    state: str
+    tracer: int
+    uids: tuple[int, ...]
+    gids: tuple[int, ...]
+    inner_pid: int
+    capabilities: int
+    seccomp: int
+    shadow_stack: bool
+    started: int
+
+    @property
+    def may_trace_anybody(self) -> bool:
+        """Whether the process holds CAP_SYS_PTRACE."""
+        return bool(self.capabilities >> CAP_SYS_PTRACE & 1)
+
+
+def read_status(pid: int) -> ProcStatus | None:
+    """The process's status, None where there is no such process."""
+    try:
+        with open(f"/proc/{pid}/status", encoding="utf-8", errors="replace") as file:
+            return parse_status(pid, file.read(), start_ticks(pid))
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+
+
+def parse_status(pid: int, text: str, started: int) -> ProcStatus:
+    """Reads the text of `/proc/PID/status`; fields an older kernel lacks count as zero."""
+    fields = dict(line.split(":", 1) for line in text.splitlines() if ":" in line)
+
+    def numbers(key: str) -> tuple[int, ...]:
+        return tuple(int(word) for word in fields.get(key, "0").split()) or (0,)
+
+    return ProcStatus(
+        pid=pid,
+        leader=numbers("Tgid")[0] or pid,
+        parent=numbers("PPid")[0],
+        name=fields.get("Name", "").strip(),
+        state=fields.get("State", "?").strip()[:1],
+        tracer=numbers("TracerPid")[0],
+        uids=numbers("Uid"),
+        gids=numbers("Gid"),
+        inner_pid=numbers("NSpid")[-1] or pid,
+        capabilities=int(fields.get("CapEff", "0"), 16),
+        seccomp=numbers("Seccomp")[0],
+        shadow_stack="shstk" in fields.get("x86_Thread_features", ""),
+        started=started,
+    )
+
+
+def start_ticks(pid: int) -> int:
+    """Start time of the process in clock ticks after boot; raises FileNotFoundError where it is gone."""
+    with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
+        # The name in parentheses may itself contain spaces and parentheses.
+        return int(file.read().rsplit(")", 1)[1].split()[19])
+
+
+def same_process(status: ProcStatus) -> bool:
+    """Whether the pid still belongs to the process that `status` was read from, and that one is alive."""
+    now = read_status(status.pid)
+    return now is not None and now.started == status.started and now.state not in "ZX"
+
+
+def own_status() -> ProcStatus:
+    """The status of the process we are."""
+    status = read_status(os.getpid())
+    if status is None:
+        raise OSError("/proc is not mounted")
+    return status

@@ -1,0 +1,226 @@
+"""One stopped thread of another process, on x86-64 Linux.
+
+ptrace belongs to the calling operating-system thread: stop, look, change and let go all happen in one
+thread made for it (`in_own_thread`). When that thread ends, or we are killed, the kernel lets the target
+run on with the registers it has at that moment, whatever state it was in.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import functools
+import os
+import signal
+import struct
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import TracebackType
+from typing import TypeVar
+
+from aitop.attach.refusal import AttachRefused, NotNow
+
+SEIZE, INTERRUPT, CONT, DETACH = 0x4206, 0x4207, 7, 17
+GETREGSET, SETREGSET, GETSIGMASK, RSEQ_CONFIGURATION = 0x4204, 0x4205, 0x420A, 0x420F
+NT_PRSTATUS, NT_X86_XSTATE = 1, 0x202
+EVENT_STOP = 128
+WALL = 0x40000000
+LARGEST_XSTATE = 1 << 15
+STOP_PATIENCE_S = 1.0
+POLL_S = 0.00005
+
+# struct user_regs_struct
+REGISTER_NAMES = (
+    *("r15", "r14", "r13", "r12", "rbp", "rbx", "r11", "r10", "r9", "r8", "rax", "rcx", "rdx", "rsi", "rdi"),
+    *("orig_rax", "rip", "cs", "eflags", "rsp", "ss", "fs_base", "gs_base", "ds", "es", "fs", "gs"),
+)
+Registers = dict[str, int]
+WORD = (1 << 64) - 1
+
+
+Result = TypeVar("Result")
+
+
+def in_own_thread(work: Callable[[], Result]) -> Result:
+    """Runs `work` in a thread that ends with it, so that the kernel ends every tracing `work` began."""
+    results: list[Result] = []
+    errors: list[BaseException] = []
+
+    def body() -> None:
+        try:
+            results.append(work())
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=body, name="aitop-tracer", daemon=True)
+    thread.start()
+    thread.join()
+    if errors:
+        raise errors[0]
+    return results[0]
+
+
+class _IoVec(ctypes.Structure):
+    _fields_ = (("base", ctypes.c_void_p), ("size", ctypes.c_size_t))
+
+
+@functools.cache
+def _libc() -> ctypes.CDLL:
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.ptrace.restype = ctypes.c_long
+    libc.ptrace.argtypes = [ctypes.c_long] * 4
+    return libc
+
+
+def _ptrace(request: int, tid: int, address: int = 0, data: int = 0) -> int:
+    ctypes.set_errno(0)
+    result: int = _libc().ptrace(request, tid, address, data)
+    if result == -1 and (code := ctypes.get_errno()):
+        raise OSError(code, f"ptrace {request:#x}: {os.strerror(code)}")
+    return result
+
+
+@dataclass(frozen=True)
+class ThreadState:
+    """What a stopped thread was doing: registers, extended (vector) state as the kernel lays it out, signal mask."""
+
+    registers: Registers
+    xstate: bytes
+    signal_mask: bytes
+
+    @property
+    def system_call(self) -> int | None:
+        """Number of the system call the thread is in, None in user code."""
+        number = self.registers["orig_rax"]
+        return number if number < 1 << 63 else None
+
+    @property
+    def result(self) -> int:
+        """The return register as a signed number: a negative errno inside an interrupted system call."""
+        rax = self.registers["rax"]
+        return rax - (1 << 64) if rax >> 63 else rax
+
+
+class StoppedThread:
+    """Context manager: seizes and stops one thread, lets it go at the end. Use it within `in_own_thread`.
+
+    A child of our own must not be waited for (`Popen.poll`) elsewhere while it is stopped here.
+
+    Raises AttachRefused where the kernel does not allow it or the process is going away, and NotNow where
+    the thread does not stop in time. `pause_us` is valid after the end: how long the thread stood still.
+    """
+
+    def __init__(self, tid: int) -> None:
+        self.tid = tid
+        self.pause_us = 0.0
+        self._since = 0
+        self._attached = False
+
+    def __enter__(self) -> StoppedThread:
+        try:
+            _ptrace(SEIZE, self.tid)
+        except OSError as error:
+            raise _explain_seize(self.tid, error) from error
+        self._attached = True
+        try:
+            self._since = time.monotonic_ns()
+            _ptrace(INTERRUPT, self.tid)
+            self._await_stop()
+        except OSError as error:
+            self._let_go()
+            raise _gone(self.tid) from error
+        except BaseException:
+            self._let_go()
+            raise
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._let_go()
+
+    def _let_go(self) -> None:
+        if self._attached:
+            self._attached = False
+            # Refused for a thread that died or did not stop: the end of our thread ends the tracing.
+            with contextlib.suppress(OSError):
+                _ptrace(DETACH, self.tid)
+            self.pause_us = (time.monotonic_ns() - self._since) / 1e3
+
+    def _await_stop(self) -> None:
+        """Waits for the stop we asked for; a signal that arrives first is passed on to the target."""
+        deadline = time.monotonic() + STOP_PATIENCE_S
+        while True:
+            status = self._next_event(deadline)
+            what = status >> 8 & 0xFF
+            if status >> 16 == EVENT_STOP:
+                if what != signal.SIGTRAP:
+                    raise AttachRefused("absent", f"process {self.tid} is stopped", f"kill -CONT {self.tid}")
+                return
+            _ptrace(CONT, self.tid, 0, 0 if status >> 16 else what)
+
+    def _next_event(self, deadline: float) -> int:
+        """The next wait status of this thread. Never takes away the exit status of a child of ours."""
+        while True:
+            options = os.WEXITED | os.WSTOPPED | os.WNOHANG | os.WNOWAIT | WALL
+            try:
+                seen = os.waitid(os.P_PID, self.tid, options)
+            except ChildProcessError as error:
+                raise _gone(self.tid) from error
+            if seen is not None and seen.si_pid:
+                if seen.si_code in (os.CLD_EXITED, os.CLD_KILLED, os.CLD_DUMPED):
+                    raise _gone(self.tid)
+                _, status = os.waitpid(self.tid, os.WNOHANG | WALL)
+                return status
+            if time.monotonic() > deadline:
+                raise NotNow("the main thread does not stop: it is in an uninterruptible system call")
+            time.sleep(POLL_S)
+
+    def state(self) -> ThreadState:
+        """Reads everything that a signal frame has to bring back."""
+        return ThreadState(self.registers(), self._regset(NT_X86_XSTATE, LARGEST_XSTATE), self._signal_mask())
+
+    def registers(self) -> Registers:
+        words = struct.unpack("<27Q", self._regset(NT_PRSTATUS, 27 * 8))
+        return dict(zip(REGISTER_NAMES, words, strict=True))
+
+    def set_registers(self, registers: Registers) -> None:
+        raw = struct.pack("<27Q", *(registers[name] & WORD for name in REGISTER_NAMES))
+        buffer = ctypes.create_string_buffer(raw, len(raw))
+        vector = _IoVec(ctypes.addressof(buffer), len(raw))
+        _ptrace(SETREGSET, self.tid, NT_PRSTATUS, ctypes.addressof(vector))
+
+    def rseq_area(self) -> int | None:
+        """Address of the thread's restartable-sequence area, None where it has none or the kernel cannot say."""
+        buffer = ctypes.create_string_buffer(24)
+        try:
+            _ptrace(RSEQ_CONFIGURATION, self.tid, 24, ctypes.addressof(buffer))
+        except OSError:
+            return None
+        return int.from_bytes(buffer.raw[:8], "little") or None
+
+    def _regset(self, kind: int, size: int) -> bytes:
+        buffer = ctypes.create_string_buffer(size)
+        vector = _IoVec(ctypes.addressof(buffer), size)
+        _ptrace(GETREGSET, self.tid, kind, ctypes.addressof(vector))
+        return buffer.raw[: vector.size]
+
+    def _signal_mask(self) -> bytes:
+        buffer = ctypes.create_string_buffer(8)
+        _ptrace(GETSIGMASK, self.tid, 8, ctypes.addressof(buffer))
+        return buffer.raw
+
+
+def _gone(pid: int) -> AttachRefused:
+    return AttachRefused("absent", f"process {pid} ended")
+
+
+def _explain_seize(pid: int, error: OSError) -> AttachRefused:
+    if error.errno == errno.ESRCH:
+        return _gone(pid)
+    return AttachRefused(
+        "denied",
+        f"the system forbids tracing process {pid}: {os.strerror(error.errno or errno.EPERM)}",
+        "allow ptrace here (in a container: --cap-add SYS_PTRACE)",
+    )
