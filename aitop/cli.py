@@ -12,7 +12,7 @@ from types import FrameType, ModuleType
 from typing import NoReturn
 
 from aitop import __version__
-from aitop.commands import diagnose, doctor, monitor, record, replay
+from aitop.commands import demo, diagnose, doctor, monitor, record, replay
 from aitop.commands import run as run_command
 from aitop.errors import AitopError
 
@@ -32,6 +32,7 @@ exit codes:
 """
 VERBS: dict[str, tuple[ModuleType, str]] = {
     "run": (run_command, "start a command with the hook in, then watch it"),
+    "demo": (demo, "start a small training run with a planted fault, and watch it"),
     "diagnose": (diagnose, "look for a while without a screen, then report"),
     "record": (record, "look without a screen and keep everything that was seen"),
     "replay": (replay, "play a recording on the same screen"),
@@ -129,8 +130,8 @@ def _unexpected(error: Exception) -> int:
     if os.environ.get("AITOP_DEBUG"):
         traceback.print_exc()
     complain(
-        f"This is a fault in aitop, not in your process: {type(error).__name__}: {error}. "
-        "Please report it with what AITOP_DEBUG=1 prints."
+        f"this is a fault in aitop, not in your process: {type(error).__name__}: {error}; "
+        "please report it with what AITOP_DEBUG=1 prints"
     )
     return AitopError.exit_code
 

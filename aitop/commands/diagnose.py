@@ -49,14 +49,14 @@ def conclude(
     """Write the report of the last snapshot and give the exit code; raises where nothing could be said."""
     said = snapshot is not None and snapshot.diagnosis.verdicts
     if not said and snapshot is not None and snapshot.target.ended is not None:
-        raise NoTargetError(f"Process {pid} ended before anything could be said about it: {snapshot.target.ended}")
+        raise NoTargetError(f"{snapshot.target.ended}, before anything could be said about it")
     if snapshot is None:
-        raise NotEnoughEvidenceError(f"Nothing was seen of process {pid} in the time given; give it more with --for.")
+        raise NotEnoughEvidenceError(f"nothing was seen of process {pid} in the time given: look longer with --for")
     write_report(render(snapshot, form), output)
     if not said:
         raise NotEnoughEvidenceError(
-            f"Not enough was seen of process {pid} for a verdict; look longer with --for"
-            ", and see `aitop doctor` for what is missing."
+            f"not enough was seen of process {pid} for a verdict: look longer with --for, "
+            f"and see what is missing with `aitop doctor --pid {pid}`"
         )
     limit = SEVERITY_ORDER[fail_on] if fail_on else -1
     return int(any(SEVERITY_ORDER[verdict.severity] <= limit for verdict in snapshot.diagnosis.verdicts))
@@ -80,7 +80,7 @@ def write_report(text: str, output: Path | None) -> None:
     try:
         output.write_text(text, encoding="utf-8")
     except OSError as error:
-        raise WrongUsageError(f"Cannot write {output}: {error.strerror or error}.") from None
+        raise WrongUsageError(f"cannot write {output}: {error.strerror or error}") from None
 
 
 def check_writable(output: Path | None) -> None:
@@ -89,4 +89,4 @@ def check_writable(output: Path | None) -> None:
         return
     place = output if output.exists() else output.parent
     if output.is_dir() or not os.access(place, os.W_OK):
-        raise WrongUsageError(f"Cannot write {output}: no such directory, or not yours to write to.")
+        raise WrongUsageError(f"cannot write {output}: no such directory, or not yours to write to")

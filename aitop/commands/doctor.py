@@ -8,18 +8,21 @@ from __future__ import annotations
 import argparse
 import os
 import platform
-import shutil
+import signal
 import subprocess
 import sys
+import threading
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from aitop.commands.options import process_id
 from aitop.errors import AitopError
 
-CAP_SYS_PTRACE = 19
-YAMA_SCOPE = "/proc/sys/kernel/yama/ptrace_scope"
+if TYPE_CHECKING:
+    from aitop.sources.source import SourceError
+
 SMALLEST_SCREEN = (80, 24)
-AI_LIBRARIES = ("libtorch", "jaxlib", "libtensorflow")
+NVML_SECONDS = 5.0
 
 
 @dataclass(frozen=True)
@@ -78,112 +81,89 @@ def _terminal() -> Check:
 
 
 def _gpu() -> Check:
-    import pynvml
+    """What NVML says, asked in a thread that may hang without us."""
+    answers: list[Check] = []
+    thread = threading.Thread(target=lambda: answers.append(_ask_nvml()), name="aitop-doctor-gpu", daemon=True)
+    thread.start()
+    thread.join(NVML_SECONDS)
+    return answers[0] if answers else Check("gpu", False, f"NVML gave no answer in {NVML_SECONDS:g} s", "nvidia-smi")
 
+
+def _ask_nvml() -> Check:
+    from aitop.model.gpu import GpuSample
+    from aitop.sources.nvml import NvmlSource
+    from aitop.sources.source import SourceError
+
+    source = NvmlSource(frozenset)
     try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError as error:
-        return Check("gpu", False, f"NVML: {error}", "without an NVIDIA GPU none is needed; else install its driver")
-    try:
-        count = pynvml.nvmlDeviceGetCount()
-        return Check("gpu", count > 0, f"NVML sees {count} device{'s' if count != 1 else ''}", "nvidia-smi -L")
-    except pynvml.NVMLError as error:
-        return Check("gpu", False, f"NVML: {error}", "nvidia-smi")
+        source.open()
+        devices = [device for sample in source.read() if isinstance(sample, GpuSample) for device in sample.devices]
+    except SourceError as error:
+        return Check("gpu", False, error.reason, error.remedy)
     finally:
-        pynvml.nvmlShutdown()
+        source.close()
+    lost = [str(device.index) for device in devices if device.lost]
+    if lost:
+        return Check("gpu", False, f"the driver has lost GPU {', '.join(lost)}", "reboot the machine")
+    return Check("gpu", True, ", ".join(f"{device.index}: {device.name or 'unnamed'}" for device in devices))
 
 
 def _sampler() -> Check:
-    from aitop.sources.stacks import py_spy_path
+    from aitop.sources.source import SourceError
+    from aitop.sources.stacks.spy import find_py_spy
 
-    path = py_spy_path()
-    if path is None:
-        return Check("py-spy", False, "not found beside this Python or on PATH", "pip install py-spy")
-    return Check("py-spy", True, str(path))
+    try:
+        return Check("py-spy", True, find_py_spy())
+    except SourceError as error:
+        return Check("py-spy", False, error.reason, error.remedy)
 
 
 def _ptrace() -> Check:
     """Try on a process of our own that is not our descendant, as a user's run would be."""
-    why = _ptrace_facts()
-    shell = shutil.which("sh")
-    if shell is None:
-        return Check("ptrace", False, f"could not be tried, there is no sh ({why})")
-    pid = int(subprocess.run([shell, "-c", "sleep 20 >/dev/null & echo $!"], capture_output=True, check=True).stdout)
+    started = subprocess.run(["/bin/sh", "-c", "sleep 20 >/dev/null & echo $!"], capture_output=True, check=True)
+    pid = int(started.stdout)
     try:
         refused = _refusal(pid)
     finally:
-        os.kill(pid, 15)
+        os.kill(pid, signal.SIGKILL)
     if refused is None:
-        return Check("ptrace", True, f"your own processes can be looked into ({why})")
-    return Check("ptrace", False, f"your own processes cannot be looked into: {refused} ({why})", _ptrace_remedy())
+        return Check("ptrace", True, "your own processes can be looked into")
+    return Check("ptrace", False, refused.reason, refused.remedy)
 
 
-def _refusal(pid: int) -> str | None:
-    """Why the kernel refuses ptrace access to `pid`: opening its memory asks the same question as attaching does."""
+def _refusal(pid: int) -> SourceError | None:
+    """Why the kernel refuses to let us look into `pid`, None where it does not."""
+    from aitop.sources import procfs
+    from aitop.sources.stacks.refusal import YAMA, denied
+
     try:
+        # Opening asks the kernel the question that attaching asks, and touches nothing.
         os.close(os.open(f"/proc/{pid}/mem", os.O_RDONLY | os.O_CLOEXEC))
-    except OSError as error:
-        return error.strerror or str(error)
+    except OSError:
+        return denied(pid, procfs.status(os.getpid()), procfs.status(pid), procfs.text(YAMA))
     return None
 
 
-def _ptrace_facts() -> str:
-    scope = _first_line(YAMA_SCOPE)
-    capable = "with" if _capable() else "without"
-    return f"uid {os.geteuid()}, {capable} CAP_SYS_PTRACE, Yama scope {scope if scope is not None else 'not there'}"
-
-
-def _ptrace_remedy() -> str:
-    if _first_line(YAMA_SCOPE) in ("1", "2"):
-        return "sudo sysctl kernel.yama.ptrace_scope=0   (or run aitop with sudo)"
-    return "run aitop with sudo; in a container start it with: docker run --cap-add=SYS_PTRACE"
-
-
-def _capable() -> bool:
-    with open("/proc/self/status") as status:
-        effective = next((line.split()[1] for line in status if line.startswith("CapEff:")), "0")
-    return bool(int(effective, 16) >> CAP_SYS_PTRACE & 1)
-
-
-def _first_line(path: str) -> str | None:
-    try:
-        with open(path) as file:
-            return file.readline().strip()
-    except OSError:
-        return None
-
-
 def _process(pid: int) -> list[Check]:
+    from aitop.sources import procfs
+    from aitop.sources.host.tree import ProcessTree
     from aitop.sources.target import look
 
     try:
         target = look(pid)
     except AitopError as error:
         return [Check("process", False, str(error))]
-    checks = [
-        Check("process", True, f"{pid} is {target.command}" + (f", Python {target.python}" if target.python else ""))
-    ]
+    version = f", Python {target.python}" if target.python else ""
+    checks = [Check("process", True, f"{pid} is {target.command}{version}")]
     refused = _refusal(pid)
     if refused is None:
-        checks.append(Check("access", True, "stacks can be sampled and the hook put in"))
+        checks.append(Check("access", True, "its stacks can be sampled and the hook put in"))
     else:
-        checks.append(Check("access", False, f"no stacks and no hook: {refused} ({_ptrace_facts()})", _ptrace_remedy()))
-    loaded = _libraries(pid)
-    if loaded is not None:
-        words = (
-            f"it has {', '.join(loaded)} loaded" if loaded else "it has neither torch, JAX nor TensorFlow loaded yet"
-        )
-        checks.append(
-            Check("framework", bool(loaded), words, "name the process that trains, or wait until it has begun")
-        )
+        checks.append(Check("access", False, f"no stacks and no hook: {refused.reason}", refused.remedy))
+    tree = [member.stat.pid for member in ProcessTree([(pid, None)]).update()]
+    maps = [found for member in tree if (found := procfs.maps(member)) is not None]
+    if maps:
+        loaded = sorted({name for memory_map in maps if (name := procfs.framework_of(memory_map))})
+        words = f"it has {', '.join(loaded)} loaded" if loaded else "it has neither torch, JAX nor TensorFlow loaded"
+        checks.append(Check("framework", bool(loaded), words, "name the process that trains, or wait until it begins"))
     return checks
-
-
-def _libraries(pid: int) -> list[str] | None:
-    """Names of AI libraries mapped into the process; None where its maps cannot be read."""
-    try:
-        with open(f"/proc/{pid}/maps", errors="replace") as maps:
-            text = maps.read()
-    except OSError:
-        return None
-    return [name.removeprefix("lib") for name in AI_LIBRARIES if name in text]

@@ -69,8 +69,8 @@ def pick_pids() -> list[int]:
 
     if not find():
         raise NoTargetError(
-            "No AI process was found here (none has torch, JAX or TensorFlow loaded or uses a GPU)"
-            "; try `aitop demo`, or name one with `aitop --pid PID`."
+            "no process here has torch, JAX or TensorFlow loaded or uses a GPU: "
+            "try `aitop demo`, or name a process with `aitop --pid PID`"
         )
     pid = pick(find)
     return [] if pid is None else [pid]
@@ -88,6 +88,6 @@ def check_terminal(instead: str) -> None:
     """Raise a WrongUsageError that says what to do `instead` where there is no terminal to draw on."""
     streams = (sys.stdin, sys.stdout)
     if any(stream is None or not stream.isatty() for stream in streams):
-        raise WrongUsageError(f"The screen needs a terminal, and input or output is not one; {instead}.")
+        raise WrongUsageError(f"the screen needs a terminal, and input or output is not one: {instead}")
     if os.environ.get("TERM") == "dumb":
-        raise WrongUsageError(f"This terminal (TERM=dumb) cannot show the screen; {instead}.")
+        raise WrongUsageError(f"this terminal (TERM=dumb) cannot show the screen: {instead}")

@@ -48,8 +48,10 @@ def run(args: argparse.Namespace) -> int:
         for event in events:
             snapshot = engine.handle(event) or snapshot
         if snapshot is None:
-            raise NotEnoughEvidenceError(f"The recording {args.file} ends before the first look.")
+            raise NotEnoughEvidenceError(
+                f"the recording {args.file} ends before its first second is over: record for longer"
+            )
         write_report(render(snapshot, args.format), args.output)
     if events.skipped:
-        print(f"aitop: {events.skipped} lines of {args.file} could not be read and were left out.", file=sys.stderr)
+        print(f"aitop: {events.skipped} lines of {args.file} could not be read and were left out", file=sys.stderr)
     return 0

@@ -40,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Start the command and watch it; its own exit code if it has ended, else 0."""
     if not args.command:
-        raise WrongUsageError("What shall run? Put the command after --, as in: aitop run -- python train.py")
+        raise WrongUsageError("there is nothing to run: put the command after --, as in `aitop run -- python train.py`")
     environment = dict(os.environ)
     if not (args.no_hook or args.passive):
         environment = with_hook(environment)
@@ -109,20 +109,21 @@ def _start(command: list[str], environment: dict[str, str], log: IO[bytes] | Non
         )
     except (OSError, ValueError) as error:
         reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
-        raise WrongUsageError(f"Cannot start {command[0]}: {reason}.") from None
+        raise WrongUsageError(f"cannot start {command[0]}: {reason}") from None
 
 
 def _target(pid: int, command: list[str]) -> Target:
-    """The child as a target. It has just begun, so that it is not yet Python or has no torch yet says nothing."""
-    import psutil
-
+    """The child as a target. It has just begun: that it is not Python yet, but a shell script say, is no refusal."""
+    from aitop.errors import AitopError
     from aitop.model.snapshot import Target
+    from aitop.sources import procfs
+    from aitop.sources.target import look
 
     try:
-        started = psutil.Process(pid).create_time()
-    except psutil.Error:
-        started = None
-    return Target(pid=pid, command=shlex.join(command), started=started)
+        return look(pid)
+    except AitopError:
+        stat = procfs.stat(pid)
+        return Target(pid=pid, command=shlex.join(command), started=procfs.started(stat.start) if stat else None)
 
 
 def _farewell(child: subprocess.Popen[bytes], command: list[str], log: Path) -> None:

@@ -69,7 +69,7 @@ class RecordingWriter:
 
     def _fail(self, error: OSError | ValueError) -> None:
         reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
-        self.failed = f"The recording {self.path} has stopped: {reason}."
+        self.failed = f"the recording {self.path} has stopped: {reason}"
 
 
 def _open_new(path: Path) -> BinaryIO:
@@ -77,9 +77,9 @@ def _open_new(path: Path) -> BinaryIO:
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
     except OSError as error:
-        raise WrongUsageError(f"Cannot record to {path}: {error.strerror or error}.") from None
+        raise WrongUsageError(f"cannot record to {path}: {error.strerror or error}") from None
     status = os.fstat(descriptor)
     if stat.S_ISREG(status.st_mode) and status.st_size > 0:
         os.close(descriptor)
-        raise WrongUsageError(f"{path} exists already: remove it or choose another name for the recording.")
+        raise WrongUsageError(f"{path} exists already: remove it or choose another name for the recording")
     return os.fdopen(descriptor, "wb")

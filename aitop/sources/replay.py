@@ -70,15 +70,15 @@ def read_recording(path: Path) -> tuple[Header, RecordedEvents]:
 def _open(path: Path) -> BinaryIO:
     try:
         if not stat.S_ISREG(path.stat().st_mode):
-            raise UnreadableRecordingError(f"{path} is not a file, so not a recording.")
+            raise UnreadableRecordingError(f"{path} is not a file, so it is no recording")
         raw = path.open("rb")
         compressed = raw.read(2) == _GZIP_MAGIC
         raw.seek(0)
     except OSError as error:
-        raise UnreadableRecordingError(f"Cannot read the recording {path}: {error.strerror or error}.") from None
+        raise UnreadableRecordingError(f"cannot read the recording {path}: {error.strerror or error}") from None
     except ValueError:  # a null byte in the name
-        raise UnreadableRecordingError(f"Cannot read the recording {path!s:.200}: no such file.") from None
-    return _Unzipped(raw) if compressed else raw
+        raise UnreadableRecordingError(f"cannot read the recording {path!s:.200}: no such file") from None
+    return cast("BinaryIO", _Unzipped(raw)) if compressed else raw
 
 
 class _Unzipped(gzip.GzipFile):
@@ -96,22 +96,22 @@ class _Unzipped(gzip.GzipFile):
 def _header(path: Path, stream: BinaryIO) -> Header:
     line = _next_line(stream)
     if line == b"":
-        raise UnreadableRecordingError(f"The recording {path} is empty.")
+        raise UnreadableRecordingError(f"the recording {path} is empty")
     try:
         version = msgspec.json.decode(line or b"", type=dict[str, msgspec.Raw]).get("aitop_recording")
     except _NOT_READABLE:
         version = None
     if line is None or version is None:
-        raise UnreadableRecordingError(f"{path} is not an aitop recording.")
+        raise UnreadableRecordingError(f"{path} is not an aitop recording")
     if bytes(version) != str(RECORDING_VERSION).encode():
         words = bytes(version)[:20].decode("ascii", "replace")
         raise UnreadableRecordingError(
-            f"{path} is a recording of version {words}; this aitop reads version {RECORDING_VERSION}."
+            f"{path} is a recording of version {words}; this aitop reads version {RECORDING_VERSION}"
         )
     try:
         return msgspec.json.decode(line, type=Header)
     except _NOT_READABLE as error:
-        raise UnreadableRecordingError(f"The first line of the recording {path} is damaged: {error}.") from None
+        raise UnreadableRecordingError(f"the first line of the recording {path} is damaged: {error}") from None
 
 
 def _next_line(stream: BinaryIO) -> bytes | None:

@@ -170,7 +170,7 @@ def test_what_cannot_be_opened_is_said_in_one_sentence(tmp_path):
         (tmp_path / "missing", "No such file"),
         (tmp_path, "is not a file"),
         (tmp_path / "pipe", "is not a file"),
-        (Path("a\0b"), "Cannot read"),
+        (Path("a\0b"), "cannot read"),
     ]:
         with pytest.raises(UnreadableRecordingError, match=words):
             read_recording(path)
@@ -221,7 +221,7 @@ def test_a_file_that_is_there_is_not_overwritten(tmp_path):
 
 
 def test_a_place_that_cannot_be_written_is_said_at_once(tmp_path):
-    with pytest.raises(WrongUsageError, match=r"Cannot record to .*No such file"):
+    with pytest.raises(WrongUsageError, match=r"cannot record to .*No such file"):
         RecordingWriter(tmp_path / "none" / "run.jsonl", TARGET)
 
 
