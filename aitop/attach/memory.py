@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from types import TracebackType
 
+from aitop.attach import held_libc
+
 
 @dataclass(frozen=True)
 class Mapping:
@@ -45,7 +47,7 @@ class Memory:
     def read(self, address: int, size: int) -> bytes:
         if not 0 <= address < 1 << 63:
             raise OSError(errno.EFAULT, f"no such address {address:#x}")
-        data = os.pread(self._fd, size, address)
+        data = held_libc.read(self._fd, size, address)
         if len(data) != size:
             raise OSError(errno.EIO, f"{len(data)} of {size} bytes read at {address:#x}")
         return data
@@ -54,7 +56,7 @@ class Memory:
         return int.from_bytes(self.read(address, 8), "little")
 
     def write(self, address: int, data: bytes) -> None:
-        written = os.pwrite(self._fd, data, address)
+        written = held_libc.write(self._fd, data, address)
         if written != len(data):
             raise OSError(errno.EIO, f"{written} of {len(data)} bytes written at {address:#x}")
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
-import functools
 import os
 import signal
 import struct
@@ -21,6 +20,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import TypeVar
 
+from aitop.attach.held_libc import pause, ptrace, wait_event
 from aitop.attach.refusal import AttachRefused, NotNow
 
 SEIZE, INTERRUPT, CONT, DETACH = 0x4206, 0x4207, 7, 17
@@ -30,7 +30,9 @@ EVENT_STOP = 128
 WALL = 0x40000000
 LARGEST_XSTATE = 1 << 15
 STOP_PATIENCE_S = 1.0
-POLL_S = 0.00005
+POLL_S = 0.0001
+HELD_S = 0.003
+HELD_POLL_US = 20
 
 # struct user_regs_struct
 REGISTER_NAMES = (
@@ -67,22 +69,6 @@ class _IoVec(ctypes.Structure):
     _fields_ = (("base", ctypes.c_void_p), ("size", ctypes.c_size_t))
 
 
-@functools.cache
-def _libc() -> ctypes.CDLL:
-    libc = ctypes.CDLL(None, use_errno=True)
-    libc.ptrace.restype = ctypes.c_long
-    libc.ptrace.argtypes = [ctypes.c_long] * 4
-    return libc
-
-
-def _ptrace(request: int, tid: int, address: int = 0, data: int = 0) -> int:
-    ctypes.set_errno(0)
-    result: int = _libc().ptrace(request, tid, address, data)
-    if result == -1 and (code := ctypes.get_errno()):
-        raise OSError(code, f"ptrace {request:#x}: {os.strerror(code)}")
-    return result
-
-
 @dataclass(frozen=True)
 class ThreadState:
     """What a stopped thread was doing: registers, extended (vector) state as the kernel lays it out, signal mask."""
@@ -107,27 +93,32 @@ class ThreadState:
 class StoppedThread:
     """Context manager: seizes and stops one thread, lets it go at the end. Use it within `in_own_thread`.
 
-    A child of our own must not be waited for (`Popen.poll`) elsewhere while it is stopped here.
+    `still_the_one` tells whether the pid still means the process that was looked at before. A child of our
+    own must not be waited for (`Popen.poll`) elsewhere while it is stopped here.
 
     Raises AttachRefused where the kernel does not allow it or the process is going away, and NotNow where
     the thread does not stop in time. `pause_us` is valid after the end: how long the thread stood still.
     """
 
-    def __init__(self, tid: int) -> None:
+    def __init__(self, tid: int, still_the_one: Callable[[], bool]) -> None:
         self.tid = tid
+        self._still_the_one = still_the_one
         self.pause_us = 0.0
         self._since = 0
         self._attached = False
 
     def __enter__(self) -> StoppedThread:
         try:
-            _ptrace(SEIZE, self.tid)
+            ptrace(SEIZE, self.tid)
         except OSError as error:
             raise _explain_seize(self.tid, error) from error
         self._attached = True
         try:
+            # From here on the pid cannot be given to another process.
+            if not self._still_the_one():
+                raise _gone(self.tid)
             self._since = time.monotonic_ns()
-            _ptrace(INTERRUPT, self.tid)
+            ptrace(INTERRUPT, self.tid)
             self._await_stop()
         except OSError as error:
             self._let_go()
@@ -145,37 +136,40 @@ class StoppedThread:
             self._attached = False
             # Refused for a thread that died or did not stop: the end of our thread ends the tracing.
             with contextlib.suppress(OSError):
-                _ptrace(DETACH, self.tid)
+                ptrace(DETACH, self.tid)
             self.pause_us = (time.monotonic_ns() - self._since) / 1e3
 
     def _await_stop(self) -> None:
         """Waits for the stop we asked for; a signal that arrives first is passed on to the target."""
         deadline = time.monotonic() + STOP_PATIENCE_S
         while True:
-            status = self._next_event(deadline)
-            what = status >> 8 & 0xFF
-            if status >> 16 == EVENT_STOP:
+            event, what = divmod(self._next_event(deadline), 256)
+            if event == EVENT_STOP:
                 if what != signal.SIGTRAP:
                     raise AttachRefused("absent", f"process {self.tid} is stopped", f"kill -CONT {self.tid}")
                 return
-            _ptrace(CONT, self.tid, 0, 0 if status >> 16 else what)
+            ptrace(CONT, self.tid, 0, 0 if event else what)
 
     def _next_event(self, deadline: float) -> int:
-        """The next wait status of this thread. Never takes away the exit status of a child of ours."""
+        """The next stop of this thread: its signal, plus 256 × the ptrace event.
+
+        Never takes away the exit status of a process, which may be a child of ours.
+        """
+        hold_until = time.monotonic() + HELD_S
         while True:
-            options = os.WEXITED | os.WSTOPPED | os.WNOHANG | os.WNOWAIT | WALL
-            try:
-                seen = os.waitid(os.P_PID, self.tid, options)
-            except ChildProcessError as error:
-                raise _gone(self.tid) from error
-            if seen is not None and seen.si_pid:
-                if seen.si_code in (os.CLD_EXITED, os.CLD_KILLED, os.CLD_DUMPED):
+            seen = wait_event(self.tid, os.WEXITED | os.WSTOPPED | os.WNOWAIT | WALL)
+            if seen is not None:
+                if seen.code in (os.CLD_EXITED, os.CLD_KILLED, os.CLD_DUMPED):
                     raise _gone(self.tid)
-                _, status = os.waitpid(self.tid, os.WNOHANG | WALL)
-                return status
-            if time.monotonic() > deadline:
+                wait_event(self.tid, os.WSTOPPED | WALL)
+                return seen.status
+            now = time.monotonic()
+            if now > deadline:
                 raise NotNow("the main thread does not stop: it is in an uninterruptible system call")
-            time.sleep(POLL_S)
+            if now > hold_until:
+                time.sleep(POLL_S)
+            else:
+                pause(HELD_POLL_US)
 
     def state(self) -> ThreadState:
         """Reads everything that a signal frame has to bring back."""
@@ -189,13 +183,13 @@ class StoppedThread:
         raw = struct.pack("<27Q", *(registers[name] & WORD for name in REGISTER_NAMES))
         buffer = ctypes.create_string_buffer(raw, len(raw))
         vector = _IoVec(ctypes.addressof(buffer), len(raw))
-        _ptrace(SETREGSET, self.tid, NT_PRSTATUS, ctypes.addressof(vector))
+        ptrace(SETREGSET, self.tid, NT_PRSTATUS, ctypes.addressof(vector))
 
     def rseq_area(self) -> int | None:
         """Address of the thread's restartable-sequence area, None where it has none or the kernel cannot say."""
         buffer = ctypes.create_string_buffer(24)
         try:
-            _ptrace(RSEQ_CONFIGURATION, self.tid, 24, ctypes.addressof(buffer))
+            ptrace(RSEQ_CONFIGURATION, self.tid, 24, ctypes.addressof(buffer))
         except OSError:
             return None
         return int.from_bytes(buffer.raw[:8], "little") or None
@@ -203,12 +197,12 @@ class StoppedThread:
     def _regset(self, kind: int, size: int) -> bytes:
         buffer = ctypes.create_string_buffer(size)
         vector = _IoVec(ctypes.addressof(buffer), size)
-        _ptrace(GETREGSET, self.tid, kind, ctypes.addressof(vector))
+        ptrace(GETREGSET, self.tid, kind, ctypes.addressof(vector))
         return buffer.raw[: vector.size]
 
     def _signal_mask(self) -> bytes:
         buffer = ctypes.create_string_buffer(8)
-        _ptrace(GETSIGMASK, self.tid, 8, ctypes.addressof(buffer))
+        ptrace(GETSIGMASK, self.tid, 8, ctypes.addressof(buffer))
         return buffer.raw
 
 

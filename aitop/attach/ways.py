@@ -78,9 +78,7 @@ class SignalFrame:
 def call_in_thread(target: Target, calls: Sequence[Call], *writes: tuple[int, bytes]) -> float:
     """Has the main thread make the calls and go on. Returns for how many microseconds it stood still."""
     layout = xsave_layout()
-    with StoppedThread(target.pid) as thread:
-        if not same_process(target.status):
-            raise AttachRefused("absent", f"process {target.pid} ended")
+    with StoppedThread(target.pid, lambda: same_process(target.status)) as thread:
         state = thread.state()
         check_interruptible(target, thread, state)
         frame = build(state, calls, target.python.restorer, layout)
