@@ -34,9 +34,11 @@ def candidates(gpu_users: GpuUsers | None = None) -> list[Candidate]:
     stats = {pid: stat for pid in procfs.pids() if (stat := procfs.stat(pid)) and stat.state not in "ZXx"}
     stats.pop(os.getpid(), None)
     frameworks = _frameworks(stats, gpu_users)
-    jobs = [_Job(top, stats, frameworks) for top in _tops(stats, frameworks)]
+    tops = _tops(stats, frameworks)
     time.sleep(max(0.0, before + CPU_WINDOW - time.monotonic()))
-    rows = [row for job in jobs if (row := job.row(gpu_users, before)) is not None]
+    members = ProcessTree([(top, stats[top].start) for top in tops]).update()
+    seconds = time.monotonic() - before
+    rows = [_row(job, stats, frameworks, gpu_users, seconds) for job in _jobs(members, set(tops))]
     return sorted(
         rows, key=lambda row: (bool(row.gpus), row.gpu_memory or 0, row.cpu or 0.0, row.rss or 0), reverse=True
     )
@@ -68,7 +70,7 @@ def _tops(stats: Mapping[int, Stat], frameworks: Mapping[int, str | None]) -> li
     for pid in frameworks:
         top = pid
         for ancestor in _ancestors(pid, stats):
-            if ancestor in frameworks or kind_of(procfs.argv(ancestor), python=False) == "launcher":
+            if frameworks.get(ancestor) or kind_of(procfs.argv(ancestor), python=False) == "launcher":
                 top = ancestor
         tops[top] = None
     return list(tops)
@@ -82,48 +84,56 @@ def _ancestors(pid: int, stats: Mapping[int, Stat]) -> Iterable[int]:
         yield pid
 
 
-class _Job:
-    """The tree below one top, as it was when found."""
+def _jobs(members: Sequence[Member], tops: set[int]) -> Iterable[list[Member]]:
+    """The members below each top, the top first; what lies below another top further down is that one's."""
+    by_pid = {member.stat.pid: member for member in members}
+    jobs: dict[int, list[Member]] = {top: [by_pid[top]] for top in tops if top in by_pid}
+    for pid, member in by_pid.items():
+        above = by_pid.get(member.ppid)
+        while above is not None and above.stat.pid not in tops:
+            above = by_pid.get(above.ppid)
+        if above is not None and pid not in tops:
+            jobs[above.stat.pid].append(member)
+    return jobs.values()
 
-    def __init__(self, top: int, stats: Mapping[int, Stat], frameworks: Mapping[int, str | None]) -> None:
-        self._top = top
-        self._tree = ProcessTree([(top, stats[top].start)])
-        self._used = {pid: stat.user + stat.system for pid, stat in stats.items()}
-        self._frameworks = frameworks
 
-    def row(self, gpu_users: GpuUsers, since: float) -> Candidate | None:
-        """The job as a row; None if it ended meanwhile. `since` is when the processes were first read."""
-        members = self._tree.update()
-        top = next((member for member in members if member.stat.pid == self._top), None)
-        if top is None:
-            return None
-        places = places_of(members, ProcessEvidence())
-        ranks = ranks_of(places)
-        pids = [member.stat.pid for member in members]
-        owner = procfs.user_id(self._top)
-        users = [gpu_users[pid] for pid in pids if pid in gpu_users]
-        memory = [amount for _, amount in users if amount is not None]
-        names = (self._frameworks.get(pid) for pid in (*ranks, *pids))
-        return Candidate(
-            pid=self._top,
-            user=user_name(owner),
-            command=top.command,
-            framework=next((name for name in names if name), None),
-            ranks=len(ranks),
-            workers=sum(place.role == "loader-worker" for place in places.values()),
-            age=max(0.0, time.time() - procfs.started(top.stat.start)),
-            cpu=self._cpu(members, time.monotonic() - since),
-            rss=sum(member.stat.rss for member in members) * procfs.PAGE_SIZE,
-            gpus=tuple(sorted({device for devices, _ in users for device in devices})),
-            gpu_memory=sum(memory) if memory else None,
-            mine=os.geteuid() in (0, owner),
-        )
+def _row(
+    job: Sequence[Member],
+    stats: Mapping[int, Stat],
+    frameworks: Mapping[int, str | None],
+    gpu_users: GpuUsers,
+    seconds: float,
+) -> Candidate:
+    """One job as a row. `stats` are of `seconds` ago."""
+    top = job[0]
+    places = places_of(job, ProcessEvidence())
+    ranks = ranks_of(places)
+    pids = [member.stat.pid for member in job]
+    users = [gpu_users[pid] for pid in pids if pid in gpu_users]
+    memory = [amount for _, amount in users if amount is not None]
+    names = (frameworks.get(pid) for pid in (*ranks, *pids))
+    owner = procfs.user_id(top.stat.pid)
+    return Candidate(
+        pid=top.stat.pid,
+        user=user_name(owner),
+        command=top.command,
+        framework=next((name for name in names if name), None),
+        ranks=len(ranks),
+        workers=sum(place.role == "loader-worker" for place in places.values()),
+        age=max(0.0, time.time() - procfs.started(top.stat.start)),
+        cpu=_cores(job, stats, seconds),
+        rss=sum(member.stat.rss for member in job) * procfs.PAGE_SIZE,
+        gpus=tuple(sorted({device for devices, _ in users for device in devices})),
+        gpu_memory=sum(memory) if memory else None,
+        mine=os.geteuid() in (0, owner),
+    )
 
-    def _cpu(self, members: Sequence[Member], seconds: float) -> float | None:
-        """Cores used by the processes that were there both times."""
-        ticks = [
-            member.stat.user + member.stat.system - self._used[member.stat.pid]
-            for member in members
-            if member.stat.pid in self._used
-        ]
-        return max(0, sum(ticks)) / procfs.TICKS_PER_SECOND / seconds if seconds > 0 and ticks else None
+
+def _cores(job: Sequence[Member], stats: Mapping[int, Stat], seconds: float) -> float | None:
+    """Cores used by the processes that were there both times."""
+    ticks = [
+        member.stat.user + member.stat.system - before.user - before.system
+        for member in job
+        if (before := stats.get(member.stat.pid)) is not None and before.start == member.stat.start
+    ]
+    return max(0, sum(ticks)) / procfs.TICKS_PER_SECOND / seconds if seconds > 0 and ticks else None
