@@ -1,0 +1,176 @@
+"""Start a small bundled training run on the CPU, with a planted fault or mended, and watch it.
+
+Without a terminal the run is watched for ten seconds and a report is written. The run is ended when the watching ends.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import contextlib
+import ctypes
+import importlib.util
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from aitop.commands.options import add_record_option, add_watch_options, watch_options
+from aitop.errors import AitopError, NoTargetError, WrongUsageError
+
+FOLDER = Path(__file__).parents[1] / "workloads"
+DEFAULT = "slow-loader"
+FIRST_STEP_SECONDS = 120.0
+LOOK_SECONDS = 0.05
+REPORT_SECONDS = 10.0
+END_SECONDS = 3.0
+PR_SET_PDEATHSIG = 1
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """NAME --list --fixed --record and the options of watching."""
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument("name", nargs="?", default=DEFAULT, metavar="NAME", help=f"which run (default: {DEFAULT})")
+    parser.add_argument("--list", action="store_true", help="list the runs there are")
+    parser.add_argument("--fixed", action="store_true", help="run it with its fault mended")
+    add_record_option(parser)
+    add_watch_options(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Start the run, watch it until the user quits (or write a report), end it."""
+    if args.list:
+        for name, path in workloads().items():
+            print(f"{name:<16}{summary(path)}")
+        return 0
+    script = workloads().get(args.name)
+    if script is None:
+        raise WrongUsageError(f"there is no demo called {args.name}: choose from {', '.join(workloads())}")
+    check_torch()
+    with training(script, ["--fixed"] if args.fixed else []) as pid:
+        code = _watch(pid, args)
+    if not args.fixed:
+        print(f"The run has been ended. The same without its fault: aitop demo {args.name} --fixed", file=sys.stderr)
+    return code
+
+
+def workloads() -> dict[str, Path]:
+    """The bundled scripts by name."""
+    scripts = sorted(path for path in FOLDER.glob("*.py") if path.stem != "__init__")
+    return {script.stem.replace("_", "-"): script for script in scripts}
+
+
+def summary(script: Path) -> str:
+    """The first line of what the script says of itself; it is read, not imported."""
+    return (ast.get_docstring(ast.parse(script.read_text(encoding="utf-8"))) or "").partition("\n")[0]
+
+
+def check_torch() -> None:
+    """Raise a WrongUsageError where this Python cannot run the scripts."""
+    missing = [name for name in ("torch", "numpy") if importlib.util.find_spec(name) is None]
+    if missing:
+        raise WrongUsageError(
+            f"the demo is a training run and needs {' and '.join(missing)}: pip install 'aitop-live[demo]'"
+        )
+
+
+@contextlib.contextmanager
+def training(script: Path, arguments: list[str]) -> Iterator[int]:
+    """The pid of the script, run by this Python, from its first step on. It ends with the block, or with us."""
+    with tempfile.TemporaryFile("w+b") as output:
+        child = subprocess.Popen(
+            [sys.executable, str(script), *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            preexec_fn=_end_with_parent(),  # noqa: PLW1509 - no thread of ours is running yet
+        )
+        try:
+            _wait_for_line(child, output.fileno(), script.name)
+            yield child.pid
+        finally:
+            _end(child)
+
+
+def _watch(pid: int, args: argparse.Namespace) -> int:
+    from aitop.commands.monitor import check_terminal, watch
+    from aitop.sources.target import look
+
+    try:
+        check_terminal("")
+    except WrongUsageError:
+        return _report(pid, args)
+    watch([look(pid)], args)
+    return 0
+
+
+def _report(pid: int, args: argparse.Namespace) -> int:
+    """Watch for a while without a screen; the report as text."""
+    from aitop.commands.diagnose import conclude
+    from aitop.commands.headless import watching
+    from aitop.engine.live import LiveFeed
+    from aitop.outputs.recording import RecordingWriter
+    from aitop.sources.target import look
+
+    target = look(pid)
+    recording = RecordingWriter(args.record, target) if args.record else None
+    print(f"No terminal: watching process {pid} for {REPORT_SECONDS:g} s, then reporting.", file=sys.stderr)
+    with watching(LiveFeed([target], watch_options(args), recording)) as watcher:
+        watcher.wait(REPORT_SECONDS)
+        snapshot = watcher.snapshot
+    if recording is not None and recording.failed is not None:
+        raise AitopError(recording.failed)
+    return conclude(snapshot, pid, "text", None)
+
+
+def _wait_for_line(child: subprocess.Popen[bytes], output: int, name: str) -> None:
+    """Return when the script has printed a whole line; NoTargetError if it ends before, or takes too long."""
+    deadline = time.monotonic() + FIRST_STEP_SECONDS
+    while True:
+        ended = child.poll() is not None
+        said = os.pread(output, 1 << 16, 0).decode(errors="replace")
+        if ended:
+            last = said.strip().rpartition("\n")[2] or "it printed nothing"
+            raise NoTargetError(f"the demo {name} ended with code {child.returncode} before its first step: {last}")
+        if "\n" in said:
+            return
+        if time.monotonic() > deadline:
+            raise NoTargetError(f"the demo {name} made no step in {FIRST_STEP_SECONDS:g} s")
+        time.sleep(LOOK_SECONDS)
+
+
+def _end(child: subprocess.Popen[bytes]) -> None:
+    """End the child and its loader workers: politely, then for good. Bounded in time."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        try:
+            os.killpg(child.pid, number)
+        except ProcessLookupError:
+            break
+        deadline = time.monotonic() + END_SECONDS
+        while _group_lives(child) and time.monotonic() < deadline:
+            time.sleep(LOOK_SECONDS)
+    child.wait()
+
+
+def _group_lives(child: subprocess.Popen[bytes]) -> bool:
+    child.poll()
+    try:
+        os.killpg(child.pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def _end_with_parent() -> Callable[[], None]:
+    """What the child does before exec so that it does not outlive us even if we are killed."""
+    prctl = ctypes.CDLL(None).prctl
+
+    def ask_for_signal() -> None:
+        prctl(PR_SET_PDEATHSIG, int(signal.SIGTERM), 0, 0, 0)
+
+    return ask_for_signal
