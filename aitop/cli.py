@@ -32,8 +32,7 @@ exit codes:
 """
 VERBS: dict[str, tuple[ModuleType, str]] = {
     "run": (run_command, "start a command with the hook in, then watch it"),
-    "demo": (demo, "start a small training run with a planted fault, and watch it"),
-    "demo": (demo, "start a small training run with a planted fault, and watch it"),
+    "demo": (demo, "start a bundled training run and watch it"),
     "diagnose": (diagnose, "look for a while without a screen, then report"),
     "record": (record, "look without a screen and keep everything that was seen"),
     "replay": (replay, "play a recording on the same screen"),
