@@ -1,0 +1,76 @@
+"""Fixtures that start real training processes and the real command."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "scenarios"))
+
+from launch import Training
+
+AITOP = [sys.executable, "-m", "aitop"]
+
+
+@pytest.fixture
+def training(tmp_path: Path) -> Iterator[Callable[..., Training]]:
+    """`training(script, *arguments)` starts a script, given by path or by its name in the table of scenarios.
+
+    What comes back has pid, wait_steps(n), steps(), output(), wait(), alive() and stop(); all are ended at the end.
+    """
+    started: list[Training] = []
+
+    def start(script: str | Path, *arguments: object, **more: Any) -> Training:
+        process = Training(script, *arguments, log=tmp_path / f"training-{len(started)}.log", **more)
+        started.append(process)
+        return process
+
+    yield start
+    for process in started:
+        process.stop()
+
+
+@pytest.fixture
+def aitop() -> Callable[..., subprocess.CompletedProcess[str]]:
+    """`aitop(*arguments, timeout=60)` runs the command to its end, without a terminal."""
+
+    def run(*arguments: object, timeout: float = 60.0, **more: Any) -> subprocess.CompletedProcess[str]:
+        with subprocess.Popen(
+            [*AITOP, *map(str, arguments)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+            **more,
+        ) as process:
+            try:
+                out, err = process.communicate(timeout=timeout)
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, signal.SIGKILL)
+                out, err = process.communicate()
+                pytest.fail(f"aitop {arguments} did not end in {timeout} s\n{out}\n{err}")
+        return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+
+    return run
+
+
+@pytest.fixture
+def diagnose(aitop: Callable[..., subprocess.CompletedProcess[str]]) -> Callable[..., dict[str, Any]]:
+    """`diagnose(pid, seconds, *flags)` is the report of `aitop diagnose --format json`; it must leave with 0."""
+
+    def run(pid: int, seconds: float = 10.0, *flags: str) -> dict[str, Any]:
+        done = aitop("diagnose", "--pid", pid, "--for", f"{seconds}s", "--format", "json", *flags, timeout=seconds + 60)
+        assert done.returncode == 0, f"exit code {done.returncode}\n{done.stdout}\n{done.stderr}"
+        report: dict[str, Any] = json.loads(done.stdout)
+        return report
+
+    return run

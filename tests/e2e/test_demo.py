@@ -1,0 +1,52 @@
+"""`aitop demo` as a user types it, without a terminal."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import psutil
+import pytest
+
+pytestmark = pytest.mark.e2e
+
+
+def test_the_demo_reports_its_planted_fault_and_leaves_nothing_behind(aitop, tmp_path):
+    recording = tmp_path / "demo.jsonl"
+
+    done = aitop("demo", "--record", recording)
+
+    assert done.returncode == 0, done.stderr
+    assert "INPUT-BOUND" in done.stdout
+    assert "fetch" in done.stdout
+    assert "slow_loader.py:" in done.stdout
+    assert "aitop demo slow-loader --fixed" in done.stderr
+    pid = int(done.stdout.partition("pid ")[2].split()[0])
+    assert not psutil.pid_exists(pid)
+    assert recording.stat().st_size > 1000
+
+
+def test_every_demo_is_listed_with_its_summary(aitop):
+    done = aitop("demo", "--list")
+
+    names = [line.split()[0] for line in done.stdout.splitlines()]
+    assert names == ["checkpoints", "healthy", "leak", "slow-loader", "slow-transform"]
+    assert all(len(line.split()) > 5 for line in done.stdout.splitlines())
+
+
+def test_an_unknown_demo_is_one_sentence_and_exit_code_2(aitop):
+    done = aitop("demo", "fast-loader")
+
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr.count("\n") == 1
+    assert "slow-loader" in done.stderr
+
+
+def test_without_torch_the_demo_says_what_to_install(tmp_path):
+    script = "import sys; sys.modules['torch'] = None\nfrom aitop.cli import run\nsys.exit(run(['demo']))\n"
+
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+
+    assert done.returncode == 2
+    assert "pip install 'aitop-live[demo]'" in done.stderr

@@ -1,0 +1,84 @@
+"""`aitop diagnose` on training runs that know nothing of aitop."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from expected import BY_NAME
+
+pytestmark = pytest.mark.e2e
+
+WATCH_SECONDS = 8.0
+
+
+def check(report, name):
+    """The primary verdict is the planted fault, at the guilty line."""
+    scenario = BY_NAME[name]
+    primary = report["verdicts"][0]
+    assert primary["id"] == scenario.verdict, primary
+    if scenario.subtypes:
+        assert primary["subtype"] in scenario.subtypes, primary
+    if scenario.guilty:
+        where = primary["where"][0]
+        assert where["file"] == str(scenario.script)
+        assert where["line"] in scenario.guilty_lines(), where
+    return primary
+
+
+@pytest.mark.parametrize("name", ["tutorial_loader", "tutorial_latency", "custom_loop", "slow-loader"])
+def test_a_run_that_waits_for_its_data_is_told_why_and_where(name, training, diagnose):
+    process = training(name).wait_steps(10)
+
+    report = diagnose(process.pid, WATCH_SECONDS)
+
+    primary = check(report, name)
+    assert primary["severity"] == "critical"
+    assert primary["share"] > 0.3
+    assert primary["speedup"] > 1.5
+    assert primary["fixes"]
+    assert process.alive()
+
+
+def test_a_healthy_run_is_compute_bound_and_not_warned(training, diagnose):
+    process = training("healthy_mlp").wait_steps(10)
+
+    report = diagnose(process.pid, WATCH_SECONDS)
+
+    check(report, "healthy_mlp")
+    assert [verdict["id"] for verdict in report["verdicts"] if verdict["severity"] != "info"] == []
+
+
+def test_the_report_keeps_the_contract(training, diagnose):
+    process = training("tutorial_loader").wait_steps(2)
+
+    report = diagnose(process.pid, 5)
+
+    assert report["schema"] == 1
+    assert report["target"]["pid"] == process.pid
+    assert report["target"]["kind"] == "training"
+    roles = [member["role"] for member in report["target"]["processes"]]
+    assert roles.count("rank") == 1
+    assert roles.count("loader-worker") == 2
+    assert report["sources"]["hook"]["state"] == "ok"
+    assert report["sources"]["stacks"]["state"] == "ok"
+    assert report["step"]["count"] > 10
+    assert sum(share or 0.0 for share in report["step"]["phases"].values()) == pytest.approx(1.0, abs=0.1)
+
+
+def test_losses_are_the_same_bit_for_bit_with_aitop_coming_and_going(training, diagnose, tmp_path: Path):
+    arguments = ("--seed", 3, "--steps", 500, "--losses")
+    alone = training("custom_loop", *arguments, tmp_path / "alone")
+    assert alone.wait() == 0, alone.output()
+
+    watched = training("custom_loop", *arguments, tmp_path / "watched").wait_steps(1)
+    attached = 0
+    for _ in range(3):
+        report = diagnose(watched.pid, 2)
+        attached += report["step"]["count"] > 0
+    assert watched.alive(), "the run was over before it was watched three times"
+    assert watched.wait() == 0, watched.output()
+
+    assert attached == 3
+    assert (tmp_path / "watched").read_bytes() == (tmp_path / "alone").read_bytes()
+    assert (tmp_path / "alone").read_text().count("\n") == 500
