@@ -1,0 +1,243 @@
+"""What a user can get wrong, or a machine can lack: one sentence, the right exit code, everything as it was."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import aitop
+
+pytestmark = pytest.mark.e2e
+
+AITOP = [sys.executable, "-m", "aitop"]
+SLOW_LOADER = Path(aitop.__file__).parent / "workloads" / "slow_loader.py"
+NOBODY = 65534
+SLEEPER = [sys.executable, "-c", "import time; print('up', flush=True); time.sleep(600)"]
+BUSY = [sys.executable, "-c", "print('up', flush=True)\nwhile True: sum(range(1000))"]
+
+
+@pytest.fixture
+def started():
+    """Starts processes that print a line when they are up, and ends them."""
+    children = []
+
+    def start(command, **more):
+        child = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True, **more)
+        children.append(child)
+        assert child.stdout.readline()
+        return child
+
+    yield start
+    for child in children:
+        try:
+            os.killpg(child.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+        child.wait()
+        child.stdout.close()
+
+
+def diagnose(pid, *more, seconds="1s", prefix=(), **how):
+    command = [*prefix, *AITOP, "diagnose", "--pid", str(pid), "--for", seconds, *more]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, **how)
+
+
+def state(pid):
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+
+def one_sentence(done, code, *words):
+    assert (done.returncode, done.stdout) == (code, ""), done.stderr
+    assert done.stderr.startswith("aitop: ")
+    assert done.stderr.count("\n") == 1
+    for word in words:
+        assert word in done.stderr
+
+
+def a_pid_of_nobody():
+    child = subprocess.Popen(["true"])
+    child.wait()
+    return child.pid
+
+
+@pytest.mark.parametrize("verb", ["diagnose", "record"])
+def test_no_such_process(verb, tmp_path):
+    arguments = ["-o", str(tmp_path / "out")] if verb == "record" else []
+    command = [*AITOP, verb, "--pid", str(a_pid_of_nobody()), *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    one_sentence(done, 3, "there is no process", "run aitop without arguments")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_not_a_python_process(started):
+    sleep = started(["/bin/sh", "-c", "echo up; exec sleep 600"])
+    one_sentence(diagnose(sleep.pid), 3, f"process {sleep.pid} (sleep) is not a Python process")
+    assert sleep.poll() is None
+
+
+def test_python_without_torch_is_watched_as_far_as_it_goes(started):
+    busy = started(BUSY)
+    done = diagnose(busy.pid, "--format", "json", seconds="3s")
+    assert done.returncode in (0, 5), done.stderr
+    hook = json.loads(done.stdout)["sources"]["hook"]
+    assert hook["state"] != "ok"
+    assert "torch" in hook["reason"]
+    assert busy.poll() is None
+
+
+def test_a_zombie():
+    zombie = subprocess.Popen(["true"])
+    deadline = time.monotonic() + 10
+    while state(zombie.pid) != "Z":
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    one_sentence(diagnose(zombie.pid), 3, "has ended", "zombie")
+    zombie.wait()
+
+
+def test_a_stopped_process_stays_stopped(started):
+    sleeper = started(SLEEPER)
+    os.kill(sleeper.pid, signal.SIGSTOP)
+    one_sentence(diagnose(sleeper.pid), 3, "is stopped", f"kill -CONT {sleeper.pid}")
+    assert state(sleeper.pid) == "T"
+
+
+def needs_root():
+    if os.geteuid() != 0:
+        pytest.skip("only root can become another user or give up a capability")
+
+
+def test_another_users_process(started):
+    needs_root()
+    sleeper = started(SLEEPER)
+    nobody = {"user": NOBODY, "group": NOBODY, "extra_groups": [], "cwd": "/"}
+    try:
+        subprocess.run([*AITOP, "--version"], check=True, capture_output=True, **nobody)
+    except (OSError, subprocess.CalledProcessError) as error:
+        pytest.skip(f"another user cannot run this Python: {error}")
+    one_sentence(diagnose(sleeper.pid, **nobody), 4, "belongs to root", "sudo aitop")
+    assert sleeper.poll() is None
+
+
+@pytest.fixture
+def training(tmp_path):
+    """A real training run with two loader workers, from its first step on."""
+    log = tmp_path / "training.log"
+    with log.open("wb") as output:
+        child = subprocess.Popen(
+            [sys.executable, str(SLOW_LOADER)], stdout=output, stderr=subprocess.STDOUT, start_new_session=True
+        )
+    deadline = time.monotonic() + 60
+    while b"step 1:" not in log.read_bytes():
+        assert child.poll() is None, log.read_text()
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    yield child
+    try:
+        os.killpg(child.pid, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
+    child.wait()
+
+
+@pytest.fixture
+def no_nvml(tmp_path):
+    """An environment in which NVML cannot be loaded, whatever the machine has."""
+    folder = tmp_path / "no-nvml"
+    folder.mkdir()
+    (folder / "libnvidia-ml.so.1").write_bytes(b"")
+    return {**os.environ, "LD_LIBRARY_PATH": str(folder)}
+
+
+def test_without_ptrace_and_nvml_it_goes_on_with_what_is_left(training, no_nvml):
+    needs_root()
+    if shutil.which("setpriv") is None:
+        pytest.skip("setpriv is not installed")
+    tied = ["setpriv", "--bounding-set", "-sys_ptrace", "--inh-caps", "-sys_ptrace"]
+    done = diagnose(training.pid, "--format", "json", seconds="5s", prefix=tied, env=no_nvml)
+    assert done.returncode in (0, 5), done.stderr
+    said = json.loads(done.stdout)
+    assert said["sources"]["host"] == {"state": "ok"}
+    for name in ("stacks", "hook"):
+        assert said["sources"][name]["state"] == "denied"
+        assert said["sources"][name]["reason"]
+        assert said["sources"][name]["remedy"]
+    assert said["sources"]["gpu"]["state"] == "absent"
+    assert "NVIDIA" in said["sources"]["gpu"]["reason"]
+    roles = [process["role"] for process in said["target"]["processes"]]
+    assert roles.count("loader-worker") == 2
+    assert training.poll() is None
+
+
+def test_without_py_spy_it_goes_on_with_the_hook(training, tmp_path):
+    hidden = (
+        "import shutil, sys\nfrom aitop.sources.stacks import spy\n"
+        "spy.sys = type('NoPython', (), {'executable': '/nowhere/python'})\nspy.shutil.which = lambda name: None\n"
+        "from aitop.cli import run\nsys.exit(run(sys.argv[1:]))\n"
+    )
+    command = [sys.executable, "-c", hidden, "diagnose", "--pid", str(training.pid), "--for", "5s", "--format", "json"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    sources = json.loads(done.stdout)["sources"]
+    assert sources["stacks"] == {"state": "absent", "reason": "py-spy is not installed", "remedy": "pip install py-spy"}
+    assert sources["hook"]["state"] == "ok"
+
+
+def test_a_process_that_ends_while_it_is_watched(started):
+    brief = started([sys.executable, "-c", "import time; print('up', flush=True); time.sleep(2.5)"])
+    begun = time.monotonic()
+    done = diagnose(brief.pid, seconds="50s")
+    assert time.monotonic() - begun < 30
+    one_sentence(done, 3, f"process {brief.pid} has ended", "before anything could be said")
+
+
+def test_a_training_run_that_ends_while_it_is_watched_is_still_reported(training):
+    watching = subprocess.Popen(
+        [*AITOP, "diagnose", "--pid", str(training.pid), "--for", "50s", "--format", "json"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    time.sleep(7)
+    training.terminate()
+    training.wait()
+    out, err = watching.communicate(timeout=30)
+    assert watching.returncode == 0, err
+    said = json.loads(out)
+    assert said["target"]["ended"]
+    assert said["verdicts"][0]["id"] == "input-bound"
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_diagnosis_leaves_no_hook(training, number):
+    command = [*AITOP, "diagnose", "--pid", str(training.pid), "--for", "50s"]
+    watching = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 20
+    while not hooked(training.pid):
+        assert time.monotonic() < deadline
+        assert watching.poll() is None, watching.stderr.read()
+        time.sleep(0.05)
+    watching.send_signal(number)
+    out, err = watching.communicate(timeout=20)
+    assert (watching.returncode, out, err) == (128 + number, "", "")
+    assert not hooked(training.pid)
+    assert training.poll() is None
+
+
+def hooked(pid):
+    """Whether the ring of the hook is in the process."""
+    for link in Path(f"/proc/{pid}/fd").iterdir():
+        try:
+            if "aitop" in os.readlink(link):
+                return True
+        except OSError:
+            continue
+    return False
