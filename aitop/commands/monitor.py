@@ -13,7 +13,6 @@ from aitop.errors import AitopError, NoTargetError, WrongUsageError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from aitop.engine.feed import Feed
     from aitop.model.candidate import Candidate
     from aitop.model.snapshot import Target
 
@@ -37,30 +36,28 @@ def run(args: argparse.Namespace) -> int:
     from aitop.sources.target import look
 
     pids = args.pid or pick_pids()
-    if pids:
-        watch([look(pid) for pid in pids], args)
-    return 0
+    return watch([look(pid) for pid in pids], args) if pids else 0
 
 
-def watch(targets: Sequence[Target], args: argparse.Namespace) -> None:
-    """The screen on live processes, recorded if asked for."""
+def watch(targets: Sequence[Target], args: argparse.Namespace) -> int:
+    """The screen on live processes, recorded if asked for; the exit code."""
     from aitop.engine.live import LiveFeed
     from aitop.outputs.recording import RecordingWriter
-
-    recording = RecordingWriter(args.record, targets[0]) if args.record else None
-    show(LiveFeed(targets, watch_options(args), recording))
-    if recording is not None and recording.failed is not None:
-        raise AitopError(recording.failed)
-
-
-def show(feed: Feed) -> None:
-    """Run the screen on a feed until the user quits; the feed is stopped however that ends."""
     from aitop.ui.app import run_monitor
 
-    try:
-        run_monitor(feed)
-    finally:
-        feed.stop()
+    recording = RecordingWriter(args.record, targets[0]) if args.record else None
+    feed = LiveFeed(targets, watch_options(args), recording)
+    code = run_monitor(feed, source_around=source_around)
+    if recording is not None and recording.failed is not None:
+        raise AitopError(recording.failed)
+    return code
+
+
+def source_around(pid: int, file: str, line: int) -> list[tuple[int, str]] | None:
+    """The numbered lines of a file of process `pid` around `line`, as that process sees the file."""
+    from aitop.sources.code import SourceCode
+
+    return SourceCode(pid).around(file, line)
 
 
 def pick_pids() -> list[int]:

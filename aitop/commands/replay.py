@@ -35,12 +35,15 @@ def run(args: argparse.Namespace) -> int:
 
     header, events = read_recording(args.file)
     if args.format is None:
-        from aitop.commands.monitor import check_terminal, show
+        from aitop.commands.monitor import check_terminal
         from aitop.engine.replay import ReplayFeed
 
         check_terminal("`aitop replay FILE --format text` writes the report without one")
-        show(ReplayFeed(header.target, events, args.speed))
+        from aitop.ui.app import run_monitor
+
+        code = run_monitor(ReplayFeed(header.target, events, args.speed), title=f"replay of {args.file.name}")
     else:
+        code = 0
         from aitop.commands.diagnose import render, write_report
         from aitop.engine.core import Engine
 
@@ -54,4 +57,4 @@ def run(args: argparse.Namespace) -> int:
         write_report(render(snapshot, args.format), args.output)
     if events.skipped:
         print(f"aitop: {events.skipped} lines of {args.file} could not be read and were left out", file=sys.stderr)
-    return 0
+    return code

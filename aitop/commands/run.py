@@ -63,10 +63,10 @@ def _on_screen(args: argparse.Namespace, environment: dict[str, str]) -> int:
     with tempfile.NamedTemporaryFile("wb", prefix="aitop-run-", suffix=".log", delete=False) as log:
         child = _start(args.command, environment, log)
     try:
-        watch([_target(child.pid, args.command)], args)
+        code = watch([_target(child.pid, args.command)], args)
     finally:
         _farewell(child, args.command, Path(log.name))
-    return _exit_code(child)
+    return _exit_code(child) or code
 
 
 def _headless(args: argparse.Namespace, environment: dict[str, str]) -> int:

@@ -128,24 +128,9 @@ def test_another_users_process(started):
 
 
 @pytest.fixture
-def training(tmp_path):
+def slow_loader(training):
     """A real training run with two loader workers, from its first step on."""
-    log = tmp_path / "training.log"
-    with log.open("wb") as output:
-        child = subprocess.Popen(
-            [sys.executable, str(SLOW_LOADER)], stdout=output, stderr=subprocess.STDOUT, start_new_session=True
-        )
-    deadline = time.monotonic() + 60
-    while b"step 1:" not in log.read_bytes():
-        assert child.poll() is None, log.read_text()
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-    yield child
-    try:
-        os.killpg(child.pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
-    child.wait()
+    return training(SLOW_LOADER).wait_steps(1)
 
 
 @pytest.fixture
@@ -157,12 +142,12 @@ def no_nvml(tmp_path):
     return {**os.environ, "LD_LIBRARY_PATH": str(folder)}
 
 
-def test_without_ptrace_and_nvml_it_goes_on_with_what_is_left(training, no_nvml):
+def test_without_ptrace_and_nvml_it_goes_on_with_what_is_left(slow_loader, no_nvml):
     needs_root()
     if shutil.which("setpriv") is None:
         pytest.skip("setpriv is not installed")
     tied = ["setpriv", "--bounding-set", "-sys_ptrace", "--inh-caps", "-sys_ptrace"]
-    done = diagnose(training.pid, "--format", "json", seconds="5s", prefix=tied, env=no_nvml)
+    done = diagnose(slow_loader.pid, "--format", "json", seconds="5s", prefix=tied, env=no_nvml)
     assert done.returncode in (0, 5), done.stderr
     said = json.loads(done.stdout)
     assert said["sources"]["host"] == {"state": "ok"}
@@ -174,16 +159,27 @@ def test_without_ptrace_and_nvml_it_goes_on_with_what_is_left(training, no_nvml)
     assert "NVIDIA" in said["sources"]["gpu"]["reason"]
     roles = [process["role"] for process in said["target"]["processes"]]
     assert roles.count("loader-worker") == 2
-    assert training.poll() is None
+    assert slow_loader.alive()
 
 
-def test_without_py_spy_it_goes_on_with_the_hook(training, tmp_path):
+def test_without_py_spy_it_goes_on_with_the_hook(slow_loader):
     hidden = (
         "import shutil, sys\nfrom aitop.sources.stacks import spy\n"
         "spy.sys = type('NoPython', (), {'executable': '/nowhere/python'})\nspy.shutil.which = lambda name: None\n"
         "from aitop.cli import run\nsys.exit(run(sys.argv[1:]))\n"
     )
-    command = [sys.executable, "-c", hidden, "diagnose", "--pid", str(training.pid), "--for", "5s", "--format", "json"]
+    command = [
+        sys.executable,
+        "-c",
+        hidden,
+        "diagnose",
+        "--pid",
+        str(slow_loader.pid),
+        "--for",
+        "5s",
+        "--format",
+        "json",
+    ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
     sources = json.loads(done.stdout)["sources"]
@@ -199,16 +195,15 @@ def test_a_process_that_ends_while_it_is_watched(started):
     one_sentence(done, 3, f"process {brief.pid} has ended", "before anything could be said")
 
 
-def test_a_training_run_that_ends_while_it_is_watched_is_still_reported(training):
+def test_a_training_run_that_ends_while_it_is_watched_is_still_reported(slow_loader):
     watching = subprocess.Popen(
-        [*AITOP, "diagnose", "--pid", str(training.pid), "--for", "50s", "--format", "json"],
+        [*AITOP, "diagnose", "--pid", str(slow_loader.pid), "--for", "50s", "--format", "json"],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
     )
     time.sleep(7)
-    training.terminate()
-    training.wait()
+    slow_loader.stop()
     out, err = watching.communicate(timeout=30)
     assert watching.returncode == 0, err
     said = json.loads(out)
@@ -217,19 +212,19 @@ def test_a_training_run_that_ends_while_it_is_watched_is_still_reported(training
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupted_diagnosis_leaves_no_hook(training, number):
-    command = [*AITOP, "diagnose", "--pid", str(training.pid), "--for", "50s"]
+def test_an_interrupted_diagnosis_leaves_no_hook(slow_loader, number):
+    command = [*AITOP, "diagnose", "--pid", str(slow_loader.pid), "--for", "50s"]
     watching = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     deadline = time.monotonic() + 20
-    while not hooked(training.pid):
+    while not hooked(slow_loader.pid):
         assert time.monotonic() < deadline
         assert watching.poll() is None, watching.stderr.read()
         time.sleep(0.05)
     watching.send_signal(number)
     out, err = watching.communicate(timeout=20)
     assert (watching.returncode, out, err) == (128 + number, "", "")
-    assert not hooked(training.pid)
-    assert training.poll() is None
+    assert not hooked(slow_loader.pid)
+    assert slow_loader.alive()
 
 
 def hooked(pid):
