@@ -20,9 +20,7 @@ _NO_DATA = 21
 _GPU_IS_LOST = 15
 _RESET_REQUIRED = 16
 
-_NEVER = frozenset(
-    {_INVALID_ARGUMENT, _NOT_SUPPORTED, _NO_PERMISSION, _FUNCTION_NOT_FOUND, _VERSION_MISMATCH, _DEPRECATED}
-)
+_NEVER = frozenset({_NOT_SUPPORTED, _NO_PERMISSION, _FUNCTION_NOT_FOUND, _VERSION_MISMATCH, _DEPRECATED})
 _NOTHING_NOW = frozenset({_NOT_FOUND, _TIMEOUT, _NO_DATA})
 _LOST = frozenset({_GPU_IS_LOST, _RESET_REQUIRED})
 
@@ -92,7 +90,8 @@ class Gate:
 
     def _note(self, key: tuple[str, str, Hashable], handle: Handle, error: Any) -> None:
         code = int(error.value)
-        if code in _NEVER:
+        # A device says 'invalid' of a sensor or a link that it does not have; elsewhere it is about these arguments.
+        if code in _NEVER or (code == _INVALID_ARGUMENT and handle.pointer is not None):
             self._never.add(key)
         elif code in _LOST and handle.pointer is not None:
             raise DeviceLostError(handle.label) from error

@@ -109,6 +109,31 @@ int nvmlDeviceGetMigDeviceHandleByIndex(void *handle, unsigned index, void **out
     return OK;
 }
 
+static int slice_number(void *handle, unsigned *out) {
+    if (whole(handle)) return NOT_SUPPORTED;
+    struct slice *s = handle;
+    *out = (unsigned)(s - s->parent->slice);
+    return OK;
+}
+
+int nvmlDeviceGetGpuInstanceId(void *handle, unsigned *out) {
+    ENTER(handle);
+    return slice_number(handle, out);
+}
+
+int nvmlDeviceGetComputeInstanceId(void *handle, unsigned *out) {
+    ENTER(handle);
+    *out = 0;
+    return whole(handle) ? NOT_SUPPORTED : OK;
+}
+
+int nvmlDeviceGetDeviceHandleFromMigDeviceHandle(void *handle, void **out) {
+    ENTER(handle);
+    if (whole(handle)) return INVALID_ARGUMENT;
+    *out = ((struct slice *)handle)->parent;
+    return OK;
+}
+
 int nvmlDeviceIsMigDeviceHandle(void *handle, unsigned *out) {
     ENTER(handle);
     *out = whole(handle) == NULL;
@@ -247,4 +272,23 @@ int nvmlEventSetWait_v2(void *set, struct event *out, unsigned milliseconds) {
         return OK;
     }
     return TIMEOUT;
+}
+
+static int coder(void *handle, const char *key, unsigned *out, unsigned *period) {
+    struct gpu *g = whole(handle);
+    double v;
+    if (!g || !value_at(g, key, now(), &v)) return NOT_SUPPORTED;
+    *out = (unsigned)(long long)v;
+    *period = 167000; /* µs */
+    return OK;
+}
+
+int nvmlDeviceGetEncoderUtilization(void *handle, unsigned *out, unsigned *period) {
+    ENTER(handle);
+    return coder(handle, "encoder", out, period);
+}
+
+int nvmlDeviceGetDecoderUtilization(void *handle, unsigned *out, unsigned *period) {
+    ENTER(handle);
+    return coder(handle, "decoder", out, period);
 }

@@ -113,6 +113,27 @@ int nvmlDeviceGetPciInfo_v3(void *handle, struct pci_info *out) {
     return OK;
 }
 
+struct bar1 {
+    unsigned long long total, free, used;
+};
+
+int nvmlDeviceGetBAR1MemoryInfo(void *handle, struct bar1 *out) {
+    ENTER(handle);
+    double total;
+    struct gpu *g = whole(handle);
+    if (!g || !value_at(g, "bar1", now(), &total)) return NOT_SUPPORTED;
+    *out = (struct bar1){(unsigned long long)total, (unsigned long long)total, 0};
+    return OK;
+}
+
+/* Windows only. */
+int nvmlDeviceGetDriverModel_v2(void *handle, unsigned *current, unsigned *pending) {
+    (void)current;
+    (void)pending;
+    ENTER(handle);
+    return NOT_SUPPORTED;
+}
+
 struct utilization {
     unsigned gpu, memory;
 };

@@ -1,0 +1,158 @@
+"""Garbage out, names cleaned, reasons named, one PCIe device a tick, and who is ours."""
+
+from __future__ import annotations
+
+import math
+import os
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aitop.sources.nvml import plausible, processes
+from aitop.sources.nvml.gate import Gate, Handle
+from aitop.sources.nvml.links import NvlinkMeter, Rotation
+from aitop.sources.nvml.throttle import reason_names
+
+ALL_BITS = 4294967295
+
+
+@pytest.mark.parametrize("percent", [ALL_BITS, 255, -1, math.nan, math.inf, None])
+def test_a_share_that_cannot_be_is_none(percent):
+    assert plausible.share(percent) is None
+
+
+@given(st.floats(0, 101))
+def test_a_share_stays_between_nothing_and_all(percent):
+    share = plausible.share(percent)
+    assert share is not None
+    assert 0 <= share <= 1
+
+
+def test_zero_is_a_measurement():
+    assert plausible.share(0) == 0.0
+    assert plausible.whole(0, 0, 10) == 0
+
+
+@given(st.text())
+def test_a_clean_name_cannot_move_the_cursor(text):
+    cleaned = plausible.clean(text)
+    assert cleaned is None or (cleaned.isprintable() and 0 < len(cleaned) <= plausible.LONGEST_NAME)
+
+
+def test_escape_codes_leave_names():
+    assert plausible.clean("NVIDIA\x1b[31m H200\x07\u202e\n") == "NVIDIA[31m H200"
+
+
+@pytest.mark.parametrize(
+    ("mask", "names"),
+    [
+        (0, ()),
+        (0x1 | 0x2 | 0x100, ()),
+        (0x4, ("sw_power_cap",)),
+        (0x20 | 0x40 | 0x8, ("hw_slowdown", "sw_thermal_slowdown", "hw_thermal_slowdown")),
+        (0x80 | 0x10, ("sync_boost", "hw_power_brake")),
+        (ALL_BITS, None),
+        (None, None),
+    ],
+)
+def test_reasons_are_those_that_hold_the_clocks_back(mask, names):
+    assert reason_names(mask) == names
+
+
+def test_the_rotation_reaches_everybody_and_survives_changes():
+    rotation = Rotation()
+    assert [rotation.next([0, 2, 5]) for _ in range(4)] == [0, 2, 5, 0]
+    assert rotation.next([0]) == 0
+    assert rotation.next([]) is None
+    assert rotation.next([3, 4]) == 3
+
+
+class Nvml:
+    """As much of pynvml as a meter asks for; each attribute is a function."""
+
+    class NVMLError(Exception):
+        value = 999
+
+    def __init__(self, **functions: object) -> None:
+        self.__dict__.update(functions)
+
+
+def field(kibibytes: int, code: int = 0) -> SimpleNamespace:
+    return SimpleNamespace(nvmlReturn=code, value=SimpleNamespace(ullVal=kibibytes))
+
+
+def test_nvlink_counters_become_rates_and_a_reset_counter_is_no_rate():
+    counters = iter([(1000, 500), (3000, 1500), (10, 10), (1034, 10)])
+    nvml = Nvml(nvmlDeviceGetFieldValues=lambda _handle, _fields: [field(n) for n in next(counters)])
+    meter = NvlinkMeter(Gate(nvml), Handle("gpu0", "pointer"))
+    assert meter.read(10.0) == (None, None)
+    assert meter.read(12.0) == (1000 * 1024, 500 * 1024)
+    assert meter.read(13.0) == (None, None)
+    assert meter.read(15.0) == (512 * 1024, 0.0)
+
+
+def test_nvlink_fields_that_are_not_there_give_no_rate():
+    nvml = Nvml(nvmlDeviceGetFieldValues=lambda _handle, _fields: [field(0, 3), field(0, 3)])
+    meter = NvlinkMeter(Gate(nvml), Handle("gpu0", "pointer"))
+    assert [meter.read(1.0), meter.read(2.0)] == [(None, None), (None, None)]
+
+
+def listing(*entries: tuple[int, int | None]) -> Nvml:
+    found = [SimpleNamespace(pid=pid, usedGpuMemory=memory) for pid, memory in entries]
+    return Nvml(
+        nvmlDeviceGetComputeRunningProcesses_v3=lambda _handle: found, nvmlDeviceGetMinorNumber=lambda _handle: 3
+    )
+
+
+def test_a_process_on_several_slices_is_one_process_with_the_sum():
+    gate = Gate(listing((10, 100), (10, 50), (11, None), (0, 5), (ALL_BITS, 5)))
+    assert processes.running(gate, Handle("gpu0", "pointer")) == {10: 150, 11: None}
+
+
+def dead_pid() -> int:
+    child = subprocess.Popen([sys.executable, "-S", "-c", ""])
+    child.wait()
+    return child.pid
+
+
+def test_a_process_of_the_tree_makes_the_device_ours():
+    meter = processes.ProcessMeter(Gate(listing((os.getpid(), 100), (1, 7))), Handle("gpu0", "pointer"))
+    found, ours = meter.read(frozenset({os.getpid()}), None)
+    assert ours
+    assert [(process.pid, process.mine) for process in found] == [(1, False), (os.getpid(), True)]
+
+
+def test_a_pid_of_another_namespace_is_ours_if_our_tree_holds_the_device(monkeypatch):
+    asked = []
+    monkeypatch.setattr(processes, "_has_open", lambda pid, path: asked.append((pid, path)) or True)
+    meter = processes.ProcessMeter(Gate(listing((dead_pid(), 100))), Handle("gpu0", "pointer"))
+    found, ours = meter.read(frozenset({os.getpid()}), None)
+    assert ours
+    assert found[0].mine
+    assert asked == [(os.getpid(), "/dev/nvidia3")]
+
+
+def test_a_pid_of_another_namespace_is_not_ours_if_our_tree_does_not_hold_the_device():
+    meter = processes.ProcessMeter(Gate(listing((dead_pid(), 100))), Handle("gpu0", "pointer"))
+    found, ours = meter.read(frozenset({os.getpid()}), None)
+    assert not ours
+    assert not found[0].mine
+
+
+def test_a_process_of_somebody_else_here_is_never_taken_for_ours(monkeypatch):
+    monkeypatch.setattr(processes, "_has_open", lambda _pid, _path: True)
+    meter = processes.ProcessMeter(Gate(listing((1, 100))), Handle("gpu0", "pointer"))
+    found, ours = meter.read(frozenset({os.getpid()}), None)
+    assert not ours
+    assert not found[0].mine
+
+
+def test_an_open_file_of_a_process_is_seen(tmp_path):
+    path = tmp_path / "device"
+    with path.open("w"):
+        assert processes._has_open(os.getpid(), str(path))
+    assert not processes._has_open(os.getpid(), str(path))
