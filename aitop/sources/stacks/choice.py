@@ -1,0 +1,65 @@
+"""Which Python processes of the target's tree to sample in the next window."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from aitop.model.host import Role
+from aitop.sources import procfs
+from aitop.sources.host.tree import Member, ProcessEvidence, ProcessTree, places_of
+from aitop.sources.source import SourceError
+
+MANY = 4
+FEW = 2
+
+
+class Chooser:
+    """Follows the trees below some processes and picks a few of them, in turn, so that a window's cost is bounded."""
+
+    def __init__(self, tops: Sequence[int]) -> None:
+        self._tops = tuple(tops)
+        self._tree = ProcessTree((pid, None) for pid in tops)
+        self._evidence = ProcessEvidence()
+        self._embeds: dict[tuple[int, int], bool] = {}
+        self._turn = 0
+
+    def next(self, few: bool) -> list[int]:
+        """Pids for the next window: up to FEW or MANY training processes and as many that feed them.
+
+        The first training process is always among them, the others take turns.
+        Raises SourceError when the target is gone or nothing in its tree is Python.
+        """
+        members = [member for member in self._tree.update() if member.stat.state not in "ZXx"]
+        if not members:
+            raise SourceError("absent", f"process {self._tops[0]} has ended")
+        python = {member.stat.pid for member in members if self._is_python(member)}
+        if not python:
+            raise SourceError("absent", f"process {self._tops[0]} is no Python process and has none below it")
+        roles: dict[Role, list[int]] = {}
+        for pid, place in places_of(members, self._evidence).items():
+            if pid in python:
+                roles.setdefault(place.role, []).append(pid)
+        first = roles.get("rank") or roles.get("other") or roles.get("launcher") or roles.get("helper") or []
+        feeding = roles.get("loader-worker", []) + (roles.get("other", []) if roles.get("rank") else [])
+        self._turn += 1
+        most = FEW if few else MANY
+        return first[:1] + _some(first[1:], most - 1, self._turn) + _some(feeding, most, self._turn)
+
+    def _is_python(self, member: Member) -> bool:
+        if member.facts().python:
+            return True
+        known = self._embeds.get(member.key)
+        if known is None:
+            if len(self._embeds) > 1000:
+                self._embeds.clear()
+            library = procfs.python_version_of(None, procfs.maps(member.stat.pid))
+            known = self._embeds[member.key] = library is not None
+        return known
+
+
+def _some(pids: Sequence[int], most: int, turn: int) -> list[int]:
+    """At most `most` of them, other ones at every turn."""
+    if len(pids) <= most:
+        return list(pids)
+    start = turn * most % len(pids)
+    return [pids[(start + offset) % len(pids)] for offset in range(most)]

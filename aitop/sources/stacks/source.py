@@ -1,0 +1,149 @@
+"""The source `stacks`: windows of sampled Python stacks of the target's tree."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from aitop.model.event import Sample
+from aitop.model.source import SourceName
+from aitop.model.stacks import StackWindow
+from aitop.sources import procfs
+from aitop.sources.source import SourceError
+from aitop.sources.stacks.budget import Budget
+from aitop.sources.stacks.choice import Chooser
+from aitop.sources.stacks.refusal import explain
+from aitop.sources.stacks.speedscope import RawFrame, ThreadSamples, parse
+from aitop.sources.stacks.spy import Spy, find_py_spy
+from aitop.sources.stacks.window import CodeOfProcesses, WindowBuilder
+
+FIRST_SECONDS = 1.0
+GRACE_SECONDS = 4.0
+EMPTY_WINDOWS = 3
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What one py-spy left: its output, the first line of its complaint, its exit code."""
+
+    pid: int
+    data: bytes
+    complaint: str
+    code: int | None
+
+
+class StackSource:
+    """Samples with py-spy, which reads the memory of the processes and never stops them.
+
+    Windows follow each other back to back at first, so that a picture comes early; then `interval` grows until
+    sampling costs no more than its budget, and each window takes fewer processes in turn. `close` may be called from
+    any thread: a read in progress ends its py-spy children and returns nothing.
+    """
+
+    name: SourceName = "stacks"
+
+    def __init__(self, pid_roots: Sequence[int], *, script: str | None, seconds: float = 2.0, rate: int = 20) -> None:
+        self.interval = 0.0
+        self.patience = seconds + GRACE_SECONDS + 4.0
+        self._seconds = seconds
+        self._rate = rate
+        self._script = script
+        self._chooser = Chooser(pid_roots)
+        self._code = CodeOfProcesses()
+        self._budget = Budget(time.monotonic())
+        self._closing = threading.Event()
+        self._reading = threading.Lock()
+        self._program = ""
+        self._first = True
+        self._empty = 0
+
+    def open(self) -> None:
+        self._closing.clear()
+        self._program = find_py_spy()
+        self._chooser.next(few=True)
+
+    def read(self) -> list[Sample]:
+        with self._reading:
+            return self._read()
+
+    def close(self) -> None:
+        self._closing.set()
+        if self._reading.acquire(timeout=3.0):
+            self._reading.release()
+
+    def _read(self) -> list[Sample]:
+        started = time.monotonic()
+        seconds = max(1, round(min(FIRST_SECONDS, self._seconds) if self._first else self._seconds))
+        spies: list[Spy] = []
+        try:
+            for pid in self._chooser.next(few=self._budget.tight):
+                spies.append(Spy(self._program, pid, seconds, self._rate))
+            self._wait(spies, started + seconds)
+        finally:
+            for spy in spies:
+                spy.stop()
+            outcomes = [Outcome(spy.pid, *spy.result(), spy.code) for spy in spies]
+        cpu = sum(spy.cpu for spy in spies)
+        self.interval = self._budget.spend(cpu, started, time.monotonic())
+        if self._closing.is_set():
+            return []
+        window = self._window(seconds, outcomes, cpu)
+        if window is None:
+            self._account_for_nothing(outcomes)
+            return []
+        self._first = False
+        self._empty = 0
+        return [window]
+
+    def _wait(self, spies: Sequence[Spy], planned_end: float) -> None:
+        deadline = planned_end + GRACE_SECONDS
+        while not all([spy.finished() for spy in spies]):
+            now = time.monotonic()
+            if now >= deadline or self._closing.wait(0.25 if now < planned_end - 0.25 else 0.02):
+                return
+
+    def _window(self, seconds: int, outcomes: Sequence[Outcome], cpu: float) -> StackWindow | None:
+        builder = WindowBuilder(self._script, self._code)
+        for outcome in outcomes:
+            if outcome.data:
+                builder.add(outcome.pid, *_parsed(outcome))
+        frames, stacks = builder.result()
+        if not stacks:
+            return None
+        return StackWindow(
+            time=time.monotonic(),
+            seconds=float(seconds),
+            rate=float(self._rate),
+            frames=frames,
+            stacks=stacks,
+            sampler_cpu=cpu,
+        )
+
+    def _account_for_nothing(self, outcomes: Sequence[Outcome]) -> None:
+        """Raise SourceError when a window without a sample is more than bad luck."""
+        alive = [outcome for outcome in outcomes if _lives(outcome.pid)]
+        refused = [outcome for outcome in alive if outcome.code != 0]
+        if refused:
+            raise explain(refused[0].pid, refused[0].complaint)
+        self._empty += 1
+        if alive and self._empty >= EMPTY_WINDOWS:
+            raise SourceError("failed", f"py-spy saw no Python frame of process {alive[0].pid}: it may be starting up")
+
+
+def _parsed(outcome: Outcome) -> tuple[list[RawFrame], list[ThreadSamples]]:
+    try:
+        return parse(outcome.data, _main_threads(outcome.pid))
+    except ValueError as error:
+        raise SourceError("failed", f"py-spy wrote something unreadable: {error}") from error
+
+
+def _main_threads(pid: int) -> frozenset[str]:
+    """Ids of the main thread: the pid here, and in the process's own pid namespace."""
+    return frozenset((str(pid), *procfs.status(pid).get("NSpid", "").split()[-1:]))
+
+
+def _lives(pid: int) -> bool:
+    stat = procfs.stat(pid)
+    return stat is not None and stat.state not in "ZXx"

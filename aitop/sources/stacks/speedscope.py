@@ -1,0 +1,112 @@
+"""What py-spy writes (`--format speedscope`), read into samples of threads."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from dataclasses import dataclass
+
+import msgspec
+
+MOST_BYTES = 50_000_000
+MOST_DEPTH = 400
+MAIN_NAME = "MainThread"
+
+_PROFILE = re.compile(r'(?:Process \d+ )?Thread (?P<id>\S+) "(?P<name>.*)"', re.DOTALL)
+
+
+class RawFrame(msgspec.Struct, frozen=True):
+    """One line of a function. `line` 0 where py-spy could not tell."""
+
+    name: str
+    file: str | None = None
+    line: int | None = None
+
+
+@dataclass(frozen=True)
+class ThreadSamples:
+    """Samples of one thread: stacks (indices of frames, the outermost first) and how often each was seen.
+
+    `torn` samples were thrown away: py-spy reads without stopping the process, and sometimes meets a stack
+    in the middle of a change.
+    """
+
+    name: str
+    main: bool
+    stacks: Counter[tuple[int, ...]]
+    torn: int = 0
+
+
+class _Profile(msgspec.Struct):
+    name: str
+    samples: list[list[int]]
+
+
+class _Shared(msgspec.Struct):
+    frames: list[RawFrame]
+
+
+class _File(msgspec.Struct):
+    profiles: list[_Profile]
+    shared: _Shared
+
+
+def parse(data: bytes, main_threads: frozenset[str]) -> tuple[list[RawFrame], list[ThreadSamples]]:
+    """Frames and threads of one process. `main_threads` are the ids its main thread may go by.
+
+    Raises ValueError for anything that is not such a file, or is too large to be one.
+    """
+    if len(data) > MOST_BYTES:
+        raise ValueError(f"py-spy wrote {len(data)} bytes")
+    file = msgspec.json.decode(data, type=_File)
+    frames = file.shared.frames
+    named = [(_PROFILE.fullmatch(profile.name), profile.samples) for profile in file.profiles]
+    threads = [(match["id"], match["name"], _counted(samples, len(frames))) for match, samples in named if match]
+    main = _main(threads, main_threads, frames)
+    found = []
+    for index, (_, name, stacks) in enumerate(threads):
+        if index == main:
+            whole = _whole(stacks, frames)
+            found.append(ThreadSamples(MAIN_NAME, True, whole, stacks.total() - whole.total()))
+        else:
+            found.append(ThreadSamples(name, False, stacks))
+    return frames, found
+
+
+def _counted(samples: list[list[int]], frames: int) -> Counter[tuple[int, ...]]:
+    valid = (tuple(sample[:MOST_DEPTH]) for sample in samples if all(0 <= index < frames for index in sample))
+    return Counter(stack for stack in valid if stack)
+
+
+def _main(
+    threads: list[tuple[str, str, Counter[tuple[int, ...]]]], ids: frozenset[str], frames: list[RawFrame]
+) -> int | None:
+    """Which of the threads is the main one: by its id, by its name, by being alone, or by running a module."""
+    for index, (thread, _, _) in enumerate(threads):
+        if thread in ids:
+            return index
+    for index, (_, name, _) in enumerate(threads):
+        if name == MAIN_NAME:
+            return index
+    if len(threads) == 1:
+        return 0
+    # Before Python 3.11 ids are addresses, and names are known only once `threading` was imported.
+    for index, (_, _, stacks) in enumerate(threads):
+        if any(frames[stack[0]].name in ("<module>", "_run_module_as_main") for stack in stacks):
+            return index
+    return None
+
+
+def _whole(stacks: Counter[tuple[int, ...]], frames: list[RawFrame]) -> Counter[tuple[int, ...]]:
+    """The samples that reach down to the thread's usual root; a main thread never changes its root."""
+    roots: Counter[tuple[str, str | None]] = Counter()
+    for stack, count in stacks.items():
+        roots[_place(frames[stack[0]])] += count
+    if not roots:
+        return stacks
+    root = max(roots, key=lambda place: (place[0] in ("<module>", "_run_module_as_main"), roots[place]))
+    return Counter({stack: count for stack, count in stacks.items() if _place(frames[stack[0]]) == root})
+
+
+def _place(frame: RawFrame) -> tuple[str, str | None]:
+    return frame.name, frame.file

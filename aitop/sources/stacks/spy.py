@@ -1,0 +1,97 @@
+"""One py-spy child process, watching one process for a few seconds."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+from aitop.sources.source import SourceError
+from aitop.sources.stacks.speedscope import MOST_BYTES
+
+TERM_SECONDS = 0.5
+MOST_COMPLAINT = 4000
+
+
+def find_py_spy() -> str:
+    """Path of the py-spy binary: beside this interpreter, else on the PATH. Raises SourceError without one."""
+    beside = os.path.join(os.path.dirname(sys.executable or ""), "py-spy")
+    found = beside if os.access(beside, os.X_OK) else shutil.which("py-spy")
+    if found is None:
+        raise SourceError("absent", "py-spy is not installed", "pip install py-spy")
+    return found
+
+
+class Spy:
+    """`py-spy record` on `pid`, started now. It ends by itself; `stop` ends it early. No file on disk."""
+
+    def __init__(self, program: str, pid: int, seconds: int, rate: int) -> None:
+        self.pid = pid
+        self.cpu = 0.0
+        self.code: int | None = None
+        self._output = os.memfd_create("aitop-stacks", os.MFD_CLOEXEC)
+        self._errors = os.memfd_create("aitop-stacks-errors", os.MFD_CLOEXEC)
+        command = [program, "record", "--pid", str(pid), "--nonblocking", "--idle", "--format", "speedscope"]
+        command += ["--duration", str(seconds), "--rate", str(rate), "--output", f"/proc/self/fd/{self._output}"]
+        quiet = {name: value for name, value in os.environ.items() if name not in ("RUST_LOG", "RUST_BACKTRACE")}
+        try:
+            # A session of its own: the terminal's Ctrl-C is meant for us.
+            self._child = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=self._errors,
+                pass_fds=(self._output,),
+                start_new_session=True,
+                env=quiet,
+            )
+        except OSError as error:
+            self._close_files()
+            raise SourceError("failed", f"py-spy does not start: {error.strerror}", "pip install py-spy") from error
+
+    def finished(self) -> bool:
+        """Whether it has ended; collects it, its exit code and its CPU time when it has."""
+        return self.code is not None or self._collect(os.WNOHANG)
+
+    def stop(self) -> None:
+        """End it now, if it runs, and collect it."""
+        for number, patience in ((signal.SIGTERM, TERM_SECONDS), (signal.SIGKILL, 2 * TERM_SECONDS)):
+            if self.finished():
+                return
+            os.kill(self._child.pid, number)
+            deadline = time.monotonic() + patience
+            while not self.finished() and time.monotonic() < deadline:
+                time.sleep(0.005)
+
+    def result(self) -> tuple[bytes, str]:
+        """What it wrote and the first line of its complaint (empty when it had none). Once, after its end."""
+        try:
+            size = min(os.fstat(self._output).st_size, MOST_BYTES + 1)
+            complaint = os.pread(self._errors, MOST_COMPLAINT, 0).decode("utf-8", "replace")
+            return os.pread(self._output, size, 0), _first_line(complaint)
+        finally:
+            self._close_files()
+
+    def _collect(self, options: int) -> bool:
+        try:
+            pid, status, usage = os.wait4(self._child.pid, options)
+        except ChildProcessError:  # somebody else in this process waited for all children
+            pid, status, usage = self._child.pid, 0, None
+        if pid == 0:
+            return False
+        self.code = self._child.returncode = os.waitstatus_to_exitcode(status)
+        if usage is not None:
+            self.cpu = usage.ru_utime + usage.ru_stime
+        return True
+
+    def _close_files(self) -> None:
+        os.close(self._output)
+        os.close(self._errors)
+
+
+def _first_line(complaint: str) -> str:
+    lines = [line.strip() for line in complaint.splitlines() if line.strip()]
+    return lines[0].removeprefix("Error: ") if lines else ""

@@ -1,0 +1,69 @@
+"""Samples of several processes to one StackWindow: one table of frames, each with its owner and its source line."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+from aitop.model.stacks import Frame, StackCount
+from aitop.sources import procfs
+from aitop.sources.code import SourceCode
+from aitop.sources.stacks.frames import is_user
+from aitop.sources.stacks.speedscope import RawFrame, ThreadSamples
+
+
+class CodeOfProcesses:
+    """Source lines of the user's files, read once for all processes that see the same file system."""
+
+    def __init__(self) -> None:
+        self._by_namespace: dict[str, tuple[int, SourceCode]] = {}
+
+    def of(self, pid: int) -> SourceCode:
+        """The code as process `pid` sees it."""
+        namespace = procfs.link(f"{procfs.PROC}/{pid}/ns/mnt") or str(pid)
+        reader = self._by_namespace.get(namespace)
+        if reader is None or procfs.stat(reader[0]) is None:
+            if len(self._by_namespace) > 100:
+                self._by_namespace.clear()
+            reader = self._by_namespace[namespace] = pid, SourceCode(pid)
+        return reader[1]
+
+
+class WindowBuilder:
+    """Collects what one window saw. `script` is the path of the target's main script, see frames.is_user."""
+
+    def __init__(self, script: str | None, code: CodeOfProcesses) -> None:
+        self._script = script
+        self._code = code
+        self._frames: dict[tuple[str, str, int], int] = {}
+        self._table: list[Frame] = []
+        self._stacks: list[StackCount] = []
+
+    def add(self, pid: int, raw: Sequence[RawFrame], threads: Sequence[ThreadSamples]) -> None:
+        """Add the threads of one process."""
+        code = self._code.of(pid)
+        folder = procfs.link(f"{procfs.PROC}/{pid}/cwd") or "/"
+        indices = [self._index(frame, folder, code) for frame in raw]
+        for thread in threads:
+            for stack, count in thread.stacks.items():
+                frames = tuple(indices[index] for index in stack)
+                self._stacks.append(
+                    StackCount(pid=pid, thread=thread.name, main=thread.main, frames=frames, count=count)
+                )
+
+    def result(self) -> tuple[tuple[Frame, ...], tuple[StackCount, ...]]:
+        """The table of frames and the stacks that index it."""
+        return tuple(self._table), tuple(self._stacks)
+
+    def _index(self, raw: RawFrame, folder: str, code: SourceCode) -> int:
+        file, line = raw.file or "", raw.line or 0
+        if file and not file.startswith(("/", "<")):
+            file = os.path.normpath(os.path.join(folder, file))
+        key = raw.name, file, line
+        index = self._frames.get(key)
+        if index is None:
+            user = is_user(file, self._script)
+            text = code.line(file, line) if user and line > 0 else None
+            index = self._frames[key] = len(self._table)
+            self._table.append(Frame(raw.name, file, line, user, text.strip() if text else None))
+        return index
