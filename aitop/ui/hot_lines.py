@@ -1,0 +1,60 @@
+"""Equal hot lines of several processes as one row. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from aitop.model.host import Role
+from aitop.model.snapshot import HotLine, Stacks
+
+_ROLE_NAMES: dict[Role, str] = {"rank": "main", "loader-worker": "worker"}
+
+
+@dataclass(frozen=True)
+class HotRow:
+    """A line with its share (0..1) of the samples of all processes of its role; `who` says which and how many."""
+
+    file: str
+    line: int
+    function: str
+    text: str | None
+    phase: str
+    share: float
+    who: str
+
+
+def hot_rows(stacks: Stacks, pids: frozenset[int] | None = None) -> list[HotRow]:
+    """Rows, heaviest first; `pids` narrows them to those processes."""
+    groups: dict[tuple[str, int, str, str, Role, str], list[HotLine]] = {}
+    for line in stacks.lines:
+        if pids is None or line.pid in pids:
+            key = (line.file, line.line, line.function, line.phase, line.role, _thread(line))
+            groups.setdefault(key, []).append(line)
+    sampled = _samples_of_roles(stacks, pids)
+    rows = [_row(group, sampled) for group in groups.values()]
+    return sorted(rows, key=lambda row: -row.share)
+
+
+def _row(group: list[HotLine], sampled: dict[Role, int]) -> HotRow:
+    first = group[0]
+    total = sampled.get(first.role, 0)
+    share = sum(line.samples for line in group) / total if total else max(line.share for line in group)
+    name = _ROLE_NAMES.get(first.role, first.role)
+    if _thread(first):
+        name = _thread(first)
+    who = name if len(group) == 1 and first.role == "rank" else f"{name} ×{len({line.pid for line in group})}"
+    return HotRow(first.file, first.line, first.function, first.text, first.phase, min(1.0, share), who)
+
+
+def _thread(line: HotLine) -> str:
+    """The name of a thread that is not the main one, else nothing."""
+    return "" if line.thread == "MainThread" else line.thread
+
+
+def _samples_of_roles(stacks: Stacks, pids: frozenset[int] | None) -> dict[Role, int]:
+    """Main-thread samples of each role."""
+    found: dict[Role, int] = {}
+    for process in stacks.processes:
+        if pids is None or process.pid in pids:
+            found[process.role] = found.get(process.role, 0) + process.samples
+    return found

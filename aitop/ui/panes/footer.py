@@ -1,0 +1,60 @@
+"""The last line: the keys that matter here, and what watching costs."""
+
+from __future__ import annotations
+
+from aitop.model.units import NOT_YET
+from aitop.ui.line import Line, spread
+from aitop.ui.palette import DIM, KEY, TEXT, clickable
+from aitop.ui.view import View
+from aitop.ui.widgets.pane import Drawing, Pane
+
+KEYS = (
+    ("?", "help", "screen.help"),
+    ("q", "quit", "screen.leave"),
+    ("⏎", "why", "screen.why"),
+    ("space", "pause", "screen.pause"),
+    ("t", "tree", "screen.tree"),
+    ("z", "zoom", "screen.zoom"),
+    ("tab", "pane", "screen.focus_next"),
+    ("d", "detach", "screen.detach"),
+)
+
+
+class Footer(Pane):
+    """Keys at the left, cost or the newest notice at the right."""
+
+    framed = False
+
+    def draw(self, view: View, width: int, height: int) -> Drawing:
+        right = Line(view.notice, TEXT) if view.notice else cost_line(view)
+        return Drawing([spread(_keys(view, width - right.width - 2), right.add(" "), width)])
+
+
+def cost_line(view: View) -> Line:
+    """What aitop takes for itself: its CPU, and the hook's time in each step."""
+    cost = view.snapshot.cost if view.snapshot else None
+    if cost is None or cost.monitor_cpu is None:
+        return Line(f"cost {NOT_YET}", DIM)
+    line = Line("cost ", DIM).add(f"{cost.monitor_cpu * 100:4.1f} % cpu", TEXT)
+    if cost.hook_us_per_step is not None:
+        line.add(" · ", DIM).add(f"{cost.hook_us_per_step:.0f} µs/step", TEXT)
+    return line
+
+
+def _keys(view: View, room: int) -> Line:
+    line = Line(" ")
+    keys = [key for key in KEYS if key[0] != "d" or view.can_detach]
+    if len(view.ranks()) > 1:
+        keys.append(("1-9", "rank", ""))
+    for key, word, action in keys:
+        shown = {"pause": "go on", "tree": "lines"}.get(word, word) if _is_on(view, word) else word
+        if line.width + len(key) + len(shown) + 3 > room:
+            break
+        style = clickable(KEY, action) if action else KEY
+        plain = clickable(DIM, action) if action else DIM
+        line.add(key, style).add(" " + shown, plain).add("  ")
+    return line
+
+
+def _is_on(view: View, word: str) -> bool:
+    return (word == "pause" and view.paused) or (word == "tree" and view.tree)

@@ -1,0 +1,206 @@
+"""The devices: a block each where there is room, a line each where there is not, a sentence where there is none."""
+
+from __future__ import annotations
+
+from aitop.model.gpu import GpuDevice
+from aitop.model.units import NOT_SUPPORTED, NOT_YET, rate, size
+from aitop.ui.line import Line, shorten
+from aitop.ui.palette import BRIGHT, DEVICE_CHART, DIM, LOSS, TEXT
+from aitop.ui.view import View
+from aitop.ui.widgets.pane import Drawing, Pane
+from aitop.ui.widgets.timeline import bar, braille
+from aitop.ui.words import one_line, share_text, state_line
+
+BLOCK_ROWS = 4
+CALM_REASONS = frozenset({"gpu idle", "idle", "none"})
+
+
+class GpuPane(Pane):
+    """All devices of the machine; the ones of the target are marked."""
+
+    def draw(self, view: View, width: int, height: int) -> Drawing:
+        sample = view.snapshot.gpu if view.snapshot else None
+        if sample is None or not sample.devices:
+            return Drawing([_why_none(view, width)], "GPU")
+        devices = sample.devices
+        stale = view.stale_age("gpu")
+        if not self.framed:
+            return Drawing(line_each(devices, width, height), stale=stale)
+        if len(devices) == 1:
+            title = f"GPU {devices[0].index} · {one_line(devices[0].name or 'unnamed')}"
+            return Drawing(_block(view, devices[0], width, height), title, _lost_note(devices), stale)
+        title = f"GPU · {len(devices)} × {one_line(devices[0].name or 'unnamed')}"
+        if height >= len(devices) * (BLOCK_ROWS + 1):
+            lines: list[Line] = []
+            for device in devices:
+                lines.append(Line(f"{_mark(device)}{device.index} ", BRIGHT).add(one_line(device.name or ""), DIM))
+                lines += _block(view, device, width, BLOCK_ROWS)
+            return Drawing(lines, title, _lost_note(devices), stale)
+        return Drawing([device_line(device, width) for device in devices], title, _lost_note(devices), stale)
+
+
+def line_each(devices: tuple[GpuDevice, ...], width: int, height: int) -> list[Line]:
+    """A line a device; the devices that do not fit are counted in the last line."""
+    if len(devices) <= height:
+        return [device_line(device, width) for device in devices]
+    ordered = sorted(devices, key=lambda device: (not device.mine, device.index))
+    shown, hidden = ordered[: height - 1], ordered[height - 1 :]
+    busy = [device.busy for device in hidden if device.busy is not None]
+    line = Line(f" gpu  {len(hidden)} more", DIM)
+    if busy:
+        line.add(f" · busy {min(busy) * 100:.0f} to {max(busy) * 100:.0f} %", DIM)
+    return [*(device_line(device, width) for device in shown), line]
+
+
+def device_line(device: GpuDevice, width: int) -> Line:
+    """One device in one line: busy, memory, power, temperature, and what holds it back."""
+    line = Line(f"{_mark(device)}{device.index} ", BRIGHT)
+    if device.lost:
+        return line.add("lost: the driver no longer answers for this device", LOSS)
+    if width >= 100:
+        line.add(shorten((device.name or "").replace("NVIDIA ", ""), 12).ljust(13), DIM)
+    chart = max(6, min(24, (width - 52) // 3))
+    line.add("busy", DIM).add(f"{share_text(device.busy)} ", TEXT).join(bar(device.busy, chart, DEVICE_CHART))
+    line.add("  mem ", DIM).add(_memory(device).rjust(13), TEXT)
+    if width >= 62:
+        line.add(f"  {_watts(device).rjust(9)}", TEXT).add(f"  {_degrees(device).rjust(5)}", TEXT)
+    held = held_back(device)
+    return line.add(f"  {held}", LOSS) if held else line
+
+
+def held_back(device: GpuDevice) -> str:
+    """The reasons for which the clocks are held back, empty when they are not."""
+    reasons = [one_line(reason).replace("_", " ") for reason in device.throttle or ()]
+    return ", ".join(reason for reason in reasons if reason not in CALM_REASONS)
+
+
+def _block(view: View, device: GpuDevice, width: int, height: int) -> list[Line]:
+    if device.lost:
+        return [Line("lost: the driver no longer answers for this device", LOSS)]
+    extra = max(0, height - _block_height(device)) if height > BLOCK_ROWS else 0
+    lines = _busy_rows(view, device, width, 1 + min(extra, 12))
+    lines.append(_memory_row(device, width))
+    lines.append(_power_row(device, width))
+    lines.append(_link_row(device, width))
+    if height > BLOCK_ROWS:
+        lines.append(_clock_row(device))
+        others = _others(device)
+        if others is not None:
+            lines.append(others)
+    return lines
+
+
+def _block_height(device: GpuDevice) -> int:
+    return BLOCK_ROWS + 1 + (_others(device) is not None)
+
+
+def _busy_rows(view: View, device: GpuDevice, width: int, rows: int) -> list[Line]:
+    """How busy, with its history; beside it what the counters of newer devices say."""
+    counters = _counters(device)
+    chart = max(4, width - 12 - 2 - counters.width)
+    series = view.snapshot.series.get(f"gpu{device.index}.busy") if view.snapshot else None
+    drawn = braille(series.values if series else (), chart, rows, 1.0)
+    lines = [Line("busy    ", DIM).add(share_text(device.busy), BRIGHT).add(" ").add(drawn[0], DEVICE_CHART)]
+    lines += [Line().to(13).add(row, DEVICE_CHART) for row in drawn[1:]]
+    if counters.width:
+        lines[0].add("  ").join(counters)
+    return lines
+
+
+def _counters(device: GpuDevice) -> Line:
+    gpm = device.gpm
+    line = Line()
+    if gpm is None:
+        return line
+    for name, share in (("sm", gpm.sm_active), ("tensor", gpm.tensor_active), ("dram", gpm.dram_active)):
+        line.add(f"{name} ", DIM).add(share_text(share).strip().rjust(3), TEXT).add("  ")
+    return line
+
+
+def _memory_row(device: GpuDevice, width: int) -> Line:
+    used = _fraction(device.memory_used, device.memory_total)
+    line = Line("memory  ", DIM).add(share_text(used), BRIGHT).add(" ")
+    text = _memory(device).rjust(15)
+    return line.join(bar(used, max(4, width - line.width - len(text) - 1), DEVICE_CHART)).add(text, TEXT)
+
+
+def _power_row(device: GpuDevice, width: int) -> Line:
+    used = None if device.power is None or not device.power_limit else device.power / device.power_limit
+    line = Line("power   ", DIM).add(share_text(used), BRIGHT).add(" ")
+    text = f"{_watts(device)}  {_degrees(device)}".rjust(21)
+    return line.join(bar(used, max(4, width - line.width - len(text) - 1), DEVICE_CHART)).add(text, TEXT)
+
+
+def _link_row(device: GpuDevice, width: int) -> Line:
+    received, sent = rate(device.pcie_received), rate(device.pcie_sent)
+    line = Line("pcie    ", DIM).add(f"in {received.rjust(8)}  out {sent.rjust(8)}", TEXT)
+    if device.pcie_generation is not None and device.pcie_width is not None:
+        full = (device.pcie_generation_max or 0, device.pcie_width_max or 0)
+        degraded = device.pcie_width < full[1] or device.pcie_generation < full[0]
+        line.add(f"  gen{device.pcie_generation} ×{device.pcie_width}", TEXT if degraded else DIM)
+        if degraded:
+            line.add(f" of gen{full[0]} ×{full[1]}", DIM)
+    return line
+
+
+def _clock_row(device: GpuDevice) -> Line:
+    clock = NOT_SUPPORTED if device.sm_clock is None else f"{device.sm_clock}"
+    line = Line("clock   ", DIM).add(clock.rjust(4), TEXT)
+    if device.sm_clock_max:
+        line.add(f" of {device.sm_clock_max} MHz", DIM)
+    held = held_back(device)
+    if held:
+        return line.add("  held back: ", DIM).add(held, LOSS)
+    return line if device.throttle is None else line.add("  not held back", DIM)
+
+
+def _others(device: GpuDevice) -> Line | None:
+    """Processes of others on this device."""
+    others = [process for process in device.processes or () if not process.mine]
+    if not others:
+        return None
+    memory = sum(process.memory or 0 for process in others)
+    noun = "process" if len(others) == 1 else "processes"
+    name = one_line(others[0].name or "") if len(others) == 1 else ""
+    return Line("shared  ", DIM).add(f"{len(others)} other {noun} {shorten(name, 24)} {size(memory)}", TEXT)
+
+
+def _why_none(view: View, width: int) -> Line:
+    status = view.source("gpu")
+    if status is None:
+        return Line(f" gpu {NOT_YET}", DIM)
+    if status.state == "ok":
+        return Line(" gpu: the driver reports no device", DIM)
+    return Line(" ").join(state_line("gpu", status)).fit(width)
+
+
+def _lost_note(devices: tuple[GpuDevice, ...]) -> Line | None:
+    lost = sum(device.lost for device in devices)
+    return Line(f"{lost} lost", LOSS) if lost else None
+
+
+def _mark(device: GpuDevice) -> str:
+    return "▸gpu " if device.mine else " gpu "
+
+
+def _memory(device: GpuDevice) -> str:
+    if device.memory_total is None:
+        return NOT_SUPPORTED
+    total = device.memory_total / 2**30
+    used = NOT_SUPPORTED if device.memory_used is None else f"{device.memory_used / 2**30:.1f}"
+    return f"{used} / {total:.0f} GB"
+
+
+def _watts(device: GpuDevice) -> str:
+    if device.power is None:
+        return NOT_SUPPORTED
+    limit = "" if device.power_limit is None else f"/{device.power_limit:.0f}"
+    return f"{device.power:.0f}{limit} W"
+
+
+def _degrees(device: GpuDevice) -> str:
+    return NOT_SUPPORTED if device.temperature is None else f"{device.temperature:.0f} °C"
+
+
+def _fraction(part: int | None, whole: int | None) -> float | None:
+    return None if part is None or not whole else part / whole

@@ -1,0 +1,107 @@
+"""The first line: whose run this is, how fast it goes, and what we can see of it."""
+
+from __future__ import annotations
+
+from aitop.model.source import SOURCE_NAMES
+from aitop.model.units import NOT_YET, count
+from aitop.ui.line import Line, shorten, spread
+from aitop.ui.palette import BRAND, BRIGHT, DIM, NOTICE, TEXT
+from aitop.ui.view import View
+from aitop.ui.widgets.pane import Drawing, Pane
+from aitop.ui.words import plural, short_command, significant, state_mark
+
+LEAST_COMMAND = 14
+
+
+class Header(Pane):
+    """Command, pid, ranks, workers; step rate; the state of each source."""
+
+    framed = False
+
+    def draw(self, view: View, width: int, height: int) -> Drawing:
+        return Drawing([header_line(view, width)])
+
+
+class Banner(Pane):
+    """Says that the target has ended, while the last picture stays."""
+
+    framed = False
+
+    def draw(self, view: View, width: int, height: int) -> Drawing:
+        ended = view.snapshot.target.ended if view.snapshot else None
+        if not ended:
+            return Drawing()
+        words = f" target ended: {ended} · this is the last picture"
+        return Drawing([Line(shorten(words, width), NOTICE).to(width, style=NOTICE)])
+
+
+def header_line(view: View, width: int) -> Line:
+    """The header, with what matters less left out where there is no room."""
+    who, rates = _who(view), _rates(view)
+    state = _state(view).join(_sources(view, short=False))
+    while who or rates:
+        used = 8 + LEAST_COMMAND + sum(part.width + 3 for part in (*who, *rates)) + state.width
+        if used <= width:
+            break
+        (who if len(who) > 1 or not rates else rates).pop()
+    if 8 + LEAST_COMMAND + state.width > width:
+        state = _state(view).join(_sources(view, short=True))
+    right = Line()
+    for part in rates:
+        right.join(part).add("   ")
+    right.join(state)
+    room = width - right.width - 9 - sum(part.width + 3 for part in who) - 1
+    left = Line(" aitop ", BRAND).add("  ").add(shorten(_command(view), room), BRIGHT)
+    for part in who:
+        left.add(" · ", DIM).join(part)
+    return spread(left, Line(" ").join(right), width)
+
+
+def _command(view: View) -> str:
+    if view.title:
+        return view.title
+    return short_command(view.snapshot.target.command) if view.snapshot else "…"
+
+
+def _who(view: View) -> list[Line]:
+    snapshot = view.snapshot
+    if snapshot is None:
+        return []
+    parts = [Line(f"pid {snapshot.target.pid}", DIM)]
+    if snapshot.host is not None:
+        ranks = sum(process.role == "rank" for process in snapshot.host.processes)
+        workers = sum(process.role == "loader-worker" for process in snapshot.host.processes)
+        of = f"rank {view.rank} of {ranks}" if view.rank is not None else plural(ranks, "rank")
+        parts.append(Line(of, BRIGHT if view.rank is not None else DIM))
+        parts.append(Line(plural(workers, "worker"), DIM))
+    return parts
+
+
+def _rates(view: View) -> list[Line]:
+    steps = view.snapshot.steps if view.snapshot else None
+    if steps is None or steps.per_second is None:
+        return [Line(f"{NOT_YET.rjust(4)} step/s", DIM)]
+    word = "req" if view.snapshot and view.snapshot.kind == "inference" else "step"
+    parts = [Line(significant(steps.per_second, 4), BRIGHT).add(f" {word}/s", DIM)]
+    if steps.samples_per_second is not None:
+        parts.append(Line(significant(steps.samples_per_second, 5), TEXT).add(" samples/s", DIM))
+    if steps.count is not None:
+        parts.append(Line(f"{word} ", DIM).add(count(steps.count).rjust(6), TEXT))
+    return parts
+
+
+def _state(view: View) -> Line:
+    line = Line()
+    if view.paused:
+        line.add(" PAUSED ", NOTICE).add("  ")
+    if not view.live:
+        line.add(" REPLAY ", NOTICE).add("  ")
+    return line
+
+
+def _sources(view: View, *, short: bool) -> Line:
+    line = Line()
+    for name in SOURCE_NAMES:
+        glyph, style = state_mark(view.source(name))
+        line.add(name[:1] if short else name, DIM).add(glyph, style).add(" ")
+    return line

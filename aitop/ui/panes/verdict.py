@@ -1,0 +1,173 @@
+"""The verdict: what costs most, where, and what to do about it. The first thing the eye meets."""
+
+from __future__ import annotations
+
+from aitop.model.snapshot import Snapshot
+from aitop.model.source import SOURCE_NAMES
+from aitop.model.units import factor, percent
+from aitop.model.verdict import Verdict, Where
+from aitop.ui.line import Line, shorten, spread, wrap
+from aitop.ui.palette import BRIGHT, DIM, FAINT, GAIN, LOSS, NOTICE, TEXT
+from aitop.ui.view import View
+from aitop.ui.widgets.pane import Drawing, Pane
+from aitop.ui.words import confidence_dots, label, one_line, place, plural, state_line
+
+ROOMY = 90
+
+
+class VerdictPane(Pane):
+    """The primary verdict in four lines; the others after 'also'; while there is none, what is being waited for."""
+
+    def draw(self, view: View, width: int, height: int) -> Drawing:
+        if not self.framed:
+            return Drawing(tiny_lines(view, width))
+        verdicts = shown_verdicts(view)
+        if view.snapshot is None or not verdicts:
+            return Drawing(looking_lines(view, width, height), "Verdict")
+        return Drawing(verdict_lines(verdicts, width, height), "Verdict")
+
+
+def shown_verdicts(view: View) -> tuple[Verdict, ...]:
+    """The verdicts of the rank that the screen is narrowed to; those that name no rank concern all."""
+    if view.snapshot is None:
+        return ()
+    verdicts = view.snapshot.diagnosis.verdicts
+    if view.rank is None:
+        return verdicts
+    return tuple(verdict for verdict in verdicts if not verdict.ranks or view.rank in verdict.ranks)
+
+
+def verdict_lines(verdicts: tuple[Verdict, ...], width: int, height: int) -> list[Line]:
+    """Headline, the line to look at, the best fix, the others; more evidence where there is room."""
+    primary = verdicts[0]
+    lines = [headline(primary, width)]
+    if primary.where:
+        lines.append(where_line(primary.where[0], width))
+    lines.extend(fix_line(primary, width))
+    also = also_line(verdicts[1:], width)
+    room = height - len(lines) - (1 if also else 0)
+    lines.extend(Line("  ").add(shorten(one_line(text), width - 2), DIM) for text in primary.evidence[: max(0, room)])
+    if also:
+        del lines[max(1, height - 1) :]
+        lines.append(also)
+    return lines[:height]
+
+
+def headline(verdict: Verdict, width: int) -> Line:
+    """Id, subtype and what it costs; at the right the gain if it were mended, and how sure that is."""
+    text, style = label(verdict)
+    left = Line(text, style)
+    if verdict.subtype:
+        left.add(f" {verdict.subtype}", BRIGHT)
+    left.add("  ")
+    title = one_line(verdict.title)
+    if verdict.share is not None and "%" not in title:
+        left.add(f"{percent(verdict.share)} ", LOSS)
+    left.add(title, TEXT)
+    right = Line("  ")
+    if verdict.speedup is not None and verdict.severity != "info":
+        right.add("fix it: up to ", DIM) if width >= ROOMY else right
+        right.add(factor(verdict.speedup), GAIN)
+        right.add(" faster", DIM) if width >= ROOMY else right
+        right.add("   ")
+    if width >= ROOMY:
+        right.add("confidence ", DIM)
+    return spread(left, right.join(confidence_dots(verdict.confidence)), width)
+
+
+def where_line(where: Where, width: int) -> Line:
+    """The user's line: function, place, its own text, and how much of the time is there."""
+    line = Line("  ").add(one_line(where.function), BRIGHT).add("  ").add(place(where), TEXT).add("  ")
+    right = Line(f"{percent(where.share)} of samples" if where.share is not None else "", DIM)
+    if where.text:
+        line.add(shorten(one_line(where.text), width - line.width - right.width - 3), DIM)
+    return spread(line, right, width)
+
+
+def fix_line(verdict: Verdict, width: int) -> list[Line]:
+    """The fix that promises most, with what it is predicted to give. Empty when none is known."""
+    if not verdict.fixes:
+        return []
+    best = max(verdict.fixes, key=lambda fix: fix.speedup or 0.0)
+    right = Line("⏎ why", DIM)
+    gain = Line("  predicts ", DIM).add(factor(best.speedup), GAIN) if best.speedup is not None else Line()
+    room = width - 2 - gain.width - right.width - 2
+    line = Line("→ ", GAIN).add(shorten(one_line(best.text), room), TEXT).join(gain)
+    return [spread(line, right, width)]
+
+
+def also_line(others: tuple[Verdict, ...], width: int) -> Line | None:
+    """The other verdicts in a row; how many are left out when they do not fit."""
+    if not others:
+        return None
+    line = Line("also ", DIM)
+    for number, verdict in enumerate(others):
+        part = Line(" · ", FAINT) if number else Line()
+        part.add(verdict.id, TEXT)
+        if verdict.share is not None:
+            part.add(f" {percent(verdict.share)}", DIM)
+        if verdict.where:
+            part.add(f" {place(verdict.where[0])}", DIM)
+        if line.width + part.width + 8 > width and number:
+            return line.add(f" +{len(others) - number}", DIM)
+        line.join(part)
+    return line.fit(width) if line.width > width else line
+
+
+def looking_lines(view: View, width: int, height: int) -> list[Line]:
+    """Nothing to say yet: how much was seen, and for want of what the rules are silent."""
+    snapshot = view.snapshot
+    if snapshot is None:
+        return [Line("looking…", BRIGHT).add("  nothing has come in yet", DIM)]
+    lines = [Line("looking… ", BRIGHT).add(seen_so_far(snapshot), DIM)]
+    silent = [
+        Line("  ").join(state_line(name, view.source(name)))
+        for name in SOURCE_NAMES
+        if (status := view.source(name)) is not None and status.state not in ("ok", "absent")
+    ]
+    reasons = [
+        Line(f"  {abstained.id}: ", DIM).add(shorten(one_line(abstained.reason), width - len(abstained.id) - 4), FAINT)
+        for abstained in snapshot.diagnosis.abstained
+    ]
+    rest = [*silent, *reasons]
+    room = height - 1
+    if len(rest) > room > 0:
+        rest = [*rest[: room - 1], Line(f"  and {len(rest) - room + 1} more rules wait for evidence", FAINT)]
+    return [*lines, *rest][:height]
+
+
+def seen_so_far(snapshot: Snapshot) -> str:
+    """How long and at how much we have looked."""
+    parts = [f"{snapshot.window:.0f} s"]
+    parts.append(plural(snapshot.stacks.samples if snapshot.stacks else 0, "stack sample"))
+    if snapshot.steps is not None and snapshot.steps.count is not None:
+        parts.append(plural(snapshot.steps.count, "step"))
+    return " · ".join(parts)
+
+
+def tiny_lines(view: View, width: int) -> list[Line]:
+    """The verdict for a terminal in which nothing else fits: a few words a line."""
+    snapshot = view.snapshot
+    lines: list[Line] = []
+    if snapshot is not None and snapshot.target.ended:
+        lines.append(Line(shorten(f"ended: {snapshot.target.ended}", width), NOTICE))
+    if view.paused:
+        lines.append(Line("PAUSED", NOTICE))
+    verdicts = shown_verdicts(view)
+    if snapshot is None or not verdicts:
+        words = "looking…" if snapshot is None else f"looking… {seen_so_far(snapshot)}"
+        return [*lines, *(Line(text) for text in wrap(words, width))]
+    primary = verdicts[0]
+    text, style = label(primary)
+    lines.append(Line(shorten(text, width), style))
+    figures = Line()
+    if primary.share is not None:
+        figures.add(f"{percent(primary.share)} lost ", LOSS)
+    if primary.speedup is not None and primary.severity != "info":
+        figures.add(f"fix {factor(primary.speedup)}", GAIN)
+    if figures.width:
+        lines.append(figures)
+    if primary.where:
+        lines.append(Line(shorten(place(primary.where[0]), width), BRIGHT))
+    lines.extend(Line(text, DIM) for text in wrap(one_line(primary.title), width))
+    return lines

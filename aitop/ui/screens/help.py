@@ -1,0 +1,103 @@
+"""Help, made from the bindings themselves, so that it cannot be wrong about a key."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import ClassVar
+
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.screen import ModalScreen
+
+from aitop.ui.line import Line, wrap
+from aitop.ui.palette import BRIGHT, DIM, PHASES, RAISED, TEXT
+from aitop.ui.view import View
+from aitop.ui.widgets.pane import Drawing, Pane
+from aitop.ui.words import STATES
+
+KEY_NAMES = {"question_mark": "?", "space": "space", "enter": "⏎", "escape": "esc", "ctrl+c": "^c"}
+STATE_MEANINGS = {
+    "ok": "works",
+    "absent": "not there",
+    "denied": "not permitted",
+    "stale": "nothing new",
+    "failed": "broken",
+}
+
+
+class HelpPane(Pane):
+    """Keys, then what the marks and hues mean."""
+
+    ground = RAISED
+
+    def __init__(self, bindings: Iterable[Binding]) -> None:
+        super().__init__(id="help")
+        self._keys = described(bindings)
+
+    def draw(self, view: View, width: int, height: int) -> Drawing:
+        lines = [Line(key.ljust(9), BRIGHT).add(text, TEXT) for key, text in self._keys]
+        lines.append(Line())
+        sources = Line("sources  ", DIM)
+        for state, (glyph, style) in STATES.items():
+            sources.add(glyph, style).add(f" {STATE_MEANINGS[state]}   ", DIM)
+        phases = Line("phases   ", DIM)
+        for phase in PHASES:
+            phases.add("■", phase.ink).add(f" {phase.name}  ", DIM)
+        marks = "– not supported or not measured   … not yet   dimmed: old"
+        lines += [sources, phases, Line("values   ", DIM).add(marks, DIM)]
+        return Drawing([one for line in lines for one in _wrapped(line, width)], "Help")
+
+
+class HelpScreen(ModalScreen[None]):
+    """The keys that work here, over the screen they work on."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("escape,question_mark,q,enter,space", "dismiss", "close"),
+    ]
+
+    def __init__(self, bindings: Iterable[Binding], view: View) -> None:
+        super().__init__()
+        self._bindings_to_show = list(bindings)
+        self._view = view
+
+    def compose(self) -> ComposeResult:
+        pane = HelpPane(self._bindings_to_show)
+        pane.view = self._view
+        yield pane
+
+    def on_mount(self) -> None:
+        self.query_one(HelpPane).focus()
+
+
+def described(bindings: Iterable[Binding]) -> list[tuple[str, str]]:
+    """Keys and what they do; keys with one description are put on one line."""
+    keys: dict[str, list[str]] = {}
+    for binding in bindings:
+        if binding.description:
+            keys.setdefault(binding.description, []).append(KEY_NAMES.get(binding.key, binding.key))
+    return [(_key_range(names), text) for text, names in keys.items()]
+
+
+def _key_range(names: list[str]) -> str:
+    if len(names) > 2 and all(len(name) == 1 and name.isdigit() for name in names):
+        return f"{names[0]}-{names[-1]}"
+    return " ".join(names)
+
+
+def _wrapped(line: Line, width: int) -> list[Line]:
+    """A line that is too long, broken between its pieces or, where it has one piece only, at spaces."""
+    if line.width <= width:
+        return [line]
+    if len(line.spans) == 2:
+        (head, head_style), (text, style) = line.spans
+        parts = wrap(text, width - len(head))
+        return [
+            Line(head if not row else " " * len(head), head_style).add(part, style) for row, part in enumerate(parts)
+        ]
+    rows, current = [], Line()
+    for text, style in line.spans:
+        if current.width + len(text) > width and current.width:
+            rows.append(current)
+            current = Line(" " * 9)
+        current.add(text, style)
+    return [*rows, current]

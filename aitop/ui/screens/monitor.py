@@ -1,0 +1,248 @@
+"""The main screen: holds the feed and the newest picture, and hands views down to the panes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, ClassVar, Protocol, runtime_checkable
+
+from textual import events
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.message import Message
+from textual.screen import Screen
+from textual.widget import Widget
+
+from aitop.model.snapshot import Snapshot
+from aitop.ui.background import deliver, in_background
+from aitop.ui.layout import Plan, plan
+from aitop.ui.line import clean
+from aitop.ui.messages import Detached, FeedFailed, SnapshotArrived
+from aitop.ui.panes.code import CodePane
+from aitop.ui.panes.data import DataPane
+from aitop.ui.panes.footer import Footer
+from aitop.ui.panes.gpu import GpuPane
+from aitop.ui.panes.header import Banner, Header
+from aitop.ui.panes.memory import MemoryPane
+from aitop.ui.panes.step import StepPane
+from aitop.ui.panes.verdict import VerdictPane
+from aitop.ui.screens.evidence import EvidenceScreen, SourceAround
+from aitop.ui.screens.help import HelpScreen
+from aitop.ui.view import View
+from aitop.ui.widgets.pane import Pane
+
+if TYPE_CHECKING:
+    from aitop.engine.feed import Feed
+
+FOCUSABLE = ("verdict", "step", "gpu", "data", "memory", "code")
+
+
+@runtime_checkable
+class Detachable(Protocol):
+    """A feed that can take the hook out and go on without it."""
+
+    def detach(self) -> None: ...
+
+
+@runtime_checkable
+class Pausable(Protocol):
+    """A feed that can hold still: a replay."""
+
+    def pause(self) -> None: ...
+
+    def resume(self) -> None: ...
+
+
+class MonitorScreen(Screen[int]):
+    """Verdict, step, GPU, data, memory and code, live."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("question_mark", "help", "this help"),
+        Binding("enter", "why", "why: evidence, source and fixes of every verdict"),
+        Binding("t", "tree", "code: hot lines or call tree"),
+        Binding("z", "zoom", "zoom the focused pane, and back"),
+        Binding("tab", "focus_next", "next pane"),
+        Binding("shift+tab", "focus_previous", "previous pane"),
+        Binding("up", "none", "scroll the focused pane"),
+        Binding("down", "none", "scroll the focused pane"),
+        Binding("space", "pause", "hold the picture still, and go on"),
+        *[Binding(str(number), f"rank({number})", "show one rank only") for number in range(1, 10)],
+        Binding("0", "rank(0)", "show all ranks"),
+        Binding("d", "detach", "take the hook out of the target and go on without it"),
+        Binding("escape", "back", "back: out of zoom, rank or pause"),
+        Binding("q", "leave", "quit"),
+    ]
+
+    def __init__(self, feed: Feed, view: View, source_around: SourceAround | None = None) -> None:
+        super().__init__()
+        self._feed = feed
+        self._source_around = source_around
+        self._newest: Snapshot | None = None
+        self._zoomed: str | None = None
+        self._plan: Plan = {}
+        self.view = replace(view, live=feed.live, can_detach=isinstance(feed, Detachable) and feed.live)
+
+    def compose(self) -> ComposeResult:
+        yield Header(id="header", focusable=False)
+        yield Banner(id="banner", focusable=False)
+        yield VerdictPane(id="verdict")
+        yield StepPane(id="step")
+        yield GpuPane(id="gpu")
+        yield DataPane(id="data")
+        yield MemoryPane(id="memory")
+        yield CodePane(id="code")
+        yield Footer(id="footer", focusable=False)
+
+    def on_mount(self) -> None:
+        self._arrange()
+        self._show()
+
+        def start() -> Message | None:
+            try:
+                self._feed.start(lambda snapshot: deliver(self, SnapshotArrived(snapshot)))
+            except Exception as error:
+                return FeedFailed(error)
+            return None
+
+        in_background(self, "start", start)
+
+    # What comes in
+
+    def on_snapshot_arrived(self, message: SnapshotArrived) -> None:
+        self._newest = message.snapshot
+        if not self.view.paused:
+            self._change(snapshot=message.snapshot, notice=None)
+
+    def on_detached(self, message: Detached) -> None:
+        if message.error is None:
+            self._change(notice="the hook is out of the target", can_detach=False)
+        else:
+            self._change(notice=f"could not detach: {clean(str(message.error))}")
+
+    def on_resize(self, event: events.Resize) -> None:
+        self._arrange()
+        self._show()
+
+    def on_screen_resume(self) -> None:
+        self._show()
+
+    # What the user wants
+
+    def action_none(self) -> None:
+        """Scrolling happens in the panes; here it is only described."""
+
+    def action_leave(self) -> None:
+        self.app.exit()
+
+    def action_help(self) -> None:
+        bindings = [binding for binding in self.BINDINGS if isinstance(binding, Binding)]
+        self.app.push_screen(HelpScreen(bindings, self.view))
+
+    def action_why(self) -> None:
+        self.app.push_screen(EvidenceScreen(self.view, self._source_around))
+
+    def action_pause(self) -> None:
+        if self.view.paused:
+            self._hold(False)
+            self._change(paused=False, snapshot=self._newest)
+        else:
+            self._hold(True)
+            self._change(paused=True)
+
+    def action_tree(self) -> None:
+        self.query_one(CodePane).top = 0
+        self._change(tree=not self.view.tree)
+
+    def action_zoom(self) -> None:
+        if self._zoomed is None:
+            focused = self.focused.id if isinstance(self.focused, Pane) else None
+            self._zoomed = focused if focused in FOCUSABLE else "verdict"
+        else:
+            self._zoomed = None
+        self._change()
+
+    def action_rank(self, number: int) -> None:
+        ranks = self.view.ranks()
+        if number == 0:
+            self._change(rank=None)
+        elif len(ranks) > 1 and number <= len(ranks):
+            wanted = ranks[number - 1]
+            self._change(rank=None if self.view.rank == wanted else wanted)
+
+    def action_back(self) -> None:
+        if self._zoomed is not None:
+            self._zoomed = None
+            self._change()
+        elif self.view.rank is not None:
+            self._change(rank=None)
+        elif self.view.paused:
+            self.action_pause()
+
+    def action_detach(self) -> None:
+        feed = self._feed
+        if not self.view.can_detach or not isinstance(feed, Detachable):
+            self._change(notice="there is no hook to take out")
+            return
+        self._change(notice="taking the hook out…")
+
+        def work() -> Message:
+            try:
+                feed.detach()
+            except Exception as error:
+                return Detached(error)
+            return Detached(None)
+
+        in_background(self, "detach", work)
+
+    # How it gets onto the screen
+
+    def _hold(self, still: bool) -> None:
+        """A replay stands still with its picture; a live run goes on behind it."""
+        if isinstance(self._feed, Pausable):
+            if still:
+                self._feed.pause()
+            else:
+                self._feed.resume()
+
+    def _change(self, **changes: object) -> None:
+        self.view = replace(self.view, **changes)  # type: ignore[arg-type]
+        self._arrange()
+        self._show()
+
+    def _show(self) -> None:
+        """Hand the view down; a screen that is covered only passes it on."""
+        if self.is_current:
+            for name in self._plan:
+                self._pane(name).show(self.view)
+        else:
+            for screen in self.app.screen_stack:
+                if isinstance(screen, EvidenceScreen):
+                    screen.show(self.view)
+
+    def _arrange(self) -> None:
+        """Put every pane where the plan for this size and these facts has it."""
+        snapshot = self.view.snapshot
+        wanted = plan(
+            self.size.width,
+            self.size.height,
+            gpus=len(snapshot.gpu.devices) if snapshot and snapshot.gpu else 0,
+            banner=bool(snapshot and snapshot.target.ended),
+            zoom=self._zoomed,
+        )
+        if wanted == self._plan:
+            return
+        self._plan = wanted
+        for pane in self.query(Pane):
+            box = wanted.get(pane.id or "")
+            pane.display = box is not None
+            if box is not None:
+                pane.framed = box.framed
+                pane.styles.offset = (box.x, box.y)
+                pane.styles.width = box.width
+                pane.styles.height = box.height
+                pane.redraw()
+        focused: Widget | None = self.focused
+        if focused is None or not focused.display:
+            self.set_focus(self._pane(self._zoomed or "verdict"))
+
+    def _pane(self, name: str) -> Pane:
+        return self.query_one(f"#{name}", Pane)

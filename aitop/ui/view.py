@@ -1,0 +1,60 @@
+"""What the panes get: one Snapshot and how to look at it. Views are frozen and compared by identity."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from aitop.model.snapshot import Snapshot
+from aitop.model.source import SourceName, SourceStatus
+
+
+@dataclass(frozen=True)
+class Look:
+    """What the terminal can show. `mono`: no colours, so phases are told apart by letters. `ascii`: no other glyphs."""
+
+    mono: bool = False
+    ascii: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class View:
+    """The state of the screen that panes draw from.
+
+    `snapshot` is None before the first. `rank` narrows processes and code to one rank, None for all. `tree` shows the
+    call tree in place of hot lines. `live` is False for a replay. `notice` is a short line about what was just done.
+    """
+
+    snapshot: Snapshot | None = None
+    look: Look = field(default_factory=Look)
+    title: str | None = None
+    live: bool = True
+    paused: bool = False
+    tree: bool = False
+    rank: int | None = None
+    can_detach: bool = False
+    notice: str | None = None
+
+    def source(self, name: SourceName) -> SourceStatus | None:
+        """The state of a source, None before it was heard of."""
+        return self.snapshot.sources.get(name) if self.snapshot else None
+
+    def stale_age(self, name: SourceName) -> float | None:
+        """How old the newest data of a source is, if it has gone stale; None while it is fresh."""
+        status = self.source(name)
+        if status is None or status.state not in ("stale", "failed"):
+            return None
+        return status.age
+
+    def ranks(self) -> tuple[int, ...]:
+        """The ranks of the job, in order."""
+        host = self.snapshot.host if self.snapshot else None
+        return (
+            tuple(sorted({p.rank for p in host.processes if p.role == "rank" and p.rank is not None})) if host else ()
+        )
+
+    def pids(self) -> frozenset[int] | None:
+        """The processes of the rank that the screen is narrowed to, None when it shows all."""
+        host = self.snapshot.host if self.snapshot else None
+        if self.rank is None or host is None:
+            return None
+        return frozenset(process.pid for process in host.processes if process.rank == self.rank)

@@ -1,0 +1,150 @@
+"""A pane: draws lines with Textual's line API and redraws only those that changed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from textual import events
+from textual.binding import Binding, BindingType
+from textual.geometry import Region
+from textual.strip import Strip
+from textual.widget import Widget
+
+from aitop.ui.line import Line, shorten
+from aitop.ui.palette import BACKGROUND, DIM, FAINT, FRAME, FRAME_FOCUSED, TITLE, dimmed
+from aitop.ui.view import View
+
+
+@dataclass(frozen=True, eq=False)
+class Drawing:
+    """What a pane shows. `lines` may be more than fit: the pane scrolls. `note` stands at the right of the title.
+
+    `stale` draws everything dimmed, its age (seconds) in the title.
+    """
+
+    lines: list[Line] = field(default_factory=list)
+    title: str = ""
+    note: Line | None = None
+    stale: float | None = None
+
+
+class Pane(Widget, can_focus=True):
+    """Base of all panes. A subclass says in `draw` what to show; when and what to repaint is decided here."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("up,k", "scroll_by(-1)", "scroll", show=False),
+        Binding("down,j", "scroll_by(1)", "scroll", show=False),
+        Binding("pageup", "scroll_by(-10)", "scroll", show=False),
+        Binding("pagedown", "scroll_by(10)", "scroll", show=False),
+        Binding("home", "scroll_by(-100000)", "scroll", show=False),
+        Binding("end", "scroll_by(100000)", "scroll", show=False),
+    ]
+    framed = True
+    ground = BACKGROUND
+
+    def __init__(self, *, id: str, focusable: bool = True) -> None:  # noqa: A002 - Textual's own name
+        super().__init__(id=id)
+        self.can_focus = focusable
+        self.view = View()
+        self.top = 0
+        self.drawn: list[Line] = []
+        self._strips: list[Strip] = []
+        self._inner_lines = 0
+
+    def draw(self, view: View, width: int, height: int) -> Drawing:
+        """The content for a field of this size in cells."""
+        raise NotImplementedError
+
+    def show(self, view: View) -> None:
+        """Take a new view; repaint the lines in which it looks different."""
+        self.view = view
+        self.redraw()
+
+    def redraw(self) -> None:
+        """Draw again from the view at hand."""
+        width, height = self.size
+        if width <= 0 or height <= 0 or not self.is_attached or not self.display:
+            return
+        lines = self._compose_lines(width, height)
+        ascii_only = self.view.look.ascii
+        if len(lines) != len(self.drawn) or len(self._strips) != height:
+            self.drawn = lines
+            self._strips = [line.strip(self.ground, ascii_only) for line in lines]
+            self.refresh()
+            return
+        changed = [row for row in range(height) if lines[row] != self.drawn[row]]
+        for row in changed:
+            self._strips[row] = lines[row].strip(self.ground, ascii_only)
+        self.drawn = lines
+        if changed:
+            self.refresh(*(Region(0, row, width, 1) for row in changed))
+
+    def render_line(self, y: int) -> Strip:
+        """Textual asks for one row."""
+        return self._strips[y] if y < len(self._strips) else Line().fit(self.size.width).strip(self.ground)
+
+    def on_resize(self, event: events.Resize) -> None:
+        self._strips = []
+        self.redraw()
+
+    def on_focus(self) -> None:
+        self.redraw()
+
+    def on_blur(self) -> None:
+        self.redraw()
+
+    def on_mouse_scroll_down(self, event: events.MouseScrollDown) -> None:
+        event.stop()
+        self.action_scroll_by(3)
+
+    def on_mouse_scroll_up(self, event: events.MouseScrollUp) -> None:
+        event.stop()
+        self.action_scroll_by(-3)
+
+    def action_scroll_by(self, lines: int) -> None:
+        """Move the content; the ends stop it."""
+        self.top = max(0, self.top + lines)
+        self.redraw()
+
+    def _compose_lines(self, width: int, height: int) -> list[Line]:
+        inner_width, inner_height = (width - 4, height - 2) if self.framed else (width, height)
+        drawing = self.draw(self.view, max(1, inner_width), max(1, inner_height))
+        self.top = max(0, min(self.top, len(drawing.lines) - max(1, inner_height)))
+        shown = drawing.lines[self.top : self.top + inner_height]
+        if drawing.stale is not None:
+            shown = [_dim(line) for line in shown]
+        if not self.framed:
+            return [shown[row].fit(width) if row < len(shown) else Line().fit(width) for row in range(height)]
+        return self._frame(drawing, shown, width, height)
+
+    def _frame(self, drawing: Drawing, shown: list[Line], width: int, height: int) -> list[Line]:
+        edge = FRAME_FOCUSED if self.has_focus else FRAME
+        framed = [self._title(drawing, width)]
+        for row in range(height - 2):
+            content = shown[row] if row < len(shown) else Line()
+            framed.append(Line("│ ", edge).join(content.fit(width - 4)).add(" │", edge))
+        hidden = len(drawing.lines) - self.top - (height - 2)
+        more = f" {hidden} more ↓ " if hidden > 0 else ""
+        if height > 1:
+            framed.append(Line("╰", edge).to(width - 2 - len(more), "─", edge).add(more, DIM).add("─╯", edge))
+        return [line.fit(width) for line in framed[:height]]
+
+    def _title(self, drawing: Drawing, width: int) -> Line:
+        edge = FRAME_FOCUSED if self.has_focus else FRAME
+        line = Line("╭─", edge)
+        if drawing.title:
+            line.add(f" {shorten(drawing.title, width - 8)} ", TITLE)
+        note = drawing.note
+        if drawing.stale is not None:
+            note = Line(f"{drawing.stale:.0f} s old", FAINT)
+        if note is not None and line.width + note.width + 5 <= width:
+            line.to(width - note.width - 4, "─", edge).add(" ").join(note).add(" ")
+        return line.to(width - 2, "─", edge).add("─╮", edge)
+
+
+def _dim(line: Line) -> Line:
+    faded = Line()
+    faded.spans = [(text, dimmed(style)) for text, style in line.spans]
+    faded.width = line.width
+    return faded

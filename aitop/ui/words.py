@@ -1,0 +1,111 @@
+"""Words and figures that several panes share. Pure."""
+
+from __future__ import annotations
+
+from rich.style import Style
+
+from aitop.model.source import SourceState, SourceStatus
+from aitop.model.units import NOT_SUPPORTED, NOT_YET, percent
+from aitop.model.verdict import Verdict, Where
+from aitop.ui.line import Line, clean
+from aitop.ui.palette import (
+    CALM_LABEL,
+    DIM,
+    FAINT,
+    LOSS_LABEL,
+    LOSS_SOFT_LABEL,
+    STATE_ABSENT,
+    STATE_DENIED,
+    STATE_FAILED,
+    STATE_OK,
+    STATE_STALE,
+    TEXT,
+)
+
+STATES: dict[SourceState, tuple[str, Style]] = {
+    "ok": ("●", STATE_OK),
+    "absent": ("○", STATE_ABSENT),
+    "denied": ("⊘", STATE_DENIED),
+    "stale": ("◐", STATE_STALE),
+    "failed": ("✗", STATE_FAILED),
+}
+SEVERITY_LABELS = {"critical": LOSS_LABEL, "warning": LOSS_SOFT_LABEL, "info": CALM_LABEL}
+
+
+def state_mark(status: SourceStatus | None) -> tuple[str, Style]:
+    """Glyph and colour of a source's state; a source not heard of yet has `…`."""
+    return (NOT_YET, FAINT) if status is None else STATES[status.state]
+
+
+def state_line(name: str, status: SourceStatus | None) -> Line:
+    """One source in words: what is the matter and what would mend it."""
+    glyph, style = state_mark(status)
+    line = Line(f"{glyph} ", style).add(name, TEXT)
+    if status is None:
+        return line.add(" not heard of yet", DIM)
+    line.add(f" {status.state}", style)
+    if status.reason:
+        line.add(f": {one_line(status.reason)}", DIM)
+    if status.remedy:
+        line.add(f"  → {one_line(status.remedy)}", TEXT)
+    return line
+
+
+def label(verdict: Verdict) -> tuple[str, Style]:
+    """The verdict's id as a label, coloured by how bad it is."""
+    return f" {verdict.id.upper()} ", SEVERITY_LABELS[verdict.severity]
+
+
+def confidence_dots(confidence: float) -> Line:
+    """How sure, as five dots."""
+    full = max(0, min(5, round(confidence * 5)))
+    return Line("●" * full, TEXT).add("○" * (5 - full), FAINT)
+
+
+def confidence_words(confidence: float) -> str:
+    """How sure, in words with the figure."""
+    words = ((0.85, "very sure"), (0.65, "fairly sure"), (0.4, "likely"), (0.0, "a first guess"))
+    return f"{next(word for least, word in words if confidence >= least)} ({percent(confidence)})"
+
+
+def place(where: Where) -> str:
+    """The short name of a line of code: decode.py:41."""
+    return f"{base_name(where.file)}:{where.line}"
+
+
+def base_name(path: str) -> str:
+    """The last part of a path."""
+    return clean(path.rstrip("/").rsplit("/", 1)[-1])
+
+
+def one_line(text: str) -> str:
+    """Text that may have line breaks, on one line."""
+    return " ".join(clean(text).split())
+
+
+def short_command(command: str) -> str:
+    """A command line without the directories of its program."""
+    words = one_line(command).split(" ")
+    return " ".join([base_name(words[0]), *words[1:]]) if words and words[0] else ""
+
+
+def significant(value: float | None, width: int = 4) -> str:
+    """Three significant digits, right-aligned: 4.20, 42.0, 420, 12.3K."""
+    if value is None:
+        return NOT_SUPPORTED.rjust(width)
+    for unit in ("", "K", "M", "G"):
+        if abs(value) < 999.5 or unit == "G":
+            digits = 2 if abs(value) < 9.995 else 1 if abs(value) < 99.95 else 0
+            return f"{value:.{digits}f}{unit}".rjust(width)
+        value /= 1000
+    return ""
+
+
+def share_text(share: float | None) -> str:
+    """A share in four cells: ' 64%' or the dash."""
+    return NOT_SUPPORTED.rjust(4) if share is None else f"{share * 100:3.0f}%"
+
+
+def plural(number: int, word: str) -> str:
+    """1 rank, 2 ranks."""
+    return f"{number} {word}" if number == 1 else f"{number} {word}s"
