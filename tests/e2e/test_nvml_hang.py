@@ -16,7 +16,7 @@ from aitop.engine.runner import SourceRunner
 from aitop.model.source import SourceStatus
 from aitop.sources.nvml import NvmlSource
 source = NvmlSource(frozenset)
-source.interval, source.patience = 0.05, 0.2
+source.interval, source.patience = 0.05, 0.4
 def told(event):
     print(f"{event.state}: {event.reason}" if isinstance(event, SourceStatus) else "sample", flush=True)
 runner = SourceRunner(source, told)
@@ -61,7 +61,7 @@ def output_of(environment: dict[str, str], script: str, *arguments: str) -> list
 def test_a_hang_for_good_is_stale_and_the_program_ends_all_the_same(fake_nvml):
     text = """
         include h200-busy.txt
-        hang nvmlDeviceGetUtilizationRates 0.3
+        hang nvmlDeviceGetUtilizationRates 0.5
     """
     lines = output_of(fake_nvml(text), WATCHED, "1.5")
     assert lines[:2] == ["sample", "ok: None"]
@@ -72,7 +72,7 @@ def test_a_hang_for_good_is_stale_and_the_program_ends_all_the_same(fake_nvml):
 def test_a_hang_that_passes_is_stale_and_then_well_again(fake_nvml):
     text = """
         include h200-busy.txt
-        hang nvmlDeviceGetUtilizationRates 0.3 0.6
+        hang nvmlDeviceGetUtilizationRates 0.5 0.9
     """
     lines = output_of(fake_nvml(text), WATCHED, "2")
     states = [line.split(":")[0] for line in lines if line != "sample"]

@@ -122,7 +122,7 @@ def test_a_starved_gpu_comes_in_bursts(fake_nvml):
     """
     seen = [s.devices[0] for s in samples_of(fake_nvml(text, TARGET_PID=str(MY_PID)), reads=16, pause=0.05)]
     assert {gpu.busy for gpu in seen} == {0.96, 0.0}
-    assert all(gpu.processes[0].sm == gpu.busy for gpu in seen)
+    assert {(0.96, 0.96), (0.0, 0.0)} <= {(gpu.busy, gpu.processes[0].sm) for gpu in seen}
 
 
 def test_heat_is_told_by_its_reasons(fake_nvml):
@@ -243,10 +243,10 @@ def test_a_lost_gpu_is_told_with_its_xid_and_the_other_goes_on(fake_nvml, tmp_pa
     log = tmp_path / "calls"
     text = """
         include two-gpus.txt
-        gpu 1 xid 79 0.3
-        gpu 1 lost 0.5
+        gpu 1 xid 79 0.5
+        gpu 1 lost 0.7
     """
-    samples = samples_of(fake_nvml(text, log=log, TARGET_PID=str(MY_PID)), reads=8)
+    samples = samples_of(fake_nvml(text, log=log, TARGET_PID=str(MY_PID)), reads=9)
     assert samples[0].devices[1].xid == ()
     first, second = samples[-1].devices
     assert (second.lost, second.xid, second.busy, second.name) == (True, (79,), None, "NVIDIA H200")
@@ -267,9 +267,9 @@ def test_a_gpu_that_was_lost_before_we_came_is_told(fake_nvml):
 def test_a_passing_error_costs_one_figure_of_one_tick(fake_nvml):
     text = """
         include h200-busy.txt
-        return nvmlDeviceGetPowerUsage 999 0 0.3
+        return nvmlDeviceGetPowerUsage 999 0 0.6
     """
-    samples = samples_of(fake_nvml(text), reads=5)
+    samples = samples_of(fake_nvml(text), reads=7)
     assert samples[0].devices[0].power is None
     assert samples[0].devices[0].busy == 0.99
     assert samples[-1].devices[0].power is not None
@@ -278,7 +278,7 @@ def test_a_passing_error_costs_one_figure_of_one_tick(fake_nvml):
 def test_a_driver_that_stops_answering_fails_the_source_and_comes_back(fake_nvml):
     text = """
         include h200-busy.txt
-        return * 999 0.2 0.7
+        return * 999 0.4 0.8
     """
     lines = lines_of(fake_nvml(text), reads=9, pause=0.13)
     assert lines[0].startswith("{")
