@@ -86,6 +86,8 @@ class HookFacts(msgspec.Struct, frozen=True, kw_only=True):
     """Slow-moving facts from inside the process. `way` is how the hook came in: attach, run or import.
 
     `cost_us` is the hook's own measured time per step; `ops` the autograd nodes counted in one step's graph.
+    `foreach` tells whether the last optimizer met takes all tensors at once (foreach or fused, by choice or by torch's
+    default), `fused` whether it was told to fuse; None where it has no such setting.
     """
 
     way: str
@@ -96,6 +98,7 @@ class HookFacts(msgspec.Struct, frozen=True, kw_only=True):
     loaders: tuple[LoaderInfo, ...] = ()
     optimizers: tuple[str, ...] = ()
     foreach: bool | None = None
+    fused: bool | None = None
     parameters: int | None = None
     parameter_dtypes: tuple[str, ...] = ()
     root: str | None = None

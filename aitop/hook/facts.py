@@ -1,0 +1,166 @@
+"""Slow-moving facts: how the loaders are set up, which optimizers and model run, how large a step's graph is."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import platform
+import sys
+import time
+import types
+from collections.abc import Callable
+from typing import Any
+
+MOST_LOADERS = 8
+MOST_OPTIMIZERS = 8
+MOST_PARAMETERS = 20_000
+MOST_NODES = 3000
+MOST_NODES_NS = 3_000_000
+MOST_PIDS = 64
+LONGEST_NAME = 120
+
+
+class Facts:
+    """What is known so far. `changed` is set by every addition."""
+
+    def __init__(self, torch: Any, way: str) -> None:
+        self._torch = torch
+        self._way = way
+        self._loaders: dict[tuple[Any, ...], dict[str, Any]] = {}
+        self._optimizers: list[str] = []
+        self._foreach: bool | None = None
+        self._fused: bool | None = None
+        self._root: tuple[str, int, list[str]] | None = None
+        self.ops: int | None = None
+        self.cost_us: float | None = None
+        self.changed = True
+
+    def met_iterator(self, iterator: Any) -> Callable[[Any], int | None] | None:
+        """Note a loader's settings. Returns the function that counts its ready batches, None without workers."""
+        workers = int(getattr(iterator, "_num_workers", 0))
+        pids = [worker.pid for worker in getattr(iterator, "_workers", ()) if worker.pid]
+        info = {
+            "workers": workers,
+            "batch_size": _whole(getattr(getattr(iterator, "_index_sampler", None), "batch_size", None)),
+            "prefetch": _whole(getattr(iterator, "_prefetch_factor", None)) if workers else None,
+            "pin_memory": bool(getattr(iterator, "_pin_memory", False)),
+            "persistent": bool(getattr(iterator, "_persistent_workers", False)),
+            "dataset": _name_of(getattr(iterator, "_dataset", None)),
+            "collate": _name_of(getattr(iterator, "_collate_fn", None)),
+        }
+        key = tuple(info.values())
+        self._loaders.pop(key, None)
+        self._loaders[key] = info | {"worker_pids": pids[:MOST_PIDS]}
+        while len(self._loaders) > MOST_LOADERS:
+            del self._loaders[next(iter(self._loaders))]
+        self.changed = True
+        return ready_batches if workers and hasattr(iterator, "_task_info") else None
+
+    def met_optimizer(self, optimizer: Any) -> None:
+        name = type(optimizer).__name__
+        if name not in self._optimizers and len(self._optimizers) < MOST_OPTIMIZERS:
+            self._optimizers.append(name[:LONGEST_NAME])
+        group = optimizer.param_groups[0]
+        self._fused = bool(group["fused"]) if "fused" in group else self._fused
+        if "foreach" in group:
+            self._foreach = _foreach(group)
+        self.changed = True
+
+    def met_root(self, module: Any) -> None:
+        """Note the largest root module: its class, its parameters and their dtypes."""
+        count, dtypes = 0, []
+        for number, parameter in enumerate(module.parameters()):
+            if number >= MOST_PARAMETERS:
+                break
+            count += parameter.numel()
+            if parameter.dtype not in dtypes:
+                dtypes.append(parameter.dtype)
+        if self._root is None or count > self._root[1]:
+            inner = _unwrapped(module)
+            names = [str(dtype).removeprefix("torch.") for dtype in dtypes]
+            self._root = (type(inner).__name__[:LONGEST_NAME], count, names)
+            self.changed = True
+
+    def count_ops(self, outputs: Any) -> None:
+        """Count the nodes of the autograd graph under `outputs`; at most MOST_NODES of them and a few milliseconds."""
+        until = time.monotonic_ns() + MOST_NODES_NS
+        waiting = [output.grad_fn for output in outputs if getattr(output, "grad_fn", None) is not None]
+        seen = set(waiting)
+        while waiting and len(seen) < MOST_NODES and time.monotonic_ns() < until:
+            for node, _ in waiting.pop().next_functions:
+                if node is not None and node not in seen:
+                    seen.add(node)
+                    waiting.append(node)
+        self.ops = len(seen)
+        self.changed = True
+
+    def text(self, allocators: list[dict[str, int]]) -> bytes:
+        """All of it as JSON."""
+        torch = self._torch
+        rank, world = _rank()
+        facts: dict[str, Any] = {
+            "way": self._way,
+            "python": platform.python_version(),
+            "torch": str(torch.__version__)[:LONGEST_NAME],
+            "cuda": bool(torch.cuda.is_initialized()),
+            "threads": torch.get_num_threads(),
+            "loaders": list(self._loaders.values()),
+            "optimizers": self._optimizers,
+            "foreach": self._foreach,
+            "fused": self._fused,
+            "ops": self.ops,
+            "cost_us": self.cost_us,
+            "rank": rank,
+            "world_size": world,
+        }
+        if self._root is not None:
+            facts["root"], facts["parameters"], facts["parameter_dtypes"] = self._root
+        return json.dumps({"facts": facts, "allocators": allocators}).encode()
+
+
+def ready_batches(iterator: Any) -> int | None:
+    """How many batches of a multi-process iterator lie ready. Takes no lock."""
+    queue = iterator._data_queue
+    plain = getattr(queue, "queue", None)  # a queue.Queue behind the pinning thread, whose qsize takes a lock
+    waiting = queue.qsize() if plain is None else len(plain)
+    # Batches that came out of order are kept with their task, after they were counted as received.
+    return int(waiting + max(0, len(iterator._task_info) - iterator._tasks_outstanding))
+
+
+def _unwrapped(module: Any) -> Any:
+    """The user's model inside what torch.compile or data parallelism put around it."""
+    children = module._modules
+    while len(children) == 1 and (inner := children.get("_orig_mod") or children.get("module")) is not None:
+        module, children = inner, inner._modules
+    return module
+
+
+def _foreach(group: dict[str, Any]) -> bool:
+    """Whether the optimizer handles all tensors at once. torch's own choice, where none was made, depends on CUDA."""
+    if group["foreach"] is not None or group.get("fused"):
+        return bool(group["foreach"] or group.get("fused"))
+    return all(parameter.is_cuda for parameter in group["params"][:4])
+
+
+def _rank() -> tuple[int | None, int | None]:
+    dist = sys.modules.get("torch.distributed")
+    try:
+        if dist is not None and dist.is_available() and dist.is_initialized():
+            return dist.get_rank(), dist.get_world_size()
+        return int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    except (KeyError, ValueError, RuntimeError):
+        return None, None
+
+
+def _name_of(thing: Any) -> str | None:
+    if thing is None:
+        return None
+    if isinstance(thing, functools.partial):
+        thing = thing.func
+    named = thing if isinstance(thing, (types.FunctionType, types.MethodType, type)) else type(thing)
+    return str(named.__qualname__)[:LONGEST_NAME]
+
+
+def _whole(value: Any) -> int | None:
+    return value if isinstance(value, int) else None

@@ -1,0 +1,55 @@
+"""Attributes replaced and put back: afterwards each is the very same object in the very same place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class _Patch:
+    owner: Any
+    name: str
+    inherited: bool
+    original: Any
+    wrapper: Any
+
+
+class Patches:
+    """What has been replaced so far, newest last."""
+
+    def __init__(self) -> None:
+        self._made: list[_Patch] = []
+
+    def put(self, owner: Any, name: str, wrap: Callable[[Any], Any]) -> None:
+        """Replace `owner.name` (of a class or a module) by `wrap(original)`."""
+        own = vars(owner)
+        inherited = name not in own
+        original = getattr(owner, name) if inherited else own[name]
+        wrapper = wrap(original)
+        setattr(owner, name, wrapper)
+        self._made.append(_Patch(owner, name, inherited, original, wrapper))
+
+    def has(self, owner: Any, name: str) -> bool:
+        return any(patch.owner is owner and patch.name == name for patch in self._made)
+
+    def take_back(self, owner: Any, name: str) -> None:
+        """Undo one patch."""
+        for patch in [made for made in self._made if made.owner is owner and made.name == name]:
+            self._made.remove(patch)
+            _restore(patch)
+
+    def take_all_back(self) -> None:
+        while self._made:
+            _restore(self._made.pop())
+
+
+def _restore(patch: _Patch) -> None:
+    """Put the original back, unless somebody wrapped our wrapper meanwhile: then ours stays and only forwards."""
+    if vars(patch.owner).get(patch.name) is not patch.wrapper:
+        return
+    if patch.inherited:
+        delattr(patch.owner, patch.name)
+    else:
+        setattr(patch.owner, patch.name, patch.original)

@@ -1,0 +1,73 @@
+"""Finds the root modules: `Module.__call__` is watched for a few calls, then only the roots' own classes are."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from . import wrappers
+from .patches import Patches
+
+STEPS_TO_WATCH = 2
+STEPS_TO_SEARCH = 20
+CALLS_TO_WATCH = 8
+FIRST_AGAIN_NS = 10_000_000_000
+LONGEST_AGAIN_NS = 300_000_000_000
+AGAIN_WHEN_BLIND_NS = 5_000_000_000
+
+
+class Roots:
+    """The classes of which an instance was called outermost. While `watching`, every module's call is looked at."""
+
+    def __init__(self, module_class: Any, patches: Patches, keeper: wrappers.Keeper) -> None:
+        self._module_class = module_class
+        self._patches = patches
+        self._keeper = keeper
+        self._found: list[Any] = []
+        self._calls = 0
+        self._began = 0
+        self._again_after = FIRST_AGAIN_NS
+        self._since = 0
+        self.watching = False
+
+    def watch(self, now: int) -> None:
+        """Look at every module's call from now on."""
+        self._calls = 0
+        self._began = self._keeper.steps.optimizer_steps
+        self._since = now
+        self.watching = True
+        keeper = self._keeper
+        self._patches.put(
+            self._module_class, "__call__", lambda original: wrappers.wrap_forward(original, keeper, watching=True)
+        )
+
+    def met(self, module: Any) -> bool:
+        """Whether this outermost module is a root: one with parameters, which a loss or a transform has not."""
+        if next(module.parameters(), None) is None:
+            return False
+        self._calls += 1
+        if type(module) not in self._found:
+            self._found.append(type(module))
+        return True
+
+    def look(self, now: int) -> None:
+        """Narrow the watch when enough was seen, and widen it again from time to time."""
+        steps = self._keeper.steps
+        if not self.watching:
+            blind = steps.optimizer_steps > self._began and not steps.last_forwards
+            if now - self._since > (AGAIN_WHEN_BLIND_NS if blind else self._again_after):
+                self._again_after = min(3 * self._again_after, LONGEST_AGAIN_NS)
+                self.watch(now)
+            return
+        seen = steps.optimizer_steps - self._began
+        if (self._calls and (seen >= STEPS_TO_WATCH or self._calls >= CALLS_TO_WATCH)) or seen >= STEPS_TO_SEARCH:
+            self._narrow()
+
+    def _narrow(self) -> None:
+        self.watching = False
+        self._patches.take_back(self._module_class, "__call__")
+        keeper = self._keeper
+        for found in self._found:
+            if found is not self._module_class and not self._patches.has(found, "__call__"):
+                self._patches.put(
+                    found, "__call__", lambda original: wrappers.wrap_forward(original, keeper, watching=False)
+                )

@@ -1,0 +1,297 @@
+"""One stay of the hook in a process: puts the patches in, looks after the lease, and takes everything back."""
+
+from __future__ import annotations
+
+import _thread
+import gc
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from . import cost, wrappers
+from .device import UNKNOWN, DeviceClock, allocators
+from .facts import Facts
+from .patches import Patches
+from .ring import Ring
+from .roots import Roots
+from .steps import GONE, GUESSED_TRAINING_ENDS_AFTER_NS, NOBODY, Steps
+
+LOOK_EVERY_NS = 200_000_000
+ALLOCATORS_EVERY_NS = 1_000_000_000
+FACTS_EVERY_NS = 10_000_000_000
+OPS_AT_BACKWARD = 3
+OPS_EVERY_NS = 60_000_000_000
+MOST_ITERATORS = 64
+MOST_ERRORS = 3
+NEW_OWNER_AFTER_NS = 5_000_000_000
+DEAREST_CPU_CLOCK_NS = 1000
+
+
+class Session:
+    """The hook at work. It is the keeper of its wrappers, which may call it from any thread."""
+
+    def __init__(self, torch: Any, way: str, waits_for_a_step: bool) -> None:
+        self.torch = torch
+        self.pid = os.getpid()
+        self.stays = way != "attach"
+        self.compiling: Callable[[], bool] = torch.compiler.is_compiling
+        self.grad_enabled: Callable[[], bool] = torch.is_grad_enabled
+        self.tensor: type = torch.Tensor
+        self.iterators: dict[int, Callable[[Any], int | None] | None] = {}
+        self.optimizers: dict[int, Any] = {}
+        self.facts = Facts(torch, way)
+        self.steps = Steps(self._emit, cost.cpu_clock(DEAREST_CPU_CLOCK_NS))
+        self._way = way
+        self._ring: Ring | None = None if waits_for_a_step else Ring(way)
+        self._patches = Patches()
+        self._roots: Roots | None = None
+        self._handles: list[Any] = []
+        self._gc = wrappers.gc_callback(self)
+        self._local = threading.local()
+        self._errors = 0
+        self._leaving = False
+        self._gone = False
+        self._backwards_to_count = OPS_AT_BACKWARD
+        self._count_ops_at = 0
+        self._allocators_due = 0
+        self._facts_due = 0
+        self._cost = cost.SelfTimer()
+
+    # Coming and going.
+
+    def install(self) -> None:
+        """Put every patch in. Raises if torch is not as expected; `remove` then takes back what was put in."""
+        self._cost.calibrate()
+        torch, modules = self.torch, sys.modules
+        loader = modules.get("torch.utils.data.dataloader")
+        if loader is not None:
+            self._patches.put(loader._BaseDataLoaderIter, "__next__", lambda call: wrappers.wrap_next(call, self))
+            self._patches.put(loader.DataLoader, "__iter__", lambda call: wrappers.wrap_iter(call, self))
+        engine = "_engine_run_backward" if hasattr(torch.autograd, "_engine_run_backward") else "backward"
+        self._patches.put(torch.autograd, engine, lambda call: wrappers.wrap_backward(call, self))
+        self._patches.put(torch, "save", lambda call: wrappers.wrap_save(call, self))
+        self._roots = Roots(torch.nn.Module, self._patches, self)
+        self._roots.watch(time.monotonic_ns())
+        optimizer = modules.get("torch.optim.optimizer")
+        if optimizer is not None:
+            before, after = wrappers.optimizer_hooks(self)
+            self._handles.append(optimizer.register_optimizer_step_pre_hook(before))
+            self._handles.append(optimizer.register_optimizer_step_post_hook(after))
+        gc.callbacks.append(self._gc)
+        self.steps.look = self.look
+        self._write_facts(time.monotonic_ns())
+
+    def remove(self) -> None:
+        """Take every patch back and close the ring. Idempotent. The caller knows that no optimizer is stepping."""
+        if self._gone:
+            return
+        self._gone = True
+        self.steps.owner = GONE
+        self._patches.take_all_back()
+        for handle in self._handles:
+            handle.remove()
+        if self._gc in gc.callbacks:
+            gc.callbacks.remove(self._gc)
+        ring, self._ring = self._ring, None
+        mine = os.getpid() == self.pid
+        if ring is not None:
+            if mine and self.steps.device is not None:
+                self._ring = ring
+                self.steps.device.flush()
+                self._ring = None
+            ring.close(mark=mine)
+
+    def leave_soon(self) -> None:
+        """Ask the hook to remove itself at the next call that it wraps."""
+        if not self._leaving and not self._gone:
+            self._leaving = True
+            self.steps.owner = GONE
+            if self._ring is not None and os.getpid() == self.pid:
+                self._ring.leaving()
+
+    @property
+    def gone(self) -> bool:
+        return self._gone
+
+    # What the wrappers ask.
+
+    def failed(self) -> None:
+        """Count our own errors, and leave after a few. A half-counted step is dropped."""
+        self._errors += 1
+        if self._errors >= MOST_ERRORS:
+            self.leave_soon()
+
+    def not_owner(self, training: bool = False) -> bool:
+        """Whether the calling thread cannot become the one that steps."""
+        steps = self.steps
+        if steps.owner == GONE:
+            if self._leaving and not self._gone and not training:
+                self._leave()
+            return True
+        if steps.owner == NOBODY:
+            steps.owner = _thread.get_ident()
+            return False
+        if training and time.monotonic_ns() - steps.training_time > NEW_OWNER_AFTER_NS:
+            # Whoever was first to fetch a batch or call a model is not the thread that trains.
+            steps.owner = _thread.get_ident()
+            steps.busy = False
+            steps.begin(0)
+            return False
+        return True
+
+    def aside(self, call: Callable[..., Any], module: Any, args: Any, kwargs: Any) -> Any:
+        """A forward in another thread. Where nothing trains, threads serve requests: each is a step."""
+        local, steps = self._local, self.steps
+        if steps.owner == GONE or steps.training or getattr(local, "busy", False):
+            return call(module, *args, **kwargs)
+        start = time.monotonic_ns()
+        try:
+            local.busy = True
+            return call(module, *args, **kwargs)
+        finally:
+            local.busy = False
+            try:
+                if not self.grad_enabled():
+                    samples = wrappers.leading(args, kwargs, self.tensor)
+                    steps.infer_aside(start, time.monotonic_ns(), samples)
+            except Exception:
+                self.failed()
+
+    def met_iterator(self, iterator: Any) -> None:
+        if len(self.iterators) >= MOST_ITERATORS:
+            self.iterators.clear()
+        self.iterators[id(iterator)] = None
+        self.iterators[id(iterator)] = self.facts.met_iterator(iterator)
+
+    def met_optimizer(self, optimizer: Any) -> None:
+        if len(self.optimizers) >= MOST_ITERATORS:
+            self.optimizers.clear()
+        self.optimizers[id(optimizer)] = None
+        self.facts.met_optimizer(optimizer)
+
+    def met_module(self, module: Any) -> bool:
+        try:
+            if self._roots is None or not self._roots.met(module):
+                return False
+            self.facts.met_root(module)
+            if not self.steps.training and any(p.grad is not None for p in module.parameters()):
+                # It was trained before we came: this may be the evaluation of a training run.
+                self.steps.trains(time.monotonic_ns())
+                self.steps.training_patience = GUESSED_TRAINING_ENDS_AFTER_NS
+        except Exception:
+            self.failed()
+        return True
+
+    def before_backward(self, arguments: tuple[Any, ...]) -> None:
+        if not self._backwards_to_count:
+            return
+        self._backwards_to_count -= 1
+        if self._backwards_to_count:
+            return
+        try:
+            outputs = arguments[0]
+            self.facts.count_ops(outputs if isinstance(outputs, (tuple, list)) else (outputs,))
+        except Exception:
+            self.failed()
+
+    # Looking after itself.
+
+    def look(self, now: int) -> None:
+        """Housekeeping between steps: the lease, the facts, the roots."""
+        steps = self.steps
+        if os.getpid() != self.pid:
+            self._be_inert()
+            return
+        if self._roots is not None:
+            self._roots.look(now)
+            steps.look_due = 0 if self._roots.watching else now + LOOK_EVERY_NS
+        if self._ring is None:
+            return
+        if not self._ring.wanted(now, self.stays):
+            self.leave_soon()
+            return
+        if steps.device is None and self.torch.cuda.is_initialized():
+            steps.device = DeviceClock(self.torch, self._write)
+        if now > self._count_ops_at:
+            self._count_ops_at = now + OPS_EVERY_NS
+            self._backwards_to_count = self._backwards_to_count or OPS_AT_BACKWARD
+        if self.facts.changed or now > (self._allocators_due if steps.device is not None else self._facts_due):
+            self._write_facts(now)
+
+    def _write_facts(self, now: int) -> None:
+        if self._ring is None:
+            return
+        self._allocators_due = now + ALLOCATORS_EVERY_NS
+        self._facts_due = now + FACTS_EVERY_NS
+        self.facts.changed = False
+        self.facts.cost_us = self._cost.us_per_step()
+        held = allocators(self.torch) if self.steps.device is not None else []
+        self._ring.write_facts(self.facts.text(held))
+
+    def _emit(self, timing: Any, fields: tuple[int, ...]) -> None:
+        """Send a record off. In a forked child, and in a loader worker, nothing is sent."""
+        if os.getpid() != self.pid:
+            self._be_inert()
+            return
+        started = self._cost.begin()
+        if self._ring is None:
+            self._open_ring()
+        if self.steps.device is not None:
+            self.steps.device.emit(timing, fields)
+        else:
+            self._write(*fields, *UNKNOWN)
+        if started:
+            self._cost.end(started)
+
+    def _write(self, *fields: int) -> None:
+        ring = self._ring
+        if ring is not None:
+            ring.write(*fields)
+
+    def _open_ring(self) -> None:
+        """The first step of a process that might have been a loader worker."""
+        if self._gone or self._leaving:
+            return
+        if is_loader_worker():
+            self.leave_soon()
+            return
+        self._ring = Ring(self._way)
+
+    def _be_inert(self) -> None:
+        """In a child that was forked off: only forward from now on. What is patched here is a copy."""
+        self.steps.owner = GONE
+
+    def _leave(self) -> None:
+        try:
+            if os.getpid() == self.pid and not optimizer_is_stepping():
+                self.remove()
+                forget_modules()
+        except Exception:
+            self._errors += 1
+
+
+def is_loader_worker() -> bool:
+    """Whether this process is a worker of a DataLoader."""
+    worker = sys.modules.get("torch.utils.data._utils.worker")
+    return worker is not None and getattr(worker, "_worker_info", None) is not None
+
+
+def optimizer_is_stepping() -> bool:
+    """Whether a thread is in the loops over the optimizer hooks, which must not change meanwhile."""
+    for frame in sys._current_frames().values():
+        at: Any = frame
+        while at is not None:
+            code = at.f_code
+            if code.co_name == "wrapper" and code.co_filename.endswith("torch/optim/optimizer.py"):
+                return True
+            at = at.f_back
+    return False
+
+
+def forget_modules() -> None:
+    """Drop the hook's modules as they were put in by an attach; an imported `aitop.hook` only loses its alias."""
+    for name in [name for name in sys.modules if name == "_aitop_hook" or name.startswith("_aitop_hook.")]:
+        sys.modules.pop(name, None)

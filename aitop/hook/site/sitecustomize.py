@@ -1,0 +1,61 @@
+"""Puts the hook into Python programs started by `aitop run`, and into their children such as torchrun's ranks.
+
+`aitop run` starts the command with two variables, where SITE is the directory of this file:
+
+    AITOP_RUN=1                           without it this file does nothing but hand over
+    PYTHONPATH=SITE[:the old PYTHONPATH]  joined with os.pathsep, SITE first and only once
+
+Python imports `sitecustomize` at its start. This one loads the hook package that lies above it as `_aitop_hook`
+(aitop need not be importable there), asks it to install once torch is imported, takes SITE off `sys.path`, and hands
+over to the `sitecustomize` that would have been imported without it. If anything is odd it adds nothing.
+"""
+
+import os
+import sys
+
+_SITE = os.path.dirname(os.path.abspath(__file__))
+
+
+def _put_hook_in() -> None:
+    if os.environ.get("AITOP_RUN") != "1" or "_aitop_hook" in sys.modules:
+        return
+    import importlib.util
+
+    package = os.path.dirname(_SITE)
+    name = "_aitop_hook"
+    spec = importlib.util.spec_from_file_location(
+        name, os.path.join(package, "__init__.py"), submodule_search_locations=[package]
+    )
+    if spec is None or spec.loader is None:
+        return
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+        module.install_when_torch_is_there("run")
+    except BaseException:
+        sys.modules.pop(name, None)
+        raise
+
+
+def _hand_over() -> None:
+    """Run the next `sitecustomize` on the path, under that name; its errors are reported as without us."""
+    from importlib.machinery import PathFinder
+
+    sys.path[:] = [entry for entry in sys.path if os.path.abspath(entry or ".") != _SITE]
+    spec = PathFinder.find_spec("sitecustomize", sys.path)
+    if spec is None or spec.loader is None or spec.origin == __file__:
+        return
+    import importlib.util
+
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["sitecustomize"] = module
+    spec.loader.exec_module(module)
+
+
+try:
+    _put_hook_in()
+except Exception:
+    # The user's program comes first: it runs without the hook.
+    pass
+_hand_over()

@@ -1,0 +1,121 @@
+"""Where the time of a step, or of a part of one, went. All times are nanoseconds of CLOCK_MONOTONIC."""
+
+from __future__ import annotations
+
+from . import layout as at
+
+# data_wait, loader_start, prepare, forward, backward, optimizer, save, evaluation, gc, forwards, backwards, samples,
+# queue_ready
+Parts = tuple[int, int, int, int, int, int, int, int, int, int, int, "int | None", "int | None"]
+
+
+class Sums:
+    """The sums since `mark`. `known` is all that is accounted for, what is held back included.
+
+    Waits for data (`held_wait`, `held_start`) and forwards without gradient (`held_forward`) are held back until it is
+    known what they were for.
+    """
+
+    __slots__ = (
+        "backward",
+        "backwards",
+        "data_wait",
+        "evaluating",
+        "evaluation",
+        "forward",
+        "forwards",
+        "gc",
+        "had_held",
+        "held_forward",
+        "held_forwards",
+        "held_ready",
+        "held_start",
+        "held_wait",
+        "known",
+        "loader_start",
+        "mark",
+        "next_end",
+        "optimizer",
+        "prepare",
+        "queue_ready",
+        "regular_held",
+        "samples",
+        "save",
+    )
+
+    def __init__(self) -> None:
+        self.regular_held = self.had_held = False
+        self.evaluating = False
+        self.drop_held()
+        self.clear(0)
+
+    def drop_held(self) -> None:
+        self.held_wait = self.held_start = self.held_forward = self.held_forwards = 0
+        self.held_ready: int | None = None
+
+    def clear(self, mark: int) -> None:
+        """Begin anew at `mark`; what is held back stays."""
+        self.mark = mark
+        self.known = self.held_wait + self.held_start + self.held_forward
+        self.data_wait = self.loader_start = self.prepare = self.forward = self.backward = 0
+        self.optimizer = self.save = self.evaluation = self.gc = 0
+        self.forwards = self.backwards = 0
+        self.next_end = 0
+        self.samples: int | None = None
+        self.queue_ready: int | None = None
+
+    def settle_training(self) -> None:
+        """The batch is trained on. Forwards without gradient belong to the step if the last one had them too."""
+        if self.held_wait or self.held_start:
+            self.data_wait += self.held_wait
+            self.loader_start += self.held_start
+            self.held_wait = self.held_start = 0
+        if self.held_ready is not None:
+            if self.queue_ready is None:
+                self.queue_ready = self.held_ready
+            self.held_ready = None
+        if self.held_forwards:
+            if self.regular_held:
+                self.forward += self.held_forward
+            else:
+                self.evaluation += self.held_forward
+            self.held_forward = self.held_forwards = 0
+            self.had_held = True
+
+    def settle_evaluation(self) -> None:
+        """The batch only met forwards without gradient."""
+        self.evaluation += self.held_wait + self.held_start + self.held_forward
+        self.held_wait = self.held_start = self.held_forward = self.held_forwards = 0
+        self.held_ready = None
+        self.evaluating = True
+
+    def parts(self) -> Parts:
+        return (
+            self.data_wait,
+            self.loader_start,
+            self.prepare,
+            self.forward,
+            self.backward,
+            self.optimizer,
+            self.save,
+            self.evaluation,
+            self.gc,
+            self.forwards,
+            self.backwards,
+            self.samples,
+            self.queue_ready,
+        )
+
+
+def word(value: int | None) -> int:
+    """The value as a record holds it."""
+    return at.NOT_MEASURED if value is None else value
+
+
+def join(one: Parts, other: Parts) -> Parts:
+    """Two parts of one step. The step prepared once, and its queue was looked at when it began."""
+    added = [first + second for first, second in zip(one[:11], other[:11], strict=True)]
+    added[2] = one[2]
+    samples = other[11] if one[11] is None else one[11] + (other[11] or 0)
+    ready = other[12] if one[12] is None else one[12]
+    return (*added, samples, ready)  # type: ignore[return-value]

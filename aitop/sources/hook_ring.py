@@ -1,0 +1,324 @@
+"""Reads what hooks write into their rings: steps, facts, allocator figures. Keeps the hooks there by a lease.
+
+A ring is read with plain `pread` through /proc/PID/fd and never mapped: a target cannot hurt its reader with it.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import time
+from collections.abc import Callable, Sequence
+
+from aitop.model.event import Sample
+from aitop.model.source import SourceName
+from aitop.model.steps import AllocatorSample, HookFacts, HookSample, StepRecord
+from aitop.sources import ring_format as ring
+from aitop.sources.source import SourceError
+
+FIRST_STEPS = 64
+LEASE_SECONDS = 5.0
+WAIT_FOR_RING_SECONDS = 1.0
+FIRST_RETRY_SECONDS = 5.0
+LONGEST_RETRY_SECONDS = 60.0
+RELEASED = 1
+MOST_LOST = 10**9
+
+
+def find_ring(pid: int) -> str | None:
+    """The path under /proc/PID/fd of the ring of a hook that is in `pid`; None if there is none, or none to be seen."""
+    try:
+        return _find(pid)
+    except (OSError, ValueError):
+        return None
+
+
+def should_stay(pid: int) -> bool:
+    """Whether the hook in `pid` is to stay when we go: it came with the program, or another monitor uses it."""
+    path = find_ring(pid)
+    if path is None:
+        return False
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        data = os.pread(fd, ring.HEADER_SIZE, 0)
+    except OSError:
+        return False
+    finally:
+        os.close(fd)
+    header = ring.decode_header(data)
+    if header is None:
+        return False
+    now = time.monotonic_ns()
+    leases = [slot for slot in ring.decode_slots(data) if slot[0] not in (0, os.getpid()) and slot[1] > now]
+    return header.way != "attach" or bool(leases)
+
+
+def _find(pid: int) -> str | None:
+    folder = f"/proc/{pid}/fd"
+    inner = _innermost_pid(pid)
+    for name in os.listdir(folder):
+        path = f"{folder}/{name}"
+        try:
+            if os.readlink(path) != ring.MEMFD_LINK:
+                continue
+            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            continue
+        try:
+            header = ring.decode_header(os.pread(fd, ring.HEADER_SIZE, 0))
+        finally:
+            os.close(fd)
+        # A forked worker inherits the descriptor of its parent's ring, which is not its own.
+        if header is not None and header.pid == inner and header.state != ring.STATE_REMOVED:
+            return path
+    return None
+
+
+def _innermost_pid(pid: int) -> int:
+    """The pid as the process itself sees it, in its own pid namespace."""
+    with open(f"/proc/{pid}/status", encoding="ascii", errors="replace") as status:
+        for line in status:
+            if line.startswith("NSpid:"):
+                return int(line.split()[-1])
+    return pid
+
+
+class HookRing:
+    """One process's ring. Raises SourceError where there is none or it may not be read."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self._read_up_to: int | None = None
+        self._facts_seq = -1
+        self._slot: int | None = None
+        try:
+            path = _find(pid)
+            if path is None:
+                raise SourceError("absent", f"no hook in process {pid}")
+            self._fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        except PermissionError as error:
+            raise SourceError(
+                "denied", f"the descriptors of process {pid} may not be read", "run aitop as the same user, or as root"
+            ) from error
+        except (FileNotFoundError, ProcessLookupError) as error:
+            raise SourceError("absent", f"process {pid} is gone") from error
+        except (OSError, ValueError) as error:
+            raise SourceError("failed", f"the ring of process {pid} cannot be opened: {error}") from error
+
+    @property
+    def state(self) -> str:
+        """installed, removing, removed, or unreadable."""
+        header = self._header()
+        if header is None:
+            return "unreadable"
+        return {ring.STATE_INSTALLED: "installed", ring.STATE_REMOVING: "removing"}.get(header.state, "removed")
+
+    @property
+    def way(self) -> str | None:
+        """How the hook came in: attach, run or import."""
+        header = self._header()
+        return None if header is None else header.way
+
+    def read(self, now: float) -> HookSample:
+        """The steps since the last read (the first time up to 64), and facts where they have changed."""
+        header = self._header()
+        if header is None:
+            return HookSample(time=now, pid=self.pid)
+        steps, lost = self._read_steps(header.written, int(now * 1e9))
+        facts = self._read_facts(header)
+        if facts is None:
+            return HookSample(time=now, pid=self.pid, steps=steps, lost=lost)
+        return HookSample(time=now, pid=self.pid, steps=steps, lost=lost, facts=facts[0], allocators=facts[1])
+
+    def renew(self, seconds: float = LEASE_SECONDS) -> None:
+        """Ask the hook to stay for so long from now."""
+        now = time.monotonic_ns()
+        slots = ring.decode_slots(self._pread(ring.HEADER_SIZE, 0))
+        mine = os.getpid()
+        if self._slot is None or self._slot >= len(slots) or slots[self._slot][0] != mine:
+            free = [i for i, (pid, deadline) in enumerate(slots) if pid == mine or not pid or deadline <= now]
+            if not free:
+                return
+            self._slot = free[0]
+        self._write_slot(mine, now + int(seconds * 1e9))
+
+    def release(self) -> None:
+        """Tell the hook that we need it no longer. The last one out makes it leave."""
+        if self._slot is not None:
+            slots = ring.decode_slots(self._pread(ring.HEADER_SIZE, 0))
+            if self._slot < len(slots) and slots[self._slot][0] == os.getpid():
+                self._write_slot(0, RELEASED)
+            self._slot = None
+
+    def ask_to_leave(self) -> None:
+        """Make the hook leave at its next step, however it came in and whoever else uses it."""
+        self._pwrite(struct.pack("=Q", ring.CONTROL_LEAVE), ring.WORD * ring.W_CONTROL)
+
+    def close(self) -> None:
+        """Let go of the ring; the lease runs out unless it was released."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def _read_steps(self, written: int, now_ns: int) -> tuple[tuple[StepRecord, ...], int]:
+        first = self._read_up_to
+        lost = 0
+        if first is None:
+            first = max(0, written - FIRST_STEPS)
+        elif written < first:
+            first = written  # it went backwards: nothing there can be told apart
+        if written - first > ring.CAPACITY:
+            lost = written - first - ring.CAPACITY
+            first = written - ring.CAPACITY
+        self._read_up_to = written
+        steps = []
+        for start, count in _runs(first, written):
+            data = self._pread(count * ring.STRIDE, ring.RECORDS_AT + (start % ring.CAPACITY) * ring.STRIDE)
+            for position in range(count):
+                offset = position * ring.STRIDE
+                record = None
+                if offset + ring.STRIDE <= len(data):
+                    record = ring.decode_record(data, offset, start + position + 1, now_ns)
+                if record is None:
+                    lost += 1
+                else:
+                    steps.append(record)
+        return tuple(steps), min(lost, MOST_LOST)
+
+    def _read_facts(self, header: ring.Header) -> tuple[HookFacts, tuple[AllocatorSample, ...]] | None:
+        """The JSON area, None where it has not changed, is being written, or is not what a hook writes."""
+        if header.facts_seq == self._facts_seq or header.facts_seq % 2:
+            return None
+        data = self._pread(header.facts_length, ring.HEADER_SIZE)
+        after = self._header()
+        if after is None or after.facts_seq != header.facts_seq:
+            return None
+        self._facts_seq = header.facts_seq
+        return ring.decode_facts(data)
+
+    def _header(self) -> ring.Header | None:
+        return ring.decode_header(self._pread(ring.HEADER_SIZE, 0))
+
+    def _pread(self, size: int, offset: int) -> bytes:
+        try:
+            return os.pread(self._fd, size, offset)
+        except OSError:
+            return b""
+
+    def _pwrite(self, data: bytes, offset: int) -> None:
+        try:
+            os.pwrite(self._fd, data, offset)
+        except OSError:
+            # The ring is gone, and with it the need for a lease.
+            pass
+
+    def _write_slot(self, pid: int, deadline: int) -> None:
+        if self._slot is not None:
+            self._pwrite(struct.pack("=2Q", pid, deadline), ring.slot_offset(self._slot))
+
+
+def _runs(first: int, end: int) -> list[tuple[int, int]]:
+    """Records first..end-1 as (start, count) runs that do not wrap."""
+    runs = []
+    while first < end:
+        count = min(end - first, ring.CAPACITY - first % ring.CAPACITY)
+        runs.append((first, count))
+        first += count
+    return runs
+
+
+class _Failure:
+    """Why a process has no ring, and when to try again."""
+
+    def __init__(self, error: SourceError, now: float, before: _Failure | None) -> None:
+        self.error = error
+        self.pause: float = FIRST_RETRY_SECONDS if before is None else min(2 * before.pause, LONGEST_RETRY_SECONDS)
+        self.again_at = now + self.pause
+
+
+class HookSource:
+    """The hooks of all ranks. `pids` tells which processes; `way_in` puts the hook into one, or raises SourceError."""
+
+    name: SourceName = "hook"
+    interval = 0.25
+    patience = 5.0
+
+    def __init__(self, pids: Callable[[], Sequence[int]], way_in: Callable[[int], None]) -> None:
+        self._pids = pids
+        self._way_in = way_in
+        self._rings: dict[int, HookRing] = {}
+        self._failures: dict[int, _Failure] = {}
+
+    def open(self) -> None:
+        """Get at every process's ring. Raises SourceError if there is none at all."""
+        self._failures.clear()
+        self._join(time.monotonic())
+        self._complain_without_rings()
+
+    def read(self) -> list[Sample]:
+        self._join(time.monotonic())
+        self._complain_without_rings()
+        samples: list[Sample] = []
+        for reader in list(self._rings.values()):
+            reader.renew()
+            sample = reader.read(time.monotonic())
+            if sample.steps or sample.lost or sample.facts:
+                samples.append(sample)
+        return samples
+
+    def close(self) -> None:
+        """Release the leases: hooks that came by attach leave unless another monitor uses them."""
+        for pid in list(self._rings):
+            self._drop(pid)
+
+    def _join(self, now: float) -> None:
+        """Follow the processes that come and go. What fails for one is kept, and tried again later."""
+        wanted = self._pids()
+        for pid in [pid for pid in self._rings if pid not in wanted or self._has_left(pid)]:
+            self._drop(pid)
+        for pid in [pid for pid in self._failures if pid not in wanted]:
+            del self._failures[pid]
+        for pid in wanted:
+            failure = self._failures.get(pid)
+            if pid in self._rings or (failure is not None and now < failure.again_at):
+                continue
+            try:
+                self._rings[pid] = self._enter(pid)
+                self._rings[pid].renew()
+                self._failures.pop(pid, None)
+            except SourceError as error:
+                self._failures[pid] = _Failure(error, now, failure)
+
+    def _enter(self, pid: int) -> HookRing:
+        try:
+            return HookRing(pid)
+        except SourceError as error:
+            if error.state != "absent":
+                raise
+        self._way_in(pid)
+        until = time.monotonic() + WAIT_FOR_RING_SECONDS
+        while True:
+            try:
+                return HookRing(pid)
+            except SourceError as error:
+                if error.state != "absent" or time.monotonic() > until:
+                    raise
+            time.sleep(0.02)
+
+    def _has_left(self, pid: int) -> bool:
+        return self._rings[pid].state in ("removed", "unreadable") or not os.path.exists(f"/proc/{pid}")
+
+    def _drop(self, pid: int) -> None:
+        reader = self._rings.pop(pid)
+        reader.release()
+        reader.close()
+
+    def _complain_without_rings(self) -> None:
+        if self._rings:
+            return
+        for failure in self._failures.values():
+            raise failure.error
+        raise SourceError("absent", "there is no process to hook")

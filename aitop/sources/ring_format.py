@@ -1,0 +1,194 @@
+"""The hook's ring as its reader sees it: layout version 1 of aitop/hook/layout.py, stated again.
+
+Whatever the target writes is only ever a value here: what makes no sense is dropped or clamped, and nothing raises.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Annotated
+
+import msgspec
+
+from aitop.model.steps import AllocatorSample, HookFacts, LoaderInfo, StepRecord
+
+MEMFD_LINK = "/memfd:aitop-hook (deleted)"
+MAGIC = int.from_bytes(b"AITOPRNG", "little")
+VERSION = 1
+
+HEADER_SIZE = 4096
+JSON_ROOM = 12288
+RECORDS_AT = HEADER_SIZE + JSON_ROOM
+CAPACITY = 4096
+STRIDE = 256
+SIZE = RECORDS_AT + CAPACITY * STRIDE
+
+WORD = 8
+W_CONTROL = 9
+W_SLOTS, SLOTS = 16, 8
+STATE_INSTALLED, STATE_REMOVING, STATE_REMOVED = 1, 2, 3
+WAYS = ("attach", "run", "import")
+CONTROL_LEAVE = 1
+
+FIELD_COUNT = 25
+_HEADER = struct.Struct("=13Q")
+_SLOTS = struct.Struct(f"={2 * SLOTS}Q")
+_RECORD = struct.Struct(f"={FIELD_COUNT}q")
+
+NS = 1e-9
+LONGEST_STEP_NS = 10**15
+MOST_FORWARDS = 10**6
+MOST_SAMPLES = 10**9
+AHEAD_NS = 10**9
+
+
+class Header(msgspec.Struct, frozen=True):
+    """The header of a ring of our version. `written` counts the records ever written."""
+
+    pid: int
+    written: int
+    state: int
+    way: str
+    control: int
+    facts_seq: int
+    facts_length: int
+
+
+def decode_header(data: bytes) -> Header | None:
+    """None where these bytes are not a ring that we can read."""
+    if len(data) < _HEADER.size:
+        return None
+    magic, version, pid, stride, capacity, room, written, state, way, control, _, seq, length = _HEADER.unpack_from(
+        data
+    )
+    if (magic, version, stride, capacity, room) != (MAGIC, VERSION, STRIDE, CAPACITY, JSON_ROOM):
+        return None
+    if way >= len(WAYS) or length > JSON_ROOM or not STATE_INSTALLED <= state <= STATE_REMOVED:
+        return None
+    return Header(pid, written, state, WAYS[way], control, seq, length)
+
+
+def slot_offset(slot: int) -> int:
+    """Where lease slot `slot` is: the monitor's pid, then its deadline."""
+    return WORD * (W_SLOTS + 2 * slot)
+
+
+def decode_slots(data: bytes) -> list[tuple[int, int]]:
+    """The lease slots of a header: (pid, deadline in monotonic nanoseconds); empty where it is too short."""
+    if len(data) < slot_offset(SLOTS):
+        return []
+    words = _SLOTS.unpack_from(data, slot_offset(0))
+    return [(words[index], words[index + 1]) for index in range(0, 2 * SLOTS, 2)]
+
+
+def decode_record(data: bytes, offset: int, number: int, now_ns: int) -> StepRecord | None:
+    """The record at `offset`, None where it is torn, is not record `number`, or makes no sense."""
+    fields = _RECORD.unpack_from(data, offset)
+    if fields[0] != number or fields[-1] != number:
+        return None
+    index, kind, end, length = fields[1:5]
+    if kind not in (0, 1) or index < 0 or not 0 < end <= now_ns + AHEAD_NS or not 0 <= length <= LONGEST_STEP_NS:
+        return None
+    times = [min(max(value, 0), length) * NS for value in fields[5:14]]
+    return StepRecord(
+        index=index,
+        end=end * NS,
+        seconds=length * NS,
+        kind="infer" if kind else "train",
+        data_wait=times[0],
+        loader_start=times[1],
+        prepare=times[2],
+        forward=times[3],
+        backward=times[4],
+        optimizer=times[5],
+        save=times[6],
+        evaluation=times[7],
+        gc=times[8],
+        transfer=_time(fields[14], length),
+        cpu=_time(fields[15], length),
+        forwards=min(max(fields[16], 0), MOST_FORWARDS),
+        backwards=min(max(fields[17], 0), MOST_FORWARDS),
+        samples=_count(fields[18]),
+        queue_ready=_count(fields[19]),
+        # The device may still be busy with a step whose host side was short.
+        device_forward=_time(fields[20], LONGEST_STEP_NS),
+        device_backward=_time(fields[21], LONGEST_STEP_NS),
+        device_optimizer=_time(fields[22], LONGEST_STEP_NS),
+        device_idle=_time(fields[23], LONGEST_STEP_NS),
+    )
+
+
+def _time(value: int, longest: int) -> float | None:
+    return None if value < 0 else min(value, longest) * NS
+
+
+def _count(value: int) -> int | None:
+    return value if 0 <= value <= MOST_SAMPLES else None
+
+
+_Name = Annotated[str, msgspec.Meta(max_length=200)]
+_Small = Annotated[int, msgspec.Meta(ge=0, le=10**6)]
+_Large = Annotated[int, msgspec.Meta(ge=0, le=10**15)]
+_Pids = Annotated[tuple[Annotated[int, msgspec.Meta(gt=0, le=2**22)], ...], msgspec.Meta(max_length=1024)]
+
+
+class _Loader(msgspec.Struct, frozen=True):
+    workers: _Small
+    batch_size: _Large | None = None
+    prefetch: _Small | None = None
+    pin_memory: bool = False
+    persistent: bool = False
+    dataset: _Name | None = None
+    collate: _Name | None = None
+    worker_pids: _Pids = ()
+
+
+class _Facts(msgspec.Struct, frozen=True):
+    way: _Name
+    python: _Name
+    torch: _Name
+    cuda: bool = False
+    threads: _Small | None = None
+    loaders: Annotated[tuple[_Loader, ...], msgspec.Meta(max_length=64)] = ()
+    optimizers: Annotated[tuple[_Name, ...], msgspec.Meta(max_length=64)] = ()
+    foreach: bool | None = None
+    fused: bool | None = None
+    parameters: _Large | None = None
+    parameter_dtypes: Annotated[tuple[_Name, ...], msgspec.Meta(max_length=64)] = ()
+    root: _Name | None = None
+    ops: _Large | None = None
+    cost_us: Annotated[float, msgspec.Meta(ge=0, le=1e6)] | None = None
+    rank: _Small | None = None
+    world_size: _Small | None = None
+
+
+class _Allocator(msgspec.Struct, frozen=True):
+    device: Annotated[int, msgspec.Meta(ge=0, le=1024)]
+    allocated: _Large
+    reserved: _Large
+    peak_allocated: _Large | None = None
+    active: _Large | None = None
+    inactive_split: _Large | None = None
+    retries: _Large | None = None
+    ooms: _Large | None = None
+    capacity: _Large | None = None
+
+
+class _Area(msgspec.Struct, frozen=True):
+    facts: _Facts
+    allocators: Annotated[tuple[_Allocator, ...], msgspec.Meta(max_length=64)] = ()
+
+
+_decoder = msgspec.json.Decoder(_Area)
+
+
+def decode_facts(data: bytes) -> tuple[HookFacts, tuple[AllocatorSample, ...]] | None:
+    """What the JSON area says, None where it is not what a hook writes."""
+    try:
+        area = _decoder.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+    values = msgspec.structs.asdict(area.facts)
+    values["loaders"] = tuple(LoaderInfo(**msgspec.structs.asdict(loader)) for loader in area.facts.loaders)
+    allocators = tuple(AllocatorSample(**msgspec.structs.asdict(item)) for item in area.allocators)
+    return HookFacts(**values), allocators
