@@ -99,7 +99,7 @@ class StackSource:
 
     def _wait(self, spies: Sequence[Spy], planned_end: float) -> None:
         deadline = planned_end + GRACE_SECONDS
-        while not all([spy.finished() for spy in spies]):
+        while not all(spy.finished() for spy in spies):
             now = time.monotonic()
             if now >= deadline or self._closing.wait(0.25 if now < planned_end - 0.25 else 0.02):
                 return

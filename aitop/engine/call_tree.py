@@ -1,0 +1,61 @@
+"""Stacks to one call tree, bounded in depth and width. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+from aitop.model.snapshot import CallNode
+from aitop.model.stacks import Frame
+
+MOST_DEPTH = 60
+MOST_CHILDREN = 12
+LEAST_SHARE = 0.005
+
+
+class _Node:
+    """A function below its caller, with the samples of each of its lines."""
+
+    __slots__ = ("children", "frame", "lines", "samples")
+
+    def __init__(self, frame: Frame) -> None:
+        self.frame = frame
+        self.samples = 0
+        self.lines: Counter[int] = Counter()
+        self.children: dict[tuple[str, str], _Node] = {}
+
+
+def call_tree(stacks: Iterable[tuple[Sequence[Frame], int]]) -> CallNode | None:
+    """The tree of stacks with their counts, each with the outermost frame first; None without a frame.
+
+    A node is a function in a file, whatever its line; `line` is its most sampled one. Stacks with different
+    outermost functions get one node above them, without a file.
+    """
+    root = _Node(Frame("all", "", 0))
+    for frames, count in stacks:
+        node = root
+        node.samples += count
+        for frame in frames[:MOST_DEPTH]:
+            place = frame.function, frame.file
+            child = node.children.get(place)
+            if child is None:
+                child = node.children[place] = _Node(frame)
+            child.samples += count
+            child.lines[frame.line] += count
+            node = child
+    if not root.children:
+        return None
+    top = next(iter(root.children.values())) if len(root.children) == 1 else root
+    return _frozen(top, max(1.0, LEAST_SHARE * root.samples))
+
+
+def _frozen(node: _Node, least: float) -> CallNode:
+    heaviest = sorted(node.children.values(), key=lambda child: (-child.samples, child.frame.function))
+    return CallNode(
+        function=node.frame.function,
+        file=node.frame.file,
+        line=node.lines.most_common(1)[0][0] if node.lines else 0,
+        samples=node.samples,
+        user=node.frame.user,
+        children=tuple(_frozen(child, least) for child in heaviest[:MOST_CHILDREN] if child.samples >= least),
+    )

@@ -1,0 +1,175 @@
+"""Where in a training step a stack stands, told from the library frames on it. Pure."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Iterable, Sequence
+from typing import Literal
+
+from aitop.model.stacks import Frame
+
+Phase = Literal[
+    "data_wait", "transfer", "forward", "backward", "optimizer", "communication", "evaluation", "save", "outside"
+]
+Function = tuple[str, str]
+
+Markers = tuple[tuple[re.Pattern[str], re.Pattern[str] | None, Phase], ...]
+
+
+def _compiled(rows: Sequence[tuple[str, str | None, Phase]]) -> Markers:
+    return tuple(
+        (re.compile(file), re.compile(rf"(?:^|[.>])(?:{function})$") if function else None, phase)
+        for file, function, phase in rows
+    )
+
+
+# File, function (None for any), phase. The first row that fits a library frame counts.
+_MARKERS = _compiled(
+    (
+        (r"/transformers/trainer\w*\.py$", r"evaluate|evaluation_loop|prediction_loop|predict", "evaluation"),
+        (r"/lightning.*/(?:evaluation|prediction)_(?:epoch_)?loop\.py$", None, "evaluation"),
+        (r"/accelerate/utils/operations\.py$", r"send_to_device", "transfer"),
+        (r"/lightning.*/apply_func\.py$", r"move_data_to_device|batch_to", "transfer"),
+        (r"/transformers/trainer\.py$", r"_prepare_inputs?", "transfer"),
+        (r"/torch/utils/data/(?:dataloader|_utils/\w+)\.py$", None, "data_wait"),
+        (r"/accelerate/data_loader\.py$", None, "data_wait"),
+        (r"/lightning.*/(?:fetchers|combined_loader)\.py$", None, "data_wait"),
+        (r"/(?:site|dist)-packages/(?:torchdata|webdataset|ffcv|nvidia/dali|streaming|datasets)/", None, "data_wait"),
+        (r"/torch/nn/modules/module\.py$", r"_call_impl|_wrapped_call_impl", "forward"),
+        (r"/torch/nn/functional\.py$", None, "forward"),
+        (r"/torch/autograd/function\.py$", r"apply", "forward"),
+        (r"/torch/_dynamo/eval_frame\.py$", r"compile_wrapper|_TorchDynamoContext\.__call__\.<locals>\._fn", "forward"),
+        (r"/torch/(?:_tensor|autograd/\w+)\.py$", r"backward|grad|_engine_run_backward", "backward"),
+        (r"/(?:accelerate|deepspeed|lightning\w*|pytorch_lightning)/", r"backward", "backward"),
+        (r"/torch/optim/(?:lr_scheduler|swa_utils)\.py$", None, "outside"),
+        (r"/torch/optim/", r"state_dict|load_state_dict|add_param_group|__init__|__setstate__", "outside"),
+        (r"/torch/optim/", None, "optimizer"),
+        (r"/torch/(?:cuda/)?amp/grad_scaler\.py$", r"step|unscale_|update", "optimizer"),
+        (r"/torch/serialization\.py$", r"save|_save|_legacy_save", "save"),
+        (r"/torch/distributed/checkpoint/", r"save|async_save|save_state_dict", "save"),
+        (r"/numpy/lib/\w*npyio\w*\.py$", r"save|savez|savez_compressed|_savez", "save"),
+        (r"/safetensors/", r"save|save_file|save_model", "save"),
+        (r"/transformers/", r"save_pretrained|save_model|_save_checkpoint|_save", "save"),
+        (r"/lightning", r"save_checkpoint", "save"),
+        (r"/joblib/", r"dump", "save"),
+        (r"/torch/distributed/(?:distributed_c10d|c10d_logger)\.py$", None, "communication"),
+    )
+)
+# What a phase may turn out to be further in: an optimizer's closure computes the loss, a module may train itself.
+_REFINED: dict[Phase, frozenset[Phase]] = {
+    "optimizer": frozenset({"forward", "backward"}),
+    "forward": frozenset({"backward", "optimizer"}),
+    "data_wait": frozenset({"transfer"}),
+}
+_NO_GRAD = re.compile(r"/torch/utils/_contextlib\.py$")
+_STARTED = re.compile(r"/multiprocessing/process\.py$")
+_TRANSFER_TEXT = re.compile(
+    r"\.cuda\(|\.pin_memory\(|\.(?:to|copy_)\([^)]*(?:non_blocking|dev\b|device|cuda|gpu|rank)", re.IGNORECASE
+)
+_SAVE_TEXT = re.compile(r"\b(?:torch|pickle|joblib|dill)\.(?:save|dump)\(|\bnp\.savez?\w*\(|\.save_pretrained\(")
+_WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
+
+EVALUATES = frozenset({"eval", "evaluate", "evaluation", "evaluating", "val", "validation", "test", "testing"})
+MAY_EVALUATE = frozenset({"valid", "validate", "validating"})
+EVALUATORS = frozenset({"evaluator", "validator", "tester"})
+CHECKPOINTS = frozenset({"checkpoint", "checkpoints", "ckpt"})
+SAVED = frozenset({"model", "state", "weights", "snapshot"})
+
+
+def own_start(frames: Sequence[Frame]) -> int:
+    """Index of the first frame that the process itself entered: a forked child inherits its parent's stack."""
+    for index in range(len(frames) - 1, -1, -1):
+        if frames[index].function.endswith("_bootstrap") and _STARTED.search(frames[index].file):
+            return index
+    return 0
+
+
+def phase_of(frames: Sequence[Frame], evaluating: frozenset[Function] = frozenset()) -> Phase:
+    """Phase of a main thread's stack, outermost frame first. `evaluating`: see `evaluation_functions`."""
+    phase: Phase | None = None
+    checkpointing = False
+    for frame in frames:
+        if frame.user:
+            if phase is None and (frame.file, frame.function) in evaluating:
+                return "evaluation"
+            checkpointing = checkpointing or saves_state(frame.function)
+            continue
+        found = marker(frame.file, frame.function)
+        if found is not None and (phase is None or found in _REFINED.get(phase, ())):
+            phase = found
+    if phase not in (None, "outside"):
+        return phase
+    if checkpointing:
+        return "save"
+    return _phase_of_text(frames[-1]) if frames else "outside"
+
+
+def evaluation_functions(stacks: Iterable[Sequence[Frame]]) -> frozenset[Function]:
+    """The user's functions in which one process evaluates, from all the stacks of its main thread.
+
+    A function that is named like it, or is decorated with no_grad and runs the model, in a process that trains; but
+    none under which a backward pass or an optimizer step was seen.
+    """
+    named: set[Function] = set()
+    training: set[Function] = set()
+    without_gradient: set[Function] = set()
+    trains = False
+    for frames in stacks:
+        phase = phase_of(frames)
+        for index, frame in enumerate(frames):
+            if not frame.user:
+                if marker(frame.file, frame.function) not in (None, "outside"):
+                    break
+                continue
+            function = frame.file, frame.function
+            if phase in ("backward", "optimizer"):
+                training.add(function)
+                trains = True
+            if _named_evaluation(frame.function, phase):
+                named.add(function)
+            if phase == "forward" and index and _NO_GRAD.search(frames[index - 1].file):
+                without_gradient.add(function)
+    return frozenset((named | (without_gradient if trains else set())) - training)
+
+
+@functools.lru_cache(maxsize=4096)
+def marker(file: str, function: str) -> Phase | None:
+    """The phase that a library frame stands for, None where it says nothing."""
+    for path, name, phase in _MARKERS:
+        if path.search(file) and (name is None or name.search(function)):
+            return phase
+    return None
+
+
+@functools.lru_cache(maxsize=4096)
+def words(function: str) -> frozenset[str]:
+    """The words of a function's name without its class, in lower case."""
+    parts = [part for part in function.split(".") if part != "<locals>"]
+    return frozenset(word.lower() for word in _WORD.findall(parts[-1] if parts else ""))
+
+
+@functools.lru_cache(maxsize=4096)
+def saves_state(function: str) -> bool:
+    """Whether a function's name says that it writes a checkpoint."""
+    said = words(function)
+    return (bool(said & CHECKPOINTS) and not said & {"load", "restore"}) or ("save" in said and bool(said & SAVED))
+
+
+def _named_evaluation(function: str, phase: Phase) -> bool:
+    said = words(function)
+    if said & EVALUATES:
+        return True
+    if said & MAY_EVALUATE and (len(said) == 1 or phase in ("forward", "data_wait")):
+        return True
+    owner = function.rpartition(".")[0].rpartition(".")[2]
+    return bool({word.lower() for word in _WORD.findall(owner)} & EVALUATORS)
+
+
+def _phase_of_text(frame: Frame) -> Phase:
+    """Phase of a line that calls straight into C, where no library frame is to be seen."""
+    if not frame.user or frame.text is None:
+        return "outside"
+    if _SAVE_TEXT.search(frame.text):
+        return "save"
+    return "transfer" if _TRANSFER_TEXT.search(frame.text) else "outside"

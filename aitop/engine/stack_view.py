@@ -1,0 +1,166 @@
+"""Windows of stacks to what the screen and the rules get: shares of phases, hot lines, call trees. Pure."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+
+from aitop.engine.call_tree import call_tree
+from aitop.engine.phases import Function, Phase, evaluation_functions, phase_of
+from aitop.engine.stack_digest import Digest, Digester, Seen, ThreadKey
+from aitop.model.host import Role
+from aitop.model.snapshot import HotLine, Phases, ProcessStacks, Stacks
+from aitop.model.stacks import StackWindow
+
+MOST_LINES = 200
+
+
+class StackView:
+    """Merges windows; what was worked out of one window is kept for the next call. Calls may come from any thread."""
+
+    def __init__(self) -> None:
+        self._digester = Digester()
+        self._lock = threading.Lock()
+        self._last: tuple[tuple[StackWindow, ...], dict[int, Role], Stacks] | None = None
+
+    def view(self, windows: Sequence[StackWindow], roles: Mapping[int, Role], since: float) -> Stacks | None:
+        """The windows taken after `since` (monotonic seconds) as one; None where nothing was sampled."""
+        recent = tuple(window for window in windows if window.time > since)
+        if not recent:
+            return None
+        known = dict(roles)
+        with self._lock:
+            last = self._last
+            if last is not None and last[1] == known and _same(last[0], recent):
+                return last[2]
+            stacks = _stacks(recent, _merged(self._digester.digest(window) for window in recent), known)
+            if stacks is not None:
+                self._last = recent, known, stacks
+            return stacks
+
+
+_VIEW = StackView()
+
+
+def view(windows: Sequence[StackWindow], roles: Mapping[int, Role], since: float) -> Stacks | None:
+    """The windows taken after `since` as one, see StackView. `roles` by pid, as the host source tells them."""
+    return _VIEW.view(windows, roles, since)
+
+
+def _same(some: Sequence[StackWindow], others: Sequence[StackWindow]) -> bool:
+    return len(some) == len(others) and all(one is other for one, other in zip(some, others, strict=True))
+
+
+def _merged(digests: Iterable[Digest]) -> Digest:
+    merged: Digest = {}
+    for digest in digests:
+        for key, stacks in digest.items():
+            thread = merged.setdefault(key, {})
+            for seen, count in stacks.items():
+                thread[seen] = thread.get(seen, 0) + count
+    return merged
+
+
+def _stacks(windows: Sequence[StackWindow], merged: Digest, roles: Mapping[int, Role]) -> Stacks | None:
+    if not merged:
+        return None
+    processes: list[ProcessStacks] = []
+    lines: list[HotLine] = []
+    for pid, threads in _by_process(merged).items():
+        main = next((stacks for key, stacks in threads.items() if key.main), {})
+        role = roles.get(pid) or ("loader-worker" if any(seen.worker for seen in main) else "other")
+        evaluating = evaluation_functions(seen.frames for seen in main)
+        samples = sum(main.values())
+        for key, stacks in threads.items():
+            phases = {seen: _phase(seen, evaluating if key.main else frozenset()) for seen in stacks}
+            lines += _hot_lines(key, role, stacks, phases, samples or sum(stacks.values()))
+            if key.main:
+                processes.append(_process(pid, role, stacks, phases))
+    return Stacks(
+        seconds=sum(window.seconds for window in windows),
+        samples=sum(sum(stacks.values()) for stacks in merged.values()),
+        processes=tuple(sorted(processes, key=lambda process: (_order(process.role), process.pid))),
+        lines=tuple(sorted(lines, key=lambda line: (-line.samples, line.pid, line.file, line.line))[:MOST_LINES]),
+    )
+
+
+def _by_process(merged: Digest) -> dict[int, dict[ThreadKey, dict[Seen, int]]]:
+    processes: dict[int, dict[ThreadKey, dict[Seen, int]]] = {}
+    for key, stacks in merged.items():
+        processes.setdefault(key.pid, {})[key] = stacks
+    return processes
+
+
+def _order(role: Role) -> int:
+    return ("rank", "loader-worker", "launcher", "helper", "other").index(role)
+
+
+def _phase(seen: Seen, evaluating: frozenset[Function]) -> Phase:
+    return "data_wait" if seen.worker else phase_of(seen.frames, evaluating)
+
+
+def _process(pid: int, role: Role, stacks: Mapping[Seen, int], phases: Mapping[Seen, Phase]) -> ProcessStacks:
+    samples = sum(stacks.values())
+    worker = role == "loader-worker" or all(seen.worker for seen in stacks)
+    idle = sum(count for seen, count in stacks.items() if seen.idle)
+    return ProcessStacks(
+        pid=pid,
+        role=role,
+        samples=samples,
+        phases=Phases() if worker else _shares(stacks, phases, samples),
+        tree=call_tree((seen.frames, count) for seen, count in stacks.items()),
+        idle=idle / samples if worker and samples else None,
+    )
+
+
+def _shares(stacks: Mapping[Seen, int], phases: Mapping[Seen, Phase], samples: int) -> Phases:
+    """Shares of the main thread's samples. What only now and then shows on a stack is None when it never did."""
+    counts: Counter[Phase] = Counter()
+    for seen, count in stacks.items():
+        counts[phases[seen]] += count
+    if not samples:
+        return Phases()
+    rarely: tuple[Phase, ...] = ("transfer", "communication")
+    transfer, communication = (counts[phase] / samples if counts[phase] else None for phase in rarely)
+    return Phases(
+        data_wait=counts["data_wait"] / samples,
+        transfer=transfer,
+        forward=counts["forward"] / samples,
+        backward=counts["backward"] / samples,
+        optimizer=counts["optimizer"] / samples,
+        communication=communication,
+        outside=(counts["outside"] + counts["evaluation"] + counts["save"]) / samples,
+    )
+
+
+def _hot_lines(
+    key: ThreadKey, role: Role, stacks: Mapping[Seen, int], phases: Mapping[Seen, Phase], main_samples: int
+) -> list[HotLine]:
+    """Lines of one thread with their samples, by line, phase and activity."""
+    groups: dict[tuple[str, int, str, Phase, str], list[tuple[int, Seen]]] = {}
+    for seen, count in stacks.items():
+        if seen.line is not None and not seen.idle:
+            place = seen.line.file, seen.line.line, seen.line.function, phases[seen], seen.activity
+            groups.setdefault(place, []).append((count, seen))
+    found = []
+    for (file, line, function, phase, activity), members in groups.items():
+        samples = sum(count for count, _ in members)
+        heaviest = max(members, key=lambda member: member[0])[1]
+        found.append(
+            HotLine(
+                pid=key.pid,
+                role=role,
+                file=file,
+                line=line,
+                function=function,
+                phase=phase,
+                activity=activity,
+                samples=samples,
+                share=samples / main_samples,
+                text=heaviest.line.text if heaviest.line else None,
+                thread=key.thread,
+                via=heaviest.via,
+            )
+        )
+    return found
