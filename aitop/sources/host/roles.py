@@ -96,7 +96,8 @@ def _linked(processes: Iterable[Facts]) -> list[_Node]:
     by_pid = {facts.pid: _Node(facts) for facts in processes}
     for node in by_pid.values():
         parent = by_pid.get(node.facts.ppid)
-        if parent is not None and parent is not node:
+        # A parent is older than its child; otherwise its pid went to a newer process.
+        if parent is not None and parent is not node and parent.facts.start <= node.facts.start:
             node.parent = parent
             parent.children.append(node)
     ordered: list[_Node] = []

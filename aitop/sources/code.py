@@ -1,0 +1,136 @@
+"""The user's source as the target sees it: read through its root, whatever container it is in."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import stat
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from aitop.model.snapshot import GrowthSite
+from aitop.sources import procfs
+from aitop.sources.growth import find_growth
+
+LARGEST_FILE = 2 << 20
+LARGEST_PARSED = 400_000
+FILES_KEPT = 64
+LINKS_FOLLOWED = 8
+_LINE_END = re.compile(r"\r\n|\r|\n")
+# Control characters, and those that reverse the direction of text on a terminal.
+_UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069]")
+
+
+class _File(NamedTuple):
+    identity: tuple[int, int, int]
+    text: str
+    lines: tuple[str, ...]
+
+
+class SourceCode:
+    """Source files of one process. Nothing here raises; what cannot be read is None."""
+
+    def __init__(self, pid: int) -> None:
+        self._pid = pid
+        self._root = f"{procfs.PROC}/{pid}/root"
+        self._files: OrderedDict[str, _File] = OrderedDict()
+        self._folder = procfs.link(f"{procfs.PROC}/{pid}/cwd") or "/"
+
+    def line(self, file: str, line: int) -> str | None:
+        """One line of a file (counted from 1) without its line end, None if there is no such line."""
+        found = self._lines(file)
+        return found[line - 1] if found is not None and 1 <= line <= len(found) else None
+
+    def around(self, file: str, line: int, before: int = 6, after: int = 6) -> list[tuple[int, str]] | None:
+        """Numbered lines around one, None if there is no such line."""
+        found = self._lines(file)
+        if found is None or not 1 <= line <= len(found):
+            return None
+        first, last = max(1, line - before), min(len(found), line + after)
+        return [(number, found[number - 1]) for number in range(first, last + 1)]
+
+    def text(self, file: str) -> str | None:
+        """The whole file as it is, with its control characters."""
+        found = self._read(file)
+        return found.text if found is not None else None
+
+    def _lines(self, file: str) -> tuple[str, ...] | None:
+        found = self._read(file)
+        return found.lines if found is not None else None
+
+    def _read(self, file: str) -> _File | None:
+        """The file from memory while it has not changed, and after the process is gone."""
+        if not file or file.startswith("<") or "\0" in file:
+            return None
+        path = os.path.normpath(os.path.join(self._folder, file))
+        known = self._files.get(path)
+        try:
+            handle = self._open(path)
+        except (OSError, ValueError):
+            return known if not os.path.exists(f"{procfs.PROC}/{self._pid}/stat") else None
+        try:
+            found = self._load(handle, known)
+        except OSError:
+            return None
+        finally:
+            os.close(handle)
+        if found is not None:
+            self._files[path] = found
+            self._files.move_to_end(path)
+            while len(self._files) > FILES_KEPT:
+                self._files.popitem(last=False)
+        return found
+
+    def _open(self, path: str) -> int:
+        """Open without following links by the kernel, which would take an absolute one from our own root."""
+        for _ in range(LINKS_FOLLOWED):
+            try:
+                flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
+                return os.open(self._root + path, flags)
+            except OSError as error:
+                if error.errno != errno.ELOOP:
+                    raise
+                path = os.path.normpath(os.path.join(os.path.dirname(path), os.readlink(self._root + path)))
+        raise OSError(errno.ELOOP, "too many links", path)
+
+    def _load(self, handle: int, known: _File | None) -> _File | None:
+        """The content of an open regular file of reasonable size that the target's user may read."""
+        status = os.fstat(handle)
+        if not stat.S_ISREG(status.st_mode) or status.st_size > LARGEST_FILE or not self._may_read(status):
+            return None
+        identity = (status.st_ino, status.st_mtime_ns, status.st_size)
+        if known is not None and known.identity == identity:
+            return known
+        data = b""
+        while len(data) <= LARGEST_FILE and (more := os.read(handle, LARGEST_FILE + 1 - len(data))):
+            data += more
+        text = data.decode("utf-8", "replace")
+        lines = tuple(_UNPRINTABLE.sub("", line.expandtabs(4)) for line in _LINE_END.split(text))
+        return _File(identity, text, lines)
+
+    def _may_read(self, status: os.stat_result) -> bool:
+        """As root, show only what the target's own user could read."""
+        if os.geteuid() != 0:
+            return True
+        fields = procfs.status(self._pid)
+        users, groups = fields.get("Uid", "").split(), fields.get("Gid", "").split()
+        if len(users) != 4 or users[1] == "0":
+            return len(users) == 4
+        if users[1] == str(status.st_uid):
+            return bool(status.st_mode & stat.S_IRUSR)
+        if str(status.st_gid) in {*groups[1:2], *fields.get("Groups", "").split()}:
+            return bool(status.st_mode & stat.S_IRGRP)
+        return bool(status.st_mode & stat.S_IROTH)
+
+
+def growth_sites(pid: int, files: Sequence[str]) -> tuple[GrowthSite, ...]:
+    """The lines in these files that make something longer step by step, those that keep a graph alive first."""
+    code = SourceCode(pid)
+    found = []
+    for file in dict.fromkeys(files):
+        text = code.text(file)
+        if text is not None and len(text) <= LARGEST_PARSED:
+            found.extend(find_growth(text, file))
+    return tuple(site for _, site in sorted(found, key=lambda ranked: ranked[0]))
