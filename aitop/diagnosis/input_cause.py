@@ -153,9 +153,10 @@ def _in_workers(snapshot: Snapshot, share: float, lines: Lines, workers: int) ->
     used = mean_of(snapshot, "workers_cpu", 15.0)
     each = used / workers if used is not None and workers else None
     working = sum(line.share for line in lines.lines) / workers if workers else 0.0
-    blocked = each is not None and each < BUSY_CORES * max(working, 0.3)
+    delayed = (mean_of(snapshot, "workers_delay", 15.0) or 0.0) / workers if workers else 0.0
+    blocked = each is not None and each + delayed < BUSY_CORES * max(working, 0.3)
     step = snapshot.steps.mean if snapshot.steps and snapshot.steps.mean else 1.0
-    loading = Loading(step, share * step, workers, 0.0 if blocked else max(each or 1.0, 0.5), free)
+    loading = Loading(step, share * step, workers, 0.0 if blocked else max((each or 1.0) + delayed, 0.5), free)
     best = loading.best_workers()
     gain = loading.speedup_with(best)
     subtype = _worker_subtype(snapshot, lines, blocked, gain, without(share))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from aitop.diagnosis.rule import Finding, Rule
+from aitop.diagnosis.rule import Finding, Judgement, Rule
 from aitop.diagnosis.rules import RULES
 from aitop.model.snapshot import Snapshot
 from aitop.model.verdict import SEVERITY_ORDER, Abstention, Diagnosis, Verdict
@@ -34,7 +34,7 @@ class Judge:
         """The findings and abstentions of this tick, the primary finding first."""
         abstained: list[Abstention] = []
         for rule in self._rules:
-            judgement = rule.judge(snapshot)
+            judgement = _judged(rule, snapshot)
             if isinstance(judgement, Abstention):
                 abstained.append(judgement)
             self._update(rule, judgement if isinstance(judgement, Finding) else None, snapshot.time)
@@ -58,6 +58,13 @@ class Judge:
         if seen >= CONFIRM_TICKS:
             del self._entering[rule.id]
             self._shown[rule.id] = _Shown(finding.verdict, now)
+
+
+def _judged(rule: Rule, snapshot: Snapshot) -> Judgement:
+    try:
+        return rule.judge(snapshot)
+    except Exception as error:  # one rule's mistake must not silence the others
+        return Abstention(id=rule.id, reason=f"this rule failed ({type(error).__name__}: {error})")
 
 
 def _importance(verdict: Verdict) -> tuple[int, float, str]:

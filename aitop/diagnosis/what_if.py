@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 MOST_SPEEDUP = 100.0
-MOST_WORKERS = 64
+MOST_WORKERS = 32
 HEADROOM = 0.9
 
 

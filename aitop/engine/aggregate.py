@@ -17,6 +17,7 @@ WINDOW_SECONDS = 30.0
 LONG_WINDOW_SECONDS = 120.0
 ENOUGH_STEPS = 30
 STALE_SECONDS = 10.0
+ENOUGH_FORWARD_SAMPLES = 10
 
 
 def aggregate(history: History, tick: Tick) -> Snapshot:
@@ -45,7 +46,7 @@ def aggregate(history: History, tick: Tick) -> Snapshot:
         allocators=hook.allocators if hook else (),
         stacks=stacks,
         growth_sites=history.growth.sites if history.growth else (),
-        series=series(history, hook.steps if hook else ()),
+        series=series(history, tuple(hook.steps) if hook else ()),
         cost=_cost(history, hook, steps),
     )
 
@@ -75,10 +76,13 @@ def _window(history: History, hook: HookHistory | None, now: float) -> tuple[flo
 def _kind(records: list[StepRecord], stacks: Stacks | None) -> Kind:
     if records:
         return "training" if records[-1].kind == "train" else "inference"
-    seen = {line.phase for line in stacks.lines} if stacks else set()
-    if seen & {"backward", "optimizer"}:
+    shares: dict[str, int] = {}
+    for line in stacks.lines if stacks else ():
+        shares[line.phase] = shares.get(line.phase, 0) + line.samples
+    if "backward" in shares or "optimizer" in shares:
         return "training"
-    return "inference" if "forward" in seen else "unknown"
+    # A forward pass is followed by a backward pass of about twice its time: its absence takes samples to notice.
+    return "inference" if shares.get("forward", 0) >= ENOUGH_FORWARD_SAMPLES else "unknown"
 
 
 def _steps_from_stacks(stacks: Stacks | None, target: int) -> Steps | None:

@@ -17,7 +17,7 @@ from aitop.engine.growth import GrowthFinder
 from aitop.engine.hook_way import take_out, way_in
 from aitop.engine.runner import SourceRunner
 from aitop.model.event import Event
-from aitop.model.snapshot import Target, Tick
+from aitop.model.snapshot import Snapshot, Target, Tick
 from aitop.model.source import SourceName, SourceStatus
 from aitop.model.stacks import StackWindow
 from aitop.sources.hook_ring import HookSource
@@ -130,6 +130,15 @@ class LiveFeed:
         return self._host.ranks() or self._pids
 
     def _run(self, publish: Publish) -> None:
+        try:
+            self._tick_until_stopped(publish)
+        except Exception as error:
+            # Whoever shows this feed has to hear that nothing more will come, and what it was that ended it.
+            words = f"aitop itself failed and stopped watching ({type(error).__name__}: {error})"
+            ended = msgspec.structs.replace(self.target, ended=words)
+            publish(Snapshot(tick=0, time=time.monotonic(), wall=time.time(), window=0.0, target=ended))
+
+    def _tick_until_stopped(self, publish: Publish) -> None:
         started = time.monotonic()
         due = [started + early for early in FIRST_TICKS if early < self._options.interval]
         next_tick = due.pop(0) if due else started + self._options.interval

@@ -49,6 +49,12 @@ class ReplayFeed:
         self._speed = speed
 
     def _play(self, publish: Publish) -> None:
+        try:
+            self._play_all(publish)
+        finally:
+            self.finished.set()
+
+    def _play_all(self, publish: Publish) -> None:
         previous: float | None = None
         for event in self._events:
             if self._stopping.is_set():
@@ -61,4 +67,3 @@ class ReplayFeed:
             snapshot = self._engine.handle(event)
             if snapshot is not None and not self._stopping.is_set():
                 publish(snapshot)
-        self.finished.set()

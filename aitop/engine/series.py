@@ -21,6 +21,7 @@ def series(history: History, steps: Sequence[StepRecord]) -> dict[str, Series]:
         "rss": _of_hosts(history.hosts, _rss),
         "main_cpu": _of_hosts(history.hosts, lambda host: _cpu(host, ("rank",))),
         "run_delay": _of_hosts(history.hosts, _run_delay),
+        "workers_delay": _of_hosts(history.hosts, _workers_delay),
         "workers_cpu": _of_hosts(history.hosts, lambda host: _cpu(host, ("loader-worker",))),
         **_devices(history),
         **_allocators(history),
@@ -48,6 +49,15 @@ def _run_delay(host: HostSample) -> float | None:
         process.run_delay for process in host.processes if process.role == "rank" and process.run_delay is not None
     ]
     return max(delays) if delays else None
+
+
+def _workers_delay(host: HostSample) -> float | None:
+    delays = [
+        process.run_delay
+        for process in host.processes
+        if process.role == "loader-worker" and process.run_delay is not None
+    ]
+    return sum(delays) if delays else None
 
 
 def _cpu(host: HostSample, roles: tuple[str, ...]) -> float | None:

@@ -151,7 +151,8 @@ class Tick(msgspec.Struct, frozen=True, kw_only=True, tag="tick"):
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """Everything known at one tick. Two snapshots are the same only if they are the same object.
 
-    `series` has, where measured: step_ms, data_wait, queue_ready, rss, workers_cpu, main_cpu, run_delay, and per device i: gpu<i>.busy, gpu<i>.memory, gpu<i>.power, alloc<i>.allocated, alloc<i>.reserved.
+    `series` has, where measured: step_ms, data_wait, queue_ready, rss, workers_cpu, workers_delay, main_cpu, run_delay,
+    and per device i: gpu<i>.busy, gpu<i>.memory, gpu<i>.power, alloc<i>.allocated, alloc<i>.reserved.
     """
 
     tick: int

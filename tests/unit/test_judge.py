@@ -105,3 +105,16 @@ def test_abstentions_are_told():
 
 def test_a_verdict_survives_its_json():
     assert msgspec.json.decode(msgspec.json.encode(verdict()), type=Verdict) == verdict()
+
+
+def test_a_rule_that_fails_does_not_silence_the_others():
+    def broken(snapshot):
+        raise ZeroDivisionError("mean of nothing")
+
+    good = Level()
+    good.level = 0.5
+    judge = Judge([Rule("memory-leak", broken, Band(0.2, 0.1)), good.rule])
+    judge.judge(picture(0))
+    told = judge.judge(picture(1))
+    assert [one.id for one in told.verdicts] == ["input-bound"]
+    assert "mean of nothing" in told.abstained[0].reason
