@@ -26,39 +26,55 @@ Loop = ast.For | ast.AsyncFor | ast.While
 
 
 class Place(NamedTuple):
-    """A statement, the loops around it (outermost first), and whether autograd is switched off there."""
+    """A statement, the loops and conditions around it (outermost first), and whether autograd is switched off there."""
 
     statement: ast.stmt
     loops: tuple[Loop, ...]
     no_grad: bool
+    conditions: tuple[ast.AST, ...] = ()
+
+    def sure_before(self, other: Place) -> bool:
+        """Whether reaching the other statement means that this one has run, as far as conditions go."""
+        return other.conditions[: len(self.conditions)] == self.conditions
 
 
 class _Assignment(NamedTuple):
-    line: int
+    place: Place
     value: ast.expr
-    no_grad: bool
 
 
 def places(scope: Scope) -> Iterator[Place]:
     """Every statement of a function or module in the order of lines, without those of functions inside it."""
     decorators = getattr(scope, "decorator_list", ())
-    yield from _below(scope.body, (), any(_WITHOUT_GRAD.search(ast.unparse(one)) for one in decorators))
+    no_grad = any(_WITHOUT_GRAD.search(ast.unparse(one)) for one in decorators)
+    for statement in scope.body:
+        yield from _from(Place(statement, (), no_grad))
 
 
-def _below(body: Iterable[ast.AST], loops: tuple[Loop, ...], no_grad: bool) -> Iterator[Place]:
-    for node in body:
-        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
-            continue
-        if isinstance(node, ast.stmt):
-            yield Place(node, loops, no_grad)
-        inner = no_grad
-        if isinstance(node, (ast.With, ast.AsyncWith)):
-            inner = no_grad or any(_WITHOUT_GRAD.search(ast.unparse(item.context_expr)) for item in node.items)
-        around = (*loops, node) if isinstance(node, (ast.For, ast.AsyncFor, ast.While)) else loops
-        below = (
-            one for one in ast.iter_child_nodes(node) if isinstance(one, (ast.stmt, ast.excepthandler, ast.match_case))
-        )
-        yield from _below(below, around, inner)
+def _from(place: Place) -> Iterator[Place]:
+    """A statement and those inside it."""
+    statement = place.statement
+    if isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+        return
+    yield place
+    no_grad, loops = place.no_grad, place.loops
+    if isinstance(statement, (ast.With, ast.AsyncWith)):
+        no_grad = no_grad or any(_WITHOUT_GRAD.search(ast.unparse(item.context_expr)) for item in statement.items)
+    if isinstance(statement, (ast.For, ast.AsyncFor, ast.While)):
+        loops = (*loops, statement)
+    for condition, inner in _branches(statement):
+        conditions = place.conditions if condition is None else (*place.conditions, condition)
+        yield from _from(Place(inner, loops, no_grad, conditions))
+
+
+def _branches(statement: ast.stmt) -> Iterator[tuple[ast.AST | None, ast.stmt]]:
+    """The statements directly inside one, each with what stands for its condition; None if it always runs."""
+    conditional = isinstance(statement, ast.If)
+    for field in ("body", "orelse", "finalbody"):
+        inside = getattr(statement, field, [])
+        yield from ((inside[0] if conditional else None, one) for one in inside)
+    for block in (*getattr(statement, "handlers", ()), *getattr(statement, "cases", ())):
+        yield from ((block, one) for one in block.body)
 
 
 def own_expressions(statement: ast.AST) -> Iterator[ast.AST]:
@@ -94,32 +110,34 @@ class GraphNames:
     def __init__(self, statements: Iterable[Place]) -> None:
         self._assigned: dict[str, list[_Assignment]] = {}
         self._backward: set[str] = set()
+        self._holding: dict[int, bool] = {}
+        self._plain: dict[int, bool] = {}
         for place in statements:
             self._note_assignments(place)
             for node in own_expressions(place.statement):
                 if isinstance(node, ast.Call) and last_name(node.func) == "backward":
                     self._note_backward(node)
 
-    def holds(self, value: ast.expr, line: int) -> bool:
-        """Whether the value keeps a graph alive when the line runs."""
+    def holds(self, value: ast.expr, at: Place) -> bool:
+        """Whether the value keeps a graph alive when the statement at `at` runs."""
         if isinstance(value, (ast.Constant, ast.JoinedStr, ast.Compare, ast.Lambda)):
             return False
         if isinstance(value, ast.Call):
-            return self._call_holds(value, line)
+            return self._call_holds(value, at)
         if isinstance(value, (ast.ListComp, ast.SetComp, ast.GeneratorExp)):
             loops_over = {name_of(one.target): one.iter for one in value.generators}
             source = loops_over.get(name_of(value.elt))
-            return self.holds(source if source is not None else value.elt, line)
+            return self.holds(source if source is not None else value.elt, at)
         if isinstance(value, ast.Attribute) and value.attr in _PLAIN_ATTRIBUTES:
             return False
-        known = self._known(name_of(value), line)
+        known = self._known(name_of(value), at)
         if known is not None:
             return known
         if isinstance(value, (ast.Attribute, ast.Subscript)):
-            return self.holds(value.value, line)
-        return any(self.holds(child, line) for child in ast.iter_child_nodes(value) if isinstance(child, ast.expr))
+            return self.holds(value.value, at)
+        return any(self.holds(child, at) for child in ast.iter_child_nodes(value) if isinstance(child, ast.expr))
 
-    def plain(self, value: ast.expr, line: int) -> bool:
+    def plain(self, value: ast.expr, at: Place) -> bool:
         """Whether the value is surely a number or a tensor without history."""
         if isinstance(value, (ast.Constant, ast.JoinedStr, ast.Compare)):
             return True
@@ -129,33 +147,47 @@ class GraphNames:
         if isinstance(value, ast.Attribute) and value.attr in _PLAIN_ATTRIBUTES:
             return True
         if isinstance(value, ast.BinOp):
-            return self.plain(value.left, line) and self.plain(value.right, line)
-        found = self._before(name_of(value), line)
-        return found is not None and (found.no_grad or self.plain(found.value, found.line))
+            return self.plain(value.left, at) and self.plain(value.right, at)
+        found = self._before(name_of(value), at)
+        return bool(found) and all(self._surely_plain(one) for one in found)
 
     def assigned(self, name: str) -> bool:
         """Whether the scope gives the name a value."""
         return name in self._assigned
 
-    def _known(self, name: str | None, line: int) -> bool | None:
-        """Whether a name holds a graph at a line; None if nothing is known of it."""
-        found = self._before(name, line)
-        if found is not None:
-            if found.no_grad:
-                return False
-            if self.holds(found.value, found.line):
-                return True
-            if self.plain(found.value, found.line):
-                return False
+    def _known(self, name: str | None, at: Place) -> bool | None:
+        """Whether a name may hold a graph at a statement; None if nothing is known of it."""
+        found = self._before(name, at)
+        if any(self._surely_holds(one) for one in found):
+            return True
+        if found and all(self._surely_plain(one) for one in found):
+            return False
         if name in self._backward:
             return True
-        return None if found is None else False
+        return False if found else None
 
-    def _before(self, name: str | None, line: int) -> _Assignment | None:
-        earlier = [one for one in self._assigned.get(name or "", ()) if one.line < line]
-        return earlier[-1] if earlier else None
+    # Remembered, since a chain of assignments that use a name twice doubles the work at each link.
+    def _surely_holds(self, one: _Assignment) -> bool:
+        if id(one) not in self._holding:
+            self._holding[id(one)] = not one.place.no_grad and self.holds(one.value, one.place)
+        return self._holding[id(one)]
 
-    def _call_holds(self, call: ast.Call, line: int) -> bool:
+    def _surely_plain(self, one: _Assignment) -> bool:
+        if id(one) not in self._plain:
+            self._plain[id(one)] = one.place.no_grad or self.plain(one.value, one.place)
+        return self._plain[id(one)]
+
+    def _before(self, name: str | None, at: Place) -> list[_Assignment]:
+        """The assignments whose value the name may have: back to the latest that did not depend on a condition."""
+        found: list[_Assignment] = []
+        for one in reversed(self._assigned.get(name or "", ())):
+            if one.place.statement.lineno < at.statement.lineno:
+                found.append(one)
+                if one.place.sure_before(at):
+                    break
+        return found
+
+    def _call_holds(self, call: ast.Call, at: Place) -> bool:
         name = last_name(call.func)
         attribute = isinstance(call.func, ast.Attribute)
         if name in (_PLAIN_METHODS if attribute else _PLAIN_CALLS) or _METRIC.search(name):
@@ -165,7 +197,7 @@ class GraphNames:
         parts = [*call.args, *(keyword.value for keyword in call.keywords)]
         if isinstance(call.func, ast.Attribute):
             parts.append(call.func.value)
-        return any(self.holds(part, line) for part in parts)
+        return any(self.holds(part, at) for part in parts)
 
     def _note_assignments(self, place: Place) -> None:
         statement = place.statement
@@ -186,8 +218,7 @@ class GraphNames:
             return
         name = name_of(target)
         if name is not None:
-            found = _Assignment(place.statement.lineno, value, place.no_grad)
-            self._assigned.setdefault(name, []).append(found)
+            self._assigned.setdefault(name, []).append(_Assignment(place, value))
 
     def _note_backward(self, call: ast.Call) -> None:
         """`loss.backward()`, `scaler.scale(loss).backward()`, `accelerator.backward(loss)`."""

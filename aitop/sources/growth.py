@@ -133,9 +133,8 @@ def _growing(node: Scope, name: str, inside: list[Place], known: _File) -> Itera
         growth = _growth_of(place.statement, known.dictionaries)
         if growth is None or growth.grown in known.bounded or scope.emptied_elsewhere(growth.grown):
             continue
-        line = place.statement.lineno
-        holds = not place.no_grad and scope.names.holds(growth.value, line)
-        if growth.how == "sum" and not holds and not _unsure_loss(growth.value, line, scope.names):
+        holds = not place.no_grad and scope.names.holds(growth.value, place)
+        if growth.how == "sum" and not holds and not _unsure_loss(growth.value, place, scope.names):
             continue
         found = _where(scope, place, growth.grown)
         if found is not None:
@@ -193,10 +192,10 @@ def _kind(value: ast.expr) -> Literal["list", "sum"]:
     return "list" if isinstance(value, (ast.List, ast.Tuple, ast.ListComp)) else "sum"
 
 
-def _unsure_loss(value: ast.expr, line: int, names: GraphNames) -> bool:
+def _unsure_loss(value: ast.expr, at: Place, names: GraphNames) -> bool:
     """Whether a sum's part is called a loss and nothing says that it is a plain number."""
     text = name_of(value)
-    return text is not None and "loss" in text.lower() and not names.plain(value, line)
+    return text is not None and "loss" in text.lower() and not names.plain(value, at)
 
 
 def _empties(loop: Loop, grown: str, known: _File) -> bool:

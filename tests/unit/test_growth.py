@@ -224,6 +224,34 @@ SHAPES = {
             key = hash(request)
             cache[key] = request  # g
         """,
+    "made plain only under a condition": """
+        history = []
+        while True:
+            criterion(model(inputs), labels).backward()
+            loss = criterion(model(valid_inputs), valid_labels)
+            if args.fixed:
+                loss = loss.item()
+            history.append(loss)  # G
+        """,
+    "made plain on both ways, which is not seen": """
+        history = []
+        for x, y in loader:
+            loss = criterion(model(x), y)
+            loss.backward()
+            if args.mean:
+                loss = loss.mean().item()
+            else:
+                loss = float(loss)
+            history.append(loss)  # G
+        """,
+    "plain in the branch that keeps it": """
+        for step, (x, y) in enumerate(loader):
+            loss = criterion(model(x), y)
+            loss.backward()
+            if step % 10 == 0:
+                loss = loss.item()
+                history.append(loss)  # g
+        """,
     "an unknown step function": """
         total_loss = 0
         for batch in loader:
@@ -278,6 +306,12 @@ def test_methods_have_qualified_names():
 @pytest.mark.parametrize("source", ["def f(:", "\0", "x = " + "(" * 500 + ")" * 500, ""])
 def test_what_is_not_python_has_no_sites(source):
     assert find_growth(source, "x.py") == []
+
+
+def test_a_long_chain_of_assignments_is_read_at_once():
+    chain = "\n".join(f"    if c{n}:\n        x = x + x - x" for n in range(60))
+    source = f"for x in loader:\n{chain}\n    loss.backward()\n    seen.append(x)\n"
+    assert [site.text for site in sites(source)] == ["seen.append(x)"]
 
 
 WORDS = ["x", "loss", "total", "self.seen", "model", "(", ")", "[", "]", ":", "\n", "\n    ", " for ", " in ", " = "]
