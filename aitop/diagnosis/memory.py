@@ -11,6 +11,8 @@ from aitop.model.verdict import Abstention, Fix, Severity, Verdict, Where
 
 WATCH_SECONDS = 60.0
 MIN_SECONDS = 3.5
+# Warming up looks like a leak for a while: without a line of code that explains it, growth has to last.
+UNEXPLAINED_SECONDS = 20.0
 MIN_GROWTH = 8 * 2**20
 MIN_SLOPE = 0.5 * 2**20
 SOON_SECONDS = 1800.0
@@ -28,7 +30,8 @@ def leak(snapshot: Snapshot) -> Judgement:
     ]
     if not found:
         return Abstention(id="memory-leak", reason="memory was read fewer than four times")
-    rising = [(name, line) for name, line in found if _steady(line)]
+    patience = MIN_SECONDS if snapshot.growth_sites else UNEXPLAINED_SECONDS
+    rising = [(name, line) for name, line in found if line.seconds >= patience and _steady(line)]
     if not rising:
         return None
     name, line = max(rising, key=lambda pair: pair[1].slope)
@@ -65,11 +68,11 @@ def _watched(snapshot: Snapshot) -> list[str]:
 
 def _steady(line: Trend) -> bool:
     return (
-        line.seconds >= MIN_SECONDS
-        and line.slope >= MIN_SLOPE
+        line.slope >= MIN_SLOPE
         and line.growth >= MIN_GROWTH
         and line.fit >= 0.85
         and line.rising >= 0.7
+        and line.late_slope >= 0.5 * line.slope
     )
 
 

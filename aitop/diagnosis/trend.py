@@ -13,7 +13,7 @@ from aitop.model.snapshot import Series
 class Trend:
     """Least-squares line: `slope` per second, `growth` over `seconds`, `fit` the share of variance explained (0..1).
 
-    `rising` is the share of successive differences that go up.
+    `rising` is the share of successive differences that go up, `late_slope` the slope of the second half alone.
     """
 
     slope: float
@@ -22,6 +22,7 @@ class Trend:
     fit: float
     rising: float
     points: int
+    late_slope: float
 
 
 def trend(series: Series | None, since: float) -> Trend | None:
@@ -40,7 +41,9 @@ def trend(series: Series | None, since: float) -> Trend | None:
     slope, fit = _line(times, values)
     ups = sum(1 for before, after in pairwise(values) if after > before)
     seconds = times[-1]
-    return Trend(slope, slope * seconds, seconds, fit, ups / (len(values) - 1), len(values))
+    half = len(values) // 2
+    late_slope, _ = _line(times[half:], values[half:])
+    return Trend(slope, slope * seconds, seconds, fit, ups / (len(values) - 1), len(values), late_slope)
 
 
 def _line(times: Sequence[float], values: Sequence[float]) -> tuple[float, float]:

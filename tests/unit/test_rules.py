@@ -255,3 +255,14 @@ def test_a_hot_device():
     assert verdict.speedup == pytest.approx(2.0) and "990" in verdict.title
     assert hardware.throttled(snapshot(steps(), gpu=on_device(throttle=("sw_power_cap",)))) is None
     assert hardware.throttled(snapshot(steps(), gpu=on_device(throttle=None))) is None
+
+
+def test_growth_that_levels_off_is_warming_up():
+    values = tuple(1e9 + 300e6 * (1 - 0.8**index) for index in range(20))
+    series = Series(times=tuple(float(981 + index) for index in range(20)), values=values)
+    assert memory.leak(snapshot(steps(), series={"rss": series}, growth_sites=(SITE,))) is None
+
+
+def test_short_growth_needs_a_line_that_explains_it():
+    assert memory.leak(snapshot(steps(), series={"rss": growing(10e6, count=8)})) is None
+    assert fired(memory.leak(snapshot(steps(), series={"rss": growing(10e6, count=8)}, growth_sites=(SITE,))))
