@@ -59,13 +59,12 @@ def install(finder: MemoryFinder) -> str:
     fresh = hook is None
     answer = "error: interrupted"
     try:
-        if hook is None:
-            sys.meta_path.insert(0, finder)
-            try:
-                hook = __import__(PACKAGE)
-            finally:
-                sys.meta_path.remove(finder)
-        answer = str(hook.install("attach"))
+        sys.meta_path.insert(0, finder)
+        try:
+            hook = hook or __import__(PACKAGE)
+            answer = str(hook.install("attach"))
+        finally:
+            sys.meta_path.remove(finder)
     finally:
         if fresh and answer not in ("installed", "already"):
             forget()
