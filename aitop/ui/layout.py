@@ -112,10 +112,9 @@ def _three_columns(width: int, top: int, rows: int, gpus: int) -> Plan:
     """Verdict across; step above data, GPU above memory, and the code in a tall column of its own."""
     verdict = 6
     y, rest = top + verdict, rows - verdict
-    first = min(90, width // 3)
-    second = min(90, (width - first) // 2)
+    first = second = max(52, min(90, width * 28 // 100))
     third = width - first - second
-    upper = max(8, rest // 2)
+    upper = max(8, round(rest * 0.55))
     boxes: Plan = {
         "verdict": Box(0, top, width, verdict),
         "step": Box(0, y, first, upper),

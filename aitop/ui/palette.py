@@ -5,11 +5,13 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import NamedTuple
 
+from rich.color import Color, blend_rgb
 from rich.style import Style
 
 BACKGROUND = "#10141a"
 RAISED = "#1b212a"
 SELECTED = "#243041"
+FADE = 0.62
 
 TEXT = Style(color="#c9d1d9")
 BRIGHT = Style(color="#f0f4f8", bold=True)
@@ -83,8 +85,15 @@ def phase_of(key: str) -> Phase:
 @lru_cache(maxsize=512)
 def dimmed(style: Style) -> Style:
     """The same style with its hues drawn back: for values that have gone stale."""
-    ink = DIM if style.bold else FAINT
-    return ink + Style(bgcolor=RAISED) if style.bgcolor else ink
+    return Style(color=_faded(style.color), bgcolor=_faded(style.bgcolor), bold=style.bold)
+
+
+def _faded(color: Color | None) -> Color | None:
+    """The colour, most of the way to the background."""
+    if color is None:
+        return None
+    ground = Color.parse(BACKGROUND).get_truecolor()
+    return Color.from_triplet(blend_rgb(color.get_truecolor(), ground, FADE))
 
 
 @lru_cache(maxsize=64)

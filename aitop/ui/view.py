@@ -38,12 +38,12 @@ class View:
         """The state of a source, None before it was heard of."""
         return self.snapshot.sources.get(name) if self.snapshot else None
 
-    def stale_age(self, name: SourceName) -> float | None:
-        """How old the newest data of a source is, if it has gone stale; None while it is fresh."""
+    def stale(self, name: SourceName) -> str | None:
+        """How old the newest data of a source is and why, if it has gone stale or failed; None while it is fresh."""
         status = self.source(name)
-        if status is None or status.state not in ("stale", "failed"):
+        if status is None or status.state not in ("stale", "failed") or status.age is None:
             return None
-        return status.age
+        return f"{status.age:.0f} s old" + (f" · {status.reason}" if status.reason else "")
 
     def ranks(self) -> tuple[int, ...]:
         """The ranks of the job, in order."""

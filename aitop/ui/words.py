@@ -42,7 +42,7 @@ def state_line(name: str, status: SourceStatus | None) -> Line:
     glyph, style = state_mark(status)
     line = Line(f"{glyph} ", style).add(name, TEXT)
     if status is None:
-        return line.add(" not heard of yet", DIM)
+        return line.add(" is starting", DIM)
     line.add(f" {status.state}", style)
     if status.reason:
         line.add(f": {one_line(status.reason)}", DIM)

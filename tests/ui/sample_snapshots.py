@@ -327,7 +327,7 @@ def _snapshot(**given: object) -> Snapshot:
 
 def input_bound(tick: int = 42) -> Snapshot:
     """Four busy workers cannot feed an H200; a checkpoint now and then."""
-    recent = records(128, 0.238, 0.64, seed=tick, save_every=50)
+    recent = records(128, 0.238, 0.68, seed=tick, save_every=50)
     return _snapshot(
         tick=tick, gpu=gpus(), steps=steps(recent), facts=facts(), allocators=(allocator(),), stacks=stacks(),
         series=series(recent), diagnosis=Diagnosis(verdicts=(input_verdict(), *other_verdicts())),

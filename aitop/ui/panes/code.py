@@ -13,6 +13,7 @@ from aitop.ui.widgets.timeline import bar
 from aitop.ui.words import base_name, one_line, share_text, state_line
 
 BAR = 8
+ROOMY = 90
 
 
 class CodePane(Pane):
@@ -28,11 +29,13 @@ class CodePane(Pane):
             line = Line(f"{NOT_YET} waiting for the first stacks", DIM) if waiting else state_line("stacks", status)
             return Drawing([line], title)
         note = Line(f"{stacks.samples} samples · {stacks.seconds:.0f} s", DIM)
-        stale = view.stale_age("stacks")
+        stale = view.stale("stacks")
         if view.tree:
             return Drawing([_tree_line(row, width) for row in forest(stacks, view.pids())], title, note, stale)
         rows = hot_rows(stacks, view.pids())
         lines = [hot_line(row, width) for row in rows]
+        if width < ROOMY and len(rows) * 2 <= height:
+            lines = [line for row in rows for line in hot_line_and_text(row, width)]
         return Drawing(lines or [Line("no line of the user's own code was seen", DIM)], title, note, stale)
 
 
@@ -42,7 +45,7 @@ def hot_line(row: HotRow, width: int) -> Line:
     who = Line(row.who, DIM)
     doing = Line("▌", phase.ink).add(phase.name, DIM)
     left = Line(share_text(row.share), BRIGHT).add(" ").join(bar(row.share, BAR, phase.ink, TROUGH)).add("  ")
-    if width < 90:
+    if width < ROOMY:
         tail = columns([(Line(row.who, DIM), 10)])
         room = width - left.width - tail.width - 1
         name = Line(shorten(one_line(row.function), max(8, room - 20)), TEXT).add("  ")
@@ -57,6 +60,13 @@ def hot_line(row: HotRow, width: int) -> Line:
     name = Line(function, TEXT).add("  ").add(shorten_left(place, name_width - len(function) - 2), BRIGHT)
     text = Line(one_line(row.text), DIM) if row.text else Line()
     return left.join(columns([(name, name_width), (text, room - name_width - 2), (doing, 11), (who, 12)]))
+
+
+def hot_line_and_text(row: HotRow, width: int) -> list[Line]:
+    """The same in two lines: the line's own text in full below the rest."""
+    bare = HotRow(row.file, row.line, row.function, None, row.phase, row.share, row.who)
+    text = Line().to(7 + BAR).add(shorten(one_line(row.text or ""), width - 7 - BAR), DIM)
+    return [hot_line(bare, width), text]
 
 
 def _place(row: HotRow) -> str:

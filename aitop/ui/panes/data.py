@@ -13,7 +13,7 @@ from aitop.ui.widgets.pane import Drawing, Pane
 from aitop.ui.widgets.timeline import bar, braille
 from aitop.ui.words import plural, share_text, state_line
 
-LANE = 26
+LANE = 22
 STATE_WORDS = {"R": "runs", "S": "sleeps", "D": "disk", "T": "stopped", "t": "traced", "Z": "zombie", "I": "idle"}
 
 
@@ -27,11 +27,13 @@ class DataPane(Pane):
             return Drawing([state_line("host", status) if status else Line(NOT_YET, DIM)], "Data")
         loader = main_loader(snapshot)
         workers = _workers(view, snapshot)
-        lines = [queue_line(snapshot, loader, width)]
+        lanes = _lanes(workers, width, height - 6)
+        spare = height - 3 - len(lanes)
+        lines = queue_lines(snapshot, loader, width, 1 + max(0, min(6, spare)))
         if height >= 5:
             lines.append(loader_line(loader, len(workers)))
         lines.append(_traffic(snapshot.host.machine, width))
-        return Drawing(lines + _lanes(workers, width), "Data", _cpu_note(workers), view.stale_age("host"))
+        return Drawing(lines + lanes, "Data", _cpu_note(workers), view.stale("host"))
 
 
 def main_loader(snapshot: Snapshot) -> LoaderInfo | None:
@@ -40,19 +42,21 @@ def main_loader(snapshot: Snapshot) -> LoaderInfo | None:
     return max(loaders, key=lambda loader: loader.workers, default=None)
 
 
-def queue_line(snapshot: Snapshot, loader: LoaderInfo | None, width: int) -> Line:
+def queue_lines(snapshot: Snapshot, loader: LoaderInfo | None, width: int, rows: int) -> list[Line]:
     """Batches that lay ready at the last step, of how many there is room for, and how that went."""
     series = snapshot.series.get("queue_ready", Series())
     known = [value for value in series.values if value is not None]
     line = Line("queue   ", DIM)
     if not known:
-        return line.add(NOT_SUPPORTED, DIM).add("  " + _no_queue(snapshot, loader), FAINT)
+        return [line.add(NOT_SUPPORTED, DIM).add("  " + _no_queue(snapshot, loader), FAINT)]
     capacity = loader.workers * (loader.prefetch or 2) if loader and loader.workers else None
     ready = known[-1]
     of = f" of {capacity} ready" if capacity else " ready"
     line.add(f"{ready:2.0f}", TEXT).add(of, DIM).add("  ")
     chart = max(4, width - line.width)
-    return line.add(braille(series.values, chart, 1, capacity or max(known) or 1)[0], DATA.ink)
+    drawn = braille(series.values, chart, rows, capacity or max(known) or 1)
+    rest = [Line().to(width - chart).add(row, DATA.ink) for row in drawn[1:]]
+    return [line.add(drawn[0], DATA.ink), *rest]
 
 
 def loader_line(loader: LoaderInfo | None, workers: int) -> Line:
@@ -79,8 +83,8 @@ def _no_queue(snapshot: Snapshot, loader: LoaderInfo | None) -> str:
 
 
 def _traffic(machine: MachineSample, width: int) -> Line:
-    disk = Line("disk    ", DIM).add(f"in {rate(machine.disk_read).rjust(8)}  out {rate(machine.disk_write).rjust(8)}")
-    net = Line("net ", DIM).add(f"in {rate(machine.net_received).rjust(8)}  out {rate(machine.net_sent).rjust(8)}")
+    disk = Line("disk    ", DIM).add(f"in {rate(machine.disk_read).rjust(8)} out {rate(machine.disk_write).rjust(8)}")
+    net = Line("net ", DIM).add(f"in {rate(machine.net_received).rjust(8)} out {rate(machine.net_sent).rjust(8)}")
     wait = Line("iowait ", DIM).add(percent(machine.iowait).rjust(5), TEXT)
     if disk.width + net.width + wait.width + 4 <= width:
         return disk.add("  ").join(net).add("  ").join(wait)
@@ -99,9 +103,9 @@ def _cpu_note(workers: list[ProcessSample]) -> Line | None:
     return Line(f"workers use {sum(used):.1f} cores", DIM) if used else None
 
 
-def _lanes(workers: list[ProcessSample], width: int) -> list[Line]:
-    """A bar for each worker, several side by side: busy, or waiting and for what."""
-    per_row = max(1, (width + 2) // (LANE + 2))
+def _lanes(workers: list[ProcessSample], width: int, height: int) -> list[Line]:
+    """A bar for each worker, side by side where rows are few: busy, or waiting and for what."""
+    per_row = 1 if len(workers) <= height else max(1, (width + 2) // (LANE + 2))
     cell = (width - 2 * (per_row - 1)) // per_row
     lanes = [_lane(process, cell) for process in workers]
     return [columns([(lane, cell) for lane in lanes[at : at + per_row]]) for at in range(0, len(lanes), per_row)]
@@ -109,5 +113,5 @@ def _lanes(workers: list[ProcessSample], width: int) -> list[Line]:
 
 def _lane(process: ProcessSample, width: int) -> Line:
     state = STATE_WORDS.get(process.state or "", process.state or NOT_SUPPORTED)
-    line = Line(str(process.pid).ljust(8), DIM).add(share_text(process.cpu), TEXT).add(" ")
-    return line.join(bar(process.cpu, max(3, width - 21), HOST_CHART)).add(f" {state}".ljust(8), DIM)
+    line = Line(str(process.pid).ljust(7 if width < 30 else 8), DIM).add(share_text(process.cpu), TEXT).add(" ")
+    return line.join(bar(process.cpu, max(3, width - line.width - 8), HOST_CHART)).add(f" {state}", DIM)

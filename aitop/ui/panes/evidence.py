@@ -8,7 +8,7 @@ from aitop.model.units import factor, percent
 from aitop.model.verdict import Verdict, Where
 from aitop.ui.line import Line, columns, lit, shorten, shorten_left, spread, wrap
 from aitop.ui.palette import BRIGHT, DIM, FAINT, GAIN, LOSS, TEXT, TITLE
-from aitop.ui.panes.verdict import looking_lines, shown_verdicts
+from aitop.ui.panes.verdict import figure_style, looking_lines, shown_verdicts
 from aitop.ui.view import View
 from aitop.ui.widgets.pane import Drawing, Pane
 from aitop.ui.words import confidence_dots, confidence_words, label, one_line, place, share_text
@@ -88,7 +88,7 @@ def _list_line(verdict: Verdict, width: int, selected: bool) -> Line:
     where = place(verdict.where[0]) if verdict.where else ""
     cells = [
         (title, 34),
-        (Line(share_text(verdict.share), LOSS if verdict.severity != "info" else TEXT), 4),
+        (Line(share_text(verdict.share), DIM if verdict.share is None else figure_style(verdict)), 4),
         (Line(gain.rjust(6), GAIN), 6),
         (confidence_dots(verdict.confidence), 5),
     ]
@@ -107,7 +107,7 @@ def _what(verdict: Verdict, width: int) -> list[Line]:
     lines = [Line(text, BRIGHT) for text in wrap(one_line(verdict.title), width)]
     figures = Line()
     if verdict.share is not None:
-        figures.add(percent(verdict.share), LOSS if verdict.severity != "info" else BRIGHT).add(" of step time   ", DIM)
+        figures.add(percent(verdict.share), figure_style(verdict)).add(" of step time   ", DIM)
     if verdict.speedup is not None and verdict.severity != "info":
         figures.add(factor(verdict.speedup), GAIN).add(" as fast if it were gone   ", DIM)
     figures.join(confidence_dots(verdict.confidence)).add(f" {confidence_words(verdict.confidence)}", DIM)

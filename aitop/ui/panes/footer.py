@@ -8,6 +8,8 @@ from aitop.ui.palette import DIM, KEY, TEXT, clickable
 from aitop.ui.view import View
 from aitop.ui.widgets.pane import Drawing, Pane
 
+ROOM_FOR_COST = 50
+
 KEYS = (
     ("?", "help", "screen.help"),
     ("q", "quit", "screen.leave"),
@@ -26,7 +28,7 @@ class Footer(Pane):
     framed = False
 
     def draw(self, view: View, width: int, height: int) -> Drawing:
-        right = Line(view.notice, TEXT) if view.notice else cost_line(view)
+        right = Line(view.notice, TEXT) if view.notice else cost_line(view) if width >= ROOM_FOR_COST else Line()
         return Drawing([spread(_keys(view, width - right.width - 2), right.add(" "), width)])
 
 

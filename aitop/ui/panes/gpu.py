@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 from aitop.model.gpu import GpuDevice
 from aitop.model.units import NOT_SUPPORTED, NOT_YET, rate, size
 from aitop.ui.line import Line, shorten
@@ -12,6 +14,7 @@ from aitop.ui.widgets.timeline import bar, braille
 from aitop.ui.words import one_line, share_text, state_line
 
 BLOCK_ROWS = 4
+LEAST_BAR, LEAST_REASON = 6, 20
 CALM_REASONS = frozenset({"gpu idle", "idle", "none"})
 
 
@@ -23,9 +26,11 @@ class GpuPane(Pane):
         if sample is None or not sample.devices:
             return Drawing([_why_none(view, width)], "GPU")
         devices = sample.devices
-        stale = view.stale_age("gpu")
+        stale = view.stale("gpu")
         if not self.framed:
-            return Drawing(line_each(devices, width, height), stale=stale)
+            return Drawing(
+                [Line(" gpu", DIM).join(line) for line in line_each(devices, width - 4, height)], stale=stale
+            )
         if len(devices) == 1:
             title = f"GPU {devices[0].index} · {one_line(devices[0].name or 'unnamed')}"
             return Drawing(_block(view, devices[0], width, height), title, _lost_note(devices), stale)
@@ -36,36 +41,48 @@ class GpuPane(Pane):
                 lines.append(Line(f"{_mark(device)}{device.index} ", BRIGHT).add(one_line(device.name or ""), DIM))
                 lines += _block(view, device, width, BLOCK_ROWS)
             return Drawing(lines, title, _lost_note(devices), stale)
-        return Drawing([device_line(device, width) for device in devices], title, _lost_note(devices), stale)
+        return Drawing(device_lines(devices, width), title, _lost_note(devices), stale)
 
 
 def line_each(devices: tuple[GpuDevice, ...], width: int, height: int) -> list[Line]:
     """A line a device; the devices that do not fit are counted in the last line."""
     if len(devices) <= height:
-        return [device_line(device, width) for device in devices]
+        return device_lines(devices, width)
     ordered = sorted(devices, key=lambda device: (not device.mine, device.index))
     shown, hidden = ordered[: height - 1], ordered[height - 1 :]
     busy = [device.busy for device in hidden if device.busy is not None]
-    line = Line(f" gpu  {len(hidden)} more", DIM)
+    line = Line(f"    {len(hidden)} more", DIM)
     if busy:
         line.add(f" · busy {min(busy) * 100:.0f} to {max(busy) * 100:.0f} %", DIM)
-    return [*(device_line(device, width) for device in shown), line]
+    return [*device_lines(shown, width), line]
 
 
-def device_line(device: GpuDevice, width: int) -> Line:
-    """One device in one line: busy, memory, power, temperature, and what holds it back."""
-    line = Line(f"{_mark(device)}{device.index} ", BRIGHT)
+def device_lines(devices: Sequence[GpuDevice], width: int) -> list[Line]:
+    """Each device in one line, in the same columns: busy, memory, temperature, power; the least goes first.
+
+    Whatever holds a device back is said at the end of its line.
+    """
+    reasons = [held_back(device) for device in devices]
+    reserved = min(LEAST_REASON, max(map(len, reasons), default=0))
+    room = width - 3 - 5 - LEAST_BAR - (reserved + 2 if reserved else 0)
+    parts = 0
+    while parts < len(LINE_PARTS) and sum(cells + 2 for _, cells in LINE_PARTS[: parts + 1]) <= room:
+        parts += 1
+    bar_width = LEAST_BAR + max(0, min(24, room - sum(cells + 2 for _, cells in LINE_PARTS[:parts])))
+    return [
+        _device_line(device, bar_width, LINE_PARTS[:parts], reason, width)
+        for device, reason in zip(devices, reasons, strict=True)
+    ]
+
+
+def _device_line(device: GpuDevice, bar_width: int, parts: Sequence[LinePart], reason: str, width: int) -> Line:
+    line = Line(f"{'▸' if device.mine else ' '}{device.index:<2}", BRIGHT)
     if device.lost:
         return line.add("lost: the driver no longer answers for this device", LOSS)
-    if width >= 100:
-        line.add(shorten((device.name or "").replace("NVIDIA ", ""), 12).ljust(13), DIM)
-    chart = max(6, min(24, (width - 52) // 3))
-    line.add("busy", DIM).add(f"{share_text(device.busy)} ", TEXT).join(bar(device.busy, chart, DEVICE_CHART))
-    line.add("  mem ", DIM).add(_memory(device).rjust(13), TEXT)
-    if width >= 62:
-        line.add(f"  {_watts(device).rjust(9)}", TEXT).add(f"  {_degrees(device).rjust(5)}", TEXT)
-    held = held_back(device)
-    return line.add(f"  {held}", LOSS) if held else line
+    line.add(share_text(device.busy), BRIGHT).add(" ").join(bar(device.busy, bar_width, DEVICE_CHART))
+    for text_of, cells in parts:
+        line.add("  ").add(text_of(device).rjust(cells), TEXT)
+    return line.add("  ").add(shorten(reason, width - line.width), LOSS) if reason else line
 
 
 def held_back(device: GpuDevice) -> str:
@@ -97,14 +114,14 @@ def _block_height(device: GpuDevice) -> int:
 def _busy_rows(view: View, device: GpuDevice, width: int, rows: int) -> list[Line]:
     """How busy, with its history; beside it what the counters of newer devices say."""
     counters = _counters(device)
-    chart = max(4, width - 12 - 2 - counters.width)
     series = view.snapshot.series.get(f"gpu{device.index}.busy") if view.snapshot else None
-    drawn = braille(series.values if series else (), chart, rows, 1.0)
-    lines = [Line("busy    ", DIM).add(share_text(device.busy), BRIGHT).add(" ").add(drawn[0], DEVICE_CHART)]
-    lines += [Line().to(13).add(row, DEVICE_CHART) for row in drawn[1:]]
-    if counters.width:
-        lines[0].add("  ").join(counters)
-    return lines
+    values = series.values if series else ()
+    line = Line("busy    ", DIM).add(share_text(device.busy), BRIGHT).add(" ")
+    if rows == 1:
+        chart = braille(values, max(4, width - line.width - 2 - counters.width), 1, 1.0)[0]
+        return [line.add(chart, DEVICE_CHART).add("  ").join(counters)]
+    drawn = braille(values, max(4, width - line.width), rows - 1, 1.0)
+    return [line.join(counters), *(Line().to(13).add(row, DEVICE_CHART) for row in drawn)]
 
 
 def _counters(device: GpuDevice) -> Line:
@@ -113,7 +130,7 @@ def _counters(device: GpuDevice) -> Line:
     if gpm is None:
         return line
     for name, share in (("sm", gpm.sm_active), ("tensor", gpm.tensor_active), ("dram", gpm.dram_active)):
-        line.add(f"{name} ", DIM).add(share_text(share).strip().rjust(3), TEXT).add("  ")
+        line.add("  " if line.width else "").add(f"{name} ", DIM).add(share_text(share).strip().rjust(3), TEXT)
     return line
 
 
@@ -198,9 +215,18 @@ def _watts(device: GpuDevice) -> str:
     return f"{device.power:.0f}{limit} W"
 
 
+def _clock(device: GpuDevice) -> str:
+    return NOT_SUPPORTED if device.sm_clock is None else f"{device.sm_clock} MHz"
+
+
 def _degrees(device: GpuDevice) -> str:
     return NOT_SUPPORTED if device.temperature is None else f"{device.temperature:.0f} °C"
 
 
 def _fraction(part: int | None, whole: int | None) -> float | None:
     return None if part is None or not whole else part / whole
+
+
+LinePart = tuple[Callable[[GpuDevice], str], int]
+LINE_PARTS: tuple[LinePart, ...] = ((_memory, 13), (_degrees, 5), (_watts, 9), (_clock, 8))
+"""What stands in a device's line after its bar, and how wide; what matters less comes later."""

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from aitop.model.source import SOURCE_NAMES
-from aitop.model.units import NOT_YET, count
+from aitop.model.units import NOT_SUPPORTED, NOT_YET, count
 from aitop.ui.line import Line, shorten, spread
 from aitop.ui.palette import BRAND, BRIGHT, DIM, NOTICE, TEXT
 from aitop.ui.view import View
 from aitop.ui.widgets.pane import Drawing, Pane
 from aitop.ui.words import plural, short_command, significant, state_mark
 
-LEAST_COMMAND = 14
+BRAND_WIDTH = 9
+MOST_COMMAND = 26
 
 
 class Header(Pane):
@@ -39,22 +40,22 @@ def header_line(view: View, width: int) -> Line:
     """The header, with what matters less left out where there is no room."""
     who, rates = _who(view), _rates(view)
     state = _state(view).join(_sources(view, short=False))
-    while who or rates:
-        used = 8 + LEAST_COMMAND + sum(part.width + 3 for part in (*who, *rates)) + state.width
-        if used <= width:
-            break
-        (who if len(who) > 1 or not rates else rates).pop()
-    if 8 + LEAST_COMMAND + state.width > width:
+    command = shorten(_command(view), MOST_COMMAND)
+    least = BRAND_WIDTH + len(command) + state.width + 2
+    for parts, kept in ((rates, 2), (who, 1), (rates, 1), (who, 0), (rates, 0)):
+        while len(parts) > kept and least + sum(part.width + 3 for part in (*who, *rates)) > width:
+            parts.pop()
+    if least > width:
         state = _state(view).join(_sources(view, short=True))
     right = Line()
     for part in rates:
         right.join(part).add("   ")
     right.join(state)
-    room = width - right.width - 9 - sum(part.width + 3 for part in who) - 1
-    left = Line(" aitop ", BRAND).add("  ").add(shorten(_command(view), room), BRIGHT)
+    room = width - 2 - right.width - BRAND_WIDTH - sum(part.width + 3 for part in who)
+    left = Line(" aitop ", BRAND).add(" ").add(shorten(_command(view), room), BRIGHT)
     for part in who:
         left.add(" · ", DIM).join(part)
-    return spread(left, Line(" ").join(right), width)
+    return spread(left, Line("  ").join(right), width)
 
 
 def _command(view: View) -> str:
@@ -80,7 +81,9 @@ def _who(view: View) -> list[Line]:
 def _rates(view: View) -> list[Line]:
     steps = view.snapshot.steps if view.snapshot else None
     if steps is None or steps.per_second is None:
-        return [Line(f"{NOT_YET.rjust(4)} step/s", DIM)]
+        hook = view.source("hook")
+        never = hook is not None and hook.state in ("absent", "denied")
+        return [Line(f"{(NOT_SUPPORTED if never else NOT_YET).rjust(4)} step/s", DIM)]
     word = "req" if view.snapshot and view.snapshot.kind == "inference" else "step"
     parts = [Line(significant(steps.per_second, 4), BRIGHT).add(f" {word}/s", DIM)]
     if steps.samples_per_second is not None:

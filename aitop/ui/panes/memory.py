@@ -24,12 +24,14 @@ class MemoryPane(Pane):
         if snapshot is None or snapshot.host is None:
             status = view.source("host")
             return Drawing([state_line("host", status) if status else Line(NOT_YET, DIM)], "Memory")
-        spare = height - 3 - 2 * len(snapshot.allocators)
-        lines = _job_rows(view, snapshot, width, 1 + max(0, min(8, spare)))
+        spare = max(0, height - 3 - 2 * len(snapshot.allocators))
+        each = min(8, spare // (1 + len(snapshot.allocators)))
+        under = 1 + each if height >= 4 + 2 * len(snapshot.allocators) else 0
+        lines = _job_rows(view, snapshot, width, 1 + (each or min(1, spare)))
         lines += _host_rows(snapshot.host, width)
         for allocator in snapshot.allocators:
-            lines += _allocator_rows(snapshot, allocator, width, view.look)
-        return Drawing(lines, "Memory", _swap_note(snapshot.host), view.stale_age("host"))
+            lines += _allocator_rows(snapshot, allocator, width, under, view.look)
+        return Drawing(lines, "Memory", _swap_note(snapshot.host), view.stale("host"))
 
 
 def _job_rows(view: View, snapshot: Snapshot, width: int, rows: int) -> list[Line]:
@@ -41,12 +43,11 @@ def _job_rows(view: View, snapshot: Snapshot, width: int, rows: int) -> list[Lin
     line = Line("job     ", DIM).add(size(sum(sizes) if sizes else None).rjust(7), BRIGHT).add("  ").add(text, DIM)
     values = snapshot.series.get("rss", Series()).values
     known = [value for value in values if value is not None]
+    top = nice_ceiling(max(known, default=1.0))
+    if rows > 1:
+        return [line, *(Line().to(13).add(row, HOST_CHART) for row in braille(values, width - 13, rows - 1, top))]
     chart = width - line.width - 2
-    if not known or chart < 6:
-        return [line]
-    drawn = braille(values, chart, rows, nice_ceiling(max(known)))
-    lines = [line.add("  ").add(drawn[0], HOST_CHART)]
-    return lines + [Line().to(width - chart).add(row, HOST_CHART) for row in drawn[1:]]
+    return [line.add("  ").add(braille(values, chart, 1, top)[0], HOST_CHART)] if chart >= 6 else [line]
 
 
 def _who_has_it(processes: list[ProcessSample]) -> str:
@@ -77,8 +78,8 @@ def _gauge(name: str, used: int | None, total: int | None, width: int) -> Line:
     return line.join(bar(share, max(4, width - line.width - len(text)), HOST_CHART)).add(text, DIM)
 
 
-def _allocator_rows(snapshot: Snapshot, allocator: AllocatorSample, width: int, look: Look) -> list[Line]:
-    """Allocated within reserved within capacity, and how the two went."""
+def _allocator_rows(snapshot: Snapshot, allocator: AllocatorSample, width: int, rows: int, look: Look) -> list[Line]:
+    """Allocated within reserved within capacity; in `rows` more rows its peak, its fragments and its history."""
     capacity = allocator.capacity or _device_memory(snapshot, allocator.device) or allocator.reserved
     text = f" {size(allocator.allocated)} + {size(allocator.reserved - allocator.allocated)} cached".rjust(24)
     line = Line(f"cuda {allocator.device}".ljust(8), DIM)
@@ -88,6 +89,8 @@ def _allocator_rows(snapshot: Snapshot, allocator: AllocatorSample, width: int, 
         ((allocator.reserved - allocator.allocated) / capacity if capacity else 0.0, DEVICE_SOFT, _soft(look)),
     )
     line.join(layered_bar(parts, max(4, width - line.width - len(text)))).add(text, DIM)
+    if not rows:
+        return [line]
     second = Line().to(13)
     if allocator.peak_allocated is not None:
         second.add("peak ", DIM).add(size(allocator.peak_allocated).rjust(7), TEXT)
@@ -95,12 +98,19 @@ def _allocator_rows(snapshot: Snapshot, allocator: AllocatorSample, width: int, 
         second.add("  split ", DIM).add(percent(allocator.inactive_split / allocator.reserved), TEXT)
     if allocator.retries:
         second.add(f"  {plural(allocator.retries, 'retry').replace('retrys', 'retries')}", LOSS)
+    return [line, *_allocator_history(snapshot, allocator, second, width, rows)]
+
+
+def _allocator_history(snapshot: Snapshot, allocator: AllocatorSample, line: Line, width: int, rows: int) -> list[Line]:
+    """What was allocated over time: behind the figures of `line`, or below them where there are several rows."""
     values = snapshot.series.get(f"alloc{allocator.device}.allocated", Series()).values
-    chart = width - second.width - 2
-    if values and chart >= 6 and capacity:
-        top = max((value for value in values if value is not None), default=1.0)
-        second.add("  ").add(braille(values, chart, 1, nice_ceiling(top))[0], DEVICE_CHART)
-    return [line, second]
+    top = nice_ceiling(max((value for value in values if value is not None), default=1.0))
+    chart = width - 13 if rows > 1 else width - line.width - 2
+    if not values or chart < 6:
+        return [line]
+    if rows == 1:
+        return [line.add("  ").add(braille(values, chart, 1, top)[0], DEVICE_CHART)]
+    return [line, *(Line().to(13).add(row, DEVICE_CHART) for row in braille(values, chart, rows - 1, top))]
 
 
 def _soft(look: Look) -> str:

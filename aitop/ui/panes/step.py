@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from aitop.model.snapshot import Snapshot, Steps
 from aitop.model.steps import StepRecord
-from aitop.model.units import NOT_SUPPORTED, NOT_YET, duration
+from aitop.model.units import NOT_YET, duration
 from aitop.ui.line import Line, columns, wrap
 from aitop.ui.palette import (
     BACKWARD,
@@ -29,8 +29,9 @@ from aitop.ui.words import plural, share_text, state_line
 
 AXIS = 8
 MOST_PER_COLUMN = 64
-LEGEND_CELL = 27
-LEAST_LABELLED = 4
+LEGEND_GAP = 3
+LEGENDS = ((24, True, True), (16, False, True), (11, False, False))
+"""Forms of the legend from full to terse: cells an entry takes, with its time, with its full name."""
 
 
 class StepPane(Pane):
@@ -49,7 +50,7 @@ class StepPane(Pane):
             lines += timeline(steps.recent, width, rest, letters=view.look.mono)
         else:
             lines += _without_hook(view, snapshot, width)[: max(0, rest)]
-        stale = view.stale_age("hook" if steps.basis == "hook" else "stacks")
+        stale = view.stale("hook" if steps.basis == "hook" else "stacks")
         return Drawing(lines, _title(steps), _basis(steps, snapshot), stale)
 
 
@@ -99,7 +100,7 @@ def timeline(recent: Sequence[StepRecord], width: int, height: int, *, letters: 
     drawn = _columns(recent[-cells * per_column :], per_column)[-cells:]
     caption = height >= 4
     rows = height - caption
-    top = scale_top([column.total for column in drawn])
+    top = scale_top([column.total for column in drawn], low=rows < 4)
     chart = stacked(drawn, cells, rows, top, letters=letters)
     lines = [_axis(row, rows, top).join(chart[row]) for row in range(rows)]
     if caption:
@@ -110,13 +111,18 @@ def timeline(recent: Sequence[StepRecord], width: int, height: int, *, letters: 
     return lines
 
 
-def scale_top(totals: Sequence[float]) -> float:
-    """Full height of the chart: a few times the median at most, so that one long step does not flatten the others."""
+def scale_top(totals: Sequence[float], *, low: bool = False) -> float:
+    """Full height of the chart: a few times the median at most, so that one long step does not flatten the others.
+
+    A `low` chart has no room to spare: it cuts off whatever is above most steps.
+    """
     if not totals:
         return 1.0
     ordered = sorted(totals)
-    median = ordered[len(ordered) // 2]
-    return nice_ceiling(min(ordered[-1], max(3.0 * median, 1.2 * ordered[int(len(ordered) * 0.9)])))
+    most = 1.05 * ordered[int(len(ordered) * 0.9)]
+    if low:
+        return nice_ceiling(min(ordered[-1], most))
+    return nice_ceiling(min(ordered[-1], max(3.0 * ordered[len(ordered) // 2], most)))
 
 
 def _columns(records: Sequence[StepRecord], per_column: int) -> list[Column]:
@@ -164,34 +170,23 @@ def _axis(row: int, rows: int, top: float) -> Line:
 
 
 def _legend(shares: Sequence[tuple[Phase, float | None]], mean: float | None, width: int, height: int) -> list[Line]:
-    """Every phase with its share and, where there is room, its time; in one line when the pane is low."""
-    listed = [(phase, share) for phase, share in shares if share is not None or phase is TRANSFER]
-    if height < 6:
-        return [_legend_line(listed, width)]
-    per_row = max(1, (width + 2) // (LEGEND_CELL + 2))
-    cell = min(LEGEND_CELL + 6, (width - 2 * (per_row - 1)) // per_row)
-    cells = [_legend_cell(phase, share, mean) for phase, share in listed]
-    return [
-        columns([(one, cell) for one in cells[start : start + per_row]]) for start in range(0, len(cells), per_row)
-    ][: max(1, height - 3)]
+    """Every phase with its share and, where there is room, its time: the fullest form that leaves room for the rest."""
+    listed = [(phase, share) for phase, share in shares if share is not None or (phase is TRANSFER and height > 8)]
+    most = max(1, (height - 1) // 2)
+    for cell, timed, full in LEGENDS:
+        per_row = max(1, (width + LEGEND_GAP) // (cell + LEGEND_GAP))
+        cells = [(_legend_cell(phase, share, mean if timed else None, full), cell) for phase, share in listed]
+        rows = [columns(cells[start : start + per_row], LEGEND_GAP) for start in range(0, len(cells), per_row)]
+        if len(rows) <= most:
+            return rows
+    return rows[:most]
 
 
-def _legend_line(listed: Sequence[tuple[Phase, float | None]], width: int) -> Line:
-    line = Line()
-    for phase, share in listed:
-        if share is None:
-            continue
-        part = Line("■ ", phase.ink).add(f"{phase.short} ", DIM).add(share_text(share), TEXT).add("   ")
-        if line.width + part.width - 2 > width:
-            break
-        line.join(part)
-    return line
-
-
-def _legend_cell(phase: Phase, share: float | None, mean: float | None) -> Line:
-    line = Line("■ ", phase.ink).add(phase.name.ljust(10), DIM).add(share_text(share), TEXT)
+def _legend_cell(phase: Phase, share: float | None, mean: float | None, full: bool) -> Line:
+    name = phase.name.ljust(9) if full else phase.short.ljust(4)
+    line = Line("■ ", phase.ink).add(name, DIM).add(share_text(share), TEXT)
     if share is not None and mean is not None:
-        line.add(duration(share * mean).rjust(9), DIM)
+        line.add(duration(share * mean).rjust(8), DIM)
     return line
 
 
@@ -221,5 +216,5 @@ def _waiting(view: View, width: int) -> list[Line]:
     """Nothing known of steps: what each of the two sources for them is doing."""
     if view.snapshot is None:
         return [Line(NOT_YET, DIM)]
-    lines = [Line(f"{NOT_SUPPORTED} no step was seen yet", DIM)]
+    lines = [Line(f"{NOT_YET} no step was seen yet", DIM)]
     return lines + [state_line(name, view.source(name)) for name in ("hook", "stacks")]

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import re
+
+from rich.style import Style
+
 from aitop.model.snapshot import Snapshot
 from aitop.model.source import SOURCE_NAMES
 from aitop.model.units import factor, percent
@@ -12,7 +16,7 @@ from aitop.ui.view import View
 from aitop.ui.widgets.pane import Drawing, Pane
 from aitop.ui.words import confidence_dots, label, one_line, place, plural, state_line
 
-ROOMY = 90
+LEADING_FIGURE = re.compile(r"\d+ %")
 
 
 class VerdictPane(Pane):
@@ -62,17 +66,29 @@ def headline(verdict: Verdict, width: int) -> Line:
     left.add("  ")
     title = one_line(verdict.title)
     if verdict.share is not None and "%" not in title:
-        left.add(f"{percent(verdict.share)} ", LOSS)
+        left.add(f"{percent(verdict.share)} ", figure_style(verdict))
+    figure = LEADING_FIGURE.match(title)
+    if figure:
+        left.add(figure.group(), figure_style(verdict))
+        title = title[figure.end() :]
     left.add(title, TEXT)
-    right = Line("  ")
+    right = _gain_and_confidence(verdict, roomy=True)
+    if left.width + right.width > width:
+        right = _gain_and_confidence(verdict, roomy=False)
+    return spread(left, right, width)
+
+
+def _gain_and_confidence(verdict: Verdict, *, roomy: bool) -> Line:
+    line = Line("  ")
     if verdict.speedup is not None and verdict.severity != "info":
-        right.add("fix it: up to ", DIM) if width >= ROOMY else right
-        right.add(factor(verdict.speedup), GAIN)
-        right.add(" faster", DIM) if width >= ROOMY else right
-        right.add("   ")
-    if width >= ROOMY:
-        right.add("confidence ", DIM)
-    return spread(left, right.join(confidence_dots(verdict.confidence)), width)
+        before, after = ("fix it: up to ", " faster") if roomy else ("", "")
+        line.add(before, DIM).add(factor(verdict.speedup), GAIN).add(after, DIM).add("   ")
+    return line.add("confidence " if roomy else "", DIM).join(confidence_dots(verdict.confidence))
+
+
+def figure_style(verdict: Verdict) -> Style:
+    """Red for what is lost; a share that is well spent is not."""
+    return BRIGHT if verdict.severity == "info" else LOSS
 
 
 def where_line(where: Where, width: int) -> Line:

@@ -15,6 +15,7 @@ from aitop.ui.view import View
 from aitop.ui.widgets.pane import Drawing, Pane
 from aitop.ui.words import STATES
 
+INDENT = 11
 KEY_NAMES = {"question_mark": "?", "space": "space", "enter": "⏎", "escape": "esc", "ctrl+c": "^c"}
 STATE_MEANINGS = {
     "ok": "works",
@@ -35,16 +36,16 @@ class HelpPane(Pane):
         self._keys = described(bindings)
 
     def draw(self, view: View, width: int, height: int) -> Drawing:
-        lines = [Line(key.ljust(9), BRIGHT).add(text, TEXT) for key, text in self._keys]
+        lines = [Line(key.ljust(INDENT), BRIGHT).add(text, TEXT) for key, text in self._keys]
         lines.append(Line())
-        sources = Line("sources  ", DIM)
+        sources = Line("sources".ljust(INDENT), DIM)
         for state, (glyph, style) in STATES.items():
-            sources.add(glyph, style).add(f" {STATE_MEANINGS[state]}   ", DIM)
-        phases = Line("phases   ", DIM)
+            sources.add(f"{glyph} {STATE_MEANINGS[state]}   ", style)
+        phases = Line("phases".ljust(INDENT), DIM)
         for phase in PHASES:
-            phases.add("■", phase.ink).add(f" {phase.name}  ", DIM)
+            phases.add(f"■ {phase.name}   ", phase.ink)
         marks = "– not supported or not measured   … not yet   dimmed: old"
-        lines += [sources, phases, Line("values   ", DIM).add(marks, DIM)]
+        lines += [sources, phases, Line("values".ljust(INDENT), DIM).add(marks, DIM)]
         return Drawing([one for line in lines for one in _wrapped(line, width)], "Help")
 
 
@@ -98,6 +99,6 @@ def _wrapped(line: Line, width: int) -> list[Line]:
     for text, style in line.spans:
         if current.width + len(text) > width and current.width:
             rows.append(current)
-            current = Line(" " * 9)
+            current = Line(" " * INDENT)
         current.add(text, style)
     return [*rows, current]

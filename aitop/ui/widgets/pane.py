@@ -12,7 +12,7 @@ from textual.strip import Strip
 from textual.widget import Widget
 
 from aitop.ui.line import Line, shorten
-from aitop.ui.palette import BACKGROUND, DIM, FAINT, FRAME, FRAME_FOCUSED, TITLE, dimmed
+from aitop.ui.palette import BACKGROUND, DIM, FRAME, FRAME_FOCUSED, STATE_STALE, TITLE, dimmed
 from aitop.ui.view import View
 
 
@@ -20,13 +20,13 @@ from aitop.ui.view import View
 class Drawing:
     """What a pane shows. `lines` may be more than fit: the pane scrolls. `note` stands at the right of the title.
 
-    `stale` draws everything dimmed, its age (seconds) in the title.
+    `stale` draws everything dimmed, with these words beside the title.
     """
 
     lines: list[Line] = field(default_factory=list)
     title: str = ""
     note: Line | None = None
-    stale: float | None = None
+    stale: str | None = None
 
 
 class Pane(Widget, can_focus=True):
@@ -137,7 +137,7 @@ class Pane(Widget, can_focus=True):
             line.add(f" {shorten(drawing.title, width - 8)} ", TITLE)
         note = drawing.note
         if drawing.stale is not None:
-            note = Line(f"{drawing.stale:.0f} s old", FAINT)
+            note = Line(shorten(drawing.stale, max(9, width - line.width - 6)), STATE_STALE)
         if note is not None and line.width + note.width + 5 <= width:
             line.to(width - note.width - 4, "─", edge).add(" ").join(note).add(" ")
         return line.to(width - 2, "─", edge).add("─╮", edge)

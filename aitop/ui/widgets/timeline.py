@@ -89,7 +89,7 @@ def _column_cells(column: Column, height: int, top: float, letters: bool) -> lis
             edges.append((reached, phase))
     cells = [_cell(row, edges, reached, letters) for row in range(height)]
     if reached > height * 1.02 and edges:
-        cells[-1] = ("▲", edges[-1][1].ink)
+        cells[-1] = ("▲", max(column.parts, key=lambda part: part[1])[0].ink)
     return cells
 
 
@@ -115,9 +115,12 @@ def _cell(row: int, edges: Sequence[tuple[float, Phase]], reached: float, letter
         amount, phase = inside[0]
         return _EIGHTHS[8 if empty < 0.0625 else max(1, round(amount * 8))], phase.ink
     (first, lower), (_, upper) = inside
-    if empty > 0.5:
+    if empty > 0.35:
         return _EIGHTHS[max(1, round((1 - empty) * 8))], (lower if first >= 1 - empty - first else upper).ink
-    return _EIGHTHS[min(7, max(1, round(first * 8)))], over(lower.ink, upper.ink)
+    level = round(first * 8)
+    if level in (0, 8):
+        return "█", (lower if level else upper).ink
+    return _EIGHTHS[level], over(lower.ink, upper.ink)
 
 
 def _merged(line: Line) -> Line:
