@@ -120,7 +120,9 @@ def _sampler() -> Check:
 
 def _ptrace() -> Check:
     """Try on a process of our own that is not our descendant, as a user's run would be."""
-    started = subprocess.run(["/bin/sh", "-c", "sleep 20 >/dev/null & echo $!"], capture_output=True, check=True)
+    started = subprocess.run(
+        ["/bin/sh", "-c", "sleep 20 </dev/null >/dev/null 2>&1 & echo $!"], capture_output=True, check=True
+    )
     pid = int(started.stdout)
     try:
         refused = _refusal(pid)

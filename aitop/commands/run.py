@@ -48,12 +48,13 @@ def run(args: argparse.Namespace) -> int:
 
 
 def with_hook(environment: dict[str, str]) -> dict[str, str]:
-    """The environment in which Python finds our sitecustomize, which puts the hook in, before any other."""
+    """The environment in which Python finds the hook's sitecustomize before any other (see hook/site)."""
     import aitop
 
     site = str(Path(aitop.__file__).parent / "hook" / "site")
-    others = environment.get("PYTHONPATH")
-    return {**environment, "PYTHONPATH": f"{site}{os.pathsep}{others}" if others else site}
+    others = [folder for folder in environment.get("PYTHONPATH", "").split(os.pathsep) if folder != site]
+    path = os.pathsep.join([site, *others]) if any(others) else site
+    return {**environment, "AITOP_RUN": "1", "PYTHONPATH": path}
 
 
 def _on_screen(args: argparse.Namespace, environment: dict[str, str]) -> int:

@@ -41,7 +41,7 @@ pre { background: var(--soft); padding: .3rem .6rem; margin: .2rem 0; border-rad
 def to_html(report: Report) -> str:
     """The whole report as a page."""
     target = report.target
-    facts = [f"pid {target.pid}", target.kind, f"{report.window_s:g} s watched", *step_figures(report)]
+    facts = [f"pid {target.pid}", target.kind, f"{report.window_s:.0f} s watched", *step_figures(report)]
     body = [
         f"<h1>{_safe(target.command)}</h1>",
         f'<p class="soft">{_safe(" · ".join(facts))}</p>',

@@ -98,7 +98,7 @@ def place_text(place: Where) -> str:
 
 def fix_text(fix: Fix) -> str:
     """The change, and what it would give."""
-    return printable(fix.text) + (f" → {factor(fix.speedup)}" if fix.speedup is not None else "")
+    return printable(fix.text) + (f" (predicted: {factor(fix.speedup)})" if fix.speedup is not None else "")
 
 
 def _head(report: Report) -> str:
@@ -108,7 +108,7 @@ def _head(report: Report) -> str:
     facts = [f"pid {target.pid}", target.kind if target.kind != "unknown" else ""]
     facts.append(f"{ranks} ranks" if ranks > 1 else "")
     facts.append(f"{workers} loader worker{'s' if workers > 1 else ''}" if workers else "")
-    facts.append(f"{report.window_s:g} s watched")
+    facts.append(f"{report.window_s:.0f} s watched")
     head = printable(target.command) + "\n" + " · ".join(fact for fact in facts if fact)
     return head + (f"\n{printable(target.ended)}" if target.ended else "")
 
@@ -146,7 +146,7 @@ def _step(report: Report) -> str:
 def _missing(report: Report) -> list[str]:
     parts = []
     if gaps(report):
-        parts.append("Not measured:\n" + "\n".join(f"  {line}" for line in gaps(report)))
+        parts.append("Not measured:\n" + "\n".join(row for line in gaps(report) for row in _indented(line)))
     if report.abstained:
         lines = [line for rule in report.abstained for line in _indented(f"{rule.id}: {rule.reason}")]
         parts.append("Could not be judged:\n" + "\n".join(lines))

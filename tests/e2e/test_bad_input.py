@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
+from launch import Training
 
 import aitop
 
@@ -19,7 +20,6 @@ pytestmark = pytest.mark.e2e
 
 AITOP = [sys.executable, "-m", "aitop"]
 SLOW_LOADER = Path(aitop.__file__).parent / "workloads" / "slow_loader.py"
-NOBODY = 65534
 SLEEPER = [sys.executable, "-c", "import time; print('up', flush=True); time.sleep(600)"]
 BUSY = [sys.executable, "-c", "print('up', flush=True)\nwhile True: sum(range(1000))"]
 
@@ -115,22 +115,43 @@ def needs_root():
         pytest.skip("only root can become another user or give up a capability")
 
 
+NOBODY = {"user": 65534, "group": 65534, "extra_groups": [], "cwd": "/"}
+
+
+def can_run(command):
+    try:
+        return subprocess.run(command, capture_output=True, check=False, **NOBODY).returncode == 0
+    except OSError:
+        return False
+
+
 def test_another_users_process(started):
     needs_root()
+    if not can_run([*AITOP, "--version"]):
+        pytest.skip("another user cannot run aitop from this folder")
     sleeper = started(SLEEPER)
-    nobody = {"user": NOBODY, "group": NOBODY, "extra_groups": [], "cwd": "/"}
-    try:
-        subprocess.run([*AITOP, "--version"], check=True, capture_output=True, **nobody)
-    except (OSError, subprocess.CalledProcessError) as error:
-        pytest.skip(f"another user cannot run this Python: {error}")
-    one_sentence(diagnose(sleeper.pid, **nobody), 4, "belongs to root", "sudo aitop")
+    one_sentence(diagnose(sleeper.pid, **NOBODY), 4, "belongs to root", "sudo aitop")
     assert sleeper.poll() is None
 
 
-@pytest.fixture
-def slow_loader(training):
+def test_another_users_process_for_a_root_that_may_not_ptrace(started):
+    needs_root()
+    python = "/usr/bin/python3"
+    if shutil.which("setpriv") is None or not can_run([python, "--version"]):
+        pytest.skip("needs setpriv and a Python that another user can run")
+    sleeper = started([python, *SLEEPER[1:]], **NOBODY)
+    without_rights = ["setpriv", "--bounding-set", "-all", "--inh-caps", "-all"]
+    done = diagnose(sleeper.pid, prefix=without_rights)
+    one_sentence(done, 4, f"process {sleeper.pid} belongs to", "run aitop as")
+    assert sleeper.poll() is None
+
+
+@pytest.fixture(scope="module")
+def slow_loader(tmp_path_factory):
     """A real training run with two loader workers, from its first step on."""
-    return training(SLOW_LOADER).wait_steps(1)
+    run = Training(SLOW_LOADER, log=tmp_path_factory.mktemp("training") / "log")
+    yield run.wait_steps(1)
+    run.stop()
 
 
 @pytest.fixture
@@ -195,15 +216,16 @@ def test_a_process_that_ends_while_it_is_watched(started):
     one_sentence(done, 3, f"process {brief.pid} has ended", "before anything could be said")
 
 
-def test_a_training_run_that_ends_while_it_is_watched_is_still_reported(slow_loader):
+def test_a_training_run_that_ends_while_it_is_watched_is_still_reported(training):
+    run = training(SLOW_LOADER).wait_steps(1)
     watching = subprocess.Popen(
-        [*AITOP, "diagnose", "--pid", str(slow_loader.pid), "--for", "50s", "--format", "json"],
+        [*AITOP, "diagnose", "--pid", str(run.pid), "--for", "50s", "--format", "json"],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
     )
     time.sleep(7)
-    slow_loader.stop()
+    run.stop()
     out, err = watching.communicate(timeout=30)
     assert watching.returncode == 0, err
     said = json.loads(out)

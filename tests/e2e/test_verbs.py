@@ -31,7 +31,7 @@ def run(*arguments, timeout=90, **more):
 def recorded(tmp_path_factory):
     """A run under `aitop run --headless`, recorded: what it printed, and the recording."""
     recording = tmp_path_factory.mktemp("recorded") / "run.jsonl.gz"
-    command = [sys.executable, str(SLOW_LOADER), "--steps", "120"]
+    command = [sys.executable, str(SLOW_LOADER), "--steps", "100"]
     return run("run", "--headless", "--record", recording, "--", *command), recording
 
 
@@ -39,7 +39,7 @@ def test_run_headless_passes_the_commands_output_on_and_reports_at_the_end(recor
     done, _ = recorded
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("step 1: loss")
-    assert "step 120:" in done.stdout
+    assert "step 100:" in done.stdout
     assert "INPUT-BOUND" in done.stderr
     assert "slow_loader.py" in done.stderr
 

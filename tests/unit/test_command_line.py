@@ -257,7 +257,9 @@ def test_a_report_that_could_not_be_written_is_said_before_watching(tmp_path):
 def test_the_hook_goes_before_other_paths():
     site = run.with_hook({})["PYTHONPATH"]
     assert site.endswith("aitop/hook/site")
-    assert run.with_hook({"PYTHONPATH": "/mine", "A": "b"}) == {"PYTHONPATH": f"{site}:/mine", "A": "b"}
+    hooked = run.with_hook({"PYTHONPATH": "/mine:/yours", "A": "b"})
+    assert hooked == {"PYTHONPATH": f"{site}:/mine:/yours", "A": "b", "AITOP_RUN": "1"}
+    assert run.with_hook(hooked) == hooked
 
 
 @pytest.mark.parametrize("arguments", [["--pid", str(os.getpid())], [], ["run", "--", "true"]])

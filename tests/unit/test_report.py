@@ -167,7 +167,7 @@ def test_text_says_verdict_place_reason_fix_and_what_is_missing():
         "INPUT-BOUND · workers   [critical]   64 % of step time · up to 2.8× faster without it · confidence 90 %",
         "  at   D.__getitem__  /x/decode.py:41  81 %  pid 4250\n         img = decode(p)",
         "  why  0 of 4 batches ready",
-        "  fix  num_workers 2 → 6 → 2.4×\n  fix  decode once, not every epoch",
+        "  fix  num_workers 2 → 6 (predicted: 2.4×)\n  fix  decode once, not every epoch",
         "Step (from hook): 4.2 step/s · 67 samples/s · 21 ms p50 · 60 ms p95 · 312 steps seen",
         "  data             64 %  " + "█" * 26,
         "Not measured:\n  gpu absent: NVML is not here\n  stacks denied: no right → sudo aitop",
