@@ -135,6 +135,7 @@ _TEXT = _patterns(
 )
 _COMPUTING_TEXT = re.compile(
     r"\b(?:torch|F|np|numpy|nn|scipy|einops|cupy|jnp|linalg|fft)\.\w|\S @ \S|\beinsum\(|\brearrange\("
+    r"|\.\w+_\(|\.(?:matmul|mm|bmm|view|reshape|transpose|permute|softmax|sum|mean|pow|sqrt|exp|argmax|(?:un)?squeeze)\("
 )
 _COMPUTING_FILE = re.compile(
     r"/torch/|/(?:site|dist)-packages/(?:numpy|scipy|sklearn|cupy|jax|numba|transformers|timm|diffusers|peft)/"

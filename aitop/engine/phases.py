@@ -61,6 +61,8 @@ _REFINED: dict[Phase, frozenset[Phase]] = {
     "optimizer": frozenset({"forward", "backward"}),
     "forward": frozenset({"backward", "optimizer"}),
     "data_wait": frozenset({"transfer"}),
+    # A learning rate scheduler wraps the optimizer's step.
+    "outside": frozenset({"optimizer", "forward", "backward", "save"}),
 }
 _NO_GRAD = re.compile(r"/torch/utils/_contextlib\.py$")
 _STARTED = re.compile(r"/multiprocessing/process\.py$")
@@ -91,7 +93,7 @@ def phase_of(frames: Sequence[Frame], evaluating: frozenset[Function] = frozense
     checkpointing = False
     for frame in frames:
         if frame.user:
-            if phase is None and (frame.file, frame.function) in evaluating:
+            if phase in (None, "outside") and (frame.file, frame.function) in evaluating:
                 return "evaluation"
             checkpointing = checkpointing or saves_state(frame.function)
             continue

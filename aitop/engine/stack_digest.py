@@ -20,7 +20,8 @@ class Seen:
 
     `line` is the innermost user frame: its own, else, in a forked worker, the line of the parent that started it; None
     where no user code is on the stack. `via` has the texts of the user's frames above `line`.
-    `worker` says that it is a DataLoader's worker, `idle` that this worker waits for something to do.
+    `worker` says that it is a DataLoader's worker, `idle` that this worker waits for something to do. `importing`: a
+    library is being imported, which happens once and is no part of any step.
     """
 
     frames: tuple[Frame, ...]
@@ -29,6 +30,7 @@ class Seen:
     activity: Activity
     worker: bool
     idle: bool
+    importing: bool
 
 
 class ThreadKey(NamedTuple):
@@ -78,6 +80,16 @@ class Digester:
             del self._windows[next(iter(self._windows))]
 
 
+def _imports(frames: Sequence[Frame]) -> bool:
+    """Whether the import system runs below the user's innermost line."""
+    for frame in reversed(frames):
+        if frame.user:
+            return False
+        if frame.file.startswith("<frozen importlib"):
+            return True
+    return False
+
+
 def look_at(frames: Sequence[Frame]) -> Seen:
     """What one stack (all its frames, the outermost first) says."""
     start = own_start(frames)
@@ -93,4 +105,5 @@ def look_at(frames: Sequence[Frame]) -> Seen:
         activity=activity,
         worker=worker,
         idle=worker and not user and activity in ("queue", "lock"),
+        importing=_imports(own),
     )

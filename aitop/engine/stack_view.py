@@ -77,6 +77,8 @@ def _stacks(windows: Sequence[StackWindow], merged: Digest, roles: Mapping[int, 
             lines += _hot_lines(key, role, stacks, phases, samples or sum(stacks.values()))
             if key.main:
                 processes.append(_process(pid, role, stacks, phases))
+    if not processes and not lines:
+        return None
     return Stacks(
         seconds=sum(window.seconds for window in windows),
         samples=sum(sum(stacks.values()) for stacks in merged.values()),
@@ -86,9 +88,12 @@ def _stacks(windows: Sequence[StackWindow], merged: Digest, roles: Mapping[int, 
 
 
 def _by_process(merged: Digest) -> dict[int, dict[ThreadKey, dict[Seen, int]]]:
+    """Threads of each process, without the samples in which a library was being imported."""
     processes: dict[int, dict[ThreadKey, dict[Seen, int]]] = {}
     for key, stacks in merged.items():
-        processes.setdefault(key.pid, {})[key] = stacks
+        steady = {seen: count for seen, count in stacks.items() if not seen.importing}
+        if steady:
+            processes.setdefault(key.pid, {})[key] = steady
     return processes
 
 
