@@ -35,10 +35,10 @@ def feeds(line: HotLine) -> bool:
 
 
 def feeding_lines(snapshot: Snapshot) -> Lines:
-    """Lines that make batches by hand; the share is corrected by the measured time outside the phases."""
+    """Lines that make batches by hand; the share is corrected by the measured time outside of everything else."""
     found = main_lines(snapshot, feeds)
     outside = main_lines(snapshot, lambda line: line.phase == "outside")
-    measured = summed(records(snapshot), lambda step: step.outside)
+    measured = summed(records(snapshot), lambda step: max(0.0, step.outside - step.save - step.evaluation))
     if not found.lines or measured is None or outside.share <= 0:
         return found
     return Lines(min(1.0, found.share / outside.share * measured), found.lines)

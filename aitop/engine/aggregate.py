@@ -11,6 +11,7 @@ from aitop.engine.steps_view import steps_view
 from aitop.model.host import Role
 from aitop.model.snapshot import Cost, Phases, ProcessStacks, Snapshot, Stacks, Steps, Tick
 from aitop.model.source import SourceName, SourceStatus
+from aitop.model.stacks import StackWindow
 from aitop.model.steps import Kind, StepRecord
 
 WINDOW_SECONDS = 30.0
@@ -18,6 +19,7 @@ LONG_WINDOW_SECONDS = 120.0
 ENOUGH_STEPS = 30
 STALE_SECONDS = 10.0
 ENOUGH_FORWARD_SAMPLES = 10
+SETUP_SLACK_SECONDS = 0.5
 
 
 def aggregate(history: History, tick: Tick) -> Snapshot:
@@ -29,7 +31,7 @@ def aggregate(history: History, tick: Tick) -> Snapshot:
     host = history.hosts[-1] if history.hosts else None
     roles: dict[int, Role] = {process.pid: process.role for process in host.processes} if host else {}
     roles.setdefault(history.target.pid, "rank")
-    stacks = view(history.windows, roles, since)
+    stacks = view(_stepping_windows(history, hook), roles, since)
     first = history.first_time if history.first_time is not None else tick.time
     return Snapshot(
         tick=history.tick_count,
@@ -71,6 +73,14 @@ def _window(history: History, hook: HookHistory | None, now: float) -> tuple[flo
         records = [record for record in hook.steps if record.end >= since][-ENOUGH_STEPS:]
     training = [record for record in records if record.kind == "train"]
     return since, training or records
+
+
+def _stepping_windows(history: History, hook: HookHistory | None) -> list[StackWindow]:
+    """Stack windows of the time in which the process stepped: importing and setting up say nothing of a step."""
+    if hook is None or not hook.steps:
+        return list(history.windows)
+    began = hook.steps[0].end - hook.steps[0].seconds - SETUP_SLACK_SECONDS
+    return [window for window in history.windows if window.time - window.seconds >= began]
 
 
 def _kind(records: list[StepRecord], stacks: Stacks | None) -> Kind:
