@@ -83,8 +83,9 @@ def find() -> list[Candidate]:
 
 def check_terminal(instead: str) -> None:
     """Raise a WrongUsageError that says what to do `instead` where there is no terminal to draw on."""
-    streams = (sys.stdin, sys.stdout)
+    # The screen is drawn through stderr, and a picker's choice is of no use to a pipe.
+    streams = (sys.stdin, sys.stdout, sys.stderr)
     if any(stream is None or not stream.isatty() for stream in streams):
-        raise WrongUsageError(f"the screen needs a terminal, and input or output is not one: {instead}")
+        raise WrongUsageError(f"the screen needs a terminal, and input, output or stderr is not one: {instead}")
     if os.environ.get("TERM") == "dumb":
         raise WrongUsageError(f"this terminal (TERM=dumb) cannot show the screen: {instead}")
