@@ -1,0 +1,166 @@
+"""Reading /proc: the parsers on real and on random text."""
+
+import os
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aitop.sources import procfs
+from aitop.sources.host.commands import Invocation, RankNumbers, invocation, kind_of, rank_numbers
+from aitop.sources.host.machine import interface_bytes
+from aitop.sources.host.rates import run_delay
+
+LINE = (
+    b"4242 (a (b) c) S 17 4242 17 0 -1 4194304 100 0 0 0 250 50 0 0 20 0 7 0 123456 1000000 2048 "
+    b"18446744073709551615 1 1 140724066827760 0 0 0 0 0 0\n"
+)
+
+
+def test_stat_line_with_brackets_and_spaces_in_the_name():
+    stat = procfs.parse_stat(LINE)
+    assert stat is not None
+    assert (stat.pid, stat.comm, stat.state, stat.ppid) == (4242, "a (b) c", "S", 17)
+    assert (stat.user, stat.system, stat.threads, stat.start) == (250, 50, 7, 123456)
+    assert (stat.vsize, stat.rss, stat.stack) == (1000000, 2048, 140724066827760)
+
+
+@pytest.mark.parametrize("length", [0, 3, 10, 20, 80])
+def test_a_cut_stat_line_is_none(length):
+    assert procfs.parse_stat(LINE[:length]) is None
+
+
+@given(st.binary(max_size=200) | st.lists(st.sampled_from(LINE.split(b" ")), max_size=60).map(b" ".join))
+def test_parsers_never_raise(data):
+    procfs.parse_stat(data)
+    procfs.framework_of(data)
+    run_delay(data)
+    interface_bytes(data.decode("utf-8", "replace"))
+
+
+def test_this_process():
+    stat = procfs.stat(os.getpid())
+    assert stat is not None and stat.ppid == os.getppid() and stat.stack
+    assert procfs.user_id(os.getpid()) == os.geteuid()
+    assert os.getpid() in procfs.pids()
+    assert (procfs.environ(os.getpid()) or {}).get("PATH") == os.environ["PATH"]
+
+
+@pytest.mark.parametrize("pid", [0, -1, 1 << 40])
+def test_no_process_is_nothing_and_not_an_error(pid):
+    assert procfs.stat(pid) is None
+    assert procfs.argv(pid) == () and procfs.environ(pid) is None and procfs.status(pid) == {}
+    assert procfs.user_id(pid) is None and procfs.thread_names(pid) == procfs.open_devices(pid) == frozenset()
+
+
+@pytest.mark.parametrize(
+    ("path", "framework"),
+    [
+        ("/venv/lib/python3.11/site-packages/torch/lib/libtorch_cpu.so", "torch"),
+        ("/venv/lib/libtorch.so.2.1", "torch"),
+        ("/venv/lib/python3.11/site-packages/jaxlib/xla_extension.so", "jax"),
+        ("/venv/lib/python3.11/site-packages/tensorflow/libtensorflow_framework.so.2", "tensorflow"),
+        ("/home/me/libtorch_project/other.so", None),
+        ("/usr/lib/libc.so.6", None),
+    ],
+)
+def test_framework_from_a_memory_map(path, framework):
+    line = f"7f00-7f01 r-xp 00000000 08:01 42    {path}\n"
+    assert procfs.framework_of(line.encode()) == framework
+
+
+@pytest.mark.parametrize(
+    ("exe", "mapped", "version"),
+    [
+        ("/usr/bin/python3.11", b"", "3.11"),
+        ("/usr/bin/python3.13t", b"", "3.13"),
+        ("/usr/bin/python3.12 (deleted)", b"", "3.12"),
+        ("/usr/bin/python3", b"", None),
+        ("/usr/bin/blender", b"7f00 r-xp /usr/lib/libpython3.10.so.1.0\n", "3.10"),
+        (None, None, None),
+    ],
+)
+def test_python_version(exe, mapped, version):
+    assert procfs.python_version_of(exe, mapped) == version
+
+
+def test_command_line_is_shown_in_one_line_without_control_characters():
+    assert procfs.shown(("python", "-c", "a\n\x1b[31mb")) == "python -c a [31mb"
+    assert procfs.shown((), "kworker") == "[kworker]"
+    assert len(procfs.shown(("x" * 5000,))) == procfs.LONGEST_COMMAND
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("python train.py --lr 1", Invocation("script", "train.py")),
+        ("python -u -X dev -W error /a/train.py", Invocation("script", "/a/train.py")),
+        ("python -uB train.py", Invocation("script", "train.py")),
+        ("python -Xdev train.py", Invocation("script", "train.py")),
+        ("python -m torch.distributed.run x.py", Invocation("module", "torch.distributed.run")),
+        ("python -Bm pkg", Invocation("module", "pkg")),
+        ("python -mpkg", Invocation("module", "pkg")),
+        ("python -c pass", Invocation("code", "pass")),
+        ("python -", Invocation("stdin", "")),
+        ("python", Invocation("stdin", "")),
+        ("python -c", Invocation("code", "")),
+        ("python -X", Invocation("stdin", "")),
+    ],
+)
+def test_what_python_runs(line, expected):
+    assert invocation(line.split()) == expected
+
+
+@pytest.mark.parametrize(
+    ("line", "python", "kind"),
+    [
+        ("/venv/bin/python /venv/bin/torchrun train.py", True, "launcher"),
+        ("python -m torch.distributed.launch train.py", True, "launcher"),
+        ("python -m accelerate.commands.launch train.py", True, "launcher"),
+        ("mpirun -n 2 python train.py", False, "launcher"),
+        ("python train.py --launcher torchrun", True, "python"),
+        ("python train_wandb.py wandb", True, "python"),
+        ("/venv/bin/wandb-core --port 1", False, "helper"),
+        ("python -m wandb.sdk.service", True, "helper"),
+        ("python /venv/lib/python3.11/site-packages/torch/_inductor/compile_worker/__main__.py", True, "helper"),
+        ("bash train.sh", False, "foreign"),
+        ("ray::train", True, "python"),
+    ],
+)
+def test_kind_of_command(line, python, kind):
+    assert kind_of(line.split(), python) == kind
+
+
+def test_kind_of_helpers_of_multiprocessing():
+    code = "from multiprocessing.resource_tracker import main;main(5)"
+    assert kind_of(("python", "-B", "-c", code), python=True) == "helper"
+    code = "from multiprocessing.spawn import spawn_main; spawn_main(tracker_fd=6)"
+    assert kind_of(("python", "-c", code, "--multiprocessing-fork"), python=True) == "python"
+
+
+@pytest.mark.parametrize(
+    ("environment", "numbers"),
+    [
+        ({"RANK": "3", "LOCAL_RANK": "1", "WORLD_SIZE": "8"}, RankNumbers(3, 1, 8)),
+        ({"OMPI_COMM_WORLD_RANK": "2", "OMPI_COMM_WORLD_SIZE": "4"}, RankNumbers(2, None, 4)),
+        ({"SLURM_STEP_ID": "0", "SLURM_PROCID": "1", "SLURM_NTASKS": "2", "SLURM_LOCALID": "1"}, RankNumbers(1, 1, 2)),
+        ({"SLURM_PROCID": "0", "SLURM_NTASKS": "2"}, RankNumbers()),
+        ({"LOCAL_RANK": "1", "WORLD_SIZE": "2", "NODE_RANK": "0"}, RankNumbers(1, 1, 2)),
+        ({"LOCAL_RANK": "1", "NODE_RANK": "1"}, RankNumbers(None, 1, None)),
+        ({"RANK": "first"}, RankNumbers()),
+        ({}, RankNumbers()),
+    ],
+)
+def test_rank_numbers(environment, numbers):
+    assert rank_numbers(environment) == numbers
+
+
+def test_virtual_interfaces_do_not_count_twice():
+    text = (
+        "Inter-|   Receive  |  Transmit\n face |bytes packets\n"
+        "    lo: 1000 1 0 0 0 0 0 0 1000 1 0 0 0 0 0 0\n"
+        "  eth0: 300 1 0 0 0 0 0 0 200 1 0 0 0 0 0 0\n"
+        "docker0: 300 1 0 0 0 0 0 0 200 1 0 0 0 0 0 0\n"
+    )
+    assert interface_bytes(text) == (300, 200)
+    assert interface_bytes("") is None

@@ -1,0 +1,190 @@
+"""Who is who in process trees that people run."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aitop.sources.host.commands import RankNumbers
+from aitop.sources.host.roles import Facts, assign, ranks_of
+
+TRACKER = ("python", "-c", "from multiprocessing.resource_tracker import main;main(5)")
+FORKSERVER = ("python", "-c", "from multiprocessing.forkserver import main; main(8, 9, [])")
+SPAWNED = ("python", "-c", "from multiprocessing.spawn import spawn_main; spawn_main()", "--multiprocessing-fork")
+TRAIN = ("python", "train.py")
+
+
+class Known:
+    """Evidence given in advance."""
+
+    def __init__(self, trains=(), frameworks=()):
+        self._trains, self._frameworks = trains, frameworks
+
+    def trains(self, pid):
+        return pid in self._trains
+
+    def has_framework(self, pid):
+        return pid in self._frameworks
+
+
+def process(pid, ppid, argv=TRAIN, *, comm="python", forked=False, rank=None, local=None, world=None, python=None):
+    if isinstance(argv, str):
+        argv = tuple(argv.split())
+    is_python = "python" in argv[0] if python is None else python
+    return Facts(pid, ppid, pid, comm, argv, is_python, forked, RankNumbers(rank, local, world))
+
+
+def worker(pid, ppid, argv=TRAIN, forked=True, **more):
+    return process(pid, ppid, argv, comm="pt_data_worker", forked=forked, **more)
+
+
+def roles(*processes, **known):
+    return {pid: (place.role, place.numbers.rank) for pid, place in assign(processes, Known(**known)).items()}
+
+
+def test_single_process_with_forked_workers():
+    found = roles(process(10, 1), worker(11, 10), worker(12, 10))
+    assert found == {10: ("rank", 0), 11: ("loader-worker", 0), 12: ("loader-worker", 0)}
+
+
+def test_workers_of_a_torch_that_does_not_name_them():
+    found = roles(process(10, 1), process(11, 10, forked=True), process(12, 10, SPAWNED))
+    assert found == {10: ("rank", 0), 11: ("loader-worker", 0), 12: ("loader-worker", 0)}
+
+
+def test_a_fork_beside_named_workers_is_not_one_of_them():
+    found = roles(process(10, 1), worker(11, 10), process(12, 10, forked=True))
+    assert found[12] == ("other", None)
+
+
+def test_spawned_and_fork_server_workers():
+    spawned = roles(process(10, 1), process(11, 10, TRACKER), worker(12, 10, SPAWNED, forked=False))
+    assert spawned == {10: ("rank", 0), 11: ("helper", None), 12: ("loader-worker", 0)}
+    served = roles(process(10, 1), process(11, 10, FORKSERVER), worker(12, 11, FORKSERVER))
+    assert served == {10: ("rank", 0), 11: ("helper", None), 12: ("loader-worker", 0)}
+
+
+def test_torchrun_with_a_shell_above():
+    found = roles(
+        process(5, 1, "bash train.sh"),
+        process(10, 5, "python /bin/torchrun train.py", comm="pt_elastic", rank=0, world=1),
+        process(11, 10, rank=0, local=0, world=2),
+        process(12, 10, rank=1, local=1, world=2),
+        worker(13, 12, rank=1, local=1, world=2),
+    )
+    assert found == {
+        5: ("launcher", None),
+        10: ("launcher", None),
+        11: ("rank", 0),
+        12: ("rank", 1),
+        13: ("loader-worker", 1),
+    }
+
+
+def test_multiprocessing_spawn_ranks_are_numbered_by_start():
+    tree = [process(10, 1), process(11, 10, TRACKER), process(12, 10, SPAWNED), process(13, 10, SPAWNED)]
+    found = roles(*tree, worker(14, 13, SPAWNED), trains={12})
+    assert found == {
+        10: ("launcher", None),
+        11: ("helper", None),
+        12: ("rank", 0),
+        13: ("rank", 1),
+        14: ("loader-worker", 1),
+    }
+
+
+def test_numbers_that_were_only_inherited_do_not_count():
+    tree = [process(10, 1, rank=0, world=1)]
+    tree += [process(pid, 10, SPAWNED, rank=0, world=1) for pid in (11, 12)]
+    assert roles(*tree, trains={11, 12}) == {10: ("launcher", None), 11: ("rank", 0), 12: ("rank", 1)}
+
+
+def test_a_trainer_that_starts_its_peers_is_rank_0():
+    found = roles(process(10, 1), process(11, 10, rank=1, local=1, world=2), worker(12, 10))
+    assert found == {10: ("rank", 0), 11: ("rank", 1), 12: ("loader-worker", 0)}
+
+
+def test_a_python_that_starts_a_training_script_is_a_launcher():
+    tree = [process(10, 1, "python sweep.py"), process(11, 10)]
+    assert roles(*tree, frameworks={11}) == {10: ("launcher", None), 11: ("rank", 0)}
+    assert roles(*tree, frameworks={10, 11}) == {10: ("rank", 0), 11: ("other", None)}
+
+
+def test_a_sweep_that_runs_torchrun():
+    found = roles(
+        process(10, 1, "python sweep.py"),
+        process(11, 10, "python /bin/torchrun train.py"),
+        process(12, 11, rank=0, world=1),
+    )
+    assert found == {10: ("launcher", None), 11: ("launcher", None), 12: ("rank", 0)}
+
+
+def test_what_a_rank_starts_on_the_side():
+    found = roles(
+        process(10, 1),
+        process(11, 10, "wandb-core --port 1", python=False),
+        process(12, 10, "sh -c nvidia-smi"),
+        process(13, 12, "nvidia-smi"),
+        process(14, 10, "python /x/torch/_inductor/compile_worker/__main__.py"),
+        process(15, 14, "python /x/torch/_inductor/compile_worker/__main__.py", forked=True),
+        process(16, 10, "python prepare.py"),
+        process(17, 12, "python prepare.py"),
+    )
+    assert {pid: role for pid, (role, _) in found.items()} == {
+        10: "rank",
+        11: "helper",
+        12: "other",
+        13: "helper",
+        14: "helper",
+        15: "helper",
+        16: "other",
+        17: "other",
+    }
+
+
+def test_a_worker_or_spawned_rank_given_alone():
+    assert roles(worker(11, 10, forked=False)) == {11: ("loader-worker", None)}
+    assert roles(process(12, 10, SPAWNED)) == {12: ("rank", None)}
+
+
+def test_a_worker_whose_parent_died_is_not_a_rank():
+    assert roles(process(10, 1), process(11, 99, forked=True))[11] == ("other", None)
+
+
+def test_a_parent_pid_taken_by_a_newer_process_is_no_parent():
+    child = process(11, 12, forked=True)
+    assert roles(process(12, 1), child)[11] == ("other", None)
+
+
+def test_ranks_come_in_the_order_of_their_numbers():
+    places = assign(
+        [process(5, 1, "mpirun x"), *(process(pid, 5, rank=rank, world=3) for pid, rank in [(6, 2), (7, 0), (8, 1)])],
+        Known(),
+    )
+    assert ranks_of(places) == (7, 8, 6)
+
+
+COMMANDS = [TRAIN, TRACKER, FORKSERVER, SPAWNED, ("bash",), ("mpirun",), ("python", "/bin/torchrun"), ()]
+
+
+@given(
+    st.lists(
+        st.builds(
+            Facts,
+            pid=st.integers(1, 12),
+            ppid=st.integers(0, 12),
+            start=st.integers(0, 3),
+            comm=st.sampled_from(["python", "pt_data_worker", "x"]),
+            argv=st.sampled_from(COMMANDS),
+            python=st.booleans(),
+            forked=st.booleans(),
+            numbers=st.builds(RankNumbers, st.none() | st.integers(0, 3), st.none() | st.integers(0, 3), st.none()),
+        ),
+        max_size=12,
+    ),
+    st.sets(st.integers(1, 12)),
+)
+def test_any_tree_gets_known_roles(processes, trains):
+    places = assign(processes, Known(trains=trains, frameworks=trains))
+    assert set(places) <= {facts.pid for facts in processes}
+    for place in places.values():
+        assert place.role in ("launcher", "rank", "loader-worker", "helper", "other")
+        assert place.numbers.rank is None or place.role in ("rank", "loader-worker")

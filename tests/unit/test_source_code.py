@@ -1,0 +1,93 @@
+"""Source lines read through the root of a process (here: this one)."""
+
+import os
+
+import pytest
+
+from aitop.sources import code as code_module
+from aitop.sources.code import SourceCode, growth_sites
+
+
+@pytest.fixture
+def code():
+    return SourceCode(os.getpid())
+
+
+def test_lines(code, tmp_path):
+    file = tmp_path / "train.py"
+    file.write_bytes(b"one\r\ntwo\n\tthree\x1b[31m \xe2\x80\xaered\nb\xff")
+    assert code.line(str(file), 1) == "one"
+    assert code.line(str(file), 3) == "    three[31m red"
+    assert code.line(str(file), 4) == "b\ufffd"
+    assert code.line(str(file), 0) is None and code.line(str(file), 5) is None
+
+
+def test_around_is_cut_at_both_ends(code, tmp_path):
+    file = tmp_path / "train.py"
+    file.write_text("\n".join(f"line {n}" for n in range(1, 11)))
+    assert code.around(str(file), 2, before=6, after=2) == [(1, "line 1"), (2, "line 2"), (3, "line 3"), (4, "line 4")]
+    assert [n for n, _ in code.around(str(file), 10)] == [4, 5, 6, 7, 8, 9, 10]
+    assert code.around(str(file), 11) is None
+
+
+def test_a_changed_file_is_read_again(code, tmp_path):
+    file = tmp_path / "train.py"
+    file.write_text("old")
+    assert code.line(str(file), 1) == "old"
+    file.write_text("newer")
+    assert code.line(str(file), 1) == "newer"
+
+
+def test_links_are_followed_within_the_root(code, tmp_path):
+    (tmp_path / "real").mkdir()
+    (tmp_path / "real" / "train.py").write_text("real")
+    (tmp_path / "absolute.py").symlink_to(tmp_path / "real" / "train.py")
+    (tmp_path / "relative.py").symlink_to("real/train.py")
+    (tmp_path / "loop.py").symlink_to("loop.py")
+    assert code.line(str(tmp_path / "absolute.py"), 1) == "real"
+    assert code.line(str(tmp_path / "relative.py"), 1) == "real"
+    assert code.line(str(tmp_path / "loop.py"), 1) is None
+
+
+def test_what_is_no_regular_file_of_reasonable_size_is_none(code, tmp_path, monkeypatch):
+    os.mkfifo(tmp_path / "pipe")
+    file = tmp_path / "large.py"
+    file.write_text("x" * 100)
+    monkeypatch.setattr(code_module, "LARGEST_FILE", 99)
+    names = [str(tmp_path / "pipe"), str(file), str(tmp_path), str(tmp_path / "missing"), "/dev/zero"]
+    names += ["<string>", "<frozen importlib._bootstrap>", "", "a\0b", "x" * 5000]
+    assert [code.line(name, 1) for name in names] == [None] * len(names)
+    assert [code.around(name, 1) for name in names] == [None] * len(names)
+
+
+def test_relative_names_are_relative_to_the_processs_folder(tmp_path, monkeypatch):
+    (tmp_path / "train.py").write_text("here")
+    monkeypatch.chdir(tmp_path)
+    assert SourceCode(os.getpid()).line("train.py", 1) == "here"
+
+
+def test_as_root_only_what_the_targets_user_may_read(tmp_path, monkeypatch):
+    file = tmp_path / "secret.py"
+    file.write_text("secret")
+    file.chmod(0o600)
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    monkeypatch.setattr(code_module.procfs, "status", lambda pid: {"Uid": "12345 12345 12345 12345", "Gid": "1 1 1 1"})
+    assert SourceCode(os.getpid()).line(str(file), 1) is None
+    file.chmod(0o604)
+    assert SourceCode(os.getpid()).line(str(file), 1) == "secret"
+
+
+def test_no_process_has_no_source():
+    assert SourceCode(1 << 40).line("/etc/hostname", 1) is None
+
+
+def test_growth_sites_of_files_the_likeliest_first(tmp_path):
+    loop = "for x in loader:\n    loss = model(x)\n    loss.backward()\n    seen.append({})\n"
+    (tmp_path / "a.py").write_text(loop.format("loss.item()"))
+    (tmp_path / "b.py").write_text(loop.format("loss"))
+    files = [str(tmp_path / name) for name in ("a.py", "b.py", "missing.py", "b.py")]
+    found = growth_sites(os.getpid(), [*files, "<string>"])
+    assert [(site.file, site.line, site.keeps_graph) for site in found] == [
+        (files[1], 4, True),
+        (files[0], 4, False),
+    ]
