@@ -91,7 +91,7 @@ def _headless(args: argparse.Namespace, environment: dict[str, str]) -> int:
         child.terminate()
         raise
     if watcher.snapshot is not None:
-        sys.stderr.write(render(watcher.snapshot, "text"))
+        sys.stderr.write("\n" + render(watcher.snapshot, "text"))
     return _exit_code(child)
 
 

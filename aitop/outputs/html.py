@@ -7,7 +7,17 @@ from html import escape
 from aitop.model.units import percent
 from aitop.model.verdict import Verdict
 from aitop.outputs.report import Report
-from aitop.outputs.text import costs, fix_text, gaps, losses, measured_phases, place_text, printable, step_figures
+from aitop.outputs.text import (
+    abstentions,
+    costs,
+    fix_text,
+    gaps,
+    losses,
+    measured_phases,
+    place_text,
+    printable,
+    step_figures,
+)
 
 _HUES = {
     "data": "#d9822b",
@@ -52,7 +62,7 @@ def to_html(report: Report) -> str:
         ),
         _phases(report),
         _list("Not measured", gaps(report)),
-        _list("Could not be judged", [f"{rule.id}: {rule.reason}" for rule in report.abstained]),
+        _list("Could not be judged", abstentions(report)),
         f'<p class="soft">Watching cost {_safe(", ".join(costs(report)))}.</p>' if costs(report) else "",
         f'<p class="soft">aitop {_safe(report.aitop)}</p>',
     ]

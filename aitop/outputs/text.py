@@ -66,6 +66,14 @@ def gaps(report: Report) -> list[str]:
     return lines
 
 
+def abstentions(report: Report) -> list[str]:
+    """One line for each reason why rules could not judge, with their names."""
+    by_reason: dict[str, list[str]] = {}
+    for rule in report.abstained:
+        by_reason.setdefault(rule.reason, []).append(rule.id)
+    return [f"{', '.join(rules)}: {reason}" for reason, rules in by_reason.items()]
+
+
 def costs(report: Report) -> list[str]:
     """What watching cost, as far as it was measured."""
     cost = report.cost
@@ -148,8 +156,9 @@ def _missing(report: Report) -> list[str]:
     if gaps(report):
         parts.append("Not measured:\n" + "\n".join(row for line in gaps(report) for row in _indented(line)))
     if report.abstained:
-        lines = [line for rule in report.abstained for line in _indented(f"{rule.id}: {rule.reason}")]
-        parts.append("Could not be judged:\n" + "\n".join(lines))
+        parts.append(
+            "Could not be judged:\n" + "\n".join(row for line in abstentions(report) for row in _indented(line))
+        )
     return parts
 
 

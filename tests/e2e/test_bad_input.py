@@ -50,6 +50,20 @@ def diagnose(pid, *more, seconds="1s", prefix=(), **how):
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, **how)
 
 
+def diagnosing(pid, *more):
+    """A diagnosis that goes on until something ends it."""
+    command = [*AITOP, "diagnose", "--pid", str(pid), "--for", "5m", *more]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def wait_until(watching, true):
+    deadline = time.monotonic() + 30
+    while not true():
+        assert watching.poll() is None, watching.stderr.read()
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
 def state(pid):
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
 
@@ -209,21 +223,21 @@ def test_without_py_spy_it_goes_on_with_the_hook(slow_loader):
 
 
 def test_a_process_that_ends_while_it_is_watched(started):
-    brief = started([sys.executable, "-c", "import time; print('up', flush=True); time.sleep(2.5)"])
-    begun = time.monotonic()
-    done = diagnose(brief.pid, seconds="50s")
-    assert time.monotonic() - begun < 30
-    one_sentence(done, 3, f"process {brief.pid} has ended", "before anything could be said")
+    sleeper = started(SLEEPER)
+    watching = diagnosing(sleeper.pid, "--no-gpu", "--no-stacks", "--no-hook")
+    wait_until(watching, lambda: len(os.listdir(f"/proc/{watching.pid}/task")) > 1)
+    sleeper.kill()
+    sleeper.wait()
+    out, err = watching.communicate(timeout=30)
+    one_sentence(
+        subprocess.CompletedProcess((), watching.returncode, out, err),
+        *(3, f"process {sleeper.pid} has ended", "before anything could be said"),
+    )
 
 
 def test_a_training_run_that_ends_while_it_is_watched_is_still_reported(training):
     run = training(SLOW_LOADER).wait_steps(1)
-    watching = subprocess.Popen(
-        [*AITOP, "diagnose", "--pid", str(run.pid), "--for", "50s", "--format", "json"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    watching = diagnosing(run.pid, "--format", "json")
     time.sleep(7)
     run.stop()
     out, err = watching.communicate(timeout=30)
@@ -235,13 +249,8 @@ def test_a_training_run_that_ends_while_it_is_watched_is_still_reported(training
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupted_diagnosis_leaves_no_hook(slow_loader, number):
-    command = [*AITOP, "diagnose", "--pid", str(slow_loader.pid), "--for", "50s"]
-    watching = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    deadline = time.monotonic() + 20
-    while not hooked(slow_loader.pid):
-        assert time.monotonic() < deadline
-        assert watching.poll() is None, watching.stderr.read()
-        time.sleep(0.05)
+    watching = diagnosing(slow_loader.pid)
+    wait_until(watching, lambda: hooked(slow_loader.pid))
     watching.send_signal(number)
     out, err = watching.communicate(timeout=20)
     assert (watching.returncode, out, err) == (128 + number, "", "")

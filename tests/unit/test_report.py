@@ -34,6 +34,9 @@ INPUT_BOUND = Verdict(
 )
 
 
+TOO_SHORT = (Abstention(id="memory-leak", reason="too short"), Abstention(id="oom-risk", reason="too short"))
+
+
 def process(pid, role, rank):
     return ProcessSample(pid=pid, ppid=1, started=1.0, role=role, rank=rank, name="python", command="python train.py")
 
@@ -66,14 +69,14 @@ def snapshot(**changes) -> Snapshot:
             phases=Phases(data_wait=0.64, forward=0.1, backward=0.2, optimizer=0.02, outside=0.04),
         ),
         "cost": Cost(monitor_cpu=0.021, hook_us_per_step=6.1, target_slowdown=0.001),
-        "diagnosis": Diagnosis(verdicts=(INPUT_BOUND,), abstained=(Abstention(id="memory-leak", reason="too short"),)),
+        "diagnosis": Diagnosis(verdicts=(INPUT_BOUND,), abstained=TOO_SHORT),
     }
     return Snapshot(**{**fields, **changes})
 
 
 def test_json_is_the_documented_schema():
     said = json.loads(to_json(report_of(snapshot())))
-    assert said.pop("abstained") == [{"id": "memory-leak", "reason": "too short"}]
+    assert said.pop("abstained") == [{"id": rule, "reason": "too short"} for rule in ("memory-leak", "oom-risk")]
     assert said == {
         "schema": 1,
         "aitop": __version__,
@@ -171,7 +174,7 @@ def test_text_says_verdict_place_reason_fix_and_what_is_missing():
         "Step (from hook): 4.2 step/s · 67 samples/s · 21 ms p50 · 60 ms p95 · 312 steps seen",
         "  data             64 %  " + "█" * 26,
         "Not measured:\n  gpu absent: NVML is not here\n  stacks denied: no right → sudo aitop",
-        "Could not be judged:\n  memory-leak: too short",
+        "Could not be judged:\n  memory-leak, oom-risk: too short",
         "Watching cost 2.1 % of a core, 6.1 µs a step in the target, 0.10 % of its step time.",
     ):
         assert words in text
