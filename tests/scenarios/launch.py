@@ -41,14 +41,21 @@ class Training:
 
     def wait_steps(self, count=1, timeout=60.0):
         """Wait until the script has told of `count` steps."""
+        self._wait_until(lambda: self.steps() >= count, f"{count} steps", timeout)
+        return self
+
+    def wait_losses(self, file, count, timeout=60.0):
+        """Wait until the script has written `count` losses to the file that it was told to."""
+        self._wait_until(lambda: Path(file).read_text().count("\n") >= count, f"{count} losses", timeout)
+
+    def _wait_until(self, come, what, timeout):
         deadline = time.monotonic() + timeout
-        while self.steps() < count:
+        while not come():
             if self.process.poll() is not None:
                 raise AssertionError(f"{self.script.name} ended with {self.process.returncode}:\n{self.output()}")
             if time.monotonic() > deadline:
-                raise AssertionError(f"{self.script.name} made no {count} steps in {timeout} s:\n{self.output()}")
+                raise AssertionError(f"{self.script.name}: no {what} in {timeout} s:\n{self.output()}")
             time.sleep(0.05)
-        return self
 
     def wait(self, timeout=120.0):
         """Wait for the script's own end; its exit status."""
