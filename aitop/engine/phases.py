@@ -107,8 +107,8 @@ def phase_of(frames: Sequence[Frame], evaluating: frozenset[Function] = frozense
     return _phase_of_text(frames[-1]) if frames else "outside"
 
 
-def evaluation_functions(stacks: Iterable[Sequence[Frame]]) -> frozenset[Function]:
-    """The user's functions in which one process evaluates, from all the stacks of its main thread.
+def evaluation_functions(stacks: Iterable[tuple[Sequence[Frame], Phase]]) -> frozenset[Function]:
+    """The user's functions in which one process evaluates, from all the stacks of its main thread with their phases.
 
     A function that is named like it, or is decorated with no_grad and runs the model, in a process that trains; but
     none under which a backward pass or an optimizer step was seen.
@@ -117,8 +117,7 @@ def evaluation_functions(stacks: Iterable[Sequence[Frame]]) -> frozenset[Functio
     training: set[Function] = set()
     without_gradient: set[Function] = set()
     trains = False
-    for frames in stacks:
-        phase = phase_of(frames)
+    for frames, phase in stacks:
         for index, frame in enumerate(frames):
             if not frame.user:
                 if marker(frame.file, frame.function) not in (None, "outside"):

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from aitop.engine.activity import Activity, activity_of
-from aitop.engine.phases import own_start
+from aitop.engine.phases import Phase, own_start, phase_of
 from aitop.model.stacks import Frame, StackWindow
 
 MOST_STACKS = 20_000
@@ -20,6 +20,7 @@ class Seen:
 
     `line` is the innermost user frame: its own, else, in a forked worker, the line of the parent that started it; None
     where no user code is on the stack. `via` has the texts of the user's frames above `line`.
+    `phase` is what the stack says alone, before others tell which functions evaluate.
     `worker` says that it is a DataLoader's worker, `idle` that this worker waits for something to do. `importing`: a
     library is being imported, which happens once and is no part of any step.
     """
@@ -28,6 +29,7 @@ class Seen:
     line: Frame | None
     via: tuple[str, ...]
     activity: Activity
+    phase: Phase
     worker: bool
     idle: bool
     importing: bool
@@ -103,6 +105,7 @@ def look_at(frames: Sequence[Frame]) -> Seen:
         line=line,
         via=tuple(frame.text for frame in user[:-1] if frame.text),
         activity=activity,
+        phase="data_wait" if worker else phase_of(own),
         worker=worker,
         idle=worker and not user and activity in ("queue", "lock"),
         importing=_imports(own),

@@ -70,7 +70,7 @@ def _stacks(windows: Sequence[StackWindow], merged: Digest, roles: Mapping[int, 
     for pid, threads in _by_process(merged).items():
         main = next((stacks for key, stacks in threads.items() if key.main), {})
         role = roles.get(pid) or ("loader-worker" if any(seen.worker for seen in main) else "other")
-        evaluating = evaluation_functions(seen.frames for seen in main)
+        evaluating = evaluation_functions((seen.frames, seen.phase) for seen in main)
         samples = sum(main.values())
         for key, stacks in threads.items():
             phases = {seen: _phase(seen, evaluating if key.main else frozenset()) for seen in stacks}
@@ -102,7 +102,9 @@ def _order(role: Role) -> int:
 
 
 def _phase(seen: Seen, evaluating: frozenset[Function]) -> Phase:
-    return "data_wait" if seen.worker else phase_of(seen.frames, evaluating)
+    if seen.worker or not any(frame.user and (frame.file, frame.function) in evaluating for frame in seen.frames):
+        return seen.phase
+    return phase_of(seen.frames, evaluating)
 
 
 def _process(pid: int, role: Role, stacks: Mapping[Seen, int], phases: Mapping[Seen, Phase]) -> ProcessStacks:

@@ -1,0 +1,211 @@
+"""Windows to phases, hot lines and trees."""
+
+import time
+
+import pytest
+from stack_maker import USER, frame, stack, window
+
+from aitop.engine.call_tree import MOST_CHILDREN, MOST_DEPTH, call_tree
+from aitop.engine.stack_digest import look_at
+from aitop.engine.stack_view import StackView
+from aitop.model.snapshot import Phases, Stacks
+from aitop.model.stacks import StackWindow
+
+RANK, WORKER = 100, 101
+ROLES = {RANK: "rank", WORKER: "loader-worker"}
+TOP = ("user/train.py:90 <module> | main()",)
+LOOP = (*TOP, "user/train.py:12 main | for x, y in loader:")
+NEXT = "torch/utils/data/dataloader.py _BaseDataLoaderIter.__next__"
+WAIT = stack(*LOOP, NEXT, "torch/utils/data/dataloader.py X._get_data", "std/multiprocessing/queues.py Queue.get")
+BACK = stack(*TOP, "user/train.py:15 main | loss.backward()", "torch/_tensor.py Tensor.backward")
+FORWARD = stack(
+    *TOP,
+    "user/train.py:14 main | loss = f(net(x), y)",
+    "torch/nn/modules/module.py Module._call_impl",
+    "user/model.py:8 Net.forward | return torch.relu(self.a(x))",
+)
+STARTED = (
+    *LOOP,
+    "torch/utils/data/dataloader.py DataLoader.__iter__",
+    "std/multiprocessing/process.py BaseProcess._bootstrap",
+    "torch/utils/data/_utils/worker.py _worker_loop",
+)
+FETCH = "torch/utils/data/_utils/fetch.py fetch"
+DECODE = stack(
+    *STARTED, FETCH, "user/data.py:20 D.__getitem__ | return decode(i)", "user/data.py:41 decode | px[i] = 3"
+)
+COLLATE = stack(*STARTED, FETCH, "torch/utils/data/_utils/collate.py default_collate")
+IDLE = stack(*STARTED, "std/multiprocessing/queues.py Queue.get", "std/multiprocessing/connection.py wait")
+IMPORT = stack(*LOOP, "torch/optim/sgd.py SGD.__init__", "<frozen importlib._bootstrap> _find_and_load", "sympy/a.py x")
+
+
+def view(*windows: StackWindow, since: float = 0.0, roles=ROLES) -> Stacks:
+    found = StackView().view(windows, roles, since)
+    assert found is not None
+    return found
+
+
+def main(pid, *samples):
+    return [(pid, "MainThread", True, frames, count) for frames, count in samples]
+
+
+def test_shares_of_phases_and_the_rest_of_the_samples():
+    stacks = view(window(2.0, *main(RANK, (WAIT, 60), (FORWARD, 10), (BACK, 20))), window(4.0, *main(RANK, (WAIT, 10))))
+    [process] = stacks.processes
+    assert (process.pid, process.role, process.samples, process.idle) == (RANK, "rank", 100, None)
+    assert process.phases == Phases(
+        data_wait=0.7, forward=0.1, backward=0.2, optimizer=0.0, outside=0.0, transfer=None, communication=None
+    )
+    assert (stacks.seconds, stacks.samples) == (4.0, 100)
+
+
+def test_old_windows_do_not_count():
+    stacks = view(window(2.0, *main(RANK, (WAIT, 60))), window(4.0, *main(RANK, (BACK, 20))), since=2.0)
+    assert stacks.samples == 20
+    assert StackView().view([window(2.0, *main(RANK, (WAIT, 60)))], ROLES, 2.0) is None
+    assert StackView().view([], ROLES, 0.0) is None
+
+
+def test_hot_lines_of_ranks_and_workers():
+    samples = [*main(RANK, (WAIT, 30), (BACK, 10)), *main(WORKER, (DECODE, 30), (COLLATE, 4), (IDLE, 6))]
+    stacks = view(window(2.0, *samples))
+    lines = [(line.pid, line.function, line.line, line.phase, line.activity, line.share) for line in stacks.lines]
+    assert lines == [
+        (RANK, "main", 12, "data_wait", "queue", 0.75),
+        (WORKER, "decode", 41, "data_wait", "python", 0.75),
+        (RANK, "main", 15, "backward", "compute", 0.25),
+        (WORKER, "main", 12, "data_wait", "collate", 0.1),
+    ]
+    decode = stacks.lines[1]
+    assert (decode.file, decode.text, decode.via) == (USER + "data.py", "px[i] = 3", ("return decode(i)",))
+    assert decode.role == "loader-worker"
+
+
+def test_an_idle_worker_says_so_and_has_no_phases():
+    stacks = view(window(2.0, *main(RANK, (WAIT, 1)), *main(WORKER, (DECODE, 30), (IDLE, 10))))
+    rank, worker = stacks.processes
+    assert (rank.role, worker.role) == ("rank", "loader-worker")
+    assert worker.idle == 0.25
+    assert worker.phases == Phases()
+
+
+def test_a_worker_is_known_before_the_roles_are():
+    [worker] = view(window(2.0, *main(WORKER, (DECODE, 3))), roles={}).processes
+    assert worker.role == "loader-worker"
+
+
+def test_imports_are_no_part_of_any_step():
+    stacks = view(window(2.0, *main(RANK, (IMPORT, 90), (BACK, 10))))
+    [process] = stacks.processes
+    assert process.samples == 10
+    assert process.phases.backward == 1.0
+    assert [line.line for line in stacks.lines] == [15]
+    assert StackView().view([window(2.0, *main(RANK, (IMPORT, 9)))], ROLES, 0.0) is None
+
+
+def test_code_that_trains_while_it_is_imported_is_seen():
+    frames = stack("user/run.py:1 <module> | import train", "<frozen importlib._bootstrap> _find_and_load", *LOOP, NEXT)
+    [process] = view(window(2.0, *main(RANK, (frames, 9)))).processes
+    assert process.phases.data_wait == 1.0
+
+
+def test_other_threads_have_lines_but_no_part_in_the_phases():
+    thread = stack("std/threading.py Thread._bootstrap", "user/log.py:7 push | requests.post(url)")
+    stacks = view(window(2.0, *main(RANK, (BACK, 20)), (RANK, "uploader", False, thread, 20)))
+    assert [(line.thread, line.activity, line.share) for line in stacks.lines] == [
+        ("uploader", "io-network", 1.0),
+        ("MainThread", "compute", 1.0),
+    ]
+    [process] = stacks.processes
+    assert process.phases.backward == 1.0
+
+
+def test_evaluation_and_saving_count_as_outside():
+    inside = stack(*TOP, "user/train.py:30 evaluate | out = net(x)", "torch/nn/modules/module.py Module._call_impl")
+    save = stack(*TOP, "user/train.py:40 main | torch.save(s, p)", "torch/serialization.py save")
+    stacks = view(window(2.0, *main(RANK, (BACK, 5), (inside, 4), (save, 1))))
+    assert stacks.processes[0].phases.outside == 0.5
+    assert [(line.phase, line.line) for line in stacks.lines] == [("backward", 15), ("evaluation", 30), ("save", 40)]
+
+
+def test_evaluation_is_known_from_all_windows_together():
+    wait = stack(*TOP, "user/train.py:30 validate_all | for x in loader:", NEXT)
+    run = stack(*TOP, "user/train.py:31 validate_all | net(x)", "torch/nn/modules/module.py Module._call_impl")
+    step = stack(*TOP, "user/train.py:30 validate_all | loss.backward()", "torch/_tensor.py Tensor.backward")
+    keep = StackView()
+    first, second, third = (
+        window(time, *main(RANK, (frames, 1))) for time, frames in ((1.0, wait), (2.0, run), (3.0, step))
+    )
+    two = keep.view([first, second], ROLES, 0.0)
+    assert two is not None
+    assert {line.phase for line in two.lines} == {"evaluation"}
+    three = keep.view([first, second, third], ROLES, 0.0)
+    assert three is not None
+    assert {line.phase for line in three.lines} == {"data_wait", "forward", "backward"}
+
+
+def test_the_tree_joins_lines_of_a_function_and_starts_at_the_process():
+    stacks = view(window(2.0, *main(RANK, (WAIT, 30), (BACK, 10)), *main(WORKER, (DECODE, 5))))
+    rank, worker = (process.tree for process in stacks.processes)
+    assert rank is not None
+    assert worker is not None
+    assert (rank.function, rank.samples, rank.user) == ("<module>", 40, True)
+    [body] = rank.children
+    assert (body.function, body.line, body.samples) == ("main", 12, 40)
+    assert [child.samples for child in body.children] == [30, 10]
+    assert worker.function == "BaseProcess._bootstrap"
+
+
+def test_the_tree_is_bounded():
+    deep = [frame(f"user/a.py:{i} f{i}") for i in range(3 * MOST_DEPTH)]
+    tree = call_tree([(deep, 10)])
+    depth = 0
+    while tree is not None:
+        depth += 1
+        tree = tree.children[0] if tree.children else None
+    assert depth == MOST_DEPTH
+    wide = [([frame("user/a.py:1 main"), frame(f"user/a.py:{i} f{i}")], 100) for i in range(5 * MOST_CHILDREN)]
+    tree = call_tree(wide)
+    assert tree is not None
+    assert len(tree.children) == MOST_CHILDREN
+    assert call_tree([]) is None
+
+
+def test_stacks_with_different_roots_get_a_node_above_them():
+    tree = call_tree([(stack("user/a.py:1 f"), 1), (stack("user/a.py:1 g"), 3)])
+    assert tree is not None
+    assert (tree.function, tree.file, tree.samples) == ("all", "", 4)
+    assert [child.function for child in tree.children] == ["g", "f"]
+
+
+def test_a_stack_without_user_code_has_no_line():
+    assert look_at(stack("std/threading.py Thread._bootstrap", "std/threading.py Thread.run")).line is None
+
+
+def test_the_same_windows_give_the_same_picture_until_something_changes():
+    keep = StackView()
+    windows = [window(float(n), *main(RANK, (WAIT, n))) for n in range(1, 4)]
+    first = keep.view(windows, ROLES, 0.0)
+    assert keep.view(list(windows), dict(ROLES), 0.5) is first
+    assert keep.view(windows, {RANK: "launcher"}, 0.0) is not first
+    later = keep.view(windows, ROLES, 1.0)
+    assert later is not None
+    assert later.samples == 5
+
+
+@pytest.mark.parametrize("count", [30])
+def test_many_windows_of_many_stacks_are_merged_from_what_is_known(count):
+    def deep(n: int):
+        return [*FORWARD, *(frame(f"user/model.py:{n + i} part{i}") for i in range(15))]
+
+    windows = [
+        window(float(n), *(sample for pid in range(4) for sample in main(pid, *((deep(k), 1) for k in range(40)))))
+        for n in range(1, count + 1)
+    ]
+    keep = StackView()
+    assert keep.view(windows, ROLES, 0.0) is not None
+    started = time.perf_counter()
+    stacks = keep.view(windows, ROLES, 1.0)
+    print(f"{1e3 * (time.perf_counter() - started):.1f} ms")
+    assert stacks is not None
+    assert stacks.samples == (count - 1) * 160

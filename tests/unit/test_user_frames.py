@@ -1,0 +1,87 @@
+"""Whose code a file is."""
+
+import pytest
+
+from aitop.sources.stacks.frames import is_user
+
+SCRIPT = "/home/ada/proj/train.py"
+BUNDLED = "/home/ada/venv/lib/python3.12/site-packages/aitop/workloads/slow_loader.py"
+
+
+@pytest.mark.parametrize(
+    "file",
+    [
+        SCRIPT,
+        "/home/ada/proj/data/decode.py",
+        "/home/ada/shared_lib/augment.py",
+        "/mnt/lib/code/model.py",
+        "/home/ada/torch/mymodel.py",
+        "/tmp/ipykernel_123/456.py",
+        "<ipython-input-3-abc>",
+        "<stdin>",
+        "decode.py",
+    ],
+)
+def test_the_users_files(file: str):
+    assert is_user(file, SCRIPT)
+
+
+@pytest.mark.parametrize(
+    "file",
+    [
+        "",
+        "<string>",
+        "<frozen importlib._bootstrap>",
+        "<frozen runpy>",
+        "<__array_function__ internals>",
+        "<eval_with_key>.3",
+        "<aitop hook>",
+        "/home/ada/src/aitop/hook/patches.py",
+        "/usr/lib/python3.11/multiprocessing/queues.py",
+        "/usr/lib64/python3.9/json/decoder.py",
+        "/opt/conda/lib/python3.13t/threading.py",
+        "/usr/lib/python3/dist-packages/yaml/loader.py",
+        "/opt/python311.zip/json/decoder.py",
+        "/home/ada/proj/.venv/lib/python3.12/site-packages/PIL/Image.py",
+        "/home/ada/proj/.venv/lib/python3.12/site-packages/torch/nn/modules/module.py",
+        "/home/eve/pytorch/torch/nn/modules/module.py",
+        "/home/eve/pytorch/torch/_tensor.py",
+        "/usr/local/bin/torchrun",
+    ],
+)
+def test_library_files(file: str):
+    assert not is_user(file, SCRIPT)
+
+
+def test_a_script_below_site_packages_is_the_users_with_what_lies_beside_it():
+    assert is_user(BUNDLED, BUNDLED)
+    assert is_user(BUNDLED.replace("slow_loader", "decode"), BUNDLED)
+    assert not is_user("/home/ada/venv/lib/python3.12/site-packages/torch/_tensor.py", BUNDLED)
+    assert not is_user("/home/ada/venv/lib/python3.12/site-packages/aitop/hook/ring.py", BUNDLED)
+    assert not is_user(BUNDLED, SCRIPT)
+
+
+@pytest.mark.parametrize(
+    "launcher",
+    [
+        "/home/ada/venv/bin/torchrun",
+        "/home/ada/venv/lib/python3.12/site-packages/torch/distributed/run.py",
+        "/home/ada/venv/lib/python3.12/site-packages/ipykernel_launcher.py",
+        "/usr/lib/python3.12/cProfile.py",
+    ],
+)
+def test_a_launcher_makes_its_neighbours_nobodys(launcher: str):
+    assert not is_user("/home/ada/venv/lib/python3.12/site-packages/torch/distributed/elastic/agent.py", launcher)
+    assert not is_user("/usr/lib/python3.12/threading.py", launcher)
+    assert is_user("/home/ada/proj/model.py", launcher)
+
+
+def test_code_given_on_the_command_line_is_the_users_when_there_is_no_script():
+    assert is_user("<string>", None)
+    assert not is_user("<frozen runpy>", None)
+
+
+def test_a_script_in_the_root_folder_does_not_own_the_machine():
+    assert is_user("/train.py", "/train.py")
+    assert not is_user("/usr/lib/python3.12/threading.py", "/train.py")
+    assert not is_user("/usr/lib/python3/dist-packages/yaml/loader.py", "/usr/train.py")
