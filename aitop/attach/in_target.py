@@ -16,6 +16,11 @@ if TYPE_CHECKING:
     from typing import Any
 
 PACKAGE = "_aitop_hook"
+# Functions of importlib that take, hold or give back a module's lock. Up to Python 3.11 an import that begins inside
+# one of them breaks the import that it interrupts (KeyError in _ModuleLock.acquire), and with it the program.
+LOCKING = frozenset(
+    ("acquire", "release", "has_deadlock", "_get_module_lock", "cb", "_lock_unlock_module", "__enter__", "__exit__")
+)
 
 
 class MemoryFinder:
@@ -45,6 +50,16 @@ class MemoryFinder:
 
     def _origin(self, name: str) -> str:
         return f"<aitop hook>/{name.rpartition('.')[2] if name != PACKAGE else '__init__'}.py"
+
+
+def taking_an_import_lock() -> bool:
+    """Whether the main thread was interrupted at a moment at which nothing may be imported."""
+    frame = sys._getframe()
+    while frame is not None:
+        if frame.f_code.co_name in LOCKING and frame.f_code.co_filename == "<frozen importlib._bootstrap>":
+            return True
+        frame = frame.f_back
+    return False
 
 
 def forget() -> None:
@@ -85,6 +100,8 @@ def remove() -> str:
 def run(action: str, modules: dict[str, tuple[str, bytes | None]], magic: bytes, load: Any) -> str:
     """The answer to `action`, one line. `magic` names the bytecode that the compiled modules are in."""
     try:
+        if taking_an_import_lock():
+            return "busy"
         frozen: Any = sys.modules["_frozen_importlib_external"]
         if magic != frozen.MAGIC_NUMBER:
             modules = {name: (source, None) for name, (source, _) in modules.items()}

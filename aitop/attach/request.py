@@ -20,24 +20,30 @@ LONGEST_ANSWER = 4096
 FOLDERS = ("/tmp", "/dev/shm", "/var/tmp")  # noqa: S108
 
 # Runs in a namespace of its own. `d` is the file; only the very inode that we made is read, and only by
-# the process it is meant for (a child forked in between has the request too).
+# the process it is meant for (a child forked in between has the request too). `k` is what the outer line
+# has to run through at the end: nothing, or the user's interrupt.
 _INNER = """\
 import posix as o,marshal as m
-if o.getpid()=={pid}:
- d=o.open({path!r},o.O_RDWR|o.O_CLOEXEC|o.O_NOFOLLOW)
- try:
-  if o.fstat(d).st_ino=={inode}:
-   o.unlink({path!r});b=m.loads(o.read(d,{size}));g=b[1];a='error: interrupted'
-   try:exec(b[0],g);a=g['run'](g['action'],g['modules'],g['magic'],m.loads)
-   finally:o.pwrite(d,a.encode()+b'\\n',{size})
- finally:o.close(d)
+k=()
+try:
+ if o.getpid()=={pid}:
+  d=o.open({path!r},o.O_RDWR|o.O_CLOEXEC|o.O_NOFOLLOW)
+  try:
+   if o.fstat(d).st_ino=={inode}:
+    o.unlink({path!r});b=m.loads(o.read(d,{size}));g=b[1];a='error: interrupted'
+    try:exec(b[0],g);a=g['run'](g['action'],g['modules'],g['magic'],m.loads)
+    finally:o.pwrite(d,a.encode()+b'\\n',{size})
+  finally:o.close(d)
+except KeyboardInterrupt:
+ import _thread
+ k=iter(_thread.interrupt_main,None)
 """
 # No exception may leave the line: it would end the target. An interrupt that falls into our few
-# milliseconds is the user's: it is raised again as the very last thing, and so arrives in his own code.
+# milliseconds is the user's: it is raised again as the very last thing, by stepping through `k`, after
+# which CPython looks for signals no more before it is back in the user's own code.
 _OUTER = """\
-try:exec({inner!r},{{}})
-except KeyboardInterrupt:
- for _ in iter(__import__('_thread').interrupt_main,None):pass
+try:
+ for _ in (lambda n:(exec({inner!r},n),n['k']))({{}})[1]:pass
 except BaseException:pass
 """
 
@@ -53,7 +59,8 @@ class Request:
         self.line = b""
 
     def __enter__(self) -> Request:
-        name = f".aitop-{self._target.pid}-{secrets.token_hex(6)}"
+        _sweep(self._target)
+        name = f"{_prefix(self._target.pid)}{secrets.token_hex(6)}"
         problems: list[str] = []
         for folder in _folders(self._target.pid):
             try:
@@ -104,6 +111,24 @@ class Request:
             self.cancel()
             os.close(self._fd)
             self._fd = -1
+
+
+def _prefix(pid: int) -> str:
+    return f".aitop-{pid}-"
+
+
+def _sweep(target: ProcStatus) -> None:
+    """Takes away what an aitop that was killed in flight left for this target. Ours is the only turn now."""
+    for folder in _folders(target.pid):
+        place = f"/proc/{target.pid}/root{folder}"
+        try:
+            with os.scandir(place) as entries:
+                stale = [entry.path for entry in entries if entry.name.startswith(_prefix(target.pid))]
+            for path in stale:
+                if os.lstat(path).st_uid in (target.uids[1], os.geteuid()):
+                    os.unlink(path)
+        except OSError:  # not there, not readable, or read and unlinked by the target just now
+            continue
 
 
 def _folders(pid: int) -> list[str]:

@@ -1,0 +1,266 @@
+"""The hook's way into live processes and out again: never harmful, never leaving anything."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from attach_targets import STAND_IN, Victim, leftovers
+
+from aitop.attach import AttachRefused, install, remove
+from aitop.attach.ptrace import StoppedThread, in_own_thread
+from aitop.attach.session import Attachment, deliver
+
+pytestmark = pytest.mark.e2e
+
+
+def put_in(pid: int, timeout: float = 10.0) -> Attachment:
+    return deliver(pid, "install", STAND_IN, timeout=timeout, torch=False)
+
+
+def take_out(pid: int, timeout: float = 10.0) -> Attachment:
+    return deliver(pid, "remove", (), timeout=timeout, torch=False)
+
+
+@pytest.fixture
+def start() -> Iterator[Callable[..., Victim]]:
+    victims: list[Victim] = []
+
+    def begin(kind: str, **more: object) -> Victim:
+        victims.append(Victim(kind, **more))
+        return victims[-1]
+
+    yield begin
+    for victim in victims:
+        victim.kill()
+
+
+def unharmed(victim: Victim) -> None:
+    """The target went on, ended by itself with right results, and nothing of ours was left in it or on disk."""
+    assert victim.goes_on()
+    code, out, err = victim.end()
+    assert (code, err) == (0, "")
+    assert out.splitlines()[-1].startswith("bad 0 same True"), out
+    assert leftovers(victim.pid) == []
+
+
+@pytest.mark.parametrize(
+    ("kind", "cycles"),
+    [
+        ("busy", 15),
+        ("lock", 10),
+        ("queue", 10),
+        ("sleep", 8),
+        ("select", 8),
+        ("allocating", 10),
+        ("native-allocating", 10),
+        ("importing", 10),
+        ("timers", 15),
+        ("forking", 10),
+        ("vector", 20),
+    ],
+)
+def test_in_and_out_again_and_again(start: Callable[..., Victim], kind: str, cycles: int) -> None:
+    victim = start(kind)
+    for _ in range(cycles):
+        assert put_in(victim.pid).answer == "installed"
+        assert take_out(victim.pid).answer == "removed"
+    unharmed(victim)
+
+
+def test_a_second_install_finds_the_first(start: Callable[..., Victim]) -> None:
+    victim = start("busy")
+    assert [put_in(victim.pid).answer for _ in range(2)] == ["installed", "already"]
+    assert [take_out(victim.pid).answer for _ in range(2)] == ["removed", "absent"]
+    unharmed(victim)
+
+
+def test_losses_are_the_same_bit_for_bit(start: Callable[..., Victim]) -> None:
+    environment = {**os.environ, "STEPS": "200"}
+    plain, touched = start("training", env=environment), start("training", env=environment)
+    cycles = 0
+    while touched.ticks() < 190 and touched.process.poll() is None:
+        put_in(touched.pid)
+        take_out(touched.pid)
+        cycles += 1
+    assert cycles >= 5
+    results = [victim.finish(timeout=60) for victim in (plain, touched)]
+    losses = [out.splitlines()[0] for _, out, _ in results]
+    assert losses[0].startswith("losses") and losses[0] == losses[1]
+    assert [code for code, _, _ in results] == [0, 0]
+    assert "bad 0 same True" in results[1][1]
+    assert leftovers(touched.pid) == []
+
+
+KILLED_IN_FLIGHT = """
+import os, random, signal, sys, time
+sys.path.insert(0, sys.argv[2])
+from attach_targets import STAND_IN
+from aitop.attach.session import deliver
+pid = int(sys.argv[1])
+for _ in range(25):
+    child = os.fork()
+    if not child:
+        while True:
+            for action in ('install', 'remove'):
+                deliver(pid, action, STAND_IN, timeout=5, torch=False)
+    time.sleep(random.uniform(0.001, 0.03)); os.kill(child, signal.SIGKILL); os.waitpid(child, 0)
+"""
+
+
+@pytest.mark.parametrize("kind", ["busy", "allocating"])
+def test_an_injector_killed_in_flight_does_no_harm(start: Callable[..., Victim], kind: str) -> None:
+    victim = start(kind)
+    tests = str(Path(__file__).parents[1])
+    subprocess.run([sys.executable, "-c", KILLED_IN_FLIGHT, str(victim.pid), tests], check=True, timeout=60)
+    assert victim.goes_on()
+    # Whatever the last one left in it, the next one gets through and cleans up.
+    put_in(victim.pid)
+    assert take_out(victim.pid).answer == "removed"
+    unharmed(victim)
+
+
+def test_a_long_call_is_waited_for_and_the_request_withdrawn() -> None:
+    code = "print('ready', flush=True); pow(3, 12_000_000); import sys; print([m for m in sys.modules if 'aitop' in m])"
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        with pytest.raises(AttachRefused, match="hook waiting for the target") as refusal:
+            put_in(process.pid, timeout=0.3)
+        assert refusal.value.state == "absent"
+        assert leftovers(process.pid) == []
+        assert process.stdout.read() == "[]\n"
+    assert process.returncode == 0
+
+
+def refusal_of(act: Callable[[], object]) -> AttachRefused:
+    with pytest.raises(AttachRefused) as refusal:
+        act()
+    return refusal.value
+
+
+def test_a_process_without_torch_is_refused(start: Callable[..., Victim]) -> None:
+    victim = start("busy")
+    refused = refusal_of(lambda: install(victim.pid))
+    assert refused.state == "absent" and refused.reason == f"process {victim.pid} has not loaded torch"
+    assert remove(victim.pid) == "absent"
+    unharmed(victim)
+
+
+def test_a_stopped_process_is_refused(start: Callable[..., Victim]) -> None:
+    victim = start("busy")
+    os.kill(victim.pid, signal.SIGSTOP)
+    while Path(f"/proc/{victim.pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "T":
+        time.sleep(0.001)
+    refused = refusal_of(lambda: install(victim.pid))
+    assert refused.reason == f"process {victim.pid} is stopped"
+    assert refused.remedy == f"kill -CONT {victim.pid}"
+    os.kill(victim.pid, signal.SIGCONT)
+    unharmed(victim)
+
+
+def test_a_zombie_and_a_dead_process_are_refused() -> None:
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+    assert refusal_of(lambda: install(process.pid)).reason == f"process {process.pid} has ended and is a zombie"
+    process.wait()
+    assert refusal_of(lambda: install(process.pid)).reason == f"there is no process {process.pid}"
+
+
+def test_what_is_not_python_is_refused() -> None:
+    with subprocess.Popen(["sleep", "60"]) as process:
+        try:
+            refused = refusal_of(lambda: install(process.pid))
+            assert refused.reason == f"process {process.pid} is not a Python process"
+        finally:
+            process.kill()
+
+
+def test_a_traced_process_is_refused_by_name(start: Callable[..., Victim]) -> None:
+    victim = start("busy")
+
+    def inside() -> AttachRefused:
+        with StoppedThread(victim.pid, lambda: True):
+            return refusal_of(lambda: install(victim.pid))
+
+    refused = in_own_thread(inside)
+    assert (
+        refused.state == "denied"
+        and f"already being traced by {Path('/proc/self/comm').read_text().strip()}" in refused.reason
+    )
+    unharmed(victim)
+
+
+@pytest.mark.parametrize("how", ["variable", "option"])
+def test_the_owner_can_switch_it_off(how: str) -> None:
+    code = "import sys; print('ready', flush=True); sys.stdin.read()"
+    option = ["-X", "disable-remote-debug"] if how == "option" else []
+    environment = {**os.environ, **({"PYTHON_DISABLE_REMOTE_DEBUG": "1"} if how == "variable" else {})}
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, *option, "-c", code], env=environment, **pipes) as process:  # type: ignore[call-overload]
+        process.stdout.readline()
+        refused = refusal_of(lambda: install(process.pid))
+        assert refused.state == "denied" and "switched remote debugging off" in refused.reason
+        process.communicate()
+    assert process.returncode == 0
+
+
+AS_NOBODY = """
+import os, sys
+from aitop.attach import install, AttachRefused
+from aitop.attach.bundle import hook_sources
+hook_sources()  # nobody cannot read our files
+os.setgroups([]); os.setgid(65534); os.setuid(65534)
+try: install(int(sys.argv[1]))
+except AttachRefused as refused: print(refused.state, '|', refused.reason, '|', refused.remedy)
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
+def test_another_users_process_is_refused(start: Callable[..., Victim]) -> None:
+    victim = start("busy")
+    told = subprocess.run(
+        [sys.executable, "-c", AS_NOBODY, str(victim.pid)], capture_output=True, text=True, timeout=30
+    )
+    assert told.stderr == ""
+    assert told.stdout.strip() == f"denied | process {victim.pid} belongs to root | run aitop as root, or with sudo"
+    unharmed(victim)
+
+
+def test_an_interrupt_of_the_user_is_never_swallowed() -> None:
+    """Ctrl-C while our line runs arrives in the user's own code."""
+    hook = (
+        (
+            "__init__",
+            "import _thread\ndef install(way):\n    _thread.interrupt_main()\n    for _ in range(9): len(())\n    return 'x'\n",
+        ),
+    )
+    code = "import sys\nprint('ready', flush=True)\ntry:\n    print(1)\n    while True: sum(range(100))\nexcept KeyboardInterrupt: print('mine')"
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        done = deliver(process.pid, "install", hook, timeout=10, torch=False)
+        assert done.answer == "error: interrupted"
+        assert process.stdout.read() == "1\nmine\n"
+    assert process.returncode == 0
+
+
+@pytest.mark.parametrize("python", sorted(Path.home().glob(".pyenv/versions/3.1[0-9].*/bin/python3")), ids=str)
+def test_other_pythons(python: Path) -> None:
+    victim = Victim("timers", python=str(python))
+    try:
+        for _ in range(5):
+            assert put_in(victim.pid).answer == "installed"
+            assert take_out(victim.pid).answer == "removed"
+        unharmed(victim)
+    finally:
+        victim.kill()

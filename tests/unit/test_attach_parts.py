@@ -1,0 +1,172 @@
+"""The small pure parts of the way in: status, refusals, resumption of system calls, the package in its finder."""
+
+from __future__ import annotations
+
+import dataclasses
+import marshal
+import sys
+from pathlib import Path
+
+import pytest
+
+from aitop.attach import in_target, preflight
+from aitop.attach.bundle import hook_sources, pack
+from aitop.attach.proc_status import CAP_SYS_PTRACE, own_status, parse_status
+from aitop.attach.ptrace import REGISTER_NAMES, ThreadState
+from aitop.attach.signal_frame import Call, build, resumption
+from aitop.attach.xsave_layout import xsave_layout
+
+STATUS = """Name:\tpython (x) y
+State:\tS (sleeping)
+Tgid:\t42
+PPid:\t7
+TracerPid:\t99
+Uid:\t1000\t1001\t1002\t1000
+Gid:\t5\t6\t7\t8
+NSpid:\t42\t3
+CapEff:\t0000000000080000
+Seccomp:\t2
+x86_Thread_features:\tshstk wrss
+"""
+
+
+def test_a_status_is_read() -> None:
+    status = parse_status(42, STATUS, started=5)
+    assert (status.leader, status.parent, status.tracer, status.state, status.inner_pid) == (42, 7, 99, "S", 3)
+    assert status.uids == (1000, 1001, 1002, 1000) and status.shadow_stack and status.may_trace_anybody
+    assert status.seccomp == 2 and status.name == "python (x) y"
+
+
+def test_an_older_kernel_says_less() -> None:
+    status = parse_status(42, "Name:\tx\nState:\tR (running)\nTgid:\t42\n", started=5)
+    assert (status.inner_pid, status.tracer, status.shadow_stack, status.capabilities) == (42, 0, False, 0)
+
+
+def plain(**changes: object) -> object:
+    base = parse_status(42, STATUS, started=5)
+    ours = {"uids": (1000,) * 4, "capabilities": 0, **changes}
+    return dataclasses.replace(base, **ours)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("target", "own", "scope", "words"),
+    [
+        ({"uids": (4242,) * 4}, {}, 0, "belongs to user 4242"),
+        ({}, {}, 1, "ptrace_scope 1"),
+        ({}, {}, 2, "ptrace_scope 2"),
+        ({}, {"capabilities": 1 << CAP_SYS_PTRACE}, 3, "no tracing at all"),
+        ({"capabilities": 1}, {}, 0, "privileges that aitop lacks"),
+        ({"pid": 1 << 30}, {}, 0, "security module or a container"),
+    ],
+)
+def test_a_denial_is_explained(target: dict, own: dict, scope: int, words: str) -> None:
+    refusal = preflight.explain_denial(plain(**target), plain(**own), scope)  # type: ignore[arg-type]
+    assert refusal.state == "denied" and words in refusal.reason and refusal.remedy
+
+
+def test_our_own_status_is_that_of_this_process() -> None:
+    assert own_status().leader == own_status().pid and own_status().state in "RS"
+
+
+@pytest.mark.parametrize(
+    ("command", "options"),
+    [
+        (b"python -X dev -u train.py -X disable-remote-debug", [b"-X", b"dev", b"-u"]),
+        (b"python -m torch.distributed.run", []),
+        (b"python -Xdisable-remote-debug -c pass", [b"-Xdisable-remote-debug"]),
+    ],
+)
+def test_only_the_interpreters_options_count(command: bytes, options: list[bytes]) -> None:
+    assert preflight._interpreter_options(command.split()) == options
+
+
+def state(**registers: int) -> ThreadState:
+    values = dict.fromkeys(REGISTER_NAMES, 0) | {"cs": 0x33, "rsp": 0x7FFF0000, "rip": 0x1000, **registers}
+    return ThreadState(values, bytes(16384), bytes(8))
+
+
+def interrupted(number: int, error: int, **registers: int) -> ThreadState:
+    return state(orig_rax=number, rax=(1 << 64) - error, **registers)
+
+
+@pytest.mark.parametrize(
+    ("before", "rax", "rip"),
+    [
+        (state(orig_rax=(1 << 64) - 1, rax=7), 7, 0x1000),  # in user code
+        (interrupted(0, 512), 0, 0xFFE),  # read: issued again
+        (interrupted(61, 513), 61, 0xFFE),
+        (interrupted(7, 516, rdx=0xFFFFFFFF), 7, 0xFFE),  # poll without a limit: the same again
+        (interrupted(7, 516, rdx=100), (1 << 64) - 4, 0x1000),  # with a limit: EINTR
+        (interrupted(202, 512), (1 << 64) - 4, 0x1000),  # a lock: EINTR, so that CPython looks up
+        (interrupted(35, 516), (1 << 64) - 4, 0x1000),
+        (interrupted(0, 11), (1 << 64) - 11, 0x1000),  # finished with EAGAIN: left alone
+    ],
+)
+def test_a_system_call_goes_on_as_after_a_signal(before: ThreadState, rax: int, rip: int) -> None:
+    after = resumption(before)
+    assert (after["rax"], after["rip"]) == (rax, rip)
+
+
+def test_a_frame_lies_below_the_stack_and_is_aligned_like_a_call() -> None:
+    before = state(orig_rax=(1 << 64) - 1, rdi=1, eflags=0x746)
+    frame = build(before, [Call(0x5000, (8, 9)), Call(0x6000)], restorer=0x7000, layout=xsave_layout())
+    top = before.registers["rsp"] - 128
+    places = sorted((at, at + len(data)) for at, data in frame.writes)
+    assert places[-1][1] <= top and all(a[1] <= b[0] for a, b in zip(places, places[1:], strict=False))
+    assert frame.registers["rsp"] == places[0][0] and frame.registers["rsp"] % 16 == 8
+    assert (frame.registers["rip"], frame.registers["rdi"], frame.registers["rsi"]) == (0x5000, 8, 9)
+    assert frame.registers["eflags"] == 0x246
+    returns = [data[:8] for _, data in frame.writes if data[:8] == (0x7000).to_bytes(8, "little")]
+    assert len(returns) == 2
+
+
+GOOD = (
+    ("__init__", "from .a import VALUE\ndef install(way): return 'installed'\ndef remove(): return 'removed'\n"),
+    ("a", "VALUE = 1\n"),
+)
+
+
+def run(action: str, sources: tuple[tuple[str, str], ...], magic: bytes | None = None) -> str:
+    _, start = marshal.loads(pack(action, sources))  # type: ignore[arg-type]
+    return in_target.run(start["action"], start["modules"], magic or start["magic"], marshal.loads)
+
+
+@pytest.mark.parametrize("magic", [None, b"another Python"])
+def test_the_package_comes_and_goes(magic: bytes | None) -> None:
+    pack("remove", ())  # what reading our own files imports is not the target's
+    before, finders = set(sys.modules), list(sys.meta_path)
+    assert run("install", GOOD, magic) == "installed"
+    module = sys.modules["_aitop_hook.a"]
+    assert module.VALUE == 1 and sys.meta_path == finders
+    assert sys.modules["_aitop_hook"].install.__code__.co_filename == "<aitop hook>/__init__.py"
+    assert run("remove", GOOD) == "removed"
+    assert set(sys.modules) == before
+    assert run("remove", GOOD) == "absent"
+
+
+@pytest.mark.parametrize(
+    ("source", "answer"),
+    [
+        ("1 / 0", "error: ZeroDivisionError: division by zero"),
+        ("import _aitop_hook.a", "error: ZeroDivisionError: division by zero"),
+        ("def install(way): raise SystemExit(3)", "error: SystemExit: 3"),
+        ("def install(way): return 'busy'", "busy"),
+        ("", "error: AttributeError: module '_aitop_hook' has no attribute 'install'"),
+    ],
+)
+def test_what_goes_wrong_becomes_an_answer_and_leaves_nothing(source: str, answer: str) -> None:
+    pack("remove", ())  # what reading our own files imports is not the target's
+    before, finders = set(sys.modules), list(sys.meta_path)
+    assert run("install", (("__init__", source), ("a", "1 / 0"))) == answer
+    assert set(sys.modules) == before and sys.meta_path == finders
+
+
+def test_an_interrupt_goes_through() -> None:
+    with pytest.raises(KeyboardInterrupt):
+        run("install", (("__init__", "raise KeyboardInterrupt"),))
+    assert "_aitop_hook" not in sys.modules
+
+
+def test_the_bundle_is_made_of_the_hooks_own_files() -> None:
+    folder = Path(preflight.__file__).parents[1] / "hook"
+    assert dict(hook_sources()) == {path.stem: path.read_text() for path in folder.glob("*.py")}

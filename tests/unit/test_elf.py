@@ -1,0 +1,53 @@
+"""Symbols of a loaded library, read from our own memory image."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Iterator
+
+import pytest
+
+from aitop.attach.elf import ElfImage, NotElfError, gnu_hash
+from aitop.attach.memory import Memory, mappings
+from aitop.attach.python_image import NEEDED, locate_python
+
+
+@pytest.fixture
+def memory() -> Iterator[Memory]:
+    with Memory(os.getpid()) as own:
+        yield own
+
+
+def address_of(name: str) -> int:
+    return ctypes.cast(getattr(ctypes.pythonapi, name), ctypes.c_void_p).value or 0
+
+
+def test_functions_are_where_the_dynamic_linker_put_them(memory: Memory) -> None:
+    python = locate_python(os.getpid(), memory)
+    assert {name: python.address(name) for name in NEEDED} == {name: address_of(name) for name in NEEDED}
+
+
+def test_scratch_is_writable_unused_and_next_to_no_symbol(memory: Memory) -> None:
+    scratch = locate_python(os.getpid(), memory).scratch
+    assert memory.read(scratch.address, scratch.size) == bytes(scratch.size)
+    home = next(m for m in mappings(os.getpid()) if m.start <= scratch.address < m.end)
+    assert home.permissions.startswith("rw") and scratch.address + scratch.size <= home.end
+
+
+def test_what_is_not_there_is_not_found(memory: Memory) -> None:
+    libc = next(m for m in mappings(os.getpid()) if "libc.so" in m.path and m.offset == 0)
+    assert list(ElfImage(memory.read, libc.start).symbols(["mmap", "no_such_function"])) == ["mmap"]
+
+
+def test_no_image_no_symbols(memory: Memory) -> None:
+    heap = ctypes.create_string_buffer(4096)
+    with pytest.raises(NotElfError):
+        ElfImage(memory.read, ctypes.addressof(heap))
+    with pytest.raises(NotElfError):
+        ElfImage(memory.read, 0)
+
+
+def test_hash_of_a_name() -> None:
+    assert gnu_hash("printf") == 0x156B2BB8
+    assert gnu_hash("") == 5381
