@@ -1,0 +1,275 @@
+"""py-spy on real processes."""
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from aitop.engine.stack_view import StackView
+from aitop.model.stacks import StackWindow
+from aitop.sources.source import SourceError
+from aitop.sources.stacks import StackSource
+
+pytestmark = pytest.mark.e2e
+
+ROOT = Path(__file__).parents[2]
+HANG = 60.0
+
+TRAINING = """
+    import subprocess, time
+    import torch
+    from torch.utils.data import DataLoader, Dataset
+
+
+    class Images(Dataset):
+        def __len__(self):
+            return 1_000_000
+
+        def __getitem__(self, index):
+            time.sleep(0.0)
+            return slow(index)
+
+
+    def slow(index):
+        end = time.perf_counter() + 0.01
+        while time.perf_counter() < end:
+            total = sum(range(2000))
+        return torch.ones(8)
+
+
+    if __name__ == "__main__":
+        torch.set_num_threads(1)
+        child = subprocess.Popen(["sleep", "300"])
+        model = torch.nn.Linear(8, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        try:
+            for step, x in enumerate(DataLoader(Images(), batch_size=4, num_workers=2)):
+                optimizer.zero_grad()
+                model(x).sum().backward()
+                optimizer.step()
+                if step == 3:
+                    print("steps", flush=True)
+        finally:
+            child.kill()
+"""
+
+BUSY = """
+    import threading
+
+    def spin():
+        total = 0
+        while True:
+            total += 1
+
+    def nap():
+        threading.Event().wait()
+
+    threading.Thread(target=nap, name="napper", daemon=True).start()
+    print("ready", flush=True)
+    spin()
+"""
+
+Start = Callable[..., subprocess.Popen[str]]
+
+
+def started(folder: Path, code: str, *before: str) -> subprocess.Popen[str]:
+    """The code as a script in a process (group) of its own, once it has printed something."""
+    script = folder / "script.py"
+    script.write_text(textwrap.dedent(code))
+    process = subprocess.Popen(
+        [*before, sys.executable, str(script)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        start_new_session=True,
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline()
+    return process
+
+
+def end(process: subprocess.Popen[str]) -> None:
+    try:
+        os.killpg(process.pid, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
+    process.wait()
+
+
+@pytest.fixture
+def busy(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
+    process = started(tmp_path, BUSY)
+    yield process
+    end(process)
+
+
+def windows_of(source: StackSource, least: int) -> list[StackWindow]:
+    """Windows until the main threads have at least `least` samples each."""
+    source.open()
+    found: list[StackWindow] = []
+    deadline = time.monotonic() + HANG
+    while time.monotonic() < deadline:
+        found += [sample for sample in source.read() if isinstance(sample, StackWindow)]
+        counts: Counter[int] = Counter()
+        for window in found:
+            for stack in window.stacks:
+                counts[stack.pid] += stack.count * stack.main
+        if counts and min(counts.values()) >= least:
+            return found
+    pytest.fail(f"only {counts} samples in {HANG} s")
+
+
+def test_a_training_run_with_workers_and_a_foreign_child_below_a_shell(tmp_path: Path) -> None:
+    shell = started(tmp_path, TRAINING, "bash", "-c", '"$@"; exit', "bash")
+    script = tmp_path / "script.py"
+    source = StackSource([shell.pid], script=str(script))
+    try:
+        windows = windows_of(source, 50)
+        [rank] = psutil.Process(shell.pid).children()
+        workers = {child.pid for child in rank.children() if child.name() != "sleep"}
+    finally:
+        source.close()
+        end(shell)
+    assert windows[0].seconds == 1.0
+    assert all(window.sampler_cpu is not None and 0.0 < window.sampler_cpu < window.seconds for window in windows)
+    stacks = StackView().view(windows, {}, 0.0)
+    assert stacks is not None
+    by_pid = {process.pid: process for process in stacks.processes}
+    assert set(by_pid) == {rank.pid, *workers}
+    assert (by_pid[rank.pid].phases.data_wait or 0.0) > 0.5
+    for worker in workers:
+        heaviest = next(line for line in stacks.lines if line.pid == worker)
+        assert heaviest.function.endswith("slow")
+        assert heaviest.file == str(script)
+        assert heaviest.text is not None
+        assert heaviest.role == "loader-worker"
+        inside = sum(line.share for line in stacks.lines if line.pid == worker and line.function.endswith("slow"))
+        assert inside > 0.6
+    waiting = next(line for line in stacks.lines if line.pid == rank.pid)
+    assert (waiting.phase, waiting.activity) == ("data_wait", "queue")
+    assert waiting.text is not None
+    assert waiting.text.startswith("for step, x in")
+
+
+def test_threads_have_names_and_one_is_the_main_one(busy: subprocess.Popen[str]) -> None:
+    source = StackSource([busy.pid], script=None)
+    windows = windows_of(source, 15)
+    source.close()
+    names = {(stack.thread, stack.main) for window in windows for stack in window.stacks}
+    assert names == {("MainThread", True), ("napper", False)}
+    user = {frame.function for window in windows for frame in window.frames if frame.user}
+    assert {"spin", "nap"} <= user
+    assert not {"wait", "Event.wait"} & user
+
+
+def test_a_target_that_dies_in_a_window_ends_it(busy: subprocess.Popen[str]) -> None:
+    source = StackSource([busy.pid], script=None)
+    source.open()
+    threading.Timer(0.6, end, [busy]).start()
+    began = time.monotonic()
+    source.read()
+    assert time.monotonic() - began < HANG
+    with pytest.raises(SourceError, match="has ended") as ended:
+        source.read()
+    assert ended.value.state == "absent"
+    source.close()
+
+
+def test_close_ends_a_read_and_leaves_no_child(busy: subprocess.Popen[str]) -> None:
+    source = StackSource([busy.pid], script=None, seconds=30.0)
+    source.open()
+    source.read()
+    found: list[object] = []
+    reader = threading.Thread(target=lambda: found.append(source.read()))
+    reader.start()
+    deadline = time.monotonic() + HANG
+    while not _spies() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert _spies()
+    source.close()
+    reader.join(HANG)
+    assert found == [[]]
+    assert not _spies()
+    assert busy.poll() is None
+
+
+def _spies() -> list[psutil.Process]:
+    return [child for child in psutil.Process().children() if "py-spy" in child.name()]
+
+
+def test_no_file_is_left_behind(busy: subprocess.Popen[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    empty = tmp_path / "temporary"
+    empty.mkdir()
+    monkeypatch.setenv("TMPDIR", str(empty))
+    monkeypatch.chdir(empty)
+    before = len(os.listdir("/proc/self/fd"))
+    source = StackSource([busy.pid], script=None)
+    windows_of(source, 10)
+    source.close()
+    assert list(empty.iterdir()) == []
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_process_that_is_no_python_says_so() -> None:
+    with subprocess.Popen(["sleep", "60"]) as process:
+        with pytest.raises(SourceError, match="no Python") as refused:
+            StackSource([process.pid], script=None).open()
+        assert refused.value.state == "absent"
+        process.kill()
+
+
+def test_a_process_that_is_gone_says_so() -> None:
+    with subprocess.Popen(["true"]) as process:
+        process.wait()
+    with pytest.raises(SourceError, match="has ended"):
+        StackSource([process.pid], script=None).open()
+
+
+def test_without_py_spy_the_remedy_is_to_install_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(SourceError, match="not installed") as refused:
+        StackSource([os.getpid()], script=None).open()
+    assert (refused.value.state, refused.value.remedy) == ("absent", "pip install py-spy")
+
+
+def test_another_users_process_is_denied_with_the_reason(busy: subprocess.Popen[str]) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("needs a second user")
+    code = f"""
+        from aitop.sources.stacks import StackSource
+        from aitop.sources.source import SourceError
+        import os
+        os.setgroups([])
+        os.setresgid(65534, 65534, 65534)
+        os.setresuid(65534, 65534, 65534)
+        source = StackSource([{busy.pid}], script=None)
+        source.open()
+        try:
+            source.read()
+        except SourceError as error:
+            print(error.state, "|", error.reason, "|", error.remedy)
+    """
+    # Changed only once everything is imported: the other user may not read this installation.
+    asked = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)],
+        cwd="/",
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=HANG,
+        check=False,
+    )
+    state, reason, remedy = asked.stdout.strip().split(" | ")
+    assert state == "denied"
+    assert "belongs to user root" in reason
+    assert "sudo" in remedy
