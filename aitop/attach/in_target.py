@@ -54,7 +54,7 @@ class MemoryFinder:
 
 def taking_an_import_lock() -> bool:
     """Whether the main thread was interrupted at a moment at which nothing may be imported."""
-    frame = sys._getframe()
+    frame: Any = sys._getframe()
     while frame is not None:
         if frame.f_code.co_name in LOCKING and frame.f_code.co_filename == "<frozen importlib._bootstrap>":
             return True
