@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import struct
 import time
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+from . import layout as at
 from . import wrappers
+from .device import UNKNOWN
 from .steps import Steps
 
 ROUNDS = 60
-SAMPLE_EVERY = 16
-WEIGHT = 0.1
+SAMPLES, FEWEST_SAMPLES = 15, 5
 
 _now = time.monotonic_ns
 
@@ -31,46 +34,53 @@ def _timed(call: Callable[[], Any], rounds: int = 20) -> float:
 
 
 class SelfTimer:
-    """The wrappers' cost from a calibration, and that of writing a record from every sixteenth step."""
+    """Times a whole step of the hook around nothing, and in the live loop the part of it that ends a step.
+
+    In the loop the caches are cold, so that the live part takes longer than the same part of the calibration did; the
+    whole is taken to be longer by the same factor.
+    """
 
     def __init__(self) -> None:
-        self._wrappers: float | None = None
-        self._write: float | None = None
-        self._count = 0
+        self._whole: float | None = None
+        self._end = 1.0
+        self._live_ends: deque[int] = deque(maxlen=SAMPLES)
 
     def calibrate(self) -> None:
         """Time a step of nothing with the wrappers and without (about a millisecond)."""
         scratch = _Scratch()
         plain = min(_timed(scratch.plain_step) for _ in range(3))
-        wrapped = sorted(_timed(scratch.wrapped_step, 1) for _ in range(ROUNDS))[ROUNDS // 2]
-        self._wrappers = max(0.0, wrapped - plain)
+        both = sorted(scratch.wrapped_step() for _ in range(ROUNDS))[ROUNDS // 2]
+        self._whole = max(0.0, both[0] - plain)
+        self._end = max(1.0, both[1])
 
-    def begin(self) -> int:
-        """The time, on a step whose record is to be timed; else 0."""
-        self._count += 1
-        return 0 if self._count % SAMPLE_EVERY else _now()
-
-    def end(self, begun: int) -> None:
-        spent = _now() - begun
-        self._write = spent if self._write is None else self._write + WEIGHT * (spent - self._write)
+    def note(self, length: int) -> None:
+        """The end of a step took so many nanoseconds in the live loop."""
+        self._live_ends.append(length)
 
     def us_per_step(self) -> float | None:
-        if self._wrappers is None:
+        """None before the calibration. The median: what was put off the processor meanwhile has not cost anything."""
+        if self._whole is None:
             return None
-        return round((self._wrappers + (self._write or 0.0)) / 1000, 2)
+        if len(self._live_ends) < FEWEST_SAMPLES:
+            return round(self._whole / 1000, 2)
+        live = sorted(self._live_ends)[len(self._live_ends) // 2]
+        return round(self._whole * live / self._end / 1000, 2)
 
 
 class _Scratch:
     """A keeper whose wrappers stand around functions that do nothing, and whose records go nowhere."""
 
     def __init__(self) -> None:
-        self.steps = Steps(lambda timing, fields: None, time.thread_time_ns)
+        self.steps = Steps(time.thread_time_ns)
         self.steps.look_due = _now() + 10**12
+        self._room = bytearray(at.STRIDE)
+        self._pack = struct.Struct(at.RECORD_FORMAT).pack_into
         self.compiling: Callable[[], bool] = lambda: False
         self.grad_enabled: Callable[[], bool] = lambda: True
         self.tensor: type = int
-        self.iterators: dict[int, Callable[[Any], int | None] | None] = {id(self): None}
+        self.iterators: dict[int, Callable[[Any], int] | None] = {id(self): None}
         self.optimizers: dict[int, Any] = {id(self): None}
+        self.backwards_to_count = 0
         self._next = wrappers.wrap_next(_nothing, self)
         self._forward = wrappers.wrap_forward(_nothing, self, watching=False)
         self._backward = wrappers.wrap_backward(_nothing, self)
@@ -81,12 +91,19 @@ class _Scratch:
         _nothing(self)
         _nothing(self)
 
-    def wrapped_step(self) -> None:
+    def wrapped_step(self) -> tuple[int, int]:
+        """Nanoseconds of a whole step, and of its end."""
+        start = _now()
         self._next(self)
         self._forward(self)
         self._backward(self)
         self._before(self, (), {})
+        end = _now()
         self._after(self, (), {})
+        *fields, _ = self.steps.records.pop() if self.steps.records else (*range(19), None)
+        self._pack(self._room, 0, 1, *fields, *UNKNOWN, 1)
+        after = _now()
+        return after - start, after - end
 
     def failed(self) -> None:
         """The timing is of no use then, and harms nothing."""

@@ -29,7 +29,7 @@ Timing = tuple[list[tuple[int, Any, Any]], Any, Any]
 class DeviceClock:
     """Notes events for the steps of one thread. `write` gets each finished record, in order."""
 
-    def __init__(self, torch: Any, write: Callable[..., None]) -> None:
+    def __init__(self, torch: Any, write: Callable[[tuple[int, ...]], None]) -> None:
         self._new_event = torch.cuda.Event
         self._capturing: Callable[[], bool] = torch.cuda.is_current_stream_capturing
         self._write = write
@@ -87,7 +87,7 @@ class DeviceClock:
     def emit(self, timing: Timing | None, fields: tuple[int, ...]) -> None:
         """Write the record when its events are done; at once where it has none and no older one waits."""
         if timing is None and not self._pending:
-            self._write(*fields, *UNKNOWN)
+            self._write(fields + UNKNOWN)
             return
         self._pending.append((timing, fields))
         self._drain()
@@ -95,7 +95,7 @@ class DeviceClock:
     def flush(self) -> None:
         """Write what still waits, without its device times."""
         while self._pending:
-            self._write(*self._pending.popleft()[1], *UNKNOWN)
+            self._write(self._pending.popleft()[1] + UNKNOWN)
 
     def _drain(self) -> None:
         try:
@@ -112,7 +112,7 @@ class DeviceClock:
                 else:
                     return
                 self._pending.popleft()
-                self._write(*fields, *times)
+                self._write(fields + times)
                 if timing is not None and times is not UNKNOWN:
                     self._recycle(timing)
         except Exception:

@@ -36,7 +36,7 @@ class Facts:
         self.cost_us: float | None = None
         self.changed = True
 
-    def met_iterator(self, iterator: Any) -> Callable[[Any], int | None] | None:
+    def met_iterator(self, iterator: Any) -> Callable[[Any], int] | None:
         """Note a loader's settings. Returns the function that counts its ready batches, None without workers."""
         workers = int(getattr(iterator, "_num_workers", 0))
         pids = [worker.pid for worker in getattr(iterator, "_workers", ()) if worker.pid]
@@ -119,7 +119,7 @@ class Facts:
         return json.dumps({"facts": facts, "allocators": allocators}).encode()
 
 
-def ready_batches(iterator: Any) -> int | None:
+def ready_batches(iterator: Any) -> int:
     """How many batches of a multi-process iterator lie ready. Takes no lock."""
     queue = iterator._data_queue
     plain = getattr(queue, "queue", None)  # a queue.Queue behind the pinning thread, whose qsize takes a lock

@@ -15,10 +15,11 @@ from . import cost, wrappers
 from .device import UNKNOWN, DeviceClock, allocators
 from .facts import Facts
 from .patches import Patches
-from .ring import Ring
+from .ring import Presence, Ring
 from .roots import Roots
 from .steps import GONE, GUESSED_TRAINING_ENDS_AFTER_NS, NOBODY, Steps
 
+SEND_EVERY_NS = 50_000_000
 LOOK_EVERY_NS = 200_000_000
 ALLOCATORS_EVERY_NS = 1_000_000_000
 FACTS_EVERY_NS = 10_000_000_000
@@ -40,11 +41,12 @@ class Session:
         self.compiling: Callable[[], bool] = torch.compiler.is_compiling
         self.grad_enabled: Callable[[], bool] = torch.is_grad_enabled
         self.tensor: type = torch.Tensor
-        self.iterators: dict[int, Callable[[Any], int | None] | None] = {}
+        self.iterators: dict[int, Callable[[Any], int] | None] = {}
         self.optimizers: dict[int, Any] = {}
         self.facts = Facts(torch, way)
-        self.steps = Steps(self._emit, cost.cpu_clock(DEAREST_CPU_CLOCK_NS))
+        self.steps = Steps(cost.cpu_clock(DEAREST_CPU_CLOCK_NS))
         self._way = way
+        self._presence = Presence()
         self._ring: Ring | None = None if waits_for_a_step else Ring(way)
         self._patches = Patches()
         self._roots: Roots | None = None
@@ -54,8 +56,9 @@ class Session:
         self._errors = 0
         self._leaving = False
         self._gone = False
-        self._backwards_to_count = OPS_AT_BACKWARD
+        self.backwards_to_count = OPS_AT_BACKWARD
         self._count_ops_at = 0
+        self._look_due = 0
         self._allocators_due = 0
         self._facts_due = 0
         self._cost = cost.SelfTimer()
@@ -81,7 +84,8 @@ class Session:
             self._handles.append(optimizer.register_optimizer_step_pre_hook(before))
             self._handles.append(optimizer.register_optimizer_step_post_hook(after))
         gc.callbacks.append(self._gc)
-        self.steps.look = self.look
+        self.steps.look = self.tick
+        self.steps.spent = self._cost.note
         self._write_facts(time.monotonic_ns())
 
     def remove(self) -> None:
@@ -95,14 +99,14 @@ class Session:
             handle.remove()
         if self._gc in gc.callbacks:
             gc.callbacks.remove(self._gc)
-        ring, self._ring = self._ring, None
         mine = os.getpid() == self.pid
-        if ring is not None:
-            if mine and self.steps.device is not None:
-                self._ring = ring
-                self.steps.device.flush()
-                self._ring = None
-            ring.close(mark=mine)
+        if self._ring is not None:
+            if mine:
+                self._send()
+                if self.steps.device is not None:
+                    self.steps.device.flush()
+            self._ring.close(mark=mine)
+            self._ring = None
 
     def leave_soon(self) -> None:
         """Ask the hook to remove itself at the next call that it wraps."""
@@ -186,10 +190,8 @@ class Session:
         return True
 
     def before_backward(self, arguments: tuple[Any, ...]) -> None:
-        if not self._backwards_to_count:
-            return
-        self._backwards_to_count -= 1
-        if self._backwards_to_count:
+        self.backwards_to_count -= 1
+        if self.backwards_to_count:
             return
         try:
             outputs = arguments[0]
@@ -199,25 +201,38 @@ class Session:
 
     # Looking after itself.
 
-    def look(self, now: int) -> None:
-        """Housekeeping between steps: the lease, the facts, the roots."""
-        steps = self.steps
-        if os.getpid() != self.pid:
-            self._be_inert()
+    def tick(self, now: int) -> None:
+        """Send the records of the last moments off, and from time to time look after everything else.
+
+        Records are sent in batches because the code that sends them is out of the processor's caches after each step.
+        """
+        self.steps.look_due = now + SEND_EVERY_NS
+        if not self._presence[0]:
+            # A child that was forked off: it only forwards from now on, and what is patched in it is a copy.
+            self.steps.owner = GONE
             return
+        self._send()
+        if now > self._look_due:
+            self.look(now)
+
+    def look(self, now: int) -> None:
+        """Housekeeping: the roots, the lease, the facts."""
+        steps = self.steps
         if self._roots is not None:
             self._roots.look(now)
-            steps.look_due = 0 if self._roots.watching else now + LOOK_EVERY_NS
+            if self._roots.watching:
+                steps.look_due = 0
+            self._look_due = 0 if self._roots.watching else now + LOOK_EVERY_NS
         if self._ring is None:
             return
         if not self._ring.wanted(now, self.stays):
             self.leave_soon()
             return
         if steps.device is None and self.torch.cuda.is_initialized():
-            steps.device = DeviceClock(self.torch, self._write)
+            steps.device = DeviceClock(self.torch, self._ring.write)
         if now > self._count_ops_at:
             self._count_ops_at = now + OPS_EVERY_NS
-            self._backwards_to_count = self._backwards_to_count or OPS_AT_BACKWARD
+            self.backwards_to_count = self.backwards_to_count or OPS_AT_BACKWARD
         if self.facts.changed or now > (self._allocators_due if steps.device is not None else self._facts_due):
             self._write_facts(now)
 
@@ -231,25 +246,21 @@ class Session:
         held = allocators(self.torch) if self.steps.device is not None else []
         self._ring.write_facts(self.facts.text(held))
 
-    def _emit(self, timing: Any, fields: tuple[int, ...]) -> None:
-        """Send a record off. In a forked child, and in a loader worker, nothing is sent."""
-        if os.getpid() != self.pid:
-            self._be_inert()
-            return
-        started = self._cost.begin()
-        if self._ring is None:
+    def _send(self) -> None:
+        """Write the finished records; one at a time leaves the list, which other threads may lengthen meanwhile."""
+        steps = self.steps
+        if steps.records and self._ring is None:
             self._open_ring()
-        if self.steps.device is not None:
-            self.steps.device.emit(timing, fields)
-        else:
-            self._write(*fields, *UNKNOWN)
-        if started:
-            self._cost.end(started)
-
-    def _write(self, *fields: int) -> None:
-        ring = self._ring
-        if ring is not None:
-            ring.write(*fields)
+        ring, device, records = self._ring, steps.device, steps.records
+        if ring is None:
+            records.clear()
+            return
+        for _ in range(len(records)):
+            *fields, timing = records.pop(0)
+            if device is None:
+                ring.write((*fields, *UNKNOWN))
+            else:
+                device.emit(timing, tuple(fields))
 
     def _open_ring(self) -> None:
         """The first step of a process that might have been a loader worker."""
@@ -259,10 +270,6 @@ class Session:
             self.leave_soon()
             return
         self._ring = Ring(self._way)
-
-    def _be_inert(self) -> None:
-        """In a child that was forked off: only forward from now on. What is patched here is a copy."""
-        self.steps.owner = GONE
 
     def _leave(self) -> None:
         try:

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import Any
 
 from . import layout as at
-from .sums import Parts, Sums, join, word
+from .sums import Parts, Sums, join
 
 NOBODY = 0
 GONE = -1
@@ -28,14 +28,18 @@ BACKWARDS_WITHOUT_OPTIMIZER = 64
 FORWARDS_WITHOUT_BACKWARD = 8
 # A training run that for so long has only done forwards without gradient is taken for inference from then on.
 TRAINING_ENDS_AFTER_NS = 300_000_000_000
+CPU_ALWAYS_ABOVE_NS = 10_000_000
+CPU_EVERY = 8
+# Of so many steps, one has its own end timed.
+TIME_EVERY = 16
 GUESSED_TRAINING_ENDS_AFTER_NS = 20_000_000_000
 
 
 class Steps(Sums):
     """The accumulators of the thread that steps (`owner`).
 
-    `emit(timing, fields)` gets a finished record: the fields of `layout.FIELDS` from `index` to `queue_ready`, and
-    what the device clock noted for them.
+    `records` takes the finished records: the fields of `layout.FIELDS` from `index` to `queue_ready`, and then what
+    the device clock noted for them. `look` is called when `look_due` is past, at the end of a step or between.
     """
 
     __slots__ = (
@@ -49,7 +53,6 @@ class Steps(Sums):
         "cpu_clock",
         "cpu_then",
         "device",
-        "emit",
         "feeds",
         "forwards_alone",
         "gc_start",
@@ -67,7 +70,9 @@ class Steps(Sums):
         "optimizer_steps",
         "optimizers",
         "owner",
+        "records",
         "several",
+        "spent",
         "start",
         "stepped",
         "steps_alone",
@@ -76,13 +81,14 @@ class Steps(Sums):
         "training_time",
     )
 
-    def __init__(self, emit: Callable[[Any, tuple[int, ...]], None], cpu_clock: Callable[[], int] | None) -> None:
+    def __init__(self, cpu_clock: Callable[[], int] | None) -> None:
         super().__init__()
-        self.emit = emit
+        self.records: list[tuple[Any, ...]] = []
         self.cpu_clock = cpu_clock
         self.now = time.monotonic_ns
         self.look: Callable[[int], None] = _no_look
         self.look_due = 0
+        self.spent: Callable[[int], None] = _no_look
         self.device: Any = None
         self.owner = NOBODY
         self.busy = False
@@ -112,13 +118,13 @@ class Steps(Sums):
         self.start = start
         self.closed: Parts | None = None
         self.closed_at = 0
-        self.closed_cpu: int | None = None
+        self.closed_cpu = at.NOT_MEASURED
         self.closed_timing: Any = None
         self.stepped: set[int] = set()
         self.closed_feeds: set[int] = set()
         self.feeds: set[int] = set()
         self.drop_held()
-        self.cpu_then: int | None = self.cpu_clock() if self.cpu_clock is not None and start else None
+        self.cpu_then = at.NOT_MEASURED
         self.clear(start)
 
     # Phases, each called at its end.
@@ -130,8 +136,8 @@ class Steps(Sums):
         self.held_start += end - start
         self.known += end - start
 
-    def next_begins(self, iterator: int, ready: int | None) -> None:
-        """A batch is asked for; `ready` lie in the queue."""
+    def next_begins(self, iterator: int, ready: int) -> None:
+        """A batch is asked for; `ready` lie in the queue (negative: not measured)."""
         if self.held_forwards:
             self.settle_evaluation()
         self.held_ready = ready
@@ -157,7 +163,7 @@ class Steps(Sums):
             return
         self.held_wait += end - start
 
-    def forward_ended(self, start: int, end: int, grad: bool, samples: int | None) -> None:
+    def forward_ended(self, start: int, end: int, grad: bool, samples: int) -> None:
         """An outermost forward of a root module has ended."""
         length = end - start
         if not grad:
@@ -179,20 +185,24 @@ class Steps(Sums):
                 return
         if self.steps_alone and self.backwards:
             self.commit(start)
-        self.settle_training()
+        if self.held_wait or self.held_forwards:
+            self.settle_training()
         if not self.forwards:
             self.prepare = max(0, start - self.mark - self.known)
         self.forwards += 1
         self.forward += length
         self.known += length
-        if samples is not None:
-            self.samples = samples if self.samples is None else self.samples + samples
+        if samples >= 0:
+            self.samples = samples if self.samples < 0 else self.samples + samples
 
     def backward_ended(self, start: int, end: int, leaves: bool) -> None:
         """A backward has ended; `leaves` where it filled the parameters' gradients."""
-        self.settle_training()
+        if self.held_wait or self.held_forwards:
+            self.settle_training()
         if leaves:
-            self.trains(end)
+            self.training_time = end
+            if self.forwards_alone or not self.training:
+                self.trains(end)
             self.backwards_alone += 1
             if self.backwards_alone > BACKWARDS_WITHOUT_OPTIMIZER and not self.optimizer_steps:
                 self.steps_alone = True
@@ -237,8 +247,11 @@ class Steps(Sums):
         length = now - self.optimizer_start - (self.known - self.optimizer_known)
         self.optimizer += length
         self.known += length
-        self.settle_training()
-        self.trains(now)
+        if self.held_wait or self.held_start or self.held_forwards:
+            self.settle_training()
+        self.training_time = now
+        if self.forwards_alone or not self.training:
+            self.trains(now)
         self.optimizer_steps += 1
         if optimizer != self.optimizer_last or self.several:
             self._met(optimizer)
@@ -246,6 +259,8 @@ class Steps(Sums):
             self.close(now)
         else:
             self.commit(now)
+        if not self.index % TIME_EVERY:
+            self.spent(self.now() - now)
         if now > self.look_due:
             self.look(now)
         return True
@@ -260,12 +275,40 @@ class Steps(Sums):
 
     def commit(self, end: int) -> None:
         """End the step that has one optimizer: report it and begin the next."""
-        cpu = self._cpu()
-        timing = self.device.step_ends(end) if self.device is not None else None
+        length = end - self.start
+        timing = None if self.device is None else self.device.step_ends(end)
+        then = self.cpu_then
+        cpu = self.cpu_then = self._cpu(length)
         if self.start:
-            self._report(self.parts(), end, cpu, timing)
+            self.index += 1
+            self.last_forwards = self.forwards
+            self.regular_held = self.had_held
+            self.had_held = False
+            self.records.append(
+                (
+                    self.index,
+                    at.KIND_TRAIN,
+                    end,
+                    length,
+                    self.data_wait,
+                    self.loader_start,
+                    self.prepare,
+                    self.forward,
+                    self.backward,
+                    self.optimizer,
+                    self.save,
+                    self.evaluation,
+                    self.gc,
+                    at.NOT_MEASURED,
+                    cpu - then if cpu >= 0 and then >= 0 else at.NOT_MEASURED,
+                    self.forwards,
+                    self.backwards,
+                    self.samples,
+                    self.queue_ready,
+                    timing,
+                )
+            )
         self.start = end
-        self.cpu_then = cpu
         self.backwards_alone = 0
         self.clear(end)
 
@@ -281,7 +324,7 @@ class Steps(Sums):
             else:
                 self.closed_timing = None
         self.closed_at = end
-        self.closed_cpu = self._cpu()
+        self.closed_cpu = self._cpu(end - self.start)
         self.stepped.add(self.optimizer_last)
         self.closed_feeds |= self.feeds
         self.feeds = set()
@@ -292,43 +335,37 @@ class Steps(Sums):
         if self.closed is None:
             return
         if self.start:
-            self._report(self.closed, self.closed_at, self.closed_cpu, self.closed_timing)
+            cpu, timing = self.closed_cpu, self.closed_timing
+            self._report(at.KIND_TRAIN, self.start, self.closed_at, self.closed, cpu=cpu, timing=timing)
+            self.last_forwards = self.closed[9]
+            self.regular_held, self.had_held = self.had_held, False
         self.start = self.closed_at
         self.cpu_then = self.closed_cpu
         self.closed = None
         self.stepped.clear()
         self.closed_feeds.clear()
 
-    def infer(self, start: int, end: int, samples: int | None, alone: bool = True) -> None:
+    def infer(self, start: int, end: int, samples: int, alone: bool = True) -> None:
         """A forward that is a step of its own; not `alone` where a training step's account goes on beside it."""
         began, self.infer_end = min(self.infer_end, start), end
-        cpu = self._cpu() if alone else None
+        cpu = self._cpu(end - began) if alone else at.NOT_MEASURED
         if began:
+            save, gc = (self.save, self.gc) if alone else (0, 0)
             wait, loader = self.held_wait, self.held_start
-            save = self.save if alone else 0
-            spent = None if cpu is None or self.cpu_then is None else cpu - self.cpu_then
             prepare = max(0, start - began - wait - loader - save)
-            sums = (wait, loader, prepare, end - start, 0, 0, save, 0, self.gc if alone else 0)
-            rest = (at.NOT_MEASURED, word(spent), 1, 0, word(samples), word(self.held_ready))
-            self.index += 1
-            self.emit(None, (self.index, at.KIND_INFER, end, end - began, *sums, *rest))
+            parts = (wait, loader, prepare, end - start, 0, 0, save, 0, gc, 1, 0, samples, self.held_ready)
+            self._report(at.KIND_INFER, began, end, parts, cpu=cpu)
         if alone:
             self.cpu_then = cpu
-            self.held_wait = self.held_start = 0
-            self.held_ready = None
+            self.drop_held()
             self.clear(end)
 
-    def infer_aside(self, start: int, end: int, samples: int | None) -> None:
+    def infer_aside(self, start: int, end: int, samples: int) -> None:
         """A forward without gradient in another thread than the owner's, of a process that does not train."""
         began, self.infer_end = min(self.infer_end, start), max(end, self.infer_end)
         if began:
-            self.index += 1
-            sums = (0, 0, start - began, end - start, 0, 0, 0, 0, 0)
-            unknown = at.NOT_MEASURED
-            self.emit(
-                None,
-                (self.index, at.KIND_INFER, end, end - began, *sums, unknown, unknown, 1, 0, word(samples), unknown),
-            )
+            parts = (0, 0, start - began, end - start, 0, 0, 0, 0, 0, 1, 0, samples, at.NOT_MEASURED)
+            self._report(at.KIND_INFER, began, end, parts, cpu=at.NOT_MEASURED)
 
     def _met(self, optimizer: int) -> None:
         """Keep count of the optimizers in use, and forget those that have not stepped for long."""
@@ -345,16 +382,17 @@ class Steps(Sums):
             self.commit_closed()
         self.several = several
 
-    def _cpu(self) -> int | None:
-        return None if self.cpu_clock is None else self.cpu_clock()
+    def _cpu(self, length: int) -> int:
+        """The thread's CPU clock. Reading it is a system call: of short steps only some are measured."""
+        if self.cpu_clock is None or (length < CPU_ALWAYS_ABOVE_NS and 0 < self.index % CPU_EVERY < CPU_EVERY - 1):
+            return at.NOT_MEASURED
+        return self.cpu_clock()
 
-    def _report(self, sums: Parts, end: int, cpu: int | None, timing: Any) -> None:
-        spent = at.NOT_MEASURED if cpu is None or self.cpu_then is None else cpu - self.cpu_then
-        self.last_forwards = sums[9]
-        self.regular_held, self.had_held = self.had_held, False
+    def _report(self, kind: int, start: int, end: int, parts: Parts, *, cpu: int, timing: Any = None) -> None:
+        spent = cpu - self.cpu_then if cpu >= 0 and self.cpu_then >= 0 else at.NOT_MEASURED
         self.index += 1
-        rest = (at.NOT_MEASURED, spent, sums[9], sums[10], word(sums[11]), word(sums[12]))
-        self.emit(timing, (self.index, at.KIND_TRAIN, end, end - self.start, *sums[:9], *rest))
+        rest = (at.NOT_MEASURED, spent, *parts[9:], timing)
+        self.records.append((self.index, kind, end, end - start, *parts[:9], *rest))
 
 
 def _no_look(now: int) -> None:

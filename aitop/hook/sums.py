@@ -6,7 +6,7 @@ from . import layout as at
 
 # data_wait, loader_start, prepare, forward, backward, optimizer, save, evaluation, gc, forwards, backwards, samples,
 # queue_ready
-Parts = tuple[int, int, int, int, int, int, int, int, int, int, int, "int | None", "int | None"]
+Parts = tuple[int, int, int, int, int, int, int, int, int, int, int, int, int]
 
 
 class Sums:
@@ -51,7 +51,7 @@ class Sums:
 
     def drop_held(self) -> None:
         self.held_wait = self.held_start = self.held_forward = self.held_forwards = 0
-        self.held_ready: int | None = None
+        self.held_ready = at.NOT_MEASURED
 
     def clear(self, mark: int) -> None:
         """Begin anew at `mark`; what is held back stays."""
@@ -61,8 +61,8 @@ class Sums:
         self.optimizer = self.save = self.evaluation = self.gc = 0
         self.forwards = self.backwards = 0
         self.next_end = 0
-        self.samples: int | None = None
-        self.queue_ready: int | None = None
+        self.samples = at.NOT_MEASURED
+        self.queue_ready = at.NOT_MEASURED
 
     def settle_training(self) -> None:
         """The batch is trained on. Forwards without gradient belong to the step if the last one had them too."""
@@ -70,10 +70,10 @@ class Sums:
             self.data_wait += self.held_wait
             self.loader_start += self.held_start
             self.held_wait = self.held_start = 0
-        if self.held_ready is not None:
-            if self.queue_ready is None:
+        if self.held_ready >= 0:
+            if self.queue_ready < 0:
                 self.queue_ready = self.held_ready
-            self.held_ready = None
+            self.held_ready = at.NOT_MEASURED
         if self.held_forwards:
             if self.regular_held:
                 self.forward += self.held_forward
@@ -86,7 +86,7 @@ class Sums:
         """The batch only met forwards without gradient."""
         self.evaluation += self.held_wait + self.held_start + self.held_forward
         self.held_wait = self.held_start = self.held_forward = self.held_forwards = 0
-        self.held_ready = None
+        self.held_ready = at.NOT_MEASURED
         self.evaluating = True
 
     def parts(self) -> Parts:
@@ -107,15 +107,10 @@ class Sums:
         )
 
 
-def word(value: int | None) -> int:
-    """The value as a record holds it."""
-    return at.NOT_MEASURED if value is None else value
-
-
 def join(one: Parts, other: Parts) -> Parts:
     """Two parts of one step. The step prepared once, and its queue was looked at when it began."""
-    added = [first + second for first, second in zip(one[:11], other[:11], strict=True)]
+    added = [first + second for first, second in zip(one, other, strict=True)]
     added[2] = one[2]
-    samples = other[11] if one[11] is None else one[11] + (other[11] or 0)
-    ready = other[12] if one[12] is None else one[12]
-    return (*added, samples, ready)  # type: ignore[return-value]
+    added[11] = max(one[11], 0) + max(other[11], 0) if max(one[11], other[11]) >= 0 else at.NOT_MEASURED
+    added[12] = one[12] if one[12] >= 0 else other[12]
+    return tuple(added)  # type: ignore[return-value]

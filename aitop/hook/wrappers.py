@@ -25,8 +25,9 @@ class Keeper(Protocol):
     compiling: Callable[[], bool]
     grad_enabled: Callable[[], bool]
     tensor: type
-    iterators: dict[int, Callable[[Any], int | None] | None]
+    iterators: dict[int, Callable[[Any], int] | None]
     optimizers: dict[int, Any]
+    backwards_to_count: int
 
     def failed(self) -> None:
         """Our own part raised. Called in an `except` block."""
@@ -60,7 +61,7 @@ def wrap_next(original: Callable[..., Any], keeper: Keeper) -> Callable[..., Any
             if key not in iterators:
                 keeper.met_iterator(self)
             ready = iterators[key]
-            steps.next_begins(key, None if ready is None else ready(self))
+            steps.next_begins(key, -1 if ready is None else ready(self))
         except Exception:
             keeper.failed()
         start = _now()
@@ -139,12 +140,13 @@ def wrap_forward(original: Callable[..., Any], keeper: Keeper, watching: bool) -
 
 def wrap_backward(original: Callable[..., Any], keeper: Keeper) -> Callable[..., Any]:
     """`torch.autograd._engine_run_backward` (or `torch.autograd.backward`)."""
-    steps, compiling = keeper.steps, keeper.compiling
+    steps = keeper.steps
 
     def _engine_run_backward(*args: Any, **kwargs: Any) -> Any:
-        if compiling() or (steps.busy if _ident() == steps.owner else keeper.not_owner()):
+        if steps.busy if _ident() == steps.owner else keeper.not_owner():
             return original(*args, **kwargs)
-        keeper.before_backward(args)
+        if keeper.backwards_to_count:
+            keeper.before_backward(args)
         device = steps.device
         span = None if device is None else device.begin(1)
         start = _now()
@@ -224,17 +226,17 @@ def gc_callback(keeper: Keeper) -> Callable[[str, Any], None]:
     return collected
 
 
-def leading(args: Any, kwargs: Any, tensor: type, depth: int = 0) -> int | None:
-    """The first dimension of the first tensor among the arguments, None without one."""
+def leading(args: Any, kwargs: Any, tensor: type, depth: int = 0) -> int:
+    """The first dimension of the first tensor among the arguments, -1 without one."""
     for value in (*args, *kwargs.values()) if kwargs else args:
         if isinstance(value, tensor):
-            return value.size(0) if value.dim() else None  # type: ignore[attr-defined]
+            return value.size(0) if value.dim() else -1  # type: ignore[attr-defined]
         if depth < 2 and isinstance(value, (list, tuple)):
             found = leading(value, None, tensor, depth + 1)
         elif depth < 2 and isinstance(value, dict):
             found = leading((), value, tensor, depth + 1)
         else:
             continue
-        if found is not None:
+        if found >= 0:
             return found
-    return None
+    return -1
