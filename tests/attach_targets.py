@@ -68,10 +68,10 @@ KINDS: dict[str, tuple[str, str, str]] = {
     ),
     "sleep": ("", "    time.sleep(0.05)", ""),
     "select": ("import select; r, w = os.pipe()", "    select.select([r], [], [], 0.05)", ""),
-    "longsleep": ("", "    time.sleep(3)", ""),
-    "longselect": ("import select; r, w = os.pipe()", "    select.select([r], [], [], 3)", ""),
+    "longsleep": ("", "    time.sleep(1.5)", ""),
+    "longselect": ("import select; r, w = os.pipe()", "    select.select([r], [], [], 1.5)", ""),
     "epoll": (
-        "import asyncio\nasync def nap(): await asyncio.sleep(3)\nloop = asyncio.new_event_loop()",
+        "import asyncio\nasync def nap(): await asyncio.sleep(1.5)\nloop = asyncio.new_event_loop()",
         "    loop.run_until_complete(nap())",
         "",
     ),
@@ -123,13 +123,15 @@ KINDS: dict[str, tuple[str, str, str]] = {
         "class D(Dataset):\n"
         "    def __len__(self): return 4000\n"
         "    def __getitem__(self, i): return torch.randn(32, generator=torch.Generator().manual_seed(i)), i % 10\n"
-        "net = nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 10)); opt = torch.optim.AdamW(net.parameters())\n"
+        "net = nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 10))\n"
+        "opt = torch.optim.AdamW(net.parameters())\n"
         "lossf = nn.CrossEntropyLoss(); losses = []\n"
         "def batches():\n"
         "    while True: yield from DataLoader(D(), batch_size=16, num_workers=2, multiprocessing_context='fork')\n"
         "it = batches(); next(it)\n"
         "LIMIT = int(os.environ.get('STEPS', 10**9))",
-        "    x, y = next(it); loss = lossf(net(x), y); opt.zero_grad(); loss.backward(); opt.step(); losses.append(loss.item())\n"
+        "    x, y = next(it); loss = lossf(net(x), y); opt.zero_grad(); loss.backward(); opt.step()\n"
+        "    losses.append(loss.item())\n"
         "    if len(losses) == LIMIT: break",
         "it.close(); del x, y, loss; import gc; gc.collect()\n"
         "print('losses', [v.hex() for v in losses])\n"

@@ -124,7 +124,8 @@ def _find_scratch(memory: Memory, maps: Sequence[Mapping], files: dict[str, int]
             content = memory.read(scratch.address, scratch.size)
             if not content.strip(b"\0"):
                 return scratch
-            if content.startswith(MARK) and used is None:
+            # The first byte is the first to go when a line is wiped.
+            if content[1:].startswith(MARK[1:]) and used is None:
                 used = scratch
     return used
 

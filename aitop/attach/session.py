@@ -11,8 +11,9 @@ from aitop.attach.proc_status import same_process
 from aitop.attach.python_image import locate_python
 from aitop.attach.refusal import AttachRefused, NotNow
 from aitop.attach.request import Request
+from aitop.attach.target import Target, wipe
 from aitop.attach.turn import Turn
-from aitop.attach.ways import WAYS, Target, WayIn, wipe
+from aitop.attach.ways import WAYS, WayIn
 
 ANSWER_POLL_S = 0.001
 RETRY_S = 0.03

@@ -22,6 +22,10 @@ from aitop.attach.session import Attachment, deliver
 
 pytestmark = pytest.mark.e2e
 
+# Ours, and whatever else there is to be found: other versions, and one with CPython linked into the program.
+OTHERS = [*Path.home().glob(".pyenv/versions/3.1[0-9].*/bin/python3"), *Path("/usr/bin").glob("python3.1[0-9]")]
+PYTHONS = [sys.executable, *(str(path) for path in sorted(OTHERS) if path.resolve() != Path(sys.executable).resolve())]
+
 
 def put_in(pid: int, timeout: float = 10.0) -> Attachment:
     return deliver(pid, "install", STAND_IN, timeout=timeout, torch=False)
@@ -142,6 +146,36 @@ def test_a_long_call_is_waited_for_and_the_request_withdrawn() -> None:
     assert process.returncode == 0
 
 
+@pytest.mark.parametrize("kind", ["longsleep", "longselect", "epoll"])
+def test_a_sleeping_main_thread_is_entered_without_waking_the_program(start: Callable[..., Victim], kind: str) -> None:
+    victim = start(kind)
+    done = put_in(victim.pid)
+    assert (done.answer, done.way) == ("installed", "sleeping-call")
+    assert take_out(victim.pid).answer == "removed"
+    unharmed(victim)
+
+
+HOLDS_THE_GIL = """
+import ctypes, os, struct, sys
+poll = ctypes.PyDLL(None).poll
+r, w = os.pipe(); fds = ctypes.create_string_buffer(struct.pack('<ihh', 0, 1, 0))
+print('ready', flush=True)
+poll(fds, 1, -1)
+print([m for m in sys.modules if 'aitop' in m])
+"""
+
+
+@pytest.mark.parametrize("python", PYTHONS, ids=str)
+def test_a_thread_that_sleeps_with_the_gil_is_left_alone(python: str) -> None:
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen([python, "-c", HOLDS_THE_GIL], **pipes) as process:  # type: ignore[call-overload]
+        process.stdout.readline()
+        refused = refusal_of(lambda: put_in(process.pid, timeout=1.0))
+        assert refused.reason == f"hook waiting for the target: process {process.pid} is inside one long call"
+        assert process.communicate("x") == ("[]\n", "")
+    assert process.returncode == 0
+
+
 def refusal_of(act: Callable[[], object]) -> AttachRefused:
     with pytest.raises(AttachRefused) as refusal:
         act()
@@ -241,10 +275,12 @@ def test_an_interrupt_of_the_user_is_never_swallowed() -> None:
     hook = (
         (
             "__init__",
-            "import _thread\ndef install(way):\n    _thread.interrupt_main()\n    for _ in range(9): len(())\n    return 'x'\n",
+            "import _thread\n"
+            "def install(way):\n    _thread.interrupt_main()\n    for _ in range(9): len(())\n    return 'x'\n",
         ),
     )
-    code = "import sys\nprint('ready', flush=True)\ntry:\n    print(1)\n    while True: sum(range(100))\nexcept KeyboardInterrupt: print('mine')"
+    loop = "try:\n    print(1)\n    while True: sum(range(100))\nexcept KeyboardInterrupt: print('mine')"
+    code = f"print('ready', flush=True)\n{loop}"
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         process.stdout.readline()
@@ -254,11 +290,12 @@ def test_an_interrupt_of_the_user_is_never_swallowed() -> None:
     assert process.returncode == 0
 
 
-@pytest.mark.parametrize("python", sorted(Path.home().glob(".pyenv/versions/3.1[0-9].*/bin/python3")), ids=str)
-def test_other_pythons(python: Path) -> None:
-    victim = Victim("timers", python=str(python))
+@pytest.mark.parametrize("python", PYTHONS[1:], ids=str)
+@pytest.mark.parametrize("kind", ["timers", "longsleep"])
+def test_other_pythons(python: str, kind: str) -> None:
+    victim = Victim(kind, python=python)
     try:
-        for _ in range(5):
+        for _ in range(5 if kind == "timers" else 1):
             assert put_in(victim.pid).answer == "installed"
             assert take_out(victim.pid).answer == "removed"
         unharmed(victim)

@@ -1,0 +1,104 @@
+"""A process that passed the preflight, and what is done to its main thread while that one stands still."""
+
+from __future__ import annotations
+
+import errno
+import struct
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from aitop.attach.memory import Memory
+from aitop.attach.proc_status import ProcStatus, same_process
+from aitop.attach.ptrace import StoppedThread, ThreadState
+from aitop.attach.python_image import PythonImage
+from aitop.attach.refusal import NotNow
+from aitop.attach.signal_frame import CODE_SEGMENT_64, Call, build
+from aitop.attach.xsave_layout import xsave_layout
+
+RSEQ_CRITICAL_SECTION_AT = 8
+READER_S = 0.02
+
+
+@dataclass(frozen=True)
+class Target:
+    """A process that passed the preflight, with its memory open and its Python found."""
+
+    status: ProcStatus
+    memory: Memory
+    python: PythonImage
+
+    @property
+    def pid(self) -> int:
+        return self.status.pid
+
+
+# Looks at the stopped main thread; raises NotNow where it is in the wrong place.
+Look = Callable[[StoppedThread, Target], ThreadState]
+
+
+def look_in(target: Target, look: Look) -> tuple[float, ThreadState]:
+    """Stops the main thread for a look. Returns for how many microseconds it stood still, and what was seen."""
+    with _stopped(target) as thread:
+        state = look(thread, target)
+    return thread.pause_us, state
+
+
+def call_in_main_thread(target: Target, calls: Sequence[Call], look: Look, line: bytes) -> float:
+    """Puts the line in its place and has the main thread make the calls and then go on with what it was doing.
+
+    Returns for how many microseconds it stood still; to be called within `in_own_thread`. Until the
+    registers are set nothing has happened to the target, from then on everything happens without us.
+    """
+    layout = xsave_layout()
+    with _stopped(target) as thread:
+        state = look(thread, target)
+        check_interruptible(thread, target, state)
+        frame = build(state, calls, target.python.restorer, layout)
+        try:
+            for address, data in ((target.python.scratch.address, line), *frame.writes):
+                target.memory.write(address, data)
+        except OSError as error:
+            if error.errno in (errno.EIO, errno.EFAULT):
+                raise NotNow("the main thread's stack is at its end") from error
+            raise
+        thread.set_registers(frame.registers)
+    return thread.pause_us
+
+
+def anywhere(thread: StoppedThread, _target: Target) -> ThreadState:
+    """A look for calls that are harmless at any place."""
+    return thread.state()
+
+
+def check_interruptible(thread: StoppedThread, target: Target, state: ThreadState) -> None:
+    """Raises NotNow in the few places where the kernel would not simply deliver a signal."""
+    if state.registers["cs"] & 0xFFFF != CODE_SEGMENT_64:
+        raise NotNow("the main thread runs 32-bit code")
+    if (area := thread.rseq_area()) is None:
+        return
+    section = target.memory.read_word(area + RSEQ_CRITICAL_SECTION_AT)
+    if section:
+        _, _, start, length, _ = struct.unpack("<IIQQQ", target.memory.read(section, 32))
+        if start <= state.registers["rip"] < start + length:
+            raise NotNow("the main thread is in a restartable sequence")
+
+
+def wipe(target: Target, *, in_use: bool) -> None:
+    """Takes the line away: a call that is still queued then runs an empty text, which does nothing.
+
+    Its first byte goes first, so that whoever reads it sees all of it or nothing; where it may be `in_use`,
+    the rest goes when a reader has surely finished.
+    """
+    scratch = target.python.scratch
+    try:
+        target.memory.write(scratch.address, b"\0")
+        if in_use:
+            time.sleep(READER_S)
+        target.memory.write(scratch.address, bytes(scratch.size))
+    except OSError:  # the process is gone, and the line with it
+        pass
+
+
+def _stopped(target: Target) -> StoppedThread:
+    return StoppedThread(target.pid, lambda: same_process(target.status))
