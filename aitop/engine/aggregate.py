@@ -40,7 +40,7 @@ def aggregate(history: History, tick: Tick) -> Snapshot:
         window=min(tick.time - first, tick.time - since),
         target=history.target,
         kind=_kind(records, stacks),
-        sources=_sources(history, tick.time),
+        sources=_sources(history, tick.time, steps),
         host=host,
         gpu=history.gpus[-1] if history.gpus else None,
         steps=steps or _steps_from_stacks(stacks, history.target.pid),
@@ -109,13 +109,16 @@ def main_process(stacks: Stacks | None, target: int) -> ProcessStacks | None:
     return min(ranks, key=lambda process: (process.pid != target, -process.samples), default=None)
 
 
-def _sources(history: History, now: float) -> dict[SourceName, SourceStatus]:
+def _sources(history: History, now: float, steps: Steps | None) -> dict[SourceName, SourceStatus]:
     found: dict[SourceName, SourceStatus] = {}
     for name, status in history.statuses.items():
         newest = history.newest.get(name)
         age = None if newest is None else max(0.0, now - newest)
         changed = msgspec.structs.replace(status, age=age)
-        if status.state == "ok" and age is not None and age > STALE_SECONDS:
+        patience = STALE_SECONDS
+        if name == "hook" and steps is not None and steps.p95 is not None:
+            patience = max(patience, 5 * steps.p95)  # a hook speaks once a step
+        if status.state == "ok" and age is not None and age > patience:
             changed = msgspec.structs.replace(changed, state="stale", reason=f"nothing new for {age:.0f} s")
         found[name] = changed
     return found

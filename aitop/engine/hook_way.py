@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterable
 
 from aitop.attach import AttachRefused, install, remove
-from aitop.sources.hook_ring import find_ring
+from aitop.sources.hook_ring import find_ring, should_stay
 from aitop.sources.source import SourceError
 
 SELF_REMOVAL_SECONDS = 0.6
@@ -21,9 +21,12 @@ def way_in(pid: int) -> None:
 
 
 def take_out(pids: Iterable[int]) -> None:
-    """Make sure that no hook of ours stays: wait for it to leave by itself, else ask the process to drop it."""
+    """Make sure that no hook of ours stays: wait for it to leave by itself, else ask the process to drop it.
+
+    A hook that came with the program, or that another monitor uses, is left alone.
+    """
     deadline = time.monotonic() + SELF_REMOVAL_SECONDS
-    left = [pid for pid in pids if find_ring(pid)]
+    left = [pid for pid in pids if find_ring(pid) and not should_stay(pid)]
     while left and time.monotonic() < deadline:
         time.sleep(0.02)
         left = [pid for pid in left if find_ring(pid)]

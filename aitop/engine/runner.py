@@ -34,6 +34,7 @@ class SourceRunner:
 
     def ask_to_stop(self) -> None:
         self._stopping.set()
+        self.source.interrupt()
 
     def join(self, timeout: float) -> bool:
         """Wait for the thread, which closes its source; False if it hangs in a call (it is a daemon)."""
@@ -56,9 +57,8 @@ class SourceRunner:
                     samples = self._timed(self.source.read)
                     for sample in samples:
                         self._emit(sample)
-                    if samples:
-                        self._set("ok", None)
-                        retry = FIRST_RETRY_SECONDS
+                    self._set("ok", None)
+                    retry = FIRST_RETRY_SECONDS
                     self._stopping.wait(max(0.0, started + self.source.interval - time.monotonic()))
             except SourceError as error:
                 self._set(error.state, error.reason, error.remedy)

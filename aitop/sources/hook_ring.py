@@ -269,6 +269,9 @@ class HookSource:
                 samples.append(sample)
         return samples
 
+    def interrupt(self) -> None:
+        """A read is short."""
+
     def close(self) -> None:
         """Release the leases: hooks that came by attach leave unless another monitor uses them."""
         for pid in list(self._rings):

@@ -36,3 +36,6 @@ class Source(Protocol):
     def read(self) -> list[Sample]: ...
 
     def close(self) -> None: ...
+
+    def interrupt(self) -> None:
+        """Make a read that is under way return soon, if it can. The only call that may come from any thread."""

@@ -44,6 +44,9 @@ class Scripted:
     def close(self):
         self.closed += 1
 
+    def interrupt(self):
+        self.released.set()
+
 
 @pytest.fixture(autouse=True)
 def quick_retries(monkeypatch):
@@ -61,7 +64,7 @@ def run_until(source, wanted, check=False):
         if check:
             runner.check(time.monotonic())
         time.sleep(0.005)
-    source.released.set()
+
     runner.ask_to_stop()
     assert runner.join(5)
     return events

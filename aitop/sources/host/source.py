@@ -56,6 +56,9 @@ class HostSource:
     def close(self) -> None:
         """Nothing is held open."""
 
+    def interrupt(self) -> None:
+        """A read is short."""
+
     def tree(self) -> frozenset[int]:
         """The living pids of the last read. Any thread may ask."""
         return self._pids

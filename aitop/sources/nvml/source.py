@@ -83,6 +83,9 @@ class NvmlSource:
             library.stop(self._nvml)
         self._devices, self._xids, self._gate, self._nvml = [], None, None, None
 
+    def interrupt(self) -> None:
+        """A call into NVML cannot be cut short."""
+
     def _measure_one_pcie(self) -> None:
         """The devices of the watched tree first, since only one can be measured at a tick; see `Rotation`."""
         waiting = [device for device in self._devices if device.needs_pcie and not device.lost]

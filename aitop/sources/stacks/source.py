@@ -73,6 +73,10 @@ class StackSource:
         if self._reading.acquire(timeout=3.0):
             self._reading.release()
 
+    def interrupt(self) -> None:
+        """End the window that is being taken."""
+        self._closing.set()
+
     def _read(self) -> list[Sample]:
         started = time.monotonic()
         seconds = max(1, round(min(FIRST_SECONDS, self._seconds) if self._first else self._seconds))
