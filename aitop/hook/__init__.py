@@ -25,7 +25,7 @@ def install(way: str) -> str:
     or `error: …`. Never raises.
     """
     try:
-        return _install(way)
+        return _install(way, _is_torch_imported())
     except Exception as error:
         return f"error: {type(error).__name__}: {error}"
 
@@ -47,21 +47,32 @@ def install_when_torch_is_there(way: str) -> str:
         if "torch" in sys.modules:
             return install(way)
         if _watch is None:
-            _watch = late.when_torch_is_imported(lambda: install(way))
+            _watch = late.when_torch_is_imported(lambda: _install_quietly(way))
     except Exception as error:
         return f"error: {type(error).__name__}: {error}"
     return "waiting"
 
 
-def _install(way: str) -> str:
+def _install_quietly(way: str) -> None:
+    """Called when torch's own code has run, while Python still counts its import as under way."""
+    try:
+        _install(way, imported=True)
+    except Exception:
+        # The user's program goes on without the hook; the monitor says that there is none.
+        pass
+
+
+def _is_torch_imported() -> bool:
+    spec = getattr(sys.modules.get("torch"), "__spec__", None)
+    return not getattr(spec, "_initializing", False) and "torch.nn.modules.module" in sys.modules
+
+
+def _install(way: str, imported: bool) -> str:
     global _session
     torch = sys.modules.get("torch")
     if torch is None:
         return "no-torch"
-    if (
-        getattr(getattr(torch, "__spec__", None), "_initializing", False)
-        or "torch.nn.modules.module" not in sys.modules
-    ):
+    if not imported:
         return "busy"
     other = sys.modules.get(NAME)
     if other is not None and other is not sys.modules[__name__]:
