@@ -19,6 +19,7 @@ from attach_targets import STAND_IN, Victim, leftovers
 from aitop.attach import AttachRefused, install, remove
 from aitop.attach.ptrace import StoppedThread, in_own_thread
 from aitop.attach.session import Attachment, deliver
+from aitop.attach.signal_frame import SYS_POLL
 
 pytestmark = pytest.mark.e2e
 
@@ -138,6 +139,7 @@ def test_a_long_call_is_waited_for_and_the_request_withdrawn() -> None:
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         process.stdout.readline()
+        time.sleep(0.2)  # from its output to the call there are some microseconds to go
         with pytest.raises(AttachRefused, match="hook waiting for the target") as refusal:
             put_in(process.pid, timeout=0.3)
         assert refusal.value.state == "absent"
@@ -170,6 +172,8 @@ def test_a_thread_that_sleeps_with_the_gil_is_left_alone(python: str) -> None:
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     with subprocess.Popen([python, "-c", HOLDS_THE_GIL], **pipes) as process:  # type: ignore[call-overload]
         process.stdout.readline()
+        while not Path(f"/proc/{process.pid}/syscall").read_text().startswith(f"{SYS_POLL} "):
+            time.sleep(0.001)
         refused = refusal_of(lambda: put_in(process.pid, timeout=1.0))
         assert refused.reason == f"hook waiting for the target: process {process.pid} is inside one long call"
         assert process.communicate("x") == ("[]\n", "")
