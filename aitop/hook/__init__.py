@@ -77,7 +77,7 @@ def _install(way: str, imported: bool) -> str:
     other = sys.modules.get(NAME)
     if other is not None and other is not sys.modules[__name__]:
         return str(other.install(way))
-    from . import session
+    from . import frames, session
 
     if _session is not None and not _session.gone:
         if _session.pid == os.getpid():
@@ -86,7 +86,7 @@ def _install(way: str, imported: bool) -> str:
         _session.remove()
     if session.is_loader_worker():
         return "error: a loader worker takes no hook"
-    if session.optimizer_is_stepping():
+    if frames.optimizer_is_stepping():
         return "busy"
     # A child of multiprocessing may be about to become a loader worker: it shows no ring before its first step.
     child = way != "attach" and _is_multiprocessing_child()
@@ -110,9 +110,9 @@ def _remove() -> str:
         return str(other.remove())
     if _session is None or _session.gone:
         return "absent"
-    from . import session
+    from . import frames, session
 
-    if session.optimizer_is_stepping():
+    if frames.optimizer_is_stepping():
         _session.leave_soon()
         return "busy"
     _session.remove()

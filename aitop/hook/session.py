@@ -14,6 +14,7 @@ from typing import Any
 from . import cost, wrappers
 from .device import UNKNOWN, DeviceClock, allocators
 from .facts import Facts
+from .frames import optimizer_is_stepping
 from .patches import Patches
 from .ring import Presence, Ring
 from .roots import Roots
@@ -284,18 +285,6 @@ def is_loader_worker() -> bool:
     """Whether this process is a worker of a DataLoader."""
     worker = sys.modules.get("torch.utils.data._utils.worker")
     return worker is not None and getattr(worker, "_worker_info", None) is not None
-
-
-def optimizer_is_stepping() -> bool:
-    """Whether a thread is in the loops over the optimizer hooks, which must not change meanwhile."""
-    for frame in sys._current_frames().values():
-        at: Any = frame
-        while at is not None:
-            code = at.f_code
-            if code.co_name == "wrapper" and code.co_filename.endswith("torch/optim/optimizer.py"):
-                return True
-            at = at.f_back
-    return False
 
 
 def forget_modules() -> None:

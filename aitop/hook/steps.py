@@ -13,9 +13,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from . import layout as at
+from .frames import within_step
 from .sums import Parts, Sums, join
 
 NOBODY = 0
@@ -35,6 +36,15 @@ TIME_EVERY = 16
 GUESSED_TRAINING_ENDS_AFTER_NS = 20_000_000_000
 
 
+class Closed(NamedTuple):
+    """What a step of several optimizers has come to, up to the last of their steps."""
+
+    end: int
+    parts: Parts
+    cpu: int
+    timing: Any
+
+
 class Steps(Sums):
     """The accumulators of the thread that steps (`owner`).
 
@@ -46,10 +56,7 @@ class Steps(Sums):
         "backwards_alone",
         "busy",
         "closed",
-        "closed_at",
-        "closed_cpu",
         "closed_feeds",
-        "closed_timing",
         "cpu_clock",
         "cpu_then",
         "device",
@@ -62,10 +69,10 @@ class Steps(Sums):
         "look",
         "look_due",
         "now",
-        "optimizer_id",
         "optimizer_known",
         "optimizer_last",
         "optimizer_nested",
+        "optimizer_open",
         "optimizer_start",
         "optimizer_steps",
         "optimizers",
@@ -103,7 +110,7 @@ class Steps(Sums):
         self.forwards_alone = 0
         self.backwards_alone = 0
         self.steps_alone = False
-        self.optimizer_id = 0
+        self.optimizer_open = False
         self.optimizer_last = 0
         self.optimizer_nested = 0
         self.optimizer_start = 0
@@ -116,10 +123,7 @@ class Steps(Sums):
     def begin(self, start: int) -> None:
         """Start over at `start`; 0 where the beginning was not seen, and then the step is not reported."""
         self.start = start
-        self.closed: Parts | None = None
-        self.closed_at = 0
-        self.closed_cpu = at.NOT_MEASURED
-        self.closed_timing: Any = None
+        self.closed: Closed | None = None
         self.stepped: set[int] = set()
         self.closed_feeds: set[int] = set()
         self.feeds: set[int] = set()
@@ -188,12 +192,14 @@ class Steps(Sums):
         if self.held_wait or self.held_forwards:
             self.settle_training()
         if not self.forwards:
-            self.prepare = max(0, start - self.mark - self.known)
+            if self.optimizer_open:
+                self.prepare = max(0, self.optimizer_start - self.mark - self.optimizer_known)
+            else:
+                self.prepare = max(0, start - self.mark - self.known)
         self.forwards += 1
         self.forward += length
         self.known += length
-        if samples >= 0:
-            self.samples = samples if self.samples < 0 else self.samples + samples
+        self.batch = max(self.batch, samples)
 
     def backward_ended(self, start: int, end: int, leaves: bool) -> None:
         """A backward has ended; `leaves` where it filled the parameters' gradients."""
@@ -213,6 +219,9 @@ class Steps(Sums):
             self.forward += unseen
             self.known += unseen
         self.backwards += 1
+        if self.batch >= 0:
+            self.samples = self.batch if self.samples < 0 else self.samples + self.batch
+            self.batch = at.NOT_MEASURED
         self.backward += end - start
         self.known += end - start
 
@@ -223,13 +232,14 @@ class Steps(Sums):
             self.known += end - start
 
     def optimizer_begins(self, optimizer: int, now: int) -> None:
-        """An optimizer's step begins, perhaps inside another one's."""
-        if self.optimizer_id and self.optimizer_id != optimizer and self.optimizer_nested < 16:
+        """An optimizer's step begins, perhaps inside another one's or its own subclass's."""
+        if self.optimizer_open and within_step(2):
             self.optimizer_nested += 1
             return
         if self.several and self.closed is not None and optimizer in self.stepped:
             self.commit_closed()
-        self.optimizer_id = optimizer
+        # One that is still open here was left by an exception.
+        self.optimizer_open = True
         self.optimizer_nested = 0
         self.optimizer_start = now
         self.optimizer_known = self.known
@@ -238,9 +248,12 @@ class Steps(Sums):
 
     def optimizer_ended(self, optimizer: int, now: int) -> bool:
         """An optimizer's step has ended; False where it was inside another one's."""
-        if self.optimizer_id != optimizer:
+        if not self.optimizer_open:
             return False
-        self.optimizer_id = 0
+        if self.optimizer_nested:
+            self.optimizer_nested -= 1
+            return False
+        self.optimizer_open = False
         if self.device is not None:
             self.device.end_optimizer()
         # A closure's forward and backward lie inside this phase and were counted already.
@@ -315,16 +328,12 @@ class Steps(Sums):
     def close(self, end: int) -> None:
         """One of several optimizers is done: the step may end here, or go on with the next optimizer."""
         timing = self.device.step_ends(end) if self.device is not None else None
-        if self.closed is None:
-            self.closed, self.closed_timing = self.parts(), timing
-        else:
-            self.closed = join(self.closed, self.parts())
-            if timing is not None and self.closed_timing is not None:
-                self.closed_timing = self.device.joined(self.closed_timing, timing)
-            else:
-                self.closed_timing = None
-        self.closed_at = end
-        self.closed_cpu = self._cpu(end - self.start)
+        parts, cpu, before = self.parts(), self._cpu(end - self.start), self.closed
+        if before is not None:
+            parts = join(before.parts, parts)
+            both = timing is not None and before.timing is not None
+            timing = self.device.joined(before.timing, timing) if both else None
+        self.closed = Closed(end, parts, cpu, timing)
         self.stepped.add(self.optimizer_last)
         self.closed_feeds |= self.feeds
         self.feeds = set()
@@ -334,13 +343,13 @@ class Steps(Sums):
         """The next round has begun: report what was closed."""
         if self.closed is None:
             return
+        end, parts, cpu, timing = self.closed
         if self.start:
-            cpu, timing = self.closed_cpu, self.closed_timing
-            self._report(at.KIND_TRAIN, self.start, self.closed_at, self.closed, cpu=cpu, timing=timing)
-            self.last_forwards = self.closed[9]
+            self._report(at.KIND_TRAIN, self.start, end, parts, cpu=cpu, timing=timing)
+            self.last_forwards = parts[9]
             self.regular_held, self.had_held = self.had_held, False
-        self.start = self.closed_at
-        self.cpu_then = self.closed_cpu
+        self.start = end
+        self.cpu_then = cpu
         self.closed = None
         self.stepped.clear()
         self.closed_feeds.clear()

@@ -13,12 +13,13 @@ class Sums:
     """The sums since `mark`. `known` is all that is accounted for, what is held back included.
 
     Waits for data (`held_wait`, `held_start`) and forwards without gradient (`held_forward`) are held back until it is
-    known what they were for.
+    known what they were for. `batch` is the largest leading dimension of the forwards since the last backward.
     """
 
     __slots__ = (
         "backward",
         "backwards",
+        "batch",
         "data_wait",
         "evaluating",
         "evaluation",
@@ -61,7 +62,7 @@ class Sums:
         self.optimizer = self.save = self.evaluation = self.gc = 0
         self.forwards = self.backwards = 0
         self.next_end = 0
-        self.samples = at.NOT_MEASURED
+        self.samples = self.batch = at.NOT_MEASURED
         self.queue_ready = at.NOT_MEASURED
 
     def settle_training(self) -> None:

@@ -15,10 +15,12 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     `end` is on CLOCK_MONOTONIC. `data_wait` is the time inside a loader's `__next__`, `loader_start` the time
     to make loader iterators (workers being started), `save` inside `torch.save`, `evaluation` root forwards without
-    gradient during training, `gc` collector pauses. `prepare` is what passed from the step's start to the first
+    gradient during training (those made in every step, as for a teacher model, belong to `forward`), with the waits for
+    their data, `gc` collector pauses. `prepare` is what passed from the step's start to the first
     forward and is none of these. `cpu` is the CPU time of the thread that steps.
     `device_*` are on the device clock; None without CUDA or before the events were ready.
-    `samples` is the leading batch dimension summed over the step's forwards; `queue_ready` counts the batches that
+    `samples` is the leading batch dimension, of the largest forward before each backward, summed over the step's
+    backwards (in inference, of the forward); `queue_ready` counts the batches that
     lay ready when the step asked for one. Durations may overlap only where one contains the other: never counted twice.
     """
 

@@ -1,0 +1,31 @@
+"""A hook in this very process, taken out after each test."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+import hook_runs
+
+import aitop.hook
+
+
+@pytest.fixture
+def watched():
+    aitop.hook.remove()
+    found = hook_runs.Watched()
+    yield found
+    found.ring.close()
+    aitop.hook.remove()
+
+
+@pytest.fixture
+def unhooked():
+    """A process without the hook, before and after."""
+    aitop.hook.remove()
+    yield
+    aitop.hook.remove()

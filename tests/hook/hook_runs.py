@@ -1,0 +1,105 @@
+"""Small training runs for a hook in this very process to watch, and the hook with its reader."""
+
+from __future__ import annotations
+
+import os
+import time
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, Dataset
+
+import aitop.hook
+from aitop.sources.hook_ring import HookRing
+
+torch.set_num_threads(1)
+
+
+class Rows(Dataset):
+    """`pause` is how long one item takes to load."""
+
+    def __init__(self, count: int = 32, pause: float = 0.0) -> None:
+        self.count, self.pause = count, pause
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, index: int):
+        if self.pause:
+            time.sleep(self.pause)
+        return torch.full((8,), float(index)), index % 4
+
+
+class Net(nn.Module):
+    """`pause` is how long a forward takes."""
+
+    def __init__(self, pause: float = 0.0) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4))
+        self.pause = pause
+
+    def forward(self, rows):
+        if self.pause:
+            time.sleep(self.pause)
+        return self.layers(rows)
+
+
+class SlowSgd(torch.optim.SGD):
+    pause = 0.0
+
+    def step(self, closure=None):
+        time.sleep(self.pause)
+        return super().step(closure)
+
+
+def loader(count: int = 32, pause: float = 0.0, **options) -> DataLoader:
+    return DataLoader(Rows(count, pause), batch_size=4, **options)
+
+
+def patched_attributes() -> dict[str, object]:
+    """Every attribute that the hook may replace, as it is now."""
+    import torch.utils.data.dataloader as data
+    from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
+
+    return {
+        "next": vars(data._BaseDataLoaderIter)["__next__"],
+        "iter": vars(DataLoader)["__iter__"],
+        "backward": torch.autograd._engine_run_backward,
+        "save": torch.save,
+        "module": vars(nn.Module)["__call__"],
+        "net": vars(Net).get("__call__"),
+        "linear": vars(nn.Linear).get("__call__"),
+        "sequential": vars(nn.Sequential).get("__call__"),
+        "pre": dict(_global_optimizer_pre_hooks),
+        "post": dict(_global_optimizer_post_hooks),
+    }
+
+
+class Watched:
+    """The hook of this process and its reader."""
+
+    def __init__(self) -> None:
+        assert aitop.hook.install("run") == "installed"
+        self.session = aitop.hook._session
+        self.ring = HookRing(os.getpid())
+
+    def records(self):
+        """All steps so far, sent off without waiting for the hook's own moment."""
+        self.session._send()
+        return list(self.ring.read(time.monotonic()).steps)
+
+    def facts(self):
+        self.session._write_facts(time.monotonic_ns())
+        return self.ring.read(time.monotonic()).facts
+
+
+def train(model, data, optimizer, times: int = 1):
+    losses = []
+    for _ in range(times):
+        for rows, labels in data:
+            loss = nn.functional.cross_entropy(model(rows), labels)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+    return losses

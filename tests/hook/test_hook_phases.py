@@ -1,0 +1,390 @@
+"""Time that is spent in a known place lands in the right phase."""
+
+from __future__ import annotations
+
+import io
+import itertools
+import threading
+import time
+
+import pytest
+import torch
+from hook_runs import Net, Rows, SlowSgd, loader, train
+from torch import nn
+from torch.utils.data import DataLoader
+
+import aitop.hook
+
+PAUSE = 0.01
+
+
+def median(values):
+    ordered = sorted(values)
+    return ordered[len(ordered) // 2]
+
+
+def shares_add_up(records):
+    for record in records:
+        inside = record.data_wait + record.loader_start + record.forward + record.backward + record.optimizer
+        assert inside + record.prepare + record.save + record.evaluation <= record.seconds + 1e-6
+
+
+def test_a_slow_dataset_is_data_wait(watched):
+    model = Net()
+    train(model, loader(pause=PAUSE / 4), torch.optim.SGD(model.parameters(), 0.1))
+    records = watched.records()
+    assert [record.index for record in records] == list(range(1, 8))
+    assert all(record.data_wait >= PAUSE for record in records)
+    assert all(record.kind == "train" and record.samples == 4 and record.forwards == 1 for record in records)
+    assert median([record.data_wait / record.seconds for record in records]) > 0.7
+    shares_add_up(records)
+
+
+def test_slow_forward_backward_and_optimizer_are_told_apart(watched):
+    class SlowGrad(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, value):
+            return value.clone()
+
+        @staticmethod
+        def backward(ctx, grad):
+            time.sleep(2 * PAUSE)
+            return grad
+
+    model = Net(pause=PAUSE)
+    optimizer = SlowSgd(model.parameters(), 0.1)
+    optimizer.pause = 3 * PAUSE
+    for rows, labels in loader():
+        loss = SlowGrad.apply(nn.functional.cross_entropy(model(rows), labels))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    records = watched.records()
+    assert len(records) == 7
+    for record in records:
+        assert record.forward >= PAUSE
+        assert record.backward >= 2 * PAUSE
+        assert record.optimizer >= 3 * PAUSE
+    phases = ("data_wait", "prepare", "forward", "backward", "optimizer")
+    medians = [median([getattr(record, phase) for record in records]) for phase in phases]
+    assert medians[2] < medians[3] < medians[4]
+    assert max(medians[:2]) < medians[2]
+    shares_add_up(records)
+
+
+def test_preparing_by_hand_without_a_loader_is_prepare(watched):
+    model, optimizer = Net(), None
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for _ in range(6):
+        time.sleep(PAUSE)
+        rows, labels = torch.randn(5, 8), torch.zeros(5, dtype=torch.long)
+        loss = nn.functional.cross_entropy(model(rows), labels)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    records = watched.records()
+    assert len(records) == 5
+    assert all(PAUSE <= record.prepare <= record.seconds and record.data_wait == 0 for record in records)
+    assert all(record.samples == 5 and record.queue_ready is None for record in records)
+
+
+def test_accumulated_gradients_make_one_step(watched):
+    model = Net()
+    optimizer = torch.optim.AdamW(model.parameters())
+    for number, (rows, labels) in enumerate(loader(count=64)):
+        nn.functional.cross_entropy(model(rows), labels).backward()
+        if number % 4 == 3:
+            optimizer.step()
+            optimizer.zero_grad()
+    records = watched.records()
+    assert [(record.forwards, record.backwards, record.samples) for record in records] == [(4, 4, 16)] * 3
+
+
+@pytest.mark.parametrize("with_loader", [True, False])
+def test_two_optimizers_an_iteration_make_one_step(watched, with_loader):
+    maker, judge = Net(), Net()
+    optimizers = torch.optim.SGD(maker.parameters(), 0.1), torch.optim.Adam(judge.parameters())
+    batches = loader(count=40) if with_loader else [(torch.randn(4, 8), None)] * 10
+    for rows, _ in batches:
+        for model, optimizer in zip((judge, maker), reversed(optimizers), strict=True):
+            loss = model(rows).square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            time.sleep(0.001)
+            optimizer.step()
+    records = watched.records()
+    # The second optimizer is not known before its first step; the last step may still go on.
+    settled = records[2:]
+    assert 7 <= len(settled) <= 8
+    assert all((record.forwards, record.backwards) == (2, 2) and record.seconds >= 0.002 for record in settled)
+    ends = [record.end for record in records]
+    assert ends == sorted(ends)
+    assert all(abs(later.end - later.seconds - earlier.end) < 1e-6 for earlier, later in itertools.pairwise(settled))
+
+
+def test_validation_with_its_own_loader_is_evaluation(watched):
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for _ in range(3):
+        train(model, loader(count=16), optimizer)
+        with torch.no_grad():
+            for rows, _ in loader(count=20, pause=PAUSE / 4):
+                model(rows)
+    train(model, loader(count=16), optimizer)
+    records = watched.records()
+    assert len(records) == 15
+    long = [record for record in records if record.evaluation > 0]
+    assert len(long) == 3
+    for record in long:
+        assert record.evaluation >= 5 * PAUSE
+        assert record.data_wait < PAUSE
+        assert record.forwards == 1
+    shares_add_up(records)
+
+
+def test_a_teacher_in_every_step_is_no_evaluation(watched):
+    teacher, model = Net(pause=PAUSE / 2), Net()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for rows, _ in loader():
+        with torch.no_grad():
+            wanted = teacher(rows)
+        loss = (model(rows) - wanted).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    records = watched.records()
+    assert len(records) == 7
+    assert all(record.evaluation == 0 and record.forward >= PAUSE / 2 for record in records[2:])
+
+
+def test_saving_is_told_apart(watched):
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+
+    class SlowFile(io.BytesIO):
+        def write(self, data):
+            time.sleep(PAUSE / 10)
+            return super().write(data)
+
+    for number, (rows, labels) in enumerate(loader()):
+        train(model, [(rows, labels)], optimizer)
+        if number == 3:
+            torch.save(model.state_dict(), SlowFile())
+    records = watched.records()
+    saving = [record for record in records if record.save > 0]
+    assert len(saving) == 1
+    assert saving[0].save >= PAUSE
+    assert saving[0].prepare < saving[0].save
+
+
+def test_collections_are_counted(watched):
+    import gc
+
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for rows, labels in loader():
+        train(model, [(rows, labels)], optimizer)
+        gc.collect()
+    records = watched.records()
+    assert all(0 < record.gc <= record.seconds for record in records)
+
+
+def test_inference_is_a_step_per_forward(watched):
+    model = Net(pause=PAUSE / 2).eval()
+    with torch.inference_mode():
+        for rows, _ in loader(pause=PAUSE / 4):
+            model(rows)
+    records = watched.records()
+    assert len(records) == 7
+    for record in records:
+        assert record.kind == "infer"
+        assert record.forward >= PAUSE / 2
+        assert record.data_wait >= PAUSE
+        assert record.samples == 4
+    shares_add_up(records)
+
+
+def test_inference_that_forgot_no_grad(watched):
+    model = Net()
+    for _ in range(20):
+        model(torch.randn(3, 8))
+    records = watched.records()
+    assert len(records) >= 10
+    assert {record.kind for record in records} == {"infer"}
+
+
+def test_requests_served_by_threads(watched):
+    model = Net(pause=0.002)
+
+    def serve():
+        with torch.no_grad():
+            for _ in range(5):
+                model(torch.randn(2, 8))
+
+    serve()
+    threads = [threading.Thread(target=serve) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    records = watched.records()
+    assert len(records) == 14
+    assert all(record.forward >= 0.002 and record.seconds >= record.forward for record in records)
+
+
+def test_a_model_that_is_no_module_lies_between_batch_and_backward(watched):
+    weight = torch.zeros(8, 4, requires_grad=True)
+
+    def forward(rows):
+        time.sleep(PAUSE)
+        return rows @ weight
+
+    train(forward, loader(), torch.optim.SGD([weight], 0.1))
+    records = watched.records()
+    assert len(records) == 7
+    assert all(record.forward >= PAUSE and record.forwards == 0 for record in records)
+
+
+def test_modules_called_one_after_the_other_are_one_batch(watched):
+    encode, decode = nn.Linear(8, 16), nn.Linear(16, 4)
+    optimizer = torch.optim.SGD([*encode.parameters(), *decode.parameters()], 0.1)
+    train(lambda rows: decode(encode(rows)), loader(), optimizer)
+    assert all((record.forwards, record.samples) == (2, 4) for record in watched.records())
+
+
+def test_a_step_that_fails_is_no_step(watched):
+    class Failing(torch.optim.SGD):
+        fails = False
+
+        def step(self, closure=None):
+            if self.fails:
+                raise ArithmeticError
+            return super().step(closure)
+
+    model = Net()
+    optimizer = Failing(model.parameters(), 0.1)
+    for number, (rows, labels) in enumerate(loader()):
+        optimizer.fails = number in (2, 3)
+        if optimizer.fails:
+            with pytest.raises(ArithmeticError):
+                train(model, [(rows, labels)], optimizer)
+        else:
+            train(model, [(rows, labels)], optimizer)
+    assert [record.backwards for record in watched.records()] == [1, 3, 1, 1, 1]
+
+
+def test_updates_without_an_optimizer_of_torch(watched):
+    model = Net()
+    for _ in range(100):
+        loss = model(torch.randn(4, 8)).square().mean()
+        loss.backward()
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter -= 0.1 * parameter.grad
+                parameter.grad = None
+    records = watched.records()
+    assert 25 <= len(records) <= 40
+    assert all((record.forwards, record.backwards) == (1, 1) for record in records[2:])
+
+
+def test_a_closure_is_counted_once(watched):
+    model = Net(pause=0.001)
+    optimizer = torch.optim.LBFGS(model.parameters(), max_iter=3)
+    rows = torch.randn(16, 8)
+
+    def closure():
+        optimizer.zero_grad()
+        loss = model(rows).square().mean()
+        loss.backward()
+        return loss
+
+    for _ in range(5):
+        optimizer.step(closure)
+    records = watched.records()
+    assert len(records) == 4
+    assert all(record.forwards >= 1 and record.optimizer >= 0 for record in records)
+    shares_add_up(records)
+
+
+def test_queue_depth_and_loader_facts(watched):
+    model = Net()
+    optimizer = torch.optim.AdamW(model.parameters(), foreach=True)
+    for rows, labels in loader(count=48, num_workers=2, prefetch_factor=3):
+        time.sleep(0.01)
+        train(model, [(rows, labels)], optimizer)
+    records = watched.records()
+    depths = [record.queue_ready for record in records]
+    assert all(depth is not None and 0 <= depth <= 6 for depth in depths)
+    assert max(depths) >= 2
+    facts = watched.facts()
+    info = facts.loaders[-1]
+    assert (info.workers, info.batch_size, info.prefetch, len(info.worker_pids)) == (2, 4, 3, 2)
+    assert info.dataset == "Rows"
+    assert facts.optimizers == ("AdamW",)
+    assert facts.foreach is True
+    assert facts.root == "Net"
+    assert facts.parameters == sum(parameter.numel() for parameter in model.parameters())
+    assert facts.parameter_dtypes == ("float32",)
+    assert facts.threads == torch.get_num_threads()
+    assert facts.ops is not None and 5 <= facts.ops <= 40
+    assert facts.cost_us is not None and facts.cost_us > 0
+
+
+def test_workers_of_a_loader_write_nothing(watched):
+    class Predicting(Rows):
+        def __getitem__(self, index):
+            with torch.no_grad():
+                helper(torch.zeros(1, 8))
+            return super().__getitem__(index)
+
+    helper, model = Net(), Net()
+    data = DataLoader(Predicting(64), batch_size=4, num_workers=2, multiprocessing_context="fork")
+    train(model, data, torch.optim.SGD(model.parameters(), 0.1))
+    records = watched.records()
+    assert len(records) == 15
+    assert {record.kind for record in records} == {"train"}
+
+
+def test_another_thread_does_not_disturb(watched):
+    model, other = Net(), Net()
+    stop = threading.Event()
+
+    def evaluate():
+        with torch.no_grad():
+            while not stop.is_set():
+                other(torch.randn(2, 8))
+
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    train(model, loader(), optimizer)
+    thread = threading.Thread(target=evaluate)
+    thread.start()
+    try:
+        train(model, loader(), optimizer, times=4)
+    finally:
+        stop.set()
+        thread.join()
+    records = watched.records()
+    assert {(record.kind, record.forwards) for record in records} == {("train", 1)}
+
+
+def test_exceptions_pass_untouched(watched):
+    class Broken(Net):
+        def forward(self, rows):
+            raise LookupError("the user's own")
+
+    class BrokenRows(Rows):
+        def __getitem__(self, index):
+            raise OverflowError("also the user's")
+
+    with pytest.raises(LookupError, match="the user's own"):
+        Broken()(torch.zeros(1, 8))
+    with pytest.raises(OverflowError):
+        next(iter(DataLoader(BrokenRows())))
+    with pytest.raises(RuntimeError):
+        torch.zeros(1).backward()
+    with pytest.raises(StopIteration):
+        next(iter(loader(count=0)))
+    model = Net()
+    train(model, loader(), torch.optim.SGD(model.parameters(), 0.1))
+    assert len(watched.records()) == 7
+    assert aitop.hook._session._errors == 0

@@ -1,0 +1,278 @@
+"""Coming, staying and going: everything is put back, whoever ends it, and the run computes the same."""
+
+from __future__ import annotations
+
+import gc
+import os
+import sys
+import time
+
+import pytest
+import torch
+import torch.utils.data.dataloader
+from hook_runs import Net, Watched, loader, patched_attributes, train
+
+import aitop.hook
+from aitop.hook import session as session_module
+from aitop.sources.hook_ring import HookRing, find_ring
+
+
+def run_a_little():
+    model = Net()
+    train(model, loader(), torch.optim.SGD(model.parameters(), 0.1))
+
+
+def is_open() -> bool:
+    return any("aitop-hook" in link for link in links())
+
+
+def links():
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            yield os.readlink(f"/proc/self/fd/{name}")
+        except OSError:
+            continue
+
+
+@pytest.mark.usefixtures("unhooked")
+class TestRemoval:
+    def test_everything_is_the_same_object_again(self):
+        run_a_little()
+        before, callbacks = patched_attributes(), list(gc.callbacks)
+        for _ in range(3):
+            assert aitop.hook.install("attach") == "installed"
+            assert aitop.hook.install("attach") == "already"
+            assert sys.modules["_aitop_hook"] is aitop.hook
+            run_a_little()
+            assert vars(Net).get("__call__") is not None
+            assert aitop.hook.remove() == "removed"
+            assert aitop.hook.remove() == "absent"
+            after = patched_attributes()
+            assert all(after[name] is before[name] for name in before if name not in ("pre", "post"))
+            assert (after["pre"], after["post"], list(gc.callbacks)) == (before["pre"], before["post"], callbacks)
+            assert "_aitop_hook" not in sys.modules
+            assert not is_open()
+            assert find_ring(os.getpid()) is None
+
+    def test_removed_before_anything_ran(self):
+        before = patched_attributes()
+        aitop.hook.install("attach")
+        aitop.hook.remove()
+        assert patched_attributes() == before
+
+    def test_a_foreign_wrapper_stays_and_ours_only_forwards(self):
+        run_a_little()
+        aitop.hook.install("attach")
+        ours, calls = torch.save, []
+
+        def theirs(*args, **kwargs):
+            calls.append(args)
+            return ours(*args, **kwargs)
+
+        saved = next(patch.original for patch in session_of()._patches._made if patch.name == "save")
+        torch.save = theirs
+        try:
+            assert aitop.hook.remove() == "removed"
+            assert torch.save is theirs
+            import io
+
+            buffer = io.BytesIO()
+            torch.save(torch.zeros(2), buffer)
+            assert calls and buffer.getvalue()
+            assert aitop.hook.install("attach") == "installed"
+            torch.save(torch.zeros(2), io.BytesIO())
+            assert aitop.hook.remove() == "removed"
+            assert torch.save is theirs
+        finally:
+            torch.save = saved
+
+    def test_a_lease_that_ran_out_makes_the_hook_leave(self, monkeypatch):
+        run_a_little()
+        before = patched_attributes()
+        monkeypatch.setattr(session_module, "LOOK_EVERY_NS", 0)
+        monkeypatch.setattr(session_module, "SEND_EVERY_NS", 0)
+        aitop.hook.install("attach")
+        reader = HookRing(os.getpid())
+        reader.renew(seconds=0.2)
+        run_a_little()
+        assert reader.state == "installed"
+        time.sleep(0.25)
+        run_a_little()
+        assert reader.state == "removed"
+        assert patched_attributes() == before
+        assert not [link for link in links() if "aitop-hook" in link][1:]  # only the reader's own
+        reader.close()
+
+    def test_the_last_monitor_out_ends_it(self, monkeypatch):
+        monkeypatch.setattr(session_module, "LOOK_EVERY_NS", 0)
+        monkeypatch.setattr(session_module, "SEND_EVERY_NS", 0)
+        aitop.hook.install("attach")
+        one, other = HookRing(os.getpid()), HookRing(os.getpid())
+        with monkeypatch.context() as context:
+            context.setattr(os, "getpid", lambda: 1)
+            one.renew()
+        other.renew()
+        run_a_little()
+        other.release()
+        run_a_little()
+        assert other.state == "installed"
+        with monkeypatch.context() as context:
+            context.setattr(os, "getpid", lambda: 1)
+            one.release()
+        run_a_little()
+        assert one.state == "removed"
+        one.close()
+        other.close()
+
+    def test_without_a_monitor_an_attached_hook_leaves_after_its_grace(self, monkeypatch):
+        monkeypatch.setattr(session_module, "LOOK_EVERY_NS", 0)
+        monkeypatch.setattr(session_module, "SEND_EVERY_NS", 0)
+        aitop.hook.install("attach")
+        run_a_little()
+        assert not session_of().gone
+        monkeypatch.setattr("aitop.hook.layout.GRACE_NS", 0)
+        left = session_of()
+        run_a_little()
+        assert left.gone
+        assert aitop.hook.remove() == "absent"
+
+    def test_a_hook_that_came_with_the_program_stays_until_asked(self, monkeypatch):
+        monkeypatch.setattr(session_module, "LOOK_EVERY_NS", 0)
+        monkeypatch.setattr(session_module, "SEND_EVERY_NS", 0)
+        monkeypatch.setattr("aitop.hook.layout.GRACE_NS", 0)
+        aitop.hook.install("run")
+        reader = HookRing(os.getpid())
+        reader.renew()
+        reader.release()
+        run_a_little()
+        assert reader.state == "installed"
+        reader.ask_to_leave()
+        run_a_little()
+        assert reader.state == "removed"
+        reader.close()
+
+    def test_asked_within_an_optimizer_step_it_leaves_right_after(self):
+        class Asking(torch.optim.SGD):
+            answer = None
+
+            def step(self, closure=None):
+                self.answer = self.answer or aitop.hook.remove()
+                return super().step(closure)
+
+        run_a_little()
+        before = patched_attributes()
+        aitop.hook.install("attach")
+        left = session_of()
+        model = Net()
+        optimizer = Asking(model.parameters(), 0.1)
+        train(model, loader(), optimizer)
+        assert optimizer.answer == "busy"
+        assert left.gone
+        assert patched_attributes() == before
+
+    def test_installing_within_an_optimizer_step_is_refused(self):
+        answers = []
+
+        class Asking(torch.optim.SGD):
+            def step(self, closure=None):
+                answers.append(aitop.hook.install("attach"))
+                return super().step(closure)
+
+        model = Net()
+        train(model, loader(count=4), Asking(model.parameters(), 0.1))
+        assert answers == ["busy"]
+
+    def test_our_own_errors_do_not_reach_the_run(self, monkeypatch):
+        watched = Watched()
+        monkeypatch.setattr("aitop.hook.steps.Steps.forward_ended", lambda *args: 1 / 0)
+        left = watched.session
+        run_a_little()
+        run_a_little()
+        assert left.gone
+        watched.ring.close()
+
+
+def session_of():
+    return aitop.hook._session
+
+
+def seeded_losses(disturb=None, optimizer_of=torch.optim.AdamW):
+    torch.manual_seed(7)
+    model = torch.nn.Sequential(torch.nn.Linear(8, 32), torch.nn.Dropout(0.2), torch.nn.Linear(32, 4))
+    optimizer = optimizer_of(model.parameters(), 1e-2)
+    losses = []
+    for number, (rows, labels) in enumerate(loader(count=400, shuffle=True)):
+        if disturb is not None:
+            disturb(number)
+        losses += train(model, [(rows / 400, labels)], optimizer)
+    return losses
+
+
+@pytest.mark.usefixtures("unhooked")
+def test_losses_are_the_same_bit_for_bit():
+    def come_and_go(number):
+        if number % 3 == 0:
+            assert aitop.hook.install("attach") == "installed"
+        elif number % 3 == 2:
+            assert aitop.hook.remove() == "removed"
+
+    plain = seeded_losses()
+    assert seeded_losses(come_and_go) == plain
+
+
+@pytest.mark.usefixtures("unhooked")
+@pytest.mark.parametrize("kind", ["module", "in place", "function"])
+def test_a_compiled_model_is_not_compiled_again(kind):
+    from torch._dynamo.utils import counters
+
+    torch._dynamo.reset()
+    counters.clear()
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    called = model
+    if kind == "module":
+        called = torch.compile(model, backend="eager")
+    elif kind == "in place":
+        model.compile(backend="eager")
+    else:
+        called = torch.compile(lambda rows: model(rows), backend="eager")
+
+    def counted():
+        return (
+            counters["stats"].get("unique_graphs", 0),
+            counters["frames"].get("total", 0),
+            sum(counters["graph_break"].values()),
+        )
+
+    train(called, loader(), optimizer)
+    before = counted()
+    assert before[0] >= 1
+    watched = Watched()
+    train(called, loader(), optimizer, times=2)
+    records = watched.records()
+    aitop.hook.remove()
+    watched.ring.close()
+    train(called, loader(), optimizer)
+    assert counted() == before
+    assert len(records) == 15
+    if kind != "function":
+        assert all(record.forwards == 1 for record in records)
+
+
+@pytest.mark.usefixtures("unhooked")
+def test_a_model_first_compiled_while_hooked():
+    from torch._dynamo.utils import counters
+
+    torch._dynamo.reset()
+    counters.clear()
+    watched = Watched()
+    model = Net()
+    compiled = torch.compile(model, backend="eager")
+    train(compiled, loader(), torch.optim.SGD(model.parameters(), 0.1))
+    assert counters["stats"]["unique_graphs"] == 1
+    assert not counters["graph_break"]
+    assert all(record.forwards == 1 for record in watched.records())
+    aitop.hook.remove()
+    train(compiled, loader(), torch.optim.SGD(model.parameters(), 0.1))
+    assert counters["stats"]["unique_graphs"] == 1
+    watched.ring.close()
