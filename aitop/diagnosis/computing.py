@@ -188,5 +188,5 @@ def _short(file: str) -> str:
 RULES = (
     Rule("python-overhead", python_overhead, Band(enter=0.15, leave=0.1)),
     Rule("optimizer-bound", optimizer_bound, Band(enter=0.25, leave=0.18)),
-    Rule("compute-bound", compute_bound, Band(enter=0.5, leave=0.4)),
+    Rule("compute-bound", compute_bound, Band(enter=0.5, leave=0.4), only_alone=True),
 )

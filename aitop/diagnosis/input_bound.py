@@ -102,7 +102,18 @@ def _contention(snapshot: Snapshot) -> float:
     if delay is None or idle is None or idle > 0.5:
         return 0.0
     wait = summed(records(snapshot), lambda step: step.data_wait + step.loader_start) or 0.0
-    return min(delay, max(0.0, 1.0 - wait) * 0.5)
+    return min(delay, max(0.0, 1.0 - wait) * 0.5) * _loaders_part_of_others(snapshot)
+
+
+def _loaders_part_of_others(snapshot: Snapshot) -> float:
+    """How much of the CPU that others than the training process use is used by its own loader workers (0..1)."""
+    workers = mean_of(snapshot, "workers_cpu")
+    main = mean_of(snapshot, "main_cpu")
+    busy = snapshot.host.machine.core_busy if snapshot.host else None
+    if workers is None or main is None or busy is None:
+        return 0.0
+    others = max(sum(busy) - main, workers, 0.01)
+    return workers / others
 
 
 def _ordered(fixes: tuple[Fix, ...]) -> tuple[Fix, ...]:

@@ -111,7 +111,6 @@ def _respawn(snapshot: Snapshot, share: float) -> Cause | None:
             ),
         ),
         confirmed=bool(starts) and spawning.share > 0.02,
-        frees_cores=True,
     )
 
 

@@ -39,6 +39,9 @@ class Judge:
                 abstained.append(judgement)
             self._update(rule, judgement if isinstance(judgement, Finding) else None, snapshot.time)
         verdicts = sorted((shown.verdict for shown in self._shown.values()), key=_importance)
+        lonely = {rule.id for rule in self._rules if rule.only_alone}
+        if any(verdict.share and verdict.id not in lonely for verdict in verdicts):
+            verdicts = [verdict for verdict in verdicts if verdict.id not in lonely]
         return Diagnosis(verdicts=tuple(verdicts), abstained=tuple(abstained))
 
     def _update(self, rule: Rule, finding: Finding | None, now: float) -> None:

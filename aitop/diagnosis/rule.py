@@ -31,8 +31,12 @@ Judgement = Union[Finding, Abstention, None]  # noqa: UP007 - evaluated at run t
 
 @dataclass(frozen=True)
 class Rule:
-    """One verdict id, the function that looks for it, and its band."""
+    """One verdict id, the function that looks for it, and its band.
+
+    With `only_alone` the finding is told only where no other one has a share of step time to gain.
+    """
 
     id: str
     judge: Callable[[Snapshot], Judgement]
     band: Band
+    only_alone: bool = False

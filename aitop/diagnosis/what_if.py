@@ -41,8 +41,15 @@ class Loading:
         return self.step * self.workers if self.workers else self.wait
 
     def step_with(self, workers: int) -> float:
-        """Predicted step time with that many workers, loading and computing overlapped."""
-        return max(self.compute, self.load / workers)
+        """Predicted step time with that many workers, loading and computing overlapped, within the cores there are."""
+        return max(self.compute, self.load / workers, self._core_bound())
+
+    def _core_bound(self) -> float:
+        """The shortest step in which the cores in reach can do the CPU work of loading and computing."""
+        if self.free_cores is None:
+            return 0.0
+        in_reach = 1.0 + self.workers * self.cores_per_worker + self.free_cores
+        return (self.compute + self.load * self.cores_per_worker) / in_reach
 
     def affordable_workers(self) -> int:
         """How many workers the cores allow: those there are plus what free cores carry."""

@@ -97,6 +97,18 @@ def test_order_is_severity_then_share():
     assert shown(judge, 1) == ["memory-leak", "input-bound", "python-overhead", "compute-bound"]
 
 
+def test_computing_is_told_only_where_nothing_else_is_to_be_gained():
+    computing, waiting = Level("compute-bound", "info"), Level()
+    alone = Rule("compute-bound", computing.rule.judge, computing.rule.band, only_alone=True)
+    judge = Judge([alone, waiting.rule])
+    computing.level = 0.7
+    shown(judge, 0)
+    assert shown(judge, 1) == ["compute-bound"]
+    waiting.level = 0.3
+    shown(judge, 2)
+    assert shown(judge, 3) == ["input-bound"]
+
+
 def test_abstentions_are_told():
     rule = Rule("input-bound", lambda _: Abstention(id="input-bound", reason="2 steps so far"), Band(0.2, 0.1))
     told = Judge([rule]).judge(picture(0))

@@ -31,6 +31,8 @@ def test_computing_workers_are_capped_by_the_cores():
 def test_loading_in_the_main_process_can_only_be_overlapped():
     loading = Loading(step=0.1, wait=0.05, workers=0, cores_per_worker=1.0, free_cores=1.0)
     assert loading.speedup_with(1) == pytest.approx(2.0)
+    no_core = Loading(step=0.1, wait=0.05, workers=0, cores_per_worker=1.0, free_cores=0.0)
+    assert no_core.speedup_with(1) == pytest.approx(1.0)
     slow = Loading(step=0.1, wait=0.09, workers=0, cores_per_worker=1.0, free_cores=1.0)
     assert slow.best_workers() == 1
     assert slow.speedup_with(1) == pytest.approx(1 / 0.9)
