@@ -16,6 +16,7 @@ from aitop.model.steps import AllocatorSample, HookFacts, HookSample, StepRecord
 KEEP_SECONDS = 300.0
 KEEP_STEPS = 4096
 KEEP_WINDOWS = 40
+ENDING_SECONDS = 3.0
 
 
 @dataclass
@@ -36,6 +37,7 @@ class History:
 
     target: Target
     statuses: dict[SourceName, SourceStatus] = field(default_factory=dict)
+    was_ok: dict[SourceName, SourceStatus] = field(default_factory=dict)
     hosts: deque[HostSample] = field(default_factory=deque)
     gpus: deque[GpuSample] = field(default_factory=deque)
     windows: deque[StackWindow] = field(default_factory=lambda: deque(maxlen=KEEP_WINDOWS))
@@ -66,11 +68,16 @@ class History:
         elif isinstance(event, HookSample):
             self._add_hook(event)
         elif isinstance(event, SourceStatus):
+            before = self.statuses.get(event.source)
+            if before is not None and before.state == "ok":
+                self.was_ok[event.source] = before
             self.statuses[event.source] = event
         elif isinstance(event, GrowthSites):
             self.growth = event
         else:
             self.target = event
+            if event.ended is not None:
+                self._overlook_the_end(event.time)
 
     def _add_hook(self, sample: HookSample) -> None:
         hook = self.hooks.setdefault(sample.pid, HookHistory())
@@ -83,6 +90,12 @@ class History:
             hook.allocators = sample.allocators
             self.allocators.append((sample.time, sample.allocators))
         self.newest["hook"] = sample.time
+
+    def _overlook_the_end(self, time: float) -> None:
+        """Sources that worked until the target ended did not fail: what they gave is what is known of it."""
+        for name, before in self.was_ok.items():
+            if self.statuses[name].time > time - ENDING_SECONDS:
+                self.statuses[name] = before
 
     def _forget_before(self, oldest: float) -> None:
         for kept in (self.hosts, self.gpus):

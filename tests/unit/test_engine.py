@@ -98,6 +98,15 @@ def test_nothing_seen_is_none_and_not_zero():
     assert only.diagnosis.verdicts == () and only.diagnosis.abstained
 
 
+def test_a_source_that_worked_to_the_end_did_not_fail():
+    events = session(5)
+    events.append(SourceStatus(time=5.2, source="hook", state="failed", reason="process has ended"))
+    events.append(msgspec.structs.replace(TARGET, ended="process 100 ended", time=5.5))
+    events.append(Tick(time=5.5, wall=0.0))
+    last = play(events)[-1]
+    assert last.sources["hook"].state == "ok" and last.target.ended == "process 100 ended"
+
+
 def test_history_is_bounded():
     history = History(TARGET)
     for event in session(int(KEEP_SECONDS) + 200, step_seconds=0.02):
