@@ -110,7 +110,7 @@ def _remove() -> str:
         return str(other.remove())
     if _session is None or _session.gone:
         return "absent"
-    from . import frames, session
+    from . import frames
 
     if frames.optimizer_is_stepping():
         _session.leave_soon()
@@ -124,7 +124,10 @@ def _remove() -> str:
 
 def _is_multiprocessing_child() -> bool:
     process = sys.modules.get("multiprocessing.process")
-    return process is not None and process.parent_process() is not None
+    if process is None:
+        return False
+    # While a spawned child is still unpickling what it is to do, it is only marked as inheriting.
+    return process.parent_process() is not None or getattr(process.current_process(), "_inheriting", False)
 
 
 if __name__ == "aitop.hook":

@@ -13,11 +13,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 from . import layout as at
 from .frames import within_step
-from .sums import Parts, Sums, join
+from .sums import Closed, Parts, Sums, join
 
 NOBODY = 0
 GONE = -1
@@ -34,15 +34,6 @@ CPU_EVERY = 8
 # Of so many steps, one has its own end timed.
 TIME_EVERY = 16
 GUESSED_TRAINING_ENDS_AFTER_NS = 20_000_000_000
-
-
-class Closed(NamedTuple):
-    """What a step of several optimizers has come to, up to the last of their steps."""
-
-    end: int
-    parts: Parts
-    cpu: int
-    timing: Any
 
 
 class Steps(Sums):

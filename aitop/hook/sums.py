@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+from typing import Any, NamedTuple
+
 from . import layout as at
 
 # data_wait, loader_start, prepare, forward, backward, optimizer, save, evaluation, gc, forwards, backwards, samples,
 # queue_ready
 Parts = tuple[int, int, int, int, int, int, int, int, int, int, int, int, int]
+
+
+class Closed(NamedTuple):
+    """What a step of several optimizers has come to, up to the last of their steps."""
+
+    end: int
+    parts: Parts
+    cpu: int
+    timing: Any
 
 
 class Sums:

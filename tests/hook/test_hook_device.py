@@ -1,0 +1,153 @@
+"""The device clock, with events that a test controls: nothing is waited for, and errors stay inside."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hook_runs import Net, loader, train
+
+from aitop.hook import device as device_module
+
+
+class Gpu:
+    """A device whose clock stands still unless told, and which is done with an event only when `done`."""
+
+    def __init__(self) -> None:
+        self.clock, self.done, self.capturing = 0.0, True, False
+        self.made, self.waits = 0, 0
+        gpu = self
+
+        class Event:
+            def __init__(self, enable_timing=False) -> None:
+                assert enable_timing
+                gpu.made += 1
+                self.at = None
+
+            def record(self):
+                assert not gpu.capturing
+                gpu.clock += 1.0
+                self.at = gpu.clock
+
+            def query(self):
+                assert not gpu.capturing
+                return gpu.done
+
+            def elapsed_time(self, later):
+                assert gpu.done
+                return later.at - self.at
+
+            def synchronize(self):
+                gpu.waits += 1
+
+        self.Event = Event
+
+
+@pytest.fixture
+def gpu(monkeypatch, watched):
+    made = Gpu()
+    monkeypatch.setattr(torch.cuda, "Event", made.Event)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: made.capturing)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    stats = {"reserved_bytes.all.current": 1000, "allocated_bytes.all.current": 600, "num_ooms": 1}
+    monkeypatch.setattr(torch.cuda, "memory_stats", lambda device: stats if device == 1 else {})
+    properties = type("Properties", (), {"total_memory": 80_000})
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
+    monkeypatch.setattr(device_module, "ALWAYS_ABOVE_NS", 0)
+    watched.session.look(watched.session.steps.now())
+    return made
+
+
+def step_a_little(times=1):
+    model = Net()
+    train(model, loader(), torch.optim.SGD(model.parameters(), 0.1), times=times)
+
+
+def test_phases_on_the_device_clock(gpu, watched):
+    step_a_little()
+    records = watched.records()
+    timed = records[1:]
+    assert len(timed) == 6
+    for record in timed:
+        # One tick an event: begin and end of each phase, and one at the end of the step.
+        assert (record.device_forward, record.device_backward, record.device_optimizer) == (0.001,) * 3
+        assert record.device_idle == pytest.approx(0.004)
+    assert gpu.waits == 0
+
+
+def test_events_come_from_a_pool(gpu, watched):
+    step_a_little(times=5)
+    watched.records()
+    assert gpu.made < 7 * 64 + 20
+    before = gpu.made
+    step_a_little(times=5)
+    watched.records()
+    step_a_little(times=5)
+    assert gpu.made - before < 7 * 64
+
+
+def test_records_wait_for_their_events_in_order(gpu, watched):
+    gpu.done = False
+    step_a_little()
+    assert len(watched.records()) <= 1
+    gpu.done = True
+    step_a_little()
+    indices = [record.index for record in watched.records()]
+    assert len(indices) >= 12
+    assert indices == sorted(indices)
+
+
+def test_a_device_that_never_finishes_holds_nothing_back_for_ever(gpu, watched):
+    gpu.done = False
+    step_a_little(times=15)
+    records = watched.records()
+    assert len(records) >= 15 * 8 - 1 - device_module.MOST_PENDING - 1
+    assert all(record.device_forward is None for record in records)
+    assert [record.index for record in records] == list(range(1, len(records) + 1))
+
+
+def test_nothing_is_touched_while_a_graph_is_captured(gpu, watched):
+    step_a_little()
+    gpu.capturing = True
+    step_a_little()
+    gpu.capturing = False
+    step_a_little()
+    assert watched.session._errors == 0
+    assert watched.session.steps.device._errors == 0
+
+
+def test_a_broken_driver_costs_only_the_device_times(gpu, watched, monkeypatch):
+    def broken(*args):
+        raise RuntimeError("CUDA error")
+
+    monkeypatch.setattr(gpu.Event, "record", broken)
+    step_a_little(times=2)
+    monkeypatch.setattr(gpu.Event, "query", broken)
+    step_a_little()
+    records = watched.records()
+    assert len(records) == 23
+    assert all(record.device_forward is None and record.forward > 0 for record in records)
+    assert watched.session._errors == 0
+
+
+def test_two_optimizers_join_their_device_times(gpu, watched):
+    one, other = Net(), Net()
+    optimizers = torch.optim.SGD(one.parameters(), 0.1), torch.optim.SGD(other.parameters(), 0.1)
+    for rows, _ in loader(count=48):
+        for model, optimizer in zip((one, other), optimizers, strict=True):
+            optimizer.zero_grad()
+            model(rows).square().mean().backward()
+            optimizer.step()
+    timed = [record for record in watched.records()[3:] if record.device_forward is not None]
+    assert len(timed) >= 6
+    assert all(record.forwards == 2 and record.device_forward == pytest.approx(0.002) for record in timed)
+
+
+def test_allocator_figures(gpu, watched):
+    step_a_little()
+    watched.session._write_facts(watched.session.steps.now())
+    sample = watched.ring.read(watched.session.steps.now() * 1e-9)
+    (allocator,) = sample.allocators
+    assert (allocator.device, allocator.allocated, allocator.reserved) == (1, 600, 1000)
+    assert (allocator.ooms, allocator.retries, allocator.capacity) == (1, None, 80_000)
+    assert sample.facts.cuda
