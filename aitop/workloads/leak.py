@@ -20,8 +20,8 @@ class Net(nn.Module):
         return self.head(self.hidden(inputs))
 
 
-def batch_of(size: int):
-    """A batch of a synthetic classification problem."""
+def make_problem(size: int):
+    """Inputs and labels of a synthetic classification problem."""
     inputs = torch.randn(size, 64)
     return inputs, inputs[:, :10].argmax(dim=1)
 
@@ -46,14 +46,15 @@ def main() -> None:
     model = Net(args.width)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     criterion = nn.CrossEntropyLoss()
-    valid_inputs, valid_labels = batch_of(16)
+    all_inputs, all_labels = make_problem(100 * args.batch_size)
+    valid_inputs, valid_labels = make_problem(16)
     history = []
 
     step, since, last = 0, time.perf_counter(), 0
     while True:
-        inputs, labels = batch_of(args.batch_size)
+        rows = slice(step % 100 * args.batch_size, (step % 100 + 1) * args.batch_size)
         optimizer.zero_grad()
-        criterion(model(inputs), labels).backward()
+        criterion(model(all_inputs[rows]), all_labels[rows]).backward()
         optimizer.step()
 
         loss = criterion(model(valid_inputs), valid_labels)
@@ -65,7 +66,7 @@ def main() -> None:
         if step == 1 or step % 20 == 0:
             now = time.perf_counter()
             rate = (step - last) / (now - since)
-            print(f"step {step}: loss {float(loss):.4f}, {rate:.1f} steps/s", flush=True)
+            print(f"step {step}: loss {history[-1]:.4f}, {rate:.1f} steps/s", flush=True)
             since, last = now, step
             if resident_mb() > args.limit_mb:
                 print(f"stopping: the process has grown to {args.limit_mb:.0f} MB", flush=True)
