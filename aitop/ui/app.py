@@ -6,8 +6,10 @@ import asyncio
 import os
 import signal
 import sys
+import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING, ClassVar
+from types import FrameType
+from typing import TYPE_CHECKING, ClassVar, TypeVar
 
 from textual.app import App
 from textual.binding import Binding, BindingType
@@ -17,16 +19,20 @@ from aitop.ui.messages import FeedFailed
 from aitop.ui.screens.evidence import SourceAround
 from aitop.ui.screens.monitor import MonitorScreen
 from aitop.ui.screens.picker import PickerScreen
+from aitop.ui.terminal import LastResort
 from aitop.ui.view import Look, View
 
 if TYPE_CHECKING:
     from aitop.engine.feed import Feed
 
+ResultType = TypeVar("ResultType")
+
 INTERRUPTED = 130
+ENDING_SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
 PLAIN_TERMINALS = frozenset({"linux", "dumb", "vt100", "vt102", "vt220"})
 
 
-class AitopApp(App[int]):
+class AitopApp(App[ResultType]):
     """A terminal application that ends in order, with the terminal restored, whatever ends it."""
 
     CSS_PATH = "theme.tcss"
@@ -34,9 +40,11 @@ class AitopApp(App[int]):
     ENABLE_COMMAND_PALETTE = False
     BINDINGS: ClassVar[list[BindingType]] = [Binding("ctrl+c", "interrupt", "interrupt", show=False, priority=True)]
 
-    def __init__(self) -> None:
+    def __init__(self, clean_up: Callable[[], None] = lambda: None) -> None:
         super().__init__()
         self.failure: BaseException | None = None
+        self._last_resort = LastResort(clean_up)
+        self._loop_for_signals: asyncio.AbstractEventLoop | None = None
         self.animation_level = "none"
 
     def look(self) -> Look:
@@ -45,10 +53,11 @@ class AitopApp(App[int]):
         return Look(mono=self.no_color, ascii=plain)
 
     def on_mount(self) -> None:
-        if not self.is_headless:
-            loop = asyncio.get_running_loop()
-            for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
-                loop.add_signal_handler(number, self._end_by, number)
+        # Not the event loop's own handlers: those would wait for a loop that is stuck writing to a dead terminal.
+        if not self.is_headless and threading.current_thread() is threading.main_thread():
+            self._loop_for_signals = asyncio.get_running_loop()
+            for number in ENDING_SIGNALS:
+                signal.signal(number, self._end_by)
 
     def on_feed_failed(self, message: FeedFailed) -> None:
         self.failure = message.error
@@ -57,15 +66,28 @@ class AitopApp(App[int]):
     def action_interrupt(self) -> None:
         self.exit(return_code=INTERRUPTED)
 
-    def _end_by(self, number: signal.Signals) -> None:
-        self.exit(return_code=128 + number)
+    def _end_by(self, number: int, frame: FrameType | None) -> None:
+        code = 128 + number
+        self._last_resort.arm(code)
+        if self._loop_for_signals is not None:
+            self._loop_for_signals.call_soon_threadsafe(lambda: self.exit(return_code=code))
+
+    def run_to_end(self) -> ResultType | None:
+        """Run until it is over; the signals that ended it mean again afterwards what they meant before."""
+        before = {number: signal.getsignal(number) for number in ENDING_SIGNALS}
+        try:
+            return self.run()
+        finally:
+            self._last_resort.disarm()
+            for number, handler in before.items():
+                signal.signal(number, handler)
 
 
-class MonitorApp(AitopApp):
+class MonitorApp(AitopApp[None]):
     """Watches what the feed gives."""
 
     def __init__(self, feed: Feed, title: str | None = None, source_around: SourceAround | None = None) -> None:
-        super().__init__()
+        super().__init__(feed.stop)
         self._feed = feed
         self._run_title = title
         self._source_around = source_around
@@ -74,7 +96,7 @@ class MonitorApp(AitopApp):
         return MonitorScreen(self._feed, View(look=self.look(), title=self._run_title), self._source_around)
 
 
-class PickerApp(AitopApp):
+class PickerApp(AitopApp[int]):
     """Lists candidates; its result is the chosen pid, None when none was chosen."""
 
     def __init__(self, find: Callable[[], list[Candidate]]) -> None:
@@ -94,7 +116,7 @@ def run_monitor(feed: Feed, *, title: str | None = None, source_around: SourceAr
     """
     app = MonitorApp(feed, title, source_around)
     try:
-        app.run()
+        app.run_to_end()
     finally:
         feed.stop()
     if app.failure is not None:
@@ -108,7 +130,7 @@ def pick(find: Callable[[], list[Candidate]]) -> int | None:
     `find` is called off the UI thread, again on request. Ctrl-C raises KeyboardInterrupt, a signal SystemExit.
     """
     app = PickerApp(find)
-    chosen = app.run()
+    chosen = app.run_to_end()
     if app.failure is not None:
         raise app.failure
     if app.return_code == INTERRUPTED:

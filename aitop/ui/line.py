@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from functools import lru_cache
 
-from rich.cells import cell_len, set_cell_size
+from rich.cells import cell_len
 from rich.segment import Segment
 from rich.style import Style
 from textual.strip import Strip
@@ -24,6 +24,19 @@ def clean(text: str) -> str:
     return "".join(c if c.isprintable() else " " if c.isspace() else "·" for c in text.replace("\t", "    "))
 
 
+def cut(text: str, width: int) -> str:
+    """The longest start of `text` that takes at most `width` cells; a wide character is never halved."""
+    if text.isascii():
+        return text[: max(0, width)]
+    end, taken = 0, 0
+    for character in text:
+        taken += cell_len(character)
+        if taken > width:
+            break
+        end += 1
+    return text[:end]
+
+
 def shorten(text: str, width: int) -> str:
     """`text` cut at the end to `width` cells, the cut marked."""
     text = clean(text)
@@ -31,7 +44,7 @@ def shorten(text: str, width: int) -> str:
         return ""
     if cell_len(text) <= width:
         return text
-    return set_cell_size(text, width - 1).rstrip() + ELLIPSIS
+    return cut(text, width - 1).rstrip() + ELLIPSIS
 
 
 def shorten_left(text: str, width: int) -> str:
@@ -59,7 +72,7 @@ def wrap(text: str, width: int) -> list[str]:
             lines.append(current)
         current = word
         while cell_len(current) > width > 0:
-            head = set_cell_size(current, width).rstrip()
+            head = cut(current, width) or current[0]
             lines.append(head)
             current = current[len(head) :]
     return [*lines, current] if current else lines
@@ -117,12 +130,12 @@ class Line:
         for text, style in self.spans:
             room = width - 1 - fitted.width
             if cell_len(text) > room:
-                fitted.add(set_cell_size(text, max(0, room)), style)
+                fitted.add(cut(text, room), style)
                 break
             fitted.add(text, style)
         return fitted.add(ELLIPSIS, DIM).fit(width) if width > 0 else Line()
 
-    def strip(self, background: str, ascii_only: bool = False) -> Strip:
+    def to_strip(self, background: str, ascii_only: bool = False) -> Strip:
         """What Textual draws: pieces without a background of their own stand on `background`."""
         text_of = _to_ascii if ascii_only else str
         return Strip([Segment(text_of(text), on(style, background)) for text, style in self.spans], self.width)
@@ -158,10 +171,10 @@ _ASCII = str.maketrans(
     {
         "●": "*", "○": "o", "⊘": "!", "◐": "~", "✗": "x", "█": "#", "▌": "|", "▐": "|", "■": "#", "│": "|", "─": "-",
         "╭": "+", "╮": "+", "╰": "+", "╯": "+", "├": "|", "└": "`", "×": "x", "µ": "u", "–": "-", "…": ".", "·": ".",
-        "→": ">", "⏎": "<", "▲": "^", "▼": "v", "↑": "^", "↓": "v", "▏": "|", "▎": "|", "▍": "|", "▋": "#", "▊": "#",
-        "▉": "#", "▁": "_", "▂": "_", "▃": "-", "▄": "-", "▅": "=", "▆": "=", "▇": "#", "°": "'", "≈": "~", "━": "=",
-        "▸": ">", "▾": "v", "≥": ">", "≤": "<", "‘": "'", "’": "'", "“": '"', "”": '"', "—": "-", "░": ".", "▒": ":",
-        "▓": "%", "⇄": "=",
+        "→": ">", "⏎": "<", "▲": "^", "▼": "v", "↑": "^", "↓": "v", "▏": "|", "▕": "|", "▎": "|", "▍": "|", "▋": "#",
+        "▊": "#", "▉": "#", "▁": "_", "▂": "_", "▃": "-", "▄": "-", "▅": "=", "▆": "=", "▇": "#", "°": "'", "≈": "~",
+        "━": "=", "▸": ">", "▾": "v", "≥": ">", "≤": "<", "‘": "'", "’": "'", "“": '"', "”": '"', "—": "-", "░": ".",
+        "▒": ":", "▓": "%", "⇄": "=",
     }
 )  # fmt: skip
 _DOTS = " .:-=+*#@"

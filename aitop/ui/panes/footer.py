@@ -17,7 +17,7 @@ KEYS = (
     ("space", "pause", "screen.pause"),
     ("t", "tree", "screen.tree"),
     ("z", "zoom", "screen.zoom"),
-    ("tab", "pane", "screen.focus_next"),
+    ("tab", "pane", "app.focus_next"),
     ("d", "detach", "screen.detach"),
 )
 

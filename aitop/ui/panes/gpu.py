@@ -35,11 +35,9 @@ class GpuPane(Pane):
             title = f"GPU {devices[0].index} · {one_line(devices[0].name or 'unnamed')}"
             return Drawing(_block(view, devices[0], width, height), title, _lost_note(devices), stale)
         title = f"GPU · {len(devices)} × {one_line(devices[0].name or 'unnamed')}"
-        if height >= len(devices) * (BLOCK_ROWS + 1):
-            lines: list[Line] = []
-            for device in devices:
-                lines.append(Line(f"{_mark(device)}{device.index} ", BRIGHT).add(one_line(device.name or ""), DIM))
-                lines += _block(view, device, width, BLOCK_ROWS)
+        if height >= len(devices) * BLOCK_ROWS:
+            each = height // len(devices)
+            lines = [line for device in devices for line in _block(view, device, width, each, device.index)]
             return Drawing(lines, title, _lost_note(devices), stale)
         return Drawing(device_lines(devices, width), title, _lost_note(devices), stale)
 
@@ -91,11 +89,13 @@ def held_back(device: GpuDevice) -> str:
     return ", ".join(reason for reason in reasons if reason not in CALM_REASONS)
 
 
-def _block(view: View, device: GpuDevice, width: int, height: int) -> list[Line]:
+def _block(view: View, device: GpuDevice, width: int, height: int, index: int | None = None) -> list[Line]:
+    """A device in at least four rows; with `index` its first row says which it is."""
+    name = "busy" if index is None else f"{'▸' if device.mine else ' '}gpu {index}"
     if device.lost:
-        return [Line("lost: the driver no longer answers for this device", LOSS)]
+        return [Line(name.ljust(8), BRIGHT).add("lost: the driver no longer answers for this device", LOSS)]
     extra = max(0, height - _block_height(device)) if height > BLOCK_ROWS else 0
-    lines = _busy_rows(view, device, width, 1 + min(extra, 12))
+    lines = _busy_rows(view, device, width, 1 + min(extra, 12), name)
     lines.append(_memory_row(device, width))
     lines.append(_power_row(device, width))
     lines.append(_link_row(device, width))
@@ -111,12 +111,12 @@ def _block_height(device: GpuDevice) -> int:
     return BLOCK_ROWS + 1 + (_others(device) is not None)
 
 
-def _busy_rows(view: View, device: GpuDevice, width: int, rows: int) -> list[Line]:
+def _busy_rows(view: View, device: GpuDevice, width: int, rows: int, name: str) -> list[Line]:
     """How busy, with its history; beside it what the counters of newer devices say."""
     counters = _counters(device)
     series = view.snapshot.series.get(f"gpu{device.index}.busy") if view.snapshot else None
     values = series.values if series else ()
-    line = Line("busy    ", DIM).add(share_text(device.busy), BRIGHT).add(" ")
+    line = Line(name.ljust(8), DIM if name == "busy" else BRIGHT).add(share_text(device.busy), BRIGHT).add(" ")
     if rows == 1:
         chart = braille(values, max(4, width - line.width - 2 - counters.width), 1, 1.0)[0]
         return [line.add(chart, DEVICE_CHART).add("  ").join(counters)]
@@ -194,10 +194,6 @@ def _why_none(view: View, width: int) -> Line:
 def _lost_note(devices: tuple[GpuDevice, ...]) -> Line | None:
     lost = sum(device.lost for device in devices)
     return Line(f"{lost} lost", LOSS) if lost else None
-
-
-def _mark(device: GpuDevice) -> str:
-    return "▸gpu " if device.mine else " gpu "
 
 
 def _memory(device: GpuDevice) -> str:

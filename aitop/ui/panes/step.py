@@ -28,7 +28,8 @@ from aitop.ui.widgets.timeline import Column, nice_ceiling, stacked
 from aitop.ui.words import plural, share_text, state_line
 
 AXIS = 8
-MOST_PER_COLUMN = 64
+PER_COLUMN = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
+"""Steps that one column may stand for: few values, so that the chart does not change its scale with every step."""
 LEGEND_GAP = 3
 LEGENDS = ((24, True, True), (16, False, True), (11, False, False))
 """Forms of the legend from full to terse: cells an entry takes, with its time, with its full name."""
@@ -96,7 +97,8 @@ def timeline(recent: Sequence[StepRecord], width: int, height: int, *, letters: 
     if height < 1:
         return []
     cells = width - AXIS
-    per_column = min(MOST_PER_COLUMN, -(-len(recent) // max(1, cells)))
+    needed = -(-len(recent) // max(1, cells))
+    per_column = next((number for number in PER_COLUMN if number >= needed), PER_COLUMN[-1])
     drawn = _columns(recent[-cells * per_column :], per_column)[-cells:]
     caption = height >= 4
     rows = height - caption

@@ -48,7 +48,7 @@ def verdict_lines(verdicts: tuple[Verdict, ...], width: int, height: int) -> lis
     if primary.where:
         lines.append(where_line(primary.where[0], width))
     lines.extend(fix_line(primary, width))
-    also = also_line(verdicts[1:], width)
+    also = also_line(verdicts[1:], width) if height > 3 else None
     room = height - len(lines) - (1 if also else 0)
     lines.extend(Line("  ").add(shorten(one_line(text), width - 2), DIM) for text in primary.evidence[: max(0, room)])
     if also:

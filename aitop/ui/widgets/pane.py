@@ -70,19 +70,19 @@ class Pane(Widget, can_focus=True):
         ascii_only = self.view.look.ascii
         if len(lines) != len(self.drawn) or len(self._strips) != height:
             self.drawn = lines
-            self._strips = [line.strip(self.ground, ascii_only) for line in lines]
+            self._strips = [line.to_strip(self.ground, ascii_only) for line in lines]
             self.refresh()
             return
         changed = [row for row in range(height) if lines[row] != self.drawn[row]]
         for row in changed:
-            self._strips[row] = lines[row].strip(self.ground, ascii_only)
+            self._strips[row] = lines[row].to_strip(self.ground, ascii_only)
         self.drawn = lines
         if changed:
             self.refresh(*(Region(0, row, width, 1) for row in changed))
 
     def render_line(self, y: int) -> Strip:
         """Textual asks for one row."""
-        return self._strips[y] if y < len(self._strips) else Line().fit(self.size.width).strip(self.ground)
+        return self._strips[y] if y < len(self._strips) else Line().fit(self.size.width).to_strip(self.ground)
 
     def on_resize(self, event: events.Resize) -> None:
         self._strips = []

@@ -1,0 +1,68 @@
+"""The terminal as it was before the screen came up, and the way back to it when the screen cannot find it itself."""
+
+from __future__ import annotations
+
+import os
+import select
+import sys
+import termios
+import threading
+from collections.abc import Callable
+from typing import Any
+
+GRACE_SECONDS = 3.0
+LEAVE = (
+    b"\x1b[<u\x1b[?2004l\x1b[?2048l\x1b[?1000l\x1b[?1003l\x1b[?1015l\x1b[?1006l\x1b[?1004l\x1b[?7h\x1b[?1049l\x1b[?25h"
+)
+"""Keyboard protocol, paste, resize and mouse reports off; wrapping on; alternate screen off; cursor on."""
+
+
+class LastResort:
+    """Ends the process when it was asked to end and does not, as when its terminal is gone or takes no more output.
+
+    `clean_up` is called before; it has to be bounded in time. `disarm` when the screen has ended by itself.
+    """
+
+    def __init__(self, clean_up: Callable[[], None]) -> None:
+        self._clean_up = clean_up
+        self._timer: threading.Timer | None = None
+        self._attributes = _attributes()
+
+    def arm(self, exit_code: int) -> None:
+        """From now on there are `GRACE_SECONDS` to end in order."""
+        if self._timer is None:
+            self._timer = threading.Timer(GRACE_SECONDS, self._end, (exit_code,))
+            self._timer.daemon = True
+            self._timer.start()
+
+    def disarm(self) -> None:
+        """The screen has ended: nothing more to enforce."""
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _end(self, exit_code: int) -> None:
+        try:
+            self._clean_up()
+        finally:
+            self._restore()
+            os._exit(exit_code)
+
+    def _restore(self) -> None:
+        """Give the terminal back, as far as it still takes anything."""
+        try:
+            if self._attributes is not None and sys.__stdin__ is not None:
+                termios.tcsetattr(sys.__stdin__.fileno(), termios.TCSANOW, self._attributes)
+            if sys.__stderr__ is not None:
+                out = sys.__stderr__.fileno()
+                if select.select([], [out], [], 0)[1]:
+                    os.write(out, LEAVE)
+        except (OSError, ValueError, termios.error):
+            # The terminal is gone: there is nothing to give back.
+            pass
+
+
+def _attributes() -> list[Any] | None:
+    try:
+        return termios.tcgetattr(sys.__stdin__.fileno()) if sys.__stdin__ is not None else None
+    except (OSError, ValueError, termios.error):
+        return None

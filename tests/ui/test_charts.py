@@ -1,0 +1,145 @@
+"""Lines, bars and charts: pure functions."""
+
+import sample_snapshots as samples
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.cells import cell_len
+
+from aitop.model.snapshot import CallNode
+from aitop.ui.call_tree import forest, merged
+from aitop.ui.hot_lines import hot_rows
+from aitop.ui.line import Line, clean, columns, shorten, shorten_left, spread, wrap
+from aitop.ui.palette import DATA, FORWARD, HOST_CHART, PHASES, SAVE
+from aitop.ui.panes.step import phase_bar, phase_shares, scale_top, timeline
+from aitop.ui.widgets.timeline import Column, bar, braille, layered_bar, nice_ceiling, stacked
+from aitop.ui.words import significant
+
+texts = st.text(max_size=60)
+
+
+@given(texts)
+def test_clean_text_is_printable_and_no_text_is_lost(text):
+    assert clean(text).isprintable()
+    assert len(clean(text)) >= len(text)
+
+
+@given(texts, st.integers(1, 40))
+def test_lines_are_exactly_as_wide_as_asked(text, width):
+    for line in (Line(text).fit(width), spread(Line(text), Line("x"), width), columns([(Line(text), width)])):
+        assert cell_len(line.text) == line.width == width
+    assert cell_len(shorten(text, width)) <= width
+    assert cell_len(shorten_left(text, width)) <= width
+    assert all(cell_len(part) <= max(2, width) for part in wrap(text, width))
+
+
+def test_ascii_has_the_same_width():
+    line = Line("●◐█▌ ⣿⣀⠀ ×µ–… 日本")
+    strip = line.to_strip("#000000", ascii_only=True)
+    assert strip.text.isascii()
+    assert len(strip.text) == cell_len(line.text)
+
+
+def test_braille_draws_from_the_right_and_scales():
+    assert braille([1.0, 1.0], 2, 1, 1.0) == ["\u2800⣿"]
+    assert braille([0.5, 0.5], 1, 2, 1.0) == ["\u2800", "⣿"]
+    assert braille([None, 1.0], 1, 1, 1.0) == ["⢸"]
+    assert braille([0.0001, 0.0], 1, 1, 1.0) == ["⡀"]
+    assert braille([1.0], 1, 1, 1.0, filled=False) == ["⠈"]
+
+
+@given(st.lists(st.one_of(st.none(), st.floats(0, 1e9)), max_size=50), st.integers(1, 20), st.integers(1, 6))
+def test_braille_fills_its_field(values, width, height):
+    rows = braille(values, width, height, 100.0)
+    assert [len(row) for row in rows] == [width] * height
+
+
+@given(
+    st.lists(st.lists(st.floats(0, 10), min_size=2, max_size=5), max_size=30),
+    st.integers(1, 30), st.integers(1, 8), st.floats(0, 20), st.booleans(),
+)  # fmt: skip
+def test_stacked_columns_fill_their_field(values, width, height, top, letters):
+    columns_ = [Column(tuple(zip(PHASES, column, strict=False))) for column in values]
+    assert [line.width for line in stacked(columns_, width, height, top, letters=letters)] == [width] * height
+
+
+def test_stacked_puts_the_lower_phase_over_the_upper_one():
+    (line,) = stacked([Column(((DATA, 0.5), (FORWARD, 0.5)))], 1, 1, 1.0)
+    ((glyph, style),) = line.spans
+    assert glyph == "▄"
+    assert (style.color, style.bgcolor) == (DATA.ink.color, FORWARD.ink.color)
+
+
+def test_a_column_that_is_cut_off_says_so():
+    (line,) = stacked([Column(((DATA, 1.0), (SAVE, 9.0)))], 1, 1, 2.0)
+    assert line.spans == [("▲", SAVE.ink)]
+
+
+@given(st.floats(0, 1), st.integers(1, 40))
+def test_bars_fill_their_field(share, width):
+    assert bar(share, width, HOST_CHART).width == width
+    assert bar(None, width, HOST_CHART).width == width
+    assert layered_bar([(share, HOST_CHART, "█"), (1.0, HOST_CHART, "▒")], width).width == width
+
+
+def test_the_scale_is_round_and_holds():
+    assert [nice_ceiling(value) for value in (0, 0.9, 1.0, 238, 401, 0.0031)] == [1.0, 1.0, 1.0, 300, 500, 0.004]
+    assert scale_top([1.0] * 98 + [50.0, 50.0]) == 3.0
+    assert scale_top([1.0] * 98 + [50.0, 50.0], low=True) == 1.5
+
+
+def test_the_phase_bar_shows_every_phase_and_labels_what_fits():
+    steps = samples.input_bound().steps
+    line = phase_bar(phase_shares(steps), 60)
+    assert line.width == 60
+    assert " data 6" in line.text
+    assert len(line.spans) == 6
+    letters = phase_bar(phase_shares(steps), 60, letters=True).text
+    assert "DDD" in letters
+    assert "S" in letters
+
+
+def test_saving_is_taken_out_of_what_is_outside():
+    steps = samples.input_bound().steps
+    shares = dict(phase_shares(steps))
+    assert 0.05 < shares[SAVE] < 0.12
+    assert abs(sum(share for share in shares.values() if share) - 1) < 0.01
+
+
+def test_many_steps_are_put_together_in_columns_that_keep_their_place():
+    records = samples.records(1000, 0.01, 0.5)
+    first, later = ([line.text for line in timeline(part, 60, 8)] for part in (records[:985], records[:999]))
+    assert "24 a column" in first[-1]
+    assert "24 a column" in later[-1]
+    assert [row[20:59] for row in first[:-1]] == [row[20:59] for row in later[:-1]]
+    assert [row[20:59] for row in first[:-1]] != [row[19:58] for row in first[:-1]]
+
+
+def test_equal_lines_of_workers_are_one_row():
+    rows = hot_rows(samples.stacks())
+    assert (rows[0].line, rows[0].who, round(rows[0].share, 2)) == (41, "worker ×4", 0.79)
+    assert next(row for row in rows if row.line == 96).who == "main"
+    only = hot_rows(samples.stacks(), frozenset({3731}))
+    assert only[0].who == "worker ×1"
+    assert round(only[0].share, 2) == 0.81
+
+
+def test_trees_are_merged_by_line():
+    def node(samples_, *below):
+        return CallNode(function="f", file="a.py", line=1, samples=samples_, user=True, children=below)
+
+    (one,) = merged([node(3, node(2)), node(4, node(1))])
+    assert (one.samples, one.children[0].samples) == (7, 3)
+
+
+def test_the_forest_has_ranks_first_and_skips_library_runs():
+    rows = forest(samples.stacks())
+    assert rows[0].heading == "rank"
+    assert [row.heading for row in rows if row.heading] == ["rank", "loader-worker ×4"]
+    assert any(row.skipped == 3 for row in rows)
+    assert rows[1].share == 1.0
+
+
+def test_figures_have_a_fixed_width():
+    assert [significant(value, 5) for value in (0.42, 4.2, 42, 420, 4200, None)] == [
+        " 0.42", " 4.20", " 42.0", "  420", "4.20K", "    –",
+    ]  # fmt: skip

@@ -1,0 +1,115 @@
+"""The evidence view: every verdict, its numbers, the user's own lines, the fixes."""
+
+import threading
+
+import msgspec
+import sample_snapshots as samples
+
+from aitop.model.verdict import Diagnosis
+
+
+async def test_it_shows_evidence_source_fixes_and_certainty(look_at):
+    async with look_at(samples.input_bound(), source_around=samples.source_around) as eyes:
+        await eyes.press("enter")
+        await eyes.until("raw = file.read()")
+        text = eyes.text()
+        assert "each step waits 152 ms of 238 ms for its batch" in text
+        assert "/home/ada/vision/data/decode.py" in text
+        assert "2.4× predicted" in text
+        assert "fairly sure (84 %)" in text
+        assert "CHECKPOINT-STALL" in text
+        guilty = next(line for line in text.split("\n") if "decode_jpeg(raw, size=None)" in line)
+        assert "▌" in guilty
+        assert " 41 " in guilty
+
+
+async def test_source_has_colours(look_at):
+    async with look_at(samples.input_bound(), source_around=samples.source_around) as eyes:
+        await eyes.press("enter")
+        await eyes.until("raw = file.read()")
+        spans = [span for line in eyes.app.screen.query_one("#evidence").drawn for span in line.spans]
+        ink = {text.strip(): style.color.name for text, style in spans if text.strip() in ("def", "path", '"rb"')}
+        assert len(set(ink.values())) == len(ink) >= 2
+
+
+async def test_arrows_choose_and_the_choice_survives_new_snapshots(look_at):
+    async with look_at(samples.input_bound()) as eyes:
+        await eyes.press("enter", "down")
+        assert "torch.save took 902 ms" in eyes.pane("evidence")
+        verdicts = samples.input_bound().diagnosis.verdicts
+        swapped = Diagnosis(verdicts=(verdicts[1], verdicts[2], verdicts[0]))
+        await eyes.give(msgspec.structs.replace(samples.input_bound(), diagnosis=swapped))
+        assert "torch.save took 902 ms" in eyes.pane("evidence")
+        await eyes.press("up", "up", "up")
+        assert "torch.save took 902 ms" in eyes.pane("evidence")
+        await eyes.press("down", "down", "down", "down")
+        assert "each step waits" in eyes.pane("evidence")
+
+
+async def test_unreadable_source_is_said_and_the_line_known_is_shown(look_at):
+    def unreadable(pid, file, line):
+        raise PermissionError(file)
+
+    for source_around in (unreadable, lambda pid, file, line: None):
+        async with look_at(samples.input_bound(), source_around=source_around) as eyes:
+            await eyes.press("enter")
+            await eyes.until("source not readable")
+            assert "image = decode_jpeg(raw, size=None)" in eyes.pane("evidence")
+
+
+async def test_slow_source_does_not_hold_up_the_screen(look_at):
+    go_on = threading.Event()
+
+    def slow(pid, file, line):
+        assert threading.current_thread() is not threading.main_thread()
+        go_on.wait(10)
+        return samples.source_around(pid, file, line)
+
+    async with look_at(samples.input_bound(), source_around=slow) as eyes:
+        await eyes.press("enter")
+        assert "reading the source…" in eyes.pane("evidence")
+        await eyes.press("escape")
+        assert "hot lines" in eyes.text()
+        go_on.set()
+
+
+async def test_source_is_read_once(look_at):
+    asked = []
+
+    def read(pid, file, line):
+        asked.append((file, line))
+        return samples.source_around(pid, file, line)
+
+    async with look_at(samples.input_bound(), source_around=read) as eyes:
+        await eyes.press("enter")
+        await eyes.until("raw = file.read()")
+        await eyes.give(samples.input_bound(tick=50))
+        await eyes.give(samples.input_bound(tick=51))
+        assert len(asked) == 1
+
+
+async def test_it_scrolls_and_closes_at_a_small_size(look_at):
+    async with look_at(samples.input_bound(), size=(80, 24), source_around=samples.source_around) as eyes:
+        await eyes.press("enter")
+        await eyes.until("raw = file.read()")
+        assert "What to do" not in eyes.pane("evidence")
+        await eyes.press("pagedown", "pagedown")
+        assert "What to do" in eyes.pane("evidence")
+        await eyes.press("escape")
+        assert "hot lines" in eyes.text()
+
+
+async def test_without_a_verdict_it_says_what_is_missing(look_at):
+    async with look_at(samples.waiting()) as eyes:
+        await eyes.press("enter")
+        assert "no verdict yet" in eyes.text()
+        assert "input-bound: 4 of 20 steps seen" in eyes.text()
+
+
+async def test_the_screen_below_is_fresh_when_it_closes(look_at):
+    async with look_at(samples.input_bound()) as eyes:
+        await eyes.press("enter")
+        await eyes.give(samples.healthy())
+        assert "COMPUTE-BOUND" in eyes.text()
+        await eyes.press("escape")
+        assert "COMPUTE-BOUND" in eyes.pane("verdict")

@@ -1,0 +1,403 @@
+"""The main screen: every state, every size, every key, seen as rendered text."""
+
+import msgspec
+import pytest
+import sample_snapshots as samples
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from rich.cells import cell_len
+
+from aitop.ui.layout import plan
+
+SIZES = [(20, 5), (40, 12), (60, 16), (80, 24), (100, 30), (120, 36), (200, 50), (300, 70), (200, 18), (50, 60)]
+
+
+@pytest.mark.parametrize("size", SIZES, ids=lambda size: f"{size[0]}x{size[1]}")
+async def test_verdict_is_legible_at_every_size(look_at, size):
+    async with look_at(samples.input_bound(), size=size) as eyes:
+        text = eyes.text()
+        assert "INPUT-BOUND" in text
+        assert "decode.py:41" in text
+        rows = text.split("\n")
+        assert len(rows) == size[1]
+        assert all(cell_len(row) == size[0] for row in rows)
+
+
+@pytest.mark.parametrize("size", [(1, 1), (7, 2), (20, 5), (80, 24), (200, 50)], ids=str)
+@pytest.mark.parametrize("state", list(samples.ALL))
+async def test_no_state_breaks_any_size(look_at, state, size):
+    async with look_at(samples.ALL[state](), size=size) as eyes:
+        for keys in ("t", "z", "tab", "z", "enter"):
+            await eyes.press(keys)
+        assert all(cell_len(row) == size[0] for row in eyes.text().split("\n"))
+
+
+async def test_80x24_keeps_verdict_step_gpu_and_code(look_at):
+    async with look_at(samples.input_bound(), size=(80, 24)) as eyes:
+        assert eyes.shown() == {"header", "verdict", "step", "gpu", "code", "footer"}
+        assert "31%" in eyes.pane("gpu")
+        assert "decode.py:41" in eyes.pane("code")
+        assert "num_workers 4 → 10" in eyes.pane("verdict")
+
+
+async def test_120x36_shows_every_pane_with_its_figures(look_at):
+    async with look_at(samples.input_bound()) as eyes:
+        assert "3.81 step/s" in eyes.pane("header")
+        assert "hook●" in eyes.pane("header")
+        assert "up to 2.8× faster" in eyes.pane("verdict")
+        assert "●●●●○" in eyes.pane("verdict")
+        assert "also checkpoint-stall 7 % train.py:112 · oom-risk" in eyes.pane("verdict")
+        assert "■ data" in eyes.pane("step")
+        assert "p95" in eyes.pane("step")
+        assert "402/700 W" in eyes.pane("gpu")
+        assert "39.1 / 140 GB" in eyes.pane("gpu")
+        assert "of 8 ready" in eyes.pane("data")
+        assert "3731" in eyes.pane("data")
+        assert "31 GB of 64 GB" in eyes.pane("memory")
+        assert "cuda 0" in eyes.pane("memory")
+        assert "image = decode_jpeg(raw, size=None)" in eyes.pane("code")
+        assert "worker ×4" in eyes.pane("code")
+        assert "1.4 % cpu · 6 µs/step" in eyes.pane("footer")
+
+
+async def test_before_the_first_snapshot_it_says_that_it_looks(look_at):
+    async with look_at() as eyes:
+        assert "looking…" in eyes.pane("verdict")
+        assert "host…" in eyes.pane("header")
+        await eyes.give(samples.waiting())
+        verdict = eyes.pane("verdict")
+        assert "looking… 2 s · 0 stack samples" in verdict
+        assert "input-bound: 4 of 20 steps seen" in verdict
+        await eyes.give(samples.input_bound())
+        assert "INPUT-BOUND" in eyes.pane("verdict")
+
+
+async def test_without_gpu_and_hook_the_reasons_stand_there(look_at):
+    async with look_at(samples.no_gpu_no_hook()) as eyes:
+        assert "gpu absent: libnvidia-ml.so.1 is not installed" in eyes.pane("gpu")
+        assert len(eyes.pane("gpu").split("\n")) == 1
+        assert "estimated from 2920 stacks" in eyes.pane("step")
+        assert "sudo sysctl kernel.yama.ptrace_scope=0" in eyes.pane("step")
+        assert "gpu○" in eyes.pane("header")
+        assert "hook⊘" in eyes.pane("header")
+        assert "– step/s" in eyes.pane("header")
+        assert "needs the hook" in eyes.pane("data")
+
+
+async def test_stale_values_are_dimmed_and_their_age_is_told(look_at):
+    def inks(eyes, pane):
+        return {
+            style.color for line in eyes.app.screen.query_one(f"#{pane}").drawn[1:-1] for _, style in line.spans[1:-1]
+        }
+
+    async with look_at(samples.input_bound()) as eyes:
+        fresh = inks(eyes, "gpu")
+        await eyes.give(samples.stale())
+        assert "12 s old" in eyes.pane("gpu")
+        assert "34 s old" in eyes.pane("step")
+        assert "py-spy ended with code 1" in eyes.pane("code")
+        assert not fresh & inks(eyes, "gpu")
+        header = eyes.pane("header")
+        assert "gpu◐" in header
+        assert "stacks✗" in header
+
+
+async def test_each_state_has_its_own_glyph_and_colour(look_at):
+    found = set()
+    for state in ("ok", "absent", "denied", "stale", "failed"):
+        snapshot = msgspec.structs.replace(
+            samples.input_bound(), sources=samples.states(hook=(state, "why", None, 1.0))
+        )
+        async with look_at(snapshot) as eyes:
+            spans = eyes.app.screen.query_one("#header").drawn[0].spans
+            at = next(number for number, (text, _) in enumerate(spans) if text == "hook")
+            found.add((spans[at + 1][0], spans[at + 1][1].color))
+    assert len({glyph for glyph, _ in found}) == len({colour for _, colour in found}) == 5
+
+
+async def test_an_ended_target_keeps_its_last_picture_under_a_banner(look_at):
+    async with look_at(samples.input_bound()) as eyes:
+        assert "banner" not in eyes.shown()
+        await eyes.give(samples.ended())
+        assert "target ended: exited on its own after 41 m 08 s" in eyes.pane("banner")
+        assert "INPUT-BOUND" in eyes.pane("verdict")
+
+
+async def test_eight_gpus_get_a_line_each(look_at):
+    async with look_at(samples.eight_gpus()) as eyes:
+        gpu = eyes.pane("gpu")
+        assert "8 × NVIDIA H200" in gpu
+        assert "hw thermal slowdown" in gpu
+        assert "lost: the driver no longer answers" in gpu
+        assert [line[2:5].strip() for line in gpu.split("\n")[1:9]] == ["▸0", "▸1", "▸2", "▸3", "4", "5", "6", "▸7"]
+
+
+async def test_at_80x24_hidden_gpus_are_counted(look_at):
+    async with look_at(samples.eight_gpus(), size=(80, 24)) as eyes:
+        assert "more · busy" in eyes.pane("gpu")
+
+
+async def test_two_gpus_get_a_block_each_that_says_which(look_at):
+    async with look_at(samples.two_ranks()) as eyes:
+        assert "gpu 0" in eyes.pane("gpu")
+        assert "gpu 1" in eyes.pane("gpu")
+        assert eyes.pane("gpu").count("power") == 2
+
+
+async def test_healthy_runs_are_not_red(look_at):
+    async with look_at(samples.healthy()) as eyes:
+        assert "COMPUTE-BOUND" in eyes.pane("verdict")
+        assert "faster" not in eyes.pane("verdict")
+
+
+async def test_a_replay_says_so_and_pauses_its_feed(look_at, feeds):
+    feed = feeds["replaying"](samples.input_bound())
+    async with look_at(feed=feed) as eyes:
+        assert "REPLAY" in eyes.pane("header")
+        assert "detach" not in eyes.pane("footer")
+        await eyes.press("space")
+        await eyes.press("space")
+        assert feed.asked == ["pause", "resume"]
+
+
+async def test_space_holds_the_picture_and_goes_on_with_the_newest(look_at):
+    async with look_at(samples.input_bound()) as eyes:
+        await eyes.press("space")
+        assert "PAUSED" in eyes.pane("header")
+        await eyes.give(samples.healthy())
+        assert "INPUT-BOUND" in eyes.pane("verdict")
+        await eyes.press("space")
+        assert "PAUSED" not in eyes.pane("header")
+        assert "COMPUTE-BOUND" in eyes.pane("verdict")
+
+
+async def test_t_shows_the_call_tree_and_hides_library_runs(look_at):
+    async with look_at(samples.input_bound(), size=(120, 60)) as eyes:
+        assert "hot lines" in eyes.pane("code")
+        await eyes.press("t")
+        code = eyes.pane("code")
+        assert "call tree" in code
+        assert "train_epoch  train.py:96" in code
+        assert "… 3 library frames" in code
+        assert "loader-worker ×4" in code
+        await eyes.press("t")
+        assert "hot lines" in eyes.pane("code")
+
+
+async def test_tab_moves_the_focus_and_z_zooms_what_has_it(look_at):
+    async with look_at(samples.input_bound()) as eyes:
+        assert eyes.app.screen.focused.id == "verdict"
+        await eyes.press("tab")
+        assert eyes.app.screen.focused.id == "step"
+        await eyes.press("z")
+        assert eyes.shown() == {"header", "step", "footer"}
+        assert eyes.app.screen.query_one("#step").size == (120, 34)
+        await eyes.press("escape")
+        assert "code" in eyes.shown()
+        await eyes.press("shift+tab")
+        assert eyes.app.screen.focused.id == "verdict"
+
+
+async def test_long_content_scrolls_in_the_focused_pane(look_at):
+    snapshot = samples.input_bound()
+    line = snapshot.stacks.lines[4]
+    many = tuple(msgspec.structs.replace(line, line=number, samples=500 - number) for number in range(100))
+    stacks = msgspec.structs.replace(snapshot.stacks, lines=many)
+    async with look_at(msgspec.structs.replace(snapshot, stacks=stacks)) as eyes:
+        await eyes.press("tab", "tab", "tab", "tab", "tab")
+        assert eyes.app.screen.focused.id == "code"
+        assert "more ↓" in eyes.pane("code")
+        assert "train.py:0 " in eyes.pane("code")
+        await eyes.press("pagedown")
+        assert "train.py:10 " in eyes.pane("code")
+        assert "train.py:0 " not in eyes.pane("code")
+        await eyes.press("end")
+        assert "train.py:99 " in eyes.pane("code")
+        assert "more" not in eyes.pane("code")
+        await eyes.press("home", "down")
+        assert eyes.pane("code").split("\n")[1].count("train.py:1 ") == 1
+        await eyes.press("up", "up")
+        assert "train.py:0 " in eyes.pane("code")
+
+
+async def test_number_keys_narrow_to_a_rank(look_at):
+    async with look_at(samples.two_ranks()) as eyes:
+        assert "2 ranks" in eyes.pane("header")
+        assert "1-9 rank" in eyes.pane("footer")
+        await eyes.press("2")
+        assert "rank 1 of 2" in eyes.pane("header")
+        assert "CHECKPOINT-STALL" in eyes.pane("verdict")
+        assert "3732" in eyes.pane("data")
+        assert "3731" not in eyes.pane("data")
+        await eyes.press("1")
+        assert "rank 0 of 2" in eyes.pane("header")
+        assert "INPUT-BOUND" in eyes.pane("verdict")
+        await eyes.press("escape")
+        assert "2 ranks" in eyes.pane("header")
+        await eyes.press("9")
+        assert "2 ranks" in eyes.pane("header")
+
+
+async def test_one_rank_has_no_rank_key(look_at):
+    async with look_at(samples.input_bound()) as eyes:
+        await eyes.press("1")
+        assert "1 rank" in eyes.pane("header")
+        assert "1-9" not in eyes.pane("footer")
+
+
+async def test_d_takes_the_hook_out_and_says_so(look_at, feeds):
+    feed = feeds["detachable"](samples.input_bound())
+    async with look_at(feed=feed) as eyes:
+        assert "d detach" in eyes.pane("footer")
+        await eyes.press("d")
+        await eyes.until("the hook is out of the target")
+        assert feed.asked == ["detach"]
+        assert "d detach" not in eyes.pane("footer")
+        await eyes.press("d")
+        await eyes.until("there is no hook to take out")
+        assert feed.asked == ["detach"]
+
+
+async def test_a_failed_detach_is_told(look_at, feeds):
+    feed = feeds["detachable"](samples.input_bound())
+    feed.problem = "the target does not answer"
+    async with look_at(feed=feed) as eyes:
+        await eyes.press("d")
+        await eyes.until("could not detach: the target does not answer")
+
+
+async def test_help_is_made_from_the_bindings(look_at):
+    async with look_at(samples.input_bound()) as eyes:
+        bindings = [binding for binding in eyes.app.screen.BINDINGS if binding.description]
+        await eyes.press("question_mark")
+        text = eyes.text()
+        for binding in bindings:
+            assert binding.description in text
+        assert "1-9" in text
+        await eyes.press("escape")
+        assert "this help" not in eyes.text()
+
+
+@pytest.mark.parametrize(("key", "code"), [("q", 0), ("ctrl+c", 130)])
+async def test_quitting(look_at, key, code):
+    async with look_at(samples.input_bound()) as eyes:
+        await eyes.press(key)
+        assert (eyes.app.return_code or 0) == code
+
+
+async def test_a_click_on_a_key_does_what_the_key_does(look_at):
+    async with look_at(samples.input_bound()) as eyes:
+        at = eyes.pane("footer").index("space")
+        await eyes.pilot.click("#footer", offset=(at + 1, 0))
+        await eyes.pilot.pause()
+        assert "PAUSED" in eyes.pane("header")
+
+
+async def test_nothing_from_outside_reaches_the_terminal(look_at):
+    async with look_at(samples.hostile()) as eyes:
+        for keys in ((), ("t",), ("enter",)):
+            await eyes.press(*keys)
+            drawn = [segment.text for row in eyes.rows() for segment in row]
+            assert all(text.isprintable() for text in drawn)
+            assert "[bold red]x[/]" in "".join(drawn)
+
+
+async def test_only_changed_lines_are_repainted(look_at):
+    async with look_at(samples.input_bound()) as eyes:
+        painted = []
+        for pane in eyes.app.screen.query("Pane"):
+            original = pane.refresh
+            pane.refresh = lambda *regions, _pane=pane, _original=original, **given: (
+                painted.append((_pane.id, len(regions))),
+                _original(*regions, **given),
+            )[1]
+        same = samples.input_bound()
+        await eyes.give(msgspec.structs.replace(same, tick=43))
+        assert painted == []
+        cost = msgspec.structs.replace(same.cost, monitor_cpu=0.02)
+        await eyes.give(msgspec.structs.replace(same, tick=44, cost=cost))
+        assert painted == [("footer", 1)]
+
+
+async def test_a_slow_screen_drops_old_snapshots(look_at):
+    async with look_at(samples.waiting()) as eyes:
+        handled = []
+        screen = eyes.app.screen
+        original = screen._change
+        screen._change = lambda **changes: (handled.append(changes["snapshot"].tick), original(**changes))
+        for tick in range(100, 150):
+            eyes.feed.publish(samples.waiting() if tick < 149 else msgspec.structs.replace(samples.waiting(), tick=149))
+        await eyes.pilot.pause()
+        assert handled[-1] == 149
+        assert len(handled) < 25
+
+
+async def test_resizing_rearranges(look_at):
+    async with look_at(samples.input_bound(), size=(200, 50)) as eyes:
+        for width, height in ((80, 24), (20, 5), (120, 36), (10, 3), (200, 50)):
+            await eyes.pilot.resize_terminal(width, height)
+            await eyes.pilot.pause()
+            rows = eyes.text().split("\n")
+            assert (len(rows), cell_len(rows[0])) == (height, width)
+        assert "memory" in eyes.shown()
+
+
+@given(
+    st.integers(1, 320), st.integers(1, 120), st.integers(0, 16), st.booleans(),
+    st.sampled_from([None, "code", "gpu", "verdict"]),
+)  # fmt: skip
+def test_no_two_panes_overlap_at_any_size(width, height, gpus, banner, zoom):
+    taken = set()
+    boxes = plan(width, height, gpus=gpus, banner=banner, zoom=zoom)
+    assert "verdict" in boxes or zoom in boxes
+    for name, box in boxes.items():
+        cells = {(x, y) for x in range(box.x, box.x + box.width) for y in range(box.y, box.y + box.height)}
+        assert cells, name
+        assert not cells & taken, name
+        assert all(0 <= x < width and 0 <= y < height for x, y in cells), name
+        taken |= cells
+
+
+KEYS = [
+    "t",
+    "z",
+    "tab",
+    "shift+tab",
+    "space",
+    "enter",
+    "escape",
+    "1",
+    "2",
+    "0",
+    "up",
+    "down",
+    "pagedown",
+    "question_mark",
+]
+
+
+@settings(max_examples=4, deadline=None, suppress_health_check=list(HealthCheck))
+@given(
+    st.lists(
+        st.one_of(
+            st.sampled_from(KEYS),
+            st.sampled_from(list(samples.ALL)).map(lambda name: ("give", name)),
+            st.tuples(st.integers(1, 200), st.integers(1, 60)),
+        ),
+        min_size=20, max_size=40,
+    )
+)  # fmt: skip
+async def test_no_sequence_of_keys_resizes_and_snapshots_breaks_it(look_at, deeds):
+    async with look_at(samples.waiting()) as eyes:
+        for deed in deeds:
+            if isinstance(deed, str):
+                await eyes.pilot.press(deed)
+            elif deed[0] == "give":
+                eyes.feed.publish(samples.ALL[deed[1]]())
+            else:
+                await eyes.pilot.resize_terminal(*deed)
+        await eyes.pilot.pause()
+        width, height = eyes.app.size
+        rows = eyes.text().split("\n")
+        assert len(rows) == height
+        assert all(cell_len(row) == width for row in rows)
