@@ -146,6 +146,11 @@ def enough(snapshot: Snapshot) -> str | None:
     return f"{len(steps)} steps and {seen} stack samples so far; {MIN_STEPS} steps or {MIN_SAMPLES} samples are needed"
 
 
+def by_samples(share: float, samples: int) -> float:
+    """A sampled share pulled in by half a sample, so that nothing unseen counts as nothing there."""
+    return min(share, (share * samples + 0.5) / (samples + 1)) if samples else share
+
+
 def confidence(*signals: bool, base: float = 0.55, steps: int = 0) -> float:
     """Confidence 0..0.95 from independent signals that agree and the number of steps seen."""
     agreed = sum(signals)

@@ -8,10 +8,12 @@ from aitop.diagnosis import input_cause
 from aitop.diagnosis.evidence import (
     MAIN,
     Lines,
+    by_samples,
     confidence,
     enough,
     free_cores,
     main_lines,
+    main_stacks,
     mean_of,
     records,
     summed,
@@ -26,6 +28,7 @@ from aitop.model.verdict import Abstention, Fix, Severity, Verdict
 
 ID = "input-bound"
 CRITICAL_SHARE = 0.3
+IDLE_WORKERS = 0.5
 
 
 @dataclass(frozen=True)
@@ -57,6 +60,9 @@ def _wait(snapshot: Snapshot) -> Wait | None:
     """The larger of waiting in a loader and making batches by hand in the step."""
     steps = snapshot.steps
     in_loader = steps.phases.data_wait if steps else None
+    at_work = input_cause.workers_at_work(snapshot)
+    if in_loader is not None and at_work is not None and at_work < IDLE_WORKERS:
+        in_loader *= _empty_handed(snapshot, at_work)
     by_hand = feeding_lines(snapshot)
     if in_loader is None and not by_hand.lines:
         return None
@@ -65,8 +71,23 @@ def _wait(snapshot: Snapshot) -> Wait | None:
     return Wait(in_loader or 0.0, steps is not None and steps.basis == "hook", None)
 
 
+def _empty_handed(snapshot: Snapshot, at_work: float) -> float:
+    """How much of the wait (0..1) is for idle workers: what fell to steps for which no batch lay ready.
+
+    Taking a batch that lies ready costs time, too, but no loader would make it faster. Where the queue was not
+    measured, the part of the time in which workers work stands for it.
+    """
+    known = [step for step in records(snapshot) if step.queue_ready is not None]
+    waited = sum(step.data_wait + step.loader_start for step in known)
+    if waited <= 0:
+        return at_work
+    return sum(step.data_wait + step.loader_start for step in known if not step.queue_ready) / waited
+
+
 def _verdict(snapshot: Snapshot, wait: Wait, cause: Cause) -> Verdict:
     steps = records(snapshot)
+    process = main_stacks(snapshot)
+    certain = wait.share if wait.measured or process is None else by_samples(wait.share, process.samples)
     signals = (wait.measured, cause.confirmed, bool(cause.where))
     severity: Severity = "critical" if wait.share >= CRITICAL_SHARE and sum(signals) >= 2 else "warning"
     contention = _contention(snapshot) if cause.frees_cores else 0.0
@@ -75,8 +96,8 @@ def _verdict(snapshot: Snapshot, wait: Wait, cause: Cause) -> Verdict:
         subtype=cause.subtype,
         severity=severity,
         share=round(wait.share, 4),
-        speedup=round(without(min(0.99, wait.share + contention)), 3),
-        confidence=confidence(*signals, steps=len(steps)),
+        speedup=round(without(min(0.99, certain + contention)), 3),
+        confidence=confidence(*signals, base=0.55 if certain + contention < 0.9 else 0.4, steps=len(steps)),
         title=f"{percent(wait.share)} of each step waits for data",
         where=cause.where,
         evidence=(_measure(snapshot, wait), *cause.evidence),

@@ -114,6 +114,14 @@ def _respawn(snapshot: Snapshot, share: float) -> Cause | None:
     )
 
 
+def workers_at_work(snapshot: Snapshot) -> float | None:
+    """Share of their time in which loader workers make samples; None where there are none or no stacks of them."""
+    sampled = snapshot.stacks.processes if snapshot.stacks else ()
+    if not any(process.role == "loader-worker" for process in sampled):
+        return None
+    return worker_lines(snapshot).share
+
+
 def _in_main_process(snapshot: Snapshot, share: float) -> Cause:
     """num_workers=0: loading happens inside `next()`."""
     lines = main_lines(snapshot, lambda line: line.phase == "data_wait" and line.activity != "queue")
@@ -151,7 +159,7 @@ def _in_workers(snapshot: Snapshot, share: float, lines: Lines, workers: int) ->
     free = free_cores(snapshot)
     used = mean_of(snapshot, "workers_cpu", 15.0)
     each = used / workers if used is not None and workers else None
-    working = sum(line.share for line in lines.lines) / workers if workers else 0.0
+    working = lines.share
     delayed = (mean_of(snapshot, "workers_delay", 15.0) or 0.0) / workers if workers else 0.0
     blocked = each is not None and each + delayed < BUSY_CORES * max(working, 0.3)
     step = snapshot.steps.mean if snapshot.steps and snapshot.steps.mean else 1.0

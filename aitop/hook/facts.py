@@ -69,30 +69,32 @@ class Facts:
 
     def met_root(self, module: Any) -> None:
         """Note the largest root module: its class, its parameters and their dtypes."""
-        count, dtypes = 0, []
+        count, tensors, dtypes = 0, 0, []
         for number, parameter in enumerate(module.parameters()):
             if number >= MOST_PARAMETERS:
                 break
-            count += parameter.numel()
+            count, tensors = count + parameter.numel(), tensors + 1
             if parameter.dtype not in dtypes:
                 dtypes.append(parameter.dtype)
         if self._root is None or count > self._root[1]:
             inner = _unwrapped(module)
             names = [str(dtype).removeprefix("torch.") for dtype in dtypes]
-            self._root = (type(inner).__name__[:LONGEST_NAME], count, names)
+            self._root = (type(inner).__name__[:LONGEST_NAME], count, names, tensors)
             self.changed = True
 
     def count_ops(self, outputs: Any) -> None:
-        """Count the nodes of the autograd graph under `outputs`; at most MOST_NODES of them and a few milliseconds."""
+        """Count the operations of the autograd graph under `outputs`, leaves left out; bounded in nodes and time."""
         until = time.monotonic_ns() + MOST_NODES_NS
         waiting = [output.grad_fn for output in outputs if getattr(output, "grad_fn", None) is not None]
-        seen = set(waiting)
+        seen, ops = set(waiting), 0
         while waiting and len(seen) < MOST_NODES and time.monotonic_ns() < until:
-            for node, _ in waiting.pop().next_functions:
+            inputs = waiting.pop().next_functions
+            ops += bool(inputs)
+            for node, _ in inputs:
                 if node is not None and node not in seen:
                     seen.add(node)
                     waiting.append(node)
-        self.ops = len(seen)
+        self.ops = ops
         self.changed = True
 
     def text(self, allocators: list[dict[str, int]]) -> bytes:
@@ -115,7 +117,7 @@ class Facts:
             "world_size": world,
         }
         if self._root is not None:
-            facts["root"], facts["parameters"], facts["parameter_dtypes"] = self._root
+            facts["root"], facts["parameters"], facts["parameter_dtypes"], facts["parameter_tensors"] = self._root
         return json.dumps({"facts": facts, "allocators": allocators}).encode()
 
 

@@ -102,6 +102,7 @@ class HookFacts(msgspec.Struct, frozen=True, kw_only=True):
     foreach: bool | None = None
     fused: bool | None = None
     parameters: int | None = None
+    parameter_tensors: int | None = None
     parameter_dtypes: tuple[str, ...] = ()
     root: str | None = None
     ops: int | None = None

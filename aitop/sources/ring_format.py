@@ -154,6 +154,7 @@ class _Facts(msgspec.Struct, frozen=True):
     foreach: bool | None = None
     fused: bool | None = None
     parameters: _Large | None = None
+    parameter_tensors: _Large | None = None
     parameter_dtypes: Annotated[tuple[_Name, ...], msgspec.Meta(max_length=64)] = ()
     root: _Name | None = None
     ops: _Large | None = None

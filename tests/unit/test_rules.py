@@ -117,6 +117,17 @@ def test_a_fed_step_is_not_input_bound():
     assert not isinstance(judged, Finding) or judged.level < input_bound.RULE.band.leave
 
 
+@pytest.mark.parametrize("measured", [True, False])
+def test_taking_ready_batches_from_idle_workers_is_no_wait_for_data(measured):
+    fields = {"workers": 1, "lines": [line("__getitem__", 0.04, pid=WORKER)], "host": host(1, worker_cpu=0.04)}
+    if measured:
+        seen = snapshot(steps(seconds=0.1, data_wait=0.03, forward=0.05, queue_ready=2), **fields)
+    else:
+        seen = snapshot(phases=Phases(data_wait=0.3, forward=0.5, backward=0.2), **fields)
+    judged = input_bound.judge(seen)
+    assert not isinstance(judged, Finding) or judged.level < input_bound.RULE.band.leave
+
+
 def test_without_the_hook_stacks_are_enough():
     seen = snapshot(
         phases=Phases(data_wait=0.7, forward=0.1, backward=0.2, optimizer=0.0, outside=0.0),
@@ -176,7 +187,8 @@ def test_a_loop_of_tiny_operations():
         facts=facts,
     )
     verdict = fired(computing.python_overhead(seen))
-    assert verdict.where[0].line == 22 and verdict.share == pytest.approx(0.9, abs=0.05)
+    assert verdict.where[0].line == 22
+    assert verdict.share == pytest.approx(0.85 * 3.5 / 10, abs=0.03), "an operation of 10 µs is 3.5 µs of dispatch"
 
 
 def test_few_large_operations_are_no_overhead():
@@ -198,6 +210,12 @@ def test_an_optimizer_that_takes_too_long():
 def test_an_optimizer_with_many_parameters_may_take_long():
     facts = HookFacts(way="attach", python="3.11", torch="2", parameters=10_000_000, optimizers=("AdamW",))
     assert computing.optimizer_bound(snapshot(steps(seconds=0.1, optimizer=0.04), facts=facts)) is None
+
+
+def test_many_small_tensors_cost_something_even_when_batched():
+    facts = HookFacts(way="attach", python="3.11", torch="2", parameters=65_000, parameter_tensors=1000)
+    verdict = fired(computing.optimizer_bound(snapshot(steps(seconds=0.04, optimizer=0.03), facts=facts)))
+    assert verdict.speedup == pytest.approx(2.0, rel=0.05)
 
 
 # memory -----------------------------------------------------------------------------------------------------------
