@@ -16,6 +16,8 @@ from aitop.ui.view import View
 from aitop.ui.widgets.pane import Drawing, Pane
 from aitop.ui.words import confidence_dots, label, one_line, place, plural, state_line
 
+ROOM_FOR_SHARE = 60
+LEAST_CODE = 8
 LEADING_FIGURE = re.compile(r"\d+ %")
 
 
@@ -93,10 +95,14 @@ def figure_style(verdict: Verdict) -> Style:
 
 def where_line(where: Where, width: int) -> Line:
     """The user's line: function, place, its own text, and how much of the time is there."""
-    line = Line("  ").add(one_line(where.function), BRIGHT).add("  ").add(place(where), TEXT).add("  ")
-    right = Line(f"{percent(where.share)} of samples" if where.share is not None else "", DIM)
-    if where.text:
-        line.add(shorten(one_line(where.text), width - line.width - right.width - 3), DIM)
+    right = Line(
+        f"{percent(where.share)} of samples" if where.share is not None and width >= ROOM_FOR_SHARE else "", DIM
+    )
+    room = width - 4 - len(place(where)) - (right.width + 2 if right.width else 0)
+    line = Line("  ").add(shorten(one_line(where.function), max(4, room)), BRIGHT).add("  ").add(place(where), TEXT)
+    room = width - line.width - right.width - 4
+    if where.text and room >= LEAST_CODE:
+        line.add("  ").add(shorten(one_line(where.text), room), DIM)
     return spread(line, right, width)
 
 

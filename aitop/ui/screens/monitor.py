@@ -209,14 +209,13 @@ class MonitorScreen(Screen[int]):
         self._show()
 
     def _show(self) -> None:
-        """Hand the view down; a screen that is covered only passes it on."""
-        if self.is_current:
-            for name in self._plan:
-                self._pane(name).show(self.view)
-        else:
-            for screen in self.app.screen_stack:
-                if isinstance(screen, EvidenceScreen):
-                    screen.show(self.view)
+        """Hand the view down; while the evidence covers this screen, it alone is kept up to date."""
+        evidence = next((screen for screen in self.app.screen_stack if isinstance(screen, EvidenceScreen)), None)
+        if evidence is not None:
+            evidence.show(self.view)
+            return
+        for name in self._plan:
+            self._pane(name).show(self.view)
 
     def _arrange(self) -> None:
         """Put every pane where the plan for this size and these facts has it."""

@@ -1,0 +1,140 @@
+"""The terminal and the process end in order, whatever ends them: real processes on real pseudo-terminals."""
+
+import os
+import pty
+import select
+import signal
+import subprocess
+import sys
+import termios
+import time
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.e2e
+
+HERE = Path(__file__).parent
+PROGRAM = f"""
+import sys
+sys.path[:0] = [{str(HERE)!r}, {str(HERE.parent.parent)!r}]
+import sample_snapshots
+from aitop.ui.app import run_monitor
+
+class Feed:
+    live = True
+
+    def start(self, publish):
+        if sys.argv[1] == "fails":
+            raise RuntimeError("the feed broke")
+        publish(sample_snapshots.input_bound())
+
+    def stop(self):
+        with open(sys.argv[2], "a") as file:
+            file.write("stopped\\n")
+
+sys.exit(run_monitor(Feed()))
+"""
+
+
+class Terminal:
+    """A program on a pseudo-terminal."""
+
+    def __init__(self, mode, notes):
+        self.master, self.slave = pty.openpty()
+        termios.tcsetwinsize(self.slave, (30, 100)) if hasattr(termios, "tcsetwinsize") else None
+        self.before = termios.tcgetattr(self.slave)
+        self.output = b""
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", PROGRAM, mode, str(notes)],
+            stdin=self.slave, stdout=self.slave, stderr=self.slave,
+            start_new_session=True, env={**os.environ, "TERM": "xterm-256color", "COLUMNS": "100", "LINES": "30"},
+        )  # fmt: skip
+
+    def read(self, seconds=0.05):
+        while select.select([self.master], [], [], seconds)[0]:
+            self.output += os.read(self.master, 65536)
+
+    def wait_for(self, text):
+        deadline = time.monotonic() + 20
+        while text not in self.output:
+            assert time.monotonic() < deadline, self.output[-2000:]
+            self.read()
+
+    def end(self):
+        """The exit code, once the program has ended; what it writes is read, as a terminal does."""
+        deadline = time.monotonic() + 20
+        while self.process.poll() is None:
+            assert time.monotonic() < deadline, "the program hangs"
+            self.read()
+        self.read()
+        return self.process.returncode
+
+
+@pytest.fixture
+def start(tmp_path):
+    """Start the screen with a feed that works or fails; leftovers are killed."""
+    started = []
+
+    def begin(mode="works"):
+        terminal = Terminal(mode, tmp_path / "notes")
+        started.append(terminal)
+        return terminal
+
+    yield begin
+    for terminal in started:
+        if terminal.process.poll() is None:
+            terminal.process.kill()
+            terminal.process.wait()
+        os.close(terminal.slave)
+
+
+@pytest.mark.parametrize(
+    ("way", "code"),
+    [(signal.SIGTERM, 143), (signal.SIGHUP, 129), (signal.SIGINT, 130), (b"q", 0), (b"\x03", 130)],
+    ids=["SIGTERM", "SIGHUP", "SIGINT", "q", "ctrl-c"],
+)
+def test_the_terminal_is_given_back(start, tmp_path, way, code):
+    terminal = start()
+    terminal.wait_for(b"INPUT-BOUND")
+    assert termios.tcgetattr(terminal.slave)[3] != terminal.before[3]
+    if isinstance(way, bytes):
+        os.write(terminal.master, way)
+    else:
+        terminal.process.send_signal(way)
+    assert terminal.end() == code
+    assert termios.tcgetattr(terminal.slave) == terminal.before
+    assert terminal.output.rindex(b"\x1b[?1049l") > terminal.output.rindex(b"\x1b[?1049h")
+    assert terminal.output.rindex(b"\x1b[?25h") > terminal.output.rindex(b"\x1b[?25l")
+    assert (tmp_path / "notes").read_text() == "stopped\n"
+    os.close(terminal.master)
+
+
+def test_a_feed_that_fails_ends_it_and_its_error_is_seen(start, tmp_path):
+    terminal = start("fails")
+    assert terminal.end() == 1
+    assert termios.tcgetattr(terminal.slave) == terminal.before
+    assert b"the feed broke" in terminal.output[terminal.output.rindex(b"\x1b[?1049l") :]
+    assert (tmp_path / "notes").read_text() == "stopped\n"
+    os.close(terminal.master)
+
+
+def test_a_terminal_that_takes_no_more_output_does_not_keep_it_alive(start, tmp_path):
+    terminal = start()
+    terminal.wait_for(b"INPUT-BOUND")
+    os.write(terminal.master, b"?\x1b" * 400)
+    time.sleep(1.0)
+    terminal.process.send_signal(signal.SIGTERM)
+    assert terminal.process.wait(timeout=20) == 143
+    assert "stopped" in (tmp_path / "notes").read_text()
+    os.close(terminal.master)
+
+
+def test_a_terminal_that_goes_away_ends_it(start, tmp_path):
+    terminal = start()
+    terminal.wait_for(b"INPUT-BOUND")
+    os.close(terminal.master)
+    terminal.process.send_signal(signal.SIGHUP)
+    terminal.process.send_signal(signal.SIGCONT)
+    assert terminal.process.wait(timeout=20) == 129
+    assert "stopped" in (tmp_path / "notes").read_text()
