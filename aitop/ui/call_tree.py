@@ -40,23 +40,29 @@ def forest(stacks: Stacks, pids: frozenset[int] | None = None) -> list[TreeRow]:
         total = sum(tree.samples for tree in trees)
         heading = role if len(trees) == 1 else f"{role} ×{len(trees)}"
         rows.append(TreeRow(heading=heading, samples=total))
-        for root in merged(trees):
+        for root in merged(_roots(trees)):
             _flatten(root, max(1, total), 0, rows)
     return rows
 
 
+def _roots(trees: Iterable[CallNode]) -> Iterable[CallNode]:
+    """The outermost frames: a node without a file stands only for several of them."""
+    for tree in trees:
+        yield from (tree,) if tree.file else tree.children
+
+
 def merged(nodes: Iterable[CallNode]) -> list[CallNode]:
-    """Nodes of the same function and line put together, children too, heaviest first."""
-    groups: dict[tuple[str, str, int], list[CallNode]] = {}
+    """Nodes of the same function put together, children too, heaviest first; the line is the heaviest one's."""
+    groups: dict[tuple[str, str], list[CallNode]] = {}
     for node in nodes:
-        groups.setdefault((node.function, node.file, node.line), []).append(node)
+        groups.setdefault((node.function, node.file), []).append(node)
     return sorted((_one(group) for group in groups.values()), key=lambda node: -node.samples)
 
 
 def _one(group: list[CallNode]) -> CallNode:
     if len(group) == 1:
         return group[0]
-    first = group[0]
+    first = max(group, key=lambda node: node.samples)
     children = merged(child for node in group for child in node.children)
     samples = sum(node.samples for node in group)
     return CallNode(

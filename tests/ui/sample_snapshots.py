@@ -226,13 +226,9 @@ def tree() -> CallNode:
     )  # fmt: skip
     back = node("backward", lib + "_tensor.py", 581, 117, node("backward", lib + "autograd/__init__.py", 347, 117))
     forward = node("_call_impl", lib + "nn/modules/module.py", 1750, 75, node("ResNet.forward", MODEL, 88, 75))
-    epoch = (
-        node("train_epoch", TRAIN, 96, 384, waiting),
-        node("train_epoch", TRAIN, 103, 117, back),
-        node("train_epoch", TRAIN, 99, 75, forward),
-        node("train_epoch", TRAIN, 104, 14),
-    )
-    return node("<module>", TRAIN, 140, 599, node("main", TRAIN, 131, 599, *epoch))
+    step = node("step", lib + "optim/adamw.py", 220, 14)
+    epoch = node("train_epoch", TRAIN, 96, 590, waiting, back, forward, step)
+    return node("<module>", TRAIN, 140, 599, node("main", TRAIN, 131, 599, epoch))
 
 
 def stacks() -> Stacks:

@@ -1,5 +1,6 @@
 """Lines, bars and charts: pure functions."""
 
+import msgspec
 import sample_snapshots as samples
 from hypothesis import given
 from hypothesis import strategies as st
@@ -123,12 +124,20 @@ def test_equal_lines_of_workers_are_one_row():
     assert round(only[0].share, 2) == 0.81
 
 
-def test_trees_are_merged_by_line():
-    def node(samples_, *below):
-        return CallNode(function="f", file="a.py", line=1, samples=samples_, user=True, children=below)
+def test_trees_are_merged_by_function():
+    def node(count, line, *below):
+        return CallNode(function="f", file="a.py", line=line, samples=count, user=True, children=below)
 
-    (one,) = merged([node(3, node(2)), node(4, node(1))])
-    assert (one.samples, one.children[0].samples) == (7, 3)
+    (one,) = merged([node(3, 7, node(2, 1)), node(4, 9, node(1, 1))])
+    assert (one.samples, one.line, one.children[0].samples) == (7, 9, 3)
+
+
+def test_a_root_without_a_file_is_not_a_row():
+    stacks = samples.stacks()
+    tree = CallNode(function="all", file="", line=0, samples=600, children=(samples.tree(),))
+    process = msgspec.structs.replace(stacks.processes[0], tree=tree)
+    rows = forest(msgspec.structs.replace(stacks, processes=(process,)))
+    assert rows[1].function == "<module>"
 
 
 def test_the_forest_has_ranks_first_and_skips_library_runs():

@@ -50,7 +50,7 @@ class StepPane(Pane):
         if steps.recent:
             lines += timeline(steps.recent, width, rest, letters=view.look.mono)
         else:
-            lines += _without_hook(view, snapshot, width)[: max(0, rest)]
+            lines += _without_hook(view, width)[-rest:] if rest > 0 else []
         stale = view.stale("hook" if steps.basis == "hook" else "stacks")
         return Drawing(lines, _title(steps), _basis(steps, snapshot), stale)
 
@@ -205,7 +205,7 @@ def _basis(steps: Steps, snapshot: Snapshot) -> Line:
     return Line(f"estimated from {samples} stacks", DIM)
 
 
-def _without_hook(view: View, snapshot: Snapshot, width: int) -> list[Line]:
+def _without_hook(view: View, width: int) -> list[Line]:
     """Why there are shares but no times."""
     lines = [Line("step times need the hook", DIM)]
     status = view.source("hook")
