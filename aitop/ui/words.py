@@ -84,9 +84,11 @@ def one_line(text: str) -> str:
 
 
 def short_command(command: str) -> str:
-    """A command line without the directories of its program."""
+    """A command line without the directories of its program and its script."""
     words = one_line(command).split(" ")
-    return " ".join([base_name(words[0]), *words[1:]]) if words and words[0] else ""
+    return " ".join(
+        base_name(word) if not number or word.endswith(".py") else word for number, word in enumerate(words)
+    )
 
 
 def significant(value: float | None, width: int = 4) -> str:

@@ -13,7 +13,7 @@ from aitop.ui.line import Line, clean, columns, shorten, shorten_left, spread, w
 from aitop.ui.palette import DATA, FORWARD, HOST_CHART, PHASES, SAVE
 from aitop.ui.panes.step import phase_bar, phase_shares, scale_top, timeline
 from aitop.ui.widgets.timeline import Column, bar, braille, layered_bar, nice_ceiling, stacked
-from aitop.ui.words import significant
+from aitop.ui.words import short_command, significant
 
 texts = st.text(max_size=60)
 
@@ -152,3 +152,8 @@ def test_figures_have_a_fixed_width():
     assert [significant(value, 5) for value in (0.42, 4.2, 42, 420, 4200, None)] == [
         " 0.42", " 4.20", " 42.0", "  420", "4.20K", "    –",
     ]  # fmt: skip
+
+
+def test_commands_are_shown_without_directories_but_with_their_arguments():
+    assert short_command("/opt/x/bin/python -u /home/ada/train.py --data /mnt/a") == "python -u train.py --data /mnt/a"
+    assert short_command("") == ""
