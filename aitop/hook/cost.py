@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import struct
 import time
 from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from . import layout as at
 from . import wrappers
-from .device import UNKNOWN
-from .steps import Steps
+from .journal import Journal
 
-ROUNDS = 60
-SAMPLES, FEWEST_SAMPLES = 15, 5
+ROUNDS = 15
+SAMPLES = 15
+# More than the caches next to a core hold.
+COLD_BYTES = 1 << 20
 
 _now = time.monotonic_ns
 
@@ -34,50 +33,43 @@ def _timed(call: Callable[[], Any], rounds: int = 20) -> float:
 
 
 class SelfTimer:
-    """Times a whole step of the hook around nothing, and in the live loop the part of it that ends a step.
-
-    In the loop the caches are cold, so that the live part takes longer than the same part of the calibration did; the
-    whole is taken to be longer by the same factor.
-    """
+    """The wrappers' time from a calibration around nothing, and the ticks' time from the ticks themselves."""
 
     def __init__(self) -> None:
-        self._whole: float | None = None
-        self._end = 1.0
-        self._live_ends: deque[int] = deque(maxlen=SAMPLES)
+        self._wrappers: float | None = None
+        self._ticks: deque[float] = deque(maxlen=SAMPLES)
+        self._steps = 0
 
     def calibrate(self) -> None:
-        """Time a step of nothing with the wrappers and without (about a millisecond)."""
+        """Time a step of nothing with the wrappers and without (about a millisecond), each with cold caches."""
         scratch = _Scratch()
-        plain = min(_timed(scratch.plain_step) for _ in range(3))
-        both = sorted(scratch.wrapped_step() for _ in range(ROUNDS))[ROUNDS // 2]
-        self._whole = max(0.0, both[0] - plain)
-        self._end = max(1.0, both[1])
+        plain = sorted(scratch.timed(scratch.plain_step) for _ in range(ROUNDS))[ROUNDS // 2]
+        wrapped = sorted(scratch.timed(scratch.wrapped_step) for _ in range(ROUNDS))[ROUNDS // 2]
+        self._wrappers = max(0.0, wrapped - plain)
 
-    def note(self, length: int) -> None:
-        """The end of a step took so many nanoseconds in the live loop."""
-        self._live_ends.append(length)
+    def ticked(self, steps: int, length: int) -> None:
+        """A tick after so many steps in all took so many nanoseconds."""
+        new, self._steps = steps - self._steps, steps
+        if new > 0:
+            self._ticks.append(length / new)
 
     def us_per_step(self) -> float | None:
-        """None before the calibration. The median: what was put off the processor meanwhile has not cost anything."""
-        if self._whole is None:
+        """None before the calibration. The median: a tick that was put off the processor has not cost so much."""
+        if self._wrappers is None:
             return None
-        if len(self._live_ends) < FEWEST_SAMPLES:
-            return round(self._whole / 1000, 2)
-        live = sorted(self._live_ends)[len(self._live_ends) // 2]
-        return round(self._whole * live / self._end / 1000, 2)
+        ticks = sorted(self._ticks)
+        return round((self._wrappers + (ticks[len(ticks) // 2] if ticks else 0.0)) / 1000, 2)
 
 
 class _Scratch:
-    """A keeper whose wrappers stand around functions that do nothing, and whose records go nowhere."""
+    """A keeper whose wrappers stand around functions that do nothing, and whose journal nobody reads."""
 
     def __init__(self) -> None:
-        self.steps = Steps(time.thread_time_ns)
-        self.steps.look_due = _now() + 10**12
-        self._room = bytearray(at.STRIDE)
-        self._pack = struct.Struct(at.RECORD_FORMAT).pack_into
+        self.journal = Journal(time.thread_time_ns, lambda now: None)
+        self.journal.due = _now() + 10**12
         self.compiling: Callable[[], bool] = lambda: False
         self.grad_enabled: Callable[[], bool] = lambda: True
-        self.tensor: type = int
+        self.tensor: Any = int
         self.iterators: dict[int, Callable[[Any], int] | None] = {id(self): None}
         self.optimizers: dict[int, Any] = {id(self): None}
         self.backwards_to_count = 0
@@ -85,31 +77,32 @@ class _Scratch:
         self._forward = wrappers.wrap_forward(_nothing, self, watching=False)
         self._backward = wrappers.wrap_backward(_nothing, self)
         self._before, self._after = wrappers.optimizer_hooks(self)
+        self._room = bytes(COLD_BYTES)
+
+    def timed(self, call: Callable[[], None]) -> int:
+        """Nanoseconds of a call after the caches were filled with something else, as a step of a model does."""
+        self._room.count(1)
+        start = _now()
+        call()
+        return _now() - start
 
     def plain_step(self) -> None:
         _nothing(self)
         _nothing(self)
         _nothing(self)
 
-    def wrapped_step(self) -> tuple[int, int]:
-        """Nanoseconds of a whole step, and of its end."""
-        start = _now()
+    def wrapped_step(self) -> None:
         self._next(self)
         self._forward(self)
         self._backward(self)
         self._before(self, (), {})
-        end = _now()
         self._after(self, (), {})
-        *fields, _ = self.steps.records.pop() if self.steps.records else (*range(19), None)
-        self._pack(self._room, 0, 1, *fields, *UNKNOWN, 1)
-        after = _now()
-        return after - start, after - end
 
     def failed(self) -> None:
         """The timing is of no use then, and harms nothing."""
 
     def not_owner(self, training: bool = False) -> bool:
-        self.steps.owner = wrappers.current_thread()
+        self.journal.owner = wrappers.current_thread()
         return False
 
     def aside(self, call: Callable[..., Any], module: Any, args: Any, kwargs: Any) -> Any:

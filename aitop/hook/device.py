@@ -15,7 +15,7 @@ from . import layout as at
 FORWARD, BACKWARD, OPTIMIZER = 0, 1, 2
 ALWAYS_ABOVE_NS = 10_000_000
 WINDOW_NS, EVERY_NS = 50_000_000, 1_000_000_000
-MOST_PENDING = 64
+MOST_PENDING = 256
 MOST_SPANS = 64
 MOST_ERRORS = 3
 NS_PER_MS = 1e6
@@ -62,13 +62,11 @@ class DeviceClock:
     def begin_optimizer(self) -> None:
         self._optimizer = self.begin(OPTIMIZER)
 
-    def end_optimizer(self) -> None:
+    def step_ends(self, now: int) -> Timing | None:
+        """End the optimizer and with it a step or a part of one: what was noted, None where not all of it was timed."""
         if self._optimizer is not None:
             self.end(self._optimizer, True)
             self._optimizer = None
-
-    def step_ends(self, now: int) -> Timing | None:
-        """End a step or a part of one: what was noted for it, None where it was not timed as a whole."""
         was_on, first, spans, whole = self._on, self._boundary, self._spans, self._whole
         length, self._last_end = now - self._last_end, now
         on = self._errors < MOST_ERRORS and (length > ALWAYS_ABOVE_NS or now % EVERY_NS < WINDOW_NS)
@@ -78,11 +76,6 @@ class DeviceClock:
         if was_on and whole and first is not None and self._boundary is not None:
             return spans, first, self._boundary
         return None
-
-    @staticmethod
-    def joined(one: Timing, other: Timing) -> Timing:
-        """Two parts, one after the other, of one step."""
-        return one[0] + other[0], one[1], other[2]
 
     def emit(self, timing: Timing | None, fields: tuple[int, ...]) -> None:
         """Write the record when its events are done; at once where it has none and no older one waits."""
@@ -138,6 +131,11 @@ class DeviceClock:
             self._whole = False
             return None
         return event
+
+
+def joined(one: Timing | None, other: Timing | None) -> Timing | None:
+    """Two parts, one after the other, of one step."""
+    return None if one is None or other is None else (one[0] + other[0], one[1], other[2])
 
 
 def _done(timing: Timing) -> bool:

@@ -31,7 +31,7 @@ class Facts:
         self._optimizers: list[str] = []
         self._foreach: bool | None = None
         self._fused: bool | None = None
-        self._root: tuple[str, int, list[str]] | None = None
+        self._root: tuple[str, int, list[str], int] | None = None
         self.ops: int | None = None
         self.cost_us: float | None = None
         self.changed = True

@@ -6,6 +6,7 @@ from typing import Any
 
 from . import wrappers
 from .patches import Patches
+from .steps import Steps
 
 STEPS_TO_WATCH = 2
 STEPS_TO_SEARCH = 20
@@ -18,10 +19,11 @@ AGAIN_WHEN_BLIND_NS = 5_000_000_000
 class Roots:
     """The classes of which an instance was called outermost. While `watching`, every module's call is looked at."""
 
-    def __init__(self, module_class: Any, patches: Patches, keeper: wrappers.Keeper) -> None:
+    def __init__(self, module_class: Any, patches: Patches, keeper: wrappers.Keeper, steps: Steps) -> None:
         self._module_class = module_class
         self._patches = patches
         self._keeper = keeper
+        self._steps = steps
         self._found: list[Any] = []
         self._calls = 0
         self._began = 0
@@ -32,7 +34,7 @@ class Roots:
     def watch(self, now: int) -> None:
         """Look at every module's call from now on."""
         self._calls = 0
-        self._began = self._keeper.steps.optimizer_steps
+        self._began = self._steps.optimizer_steps
         self._since = now
         self.watching = True
         keeper = self._keeper
@@ -51,7 +53,7 @@ class Roots:
 
     def look(self, now: int) -> None:
         """Narrow the watch when enough was seen, and widen it again from time to time."""
-        steps = self._keeper.steps
+        steps = self._steps
         if not self.watching:
             blind = steps.optimizer_steps > self._began and not steps.last_forwards
             if now - self._since > (AGAIN_WHEN_BLIND_NS if blind else self._again_after):

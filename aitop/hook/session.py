@@ -15,15 +15,16 @@ from . import cost, wrappers
 from .device import UNKNOWN, DeviceClock, allocators
 from .facts import Facts
 from .frames import optimizer_is_stepping
+from .journal import ASIDE, GONE, NOBODY, Journal
 from .patches import Patches
 from .ring import Presence, Ring
 from .roots import Roots
-from .steps import GONE, GUESSED_TRAINING_ENDS_AFTER_NS, NOBODY, Steps
+from .steps import GUESSED_TRAINING_ENDS_AFTER_NS, Steps
 
-SEND_EVERY_NS = 50_000_000
+TICK_EVERY_NS = 50_000_000
 LOOK_EVERY_NS = 200_000_000
 ALLOCATORS_EVERY_NS = 1_000_000_000
-FACTS_EVERY_NS = 10_000_000_000
+FACTS_EVERY_NS = 3_000_000_000
 OPS_AT_BACKWARD = 3
 OPS_EVERY_NS = 60_000_000_000
 MOST_ITERATORS = 64
@@ -39,13 +40,15 @@ class Session:
         self.torch = torch
         self.pid = os.getpid()
         self.stays = way != "attach"
-        self.compiling: Callable[[], bool] = torch.compiler.is_compiling
+        # While tracing, dynamo takes this for True without looking, and so never looks into a wrapper.
+        self.compiling: Callable[[], bool] = getattr(torch.compiler, "is_dynamo_compiling", torch.compiler.is_compiling)
         self.grad_enabled: Callable[[], bool] = torch.is_grad_enabled
-        self.tensor: type = torch.Tensor
+        self.tensor: Any = torch.Tensor
         self.iterators: dict[int, Callable[[Any], int] | None] = {}
         self.optimizers: dict[int, Any] = {}
         self.facts = Facts(torch, way)
-        self.steps = Steps(cost.cpu_clock(DEAREST_CPU_CLOCK_NS))
+        self.journal = Journal(cost.cpu_clock(DEAREST_CPU_CLOCK_NS), self.tick)
+        self.steps = Steps()
         self._way = way
         self._presence = Presence()
         self._ring: Ring | None = None if waits_for_a_step else Ring(way)
@@ -77,7 +80,7 @@ class Session:
         engine = "_engine_run_backward" if hasattr(torch.autograd, "_engine_run_backward") else "backward"
         self._patches.put(torch.autograd, engine, lambda call: wrappers.wrap_backward(call, self))
         self._patches.put(torch, "save", lambda call: wrappers.wrap_save(call, self))
-        self._roots = Roots(torch.nn.Module, self._patches, self)
+        self._roots = Roots(torch.nn.Module, self._patches, self, self.steps)
         self._roots.watch(time.monotonic_ns())
         optimizer = modules.get("torch.optim.optimizer")
         if optimizer is not None:
@@ -85,8 +88,6 @@ class Session:
             self._handles.append(optimizer.register_optimizer_step_pre_hook(before))
             self._handles.append(optimizer.register_optimizer_step_post_hook(after))
         gc.callbacks.append(self._gc)
-        self.steps.look = self.tick
-        self.steps.spent = self._cost.note
         self._write_facts(time.monotonic_ns())
 
     def remove(self) -> None:
@@ -94,7 +95,7 @@ class Session:
         if self._gone:
             return
         self._gone = True
-        self.steps.owner = GONE
+        self.journal.owner = GONE
         self._patches.take_all_back()
         for handle in self._handles:
             handle.remove()
@@ -104,8 +105,8 @@ class Session:
         if self._ring is not None:
             if mine:
                 self._send()
-                if self.steps.device is not None:
-                    self.steps.device.flush()
+                if self.journal.device is not None:
+                    self.journal.device.flush()
             self._ring.close(mark=mine)
             self._ring = None
 
@@ -113,7 +114,7 @@ class Session:
         """Ask the hook to remove itself at the next call that it wraps."""
         if not self._leaving and not self._gone:
             self._leaving = True
-            self.steps.owner = GONE
+            self.journal.owner = GONE
             if self._ring is not None and os.getpid() == self.pid:
                 self._ring.leaving()
 
@@ -131,26 +132,29 @@ class Session:
 
     def not_owner(self, training: bool = False) -> bool:
         """Whether the calling thread cannot become the one that steps."""
-        steps = self.steps
-        if steps.owner == GONE:
+        journal = self.journal
+        if journal.owner == GONE:
             if self._leaving and not self._gone and not training:
                 self._leave()
             return True
-        if steps.owner == NOBODY:
-            steps.owner = _thread.get_ident()
+        if journal.owner == NOBODY:
+            journal.owner = _thread.get_ident()
             return False
-        if training and time.monotonic_ns() - steps.training_time > NEW_OWNER_AFTER_NS:
+        now = time.monotonic_ns()
+        if training and now - journal.last_step > NEW_OWNER_AFTER_NS:
             # Whoever was first to fetch a batch or call a model is not the thread that trains.
-            steps.owner = _thread.get_ident()
-            steps.busy = False
-            steps.begin(0)
+            journal.owner = _thread.get_ident()
+            journal.busy = False
+            journal.stepping = 0
+            self.steps.read(journal.take())
+            self.steps.begin(0)
             return False
         return True
 
     def aside(self, call: Callable[..., Any], module: Any, args: Any, kwargs: Any) -> Any:
         """A forward in another thread. Where nothing trains, threads serve requests: each is a step."""
-        local, steps = self._local, self.steps
-        if steps.owner == GONE or steps.training or getattr(local, "busy", False):
+        local = self._local
+        if self.journal.owner == GONE or self.steps.training or getattr(local, "busy", False):
             return call(module, *args, **kwargs)
         start = time.monotonic_ns()
         try:
@@ -160,8 +164,10 @@ class Session:
             local.busy = False
             try:
                 if not self.grad_enabled():
-                    samples = wrappers.leading(args, kwargs, self.tensor)
-                    steps.infer_aside(start, time.monotonic_ns(), samples)
+                    end = time.monotonic_ns()
+                    self.journal.entries.append((ASIDE, start, end, wrappers.leading(args, kwargs, self.tensor)))
+                    if end > self.journal.due:
+                        self.journal.tick(end)
             except Exception:
                 self.failed()
 
@@ -203,38 +209,37 @@ class Session:
     # Looking after itself.
 
     def tick(self, now: int) -> None:
-        """Send the records of the last moments off, and from time to time look after everything else.
-
-        Records are sent in batches because the code that sends them is out of the processor's caches after each step.
-        """
-        self.steps.look_due = now + SEND_EVERY_NS
+        """Make sense of the last moments and send the records off; from time to time look after everything else."""
+        self.journal.due = now + TICK_EVERY_NS
         if not self._presence[0]:
             # A child that was forked off: it only forwards from now on, and what is patched in it is a copy.
-            self.steps.owner = GONE
+            self.journal.owner = GONE
             return
         self._send()
         if now > self._look_due:
             self.look(now)
+        if self.journal.steps:
+            self._cost.ticked(self.journal.steps, time.monotonic_ns() - now)
 
     def look(self, now: int) -> None:
         """Housekeeping: the roots, the lease, the facts."""
-        steps = self.steps
+        journal = self.journal
+        self._look_due = now + LOOK_EVERY_NS
         if self._roots is not None:
             self._roots.look(now)
             if self._roots.watching:
-                steps.look_due = 0
-            self._look_due = 0 if self._roots.watching else now + LOOK_EVERY_NS
+                journal.due = self._look_due = 0
         if self._ring is None:
             return
         if not self._ring.wanted(now, self.stays):
             self.leave_soon()
             return
-        if steps.device is None and self.torch.cuda.is_initialized():
-            steps.device = DeviceClock(self.torch, self._ring.write)
+        if journal.device is None and self.torch.cuda.is_initialized():
+            journal.device = DeviceClock(self.torch, self._ring.write)
         if now > self._count_ops_at:
             self._count_ops_at = now + OPS_EVERY_NS
             self.backwards_to_count = self.backwards_to_count or OPS_AT_BACKWARD
-        if self.facts.changed or now > (self._allocators_due if steps.device is not None else self._facts_due):
+        if self.facts.changed or now > (self._allocators_due if journal.device is not None else self._facts_due):
             self._write_facts(now)
 
     def _write_facts(self, now: int) -> None:
@@ -244,24 +249,24 @@ class Session:
         self._facts_due = now + FACTS_EVERY_NS
         self.facts.changed = False
         self.facts.cost_us = self._cost.us_per_step()
-        held = allocators(self.torch) if self.steps.device is not None else []
+        held = allocators(self.torch) if self.journal.device is not None else []
         self._ring.write_facts(self.facts.text(held))
 
     def _send(self) -> None:
-        """Write the finished records; one at a time leaves the list, which other threads may lengthen meanwhile."""
+        """Turn what was noted into records and write them."""
         steps = self.steps
+        steps.read(self.journal.take())
         if steps.records and self._ring is None:
             self._open_ring()
-        ring, device, records = self._ring, steps.device, steps.records
+        records, steps.records = steps.records, []
+        ring, device = self._ring, self.journal.device
         if ring is None:
-            records.clear()
             return
-        for _ in range(len(records)):
-            *fields, timing = records.pop(0)
+        for timing, fields in records:
             if device is None:
-                ring.write((*fields, *UNKNOWN))
+                ring.write(fields + UNKNOWN)
             else:
-                device.emit(timing, tuple(fields))
+                device.emit(timing, fields)
 
     def _open_ring(self) -> None:
         """The first step of a process that might have been a loader worker."""

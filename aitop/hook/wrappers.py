@@ -1,5 +1,5 @@
 """The functions that stand in for torch's own. Each calls the original exactly once and lets its result or exception
-through untouched; our own part cannot raise. In the common case: read the clock, call, read the clock, add up.
+through untouched; our own part cannot raise. In the common case: read the clock, call, read the clock, note it.
 """
 
 from __future__ import annotations
@@ -9,7 +9,8 @@ import time
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from .steps import Steps
+from .frames import within_step
+from .journal import BACKWARD, COLLECT, FORWARD, LOADER, NEXT, OPTIMIZER_BEGINS, OPTIMIZER_ENDS, SAVE, Journal
 
 _now = time.monotonic_ns
 _ident = current_thread = _thread.get_ident
@@ -21,10 +22,10 @@ class Keeper(Protocol):
     `iterators` maps the id of a loader's iterator to the function that counts its ready batches, None without workers.
     """
 
-    steps: Steps
+    journal: Journal
     compiling: Callable[[], bool]
     grad_enabled: Callable[[], bool]
-    tensor: type
+    tensor: Any
     iterators: dict[int, Callable[[Any], int] | None]
     optimizers: dict[int, Any]
     backwards_to_count: int
@@ -50,31 +51,34 @@ class Keeper(Protocol):
 
 def wrap_next(original: Callable[..., Any], keeper: Keeper) -> Callable[..., Any]:
     """`_BaseDataLoaderIter.__next__`: the wait for a batch."""
-    steps, iterators = keeper.steps, keeper.iterators
+    journal, iterators = keeper.journal, keeper.iterators
+    note = journal.entries.append
 
     def __next__(self: Any) -> Any:  # noqa: N807
-        if steps.busy if _ident() == steps.owner else keeper.not_owner():
+        if journal.busy if _ident() == journal.owner else keeper.not_owner():
             return original(self)
-        got = False
+        got, waiting, key = False, -1, id(self)
         try:
-            key = id(self)
             if key not in iterators:
                 keeper.met_iterator(self)
             ready = iterators[key]
-            steps.next_begins(key, -1 if ready is None else ready(self))
+            if ready is not None:
+                waiting = ready(self)
         except Exception:
             keeper.failed()
         start = _now()
         try:
-            steps.busy = True
+            journal.busy = True
             batch = original(self)
             got = True
             return batch
         finally:
             end = _now()
-            steps.busy = False
+            journal.busy = False
             try:
-                steps.next_ended(start, end, got)
+                note((NEXT, start, end, key, waiting, got))
+                if end > journal.due:
+                    journal.tick(end)
             except Exception:
                 keeper.failed()
 
@@ -83,55 +87,59 @@ def wrap_next(original: Callable[..., Any], keeper: Keeper) -> Callable[..., Any
 
 def wrap_iter(original: Callable[..., Any], keeper: Keeper) -> Callable[..., Any]:
     """`DataLoader.__iter__`: making an iterator, which starts the workers."""
-    steps = keeper.steps
+    journal, iterators = keeper.journal, keeper.iterators
+    note = journal.entries.append
 
     def __iter__(self: Any) -> Any:  # noqa: N807
-        if steps.busy if _ident() == steps.owner else keeper.not_owner():
+        if journal.busy if _ident() == journal.owner else keeper.not_owner():
             return original(self)
         start = _now()
         try:
-            steps.busy = True
+            journal.busy = True
             iterator = original(self)
-            keeper.iterators.pop(id(iterator), None)
+            iterators.pop(id(iterator), None)
             return iterator
         finally:
-            steps.busy = False
-            try:
-                steps.loader_made(start, _now())
-            except Exception:
-                keeper.failed()
+            journal.busy = False
+            note((LOADER, start, _now()))
 
     return __iter__
 
 
 def wrap_forward(original: Callable[..., Any], keeper: Keeper, watching: bool) -> Callable[..., Any]:
     """`__call__` of a root's class, or of all modules while `watching` for roots."""
-    steps, compiling, grad_enabled, tensor = keeper.steps, keeper.compiling, keeper.grad_enabled, keeper.tensor
+    journal, compiling, grad_enabled, tensor = keeper.journal, keeper.compiling, keeper.grad_enabled, keeper.tensor
+    note = journal.entries.append
 
     def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N807
         if compiling():
             return original(self, *args, **kwargs)
-        if _ident() == steps.owner:
-            if steps.busy:
+        if _ident() == journal.owner:
+            if journal.busy:
                 return original(self, *args, **kwargs)
         elif keeper.not_owner():
             return keeper.aside(original, self, args, kwargs)
         if watching and not keeper.met_module(self):
             return original(self, *args, **kwargs)
-        device = steps.device
+        device = journal.device
         span = None if device is None else device.begin(0)
         start = _now()
         try:
-            steps.busy = True
+            journal.busy = True
             return original(self, *args, **kwargs)
         finally:
             end = _now()
-            steps.busy = False
+            journal.busy = False
             try:
                 grad = grad_enabled()
                 if span is not None:
                     device.end(span, grad)
-                steps.forward_ended(start, end, grad, leading(args, kwargs, tensor))
+                first: Any = args[0] if args else None
+                plain = type(first) is tensor and first.dim()
+                size = first.size(0) if plain else leading(args, kwargs, tensor)
+                note((FORWARD, start, end, grad, size))
+                if end > journal.due:
+                    journal.tick(end)
             except Exception:
                 keeper.failed()
 
@@ -140,26 +148,30 @@ def wrap_forward(original: Callable[..., Any], keeper: Keeper, watching: bool) -
 
 def wrap_backward(original: Callable[..., Any], keeper: Keeper) -> Callable[..., Any]:
     """`torch.autograd._engine_run_backward` (or `torch.autograd.backward`)."""
-    steps = keeper.steps
+    journal = keeper.journal
+    note = journal.entries.append
 
     def _engine_run_backward(*args: Any, **kwargs: Any) -> Any:
-        if steps.busy if _ident() == steps.owner else keeper.not_owner():
+        if journal.busy if _ident() == journal.owner else keeper.not_owner():
             return original(*args, **kwargs)
         if keeper.backwards_to_count:
             keeper.before_backward(args)
-        device = steps.device
+        device = journal.device
         span = None if device is None else device.begin(1)
         start = _now()
         try:
-            steps.busy = True
+            journal.busy = True
             return original(*args, **kwargs)
         finally:
             end = _now()
-            steps.busy = False
+            journal.busy = False
             try:
                 if span is not None:
                     device.end(span, True)
-                steps.backward_ended(start, end, kwargs.get("accumulate_grad", True))
+                # Gradients of the parameters are made, not only those asked for.
+                note((BACKWARD, start, end, kwargs.get("accumulate_grad", True)))
+                if end > journal.due:
+                    journal.tick(end)
             except Exception:
                 keeper.failed()
 
@@ -168,34 +180,43 @@ def wrap_backward(original: Callable[..., Any], keeper: Keeper) -> Callable[...,
 
 def wrap_save(original: Callable[..., Any], keeper: Keeper) -> Callable[..., Any]:
     """`torch.save`."""
-    steps = keeper.steps
+    journal = keeper.journal
+    note = journal.entries.append
 
     def save(*args: Any, **kwargs: Any) -> Any:
-        if steps.busy if _ident() == steps.owner else keeper.not_owner():
+        if journal.busy if _ident() == journal.owner else keeper.not_owner():
             return original(*args, **kwargs)
         start = _now()
         try:
             return original(*args, **kwargs)
         finally:
-            try:
-                steps.saved(start, _now())
-            except Exception:
-                keeper.failed()
+            note((SAVE, start, _now()))
 
     return save
 
 
 def optimizer_hooks(keeper: Keeper) -> tuple[Callable[..., None], Callable[..., None]]:
     """The pair for `register_optimizer_step_pre_hook` and `…_post_hook`."""
-    steps, compiling, optimizers = keeper.steps, keeper.compiling, keeper.optimizers
+    journal, compiling, optimizers = keeper.journal, keeper.compiling, keeper.optimizers
+    note = journal.entries.append
 
     def before_step(optimizer: Any, args: Any, kwargs: Any) -> None:
         if compiling():
             return
         try:
-            if _ident() == steps.owner or not keeper.not_owner(training=True):
-                steps.busy = False
-                steps.optimizer_begins(id(optimizer), _now())
+            if _ident() != journal.owner and keeper.not_owner(training=True):
+                return
+            if journal.stepping and within_step(2):
+                # An optimizer inside another one, or a subclass that calls its base.
+                journal.nested += 1
+                return
+            # One that is still stepping here was left by an exception.
+            journal.busy = False
+            journal.nested = 0
+            if journal.device is not None:
+                journal.device.begin_optimizer()
+            journal.stepping = now = _now()
+            note((OPTIMIZER_BEGINS, now, now, id(optimizer)))
         except Exception:
             keeper.failed()
 
@@ -203,10 +224,21 @@ def optimizer_hooks(keeper: Keeper) -> tuple[Callable[..., None], Callable[..., 
         if compiling():
             return
         try:
-            if _ident() == steps.owner:
-                key = id(optimizer)
-                if steps.optimizer_ended(key, _now()) and key not in optimizers:
-                    keeper.met_optimizer(optimizer)
+            if _ident() != journal.owner or not journal.stepping:
+                return
+            if journal.nested:
+                journal.nested -= 1
+                return
+            now, key, device = _now(), id(optimizer), journal.device
+            cpu, timing = journal.cpu(now), None if device is None else device.step_ends(now)
+            note((OPTIMIZER_ENDS, journal.stepping, now, key, cpu, timing))
+            journal.stepping = 0
+            journal.steps += 1
+            journal.last_step = now
+            if now > journal.due:
+                journal.tick(now)
+            if key not in optimizers:
+                keeper.met_optimizer(optimizer)
         except Exception:
             keeper.failed()
 
@@ -215,13 +247,14 @@ def optimizer_hooks(keeper: Keeper) -> tuple[Callable[..., None], Callable[..., 
 
 def gc_callback(keeper: Keeper) -> Callable[[str, Any], None]:
     """For `gc.callbacks`: a collection stops every thread, so whose it is does not matter."""
-    steps = keeper.steps
+    journal = keeper.journal
+    note = journal.entries.append
 
     def collected(phase: str, info: Any) -> None:
         if phase == "start":
-            steps.gc_start = _now()
+            journal.collecting = _now()
         else:
-            steps.gc += _now() - steps.gc_start
+            note((COLLECT, journal.collecting, _now()))
 
     return collected
 

@@ -90,7 +90,7 @@ class TestRemoval:
         run_a_little()
         before = patched_attributes()
         monkeypatch.setattr(session_module, "LOOK_EVERY_NS", 0)
-        monkeypatch.setattr(session_module, "SEND_EVERY_NS", 0)
+        monkeypatch.setattr(session_module, "TICK_EVERY_NS", 0)
         aitop.hook.install("attach")
         reader = HookRing(os.getpid())
         reader.renew(seconds=0.2)
@@ -105,7 +105,7 @@ class TestRemoval:
 
     def test_the_last_monitor_out_ends_it(self, monkeypatch):
         monkeypatch.setattr(session_module, "LOOK_EVERY_NS", 0)
-        monkeypatch.setattr(session_module, "SEND_EVERY_NS", 0)
+        monkeypatch.setattr(session_module, "TICK_EVERY_NS", 0)
         aitop.hook.install("attach")
         one, other = HookRing(os.getpid()), HookRing(os.getpid())
         with monkeypatch.context() as context:
@@ -126,7 +126,7 @@ class TestRemoval:
 
     def test_without_a_monitor_an_attached_hook_leaves_after_its_grace(self, monkeypatch):
         monkeypatch.setattr(session_module, "LOOK_EVERY_NS", 0)
-        monkeypatch.setattr(session_module, "SEND_EVERY_NS", 0)
+        monkeypatch.setattr(session_module, "TICK_EVERY_NS", 0)
         aitop.hook.install("attach")
         run_a_little()
         assert not session_of().gone
@@ -138,7 +138,7 @@ class TestRemoval:
 
     def test_a_hook_that_came_with_the_program_stays_until_asked(self, monkeypatch):
         monkeypatch.setattr(session_module, "LOOK_EVERY_NS", 0)
-        monkeypatch.setattr(session_module, "SEND_EVERY_NS", 0)
+        monkeypatch.setattr(session_module, "TICK_EVERY_NS", 0)
         monkeypatch.setattr("aitop.hook.layout.GRACE_NS", 0)
         aitop.hook.install("run")
         reader = HookRing(os.getpid())
@@ -185,8 +185,8 @@ class TestRemoval:
     def test_our_own_errors_do_not_reach_the_run(self, monkeypatch):
         watched = Watched()
         monkeypatch.setattr("aitop.hook.steps.Steps.forward_ended", lambda *args: 1 / 0)
+        monkeypatch.setattr(session_module, "TICK_EVERY_NS", 0)
         left = watched.session
-        run_a_little()
         run_a_little()
         assert left.gone
         watched.ring.close()

@@ -1,0 +1,70 @@
+"""What the wrappers note while the program runs, as briefly as they can. `Steps` makes sense of it a little later.
+
+The code that runs in every step is out of the processor's caches when its turn comes, so it has to be short; the
+rest is done for many steps at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+NOBODY = 0
+GONE = -1
+
+# Kinds of entries: (kind, begin, end, …) of a phase in monotonic nanoseconds.
+LOADER, NEXT, FORWARD, BACKWARD, OPTIMIZER_BEGINS, OPTIMIZER_ENDS, SAVE, COLLECT, ASIDE = range(9)
+Entry = tuple[Any, ...]
+
+CPU_ALWAYS_ABOVE_NS = 10_000_000
+CPU_EVERY = 8
+
+
+class Journal:
+    """The live state of the thread that steps (`owner`).
+
+    `busy` is set inside an outermost batch, forward or backward; `stepping` inside an optimizer's step, which may be
+    nested. `tick` is called with the time once it is past `due`.
+    """
+
+    __slots__ = (
+        "busy",
+        "collecting",
+        "cpu_clock",
+        "device",
+        "due",
+        "entries",
+        "last_step",
+        "nested",
+        "owner",
+        "stepping",
+        "steps",
+        "tick",
+    )
+
+    def __init__(self, cpu_clock: Callable[[], int] | None, tick: Callable[[int], None]) -> None:
+        self.entries: list[Entry] = []
+        self.tick = tick
+        self.due = 0
+        self.owner = NOBODY
+        self.busy = False
+        self.stepping = 0
+        self.nested = 0
+        self.steps = 0
+        self.last_step = 0
+        self.collecting = 0
+        self.device: Any = None
+        self.cpu_clock = cpu_clock
+
+    def cpu(self, now: int) -> int:
+        """The thread's CPU clock at the end of a step. It is a system call: of short steps only some are measured."""
+        if self.cpu_clock is None or (now - self.last_step < CPU_ALWAYS_ABOVE_NS and 0 < self.steps % CPU_EVERY < 7):
+            return -1
+        return self.cpu_clock()
+
+    def take(self) -> list[Entry]:
+        """The entries so far, which then are no longer here. Other threads may be adding some."""
+        entries = self.entries
+        taken = entries[:]
+        del entries[: len(taken)]
+        return taken
