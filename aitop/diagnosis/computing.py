@@ -22,6 +22,9 @@ CPU_SECONDS_PER_TENSOR = 10e-6
 CUDA_SECONDS_PER_TENSOR = 0.3e-6
 # What dispatching one operation and its node of the graph costs on the host, however little it computes.
 DISPATCH_US = 3.5
+# The same work in one operation still takes some of the time.
+BATCHED_AWAY = 0.88
+SOME = 0.05
 
 
 def compute_bound(snapshot: Snapshot) -> Judgement:
@@ -64,8 +67,8 @@ def python_overhead(snapshot: Snapshot) -> Judgement:
     loops = _concentrated(inside)
     model = inside.share + _backward_of(snapshot, inside) if tiny or (per_op is None and loops) else 0.0
     if tiny and per_op:
-        model *= min(1.0, DISPATCH_US / per_op)
-    share = min(0.99, aside.share + model)
+        model *= min(BATCHED_AWAY, DISPATCH_US / per_op)
+    share = min(0.99, (aside.share if aside.share >= SOME or not model else 0.0) + model)
     if share <= 0:
         return None
     lines = Lines(

@@ -81,7 +81,8 @@ def _empty_handed(snapshot: Snapshot, at_work: float) -> float:
     waited = sum(step.data_wait + step.loader_start for step in known)
     if waited <= 0:
         return at_work
-    return sum(step.data_wait + step.loader_start for step in known if not step.queue_ready) / waited
+    empty = [step for step in known if not step.queue_ready or step.loader_start]
+    return sum(step.data_wait + step.loader_start for step in empty) / waited
 
 
 def _verdict(snapshot: Snapshot, wait: Wait, cause: Cause) -> Verdict:
@@ -118,12 +119,19 @@ def _measure(snapshot: Snapshot, wait: Wait) -> str:
 
 def _contention(snapshot: Snapshot) -> float:
     """Share of step time in which the training process could run but waited for a core that loading occupies."""
-    delay = mean_of(snapshot, "run_delay")
-    idle = free_cores(snapshot)
-    if delay is None or idle is None or idle > 0.5:
+    if snapshot.facts is not None and snapshot.facts.cuda:
         return 0.0
-    wait = summed(records(snapshot), lambda step: step.data_wait + step.loader_start) or 0.0
-    return min(delay, max(0.0, 1.0 - wait) * 0.5) * _loaders_part_of_others(snapshot)
+    idle = free_cores(snapshot)
+    if idle is None or idle > 0.5:
+        return 0.0
+    steps = [step for step in records(snapshot) if step.cpu is not None]
+    waited = summed(steps, lambda step: step.data_wait + step.loader_start)
+    used = summed(steps, lambda step: step.cpu or 0.0)
+    if waited is not None and used is not None:
+        delay = max(0.0, 1.0 - waited - used)
+    else:
+        delay = min(mean_of(snapshot, "run_delay") or 0.0, 0.5)
+    return delay * _loaders_part_of_others(snapshot)
 
 
 def _loaders_part_of_others(snapshot: Snapshot) -> float:
