@@ -16,15 +16,12 @@ GONE = -1
 LOADER, NEXT, FORWARD, BACKWARD, OPTIMIZER_BEGINS, OPTIMIZER_ENDS, SAVE, COLLECT, ASIDE = range(9)
 Entry = tuple[Any, ...]
 
-CPU_ALWAYS_ABOVE_NS = 10_000_000
-CPU_EVERY = 8
-
 
 class Journal:
     """The live state of the thread that steps (`owner`).
 
     `busy` is set inside an outermost batch, forward or backward; `stepping` inside an optimizer's step, which may be
-    nested. `tick` is called with the time once it is past `due`.
+    nested. `fast` tells that steps are so short that measuring has to be brief. `cpu_clock` gives -1 where it costs too much. `tick` is called with the time once it is past `due`.
     """
 
     __slots__ = (
@@ -34,6 +31,7 @@ class Journal:
         "device",
         "due",
         "entries",
+        "fast",
         "last_step",
         "nested",
         "owner",
@@ -42,7 +40,7 @@ class Journal:
         "tick",
     )
 
-    def __init__(self, cpu_clock: Callable[[], int] | None, tick: Callable[[int], None]) -> None:
+    def __init__(self, cpu_clock: Callable[[], int], tick: Callable[[int], None]) -> None:
         self.entries: list[Entry] = []
         self.tick = tick
         self.due = 0
@@ -50,17 +48,12 @@ class Journal:
         self.busy = False
         self.stepping = 0
         self.nested = 0
-        self.steps = 0
         self.last_step = 0
+        self.steps = 0
+        self.fast = False
         self.collecting = 0
         self.device: Any = None
         self.cpu_clock = cpu_clock
-
-    def cpu(self, now: int) -> int:
-        """The thread's CPU clock at the end of a step. It is a system call: of short steps only some are measured."""
-        if self.cpu_clock is None or (now - self.last_step < CPU_ALWAYS_ABOVE_NS and 0 < self.steps % CPU_EVERY < 7):
-            return -1
-        return self.cpu_clock()
 
     def take(self) -> list[Entry]:
         """The entries so far, which then are no longer here. Other threads may be adding some."""

@@ -22,6 +22,7 @@ from .roots import Roots
 from .steps import GUESSED_TRAINING_ENDS_AFTER_NS, Steps
 
 TICK_EVERY_NS = 50_000_000
+FAST_STEPS_IN_A_TICK = 25
 LOOK_EVERY_NS = 200_000_000
 ALLOCATORS_EVERY_NS = 1_000_000_000
 FACTS_EVERY_NS = 3_000_000_000
@@ -218,8 +219,7 @@ class Session:
         self._send()
         if now > self._look_due:
             self.look(now)
-        if self.journal.steps:
-            self._cost.ticked(self.journal.steps, time.monotonic_ns() - now)
+        self._cost.ticked(self.steps.index, time.monotonic_ns() - now)
 
     def look(self, now: int) -> None:
         """Housekeeping: the roots, the lease, the facts."""
@@ -255,7 +255,9 @@ class Session:
     def _send(self) -> None:
         """Turn what was noted into records and write them."""
         steps = self.steps
-        steps.read(self.journal.take())
+        entries, before = self.journal.take(), steps.optimizer_steps
+        steps.read(entries)
+        self.journal.fast = steps.optimizer_steps - before > FAST_STEPS_IN_A_TICK
         if steps.records and self._ring is None:
             self._open_ring()
         records, steps.records = steps.records, []

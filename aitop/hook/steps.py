@@ -99,7 +99,7 @@ class Steps(Sums):
         for entry in entries:
             kind = entry[0]
             if kind == OPTIMIZER_ENDS:
-                self.optimizer_ended(entry[2], entry[3], entry[4], entry[5])
+                self.optimizer_ended(entry[1], entry[2], entry[3], entry[4], entry[5])
             elif kind == NEXT:
                 self.next_begins(entry[1], entry[3], entry[4])
                 self.next_ended(entry[1], entry[2], entry[5])
@@ -108,7 +108,7 @@ class Steps(Sums):
             elif kind == BACKWARD:
                 self.backward_ended(entry[1], entry[2], entry[3])
             elif kind == OPTIMIZER_BEGINS:
-                self.optimizer_begins(entry[1], entry[3])
+                self.optimizer_begins(entry[1])
             elif kind == COLLECT:
                 self.gc += entry[2] - entry[1]
             elif kind == SAVE:
@@ -207,21 +207,21 @@ class Steps(Sums):
         self.backward += end - start
         self.known += end - start
 
-    def optimizer_begins(self, now: int, optimizer: int) -> None:
-        """An optimizer's step begins."""
-        if self.several and self.closed is not None and optimizer in self.stepped:
-            self.commit_closed()
+    def optimizer_begins(self, now: int) -> None:
+        """An optimizer's step begins in which other phases may lie, those of a closure."""
         self.optimizer_open = True
         self.optimizer_start = now
         self.optimizer_known = self.known
 
-    def optimizer_ended(self, now: int, optimizer: int, cpu: int, timing: Any) -> None:
+    def optimizer_ended(self, start: int, now: int, optimizer: int, cpu: int, timing: Any) -> None:
         """An optimizer's step has ended. `cpu` is the thread's CPU clock, negative where it was not read."""
-        if not self.optimizer_open:
-            return
-        self.optimizer_open = False
-        # A closure's forward and backward lie inside this phase and were counted already.
-        length = now - self.optimizer_start - (self.known - self.optimizer_known)
+        length = now - start
+        if self.optimizer_open:
+            # A closure's forward and backward lie inside this phase and were counted already.
+            length -= self.known - self.optimizer_known
+            self.optimizer_open = False
+        if self.several and self.closed is not None and optimizer in self.stepped:
+            self.commit_closed()
         self.optimizer += length
         self.known += length
         if self.held_wait or self.held_start or self.held_forwards:
