@@ -20,8 +20,9 @@ Entry = tuple[Any, ...]
 class Journal:
     """The live state of the thread that steps (`owner`).
 
-    `busy` is set inside an outermost batch, forward or backward; `stepping` inside an optimizer's step, which may be
-    nested. `fast` tells that steps are so short that measuring has to be brief. `cpu_clock` gives -1 where it costs too much. `tick` is called with the time once it is past `due`.
+    `busy` is set inside an outermost batch, forward or backward. `stepping` is when the optimizer's step began in which
+    the thread is, else 0; `nested` counts further ones inside it. `fast` tells that steps are so short that measuring
+    has to be brief. `cpu_clock` gives -1 where it costs too much. `tick` is called with the time once it is past `due`.
     """
 
     __slots__ = (
