@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from aitop.diagnosis.evidence import Lines, confidence, enough, main_lines, records, summed
-from aitop.diagnosis.hand_written import feeds
+from aitop.diagnosis.hand_written import feeding
 from aitop.diagnosis.rule import Band, Finding, Judgement, Rule
 from aitop.diagnosis.what_if import without
 from aitop.model.snapshot import HotLine, Snapshot
@@ -61,7 +61,8 @@ def evaluation(snapshot: Snapshot) -> Judgement:
 
 def host_io(snapshot: Snapshot) -> Judgement:
     """Files, network and databases touched by the training thread outside of loading and saving."""
-    lines = main_lines(snapshot, _does_io)
+    feeds = feeding(snapshot)
+    lines = main_lines(snapshot, lambda line: _does_io(line) and not feeds(line))
     place = f": {_place(lines)}" if lines.lines else ""
     fixes = (
         Fix(
@@ -140,7 +141,6 @@ def _does_io(line: HotLine) -> bool:
         line.phase == "outside"
         and line.activity in ("io-file", "io-network", "io-database", "log")
         and not _saves(line)
-        and not feeds(line)
     )
 
 

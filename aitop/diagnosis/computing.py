@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from aitop.diagnosis.evidence import Lines, confidence, enough, main_lines, mean_of, records
-from aitop.diagnosis.hand_written import feeds
+from aitop.diagnosis.hand_written import feeding
 from aitop.diagnosis.rule import Band, Finding, Judgement, Rule
 from aitop.diagnosis.what_if import without
 from aitop.model.snapshot import HotLine, Phases, Snapshot
@@ -60,7 +60,8 @@ def python_overhead(snapshot: Snapshot) -> Judgement:
     missing = enough(snapshot)
     if missing:
         return Abstention(id="python-overhead", reason=missing)
-    aside = main_lines(snapshot, _python_aside)
+    feeds = feeding(snapshot)
+    aside = main_lines(snapshot, lambda line: _python_aside(line) and not feeds(line))
     per_op = _microseconds_per_op(snapshot)
     tiny = per_op is not None and per_op < TINY_OP_US
     inside = main_lines(snapshot, lambda line: line.phase == "forward" and _own_loop(line))
@@ -104,8 +105,8 @@ def python_overhead(snapshot: Snapshot) -> Judgement:
 
 
 def _python_aside(line: HotLine) -> bool:
-    """Plain computation between the phases that does not make a batch."""
-    return line.phase == "outside" and line.activity in ("python", "compute", "other") and not feeds(line)
+    """Plain computation between the phases."""
+    return line.phase == "outside" and line.activity in ("python", "compute", "other")
 
 
 def _own_loop(line: HotLine) -> bool:

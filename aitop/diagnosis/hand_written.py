@@ -1,42 +1,93 @@
-"""Tells lines that make the next batch from other work that a hand-written loop does between its phases."""
+"""Tells lines that make the next batch from other work that a hand-written loop does between its phases.
+
+Where the training loop can be seen (a function with both the forward pass and the backward pass or the optimizer in
+it), the place in it decides: what stands before the forward pass feeds it. Elsewhere words decide.
+"""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 from aitop.diagnosis.evidence import Lines, main_lines, records, summed
 from aitop.model.snapshot import HotLine, Snapshot
+from aitop.model.stacks import Frame
 
 # Words of functions and assignments that make batches, and of work that has nothing to do with the next one.
 FEEDS = re.compile(
-    r"batch|load|read|fetch|sample|pars|decod|augment|collat|stream|pipeline|dataset|generat|token|next\(|__next__|"
-    r"__iter__|__getitem__|transform|preprocess|record|example|shard|inputs?\b|images?\b|features?\b",
+    r"(?<![a-z])(batch|data|load|read|fetch|sampl|pars|decod|augment|collat|stream|pipeline|generat|token|next\(|"
+    r"__next__|__iter__|__getitem__|transform|preprocess|record|example|shard|inputs?\b|images?\b|features?\b)",
     re.IGNORECASE,
 )
 NOT_FEEDING = re.compile(
     r"metric|logg|accurac|score|eval|valid|checkpoint|save|plot|report|summar|track|monitor|stat(s|istic)|publish|"
-    r"writer|histor|\bprint\(|\blog\b|push|emit|notif",
+    r"writer|histor|\bprint\(|\blog\b|push|emit|notif|zero_grad|schedul",
     re.IGNORECASE,
 )
 LOOP_HEADER = re.compile(r"^(async )?for .+ in .+:")
 BUSY = frozenset({"save", "log", "sync", "gc", "queue", "spawn", "compile", "lock"})
 
+Function = tuple[str, str]
 
-def feeds(line: HotLine) -> bool:
-    """Whether a line outside of every phase makes the next batch."""
+
+@dataclass(frozen=True)
+class Loop:
+    """Where in a training function the forward pass begins and the last of backward pass and optimizer ends."""
+
+    forward: int
+    end: int
+
+
+def feeding(snapshot: Snapshot) -> Callable[[HotLine], bool]:
+    """A test for lines outside of every phase: does this one make the next batch?"""
+    loops = _loops(main_lines(snapshot, lambda line: line.phase in ("forward", "backward", "optimizer")).lines)
+    return lambda line: _feeds(line, loops)
+
+
+def _loops(lines: tuple[HotLine, ...]) -> Mapping[Function, Loop]:
+    forwards: dict[Function, set[int]] = {}
+    rests: dict[Function, set[int]] = {}
+    for line in lines:
+        for file, function, number in _places(line):
+            into = forwards if line.phase == "forward" else rests
+            into.setdefault((file, function), set()).add(number)
+    return {key: Loop(min(forwards[key]), max(rests[key])) for key in forwards.keys() & rests.keys()}
+
+
+def _places(line: HotLine) -> list[tuple[str, str, int]]:
+    above = [(frame.file, frame.function, frame.line) for frame in line.via]
+    return [*above, (line.file, line.function, line.line)]
+
+
+def _feeds(line: HotLine, loops: Mapping[Function, Loop]) -> bool:
     if line.phase != "outside" or line.activity in BUSY:
         return False
-    names = (line.function, *line.via)
-    if NOT_FEEDING.search(line.function) or any(NOT_FEEDING.search(text) for text in line.via):
+    if NOT_FEEDING.search(line.function) or any(_speaks(NOT_FEEDING, frame) for frame in line.via):
         return False
-    if any(LOOP_HEADER.match(text) for text in line.via):
+    # The innermost training function on the stack: those around it only call it.
+    for file, function, number in reversed(_places(line)):
+        loop = loops.get((file, function))
+        if loop is not None and loop.forward < loop.end:
+            return number < loop.forward or (number > loop.end and _in_words(line))
+    return _in_words(line)
+
+
+def _in_words(line: HotLine) -> bool:
+    if any(LOOP_HEADER.match(frame.text or "") for frame in line.via):
         return True
-    return any(FEEDS.search(name) for name in names) or bool(FEEDS.search(line.text or ""))
+    return bool(FEEDS.search(line.function) or FEEDS.search(line.text or "")) or any(
+        _speaks(FEEDS, frame) for frame in line.via
+    )
+
+
+def _speaks(words: re.Pattern[str], frame: Frame) -> bool:
+    return bool(words.search(frame.text or ""))
 
 
 def feeding_lines(snapshot: Snapshot) -> Lines:
     """Lines that make batches by hand; the share is corrected by the measured time outside of everything else."""
-    found = main_lines(snapshot, feeds)
+    found = main_lines(snapshot, feeding(snapshot))
     outside = main_lines(snapshot, lambda line: line.phase == "outside")
     measured = summed(records(snapshot), lambda step: max(0.0, step.outside - step.save - step.evaluation))
     if not found.lines or measured is None or outside.share <= 0:

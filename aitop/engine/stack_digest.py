@@ -19,7 +19,7 @@ class Seen:
     """One distinct stack. `frames` are those the process entered itself, the outermost first.
 
     `line` is the innermost user frame: its own, else, in a forked worker, the line of the parent that started it; None
-    where no user code is on the stack. `via` has the texts of the user's frames above `line`.
+    where no user code is on the stack. `via` has the user's frames above `line`.
     `phase` is what the stack says alone, before others tell which functions evaluate.
     `worker` says that it is a DataLoader's worker, `idle` that this worker waits for something to do. `importing`: a
     library is being imported, which happens once and is no part of any step.
@@ -27,7 +27,7 @@ class Seen:
 
     frames: tuple[Frame, ...]
     line: Frame | None
-    via: tuple[str, ...]
+    via: tuple[Frame, ...]
     activity: Activity
     phase: Phase
     worker: bool
@@ -103,7 +103,7 @@ def look_at(frames: Sequence[Frame]) -> Seen:
     return Seen(
         frames=own,
         line=line,
-        via=tuple(frame.text for frame in user[:-1] if frame.text),
+        via=tuple(user[:-1]),
         activity=activity,
         phase="data_wait" if worker else phase_of(own),
         worker=worker,

@@ -7,6 +7,9 @@ from collections.abc import Sequence
 from aitop.model.snapshot import Phases, Steps
 from aitop.model.steps import StepRecord
 
+# Fast steps are timed on the device only now and then.
+ENOUGH_ON_DEVICE = 8
+
 
 def quantile(ordered: Sequence[float], share: float) -> float:
     """The value below which `share` of the ordered, non-empty values lie (nearest rank)."""
@@ -39,7 +42,7 @@ def steps_view(pid: int, records: Sequence[StepRecord], count: int) -> Steps | N
 def _phases(records: Sequence[StepRecord], total: float) -> Phases:
     """Shares of step time. A device clock decides where there is one: a waiting host is not a starving device."""
     on_device = [record for record in records if record.device_forward is not None]
-    if len(on_device) * 2 > len(records):
+    if len(on_device) >= ENOUGH_ON_DEVICE:
         return _device_phases(on_device)
     data = sum(record.data_wait + record.loader_start for record in records)
     forward = sum(record.forward for record in records)

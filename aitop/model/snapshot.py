@@ -7,6 +7,7 @@ import msgspec
 from aitop.model.gpu import GpuSample
 from aitop.model.host import HostSample, Role
 from aitop.model.source import SourceName, SourceStatus
+from aitop.model.stacks import Frame
 from aitop.model.steps import AllocatorSample, HookFacts, Kind, StepRecord
 from aitop.model.verdict import Diagnosis
 
@@ -60,7 +61,7 @@ class HotLine(msgspec.Struct, frozen=True, kw_only=True):
 
     `phase` is where in a step the line runs (data_wait, forward, backward, optimizer, evaluation, save, outside);
     `activity` what it does there, told from the library frames under it and its text (see engine.activity).
-    `via` has the source texts of the user's frames above it, outermost first.
+    `via` has the user's frames above it, outermost first.
     """
 
     pid: int
@@ -74,7 +75,7 @@ class HotLine(msgspec.Struct, frozen=True, kw_only=True):
     share: float
     text: str | None = None
     thread: str = "MainThread"
-    via: tuple[str, ...] = ()
+    via: tuple[Frame, ...] = ()
 
 
 class CallNode(msgspec.Struct, frozen=True, kw_only=True):

@@ -267,3 +267,40 @@ def hooked(pid):
         except OSError:
             continue
     return False
+
+
+LAST_PID = Path("/proc/sys/kernel/ns_last_pid")
+
+
+def run_as(pid):
+    """A busy Python that gets that very pid; None where others were quicker too often."""
+    for _ in range(50):
+        LAST_PID.write_text(str(pid - 1))
+        child = subprocess.Popen(BUSY, stdout=subprocess.DEVNULL, start_new_session=True)
+        if child.pid == pid:
+            return child
+        child.kill()
+        child.wait()
+    return None
+
+
+@pytest.mark.skipif(not os.access(LAST_PID, os.W_OK), reason="the next pid cannot be chosen here")
+def test_a_pid_that_another_process_got_is_not_watched_on(started):
+    first = started(BUSY)
+    watching = diagnosing(first.pid, "--no-stacks", "--no-hook")
+    wait_until(watching, lambda: Path(f"/proc/{first.pid}").exists())
+    time.sleep(1.5)
+    first.kill()
+    first.wait()
+    second = run_as(first.pid)
+    try:
+        _, complaint = watching.communicate(timeout=30)
+        if second is None:
+            pytest.skip("another process got the pid each time")
+        assert second.poll() is None, "the stranger is left alone"
+    finally:
+        if second is not None:
+            second.kill()
+            second.wait()
+    assert watching.returncode == 3
+    assert str(first.pid) in complaint and complaint.count("\n") == 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 from aitop.engine.steps_view import steps_view
 from aitop.model.host import HostSample, MachineSample, ProcessSample
 from aitop.model.snapshot import HotLine, Phases, ProcessStacks, Series, Snapshot, Stacks, Steps, Target
+from aitop.model.stacks import Frame
 from aitop.model.steps import HookFacts, LoaderInfo, StepRecord
 
 RANK, WORKER = 100, 200
@@ -33,7 +34,7 @@ def line(
         samples=round(share * 100),
         share=share,
         text=text,
-        via=via,
+        via=tuple(Frame(function=name, file=file, line=at, user=True, text=words) for name, at, words in via),
     )
 
 

@@ -101,13 +101,38 @@ def test_waits_at_loader_starts_are_respawning():
 
 def test_a_loop_without_a_loader_is_input_bound_at_its_own_line():
     loop = [
-        line("parse", 0.7, number=31, text="value = float(part)", via=("main()", "for x, y in batches():")),
+        line(
+            "parse",
+            0.7,
+            number=31,
+            text="value = float(part)",
+            via=(("main", 80, "for x, y in batches():"), ("batches", 40, "yield parse(line)")),
+        ),
         line("main", 0.2, phase="forward", activity="compute"),
     ]
     verdict = fired(input_bound.judge(snapshot(steps(seconds=0.1, forward=0.01, backward=0.01, cpu=0.1), lines=loop)))
     assert verdict.subtype == "transform"
     assert verdict.where[0].line == 31
     assert verdict.speedup == pytest.approx(5.0, rel=0.05)
+
+
+LOOP = (
+    line("main", 0.1, phase="forward", activity="compute", number=54, text="out = net(x)"),
+    line("main", 0.1, phase="optimizer", activity="compute", number=57, text="opt.step()"),
+)
+
+
+def test_what_stands_before_the_forward_pass_in_the_loop_feeds_it():
+    rows = line("main", 0.7, number=51, text="rows.append([math.sin(i * j) for j in range(200)])")
+    verdict = fired(input_bound.judge(snapshot(steps(seconds=0.1, forward=0.01, cpu=0.1), lines=[rows, *LOOP])))
+    assert verdict.subtype == "transform" and verdict.where[0].line == 51
+
+
+def test_what_stands_after_the_optimizer_in_the_loop_does_not_feed_it():
+    after = line("spread", 0.7, number=12, text="total += v * v", via=(("main", 59, "widths.add(spread(out))"),))
+    seen = snapshot(steps(seconds=0.1, forward=0.01, cpu=0.1), lines=[after, *LOOP])
+    assert not isinstance(input_bound.judge(seen), Finding) or input_bound.judge(seen).level < 0.07
+    assert fired(computing.python_overhead(seen)).where[0].line == 12
 
 
 def test_a_fed_step_is_not_input_bound():

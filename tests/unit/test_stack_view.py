@@ -74,7 +74,11 @@ def test_hot_lines_of_ranks_and_workers():
         (WORKER, "main", 12, "data_wait", "collate", 0.1),
     ]
     decode = stacks.lines[1]
-    assert (decode.file, decode.text, decode.via) == (USER + "data.py", "px[i] = 3", ("return decode(i)",))
+    assert (decode.file, decode.text, [frame.text for frame in decode.via]) == (
+        USER + "data.py",
+        "px[i] = 3",
+        ["return decode(i)"],
+    )
     assert decode.role == "loader-worker"
 
 
