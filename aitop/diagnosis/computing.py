@@ -2,7 +2,19 @@
 
 from __future__ import annotations
 
-from aitop.diagnosis.evidence import Lines, confidence, enough, main_lines, mean_of, records
+from aitop.diagnosis.evidence import (
+    UNPROVEN,
+    Lines,
+    confidence,
+    device_busy,
+    enough,
+    host_limit,
+    host_unproven,
+    main_lines,
+    on_gpu,
+    records,
+    timed_on_device,
+)
 from aitop.diagnosis.hand_written import feeding
 from aitop.diagnosis.rule import Band, Finding, Judgement, Rule
 from aitop.diagnosis.what_if import without
@@ -25,6 +37,9 @@ DISPATCH_US = 3.5
 # The same work in one operation still takes some of the time.
 BATCHED_AWAY = 0.88
 SOME = 0.05
+MOSTLY = 0.8
+# A device that is busy for more, or less, of the time limits the step, or does not.
+BUSY_DEVICE, IDLE_DEVICE = 0.8, 0.5
 
 
 def compute_bound(snapshot: Snapshot) -> Judgement:
@@ -36,19 +51,31 @@ def compute_bound(snapshot: Snapshot) -> Judgement:
     computing = _sum(phases.forward, phases.backward, phases.optimizer)
     if computing is None:
         return None
-    busy = mean_of(snapshot, "gpu0.busy")
+    busy = device_busy(snapshot)
     evidence = [
         f"forward {percent(phases.forward)}, backward {percent(phases.backward)}, optimizer {percent(phases.optimizer)}"
     ]
     if busy is not None:
         evidence.append(f"GPU busy {percent(busy)} of the time")
+        if not timed_on_device(snapshot) and busy > max(computing, BUSY_DEVICE):
+            # The host waits for the device outside of the phases, as in .item(): that is computing, too.
+            computing = busy
+    idle = busy is not None and busy < IDLE_DEVICE
+    between = phases.outside is not None and computing < MOSTLY and phases.outside > 1.0 - MOSTLY
+    sure = confidence(phases.data_wait is not None, computing > MOSTLY, steps=len(records(snapshot)))
+    if idle:
+        told = f"{percent(computing)} of each step computes, but the GPU is busy only {percent(busy)} of the time"
+    elif between:
+        told = f"{percent(computing)} of each step computes, {percent(phases.outside)} passes between the phases"
+    else:
+        told = f"{percent(computing)} of each step computes: nothing else is worth removing first"
     return Finding(
         Verdict(
             id="compute-bound",
             severity="info",
             share=round(computing, 4),
-            confidence=confidence(phases.data_wait is not None, computing > 0.8, steps=len(records(snapshot))),
-            title=f"{percent(computing)} of each step computes: nothing else is worth removing first",
+            confidence=min(sure, UNPROVEN) if idle or between or host_unproven(snapshot) else sure,
+            title=told,
             evidence=tuple(evidence),
         ),
         level=computing,
@@ -63,20 +90,24 @@ def python_overhead(snapshot: Snapshot) -> Judgement:
     feeds = feeding(snapshot)
     aside = main_lines(snapshot, lambda line: _python_aside(line) and not feeds(line))
     per_op = _microseconds_per_op(snapshot)
-    tiny = per_op is not None and per_op < TINY_OP_US
+    # On a GPU every operation takes the host a few microseconds, however much it computes.
+    unproven = host_unproven(snapshot)
+    tiny = per_op is not None and per_op < TINY_OP_US and not unproven
     inside = main_lines(snapshot, lambda line: line.phase == "forward" and _own_loop(line))
     loops = _concentrated(inside)
     model = inside.share + _backward_of(snapshot, inside) if tiny or (per_op is None and loops) else 0.0
     if tiny and per_op:
         model *= min(BATCHED_AWAY, DISPATCH_US / per_op)
-    share = min(0.99, (aside.share if aside.share >= SOME or not model else 0.0) + model)
+    share = (aside.share if aside.share >= SOME or not model else 0.0) + model
+    share = min(0.99, share, host_limit(snapshot))
     if share <= 0:
         return None
     lines = Lines(
         share, inside.lines + aside.lines if model > aside.share else aside.lines + inside.lines * bool(model)
     )
     signals = (tiny, aside.share > 0.1 or loops, bool(lines.lines))
-    severity: Severity = "critical" if share >= CRITICAL_SHARE and sum(signals) >= 2 else "warning"
+    severity: Severity = "critical" if share >= CRITICAL_SHARE and sum(signals) >= 2 and not unproven else "warning"
+    sure = confidence(*signals, base=0.45, steps=len(records(snapshot)))
     evidence = []
     if tiny and snapshot.facts is not None:
         evidence.append(
@@ -84,14 +115,15 @@ def python_overhead(snapshot: Snapshot) -> Judgement:
         )
     where = lines.where
     if where:
-        evidence.append(f"{percent(share)} of samples run Python at {_short(where[0].file)}:{where[0].line}")
+        seen = inside.share + aside.share
+        evidence.append(f"{percent(seen)} of samples run Python, most at {_short(where[0].file)}:{where[0].line}")
     return Finding(
         Verdict(
             id="python-overhead",
             severity=severity,
             share=round(share, 4),
             speedup=round(without(share), 3),
-            confidence=confidence(*signals, base=0.45, steps=len(records(snapshot))),
+            confidence=min(sure, UNPROVEN) if unproven else sure,
             title=f"{percent(share)} of each step is Python around tiny operations",
             where=where,
             evidence=tuple(evidence),
@@ -106,12 +138,12 @@ def python_overhead(snapshot: Snapshot) -> Judgement:
 
 def _python_aside(line: HotLine) -> bool:
     """Plain computation between the phases."""
-    return line.phase == "outside" and line.activity in ("python", "compute", "other")
+    return line.phase == "outside" and line.activity in ("python", "compute")
 
 
 def _own_loop(line: HotLine) -> bool:
-    """The user's own line issues operations itself, rather than calling a module that does."""
-    return line.activity in ("python", "compute", "other")
+    """The user's own line computes, or calls what does, rather than waits."""
+    return line.activity in ("python", "compute")
 
 
 def _concentrated(lines: Lines) -> bool:
@@ -160,9 +192,15 @@ def optimizer_bound(snapshot: Snapshot) -> Judgement:
     lost = share - (expected or 0.0)
     if expected is not None and share < 1.5 * expected:
         return None
+    unproven = on_gpu(snapshot) and not timed_on_device(snapshot)
+    if unproven:
+        lost = min(lost, host_limit(snapshot))
     lines = main_lines(snapshot, lambda line: line.phase == "optimizer")
     signals = (expected is not None, snapshot.steps.basis == "hook" and lines.share > 0.5 * share, share > 0.4)
-    severity: Severity = "critical" if lost >= CRITICAL_SHARE and sum(signals) >= 2 else "warning"
+    severity: Severity = "critical" if lost >= CRITICAL_SHARE and sum(signals) >= 2 and not unproven else "warning"
+    sure = confidence(*signals, base=0.45, steps=len(records(snapshot)))
+    beyond = "optimizer beyond what its parameters need" if expected is not None else "the optimizer"
+    batched = facts is not None and bool(facts.foreach or facts.fused)
     evidence = [f"the optimizer takes {percent(share)} of each step"]
     if facts is not None and facts.parameters is not None and expected is not None:
         names = ", ".join(facts.optimizers) or "the optimizer"
@@ -174,12 +212,14 @@ def optimizer_bound(snapshot: Snapshot) -> Judgement:
             severity=severity,
             share=round(lost, 4),
             speedup=round(without(min(0.99, lost)), 3),
-            confidence=confidence(*signals, base=0.45, steps=len(records(snapshot))),
-            title=f"{percent(lost)} of each step is optimizer beyond what its parameters need",
+            confidence=min(sure, UNPROVEN) if unproven else sure,
+            title=f"{percent(lost)} of each step is {beyond}",
             where=lines.where,
             evidence=tuple(evidence),
             fixes=(
-                Fix(
+                Fix(text="accumulate gradients over several batches and update less often")
+                if batched
+                else Fix(
                     text="foreach=True or fused=True updates all parameters in a few operations",
                     speedup=round(without(min(0.99, lost)), 2),
                 ),

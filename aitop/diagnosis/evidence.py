@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
+from aitop.model.gpu import GpuDevice
 from aitop.model.host import ProcessSample
 from aitop.model.snapshot import HotLine, ProcessStacks, Snapshot
 from aitop.model.steps import StepRecord
@@ -13,6 +14,8 @@ from aitop.model.verdict import Where
 MIN_STEPS = 8
 MIN_SAMPLES = 15
 MOST_LINES = 5
+# The most that one is sure of where times of the host are all there is to a run on a GPU.
+UNPROVEN = 0.5
 
 
 @dataclass(frozen=True)
@@ -134,16 +137,75 @@ def free_cores(snapshot: Snapshot) -> float | None:
     return max(0.0, min(idle, host.usable_cores - used))
 
 
+def own_devices(snapshot: Snapshot) -> tuple[GpuDevice, ...]:
+    """Devices that the watched tree is on and that still answer."""
+    devices = snapshot.gpu.devices if snapshot.gpu else ()
+    return tuple(device for device in devices if device.mine and not device.lost)
+
+
+def on_gpu(snapshot: Snapshot) -> bool:
+    """Whether the steps may run on a GPU: what the host does then overlaps with what the device does."""
+    return bool(snapshot.facts is not None and snapshot.facts.cuda) or bool(own_devices(snapshot))
+
+
+def device_busy(snapshot: Snapshot) -> float | None:
+    """Mean share of time in which the devices of the run had work; None where that is not measured, or not its own."""
+    found = [mean_of(snapshot, f"gpu{one.index}.busy") for one in own_devices(snapshot) if not _others_compute(one)]
+    known = [busy for busy in found if busy is not None]
+    return sum(known) / len(known) if known else None
+
+
+def _others_compute(device: GpuDevice) -> bool:
+    return any(process.sm for process in device.processes or () if not process.mine)
+
+
+def timed_on_device(snapshot: Snapshot) -> bool:
+    """Whether the phases are on the device clock."""
+    return sum(step.device_forward is not None for step in records(snapshot)) >= MIN_STEPS
+
+
+def host_limit(snapshot: Snapshot) -> float:
+    """The most (0..1) of a step that the host can hold up: all of it, but on a GPU what the device idles.
+
+    There, host times are launch times, and a wait for the device may fall on any line.
+    """
+    busy = device_busy(snapshot) if on_gpu(snapshot) else None
+    limit = 1.0 if busy is None else max(0.0, 1.0 - busy)
+    if snapshot.steps is not None and snapshot.steps.phases.outside is not None and timed_on_device(snapshot):
+        limit = min(limit, snapshot.steps.phases.outside)
+    return limit
+
+
+def host_unproven(snapshot: Snapshot) -> bool:
+    """Whether steps run on a GPU and nothing tells how much of its time it idles."""
+    return on_gpu(snapshot) and device_busy(snapshot) is None and not timed_on_device(snapshot)
+
+
 def enough(snapshot: Snapshot) -> str | None:
     """None where there is enough to judge steps by; else what is missing, in words."""
     steps = records(snapshot)
     if len(steps) >= MIN_STEPS:
         return None
     process = main_stacks(snapshot)
-    if process is not None and process.samples >= MIN_SAMPLES and (not steps or len(steps) < MIN_STEPS):
-        return None
     seen = process.samples if process else 0
-    return f"{len(steps)} steps and {seen} stack samples so far; {MIN_STEPS} steps or {MIN_SAMPLES} samples are needed"
+    if process is None or seen < MIN_SAMPLES:
+        needed = f"{MIN_STEPS} steps or {MIN_SAMPLES} samples are needed"
+        return f"{len(steps)} steps and {seen} stack samples so far; {needed}"
+    if not steps and not _steps_in(snapshot, process):
+        return f"none of {seen} stack samples so far shows a part of a step: it may still be starting"
+    return None
+
+
+def _steps_in(snapshot: Snapshot, process: ProcessStacks) -> bool:
+    """Whether stacks show that steps are made: setting up, too, reads data and computes."""
+    found = [process.phases, *([snapshot.steps.phases] if snapshot.steps else [])]
+    if any(phases.data_wait or phases.forward or phases.backward or phases.optimizer for phases in found):
+        return True
+    return any(line.pid == process.pid and line.phase == "evaluation" for line in _all_lines(snapshot))
+
+
+def _all_lines(snapshot: Snapshot) -> tuple[HotLine, ...]:
+    return snapshot.stacks.lines if snapshot.stacks else ()
 
 
 def by_samples(share: float, samples: int) -> float:

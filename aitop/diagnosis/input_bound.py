@@ -6,17 +6,19 @@ from dataclasses import dataclass
 
 from aitop.diagnosis import input_cause
 from aitop.diagnosis.evidence import (
-    MAIN,
+    UNPROVEN,
     Lines,
     by_samples,
     confidence,
     enough,
     free_cores,
-    main_lines,
+    host_limit,
+    host_unproven,
     main_stacks,
     mean_of,
     records,
     summed,
+    timed_on_device,
 )
 from aitop.diagnosis.hand_written import feeding_lines
 from aitop.diagnosis.input_cause import Cause
@@ -63,7 +65,10 @@ def _wait(snapshot: Snapshot) -> Wait | None:
     at_work = input_cause.workers_at_work(snapshot)
     if in_loader is not None and at_work is not None and at_work < IDLE_WORKERS:
         in_loader *= _empty_handed(snapshot, at_work)
+    if in_loader is not None and not timed_on_device(snapshot):
+        in_loader = min(in_loader, host_limit(snapshot))
     by_hand = feeding_lines(snapshot)
+    by_hand = Lines(min(by_hand.share, host_limit(snapshot)), by_hand.lines)
     if in_loader is None and not by_hand.lines:
         return None
     if by_hand.share > (in_loader or 0.0):
@@ -90,15 +95,19 @@ def _verdict(snapshot: Snapshot, wait: Wait, cause: Cause) -> Verdict:
     process = main_stacks(snapshot)
     certain = wait.share if wait.measured or process is None else by_samples(wait.share, process.samples)
     signals = (wait.measured, cause.confirmed, bool(cause.where))
-    severity: Severity = "critical" if wait.share >= CRITICAL_SHARE and sum(signals) >= 2 else "warning"
     contention = _contention(snapshot) if cause.frees_cores else 0.0
+    unproven = host_unproven(snapshot)
+    severity: Severity = (
+        "critical" if wait.share >= CRITICAL_SHARE and sum(signals) >= 2 and not unproven else "warning"
+    )
+    sure = confidence(*signals, base=0.55 if certain + contention < 0.9 else 0.4, steps=len(steps))
     return Verdict(
         id=ID,
         subtype=cause.subtype,
         severity=severity,
         share=round(wait.share, 4),
         speedup=round(without(min(0.99, certain + contention)), 3),
-        confidence=confidence(*signals, base=0.55 if certain + contention < 0.9 else 0.4, steps=len(steps)),
+        confidence=min(sure, UNPROVEN) if unproven else sure,
         title=f"{percent(wait.share)} of each step waits for data",
         where=cause.where,
         evidence=(_measure(snapshot, wait), *cause.evidence),
@@ -113,7 +122,8 @@ def _measure(snapshot: Snapshot, wait: Wait) -> str:
         middle = waits[len(waits) // 2]
         measured = f"{percent(wait.share)} of {len(steps)} steps"
         return f"data wait {middle * 1e3:.1f} ms p50, {measured} (measured in the process)"
-    samples = sum(line.samples for line in main_lines(snapshot, lambda line: line.thread == MAIN).lines)
+    process = main_stacks(snapshot)
+    samples = process.samples if process is not None else 0
     return f"{percent(wait.share)} of {samples} stack samples of the training loop are making or awaiting a batch"
 
 

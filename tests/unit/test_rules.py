@@ -309,3 +309,95 @@ def test_growth_that_levels_off_is_warming_up():
 def test_short_growth_needs_a_line_that_explains_it():
     assert memory.leak(snapshot(steps(), series={"rss": growing(10e6, count=8)})) is None
     assert fired(memory.leak(snapshot(steps(), series={"rss": growing(10e6, count=8)}, growth_sites=(SITE,))))
+
+
+# on a GPU ---------------------------------------------------------------------------------------------------------
+
+ON_CUDA = HookFacts(way="attach", python="3.11", torch="2", cuda=True, ops=4000, parameters=1_000_000)
+
+
+def on_gpu(busy, records=None, index=0, **fields):
+    """A run on one GPU that is busy for that share of the time."""
+    gpu = GpuSample(time=1000.0, devices=(GpuDevice(index=index, mine=True),))
+    fields["series"] = {f"gpu{index}.busy": constant(busy), **fields.get("series", {})}
+    fields.setdefault("facts", ON_CUDA)
+    return snapshot(records, gpu=gpu, **fields)
+
+
+LAUNCHING = line("forward", 0.6, phase="forward", activity="compute", text="x = self.block(x)")
+
+
+def level(judgement):
+    return judgement.level if isinstance(judgement, Finding) else 0.0
+
+
+def test_launching_for_a_busy_gpu_is_no_python_overhead():
+    launches = steps(seconds=0.1, forward=0.05, backward=0.02)
+    assert level(computing.python_overhead(on_gpu(0.97, launches, lines=[LAUNCHING]))) < 0.1
+    starving = fired(computing.python_overhead(on_gpu(0.3, launches, lines=[LAUNCHING])))
+    assert starving.share > 0.15
+
+
+def test_launch_times_alone_are_no_python_overhead():
+    launches = steps(seconds=0.1, forward=0.05, backward=0.02)
+    assert computing.python_overhead(snapshot(launches, lines=[LAUNCHING], facts=ON_CUDA)) is None
+
+
+def test_the_wait_of_the_host_for_a_busy_gpu_is_not_the_optimizers():
+    absorbed = steps(seconds=0.1, forward=0.01, backward=0.02, optimizer=0.06)
+    assert level(computing.optimizer_bound(on_gpu(0.95, absorbed))) < 0.18
+    unproven = fired(computing.optimizer_bound(snapshot(absorbed, facts=ON_CUDA)))
+    assert (unproven.severity, unproven.confidence <= 0.5) == ("warning", True)
+    device = steps(seconds=0.1, optimizer=0.06, device_forward=0.01, device_backward=0.02, device_optimizer=0.06)
+    assert fired(computing.optimizer_bound(on_gpu(0.95, device))).severity == "critical"
+
+
+def test_a_host_that_waits_for_data_does_not_starve_a_busy_gpu():
+    ahead = {"seconds": 0.1, "data_wait": 0.07, "forward": 0.01, "backward": 0.01}
+    assert level(input_bound.judge(on_gpu(0.96, steps(**ahead)))) < input_bound.RULE.band.leave
+    assert fired(input_bound.judge(on_gpu(0.3, steps(**ahead)))).share == pytest.approx(0.7)
+    unproven = fired(input_bound.judge(snapshot(steps(**ahead), facts=ON_CUDA)))
+    assert (unproven.severity, unproven.confidence <= 0.5) == ("warning", True)
+
+
+def test_a_busy_gpu_computes_wherever_the_host_waits_for_it():
+    waiting = Phases(data_wait=0.0, forward=0.1, backward=0.05, optimizer=0.05, outside=0.8)
+    verdict = fired(computing.compute_bound(on_gpu(0.98, phases=waiting, index=1)))
+    assert verdict.share == pytest.approx(0.98)
+    assert "GPU busy 98 % of the time" in verdict.evidence
+
+
+def test_an_idle_gpu_is_not_called_the_limit():
+    launches = steps(seconds=0.1, forward=0.05, backward=0.045)
+    verdict = fired(computing.compute_bound(on_gpu(0.2, launches)))
+    assert "busy only 20 %" in verdict.title and verdict.confidence <= 0.5
+
+
+# before the first step --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("judge", [input_bound.judge, between_steps.host_io, computing.python_overhead])
+def test_reading_a_data_set_before_the_first_step_is_no_step(judge):
+    reading = [
+        line("load_dataset", 0.6, text="frame = pd.read_csv(path)", activity="decode"),
+        line("load_dataset", 0.3, text="rows = file.read()", activity="io-file", number=12),
+    ]
+    setting_up = Phases(data_wait=0.0, forward=0.0, backward=0.0, optimizer=0.0, outside=1.0)
+    told = judge(snapshot(phases=setting_up, lines=reading, kind="unknown"))
+    assert isinstance(told, Abstention) and "may still be starting" in told.reason
+
+
+def test_an_optimizer_that_is_batched_already_is_not_told_to_be():
+    facts = HookFacts(way="attach", python="3.11", torch="2", parameters=1000, foreach=True)
+    verdict = fired(computing.optimizer_bound(snapshot(steps(seconds=0.1, optimizer=0.06), facts=facts)))
+    assert not any("foreach" in fix.text for fix in verdict.fixes)
+
+
+def test_without_a_count_of_parameters_nothing_is_said_of_their_need():
+    verdict = fired(computing.optimizer_bound(snapshot(phases=Phases(forward=0.3, backward=0.3, optimizer=0.4))))
+    assert "need" not in verdict.title
+
+
+def test_waiting_for_a_program_is_no_python():
+    waiting = line("main", 0.5, activity="other", text="subprocess.run(command)")
+    assert computing.python_overhead(snapshot(steps(), lines=[waiting])) is None
