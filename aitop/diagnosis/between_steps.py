@@ -5,7 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from aitop.diagnosis.evidence import Lines, confidence, enough, main_lines, records, summed
+from aitop.diagnosis.evidence import (
+    UNPROVEN,
+    Lines,
+    confidence,
+    enough,
+    host_limit,
+    host_unproven,
+    main_lines,
+    records,
+    summed,
+)
 from aitop.diagnosis.hand_written import feeding
 from aitop.diagnosis.rule import Band, Finding, Judgement, Rule
 from aitop.diagnosis.what_if import without
@@ -63,51 +73,62 @@ def host_io(snapshot: Snapshot) -> Judgement:
     """Files, network and databases touched by the training thread outside of loading and saving."""
     feeds = feeding(snapshot)
     lines = main_lines(snapshot, lambda line: _does_io(line) and not feeds(line))
+    share = min(lines.share, host_limit(snapshot))
+    outside = summed(records(snapshot), lambda step: max(0.0, step.outside - step.save - step.evaluation))
     place = f": {_place(lines)}" if lines.lines else ""
     fixes = (
         Fix(
             text=f"hand it to a background thread, or do it every N steps{place}",
-            speedup=round(without(lines.share), 2),
+            speedup=round(without(share), 2),
         ),
     )
-    stall = Stall("host-io-stall", "goes into files or services", lines.share, lines, None, (), fixes)
-    return _judged(snapshot, stall)
+    stall = Stall("host-io-stall", "goes into files or services", share, lines, None, (), fixes)
+    return _judged(snapshot, stall, agrees=outside is not None and outside >= 0.5 * share)
 
 
 @dataclass(frozen=True)
 class Stall:
-    """Time lost between steps. `share` of step time, `measured` the same from inside the process where it is known."""
+    """Time lost between steps. `share` of step time, `measured` the same from inside the process where it is known.
+
+    `bursts` are the seconds of each step that it fell into, empty where that was not timed.
+    """
 
     id: str
     title: str
     share: float
     lines: Lines
     measured: float | None
-    bursts: tuple[str, ...]
+    bursts: tuple[float, ...]
     fixes: tuple[Fix, ...]
 
 
-def _judged(snapshot: Snapshot, stall: Stall) -> Judgement:
+def _judged(snapshot: Snapshot, stall: Stall, *, agrees: bool = False) -> Judgement:
+    """The verdict on a stall. `agrees`: the process itself reports time that the stacks' lines may have taken."""
     missing = enough(snapshot)
     if missing:
         return Abstention(id=stall.id, reason=missing)
     share, lines, measured = stall.share, stall.lines, stall.measured
     if share < BAND.leave:
         return None
-    signals = (measured is not None and measured >= BAND.leave, lines.share >= BAND.leave, bool(lines.lines))
-    severity: Severity = "critical" if share >= CRITICAL_SHARE and sum(signals) >= 2 else "warning"
-    evidence = [*stall.bursts]
+    timed = measured is not None and measured >= BAND.leave
+    signals = (timed, lines.share >= BAND.leave, bool(lines.lines))
+    # One burst tells what it costs, but not how often it comes; on a GPU, times of the host may be waits for it.
+    doubtful = len(stall.bursts) == 1 or host_unproven(snapshot)
+    twice = (timed or agrees) and lines.share >= BAND.leave and not doubtful
+    severity: Severity = "critical" if share >= CRITICAL_SHARE and twice else "warning"
+    sure = confidence(*signals, steps=len(records(snapshot)))
+    evidence = _often(stall.bursts, len(records(snapshot)))
     if measured:
         evidence.append(f"{percent(measured)} of step time, measured in the process")
     if lines.lines:
         samples = sum(line.samples for line in lines.lines)
-        evidence.append(f"{samples} stack samples ({percent(lines.share)}) stand at {_place(lines)}")
+        evidence.append(f"{samples} stack samples ({percent(lines.share)}), most of them at {_place(lines)}")
     verdict = Verdict(
         id=stall.id,
         severity=severity,
         share=round(share, 4),
         speedup=round(without(share), 3),
-        confidence=confidence(*signals, steps=len(records(snapshot))),
+        confidence=min(sure, UNPROVEN) if doubtful else sure,
         title=f"{percent(share)} of the time {stall.title}",
         where=lines.where,
         evidence=tuple(evidence),
@@ -121,12 +142,18 @@ def _believed(measured: float | None, lines: Lines) -> float:
     return measured if measured is not None and measured > 0.5 * lines.share else lines.share
 
 
-def _bursts(steps: Sequence[StepRecord], value: Callable[[StepRecord], float]) -> tuple[str, ...]:
-    hit = [index for index, step in enumerate(steps) if value(step) > 0.0]
-    if not hit:
-        return ()
-    cost = sum(value(steps[index]) for index in hit) / len(hit)
-    return (f"{len(hit)} times in {len(steps)} steps (every {len(steps) / len(hit):.0f}), {duration(cost)} each",)
+def _bursts(steps: Sequence[StepRecord], value: Callable[[StepRecord], float]) -> tuple[float, ...]:
+    return tuple(seconds for step in steps if (seconds := value(step)) > 0.0)
+
+
+def _often(bursts: Sequence[float], steps: int) -> list[str]:
+    """How often it came and what it cost each time, in words."""
+    if not bursts:
+        return []
+    if len(bursts) == 1:
+        return [f"once in {steps} steps so far, {duration(bursts[0])}: how often it comes is not known yet"]
+    cost = duration(sum(bursts) / len(bursts))
+    return [f"{len(bursts)} times in {steps} steps (every {steps / len(bursts):.0f}), {cost} each"]
 
 
 def _saves(line: HotLine) -> bool:

@@ -177,6 +177,14 @@ def test_checkpoints_are_seen_as_bursts():
     assert "4 times in 40 steps (every 10)" in verdict.evidence[0]
 
 
+def test_one_checkpoint_does_not_tell_how_often_it_comes():
+    records = [step(0, 6.0, save=5.9), *steps(20)]
+    saving = line("save_checkpoint", 0.7, phase="save", activity="save")
+    verdict = fired(between_steps.checkpoint(snapshot(records, lines=[saving])))
+    assert (verdict.severity, verdict.confidence <= 0.5) == ("warning", True)
+    assert verdict.evidence[0].startswith("once in 21 steps so far, 5.90 s")
+
+
 def test_no_checkpoints_no_stall():
     assert between_steps.checkpoint(snapshot(steps())) is None
 
@@ -365,6 +373,18 @@ def test_a_busy_gpu_computes_wherever_the_host_waits_for_it():
     verdict = fired(computing.compute_bound(on_gpu(0.98, phases=waiting, index=1)))
     assert verdict.share == pytest.approx(0.98)
     assert "GPU busy 98 % of the time" in verdict.evidence
+
+
+def test_io_beside_a_busy_gpu_holds_nothing_up():
+    writing = line("log_metrics", 0.4, activity="io-database", text="db.execute(sql)")
+    assert between_steps.host_io(on_gpu(0.99, steps(), lines=[writing])) is None
+    assert fired(between_steps.host_io(on_gpu(0.4, steps(), lines=[writing]))).severity == "critical"
+
+
+def test_sampled_io_alone_is_not_critical():
+    writing = line("log_metrics", 0.4, activity="io-database", text="db.execute(sql)")
+    seen = snapshot(phases=Phases(forward=0.3, backward=0.3, outside=0.4), lines=[writing])
+    assert fired(between_steps.host_io(seen)).severity == "warning"
 
 
 def test_an_idle_gpu_is_not_called_the_limit():
