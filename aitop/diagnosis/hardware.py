@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+from aitop.diagnosis.evidence import own_devices
 from aitop.diagnosis.rule import Band, Finding, Judgement, Rule
 from aitop.diagnosis.what_if import without
-from aitop.model.gpu import GpuDevice
+from aitop.model.gpu import GpuDevice, GpuProcess
 from aitop.model.snapshot import Snapshot
 from aitop.model.units import percent, size
 from aitop.model.verdict import Fix, Severity, Verdict
 
 SHARED_MEMORY = 0.05
+CONTENDED = 0.8
+# Clocks that are held back by less cost nothing to speak of.
+LEAST_HELD_BACK = 0.05
 
 
 def shared(snapshot: Snapshot) -> Judgement:
     """Somebody else computes on a device that the run uses."""
     worst: tuple[float, GpuDevice] | None = None
-    for device in _mine(snapshot):
+    for device in own_devices(snapshot):
         level = _taken(device)
         if worst is None or level > worst[0]:
             worst = (level, device)
@@ -25,8 +29,13 @@ def shared(snapshot: Snapshot) -> Judgement:
     others = [process for process in device.processes or () if not process.mine]
     busiest = max(others, key=lambda process: (process.sm or 0.0, process.memory or 0))
     computing = [process.sm for process in others if process.sm is not None]
-    taken = min(0.95, sum(computing)) if computing else None
-    severity: Severity = "warning" if taken is None or taken < 0.5 else "critical"
+    # While the step waits for data, nobody takes the device from it.
+    waits = (snapshot.steps.phases.data_wait or 0.0) if snapshot.steps else 0.0
+    taken = min(0.95, sum(computing)) * (1.0 - waits) if any(computing) else None
+    contended = device.busy is not None and device.busy >= CONTENDED
+    severity: Severity = "critical" if taken is not None and taken >= 0.5 and contended else "warning"
+    if computing and taken is None:
+        severity = "info"
     return Finding(
         Verdict(
             id="gpu-shared",
@@ -35,18 +44,18 @@ def shared(snapshot: Snapshot) -> Judgement:
             speedup=None if taken is None else round(without(taken), 3),
             confidence=0.85 if taken else 0.5,
             title=f"GPU {device.index} is shared with {len(others)} other process{'es' if len(others) > 1 else ''}",
-            evidence=tuple(
-                f"pid {process.pid} {process.name or ''}: SM {percent(process.sm)}, memory {size(process.memory)}"
-                for process in others[:4]
-            ),
+            evidence=tuple(_uses(process) for process in others[:4]),
             fixes=(Fix(text=f"use another device (CUDA_VISIBLE_DEVICES), or end pid {busiest.pid} if it is stray"),),
         ),
         level=level,
     )
 
 
-def _mine(snapshot: Snapshot) -> list[GpuDevice]:
-    return [device for device in snapshot.gpu.devices if device.mine and not device.lost] if snapshot.gpu else []
+def _uses(process: GpuProcess) -> str:
+    name = f" {process.name}" if process.name else ""
+    computing = "" if process.sm is None else f" uses {percent(process.sm)} of the SMs' time,"
+    memory = "an unknown amount of memory" if process.memory is None else f"{size(process.memory)} of memory"
+    return f"pid {process.pid}{name}{computing} holds {memory}"
 
 
 def _taken(device: GpuDevice) -> float:
@@ -59,24 +68,29 @@ def _taken(device: GpuDevice) -> float:
 
 def throttled(snapshot: Snapshot) -> Judgement:
     """The clocks are held back by heat."""
-    hot = [device for device in _mine(snapshot) if any("thermal" in reason for reason in device.throttle or ())]
+    hot = [device for device in own_devices(snapshot) if any("thermal" in reason for reason in device.throttle or ())]
     if not hot:
         return None
     device = min(hot, key=_clock_share)
-    share = 1.0 - _clock_share(device)
+    held_back = 1.0 - _clock_share(device)
+    known = bool(device.sm_clock and device.sm_clock_max)
+    if known and held_back < LEAST_HELD_BACK:
+        return None
+    # Only what the device does gets faster with its clock.
+    share = held_back * (1.0 if device.busy is None else device.busy)
     severity: Severity = "critical" if share >= 0.3 else "warning"
-    clocks = f"SM clock {device.sm_clock} of {device.sm_clock_max} MHz" if device.sm_clock else "clocks held back"
+    clocks = f"SM clock {device.sm_clock} of {device.sm_clock_max} MHz" if known else "its clock is not known"
     return Finding(
         Verdict(
             id="thermal-throttle",
             severity=severity,
-            share=round(share, 4),
-            speedup=round(without(min(0.9, share)), 3),
+            share=round(share, 4) if known else None,
+            speedup=round(without(min(0.9, share)), 3) if known else None,
             confidence=0.9,
             title=f"GPU {device.index} is held back by heat: {clocks}",
             evidence=(
                 f"reasons: {', '.join(device.throttle or ())}",
-                f"{device.temperature:.0f} °C" if device.temperature is not None else "temperature not supported",
+                *((f"{device.temperature:.0f} °C",) if device.temperature is not None else ()),
             ),
             fixes=(
                 Fix(text="check fans, airflow and neighbours; a lower power limit often runs faster than throttling"),

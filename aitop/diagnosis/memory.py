@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from aitop.diagnosis.rule import Band, Finding, Judgement, Rule
 from aitop.diagnosis.trend import Trend, trend
 from aitop.model.gpu import GpuDevice
@@ -11,12 +13,20 @@ from aitop.model.verdict import Abstention, Fix, Severity, Verdict, Where
 
 WATCH_SECONDS = 60.0
 MIN_SECONDS = 3.5
-# Warming up looks like a leak for a while: without a line of code that explains it, growth has to last.
+# Warming up looks like a leak for a while: without a line that keeps the graph of every step, growth has to last;
+# longer yet where no line is known that makes something longer.
+SITE_SECONDS = 10.0
 UNEXPLAINED_SECONDS = 20.0
+LASTING_SECONDS = 45.0
 MIN_GROWTH = 8 * 2**20
 MIN_SLOPE = 0.5 * 2**20
 SOON_SECONDS = 1800.0
 FULL = 0.92
+# An allocator that had to retry counts as a device that is as full as this, whatever it holds now.
+RETRIED = 0.95
+
+# A number a step makes no growth that is seen here.
+_NUMBERS = re.compile(r"\.\w+\((?:.*\.item\(\)|(?:float|int|len)\(.*\))\)$|\+= *(?:.*\.item\(\)|len\(.*\))$")
 
 
 def leak(snapshot: Snapshot) -> Judgement:
@@ -30,22 +40,22 @@ def leak(snapshot: Snapshot) -> Judgement:
     ]
     if not found:
         return Abstention(id="memory-leak", reason="memory was read fewer than four times")
-    patience = MIN_SECONDS if snapshot.growth_sites else UNEXPLAINED_SECONDS
+    sites = tuple(site for site in snapshot.growth_sites if site.keeps_graph or not _NUMBERS.search(site.text))
+    keeps_graph = bool(sites) and sites[0].keeps_graph
+    patience = MIN_SECONDS if keeps_graph else SITE_SECONDS if sites else UNEXPLAINED_SECONDS
     rising = [(name, line) for name, line in found if line.seconds >= patience and _steady(line)]
     if not rising:
         return None
     name, line = max(rising, key=lambda pair: pair[1].slope)
     left = _left(snapshot, name)
     full_in = left / line.slope if left is not None else None
-    sites = snapshot.growth_sites
     where = tuple(
         Where(pid=snapshot.target.pid, file=site.file, line=site.line, function=site.function, text=site.text)
         for site in sites[:3]
     )
-    keeps_graph = bool(sites) and sites[0].keeps_graph
-    severity: Severity = (
-        "critical" if full_in is not None and full_in < SOON_SECONDS and line.points >= 6 else "warning"
-    )
+    soon = full_in is not None and full_in < SOON_SECONDS and line.points >= 6
+    # A data set that is read into memory, too, grows in a straight line: without a line of code it is no certainty.
+    severity: Severity = "critical" if soon and (where or line.seconds >= LASTING_SECONDS) else "warning"
     what = "host memory" if name == "rss" else "allocated GPU memory"
     return Finding(
         Verdict(
@@ -122,27 +132,26 @@ def oom_risk(snapshot: Snapshot) -> Judgement:
         (one.peak_allocated / one.capacity for one in snapshot.allocators if one.peak_allocated and one.capacity),
         default=None,
     )
-    level = max(
-        _fullness(fullest) if fullest is not None and peak is None else 0.0,
-        peak or 0.0,
-        0.95 if retries or ooms else 0.0,
-    )
+    failed = bool(retries or ooms)
+    held = peak if peak is not None else _fullness(fullest) if fullest is not None else 0.0
+    level = max(held, RETRIED if failed else 0.0)
     if level <= 0:
         return None
-    severity: Severity = "critical" if ooms or (retries and level > 0.95) else "warning"
+    severity: Severity = "critical" if ooms or (retries and (peak or 0.0) > 0.95) else "warning"
+    told = f"is {percent(min(1.0, held))} full" if held >= FULL or not failed else "has run out before"
     evidence = []
     if fullest is not None:
         evidence.append(f"GPU {fullest.index}: {size(fullest.memory_used)} of {size(fullest.memory_total)} in use")
     if peak is not None:
         evidence.append(f"peak of tensors {percent(peak)} of the device")
-    if retries or ooms:
-        evidence.append(f"the allocator ran out {ooms} times and retried {retries} times")
+    if failed:
+        evidence.append(f"since the start the allocator ran out {_times(ooms)} and retried {_times(retries)}")
     return Finding(
         Verdict(
             id="oom-risk",
             severity=severity,
             confidence=0.8 if peak is not None else 0.6,
-            title=f"GPU memory is {percent(min(1.0, level))} full: a longer batch may not fit",
+            title=f"GPU memory {told}: a longer batch may not fit",
             evidence=tuple(evidence),
             fixes=(
                 Fix(text="smaller batch with gradient accumulation, or activation checkpointing"),
@@ -151,6 +160,10 @@ def oom_risk(snapshot: Snapshot) -> Judgement:
         ),
         level=level,
     )
+
+
+def _times(number: int) -> str:
+    return "once" if number == 1 else f"{number} times"
 
 
 def _fullness(device: GpuDevice) -> float:

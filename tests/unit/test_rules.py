@@ -421,3 +421,59 @@ def test_without_a_count_of_parameters_nothing_is_said_of_their_need():
 def test_waiting_for_a_program_is_no_python():
     waiting = line("main", 0.5, activity="other", text="subprocess.run(command)")
     assert computing.python_overhead(snapshot(steps(), lines=[waiting])) is None
+
+
+# statements that would be silly -----------------------------------------------------------------------------------
+
+
+def test_an_idle_neighbour_on_the_device_takes_no_time():
+    mine = GpuProcess(pid=RANK, memory=30, sm=0.9, mine=True)
+    idle = GpuProcess(pid=4711, name="python", memory=30, sm=0.0)
+    verdict = fired(hardware.shared(snapshot(steps(), gpu=on_device(processes=(mine, idle)))))
+    assert (verdict.severity, verdict.share, verdict.speedup) == ("info", None, None)
+
+
+def test_nobody_takes_a_device_that_the_step_does_not_want():
+    mine = GpuProcess(pid=RANK, memory=30, sm=0.02, mine=True)
+    other = GpuProcess(pid=4711, name="python", memory=30, sm=0.95)
+    waiting = steps(seconds=0.1, data_wait=0.095)
+    verdict = fired(hardware.shared(snapshot(waiting, gpu=on_device(processes=(mine, other)))))
+    assert verdict.speedup < 1.1 and verdict.severity == "warning"
+
+
+def test_heat_that_costs_no_clock_is_no_fault():
+    warm = on_device(throttle=("sw_thermal_slowdown",), sm_clock=1980, sm_clock_max=1980)
+    assert hardware.throttled(snapshot(steps(), gpu=warm)) is None
+    unknown = fired(hardware.throttled(snapshot(steps(), gpu=on_device(throttle=("sw_thermal_slowdown",)))))
+    assert (unknown.share, unknown.speedup) == (None, None)
+
+
+def test_a_slow_clock_costs_only_what_the_device_works():
+    hot = on_device(throttle=("sw_thermal_slowdown",), sm_clock=495, sm_clock_max=1980, busy=0.1)
+    assert fired(hardware.throttled(snapshot(steps(), gpu=hot))).speedup < 1.1
+
+
+def test_a_retry_is_not_told_as_a_full_device():
+    retried = AllocatorSample(device=0, allocated=1, reserved=2, retries=1, ooms=0, peak_allocated=60, capacity=100)
+    verdict = fired(memory.oom_risk(snapshot(steps(), allocators=(retried,))))
+    assert verdict.title == "GPU memory has run out before: a longer batch may not fit"
+    assert verdict.evidence[-1] == "since the start the allocator ran out 0 times and retried once"
+
+
+@pytest.mark.parametrize("text", ["losses.append(loss.item())", "self.total += loss.item()", "seen.append(len(batch))"])
+def test_numbers_explain_no_growth(text):
+    numbers = GrowthSite(file="/x/train.py", line=40, function="main", text=text)
+    series = {"rss": growing(10e6, count=14)}
+    assert memory.leak(snapshot(steps(), series=series, growth_sites=(numbers,))) is None
+
+
+def test_a_line_that_keeps_no_graph_needs_a_while():
+    cache = GrowthSite(file="/x/train.py", line=40, function="main", text="self.cache.append(batch)")
+    assert memory.leak(snapshot(steps(), series={"rss": growing(10e6, count=8)}, growth_sites=(cache,))) is None
+    lasting = snapshot(steps(), series={"rss": growing(10e6, count=14)}, growth_sites=(cache,))
+    assert fired(memory.leak(lasting)).where[0].line == 40
+
+
+def test_unexplained_growth_is_critical_only_when_it_lasts():
+    assert fired(memory.leak(snapshot(steps(), series={"rss": growing(50e6, count=24)}))).severity == "warning"
+    assert fired(memory.leak(snapshot(steps(), series={"rss": growing(50e6, count=55)}))).severity == "critical"
