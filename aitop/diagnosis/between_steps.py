@@ -116,7 +116,7 @@ def _judged(snapshot: Snapshot, stall: Stall, *, agrees: bool = False) -> Judgem
     doubtful = len(stall.bursts) == 1 or host_unproven(snapshot)
     twice = (timed or agrees) and lines.share >= BAND.leave and not doubtful
     severity: Severity = "critical" if share >= CRITICAL_SHARE and twice else "warning"
-    sure = confidence(*signals, steps=len(records(snapshot)))
+    sure = confidence(*signals, steps=len(records(snapshot)), share=share)
     evidence = _often(stall.bursts, len(records(snapshot)))
     if measured:
         evidence.append(f"{percent(measured)} of step time, measured in the process")

@@ -107,7 +107,7 @@ def python_overhead(snapshot: Snapshot) -> Judgement:
     )
     signals = (tiny, aside.share > 0.1 or loops, bool(lines.lines))
     severity: Severity = "critical" if share >= CRITICAL_SHARE and sum(signals) >= 2 and not unproven else "warning"
-    sure = confidence(*signals, base=0.45, steps=len(records(snapshot)))
+    sure = confidence(*signals, base=0.45, steps=len(records(snapshot)), share=share)
     evidence = []
     if tiny and snapshot.facts is not None:
         evidence.append(
@@ -198,7 +198,7 @@ def optimizer_bound(snapshot: Snapshot) -> Judgement:
     lines = main_lines(snapshot, lambda line: line.phase == "optimizer")
     signals = (expected is not None, snapshot.steps.basis == "hook" and lines.share > 0.5 * share, share > 0.4)
     severity: Severity = "critical" if lost >= CRITICAL_SHARE and sum(signals) >= 2 and not unproven else "warning"
-    sure = confidence(*signals, base=0.45, steps=len(records(snapshot)))
+    sure = confidence(*signals, base=0.45, steps=len(records(snapshot)), share=lost)
     beyond = "optimizer beyond what its parameters need" if expected is not None else "the optimizer"
     batched = facts is not None and bool(facts.foreach or facts.fused)
     evidence = [f"the optimizer takes {percent(share)} of each step"]

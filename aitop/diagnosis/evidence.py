@@ -16,6 +16,7 @@ MIN_SAMPLES = 15
 MOST_LINES = 5
 # The most that one is sure of where times of the host are all there is to a run on a GPU.
 UNPROVEN = 0.5
+NEARLY_ALL, UNCERTAIN = 0.95, 0.6
 
 
 @dataclass(frozen=True)
@@ -213,7 +214,11 @@ def by_samples(share: float, samples: int) -> float:
     return min(share, (share * samples + 0.5) / (samples + 1)) if samples else share
 
 
-def confidence(*signals: bool, base: float = 0.55, steps: int = 0) -> float:
-    """Confidence 0..0.95 from independent signals that agree and the number of steps seen."""
+def confidence(*signals: bool, base: float = 0.55, steps: int = 0, share: float = 0.0) -> float:
+    """Confidence 0..0.95 from independent signals that agree and the number of steps seen.
+
+    Where the `share` to be gained leaves next to nothing of a step, the predicted factor is hardly more than a guess.
+    """
     agreed = sum(signals)
-    return round(min(0.95, base + 0.12 * agreed + (0.1 if steps >= 50 else 0.05 if steps >= 20 else 0.0)), 2)
+    most = UNCERTAIN if share >= NEARLY_ALL else 0.95
+    return round(min(most, base + 0.12 * agreed + (0.1 if steps >= 50 else 0.05 if steps >= 20 else 0.0)), 2)

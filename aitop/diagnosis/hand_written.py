@@ -26,6 +26,7 @@ NOT_FEEDING = re.compile(
     re.IGNORECASE,
 )
 LOOP_HEADER = re.compile(r"^(async )?for .+ in .+:")
+CALLED = re.compile(r"[\w.]+\(|^[\w., ]+=(?!=)|^(?:async )?for .+ in .+:")
 BUSY = frozenset({"save", "log", "sync", "gc", "queue", "spawn", "compile", "lock"})
 
 Function = tuple[str, str]
@@ -82,7 +83,8 @@ def _in_words(line: HotLine) -> bool:
 
 
 def _speaks(words: re.Pattern[str], frame: Frame) -> bool:
-    return bool(words.search(frame.text or ""))
+    """Whether what the line calls or assigns is named so. What it passes on says nothing of what goes on below."""
+    return any(words.search(name) for name in CALLED.findall(frame.text or ""))
 
 
 def feeding_lines(snapshot: Snapshot) -> Lines:

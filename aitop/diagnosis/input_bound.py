@@ -100,13 +100,14 @@ def _verdict(snapshot: Snapshot, wait: Wait, cause: Cause) -> Verdict:
     severity: Severity = (
         "critical" if wait.share >= CRITICAL_SHARE and sum(signals) >= 2 and not unproven else "warning"
     )
-    sure = confidence(*signals, base=0.55 if certain + contention < 0.9 else 0.4, steps=len(steps))
+    gained = min(0.99, certain + contention)
+    sure = confidence(*signals, base=0.55 if gained < 0.9 else 0.4, steps=len(steps), share=gained)
     return Verdict(
         id=ID,
         subtype=cause.subtype,
         severity=severity,
         share=round(wait.share, 4),
-        speedup=round(without(min(0.99, certain + contention)), 3),
+        speedup=round(without(gained), 3),
         confidence=min(sure, UNPROVEN) if unproven else sure,
         title=f"{percent(wait.share)} of each step waits for data",
         where=cause.where,

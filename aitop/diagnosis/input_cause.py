@@ -252,11 +252,16 @@ def _queue(snapshot: Snapshot) -> list[str]:
 
 
 def _workers(count: int, each: float | None, blocked: bool, working: float) -> list[str]:
+    one = count == 1
+    named = f"{count} worker" if one else f"{count} workers"
     if each is None:
-        return [f"{count} workers"]
-    kind = "wait for something other than the CPU" if blocked else "compute"
-    use = f"{count} workers at {percent(each)} of a core each"
-    return [f"{use}, {percent(min(1.0, working))} of their samples at work: they {kind}"]
+        return [named]
+    use = f"{named} at {percent(each)} of a core{'' if one else ' each'}"
+    its, doing = ("its", "it waits") if one else ("their", "they wait")
+    if not blocked:
+        doing = "it computes" if one else "they compute"
+    why = f"{doing} for something other than the CPU" if blocked else doing
+    return [f"{use}, {percent(min(1.0, working))} of {its} samples at work: {why}"]
 
 
 def _free(free: float | None) -> list[str]:

@@ -477,3 +477,32 @@ def test_a_line_that_keeps_no_graph_needs_a_while():
 def test_unexplained_growth_is_critical_only_when_it_lasts():
     assert fired(memory.leak(snapshot(steps(), series={"rss": growing(50e6, count=24)}))).severity == "warning"
     assert fired(memory.leak(snapshot(steps(), series={"rss": growing(50e6, count=55)}))).severity == "critical"
+
+
+def called_by(call, function="prepare", text="rows = [parse(row) for row in rows]"):
+    made = line(function, 0.6, text=text, via=(("main", 80, call),))
+    return snapshot(steps(seconds=0.1, forward=0.02, backward=0.02, cpu=0.1), lines=[made])
+
+
+def test_what_a_training_function_is_given_does_not_tell_what_it_does():
+    assert fired(input_bound.judge(called_by("train(model, optimizer, logger, eval_every=100)"))).share > 0.5
+    penalty = called_by("train(model, loader, optimizer)", "train", "penalty = sum(p.norm() for p in weights)")
+    assert level(input_bound.judge(penalty)) < 0.1
+    assert level(input_bound.judge(called_by("log_metrics(batch)"))) < 0.1
+
+
+def test_a_factor_that_rests_on_next_to_nothing_is_no_certainty():
+    waiting = steps(seconds=0.1, data_wait=0.0985, queue_ready=0)
+    lines = [line("__getitem__", 0.95, pid=WORKER)]
+    seen = snapshot(waiting, lines=lines, workers=1, host=host(1, worker_cpu=0.02), facts=loaders(1))
+    verdict = fired(input_bound.judge(seen))
+    assert verdict.speedup > 50 and verdict.confidence <= 0.6
+
+
+def test_one_worker_is_told_as_one():
+    lines = [line("__getitem__", 0.9, pid=WORKER)]
+    series = {"workers_cpu": constant(0.02)}
+    waiting = steps(seconds=0.1, data_wait=0.05, queue_ready=0)
+    seen = snapshot(waiting, lines=lines, workers=1, host=host(1, worker_cpu=0.02), facts=loaders(1), series=series)
+    told = "1 worker at 2 % of a core, 90 % of its samples at work: it waits for something other than the CPU"
+    assert told in fired(input_bound.judge(seen)).evidence
