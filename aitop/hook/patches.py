@@ -21,26 +21,32 @@ class Patches:
 
     def __init__(self) -> None:
         self._made: list[_Patch] = []
+        self._over = False
 
     def put(self, owner: Any, name: str, wrap: Callable[[Any], Any]) -> None:
-        """Replace `owner.name` (of a class or a module) by `wrap(original)`."""
+        """Replace `owner.name` (of a class or a module) by `wrap(original)`. Nothing stays once all was taken back."""
         own = vars(owner)
         inherited = name not in own
         original = getattr(owner, name) if inherited else own[name]
         wrapper = wrap(original)
         setattr(owner, name, wrapper)
         self._made.append(_Patch(owner, name, inherited, original, wrapper))
+        if self._over:
+            # A removal may come between any two of our bytecodes, and what it interrupted goes on after it.
+            self.take_all_back()
 
     def has(self, owner: Any, name: str) -> bool:
         return any(patch.owner is owner and patch.name == name for patch in self._made)
 
     def take_back(self, owner: Any, name: str) -> None:
         """Undo one patch."""
-        for patch in [made for made in self._made if made.owner is owner and made.name == name]:
+        for patch in [made for made in reversed(self._made) if made.owner is owner and made.name == name]:
             self._made.remove(patch)
             _restore(patch)
 
     def take_all_back(self) -> None:
+        """Undo every patch, those still to come included."""
+        self._over = True
         while self._made:
             _restore(self._made.pop())
 

@@ -63,6 +63,7 @@ class Session:
         self._gone = False
         self.backwards_to_count = OPS_AT_BACKWARD
         self._count_ops_at = 0
+        self._ticking = False
         self._look_due = 0
         self._allocators_due = 0
         self._facts_due = 0
@@ -155,7 +156,12 @@ class Session:
     def aside(self, call: Callable[..., Any], module: Any, args: Any, kwargs: Any) -> Any:
         """A forward in another thread. Where nothing trains, threads serve requests: each is a step."""
         local = self._local
-        if self.journal.owner == GONE or self.steps.training or getattr(local, "busy", False):
+        if (
+            self.journal.owner == GONE
+            or self.steps.training
+            or getattr(local, "busy", False)
+            or not self._may_be_root(module)
+        ):
             return call(module, *args, **kwargs)
         start = time.monotonic_ns()
         try:
@@ -171,6 +177,14 @@ class Session:
                         self.journal.tick(end)
             except Exception:
                 self.failed()
+
+    def _may_be_root(self, module: Any) -> bool:
+        """Tell the watch for roots of this one too: all of them may be called in other threads than the owner's."""
+        try:
+            return self._roots is None or not self._roots.watching or self._roots.met(module)
+        except Exception:
+            self.failed()
+            return True
 
     def met_iterator(self, iterator: Any) -> None:
         if len(self.iterators) >= MOST_ITERATORS:
@@ -216,10 +230,17 @@ class Session:
             # A child that was forked off: it only forwards from now on, and what is patched in it is a copy.
             self.journal.owner = GONE
             return
-        self._send()
-        if now > self._look_due:
-            self.look(now)
-        self._cost.ticked(self.steps.index, time.monotonic_ns() - now)
+        if self._ticking or self._gone:
+            # In a program that serves requests in threads, another one is at it.
+            return
+        try:
+            self._ticking = True
+            self._send()
+            if now > self._look_due:
+                self.look(now)
+            self._cost.ticked(self.steps.index, time.monotonic_ns() - now)
+        finally:
+            self._ticking = False
 
     def look(self, now: int) -> None:
         """Housekeeping: the roots, the lease, the facts."""
@@ -296,5 +317,5 @@ def is_loader_worker() -> bool:
 
 def forget_modules() -> None:
     """Drop the hook's modules as they were put in by an attach; an imported `aitop.hook` only loses its alias."""
-    for name in [name for name in sys.modules if name == "_aitop_hook" or name.startswith("_aitop_hook.")]:
+    for name in [name for name in list(sys.modules) if name == "_aitop_hook" or name.startswith("_aitop_hook.")]:
         sys.modules.pop(name, None)
