@@ -10,7 +10,21 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from .frames import within_step
-from .journal import BACKWARD, COLLECT, FORWARD, LOADER, NEXT, OPTIMIZER_BEGINS, OPTIMIZER_ENDS, SAVE, Journal
+from .journal import (
+    BACKWARD,
+    COLLECT,
+    FORWARD,
+    GONE,
+    LOADER,
+    NEXT,
+    OPTIMIZER_BEGINS,
+    OPTIMIZER_ENDS,
+    SAVE,
+    Journal,
+)
+
+# Collections go on where nobody makes sense of the entries: in forked workers, and after the last step.
+MOST_ENTRIES = 4096
 
 _now = time.monotonic_ns
 _ident = current_thread = _thread.get_ident
@@ -134,8 +148,10 @@ def wrap_forward(original: Callable[..., Any], keeper: Keeper, watching: bool) -
                 grad = grad_enabled()
                 if span is not None:
                     device.end(span, grad)
-                size = args[0].size(0) if args and type(args[0]) is tensor else leading(args, kwargs, tensor)
-                note((FORWARD, start, end, grad, size))
+                first: Any = args[0] if args else None
+                size = first.size(0) if type(first) is tensor and first.dim() else leading(args, kwargs, tensor)
+                # While a model is exported a size may be a symbol, which must not be kept or compared.
+                note((FORWARD, start, end, grad, size if type(size) is int else -1))
                 if end > journal.due:
                     journal.tick(end)
             except Exception:
@@ -254,17 +270,20 @@ def gc_callback(keeper: Keeper) -> Callable[[str, Any], None]:
     def collected(phase: str, info: Any) -> None:
         if phase == "start":
             journal.collecting = _now()
-        else:
+        elif journal.owner != GONE and len(journal.entries) < MOST_ENTRIES:
             note((COLLECT, journal.collecting, _now()))
 
     return collected
 
 
 def leading(args: Any, kwargs: Any, tensor: type, depth: int = 0) -> int:
-    """The first dimension of the first tensor among the arguments, -1 without one."""
+    """The first dimension of the first tensor that has one among the arguments, -1 without one."""
     for value in (*args, *kwargs.values()) if kwargs else args:
         if isinstance(value, tensor):
-            return value.size(0) if value.dim() else -1  # type: ignore[attr-defined]
+            if value.dim():  # type: ignore[attr-defined]
+                size = value.size(0)  # type: ignore[attr-defined]
+                return size if type(size) is int else -1
+            continue
         if depth < 2 and isinstance(value, (list, tuple)):
             found = leading(value, None, tensor, depth + 1)
         elif depth < 2 and isinstance(value, dict):

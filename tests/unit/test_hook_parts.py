@@ -1,0 +1,120 @@
+"""Parts of the hook that need no torch: what stays after an interrupted removal, what grows, what sizes are."""
+
+from __future__ import annotations
+
+from aitop.hook import wrappers
+from aitop.hook.journal import GONE, Journal
+from aitop.hook.patches import Patches
+
+
+class Parent:
+    def __call__(self) -> int:
+        return 1
+
+
+class Child(Parent):
+    pass
+
+
+def forwarding(original):
+    return lambda self: original(self)
+
+
+class TestPatches:
+    def test_a_patch_after_the_end_does_not_stay(self):
+        original, patches = Parent.__call__, Patches()
+        patches.put(Parent, "__call__", forwarding)
+        patches.take_all_back()
+        patches.put(Parent, "__call__", forwarding)
+        patches.put(Child, "__call__", forwarding)
+        assert vars(Parent)["__call__"] is original
+        assert "__call__" not in vars(Child)
+
+    def test_an_end_in_the_midst_of_a_patch(self):
+        original, patches = Parent.__call__, Patches()
+
+        def interrupted(call):
+            patches.take_all_back()
+            return forwarding(call)
+
+        patches.put(Parent, "__call__", interrupted)
+        assert vars(Parent)["__call__"] is original
+
+    def test_one_patched_twice_is_the_original_again(self):
+        original, patches = Parent.__call__, Patches()
+        patches.put(Parent, "__call__", forwarding)
+        patches.put(Parent, "__call__", forwarding)
+        patches.take_back(Parent, "__call__")
+        assert vars(Parent)["__call__"] is original
+
+
+class Tensor:
+    """As much of a tensor as the hook asks."""
+
+    def __init__(self, *shape):
+        self._shape = shape
+
+    def dim(self):
+        return len(self._shape)
+
+    def size(self, index):
+        return self._shape[index]
+
+
+class Symbol:
+    def __ge__(self, other):
+        raise AssertionError("a symbol was compared")
+
+
+class TestLeading:
+    def test_the_first_dimension(self):
+        assert wrappers.leading((Tensor(8, 3),), {}, Tensor) == 8
+        assert wrappers.leading((None, [Tensor(4)]), {}, Tensor) == 4
+        assert wrappers.leading((), {"x": {"ids": Tensor(2, 2)}}, Tensor) == 2
+
+    def test_a_scalar_says_nothing(self):
+        assert wrappers.leading((Tensor(), Tensor(8, 3)), {}, Tensor) == 8
+        assert wrappers.leading((Tensor(),), {}, Tensor) == -1
+
+    def test_a_symbol_is_left_alone(self):
+        assert wrappers.leading((Tensor(Symbol()),), {}, Tensor) == -1
+        assert wrappers.leading(([Tensor(Symbol())],), {}, Tensor) == -1
+
+
+class Keeper:
+    def __init__(self):
+        self.journal = Journal(lambda: -1, lambda now: None)
+        self.compiling = lambda: False
+        self.grad_enabled = lambda: True
+        self.tensor = Tensor
+        self.errors = 0
+
+    def failed(self):
+        self.errors += 1
+
+    def not_owner(self, training=False):
+        self.journal.owner = wrappers.current_thread()
+        return False
+
+
+def test_a_model_called_with_a_scalar_is_no_error():
+    keeper = Keeper()
+    keeper.journal.due = 1 << 62
+    call = wrappers.wrap_forward(lambda self, *args: args, keeper, watching=False)
+    first, second = Tensor(), Tensor(8, 3)
+    assert call(None, first, second) == (first, second)
+    assert keeper.errors == 0
+    assert keeper.journal.entries[0][4] == 8
+
+
+def test_collections_that_nobody_reads_do_not_pile_up():
+    keeper = Keeper()
+    collected = wrappers.gc_callback(keeper)
+    for _ in range(2 * wrappers.MOST_ENTRIES):
+        collected("start", {})
+        collected("stop", {})
+    assert len(keeper.journal.entries) == wrappers.MOST_ENTRIES
+    keeper.journal.take()
+    keeper.journal.owner = GONE
+    collected("stop", {})
+    assert not keeper.journal.entries
