@@ -156,7 +156,11 @@ def allocators(torch: Any) -> list[dict[str, int]]:
     """What the caching allocator holds on each device in use, in bytes. Asks the allocator only, not the driver."""
     found = []
     for device in range(min(torch.cuda.device_count(), 16)):
-        stats = torch.cuda.memory_stats(device)
+        try:
+            stats = torch.cuda.memory_stats(device)
+        except RuntimeError:
+            # An allocator that the program plugged in may keep no figures.
+            break
         reserved = stats.get("reserved_bytes.all.current", 0)
         if not reserved:
             continue
