@@ -86,10 +86,12 @@ class Ring:
         if len(text) > at.JSON_ROOM:
             return
         words = self._words
-        words[at.W_FACTS_SEQ] += 1
+        # Odd also where an interrupt of the user's left the last text half written.
+        writing = words[at.W_FACTS_SEQ] + 1 | 1
+        words[at.W_FACTS_SEQ] = writing
         self._bytes[at.HEADER_SIZE : at.HEADER_SIZE + len(text)] = text
         words[at.W_FACTS_LENGTH] = len(text)
-        words[at.W_FACTS_SEQ] += 1
+        words[at.W_FACTS_SEQ] = writing + 1
 
     def wanted(self, now: int, stays: bool) -> bool:
         """Whether the hook should stay: a monitor holds a lease, or none has come yet and the grace is not over.
