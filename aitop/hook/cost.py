@@ -32,6 +32,14 @@ def _timed(call: Callable[[], Any], rounds: int = 20) -> float:
     return (_now() - start) / rounds
 
 
+def _timed_cold(call: Callable[[], None], cold: bytes) -> int:
+    """Nanoseconds of a call after the caches were filled with something else, as a step of a model does."""
+    cold.count(1)
+    start = _now()
+    call()
+    return _now() - start
+
+
 class SelfTimer:
     """The wrappers' time from a calibration around nothing, and the ticks' time from the ticks themselves."""
 
@@ -43,8 +51,9 @@ class SelfTimer:
     def calibrate(self) -> None:
         """Time a step of nothing with the wrappers and without (about a millisecond), each with cold caches."""
         scratch = _Scratch()
-        plain = sorted(scratch.timed(scratch.plain_step) for _ in range(ROUNDS))[ROUNDS // 2]
-        wrapped = sorted(scratch.timed(scratch.wrapped_step) for _ in range(ROUNDS))[ROUNDS // 2]
+        cold = bytes(COLD_BYTES)
+        plain = sorted(_timed_cold(scratch.plain_step, cold) for _ in range(ROUNDS))[ROUNDS // 2]
+        wrapped = sorted(_timed_cold(scratch.wrapped_step, cold) for _ in range(ROUNDS))[ROUNDS // 2]
         self._wrappers = max(0.0, wrapped - plain)
 
     def ticked(self, steps: int, length: int) -> None:
@@ -77,14 +86,6 @@ class _Scratch:
         self._forward = wrappers.wrap_forward(_nothing, self, watching=False)
         self._backward = wrappers.wrap_backward(_nothing, self)
         self._before, self._after = wrappers.optimizer_hooks(self)
-        self._room = bytes(COLD_BYTES)
-
-    def timed(self, call: Callable[[], None]) -> int:
-        """Nanoseconds of a call after the caches were filled with something else, as a step of a model does."""
-        self._room.count(1)
-        start = _now()
-        call()
-        return _now() - start
 
     def plain_step(self) -> None:
         _nothing(self)
