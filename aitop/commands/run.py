@@ -77,7 +77,7 @@ def _headless(args: argparse.Namespace, environment: dict[str, str]) -> int:
     from aitop.outputs.recording import RecordingWriter
 
     child = _start(args.command, environment, None)
-    watcher = Watcher()
+    watcher, recording = Watcher(), None
     try:
         target = _target(child.pid, args.command)
         recording = RecordingWriter(args.record, target) if args.record else None
@@ -92,6 +92,8 @@ def _headless(args: argparse.Namespace, environment: dict[str, str]) -> int:
         raise
     if watcher.snapshot is not None:
         sys.stderr.write("\n" + render(watcher.snapshot, "text"))
+    if recording is not None and recording.failed is not None:
+        print(f"aitop: {recording.failed}", file=sys.stderr)
     return _exit_code(child)
 
 

@@ -25,6 +25,7 @@ from aitop.model.verdict import Fix, Where
 STORAGE = frozenset({"io-file", "io-network", "io-database"})
 BUSY_CORES = 0.5
 READING_BYTES = 20e6
+WORTH_IT = 1.03
 
 
 @dataclass(frozen=True)
@@ -137,7 +138,9 @@ def _in_main_process(snapshot: Snapshot, share: float) -> Cause:
         subtype = "storage"
     elif not blocked and gain < 1 + 0.5 * (without(share) - 1):
         subtype = "transform"
-    fixes = [Fix(text=f"num_workers 0 → {workers}: load while the step computes", speedup=round(gain, 2))]
+    fixes = []
+    if gain >= WORTH_IT or not lines.where or blocked:
+        fixes.append(Fix(text=f"num_workers 0 → {workers}: load while the step computes", speedup=round(gain, 2)))
     if lines.where and not blocked:
         first = lines.where[0]
         fixes.append(
@@ -168,7 +171,7 @@ def _in_workers(snapshot: Snapshot, share: float, lines: Lines, workers: int) ->
     gain = loading.speedup_with(best)
     subtype = _worker_subtype(snapshot, lines, blocked, gain, without(share))
     fixes = []
-    if best > workers:
+    if best > workers and gain >= WORTH_IT:
         fixes.append(Fix(text=f"num_workers {workers} → {best}", speedup=round(gain, 2)))
     if lines.where and not blocked:
         first = lines.where[0]

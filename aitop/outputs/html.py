@@ -14,6 +14,7 @@ from aitop.outputs.text import (
     gaps,
     losses,
     measured_phases,
+    no_verdict,
     place_text,
     printable,
     step_figures,
@@ -58,7 +59,7 @@ def to_html(report: Report) -> str:
         f"<p>{_safe(target.ended)}</p>" if target.ended else "",
         *(
             [_finding(verdict) for verdict in report.verdicts]
-            or ["<section>Not enough was seen for a verdict.</section>"]
+            or [f"<section>No verdict: {_safe(no_verdict(report))}</section>"]
         ),
         _phases(report),
         _list("Not measured", gaps(report)),

@@ -74,6 +74,11 @@ def abstentions(report: Report) -> list[str]:
     return [f"{', '.join(rules)}: {reason}" for reason, rules in by_reason.items()]
 
 
+def no_verdict(report: Report) -> str:
+    """Why nothing was found: for want of evidence, or because nothing stands out."""
+    return "not enough was seen to say what costs time." if report.abstained else "nothing that was seen stands out."
+
+
 def costs(report: Report) -> list[str]:
     """What watching cost, as far as it was measured."""
     cost = report.cost
@@ -123,7 +128,7 @@ def _head(report: Report) -> str:
 
 def _findings(report: Report) -> list[str]:
     if not report.verdicts:
-        return ["NO VERDICT: not enough was seen to say what costs time."]
+        return [f"NO VERDICT: {no_verdict(report)}"]
     return [_finding(verdict) for verdict in report.verdicts]
 
 

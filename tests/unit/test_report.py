@@ -184,9 +184,14 @@ def test_text_says_verdict_place_reason_fix_and_what_is_missing():
 
 def test_text_without_a_verdict_says_so():
     text = to_text(report_of(snapshot(diagnosis=Diagnosis(), steps=None, cost=Cost())))
-    assert "NO VERDICT" in text
+    assert "NO VERDICT: nothing that was seen stands out." in text
     assert "Step" not in text
     assert "Watching" not in text
+
+
+def test_text_says_when_evidence_is_wanting():
+    silent = Diagnosis(abstained=(Abstention(id="input-bound", reason="3 steps so far"),))
+    assert "NO VERDICT: not enough was seen" in to_text(report_of(snapshot(diagnosis=silent)))
 
 
 HOSTILE = "\x1b]0;owned\x07\x1b[2J\r\n<script>alert(1)</script>\u202e\x9b31m"

@@ -506,3 +506,11 @@ def test_one_worker_is_told_as_one():
     seen = snapshot(waiting, lines=lines, workers=1, host=host(1, worker_cpu=0.02), facts=loaders(1), series=series)
     told = "1 worker at 2 % of a core, 90 % of its samples at work: it waits for something other than the CPU"
     assert told in fired(input_bound.judge(seen)).evidence
+
+
+def test_workers_without_a_core_to_run_on_are_no_fix():
+    loading = line("__getitem__", 0.8, phase="data_wait", text="value = decode(raw)")
+    waiting = steps(seconds=0.1, data_wait=0.08, forward=0.02, cpu=0.1)
+    verdict = fired(input_bound.judge(snapshot(waiting, lines=[loading], host=host(busy=(1.0, 1.0)))))
+    assert verdict.subtype == "transform"
+    assert [fix.text.split()[0] for fix in verdict.fixes] == ["make"]
