@@ -72,22 +72,31 @@ def deliver(
     """
     deadline = time.monotonic() + timeout
     status = check_alive(pid)
-    with open_memory(status) as memory:
-        check_consent(pid)
-        target = Target(status, memory, locate_python(pid, memory))
-        if torch and action == "install":
-            check_torch(pid)
-        open_ways = _open_ways(target, ways)
-        payload = pack(action, tuple(sources))
-        with Turn(pid, deadline):
-            since = time.monotonic()
-            pause = 0.0
-            while True:
-                done = _once(target, open_ways, payload, since, deadline)
-                pause = max(pause, done.pause_us)
-                if done.answer not in STILL_TO_COME or time.monotonic() + RETRY_S > deadline:
-                    return Attachment(done.way, done.answer, pause, done.ack_ms)
-                time.sleep(RETRY_S)
+    try:
+        with open_memory(status) as memory:
+            check_consent(pid)
+            target = Target(status, memory, locate_python(pid, memory))
+            if torch and action == "install":
+                check_torch(pid)
+            return _until_settled(target, _open_ways(target, ways), pack(action, tuple(sources)), deadline)
+    except OSError as error:
+        # Wherever it ended, /proc and ptrace say so in words of their own.
+        if not same_process(status):
+            raise AttachRefused("absent", f"process {pid} ended") from error
+        raise AttachRefused("failed", f"process {pid} could not be reached: {error}") from error
+
+
+def _until_settled(target: Target, ways: list[WayIn], payload: bytes, deadline: float) -> Attachment:
+    """Asks again for as long as the hook says that the moment does not suit it."""
+    with Turn(target.pid, deadline):
+        since = time.monotonic()
+        pause = 0.0
+        while True:
+            done = _once(target, ways, payload, since, deadline)
+            pause = max(pause, done.pause_us)
+            if done.answer not in STILL_TO_COME or time.monotonic() + RETRY_S > deadline:
+                return Attachment(done.way, done.answer, pause, done.ack_ms)
+            time.sleep(RETRY_S)
 
 
 def _open_ways(target: Target, ways: tuple[WayIn, ...]) -> list[WayIn]:

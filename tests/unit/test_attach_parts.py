@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import marshal
+import subprocess
 import sys
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
-from aitop.attach import in_target, preflight
+from aitop.attach import AttachRefused, in_target, preflight, session
 from aitop.attach.bundle import hook_sources, pack
 from aitop.attach.proc_status import CAP_SYS_PTRACE, own_status, parse_status
 from aitop.attach.ptrace import REGISTER_NAMES, ThreadState
@@ -172,3 +173,19 @@ def test_the_bundle_is_made_of_the_hooks_own_files() -> None:
     hook_sources.cache_clear()
     folder = Path(preflight.__file__).parents[1] / "hook"
     assert dict(hook_sources()) == {path.stem: path.read_text() for path in folder.glob("*.py")}
+
+
+@pytest.mark.parametrize(("ends", "words"), [(True, "ended"), (False, "could not be reached")])
+def test_a_process_that_ends_under_our_hands_is_a_refusal(monkeypatch, ends: bool, words: str) -> None:
+    with subprocess.Popen(["sleep", "60"]) as child:
+
+        def locate(pid: int, memory: object) -> None:
+            if ends:
+                child.kill()
+                child.wait()
+            raise OSError(5, "Input/output error")
+
+        monkeypatch.setattr(session, "locate_python", locate)
+        with pytest.raises(AttachRefused, match=words):
+            session.remove(child.pid)
+        child.kill()
