@@ -28,26 +28,27 @@ MOST_LOST = 10**9
 def find_ring(pid: int) -> str | None:
     """The path under /proc/PID/fd of the ring of a hook that is in `pid`; None if there is none, or none to be seen."""
     try:
-        return _find(pid)
+        found = _open(pid, os.O_RDONLY)
     except (OSError, ValueError):
         return None
+    if found is None:
+        return None
+    os.close(found[1])
+    return found[0]
 
 
 def should_stay(pid: int) -> bool:
     """Whether the hook in `pid` is to stay when we go: it came with the program, or another monitor uses it."""
-    path = find_ring(pid)
-    if path is None:
-        return False
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
+        found = _open(pid, os.O_RDONLY)
+        if found is None:
+            return False
+        try:
+            data = os.pread(found[1], ring.HEADER_SIZE, 0)
+        finally:
+            os.close(found[1])
+    except (OSError, ValueError):
         return False
-    try:
-        data = os.pread(fd, ring.HEADER_SIZE, 0)
-    except OSError:
-        return False
-    finally:
-        os.close(fd)
     header = ring.decode_header(data)
     if header is None:
         return False
@@ -56,7 +57,10 @@ def should_stay(pid: int) -> bool:
     return header.way != "attach" or bool(leases)
 
 
-def _find(pid: int) -> str | None:
+def _open(pid: int, access: int) -> tuple[str, int] | None:
+    """Path and our own descriptor of the process's ring. What was looked at is what stays open: the number in
+    the path may mean another file of the process's a moment later.
+    """
     folder = f"/proc/{pid}/fd"
     inner = _innermost_pid(pid)
     for name in os.listdir(folder):
@@ -64,16 +68,19 @@ def _find(pid: int) -> str | None:
         try:
             if os.readlink(path) != ring.MEMFD_LINK:
                 continue
-            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            fd = os.open(path, access | os.O_CLOEXEC | os.O_NONBLOCK)
         except FileNotFoundError:
             continue
+        wanted = False
         try:
             header = ring.decode_header(os.pread(fd, ring.HEADER_SIZE, 0))
+            # A forked worker inherits the descriptor of its parent's ring, which is not its own.
+            wanted = header is not None and header.pid == inner and header.state != ring.STATE_REMOVED
         finally:
-            os.close(fd)
-        # A forked worker inherits the descriptor of its parent's ring, which is not its own.
-        if header is not None and header.pid == inner and header.state != ring.STATE_REMOVED:
-            return path
+            if not wanted:
+                os.close(fd)
+        if wanted:
+            return path, fd
     return None
 
 
@@ -95,10 +102,10 @@ class HookRing:
         self._facts_seq = -1
         self._slot: int | None = None
         try:
-            path = _find(pid)
-            if path is None:
+            found = _open(pid, os.O_RDWR)
+            if found is None:
                 raise SourceError("absent", f"no hook in process {pid}")
-            self._fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+            self._fd = found[1]
         except PermissionError as error:
             raise SourceError(
                 "denied", f"the descriptors of process {pid} may not be read", "run aitop as the same user, or as root"
