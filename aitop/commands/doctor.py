@@ -42,14 +42,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print one line a check; 1 if any does not work."""
+    from aitop.outputs.text import printable
+
     checks = [_python(), _attach_support(), _terminal(), _gpu(), _sampler(), _ptrace()]
     if args.pid is not None:
         checks += _process(args.pid)
     for check in checks:
         mark = "works   " if check.works else "does not"
-        print(f"{mark}  {check.name:<10} {check.words}")
+        print(f"{mark}  {check.name:<10} {printable(check.words)}")
         if check.remedy and not check.works:
-            print(f"{'':<21}→ {check.remedy}")
+            print(f"{'':<21}→ {printable(check.remedy)}")
     return int(not all(check.works for check in checks))
 
 

@@ -44,10 +44,6 @@ class ReplayFeed:
         """Go on after `pause`."""
         self._running.set()
 
-    def set_speed(self, speed: float | None) -> None:
-        """Change the pace from the next tick on."""
-        self._speed = speed
-
     def _play(self, publish: Publish) -> None:
         try:
             self._play_all(publish)

@@ -31,7 +31,7 @@ class StackCount(msgspec.Struct, frozen=True):
 class StackWindow(msgspec.Struct, frozen=True, kw_only=True, tag="stacks"):
     """What was sampled in the `seconds` before `time`, at `rate` samples a second, idle threads included.
 
-    `samplers_cpu` is the CPU time in seconds that taking it has cost.
+    `sampler_cpu` is the CPU time in seconds that taking it has cost.
     """
 
     time: float

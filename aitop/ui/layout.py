@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-NARROW = 60
 TWO_COLUMNS = 100
 THREE_COLUMNS = 160
 TINY_ROWS = 10
