@@ -7,6 +7,7 @@ from aitop.diagnosis.evidence import (
     Lines,
     confidence,
     device_busy,
+    device_idle,
     enough,
     host_limit,
     host_unproven,
@@ -90,16 +91,17 @@ def python_overhead(snapshot: Snapshot) -> Judgement:
     feeds = feeding(snapshot)
     aside = main_lines(snapshot, lambda line: _python_aside(line) and not feeds(line))
     per_op = _microseconds_per_op(snapshot)
-    # On a GPU every operation takes the host a few microseconds, however much it computes.
+    # On a GPU every operation takes the host a few microseconds, however much it computes: does the device idle?
     unproven = host_unproven(snapshot)
-    tiny = per_op is not None and per_op < TINY_OP_US and not unproven
+    launching = on_gpu(snapshot) and device_busy(snapshot) is None
+    tiny = per_op is not None and per_op < TINY_OP_US and not launching
     inside = main_lines(snapshot, lambda line: line.phase == "forward" and _own_loop(line))
     loops = _concentrated(inside)
     model = inside.share + _backward_of(snapshot, inside) if tiny or (per_op is None and loops) else 0.0
     if tiny and per_op:
         model *= min(BATCHED_AWAY, DISPATCH_US / per_op)
-    share = (aside.share if aside.share >= SOME or not model else 0.0) + model
-    share = min(0.99, share, host_limit(snapshot))
+    beside = min(aside.share, host_limit(snapshot)) if aside.share >= SOME or not model else 0.0
+    share = min(0.99, beside + model, device_idle(snapshot))
     if share <= 0:
         return None
     lines = Lines(
@@ -115,7 +117,7 @@ def python_overhead(snapshot: Snapshot) -> Judgement:
         )
     where = lines.where
     if where:
-        seen = inside.share + aside.share
+        seen = aside.share + (inside.share if model else 0.0)
         evidence.append(f"{percent(seen)} of samples run Python, most at {_short(where[0].file)}:{where[0].line}")
     return Finding(
         Verdict(

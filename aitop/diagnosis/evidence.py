@@ -165,16 +165,20 @@ def timed_on_device(snapshot: Snapshot) -> bool:
     return sum(step.device_forward is not None for step in records(snapshot)) >= MIN_STEPS
 
 
-def host_limit(snapshot: Snapshot) -> float:
-    """The most (0..1) of a step that the host can hold up: all of it, but on a GPU what the device idles.
+def device_idle(snapshot: Snapshot) -> float:
+    """The most (0..1) of a step that any work of the host can hold up: all of it, but on a GPU what the device idles.
 
     There, host times are launch times, and a wait for the device may fall on any line.
     """
     busy = device_busy(snapshot) if on_gpu(snapshot) else None
-    limit = 1.0 if busy is None else max(0.0, 1.0 - busy)
-    if snapshot.steps is not None and snapshot.steps.phases.outside is not None and timed_on_device(snapshot):
-        limit = min(limit, snapshot.steps.phases.outside)
-    return limit
+    return 1.0 if busy is None else max(0.0, 1.0 - busy)
+
+
+def host_limit(snapshot: Snapshot) -> float:
+    """The same of work outside of the phases, for which the device clock leaves so much at most."""
+    outside = snapshot.steps.phases.outside if snapshot.steps else None
+    idle = device_idle(snapshot)
+    return idle if outside is None or not timed_on_device(snapshot) else min(idle, outside)
 
 
 def host_unproven(snapshot: Snapshot) -> bool:

@@ -10,6 +10,7 @@ from aitop.diagnosis.evidence import (
     Lines,
     by_samples,
     confidence,
+    device_idle,
     enough,
     free_cores,
     host_limit,
@@ -66,7 +67,7 @@ def _wait(snapshot: Snapshot) -> Wait | None:
     if in_loader is not None and at_work is not None and at_work < IDLE_WORKERS:
         in_loader *= _empty_handed(snapshot, at_work)
     if in_loader is not None and not timed_on_device(snapshot):
-        in_loader = min(in_loader, host_limit(snapshot))
+        in_loader = min(in_loader, device_idle(snapshot))
     by_hand = feeding_lines(snapshot)
     by_hand = Lines(min(by_hand.share, host_limit(snapshot)), by_hand.lines)
     if in_loader is None and not by_hand.lines:

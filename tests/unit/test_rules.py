@@ -346,6 +346,14 @@ def test_launching_for_a_busy_gpu_is_no_python_overhead():
     assert starving.share > 0.15
 
 
+def test_launches_that_starve_the_device_inside_the_phases_are_overhead():
+    gaps = steps(
+        seconds=0.1, forward=0.05, backward=0.04, device_forward=0.05, device_backward=0.04, device_optimizer=0.01
+    )
+    starving = fired(computing.python_overhead(on_gpu(0.25, gaps, lines=[LAUNCHING])))
+    assert starving.share > 0.15
+
+
 def test_launch_times_alone_are_no_python_overhead():
     launches = steps(seconds=0.1, forward=0.05, backward=0.02)
     assert computing.python_overhead(snapshot(launches, lines=[LAUNCHING], facts=ON_CUDA)) is None
