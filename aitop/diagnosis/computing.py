@@ -126,12 +126,18 @@ def python_overhead(snapshot: Snapshot) -> Judgement:
             share=round(share, 4),
             speedup=round(without(share), 3),
             confidence=min(sure, UNPROVEN) if unproven else sure,
-            title=f"{percent(share)} of each step is Python around tiny operations",
+            title=f"{percent(share)} of each step is Python {'around tiny operations' if model else 'between its phases'}",
             where=where,
             evidence=tuple(evidence),
             fixes=(
                 Fix(text="replace the loop by one batched tensor operation", speedup=round(without(share), 2)),
                 Fix(text="torch.compile fuses small operations where the loop cannot be rewritten"),
+            )
+            if model
+            else (
+                Fix(
+                    text="do it less often, vectorise it, or move it out of the loop", speedup=round(without(share), 2)
+                ),
             ),
         ),
         level=share,

@@ -81,12 +81,14 @@ def _empty_handed(snapshot: Snapshot, at_work: float) -> float:
     """How much of the wait (0..1) is for idle workers: what fell to steps for which no batch lay ready.
 
     Taking a batch that lies ready costs time, too, but no loader would make it faster. Where the queue was not
-    measured, the part of the time in which workers work stands for it.
+    measured, the part of the time in which workers work stands for it, unless the wait is for workers being started.
     """
     known = [step for step in records(snapshot) if step.queue_ready is not None]
     waited = sum(step.data_wait + step.loader_start for step in known)
     if waited <= 0:
-        return at_work
+        waiting = main_lines(snapshot, lambda line: line.phase == "data_wait").share
+        starting = main_lines(snapshot, lambda line: line.activity == "spawn").share
+        return 1.0 if starting > 0.5 * waiting else at_work
     empty = [step for step in known if not step.queue_ready or step.loader_start]
     return sum(step.data_wait + step.loader_start for step in empty) / waited
 

@@ -116,6 +116,15 @@ def test_a_loop_without_a_loader_is_input_bound_at_its_own_line():
     assert verdict.speedup == pytest.approx(5.0, rel=0.05)
 
 
+def test_idle_workers_that_were_just_started_are_respawning_without_the_hook_too():
+    seen = snapshot(
+        phases=Phases(data_wait=0.6, forward=0.2, backward=0.2),
+        lines=[line("main", 0.5, phase="data_wait", activity="spawn"), line("__getitem__", 0.04, pid=WORKER)],
+        workers=1,
+    )
+    assert fired(input_bound.judge(seen)).subtype == "respawn"
+
+
 LOOP = (
     line("main", 0.1, phase="forward", activity="compute", number=54, text="out = net(x)"),
     line("main", 0.1, phase="optimizer", activity="compute", number=57, text="opt.step()"),
@@ -522,3 +531,9 @@ def test_workers_without_a_core_to_run_on_are_no_fix():
     verdict = fired(input_bound.judge(snapshot(waiting, lines=[loading], host=host(busy=(1.0, 1.0)))))
     assert verdict.subtype == "transform"
     assert [fix.text.split()[0] for fix in verdict.fixes] == ["make"]
+
+
+def test_python_beside_the_model_is_not_called_tiny_operations():
+    verdict = fired(computing.python_overhead(snapshot(steps(), lines=[line("spread", 0.4, text="total += v * v")])))
+    assert verdict.title == "40 % of each step is Python between its phases"
+    assert "less often" in verdict.fixes[0].text
