@@ -15,6 +15,7 @@ from aitop.diagnosis.evidence import (
     free_cores,
     host_limit,
     host_unproven,
+    main_lines,
     main_stacks,
     mean_of,
     records,
