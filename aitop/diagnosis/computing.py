@@ -110,6 +110,7 @@ def python_overhead(snapshot: Snapshot) -> Judgement:
     signals = (tiny, aside.share > 0.1 or loops, bool(lines.lines))
     severity: Severity = "critical" if share >= CRITICAL_SHARE and sum(signals) >= 2 and not unproven else "warning"
     sure = confidence(*signals, base=0.45, steps=len(records(snapshot)), share=share)
+    around = "around tiny operations" if model else "between its phases"
     evidence = []
     if tiny and snapshot.facts is not None:
         evidence.append(
@@ -126,7 +127,7 @@ def python_overhead(snapshot: Snapshot) -> Judgement:
             share=round(share, 4),
             speedup=round(without(share), 3),
             confidence=min(sure, UNPROVEN) if unproven else sure,
-            title=f"{percent(share)} of each step is Python {'around tiny operations' if model else 'between its phases'}",
+            title=f"{percent(share)} of each step is Python {around}",
             where=where,
             evidence=tuple(evidence),
             fixes=(
