@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from aitop.attach.bundle import Action, Sources, hook_sources, pack
@@ -39,12 +40,28 @@ class Attachment:
     ack_ms: float
 
 
-def install(pid: int, *, timeout: float = 5.0) -> Attachment:
+def _never() -> bool:
+    return False
+
+
+@dataclass(frozen=True)
+class _Limit:
+    """How long to wait for the target: until `deadline` (monotonic seconds), or until `given_up` says so."""
+
+    deadline: float
+    given_up: Callable[[], bool]
+
+    def over(self) -> bool:
+        return time.monotonic() >= self.deadline or self.given_up()
+
+
+def install(pid: int, *, timeout: float = 5.0, given_up: Callable[[], bool] = _never) -> Attachment:
     """Puts the hook into process `pid`, waiting at most about `timeout` seconds for a safe point.
 
-    Raises AttachRefused, with the target as it was, where that is not possible.
+    `given_up` is asked while waiting: the request is withdrawn when it says True. Raises AttachRefused, with
+    the target as it was, where that is not possible.
     """
-    done = deliver(pid, "install", hook_sources(), timeout=timeout)
+    done = deliver(pid, "install", hook_sources(), timeout=timeout, given_up=given_up)
     if done.answer in ("installed", "already"):
         return done
     if done.answer == "no-torch":
@@ -64,13 +81,20 @@ def remove(pid: int, *, timeout: float = 3.0) -> str:
 
 
 def deliver(
-    pid: int, action: Action, sources: Sources, *, timeout: float, ways: tuple[WayIn, ...] = WAYS, torch: bool = True
+    pid: int,
+    action: Action,
+    sources: Sources,
+    *,
+    timeout: float,
+    ways: tuple[WayIn, ...] = WAYS,
+    torch: bool = True,
+    given_up: Callable[[], bool] = _never,
 ) -> Attachment:
     """Brings one request in and returns the hook's answer, whatever it says.
 
     `torch` False lets a process without torch pass.
     """
-    deadline = time.monotonic() + timeout
+    limit = _Limit(time.monotonic() + timeout, given_up)
     status = check_alive(pid)
     try:
         with open_memory(status) as memory:
@@ -78,7 +102,7 @@ def deliver(
             target = Target(status, memory, locate_python(pid, memory))
             if torch and action == "install":
                 check_torch(pid)
-            return _until_settled(target, _open_ways(target, ways), pack(action, tuple(sources)), deadline)
+            return _until_settled(target, _open_ways(target, ways), pack(action, tuple(sources)), limit)
     except OSError as error:
         # Wherever it ended, /proc and ptrace say so in words of their own.
         if not same_process(status):
@@ -86,15 +110,15 @@ def deliver(
         raise AttachRefused("failed", f"process {pid} could not be reached: {error}") from error
 
 
-def _until_settled(target: Target, ways: list[WayIn], payload: bytes, deadline: float) -> Attachment:
+def _until_settled(target: Target, ways: list[WayIn], payload: bytes, limit: _Limit) -> Attachment:
     """Asks again for as long as the hook says that the moment does not suit it."""
-    with Turn(target.pid, deadline):
+    with Turn(target.pid, limit.deadline):
         since = time.monotonic()
         pause = 0.0
         while True:
-            done = _once(target, ways, payload, since, deadline)
+            done = _once(target, ways, payload, since, limit)
             pause = max(pause, done.pause_us)
-            if done.answer not in STILL_TO_COME or time.monotonic() + RETRY_S > deadline:
+            if done.answer not in STILL_TO_COME or time.monotonic() + RETRY_S > limit.deadline or limit.given_up():
                 return Attachment(done.way, done.answer, pause, done.ack_ms)
             time.sleep(RETRY_S)
 
@@ -119,16 +143,16 @@ class _Knock:
     obstacle: str = ""
 
 
-def _once(target: Target, ways: list[WayIn], payload: bytes, since: float, deadline: float) -> Attachment:
+def _once(target: Target, ways: list[WayIn], payload: bytes, since: float, limit: _Limit) -> Attachment:
     """One request from file to answer; withdrawn, with AttachRefused, where no answer comes in time."""
     with Request(target.status, payload) as request:
         knock = _Knock()
         try:
-            _go_down(target, ways, request, deadline, knock)
+            _go_down(target, ways, request, limit, knock)
         finally:
             wipe(target, in_use=knock.answer is None and knock.way is not None)
         if knock.answer is None and not request.cancel():
-            knock.answer = _wait(target, request, time.monotonic() + BEGUN_PATIENCE_S)
+            knock.answer = _wait(target, request, _Limit(time.monotonic() + BEGUN_PATIENCE_S, _never))
         if knock.answer is None:
             raise _not_in_time(target, knock)
         ack_ms = (time.monotonic() - since) * 1e3
@@ -136,12 +160,12 @@ def _once(target: Target, ways: list[WayIn], payload: bytes, since: float, deadl
         return Attachment(knock.way or "", knock.answer, knock.pause_us, ack_ms)
 
 
-def _go_down(target: Target, ways: list[WayIn], request: Request, deadline: float, knock: _Knock) -> None:
+def _go_down(target: Target, ways: list[WayIn], request: Request, limit: _Limit, knock: _Knock) -> None:
     """Tries the ways in turn until there is an answer; one that found a bad moment is tried again."""
     worked: set[str] = set()
-    while knock.answer is None and time.monotonic() < deadline:
+    while knock.answer is None and not limit.over():
         for way in ways:
-            if way.name in worked:
+            if way.name in worked or limit.over():
                 continue
             patience = way.patience
             try:
@@ -151,22 +175,23 @@ def _go_down(target: Target, ways: list[WayIn], request: Request, deadline: floa
             else:
                 worked.add(way.name)
                 knock.way = way.name
-            knock.answer = _wait(target, request, min(time.monotonic() + patience, deadline))
+            until = min(time.monotonic() + patience, limit.deadline)
+            knock.answer = _wait(target, request, _Limit(until, limit.given_up))
             if knock.answer is not None:
                 return
         if len(worked) == len(ways):
-            knock.answer = _wait(target, request, deadline)
+            knock.answer = _wait(target, request, limit)
 
 
-def _wait(target: Target, request: Request, until: float) -> str | None:
-    """The answer, None if there is none until then; raises AttachRefused as soon as the process is gone."""
+def _wait(target: Target, request: Request, limit: _Limit) -> str | None:
+    """The answer, None if there is none in time; raises AttachRefused as soon as the process is gone."""
     while True:
         answer = request.answer()
         if answer is not None:
             return answer
         if not same_process(target.status):
             raise AttachRefused("absent", f"process {target.pid} ended")
-        if time.monotonic() >= until:
+        if limit.over():
             return None
         time.sleep(ANSWER_POLL_S)
 

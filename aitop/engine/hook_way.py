@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from aitop.attach import AttachRefused, install, remove
 from aitop.sources.hook_ring import find_ring, should_stay
@@ -12,10 +12,13 @@ from aitop.sources.source import SourceError
 SELF_REMOVAL_SECONDS = 0.6
 
 
-def way_in(pid: int) -> None:
-    """Put the hook into `pid`; raises SourceError with the reason and the remedy where that is refused."""
+def way_in(pid: int, given_up: Callable[[], bool]) -> None:
+    """Put the hook into `pid`, unless somebody has `given_up` before the process could take it.
+
+    Raises SourceError with the reason and the remedy where that is refused.
+    """
     try:
-        install(pid)
+        install(pid, given_up=given_up)
     except AttachRefused as refused:
         raise SourceError(refused.state, refused.reason, refused.remedy) from refused
 

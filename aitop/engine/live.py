@@ -112,7 +112,8 @@ class LiveFeed:
         if options.stacks and not options.passive:
             found.append(StackSource(self._pids, script=self.target.script))
         if options.hook and not options.passive:
-            found.append(HookSource(self._hook_pids, way_in))
+            # A request left behind would put the hook in when nobody is there any more.
+            found.append(HookSource(self._hook_pids, lambda pid: way_in(pid, self._stopping.is_set)))
         return found
 
     def _switched_off(self) -> list[tuple[SourceName, str, str | None]]:

@@ -182,6 +182,26 @@ def test_a_thread_that_sleeps_with_the_gil_is_left_alone(python: str) -> None:
     assert process.returncode == 0
 
 
+def test_a_request_that_nobody_waits_for_any_more_is_withdrawn() -> None:
+    pipe = subprocess.PIPE
+    with subprocess.Popen([sys.executable, "-c", HOLDS_THE_GIL], stdin=pipe, stdout=pipe, text=True) as process:
+        assert process.stdout is not None and process.stdout.readline() == "ready\n"
+        began = time.monotonic()
+        with pytest.raises(AttachRefused, match="hook waiting for the target"):
+            deliver(
+                process.pid,
+                "install",
+                STAND_IN,
+                timeout=30,
+                torch=False,
+                given_up=lambda: time.monotonic() - began > 0.7,
+            )
+        assert time.monotonic() - began < 3
+        assert leftovers(process.pid) == []
+        assert process.communicate("x")[0] == "[]\n"
+    assert process.returncode == 0
+
+
 def refusal_of(act: Callable[[], object]) -> AttachRefused:
     with pytest.raises(AttachRefused) as refusal:
         act()
