@@ -52,12 +52,13 @@ def judge(snapshot: Snapshot) -> Judgement:
     wait = _wait(snapshot)
     if wait is None:
         return None
+    contention = _contention(snapshot)
     cause = (
-        input_cause.of_loader(snapshot, wait.share)
+        input_cause.of_loader(snapshot, wait.share, contention)
         if wait.hand_written is None
         else input_cause.of_hand_written(snapshot, wait.share, wait.hand_written)
     )
-    return Finding(_verdict(snapshot, wait, cause), level=wait.share)
+    return Finding(_verdict(snapshot, wait, cause, contention if cause.frees_cores else 0.0), level=wait.share)
 
 
 def _wait(snapshot: Snapshot) -> Wait | None:
@@ -94,12 +95,11 @@ def _empty_handed(snapshot: Snapshot, at_work: float) -> float:
     return sum(step.data_wait + step.loader_start for step in empty) / waited
 
 
-def _verdict(snapshot: Snapshot, wait: Wait, cause: Cause) -> Verdict:
+def _verdict(snapshot: Snapshot, wait: Wait, cause: Cause, contention: float) -> Verdict:
     steps = records(snapshot)
     process = main_stacks(snapshot)
     certain = wait.share if wait.measured or process is None else by_samples(wait.share, process.samples)
     signals = (wait.measured, cause.confirmed, bool(cause.where))
-    contention = _contention(snapshot) if cause.frees_cores else 0.0
     unproven = host_unproven(snapshot)
     severity: Severity = (
         "critical" if wait.share >= CRITICAL_SHARE and sum(signals) >= 2 and not unproven else "warning"

@@ -40,16 +40,15 @@ class Cause:
     frees_cores: bool = False
 
 
-def of_loader(snapshot: Snapshot, share: float) -> Cause:
-    """Cause of a wait in a torch DataLoader."""
+def of_loader(snapshot: Snapshot, share: float, contention: float) -> Cause:
+    """Cause of a wait in a torch DataLoader. `contention` is the share of step time lost to a fight for its cores."""
     respawn = _respawn(snapshot, share)
     if respawn is not None:
         return respawn
     lines = worker_lines(snapshot)
-    workers = loader_workers(snapshot)
-    if not workers and not lines.lines:
+    if not loader_workers(snapshot) and not lines.lines:
         return _in_main_process(snapshot, share)
-    return _in_workers(snapshot, share, lines, max(len(workers), _configured(snapshot)))
+    return _in_workers(snapshot, share, contention, lines)
 
 
 def of_hand_written(snapshot: Snapshot, share: float, lines: Lines) -> Cause:
@@ -158,7 +157,8 @@ def _in_main_process(snapshot: Snapshot, share: float) -> Cause:
     )
 
 
-def _in_workers(snapshot: Snapshot, share: float, lines: Lines, workers: int) -> Cause:
+def _in_workers(snapshot: Snapshot, share: float, contention: float, lines: Lines) -> Cause:
+    workers = max(len(loader_workers(snapshot)), _configured(snapshot))
     free = free_cores(snapshot)
     used = mean_of(snapshot, "workers_cpu", 15.0)
     each = used / workers if used is not None and workers else None
@@ -178,7 +178,7 @@ def _in_workers(snapshot: Snapshot, share: float, lines: Lines, workers: int) ->
         fixes.append(
             Fix(
                 text=f"make {_place(first)} cheaper: vectorise it, cache it, or do it once ahead",
-                speedup=round(without(share), 2),
+                speedup=round(without(min(0.99, share + contention)), 2),
             )
         )
     elif lines.where and subtype == "storage":
