@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
+import msgspec
+
 from aitop.model.event import Event
-from aitop.model.snapshot import Snapshot
+from aitop.model.snapshot import Snapshot, Target
 
 Publish = Callable[[Snapshot], None]
 
@@ -20,6 +22,13 @@ class Feed(Protocol):
 
     def stop(self) -> None:
         """End the stream: hook out, sources and recording closed. Idempotent and bounded in time."""
+
+
+def own_failure(target: Target, error: Exception, *, time: float, wall: float) -> Snapshot:
+    """Tells whoever shows a feed that nothing more will come, and what it was that ended it."""
+    words = f"aitop itself failed and stopped watching ({type(error).__name__}: {error})"
+    ended = msgspec.structs.replace(target, ended=words)
+    return Snapshot(tick=0, time=time, wall=wall, window=0.0, target=ended)
 
 
 class EventSink(Protocol):

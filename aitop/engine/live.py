@@ -12,12 +12,12 @@ from dataclasses import dataclass
 import msgspec
 
 from aitop.engine.core import Engine
-from aitop.engine.feed import EventSink, Publish
+from aitop.engine.feed import EventSink, Publish, own_failure
 from aitop.engine.growth import GrowthFinder
 from aitop.engine.hook_way import take_out, way_in
 from aitop.engine.runner import SourceRunner
 from aitop.model.event import Event
-from aitop.model.snapshot import Snapshot, Target, Tick
+from aitop.model.snapshot import Target, Tick
 from aitop.model.source import SourceName, SourceStatus
 from aitop.model.stacks import StackWindow
 from aitop.sources.hook_ring import HookSource
@@ -134,10 +134,7 @@ class LiveFeed:
         try:
             self._tick_until_stopped(publish)
         except Exception as error:
-            # Whoever shows this feed has to hear that nothing more will come, and what it was that ended it.
-            words = f"aitop itself failed and stopped watching ({type(error).__name__}: {error})"
-            ended = msgspec.structs.replace(self.target, ended=words)
-            publish(Snapshot(tick=0, time=time.monotonic(), wall=time.time(), window=0.0, target=ended))
+            publish(own_failure(self.target, error, time=time.monotonic(), wall=time.time()))
 
     def _tick_until_stopped(self, publish: Publish) -> None:
         started = time.monotonic()

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Iterable
 
 from aitop.engine.core import Engine
-from aitop.engine.feed import Publish
+from aitop.engine.feed import Publish, own_failure
 from aitop.model.event import Event
 from aitop.model.snapshot import Target, Tick
 
@@ -17,6 +17,7 @@ class ReplayFeed:
     live = False
 
     def __init__(self, target: Target, events: Iterable[Event], speed: float | None = 1.0) -> None:
+        self._target = target
         self._events = events
         self._engine = Engine(target)
         self._speed = speed
@@ -24,6 +25,7 @@ class ReplayFeed:
         self._running = threading.Event()
         self._running.set()
         self._thread: threading.Thread | None = None
+        self._last: Tick | None = None
         self.finished = threading.Event()
 
     def start(self, publish: Publish) -> None:
@@ -47,19 +49,21 @@ class ReplayFeed:
     def _play(self, publish: Publish) -> None:
         try:
             self._play_all(publish)
+        except Exception as error:
+            last = self._last or Tick(time=0.0, wall=0.0)
+            publish(own_failure(self._target, error, time=last.time, wall=last.wall))
         finally:
             self.finished.set()
 
     def _play_all(self, publish: Publish) -> None:
-        previous: float | None = None
         for event in self._events:
             if self._stopping.is_set():
                 break
             if isinstance(event, Tick):
                 self._running.wait()
-                if previous is not None and self._speed:
-                    self._stopping.wait(max(0.0, event.time - previous) / self._speed)
-                previous = event.time
+                if self._last is not None and self._speed:
+                    self._stopping.wait(max(0.0, event.time - self._last.time) / self._speed)
+                self._last = event
             snapshot = self._engine.handle(event)
             if snapshot is not None and not self._stopping.is_set():
                 publish(snapshot)

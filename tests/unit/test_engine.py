@@ -149,3 +149,16 @@ def test_a_paused_replay_waits():
     assert feed.finished.wait(10)
     feed.stop()
     assert len(seen) == 50
+
+
+def test_a_replay_that_fails_says_so():
+    def broken():
+        yield from session(3)
+        raise RuntimeError("a bug of ours")
+
+    seen = []
+    feed = ReplayFeed(TARGET, broken(), speed=None)
+    feed.start(seen.append)
+    assert feed.finished.wait(10)
+    feed.stop()
+    assert "a bug of ours" in seen[-1].target.ended
