@@ -25,7 +25,6 @@ class HookHistory:
 
     steps: deque[StepRecord] = field(default_factory=lambda: deque(maxlen=KEEP_STEPS))
     count: int = 0
-    lost: int = 0
     facts: HookFacts | None = None
     allocators: tuple[AllocatorSample, ...] = ()
     time: float = 0.0
@@ -83,7 +82,6 @@ class History:
         hook = self.hooks.setdefault(sample.pid, HookHistory())
         hook.steps.extend(sample.steps)
         hook.count += len(sample.steps) + sample.lost
-        hook.lost += sample.lost
         hook.facts = sample.facts or hook.facts
         hook.time = sample.time
         if sample.allocators:
