@@ -129,7 +129,7 @@ def _measure(snapshot: Snapshot, wait: Wait) -> str:
         return f"data wait {middle * 1e3:.1f} ms p50, {measured} (measured in the process)"
     process = main_stacks(snapshot)
     samples = process.samples if process is not None else 0
-    return f"{percent(wait.share)} of {samples} stack samples of the training loop are making or awaiting a batch"
+    return f"{percent(wait.share)} of {samples} stack samples of the main thread make or await a batch"
 
 
 def _contention(snapshot: Snapshot) -> float:

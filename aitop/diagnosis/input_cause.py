@@ -68,7 +68,7 @@ def of_hand_written(snapshot: Snapshot, share: float, lines: Lines) -> Cause:
                 speedup=round(_overlapped(snapshot, share, blocked), 2),
             ),
             Fix(
-                text=f"make {place} cheaper: vectorise it, or prepare the data once before training",
+                text=f"make {place} cheaper: vectorise it, or do it once ahead of time",
                 speedup=round(without(share), 2),
             ),
         ),

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import msgspec
+
 from aitop.diagnosis.rule import Finding, Judgement, Rule
 from aitop.diagnosis.rules import RULES
 from aitop.model.snapshot import Snapshot
@@ -42,6 +44,8 @@ class Judge:
         lonely = {rule.id for rule in self._rules if rule.only_alone}
         if any(verdict.share and verdict.id not in lonely for verdict in verdicts):
             verdicts = [verdict for verdict in verdicts if verdict.id not in lonely]
+        ranks = _ranks(snapshot)
+        verdicts = [msgspec.structs.replace(verdict, ranks=verdict.ranks or ranks) for verdict in verdicts]
         return Diagnosis(verdicts=tuple(verdicts), abstained=tuple(abstained))
 
     def _update(self, rule: Rule, finding: Finding | None, now: float) -> None:
@@ -68,6 +72,13 @@ def _judged(rule: Rule, snapshot: Snapshot) -> Judgement:
         return rule.judge(snapshot)
     except Exception as error:  # one rule's mistake must not silence the others
         return Abstention(id=rule.id, reason=f"this rule failed ({type(error).__name__}: {error})")
+
+
+def _ranks(snapshot: Snapshot) -> tuple[int, ...]:
+    """The rank whose steps were judged; empty where it has no number."""
+    judged = snapshot.steps.pid if snapshot.steps and snapshot.steps.pid else snapshot.target.pid
+    processes = snapshot.host.processes if snapshot.host else ()
+    return tuple(process.rank for process in processes if process.pid == judged and process.rank is not None)
 
 
 def _importance(verdict: Verdict) -> tuple[int, float, str]:

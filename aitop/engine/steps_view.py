@@ -43,7 +43,7 @@ def _phases(records: Sequence[StepRecord], total: float) -> Phases:
     """Shares of step time. A device clock decides where there is one: a waiting host is not a starving device."""
     on_device = [record for record in records if record.device_forward is not None]
     if len(on_device) >= ENOUGH_ON_DEVICE:
-        return _device_phases(on_device)
+        return _device_phases(records, on_device, total)
     data = sum(record.data_wait + record.loader_start for record in records)
     forward = sum(record.forward for record in records)
     backward = sum(record.backward for record in records)
@@ -61,23 +61,31 @@ def _phases(records: Sequence[StepRecord], total: float) -> Phases:
     )
 
 
-def _device_phases(records: Sequence[StepRecord]) -> Phases:
-    total = sum(record.seconds for record in records)
-    forward = sum(record.device_forward or 0.0 for record in records)
-    backward = sum(record.device_backward or 0.0 for record in records)
-    optimizer = sum(record.device_optimizer or 0.0 for record in records)
-    data = sum(starved(record) for record in records)
-    outside = max(0.0, total - data - forward - backward - optimizer)
+def _device_phases(records: Sequence[StepRecord], timed: Sequence[StepRecord], total: float) -> Phases:
+    """Shares by the device clock. What a step computes hardly varies: the mean of the `timed` steps stands for all."""
+    forward = sum(record.device_forward or 0.0 for record in timed) / len(timed)
+    backward = sum(record.device_backward or 0.0 for record in timed) / len(timed)
+    optimizer = sum(record.device_optimizer or 0.0 for record in timed) / len(timed)
+    busy = forward + backward + optimizer
+    data = sum(
+        starved(record) if record.device_idle is not None else min(_waited(record), max(0.0, record.seconds - busy))
+        for record in records
+    )
+    count = len(records)
     return Phases(
         data_wait=data / total,
-        forward=forward / total,
-        backward=backward / total,
-        optimizer=optimizer / total,
-        outside=outside / total,
+        forward=min(1.0, forward * count / total),
+        backward=min(1.0, backward * count / total),
+        optimizer=min(1.0, optimizer * count / total),
+        outside=max(0.0, total - data - busy * count) / total,
     )
 
 
 def starved(record: StepRecord) -> float:
     """Seconds of the step in which waiting for data held up the device (or, without one, the host)."""
-    waited = record.data_wait + record.loader_start
+    waited = _waited(record)
     return waited if record.device_idle is None else min(waited, record.device_idle)
+
+
+def _waited(record: StepRecord) -> float:
+    return record.data_wait + record.loader_start

@@ -80,6 +80,16 @@ def test_the_device_clock_decides_what_is_lost():
     assert view.phases.forward == pytest.approx(0.3)
 
 
+def test_steps_that_were_timed_on_the_device_stand_for_those_that_were_not():
+    timed = steps(10, 0.01, device_forward=0.003, device_backward=0.005, device_optimizer=0.001, device_idle=0.001)
+    untimed = [step(index, 0.01) for index in range(10, 40)]
+    epoch = [step(40, 0.1, data_wait=0.095)]
+    view = steps_view(RANK, [*timed, *untimed, *epoch], 41)
+    assert view is not None
+    assert view.phases.forward == pytest.approx(41 * 0.003 / 0.5)
+    assert view.phases.data_wait == pytest.approx(0.091 / 0.5), "the start of the epoch is not missed"
+
+
 def test_verdicts_come_with_the_snapshot():
     last = play(session(data_wait=0.08, forward=0.01, backward=0.01))[-1]
     assert last.diagnosis.primary is not None and last.diagnosis.primary.id == "input-bound"
