@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from aitop.commands.options import add_watch_options, duration, process_id, watch_options
-from aitop.errors import NoTargetError, NotEnoughEvidenceError, WrongUsageError
+from aitop.errors import AitopError, NoTargetError, NotEnoughEvidenceError, WrongUsageError
 from aitop.model.snapshot import Snapshot
 from aitop.model.verdict import SEVERITY_ORDER, Severity
 
@@ -48,6 +48,8 @@ def conclude(
 ) -> int:
     """Write the report of the last snapshot and give the exit code; raises where nothing could be said."""
     said = snapshot is not None and snapshot.diagnosis.verdicts
+    if snapshot is not None and snapshot.tick == 0 and snapshot.target.ended is not None:
+        raise AitopError(snapshot.target.ended)  # it is aitop that ended
     if not said and snapshot is not None and snapshot.target.ended is not None:
         raise NoTargetError(f"{snapshot.target.ended}, before anything could be said about it")
     if snapshot is None:

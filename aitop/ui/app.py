@@ -19,7 +19,7 @@ from aitop.ui.messages import FeedFailed
 from aitop.ui.screens.evidence import SourceAround
 from aitop.ui.screens.monitor import MonitorScreen
 from aitop.ui.screens.picker import PickerScreen
-from aitop.ui.terminal import LastResort
+from aitop.ui.terminal import LastResort, believe_the_terminal
 from aitop.ui.view import Look, View
 
 if TYPE_CHECKING:
@@ -74,6 +74,7 @@ class AitopApp(App[ResultType]):
 
     def run_to_end(self) -> ResultType | None:
         """Run until it is over; the signals that ended it mean again afterwards what they meant before."""
+        believe_the_terminal()
         before = {number: signal.getsignal(number) for number in ENDING_SIGNALS}
         try:
             return self.run()

@@ -17,6 +17,17 @@ LEAVE = (
 """Keyboard protocol, paste, resize and mouse reports off; wrapping on; alternate screen off; cursor on."""
 
 
+def believe_the_terminal() -> None:
+    """Forget COLUMNS and LINES where the terminal tells its own size: a parent's shell may have left old ones there."""
+    try:
+        size = os.get_terminal_size(sys.__stdout__.fileno()) if sys.__stdout__ else None
+    except (OSError, ValueError):
+        return
+    if size is not None and size.columns and size.lines:
+        for name in ("COLUMNS", "LINES"):
+            os.environ.pop(name, None)
+
+
 class LastResort:
     """Ends the process when it was asked to end and does not, as when its terminal is gone or takes no more output.
 
