@@ -1,13 +1,15 @@
 """Draws every picture of this folder from recordings: `python screenshots/make.py [NAME ...]`.
 
-SVG comes from the program itself; PNG needs rsvg-convert (Debian: librsvg2-bin) and is left out without it.
+SVG comes from the program itself; PNG needs a headless Chromium and is left out without it.
 """
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -72,10 +74,22 @@ def draw(picture: Picture) -> None:
     )
     path = HERE / f"{picture.name}.svg"
     path.write_text(drawn, encoding="utf-8")
-    converter = shutil.which("rsvg-convert")
-    if converter is not None:
-        subprocess.run([converter, "--output", str(path.with_suffix(".png")), str(path)], check=True)
+    photograph(path, drawn)
     print(path.name)
+
+
+def photograph(path: Path, drawn: str) -> None:
+    """Write the PNG beside the SVG, in its own size."""
+    browser = shutil.which("chromium") or shutil.which("google-chrome")
+    size = re.search(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', drawn)
+    if browser is None or size is None:
+        return
+    width, height = (round(float(side)) for side in size.groups())
+    with tempfile.TemporaryDirectory() as profile:
+        quiet = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--hide-scrollbars"]
+        where = [f"--user-data-dir={profile}", f"--window-size={width},{height}"]
+        output = f"--screenshot={path.with_suffix('.png')}"
+        subprocess.run([browser, *quiet, *where, output, path.as_uri()], check=True, capture_output=True, timeout=60)
 
 
 def main(names: list[str]) -> None:

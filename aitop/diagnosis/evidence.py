@@ -14,6 +14,7 @@ from aitop.model.verdict import Where
 MIN_STEPS = 8
 MIN_SAMPLES = 15
 MOST_LINES = 5
+LEAST_SHARE = 0.03
 # The most that one is sure of where times of the host are all there is to a run on a GPU.
 UNPROVEN = 0.5
 NEARLY_ALL, UNCERTAIN = 0.95, 0.6
@@ -92,6 +93,7 @@ def places(lines: Sequence[HotLine]) -> tuple[Where, ...]:
             text=first[key].text,
         )
         for key in ordered[:MOST_LINES]
+        if key == ordered[0] or weights[key] >= LEAST_SHARE * total
     )
 
 

@@ -11,6 +11,8 @@ from aitop.model.stacks import Frame
 MOST_DEPTH = 60
 MOST_CHILDREN = 12
 LEAST_SHARE = 0.005
+# Our wrappers stand on the stacks of what they time; they are no part of the user's program.
+OWN_HOOK = "<aitop hook>"
 
 
 class _Node:
@@ -36,6 +38,8 @@ def call_tree(stacks: Iterable[tuple[Sequence[Frame], int]]) -> CallNode | None:
         node = root
         node.samples += count
         for frame in frames[:MOST_DEPTH]:
+            if frame.file.startswith(OWN_HOOK):
+                continue
             place = frame.function, frame.file
             child = node.children.get(place)
             if child is None:

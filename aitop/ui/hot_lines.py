@@ -42,7 +42,8 @@ def _row(group: list[HotLine], sampled: dict[Role, int]) -> HotRow:
     name = _ROLE_NAMES.get(first.role, first.role)
     if _thread(first):
         name = _thread(first)
-    who = name if len(group) == 1 and first.role == "rank" else f"{name} ×{len({line.pid for line in group})}"
+    count = len({line.pid for line in group})
+    who = name if count == 1 and first.role == "rank" else f"{name} ×{count}"
     return HotRow(first.file, first.line, first.function, first.text, first.phase, min(1.0, share), who)
 
 

@@ -6,7 +6,7 @@ from aitop.engine.call_tree import MOST_CHILDREN, MOST_DEPTH, call_tree
 from aitop.engine.stack_digest import look_at
 from aitop.engine.stack_view import StackView
 from aitop.model.snapshot import Phases, Stacks
-from aitop.model.stacks import StackWindow
+from aitop.model.stacks import Frame, StackWindow
 
 RANK, WORKER = 100, 101
 ROLES = {RANK: "rank", WORKER: "loader-worker"}
@@ -205,3 +205,14 @@ def test_many_windows_of_many_processes_are_merged():
     assert stacks is not None
     assert stacks.samples == 29 * 16
     assert [process.samples for process in stacks.processes] == [29 * 4] * 4
+
+
+def test_our_own_wrappers_are_not_in_the_call_tree():
+    frames = [
+        Frame("main", "/x/train.py", 3, True),
+        Frame("__next__", "<aitop hook>/wrappers.py", 9),
+        Frame("get", "q.py", 1),
+    ]
+    tree = call_tree([(frames, 5)])
+    assert tree is not None
+    assert [child.function for child in tree.children] == ["get"]

@@ -1,0 +1,39 @@
+"""Recordings of real runs, played through the engine: what was right when they were taken stays right."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from aitop.engine.core import Engine
+from aitop.sources.replay import read_recording
+
+RECORDINGS = Path(__file__).parents[1] / "recordings"
+
+
+def last(name):
+    header, events = read_recording(RECORDINGS / f"{name}.jsonl.gz")
+    engine, snapshot = Engine(header.target), None
+    for event in events:
+        snapshot = engine.handle(event) or snapshot
+    assert events.skipped == 0
+    return snapshot
+
+
+@pytest.mark.parametrize("name", ["slow-loader", "simulated-gpu"])
+def test_a_loader_with_too_few_workers(name):
+    primary = last(name).diagnosis.primary
+    assert (primary.id, primary.subtype) == ("input-bound", "workers")
+    assert (primary.where[0].function, primary.where[0].line) == ("fetch", 17)
+
+
+def test_a_healthy_run():
+    verdicts = last("healthy").diagnosis.verdicts
+    assert [(one.id, one.severity) for one in verdicts] == [("compute-bound", "info")]
+
+
+def test_a_device_that_was_simulated_is_drawn_as_one():
+    device = last("simulated-gpu").gpu.devices[0]
+    assert device.name == "NVIDIA H200" and device.mine
+    assert device.gpm is not None and device.gpm.sm_active is not None
