@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import functools
 import importlib.resources
 import importlib.util
@@ -32,15 +33,42 @@ def pack(action: Action, sources: tuple[tuple[str, str], ...]) -> bytes:
     The modules travel as text and as our own bytecode; a target of the same Python spares itself the
     compiling, which is most of the pause an attach would cause.
     """
-    modules = {_full_name(name): (source, _compiled(name, source)) for name, source in sources}
+    modules = [(_full_name(name), source, _compiled(name, source)) for name, source in _in_order(dict(sources))]
     # Taking the hook out needs nothing that is not there already.
     start = {
         "__name__": "_aitop_in_target",
         "action": action,
-        "modules": modules if action == "install" else {},
+        "modules": modules if action == "install" else [],
         "magic": importlib.util.MAGIC_NUMBER,
     }
     return marshal.dumps((_driver(), start), MARSHAL_VERSION)
+
+
+def _in_order(sources: dict[str, str]) -> list[tuple[str, str]]:
+    """Each module after those it imports when it is executed, the package itself last."""
+    ordered: list[str] = []
+
+    def add(name: str, importers: tuple[str, ...]) -> None:
+        if name in ordered or name not in sources:
+            return
+        if name in importers:
+            raise ValueError(f"modules of the hook import each other: {' → '.join((*importers, name))}")
+        for other in _imports(sources[name]):
+            add(other, (*importers, name))
+        ordered.append(name)
+
+    for name in sorted(sources.keys() - {"__init__"}):
+        add(name, ())
+    return [(name, sources[name]) for name in (*ordered, "__init__") if name in sources]
+
+
+def _imports(source: str) -> list[str]:
+    """Modules of the package that are imported at the top of a file of it."""
+    found: list[str] = []
+    for node in ast.parse(source).body:
+        if isinstance(node, ast.ImportFrom) and node.level == 1:
+            found += [node.module.partition(".")[0]] if node.module else [alias.name for alias in node.names]
+    return found
 
 
 def _full_name(name: str) -> str:

@@ -23,35 +23,6 @@ LOCKING = frozenset(
 )
 
 
-class MemoryFinder:
-    """Import hook for the modules of the package only: name → (source, compiled code or None)."""
-
-    def __init__(self, modules: dict[str, tuple[str, bytes | None]], load: Any) -> None:
-        self.modules = modules
-        self._load = load
-
-    def find_spec(self, name: str, _path: object = None, _target: object = None) -> Any:
-        if name not in self.modules:
-            return None
-        spec_of: Any = type(sys.__spec__)  # ModuleSpec, without importing importlib
-        return spec_of(name, self, origin=self._origin(name), is_package=name == PACKAGE)
-
-    def create_module(self, _spec: object) -> None:
-        return None
-
-    def exec_module(self, module: ModuleType) -> None:
-        source, compiled = self.modules[module.__name__]
-        code: CodeType
-        if compiled is None:
-            code = compile(source, self._origin(module.__name__), "exec", dont_inherit=True)
-        else:
-            code = self._load(compiled)
-        exec(code, module.__dict__)  # noqa: S102
-
-    def _origin(self, name: str) -> str:
-        return f"<aitop hook>/{name.rpartition('.')[2] if name != PACKAGE else '__init__'}.py"
-
-
 def taking_an_import_lock() -> bool:
     """Whether the main thread was interrupted at a moment at which nothing may be imported."""
     frame: Any = sys._getframe()
@@ -68,18 +39,37 @@ def forget() -> None:
         sys.modules.pop(name, None)
 
 
-def install(finder: MemoryFinder) -> str:
+def load(modules: list[tuple[str, str, bytes | None]], loads: Any) -> Any:
+    """Makes the package out of (name, source, compiled code or None), each after what it imports; the package is last.
+
+    Nothing is put into `sys.meta_path`: a thread that imports at this moment iterates it, and would miss a finder.
+    """
+    spec_of: Any = type(sys.__spec__)  # ModuleSpec, without importing importlib
+    module_of: Any = type(sys)
+    package = module_of(PACKAGE)
+    for name, source, compiled in modules:
+        origin = f"<aitop hook>/{name.rpartition('.')[2] if name != PACKAGE else '__init__'}.py"
+        code: CodeType = loads(compiled) if compiled else compile(source, origin, "exec", dont_inherit=True)
+        module: ModuleType = package if name == PACKAGE else module_of(name)
+        module.__spec__ = spec_of(name, None, origin=origin, is_package=name == PACKAGE)
+        module.__package__ = PACKAGE
+        if PACKAGE not in sys.modules:
+            package.__path__ = []
+            sys.modules[PACKAGE] = package
+        sys.modules[name] = module
+        exec(code, module.__dict__)  # noqa: S102
+        if module is not package:
+            setattr(package, name.rpartition(".")[2], module)
+    return package
+
+
+def install(modules: list[tuple[str, str, bytes | None]], loads: Any) -> str:
     """Loads the package if it is not there and asks it to install itself. Nothing stays where it did not."""
     hook: Any = sys.modules.get(PACKAGE)
     fresh = hook is None
     answer = "error: interrupted"
     try:
-        sys.meta_path.insert(0, finder)
-        try:
-            hook = hook or __import__(PACKAGE)
-            answer = str(hook.install("attach"))
-        finally:
-            sys.meta_path.remove(finder)
+        answer = str((hook or load(modules, loads)).install("attach"))
     finally:
         if fresh and answer not in ("installed", "already"):
             forget()
@@ -97,15 +87,15 @@ def remove() -> str:
     return answer
 
 
-def run(action: str, modules: dict[str, tuple[str, bytes | None]], magic: bytes, load: Any) -> str:
+def run(action: str, modules: list[tuple[str, str, bytes | None]], magic: bytes, loads: Any) -> str:
     """The answer to `action`, one line. `magic` names the bytecode that the compiled modules are in."""
     try:
         if taking_an_import_lock():
             return "busy"
         frozen: Any = sys.modules["_frozen_importlib_external"]
         if magic != frozen.MAGIC_NUMBER:
-            modules = {name: (source, None) for name, (source, _) in modules.items()}
-        return install(MemoryFinder(modules, load)) if action == "install" else remove()
+            modules = [(name, source, None) for name, source, _ in modules]
+        return install(modules, loads) if action == "install" else remove()
     except KeyboardInterrupt:
         raise
     except BaseException as error:

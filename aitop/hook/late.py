@@ -30,8 +30,9 @@ class TorchWatch:
         return None
 
     def stop(self) -> None:
+        # A new list: a thread that imports at this moment iterates the old one, and would miss a finder in it.
         if self in sys.meta_path:
-            sys.meta_path.remove(self)
+            sys.meta_path = [finder for finder in sys.meta_path if finder is not self]
 
     def _arrange(self, spec: Any) -> None:
         loader = spec.loader
