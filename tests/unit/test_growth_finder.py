@@ -1,0 +1,44 @@
+"""The user's files are read once each, and never by the thread that ticks."""
+
+from __future__ import annotations
+
+import os
+import threading
+
+from aitop.engine import growth
+from aitop.engine.growth import GrowthFinder
+from aitop.model.stacks import Frame, StackCount, StackWindow
+
+
+def window(file):
+    frames = (Frame("main", str(file), 3, True), Frame("get", "/lib/queue.py", 1))
+    stacks = (StackCount(pid=os.getpid(), thread="MainThread", main=True, frames=(0, 1), count=5),)
+    return StackWindow(time=1.0, seconds=1.0, rate=20.0, frames=frames, stacks=stacks)
+
+
+def test_a_file_is_read_once(tmp_path):
+    file = tmp_path / "train.py"
+    file.write_text("seen = []\nfor step in range(9):\n    seen.append(step)\n")
+    told, came = [], threading.Event()
+
+    def emit(event):
+        told.append(event)
+        came.set()
+
+    finder = GrowthFinder(os.getpid(), emit)
+    finder.consider(window(file))
+    assert came.wait(10)
+    assert [(site.line, site.text) for site in told[0].sites] == [(3, "seen.append(step)")]
+    finder.consider(window(file))
+    assert len(told) == 1
+
+
+def test_a_hanging_file_system_holds_nothing_up(tmp_path, monkeypatch):
+    released = threading.Event()
+    monkeypatch.setattr(growth, "growth_sites", lambda pid, files: released.wait(10) and ())
+    told = []
+    finder = GrowthFinder(os.getpid(), told.append)
+    for number in range(3):
+        finder.consider(window(tmp_path / f"{number}.py"))
+    assert told == []
+    released.set()
