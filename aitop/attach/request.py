@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import secrets
 import stat
+import time
 from types import TracebackType
 
 from aitop.attach.proc_status import ProcStatus
@@ -16,6 +17,7 @@ from aitop.attach.python_image import MARK
 from aitop.attach.refusal import AttachRefused
 
 LONGEST_ANSWER = 4096
+ABANDONED_SECONDS = 60.0
 # The file is made with O_EXCL, for the target's user alone, under a name nobody can guess.
 FOLDERS = ("/tmp", "/dev/shm", "/var/tmp")  # noqa: S108
 
@@ -118,15 +120,22 @@ def _prefix(pid: int) -> str:
 
 
 def _sweep(target: ProcStatus) -> None:
-    """Takes away what an aitop that was killed in flight left for this target. Ours is the only turn now."""
+    """Takes away what an aitop that was killed in flight left, for this target or for one that is gone.
+
+    Ours is the only turn with this target now; files for others are left alone until no request could still be
+    under way.
+    """
+    now = time.time()
     for folder in _folders(target.pid):
         place = f"/proc/{target.pid}/root{folder}"
         try:
             with os.scandir(place) as entries:
-                stale = [entry.path for entry in entries if entry.name.startswith(_prefix(target.pid))]
-            for path in stale:
-                if os.lstat(path).st_uid in (target.uids[1], os.geteuid()):
-                    os.unlink(path)
+                found = [entry for entry in entries if entry.name.startswith(".aitop-")]
+            for entry in found:
+                status = os.lstat(entry.path)
+                ours = entry.name.startswith(_prefix(target.pid)) or now - status.st_mtime > ABANDONED_SECONDS
+                if ours and stat.S_ISREG(status.st_mode) and status.st_uid in (target.uids[1], os.geteuid()):
+                    os.unlink(entry.path)
         except OSError:  # not there, not readable, or read and unlinked by the target just now
             continue
 

@@ -326,3 +326,17 @@ def test_other_pythons(python: str, kind: str) -> None:
         unharmed(victim)
     finally:
         victim.kill()
+
+
+def test_what_killed_injectors_left_for_dead_targets_is_swept(start: Callable[..., Victim]) -> None:
+    old = Path(f"/tmp/.aitop-{2**22}-test{os.getpid()}")
+    fresh = Path(f"/tmp/.aitop-{2**22}-under-way{os.getpid()}")
+    for path in (old, fresh):
+        path.write_bytes(b"")
+    os.utime(old, (time.time() - 120, time.time() - 120))
+    try:
+        assert put_in(start("busy").pid).answer == "installed"
+        assert not old.exists() and fresh.exists()
+    finally:
+        for path in (old, fresh):
+            path.unlink(missing_ok=True)
