@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -36,7 +37,10 @@ def verdicts(pid, environment):
 
 
 def test_a_device_held_back_by_heat(fake_nvml, busy):
-    said = verdicts(busy, fake_nvml("thermal", TARGET_PID=str(busy)))["thermal-throttle"]
+    hot_for_a_while = str(time.clock_gettime(time.CLOCK_MONOTONIC) - 60)
+    said = verdicts(busy, fake_nvml("thermal", TARGET_PID=str(busy), FAKE_NVML_START=hot_for_a_while))[
+        "thermal-throttle"
+    ]
     assert "1125 of 1980 MHz" in said["title"] and "hw_thermal_slowdown" in said["evidence"][0]
 
 
