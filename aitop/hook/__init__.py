@@ -112,7 +112,7 @@ def _remove() -> str:
         return "absent"
     from . import frames
 
-    if frames.optimizer_is_stepping():
+    if frames.hooks_are_iterated():
         _session.leave_soon()
         return "busy"
     _session.remove()

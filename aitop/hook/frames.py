@@ -6,6 +6,8 @@ import sys
 from typing import Any
 
 FILE, FUNCTION = "torch/optim/optimizer.py", "wrapper"
+# The optimizer's own function; between it and the wrapper there may be one frame of torch's no_grad.
+STEP = "step"
 
 
 def _is_wrapper(frame: Any) -> bool:
@@ -23,11 +25,33 @@ def within_step(times: int) -> bool:
 
 
 def optimizer_is_stepping() -> bool:
-    """Whether a thread is in the loops over the optimizer hooks, which must not change meanwhile."""
-    for frame in sys._current_frames().values():
-        at: Any = frame
-        while at is not None:
-            if _is_wrapper(at):
+    """Whether a thread is inside the wrapper: coming in now would see a step end that it did not see begin."""
+    return any(_is_wrapper(frame) for frames in _stacks() for frame in frames)
+
+
+def hooks_are_iterated() -> bool:
+    """Whether a thread may be in the loops over the optimizer hooks, which must not change meanwhile.
+
+    In the step itself it is not: the loop before it is over, the one after it has not begun. A closure that is
+    given to `step`, as LBFGS wants it, may hold the whole of a training run.
+    """
+    for frames in _stacks():
+        for position, frame in enumerate(frames):
+            if _is_wrapper(frame) and STEP not in [
+                inner.f_code.co_name for inner in frames[max(0, position - 2) : position]
+            ]:
                 return True
-            at = at.f_back
     return False
+
+
+def _stacks() -> list[list[Any]]:
+    """The frames of every thread, the innermost first."""
+    stacks = []
+    for top in sys._current_frames().values():
+        frames: list[Any] = []
+        at: Any = top
+        while at is not None:
+            frames.append(at)
+            at = at.f_back
+        stacks.append(frames)
+    return stacks

@@ -14,7 +14,7 @@ from typing import Any
 from . import cost, wrappers
 from .device import UNKNOWN, DeviceClock, allocators
 from .facts import Facts
-from .frames import optimizer_is_stepping
+from .frames import hooks_are_iterated
 from .journal import ASIDE, GONE, NOBODY, Journal
 from .patches import Patches
 from .ring import Presence, Ring
@@ -302,7 +302,7 @@ class Session:
 
     def _leave(self) -> None:
         try:
-            if os.getpid() == self.pid and not optimizer_is_stepping():
+            if os.getpid() == self.pid and not hooks_are_iterated():
                 self.remove()
                 forget_modules()
         except Exception:

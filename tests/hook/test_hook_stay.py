@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.utils.data.dataloader
 from hook_runs import Net, Watched, loader, patched_attributes, train
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 import aitop.hook
 from aitop.hook import session as session_module
@@ -36,6 +37,37 @@ def links():
 
 @pytest.mark.usefixtures("unhooked")
 class TestRemoval:
+    def test_it_leaves_a_run_that_lives_in_the_closure_of_its_optimizer(self):
+        before = patched_attributes()
+        model = Net()
+        optimizer = torch.optim.LBFGS(model.parameters(), max_iter=20, tolerance_grad=0, tolerance_change=0)
+        answers, asked = [], []
+
+        def closure():
+            optimizer.zero_grad()
+            loss = model(torch.ones(4, 8)).square().mean()
+            loss.backward()
+            asked.append(1)
+            if len(asked) == 5:
+                answers.append(aitop.hook.remove())
+            return loss
+
+        assert aitop.hook.install("attach") == "installed"
+        optimizer.step(closure)
+        assert answers == ["removed"] and len(asked) > 5
+        assert patched_attributes() == before
+        optimizer.step(closure)
+
+    def test_it_does_not_leave_while_the_hooks_of_an_optimizer_run(self):
+        answers = []
+        handle = register_optimizer_step_post_hook(lambda *_: answers.append(aitop.hook.remove()))
+        try:
+            assert aitop.hook.install("attach") == "installed"
+            run_a_little()
+        finally:
+            handle.remove()
+        assert answers[0] == "busy" and answers[-1] == "absent", "it left at the next wrapped call"
+
     def test_everything_is_the_same_object_again(self):
         run_a_little()
         before, callbacks = patched_attributes(), list(gc.callbacks)
@@ -151,7 +183,7 @@ class TestRemoval:
         assert reader.state == "removed"
         reader.close()
 
-    def test_asked_within_an_optimizer_step_it_leaves_right_after(self):
+    def test_asked_within_an_optimizer_step_it_leaves_at_once(self):
         class Asking(torch.optim.SGD):
             answer = None
 
@@ -166,7 +198,7 @@ class TestRemoval:
         model = Net()
         optimizer = Asking(model.parameters(), 0.1)
         train(model, loader(), optimizer)
-        assert optimizer.answer == "busy"
+        assert optimizer.answer == "removed"
         assert left.gone
         assert patched_attributes() == before
 
