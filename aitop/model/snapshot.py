@@ -40,6 +40,7 @@ class Phases(msgspec.Struct, frozen=True, kw_only=True):
 class Steps(msgspec.Struct, frozen=True, kw_only=True):
     """Steps of the window. `basis` is where the phases come from; without the hook only `phases` is known.
 
+    `flops_per_second` is achieved, `mfu` its share of what the run's devices could do in the dtype it computes in.
     `count` steps were seen since the hook came in, `recent` are those of the window, oldest first.
     `pid` is the process (rank) whose steps these are.
     """
@@ -53,6 +54,9 @@ class Steps(msgspec.Struct, frozen=True, kw_only=True):
     mean: float | None = None
     per_second: float | None = None
     samples_per_second: float | None = None
+    tokens_per_second: float | None = None
+    flops_per_second: float | None = None
+    mfu: float | None = None
     recent: tuple[StepRecord, ...] = ()
 
 
@@ -89,6 +93,18 @@ class CallNode(msgspec.Struct, frozen=True, kw_only=True):
     children: tuple[CallNode, ...] = ()
 
 
+class ThreadShare(msgspec.Struct, frozen=True, kw_only=True):
+    """One thread of a sampled process. `active` is the share of its samples in which it ran Python or C code rather
+    than waited; `gil` that in which it held the interpreter's lock; None where not measured.
+    """
+
+    pid: int
+    thread: str
+    samples: int
+    active: float | None = None
+    gil: float | None = None
+
+
 class ProcessStacks(msgspec.Struct, frozen=True, kw_only=True):
     """Stacks of one process in the window. `samples` of its main thread; `phases` estimated from them."""
 
@@ -107,6 +123,7 @@ class Stacks(msgspec.Struct, frozen=True, kw_only=True):
     samples: int
     processes: tuple[ProcessStacks, ...] = ()
     lines: tuple[HotLine, ...] = ()
+    threads: tuple[ThreadShare, ...] = ()
 
 
 class Series(msgspec.Struct, frozen=True, kw_only=True):

@@ -7,7 +7,8 @@ from typing import Literal
 import msgspec
 
 Kind = Literal["training", "inference", "unknown"]
-StepKind = Literal["train", "infer"]
+StepKind = Literal["train", "infer", "generate"]
+CallKind = Literal["transfer", "blocking", "collective"]
 
 
 class StepRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -22,6 +23,12 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True):
     `samples` is the leading batch dimension, of the largest forward before each backward, summed over the step's
     backwards (in inference, of the forward); `queue_ready` counts the batches that
     lay ready when the step asked for one. Durations may overlap only where one contains the other: never counted twice.
+
+    `transfer` is host time inside host-to-device copies, of `transfer_bytes`; `blocking` inside calls that wait for the
+    device (`blockings` of them); `communication` inside collectives and waits for them (`collectives` calls): all three
+    may lie within other phases, and are None where they are not watched. `tokens` counts the integer ids that went
+    in (for `generate`, those that came out); `first_token` is the time from the call of `generate` to its first one.
+    `skipped` marks a step whose update a GradScaler left out.
     """
 
     index: int
@@ -47,6 +54,14 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True):
     device_backward: float | None = None
     device_optimizer: float | None = None
     device_idle: float | None = None
+    transfer_bytes: int | None = None
+    blocking: float | None = None
+    blockings: int | None = None
+    communication: float | None = None
+    collectives: int | None = None
+    tokens: int | None = None
+    first_token: float | None = None
+    skipped: bool = False
 
     @property
     def outside(self) -> float:
@@ -84,10 +99,49 @@ class AllocatorSample(msgspec.Struct, frozen=True, kw_only=True):
     capacity: int | None = None
 
 
+class CallSite(msgspec.Struct, frozen=True, kw_only=True):
+    """A line of the user's that calls into the device or other ranks, sums since the hook came in.
+
+    `name` is the call as people know it (to, item, all_reduce); `calls` were counted, `seconds` and `bytes` are of all
+    of them (scaled up where only some were timed); `pageable_bytes` is that part of a copy's bytes that came from
+    memory that is not pinned. None is not measured.
+    """
+
+    kind: CallKind
+    name: str
+    file: str
+    line: int
+    function: str
+    calls: int
+    seconds: float | None = None
+    bytes: int | None = None
+    pageable_bytes: int | None = None
+
+
+class DdpInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """What DistributedDataParallel logs of itself: settings, and mean seconds of its sampled iterations."""
+
+    backend: str | None = None
+    world_size: int | None = None
+    bucket_cap_mb: float | None = None
+    find_unused_parameters: bool | None = None
+    gradient_bytes: int | None = None
+    forward: float | None = None
+    backward: float | None = None
+    communication: float | None = None
+    overlap: float | None = None
+
+
 class HookFacts(msgspec.Struct, frozen=True, kw_only=True):
     """Slow-moving facts from inside the process. `way` is how the hook came in: attach, run or import.
 
     `cost_us` is the hook's own measured time per step; `ops` the autograd nodes counted in one step's graph.
+    `calls` are the dearest call sites. `flops` are floating-point operations of one step (forward and backward),
+    estimated from shapes; `flops_basis` says in words how. `input_dtypes` are those of the tensors the root model gets,
+    `autocast` the dtype of an active autocast, `matmul_precision` torch's setting for float32 products.
+    `compiles`, `recompiles` and `graph_breaks` are torch.compile's own counters since the process started, None where
+    it was not used.
+    `scaler_skips` counts steps that a GradScaler left out since the hook came in.
     `foreach` tells whether the last optimizer met takes all tensors at once (foreach or fused, by choice or by torch's
     default), `fused` whether it was told to fuse; None where it has no such setting.
     """
@@ -109,6 +163,17 @@ class HookFacts(msgspec.Struct, frozen=True, kw_only=True):
     cost_us: float | None = None
     rank: int | None = None
     world_size: int | None = None
+    calls: tuple[CallSite, ...] = ()
+    flops: float | None = None
+    flops_basis: str | None = None
+    input_dtypes: tuple[str, ...] = ()
+    autocast: str | None = None
+    matmul_precision: str | None = None
+    compiles: int | None = None
+    recompiles: int | None = None
+    graph_breaks: int | None = None
+    scaler_skips: int | None = None
+    ddp: DdpInfo | None = None
 
 
 class HookSample(msgspec.Struct, frozen=True, kw_only=True, tag="hook"):
