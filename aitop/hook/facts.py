@@ -97,8 +97,8 @@ class Facts:
         self.ops = ops
         self.changed = True
 
-    def text(self, allocators: list[dict[str, int]]) -> bytes:
-        """All of it as JSON."""
+    def text(self, allocators: list[dict[str, int]], found: dict[str, Any]) -> bytes:
+        """All of it as JSON, with what the measures have `found`."""
         torch = self._torch
         rank, world = _rank()
         facts: dict[str, Any] = {
@@ -115,6 +115,7 @@ class Facts:
             "cost_us": self.cost_us,
             "rank": rank,
             "world_size": world,
+            **found,
         }
         if self._root is not None:
             facts["root"], facts["parameters"], facts["parameter_dtypes"], facts["parameter_tensors"] = self._root

@@ -14,6 +14,10 @@ GONE = -1
 
 # Kinds of entries: (kind, begin, end, …) of a phase in monotonic nanoseconds.
 LOADER, NEXT, FORWARD, BACKWARD, OPTIMIZER_BEGINS, OPTIMIZER_ENDS, SAVE, COLLECT, ASIDE = range(9)
+# Kinds for measures to `note`; a and b are integers, a site is a number that the measure's facts explain:
+# TRANSFER(bytes, site), BLOCKING(site, 0), COLLECTIVE(bytes, site), TOKENS(count, 0), GENERATE(tokens out, nanoseconds
+# to the first), SKIPPED(0, 0).
+TRANSFER, BLOCKING, COLLECTIVE, TOKENS, GENERATE, SKIPPED = range(9, 15)
 Entry = tuple[Any, ...]
 
 
@@ -55,6 +59,10 @@ class Journal:
         self.collecting = 0
         self.device: Any = None
         self.cpu_clock = cpu_clock
+
+    def note(self, kind: int, start: int, end: int, a: int = 0, b: int = 0) -> None:
+        """Keep an event of the thread that steps (the caller knows that it is `owner`), in monotonic nanoseconds."""
+        self.entries.append((kind, start, end, a, b))
 
     def take(self) -> list[Entry]:
         """The entries so far, which then are no longer here. Other threads may be adding some."""

@@ -16,6 +16,7 @@ from .device import UNKNOWN, DeviceClock, allocators
 from .facts import Facts
 from .frames import hooks_are_iterated
 from .journal import ASIDE, GONE, NOBODY, Journal
+from .measures import MEASURES, Measure
 from .patches import Patches
 from .ring import Presence, Ring
 from .roots import Roots
@@ -55,6 +56,7 @@ class Session:
         self._ring: Ring | None = None if waits_for_a_step else Ring(way)
         self._patches = Patches()
         self._roots: Roots | None = None
+        self._measures: list[Measure] = []
         self._handles: list[Any] = []
         self._gc = wrappers.gc_callback(self)
         self._local = threading.local()
@@ -89,6 +91,12 @@ class Session:
             before, after = wrappers.optimizer_hooks(self)
             self._handles.append(optimizer.register_optimizer_step_pre_hook(before))
             self._handles.append(optimizer.register_optimizer_step_post_hook(after))
+        for make in MEASURES:
+            try:
+                self._measures.append(make(torch, self._patches, self))
+            except Exception:
+                # Of use where it works; what it patched before it failed only forwards.
+                self._errors += 1
         gc.callbacks.append(self._gc)
         self._write_facts(time.monotonic_ns())
 
@@ -250,6 +258,8 @@ class Session:
             self._roots.look(now)
             if self._roots.watching:
                 journal.due = self._look_due = 0
+        for measure in self._measures:
+            measure.look(now)
         if self._ring is None:
             return
         if not self._ring.wanted(now, self.stays):
@@ -271,7 +281,10 @@ class Session:
         self.facts.changed = False
         self.facts.cost_us = self._cost.us_per_step()
         held = allocators(self.torch) if self.journal.device is not None else []
-        self._ring.write_facts(self.facts.text(held))
+        found: dict[str, Any] = {"watches": [measure.watches for measure in self._measures if measure.watches]}
+        for measure in self._measures:
+            found.update(measure.facts())
+        self._ring.write_facts(self.facts.text(held, found))
 
     def _send(self) -> None:
         """Turn what was noted into records and write them."""

@@ -142,6 +142,8 @@ class HookFacts(msgspec.Struct, frozen=True, kw_only=True):
     `compiles`, `recompiles` and `graph_breaks` are torch.compile's own counters since the process started, None where
     it was not used.
     `scaler_skips` counts steps that a GradScaler left out since the hook came in.
+    `watches` names what is watched beside the phases (transfer, blocking, collective, tokens): steps carry None for the
+    others.
     `foreach` tells whether the last optimizer met takes all tensors at once (foreach or fused, by choice or by torch's
     default), `fused` whether it was told to fuse; None where it has no such setting.
     """
@@ -174,6 +176,7 @@ class HookFacts(msgspec.Struct, frozen=True, kw_only=True):
     graph_breaks: int | None = None
     scaler_skips: int | None = None
     ddp: DdpInfo | None = None
+    watches: tuple[str, ...] = ()
 
 
 class HookSample(msgspec.Struct, frozen=True, kw_only=True, tag="hook"):

@@ -161,6 +161,7 @@ class _Facts(msgspec.Struct, frozen=True):
     cost_us: Annotated[float, msgspec.Meta(ge=0, le=1e6)] | None = None
     rank: _Small | None = None
     world_size: _Small | None = None
+    watches: Annotated[tuple[_Name, ...], msgspec.Meta(max_length=64)] = ()
 
 
 class _Allocator(msgspec.Struct, frozen=True):
