@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 
 from aitop.engine.history import History
-from aitop.model.host import HostSample
+from aitop.model.host import HostSample, Role
 from aitop.model.snapshot import Series
 from aitop.model.steps import StepRecord
 
@@ -18,7 +18,10 @@ def series(history: History, steps: Sequence[StepRecord]) -> dict[str, Series]:
         "step_ms": _of_steps(steps, lambda step: step.seconds * 1e3),
         "data_wait": _of_steps(steps, lambda step: min(1.0, (step.data_wait + step.loader_start) / step.seconds)),
         "queue_ready": _of_steps(steps, lambda step: step.queue_ready),
-        "rss": _of_hosts(history.hosts, _rss),
+        "rss": _of_hosts(history.hosts, lambda host: _resident(host, "rank")),
+        "workers_rss": _of_hosts(history.hosts, lambda host: _resident(host, "loader-worker")),
+        "memory_left": _of_hosts(history.hosts, lambda host: host.memory_room[0] if host.memory_room else None),
+        "swap_in": _of_hosts(history.hosts, lambda host: host.machine.swap_in),
         "main_cpu": _of_hosts(history.hosts, lambda host: _cpu(host, ("rank",))),
         "run_delay": _of_hosts(history.hosts, _run_delay),
         "workers_delay": _of_hosts(history.hosts, _workers_delay),
@@ -39,8 +42,8 @@ def _of_hosts(hosts: Iterable[HostSample], value: Callable[[HostSample], float |
     return Series(times=tuple(host.time for host in kept), values=tuple(value(host) for host in kept))
 
 
-def _rss(host: HostSample) -> float | None:
-    sizes = [process.rss for process in host.processes if process.role == "rank" and process.rss is not None]
+def _resident(host: HostSample, role: Role) -> float | None:
+    sizes = [process.rss for process in host.processes if process.role == role and process.rss is not None]
     return float(sum(sizes)) if sizes else None
 
 
@@ -77,6 +80,8 @@ def _devices(history: History) -> dict[str, Series]:
         found[f"gpu{index}.busy"] = Series(times=times, values=tuple(device.busy for _, device in of_device))
         found[f"gpu{index}.memory"] = Series(times=times, values=tuple(device.memory_used for _, device in of_device))
         found[f"gpu{index}.power"] = Series(times=times, values=tuple(device.power for _, device in of_device))
+        errors = tuple(device.ecc_uncorrected for _, device in of_device)
+        found[f"gpu{index}.ecc_uncorrected"] = Series(times=times, values=errors)
     return found
 
 
@@ -92,4 +97,6 @@ def _allocators(history: History) -> dict[str, Series]:
         times = tuple(time for time, _ in of_device)
         found[f"alloc{device}.allocated"] = Series(times=times, values=tuple(one.allocated for _, one in of_device))
         found[f"alloc{device}.reserved"] = Series(times=times, values=tuple(one.reserved for _, one in of_device))
+        found[f"alloc{device}.retries"] = Series(times=times, values=tuple(one.retries for _, one in of_device))
+        found[f"alloc{device}.ooms"] = Series(times=times, values=tuple(one.ooms for _, one in of_device))
     return found

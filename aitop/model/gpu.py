@@ -44,7 +44,8 @@ class MigDevice(msgspec.Struct, frozen=True, kw_only=True):
 class GpuDevice(msgspec.Struct, frozen=True, kw_only=True):
     """One GPU. Shares are 0..1, memory in bytes, power in watts, clocks in MHz, rates in bytes per second.
 
-    `memory_reserved` is what driver and firmware keep for themselves. `throttle` names the active clock event
+    `memory_reserved` is what driver and firmware keep for themselves. `power_limit_default` is what the card's maker
+    set. `throttle` names the active clock event
     reasons; an empty tuple means that the clocks are not held back. `lost` says that the driver lost the device.
     `ecc_*` count memory errors since the driver was loaded, `ecc_*_lifetime` since the card was made. `xid` holds the
     newest errors that the driver reported while we watched; None where it cannot tell.
@@ -61,6 +62,7 @@ class GpuDevice(msgspec.Struct, frozen=True, kw_only=True):
     memory_reserved: int | None = None
     power: float | None = None
     power_limit: float | None = None
+    power_limit_default: float | None = None
     temperature: float | None = None
     temperature_slowdown: float | None = None
     sm_clock: int | None = None

@@ -16,7 +16,9 @@ class ProcessSample(msgspec.Struct, frozen=True, kw_only=True):
     `cpu` and `cpu_system` are in cores (1.0 = one core fully used). `run_delay` is the share of the interval
     in which the main thread could have run but waited for a core. `state` is the kernel's letter (R S D T Z).
     `read_bytes`/`write_bytes` reached the storage; `read_chars` includes the page cache, pipes and sockets.
-    `rank` of a loader worker is the rank it feeds.
+    `rank` of a loader worker is the rank it feeds. `main_cpu` is the share of a core that the main thread used.
+    `wanting` counts the threads that ran or waited for a core in more than a fiftieth of the interval, `wanted` the
+    cores that all threads together ran on or waited for, `waited` the part of them that they only waited for.
     """
 
     pid: int
@@ -39,10 +41,18 @@ class ProcessSample(msgspec.Struct, frozen=True, kw_only=True):
     read_bytes: float | None = None
     write_bytes: float | None = None
     read_chars: float | None = None
+    main_cpu: float | None = None
+    wanting: int | None = None
+    wanted: float | None = None
+    waited: float | None = None
 
 
 class MachineSample(msgspec.Struct, frozen=True, kw_only=True):
-    """The whole machine. `core_busy` and `iowait` are shares (0..1); rates are bytes per second."""
+    """The whole machine. `core_busy` and `iowait` are shares (0..1); rates are bytes per second.
+
+    `swap_in` is what was read back from swap. `memory_stalled` is the share (0..1) of the last 10 s in which some
+    thread waited for memory to be freed or read back.
+    """
 
     cores: int
     core_busy: tuple[float, ...] | None = None
@@ -57,12 +67,15 @@ class MachineSample(msgspec.Struct, frozen=True, kw_only=True):
     net_received: float | None = None
     net_sent: float | None = None
     numa_nodes: int | None = None
+    swap_in: float | None = None
+    memory_stalled: float | None = None
 
 
 class CgroupSample(msgspec.Struct, frozen=True, kw_only=True):
     """The target's control group. `cpu_quota` in cores and `memory_limit` in bytes are None when unlimited.
 
-    `throttled` is the share of enforcement periods in which the group was throttled since the last sample.
+    `throttled` is the share of enforcement periods in which the group was throttled since the last sample,
+    `memory_stalled` that of the last 10 s in which some thread of it waited for memory.
     """
 
     version: int
@@ -70,6 +83,7 @@ class CgroupSample(msgspec.Struct, frozen=True, kw_only=True):
     throttled: float | None = None
     memory_limit: int | None = None
     memory_used: int | None = None
+    memory_stalled: float | None = None
 
 
 class HostSample(msgspec.Struct, frozen=True, kw_only=True, tag="host"):
@@ -83,3 +97,17 @@ class HostSample(msgspec.Struct, frozen=True, kw_only=True, tag="host"):
     machine: MachineSample
     cgroup: CgroupSample | None = None
     usable_cores: float | None = None
+
+    @property
+    def memory_room(self) -> tuple[int, int] | None:
+        """Bytes that the target can still take, and of how many: the group's limit or the machine's, the tighter one.
+
+        None where neither is known.
+        """
+        rooms = []
+        machine, group = self.machine, self.cgroup
+        if machine.memory_available is not None and machine.memory_total:
+            rooms.append((machine.memory_available, machine.memory_total))
+        if group is not None and group.memory_limit and group.memory_used is not None:
+            rooms.append((max(0, group.memory_limit - group.memory_used), group.memory_limit))
+        return min(rooms, default=None)

@@ -169,8 +169,10 @@ class Tick(msgspec.Struct, frozen=True, kw_only=True, tag="tick"):
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """Everything known at one tick. Two snapshots are the same only if they are the same object.
 
-    `series` has, where measured: step_ms, data_wait, queue_ready, rss, workers_cpu, workers_delay, main_cpu, run_delay,
-    and per device i: gpu<i>.busy, gpu<i>.memory, gpu<i>.power, alloc<i>.allocated, alloc<i>.reserved.
+    `series` has, where measured: step_ms, data_wait, queue_ready, rss (of the ranks), workers_rss, memory_left (bytes
+    the target can still take), swap_in, workers_cpu, workers_delay, main_cpu, run_delay, and per device i: gpu<i>.busy,
+    gpu<i>.memory, gpu<i>.power, gpu<i>.ecc_uncorrected, alloc<i>.allocated, alloc<i>.reserved, alloc<i>.retries,
+    alloc<i>.ooms.
     """
 
     tick: int

@@ -21,6 +21,7 @@ _FRAMEWORKS = (
 )
 _PYTHON_NAME = re.compile(r"(?:python|pypy)(?P<version>\d(?:\.\d+)?)?[a-z]?$")
 _PYTHON_LIBRARY = re.compile(rb"/(?:libpython|libpypy)(?P<version>\d\.\d+)")
+_STALLED = re.compile(r"^some avg10=(\d+(?:\.\d+)?) ", re.MULTILINE | re.ASCII)
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]+")
 
 
@@ -209,6 +210,12 @@ def python_version_of(exe: str | None, memory_map: bytes | None = None) -> str |
 def named_python(path: str | None) -> bool:
     """Whether the name of an executable is that of a Python interpreter."""
     return bool(path) and _PYTHON_NAME.match(os.path.basename(path or "").removesuffix(" (deleted)")) is not None
+
+
+def stalled(path: str) -> float | None:
+    """The share (0..1) of the last 10 s in which some thread was held up, from a pressure file; None without one."""
+    match = _STALLED.search(text(path) or "")
+    return float(match[1]) / 100 if match else None
 
 
 def clean(value: str) -> str:

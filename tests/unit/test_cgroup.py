@@ -65,10 +65,12 @@ def test_without_limits_the_use_is_that_of_the_group(machine):
     files = {
         "sys/fs/cgroup/job/memory.max": "max\n",
         "sys/fs/cgroup/job/memory.current": "500\n",
-        "sys/fs/cgroup/job/memory.stat": "inactive_file 200\n",
+        "sys/fs/cgroup/job/memory.stat": "inactive_file 150\nactive_file 50\n",
+        "sys/fs/cgroup/job/memory.pressure": "some avg10=12.50 avg60=1.0 avg300=0.00 total=9\nfull avg10=2.00\n",
     }
     sample = machine("0::/job\n", V2_MOUNT, files).read()
     assert (sample.cpu_quota, sample.throttled, sample.memory_limit, sample.memory_used) == (None, None, None, 300)
+    assert sample.memory_stalled == 0.125
 
 
 def test_version_1_beside_an_empty_version_2(machine):

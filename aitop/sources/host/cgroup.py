@@ -91,6 +91,7 @@ class Cgroup:
             throttled=self._throttled(folder),
             memory_limit=limit,
             memory_used=used,
+            memory_stalled=procfs.stalled(f"{self._memory.levels[0]}/memory.pressure") if self._memory else None,
         )
 
     def _tightest_quota(self) -> tuple[float | None, str | None]:
@@ -160,9 +161,9 @@ def _limit(level: str, version: int) -> int | None:
 
 
 def _used(level: str, version: int) -> int | None:
-    """Memory in bytes that the kernel could not simply drop: without the inactive page cache."""
+    """Memory in bytes that the kernel could not simply drop: without the cache of files."""
     used = _number(f"{level}/memory.current" if version == 2 else f"{level}/memory.usage_in_bytes")
     if used is None:
         return None
-    cache = _fields(f"{level}/memory.stat").get("inactive_file" if version == 2 else "total_inactive_file", 0)
-    return max(0, used - cache)
+    fields, prefix = _fields(f"{level}/memory.stat"), "" if version == 2 else "total_"
+    return max(0, used - fields.get(f"{prefix}inactive_file", 0) - fields.get(f"{prefix}active_file", 0))

@@ -13,6 +13,7 @@ from aitop.model.host import MachineSample
 from aitop.sources import procfs
 
 SECTOR = 512
+PAGE = os.sysconf("SC_PAGE_SIZE")
 _VIRTUAL_INTERFACE = re.compile(r"(lo$|veth|docker|br-|virbr|ifb|bond|dummy|tun|tap|cni|flannel|cali)")
 
 
@@ -25,12 +26,13 @@ class CoreTimes(NamedTuple):
 
 
 class Counters(NamedTuple):
-    """Everything that counts up. `disk` is bytes read and written, `net` bytes received and sent."""
+    """Everything that counts up. `disk` is bytes read and written, `net` received and sent, `swapped_in` read back."""
 
     time: float
     cores: tuple[CoreTimes, ...]
     disk: tuple[int, int] | None
     net: tuple[int, int] | None
+    swapped_in: int | None = None
 
 
 class Machine:
@@ -43,13 +45,14 @@ class Machine:
 
     def read(self, pid: int | None = None) -> MachineSample:
         """One sample. Network rates are those of `pid`'s network namespace."""
-        now = Counters(time.monotonic(), _core_times(), self._disk(), self._net(pid))
+        now = Counters(time.monotonic(), _core_times(), self._disk(), self._net(pid), _swapped_in())
         before, self._before = self._before, now
         memory = meminfo()
         seconds = now.time - before.time if before else 0.0
         disk = _rates(before.disk if before else None, now.disk, seconds)
         net = _rates(before.net if before else None, now.net, seconds)
         busy, iowait = _shares(before.cores if before else (), now.cores)
+        back = (before.swapped_in if before else None, now.swapped_in)
         swap, free = memory.get("SwapTotal"), memory.get("SwapFree")
         return MachineSample(
             cores=len(now.cores) or os.cpu_count() or 1,
@@ -65,6 +68,8 @@ class Machine:
             net_received=net[0],
             net_sent=net[1],
             numa_nodes=self._numa,
+            swap_in=None if back[0] is None or back[1] is None or seconds <= 0 else max(0, back[1] - back[0]) / seconds,
+            memory_stalled=procfs.stalled(f"{procfs.PROC}/pressure/memory"),
         )
 
     def _disk(self) -> tuple[int, int] | None:
@@ -116,6 +121,15 @@ def meminfo() -> dict[str, int]:
         if fields and fields[0].isdigit():
             found[name] = int(fields[0]) * (1024 if fields[1:] == ["kB"] else 1)
     return found
+
+
+def _swapped_in() -> int | None:
+    """Bytes read back from swap since boot."""
+    for line in (procfs.text(f"{procfs.PROC}/vmstat") or "").splitlines():
+        name, _, pages = line.partition(" ")
+        if name == "pswpin" and pages.isdigit():
+            return int(pages) * PAGE
+    return None
 
 
 def numa_nodes() -> int | None:

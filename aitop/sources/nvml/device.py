@@ -31,6 +31,7 @@ class Lasting:
     uuid: str | None
     sm_clock_max: int | None
     memory_clock_max: int | None
+    power_limit_default: float | None
     pcie_generation_max: int | None
     pcie_width_max: int | None
     temperature_slowdown: float | None
@@ -124,6 +125,7 @@ class Device:
             memory_reserved=memory.reserved,
             power=self._watts("nvmlDeviceGetPowerUsage"),
             power_limit=slow.power_limit,
+            power_limit_default=lasting.power_limit_default,
             temperature=self._celsius("nvmlDeviceGetTemperature", CORE_SENSOR),
             temperature_slowdown=lasting.temperature_slowdown,
             sm_clock=self._megahertz("nvmlDeviceGetClockInfo", SM_CLOCK),
@@ -169,6 +171,7 @@ class Device:
             uuid=plausible.clean(self._ask("nvmlDeviceGetUUID")),
             sm_clock_max=self._megahertz("nvmlDeviceGetMaxClockInfo", SM_CLOCK),
             memory_clock_max=self._megahertz("nvmlDeviceGetMaxClockInfo", MEMORY_CLOCK),
+            power_limit_default=self._watts("nvmlDeviceGetPowerManagementDefaultLimit") or None,
             pcie_generation_max=plausible.whole(self._ask("nvmlDeviceGetMaxPcieLinkGeneration"), 1, 15),
             pcie_width_max=plausible.whole(self._ask("nvmlDeviceGetMaxPcieLinkWidth"), 1, 64),
             temperature_slowdown=self._slowdown(),

@@ -27,6 +27,7 @@ static int answer(void *handle, const char *key, unsigned *out) {
 FIGURE(nvmlDeviceGetPowerUsage, "power")
 FIGURE(nvmlDeviceGetEnforcedPowerLimit, "power_limit")
 FIGURE(nvmlDeviceGetPowerManagementLimit, "power_limit")
+FIGURE(nvmlDeviceGetPowerManagementDefaultLimit, "power_limit_default")
 FIGURE(nvmlDeviceGetFanSpeed, "fan")
 FIGURE(nvmlDeviceGetCurrPcieLinkGeneration, "pcie.gen")
 FIGURE(nvmlDeviceGetMaxPcieLinkGeneration, "pcie.gen_max")
