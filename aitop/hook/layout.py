@@ -15,6 +15,8 @@ W_MAGIC, W_VERSION, W_PID, W_STRIDE, W_CAPACITY, W_JSON_ROOM = 0, 1, 2, 3, 4, 5
 W_WRITTEN, W_STATE, W_WAY, W_CONTROL, W_INSTALLED = 6, 7, 8, 9, 10
 # The JSON area is being written while W_FACTS_SEQ is odd.
 W_FACTS_SEQ, W_FACTS_LENGTH = 11, 12
+# A monitor's request for a burst of torch.profiler: a serial number above 16 bits, the steps below. See burst.py.
+W_BURST = 13
 # Lease slots: monitor's pid and deadline. A released slot keeps a deadline of 1, so that "never taken" is told apart.
 W_SLOTS, SLOTS = 16, 8
 

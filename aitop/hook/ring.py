@@ -112,6 +112,11 @@ class Ring:
                     return True
         return not taken and now - words[at.W_INSTALLED] < at.GRACE_NS
 
+    @property
+    def burst(self) -> int:
+        """The monitors' newest request for a burst, 0 before the first."""
+        return int(self._words[at.W_BURST])
+
     def leaving(self) -> None:
         self._words[at.W_STATE] = at.STATE_REMOVING
 

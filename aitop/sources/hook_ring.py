@@ -164,6 +164,10 @@ class HookRing:
         """Make the hook leave at its next step, however it came in and whoever else uses it."""
         self._pwrite(struct.pack("=Q", ring.CONTROL_LEAVE), ring.WORD * ring.W_CONTROL)
 
+    def ask_for_burst(self, serial: int, steps: int) -> None:
+        """Ask for a profile of so many steps (1 to 1000) under a number of our choice. See aitop.sources.burst."""
+        self._pwrite(struct.pack("=Q", serial << 16 | steps), ring.WORD * ring.W_BURST)
+
     def close(self) -> None:
         """Let go of the ring; the lease runs out unless it was released."""
         if self._fd >= 0:

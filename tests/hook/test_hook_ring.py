@@ -46,7 +46,8 @@ def reader(ring):
 
 def test_both_sides_state_the_same_layout():
     names = ("MAGIC", "VERSION", "HEADER_SIZE", "JSON_ROOM", "RECORDS_AT", "CAPACITY", "STRIDE", "SIZE", "WAYS")
-    names += ("W_CONTROL", "W_SLOTS", "SLOTS", "STATE_INSTALLED", "STATE_REMOVING", "STATE_REMOVED", "CONTROL_LEAVE")
+    names += ("W_CONTROL", "W_BURST", "W_SLOTS", "SLOTS", "CONTROL_LEAVE")
+    names += ("STATE_INSTALLED", "STATE_REMOVING", "STATE_REMOVED")
     assert all(getattr(layout, name) == getattr(ring_format, name) for name in names)
     assert len(layout.FIELDS) == ring_format.FIELD_COUNT
     assert struct.calcsize(layout.RECORD_FORMAT) <= layout.STRIDE

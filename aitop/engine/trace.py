@@ -1,0 +1,248 @@
+"""Turns a Chrome trace of torch.profiler into figures. Pure; every byte of the trace is taken as hostile."""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import msgspec
+
+from aitop.engine.op_classes import class_of
+from aitop.model.profile import ClassRow, DeviceUse, Holds, KernelRow, OpClass, OpRow, Profile
+
+MOST_ROWS = 40
+LONGEST_NAME = 200
+LONGEST_US = 3.6e9
+# Shorter gaps are how a device changes from one kernel to the next.
+LEAST_GAP_US = 2.0
+ON_DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
+LAUNCHES = ("cuda_runtime", "cuda_driver")
+MEMORY = "[memory]"
+
+
+class TraceError(ValueError):
+    """Not a trace that torch.profiler wrote."""
+
+
+class _Event(msgspec.Struct):
+    """What is used of a trace event; `ts` and `dur` are microseconds."""
+
+    ph: str = ""
+    name: str = ""
+    cat: str = ""
+    ts: float = 0.0
+    dur: float = 0.0
+    tid: Any = 0
+    args: dict[str, Any] = {}
+
+
+class _Trace(msgspec.Struct):
+    traceEvents: list[msgspec.Raw]  # noqa: N815 - the format's own name
+
+
+class _Op:
+    """One call of an operator, on the stack of its thread."""
+
+    __slots__ = ("allocated", "device", "end", "inner", "name", "outermost", "seconds")
+
+    def __init__(self, name: str, end: float, seconds: float, outermost: bool) -> None:
+        self.name = name
+        self.end = end
+        self.seconds = seconds
+        self.outermost = outermost
+        self.inner = 0.0
+        self.device = 0.0
+        self.allocated = 0
+
+
+def analyse(trace: bytes, *, pid: int, steps: int, holds: Holds) -> Profile:
+    """The figures of a trace. Raises TraceError where it is none."""
+    events = _events(trace)
+    ops, by_id = _nested([event for event in events if event.cat == "cpu_op"])
+    on_device = [event for event in events if event.cat in ON_DEVICE]
+    for event in on_device:
+        op = by_id.get(_number(event, "External id"))
+        if op is not None:
+            op.device += event.dur / 1e6
+    memory = [event for event in events if event.name == MEMORY]
+    _charge(memory, [event for event in events if event.cat == "cpu_op"], by_id)
+    begin, end = _window(events)
+    kernels = _kernels(on_device)
+    rows = _rows(ops, bool(on_device), bool(memory))
+    return Profile(
+        pid=pid,
+        steps=steps,
+        seconds=(end - begin) / 1e6,
+        holds=holds,
+        events=len(events),
+        ops=rows[:MOST_ROWS],
+        kernels=kernels[:MOST_ROWS],
+        classes=_classes(kernels) if kernels else _classes(rows),
+        devices=_devices(on_device, events, begin, end),
+        peak_memory=_peak(memory),
+    )
+
+
+def _events(trace: bytes) -> list[_Event]:
+    try:
+        raw = msgspec.json.decode(trace, type=_Trace).traceEvents
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise TraceError(f"this is not a trace: {error}") from None
+    decoder = msgspec.json.Decoder(_Event)
+    events = []
+    for one in raw:
+        try:
+            event = decoder.decode(one)
+        except (msgspec.DecodeError, RecursionError):
+            continue  # other kinds of events have other types in the same fields
+        if 0 <= event.dur <= LONGEST_US and 0 <= event.ts < 1e18:
+            event.name = event.name[:LONGEST_NAME]
+            events.append(event)
+    return events
+
+
+def _nested(events: Sequence[_Event]) -> tuple[list[_Op], dict[int, _Op]]:
+    """All calls with the time of the calls inside them, and each by its external id."""
+    ops: list[_Op] = []
+    by_id: dict[int, _Op] = {}
+    threads: dict[Any, list[_Event]] = defaultdict(list)
+    for event in events:
+        threads[str(event.tid)].append(event)
+    for calls in threads.values():
+        stack: list[_Op] = []
+        for event in sorted(calls, key=lambda event: (event.ts, -event.dur)):
+            while stack and stack[-1].end <= event.ts:
+                stack.pop()
+            seconds = event.dur / 1e6
+            op = _Op(event.name, event.ts + event.dur, seconds, all(one.name != event.name for one in stack))
+            if stack:
+                stack[-1].inner += seconds
+            stack.append(op)
+            ops.append(op)
+            by_id[_number(event, "External id")] = op
+    return ops, by_id
+
+
+def _charge(memory: Iterable[_Event], calls: Sequence[_Event], by_id: dict[int, _Op]) -> None:
+    """Add each allocation to the innermost call around it."""
+    threads: dict[str, list[_Event]] = defaultdict(list)
+    for event in [*calls, *memory]:
+        threads[str(event.tid)].append(event)
+    for thread in threads.values():
+        stack: list[_Event] = []
+        for event in sorted(thread, key=lambda event: (event.ts, -event.dur)):
+            while stack and stack[-1].ts + stack[-1].dur < event.ts:
+                stack.pop()
+            if event.name != MEMORY:
+                stack.append(event)
+                continue
+            taken = _number(event, "Bytes")
+            op = by_id.get(_number(stack[-1], "External id")) if stack else None
+            if op is not None and taken > 0:
+                op.allocated += taken
+
+
+def _rows(ops: Sequence[_Op], device: bool, memory: bool) -> tuple[OpRow, ...]:
+    """One row an operator, the dearest first: by device time where there is a device, else by its own host time."""
+    named: dict[str, list[_Op]] = defaultdict(list)
+    for op in ops:
+        named[op.name].append(op)
+    rows = [
+        OpRow(
+            name=name,
+            kind=class_of(name),
+            calls=len(calls),
+            host=sum(op.seconds for op in calls if op.outermost),
+            self_host=sum(max(0.0, op.seconds - op.inner) for op in calls),
+            device=sum(op.device for op in calls) if device else None,
+            allocated=sum(op.allocated for op in calls) if memory else None,
+        )
+        for name, calls in named.items()
+    ]
+    return tuple(sorted(rows, key=lambda row: (-(row.device or 0.0), -row.self_host, row.name)))
+
+
+def _kernels(events: Iterable[_Event]) -> tuple[KernelRow, ...]:
+    calls: Counter[str] = Counter()
+    seconds: dict[str, float] = defaultdict(float)
+    for event in events:
+        calls[event.name] += 1
+        seconds[event.name] += event.dur / 1e6
+    rows = [KernelRow(name=name, kind=class_of(name), calls=calls[name], device=seconds[name]) for name in calls]
+    return tuple(sorted(rows, key=lambda row: (-row.device, row.name)))
+
+
+def _classes(rows: Sequence[KernelRow] | Sequence[OpRow]) -> tuple[ClassRow, ...]:
+    sums: dict[OpClass, float] = defaultdict(float)
+    for row in rows:
+        sums[row.kind] += row.device if isinstance(row, KernelRow) else row.self_host
+    total = sum(sums.values())
+    found = [ClassRow(kind=kind, seconds=one, share=one / total) for kind, one in sums.items() if total > 0]
+    return tuple(sorted(found, key=lambda row: -row.seconds))
+
+
+def _devices(on_device: Sequence[_Event], events: Iterable[_Event], begin: float, end: float) -> tuple[DeviceUse, ...]:
+    launched = {
+        _number(event, "correlation"): event.ts + event.dur
+        for event in events
+        if event.cat in LAUNCHES and "correlation" in event.args
+    }
+    devices: dict[int, list[_Event]] = defaultdict(list)
+    for event in on_device:
+        devices[_number(event, "device")].append(event)
+    found = []
+    for device, work in sorted(devices.items()):
+        busy, gaps = _covered(work, begin, end)
+        delays = [
+            event.ts - launched[number] for event in work if (number := _number(event, "correlation")) in launched
+        ]
+        found.append(
+            DeviceUse(
+                device=device,
+                busy=busy / 1e6,
+                idle=max(0.0, end - begin - busy) / 1e6,
+                gaps=len(gaps),
+                longest_gap=max(gaps, default=0.0) / 1e6,
+                launch_delay=max(0.0, statistics.median(delays)) / 1e6 if delays else None,
+            )
+        )
+    return tuple(found)
+
+
+def _covered(work: Sequence[_Event], begin: float, end: float) -> tuple[float, list[float]]:
+    """Microseconds in which something ran, and the lengths of the gaps between."""
+    covered, at = 0.0, begin
+    gaps = []
+    for event in sorted(work, key=lambda event: event.ts):
+        if event.ts - at > LEAST_GAP_US:
+            gaps.append(event.ts - at)
+        stop = event.ts + event.dur
+        covered += max(0.0, stop - max(at, event.ts))
+        at = max(at, stop)
+    if end - at > LEAST_GAP_US:
+        gaps.append(end - at)
+    return covered, gaps
+
+
+def _window(events: Sequence[_Event]) -> tuple[float, float]:
+    """Begin and end of all work in the trace."""
+    work = [event for event in events if event.cat in ("cpu_op", "user_annotation", *ON_DEVICE) and event.ts > 0]
+    if not work:
+        raise TraceError("the trace has no operators in it")
+    return min(event.ts for event in work), max(event.ts + event.dur for event in work)
+
+
+def _peak(memory: Sequence[_Event]) -> int | None:
+    """The most that was allocated on a device, on the host where no device allocated."""
+    kinds: dict[bool, int] = {}
+    for event in memory:
+        on_gpu = _number(event, "Device Type") > 0
+        kinds[on_gpu] = max(kinds.get(on_gpu, 0), _number(event, "Total Allocated"))
+    return kinds.get(True, kinds.get(False))
+
+
+def _number(event: _Event, name: str) -> int:
+    value = event.args.get(name)
+    return int(value) if isinstance(value, (int, float)) and abs(value) < 1 << 62 else -1

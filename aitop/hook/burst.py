@@ -1,0 +1,232 @@
+"""A burst on request: torch.profiler around a few steps of the run, and the trace handed out through anonymous memory.
+
+It begins and ends between two steps, in the thread that steps. The trace is written by torch to a file in a directory
+of its own, copied into a memfd that the monitor reads, and removed at once.
+"""
+
+from __future__ import annotations
+
+import _thread
+import ctypes
+import os
+import shutil
+import struct
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from typing import Any
+
+MEMFD_NAME = "aitop-burst"
+MAGIC = int.from_bytes(b"AITOPBST", "little")
+# Header of the memfd, 8-byte words; then, at `TEXT_AT`, the reason of a refusal; at `TRACE_AT` the trace.
+HEADER = struct.Struct("=10Q")
+TEXT_AT, TEXT_ROOM, TRACE_AT = 128, 1024, 4096
+WAITING, RUNNING, DONE, REFUSED = 1, 2, 3, 4
+MOST_STEPS = 1000
+LONGEST_NS = 60_000_000_000
+# How long a finished trace is held for a monitor to read it.
+KEPT_FOR_NS = 60_000_000_000
+# A variable of c10's: messages below this level are not printed. Without it, memory that is older than the profile and
+# is freed in it would be warned about in the user's output.
+LOG_LEVEL_SYMBOL, FATAL = "FLAGS_caffe2_log_level", 3
+QUIET = {"KINETO_LOG_LEVEL": "99"}
+TEARDOWN = "TEARDOWN_CUPTI"
+
+_CLOEXEC = 0x0001
+
+
+class Burst:
+    """At most one at a time. `tick` is called in the thread that steps, between two of its phases."""
+
+    def __init__(self, torch: Any) -> None:
+        self._torch = torch
+        self._serial = 0
+        self._steps = 0
+        self._left = 0
+        self._fd = -1
+        self._state = 0
+        self._thread = 0
+        self._profile: Any = None
+        self._begun = 0
+        self._ended = 0
+        self._holds = [0, 0, 0]
+        self._last_step = 0
+
+    @property
+    def active(self) -> bool:
+        """Whether `tick` has to be called at every phase."""
+        return self._state in (WAITING, RUNNING)
+
+    def ask(self, request: int, now: int) -> None:
+        """Look at the monitor's request: a serial number above 16 bits, the steps below; 0 is none."""
+        if self._fd >= 0 and not self.active and now > self._ended + KEPT_FOR_NS:
+            self._close()
+        serial, steps = request >> 16, request & 0xFFFF
+        if not steps or serial == self._serial or self.active:
+            return
+        self._close()
+        self._serial, self._steps = serial, min(steps, MOST_STEPS)
+        self._fd = os.memfd_create(MEMFD_NAME, _CLOEXEC)
+        self._thread = self._last_step = 0
+        self._holds = [0, 0, 0]
+        self._begun = self._ended = now
+        self._say(WAITING)
+
+    def tick(self, now: int, last_step: int) -> None:
+        """A phase has ended; `last_step` is when the last optimizer step (or forward, in inference) did.
+
+        Begins and ends outside of the optimizer: its own range in the trace would be cut otherwise.
+        """
+        thread = _thread.get_ident()
+        if self._thread not in (0, thread):
+            return
+        if self._state == RUNNING and now > self._begun + LONGEST_NS:
+            self._stop()
+            return
+        if not last_step or last_step in (now, self._last_step):
+            return
+        first, self._last_step = not self._last_step, last_step
+        if self._state == RUNNING:
+            self._left -= 1
+            if self._left <= 0:
+                self._stop()
+        elif not first or not self._thread:
+            self._thread = thread
+            self._start()
+
+    def abandon(self) -> None:
+        """The hook leaves: end the profile without a trace, and let go of the memory."""
+        if self._profile is not None:
+            profile, self._profile = self._profile, None
+            self._state = 0
+            _quietly(lambda: profile.__exit__(None, None, None))
+        self._close()
+
+    def _start(self) -> None:
+        start = time.monotonic_ns()
+        if self._torch.autograd._profiler_enabled():
+            self._refuse("a profiler is already running in the process")
+            return
+        try:
+            self._profile = self._entered()
+        except Exception as error:
+            self._refuse(f"torch's profiler does not start: {type(error).__name__}: {error}")
+            return
+        self._left = self._steps
+        self._begun = time.monotonic_ns()
+        self._holds[0] = self._begun - start
+        self._say(RUNNING)
+
+    def _entered(self) -> Any:
+        """A running profile. The settings that keep it from printing hold only while it is made."""
+        kept = {name: os.environ.get(name) for name in QUIET}
+        os.environ.update(QUIET)
+        try:
+            device = "cuda" if self._torch.cuda.is_initialized() else None
+            make = self._torch.autograd.profiler.profile
+            profile = make(use_kineto=True, use_device=device, record_shapes=True, profile_memory=True)
+            # Older torch makes Python objects of all events as it stops, which takes seconds. Nobody needs them.
+            profile._parse_kineto_results = lambda *args, **kwargs: []
+            return _quietly(profile.__enter__)
+        finally:
+            _restore(kept)
+
+    def _stop(self) -> None:
+        profile, self._profile = self._profile, None
+        start = self._ended = time.monotonic_ns()
+        kept = {TEARDOWN: os.environ.get(TEARDOWN)}
+        try:
+            if kept[TEARDOWN] is None and self._torch.cuda.is_initialized() and not _graphs_in_use():
+                # CUPTI stays attached otherwise, and every launch of the run pays for it from then on.
+                os.environ[TEARDOWN] = "1"
+            _quietly(lambda: profile.__exit__(None, None, None))
+            self._holds[1] = time.monotonic_ns() - start
+            size = self._save(profile.kineto_results)
+            self._holds[2] = time.monotonic_ns() - start - self._holds[1]
+            self._say(DONE, size)
+        except Exception as error:
+            self._refuse(f"the trace could not be written: {type(error).__name__}: {error}")
+        finally:
+            _restore(kept)
+
+    def _save(self, results: Any) -> int:
+        """Bytes of the trace, which now is in the memfd."""
+        folder = _folder()
+        try:
+            path = os.path.join(folder, "trace.json")
+            _quietly(lambda: results.save(path))
+            with open(path, "rb") as trace:
+                size = os.fstat(trace.fileno()).st_size
+                os.lseek(self._fd, TRACE_AT, os.SEEK_SET)
+                sent = 0
+                while sent < size:
+                    some = os.sendfile(self._fd, trace.fileno(), sent, size - sent)
+                    if not some:
+                        break
+                    sent += some
+                return sent
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def _refuse(self, reason: str) -> None:
+        text = reason.encode(errors="replace")[:TEXT_ROOM]
+        if self._fd >= 0:
+            os.pwrite(self._fd, text, TEXT_AT)
+        self._say(REFUSED, len(text))
+
+    def _say(self, state: int, size: int = 0) -> None:
+        self._state = state
+        if self._fd >= 0:
+            done = max(0, self._steps - max(0, self._left)) if state != WAITING else 0
+            words = (MAGIC, self._serial, state, done, self._begun, self._ended, *self._holds, size)
+            os.pwrite(self._fd, HEADER.pack(*words), 0)
+
+    def _close(self) -> None:
+        self._state = 0
+        if self._fd >= 0:
+            fd, self._fd = self._fd, -1
+            os.close(fd)
+
+
+def _folder() -> str:
+    """A new directory that only this user can look into, in memory where that is there."""
+    try:
+        return tempfile.mkdtemp(prefix="aitop-burst-", dir="/dev/shm")
+    except OSError:
+        return tempfile.mkdtemp(prefix="aitop-burst-")
+
+
+def _graphs_in_use() -> bool:
+    """Tearing CUPTI down crashes CUDA graphs, as torch's own profiler knows."""
+    return "torch._inductor.cudagraph_trees" in sys.modules
+
+
+def _restore(kept: dict[str, str | None]) -> None:
+    for name, value in kept.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
+
+
+def _quietly(call: Callable[[], Any]) -> Any:
+    """Call with torch's C++ messages held back, where torch has the switch for that."""
+    level = _level_of_torch()
+    if level is None:
+        return call()
+    before = level.value
+    level.value = FATAL
+    try:
+        return call()
+    finally:
+        level.value = before
+
+
+def _level_of_torch() -> Any:
+    """The switch in the libraries that torch's extension module brings along; None where there is none."""
+    extension = getattr(sys.modules.get("torch._C"), "__file__", None)
+    try:
+        return ctypes.c_int.in_dll(ctypes.CDLL(extension), LOG_LEVEL_SYMBOL) if extension else None
+    except (OSError, ValueError):
+        return None

@@ -1,0 +1,145 @@
+"""Asks the hook in a process for a burst of torch.profiler, and reads what comes out of it.
+
+The layout is that of aitop/hook/burst.py, stated again here; a test holds the two equal. All of it is the target's to
+write: sizes are bounded and nothing is mapped.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import struct
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from aitop.model.profile import Holds
+from aitop.sources.source import SourceError
+
+MEMFD_LINK = "/memfd:aitop-burst (deleted)"
+MAGIC = int.from_bytes(b"AITOPBST", "little")
+HEADER = struct.Struct("=10Q")
+TEXT_AT, TEXT_ROOM, TRACE_AT = 128, 1024, 4096
+WAITING, RUNNING, DONE, REFUSED = 1, 2, 3, 4
+MOST_STEPS = 1000
+LARGEST_TRACE = 1 << 30
+LONGEST_SECONDS = 3600.0
+POLL_SECONDS = 0.05
+
+
+@dataclass(frozen=True)
+class Burst:
+    """A finished burst: the trace as torch wrote it, the steps in it, when it began and ended, and what it held up."""
+
+    trace: bytes
+    steps: int
+    seconds: float
+    holds: Holds
+
+
+@dataclass(frozen=True)
+class _Header:
+    serial: int
+    state: int
+    steps: int
+    seconds: float
+    holds: Holds
+    size: int
+
+
+def serial_number() -> int:
+    """A number for a request that the hook has not seen lately."""
+    return time.monotonic_ns() // 1_000_000 % (1 << 40) + 1
+
+
+def wait_for(
+    pid: int, serial: int, timeout: float, *, alive: Callable[[], bool], progress: Callable[[str], None]
+) -> Burst:
+    """The burst asked for under that number. `progress` hears waiting or running; `alive` is asked all the while.
+
+    Raises SourceError: failed where the process refused, ended, or made nothing of it in `timeout` seconds.
+    """
+    deadline = time.monotonic() + timeout
+    told = ""
+    while time.monotonic() < deadline:
+        if not alive():
+            raise SourceError("absent", f"process {pid} ended")
+        found = _find(pid, serial)
+        if found is not None:
+            fd, header = found
+            try:
+                if header.state == DONE:
+                    return _read(fd, header)
+                if header.state == REFUSED:
+                    raise SourceError("failed", f"no profile of process {pid}: {_text(fd, header)}")
+            finally:
+                os.close(fd)
+            now = "running" if header.state == RUNNING else "waiting"
+            if now != told:
+                progress(now)
+                told = now
+        time.sleep(POLL_SECONDS)
+    where = "it made no step" if told != "running" else "its steps took longer"
+    raise SourceError("failed", f"no profile of process {pid} in {timeout:.0f} s: {where}")
+
+
+def _find(pid: int, serial: int) -> tuple[int, _Header] | None:
+    """Our own descriptor of the burst's memory, and its header."""
+    folder = f"/proc/{pid}/fd"
+    try:
+        names = os.listdir(folder)
+    except PermissionError as error:
+        raise SourceError(
+            "denied", f"the descriptors of process {pid} may not be read", "run aitop as the same user, or as root"
+        ) from error
+    except OSError:
+        return None
+    for name in names:
+        try:
+            if os.readlink(f"{folder}/{name}") != MEMFD_LINK:
+                continue
+            fd = os.open(f"{folder}/{name}", os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        except OSError:
+            continue
+        header = _header(fd)
+        if header is not None and header.serial == serial:
+            return fd, header
+        os.close(fd)
+    return None
+
+
+def _header(fd: int) -> _Header | None:
+    try:
+        status = os.fstat(fd)
+        data = os.pread(fd, HEADER.size, 0)
+    except OSError:
+        return None
+    if not stat.S_ISREG(status.st_mode) or len(data) < HEADER.size:
+        return None
+    magic, serial, state, steps, begun, ended, start, stop, save, size = HEADER.unpack(data)
+    if magic != MAGIC or state not in (WAITING, RUNNING, DONE, REFUSED):
+        return None
+    seconds = min(max(0, ended - begun) / 1e9, LONGEST_SECONDS)
+    holds = Holds(**{name: min(value / 1e9, LONGEST_SECONDS) for name, value in zip(_HOLDS, (start, stop, save))})  # noqa: B905
+    return _Header(serial, state, min(steps, MOST_STEPS), seconds, holds, size)
+
+
+_HOLDS = ("start", "stop", "save")
+
+
+def _read(fd: int, header: _Header) -> Burst:
+    if header.size > LARGEST_TRACE:
+        raise SourceError("failed", f"the trace is too large to be read ({header.size} bytes): ask for fewer steps")
+    parts, at = [], 0
+    while at < header.size:
+        part = os.pread(fd, min(1 << 24, header.size - at), TRACE_AT + at)
+        if not part:
+            break
+        parts.append(part)
+        at += len(part)
+    return Burst(b"".join(parts), header.steps, header.seconds, header.holds)
+
+
+def _text(fd: int, header: _Header) -> str:
+    text = os.pread(fd, min(header.size, TEXT_ROOM), TEXT_AT).decode(errors="replace")
+    return "".join(one if one.isprintable() else " " for one in text)
