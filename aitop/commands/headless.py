@@ -32,10 +32,20 @@ class Watcher:
         """True once the target is gone."""
         return self._ended.is_set()
 
-    def wait(self, seconds: float | None, tick: Callable[[float], None] = lambda elapsed: None) -> None:
-        """Wait until the target has ended or the time is over; `tick` hears the seconds that have passed."""
+    def wait(
+        self,
+        seconds: float | None,
+        tick: Callable[[float], None] = lambda elapsed: None,
+        until: Callable[[Snapshot], bool] = lambda snapshot: False,
+    ) -> None:
+        """Wait until the target has ended, the time is over or `until` is true of the newest Snapshot.
+
+        `tick` hears the seconds that have passed.
+        """
         started = time.monotonic()
         while not self._ended.is_set():
+            if self.snapshot is not None and until(self.snapshot):
+                return
             elapsed = time.monotonic() - started
             left = SIGNAL_CHECK_SECONDS if seconds is None else min(SIGNAL_CHECK_SECONDS, seconds - elapsed)
             if left <= 0:

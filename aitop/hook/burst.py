@@ -25,6 +25,7 @@ TEXT_AT, TEXT_ROOM, TRACE_AT = 128, 1024, 4096
 WAITING, RUNNING, DONE, REFUSED = 1, 2, 3, 4
 MOST_STEPS = 1000
 LONGEST_NS = 60_000_000_000
+TRAINING_ENDS_AFTER_NS = 60_000_000_000
 # How long a finished trace is held for a monitor to read it.
 KEPT_FOR_NS = 60_000_000_000
 # A variable of c10's: messages below this level are not printed. Without it, memory that is older than the profile and
@@ -68,32 +69,37 @@ class Burst:
         self._close()
         self._serial, self._steps = serial, min(steps, MOST_STEPS)
         self._fd = os.memfd_create(MEMFD_NAME, _CLOEXEC)
-        self._thread = self._last_step = 0
+        self._thread = 0
         self._holds = [0, 0, 0]
         self._begun = self._ended = now
         self._say(WAITING)
 
-    def tick(self, now: int, last_step: int) -> None:
-        """A phase has ended; `last_step` is when the last optimizer step (or forward, in inference) did.
+    def tick(self, now: int, last_step: int, forward: bool) -> None:
+        """A phase has ended: a `forward` or another one; `last_step` is when the last optimizer step did, 0 for never.
 
-        Begins and ends outside of the optimizer: its own range in the trace would be cut otherwise.
+        A step is from the first phase after an optimizer step to the next such: inside the optimizer its own range in
+        the trace would be cut. Where nothing trains, it is from forward to forward.
         """
         thread = _thread.get_ident()
         if self._thread not in (0, thread):
             return
         if self._state == RUNNING and now > self._begun + LONGEST_NS:
             self._stop()
-            return
-        if not last_step or last_step in (now, self._last_step):
-            return
-        first, self._last_step = not self._last_step, last_step
-        if self._state == RUNNING:
-            self._left -= 1
-            if self._left <= 0:
-                self._stop()
-        elif not first or not self._thread:
+        elif now - last_step > TRAINING_ENDS_AFTER_NS:
+            if forward:
+                self._step_ended(thread)
+        elif last_step not in (now, self._last_step):
+            self._last_step = last_step
+            self._step_ended(thread)
+
+    def _step_ended(self, thread: int) -> None:
+        if self._state == WAITING:
             self._thread = thread
             self._start()
+            return
+        self._left -= 1
+        if self._left <= 0:
+            self._stop()
 
     def abandon(self) -> None:
         """The hook leaves: end the profile without a trace, and let go of the memory."""

@@ -64,6 +64,11 @@ class Journal:
         """Keep an event of the thread that steps (the caller knows that it is `owner`), in monotonic nanoseconds."""
         self.entries.append((kind, start, end, a, b))
 
+    @property
+    def newest(self) -> int:
+        """The kind of the newest entry, -1 without one."""
+        return int(self.entries[-1][0]) if self.entries else -1
+
     def take(self) -> list[Entry]:
         """The entries so far, which then are no longer here. Other threads may be adding some."""
         entries = self.entries

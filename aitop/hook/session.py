@@ -12,10 +12,11 @@ from collections.abc import Callable
 from typing import Any
 
 from . import cost, wrappers
+from .burst import Burst
 from .device import UNKNOWN, DeviceClock, allocators
 from .facts import Facts
 from .frames import hooks_are_iterated
-from .journal import ASIDE, GONE, NOBODY, Journal
+from .journal import ASIDE, FORWARD, GONE, NOBODY, Journal
 from .measures import MEASURES, Measure
 from .patches import Patches
 from .ring import Presence, Ring
@@ -57,6 +58,7 @@ class Session:
         self._patches = Patches()
         self._roots: Roots | None = None
         self._measures: list[Measure] = []
+        self._burst = Burst(torch)
         self._handles: list[Any] = []
         self._gc = wrappers.gc_callback(self)
         self._local = threading.local()
@@ -106,6 +108,7 @@ class Session:
             return
         self._gone = True
         self.journal.owner = GONE
+        self._burst.abandon()
         self._patches.take_all_back()
         for handle in self._handles:
             handle.remove()
@@ -243,10 +246,14 @@ class Session:
             return
         try:
             self._ticking = True
+            forward = self.journal.newest == FORWARD
             self._send()
             if now > self._look_due:
                 self.look(now)
             self._cost.ticked(self.steps.index, time.monotonic_ns() - now)
+            if self._burst.active:
+                self._burst.tick(now, self.journal.last_step, forward)
+                self.journal.due = 0
         finally:
             self._ticking = False
 
@@ -265,6 +272,7 @@ class Session:
         if not self._ring.wanted(now, self.stays):
             self.leave_soon()
             return
+        self._burst.ask(self._ring.burst, now)
         if journal.device is None and self.torch.cuda.is_initialized():
             journal.device = DeviceClock(self.torch, self._ring.write)
         if now > self._count_ops_at:

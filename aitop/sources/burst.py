@@ -53,17 +53,17 @@ def serial_number() -> int:
 
 
 def wait_for(
-    pid: int, serial: int, timeout: float, *, alive: Callable[[], bool], progress: Callable[[str], None]
+    pid: int, serial: int, timeout: float, *, wanted: Callable[[], bool], progress: Callable[[str], None]
 ) -> Burst:
-    """The burst asked for under that number. `progress` hears waiting or running; `alive` is asked all the while.
+    """The burst asked for under that number. `progress` hears waiting or running; `wanted` is asked all the while.
 
     Raises SourceError: failed where the process refused, ended, or made nothing of it in `timeout` seconds.
     """
     deadline = time.monotonic() + timeout
     told = ""
     while time.monotonic() < deadline:
-        if not alive():
-            raise SourceError("absent", f"process {pid} ended")
+        if not wanted():
+            raise SourceError("absent", "nobody waits for the profile any more")
         found = _find(pid, serial)
         if found is not None:
             fd, header = found
@@ -79,8 +79,8 @@ def wait_for(
                 progress(now)
                 told = now
         time.sleep(POLL_SECONDS)
-    where = "it made no step" if told != "running" else "its steps took longer"
-    raise SourceError("failed", f"no profile of process {pid} in {timeout:.0f} s: {where}")
+    why = "it made no step" if told != "running" else "its steps took longer"
+    raise SourceError("failed", f"no profile of process {pid} in {timeout:.0f} s: {why}")
 
 
 def _find(pid: int, serial: int) -> tuple[int, _Header] | None:
@@ -92,8 +92,8 @@ def _find(pid: int, serial: int) -> tuple[int, _Header] | None:
         raise SourceError(
             "denied", f"the descriptors of process {pid} may not be read", "run aitop as the same user, or as root"
         ) from error
-    except OSError:
-        return None
+    except OSError as error:
+        raise SourceError("absent", f"process {pid} ended") from error
     for name in names:
         try:
             if os.readlink(f"{folder}/{name}") != MEMFD_LINK:
@@ -119,12 +119,13 @@ def _header(fd: int) -> _Header | None:
     magic, serial, state, steps, begun, ended, start, stop, save, size = HEADER.unpack(data)
     if magic != MAGIC or state not in (WAITING, RUNNING, DONE, REFUSED):
         return None
-    seconds = min(max(0, ended - begun) / 1e9, LONGEST_SECONDS)
-    holds = Holds(**{name: min(value / 1e9, LONGEST_SECONDS) for name, value in zip(_HOLDS, (start, stop, save))})  # noqa: B905
+    seconds = _seconds(max(0, ended - begun))
+    holds = Holds(start=_seconds(start), stop=_seconds(stop), save=_seconds(save))
     return _Header(serial, state, min(steps, MOST_STEPS), seconds, holds, size)
 
 
-_HOLDS = ("start", "stop", "save")
+def _seconds(nanoseconds: int) -> float:
+    return min(nanoseconds / 1e9, LONGEST_SECONDS)
 
 
 def _read(fd: int, header: _Header) -> Burst:

@@ -1,0 +1,85 @@
+"""Run torch.profiler in the process for a few steps: the dearest operators, and a trace that Perfetto opens."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from aitop.commands.diagnose import check_writable
+from aitop.commands.options import process_id
+from aitop.errors import AitopError, NoTargetError, NotEnoughEvidenceError, NotPermittedError, WrongUsageError
+from aitop.model.snapshot import Snapshot
+
+MOST_STEPS = 100
+HOOK_PATIENCE_SECONDS = 15.0
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """--pid --steps -o."""
+    parser.add_argument(
+        "--pid", type=process_id, required=True, help="the process to profile (of several ranks: rank 0)"
+    )
+    parser.add_argument("--steps", type=steps, default=5, metavar="N", help="how many steps (default: 5)")
+    parser.add_argument(
+        "-o", "--output", type=Path, metavar="FILE", help="also write the Chrome trace (open it at ui.perfetto.dev)"
+    )
+
+
+def steps(text: str) -> int:
+    """A number of steps that a profile can be made of."""
+    if not (text.isascii() and text.isdigit() and 1 <= int(text) <= MOST_STEPS):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of steps from 1 to {MOST_STEPS}")
+    return int(text)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Hook in, profile, hook out; one sentence where that is not possible."""
+    from aitop.commands.headless import progress, watching
+    from aitop.engine.burst import NoProfileError, take_profile
+    from aitop.engine.live import LiveFeed, Options
+    from aitop.outputs.profile import profile_text
+    from aitop.sources.target import look
+
+    check_writable(args.output)
+    feed = LiveFeed([look(args.pid)], Options(gpu=False, stacks=False, interval=0.25))
+    try:
+        with progress(f"Waiting for the steps of {args.pid} …") as tick, watching(feed) as watcher:
+            watcher.wait(HOOK_PATIENCE_SECONDS, tick, until=has_steps)
+            pid = stepping_pid(watcher.snapshot, args.pid)
+            taken = take_profile(pid, args.steps, wanted=lambda: not watcher.ended)
+    except NoProfileError as error:
+        if watcher.ended and watcher.snapshot is not None:
+            raise NoTargetError(f"{watcher.snapshot.target.ended}, before its steps could be profiled") from error
+        raise AitopError(str(error)) from error
+    if args.output is not None:
+        write(args.output, taken.trace)
+    sys.stdout.write(profile_text(taken.profile))
+    return 0
+
+
+def has_steps(snapshot: Snapshot) -> bool:
+    """Whether the hook is in and tells of steps."""
+    return snapshot.steps is not None and snapshot.steps.basis == "hook" and bool(snapshot.steps.recent)
+
+
+def stepping_pid(snapshot: Snapshot | None, pid: int) -> int:
+    """The process whose steps are seen; raises with the reason where none is."""
+    if snapshot is not None and snapshot.target.ended is not None:
+        raise NoTargetError(f"{snapshot.target.ended}, before its steps could be profiled")
+    if snapshot is not None and has_steps(snapshot) and snapshot.steps is not None:
+        return snapshot.steps.pid or pid
+    hook = snapshot.sources.get("hook") if snapshot is not None else None
+    if hook is not None and hook.state == "denied":
+        raise NotPermittedError(f"{hook.reason}" + (f": {hook.remedy}" if hook.remedy else ""))
+    if hook is not None and hook.state != "ok" and hook.reason:
+        raise AitopError(f"no profile without the hook: {hook.reason}" + (f" ({hook.remedy})" if hook.remedy else ""))
+    raise NotEnoughEvidenceError(f"process {pid} made no step in {HOOK_PATIENCE_SECONDS:.0f} s: nothing to profile")
+
+
+def write(output: Path, trace: bytes) -> None:
+    """The trace as torch wrote it."""
+    try:
+        output.write_bytes(trace)
+    except OSError as error:
+        raise WrongUsageError(f"cannot write {output}: {error.strerror or error}") from None
