@@ -1,0 +1,8 @@
+"""The rules about the device, and about how the model uses it."""
+
+from __future__ import annotations
+
+from aitop.diagnosis import bandwidth, launch_bound, sync_stall, transfer_bound
+from aitop.diagnosis.rule import Rule
+
+RULES: tuple[Rule, ...] = (sync_stall.RULE, transfer_bound.RULE, launch_bound.RULE, bandwidth.RULE)

@@ -1,0 +1,269 @@
+"""Rules about a device that waits for its host, or for its own memory: fires, does not fire, not enough evidence."""
+
+from __future__ import annotations
+
+import pytest
+from snapshot_builder import constant, line, snapshot, steps
+
+from aitop.diagnosis import bandwidth, launch_bound, sync_stall, transfer_bound
+from aitop.diagnosis.rule import Finding
+from aitop.model.gpu import GpuDevice, GpuSample
+from aitop.model.snapshot import Phases
+from aitop.model.steps import CallSite, HookFacts, LoaderInfo
+from aitop.model.verdict import Abstention
+
+ALL = (sync_stall.RULE, transfer_bound.RULE, launch_bound.RULE, bandwidth.RULE)
+
+
+def cuda(**fields):
+    return HookFacts(way="attach", python="3.11", torch="2", cuda=True, **fields)
+
+
+def on_gpu(records=None, *, busy=None, device=None, facts=None, **more):
+    """A run on one GPU; `busy` and further keywords like `dram` are what NVML says of it."""
+    counters = {name: more.pop(name) for name in ("sm", "tensor", "dram", "pcie_received") if name in more}
+    counters |= {} if busy is None else {"busy": busy}
+    return snapshot(
+        records,
+        gpu=GpuSample(time=1000.0, devices=(device or GpuDevice(index=0, mine=True),)),
+        series={f"gpu0.{name}": constant(value) for name, value in counters.items()},
+        facts=facts or cuda(),
+        **more,
+    )
+
+
+def fired(judgement):
+    assert isinstance(judgement, Finding), judgement
+    return judgement.verdict
+
+
+def level(judgement):
+    return judgement.level if isinstance(judgement, Finding) else 0.0
+
+
+@pytest.mark.parametrize("rule", ALL, ids=lambda rule: rule.id)
+def test_too_little_evidence_is_said(rule):
+    told = rule.judge(on_gpu(steps(3), busy=0.2, main_samples=0))
+    assert isinstance(told, Abstention) and "needed" in told.reason
+
+
+@pytest.mark.parametrize("rule", ALL, ids=lambda rule: rule.id)
+def test_without_a_device_nothing_is_said_of_one(rule):
+    copying = line("main", 0.3, phase="transfer", activity="copy", text="x = x.to(device)")
+    reading = line("main", 0.4, activity="sync", text="total += loss.item()")
+    host_steps = steps(seconds=0.1, forward=0.05, backward=0.04, blocking=0.04, transfer=0.02)
+    assert rule.judge(snapshot(host_steps, lines=[copying, reading])) is None
+
+
+# sync-stall -------------------------------------------------------------------------------------------------------
+
+ITEM = CallSite(kind="blocking", name="item", file="/x/train.py", line=88, function="main", calls=80, seconds=1.6)
+READS = line("main", 0.4, activity="sync", number=88, text="total += loss.item()")
+
+
+def reading(busy, **fields):
+    return on_gpu(
+        steps(seconds=0.1, forward=0.02, backward=0.02, blocking=0.04, blockings=2),
+        busy=busy, facts=cuda(calls=(ITEM,)), lines=[READS], **fields,
+    )  # fmt: skip
+
+
+def test_a_device_that_idles_behind_item():
+    verdict = fired(sync_stall.judge(reading(0.55)))
+    assert (verdict.id, verdict.severity, verdict.where[0].line) == ("sync-stall", "critical", 88)
+    assert verdict.share == pytest.approx(0.4) and verdict.speedup == pytest.approx(1 / 0.6, rel=0.01)
+    assert "item at train.py:88: 2.0 calls a step, 20 ms each" in verdict.evidence
+    assert "train.py:88" in verdict.fixes[0].text and "every 50 steps" in verdict.fixes[0].text
+
+
+def test_waiting_for_a_busy_device_is_no_loss():
+    assert level(sync_stall.judge(reading(0.97))) < sync_stall.BAND.leave
+
+
+def test_only_what_the_device_idles_is_lost():
+    assert fired(sync_stall.judge(reading(0.8))).share == pytest.approx(0.2)
+
+
+def test_without_word_of_the_device_a_wait_is_not_called_a_loss():
+    told = sync_stall.judge(reading(None))
+    assert isinstance(told, Abstention) and "nothing tells how much the GPU idles" in told.reason
+
+
+def test_gaps_on_the_device_clock_show_the_loss_too():
+    timed = steps(
+        seconds=0.1, forward=0.02, blocking=0.05,
+        device_forward=0.02, device_backward=0.02, device_optimizer=0.01, device_idle=0.03,
+    )  # fmt: skip
+    verdict = fired(sync_stall.judge(on_gpu(timed, lines=[READS])))
+    assert verdict.share == pytest.approx(0.3)
+
+
+def test_stacks_alone_find_the_line_that_waits():
+    seen = on_gpu(phases=Phases(forward=0.2, backward=0.2, optimizer=0.1, outside=0.5), busy=0.5, lines=[READS])
+    verdict = fired(sync_stall.judge(seen))
+    assert verdict.where[0].line == 88 and verdict.severity == "warning" and verdict.confidence < 0.7
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("torch.cuda.synchronize()", "CUDA events"),
+        ("print(loss)", "print the tensor"),
+        ("if torch.isnan(loss):", "decide on the device"),
+        ("predictions.append(out.cpu())", "non_blocking=True into pinned memory"),
+        ("running += float(loss)", "keep the value"),
+    ],
+)
+def test_the_fix_fits_the_call(text, told):
+    waits = line("main", 0.4, activity="sync", number=31, text=text)
+    seen = on_gpu(phases=Phases(forward=0.3, backward=0.3, outside=0.4), busy=0.5, lines=[waits])
+    assert (
+        told in fired(sync_stall.judge(seen)).fixes[0].text
+        and "train.py:31" in fired(sync_stall.judge(seen)).fixes[0].text
+    )
+
+
+def test_waits_of_saving_and_evaluating_are_theirs():
+    saving = line("save", 0.4, phase="save", activity="sync", text="state = model.cpu()")
+    assert sync_stall.judge(on_gpu(phases=Phases(forward=0.5, outside=0.5), busy=0.3, lines=[saving])) is None
+
+
+# transfer-bound ---------------------------------------------------------------------------------------------------
+
+TO = CallSite(
+    kind="transfer", name="to", file="/x/train.py", line=40, function="main", calls=40, seconds=1.6,
+    bytes=40 * 80 * 2**20, pageable_bytes=40 * 80 * 2**20,
+)  # fmt: skip
+COPY = line("main", 0.4, phase="transfer", activity="copy", number=40, text="x = x.to(device)")
+COPYING = {"seconds": 0.1, "forward": 0.02, "backward": 0.02, "transfer": 0.04, "transfer_bytes": 80 * 2**20}
+
+
+def test_pageable_copies_that_hold_up_the_device():
+    facts = cuda(calls=(TO,), loaders=(LoaderInfo(workers=2),))
+    verdict = fired(transfer_bound.judge(on_gpu(steps(**COPYING), busy=0.5, facts=facts, lines=[COPY])))
+    assert (verdict.severity, verdict.where[0].line, verdict.share) == ("critical", 40, pytest.approx(0.4))
+    assert "80 MB a step at 2.0 GB/s" in verdict.evidence
+    assert "100 % of it from memory that is not pinned" in verdict.evidence
+    assert verdict.fixes[0].text == "pin_memory=True in the DataLoader, with non_blocking=True at train.py:40"
+    assert any("uint8" in fix.text and fix.speedup < verdict.speedup for fix in verdict.fixes)
+
+
+def test_pinned_memory_wants_non_blocking_only():
+    pinned = CallSite(
+        kind="transfer", name="to", file="/x/train.py", line=40, function="main", calls=40, seconds=1.6,
+        bytes=40 * 2**20, pageable_bytes=0,
+    )  # fmt: skip
+    seen = on_gpu(steps(**COPYING), busy=0.5, facts=cuda(calls=(pinned,)), lines=[COPY])
+    assert fired(transfer_bound.judge(seen)).fixes[0].text.startswith("non_blocking=True at train.py:40")
+
+
+def test_many_small_copies_are_to_be_joined():
+    small = CallSite(
+        kind="transfer", name="to", file="/x/train.py", line=40, function="main", calls=4000, seconds=1.6,
+        bytes=4000 * 4096,
+    )  # fmt: skip
+    records = steps(seconds=0.1, forward=0.02, backward=0.02, transfer=0.04, transfer_bytes=100 * 4096)
+    verdict = fired(transfer_bound.judge(on_gpu(records, busy=0.5, facts=cuda(calls=(small,)), lines=[COPY])))
+    assert verdict.fixes[0].text == "join the 100 copies a step at train.py:40 into one: stack on the host first"
+
+
+def test_copies_under_a_busy_device_cost_nothing():
+    assert level(transfer_bound.judge(on_gpu(steps(**COPYING), busy=0.97, lines=[COPY]))) < transfer_bound.BAND.leave
+
+
+def test_a_full_link_is_the_limit_however_copies_are_made():
+    device = GpuDevice(index=0, mine=True, pcie_generation=4, pcie_width=16)
+    records = steps(seconds=0.1, forward=0.01, backward=0.01, transfer=0.001, transfer_bytes=2 * 2**30)
+    verdict = fired(transfer_bound.judge(on_gpu(records, busy=0.3, device=device, pcie_received=22e9)))
+    assert verdict.share == pytest.approx(0.7)
+    assert not any("non_blocking" in fix.text for fix in verdict.fixes)
+
+
+def test_without_word_of_the_device_a_copy_is_not_called_a_loss():
+    told = transfer_bound.judge(on_gpu(steps(**COPYING), lines=[COPY]))
+    assert isinstance(told, Abstention) and "not measured" in told.reason
+
+
+def test_stacks_alone_find_the_copy():
+    seen = on_gpu(phases=Phases(forward=0.3, backward=0.3, transfer=0.4, outside=0.0), busy=0.5, lines=[COPY])
+    verdict = fired(transfer_bound.judge(seen))
+    assert verdict.where[0].line == 40 and verdict.severity == "warning"
+
+
+# launch-bound -----------------------------------------------------------------------------------------------------
+
+LAUNCHES = {"seconds": 0.05, "forward": 0.018, "backward": 0.022, "optimizer": 0.008, "samples": 32}
+MODEL = line("forward", 0.36, phase="forward", activity="compute", number=12, text="x = self.block(x)")
+
+
+def test_a_device_starved_by_launches():
+    facts = cuda(ops=1500, foreach=False, parameter_tensors=400, root="Net")
+    verdict = fired(launch_bound.judge(on_gpu(steps(**LAUNCHES), busy=0.3, facts=facts, lines=[MODEL])))
+    assert verdict.severity == "critical" and verdict.share == pytest.approx(0.66, abs=0.01)
+    assert "1,500 operations a step, launched at 12 µs each" in verdict.evidence
+    assert "Net replays its 1,500 launches as CUDA graphs" in verdict.fixes[0].text
+    assert any(fix.text.startswith("batch 32 → 128") for fix in verdict.fixes)
+    assert any("400 tensors" in fix.text for fix in verdict.fixes)
+
+
+def test_launching_ahead_of_a_busy_device_is_how_it_should_be():
+    assert launch_bound.judge(on_gpu(steps(**LAUNCHES), busy=0.96, facts=cuda(ops=1500))) is None
+
+
+def test_a_device_that_waits_for_data_is_not_starved_by_launches():
+    waiting = steps(seconds=0.05, data_wait=0.035, forward=0.005, backward=0.007, optimizer=0.002)
+    assert level(launch_bound.judge(on_gpu(waiting, busy=0.25))) < launch_bound.BAND.leave
+
+
+def test_waits_inside_of_the_phases_are_no_launching():
+    synced = steps(seconds=0.05, forward=0.03, backward=0.015, optimizer=0.004, blocking=0.04)
+    assert level(launch_bound.judge(on_gpu(synced, busy=0.3))) < launch_bound.BAND.leave
+
+
+def test_few_dear_calls_are_not_launches():
+    assert launch_bound.judge(on_gpu(steps(**LAUNCHES), busy=0.3, facts=cuda(ops=120))) is None
+
+
+def test_launches_without_the_hook():
+    shares = Phases(data_wait=0.0, forward=0.4, backward=0.45, optimizer=0.12, outside=0.03)
+    verdict = fired(launch_bound.judge(on_gpu(phases=shares, busy=0.3, lines=[MODEL])))
+    assert verdict.share == pytest.approx(0.67, abs=0.01) and verdict.where[0].line == 12
+    assert verdict.confidence < 0.7
+
+
+def test_launching_for_an_unknown_device_is_not_judged():
+    told = launch_bound.judge(on_gpu(steps(**LAUNCHES), facts=cuda(ops=1500)))
+    assert isinstance(told, Abstention) and "not measured" in told.reason
+
+
+# memory-bandwidth-bound -------------------------------------------------------------------------------------------
+
+COMPUTES = {"seconds": 0.05, "forward": 0.02, "backward": 0.02}
+
+
+def test_memory_that_is_the_limit():
+    facts = cuda(parameter_dtypes=("float32",))
+    verdict = fired(bandwidth.judge(on_gpu(steps(**COMPUTES), busy=0.98, dram=0.8, tensor=0.05, sm=0.9, facts=facts)))
+    assert (verdict.id, verdict.severity) == ("memory-bandwidth-bound", "warning")
+    assert verdict.evidence[0] == "memory busy 80 % of the time, tensor cores 5 %, SMs 90 %"
+    assert verdict.fixes[0].text.startswith("autocast to bfloat16") and verdict.fixes[0].speedup == pytest.approx(1.67)
+
+
+def test_half_precision_is_not_advised_twice():
+    facts = cuda(parameter_dtypes=("float32",), autocast="bfloat16")
+    verdict = fired(bandwidth.judge(on_gpu(steps(**COMPUTES), busy=0.98, dram=0.8, tensor=0.05, facts=facts)))
+    assert not any("autocast" in fix.text for fix in verdict.fixes) and verdict.speedup is None
+
+
+@pytest.mark.parametrize(
+    "figures",
+    [{"dram": 0.2, "tensor": 0.1}, {"dram": 0.55, "tensor": 0.7}, {"dram": 0.6, "tensor": 0.05, "busy": 0.4}],
+    ids=["quiet memory", "busy tensor cores", "idle device"],
+)
+def test_memory_that_is_not_the_limit(figures):
+    assert level(bandwidth.judge(on_gpu(steps(**COMPUTES), **{"busy": 0.98, **figures}))) < bandwidth.BAND.leave
+
+
+def test_a_device_without_counters_is_not_judged():
+    told = bandwidth.judge(on_gpu(steps(**COMPUTES), busy=0.98))
+    assert isinstance(told, Abstention) and "GPM" in told.reason
