@@ -14,7 +14,6 @@ import struct
 import sys
 import tempfile
 import time
-from collections.abc import Callable
 from typing import Any
 
 MEMFD_NAME = "aitop-burst"
@@ -49,6 +48,7 @@ class Burst:
         self._state = 0
         self._thread = 0
         self._profile: Any = None
+        self._level: tuple[Any, int] | None = None
         self._begun = 0
         self._ended = 0
         self._holds = [0, 0, 0]
@@ -69,7 +69,7 @@ class Burst:
         self._close()
         self._serial, self._steps = serial, min(steps, MOST_STEPS)
         self._fd = os.memfd_create(MEMFD_NAME, _CLOEXEC)
-        self._thread = 0
+        self._thread = self._last_step = 0
         self._holds = [0, 0, 0]
         self._begun = self._ended = now
         self._say(WAITING)
@@ -89,8 +89,10 @@ class Burst:
             if forward:
                 self._step_ended(thread)
         elif last_step not in (now, self._last_step):
-            self._last_step = last_step
-            self._step_ended(thread)
+            first, self._last_step = not self._last_step, last_step
+            # The step in which the request was met is not taken: its beginning is past.
+            if not first:
+                self._step_ended(thread)
 
     def _step_ended(self, thread: int) -> None:
         if self._state == WAITING:
@@ -105,8 +107,8 @@ class Burst:
         """The hook leaves: end the profile without a trace, and let go of the memory."""
         if self._profile is not None:
             profile, self._profile = self._profile, None
-            self._state = 0
-            _quietly(lambda: profile.__exit__(None, None, None))
+            profile.__exit__(None, None, None)
+            self._speak()
         self._close()
 
     def _start(self) -> None:
@@ -134,9 +136,26 @@ class Burst:
             profile = make(use_kineto=True, use_device=device, record_shapes=True, profile_memory=True)
             # Older torch makes Python objects of all events as it stops, which takes seconds. Nobody needs them.
             profile._parse_kineto_results = lambda *args, **kwargs: []
-            return _quietly(profile.__enter__)
+            self._hush()
+            return profile.__enter__()
+        except BaseException:
+            self._speak()
+            raise
         finally:
             _restore(kept)
+
+    def _hush(self) -> None:
+        """Hold torch's C++ messages back for as long as the profile runs, where torch has the switch for that."""
+        level = _level_of_torch()
+        if level is not None:
+            self._level = level, level.value
+            level.value = FATAL
+
+    def _speak(self) -> None:
+        if self._level is not None:
+            level, before = self._level
+            level.value = before
+            self._level = None
 
     def _stop(self) -> None:
         profile, self._profile = self._profile, None
@@ -146,7 +165,7 @@ class Burst:
             if kept[TEARDOWN] is None and self._torch.cuda.is_initialized() and not _graphs_in_use():
                 # CUPTI stays attached otherwise, and every launch of the run pays for it from then on.
                 os.environ[TEARDOWN] = "1"
-            _quietly(lambda: profile.__exit__(None, None, None))
+            profile.__exit__(None, None, None)
             self._holds[1] = time.monotonic_ns() - start
             size = self._save(profile.kineto_results)
             self._holds[2] = time.monotonic_ns() - start - self._holds[1]
@@ -154,6 +173,7 @@ class Burst:
         except Exception as error:
             self._refuse(f"the trace could not be written: {type(error).__name__}: {error}")
         finally:
+            self._speak()
             _restore(kept)
 
     def _save(self, results: Any) -> int:
@@ -161,7 +181,7 @@ class Burst:
         folder = _folder()
         try:
             path = os.path.join(folder, "trace.json")
-            _quietly(lambda: results.save(path))
+            results.save(path)
             with open(path, "rb") as trace:
                 size = os.fstat(trace.fileno()).st_size
                 os.lseek(self._fd, TRACE_AT, os.SEEK_SET)
@@ -214,19 +234,6 @@ def _restore(kept: dict[str, str | None]) -> None:
             os.environ.pop(name, None)
         else:
             os.environ[name] = value
-
-
-def _quietly(call: Callable[[], Any]) -> Any:
-    """Call with torch's C++ messages held back, where torch has the switch for that."""
-    level = _level_of_torch()
-    if level is None:
-        return call()
-    before = level.value
-    level.value = FATAL
-    try:
-        return call()
-    finally:
-        level.value = before
 
 
 def _level_of_torch() -> Any:
