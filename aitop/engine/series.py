@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 
 from aitop.engine.history import History
-from aitop.model.host import HostSample, Role
+from aitop.model.host import HostSample, ProcessSample, Role
 from aitop.model.snapshot import Series
 from aitop.model.steps import StepRecord
 
@@ -24,6 +24,10 @@ def series(history: History, steps: Sequence[StepRecord]) -> dict[str, Series]:
         "swap_in": _of_hosts(history.hosts, lambda host: host.machine.swap_in),
         "main_cpu": _of_hosts(history.hosts, lambda host: _cpu(host, ("rank",))),
         "run_delay": _of_hosts(history.hosts, _run_delay),
+        "main_thread": _of_hosts(history.hosts, lambda host: _most(host, lambda process: process.main_cpu)),
+        "cores_wanted": _of_hosts(history.hosts, lambda host: _total(host, lambda process: process.wanted)),
+        "cores_waited": _of_hosts(history.hosts, lambda host: _total(host, lambda process: process.waited)),
+        "throttled": _of_hosts(history.hosts, lambda host: host.cgroup.throttled if host.cgroup else None),
         "workers_delay": _of_hosts(history.hosts, _workers_delay),
         "workers_cpu": _of_hosts(history.hosts, lambda host: _cpu(host, ("loader-worker",))),
         **_devices(history),
@@ -48,10 +52,19 @@ def _resident(host: HostSample, role: Role) -> float | None:
 
 
 def _run_delay(host: HostSample) -> float | None:
-    delays = [
-        process.run_delay for process in host.processes if process.role == "rank" and process.run_delay is not None
-    ]
-    return max(delays) if delays else None
+    return _most(host, lambda process: process.run_delay)
+
+
+def _most(host: HostSample, value: Callable[[ProcessSample], float | None]) -> float | None:
+    """The largest of the ranks."""
+    found = [one for process in host.processes if process.role == "rank" and (one := value(process)) is not None]
+    return max(found, default=None)
+
+
+def _total(host: HostSample, value: Callable[[ProcessSample], float | None]) -> float | None:
+    """The sum over all processes that compute: those that tell."""
+    found = [one for process in host.processes if (one := value(process)) is not None]
+    return sum(found) if found else None
 
 
 def _workers_delay(host: HostSample) -> float | None:

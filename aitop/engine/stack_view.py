@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from aitop.engine.call_tree import call_tree
 from aitop.engine.phases import Function, Phase, evaluation_functions, phase_of
 from aitop.engine.stack_digest import Digest, Digester, Seen, ThreadKey
+from aitop.engine.thread_shares import thread_shares
 from aitop.model.host import Role
 from aitop.model.snapshot import HotLine, Phases, ProcessStacks, Stacks
 from aitop.model.stacks import StackWindow
@@ -84,6 +85,7 @@ def _stacks(windows: Sequence[StackWindow], merged: Digest, roles: Mapping[int, 
         samples=sum(sum(stacks.values()) for stacks in merged.values()),
         processes=tuple(sorted(processes, key=lambda process: (_order(process.role), process.pid))),
         lines=tuple(sorted(lines, key=lambda line: (-line.samples, line.pid, line.file, line.line))[:MOST_LINES]),
+        threads=thread_shares(windows, merged),
     )
 
 

@@ -170,7 +170,8 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """Everything known at one tick. Two snapshots are the same only if they are the same object.
 
     `series` has, where measured: step_ms, data_wait, queue_ready, rss (of the ranks), workers_rss, memory_left (bytes
-    the target can still take), swap_in, workers_cpu, workers_delay, main_cpu, run_delay, and per device i: gpu<i>.busy,
+    the target can still take), swap_in, workers_cpu, workers_delay, main_cpu, run_delay, main_thread (cores its
+    main thread used), cores_wanted, cores_waited, throttled, and per device i: gpu<i>.busy,
     gpu<i>.memory, gpu<i>.power, gpu<i>.ecc_uncorrected, alloc<i>.allocated, alloc<i>.reserved, alloc<i>.retries,
     alloc<i>.ooms.
     """

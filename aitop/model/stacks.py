@@ -28,10 +28,21 @@ class StackCount(msgspec.Struct, frozen=True):
     count: int
 
 
+class GilHold(msgspec.Struct, frozen=True):
+    """In `samples` of the `asked` looks at a process during one window, this thread held the interpreter's lock."""
+
+    pid: int
+    thread: str
+    main: bool
+    samples: int
+    asked: int
+
+
 class StackWindow(msgspec.Struct, frozen=True, kw_only=True, tag="stacks"):
     """What was sampled in the `seconds` before `time`, at `rate` samples a second, idle threads included.
 
-    `sampler_cpu` is the CPU time in seconds that taking it has cost.
+    `sampler_cpu` is the CPU time in seconds that taking it has cost. `gil` has the threads that were seen to hold the
+    interpreter's lock; None where the window did not ask who holds it, which only some do.
     """
 
     time: float
@@ -40,3 +51,4 @@ class StackWindow(msgspec.Struct, frozen=True, kw_only=True, tag="stacks"):
     frames: tuple[Frame, ...]
     stacks: tuple[StackCount, ...]
     sampler_cpu: float | None = None
+    gil: tuple[GilHold, ...] | None = None

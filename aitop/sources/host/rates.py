@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterable
 from typing import NamedTuple
@@ -12,12 +13,16 @@ from aitop.sources.host.roles import Place
 from aitop.sources.host.tree import Member
 
 NANOSECONDS = 1e9
+# Reading a thread's times takes 8 µs.
+MOST_THREADS = 256
+SOME = 0.02
 
 
 class Counters(NamedTuple):
     """What a process has used since its start; None is not readable. CPU in seconds, the rest counts or bytes.
 
-    `delay` (seconds runnable without a core) and the switches are those of the main thread.
+    `main` (seconds on a core), `delay` (seconds runnable without one) and the switches are those of the main thread;
+    `threads` has the first two of every thread.
     """
 
     time: float
@@ -29,6 +34,8 @@ class Counters(NamedTuple):
     read_bytes: int | None
     write_bytes: int | None
     read_chars: int | None
+    main: float | None
+    threads: dict[int, tuple[float, float]] | None
 
 
 class ProcessRates:
@@ -43,37 +50,55 @@ class ProcessRates:
         found = []
         for member in members:
             place = places.get(member.stat.pid, Place("other"))
-            counters = read_counters(member)
+            counters = read_counters(member, computes=place.role in ("rank", "loader-worker"))
             now[member.key] = counters
             found.append(_sample(member, place, self._before.get(member.key), counters))
         self._before = now
         return tuple(found)
 
 
-def read_counters(member: Member) -> Counters:
-    """The counters of a process now. Its line of /proc/PID/stat was read a moment before."""
+def read_counters(member: Member, *, computes: bool = False) -> Counters:
+    """The counters of a process now, those of its threads if it `computes`.
+
+    Its line of /proc/PID/stat was read a moment before.
+    """
     folder = f"{procfs.PROC}/{member.stat.pid}"
     switches = _fields(procfs.read(f"{folder}/status"), b"voluntary_ctxt_switches")
     io = _fields(procfs.read(f"{folder}/io"))
+    main = scheduled(procfs.read(f"{folder}/schedstat"))
     return Counters(
         time=time.monotonic(),
         user=member.stat.user / procfs.TICKS_PER_SECOND,
         system=member.stat.system / procfs.TICKS_PER_SECOND,
-        delay=run_delay(procfs.read(f"{folder}/schedstat")),
+        delay=main[1] if main else None,
         voluntary=switches.get(b"voluntary_ctxt_switches"),
         forced=switches.get(b"nonvoluntary_ctxt_switches"),
         read_bytes=io.get(b"read_bytes"),
         write_bytes=io.get(b"write_bytes"),
         read_chars=io.get(b"rchar"),
+        main=main[0] if main else None,
+        threads=_threads(folder) if computes else None,
     )
 
 
-def run_delay(schedstat: bytes | None) -> float | None:
-    """Seconds spent waiting for a core, from the text of /proc/PID/schedstat; None on kernels without it."""
+def scheduled(schedstat: bytes | None) -> tuple[float, float] | None:
+    """Seconds on a core and waiting for one, from the text of a schedstat file; None on kernels without it."""
     fields = (schedstat or b"").split()
-    if len(fields) != 3 or not fields[1].isdigit() or fields == [b"0", b"0", b"0"]:
+    if len(fields) != 3 or not (fields[0].isdigit() and fields[1].isdigit()) or fields == [b"0", b"0", b"0"]:
         return None
-    return int(fields[1]) / NANOSECONDS
+    return int(fields[0]) / NANOSECONDS, int(fields[1]) / NANOSECONDS
+
+
+def _threads(folder: str) -> dict[int, tuple[float, float]] | None:
+    """The same of each thread by its id; None where there are too many to read so often."""
+    try:
+        names = os.listdir(f"{folder}/task")
+    except OSError:
+        return None
+    if len(names) > MOST_THREADS:
+        return None
+    found = {int(name): scheduled(procfs.read(f"{folder}/task/{name}/schedstat")) for name in names}
+    return {thread: times for thread, times in found.items() if times is not None}
 
 
 def _fields(data: bytes | None, first: bytes = b"") -> dict[bytes, int]:
@@ -90,7 +115,8 @@ def _sample(member: Member, place: Place, before: Counters | None, now: Counters
         old, new = getattr(before, name, None), getattr(now, name)
         return None if old is None or new is None or seconds <= 0 else max(0.0, (new - old) / seconds)
 
-    user, system, delay = rate("user"), rate("system"), rate("delay")
+    user, system, delay, main = rate("user"), rate("system"), rate("delay"), rate("main")
+    threads = _wanting(before.threads if before else None, now.threads, seconds)
     stat = member.stat
     return ProcessSample(
         pid=stat.pid,
@@ -113,4 +139,23 @@ def _sample(member: Member, place: Place, before: Counters | None, now: Counters
         read_bytes=rate("read_bytes"),
         write_bytes=rate("write_bytes"),
         read_chars=rate("read_chars"),
+        main_cpu=None if main is None else min(1.0, main),
+        wanting=threads[0] if threads else None,
+        wanted=threads[1] if threads else None,
+        waited=threads[2] if threads else None,
     )
+
+
+def _wanting(
+    before: dict[int, tuple[float, float]] | None, now: dict[int, tuple[float, float]] | None, seconds: float
+) -> tuple[int, float, float] | None:
+    """Threads that wanted a core, the cores they wanted, and those they did not get; None where not measured."""
+    if before is None or now is None or seconds <= 0:
+        return None
+    spans = [
+        (max(0.0, ran - before[thread][0]) / seconds, max(0.0, waited - before[thread][1]) / seconds)
+        for thread, (ran, waited) in now.items()
+        if thread in before
+    ]
+    wanting = sum(1 for ran, waited in spans if ran + waited > SOME)
+    return wanting, sum(ran + waited for ran, waited in spans), sum(waited for _, waited in spans)

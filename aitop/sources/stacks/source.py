@@ -9,17 +9,20 @@ from dataclasses import dataclass
 
 from aitop.model.event import Sample
 from aitop.model.source import SourceName
-from aitop.model.stacks import StackWindow
+from aitop.model.stacks import GilHold, StackWindow
 from aitop.sources import procfs
 from aitop.sources.source import SourceError
 from aitop.sources.stacks.budget import Budget
 from aitop.sources.stacks.choice import Chooser
+from aitop.sources.stacks.gil import GilWatch
 from aitop.sources.stacks.refusal import explain
 from aitop.sources.stacks.speedscope import RawFrame, ThreadSamples, parse
 from aitop.sources.stacks.spy import Spy, find_py_spy
 from aitop.sources.stacks.window import CodeOfProcesses, WindowBuilder
 
 FIRST_SECONDS = 1.0
+# One such look costs about 15 ms of CPU: a third of a window of all threads.
+GIL_SECONDS, GIL_RATE = 1, 50
 GRACE_SECONDS = 4.0
 EMPTY_WINDOWS = 3
 
@@ -53,6 +56,7 @@ class StackSource:
         self._chooser = Chooser(pid_roots)
         self._code = CodeOfProcesses()
         self._budget = Budget(time.monotonic())
+        self._gil = GilWatch()
         self._closing = threading.Event()
         self._reading = threading.Lock()
         self._program = ""
@@ -81,19 +85,24 @@ class StackSource:
         started = time.monotonic()
         seconds = max(1, round(min(FIRST_SECONDS, self._seconds) if self._first else self._seconds))
         spies: list[Spy] = []
+        asked: list[Spy] = []
         try:
-            for pid in self._chooser.next(few=self._budget.tight):
+            pids = self._chooser.next(few=self._budget.tight)
+            for pid in pids:
                 spies.append(Spy(self._program, pid, seconds, self._rate))
-            self._wait(spies, started + seconds)
+            if self._gil.due():
+                asked.append(Spy(self._program, pids[0], GIL_SECONDS, GIL_RATE, gil=True))
+            self._wait([*spies, *asked], started + seconds)
         finally:
-            for spy in spies:
+            for spy in [*spies, *asked]:
                 spy.stop()
             outcomes = [Outcome(spy.pid, *spy.result(), spy.code) for spy in spies]
-        cpu = sum(spy.cpu for spy in spies)
+            answers = [Outcome(spy.pid, *spy.result(), spy.code) for spy in asked]
+        cpu = sum(spy.cpu for spy in [*spies, *asked])
         self.interval = self._budget.spend(cpu, started, time.monotonic())
         if self._closing.is_set():
             return []
-        window = self._window(seconds, outcomes, cpu)
+        window = self._window(seconds, outcomes, cpu, self._holds(answers[0]) if answers else None)
         if window is None:
             self._account_for_nothing(outcomes)
             return []
@@ -108,7 +117,16 @@ class StackSource:
             if now >= deadline or self._closing.wait(0.25 if now < planned_end - 0.25 else 0.02):
                 return
 
-    def _window(self, seconds: int, outcomes: Sequence[Outcome], cpu: float) -> StackWindow | None:
+    def _holds(self, outcome: Outcome) -> tuple[GilHold, ...] | None:
+        """Who held the interpreter's lock; None where it could not be asked."""
+        if not outcome.data:
+            return None
+        _, threads = _parsed(outcome, every_thread=False)
+        return self._gil.taken(outcome.pid, threads, GIL_SECONDS * GIL_RATE)
+
+    def _window(
+        self, seconds: int, outcomes: Sequence[Outcome], cpu: float, gil: tuple[GilHold, ...] | None
+    ) -> StackWindow | None:
         builder = WindowBuilder(self._script, self._code)
         for outcome in outcomes:
             if outcome.data:
@@ -123,6 +141,7 @@ class StackSource:
             frames=frames,
             stacks=stacks,
             sampler_cpu=cpu,
+            gil=gil,
         )
 
     def _account_for_nothing(self, outcomes: Sequence[Outcome]) -> None:
@@ -136,9 +155,9 @@ class StackSource:
             raise SourceError("failed", f"py-spy saw no Python frame of process {alive[0].pid}: it may be starting up")
 
 
-def _parsed(outcome: Outcome) -> tuple[list[RawFrame], list[ThreadSamples]]:
+def _parsed(outcome: Outcome, *, every_thread: bool = True) -> tuple[list[RawFrame], list[ThreadSamples]]:
     try:
-        return parse(outcome.data, _main_threads(outcome.pid))
+        return parse(outcome.data, _main_threads(outcome.pid), every_thread=every_thread)
     except ValueError as error:
         raise SourceError("failed", f"py-spy wrote something unreadable: {error}") from error
 

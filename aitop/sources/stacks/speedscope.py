@@ -51,8 +51,12 @@ class _File(msgspec.Struct):
     shared: _Shared
 
 
-def parse(data: bytes, main_threads: frozenset[str]) -> tuple[list[RawFrame], list[ThreadSamples]]:
+def parse(
+    data: bytes, main_threads: frozenset[str], *, every_thread: bool = True
+) -> tuple[list[RawFrame], list[ThreadSamples]]:
     """Frames and threads of one process. `main_threads` are the ids its main thread may go by.
+
+    `every_thread`: the file has all threads of the process, so that one alone must be the main one.
 
     Raises ValueError for anything that is not such a file, or is too large to be one.
     """
@@ -62,7 +66,7 @@ def parse(data: bytes, main_threads: frozenset[str]) -> tuple[list[RawFrame], li
     frames = file.shared.frames
     named = [(_PROFILE.fullmatch(profile.name), profile.samples) for profile in file.profiles]
     threads = [(match["id"], match["name"], _counted(samples, len(frames))) for match, samples in named if match]
-    main = _main(threads, main_threads, frames)
+    main = _main(threads, main_threads, frames, every_thread=every_thread)
     found = []
     for index, (_, name, stacks) in enumerate(threads):
         if index == main:
@@ -79,7 +83,11 @@ def _counted(samples: list[list[int]], frames: int) -> Counter[tuple[int, ...]]:
 
 
 def _main(
-    threads: list[tuple[str, str, Counter[tuple[int, ...]]]], ids: frozenset[str], frames: list[RawFrame]
+    threads: list[tuple[str, str, Counter[tuple[int, ...]]]],
+    ids: frozenset[str],
+    frames: list[RawFrame],
+    *,
+    every_thread: bool,
 ) -> int | None:
     """Which of the threads is the main one: by its id, by its name, by being alone, or by running a module."""
     for index, (thread, _, _) in enumerate(threads):
@@ -88,7 +96,7 @@ def _main(
     for index, (_, name, _) in enumerate(threads):
         if name == MAIN_NAME:
             return index
-    if len(threads) == 1:
+    if len(threads) == 1 and every_thread:
         return 0
     # Before Python 3.11 ids are addresses, and names are known only once `threading` was imported.
     for index, (_, _, stacks) in enumerate(threads):

@@ -26,15 +26,19 @@ def find_py_spy() -> str:
 
 
 class Spy:
-    """`py-spy record` on `pid`, started now. It ends by itself; `stop` ends it early. No file on disk."""
+    """`py-spy record` on `pid`, started now. It ends by itself; `stop` ends it early. No file on disk.
 
-    def __init__(self, program: str, pid: int, seconds: int, rate: int) -> None:
+    With `gil` it takes only the stacks of threads that hold the interpreter's lock, else those of all threads.
+    """
+
+    def __init__(self, program: str, pid: int, seconds: int, rate: int, *, gil: bool = False) -> None:
         self.pid = pid
         self.cpu = 0.0
         self.code: int | None = None
         self._output = os.memfd_create("aitop-stacks", os.MFD_CLOEXEC)
         self._errors = os.memfd_create("aitop-stacks-errors", os.MFD_CLOEXEC)
-        command = [program, "record", "--pid", str(pid), "--nonblocking", "--idle", "--format", "speedscope"]
+        command = [program, "record", "--pid", str(pid), "--nonblocking", "--format", "speedscope"]
+        command += ["--gil", "--threads"] if gil else ["--idle"]
         command += ["--duration", str(seconds), "--rate", str(rate), "--output", f"/proc/self/fd/{self._output}"]
         quiet = {name: value for name, value in os.environ.items() if name not in ("RUST_LOG", "RUST_BACKTRACE")}
         try:

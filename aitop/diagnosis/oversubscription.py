@@ -1,0 +1,192 @@
+"""cpu-oversubscription: more threads want to run than there are cores, or the control group's quota runs out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from aitop.diagnosis.evidence import (
+    UNPROVEN,
+    confidence,
+    host_limit,
+    host_unproven,
+    mean_of,
+    records,
+)
+from aitop.diagnosis.rule import Band, Finding, Judgement, Rule
+from aitop.diagnosis.what_if import without
+from aitop.model.host import HostSample, ProcessSample
+from aitop.model.snapshot import Snapshot
+from aitop.model.units import percent
+from aitop.model.verdict import Abstention, Fix, Severity, Verdict
+
+ID = "cpu-oversubscription"
+BAND = Band(enter=0.12, leave=0.07)
+CRITICAL_SHARE = 0.3
+CROWDED = 1.5
+THROTTLED = 0.1
+OTHERS_DELAY = 0.25
+# What a switch between threads costs at most: the kernel's part, and about as much again for caches grown cold.
+SWITCH_SECONDS = 12e-6
+COLD_CACHES = 2.0
+
+
+@dataclass(frozen=True)
+class Crowd:
+    """Threads of the run that want cores at the same time. Cores, but for the counts.
+
+    `usable` are there, `used` by the run, `wanted` by it (running or waiting), `others` used by everybody else.
+    `overhead` is the share of what it uses that goes into switching.
+    """
+
+    usable: float
+    used: float
+    wanted: float
+    others: float
+    ranks: int
+    threads: int
+    workers: int
+    worker_threads: int
+    overhead: float
+
+
+def judge(snapshot: Snapshot) -> Judgement:
+    """Whether the run's own threads take each other's cores, or its quota stops them; else who takes them."""
+    crowd = _crowd(snapshot)
+    delay = mean_of(snapshot, "run_delay", 20.0)
+    if crowd is None or delay is None:
+        return Abstention(id=ID, reason="run queues of the threads have not been read twice yet")
+    throttled = mean_of(snapshot, "throttled", 20.0) or 0.0
+    if throttled >= THROTTLED:
+        return _of_quota(snapshot, crowd, delay, throttled)
+    everyone = crowd.threads + crowd.worker_threads
+    if crowd.wanted < CROWDED * crowd.usable or everyone < CROWDED * crowd.usable + 1:
+        return _of_others(crowd, delay)
+    share = min(crowd.overhead, host_limit(snapshot))
+    return Finding(_verdict(snapshot, crowd, share, delay), level=share)
+
+
+def _crowd(snapshot: Snapshot) -> Crowd | None:
+    host = snapshot.host
+    wanted = mean_of(snapshot, "cores_wanted", 20.0)
+    if host is None or wanted is None or host.machine.core_busy is None:
+        return None
+    ranks = [one for one in host.processes if one.role == "rank"]
+    workers = [one for one in host.processes if one.role == "loader-worker"]
+    used = sum(one.cpu or 0.0 for one in host.processes)
+    return Crowd(
+        usable=host.usable_cores or float(host.machine.cores),
+        used=used,
+        wanted=wanted,
+        others=max(0.0, sum(host.machine.core_busy) - used),
+        ranks=len(ranks),
+        threads=sum(one.wanting or 0 for one in ranks),
+        workers=len(workers),
+        worker_threads=sum(one.wanting or 0 for one in workers),
+        overhead=_overhead(host, used),
+    )
+
+
+def _overhead(host: HostSample, used: float) -> float:
+    """Share of the CPU time used that goes into switching threads: the kernel's own, and again for cold caches."""
+    switching = sum(_switching(one) for one in host.processes)
+    return min(0.9, COLD_CACHES * switching / used) if used > 0 else 0.0
+
+
+def _switching(process: ProcessSample) -> float:
+    """Cores that the kernel spends on a process's threads: no more than their switches can have cost."""
+    switches = (process.voluntary_switches or 0.0) + (process.forced_switches or 0.0)
+    return min(process.cpu_system or 0.0, switches * (process.wanting or 0) * SWITCH_SECONDS / COLD_CACHES)
+
+
+def _verdict(snapshot: Snapshot, crowd: Crowd, share: float, delay: float) -> Verdict:
+    unproven = host_unproven(snapshot)
+    waiting = delay > 0.15
+    severity: Severity = "critical" if share >= CRITICAL_SHARE and waiting and not unproven else "warning"
+    sure = confidence(waiting, crowd.wanted > 2 * crowd.usable, base=0.45, steps=len(records(snapshot)), share=share)
+    everyone = crowd.threads + crowd.worker_threads
+    evidence = [
+        f"{everyone} threads want {crowd.wanted:.1f} cores, and {crowd.usable:g} are there",
+        f"the main thread waits for a core {percent(delay)} of the time",
+        f"about {percent(crowd.overhead)} of the CPU time goes into switching between threads",
+    ]
+    if crowd.others > 0.25 * crowd.usable:
+        evidence.append(f"processes outside of this run use {crowd.others:.1f} cores")
+    return Verdict(
+        id=ID,
+        severity=severity,
+        share=round(share, 4),
+        speedup=round(without(share), 3),
+        confidence=min(sure, UNPROVEN) if unproven else sure,
+        title=f"{everyone} threads compete for {crowd.usable:g} cores",
+        evidence=tuple(evidence),
+        fixes=_fixes(snapshot, crowd, share),
+    )
+
+
+def _fixes(snapshot: Snapshot, crowd: Crowd, share: float) -> tuple[Fix, ...]:
+    gain = round(without(share), 2)
+    each = max(1, int(crowd.usable // max(1, crowd.ranks)))
+    now = snapshot.facts.threads if snapshot.facts else None
+    fixes = []
+    if crowd.threads > 1.2 * crowd.usable:
+        before = f" instead of {now} threads" if now and now > each else ""
+        what = f"torch.set_num_threads({each}) or OMP_NUM_THREADS={each}"
+        fixes.append(Fix(text=f"{what} in each training process{before}", speedup=gain))
+    if crowd.workers and crowd.worker_threads > 1.5 * crowd.workers:
+        text = "torch.set_num_threads(1) or OMP_NUM_THREADS=1 in each worker (worker_init_fn)"
+        fixes.append(Fix(text=text, speedup=gain))
+    elif crowd.workers > crowd.usable:
+        fewer = max(1, int(crowd.usable))
+        fixes.append(Fix(text=f"num_workers {crowd.workers} → {fewer}: more only wait for a core", speedup=gain))
+    return tuple(fixes) or (Fix(text=f"start no more threads than there are cores ({crowd.usable:g})", speedup=gain),)
+
+
+def _of_quota(snapshot: Snapshot, crowd: Crowd, delay: float, throttled: float) -> Judgement:
+    """The control group's quota ran out: the kernel stops every thread until the next period."""
+    share = min(delay, throttled, host_limit(snapshot), 0.95)
+    if share < BAND.leave:
+        return None
+    everyone = crowd.threads + crowd.worker_threads
+    enough = max(1, int(crowd.usable // max(1, crowd.ranks)))
+    return Finding(
+        Verdict(
+            id=ID,
+            severity="critical" if share >= CRITICAL_SHARE else "warning",
+            share=round(share, 4),
+            speedup=round(without(share), 3),
+            confidence=0.6,
+            title=f"the quota of {crowd.usable:g} cores runs out in {percent(throttled)} of the kernel's periods",
+            evidence=(
+                f"{everyone} threads want {crowd.wanted:.1f} cores, the control group allows {crowd.usable:g}",
+                f"the main thread is kept waiting {percent(delay)} of the time",
+            ),
+            fixes=(
+                Fix(text="raise the CPU limit of the container or job", speedup=round(without(share), 2)),
+                Fix(text=f"use no more threads than the quota: torch.set_num_threads({enough}), fewer workers"),
+            ),
+        ),
+        level=share,
+    )
+
+
+def _of_others(crowd: Crowd, delay: float) -> Judgement:
+    """The run wants no more than there is, and does not get it: somebody else's load. Said, but no fault of the run."""
+    if crowd.others < 0.3 * crowd.usable or delay < OTHERS_DELAY:
+        return None
+    return Finding(
+        Verdict(
+            id=ID,
+            severity="info",
+            confidence=0.6,
+            title=f"other programs use {crowd.others:.1f} of {crowd.usable:g} cores: this run waits for them",
+            evidence=(
+                f"the main thread waits for a core {percent(delay)} of the time",
+                f"this run's own threads want {crowd.wanted:.1f} cores",
+            ),
+            fixes=(Fix(text="look for stray processes on this machine, or give the run cores of its own (taskset)"),),
+        ),
+        level=delay,
+    )
+
+
+RULE = Rule(ID, judge, BAND)

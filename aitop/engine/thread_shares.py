@@ -1,0 +1,42 @@
+"""What the threads of a window did: at work or waiting, and who held the interpreter's lock. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from aitop.engine.stack_digest import Digest, Seen, ThreadKey
+from aitop.model.snapshot import ThreadShare
+from aitop.model.stacks import StackWindow
+
+WAITING = frozenset({"queue", "lock", "sleep", "io-network"})
+
+
+def thread_shares(windows: Sequence[StackWindow], merged: Digest) -> tuple[ThreadShare, ...]:
+    """Every sampled thread, the main one of each process first, then by the share in which it held the lock.
+
+    `gil` is None for processes of which no window asked.
+    """
+    asked: dict[int, int] = {}
+    held: dict[tuple[int, str], int] = {}
+    for window in windows:
+        for pid, looks in {hold.pid: hold.asked for hold in window.gil or ()}.items():
+            asked[pid] = asked.get(pid, 0) + looks
+        for hold in window.gil or ():
+            held[hold.pid, hold.thread] = held.get((hold.pid, hold.thread), 0) + hold.samples
+    shares = [
+        (not key.main, _share(key, stacks, asked.get(key.pid), held.get((key.pid, key.thread), 0)))
+        for key, stacks in merged.items()
+    ]
+    return tuple(share for _, share in sorted(shares, key=lambda pair: (pair[1].pid, pair[0], -(pair[1].gil or 0.0))))
+
+
+def _share(key: ThreadKey, stacks: dict[Seen, int], asked: int | None, held: int) -> ThreadShare:
+    samples = sum(stacks.values())
+    waiting = sum(count for seen, count in stacks.items() if seen.activity in WAITING)
+    return ThreadShare(
+        pid=key.pid,
+        thread=key.thread,
+        samples=samples,
+        active=1.0 - waiting / samples if samples else None,
+        gil=min(1.0, held / asked) if asked else None,
+    )

@@ -1,0 +1,44 @@
+"""Who holds the interpreter's lock: when to ask, and what the answer says."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from aitop.model.stacks import GilHold
+from aitop.sources.stacks.speedscope import ThreadSamples
+
+# Once in so many windows it is asked even of a process in which only the main thread was seen to hold the lock.
+RARELY = 6
+CONTENDED = 0.04
+# It is asked on for so many windows after the last sight: a thread may work in bursts.
+GOES_ON = 3
+
+
+class GilWatch:
+    """Asks in the first windows, then in every one while other threads than the main one hold the lock, else rarely."""
+
+    def __init__(self) -> None:
+        self._waited = RARELY
+        self._found = 0
+
+    def due(self) -> bool:
+        """Whether the next window should ask. Each call counts as one window."""
+        self._waited += 1
+        if self._found == 0 and self._waited <= RARELY:
+            return False
+        self._waited = 0
+        self._found = max(0, self._found - 1)
+        return True
+
+    def taken(self, pid: int, threads: Sequence[ThreadSamples], asked: int) -> tuple[GilHold, ...]:
+        """What was seen in a window that looked `asked` times at process `pid`. Threads of one name are one."""
+        samples: dict[tuple[str, bool], int] = {}
+        for thread in threads:
+            key = thread.name, thread.main
+            samples[key] = samples.get(key, 0) + thread.stacks.total()
+        held = sum(count for (_, main), count in samples.items() if not main)
+        if held > CONTENDED * asked:
+            self._found = GOES_ON
+        return tuple(
+            GilHold(pid, name, main, count, max(asked, count)) for (name, main), count in samples.items() if count
+        )
