@@ -6,17 +6,20 @@ fails, the rest goes on without it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
+from .device_calls import DeviceCalls
 from .patches import Patches
 from .wrappers import Keeper
 
+MOST_CALLS = 16
+
 
 class Measure(Protocol):
-    """`watches` names what the steps carry because of it (transfer, blocking, collective, tokens), "" for nothing."""
+    """`watches` names what the steps carry because of it (transfer, blocking, collective, tokens)."""
 
-    watches: str
+    watches: tuple[str, ...]
 
     def facts(self) -> dict[str, Any]:
         """What it has to say, by the fields of `HookFacts`, fit for JSON. Asked every few seconds."""
@@ -26,4 +29,16 @@ class Measure(Protocol):
 
 
 # Each is called as `make(torch, patches, keeper)`.
-MEASURES: tuple[Callable[[Any, Patches, Keeper], Measure], ...] = ()
+MEASURES: tuple[Callable[[Any, Patches, Keeper], Measure], ...] = (DeviceCalls,)
+
+
+def gathered(measures: Sequence[Measure]) -> dict[str, Any]:
+    """The facts of all measures: of call sites (`calls`) the dearest of any kind, of others the last word."""
+    found: dict[str, Any] = {}
+    calls: list[dict[str, Any]] = []
+    for measure in measures:
+        facts = measure.facts()
+        calls += facts.pop("calls", ())
+        found.update(facts)
+    calls.sort(key=lambda call: -(call.get("seconds") or 0.0))
+    return found | {"watches": [name for measure in measures for name in measure.watches], "calls": calls[:MOST_CALLS]}

@@ -17,7 +17,7 @@ from .device import UNKNOWN, DeviceClock, allocators
 from .facts import Facts
 from .frames import hooks_are_iterated
 from .journal import ASIDE, FORWARD, GONE, NOBODY, Journal
-from .measures import MEASURES, Measure
+from .measures import MEASURES, Measure, gathered
 from .patches import Patches
 from .ring import Presence, Ring
 from .roots import Roots
@@ -289,10 +289,7 @@ class Session:
         self.facts.changed = False
         self.facts.cost_us = self._cost.us_per_step()
         held = allocators(self.torch) if self.journal.device is not None else []
-        found: dict[str, Any] = {"watches": [measure.watches for measure in self._measures if measure.watches]}
-        for measure in self._measures:
-            found.update(measure.facts())
-        self._ring.write_facts(self.facts.text(held, found))
+        self._ring.write_facts(self.facts.text(held, gathered(self._measures)))
 
     def _send(self) -> None:
         """Turn what was noted into records and write them."""

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import msgspec
 
-from aitop.model.steps import AllocatorSample, HookFacts, LoaderInfo, StepRecord
+from aitop.model.steps import AllocatorSample, CallKind, CallSite, HookFacts, LoaderInfo, StepRecord
 
 MEMFD_LINK = "/memfd:aitop-hook (deleted)"
 MAGIC = int.from_bytes(b"AITOPRNG", "little")
@@ -128,6 +128,8 @@ def _count(value: int) -> int | None:
 
 
 _Name = Annotated[str, msgspec.Meta(max_length=200)]
+_Path = Annotated[str, msgspec.Meta(max_length=1000)]
+_Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e9)]
 _Small = Annotated[int, msgspec.Meta(ge=0, le=10**6)]
 _Large = Annotated[int, msgspec.Meta(ge=0, le=10**15)]
 _Pids = Annotated[tuple[Annotated[int, msgspec.Meta(gt=0, le=2**22)], ...], msgspec.Meta(max_length=1024)]
@@ -142,6 +144,18 @@ class _Loader(msgspec.Struct, frozen=True):
     dataset: _Name | None = None
     collate: _Name | None = None
     worker_pids: _Pids = ()
+
+
+class _Call(msgspec.Struct, frozen=True):
+    kind: CallKind
+    name: _Name
+    file: _Path
+    line: _Small
+    function: _Name
+    calls: _Large
+    seconds: _Seconds | None = None
+    bytes: _Large | None = None
+    pageable_bytes: _Large | None = None
 
 
 class _Facts(msgspec.Struct, frozen=True):
@@ -162,6 +176,16 @@ class _Facts(msgspec.Struct, frozen=True):
     cost_us: Annotated[float, msgspec.Meta(ge=0, le=1e6)] | None = None
     rank: _Small | None = None
     world_size: _Small | None = None
+    calls: Annotated[tuple[_Call, ...], msgspec.Meta(max_length=64)] = ()
+    flops: Annotated[float, msgspec.Meta(ge=0, le=1e24)] | None = None
+    flops_basis: _Path | None = None
+    input_dtypes: Annotated[tuple[_Name, ...], msgspec.Meta(max_length=64)] = ()
+    autocast: _Name | None = None
+    matmul_precision: _Name | None = None
+    compiles: _Large | None = None
+    recompiles: _Large | None = None
+    graph_breaks: _Large | None = None
+    scaler_skips: _Large | None = None
     watches: Annotated[tuple[_Name, ...], msgspec.Meta(max_length=64)] = ()
 
 
@@ -192,6 +216,7 @@ def decode_facts(data: bytes) -> tuple[HookFacts, tuple[AllocatorSample, ...]] |
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
     values = msgspec.structs.asdict(area.facts)
+    values["calls"] = tuple(CallSite(**msgspec.structs.asdict(call)) for call in area.facts.calls)
     values["loaders"] = tuple(LoaderInfo(**msgspec.structs.asdict(loader)) for loader in area.facts.loaders)
     allocators = tuple(AllocatorSample(**msgspec.structs.asdict(item)) for item in area.allocators)
     return HookFacts(**values), allocators

@@ -1,0 +1,149 @@
+"""Where in the user's code calls were made: a small table of lines, and what the calls there came to.
+
+Not every call is looked at when there are many: those that are stand for the others. Only the thread that steps uses
+it.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import sysconfig
+from typing import Any
+
+MOST_SITES = 128
+MOST_FILES = 4096
+MOST_FRAMES = 60
+LOOKS_BETWEEN_TICKS = 64
+LONGEST_FILE = 400
+LONGEST_NAME = 120
+SHOWN = 16
+
+NOBODYS, LIBRARY, USER = range(3)
+
+
+class Sites:
+    """The lines of one `kind` of calls (transfer, blocking, collective). `torch` is the module, told by its folder."""
+
+    def __init__(self, kind: str, torch: Any) -> None:
+        self._kind = kind
+        # An attached hook has no files, only names for them.
+        self._own = os.path.dirname(self.facts.__code__.co_filename) + os.sep
+        self._torch = os.path.dirname(torch.__file__ or "") + os.sep
+        paths = sysconfig.get_paths()
+        self._standard = tuple({paths[key] + os.sep for key in ("stdlib", "platstdlib") if paths.get(key)})
+        self._owners: dict[str, int] = {}
+        self._sites: dict[tuple[str, str, int], _Site] = {}
+        self._every = 1
+        self._skip = 0
+        self._calls = 0
+        self._dice = 12345
+
+    def add(self, name: str, length: int, size: int = -1, pageable: int = -1) -> None:
+        """A call of `name` took `length` nanoseconds and moved `size` bytes, `pageable` of them from memory that is not
+        pinned; negative is not measured. Call it only where `wants_next` said so; our caller's line is looked for.
+        """
+        frame = self._users_frame()
+        if frame is None:
+            return
+        code = frame.f_code
+        key = (name, code.co_filename, frame.f_lineno)
+        site = self._sites.get(key)
+        if site is None:
+            if len(self._sites) >= MOST_SITES:
+                self._forget_the_cheapest()
+            site = self._sites[key] = _Site(getattr(code, "co_qualname", code.co_name)[:LONGEST_NAME])
+        times = self._every
+        site.calls += times
+        site.length += times * length
+        if size >= 0:
+            site.size += times * size
+            site.sized = True
+        if pageable >= 0:
+            site.pageable += times * pageable
+            site.told = True
+
+    def wants_next(self) -> bool:
+        """Whether the call at hand is one to `add`. Chance decides when there are many: calls come in patterns."""
+        self._calls += 1
+        if self._every == 1:
+            return True
+        self._skip -= 1
+        if self._skip > 0:
+            return False
+        # The program's own random numbers must stay as they are.
+        self._dice = (self._dice * 1103515245 + 12345) & 0x7FFFFFFF
+        self._skip = 1 + (self._dice >> 8) % (2 * self._every - 1)
+        return True
+
+    def tick(self) -> None:
+        """Called a few times a second: so many calls as came since then may be expected until the next time."""
+        self._every = max(1, self._calls // LOOKS_BETWEEN_TICKS)
+        self._calls = 0
+
+    def facts(self) -> list[dict[str, Any]]:
+        """The dearest sites, by the fields of `CallSite`."""
+        dearest = sorted(self._sites.items(), key=lambda item: -item[1].length)[:SHOWN]
+        return [site.facts(self._kind, key) for key, site in dearest if len(key[1]) <= LONGEST_FILE]
+
+    def _users_frame(self) -> Any:
+        """The innermost frame of the user's; where there is none, of a library that is not torch."""
+        frame: Any = sys._getframe(2)
+        library = None
+        for _ in range(MOST_FRAMES):
+            if frame is None:
+                break
+            owner = self._owner(frame.f_code.co_filename)
+            if owner == USER:
+                return frame
+            if owner == LIBRARY and library is None:
+                library = frame
+            frame = frame.f_back
+        return library
+
+    def _owner(self, file: str) -> int:
+        owner = self._owners.get(file)
+        if owner is None:
+            if len(self._owners) >= MOST_FILES:
+                self._owners.clear()
+            owner = self._owners[file] = self._judge(file)
+        return owner
+
+    def _judge(self, file: str) -> int:
+        if file.startswith(("<stdin>", "<ipython-input")):
+            return USER
+        if file.startswith(("<", self._own, self._torch)) or "/torchinductor_" in file:
+            return NOBODYS
+        if "/site-packages/" in file or "/dist-packages/" in file:
+            return LIBRARY
+        return NOBODYS if file.startswith(self._standard) else USER
+
+    def _forget_the_cheapest(self) -> None:
+        dearest = sorted(self._sites, key=lambda key: -self._sites[key].length)
+        for key in dearest[MOST_SITES // 2 :]:
+            del self._sites[key]
+
+
+class _Site:
+    """Sums over the calls of one line."""
+
+    __slots__ = ("calls", "function", "length", "pageable", "size", "sized", "told")
+
+    def __init__(self, function: str) -> None:
+        self.function = function
+        self.calls = self.length = self.size = self.pageable = 0
+        self.sized = self.told = False
+
+    def facts(self, kind: str, key: tuple[str, str, int]) -> dict[str, Any]:
+        name, file, line = key
+        return {
+            "kind": kind,
+            "name": name,
+            "file": file,
+            "line": line,
+            "function": self.function,
+            "calls": self.calls,
+            "seconds": round(self.length * 1e-9, 6),
+            "bytes": self.size if self.sized else None,
+            "pageable_bytes": self.pageable if self.told else None,
+        }
