@@ -1,0 +1,83 @@
+"""A hook that comes and goes in real training programs: the framework's own steps, true phases, the same losses."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "frameworks"))
+
+from watch import Script, check_losses, check_steps
+
+pytestmark = pytest.mark.e2e
+
+
+@pytest.fixture
+def script(tmp_path):
+    """`script(name, *kinds)` starts a script of tests/frameworks."""
+    started = []
+
+    def start(name, *kinds):
+        started.append(Script(name, tmp_path, kinds))
+        return started[-1]
+
+    yield start
+    for process in started:
+        process.end()
+
+
+def needs(module):
+    missing = importlib.util.find_spec(module) is None
+    return pytest.mark.skipif(missing, reason=f"{module} is not installed (it is in the extra dev)")
+
+
+def shapes(seen):
+    """What the steps were made of: (forwards, backwards, samples)."""
+    return {(record.forwards, record.backwards, record.samples) for record in seen.records[2:]}
+
+
+LOOPS = {
+    "plain": (1, 1, 4),
+    "accumulate": (3, 3, 12),
+    "amp": (1, 1, 4),
+    "gan": (4, 2, 8),
+    "loaders": (1, 1, 12),
+}
+
+
+def test_plain_loops_of_all_shapes(script):
+    process = script("loops.py", *LOOPS)
+    for kind, shape in LOOPS.items():
+        seen = process.finish(kind, process.watch(kind))
+        check_losses(seen)
+        check_steps(seen)
+        assert shapes(seen) == {shape}, kind
+        assert seen.facts.loaders[0].batch_size == 4
+    workers = [(loader.workers, loader.prefetch, loader.persistent) for loader in seen.facts.loaders]
+    assert sorted(workers, key=str) == [(0, None, False), (1, 3, True)]
+
+
+@needs("transformers")
+@needs("accelerate")
+def test_hugging_face_trainer_and_accelerate(script):
+    process = script("hf.py", "trainer", "accelerated")
+    for kind in ("trainer", "accelerated"):
+        seen = process.finish(kind, process.watch(kind))
+        check_losses(seen)
+        check_steps(seen)
+        assert shapes(seen) == {(2, 2, 4)}
+        assert seen.facts.root == "GPT2LMHeadModel"
+        assert seen.facts.loaders[0].batch_size == 2
+
+
+@needs("lightning")
+def test_lightning(script):
+    process = script("pl.py", "automatic", "accumulated", "manual")
+    for kind, shape in {"automatic": (1, 1, 4), "accumulated": (2, 2, 8), "manual": (2, 2, 8)}.items():
+        seen = process.finish(kind, process.watch(kind))
+        check_losses(seen)
+        check_steps(seen)
+        assert shapes(seen) == {shape}, kind

@@ -1,0 +1,151 @@
+"""Starts a script of this folder and lets a hook come and go while it trains, as a monitor would."""
+
+from __future__ import annotations
+
+import bisect
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from aitop.attach.session import install, remove
+from aitop.model.steps import HookFacts, StepRecord
+from aitop.sources.hook_ring import HookRing
+
+FOLDER = Path(__file__).parent
+PHASES = ("data_wait", "forward", "backward", "optimizer")
+PATIENCE = 90.0
+STEPS_BEFORE, RECORDS, STEPS_AFTER = 3, 14, 3
+
+
+@dataclass
+class Seen:
+    """One run: `steps` as the script wrote them down, `again` those of its undisturbed repetition, `records` what the
+    hook said. `came` and `left` are the numbers of steps at which the hook was surely in, and surely out.
+    """
+
+    records: list[StepRecord]
+    facts: HookFacts | None
+    steps: list[dict[str, Any]]
+    came: int = 0
+    left: int = 0
+    again: list[dict[str, Any]] = field(default_factory=list)
+
+    def matched(self) -> list[tuple[StepRecord, int]]:
+        """Each record with the number of the script's step that ended with it: the first one noted after its end."""
+        ends = [step["end"] for step in self.steps]
+        return [(record, bisect.bisect_left(ends, record.end)) for record in self.records]
+
+
+class Script:
+    """A script that trains in one way after another, each until it is told."""
+
+    def __init__(self, name: str, folder: Path, kinds: tuple[str, ...]) -> None:
+        self.folder = folder
+        self.errors = folder / "errors"
+        with self.errors.open("w") as errors:
+            self.process = subprocess.Popen(
+                [sys.executable, str(FOLDER / name), str(folder), *kinds],
+                stdin=subprocess.DEVNULL,
+                stdout=errors,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                env=os.environ | {"TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"},
+            )
+
+    def notes(self, file: str) -> list[dict[str, Any]]:
+        path = self.folder / file
+        lines = path.read_text().splitlines(keepends=True) if path.exists() else []
+        return [json.loads(line) for line in lines if line.endswith("\n")]
+
+    def until(self, come: Callable[[], object], what: str) -> None:
+        deadline = time.monotonic() + PATIENCE
+        while not come():
+            if self.process.poll() is not None and not come():
+                raise AssertionError(f"the script ended before {what}:\n{self.errors.read_text()[-3000:]}")
+            if time.monotonic() > deadline:
+                raise AssertionError(f"no {what} in {PATIENCE} s:\n{self.errors.read_text()[-3000:]}")
+            time.sleep(0.01)
+
+    def watch(self, kind: str, pid: int | None = None, rank: str = "") -> Seen:
+        """Let the hook in, read it, take it out, and let the script repeat the run without it."""
+        pid, log = pid or self.process.pid, f"{kind}{rank}"
+        self.until(lambda: len(self.notes(f"{log}.steps")) >= STEPS_BEFORE, f"step of {log}")
+        install(pid, timeout=20.0)
+        came = len(self.notes(f"{log}.steps"))
+        records, facts = self._read(pid)
+        remove(pid, timeout=20.0)
+        left = len(self.notes(f"{log}.steps"))
+        self.until(lambda: len(self.notes(f"{log}.steps")) >= left + STEPS_AFTER, f"step of {log} afterwards")
+        return Seen(records, facts, [], came, left)
+
+    def finish(self, kind: str, seen: Seen, rank: str = "") -> Seen:
+        """Tell the script that this run is over, and take down what it wrote."""
+        (self.folder / f"{kind}.stop").touch()
+        self.until((self.folder / f"{kind}{rank}.done").exists, f"end of {kind}{rank}")
+        seen.steps, seen.again = self.notes(f"{kind}{rank}.steps"), self.notes(f"{kind}{rank}.again")
+        return seen
+
+    def _read(self, pid: int) -> tuple[list[StepRecord], HookFacts | None]:
+        ring = HookRing(pid)
+        records: list[StepRecord] = []
+        found: list[HookFacts] = []
+
+        def enough() -> bool:
+            ring.renew()
+            sample = ring.read(time.monotonic())
+            records.extend(sample.steps)
+            if sample.facts is not None:
+                found.append(sample.facts)
+            return len(records) >= RECORDS and bool(found) and bool(found[-1].loaders)
+
+        try:
+            self.until(enough, "records of the hook")
+        finally:
+            ring.close()
+        return records, found[-1] if found else None
+
+    def end(self) -> None:
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            try:
+                os.killpg(self.process.pid, number)
+                self.process.wait(3)
+            except (ProcessLookupError, subprocess.TimeoutExpired):
+                continue
+        self.process.wait(3)
+
+
+def check_losses(seen: Seen) -> None:
+    """Bit for bit those of the undisturbed run."""
+    losses = [step["losses"] for step in seen.steps]
+    assert len({str(loss) for loss in losses}) > RECORDS
+    assert losses == [step["losses"] for step in seen.again]
+
+
+def check_steps(seen: Seen) -> None:
+    """A record for each step of the script's, as long as its own clock says, every phase where it was spent."""
+    # The hook may come in the middle of a round of several optimizers.
+    matched = seen.matched()[2:]
+    numbers = [number for _, number in matched]
+    assert numbers == list(range(numbers[0], numbers[0] + len(numbers)))
+    for record, number in matched:
+        slept = seen.steps[number]["slept"]
+        for phase in PHASES:
+            assert getattr(record, phase) >= slept[phase] - 1e-4, (phase, record, slept)
+        assert record.kind == "train"
+    own = [seen.steps[number]["end"] - seen.steps[number - 1]["end"] for number in numbers]
+    summed = [sum(getattr(record, phase) for phase in PHASES) + record.outside for record, _ in matched]
+    assert 0.95 < median(one / other for one, other in zip(summed, own, strict=True)) < 1.05
+    # Nothing but pauses takes time here: what lies outside of the phases is little.
+    assert median(record.outside / record.seconds for record, _ in matched) < 0.2
+
+
+def median(values: Any) -> float:
+    ordered = sorted(values)
+    return float(ordered[len(ordered) // 2])
