@@ -7,10 +7,11 @@ from pathlib import Path
 
 import torch
 from accelerate import Accelerator
-from diary import Diary, twice
-from loops import Slow
 from torch.utils.data import DataLoader, Dataset
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainerCallback, TrainingArguments
+
+from diary import Diary, twice
+from loops import Slow
 
 BATCH, LENGTH, ACCUMULATE = 2, 16, 2
 

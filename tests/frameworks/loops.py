@@ -7,9 +7,10 @@ import sys
 from pathlib import Path
 
 import torch
-from diary import Diary, twice
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
+
+from diary import Diary, twice
 
 BATCH = 4
 

@@ -9,9 +9,10 @@ from pathlib import Path
 
 import lightning
 import torch
+from torch.utils.data import DataLoader
+
 from diary import Diary, twice
 from loops import BATCH, Net, Rows, Slow, loss_of
-from torch.utils.data import DataLoader
 
 
 class Lit(lightning.LightningModule):
