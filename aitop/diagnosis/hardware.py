@@ -1,31 +1,60 @@
-"""The device itself: gpu-shared and thermal-throttle."""
+"""The device itself: gpu-shared, pcie-degraded, gpu-fault."""
 
 from __future__ import annotations
 
+from aitop.diagnosis.devices import lost_devices, recent, rise, without_figures
 from aitop.diagnosis.evidence import own_devices
 from aitop.diagnosis.rule import Band, Finding, Judgement, Rule
 from aitop.diagnosis.what_if import without
 from aitop.model.gpu import GpuDevice, GpuProcess
 from aitop.model.snapshot import Snapshot
-from aitop.model.units import percent, size
-from aitop.model.verdict import Fix, Severity, Verdict
+from aitop.model.units import percent, rate, size
+from aitop.model.verdict import Abstention, Fix, Severity, Verdict
 
 SHARED_MEMORY = 0.05
 CONTENDED = 0.8
-# Clocks that are held back by less cost nothing to speak of.
-LEAST_HELD_BACK = 0.05
+# A link is read every few ticks, and an idle device takes it down: all of so many readings must show work.
+LINK_POINTS = 8
+LEAST_LOAD = 0.1
+# Bytes per second of one lane, by generation, after the line code; of these about nine tenths are data.
+LANE_BYTES = {1: 0.25e9, 2: 0.5e9, 3: 0.985e9, 4: 1.97e9, 5: 3.94e9, 6: 7.56e9, 7: 15.1e9}
+# Copies that keep a degraded link busy for less of the time are not what a step waits for.
+FULL_LINK = 0.3
+COUNTER_SECONDS = 300.0
+# Xids that a program brings upon itself (or that merely follow from one): no sign of a broken device.
+PROGRAM_XIDS = {
+    13: "a kernel failed (out-of-range access, illegal instruction)",
+    31: "a kernel touched memory that is not its own",
+    43: "a channel was stopped because of a fault in a program",
+    45: "the driver cleaned up after a program that ended",
+}
+HARDWARE_XIDS = {
+    48: "a memory error that could not be corrected",
+    63: "a row of memory is being replaced by a spare one",
+    64: "a row of memory could not be replaced",
+    74: "an NVLink failed",
+    79: "the GPU has fallen off the bus",
+    92: "many corrected memory errors",
+    94: "a contained memory error",
+    95: "a memory error that was not contained",
+    119: "the GPU's own processor does not answer",
+    120: "the GPU's own processor failed",
+}
+# What the device dealt with itself, or what cost one program only.
+MILD_XIDS = {63, 92, 94}
 
 
 def shared(snapshot: Snapshot) -> Judgement:
     """Somebody else computes on a device that the run uses."""
-    worst: tuple[float, GpuDevice] | None = None
-    for device in own_devices(snapshot):
-        level = _taken(device)
-        if worst is None or level > worst[0]:
-            worst = (level, device)
-    if worst is None or worst[0] <= 0:
-        return None
-    level, device = worst
+    devices = own_devices(snapshot)
+    listed = [device for device in devices if _listed(device)]
+    if devices and not listed:
+        told = all(device.processes is None for device in devices)
+        reason = "the driver does not list" if told else "the driver names only from outside of the container"
+        return Abstention(id="gpu-shared", reason=f"{reason} who is on the GPU")
+    device = max(listed, key=_taken, default=None)
+    if device is None or _taken(device) <= 0:
+        return without_figures(snapshot, "gpu-shared")
     others = [process for process in device.processes or () if not process.mine]
     busiest = max(others, key=lambda process: (process.sm or 0.0, process.memory or 0))
     computing = [process.sm for process in others if process.sm is not None]
@@ -47,8 +76,13 @@ def shared(snapshot: Snapshot) -> Judgement:
             evidence=tuple(_uses(process) for process in others[:4]),
             fixes=(Fix(text=f"use another device (CUDA_VISIBLE_DEVICES), or end pid {busiest.pid} if it is stray"),),
         ),
-        level=level,
+        level=_taken(device),
     )
+
+
+def _listed(device: GpuDevice) -> bool:
+    """Whether it is known who is on the device, and which of them is the run."""
+    return device.processes is not None and (not device.processes or any(one.mine for one in device.processes))
 
 
 def _uses(process: GpuProcess) -> str:
@@ -66,47 +100,148 @@ def _taken(device: GpuDevice) -> float:
     return max(computing, memory if memory > SHARED_MEMORY else 0.0)
 
 
-def throttled(snapshot: Snapshot) -> Judgement:
-    """The clocks are held back by heat."""
-    hot = [device for device in own_devices(snapshot) if any("thermal" in reason for reason in device.throttle or ())]
-    if not hot:
-        return None
-    device = min(hot, key=_clock_share)
-    held_back = 1.0 - _clock_share(device)
-    known = bool(device.sm_clock and device.sm_clock_max)
-    if known and held_back < LEAST_HELD_BACK:
-        return None
-    # Only what the device does gets faster with its clock.
-    share = held_back * (1.0 if device.busy is None else device.busy)
-    severity: Severity = "critical" if share >= 0.3 else "warning"
-    clocks = f"SM clock {device.sm_clock} of {device.sm_clock_max} MHz" if known else "its clock is not known"
+def slow_link(snapshot: Snapshot) -> Judgement:
+    """The PCIe link runs below what card and slot can do, although the device works."""
+    slow = [device for device in own_devices(snapshot) if _link_share(device) < 1.0]
+    if not slow:
+        return without_figures(snapshot, "pcie-degraded")
+    loaded = [device for device in slow if _loaded(snapshot, device)]
+    if not loaded:
+        reason = "the PCIe link is below its best, as in any idle GPU: it is judged only while the GPU works"
+        return Abstention(id="pcie-degraded", reason=reason)
+    device = min(loaded, key=_link_share)
+    share, used = _transfer(snapshot), _link_used(device)
+    lost = share * (1.0 - _link_share(device)) if share is not None else None
+    felt = (used is not None and used >= FULL_LINK) or (lost is not None and lost >= 0.05)
+    severity: Severity = "warning" if felt else "info"
+    evidence = [f"{_link_words(device)} while the GPU works"]
+    if used is not None and device.pcie_received is not None and device.pcie_sent is not None:
+        traffic = f"{rate(device.pcie_received)} in, {rate(device.pcie_sent)} out"
+        evidence.append(f"{traffic}: {percent(used)} of what the link can carry now")
+    if share is not None:
+        evidence.append(f"copies to the device take {percent(share)} of each step")
     return Finding(
         Verdict(
-            id="thermal-throttle",
+            id="pcie-degraded",
             severity=severity,
-            share=round(share, 4) if known else None,
-            speedup=round(without(min(0.9, share)), 3) if known else None,
-            confidence=0.9,
-            title=f"GPU {device.index} is held back by heat: {clocks}",
-            evidence=(
-                f"reasons: {', '.join(device.throttle or ())}",
-                *((f"{device.temperature:.0f} °C",) if device.temperature is not None else ()),
-            ),
+            share=round(lost, 4) if felt and lost else None,
+            speedup=round(without(min(0.95, lost)), 3) if felt and lost else None,
+            confidence=0.8 if felt else 0.6,
+            title=f"GPU {device.index} has {percent(_link_share(device))} of its PCIe bandwidth: {_link_words(device)}",
+            evidence=tuple(evidence),
             fixes=(
-                Fix(text="check fans, airflow and neighbours; a lower power limit often runs faster than throttling"),
+                Fix(
+                    text="move the card to a slot with all lanes, reseat it or its riser, and look at the BIOS's limit"
+                ),
+                Fix(text="until then copy less: pin_memory=True, smaller dtypes, decode or augment on the GPU"),
             ),
         ),
         level=1.0,
     )
 
 
-def _clock_share(device: GpuDevice) -> float:
-    if not device.sm_clock or not device.sm_clock_max:
-        return 1.0
-    return min(1.0, device.sm_clock / device.sm_clock_max)
+def _link_share(device: GpuDevice) -> float:
+    """Bandwidth of the link as a part of the best that card and slot can do; 1 where that is not told."""
+    now, best = LANE_BYTES.get(device.pcie_generation or 0), LANE_BYTES.get(device.pcie_generation_max or 0)
+    speed = now / best if now and best else 1.0
+    width = device.pcie_width / device.pcie_width_max if device.pcie_width and device.pcie_width_max else 1.0
+    return min(1.0, speed) * min(1.0, width)
+
+
+def _link_words(device: GpuDevice) -> str:
+    parts = []
+    if (device.pcie_generation or 0) < (device.pcie_generation_max or 0):
+        parts.append(f"generation {device.pcie_generation} of {device.pcie_generation_max}")
+    if (device.pcie_width or 0) < (device.pcie_width_max or 0):
+        parts.append(f"{device.pcie_width} of {device.pcie_width_max} lanes")
+    return ", ".join(parts)
+
+
+def _loaded(snapshot: Snapshot, device: GpuDevice) -> bool:
+    busy = recent(snapshot, f"gpu{device.index}.busy", LINK_POINTS)
+    return busy is not None and min(busy) >= LEAST_LOAD
+
+
+def _link_used(device: GpuDevice) -> float | None:
+    """The busier direction's traffic as a part of what the link carries now."""
+    lane = LANE_BYTES.get(device.pcie_generation or 0)
+    known = [traffic for traffic in (device.pcie_received, device.pcie_sent) if traffic is not None]
+    return min(1.0, max(known) / (0.9 * lane * device.pcie_width)) if lane and device.pcie_width and known else None
+
+
+def _transfer(snapshot: Snapshot) -> float | None:
+    return snapshot.steps.phases.transfer if snapshot.steps else None
+
+
+def fault(snapshot: Snapshot) -> Judgement:
+    """A device of the run was lost, or reports errors: memory that could not be corrected, Xids."""
+    found = [*(_lost(device) for device in lost_devices(snapshot))]
+    found += [one for device in own_devices(snapshot) if (one := _errors(snapshot, device)) is not None]
+    if found:
+        return max(found, key=lambda finding: (finding.verdict.severity == "critical", finding.verdict.confidence))
+    devices = own_devices(snapshot)
+    if devices and all(device.xid is None and device.ecc_uncorrected is None for device in devices):
+        return Abstention(id="gpu-fault", reason="the driver reports neither Xids nor memory errors of this GPU")
+    return without_figures(snapshot, "gpu-fault")
+
+
+def _lost(device: GpuDevice) -> Finding:
+    return _fault(
+        "critical",
+        0.95,
+        f"GPU {device.index} is lost: the driver no longer reaches it",
+        _xid_words(device),
+        ("reset it (nvidia-smi -r) or reboot and go on from a checkpoint; if it is lost again, have it replaced",),
+    )
+
+
+def _errors(snapshot: Snapshot, device: GpuDevice) -> Finding | None:
+    new = rise(snapshot, f"gpu{device.index}.ecc_uncorrected", COUNTER_SECONDS) or 0.0
+    broken = [xid for xid in device.xid or () if xid not in PROGRAM_XIDS]
+    evidence = _xid_words(device)
+    total = device.ecc_uncorrected
+    if total:
+        evidence = (*evidence, f"{total} uncorrected memory errors since the driver was loaded, {new:.0f} of them now")
+    grave = [xid for xid in broken if xid in HARDWARE_XIDS and xid not in MILD_XIDS]
+    if new > 0 or grave:
+        title = f"GPU {device.index} fails: " + (f"Xid {grave[-1]}" if grave else "memory errors")
+        fix = "save a checkpoint and move to another device; have this one drained and tested (dcgmi diag)"
+        return _fault("critical", 0.9, title, evidence, (fix,))
+    if broken or device.xid:
+        last = (broken or list(device.xid or ()))[-1]
+        fix = (
+            f"look up Xid {last} in NVIDIA's list, and in dmesg for what came before it"
+            if broken
+            else "run with CUDA_LAUNCH_BLOCKING=1 or compute-sanitizer: a kernel of some program on this device failed"
+        )
+        return _fault("warning", 0.7, f"GPU {device.index} reported Xid {last}", evidence, (fix,))
+    if total:
+        title = f"GPU {device.index} had {total} memory errors that could not be corrected"
+        return _fault("warning", 0.7, title, evidence, ("have the device drained, reset and tested (dcgmi diag)",))
+    return None
+
+
+def _xid_words(device: GpuDevice) -> tuple[str, ...]:
+    named = HARDWARE_XIDS | PROGRAM_XIDS
+    return tuple(
+        f"Xid {xid}: {named.get(xid, 'see the list of Xid errors')}" for xid in dict.fromkeys(device.xid or ())
+    )
+
+
+def _fault(severity: Severity, sure: float, title: str, evidence: tuple[str, ...], fixes: tuple[str, ...]) -> Finding:
+    told = Verdict(
+        id="gpu-fault",
+        severity=severity,
+        confidence=sure,
+        title=title,
+        evidence=evidence,
+        fixes=tuple(Fix(text=text) for text in fixes),
+    )
+    return Finding(told, level=1.0)
 
 
 RULES = (
     Rule("gpu-shared", shared, Band(enter=0.05, leave=0.03)),
-    Rule("thermal-throttle", throttled, Band(enter=0.5, leave=0.5)),
+    Rule("pcie-degraded", slow_link, Band(enter=0.5, leave=0.5)),
+    Rule("gpu-fault", fault, Band(enter=0.5, leave=0.5)),
 )

@@ -2,7 +2,21 @@
 
 from __future__ import annotations
 
-from aitop.diagnosis import between_steps, computing, device_rules, gil, hardware, input_bound, memory, oversubscription
+from aitop.diagnosis import (
+    between_steps,
+    clocks,
+    collector,
+    computing,
+    device_memory,
+    device_rules,
+    gil,
+    hardware,
+    host_memory,
+    input_bound,
+    memory,
+    oversubscription,
+    step_growth,
+)
 from aitop.diagnosis.rule import Rule
 
 RULES: tuple[Rule, ...] = (
@@ -12,6 +26,8 @@ RULES: tuple[Rule, ...] = (
     *device_rules.RULES,
     gil.RULE,
     oversubscription.RULE,
+    collector.RULE,
+    step_growth.RULE,
     *memory.RULES,
     *device_memory.RULES,
     *host_memory.RULES,

@@ -68,11 +68,20 @@ def loaders(workers, **fields):
 
 
 def snapshot(
-    records=None, *, phases=None, lines=(), workers=0, kind="training", time=1000.0, main_samples=100, **fields
+    records=None,
+    *,
+    phases=None,
+    lines=(),
+    workers=0,
+    kind="training",
+    time=1000.0,
+    main_samples=100,
+    seen=1000,
+    **fields,
 ):
-    """A Snapshot with hook steps (`records`) or with phases from stacks (`phases`)."""
+    """A Snapshot with hook steps (`records`, of `seen` so far) or with phases from stacks (`phases`)."""
     if records:
-        view = steps_view(RANK, records, len(records))
+        view = steps_view(RANK, records, seen)
     elif phases is not None:
         view = Steps(basis="stacks", pid=RANK, phases=phases)
     else:

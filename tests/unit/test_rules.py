@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import pytest
-from snapshot_builder import RANK, WORKER, constant, host, line, loaders, snapshot, step, steps
+from snapshot_builder import WORKER, constant, host, line, loaders, snapshot, step, steps
 
-from aitop.diagnosis import between_steps, computing, hardware, input_bound, memory
+from aitop.diagnosis import between_steps, computing, input_bound, memory
 from aitop.diagnosis.rule import Finding
-from aitop.model.gpu import GpuDevice, GpuProcess, GpuSample
+from aitop.model.gpu import GpuDevice, GpuSample
 from aitop.model.snapshot import GrowthSite, Phases, Series
-from aitop.model.steps import AllocatorSample, HookFacts
+from aitop.model.steps import HookFacts
 from aitop.model.verdict import Abstention
 
 FEW = snapshot(steps(3), main_samples=0)
@@ -283,40 +283,6 @@ def test_noise_is_not_a_leak(series):
     assert memory.leak(snapshot(steps(), series={"rss": series})) is None
 
 
-def on_device(**fields):
-    return GpuSample(time=1000.0, devices=(GpuDevice(index=0, mine=True, memory_total=100, **fields),))
-
-
-def test_a_full_device_is_a_risk():
-    seen = snapshot(steps(), gpu=on_device(memory_used=96))
-    assert fired(memory.oom_risk(seen)).id == "oom-risk"
-    retried = AllocatorSample(device=0, allocated=1, reserved=2, retries=2, capacity=100)
-    assert fired(memory.oom_risk(snapshot(steps(), allocators=(retried,)))).severity == "warning"
-    judged = memory.oom_risk(snapshot(steps(), gpu=on_device(memory_used=40)))
-    assert isinstance(judged, Finding) and judged.level < memory.FULL
-    assert memory.oom_risk(snapshot(steps())) is None
-
-
-# hardware ---------------------------------------------------------------------------------------------------------
-
-
-def test_a_shared_device():
-    mine = GpuProcess(pid=RANK, memory=30, sm=0.5, mine=True)
-    other = GpuProcess(pid=4711, name="python", memory=30, sm=0.4)
-    verdict = fired(hardware.shared(snapshot(steps(), gpu=on_device(processes=(mine, other)))))
-    assert verdict.share == pytest.approx(0.4) and "4711" in verdict.evidence[0]
-    assert hardware.shared(snapshot(steps(), gpu=on_device(processes=(mine,)))) is None
-    assert hardware.shared(snapshot(steps(), gpu=on_device(processes=None))) is None
-
-
-def test_a_hot_device():
-    hot = on_device(throttle=("sw_thermal_slowdown",), sm_clock=990, sm_clock_max=1980, temperature=92.0)
-    verdict = fired(hardware.throttled(snapshot(steps(), gpu=hot)))
-    assert verdict.speedup == pytest.approx(2.0) and "990" in verdict.title
-    assert hardware.throttled(snapshot(steps(), gpu=on_device(throttle=("sw_power_cap",)))) is None
-    assert hardware.throttled(snapshot(steps(), gpu=on_device(throttle=None))) is None
-
-
 def test_growth_that_levels_off_is_warming_up():
     values = tuple(1e9 + 300e6 * (1 - 0.8**index) for index in range(20))
     series = Series(times=tuple(float(981 + index) for index in range(20)), values=values)
@@ -441,40 +407,6 @@ def test_waiting_for_a_program_is_no_python():
 
 
 # statements that would be silly -----------------------------------------------------------------------------------
-
-
-def test_an_idle_neighbour_on_the_device_takes_no_time():
-    mine = GpuProcess(pid=RANK, memory=30, sm=0.9, mine=True)
-    idle = GpuProcess(pid=4711, name="python", memory=30, sm=0.0)
-    verdict = fired(hardware.shared(snapshot(steps(), gpu=on_device(processes=(mine, idle)))))
-    assert (verdict.severity, verdict.share, verdict.speedup) == ("info", None, None)
-
-
-def test_nobody_takes_a_device_that_the_step_does_not_want():
-    mine = GpuProcess(pid=RANK, memory=30, sm=0.02, mine=True)
-    other = GpuProcess(pid=4711, name="python", memory=30, sm=0.95)
-    waiting = steps(seconds=0.1, data_wait=0.095)
-    verdict = fired(hardware.shared(snapshot(waiting, gpu=on_device(processes=(mine, other)))))
-    assert verdict.speedup < 1.1 and verdict.severity == "warning"
-
-
-def test_heat_that_costs_no_clock_is_no_fault():
-    warm = on_device(throttle=("sw_thermal_slowdown",), sm_clock=1980, sm_clock_max=1980)
-    assert hardware.throttled(snapshot(steps(), gpu=warm)) is None
-    unknown = fired(hardware.throttled(snapshot(steps(), gpu=on_device(throttle=("sw_thermal_slowdown",)))))
-    assert (unknown.share, unknown.speedup) == (None, None)
-
-
-def test_a_slow_clock_costs_only_what_the_device_works():
-    hot = on_device(throttle=("sw_thermal_slowdown",), sm_clock=495, sm_clock_max=1980, busy=0.1)
-    assert fired(hardware.throttled(snapshot(steps(), gpu=hot))).speedup < 1.1
-
-
-def test_a_retry_is_not_told_as_a_full_device():
-    retried = AllocatorSample(device=0, allocated=1, reserved=2, retries=1, ooms=0, peak_allocated=60, capacity=100)
-    verdict = fired(memory.oom_risk(snapshot(steps(), allocators=(retried,))))
-    assert verdict.title == "GPU memory has run out before: a longer batch may not fit"
-    assert verdict.evidence[-1] == "since the start the allocator ran out 0 times and retried once"
 
 
 @pytest.mark.parametrize("text", ["losses.append(loss.item())", "self.total += loss.item()", "seen.append(len(batch))"])

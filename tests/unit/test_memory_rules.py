@@ -1,0 +1,233 @@
+"""Rules on memory that runs out: on a device, in its allocator, on the host; and on leaks while a run starts."""
+
+from __future__ import annotations
+
+import msgspec
+from snapshot_builder import WORKER, constant, process, snapshot, steps
+
+from aitop.diagnosis import device_memory, host_memory, memory
+from aitop.diagnosis.rule import Finding
+from aitop.model.gpu import GpuDevice, GpuSample
+from aitop.model.host import CgroupSample, HostSample, MachineSample
+from aitop.model.snapshot import Phases, Series
+from aitop.model.steps import AllocatorSample, HookFacts, LoaderInfo
+from aitop.model.verdict import Abstention
+
+GB = 2**30
+ON_CUDA = HookFacts(way="attach", python="3.11", torch="2", cuda=True)
+
+
+def fired(judgement):
+    assert isinstance(judgement, Finding), judgement
+    return judgement.verdict
+
+
+def level(judgement):
+    return judgement.level if isinstance(judgement, Finding) else 0.0
+
+
+def unjudged(judgement):
+    assert isinstance(judgement, Abstention), judgement
+    return judgement.reason
+
+
+def rising(first, last, count=20):
+    """A straight line over the last `count` seconds."""
+    values = tuple(first + (last - first) * index / (count - 1) for index in range(count))
+    return Series(times=tuple(1001.0 - count + index for index in range(count)), values=values)
+
+
+def device(used, **fields):
+    one = GpuDevice(index=0, mine=True, memory_total=80 * GB, memory_used=round(used * GB), **fields)
+    return GpuSample(time=1000.0, devices=(one,))
+
+
+def allocator(allocated=20, reserved=30, peak=25, **fields):
+    fields = {"peak_allocated": peak * GB if peak is not None else None, "capacity": 80 * GB, **fields}
+    return (AllocatorSample(device=0, allocated=allocated * GB, reserved=reserved * GB, **fields),)
+
+
+# oom-risk ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_peak_that_nearly_fills_the_device_with_what_others_hold():
+    seen = snapshot(steps(), gpu=device(79), allocators=allocator(40, 70, 66))
+    verdict = fired(device_memory.oom_risk(seen))
+    assert verdict.title == "GPU 0's memory is 94 % full at its peak: a longer batch may not fit"
+    assert "9.0 GB is held by CUDA itself, by libraries or by other processes" in verdict.evidence
+    assert verdict.fixes[-1].text.startswith("see who holds the other 9.0 GB")
+
+
+def test_a_cache_that_fills_the_device_is_no_risk():
+    seen = snapshot(steps(), gpu=device(79), allocators=allocator(20, 78, 40))
+    assert level(device_memory.oom_risk(seen)) < 0.88
+
+
+def test_without_the_hook_a_full_device_is_less_certain():
+    verdict = fired(device_memory.oom_risk(snapshot(steps(), gpu=device(77))))
+    assert verdict.confidence == 0.5 and any("only the hook" in told for told in verdict.evidence)
+    assert level(device_memory.oom_risk(snapshot(steps(), gpu=device(40)))) < 0.88
+
+
+def counted(retries, ooms=None):
+    series = {"alloc0.retries": rising(*retries)}
+    return series | ({"alloc0.ooms": rising(*ooms)} if ooms else {})
+
+
+def test_only_retries_of_now_count():
+    before = allocator(20, 30, 25, retries=7, ooms=2)
+    old = snapshot(steps(), gpu=device(32), allocators=before, series=counted((7, 7), (2, 2)))
+    assert level(device_memory.oom_risk(old)) < 0.88
+    now = snapshot(steps(), gpu=device(32), allocators=before, series=counted((5, 7)))
+    verdict = fired(device_memory.oom_risk(now))
+    assert (verdict.severity, verdict.title) == (
+        "warning",
+        "GPU 0's memory ran out a moment ago: a longer batch may not fit",
+    )
+    assert any("freed its cache to try again 2 times" in told for told in verdict.evidence)
+    failed = snapshot(steps(), gpu=device(32), allocators=before, series=counted((5, 7), (1, 2)))
+    assert fired(device_memory.oom_risk(failed)).severity == "critical"
+
+
+def test_a_device_that_fills_says_when():
+    filling = {"alloc0.allocated": rising(70 * GB, 74 * GB)}
+    verdict = fired(device_memory.oom_risk(snapshot(steps(), allocators=allocator(74, 76, 75), series=filling)))
+    assert "full in 29 s" in verdict.title and verdict.severity == "critical"
+
+
+def test_devices_that_tell_nothing_are_not_judged():
+    assert unjudged(device_memory.oom_risk(snapshot(steps(), facts=ON_CUDA))) == "no GPU figures"
+    silent = GpuSample(time=1000.0, devices=(GpuDevice(index=0, mine=True),))
+    assert "how much memory" in unjudged(device_memory.oom_risk(snapshot(steps(), gpu=silent)))
+    assert device_memory.oom_risk(snapshot(steps())) is None
+
+
+# fragmentation ----------------------------------------------------------------------------------------------------
+
+
+def test_memory_in_pieces_while_the_allocator_retries():
+    pieces = allocator(20, 70, 40, inactive_split=35 * GB, retries=3)
+    lengths = [msgspec.structs.replace(step, tokens=1000 + 37 * step.index) for step in steps()]
+    seen = snapshot(lengths, gpu=device(75), allocators=pieces, series={"alloc0.retries": rising(0, 3)})
+    verdict = fired(device_memory.fragmentation(seen))
+    assert verdict.severity == "warning" and verdict.title.startswith("43 % of PyTorch's memory on GPU 0")
+    assert "expandable_segments:True: gives back up to 30 GB" in verdict.fixes[0].text
+    assert "the last 40 steps had 40 different sizes" in verdict.evidence
+    assert "bucket" in verdict.fixes[1].text
+
+
+def test_pieces_that_the_next_step_fills_again_are_no_waste():
+    seen = snapshot(steps(), allocators=allocator(20, 70, 68, inactive_split=40 * GB))
+    assert level(device_memory.fragmentation(seen)) < 0.15
+
+
+def test_pieces_on_a_roomy_device_are_information():
+    verdict = fired(
+        device_memory.fragmentation(snapshot(steps(), allocators=allocator(4, 16, 8, inactive_split=6 * GB)))
+    )
+    assert verdict.severity == "info" and "there is room yet" in verdict.title
+
+
+def test_same_sizes_are_not_told_to_be_bucketed():
+    same = [msgspec.structs.replace(step, samples=32) for step in steps()]
+    seen = snapshot(same, allocators=allocator(20, 70, 40, inactive_split=35 * GB))
+    assert len(fired(device_memory.fragmentation(seen)).fixes) == 1
+
+
+def test_fragmentation_needs_the_allocators_own_figures():
+    without_hook = unjudged(device_memory.fragmentation(snapshot(steps(), gpu=device(70))))
+    assert without_hook == "no figures of PyTorch's allocator: only the hook sees it"
+    assert unjudged(device_memory.fragmentation(snapshot(steps(), facts=ON_CUDA)))
+    assert device_memory.fragmentation(snapshot(steps())) is None
+
+
+# host-memory-pressure ---------------------------------------------------------------------------------------------
+
+
+def host(left, rank=10, workers=(), *, group=None, **machine):
+    processes = [process(rss=rank * GB)]
+    processes += [process(WORKER + n, "loader-worker", rss=rss * GB) for n, rss in enumerate(workers)]
+    return HostSample(
+        time=1000.0,
+        processes=tuple(processes),
+        machine=MachineSample(cores=8, memory_total=64 * GB, memory_available=round(left * GB), **machine),
+        cgroup=group,
+    )
+
+
+def test_workers_that_copy_the_data_set():
+    loading = HookFacts(way="attach", python="3.11", torch="2", loaders=(LoaderInfo(workers=4, dataset="Rows"),))
+    series = {"memory_left": rising(6 * GB, 2 * GB), "swap_in": constant(20e6)}
+    seen = snapshot(steps(), host=host(2, 12, (11, 11, 11, 11), memory_stalled=0.3), series=series, facts=loading)
+    verdict = fired(host_memory.pressure(seen))
+    assert (verdict.severity, verdict.share) == ("critical", 0.3)
+    assert verdict.title == "97 % of the machine's memory is taken: 2.0 GB left, full in 9.50 s"
+    assert "4 loader workers: 11 GB each, with what they share with the rank" in verdict.evidence
+    assert "19 MB/s are read back from swap" in verdict.evidence
+    assert "(Rows)" in verdict.fixes[0].text and "num_workers 4 → 2" in verdict.fixes[1].text
+
+
+def test_the_limit_of_the_group_counts_where_it_is_tighter():
+    group = CgroupSample(version=2, memory_limit=16 * GB, memory_used=round(15.2 * GB), memory_stalled=0.0)
+    verdict = fired(host_memory.pressure(snapshot(steps(), host=host(40, 15, group=group))))
+    assert verdict.severity == "warning" and "95 % of the control group's memory" in verdict.title
+    assert "raise the memory limit" in verdict.fixes[-1].text
+
+
+def test_memory_that_somebody_else_takes():
+    verdict = fired(host_memory.pressure(snapshot(steps(), host=host(1, 5))))
+    assert any("somebody else's" in told for told in verdict.evidence)
+    assert verdict.fixes[-1].text.startswith("see who else holds memory")
+
+
+def test_room_without_waiting_is_no_pressure():
+    assert level(host_memory.pressure(snapshot(steps(), host=host(20, memory_stalled=0.0)))) < 0.9
+    assert fired(host_memory.pressure(snapshot(steps(), host=host(20, memory_stalled=0.4)))).severity == "warning"
+
+
+def test_memory_that_is_not_known_is_not_judged():
+    blind = HostSample(time=1000.0, processes=(process(),), machine=MachineSample(cores=2))
+    assert "not known" in unjudged(host_memory.pressure(snapshot(steps(), host=blind)))
+    assert unjudged(host_memory.pressure(snapshot(steps(), host=None)))
+
+
+# memory-leak ------------------------------------------------------------------------------------------------------
+
+GROWING = {"rss": rising(1 * GB, 3 * GB, 40)}
+SETTING_UP = Phases(data_wait=0.0, forward=0.0, backward=0.0, optimizer=0.0, outside=1.0)
+
+
+def test_reading_a_data_set_is_no_leak():
+    assert "may still be starting" in unjudged(memory.leak(snapshot(phases=SETTING_UP, series=GROWING)))
+    just_stepping = snapshot(steps(seconds=0.05), series=GROWING, seen=40)
+    assert isinstance(memory.leak(just_stepping), Abstention), "what was read before the first step does not count"
+
+
+def test_growth_under_way_is_a_leak():
+    assert fired(memory.leak(snapshot(steps(), series=GROWING))).title.startswith("host memory grows by 53 MB/s")
+    sampled = Phases(data_wait=0.1, forward=0.4, backward=0.4, optimizer=0.1, outside=0.0)
+    assert fired(memory.leak(snapshot(phases=sampled, series=GROWING)))
+
+
+def test_without_a_look_inside_only_a_long_rise_is_told_and_with_doubt():
+    long = {"rss": rising(1 * GB, 3 * GB, 60)}
+    verdict = fired(memory.leak(snapshot(main_samples=0, series=long)))
+    assert (verdict.severity, verdict.confidence) == ("info", 0.3)
+    assert memory.BLIND in verdict.evidence
+    assert unjudged(memory.leak(snapshot(main_samples=0, series=GROWING))) == memory.BLIND
+
+
+def test_workers_and_devices_leak_too():
+    workers = fired(memory.leak(snapshot(steps(), series={"workers_rss": rising(1 * GB, 3 * GB, 40)})))
+    assert workers.title.startswith("memory of the loader workers grows") and "cache" in workers.fixes[0].text
+    on_device = {"alloc0.allocated": rising(20 * GB, 30 * GB, 40)}
+    held = snapshot(steps(), gpu=device(60), allocators=allocator(30, 40, 32), series=on_device)
+    # 80 of which 60 are used, and 10 of those are the allocator's to give: 30 GB at 10 GB in 39 s.
+    assert fired(memory.leak(held)).title == "allocated GPU memory grows by 263 MB/s: full in 1 m 57 s"
+    unhooked = snapshot(steps(), gpu=device(60), series={"gpu0.memory": rising(50 * GB, 60 * GB, 40)})
+    assert fired(memory.leak(unhooked)).title.startswith("GPU memory grows")
+
+
+def test_the_series_of_one_process_is_not_read_twice():
+    seen = snapshot(steps(), gpu=device(60), series={"gpu0.memory": constant(1), "alloc0.allocated": constant(1)})
+    assert memory.watched(seen) == ["alloc0.allocated"]
