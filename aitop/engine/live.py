@@ -6,11 +6,12 @@ import queue
 import resource
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import msgspec
 
+from aitop.engine.burst import Taken, take_profile
 from aitop.engine.core import Engine
 from aitop.engine.feed import EventSink, Publish, own_failure
 from aitop.engine.growth import GrowthFinder
@@ -61,6 +62,7 @@ class LiveFeed:
         self._host = HostSource(self._pids, interval=options.interval)
         self._runners: dict[SourceName, SourceRunner] = {}
         self._thread: threading.Thread | None = None
+        self._stepping: int | None = None
 
     def start(self, publish: Publish) -> None:
         for source in self._sources():
@@ -103,6 +105,11 @@ class LiveFeed:
         self._events.put(
             SourceStatus(time=time.monotonic(), source="hook", state="absent", reason="detached on request")
         )
+
+    def profile(self, steps: int, progress: Callable[[str], None]) -> Taken:
+        """A burst of torch.profiler in the process whose steps are shown. Raises NoProfileError, in words."""
+        pid = self._stepping or self.target.pid
+        return take_profile(pid, steps, wanted=lambda: not self._stopping.is_set(), progress=progress)
 
     def _sources(self) -> list[Source]:
         options = self._options
@@ -172,6 +179,7 @@ class LiveFeed:
             self._growth.consider(event)
         snapshot = self._engine.handle(event)
         if snapshot is not None and not self._stopping.is_set():
+            self._stepping = snapshot.steps.pid if snapshot.steps else None
             publish(snapshot)
 
     def _end_of_target(self, publish: Publish) -> None:

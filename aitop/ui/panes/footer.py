@@ -17,6 +17,7 @@ KEYS = (
     ("space", "pause", "screen.pause"),
     ("t", "tree", "screen.tree"),
     ("z", "zoom", "screen.zoom"),
+    ("p", "profile", "screen.profile"),
     ("tab", "pane", "app.focus_next"),
     ("d", "detach", "screen.detach"),
 )

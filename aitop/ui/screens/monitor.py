@@ -27,6 +27,7 @@ from aitop.ui.panes.step import StepPane
 from aitop.ui.panes.verdict import VerdictPane
 from aitop.ui.screens.evidence import EvidenceScreen, SourceAround
 from aitop.ui.screens.help import HelpScreen
+from aitop.ui.screens.profile import Profilable, ProfileScreen
 from aitop.ui.view import View
 from aitop.ui.widgets.pane import Pane
 
@@ -67,6 +68,7 @@ class MonitorScreen(Screen[int]):
         Binding("space", "pause", "hold the picture still, and go on"),
         *[Binding(str(number), f"rank({number})", "show one rank only") for number in range(1, 10)],
         Binding("0", "rank(0)", "show all ranks"),
+        Binding("p", "profile", "profile 5 steps with torch.profiler"),
         Binding("d", "detach", "take the hook out of the target and go on without it"),
         Binding("escape", "back", "back: out of zoom, rank or pause"),
         Binding("q", "leave", "quit"),
@@ -139,6 +141,12 @@ class MonitorScreen(Screen[int]):
 
     def action_why(self) -> None:
         self.app.push_screen(EvidenceScreen(self.view, self._source_around))
+
+    def action_profile(self) -> None:
+        if self.view.live and isinstance(self._feed, Profilable):
+            self.app.push_screen(ProfileScreen(self._feed, self.view))
+        else:
+            self._change(notice="only a live run can be profiled")
 
     def action_pause(self) -> None:
         if self.view.paused:

@@ -1,0 +1,114 @@
+"""The profile pane: what a burst of torch.profiler found, or how far it is."""
+
+from __future__ import annotations
+
+from aitop.model.profile import KernelRow, OpRow, Profile
+from aitop.model.units import count, duration, percent, size
+from aitop.ui.line import Line, columns, shorten, spread, wrap
+from aitop.ui.palette import BRIGHT, DEVICE_CHART, DIM, FAINT, GAIN, HOST_CHART, STATE_FAILED, TEXT, TITLE, TROUGH
+from aitop.ui.view import View
+from aitop.ui.widgets.pane import Drawing, Pane
+from aitop.ui.words import plural
+
+BAR = 24
+NUMBER = 9
+LEAST_NAME = 16
+
+
+class ProfilePane(Pane):
+    """`profile` is None while the burst is under way, `doing` says what happens, `problem` why there is none.
+
+    `written` is where the trace has been put, or why not.
+    """
+
+    profile: Profile | None = None
+    doing = ""
+    problem: str | None = None
+    written: str | None = None
+
+    def draw(self, view: View, width: int, height: int) -> Drawing:
+        if self.problem is not None:
+            lines = [
+                Line(text, STATE_FAILED if not row else TEXT) for row, text in enumerate(wrap(self.problem, width))
+            ]
+            return Drawing(lines, "Profile", Line("esc back", DIM))
+        if self.profile is None:
+            return Drawing([Line(self.doing, TEXT)], "Profile", Line("esc back", DIM))
+        profile = self.profile
+        lines = [Line(text, GAIN) for text in wrap(self.written, width)] if self.written else []
+        lines += [*_head(profile, width), Line(), *_classes(profile, width)]
+        lines += [Line(), *_operators(profile, width)]
+        if profile.kernels:
+            lines += [Line(), *_kernels(profile, width)]
+        return Drawing(lines, f"Profile of {profile.pid}", Line("w write trace · ↑↓ scroll · esc back", DIM))
+
+
+def _head(profile: Profile, width: int) -> list[Line]:
+    each = duration(profile.seconds / profile.steps) if profile.steps else "–"
+    lines = [
+        Line(plural(profile.steps, "step"), BRIGHT).add(
+            f" in {duration(profile.seconds)}, {each} each with the profiler on", TEXT
+        )
+    ]
+    holds = profile.holds
+    held = f"the run was held for {duration(holds.total)} by this profile; {count(profile.events)} events"
+    lines += [Line(text, DIM) for text in wrap(held, width)]
+    if profile.peak_memory is not None:
+        lines.append(Line("peak memory allocated ", DIM).add(size(profile.peak_memory), TEXT))
+    for use in profile.devices:
+        total = use.busy + use.idle
+        line = Line(f"device {use.device} idle ", DIM).add(percent(use.idle / total) if total else "–", BRIGHT)
+        line.add(f" in {count(use.gaps)} gaps, the longest {duration(use.longest_gap)}", TEXT)
+        if use.launch_delay is not None:
+            line.add(f"; launch to kernel {duration(use.launch_delay)}", DIM)
+        lines.append(line)
+    return lines
+
+
+def _classes(profile: Profile, width: int) -> list[Line]:
+    """A bar for each kind of work."""
+    ink = DEVICE_CHART if profile.kernels else HOST_CHART
+    lines = [Line(f"{'device' if profile.kernels else 'host'} time by kind", TITLE)]
+    for row in profile.classes:
+        full = round(row.share * BAR)
+        bar = Line("█" * full, ink).add("·" * (BAR - full), TROUGH)
+        cells = [(Line(row.kind, TEXT), 14), (bar, BAR), (Line(percent(row.share).rjust(5), BRIGHT), 5)]
+        lines.append(columns([*cells, (Line(duration(row.seconds).rjust(NUMBER), DIM), NUMBER)]).fit(width))
+    return lines
+
+
+def _operators(profile: Profile, width: int) -> list[Line]:
+    """The dearest operators; where the pane is narrow, fewer of their figures."""
+    device = any(row.device is not None for row in profile.ops)
+    memory = any(row.allocated is not None for row in profile.ops)
+    titles = ["calls", "host", "own", *(["device"] if device else []), *(["allocated"] if memory else [])]
+    fit = max(1, min(len(titles), (width - LEAST_NAME) // (NUMBER + 1)))
+    titles = titles[-fit:] if width < 60 else titles[:fit]
+    room = width - len(titles) * (NUMBER + 1)
+    head = spread(Line("operator", TITLE), Line("".join(f" {title:>{NUMBER}}" for title in titles), DIM), width)
+    return [head, *[_operator(row, titles, room) for row in profile.ops]]
+
+
+def _operator(row: OpRow, titles: list[str], room: int) -> Line:
+    figures = {
+        "calls": count(row.calls),
+        "host": duration(row.host),
+        "own": duration(row.self_host),
+        "device": duration(row.device),
+        "allocated": size(row.allocated),
+    }
+    line = Line(shorten(row.name, room - 1), TEXT).to(room, " ", FAINT)
+    for title in titles:
+        line.add(f" {figures[title]:>{NUMBER}}", BRIGHT if title in ("own", "device") else DIM)
+    return line
+
+
+def _kernels(profile: Profile, width: int) -> list[Line]:
+    room = width - 2 * (NUMBER + 1)
+    head = spread(Line("kernel", TITLE), Line(f" {'calls':>{NUMBER}} {'device':>{NUMBER}}", DIM), width)
+    return [head, *[_kernel(row, room) for row in profile.kernels]]
+
+
+def _kernel(row: KernelRow, room: int) -> Line:
+    line = Line(shorten(row.name, room - 1), TEXT).to(room, " ", FAINT)
+    return line.add(f" {count(row.calls):>{NUMBER}}", DIM).add(f" {duration(row.device):>{NUMBER}}", BRIGHT)

@@ -1,0 +1,124 @@
+"""The screen of a burst: asked for with one key, shown, written to a file."""
+
+import json
+import threading
+
+import pytest
+import sample_snapshots as samples
+
+from aitop.engine.burst import NoProfileError, Taken
+from aitop.model.profile import ClassRow, DeviceUse, Holds, KernelRow, OpRow, Profile
+
+HOLDS = Holds(start=0.001, stop=0.08, save=0.03)
+TRACE = json.dumps({"traceEvents": []}).encode()
+
+
+def profile(device: bool = False) -> Profile:
+    ops = (
+        OpRow(name="aten::addmm", kind="matmul", calls=30, host=0.05, self_host=0.04, device=0.03 if device else None),
+        OpRow(name="aten::relu", kind="elementwise", calls=20, host=0.002, self_host=0.002, allocated=4096),
+    )
+    kernels = (KernelRow(name="sm90_xmma_gemm_bf16", kind="matmul", calls=30, device=0.03),) if device else ()
+    return Profile(
+        pid=4242,
+        steps=5,
+        seconds=0.25,
+        holds=HOLDS,
+        events=1234,
+        ops=ops,
+        kernels=kernels,
+        classes=(
+            ClassRow(kind="matmul", seconds=0.04, share=0.95),
+            ClassRow(kind="elementwise", seconds=0.002, share=0.05),
+        ),
+        devices=(DeviceUse(device=0, busy=0.03, idle=0.07, gaps=12, longest_gap=0.01, launch_delay=9e-6),)
+        if device
+        else (),
+        peak_memory=3 << 30,
+    )
+
+
+@pytest.fixture
+def profiling(feeds):
+    """A feed whose burst ends when the test says so."""
+
+    class Feed(feeds["scripted"]):
+        result: object = Taken(profile(), TRACE)
+
+        def __init__(self, *snapshots):
+            super().__init__(*snapshots)
+            self.go_on = threading.Event()
+            self.go_on.set()
+
+        def profile(self, steps, progress):
+            self.asked.append(("profile", steps))
+            progress("waiting")
+            assert self.go_on.wait(10)
+            progress("running")
+            if isinstance(self.result, Exception):
+                raise self.result
+            return self.result
+
+    return Feed(samples.input_bound())
+
+
+async def test_p_profiles_and_shows_the_dearest_operators(look_at, profiling):
+    profiling.go_on.clear()
+    async with look_at(feed=profiling) as eyes:
+        await eyes.press("p")
+        await eyes.until("waiting for the next step to begin")
+        profiling.go_on.set()
+        await eyes.until("aten::addmm")
+        text = eyes.text()
+        assert profiling.asked == [("profile", 5)]
+        assert "5 steps in 250 ms, 50 ms each" in text
+        assert "held for 111 ms" in text
+        assert "kernel" not in text
+        assert "4.0 KB" in text
+        await eyes.press("escape")
+        assert "verdict" in eyes.shown()
+
+
+async def test_a_device_shows_its_gaps_and_kernels(look_at, profiling):
+    profiling.result = Taken(profile(device=True), TRACE)
+    async with look_at(feed=profiling) as eyes:
+        await eyes.press("p")
+        await eyes.until("sm90_xmma_gemm_bf16")
+        assert "device 0 idle 70 % in 12 gaps, the longest 10 ms; launch to kernel 9 µs" in eyes.text()
+
+
+async def test_why_there_is_no_profile_is_said(look_at, profiling):
+    profiling.result = NoProfileError("a profiler is already running in the process")
+    async with look_at(feed=profiling) as eyes:
+        await eyes.press("p")
+        await eyes.until("a profiler is already running in the process")
+
+
+async def test_w_writes_the_trace_and_never_over_another(look_at, profiling, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "aitop-4242-1.trace.json").write_bytes(b"mine")
+    async with look_at(feed=profiling) as eyes:
+        await eyes.press("p")
+        await eyes.until("aten::addmm")
+        await eyes.press("w")
+        await eyes.until("trace written")
+    assert (tmp_path / "aitop-4242-1.trace.json").read_bytes() == b"mine"
+    assert (tmp_path / "aitop-4242-2.trace.json").read_bytes() == TRACE
+
+
+async def test_a_trace_that_cannot_be_written_says_so(look_at, profiling, monkeypatch):
+    def full(*arguments):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("aitop.ui.screens.profile.os.open", full)
+    async with look_at(feed=profiling) as eyes:
+        await eyes.press("p")
+        await eyes.until("aten::addmm")
+        await eyes.press("w")
+        await eyes.until("No space left on device")
+
+
+async def test_a_replay_cannot_be_profiled(look_at, feeds):
+    async with look_at(feed=feeds["replaying"](samples.input_bound())) as eyes:
+        await eyes.press("p")
+        assert "only a live run can be profiled" in eyes.text()
