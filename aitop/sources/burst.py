@@ -78,6 +78,8 @@ def wait_for(
             if now != told:
                 progress(now)
                 told = now
+        elif told:
+            raise SourceError("failed", f"no profile of process {pid}: the hook left it meanwhile")
         time.sleep(POLL_SECONDS)
     why = "it made no step" if told != "running" else "its steps took longer"
     raise SourceError("failed", f"no profile of process {pid} in {timeout:.0f} s: {why}")

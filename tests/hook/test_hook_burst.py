@@ -1,0 +1,146 @@
+"""A burst in this very process: asked for through the ring, profiled between two steps, gone afterwards."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+
+import hook_runs
+import pytest
+import torch
+
+from aitop.engine.burst import NoProfileError, take_profile
+from aitop.hook import burst as written
+from aitop.sources import burst as read
+
+
+def memfds() -> list[str]:
+    found = []
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            found.append(os.readlink(f"/proc/self/fd/{name}"))
+        except OSError:
+            continue
+    return [link for link in found if link == read.MEMFD_LINK]
+
+
+class Asking(threading.Thread):
+    """Somebody who wants a profile of this process while its main thread trains."""
+
+    def __init__(self, steps: int = 3) -> None:
+        super().__init__(daemon=True)
+        self.steps = steps
+        self.taken = None
+        self.problem: str | None = None
+        self.states: list[str] = []
+
+    def run(self) -> None:
+        try:
+            self.taken = take_profile(os.getpid(), self.steps, progress=self.states.append)
+        except NoProfileError as error:
+            self.problem = str(error)
+
+
+def train_while(asking: Asking, model, data, optimizer) -> None:
+    asking.start()
+    for _ in range(2000):
+        hook_runs.train(model, data, optimizer)
+        if not asking.is_alive():
+            return
+    raise AssertionError("the burst never came to an end")
+
+
+@pytest.fixture
+def run():
+    torch.manual_seed(0)
+    model = hook_runs.Net()
+    return model, hook_runs.loader(), torch.optim.SGD(model.parameters(), 0.1)
+
+
+def test_both_sides_state_the_same_layout():
+    names = ("MAGIC", "TEXT_AT", "TEXT_ROOM", "TRACE_AT", "WAITING", "RUNNING", "DONE", "REFUSED", "MOST_STEPS")
+    assert all(getattr(written, name) == getattr(read, name) for name in names)
+    assert written.HEADER.format == read.HEADER.format
+    assert f"/memfd:{written.MEMFD_NAME} (deleted)" == read.MEMFD_LINK
+
+
+def test_whole_steps_are_profiled(watched, run, capfd):
+    asking = Asking()
+    train_while(asking, *run)
+    assert asking.problem is None
+    profile = asking.taken.profile
+    calls = {row.name: row.calls for row in profile.ops}
+    # Two linear layers a step, and one of them has an input whose gradient is wanted.
+    assert (profile.steps, calls["aten::addmm"], calls["aten::mm"]) == (3, 6, 9)
+    assert profile.ops[0].allocated is not None
+    assert asking.states[-1] == "running" or asking.states == []
+    assert "Optimizer.step#SGD.step" in {event["name"] for event in json.loads(asking.taken.trace)["traceEvents"]}
+    assert capfd.readouterr() == ("", "")
+
+
+def test_losses_are_the_same_with_a_burst_in_between(watched, run):
+    model, data, optimizer = run
+    train_while(Asking(), model, data, optimizer)
+    steps = optimizer.state_dict()
+    torch.manual_seed(0)
+    again = hook_runs.Net()
+    plain = torch.optim.SGD(again.parameters(), 0.1)
+    first = hook_runs.train(again, data, plain, times=3)
+    torch.manual_seed(0)
+    profiled = hook_runs.Net()
+    asking = Asking(steps=4)
+    asking.start()
+    second = hook_runs.train(profiled, data, torch.optim.SGD(profiled.parameters(), 0.1), times=3)
+    while asking.is_alive():
+        hook_runs.train(model, data, optimizer)
+    assert second == first
+    assert steps["param_groups"][0]["lr"] == 0.1
+
+
+def test_a_second_burst_follows_and_nothing_is_left_when_the_hook_goes(watched, run):
+    before = set(os.listdir("/dev/shm")) if os.path.isdir("/dev/shm") else set()
+    for steps in (2, 3):
+        asking = Asking(steps)
+        train_while(asking, *run)
+        assert asking.taken.profile.steps == steps
+    watched.session.remove()
+    assert memfds() == []
+    assert not torch.autograd._profiler_enabled()
+    after = set(os.listdir("/dev/shm")) if os.path.isdir("/dev/shm") else set()
+    assert not [name for name in after - before if name.startswith("aitop-burst")]
+
+
+def test_a_profiler_of_the_users_is_left_alone(watched, run):
+    asking = Asking()
+    with torch.profiler.profile() as own:
+        train_while(asking, *run)
+    assert asking.taken is None
+    assert "a profiler is already running in the process" in asking.problem
+    assert any(event.key == "aten::addmm" for event in own.key_averages())
+
+
+def test_inference_is_profiled_by_its_forwards(watched):
+    model = hook_runs.Net().eval()
+    asking = Asking()
+    asking.start()
+    with torch.no_grad():
+        for _ in range(200_000):
+            model(torch.ones(4, 8))
+            if not asking.is_alive():
+                break
+    assert asking.problem is None
+    assert {row.name: row.calls for row in asking.taken.profile.ops}["aten::addmm"] == 6
+
+
+def test_a_hook_that_leaves_ends_the_burst(watched, run):
+    asking = Asking(steps=written.MOST_STEPS)
+    asking.start()
+    model, data, optimizer = run
+    while not watched.session._burst._profile:
+        hook_runs.train(model, data, optimizer)
+    watched.session.remove()
+    assert not torch.autograd._profiler_enabled()
+    assert memfds() == []
+    asking.join(10)
+    assert "the hook left it meanwhile" in asking.problem
