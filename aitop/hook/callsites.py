@@ -39,9 +39,10 @@ class Sites:
         self._calls = 0
         self._dice = 12345
 
-    def add(self, name: str, length: int, size: int = -1, pageable: int = -1) -> None:
+    def add(self, name: str, length: int, size: int = -1, pageable: int = -1, counted: bool = True) -> None:
         """A call of `name` took `length` nanoseconds and moved `size` bytes, `pageable` of them from memory that is not
         pinned; negative is not measured. Call it only where `wants_next` said so; our caller's line is looked for.
+        Not `counted` is what belongs to a call that was counted already.
         """
         frame = self._users_frame()
         if frame is None:
@@ -54,7 +55,7 @@ class Sites:
                 self._forget_the_cheapest()
             site = self._sites[key] = _Site(getattr(code, "co_qualname", code.co_name)[:LONGEST_NAME])
         times = self._every
-        site.calls += times
+        site.calls += times if counted else 0
         site.length += times * length
         if size >= 0:
             site.size += times * size
