@@ -43,12 +43,14 @@ def main_stacks(snapshot: Snapshot) -> ProcessStacks | None:
 
 
 def main_lines(snapshot: Snapshot, wanted: Callable[[HotLine], bool]) -> Lines:
-    """Hot lines of that process's main thread that are `wanted`."""
+    """Hot lines of that process's stepping thread (mostly the main one) that are `wanted`."""
     process = main_stacks(snapshot)
     if process is None or snapshot.stacks is None:
         return Lines(0.0, ())
     return _lines(
-        line for line in snapshot.stacks.lines if line.pid == process.pid and line.thread == MAIN and wanted(line)
+        line
+        for line in snapshot.stacks.lines
+        if line.pid == process.pid and line.thread == process.thread and wanted(line)
     )
 
 

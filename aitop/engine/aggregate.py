@@ -5,11 +5,11 @@ from __future__ import annotations
 import msgspec
 
 from aitop.engine.history import History, HookHistory
-from aitop.engine.series import series
-from aitop.engine.stack_view import view
+from aitop.engine.series import recompiles, series
+from aitop.engine.stack_view import activity_over_time, view
 from aitop.engine.steps_view import steps_view
 from aitop.model.host import Role
-from aitop.model.snapshot import Cost, Phases, ProcessStacks, Snapshot, Stacks, Steps, Tick
+from aitop.model.snapshot import Cost, Phases, ProcessStacks, Series, Snapshot, Stacks, Steps, Tick
 from aitop.model.source import SourceName, SourceStatus
 from aitop.model.stacks import StackWindow
 from aitop.model.steps import Kind, StepRecord
@@ -18,7 +18,7 @@ WINDOW_SECONDS = 30.0
 LONG_WINDOW_SECONDS = 120.0
 ENOUGH_STEPS = 30
 STALE_SECONDS = 10.0
-ENOUGH_FORWARD_SAMPLES = 10
+ENOUGH_FORWARD_SAMPLES = 5
 SETUP_SLACK_SECONDS = 0.5
 
 
@@ -48,9 +48,18 @@ def aggregate(history: History, tick: Tick) -> Snapshot:
         allocators=hook.allocators if hook else (),
         stacks=stacks,
         growth_sites=history.growth.sites if history.growth else (),
-        series=series(history, tuple(hook.steps) if hook else ()),
+        series=series(history, tuple(hook.steps) if hook else ()) | _compiling(history, hook, stacks),
         cost=_cost(history, hook, steps),
     )
+
+
+def _compiling(history: History, hook: HookHistory | None, stacks: Stacks | None) -> dict[str, Series]:
+    """How torch.compile is at work, by its counter and by the stacks; empty where it is not."""
+    found = {"recompiles": recompiles(hook.recompiles)} if hook and hook.recompiles else {}
+    process = main_process(stacks, history.target.pid)
+    if process is not None and stacks and any(line.activity == "compile" for line in stacks.lines):
+        found["compiling"] = activity_over_time(list(history.windows), process.pid, process.thread, "compile")
+    return found
 
 
 def lead_pid(history: History) -> int | None:

@@ -16,6 +16,7 @@ from aitop.model.steps import AllocatorSample, HookFacts, HookSample, StepRecord
 KEEP_SECONDS = 300.0
 KEEP_STEPS = 4096
 KEEP_WINDOWS = 40
+KEEP_COUNTS = 256
 ENDING_SECONDS = 3.0
 
 
@@ -28,6 +29,7 @@ class HookHistory:
     facts: HookFacts | None = None
     allocators: tuple[AllocatorSample, ...] = ()
     time: float = 0.0
+    recompiles: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=KEEP_COUNTS))
 
 
 @dataclass
@@ -84,6 +86,8 @@ class History:
         hook.count += len(sample.steps) + sample.lost
         hook.facts = sample.facts or hook.facts
         hook.time = sample.time
+        if sample.facts is not None and sample.facts.recompiles is not None:
+            hook.recompiles.append((sample.time, sample.facts.recompiles))
         if sample.allocators:
             hook.allocators = sample.allocators
             self.allocators.append((sample.time, sample.allocators))

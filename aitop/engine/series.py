@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 
 from aitop.engine.history import History
+from aitop.model.gpu import GpmSample
 from aitop.model.host import HostSample, ProcessSample, Role
 from aitop.model.snapshot import Series
 from aitop.model.steps import StepRecord
@@ -95,7 +96,23 @@ def _devices(history: History) -> dict[str, Series]:
         found[f"gpu{index}.power"] = Series(times=times, values=tuple(device.power for _, device in of_device))
         errors = tuple(device.ecc_uncorrected for _, device in of_device)
         found[f"gpu{index}.ecc_uncorrected"] = Series(times=times, values=errors)
+        received = tuple(device.pcie_received for _, device in of_device)
+        found[f"gpu{index}.pcie_received"] = Series(times=times, values=received)
+        for name in ("sm", "tensor", "dram", "fp64", "fp32"):
+            active = tuple(_active(device.gpm, name) for _, device in of_device)
+            found[f"gpu{index}.{name}"] = Series(times=times, values=active)
     return found
+
+
+def _active(gpm: GpmSample | None, name: str) -> float | None:
+    active: float | None = getattr(gpm, f"{name}_active", None)
+    return active
+
+
+def recompiles(counts: Iterable[tuple[float, int]]) -> Series:
+    """torch.compile's counter of one process, as it was told."""
+    kept = list(counts)
+    return Series(times=tuple(time for time, _ in kept), values=tuple(float(number) for _, number in kept))
 
 
 def _allocators(history: History) -> dict[str, Series]:

@@ -6,12 +6,13 @@ import threading
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
+from aitop.engine.activity import Activity
 from aitop.engine.call_tree import call_tree
 from aitop.engine.phases import Function, Phase, evaluation_functions, phase_of
 from aitop.engine.stack_digest import Digest, Digester, Seen, ThreadKey
-from aitop.engine.thread_shares import thread_shares
+from aitop.engine.thread_shares import lead_thread, thread_shares
 from aitop.model.host import Role
-from aitop.model.snapshot import HotLine, Phases, ProcessStacks, Stacks
+from aitop.model.snapshot import HotLine, Phases, ProcessStacks, Series, Stacks
 from aitop.model.stacks import StackWindow
 
 MOST_LINES = 200
@@ -40,6 +41,19 @@ class StackView:
                 self._last = recent, known, stacks
             return stacks
 
+    def activity_over_time(self, windows: Sequence[StackWindow], pid: int, thread: str, activity: Activity) -> Series:
+        """Share of one thread's samples with that activity, window by window."""
+        times, shares = [], []
+        for window in windows:
+            with self._lock:
+                digest = self._digester.digest(window)
+            stacks = next((seen for key, seen in digest.items() if (key.pid, key.thread) == (pid, thread)), None)
+            if stacks:
+                times.append(window.time)
+                doing = sum(count for seen, count in stacks.items() if seen.activity == activity)
+                shares.append(doing / sum(stacks.values()))
+        return Series(times=tuple(times), values=tuple(shares))
+
 
 _VIEW = StackView()
 
@@ -47,6 +61,11 @@ _VIEW = StackView()
 def view(windows: Sequence[StackWindow], roles: Mapping[int, Role], since: float) -> Stacks | None:
     """The windows taken after `since` as one, see StackView. `roles` by pid, as the host source tells them."""
     return _VIEW.view(windows, roles, since)
+
+
+def activity_over_time(windows: Sequence[StackWindow], pid: int, thread: str, activity: Activity) -> Series:
+    """See StackView.activity_over_time."""
+    return _VIEW.activity_over_time(windows, pid, thread, activity)
 
 
 def _same(some: Sequence[StackWindow], others: Sequence[StackWindow]) -> bool:
@@ -69,15 +88,16 @@ def _stacks(windows: Sequence[StackWindow], merged: Digest, roles: Mapping[int, 
     processes: list[ProcessStacks] = []
     lines: list[HotLine] = []
     for pid, threads in _by_process(merged).items():
-        main = next((stacks for key, stacks in threads.items() if key.main), {})
+        lead = lead_thread(threads)
+        main = threads.get(lead, {}) if lead is not None else {}
         role = roles.get(pid) or ("loader-worker" if any(seen.worker for seen in main) else "other")
         evaluating = evaluation_functions((seen.frames, seen.phase) for seen in main)
         samples = sum(main.values())
         for key, stacks in threads.items():
-            phases = {seen: _phase(seen, evaluating if key.main else frozenset()) for seen in stacks}
+            phases = {seen: _phase(seen, evaluating if key == lead else frozenset()) for seen in stacks}
             lines += _hot_lines(key, role, stacks, phases, samples or sum(stacks.values()))
-            if key.main:
-                processes.append(_process(pid, role, stacks, phases))
+            if key == lead:
+                processes.append(_process(pid, role, key.thread, stacks, phases))
     if not processes and not lines:
         return None
     return Stacks(
@@ -109,7 +129,9 @@ def _phase(seen: Seen, evaluating: frozenset[Function]) -> Phase:
     return phase_of(seen.frames, evaluating)
 
 
-def _process(pid: int, role: Role, stacks: Mapping[Seen, int], phases: Mapping[Seen, Phase]) -> ProcessStacks:
+def _process(
+    pid: int, role: Role, thread: str, stacks: Mapping[Seen, int], phases: Mapping[Seen, Phase]
+) -> ProcessStacks:
     samples = sum(stacks.values())
     worker = role == "loader-worker" or all(seen.worker for seen in stacks)
     idle = sum(count for seen, count in stacks.items() if seen.idle)
@@ -120,6 +142,7 @@ def _process(pid: int, role: Role, stacks: Mapping[Seen, int], phases: Mapping[S
         phases=Phases() if worker else _shares(stacks, phases, samples),
         tree=call_tree((seen.frames, count) for seen, count in stacks.items()),
         idle=idle / samples if worker and samples else None,
+        thread=thread,
     )
 
 

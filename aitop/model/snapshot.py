@@ -106,7 +106,10 @@ class ThreadShare(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ProcessStacks(msgspec.Struct, frozen=True, kw_only=True):
-    """Stacks of one process in the window. `samples` of its main thread; `phases` estimated from them."""
+    """Stacks of one process in the window. `samples` of the thread that steps; `phases` estimated from them.
+
+    `thread` is its name: the main thread, unless that only waits while another one runs the model.
+    """
 
     pid: int
     role: Role
@@ -114,6 +117,7 @@ class ProcessStacks(msgspec.Struct, frozen=True, kw_only=True):
     phases: Phases
     tree: CallNode | None = None
     idle: float | None = None
+    thread: str = "MainThread"
 
 
 class Stacks(msgspec.Struct, frozen=True, kw_only=True):
@@ -169,11 +173,12 @@ class Tick(msgspec.Struct, frozen=True, kw_only=True, tag="tick"):
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """Everything known at one tick. Two snapshots are the same only if they are the same object.
 
-    `series` has, where measured: step_ms, data_wait, queue_ready, rss (of the ranks), workers_rss, memory_left (bytes
-    the target can still take), swap_in, workers_cpu, workers_delay, main_cpu, run_delay, main_thread (cores its
-    main thread used), cores_wanted, cores_waited, throttled, and per device i: gpu<i>.busy,
-    gpu<i>.memory, gpu<i>.power, gpu<i>.ecc_uncorrected, alloc<i>.allocated, alloc<i>.reserved, alloc<i>.retries,
-    alloc<i>.ooms.
+    `series` has, where measured: step_ms, data_wait, queue_ready, recompiles (torch.compile's counter), compiling (the
+    part of each window of stacks inside of the compiler), rss (of the ranks), workers_rss, memory_left (bytes the
+    target can still take), swap_in, workers_cpu, workers_delay, main_cpu, run_delay, main_thread (cores its main thread
+    used), cores_wanted, cores_waited, throttled, and per device i: gpu<i>.busy, gpu<i>.memory, gpu<i>.power,
+    gpu<i>.ecc_uncorrected, gpu<i>.pcie_received, gpu<i>.sm, .tensor, .dram, .fp64 and .fp32 (shares of GPM),
+    alloc<i>.allocated, alloc<i>.reserved, alloc<i>.retries, alloc<i>.ooms.
     """
 
     tick: int
