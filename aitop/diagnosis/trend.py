@@ -38,15 +38,16 @@ def trend(series: Series | None, since: float) -> Trend | None:
         return None
     times = [time - kept[0][0] for time, _ in kept]
     values = [float(value) for _, value in kept]
-    slope, fit = _line(times, values)
+    slope, fit = line_through(times, values)
     ups = sum(1 for before, after in pairwise(values) if after > before)
     seconds = times[-1]
     half = len(values) // 2
-    late_slope, _ = _line(times[half:], values[half:])
+    late_slope, _ = line_through(times[half:], values[half:])
     return Trend(slope, slope * seconds, seconds, fit, ups / (len(values) - 1), len(values), late_slope)
 
 
-def _line(times: Sequence[float], values: Sequence[float]) -> tuple[float, float]:
+def line_through(times: Sequence[float], values: Sequence[float]) -> tuple[float, float]:
+    """Slope and share of variance explained (0..1) of the least-squares line."""
     middle_time, middle = sum(times) / len(times), sum(values) / len(values)
     spread = sum((time - middle_time) ** 2 for time in times)
     if spread <= 0:
