@@ -1,6 +1,7 @@
 """Ways to get the hook into and out of a running process."""
 
+from aitop.attach.attempt import Attachment
 from aitop.attach.refusal import AttachRefused
-from aitop.attach.session import Attachment, install, remove
+from aitop.attach.session import install, remove
 
 __all__ = ["AttachRefused", "Attachment", "install", "remove"]

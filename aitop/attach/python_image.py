@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from aitop.attach.elf import PAGE, ElfImage, NotElfError, Symbol
+from aitop.attach.libc_image import LibcImage, locate_libc
 from aitop.attach.memory import Mapping, Memory, mappings
 from aitop.attach.refusal import AttachRefused
 
@@ -14,10 +15,10 @@ NEEDED = ("Py_AddPendingCall", "Py_MakePendingCalls", "PyRun_SimpleString", "PyG
 # The last two name one function before and after 3.13.
 WANTED = (*NEEDED, "_PyRuntime", "Py_Version", "Py_NewRef", "_PyThreadState_UncheckedGet", "PyThreadState_GetUnchecked")
 OLDEST, NEWEST = (3, 10), (3, 14)
-# mov $15,%rax; syscall: what every C library has signal handlers return to.
-SIGRETURN = b"\x48\xc7\xc0\x0f\x00\x00\x00\x0f\x05"
-SMALLEST_SCRATCH = 256
+LONGEST_LINE = 1280
 MARK = b"#aitop\n"
+MOST_STACK_PADDING = 8192
+ARGUMENTS_START_FIELD = 45
 
 
 @dataclass(frozen=True)
@@ -30,12 +31,12 @@ class Scratch:
 
 @dataclass(frozen=True)
 class PythonImage:
-    """CPython as it is loaded in one process. `version` is (major, minor)."""
+    """CPython as it is loaded in one process. `version` is (major, minor); `scratch` is None where there is no room."""
 
     version: tuple[int, int]
     symbols: dict[str, Symbol]
-    scratch: Scratch
-    restorer: int
+    libc: LibcImage
+    scratch: Scratch | None
 
     def address(self, name: str) -> int:
         return self.symbols[name].address
@@ -45,7 +46,8 @@ def locate_python(pid: int, memory: Memory) -> PythonImage:
     """Finds CPython in the process, or raises AttachRefused with the reason why it cannot be entered."""
     maps = list(mappings(pid))
     files = _loaded_files(maps)
-    symbols, path = _find_interpreter(pid, memory, files)
+    program = os.readlink(f"/proc/{pid}/exe")
+    symbols, path = _find_interpreter(pid, memory, files, program)
     version = _version(memory, symbols)
     if not OLDEST <= version <= NEWEST:
         raise AttachRefused(
@@ -53,16 +55,10 @@ def locate_python(pid: int, memory: Memory) -> PythonImage:
             f"process {pid} runs Python {version[0]}.{version[1]}, and the hook knows 3.10 to 3.14",
             "run the job with a Python from 3.10 to 3.14",
         )
-    libc = [path for path in files if _is_libc(path)]
-    if any("musl" in path for path in libc):
-        # musl hands the padding behind each library's data to malloc.
-        raise AttachRefused("absent", f"process {pid} uses musl, where the hook has no safe place", "aitop run -- CMD")
-    restorer = _find_restorer(memory, maps, libc)
-    scratch = _find_scratch(memory, maps, files, path)
-    if restorer is None or scratch is None:
-        lack = "no return path for signals" if restorer is None else "no room for the hook's first line"
-        raise AttachRefused("absent", f"process {pid} has {lack}", "aitop run -- CMD")
-    return PythonImage(version, symbols, scratch, restorer)
+    libc = locate_libc(memory, maps, program)
+    # musl gives the padding behind each library's data to malloc.
+    scratch = None if libc.is_musl else _find_scratch(memory, maps, files, path)
+    return PythonImage(version, symbols, libc, scratch or _find_stack_padding(pid, memory, maps))
 
 
 def _loaded_files(maps: Sequence[Mapping]) -> dict[str, int]:
@@ -74,9 +70,8 @@ def _loaded_files(maps: Sequence[Mapping]) -> dict[str, int]:
     return files
 
 
-def _find_interpreter(pid: int, memory: Memory, files: dict[str, int]) -> tuple[dict[str, Symbol], str]:
+def _find_interpreter(pid: int, memory: Memory, files: dict[str, int], program: str) -> tuple[dict[str, Symbol], str]:
     """CPython's symbols and the file that holds them: libpython, or the program itself."""
-    program = os.readlink(f"/proc/{pid}/exe")
     candidates = [path for path in files if path == program or "python" in os.path.basename(path)]
     for path in sorted(candidates, key=lambda path: ("libpython" not in path, path != program)):
         try:
@@ -96,19 +91,6 @@ def _version(memory: Memory, symbols: dict[str, Symbol]) -> tuple[int, int]:
         number = memory.read_word(symbol.address)
         return number >> 24 & 0xFF, number >> 16 & 0xFF
     return (3, 10) if "Py_NewRef" in symbols else (3, 9)
-
-
-def _is_libc(path: str) -> bool:
-    return os.path.basename(path).startswith(("libc.so", "libc-2", "ld-musl", "libc.musl"))
-
-
-def _find_restorer(memory: Memory, maps: Sequence[Mapping], libc: Sequence[str]) -> int | None:
-    for mapping in maps:
-        if mapping.path in libc and "x" in mapping.permissions:
-            at = memory.read(mapping.start, mapping.end - mapping.start).find(SIGRETURN)
-            if at >= 0:
-                return mapping.start + at
-    return None
 
 
 def _find_scratch(memory: Memory, maps: Sequence[Mapping], files: dict[str, int], first: str) -> Scratch | None:
@@ -139,5 +121,24 @@ def _page_ends(memory: Memory, maps: Sequence[Mapping], base: int) -> Iterator[S
         start = (end + 63) & ~63
         size = -start % PAGE
         inside = any(m.start <= start and start + size <= m.end and m.permissions.startswith("rw") for m in maps)
-        if size >= SMALLEST_SCRATCH and inside:
+        if size >= LONGEST_LINE and inside:
             yield Scratch(start, size)
+
+
+def _find_stack_padding(pid: int, memory: Memory, maps: Sequence[Mapping]) -> Scratch | None:
+    """The unused bytes between the program's arguments and what the kernel put below them.
+
+    The kernel leaves a random number of them, up to 8192, to shift the stack; nobody ever uses them.
+    """
+    with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
+        end = int(file.read().rsplit(")", 1)[1].split()[ARGUMENTS_START_FIELD])
+    stack = next((m for m in maps if m.start <= end < m.end and m.permissions.startswith("rw")), None)
+    if stack is None:
+        return None
+    start = max(stack.start, end - MOST_STACK_PADDING)
+    content = memory.read(start, end - start)
+    # What an aitop that was killed left there is found again by its mark.
+    left = content.rfind(MARK[1:])
+    used = left - 1 if left > 0 else len(content.rstrip(b"\0"))
+    first = (start + used + 63) & ~63
+    return Scratch(first, end - first) if end - first >= LONGEST_LINE else None

@@ -1,4 +1,4 @@
-"""One request to a target: the line to inject, the file it reads, and the answer that comes back in it.
+"""One request to a target: the text to inject, the file that holds it, and the answer that comes back in it.
 
 The file is unlinked by the target as its first act and by us at the latest when the request ends. We keep
 our own descriptor of it: the answer is appended to the nameless file and read from there.
@@ -6,14 +6,16 @@ our own descriptor of it: the answer is appended to the nameless file and read f
 
 from __future__ import annotations
 
+import errno
 import os
 import secrets
 import stat
 import time
 from types import TracebackType
 
+from aitop.attach.folder import open_folder
 from aitop.attach.proc_status import ProcStatus
-from aitop.attach.python_image import MARK
+from aitop.attach.python_image import LONGEST_LINE, MARK
 from aitop.attach.refusal import AttachRefused
 
 LONGEST_ANSWER = 4096
@@ -29,12 +31,12 @@ import posix as o,marshal as m
 k=()
 try:
  if o.getpid()=={pid}:
-  d=o.open({path!r},o.O_RDWR|o.O_CLOEXEC|o.O_NOFOLLOW)
+  p={path!r};d=o.open(p,o.O_RDWR|o.O_CLOEXEC|o.O_NOFOLLOW)
   try:
    if o.fstat(d).st_ino=={inode}:
-    o.unlink({path!r});b=m.loads(o.read(d,{size}));g=b[1];a='error: interrupted'
+    o.unlink(p);b=m.loads(o.pread(d,{size},{at}));g=b[1];a='error: interrupted'
     try:exec(b[0],g);a=g['run'](g['action'],g['modules'],g['magic'],m.loads)
-    finally:o.pwrite(d,a.encode()+b'\\n',{size})
+    finally:o.pwrite(d,a.encode()+b'\\n',{end})
   finally:o.close(d)
 except KeyboardInterrupt:
  import _thread
@@ -51,93 +53,120 @@ except BaseException:pass
 
 
 class Request:
-    """Context manager: the file exists from begin to end, or until the target has read it."""
+    """The file exists from `open` to `close`, or until the target has read it. Closes as a context manager.
+
+    `line` is the text to inject, closed by a zero. `path` is the file as the target names it: whatever runs
+    it as a script, up to its first zero, runs the same line.
+    """
 
     def __init__(self, target: ProcStatus, payload: bytes) -> None:
         self._target = target
         self._payload = payload
         self._fd = -1
-        self._path = ""
+        self._folder = -1
+        self._name = f"{_prefix(target.pid)}{secrets.token_hex(6)}"
+        self.path = ""
         self.line = b""
 
-    def __enter__(self) -> Request:
-        _sweep(self._target)
-        name = f"{_prefix(self._target.pid)}{secrets.token_hex(6)}"
+    def open(self) -> None:
+        """Makes the file in the first folder that takes it; raises AttachRefused where none does."""
         problems: list[str] = []
-        for folder in _folders(self._target.pid):
+        for path in _folders(self._target.pid):
             try:
-                self._create(folder, name)
+                folder = open_folder(self._target, path)
             except OSError as error:
-                self._discard()
-                problems.append(f"{folder}: {error.strerror}")
+                problems.append(f"{path}: {error.strerror}")
                 continue
-            return self
+            _sweep(self._target, folder)
+            self._folder = folder
+            try:
+                self._create(f"{path.rstrip('/')}/{self._name}")
+            except OSError as error:
+                self.close()
+                problems.append(f"{path}: {error.strerror}")
+                continue
+            return
         raise AttachRefused("failed", f"no folder of process {self._target.pid} takes a file ({'; '.join(problems)})")
 
+    def __enter__(self) -> Request:
+        return self
+
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self._discard()
+        self.close()
 
     def answer(self) -> str | None:
         """The target's answer, None as long as there is none."""
-        data = os.pread(self._fd, LONGEST_ANSWER, len(self._payload))
+        data = os.pread(self._fd, LONGEST_ANSWER, LONGEST_LINE + len(self._payload))
         return data[:-1].decode("utf-8", "replace") if data.endswith(b"\n") else None
+
+    def is_there(self) -> bool:
+        """Whether the target has not begun with it."""
+        return bool(os.fstat(self._fd).st_nlink)
 
     def cancel(self) -> bool:
         """Takes the file away. True: the target will never run it. False: it had already begun."""
         try:
-            os.unlink(self._path)
+            os.unlink(self._name, dir_fd=self._folder)
         except FileNotFoundError:
             return os.path.isdir(f"/proc/{self._target.pid}") is False
         except OSError:
             return True
         return True
 
-    def _create(self, folder: str, name: str) -> None:
-        """Makes the file where the target sees it as `folder/name`, readable by the target's user alone."""
-        inside = f"{folder.rstrip('/')}/{name}"
-        self._path = f"/proc/{self._target.pid}/root{inside}"
-        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-        self._fd = os.open(self._path, flags, stat.S_IRUSR | stat.S_IWUSR)
-        user, group = self._target.uids[1], self._target.gids[1]
-        if (user, group) != (os.geteuid(), os.getegid()):
-            os.fchown(self._fd, user, group)
-        if os.write(self._fd, self._payload) != len(self._payload):
-            raise OSError(28, "no space left")
-        inner = _INNER.format(
-            pid=self._target.inner_pid, path=inside, inode=os.fstat(self._fd).st_ino, size=len(self._payload)
-        )
-        self.line = MARK + _OUTER.format(inner=inner).encode() + b"\0"
-
-    def _discard(self) -> None:
+    def close(self) -> None:
+        """Idempotent."""
         if self._fd >= 0:
             self.cancel()
             os.close(self._fd)
-            self._fd = -1
+        if self._folder >= 0:
+            os.close(self._folder)
+        self._fd = self._folder = -1
+
+    def _create(self, path: str) -> None:
+        """Makes the file that the target sees as `path`, readable by the target's user alone."""
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        self._fd = os.open(self._name, flags, stat.S_IRUSR | stat.S_IWUSR, dir_fd=self._folder)
+        user, group = self._target.uids[1], self._target.gids[1]
+        if (user, group) != (os.geteuid(), os.getegid()):
+            os.fchown(self._fd, user, group)
+        inner = _INNER.format(
+            pid=self._target.inner_pid,
+            path=path,
+            inode=os.fstat(self._fd).st_ino,
+            at=LONGEST_LINE,
+            size=len(self._payload),
+            end=LONGEST_LINE + len(self._payload),
+        )
+        line = MARK + _OUTER.format(inner=inner).encode() + b"\0"
+        if len(line) > LONGEST_LINE:
+            raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG))
+        content = line.ljust(LONGEST_LINE, b"\0") + self._payload
+        if os.write(self._fd, content) != len(content):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        self.path, self.line = path, line
 
 
 def _prefix(pid: int) -> str:
     return f".aitop-{pid}-"
 
 
-def _sweep(target: ProcStatus) -> None:
-    """Takes away what an aitop that was killed in flight left, for this target or for one that is gone.
+def _sweep(target: ProcStatus, folder: int) -> None:
+    """Takes away what an aitop that was killed in flight left there, for this target or for one that is gone.
 
     Ours is the only turn with this target now; files for others are left alone until no request could still be
     under way.
     """
     now = time.time()
-    for folder in _folders(target.pid):
-        place = f"/proc/{target.pid}/root{folder}"
-        try:
-            with os.scandir(place) as entries:
-                found = [entry for entry in entries if entry.name.startswith(".aitop-")]
-            for entry in found:
-                status = os.lstat(entry.path)
-                ours = entry.name.startswith(_prefix(target.pid)) or now - status.st_mtime > ABANDONED_SECONDS
-                if ours and stat.S_ISREG(status.st_mode) and status.st_uid in (target.uids[1], os.geteuid()):
-                    os.unlink(entry.path)
-        except OSError:  # not there, not readable, or read and unlinked by the target just now
-            continue
+    try:
+        for name in os.listdir(folder):
+            if not name.startswith(".aitop-"):
+                continue
+            status = os.stat(name, dir_fd=folder, follow_symlinks=False)
+            ours = name.startswith(_prefix(target.pid)) or now - status.st_mtime > ABANDONED_SECONDS
+            if ours and stat.S_ISREG(status.st_mode) and status.st_uid in (target.uids[1], os.geteuid()):
+                os.unlink(name, dir_fd=folder)
+    except OSError:  # not readable, or read and unlinked by the target just now
+        pass
 
 
 def _folders(pid: int) -> list[str]:

@@ -35,6 +35,7 @@ EINTR = 4
 RESTART_SYS, RESTART_NO_INTR, RESTART_NO_HAND, RESTART_BLOCK = 512, 513, 514, 516
 SYS_POLL, SYS_FUTEX, SYS_RESTART = 7, 202, 219
 SYSCALL_INSTRUCTION_SIZE = 2
+ERRNO_ROOM = 16
 
 
 @dataclass(frozen=True)
@@ -46,15 +47,27 @@ class Call:
 
 
 @dataclass(frozen=True)
-class Frame:
-    """What to write where (address, bytes), and the registers to set after that."""
+class KeptErrno:
+    """A thread's errno: where it lies, its four bytes, and the C function `swab` that puts them back."""
 
-    writes: tuple[tuple[int, bytes], ...]
+    address: int
+    content: bytes
+    swab: int
+
+
+@dataclass(frozen=True)
+class Frame:
+    """The bytes to write at `address`, and the registers to set after that."""
+
+    address: int
+    content: bytes
     registers: Registers
 
 
-def build(state: ThreadState, calls: Sequence[Call], restorer: int, layout: XsaveLayout) -> Frame:
-    """A frame that runs `calls` one after the other and then brings `state` back.
+def build(
+    state: ThreadState, calls: Sequence[Call], restorer: int, layout: XsaveLayout, errno: KeptErrno | None = None
+) -> Frame:
+    """A frame that runs `calls` one after the other, puts `errno` back, and then brings `state` back.
 
     `restorer` is the address of a `mov $15,%rax; syscall` in the target.
     """
@@ -64,6 +77,11 @@ def build(state: ThreadState, calls: Sequence[Call], restorer: int, layout: Xsav
     resumed, vector_at = resumption(state), area
     at = area
     registers = state.registers
+    if errno is not None:
+        at -= ERRNO_ROOM
+        # `swab` copies pairs of bytes and turns each round.
+        writes.append((at, bytes(errno.content[i ^ 1] for i in range(4))))
+        calls = [*calls, Call(errno.swab, (at, errno.address, 4))]
     for call in reversed(calls):
         context = _ucontext(resumed, vector_at, state.signal_mask)
         # The stack is 8 off a multiple of 16 where a function begins, just behind its return address.
@@ -72,7 +90,16 @@ def build(state: ThreadState, calls: Sequence[Call], restorer: int, layout: Xsav
         registers = _entering(state.registers, call, at)
         # Between two calls the vector state is reset to its defaults, as a function may expect.
         resumed, vector_at = registers, 0
-    return Frame(tuple(writes), registers)
+    return Frame(*_joined(writes), registers)
+
+
+def _joined(writes: Sequence[tuple[int, bytes]]) -> tuple[int, bytes]:
+    """The writes as one, with zeros between them: they lie close together."""
+    start = min(at for at, _ in writes)
+    whole = bytearray(max(at + len(data) for at, data in writes) - start)
+    for at, data in writes:
+        whole[at - start : at - start + len(data)] = data
+    return start, bytes(whole)
 
 
 def resumption(state: ThreadState) -> Registers:

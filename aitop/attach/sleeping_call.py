@@ -4,23 +4,14 @@ from __future__ import annotations
 
 import time
 
+from aitop.attach.from_outside import SLEEPS, SYS_RESTART, may_be_asleep
 from aitop.attach.gil import holds_gil
 from aitop.attach.ptrace import StoppedThread, ThreadState, in_own_thread
 from aitop.attach.refusal import NotNow
-from aitop.attach.signal_frame import (
-    EINTR,
-    RESTART_BLOCK,
-    RESTART_NO_HAND,
-    RESTART_SYS,
-    SYS_RESTART,
-    Call,
-)
-from aitop.attach.target import Target, call_in_main_thread, look_in
+from aitop.attach.request import Request
+from aitop.attach.signal_frame import EINTR, RESTART_BLOCK, RESTART_NO_HAND, RESTART_SYS, Call
+from aitop.attach.target import Target, call_in_main_thread, frame_obstacle, look_in, wipe
 
-# Calls in which a thread waits for the world outside and holds no lock of the C library:
-# read poll select nanosleep accept recvfrom recvmsg wait4 epoll_wait, and their kin. No futex: a wait for a
-# lock ends by itself when interrupted, and the allocator's locks look just like it.
-SLEEPS = {0, 7, 23, 34, 35, 43, 45, 47, 61, 230, 232, 247, 270, 271, 281, 288, 441}
 INTERRUPTED = {-EINTR, -RESTART_SYS, -RESTART_NO_HAND, -RESTART_BLOCK}
 BETWEEN_LOOKS_S = 0.1
 # What PyGILState_Ensure returns in a thread that had given the GIL away.
@@ -36,21 +27,33 @@ class SleepingCall:
 
     name = "sleeping-call"
     patience = 1.0
+    costly = False
+    alone = False
 
     def obstacle(self, target: Target) -> str | None:
-        return "its shadow stack (CET) is on" if target.status.shadow_stack else None
+        return frame_obstacle(target)
 
-    def enter(self, target: Target, line: bytes) -> float:
-        pause, first = in_own_thread(lambda: look_in(target, _asleep))
+    def enter(self, target: Target, request: Request) -> float:
+        # A thread that is plainly not asleep is not stopped for a look.
+        for pause in (BETWEEN_LOOKS_S, 0):
+            if not may_be_asleep(target.pid):
+                raise NotNow("the main thread is not asleep")
+            time.sleep(pause)
+        pause_us, first = in_own_thread(lambda: look_in(target, _asleep))
         time.sleep(BETWEEN_LOOKS_S)
-        return max(pause, in_own_thread(lambda: _run(target, line, first)))
+        if not may_be_asleep(target.pid):
+            raise NotNow("the main thread is not asleep")
+        return max(pause_us, in_own_thread(lambda: _run(target, request.line, first)))
+
+    def withdraw(self, target: Target, *, in_use: bool) -> None:
+        wipe(target, in_use=in_use)
 
 
 def _run(target: Target, line: bytes, first: ThreadState) -> float:
     python = target.python
     calls = [
         Call(python.address("PyGILState_Ensure")),
-        Call(python.address("PyRun_SimpleString"), (python.scratch.address,)),
+        Call(python.address("PyRun_SimpleString"), (target.scratch.address,)),
         Call(python.address("PyGILState_Release"), (GIL_WAS_NOT_HELD,)),
     ]
 

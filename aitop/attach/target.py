@@ -8,12 +8,13 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from aitop.attach.from_outside import cannot_be_woken, on_x86_64
 from aitop.attach.memory import Memory
 from aitop.attach.proc_status import ProcStatus, same_process
 from aitop.attach.ptrace import StoppedThread, ThreadState
-from aitop.attach.python_image import PythonImage
+from aitop.attach.python_image import NEEDED, PythonImage, Scratch
 from aitop.attach.refusal import NotNow
-from aitop.attach.signal_frame import CODE_SEGMENT_64, Call, build
+from aitop.attach.signal_frame import CODE_SEGMENT_64, Call, KeptErrno, build
 from aitop.attach.xsave_layout import xsave_layout
 
 RSEQ_CRITICAL_SECTION_AT = 8
@@ -31,6 +32,13 @@ class Target:
     @property
     def pid(self) -> int:
         return self.status.pid
+
+    @property
+    def scratch(self) -> Scratch:
+        """The room for the line; to be asked for only where there is some."""
+        if self.python.scratch is None:
+            raise NotNow("there is no room for the hook's first line")
+        return self.python.scratch
 
 
 # Looks at the stopped main thread; raises NotNow where it is in the wrong place.
@@ -50,13 +58,23 @@ def call_in_main_thread(target: Target, calls: Sequence[Call], look: Look, line:
     Returns for how many microseconds it stood still; to be called within `in_own_thread`. Until the
     registers are set nothing has happened to the target, from then on everything happens without us.
     """
-    layout = xsave_layout()
+    if cannot_be_woken(target.pid):
+        raise NotNow("the main thread is in an uninterruptible system call")
+    layout, libc = xsave_layout(), target.python.libc
+    if libc.restorer is None:
+        raise NotNow("there is no return path for signals")
+    place = target.scratch.address
+    if target.memory.read(place, len(line)) != line:
+        # A call that a killed aitop left in the queue reads an empty text until the line is complete.
+        target.memory.write(place, b"\0")
+        target.memory.write(place + 1, line[1:])
     with _stopped(target) as thread:
         state = look(thread, target)
         check_interruptible(thread, target, state)
-        frame = build(state, calls, target.python.restorer, layout)
+        kept = _errno_of(target, state)
+        frame = build(state, calls, libc.restorer, layout, kept)
         try:
-            for address, data in ((target.python.scratch.address, line), *frame.writes):
+            for address, data in ((frame.address, frame.content), (place, line[:1])):
                 target.memory.write(address, data)
         except OSError as error:
             if error.errno in (errno.EIO, errno.EFAULT):
@@ -64,6 +82,29 @@ def call_in_main_thread(target: Target, calls: Sequence[Call], look: Look, line:
             raise
         thread.set_registers(frame.registers)
     return thread.pause_us
+
+
+def _errno_of(target: Target, state: ThreadState) -> KeptErrno | None:
+    """The thread's errno and where it lies; None where that is not known."""
+    place = target.python.libc.errno
+    if place is None:
+        return None
+    address = state.registers["fs_base"] + place.offset
+    return KeptErrno(address, target.memory.read(address, 4), place.swab)
+
+
+def frame_obstacle(target: Target) -> str | None:
+    """Why no signal frame can be made for this target, None where one can."""
+    python = target.python
+    if not on_x86_64():
+        return "signal frames are known for x86-64 only"
+    if target.status.shadow_stack:
+        return "its shadow stack (CET) is on"
+    if not all(name in python.symbols for name in NEEDED):
+        return "its Python does not export its functions"
+    if python.libc.restorer is None:
+        return "it has no return path for signals"
+    return None if python.scratch else "it has no room for the hook's first line"
 
 
 def anywhere(thread: StoppedThread, _target: Target) -> ThreadState:
@@ -90,7 +131,7 @@ def wipe(target: Target, *, in_use: bool) -> None:
     Its first byte goes first, so that whoever reads it sees all of it or nothing; where it may be `in_use`,
     the rest goes when a reader has surely finished.
     """
-    scratch = target.python.scratch
+    scratch = target.scratch
     try:
         target.memory.write(scratch.address, b"\0")
         if in_use:

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import marshal
+import struct
 import subprocess
 import sys
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
-from aitop.attach import AttachRefused, in_target, preflight, session
+from aitop.attach import AttachRefused, attempt, in_target, preflight, session
 from aitop.attach.bundle import hook_sources, pack
 from aitop.attach.proc_status import CAP_SYS_PTRACE, own_status, parse_status
 from aitop.attach.ptrace import REGISTER_NAMES, ThreadState
-from aitop.attach.signal_frame import Call, build, resumption
+from aitop.attach.signal_frame import Call, KeptErrno, build, resumption
 from aitop.attach.xsave_layout import xsave_layout
 
 STATUS = """Name:\tpython (x) y
@@ -113,13 +113,23 @@ def test_a_frame_lies_below_the_stack_and_is_aligned_like_a_call() -> None:
     before = state(orig_rax=(1 << 64) - 1, rdi=1, eflags=0x746)
     frame = build(before, [Call(0x5000, (8, 9)), Call(0x6000)], restorer=0x7000, layout=xsave_layout())
     top = before.registers["rsp"] - 128
-    places = sorted((at, at + len(data)) for at, data in frame.writes)
-    assert places[-1][1] <= top and all(a[1] <= b[0] for a, b in pairwise(places))
-    assert frame.registers["rsp"] == places[0][0] and frame.registers["rsp"] % 16 == 8
+    assert frame.address + len(frame.content) <= top
+    assert frame.registers["rsp"] == frame.address and frame.registers["rsp"] % 16 == 8
     assert (frame.registers["rip"], frame.registers["rdi"], frame.registers["rsi"]) == (0x5000, 8, 9)
     assert frame.registers["eflags"] == 0x246
-    returns = [data[:8] for _, data in frame.writes if data[:8] == (0x7000).to_bytes(8, "little")]
-    assert len(returns) == 2
+    assert frame.content.count((0x7000).to_bytes(8, "little")) == 2
+
+
+def test_errno_is_put_back_behind_the_calls() -> None:
+    before = state(orig_rax=(1 << 64) - 1)
+    kept = KeptErrno(0x9000, b"\x01\x02\x03\x04", swab=0x8000)
+    frame = build(before, [Call(0x5000)], restorer=0x7000, layout=xsave_layout(), errno=kept)
+    at = frame.content.index(b"\x02\x01\x04\x03") + frame.address
+    assert frame.registers["rip"] == 0x5000
+    # In the frame that the first call returns into: rdi, rsi, (rbp, rbx,) rdx, (rax, rcx, rsp,) rip of the next call.
+    words = struct.unpack(f"<{len(frame.content) // 8}Q", frame.content[: len(frame.content) // 8 * 8])
+    place = words.index(0x8000) - 8
+    assert words[place : place + 2] == (at, 0x9000) and words[place + 4] == 4
 
 
 GOOD = (
@@ -208,7 +218,7 @@ def test_a_process_that_ends_under_our_hands_is_a_refusal(monkeypatch, ends: boo
                 child.wait()
             raise OSError(5, "Input/output error")
 
-        monkeypatch.setattr(session, "locate_python", locate)
+        monkeypatch.setattr(attempt, "locate_python", locate)
         with pytest.raises(AttachRefused, match=words):
             session.remove(child.pid)
         child.kill()
