@@ -8,6 +8,7 @@ from aitop.engine.history import History, HookHistory
 from aitop.engine.series import recompiles, series
 from aitop.engine.stack_view import activity_over_time, view
 from aitop.engine.steps_view import steps_view
+from aitop.engine.throughput import with_operations, with_throughput
 from aitop.model.host import Role
 from aitop.model.snapshot import Cost, Phases, ProcessStacks, Series, Snapshot, Stacks, Steps, Tick
 from aitop.model.source import SourceName, SourceStatus
@@ -28,6 +29,9 @@ def aggregate(history: History, tick: Tick) -> Snapshot:
     hook = history.hooks.get(lead) if lead is not None else None
     since, records = _window(history, hook, tick.time)
     steps = steps_view(lead, records, hook.count) if hook and lead is not None else None
+    gpu, facts = history.gpus[-1] if history.gpus else None, hook.facts if hook else None
+    if steps is not None:
+        steps = with_throughput(steps, facts, gpu)
     host = history.hosts[-1] if history.hosts else None
     roles: dict[int, Role] = {process.pid: process.role for process in host.processes} if host else {}
     roles.setdefault(history.target.pid, "rank")
@@ -42,9 +46,9 @@ def aggregate(history: History, tick: Tick) -> Snapshot:
         kind=_kind(records, stacks),
         sources=_sources(history, tick.time, steps),
         host=host,
-        gpu=history.gpus[-1] if history.gpus else None,
+        gpu=gpu,
         steps=steps or _steps_from_stacks(stacks, history.target.pid),
-        facts=hook.facts if hook else None,
+        facts=with_operations(facts, steps),
         allocators=hook.allocators if hook else (),
         stacks=stacks,
         growth_sites=history.growth.sites if history.growth else (),

@@ -25,6 +25,7 @@ def steps_view(pid: int, records: Sequence[StepRecord], count: int) -> Steps | N
     if total <= 0:
         return None
     samples = [record.samples for record in records if record.samples is not None]
+    tokens = [record.tokens for record in records if record.tokens is not None]
     return Steps(
         basis="hook",
         pid=pid,
@@ -34,6 +35,7 @@ def steps_view(pid: int, records: Sequence[StepRecord], count: int) -> Steps | N
         mean=total / len(seconds),
         per_second=len(seconds) / total,
         samples_per_second=sum(samples) / total if len(samples) == len(records) else None,
+        tokens_per_second=sum(tokens) / total if len(tokens) == len(records) else None,
         phases=_phases(records, total),
         recent=tuple(records),
     )

@@ -137,10 +137,12 @@ class HookFacts(msgspec.Struct, frozen=True, kw_only=True):
 
     `cost_us` is the hook's own measured time per step; `ops` the autograd nodes counted in one step's graph.
     `calls` are the dearest call sites. `flops` are floating-point operations of one step (forward and backward),
-    estimated from shapes; `flops_basis` says in words how. `input_dtypes` are those of the tensors the root model gets,
+    estimated from shapes; `flops_basis` says in words how. `flops_per_backward` are those of one backward and its
+    forward as the hook tells them, `flops_dtype` the dtype that most of them are made in (tf32 where float32 may be
+    rounded to it). `input_dtypes` are those of the tensors the root model gets,
     `autocast` the dtype of an active autocast, `matmul_precision` torch's setting for float32 products.
     `compiles`, `recompiles` and `graph_breaks` are torch.compile's own counters since the process started, None where
-    it was not used.
+    it was not used; `recompile_reasons` has the newest ones: where, and which guard failed.
     `scaler_skips` counts steps that a GradScaler left out since the hook came in.
     `watches` names what is watched beside the phases (transfer, blocking, collective, tokens): steps carry None for the
     others.
@@ -168,12 +170,15 @@ class HookFacts(msgspec.Struct, frozen=True, kw_only=True):
     calls: tuple[CallSite, ...] = ()
     flops: float | None = None
     flops_basis: str | None = None
+    flops_per_backward: float | None = None
+    flops_dtype: str | None = None
     input_dtypes: tuple[str, ...] = ()
     autocast: str | None = None
     matmul_precision: str | None = None
     compiles: int | None = None
     recompiles: int | None = None
     graph_breaks: int | None = None
+    recompile_reasons: tuple[str, ...] = ()
     scaler_skips: int | None = None
     ddp: DdpInfo | None = None
     watches: tuple[str, ...] = ()
