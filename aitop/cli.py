@@ -12,7 +12,7 @@ from types import FrameType, ModuleType
 from typing import NoReturn
 
 from aitop import __version__
-from aitop.commands import demo, diagnose, doctor, monitor, profile, record, replay
+from aitop.commands import demo, diagnose, doctor, explain, monitor, profile, record, replay
 from aitop.commands import run as run_command
 from aitop.errors import AitopError
 
@@ -24,6 +24,7 @@ examples:
   aitop demo                                   start a small training run with a planted fault and watch it
   aitop run -- python train.py                 start a run with the hook in from the first step
   aitop diagnose --pid 4242 --format json      look for 15 s, then report (for scripts and CI)
+  aitop explain input-bound                    what a verdict means, how to be sure of it, and how to fix it
   aitop profile --pid 4242 -o trace.json       torch.profiler around 5 steps of it, and a trace for Perfetto
   aitop doctor --pid 4242                      what works here, what does not, and how to mend it
 
@@ -35,6 +36,7 @@ VERBS: dict[str, tuple[ModuleType, str]] = {
     "run": (run_command, "start a command with the hook in, then watch it"),
     "demo": (demo, "start a bundled training run and watch it"),
     "diagnose": (diagnose, "look for a while without a screen, then report"),
+    "explain": (explain, "say what a verdict means, how to be sure of it, and how to fix it"),
     "profile": (profile, "run torch.profiler in the process for a few steps"),
     "record": (record, "look without a screen and keep everything that was seen"),
     "replay": (replay, "play a recording on the same screen"),

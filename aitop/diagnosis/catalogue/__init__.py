@@ -1,0 +1,102 @@
+"""The catalogue: every verdict id and the page of text that explains it. The pages are text files in `pages/`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from difflib import get_close_matches
+from functools import cache
+from importlib.resources import files
+from typing import Literal
+
+PARTS = ("What it is", "How aitop knows", "How to be sure", "How to fix", "When it is fine")
+FAMILIES: tuple[tuple[str, tuple[str, ...]], ...] = (
+    ("the step waits", ("input-bound", "transfer-bound", "preprocessing-bound", "underbatched", "sync-stall")),
+    ("the host is the limit", ("python-overhead", "launch-bound", "gil-contention", "cpu-oversubscription")),
+    ("the device is the limit", ("compute-bound", "memory-bandwidth-bound", "precision", "optimizer-bound")),
+    ("between steps", ("checkpoint-stall", "eval-stall", "host-io-stall", "gc-stall", "recompile", "step-time-growth")),
+    ("memory", ("memory-leak", "fragmentation", "oom-risk", "host-memory-pressure")),
+    ("several ranks", ("comm-bound", "straggler", "hang")),
+    ("hardware", ("thermal-throttle", "power-cap", "gpu-shared", "pcie-degraded", "gpu-fault")),
+    ("serving, and runs compared", ("latency-tail", "queue-bound", "regression")),
+)
+IDS = tuple(verdict for _, members in FAMILIES for verdict in members)
+
+
+@dataclass(frozen=True)
+class Block:
+    """A paragraph (`text`), one item of a list, or lines of `code`, which keep their breaks."""
+
+    kind: Literal["text", "item", "code"]
+    text: str
+
+
+@dataclass(frozen=True)
+class Page:
+    """What there is to know about a verdict id. `parts` has each of PARTS with its blocks.
+
+    `told` is False for an id that is planned, and that no rule gives yet.
+    """
+
+    id: str
+    summary: str
+    parts: tuple[tuple[str, tuple[Block, ...]], ...]
+    told: bool = True
+
+
+@cache
+def page(verdict: str) -> Page | None:
+    """The page of an id; None where there is none."""
+    if verdict not in IDS:
+        return None
+    text = files(__name__).joinpath("pages").joinpath(f"{verdict}.txt").read_text(encoding="utf-8")
+    head, _, body = text.partition("\n")
+    name, _, summary = head.partition(": ")
+    return Page(name, summary, _parts(body), name in _told())
+
+
+def nearest(word: str) -> tuple[str, ...]:
+    """Ids that `word` may have meant, the likeliest first: those that have it in their name, then alike ones."""
+    word = word.strip().lower().replace("_", "-").replace(" ", "-")
+    within = [verdict for verdict in IDS if word and word in verdict]
+    alike = get_close_matches(word, IDS, n=3, cutoff=0.5)
+    return tuple(dict.fromkeys([*within, *alike]))[:4]
+
+
+def _told() -> frozenset[str]:
+    from aitop.diagnosis.rules import RULES  # noqa: PLC0415 - a list of ids needs no rules
+
+    return frozenset(rule.id for rule in RULES)
+
+
+def _parts(body: str) -> tuple[tuple[str, tuple[Block, ...]], ...]:
+    found: dict[str, list[str]] = {}
+    lines: list[str] = []
+    for line in body.splitlines():
+        if line in PARTS:
+            lines = found.setdefault(line, [])
+        else:
+            lines.append(line)
+    return tuple((title, _blocks(rest)) for title, rest in found.items())
+
+
+def _blocks(lines: list[str]) -> tuple[Block, ...]:
+    """Lines to paragraphs, items and code; blank lines divide, and those within code are kept."""
+    found: list[Block] = []
+    open_block = False
+    for line in lines:
+        if not line.strip():
+            open_block = False
+            continue
+        kind: Literal["text", "item", "code"] = (
+            "code" if line.startswith("    ") else "item" if line.startswith("- ") else "text"
+        )
+        text = line[4:] if kind == "code" else line[2:] if kind == "item" else line.strip()
+        if found and kind == "code" and found[-1].kind == "code":
+            gap = "\n" if open_block else "\n\n"
+            found[-1] = Block("code", f"{found[-1].text}{gap}{text}")
+        elif open_block and kind == "text":
+            found[-1] = Block(found[-1].kind, f"{found[-1].text} {text}")
+        else:
+            found.append(Block(kind, text))
+        open_block = True
+    return tuple(found)
