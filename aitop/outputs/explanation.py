@@ -33,7 +33,7 @@ def contents(width: int) -> str:
     for family, members in FAMILIES:
         lines += ["", family]
         for found in filter(None, map(page, members)):
-            told = found.summary + ("" if found.told else " (not yet)")
+            told = found.summary + ("" if found.told else " (planned)")
             indent = " " * (longest + 4)
             lines += textwrap.wrap(
                 told,
