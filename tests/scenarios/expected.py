@@ -1,19 +1,24 @@
-"""What each training script suffers from, for tests and benchmarks to hold the diagnosis against."""
+"""What each script suffers from, for tests and benchmarks to hold the diagnosis against."""
 
+import importlib.util
 from dataclasses import dataclass
 from pathlib import Path
 
 SCENARIO_DIR = Path(__file__).resolve().parent
 WORKLOAD_DIR = SCENARIO_DIR.parents[1] / "aitop" / "workloads"
+HEALTHY = "compute-bound"
 
 
 @dataclass(frozen=True)
 class Scenario:
     """A script, its fault and where it lies.
 
-    `subtypes` are the acceptable ones, empty where the verdict has none. `guilty` are substrings of the lines that
-    may be named (each occurs on one line of the script); empty where no line is at fault. `fixed` says that the
-    script with `--fixed` is faster, so that a predicted speed-up can be held against the real one.
+    `verdict` is the id that comes first, with one of `subtypes` (empty where it has none); each of `accepted` ("id" or
+    "id/subtype") is as right. `beside` are ids of other warnings that are true of the script, too. `guilty` are
+    substrings of the lines that may be named, each on one line of the script; empty where no line is at fault.
+    `fixed` says that the script with `fix` is faster, so that a predicted speed-up can be held against the real one;
+    `remedy` is a regular expression for the text of the fix that does what the script does then, empty where the
+    cause is gone altogether. `needs` are packages without which the script does not run.
     """
 
     name: str
@@ -23,6 +28,29 @@ class Scenario:
     args: tuple[str, ...] = ()
     guilty: tuple[str, ...] = ()
     fixed: bool = True
+    accepted: tuple[str, ...] = ()
+    beside: tuple[str, ...] = ()
+    fix: tuple[str, ...] = ("--fixed",)
+    remedy: str = ""
+    needs: tuple[str, ...] = ()
+
+    def accepts(self, verdict, subtype=None):
+        """Whether this is a right primary verdict."""
+        if verdict == self.verdict and (not self.subtypes or subtype in self.subtypes):
+            return True
+        return verdict in self.accepted or f"{verdict}/{subtype}" in self.accepted
+
+    def true_ids(self):
+        """Ids of all verdicts that are true of the script."""
+        return {self.verdict, *self.beside, *(name.partition("/")[0] for name in self.accepted)}
+
+    def healthy(self):
+        """Whether there is nothing to find."""
+        return self.verdict == HEALTHY
+
+    def runnable(self):
+        """Whether the packages that it needs are there."""
+        return all(importlib.util.find_spec(package) for package in self.needs)
 
     def guilty_lines(self):
         """Line numbers of the guilty substrings in the script."""
@@ -42,18 +70,20 @@ def _workload(name, *rest, **more):
     return Scenario(name, WORKLOAD_DIR / f"{name.replace('-', '_')}.py", *rest, **more)
 
 
-SCENARIOS = (
+LOADING = (
     _scenario(
         "tutorial_loader",
         "input-bound",
         ("transform",),
         guilty=("image[0, y, x] = int(tokens", "for x in range(width):", "for y in range(height):"),
+        remedy="cheaper",
     ),
     _scenario(
         "tutorial_latency",
         "input-bound",
         ("workers", "storage"),
         guilty=("int.from_bytes(self.connection.read(4)",),
+        remedy="num_workers",
     ),
     _scenario(
         "custom_loop",
@@ -74,21 +104,123 @@ SCENARIOS = (
         guilty=("padded[row, column] = token", "mask[row, column] = 1.0", "for column, token in enumerate(tokens):"),
     ),
     _scenario("respawn", "input-bound", ("respawn",), guilty=("for support, label in loader:",)),
+    _workload(
+        "slow-loader",
+        "input-bound",
+        ("workers", "storage"),
+        guilty=("time.sleep(ROUND_TRIP)",),
+        remedy="num_workers",
+    ),
+    _workload(
+        "slow-transform",
+        "input-bound",
+        ("transform",),
+        guilty=(
+            "distance = ((row - middle) ** 2",
+            "out[row, column] = image[row, column]",
+            "for column in range(SIDE):",
+            "for row in range(SIDE):",
+        ),
+        remedy="cheaper",
+    ),
+    _scenario("climate_grid", "input-bound", ("transform",), guilty=("raw = zlib.decompress(",)),
+    _scenario(
+        "fingerprints",
+        "input-bound",
+        ("transform", "workers"),
+        guilty=(
+            "code = (code * 31 + ord(atom))",
+            "bits[code % BITS] = 1.0",
+            "for atom in smiles[start",
+            "for start in range(len(smiles)):",
+        ),
+    ),
+    _scenario("baskets", "input-bound", ("transform",), guilty=("return np.where(self.customer == who)",)),
+    _scenario(
+        "feature_service",
+        "input-bound",
+        ("storage",),
+        guilty=("with urllib.request.urlopen(f", "answer = json.load(reply)"),
+    ),
+    _scenario(
+        "sensor_db",
+        "input-bound",
+        ("storage", "transform"),
+        guilty=("values = [value for (value,) in self.db.execute(",),
+    ),
+    _scenario(
+        "news_stream",
+        "input-bound",
+        ("transform",),
+        guilty=(
+            "for word in WORD.findall(text):",
+            'stem = word[:-1] if word.endswith("s")',
+            "counts[zlib.crc32(stem",
+        ),
+        remedy="cheaper",
+    ),
+    _scenario(
+        "regional_shards",
+        "input-bound",
+        ("transform", "workers"),
+        guilty=(
+            'for field in line.split(";"):',
+            'whole, _, fraction = field.partition(",")',
+            'sign = -1.0 if whole.startswith("-")',
+            "numbers.append(sign * (abs(int(whole))",
+        ),
+        remedy="cheaper|worker 0|lagging",
+    ),
+    _scenario(
+        "hf_titles",
+        "input-bound",
+        ("collate", "transform"),
+        guilty=(
+            "for start in range(len(title) - 2):",
+            "for character in title[start : start + 3]:",
+            "code = code * 97 + ord(character)",
+            "ids.append(code % 499 + 1)",
+        ),
+        needs=("transformers", "accelerate"),
+    ),
+)
+
+BETWEEN_STEPS = (
     _scenario(
         "eval_often",
         "eval-stall",
         guilty=("logits = model(x)", "correct += (logits.argmax(1) == y)", "for x, y in loader:"),
     ),
+    _scenario(
+        "lit_regressor",
+        "eval-stall",
+        guilty=('self.log("val_loss", nn.functional.l1_loss',),
+        needs=("lightning",),
+    ),
     _scenario("host_io", "host-io-stall", guilty=("self.db.commit()", 'self.db.execute("INSERT')),
     _scenario("host_io:http", "host-io-stall", args=("--sink", "http"), guilty=("urllib.request.urlopen(self.url",)),
+    _scenario("run_journal", "host-io-stall", guilty=("os.fsync(self.file.fileno())", "self.file.flush()")),
+    _workload("checkpoints", "checkpoint-stall", guilty=("torch.save(state, packed)",)),
+    _scenario("nightly_export", "checkpoint-stall", guilty=("np.savez_compressed(",)),
+    _scenario("tidy_trainer", "gc-stall", guilty=("            gc.collect()",)),
+)
+
+COMPUTING = (
     _scenario(
         "python_overhead",
         "python-overhead",
+        accepted=("launch-bound",),
         guilty=(
             "hidden = torch.tanh(x[:, f, None]",
             "outputs.append((hidden * self.w2[f])",
             "for f in range(x.shape[1]):",
         ),
+    ),
+    _scenario(
+        "gait",
+        "python-overhead",
+        accepted=("launch-bound",),
+        guilty=("h = a * h + (1 - a) * u[:, t]", "for t in range(u.shape[1]):", "states.append(h)"),
     ),
     _scenario(
         "optimizer_heavy",
@@ -103,24 +235,113 @@ SCENARIOS = (
         ),
     ),
     _scenario("optimizer_heavy:stock", "optimizer-bound", args=("--stock", "1"), guilty=("optimizer.step()",)),
-    _scenario("healthy_mlp", "compute-bound", fixed=False),
-    _scenario("healthy_transformer", "compute-bound", fixed=False),
-    _scenario("healthy_eval", "compute-bound", fixed=False),
-    _workload("slow-loader", "input-bound", ("workers", "storage"), guilty=("time.sleep(ROUND_TRIP)",)),
-    _workload(
-        "slow-transform",
-        "input-bound",
-        ("transform",),
+    _scenario(
+        "ranking_live",
+        "gil-contention",
         guilty=(
-            "distance = ((row - middle) ** 2",
-            "out[row, column] = image[row, column]",
-            "for column in range(SIDE):",
-            "for row in range(SIDE):",
+            "weights[item] = weights.get(item, 0.0) +",
+            "for age, item in enumerate(self.window):",
+            "return sorted(weights, key=weights.get",
         ),
     ),
-    _workload("checkpoints", "checkpoint-stall", guilty=("torch.save(state, packed)",)),
+    _scenario("big_machine", "cpu-oversubscription"),
+    _scenario("surrogate", "precision", remedy="float32"),
+    _scenario("sentences_compiled", "recompile", guilty=("compiled(left, right), same)",)),
+    _scenario(
+        "hard_examples",
+        "step-time-growth",
+        guilty=("ranked = sorted(self.seen)", "self.seen.extend(losses.tolist())"),
+        fixed=False,
+        beside=("python-overhead", "memory-leak", "host-memory-pressure"),
+    ),
     _workload("leak", "memory-leak", guilty=("history.append(loss)",), fixed=False),
-    _workload("healthy", "compute-bound", fixed=False),
+    _scenario("attention_maps", "memory-leak", guilty=("self.maps.append(weights.mean(1))",), fixed=False),
 )
 
+SERVING = (
+    _scenario(
+        "reviews_api",
+        "preprocessing-bound",
+        guilty=(
+            "while end > start and word[start:end] not in self.ids:",
+            "                end -= 1",
+            "found.append(self.ids[word[start:end]])",
+            "numbers += self.split(word)",
+            "while start < len(word):",
+            "end = min(len(word), start + self.longest)",
+        ),
+    ),
+    _scenario("embedding_server", "underbatched", guilty=("vectors = self.model(torch.stack(",)),
+)
+
+TWO_FAULTS = (
+    _scenario(
+        "plankton",
+        "input-bound",
+        ("transform", "workers"),
+        guilty=(
+            "flat = [int(v) for v in picture.ravel()]",
+            "        counts[v] += 1",
+            "for v in flat:",
+            "return np.array([ranks[v] for v in flat]",
+        ),
+        beside=("checkpoint-stall",),
+        fix=("--fixed", "first"),
+        remedy="cheaper",
+    ),
+    _scenario(
+        "plankton:then",
+        "checkpoint-stall",
+        args=("--fixed", "first"),
+        guilty=("torch.save(state, os.path.join(",),
+    ),
+    _scenario(
+        "item_towers",
+        "optimizer-bound",
+        guilty=("optimizer.step()",),
+        beside=("host-io-stall",),
+        fix=("--fixed", "first"),
+    ),
+    _scenario(
+        "item_towers:then",
+        "host-io-stall",
+        args=("--fixed", "first"),
+        guilty=("self.db.commit()", 'self.db.execute("INSERT'),
+        beside=("optimizer-bound",),
+    ),
+    _scenario(
+        "ticket_router",
+        "preprocessing-bound",
+        guilty=(
+            "for j, cb in enumerate(b, 1):",
+            "previous, row[j] = row[j], min(",
+            "previous, row[0] = row[0], i",
+            "row = list(range(len(b) + 1))",
+        ),
+        beside=("host-io-stall",),
+        fix=("--fixed", "first"),
+    ),
+    _scenario(
+        "ticket_router:then",
+        "host-io-stall",
+        args=("--fixed", "first"),
+        guilty=("with urllib.request.urlopen(url, data=body)", "        reply.read()"),
+    ),
+)
+
+NOTHING_WRONG = (
+    _scenario("healthy_mlp", HEALTHY, fixed=False),
+    _scenario("healthy_transformer", HEALTHY, fixed=False),
+    _scenario("healthy_eval", HEALTHY, fixed=False),
+    _workload("healthy", HEALTHY, fixed=False),
+    _scenario("healthy_warm", HEALTHY, fixed=False),
+    _scenario("healthy_compiled", HEALTHY, fixed=False),
+    _scenario("healthy_laptop", HEALTHY, fixed=False),
+    _scenario("healthy_scoring", HEALTHY, fixed=False),
+    _scenario("healthy_gan", HEALTHY, fixed=False),
+    _scenario("healthy_lbfgs", HEALTHY, fixed=False),
+    _scenario("healthy_accumulate", HEALTHY, fixed=False),
+)
+
+SCENARIOS = (*LOADING, *BETWEEN_STEPS, *COMPUTING, *SERVING, *TWO_FAULTS, *NOTHING_WRONG)
 BY_NAME = {scenario.name: scenario for scenario in SCENARIOS}

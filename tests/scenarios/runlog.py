@@ -5,15 +5,24 @@ import time
 
 
 def arguments(description, **defaults):
-    """The options of a training script."""
+    """The options of a training script.
+
+    `fixed` is True where everything is mended. A script with two faults asks for `first` and `second` instead.
+    """
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--steps", type=int, default=0, help="stop after so many steps (default: never)")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--losses", metavar="FILE", help="write the exact bytes of every loss")
-    parser.add_argument("--fixed", action="store_true", help="run with the fault mended")
+    which = ("first", "second", "both")
+    parser.add_argument(
+        "--fixed", nargs="?", choices=which, const="both", help="run with the fault mended, or one of two"
+    )
     for name, default in defaults.items():
         parser.add_argument("--" + name.replace("_", "-"), type=type(default), default=default)
-    return parser.parse_args()
+    args = parser.parse_args()
+    args.first, args.second = args.fixed in ("first", "both"), args.fixed in ("second", "both")
+    args.fixed = args.fixed == "both"
+    return args
 
 
 class RunLog:
