@@ -6,7 +6,6 @@ none of this in it.
 
 from __future__ import annotations
 
-import _thread
 import time
 from collections.abc import Callable
 from operator import attrgetter
@@ -16,10 +15,9 @@ from .callsites import Sites
 from .journal import BLOCKING, TRANSFER, Journal
 from .patches import Patches
 from .stand_in import StandIn, keep_from_compiling
-from .wrappers import MOST_ENTRIES, Keeper
+from .wrappers import Keeper
 
 _now = time.monotonic_ns
-_ident = _thread.get_ident
 
 
 def device_in_use(torch: Any) -> Callable[[Any], bool] | None:
@@ -50,9 +48,7 @@ class Watch:
         """A call that waits for the device ends now."""
         try:
             end = _now()
-            journal = self.journal
-            if len(journal.entries) < MOST_ENTRIES:
-                journal.note(BLOCKING, start, end, -1, 0)
+            self.journal.note(BLOCKING, start, end, -1, 0)
             if self.waits.wants_next():
                 self.waits.add(name, end - start)
         except Exception:
@@ -62,10 +58,11 @@ class Watch:
         """A copy from the tensor `source` in host memory to a device ends now, as far as the host is concerned."""
         try:
             end = _now()
+            if self.keeper.traced():
+                # A trace of torch.jit would record that we ask.
+                return
             size = source.numel() * source.element_size()
-            journal = self.journal
-            if len(journal.entries) < MOST_ENTRIES:
-                journal.note(TRANSFER, start, end, size, -1)
+            self.journal.note(TRANSFER, start, end, size, -1)
             if self.transfers.wants_next():
                 self.transfers.add(name, end - start, size, 0 if source.is_pinned() else size)
         except Exception:

@@ -1,0 +1,233 @@
+"""Floating-point operations of a backward and the forward before it, from the shapes in the autograd graph.
+
+Only what the graph says of itself is read: the shapes of what flows along its edges. Saved tensors are left alone, as
+asking for one may run its owner's code (checkpointing computes it anew). Counted like torch.utils.flop_counter does:
+matrix products, convolutions and attention; a multiplication with its addition is two operations.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from math import prod
+from typing import Any, NamedTuple
+
+Shape = tuple[int, ...]
+
+# A large model's graph has some thousand nodes, each of which takes a microsecond or two.
+MOST_NODES = 20_000
+MOST_NS = 15_000_000
+# What divides into most numbers of backwards that steps have.
+GRAPHS = 12
+MOST_NS_A_ROUND = 3_000_000
+
+# Custom functions that compute nothing worth counting: what data parallelism puts around a model.
+TRANSPARENT = ("_DDPSink", "RegisterPostBackward", "PreBackward", "PostBackward", "PostAccumulate")
+MOST_HIDDEN = 8
+# Those that hide a whole model, or parts of it.
+OPAQUE = ("CompiledFunction", "CheckpointFunction")
+
+
+class Walk(NamedTuple):
+    """What was found on one way through a graph. `hidden` names functions that may compute what no shape tells;
+    `whole` is False where bounds ended the way, `convolutions` the part of `flops` that these make, `dtypes` that of
+    each dtype.
+    """
+
+    ops: int
+    flops: float
+    convolutions: float
+    dtypes: dict[str, float]
+    hidden: tuple[str, ...]
+    whole: bool
+
+    @property
+    def opaque(self) -> bool:
+        return any(name.startswith(OPAQUE) for name in self.hidden)
+
+
+def walk(outputs: Any, custom: Any, most_nodes: int, most_ns: int) -> Walk:
+    """Go through the graph under `outputs` (a sequence). `custom` is the class of functions written in Python."""
+    until = time.monotonic_ns() + most_ns
+    waiting = [output.grad_fn for output in outputs if getattr(output, "grad_fn", None) is not None]
+    seen, ops, convolutions = set(waiting), 0, 0.0
+    dtypes: dict[str, float] = {}
+    hidden: list[str] = []
+    while waiting and len(seen) < most_nodes and time.monotonic_ns() < until:
+        node = waiting.pop()
+        inputs = node.next_functions
+        ops += bool(inputs)
+        kind = node.name().removesuffix("Backward0")
+        count = COUNTS.get(kind)
+        if count is not None:
+            try:
+                made = count(node, inputs)
+            except (AttributeError, RuntimeError, IndexError):
+                # Another torch, or a tensor without one shape (nested).
+                made = None
+            if made is None:
+                hidden.append(kind)
+            else:
+                dtype = str(node._input_metadata[0].dtype).removeprefix("torch.")
+                dtypes[dtype] = dtypes.get(dtype, 0.0) + made
+                convolutions += made if kind.startswith("Convolution") else 0.0
+        elif isinstance(node, custom) and not kind.startswith(TRANSPARENT):
+            hidden.append(kind.removesuffix("Backward"))
+        for other, _ in inputs:
+            if other is not None and other not in seen:
+                seen.add(other)
+                waiting.append(other)
+    flops = sum(dtypes.values())
+    return Walk(ops, flops, convolutions, dtypes, tuple(dict.fromkeys(hidden))[:MOST_HIDDEN], not waiting)
+
+
+def _result(node: Any) -> Shape:
+    return tuple(node._input_metadata[0].shape)
+
+
+def _input(inputs: Any, position: int) -> Shape | None:
+    """The shape of an input that a gradient flows to, None of another."""
+    node, output = inputs[position]
+    return None if node is None else tuple(node._input_metadata[output].shape)
+
+
+def _passes(inputs: Any, first: int, second: int) -> int:
+    """The forward, and a product of the same size for each factor that a gradient flows to."""
+    return 1 + (inputs[first][0] is not None) + (inputs[second][0] is not None)
+
+
+def _product(first: int, second: int) -> Callable[[Any, Any], float | None]:
+    """Of matrices at these positions, batched or not: each value of the result is a sum over the inner dimension."""
+
+    def count(node: Any, inputs: Any) -> float | None:
+        left, right = _input(inputs, first), _input(inputs, second)
+        inner = left[-1] if left else right[-2] if right else None
+        if inner is None:
+            return None
+        return 2.0 * prod(_result(node)) * inner * _passes(inputs, first, second)
+
+    return count
+
+
+def _linear(node: Any, inputs: Any) -> float | None:
+    left, weight = _input(inputs, 0), _input(inputs, 1)
+    inner = left[-1] if left else weight[-1] if weight else None
+    return None if inner is None else 2.0 * prod(_result(node)) * inner * _passes(inputs, 0, 1)
+
+
+def _convolution(node: Any, inputs: Any) -> float | None:
+    weight = _input(inputs, 1)
+    if weight is None:
+        return None
+    if not node._saved_transposed:
+        size: Shape | None = _result(node)
+    else:
+        size = _input(inputs, 0)
+    return None if size is None else 2.0 * prod(size) * prod(weight[1:]) * _passes(inputs, 0, 1)
+
+
+def _attention(node: Any, inputs: Any) -> float | None:
+    """Two products forward and five backward (the scores are computed again), the causal half not left out."""
+    query, key, value = (_input(inputs, position) for position in range(3))
+    if query is None or key is None or value is None:
+        return None
+    rows, columns = query[-2], key[-2]
+    forward = 2.0 * prod(query[:-2]) * rows * columns * (query[-1] + value[-1])
+    return forward + 2.0 * prod(query[:-2]) * rows * columns * (3 * query[-1] + 2 * value[-1])
+
+
+def _recurrent(node: Any, inputs: Any) -> float | None:
+    """Every weight matrix is used once for each row of each moment."""
+    shapes = [_input(inputs, position) for position in range(len(inputs))]
+    weights = sum(prod(shape) for shape in shapes if shape is not None and len(shape) == 2)
+    return 6.0 * prod(_result(node)[:2]) * weights if weights else None
+
+
+COUNTS: dict[str, Callable[[Any, Any], float | None]] = {
+    "Addmm": _product(1, 2),
+    "Mm": _product(0, 1),
+    "Bmm": _product(0, 1),
+    "Baddbmm": _product(1, 2),
+    "Addbmm": _product(1, 2),
+    "Linear": _linear,
+    "MkldnnLinear": _linear,
+    "Convolution": _convolution,
+    "ConvolutionOverrideable": _convolution,
+    "ScaledDotProductFlashAttention": _attention,
+    "ScaledDotProductFlashAttentionForCpu": _attention,
+    "ScaledDotProductEfficientAttention": _attention,
+    "ScaledDotProductCudnnAttention": _attention,
+    "ScaledDotProductFusedAttentionOverrideable": _attention,
+    "CudnnRnn": _recurrent,
+    "MiopenRnn": _recurrent,
+    "MkldnnRnnLayer": _recurrent,
+}
+
+
+class Graphs:
+    """What the graphs of a few backwards in a row have come to: their mean stands for all, as a step may have several
+    different ones (adversarial training).
+    """
+
+    def __init__(self, torch: Any) -> None:
+        self._torch = torch
+        self._custom = getattr(torch.autograd.function, "BackwardCFunction", ())
+        self._walks: list[Walk] = []
+        self._spent = 0
+        self._known: dict[str, Any] = {}
+
+    def add(self, outputs: Any) -> int:
+        """Go through one more graph. Returns the number of operations in it."""
+        start = time.monotonic_ns()
+        found = walk(outputs, self._custom, MOST_NODES, MOST_NS)
+        self._spent += time.monotonic_ns() - start
+        self._walks.append(found)
+        if not self.wants_more:
+            self._known = self._sum_up(self._walks)
+            self._walks, self._spent = [], 0
+        return found.ops
+
+    @property
+    def wants_more(self) -> bool:
+        """Whether the graph of the next backward should be added too: a round is a few of them, as time allows."""
+        return 0 < len(self._walks) < GRAPHS and self._spent < MOST_NS_A_ROUND
+
+    def facts(self) -> dict[str, Any]:
+        """By the fields of `HookFacts`."""
+        return self._known
+
+    def _sum_up(self, walks: list[Walk]) -> dict[str, Any]:
+        hidden = list(dict.fromkeys(name for one in walks for name in one.hidden))
+        flops = sum(one.flops for one in walks) / len(walks)
+        if not all(one.whole for one in walks):
+            return {"flops_basis": "the graph is too large to be looked at"}
+        if any(one.opaque for one in walks):
+            return {"flops_basis": f"{hidden[0]} hides its shapes"}
+        if not flops:
+            return {}
+        basis = "shapes in the autograd graph"
+        if hidden:
+            basis += f", without {', '.join(hidden[:3])}"
+        return {"flops_per_backward": flops, "flops_basis": basis[:200], "flops_dtype": self._dtype(walks)}
+
+    def _dtype(self, walks: list[Walk]) -> str:
+        """The dtype of most operations; tf32 where torch may round their float32 to it."""
+        sums: dict[str, float] = {}
+        for one in walks:
+            for dtype, flops in one.dtypes.items():
+                sums[dtype] = sums.get(dtype, 0.0) + flops
+        most = max(sums, key=lambda dtype: sums[dtype])
+        if most != "float32" or not self._torch.cuda.is_initialized():
+            return most
+        convolving = sum(one.convolutions for one in walks) > sum(sums.values()) / 2
+        return "tf32" if rounds_to_tf32(self._torch, "conv" if convolving else "matmul") else most
+
+
+def rounds_to_tf32(torch: Any, operation: str) -> bool:
+    """Whether matmul or conv may compute float32 in TF32. Where it was set in the new way, the old questions raise."""
+    getter = getattr(torch._C, "_get_fp32_precision_getter", None)
+    if getter is not None:
+        return bool(getter("cuda", operation) == "tf32")
+    if operation == "conv":
+        return bool(torch.backends.cudnn.allow_tf32)
+    return bool(torch.get_float32_matmul_precision() != "highest")

@@ -1,0 +1,124 @@
+"""What goes into the root model: its dtypes, the ids in it (tokens), and the precision that it is computed in."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .patches import Patches
+from .wrappers import Keeper
+
+ASK_EVERY_NS = 3_000_000_000
+MOST_DTYPES = 8
+MOST_DEPTH = 2
+# Ids of texts come as (batch, length); among several (masks, positions, labels) these names tell which they are.
+NAMES = ("input_ids", "ids", "tokens", "idx")
+
+
+class Inputs:
+    """Looks at the arguments of a root's forward every few seconds, and at each where they hold ids."""
+
+    def __init__(self, torch: Any, patches: Patches, keeper: Keeper) -> None:
+        self.watches: tuple[str, ...] = ()
+        self._torch = torch
+        self._journal = keeper.journal
+        self._tensor = torch.Tensor
+        self._whole = frozenset((torch.int64, torch.int32))
+        self._where: str | int | None = None
+        self._ask_at = 0
+        self._dtypes: list[str] = []
+        self._autocast: str | None = None
+        self._journal.inputs = self.saw
+
+    def look(self, now: int) -> None:
+        if self._journal.inputs is None and now > self._ask_at:
+            self._journal.inputs = self.saw
+
+    def saw(self, args: tuple[Any, ...], kwargs: dict[str, Any], now: int) -> int:
+        """The root is called with these arguments. Returns the number of ids in them, -1 where there are none."""
+        if now > self._ask_at:
+            self._ask_at = now + ASK_EVERY_NS
+            self._ask(args, kwargs)
+        ids = self._ids(args, kwargs)
+        if ids is None:
+            # Of no interest until it is asked again.
+            self._journal.inputs = None
+            return -1
+        count = ids.numel()
+        return count if type(count) is int else -1
+
+    def facts(self) -> dict[str, Any]:
+        return {
+            "input_dtypes": self._dtypes,
+            "autocast": self._autocast,
+            "matmul_precision": matmul_precision(self._torch),
+        }
+
+    def _ask(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        found: list[str] = []
+        self._collect((args, kwargs), found, 0)
+        self._dtypes = found[:MOST_DTYPES]
+        self._autocast = autocast_dtype(self._torch)
+        self._where = self._find(args, kwargs)
+        self.watches = () if self._where is None else ("tokens",)
+
+    def _collect(self, value: Any, found: list[str], depth: int) -> None:
+        if isinstance(value, self._tensor):
+            name = str(value.dtype).removeprefix("torch.")
+            if name not in found:
+                found.append(name)
+        elif depth <= MOST_DEPTH and isinstance(value, (tuple, list)):
+            for item in value[:MOST_DTYPES]:
+                self._collect(item, found, depth + 1)
+        elif depth <= MOST_DEPTH and isinstance(value, dict):
+            for item in list(value.values())[:MOST_DTYPES]:
+                self._collect(item, found, depth + 1)
+
+    def _find(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | int | None:
+        """Where the ids are: the name of an argument, or its position. A single dictionary is looked into by name."""
+        for name in (*NAMES, *kwargs):
+            if self._is_ids(kwargs.get(name)):
+                return name
+        for position, value in enumerate(args[:4]):
+            if self._is_ids(value):
+                return position
+        if args and isinstance(args[0], dict):
+            return next((name for name in NAMES if self._is_ids(args[0].get(name))), None)
+        return None
+
+    def _ids(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        where = self._where
+        if where is None:
+            return None
+        if isinstance(where, int):
+            value = args[where] if where < len(args) else None
+        else:
+            value = kwargs.get(where)
+            if value is None and args and isinstance(args[0], dict):
+                value = args[0].get(where)
+        return value if self._is_ids(value) else None
+
+    def _is_ids(self, value: Any) -> bool:
+        return isinstance(value, self._tensor) and value.dtype in self._whole and value.dim() >= 2
+
+
+def matmul_precision(torch: Any) -> str:
+    """torch's setting for products of float32: highest, high or medium."""
+    try:
+        return str(torch.get_float32_matmul_precision())
+    except RuntimeError:
+        # It was set in the newer way, by operation, which this question is not made for.
+        return "high" if torch._C._get_fp32_precision_getter("cuda", "matmul") == "tf32" else "highest"
+
+
+def autocast_dtype(torch: Any) -> str | None:
+    """The dtype of the autocast that the calling thread is in, None outside of one."""
+    if torch.is_autocast_enabled():
+        dtype = torch.get_autocast_gpu_dtype() if not hasattr(torch, "get_autocast_dtype") else None
+        return str(dtype or torch.get_autocast_dtype("cuda")).removeprefix("torch.")
+    try:
+        enabled = torch.is_autocast_enabled("cpu")
+    except TypeError:
+        # torch before 2.4 asks for the CPU by another name.
+        enabled = torch.is_autocast_cpu_enabled()
+        return str(torch.get_autocast_cpu_dtype()).removeprefix("torch.") if enabled else None
+    return str(torch.get_autocast_dtype("cpu")).removeprefix("torch.") if enabled else None
