@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Literal
 
 import msgspec
@@ -50,6 +51,14 @@ class Abstention(msgspec.Struct, frozen=True, kw_only=True):
 
     id: str
     reason: str
+
+
+def by_reason(abstained: Iterable[Abstention]) -> tuple[tuple[str, tuple[str, ...]], ...]:
+    """Each reason once, in the order in which they came up, with the ids of the verdicts that it keeps back."""
+    found: dict[str, list[str]] = {}
+    for one in abstained:
+        found.setdefault(one.reason, []).append(one.id)
+    return tuple((reason, tuple(ids)) for reason, ids in found.items())
 
 
 class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):

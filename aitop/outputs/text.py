@@ -5,7 +5,7 @@ from __future__ import annotations
 import textwrap
 
 from aitop.model.units import duration, factor, percent
-from aitop.model.verdict import Fix, Verdict, Where
+from aitop.model.verdict import Fix, Verdict, Where, by_reason
 from aitop.outputs.report import Report
 
 WIDTH = 100
@@ -67,11 +67,8 @@ def gaps(report: Report) -> list[str]:
 
 
 def abstentions(report: Report) -> list[str]:
-    """One line for each reason why rules could not judge, with their names."""
-    by_reason: dict[str, list[str]] = {}
-    for rule in report.abstained:
-        by_reason.setdefault(rule.reason, []).append(rule.id)
-    return [f"{', '.join(rules)}: {reason}" for reason, rules in by_reason.items()]
+    """One line for each reason why rules could not judge, with the verdicts that it keeps back."""
+    return [f"{reason}: {', '.join(ids)}" for reason, ids in by_reason(report.abstained)]
 
 
 def no_verdict(report: Report) -> str:

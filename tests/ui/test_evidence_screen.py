@@ -5,7 +5,8 @@ import threading
 import msgspec
 import sample_snapshots as samples
 
-from aitop.model.verdict import Diagnosis
+from aitop.diagnosis.catalogue import PARTS
+from aitop.model.verdict import Abstention, Diagnosis
 
 
 async def test_it_shows_evidence_source_fixes_and_certainty(look_at):
@@ -103,7 +104,7 @@ async def test_without_a_verdict_it_says_what_is_missing(look_at):
     async with look_at(samples.waiting()) as eyes:
         await eyes.press("enter")
         assert "no verdict yet" in eyes.text()
-        assert "input-bound: 4 of 20 steps seen" in eyes.text()
+        assert "4 of 20 steps seen: input-bound" in eyes.text()
 
 
 async def test_the_screen_below_is_fresh_when_it_closes(look_at):
@@ -113,3 +114,23 @@ async def test_the_screen_below_is_fresh_when_it_closes(look_at):
         assert "COMPUTE-BOUND" in eyes.text()
         await eyes.press("escape")
         assert "COMPUTE-BOUND" in eyes.pane("verdict")
+
+
+async def test_below_the_numbers_are_what_could_not_be_judged_and_the_page(look_at):
+    abstained = tuple(Abstention(id=rule, reason="no GPU figures") for rule in ("sync-stall", "launch-bound"))
+    shot = samples.input_bound()
+    diagnosis = msgspec.structs.replace(shot.diagnosis, abstained=abstained)
+    async with look_at(msgspec.structs.replace(shot, diagnosis=diagnosis), size=(80, 24)) as eyes:
+        await eyes.press("enter")
+        seen = []
+        for _ in range(12):
+            seen.append(eyes.pane("evidence"))
+            await eyes.press("pagedown")
+        told = "\n".join(seen)
+        assert "Could not be judged" in told and "no GPU figures: sync-stall, launch-bound" in told
+        for part in PARTS:
+            assert part in told
+        assert told.index("What to do") < told.index("Could not be judged") < told.index("What it is")
+        assert "DataLoader(..., num_workers=6, persistent_workers=True," in told
+        await eyes.press("down")
+        assert "checkpoint-stall" in eyes.pane("evidence").splitlines()[0]

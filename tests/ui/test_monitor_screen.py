@@ -68,7 +68,7 @@ async def test_before_the_first_snapshot_it_says_that_it_looks(look_at):
         await eyes.give(samples.waiting())
         verdict = eyes.pane("verdict")
         assert "looking… 2 s · 0 stack samples" in verdict
-        assert "input-bound: 4 of 20 steps seen" in verdict
+        assert "4 of 20 steps seen: input-bound" in verdict
         await eyes.give(samples.input_bound())
         assert "INPUT-BOUND" in eyes.pane("verdict")
 

@@ -174,7 +174,7 @@ def test_text_says_verdict_place_reason_fix_and_what_is_missing():
         "Step (from hook): 4.2 step/s · 67 samples/s · 21 ms p50 · 60 ms p95 · 312 steps seen",
         "  data             64 %  " + "█" * 26,
         "Not measured:\n  gpu absent: NVML is not here\n  stacks denied: no right → sudo aitop",
-        "Could not be judged:\n  memory-leak, oom-risk: too short",
+        "Could not be judged:\n  too short: memory-leak, oom-risk",
         "Watching cost 2.1 % of a core, 6.1 µs a step in the target, 0.10 % of its step time.",
     ):
         assert words in text

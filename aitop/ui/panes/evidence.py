@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from aitop.model.units import factor, percent
 from aitop.model.verdict import Verdict, Where
 from aitop.ui.line import Line, columns, lit, shorten, shorten_left, spread, wrap
+from aitop.ui.page import page_lines, unjudged_lines
 from aitop.ui.palette import BRIGHT, DIM, FAINT, GAIN, LOSS, TEXT, TITLE
 from aitop.ui.panes.verdict import figure_style, looking_lines, shown_verdicts
 from aitop.ui.view import View
@@ -38,7 +39,7 @@ class VerdictList(Pane):
 
 
 class EvidencePane(Pane):
-    """Evidence, place with source, fixes, and how sure."""
+    """Evidence, place with source, fixes and how sure; below them what could not be judged, and the verdict's page."""
 
     verdict: Verdict | None = None
     excerpts: dict[tuple[str, int], Excerpt] = {}  # noqa: RUF012 - replaced by the screen that owns it
@@ -61,6 +62,10 @@ class EvidencePane(Pane):
             for fix in verdict.fixes:
                 gain = f"{factor(fix.speedup)} predicted" if fix.speedup is not None else ""
                 lines += _bullet("→", fix.text, width, gain)
+        unjudged = unjudged_lines(view.snapshot.diagnosis, width) if view.snapshot else []
+        if unjudged:
+            lines += [*_section("Could not be judged"), *unjudged]
+        lines += page_lines(verdict.id, width)
         return Drawing(lines, f"{verdict.id}{' · ' + verdict.subtype if verdict.subtype else ''}")
 
     def _where(self, where: Where, width: int) -> list[Line]:

@@ -11,6 +11,7 @@ from aitop.model.source import SOURCE_NAMES
 from aitop.model.units import factor, percent
 from aitop.model.verdict import Verdict, Where
 from aitop.ui.line import Line, shorten, spread, wrap
+from aitop.ui.page import unjudged_lines
 from aitop.ui.palette import BRIGHT, DIM, FAINT, GAIN, LOSS, NOTICE, TEXT
 from aitop.ui.view import View
 from aitop.ui.widgets.pane import Drawing, Pane
@@ -147,14 +148,14 @@ def looking_lines(view: View, width: int, height: int) -> list[Line]:
         for name in SOURCE_NAMES
         if (status := view.source(name)) is not None and status.state not in ("ok", "absent")
     ]
-    reasons = [
-        Line(f"  {abstained.id}: ", DIM).add(shorten(one_line(abstained.reason), width - len(abstained.id) - 4), FAINT)
-        for abstained in snapshot.diagnosis.abstained
-    ]
-    rest = [*silent, *reasons]
+    rest = [*silent, *unjudged_lines(snapshot.diagnosis, width)]
     room = height - 1
     if len(rest) > room > 0:
-        rest = [*rest[: room - 1], Line(f"  and {len(rest) - room + 1} more rules wait for evidence", FAINT)]
+        ids = [abstained.id for abstained in snapshot.diagnosis.abstained]
+        rest = [
+            *rest[: room - 1],
+            Line(shorten(f"  {len(ids)} verdicts wait for more: {', '.join(ids)}", width), FAINT),
+        ]
     return [*lines, *rest][:height]
 
 
