@@ -14,20 +14,23 @@ from pathlib import Path
 
 import torch
 
+from originals import Originals
+
 # Seconds that a step spends in each phase at the least, so that a misplaced phase shows.
 PAUSES = {"data_wait": 0.004, "forward": 0.003, "backward": 0.005, "optimizer": 0.002}
 
 
 class Diary:
     """One run's notes: a line of JSON for each step (`end` in monotonic seconds, `losses` as hexadecimal floats,
-    `slept` seconds by phase, `dynamo` its counters).
+    `slept` seconds by phase, `dynamo` its counters, `changed` what is not as it was at the start).
     """
 
-    def __init__(self, folder: Path, name: str, steps: int | None = None) -> None:
+    def __init__(self, folder: Path, name: str, rank: str, steps: int | None = None) -> None:
         self.stop = folder / f"{name}.stop"
         self.steps_wanted = steps
         self.steps = 0
-        self._file = (folder / f"{name}.{'steps' if steps is None else 'again'}").open("w")
+        self._file = (folder / f"{name}{rank}.{'steps' if steps is None else 'again'}").open("w")
+        self._originals = Originals()
         self._losses: list[str] = []
         self._slept = dict.fromkeys(PAUSES, 0.0)
 
@@ -43,7 +46,13 @@ class Diary:
 
     def step(self) -> None:
         """The optimizers of this step are done."""
-        line = {"end": time.monotonic(), "losses": self._losses, "slept": self._slept, "dynamo": dynamo_counters()}
+        line = {
+            "end": time.monotonic(),
+            "losses": self._losses,
+            "slept": self._slept,
+            "dynamo": dynamo_counters(),
+            "changed": self._originals.changed(),
+        }
         self._file.write(json.dumps(line) + "\n")
         self._file.flush()
         self.steps += 1
@@ -51,18 +60,18 @@ class Diary:
         self._slept = dict.fromkeys(PAUSES, 0.0)
 
     def over(self) -> bool:
-        """Whether this was the last step. Asked once a step: all ranks of a job must agree."""
+        """Whether this was the last step. Asked once a step."""
         if self.steps_wanted is not None:
             return self.steps >= self.steps_wanted
         return self.stop.exists()
 
 
-def twice(folder: Path, name: str, run: Callable[[Diary], None]) -> None:
-    """A run to be watched, and the same once more to compare with."""
-    watched = Diary(folder, name)
+def twice(folder: Path, name: str, run: Callable[[Diary], None], rank: str = "") -> None:
+    """A run to be watched, and the same once more to compare with. The ranks of a job keep a diary each."""
+    watched = Diary(folder, name, rank)
     run(watched)
-    run(Diary(folder, name, watched.steps))
-    (folder / f"{name}.done").touch()
+    run(Diary(folder, name, rank, watched.steps))
+    (folder / f"{name}{rank}.done").touch()
 
 
 def dynamo_counters() -> dict[str, int]:
