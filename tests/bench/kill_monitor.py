@@ -34,8 +34,8 @@ SLACK = 1.0
 
 @dataclass
 class Target:
-    """A training run and the monitor on it. `kills` are (seconds that the monitor lived, whether the hook was in, seconds
-    until nothing was changed any more, None if that never came).
+    """A training run and the monitor on it. `kills` are (seconds that the monitor lived, whether the hook was in,
+    seconds until nothing was changed any more, None if that never came).
     """
 
     kind: str
