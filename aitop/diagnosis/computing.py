@@ -1,13 +1,11 @@
-"""The step computes: compute-bound (healthy), python-overhead, optimizer-bound."""
+"""The step computes: compute-bound (healthy), optimizer-bound."""
 
 from __future__ import annotations
 
 from aitop.diagnosis.evidence import (
     UNPROVEN,
-    Lines,
     confidence,
     device_busy,
-    device_idle,
     enough,
     host_limit,
     host_unproven,
@@ -16,28 +14,20 @@ from aitop.diagnosis.evidence import (
     records,
     timed_on_device,
 )
-from aitop.diagnosis.hand_written import feeding
 from aitop.diagnosis.rule import Band, Finding, Judgement, Rule
 from aitop.diagnosis.what_if import without
-from aitop.model.snapshot import HotLine, Phases, Snapshot
+from aitop.model.snapshot import Phases, Snapshot
 from aitop.model.steps import HookFacts
 from aitop.model.units import count, percent
 from aitop.model.verdict import Abstention, Fix, Severity, Verdict
 
 CRITICAL_SHARE = 0.3
-MANY_OPS = 150
-TINY_OP_US = 30.0
 # An Adam update reads and writes about 28 bytes a parameter; one core moves some 10 GB/s, a GPU hundreds.
 CPU_SECONDS_PER_PARAMETER = 3e-9
 CUDA_SECONDS_PER_PARAMETER = 3e-11
 # A foreach update makes about a dozen operations on each tensor: 0.8 µs each on a core, next to nothing on a GPU.
 CPU_SECONDS_PER_TENSOR = 10e-6
 CUDA_SECONDS_PER_TENSOR = 0.3e-6
-# What dispatching one operation and its node of the graph costs on the host, however little it computes.
-DISPATCH_US = 3.5
-# The same work in one operation still takes some of the time.
-BATCHED_AWAY = 0.88
-SOME = 0.05
 MOSTLY = 0.8
 # A device that is busy for more, or less, of the time limits the step, or does not.
 BUSY_DEVICE, IDLE_DEVICE = 0.8, 0.5
@@ -81,108 +71,6 @@ def compute_bound(snapshot: Snapshot) -> Judgement:
         ),
         level=computing,
     )
-
-
-def python_overhead(snapshot: Snapshot) -> Judgement:
-    """Python between tiny operations, in the forward pass or beside it."""
-    missing = enough(snapshot)
-    if missing:
-        return Abstention(id="python-overhead", reason=missing)
-    feeds = feeding(snapshot)
-    aside = main_lines(snapshot, lambda line: _python_aside(line) and not feeds(line))
-    per_op = _microseconds_per_op(snapshot)
-    # On a GPU every operation takes the host a few microseconds, however much it computes: does the device idle?
-    unproven = host_unproven(snapshot)
-    launching = on_gpu(snapshot) and device_busy(snapshot) is None
-    tiny = per_op is not None and per_op < TINY_OP_US and not launching
-    inside = main_lines(snapshot, lambda line: line.phase == "forward" and _own_loop(line))
-    loops = _concentrated(inside)
-    model = inside.share + _backward_of(snapshot, inside) if tiny or (per_op is None and loops) else 0.0
-    if tiny and per_op:
-        model *= min(BATCHED_AWAY, DISPATCH_US / per_op)
-    beside = min(aside.share, host_limit(snapshot)) if aside.share >= SOME or not model else 0.0
-    share = min(0.99, beside + model, device_idle(snapshot))
-    if share <= 0:
-        return None
-    lines = Lines(
-        share, inside.lines + aside.lines if model > aside.share else aside.lines + inside.lines * bool(model)
-    )
-    signals = (tiny, aside.share > 0.1 or loops, bool(lines.lines))
-    severity: Severity = "critical" if share >= CRITICAL_SHARE and sum(signals) >= 2 and not unproven else "warning"
-    sure = confidence(*signals, base=0.45, steps=len(records(snapshot)), share=share)
-    around = "around tiny operations" if model else "between its phases"
-    evidence = []
-    if tiny and snapshot.facts is not None:
-        evidence.append(
-            f"{count(snapshot.facts.ops)} operations a step at {per_op:.0f} µs each: too small to be worth a call"
-        )
-    where = lines.where
-    if where:
-        seen = aside.share + (inside.share if model else 0.0)
-        evidence.append(f"{percent(seen)} of samples run Python, most at {_short(where[0].file)}:{where[0].line}")
-    return Finding(
-        Verdict(
-            id="python-overhead",
-            severity=severity,
-            share=round(share, 4),
-            speedup=round(without(share), 3),
-            confidence=min(sure, UNPROVEN) if unproven else sure,
-            title=f"{percent(share)} of each step is Python {around}",
-            where=where,
-            evidence=tuple(evidence),
-            fixes=(
-                Fix(text="replace the loop by one batched tensor operation", speedup=round(without(share), 2)),
-                Fix(text="torch.compile fuses small operations where the loop cannot be rewritten"),
-            )
-            if model
-            else (
-                Fix(
-                    text="do it less often, vectorise it, or move it out of the loop", speedup=round(without(share), 2)
-                ),
-            ),
-        ),
-        level=share,
-    )
-
-
-def _python_aside(line: HotLine) -> bool:
-    """Plain computation between the phases."""
-    return line.phase == "outside" and line.activity in ("python", "compute")
-
-
-def _own_loop(line: HotLine) -> bool:
-    """The user's own line computes, or calls what does, rather than waits."""
-    return line.activity in ("python", "compute")
-
-
-def _concentrated(lines: Lines) -> bool:
-    """A few lines of one function hold nearly all of it, as in a loop."""
-    if not lines.lines:
-        return False
-    functions: dict[tuple[str, str], int] = {}
-    for line in lines.lines:
-        key = (line.file, line.function)
-        functions[key] = functions.get(key, 0) + line.samples
-    looping = any(line.text is not None and line.text.startswith(("for ", "while ")) for line in lines.lines)
-    return looping and max(functions.values()) >= 0.6 * sum(functions.values())
-
-
-def _backward_of(snapshot: Snapshot, inside: Lines) -> float:
-    """The backward pass of those lines, in proportion to their part of the forward pass."""
-    phases = snapshot.steps.phases if snapshot.steps else Phases()
-    if not phases.forward or not phases.backward:
-        return 0.0
-    return phases.backward * min(1.0, inside.share / phases.forward)
-
-
-def _microseconds_per_op(snapshot: Snapshot) -> float | None:
-    """Mean host time of one autograd node's forward, None where the graph was not counted or is small."""
-    ops = snapshot.facts.ops if snapshot.facts else None
-    steps = records(snapshot)
-    if not ops or ops < MANY_OPS or not steps:
-        return None
-    forwards = sorted(step.forward for step in steps)
-    return forwards[len(forwards) // 2] * 1e6 / ops
 
 
 def optimizer_bound(snapshot: Snapshot) -> Judgement:
@@ -252,12 +140,7 @@ def _sum(*shares: float | None) -> float | None:
     return sum(known) if known else None
 
 
-def _short(file: str) -> str:
-    return file.rsplit("/", 1)[-1]
-
-
 RULES = (
-    Rule("python-overhead", python_overhead, Band(enter=0.15, leave=0.1)),
     Rule("optimizer-bound", optimizer_bound, Band(enter=0.25, leave=0.18)),
     Rule("compute-bound", compute_bound, Band(enter=0.5, leave=0.4), only_alone=True),
 )

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from aitop.diagnosis.evidence import Lines, main_lines, records, summed
+from aitop.diagnosis.preprocessing import making_input
 from aitop.model.snapshot import HotLine, Snapshot
 from aitop.model.stacks import Frame
 
@@ -41,9 +42,10 @@ class Loop:
 
 
 def feeding(snapshot: Snapshot) -> Callable[[HotLine], bool]:
-    """A test for lines outside of every phase: does this one make the next batch?"""
+    """A test for lines outside of every phase: does this one make the next batch? In inference, reading it only."""
+    makes = making_input(snapshot)
     loops = _loops(main_lines(snapshot, lambda line: line.phase in ("forward", "backward", "optimizer")).lines)
-    return lambda line: _feeds(line, loops)
+    return lambda line: not makes(line) and _feeds(line, loops)
 
 
 def _loops(lines: tuple[HotLine, ...]) -> Mapping[Function, Loop]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from snapshot_builder import WORKER, constant, host, line, loaders, snapshot, step, steps
 
-from aitop.diagnosis import between_steps, computing, input_bound, memory
+from aitop.diagnosis import between_steps, computing, input_bound, launch_bound, memory, python_overhead
 from aitop.diagnosis.rule import Finding
 from aitop.model.gpu import GpuDevice, GpuSample
 from aitop.model.snapshot import GrowthSite, Phases, Series
@@ -23,7 +23,7 @@ FEW = snapshot(steps(3), main_samples=0)
         between_steps.evaluation,
         between_steps.host_io,
         computing.compute_bound,
-        computing.python_overhead,
+        python_overhead.judge,
         computing.optimizer_bound,
         memory.leak,
     ],
@@ -141,7 +141,7 @@ def test_what_stands_after_the_optimizer_in_the_loop_does_not_feed_it():
     after = line("spread", 0.7, number=12, text="total += v * v", via=(("main", 59, "widths.add(spread(out))"),))
     seen = snapshot(steps(seconds=0.1, forward=0.01, cpu=0.1), lines=[after, *LOOP])
     assert not isinstance(input_bound.judge(seen), Finding) or input_bound.judge(seen).level < 0.07
-    assert fired(computing.python_overhead(seen)).where[0].line == 12
+    assert fired(python_overhead.judge(seen)).where[0].line == 12
 
 
 def test_a_fed_step_is_not_input_bound():
@@ -228,7 +228,7 @@ def test_a_loop_of_tiny_operations():
         lines=[line("forward", 0.4, phase="forward", activity="compute", text="out[i] = x[i] * w", number=22)],
         facts=facts,
     )
-    verdict = fired(computing.python_overhead(seen))
+    verdict = fired(python_overhead.judge(seen))
     assert verdict.where[0].line == 22
     assert verdict.share == pytest.approx(0.85 * 3.5 / 10, abs=0.03), "an operation of 10 µs is 3.5 µs of dispatch"
 
@@ -240,7 +240,7 @@ def test_few_large_operations_are_no_overhead():
         lines=[line("forward", 0.4, phase="forward", activity="compute", text="return self.net(x)")],
         facts=facts,
     )
-    assert computing.python_overhead(seen) is None
+    assert python_overhead.judge(seen) is None
 
 
 def test_an_optimizer_that_takes_too_long():
@@ -316,22 +316,21 @@ def level(judgement):
 
 def test_launching_for_a_busy_gpu_is_no_python_overhead():
     launches = steps(seconds=0.1, forward=0.05, backward=0.02)
-    assert level(computing.python_overhead(on_gpu(0.97, launches, lines=[LAUNCHING]))) < 0.1
-    starving = fired(computing.python_overhead(on_gpu(0.3, launches, lines=[LAUNCHING])))
-    assert starving.share > 0.15
+    assert level(python_overhead.judge(on_gpu(0.97, launches, lines=[LAUNCHING]))) < 0.1
+    starving = launch_bound.judge(on_gpu(0.3, launches, lines=[LAUNCHING]))
+    assert fired(starving).share > 0.15 and python_overhead.judge(on_gpu(0.3, launches, lines=[LAUNCHING])) is None
 
 
-def test_launches_that_starve_the_device_inside_the_phases_are_overhead():
+def test_launches_that_starve_the_device_inside_the_phases():
     gaps = steps(
         seconds=0.1, forward=0.05, backward=0.04, device_forward=0.05, device_backward=0.04, device_optimizer=0.01
     )
-    starving = fired(computing.python_overhead(on_gpu(0.25, gaps, lines=[LAUNCHING])))
-    assert starving.share > 0.15
+    assert fired(launch_bound.judge(on_gpu(0.25, gaps, lines=[LAUNCHING]))).share > 0.15
 
 
 def test_launch_times_alone_are_no_python_overhead():
     launches = steps(seconds=0.1, forward=0.05, backward=0.02)
-    assert computing.python_overhead(snapshot(launches, lines=[LAUNCHING], facts=ON_CUDA)) is None
+    assert python_overhead.judge(snapshot(launches, lines=[LAUNCHING], facts=ON_CUDA)) is None
 
 
 def test_the_wait_of_the_host_for_a_busy_gpu_is_not_the_optimizers():
@@ -379,7 +378,7 @@ def test_an_idle_gpu_is_not_called_the_limit():
 # before the first step --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("judge", [input_bound.judge, between_steps.host_io, computing.python_overhead])
+@pytest.mark.parametrize("judge", [input_bound.judge, between_steps.host_io, python_overhead.judge])
 def test_reading_a_data_set_before_the_first_step_is_no_step(judge):
     reading = [
         line("load_dataset", 0.6, text="frame = pd.read_csv(path)", activity="decode"),
@@ -403,7 +402,7 @@ def test_without_a_count_of_parameters_nothing_is_said_of_their_need():
 
 def test_waiting_for_a_program_is_no_python():
     waiting = line("main", 0.5, activity="other", text="subprocess.run(command)")
-    assert computing.python_overhead(snapshot(steps(), lines=[waiting])) is None
+    assert python_overhead.judge(snapshot(steps(), lines=[waiting])) is None
 
 
 # statements that would be silly -----------------------------------------------------------------------------------
@@ -466,6 +465,6 @@ def test_workers_without_a_core_to_run_on_are_no_fix():
 
 
 def test_python_beside_the_model_is_not_called_tiny_operations():
-    verdict = fired(computing.python_overhead(snapshot(steps(), lines=[line("spread", 0.4, text="total += v * v")])))
+    verdict = fired(python_overhead.judge(snapshot(steps(), lines=[line("spread", 0.4, text="total += v * v")])))
     assert verdict.title == "40 % of each step is Python between its phases"
     assert "less often" in verdict.fixes[0].text

@@ -23,6 +23,7 @@ def on_gpu(records=None, *, busy=None, device=None, facts=None, **more):
     """A run on one GPU; `busy` and further keywords like `dram` are what NVML says of it."""
     counters = {name: more.pop(name) for name in ("sm", "tensor", "dram", "pcie_received") if name in more}
     counters |= {} if busy is None else {"busy": busy}
+    more.setdefault("seen", 40)
     return snapshot(
         records,
         gpu=GpuSample(time=1000.0, devices=(device or GpuDevice(index=0, mine=True),)),

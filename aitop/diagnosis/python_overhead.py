@@ -1,0 +1,208 @@
+"""python-overhead: Python between tiny operations, in the model or its loss, or beside the phases."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from aitop.diagnosis.device_gaps import short_place
+from aitop.diagnosis.evidence import (
+    UNPROVEN,
+    Lines,
+    by_samples,
+    confidence,
+    device_idle,
+    enough,
+    host_limit,
+    host_unproven,
+    main_lines,
+    main_stacks,
+    on_gpu,
+    records,
+)
+from aitop.diagnosis.hand_written import feeding
+from aitop.diagnosis.preprocessing import making_input
+from aitop.diagnosis.rule import Band, Finding, Judgement, Rule
+from aitop.diagnosis.what_if import without
+from aitop.model.snapshot import HotLine, Phases, Snapshot
+from aitop.model.units import count, percent
+from aitop.model.verdict import Abstention, Fix, Severity, Verdict
+
+ID = "python-overhead"
+CRITICAL_SHARE = 0.3
+MANY_OPS = 150
+TINY_OP_US = 30.0
+# What dispatching one operation and its node of the graph costs on the host, however little it computes.
+DISPATCH_US = 3.5
+# The same work in one operation still takes some of the time; how much, where operations were not counted, is a guess.
+BATCHED_AWAY, GUESSED = 0.88, 0.7
+SOME = 0.05
+LOOP = re.compile(r"^(?:async )?(?:for|while)\b.*:(?:\s*#.*)?$|[\[({,=] ?.*\bfor \w.* in .*[\])}]")
+# Operations on large tensors run without the interpreter's lock: a thread that calls only such ones hardly holds it.
+HOLDS_LOCK = 0.07
+# A process that is trained without calling a module: what computes before its backward pass is its model.
+NO_MODULE = 0.03
+
+
+@dataclass(frozen=True)
+class Overhead:
+    """Shares of step time: `model` around tiny operations, `beside` between the phases. `per_op` in microseconds."""
+
+    model: float
+    beside: float
+    lines: Lines
+    seen: float
+    per_op: float | None
+    loops: bool
+
+
+def judge(snapshot: Snapshot) -> Judgement:
+    """Python between tiny operations, in the forward pass or beside it."""
+    missing = enough(snapshot)
+    if missing:
+        return Abstention(id=ID, reason=missing)
+    found = _overhead(snapshot)
+    share = min(0.99, found.beside + found.model, device_idle(snapshot))
+    return Finding(_verdict(snapshot, found, share), level=share) if share > 0 else None
+
+
+def _overhead(snapshot: Snapshot) -> Overhead:
+    feeds, makes, gpu = feeding(snapshot), making_input(snapshot), on_gpu(snapshot)
+    aside = main_lines(snapshot, lambda line: _aside(line, gpu) and not feeds(line) and not makes(line))
+    # What computes by hand, beside every module, may be the model or its loss: then it is judged as the model is.
+    by_hand = _computing(aside) if snapshot.kind == "training" and not gpu else Lines(0.0, ())
+    inside = main_lines(snapshot, lambda line: line.phase == "forward" and line.activity in ("python", "compute"))
+    if gpu:
+        # What launches take is told by how long the device waits for them; Python proper stays Python.
+        inside = Lines(sum(line.share for line in _python(inside)), _python(inside))
+    both = Lines(inside.share + by_hand.share, inside.lines + by_hand.lines)
+    per_op = None if gpu else _microseconds_per_op(snapshot, by_hand.share)
+    loops = _concentrated(both)
+    tiny = per_op < TINY_OP_US if per_op is not None else _tiny_by_stacks(snapshot, loops)
+    model = 0.0
+    if gpu:
+        model = inside.share
+    elif tiny:
+        part = min(BATCHED_AWAY, DISPATCH_US / per_op) if per_op else GUESSED
+        model = (both.share + _backward_of(snapshot, both)) * part
+    if tiny or _is_model(snapshot, by_hand):
+        aside = Lines(aside.share - by_hand.share, tuple(line for line in aside.lines if line not in by_hand.lines))
+    beside = min(aside.share, host_limit(snapshot)) if aside.share >= SOME or not model else 0.0
+    first, then = (both.lines, aside.lines) if model > aside.share else (aside.lines, both.lines * bool(model))
+    seen = aside.share + (both.share if model else 0.0)
+    return Overhead(model, beside, Lines(seen, first + then), seen, per_op, loops)
+
+
+def _aside(line: HotLine, gpu: bool) -> bool:
+    """Plain computation between the phases. Where there is no device to wait for, reading a value is nothing else."""
+    return line.phase == "outside" and line.activity in (
+        ("python", "compute") if gpu else ("python", "compute", "sync")
+    )
+
+
+def _python(lines: Lines) -> tuple[HotLine, ...]:
+    return tuple(line for line in lines.lines if line.activity == "python")
+
+
+def _computing(lines: Lines) -> Lines:
+    kept = tuple(line for line in lines.lines if line.activity == "compute")
+    return Lines(sum(line.share for line in kept), kept)
+
+
+def _is_model(snapshot: Snapshot, by_hand: Lines) -> bool:
+    """Whether what computes by hand is the model itself: no module is called before the backward pass."""
+    phases = snapshot.steps.phases if snapshot.steps else Phases()
+    return bool(by_hand.lines) and (phases.forward or 0.0) < NO_MODULE and (phases.backward or 0.0) >= SOME
+
+
+def _tiny_by_stacks(snapshot: Snapshot, loops: bool) -> bool:
+    """Without a count of operations: a loop of the user's whose operations hardly let go of the interpreter's lock."""
+    process = main_stacks(snapshot)
+    threads = snapshot.stacks.threads if snapshot.stacks else ()
+    held = [one.gil for one in threads if process and (one.pid, one.thread) == (process.pid, process.thread)]
+    return loops and not any(gil is not None and gil < HOLDS_LOCK for gil in held)
+
+
+def _concentrated(lines: Lines) -> bool:
+    """A few lines of one function hold nearly all of it, as in a loop."""
+    if not lines.lines:
+        return False
+    functions: dict[tuple[str, str], int] = {}
+    for line in lines.lines:
+        key = (line.file, line.function)
+        functions[key] = functions.get(key, 0) + line.samples
+    looping = any(line.text is not None and LOOP.search(line.text) for line in lines.lines)
+    return looping and max(functions.values()) >= 0.6 * sum(functions.values())
+
+
+def _backward_of(snapshot: Snapshot, lines: Lines) -> float:
+    """The backward pass of those lines, in proportion to their part of all that it goes back through."""
+    phases = snapshot.steps.phases if snapshot.steps else Phases()
+    by_hand = sum(line.share for line in lines.lines if line.phase == "outside")
+    whole = (phases.forward or 0.0) + by_hand
+    return phases.backward * min(1.0, lines.share / whole) if phases.backward and whole else 0.0
+
+
+def _microseconds_per_op(snapshot: Snapshot, by_hand: float) -> float | None:
+    """Mean host time of one autograd node's forward, None where the graph was not counted; large where it is small."""
+    ops = snapshot.facts.ops if snapshot.facts else None
+    steps = records(snapshot)
+    if not ops or not steps:
+        return None
+    forwards = sorted(step.forward for step in steps)
+    aside = by_hand * sum(step.seconds for step in steps) / len(steps)
+    return (forwards[len(forwards) // 2] + aside) * 1e6 / ops if ops >= MANY_OPS else TINY_OP_US
+
+
+def _verdict(snapshot: Snapshot, found: Overhead, share: float) -> Verdict:
+    # On a GPU every operation takes the host a few microseconds, however much it computes: does the device idle?
+    unproven = host_unproven(snapshot)
+    counted = found.per_op is not None and bool(found.model)
+    signals = (counted, found.beside > 0.1 or found.loops, bool(found.lines.lines))
+    severity: Severity = "critical" if share >= CRITICAL_SHARE and sum(signals) >= 2 and not unproven else "warning"
+    sure = confidence(*signals, base=0.45, steps=len(records(snapshot)), share=share)
+    guessed = bool(found.model) and not counted
+    process = main_stacks(snapshot)
+    gained = share if counted or process is None else by_samples(share, process.samples)
+    return Verdict(
+        id=ID,
+        severity=severity,
+        share=round(share, 4),
+        speedup=round(without(gained), 3),
+        confidence=min(sure, UNPROVEN) if unproven or guessed else sure,
+        title=f"{percent(share)} of each step is Python {_around(found)}",
+        where=found.lines.where,
+        evidence=_evidence(snapshot, found),
+        fixes=_fixes(found, gained),
+    )
+
+
+def _around(found: Overhead) -> str:
+    return "around tiny operations" if found.model else "between its phases"
+
+
+def _evidence(snapshot: Snapshot, found: Overhead) -> tuple[str, ...]:
+    told = []
+    facts = snapshot.facts
+    if found.model and found.per_op is not None and facts is not None:
+        told.append(f"{count(facts.ops)} operations a step at {found.per_op:.0f} µs each: too small to be worth a call")
+    where = found.lines.where
+    if where:
+        told.append(f"{percent(found.seen)} of samples run Python, most at {short_place(where[0].file, where[0].line)}")
+    return tuple(told)
+
+
+def _fixes(found: Overhead, share: float) -> tuple[Fix, ...]:
+    where = found.lines.where
+    gone = round(without(share), 2)
+    place = f" at {short_place(where[0].file, where[0].line)}" if where else ""
+    if found.model:
+        return (
+            Fix(text=f"replace the loop{place} by one batched tensor operation", speedup=gone),
+            Fix(text="torch.compile fuses small operations where the loop cannot be rewritten"),
+        )
+    doing = f"what {where[0].function}{place} does" if where else "it"
+    return (Fix(text=f"do {doing} less often, vectorise it, or move it out of the loop", speedup=gone),)
+
+
+RULE = Rule(ID, judge, Band(enter=0.15, leave=0.1))

@@ -1,0 +1,339 @@
+"""Rules about how a model uses the device, and what stands beside it: fires, does not fire, not enough evidence."""
+
+from __future__ import annotations
+
+import pytest
+from snapshot_builder import RANK, constant, line, snapshot, stacks, step, steps
+
+from aitop.diagnosis import input_bound, precision, preprocessing, python_overhead, recompile, underbatched
+from aitop.diagnosis.rule import Finding
+from aitop.model.gpu import GpuDevice, GpuSample
+from aitop.model.snapshot import Phases, ProcessStacks, Series, Stacks, ThreadShare
+from aitop.model.steps import HookFacts
+from aitop.model.verdict import Abstention
+
+
+def facts(**fields):
+    return HookFacts(way="attach", python="3.11", torch="2", **fields)
+
+
+def fired(judgement):
+    assert isinstance(judgement, Finding), judgement
+    return judgement.verdict
+
+
+def level(judgement):
+    return judgement.level if isinstance(judgement, Finding) else 0.0
+
+
+def abstained(judgement):
+    assert isinstance(judgement, Abstention), judgement
+    return judgement.reason
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [precision.RULE, underbatched.RULE, preprocessing.RULE, python_overhead.RULE, recompile.RULE],
+    ids=lambda rule: rule.id,
+)
+def test_too_little_evidence_is_said(rule):
+    compiling = Series(times=(1.0, 2.0), values=(0.0, 1.0))
+    few = snapshot(
+        steps(3), main_samples=0, kind="inference", facts=facts(), series={"recompiles": compiling}, time=3.0
+    )
+    assert "needed" in abstained(rule.judge(few))
+
+
+# precision --------------------------------------------------------------------------------------------------------
+
+COMPUTES = {"seconds": 0.1, "forward": 0.04, "backward": 0.05, "optimizer": 0.005}
+DOUBLE = {"parameter_dtypes": ("float64",), "root": "Net"}
+
+
+def test_float64_by_accident_on_the_cpu():
+    verdict = fired(precision.judge(snapshot(steps(**COMPUTES), facts=facts(**DOUBLE, ops=100))))
+    assert (verdict.id, verdict.severity) == ("precision", "critical")
+    assert verdict.speedup == pytest.approx(1.89, abs=0.05), "half of the computing, but not of calling 100 operations"
+    assert "parameters of Net are float64" in verdict.evidence and "model.float()" in verdict.fixes[0].text
+
+
+def test_float64_in_tiny_operations_costs_nothing():
+    assert level(precision.judge(snapshot(steps(**COMPUTES), facts=facts(**DOUBLE, ops=9000)))) < precision.BAND.leave
+
+
+def test_float64_beside_a_slow_loader_costs_nothing():
+    waiting = steps(seconds=0.1, data_wait=0.09, forward=0.005, backward=0.004)
+    assert level(precision.judge(snapshot(waiting, facts=facts(**DOUBLE)))) < precision.BAND.leave
+
+
+def test_float32_on_a_cpu_is_as_it_should_be():
+    narrow = facts(parameter_dtypes=("float32",), matmul_precision="highest")
+    assert precision.judge(snapshot(steps(**COMPUTES), facts=narrow)) is None
+
+
+def test_a_few_float64_parameters_are_doubtful():
+    mixed = facts(parameter_dtypes=("float32", "float64"))
+    assert fired(precision.judge(snapshot(steps(**COMPUTES), facts=mixed))).confidence <= 0.5
+
+
+def test_types_are_not_known_from_outside():
+    shares = Phases(forward=0.5, backward=0.5)
+    assert "only from inside" in abstained(precision.judge(snapshot(phases=shares)))
+
+
+def on_gpu(records, *, busy=None, name="NVIDIA H200", mfu=None, told=None, **counters):
+    from msgspec.structs import replace
+
+    counters |= {} if busy is None else {"busy": busy}
+    seen = snapshot(
+        records,
+        gpu=GpuSample(time=1000.0, devices=(GpuDevice(index=0, mine=True, name=name),)),
+        series={f"gpu0.{key}": constant(value) for key, value in counters.items()},
+        facts=told or facts(cuda=True, parameter_dtypes=("float32",), matmul_precision="highest"),
+    )
+    return replace(seen, steps=replace(seen.steps, mfu=mfu))
+
+
+def test_float32_products_beside_idle_tensor_cores():
+    verdict = fired(precision.judge(on_gpu(steps(**COMPUTES), busy=0.98, mfu=0.6, tensor=0.01)))
+    assert verdict.share == pytest.approx(0.75 * 0.75, abs=0.01) and verdict.severity == "critical"
+    assert 'set_float32_matmul_precision("high")' in verdict.fixes[0].text
+    assert verdict.confidence <= 0.6
+
+
+@pytest.mark.parametrize(
+    ("told", "figures"),
+    [
+        (None, {"busy": 0.98, "tensor": 0.4}),
+        (None, {"busy": 0.3}),
+        (None, {"busy": 0.98, "name": "Tesla P100-PCIE-16GB"}),
+        (facts(cuda=True, parameter_dtypes=("float32",), matmul_precision="high"), {"busy": 0.98}),
+        (
+            facts(cuda=True, parameter_dtypes=("float32",), matmul_precision="highest", autocast="bfloat16"),
+            {"busy": 1.0},
+        ),
+    ],
+    ids=["tensor cores busy", "idle device", "no tensor cores", "tf32", "autocast"],
+)
+def test_float32_that_is_no_fault(told, figures):
+    assert precision.judge(on_gpu(steps(**COMPUTES), mfu=0.6, told=told, **figures)) is None
+
+
+def test_how_much_is_products_must_be_known():
+    assert "not measured" in abstained(precision.judge(on_gpu(steps(**COMPUTES), busy=0.98, tensor=0.0)))
+    assert "whether the GPU is the limit" in abstained(precision.judge(on_gpu(steps(**COMPUTES), mfu=0.6)))
+
+
+# underbatched -----------------------------------------------------------------------------------------------------
+
+
+def served(count=40, samples=1, forward=0.0048, seconds=0.005):
+    return [step(index, seconds, kind="infer", forward=forward, samples=samples) for index in range(count)]
+
+
+DENSE = facts(parameters=21_000_000, parameter_tensors=6, parameter_dtypes=("float32",), threads=1)
+MODEL = line("serve", 0.9, phase="forward", activity="compute", number=20, text="y = net(x)")
+
+
+def test_requests_one_at_a_time_read_all_weights_for_each():
+    verdict = fired(underbatched.judge(snapshot(served(), kind="inference", facts=DENSE, lines=[MODEL])))
+    assert verdict.id == "underbatched" and verdict.where[0].line == 20
+    assert 4 < verdict.speedup < 10 and verdict.confidence <= 0.6
+    assert "requests are taken 1 at a time" in verdict.title
+
+
+def test_a_server_that_waits_for_requests_is_not_underbatched():
+    waits = line("serve", 0.6, activity="queue", text="x = q.get()")
+    seen = snapshot(served(forward=0.002), kind="inference", facts=DENSE, lines=[MODEL, waits])
+    assert underbatched.judge(seen) is None
+
+
+def test_large_batches_are_enough():
+    assert underbatched.judge(snapshot(served(samples=32), kind="inference", facts=DENSE)) is None
+
+
+def test_a_model_that_computes_much_with_few_weights_gains_little():
+    convolutional = facts(parameters=2_000_000, parameter_tensors=60, parameter_dtypes=("float32",), threads=1)
+    slow = served(forward=0.048, seconds=0.05)
+    assert level(underbatched.judge(snapshot(slow, kind="inference", facts=convolutional))) < underbatched.BAND.leave
+
+
+def test_batches_of_several_sizes_tell_what_does_not_depend_on_them():
+    flat = [step(i, 0.011, kind="infer", forward=0.01 + 0.0001 * (1 + i % 4), samples=1 + i % 4) for i in range(40)]
+    verdict = fired(underbatched.judge(snapshot(flat, kind="inference", facts=DENSE)))
+    assert "from batches of several sizes" in verdict.evidence[1] and verdict.severity == "critical"
+    grows = [step(i, 0.011, kind="infer", forward=0.0025 * (1 + i % 4), samples=1 + i % 4) for i in range(40)]
+    assert level(underbatched.judge(snapshot(grows, kind="inference", facts=DENSE))) < underbatched.BAND.leave
+
+
+def test_training_on_one_sample_at_the_cost_of_calls():
+    tiny = steps(seconds=0.0005, forward=0.00008, backward=0.0001, optimizer=0.0002, samples=1)
+    verdict = fired(underbatched.judge(snapshot(tiny, facts=facts(ops=10, parameters=6000))))
+    assert "samples are taken 1 at a time" in verdict.title and "batch 1 → 32" in verdict.fixes[0].text
+    large = steps(seconds=0.05, forward=0.02, backward=0.02, samples=1)
+    assert underbatched.judge(snapshot(large, facts=facts(ops=10, parameters=6000))) is None
+
+
+def test_an_idle_gpu_has_room_for_more():
+    cuda = facts(cuda=True, parameters=21_000_000)
+    idle = underbatched.judge(on_gpu(served(), busy=0.2, told=cuda))
+    assert fired(idle).share > 0.6
+    assert underbatched.judge(on_gpu(served(), busy=0.9, told=cuda)) is None
+
+
+def test_batches_are_not_known_from_outside():
+    seen = snapshot(phases=Phases(forward=0.9, outside=0.1), kind="inference")
+    assert "only from inside" in abstained(underbatched.judge(seen))
+
+
+# preprocessing-bound ----------------------------------------------------------------------------------------------
+
+SPLITS = line(
+    "wordpieces", 0.7, number=14, text="while end > start and word[start:end] not in VOCABULARY:",
+    via=(("serve", 30, "ids = encode(text)"), ("encode", 22, "ids += wordpieces(word)")),
+)  # fmt: skip
+RUNS = line("serve", 0.2, phase="forward", activity="compute", number=32, text="return model(ids)")
+
+
+def requests(lines, kind="inference", forward=0.002, **fields):
+    records = [step(index, 0.01, kind="infer", forward=forward, samples=1) for index in range(60)]
+    return snapshot(records, kind=kind, lines=lines, facts=facts(), **fields)
+
+
+def test_tokenising_that_takes_most_of_a_request():
+    seen = requests([SPLITS, RUNS])
+    verdict = fired(preprocessing.judge(seen))
+    assert (verdict.severity, verdict.where[0].line) == ("critical", 14)
+    assert verdict.share == pytest.approx(0.8, abs=0.01) and verdict.speedup == pytest.approx(5.0, rel=0.05)
+    assert "wordpieces (train.py:14)" in verdict.fixes[0].text
+    assert level(input_bound.judge(seen)) < input_bound.RULE.band.leave
+    assert level(python_overhead.judge(seen)) < python_overhead.RULE.band.leave
+
+
+@pytest.mark.parametrize(("activity", "told"), [("tokenize", "compiled tokenizer"), ("decode", "faster decoder")])
+def test_the_fix_fits_the_work(activity, told):
+    work = line("handle", 0.7, number=14, activity=activity, text="x = prepare(body)")
+    assert told in fired(preprocessing.judge(requests([work, RUNS]))).fixes[0].text
+
+
+def test_what_follows_the_model_is_no_preprocessing():
+    after = line("postprocess", 0.7, number=50, via=(("serve", 33, "reply(postprocess(y))"),))
+    seen = requests([after, RUNS])
+    assert preprocessing.judge(seen) is None
+    assert fired(python_overhead.judge(seen)).where[0].line == 50
+
+
+def test_a_model_that_takes_most_of_a_request():
+    little = line("encode", 0.05, text="ids = table[words]")
+    judged = preprocessing.judge(requests([little, line("serve", 0.9, phase="forward")], forward=0.0095))
+    assert level(judged) < preprocessing.BAND.leave
+
+
+def test_a_server_at_leisure_is_told_of_latency_only():
+    waits = line("serve", 0.6, number=28, activity="queue", text="body = q.get()")
+    work = line("encode", 0.3, number=22, text="ids = table[words]")
+    verdict = fired(preprocessing.judge(requests([waits, work, RUNS])))
+    assert verdict.severity == "info" and "they get faster, not more" in verdict.evidence[-1]
+
+
+def test_training_has_no_requests():
+    assert preprocessing.judge(snapshot(steps(), lines=[SPLITS])) is None
+
+
+def test_inference_must_be_told_from_training():
+    seen = snapshot(phases=Phases(forward=0.02, outside=0.98), lines=[SPLITS, RUNS], kind="unknown")
+    assert "to tell inference from training" in abstained(preprocessing.judge(seen))
+
+
+# recompile --------------------------------------------------------------------------------------------------------
+
+COMPILES = line("train", 0.6, phase="forward", activity="compile", number=44, text="loss = step(batch)")
+
+
+def counted(*values):
+    return Series(times=tuple(1000.0 - 3 * (len(values) - index) for index in range(len(values))), values=values)
+
+
+def test_recompiling_in_steady_state():
+    told = facts(recompiles=30, graph_breaks=2, recompile_reasons=("train.py:44 size mismatch at index 0",))
+    seen = snapshot(
+        steps(samples=16), lines=[COMPILES], facts=told, series={"recompiles": counted(10.0, 16.0, 24.0, 30.0)}
+    )
+    verdict = fired(recompile.judge(seen))
+    assert (verdict.severity, verdict.where[0].line) == ("critical", 44)
+    assert verdict.evidence[1:] == (
+        "20 recompilations in the last 9 s",
+        "the newest: train.py:44 size mismatch at index 0",
+        "2 graph breaks since the start",
+    )
+    assert any("mark_dynamic" in fix.text for fix in verdict.fixes)
+
+
+def test_compiling_once_at_the_start_is_no_fault():
+    seen = snapshot(steps(), lines=[COMPILES], facts=facts(recompiles=1), series={"recompiles": counted(0.0, 1.0, 1.0)})
+    assert "after warm-up" in abstained(recompile.judge(seen))
+    assert recompile.judge(snapshot(steps(), lines=[line("train", 0.9, phase="forward")])) is None
+
+
+def test_compiling_that_lasts_shows_without_the_hook():
+    shares = Phases(forward=0.9, backward=0.08, optimizer=0.02)
+    lasting = {"compiling": counted(0.9, 0.8, 0.95, 0.9)}
+    verdict = fired(recompile.judge(snapshot(phases=shares, lines=[COMPILES], series=lasting)))
+    assert verdict.share == pytest.approx(0.6, abs=0.01)
+    alone = snapshot(phases=Phases(forward=1.0), lines=[COMPILES], series=lasting)
+    assert "after warm-up" in abstained(recompile.judge(alone)), "one long compilation before the first step"
+
+
+# python-overhead --------------------------------------------------------------------------------------------------
+
+HEADER = line("forward", 0.05, phase="forward", activity="compute", number=20, text="for t in range(x.shape[1]):")
+BODY = line("forward", 0.35, phase="forward", activity="compute", number=21, text="h = self.cell(x[:, t], h)")
+LOOPING = Phases(forward=0.4, backward=0.55, optimizer=0.05)
+
+
+def seen_from_outside(lines, phases=LOOPING, gil=None):
+    base = stacks(lines, phases=phases)
+    threads = (ThreadShare(pid=RANK, thread="MainThread", samples=100, gil=gil),)
+    held = Stacks(
+        seconds=base.seconds, samples=base.samples, processes=base.processes, lines=base.lines, threads=threads
+    )
+    return snapshot(phases=phases, stacks=held)
+
+
+def test_a_loop_of_small_operations_shows_without_the_hook():
+    verdict = fired(python_overhead.judge(seen_from_outside([HEADER, BODY], gil=0.15)))
+    assert verdict.where[0].line == 21 and verdict.confidence <= 0.5
+    assert 0.5 < verdict.share < 0.8
+
+
+def test_a_loop_of_large_operations_lets_go_of_the_lock():
+    assert python_overhead.judge(seen_from_outside([HEADER, BODY], gil=0.02)) is None
+
+
+def test_layers_without_a_loop_are_no_overhead():
+    assert python_overhead.judge(seen_from_outside([BODY], gil=0.15)) is None
+
+
+BY_HAND = line("model", 0.4, activity="compute", number=10, text="x = torch.tanh(x @ w)")
+
+
+@pytest.mark.parametrize("ops", [12, None], ids=["counted", "from outside"])
+def test_a_model_without_modules_is_no_overhead(ops):
+    if ops is None:
+        seen = snapshot(phases=Phases(forward=0.0, backward=0.55, optimizer=0.05, outside=0.4), lines=[BY_HAND])
+    else:
+        seen = snapshot(steps(seconds=0.1, backward=0.055, optimizer=0.005), lines=[BY_HAND], facts=facts(ops=ops))
+    assert python_overhead.judge(seen) is None
+
+
+def test_a_loss_of_small_operations_by_hand_counts_with_its_backward():
+    pairs = line("contrastive", 0.4, activity="compute", number=13, text="d = (e[i] - e[j]).pow(2).sum()")
+    seen = snapshot(steps(seconds=0.014, backward=0.008, forward=0.0001), lines=[pairs], facts=facts(ops=2000))
+    assert fired(python_overhead.judge(seen)).share == pytest.approx(0.85, abs=0.05)
+
+
+def test_another_thread_may_be_the_one_that_steps():
+    work = line("encode", 0.7, number=22, text="ids = table[words]")
+    elsewhere = ProcessStacks(pid=RANK, role="rank", samples=100, phases=Phases(forward=0.2), thread="Thread-1")
+    seen = requests([work, RUNS], stacks=Stacks(seconds=5.0, samples=100, processes=(elsewhere,), lines=(work, RUNS)))
+    assert preprocessing.judge(seen) is None, "these lines are of the main thread, which is not the one that steps"
