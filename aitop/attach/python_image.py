@@ -15,7 +15,7 @@ NEEDED = ("Py_AddPendingCall", "Py_MakePendingCalls", "PyRun_SimpleString", "PyG
 # The last two name one function before and after 3.13.
 WANTED = (*NEEDED, "_PyRuntime", "Py_Version", "Py_NewRef", "_PyThreadState_UncheckedGet", "PyThreadState_GetUnchecked")
 OLDEST, NEWEST = (3, 10), (3, 14)
-LONGEST_LINE = 1280
+LONGEST_LINE = 640
 MARK = b"#aitop\n"
 MOST_STACK_PADDING = 8192
 ARGUMENTS_START_FIELD = 45

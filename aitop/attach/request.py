@@ -27,16 +27,13 @@ FOLDERS = ("/tmp", "/dev/shm", "/var/tmp")  # noqa: S108
 # the process it is meant for (a child forked in between has the request too). `k` is what the outer line
 # has to run through at the end: nothing, or the user's interrupt.
 _INNER = """\
-import posix as o,marshal as m
+import posix as o
 k=()
 try:
  if o.getpid()=={pid}:
   p={path!r};d=o.open(p,o.O_RDWR|o.O_CLOEXEC|o.O_NOFOLLOW)
   try:
-   if o.fstat(d).st_ino=={inode}:
-    o.unlink(p);b=m.loads(o.pread(d,{size},{at}));g=b[1];a='error: interrupted'
-    try:exec(b[0],g);a=g['run'](g['action'],g['modules'],g['magic'],m.loads)
-    finally:o.pwrite(d,a.encode()+b'\\n',{end})
+   if o.fstat(d).st_ino=={inode}:exec(o.pread(d,{size},{at}))
   finally:o.close(d)
 except KeyboardInterrupt:
  import _thread
@@ -50,6 +47,14 @@ try:
  for _ in (lambda n:(exec({inner!r},n),n['k']))({{}})[1]:pass
 except BaseException:pass
 """
+# The line must be short; this waits for it in the file and goes on where it ended.
+_SECOND = """\
+import marshal as m
+o.unlink(p);b=m.loads(o.pread(d,{size},{at}));g=b[1];a='error: interrupted'
+try:exec(b[0],g);a=g['run'](g['action'],g['modules'],g['magic'],m.loads)
+finally:o.pwrite(d,a.encode()+b'\\n',{end})
+"""
+SECOND_ROOM = 512
 
 
 class Request:
@@ -61,6 +66,9 @@ class Request:
 
     def __init__(self, target: ProcStatus, payload: bytes) -> None:
         self._target = target
+        at = LONGEST_LINE + SECOND_ROOM
+        self._end = at + len(payload)
+        self._second = _SECOND.format(size=len(payload), at=at, end=self._end).encode()
         self._payload = payload
         self._fd = -1
         self._folder = -1
@@ -96,7 +104,7 @@ class Request:
 
     def answer(self) -> str | None:
         """The target's answer, None as long as there is none."""
-        data = os.pread(self._fd, LONGEST_ANSWER, LONGEST_LINE + len(self._payload))
+        data = os.pread(self._fd, LONGEST_ANSWER, self._end)
         return data[:-1].decode("utf-8", "replace") if data.endswith(b"\n") else None
 
     def is_there(self) -> bool:
@@ -129,18 +137,14 @@ class Request:
         user, group = self._target.uids[1], self._target.gids[1]
         if (user, group) != (os.geteuid(), os.getegid()):
             os.fchown(self._fd, user, group)
+        inode = os.fstat(self._fd).st_ino
         inner = _INNER.format(
-            pid=self._target.inner_pid,
-            path=path,
-            inode=os.fstat(self._fd).st_ino,
-            at=LONGEST_LINE,
-            size=len(self._payload),
-            end=LONGEST_LINE + len(self._payload),
+            pid=self._target.inner_pid, path=path, inode=inode, at=LONGEST_LINE, size=len(self._second)
         )
         line = MARK + _OUTER.format(inner=inner).encode() + b"\0"
         if len(line) > LONGEST_LINE:
             raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG))
-        content = line.ljust(LONGEST_LINE, b"\0") + self._payload
+        content = line.ljust(LONGEST_LINE, b"\0") + self._second.ljust(SECOND_ROOM, b"\0") + self._payload
         if os.write(self._fd, content) != len(content):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         self.path, self.line = path, line

@@ -63,18 +63,14 @@ def call_in_main_thread(target: Target, calls: Sequence[Call], look: Look, line:
     layout, libc = xsave_layout(), target.python.libc
     if libc.restorer is None:
         raise NotNow("there is no return path for signals")
-    place = target.scratch.address
-    if target.memory.read(place, len(line)) != line:
-        # A call that a killed aitop left in the queue reads an empty text until the line is complete.
-        target.memory.write(place, b"\0")
-        target.memory.write(place + 1, line[1:])
+    put_line(target, line)
     with _stopped(target) as thread:
         state = look(thread, target)
         check_interruptible(thread, target, state)
         kept = _errno_of(target, state)
         frame = build(state, calls, libc.restorer, layout, kept)
         try:
-            for address, data in ((frame.address, frame.content), (place, line[:1])):
+            for address, data in ((frame.address, frame.content), (target.scratch.address, line[:1])):
                 target.memory.write(address, data)
         except OSError as error:
             if error.errno in (errno.EIO, errno.EFAULT):
@@ -82,6 +78,17 @@ def call_in_main_thread(target: Target, calls: Sequence[Call], look: Look, line:
             raise
         thread.set_registers(frame.registers)
     return thread.pause_us
+
+
+def put_line(target: Target, line: bytes) -> None:
+    """Puts the line in its place, but for its first byte, which makes it valid.
+
+    A call that a killed aitop left in the queue reads an empty text meanwhile.
+    """
+    place = target.scratch.address
+    if target.memory.read(place, len(line)) != line:
+        target.memory.write(place, b"\0")
+        target.memory.write(place + 1, line[1:])
 
 
 def _errno_of(target: Target, state: ThreadState) -> KeptErrno | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from aitop.attach.debugger import GDB, LLDB
 from aitop.attach.ptrace import in_own_thread
 from aitop.attach.remote_debug import RemoteDebug
 from aitop.attach.request import Request
@@ -61,4 +62,4 @@ class SignalFrame:
         wipe(target, in_use=in_use)
 
 
-WAYS: tuple[WayIn, ...] = (RemoteDebug(), SignalFrame(), SleepingCall())
+WAYS: tuple[WayIn, ...] = (RemoteDebug(), SignalFrame(), SleepingCall(), GDB, LLDB)
