@@ -13,8 +13,8 @@ from aitop.model.verdict import Abstention, Fix, Severity, Verdict
 
 SHARED_MEMORY = 0.05
 CONTENDED = 0.8
-# A link is read every few ticks, and an idle device takes it down: all of so many readings must show work.
-LINK_POINTS = 8
+# A link is read at every fifth tick, and an idle device takes it down: all of so many readings must show work.
+LINK_POINTS = 6
 LEAST_LOAD = 0.1
 # Bytes per second of one lane, by generation, after the line code; of these about nine tenths are data.
 LANE_BYTES = {1: 0.25e9, 2: 0.5e9, 3: 0.985e9, 4: 1.97e9, 5: 3.94e9, 6: 7.56e9, 7: 15.1e9}

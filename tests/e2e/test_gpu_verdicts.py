@@ -1,17 +1,26 @@
-"""Verdicts about the device, from NVML (a fake one) through the real pynvml to the report."""
+"""Verdicts about devices, from NVML (a fake one) through the real pynvml to the report."""
 
 from __future__ import annotations
 
 import json
 import subprocess
 import sys
-import time
 
 import pytest
 
 pytestmark = pytest.mark.e2e
 
 BUSY = "print('up', flush=True)\nwhile True: sum(range(1000))"
+# The link of an idle device, and a power limit that is the maker's: neither is a fault.
+AT_REST = """
+include base-h200.txt
+devices 1
+gpu 0 process $TARGET_PID 20G 0 0
+gpu 0 memory.used 20G
+gpu 0 pcie.gen 1
+gpu 0 throttle 1
+"""
+OF_DEVICES = {"thermal-throttle", "power-cap", "pcie-degraded", "gpu-fault", "gpu-shared", "oom-risk"}
 
 
 @pytest.fixture
@@ -24,27 +33,43 @@ def busy():
     child.stdout.close()
 
 
-def verdicts(pid, environment):
-    command = [sys.executable, "-m", "aitop", "diagnose", "--pid", str(pid), "--for", "4s", "--format", "json"]
-    done = subprocess.run(
-        [*command, "--no-stacks", "--no-hook"],
-        env=environment, capture_output=True, text=True, timeout=60, check=False,
-    )  # fmt: skip
-    assert done.stdout, done.stderr
-    said = json.loads(done.stdout)
-    assert said["sources"]["gpu"]["state"] == "ok"
-    return {verdict["id"]: verdict for verdict in said["verdicts"]}
+def reports(pid, *environments):
+    """What `aitop diagnose` says of the process in each environment, all of them looking at the same time."""
+    command = [sys.executable, "-m", "aitop", "diagnose", "--pid", str(pid), "--for", "9s", "--format", "json"]
+    started = [
+        subprocess.Popen(
+            [*command, "--no-stacks", "--no-hook", "--interval", "0.5s"],
+            env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )
+        for environment in environments
+    ]  # fmt: skip
+    try:
+        outputs = [process.communicate(timeout=60) for process in started]
+    finally:
+        for process in started:
+            process.kill()
+            process.wait()
+    for out, err in outputs:
+        assert out, err
+    return [json.loads(out) for out, _ in outputs]
 
 
-def test_a_device_held_back_by_heat(fake_nvml, busy):
-    hot_for_a_while = str(time.clock_gettime(time.CLOCK_MONOTONIC) - 60)
-    said = verdicts(busy, fake_nvml("thermal", TARGET_PID=str(busy), FAKE_NVML_START=hot_for_a_while))[
-        "thermal-throttle"
-    ]
-    assert "1125 of 1980 MHz" in said["title"] and "hw_thermal_slowdown" in said["evidence"][0]
+def test_six_devices_with_a_fault_each_and_one_at_rest(fake_nvml, busy):
+    faulty, at_rest = reports(busy, fake_nvml("faults", TARGET_PID=str(busy)), fake_nvml(AT_REST, TARGET_PID=str(busy)))
+    assert faulty["sources"]["gpu"]["state"] == "ok"
+    said = {verdict["id"]: verdict for verdict in faulty["verdicts"]}
+    assert said["gpu-fault"]["title"].startswith("GPU 3 is lost") and said["gpu-fault"]["severity"] == "critical"
+    assert "Xid 79" in said["gpu-fault"]["evidence"][0]
+    assert "GPU 0" in said["thermal-throttle"]["title"] and "1125 of 1980 MHz" in said["thermal-throttle"]["title"]
+    assert "hw_thermal_slowdown" in said["thermal-throttle"]["evidence"][0]
+    assert said["power-cap"]["title"] == "GPU 1 may draw 350 W of its 700 W"
+    assert said["power-cap"]["speedup"] == pytest.approx(2**0.5, rel=0.05)
+    assert "GPU 2 has 25 % of its PCIe bandwidth" in said["pcie-degraded"]["title"]
+    assert said["pcie-degraded"]["severity"] == "warning"
+    assert said["gpu-shared"]["share"] == pytest.approx(0.4, abs=0.02) and "GPU 4" in said["gpu-shared"]["title"]
+    assert said["oom-risk"]["title"].startswith("GPU 4's memory is 95 % full")
 
-
-def test_a_device_that_somebody_else_uses_and_that_is_nearly_full(fake_nvml, busy):
-    said = verdicts(busy, fake_nvml("shared", TARGET_PID=str(busy)))
-    assert said["gpu-shared"]["share"] == pytest.approx(0.4, abs=0.02)
-    assert "93 %" in said["oom-risk"]["title"]
+    assert not {verdict["id"] for verdict in at_rest["verdicts"]} & OF_DEVICES
+    reasons = {one["id"]: one["reason"] for one in at_rest["abstained"]}
+    assert "only while the GPU works" in reasons["pcie-degraded"]
+    assert reasons["fragmentation"] == "no figures of PyTorch's allocator: only the hook sees it"
