@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from html import escape
 
+from aitop.diagnosis.catalogue import Block, page
 from aitop.model.units import percent
 from aitop.model.verdict import Verdict
 from aitop.outputs.report import Report
@@ -42,6 +43,8 @@ section.info { border-left: .35rem solid #3aa17e; }
 section h2 { margin: 0; }
 code, pre { font: .9em ui-monospace, monospace; overflow-wrap: anywhere; white-space: pre-wrap; }
 pre { background: var(--soft); padding: .3rem .6rem; margin: .2rem 0; border-radius: .3rem; }
+details { margin-top: .8rem; border-top: 1px solid var(--soft); padding-top: .5rem; }
+summary { cursor: pointer; } h3 { font-size: .95rem; margin: .9rem 0 .2rem; } details p { margin: .3rem 0; }
 .soft { opacity: .75; } ul { padding-left: 1.2rem; margin: .3rem 0; }
 .bar { display: flex; height: 1.4rem; border-radius: .3rem; overflow: hidden; background: var(--soft); }
 .bar i { display: block; } .key i { display: inline-block; width: .8em; height: .8em; border-radius: .2em; }
@@ -91,8 +94,24 @@ def _finding(verdict: Verdict) -> str:
         f"<ul>{places}</ul>" if places else "",
         _list("Why", verdict.evidence),
         _list("What to change", [fix_text(fix) for fix in verdict.fixes]),
+        _explanation(verdict.id),
     ]
     return f'<section class="{_safe(verdict.severity)}">{"".join(parts)}</section>'
+
+
+def _explanation(verdict: str) -> str:
+    """The page of the catalogue, folded up; nothing where there is none."""
+    found = page(verdict)
+    if found is None:
+        return ""
+    parts = "".join(f"<h3>{title}</h3>{''.join(map(_block, blocks))}" for title, blocks in found.parts)
+    return f"<details><summary>About {found.id}: {_safe(found.summary)}</summary>{parts}</details>"
+
+
+def _block(block: Block) -> str:
+    if block.kind == "code":
+        return f"<pre>{escape(block.text)}</pre>"
+    return f"<ul><li>{_safe(block.text)}</li></ul>" if block.kind == "item" else f"<p>{_safe(block.text)}</p>"
 
 
 def _phases(report: Report) -> str:

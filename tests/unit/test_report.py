@@ -9,6 +9,7 @@ from html.parser import HTMLParser
 import pytest
 
 from aitop import __version__
+from aitop.diagnosis.catalogue import PARTS
 from aitop.model.host import HostSample, MachineSample, ProcessSample
 from aitop.model.snapshot import Cost, Phases, Snapshot, Steps, Target
 from aitop.model.source import SourceStatus
@@ -244,6 +245,14 @@ def test_html_stands_alone_and_escapes_the_target():
         assert len(page) < 40_000
     assert "decode.py:41" in to_html(report_of(snapshot()))
     assert "width:64.0%" in to_html(report_of(snapshot()))
+
+
+def test_html_explains_its_verdicts():
+    page = to_html(report_of(snapshot()))
+    assert "<summary>About input-bound: the step waits for its data</summary>" in page
+    assert "<pre>DataLoader(..., num_workers=6, persistent_workers=True,\n           prefetch_factor=4" in page
+    assert [part in page for part in PARTS] == [True] * 5
+    assert "About" not in to_html(report_of(snapshot(diagnosis=Diagnosis())))
 
 
 def test_long_words_do_not_break_and_lines_stay_legible():
