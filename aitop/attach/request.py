@@ -25,7 +25,8 @@ FOLDERS = ("/tmp", "/dev/shm", "/var/tmp")  # noqa: S108
 
 # Runs in a namespace of its own. `d` is the file; only the very inode that we made is read, and only by
 # the process it is meant for (a child forked in between has the request too). `k` is what the outer line
-# has to run through at the end: nothing, or the user's interrupt.
+# has to run through at the end: nothing, or the user's interrupt. An interrupt that leaves the `exec` of a text,
+# and not of its code, makes CPython end as if it had not been caught.
 _INNER = """\
 import posix as o
 k=()
@@ -33,7 +34,7 @@ try:
  if o.getpid()=={pid}:
   p={path!r};d=o.open(p,o.O_RDWR|o.O_CLOEXEC|o.O_NOFOLLOW)
   try:
-   if o.fstat(d).st_ino=={inode}:exec(o.pread(d,{size},{at}))
+   if o.fstat(d).st_ino=={inode}:exec(compile(o.pread(d,{size},{at}),'','exec'))
   finally:o.close(d)
 except KeyboardInterrupt:
  import _thread
