@@ -1,4 +1,4 @@
-"""Forecast the next hour of a weather grid. Hours are kept compressed in memory; a thread unpacks ahead of the model."""
+"""Forecast the next hour of a weather grid. Hours are kept packed in memory; a thread unpacks ahead of the model."""
 
 import queue
 import threading

@@ -1,5 +1,7 @@
 """Two nets against each other on points in the plane of a few hundred dimensions."""
 
+import itertools
+
 import torch
 from torch import nn
 
@@ -8,7 +10,7 @@ from runlog import RunLog, arguments
 
 def mlp(*sizes):
     layers = []
-    for a, b in zip(sizes, sizes[1:]):
+    for a, b in itertools.pairwise(sizes):
         layers += [nn.Linear(a, b), nn.LeakyReLU(0.2)]
     return nn.Sequential(*layers[:-1])
 
