@@ -86,18 +86,19 @@ def _install(way: str, imported: bool) -> str:
         _session.remove()
     if session.is_loader_worker():
         return "error: a loader worker takes no hook"
-    if frames.optimizer_is_stepping():
+    if frames.hooks_are_iterated():
         return "busy"
     # A child of multiprocessing may be about to become a loader worker: it shows no ring before its first step.
     child = way != "attach" and _is_multiprocessing_child()
-    _session = session.Session(torch, way, waits_for_a_step=child)
-    try:
-        _session.install()
-    except BaseException:
-        _session.remove()
-        raise
+    _session = mine = session.Session(torch, way, waits_for_a_step=child)
     sys.modules[NAME] = sys.modules[__name__]
-    return "installed"
+    try:
+        mine.install()
+    except BaseException:
+        mine.remove()
+        raise
+    # A removal may have come while we were at it.
+    return "busy" if mine.gone else "installed"
 
 
 def _remove() -> str:

@@ -46,7 +46,6 @@ class SelfTimer:
     def __init__(self) -> None:
         self._wrappers: float | None = None
         self._ticks: deque[float] = deque(maxlen=SAMPLES)
-        self._steps = 0
 
     def calibrate(self) -> None:
         """Time a step of nothing with the wrappers and without (about a millisecond), each with cold caches."""
@@ -57,10 +56,9 @@ class SelfTimer:
         self._wrappers = max(0.0, wrapped - plain)
 
     def ticked(self, steps: int, length: int) -> None:
-        """A tick after so many steps in all took so many nanoseconds."""
-        new, self._steps = steps - self._steps, steps
-        if new > 0:
-            self._ticks.append(length / new)
+        """A tick after so many more steps took so many nanoseconds."""
+        if steps:
+            self._ticks.append(length / steps)
 
     def us_per_step(self) -> float | None:
         """None before the calibration. The median: a tick that was put off the processor has not cost so much."""
@@ -81,7 +79,8 @@ class _Scratch:
         self.tensor: Any = int
         self.iterators: dict[int, Callable[[Any], int] | None] = {id(self): None}
         self.optimizers: dict[int, Any] = {id(self): None}
-        self.backwards_to_count = 0
+        self.traced: Callable[[], Any] = lambda: None
+        self.local: Any = None
         self._next = wrappers.wrap_next(_nothing, self)
         self._forward = wrappers.wrap_forward(_nothing, self, watching=False)
         self._backward = wrappers.wrap_backward(_nothing, self)
@@ -118,7 +117,7 @@ class _Scratch:
     def met_module(self, module: Any) -> bool:
         return True
 
-    def before_backward(self, arguments: tuple[Any, ...]) -> None:
+    def count_ops(self, arguments: tuple[Any, ...]) -> None:
         """Nothing to count."""
 
 

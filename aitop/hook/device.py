@@ -10,7 +10,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from . import layout as at
+from .journal import DEVICE, DEVICE_REST, TIMED, Journal
+from .layout import NOT_MEASURED
 
 FORWARD, BACKWARD, OPTIMIZER = 0, 1, 2
 ALWAYS_ABOVE_NS = 10_000_000
@@ -19,7 +20,7 @@ MOST_PENDING = 256
 MOST_SPANS = 64
 MOST_ERRORS = 3
 NS_PER_MS = 1e6
-UNKNOWN = (at.NOT_MEASURED,) * 4
+UNKNOWN = (NOT_MEASURED,) * 4
 
 Span = tuple[int, Any]
 # The spans (phase, begin, end) of a step and the events at its two ends.
@@ -27,14 +28,15 @@ Timing = tuple[list[tuple[int, Any, Any]], Any, Any]
 
 
 class DeviceClock:
-    """Notes events for the steps of one thread. `write` gets each finished record, in order."""
+    """Times the steps of one thread, each under a number, and notes in its journal what came out, in order."""
 
-    def __init__(self, torch: Any, write: Callable[[tuple[int, ...]], None]) -> None:
+    def __init__(self, torch: Any, journal: Journal) -> None:
         self._new_event = torch.cuda.Event
         self._capturing: Callable[[], bool] = torch.cuda.is_current_stream_capturing
-        self._write = write
+        self._journal = journal
         self._pool: list[Any] = []
-        self._pending: deque[tuple[Timing | None, tuple[int, ...]]] = deque()
+        self._pending: deque[tuple[int, Timing]] = deque()
+        self._number = 0
         self._spans: list[tuple[int, Any, Any]] = []
         self._whole = True
         self._on = False
@@ -62,8 +64,8 @@ class DeviceClock:
     def begin_optimizer(self) -> None:
         self._optimizer = self.begin(OPTIMIZER)
 
-    def step_ends(self, now: int) -> Timing | None:
-        """End the optimizer and with it a step or a part of one: what was noted, None where not all of it was timed."""
+    def step_ends(self, now: int) -> None:
+        """End the optimizer and with it a step or a part of one; say so where all of it was timed."""
         if self._optimizer is not None:
             self.end(self._optimizer, True)
             self._optimizer = None
@@ -74,43 +76,40 @@ class DeviceClock:
         self._on = on and self._boundary is not None
         self._spans, self._whole = [], True
         if was_on and whole and first is not None and self._boundary is not None:
-            return spans, first, self._boundary
-        return None
-
-    def emit(self, timing: Timing | None, fields: tuple[int, ...]) -> None:
-        """Write the record when its events are done; at once where it has none and no older one waits."""
-        if timing is None and not self._pending:
-            self._write(fields + UNKNOWN)
-            return
-        self._pending.append((timing, fields))
-        self._drain()
+            self._number += 1
+            self._pending.append((self._number, (spans, first, self._boundary)))
+            self._journal.note(TIMED, now, now, self._number)
 
     def flush(self) -> None:
-        """Write what still waits, without its device times."""
+        """Give up what still waits."""
         while self._pending:
-            self._write(self._pending.popleft()[1] + UNKNOWN)
+            self._note(self._pending.popleft()[0], UNKNOWN)
 
-    def _drain(self) -> None:
+    def drain(self) -> None:
+        """Note the times of the steps that the device is done with."""
+        if not self._pending:
+            return
         try:
             if self._capturing():
                 return
             while self._pending:
-                timing, fields = self._pending[0]
-                if timing is None:
-                    times: tuple[int, ...] = UNKNOWN
-                elif _done(timing):
+                number, timing = self._pending[0]
+                times = UNKNOWN
+                if _done(timing):
                     times = _read(timing)
-                elif len(self._pending) > MOST_PENDING:
-                    times = UNKNOWN
-                else:
+                    self._recycle(timing)
+                elif len(self._pending) <= MOST_PENDING:
                     return
                 self._pending.popleft()
-                self._write(fields + times)
-                if timing is not None and times is not UNKNOWN:
-                    self._recycle(timing)
+                self._note(number, times)
         except Exception:
             self._errors += 1
             self.flush()
+
+    def _note(self, number: int, times: tuple[int, ...]) -> None:
+        forward, backward, optimizer, idle = times
+        self._journal.note(DEVICE, number, forward, backward, optimizer)
+        self._journal.note(DEVICE_REST, number, idle)
 
     def _recycle(self, timing: Timing) -> None:
         # The last event is the next step's first, and comes back with that step.
@@ -133,23 +132,19 @@ class DeviceClock:
         return event
 
 
-def joined(one: Timing | None, other: Timing | None) -> Timing | None:
-    """Two parts, one after the other, of one step."""
-    return None if one is None or other is None else (one[0] + other[0], one[1], other[2])
-
-
 def _done(timing: Timing) -> bool:
     return timing[2].query() and all(ended.query() for _, _, ended in timing[0])
 
 
-def _read(timing: Timing) -> tuple[int, ...]:
+def _read(timing: Timing) -> tuple[int, int, int, int]:
     """Nanoseconds in forward, backward, optimizer, and between them."""
     spans, first, last = timing
     sums = [0.0, 0.0, 0.0]
     for phase, begun, ended in spans:
         sums[phase] += begun.elapsed_time(ended)
     idle = max(0.0, first.elapsed_time(last) - sum(sums))
-    return tuple(int(value * NS_PER_MS) for value in (*sums, idle))
+    forward, backward, optimizer = (int(value * NS_PER_MS) for value in sums)
+    return forward, backward, optimizer, int(idle * NS_PER_MS)
 
 
 def allocators(torch: Any) -> list[dict[str, int]]:

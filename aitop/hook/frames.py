@@ -24,11 +24,6 @@ def within_step(times: int) -> bool:
     return not times
 
 
-def optimizer_is_stepping() -> bool:
-    """Whether a thread is inside the wrapper: coming in now would see a step end that it did not see begin."""
-    return any(_is_wrapper(frame) for frames in _stacks() for frame in frames)
-
-
 def hooks_are_iterated() -> bool:
     """Whether a thread may be in the loops over the optimizer hooks, which must not change meanwhile.
 

@@ -1,7 +1,7 @@
-"""What the wrappers note while the program runs, as briefly as they can. `Steps` makes sense of it a little later.
+"""What the wrappers note while the program runs, as briefly as they can. The monitor makes sense of it.
 
-The code that runs in every step is out of the processor's caches when its turn comes, so it has to be short; the
-rest is done for many steps at once.
+The code that runs in every step is out of the processor's caches when its turn comes, so it has to be short. An event
+is five integers one after the other in one list: kind, start, end, a, b; times are nanoseconds of CLOCK_MONOTONIC.
 """
 
 from __future__ import annotations
@@ -12,13 +12,24 @@ from typing import Any
 NOBODY = 0
 GONE = -1
 
-# Kinds of entries: (kind, begin, end, …) of a phase in monotonic nanoseconds.
-LOADER, NEXT, FORWARD, BACKWARD, OPTIMIZER_BEGINS, OPTIMIZER_ENDS, SAVE, COLLECT, ASIDE = range(9)
-# Kinds for measures to `note`; a and b are integers, a site is a number that the measure's facts explain:
-# TRANSFER(bytes, site), BLOCKING(site, 0), COLLECTIVE(bytes, site), TOKENS(count, 0), GENERATE(tokens out, nanoseconds
-# to the first), SKIPPED(0, 0).
-TRANSFER, BLOCKING, COLLECTIVE, TOKENS, GENERATE, SKIPPED = range(9, 15)
-Entry = tuple[Any, ...]
+WORDS = 5
+# Events go on where nobody sends them off: in forked workers, and within one long call.
+MOST_WORDS = WORDS * 16384
+
+# Kinds of events, and their a and b (0 where nothing is said; -1 is not measured):
+# NEXT and NO_NEXT (iterator, batches ready), FORWARD and, without gradient, FORWARD_ALONE (leading dimension, ids in
+# it), BACKWARD (1 where it fills the parameters' gradients), OPTIMIZER_ENDS (optimizer, the thread's CPU clock),
+# ASIDE: a forward in another thread (leading dimension).
+LOADER, NEXT, NO_NEXT, FORWARD, FORWARD_ALONE, BACKWARD, OPTIMIZER_BEGINS, OPTIMIZER_ENDS = range(8)
+SAVE, COLLECT, ASIDE = range(8, 11)
+# For measures: TRANSFER (bytes, site), BLOCKING (site), COLLECTIVE (bytes, site), GENERATE (tokens that came out,
+# nanoseconds to the first), SKIPPED (the optimizer whose step was left out: the training step ends there). A site is a
+# number that the measure's facts explain.
+TRANSFER, BLOCKING, COLLECTIVE, GENERATE, SKIPPED = range(11, 16)
+# OWNER: another thread steps from now on. TRAINED: the model has gradients from before we came. TIMED (number), before
+# an OPTIMIZER_ENDS: its times on the device will come. They do as DEVICE, number, forward, backward, optimizer, and
+# DEVICE_REST, number, idle.
+OWNER, TRAINED, TIMED, DEVICE, DEVICE_REST = range(16, 21)
 
 
 class Journal:
@@ -26,7 +37,10 @@ class Journal:
 
     `busy` is set inside an outermost batch, forward or backward. `stepping` is when the optimizer's step began in which
     the thread is, else 0; `nested` counts further ones inside it. `fast` tells that steps are so short that measuring
-    has to be brief. `cpu_clock` gives -1 where it costs too much. `tick` is called with the time once it is past `due`.
+    has to be brief: then `skip` forwards go by until their arguments are looked at again, which had the leading
+    dimension `size` and `tokens` ids. `inputs` is a measure that looks at them too, and counts the ids (-1 for none).
+    `cpu_clock` gives -1 where it costs too much. `ops_due` backwards from now the graph is counted; 0 for never.
+    `tick` is called with the time once it is past `due`.
     """
 
     __slots__ = (
@@ -35,18 +49,26 @@ class Journal:
         "cpu_clock",
         "device",
         "due",
-        "entries",
+        "extend",
         "fast",
+        "inputs",
         "last_step",
         "nested",
+        "ops_due",
         "owner",
+        "size",
+        "skip",
         "stepping",
         "steps",
         "tick",
+        "tokens",
+        "words",
     )
 
     def __init__(self, cpu_clock: Callable[[], int], tick: Callable[[int], None]) -> None:
-        self.entries: list[Entry] = []
+        self.words: list[int] = []
+        # Safe in any thread: it adds all five or none, and nothing in between.
+        self.extend = self.words.extend
         self.tick = tick
         self.due = 0
         self.owner = NOBODY
@@ -56,22 +78,31 @@ class Journal:
         self.last_step = 0
         self.steps = 0
         self.fast = False
+        self.skip = 0
+        self.size = -1
+        self.tokens = -1
+        self.inputs: Callable[[tuple[Any, ...], dict[str, Any], int], int] | None = None
+        self.ops_due = 0
         self.collecting = 0
         self.device: Any = None
         self.cpu_clock = cpu_clock
 
     def note(self, kind: int, start: int, end: int, a: int = 0, b: int = 0) -> None:
-        """Keep an event of the thread that steps (the caller knows that it is `owner`), in monotonic nanoseconds."""
-        self.entries.append((kind, start, end, a, b))
+        """Keep an event of the thread that steps (the caller knows that it is `owner`), in monotonic nanoseconds.
+
+        Within one long call there is room for `MOST_WORDS`; what comes then is dropped.
+        """
+        if len(self.words) < MOST_WORDS:
+            self.extend((kind, start, end, a, b))
 
     @property
     def newest(self) -> int:
-        """The kind of the newest entry, -1 without one."""
-        return int(self.entries[-1][0]) if self.entries else -1
+        """The kind of the newest event, -1 without one."""
+        return self.words[-WORDS] if self.words else -1
 
-    def take(self) -> list[Entry]:
-        """The entries so far, which then are no longer here. Other threads may be adding some."""
-        entries = self.entries
-        taken = entries[:]
-        del entries[: len(taken)]
+    def take(self) -> list[int]:
+        """The events so far, which then are no longer here. Other threads may be adding some."""
+        words = self.words
+        taken = words[:]
+        del words[: len(taken)]
         return taken

@@ -1,14 +1,14 @@
-"""The ring's layout, version 1. The reader (aitop/sources/ring_format.py) states it again; a test holds them equal.
+"""The ring's layout, version 2. The reader (aitop/sources/ring_format.py) states it again; a test holds them equal.
 
 Header words are 8 bytes each, in the machine's byte order; all times are CLOCK_MONOTONIC nanoseconds.
-Then comes an area of JSON (facts and allocators), then `CAPACITY` records of `STRIDE` bytes.
+Then comes an area of JSON (facts and allocators), then `CAPACITY` events of `STRIDE` bytes: signed words (journal.py).
 """
 
 from __future__ import annotations
 
 MEMFD_NAME = "aitop-hook"
 MAGIC = int.from_bytes(b"AITOPRNG", "little")
-VERSION = 1
+VERSION = 2
 
 # Words of the header, by index.
 W_MAGIC, W_VERSION, W_PID, W_STRIDE, W_CAPACITY, W_JSON_ROOM = 0, 1, 2, 3, 4, 5
@@ -19,48 +19,21 @@ W_FACTS_SEQ, W_FACTS_LENGTH = 11, 12
 W_BURST = 13
 # Lease slots: monitor's pid and deadline. A released slot keeps a deadline of 1, so that "never taken" is told apart.
 W_SLOTS, SLOTS = 16, 8
+# W_WRITTEN counts the events ever written, W_WRITING those and what is just being written: older ones than that less
+# CAPACITY may be overwritten at any moment. Steps up to W_WRITTEN, roughly; until when it counts as training.
+W_WRITING, W_STEPS, W_TRAINS_UNTIL = 32, 33, 34
 
 HEADER_SIZE = 4096
-JSON_ROOM = 12288
+JSON_ROOM = 28672
 RECORDS_AT = HEADER_SIZE + JSON_ROOM
-CAPACITY = 4096
-STRIDE = 256
+CAPACITY = 65536
+STRIDE = 40
 SIZE = RECORDS_AT + CAPACITY * STRIDE
 
 STATE_INSTALLED, STATE_REMOVING, STATE_REMOVED = 1, 2, 3
 WAYS = ("attach", "run", "import")
 CONTROL_LEAVE = 1
 
-KIND_TRAIN, KIND_INFER = 0, 1
 NOT_MEASURED = -1
-# One record: signed 64-bit integers. `number` opens and closes it, so that a torn record shows.
-FIELDS = (
-    "number",
-    "index",
-    "kind",
-    "end",
-    "seconds",
-    "data_wait",
-    "loader_start",
-    "prepare",
-    "forward",
-    "backward",
-    "optimizer",
-    "save",
-    "evaluation",
-    "gc",
-    "transfer",
-    "cpu",
-    "forwards",
-    "backwards",
-    "samples",
-    "queue_ready",
-    "device_forward",
-    "device_backward",
-    "device_optimizer",
-    "device_idle",
-    "number_again",
-)
-RECORD_FORMAT = f"={len(FIELDS)}q"
 
 GRACE_NS = 10_000_000_000

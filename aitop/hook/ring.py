@@ -1,4 +1,4 @@
-"""The way out: a ring of records in anonymous shared memory, which monitors open through /proc/PID/fd.
+"""The way out: a ring of events in anonymous shared memory, which monitors open through /proc/PID/fd.
 
 Nothing here blocks, and nothing is on disk. One process writes; a forked child must not (callers compare pids).
 """
@@ -8,10 +8,11 @@ from __future__ import annotations
 import fcntl
 import mmap
 import os
-import struct
 import time
+from array import array
 
 from . import layout as at
+from .journal import WORDS
 
 _SEALS = 0x0002 | 0x0004  # F_SEAL_SHRINK | F_SEAL_GROW: nobody can cut the memory from under the process
 _ADD_SEALS = 1033
@@ -44,7 +45,7 @@ class Presence:
 
 
 class Ring:
-    """The writer's end. `write` costs about a microsecond."""
+    """The writer's end."""
 
     def __init__(self, way: str) -> None:
         self.pid = os.getpid()
@@ -55,12 +56,12 @@ class Ring:
             status = os.fstat(fd)
             self._file = (status.st_dev, status.st_ino)
             # The map holds its own duplicate of the descriptor: that one stays open for monitors to find.
-            self._map = mmap.mmap(fd, at.SIZE, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE)
+            self._map = mmap.mmap(fd, at.SIZE, flags=mmap.MAP_SHARED)
         finally:
             os.close(fd)
         self._bytes = memoryview(self._map)
         self._words = self._bytes[: at.HEADER_SIZE].cast("Q")
-        self._pack = struct.Struct(at.RECORD_FORMAT).pack_into
+        self._events = self._bytes[at.RECORDS_AT : at.RECORDS_AT + at.CAPACITY * at.STRIDE].cast("q")
         self.written = 0
         words = self._words
         words[at.W_VERSION] = at.VERSION
@@ -73,13 +74,25 @@ class Ring:
         words[at.W_STATE] = at.STATE_INSTALLED
         words[at.W_MAGIC] = at.MAGIC
 
-    def write(self, fields: tuple[int, ...]) -> None:
-        """Append a record: every field of `layout.FIELDS` but the numbers at its two ends."""
-        number = self.written + 1
-        slot = at.RECORDS_AT + (self.written % at.CAPACITY) * at.STRIDE
-        self._pack(self._bytes, slot, number, *fields, number)
-        self.written = number
-        self._words[at.W_WRITTEN] = number
+    def write(self, words: list[int]) -> None:
+        """Append events, five words each. Raises OverflowError or TypeError for what is no word, and writes nothing."""
+        events = self._events
+        if len(words) > len(events):
+            words = words[-len(events) :]
+        packed = memoryview(array("q", words))
+        at_word = self.written * WORDS % len(events)
+        before_end = len(events) - at_word
+        self._words[at.W_WRITING] = self.written + len(packed) // WORDS
+        events[at_word : at_word + len(packed)] = packed[:before_end]
+        if len(packed) > before_end:
+            events[: len(packed) - before_end] = packed[before_end:]
+        self.written += len(packed) // WORDS
+        self._words[at.W_WRITTEN] = self.written
+
+    def tell(self, steps: int, trains_until: int) -> None:
+        """For monitors that come later: how many steps there were, and until when the run counts as training."""
+        self._words[at.W_STEPS] = steps
+        self._words[at.W_TRAINS_UNTIL] = trains_until
 
     def write_facts(self, text: bytes) -> None:
         """Replace the JSON area; a text that has no room is left out."""
@@ -125,6 +138,7 @@ class Ring:
         if mark:
             self._words[at.W_STATE] = at.STATE_REMOVED
         self._words.release()
+        self._events.release()
         self._bytes.release()
         if self._descriptor_is_ours():
             self._map.close()

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from . import wrappers
+from .journal import Journal
 from .patches import Patches
-from .steps import Steps
 
 STEPS_TO_WATCH = 2
 STEPS_TO_SEARCH = 20
@@ -19,11 +19,11 @@ AGAIN_WHEN_BLIND_NS = 5_000_000_000
 class Roots:
     """The classes of which an instance was called outermost. While `watching`, every module's call is looked at."""
 
-    def __init__(self, module_class: Any, patches: Patches, keeper: wrappers.Keeper, steps: Steps) -> None:
+    def __init__(self, module_class: Any, patches: Patches, keeper: wrappers.Keeper) -> None:
         self._module_class = module_class
         self._patches = patches
         self._keeper = keeper
-        self._steps = steps
+        self._journal: Journal = keeper.journal
         self._found: list[Any] = []
         self._calls = 0
         self._began = 0
@@ -34,7 +34,7 @@ class Roots:
     def watch(self, now: int) -> None:
         """Look at every module's call from now on."""
         self._calls = 0
-        self._began = self._steps.optimizer_steps
+        self._began = self._journal.steps
         self._since = now
         self.watching = True
         keeper = self._keeper
@@ -51,16 +51,14 @@ class Roots:
             self._found.append(type(module))
         return True
 
-    def look(self, now: int) -> None:
-        """Narrow the watch when enough was seen, and widen it again from time to time."""
-        steps = self._steps
+    def look(self, now: int, blind: bool) -> None:
+        """Narrow the watch when enough was seen, and widen it again from time to time; soon where it seems `blind`."""
         if not self.watching:
-            blind = steps.optimizer_steps > self._began and not steps.last_forwards
             if now - self._since > (AGAIN_WHEN_BLIND_NS if blind else self._again_after):
                 self._again_after = min(3 * self._again_after, LONGEST_AGAIN_NS)
                 self.watch(now)
             return
-        seen = steps.optimizer_steps - self._began
+        seen = self._journal.steps - self._began
         if (self._calls and (seen >= STEPS_TO_WATCH or self._calls >= CALLS_TO_WATCH)) or seen >= STEPS_TO_SEARCH:
             self._narrow()
 

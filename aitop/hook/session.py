@@ -8,20 +8,33 @@ import os
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from typing import Any
 
 from . import cost, wrappers
 from .burst import Burst
-from .device import UNKNOWN, DeviceClock, allocators
+from .device import DeviceClock, allocators
 from .facts import Facts
 from .frames import hooks_are_iterated
-from .journal import ASIDE, FORWARD, GONE, NOBODY, Journal
+from .journal import (
+    ASIDE,
+    BACKWARD,
+    FORWARD,
+    FORWARD_ALONE,
+    GONE,
+    MOST_WORDS,
+    NOBODY,
+    OPTIMIZER_ENDS,
+    OWNER,
+    TRAINED,
+    WORDS,
+    Journal,
+)
 from .measures import MEASURES, Measure, gathered
 from .patches import Patches
 from .ring import Presence, Ring
 from .roots import Roots
-from .steps import GUESSED_TRAINING_ENDS_AFTER_NS, Steps
 
 TICK_EVERY_NS = 50_000_000
 FAST_STEPS_IN_A_TICK = 25
@@ -34,6 +47,11 @@ MOST_ITERATORS = 64
 MOST_ERRORS = 3
 NEW_OWNER_AFTER_NS = 5_000_000_000
 DEAREST_CPU_CLOCK_NS = 1000
+# A run that for so long has made no gradients is taken for inference from then on.
+TRAINING_ENDS_AFTER_NS = 300_000_000_000
+GUESSED_TRAINING_ENDS_AFTER_NS = 20_000_000_000
+# More forwards with gradient than that before a backward mean inference that forgot no_grad.
+MOST_UNUSED = 8
 
 
 class Session:
@@ -45,13 +63,13 @@ class Session:
         self.stays = way != "attach"
         # While tracing, dynamo takes this for True without looking, and so never looks into a wrapper.
         self.compiling: Callable[[], bool] = getattr(torch.compiler, "is_dynamo_compiling", torch.compiler.is_compiling)
+        self.traced: Callable[[], Any] = getattr(torch._C, "_get_tracing_state", lambda: None)
         self.grad_enabled: Callable[[], bool] = torch.is_grad_enabled
         self.tensor: Any = torch.Tensor
         self.iterators: dict[int, Callable[[Any], int] | None] = {}
         self.optimizers: dict[int, Any] = {}
         self.facts = Facts(torch, way)
         self.journal = Journal(cost.cpu_clock(DEAREST_CPU_CLOCK_NS), self.tick)
-        self.steps = Steps()
         self._way = way
         self._presence = Presence()
         self._ring: Ring | None = None if waits_for_a_step else Ring(way)
@@ -61,11 +79,17 @@ class Session:
         self._burst = Burst(torch)
         self._handles: list[Any] = []
         self._gc = wrappers.gc_callback(self)
-        self._local = threading.local()
+        self.local: Any = threading.local()
+        self._alive: dict[int, Any] = {}
         self._errors = 0
         self._leaving = False
         self._gone = False
-        self.backwards_to_count = OPS_AT_BACKWARD
+        self.journal.ops_due = OPS_AT_BACKWARD
+        self._steps = 0
+        self._trains_until = 0
+        self._blind = False
+        # Forwards with gradient since the last backward.
+        self._unused = 0
         self._count_ops_at = 0
         self._ticking = False
         self._look_due = 0
@@ -86,7 +110,7 @@ class Session:
         engine = "_engine_run_backward" if hasattr(torch.autograd, "_engine_run_backward") else "backward"
         self._patches.put(torch.autograd, engine, lambda call: wrappers.wrap_backward(call, self))
         self._patches.put(torch, "save", lambda call: wrappers.wrap_save(call, self))
-        self._roots = Roots(torch.nn.Module, self._patches, self, self.steps)
+        self._roots = Roots(torch.nn.Module, self._patches, self)
         self._roots.watch(time.monotonic_ns())
         optimizer = modules.get("torch.optim.optimizer")
         if optimizer is not None:
@@ -100,6 +124,10 @@ class Session:
                 # Of use where it works; what it patched before it failed only forwards.
                 self._errors += 1
         gc.callbacks.append(self._gc)
+        if self._gone:
+            # A removal may come between any two of our bytecodes, and what it interrupted goes on after it.
+            self._take_out()
+            return
         self._write_facts(time.monotonic_ns())
 
     def remove(self) -> None:
@@ -109,19 +137,28 @@ class Session:
         self._gone = True
         self.journal.owner = GONE
         self._burst.abandon()
+        self._take_out()
+        ring, self._ring = self._ring, None
+        if ring is None:
+            return
+        mine = os.getpid() == self.pid
+        try:
+            if mine:
+                if self.journal.device is not None:
+                    self.journal.device.flush()
+                ring.write(self.journal.take())
+        finally:
+            ring.close(mark=mine)
+
+    def _take_out(self) -> None:
         self._patches.take_all_back()
         for handle in self._handles:
             handle.remove()
         if self._gc in gc.callbacks:
             gc.callbacks.remove(self._gc)
-        mine = os.getpid() == self.pid
-        if self._ring is not None:
-            if mine:
-                self._send()
-                if self.journal.device is not None:
-                    self.journal.device.flush()
-            self._ring.close(mark=mine)
-            self._ring = None
+        self.iterators.clear()
+        self.optimizers.clear()
+        self._alive.clear()
 
     def leave_soon(self) -> None:
         """Ask the hook to remove itself at the next call that it wraps."""
@@ -159,22 +196,20 @@ class Session:
             journal.owner = _thread.get_ident()
             journal.busy = False
             journal.stepping = 0
-            self.steps.read(journal.take())
-            self.steps.begin(0)
+            journal.note(OWNER, now, now)
             return False
         return True
 
     def aside(self, call: Callable[..., Any], module: Any, args: Any, kwargs: Any) -> Any:
         """A forward in another thread. Where nothing trains, threads serve requests: each is a step."""
-        local = self._local
+        local, start = self.local, time.monotonic_ns()
         if (
             self.journal.owner == GONE
-            or self.steps.training
+            or start < self._trains_until
             or getattr(local, "busy", False)
             or not self._may_be_root(module)
         ):
             return call(module, *args, **kwargs)
-        start = time.monotonic_ns()
         try:
             local.busy = True
             return call(module, *args, **kwargs)
@@ -183,7 +218,7 @@ class Session:
             try:
                 if not self.grad_enabled():
                     end = time.monotonic_ns()
-                    self.journal.entries.append((ASIDE, start, end, wrappers.leading(args, kwargs, self.tensor)))
+                    self.journal.note(ASIDE, start, end, wrappers.leading(args, kwargs, self.tensor), -1)
                     if end > self.journal.due:
                         self.journal.tick(end)
             except Exception:
@@ -198,44 +233,58 @@ class Session:
             return True
 
     def met_iterator(self, iterator: Any) -> None:
-        if len(self.iterators) >= MOST_ITERATORS:
-            self.iterators.clear()
-        self.iterators[id(iterator)] = None
+        self._met(iterator, self.iterators)
         self.iterators[id(iterator)] = self.facts.met_iterator(iterator)
 
     def met_optimizer(self, optimizer: Any) -> None:
-        if len(self.optimizers) >= MOST_ITERATORS:
-            self.optimizers.clear()
-        self.optimizers[id(optimizer)] = None
-        self.facts.met_optimizer(optimizer)
+        try:
+            self._met(optimizer, self.optimizers)
+            self.facts.met_optimizer(optimizer)
+        except Exception:
+            self.failed()
+
+    def _met(self, thing: Any, known: dict[int, Any]) -> None:
+        """Know `thing` by its id for as long as it lives, without keeping it alive."""
+        key = id(thing)
+        if len(known) >= MOST_ITERATORS:
+            known.clear()
+        known[key] = None
+
+        def died(_: Any) -> None:
+            known.pop(key, None)
+            self._alive.pop(key, None)
+
+        self._alive[key] = weakref.ref(thing, died)
 
     def met_module(self, module: Any) -> bool:
         try:
             if self._roots is None or not self._roots.met(module):
                 return False
             self.facts.met_root(module)
-            if not self.steps.training and any(p.grad is not None for p in module.parameters()):
+            now = time.monotonic_ns()
+            if now > self._trains_until and any(p.grad is not None for p in module.parameters()):
                 # It was trained before we came: this may be the evaluation of a training run.
-                self.steps.trains(time.monotonic_ns())
-                self.steps.training_patience = GUESSED_TRAINING_ENDS_AFTER_NS
+                self.journal.note(TRAINED, now, now)
+                self._trains_until = now + GUESSED_TRAINING_ENDS_AFTER_NS
         except Exception:
             self.failed()
         return True
 
-    def before_backward(self, arguments: tuple[Any, ...]) -> None:
-        self.backwards_to_count -= 1
-        if self.backwards_to_count:
+    def count_ops(self, arguments: tuple[Any, ...]) -> None:
+        self.journal.ops_due -= 1
+        if self.journal.ops_due:
             return
         try:
             outputs = arguments[0]
             self.facts.count_ops(outputs if isinstance(outputs, (tuple, list)) else (outputs,))
+            self.journal.ops_due = int(self.facts.graphs.wants_more)
         except Exception:
             self.failed()
 
     # Looking after itself.
 
     def tick(self, now: int) -> None:
-        """Make sense of the last moments and send the records off; from time to time look after everything else."""
+        """Send the events off; from time to time look after everything else. Never raises."""
         self.journal.due = now + TICK_EVERY_NS
         if not self._presence[0]:
             # A child that was forked off: it only forwards from now on, and what is patched in it is a copy.
@@ -246,14 +295,17 @@ class Session:
             return
         try:
             self._ticking = True
-            forward = self.journal.newest == FORWARD
-            self._send()
+            newest, before = self.journal.newest, self._steps
+            self._send(now)
             if now > self._look_due:
                 self.look(now)
-            self._cost.ticked(self.steps.index, time.monotonic_ns() - now)
+            self._cost.ticked(self._steps - before, time.monotonic_ns() - now)
             if self._burst.active:
-                self._burst.tick(now, self.journal.last_step, forward)
+                served = newest in (FORWARD_ALONE, ASIDE) or (newest == FORWARD and self._unused > MOST_UNUSED)
+                self._burst.tick(now, self.journal.last_step, served)
                 self.journal.due = 0
+        except Exception:
+            self.failed()
         finally:
             self._ticking = False
 
@@ -262,7 +314,7 @@ class Session:
         journal = self.journal
         self._look_due = now + LOOK_EVERY_NS
         if self._roots is not None:
-            self._roots.look(now)
+            self._roots.look(now, self._blind)
             if self._roots.watching:
                 journal.due = self._look_due = 0
         for measure in self._measures:
@@ -274,10 +326,10 @@ class Session:
             return
         self._burst.ask(self._ring.burst, now)
         if journal.device is None and self.torch.cuda.is_initialized():
-            journal.device = DeviceClock(self.torch, self._ring.write)
+            journal.device = DeviceClock(self.torch, journal)
         if now > self._count_ops_at:
             self._count_ops_at = now + OPS_EVERY_NS
-            self.backwards_to_count = self.backwards_to_count or OPS_AT_BACKWARD
+            journal.ops_due = journal.ops_due or OPS_AT_BACKWARD
         if self.facts.changed or now > (self._allocators_due if journal.device is not None else self._facts_due):
             self._write_facts(now)
 
@@ -291,32 +343,40 @@ class Session:
         held = allocators(self.torch) if self.journal.device is not None else []
         self._ring.write_facts(self.facts.text(held, gathered(self._measures)))
 
-    def _send(self) -> None:
-        """Turn what was noted into records and write them."""
-        steps = self.steps
-        entries, before = self.journal.take(), steps.optimizer_steps
-        steps.read(entries)
-        self.journal.fast = steps.optimizer_steps - before > FAST_STEPS_IN_A_TICK
-        if steps.records and self._ring is None:
-            self._open_ring()
-        records, steps.records = steps.records, []
-        ring, device = self._ring, self.journal.device
-        if ring is None:
+    def _send(self, now: int) -> None:
+        """Write what was noted, and keep the little that we want to know of it ourselves."""
+        journal = self.journal
+        if journal.device is not None:
+            journal.device.drain()
+        if self._ring is None and not self._open_ring():
             return
-        for timing, fields in records:
-            if device is None:
-                ring.write(fields + UNKNOWN)
-            else:
-                device.emit(timing, fields)
+        words = journal.take()
+        kinds = words[::WORDS]
+        steps, forwards = kinds.count(OPTIMIZER_ENDS), kinds.count(FORWARD)
+        served = kinds.count(FORWARD_ALONE) + kinds.count(ASIDE)
+        if steps or BACKWARD in kinds:
+            self._trains_until = now + TRAINING_ENDS_AFTER_NS
+        trains = now < self._trains_until
+        self._steps += steps if trains else served
+        self._blind = bool(steps) and not forwards
+        self._unused = 0 if BACKWARD in kinds else self._unused + forwards
+        journal.fast = steps + served > FAST_STEPS_IN_A_TICK
+        if words and self._ring is not None:
+            self._ring.write(words)
+            self._ring.tell(self._steps, self._trains_until)
 
-    def _open_ring(self) -> None:
-        """The first step of a process that might have been a loader worker."""
-        if self._gone or self._leaving:
-            return
+    def _open_ring(self) -> bool:
+        """At the first step of a process that might have been a loader worker. Whether there is a ring now."""
+        words = self.journal.words
+        if len(words) > MOST_WORDS:
+            self.journal.take()
+        if self._gone or self._leaving or not {OPTIMIZER_ENDS, FORWARD_ALONE}.intersection(words[::WORDS]):
+            return False
         if is_loader_worker():
             self.leave_soon()
-            return
+            return False
         self._ring = Ring(self._way)
+        return True
 
     def _leave(self) -> None:
         try:

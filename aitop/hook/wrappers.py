@@ -1,5 +1,8 @@
 """The functions that stand in for torch's own. Each calls the original exactly once and lets its result or exception
 through untouched; our own part cannot raise. In the common case: read the clock, call, read the clock, note it.
+
+An interrupt of the user's may come after any call: `busy` is set after our last call before the original, inside the
+`try`, and taken back before any other.
 """
 
 from __future__ import annotations
@@ -14,17 +17,20 @@ from .journal import (
     BACKWARD,
     COLLECT,
     FORWARD,
+    FORWARD_ALONE,
     GONE,
     LOADER,
+    MOST_WORDS,
     NEXT,
+    NO_NEXT,
     OPTIMIZER_BEGINS,
     OPTIMIZER_ENDS,
     SAVE,
     Journal,
 )
 
-# Collections go on where nobody makes sense of the entries: in forked workers, and after the last step.
-MOST_ENTRIES = 4096
+# How many forwards of a fast run go by until their leading dimension is asked for again; with itself, a prime.
+FORWARDS_SKIPPED = 16
 
 _now = time.monotonic_ns
 _ident = current_thread = _thread.get_ident
@@ -33,16 +39,19 @@ _ident = current_thread = _thread.get_ident
 class Keeper(Protocol):
     """What the wrappers ask of the hook that they belong to.
 
-    `iterators` maps the id of a loader's iterator to the function that counts its ready batches, None without workers.
+    `iterators` maps the id of a loader's iterator that is alive to the function that counts its ready batches, None
+    without workers. `traced` tells whether torch.jit is recording what is done to tensors.
+    `local.busy` is set in other threads than the owner's inside an outermost forward.
     """
 
     journal: Journal
     compiling: Callable[[], bool]
+    traced: Callable[[], Any]
+    local: Any
     grad_enabled: Callable[[], bool]
     tensor: Any
     iterators: dict[int, Callable[[Any], int] | None]
     optimizers: dict[int, Any]
-    backwards_to_count: int
 
     def failed(self) -> None:
         """Our own part raised. Called in an `except` block."""
@@ -60,18 +69,18 @@ class Keeper(Protocol):
     def met_module(self, module: Any) -> bool:
         """Whether the outermost module is a root."""
 
-    def before_backward(self, arguments: tuple[Any, ...]) -> None: ...
+    def count_ops(self, arguments: tuple[Any, ...]) -> None:
+        """Count the operations of the graph that this backward goes through."""
 
 
 def wrap_next(original: Callable[..., Any], keeper: Keeper) -> Callable[..., Any]:
     """`_BaseDataLoaderIter.__next__`: the wait for a batch."""
     journal, iterators = keeper.journal, keeper.iterators
-    note = journal.entries.append
 
     def __next__(self: Any) -> Any:  # noqa: N807
         if journal.busy if _ident() == journal.owner else keeper.not_owner():
             return original(self)
-        got, waiting, key = False, -1, id(self)
+        kind, waiting, key = NO_NEXT, -1, id(self)
         try:
             if key not in iterators:
                 keeper.met_iterator(self)
@@ -84,25 +93,21 @@ def wrap_next(original: Callable[..., Any], keeper: Keeper) -> Callable[..., Any
         try:
             journal.busy = True
             batch = original(self)
-            got = True
+            kind = NEXT
             return batch
         finally:
-            end = _now()
             journal.busy = False
-            try:
-                note((NEXT, start, end, key, waiting, got))
-                if end > journal.due:
-                    journal.tick(end)
-            except Exception:
-                keeper.failed()
+            end = _now()
+            journal.extend((kind, start, end, key, waiting))
+            if end > journal.due:
+                journal.tick(end)
 
     return __next__
 
 
 def wrap_iter(original: Callable[..., Any], keeper: Keeper) -> Callable[..., Any]:
     """`DataLoader.__iter__`: making an iterator, which starts the workers."""
-    journal, iterators = keeper.journal, keeper.iterators
-    note = journal.entries.append
+    journal = keeper.journal
 
     def __iter__(self: Any) -> Any:  # noqa: N807
         if journal.busy if _ident() == journal.owner else keeper.not_owner():
@@ -110,20 +115,17 @@ def wrap_iter(original: Callable[..., Any], keeper: Keeper) -> Callable[..., Any
         start = _now()
         try:
             journal.busy = True
-            iterator = original(self)
-            iterators.pop(id(iterator), None)
-            return iterator
+            return original(self)
         finally:
             journal.busy = False
-            note((LOADER, start, _now()))
+            journal.extend((LOADER, start, _now(), 0, 0))
 
     return __iter__
 
 
 def wrap_forward(original: Callable[..., Any], keeper: Keeper, watching: bool) -> Callable[..., Any]:
     """`__call__` of a root's class, or of all modules while `watching` for roots."""
-    journal, compiling, grad_enabled, tensor = keeper.journal, keeper.compiling, keeper.grad_enabled, keeper.tensor
-    note = journal.entries.append
+    journal, compiling, grad_enabled = keeper.journal, keeper.compiling, keeper.grad_enabled
 
     def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N807
         if compiling():
@@ -142,34 +144,46 @@ def wrap_forward(original: Callable[..., Any], keeper: Keeper, watching: bool) -
             journal.busy = True
             return original(self, *args, **kwargs)
         finally:
-            end = _now()
             journal.busy = False
-            try:
-                grad = grad_enabled()
-                if span is not None:
-                    device.end(span, grad)
-                first: Any = args[0] if args else None
-                size = first.size(0) if type(first) is tensor and first.dim() else leading(args, kwargs, tensor)
-                # While a model is exported a size may be a symbol, which must not be kept or compared.
-                note((FORWARD, start, end, grad, size if type(size) is int else -1))
-                if end > journal.due:
-                    journal.tick(end)
-            except Exception:
-                keeper.failed()
+            end = _now()
+            grad = grad_enabled()
+            if span is not None:
+                device.end(span, grad)
+            if journal.skip:
+                journal.skip -= 1
+            else:
+                look_at(args, kwargs, end, keeper)
+            journal.extend((FORWARD if grad else FORWARD_ALONE, start, end, journal.size, journal.tokens))
+            if end > journal.due:
+                journal.tick(end)
 
     return __call__
+
+
+def look_at(args: Any, kwargs: Any, now: int, keeper: Keeper) -> None:
+    """Look at the arguments of a forward, and let some pass in a fast run before the next look."""
+    journal = keeper.journal
+    try:
+        journal.size = journal.tokens = -1
+        # A trace of torch.jit would record that we ask.
+        if not keeper.traced():
+            journal.size = leading(args, kwargs, keeper.tensor)
+            if journal.inputs is not None:
+                journal.tokens = journal.inputs(args, kwargs, now)
+        journal.skip = FORWARDS_SKIPPED if journal.fast else 0
+    except Exception:
+        keeper.failed()
 
 
 def wrap_backward(original: Callable[..., Any], keeper: Keeper) -> Callable[..., Any]:
     """`torch.autograd._engine_run_backward` (or `torch.autograd.backward`)."""
     journal = keeper.journal
-    note = journal.entries.append
 
     def _engine_run_backward(*args: Any, **kwargs: Any) -> Any:
         if journal.busy if _ident() == journal.owner else keeper.not_owner():
             return original(*args, **kwargs)
-        if keeper.backwards_to_count:
-            keeper.before_backward(args)
+        if journal.ops_due:
+            keeper.count_ops(args)
         device = journal.device
         span = None if device is None else device.begin(1)
         start = _now()
@@ -177,17 +191,14 @@ def wrap_backward(original: Callable[..., Any], keeper: Keeper) -> Callable[...,
             journal.busy = True
             return original(*args, **kwargs)
         finally:
-            end = _now()
             journal.busy = False
-            try:
-                if span is not None:
-                    device.end(span, True)
-                # Gradients of the parameters are made, not only those asked for.
-                note((BACKWARD, start, end, kwargs.get("accumulate_grad", True)))
-                if end > journal.due:
-                    journal.tick(end)
-            except Exception:
-                keeper.failed()
+            end = _now()
+            if span is not None:
+                device.end(span, True)
+            # Gradients of the parameters are made, not only those asked for.
+            journal.extend((BACKWARD, start, end, 1 if kwargs.get("accumulate_grad", True) else 0, 0))
+            if end > journal.due:
+                journal.tick(end)
 
     return _engine_run_backward
 
@@ -195,7 +206,6 @@ def wrap_backward(original: Callable[..., Any], keeper: Keeper) -> Callable[...,
 def wrap_save(original: Callable[..., Any], keeper: Keeper) -> Callable[..., Any]:
     """`torch.save`."""
     journal = keeper.journal
-    note = journal.entries.append
 
     def save(*args: Any, **kwargs: Any) -> Any:
         if journal.busy if _ident() == journal.owner else keeper.not_owner():
@@ -204,7 +214,7 @@ def wrap_save(original: Callable[..., Any], keeper: Keeper) -> Callable[..., Any
         try:
             return original(*args, **kwargs)
         finally:
-            note((SAVE, start, _now()))
+            journal.extend((SAVE, start, _now(), 0, 0))
 
     return save
 
@@ -212,52 +222,47 @@ def wrap_save(original: Callable[..., Any], keeper: Keeper) -> Callable[..., Any
 def optimizer_hooks(keeper: Keeper) -> tuple[Callable[..., None], Callable[..., None]]:
     """The pair for `register_optimizer_step_pre_hook` and `…_post_hook`."""
     journal, compiling, optimizers = keeper.journal, keeper.compiling, keeper.optimizers
-    note = journal.entries.append
 
     def before_step(optimizer: Any, args: Any, kwargs: Any) -> None:
         if compiling():
             return
-        try:
-            if _ident() != journal.owner and keeper.not_owner(training=True):
-                return
-            if journal.stepping and within_step(2):
-                # An optimizer inside another one, or a subclass that calls its base.
-                journal.nested += 1
-                return
-            # One that is still stepping here was left by an exception.
-            journal.busy = False
-            journal.nested = 0
-            if journal.device is not None:
-                journal.device.begin_optimizer()
-            journal.stepping = now = _now()
-            if len(args) > 1 or kwargs:
-                # A closure's forward and backward will come in between.
-                note((OPTIMIZER_BEGINS, now, now))
-        except Exception:
-            keeper.failed()
+        if _ident() != journal.owner and keeper.not_owner(training=True):
+            return
+        if journal.stepping and within_step(2):
+            # An optimizer inside another one, or a subclass that calls its base.
+            journal.nested += 1
+            return
+        # One that is still stepping here was left by an exception.
+        journal.busy = False
+        journal.nested = 0
+        if journal.device is not None:
+            journal.device.begin_optimizer()
+        journal.stepping = now = _now()
+        if len(args) > 1 or kwargs:
+            # A closure's forward and backward will come in between.
+            journal.extend((OPTIMIZER_BEGINS, now, now, 0, 0))
 
     def after_step(optimizer: Any, args: Any, kwargs: Any) -> None:
         if compiling():
             return
-        try:
-            if _ident() != journal.owner or not journal.stepping:
-                return
-            if journal.nested:
-                journal.nested -= 1
-                return
-            now, key, device = _now(), id(optimizer), journal.device
-            # Reading a thread's CPU clock is a system call: of fast steps two in sixteen do it, which gives one figure.
-            cpu = -1 if journal.fast and journal.steps % 16 > 1 else journal.cpu_clock()
-            note((OPTIMIZER_ENDS, journal.stepping, now, key, cpu, None if device is None else device.step_ends(now)))
-            journal.stepping = 0
-            journal.steps += 1
-            journal.last_step = now
-            if now > journal.due:
-                journal.tick(now)
-            if key not in optimizers:
-                keeper.met_optimizer(optimizer)
-        except Exception:
-            keeper.failed()
+        if _ident() != journal.owner or not journal.stepping:
+            return
+        if journal.nested:
+            journal.nested -= 1
+            return
+        now, key = _now(), id(optimizer)
+        if journal.device is not None:
+            journal.device.step_ends(now)
+        # Reading a thread's CPU clock is a system call: of fast steps two in sixteen do it, which gives one figure.
+        cpu = -1 if journal.fast and journal.steps % 16 > 1 else journal.cpu_clock()
+        journal.extend((OPTIMIZER_ENDS, journal.stepping, now, key, cpu))
+        journal.stepping = 0
+        journal.steps += 1
+        journal.last_step = now
+        if now > journal.due:
+            journal.tick(now)
+        if key not in optimizers:
+            keeper.met_optimizer(optimizer)
 
     return before_step, after_step
 
@@ -265,13 +270,12 @@ def optimizer_hooks(keeper: Keeper) -> tuple[Callable[..., None], Callable[..., 
 def gc_callback(keeper: Keeper) -> Callable[[str, Any], None]:
     """For `gc.callbacks`: a collection stops every thread, so whose it is does not matter."""
     journal = keeper.journal
-    note = journal.entries.append
 
     def collected(phase: str, info: Any) -> None:
         if phase == "start":
             journal.collecting = _now()
-        elif journal.owner != GONE and len(journal.entries) < MOST_ENTRIES:
-            note((COLLECT, journal.collecting, _now()))
+        elif journal.owner != GONE and len(journal.words) < MOST_WORDS:
+            journal.extend((COLLECT, journal.collecting, _now(), 0, 0))
 
     return collected
 

@@ -12,11 +12,13 @@ from collections.abc import Callable, Sequence
 
 from aitop.model.event import Sample
 from aitop.model.source import SourceName
-from aitop.model.steps import AllocatorSample, HookFacts, HookSample, StepRecord
+from aitop.model.steps import AllocatorSample, HookFacts, HookSample
 from aitop.sources import ring_format as ring
 from aitop.sources.source import SourceError
+from aitop.sources.step_maker import StepMaker
+from aitop.sources.step_maker.events import Event
 
-FIRST_STEPS = 64
+FIRST_EVENTS = 2048
 LEASE_SECONDS = 5.0
 WAIT_FOR_RING_SECONDS = 1.0
 FIRST_RETRY_SECONDS = 5.0
@@ -98,7 +100,9 @@ class HookRing:
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
+        self._maker = StepMaker()
         self._read_up_to: int | None = None
+        self._watches: tuple[str, ...] = ()
         self._facts_seq = -1
         self._slot: int | None = None
         try:
@@ -130,12 +134,16 @@ class HookRing:
         return None if header is None else header.way
 
     def read(self, now: float) -> HookSample:
-        """The steps since the last read (the first time up to 64), and facts where they have changed."""
+        """The steps finished since the last read (the first time of the last events), and facts that have changed."""
         header = self._header()
         if header is None:
             return HookSample(time=now, pid=self.pid)
-        steps, lost = self._read_steps(header.written, int(now * 1e9))
         facts = self._read_facts(header)
+        if facts is not None:
+            self._watches = facts[0].watches
+        events, lost = self._read_events(header, int(now * 1e9))
+        steps = tuple(self._maker.read(events, self._watches))
+        lost = min(lost, MOST_LOST)
         if facts is None:
             return HookSample(time=now, pid=self.pid, steps=steps, lost=lost)
         return HookSample(time=now, pid=self.pid, steps=steps, lost=lost, facts=facts[0], allocators=facts[1])
@@ -174,30 +182,27 @@ class HookRing:
             os.close(self._fd)
             self._fd = -1
 
-    def _read_steps(self, written: int, now_ns: int) -> tuple[tuple[StepRecord, ...], int]:
-        first = self._read_up_to
-        lost = 0
+    def _read_events(self, header: ring.Header, now_ns: int) -> tuple[list[Event], int]:
+        """The events since the last read, and how many were overwritten before or while they were read."""
+        first, written = self._read_up_to, header.written
+        self._read_up_to = written
         if first is None:
-            first = max(0, written - FIRST_STEPS)
+            first = max(0, written - FIRST_EVENTS)
+            if first:
+                self._maker.join_late(header.steps, now_ns < header.trains_until)
         elif written < first:
             first = written  # it went backwards: nothing there can be told apart
-        if written - first > ring.CAPACITY:
-            lost = written - first - ring.CAPACITY
-            first = written - ring.CAPACITY
-        self._read_up_to = written
-        steps = []
-        for start, count in _runs(first, written):
-            data = self._pread(count * ring.STRIDE, ring.RECORDS_AT + (start % ring.CAPACITY) * ring.STRIDE)
-            for position in range(count):
-                offset = position * ring.STRIDE
-                record = None
-                if offset + ring.STRIDE <= len(data):
-                    record = ring.decode_record(data, offset, start + position + 1, now_ns)
-                if record is None:
-                    lost += 1
-                else:
-                    steps.append(record)
-        return tuple(steps), min(lost, MOST_LOST)
+        kept = max(first, written - ring.CAPACITY)
+        data = b"".join(
+            self._pread(count * ring.STRIDE, ring.RECORDS_AT + (start % ring.CAPACITY) * ring.STRIDE)
+            for start, count in _runs(kept, written)
+        )
+        after = self._header()
+        whole = max(kept, min(written, (written if after is None else after.writing) - ring.CAPACITY))
+        events, odd = ring.decode_events(data[(whole - kept) * ring.STRIDE :], now_ns)
+        if whole > first:
+            self._maker.gap()
+        return events, whole - first + odd
 
     def _read_facts(self, header: ring.Header) -> tuple[HookFacts, tuple[AllocatorSample, ...]] | None:
         """The JSON area, None where it has not changed, is being written, or is not what a hook writes."""

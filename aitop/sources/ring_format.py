@@ -1,4 +1,4 @@
-"""The hook's ring as its reader sees it: layout version 1 of aitop/hook/layout.py, stated again.
+"""The hook's ring as its reader sees it: layout version 2 of aitop/hook/layout.py, stated again.
 
 Whatever the target writes is only ever a value here: what makes no sense is dropped or clamped, and nothing raises.
 """
@@ -10,41 +10,41 @@ from typing import Annotated
 
 import msgspec
 
-from aitop.model.steps import AllocatorSample, CallKind, CallSite, HookFacts, LoaderInfo, StepRecord
+from aitop.model.steps import AllocatorSample, CallKind, CallSite, HookFacts, LoaderInfo
+from aitop.sources.step_maker.events import KINDS, UNTIMED, Event
 
 MEMFD_LINK = "/memfd:aitop-hook (deleted)"
 MAGIC = int.from_bytes(b"AITOPRNG", "little")
-VERSION = 1
+VERSION = 2
 
 HEADER_SIZE = 4096
-JSON_ROOM = 12288
+JSON_ROOM = 28672
 RECORDS_AT = HEADER_SIZE + JSON_ROOM
-CAPACITY = 4096
-STRIDE = 256
+CAPACITY = 65536
+STRIDE = 40
 SIZE = RECORDS_AT + CAPACITY * STRIDE
 
 WORD = 8
 W_CONTROL = 9
 W_BURST = 13
 W_SLOTS, SLOTS = 16, 8
+W_WRITING, W_STEPS, W_TRAINS_UNTIL = 32, 33, 34
 STATE_INSTALLED, STATE_REMOVING, STATE_REMOVED = 1, 2, 3
 WAYS = ("attach", "run", "import")
 CONTROL_LEAVE = 1
 
-FIELD_COUNT = 25
 _HEADER = struct.Struct("=13Q")
 _SLOTS = struct.Struct(f"={2 * SLOTS}Q")
-_RECORD = struct.Struct(f"={FIELD_COUNT}q")
+_PROGRESS = struct.Struct("=3Q")
+_EVENT = struct.Struct("=5q")
 
-NS = 1e-9
-LONGEST_STEP_NS = 10**15
-MOST_FORWARDS = 10**6
-MOST_SAMPLES = 10**9
 AHEAD_NS = 10**9
 
 
 class Header(msgspec.Struct, frozen=True):
-    """The header of a ring of our version. `written` counts the records ever written."""
+    """The header of a ring of our version. `written` counts the events ever written, `writing` those in the making too;
+    `steps` were made so far, roughly; it counts as training until `trains_until` (monotonic nanoseconds).
+    """
 
     pid: int
     written: int
@@ -53,11 +53,14 @@ class Header(msgspec.Struct, frozen=True):
     control: int
     facts_seq: int
     facts_length: int
+    writing: int
+    steps: int
+    trains_until: int
 
 
 def decode_header(data: bytes) -> Header | None:
     """None where these bytes are not a ring that we can read."""
-    if len(data) < _HEADER.size:
+    if len(data) < WORD * (W_TRAINS_UNTIL + 1):
         return None
     magic, version, pid, stride, capacity, room, written, state, way, control, _, seq, length = _HEADER.unpack_from(
         data
@@ -66,7 +69,8 @@ def decode_header(data: bytes) -> Header | None:
         return None
     if way >= len(WAYS) or length > JSON_ROOM or not STATE_INSTALLED <= state <= STATE_REMOVED:
         return None
-    return Header(pid, written, state, WAYS[way], control, seq, length)
+    progress = _PROGRESS.unpack_from(data, WORD * W_WRITING)
+    return Header(pid, written, state, WAYS[way], control, seq, length, *progress)
 
 
 def slot_offset(slot: int) -> int:
@@ -82,49 +86,15 @@ def decode_slots(data: bytes) -> list[tuple[int, int]]:
     return [(words[index], words[index + 1]) for index in range(0, 2 * SLOTS, 2)]
 
 
-def decode_record(data: bytes, offset: int, number: int, now_ns: int) -> StepRecord | None:
-    """The record at `offset`, None where it is torn, is not record `number`, or makes no sense."""
-    fields = _RECORD.unpack_from(data, offset)
-    if fields[0] != number or fields[-1] != number:
-        return None
-    index, kind, end, length = fields[1:5]
-    if kind not in (0, 1) or index < 0 or not 0 < end <= now_ns + AHEAD_NS or not 0 <= length <= LONGEST_STEP_NS:
-        return None
-    times = [min(max(value, 0), length) * NS for value in fields[5:14]]
-    return StepRecord(
-        index=index,
-        end=end * NS,
-        seconds=length * NS,
-        kind="infer" if kind else "train",
-        data_wait=times[0],
-        loader_start=times[1],
-        prepare=times[2],
-        forward=times[3],
-        backward=times[4],
-        optimizer=times[5],
-        save=times[6],
-        evaluation=times[7],
-        gc=times[8],
-        transfer=_time(fields[14], length),
-        cpu=_time(fields[15], length),
-        forwards=min(max(fields[16], 0), MOST_FORWARDS),
-        backwards=min(max(fields[17], 0), MOST_FORWARDS),
-        samples=_count(fields[18]),
-        queue_ready=_count(fields[19]),
-        # The device may still be busy with a step whose host side was short.
-        device_forward=_time(fields[20], LONGEST_STEP_NS),
-        device_backward=_time(fields[21], LONGEST_STEP_NS),
-        device_optimizer=_time(fields[22], LONGEST_STEP_NS),
-        device_idle=_time(fields[23], LONGEST_STEP_NS),
-    )
-
-
-def _time(value: int, longest: int) -> float | None:
-    return None if value < 0 else min(value, longest) * NS
-
-
-def _count(value: int) -> int | None:
-    return value if 0 <= value <= MOST_SAMPLES else None
+def decode_events(data: bytes, now_ns: int) -> tuple[list[Event], int]:
+    """The events in these bytes, and how many there were that make no sense."""
+    found: list[Event] = []
+    latest, count = now_ns + AHEAD_NS, len(data) // STRIDE
+    for words in _EVENT.iter_unpack(memoryview(data)[: count * STRIDE]):
+        kind, start, end = words[:3]
+        if (0 < start <= end <= latest and 0 <= kind < KINDS) or kind in UNTIMED:
+            found.append(words)
+    return found, count - len(found)
 
 
 _Name = Annotated[str, msgspec.Meta(max_length=200)]
@@ -177,7 +147,8 @@ class _Facts(msgspec.Struct, frozen=True):
     rank: _Small | None = None
     world_size: _Small | None = None
     calls: Annotated[tuple[_Call, ...], msgspec.Meta(max_length=64)] = ()
-    flops: Annotated[float, msgspec.Meta(ge=0, le=1e24)] | None = None
+    flops_per_backward: Annotated[float, msgspec.Meta(ge=0, le=1e24)] | None = None
+    flops_dtype: _Name | None = None
     flops_basis: _Path | None = None
     input_dtypes: Annotated[tuple[_Name, ...], msgspec.Meta(max_length=64)] = ()
     autocast: _Name | None = None
@@ -185,6 +156,7 @@ class _Facts(msgspec.Struct, frozen=True):
     compiles: _Large | None = None
     recompiles: _Large | None = None
     graph_breaks: _Large | None = None
+    recompile_reasons: Annotated[tuple[_Path, ...], msgspec.Meta(max_length=16)] = ()
     scaler_skips: _Large | None = None
     watches: Annotated[tuple[_Name, ...], msgspec.Meta(max_length=64)] = ()
 

@@ -13,6 +13,9 @@ import hook_runs
 
 import aitop.hook
 
+# The import puts it in.
+aitop.hook.remove()
+
 
 @pytest.fixture
 def watched():

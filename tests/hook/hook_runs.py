@@ -85,7 +85,7 @@ class Watched:
 
     def records(self):
         """All steps so far, sent off without waiting for the hook's own moment."""
-        self.session._send()
+        self.session._send(time.monotonic_ns())
         return list(self.ring.read(time.monotonic()).steps)
 
     def facts(self):

@@ -13,21 +13,25 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aitop.hook import layout
+from aitop.hook import journal, layout
 from aitop.hook.ring import Presence, Ring
 from aitop.model.steps import HookSample
 from aitop.sources import hook_ring, ring_format
 from aitop.sources.hook_ring import HookRing, HookSource, find_ring, should_stay
 from aitop.sources.source import SourceError
+from aitop.sources.step_maker import StepMaker
+from aitop.sources.step_maker import events as maker_events
 
 
-def fields(number: int, **values: int) -> tuple[int, ...]:
-    """A record of a second's length, all else 0 or not measured."""
-    known = {"index": number, "kind": 0, "end": time.monotonic_ns(), "seconds": 10**9, **values}
-    unknown = ("transfer", "cpu", "samples", "queue_ready")
-    return tuple(
-        known.get(name, -1 if name in unknown or name.startswith("device") else 0) for name in layout.FIELDS[1:-1]
-    )
+def step_events(number: int, **values: int) -> list[int]:
+    """A training step: the end of an optimizer's step, `number` microseconds ago its beginning."""
+    now = time.monotonic_ns()
+    event = {"kind": journal.OPTIMIZER_ENDS, "start": now - number * 1000, "end": now, "a": 1, "b": -1, **values}
+    return [event[name] for name in ("kind", "start", "end", "a", "b")]
+
+
+def lengths(sample: HookSample) -> list[int]:
+    return [round(step.optimizer * 1e6) for step in sample.steps]
 
 
 @pytest.fixture
@@ -49,41 +53,80 @@ def test_both_sides_state_the_same_layout():
     names += ("W_CONTROL", "W_BURST", "W_SLOTS", "SLOTS", "CONTROL_LEAVE")
     names += ("STATE_INSTALLED", "STATE_REMOVING", "STATE_REMOVED")
     assert all(getattr(layout, name) == getattr(ring_format, name) for name in names)
-    assert len(layout.FIELDS) == ring_format.FIELD_COUNT
-    assert struct.calcsize(layout.RECORD_FORMAT) <= layout.STRIDE
+    assert layout.STRIDE == 8 * journal.WORDS == ring_format._EVENT.size
     assert f"/memfd:{layout.MEMFD_NAME} (deleted)" == ring_format.MEMFD_LINK
 
 
-def test_a_record_comes_through(ring, reader):
-    values = {name: 1000 * number for number, name in enumerate(layout.FIELDS[5:15])}
-    ring.write(fields(7, kind=1, samples=32, queue_ready=3, cpu=5 * 10**8, device_idle=2 * 10**8, **values))
-    (step,) = reader.read(time.monotonic()).steps
-    assert (step.index, step.kind, step.samples, step.queue_ready) == (7, "infer", 32, 3)
-    assert step.seconds == pytest.approx(1.0)
-    assert step.cpu == pytest.approx(0.5)
-    assert step.device_idle == pytest.approx(0.2)
-    assert step.device_forward is None
-    assert [getattr(step, name) for name in values] == pytest.approx([value * 1e-9 for value in values.values()])
+def test_both_sides_state_the_same_events():
+    kinds = {name: value for name, value in vars(maker_events).items() if name.isupper() and isinstance(value, int)}
+    count = kinds.pop("KINDS")
+    assert kinds.pop("NOT_MEASURED") == layout.NOT_MEASURED
+    assert sorted(kinds.values()) == list(range(count))
+    assert {name: getattr(journal, name) for name in kinds} == kinds
 
 
-def test_only_new_steps_and_the_first_read_the_last_64(ring, reader):
-    for index in range(100):
-        ring.write(fields(index))
-    first = reader.read(time.monotonic())
-    assert [step.index for step in first.steps] == list(range(36, 100))
-    assert first.lost == 0
-    assert reader.read(time.monotonic()).steps == ()
-    ring.write(fields(100))
-    assert [step.index for step in reader.read(time.monotonic()).steps] == [100]
-
-
-def test_overwritten_records_are_counted(ring, reader):
-    reader.read(time.monotonic())
-    for index in range(layout.CAPACITY + 10):
-        ring.write(fields(index))
+def test_events_become_steps(ring, reader):
+    for number in range(1, 4):
+        ring.write(step_events(number * 100))
     sample = reader.read(time.monotonic())
-    assert (sample.lost, len(sample.steps)) == (10, layout.CAPACITY)
-    assert [step.index for step in sample.steps] == list(range(10, layout.CAPACITY + 10))
+    assert [step.index for step in sample.steps] == [1, 2], "where the first began was not seen"
+    assert lengths(sample) == pytest.approx([0, 0], abs=300) and sample.lost == 0
+    assert all(step.optimizer <= step.seconds for step in sample.steps)
+    assert reader.read(time.monotonic()).steps == ()
+    ring.write(step_events(100))
+    assert [step.index for step in reader.read(time.monotonic()).steps] == [3]
+
+
+def test_a_late_reader_begins_with_the_last_events(ring, reader):
+    for _ in range(hook_ring.FIRST_EVENTS + 100):
+        ring.write(step_events(1))
+    ring.tell(5000, 0)
+    sample = reader.read(time.monotonic())
+    assert len(sample.steps) == hook_ring.FIRST_EVENTS - 1
+    assert (sample.lost, sample.steps[-1].index) == (0, 5000)
+
+
+def test_overwritten_events_are_counted(ring, reader):
+    reader.read(time.monotonic())
+    for count in (layout.CAPACITY // 2, layout.CAPACITY // 2, 10):
+        ring.write([word for _ in range(count) for word in step_events(1)])
+    sample = reader.read(time.monotonic())
+    assert (sample.lost, len(sample.steps)) == (10, layout.CAPACITY - 1)
+
+
+def test_more_than_has_room_at_once(ring, reader):
+    reader.read(time.monotonic())
+    block = [word for _ in range(layout.CAPACITY + 7) for word in step_events(1)]
+    ring.write(block)
+    sample = reader.read(time.monotonic())
+    assert (sample.lost, len(sample.steps)) == (0, layout.CAPACITY - 1)
+
+
+def test_events_that_are_overwritten_while_being_read_are_dropped(ring, reader, monkeypatch):
+    reader.read(time.monotonic())
+    for _ in range(100):
+        ring.write(step_events(1))
+    whole, read = reader._pread, []
+
+    def overtaken(size, offset):
+        data = whole(size, offset)
+        if offset >= layout.RECORDS_AT and not read:
+            read.append(offset)
+            ring._words[layout.W_WRITING] = layout.CAPACITY + 40
+        return data
+
+    monkeypatch.setattr(reader, "_pread", overtaken)
+    sample = reader.read(time.monotonic())
+    assert (sample.lost, len(sample.steps)) == (40, 59)
+
+
+def test_what_is_no_word_is_not_written(ring, reader):
+    for words in ([1, 2, 3, 4, 2**63], [1, 2, 3, 4, "five"]):
+        with pytest.raises((OverflowError, TypeError)):
+            ring.write(words)
+    assert ring.written == 0
+    ring.write(step_events(1) + step_events(1))
+    assert len(reader.read(time.monotonic()).steps) == 1
 
 
 def test_facts_only_when_they_changed(ring, reader):
@@ -118,21 +161,14 @@ def test_facts_that_make_no_sense_are_none(ring, reader, text):
 
 @pytest.mark.parametrize(
     "nonsense",
-    [{"kind": 2}, {"seconds": -1}, {"seconds": 2**62}, {"end": 0}, {"end": 2**62}, {"index": -5}],
+    [{"kind": 99}, {"kind": -1}, {"start": 2**62}, {"start": 0}, {"end": 0}, {"end": 2**62}, {"start": -5}],
 )
-def test_records_that_make_no_sense_are_dropped(ring, reader, nonsense):
-    ring.write(fields(1, **nonsense))
-    ring.write(fields(2))
+def test_events_that_make_no_sense_are_dropped(ring, reader, nonsense):
+    ring.write(step_events(1))
+    ring.write(step_events(1, **nonsense))
+    ring.write(step_events(1))
     sample = reader.read(time.monotonic())
-    assert [step.index for step in sample.steps] == [2]
-    assert sample.lost == 1
-
-
-def test_phases_longer_than_the_step_are_clamped(ring, reader):
-    ring.write(fields(1, forward=2**62, backward=-5, samples=2**62, forwards=2**62, cpu=2**62))
-    (step,) = reader.read(time.monotonic()).steps
-    assert (step.forward, step.backward, step.samples, step.cpu) == (pytest.approx(1.0), 0.0, None, pytest.approx(1.0))
-    assert step.forwards <= 10**6
+    assert (len(sample.steps), sample.lost) == (1, 1)
 
 
 @pytest.fixture(scope="module")
@@ -140,6 +176,7 @@ def scratch():
     """A reader whose bytes a test can set, without any ring."""
     opened = HookRing.__new__(HookRing)
     opened.pid, opened._read_up_to, opened._facts_seq, opened._slot = 1, None, -1, None
+    opened._watches = ()
     opened._fd = os.memfd_create("scratch")
     yield opened
     opened.close()
@@ -147,30 +184,33 @@ def scratch():
 
 def header_words(values: list[int]) -> bytes:
     good = [ring_format.MAGIC, ring_format.VERSION, 1, ring_format.STRIDE, ring_format.CAPACITY, ring_format.JSON_ROOM]
-    return struct.pack("=13Q", *good, *values)
+    return struct.pack("=13Q", *good, *values[:7]) + bytes(152) + struct.pack("=3Q", *values[7:])
 
 
 word = st.integers(0, 2**64 - 1) | st.integers(0, 5000)
+signed = st.integers(-(2**63), 2**63 - 1) | st.integers(-5, 5)
+ago = st.integers(0, 2**40) | st.integers(-(2**62), 2**62)
+event = st.tuples(st.integers(0, maker_events.KINDS) | signed, ago, ago, signed, signed)
 
 
 @settings(max_examples=150, deadline=None)
 @given(
-    header=st.binary(max_size=600) | st.lists(word, min_size=7, max_size=7).map(header_words),
+    header=st.binary(max_size=600) | st.lists(word, min_size=10, max_size=10).map(header_words),
     facts=st.binary(max_size=300),
-    records=st.binary(max_size=2000) | st.lists(st.integers(-(2**63), 2**63 - 1), min_size=25, max_size=25),
+    events=st.binary(max_size=2000) | st.lists(event, max_size=40),
     size=st.integers(0, ring_format.SIZE),
-    number=st.integers(0, 8),
+    read_up_to=st.integers(0, 50) | st.none(),
 )
-def test_no_bytes_hurt_the_reader(scratch, header, facts, records, size, number):
+def test_no_bytes_hurt_the_reader(scratch, header, facts, events, size, read_up_to):
     os.ftruncate(scratch._fd, 0)
     os.ftruncate(scratch._fd, size)
-    if isinstance(records, list):
-        records[0] = records[-1] = number
-        records = struct.pack("=25q", *records)
+    if isinstance(events, list):
+        now = time.monotonic_ns()
+        events = b"".join(struct.pack("=5q", kind, now - start, now - end, a, b) for kind, start, end, a, b in events)
     os.pwrite(scratch._fd, header, 0)
     os.pwrite(scratch._fd, facts, ring_format.HEADER_SIZE)
-    os.pwrite(scratch._fd, records, ring_format.RECORDS_AT)
-    scratch._read_up_to = 0
+    os.pwrite(scratch._fd, events, ring_format.RECORDS_AT)
+    scratch._read_up_to, scratch._maker = read_up_to, StepMaker()
     for _ in range(2):
         sample = scratch.read(time.monotonic())
         assert isinstance(sample, HookSample)
@@ -256,9 +296,9 @@ import sys, time
 sys.path.insert(0, sys.argv[1])
 from aitop.hook.ring import Ring
 ring = Ring("attach")
-for index in range(1, 4):
+for _ in range(4):
     end = time.monotonic_ns()
-    ring.write((index, 0, end, 1000) + (0,) * 9 + (-1,) * 2 + (0,) * 2 + (-1,) * 6)
+    ring.write([7, end - 1000, end, 1, -1])
 print("ready", flush=True)
 sys.stdin.read()
 """

@@ -202,21 +202,40 @@ class TestRemoval:
         assert left.gone
         assert patched_attributes() == before
 
-    def test_installing_within_an_optimizer_step_is_refused(self):
-        answers = []
-
-        class Asking(torch.optim.SGD):
-            def step(self, closure=None):
-                answers.append(aitop.hook.install("attach"))
-                return super().step(closure)
-
+    def test_it_comes_into_a_run_that_lives_in_the_closure_of_its_optimizer(self):
         model = Net()
-        train(model, loader(count=4), Asking(model.parameters(), 0.1))
-        assert answers == ["busy"]
+        optimizer = torch.optim.LBFGS(model.parameters(), max_iter=100, tolerance_grad=0, tolerance_change=0)
+        watched, asked = [], []
+
+        def closure():
+            asked.append(1)
+            if len(asked) == 5:
+                watched.append(Watched())
+            optimizer.zero_grad()
+            loss = model(torch.ones(4, 8)).square().mean()
+            loss.backward()
+            return loss
+
+        for _ in range(4):
+            optimizer.step(closure)
+        (watched,) = watched
+        records = watched.records()
+        assert [record.forwards for record in records[-2:]] == [len(asked) // 4] * 2
+        assert watched.session._errors == 0
+        watched.ring.close()
+
+    def test_it_does_not_come_in_while_the_hooks_of_an_optimizer_run(self):
+        answers = []
+        handle = register_optimizer_step_post_hook(lambda *_: answers.append(aitop.hook.install("attach")))
+        try:
+            run_a_little()
+        finally:
+            handle.remove()
+        assert set(answers) == {"busy"}
 
     def test_our_own_errors_do_not_reach_the_run(self, monkeypatch):
         watched = Watched()
-        monkeypatch.setattr("aitop.hook.steps.Steps.forward_ended", lambda *args: 1 / 0)
+        monkeypatch.setattr("aitop.hook.ring.Ring.write", lambda *args: 1 / 0)
         monkeypatch.setattr(session_module, "TICK_EVERY_NS", 0)
         left = watched.session
         run_a_little()

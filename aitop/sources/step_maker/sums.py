@@ -2,13 +2,34 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from . import layout as at
+from aitop.sources.step_maker.events import NOT_MEASURED
 
-# data_wait, loader_start, prepare, forward, backward, optimizer, save, evaluation, gc, forwards, backwards, samples,
-# queue_ready
-Parts = tuple[int, int, int, int, int, int, int, int, int, int, int, int, int]
+
+class Parts(NamedTuple):
+    """Nanoseconds, bytes and counts of a step or of a part of one."""
+
+    data_wait: int = 0
+    loader_start: int = 0
+    prepare: int = 0
+    forward: int = 0
+    backward: int = 0
+    optimizer: int = 0
+    save: int = 0
+    evaluation: int = 0
+    gc: int = 0
+    forwards: int = 0
+    backwards: int = 0
+    transfer: int = 0
+    transfer_bytes: int = 0
+    blocking: int = 0
+    blockings: int = 0
+    communication: int = 0
+    collectives: int = 0
+    samples: int = NOT_MEASURED
+    tokens: int = NOT_MEASURED
+    queue_ready: int = NOT_MEASURED
 
 
 class Closed(NamedTuple):
@@ -17,43 +38,17 @@ class Closed(NamedTuple):
     end: int
     parts: Parts
     cpu: int
-    timing: Any
+    timing: tuple[int, ...] | None
+    skipped: bool
 
 
 class Sums:
     """The sums since `mark`. `known` is all that is accounted for, what is held back included.
 
     Waits for data (`held_wait`, `held_start`) and forwards without gradient (`held_forward`) are held back until it is
-    known what they were for. `batch` is the largest leading dimension of the forwards since the last backward.
+    known what they were for. `batch` is the largest leading dimension of the forwards since the last backward,
+    `batch_tokens` the most ids.
     """
-
-    __slots__ = (
-        "backward",
-        "backwards",
-        "batch",
-        "data_wait",
-        "evaluating",
-        "evaluation",
-        "forward",
-        "forwards",
-        "gc",
-        "had_held",
-        "held_forward",
-        "held_forwards",
-        "held_ready",
-        "held_start",
-        "held_wait",
-        "known",
-        "loader_start",
-        "mark",
-        "next_end",
-        "optimizer",
-        "prepare",
-        "queue_ready",
-        "regular_held",
-        "samples",
-        "save",
-    )
 
     def __init__(self) -> None:
         self.regular_held = self.had_held = False
@@ -63,7 +58,7 @@ class Sums:
 
     def drop_held(self) -> None:
         self.held_wait = self.held_start = self.held_forward = self.held_forwards = 0
-        self.held_ready = at.NOT_MEASURED
+        self.held_ready = NOT_MEASURED
 
     def clear(self, mark: int) -> None:
         """Begin anew at `mark`; what is held back stays."""
@@ -72,9 +67,30 @@ class Sums:
         self.data_wait = self.loader_start = self.prepare = self.forward = self.backward = 0
         self.optimizer = self.save = self.evaluation = self.gc = 0
         self.forwards = self.backwards = 0
+        self.transfer = self.transfer_bytes = self.blocking = self.blockings = 0
+        self.communication = self.collectives = 0
         self.next_end = 0
-        self.samples = self.batch = at.NOT_MEASURED
-        self.queue_ready = at.NOT_MEASURED
+        self.samples = self.batch = self.tokens = self.batch_tokens = NOT_MEASURED
+        self.queue_ready = NOT_MEASURED
+
+    def saved(self, start: int, end: int, _a: int, _b: int) -> None:
+        self.save += end - start
+        self.known += end - start
+
+    def collected(self, start: int, end: int, _a: int, _b: int) -> None:
+        self.gc += end - start
+
+    def transferred(self, start: int, end: int, size: int, _b: int) -> None:
+        self.transfer += end - start
+        self.transfer_bytes += max(0, size)
+
+    def blocked(self, start: int, end: int, _a: int, _b: int) -> None:
+        self.blocking += end - start
+        self.blockings += 1
+
+    def communicated(self, start: int, end: int, _a: int, _b: int) -> None:
+        self.communication += end - start
+        self.collectives += 1
 
     def settle_training(self) -> None:
         """The batch is trained on. Forwards without gradient belong to the step if the last one had them too."""
@@ -85,7 +101,7 @@ class Sums:
         if self.held_ready >= 0:
             if self.queue_ready < 0:
                 self.queue_ready = self.held_ready
-            self.held_ready = at.NOT_MEASURED
+            self.held_ready = NOT_MEASURED
         if self.held_forwards:
             if self.regular_held:
                 self.forward += self.held_forward
@@ -98,11 +114,11 @@ class Sums:
         """The batch only met forwards without gradient."""
         self.evaluation += self.held_wait + self.held_start + self.held_forward
         self.held_wait = self.held_start = self.held_forward = self.held_forwards = 0
-        self.held_ready = at.NOT_MEASURED
+        self.held_ready = NOT_MEASURED
         self.evaluating = True
 
     def parts(self) -> Parts:
-        return (
+        return Parts(
             self.data_wait,
             self.loader_start,
             self.prepare,
@@ -114,15 +130,29 @@ class Sums:
             self.gc,
             self.forwards,
             self.backwards,
+            self.transfer,
+            self.transfer_bytes,
+            self.blocking,
+            self.blockings,
+            self.communication,
+            self.collectives,
             self.samples,
+            self.tokens,
             self.queue_ready,
         )
 
 
 def join(one: Parts, other: Parts) -> Parts:
     """Two parts of one step. The step prepared once, and its queue was looked at when it began."""
-    added = [first + second for first, second in zip(one, other, strict=True)]
-    added[2] = one[2]
-    added[11] = max(one[11], 0) + max(other[11], 0) if max(one[11], other[11]) >= 0 else at.NOT_MEASURED
-    added[12] = one[12] if one[12] >= 0 else other[12]
-    return tuple(added)  # type: ignore[return-value]
+    added = Parts(*(first + second for first, second in zip(one, other, strict=True)))
+    return added._replace(
+        prepare=one.prepare,
+        samples=_added(one.samples, other.samples),
+        tokens=_added(one.tokens, other.tokens),
+        queue_ready=one.queue_ready if one.queue_ready >= 0 else other.queue_ready,
+    )
+
+
+def _added(one: int, other: int) -> int:
+    """The sum of those that were measured."""
+    return max(one, 0) + max(other, 0) if max(one, other) >= 0 else NOT_MEASURED
