@@ -1,0 +1,199 @@
+"""Operations from the shapes in the autograd graph, against torch's own counter."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+import torch
+from hook_runs import Net
+from torch import nn
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+from torch.utils.flop_counter import FlopCounterMode
+
+from aitop.hook.flops import MOST_NODES, MOST_NS, Graphs, walk
+
+CUSTOM = torch.autograd.function.BackwardCFunction
+
+
+def walked(model, *inputs):
+    return walk((model(*inputs).float().sum(),), CUSTOM, MOST_NODES, 10 * MOST_NS)
+
+
+def counted(model, *inputs) -> int:
+    counter = FlopCounterMode(display=False)
+    with counter:
+        model(*inputs).float().sum().backward()
+    return counter.get_total_flops()
+
+
+class Attention(nn.Module):
+    """Attention in plain products, as torch's counter has no count of its kernel for the CPU."""
+
+    def __init__(self, size=32, heads=4):
+        super().__init__()
+        self.heads = heads
+        self.into, self.out = nn.Linear(size, 3 * size), nn.Linear(size, size)
+        self.more, self.less = nn.Linear(size, 4 * size), nn.Linear(4 * size, size)
+
+    def forward(self, x):
+        parts = self.into(x).unflatten(-1, (3, self.heads, -1)).transpose(1, 3)
+        query, key, value = parts.unbind(2)
+        scores = (query @ key.transpose(-1, -2)).softmax(-1)
+        x = x + self.out((scores @ value).transpose(1, 2).flatten(2))
+        return x + self.less(functional.gelu(self.more(x)))
+
+
+def mlp():
+    return nn.Sequential(nn.Linear(16, 64), nn.ReLU(), nn.Linear(64, 32, bias=False), nn.GELU(), nn.Linear(32, 4))
+
+
+def cnn():
+    return nn.Sequential(
+        nn.Conv2d(3, 8, 3, padding=1),
+        nn.BatchNorm2d(8),
+        nn.ReLU(),
+        nn.Conv2d(8, 16, 3, stride=2),
+        nn.ReLU(),
+        nn.ConvTranspose2d(16, 4, 3),
+        nn.Flatten(),
+        nn.Linear(4 * 9 * 9, 10),
+    )
+
+
+@pytest.mark.parametrize(
+    ("model", "inputs"),
+    [
+        (mlp(), (5, 16)),
+        (mlp(), (2, 5, 16)),
+        (cnn(), (2, 3, 16, 16)),
+        (nn.Sequential(Attention(), Attention()), (2, 9, 32)),
+    ],
+)
+def test_as_torch_counts(model, inputs):
+    rows = torch.randn(inputs)
+    found = walked(model, rows)
+    assert found.whole and found.hidden == ()
+    assert found.flops == pytest.approx(counted(model, rows), rel=0.01)
+
+
+def test_attention_is_two_products_forward_and_five_backward():
+    query, key = torch.randn(2, 3, 7, 8, requires_grad=True), torch.randn(2, 3, 5, 8, requires_grad=True)
+    out = functional.scaled_dot_product_attention(query, key, key)
+    found = walk((out.sum(),), CUSTOM, MOST_NODES, 10 * MOST_NS)
+    assert found.flops in (7 * 2 * 2 * 3 * 7 * 5 * 8, 6 * 2 * 2 * 3 * 7 * 5 * 8)
+
+
+def test_recurrent_weights_are_used_at_every_moment():
+    model = nn.LSTM(16, 32)
+    out = model(torch.randn(7, 4, 16))[0].sum()
+    assert walk((out,), CUSTOM, MOST_NODES, MOST_NS).flops == 6 * 7 * 4 * (4 * 32 * 16 + 4 * 32 * 32)
+
+
+def test_dtypes_under_autocast():
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = walked(mlp(), torch.randn(5, 16))
+    assert set(found.dtypes) == {"bfloat16"}
+
+
+def test_saved_tensors_are_left_alone():
+    """Asking for them would run the owner's code, as checkpointing does to compute them anew."""
+    asked = []
+    model, rows = Attention(), torch.randn(2, 9, 32)
+    with torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor, lambda tensor: asked.append(1) or tensor):
+        out = model(rows).sum()
+    assert walk((out,), CUSTOM, MOST_NODES, MOST_NS).flops > 0
+    assert asked == []
+    again = checkpoint(model, rows.requires_grad_(), use_reentrant=False).sum()
+    assert walk((again,), CUSTOM, MOST_NODES, MOST_NS).flops > 0
+
+
+def test_a_graph_that_hides_its_shapes_says_so():
+    graphs = Graphs(torch)
+    model, rows = mlp(), torch.randn(5, 16, requires_grad=True)
+    while True:
+        graphs.add((checkpoint(model, rows, use_reentrant=True).sum(),))
+        if not graphs.wants_more:
+            break
+    assert graphs.facts() == {"flops_basis": "CheckpointFunction hides its shapes"}
+
+
+class CompiledFunction(torch.autograd.Function):
+    """By this name torch.compile puts a whole model into the graph."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad * 2
+
+
+def test_a_compiled_model_has_no_figure():
+    found = walk((CompiledFunction.apply(mlp()(torch.randn(5, 16))).sum(),), CUSTOM, MOST_NODES, MOST_NS)
+    assert found.opaque and found.hidden == ("CompiledFunction",)
+
+
+class Half(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x / 2
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad / 2
+
+
+def test_custom_functions_are_named():
+    found = walk((Half.apply(mlp()(torch.randn(5, 16))).sum(),), CUSTOM, MOST_NODES, MOST_NS)
+    assert found.hidden == ("Half",) and found.flops > 0 and not found.opaque
+
+
+def test_a_walk_is_bounded():
+    value = torch.ones(1, requires_grad=True)
+    for _ in range(3000):
+        value = value * 1.0
+    assert not walk((value,), CUSTOM, 1000, 10**10).whole
+    assert not walk((value,), CUSTOM, MOST_NODES, 0).whole
+    found = walk((value,), CUSTOM, MOST_NODES, 10**10)
+    assert found.whole and found.ops == 3000
+
+
+def test_the_mean_of_different_backwards(watched):
+    """One large and one small backward in each step."""
+    small, large = nn.Linear(8, 8, bias=False), nn.Linear(8, 80, bias=False)
+    optimizer = torch.optim.SGD([*small.parameters(), *large.parameters()], 0.1)
+    rows = torch.randn(4, 8)
+    for _ in range(40):
+        small(rows).sum().backward()
+        large(rows).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    found = watched.facts()
+    assert found.flops_per_backward == 2 * 4 * 8 * (8 + 80) / 2 * 2
+    assert (found.flops_basis, found.flops_dtype) == ("shapes in the autograd graph", "float32")
+
+
+def test_losses_are_the_same(unhooked):
+    import aitop.hook
+
+    def losses():
+        torch.manual_seed(3)
+        model = Net()
+        optimizer = torch.optim.Adam(model.parameters(), 0.01)
+        found = []
+        for _ in range(30):
+            loss = model(torch.randn(4, 8)).square().mean()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            found.append(loss.item())
+        return found
+
+    plain = losses()
+    aitop.hook.install("run")
+    assert losses() == plain
+    aitop.hook._session.look(time.monotonic_ns())
+    assert aitop.hook._session.facts.graphs.facts()["flops_per_backward"] > 0

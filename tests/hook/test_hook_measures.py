@@ -1,0 +1,222 @@
+"""What goes in, what is generated, what a scaler leaves out, what torch.compile counts."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from types import ModuleType, SimpleNamespace
+
+import pytest
+import torch
+from hook_runs import Net
+from torch import nn
+from torch.amp import grad_scaler
+
+import aitop.hook
+from aitop.hook import compiler, generation
+from aitop.hook.inputs import autocast_dtype, matmul_precision
+
+
+class Words(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.out = nn.Embedding(50, 8), nn.Linear(8, 50)
+
+    def forward(self, input_ids=None, mask=None, labels=None):
+        return self.out(self.table(input_ids))
+
+
+def train(call, times=8, **options):
+    model = Words()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for _ in range(times):
+        call(model).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+IDS = torch.ones(3, 7, dtype=torch.int64)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda model: model(IDS),
+        lambda model: model(mask=torch.ones(3, 9, dtype=torch.int64), input_ids=IDS),
+        lambda model: model(IDS, torch.ones(3, 9)),
+    ],
+)
+def test_tokens_are_the_ids_that_go_in(watched, call):
+    train(call)
+    assert {record.tokens for record in watched.records()} == {21}
+    found = watched.facts()
+    assert "int64" in found.input_dtypes and "tokens" in found.watches
+
+
+def test_no_tokens_without_ids(watched):
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for _ in range(8):
+        model(torch.ones(4, 8)).sum().backward()
+        optimizer.step()
+    assert {record.tokens for record in watched.records()} == {None}
+    found = watched.facts()
+    assert (found.input_dtypes, found.autocast, found.matmul_precision) == (("float32",), None, "highest")
+
+
+def test_autocast_and_precision(watched, monkeypatch):
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        train(lambda model: model(IDS))
+    assert watched.facts().autocast == "bfloat16"
+    assert autocast_dtype(torch) is None
+
+    def mixed():
+        raise RuntimeError("mix of the legacy and new APIs")
+
+    monkeypatch.setattr(torch, "get_float32_matmul_precision", mixed)
+    monkeypatch.setattr(torch._C, "_get_fp32_precision_getter", lambda *asked: "tf32", raising=False)
+    assert matmul_precision(torch) == "high"
+
+
+def scaled(times, bad=()):
+    torch.manual_seed(0)
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    scaler = torch.amp.GradScaler("cpu", init_scale=16.0)
+    for number in range(times):
+        loss = model(torch.randn(4, 8)).square().mean()
+        scaler.scale(loss * float("inf") if number in bad else loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+    return [parameter.detach().clone() for parameter in model.parameters()]
+
+
+def test_steps_that_a_scaler_leaves_out(unhooked):
+    original = vars(grad_scaler.GradScaler)["_maybe_opt_step"]
+    plain = scaled(10, bad=(4, 7))
+    assert aitop.hook.install("run") == "installed"
+    session = aitop.hook._session
+    assert session._measures[3].facts() == {}
+    for one, other in zip(plain, scaled(10, bad=(4, 7)), strict=True):
+        assert torch.equal(one, other)
+    assert session._measures[3].facts() == {"scaler_skips": 2}
+    aitop.hook.remove()
+    assert vars(grad_scaler.GradScaler)["_maybe_opt_step"] is original
+
+
+def test_a_step_left_out_is_a_step(watched):
+    scaled(10, bad=(4, 7))
+    records = watched.records()
+    assert [record.skipped for record in records] == [number in (4, 7) for number in range(1, 10)]
+    assert watched.facts().scaler_skips == 2
+
+
+# Generation. The loop is transformers' own in its shape; tests/e2e has the real one.
+
+
+class GenerationMixin:
+    def _has_unfinished_sequences(self, finished):
+        return not finished
+
+    def generate(self, input_ids=None, count=4):
+        made, first = input_ids, True
+        while self._has_unfinished_sequences(made.shape[1] >= input_ids.shape[1] + count):
+            if first:
+                time.sleep(0.02)
+            first = False
+            with torch.no_grad():
+                made = torch.cat([made, self(made)[:, -1:].argmax(-1)], dim=1)
+        return made
+
+
+class Speaker(GenerationMixin, Words):
+    pass
+
+
+@pytest.fixture
+def speaking(monkeypatch):
+    module = ModuleType(generation.MODULE)
+    module.GenerationMixin = GenerationMixin
+    monkeypatch.setitem(sys.modules, generation.MODULE, module)
+
+
+def test_a_call_of_generate_is_a_step(speaking, watched):
+    original = Speaker()
+    for _ in range(3):
+        original.generate(IDS)
+        original.generate(input_ids=IDS, count=1)
+    records = watched.records()
+    assert [(record.kind, record.tokens) for record in records] == [("generate", 12), ("generate", 3)] * 3 or [
+        (record.kind, record.tokens) for record in records
+    ] == [("generate", 3), *[("generate", 12), ("generate", 3)] * 2]
+    assert all(0.02 <= record.first_token <= record.seconds for record in records)
+
+
+def test_generate_in_threads_of_a_server(speaking, watched):
+    """One thread for each text, as streaming wants it: the forwards inside are no steps there either."""
+    model, results = Speaker(), []
+    for _ in range(4):
+        thread = threading.Thread(target=lambda: results.append(model.generate(IDS)))
+        thread.start()
+        thread.join()
+    records = watched.records()
+    assert {(record.kind, record.tokens) for record in records} == {("generate", 12)}
+    assert 3 <= len(records) <= 4
+    assert all(torch.equal(result, results[0]) for result in results)
+
+
+def test_generation_comes_in_late_and_goes(unhooked, speaking, monkeypatch):
+    module = sys.modules.pop(generation.MODULE)
+    before = dict(vars(GenerationMixin))
+    assert aitop.hook.install("run") == "installed"
+    session = aitop.hook._session
+    session.look(time.monotonic_ns())
+    assert dict(vars(GenerationMixin)) == before
+    monkeypatch.setitem(sys.modules, generation.MODULE, module)
+    session.look(time.monotonic_ns())
+    assert vars(GenerationMixin)["generate"] is not before["generate"]
+    aitop.hook.remove()
+    assert dict(vars(GenerationMixin)) == before
+
+
+def test_what_came_out_by_kind_of_model():
+    measure = generation.Generation.__new__(generation.Generation)
+    measure.tensor = torch.Tensor
+    out, plain = torch.ones(2, 9, dtype=torch.int64), SimpleNamespace()
+    translating = SimpleNamespace(config=SimpleNamespace(is_encoder_decoder=True))
+    assert measure._tokens(plain, (out[:, :4],), {}, out) == 10
+    assert measure._tokens(plain, (), {"input_ids": out[:, :4]}, SimpleNamespace(sequences=out)) == 10
+    assert measure._tokens(plain, (), {"inputs_embeds": out}, out) == 18
+    assert measure._tokens(plain, (), {}, out) == 16
+    assert measure._tokens(translating, (), {"input_ids": out[:, :4]}, out) == 16
+    assert measure._tokens(plain, (), {}, "text") == -1
+
+
+# torch.compile's counters, which are only read where it was imported by somebody else.
+
+
+def test_counters_of_torch_compile(monkeypatch):
+    measure = compiler.Compiler(torch, None, None)
+    monkeypatch.setitem(sys.modules, "torch._dynamo.utils", None)
+    assert measure.facts() == {}
+    metrics = [
+        SimpleNamespace(recompile_reason=None, co_name="a", co_filename="/x/a.py", co_firstlineno=1),
+        SimpleNamespace(recompile_reason="0/0: size mismatch", co_name="f", co_filename="/x/a.py", co_firstlineno=7),
+        SimpleNamespace(recompile_reason="0/0: size mismatch", co_name="f", co_filename="/x/a.py", co_firstlineno=7),
+    ]
+    utils = SimpleNamespace(counters={"graph_break": {"one": 2, "two": 1}}, _compilation_metrics=metrics)
+    convert = SimpleNamespace(FRAME_COMPILE_COUNTER={0: 3, 1: 1})
+    monkeypatch.setitem(sys.modules, "torch._dynamo.utils", utils)
+    monkeypatch.setitem(sys.modules, "torch._dynamo.convert_frame", convert)
+    assert measure.facts() == {
+        "compiles": 4,
+        "recompiles": 2,
+        "graph_breaks": 3,
+        "recompile_reasons": ["f (a.py:7): 0/0: size mismatch"],
+    }
+    convert.FRAME_COMPILE_COUNTER.clear()
+    assert measure.facts() == {}
+    monkeypatch.setitem(sys.modules, "torch._dynamo.utils", SimpleNamespace())
+    assert measure.facts() == {}
