@@ -7,16 +7,15 @@ import json
 import os
 import platform
 import sys
-import time
 import types
 from collections.abc import Callable
 from typing import Any
 
+from .flops import Graphs
+
 MOST_LOADERS = 8
 MOST_OPTIMIZERS = 8
 MOST_PARAMETERS = 20_000
-MOST_NODES = 3000
-MOST_NODES_NS = 3_000_000
 MOST_PIDS = 64
 LONGEST_NAME = 120
 
@@ -32,6 +31,7 @@ class Facts:
         self._foreach: bool | None = None
         self._fused: bool | None = None
         self._root: tuple[str, int, list[str], int] | None = None
+        self.graphs = Graphs(torch)
         self.ops: int | None = None
         self.cost_us: float | None = None
         self.changed = True
@@ -83,19 +83,9 @@ class Facts:
             self.changed = True
 
     def count_ops(self, outputs: Any) -> None:
-        """Count the operations of the autograd graph under `outputs`, leaves left out; bounded in nodes and time."""
-        until = time.monotonic_ns() + MOST_NODES_NS
-        waiting = [output.grad_fn for output in outputs if getattr(output, "grad_fn", None) is not None]
-        seen, ops = set(waiting), 0
-        while waiting and len(seen) < MOST_NODES and time.monotonic_ns() < until:
-            inputs = waiting.pop().next_functions
-            ops += bool(inputs)
-            for node, _ in inputs:
-                if node is not None and node not in seen:
-                    seen.add(node)
-                    waiting.append(node)
-        self.ops = ops
-        self.changed = True
+        """Count the operations of the autograd graph under `outputs`, leaves left out, and what they compute."""
+        self.ops = self.graphs.add(outputs)
+        self.changed = self.changed or not self.graphs.wants_more
 
     def text(self, allocators: list[dict[str, int]], found: dict[str, Any]) -> bytes:
         """All of it as JSON, with what the measures have `found`."""
@@ -116,6 +106,7 @@ class Facts:
             "rank": rank,
             "world_size": world,
             **found,
+            **self.graphs.facts(),
         }
         if self._root is not None:
             facts["root"], facts["parameters"], facts["parameter_dtypes"], facts["parameter_tensors"] = self._root

@@ -9,8 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
+from .compiler import Compiler
 from .device_calls import DeviceCalls
+from .generation import Generation
+from .inputs import Inputs
 from .patches import Patches
+from .scaler import Scaler
 from .wrappers import Keeper
 
 MOST_CALLS = 16
@@ -29,7 +33,13 @@ class Measure(Protocol):
 
 
 # Each is called as `make(torch, patches, keeper)`.
-MEASURES: tuple[Callable[[Any, Patches, Keeper], Measure], ...] = (DeviceCalls,)
+MEASURES: tuple[Callable[[Any, Patches, Keeper], Measure], ...] = (
+    DeviceCalls,
+    Inputs,
+    Generation,
+    Scaler,
+    Compiler,
+)
 
 
 def gathered(measures: Sequence[Measure]) -> dict[str, Any]:
