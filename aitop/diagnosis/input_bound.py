@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from aitop.diagnosis import input_cause
+from aitop.diagnosis import input_cause, own_pipeline
 from aitop.diagnosis.evidence import (
     UNPROVEN,
     Lines,
@@ -42,6 +42,7 @@ class Wait:
     share: float
     measured: bool
     hand_written: Lines | None
+    handed_over: bool = False
 
 
 def judge(snapshot: Snapshot) -> Judgement:
@@ -53,16 +54,17 @@ def judge(snapshot: Snapshot) -> Judgement:
     if wait is None:
         return None
     contention = _contention(snapshot)
-    cause = (
-        input_cause.of_loader(snapshot, wait.share, contention)
-        if wait.hand_written is None
-        else input_cause.of_hand_written(snapshot, wait.share, wait.hand_written)
-    )
+    if wait.handed_over:
+        cause = own_pipeline.cause(snapshot, wait.share)
+    elif wait.hand_written is not None:
+        cause = input_cause.of_hand_written(snapshot, wait.share, wait.hand_written)
+    else:
+        cause = input_cause.of_loader(snapshot, wait.share, contention)
     return Finding(_verdict(snapshot, wait, cause, contention if cause.frees_cores else 0.0), level=wait.share)
 
 
 def _wait(snapshot: Snapshot) -> Wait | None:
-    """The larger of waiting in a loader and making batches by hand in the step."""
+    """The largest of waiting in a loader, making batches by hand in the step, and waiting for those who make them."""
     steps = snapshot.steps
     in_loader = steps.phases.data_wait if steps else None
     at_work = input_cause.workers_at_work(snapshot)
@@ -72,8 +74,11 @@ def _wait(snapshot: Snapshot) -> Wait | None:
         in_loader = min(in_loader, device_idle(snapshot))
     by_hand = feeding_lines(snapshot)
     by_hand = Lines(min(by_hand.share, host_limit(snapshot)), by_hand.lines)
-    if in_loader is None and not by_hand.lines:
+    handed = own_pipeline.waiting(snapshot)
+    if in_loader is None and not by_hand.lines and not handed.lines:
         return None
+    if handed.share > max(in_loader or 0.0, by_hand.share):
+        return Wait(handed.share, steps is not None and steps.basis == "hook", handed, handed_over=True)
     if by_hand.share > (in_loader or 0.0):
         return Wait(by_hand.share, steps is not None and steps.basis == "hook", by_hand)
     return Wait(in_loader or 0.0, steps is not None and steps.basis == "hook", None)

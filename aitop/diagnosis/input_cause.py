@@ -55,9 +55,9 @@ def of_hand_written(snapshot: Snapshot, share: float, lines: Lines) -> Cause:
     """Cause of a step that makes its own batches, without a DataLoader."""
     blocked = _blocked(snapshot, share, lines)
     subtype = "storage" if blocked else "collate" if _dominant(lines.lines) == "collate" else "transform"
-    doing = "waiting for storage or a service" if blocked else "computing in Python"
+    doing = sources_in_words(lines) if blocked else "computing in Python"
     first = lines.where[0]
-    place = _place(first)
+    place = place_of(first)
     return Cause(
         subtype=subtype,
         where=lines.where,
@@ -144,7 +144,7 @@ def _in_main_process(snapshot: Snapshot, share: float) -> Cause:
         first = lines.where[0]
         fixes.append(
             Fix(
-                text=f"make {_place(first)} cheaper",
+                text=f"make {place_of(first)} cheaper",
                 speedup=round(without(share * (first.share or 1.0)), 2),
             )
         )
@@ -177,18 +177,23 @@ def _in_workers(snapshot: Snapshot, share: float, contention: float, lines: Line
         first = lines.where[0]
         fixes.append(
             Fix(
-                text=f"make {_place(first)} cheaper: vectorise it, cache it, or do it once ahead",
+                text=f"make {place_of(first)} cheaper: vectorise it, cache it, or do it once ahead",
                 speedup=round(without(min(0.99, share + contention)), 2),
             )
         )
     elif lines.where and subtype == "storage":
         fixes.append(
             Fix(
-                text="read from faster or nearer storage, larger files, or a local cache",
+                text=_faster_source(lines),
                 speedup=round(without(share), 2),
             )
         )
-    evidence = [*_queue(snapshot), *_workers(workers, each, blocked, working), *_free(free), *_reading(snapshot)]
+    evidence = [
+        *_queue(snapshot),
+        *_workers(workers, each, blocked, working, sources_in_words(lines)),
+        *_free(free),
+        *_reading(snapshot),
+    ]
     return Cause(
         subtype=subtype,
         where=lines.where,
@@ -209,6 +214,16 @@ def _worker_subtype(snapshot: Snapshot, lines: Lines, blocked: bool, gain: float
     if blocked or gain >= 1 + 0.5 * (ideal - 1):
         return "workers"
     return "transform"
+
+
+def _faster_source(lines: Lines) -> str:
+    place = place_of(lines.where[0])
+    asked = _dominant([line for line in lines.lines if line.activity in STORAGE])
+    if asked == "io-network":
+        return f"fetch more at once at {place}, keep connections open, or keep a local copy"
+    if asked == "io-database":
+        return f"read many rows with one query at {place}, or export them to files once"
+    return f"read at {place} from faster or nearer storage, larger files, or a local cache"
 
 
 def _blocked(snapshot: Snapshot, share: float, lines: Lines) -> bool:
@@ -236,6 +251,14 @@ def _dominant(lines: Sequence[HotLine]) -> str | None:
     return max(weights, key=lambda activity: weights[activity], default=None)
 
 
+def sources_in_words(lines: Lines) -> str:
+    """What those lines wait for: files, a service, a database, or something that does not tell."""
+    names = {"io-file": "reading files", "io-network": "waiting for the network", "io-database": "asking a database"}
+    waits = [line for line in lines.lines if line.activity in STORAGE]
+    found = _dominant(waits)
+    return names[found] if found else "waiting for something other than the CPU"
+
+
 def _loader(snapshot: Snapshot) -> LoaderInfo | None:
     loaders = snapshot.facts.loaders if snapshot.facts else ()
     return max(loaders, key=lambda loader: loader.workers, default=None)
@@ -254,7 +277,7 @@ def _queue(snapshot: Snapshot) -> list[str]:
     return [f"no batch lay ready at {percent(empty / len(depths))} of the requests"]
 
 
-def _workers(count: int, each: float | None, blocked: bool, working: float) -> list[str]:
+def _workers(count: int, each: float | None, blocked: bool, working: float, source: str) -> list[str]:
     one = count == 1
     named = f"{count} worker" if one else f"{count} workers"
     if each is None:
@@ -263,7 +286,7 @@ def _workers(count: int, each: float | None, blocked: bool, working: float) -> l
     its, doing = ("its", "it waits") if one else ("their", "they wait")
     if not blocked:
         doing = "it computes" if one else "they compute"
-    why = f"{doing} for something other than the CPU" if blocked else doing
+    why = f"{doing}: {source}" if blocked else doing
     return [f"{use}, {percent(min(1.0, working))} of {its} samples at work: {why}"]
 
 
@@ -285,5 +308,6 @@ def _waits_for_disk(snapshot: Snapshot) -> bool:
     return bool(workers) and sum(process.state == "D" for process in workers) * 2 >= len(workers)
 
 
-def _place(where: Where) -> str:
+def place_of(where: Where) -> str:
+    """A place in words: function and line."""
     return f"{where.function} ({where.file.rsplit('/', 1)[-1]}:{where.line})"
