@@ -1,7 +1,7 @@
 """Ways to get the hook into and out of a running process."""
 
-from aitop.attach.attempt import Attachment
+from aitop.attach.attempt import Attachment, Attempt, Limit
 from aitop.attach.refusal import AttachRefused
-from aitop.attach.session import install, remove
+from aitop.attach.session import begin, install, remove, settled
 
-__all__ = ["AttachRefused", "Attachment", "install", "remove"]
+__all__ = ["AttachRefused", "Attachment", "Attempt", "Limit", "begin", "install", "remove", "settled"]

@@ -13,7 +13,7 @@ LINK = "/memfd:aitop-hook (deleted)"
 MAGIC = int.from_bytes(b"AITOPRNG", "little")
 W_MAGIC, W_VERSION, W_PID, W_STATE, W_WAY, W_CONTROL = 0, 1, 2, 7, 8, 9
 W_SLOTS, SLOTS = 16, 8
-VERSION, INSTALLED, BY_ATTACH = 1, 1, 0
+VERSION, INSTALLED, BY_ATTACH = 2, 1, 0
 WORDS = W_SLOTS + 2 * SLOTS
 
 

@@ -143,10 +143,10 @@ class Attempt:
         if not same_process(self._target.status):
             return _ended(self._pid)
         if self._knock is None or not self._knock.entered:
-            reason = self._obstacle or "the hook says that the moment does not suit it"
-            return AttachRefused("absent", f"hook waiting for the target: {reason}", "try again")
-        reason = f"hook waiting for the target: process {self._pid} is inside one long call"
-        return AttachRefused("absent", reason, "try again when it is back in Python code")
+            what, remedy = self._obstacle or "the hook says that the moment does not suit it", "try again"
+        else:
+            what, remedy = f"process {self._pid} is inside one long call", "try again when it is back in Python code"
+        return AttachRefused("absent", f"hook waiting for the target: {what}", remedy, passing=True)
 
     def close(self) -> Attachment | None:
         """Takes the request back. What had already begun is waited for, and its answer returned. Idempotent."""

@@ -99,7 +99,13 @@ def check_torch(pid: int) -> None:
     """Raises AttachRefused where torch is not loaded (yet)."""
     names = {os.path.basename(mapping.path) for mapping in mappings(pid)}
     if not any(name.startswith("libtorch") for name in names):
-        raise AttachRefused("absent", f"process {pid} has not loaded torch", "try again once it has imported torch")
+        raise without_torch(pid)
+
+
+def without_torch(pid: int) -> AttachRefused:
+    """What to say of a process that may load torch later."""
+    remedy = "nothing to do if it is about to: aitop looks again"
+    return AttachRefused("absent", f"process {pid} has not loaded torch", remedy, passing=True)
 
 
 def yama_scope() -> int:

@@ -12,14 +12,15 @@ class AttachRefused(Exception):  # noqa: N818
 
     `reason` is one sentence in words; `remedy` is a command or an action that would mend it, None where
     there is none. `state` is `absent` (it cannot work here), `denied` (the system or the owner forbids
-    it) or `failed` (it was tried and did not work).
+    it) or `failed` (it was tried and did not work). `passing`: it is only a matter of time, ask again soon.
     """
 
-    def __init__(self, state: RefusalState, reason: str, remedy: str | None = None) -> None:
+    def __init__(self, state: RefusalState, reason: str, remedy: str | None = None, *, passing: bool = False) -> None:
         super().__init__(reason)
         self.state: RefusalState = state
         self.reason = reason
         self.remedy = remedy
+        self.passing = passing
 
 
 class NotNow(Exception):  # noqa: N818

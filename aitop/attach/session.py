@@ -8,8 +8,11 @@ from collections.abc import Callable, Sequence
 from aitop.attach.already import hook_is_there
 from aitop.attach.attempt import Attachment, Attempt, Limit
 from aitop.attach.bundle import Action, Sources, hook_sources
+from aitop.attach.preflight import without_torch
 from aitop.attach.refusal import AttachRefused
 from aitop.attach.ways import WAYS, WayIn
+
+TURN_S = 1.0
 
 
 def _never() -> bool:
@@ -32,12 +35,22 @@ def install(pid: int, *, timeout: float = 5.0, given_up: Callable[[], bool] = _n
 ALREADY = Attachment("already-there", "already", 0.0, 0.0)
 
 
+def begin(pid: int) -> Attempt:
+    """Sets out to put the hook into process `pid`: to be waited for, as often as one likes, and closed at the end.
+
+    Raises AttachRefused, with the target as it was, where there is no way in.
+    """
+    attempt = Attempt(pid, "install", hook_sources(), WAYS)
+    attempt.open(time.monotonic() + TURN_S)
+    return attempt
+
+
 def settled(pid: int, done: Attachment) -> Attachment:
     """The answer to an install, or AttachRefused where it means that the hook is not in."""
     if done.answer in ("installed", "already"):
         return done
     if done.answer == "no-torch":
-        raise AttachRefused("absent", f"process {pid} has not loaded torch", "try again once it has imported torch")
+        raise without_torch(pid)
     raise AttachRefused("failed", f"the hook did not settle in process {pid}: {done.answer}")
 
 

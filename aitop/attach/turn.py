@@ -29,7 +29,7 @@ class Turn:
                 if time.monotonic() > self._deadline:
                     self._socket.close()
                     reason = f"another aitop is attaching to process {self._pid}"
-                    raise AttachRefused("failed", reason, "try again") from error
+                    raise AttachRefused("failed", reason, "try again", passing=True) from error
                 time.sleep(POLL_S)
             else:
                 return

@@ -2,25 +2,66 @@
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
-from aitop.attach import AttachRefused, install, remove
+from aitop.attach import AttachRefused, Attempt, Limit, begin, remove, settled
 from aitop.sources.hook_ring import find_ring, should_stay
 from aitop.sources.source import SourceError
 
 SELF_REMOVAL_SECONDS = 0.6
+# How long a process is waited for at first, and each time that it is asked for again.
+FIRST_WAIT_SECONDS, NEXT_WAIT_SECONDS = 3.0, 0.2
 
 
-def way_in(pid: int, given_up: Callable[[], bool]) -> None:
-    """Put the hook into `pid`, unless somebody has `given_up` before the process could take it.
+class HooksOnTheWay:
+    """The requests for the hook that are under way to their processes.
 
-    Raises SourceError with the reason and the remedy where that is refused.
+    One that a process does not take in time stays queued in it, at no cost to it, until it comes back to Python
+    code or everything is given up. `bring_in` belongs to one thread, `give_up` may come from any.
     """
-    try:
-        install(pid, given_up=given_up)
-    except AttachRefused as refused:
-        raise SourceError(refused.state, refused.reason, refused.remedy) from refused
+
+    def __init__(self) -> None:
+        self._attempts: dict[int, Attempt] = {}
+        self._given_up = threading.Event()
+        self._lock = threading.Lock()
+
+    def bring_in(self, pid: int) -> None:
+        """Put the hook into `pid`. Raises SourceError with the reason and the remedy where it is not in yet."""
+        with self._lock:
+            try:
+                self._bring_in(pid)
+            except AttachRefused as refused:
+                raise SourceError(refused.state, refused.reason, refused.remedy, passing=refused.passing) from refused
+
+    def give_up(self) -> None:
+        """Withdraw every request. No other is begun."""
+        self._given_up.set()
+        with self._lock:
+            for pid in list(self._attempts):
+                self._attempts.pop(pid).close()
+
+    def _bring_in(self, pid: int) -> None:
+        if self._given_up.is_set():
+            raise AttachRefused("absent", "detached on request")
+        attempt, patience = self._attempts.pop(pid, None), NEXT_WAIT_SECONDS
+        if attempt is None:
+            attempt, patience = begin(pid), FIRST_WAIT_SECONDS
+        try:
+            done = attempt.wait(Limit(time.monotonic() + patience, self._given_up.is_set))
+            if done is None and not self._given_up.is_set():
+                refusal = attempt.why_not()
+                if refusal.passing:
+                    self._attempts[pid] = attempt
+                raise refusal
+        finally:
+            if pid not in self._attempts:
+                late = attempt.close()
+        done = done or late
+        if done is None:
+            raise AttachRefused("absent", "detached on request")
+        settled(pid, done)
 
 
 def take_out(pids: Iterable[int]) -> None:

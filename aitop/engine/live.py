@@ -15,7 +15,7 @@ from aitop.engine.burst import Taken, take_profile
 from aitop.engine.core import Engine
 from aitop.engine.feed import EventSink, Publish, own_failure
 from aitop.engine.growth import GrowthFinder
-from aitop.engine.hook_way import take_out, way_in
+from aitop.engine.hook_way import HooksOnTheWay, take_out
 from aitop.engine.runner import SourceRunner
 from aitop.model.event import Event
 from aitop.model.snapshot import Target, Tick
@@ -59,6 +59,7 @@ class LiveFeed:
         self._stop_lock = threading.Lock()
         self._engine = Engine(self.target)
         self._growth = GrowthFinder(self.target.pid, self._events.put)
+        self._on_the_way = HooksOnTheWay()
         self._host = HostSource(self._pids, interval=options.interval)
         self._runners: dict[SourceName, SourceRunner] = {}
         self._thread: threading.Thread | None = None
@@ -82,6 +83,8 @@ class LiveFeed:
                 return
             self._stopped = True
         self._stopping.set()
+        # A request left behind would put the hook in when nobody is there any more.
+        self._on_the_way.give_up()
         for runner in self._runners.values():
             runner.ask_to_stop()
         deadline = time.monotonic() + STOP_SECONDS
@@ -99,6 +102,7 @@ class LiveFeed:
         runner = self._runners.pop("hook", None)
         if runner is None:
             return
+        self._on_the_way.give_up()
         runner.ask_to_stop()
         runner.join(STOP_SECONDS)
         take_out(self._hook_pids())
@@ -119,8 +123,7 @@ class LiveFeed:
         if options.stacks and not options.passive:
             found.append(StackSource(self._pids, script=self.target.script))
         if options.hook and not options.passive:
-            # A request left behind would put the hook in when nobody is there any more.
-            found.append(HookSource(self._hook_pids, lambda pid: way_in(pid, self._stopping.is_set)))
+            found.append(HookSource(self._hook_pids, self._on_the_way.bring_in))
         return found
 
     def _switched_off(self) -> list[tuple[SourceName, str, str | None]]:

@@ -62,6 +62,8 @@ class SourceRunner:
                     self._stopping.wait(max(0.0, started + self.source.interval - time.monotonic()))
             except SourceError as error:
                 self._set(error.state, error.reason, error.remedy)
+                if error.passing:
+                    retry = FIRST_RETRY_SECONDS
             except Exception as error:  # a broken source must not take the others with it
                 self._set("failed", f"{type(error).__name__}: {error}")
             self._close()

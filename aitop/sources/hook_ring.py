@@ -23,6 +23,7 @@ LEASE_SECONDS = 5.0
 WAIT_FOR_RING_SECONDS = 1.0
 FIRST_RETRY_SECONDS = 5.0
 LONGEST_RETRY_SECONDS = 60.0
+PASSING_RETRY_SECONDS = 1.0
 RELEASED = 1
 MOST_LOST = 10**9
 
@@ -252,6 +253,8 @@ class _Failure:
     def __init__(self, error: SourceError, now: float, before: _Failure | None) -> None:
         self.error = error
         self.pause: float = FIRST_RETRY_SECONDS if before is None else min(2 * before.pause, LONGEST_RETRY_SECONDS)
+        if error.passing:
+            self.pause = PASSING_RETRY_SECONDS
         self.again_at = now + self.pause
 
 

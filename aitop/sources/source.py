@@ -9,13 +9,17 @@ from aitop.model.source import SourceName, SourceState
 
 
 class SourceError(Exception):
-    """A source cannot give anything now. The engine shows the state and the words, and goes on with the others."""
+    """A source cannot give anything now. The engine shows the state and the words, and goes on with the others.
 
-    def __init__(self, state: SourceState, reason: str, remedy: str | None = None) -> None:
+    `passing`: it is only a matter of time, and asking again soon costs nothing.
+    """
+
+    def __init__(self, state: SourceState, reason: str, remedy: str | None = None, *, passing: bool = False) -> None:
         super().__init__(reason)
         self.state: SourceState = state
         self.reason = reason
         self.remedy = remedy
+        self.passing = passing
 
 
 class Source(Protocol):

@@ -1,0 +1,93 @@
+"""A request that waits in a process which is inside one long call: it stays, it gets in late, or it is withdrawn."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from aitop.attach import install
+from aitop.attach.already import hook_is_there
+from aitop.engine.hook_way import HooksOnTheWay
+from aitop.sources.hook_ring import HookRing
+from aitop.sources.source import SourceError
+
+pytestmark = pytest.mark.e2e
+
+# Holds the GIL in poll(2) until it gets a byte; then trains until it gets another one.
+IN_A_LONG_CALL = """
+import ctypes, struct, sys, torch
+torch.set_num_threads(1)
+net = torch.nn.Linear(4, 4); opt = torch.optim.SGD(net.parameters(), 0.1)
+poll = ctypes.PyDLL(None).poll
+fds = ctypes.create_string_buffer(struct.pack('<ihh', 0, 1, 0))
+print('ready', flush=True)
+poll(fds, 1, -1); sys.stdin.read(1)
+print('back', flush=True)
+while not poll(fds, 1, 0):
+    net(torch.ones(2, 4)).sum().backward(); opt.step()
+print([name for name in sys.modules if 'aitop' in name])
+"""
+
+
+@pytest.fixture
+def target() -> Iterator[subprocess.Popen[str]]:
+    pipe = subprocess.PIPE
+    with subprocess.Popen([sys.executable, "-c", IN_A_LONG_CALL], stdin=pipe, stdout=pipe, text=True) as process:
+        assert process.stdout is not None and process.stdout.readline() == "ready\n"
+        time.sleep(0.05)  # from its word to the call there are some microseconds to go
+        yield process
+        process.kill()
+
+
+def say(process: subprocess.Popen[str], character: str) -> None:
+    assert process.stdin is not None
+    process.stdin.write(character)
+    process.stdin.flush()
+
+
+def waits(process: subprocess.Popen[str], on_the_way: HooksOnTheWay) -> None:
+    with pytest.raises(SourceError, match="hook waiting for the target") as refusal:
+        on_the_way.bring_in(process.pid)
+    assert refusal.value.state == "absent" and refusal.value.passing
+
+
+def requests(pid: int) -> list[Path]:
+    return list(Path("/tmp").glob(f".aitop-{pid}-*"))
+
+
+def test_it_stays_queued_and_gets_in_as_soon_as_the_target_is_back(target: subprocess.Popen[str]) -> None:
+    on_the_way = HooksOnTheWay()
+    waits(target, on_the_way)
+    (request,) = requests(target.pid)
+    waits(target, on_the_way)
+    assert requests(target.pid) == [request], "the request that is queued is the only one"
+    say(target, "x")
+    assert target.stdout is not None and target.stdout.readline() == "back\n"
+    on_the_way.bring_in(target.pid)
+    assert requests(target.pid) == []
+    ring = HookRing(target.pid)
+    assert not hook_is_there(target.pid), "nobody uses it yet"
+    ring.renew()
+    assert hook_is_there(target.pid) and install(target.pid).way == "already-there"
+    ring.release()
+    ring.close()
+    on_the_way.give_up()
+    time.sleep(0.5)
+    assert target.communicate("x")[0] == "[]\n"
+    assert target.returncode == 0
+
+
+def test_what_is_given_up_never_gets_in(target: subprocess.Popen[str]) -> None:
+    on_the_way = HooksOnTheWay()
+    waits(target, on_the_way)
+    on_the_way.give_up()
+    assert requests(target.pid) == []
+    with pytest.raises(SourceError, match="detached on request"):
+        on_the_way.bring_in(target.pid)
+    assert target.communicate("xx")[0] == "back\n[]\n"
+    assert target.returncode == 0
