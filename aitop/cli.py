@@ -15,6 +15,7 @@ from aitop import __version__
 from aitop.commands import demo, diagnose, doctor, explain, monitor, profile, record, replay
 from aitop.commands import run as run_command
 from aitop.errors import AitopError
+from aitop.model.text import printable
 
 DESCRIPTION = "See why a running PyTorch process is not faster, and what would make it so."
 EXAMPLES = """\
@@ -126,8 +127,7 @@ def catch_signals() -> None:
 
 def complain(sentence: str) -> None:
     """One line on stderr, whatever characters the names in it have."""
-    line = "".join(character if character.isprintable() else " " for character in sentence)
-    print(f"aitop: {line}", file=sys.stderr)
+    print(f"aitop: {printable(sentence)}", file=sys.stderr)
 
 
 def _unexpected(error: Exception) -> int:

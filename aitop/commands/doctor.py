@@ -42,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print one line a check; 1 if any does not work."""
-    from aitop.outputs.text import printable
+    from aitop.model.text import printable
 
     checks = [_python(), _attach_support(), _terminal(), _gpu(), _sampler(), _ptrace()]
     if args.pid is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from html import escape
 
 from aitop.diagnosis.catalogue import Block, page
+from aitop.model.text import printable
 from aitop.model.units import percent
 from aitop.model.verdict import Verdict
 from aitop.outputs.report import Report
@@ -17,7 +18,6 @@ from aitop.outputs.text import (
     measured_phases,
     no_verdict,
     place_text,
-    printable,
     step_figures,
 )
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from aitop.model.profile import KernelRow, OpRow, Profile
+from aitop.model.text import printable
 from aitop.model.units import count, duration, percent, size
-from aitop.outputs.text import printable
 
 ROWS = 15
 WIDTH = 100

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import textwrap
 
+from aitop.model.text import printable
 from aitop.model.units import duration, factor, percent
 from aitop.model.verdict import Fix, Verdict, Where, by_reason
 from aitop.outputs.report import Report
@@ -25,11 +26,6 @@ def to_text(report: Report) -> str:
     """The whole report. Text of the target (names, command lines) is stripped of control characters."""
     parts = [_head(report), *_findings(report), _step(report), *_missing(report), _cost(report)]
     return "\n\n".join(part for part in parts if part) + "\n"
-
-
-def printable(text: str) -> str:
-    """Text of unknown origin, safe to send to a terminal: no control character survives."""
-    return "".join(character if character.isprintable() else "·" for character in text)
 
 
 def measured_phases(report: Report) -> list[tuple[str, float]]:

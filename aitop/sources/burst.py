@@ -14,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from aitop.model.profile import Holds
+from aitop.model.text import printable
 from aitop.sources.source import SourceError
 
 MEMFD_LINK = "/memfd:aitop-burst (deleted)"
@@ -144,5 +145,4 @@ def _read(fd: int, header: _Header) -> Burst:
 
 
 def _text(fd: int, header: _Header) -> str:
-    text = os.pread(fd, min(header.size, TEXT_ROOM), TEXT_AT).decode(errors="replace")
-    return "".join(one if one.isprintable() else " " for one in text)
+    return printable(os.pread(fd, min(header.size, TEXT_ROOM), TEXT_AT).decode(errors="replace"))

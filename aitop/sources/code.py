@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from aitop.model.snapshot import GrowthSite
+from aitop.model.text import printable
 from aitop.sources import procfs
 from aitop.sources.growth import find_growth
 
@@ -19,8 +20,6 @@ LARGEST_PARSED = 400_000
 FILES_KEPT = 64
 LINKS_FOLLOWED = 8
 _LINE_END = re.compile(r"\r\n|\r|\n")
-# Control characters, and those that reverse the direction of text on a terminal.
-_UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 
 
 class _File(NamedTuple):
@@ -107,7 +106,7 @@ class SourceCode:
         while len(data) <= LARGEST_FILE and (more := os.read(handle, LARGEST_FILE + 1 - len(data))):
             data += more
         text = data.decode("utf-8", "replace")
-        lines = tuple(_UNPRINTABLE.sub("", line.expandtabs(4)) for line in _LINE_END.split(text))
+        lines = tuple(printable(line.expandtabs(4)) for line in _LINE_END.split(text))
         return _File(identity, text, lines)
 
     def _may_read(self, status: os.stat_result) -> bool:

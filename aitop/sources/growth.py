@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from typing import Literal, NamedTuple
 
 from aitop.model.snapshot import GrowthSite
+from aitop.model.text import printable
 from aitop.sources.graph_names import GraphNames, Loop, Place, Scope, is_model_call, last_name, name_of, places
 
 _GROWING_METHODS = {"append": 0, "appendleft": 0, "extend": 0, "insert": 1}
@@ -20,7 +21,6 @@ _JOINING_CALLS = frozenset({"cat", "concat", "concatenate", "append", "vstack", 
 _STEP_FUNCTION = re.compile(r"step|^__call__$|^__getitem__$|^forward$|batch_(end|start)|train_one")
 _TRAINING_CALL = re.compile(r"backward$|(optim|opt|scaler|engine)\w*\.step$|train\w*_step$|train_(one_)?batch$")
 _OVER_DATA = re.compile(r"loader|batches|epoch|steps|iter", re.IGNORECASE)
-_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]+")
 
 Rank = tuple[bool, bool, bool, bool]
 """Sorts sites, the likeliest leak first: keeps a graph; no mere key of a dict; in a training loop; never emptied."""
@@ -59,7 +59,7 @@ def find_growth(source: str, file: str) -> list[tuple[Rank, GrowthSite]]:
 
 
 def _site(file: str, line: int, function: str, lines: Sequence[str], *, keeps_graph: bool) -> GrowthSite:
-    text = _CONTROL.sub(" ", lines[line - 1]).strip()[:200] if line <= len(lines) else ""
+    text = printable(lines[line - 1]).strip()[:200] if line <= len(lines) else ""
     return GrowthSite(file=file, line=line, function=function, text=text, keeps_graph=keeps_graph)
 
 

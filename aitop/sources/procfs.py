@@ -8,6 +8,8 @@ import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from aitop.model.text import printable
+
 PROC = "/proc"
 TICKS_PER_SECOND: int = os.sysconf("SC_CLK_TCK")
 PAGE_SIZE: int = os.sysconf("SC_PAGE_SIZE")
@@ -22,7 +24,6 @@ _FRAMEWORKS = (
 _PYTHON_NAME = re.compile(r"(?:python|pypy)(?P<version>\d(?:\.\d+)?)?[a-z]?$")
 _PYTHON_LIBRARY = re.compile(rb"/(?:libpython|libpypy)(?P<version>\d\.\d+)")
 _STALLED = re.compile(r"^some avg10=(\d+(?:\.\d+)?) ", re.MULTILINE | re.ASCII)
-_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]+")
 
 
 class Stat(NamedTuple):
@@ -218,12 +219,7 @@ def stalled(path: str) -> float | None:
     return float(match[1]) / 100 if match else None
 
 
-def clean(value: str) -> str:
-    """The text without control characters, which could rewrite a terminal."""
-    return _CONTROL.sub(" ", value)
-
-
 def shown(arguments: Sequence[str], comm: str = "") -> str:
     """A command line as one printable line of at most LONGEST_COMMAND characters."""
-    line = clean(" ".join(arguments)).strip() or f"[{clean(comm)}]"
+    line = printable(" ".join(arguments)).strip() or f"[{printable(comm)}]"
     return line if len(line) <= LONGEST_COMMAND else line[: LONGEST_COMMAND - 1] + "…"

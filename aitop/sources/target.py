@@ -8,6 +8,7 @@ import time
 
 from aitop.errors import NoTargetError, NotPermittedError
 from aitop.model.snapshot import Target
+from aitop.model.text import printable
 from aitop.sources import procfs
 from aitop.sources.host.commands import invocation, kind_of
 from aitop.sources.host.roles import ranks_of
@@ -27,7 +28,7 @@ def look(pid: int) -> Target:
     main = _main_python(pid)
     if main is None:
         raise NoTargetError(
-            f"process {pid} ({procfs.clean(stat.comm)}) is not a Python process and none runs below it: {CHOOSE}"
+            f"process {pid} ({printable(stat.comm)}) is not a Python process and none runs below it: {CHOOSE}"
         )
     return Target(
         pid=pid,
@@ -69,7 +70,7 @@ def _hidden(pid: int) -> bool:
 
 
 def _refuse_unwatchable(pid: int, stat: Stat) -> None:
-    name = procfs.clean(stat.comm)
+    name = printable(stat.comm)
     if pid == os.getpid():
         raise NoTargetError(f"process {pid} is aitop itself: {CHOOSE}")
     if stat.flags & procfs.KERNEL_THREAD:

@@ -10,18 +10,12 @@ from rich.segment import Segment
 from rich.style import Style
 from textual.strip import Strip
 
+from aitop.model.text import printable
 from aitop.ui.palette import DIM, SELECTED, TEXT, on
 
 Span = tuple[str, Style]
 
 ELLIPSIS = "…"
-
-
-def clean(text: str) -> str:
-    """`text` with nothing in it that a terminal would obey: no controls, escapes, direction marks or line breaks."""
-    if text.isprintable():
-        return text
-    return "".join(c if c.isprintable() else " " if c.isspace() else "·" for c in text.replace("\t", "    "))
 
 
 def cut(text: str, width: int) -> str:
@@ -39,7 +33,7 @@ def cut(text: str, width: int) -> str:
 
 def shorten(text: str, width: int) -> str:
     """`text` cut at the end to `width` cells, the cut marked."""
-    text = clean(text)
+    text = printable(text)
     if width <= 0:
         return ""
     if cell_len(text) <= width:
@@ -49,7 +43,7 @@ def shorten(text: str, width: int) -> str:
 
 def shorten_left(text: str, width: int) -> str:
     """`text` cut at the start to `width` cells: the end of a path says more than its start."""
-    text = clean(text)
+    text = printable(text)
     if width <= 0:
         return ""
     if cell_len(text) <= width:
@@ -63,7 +57,7 @@ def wrap(text: str, width: int) -> list[str]:
     """`text` broken at spaces into lines of at most `width` cells; words that are longer are cut."""
     lines: list[str] = []
     current = ""
-    for word in clean(text).split():
+    for word in printable(text).split():
         joined = f"{current} {word}" if current else word
         if cell_len(joined) <= width:
             current = joined
@@ -104,7 +98,7 @@ class Line:
 
     def add(self, text: str, style: Style = TEXT) -> Line:
         """Append text; whatever a terminal would obey is taken out of it."""
-        text = clean(text)
+        text = printable(text)
         if text:
             self.spans.append((text, style))
             self.width += cell_len(text)

@@ -5,9 +5,10 @@ from __future__ import annotations
 from rich.style import Style
 
 from aitop.model.source import SourceState, SourceStatus
+from aitop.model.text import printable
 from aitop.model.units import NOT_SUPPORTED, NOT_YET, percent
 from aitop.model.verdict import Verdict, Where
-from aitop.ui.line import Line, clean
+from aitop.ui.line import Line
 from aitop.ui.palette import (
     CALM_LABEL,
     DIM,
@@ -75,12 +76,12 @@ def place(where: Where) -> str:
 
 def base_name(path: str) -> str:
     """The last part of a path."""
-    return clean(path.rstrip("/").rsplit("/", 1)[-1])
+    return printable(path.rstrip("/").rsplit("/", 1)[-1])
 
 
 def one_line(text: str) -> str:
     """Text that may have line breaks, on one line."""
-    return " ".join(clean(text).split())
+    return " ".join(printable(text).split())
 
 
 def short_command(command: str) -> str:

@@ -7,9 +7,10 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 
 from aitop.model.snapshot import CallNode
+from aitop.model.text import printable
 from aitop.ui.call_tree import forest, merged
 from aitop.ui.hot_lines import hot_rows
-from aitop.ui.line import Line, clean, columns, shorten, shorten_left, spread, wrap
+from aitop.ui.line import Line, columns, shorten, shorten_left, spread, wrap
 from aitop.ui.palette import DATA, FORWARD, HOST_CHART, PHASES, SAVE
 from aitop.ui.panes.step import phase_bar, phase_shares, scale_top, timeline
 from aitop.ui.widgets.timeline import Column, bar, braille, layered_bar, nice_ceiling, stacked
@@ -20,8 +21,8 @@ texts = st.text(max_size=60)
 
 @given(texts)
 def test_clean_text_is_printable_and_no_text_is_lost(text):
-    assert clean(text).isprintable()
-    assert len(clean(text)) >= len(text)
+    assert printable(text).isprintable()
+    assert len(printable(text)) >= len(text)
 
 
 @given(texts, st.integers(1, 40))

@@ -119,7 +119,7 @@ def test_no_control_groups(machine, membership, mounts):
 JUNK = st.text(alphabet="0123456789 max:/-.,\n²x", max_size=30)
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60, deadline=None)
 @given(JUNK, JUNK, JUNK, JUNK)
 def test_never_raises(machine, membership, maximum, stat, memory):
     files = {

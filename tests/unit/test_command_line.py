@@ -143,7 +143,7 @@ def failing(monkeypatch, error):
 )
 def test_our_errors_are_one_sentence_and_their_code(monkeypatch, capsys, error, code):
     assert failing(monkeypatch, error("There is no\nprocess \x1b[31m12.")) == code
-    assert capsys.readouterr() == ("", "aitop: There is no process  [31m12.\n")
+    assert capsys.readouterr() == ("", "aitop: There is no process ·[31m12.\n")
 
 
 def test_ctrl_c_is_130_and_quiet(monkeypatch, capsys):

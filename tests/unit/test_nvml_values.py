@@ -44,7 +44,7 @@ def test_a_clean_name_cannot_move_the_cursor(text):
 
 
 def test_escape_codes_leave_names():
-    assert plausible.clean("NVIDIA\x1b[31m H200\x07\u202e\n") == "NVIDIA[31m H200"
+    assert plausible.clean("NVIDIA\x1b[31m H200\x07\u202e\n") == "NVIDIA·[31m H200··"
 
 
 @pytest.mark.parametrize(

@@ -85,7 +85,7 @@ def test_python_version(exe, mapped, version):
 
 
 def test_command_line_is_shown_in_one_line_without_control_characters():
-    assert procfs.shown(("python", "-c", "a\n\x1b[31mb")) == "python -c a [31mb"
+    assert procfs.shown(("python", "-c", "a\n\x1b[31mb")) == "python -c a ·[31mb"
     assert procfs.shown((), "kworker") == "[kworker]"
     assert len(procfs.shown(("x" * 5000,))) == procfs.LONGEST_COMMAND
 

@@ -17,7 +17,7 @@ def test_lines(code, tmp_path):
     file = tmp_path / "train.py"
     file.write_bytes(b"one\r\ntwo\n\tthree\x1b[31m \xe2\x80\xaered\nb\xff")
     assert code.line(str(file), 1) == "one"
-    assert code.line(str(file), 3) == "    three[31m red"
+    assert code.line(str(file), 3) == "    three·[31m ·red"
     assert code.line(str(file), 4) == "b\ufffd"
     assert code.line(str(file), 0) is None and code.line(str(file), 5) is None
 

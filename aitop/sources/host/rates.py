@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from aitop.model.host import ProcessSample
+from aitop.model.text import printable
 from aitop.sources import procfs
 from aitop.sources.host.roles import Place
 from aitop.sources.host.tree import Member
@@ -123,7 +124,7 @@ def _sample(member: Member, place: Place, before: Counters | None, now: Counters
         ppid=stat.ppid,
         started=procfs.started(stat.start),
         role=place.role,
-        name=procfs.clean(stat.comm),
+        name=printable(stat.comm),
         command=member.command,
         rank=place.numbers.rank,
         local_rank=place.numbers.local_rank,

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 
+from aitop.model.text import printable
+
 HIGHEST_WATTS = 10_000.0
 HIGHEST_CELSIUS = 200.0
 HIGHEST_MEGAHERTZ = 20_000
@@ -39,5 +41,4 @@ def clean(text: str | bytes | None) -> str | None:
         text = text.decode(errors="replace")
     if text is None:
         return None
-    printable = "".join(letter for letter in text if letter.isprintable()).strip()
-    return printable[:LONGEST_NAME] or None
+    return printable(text).strip()[:LONGEST_NAME].rstrip() or None

@@ -13,9 +13,9 @@ from textual.screen import Screen
 from textual.widget import Widget
 
 from aitop.model.snapshot import Snapshot
+from aitop.model.text import printable
 from aitop.ui.background import deliver, in_background
 from aitop.ui.layout import Plan, plan
-from aitop.ui.line import clean
 from aitop.ui.messages import Detached, FeedFailed, SnapshotArrived
 from aitop.ui.panes.code import CodePane
 from aitop.ui.panes.data import DataPane
@@ -118,7 +118,7 @@ class MonitorScreen(Screen[int]):
         if message.error is None:
             self._change(notice="the hook is out of the target", can_detach=False)
         else:
-            self._change(notice=f"could not detach: {clean(str(message.error))}")
+            self._change(notice=f"could not detach: {printable(str(message.error))}")
 
     def on_resize(self, event: events.Resize) -> None:
         self._arrange()

@@ -1,0 +1,55 @@
+"""Text of unknown origin, made safe to show."""
+
+from __future__ import annotations
+
+import unicodedata
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aitop import cli
+from aitop.model.text import printable
+from aitop.sources import procfs
+from aitop.sources.nvml import plausible
+from aitop.ui.line import Line, wrap
+from aitop.ui.words import one_line
+
+# What moves a cursor, changes a colour, reverses reading or breaks a line.
+UNSAFE = st.text(st.characters(categories=("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp")) | st.sampled_from("a 1é字"))
+
+
+@given(st.text() | UNSAFE)
+def test_nothing_that_a_terminal_obeys_gets_through(text):
+    shown = printable(text)
+    assert not {unicodedata.category(one) for one in shown} & {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}
+    assert len(shown.splitlines()) <= 1
+    assert printable(shown) == shown
+    assert [one for one in shown if one not in " ·"] == [one for one in text if one.isprintable() and one not in " ·"]
+
+
+@given(UNSAFE)
+def test_whatever_is_shown_went_through_it(text):
+    name = plausible.clean(text)
+    passed = [procfs.shown([text]), Line(text).text, one_line(text), "".join(wrap(text, 5)), name or ""]
+    assert all(shown.isprintable() for shown in passed)
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("a\r\nb", "a  b"),
+        ("\tx", "    x"),
+        ("\x1b[31mred", "·[31mred"),
+        ("ab\u202ecd", "ab·cd"),
+        ("\x9b2J", "·2J"),
+        ("żółć 字", "żółć 字"),
+    ],
+)
+def test_what_becomes_of_them(text, shown):
+    assert printable(text) == shown
+
+
+def test_complaints_are_one_line(capsys):
+    cli.complain("no\nsuch \x1b[2Jfile")
+    assert capsys.readouterr().err == "aitop: no such ·[2Jfile\n"
