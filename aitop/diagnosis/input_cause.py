@@ -251,12 +251,15 @@ def _dominant(lines: Sequence[HotLine]) -> str | None:
     return max(weights, key=lambda activity: weights[activity], default=None)
 
 
-def sources_in_words(lines: Lines) -> str:
-    """What those lines wait for: files, a service, a database, or something that does not tell."""
+def source_of(lines: Lines) -> str | None:
+    """What those lines wait for: files, the network or a database; None where they do not tell."""
     names = {"io-file": "reading files", "io-network": "waiting for the network", "io-database": "asking a database"}
-    waits = [line for line in lines.lines if line.activity in STORAGE]
-    found = _dominant(waits)
-    return names[found] if found else "waiting for something other than the CPU"
+    return names.get(_dominant([line for line in lines.lines if line.activity in STORAGE]) or "")
+
+
+def sources_in_words(lines: Lines) -> str:
+    """The same, in words where they do not tell, too."""
+    return source_of(lines) or "waiting for something other than the CPU"
 
 
 def _loader(snapshot: Snapshot) -> LoaderInfo | None:
@@ -277,7 +280,7 @@ def _queue(snapshot: Snapshot) -> list[str]:
     return [f"no batch lay ready at {percent(empty / len(depths))} of the requests"]
 
 
-def _workers(count: int, each: float | None, blocked: bool, working: float, source: str) -> list[str]:
+def _workers(count: int, each: float | None, blocked: bool, working: float, source: str | None) -> list[str]:
     one = count == 1
     named = f"{count} worker" if one else f"{count} workers"
     if each is None:
@@ -286,7 +289,9 @@ def _workers(count: int, each: float | None, blocked: bool, working: float, sour
     its, doing = ("its", "it waits") if one else ("their", "they wait")
     if not blocked:
         doing = "it computes" if one else "they compute"
-    why = f"{doing}: {source}" if blocked else doing
+    why = f"{doing} for something other than the CPU" if blocked else doing
+    if blocked and source:
+        why += f" ({source})"
     return [f"{use}, {percent(min(1.0, working))} of {its} samples at work: {why}"]
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import msgspec
 
+from aitop.diagnosis.composition import composed
 from aitop.diagnosis.rule import Finding, Judgement, Rule
 from aitop.diagnosis.rules import RULES
 from aitop.model.snapshot import Snapshot
@@ -44,6 +45,7 @@ class Judge:
         lonely = {rule.id for rule in self._rules if rule.only_alone}
         if any(verdict.share and verdict.id not in lonely for verdict in verdicts):
             verdicts = [verdict for verdict in verdicts if verdict.id not in lonely]
+        verdicts = list(composed(verdicts, snapshot))
         ranks = _ranks(snapshot)
         verdicts = [msgspec.structs.replace(verdict, ranks=verdict.ranks or ranks) for verdict in verdicts]
         return Diagnosis(verdicts=tuple(verdicts), abstained=tuple(abstained))

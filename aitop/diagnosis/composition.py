@@ -1,0 +1,104 @@
+"""Several verdicts at once: which say the same, which stretches another's time, and what limits the step next. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from aitop.diagnosis.evidence import loader_workers, records
+from aitop.diagnosis.own_pipeline import makers
+from aitop.diagnosis.what_if import without
+from aitop.model.snapshot import Snapshot
+from aitop.model.units import percent
+from aitop.model.verdict import Verdict
+
+# The more a verdict says of a line, the later it stands here: it keeps the line, the others leave.
+SPECIFIC = ("python-overhead", "optimizer-bound", "input-bound", "gc-stall", "step-time-growth")
+# What stretches every phase alike, and verdicts that judge a phase by its length.
+STRETCHING = ("gil-contention", "cpu-oversubscription")
+BY_LENGTH = ("optimizer-bound", "python-overhead", "underbatched")
+LEAST_STRETCH = 0.2
+# Work of every step: while the loader cannot keep up, a step without it only waits longer for its data.
+IN_EVERY_STEP = frozenset(
+    {"python-overhead", "optimizer-bound", "host-io-stall", "sync-stall", "transfer-bound", "launch-bound", "precision"}
+)
+EMPTY = 0.8
+
+
+def composed(verdicts: Sequence[Verdict], snapshot: Snapshot) -> tuple[Verdict, ...]:
+    """The verdicts, in their order, without those that others explain, each gain held against what limits next."""
+    kept = _without_stretched([one for one in verdicts if not _told_better(one, verdicts)])
+    kept = _held_up_by_loading(kept, snapshot)
+    return tuple(_with_next_limit(kept))
+
+
+def _told_better(verdict: Verdict, verdicts: Sequence[Verdict]) -> bool:
+    """Whether another verdict on the same line says more of it, or as much and takes a larger share."""
+    if not verdict.share or not verdict.where:
+        return False
+    here = verdict.where[0].file, verdict.where[0].line
+    for other in verdicts:
+        if other.id == verdict.id or not other.share or not other.where or other.severity == "info":
+            continue
+        if (other.where[0].file, other.where[0].line) == here and _rank(other) > _rank(verdict):
+            return True
+    return False
+
+
+def _rank(verdict: Verdict) -> tuple[int, float, str]:
+    known = SPECIFIC.index(verdict.id) if verdict.id in SPECIFIC else SPECIFIC.index("input-bound")
+    return known, verdict.share or 0.0, verdict.id
+
+
+def _without_stretched(verdicts: Sequence[Verdict]) -> list[Verdict]:
+    stretch = max((one.share or 0.0 for one in verdicts if one.id in STRETCHING), default=0.0)
+    if stretch < LEAST_STRETCH:
+        return list(verdicts)
+    return [one for one in verdicts if one.id not in BY_LENGTH or (one.share or 0.0) > stretch]
+
+
+def _held_up_by_loading(verdicts: list[Verdict], snapshot: Snapshot) -> list[Verdict]:
+    """While loading cannot keep up, less work in the step gains nothing before loading is faster."""
+    loading = next((one for one in verdicts if one.id == "input-bound" and one.severity != "info"), None)
+    if loading is None or not saturated(snapshot, loading):
+        return verdicts
+    told = "alone it gains nothing: while loading cannot keep up, a shorter step only waits longer for its data"
+    held = [
+        msgspec.structs.replace(one, speedup=1.0, evidence=(*one.evidence, told))
+        if one.id in IN_EVERY_STEP and one.share
+        else one
+        for one in verdicts
+    ]
+    return [loading, *(one for one in held if one is not loading)] if held[0].id in IN_EVERY_STEP else held
+
+
+def saturated(snapshot: Snapshot, loading: Verdict) -> bool:
+    """Whether batches are made beside the step, and never lie ready for it."""
+    if loading.subtype not in ("workers", "transform", "storage", "collate"):
+        return False
+    depths = [step.queue_ready for step in records(snapshot) if step.queue_ready is not None]
+    if depths:
+        return bool(loader_workers(snapshot)) and depths.count(0) >= EMPTY * len(depths)
+    made = makers(snapshot)
+    return (
+        made is not None
+        and any(place.pid == made.lines.where[0].pid for place in loading.where[:1])
+        and not (snapshot.steps is not None and snapshot.steps.phases.data_wait)
+    )
+
+
+def _with_next_limit(verdicts: list[Verdict]) -> list[Verdict]:
+    """The first of them, with what is left to gain when it is gone."""
+    timed = [one for one in verdicts if one.share and one.severity != "info"]
+    if len(timed) < 2 or not verdicts or verdicts[0] is not timed[0]:
+        return verdicts
+    first, second = timed[0], timed[1]
+    left = 1.0 - (first.share or 0.0)
+    rest = min(second.share or 0.0, left)
+    if left <= 0.02 or rest <= 0.0:
+        return verdicts
+    then = min(0.99, rest / left)
+    both = without(min(0.99, (first.share or 0.0) + rest))
+    told = f"next limit: {second.id}, {percent(then)} of the step that is left (both gone: {both:.1f}×)"
+    return [msgspec.structs.replace(first, evidence=(*first.evidence, told)), *verdicts[1:]]
