@@ -12,6 +12,7 @@ from aitop.diagnosis.evidence import (
     main_lines,
     on_gpu,
     records,
+    running,
     timed_on_device,
 )
 from aitop.diagnosis.rule import Band, Finding, Judgement, Rule
@@ -85,7 +86,7 @@ def optimizer_bound(snapshot: Snapshot) -> Judgement:
     expected = None
     needed = _update_seconds(facts) if facts is not None else None
     if needed is not None and mean:
-        expected = min(share, needed / mean)
+        expected = min(share, needed / (mean * running(snapshot)))
     lost = share - (expected or 0.0)
     if expected is not None and share < 1.5 * expected:
         return None

@@ -123,6 +123,21 @@ def mean_of(snapshot: Snapshot, name: str, seconds: float = 30.0) -> float | Non
     return sum(values) / len(values) if values else None
 
 
+def running(snapshot: Snapshot) -> float:
+    """Which part (0..1] of the time in which the stepping thread could run it had a core: less on a crowded machine.
+
+    What is held against absolute times has to be multiplied by it. 1 where nobody measured it.
+    """
+    delayed = mean_of(snapshot, "run_delay", 20.0)
+    timed = [step for step in records(snapshot) if step.cpu is not None]
+    ran = summed(timed, lambda step: min(step.cpu or 0.0, step.seconds))
+    if ran is None:
+        ran = mean_of(snapshot, "main_thread", 20.0)
+    if delayed is None or not ran:
+        return 1.0
+    return max(0.05, min(1.0, ran / (ran + delayed)))
+
+
 def loader_workers(snapshot: Snapshot) -> tuple[ProcessSample, ...]:
     """Loader worker processes that live now."""
     if snapshot.host is None:

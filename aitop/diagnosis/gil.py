@@ -37,6 +37,8 @@ def judge(snapshot: Snapshot) -> Judgement:
         return Abstention(id=ID, reason=missing)
     process = main_stacks(snapshot)
     threads = snapshot.stacks.threads if snapshot.stacks else ()
+    if process is not None and process.thread != MAIN:
+        return Abstention(id=ID, reason=f"steps are made by {process.thread}, not by the main thread")
     others = [one for one in threads if process and one.pid == process.pid and one.thread != MAIN and one.gil]
     if process is None or not any(one.pid == process.pid and one.gil is not None for one in threads):
         return Abstention(id=ID, reason="nobody has asked yet which thread holds the interpreter's lock")

@@ -91,6 +91,9 @@ def _speaks(words: re.Pattern[str], frame: Frame) -> bool:
 
 def feeding_lines(snapshot: Snapshot) -> Lines:
     """Lines that make batches by hand; the share is corrected by the measured time outside of everything else."""
+    if snapshot.kind == "unknown":
+        # In inference the same lines would be preprocessing.
+        return Lines(0.0, ())
     found = main_lines(snapshot, feeding(snapshot))
     outside = main_lines(snapshot, lambda line: line.phase == "outside")
     measured = summed(records(snapshot), lambda step: max(0.0, step.outside - step.save - step.evaluation))

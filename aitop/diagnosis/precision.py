@@ -13,6 +13,7 @@ from aitop.diagnosis.evidence import (
     on_gpu,
     own_devices,
     records,
+    running,
 )
 from aitop.diagnosis.rule import Band, Finding, Judgement, Rule
 from aitop.diagnosis.what_if import without
@@ -113,7 +114,7 @@ def _computing(snapshot: Snapshot, facts: HookFacts, lines: Lines) -> float:
     known = sum(share or 0.0 for share in (phases.forward, phases.backward, phases.optimizer))
     # A model that is no module, or a loss by hand, computes outside of the phases.
     beside = sum(line.share for line in lines.lines if line.phase == "outside")
-    calls = (facts.ops or 0) * DISPATCH_SECONDS / steps.mean if steps and steps.mean else 0.0
+    calls = (facts.ops or 0) * DISPATCH_SECONDS / (steps.mean * running(snapshot)) if steps and steps.mean else 0.0
     return max(0.0, min(1.0, known + beside) - calls)
 
 

@@ -19,6 +19,7 @@ from aitop.diagnosis.evidence import (
     main_stacks,
     on_gpu,
     records,
+    running,
 )
 from aitop.diagnosis.hand_written import feeding
 from aitop.diagnosis.preprocessing import making_input
@@ -144,14 +145,14 @@ def _backward_of(snapshot: Snapshot, lines: Lines) -> float:
 
 
 def _microseconds_per_op(snapshot: Snapshot, by_hand: float) -> float | None:
-    """Mean host time of one autograd node's forward, None where the graph was not counted; large where it is small."""
+    """Mean CPU time of one autograd node's forward, None where the graph was not counted; large where it is small."""
     ops = snapshot.facts.ops if snapshot.facts else None
     steps = records(snapshot)
     if not ops or not steps:
         return None
     forwards = sorted(step.forward for step in steps)
     aside = by_hand * sum(step.seconds for step in steps) / len(steps)
-    return (forwards[len(forwards) // 2] + aside) * 1e6 / ops if ops >= MANY_OPS else TINY_OP_US
+    return (forwards[len(forwards) // 2] + aside) * running(snapshot) * 1e6 / ops if ops >= MANY_OPS else TINY_OP_US
 
 
 def _verdict(snapshot: Snapshot, found: Overhead, share: float) -> Verdict:

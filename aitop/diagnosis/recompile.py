@@ -23,9 +23,9 @@ from aitop.model.verdict import Abstention, Fix, Severity, Verdict
 ID = "recompile"
 CRITICAL_SHARE = 0.3
 BAND = Band(enter=0.08, leave=0.05)
-# Compiling at the start is as it should be: it must be seen in so many windows, beside steps that are made.
+# Compiling at the start is as it should be: it must be seen in so many windows that show something else, too.
 MIN_WINDOWS = 3
-MIN_SECONDS = 3.5
+MIN_SECONDS = 3.0
 STEPPING = 0.02
 SEEN_SECONDS = 30.0
 
@@ -62,11 +62,13 @@ def _rises(series: Series | None, now: float) -> list[tuple[float, float]]:
 
 
 def _lasting(series: Series | None, now: float) -> bool:
-    """Whether compiling shows in several windows of stacks, up to now."""
+    """Whether compiling takes turns with other work in several windows of stacks."""
     if series is None:
         return False
     seen = [
-        time for time, value in zip(series.times, series.values, strict=True) if value and time >= now - SEEN_SECONDS
+        time
+        for time, value in zip(series.times, series.values, strict=True)
+        if value and value < 1.0 and time >= now - SEEN_SECONDS
     ]
     return len(seen) >= MIN_WINDOWS and seen[-1] - seen[0] >= MIN_SECONDS
 

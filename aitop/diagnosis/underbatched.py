@@ -13,6 +13,7 @@ from aitop.diagnosis.evidence import (
     main_lines,
     on_gpu,
     records,
+    running,
 )
 from aitop.diagnosis.preprocessing import WAITING
 from aitop.diagnosis.rule import Band, Finding, Judgement, Rule
@@ -95,15 +96,15 @@ def _cost(snapshot: Snapshot, steps: Sequence[StepRecord], samples: float, facts
         # A device that idles has room for more at no cost; what it computes now grows with the batch.
         return Cost(samples, whole * idle, whole * (1.0 - idle) / samples, True)
     if snapshot.kind == "training":
-        return _of_training(steps, samples, facts)
-    return _of_sizes(steps) or _of_weights(steps, samples, facts)
+        return _of_training(steps, samples, facts, running(snapshot))
+    return _of_sizes(steps) or _of_weights(steps, samples, facts, running(snapshot))
 
 
-def _of_training(steps: Sequence[StepRecord], samples: float, facts: HookFacts) -> Cost | None:
+def _of_training(steps: Sequence[StepRecord], samples: float, facts: HookFacts, ran: float) -> Cost | None:
     """Operations that take hardly longer than it takes to call them."""
     if not facts.ops:
         return None
-    each = _middle([step.forward for step in steps]) / facts.ops
+    each = _middle([step.forward for step in steps]) * ran / facts.ops
     if each > FLOOR_SECONDS:
         return None
     whole = _middle([step.seconds for step in steps])
@@ -126,11 +127,14 @@ def _of_sizes(steps: Sequence[StepRecord]) -> Cost | None:
     return Cost(_middle([float(step.samples or 1) for step in steps]), fixed, each, True)
 
 
-def _of_weights(steps: Sequence[StepRecord], samples: float, facts: HookFacts) -> Cost | None:
-    """From what the weights are: each is read once a forward pass, for one sample or for many."""
+def _of_weights(steps: Sequence[StepRecord], samples: float, facts: HookFacts, ran: float) -> Cost | None:
+    """From what the weights are: each is read once a forward pass, for one sample or for many.
+
+    `ran` is the part of the time in which the process had a core.
+    """
     if not facts.parameters or not facts.parameter_tensors:
         return None
-    forward = _middle([step.forward for step in steps])
+    forward = _middle([step.forward for step in steps]) * ran
     threads = max(1, facts.threads or 1)
     width = ITEM_BYTES.get(facts.parameter_dtypes[0] if facts.parameter_dtypes else "", 4)
     reading = facts.parameters * width / (CORE_BYTES * min(threads, MOST_READERS))
@@ -141,7 +145,7 @@ def _of_weights(steps: Sequence[StepRecord], samples: float, facts: HookFacts) -
     fixed = min(reading + calling, forward - products)
     if fixed < LEAST_FIXED * forward:
         return None
-    return Cost(samples, fixed, (forward - fixed) / samples, False)
+    return Cost(samples, fixed / ran, (forward - fixed) / samples / ran, False)
 
 
 def _verdict(snapshot: Snapshot, cost: Cost, share: float, waiting: float) -> Verdict:

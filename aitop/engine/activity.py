@@ -46,7 +46,8 @@ _LIBRARY = _compiled(
         (r"/torch/(?:cuda/)?memory\.py$", r"empty_cache", "gc"),
         (r"/torch/utils/tensorboard/", None, "log"),
         (r"/accelerate/utils/operations\.py$|/apply_func\.py$", r"send_to_device|move_data_to_device|batch_to", "copy"),
-        (r"/transformers/tokenization", None, "tokenize"),
+        (r"/transformers/(?:.*/)?tokenization_?\w*\.py$", None, "tokenize"),
+        (r"/transformers/(?:.*/)?(?:image_processing|feature_extraction|image_transforms)\w*\.py$", None, "decode"),
         (r"/numpy/lib/\w*npyio\w*\.py$", r"save\w*|_savez", "save"),
         (r"/numpy/lib/\w*(?:npyio|memmap|format)\w*\.py$", None, "io-file"),
         (r"/multiprocessing/(?:popen_\w+|spawn|forkserver)\.py$", None, "spawn"),
@@ -100,7 +101,8 @@ _MODULE = re.compile(r"/(?:python|pypy)\d[\d.]*t?/(\w+)(?:\.py$|/)")
 
 # Compilation hides far below the line that triggers it.
 _COMPILING = re.compile(
-    r"/torch/(?:_dynamo/convert_frame|_inductor/(?:graph|scheduler|async_compile))\.py$|/triton/compiler/"
+    r"/torch/(?:_dynamo/(?:convert_frame|symbolic_convert|output_graph|guards)|_functorch/aot_autograd"
+    r"|_inductor/(?:graph|scheduler|async_compile|codecache|cpp_builder))\.py$|/triton/compiler/"
 )
 
 
@@ -111,7 +113,11 @@ def _patterns(rows: Sequence[tuple[str, Activity]]) -> tuple[tuple[re.Pattern[st
 # Text of the line; the first row that fits counts.
 _TEXT = _patterns(
     (
-        (r"\.(?:item|tolist|cpu|numpy)\(|\bsynchronize\(", "sync"),
+        (r"\.(?:item|tolist|cpu|numpy|nonzero|masked_select)\(|\bsynchronize\(", "sync"),
+        (
+            r"\b(?:float|int|bool)\(\w*loss\w*\)|\b(?:if|assert|while) .*\b(?:isnan|isinf|isfinite|any|all|equal)\(",
+            "sync",
+        ),
         (r"\bsleep\(", "sleep"),
         (r"\bgc\.collect\(|\bempty_cache\(|\bmalloc_trim\(", "gc"),
         (r"\b(?:torch|pickle|joblib|dill)\.(?:save|dump)\(|\bnp\.save\w*\(|\bsave_file\(|\.save_pretrained\(", "save"),
@@ -121,7 +127,7 @@ _TEXT = _patterns(
         (r"\b(?:Image|cv2|imageio|sf|librosa)\.\w|\bim(?:read|decode)\(", "decode"),
         (r"\b(?:json|orjson|ujson|pickle|msgpack|marshal|yaml)\.(?:safe_)?loads?\(|\bcsv\.|b64decode\(", "decode"),
         (r"\b(?:zlib|gzip|bz2|lzma|zstd|lz4)\.|decompress\(", "decode"),
-        (r"\btokeni[sz]\w*\(|\btok\w*\.encode|\bencode_batch\(", "tokenize"),
+        (r"\btokeni[sz]\w*\(|\btok\w*\.(?:batch_)?encode|\btokeni[sz]er\.\w+\(|\bencode_batch\(", "tokenize"),
         (r"\.pin_memory\(", "pin"),
         (r"\.cuda\(|\.to\(|\.copy_\(", "copy"),
         (r"\bprint\(|\blogg(?:er|ing)\.\w+\(|\b(?:wandb|mlflow)\.|\.add_scalars?\(|\bsys\.std(?:out|err)\.", "log"),
