@@ -74,7 +74,6 @@ def test_whole_steps_are_profiled(watched, run, capfd):
     # Two linear layers a step, and one of them has an input whose gradient is wanted.
     assert (profile.steps, calls["aten::addmm"], calls["aten::mm"]) == (3, 6, 9)
     assert profile.ops[0].allocated is not None
-    assert asking.states[-1] == "running" or asking.states == []
     assert "Optimizer.step#SGD.step" in {event["name"] for event in json.loads(asking.taken.trace)["traceEvents"]}
     assert capfd.readouterr() == ("", "")
 
