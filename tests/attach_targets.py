@@ -68,10 +68,10 @@ KINDS: dict[str, tuple[str, str, str]] = {
     ),
     "sleep": ("", "    time.sleep(0.05)", ""),
     "select": ("import select; r, w = os.pipe()", "    select.select([r], [], [], 0.05)", ""),
-    "longsleep": ("", "    time.sleep(1.5)", ""),
-    "longselect": ("import select; r, w = os.pipe()", "    select.select([r], [], [], 1.5)", ""),
+    "longsleep": ("", "    time.sleep(0.9)", ""),
+    "longselect": ("import select; r, w = os.pipe()", "    select.select([r], [], [], 0.9)", ""),
     "epoll": (
-        "import asyncio\nasync def nap(): await asyncio.sleep(1.5)\nloop = asyncio.new_event_loop()",
+        "import asyncio\nasync def nap(): await asyncio.sleep(0.9)\nloop = asyncio.new_event_loop()",
         "    loop.run_until_complete(nap())",
         "",
     ),
@@ -139,6 +139,17 @@ KINDS: dict[str, tuple[str, str, str]] = {
         "before = (fds(), *before[1:2], before[2] + ['x', 'y', 'loss', 'gc'])",
     ),
 }
+
+
+def torch_stand_in(folder: Path, code: str) -> str:
+    """Python code that passes for a process with torch loaded, and then runs `code`."""
+    library = folder / "libtorch_stand_in.so"
+    library.write_bytes(bytes(4096))
+    return (
+        f"import mmap, sys, types\nfile = open({str(library)!r}, 'rb')\n"
+        "mapped = mmap.mmap(file.fileno(), 4096, prot=mmap.PROT_READ)\n"
+        "sys.modules['torch'] = types.ModuleType('torch')\n"
+    ) + code
 
 
 class Victim:

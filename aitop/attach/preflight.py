@@ -11,10 +11,12 @@ import platform
 import pwd
 
 from aitop.attach.memory import Memory, mappings
-from aitop.attach.proc_status import ProcStatus, own_status, read_status
+from aitop.attach.proc_status import ProcStatus, own_status, read_status, seconds_old
 from aitop.attach.refusal import AttachRefused
 
 YAMA_SCOPE = "/proc/sys/kernel/yama/ptrace_scope"
+SECCOMP_STRICT = 1
+YOUNG_SECONDS = 0.3
 SWITCH = "PYTHON_DISABLE_REMOTE_DEBUG"
 
 
@@ -38,6 +40,11 @@ def check_alive(pid: int) -> ProcStatus:
         raise AttachRefused("denied", f"process {pid} is already being traced by {by}", "end the other tracer")
     if status.state == "T":
         raise AttachRefused("absent", f"process {pid} is stopped", f"kill -CONT {pid}")
+    if status.seccomp == SECCOMP_STRICT:
+        raise AttachRefused("absent", f"process {pid} has forbidden itself every system call (strict seccomp)")
+    if status.forked and seconds_old(status) < YOUNG_SECONDS:
+        # Until then it may still use its parent's memory, or locks that nobody in it will ever release.
+        raise AttachRefused("absent", f"process {pid} has only just been forked", "try again", passing=True)
     return status
 
 
@@ -70,10 +77,12 @@ def explain_denial(target: ProcStatus, own: ProcStatus, scope: int) -> AttachRef
         return AttachRefused("denied", f"process {pid} has privileges that aitop lacks", "run aitop with sudo")
     if os.path.exists(f"/proc/{pid}") and os.stat(f"/proc/{pid}").st_uid not in ids:
         return AttachRefused("denied", f"process {pid} has forbidden that anybody looks into it", "run aitop with sudo")
+    if target.inner_pid != pid:
+        reason = f"process {pid} runs in a container, where it is {target.inner_pid}, and aitop may not look into it"
+        return AttachRefused("denied", reason, "run aitop with sudo, or inside of that container")
+    why = "a seccomp filter around aitop" if own.seccomp else "a security module or a container's profile"
     return AttachRefused(
-        "denied",
-        f"the system forbids tracing process {pid} (a security module or a container's profile)",
-        "in a container: --cap-add SYS_PTRACE",
+        "denied", f"the system forbids tracing process {pid} ({why})", "in a container: --cap-add SYS_PTRACE"
     )
 
 

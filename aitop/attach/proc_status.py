@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+import time
+from dataclasses import dataclass, replace
 
 CAP_SYS_PTRACE = 19
+FORKED_WITHOUT_EXEC = 0x40
 
 
 @dataclass(frozen=True)
@@ -13,8 +15,9 @@ class ProcStatus:
     """One reading of `/proc/PID/status` and `/proc/PID/stat`.
 
     `uids` and `gids` are real, effective, saved and filesystem ids as seen from here. `inner_pid` is the
-    pid the process itself sees (its own pid namespace). `tracer` is 0 where nobody traces it.
-    `started` is the start time in clock ticks after boot: with the pid it names one process for good.
+    pid the process itself sees (its own pid namespace). `tracer` is 0 where nobody traces it. `seccomp` is
+    0, 1 (strict) or 2 (filtered). `started` is the start time in clock ticks after boot: with the pid it names
+    one process for good. `forked` means that it has not executed a program since it was forked.
     """
 
     pid: int
@@ -30,6 +33,7 @@ class ProcStatus:
     seccomp: int
     shadow_stack: bool
     started: int
+    forked: bool = False
 
     @property
     def may_trace_anybody(self) -> bool:
@@ -41,7 +45,9 @@ def read_status(pid: int) -> ProcStatus | None:
     """The process's status, None where there is no such process."""
     try:
         with open(f"/proc/{pid}/status", encoding="utf-8", errors="replace") as file:
-            return parse_status(pid, file.read(), start_ticks(pid))
+            text = file.read()
+        flags, started = _flags_and_start(pid)
+        return replace(parse_status(pid, text, started), forked=bool(flags & FORKED_WITHOUT_EXEC))
     except (FileNotFoundError, ProcessLookupError):
         return None
 
@@ -70,11 +76,17 @@ def parse_status(pid: int, text: str, started: int) -> ProcStatus:
     )
 
 
-def start_ticks(pid: int) -> int:
-    """Start time of the process in clock ticks after boot; raises FileNotFoundError where it is gone."""
+def _flags_and_start(pid: int) -> tuple[int, int]:
+    """The kernel's flags of the process and its start in clock ticks after boot; FileNotFoundError where it is gone."""
     with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
         # The name in parentheses may itself contain spaces and parentheses.
-        return int(file.read().rsplit(")", 1)[1].split()[19])
+        fields = file.read().rsplit(")", 1)[1].split()
+    return int(fields[6]), int(fields[19])
+
+
+def seconds_old(status: ProcStatus) -> float:
+    """For how long the process has been there, to a hundredth of a second."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - status.started / os.sysconf("SC_CLK_TCK")
 
 
 def same_process(status: ProcStatus) -> bool:

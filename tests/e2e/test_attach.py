@@ -15,6 +15,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from attach_targets import STAND_IN, Victim, leftovers
+from interpreters import interpreters
 
 from aitop.attach import AttachRefused, install, remove
 from aitop.attach.ptrace import StoppedThread, in_own_thread
@@ -22,10 +23,6 @@ from aitop.attach.session import Attachment, deliver
 from aitop.attach.signal_frame import SYS_POLL
 
 pytestmark = pytest.mark.e2e
-
-# Ours, and whatever else there is to be found: other versions, and one with CPython linked into the program.
-OTHERS = [*Path.home().glob(".pyenv/versions/3.1[0-9].*/bin/python3"), *Path("/usr/bin").glob("python3.1[0-9]")]
-PYTHONS = [sys.executable, *(str(path) for path in sorted(OTHERS) if path.resolve() != Path(sys.executable).resolve())]
 
 
 def put_in(pid: int, timeout: float = 10.0) -> Attachment:
@@ -169,7 +166,7 @@ print([m for m in sys.modules if 'aitop' in m])
 """
 
 
-@pytest.mark.parametrize("python", PYTHONS, ids=str)
+@pytest.mark.parametrize("python", sorted({path for name, path in interpreters().items() if "-" not in name}))
 def test_a_thread_that_sleeps_with_the_gil_is_left_alone(python: str) -> None:
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     with subprocess.Popen([python, "-c", HOLDS_THE_GIL], **pipes) as process:  # type: ignore[call-overload]
@@ -313,19 +310,6 @@ def test_an_interrupt_of_the_user_is_never_swallowed() -> None:
         assert done.answer == "error: interrupted"
         assert process.stdout.read() == "mine\n"
     assert process.returncode == 0
-
-
-@pytest.mark.parametrize("python", PYTHONS[1:], ids=str)
-@pytest.mark.parametrize("kind", ["timers", "longsleep"])
-def test_other_pythons(python: str, kind: str) -> None:
-    victim = Victim(kind, python=python)
-    try:
-        for _ in range(5 if kind == "timers" else 1):
-            assert put_in(victim.pid).answer == "installed"
-            assert take_out(victim.pid).answer == "removed"
-        unharmed(victim)
-    finally:
-        victim.kill()
 
 
 def test_what_killed_injectors_left_for_dead_targets_is_swept(start: Callable[..., Victim]) -> None:

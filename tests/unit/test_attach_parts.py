@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import dataclasses
 import marshal
+import os
+import signal
 import struct
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
-from aitop.attach import AttachRefused, attempt, in_target, preflight, session
+from aitop.attach import AttachRefused, already, attempt, in_target, preflight, session
 from aitop.attach.bundle import hook_sources, pack
-from aitop.attach.proc_status import CAP_SYS_PTRACE, own_status, parse_status
+from aitop.attach.folder import open_inside
+from aitop.attach.proc_status import CAP_SYS_PTRACE, own_status, parse_status, read_status, seconds_old
 from aitop.attach.ptrace import REGISTER_NAMES, ThreadState
 from aitop.attach.signal_frame import Call, KeptErrno, build, resumption
 from aitop.attach.xsave_layout import xsave_layout
+from aitop.hook import layout
 
 STATUS = """Name:\tpython (x) y
 State:\tS (sleeping)
@@ -46,7 +51,7 @@ def test_an_older_kernel_says_less() -> None:
 
 def plain(**changes: object) -> object:
     base = parse_status(42, STATUS, started=5)
-    ours = {"uids": (1000,) * 4, "capabilities": 0, **changes}
+    ours = {"uids": (1000,) * 4, "capabilities": 0, "seccomp": 0, "inner_pid": changes.get("pid", 42), **changes}
     return dataclasses.replace(base, **ours)  # type: ignore[arg-type]
 
 
@@ -59,11 +64,86 @@ def plain(**changes: object) -> object:
         ({}, {"capabilities": 1 << CAP_SYS_PTRACE}, 3, "no tracing at all"),
         ({"capabilities": 1}, {}, 0, "privileges that aitop lacks"),
         ({"pid": 1 << 30}, {}, 0, "security module or a container"),
+        ({"pid": 1 << 30}, {"seccomp": 2}, 0, "a seccomp filter around aitop"),
+        ({"pid": 1 << 30, "inner_pid": 7}, {}, 0, "runs in a container, where it is 7"),
     ],
 )
 def test_a_denial_is_explained(target: dict, own: dict, scope: int, words: str) -> None:
     refusal = preflight.explain_denial(plain(**target), plain(**own), scope)  # type: ignore[arg-type]
     assert refusal.state == "denied" and words in refusal.reason and refusal.remedy
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"seccomp": 1}, "forbidden itself every system call"),
+        ({"forked": True}, "only just been forked"),
+        ({"state": "Z"}, "is a zombie"),
+        ({"state": "T"}, "is stopped"),
+        ({"tracer": 1 << 30}, f"being traced by {1 << 30}"),
+        ({"leader": 41}, "is a thread of process 41"),
+    ],
+)
+def test_what_cannot_be_asked_is_refused(monkeypatch, changes: dict, words: str) -> None:
+    ticks = int(time.clock_gettime(time.CLOCK_BOOTTIME) * os.sysconf("SC_CLK_TCK"))
+    status = plain(**{"tracer": 0, "started": ticks, **changes})
+    monkeypatch.setattr(preflight, "read_status", lambda pid: status if pid == 42 else None)
+    with pytest.raises(AttachRefused, match=words):
+        preflight.check_alive(42)
+
+
+def test_a_fork_that_has_been_there_for_a_while_is_like_any_other(monkeypatch) -> None:
+    status = plain(tracer=0, forked=True)
+    monkeypatch.setattr(preflight, "read_status", lambda _: status)
+    assert preflight.check_alive(42) is status
+
+
+def test_a_child_knows_that_it_has_executed_nothing() -> None:
+    child = os.fork()
+    if not child:
+        signal.pause()
+        os._exit(0)
+    try:
+        forked = read_status(child)
+        assert forked is not None and forked.forked and seconds_old(forked) < 60
+        assert not own_status().forked
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+
+
+LINKS = {"real": "real", "relative": "real", "up": "real", "absolute": "real", "out": None, "loop": None}
+
+
+@pytest.mark.parametrize("name", LINKS)
+def test_no_link_leads_out_of_the_targets_root(tmp_path: Path, name: str) -> None:
+    root = tmp_path / "root"
+    (root / "real").mkdir(parents=True)
+    (tmp_path / "outside").mkdir()
+    (root / "relative").symlink_to("real")
+    (root / "up").symlink_to("../../../real")
+    (root / "absolute").symlink_to("/real")
+    (root / "out").symlink_to(tmp_path / "outside")
+    (root / "loop").symlink_to("loop")
+    fd = os.open(root, os.O_PATH)
+    try:
+        if LINKS[name] is None:
+            with pytest.raises(OSError):
+                open_inside(fd, f"/{name}")
+        else:
+            folder = open_inside(fd, f"/{name}/../{name}/.")
+            assert os.fstat(folder).st_ino == (root / "real").stat().st_ino
+            os.close(folder)
+    finally:
+        os.close(fd)
+
+
+def test_what_says_that_a_hook_is_there_knows_the_hooks_own_layout() -> None:
+    for name in ("VERSION", "MAGIC", "W_MAGIC", "W_VERSION", "W_PID", "W_STATE", "W_WAY", "W_CONTROL"):
+        assert getattr(already, name) == getattr(layout, name)
+    assert (already.W_SLOTS, already.SLOTS) == (layout.W_SLOTS, layout.SLOTS)
+    assert f"/memfd:{layout.MEMFD_NAME} (deleted)" == already.LINK
+    assert (already.INSTALLED, layout.WAYS[already.BY_ATTACH]) == (layout.STATE_INSTALLED, "attach")
 
 
 def test_our_own_status_is_that_of_this_process() -> None:
