@@ -42,13 +42,19 @@ class ReportSource(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 
 
 class ReportStep(msgspec.Struct, frozen=True, kw_only=True):
-    """Steps of the window. `basis` is hook or stacks; `phases` are shares of step time."""
+    """Steps of the window. `basis` is hook or stacks; `phases` are shares of step time.
+
+    `mfu` is the share of the device's peak that the floating-point operations of the model (`flops_per_s`) come to.
+    """
 
     count: int | None = None
     p50_ms: float | None = None
     p95_ms: float | None = None
     per_s: float | None = None
     samples_per_s: float | None = None
+    tokens_per_s: float | None = None
+    flops_per_s: float | None = None
+    mfu: float | None = None
     phases: Phases = Phases()
     basis: str | None = None
 
@@ -116,6 +122,9 @@ def _step(steps: Steps | None) -> ReportStep:
         p95_ms=_milliseconds(steps.p95),
         per_s=_rounded(steps.per_second, 3),
         samples_per_s=_rounded(steps.samples_per_second, 2),
+        tokens_per_s=_rounded(steps.tokens_per_second, 2),
+        flops_per_s=_rounded(steps.flops_per_second, 0),
+        mfu=_rounded(steps.mfu, 4),
         phases=Phases(**{phase: _rounded(share, 4) for phase, share in shares.items()}),
         basis=steps.basis,
     )

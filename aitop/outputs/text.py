@@ -35,13 +35,17 @@ def measured_phases(report: Report) -> list[tuple[str, float]]:
 
 
 def step_figures(report: Report) -> list[str]:
-    """What is known about the pace: step/s, samples/s, p50, p95, number of steps."""
+    """What is known about the pace: step/s, tokens/s or else samples/s, MFU, p50, p95, number of steps."""
     step = report.step
     figures = []
     if step.per_s is not None:
         figures.append(f"{step.per_s:.3g} step/s")
-    if step.samples_per_s is not None:
+    if step.tokens_per_s is not None:
+        figures.append(f"{step.tokens_per_s:,.0f} tokens/s")
+    elif step.samples_per_s is not None:
         figures.append(f"{step.samples_per_s:.3g} samples/s")
+    if step.mfu is not None:
+        figures.append(f"{100 * step.mfu:.0f} % MFU")
     if step.p50_ms is not None:
         figures.append(f"{duration(step.p50_ms / 1e3)} p50")
     if step.p95_ms is not None:

@@ -86,8 +86,12 @@ def _rates(view: View) -> list[Line]:
         return [Line(f"{(NOT_SUPPORTED if never else NOT_YET).rjust(4)} step/s", DIM)]
     word = "req" if view.snapshot and view.snapshot.kind == "inference" else "step"
     parts = [Line(significant(steps.per_second, 4), BRIGHT).add(f" {word}/s", DIM)]
-    if steps.samples_per_second is not None:
+    if steps.tokens_per_second is not None:
+        parts.append(Line(significant(steps.tokens_per_second, 5), TEXT).add(" tokens/s", DIM))
+    elif steps.samples_per_second is not None:
         parts.append(Line(significant(steps.samples_per_second, 5), TEXT).add(" samples/s", DIM))
+    if steps.mfu is not None:
+        parts.append(Line(f"{100 * steps.mfu:.0f} %", TEXT).add(" MFU", DIM))
     if steps.count is not None:
         parts.append(Line(f"{word} ", DIM).add(count(steps.count).rjust(6), TEXT))
     return parts

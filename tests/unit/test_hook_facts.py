@@ -1,0 +1,87 @@
+"""The facts of a hook's measures as their reader takes them: hostile until they make sense."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from aitop.model.steps import CallSite
+from aitop.sources.ring_format import JSON_ROOM, decode_facts
+
+SITE = {
+    "kind": "blocking",
+    "name": "item",
+    "file": "/x/train.py",
+    "line": 7,
+    "function": "main",
+    "calls": 3,
+    "seconds": 0.5,
+    "bytes": None,
+    "pageable_bytes": None,
+}
+WHOLE = {
+    "way": "attach",
+    "python": "3.12",
+    "torch": "2.9",
+    "calls": [SITE],
+    "flops_per_backward": 1.5e12,
+    "flops_basis": "shapes in the autograd graph",
+    "flops_dtype": "tf32",
+    "input_dtypes": ["int64"],
+    "autocast": "bfloat16",
+    "matmul_precision": "high",
+    "compiles": 4,
+    "recompiles": 2,
+    "graph_breaks": 1,
+    "recompile_reasons": ["f (a.py:7): size mismatch"],
+    "scaler_skips": 2,
+    "watches": ["tokens"],
+}
+
+
+def decoded(facts):
+    return decode_facts(json.dumps({"facts": facts}).encode())
+
+
+def test_what_a_hook_says():
+    answer = decoded(WHOLE)
+    assert answer is not None
+    facts, _ = answer
+    assert facts.calls == (CallSite(**SITE),)
+    for name in WHOLE.keys() - {"calls", "input_dtypes", "recompile_reasons", "watches"}:
+        assert getattr(facts, name) == WHOLE[name]
+    assert facts.recompile_reasons == ("f (a.py:7): size mismatch",)
+    assert (facts.input_dtypes, facts.watches) == (("int64",), ("tokens",))
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("calls", [SITE | {"kind": "kernel"}]),
+        ("calls", [SITE | {"line": -1}]),
+        ("calls", [SITE | {"seconds": -0.1}]),
+        ("calls", [SITE | {"calls": 10**30}]),
+        ("calls", [SITE | {"file": "x" * 2000}]),
+        ("calls", [SITE] * 65),
+        ("calls", 7),
+        ("flops_per_backward", -1.0),
+        ("flops_per_backward", 1e300),
+        ("flops_dtype", 32),
+        ("input_dtypes", ["int64"] * 65),
+        ("recompile_reasons", ["r"] * 17),
+        ("recompiles", -1),
+        ("scaler_skips", "many"),
+    ],
+)
+def test_what_no_hook_says(name, value):
+    assert decoded(WHOLE | {name: value}) is None
+
+
+def test_the_most_that_measures_say_has_room():
+    """A text without room would not be written at all."""
+    site = SITE | {"file": "x" * 400, "function": "f" * 120, "name": "torch.cuda.synchronize", "bytes": 10**15}
+    facts = WHOLE | {"calls": [site | {"pageable_bytes": 10**15}] * 16, "recompile_reasons": ["r" * 300] * 3}
+    loader = {"workers": 64, "dataset": "d" * 120, "collate": "c" * 120, "worker_pids": [4194303] * 64}
+    text = json.dumps({"facts": facts | {"loaders": [loader] * 8}, "allocators": []})
+    assert len(text) < JSON_ROOM
