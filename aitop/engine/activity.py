@@ -113,9 +113,9 @@ def _patterns(rows: Sequence[tuple[str, Activity]]) -> tuple[tuple[re.Pattern[st
 # Text of the line; the first row that fits counts.
 _TEXT = _patterns(
     (
-        (r"\.(?:item|tolist|cpu|numpy|nonzero|masked_select)\(|\bsynchronize\(", "sync"),
+        (r"\.(?:item|tolist|cpu|numpy|masked_select)\(|\bsynchronize\(", "sync"),
         (
-            r"\b(?:float|int|bool)\(\w*loss\w*\)|\b(?:if|assert|while) .*\b(?:isnan|isinf|isfinite|any|all|equal)\(",
+            r"\b(?:float|int|bool)\(\w*loss\w*\)|\b(?:if|assert|while) .*\btorch\.(?:is\w+|any|all|equal|allclose)\(",
             "sync",
         ),
         (r"\bsleep\(", "sleep"),
