@@ -120,8 +120,7 @@ class Watch:
         scenario = self.scenario
         verdicts = self.last.diagnosis.verdicts if self.last else ()
         wanted = scenario.verdict + (f"/{'|'.join(scenario.subtypes)}" if scenario.subtypes else "")
-        ended = "" if self.alive() else "the script has ended"
-        row = Row(scenario.name, self.tier, wanted, "nothing", self.right(verdicts), alarms=self.alarms(), note=ended)
+        row = Row(scenario.name, self.tier, wanted, "nothing", self.right(verdicts), alarms=self.alarms())
         row.seconds = self.right_since()
         if scenario.guilty:
             row.right_line = False

@@ -86,6 +86,8 @@ class Bench:
         if process.alive():
             watch.run(process.pid, patience)
         row = watch.row()
+        if not process.alive():
+            row.note = f"the script has ended with {process.wait()}: {process.output()[-300:]!r}"
         self.rows.append(row)
         self.reports.setdefault(scenario.name, {})[tier] = watch.report()
         what = "right" if row.right else f"WRONG, expected {row.expected}"

@@ -9,7 +9,7 @@ from expected import BY_NAME
 
 pytestmark = pytest.mark.e2e
 
-WATCH_SECONDS = 8.0
+WATCH_SECONDS = 6.0
 NOT_ENOUGH_EVIDENCE = 5
 
 

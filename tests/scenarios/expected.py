@@ -133,6 +133,7 @@ LOADING = (
             "bits[code % BITS] = 1.0",
             "for atom in smiles[start",
             "for start in range(len(smiles)):",
+            "return np.array([fingerprint(m) for m",
         ),
     ),
     _scenario("baskets", "input-bound", ("transform",), guilty=("return np.where(self.customer == who)",)),

@@ -54,12 +54,12 @@ def ahead_of(pool, work, library, size, depth):
 
 
 def main():
-    args = arguments(__doc__, workers=1, batch_size=128, hidden=192)
+    args = arguments(__doc__, workers=1, batch_size=128, hidden=448)
     torch.manual_seed(args.seed)
     torch.set_num_threads(1)
     random.seed(args.seed)
     log = RunLog(args)
-    library = ["".join(random.choices(ATOMS, k=random.randint(30, 50))) for _ in range(2000)]
+    library = ["".join(random.choices(ATOMS, k=random.randint(60, 90))) for _ in range(2000)]
     model = nn.Sequential(
         nn.Linear(BITS, args.hidden),
         nn.ReLU(),
