@@ -13,12 +13,10 @@ import errno
 import os
 import signal
 import struct
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import TracebackType
-from typing import TypeVar
 
 from aitop.attach.held_libc import pause, ptrace, wait_event
 from aitop.attach.refusal import AttachRefused, NotNow
@@ -41,28 +39,6 @@ REGISTER_NAMES = (
 )
 Registers = dict[str, int]
 WORD = (1 << 64) - 1
-
-
-Result = TypeVar("Result")
-
-
-def in_own_thread(work: Callable[[], Result]) -> Result:
-    """Runs `work` in a thread that ends with it, so that the kernel ends every tracing `work` began."""
-    results: list[Result] = []
-    errors: list[BaseException] = []
-
-    def body() -> None:
-        try:
-            results.append(work())
-        except BaseException as error:
-            errors.append(error)
-
-    thread = threading.Thread(target=body, name="aitop-tracer", daemon=True)
-    thread.start()
-    thread.join()
-    if errors:
-        raise errors[0]
-    return results[0]
 
 
 class _IoVec(ctypes.Structure):
@@ -97,7 +73,7 @@ class StoppedThread:
     own must not be waited for (`Popen.poll`) elsewhere while it is stopped here.
 
     Raises AttachRefused where the kernel does not allow it or the process is going away, and NotNow where
-    the thread does not stop in time. `pause_us` is valid after the end: how long the thread stood still.
+    the thread does not stop in time. `pause_us` is valid after the end: how long the thread stood still, at most.
     """
 
     def __init__(self, tid: int, still_the_one: Callable[[], bool]) -> None:
@@ -157,8 +133,12 @@ class StoppedThread:
         """
         hold_until = time.monotonic() + HELD_S
         while True:
+            looked = time.monotonic_ns()
             seen = wait_event(self.tid, os.WEXITED | os.WSTOPPED | os.WNOWAIT | WALL)
-            if seen is not None:
+            if seen is None:
+                # So far it ran, or waited for a processor.
+                self._since = looked
+            else:
                 if seen.code in (os.CLD_EXITED, os.CLD_KILLED, os.CLD_DUMPED):
                     raise _gone(self.tid)
                 wait_event(self.tid, os.WSTOPPED | WALL)

@@ -6,11 +6,12 @@ import time
 
 from aitop.attach.from_outside import SLEEPS, SYS_RESTART, may_be_asleep
 from aitop.attach.gil import holds_gil
-from aitop.attach.ptrace import StoppedThread, ThreadState, in_own_thread
+from aitop.attach.ptrace import StoppedThread, ThreadState
 from aitop.attach.refusal import NotNow
 from aitop.attach.request import Request
 from aitop.attach.signal_frame import EINTR, RESTART_BLOCK, RESTART_NO_HAND, RESTART_SYS, Call
 from aitop.attach.target import Target, call_in_main_thread, frame_obstacle, look_in, wipe
+from aitop.attach.undisturbed import in_own_thread
 
 INTERRUPTED = {-EINTR, -RESTART_SYS, -RESTART_NO_HAND, -RESTART_BLOCK}
 BETWEEN_LOOKS_S = 0.1

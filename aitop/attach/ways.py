@@ -10,12 +10,12 @@ from __future__ import annotations
 from typing import Protocol
 
 from aitop.attach.debugger import GDB, LLDB
-from aitop.attach.ptrace import in_own_thread
 from aitop.attach.remote_debug import RemoteDebug
 from aitop.attach.request import Request
 from aitop.attach.signal_frame import Call
 from aitop.attach.sleeping_call import SleepingCall
 from aitop.attach.target import Target, anywhere, call_in_main_thread, frame_obstacle, wipe
+from aitop.attach.undisturbed import in_own_thread
 
 
 class WayIn(Protocol):

@@ -18,9 +18,10 @@ from attach_targets import STAND_IN, Victim, leftovers
 from interpreters import interpreters
 
 from aitop.attach import AttachRefused, install, remove
-from aitop.attach.ptrace import StoppedThread, in_own_thread
+from aitop.attach.ptrace import StoppedThread
 from aitop.attach.session import Attachment, deliver
 from aitop.attach.signal_frame import SYS_POLL
+from aitop.attach.undisturbed import in_own_thread
 
 pytestmark = pytest.mark.e2e
 
