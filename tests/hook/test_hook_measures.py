@@ -7,6 +7,7 @@ import threading
 import time
 from types import ModuleType, SimpleNamespace
 
+import hook_runs
 import pytest
 import torch
 from hook_runs import Net
@@ -16,6 +17,7 @@ from torch.amp import grad_scaler
 import aitop.hook
 from aitop.hook import compiler, generation
 from aitop.hook.inputs import autocast_dtype, matmul_precision
+from aitop.hook.scaler import Scaler
 
 
 class Words(nn.Module):
@@ -93,15 +95,19 @@ def scaled(times, bad=()):
     return [parameter.detach().clone() for parameter in model.parameters()]
 
 
+def scaler_of(session) -> Scaler:
+    return next(measure for measure in session._measures if isinstance(measure, Scaler))
+
+
 def test_steps_that_a_scaler_leaves_out(unhooked):
     original = vars(grad_scaler.GradScaler)["_maybe_opt_step"]
     plain = scaled(10, bad=(4, 7))
     assert aitop.hook.install("run") == "installed"
     session = aitop.hook._session
-    assert session._measures[3].facts() == {}
+    assert scaler_of(session).facts() == {}
     for one, other in zip(plain, scaled(10, bad=(4, 7)), strict=True):
         assert torch.equal(one, other)
-    assert session._measures[3].facts() == {"scaler_skips": 2}
+    assert scaler_of(session).facts() == {"scaler_skips": 2}
     aitop.hook.remove()
     assert vars(grad_scaler.GradScaler)["_maybe_opt_step"] is original
 
@@ -113,7 +119,37 @@ def test_a_step_left_out_is_a_step(watched):
     assert watched.facts().scaler_skips == 2
 
 
-# Generation. The loop is transformers' own in its shape; tests/e2e has the real one.
+# Generation.
+
+
+def test_a_real_model_generates_the_same(unhooked):
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    config = transformers.GPT2Config(n_layer=2, n_embd=32, n_head=2, vocab_size=60, bos_token_id=1, eos_token_id=None)
+    model = transformers.GPT2LMHeadModel(config).eval()
+    owner = sys.modules[generation.MODULE].GenerationMixin
+    before = dict(vars(owner))
+
+    def texts():
+        torch.manual_seed(5)
+        options = [{"do_sample": False}, {"do_sample": True}, {"num_beams": 2}]
+        return [model.generate(IDS, max_new_tokens=9, **option) for option in options]
+
+    plain = texts()
+    watched = hook_runs.Watched()
+    for one, other in zip(plain, texts(), strict=True):
+        assert torch.equal(one, other)
+    records = watched.records()
+    watched.ring.close()
+    aitop.hook.remove()
+    assert len(records) >= 2
+    for record in records:
+        assert (record.kind, record.tokens, record.forwards) == ("generate", 27, 1)
+        assert 0 < record.first_token < record.seconds
+    assert dict(vars(owner)) == before
+
+
+# A loop like that of transformers, with a first token that takes its time.
 
 
 class GenerationMixin:
