@@ -78,8 +78,12 @@ def _overhead(snapshot: Snapshot) -> Overhead:
         inside = Lines(sum(line.share for line in _python(inside)), _python(inside))
     both = Lines(inside.share + by_hand.share, inside.lines + by_hand.lines)
     per_op = None if gpu else _microseconds_per_op(snapshot, by_hand.share)
-    loops = _concentrated(both)
-    tiny = per_op < TINY_OP_US if per_op is not None else _tiny_by_stacks(snapshot, loops)
+    loops = _concentrated(both, _stepping(snapshot))
+    tiny = (
+        per_op < TINY_OP_US
+        if per_op is not None
+        else _tiny_by_stacks(snapshot, loops, any(_is_loop(line) for line in both.lines))
+    )
     model = 0.0
     if gpu:
         model = inside.share
@@ -116,24 +120,40 @@ def _is_model(snapshot: Snapshot, by_hand: Lines) -> bool:
     return bool(by_hand.lines) and (phases.forward or 0.0) < NO_MODULE and (phases.backward or 0.0) >= SOME
 
 
-def _tiny_by_stacks(snapshot: Snapshot, loops: bool) -> bool:
+def _tiny_by_stacks(snapshot: Snapshot, loops: bool, heads: bool) -> bool:
     """Without a count of operations: a loop of the user's whose operations hardly let go of the interpreter's lock."""
     process = main_stacks(snapshot)
     threads = snapshot.stacks.threads if snapshot.stacks else ()
     held = [one.gil for one in threads if process and (one.pid, one.thread) == (process.pid, process.thread)]
-    return loops and not any(gil is not None and gil < HOLDS_LOCK for gil in held)
+    known = [gil for gil in held if gil is not None]
+    # The head of a loop is quick: to be seen on it there must be many turns.
+    return loops and (min(known) >= HOLDS_LOCK if known else heads)
 
 
-def _concentrated(lines: Lines) -> bool:
-    """A few lines of one function hold nearly all of it, as in a loop."""
+def _concentrated(lines: Lines, stepping: frozenset[tuple[str, str]]) -> bool:
+    """A few lines of one function hold nearly all of it, as in a loop; the one that makes steps is none."""
     if not lines.lines:
         return False
     functions: dict[tuple[str, str], int] = {}
     for line in lines.lines:
         key = (line.file, line.function)
         functions[key] = functions.get(key, 0) + line.samples
-    looping = any(line.text is not None and LOOP.search(line.text) for line in lines.lines)
+    looping = any(
+        (line.loop and (line.phase != "outside" or (line.file, line.function) not in stepping)) or _is_loop(line)
+        for line in lines.lines
+    )
     return looping and max(functions.values()) >= 0.6 * sum(functions.values())
+
+
+def _stepping(snapshot: Snapshot) -> frozenset[tuple[str, str]]:
+    """The functions from which backward passes and optimizer steps are made."""
+    lines = main_lines(snapshot, lambda line: line.phase in ("backward", "optimizer")).lines
+    above = {(frame.file, frame.function) for line in lines for frame in line.via}
+    return frozenset(above | {(line.file, line.function) for line in lines})
+
+
+def _is_loop(line: HotLine) -> bool:
+    return line.text is not None and LOOP.search(line.text) is not None
 
 
 def _backward_of(snapshot: Snapshot, lines: Lines) -> float:

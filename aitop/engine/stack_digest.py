@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from aitop.engine.activity import Activity, activity_of
-from aitop.engine.phases import Phase, own_start, phase_of
+from aitop.engine.phases import Phase, marker, own_start, phase_of
 from aitop.model.stacks import Frame, StackWindow
 
 MOST_STACKS = 20_000
@@ -19,7 +19,8 @@ class Seen:
     """One distinct stack. `frames` are those the process entered itself, the outermost first.
 
     `line` is the innermost user frame: its own, else, in a forked worker, the line of the parent that started it; None
-    where no user code is on the stack. `via` has the user's frames above `line`.
+    where no user code is on the stack. `via` has the user's frames above `line`. `loop` is the head of the innermost
+    loop around it, inside of the model also of one around what calls it.
     `phase` is what the stack says alone, before others tell which functions evaluate.
     `worker` says that it is a DataLoader's worker, `idle` that this worker waits for something to do. `importing`: a
     library is being imported, which happens once and is no part of any step.
@@ -33,6 +34,7 @@ class Seen:
     worker: bool
     idle: bool
     importing: bool
+    loop: str | None = None
 
 
 class ThreadKey(NamedTuple):
@@ -92,6 +94,15 @@ def _imports(frames: Sequence[Frame]) -> bool:
     return False
 
 
+def _inner_loop(frames: Sequence[Frame]) -> str | None:
+    """The head of the innermost loop that the user's line stands in; inside of the model also of the lines above it."""
+    users = [index for index, frame in enumerate(frames) if frame.user]
+    found = (index for index, frame in enumerate(frames) if not frame.user and marker(frame.file, frame.function))
+    model = next(found, len(frames))
+    inside = [index for index in users if index > model] or users[-1:]
+    return next((loop for index in reversed(inside) if (loop := frames[index].loop)), None)
+
+
 def look_at(frames: Sequence[Frame]) -> Seen:
     """What one stack (all its frames, the outermost first) says."""
     start = own_start(frames)
@@ -109,4 +120,5 @@ def look_at(frames: Sequence[Frame]) -> Seen:
         worker=worker,
         idle=worker and not user and activity in ("queue", "lock"),
         importing=_imports(own),
+        loop=_inner_loop(own),
     )

@@ -193,6 +193,7 @@ def _hot_lines(
                 text=heaviest.line.text if heaviest.line else None,
                 thread=key.thread,
                 via=heaviest.via,
+                loop=heaviest.loop,
             )
         )
     return found

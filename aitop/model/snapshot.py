@@ -65,7 +65,8 @@ class HotLine(msgspec.Struct, frozen=True, kw_only=True):
 
     `phase` is where in a step the line runs (data_wait, forward, backward, optimizer, evaluation, save, outside);
     `activity` what it does there, told from the library frames under it and its text (see engine.activity).
-    `via` has the user's frames above it, outermost first.
+    `via` has the user's frames above it, outermost first. `loop` is the head of the innermost loop around it in its
+    function, inside of the model also around what calls it; None where there is none.
     """
 
     pid: int
@@ -80,6 +81,7 @@ class HotLine(msgspec.Struct, frozen=True, kw_only=True):
     text: str | None = None
     thread: str = "MainThread"
     via: tuple[Frame, ...] = ()
+    loop: str | None = None
 
 
 class CallNode(msgspec.Struct, frozen=True, kw_only=True):

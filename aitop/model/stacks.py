@@ -8,7 +8,8 @@ import msgspec
 class Frame(msgspec.Struct, frozen=True):
     """One line of one function. `user` is False in the standard library, site-packages, torch and our own hook.
 
-    `text` is the source line as the target's user sees it, stripped; None where it could not be read.
+    `text` is the source line as the target's user sees it, stripped; None where it could not be read. `loop` is the
+    head of the innermost loop of the function that the line stands in; None where it stands in none.
     """
 
     function: str
@@ -16,6 +17,7 @@ class Frame(msgspec.Struct, frozen=True):
     line: int
     user: bool = False
     text: str | None = None
+    loop: str | None = None
 
 
 class StackCount(msgspec.Struct, frozen=True):

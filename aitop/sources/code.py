@@ -19,6 +19,8 @@ LARGEST_FILE = 2 << 20
 LARGEST_PARSED = 400_000
 FILES_KEPT = 64
 LINKS_FOLLOWED = 8
+_LOOP = re.compile(r"\s*(?:async\s+)?(?:for|while)\b")
+_FUNCTION = re.compile(r"\s*(?:(?:async\s+)?def|class)\b")
 _LINE_END = re.compile(r"\r\n|\r|\n")
 
 
@@ -26,6 +28,10 @@ class _File(NamedTuple):
     identity: tuple[int, int, int]
     text: str
     lines: tuple[str, ...]
+
+
+def _indentation(line: str) -> int:
+    return len(line) - len(line.lstrip())
 
 
 class SourceCode:
@@ -49,6 +55,23 @@ class SourceCode:
             return None
         first, last = max(1, line - before), min(len(found), line + after)
         return [(number, found[number - 1]) for number in range(first, last + 1)]
+
+    def loop(self, file: str, line: int) -> str | None:
+        """The head of the innermost loop, stripped, that a line stands in within its function; None without one."""
+        found = self._lines(file)
+        if found is None or not 1 <= line <= len(found):
+            return None
+        depth = _indentation(found[line - 1])
+        for above in reversed(found[: line - 1]):
+            indentation = _indentation(above)
+            if not above.strip() or indentation >= depth:
+                continue
+            depth = indentation
+            if _LOOP.match(above):
+                return above.strip()
+            if _FUNCTION.match(above):
+                return None
+        return None
 
     def text(self, file: str) -> str | None:
         """The whole file as it is, with its control characters."""

@@ -310,6 +310,26 @@ def test_a_loop_of_large_operations_lets_go_of_the_lock():
     assert python_overhead.judge(seen_from_outside([HEADER, BODY], gil=0.02)) is None
 
 
+def test_the_head_of_a_loop_need_not_be_seen_where_the_lock_is_held():
+    from msgspec.structs import replace
+
+    body = replace(BODY, loop="for t in range(x.shape[1]):")
+    assert fired(python_overhead.judge(seen_from_outside([body], gil=0.2))).where[0].line == 21
+    assert python_overhead.judge(seen_from_outside([body], gil=0.02)) is None
+    assert python_overhead.judge(seen_from_outside([body])) is None, "nobody asked who holds the lock"
+
+
+def test_the_loop_that_makes_steps_is_no_loop_of_small_operations():
+    from msgspec.structs import replace
+
+    loss = line("main", 0.3, activity="compute", number=30, text="loss = ((y - t) ** 2).mean()")
+    back = line("main", 0.3, phase="backward", activity="compute", number=31, text="loss.backward()")
+    model = line("main", 0.3, phase="forward", activity="compute", number=29, text="y = model(x)")
+    lines = [replace(one, loop="for x, t in loader:") for one in (loss, back)]
+    shares = Phases(forward=0.3, backward=0.3, outside=0.3)
+    assert "tiny" not in fired(python_overhead.judge(seen_from_outside([*lines, model], shares, gil=0.2))).title
+
+
 def test_layers_without_a_loop_are_no_overhead():
     assert python_overhead.judge(seen_from_outside([BODY], gil=0.15)) is None
 

@@ -22,6 +22,26 @@ def test_lines(code, tmp_path):
     assert code.line(str(file), 0) is None and code.line(str(file), 5) is None
 
 
+def test_the_loop_around_a_line(code, tmp_path):
+    file = tmp_path / "model.py"
+    file.write_text(
+        "for epoch in range(3):\n"
+        "    def forward(self, x):\n"
+        "        h = x.new_zeros(8)\n"
+        "        for t in range(x.shape[1]):\n"
+        "            if t:\n"
+        "\n"
+        "                h = self.cell(x[:, t], h)\n"
+        "        return h\n"
+        "    train(forward)\n"
+    )
+    loops = [code.loop(str(file), number) for number in range(1, 11)]
+    inside = "for t in range(x.shape[1]):"
+    epochs = "for epoch in range(3):"
+    assert (loops[2], loops[4], loops[6], loops[7]) == (None, inside, inside, None), "a function is no part of a loop"
+    assert (loops[8], loops[9]) == (epochs, None)
+
+
 def test_around_is_cut_at_both_ends(code, tmp_path):
     file = tmp_path / "train.py"
     file.write_text("\n".join(f"line {n}" for n in range(1, 11)))

@@ -65,5 +65,6 @@ class WindowBuilder:
             user = is_user(file, self._script)
             text = code.line(file, line) if user and line > 0 else None
             index = self._frames[key] = len(self._table)
-            self._table.append(Frame(raw.name, file, line, user, text.strip() if text else None))
+            loop = code.loop(file, line) if text else None
+            self._table.append(Frame(raw.name, file, line, user, text.strip() if text else None, loop))
         return index
