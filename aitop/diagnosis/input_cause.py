@@ -190,7 +190,7 @@ def _in_workers(snapshot: Snapshot, share: float, contention: float, lines: Line
         )
     evidence = [
         *_queue(snapshot),
-        *_workers(workers, each, blocked, working, sources_in_words(lines)),
+        *_workers(workers, each, blocked, working, source_of(lines)),
         *_free(free),
         *_reading(snapshot),
     ]

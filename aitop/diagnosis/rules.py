@@ -14,6 +14,7 @@ from aitop.diagnosis import (
     host_memory,
     input_bound,
     memory,
+    optimizer,
     oversubscription,
     step_growth,
 )
@@ -22,6 +23,7 @@ from aitop.diagnosis.rule import Rule
 RULES: tuple[Rule, ...] = (
     input_bound.RULE,
     *between_steps.RULES,
+    optimizer.RULE,
     *computing.RULES,
     *device_rules.RULES,
     gil.RULE,

@@ -26,8 +26,8 @@ from aitop.model.verdict import Abstention, Fix, Severity, Verdict, Where
 
 ID = "step-time-growth"
 BAND = Band(enter=1.0, leave=0.6)
-PARTS = 10
-MIN_STEPS = 40
+PARTS = 8
+MIN_STEPS = 16
 MIN_SECONDS = 4.0
 # With a line that explains it, and without one: the least growth over what was seen.
 EXPLAINED, UNEXPLAINED = 0.04, 0.2
@@ -50,7 +50,7 @@ _PHASES: tuple[tuple[str, Callable[[StepRecord], float]], ...] = (
 
 @dataclass(frozen=True)
 class Growth:
-    """How step time rose: medians of parts of the window, `first` and `last` in seconds, `rate` in seconds a step."""
+    """How step time rose: `first` and `last` in seconds (of a core, where steps run on the CPU), `rate` a step."""
 
     first: float
     last: float
@@ -96,16 +96,12 @@ def growth_of(steps: Sequence[StepRecord], *, device: bool) -> Growth | None:
     """The rise of step time over these steps; None where it is not a steady one of the run's own making."""
     if _longer_batches(steps):
         return None
-    medians = _medians(steps, lambda step: step.seconds)
-    if not _rises(medians) or not _shifted(steps):
-        return None
     # A core that others take slows steps down, too, but they do not use more of it.
-    if not device and all(step.cpu is not None for step in steps):
-        used = _medians(steps, lambda step: step.cpu or 0.0)
-        waits = _medians(steps, lambda step: step.data_wait + step.loader_start)
-        own = used[-1] - used[0] + waits[-1] - waits[0]
-        if own < 0.5 * (medians[-1] - medians[0]):
-            return None
+    on_core = not device and all(step.cpu is not None for step in steps)
+    taken: Callable[[StepRecord], float] = (lambda step: step.cpu or 0.0) if on_core else (lambda step: step.seconds)
+    medians = _medians(steps, taken)
+    if not _rises(medians) or not _shifted(steps, taken):
+        return None
     slope, _ = line_through(range(PARTS), medians)
     middle = sum(medians) / PARTS
     first, last = middle - slope * (PARTS - 1) / 2, middle + slope * (PARTS - 1) / 2
@@ -141,11 +137,11 @@ def _rises(medians: Sequence[float]) -> bool:
     return slope > 0 and fit >= FIT and late > 0.3 * slope
 
 
-def _shifted(steps: Sequence[StepRecord]) -> bool:
+def _shifted(steps: Sequence[StepRecord], value: Callable[[StepRecord], float]) -> bool:
     """Whether the last third is slower than the first as a whole, not only at its slowest steps."""
     third = len(steps) // 3
-    before = sorted(step.seconds for step in steps[:third])
-    after = sorted(step.seconds for step in steps[-third:])
+    before = sorted(value(step) for step in steps[:third])
+    after = sorted(value(step) for step in steps[-third:])
     return after[third // 4] > before[third // 2] and after[third // 2] > before[3 * third // 4]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from snapshot_builder import WORKER, constant, host, line, loaders, snapshot, step, steps
 
-from aitop.diagnosis import between_steps, computing, input_bound, launch_bound, memory, python_overhead
+from aitop.diagnosis import between_steps, computing, input_bound, launch_bound, memory, optimizer, python_overhead
 from aitop.diagnosis.rule import Finding
 from aitop.model.gpu import GpuDevice, GpuSample
 from aitop.model.snapshot import GrowthSite, Phases, Series
@@ -24,7 +24,7 @@ FEW = snapshot(steps(3), main_samples=0)
         between_steps.host_io,
         computing.compute_bound,
         python_overhead.judge,
-        computing.optimizer_bound,
+        optimizer.judge,
         memory.leak,
     ],
 )
@@ -243,21 +243,43 @@ def test_few_large_operations_are_no_overhead():
     assert python_overhead.judge(seen) is None
 
 
+def adam(parameters, tensors, **fields):
+    return HookFacts(
+        way="attach",
+        python="3.11",
+        torch="2",
+        parameters=parameters,
+        parameter_tensors=tensors,
+        optimizers=("AdamW",),
+        **fields,
+    )
+
+
 def test_an_optimizer_that_takes_too_long():
-    facts = HookFacts(way="attach", python="3.11", torch="2", parameters=100_000, optimizers=("AdamW",))
-    verdict = fired(computing.optimizer_bound(snapshot(steps(seconds=0.1, optimizer=0.06), facts=facts)))
+    facts = adam(100_000, 6)
+    verdict = fired(optimizer.judge(snapshot(steps(seconds=0.1, optimizer=0.06), facts=facts)))
     assert verdict.share == pytest.approx(0.6, abs=0.01)
 
 
 def test_an_optimizer_with_many_parameters_may_take_long():
-    facts = HookFacts(way="attach", python="3.11", torch="2", parameters=10_000_000, optimizers=("AdamW",))
-    assert computing.optimizer_bound(snapshot(steps(seconds=0.1, optimizer=0.04), facts=facts)) is None
+    facts = adam(10_000_000, 40)
+    assert level(optimizer.judge(snapshot(steps(seconds=0.1, optimizer=0.02), facts=facts))) < 0.14
+    fused = adam(10_000_000, 40, fused=True)
+    assert level(optimizer.judge(snapshot(steps(seconds=0.1, optimizer=0.05), facts=fused))) == 0
 
 
 def test_many_small_tensors_cost_something_even_when_batched():
-    facts = HookFacts(way="attach", python="3.11", torch="2", parameters=65_000, parameter_tensors=1000)
-    verdict = fired(computing.optimizer_bound(snapshot(steps(seconds=0.04, optimizer=0.03), facts=facts)))
-    assert verdict.speedup == pytest.approx(2.0, rel=0.05)
+    verdict = fired(optimizer.judge(snapshot(steps(seconds=0.04, optimizer=0.027), facts=adam(65_000, 1000))))
+    assert verdict.speedup == pytest.approx(1.4, rel=0.07), "foreach takes 0.57 of the time of a loop, as measured"
+    batched = fired(
+        optimizer.judge(snapshot(steps(seconds=0.04, optimizer=0.027), facts=adam(65_000, 1000, foreach=True)))
+    )
+    assert "fused=True" in batched.fixes[0].text
+
+
+def test_an_uncounted_optimizer_may_take_a_usual_share():
+    usual = Phases(data_wait=0.0, forward=0.3, backward=0.4, optimizer=0.28, outside=0.02)
+    assert level(optimizer.judge(snapshot(phases=usual))) < optimizer.RULE.band.leave
 
 
 # memory -----------------------------------------------------------------------------------------------------------
@@ -335,11 +357,11 @@ def test_launch_times_alone_are_no_python_overhead():
 
 def test_the_wait_of_the_host_for_a_busy_gpu_is_not_the_optimizers():
     absorbed = steps(seconds=0.1, forward=0.01, backward=0.02, optimizer=0.06)
-    assert level(computing.optimizer_bound(on_gpu(0.95, absorbed))) < 0.18
-    unproven = fired(computing.optimizer_bound(snapshot(absorbed, facts=ON_CUDA)))
+    assert level(optimizer.judge(on_gpu(0.95, absorbed))) < 0.18
+    unproven = fired(optimizer.judge(snapshot(absorbed, facts=ON_CUDA)))
     assert (unproven.severity, unproven.confidence <= 0.5) == ("warning", True)
     device = steps(seconds=0.1, optimizer=0.06, device_forward=0.01, device_backward=0.02, device_optimizer=0.06)
-    assert fired(computing.optimizer_bound(on_gpu(0.95, device))).severity == "critical"
+    assert fired(optimizer.judge(on_gpu(0.95, device))).severity == "critical"
 
 
 def test_a_host_that_waits_for_data_does_not_starve_a_busy_gpu():
@@ -391,12 +413,12 @@ def test_reading_a_data_set_before_the_first_step_is_no_step(judge):
 
 def test_an_optimizer_that_is_batched_already_is_not_told_to_be():
     facts = HookFacts(way="attach", python="3.11", torch="2", parameters=1000, foreach=True)
-    verdict = fired(computing.optimizer_bound(snapshot(steps(seconds=0.1, optimizer=0.06), facts=facts)))
+    verdict = fired(optimizer.judge(snapshot(steps(seconds=0.1, optimizer=0.06), facts=facts)))
     assert not any("foreach" in fix.text for fix in verdict.fixes)
 
 
 def test_without_a_count_of_parameters_nothing_is_said_of_their_need():
-    verdict = fired(computing.optimizer_bound(snapshot(phases=Phases(forward=0.3, backward=0.3, optimizer=0.4))))
+    verdict = fired(optimizer.judge(snapshot(phases=Phases(forward=0.3, backward=0.3, optimizer=0.4))))
     assert "need" not in verdict.title
 
 

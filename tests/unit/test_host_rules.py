@@ -1,0 +1,386 @@
+"""The verdicts around the host, three ways each: fires, does not, says what is missing."""
+
+from __future__ import annotations
+
+import random
+from itertools import pairwise
+
+import pytest
+from snapshot_builder import RANK, WORKER, constant, host, line, process, snapshot, stacks, step, steps
+
+from aitop.diagnosis import collector, gil, input_bound, oversubscription, step_growth
+from aitop.diagnosis.composition import composed
+from aitop.diagnosis.judge import Judge
+from aitop.diagnosis.rule import Finding
+from aitop.model.host import HostSample, MachineSample
+from aitop.model.snapshot import GrowthSite, HotLine, Phases, ThreadShare
+from aitop.model.verdict import Abstention, Verdict, Where
+
+FEW = snapshot(steps(3), main_samples=0)
+
+
+def fired(judgement):
+    assert isinstance(judgement, Finding), judgement
+    return judgement.verdict
+
+
+def level(judgement):
+    return judgement.level if isinstance(judgement, Finding) else 0.0
+
+
+@pytest.mark.parametrize("rule", [gil.RULE, collector.RULE, step_growth.RULE, oversubscription.RULE])
+def test_too_little_evidence_is_said(rule):
+    told = rule.judge(FEW)
+    assert isinstance(told, Abstention) and told.id == rule.id and told.reason
+
+
+# gil-contention ---------------------------------------------------------------------------------------------------
+
+
+def of_thread(function, share, *, thread="metrics", activity="python", number=50, text=None):
+    return HotLine(
+        pid=RANK,
+        role="rank",
+        file="/x/metrics.py",
+        line=number,
+        function=function,
+        phase="outside",
+        activity=activity,
+        samples=round(share * 100),
+        share=share,
+        text=text,
+        thread=thread,
+    )
+
+
+def threaded(held, cpu, records=True, lines=(), main_thread=None):
+    """A run whose main thread is on a core for `cpu` of the time while `metrics` holds the lock for `held`."""
+    found = stacks((*lines, of_thread("publish", 1.0)), phases=Phases(forward=0.4, backward=0.4, optimizer=0.2))
+    threads = (
+        ThreadShare(pid=RANK, thread="MainThread", samples=100, active=1.0, gil=0.1),
+        ThreadShare(pid=RANK, thread="metrics", samples=100, active=1.0, gil=held),
+    )
+    found = Stacks(
+        seconds=5.0,
+        samples=200,
+        processes=found.processes,
+        lines=found.lines,
+        threads=threads if held is not None else (),
+    )
+    return snapshot(
+        steps(seconds=0.1, forward=0.04, backward=0.04, optimizer=0.02, cpu=0.1 * cpu) if records else None,
+        phases=None if records else Phases(data_wait=0.0, forward=0.4, backward=0.4, optimizer=0.2),
+        stacks=found,
+        series={"run_delay": constant(0.0), **({"main_thread": constant(main_thread)} if main_thread else {})},
+    )
+
+
+def test_a_thread_that_holds_the_lock():
+    verdict = fired(gil.judge(threaded(held=0.8, cpu=0.3)))
+    assert verdict.severity == "critical"
+    assert verdict.share == pytest.approx(0.7, abs=0.01) and verdict.speedup == pytest.approx(3.3, rel=0.02)
+    assert (verdict.where[0].line, "metrics" in verdict.title) == (50, True)
+
+
+def test_without_the_hook_the_kernel_tells_how_much_the_main_thread_ran():
+    assert fired(gil.judge(threaded(held=0.8, cpu=0, records=False, main_thread=0.4))).share == pytest.approx(0.6)
+    assert isinstance(gil.judge(threaded(held=0.8, cpu=0, records=False)), Abstention)
+
+
+@pytest.mark.parametrize(("held", "cpu"), [(0.8, 0.97), (0.03, 0.4), (0.0, 0.2)])
+def test_a_lock_that_nobody_waits_for_is_no_contention(held, cpu):
+    assert level(gil.judge(threaded(held, cpu))) < gil.RULE.band.leave
+
+
+def test_a_main_thread_that_waits_for_data_does_not_want_the_lock():
+    waiting = line("main", 0.6, activity="queue", text="batch = ready.get()")
+    assert level(gil.judge(threaded(held=0.8, cpu=0.38, lines=(waiting,)))) < gil.RULE.band.leave
+
+
+def test_nobody_asked_who_holds_the_lock():
+    told = gil.judge(threaded(held=None, cpu=0.3))
+    assert isinstance(told, Abstention) and "lock" in told.reason
+
+
+# cpu-oversubscription ---------------------------------------------------------------------------------------------
+
+
+def crowded(wanting=16, wanted=8.0, cores=2, system=0.22, delay=0.5, busy=None, throttled=None, switches=4000.0):
+    rank = process(
+        cpu=1.0,
+        cpu_system=system,
+        wanting=wanting,
+        wanted=wanted,
+        waited=wanted - 1.0,
+        voluntary_switches=switches / 2,
+        forced_switches=switches / 2,
+    )
+    machine = MachineSample(cores=cores, core_busy=busy or (0.5,) * cores)
+    return snapshot(
+        steps(seconds=0.03, forward=0.01, backward=0.02, cpu=0.005),
+        host=HostSample(time=1000.0, processes=(rank,), machine=machine, usable_cores=float(cores)),
+        series={
+            "run_delay": constant(delay),
+            "cores_wanted": constant(wanted),
+            **({"throttled": constant(throttled)} if throttled else {}),
+        },
+    )
+
+
+def test_more_threads_than_cores():
+    verdict = fired(oversubscription.judge(crowded()))
+    assert verdict.speedup == pytest.approx(1.8, rel=0.05) and verdict.severity == "critical"
+    assert "torch.set_num_threads(2)" in verdict.fixes[0].text
+    assert verdict.title == "16 threads compete for 2 cores"
+
+
+def test_threads_that_have_cores_are_no_crowd():
+    assert oversubscription.judge(crowded(wanting=16, wanted=14.0, cores=16, delay=0.01)) is None
+    assert oversubscription.judge(crowded(wanting=2, wanted=1.6, delay=0.05)) is None
+
+
+def test_the_load_of_others_is_said_and_is_no_fault_of_the_run():
+    verdict = fired(oversubscription.judge(crowded(wanting=2, wanted=1.8, delay=0.5, busy=(1.0, 1.0))))
+    assert (verdict.severity, verdict.share, verdict.speedup) == ("info", None, None)
+    assert "other programs use 1.0 of 2 cores" in verdict.title
+
+
+def test_a_quota_that_runs_out():
+    verdict = fired(oversubscription.judge(crowded(throttled=0.6, delay=0.4)))
+    assert "quota" in verdict.title and verdict.share == pytest.approx(0.4)
+
+
+# gc-stall ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_collection_at_every_step_has_a_line():
+    lines = [line("fit", 0.4, activity="gc", number=31, text="gc.collect()")]
+    verdict = fired(collector.judge(snapshot(steps(seconds=0.1, gc=0.04), lines=lines)))
+    assert (verdict.severity, verdict.where[0].line) == ("critical", 31)
+    assert verdict.speedup == pytest.approx(1.67, rel=0.02) and "gc.collect()" in verdict.fixes[0].text
+
+
+def test_a_collector_that_starts_by_itself_has_none():
+    verdict = fired(collector.judge(snapshot(steps(seconds=0.1, gc=0.02))))
+    assert verdict.where == () and "gc.freeze()" in verdict.fixes[0].text
+
+
+def test_short_pauses_are_no_stall():
+    assert collector.judge(snapshot(steps(seconds=0.1, gc=0.001))) is None
+    assert isinstance(collector.judge(snapshot(phases=Phases(forward=0.5, backward=0.5))), Abstention)
+
+
+# step-time-growth -------------------------------------------------------------------------------------------------
+
+SITE = GrowthSite(file="/x/train.py", line=40, function="main", text="history.append(loss.item())")
+OVER = line("main", 0.3, number=41, text="smooth = sum(history) / len(history)")
+
+
+def slowing(per_step, count=400, noise=0.0, cpu=True, **fields):
+    """Steps of 20 ms that get longer."""
+    random_ = random.Random(3)
+    found, end = [], 990.0
+    for index in range(count):
+        own = 0.02 + per_step * index
+        seconds = own * (1 + noise * random_.random())
+        end += seconds
+        used = own if cpu is True else cpu
+        found.append(step(index, seconds, forward=0.005, backward=0.01, cpu=used, **fields))
+        found[-1] = type(found[-1])(
+            **{name: getattr(found[-1], name) for name in found[-1].__struct_fields__} | {"end": end}
+        )
+    return found
+
+
+def test_steps_that_get_slower_with_the_line_that_goes_over_what_grows():
+    seen = snapshot(slowing(2e-5, noise=0.3), lines=[OVER], growth_sites=(SITE,))
+    judged = step_growth.judge(seen)
+    verdict = fired(judged)
+    assert judged.level >= 1.0
+    assert [place.line for place in verdict.where[:2]] == [41, 40]
+    assert "keep a running sum" in verdict.fixes[0].text
+
+
+def test_growth_without_a_line_has_to_be_larger():
+    assert level(step_growth.judge(snapshot(slowing(4e-6)))) < 1.0
+    assert step_growth.judge(snapshot(slowing(4e-5))).level >= 1.0
+
+
+@pytest.mark.parametrize(
+    "records",
+    [
+        slowing(0.0, noise=0.6),
+        slowing(-2e-5),
+        slowing(2e-5, cpu=0.02),
+        slowing(2e-5, count=8),
+        [step(index, 0.02 + (0.5 if index % 50 == 0 else 0.0), cpu=0.02) for index in range(400)],
+        [step(index, 0.06 if index < 40 else 0.02, cpu=0.02) for index in range(400)],
+    ],
+    ids=["noise", "faster", "others take the core", "few", "bursts", "warming up"],
+)
+def test_other_changes_are_no_growth(records):
+    assert level(step_growth.judge(snapshot(records, growth_sites=(SITE,)))) < step_growth.RULE.band.leave
+
+
+def test_longer_batches_take_longer():
+    records = [step(index, 0.02 + 2e-5 * index, cpu=0.02 + 2e-5 * index, samples=32 + index) for index in range(400)]
+    assert step_growth.judge(snapshot(records)) is None
+
+
+def test_without_step_times_the_code_may_tell():
+    seen = {"phases": Phases(forward=0.3, backward=0.3, outside=0.4), "growth_sites": (SITE,)}
+    assert fired(step_growth.judge(snapshot(lines=[OVER], **seen))).confidence <= 0.5
+    assert isinstance(
+        step_growth.judge(snapshot(lines=[line("main", 0.3, text="mean(history[-50:])")], **seen)), Abstention
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "whole"),
+    [
+        ("total = sum(history)", True),
+        ("for value in history:", True),
+        ("plot(step, history)", True),
+        ("history.append(x)", False),
+        ("last = history[-1]", False),
+        ("n = len(history)", False),
+        ("my_history = [history_of(x)]", False),
+    ],
+)
+def test_what_goes_over_all_of_a_list(text, whole):
+    assert step_growth._takes_all(text, SITE) is whole
+
+
+# a pipeline of the run's own --------------------------------------------------------------------------------------
+
+GET = line("main", 0.7, number=60, activity="queue", text="batch = ready.get()")
+
+
+def fed(*makers, kind="training"):
+    computing = line("main", 0.2, phase="forward", activity="compute", number=61, text="out = net(x)")
+    return snapshot(
+        steps(seconds=0.1, forward=0.015, backward=0.015, cpu=0.03), lines=[GET, computing, *makers], kind=kind
+    )
+
+
+def test_a_thread_that_makes_batches_too_slowly():
+    verdict = fired(input_bound.judge(fed(of_thread("parse", 0.9, text="float(part)"))))
+    assert (verdict.id, verdict.subtype, verdict.where[0].function) == ("input-bound", "transform", "parse")
+    assert verdict.speedup == pytest.approx(3.3, rel=0.1)
+
+
+def test_threads_that_wait_for_the_network_may_be_more():
+    waits = [of_thread("download", 0.95, thread=f"reader-{index}", activity="io-network") for index in range(2)]
+    verdict = fired(input_bound.judge(fed(*waits)))
+    assert verdict.subtype == "storage" and any(fix.text.startswith("2 → ") for fix in verdict.fixes)
+    assert any("waiting for the network" in one for one in verdict.evidence)
+
+
+def test_makers_that_wait_for_room_are_not_why_the_step_waits():
+    full = of_thread("produce", 0.95, activity="queue", text="ready.put(batch)")
+    assert level(input_bound.judge(fed(full, of_thread("parse", 0.05)))) < input_bound.RULE.band.leave
+
+
+def test_a_server_that_waits_for_requests_is_not_input_bound():
+    client = of_thread("client", 0.9, activity="sleep", text="time.sleep(pause)")
+    assert level(input_bound.judge(fed(client, kind="inference"))) < input_bound.RULE.band.leave
+
+
+# several at once --------------------------------------------------------------------------------------------------
+
+
+def verdict(id_, share, line_=1, severity="warning", **fields):
+    where = (Where(pid=RANK, file="/x/train.py", line=line_, function="f"),)
+    return Verdict(
+        id=id_, severity=severity, title="t", confidence=0.8, share=share, speedup=2.0, where=where, **fields
+    )
+
+
+def ids(verdicts):
+    return [one.id for one in verdicts]
+
+
+def test_one_line_has_one_verdict():
+    seen = snapshot(steps())
+    growing, python = verdict("step-time-growth", 0.3, 7), verdict("python-overhead", 0.4, 7)
+    assert ids(composed([python, growing], seen)) == ["step-time-growth"]
+    assert ids(composed([verdict("python-overhead", 0.4, 8), growing], seen)) == ["python-overhead", "step-time-growth"]
+
+
+def test_a_thread_that_stretches_all_phases_explains_a_long_one():
+    stretched = [verdict("gil-contention", 0.6, 1), verdict("optimizer-bound", 0.3, 2)]
+    assert ids(composed(stretched, snapshot(steps()))) == ["gil-contention"]
+    assert len(composed([verdict("gil-contention", 0.1, 1), stretched[1]], snapshot(steps()))) == 2
+
+
+def test_the_next_limit_is_told():
+    first, second = composed([verdict("checkpoint-stall", 0.5, 1), verdict("eval-stall", 0.25, 2)], snapshot(steps()))
+    assert first.evidence[-1] == "next limit: eval-stall, 50 % of the step that is left (both gone: 4.0×)"
+    assert second.evidence == ()
+
+
+def test_a_shorter_step_gains_nothing_while_loading_cannot_keep_up():
+    seen = snapshot(steps(data_wait=0.02, queue_ready=0), workers=2, host=host(2, worker_cpu=0.9))
+    loading = verdict("input-bound", 0.2, 1, subtype="workers")
+    first, second = composed([verdict("python-overhead", 0.5, 2), loading], seen)
+    assert (first.id, second.id, second.speedup) == ("input-bound", "python-overhead", 1.0)
+    hidden = snapshot(steps(data_wait=0.02, queue_ready=2), workers=2, host=host(2, worker_cpu=0.9))
+    assert ids(composed([verdict("python-overhead", 0.5, 2), loading], hidden))[0] == "python-overhead"
+
+
+# quiet when healthy -----------------------------------------------------------------------------------------------
+
+
+def healthy(tick, noise, stall=False):
+    """A window of a run that computes, on a machine whose other programs come and go."""
+    records = []
+    for index in range(60):
+        delay = max(0.0, noise.gauss(0.15, 0.12))
+        own = 0.02 * max(0.6, noise.gauss(1.0, 0.08))
+        extra = 0.3 if stall and index == 30 else 0.0
+        records.append(
+            step(
+                index,
+                own * (1 + delay) + extra,
+                data_wait=0.0004,
+                forward=0.33 * own,
+                backward=0.5 * own,
+                optimizer=0.12 * own,
+                cpu=own,
+                gc=0.0001,
+                save=extra,
+            )
+        )
+    busy = min(1.0, max(0.3, noise.gauss(0.7, 0.2)))
+    return snapshot(
+        records,
+        time=1000.0 + tick,
+        host=host(0, main_cpu=0.8, busy=(busy, busy)),
+        series={"run_delay": constant(0.15, until=1000.0 + tick)},
+        lines=[line("main", 0.33, phase="forward", activity="compute"), line("main", 0.02)],
+    )
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_a_noisy_healthy_run_gets_no_warning_and_its_verdict_stays(seed):
+    noise, judge = random.Random(seed), Judge()
+    told = [judge.judge(healthy(tick, noise, stall=tick in (40, 100))) for tick in range(120)]
+    loud = {one.id for diagnosis in told for one in diagnosis.verdicts if one.severity != "info"}
+    assert loud == set()
+    assert {diagnosis.verdicts[0].id for diagnosis in told[2:]} == {"compute-bound"}
+
+
+def test_a_share_that_wavers_about_its_threshold_does_not_flicker():
+    noise, judge = random.Random(5), Judge([collector.RULE])
+    shown = []
+    for tick in range(300):
+        pause = max(0.0, noise.gauss(0.0045, 0.001))
+        told = judge.judge(snapshot(steps(seconds=0.1, gc=pause), time=1000.0 + tick))
+        shown.append(bool(told.verdicts))
+    assert sum(before != after for before, after in pairwise(shown)) <= 3
+
+
+def test_a_worker_that_makes_nothing_is_told_from_one_that_does():
+    lines = [line("__getitem__", 0.95, pid=WORKER), GET]
+    judged = input_bound.judge(snapshot(steps(seconds=0.1, forward=0.05, data_wait=0.0), lines=lines, workers=1))
+    assert fired(judged).where[0].pid == WORKER
