@@ -12,7 +12,7 @@ def block(cin, cout):
 
 
 def main():
-    args = arguments(__doc__, batch_size=16, threads=4, channels=24)
+    args = arguments(__doc__, batch_size=16, threads=6, channels=24)
     torch.manual_seed(args.seed)
     torch.set_num_threads(1 if args.fixed else args.threads)
     log = RunLog(args)
