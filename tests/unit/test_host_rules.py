@@ -60,13 +60,7 @@ def threaded(held, cpu, records=True, lines=(), main_thread=None):
         ThreadShare(pid=RANK, thread="MainThread", samples=100, active=1.0, gil=0.1),
         ThreadShare(pid=RANK, thread="metrics", samples=100, active=1.0, gil=held),
     )
-    found = Stacks(
-        seconds=5.0,
-        samples=200,
-        processes=found.processes,
-        lines=found.lines,
-        threads=threads if held is not None else (),
-    )
+    found = msgspec.structs.replace(found, threads=threads if held is not None else ())
     return snapshot(
         steps(seconds=0.1, forward=0.04, backward=0.04, optimizer=0.02, cpu=0.1 * cpu) if records else None,
         phases=None if records else Phases(data_wait=0.0, forward=0.4, backward=0.4, optimizer=0.2),
