@@ -40,7 +40,7 @@ BATCHED_AWAY, GUESSED = 0.88, 0.7
 SOME = 0.05
 LOOP = re.compile(r"^(?:async )?(?:for|while)\b.*:(?:\s*#.*)?$|[\[({,=] ?.*\bfor \w.* in .*[\])}]")
 # Operations on large tensors run without the interpreter's lock: a thread that calls only such ones hardly holds it.
-HOLDS_LOCK = 0.07
+HOLDS_LOCK = 0.1
 # A process that is trained without calling a module: what computes before its backward pass is its model.
 NO_MODULE = 0.03
 

@@ -98,8 +98,8 @@ def _inner_loop(frames: Sequence[Frame]) -> str | None:
     """The head of the innermost loop that the user's line stands in; inside of the model also of the lines above it."""
     users = [index for index, frame in enumerate(frames) if frame.user]
     found = (index for index, frame in enumerate(frames) if not frame.user and marker(frame.file, frame.function))
-    model = next(found, len(frames))
-    inside = [index for index in users if index > model] or users[-1:]
+    model = next(found, None)
+    inside = users[-1:] if model is None else [index for index in users if index > model]
     return next((loop for index in reversed(inside) if (loop := frames[index].loop)), None)
 
 
