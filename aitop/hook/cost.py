@@ -82,7 +82,7 @@ class _Scratch:
         self.traced: Callable[[], Any] = lambda: None
         self.local: Any = None
         self._next = wrappers.wrap_next(_nothing, self)
-        self._forward = wrappers.wrap_forward(_nothing, self, watching=False)
+        self._forward = wrappers.wrap_forward(_nothing, self)
         self._backward = wrappers.wrap_backward(_nothing, self)
         self._before, self._after = wrappers.optimizer_hooks(self)
 

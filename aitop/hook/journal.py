@@ -32,44 +32,27 @@ TRANSFER, BLOCKING, COLLECTIVE, GENERATE, SKIPPED = range(11, 16)
 OWNER, TRAINED, TIMED, DEVICE, DEVICE_REST = range(16, 21)
 
 
-class Journal:
-    """The live state of the thread that steps (`owner`).
-
-    `busy` is set inside an outermost batch, forward or backward. `stepping` is when the optimizer's step began in which
-    the thread is, else 0; `nested` counts further ones inside it. `fast` tells that steps are so short that measuring
-    has to be brief: then `skip` forwards go by until their arguments are looked at again, which had the leading
-    dimension `size` and `tokens` ids. `inputs` is a measure that looks at them too, and counts the ids (-1 for none).
-    `cpu_clock` gives -1 where it costs too much. `ops_due` backwards from now the graph is counted; 0 for never.
-    `tick` is called with the time once it is past `due`.
-    """
+class Live:
+    """What changes with every step, kept apart so that it lies together in memory."""
 
     __slots__ = (
         "busy",
-        "collecting",
-        "cpu_clock",
         "device",
         "due",
-        "extend",
         "fast",
-        "inputs",
         "last_step",
         "nested",
         "ops_due",
         "owner",
+        "plain_feed",
         "size",
         "skip",
         "stepping",
         "steps",
-        "tick",
         "tokens",
-        "words",
     )
 
-    def __init__(self, cpu_clock: Callable[[], int], tick: Callable[[int], None]) -> None:
-        self.words: list[int] = []
-        # Safe in any thread: it adds all five or none, and nothing in between.
-        self.extend = self.words.extend
-        self.tick = tick
+    def __init__(self) -> None:
         self.due = 0
         self.owner = NOBODY
         self.busy = False
@@ -78,13 +61,36 @@ class Journal:
         self.last_step = 0
         self.steps = 0
         self.fast = False
+        self.plain_feed = 0
         self.skip = 0
         self.size = -1
         self.tokens = -1
-        self.inputs: Callable[[tuple[Any, ...], dict[str, Any], int], int] | None = None
         self.ops_due = 0
-        self.collecting = 0
         self.device: Any = None
+
+
+class Journal(Live):
+    """The live state of the thread that steps (`owner`).
+
+    `busy` is set inside an outermost batch, forward or backward. `stepping` is when the optimizer's step began in which
+    the thread is, else 0; `nested` counts further ones inside it. `fast` tells that steps are so short that measuring
+    has to be brief: then `skip` forwards go by until their arguments are looked at again, which had the leading
+    dimension `size` and `tokens` ids. `inputs` is a measure that looks at them too, and counts the ids (-1 for none).
+    `plain_feed` is the id of an iterator that is alive and has no workers to ask about.
+    `cpu_clock` gives -1 where it costs too much. `ops_due` backwards from now the graph is counted; 0 for never.
+    `tick` is called with the time once it is past `due`.
+    """
+
+    __slots__ = ("collecting", "cpu_clock", "extend", "inputs", "tick", "words")
+
+    def __init__(self, cpu_clock: Callable[[], int], tick: Callable[[int], None]) -> None:
+        super().__init__()
+        self.words: list[int] = []
+        # Safe in any thread: it adds all five or none, and nothing in between.
+        self.extend = self.words.extend
+        self.tick = tick
+        self.inputs: Callable[[tuple[Any, ...], dict[str, Any], int], int] | None = None
+        self.collecting = 0
         self.cpu_clock = cpu_clock
 
     def note(self, kind: int, start: int, end: int, a: int = 0, b: int = 0) -> None:
