@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from aitop.engine.history import History, HookHistory
+from aitop.engine.long_view import worker_lanes
 from aitop.engine.series import recompiles, series
 from aitop.engine.stack_view import activity_over_time, view
 from aitop.engine.steps_view import steps_view
@@ -52,7 +53,10 @@ def aggregate(history: History, tick: Tick) -> Snapshot:
         allocators=hook.allocators if hook else (),
         stacks=stacks,
         growth_sites=history.growth.sites if history.growth else (),
-        series=series(history, tuple(hook.steps) if hook else ()) | _compiling(history, hook, stacks),
+        series=series(history, tuple(hook.steps) if hook else ())
+        | _compiling(history, hook, stacks)
+        | (hook.seconds.series() if hook else {})
+        | worker_lanes(history.hosts, history.windows),
         cost=_cost(history, hook, steps),
     )
 

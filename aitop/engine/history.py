@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
+from aitop.engine.long_view import StepSeconds
 from aitop.model.event import Event
 from aitop.model.gpu import GpuSample
 from aitop.model.host import HostSample
@@ -29,6 +30,7 @@ class HookHistory:
     facts: HookFacts | None = None
     allocators: tuple[AllocatorSample, ...] = ()
     time: float = 0.0
+    seconds: StepSeconds = field(default_factory=StepSeconds)
     recompiles: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=KEEP_COUNTS))
 
 
@@ -83,6 +85,7 @@ class History:
     def _add_hook(self, sample: HookSample) -> None:
         hook = self.hooks.setdefault(sample.pid, HookHistory())
         hook.steps.extend(sample.steps)
+        hook.seconds.add(sample.steps)
         hook.count += len(sample.steps) + sample.lost
         hook.facts = sample.facts or hook.facts
         hook.time = sample.time

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from aitop.engine.activity import Activity
 from aitop.engine.call_tree import call_tree
@@ -54,6 +54,20 @@ class StackView:
                 shares.append(doing / sum(stacks.values()))
         return Series(times=tuple(times), values=tuple(shares))
 
+    def idle_over_time(self, windows: Sequence[StackWindow], pids: Collection[int]) -> dict[int, Series]:
+        """Share of the samples of each of these workers in which it had nothing to do, window by window."""
+        found: dict[int, tuple[list[float], list[float]]] = {}
+        for window in windows:
+            with self._lock:
+                digest = self._digester.digest(window)
+            for key, stacks in digest.items():
+                if key.pid in pids and key.main and stacks:
+                    times, shares = found.setdefault(key.pid, ([], []))
+                    times.append(window.time)
+                    idle = sum(count for seen, count in stacks.items() if seen.idle)
+                    shares.append(idle / sum(stacks.values()))
+        return {pid: Series(times=tuple(times), values=tuple(shares)) for pid, (times, shares) in found.items()}
+
 
 _VIEW = StackView()
 
@@ -66,6 +80,11 @@ def view(windows: Sequence[StackWindow], roles: Mapping[int, Role], since: float
 def activity_over_time(windows: Sequence[StackWindow], pid: int, thread: str, activity: Activity) -> Series:
     """See StackView.activity_over_time."""
     return _VIEW.activity_over_time(windows, pid, thread, activity)
+
+
+def idle_over_time(windows: Sequence[StackWindow], pids: Collection[int]) -> dict[int, Series]:
+    """See StackView.idle_over_time."""
+    return _VIEW.idle_over_time(windows, pids)
 
 
 def _same(some: Sequence[StackWindow], others: Sequence[StackWindow]) -> bool:

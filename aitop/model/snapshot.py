@@ -181,6 +181,9 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     used), cores_wanted, cores_waited, throttled, and per device i: gpu<i>.busy, gpu<i>.memory, gpu<i>.power,
     gpu<i>.ecc_uncorrected, gpu<i>.pcie_received, gpu<i>.sm, .tensor, .dram, .fp64 and .fp32 (shares of GPM),
     alloc<i>.allocated, alloc<i>.reserved, alloc<i>.retries, alloc<i>.ooms.
+    For charts of minutes it has, of each second in which steps ended, step_p50 and step_p95 (milliseconds), step_save
+    and step_evaluation (seconds), and of each loader worker (sixteen at most) worker<pid>.cpu (cores) and
+    worker<pid>.idle (share of its stacks in which it had no work).
     """
 
     tick: int
