@@ -174,7 +174,7 @@ def _verdict(snapshot: Snapshot, cost: Cost, share: float, waiting: float) -> Ve
         severity=severity,
         share=round(share, 4),
         speedup=round(without(min(0.99, share)), 3),
-        confidence=min(0.9 if cost.measured else 0.6, confidence(*signals, base=0.4, steps=len(steps), share=share)),
+        confidence=min(0.9 if cost.measured else 0.5, confidence(*signals, base=0.4, steps=len(steps), share=share)),
         title=f"{what} are taken {cost.samples:.0f} at a time: {percent(share)} of a step is not for any of them",
         where=main_lines(snapshot, lambda line: line.phase == "forward").where,
         evidence=tuple(evidence),
