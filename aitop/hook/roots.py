@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable
 from typing import Any
 
 from . import wrappers
 from .journal import Journal
 from .patches import Patches
+from .stand_in import keep_from_compiling
 
 STEPS_TO_WATCH = 2
 STEPS_TO_SEARCH = 20
@@ -30,6 +33,8 @@ class Roots:
         self._again_after = FIRST_AGAIN_NS
         self._since = 0
         self.watching = False
+        frames = sys.modules.get("torch._C._dynamo.eval_frame")
+        self._tracer: Callable[[], Any] = getattr(frames, "get_eval_frame_callback", lambda: None)
 
     def watch(self, now: int) -> None:
         """Look at every module's call from now on."""
@@ -39,7 +44,9 @@ class Roots:
         self.watching = True
         keeper = self._keeper
         self._patches.put(
-            self._module_class, "__call__", lambda original: wrappers.wrap_forward(original, keeper, watching=True)
+            self._module_class,
+            "__call__",
+            lambda original: wrappers.wrap_watched(original, keeper, within=self._within),
         )
 
     def met(self, module: Any) -> bool:
@@ -62,12 +69,32 @@ class Roots:
         if (self._calls and (seen >= STEPS_TO_WATCH or self._calls >= CALLS_TO_WATCH)) or seen >= STEPS_TO_SEARCH:
             self._narrow()
 
+    def _within(self) -> None:
+        """End the watch where torch.compile is about to trace a root: it would compile again when we go."""
+        try:
+            if self.watching and callable(self._tracer()):
+                self._narrow()
+        except Exception:
+            self._keeper.failed()
+
     def _narrow(self) -> None:
         self.watching = False
         self._patches.take_back(self._module_class, "__call__")
         keeper = self._keeper
         for found in self._found:
             if found is not self._module_class and not self._patches.has(found, "__call__"):
-                self._patches.put(
-                    found, "__call__", lambda original: wrappers.wrap_forward(original, keeper, watching=False)
-                )
+                self._patches.put(found, "__call__", _wrapping(keeper, _inherits_from(found)))
+
+
+def _wrapping(keeper: wrappers.Keeper, holder: Any) -> Callable[[Any], Any]:
+    return lambda original: wrappers.wrap_forward(original, keeper, holder)
+
+
+def _inherits_from(found: Any) -> Any:
+    """The class from which a root's has its `__call__`, None where it is its own."""
+    holder = next(base for base in found.__mro__ if "__call__" in vars(base))
+    return None if holder is found else holder
+
+
+keep_from_compiling(Roots._within.__code__)
+keep_from_compiling(Roots._narrow.__code__, inner=True)

@@ -1,6 +1,9 @@
 """The functions that stand in for torch's own. Each calls the original exactly once and lets its result or exception
 through untouched; our own part cannot raise. In the common case: read the clock, call, read the clock, note it.
 
+Each runs with cold caches, and every object that it touches costs more than an instruction: so what does not change is
+bound to names of the enclosing function, and nothing global is asked for.
+
 An interrupt of the user's may come after any call: `busy` is set after our last call before the original, inside the
 `try`, and taken back before any other.
 """
@@ -75,34 +78,44 @@ class Keeper(Protocol):
 
 def wrap_next(original: Callable[..., Any], keeper: Keeper) -> Callable[..., Any]:
     """`_BaseDataLoaderIter.__next__`: the wait for a batch."""
-    journal, iterators = keeper.journal, keeper.iterators
+    journal, clock, thread, identity, extend = keeper.journal, _now, _ident, id, keeper.journal.extend
+    came, none_came = NEXT, NO_NEXT
 
     def __next__(self: Any) -> Any:  # noqa: N807
-        if journal.busy if _ident() == journal.owner else keeper.not_owner():
+        if journal.busy if thread() == journal.owner else keeper.not_owner():
             return original(self)
-        kind, waiting, key = NO_NEXT, -1, id(self)
-        try:
-            if key not in iterators:
-                keeper.met_iterator(self)
-            ready = iterators[key]
-            if ready is not None:
-                waiting = ready(self)
-        except Exception:
-            keeper.failed()
-        start = _now()
+        kind, waiting, key = none_came, -1, identity(self)
+        if key != journal.plain_feed:
+            waiting = ask_feed(self, keeper)
+        start = clock()
         try:
             journal.busy = True
             batch = original(self)
-            kind = NEXT
+            kind = came
             return batch
         finally:
             journal.busy = False
-            end = _now()
-            journal.extend((kind, start, end, key, waiting))
+            end = clock()
+            extend((kind, start, end, key, waiting))
             if end > journal.due:
                 journal.tick(end)
 
     return __next__
+
+
+def ask_feed(iterator: Any, keeper: Keeper) -> int:
+    """How many batches lie ready, -1 where the iterator has no workers; such a one need not be asked again."""
+    try:
+        key = id(iterator)
+        if key not in keeper.iterators:
+            keeper.met_iterator(iterator)
+        ready = keeper.iterators[key]
+        if ready is not None:
+            return ready(iterator)
+        keeper.journal.plain_feed = key
+    except Exception:
+        keeper.failed()
+    return -1
 
 
 def wrap_iter(original: Callable[..., Any], keeper: Keeper) -> Callable[..., Any]:
@@ -123,29 +136,32 @@ def wrap_iter(original: Callable[..., Any], keeper: Keeper) -> Callable[..., Any
     return __iter__
 
 
-def wrap_forward(original: Callable[..., Any], keeper: Keeper, watching: bool) -> Callable[..., Any]:
-    """`__call__` of a root's class, or of all modules while `watching` for roots."""
-    journal, compiling, grad_enabled = keeper.journal, keeper.compiling, keeper.grad_enabled
+def wrap_forward(original: Callable[..., Any], keeper: Keeper, holder: Any = None) -> Callable[..., Any]:
+    """`__call__` of a root's class. It was inherited from the class `holder`, if given, whose present one is called:
+    somebody may have patched that since, as a tracer of torch.fx does.
+    """
+    journal, clock, thread, extend = keeper.journal, _now, _ident, keeper.journal.extend
+    compiling, grad_enabled = keeper.compiling, keeper.grad_enabled
+    with_gradient, alone = FORWARD, FORWARD_ALONE
 
     def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N807
+        call = original if holder is None else holder.__call__
         if compiling():
-            return original(self, *args, **kwargs)
-        if _ident() == journal.owner:
+            return call(self, *args, **kwargs)
+        if thread() == journal.owner:
             if journal.busy:
-                return original(self, *args, **kwargs)
+                return call(self, *args, **kwargs)
         elif keeper.not_owner():
-            return keeper.aside(original, self, args, kwargs)
-        if watching and not keeper.met_module(self):
-            return original(self, *args, **kwargs)
+            return keeper.aside(call, self, args, kwargs)
         device = journal.device
         span = None if device is None else device.begin(0)
-        start = _now()
+        start = clock()
         try:
             journal.busy = True
-            return original(self, *args, **kwargs)
+            return call(self, *args, **kwargs)
         finally:
             journal.busy = False
-            end = _now()
+            end = clock()
             grad = grad_enabled()
             if span is not None:
                 device.end(span, grad)
@@ -153,9 +169,32 @@ def wrap_forward(original: Callable[..., Any], keeper: Keeper, watching: bool) -
                 journal.skip -= 1
             else:
                 look_at(args, kwargs, end, keeper)
-            journal.extend((FORWARD if grad else FORWARD_ALONE, start, end, journal.size, journal.tokens))
+            extend((with_gradient if grad else alone, start, end, journal.size, journal.tokens))
             if end > journal.due:
                 journal.tick(end)
+
+    return __call__
+
+
+def wrap_watched(
+    original: Callable[..., Any], keeper: Keeper, within: Callable[[], object] | None = None
+) -> Callable[..., Any]:
+    """`__call__` of all modules, while roots are looked for; `within` is called inside of a root."""
+    journal, compiling, forward = keeper.journal, keeper.compiling, wrap_forward(original, keeper)
+
+    def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N807
+        if compiling():
+            return original(self, *args, **kwargs)
+        if _ident() == journal.owner:
+            if journal.busy:
+                if within is not None:
+                    within()
+                return original(self, *args, **kwargs)
+        elif keeper.not_owner():
+            return keeper.aside(original, self, args, kwargs)
+        if not keeper.met_module(self):
+            return original(self, *args, **kwargs)
+        return forward(self, *args, **kwargs)
 
     return __call__
 
@@ -177,26 +216,27 @@ def look_at(args: Any, kwargs: Any, now: int, keeper: Keeper) -> None:
 
 def wrap_backward(original: Callable[..., Any], keeper: Keeper) -> Callable[..., Any]:
     """`torch.autograd._engine_run_backward` (or `torch.autograd.backward`)."""
-    journal = keeper.journal
+    journal, clock, thread, extend = keeper.journal, _now, _ident, keeper.journal.extend
+    kind = BACKWARD
 
     def _engine_run_backward(*args: Any, **kwargs: Any) -> Any:
-        if journal.busy if _ident() == journal.owner else keeper.not_owner():
+        if journal.busy if thread() == journal.owner else keeper.not_owner():
             return original(*args, **kwargs)
         if journal.ops_due:
             keeper.count_ops(args)
         device = journal.device
         span = None if device is None else device.begin(1)
-        start = _now()
+        start = clock()
         try:
             journal.busy = True
             return original(*args, **kwargs)
         finally:
             journal.busy = False
-            end = _now()
+            end = clock()
             if span is not None:
                 device.end(span, True)
             # Gradients of the parameters are made, not only those asked for.
-            journal.extend((BACKWARD, start, end, 1 if kwargs.get("accumulate_grad", True) else 0, 0))
+            extend((kind, start, end, 1 if kwargs.get("accumulate_grad", True) else 0, 0))
             if end > journal.due:
                 journal.tick(end)
 
@@ -221,12 +261,13 @@ def wrap_save(original: Callable[..., Any], keeper: Keeper) -> Callable[..., Any
 
 def optimizer_hooks(keeper: Keeper) -> tuple[Callable[..., None], Callable[..., None]]:
     """The pair for `register_optimizer_step_pre_hook` and `…_post_hook`."""
-    journal, compiling, optimizers = keeper.journal, keeper.compiling, keeper.optimizers
+    journal, clock, thread, identity, extend = keeper.journal, _now, _ident, id, keeper.journal.extend
+    compiling, count, kind = keeper.compiling, len, OPTIMIZER_ENDS
 
     def before_step(optimizer: Any, args: Any, kwargs: Any) -> None:
         if compiling():
             return
-        if _ident() != journal.owner and keeper.not_owner(training=True):
+        if thread() != journal.owner and keeper.not_owner(training=True):
             return
         if journal.stepping and within_step(2):
             # An optimizer inside another one, or a subclass that calls its base.
@@ -237,34 +278,39 @@ def optimizer_hooks(keeper: Keeper) -> tuple[Callable[..., None], Callable[..., 
         journal.nested = 0
         if journal.device is not None:
             journal.device.begin_optimizer()
-        journal.stepping = now = _now()
-        if len(args) > 1 or kwargs:
+        journal.stepping = now = clock()
+        if kwargs or count(args) > 1:
             # A closure's forward and backward will come in between.
-            journal.extend((OPTIMIZER_BEGINS, now, now, 0, 0))
+            extend((OPTIMIZER_BEGINS, now, now, 0, 0))
 
     def after_step(optimizer: Any, args: Any, kwargs: Any) -> None:
         if compiling():
             return
-        if _ident() != journal.owner or not journal.stepping:
+        if thread() != journal.owner or not journal.stepping:
             return
         if journal.nested:
             journal.nested -= 1
             return
-        now, key = _now(), id(optimizer)
+        now, steps = clock(), journal.steps
         if journal.device is not None:
             journal.device.step_ends(now)
         # Reading a thread's CPU clock is a system call: of fast steps two in sixteen do it, which gives one figure.
-        cpu = -1 if journal.fast and journal.steps % 16 > 1 else journal.cpu_clock()
-        journal.extend((OPTIMIZER_ENDS, journal.stepping, now, key, cpu))
+        cpu = -1 if journal.fast and steps % 16 > 1 else ask_optimizer(optimizer, keeper)
+        extend((kind, journal.stepping, now, identity(optimizer), cpu))
         journal.stepping = 0
-        journal.steps += 1
+        journal.steps = steps + 1
         journal.last_step = now
         if now > journal.due:
             journal.tick(now)
-        if key not in optimizers:
-            keeper.met_optimizer(optimizer)
 
     return before_step, after_step
+
+
+def ask_optimizer(optimizer: Any, keeper: Keeper) -> int:
+    """The thread's CPU clock; an optimizer that is not known yet is met."""
+    if id(optimizer) not in keeper.optimizers:
+        keeper.met_optimizer(optimizer)
+    return keeper.journal.cpu_clock()
 
 
 def gc_callback(keeper: Keeper) -> Callable[[str, Any], None]:
