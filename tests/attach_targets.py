@@ -22,9 +22,10 @@ STAND_IN = (
     ("store", "STATE = []\n"),
 )
 
-# Every target runs `turn()` until it is told to stop, then says whether it was harmed and what is left in it.
+# Every target runs `turn()` until it is told to stop, then says how long its turns took (p50, p99, p99.9 and the
+# longest, in microseconds), whether it was harmed and what is left in it.
 FRAME = """
-import os, sys, threading, time
+import math, os, sys, threading, time
 STOP, TICKS = sys.argv[1], sys.argv[2]
 bad = 0
 def going():
@@ -32,11 +33,21 @@ def going():
 def fds():
     return len(os.listdir('/proc/self/fd'))
 ticks = os.open(TICKS, os.O_RDWR | os.O_CREAT)
-done = 0
+done, last, longest, bins = 0, None, 0.0, [0] * 600
 def tick():
-    global done
+    global done, last, longest
     done += 1
     os.pwrite(ticks, done.to_bytes(8, 'little'), 0)
+    now = time.perf_counter()
+    if last is not None:
+        longest = max(longest, now - last)
+        bins[min(599, int(20 * math.log2(1 + (now - last) * 1e6)))] += 1
+    last = now
+def at_most(share):
+    left = share * sum(bins)
+    for number, count in enumerate(bins):
+        left -= count
+        if left <= 0: return 2 ** ((number + 1) / 20) - 1
 {setup}
 before = (fds(), len(sys.meta_path), sorted(globals()) + ['before'])
 print('ready', flush=True)
@@ -47,6 +58,7 @@ while going():
 names = sorted(set(globals()) - set(before[2]))
 left = [m for m in sys.modules if 'aitop' in m]
 same = (fds(), len(sys.meta_path)) == before[:2] and not names and not left
+print('turns', round(at_most(0.5)), round(at_most(0.99)), round(at_most(0.999)), round(longest * 1e6))
 print('bad', bad, 'same', same, names, left, fds(), before[0], flush=True)
 """
 
