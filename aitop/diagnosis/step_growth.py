@@ -12,6 +12,7 @@ from aitop.diagnosis.evidence import (
     confidence,
     enough,
     main_lines,
+    mean_of,
     on_gpu,
     places,
     records,
@@ -35,6 +36,9 @@ FIT = 0.7
 # A line that goes over all of what grows and takes so much of a step costs more at every step, measured or not.
 HEAVY = 0.12
 CRITICAL_SHARE = 0.3
+# Phases of less, or beside less, than this part of a step are no measure.
+LEAST_PART = 0.1
+CALM = 0.1
 
 _GROWN = re.compile(r"^([\w.]+)(?:\.(?:append|appendleft|extend|insert)\(|\s*\+=|\[[^=]*\]\s*=(?!=)|\s*=(?!=))")
 _PHASES: tuple[tuple[str, Callable[[StepRecord], float]], ...] = (
@@ -84,7 +88,8 @@ def judge(snapshot: Snapshot) -> Judgement:
     seconds = steps[-1].end - steps[0].end
     if len(steps) < MIN_STEPS or seconds < MIN_SECONDS:
         return Abstention(id=ID, reason=f"a trend needs {MIN_STEPS} steps in {MIN_SECONDS:.0f} s, {len(steps)} so far")
-    growth = growth_of(steps, device=on_gpu(snapshot))
+    calm = (mean_of(snapshot, "run_delay") or 0.0) < CALM
+    growth = growth_of(steps, device=on_gpu(snapshot), calm=calm)
     if growth is None:
         return None
     cause = _cause(snapshot, growth.phase)
@@ -92,30 +97,65 @@ def judge(snapshot: Snapshot) -> Judgement:
     return Finding(_verdict(snapshot, growth, cause), level=growth.part / needed)
 
 
-def growth_of(steps: Sequence[StepRecord], *, device: bool) -> Growth | None:
-    """The rise of step time over these steps; None where it is not a steady one of the run's own making."""
+def growth_of(steps: Sequence[StepRecord], *, device: bool, calm: bool = True) -> Growth | None:
+    """The rise of step time over these steps; None where it is not a steady one of the run's own making.
+
+    `device`: they run on a GPU. `calm`: nobody else was seen to take the cores.
+    """
     if _longer_batches(steps):
         return None
-    # A core that others take slows steps down, too, but they do not use more of it.
-    on_core = not device and all(step.cpu is not None for step in steps)
+    rises = _of_phases(steps)
+    phase = max(rises, key=lambda name: rises[name], default="")
+    # A core that others take slows steps down, too, but they do not use more of it. Fast steps are timed now and then.
+    timed = [] if device else [step for step in steps if step.cpu is not None]
+    on_core = len(timed) >= MIN_STEPS
+    looked_at = timed if on_core else list(steps)
     taken: Callable[[StepRecord], float] = (lambda step: step.cpu or 0.0) if on_core else (lambda step: step.seconds)
-    medians = _medians(steps, taken)
-    if not _rises(medians) or not _shifted(steps, taken):
-        return None
-    slope, _ = line_through(range(PARTS), medians)
+    medians = _medians(looked_at, taken)
     middle = sum(medians) / PARTS
-    first, last = middle - slope * (PARTS - 1) / 2, middle + slope * (PARTS - 1) / 2
+    # Where only the wall clock tells, a machine that gets slower looks the same unless one phase is all there is.
+    own = on_core or device or (calm and not rises)
+    if own and _rises(medians) and _shifted(looked_at, taken):
+        slope, _ = line_through(range(PARTS), medians)
+        rise = slope * (PARTS - 1)
+    elif phase and rises[phase] > 0:
+        rise = rises[phase]
+    else:
+        return None
+    first, last = middle - rise / 2, middle + rise / 2
     if first <= 0:
-        first, last = medians[0], medians[-1]
-    grown = {name: _rise(steps, value) for name, value in _PHASES}
+        first = 0.1 * last
     return Growth(
         first=first,
         last=last,
         steps=len(steps),
         seconds=steps[-1].end - steps[0].end,
         rate=(last - first) / len(steps),
-        phase=max(grown, key=lambda name: grown[name]),
+        phase=phase or "outside",
     )
+
+
+def _of_phases(steps: Sequence[StepRecord]) -> dict[str, float]:
+    """Seconds by which each phase rose, measured by the other phases of the same steps; 0 where it is no steady rise.
+
+    A machine that others use slows all phases down alike: their proportions stay.
+    """
+    whole = _medians(steps, lambda step: step.seconds)
+    found = {}
+    for name, value in _PHASES:
+        own = _medians(steps, value)
+        rest = _medians(steps, lambda step, value=value: max(0.0, step.seconds - value(step) - _waits(step)))  # type: ignore[misc]
+        if sum(own) < LEAST_PART * sum(whole) or sum(rest) < LEAST_PART * sum(whole) or min(rest) <= 0:
+            continue
+        ratios = [one / other for one, other in zip(own, rest, strict=True)]
+        steady = _rises(ratios) and _rises(own, fit=0.3)
+        slope, _ = line_through(range(PARTS), ratios)
+        found[name] = slope * (PARTS - 1) * sum(rest) / PARTS if steady else 0.0
+    return found
+
+
+def _waits(step: StepRecord) -> float:
+    return step.data_wait + step.loader_start + step.save + step.evaluation
 
 
 def _medians(steps: Sequence[StepRecord], value: Callable[[StepRecord], float]) -> list[float]:
@@ -125,16 +165,11 @@ def _medians(steps: Sequence[StepRecord], value: Callable[[StepRecord], float]) 
     return [part[len(part) // 2] for part in parts]
 
 
-def _rise(steps: Sequence[StepRecord], value: Callable[[StepRecord], float]) -> float:
-    slope, fit = line_through(range(PARTS), _medians(steps, value))
-    return slope * fit
-
-
-def _rises(medians: Sequence[float]) -> bool:
+def _rises(medians: Sequence[float], fit: float = FIT) -> bool:
     """Whether they lie on a rising line, whose later half rises as well."""
-    slope, fit = line_through(range(PARTS), medians)
+    slope, fits = line_through(range(PARTS), medians)
     late, _ = line_through(range(PARTS // 2), medians[-(PARTS // 2) :])
-    return slope > 0 and fit >= FIT and late > 0.3 * slope
+    return slope > 0 and fits >= fit and late > 0.3 * slope
 
 
 def _shifted(steps: Sequence[StepRecord], value: Callable[[StepRecord], float]) -> bool:

@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from itertools import pairwise
 
+import msgspec
 import pytest
 from snapshot_builder import RANK, WORKER, constant, host, line, process, snapshot, stacks, step, steps
+from stack_maker import stack, window
 
 from aitop.diagnosis import collector, gil, input_bound, oversubscription, step_growth
 from aitop.diagnosis.composition import composed
 from aitop.diagnosis.judge import Judge
 from aitop.diagnosis.rule import Finding
+from aitop.engine.stack_digest import Digester
+from aitop.engine.thread_shares import thread_shares
 from aitop.model.host import HostSample, MachineSample
 from aitop.model.snapshot import GrowthSite, HotLine, Phases, ThreadShare
+from aitop.model.stacks import GilHold
 from aitop.model.verdict import Abstention, Verdict, Where
+from aitop.sources.stacks.gil import GilWatch
+from aitop.sources.stacks.speedscope import ThreadSamples, parse
 
 FEW = snapshot(steps(3), main_samples=0)
 
@@ -179,7 +187,8 @@ def slowing(per_step, count=400, noise=0.0, cpu=True, **fields):
         seconds = own * (1 + noise * random_.random())
         end += seconds
         used = own if cpu is True else cpu
-        found.append(step(index, seconds, forward=0.005, backward=0.01, cpu=used, **fields))
+        stretch = seconds / 0.02 if cpu is not True else 1.0
+        found.append(step(index, seconds, forward=0.005 * stretch, backward=0.01 * stretch, cpu=used, **fields))
         found[-1] = type(found[-1])(
             **{name: getattr(found[-1], name) for name in found[-1].__struct_fields__} | {"end": end}
         )
@@ -206,11 +215,12 @@ def test_growth_without_a_line_has_to_be_larger():
         slowing(0.0, noise=0.6),
         slowing(-2e-5),
         slowing(2e-5, cpu=0.02),
+        slowing(2e-5, cpu=None),
         slowing(2e-5, count=8),
         [step(index, 0.02 + (0.5 if index % 50 == 0 else 0.0), cpu=0.02) for index in range(400)],
         [step(index, 0.06 if index < 40 else 0.02, cpu=0.02) for index in range(400)],
     ],
-    ids=["noise", "faster", "others take the core", "few", "bursts", "warming up"],
+    ids=["noise", "faster", "others take the core", "all phases alike", "few", "bursts", "warming up"],
 )
 def test_other_changes_are_no_growth(records):
     assert level(step_growth.judge(snapshot(records, growth_sites=(SITE,)))) < step_growth.RULE.band.leave
@@ -378,3 +388,44 @@ def test_a_worker_that_makes_nothing_is_told_from_one_that_does():
     lines = [line("__getitem__", 0.95, pid=WORKER), GET]
     judged = input_bound.judge(snapshot(steps(seconds=0.1, forward=0.05, data_wait=0.0), lines=lines, workers=1))
     assert fired(judged).where[0].pid == WORKER
+
+
+# who holds the lock -----------------------------------------------------------------------------------------------
+
+
+def held_by(**threads):
+    return [ThreadSamples(name, name == "MainThread", Counter({(0,): count})) for name, count in threads.items()]
+
+
+def test_the_lock_is_watched_while_others_hold_it_and_rarely_else():
+    watch = GilWatch()
+    assert watch.due()
+    watch.taken(1, held_by(MainThread=30), 50)
+    assert [watch.due() for _ in range(14)].count(True) == 2
+    watch = GilWatch()
+    assert watch.due()
+    (main, metrics) = watch.taken(1, held_by(MainThread=10, metrics=30), 50)
+    assert (metrics.thread, metrics.samples, metrics.asked, main.main) == ("metrics", 30, 50, True)
+    assert [watch.due() for _ in range(4)] == [True, True, True, False]
+
+
+def test_shares_of_threads_from_windows_that_asked_and_that_did_not():
+    loop = stack("user/train.py:3 main | step()")
+    waits = stack("user/train.py:9 publish | time.sleep(1)", "std/queue.py get")
+    first = window(
+        10.0, (1, "MainThread", True, loop, 20), (1, "metrics", False, waits, 15), (1, "metrics", False, loop, 5)
+    )
+    asked = msgspec.structs.replace(first, gil=(GilHold(1, "metrics", False, 25, 50),))
+    plain = thread_shares([first], Digester().digest(first))
+    told = thread_shares([first, asked], Digester().digest(asked))
+    assert [(one.thread, one.gil) for one in plain] == [("MainThread", None), ("metrics", None)]
+    assert [(one.thread, one.gil, one.active) for one in told] == [("MainThread", 0.0, 1.0), ("metrics", 0.5, 0.25)]
+
+
+def test_the_lone_holder_of_the_lock_is_not_taken_for_the_main_thread():
+    file = {
+        "profiles": [{"name": 'Thread 77 "metrics"', "samples": [[0], [0]]}],
+        "shared": {"frames": [{"name": "publish", "file": "m.py", "line": 3}]},
+    }
+    _, (one,) = parse(msgspec.json.encode(file), frozenset({"42"}), every_thread=False)
+    assert (one.name, one.main) == ("metrics", False)
