@@ -52,13 +52,16 @@ def _phases(records: Sequence[StepRecord], total: float) -> Phases:
     optimizer = sum(record.optimizer for record in records)
     transfers = [record.transfer for record in records if record.transfer is not None]
     transfer = sum(transfers) if transfers else None
-    outside = max(0.0, total - data - forward - backward - optimizer - (transfer or 0.0))
+    collectives = [record.communication_apart for record in records if record.communication_apart is not None]
+    communication = sum(collectives) if collectives else None
+    outside = max(0.0, total - data - forward - backward - optimizer - (transfer or 0.0) - (communication or 0.0))
     return Phases(
         data_wait=data / total,
         transfer=None if transfer is None else transfer / total,
         forward=forward / total,
         backward=backward / total,
         optimizer=optimizer / total,
+        communication=None if communication is None else communication / total,
         outside=outside / total,
     )
 

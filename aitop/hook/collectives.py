@@ -13,6 +13,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from .callsites import Sites
@@ -84,8 +85,8 @@ class Collectives:
         watch = Watch(self._keeper, self._sites)
         for method, name in NAMES.items():
             if method in vars(own.ProcessGroup):
-                self._patches.put(own.ProcessGroup, method, lambda call, name=name: wrap_call(call, name, watch))
-        self._patches.put(own.Work, "wait", lambda call: wrap_wait(call, watch))
+                self._patches.put(own.ProcessGroup, method, partial(wrap_call, name=name, watch=watch))
+        self._patches.put(own.Work, "wait", partial(wrap_wait, watch=watch))
         self.watches = ("collective",)
 
     def facts(self) -> dict[str, Any]:
@@ -179,8 +180,8 @@ def size_of(value: Any) -> int:
 
 
 class DdpLog:
-    """Reads the figures that DistributedDataParallel logs of itself: it times its first ten iterations and then one in a
-    hundred. They are read between two iterations and not changed.
+    """Reads the figures that DistributedDataParallel logs of itself: it times its first ten iterations, and then one in
+    a hundred. They are read between two iterations and not changed.
     """
 
     def __init__(self, keeper: Keeper) -> None:

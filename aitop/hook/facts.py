@@ -8,6 +8,7 @@ import os
 import platform
 import sys
 import types
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -32,6 +33,7 @@ class Facts:
         self._fused: bool | None = None
         self._root: tuple[str, int, list[str], int] | None = None
         self.graphs = Graphs(torch)
+        self.root_module: Callable[[], Any] | None = None
         self.ops: int | None = None
         self.cost_us: float | None = None
         self.changed = True
@@ -79,6 +81,7 @@ class Facts:
         if self._root is None or count > self._root[1]:
             inner = _unwrapped(module)
             names = [str(dtype).removeprefix("torch.") for dtype in dtypes]
+            self.root_module = weakref.ref(module)
             self._root = (type(inner).__name__[:LONGEST_NAME], count, names, tensors)
             self.changed = True
 

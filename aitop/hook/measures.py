@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
+from .collectives import Collectives
 from .compiler import Compiler
 from .device_calls import DeviceCalls
 from .generation import Generation
@@ -39,6 +40,7 @@ MEASURES: tuple[Callable[[Any, Patches, Keeper], Measure], ...] = (
     Generation,
     Scaler,
     Compiler,
+    Collectives,
 )
 
 

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from .stand_in import keep_from_compiling
+
 
 @dataclass(frozen=True)
 class _Patch:
@@ -29,6 +31,8 @@ class Patches:
         inherited = name not in own
         original = getattr(owner, name) if inherited else own[name]
         wrapper = wrap(original)
+        if hasattr(wrapper, "__code__"):
+            keep_from_compiling(wrapper.__code__)
         setattr(owner, name, wrapper)
         self._made.append(_Patch(owner, name, inherited, original, wrapper))
         if self._over:

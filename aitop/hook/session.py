@@ -32,9 +32,11 @@ from .journal import (
     Journal,
 )
 from .measures import MEASURES, Measure, gathered
+from .optimizers import OptimizerWatch
 from .patches import Patches
 from .ring import Presence, Ring
 from .roots import Roots
+from .stand_in import keep_from_compiling
 
 TICK_EVERY_NS = 50_000_000
 FAST_STEPS_IN_A_TICK = 25
@@ -77,13 +79,12 @@ class Session:
         self._roots: Roots | None = None
         self._measures: list[Measure] = []
         self._burst = Burst(torch)
-        self._handles: list[Any] = []
+        self._optimizers = OptimizerWatch(torch, self._patches, self)
         self._gc = wrappers.gc_callback(self)
         self.local: Any = threading.local()
         self._alive: dict[int, Any] = {}
         self._errors = 0
-        self._leaving = False
-        self._gone = False
+        self._leaving = self._gone = False
         self.journal.ops_due = OPS_AT_BACKWARD
         self._steps = 0
         self._trains_until = 0
@@ -102,8 +103,8 @@ class Session:
     def install(self) -> None:
         """Put every patch in. Raises if torch is not as expected; `remove` then takes back what was put in."""
         self._cost.calibrate()
-        torch, modules = self.torch, sys.modules
-        loader = modules.get("torch.utils.data.dataloader")
+        torch = self.torch
+        loader = sys.modules.get("torch.utils.data.dataloader")
         if loader is not None:
             self._patches.put(loader._BaseDataLoaderIter, "__next__", lambda call: wrappers.wrap_next(call, self))
             self._patches.put(loader.DataLoader, "__iter__", lambda call: wrappers.wrap_iter(call, self))
@@ -112,11 +113,7 @@ class Session:
         self._patches.put(torch, "save", lambda call: wrappers.wrap_save(call, self))
         self._roots = Roots(torch.nn.Module, self._patches, self)
         self._roots.watch(time.monotonic_ns())
-        optimizer = modules.get("torch.optim.optimizer")
-        if optimizer is not None:
-            before, after = wrappers.optimizer_hooks(self)
-            self._handles.append(optimizer.register_optimizer_step_pre_hook(before))
-            self._handles.append(optimizer.register_optimizer_step_post_hook(after))
+        self._optimizers.install()
         for make in MEASURES:
             try:
                 self._measures.append(make(torch, self._patches, self))
@@ -152,8 +149,7 @@ class Session:
 
     def _take_out(self) -> None:
         self._patches.take_all_back()
-        for handle in self._handles:
-            handle.remove()
+        self._optimizers.remove()
         if self._gc in gc.callbacks:
             gc.callbacks.remove(self._gc)
         self.iterators.clear()
@@ -253,6 +249,8 @@ class Session:
         def died(_: Any) -> None:
             known.pop(key, None)
             self._alive.pop(key, None)
+            if self.journal.plain_feed == key:
+                self.journal.plain_feed = 0
 
         self._alive[key] = weakref.ref(thing, died)
 
@@ -317,6 +315,7 @@ class Session:
             self._roots.look(now, self._blind)
             if self._roots.watching:
                 journal.due = self._look_due = 0
+        self._optimizers.look()
         for measure in self._measures:
             measure.look(now)
         if self._ring is None:
@@ -385,6 +384,10 @@ class Session:
                 forget_modules()
         except Exception:
             self._errors += 1
+
+
+for _name in "aside tick not_owner failed _may_be_root met_iterator met_optimizer met_module count_ops".split():  # noqa: SIM905
+    keep_from_compiling(getattr(Session, _name).__code__, inner=_name != "aside")
 
 
 def is_loader_worker() -> bool:

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import msgspec
 
-from aitop.model.steps import AllocatorSample, CallKind, CallSite, HookFacts, LoaderInfo
+from aitop.model.steps import AllocatorSample, CallKind, CallSite, DdpInfo, HookFacts, LoaderInfo
 from aitop.sources.step_maker.events import KINDS, UNTIMED, Event
 
 MEMFD_LINK = "/memfd:aitop-hook (deleted)"
@@ -128,6 +128,18 @@ class _Call(msgspec.Struct, frozen=True):
     pageable_bytes: _Large | None = None
 
 
+class _Ddp(msgspec.Struct, frozen=True):
+    backend: _Name | None = None
+    world_size: _Small | None = None
+    bucket_cap_mb: _Seconds | None = None
+    find_unused_parameters: bool | None = None
+    gradient_bytes: _Large | None = None
+    forward: _Seconds | None = None
+    backward: _Seconds | None = None
+    communication: _Seconds | None = None
+    overlap: _Seconds | None = None
+
+
 class _Facts(msgspec.Struct, frozen=True):
     way: _Name
     python: _Name
@@ -158,6 +170,7 @@ class _Facts(msgspec.Struct, frozen=True):
     graph_breaks: _Large | None = None
     recompile_reasons: Annotated[tuple[_Path, ...], msgspec.Meta(max_length=16)] = ()
     scaler_skips: _Large | None = None
+    ddp: _Ddp | None = None
     watches: Annotated[tuple[_Name, ...], msgspec.Meta(max_length=64)] = ()
 
 
@@ -188,6 +201,7 @@ def decode_facts(data: bytes) -> tuple[HookFacts, tuple[AllocatorSample, ...]] |
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
     values = msgspec.structs.asdict(area.facts)
+    values["ddp"] = None if area.facts.ddp is None else DdpInfo(**msgspec.structs.asdict(area.facts.ddp))
     values["calls"] = tuple(CallSite(**msgspec.structs.asdict(call)) for call in area.facts.calls)
     values["loaders"] = tuple(LoaderInfo(**msgspec.structs.asdict(loader)) for loader in area.facts.loaders)
     allocators = tuple(AllocatorSample(**msgspec.structs.asdict(item)) for item in area.allocators)

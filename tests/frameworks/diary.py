@@ -18,11 +18,13 @@ from originals import Originals
 
 # Seconds that a step spends in each phase at the least, so that a misplaced phase shows.
 PAUSES = {"data_wait": 0.004, "forward": 0.003, "backward": 0.005, "optimizer": 0.002}
+# After so many steps torch has put in what it changes of itself. A hook comes later.
+SETTLED = 2
 
 
 class Diary:
     """One run's notes: a line of JSON for each step (`end` in monotonic seconds, `losses` as hexadecimal floats,
-    `slept` seconds by phase, `dynamo` its counters, `changed` what is not as it was at the start).
+    `slept` seconds by phase, `dynamo` its counters, `changed` what is not as it was after the first steps).
     """
 
     def __init__(self, folder: Path, name: str, rank: str, steps: int | None = None) -> None:
@@ -30,7 +32,7 @@ class Diary:
         self.steps_wanted = steps
         self.steps = 0
         self._file = (folder / f"{name}{rank}.{'steps' if steps is None else 'again'}").open("w")
-        self._originals = Originals()
+        self._originals: Originals | None = None
         self._losses: list[str] = []
         self._slept = dict.fromkeys(PAUSES, 0.0)
 
@@ -51,11 +53,13 @@ class Diary:
             "losses": self._losses,
             "slept": self._slept,
             "dynamo": dynamo_counters(),
-            "changed": self._originals.changed(),
+            "changed": self._originals.changed() if self._originals else [],
         }
         self._file.write(json.dumps(line) + "\n")
         self._file.flush()
         self.steps += 1
+        if self.steps == SETTLED:
+            self._originals = Originals()
         self._losses = []
         self._slept = dict.fromkeys(PAUSES, 0.0)
 

@@ -17,9 +17,16 @@ import aitop.hook
 aitop.hook.remove()
 
 
+def forget_compiling():
+    """The hook is another one in a program that has compiled something, which other tests do."""
+    if "torch._dynamo.utils" in sys.modules:
+        sys.modules["torch._dynamo.utils"].counters.clear()
+
+
 @pytest.fixture
 def watched():
     aitop.hook.remove()
+    forget_compiling()
     found = hook_runs.Watched()
     yield found
     found.ring.close()
@@ -30,5 +37,6 @@ def watched():
 def unhooked():
     """A process without the hook, before and after."""
     aitop.hook.remove()
+    forget_compiling()
     yield
     aitop.hook.remove()

@@ -203,6 +203,7 @@ class TestRemoval:
         assert patched_attributes() == before
 
     def test_it_comes_into_a_run_that_lives_in_the_closure_of_its_optimizer(self):
+        torch.manual_seed(0)
         model = Net()
         optimizer = torch.optim.LBFGS(model.parameters(), max_iter=100, tolerance_grad=0, tolerance_change=0)
         watched, asked = [], []

@@ -9,6 +9,8 @@ SAVE, COLLECT, ASIDE = range(8, 11)
 TRANSFER, BLOCKING, COLLECTIVE, GENERATE, SKIPPED = range(11, 16)
 OWNER, TRAINED, TIMED, DEVICE, DEVICE_REST = range(16, 21)
 KINDS = 21
+# What a phase is made of is noted before its end.
+PHASES = (LOADER, NEXT, NO_NEXT, FORWARD, FORWARD_ALONE, BACKWARD, OPTIMIZER_ENDS, SAVE)
 # In these `start` and `end` are no moments.
 UNTIMED = (DEVICE, DEVICE_REST)
 

@@ -133,6 +133,7 @@ def _record(made: Made, before: int, device: tuple[int, ...], watches: Sequence[
         blocking=_within(parts.blocking, length) if blocks else None,
         blockings=_count(parts.blockings) if blocks else None,
         communication=_within(parts.communication, length) if collectives else None,
+        communication_apart=_within(parts.communication_apart, length) if collectives else None,
         collectives=_count(parts.collectives) if collectives else None,
         tokens=_count(parts.tokens),
         first_token=_time(made.first_token, length),

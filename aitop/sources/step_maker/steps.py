@@ -117,6 +117,8 @@ class Steps(Sums):
         for kind, start, end, a, b in events:
             handler = handlers.get(kind)
             if handler is not None:
+                if self.recent and kind in at.PHASES:
+                    self.phase_ended(start)
                 handler(start, end, a, b)
 
     # Phases, each called at its end.

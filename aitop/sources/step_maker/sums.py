@@ -6,6 +6,9 @@ from typing import NamedTuple
 
 from aitop.sources.step_maker.events import NOT_MEASURED
 
+# Collectives between two phases; of more than these it is taken that they lie in none.
+MOST_RECENT = 1024
+
 
 class Parts(NamedTuple):
     """Nanoseconds, bytes and counts of a step or of a part of one."""
@@ -26,6 +29,7 @@ class Parts(NamedTuple):
     blocking: int = 0
     blockings: int = 0
     communication: int = 0
+    communication_apart: int = 0
     collectives: int = 0
     samples: int = NOT_MEASURED
     tokens: int = NOT_MEASURED
@@ -47,7 +51,8 @@ class Sums:
 
     Waits for data (`held_wait`, `held_start`) and forwards without gradient (`held_forward`) are held back until it is
     known what they were for. `batch` is the largest leading dimension of the forwards since the last backward,
-    `batch_tokens` the most ids.
+    `batch_tokens` the most ids. `recent` are the collectives since the last phase, of which those that lie within the
+    next one are `communication_inside`.
     """
 
     def __init__(self) -> None:
@@ -68,7 +73,8 @@ class Sums:
         self.optimizer = self.save = self.evaluation = self.gc = 0
         self.forwards = self.backwards = 0
         self.transfer = self.transfer_bytes = self.blocking = self.blockings = 0
-        self.communication = self.collectives = 0
+        self.communication = self.communication_inside = self.collectives = 0
+        self.recent: list[tuple[int, int]] = []
         self.next_end = 0
         self.samples = self.batch = self.tokens = self.batch_tokens = NOT_MEASURED
         self.queue_ready = NOT_MEASURED
@@ -88,9 +94,17 @@ class Sums:
         self.blocking += end - start
         self.blockings += 1
 
-    def communicated(self, start: int, end: int, _a: int, _b: int) -> None:
+    def communicated(self, start: int, end: int, size: int, _b: int) -> None:
+        """A collective was called, or (negative `size`) one that was called before was waited for."""
         self.communication += end - start
-        self.collectives += 1
+        self.collectives += size >= 0
+        if len(self.recent) < MOST_RECENT:
+            self.recent.append((start, end))
+
+    def phase_ended(self, start: int) -> None:
+        """Tell the collectives within the phase that began at `start` from those before it."""
+        self.communication_inside += sum(last - first for first, last in self.recent if first >= start)
+        self.recent.clear()
 
     def settle_training(self) -> None:
         """The batch is trained on. Forwards without gradient belong to the step if the last one had them too."""
@@ -135,6 +149,7 @@ class Sums:
             self.blocking,
             self.blockings,
             self.communication,
+            self.communication - self.communication_inside,
             self.collectives,
             self.samples,
             self.tokens,
