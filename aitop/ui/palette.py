@@ -12,6 +12,7 @@ BACKGROUND = "#10141a"
 RAISED = "#1b212a"
 SELECTED = "#243041"
 FADE = 0.62
+LIFT = 0.45
 
 TEXT = Style(color="#c9d1d9")
 BRIGHT = Style(color="#f0f4f8", bold=True)
@@ -94,6 +95,19 @@ def _faded(color: Color | None) -> Color | None:
         return None
     ground = Color.parse(BACKGROUND).get_truecolor()
     return Color.from_triplet(blend_rgb(color.get_truecolor(), ground, FADE))
+
+
+@lru_cache(maxsize=512)
+def lifted(style: Style) -> Style:
+    """The same style nearer to white: what the cursor stands on."""
+    return Style(color=_whiter(style.color), bgcolor=_whiter(style.bgcolor) or Color.parse(SELECTED), bold=style.bold)
+
+
+def _whiter(color: Color | None) -> Color | None:
+    """The colour, half of the way to white."""
+    if color is None:
+        return None
+    return Color.from_triplet(blend_rgb(color.get_truecolor(), Color.parse("#ffffff").get_truecolor(), LIFT))
 
 
 @lru_cache(maxsize=64)

@@ -30,12 +30,21 @@ STATES: dict[SourceState, tuple[str, Style]] = {
     "stale": ("◐", STATE_STALE),
     "failed": ("✗", STATE_FAILED),
 }
+FLOP_SCALES = ((1e15, "P"), (1e12, "T"), (1e9, "G"))
+HOOK_WAITS = "hook waiting for the target"
 SEVERITY_LABELS = {"critical": LOSS_LABEL, "warning": LOSS_SOFT_LABEL, "info": CALM_LABEL}
 
 
+def waits_for_target(status: SourceStatus | None) -> bool:
+    """Whether the hook is on its way in: asked for, and taken as soon as the target comes back to Python code."""
+    return status is not None and status.state == "absent" and (status.reason or "").startswith(HOOK_WAITS)
+
+
 def state_mark(status: SourceStatus | None) -> tuple[str, Style]:
-    """Glyph and colour of a source's state; a source not heard of yet has `…`."""
-    return (NOT_YET, FAINT) if status is None else STATES[status.state]
+    """Glyph and colour of a source's state; a source not heard of yet, or on its way in, has `…`."""
+    if status is None:
+        return NOT_YET, FAINT
+    return (NOT_YET, STATE_STALE) if waits_for_target(status) else STATES[status.state]
 
 
 def state_line(name: str, status: SourceStatus | None) -> Line:
@@ -44,6 +53,8 @@ def state_line(name: str, status: SourceStatus | None) -> Line:
     line = Line(f"{glyph} ", style).add(name, TEXT)
     if status is None:
         return line.add(" is starting", DIM)
+    if waits_for_target(status):
+        return line.add(one_line(status.reason or "").removeprefix(name), DIM)
     line.add(f" {status.state}", style)
     if status.reason:
         line.add(f": {one_line(status.reason)}", DIM)
@@ -102,6 +113,14 @@ def significant(value: float | None, width: int = 4) -> str:
             return f"{value:.{digits}f}{unit}".rjust(width)
         value /= 1000
     return ""
+
+
+def flops_text(per_second: float | None) -> str:
+    """Floating-point operations per second in twelve cells: '4.12 TFLOP/s'."""
+    if per_second is None:
+        return NOT_SUPPORTED.rjust(12)
+    scale, prefix = next(((scale, prefix) for scale, prefix in FLOP_SCALES if per_second >= scale), (1e6, "M"))
+    return f"{significant(per_second / scale)} {prefix}FLOP/s".rjust(12)
 
 
 def share_text(share: float | None) -> str:

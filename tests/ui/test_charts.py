@@ -12,7 +12,8 @@ from aitop.ui.call_tree import forest, merged
 from aitop.ui.hot_lines import hot_rows
 from aitop.ui.line import Line, columns, shorten, shorten_left, spread, wrap
 from aitop.ui.palette import DATA, FORWARD, HOST_CHART, PHASES, SAVE
-from aitop.ui.panes.step import phase_bar, phase_shares, scale_top, timeline
+from aitop.ui.panes.step import phase_bar, phase_shares
+from aitop.ui.panes.step_charts import groups_of, scale_top, timeline
 from aitop.ui.widgets.timeline import Column, bar, braille, layered_bar, nice_ceiling, stacked
 from aitop.ui.words import short_command, significant
 
@@ -109,7 +110,7 @@ def test_saving_is_taken_out_of_what_is_outside():
 
 def test_many_steps_are_put_together_in_columns_that_keep_their_place():
     records = samples.records(1000, 0.01, 0.5)
-    first, later = ([line.text for line in timeline(part, 60, 8)] for part in (records[:985], records[:999]))
+    first, later = ([line.text for line in timeline(groups_of(part, 52), 60, 8)] for part in (records[:985], records[:999]))
     assert "24 a column" in first[-1]
     assert "24 a column" in later[-1]
     assert [row[20:59] for row in first[:-1]] == [row[20:59] for row in later[:-1]]

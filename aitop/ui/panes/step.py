@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from aitop.model.snapshot import Snapshot, Steps
-from aitop.model.steps import StepRecord
 from aitop.model.units import NOT_YET, duration
+from aitop.ui.figures import figure_lines
 from aitop.ui.line import Line, columns, wrap
 from aitop.ui.palette import (
     BACKWARD,
@@ -22,23 +22,25 @@ from aitop.ui.palette import (
     TRANSFER,
     Phase,
 )
+from aitop.ui.panes.step_charts import column_at, groups_of, history, history_span, readout, timeline
 from aitop.ui.view import View
-from aitop.ui.widgets.pane import Drawing, Pane
-from aitop.ui.widgets.timeline import Column, nice_ceiling, stacked
-from aitop.ui.words import plural, share_text, state_line
+from aitop.ui.widgets.cursor import ChartPane
+from aitop.ui.widgets.pane import Drawing
+from aitop.ui.widgets.plot import AXIS
+from aitop.ui.words import share_text, state_line, waits_for_target
 
-AXIS = 8
-PER_COLUMN = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
-"""Steps that one column may stand for: few values, so that the chart does not change its scale with every step."""
+LEAST_CHART = 4
+ROOM_FOR_HISTORY = 14
 LEGEND_GAP = 3
 LEGENDS = ((24, True, True), (16, False, True), (11, False, False))
 """Forms of the legend from full to terse: cells an entry takes, with its time, with its full name."""
 
 
-class StepPane(Pane):
-    """Phase shares of a step and its history; without the hook the shares alone, estimated from stacks."""
+class StepPane(ChartPane):
+    """Phase shares of a step, its figures and its history; without the hook the shares alone, from stacks."""
 
     def draw(self, view: View, width: int, height: int) -> Drawing:
+        self.moments = ()
         snapshot = view.snapshot
         steps = snapshot.steps if snapshot else None
         if snapshot is None or steps is None:
@@ -46,13 +48,35 @@ class StepPane(Pane):
         shares = phase_shares(steps)
         lines = [phase_bar(shares, width, letters=view.look.mono)]
         lines += _legend(shares, steps.mean, width, height)
+        lines += figure_lines(snapshot, width, max(0, height - len(lines) - LEAST_CHART))
         rest = height - len(lines)
         if steps.recent:
-            lines += timeline(steps.recent, width, rest, letters=view.look.mono)
+            lines += self._charts(view, snapshot, steps, width, rest)
         else:
             lines += _without_hook(view, width)[-rest:] if rest > 0 else []
         stale = view.stale("hook" if steps.basis == "hook" else "stacks")
-        return Drawing(lines, _title(steps), _basis(steps, snapshot), stale)
+        return Drawing(lines, _title(steps), self._note(view, snapshot, steps, width), stale)
+
+    def _charts(self, view: View, snapshot: Snapshot, steps: Steps, width: int, height: int) -> list[Line]:
+        """The last steps by phase; below them, where there is room, step times over minutes."""
+        groups = groups_of(steps.recent, width - AXIS)
+        span = history_span(snapshot, width) if height >= ROOM_FOR_HISTORY else None
+        below = height * 2 // 5 if span is not None else 0
+        recent = [group.end for group in groups]
+        earlier = [moment for moment in span.moments() if moment < recent[0]] if span else []
+        self.moments = earlier + recent
+        lines = timeline(groups, width, height - below, letters=view.look.mono, now=snapshot.time, cursor=self.cursor)
+        return lines + (history(snapshot, span, below, self.cursor) if span is not None else [])
+
+    def _note(self, view: View, snapshot: Snapshot, steps: Steps, width: int) -> Line:
+        """What the cursor stands on; without one, where the figures come from."""
+        groups = groups_of(steps.recent, width - AXIS)
+        at = column_at(groups, self.cursor)
+        if at is not None:
+            return readout(groups[at], snapshot.time)
+        if waits_for_target(view.source("hook")):
+            return Line("hook waiting for the target", TEXT)
+        return _basis(steps, snapshot)
 
 
 def phase_shares(steps: Steps) -> list[tuple[Phase, float | None]]:
@@ -92,88 +116,9 @@ def phase_bar(shares: Sequence[tuple[Phase, float | None]], width: int, *, lette
     return line.to(width, "·", FAINT)
 
 
-def timeline(recent: Sequence[StepRecord], width: int, height: int, *, letters: bool = False) -> list[Line]:
-    """The last steps as columns stacked by phase, a scale at the left; several steps a column where they are many."""
-    if height < 1:
-        return []
-    cells = width - AXIS
-    needed = -(-len(recent) // max(1, cells))
-    per_column = next((number for number in PER_COLUMN if number >= needed), PER_COLUMN[-1])
-    drawn = _columns(recent[-cells * per_column :], per_column)[-cells:]
-    caption = height >= 4
-    rows = height - caption
-    top = scale_top([column.total for column in drawn], low=rows < 4)
-    chart = stacked(drawn, cells, rows, top, letters=letters)
-    lines = [_axis(row, rows, top).join(chart[row]) for row in range(rows)]
-    if caption:
-        shown = recent[-len(drawn) * per_column :]
-        span = shown[-1].end - shown[0].end + shown[0].seconds
-        each = "" if per_column == 1 else f", {per_column} a column"
-        lines.append(Line().to(AXIS).add(f"last {plural(len(shown), 'step')}{each}, {duration(span)}", FAINT))
-    return lines
-
-
-def scale_top(totals: Sequence[float], *, low: bool = False) -> float:
-    """Full height of the chart: a few times the median at most, so that one long step does not flatten the others.
-
-    A `low` chart has no room to spare: it cuts off whatever is above most steps.
-    """
-    if not totals:
-        return 1.0
-    ordered = sorted(totals)
-    most = 1.05 * ordered[int(len(ordered) * 0.9)]
-    if low:
-        return nice_ceiling(min(ordered[-1], most))
-    return nice_ceiling(min(ordered[-1], max(3.0 * ordered[len(ordered) // 2], most)))
-
-
-def _columns(records: Sequence[StepRecord], per_column: int) -> list[Column]:
-    """Means of `per_column` neighbouring steps; groups start at fixed step numbers, so columns keep their place."""
-    groups: dict[int, list[StepRecord]] = {}
-    for record in records:
-        groups.setdefault(record.index // per_column, []).append(record)
-    return [_column(group) for group in groups.values()]
-
-
-def _column(group: Sequence[StepRecord]) -> Column:
-    sums: dict[Phase, float] = {}
-    for record in group:
-        for phase, seconds in _parts(record):
-            sums[phase] = sums.get(phase, 0.0) + seconds
-    return Column(tuple((phase, seconds / len(group)) for phase, seconds in sums.items()))
-
-
-def _parts(record: StepRecord) -> tuple[tuple[Phase, float], ...]:
-    """The phases of one step in seconds, on the device's clock where there is one."""
-    wait = record.data_wait + record.loader_start
-    if record.device_forward is None:
-        forward, backward, optimizer = record.forward, record.backward, record.optimizer
-    else:
-        wait = wait if record.device_idle is None else min(wait, record.device_idle)
-        forward = record.device_forward
-        backward, optimizer = record.device_backward or 0.0, record.device_optimizer or 0.0
-    transfer = record.transfer or 0.0
-    rest = max(0.0, record.seconds - wait - transfer - forward - backward - optimizer)
-    save = min(rest, record.save + record.evaluation)
-    return (
-        (DATA, wait),
-        (TRANSFER, transfer),
-        (FORWARD, forward),
-        (BACKWARD, backward),
-        (OPTIMIZER, optimizer),
-        (SAVE, save),
-        (OUTSIDE, rest - save),
-    )
-
-
-def _axis(row: int, rows: int, top: float) -> Line:
-    text = duration(top) if row == 0 else "0" if row == rows - 1 and rows > 1 else ""
-    return Line(text.rjust(AXIS - 2), DIM).add("▕" if rows > 1 else " ", FAINT).add(" ")
-
-
 def _legend(shares: Sequence[tuple[Phase, float | None]], mean: float | None, width: int, height: int) -> list[Line]:
     """Every phase with its share and, where there is room, its time: the fullest form that leaves room for the rest."""
-    listed = [(phase, share) for phase, share in shares if share is not None or (phase is TRANSFER and height > 8)]
+    listed = [(phase, share) for phase, share in shares if share is not None]
     most = max(1, (height - 1) // 2)
     for cell, timed, full in LEGENDS:
         per_row = max(1, (width + LEGEND_GAP) // (cell + LEGEND_GAP))

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from rich.style import Style
 
 from aitop.ui.line import Line
-from aitop.ui.palette import TROUGH, Phase, over
+from aitop.ui.palette import TROUGH, Phase, lifted, over
 
 _LEFT_DOTS = (0x40, 0x04, 0x02, 0x01)
 _RIGHT_DOTS = (0x80, 0x20, 0x10, 0x08)
@@ -62,16 +62,28 @@ class Column(NamedTuple):
         return sum(value for _, value in self.parts)
 
 
-def stacked(columns: Sequence[Column], width: int, height: int, top: float, *, letters: bool = False) -> list[Line]:
+def stacked(
+    columns: Sequence[Column],
+    width: int,
+    height: int,
+    top: float,
+    *,
+    letters: bool = False,
+    cursor: int | None = None,
+) -> list[Line]:
     """Columns stacked by phase, one cell wide, the newest at the right edge; `top` is the value of full height.
 
     A cell holds at most two hues: the glyph's and its background's. A column above `top` ends in an arrow.
-    `letters` draws each cell as the letter of its largest phase, for terminals without colours.
+    `letters` draws each cell as the letter of its largest phase, for terminals without colours. `cursor` is the column
+    to be lit up.
     """
+    cursor = None if cursor is None else cursor - max(0, len(columns) - width)
     shown = columns[-width:]
     grid = [Line().to(width - len(shown)) for _ in range(height)]
-    for column in shown:
+    for number, column in enumerate(shown):
         cells = _column_cells(column, height, top, letters)
+        if number == cursor:
+            cells = [("│" if glyph == " " else glyph, lifted(style)) for glyph, style in cells]
         for row in range(height):
             glyph, style = cells[height - 1 - row]
             grid[row].add(glyph, style)

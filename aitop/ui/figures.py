@@ -1,0 +1,214 @@
+"""Figures of a step beside its phases: how much it computes, waits for the device, talks to others, and compiles. Pure.
+
+Each is there only where it was measured, in an order and in widths that do not change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from aitop.model.snapshot import Snapshot, Stacks, Steps
+from aitop.model.steps import CallKind, CallSite, HookFacts, StepRecord
+from aitop.model.units import count, duration, percent, rate, size
+from aitop.ui.line import Line, shorten
+from aitop.ui.palette import BRIGHT, COMMUNICATION, DIM, FAINT, LOSS, TEXT, TRANSFER
+from aitop.ui.words import base_name, flops_text, one_line, share_text, significant
+
+LABEL = 8
+GAP = "  "
+NAME = 14
+PAGEABLE = 0.5
+
+
+class Figure(NamedTuple):
+    """The same in a line of its own, and as a piece of a line shared with others."""
+
+    full: Line
+    short: Line
+
+
+class PerStep(NamedTuple):
+    """Calls of one kind: how many a step makes, the seconds they take of it, and which share of it that is."""
+
+    calls: float
+    seconds: float
+    share: float
+
+
+def figure_lines(snapshot: Snapshot, width: int, rows: int) -> list[Line]:
+    """The figures in at most `rows` lines: one each where there is room, else side by side, the rest left out."""
+    found = [figure for make in FIGURES if (figure := make(snapshot, width)) is not None]
+    if len(found) <= rows:
+        return [figure.full.fit(width) for figure in found]
+    lines: list[Line] = []
+    for figure in found:
+        if lines and lines[-1].width + 3 + figure.short.width <= width:
+            lines[-1].add(" · ", FAINT).join(figure.short)
+        elif len(lines) < rows:
+            lines.append(Line().join(figure.short))
+    return lines
+
+
+def speed(snapshot: Snapshot, width: int) -> Figure | None:
+    """Achieved operations per second, which part of the device's peak that is, and tokens per second."""
+    steps = snapshot.steps
+    if steps is None or (steps.flops_per_second is None and steps.tokens_per_second is None):
+        return None
+    full, short = _label("speed"), Line()
+    if steps.flops_per_second is not None:
+        full.add(flops_text(steps.flops_per_second), BRIGHT).add("  MFU ", DIM).add(share_text(steps.mfu), BRIGHT)
+        short.add(flops_text(steps.flops_per_second), TEXT)
+        if steps.mfu is not None:
+            short.add(" MFU ", DIM).add(share_text(steps.mfu), BRIGHT)
+    if steps.tokens_per_second is not None:
+        full.add(GAP if full.width > LABEL else "").add(significant(steps.tokens_per_second, 5), TEXT)
+        full.add(" tokens/s", DIM)
+        if steps.flops_per_second is None:
+            short.add(significant(steps.tokens_per_second, 5), TEXT).add(" tokens/s", DIM)
+    basis = snapshot.facts.flops_basis if snapshot.facts else None
+    if basis and steps.flops_per_second is not None:
+        full.add(GAP).add(shorten(one_line(basis), max(0, width - full.width - 2)), FAINT)
+    return Figure(full, short)
+
+
+def waits(snapshot: Snapshot, width: int) -> Figure | None:
+    """Calls that block until the device is done."""
+    steps, facts = snapshot.steps, snapshot.facts
+    each = per_step(steps, lambda record: record.blockings, lambda record: record.blocking)
+    if each is None:
+        return None
+    full = _calls("syncs", each)
+    return Figure(_site(full, facts, "blocking", width), Line("syncs ", DIM).join(_terse(each)))
+
+
+def collectives(snapshot: Snapshot, width: int) -> Figure | None:
+    """Collectives and waits for them, whichever phase they lie in; what DDP says of its own overlap."""
+    steps, facts = snapshot.steps, snapshot.facts
+    each = per_step(steps, lambda record: record.collectives, lambda record: record.communication)
+    if each is None:
+        return None
+    full = _calls("comms", each)
+    ddp = facts.ddp if facts else None
+    if ddp is not None and ddp.communication and ddp.overlap is not None:
+        full.add(GAP).add(percent(ddp.overlap / ddp.communication).rjust(5), TEXT).add(" overlapped", DIM)
+    short = Line("comms ", COMMUNICATION.ink).join(_terse(each))
+    return Figure(_site(full, facts, "collective", width), short)
+
+
+def compiler(snapshot: Snapshot, width: int) -> Figure | None:
+    """torch.compile's counters, with the newest reason for compiling again."""
+    facts = snapshot.facts
+    if facts is None or facts.compiles is None:
+        return None
+    full = _label("compile").add(count(facts.compiles).rjust(5), TEXT).add(" graphs", DIM)
+    short = Line("recompiles ", DIM).add(count(facts.recompiles), TEXT)
+    for number, word in ((facts.recompiles, " again"), (facts.graph_breaks, " breaks")):
+        if number is not None:
+            full.add(GAP).add(count(number).rjust(4), BRIGHT if number else TEXT).add(word, DIM)
+    if facts.recompile_reasons:
+        full.add(GAP).add(shorten(one_line(facts.recompile_reasons[-1]), max(0, width - full.width - 2)), FAINT)
+    if facts.graph_breaks:
+        short.add(" breaks ", DIM).add(count(facts.graph_breaks), TEXT)
+    return Figure(full, short)
+
+
+def scaler(snapshot: Snapshot, width: int) -> Figure | None:
+    """Steps whose update a GradScaler left out."""
+    skips = snapshot.facts.scaler_skips if snapshot.facts else None
+    if skips is None:
+        return None
+    full = _label("scaler").add(count(skips).rjust(5), BRIGHT if skips else TEXT).add(" steps skipped", DIM)
+    return Figure(full, Line("skipped ", DIM).add(count(skips), TEXT))
+
+
+FIGURES: tuple[Callable[[Snapshot, int], Figure | None], ...] = (speed, waits, collectives, compiler, scaler)
+
+
+def copies(snapshot: Snapshot, width: int) -> Line | None:
+    """Host-to-device copies: rate, bytes a step, the share from pageable memory, time, and the dearest line."""
+    steps, facts = snapshot.steps, snapshot.facts
+    recent = [record for record in steps.recent if record.transfer_bytes is not None] if steps else []
+    seconds = sum(record.seconds for record in recent)
+    if seconds <= 0:
+        return None
+    moved = sum(record.transfer_bytes or 0 for record in recent)
+    taken = sum(record.transfer or 0.0 for record in recent)
+    line = Line("copies".ljust(LABEL), DIM).add(rate(moved / seconds).rjust(8), TEXT)
+    line.add(GAP).add(size(moved / len(recent)).rjust(7), TEXT).add("/step", DIM)
+    share = pageable_share(facts)
+    if share is not None and width >= 50:
+        line.add(GAP).add(share_text(share), LOSS if share >= PAGEABLE else TEXT).add(" pageable", DIM)
+    if line.width + 16 <= width:
+        line.add(GAP).add(duration(taken / len(recent)).rjust(7), TEXT)
+        line.add(" ").add(share_text(taken / seconds), TRANSFER.ink)
+    return _site(line, facts, "transfer", width)
+
+
+def pageable_share(facts: HookFacts | None) -> float | None:
+    """Which share of the copied bytes came from memory that is not pinned, None where no call site tells."""
+    told = [call for call in facts.calls if call.kind == "transfer" and call.bytes] if facts else []
+    told = [call for call in told if call.pageable_bytes is not None]
+    total = sum(call.bytes or 0 for call in told)
+    return sum(call.pageable_bytes or 0 for call in told) / total if total else None
+
+
+def gil_line(stacks: Stacks, pids: frozenset[int] | None, width: int) -> Line | None:
+    """Who holds the interpreter's lock how often, in the processes that step; None where no window asked."""
+    ranks = {process.pid for process in stacks.processes if process.role == "rank"}
+    shown = [one for one in stacks.threads if one.pid in ranks and (pids is None or one.pid in pids)]
+    asked = sorted((one for one in shown if one.gil is not None), key=lambda one: -(one.gil or 0.0))
+    if not asked:
+        return None
+    line = Line("GIL".ljust(5), DIM)
+    for number, one in enumerate(asked):
+        if number and (line.width + NAME + 7 > width or not one.gil):
+            left = len(asked) - number
+            return line.add(f"  {left} more", FAINT) if line.width + 10 <= width else line
+        name = "main" if one.thread == "MainThread" else one_line(one.thread)
+        line.add(GAP if number else "").add(share_text(one.gil), TEXT).add(" ").join(Line(name, DIM).fit(NAME))
+    return line
+
+
+def per_step(
+    steps: Steps | None, calls: Callable[[StepRecord], int | None], seconds: Callable[[StepRecord], float | None]
+) -> PerStep | None:
+    """The mean over the steps that tell, None where none does."""
+    told = [record for record in steps.recent if seconds(record) is not None] if steps else []
+    total = sum(record.seconds for record in told)
+    if total <= 0:
+        return None
+    taken = sum(seconds(record) or 0.0 for record in told)
+    return PerStep(sum(calls(record) or 0 for record in told) / len(told), taken / len(told), taken / total)
+
+
+def dearest(calls: Sequence[CallSite], kind: CallKind) -> CallSite | None:
+    """The call site of this kind that takes most time; where none was timed, the one called most."""
+    return max(
+        (call for call in calls if call.kind == kind), key=lambda call: (call.seconds or 0.0, call.calls), default=None
+    )
+
+
+def _label(name: str) -> Line:
+    return Line(name.ljust(LABEL), DIM)
+
+
+def _calls(name: str, each: PerStep) -> Line:
+    line = _label(name).add(significant(each.calls), TEXT).add("/step", DIM)
+    return line.add(GAP).add(duration(each.seconds).rjust(7), TEXT).add(" ").add(share_text(each.share), BRIGHT)
+
+
+def _terse(each: PerStep) -> Line:
+    return Line(significant(each.calls), TEXT).add("/step ", DIM).add(share_text(each.share), TEXT)
+
+
+def _site(line: Line, facts: HookFacts | None, kind: CallKind, width: int) -> Line:
+    """The line, with the dearest call site of that kind where there is room for it."""
+    call = dearest(facts.calls, kind) if facts else None
+    if call is None:
+        return line
+    place = f"{base_name(call.file)}:{call.line}"
+    name = f"{one_line(call.name)} "
+    if line.width + 2 + len(name) + len(place) <= width:
+        return line.add(GAP).add(name, DIM).add(place, TEXT)
+    return line.add(GAP).add(place, TEXT) if line.width + 2 + len(place) <= width else line

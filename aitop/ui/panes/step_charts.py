@@ -1,0 +1,212 @@
+"""The charts of the step pane: the last steps stacked by phase, and step times over minutes. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from aitop.model.snapshot import Series, Snapshot
+from aitop.model.steps import StepRecord
+from aitop.model.units import count, duration
+from aitop.ui.line import Line
+from aitop.ui.palette import (
+    BACKWARD,
+    COMMUNICATION,
+    DATA,
+    DIM,
+    FAINT,
+    FORWARD,
+    HOST_CHART,
+    OPTIMIZER,
+    OUTSIDE,
+    SAVE,
+    TEXT,
+    TRANSFER,
+    Phase,
+)
+from aitop.ui.widgets.cursor import nearest
+from aitop.ui.widgets.plot import (
+    AXIS,
+    Curve,
+    Span,
+    ago,
+    curves,
+    scale_labels,
+    scaled,
+    slots,
+    span_of,
+    time_axis,
+    typical_gap,
+    value_at,
+)
+from aitop.ui.widgets.timeline import Column, nice_ceiling, stacked
+from aitop.ui.words import plural
+
+PER_COLUMN = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
+"""Steps that one column may stand for: few values, so that the chart does not change its scale with every step."""
+LEAST_HISTORY = 5
+EVENTS = (("step_save", "s"), ("step_evaluation", "e"))
+
+
+class Group(NamedTuple):
+    """Neighbouring steps that one column stands for."""
+
+    records: Sequence[StepRecord]
+
+    @property
+    def end(self) -> float:
+        """The moment (monotonic seconds) at which the last of them ended."""
+        return self.records[-1].end
+
+
+def groups_of(recent: Sequence[StepRecord], cells: int) -> list[Group]:
+    """The steps for at most `cells` columns; groups start at fixed step numbers, so that columns keep their place."""
+    cells = max(1, cells)
+    needed = -(-len(recent) // cells)
+    per_column = next((number for number in PER_COLUMN if number >= needed), PER_COLUMN[-1])
+    groups: dict[int, list[StepRecord]] = {}
+    for record in recent[-cells * per_column :]:
+        groups.setdefault(record.index // per_column, []).append(record)
+    return [Group(records) for records in groups.values()][-cells:]
+
+
+def timeline(
+    groups: Sequence[Group],
+    width: int,
+    height: int,
+    *,
+    letters: bool = False,
+    now: float = 0.0,
+    cursor: float | None = None,
+) -> list[Line]:
+    """The last steps as columns stacked by phase, a scale at the left; from four rows on with a caption.
+
+    The caption tells what is shown or, with a `cursor` on one of the columns, what that column has.
+    """
+    if height < 1 or not groups:
+        return []
+    cells = max(1, width - AXIS)
+    drawn = [_column(group) for group in groups][-cells:]
+    caption = height >= 4
+    rows = height - caption
+    top = scale_top([column.total for column in drawn], low=rows < 4)
+    at = column_at(groups, cursor)
+    chart = stacked(drawn, cells, rows, top, letters=letters, cursor=at)
+    lines = scaled(chart, scale_labels(rows, top, duration))
+    if caption:
+        lines.append(Line().to(AXIS).join(_span_words(groups) if at is None else readout(groups[at], now)))
+    return lines
+
+
+def column_at(groups: Sequence[Group], cursor: float | None) -> int | None:
+    """The column that a moment belongs to, None for one before the first."""
+    if cursor is None or not groups or cursor < groups[0].end - groups[0].records[-1].seconds:
+        return None
+    return nearest([group.end for group in groups], cursor)
+
+
+def readout(group: Group, now: float) -> Line:
+    """When the column was, its steps, and what they took in each phase."""
+    column = _column(group)
+    line = Line(f"{ago(now, group.end).strip()}  ", TEXT).add(f"step {count(group.records[-1].index)}  ", DIM)
+    line.add(duration(column.total), TEXT)
+    for phase, seconds in column.parts:
+        if seconds > 0.002 * column.total:
+            line.add(f"  {phase.short} ", phase.ink).add(duration(seconds), TEXT)
+    return line
+
+
+def _span_words(groups: Sequence[Group]) -> Line:
+    records = [record for group in groups for record in group.records]
+    span = records[-1].end - records[0].end + records[0].seconds
+    most = max(len(group.records) for group in groups)
+    each = "" if most == 1 else f", {most} a column"
+    return Line(f"last {plural(len(records), 'step')}{each}, {duration(span)}", FAINT)
+
+
+def scale_top(totals: Sequence[float], *, low: bool = False) -> float:
+    """Full height of the chart: a few times the median at most, so that one long step does not flatten the others.
+
+    A `low` chart has no room to spare: it cuts off whatever is above most steps.
+    """
+    if not totals:
+        return 1.0
+    ordered = sorted(totals)
+    most = 1.05 * ordered[int(len(ordered) * 0.9)]
+    if low:
+        return nice_ceiling(min(ordered[-1], most))
+    return nice_ceiling(min(ordered[-1], max(3.0 * ordered[len(ordered) // 2], most)))
+
+
+def _column(group: Group) -> Column:
+    sums: dict[Phase, float] = {}
+    for record in group.records:
+        for phase, seconds in _parts(record):
+            sums[phase] = sums.get(phase, 0.0) + seconds
+    return Column(tuple((phase, seconds / len(group.records)) for phase, seconds in sums.items()))
+
+
+def _parts(record: StepRecord) -> tuple[tuple[Phase, float], ...]:
+    """The phases of one step in seconds, on the device's clock where there is one."""
+    wait = record.data_wait + record.loader_start
+    if record.device_forward is None:
+        forward, backward, optimizer = record.forward, record.backward, record.optimizer
+    else:
+        wait = wait if record.device_idle is None else min(wait, record.device_idle)
+        forward = record.device_forward
+        backward, optimizer = record.device_backward or 0.0, record.device_optimizer or 0.0
+    transfer, apart = record.transfer or 0.0, record.communication_apart or 0.0
+    rest = max(0.0, record.seconds - wait - transfer - forward - backward - optimizer - apart)
+    save = min(rest, record.save + record.evaluation)
+    return (
+        (DATA, wait),
+        (TRANSFER, transfer),
+        (FORWARD, forward),
+        (BACKWARD, backward),
+        (OPTIMIZER, optimizer),
+        (COMMUNICATION, apart),
+        (SAVE, save),
+        (OUTSIDE, rest - save),
+    )
+
+
+def history_span(snapshot: Snapshot, width: int) -> Span | None:
+    """The minutes that the history of step times covers, None where nothing is known of them."""
+    known = snapshot.series.get("step_p50")
+    return span_of([known], snapshot.time, width - AXIS) if known is not None and known.times else None
+
+
+def history(snapshot: Snapshot, span: Span, height: int, cursor: float | None = None) -> list[Line]:
+    """Median (area) and 95th percentile (line) of step times second by second, over marks for saves and evaluations."""
+    p50, p95 = (snapshot.series.get(name, Series()) for name in ("step_p50", "step_p95"))
+    hold = typical_gap(p50)
+    middle, high = slots(p50, span, hold), slots(p95, span, hold)
+    top = scale_top([value / 1e3 for value in high if value is not None]) * 1e3
+    rows = height - 2
+    at = span.cell(cursor)
+    layers = (Curve(middle, HOST_CHART, filled=True), Curve(high, TEXT))
+    chart = scaled(
+        curves(layers, span.cells, rows, top, at), scale_labels(rows, top, lambda value: duration(value / 1e3))
+    )
+    axis = time_axis(span)
+    if cursor is not None and at is not None:
+        axis = Line().to(AXIS).add(f"{ago(snapshot.time, cursor).strip()}  ", TEXT)
+        for name, values in (("p50", middle), ("p95", high)):
+            value = value_at(values, span, cursor)
+            axis.add(f"{name} ", DIM).add(duration(None if value is None else value / 1e3).rjust(7), TEXT).add("  ")
+    return [_marks(snapshot, span), *chart, axis]
+
+
+def _marks(snapshot: Snapshot, span: Span) -> Line:
+    """A letter where checkpoints were saved or the model evaluated."""
+    letters = [" "] * span.cells
+    for name, letter in EVENTS:
+        events = snapshot.series.get(name, Series())
+        for moment, seconds in zip(events.times, events.values, strict=True):
+            # The second's own time is its end: what happened in it came before.
+            cell = span.cell(moment - 0.5)
+            if seconds and cell is not None:
+                letters[cell] = letter
+    line = Line("step".rjust(AXIS - 2), DIM).add("  ")
+    words = "" if any(letter != " " for letter in letters) else "p50 and p95 of each second"
+    return line.add(words, FAINT) if words else line.add("".join(letters), SAVE.ink)

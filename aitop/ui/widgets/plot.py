@@ -1,0 +1,182 @@
+"""Charts over time with scale, axis and cursor. Pure: series in, lines of exact width out.
+
+Time is cut into slots, two to a cell, that begin at round moments: what was drawn once keeps its shape as it moves.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from rich.style import Style
+
+from aitop.model.snapshot import Series
+from aitop.model.units import duration
+from aitop.ui.line import Line
+from aitop.ui.palette import DIM, FAINT, lifted
+
+AXIS = 8
+SPANS = (30.0, 60.0, 120.0, 300.0, 600.0, 1800.0, 3600.0)
+# Masks of the lowest 0 to 4 dots of a braille cell's two columns.
+_LEFT = (0x00, 0x40, 0x44, 0x46, 0x47)
+_RIGHT = (0x00, 0x80, 0xA0, 0xB0, 0xB8)
+
+Values = Sequence["float | None"]
+
+
+class Span(NamedTuple):
+    """The time that a chart shows: it ends at `end`, has `cells` cells of two slots of `slot` seconds each."""
+
+    end: float
+    slot: float
+    cells: int
+
+    @property
+    def start(self) -> float:
+        """The left edge."""
+        return self.end - 2 * self.cells * self.slot
+
+    def moments(self) -> list[float]:
+        """The middle of each cell, oldest first."""
+        return [self.start + (2 * cell + 1) * self.slot for cell in range(self.cells)]
+
+    def cell(self, moment: float | None) -> int | None:
+        """The cell that holds a moment, None when none does."""
+        if moment is None or not self.start <= moment <= self.end:
+            return None
+        return min(self.cells - 1, int((moment - self.start) / (2 * self.slot)))
+
+
+class Curve(NamedTuple):
+    """One thing to draw: a value a slot. `filled` as an area, `dashed` as every other dot; else as a line."""
+
+    values: Values
+    ink: Style
+    filled: bool = False
+    dashed: bool = False
+
+
+def span_of(series: Iterable[Series], now: float, cells: int) -> Span:
+    """The shortest of a few round spans that holds everything that is known up to `now`."""
+    oldest = min((one.times[0] for one in series if one.times), default=now)
+    length = next((length for length in SPANS if length >= now - oldest), SPANS[-1])
+    slot = length / (2 * max(1, cells))
+    return Span(math.ceil(now / slot) * slot, slot, max(1, cells))
+
+
+def slots(series: Series, span: Span, hold: float = 0.0) -> list[float | None]:
+    """The largest value in each slot; where a slot has none, the one before it, for at most `hold` seconds."""
+    found: list[float | None] = [None] * (2 * span.cells)
+    start, slot, count = span.start, span.slot, 2 * span.cells
+    for at in range(bisect_right(series.times, start), len(series.times)):
+        value = series.values[at]
+        if value is None:
+            continue
+        place = min(count - 1, int((series.times[at] - start) / slot))
+        known = found[place]
+        found[place] = value if known is None or value > known else known
+    left, last = 0, None
+    reach = math.ceil(hold / slot)
+    for place, value in enumerate(found):
+        if value is not None:
+            left, last = reach, value
+        elif left > 0:
+            left -= 1
+            found[place] = last
+    return found
+
+
+def typical_gap(series: Series) -> float:
+    """How far apart the values are as a rule, so that a chart with more slots than values has no holes; in seconds."""
+    gaps = sorted(later - earlier for earlier, later in zip(series.times, series.times[1:], strict=False))
+    return 1.5 * gaps[int(len(gaps) * 0.9)] if gaps else 0.0
+
+
+def curves(layers: Sequence[Curve], cells: int, height: int, top: float, cursor: int | None = None) -> list[Line]:
+    """The layers in one field of `cells` by `height`, later ones over earlier ones; 0 at the bottom, `top` above."""
+    dots = [_dots(layer, 2 * cells, 4 * height, top) for layer in layers]
+    lines = []
+    for row in range(height):
+        base = 4 * (height - 1 - row)
+        line, run, ink, lit = Line(), "", FAINT, False
+        for cell in range(cells):
+            mask, style = 0, ink
+            for layer, levels in zip(layers, dots, strict=True):
+                bits = _bits(levels[2 * cell], base, _LEFT) | _bits(levels[2 * cell + 1], base, _RIGHT)
+                if bits:
+                    mask, style = mask | bits, layer.ink
+            if run and (style is not ink or lit or cell == cursor):
+                line.add(run, lifted(ink) if lit else ink)
+                run = ""
+            lit, ink = cell == cursor, style
+            run += "│" if lit and not mask else chr(0x2800 | mask)
+        lines.append(line.add(run, lifted(ink) if lit else ink))
+    return lines
+
+
+def _bits(level: tuple[int, int], base: int, masks: Sequence[int]) -> int:
+    low, high = level
+    if high <= base or low >= base + 4:
+        return 0
+    return masks[min(4, high - base)] & ~masks[max(0, low - base)]
+
+
+def _dots(layer: Curve, count: int, height: int, top: float) -> list[tuple[int, int]]:
+    """From which dot up to which one each slot is drawn, counted from the bottom."""
+    drawn: list[tuple[int, int]] = []
+    before: int | None = None
+    for slot in range(count):
+        value = layer.values[slot] if slot < len(layer.values) else None
+        if value is None or top <= 0 or (layer.dashed and slot % 2):
+            drawn.append((0, 0))
+            before = before if layer.dashed else None
+            continue
+        level = max(1 if value > 0 or not layer.filled else 0, min(height, round(value / top * height)))
+        if layer.filled:
+            drawn.append((0, level))
+        elif layer.dashed or before is None:
+            drawn.append((level - 1, level))
+        else:
+            drawn.append((min(level - 1, before), max(level, before - 1)))
+        before = level
+    return drawn
+
+
+def scaled(chart: Sequence[Line], labels: Mapping[int, str], axis: int = AXIS) -> list[Line]:
+    """The chart with its scale at the left: `labels` by row."""
+    return [
+        Line(labels.get(row, "").rjust(axis - 2), DIM).add("▕" if len(chart) > 1 else " ", FAINT).add(" ").join(line)
+        for row, line in enumerate(chart)
+    ]
+
+
+def scale_labels(height: int, top: float, text_of: Callable[[float], str]) -> dict[int, str]:
+    """The top and the zero; on a chart of one row the top alone."""
+    return {height - 1: "0", 0: text_of(top)} if height > 1 else {0: text_of(top)}
+
+
+def time_axis(span: Span, axis: int = AXIS) -> Line:
+    """How long ago the left edge and the middle are; the right edge is now."""
+    length = span.end - span.start
+    line = Line().to(axis).add(f"−{duration(length)}", FAINT)
+    if span.cells >= 40:
+        middle = f"−{duration(length / 2)}"
+        line.to(axis + span.cells // 2 - len(middle) // 2).add(middle, FAINT)
+    return line.to(axis + span.cells - 3).add("now", FAINT)
+
+
+def ago(now: float, moment: float) -> str:
+    """How long ago, whole seconds, in a width that does not change."""
+    seconds = round(now - moment)
+    text = f"{seconds // 60} m {seconds % 60:02d} s" if seconds >= 60 else f"{max(0, seconds)} s"
+    return f"{text} ago".rjust(13)
+
+
+def value_at(values: Values, span: Span, moment: float) -> float | None:
+    """The value drawn at a moment: the larger one of the two slots of its cell."""
+    cell = span.cell(moment)
+    if cell is None:
+        return None
+    return max((value for value in values[2 * cell : 2 * cell + 2] if value is not None), default=None)
