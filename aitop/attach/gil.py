@@ -58,8 +58,9 @@ def current_thread_state(memory: Memory, python: PythonImage, fs_base: int) -> i
         return memory.read_word(_relative(start, match))
     if match := _TLS_GENERAL.match(code):
         module, offset = struct.unpack("<QQ", memory.read(_relative(start, match), 16))
-        # The thread's vector of TLS blocks (glibc): two words for each module.
-        block = memory.read_word(memory.read_word(fs_base + 8) + 16 * module)
+        # The thread's vector of TLS blocks: two words for each module in glibc, one in musl.
+        entry = 8 if python.libc.is_musl else 16
+        block = memory.read_word(memory.read_word(fs_base + 8) + entry * module)
         return memory.read_word(block + offset) if block and block + 1 < 1 << 64 else 0
     if match := _TLS_INITIAL.match(code):
         offset = _signed(memory.read(_relative(start, match), 8))

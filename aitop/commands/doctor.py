@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import os
 import platform
+import shutil
 import signal
 import subprocess
 import sys
@@ -63,6 +64,11 @@ def _attach_support() -> Check:
     machine = platform.machine()
     if sys.platform == "linux" and machine in ("x86_64", "AMD64"):
         return Check("attach", True, f"Linux on {machine}: the step hook can be put into a running process")
+    if sys.platform == "linux":
+        debugger = shutil.which("gdb") or shutil.which("lldb")
+        how = f"with {debugger}" if debugger else "from Python 3.14 on; for older ones there is neither gdb nor lldb"
+        words = f"Linux on {machine}: the step hook can be put into a running process {how}"
+        return Check("attach", debugger is not None, words, "install gdb")
     return Check(
         "attach",
         False,

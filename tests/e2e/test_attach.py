@@ -18,9 +18,14 @@ from attach_targets import STAND_IN, Victim, leftovers
 from interpreters import interpreters
 
 from aitop.attach import AttachRefused, install, remove
+from aitop.attach.elf import ElfImage
+from aitop.attach.memory import Memory, mappings
+from aitop.attach.preflight import check_alive
 from aitop.attach.ptrace import StoppedThread
+from aitop.attach.python_image import locate_python
 from aitop.attach.session import Attachment, deliver
-from aitop.attach.signal_frame import SYS_POLL
+from aitop.attach.signal_frame import SYS_POLL, Call
+from aitop.attach.target import Target, anywhere, call_in_main_thread
 from aitop.attach.undisturbed import in_own_thread
 
 pytestmark = pytest.mark.e2e
@@ -197,6 +202,35 @@ def test_a_request_that_nobody_waits_for_any_more_is_withdrawn() -> None:
         assert time.monotonic() - began < 3
         assert leftovers(process.pid) == []
         assert process.communicate("x")[0] == "[]\n"
+    assert process.returncode == 0
+
+
+ERRNO = """
+import ctypes, signal, time
+where = ctypes.CDLL(None).__errno_location; where.restype = ctypes.c_void_p
+errno = ctypes.c_int.from_address(where())
+signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR2, 60})
+errno.value = 4242
+print('ready', flush=True)
+errno.value = 4242
+end = time.monotonic() + 1.5
+while time.monotonic() < end: pass
+print(errno.value, sorted(map(int, signal.pthread_sigmask(signal.SIG_BLOCK, ()))))
+"""
+
+
+def test_errno_and_the_signal_mask_are_as_they_were() -> None:
+    with subprocess.Popen([sys.executable, "-c", ERRNO], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None and process.stdout.readline() == "ready\n"
+        time.sleep(0.1)
+        with Memory(process.pid) as memory:
+            target = Target(check_alive(process.pid), memory, locate_python(process.pid, memory))
+            base = next(m.start for m in mappings(process.pid) if m.path.endswith("/libc.so.6"))
+            close = ElfImage(memory.read, base).symbols(("close",))["close"].address
+            for _ in range(20):
+                # A call that fails, and says so in errno.
+                in_own_thread(lambda: call_in_main_thread(target, [Call(close, (2**31 - 1,))], anywhere, b"\0"))
+        assert process.stdout.read() == f"4242 {[int(signal.SIGUSR2), 60]}\n"
     assert process.returncode == 0
 
 

@@ -134,3 +134,38 @@ def test_gdb_queues_the_line_where_nothing_else_can(start: Callable[..., Victim]
     status = read_status(victim.pid)
     assert status is not None and status.tracer == 0 and status.state in "RS"
     unharmed(victim)
+
+
+# Mounts and pids of its own, as in a container: what it knows as /tmp is another folder outside.
+CONTAINER = """
+set -e
+mount --make-rprivate /
+mount -t tmpfs none {away}
+mount --bind {away} /tmp
+exec {python} -u -c "import os, sys; print(os.getpid(), flush=True)
+while not os.path.exists('/tmp/stop'): sum(range(999))
+print(sorted(os.listdir('/tmp')), [m for m in sys.modules if 'aitop' in m])"
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can make namespaces here")
+def test_a_target_in_namespaces_of_its_own_is_entered(tmp_path: Path) -> None:
+    away = tmp_path / "away"
+    away.mkdir()
+    script = CONTAINER.format(away=away, python=sys.executable)
+    command = ["unshare", "--mount", "--pid", "--fork", "--mount-proc", "sh", "-c", script]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as outer:
+        assert outer.stdout is not None
+        if outer.stdout.readline() != "1\n":
+            pytest.skip("no namespaces to be had here")
+        children = Path(f"/proc/{outer.pid}/task/{outer.pid}/children").read_text().split()
+        inner = int(children[0])
+        try:
+            assert deliver(inner, "install", STAND_IN, timeout=20, torch=False).answer == "installed"
+            assert deliver(inner, "remove", (), timeout=20).answer == "removed"
+            Path(f"/proc/{inner}/root/tmp/stop").touch()
+            assert outer.communicate(timeout=20)[0] == "['stop'] []\n"
+        finally:
+            if outer.poll() is None:
+                os.kill(inner, 9)
+    assert outer.returncode == 0

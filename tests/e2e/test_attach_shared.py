@@ -1,0 +1,88 @@
+"""Two monitors on one process share its hook; the last one out takes it along, however the first one goes."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from aitop.sources.hook_ring import find_ring
+
+pytestmark = pytest.mark.e2e
+
+TARGET = """
+import time, torch
+torch.set_num_threads(1)
+net = torch.nn.Linear(4, 4); opt = torch.optim.SGD(net.parameters(), 0.1)
+print('ready', flush=True)
+until = time.monotonic() + 120
+while time.monotonic() < until:
+    net(torch.ones(2, 4)).sum().backward(); opt.step(); time.sleep(0.002)
+"""
+MONITOR = """
+import sys, time
+from aitop.engine.hook_way import HooksOnTheWay, take_out
+from aitop.sources.hook_ring import HookSource
+pid, on_the_way = int(sys.argv[1]), HooksOnTheWay()
+source = HookSource(lambda: [pid], on_the_way.bring_in)
+source.open()
+steps = 0
+while not steps: steps = sum(len(sample.steps) for sample in source.read()); time.sleep(0.05)
+print('reads', flush=True)
+sys.stdin.readline()
+on_the_way.give_up(); source.close(); take_out([pid])
+"""
+
+
+@pytest.fixture
+def start() -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    started: list[subprocess.Popen[str]] = []
+
+    def begin(code: str, *arguments: object) -> subprocess.Popen[str]:
+        pipe = subprocess.PIPE
+        command = [sys.executable, "-c", code, *map(str, arguments)]
+        started.append(subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True))
+        return started[-1]
+
+    yield begin
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def said(process: subprocess.Popen[str], word: str) -> None:
+    assert process.stdout is not None and process.stdout.readline() == f"{word}\n"
+
+
+def leaves_within(pid: int, seconds: float) -> bool:
+    until = time.monotonic() + seconds
+    while find_ring(pid) is not None and time.monotonic() < until:
+        time.sleep(0.02)
+    return find_ring(pid) is None
+
+
+@pytest.mark.parametrize("how", ["quit", "killed"])
+def test_the_last_one_out_takes_the_hook_along(start: Callable[..., subprocess.Popen[str]], how: str) -> None:
+    target = start(TARGET)
+    said(target, "ready")
+    first = start(MONITOR, target.pid)
+    said(first, "reads")
+    ring = find_ring(target.pid)
+    second = start(MONITOR, target.pid)
+    said(second, "reads")
+    assert find_ring(target.pid) == ring, "the second one uses the hook of the first"
+    first.communicate("\n")
+    assert first.returncode == 0
+    assert not leaves_within(target.pid, 0.7), "the second one still needs it"
+    if how == "quit":
+        second.communicate("\n")
+    else:
+        second.send_signal(signal.SIGKILL)
+        second.wait()
+    # A monitor that was killed is missed when its lease has run out.
+    assert leaves_within(target.pid, 12)
+    assert target.poll() is None
