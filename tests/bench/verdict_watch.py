@@ -122,7 +122,8 @@ class Watch:
         wanted = scenario.verdict + (f"/{'|'.join(scenario.subtypes)}" if scenario.subtypes else "")
         row = Row(scenario.name, self.tier, wanted, "nothing", self.right(verdicts), alarms=self.alarms())
         row.seconds = self.right_since()
-        if scenario.guilty:
+        named_lines = bool(scenario.guilty) and self.tier > 1
+        if named_lines:
             row.right_line = False
         if not verdicts:
             return row
@@ -135,7 +136,7 @@ class Watch:
         if first.where:
             place = first.where[0]
             row.where = f"{Path(place.file).name}:{place.line}"
-            if scenario.guilty:
+            if named_lines:
                 row.right_line = place.file == str(scenario.script) and place.line in scenario.guilty_lines()
         return row
 
