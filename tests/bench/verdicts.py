@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import json
 import random
+import signal
 import sys
 import tempfile
 import time
@@ -140,8 +141,11 @@ def main() -> None:
     for scenario in chosen:
         if not scenario.runnable():
             print(f"{scenario.name} left out: needs {', '.join(scenario.needs)}")
+    # Being ended must end the scripts as well.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     with ThreadPoolExecutor(args.jobs) as jobs:
-        for _ in jobs.map(bench.take, [scenario for scenario in chosen if scenario.runnable()]):
+        runs = jobs.map if args.jobs > 1 else map
+        for _ in runs(bench.take, [scenario for scenario in chosen if scenario.runnable()]):
             bench.write(args.json, args.reports)
     if bench.gains:
         show_gains(bench.gains)
