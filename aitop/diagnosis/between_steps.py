@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -13,6 +14,7 @@ from aitop.diagnosis.evidence import (
     host_limit,
     host_unproven,
     main_lines,
+    mean_of,
     records,
     summed,
 )
@@ -21,11 +23,15 @@ from aitop.diagnosis.rule import Band, Finding, Judgement, Rule
 from aitop.diagnosis.what_if import without
 from aitop.model.snapshot import HotLine, Snapshot
 from aitop.model.steps import StepRecord
-from aitop.model.units import duration, percent
+from aitop.model.units import duration, percent, size
 from aitop.model.verdict import Abstention, Fix, Severity, Verdict
 
 CRITICAL_SHARE = 0.3
 BAND = Band(enter=0.05, leave=0.03)
+# What may be left of a stall once it is rare, and what is worth calling a size.
+CHEAP = 0.02
+LEAST_BYTES = 1_000_000
+CALL = re.compile(r"[\w.]*(?:save|dump|write)\w*(?=\()")
 SAVING_WORDS = ("save", "checkpoint", "ckpt", "snapshot", "dump")
 
 
@@ -36,13 +42,12 @@ def checkpoint(snapshot: Snapshot) -> Judgement:
     share = _believed(measured, lines)
     bursts = _bursts(records(snapshot), lambda step: step.save)
     place = f" at {_place(lines)}" if lines.lines else ""
+    each = _bytes_each(snapshot, len(bursts))
+    what = f"{text_of(lines)}{f' of {size(each)}' if each else ''}{place}"
     fixes = (
+        Fix(text=f"{what}: {_rarely(len(records(snapshot)), len(bursts), share)}", speedup=_if_rarely(share)),
         Fix(
-            text=f"save less often{place}: ten times as rarely costs a tenth",
-            speedup=round(without(share) / without(share / 10), 2),
-        ),
-        Fix(
-            text="copy the state to host memory and write it in a background thread or process",
+            text=f"{what}: copy the state to host memory and write it in a background thread or process",
             speedup=round(without(share), 2),
         ),
     )
@@ -58,9 +63,11 @@ def evaluation(snapshot: Snapshot) -> Judgement:
     measured = summed(records(snapshot), lambda step: step.evaluation)
     share = _believed(measured, lines)
     bursts = _bursts(records(snapshot), lambda step: step.evaluation)
+    place = f" ({_place(lines)})" if lines.lines else ""
     fixes = (
+        Fix(text=f"evaluate{place} {_rarely(len(records(snapshot)), len(bursts), share)}", speedup=_if_rarely(share)),
         Fix(
-            text="evaluate less often, or on a sample of the validation set: half as much gives back half",
+            text="evaluate on a sample of the validation set: half as much gives back half",
             speedup=round(without(share) / without(share / 2), 2),
         ),
         Fix(text="evaluate checkpoints in a process of its own", speedup=round(without(share), 2)),
@@ -140,6 +147,43 @@ def _judged(snapshot: Snapshot, stall: Stall, *, agrees: bool = False) -> Judgem
 def _believed(measured: float | None, lines: Lines) -> float:
     """The measured share; the sampled one where the measurement missed most of it (a saved reference to `save`)."""
     return measured if measured is not None and measured > 0.5 * lines.share else lines.share
+
+
+def _rarely(steps: int, bursts: int, share: float) -> str:
+    """How seldom it has to be for it to cost next to nothing, in steps where its rhythm is known."""
+    factor = _factor(share)
+    if bursts < 2 or steps < bursts:
+        return f"{factor} times as rarely"
+    every = steps / bursts
+    return (
+        f"every {round(every * factor)} steps instead of every {every:.0f}" if every >= 1.5 else f"every {factor} steps"
+    )
+
+
+def _factor(share: float) -> int:
+    """A round number of times so much rarer that it costs at most CHEAP of a step."""
+    needed = share / max(1e-3, 1.0 - share) / CHEAP
+    return next((factor for factor in (2, 5, 10, 20, 50, 100, 200, 500) if factor >= needed), 1000)
+
+
+def _if_rarely(share: float) -> float:
+    left = 1.0 - share
+    return round(1.0 / (left + share / _factor(share)), 2)
+
+
+def _bytes_each(snapshot: Snapshot, bursts: int) -> int | None:
+    """What the process wrote, for each burst in which it saved; None where it is not known or hardly anything."""
+    written = mean_of(snapshot, "written", snapshot.window)
+    if written is None or bursts < 1:
+        return None
+    each = int(written * snapshot.window / bursts)
+    return each if each >= LEAST_BYTES else None
+
+
+def text_of(lines: Lines) -> str:
+    """The call that takes the time as its line has it: torch.save, or saving where it does not say."""
+    found = CALL.search(lines.where[0].text or "") if lines.lines else None
+    return found[0] if found else "saving"
 
 
 def _bursts(steps: Sequence[StepRecord], value: Callable[[StepRecord], float]) -> tuple[float, ...]:

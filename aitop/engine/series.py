@@ -28,6 +28,7 @@ def series(history: History, steps: Sequence[StepRecord]) -> dict[str, Series]:
         "main_thread": _of_hosts(history.hosts, lambda host: _most(host, lambda process: process.main_cpu)),
         "cores_wanted": _of_hosts(history.hosts, lambda host: _total(host, lambda process: process.wanted)),
         "cores_waited": _of_hosts(history.hosts, lambda host: _total(host, lambda process: process.waited)),
+        "written": _of_hosts(history.hosts, lambda host: _most(host, lambda process: process.write_bytes)),
         "throttled": _of_hosts(history.hosts, lambda host: host.cgroup.throttled if host.cgroup else None),
         "workers_delay": _of_hosts(history.hosts, _workers_delay),
         "workers_cpu": _of_hosts(history.hosts, lambda host: _cpu(host, ("loader-worker",))),
