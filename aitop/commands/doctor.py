@@ -62,9 +62,9 @@ def _python() -> Check:
 
 def _attach_support() -> Check:
     machine = platform.machine()
-    if sys.platform == "linux" and machine in ("x86_64", "AMD64"):
+    if platform.system() == "Linux" and machine in ("x86_64", "AMD64"):
         return Check("attach", True, f"Linux on {machine}: the step hook can be put into a running process")
-    if sys.platform == "linux":
+    if platform.system() == "Linux":
         debugger = shutil.which("gdb") or shutil.which("lldb")
         how = f"with {debugger}" if debugger else "from Python 3.14 on; for older ones there is neither gdb nor lldb"
         words = f"Linux on {machine}: the step hook can be put into a running process {how}"
