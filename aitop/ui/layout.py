@@ -88,7 +88,7 @@ def _two_columns(width: int, top: int, rows: int, gpus: int) -> Plan:
     half = width // 2
     verdict = 6
     rest = rows - verdict
-    step = max(8, round(rest * 0.36))
+    step = max(8, round(rest * 0.4))
     data = max(6, round(rest * 0.28))
     y = top + verdict
     boxes: Plan = {"verdict": Box(0, top, width, verdict)}
@@ -108,22 +108,26 @@ def _two_columns(width: int, top: int, rows: int, gpus: int) -> Plan:
 
 
 def _three_columns(width: int, top: int, rows: int, gpus: int) -> Plan:
-    """Verdict across; step above data, GPU above memory, and the code in a tall column of its own."""
+    """Verdict across; step above data, GPU above memory, and the code in a tall column of its own.
+
+    Without a GPU its line goes to the bottom, and the step has the width of two columns.
+    """
     verdict = 6
     y, rest = top + verdict, rows - verdict
     first = second = max(52, min(90, width * 28 // 100))
     third = width - first - second
     upper = max(8, round(rest * 0.55))
+    lower = rest - upper - (0 if gpus else 1)
     boxes: Plan = {
         "verdict": Box(0, top, width, verdict),
-        "step": Box(0, y, first, upper),
-        "data": Box(0, y + upper, first, rest - upper),
+        "data": Box(0, y + upper, first, lower),
+        "memory": Box(first, y + upper, second, lower),
         "code": Box(first + second, y, third, rest),
     }
     if gpus:
+        boxes["step"] = Box(0, y, first, upper)
         boxes["gpu"] = Box(first, y, second, upper)
-        boxes["memory"] = Box(first, y + upper, second, rest - upper)
     else:
-        boxes["memory"] = Box(first, y, second, rest - 1)
-        boxes["gpu"] = Box(first, y + rest - 1, second, 1, False)
+        boxes["step"] = Box(0, y, first + second, upper)
+        boxes["gpu"] = Box(0, y + rest - 1, first + second, 1, False)
     return boxes

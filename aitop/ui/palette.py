@@ -41,6 +41,7 @@ HOST_CHART = Style(color="#8a9bb0")
 DEVICE_CHART = Style(color="#5f9fc4")
 DEVICE_SOFT = Style(color="#34546a")
 TROUGH = Style(color="#2a323d")
+WAITING = Style(color="#7d5a28")
 
 
 class Phase(NamedTuple):

@@ -6,34 +6,127 @@ from aitop.model.host import MachineSample, ProcessSample
 from aitop.model.snapshot import Series, Snapshot
 from aitop.model.steps import LoaderInfo
 from aitop.model.units import NOT_SUPPORTED, NOT_YET, count, percent, rate
-from aitop.ui.line import Line, columns
-from aitop.ui.palette import DATA, DIM, FAINT, HOST_CHART, TEXT
+from aitop.ui.figures import copies
+from aitop.ui.line import Line
+from aitop.ui.palette import DATA, DIM, FAINT, TEXT
+from aitop.ui.panes.lanes import idle_shares, lane_lines, legend, strip_lines
 from aitop.ui.view import View
-from aitop.ui.widgets.pane import Drawing, Pane
-from aitop.ui.widgets.timeline import bar, braille
-from aitop.ui.words import plural, share_text, state_line
+from aitop.ui.widgets.cursor import ChartPane
+from aitop.ui.widgets.pane import Drawing
+from aitop.ui.widgets.plot import (
+    Curve,
+    Span,
+    ago,
+    curves,
+    scale_labels,
+    scaled,
+    slots,
+    span_of,
+    time_axis,
+    typical_gap,
+    value_at,
+)
+from aitop.ui.widgets.timeline import braille
+from aitop.ui.words import plural, state_line
 
-LANE = 22
-STATE_WORDS = {"R": "runs", "S": "sleeps", "D": "disk", "T": "stopped", "t": "traced", "Z": "zombie", "I": "idle"}
+ROOM_FOR_STRIPS = 9
+LEAST_WIDTH = 44
+SCALE = 13
+"""Cells at the left of a chart: a pid and a share stand there."""
 
 
-class DataPane(Pane):
+class DataPane(ChartPane):
     """Is there a batch ready when the step asks for one; and if not, what are the workers doing."""
 
     def draw(self, view: View, width: int, height: int) -> Drawing:
+        self.moments = ()
         snapshot = view.snapshot
         if snapshot is None or snapshot.host is None:
             status = view.source("host")
             return Drawing([state_line("host", status) if status else Line(NOT_YET, DIM)], "Data")
-        loader = main_loader(snapshot)
         workers = _workers(view, snapshot)
-        lanes = _lanes(workers, width, height - 6)
-        spare = height - 3 - len(lanes)
-        lines = queue_lines(snapshot, loader, width, 1 + max(0, min(6, spare)))
-        if height >= 5:
-            lines.append(loader_line(loader, len(workers)))
-        lines.append(_traffic(snapshot.host.machine, width))
-        return Drawing(lines + lanes, "Data", _cpu_note(workers), view.stale("host"))
+        if height >= len(workers) + ROOM_FOR_STRIPS and width >= LEAST_WIDTH:
+            lines = self._over_time(snapshot, workers, width, height)
+        else:
+            lines = _at_once(snapshot, workers, width, height)
+        return Drawing(lines, "Data", _cpu_note(workers), view.stale("host"))
+
+    def _over_time(self, snapshot: Snapshot, workers: list[ProcessSample], width: int, height: int) -> list[Line]:
+        """Queue and workers on one axis of time, the facts above them."""
+        loader = main_loader(snapshot)
+        lines = _facts(snapshot, loader, workers, width, 4)
+        series = {name: one for name, one in snapshot.series.items() if name.startswith(("worker", "queue_"))}
+        span = span_of(series.values(), snapshot.time, width - SCALE)
+        self.moments = span.moments()
+        at = span.cell(self.cursor)
+        rows = max(2, min(8, height - len(lines) - len(workers) - 2))
+        lines += _queue_chart(snapshot, loader, span, rows, at)
+        lines += strip_lines(snapshot, workers, span, SCALE, at)
+        axis = time_axis(span, SCALE)
+        if at is not None and self.cursor is not None:
+            axis = _reading(snapshot, workers, span, self.cursor)
+        return [*lines, axis, Line().to(SCALE).join(legend())] if workers else [*lines, axis]
+
+
+def _at_once(snapshot: Snapshot, workers: list[ProcessSample], width: int, height: int) -> list[Line]:
+    """The facts, and a bar for each worker as it is now."""
+    loader = main_loader(snapshot)
+    lanes = lane_lines(workers, idle_shares(snapshot), width, height - 6)
+    facts = _facts(snapshot, loader, workers, width, height - 1 - len(lanes))
+    spare = height - len(facts) - len(lanes)
+    return [*queue_lines(snapshot, loader, width, max(1, min(7, spare))), *facts, *lanes]
+
+
+def _facts(
+    snapshot: Snapshot, loader: LoaderInfo | None, workers: list[ProcessSample], width: int, rows: int
+) -> list[Line]:
+    """How the loader is set up, copies to the device, disk and network: the more the more rows there are."""
+    machine = snapshot.host.machine if snapshot.host else None
+    found = [
+        (1, loader_line(loader, len(workers))),
+        (2, copies(snapshot, width)),
+        (0, _traffic(machine, width) if machine else None),
+    ]
+    known = [(rank, line) for rank, line in found if line is not None]
+    kept = sorted(rank for rank, _ in known)[: max(1, rows)]
+    return [line for rank, line in known if rank in kept]
+
+
+def _queue_chart(
+    snapshot: Snapshot, loader: LoaderInfo | None, span: Span, rows: int, cursor: int | None
+) -> list[Line]:
+    """Batches that lay ready, as an area over time."""
+    series = snapshot.series.get("queue_ready", Series())
+    known = [value for value in series.values if value is not None]
+    if not known:
+        return queue_lines(snapshot, loader, SCALE + span.cells, 1)
+    capacity = _capacity(loader)
+    top = capacity or max(known) or 1
+    area = Curve(slots(series, span, typical_gap(series), mean=True), DATA.ink, True)
+    drawn = curves([area], span.cells, rows, top, cursor)
+    head = (
+        Line("queue   ", DIM).add(f"{known[-1]:2.0f}", TEXT).add(f" of {capacity} ready" if capacity else " ready", DIM)
+    )
+    return [head, *scaled(drawn, scale_labels(rows, top, lambda value: f"{value:.0f}"), SCALE)]
+
+
+def _reading(snapshot: Snapshot, workers: list[ProcessSample], span: Span, cursor: float) -> Line:
+    """What the queue and the workers had at the cursor."""
+    line = Line().to(SCALE).add(f"{ago(snapshot.time, cursor).strip()}  ", TEXT)
+    queue = snapshot.series.get("queue_ready", Series())
+    ready = value_at(slots(queue, span, typical_gap(queue), mean=True), span, cursor)
+    line.add("ready ", DIM).add(NOT_SUPPORTED if ready is None else f"{ready:.1f}", TEXT)
+    used = []
+    for process in workers:
+        series = snapshot.series.get(f"worker{process.pid}.cpu", Series())
+        used.append(value_at(slots(series, span, typical_gap(series)), span, cursor))
+    known = [value for value in used if value is not None]
+    return line.add("  workers ", DIM).add(f"{sum(known):.1f} cores" if known else NOT_SUPPORTED, TEXT)
+
+
+def _capacity(loader: LoaderInfo | None) -> int | None:
+    """Batches that there is room for in the queue."""
+    return loader.workers * (loader.prefetch or 2) if loader and loader.workers else None
 
 
 def main_loader(snapshot: Snapshot) -> LoaderInfo | None:
@@ -49,7 +142,7 @@ def queue_lines(snapshot: Snapshot, loader: LoaderInfo | None, width: int, rows:
     line = Line("queue   ", DIM)
     if not known:
         return [line.add(NOT_SUPPORTED, DIM).add("  " + _no_queue(snapshot, loader), FAINT)]
-    capacity = loader.workers * (loader.prefetch or 2) if loader and loader.workers else None
+    capacity = _capacity(loader)
     ready = known[-1]
     of = f" of {capacity} ready" if capacity else " ready"
     line.add(f"{ready:2.0f}", TEXT).add(of, DIM).add("  ")
@@ -101,17 +194,3 @@ def _workers(view: View, snapshot: Snapshot) -> list[ProcessSample]:
 def _cpu_note(workers: list[ProcessSample]) -> Line | None:
     used = [process.cpu for process in workers if process.cpu is not None]
     return Line(f"workers use {sum(used):.1f} cores", DIM) if used else None
-
-
-def _lanes(workers: list[ProcessSample], width: int, height: int) -> list[Line]:
-    """A bar for each worker, side by side where rows are few: busy, or waiting and for what."""
-    per_row = 1 if len(workers) <= height else max(1, (width + 2) // (LANE + 2))
-    cell = (width - 2 * (per_row - 1)) // per_row
-    lanes = [_lane(process, cell) for process in workers]
-    return [columns([(lane, cell) for lane in lanes[at : at + per_row]]) for at in range(0, len(lanes), per_row)]
-
-
-def _lane(process: ProcessSample, width: int) -> Line:
-    state = STATE_WORDS.get(process.state or "", process.state or NOT_SUPPORTED)
-    line = Line(str(process.pid).ljust(7 if width < 30 else 8), DIM).add(share_text(process.cpu), TEXT).add(" ")
-    return line.join(bar(process.cpu, max(3, width - line.width - 8), HOST_CHART)).add(f" {state}", DIM)

@@ -2,52 +2,154 @@
 
 from __future__ import annotations
 
+import re
+
+from rich.style import Style
+
 from aitop.model.host import HostSample, ProcessSample
 from aitop.model.snapshot import Series, Snapshot
 from aitop.model.steps import AllocatorSample
-from aitop.model.units import NOT_YET, percent, size
+from aitop.model.units import NOT_YET, count, size
 from aitop.ui.line import Line
 from aitop.ui.palette import BRIGHT, DEVICE_CHART, DEVICE_SOFT, DIM, FAINT, HOST_CHART, LOSS, TEXT
 from aitop.ui.view import Look, View
-from aitop.ui.widgets.pane import Drawing, Pane
+from aitop.ui.widgets.cursor import ChartPane
+from aitop.ui.widgets.pane import Drawing
+from aitop.ui.widgets.plot import (
+    Curve,
+    Span,
+    ago,
+    curves,
+    scale_labels,
+    scaled,
+    slots,
+    span_of,
+    time_axis,
+    typical_gap,
+    value_at,
+)
 from aitop.ui.widgets.timeline import bar, braille, layered_bar, nice_ceiling
 from aitop.ui.words import plural, share_text, state_line
 
 NEARLY_FULL = 0.95
+NEAR_CAPACITY = 0.4
+SCALE = 13
+LEAST_ROWS, MOST_ROWS = 2, 12
+LEAST_WIDTH = 40
+LEAST_STRIP = 6
+TIME_LEFT = re.compile(r"full in ([^:,]+)")
 
 
-class MemoryPane(Pane):
+class MemoryPane(ChartPane):
     """Host memory first, then a bar and a history for each device's allocator."""
 
     def draw(self, view: View, width: int, height: int) -> Drawing:
+        self.moments = ()
         snapshot = view.snapshot
         if snapshot is None or snapshot.host is None:
             status = view.source("host")
             return Drawing([state_line("host", status) if status else Line(NOT_YET, DIM)], "Memory")
-        spare = max(0, height - 3 - 2 * len(snapshot.allocators))
-        each = min(8, spare // (1 + len(snapshot.allocators)))
-        under = 1 + each if height >= 4 + 2 * len(snapshot.allocators) else 0
-        lines = _job_rows(view, snapshot, width, 1 + (each or min(1, spare)))
-        lines += _host_rows(snapshot.host, width)
+        gauges, allocators = _host_rows(snapshot.host, width), snapshot.allocators
+        charts = 1 + len(allocators)
+        each = min(MOST_ROWS, (height - 2 - len(gauges) - 2 * len(allocators)) // charts)
+        if each < LEAST_ROWS or width < LEAST_WIDTH:
+            lines = _at_once(view, snapshot, gauges, width, height)
+        else:
+            lines = self._over_time(view, snapshot, gauges, width, each)
+        return Drawing(lines, "Memory", _note(snapshot, snapshot.host), view.stale("host"))
+
+    def _over_time(self, view: View, snapshot: Snapshot, gauges: list[Line], width: int, rows: int) -> list[Line]:
+        """Every chart of the pane on one axis of time, each of `rows` rows under its figures."""
+        names = ["rss", *(f"alloc{one.device}.allocated" for one in snapshot.allocators)]
+        known = [snapshot.series[name] for name in names if name in snapshot.series]
+        span = span_of(known, snapshot.time, width - SCALE)
+        self.moments = span.moments()
+        at = span.cell(self.cursor)
+        lines = [_job_line(view, snapshot), *_resident_chart(snapshot, span, rows, at), *gauges]
         for allocator in snapshot.allocators:
-            lines += _allocator_rows(snapshot, allocator, width, under, view.look)
-        return Drawing(lines, "Memory", _swap_note(snapshot.host), view.stale("host"))
+            lines += [
+                _allocator_bar(snapshot, allocator, width, view.look),
+                allocator_figures(snapshot, allocator, width),
+            ]
+            lines += _allocator_chart(snapshot, allocator, span, rows, at)
+        if at is None or self.cursor is None:
+            return [*lines, time_axis(span, SCALE)]
+        return [*lines, _reading(snapshot, span, self.cursor)]
 
 
-def _job_rows(view: View, snapshot: Snapshot, width: int, rows: int) -> list[Line]:
-    """Resident memory of the job's processes, with the history of the ranks'."""
+def _at_once(view: View, snapshot: Snapshot, gauges: list[Line], width: int, height: int) -> list[Line]:
+    """Figures and bars; histories of one row where they fit."""
+    roomy = height >= 1 + len(gauges) + 2 * len(snapshot.allocators)
+    lines = [_job_row(view, snapshot, width), *gauges]
+    if height > len(lines) + (2 if roomy else 1) * len(snapshot.allocators):
+        lines[:1] = [_job_line(view, snapshot), _one_row(snapshot, "rss", Line().to(SCALE), width, HOST_CHART)]
+    for allocator in snapshot.allocators:
+        lines.append(_allocator_bar(snapshot, allocator, width, view.look))
+        if roomy:
+            figures, name = allocator_figures(snapshot, allocator, width), f"alloc{allocator.device}.allocated"
+            lines.append(_one_row(snapshot, name, figures.add("  "), width, DEVICE_CHART))
+    return lines
+
+
+def _one_row(snapshot: Snapshot, name: str, line: Line, width: int, ink: Style) -> Line:
+    """A series in what is left of the line, where that is enough for anything."""
+    values, chart = snapshot.series.get(name, Series()).values, width - line.width
+    top = nice_ceiling(max((value for value in values if value is not None), default=1.0))
+    return line.add(braille(values, chart, 1, top)[0], ink) if values and chart >= LEAST_STRIP else line
+
+
+def _job_line(view: View, snapshot: Snapshot) -> Line:
+    """Resident memory of the job's processes, and who has it."""
     pids = view.pids()
     processes = [p for p in (snapshot.host.processes if snapshot.host else ()) if pids is None or p.pid in pids]
     sizes = [process.rss for process in processes if process.rss is not None]
-    text = _who_has_it(processes)
-    line = Line("job     ", DIM).add(size(sum(sizes) if sizes else None).rjust(7), BRIGHT).add("  ").add(text, DIM)
-    values = snapshot.series.get("rss", Series()).values
-    known = [value for value in values if value is not None]
-    top = nice_ceiling(max(known, default=1.0))
-    if rows > 1:
-        return [line, *(Line().to(13).add(row, HOST_CHART) for row in braille(values, width - 13, rows - 1, top))]
-    chart = width - line.width - 2
-    return [line.add("  ").add(braille(values, chart, 1, top)[0], HOST_CHART)] if chart >= 6 else [line]
+    line = Line("job     ", DIM).add(size(sum(sizes) if sizes else None).rjust(7), BRIGHT)
+    return line.add("  ").add(_who_has_it(processes), DIM)
+
+
+def _job_row(view: View, snapshot: Snapshot, width: int) -> Line:
+    return _one_row(snapshot, "rss", _job_line(view, snapshot).add("  "), width, HOST_CHART)
+
+
+def _resident_chart(snapshot: Snapshot, span: Span, rows: int, cursor: int | None) -> list[Line]:
+    """Resident memory of the ranks over time."""
+    series = snapshot.series.get("rss", Series())
+    top = nice_ceiling(max((value for value in series.values if value is not None), default=1.0))
+    area = Curve(slots(series, span, typical_gap(series)), HOST_CHART, filled=True)
+    return scaled(curves([area], span.cells, rows, top, cursor), scale_labels(rows, top, size), SCALE)
+
+
+def _allocator_chart(
+    snapshot: Snapshot, allocator: AllocatorSample, span: Span, rows: int, cursor: int | None
+) -> list[Line]:
+    """Allocated (area) within reserved (line) over time, the peak dashed; up to the capacity where that is near."""
+    allocated, reserved = (_series(snapshot, allocator, name) for name in ("allocated", "reserved"))
+    peak = max(allocator.peak_allocated or 0, allocator.reserved)
+    capacity = _capacity(snapshot, allocator)
+    top = float(capacity) if peak >= NEAR_CAPACITY * capacity else nice_ceiling(1.1 * peak)
+    layers = [Curve(slots(allocated, span, typical_gap(allocated)), DEVICE_CHART, filled=True)]
+    if allocator.peak_allocated is not None:
+        layers.append(Curve([allocator.peak_allocated] * (2 * span.cells), DIM, dashed=True))
+    layers.append(Curve(slots(reserved, span, typical_gap(reserved)), TEXT))
+    return scaled(curves(layers, span.cells, rows, top, cursor), scale_labels(rows, top, size), SCALE)
+
+
+def _series(snapshot: Snapshot, allocator: AllocatorSample, name: str) -> Series:
+    return snapshot.series.get(f"alloc{allocator.device}.{name}", Series())
+
+
+def _reading(snapshot: Snapshot, span: Span, cursor: float) -> Line:
+    """What was held at the cursor."""
+    line = Line().to(SCALE).add(f"{ago(snapshot.time, cursor).strip()}  ", TEXT)
+    names = [("ranks", "rss")]
+    for one in snapshot.allocators:
+        names += [(f"cuda {one.device}", f"alloc{one.device}.allocated"), ("of", f"alloc{one.device}.reserved")]
+    for word, name in names:
+        series = snapshot.series.get(name, Series())
+        value = value_at(slots(series, span, typical_gap(series)), span, cursor)
+        if value is not None:
+            line.add(f"{word} ", DIM).add(size(value).rjust(7), TEXT).add("  ")
+    return line
 
 
 def _who_has_it(processes: list[ProcessSample]) -> str:
@@ -78,39 +180,50 @@ def _gauge(name: str, used: int | None, total: int | None, width: int) -> Line:
     return line.join(bar(share, max(4, width - line.width - len(text)), HOST_CHART)).add(text, DIM)
 
 
-def _allocator_rows(snapshot: Snapshot, allocator: AllocatorSample, width: int, rows: int, look: Look) -> list[Line]:
-    """Allocated within reserved within capacity; in `rows` more rows its peak, its fragments and its history."""
-    capacity = allocator.capacity or _device_memory(snapshot, allocator.device) or allocator.reserved
+def _capacity(snapshot: Snapshot, allocator: AllocatorSample) -> int:
+    return allocator.capacity or _device_memory(snapshot, allocator.device) or max(1, allocator.reserved)
+
+
+def _allocator_bar(snapshot: Snapshot, allocator: AllocatorSample, width: int, look: Look) -> Line:
+    """Allocated within reserved within capacity."""
+    capacity = _capacity(snapshot, allocator)
     text = f" {size(allocator.allocated)} + {size(allocator.reserved - allocator.allocated)} cached".rjust(24)
-    line = Line(f"cuda {allocator.device}".ljust(8), DIM)
-    line.add(share_text(allocator.reserved / capacity if capacity else None), TEXT).add(" ")
+    line = Line(f"cuda {allocator.device}".ljust(8), DIM).add(share_text(allocator.reserved / capacity), TEXT).add(" ")
     parts = (
-        (allocator.allocated / capacity if capacity else 0.0, DEVICE_CHART, "█"),
-        ((allocator.reserved - allocator.allocated) / capacity if capacity else 0.0, DEVICE_SOFT, _soft(look)),
+        (allocator.allocated / capacity, DEVICE_CHART, "█"),
+        ((allocator.reserved - allocator.allocated) / capacity, DEVICE_SOFT, _soft(look)),
     )
-    line.join(layered_bar(parts, max(4, width - line.width - len(text)))).add(text, DIM)
-    if not rows:
-        return [line]
-    second = Line().to(13)
+    return line.join(layered_bar(parts, max(4, width - line.width - len(text)))).add(text, DIM)
+
+
+def allocator_figures(snapshot: Snapshot, allocator: AllocatorSample, width: int) -> Line:
+    """Peak, when it will be full, what lies split, and how often it ran out: what fits."""
+    parts: list[Line] = []
     if allocator.peak_allocated is not None:
-        second.add("peak ", DIM).add(size(allocator.peak_allocated).rjust(7), TEXT)
-    if allocator.inactive_split and allocator.reserved:
-        second.add("  split ", DIM).add(percent(allocator.inactive_split / allocator.reserved), TEXT)
-    if allocator.retries:
-        second.add(f"  {plural(allocator.retries, 'retry').replace('retrys', 'retries')}", LOSS)
-    return [line, *_allocator_history(snapshot, allocator, second, width, rows)]
+        parts.append(Line("peak ", DIM).add(size(allocator.peak_allocated).rjust(7), TEXT))
+    soon = full_in(snapshot, ("oom-risk",), f"GPU {allocator.device}'s")
+    if soon is not None:
+        parts.append(Line("full in ", DIM).add(soon, LOSS))
+    if allocator.inactive_split is not None and allocator.reserved:
+        parts.append(Line("split ", DIM).add(share_text(allocator.inactive_split / allocator.reserved), TEXT))
+    for name, number in (("retries", allocator.retries), ("OOMs", allocator.ooms)):
+        if number is not None:
+            parts.append(Line(f"{name} ", DIM).add(count(number).rjust(2), LOSS if number else DIM))
+    line = Line().to(SCALE)
+    for part in parts:
+        gap = 0 if line.width == SCALE else 2
+        if line.width + gap + part.width <= width:
+            line.add(" " * gap).join(part)
+    return line
 
 
-def _allocator_history(snapshot: Snapshot, allocator: AllocatorSample, line: Line, width: int, rows: int) -> list[Line]:
-    """What was allocated over time: behind the figures of `line`, or below them where there are several rows."""
-    values = snapshot.series.get(f"alloc{allocator.device}.allocated", Series()).values
-    top = nice_ceiling(max((value for value in values if value is not None), default=1.0))
-    chart = width - 13 if rows > 1 else width - line.width - 2
-    if not values or chart < 6:
-        return [line]
-    if rows == 1:
-        return [line.add("  ").add(braille(values, chart, 1, top)[0], DEVICE_CHART)]
-    return [line, *(Line().to(13).add(row, DEVICE_CHART) for row in braille(values, chart, rows - 1, top))]
+def full_in(snapshot: Snapshot, ids: tuple[str, ...], about: str = "") -> str | None:
+    """The time that is left until memory is full, as the verdict on it says, None where none foretells that."""
+    for verdict in snapshot.diagnosis.verdicts:
+        found = TIME_LEFT.search(verdict.title)
+        if verdict.id in ids and about in verdict.title and found:
+            return found.group(1)
+    return None
 
 
 def _soft(look: Look) -> str:
@@ -122,8 +235,10 @@ def _device_memory(snapshot: Snapshot, device: int) -> int | None:
     return next((one.memory_total for one in devices if one.index == device), None)
 
 
-def _swap_note(host: HostSample) -> Line | None:
-    swap = host.machine.swap_used
+def _note(snapshot: Snapshot, host: HostSample) -> Line | None:
+    """When the host's memory will be full, and what lies in swap."""
+    swap, soon = host.machine.swap_used, full_in(snapshot, ("memory-leak", "host-memory-pressure"))
+    line = Line("full in ", DIM).add(soon, LOSS).add("  ") if soon is not None else Line()
     if swap is None:
-        return None
-    return Line(f"swap {size(swap)}", DIM if swap else FAINT)
+        return line if line.width else None
+    return line.add(f"swap {size(swap)}", DIM if swap else FAINT)

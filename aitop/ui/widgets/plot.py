@@ -66,19 +66,31 @@ def span_of(series: Iterable[Series], now: float, cells: int) -> Span:
     return Span(math.ceil(now / slot) * slot, slot, max(1, cells))
 
 
-def slots(series: Series, span: Span, hold: float = 0.0) -> list[float | None]:
-    """The largest value in each slot; where a slot has none, the one before it, for at most `hold` seconds."""
-    found: list[float | None] = [None] * (2 * span.cells)
-    start, slot, count = span.start, span.slot, 2 * span.cells
+def slots(series: Series, span: Span, hold: float = 0.0, *, mean: bool = False) -> list[float | None]:
+    """The largest value (or the mean) in each slot; where there is none, the one before, for at most `hold` seconds."""
+    count = 2 * span.cells
+    start, slot = span.start, span.slot
+    found: list[float | None] = [None] * count
+    seen = [0] * count
     for at in range(bisect_right(series.times, start), len(series.times)):
         value = series.values[at]
         if value is None:
             continue
         place = min(count - 1, int((series.times[at] - start) / slot))
         known = found[place]
-        found[place] = value if known is None or value > known else known
+        seen[place] += 1
+        if known is None:
+            found[place] = value
+        elif mean:
+            found[place] = known + (value - known) / seen[place]
+        elif value > known:
+            found[place] = value
+    return _held(found, math.ceil(hold / slot))
+
+
+def _held(found: list[float | None], reach: int) -> list[float | None]:
+    """Each value goes on for at most `reach` slots in which there is no other."""
     left, last = 0, None
-    reach = math.ceil(hold / slot)
     for place, value in enumerate(found):
         if value is not None:
             left, last = reach, value
