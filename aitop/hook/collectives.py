@@ -14,6 +14,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 from .callsites import Sites
@@ -70,13 +71,17 @@ class Collectives:
         self._patches = patches
         self._keeper = keeper
         self._sites = Sites("collective", torch)
-        self._ddp = DdpLog(keeper)
+        # Both are the session's; without one, as in a test, there is nobody to tell.
+        self._facts: Any = getattr(keeper, "facts", None) or SimpleNamespace(root_module=None)
+        self._ddp = DdpLog(self._facts)
+        self._told = 0
         self.look(0)
 
     def look(self, now: int) -> None:
         if self.watches:
             self._sites.tick()
             self._ddp.look()
+            self._tell_at_first()
             return
         distributed = sys.modules.get("torch.distributed")
         if distributed is None or not distributed.is_available() or not distributed.is_initialized():
@@ -88,6 +93,13 @@ class Collectives:
                 self._patches.put(own.ProcessGroup, method, partial(wrap_call, name=name, watch=watch))
         self._patches.put(own.Work, "wait", partial(wrap_wait, watch=watch))
         self.watches = ("collective",)
+
+    def _tell_at_first(self) -> None:
+        """Let the facts be written at once when there is something new to say, not only when their turn comes."""
+        known = bool(self._sites.facts()) + self._ddp.known
+        if known > self._told:
+            self._told = known
+            self._facts.changed = True
 
     def facts(self) -> dict[str, Any]:
         return {"calls": self._sites.facts(), "ddp": self._ddp.facts()}
@@ -184,11 +196,16 @@ class DdpLog:
     a hundred. They are read between two iterations and not changed.
     """
 
-    def __init__(self, keeper: Keeper) -> None:
-        self._keeper = keeper
+    def __init__(self, facts: Any) -> None:
+        self._facts = facts
         self._iteration = -1
         self._said: dict[str, Any] = {}
         self._samples: deque[tuple[int, int, int, int]] = deque(maxlen=SAMPLES)
+
+    @property
+    def known(self) -> bool:
+        """Whether an iteration was taken down."""
+        return bool(self._samples)
 
     def look(self) -> None:
         """Take down an iteration that was timed since the last look."""
@@ -231,7 +248,7 @@ class DdpLog:
     def _module(self) -> Any:
         """The DistributedDataParallel in the root module that was met, None where there is none."""
         parallel = sys.modules.get("torch.nn.parallel.distributed")
-        root = getattr(getattr(self._keeper, "facts", None), "root_module", None)
+        root = self._facts.root_module
         module = root() if root is not None else None
         if parallel is None or module is None:
             return None

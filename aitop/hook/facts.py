@@ -78,7 +78,8 @@ class Facts:
             count, tensors = count + parameter.numel(), tensors + 1
             if parameter.dtype not in dtypes:
                 dtypes.append(parameter.dtype)
-        if self._root is None or count > self._root[1]:
+        # The first one met may be a part of the model, if the hook came in within a forward: it has no more parameters.
+        if self._root is None or count >= self._root[1]:
             inner = _unwrapped(module)
             names = [str(dtype).removeprefix("torch.") for dtype in dtypes]
             self.root_module = weakref.ref(module)

@@ -81,3 +81,40 @@ def test_lightning(script):
         check_losses(seen)
         check_steps(seen)
         assert shapes(seen) == {shape}, kind
+
+
+def test_two_ranks_with_ddp_and_fsdp(script, tmp_path):
+    process = script("ranks.py", "replicated", "sharded")
+    process.until(lambda: (tmp_path / "pid1").exists(), "ranks")
+    first, second = (int((tmp_path / f"pid{rank}").read_text()) for rank in range(2))
+    wanted = {"replicated": lambda facts: facts.calls and facts.ddp, "sharded": lambda facts: facts.calls}
+    for kind, wants in wanted.items():
+        seen = process.watch(kind, first, "0", wants)
+        other = process.watch(kind, second, "1")
+        for rank, found in enumerate((seen, other)):
+            process.finish(kind, found, str(rank))
+            check_losses(found)
+            check_steps(found)
+            assert shapes(found) == {(1, 1, 4)}
+            assert (found.facts.rank, found.facts.world_size) == (rank, 2)
+        check_collectives(seen, kind)
+
+
+def check_collectives(seen, kind):
+    """Two of the script's own in each step; those of FSDP lie within forward and backward."""
+    records = seen.records[2:]
+    assert "collective" in seen.facts.watches
+    if kind == "replicated":
+        assert {record.collectives for record in records} == {2}
+        assert all(record.communication_apart == record.communication > 0 for record in records)
+        ddp = seen.facts.ddp
+        assert (ddp.backend, ddp.world_size, ddp.gradient_bytes) == ("gloo", 2, 780)
+        assert ddp.backward > 0.0 < ddp.communication
+    else:
+        assert all(record.collectives > 2 for record in records)
+        assert all(0 < record.communication_apart < record.communication for record in records)
+    sites = {(site.name, site.function): site for site in seen.facts.calls if site.kind == "collective"}
+    said, mean = sites["broadcast", "over"], sites["all_reduce", "train"]
+    assert Path(said.file).name == Path(mean.file).name == "ranks.py"
+    assert said.bytes == 4 * said.calls
+    assert mean.bytes == 4 * mean.calls

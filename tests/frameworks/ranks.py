@@ -47,10 +47,10 @@ def train(diary: Diary, model) -> None:
         loss = loss_of(model(rows + dist.get_rank()), labels)
         loss.backward()
         optimizer.step()
+        diary.step()
         mean = loss.detach().clone()
         dist.all_reduce(mean)
         diary.loss(mean)
-        diary.step()
         if over(diary):
             return
 

@@ -23,6 +23,12 @@ PHASES = ("data_wait", "forward", "backward", "optimizer")
 PATIENCE = 90.0
 STEPS_BEFORE, RECORDS, STEPS_AFTER = 3, 14, 3
 
+Wants = Callable[[HookFacts], object]
+
+
+def told_of_loaders(facts: HookFacts) -> bool:
+    return bool(facts.loaders)
+
 
 @dataclass
 class Seen:
@@ -73,13 +79,13 @@ class Script:
                 raise AssertionError(f"no {what} in {PATIENCE} s:\n{self.errors.read_text()[-3000:]}")
             time.sleep(0.01)
 
-    def watch(self, kind: str, pid: int | None = None, rank: str = "") -> Seen:
-        """Let the hook in, read it, take it out, and let the script repeat the run without it."""
+    def watch(self, kind: str, pid: int | None = None, rank: str = "", wants: Wants = told_of_loaders) -> Seen:
+        """Let the hook in, read it until the facts are what one `wants`, and take it out."""
         pid, log = pid or self.process.pid, f"{kind}{rank}"
         self.until(lambda: len(self.notes(f"{log}.steps")) >= STEPS_BEFORE, f"step of {log}")
         install(pid, timeout=20.0)
         came = len(self.notes(f"{log}.steps"))
-        records, facts = self._read(pid)
+        records, facts = self._read(pid, wants)
         remove(pid, timeout=20.0)
         left = len(self.notes(f"{log}.steps"))
         self.until(lambda: len(self.notes(f"{log}.steps")) >= left + STEPS_AFTER, f"step of {log} afterwards")
@@ -92,7 +98,7 @@ class Script:
         seen.steps, seen.again = self.notes(f"{kind}{rank}.steps"), self.notes(f"{kind}{rank}.again")
         return seen
 
-    def _read(self, pid: int) -> tuple[list[StepRecord], HookFacts | None]:
+    def _read(self, pid: int, wants: Wants) -> tuple[list[StepRecord], HookFacts | None]:
         ring = HookRing(pid)
         records: list[StepRecord] = []
         found: list[HookFacts] = []
@@ -103,7 +109,7 @@ class Script:
             records.extend(sample.steps)
             if sample.facts is not None:
                 found.append(sample.facts)
-            return len(records) >= RECORDS and bool(found) and bool(found[-1].loaders)
+            return len(records) >= RECORDS and bool(found) and bool(wants(found[-1]))
 
         try:
             self.until(enough, "records of the hook")
@@ -140,7 +146,10 @@ def check_steps(seen: Seen) -> None:
             assert getattr(record, phase) >= slept[phase] - 1e-4, (phase, record, slept)
         assert record.kind == "train"
     own = [seen.steps[number]["end"] - seen.steps[number - 1]["end"] for number in numbers]
-    summed = [sum(getattr(record, phase) for phase in PHASES) + record.outside for record, _ in matched]
+    summed = [
+        sum(getattr(record, phase) for phase in PHASES) + record.outside + (record.communication_apart or 0.0)
+        for record, _ in matched
+    ]
     assert 0.95 < median(one / other for one, other in zip(summed, own, strict=True)) < 1.05
     # Nothing but pauses takes time here: what lies outside of the phases is little.
     assert median(record.outside / record.seconds for record, _ in matched) < 0.2

@@ -27,8 +27,6 @@ FORWARDS_WITHOUT_BACKWARD = 8
 # A training run that for so long has only done forwards without gradient is taken for inference from then on.
 TRAINING_ENDS_AFTER_NS = 300_000_000_000
 GUESSED_TRAINING_ENDS_AFTER_NS = 20_000_000_000
-
-
 # What came one after the other without ever coming round again is no step.
 MOST_TOGETHER = 64
 
@@ -154,7 +152,8 @@ class Steps(Sums):
             self.settle_evaluation()
         self.held_ready = ready
         if self.several:
-            if self.closed is not None and iterator in self.closed_feeds:
+            # A round that began without a batch began in the middle: the hook came in then.
+            if self.closed is not None and iterator in (self.closed_feeds or self.last_feeds):
                 self.commit_closed()
             if len(self.feeds) < MOST_TOGETHER:
                 self.feeds.add(iterator)
@@ -323,7 +322,7 @@ class Steps(Sums):
         self.cpu_then = self.closed.cpu
         self.closed = None
         self.stepped.clear()
-        self.closed_feeds.clear()
+        self.last_feeds, self.closed_feeds = self.closed_feeds or self.last_feeds, set()
 
     def infer(self, start: int, end: int, samples: int, tokens: int) -> None:
         """A forward that is a step of its own."""

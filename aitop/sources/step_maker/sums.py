@@ -58,6 +58,8 @@ class Sums:
     def __init__(self) -> None:
         self.regular_held = self.had_held = False
         self.evaluating = False
+        # The loaders of the last round of several optimizers.
+        self.last_feeds: set[int] = set()
         self.drop_held()
         self.clear(0)
 
