@@ -18,6 +18,7 @@ from aitop.ui.words import base_name, flops_text, one_line, share_text, signific
 LABEL = 8
 GAP = "  "
 NAME = 14
+LEAST_WORDS = 20
 PAGEABLE = 0.5
 
 
@@ -67,7 +68,7 @@ def speed(snapshot: Snapshot, width: int) -> Figure | None:
         if steps.flops_per_second is None:
             short.add(significant(steps.tokens_per_second, 5), TEXT).add(" tokens/s", DIM)
     basis = snapshot.facts.flops_basis if snapshot.facts else None
-    if basis and steps.flops_per_second is not None:
+    if basis and steps.flops_per_second is not None and full.width + 2 + LEAST_WORDS <= width:
         full.add(GAP).add(shorten(one_line(basis), max(0, width - full.width - 2)), FAINT)
     return Figure(full, short)
 
@@ -106,7 +107,7 @@ def compiler(snapshot: Snapshot, width: int) -> Figure | None:
     for number, word in ((facts.recompiles, " again"), (facts.graph_breaks, " breaks")):
         if number is not None:
             full.add(GAP).add(count(number).rjust(4), BRIGHT if number else TEXT).add(word, DIM)
-    if facts.recompile_reasons:
+    if facts.recompile_reasons and full.width + 2 + LEAST_WORDS <= width:
         full.add(GAP).add(shorten(one_line(facts.recompile_reasons[-1]), max(0, width - full.width - 2)), FAINT)
     if facts.graph_breaks:
         short.add(" breaks ", DIM).add(count(facts.graph_breaks), TEXT)
@@ -162,8 +163,10 @@ def gil_line(stacks: Stacks, pids: frozenset[int] | None, width: int) -> Line | 
         return None
     line = Line("GIL".ljust(5), DIM)
     for number, one in enumerate(asked):
-        if number and (line.width + NAME + 7 > width or not one.gil):
-            left = len(asked) - number
+        if number and not one.gil:
+            return line
+        if number and line.width + NAME + 7 > width:
+            left = sum(1 for other in asked[number:] if other.gil)
             return line.add(f"  {left} more", FAINT) if line.width + 10 <= width else line
         name = "main" if one.thread == "MainThread" else one_line(one.thread)
         line.add(GAP if number else "").add(share_text(one.gil), TEXT).add(" ").join(Line(name, DIM).fit(NAME))

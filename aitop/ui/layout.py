@@ -116,7 +116,7 @@ def _three_columns(width: int, top: int, rows: int, gpus: int) -> Plan:
     y, rest = top + verdict, rows - verdict
     first = second = max(52, min(90, width * 28 // 100))
     third = width - first - second
-    upper = max(8, round(rest * 0.55))
+    upper = max(8, round(rest * 0.6))
     lower = rest - upper - (0 if gpus else 1)
     boxes: Plan = {
         "verdict": Box(0, top, width, verdict),

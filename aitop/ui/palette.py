@@ -38,6 +38,7 @@ STATE_STALE = Style(color="#8f9fd0")
 STATE_FAILED = Style(color="#ef8f3f", bold=True)
 
 HOST_CHART = Style(color="#8a9bb0")
+HOST_SOFT = Style(color="#55657a")
 DEVICE_CHART = Style(color="#5f9fc4")
 DEVICE_SOFT = Style(color="#34546a")
 TROUGH = Style(color="#2a323d")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
 
@@ -22,9 +22,10 @@ from aitop.model.snapshot import (
     Stacks,
     Steps,
     Target,
+    ThreadShare,
 )
 from aitop.model.source import SourceName, SourceState, SourceStatus
-from aitop.model.steps import AllocatorSample, HookFacts, LoaderInfo, StepRecord
+from aitop.model.steps import AllocatorSample, CallKind, CallSite, DdpInfo, HookFacts, LoaderInfo, StepRecord
 from aitop.model.verdict import Abstention, Diagnosis, Fix, Verdict, Where
 
 GB = 2**30
@@ -262,6 +263,7 @@ def series(recent: Sequence[StepRecord], devices: int = 1, busy: float = 0.31) -
     for index in range(devices):
         found[f"gpu{index}.busy"] = wave(max(0.0, busy - 0.25), min(1.0, busy + 0.2), 5.0 + index)
         found[f"alloc{index}.allocated"] = wave(24 * GB, 31 * GB, 3.0)
+        found[f"alloc{index}.reserved"] = wave(38 * GB, 38.2 * GB, 30.0)
     return found
 
 
@@ -359,6 +361,99 @@ def no_gpu_no_hook() -> Snapshot:
                   "sudo sysctl kernel.yama.ptrace_scope=0", None),
         ),
         cost=Cost(monitor_cpu=0.011),
+    )  # fmt: skip
+
+
+def measured() -> Snapshot:
+    """Everything that can be measured is: a training that copies, waits, talks, compiles and skips."""
+    full = input_bound()
+    recent = tuple(
+        msgspec.structs.replace(
+            record, transfer=0.009, transfer_bytes=38 * MB, blocking=0.012, blockings=3, communication=0.031,
+            communication_apart=0.008, collectives=4, tokens=65_536,
+        )
+        for record in full.steps.recent
+    )  # fmt: skip
+
+    def call(kind: CallKind, name: str, line: int, **more: object) -> CallSite:
+        return CallSite(
+            kind=kind, name=name, file=TRAIN, line=line, function="train_epoch", calls=900,
+            **{"seconds": 2.0, "bytes": 4 * GB} | more,
+        )  # fmt: skip
+
+    told = msgspec.structs.replace(
+        full.facts, cost_us=9.4, flops=9.1e13, flops_basis="shapes in the graph", compiles=12, recompiles=3,
+        graph_breaks=1, recompile_reasons=("train.py:98: tensor 'images' size mismatch at index 0",), scaler_skips=4,
+        calls=(
+            call("transfer", "to", 98, pageable_bytes=3 * GB), call("blocking", "item", 105),
+            call("collective", "all_reduce", 103),
+        ),
+        ddp=DdpInfo(backend="nccl", world_size=2, communication=0.031, overlap=0.019),
+        watches=("transfer", "blocking", "collective", "tokens"),
+    )  # fmt: skip
+    threads = (
+        ThreadShare(pid=MAIN, thread="MainThread", samples=600, active=0.4, gil=0.37),
+        ThreadShare(pid=MAIN, thread="pin_memory", samples=600, active=0.2, gil=0.11),
+        ThreadShare(pid=MAIN, thread="tensorboard-writer-thread", samples=600, active=0.3, gil=0.24),
+        ThreadShare(pid=MAIN, thread="idle", samples=600, active=0.0, gil=0.0),
+    )
+    return msgspec.structs.replace(
+        full, facts=told, stacks=msgspec.structs.replace(full.stacks, threads=threads),
+        steps=msgspec.structs.replace(
+            steps(recent), tokens_per_second=249_000.0, flops_per_second=3.47e14, mfu=0.35,
+            phases=msgspec.structs.replace(full.steps.phases, transfer=0.03, communication=0.03),
+        ),
+        allocators=(msgspec.structs.replace(allocator(), retries=2, ooms=1),),
+        series=full.series | minutes() | lanes(),
+        diagnosis=Diagnosis(
+            verdicts=(
+                input_verdict(), other_verdicts()[0],
+                msgspec.structs.replace(
+                    other_verdicts()[1], title="GPU 0's memory is 93 % full at its peak, full in 12 m 10 s: tight"
+                ),
+            )
+        ),
+        cost=Cost(monitor_cpu=0.014, hook_us_per_step=9.4, target_slowdown=0.00004),
+    )  # fmt: skip
+
+
+def minutes() -> dict[str, Series]:
+    """Four minutes of step times with a checkpoint every minute and one evaluation."""
+    times = tuple(START - 240 + number for number in range(240))
+
+    def told(value: Callable[[int], float]) -> Series:
+        return Series(times=times, values=tuple(value(number) for number in range(240)))
+
+    return {
+        "step_p50": told(lambda n: 230.0 + 20 * math.sin(n / 9) + 0.1 * n),
+        "step_p95": told(lambda n: 300.0 + 50 * math.sin(n / 5) + (400.0 if n % 60 == 50 else 0.0)),
+        "step_save": told(lambda n: 0.9 if n % 60 == 50 else 0.0),
+        "step_evaluation": told(lambda n: 0.7 if 130 <= n < 136 else 0.0),
+    }
+
+
+def lanes() -> dict[str, Series]:
+    """Workers that are busy, wait in turns for storage, and for a while have nothing to do."""
+    times = tuple(START - 120 + number for number in range(120))
+    found = {}
+    for number, pid in enumerate(WORKERS):
+        phase = [(second // 9 + number) % 5 for second in range(120)]
+        busy = tuple({3: 0.15, 4: 0.05}.get(one, 0.97 - 0.1 * number) for one in phase)
+        idle = tuple(0.9 if one == 4 else 0.02 for one in phase)
+        found[f"worker{pid}.cpu"] = Series(times=times, values=busy)
+        found[f"worker{pid}.idle"] = Series(times=times[::4], values=idle[::4])
+    return found
+
+
+def hook_on_its_way() -> Snapshot:
+    """The hook was asked for, and the target is inside one long call."""
+    return msgspec.structs.replace(
+        no_gpu_no_hook(),
+        sources=states(
+            gpu=("absent", "no NVIDIA driver", None, None),
+            hook=("absent", f"hook waiting for the target: process {MAIN} is inside one long call",
+                  "try again when it is back in Python code", None),
+        ),
     )  # fmt: skip
 
 
@@ -460,6 +555,8 @@ ALL = {
     "input_bound": input_bound,
     "healthy": healthy,
     "no_gpu_no_hook": no_gpu_no_hook,
+    "measured": measured,
+    "hook_on_its_way": hook_on_its_way,
     "waiting": waiting,
     "stale": stale,
     "ended": ended,

@@ -110,7 +110,9 @@ def test_saving_is_taken_out_of_what_is_outside():
 
 def test_many_steps_are_put_together_in_columns_that_keep_their_place():
     records = samples.records(1000, 0.01, 0.5)
-    first, later = ([line.text for line in timeline(groups_of(part, 52), 60, 8)] for part in (records[:985], records[:999]))
+    first, later = (
+        [line.text for line in timeline(groups_of(part, 52), 60, 8)] for part in (records[:985], records[:999])
+    )
     assert "24 a column" in first[-1]
     assert "24 a column" in later[-1]
     assert [row[20:59] for row in first[:-1]] == [row[20:59] for row in later[:-1]]

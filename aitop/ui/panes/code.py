@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from aitop.model.units import NOT_YET
 from aitop.ui.call_tree import TreeRow, forest
+from aitop.ui.figures import gil_line
 from aitop.ui.hot_lines import HotRow, hot_rows
 from aitop.ui.line import Line, columns, shorten, shorten_left
 from aitop.ui.palette import BRIGHT, DIM, FAINT, TEXT, TROUGH, phase_of
@@ -14,6 +15,7 @@ from aitop.ui.words import base_name, one_line, share_text, state_line
 
 BAR = 8
 ROOMY = 90
+ROOM_FOR_GIL = 6
 
 
 class CodePane(Pane):
@@ -30,13 +32,15 @@ class CodePane(Pane):
             return Drawing([line], title)
         note = Line(f"{stacks.samples} samples · {stacks.seconds:.0f} s", DIM)
         stale = view.stale("stacks")
+        gil = gil_line(stacks, view.pids(), width) if self.framed and height >= ROOM_FOR_GIL else None
+        foot = [gil] if gil is not None else []
         if view.tree:
-            return Drawing([_tree_line(row, width) for row in forest(stacks, view.pids())], title, note, stale)
+            return Drawing([_tree_line(row, width) for row in forest(stacks, view.pids())], title, note, stale, foot)
         rows = hot_rows(stacks, view.pids())
         lines = [hot_line(row, width) for row in rows]
-        if width < ROOMY and len(rows) * 2 <= height:
+        if width < ROOMY and len(rows) * 2 <= height - len(foot):
             lines = [line for row in rows for line in hot_line_and_text(row, width)]
-        return Drawing(lines or [Line("no line of the user's own code was seen", DIM)], title, note, stale)
+        return Drawing(lines or [Line("no line of the user's own code was seen", DIM)], title, note, stale, foot)
 
 
 def hot_line(row: HotRow, width: int) -> Line:

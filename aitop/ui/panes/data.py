@@ -62,10 +62,9 @@ class DataPane(ChartPane):
         rows = max(2, min(8, height - len(lines) - len(workers) - 2))
         lines += _queue_chart(snapshot, loader, span, rows, at)
         lines += strip_lines(snapshot, workers, span, SCALE, at)
-        axis = time_axis(span, SCALE)
         if at is not None and self.cursor is not None:
-            axis = _reading(snapshot, workers, span, self.cursor)
-        return [*lines, axis, Line().to(SCALE).join(legend())] if workers else [*lines, axis]
+            return [*lines, _reading(snapshot, workers, span, self.cursor)]
+        return [*lines, time_axis(span, SCALE, legend() if workers else None)]
 
 
 def _at_once(snapshot: Snapshot, workers: list[ProcessSample], width: int, height: int) -> list[Line]:

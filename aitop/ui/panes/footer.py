@@ -40,7 +40,9 @@ def cost_line(view: View) -> Line:
         return Line(f"cost {NOT_YET}", DIM)
     line = Line("cost ", DIM).add(f"{cost.monitor_cpu * 100:4.1f} % cpu", TEXT)
     if cost.hook_us_per_step is not None:
-        line.add(" · ", DIM).add(f"{cost.hook_us_per_step:.0f} µs/step", TEXT)
+        line.add(" · ", DIM).add(f"{cost.hook_us_per_step:3.0f} µs/step", TEXT)
+        if cost.target_slowdown is not None:
+            line.add(f" {cost.target_slowdown * 100:5.2f} %", TEXT)
     return line
 
 

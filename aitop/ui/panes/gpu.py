@@ -5,23 +5,29 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from aitop.model.gpu import GpuDevice
+from aitop.model.snapshot import Series
 from aitop.model.units import NOT_SUPPORTED, NOT_YET, rate, size
 from aitop.ui.line import Line, shorten
 from aitop.ui.palette import BRIGHT, DEVICE_CHART, DIM, LOSS, TEXT
 from aitop.ui.view import View
-from aitop.ui.widgets.pane import Drawing, Pane
+from aitop.ui.widgets.cursor import ChartPane
+from aitop.ui.widgets.pane import Drawing
+from aitop.ui.widgets.plot import Curve, ago, curves, scaled, slots, span_of, time_axis, typical_gap, value_at
 from aitop.ui.widgets.timeline import bar, braille
 from aitop.ui.words import one_line, share_text, state_line
 
 BLOCK_ROWS = 4
+SCALE = 13
+LEAST_CHART = 5
 LEAST_BAR, LEAST_REASON = 6, 20
 CALM_REASONS = frozenset({"gpu idle", "idle", "none"})
 
 
-class GpuPane(Pane):
+class GpuPane(ChartPane):
     """All devices of the machine; the ones of the target are marked."""
 
     def draw(self, view: View, width: int, height: int) -> Drawing:
+        self.moments = ()
         sample = view.snapshot.gpu if view.snapshot else None
         if sample is None or not sample.devices:
             return Drawing([_why_none(view, width)], "GPU")
@@ -31,13 +37,19 @@ class GpuPane(Pane):
             return Drawing(
                 [Line(" gpu", DIM).join(line) for line in line_each(devices, width - 4, height)], stale=stale
             )
+        if len(devices) == 1 or height >= len(devices) * BLOCK_ROWS:
+            self.moments = _moments(view, devices, width)
         if len(devices) == 1:
             title = f"GPU {devices[0].index} · {one_line(devices[0].name or 'unnamed')}"
-            return Drawing(_block(view, devices[0], width, height), title, _lost_note(devices), stale)
+            return Drawing(
+                _block(view, devices[0], width, height, cursor=self.cursor), title, _lost_note(devices), stale
+            )
         title = f"GPU · {len(devices)} × {one_line(devices[0].name or 'unnamed')}"
         if height >= len(devices) * BLOCK_ROWS:
             each = height // len(devices)
-            lines = [line for device in devices for line in _block(view, device, width, each, device.index)]
+            lines = [
+                line for device in devices for line in _block(view, device, width, each, device.index, self.cursor)
+            ]
             return Drawing(lines, title, _lost_note(devices), stale)
         return Drawing(device_lines(devices, width), title, _lost_note(devices), stale)
 
@@ -89,13 +101,15 @@ def held_back(device: GpuDevice) -> str:
     return ", ".join(reason for reason in reasons if reason not in CALM_REASONS)
 
 
-def _block(view: View, device: GpuDevice, width: int, height: int, index: int | None = None) -> list[Line]:
+def _block(
+    view: View, device: GpuDevice, width: int, height: int, *, index: int | None = None, cursor: float | None = None
+) -> list[Line]:
     """A device in at least four rows; with `index` its first row says which it is."""
     name = "busy" if index is None else f"{'▸' if device.mine else ' '}gpu {index}"
     if device.lost:
         return [Line(name.ljust(8), BRIGHT).add("lost: the driver no longer answers for this device", LOSS)]
     extra = max(0, height - _block_height(device)) if height > BLOCK_ROWS else 0
-    lines = _busy_rows(view, device, width, 1 + min(extra, 12), name)
+    lines = _busy_rows(view, device, width, 1 + min(extra, 20), name=name, cursor=cursor)
     lines.append(_memory_row(device, width))
     lines.append(_power_row(device, width))
     lines.append(_link_row(device, width))
@@ -111,17 +125,39 @@ def _block_height(device: GpuDevice) -> int:
     return BLOCK_ROWS + 1 + (_others(device) is not None)
 
 
-def _busy_rows(view: View, device: GpuDevice, width: int, rows: int, name: str) -> list[Line]:
+def _busy_rows(view: View, device: GpuDevice, width: int, rows: int, name: str, cursor: float | None) -> list[Line]:
     """How busy, with its history; beside it what the counters of newer devices say."""
     counters = _counters(device)
-    series = view.snapshot.series.get(f"gpu{device.index}.busy") if view.snapshot else None
-    values = series.values if series else ()
+    series = _history(view, device, "busy")
     line = Line(name.ljust(8), DIM if name == "busy" else BRIGHT).add(share_text(device.busy), BRIGHT).add(" ")
     if rows == 1:
-        chart = braille(values, max(4, width - line.width - 2 - counters.width), 1, 1.0)[0]
-        return [line.add(chart, DEVICE_CHART).add("  ").join(counters)]
-    drawn = braille(values, max(4, width - line.width), rows - 1, 1.0)
-    return [line.join(counters), *(Line().to(13).add(row, DEVICE_CHART) for row in drawn)]
+        row = braille(series.values, max(4, width - line.width - 2 - counters.width), 1, 1.0)[0]
+        return [line.add(row, DEVICE_CHART).add("  ").join(counters)]
+    if rows < LEAST_CHART or view.snapshot is None:
+        drawn = braille(series.values, max(4, width - line.width), rows - 1, 1.0)
+        return [line.join(counters), *(Line().to(SCALE).add(row, DEVICE_CHART) for row in drawn)]
+    span = span_of([series], view.snapshot.time, width - SCALE)
+    at = span.cell(cursor)
+    gap = typical_gap(series)
+    busy, sm = (slots(one, span, gap) for one in (series, _history(view, device, "sm")))
+    layers = [Curve(busy, DEVICE_CHART, filled=True), Curve(sm, TEXT)]
+    chart = scaled(curves(layers, span.cells, rows - 2, 1.0, at), {0: "100%", rows - 3: "0"}, SCALE)
+    axis = time_axis(span, SCALE)
+    if cursor is not None and at is not None:
+        axis = Line().to(SCALE).add(f"{ago(view.snapshot.time, cursor).strip()}  ", TEXT)
+        axis.add("busy ", DIM).add(share_text(value_at(busy, span, cursor)), TEXT)
+        axis.add("  sm ", DIM).add(share_text(value_at(sm, span, cursor)), TEXT)
+    return [line.join(counters), *chart, axis]
+
+
+def _history(view: View, device: GpuDevice, name: str) -> Series:
+    found = view.snapshot.series.get(f"gpu{device.index}.{name}") if view.snapshot else None
+    return found or Series()
+
+
+def _moments(view: View, devices: Sequence[GpuDevice], width: int) -> list[float]:
+    known = [series for device in devices if (series := _history(view, device, "busy")).times]
+    return span_of(known, view.snapshot.time, width - SCALE).moments() if view.snapshot and known else []
 
 
 def _counters(device: GpuDevice) -> Line:

@@ -8,7 +8,7 @@ from aitop.ui.line import Line, shorten, spread
 from aitop.ui.palette import BRAND, BRIGHT, DIM, NOTICE, TEXT
 from aitop.ui.view import View
 from aitop.ui.widgets.pane import Drawing, Pane
-from aitop.ui.words import plural, short_command, significant, state_mark
+from aitop.ui.words import plural, share_text, short_command, significant, state_mark
 
 BRAND_WIDTH = 9
 MOST_COMMAND = 26
@@ -91,7 +91,7 @@ def _rates(view: View) -> list[Line]:
     elif steps.samples_per_second is not None:
         parts.append(Line(significant(steps.samples_per_second, 5), TEXT).add(" samples/s", DIM))
     if steps.mfu is not None:
-        parts.append(Line(f"{100 * steps.mfu:.0f} %", TEXT).add(" MFU", DIM))
+        parts.append(Line(share_text(steps.mfu), TEXT).add(" MFU", DIM))
     if steps.count is not None:
         parts.append(Line(f"{word} ", DIM).add(count(steps.count).rjust(6), TEXT))
     return parts

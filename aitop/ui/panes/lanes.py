@@ -93,5 +93,5 @@ def _strip(snapshot: Snapshot, process: ProcessSample, span: Span, axis: int, cu
 
 def legend() -> Line:
     """What the hues of the lanes mean."""
-    line = Line("█", DATA.ink).add(" busy ", FAINT).add("█", WAITING).add(" waits ", FAINT)
-    return line.add("█", TROUGH).add(" no work", FAINT)
+    line = Line("█", DATA.ink).add(" busy  ", FAINT).add("█", WAITING).add(" waits  ", FAINT)
+    return line.add("█", TROUGH).add(" idle", FAINT)

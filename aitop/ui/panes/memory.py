@@ -28,15 +28,18 @@ from aitop.ui.widgets.plot import (
     typical_gap,
     value_at,
 )
-from aitop.ui.widgets.timeline import bar, braille, layered_bar, nice_ceiling
+from aitop.ui.widgets.timeline import bar, braille, layered_bar, nice_bytes
 from aitop.ui.words import plural, share_text, state_line
 
 NEARLY_FULL = 0.95
 NEAR_CAPACITY = 0.4
 SCALE = 13
+INDENT = 8
 LEAST_ROWS, MOST_ROWS = 2, 12
 LEAST_WIDTH = 40
 LEAST_STRIP = 6
+FORETELLING = frozenset({"oom-risk", "memory-leak", "host-memory-pressure"})
+DEVICE = re.compile(r"GPU (\d+)'s memory")
 TIME_LEFT = re.compile(r"full in ([^:,]+)")
 
 
@@ -87,15 +90,16 @@ def _at_once(view: View, snapshot: Snapshot, gauges: list[Line], width: int, hei
         lines.append(_allocator_bar(snapshot, allocator, width, view.look))
         if roomy:
             figures, name = allocator_figures(snapshot, allocator, width), f"alloc{allocator.device}.allocated"
-            lines.append(_one_row(snapshot, name, figures.add("  "), width, DEVICE_CHART))
+            lines.append(_one_row(snapshot, name, figures, width, DEVICE_CHART))
     return lines
 
 
 def _one_row(snapshot: Snapshot, name: str, line: Line, width: int, ink: Style) -> Line:
     """A series in what is left of the line, where that is enough for anything."""
-    values, chart = snapshot.series.get(name, Series()).values, width - line.width
-    top = nice_ceiling(max((value for value in values if value is not None), default=1.0))
-    return line.add(braille(values, chart, 1, top)[0], ink) if values and chart >= LEAST_STRIP else line
+    gap = "" if line.width == SCALE else "  "
+    values, chart = snapshot.series.get(name, Series()).values, width - line.width - len(gap)
+    top = nice_bytes(max((value for value in values if value is not None), default=1.0))
+    return line.add(gap).add(braille(values, chart, 1, top)[0], ink) if values and chart >= LEAST_STRIP else line
 
 
 def _job_line(view: View, snapshot: Snapshot) -> Line:
@@ -108,13 +112,13 @@ def _job_line(view: View, snapshot: Snapshot) -> Line:
 
 
 def _job_row(view: View, snapshot: Snapshot, width: int) -> Line:
-    return _one_row(snapshot, "rss", _job_line(view, snapshot).add("  "), width, HOST_CHART)
+    return _one_row(snapshot, "rss", _job_line(view, snapshot), width, HOST_CHART)
 
 
 def _resident_chart(snapshot: Snapshot, span: Span, rows: int, cursor: int | None) -> list[Line]:
     """Resident memory of the ranks over time."""
     series = snapshot.series.get("rss", Series())
-    top = nice_ceiling(max((value for value in series.values if value is not None), default=1.0))
+    top = nice_bytes(max((value for value in series.values if value is not None), default=1.0))
     area = Curve(slots(series, span, typical_gap(series)), HOST_CHART, filled=True)
     return scaled(curves([area], span.cells, rows, top, cursor), scale_labels(rows, top, size), SCALE)
 
@@ -126,7 +130,7 @@ def _allocator_chart(
     allocated, reserved = (_series(snapshot, allocator, name) for name in ("allocated", "reserved"))
     peak = max(allocator.peak_allocated or 0, allocator.reserved)
     capacity = _capacity(snapshot, allocator)
-    top = float(capacity) if peak >= NEAR_CAPACITY * capacity else nice_ceiling(1.1 * peak)
+    top = float(capacity) if peak >= NEAR_CAPACITY * capacity else nice_bytes(1.1 * peak)
     layers = [Curve(slots(allocated, span, typical_gap(allocated)), DEVICE_CHART, filled=True)]
     if allocator.peak_allocated is not None:
         layers.append(Curve([allocator.peak_allocated] * (2 * span.cells), DIM, dashed=True))
@@ -157,8 +161,8 @@ def _who_has_it(processes: list[ProcessSample]) -> str:
     for role, noun in (("rank", "rank"), ("loader-worker", "worker")):
         sizes = [process.rss for process in processes if process.role == role and process.rss is not None]
         if sizes:
-            each = "" if len(sizes) == 1 else " each"
-            parts.append(f"{plural(len(sizes), noun)} {size(sum(sizes) / len(sizes))}{each}")
+            of = "" if len(sizes) == 1 else "of "
+            parts.append(f"{plural(len(sizes), noun)} {of}{size(sum(sizes) / len(sizes))}")
     return ", ".join(parts)
 
 
@@ -197,32 +201,30 @@ def _allocator_bar(snapshot: Snapshot, allocator: AllocatorSample, width: int, l
 
 
 def allocator_figures(snapshot: Snapshot, allocator: AllocatorSample, width: int) -> Line:
-    """Peak, when it will be full, what lies split, and how often it ran out: what fits."""
+    """Peak, what lies split, and how often it ran out: what fits."""
     parts: list[Line] = []
     if allocator.peak_allocated is not None:
         parts.append(Line("peak ", DIM).add(size(allocator.peak_allocated).rjust(7), TEXT))
-    soon = full_in(snapshot, ("oom-risk",), f"GPU {allocator.device}'s")
-    if soon is not None:
-        parts.append(Line("full in ", DIM).add(soon, LOSS))
     if allocator.inactive_split is not None and allocator.reserved:
         parts.append(Line("split ", DIM).add(share_text(allocator.inactive_split / allocator.reserved), TEXT))
-    for name, number in (("retries", allocator.retries), ("OOMs", allocator.ooms)):
+    for name, number in (("retry", allocator.retries), ("OOM", allocator.ooms)):
         if number is not None:
             parts.append(Line(f"{name} ", DIM).add(count(number).rjust(2), LOSS if number else DIM))
-    line = Line().to(SCALE)
+    line = Line().to(INDENT)
     for part in parts:
-        gap = 0 if line.width == SCALE else 2
+        gap = 0 if line.width == INDENT else 2
         if line.width + gap + part.width <= width:
             line.add(" " * gap).join(part)
     return line
 
 
-def full_in(snapshot: Snapshot, ids: tuple[str, ...], about: str = "") -> str | None:
-    """The time that is left until memory is full, as the verdict on it says, None where none foretells that."""
+def full_in(snapshot: Snapshot) -> tuple[str, str] | None:
+    """Whose memory will be full, and in what time, as the first verdict that foretells it says."""
     for verdict in snapshot.diagnosis.verdicts:
         found = TIME_LEFT.search(verdict.title)
-        if verdict.id in ids and about in verdict.title and found:
-            return found.group(1)
+        if verdict.id in FORETELLING and found:
+            device = DEVICE.match(verdict.title)
+            return (f"cuda {device.group(1)}" if device else "memory"), found.group(1)
     return None
 
 
@@ -236,9 +238,11 @@ def _device_memory(snapshot: Snapshot, device: int) -> int | None:
 
 
 def _note(snapshot: Snapshot, host: HostSample) -> Line | None:
-    """When the host's memory will be full, and what lies in swap."""
-    swap, soon = host.machine.swap_used, full_in(snapshot, ("memory-leak", "host-memory-pressure"))
-    line = Line("full in ", DIM).add(soon, LOSS).add("  ") if soon is not None else Line()
-    if swap is None:
-        return line if line.width else None
-    return line.add(f"swap {size(swap)}", DIM if swap else FAINT)
+    """What will be full and when, and what lies in swap."""
+    swap, soon = host.machine.swap_used, full_in(snapshot)
+    line = Line()
+    if soon is not None:
+        line.add(f"{soon[0]} full in ", DIM).add(soon[1], LOSS)
+    if swap is not None:
+        line.add(" · " if line.width else "", FAINT).add(f"swap {size(swap)}", DIM if swap else FAINT)
+    return line if line.width else None

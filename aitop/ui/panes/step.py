@@ -22,7 +22,7 @@ from aitop.ui.palette import (
     TRANSFER,
     Phase,
 )
-from aitop.ui.panes.step_charts import column_at, groups_of, history, history_span, readout, timeline
+from aitop.ui.panes.step_charts import LEAST_HISTORY, column_at, groups_of, history, history_span, readout, timeline
 from aitop.ui.view import View
 from aitop.ui.widgets.cursor import ChartPane
 from aitop.ui.widgets.pane import Drawing
@@ -30,7 +30,7 @@ from aitop.ui.widgets.plot import AXIS
 from aitop.ui.words import share_text, state_line, waits_for_target
 
 LEAST_CHART = 4
-ROOM_FOR_HISTORY = 14
+ROOM_FOR_HISTORY = 12
 LEGEND_GAP = 3
 LEGENDS = ((24, True, True), (16, False, True), (11, False, False))
 """Forms of the legend from full to terse: cells an entry takes, with its time, with its full name."""
@@ -47,7 +47,8 @@ class StepPane(ChartPane):
             return Drawing(_waiting(view, width), "Step", Line(NOT_YET, DIM))
         shares = phase_shares(steps)
         lines = [phase_bar(shares, width, letters=view.look.mono)]
-        lines += _legend(shares, steps.mean, width, height)
+        figures = 1 if figure_lines(snapshot, width, 1) else 0
+        lines += _legend(shares, steps.mean, width, max(1, min((height - 1) // 2, height - 1 - LEAST_CHART - figures)))
         lines += figure_lines(snapshot, width, max(0, height - len(lines) - LEAST_CHART))
         rest = height - len(lines)
         if steps.recent:
@@ -61,7 +62,7 @@ class StepPane(ChartPane):
         """The last steps by phase; below them, where there is room, step times over minutes."""
         groups = groups_of(steps.recent, width - AXIS)
         span = history_span(snapshot, width) if height >= ROOM_FOR_HISTORY else None
-        below = height * 2 // 5 if span is not None else 0
+        below = max(LEAST_HISTORY, height * 2 // 5) if span is not None else 0
         recent = [group.end for group in groups]
         earlier = [moment for moment in span.moments() if moment < recent[0]] if span else []
         self.moments = earlier + recent
@@ -116,10 +117,9 @@ def phase_bar(shares: Sequence[tuple[Phase, float | None]], width: int, *, lette
     return line.to(width, "·", FAINT)
 
 
-def _legend(shares: Sequence[tuple[Phase, float | None]], mean: float | None, width: int, height: int) -> list[Line]:
-    """Every phase with its share and, where there is room, its time: the fullest form that leaves room for the rest."""
+def _legend(shares: Sequence[tuple[Phase, float | None]], mean: float | None, width: int, most: int) -> list[Line]:
+    """Every phase with its share and, where there is room, its time: the fullest form that takes `most` rows."""
     listed = [(phase, share) for phase, share in shares if share is not None]
-    most = max(1, (height - 1) // 2)
     for cell, timed, full in LEGENDS:
         per_row = max(1, (width + LEGEND_GAP) // (cell + LEGEND_GAP))
         cells = [(_legend_cell(phase, share, mean if timed else None, full), cell) for phase, share in listed]

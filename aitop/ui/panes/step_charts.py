@@ -17,6 +17,7 @@ from aitop.ui.palette import (
     FAINT,
     FORWARD,
     HOST_CHART,
+    HOST_SOFT,
     OPTIMIZER,
     OUTSIDE,
     SAVE,
@@ -184,7 +185,7 @@ def history(snapshot: Snapshot, span: Span, height: int, cursor: float | None = 
     top = scale_top([value / 1e3 for value in high if value is not None]) * 1e3
     rows = height - 2
     at = span.cell(cursor)
-    layers = (Curve(middle, HOST_CHART, filled=True), Curve(high, TEXT))
+    layers = (Curve(middle, HOST_SOFT, filled=True), Curve(high, HOST_CHART))
     chart = scaled(
         curves(layers, span.cells, rows, top, at), scale_labels(rows, top, lambda value: duration(value / 1e3))
     )

@@ -20,13 +20,14 @@ from aitop.ui.view import View
 class Drawing:
     """What a pane shows. `lines` may be more than fit: the pane scrolls. `note` stands at the right of the title.
 
-    `stale` draws everything dimmed, with these words beside the title.
+    `stale` draws everything dimmed, with these words beside the title. `foot` stays at the bottom when `lines` scroll.
     """
 
     lines: list[Line] = field(default_factory=list)
     title: str = ""
     note: Line | None = None
     stale: str | None = None
+    foot: list[Line] = field(default_factory=list)
 
 
 class Pane(Widget, can_focus=True):
@@ -110,8 +111,11 @@ class Pane(Widget, can_focus=True):
     def _compose_lines(self, width: int, height: int) -> list[Line]:
         inner_width, inner_height = (width - 4, height - 2) if self.framed else (width, height)
         drawing = self.draw(self.view, max(1, inner_width), max(1, inner_height))
-        self.top = max(0, min(self.top, len(drawing.lines) - max(1, inner_height)))
-        shown = drawing.lines[self.top : self.top + inner_height]
+        room = max(1, inner_height - len(drawing.foot))
+        self.top = max(0, min(self.top, len(drawing.lines) - room))
+        shown = drawing.lines[self.top : self.top + room]
+        if drawing.foot:
+            shown = [*shown, *[Line()] * (room - len(shown)), *drawing.foot]
         if drawing.stale is not None:
             shown = [_dim(line) for line in shown]
         if not self.framed:
@@ -124,7 +128,7 @@ class Pane(Widget, can_focus=True):
         for row in range(height - 2):
             content = shown[row] if row < len(shown) else Line()
             framed.append(Line("│ ", edge).join(content.fit(width - 4)).add(" │", edge))
-        hidden = len(drawing.lines) - self.top - (height - 2)
+        hidden = len(drawing.lines) - self.top - (height - 2 - len(drawing.foot))
         more = f" {hidden} more ↓ " if hidden > 0 else ""
         if height > 1:
             framed.append(Line("╰", edge).to(width - 2 - len(more), "─", edge).add(more, DIM).add("─╯", edge))

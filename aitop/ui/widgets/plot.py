@@ -169,14 +169,19 @@ def scale_labels(height: int, top: float, text_of: Callable[[float], str]) -> di
     return {height - 1: "0", 0: text_of(top)} if height > 1 else {0: text_of(top)}
 
 
-def time_axis(span: Span, axis: int = AXIS) -> Line:
-    """How long ago the left edge and the middle are; the right edge is now."""
+def time_axis(span: Span, axis: int = AXIS, legend: Line | None = None) -> Line:
+    """How long ago the left edge and the middle (or, in its place, a `legend`) are; the right edge is now."""
     length = span.end - span.start
-    line = Line().to(axis).add(f"−{duration(length)}", FAINT)
-    if span.cells >= 40:
-        middle = f"−{duration(length / 2)}"
-        line.to(axis + span.cells // 2 - len(middle) // 2).add(middle, FAINT)
+    line = Line().to(axis).add(_before(length), FAINT)
+    middle = Line(_before(length / 2), FAINT) if legend is None else legend
+    if span.cells >= middle.width + 16:
+        line.to(axis + span.cells // 2 - middle.width // 2).join(middle)
     return line.to(axis + span.cells - 3).add("now", FAINT)
+
+
+def _before(seconds: float) -> str:
+    minutes = seconds / 60
+    return f"−{minutes:.0f} m" if seconds >= 60 and not seconds % 60 else f"−{duration(seconds)}"
 
 
 def ago(now: float, moment: float) -> str:

@@ -31,6 +31,14 @@ def nice_ceiling(value: float) -> float:
     return next(step * scale for step in _NICE if value <= step * scale * (1 + 1e-9))
 
 
+def nice_bytes(count: float) -> float:
+    """The same for bytes, round in the powers of 1024 in which they are written."""
+    unit = 1.0
+    while count >= 1024 * unit:
+        unit *= 1024
+    return nice_ceiling(count / unit) * unit
+
+
 def braille(values: Values, width: int, height: int, top: float, *, filled: bool = True) -> list[str]:
     """A chart of the last `2 * width` values, the newest at the right edge, in `height` rows, the topmost first.
 
