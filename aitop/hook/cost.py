@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import time
 from collections import deque
 from collections.abc import Callable
@@ -102,7 +103,7 @@ class _Scratch:
         """The timing is of no use then, and harms nothing."""
 
     def not_owner(self, training: bool = False) -> bool:
-        self.journal.owner = wrappers.current_thread()
+        self.journal.own(_thread.get_ident())
         return False
 
     def aside(self, call: Callable[..., Any], module: Any, args: Any, kwargs: Any) -> Any:

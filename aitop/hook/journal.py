@@ -6,6 +6,7 @@ is five integers one after the other in one list: kind, start, end, a, b; times 
 
 from __future__ import annotations
 
+import _thread
 from collections.abc import Callable
 from typing import Any
 
@@ -43,6 +44,7 @@ class Live:
         "last_step",
         "nested",
         "ops_due",
+        "owned",
         "owner",
         "plain_feed",
         "size",
@@ -55,6 +57,7 @@ class Live:
     def __init__(self) -> None:
         self.due = 0
         self.owner = NOBODY
+        self.owned: Callable[[], bool] = bool
         self.busy = False
         self.stepping = 0
         self.nested = 0
@@ -70,12 +73,13 @@ class Live:
 
 
 class Journal(Live):
-    """The live state of the thread that steps (`owner`).
+    """The live state of the thread that steps (`owner`); `owned` tells whether the calling thread is that one.
 
     `busy` is set inside an outermost batch, forward or backward. `stepping` is when the optimizer's step began in which
     the thread is, else 0; `nested` counts further ones inside it. `fast` tells that steps are so short that measuring
-    has to be brief: then `skip` forwards go by until their arguments are looked at again, which had the leading
-    dimension `size` and `tokens` ids. `inputs` is a measure that looks at them too, and counts the ids (-1 for none).
+    has to be brief: then `skip` phases go by until one is looked after. The arguments of the last forward that was had
+    the leading dimension `size` and `tokens` ids. `inputs` is a measure that looks at them too, and counts the ids (-1
+    for none).
     `plain_feed` is the id of an iterator that is alive and has no workers to ask about.
     `cpu_clock` gives -1 where it costs too much. `ops_due` backwards from now the graph is counted; 0 for never.
     `tick` is called with the time once it is past `due`.
@@ -92,6 +96,11 @@ class Journal(Live):
         self.inputs: Callable[[tuple[Any, ...], dict[str, Any], int], int] | None = None
         self.collecting = 0
         self.cpu_clock = cpu_clock
+
+    def own(self, owner: int) -> None:
+        """Let the calling thread be the owner, or nobody any more (NOBODY, GONE)."""
+        self.owned = bool if owner in (NOBODY, GONE) else _is_this_thread()
+        self.owner = owner
 
     def note(self, kind: int, start: int, end: int, a: int = 0, b: int = 0) -> None:
         """Keep an event of the thread that steps (the caller knows that it is `owner`), in monotonic nanoseconds.
@@ -112,3 +121,16 @@ class Journal(Live):
         taken = words[:]
         del words[: len(taken)]
         return taken
+
+
+def _is_this_thread() -> Callable[[], bool]:
+    """A function that tells whether the thread that calls it is the one that calls us. A lock of our own that nobody
+    waits for knows it sooner than two numbers are compared.
+    """
+    lock: Any = _thread.RLock()
+    lock.acquire()
+    return getattr(lock, "_is_owned", None) or _compares(_thread.get_ident())
+
+
+def _compares(owner: int) -> Callable[[], bool]:
+    return lambda: _thread.get_ident() == owner

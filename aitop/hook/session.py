@@ -39,7 +39,7 @@ from .roots import Roots
 from .stand_in import keep_from_compiling
 
 TICK_EVERY_NS = 50_000_000
-FAST_STEPS_IN_A_TICK = 25
+FAST_STEPS_IN_A_TICK = 12
 LOOK_EVERY_NS = 200_000_000
 ALLOCATORS_EVERY_NS = 1_000_000_000
 FACTS_EVERY_NS = 3_000_000_000
@@ -132,7 +132,7 @@ class Session:
         if self._gone:
             return
         self._gone = True
-        self.journal.owner = GONE
+        self.journal.own(GONE)
         self._burst.abandon()
         self._take_out()
         ring, self._ring = self._ring, None
@@ -160,7 +160,7 @@ class Session:
         """Ask the hook to remove itself at the next call that it wraps."""
         if not self._leaving and not self._gone:
             self._leaving = True
-            self.journal.owner = GONE
+            self.journal.own(GONE)
             if self._ring is not None and os.getpid() == self.pid:
                 self._ring.leaving()
 
@@ -184,12 +184,12 @@ class Session:
                 self._leave()
             return True
         if journal.owner == NOBODY:
-            journal.owner = _thread.get_ident()
+            journal.own(_thread.get_ident())
             return False
         now = time.monotonic_ns()
         if training and now - journal.last_step > NEW_OWNER_AFTER_NS:
             # Whoever was first to fetch a batch or call a model is not the thread that trains.
-            journal.owner = _thread.get_ident()
+            journal.own(_thread.get_ident())
             journal.busy = False
             journal.stepping = 0
             journal.note(OWNER, now, now)
@@ -286,7 +286,7 @@ class Session:
         self.journal.due = now + TICK_EVERY_NS
         if not self._presence[0]:
             # A child that was forked off: it only forwards from now on, and what is patched in it is a copy.
-            self.journal.owner = GONE
+            self.journal.own(GONE)
             return
         if self._ticking or self._gone:
             # In a program that serves requests in threads, another one is at it.

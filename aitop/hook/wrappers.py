@@ -10,7 +10,6 @@ An interrupt of the user's may come after any call: `busy` is set after our last
 
 from __future__ import annotations
 
-import _thread
 import time
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -32,11 +31,10 @@ from .journal import (
     Journal,
 )
 
-# How many forwards of a fast run go by until their leading dimension is asked for again; with itself, a prime.
-FORWARDS_SKIPPED = 16
+# How many phases of a fast run go by until one is looked after; with it a prime, so that each kind has its turn.
+PHASES_SKIPPED = 16
 
 _now = time.monotonic_ns
-_ident = current_thread = _thread.get_ident
 
 
 class Keeper(Protocol):
@@ -78,11 +76,11 @@ class Keeper(Protocol):
 
 def wrap_next(original: Callable[..., Any], keeper: Keeper) -> Callable[..., Any]:
     """`_BaseDataLoaderIter.__next__`: the wait for a batch."""
-    journal, clock, thread, identity, extend = keeper.journal, _now, _ident, id, keeper.journal.extend
+    journal, clock, identity, extend = keeper.journal, _now, id, keeper.journal.extend
     came, none_came = NEXT, NO_NEXT
 
     def __next__(self: Any) -> Any:  # noqa: N807
-        if journal.busy if thread() == journal.owner else keeper.not_owner():
+        if journal.busy if journal.owned() else keeper.not_owner():
             return original(self)
         kind, waiting, key = none_came, -1, identity(self)
         if key != journal.plain_feed:
@@ -97,8 +95,10 @@ def wrap_next(original: Callable[..., Any], keeper: Keeper) -> Callable[..., Any
             journal.busy = False
             end = clock()
             extend((kind, start, end, key, waiting))
-            if end > journal.due:
-                journal.tick(end)
+            if journal.skip:
+                journal.skip -= 1
+            else:
+                look_after(journal, end)
 
     return __next__
 
@@ -123,7 +123,7 @@ def wrap_iter(original: Callable[..., Any], keeper: Keeper) -> Callable[..., Any
     journal = keeper.journal
 
     def __iter__(self: Any) -> Any:  # noqa: N807
-        if journal.busy if _ident() == journal.owner else keeper.not_owner():
+        if journal.busy if journal.owned() else keeper.not_owner():
             return original(self)
         start = _now()
         try:
@@ -140,7 +140,7 @@ def wrap_forward(original: Callable[..., Any], keeper: Keeper, holder: Any = Non
     """`__call__` of a root's class. It was inherited from the class `holder`, if given, whose present one is called:
     somebody may have patched that since, as a tracer of torch.fx does.
     """
-    journal, clock, thread, extend = keeper.journal, _now, _ident, keeper.journal.extend
+    journal, clock, extend = keeper.journal, _now, keeper.journal.extend
     compiling, grad_enabled = keeper.compiling, keeper.grad_enabled
     with_gradient, alone = FORWARD, FORWARD_ALONE
 
@@ -148,7 +148,7 @@ def wrap_forward(original: Callable[..., Any], keeper: Keeper, holder: Any = Non
         call = original if holder is None else holder.__call__
         if compiling():
             return call(self, *args, **kwargs)
-        if thread() == journal.owner:
+        if journal.owned():
             if journal.busy:
                 return call(self, *args, **kwargs)
         elif keeper.not_owner():
@@ -165,13 +165,13 @@ def wrap_forward(original: Callable[..., Any], keeper: Keeper, holder: Any = Non
             grad = grad_enabled()
             if span is not None:
                 device.end(span, grad)
+            if not journal.skip:
+                look_at(args, kwargs, end, keeper)
+            extend((with_gradient if grad else alone, start, end, journal.size, journal.tokens))
             if journal.skip:
                 journal.skip -= 1
             else:
-                look_at(args, kwargs, end, keeper)
-            extend((with_gradient if grad else alone, start, end, journal.size, journal.tokens))
-            if end > journal.due:
-                journal.tick(end)
+                look_after(journal, end)
 
     return __call__
 
@@ -185,7 +185,7 @@ def wrap_watched(
     def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N807
         if compiling():
             return original(self, *args, **kwargs)
-        if _ident() == journal.owner:
+        if journal.owned():
             if journal.busy:
                 if within is not None:
                     within()
@@ -200,7 +200,7 @@ def wrap_watched(
 
 
 def look_at(args: Any, kwargs: Any, now: int, keeper: Keeper) -> None:
-    """Look at the arguments of a forward, and let some pass in a fast run before the next look."""
+    """Look at the arguments of a forward."""
     journal = keeper.journal
     try:
         journal.size = journal.tokens = -1
@@ -209,18 +209,24 @@ def look_at(args: Any, kwargs: Any, now: int, keeper: Keeper) -> None:
             journal.size = leading(args, kwargs, keeper.tensor)
             if journal.inputs is not None:
                 journal.tokens = journal.inputs(args, kwargs, now)
-        journal.skip = FORWARDS_SKIPPED if journal.fast else 0
     except Exception:
         keeper.failed()
 
 
+def look_after(journal: Journal, now: int) -> None:
+    """What need not be done at the end of each phase: in a fast run some go by until the next one that does it."""
+    if now > journal.due:
+        journal.tick(now)
+    journal.skip = PHASES_SKIPPED if journal.fast and journal.due else 0
+
+
 def wrap_backward(original: Callable[..., Any], keeper: Keeper) -> Callable[..., Any]:
     """`torch.autograd._engine_run_backward` (or `torch.autograd.backward`)."""
-    journal, clock, thread, extend = keeper.journal, _now, _ident, keeper.journal.extend
+    journal, clock, extend = keeper.journal, _now, keeper.journal.extend
     kind = BACKWARD
 
     def _engine_run_backward(*args: Any, **kwargs: Any) -> Any:
-        if journal.busy if thread() == journal.owner else keeper.not_owner():
+        if journal.busy if journal.owned() else keeper.not_owner():
             return original(*args, **kwargs)
         if journal.ops_due:
             keeper.count_ops(args)
@@ -237,8 +243,10 @@ def wrap_backward(original: Callable[..., Any], keeper: Keeper) -> Callable[...,
                 device.end(span, True)
             # Gradients of the parameters are made, not only those asked for.
             extend((kind, start, end, 1 if kwargs.get("accumulate_grad", True) else 0, 0))
-            if end > journal.due:
-                journal.tick(end)
+            if journal.skip:
+                journal.skip -= 1
+            else:
+                look_after(journal, end)
 
     return _engine_run_backward
 
@@ -248,7 +256,7 @@ def wrap_save(original: Callable[..., Any], keeper: Keeper) -> Callable[..., Any
     journal = keeper.journal
 
     def save(*args: Any, **kwargs: Any) -> Any:
-        if journal.busy if _ident() == journal.owner else keeper.not_owner():
+        if journal.busy if journal.owned() else keeper.not_owner():
             return original(*args, **kwargs)
         start = _now()
         try:
@@ -261,13 +269,13 @@ def wrap_save(original: Callable[..., Any], keeper: Keeper) -> Callable[..., Any
 
 def optimizer_hooks(keeper: Keeper) -> tuple[Callable[..., None], Callable[..., None]]:
     """The pair for `register_optimizer_step_pre_hook` and `…_post_hook`."""
-    journal, clock, thread, identity, extend = keeper.journal, _now, _ident, id, keeper.journal.extend
+    journal, clock, identity, extend = keeper.journal, _now, id, keeper.journal.extend
     compiling, count, kind = keeper.compiling, len, OPTIMIZER_ENDS
 
     def before_step(optimizer: Any, args: Any, kwargs: Any) -> None:
         if compiling():
             return
-        if thread() != journal.owner and keeper.not_owner(training=True):
+        if not journal.owned() and keeper.not_owner(training=True):
             return
         if journal.stepping and within_step(2):
             # An optimizer inside another one, or a subclass that calls its base.
@@ -286,7 +294,7 @@ def optimizer_hooks(keeper: Keeper) -> tuple[Callable[..., None], Callable[..., 
     def after_step(optimizer: Any, args: Any, kwargs: Any) -> None:
         if compiling():
             return
-        if thread() != journal.owner or not journal.stepping:
+        if not journal.stepping or not journal.owned():
             return
         if journal.nested:
             journal.nested -= 1

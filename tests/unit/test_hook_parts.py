@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 from aitop.hook import wrappers
 from aitop.hook.journal import GONE, MOST_WORDS, WORDS, Journal
 from aitop.hook.patches import Patches
@@ -94,7 +96,7 @@ class Keeper:
         self.errors += 1
 
     def not_owner(self, training=False):
-        self.journal.owner = wrappers.current_thread()
+        self.journal.own(threading.get_ident())
         return False
 
 
@@ -116,6 +118,6 @@ def test_collections_that_nobody_reads_do_not_pile_up():
         collected("stop", {})
     assert len(keeper.journal.words) == MOST_WORDS
     keeper.journal.take()
-    keeper.journal.owner = GONE
+    keeper.journal.own(GONE)
     collected("stop", {})
     assert not keeper.journal.words
