@@ -14,7 +14,6 @@ from aitop.diagnosis.evidence import (
 )
 from aitop.diagnosis.rule import Band, Finding, Judgement, Rule
 from aitop.diagnosis.what_if import without
-from aitop.model.host import HostSample, ProcessSample
 from aitop.model.snapshot import Snapshot
 from aitop.model.units import percent
 from aitop.model.verdict import Abstention, Fix, Severity, Verdict
@@ -25,9 +24,8 @@ CRITICAL_SHARE = 0.3
 CROWDED = 1.5
 THROTTLED = 0.1
 OTHERS_DELAY = 0.25
-# What a switch between threads costs at most: the kernel's part, and about as much again for caches grown cold.
-SWITCH_SECONDS = 12e-6
-COLD_CACHES = 2.0
+# Fewer threads compute less side by side, too, and no barrier waits for one without a core: the gain is an estimate.
+SURE = 0.5
 
 
 @dataclass(frozen=True)
@@ -35,7 +33,6 @@ class Crowd:
     """Threads of the run that want cores at the same time. Cores, but for the counts.
 
     `usable` are there, `used` by the run, `wanted` by it (running or waiting), `others` used by everybody else.
-    `overhead` is the share of what it uses that goes into switching.
     """
 
     usable: float
@@ -46,7 +43,6 @@ class Crowd:
     threads: int
     workers: int
     worker_threads: int
-    overhead: float
 
 
 def judge(snapshot: Snapshot) -> Judgement:
@@ -61,7 +57,7 @@ def judge(snapshot: Snapshot) -> Judgement:
     everyone = crowd.threads + crowd.worker_threads
     if crowd.wanted < CROWDED * crowd.usable or everyone < CROWDED * crowd.usable + 1:
         return _of_others(crowd, delay)
-    share = min(crowd.overhead, host_limit(snapshot))
+    share = min(_owed_to_own_threads(crowd, delay), host_limit(snapshot), 0.95)
     return Finding(_verdict(snapshot, crowd, share, delay), level=share)
 
 
@@ -82,20 +78,13 @@ def _crowd(snapshot: Snapshot) -> Crowd | None:
         threads=sum(one.wanting or 0 for one in ranks),
         workers=len(workers),
         worker_threads=sum(one.wanting or 0 for one in workers),
-        overhead=_overhead(host, used),
     )
 
 
-def _overhead(host: HostSample, used: float) -> float:
-    """Share of the CPU time used that goes into switching threads: the kernel's own, and again for cold caches."""
-    switching = sum(_switching(one) for one in host.processes)
-    return min(0.9, COLD_CACHES * switching / used) if used > 0 else 0.0
-
-
-def _switching(process: ProcessSample) -> float:
-    """Cores that the kernel spends on a process's threads: no more than their switches can have cost."""
-    switches = (process.voluntary_switches or 0.0) + (process.forced_switches or 0.0)
-    return min(process.cpu_system or 0.0, switches * (process.wanting or 0) * SWITCH_SECONDS / COLD_CACHES)
+def _owed_to_own_threads(crowd: Crowd, delay: float) -> float:
+    """The part of the main thread's waits for a core in which the run's own threads have it, rather than others."""
+    own = max(0.0, crowd.wanted - 1.0)
+    return delay * own / (own + crowd.others) if own > 0 else 0.0
 
 
 def _verdict(snapshot: Snapshot, crowd: Crowd, share: float, delay: float) -> Verdict:
@@ -107,7 +96,6 @@ def _verdict(snapshot: Snapshot, crowd: Crowd, share: float, delay: float) -> Ve
     evidence = [
         f"{everyone} threads want {crowd.wanted:.1f} cores, and {crowd.usable:g} are there",
         f"the main thread waits for a core {percent(delay)} of the time",
-        f"about {percent(crowd.overhead)} of the CPU time goes into switching between threads",
     ]
     if crowd.others > 0.25 * crowd.usable:
         evidence.append(f"processes outside of this run use {crowd.others:.1f} cores")
@@ -116,7 +104,7 @@ def _verdict(snapshot: Snapshot, crowd: Crowd, share: float, delay: float) -> Ve
         severity=severity,
         share=round(share, 4),
         speedup=round(without(share), 3),
-        confidence=min(sure, UNPROVEN) if unproven else sure,
+        confidence=min(sure, UNPROVEN if unproven else SURE),
         title=f"{everyone} threads compete for {crowd.usable:g} cores",
         evidence=tuple(evidence),
         fixes=_fixes(snapshot, crowd, share),
@@ -125,7 +113,8 @@ def _verdict(snapshot: Snapshot, crowd: Crowd, share: float, delay: float) -> Ve
 
 def _fixes(snapshot: Snapshot, crowd: Crowd, share: float) -> tuple[Fix, ...]:
     gain = round(without(share), 2)
-    each = max(1, int(crowd.usable // max(1, crowd.ranks)))
+    # Cores that others use are not there for a barrier to wait on.
+    each = max(1, int((crowd.usable - crowd.others + 0.3) // max(1, crowd.ranks)))
     now = snapshot.facts.threads if snapshot.facts else None
     fixes = []
     if crowd.threads > 1.2 * crowd.usable:
@@ -154,7 +143,7 @@ def _of_quota(snapshot: Snapshot, crowd: Crowd, delay: float, throttled: float) 
             severity="critical" if share >= CRITICAL_SHARE else "warning",
             share=round(share, 4),
             speedup=round(without(share), 3),
-            confidence=0.6,
+            confidence=SURE,
             title=f"the quota of {crowd.usable:g} cores runs out in {percent(throttled)} of the kernel's periods",
             evidence=(
                 f"{everyone} threads want {crowd.wanted:.1f} cores, the control group allows {crowd.usable:g}",

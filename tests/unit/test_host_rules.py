@@ -121,9 +121,16 @@ def crowded(wanting=16, wanted=8.0, cores=2, system=0.22, delay=0.5, busy=None, 
 
 def test_more_threads_than_cores():
     verdict = fired(oversubscription.judge(crowded()))
-    assert verdict.speedup == pytest.approx(1.8, rel=0.05) and verdict.severity == "critical"
+    assert verdict.share == pytest.approx(0.5) and verdict.severity == "critical"
+    assert verdict.confidence <= 0.5, "what fewer threads gain is an estimate"
     assert "torch.set_num_threads(2)" in verdict.fixes[0].text
     assert verdict.title == "16 threads compete for 2 cores"
+
+
+def test_threads_that_spin_instead_of_switching_are_a_crowd_as_well():
+    verdict = fired(oversubscription.judge(crowded(system=0.0, switches=100.0, delay=0.9, busy=(1.0, 1.0))))
+    assert verdict.share == pytest.approx(0.9 * 7 / 8)
+    assert "torch.set_num_threads(1)" in verdict.fixes[0].text, "others have the second core"
 
 
 def test_threads_that_have_cores_are_no_crowd():
