@@ -16,6 +16,7 @@ from aitop.ui.words import base_name, one_line, share_text, state_line
 BAR = 8
 ROOMY = 90
 ROOM_FOR_GIL = 6
+LEAST_FOR_GIL = 78
 
 
 class CodePane(Pane):
@@ -32,7 +33,7 @@ class CodePane(Pane):
             return Drawing([line], title)
         note = Line(f"{stacks.samples} samples · {stacks.seconds:.0f} s", DIM)
         stale = view.stale("stacks")
-        gil = gil_line(stacks, view.pids(), width) if self.framed and height >= ROOM_FOR_GIL else None
+        gil = gil_line(stacks, view.pids(), width) if height >= ROOM_FOR_GIL and width >= LEAST_FOR_GIL else None
         foot = [gil] if gil is not None else []
         if view.tree:
             return Drawing([_tree_line(row, width) for row in forest(stacks, view.pids())], title, note, stale, foot)

@@ -9,6 +9,7 @@ from aitop.ui.view import View
 from aitop.ui.widgets.pane import Drawing, Pane
 
 ROOM_FOR_COST = 50
+ROOM_FOR_SHARE = 140
 
 KEYS = (
     ("?", "help", "screen.help"),
@@ -29,11 +30,11 @@ class Footer(Pane):
     framed = False
 
     def draw(self, view: View, width: int, height: int) -> Drawing:
-        right = Line(view.notice, TEXT) if view.notice else cost_line(view) if width >= ROOM_FOR_COST else Line()
+        right = Line(view.notice, TEXT) if view.notice else cost_line(view, width) if width >= ROOM_FOR_COST else Line()
         return Drawing([spread(_keys(view, width - right.width - 2), right.add(" "), width)])
 
 
-def cost_line(view: View) -> Line:
+def cost_line(view: View, width: int) -> Line:
     """What aitop takes for itself: its CPU, and the hook's time in each step."""
     cost = view.snapshot.cost if view.snapshot else None
     if cost is None or cost.monitor_cpu is None:
@@ -41,7 +42,7 @@ def cost_line(view: View) -> Line:
     line = Line("cost ", DIM).add(f"{cost.monitor_cpu * 100:4.1f} % cpu", TEXT)
     if cost.hook_us_per_step is not None:
         line.add(" · ", DIM).add(f"{cost.hook_us_per_step:3.0f} µs/step", TEXT)
-        if cost.target_slowdown is not None:
+        if cost.target_slowdown is not None and width >= ROOM_FOR_SHARE:
             line.add(f" {cost.target_slowdown * 100:5.2f} %", TEXT)
     return line
 

@@ -48,7 +48,9 @@ class GpuPane(ChartPane):
         if height >= len(devices) * BLOCK_ROWS:
             each = height // len(devices)
             lines = [
-                line for device in devices for line in _block(view, device, width, each, device.index, self.cursor)
+                line
+                for device in devices
+                for line in _block(view, device, width, each, index=device.index, cursor=self.cursor)
             ]
             return Drawing(lines, title, _lost_note(devices), stale)
         return Drawing(device_lines(devices, width), title, _lost_note(devices), stale)
@@ -125,7 +127,7 @@ def _block_height(device: GpuDevice) -> int:
     return BLOCK_ROWS + 1 + (_others(device) is not None)
 
 
-def _busy_rows(view: View, device: GpuDevice, width: int, rows: int, name: str, cursor: float | None) -> list[Line]:
+def _busy_rows(view: View, device: GpuDevice, width: int, rows: int, *, name: str, cursor: float | None) -> list[Line]:
     """How busy, with its history; beside it what the counters of newer devices say."""
     counters = _counters(device)
     series = _history(view, device, "busy")

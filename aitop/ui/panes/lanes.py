@@ -14,7 +14,8 @@ from aitop.ui.widgets.plot import Span, slots, typical_gap
 from aitop.ui.widgets.timeline import layered_bar
 from aitop.ui.words import share_text
 
-LANE = 24
+LANE = 22
+ROOMY = 30
 STATE_WORDS = {"R": "runs", "S": "sleeps", "D": "disk", "T": "stopped", "t": "traced", "Z": "zombie", "I": "idle"}
 _EIGHTHS = " ▁▂▃▄▅▆▇█"
 
@@ -53,8 +54,9 @@ def lane_lines(workers: Sequence[ProcessSample], idle: Mapping[int, float], widt
 
 
 def _lane(process: ProcessSample, idle: float | None, width: int) -> Line:
-    state = STATE_WORDS.get(process.state or "", process.state or NOT_SUPPORTED).ljust(7)
-    line = Line(str(process.pid).ljust(7 if width < 30 else 8), DIM).add(share_text(process.cpu), BRIGHT).add(" ")
+    state = STATE_WORDS.get(process.state or "", process.state or NOT_SUPPORTED)
+    state = state if width < ROOMY else state.ljust(7)
+    line = Line(str(process.pid).ljust(7 if width < ROOMY else 8), DIM).add(share_text(process.cpu), BRIGHT).add(" ")
     return line.join(_bar(use_of(process.cpu, idle), max(3, width - line.width - 8))).add(f" {state}", DIM)
 
 

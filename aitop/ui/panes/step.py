@@ -29,10 +29,11 @@ from aitop.ui.widgets.pane import Drawing
 from aitop.ui.widgets.plot import AXIS
 from aitop.ui.words import share_text, state_line, waits_for_target
 
-LEAST_CHART = 4
+LEAST_CHART = 3
 ROOM_FOR_HISTORY = 12
-LEGEND_GAP = 3
-LEGENDS = ((24, True, True), (16, False, True), (11, False, False))
+ROOM_FOR_TWO = 6
+LEGEND_GAP = 2
+LEGENDS = ((24, True, True), (16, False, True), (10, False, False))
 """Forms of the legend from full to terse: cells an entry takes, with its time, with its full name."""
 
 
@@ -48,7 +49,8 @@ class StepPane(ChartPane):
         shares = phase_shares(steps)
         lines = [phase_bar(shares, width, letters=view.look.mono)]
         figures = 1 if figure_lines(snapshot, width, 1) else 0
-        lines += _legend(shares, steps.mean, width, max(1, min((height - 1) // 2, height - 1 - LEAST_CHART - figures)))
+        room = max(2 if height >= ROOM_FOR_TWO else 1, min((height - 1) // 2, height - 1 - LEAST_CHART - figures))
+        lines += _legend(shares, steps.mean, width, room)
         lines += figure_lines(snapshot, width, max(0, height - len(lines) - LEAST_CHART))
         rest = height - len(lines)
         if steps.recent:
@@ -74,7 +76,7 @@ class StepPane(ChartPane):
         groups = groups_of(steps.recent, width - AXIS)
         at = column_at(groups, self.cursor)
         if at is not None:
-            return readout(groups[at], snapshot.time)
+            return readout(groups[at], snapshot.time, max(24, width - len(_title(steps)) - 7))
         if waits_for_target(view.source("hook")):
             return Line("hook waiting for the target", TEXT)
         return _basis(steps, snapshot)
@@ -126,7 +128,10 @@ def _legend(shares: Sequence[tuple[Phase, float | None]], mean: float | None, wi
         rows = [columns(cells[start : start + per_row], LEGEND_GAP) for start in range(0, len(cells), per_row)]
         if len(rows) <= most:
             return rows
-    return rows[:most]
+    # Too many for the room there is even so: the smallest ones go.
+    largest = sorted(listed, key=lambda entry: -(entry[1] or 0.0))[: per_row * most]
+    kept = [cell for entry, cell in zip(listed, cells, strict=True) if entry in largest]
+    return [columns(kept[start : start + per_row], LEGEND_GAP) for start in range(0, len(kept), per_row)]
 
 
 def _legend_cell(phase: Phase, share: float | None, mean: float | None, full: bool) -> Line:

@@ -20,6 +20,7 @@ from aitop.ui.palette import (
     HOST_SOFT,
     OPTIMIZER,
     OUTSIDE,
+    PHASES,
     SAVE,
     TEXT,
     TRANSFER,
@@ -95,7 +96,7 @@ def timeline(
     chart = stacked(drawn, cells, rows, top, letters=letters, cursor=at)
     lines = scaled(chart, scale_labels(rows, top, duration))
     if caption:
-        lines.append(Line().to(AXIS).join(_span_words(groups) if at is None else readout(groups[at], now)))
+        lines.append(Line().to(AXIS).join(_span_words(groups) if at is None else readout(groups[at], now, cells)))
     return lines
 
 
@@ -106,14 +107,19 @@ def column_at(groups: Sequence[Group], cursor: float | None) -> int | None:
     return nearest([group.end for group in groups], cursor)
 
 
-def readout(group: Group, now: float) -> Line:
-    """When the column was, its steps, and what they took in each phase."""
+def readout(group: Group, now: float, width: int) -> Line:
+    """When the column was, its steps, and what they took in each phase: the largest phases where not all fit."""
     column = _column(group)
     line = Line(f"{ago(now, group.end).strip()}  ", TEXT).add(f"step {count(group.records[-1].index)}  ", DIM)
     line.add(duration(column.total), TEXT)
-    for phase, seconds in column.parts:
-        if seconds > 0.002 * column.total:
-            line.add(f"  {phase.short} ", phase.ink).add(duration(seconds), TEXT)
+    room, kept = width - line.width, []
+    for phase, seconds in sorted(column.parts, key=lambda part: -part[1]):
+        piece = Line(f"  {phase.short} ", phase.ink).add(duration(seconds), TEXT)
+        if seconds > 0.002 * column.total and piece.width <= room:
+            room -= piece.width
+            kept.append((PHASES.index(phase), piece))
+    for _, piece in sorted(kept, key=lambda one: one[0]):
+        line.join(piece)
     return line
 
 
