@@ -111,7 +111,7 @@ def _queue_chart(
 
 def _reading(snapshot: Snapshot, workers: list[ProcessSample], span: Span, cursor: float) -> Line:
     """What the queue and the workers had at the cursor."""
-    line = Line().to(SCALE).add(f"{ago(snapshot.time, cursor).strip()}  ", TEXT)
+    line = Line(ago(snapshot.time, cursor), TEXT).add("  ")
     queue = snapshot.series.get("queue_ready", Series())
     ready = value_at(slots(queue, span, typical_gap(queue), mean=True), span, cursor)
     line.add("ready ", DIM).add(NOT_SUPPORTED if ready is None else f"{ready:.1f}", TEXT)

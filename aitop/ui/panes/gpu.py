@@ -146,7 +146,7 @@ def _busy_rows(view: View, device: GpuDevice, width: int, rows: int, *, name: st
     chart = scaled(curves(layers, span.cells, rows - 2, 1.0, at), {0: "100%", rows - 3: "0"}, SCALE)
     axis = time_axis(span, SCALE)
     if cursor is not None and at is not None:
-        axis = Line().to(SCALE).add(f"{ago(view.snapshot.time, cursor).strip()}  ", TEXT)
+        axis = Line(ago(view.snapshot.time, cursor), TEXT).add("  ")
         axis.add("busy ", DIM).add(share_text(value_at(busy, span, cursor)), TEXT)
         axis.add("  sm ", DIM).add(share_text(value_at(sm, span, cursor)), TEXT)
     return [line.join(counters), *chart, axis]

@@ -144,7 +144,7 @@ def _series(snapshot: Snapshot, allocator: AllocatorSample, name: str) -> Series
 
 def _reading(snapshot: Snapshot, span: Span, cursor: float) -> Line:
     """What was held at the cursor."""
-    line = Line().to(SCALE).add(f"{ago(snapshot.time, cursor).strip()}  ", TEXT)
+    line = Line(ago(snapshot.time, cursor), TEXT).add("  ")
     names = [("ranks", "rss")]
     for one in snapshot.allocators:
         names += [(f"cuda {one.device}", f"alloc{one.device}.allocated"), ("of", f"alloc{one.device}.reserved")]
@@ -152,7 +152,7 @@ def _reading(snapshot: Snapshot, span: Span, cursor: float) -> Line:
         series = snapshot.series.get(name, Series())
         value = value_at(slots(series, span, typical_gap(series)), span, cursor)
         if value is not None:
-            line.add(f"{word} ", DIM).add(size(value).rjust(7), TEXT).add("  ")
+            line.add(f"{word} ", DIM).add(size(value).rjust(6), TEXT).add(" ")
     return line
 
 

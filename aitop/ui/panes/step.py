@@ -22,7 +22,16 @@ from aitop.ui.palette import (
     TRANSFER,
     Phase,
 )
-from aitop.ui.panes.step_charts import LEAST_HISTORY, column_at, groups_of, history, history_span, readout, timeline
+from aitop.ui.panes.step_charts import (
+    CAPTIONED,
+    LEAST_HISTORY,
+    column_at,
+    groups_of,
+    history,
+    history_span,
+    readout,
+    timeline,
+)
 from aitop.ui.view import View
 from aitop.ui.widgets.cursor import ChartPane
 from aitop.ui.widgets.pane import Drawing
@@ -39,6 +48,8 @@ LEGENDS = ((24, True, True), (16, False, True), (10, False, False))
 
 class StepPane(ChartPane):
     """Phase shares of a step, its figures and its history; without the hook the shares alone, from stacks."""
+
+    _captioned = False
 
     def draw(self, view: View, width: int, height: int) -> Drawing:
         self.moments = ()
@@ -68,6 +79,7 @@ class StepPane(ChartPane):
         recent = [group.end for group in groups]
         earlier = [moment for moment in span.moments() if moment < recent[0]] if span else []
         self.moments = earlier + recent
+        self._captioned = height - below >= CAPTIONED
         lines = timeline(groups, width, height - below, letters=view.look.mono, now=snapshot.time, cursor=self.cursor)
         return lines + (history(snapshot, span, below, self.cursor) if span is not None else [])
 
@@ -75,7 +87,7 @@ class StepPane(ChartPane):
         """What the cursor stands on; without one, where the figures come from."""
         groups = groups_of(steps.recent, width - AXIS)
         at = column_at(groups, self.cursor)
-        if at is not None:
+        if at is not None and not self._captioned:
             return readout(groups[at], snapshot.time, max(24, width - len(_title(steps)) - 7))
         if waits_for_target(view.source("hook")):
             return Line("hook waiting for the target", TEXT)

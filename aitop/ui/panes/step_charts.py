@@ -47,6 +47,8 @@ from aitop.ui.words import plural
 PER_COLUMN = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 """Steps that one column may stand for: few values, so that the chart does not change its scale with every step."""
 LEAST_HISTORY = 5
+CAPTIONED = 4
+ROOM_FOR_NUMBER = 44
 EVENTS = (("step_save", "s"), ("step_evaluation", "e"))
 
 
@@ -89,7 +91,7 @@ def timeline(
         return []
     cells = max(1, width - AXIS)
     drawn = [_column(group) for group in groups][-cells:]
-    caption = height >= 4
+    caption = height >= CAPTIONED
     rows = height - caption
     top = scale_top([column.total for column in drawn], low=rows < 4)
     at = column_at(groups, cursor)
@@ -110,7 +112,9 @@ def column_at(groups: Sequence[Group], cursor: float | None) -> int | None:
 def readout(group: Group, now: float, width: int) -> Line:
     """When the column was, its steps, and what they took in each phase: the largest phases where not all fit."""
     column = _column(group)
-    line = Line(f"{ago(now, group.end).strip()}  ", TEXT).add(f"step {count(group.records[-1].index)}  ", DIM)
+    line = Line(f"{ago(now, group.end).strip()}  ", TEXT)
+    if width >= ROOM_FOR_NUMBER:
+        line.add(f"step {count(group.records[-1].index)}  ", DIM)
     line.add(duration(column.total), TEXT)
     room, kept = width - line.width, []
     for phase, seconds in sorted(column.parts, key=lambda part: -part[1]):
