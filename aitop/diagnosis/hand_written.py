@@ -45,7 +45,17 @@ def feeding(snapshot: Snapshot) -> Callable[[HotLine], bool]:
     """A test for lines outside of every phase: does this one make the next batch? In inference, reading it only."""
     makes = making_input(snapshot)
     loops = _loops(main_lines(snapshot, lambda line: line.phase in ("forward", "backward", "optimizer")).lines)
-    return lambda line: not makes(line) and _feeds(line, loops)
+    calls = calling_model(snapshot) if snapshot.kind == "inference" else lambda line: False
+    return lambda line: not makes(line) and not calls(line) and _feeds(line, loops)
+
+
+def calling_model(snapshot: Snapshot) -> Callable[[HotLine], bool]:
+    """A test for lines: is this the one that calls the model, too?"""
+    called = {
+        (line.file, line.line)
+        for line in main_lines(snapshot, lambda line: line.phase in ("forward", "evaluation")).lines
+    }
+    return lambda line: (line.file, line.line) in called
 
 
 def _loops(lines: tuple[HotLine, ...]) -> Mapping[Function, Loop]:

@@ -31,6 +31,7 @@ ID = "preprocessing-bound"
 CRITICAL_SHARE = 0.3
 BAND = Band(enter=0.2, leave=0.14)
 WORKING = frozenset({"python", "compute", "decode", "tokenize", "collate", "pin"})
+INPUT = frozenset({"decode", "tokenize", "collate"})
 WAITING = frozenset({"queue", "lock", "sleep", "io-network"})
 # Work after the forward pass, and beside it, by its name.
 AFTERWARDS = re.compile(
@@ -94,10 +95,11 @@ def _makes_input(line: HotLine, forwards: Mapping[Function, int]) -> bool:
         return False
     if any(AFTERWARDS.search(said) for said in (line.function, *(frame.function for frame in line.via))):
         return False
-    # The innermost function that calls the model, too: what stands before that call is done for it.
-    for key, number in reversed(_places(line)):
+    # The innermost function that calls the model, too: what stands before that call is done for it, and so are calls
+    # in its line, unless they may be the model's own.
+    for inner, (key, number) in enumerate(reversed(_places(line))):
         if key in forwards:
-            return number < forwards[key]
+            return number < forwards[key] or (number == forwards[key] and (inner > 0 or line.activity in INPUT))
     return not AFTERWARDS.search(line.text or "")
 
 

@@ -21,7 +21,7 @@ from aitop.diagnosis.evidence import (
     records,
     running,
 )
-from aitop.diagnosis.hand_written import feeding
+from aitop.diagnosis.hand_written import calling_model, feeding
 from aitop.diagnosis.preprocessing import making_input
 from aitop.diagnosis.rule import Band, Finding, Judgement, Rule
 from aitop.diagnosis.what_if import without
@@ -38,7 +38,13 @@ DISPATCH_US = 3.5
 # The same work in one operation still takes some of the time; how much, where operations were not counted, is a guess.
 BATCHED_AWAY, GUESSED = 0.88, 0.7
 SOME = 0.05
-LOOP = re.compile(r"^(?:async )?(?:for|while)\b.*:(?:\s*#.*)?$|[\[({,=] ?.*\bfor \w.* in .*[\])}]")
+LOOP = re.compile(r"^(?:async )?(?:for|while)\b.*:(?:\s*#.*)?$")
+COMPREHENSION = re.compile(r"\bfor \w.* in .*[\])}]")
+# What a comprehension does for each element beyond taking it out, and the calls around it that only gather.
+WORK = re.compile(r"[\w\])]\(|[\w\])]\[|[-+*/@%]")
+GATHERS = re.compile(
+    r"(?:^|[^\w.])(?:(?:torch|np|numpy|F|math)\.\w+|sum|list|tuple|dict|max|min)$|\.(?:append|extend)$"
+)
 # Operations on large tensors run without the interpreter's lock: a thread that calls only such ones hardly holds it.
 HOLDS_LOCK = 0.1
 # A process that is trained without calling a module: what computes before its backward pass is its model.
@@ -69,7 +75,11 @@ def judge(snapshot: Snapshot) -> Judgement:
 
 def _overhead(snapshot: Snapshot) -> Overhead:
     feeds, makes, gpu = feeding(snapshot), making_input(snapshot), on_gpu(snapshot)
-    aside = main_lines(snapshot, lambda line: _aside(line, gpu) and not feeds(line) and not makes(line))
+    # What is called for the model's call and in its line belongs to the call of inference.
+    calls = calling_model(snapshot) if snapshot.kind == "inference" else lambda line: False
+    aside = main_lines(
+        snapshot, lambda line: _aside(line, gpu) and not feeds(line) and not makes(line) and not calls(line)
+    )
     # What computes by hand, beside every module, may be the model or its loss: then it is judged as the model is.
     by_hand = _computing(aside) if snapshot.kind == "training" and not gpu else Lines(0.0, ())
     inside = main_lines(snapshot, lambda line: line.phase == "forward" and line.activity in ("python", "compute"))
@@ -153,7 +163,36 @@ def _stepping(snapshot: Snapshot) -> frozenset[tuple[str, str]]:
 
 
 def _is_loop(line: HotLine) -> bool:
-    return line.text is not None and LOOP.search(line.text) is not None
+    return line.text is not None and (LOOP.search(line.text) is not None or _works_by_element(line))
+
+
+def _works_by_element(line: HotLine) -> bool:
+    """Whether a comprehension on the line does something for each element; in a forward pass, calls the model for it.
+
+    In `model(torch.stack([x for x, _ in taken]))` the model is called once.
+    """
+    text = line.text or ""
+    found = COMPREHENSION.search(text)
+    if found is None:
+        return False
+    element, around = _opened(text[: found.start()])
+    if WORK.search(element) is None:
+        return False
+    return line.phase != "forward" or all(GATHERS.search(call) for call in around)
+
+
+def _opened(text: str) -> tuple[str, tuple[str, ...]]:
+    """What stands behind the last bracket that is still open, and what stands before each open call."""
+    open_at: list[int] = []
+    for index, letter in enumerate(text):
+        if letter in "([{":
+            open_at.append(index)
+        elif letter in ")]}" and open_at:
+            open_at.pop()
+    if not open_at:
+        return text, ()
+    calls = [text[:at].rstrip() for at in open_at if text[at] == "("]
+    return text[open_at[-1] + 1 :], tuple(call for call in calls if call[-1:].isalnum() or call[-1:] == "_")
 
 
 def _backward_of(snapshot: Snapshot, lines: Lines) -> float:
@@ -182,7 +221,8 @@ def _verdict(snapshot: Snapshot, found: Overhead, share: float) -> Verdict:
     signals = (counted, found.beside > 0.1 or found.loops, bool(found.lines.lines))
     severity: Severity = "critical" if share >= CRITICAL_SHARE and sum(signals) >= 2 and not unproven else "warning"
     sure = confidence(*signals, base=0.45, steps=len(records(snapshot)), share=share)
-    guessed = bool(found.model) and not counted
+    # How much of the operations' own work is left in one large operation is not to be seen before.
+    guessed = found.model > SOME
     process = main_stacks(snapshot)
     gained = share if counted or process is None else by_samples(share, process.samples)
     return Verdict(

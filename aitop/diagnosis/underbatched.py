@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -11,14 +12,16 @@ from aitop.diagnosis.evidence import (
     confidence,
     enough,
     main_lines,
+    main_stacks,
     on_gpu,
     records,
     running,
 )
+from aitop.diagnosis.hand_written import calling_model
 from aitop.diagnosis.preprocessing import WAITING
 from aitop.diagnosis.rule import Band, Finding, Judgement, Rule
 from aitop.diagnosis.what_if import without
-from aitop.model.snapshot import Snapshot
+from aitop.model.snapshot import HotLine, Snapshot
 from aitop.model.steps import HookFacts, StepRecord
 from aitop.model.units import count, duration, percent
 from aitop.model.verdict import Abstention, Fix, Severity, Verdict
@@ -40,6 +43,8 @@ LEAST_FIXED = 0.3
 # Weights that would take longer to read than the step takes are not all read: those of embeddings.
 ALL_READ = 3.0
 MOSTLY_IDLE = 0.5
+PUT = re.compile(r"\.put\(")
+MOSTLY_FULL = 0.5
 AT_LEISURE = 0.25
 ITEM_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 
@@ -74,16 +79,48 @@ def judge(snapshot: Snapshot) -> Judgement:
     samples = _middle([float(step.samples or 1) for step in steps])
     if samples > FEW_SAMPLES or snapshot.facts is None or any(step.kind == "generate" for step in steps):
         return None
-    waiting = main_lines(snapshot, lambda line: line.phase == "outside" and line.activity in WAITING).share
+    waiting = 0.0 if queue_is_full(snapshot) else main_lines(snapshot, _waits).share
     if waiting > AT_LEISURE:
         return None
     cost = _cost(snapshot, steps, samples, snapshot.facts)
     if cost is None:
         return None
     training = snapshot.kind == "training"
-    part = 1.0 if training else sum(step.forward for step in steps) / sum(step.seconds for step in steps)
-    share = cost.share * part
+    share = cost.share * (1.0 if training else _of_the_model(snapshot, steps))
     return Finding(_verdict(snapshot, cost, share, waiting), level=share)
+
+
+def queue_is_full(snapshot: Snapshot) -> bool:
+    """Whether another thread stands in putting a request: then taking one takes a turn of that thread, no waiting."""
+    process = main_stacks(snapshot)
+    if process is None or snapshot.stacks is None:
+        return False
+    putting = (
+        line.share
+        for line in snapshot.stacks.lines
+        if line.pid == process.pid
+        and line.thread != process.thread
+        and line.activity in ("queue", "lock")
+        and PUT.search(line.text or "")
+    )
+    return sum(putting) >= MOSTLY_FULL
+
+
+def _waits(line: HotLine) -> bool:
+    return line.phase == "outside" and line.activity in WAITING
+
+
+def _of_the_model(snapshot: Snapshot, steps: Sequence[StepRecord]) -> float:
+    """Share of all time that comes once a batch: calling the model, and what is done for it in the line that does.
+
+    Taking requests from a full queue is a change of threads, of which there are fewer then.
+    """
+    forward = sum(step.forward for step in steps) / sum(step.seconds for step in steps)
+    calls, full = calling_model(snapshot), queue_is_full(snapshot)
+    beside = main_lines(
+        snapshot, lambda line: line.phase == "outside" and (calls(line) or (full and _waits(line)))
+    ).share
+    return min(0.99, forward + min(beside, max(0.0, 1.0 - forward)))
 
 
 def _cost(snapshot: Snapshot, steps: Sequence[StepRecord], samples: float, facts: HookFacts) -> Cost | None:
@@ -166,8 +203,16 @@ def _verdict(snapshot: Snapshot, cost: Cost, share: float, waiting: float) -> Ve
         evidence.append(f"about {duration(cost.fixed)} of it is the same for any number of samples ({how})")
     if facts is not None and facts.parameters:
         evidence.append(f"{count(facts.parameters)} parameters are read for every one of them")
-    if not training:
+    if not training and queue_is_full(snapshot):
+        evidence.append("the queue of requests is full: another thread waits to put one")
+    elif not training:
         evidence.append(f"{percent(waiting)} of the time is waiting for requests: more of them are there to be taken")
+    if not cost.measured:
+        evidence.append(
+            f"at least {without(min(0.99, share)):.1f}×: what else is done for each one alone is not counted"
+            if training
+            else f"at least {without(min(0.99, share)):.1f}×: waking up for each request alone is not counted"
+        )
     what = "samples" if training else "requests"
     return Verdict(
         id=ID,
@@ -175,7 +220,7 @@ def _verdict(snapshot: Snapshot, cost: Cost, share: float, waiting: float) -> Ve
         share=round(share, 4),
         speedup=round(without(min(0.99, share)), 3),
         confidence=min(0.9 if cost.measured else 0.5, confidence(*signals, base=0.4, steps=len(steps), share=share)),
-        title=f"{what} are taken {cost.samples:.0f} at a time: {percent(share)} of a step is not for any of them",
+        title=f"{what} are taken {cost.samples:.0f} at a time: {percent(share)} of the time could serve {BATCH}",
         where=main_lines(snapshot, lambda line: line.phase == "forward").where,
         evidence=tuple(evidence),
         fixes=_fixes(cost, share, training),

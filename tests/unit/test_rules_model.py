@@ -148,6 +148,32 @@ def test_a_server_that_waits_for_requests_is_not_underbatched():
     assert underbatched.judge(seen) is None
 
 
+def test_taking_from_a_full_queue_is_no_waiting():
+    from msgspec.structs import replace
+
+    takes = line("take", 0.4, activity="queue", number=12, text="taken = [self.requests.get()]")
+    puts = line("submit", 0.9, activity="queue", number=7, text="self.requests.put((features, answer))")
+    lines = [replace(MODEL, share=0.5), takes, replace(puts, thread="clients")]
+    seen = snapshot(served(seconds=0.01), kind="inference", facts=DENSE, lines=lines)
+    verdict = fired(underbatched.judge(seen))
+    assert verdict.share > 0.6 and verdict.confidence <= 0.5
+    assert any("queue of requests is full" in told for told in verdict.evidence)
+    assert any("at least" in told for told in verdict.evidence)
+
+
+STACKED = "vectors = self.model(torch.stack([features for features, _ in taken]))"
+
+
+def test_what_is_done_in_the_line_that_calls_the_model_belongs_to_the_batch():
+    calls = line("answer", 0.5, phase="forward", activity="compute", number=37, text=STACKED)
+    stacking = line("answer", 0.3, activity="compute", number=37, text=STACKED)
+    seen = snapshot(served(seconds=0.01), kind="inference", facts=DENSE, lines=[calls, stacking])
+    alone = snapshot(served(seconds=0.01), kind="inference", facts=DENSE, lines=[calls])
+    assert fired(underbatched.judge(seen)).share > level(underbatched.judge(alone)) + 0.1
+    assert python_overhead.judge(seen) is None, "the model is called once in that line"
+    assert level(input_bound.judge(seen)) == 0.0, "and nothing else feeds it"
+
+
 def test_large_batches_are_enough():
     assert underbatched.judge(snapshot(served(samples=32), kind="inference", facts=DENSE)) is None
 
@@ -328,6 +354,24 @@ def test_the_loop_that_makes_steps_is_no_loop_of_small_operations():
     lines = [replace(one, loop="for x, t in loader:") for one in (loss, back)]
     shares = Phases(forward=0.3, backward=0.3, outside=0.3)
     assert "tiny" not in fired(python_overhead.judge(seen_from_outside([*lines, model], shares, gil=0.2))).title
+
+
+@pytest.mark.parametrize(
+    ("text", "phase", "loop"),
+    [
+        (STACKED, "forward", False),
+        (STACKED, "outside", False),
+        ("y = model(torch.stack([to_tensor(x) for x in xs]))", "forward", False),
+        ("h = torch.stack([self.cell(x[:, t], h) for t in range(n)])", "forward", True),
+        ("loss = sum(((e[i] - e[j]) ** 2).sum() for i, j in pairs)", "outside", True),
+        ("for t in range(n):  # every frame", "forward", True),
+    ],
+)
+def test_a_comprehension_is_a_loop_only_if_it_works_for_each_element(text, phase, loop):
+    inner = line("forward", 0.4, phase=phase, activity="compute", text=text)
+    shares = Phases(forward=0.4 if phase == "forward" else 0.0, backward=0.4, outside=0.4)
+    finding = python_overhead.judge(seen_from_outside([inner], shares, gil=0.3))
+    assert ("tiny" in finding.verdict.title if finding else False) == loop
 
 
 def test_layers_without_a_loop_are_no_overhead():
