@@ -1,20 +1,20 @@
-"""What the hook costs: measured when it goes in, on its own wrappers around nothing, and while records are written."""
+"""What the hook costs: measured on its own wrappers around nothing, now and then, and while events are written."""
 
 from __future__ import annotations
 
 import _thread
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from . import wrappers
 from .journal import Journal
 
-ROUNDS = 15
 SAMPLES = 15
+FIRST_EVERY_NS, EVERY_NS = 500_000_000, 30_000_000_000
 # More than the caches next to a core hold.
-COLD_BYTES = 1 << 20
+COLD_BYTES = 3 << 19
 
 _now = time.monotonic_ns
 
@@ -33,28 +33,29 @@ def _timed(call: Callable[[], Any], rounds: int = 20) -> float:
     return (_now() - start) / rounds
 
 
-def _timed_cold(call: Callable[[], None], cold: bytes) -> int:
-    """Nanoseconds of a call after the caches were filled with something else, as a step of a model does."""
-    cold.count(1)
-    start = _now()
-    call()
-    return _now() - start
-
-
 class SelfTimer:
-    """The wrappers' time from a calibration around nothing, and the ticks' time from the ticks themselves."""
+    """The wrappers' time from calls around nothing, and the ticks' time from the ticks themselves.
+
+    Between entering a wrapper and leaving it a step fills the processor's caches with something else. So does a round,
+    which times both ways, and takes a millisecond.
+    """
 
     def __init__(self) -> None:
-        self._wrappers: float | None = None
+        self._scratch = _Scratch()
+        self._wrappers: deque[int] = deque(maxlen=SAMPLES)
         self._ticks: deque[float] = deque(maxlen=SAMPLES)
+        self._due = 0
 
-    def calibrate(self) -> None:
-        """Time a step of nothing with the wrappers and without (about a millisecond), each with cold caches."""
-        scratch = _Scratch()
-        cold = bytes(COLD_BYTES)
-        plain = sorted(_timed_cold(scratch.plain_step, cold) for _ in range(ROUNDS))[ROUNDS // 2]
-        wrapped = sorted(_timed_cold(scratch.wrapped_step, cold) for _ in range(ROUNDS))[ROUNDS // 2]
-        self._wrappers = max(0.0, wrapped - plain)
+    def look(self, now: int) -> None:
+        """Called a few times a second: a round now and then, the first ones sooner."""
+        if now > self._due:
+            self._due = now + (FIRST_EVERY_NS if len(self._wrappers) < SAMPLES else EVERY_NS)
+            self._round()
+
+    def _round(self) -> None:
+        with self._scratch as scratch:
+            plain = scratch.plain_step()
+            self._wrappers.append(max(0, scratch.wrapped_step() - plain))
 
     def ticked(self, steps: int, length: int) -> None:
         """A tick after so many more steps took so many nanoseconds."""
@@ -62,42 +63,73 @@ class SelfTimer:
             self._ticks.append(length / steps)
 
     def us_per_step(self) -> float | None:
-        """None before the calibration. The median: a tick that was put off the processor has not cost so much."""
-        if self._wrappers is None:
+        """None before the first round. Medians: what was put off the processor has not cost so much."""
+        if not self._wrappers:
             return None
-        ticks = sorted(self._ticks)
-        return round((self._wrappers + (ticks[len(ticks) // 2] if ticks else 0.0)) / 1000, 2)
+        ticks = _median(self._ticks) if self._ticks else 0.0
+        return round((_median(self._wrappers) + ticks) / 1000, 2)
+
+
+def _median(values: Iterable[float]) -> float:
+    ordered = sorted(values)
+    return ordered[len(ordered) // 2]
 
 
 class _Scratch:
-    """A keeper whose wrappers stand around functions that do nothing, and whose journal nobody reads."""
+    """A keeper whose wrappers stand around a function that fills the caches, and whose journal nobody reads."""
 
     def __init__(self) -> None:
         self.journal = Journal(time.thread_time_ns, lambda now: None)
-        self.journal.due = _now() + 10**12
+        self.journal.due = _now() + 10**15
         self.compiling: Callable[[], bool] = lambda: False
+        self.traced: Callable[[], Any] = lambda: None
         self.grad_enabled: Callable[[], bool] = lambda: True
         self.tensor: Any = int
-        self.iterators: dict[int, Callable[[Any], int] | None] = {id(self): None}
-        self.optimizers: dict[int, Any] = {id(self): None}
-        self.traced: Callable[[], Any] = lambda: None
+        self.iterators: Any = {}
+        self.optimizers: Any = {id(self): None}
         self.local: Any = None
-        self._next = wrappers.wrap_next(_nothing, self)
-        self._forward = wrappers.wrap_forward(_nothing, self)
-        self._backward = wrappers.wrap_backward(_nothing, self)
+        self._cold = b""
+        self._began = self._ended = 0
+        self._next = wrappers.wrap_next(self._inside, self)
+        self._forward = wrappers.wrap_forward(self._inside, self)
+        self._backward = wrappers.wrap_backward(self._inside, self)
         self._before, self._after = wrappers.optimizer_hooks(self)
 
-    def plain_step(self) -> None:
-        _nothing(self)
-        _nothing(self)
-        _nothing(self)
+    def __enter__(self) -> _Scratch:
+        # Not zeros, which are the same few bytes of memory again and again.
+        self._cold = b"\1" * COLD_BYTES
+        return self
 
-    def wrapped_step(self) -> None:
-        self._next(self)
-        self._forward(self)
-        self._backward(self)
-        self._before(self, (), {})
-        self._after(self, (), {})
+    def __exit__(self, *error: object) -> None:
+        self._cold = b""
+
+    def plain_step(self) -> int:
+        """Nanoseconds of the calls that a step makes anyway."""
+        return sum(self._around(self._inside) for _ in range(3)) + 2 * self._around(_nothing, self, (), {})
+
+    def wrapped_step(self) -> int:
+        """Nanoseconds of the same calls through the wrappers, as in a fast run."""
+        journal = self.journal
+        journal.fast, journal.skip, journal.steps, journal.plain_feed = True, wrappers.PHASES_SKIPPED, 2, id(self)
+        around = self._around
+        length = around(self._next, self) + around(self._forward, self) + around(self._backward, self)
+        length += around(self._before, self, (), {}) + around(self._after, self, (), {})
+        journal.take()
+        return length
+
+    def _around(self, call: Callable[..., Any], *args: Any) -> int:
+        """How long it took to get in and out again, each after the caches were filled."""
+        self._began = self._ended = 0
+        self._cold.find(0)
+        start = _now()
+        call(*args)
+        end = _now()
+        return end - start if not self._began else self._began - start + end - self._ended
+
+    def _inside(self, *args: Any, **kwargs: Any) -> None:
+        self._began = _now()
+        self._cold.find(0)
+        self._ended = _now()
 
     def failed(self) -> None:
         """The timing is of no use then, and harms nothing."""

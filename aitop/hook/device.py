@@ -1,7 +1,8 @@
 """The device clock: CUDA events from a pool around the phases, read when they are done and never waited for.
 
-Every call into CUDA is guarded: while a graph is being captured nothing is recorded or asked, and after a few errors
-the clock switches itself off. Steps shorter than `ALWAYS_ABOVE_NS` are timed for a twentieth of each second only.
+Every call into CUDA is guarded: while a graph is being captured, by whatever thread, nothing is recorded or asked, as
+that would end the capture, and after a few errors the clock switches itself off. Steps shorter than `ALWAYS_ABOVE_NS`
+are timed for a twentieth of each second only.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import Any
 
 from .journal import DEVICE, DEVICE_REST, TIMED, Journal
 from .layout import NOT_MEASURED
+from .patches import Patches
 
 FORWARD, BACKWARD, OPTIMIZER = 0, 1, 2
 ALWAYS_ABOVE_NS = 10_000_000
@@ -30,9 +32,14 @@ Timing = tuple[list[tuple[int, Any, Any]], Any, Any]
 class DeviceClock:
     """Times the steps of one thread, each under a number, and notes in its journal what came out, in order."""
 
-    def __init__(self, torch: Any, journal: Journal) -> None:
+    def __init__(self, torch: Any, journal: Journal, patches: Patches) -> None:
         self._new_event = torch.cuda.Event
-        self._capturing: Callable[[], bool] = torch.cuda.is_current_stream_capturing
+        self._captures_here: Callable[[], bool] = torch.cuda.is_current_stream_capturing
+        self._captures = 0
+        graph = getattr(torch.cuda, "CUDAGraph", None)
+        if hasattr(graph, "capture_begin") and hasattr(graph, "capture_end"):
+            patches.put(graph, "capture_begin", self._wrap_begin)
+            patches.put(graph, "capture_end", self._wrap_end)
         self._journal = journal
         self._pool: list[Any] = []
         self._pending: deque[tuple[int, Timing]] = deque()
@@ -44,6 +51,30 @@ class DeviceClock:
         self._last_end = 0
         self._optimizer: Span | None = None
         self._errors = 0
+
+    def _capturing(self) -> bool:
+        return self._captures > 0 or self._captures_here()
+
+    def _wrap_begin(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def capture_begin(*args: Any, **kwargs: Any) -> Any:
+            self._captures += 1
+            try:
+                return original(*args, **kwargs)
+            except BaseException:
+                self._captures -= 1
+                raise
+
+        return capture_begin
+
+    def _wrap_end(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def capture_end(*args: Any, **kwargs: Any) -> Any:
+            try:
+                return original(*args, **kwargs)
+            finally:
+                # One that began before we came has not been counted.
+                self._captures = max(0, self._captures - 1)
+
+        return capture_end
 
     def begin(self, phase: int) -> Span | None:
         """Note the start of a phase on the current stream; None when this step is not timed."""

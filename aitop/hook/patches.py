@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from types import FunctionType
 from typing import Any
 
 from .stand_in import keep_from_compiling
@@ -33,6 +34,8 @@ class Patches:
         wrapper = wrap(original)
         if hasattr(wrapper, "__code__"):
             keep_from_compiling(wrapper.__code__)
+        if isinstance(wrapper, FunctionType):
+            _dress(wrapper, original)
         setattr(owner, name, wrapper)
         self._made.append(_Patch(owner, name, inherited, original, wrapper))
         if self._over:
@@ -53,6 +56,15 @@ class Patches:
         self._over = True
         while self._made:
             _restore(self._made.pop())
+
+
+def _dress(wrapper: Any, original: Any) -> None:
+    """Let it look like what it stands for to those that ask for a name, a signature or the source."""
+    for name in ("__module__", "__name__", "__qualname__", "__doc__"):
+        value = getattr(original, name, None)
+        if isinstance(value, str):
+            setattr(wrapper, name, value)
+    wrapper.__wrapped__ = original
 
 
 def _restore(patch: _Patch) -> None:

@@ -8,7 +8,6 @@ import os
 import sys
 import threading
 import time
-import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -31,6 +30,7 @@ from .journal import (
     WORDS,
     Journal,
 )
+from .known import Known
 from .measures import MEASURES, Measure, gathered
 from .optimizers import OptimizerWatch
 from .patches import Patches
@@ -45,7 +45,6 @@ ALLOCATORS_EVERY_NS = 1_000_000_000
 FACTS_EVERY_NS = 3_000_000_000
 OPS_AT_BACKWARD = 3
 OPS_EVERY_NS = 60_000_000_000
-MOST_ITERATORS = 64
 MOST_ERRORS = 3
 NEW_OWNER_AFTER_NS = 5_000_000_000
 DEAREST_CPU_CLOCK_NS = 1000
@@ -68,10 +67,10 @@ class Session:
         self.traced: Callable[[], Any] = getattr(torch._C, "_get_tracing_state", lambda: None)
         self.grad_enabled: Callable[[], bool] = torch.is_grad_enabled
         self.tensor: Any = torch.Tensor
-        self.iterators: dict[int, Callable[[Any], int] | None] = {}
-        self.optimizers: dict[int, Any] = {}
         self.facts = Facts(torch, way)
         self.journal = Journal(cost.cpu_clock(DEAREST_CPU_CLOCK_NS), self.tick)
+        self.iterators = Known(self._iterator_is_gone)
+        self.optimizers = Known()
         self._way = way
         self._presence = Presence()
         self._ring: Ring | None = None if waits_for_a_step else Ring(way)
@@ -82,7 +81,6 @@ class Session:
         self._optimizers = OptimizerWatch(torch, self._patches, self)
         self._gc = wrappers.gc_callback(self)
         self.local: Any = threading.local()
-        self._alive: dict[int, Any] = {}
         self._errors = 0
         self._leaving = self._gone = False
         self.journal.ops_due = OPS_AT_BACKWARD
@@ -102,7 +100,6 @@ class Session:
 
     def install(self) -> None:
         """Put every patch in. Raises if torch is not as expected; `remove` then takes back what was put in."""
-        self._cost.calibrate()
         torch = self.torch
         loader = sys.modules.get("torch.utils.data.dataloader")
         if loader is not None:
@@ -152,9 +149,8 @@ class Session:
         self._optimizers.remove()
         if self._gc in gc.callbacks:
             gc.callbacks.remove(self._gc)
-        self.iterators.clear()
-        self.optimizers.clear()
-        self._alive.clear()
+        self.iterators.forget_all()
+        self.optimizers.forget_all()
 
     def leave_soon(self) -> None:
         """Ask the hook to remove itself at the next call that it wraps."""
@@ -229,30 +225,18 @@ class Session:
             return True
 
     def met_iterator(self, iterator: Any) -> None:
-        self._met(iterator, self.iterators)
-        self.iterators[id(iterator)] = self.facts.met_iterator(iterator)
+        self.iterators.add(iterator, self.facts.met_iterator(iterator))
+
+    def _iterator_is_gone(self, key: int) -> None:
+        if self.journal.plain_feed == key:
+            self.journal.plain_feed = 0
 
     def met_optimizer(self, optimizer: Any) -> None:
         try:
-            self._met(optimizer, self.optimizers)
+            self.optimizers.add(optimizer)
             self.facts.met_optimizer(optimizer)
         except Exception:
             self.failed()
-
-    def _met(self, thing: Any, known: dict[int, Any]) -> None:
-        """Know `thing` by its id for as long as it lives, without keeping it alive."""
-        key = id(thing)
-        if len(known) >= MOST_ITERATORS:
-            known.clear()
-        known[key] = None
-
-        def died(_: Any) -> None:
-            known.pop(key, None)
-            self._alive.pop(key, None)
-            if self.journal.plain_feed == key:
-                self.journal.plain_feed = 0
-
-        self._alive[key] = weakref.ref(thing, died)
 
     def met_module(self, module: Any) -> bool:
         try:
@@ -316,6 +300,7 @@ class Session:
             if self._roots.watching:
                 journal.due = self._look_due = 0
         self._optimizers.look()
+        self._cost.look(now)
         for measure in self._measures:
             measure.look(now)
         if self._ring is None:
@@ -325,7 +310,7 @@ class Session:
             return
         self._burst.ask(self._ring.burst, now)
         if journal.device is None and self.torch.cuda.is_initialized():
-            journal.device = DeviceClock(self.torch, journal)
+            journal.device = DeviceClock(self.torch, journal, self._patches)
         if now > self._count_ops_at:
             self._count_ops_at = now + OPS_EVERY_NS
             journal.ops_due = journal.ops_due or OPS_AT_BACKWARD

@@ -51,8 +51,12 @@ class Keeper(Protocol):
     local: Any
     grad_enabled: Callable[[], bool]
     tensor: Any
-    iterators: dict[int, Callable[[Any], int] | None]
-    optimizers: dict[int, Any]
+
+    @property
+    def iterators(self) -> Any: ...
+
+    @property
+    def optimizers(self) -> Any: ...
 
     def failed(self) -> None:
         """Our own part raised. Called in an `except` block."""
@@ -111,7 +115,7 @@ def ask_feed(iterator: Any, keeper: Keeper) -> int:
             keeper.met_iterator(iterator)
         ready = keeper.iterators[key]
         if ready is not None:
-            return ready(iterator)
+            return int(ready(iterator))
         keeper.journal.plain_feed = key
     except Exception:
         keeper.failed()

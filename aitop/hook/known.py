@@ -1,0 +1,38 @@
+"""Objects of the program that were met already, told by their ids for as long as they live, and not kept alive."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+MOST = 64
+
+
+class Known(dict[int, Any]):
+    """By id, what is known of each object. `forgotten` hears the ids of those that are gone."""
+
+    def __init__(self, forgotten: Callable[[int], object] = bool) -> None:
+        super().__init__()
+        self._forgotten = forgotten
+        self._alive: dict[int, Any] = {}
+
+    def add(self, thing: Any, value: Any = None) -> None:
+        """Know `thing` from now on. Raises TypeError where its end could not be told."""
+        key = id(thing)
+        if len(self) >= MOST:
+            self.forget_all()
+
+        def died(_: Any) -> None:
+            self._alive.pop(key, None)
+            self.pop(key, None)
+            self._forgotten(key)
+
+        self._alive[key] = weakref.ref(thing, died)
+        self[key] = value
+
+    def forget_all(self) -> None:
+        for key in list(self):
+            self._forgotten(key)
+        self.clear()
+        self._alive.clear()
