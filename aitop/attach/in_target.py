@@ -89,6 +89,9 @@ def remove() -> str:
 
 def run(action: str, modules: list[tuple[str, str, bytes | None]], magic: bytes, loads: Any) -> str:
     """The answer to `action`, one line. `magic` names the bytecode that the compiled modules are in."""
+    # The main thread may have been interrupted where torch.compile looks at each new frame: not at ours.
+    look: Any = getattr(sys.modules.get("torch._C._dynamo.eval_frame"), "set_eval_frame", type)
+    looking = look(None)
     try:
         if taking_an_import_lock():
             return "busy"
@@ -100,3 +103,5 @@ def run(action: str, modules: list[tuple[str, str, bytes | None]], magic: bytes,
         raise
     except BaseException as error:
         return f"error: {type(error).__name__}: {error}".replace("\n", " ")[:500]
+    finally:
+        look(looking)

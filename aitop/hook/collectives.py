@@ -93,6 +93,7 @@ class Collectives:
                 self._patches.put(own.ProcessGroup, method, partial(wrap_call, name=name, watch=watch))
         self._patches.put(own.Work, "wait", partial(wrap_wait, watch=watch))
         self.watches = ("collective",)
+        self._facts.changed = True
 
     def _tell_at_first(self) -> None:
         """Let the facts be written at once when there is something new to say, not only when their turn comes."""

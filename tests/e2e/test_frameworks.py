@@ -10,7 +10,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "frameworks"))
 
-from watch import Script, check_losses, check_steps
+from watch import Script, check_losses, check_nothing_stays, check_steps
 
 pytestmark = pytest.mark.e2e
 
@@ -53,11 +53,31 @@ def test_plain_loops_of_all_shapes(script):
     for kind, shape in LOOPS.items():
         seen = process.finish(kind, process.watch(kind))
         check_losses(seen)
+        check_nothing_stays(seen)
         check_steps(seen)
         assert shapes(seen) == {shape}, kind
-        assert seen.facts.loaders[0].batch_size == 4
+        assert 4 in {info.batch_size for info in seen.facts.loaders}
     workers = [(loader.workers, loader.prefetch, loader.persistent) for loader in seen.facts.loaders]
     assert sorted(workers, key=str) == [(0, None, False), (1, 3, True)]
+
+
+def test_torch_compile_does_not_notice(script):
+    kinds = ("compiled", "compiled_optimizer", "compiled_step")
+    process = script("loops.py", *kinds)
+    for kind in kinds:
+        seen = process.finish(kind, process.watch(kind))
+        check_losses(seen)
+        check_nothing_stays(seen)
+        counters = [step["dynamo"] for step in seen.steps]
+        assert counters[seen.before - 1]["graphs"] > 0
+        # From before the hook came until after it left.
+        for count in ("graphs", "breaks", "recompiles", "compilations"):
+            assert counters[seen.before - 1][count] == counters[seen.left][count] == counters[-1][count], (kind, count)
+        # A few lines of its own are looked at, when it comes in where compiled code has just called something.
+        assert counters[-1]["frames"] - counters[seen.before - 1]["frames"] < 10
+        # Without an optimizer to be seen in compiled code, steps are told from backward passes.
+        assert {record.backwards for record in seen.records} == {1}
+        assert all(record.samples == 4 for record in seen.records if kind != "compiled_step")
 
 
 @needs("transformers")
@@ -67,6 +87,7 @@ def test_hugging_face_trainer_and_accelerate(script):
     for kind in ("trainer", "accelerated"):
         seen = process.finish(kind, process.watch(kind))
         check_losses(seen)
+        check_nothing_stays(seen)
         check_steps(seen)
         assert shapes(seen) == {(2, 2, 4)}
         assert seen.facts.root == "GPT2LMHeadModel"
@@ -79,6 +100,7 @@ def test_lightning(script):
     for kind, shape in {"automatic": (1, 1, 4), "accumulated": (2, 2, 8), "manual": (2, 2, 8)}.items():
         seen = process.finish(kind, process.watch(kind))
         check_losses(seen)
+        check_nothing_stays(seen)
         check_steps(seen)
         assert shapes(seen) == {shape}, kind
 
@@ -94,6 +116,7 @@ def test_two_ranks_with_ddp_and_fsdp(script, tmp_path):
         for rank, found in enumerate((seen, other)):
             process.finish(kind, found, str(rank))
             check_losses(found)
+            check_nothing_stays(found)
             check_steps(found)
             assert shapes(found) == {(1, 1, 4)}
             assert (found.facts.rank, found.facts.world_size) == (rank, 2)

@@ -33,12 +33,13 @@ def told_of_loaders(facts: HookFacts) -> bool:
 @dataclass
 class Seen:
     """One run: `steps` as the script wrote them down, `again` those of its undisturbed repetition, `records` what the
-    hook said. `came` and `left` are the numbers of steps at which the hook was surely in, and surely out.
+    hook said. The hook was surely out for the first steps up to number `before`, in from `came`, and out from `left`.
     """
 
     records: list[StepRecord]
     facts: HookFacts | None
     steps: list[dict[str, Any]]
+    before: int = 0
     came: int = 0
     left: int = 0
     again: list[dict[str, Any]] = field(default_factory=list)
@@ -83,13 +84,14 @@ class Script:
         """Let the hook in, read it until the facts are what one `wants`, and take it out."""
         pid, log = pid or self.process.pid, f"{kind}{rank}"
         self.until(lambda: len(self.notes(f"{log}.steps")) >= STEPS_BEFORE, f"step of {log}")
+        before = len(self.notes(f"{log}.steps"))
         install(pid, timeout=20.0)
         came = len(self.notes(f"{log}.steps"))
         records, facts = self._read(pid, wants)
         remove(pid, timeout=20.0)
         left = len(self.notes(f"{log}.steps"))
         self.until(lambda: len(self.notes(f"{log}.steps")) >= left + STEPS_AFTER, f"step of {log} afterwards")
-        return Seen(records, facts, [], came, left)
+        return Seen(records, facts, [], before, came, left)
 
     def finish(self, kind: str, seen: Seen, rank: str = "") -> Seen:
         """Tell the script that this run is over, and take down what it wrote."""
@@ -132,6 +134,14 @@ def check_losses(seen: Seen) -> None:
     losses = [step["losses"] for step in seen.steps]
     assert len({str(loss) for loss in losses}) > RECORDS
     assert losses == [step["losses"] for step in seen.again]
+
+
+def check_nothing_stays(seen: Seen) -> None:
+    """Something was changed while the hook was in, and nothing was before or afterwards."""
+    assert not any(step["changed"] for step in seen.steps[: seen.before])
+    assert any(step["changed"] for step in seen.steps[seen.came : seen.left])
+    # The step in which the hook left may have been looked at before.
+    assert not any(step["changed"] for step in seen.steps[seen.left + 1 :])
 
 
 def check_steps(seen: Seen) -> None:
