@@ -6,8 +6,14 @@ import sys
 from typing import Any
 
 FILE, FUNCTION = "torch/optim/optimizer.py", "wrapper"
-# The optimizer's own function; between it and the wrapper there may be one frame of torch's no_grad.
+# The optimizer's own function; between it and the wrapper may be frames of torch's no_grad and of torch.compile.
 STEP = "step"
+BETWEEN = (
+    "torch/utils/_contextlib.py",
+    "torch/_dynamo/eval_frame.py",
+    "torch/_compile.py",
+    "torch/_dynamo/external_utils.py",
+)
 
 
 def _is_wrapper(frame: Any) -> bool:
@@ -32,10 +38,16 @@ def hooks_are_iterated() -> bool:
     """
     for frames in _stacks():
         for position, frame in enumerate(frames):
-            if _is_wrapper(frame) and STEP not in [
-                inner.f_code.co_name for inner in frames[max(0, position - 2) : position]
-            ]:
+            if _is_wrapper(frame) and not _is_stepping(frames[:position]):
                 return True
+    return False
+
+
+def _is_stepping(inside: list[Any]) -> bool:
+    """Whether these frames within the wrapper, the innermost first, are of the step itself."""
+    for frame in reversed(inside):
+        if not frame.f_code.co_filename.endswith(BETWEEN):
+            return bool(frame.f_code.co_name == STEP)
     return False
 
 
