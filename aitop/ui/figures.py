@@ -37,9 +37,13 @@ class PerStep(NamedTuple):
     share: float
 
 
-def figure_lines(snapshot: Snapshot, width: int, rows: int) -> list[Line]:
+def found_figures(snapshot: Snapshot, width: int) -> list[Figure]:
+    """Every figure that was measured, in its order."""
+    return [figure for make in FIGURES if (figure := make(snapshot, width)) is not None]
+
+
+def figure_lines(found: Sequence[Figure], width: int, rows: int) -> list[Line]:
     """The figures in at most `rows` lines: one each where there is room, else side by side, the rest left out."""
-    found = [figure for make in FIGURES if (figure := make(snapshot, width)) is not None]
     if len(found) <= rows:
         return [figure.full.fit(width) for figure in found]
     lines: list[Line] = []

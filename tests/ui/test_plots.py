@@ -11,7 +11,7 @@ from rich.cells import cell_len
 from rich.style import Style
 
 from aitop.model.snapshot import Series
-from aitop.ui.figures import copies, figure_lines, gil_line, pageable_share
+from aitop.ui.figures import copies, figure_lines, found_figures, gil_line, pageable_share
 from aitop.ui.panes.lanes import use_of
 from aitop.ui.panes.memory import full_in
 from aitop.ui.widgets.cursor import nearest
@@ -91,9 +91,11 @@ def test_what_a_worker_does_adds_up():
 
 
 def test_figures_are_there_only_where_they_were_measured():
-    assert figure_lines(samples.input_bound(), 60, 5) == []
+    assert figure_lines(found_figures(samples.input_bound(), 60), 60, 5) == []
     assert copies(samples.input_bound(), 60) is None
-    speed, syncs, comms, compiler, scaler = (line.text for line in figure_lines(samples.measured(), 100, 5))
+    speed, syncs, comms, compiler, scaler = (
+        line.text for line in figure_lines(found_figures(samples.measured(), 100), 100, 5)
+    )
     assert "347 TFLOP/s" in speed
     assert "35%" in speed
     assert "249K tokens/s" in speed
@@ -108,11 +110,11 @@ def test_figures_are_there_only_where_they_were_measured():
 
 
 def test_few_rows_show_the_figures_side_by_side():
-    (line,) = figure_lines(samples.measured(), 70, 1)
+    (line,) = figure_lines(found_figures(samples.measured(), 70), 70, 1)
     assert line.text.split(" · ")[0].strip() == "347 TFLOP/s MFU  35%"
     assert "syncs 3.00/step" in line.text
     assert line.width <= 70
-    assert figure_lines(samples.measured(), 70, 0) == []
+    assert figure_lines(found_figures(samples.measured(), 70), 70, 0) == []
 
 
 def test_copies_say_how_much_of_them_is_pageable():

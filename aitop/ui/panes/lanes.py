@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from rich.style import Style
+
 from aitop.model.host import ProcessSample
 from aitop.model.snapshot import Series, Snapshot
 from aitop.model.units import NOT_SUPPORTED
@@ -16,6 +18,7 @@ from aitop.ui.words import share_text
 
 LANE = 22
 ROOMY = 30
+LEAST_BUSY = 0.02
 STATE_WORDS = {"R": "runs", "S": "sleeps", "D": "disk", "T": "stopped", "t": "traced", "Z": "zombie", "I": "idle"}
 _EIGHTHS = " ▁▂▃▄▅▆▇█"
 
@@ -82,15 +85,24 @@ def _strip(snapshot: Snapshot, process: ProcessSample, span: Span, axis: int, cu
     cpu = snapshot.series.get(f"worker{process.pid}.cpu", Series())
     idle = snapshot.series.get(f"worker{process.pid}.idle", Series())
     used, without = slots(cpu, span, typical_gap(cpu)), slots(idle, span, typical_gap(idle))
+    run, ink = "", FAINT
     for cell in range(span.cells):
-        use = use_of(used[2 * cell + 1], without[2 * cell + 1])
-        glyph, style = " ", FAINT
-        if use is not None:
-            waits = use.waiting > (use.idle or 0.0)
-            glyph = _EIGHTHS[max(1 if use.busy > 0.02 else 0, round(use.busy * 8))]
-            style = over(DATA.ink, WAITING if waits else TROUGH)
-        line.add(glyph, lifted(style) if cell == cursor else style)
-    return line
+        glyph, style = _cell(use_of(used[2 * cell + 1], without[2 * cell + 1]))
+        style = lifted(style) if cell == cursor else style
+        if style is not ink and run:
+            line.add(run, ink)
+            run = ""
+        run, ink = run + glyph, style
+    return line.add(run, ink)
+
+
+def _cell(use: Use | None) -> tuple[str, Style]:
+    """Busy as high as it was, on the hue of what the worker did for the rest of the time."""
+    if use is None:
+        return " ", FAINT
+    waits = use.waiting > (use.idle or 0.0)
+    glyph = _EIGHTHS[max(1 if use.busy > LEAST_BUSY else 0, round(use.busy * 8))]
+    return glyph, over(DATA.ink, WAITING if waits else TROUGH)
 
 
 def legend() -> Line:

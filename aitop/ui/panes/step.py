@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from aitop.model.snapshot import Snapshot, Steps
 from aitop.model.units import NOT_YET, duration
-from aitop.ui.figures import figure_lines
+from aitop.ui.figures import figure_lines, found_figures
 from aitop.ui.line import Line, columns, wrap
 from aitop.ui.palette import (
     BACKWARD,
@@ -59,10 +59,11 @@ class StepPane(ChartPane):
             return Drawing(_waiting(view, width), "Step", Line(NOT_YET, DIM))
         shares = phase_shares(steps)
         lines = [phase_bar(shares, width, letters=view.look.mono)]
-        figures = 1 if figure_lines(snapshot, width, 1) else 0
-        room = max(2 if height >= ROOM_FOR_TWO else 1, min((height - 1) // 2, height - 1 - LEAST_CHART - figures))
+        figures = found_figures(snapshot, width)
+        least = LEAST_CHART + bool(figures)
+        room = max(2 if height >= ROOM_FOR_TWO else 1, min((height - 1) // 2, height - 1 - least))
         lines += _legend(shares, steps.mean, width, room)
-        lines += figure_lines(snapshot, width, max(0, height - len(lines) - LEAST_CHART))
+        lines += figure_lines(figures, width, max(0, height - len(lines) - LEAST_CHART))
         rest = height - len(lines)
         if steps.recent:
             lines += self._charts(view, snapshot, steps, width, rest)
@@ -85,9 +86,9 @@ class StepPane(ChartPane):
 
     def _note(self, view: View, snapshot: Snapshot, steps: Steps, width: int) -> Line:
         """What the cursor stands on; without one, where the figures come from."""
-        groups = groups_of(steps.recent, width - AXIS)
+        groups = groups_of(steps.recent, width - AXIS) if self.cursor is not None and not self._captioned else []
         at = column_at(groups, self.cursor)
-        if at is not None and not self._captioned:
+        if at is not None:
             return readout(groups[at], snapshot.time, max(24, width - len(_title(steps)) - 7))
         if waits_for_target(view.source("hook")):
             return Line("hook waiting for the target", TEXT)

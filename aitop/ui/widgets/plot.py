@@ -21,6 +21,7 @@ AXIS = 8
 SPANS = (30.0, 60.0, 120.0, 300.0, 600.0, 1800.0, 3600.0)
 # Masks of the lowest 0 to 4 dots of a braille cell's two columns.
 _LEFT = (0x00, 0x40, 0x44, 0x46, 0x47)
+_BRAILLE = [chr(0x2800 | mask) for mask in range(256)]
 _RIGHT = (0x00, 0x80, 0xA0, 0xB0, 0xB8)
 
 Values = Sequence["float | None"]
@@ -108,31 +109,32 @@ def typical_gap(series: Series) -> float:
 
 def curves(layers: Sequence[Curve], cells: int, height: int, top: float, cursor: int | None = None) -> list[Line]:
     """The layers in one field of `cells` by `height`, later ones over earlier ones; 0 at the bottom, `top` above."""
-    dots = [_dots(layer, 2 * cells, 4 * height, top) for layer in layers]
-    lines = []
-    for row in range(height):
-        base = 4 * (height - 1 - row)
-        line, run, ink, lit = Line(), "", FAINT, False
-        for cell in range(cells):
-            mask, style = 0, ink
-            for layer, levels in zip(layers, dots, strict=True):
-                bits = _bits(levels[2 * cell], base, _LEFT) | _bits(levels[2 * cell + 1], base, _RIGHT)
-                if bits:
-                    mask, style = mask | bits, layer.ink
-            if run and (style is not ink or lit or cell == cursor):
-                line.add(run, lifted(ink) if lit else ink)
-                run = ""
-            lit, ink = cell == cursor, style
-            run += "│" if lit and not mask else chr(0x2800 | mask)
-        lines.append(line.add(run, lifted(ink) if lit else ink))
-    return lines
+    masks = [bytearray(cells) for _ in range(height)]
+    owners = [bytearray(cells) for _ in range(height)]
+    for number, layer in enumerate(layers, 1):
+        for slot, (low, high) in enumerate(_dots(layer, 2 * cells, 4 * height, top)):
+            columns, cell = (_RIGHT if slot % 2 else _LEFT), slot // 2
+            for above in range(low // 4, (high + 3) // 4):
+                row = height - 1 - above
+                masks[row][cell] |= columns[min(4, high - 4 * above)] & ~columns[max(0, low - 4 * above)]
+                owners[row][cell] = number
+    inks = [FAINT, *(layer.ink for layer in layers)]
+    return [_row(mask, owner, inks, cursor) for mask, owner in zip(masks, owners, strict=True)]
 
 
-def _bits(level: tuple[int, int], base: int, masks: Sequence[int]) -> int:
-    low, high = level
-    if high <= base or low >= base + 4:
-        return 0
-    return masks[min(4, high - base)] & ~masks[max(0, low - base)]
+def _row(masks: bytearray, owners: bytearray, inks: Sequence[Style], cursor: int | None) -> Line:
+    """Neighbouring cells of one layer are one piece; the cursor's cell is a piece of its own."""
+    line, start, count = Line(), 0, len(masks)
+    for cell in range(1, count + 1):
+        if cell < count and owners[cell] == owners[start] and cursor not in (cell, start):
+            continue
+        ink = inks[owners[start]]
+        if cursor == start:
+            line.add(_BRAILLE[masks[start]] if masks[start] else "│", lifted(ink))
+        else:
+            line.add("".join([_BRAILLE[mask] for mask in masks[start:cell]]), ink)
+        start = cell
+    return line
 
 
 def _dots(layer: Curve, count: int, height: int, top: float) -> list[tuple[int, int]]:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from rich.style import Style
 
-from aitop.ui.line import Line
+from aitop.ui.line import Line, Span
 from aitop.ui.palette import TROUGH, Phase, lifted, over
 
 _LEFT_DOTS = (0x40, 0x04, 0x02, 0x01)
@@ -87,15 +87,14 @@ def stacked(
     """
     cursor = None if cursor is None else cursor - max(0, len(columns) - width)
     shown = columns[-width:]
-    grid = [Line().to(width - len(shown)) for _ in range(height)]
+    grid: list[list[Span]] = [[] for _ in range(height)]
     for number, column in enumerate(shown):
         cells = _column_cells(column, height, top, letters)
         if number == cursor:
             cells = [("│" if glyph == " " else glyph, lifted(style)) for glyph, style in cells]
         for row in range(height):
-            glyph, style = cells[height - 1 - row]
-            grid[row].add(glyph, style)
-    return [_merged(line) for line in grid]
+            grid[row].append(cells[height - 1 - row])
+    return [_merged(Line().to(width - len(shown)), cells) for cells in grid]
 
 
 def _column_cells(column: Column, height: int, top: float, letters: bool) -> list[tuple[str, Style]]:
@@ -117,6 +116,13 @@ def _cell(row: int, edges: Sequence[tuple[float, Phase]], reached: float, letter
     """The glyph of one cell: the two phases with most of it, the lower one drawn over the upper one."""
     if reached <= row:
         return " ", TROUGH
+    bottom = 0.0
+    for edge, phase in edges:
+        if edge > row:
+            if edge >= row + 1 and bottom <= row and not letters:
+                return "█", phase.ink
+            break
+        bottom = edge
     low = float(row)
     inside: list[tuple[float, Phase]] = []
     for edge, phase in edges:
@@ -143,16 +149,15 @@ def _cell(row: int, edges: Sequence[tuple[float, Phase]], reached: float, letter
     return _EIGHTHS[level], over(lower.ink, upper.ink)
 
 
-def _merged(line: Line) -> Line:
-    """The same line with neighbours of one style put together: less to compare and to write."""
-    merged = Line()
-    for text, style in line.spans:
-        if merged.spans and merged.spans[-1][1] == style:
-            merged.spans[-1] = (merged.spans[-1][0] + text, style)
-        else:
-            merged.spans.append((text, style))
-    merged.width = line.width
-    return merged
+def _merged(line: Line, cells: Sequence[Span]) -> Line:
+    """The line with these cells behind it, neighbours of one style put together: less to compare and to write."""
+    run, ink = "", TROUGH
+    for glyph, style in cells:
+        if style is not ink and run:
+            line.add(run, ink)
+            run = ""
+        run, ink = run + glyph, style
+    return line.add(run, ink)
 
 
 def bar(share: float | None, width: int, ink: Style, trough: Style = TROUGH) -> Line:
