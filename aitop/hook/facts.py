@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import json
 import os
 import platform
 import sys
 import types
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from .flops import Graphs
@@ -32,6 +33,7 @@ class Facts:
         self._foreach: bool | None = None
         self._fused: bool | None = None
         self._root: tuple[str, int, list[str], int] | None = None
+        self._updated: tuple[int, list[str], int] = (0, [], 0)
         self.graphs = Graphs(torch)
         self.root_module: Callable[[], Any] | None = None
         self.ops: int | None = None
@@ -67,21 +69,16 @@ class Facts:
         self._fused = bool(group["fused"]) if "fused" in group else self._fused
         if "foreach" in group:
             self._foreach = _foreach(group)
+        tensors = (tensor for group in optimizer.param_groups for tensor in group["params"])
+        self._updated = max(self._updated, _extent(tensors), key=lambda extent: extent[0])
         self.changed = True
 
     def met_root(self, module: Any) -> None:
         """Note the largest root module: its class, its parameters and their dtypes."""
-        count, tensors, dtypes = 0, 0, []
-        for number, parameter in enumerate(module.parameters()):
-            if number >= MOST_PARAMETERS:
-                break
-            count, tensors = count + parameter.numel(), tensors + 1
-            if parameter.dtype not in dtypes:
-                dtypes.append(parameter.dtype)
+        count, names, tensors = _extent(module.parameters())
         # The first one met may be a part of the model, if the hook came in within a forward: it has no more parameters.
         if self._root is None or count >= self._root[1]:
             inner = _unwrapped(module)
-            names = [str(dtype).removeprefix("torch.") for dtype in dtypes]
             self.root_module = weakref.ref(module)
             self._root = (type(inner).__name__[:LONGEST_NAME], count, names, tensors)
             self.changed = True
@@ -114,6 +111,9 @@ class Facts:
         }
         if self._root is not None:
             facts["root"], facts["parameters"], facts["parameter_dtypes"], facts["parameter_tensors"] = self._root
+        elif self._updated[0]:
+            # A model that is no module: what an optimizer updates is as much of it as can be seen.
+            facts["parameters"], facts["parameter_dtypes"], facts["parameter_tensors"] = self._updated
         return json.dumps({"facts": facts, "allocators": allocators}).encode()
 
 
@@ -124,6 +124,16 @@ def ready_batches(iterator: Any) -> int:
     waiting = queue.qsize() if plain is None else len(plain)
     # Batches that came out of order are kept with their task, after they were counted as received.
     return int(waiting + max(0, len(iterator._task_info) - iterator._tasks_outstanding))
+
+
+def _extent(tensors: Iterable[Any]) -> tuple[int, list[str], int]:
+    """How many parameters in tensors, of which dtypes, and how many tensors they are."""
+    count, dtypes, number = 0, [], 0
+    for number, tensor in enumerate(itertools.islice(tensors, MOST_PARAMETERS), 1):  # noqa: B007 - the count is wanted
+        count += tensor.numel()
+        if tensor.dtype not in dtypes:
+            dtypes.append(tensor.dtype)
+    return count, [str(dtype).removeprefix("torch.") for dtype in dtypes], number
 
 
 def _unwrapped(module: Any) -> Any:

@@ -306,6 +306,19 @@ def test_a_closure_is_counted_once(watched):
     shares_add_up(records)
 
 
+def test_a_model_that_is_no_module_is_known_by_what_is_updated(watched):
+    weights = [torch.randn(6, 6, dtype=torch.float64, requires_grad=True) for _ in range(3)]
+    optimizer = torch.optim.SGD(weights, 1e-3)
+    for _ in range(12):
+        optimizer.zero_grad()
+        sum((weight @ weight).sum() for weight in weights).backward()
+        optimizer.step()
+    watched.records()
+    facts = watched.facts()
+    assert (facts.root, facts.parameter_dtypes) == (None, ("float64",))
+    assert (facts.parameters, facts.parameter_tensors) == (108, 3)
+
+
 def test_queue_depth_and_loader_facts(watched):
     model = Net()
     optimizer = torch.optim.AdamW(model.parameters(), foreach=True)
