@@ -13,7 +13,7 @@ from aitop.diagnosis.evidence import (
 )
 from aitop.diagnosis.rule import Band, Finding, Judgement, Rule
 from aitop.model.snapshot import Phases, Snapshot
-from aitop.model.units import percent
+from aitop.model.units import operations, percent
 from aitop.model.verdict import Abstention, Verdict
 
 CRITICAL_SHARE = 0.3
@@ -40,6 +40,7 @@ def compute_bound(snapshot: Snapshot) -> Judgement:
         if not timed_on_device(snapshot) and busy > max(computing, BUSY_DEVICE):
             # The host waits for the device outside of the phases, as in .item(): that is computing, too.
             computing = busy
+    evidence += _achieved(snapshot)
     idle = busy is not None and busy < IDLE_DEVICE
     between = phases.outside is not None and computing < MOSTLY and phases.outside > 1.0 - MOSTLY
     sure = confidence(phases.data_wait is not None, computing > MOSTLY, steps=len(records(snapshot)))
@@ -60,6 +61,18 @@ def compute_bound(snapshot: Snapshot) -> Judgement:
         ),
         level=computing,
     )
+
+
+def _achieved(snapshot: Snapshot) -> list[str]:
+    """What the run computes in a second, and how much of what its devices could do that is, where it is known."""
+    steps, facts = snapshot.steps, snapshot.facts
+    if steps is None or steps.flops_per_second is None:
+        return []
+    dtype = facts.flops_dtype if facts is not None else None
+    told = f"{operations(steps.flops_per_second)} achieved" + (f" in {dtype}" if dtype else "")
+    if steps.mfu is not None:
+        told += f": {percent(steps.mfu)} of what the GPU can do (MFU)"
+    return [told]
 
 
 def _sum(*shares: float | None) -> float | None:

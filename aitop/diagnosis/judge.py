@@ -42,9 +42,7 @@ class Judge:
                 abstained.append(judgement)
             self._update(rule, judgement if isinstance(judgement, Finding) else None, snapshot.time)
         verdicts = sorted((shown.verdict for shown in self._shown.values()), key=_importance)
-        lonely = {rule.id for rule in self._rules if rule.only_alone}
-        if any(verdict.share and verdict.id not in lonely for verdict in verdicts):
-            verdicts = [verdict for verdict in verdicts if verdict.id not in lonely]
+        verdicts = _alone_or_not(verdicts, {rule.id for rule in self._rules if rule.only_alone})
         verdicts = list(composed(verdicts, snapshot))
         ranks = _ranks(snapshot)
         verdicts = [msgspec.structs.replace(verdict, ranks=verdict.ranks or ranks) for verdict in verdicts]
@@ -74,6 +72,15 @@ def _judged(rule: Rule, snapshot: Snapshot) -> Judgement:
         return rule.judge(snapshot)
     except Exception as error:  # one rule's mistake must not silence the others
         return Abstention(id=rule.id, reason=f"this rule failed ({type(error).__name__}: {error})")
+
+
+def _alone_or_not(verdicts: list[Verdict], lonely: set[str]) -> list[Verdict]:
+    """Without the `lonely` ones where another one is more than information and has a share, else with them ahead of
+    all information.
+    """
+    if any(one.share and one.severity != "info" and one.id not in lonely for one in verdicts):
+        return [one for one in verdicts if one.id not in lonely]
+    return sorted(verdicts, key=lambda one: (SEVERITY_ORDER[one.severity], one.id not in lonely))
 
 
 def _ranks(snapshot: Snapshot) -> tuple[int, ...]:

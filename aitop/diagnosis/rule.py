@@ -33,7 +33,8 @@ Judgement = Union[Finding, Abstention, None]  # noqa: UP007 - evaluated at run t
 class Rule:
     """One verdict id, the function that looks for it, and its band.
 
-    With `only_alone` the finding is told only where no other one has a share of step time to gain.
+    With `only_alone` the finding is told only where no other one of more than information has a share of step time to
+    gain, and then ahead of all information.
     """
 
     id: str

@@ -18,6 +18,11 @@ def rate(per_second: float | None) -> str:
     return _scaled(per_second, 1024.0, "B/s", NOT_SUPPORTED)
 
 
+def operations(per_second: float | None) -> str:
+    """Floating-point operations per second: 41 GFLOP/s."""
+    return _scaled(per_second, 1000.0, "FLOP/s", NOT_SUPPORTED)
+
+
 def count(number: float | None) -> str:
     """A plain quantity with thousands separators up to a million, then 1.2 M."""
     if number is None:

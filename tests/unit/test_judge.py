@@ -109,6 +109,15 @@ def test_computing_is_told_only_where_nothing_else_is_to_be_gained():
     assert shown(judge, 3) == ["input-bound"]
 
 
+def test_information_with_a_share_does_not_hide_computing():
+    computing, crowd = Level("compute-bound", "info"), Level("cpu-oversubscription", "info")
+    alone = Rule("compute-bound", computing.rule.judge, computing.rule.band, only_alone=True)
+    judge = Judge([crowd.rule, alone])
+    computing.level, crowd.level = 0.7, 0.9
+    shown(judge, 0)
+    assert shown(judge, 1) == ["compute-bound", "cpu-oversubscription"]
+
+
 def test_abstentions_are_told():
     rule = Rule("input-bound", lambda _: Abstention(id="input-bound", reason="2 steps so far"), Band(0.2, 0.1))
     told = Judge([rule]).judge(picture(0))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 from snapshot_builder import WORKER, constant, host, line, loaders, snapshot, step, steps
 
@@ -219,6 +220,19 @@ def test_io_in_the_loop():
 def test_a_computing_step():
     verdict = fired(computing.compute_bound(snapshot(steps(seconds=0.1, forward=0.04, backward=0.05, optimizer=0.005))))
     assert verdict.severity == "info" and verdict.share == pytest.approx(0.95)
+
+
+def test_what_a_computing_step_achieves_is_told_where_it_is_known():
+    seen = snapshot(steps(seconds=0.1, forward=0.04, backward=0.05))
+    assert not any("FLOP" in told for told in fired(computing.compute_bound(seen)).evidence)
+    achieving = msgspec.structs.replace(
+        seen,
+        steps=msgspec.structs.replace(seen.steps, flops_per_second=41e9, mfu=0.43),
+        facts=HookFacts(way="attach", python="3.11", torch="2", flops_dtype="bfloat16"),
+    )
+    verdict = fired(computing.compute_bound(achieving))
+    assert verdict.evidence[-1] == "41 GFLOP/s achieved in bfloat16: 43 % of what the GPU can do (MFU)"
+    assert verdict.fixes == ()
 
 
 def test_a_loop_of_tiny_operations():
