@@ -26,7 +26,7 @@ from aitop.sources.hook_ring import LEASE_SECONDS
 
 SCRIPT = Path(__file__).parents[1] / "frameworks" / "loops.py"
 KINDS = ("plain", "accumulate", "amp", "gan", "loaders", "compiled")
-LONGEST_LIFE = 4.0
+LONGEST_LIFE = 8.0
 PATIENCE = 90.0
 # The target's first steps, in which torch changes itself.
 SETTLED = 5

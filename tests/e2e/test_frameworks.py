@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import subprocess
 import sys
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "frameworks"))
 
+import watch
 from watch import Script, check_losses, check_nothing_stays, check_steps
 
 pytestmark = pytest.mark.e2e
@@ -141,3 +143,28 @@ def check_collectives(seen, kind):
     assert Path(said.file).name == Path(mean.file).name == "ranks.py"
     assert said.bytes == 4 * said.calls
     assert mean.bytes == 4 * mean.calls
+
+
+LEASE = 1.0
+
+
+def test_a_monitor_that_is_killed_leaves_nothing(script, tmp_path):
+    process = script("loops.py", "plain")
+    process.until(lambda: len(process.notes("plain.steps")) > 3, "steps")
+    for _ in range(3):
+        # The second and the third come while the hook of the one before is still there.
+        monitor = lone_monitor(process.process.pid)
+        assert monitor.stdout.readline()
+        monitor.kill()
+        monitor.wait()
+    process.until(lambda: not process.notes("plain.steps")[-1]["changed"], "end of the hook")
+    (tmp_path / "plain.stop").touch()
+    process.until((tmp_path / "plain.done").exists, "end")
+    steps, again = process.notes("plain.steps"), process.notes("plain.again")
+    assert [step["losses"] for step in steps] == [step["losses"] for step in again]
+    assert any(step["changed"] for step in steps)
+
+
+def lone_monitor(pid):
+    command = [sys.executable, str(Path(watch.__file__).with_name("lone_monitor.py")), str(pid), str(LEASE)]
+    return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)
