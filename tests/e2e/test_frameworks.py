@@ -12,7 +12,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[1] / "frameworks"))
 
 import watch
-from watch import Script, check_losses, check_nothing_stays, check_steps
+from watch import PHASES, Script, check_losses, check_nothing_stays, check_steps
 
 pytestmark = pytest.mark.e2e
 
@@ -43,6 +43,7 @@ def shapes(seen):
 
 LOOPS = {
     "plain": (1, 1, 4),
+    "bound": (1, 1, 4),
     "accumulate": (3, 3, 12),
     "amp": (1, 1, 4),
     "gan": (4, 2, 8),
@@ -56,7 +57,8 @@ def test_plain_loops_of_all_shapes(script):
         seen = process.finish(kind, process.watch(kind))
         check_losses(seen)
         check_nothing_stays(seen)
-        check_steps(seen)
+        # Of a forward that was saved before the hook came, only the modules that it calls are seen.
+        check_steps(seen, ("data_wait", "backward", "optimizer") if kind == "bound" else PHASES)
         assert shapes(seen) == {shape}, kind
         assert 4 in {info.batch_size for info in seen.facts.loaders}
     workers = [(loader.workers, loader.prefetch, loader.persistent) for loader in seen.facts.loaders]
