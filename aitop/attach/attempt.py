@@ -8,6 +8,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 
 from aitop.attach.bundle import Action, Sources, pack
+from aitop.attach.debugger import MISSING
 from aitop.attach.preflight import check_alive, check_consent, check_torch, open_memory
 from aitop.attach.proc_status import ProcStatus, same_process
 from aitop.attach.python_image import locate_python
@@ -232,7 +233,8 @@ def _open_ways(target: Target, ways: Sequence[WayIn]) -> list[WayIn]:
     free = [way for way, obstacle in obstacles if obstacle is None]
     if not free:
         reasons = ", ".join(dict.fromkeys(str(obstacle) for _, obstacle in obstacles))
-        raise AttachRefused("absent", f"there is no way into process {target.pid}: {reasons}", "aitop run -- CMD")
+        remedy = "install gdb, or start it with: aitop run -- CMD" if MISSING in reasons else "aitop run -- CMD"
+        raise AttachRefused("absent", f"there is no way into process {target.pid}: {reasons}", remedy)
     return free
 
 

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 from aitop.attach.in_target import PACKAGE
+from aitop.attach.refusal import AttachRefused
 
 Action = Literal["install", "remove"]
 Sources = Sequence[tuple[str, str]]
@@ -22,7 +23,10 @@ MARSHAL_VERSION = 2
 def hook_sources() -> tuple[tuple[str, str], ...]:
     """(module name, source) of every file of `aitop/hook`, the package itself as `__init__`."""
     files = importlib.resources.files("aitop").joinpath("hook").iterdir()
-    found = [(file.name[:-3], file.read_text(encoding="utf-8")) for file in files if file.name.endswith(".py")]
+    try:
+        found = [(file.name[:-3], file.read_text(encoding="utf-8")) for file in files if file.name.endswith(".py")]
+    except (OSError, UnicodeDecodeError) as error:
+        raise _torn(error) from error
     return tuple(sorted(found))
 
 
@@ -33,7 +37,10 @@ def pack(action: Action, sources: tuple[tuple[str, str], ...]) -> bytes:
     The modules travel as text and as our own bytecode; a target of the same Python spares itself the
     compiling, which is most of the pause an attach would cause.
     """
-    modules = [(_full_name(name), source, _compiled(name, source)) for name, source in _in_order(dict(sources))]
+    try:
+        modules = [(_full_name(name), source, _compiled(name, source)) for name, source in _in_order(dict(sources))]
+    except (SyntaxError, ValueError) as error:
+        raise _torn(error) from error
     # Taking the hook out needs nothing that is not there already.
     start = {
         "__name__": "_aitop_in_target",
@@ -42,6 +49,12 @@ def pack(action: Action, sources: tuple[tuple[str, str], ...]) -> bytes:
         "magic": importlib.util.MAGIC_NUMBER,
     }
     return marshal.dumps((_driver(), start), MARSHAL_VERSION)
+
+
+def _torn(error: Exception) -> AttachRefused:
+    """For files that are being written this moment: nothing of them is brought in."""
+    reason = f"aitop's own files are being changed, or are damaged: {error}"
+    return AttachRefused("failed", reason, "install aitop again, and restart it")
 
 
 def _in_order(sources: dict[str, str]) -> list[tuple[str, str]]:

@@ -11,12 +11,12 @@ import platform
 import pwd
 
 from aitop.attach.memory import Memory, mappings
-from aitop.attach.proc_status import ProcStatus, own_status, read_status, seconds_old
+from aitop.attach.proc_status import ProcStatus, own_status, read_status, seconds_old, seconds_run, shares_memory
 from aitop.attach.refusal import AttachRefused
 
 YAMA_SCOPE = "/proc/sys/kernel/yama/ptrace_scope"
 SECCOMP_STRICT = 1
-YOUNG_SECONDS = 0.3
+YOUNG_SECONDS, RUN_SECONDS = 0.3, 0.002
 SWITCH = "PYTHON_DISABLE_REMOTE_DEBUG"
 
 
@@ -42,10 +42,24 @@ def check_alive(pid: int) -> ProcStatus:
         raise AttachRefused("absent", f"process {pid} is stopped", f"kill -CONT {pid}")
     if status.seccomp == SECCOMP_STRICT:
         raise AttachRefused("absent", f"process {pid} has forbidden itself every system call (strict seccomp)")
-    if status.forked and seconds_old(status) < YOUNG_SECONDS:
-        # Until then it may still use its parent's memory, or locks that nobody in it will ever release.
-        raise AttachRefused("absent", f"process {pid} has only just been forked", "try again", passing=True)
+    if status.forked:
+        check_settled(status)
     return status
+
+
+def check_settled(status: ProcStatus) -> None:
+    """Raises AttachRefused while a forked process may hold locks that nobody in it will release, or no own memory.
+
+    Its first act is to make the interpreter's locks anew, which takes a fraction of `RUN_SECONDS`: on a machine
+    under load its age alone would not tell that it has come so far.
+    """
+    pid = status.pid
+    if shares_memory(pid, status.parent):
+        reason = f"process {pid} still uses its parent's memory (vfork)"
+        raise AttachRefused("absent", reason, "try again when it has started its program", passing=True)
+    run = seconds_run(status)
+    if seconds_old(status) < YOUNG_SECONDS or (run is not None and run < RUN_SECONDS):
+        raise AttachRefused("absent", f"process {pid} has only just been forked", "try again", passing=True)
 
 
 def open_memory(status: ProcStatus) -> Memory:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
+import platform
 import time
 from dataclasses import dataclass, replace
 
 CAP_SYS_PTRACE = 19
+KCMP_VM = 1
+# kcmp(2) has no function in the C library. None where its number is not known.
+SYS_KCMP = {"x86_64": 312, "aarch64": 272}.get(platform.machine())
 FORKED_WITHOUT_EXEC = 0x40
 
 
@@ -87,6 +92,23 @@ def _flags_and_start(pid: int) -> tuple[int, int]:
 def seconds_old(status: ProcStatus) -> float:
     """For how long the process has been there, to a hundredth of a second."""
     return time.clock_gettime(time.CLOCK_BOOTTIME) - status.started / os.sysconf("SC_CLK_TCK")
+
+
+def seconds_run(status: ProcStatus) -> float | None:
+    """For how long the main thread has been on a processor; None where this kernel does not say."""
+    try:
+        with open(f"/proc/{status.pid}/schedstat", encoding="ascii") as file:
+            return int(file.read().split()[0]) / 1e9
+    except (OSError, ValueError, IndexError):
+        return None
+
+
+def shares_memory(pid: int, other: int) -> bool:
+    """Whether both are at work in one memory, as a child of vfork is in its parent's. False where nobody says."""
+    if SYS_KCMP is None:
+        return False
+    answer: int = ctypes.CDLL(None).syscall(SYS_KCMP, pid, other, KCMP_VM, 0, 0)
+    return answer == 0
 
 
 def same_process(status: ProcStatus) -> bool:

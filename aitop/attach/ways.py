@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from aitop.attach.debugger import GDB, LLDB
+from aitop.attach.debugger import Gdb
 from aitop.attach.remote_debug import RemoteDebug
 from aitop.attach.request import Request
 from aitop.attach.signal_frame import Call
@@ -62,4 +62,4 @@ class SignalFrame:
         wipe(target, in_use=in_use)
 
 
-WAYS: tuple[WayIn, ...] = (RemoteDebug(), SignalFrame(), SleepingCall(), GDB, LLDB)
+WAYS: tuple[WayIn, ...] = (RemoteDebug(), SignalFrame(), SleepingCall(), Gdb())

@@ -65,10 +65,10 @@ def _attach_support() -> Check:
     if platform.system() == "Linux" and machine in ("x86_64", "AMD64"):
         return Check("attach", True, f"Linux on {machine}: the step hook can be put into a running process")
     if platform.system() == "Linux":
-        debugger = shutil.which("gdb") or shutil.which("lldb")
-        how = f"with {debugger}" if debugger else "from Python 3.14 on; for older ones there is neither gdb nor lldb"
+        debugger = shutil.which("gdb")
+        how = f"with {debugger}" if debugger else "from Python 3.14 on; for older ones gdb is missing"
         words = f"Linux on {machine}: the step hook can be put into a running process {how}"
-        return Check("attach", debugger is not None, words, "install gdb")
+        return Check("attach", debugger is not None, words, "install gdb, or start the run with: aitop run -- CMD")
     return Check(
         "attach",
         False,

@@ -23,7 +23,7 @@ from aitop.attach.memory import Memory, mappings
 from aitop.attach.preflight import check_alive
 from aitop.attach.ptrace import StoppedThread
 from aitop.attach.python_image import locate_python
-from aitop.attach.session import Attachment, deliver
+from aitop.attach.session import Attachment, deliver, settled
 from aitop.attach.signal_frame import SYS_POLL, Call
 from aitop.attach.target import Target, anywhere, call_in_main_thread
 from aitop.attach.undisturbed import in_own_thread
@@ -89,6 +89,18 @@ def test_a_second_install_finds_the_first(start: Callable[..., Victim]) -> None:
     victim = start("busy")
     assert [put_in(victim.pid).answer for _ in range(2)] == ["installed", "already"]
     assert [take_out(victim.pid).answer for _ in range(2)] == ["removed", "absent"]
+    unharmed(victim)
+
+
+TORN = (("__init__", "from .store import STATE, NOT_WRITTEN_YET\ndef install(way): return 'installed'\n"), STAND_IN[1])
+
+
+def test_a_hook_whose_files_do_not_fit_each_other_leaves_nothing(start: Callable[..., Victim]) -> None:
+    victim = start("busy")
+    done = deliver(victim.pid, "install", TORN, timeout=10, torch=False)
+    assert done.answer.startswith("error: ImportError: cannot import name 'NOT_WRITTEN_YET'")
+    assert refusal_of(lambda: settled(victim.pid, done)).state == "failed"
+    assert take_out(victim.pid).answer == "absent"
     unharmed(victim)
 
 

@@ -20,7 +20,7 @@ from attach_targets import STAND_IN, Victim, leftovers, torch_stand_in
 from interpreters import VERSIONS, interpreters
 
 from aitop.attach import AttachRefused, install
-from aitop.attach.debugger import Debugger, gdb_command
+from aitop.attach.debugger import Gdb
 from aitop.attach.proc_status import read_status
 from aitop.attach.session import Attachment, deliver
 from aitop.attach.ways import WAYS, WayIn
@@ -123,9 +123,8 @@ def test_an_owner_who_switched_pep_768_off_is_obeyed(how: str) -> None:
 
 def test_gdb_queues_the_line_where_nothing_else_can(start: Callable[..., Victim]) -> None:
     victim = start("allocating", sys.executable)
-    gdb = Debugger("gdb", gdb_command, 10.0, always=True)
     try:
-        came = in_and_out(victim, (gdb,))
+        came = in_and_out(victim, (Gdb(always=True),))
     except AttachRefused as refused:
         if "not installed" in refused.reason:
             pytest.skip("no gdb at hand")

@@ -87,15 +87,57 @@ def test_a_denial_is_explained(target: dict, own: dict, scope: int, words: str) 
 def test_what_cannot_be_asked_is_refused(monkeypatch, changes: dict, words: str) -> None:
     ticks = int(time.clock_gettime(time.CLOCK_BOOTTIME) * os.sysconf("SC_CLK_TCK"))
     status = plain(**{"tracer": 0, "started": ticks, **changes})
+    monkeypatch.setattr(preflight, "shares_memory", lambda *_: False)
     monkeypatch.setattr(preflight, "read_status", lambda pid: status if pid == 42 else None)
     with pytest.raises(AttachRefused, match=words):
         preflight.check_alive(42)
 
 
-def test_a_fork_that_has_been_there_for_a_while_is_like_any_other(monkeypatch) -> None:
+@pytest.mark.parametrize(("seconds_run", "settled"), [(0.0001, False), (1.0, True), (None, True)])
+def test_a_fork_that_has_been_there_for_a_while_is_like_any_other(monkeypatch, seconds_run, settled) -> None:
     status = plain(tracer=0, forked=True)
     monkeypatch.setattr(preflight, "read_status", lambda _: status)
-    assert preflight.check_alive(42) is status
+    monkeypatch.setattr(preflight, "seconds_run", lambda _: seconds_run)
+    monkeypatch.setattr(preflight, "shares_memory", lambda *_: False)
+    if settled:
+        assert preflight.check_alive(42) is status
+    else:  # nobody gave it a processor since it was forked
+        with pytest.raises(AttachRefused, match="only just been forked"):
+            preflight.check_alive(42)
+
+
+# A child of vfork waits in the kernel, for a pipe that is nobody's to open, before it has a program of its own.
+VFORK = """
+import ctypes, os, sys
+os.mkfifo(sys.argv[1])
+libc = ctypes.PyDLL(None)
+attributes, actions, pid = ctypes.create_string_buffer(512), ctypes.create_string_buffer(512), ctypes.c_int()
+libc.posix_spawn_file_actions_init(actions)
+libc.posix_spawn_file_actions_addopen(actions, 5, sys.argv[1].encode(), os.O_RDONLY, 0)
+libc.posix_spawn(ctypes.byref(pid), b"/bin/true", actions, None, (ctypes.c_char_p * 2)(b"true", None), None)
+os.waitpid(pid.value, 0)
+"""
+
+
+def test_a_child_in_its_parents_memory_is_refused(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    with subprocess.Popen([sys.executable, "-c", VFORK, str(pipe)]) as parent:
+        children = Path(f"/proc/{parent.pid}/task/{parent.pid}/children")
+        while not (child := children.read_text().split()):
+            assert parent.poll() is None
+            time.sleep(0.005)
+        with pytest.raises(AttachRefused, match="still uses its parent's memory") as refusal:
+            preflight.check_alive(int(child[0]))
+        assert refusal.value.passing
+        os.close(os.open(pipe, os.O_WRONLY))
+    assert parent.returncode == 0
+
+
+@pytest.mark.parametrize("torn", ["def install(way):\n    return (", "x = (1,", "from . import b\0", "class"])
+def test_a_hook_whose_files_are_half_written_is_refused(torn: str) -> None:
+    with pytest.raises(AttachRefused, match="being changed, or are damaged") as refusal:
+        pack("install", (("__init__", "from .a import x"), ("a", torn)))
+    assert refusal.value.state == "failed" and refusal.value.remedy
 
 
 def test_a_child_knows_that_it_has_executed_nothing() -> None:
