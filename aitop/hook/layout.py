@@ -36,4 +36,5 @@ CONTROL_LEAVE = 1
 
 NOT_MEASURED = -1
 
-GRACE_NS = 10_000_000_000
+# With the look after it less than two leases, in case a monitor is killed before its first.
+GRACE_NS = 9_000_000_000

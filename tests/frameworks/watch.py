@@ -145,7 +145,7 @@ def check_nothing_stays(seen: Seen) -> None:
 
 
 def check_steps(seen: Seen, phases: tuple[str, ...] = PHASES) -> None:
-    """A record for each step of the script's, as long as its own clock says, each of the `phases` where it was spent."""
+    """A record for each step of the script's, as long as its own clock says, the `phases` where they were spent."""
     # The hook may come in the middle of a round of several optimizers.
     matched = seen.matched()[2:]
     numbers = [number for _, number in matched]
