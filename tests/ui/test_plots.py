@@ -76,7 +76,7 @@ def test_the_cursor_lights_up_one_column():
 
 
 def test_the_axis_tells_how_long_ago_things_were():
-    assert time_axis(Span(end=300.0, slot=2.5, cells=60)).text.split() == ["−5", "m", "−2", "m", "30", "s", "now"]
+    assert time_axis(Span(end=300.0, slot=2.5, cells=60)).text.split() == ["-5", "m", "-2", "m", "30", "s", "now"]
     assert ago(100.0, 88.2).strip() == "12 s ago"
     assert ago(400.0, 90.0).strip() == "5 m 10 s ago"
     assert len({len(ago(400.0, moment)) for moment in (399.9, 300.0, 10.0)}) == 1
@@ -145,7 +145,7 @@ def test_the_time_left_comes_from_the_verdict():
 @pytest.mark.parametrize(
     ("pane", "words"),
     [
-        ("step", ("TFLOP/s", "syncs", "comms", "skipped", "last 128 steps", "−5 m")),
+        ("step", ("TFLOP/s", "syncs", "comms", "skipped", "last 128 steps", "-5 m")),
         ("gpu", ("100%▕", "busy")),
         ("data", ("copies", "pageable", "busy", "idle", "3731")),
         ("memory", ("peak", "split  12%", "retry  2", "OOM  1", "cuda 0 full in 12 m 10 s")),

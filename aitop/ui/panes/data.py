@@ -59,7 +59,7 @@ class DataPane(ChartPane):
         span = span_of(series.values(), snapshot.time, width - SCALE)
         self.moments = span.moments()
         at = span.cell(self.cursor)
-        rows = max(2, min(8, height - len(lines) - len(workers) - 2))
+        rows = max(2, min(16, height - len(lines) - len(workers) - 2))
         lines += _queue_chart(snapshot, loader, span, rows, at)
         lines += strip_lines(snapshot, workers, span, SCALE, at)
         if at is not None and self.cursor is not None:

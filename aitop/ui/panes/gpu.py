@@ -19,6 +19,7 @@ from aitop.ui.words import one_line, share_text, state_line
 BLOCK_ROWS = 4
 SCALE = 13
 LEAST_CHART = 5
+ROOM_FOR_SM = 8
 LEAST_BAR, LEAST_REASON = 6, 20
 CALM_REASONS = frozenset({"gpu idle", "idle", "none"})
 
@@ -111,7 +112,7 @@ def _block(
     if device.lost:
         return [Line(name.ljust(8), BRIGHT).add("lost: the driver no longer answers for this device", LOSS)]
     extra = max(0, height - _block_height(device)) if height > BLOCK_ROWS else 0
-    lines = _busy_rows(view, device, width, 1 + min(extra, 20), name=name, cursor=cursor)
+    lines = _busy_rows(view, device, width, 1 + min(extra, 30), name=name, cursor=cursor)
     lines.append(_memory_row(device, width))
     lines.append(_power_row(device, width))
     lines.append(_link_row(device, width))
@@ -142,7 +143,7 @@ def _busy_rows(view: View, device: GpuDevice, width: int, rows: int, *, name: st
     at = span.cell(cursor)
     gap = typical_gap(series)
     busy, sm = (slots(one, span, gap) for one in (series, _history(view, device, "sm")))
-    layers = [Curve(busy, DEVICE_CHART, filled=True), Curve(sm, TEXT)]
+    layers = [Curve(busy, DEVICE_CHART, filled=True), *([Curve(sm, TEXT)] if rows >= ROOM_FOR_SM else [])]
     chart = scaled(curves(layers, span.cells, rows - 2, 1.0, at), {0: "100%", rows - 3: "0"}, SCALE)
     axis = time_axis(span, SCALE)
     if cursor is not None and at is not None:

@@ -68,7 +68,7 @@ class MemoryPane(ChartPane):
         span = span_of(known, snapshot.time, width - SCALE)
         self.moments = span.moments()
         at = span.cell(self.cursor)
-        lines = [_job_line(view, snapshot), *_resident_chart(snapshot, span, rows, at), *gauges]
+        lines = [*gauges, _job_line(view, snapshot), *_resident_chart(snapshot, span, rows, at)]
         for allocator in snapshot.allocators:
             lines += [
                 _allocator_bar(snapshot, allocator, width, view.look),
@@ -83,9 +83,9 @@ class MemoryPane(ChartPane):
 def _at_once(view: View, snapshot: Snapshot, gauges: list[Line], width: int, height: int) -> list[Line]:
     """Figures and bars; histories of one row where they fit."""
     roomy = height >= 1 + len(gauges) + 2 * len(snapshot.allocators)
-    lines = [_job_row(view, snapshot, width), *gauges]
+    lines = [*gauges, _job_row(view, snapshot, width)]
     if height > len(lines) + (2 if roomy else 1) * len(snapshot.allocators):
-        lines[:1] = [_job_line(view, snapshot), _one_row(snapshot, "rss", Line().to(SCALE), width, HOST_CHART)]
+        lines[-1:] = [_job_line(view, snapshot), _one_row(snapshot, "rss", Line().to(SCALE), width, HOST_CHART)]
     for allocator in snapshot.allocators:
         lines.append(_allocator_bar(snapshot, allocator, width, view.look))
         if roomy:

@@ -16,7 +16,17 @@ from aitop.ui.widgets.pane import Drawing, Pane
 from aitop.ui.words import STATES
 
 INDENT = 11
-KEY_NAMES = {"question_mark": "?", "space": "space", "enter": "⏎", "escape": "esc", "ctrl+c": "^c"}
+KEY_NAMES = {
+    "question_mark": "?",
+    "space": "space",
+    "enter": "⏎",
+    "escape": "esc",
+    "ctrl+c": "^c",
+    "up": "↑",
+    "down": "↓",
+    "left": "←",
+    "right": "→",
+}
 STATE_MEANINGS = {
     "ok": "works",
     "absent": "not there",

@@ -65,6 +65,8 @@ class MonitorScreen(Screen[int]):
         Binding("shift+tab", "app.focus_previous", "previous pane"),
         Binding("up", "none", "scroll the focused pane"),
         Binding("down", "none", "scroll the focused pane"),
+        Binding("left", "none", "read the focused pane's charts at a cursor"),
+        Binding("right", "none", "read the focused pane's charts at a cursor"),
         Binding("space", "pause", "hold the picture still, and go on"),
         *[Binding(str(number), f"rank({number})", "show one rank only") for number in range(1, 10)],
         Binding("0", "rank(0)", "show all ranks"),
@@ -130,7 +132,7 @@ class MonitorScreen(Screen[int]):
     # What the user wants
 
     def action_none(self) -> None:
-        """Scrolling happens in the panes; here it is only described."""
+        """Scrolling and reading charts happen in the panes; here they are only described."""
 
     def action_leave(self) -> None:
         self.app.exit()

@@ -183,7 +183,7 @@ def time_axis(span: Span, axis: int = AXIS, legend: Line | None = None) -> Line:
 
 def _before(seconds: float) -> str:
     minutes = seconds / 60
-    return f"−{minutes:.0f} m" if seconds >= 60 and not seconds % 60 else f"−{duration(seconds)}"
+    return f"-{minutes:.0f} m" if seconds >= 60 and not seconds % 60 else f"-{duration(seconds)}"
 
 
 def ago(now: float, moment: float) -> str:
