@@ -21,6 +21,8 @@ LONG_WINDOW_SECONDS = 120.0
 ENOUGH_STEPS = 30
 STALE_SECONDS = 10.0
 ENOUGH_FORWARD_SAMPLES = 5
+# Where the code that runs has no word for training, one is enough.
+FORWARD_SAMPLES = 1
 SETUP_SLACK_SECONDS = 0.5
 
 
@@ -44,7 +46,7 @@ def aggregate(history: History, tick: Tick) -> Snapshot:
         wall=tick.wall,
         window=min(tick.time - first, tick.time - since),
         target=history.target,
-        kind=_kind(records, stacks),
+        kind=_kind(records, stacks, history.growth.may_train if history.growth else None),
         sources=_sources(history, tick.time, steps),
         host=host,
         gpu=gpu,
@@ -100,7 +102,7 @@ def _stepping_windows(history: History, hook: HookHistory | None) -> list[StackW
     return [window for window in history.windows if window.time - window.seconds >= began]
 
 
-def _kind(records: list[StepRecord], stacks: Stacks | None) -> Kind:
+def _kind(records: list[StepRecord], stacks: Stacks | None, may_train: bool | None) -> Kind:
     if records:
         return "training" if records[-1].kind == "train" else "inference"
     shares: dict[str, int] = {}
@@ -109,7 +111,8 @@ def _kind(records: list[StepRecord], stacks: Stacks | None) -> Kind:
     if "backward" in shares or "optimizer" in shares:
         return "training"
     # A forward pass is followed by a backward pass of about twice its time: its absence takes samples to notice.
-    return "inference" if shares.get("forward", 0) >= ENOUGH_FORWARD_SAMPLES else "unknown"
+    enough = FORWARD_SAMPLES if may_train is False else ENOUGH_FORWARD_SAMPLES
+    return "inference" if shares.get("forward", 0) >= enough else "unknown"
 
 
 def _steps_from_stacks(stacks: Stacks | None, target: int) -> Steps | None:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from aitop.model.event import Event
 from aitop.model.snapshot import GrowthSites
 from aitop.model.stacks import StackWindow
-from aitop.sources.code import growth_sites
+from aitop.sources.code import growth_sites, may_train
 
 MOST_FILES = 30
 
@@ -40,4 +40,5 @@ class GrowthFinder:
         self._reader.start()
 
     def _read(self, files: tuple[str, ...]) -> None:
-        self._emit(GrowthSites(time=time.monotonic(), sites=growth_sites(self._pid, files)))
+        trains = may_train(self._pid, files)
+        self._emit(GrowthSites(time=time.monotonic(), sites=growth_sites(self._pid, files), may_train=trains))

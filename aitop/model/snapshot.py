@@ -150,10 +150,15 @@ class GrowthSite(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GrowthSites(msgspec.Struct, frozen=True, kw_only=True, tag="growth"):
-    """The growth sites of the files that the target was seen to run."""
+    """What the files say that the target was seen to run: the growth sites in them.
+
+    `may_train` tells whether any of them has a word for training (backward, fit, an optimizer, a trainer); None where
+    some could not be read.
+    """
 
     time: float
     sites: tuple[GrowthSite, ...] = ()
+    may_train: bool | None = None
 
 
 class Cost(msgspec.Struct, frozen=True, kw_only=True):

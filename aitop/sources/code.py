@@ -15,6 +15,10 @@ from aitop.model.text import printable
 from aitop.sources import procfs
 from aitop.sources.growth import find_growth
 
+# Words of code that trains, or calls what does.
+TRAINS = re.compile(
+    r"backward|\.fit\w*\(|\btrain\w*\(|\.train|optim\b|optimi[sz]er|trainer|fine_?tun|\bgrad\(", re.IGNORECASE
+)
 LARGEST_FILE = 2 << 20
 LARGEST_PARSED = 400_000
 FILES_KEPT = 64
@@ -145,6 +149,15 @@ class SourceCode:
         if str(status.st_gid) in {*groups[1:2], *fields.get("Groups", "").split()}:
             return bool(status.st_mode & stat.S_IRGRP)
         return bool(status.st_mode & stat.S_IROTH)
+
+
+def may_train(pid: int, files: Sequence[str]) -> bool | None:
+    """Whether any of these files has a word for training; None where one of them cannot be read and no other has."""
+    code = SourceCode(pid)
+    texts = [code.text(file) for file in dict.fromkeys(files)]
+    if any(text is not None and TRAINS.search(text) for text in texts):
+        return True
+    return None if None in texts else False
 
 
 def growth_sites(pid: int, files: Sequence[str]) -> tuple[GrowthSite, ...]:

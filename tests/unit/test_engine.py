@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 from snapshot_builder import RANK, host, process, step, steps
+from stack_maker import stack, window
 
 from aitop.engine.aggregate import lead_pid
 from aitop.engine.core import Engine
@@ -13,7 +14,7 @@ from aitop.engine.replay import ReplayFeed
 from aitop.engine.steps_view import steps_view
 from aitop.model.event import Event
 from aitop.model.host import HostSample, MachineSample
-from aitop.model.snapshot import Target, Tick
+from aitop.model.snapshot import GrowthSites, Target, Tick
 from aitop.model.source import SourceStatus
 from aitop.model.steps import HookFacts, HookSample
 
@@ -61,6 +62,25 @@ def test_steps_are_summed_over_the_window():
     assert last.cost.hook_us_per_step == 5.0
     assert last.cost.target_slowdown == pytest.approx(5e-5)
     assert last.cost.monitor_cpu == pytest.approx(0.02)
+
+
+@pytest.mark.parametrize(
+    ("may_train", "forwards", "kind"),
+    [
+        (None, 1, "unknown"),
+        (True, 4, "unknown"),
+        (True, 5, "inference"),
+        (False, 1, "inference"),
+        (False, 0, "unknown"),
+    ],
+)
+def test_code_without_a_word_for_training_is_soon_known_to_infer(may_train, forwards, kind):
+    model = stack("user/serve.py:9 main | y = model(x)", "torch/nn/modules/module.py:1773 _wrapped_call_impl")
+    text = stack("user/serve.py:8 main | x = clean(words)", "user/text.py:3 clean | out = []")
+    samples = [(RANK, "MainThread", True, model, forwards), (RANK, "MainThread", True, text, 20)]
+    seen = window(1.0, *[one for one in samples if one[-1]], seconds=1.0)
+    events = [at(1.0, host()), seen, GrowthSites(time=1.0, may_train=may_train), Tick(time=1.1, wall=1e9)]
+    assert play(events)[-1].kind == kind
 
 
 def test_p50_and_p95_tell_a_bursty_step():

@@ -5,7 +5,7 @@ import os
 import pytest
 
 from aitop.sources import code as code_module
-from aitop.sources.code import SourceCode, growth_sites
+from aitop.sources.code import SourceCode, growth_sites, may_train
 
 
 @pytest.fixture
@@ -111,3 +111,20 @@ def test_growth_sites_of_files_the_likeliest_first(tmp_path):
         (files[1], 4, True),
         (files[0], 4, False),
     ]
+
+
+@pytest.mark.parametrize(
+    ("text", "trains"),
+    [
+        ("loss.backward()\n", True),
+        ("learner.fit_one_cycle(3)\n", True),
+        ("engine = Trainer(model)\n", True),
+        ("opt = torch.optim.SGD(weights, 1e-3)\n", True),
+        ("with torch.no_grad():\n    scores = model.eval()(ids)\n", False),
+    ],
+)
+def test_code_that_may_train(tmp_path, text, trains):
+    file = tmp_path / "job.py"
+    file.write_text(text)
+    assert may_train(os.getpid(), [str(file)]) is trains
+    assert may_train(os.getpid(), [str(file), str(tmp_path / "gone.py")]) is (trains or None)

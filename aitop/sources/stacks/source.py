@@ -20,7 +20,8 @@ from aitop.sources.stacks.speedscope import RawFrame, ThreadSamples, parse
 from aitop.sources.stacks.spy import Spy, find_py_spy
 from aitop.sources.stacks.window import CodeOfProcesses, WindowBuilder
 
-FIRST_SECONDS = 1.0
+# So many windows at the start are short: whoever watches waits for them.
+FIRST_WINDOWS, FIRST_SECONDS = 3, 1.0
 # One such look costs about 15 ms of CPU: a third of a window of all threads.
 GIL_SECONDS, GIL_RATE = 1, 50
 GRACE_SECONDS = 4.0
@@ -60,7 +61,7 @@ class StackSource:
         self._closing = threading.Event()
         self._reading = threading.Lock()
         self._program = ""
-        self._first = True
+        self._taken = 0
         self._empty = 0
 
     def open(self) -> None:
@@ -83,7 +84,7 @@ class StackSource:
 
     def _read(self) -> list[Sample]:
         started = time.monotonic()
-        seconds = max(1, round(min(FIRST_SECONDS, self._seconds) if self._first else self._seconds))
+        seconds = max(1, round(min(FIRST_SECONDS, self._seconds) if self._taken < FIRST_WINDOWS else self._seconds))
         spies: list[Spy] = []
         asked: list[Spy] = []
         try:
@@ -106,7 +107,7 @@ class StackSource:
         if window is None:
             self._account_for_nothing(outcomes)
             return []
-        self._first = False
+        self._taken += 1
         self._empty = 0
         return [window]
 
