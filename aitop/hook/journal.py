@@ -46,7 +46,6 @@ class Live:
         "ops_due",
         "owned",
         "owner",
-        "plain_feed",
         "size",
         "skip",
         "stepping",
@@ -64,7 +63,6 @@ class Live:
         self.last_step = 0
         self.steps = 0
         self.fast = False
-        self.plain_feed = 0
         self.skip = 0
         self.size = -1
         self.tokens = -1
@@ -80,7 +78,6 @@ class Journal(Live):
     has to be brief: then `skip` phases go by until one is looked after. The arguments of the last forward that was had
     the leading dimension `size` and `tokens` ids. `inputs` is a measure that looks at them too, and counts the ids (-1
     for none).
-    `plain_feed` is the id of an iterator that is alive and has no workers to ask about.
     `cpu_clock` gives -1 where it costs too much. `ops_due` backwards from now the graph is counted; 0 for never.
     `tick` is called with the time once it is past `due`.
     """

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
 from typing import Any
 
 MOST = 64
 
 
 class Known(dict[int, Any]):
-    """By id, what is known of each object. `forgotten` hears the ids of those that are gone."""
+    """By id, what is known of each object."""
 
-    def __init__(self, forgotten: Callable[[int], object] = bool) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self._forgotten = forgotten
         self._alive: dict[int, Any] = {}
 
     def add(self, thing: Any, value: Any = None) -> None:
@@ -26,13 +24,10 @@ class Known(dict[int, Any]):
         def died(_: Any) -> None:
             self._alive.pop(key, None)
             self.pop(key, None)
-            self._forgotten(key)
 
         self._alive[key] = weakref.ref(thing, died)
         self[key] = value
 
     def forget_all(self) -> None:
-        for key in list(self):
-            self._forgotten(key)
         self.clear()
         self._alive.clear()

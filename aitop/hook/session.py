@@ -69,7 +69,7 @@ class Session:
         self.tensor: Any = torch.Tensor
         self.facts = Facts(torch, way)
         self.journal = Journal(cost.cpu_clock(DEAREST_CPU_CLOCK_NS), self.tick)
-        self.iterators = Known(self._iterator_is_gone)
+        self.iterators = Known()
         self.optimizers = Known()
         self._way = way
         self._presence = Presence()
@@ -226,10 +226,6 @@ class Session:
 
     def met_iterator(self, iterator: Any) -> None:
         self.iterators.add(iterator, self.facts.met_iterator(iterator))
-
-    def _iterator_is_gone(self, key: int) -> None:
-        if self.journal.plain_feed == key:
-            self.journal.plain_feed = 0
 
     def met_optimizer(self, optimizer: Any) -> None:
         try:

@@ -86,9 +86,8 @@ def wrap_next(original: Callable[..., Any], keeper: Keeper) -> Callable[..., Any
     def __next__(self: Any) -> Any:  # noqa: N807
         if journal.busy if journal.owned() else keeper.not_owner():
             return original(self)
-        kind, waiting, key = none_came, -1, identity(self)
-        if key != journal.plain_feed:
-            waiting = ask_feed(self, keeper)
+        kind, key = none_came, identity(self)
+        waiting = -1 if journal.skip else ask_feed(self, keeper)
         start = clock()
         try:
             journal.busy = True
@@ -108,18 +107,16 @@ def wrap_next(original: Callable[..., Any], keeper: Keeper) -> Callable[..., Any
 
 
 def ask_feed(iterator: Any, keeper: Keeper) -> int:
-    """How many batches lie ready, -1 where the iterator has no workers; such a one need not be asked again."""
+    """How many batches lie ready, -1 where the iterator has no workers."""
     try:
         key = id(iterator)
         if key not in keeper.iterators:
             keeper.met_iterator(iterator)
         ready = keeper.iterators[key]
-        if ready is not None:
-            return int(ready(iterator))
-        keeper.journal.plain_feed = key
+        return -1 if ready is None else int(ready(iterator))
     except Exception:
         keeper.failed()
-    return -1
+        return -1
 
 
 def wrap_iter(original: Callable[..., Any], keeper: Keeper) -> Callable[..., Any]:
@@ -141,15 +138,15 @@ def wrap_iter(original: Callable[..., Any], keeper: Keeper) -> Callable[..., Any
 
 
 def wrap_forward(original: Callable[..., Any], keeper: Keeper, holder: Any = None) -> Callable[..., Any]:
-    """`__call__` of a root's class. It was inherited from the class `holder`, if given, whose present one is called:
-    somebody may have patched that since, as a tracer of torch.fx does.
+    """`__call__` of a root's class. It was inherited from the class `holder`, if given, whose present one is called,
+    but for the phases skipped in a fast run: somebody may have patched that since, as a tracer of torch.fx does.
     """
     journal, clock, extend = keeper.journal, _now, keeper.journal.extend
     compiling, grad_enabled = keeper.compiling, keeper.grad_enabled
     with_gradient, alone = FORWARD, FORWARD_ALONE
 
     def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N807
-        call = original if holder is None else holder.__call__
+        call = original if journal.skip or holder is None else holder.__call__
         if compiling():
             return call(self, *args, **kwargs)
         if journal.owned():
@@ -326,10 +323,14 @@ def ask_optimizer(optimizer: Any, keeper: Keeper) -> int:
 
 
 def gc_callback(keeper: Keeper) -> Callable[[str, Any], None]:
-    """For `gc.callbacks`: a collection stops every thread, so whose it is does not matter."""
+    """For `gc.callbacks`: a collection stops every thread, so whose it is does not matter. Those of the youngest objects
+    are many, and over in some microseconds.
+    """
     journal = keeper.journal
 
     def collected(phase: str, info: Any) -> None:
+        if not info["generation"]:
+            return
         if phase == "start":
             journal.collecting = _now()
         elif journal.owner != GONE and len(journal.words) < MOST_WORDS:

@@ -114,10 +114,10 @@ def test_collections_that_nobody_reads_do_not_pile_up():
     keeper = Keeper()
     collected = wrappers.gc_callback(keeper)
     for _ in range(2 * MOST_WORDS // WORDS):
-        collected("start", {})
-        collected("stop", {})
+        collected("start", {"generation": 2})
+        collected("stop", {"generation": 2})
     assert len(keeper.journal.words) == MOST_WORDS
     keeper.journal.take()
     keeper.journal.own(GONE)
-    collected("stop", {})
+    collected("stop", {"generation": 2})
     assert not keeper.journal.words
