@@ -30,6 +30,7 @@ from aitop.ui.widgets.timeline import braille
 from aitop.ui.words import plural, state_line
 
 ROOM_FOR_STRIPS = 9
+MOST_STRIPS = 16
 LEAST_WIDTH = 44
 SCALE = 13
 """Cells at the left of a chart: a pid and a share stand there."""
@@ -45,10 +46,11 @@ class DataPane(ChartPane):
             status = view.source("host")
             return Drawing([state_line("host", status) if status else Line(NOT_YET, DIM)], "Data")
         workers = _workers(view, snapshot)
-        if height >= len(workers) + ROOM_FOR_STRIPS and width >= LEAST_WIDTH:
+        room = len(workers) <= MOST_STRIPS and height >= len(workers) + ROOM_FOR_STRIPS
+        if room and width >= LEAST_WIDTH:
             lines = self._over_time(snapshot, workers, width, height)
         else:
-            lines = _at_once(snapshot, workers, width, height)
+            lines = _at_once(view, snapshot, workers, width, height)
         return Drawing(lines, "Data", _cpu_note(workers), view.stale("host"))
 
     def _over_time(self, snapshot: Snapshot, workers: list[ProcessSample], width: int, height: int) -> list[Line]:
@@ -67,10 +69,10 @@ class DataPane(ChartPane):
         return [*lines, time_axis(span, SCALE, legend() if workers else None)]
 
 
-def _at_once(snapshot: Snapshot, workers: list[ProcessSample], width: int, height: int) -> list[Line]:
+def _at_once(view: View, snapshot: Snapshot, workers: list[ProcessSample], width: int, height: int) -> list[Line]:
     """The facts, and a bar for each worker as it is now."""
     loader = main_loader(snapshot)
-    lanes = lane_lines(workers, idle_shares(snapshot), width, height - 6)
+    lanes = lane_lines(workers, idle_shares(snapshot), width, height - 6, mono=view.look.mono)
     facts = _facts(snapshot, loader, workers, width, height - 1 - len(lanes))
     spare = height - len(facts) - len(lanes)
     return [*queue_lines(snapshot, loader, width, max(1, min(7, spare))), *facts, *lanes]

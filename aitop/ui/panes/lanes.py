@@ -48,25 +48,27 @@ def idle_shares(snapshot: Snapshot) -> dict[int, float]:
     return {process.pid: process.idle for process in processes if process.idle is not None}
 
 
-def lane_lines(workers: Sequence[ProcessSample], idle: Mapping[int, float], width: int, height: int) -> list[Line]:
+def lane_lines(
+    workers: Sequence[ProcessSample], idle: Mapping[int, float], width: int, height: int, *, mono: bool = False
+) -> list[Line]:
     """A bar for each worker as it is now, side by side where rows are few."""
     per_row = 1 if len(workers) <= height else max(1, (width + 2) // (LANE + 2))
     cell = (width - 2 * (per_row - 1)) // per_row
-    lanes = [_lane(process, idle.get(process.pid), cell) for process in workers]
+    lanes = [_lane(process, idle.get(process.pid), cell, mono) for process in workers]
     return [columns([(lane, cell) for lane in lanes[at : at + per_row]]) for at in range(0, len(lanes), per_row)]
 
 
-def _lane(process: ProcessSample, idle: float | None, width: int) -> Line:
+def _lane(process: ProcessSample, idle: float | None, width: int, mono: bool) -> Line:
     state = STATE_WORDS.get(process.state or "", process.state or NOT_SUPPORTED)
     state = state if width < ROOMY else state.ljust(7)
     line = Line(str(process.pid).ljust(7 if width < ROOMY else 8), DIM).add(share_text(process.cpu), BRIGHT).add(" ")
-    return line.join(_bar(use_of(process.cpu, idle), max(3, width - line.width - 8))).add(f" {state}", DIM)
+    return line.join(_bar(use_of(process.cpu, idle), max(3, width - line.width - 8), mono)).add(f" {state}", DIM)
 
 
-def _bar(use: Use | None, width: int) -> Line:
+def _bar(use: Use | None, width: int, mono: bool) -> Line:
     if use is None:
         return Line("·" * width, TROUGH)
-    return layered_bar(((use.busy, DATA.ink, "█"), (use.waiting, WAITING, "▒")), width)
+    return layered_bar(((use.busy, DATA.ink, "█"), (use.waiting, WAITING, "▒" if mono else "█")), width)
 
 
 def strip_lines(
