@@ -28,6 +28,7 @@ SCRIPT = Path(__file__).parents[1] / "frameworks" / "loops.py"
 KINDS = ("plain", "accumulate", "amp", "gan", "loaders", "compiled")
 LONGEST_LIFE = 8.0
 PATIENCE = 90.0
+LONGEST_REPETITION = 900.0
 # The target's first steps, in which torch changes itself.
 SETTLED = 5
 # A step and the look after the lease come on top of it.
@@ -114,9 +115,8 @@ def one_round(targets: list[Target], dice: random.Random) -> None:
 
 
 def finish(target: Target) -> bool:
-    """Let the target repeat its run alone; whether all losses are the same."""
-    (target.folder / f"{target.kind}.stop").touch()
-    target.process.wait(PATIENCE)
+    """Wait until the target has repeated its run alone; whether all losses are the same."""
+    target.process.wait(LONGEST_REPETITION)
     losses = [[step["losses"] for step in target.notes(what)] for what in ("steps", "again")]
     return target.process.returncode == 0 and bool(losses[0]) and losses[0] == losses[1]
 
@@ -155,6 +155,8 @@ def main() -> int:
             while left > 0:
                 one_round(targets[:left], dice)
                 left -= min(left, len(targets))
+            for target in targets:
+                (target.folder / f"{target.kind}.stop").touch()
             same = {target.kind: finish(target) for target in targets}
             return 0 if show(targets, same) else 1
         finally:

@@ -58,7 +58,7 @@ class Diary:
         self._file.write(json.dumps(line) + "\n")
         self._file.flush()
         self.steps += 1
-        if self.steps == SETTLED:
+        if self.steps == SETTLED and self.steps_wanted is None:
             self._originals = Originals()
         self._losses = []
         self._slept = dict.fromkeys(PAUSES, 0.0)
