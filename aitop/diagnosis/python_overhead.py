@@ -34,9 +34,12 @@ CRITICAL_SHARE = 0.3
 MANY_OPS = 150
 TINY_OP_US = 30.0
 # What dispatching one operation and its node of the graph costs on the host, however little it computes.
-DISPATCH_US = 3.5
+DISPATCH_US = 4.5
 # The same work in one operation still takes some of the time; how much, where operations were not counted, is a guess.
 BATCHED_AWAY, GUESSED = 0.88, 0.7
+# Where a turn of the loop needs what the one before it made, other ways to compute the same gain less.
+IN_ORDER = 0.5
+NEEDS_LAST = re.compile(r"^([\w.]+)(?:, [\w.]+)* = (?=.*(?<![\w.])\1(?![\w.]))(?!\1 [-+*] )")
 SOME = 0.05
 LOOP = re.compile(r"^(?:async )?(?:for|while)\b.*:(?:\s*#.*)?$")
 COMPREHENSION = re.compile(r"\bfor \w.* in .*[\])}]")
@@ -99,6 +102,7 @@ def _overhead(snapshot: Snapshot) -> Overhead:
         model = inside.share
     elif tiny:
         part = min(BATCHED_AWAY, DISPATCH_US / per_op) if per_op else GUESSED
+        part = min(part, IN_ORDER) if _in_order(both) else part
         model = (both.share + _backward_of(snapshot, both)) * part
     if tiny or _is_model(snapshot, by_hand):
         aside = Lines(aside.share - by_hand.share, tuple(line for line in aside.lines if line not in by_hand.lines))
@@ -137,7 +141,7 @@ def _tiny_by_stacks(snapshot: Snapshot, loops: bool, heads: bool) -> bool:
     held = [one.gil for one in threads if process and (one.pid, one.thread) == (process.pid, process.thread)]
     known = [gil for gil in held if gil is not None]
     # The head of a loop is quick: to be seen on it there must be many turns.
-    return loops and (min(known) >= HOLDS_LOCK if known else heads)
+    return loops and (min(known) >= (HOLDS_LOCK / 2 if heads else HOLDS_LOCK) if known else heads)
 
 
 def _concentrated(lines: Lines, stepping: frozenset[tuple[str, str]]) -> bool:
@@ -160,6 +164,11 @@ def _stepping(snapshot: Snapshot) -> frozenset[tuple[str, str]]:
     lines = main_lines(snapshot, lambda line: line.phase in ("backward", "optimizer")).lines
     above = {(frame.file, frame.function) for line in lines for frame in line.via}
     return frozenset(above | {(line.file, line.function) for line in lines})
+
+
+def _in_order(lines: Lines) -> bool:
+    """Whether the loop carries a state from turn to turn, as `h = cell(x[t], h)`; sums may be made in any order."""
+    return any(line.loop and NEEDS_LAST.search(line.text or "") for line in lines.lines)
 
 
 def _is_loop(line: HotLine) -> bool:
@@ -247,6 +256,12 @@ def _evidence(snapshot: Snapshot, found: Overhead) -> tuple[str, ...]:
     facts = snapshot.facts
     if found.model and found.per_op is not None and facts is not None:
         told.append(f"{count(facts.ops)} operations a step at {found.per_op:.0f} µs each: too small to be worth a call")
+    if found.model and _in_order(found.lines):
+        told.append(
+            "each turn of the loop needs what the last one made: how much can be gained depends on the algorithm"
+        )
+    elif found.model:
+        told.append("how long one large operation takes instead is not known before: the gain may be far larger")
     where = found.lines.where
     if where:
         told.append(f"{percent(found.seen)} of samples run Python, most at {short_place(where[0].file, where[0].line)}")

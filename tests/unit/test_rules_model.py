@@ -332,6 +332,14 @@ def test_a_loop_of_small_operations_shows_without_the_hook():
     assert 0.5 < verdict.share < 0.8
 
 
+def test_the_head_of_a_loop_is_evidence_where_the_lock_is_held_now_and_then():
+    assert fired(python_overhead.judge(seen_from_outside([HEADER, BODY], gil=0.07))).where[0].line == 21
+    from msgspec.structs import replace
+
+    body = replace(BODY, loop="for t in range(x.shape[1]):")
+    assert python_overhead.judge(seen_from_outside([body], gil=0.07)) is None
+
+
 def test_a_loop_of_large_operations_lets_go_of_the_lock():
     assert python_overhead.judge(seen_from_outside([HEADER, BODY], gil=0.02)) is None
 
@@ -372,6 +380,26 @@ def test_a_comprehension_is_a_loop_only_if_it_works_for_each_element(text, phase
     shares = Phases(forward=0.4 if phase == "forward" else 0.0, backward=0.4, outside=0.4)
     finding = python_overhead.judge(seen_from_outside([inner], shares, gil=0.3))
     assert ("tiny" in finding.verdict.title if finding else False) == loop
+
+
+@pytest.mark.parametrize(
+    ("text", "in_order"),
+    [
+        ("h = self.cell(x[:, t], h)", True),
+        ("h, c = self.cell(x[:, t], (h, c))", True),
+        ("h = a * h + (1 - a) * u[:, t]", True),
+        ("total = total + (e[i] - e[j]).pow(2).sum()", False),
+        ("out[i] = self.head(x[i])", False),
+        ("hidden = torch.tanh(x[:, f, None] * self.w1[f])", False),
+    ],
+)
+def test_a_loop_that_carries_a_state_gains_less(text, in_order):
+    from msgspec.structs import replace
+
+    body = replace(BODY, text=text, loop="for t in range(n):")
+    verdict = fired(python_overhead.judge(seen_from_outside([body], gil=0.3)))
+    assert any("needs what the last one made" in told for told in verdict.evidence) == in_order
+    assert (verdict.share < 0.5) == in_order
 
 
 def test_layers_without_a_loop_are_no_overhead():
