@@ -65,8 +65,7 @@ def leaves_within(pid: int, seconds: float) -> bool:
     return find_ring(pid) is None
 
 
-@pytest.mark.parametrize("how", ["quit", "killed"])
-def test_the_last_one_out_takes_the_hook_along(start: Callable[..., subprocess.Popen[str]], how: str) -> None:
+def test_the_last_one_out_takes_the_hook_along(start: Callable[..., subprocess.Popen[str]]) -> None:
     target = start(TARGET)
     said(target, "ready")
     first = start(MONITOR, target.pid)
@@ -78,11 +77,13 @@ def test_the_last_one_out_takes_the_hook_along(start: Callable[..., subprocess.P
     first.communicate("\n")
     assert first.returncode == 0
     assert not leaves_within(target.pid, 0.7), "the second one still needs it"
-    if how == "quit":
-        second.communicate("\n")
-    else:
-        second.send_signal(signal.SIGKILL)
-        second.wait()
+    second.communicate("\n")
+    assert leaves_within(target.pid, 2)
+
+    third = start(MONITOR, target.pid)
+    said(third, "reads")
+    third.send_signal(signal.SIGKILL)
+    third.wait()
     # A monitor that was killed is missed when its lease has run out.
     assert leaves_within(target.pid, 12)
     assert target.poll() is None

@@ -99,7 +99,7 @@ def test_not_a_python_process(started):
 
 def test_python_without_torch_is_watched_as_far_as_it_goes(started):
     busy = started(BUSY)
-    done = diagnose(busy.pid, "--format", "json", seconds="3s")
+    done = diagnose(busy.pid, "--format", "json", seconds="2s")
     assert done.returncode in (0, 5), done.stderr
     hook = json.loads(done.stdout)["sources"]["hook"]
     assert hook["state"] != "ok"
@@ -182,7 +182,7 @@ def test_without_ptrace_and_nvml_it_goes_on_with_what_is_left(slow_loader, no_nv
     if shutil.which("setpriv") is None:
         pytest.skip("setpriv is not installed")
     tied = ["setpriv", "--bounding-set", "-sys_ptrace", "--inh-caps", "-sys_ptrace"]
-    done = diagnose(slow_loader.pid, "--format", "json", seconds="5s", prefix=tied, env=no_nvml)
+    done = diagnose(slow_loader.pid, "--format", "json", seconds="3s", prefix=tied, env=no_nvml)
     assert done.returncode in (0, 5), done.stderr
     said = json.loads(done.stdout)
     assert said["sources"]["host"] == {"state": "ok"}
@@ -238,7 +238,8 @@ def test_a_process_that_ends_while_it_is_watched(started):
 def test_a_training_run_that_ends_while_it_is_watched_is_still_reported(training):
     run = training(SLOW_LOADER).wait_steps(1)
     watching = diagnosing(run.pid, "--format", "json")
-    time.sleep(7)
+    wait_until(watching, lambda: hooked(run.pid))
+    time.sleep(4)
     run.stop()
     out, err = watching.communicate(timeout=30)
     assert watching.returncode == 0, err
@@ -288,8 +289,7 @@ def run_as(pid):
 def test_a_pid_that_another_process_got_is_not_watched_on(started):
     first = started(BUSY)
     watching = diagnosing(first.pid, "--no-stacks", "--no-hook")
-    wait_until(watching, lambda: Path(f"/proc/{first.pid}").exists())
-    time.sleep(1.5)
+    wait_until(watching, lambda: len(os.listdir(f"/proc/{watching.pid}/task")) > 1)
     first.kill()
     first.wait()
     second = run_as(first.pid)

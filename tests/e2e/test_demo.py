@@ -7,6 +7,7 @@ import sys
 
 import psutil
 import pytest
+from expected import BY_NAME
 
 pytestmark = pytest.mark.e2e
 
@@ -19,7 +20,8 @@ def test_the_demo_reports_its_planted_fault_and_leaves_nothing_behind(aitop, tmp
     assert done.returncode == 0, done.stderr
     assert "INPUT-BOUND" in done.stdout
     assert "fetch" in done.stdout
-    assert "slow_loader.py:" in done.stdout
+    guilty = BY_NAME["slow-loader"].guilty_lines()
+    assert any(f"slow_loader.py:{line}" in done.stdout for line in guilty)
     assert "aitop demo slow-loader --fixed" in done.stderr
     pid = int(done.stdout.partition("pid ")[2].split()[0])
     assert not psutil.pid_exists(pid)

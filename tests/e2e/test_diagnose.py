@@ -27,7 +27,7 @@ def check(report, name):
     return primary
 
 
-@pytest.mark.parametrize("name", ["tutorial_loader", "tutorial_latency", "custom_loop", "slow-loader"])
+@pytest.mark.parametrize("name", ["tutorial_loader", "tutorial_latency", "custom_loop"])
 def test_a_run_that_waits_for_its_data_is_told_why_and_where(name, training, diagnose):
     process = training(name).wait_steps(10)
 
@@ -39,6 +39,22 @@ def test_a_run_that_waits_for_its_data_is_told_why_and_where(name, training, dia
     assert primary["speedup"] > 1.5
     assert primary["fixes"]
     assert process.alive()
+    if name == "tutorial_loader":
+        check_contract(report, process.pid)
+
+
+def check_contract(report, pid):
+    """What scripts rely on, in the report of a training run with two workers."""
+    assert report["schema"] == 1
+    assert report["target"]["pid"] == pid
+    assert report["target"]["kind"] == "training"
+    roles = [member["role"] for member in report["target"]["processes"]]
+    assert roles.count("rank") == 1
+    assert roles.count("loader-worker") == 2
+    assert report["sources"]["hook"]["state"] == "ok"
+    assert report["sources"]["stacks"]["state"] == "ok"
+    assert report["step"]["count"] > 10
+    assert sum(share or 0.0 for share in report["step"]["phases"].values()) == pytest.approx(1.0, abs=0.1)
 
 
 def test_a_healthy_run_is_compute_bound_and_not_warned(training, diagnose):
@@ -50,30 +66,13 @@ def test_a_healthy_run_is_compute_bound_and_not_warned(training, diagnose):
     assert [verdict["id"] for verdict in report["verdicts"] if verdict["severity"] != "info"] == []
 
 
-def test_the_report_keeps_the_contract(training, diagnose):
-    process = training("tutorial_loader").wait_steps(2)
-
-    report = diagnose(process.pid, 5)
-
-    assert report["schema"] == 1
-    assert report["target"]["pid"] == process.pid
-    assert report["target"]["kind"] == "training"
-    roles = [member["role"] for member in report["target"]["processes"]]
-    assert roles.count("rank") == 1
-    assert roles.count("loader-worker") == 2
-    assert report["sources"]["hook"]["state"] == "ok"
-    assert report["sources"]["stacks"]["state"] == "ok"
-    assert report["step"]["count"] > 10
-    assert sum(share or 0.0 for share in report["step"]["phases"].values()) == pytest.approx(1.0, abs=0.1)
-
-
 def test_losses_are_the_same_bit_for_bit_with_aitop_coming_and_going(training, diagnose, tmp_path: Path):
     alone_file, watched_file = tmp_path / "alone", tmp_path / "watched"
     alone = training("tutorial_loader", "--fixed", "--seed", 3, "--losses", alone_file)
     watched = training("tutorial_loader", "--fixed", "--seed", 3, "--losses", watched_file)
     watched.wait_steps(1)
 
-    for _ in range(3):
+    for _ in range(2):
         report = diagnose(watched.pid, 1.5, allowed=(0, NOT_ENOUGH_EVIDENCE))
         assert report["sources"]["hook"]["state"] == "ok"
         assert report["step"]["count"] > 0

@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
+from launch import Training
 
 import aitop as package
 
@@ -78,9 +79,11 @@ def terminal(tmp_path):
         each.close()
 
 
-@pytest.fixture
-def slow_loader(training):
-    return training(SLOW_LOADER).wait_steps(1)
+@pytest.fixture(scope="module")
+def slow_loader(tmp_path_factory):
+    run = Training(SLOW_LOADER, log=tmp_path_factory.mktemp("training") / "log")
+    yield run.wait_steps(1)
+    run.stop()
 
 
 def test_a_terminal_of_20x5_shows_the_verdict_and_nothing_else(terminal, slow_loader):
@@ -94,7 +97,8 @@ def test_a_terminal_of_20x5_shows_the_verdict_and_nothing_else(terminal, slow_lo
     assert slow_loader.alive()
 
 
-def test_the_verdict_comes_and_the_end_of_the_run_is_said(terminal, slow_loader):
+def test_the_verdict_comes_and_the_end_of_the_run_is_said(terminal, training):
+    slow_loader = training(SLOW_LOADER).wait_steps(1)
     window = terminal(80, 24)
     before = window.modes()
     window.type(f"{AITOP} --pid {slow_loader.pid}; echo left $?")
