@@ -11,14 +11,16 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from aitop.attach import AttachRefused, already, attempt, in_target, preflight, session
+from aitop.attach import AttachRefused, already, attempt, debugger, in_target, preflight, session
 from aitop.attach.bundle import hook_sources, pack
 from aitop.attach.folder import open_inside
 from aitop.attach.proc_status import CAP_SYS_PTRACE, own_status, parse_status, read_status, seconds_old
 from aitop.attach.ptrace import REGISTER_NAMES, ThreadState
+from aitop.attach.python_image import NEEDED
 from aitop.attach.signal_frame import Call, KeptErrno, build, resumption
 from aitop.attach.xsave_layout import xsave_layout
 from aitop.hook import layout
@@ -106,6 +108,20 @@ def test_a_fork_that_has_been_there_for_a_while_is_like_any_other(monkeypatch, s
             preflight.check_alive(42)
 
 
+def test_gdb_is_for_other_machines_and_its_absence_says_what_to_install(monkeypatch) -> None:
+    python = SimpleNamespace(symbols=dict.fromkeys(NEEDED), scratch=object())
+    target = SimpleNamespace(pid=42, python=python)
+    monkeypatch.setattr(debugger.shutil, "which", lambda _: None)
+    monkeypatch.setattr(debugger, "on_x86_64", lambda: True)
+    with pytest.raises(AttachRefused, match="gdb is for other machines") as refusal:
+        attempt._open_ways(target, [debugger.Gdb()])  # type: ignore[arg-type]
+    assert refusal.value.remedy == "aitop run -- CMD"
+    monkeypatch.setattr(debugger, "on_x86_64", lambda: False)
+    with pytest.raises(AttachRefused, match="gdb is not installed") as refusal:
+        attempt._open_ways(target, [debugger.Gdb()])  # type: ignore[arg-type]
+    assert refusal.value.remedy == "install gdb, or start it with: aitop run -- CMD"
+
+
 # A child of vfork waits in the kernel, for a pipe that is nobody's to open, before it has a program of its own.
 VFORK = """
 import ctypes, os, sys
@@ -149,6 +165,8 @@ def test_a_child_knows_that_it_has_executed_nothing() -> None:
         forked = read_status(child)
         assert forked is not None and forked.forked and seconds_old(forked) < 60
         assert not own_status().forked
+        with pytest.raises(AttachRefused, match="only just been forked"):
+            preflight.check_alive(child)
     finally:
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
