@@ -5,7 +5,7 @@ symbols for that: where the function lies is known, and what it is given is in i
 a guard of its own (debugger_guard.py), which bounds its time and outlives us.
 
 gdb is the one part of this that must not be killed: the process would run into the breakpoint that gdb has left
-on its stack, and die (30 of 30 where gdb was killed inside the call, which takes about a hundredth of its stay). So it
+on its stack, and die: 30 of 30 did where gdb was killed inside the call, 1 of 35 at a random moment of its stay. So it
 is never used on x86-64, where the ways before it have no such moment, and nothing here ever kills it. lldb dies the
 same death, and stops a torch process for seconds: it is no way in at all.
 """

@@ -5,8 +5,8 @@
 It outlives the monitor that started it, so that nothing is left half-way when that one is killed. After SECONDS
 the debugger is interrupted: it then takes back a call that it has the process make, and lets go. It is never
 killed, which would cost the process its life in the middle of such a call, and does so where somebody else kills it
-then; at every other moment a process that is left stopped is told to go on. Prints for how many microseconds the process was being traced, then what the
-debugger said.
+then; at every other moment a process that is left stopped is told to go on. Prints for how many microseconds the
+process was being traced, then what the debugger said.
 """
 
 from __future__ import annotations
