@@ -323,8 +323,9 @@ def ask_optimizer(optimizer: Any, keeper: Keeper) -> int:
 
 
 def gc_callback(keeper: Keeper) -> Callable[[str, Any], None]:
-    """For `gc.callbacks`: a collection stops every thread, so whose it is does not matter. Those of the youngest objects
-    are many, and over in some microseconds.
+    """For `gc.callbacks`: a collection stops every thread, so whose it is does not matter.
+
+    Those of the youngest objects are many, and over in some microseconds: they are left out.
     """
     journal = keeper.journal
 

@@ -1,117 +1,205 @@
-"""What the hook adds to a training step: plain, hooked and after removal, in turn within one process.
+"""What watching costs a training run: steps/s under each way of doing it, side by side in one run.
 
-    python tests/bench/hook_cost.py [--rounds 30] [--model mlp|transformer]
+    python tests/bench/hook_cost.py [--rounds 12] [--seconds 1.5] [--model mlp|transformer|both] [--only plain,hook,…]
 
-Each round runs the three variants one after the other in changing order; printed are medians over the rounds and the
-ratios to plain of the same round, so that a slow moment of the machine meets all three.
+One training run goes on in this process. Each round takes the variants in an order of its own, each for some seconds
+after a warm-up; a ratio is to the plain one of the same round, so that a slow moment of the machine meets all.
+Step times are those of the thread's wall clock; `cpu` is the CPU time of the thread, which other programs disturb less.
+
+  plain        nothing
+  hook         the step hook alone
+  removed      after its removal
+  everything   `aitop record --pid` of this process: hook and stacks at 1 Hz, written to a file nobody reads
+  py-spy       `py-spy record --nonblocking -r 20`
+  profiler     torch.profiler, host side, without shapes
+  traceml      TraceML (package traceml-ai), if it can be imported: in a process of its own launcher's, after as many
+               plain rounds there
 """
 
 from __future__ import annotations
 
 import argparse
-import itertools
+import contextlib
+import importlib.util
+import json
+import os
+import random
+import signal
 import statistics
+import subprocess
+import sys
+import tempfile
 import time
+from collections.abc import Iterator
+from pathlib import Path
 
 import torch
-from torch import nn
-from torch.utils.data import DataLoader, Dataset
+from hook_cost_models import MODELS, steps_of
 
 import aitop.hook
 
-
-class Rows(Dataset):
-    def __init__(self, count: int, width: int) -> None:
-        generator = torch.Generator().manual_seed(0)
-        self.rows = torch.randn(count, width, generator=generator)
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def __getitem__(self, index: int):
-        return self.rows[index], index % 10
+WARM_SECONDS = 0.3
+# Finding the root module, and a monitor's or a sampler's start, are over after so long.
+START_SECONDS = {"hook": 0.7, "everything": 4.0, "py-spy": 2.0}
 
 
-class Mlp(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.net = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 10))
-
-    def forward(self, rows):
-        return self.net(rows)
-
-
-class Transformer(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        layer = nn.TransformerEncoderLayer(192, 4, 512, batch_first=True, dropout=0.0)
-        self.embed = nn.Linear(64, 192)
-        self.encoder = nn.TransformerEncoder(layer, 4, enable_nested_tensor=False)
-        self.head = nn.Linear(192, 10)
-
-    def forward(self, rows):
-        return self.head(self.encoder(self.embed(rows).unsqueeze(1).expand(-1, 32, -1)).mean(1))
-
-
-def steps_of(model, loader):
-    """An endless training run; one step each `next`."""
-    optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
-    loss_of = nn.CrossEntropyLoss()
-    while True:
-        for rows, labels in loader:
-            loss = loss_of(model(rows), labels)
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-            yield
-
-
-def microseconds(run, count: int) -> float:
-    """Median time of `count` steps."""
-    times = []
-    for _ in range(count):
+def run_for(run, seconds: float) -> tuple[float, float]:
+    """Let the run go on: microseconds of a step, by wall clock (median) and by CPU time of the thread (mean)."""
+    times, until = [], time.perf_counter() + seconds
+    cpu = time.thread_time_ns()
+    while time.perf_counter() < until:
         start = time.perf_counter_ns()
         next(run)
         times.append(time.perf_counter_ns() - start)
-    return statistics.median(times) / 1000
+    return statistics.median(times) / 1000, (time.thread_time_ns() - cpu) / len(times) / 1000
+
+
+def nothing() -> contextlib.AbstractContextManager[object]:
+    return contextlib.nullcontext()
+
+
+@contextlib.contextmanager
+def hook() -> Iterator[None]:
+    assert aitop.hook.install("run") == "installed"
+    try:
+        yield
+    finally:
+        own.append(aitop.hook._session._cost.us_per_step())
+        assert aitop.hook.remove() == "removed"
+
+
+@contextlib.contextmanager
+def child(command: list[str]) -> Iterator[None]:
+    """A program that watches this process, in the background; it ends as with Ctrl-C."""
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    try:
+        yield
+        if process.poll() is not None:
+            raise RuntimeError(f"{command[0]} ended too soon: {process.communicate()[1].strip()[-300:]}")
+    finally:
+        if process.poll() is None:
+            process.send_signal(signal.SIGINT)
+        try:
+            process.communicate(timeout=20)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.communicate()
+
+
+@contextlib.contextmanager
+def everything() -> Iterator[None]:
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, "-m", "aitop", "record", "--pid", str(os.getpid()), "-o", f"{folder}/run.jsonl"]
+        with child(command):
+            yield
+    end = time.monotonic() + 10
+    while aitop.hook.remove() == "busy" and time.monotonic() < end:
+        next(current)
+
+
+@contextlib.contextmanager
+def py_spy() -> Iterator[None]:
+    beside = Path(sys.executable).parent / "py-spy"
+    program = str(beside) if beside.exists() else "py-spy"
+    with tempfile.TemporaryDirectory() as folder:
+        command = [program, "record", "--nonblocking", "-r", "20", "-d", "3600", "-p", str(os.getpid())]
+        with child([*command, "-f", "raw", "-o", f"{folder}/stacks"]):
+            yield
+
+
+@contextlib.contextmanager
+def profiler() -> Iterator[None]:
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]):
+        yield
+
+
+VARIANTS = {
+    "plain": nothing,
+    "hook": hook,
+    "removed": nothing,
+    "everything": everything,
+    "py-spy": py_spy,
+    "profiler": profiler,
+}
+own: list[float | None] = []
+current: Iterator[None] = iter(())
+
+
+def measure(run, names: list[str], rounds: int, seconds: float) -> dict[str, list[tuple[float, float]]]:
+    """Wall and CPU microseconds of a step, by variant, one pair a round."""
+    times: dict[str, list[tuple[float, float]]] = {name: [] for name in names}
+    order = list(names)
+    shuffle = random.Random(0).shuffle
+    for _ in range(rounds):
+        shuffle(order)
+        for name in order:
+            with VARIANTS[name]():
+                run_for(run, START_SECONDS.get(name, WARM_SECONDS))
+                times[name].append(run_for(run, seconds))
+            run_for(run, WARM_SECONDS)
+    return times
+
+
+def measure_traceml(model: str, rounds: int, seconds: float) -> dict[str, list[tuple[float, float]]]:
+    """Plain rounds, then as many with TraceML, in a process of its launcher's; empty where it is not installed."""
+    if importlib.util.find_spec("traceml_ai") is None:
+        return {}
+    with tempfile.TemporaryDirectory() as folder:
+        asked = {"model": model, "rounds": rounds, "seconds": seconds, "file": f"{folder}/figures.json"}
+        launch = "import sys; from traceml_ai.launcher.cli import main; sys.exit(main())"
+        script = Path(__file__).with_name("hook_cost_traceml.py")
+        command = [sys.executable, "-c", launch, "run", "--logs-dir", f"{folder}/logs", str(script)]
+        paths = os.pathsep.join([str(script.parent), *filter(None, sys.path)])
+        environment = {**os.environ, "HOOK_COST": json.dumps(asked), "PYTHONPATH": paths}
+        done = subprocess.run(command, env=environment, cwd=folder, capture_output=True, text=True)
+        figures = Path(asked["file"])
+        if not figures.exists():
+            raise RuntimeError(f"TraceML did not run: {(done.stdout + done.stderr)[-500:]}")
+        return json.loads(figures.read_text())
+
+
+def report(title: str, times: dict[str, list[tuple[float, float]]]) -> None:
+    print(f"{title}: median step time and its ratio to plain in the same round")
+    plain = times["plain"]
+    for name, values in times.items():
+        ratios = sorted(wall / base for (wall, _), (base, _) in zip(values, plain, strict=True))
+        low, high = ratios[len(ratios) // 10], ratios[-1 - len(ratios) // 10]
+        added = [
+            statistics.median(value[i] - base[i] for value, base in zip(values, plain, strict=True)) for i in (0, 1)
+        ]
+        wall = statistics.median(wall for wall, _ in values)
+        print(
+            f"  {name:11s} {1e6 / wall:8.1f} steps/s {wall:9.1f} us  ratio {statistics.median(ratios):.4f}"
+            f" ({low:.4f}-{high:.4f})  added {added[0]:+8.1f} us, {added[1]:+8.1f} us of CPU"
+        )
+    known = [value for value in own if value is not None]
+    if known:
+        print(f"  the hook says of itself: {statistics.median(known):.1f} us per step")
+    own.clear()
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--rounds", type=int, default=30)
-    parser.add_argument("--model", choices=("mlp", "transformer"), default="mlp")
+    global current
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=12)
+    parser.add_argument("--seconds", type=float, default=1.5)
+    parser.add_argument("--model", choices=(*MODELS, "both"), default="both")
+    parser.add_argument("--only", help="names of variants, with commas")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    torch.manual_seed(0)
-    model, count = (Mlp(), 300) if options.model == "mlp" else (Transformer(), 20)
-    run = steps_of(model, DataLoader(Rows(3200, 64), batch_size=16))
     aitop.hook.remove()
-    microseconds(run, count)
-    times: dict[str, list[float]] = {"plain": [], "hook": [], "removed": []}
-    orders = itertools.cycle((("plain", "hook", "removed"), ("hook", "removed", "plain")))
-    own = 0.0
-    for order in itertools.islice(orders, options.rounds):
-        for variant in order:
-            if variant == "hook":
-                assert aitop.hook.install("run") == "installed"
-                microseconds(run, 30)  # finding the root module is over after a few steps
-            times[variant].append(microseconds(run, count))
-            if variant == "hook":
-                own = aitop.hook._session._cost.us_per_step()
-                assert aitop.hook.remove() == "removed"
-                # The rounds after it begin as they would have without it.
-                microseconds(run, 30)
-    plain = statistics.median(times["plain"])
-    print(f"{options.model}, {options.rounds} rounds of {count} steps, median step time")
-    for variant, values in times.items():
-        added = [value - base for value, base in zip(values, times["plain"], strict=True)]
-        ratios = sorted(value / base for value, base in zip(values, times["plain"], strict=True))
-        low, high = ratios[len(ratios) // 10], ratios[-1 - len(ratios) // 10]
-        print(
-            f"  {variant:8s} {statistics.median(values):9.1f} us  ratio {statistics.median(ratios):.4f}"
-            f" (10-90 %: {low:.4f}-{high:.4f})  added {statistics.median(added):+6.1f} us"
-        )
-    print(f"  the hook says of itself: {own} us per step ({100 * own / plain:.2f} %)")
+    asked = options.only.split(",") if options.only else list(VARIANTS)
+    names = ["plain", *(name for name in asked if name in VARIANTS and name != "plain")]
+    wanted = [name for name in MODELS if options.model in ("both", name)]
+    for name in wanted:
+        model = MODELS[name][0]()
+        current = run = steps_of(model)
+        run_for(run, 2.0)
+        report(name, measure(run, names, options.rounds, options.seconds))
+    if not options.only or "traceml" in options.only:
+        for name in wanted:
+            times = measure_traceml(name, options.rounds, options.seconds)
+            report(f"{name}, TraceML", times) if times else print("TraceML is not installed")
 
 
 if __name__ == "__main__":
