@@ -273,8 +273,14 @@ def _fixes(found: Overhead, share: float) -> tuple[Fix, ...]:
     gone = round(without(share), 2)
     place = f" at {short_place(where[0].file, where[0].line)}" if where else ""
     if found.model:
+        in_order = _in_order(found.lines)
+        instead = (
+            "a layer that loops inside (nn.RNN, nn.LSTM) or a closed form"
+            if in_order
+            else "one batched tensor operation"
+        )
         return (
-            Fix(text=f"replace the loop{place} by one batched tensor operation", speedup=gone),
+            Fix(text=f"replace the loop{place} by {instead}", speedup=gone),
             Fix(text="torch.compile fuses small operations where the loop cannot be rewritten"),
         )
     doing = f"what {where[0].function}{place} does" if where else "it"
