@@ -1,0 +1,172 @@
+"""What else looks at torch's functions while the hook is in: tracers, interrupts, captures, threads, curious people."""
+
+from __future__ import annotations
+
+import gc
+import inspect
+import threading
+import time
+
+import pytest
+import torch
+from hook_runs import Net, Watched, loader, train
+from torch import fx, nn
+
+import aitop.hook
+from aitop.hook import session as session_module
+
+
+def run_a_little(model=None):
+    model = model or Net()
+    train(model, loader(), torch.optim.SGD(model.parameters(), 0.1))
+
+
+def test_stand_ins_look_like_what_they_stand_for(unhooked):
+    originals = {name: inspect.signature(function) for name, function in (("save", torch.save),)}
+    aitop.hook.install("attach")
+    run_a_little()
+    assert inspect.signature(torch.save) == originals["save"]
+    assert torch.save.__name__ == "save" and torch.save.__doc__
+    assert inspect.unwrap(vars(Net)["__call__"]) is inspect.unwrap(nn.Module.__call__)
+    assert "def save" in inspect.getsource(torch.save)
+
+
+def test_a_tracer_of_fx_sees_modules_of_a_roots_class(unhooked):
+    class Outer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(8, 4)
+
+        def forward(self, rows):
+            return self.layer(rows)
+
+    def traced():
+        return [(node.op, str(node.target)) for node in fx.symbolic_trace(Outer()).graph.nodes]
+
+    before = traced()
+    watched = Watched()
+    layer = nn.Linear(8, 4)
+    train(layer, loader(), torch.optim.SGD(layer.parameters(), 0.1))
+    assert "__call__" in vars(nn.Linear), "the root is of a class that tracers take for a leaf"
+    assert traced() == before
+    watched.ring.close()
+
+
+def test_a_trace_of_jit_records_nothing_of_ours(watched):
+    model = Net()
+    run_a_little(model)
+    watched.session.journal.skip = 0
+    graph = str(torch.jit.trace(model, torch.zeros(4, 8)).inlined_graph)
+    aitop.hook.remove()
+    assert graph.count("aten::") == str(torch.jit.trace(model, torch.zeros(4, 8)).inlined_graph).count("aten::")
+
+
+@pytest.mark.parametrize("place", ["forward", "next", "backward"])
+def test_an_interrupt_leaves_nothing_behind(watched, place):
+    class Interrupted(Net):
+        at = -1
+
+        def forward(self, rows):
+            self.at += 1
+            if place == "forward" and self.at == 2:
+                raise KeyboardInterrupt
+            out = super().forward(rows)
+            if place == "backward" and self.at == 2:
+                out.register_hook(lambda grad: (_ for _ in ()).throw(KeyboardInterrupt()))
+            return out
+
+    class Rows(torch.utils.data.Dataset):
+        asked = 0
+
+        def __len__(self):
+            return 32
+
+        def __getitem__(self, index):
+            Rows.asked += 1
+            if place == "next" and Rows.asked == 10:
+                raise KeyboardInterrupt
+            return torch.zeros(8), 0
+
+    model = Interrupted()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with pytest.raises(KeyboardInterrupt):
+        train(model, torch.utils.data.DataLoader(Rows(), batch_size=4), optimizer)
+    assert not watched.session.journal.busy
+    train(model, loader(), optimizer)
+    assert all(record.forwards for record in watched.records()[-7:])
+
+
+def test_iterators_are_forgotten_when_they_are_gone(watched):
+    iterator = iter(loader())
+    next(iterator)
+    known = watched.session.iterators
+    assert id(iterator) in known
+    del iterator
+    gc.collect()
+    assert not known
+    optimizer = torch.optim.SGD(Net().parameters(), 0.1)
+    optimizer.step()
+    del optimizer
+    gc.collect()
+    assert not watched.session.optimizers
+
+
+def test_the_cuda_of_a_thread_that_captures_is_left_alone(watched, monkeypatch):
+    class Event:
+        asked = 0
+
+        def __init__(self, enable_timing):
+            pass
+
+        def record(self):
+            Event.asked += 1
+
+        def query(self):
+            Event.asked += 1
+            return False
+
+    class Graph:
+        def capture_begin(self, fails=False):
+            if fails:
+                raise RuntimeError("no capture")
+
+        def capture_end(self):
+            pass
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    monkeypatch.setattr(session_module, "allocators", lambda torch: [])
+    monkeypatch.setattr("aitop.hook.device.ALWAYS_ABOVE_NS", 0)
+    watched.session.look(time.monotonic_ns())
+    graph = Graph()
+    threading.Thread(target=graph.capture_begin).start()
+    before = Event.asked
+    run_a_little()
+    watched.records()
+    assert Event.asked == before
+    graph.capture_end()
+    with pytest.raises(RuntimeError):
+        graph.capture_begin(fails=True)
+    run_a_little()
+    assert Event.asked > before
+
+
+def test_a_removal_in_the_midst_of_coming_in(unhooked, monkeypatch):
+    from hook_runs import patched_attributes
+
+    run_a_little()
+    before, callbacks = patched_attributes(), list(gc.callbacks)
+    original = session_module.wrappers.wrap_save
+
+    def removed_meanwhile(*args):
+        assert aitop.hook.remove() == "removed"
+        return original(*args)
+
+    monkeypatch.setattr(session_module.wrappers, "wrap_save", removed_meanwhile)
+    assert aitop.hook.install("attach") == "busy"
+    assert patched_attributes() == before
+    assert list(gc.callbacks) == callbacks
+    monkeypatch.undo()
+    assert aitop.hook.install("attach") == "installed"
