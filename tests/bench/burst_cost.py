@@ -1,9 +1,9 @@
-"""Whether a run is as fast after a burst of torch.profiler as before: steps timed before, and after each of some bursts.
+"""Whether a run is as fast after a burst of torch.profiler as before: steps timed before, and after each of several.
 
     python tests/bench/burst_cost.py [--bursts 5] [--model mlp|transformer]
 
-One process trains with the hook in; a thread asks for bursts as the monitor would. On a machine with a GPU the model and
-its data are on it.
+One process trains with the hook in; a thread asks for bursts as the monitor would. On a machine with a GPU the model
+and its data are on it.
 """
 
 from __future__ import annotations
@@ -62,9 +62,11 @@ def main() -> None:
         timed(run, 10)
         after = statistics.median(timed(run, 2 * count))
         profile, holds = taken.profile, taken.profile.holds
+        parts = f"{holds.start * 1e3:5.1f} {holds.stop * 1e3:5.1f} {holds.save * 1e3:5.1f}"
+        inside = profile.seconds / profile.steps
         print(
-            f"{number + 1:5}{profile.events:8}{holds.total * 1e3:9.1f} ({holds.start * 1e3:5.1f} {holds.stop * 1e3:5.1f}"
-            f" {holds.save * 1e3:5.1f}){profile.seconds / profile.steps * 1e6:17.0f}{after * 1e6:18.1f}{after / before:14.3f}"
+            f"{number + 1:5}{profile.events:8}{holds.total * 1e3:9.1f} ({parts}){inside * 1e6:17.0f}{after * 1e6:18.1f}"
+            f"{after / before:14.3f}"
         )
     aitop.hook.remove()
 
