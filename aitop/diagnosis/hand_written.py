@@ -27,7 +27,10 @@ NOT_FEEDING = re.compile(
     re.IGNORECASE,
 )
 LOOP_HEADER = re.compile(r"^(async )?for .+ in .+:")
+# The name of an argument tells what somebody else calls it: data= of a request is what it sends.
+ARGUMENT = re.compile(r"(?<=[(,])\s*\w+=(?!=)")
 CALLED = re.compile(r"[\w.]+\(|^[\w., ]+=(?!=)|^(?:async )?for .+ in .+:")
+ASSIGNED = re.compile(r"[\w., ]+=(?!=)\s*[\w.]+|(?:async )?for .+ in .+:")
 BUSY = frozenset({"save", "log", "sync", "gc", "queue", "spawn", "compile", "lock"})
 
 Function = tuple[str, str]
@@ -45,8 +48,11 @@ def feeding(snapshot: Snapshot) -> Callable[[HotLine], bool]:
     """A test for lines outside of every phase: does this one make the next batch? In inference, reading it only."""
     makes = making_input(snapshot)
     loops = _loops(main_lines(snapshot, lambda line: line.phase in ("forward", "backward", "optimizer")).lines)
-    calls = calling_model(snapshot) if snapshot.kind == "inference" else lambda line: False
-    return lambda line: not makes(line) and not calls(line) and _feeds(line, loops)
+    if snapshot.kind != "inference":
+        return lambda line: _feeds(line, loops)
+    calls = calling_model(snapshot)
+    answers = _after_model(snapshot)
+    return lambda line: not makes(line) and not calls(line) and not answers(line) and _feeds(line, loops)
 
 
 def calling_model(snapshot: Snapshot) -> Callable[[HotLine], bool]:
@@ -56,6 +62,27 @@ def calling_model(snapshot: Snapshot) -> Callable[[HotLine], bool]:
         for line in main_lines(snapshot, lambda line: line.phase in ("forward", "evaluation")).lines
     }
     return lambda line: (line.file, line.line) in called
+
+
+def _after_model(snapshot: Snapshot) -> Callable[[HotLine], bool]:
+    """A test for lines of inference: is this one called below the last call of the model, to do with its results?
+
+    A line down there that assigns what is named like input fetches the next one.
+    """
+    last: dict[Function, int] = {}
+    for line in main_lines(snapshot, lambda line: line.phase in ("forward", "evaluation")).lines:
+        for file, function, number in _places(line):
+            last[file, function] = max(number, last.get((file, function), 0))
+
+    def after(line: HotLine) -> bool:
+        texts = [*(frame.text for frame in line.via), line.text]
+        for (file, function, number), text in zip(reversed(_places(line)), reversed(texts), strict=True):
+            if (file, function) in last:
+                assigned = ASSIGNED.match(text or "")
+                return number > last[file, function] and not (assigned and FEEDS.search(assigned[0]))
+        return False
+
+    return after
 
 
 def _loops(lines: tuple[HotLine, ...]) -> Mapping[Function, Loop]:
@@ -89,7 +116,7 @@ def _feeds(line: HotLine, loops: Mapping[Function, Loop]) -> bool:
 def _in_words(line: HotLine) -> bool:
     if any(LOOP_HEADER.match(frame.text or "") for frame in line.via):
         return True
-    return bool(FEEDS.search(line.function) or FEEDS.search(line.text or "")) or any(
+    return bool(FEEDS.search(line.function) or FEEDS.search(ARGUMENT.sub("", line.text or ""))) or any(
         _speaks(FEEDS, frame) for frame in line.via
     )
 
