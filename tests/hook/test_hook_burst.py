@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import threading
+import time
 
 import hook_runs
 import pytest
@@ -13,6 +14,9 @@ import torch
 from aitop.engine.burst import NoProfileError, take_profile
 from aitop.hook import burst as written
 from aitop.sources import burst as read
+
+# A machine with many other things to do takes its time.
+PATIENCE = 60.0
 
 
 def memfds() -> list[str]:
@@ -44,11 +48,10 @@ class Asking(threading.Thread):
 
 def train_while(asking: Asking, model, data, optimizer) -> None:
     asking.start()
-    for _ in range(2000):
+    deadline = time.monotonic() + PATIENCE
+    while asking.is_alive():
+        assert time.monotonic() < deadline, "the burst never came to an end"
         hook_runs.train(model, data, optimizer)
-        if not asking.is_alive():
-            return
-    raise AssertionError("the burst never came to an end")
 
 
 @pytest.fixture
@@ -123,11 +126,11 @@ def test_inference_is_profiled_by_its_forwards(watched):
     model = hook_runs.Net().eval()
     asking = Asking()
     asking.start()
+    deadline = time.monotonic() + PATIENCE
     with torch.no_grad():
-        for _ in range(200_000):
+        while asking.is_alive():
+            assert time.monotonic() < deadline, "the burst never came to an end"
             model(torch.ones(4, 8))
-            if not asking.is_alive():
-                break
     assert asking.problem is None
     assert {row.name: row.calls for row in asking.taken.profile.ops}["aten::addmm"] == 6
 
@@ -141,5 +144,5 @@ def test_a_hook_that_leaves_ends_the_burst(watched, run):
     watched.session.remove()
     assert not torch.autograd._profiler_enabled()
     assert memfds() == []
-    asking.join(10)
+    asking.join(PATIENCE)
     assert "the hook left it meanwhile" in asking.problem
