@@ -117,7 +117,7 @@ def _verdict(snapshot: Snapshot, wait: Wait, cause: Cause, contention: float) ->
         severity=severity,
         share=round(wait.share, 4),
         speedup=round(without(gained), 3),
-        confidence=min(sure, UNPROVEN) if unproven else sure,
+        confidence=min(sure, UNPROVEN) if unproven or cause.supposed else sure,
         title=f"{percent(wait.share)} of each step waits for data",
         where=cause.where,
         evidence=(_measure(snapshot, wait), *cause.evidence),

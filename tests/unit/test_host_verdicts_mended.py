@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from snapshot_builder import line, snapshot, steps
+from snapshot_builder import host, line, snapshot, step, steps
 
 from aitop.diagnosis import between_steps, input_bound
 from aitop.diagnosis.rule import Finding
@@ -45,3 +45,38 @@ def test_fetching_the_next_input_below_the_model_feeds_it():
         kind="inference",
     )
     assert fired(input_bound.judge(seen)).subtype == "storage"
+
+
+# predictions ------------------------------------------------------------------------------------------------------
+
+
+def respawning():
+    records = [step(i, 0.1, data_wait=0.001, loader_start=0.07 if i % 5 == 0 else 0.0, cpu=0.05) for i in range(40)]
+    return snapshot(records)
+
+
+def test_the_gain_of_keeping_workers_is_not_sure():
+    verdict = fired(input_bound.judge(respawning()))
+    assert verdict.subtype == "respawn" and verdict.confidence <= 0.5
+    assert any("the gain may be larger" in one for one in verdict.evidence)
+
+
+def test_one_who_computes_batches_by_hand_is_surer_than_one_who_waits_for_them():
+    loop = (("main", 80, "for x in batches():"), ("batches", 40, "yield load(path)"))
+    model = line("main", 0.2, phase="forward", activity="compute")
+    waits = line("load", 0.7, activity="io-file", number=31, via=loop)
+    computes = line("load", 0.7, number=31, via=loop)
+    slept = fired(input_bound.judge(snapshot(steps(forward=0.02, cpu=0.03), lines=[waits, model])))
+    worked = fired(input_bound.judge(snapshot(steps(forward=0.02, cpu=0.1), lines=[computes, model])))
+    assert (slept.subtype, worked.subtype) == ("storage", "transform")
+    assert slept.confidence <= 0.5 < worked.confidence
+
+
+# collating --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("busy", [(0.2, 0.2), (1.0, 1.0)])
+def test_work_below_a_collator_stays_collate_however_many_cores_idle(busy):
+    pieces = line("Letters.pieces", 0.4, phase="data_wait", via=(("LetterCollator.__call__", 44, "self.pieces(t)"),))
+    seen = snapshot(steps(data_wait=0.04, forward=0.05, cpu=0.1), lines=[pieces], host=host(0, busy=busy))
+    assert fired(input_bound.judge(seen)).subtype == "collate"
