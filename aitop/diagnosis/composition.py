@@ -24,11 +24,16 @@ IN_EVERY_STEP = frozenset(
     {"python-overhead", "optimizer-bound", "host-io-stall", "sync-stall", "transfer-bound", "launch-bound", "precision"}
 )
 EMPTY = 0.8
+# As sure as one is of Python between operations that nobody counted, and that no loop shows.
+SUSPECTED = 0.5
+# Their share is of what could be done in the time, not of a step: what is left of a step is not told by it.
+OF_THROUGHPUT = frozenset({"underbatched"})
 
 
 def composed(verdicts: Sequence[Verdict], snapshot: Snapshot) -> tuple[Verdict, ...]:
     """The verdicts, in their order, without those that others explain, each gain held against what limits next."""
     kept = _without_stretched([one for one in verdicts if not _told_better(one, verdicts)])
+    kept = _without_suspected(_without_collecting_of_compiler(kept), snapshot)
     kept = _held_up_by_loading(kept, snapshot)
     return tuple(_with_next_limit(kept))
 
@@ -56,6 +61,27 @@ def _without_stretched(verdicts: Sequence[Verdict]) -> list[Verdict]:
     if stretch < LEAST_STRETCH:
         return list(verdicts)
     return [one for one in verdicts if one.id not in BY_LENGTH or (one.share or 0.0) > stretch]
+
+
+def _without_collecting_of_compiler(verdicts: list[Verdict]) -> list[Verdict]:
+    """Compiling makes so many objects that the collector starts by itself: it ends with the compiling."""
+    if not any(one.id == "recompile" and one.severity != "info" for one in verdicts):
+        return verdicts
+    return [one for one in verdicts if one.id != "gc-stall" or one.where]
+
+
+def _without_suspected(verdicts: list[Verdict], snapshot: Snapshot) -> list[Verdict]:
+    """Beside a larger wait for data, a few samples of Python in the forward pass are no finding of their own."""
+    if snapshot.steps is None or snapshot.steps.basis != "stacks":
+        return verdicts
+    loading = max(
+        (one.share or 0.0 for one in verdicts if one.id == "input-bound" and one.severity != "info"), default=0.0
+    )
+    return [
+        one
+        for one in verdicts
+        if one.id != "python-overhead" or one.confidence > SUSPECTED or (one.share or 0.0) >= loading
+    ]
 
 
 def _held_up_by_loading(verdicts: list[Verdict], snapshot: Snapshot) -> list[Verdict]:
@@ -94,6 +120,8 @@ def _with_next_limit(verdicts: list[Verdict]) -> list[Verdict]:
     if len(timed) < 2 or not verdicts or verdicts[0] is not timed[0]:
         return verdicts
     first, second = timed[0], timed[1]
+    if first.id in OF_THROUGHPUT or second.id in OF_THROUGHPUT:
+        return verdicts
     left = 1.0 - (first.share or 0.0)
     rest = min(second.share or 0.0, left)
     if left <= 0.02 or rest <= 0.0:

@@ -46,7 +46,7 @@ def judge(snapshot: Snapshot) -> Judgement:
     still = _standing_still(snapshot)
     if still is None:
         return Abstention(id=ID, reason="how much of the time the main thread runs is not known")
-    share = min(min(held, still) + _crowding(snapshot, held), host_limit(snapshot), 0.97)
+    share = min(held, still + _crowding(snapshot, held), host_limit(snapshot), 0.97)
     if not others or share < BAND.leave:
         return None
     return Finding(_verdict(snapshot, others, held, still, share), level=share)

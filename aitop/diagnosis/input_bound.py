@@ -15,6 +15,7 @@ from aitop.diagnosis.evidence import (
     free_cores,
     host_limit,
     host_unproven,
+    loader_workers,
     main_lines,
     main_stacks,
     mean_of,
@@ -33,6 +34,11 @@ from aitop.model.verdict import Abstention, Fix, Severity, Verdict
 ID = "input-bound"
 CRITICAL_SHARE = 0.3
 IDLE_WORKERS = 0.5
+# Seconds from the start of the process in which data may still be read for the first time, and come from memory later.
+FIRST_SECONDS = 14.0
+EARLY_SHARE = 0.4
+
+FIRST_TIME = "these are the first seconds of the run: data read for the first time may come from memory later"
 
 
 @dataclass(frozen=True)
@@ -109,6 +115,9 @@ def _verdict(snapshot: Snapshot, wait: Wait, cause: Cause, contention: float) ->
     severity: Severity = (
         "critical" if wait.share >= CRITICAL_SHARE and sum(signals) >= 2 and not unproven else "warning"
     )
+    early = not wait.measured and wait.share < EARLY_SHARE and _first_seconds(snapshot)
+    if early:
+        severity = "info"
     gained = min(0.99, certain + contention)
     sure = confidence(*signals, base=0.55 if gained < 0.9 else 0.4, steps=len(steps), share=gained)
     return Verdict(
@@ -120,9 +129,15 @@ def _verdict(snapshot: Snapshot, wait: Wait, cause: Cause, contention: float) ->
         confidence=min(sure, UNPROVEN) if unproven or cause.supposed else sure,
         title=f"{percent(wait.share)} of each step waits for data",
         where=cause.where,
-        evidence=(_measure(snapshot, wait), *cause.evidence),
+        evidence=(_measure(snapshot, wait), *cause.evidence, *((FIRST_TIME,) if early else ())),
         fixes=_ordered(cause.fixes),
     )
+
+
+def _first_seconds(snapshot: Snapshot) -> bool:
+    """Whether data that are loaded in the training process may be on their way into its memory for the first time."""
+    started = snapshot.target.started
+    return started is not None and not loader_workers(snapshot) and 0.0 <= snapshot.wall - started < FIRST_SECONDS
 
 
 def _measure(snapshot: Snapshot, wait: Wait) -> str:

@@ -310,12 +310,11 @@ def _workers(count: int, each: float | None, blocked: bool, working: float, sour
     if each is None:
         return [named]
     use = f"{named} at {percent(each)} of a core{'' if one else ' each'}"
-    its, doing = ("its", "it waits") if one else ("their", "they wait")
-    if not blocked:
-        doing = "it computes" if one else "they compute"
-    why = f"{doing} for something other than the CPU" if blocked else doing
-    if blocked and source:
-        why += f" ({source})"
+    its = "its" if one else "their"
+    if blocked:
+        why = f"{'it is' if one else 'they are'} {source or 'waiting for something other than the CPU'}"
+    else:
+        why = "it computes" if one else "they compute"
     return [f"{use}, {percent(min(1.0, working))} of {its} samples at work: {why}"]
 
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
-from snapshot_builder import host, line, snapshot, step, steps
+from snapshot_builder import RANK, constant, host, line, snapshot, step, steps
 
-from aitop.diagnosis import between_steps, input_bound
+from aitop.diagnosis import between_steps, gil, input_bound
+from aitop.diagnosis.composition import composed
 from aitop.diagnosis.rule import Finding
-from aitop.model.snapshot import Phases
+from aitop.model.snapshot import Phases, ThreadShare
+from aitop.model.verdict import Verdict, Where
 
 
 def fired(judgement):
@@ -80,3 +83,59 @@ def test_work_below_a_collator_stays_collate_however_many_cores_idle(busy):
     pieces = line("Letters.pieces", 0.4, phase="data_wait", via=(("LetterCollator.__call__", 44, "self.pieces(t)"),))
     seen = snapshot(steps(data_wait=0.04, forward=0.05, cpu=0.1), lines=[pieces], host=host(0, busy=busy))
     assert fired(input_bound.judge(seen)).subtype == "collate"
+
+
+# the first seconds ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("age", "wait", "severity"), [(8, 0.2, "info"), (8, 0.6, "critical"), (60, 0.2, "warning")])
+def test_a_short_wait_in_the_first_seconds_is_no_warning_yet(age, wait, severity):
+    loads = line("__getitem__", wait, phase="data_wait")
+    seen = snapshot(phases=Phases(data_wait=wait, forward=1.0 - wait), lines=[loads])
+    target = msgspec.structs.replace(seen.target, started=5000.0)
+    seen = msgspec.structs.replace(seen, target=target, wall=5000.0 + age)
+    assert fired(input_bound.judge(seen)).severity == severity
+
+
+# several at once --------------------------------------------------------------------------------------------------
+
+
+def said(id_, share, *, sure=0.8, at=1):
+    where = (Where(pid=RANK, file="/x/train.py", line=at, function="f"),) if at else ()
+    return Verdict(id=id_, severity="warning", title="t", confidence=sure, share=share, speedup=1.5, where=where)
+
+
+def together(*verdicts):
+    return [one.id for one in composed(verdicts, snapshot(phases=Phases(forward=0.5, data_wait=0.5)))]
+
+
+def test_the_collector_that_compiling_sets_off_is_not_told_beside_it():
+    assert together(said("recompile", 0.6), said("gc-stall", 0.1, at=0)) == ["recompile"]
+    assert together(said("recompile", 0.6), said("gc-stall", 0.1, at=7)) == ["recompile", "gc-stall"]
+    assert together(said("eval-stall", 0.6), said("gc-stall", 0.1, at=0)) == ["eval-stall", "gc-stall"]
+
+
+def test_suspected_python_leaves_beside_a_larger_wait_for_data():
+    loading = said("input-bound", 0.5)
+    assert together(loading, said("python-overhead", 0.2, sure=0.5, at=7)) == ["input-bound"]
+    assert len(together(loading, said("python-overhead", 0.2, sure=0.7, at=7))) == 2
+    assert len(together(said("input-bound", 0.1), said("python-overhead", 0.2, sure=0.5, at=7))) == 2
+
+
+def test_too_small_a_batch_has_no_next_limit():
+    found = composed([said("underbatched", 0.8), said("optimizer-bound", 0.3, at=7)], snapshot(steps()))
+    assert not any("next limit" in words for one in found for words in one.evidence)
+
+
+# the interpreter's lock -------------------------------------------------------------------------------------------
+
+
+def test_a_thread_that_hardly_holds_the_lock_is_not_blamed_for_a_crowded_machine():
+    threads = tuple(
+        ThreadShare(pid=RANK, thread=name, samples=100, active=1.0, gil=held)
+        for name, held in (("MainThread", 0.9), ("decoder", 0.07))
+    )
+    seen = snapshot(steps(forward=0.1, cpu=0.02), series={"run_delay": constant(0.8)}, host=host(0, busy=(1.0, 0.0)))
+    seen = msgspec.structs.replace(seen, stacks=msgspec.structs.replace(seen.stacks, threads=threads))
+    judged = gil.judge(seen)
+    assert level(judged) <= 0.07 and level(judged) < gil.RULE.band.enter

@@ -489,7 +489,7 @@ def test_one_worker_is_told_as_one():
     series = {"workers_cpu": constant(0.02)}
     waiting = steps(seconds=0.1, data_wait=0.05, queue_ready=0)
     seen = snapshot(waiting, lines=lines, workers=1, host=host(1, worker_cpu=0.02), facts=loaders(1), series=series)
-    told = "1 worker at 2 % of a core, 90 % of its samples at work: it waits for something other than the CPU"
+    told = "1 worker at 2 % of a core, 90 % of its samples at work: it is waiting for something other than the CPU"
     assert told in fired(input_bound.judge(seen)).evidence
 
 
