@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from aitop.diagnosis.evidence import (
     Lines,
@@ -26,6 +26,8 @@ STORAGE = frozenset({"io-file", "io-network", "io-database"})
 BUSY_CORES = 0.5
 READING_BYTES = 20e6
 WORTH_IT = 1.03
+# With fewer cores idle, more workers take from others, or others from them.
+LEAST_FREE = 0.25
 
 
 @dataclass(frozen=True)
@@ -192,6 +194,9 @@ def _in_workers(snapshot: Snapshot, share: float, contention: float, lines: Line
     step = snapshot.steps.mean if snapshot.steps and snapshot.steps.mean else 1.0
     loading = Loading(step, share * step, workers, 0.0 if blocked else max((each or 1.0) + delayed, 0.5), free)
     best = loading.best_workers()
+    if blocked and each is not None:
+        # How many wait at once costs nothing; what they all compute needs cores, and others may have those.
+        loading = replace(loading, cores_per_worker=each + delayed)
     gain = loading.speedup_with(best)
     subtype = _worker_subtype(snapshot, lines, blocked, gain, without(share))
     fixes = []
@@ -225,6 +230,7 @@ def _in_workers(snapshot: Snapshot, share: float, contention: float, lines: Line
         fixes=tuple(fixes),
         confirmed=working > 0.5,
         frees_cores=not blocked and subtype != "workers",
+        supposed=blocked and free is not None and free < LEAST_FREE,
     )
 
 

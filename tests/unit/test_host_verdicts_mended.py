@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-from snapshot_builder import RANK, constant, host, line, snapshot, step, steps
+from snapshot_builder import RANK, WORKER, constant, host, line, snapshot, step, steps
 
 from aitop.diagnosis import between_steps, gil, input_bound
 from aitop.diagnosis.composition import composed
@@ -73,6 +73,18 @@ def test_one_who_computes_batches_by_hand_is_surer_than_one_who_waits_for_them()
     worked = fired(input_bound.judge(snapshot(steps(forward=0.02, cpu=0.1), lines=[computes, model])))
     assert (slept.subtype, worked.subtype) == ("storage", "transform")
     assert slept.confidence <= 0.5 < worked.confidence
+
+
+@pytest.mark.parametrize(("busy", "most", "sure"), [((1.0, 1.0), 4.0, False), ((0.2, 0.2), 5.1, True)])
+def test_cores_busy_with_others_carry_no_more_workers(busy, most, sure):
+    waits = line("get", 0.9, pid=WORKER, activity="io-network")
+    crowd = host(2, worker_cpu=0.1, main_cpu=0.2, busy=busy)
+    records = steps(data_wait=0.08, forward=0.02, cpu=0.02, queue_ready=0)
+    verdict = fired(
+        input_bound.judge(snapshot(records, lines=[waits], host=crowd, series={"workers_cpu": constant(0.2)}))
+    )
+    fix = next(fix for fix in verdict.fixes if fix.text.startswith("num_workers 2 → "))
+    assert most - 1.5 < fix.speedup < most and (verdict.confidence > 0.5) is sure
 
 
 # collating --------------------------------------------------------------------------------------------------------
