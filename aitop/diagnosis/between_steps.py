@@ -32,6 +32,8 @@ BAND = Band(enter=0.05, leave=0.03)
 CHEAP = 0.02
 LEAST_BYTES = 1_000_000
 CALL = re.compile(r"[\w.]*(?:save|dump|write)\w*(?=\()")
+# A server that stands here waits for the next request.
+TAKES_REQUEST = re.compile(r"\.(?:accept|recv\w*|receive\w*|poll|consume|b[lr]?pop\w*|xread\w*)\(")
 SAVING_WORDS = ("save", "checkpoint", "ckpt", "snapshot", "dump")
 
 
@@ -79,15 +81,16 @@ def evaluation(snapshot: Snapshot) -> Judgement:
 def host_io(snapshot: Snapshot) -> Judgement:
     """Files, network and databases touched by the training thread outside of loading and saving."""
     feeds = feeding(snapshot)
-    lines = main_lines(snapshot, lambda line: _does_io(line) and not feeds(line))
+    serving = snapshot.kind == "inference"
+    lines = main_lines(
+        snapshot, lambda line: _does_io(line) and not feeds(line) and not (serving and _takes_request(line))
+    )
     share = min(lines.share, host_limit(snapshot))
     outside = summed(records(snapshot), lambda step: max(0.0, step.outside - step.save - step.evaluation))
     place = f": {_place(lines)}" if lines.lines else ""
     fixes = (
-        Fix(
-            text=f"hand it to a background thread, or do it every N steps{place}",
-            speedup=round(without(share), 2),
-        ),
+        Fix(text=f"hand it to a background thread{place}", speedup=round(without(share), 2)),
+        Fix(text=f"collect, and do it {_factor(share)} times as rarely{place}", speedup=_if_rarely(share)),
     )
     stall = Stall("host-io-stall", "goes into files or services", share, lines, None, (), fixes)
     return _judged(snapshot, stall, agrees=outside is not None and outside >= 0.5 * share)
@@ -213,6 +216,10 @@ def _does_io(line: HotLine) -> bool:
         and line.activity in ("io-file", "io-network", "io-database", "log")
         and not _saves(line)
     )
+
+
+def _takes_request(line: HotLine) -> bool:
+    return line.activity != "log" and TAKES_REQUEST.search(line.text or "") is not None
 
 
 def _place(lines: Lines) -> str:

@@ -77,7 +77,9 @@ def _crowding(snapshot: Snapshot, held: float) -> float:
 
 def _verdict(snapshot: Snapshot, others: list[ThreadShare], held: float, still: float, share: float) -> Verdict:
     others = sorted(others, key=lambda one: -(one.gil or 0.0))
-    guilty = [one.thread for one in others if (one.gil or 0.0) >= 0.2 * held]
+    # Of many threads that hold it alike, each has a small part.
+    least = min(0.2 * held, 0.5 * (others[0].gil or 0.0))
+    guilty = [one.thread for one in others if (one.gil or 0.0) >= least]
     lines = _lines(snapshot, others[0].pid, guilty)
     where = places(lines)
     unproven = host_unproven(snapshot)

@@ -79,6 +79,16 @@ def test_without_the_hook_the_kernel_tells_how_much_the_main_thread_ran():
     assert isinstance(gil.judge(threaded(held=0.8, cpu=0, records=False)), Abstention)
 
 
+def test_many_threads_that_hold_the_lock_alike_are_counted():
+    seen = threaded(held=0.8, cpu=0.3)
+    names = [f"client-{number}" for number in range(8)]
+    held = [ThreadShare(pid=RANK, thread=name, samples=100, active=1.0, gil=0.1) for name in names]
+    lines = tuple(of_thread("publish", 0.1, thread=name) for name in names)
+    found = msgspec.structs.replace(seen.stacks, threads=(seen.stacks.threads[0], *held), lines=lines)
+    verdict = fired(gil.judge(msgspec.structs.replace(seen, stacks=found)))
+    assert verdict.title.endswith("held by 8 threads") and verdict.where[0].line == 50
+
+
 @pytest.mark.parametrize(("held", "cpu"), [(0.8, 0.97), (0.03, 0.4), (0.0, 0.2)])
 def test_a_lock_that_nobody_waits_for_is_no_contention(held, cpu):
     assert level(gil.judge(threaded(held, cpu))) < gil.RULE.band.leave

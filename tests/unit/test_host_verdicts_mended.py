@@ -50,6 +50,14 @@ def test_fetching_the_next_input_below_the_model_feeds_it():
     assert fired(input_bound.judge(seen)).subtype == "storage"
 
 
+def test_a_server_that_waits_for_a_request_touches_no_service():
+    listening = line("serve", 0.7, activity="io-network", number=70, text="message = connection.recv(4096)")
+    seen = snapshot(steps(seconds=0.1, forward=0.02), lines=[listening, MODEL], kind="inference")
+    assert between_steps.host_io(seen) is None
+    training = msgspec.structs.replace(seen, kind="training")
+    assert fired(between_steps.host_io(training)).where[0].line == 70
+
+
 # predictions ------------------------------------------------------------------------------------------------------
 
 
