@@ -11,7 +11,7 @@ from aitop.diagnosis.own_pipeline import makers
 from aitop.diagnosis.what_if import without
 from aitop.model.snapshot import Snapshot
 from aitop.model.units import percent
-from aitop.model.verdict import Verdict
+from aitop.model.verdict import Fix, Verdict
 
 # The more a verdict says of a line, the later it stands here: it keeps the line, the others leave.
 SPECIFIC = ("python-overhead", "optimizer-bound", "input-bound", "gc-stall", "step-time-growth")
@@ -26,8 +26,9 @@ IN_EVERY_STEP = frozenset(
 EMPTY = 0.8
 # As sure as one is of Python between operations that nobody counted, and that no loop shows.
 SUSPECTED = 0.5
-# Their share is of what could be done in the time, not of a step: what is left of a step is not told by it.
-OF_THROUGHPUT = frozenset({"underbatched"})
+# Their share is of what could be done in the time, or of how busy a part of the device is, not of what a step loses:
+# what is left of a step is not told by it.
+OF_THROUGHPUT = frozenset({"underbatched", "memory-bandwidth-bound"})
 
 
 def composed(verdicts: Sequence[Verdict], snapshot: Snapshot) -> tuple[Verdict, ...]:
@@ -91,12 +92,16 @@ def _held_up_by_loading(verdicts: list[Verdict], snapshot: Snapshot) -> list[Ver
         return verdicts
     told = "alone it gains nothing: while loading cannot keep up, a shorter step only waits longer for its data"
     held = [
-        msgspec.structs.replace(one, speedup=1.0, evidence=(*one.evidence, told))
+        msgspec.structs.replace(one, speedup=1.0, evidence=(*one.evidence, told), fixes=_gaining_nothing(one.fixes))
         if one.id in IN_EVERY_STEP and one.share
         else one
         for one in verdicts
     ]
     return [loading, *(one for one in held if one is not loading)] if held[0].id in IN_EVERY_STEP else held
+
+
+def _gaining_nothing(fixes: Sequence[Fix]) -> tuple[Fix, ...]:
+    return tuple(msgspec.structs.replace(fix, speedup=1.0) if fix.speedup is not None else fix for fix in fixes)
 
 
 def saturated(snapshot: Snapshot, loading: Verdict) -> bool:

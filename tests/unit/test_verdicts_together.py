@@ -18,7 +18,7 @@ from aitop.diagnosis.rule import Finding
 from aitop.engine.stack_digest import Digester
 from aitop.engine.thread_shares import thread_shares
 from aitop.model.stacks import GilHold
-from aitop.model.verdict import Verdict, Where
+from aitop.model.verdict import Fix, Verdict, Where
 from aitop.sources.stacks.gil import GilWatch
 from aitop.sources.stacks.speedscope import ThreadSamples, parse
 
@@ -61,11 +61,18 @@ def test_the_next_limit_is_told():
     assert second.evidence == ()
 
 
+def test_how_busy_a_part_of_the_device_is_leaves_no_rest_of_a_step():
+    busy, stall = verdict("memory-bandwidth-bound", 0.8, 1), verdict("sync-stall", 0.2, 2)
+    assert composed([busy, stall], snapshot(steps()))[0].evidence == ()
+
+
 def test_a_shorter_step_gains_nothing_while_loading_cannot_keep_up():
     seen = snapshot(steps(data_wait=0.02, queue_ready=0), workers=2, host=host(2, worker_cpu=0.9))
     loading = verdict("input-bound", 0.2, 1, subtype="workers")
-    first, second = composed([verdict("python-overhead", 0.5, 2), loading], seen)
+    fixes = (Fix(text="one batched operation", speedup=2.0), Fix(text="torch.compile"))
+    first, second = composed([verdict("python-overhead", 0.5, 2, fixes=fixes), loading], seen)
     assert (first.id, second.id, second.speedup) == ("input-bound", "python-overhead", 1.0)
+    assert [fix.speedup for fix in second.fixes] == [1.0, None]
     hidden = snapshot(steps(data_wait=0.02, queue_ready=2), workers=2, host=host(2, worker_cpu=0.9))
     assert ids(composed([verdict("python-overhead", 0.5, 2), loading], hidden))[0] == "python-overhead"
 
