@@ -32,9 +32,8 @@ def compute_bound(snapshot: Snapshot) -> Judgement:
     if computing is None:
         return None
     busy = device_busy(snapshot)
-    evidence = [
-        f"forward {percent(phases.forward)}, backward {percent(phases.backward)}, optimizer {percent(phases.optimizer)}"
-    ]
+    parts = {"forward": phases.forward, "backward": phases.backward, "optimizer": phases.optimizer}
+    evidence = [", ".join(f"{name} {percent(share)}" for name, share in parts.items() if share is not None)]
     if busy is not None:
         evidence.append(f"GPU busy {percent(busy)} of the time")
         if not timed_on_device(snapshot) and busy > max(computing, BUSY_DEVICE):

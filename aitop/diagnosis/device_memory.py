@@ -11,7 +11,7 @@ from aitop.diagnosis.rule import Band, Finding, Judgement, Rule
 from aitop.diagnosis.trend import trend
 from aitop.model.gpu import GpuDevice
 from aitop.model.snapshot import Snapshot
-from aitop.model.steps import AllocatorSample
+from aitop.model.steps import AllocatorSample, Kind
 from aitop.model.units import duration, percent, rate, size
 from aitop.model.verdict import Abstention, Fix, Severity, Verdict
 
@@ -83,7 +83,7 @@ def oom_risk(snapshot: Snapshot) -> Judgement:
             confidence=0.85 if allocator is not None and allocator.peak_allocated else 0.5,
             title=f"GPU {held.index}'s memory {told}{soon}: a longer batch may not fit",
             evidence=_signs(held, slope, full_in),
-            fixes=_remedies(held),
+            fixes=_remedies(held, snapshot.kind),
         ),
         level=held.level,
     )
@@ -141,8 +141,11 @@ def _signs(held: Held, slope: float | None, full_in: float | None) -> tuple[str,
     return tuple(told)
 
 
-def _remedies(held: Held) -> tuple[Fix, ...]:
-    fixes = [Fix(text="smaller batch with gradient accumulation, or activation checkpointing")]
+def _remedies(held: Held, kind: Kind) -> tuple[Fix, ...]:
+    smaller = "smaller batch with gradient accumulation, or activation checkpointing"
+    if kind == "inference":
+        smaller = "smaller batches, a bound on the length of inputs, weights in a narrower type, torch.inference_mode()"
+    fixes = [Fix(text=smaller)]
     allocator = held.allocator
     if allocator is not None and (waste := _waste(allocator)) is not None and waste > LEAST_WASTE:
         fixes.append(Fix(text=f"{EXPANDABLE}: {size(waste)} lies in pieces that no large tensor fits into"))

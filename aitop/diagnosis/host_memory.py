@@ -21,7 +21,7 @@ STALLED = 0.1
 SWAPPING = 4 * 2**20
 SOON_SECONDS = 900.0
 WATCH_SECONDS = 60.0
-# Forked workers start with their parent's pages: one that has grown to this part of it no longer shares them all.
+# Forked workers start with their parent's pages, and each object that is read there is a page of their own.
 INHERITED = 0.5
 
 
@@ -136,19 +136,21 @@ def _who(host: HostSample, found: Pressure) -> tuple[str, ...]:
 def _fixes(snapshot: Snapshot, host: HostSample, found: Pressure) -> tuple[Fix, ...]:
     ranks, workers = _of(host, "rank"), _of(host, "loader-worker")
     fixes = []
-    if workers and _copied(ranks, workers):
+    if workers and _inherited(ranks, workers):
         loaders = snapshot.facts.loaders if snapshot.facts is not None else ()
         name = next((f" ({loader.dataset})" for loader in loaders if loader.dataset), "")
         fixes.append(
             Fix(
-                text=f"keep the data set{name} in numpy arrays, tensors or a memory map, not in Python lists or dicts: "
+                text=f"if the data set{name} keeps Python lists or dicts, numpy arrays or a memory map instead: "
                 "reading an object counts its references, which copies its page into every worker"
             )
         )
     if len(workers) > 1:
         half = len(workers) // 2
         fixes.append(Fix(text=f"num_workers {len(workers)} → {half}, or a smaller prefetch_factor, costs less memory"))
-    if not workers and ranks:
+    if not workers and ranks and snapshot.kind == "inference":
+        fixes.append(Fix(text="map the weights instead of reading them (safetensors, torch.load(mmap=True))"))
+    elif not workers and ranks:
         fixes.append(Fix(text="read the data set piece by piece (memory map, Arrow, IterableDataset), not as a whole"))
     if _resident(host.processes) < 0.5 * (found.total - found.left):
         fixes.append(Fix(text="see who else holds memory: ps aux --sort=-rss | head"))
@@ -157,8 +159,8 @@ def _fixes(snapshot: Snapshot, host: HostSample, found: Pressure) -> tuple[Fix, 
     return tuple(fixes)
 
 
-def _copied(ranks: tuple[ProcessSample, ...], workers: tuple[ProcessSample, ...]) -> bool:
-    """Whether the workers hold about as much as the rank that they were forked from."""
+def _inherited(ranks: tuple[ProcessSample, ...], workers: tuple[ProcessSample, ...]) -> bool:
+    """Whether the workers see so much of the rank's memory that its data set is likely to be in it."""
     parent = _resident(ranks) / len(ranks) if ranks else 0.0
     return parent > 0 and _resident(workers) / len(workers) >= INHERITED * parent
 

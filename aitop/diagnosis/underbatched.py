@@ -142,7 +142,7 @@ def _of_training(steps: Sequence[StepRecord], samples: float, facts: HookFacts, 
     if not facts.ops:
         return None
     each = _middle([step.forward for step in steps]) * ran / facts.ops
-    if each > FLOOR_SECONDS:
+    if not 0.0 < each <= FLOOR_SECONDS:
         return None
     whole = _middle([step.seconds for step in steps])
     computes = max(0.05, 1.0 - DISPATCH_SECONDS / each) * _middle([step.forward + step.backward for step in steps])

@@ -184,7 +184,7 @@ def tiny_lines(view: View, width: int) -> list[Line]:
     text, style = label(primary)
     lines.append(Line(shorten(text, width), style))
     figures = Line()
-    if primary.share is not None:
+    if primary.share is not None and primary.severity != "info":
         figures.add(f"{percent(primary.share)} lost ", LOSS)
     if primary.speedup is not None and primary.severity != "info":
         figures.add(f"fix {factor(primary.speedup)}", GAIN)
