@@ -6,10 +6,9 @@ import msgspec
 import pytest
 from snapshot_builder import WORKER, constant, host, line, loaders, snapshot, step, steps
 
-from aitop.diagnosis import between_steps, computing, input_bound, launch_bound, memory, optimizer, python_overhead
+from aitop.diagnosis import between_steps, computing, input_bound, memory, optimizer, python_overhead
 from aitop.diagnosis.rule import Finding
-from aitop.model.gpu import GpuDevice, GpuSample
-from aitop.model.snapshot import GrowthSite, Phases, Series
+from aitop.model.snapshot import Phases
 from aitop.model.steps import HookFacts
 from aitop.model.verdict import Abstention
 
@@ -297,119 +296,14 @@ def test_an_uncounted_optimizer_may_take_a_usual_share():
     assert level(optimizer.judge(snapshot(phases=usual))) < optimizer.RULE.band.leave
 
 
-# memory -----------------------------------------------------------------------------------------------------------
-
-
-def growing(per_second, noise=0.0, count=20):
-    values = tuple(1e9 + index * per_second + (noise if index % 2 else -noise) for index in range(count))
-    return Series(times=tuple(1000.0 - count + index for index in range(count)), values=values)
-
-
-SITE = GrowthSite(file="/x/train.py", line=40, function="main", text="history.append(loss)", keeps_graph=True)
-
-
-def test_steady_growth_is_a_leak_at_the_growing_line():
-    verdict = fired(memory.leak(snapshot(steps(), series={"rss": growing(10e6)}, growth_sites=(SITE,))))
-    assert verdict.where[0].line == 40
-    assert "loss.item()" in verdict.fixes[0].text
-    assert verdict.severity == "critical"
-
-
-@pytest.mark.parametrize("series", [growing(0.0, 1e6), growing(1e4), growing(1e6, 40e6), constant(2e9)])
-def test_noise_is_not_a_leak(series):
-    assert memory.leak(snapshot(steps(), series={"rss": series})) is None
-
-
-def test_growth_that_levels_off_is_warming_up():
-    values = tuple(1e9 + 300e6 * (1 - 0.8**index) for index in range(20))
-    series = Series(times=tuple(float(981 + index) for index in range(20)), values=values)
-    assert memory.leak(snapshot(steps(), series={"rss": series}, growth_sites=(SITE,))) is None
-
-
-def test_short_growth_needs_a_line_that_explains_it():
-    assert memory.leak(snapshot(steps(), series={"rss": growing(10e6, count=8)})) is None
-    assert fired(memory.leak(snapshot(steps(), series={"rss": growing(10e6, count=8)}, growth_sites=(SITE,))))
-
-
-# on a GPU ---------------------------------------------------------------------------------------------------------
-
-ON_CUDA = HookFacts(way="attach", python="3.11", torch="2", cuda=True, ops=4000, parameters=1_000_000)
-
-
-def on_gpu(busy, records=None, index=0, **fields):
-    """A run on one GPU that is busy for that share of the time."""
-    gpu = GpuSample(time=1000.0, devices=(GpuDevice(index=index, mine=True),))
-    fields["series"] = {f"gpu{index}.busy": constant(busy), **fields.get("series", {})}
-    fields.setdefault("facts", ON_CUDA)
-    return snapshot(records, gpu=gpu, **fields)
-
-
-LAUNCHING = line("forward", 0.6, phase="forward", activity="compute", text="x = self.block(x)")
-
-
 def level(judgement):
     return judgement.level if isinstance(judgement, Finding) else 0.0
-
-
-def test_launching_for_a_busy_gpu_is_no_python_overhead():
-    launches = steps(seconds=0.1, forward=0.05, backward=0.02)
-    assert level(python_overhead.judge(on_gpu(0.97, launches, lines=[LAUNCHING]))) < 0.1
-    starving = launch_bound.judge(on_gpu(0.3, launches, lines=[LAUNCHING]))
-    assert fired(starving).share > 0.15 and python_overhead.judge(on_gpu(0.3, launches, lines=[LAUNCHING])) is None
-
-
-def test_launches_that_starve_the_device_inside_the_phases():
-    gaps = steps(
-        seconds=0.1, forward=0.05, backward=0.04, device_forward=0.05, device_backward=0.04, device_optimizer=0.01
-    )
-    assert fired(launch_bound.judge(on_gpu(0.25, gaps, lines=[LAUNCHING]))).share > 0.15
-
-
-def test_launch_times_alone_are_no_python_overhead():
-    launches = steps(seconds=0.1, forward=0.05, backward=0.02)
-    assert python_overhead.judge(snapshot(launches, lines=[LAUNCHING], facts=ON_CUDA)) is None
-
-
-def test_the_wait_of_the_host_for_a_busy_gpu_is_not_the_optimizers():
-    absorbed = steps(seconds=0.1, forward=0.01, backward=0.02, optimizer=0.06)
-    assert level(optimizer.judge(on_gpu(0.95, absorbed))) < 0.18
-    unproven = fired(optimizer.judge(snapshot(absorbed, facts=ON_CUDA)))
-    assert (unproven.severity, unproven.confidence <= 0.5) == ("warning", True)
-    device = steps(seconds=0.1, optimizer=0.06, device_forward=0.01, device_backward=0.02, device_optimizer=0.06)
-    assert fired(optimizer.judge(on_gpu(0.95, device))).severity == "critical"
-
-
-def test_a_host_that_waits_for_data_does_not_starve_a_busy_gpu():
-    ahead = {"seconds": 0.1, "data_wait": 0.07, "forward": 0.01, "backward": 0.01}
-    assert level(input_bound.judge(on_gpu(0.96, steps(**ahead)))) < input_bound.RULE.band.leave
-    assert fired(input_bound.judge(on_gpu(0.3, steps(**ahead)))).share == pytest.approx(0.7)
-    unproven = fired(input_bound.judge(snapshot(steps(**ahead), facts=ON_CUDA)))
-    assert (unproven.severity, unproven.confidence <= 0.5) == ("warning", True)
-
-
-def test_a_busy_gpu_computes_wherever_the_host_waits_for_it():
-    waiting = Phases(data_wait=0.0, forward=0.1, backward=0.05, optimizer=0.05, outside=0.8)
-    verdict = fired(computing.compute_bound(on_gpu(0.98, phases=waiting, index=1)))
-    assert verdict.share == pytest.approx(0.98)
-    assert "GPU busy 98 % of the time" in verdict.evidence
-
-
-def test_io_beside_a_busy_gpu_holds_nothing_up():
-    writing = line("log_metrics", 0.4, activity="io-database", text="db.execute(sql)")
-    assert between_steps.host_io(on_gpu(0.99, steps(), lines=[writing])) is None
-    assert fired(between_steps.host_io(on_gpu(0.4, steps(), lines=[writing]))).severity == "critical"
 
 
 def test_sampled_io_alone_is_not_critical():
     writing = line("log_metrics", 0.4, activity="io-database", text="db.execute(sql)")
     seen = snapshot(phases=Phases(forward=0.3, backward=0.3, outside=0.4), lines=[writing])
     assert fired(between_steps.host_io(seen)).severity == "warning"
-
-
-def test_an_idle_gpu_is_not_called_the_limit():
-    launches = steps(seconds=0.1, forward=0.05, backward=0.045)
-    verdict = fired(computing.compute_bound(on_gpu(0.2, launches)))
-    assert "busy only 20 %" in verdict.title and verdict.confidence <= 0.5
 
 
 # before the first step --------------------------------------------------------------------------------------------
@@ -443,25 +337,6 @@ def test_waiting_for_a_program_is_no_python():
 
 
 # statements that would be silly -----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("text", ["losses.append(loss.item())", "self.total += loss.item()", "seen.append(len(batch))"])
-def test_numbers_explain_no_growth(text):
-    numbers = GrowthSite(file="/x/train.py", line=40, function="main", text=text)
-    series = {"rss": growing(10e6, count=14)}
-    assert memory.leak(snapshot(steps(), series=series, growth_sites=(numbers,))) is None
-
-
-def test_a_line_that_keeps_no_graph_needs_a_while():
-    cache = GrowthSite(file="/x/train.py", line=40, function="main", text="self.cache.append(batch)")
-    assert memory.leak(snapshot(steps(), series={"rss": growing(10e6, count=8)}, growth_sites=(cache,))) is None
-    lasting = snapshot(steps(), series={"rss": growing(10e6, count=14)}, growth_sites=(cache,))
-    assert fired(memory.leak(lasting)).where[0].line == 40
-
-
-def test_unexplained_growth_is_critical_only_when_it_lasts():
-    assert fired(memory.leak(snapshot(steps(), series={"rss": growing(50e6, count=24)}))).severity == "warning"
-    assert fired(memory.leak(snapshot(steps(), series={"rss": growing(50e6, count=55)}))).severity == "critical"
 
 
 def called_by(call, function="prepare", text="rows = [parse(row) for row in rows]"):

@@ -1,0 +1,139 @@
+"""python-overhead: loops of small operations, seen from outside and counted, and what only looks like them."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec.structs import replace
+from snapshot_builder import RANK, line, snapshot, stacks, steps
+
+from aitop.diagnosis import python_overhead
+from aitop.diagnosis.rule import Finding
+from aitop.model.snapshot import Phases, Stacks, ThreadShare
+from aitop.model.steps import HookFacts
+
+STACKED = "vectors = self.model(torch.stack([features for features, _ in taken]))"
+
+
+def fired(judgement):
+    assert isinstance(judgement, Finding), judgement
+    return judgement.verdict
+
+
+def counted(ops):
+    return HookFacts(way="attach", python="3.11", torch="2", ops=ops)
+
+
+HEADER = line("forward", 0.05, phase="forward", activity="compute", number=20, text="for t in range(x.shape[1]):")
+
+
+BODY = line("forward", 0.35, phase="forward", activity="compute", number=21, text="h = self.cell(x[:, t], h)")
+
+
+LOOPING = Phases(forward=0.4, backward=0.55, optimizer=0.05)
+
+
+def seen_from_outside(lines, phases=LOOPING, gil=None):
+    base = stacks(lines, phases=phases)
+    threads = (ThreadShare(pid=RANK, thread="MainThread", samples=100, gil=gil),)
+    held = Stacks(
+        seconds=base.seconds, samples=base.samples, processes=base.processes, lines=base.lines, threads=threads
+    )
+    return snapshot(phases=phases, stacks=held)
+
+
+def test_a_loop_of_small_operations_shows_without_the_hook():
+    verdict = fired(python_overhead.judge(seen_from_outside([HEADER, BODY], gil=0.15)))
+    assert verdict.where[0].line == 21 and verdict.confidence <= 0.5
+    assert 0.5 < verdict.share < 0.8
+
+
+def test_the_head_of_a_loop_is_evidence_where_the_lock_is_held_now_and_then():
+    assert fired(python_overhead.judge(seen_from_outside([HEADER, BODY], gil=0.07))).where[0].line == 21
+    body = replace(BODY, loop="for t in range(x.shape[1]):")
+    assert python_overhead.judge(seen_from_outside([body], gil=0.07)) is None
+
+
+def test_a_loop_of_large_operations_lets_go_of_the_lock():
+    assert python_overhead.judge(seen_from_outside([HEADER, BODY], gil=0.02)) is None
+
+
+def test_the_head_of_a_loop_need_not_be_seen_where_the_lock_is_held():
+    body = replace(BODY, loop="for t in range(x.shape[1]):")
+    assert fired(python_overhead.judge(seen_from_outside([body], gil=0.2))).where[0].line == 21
+    assert python_overhead.judge(seen_from_outside([body], gil=0.02)) is None
+    assert python_overhead.judge(seen_from_outside([body])) is None, "nobody asked who holds the lock"
+
+
+def test_the_loop_that_makes_steps_is_no_loop_of_small_operations():
+    loss = line("main", 0.3, activity="compute", number=30, text="loss = ((y - t) ** 2).mean()")
+    back = line("main", 0.3, phase="backward", activity="compute", number=31, text="loss.backward()")
+    model = line("main", 0.3, phase="forward", activity="compute", number=29, text="y = model(x)")
+    lines = [replace(one, loop="for x, t in loader:") for one in (loss, back)]
+    shares = Phases(forward=0.3, backward=0.3, outside=0.3)
+    assert "tiny" not in fired(python_overhead.judge(seen_from_outside([*lines, model], shares, gil=0.2))).title
+
+
+@pytest.mark.parametrize(
+    ("text", "phase", "loop"),
+    [
+        (STACKED, "forward", False),
+        (STACKED, "outside", False),
+        ("y = model(torch.stack([to_tensor(x) for x in xs]))", "forward", False),
+        ("h = torch.stack([self.cell(x[:, t], h) for t in range(n)])", "forward", True),
+        ("loss = sum(((e[i] - e[j]) ** 2).sum() for i, j in pairs)", "outside", True),
+        ("for t in range(n):  # every frame", "forward", True),
+    ],
+)
+def test_a_comprehension_is_a_loop_only_if_it_works_for_each_element(text, phase, loop):
+    inner = line("forward", 0.4, phase=phase, activity="compute", text=text)
+    shares = Phases(forward=0.4 if phase == "forward" else 0.0, backward=0.4, outside=0.4)
+    finding = python_overhead.judge(seen_from_outside([inner], shares, gil=0.3))
+    assert ("tiny" in finding.verdict.title if finding else False) == loop
+
+
+@pytest.mark.parametrize(
+    ("text", "in_order"),
+    [
+        ("h = self.cell(x[:, t], h)", True),
+        ("h, c = self.cell(x[:, t], (h, c))", True),
+        ("h = a * h + (1 - a) * u[:, t]", True),
+        ("total = total + (e[i] - e[j]).pow(2).sum()", False),
+        ("out[i] = self.head(x[i])", False),
+        ("hidden = torch.tanh(x[:, f, None] * self.w1[f])", False),
+    ],
+)
+def test_a_loop_that_carries_a_state_gains_less(text, in_order):
+    body = replace(BODY, text=text, loop="for t in range(n):")
+    verdict = fired(python_overhead.judge(seen_from_outside([body], gil=0.3)))
+    assert any("needs what the last one made" in told for told in verdict.evidence) == in_order
+    assert (verdict.share < 0.5) == in_order
+
+
+def test_layers_without_a_loop_are_no_overhead():
+    assert python_overhead.judge(seen_from_outside([BODY], gil=0.15)) is None
+
+
+BY_HAND = line("model", 0.4, activity="compute", number=10, text="x = torch.tanh(x @ w)")
+
+
+@pytest.mark.parametrize("ops", [12, None], ids=["counted", "from outside"])
+def test_a_model_without_modules_is_no_overhead(ops):
+    if ops is None:
+        seen = snapshot(phases=Phases(forward=0.0, backward=0.55, optimizer=0.05, outside=0.4), lines=[BY_HAND])
+    else:
+        seen = snapshot(
+            steps(seconds=0.1, backward=0.055, optimizer=0.005),
+            lines=[BY_HAND],
+            facts=counted(ops),
+        )
+    assert python_overhead.judge(seen) is None
+
+
+def test_a_loss_of_small_operations_by_hand_counts_with_its_backward():
+    pairs = line("contrastive", 0.4, activity="compute", number=13, text="d = (e[i] - e[j]).pow(2).sum()")
+    seen = snapshot(
+        steps(seconds=0.014, backward=0.008, forward=0.0001),
+        lines=[pairs],
+        facts=counted(2000),
+    )
+    assert fired(python_overhead.judge(seen)).share == pytest.approx(0.85, abs=0.05)
