@@ -9,8 +9,9 @@ import time
 
 import pytest
 import torch
-from hook_runs import Net, Watched, loader, train
+from hook_runs import Net, Rows, Watched, loader, train
 from torch import fx, nn
+from torch.utils.data import DataLoader
 
 import aitop.hook
 from aitop.hook import session as session_module
@@ -170,3 +171,26 @@ def test_a_removal_in_the_midst_of_coming_in(unhooked, monkeypatch):
     assert list(gc.callbacks) == callbacks
     monkeypatch.undo()
     assert aitop.hook.install("attach") == "installed"
+
+
+def test_exceptions_pass_untouched(watched):
+    class Broken(Net):
+        def forward(self, rows):
+            raise LookupError("the user's own")
+
+    class BrokenRows(Rows):
+        def __getitem__(self, index):
+            raise OverflowError("also the user's")
+
+    with pytest.raises(LookupError, match="the user's own"):
+        Broken()(torch.zeros(1, 8))
+    with pytest.raises(OverflowError):
+        next(iter(DataLoader(BrokenRows())))
+    with pytest.raises(RuntimeError):
+        torch.zeros(1).backward()
+    with pytest.raises(StopIteration):
+        next(iter(loader(count=0)))
+    model = Net()
+    train(model, loader(), torch.optim.SGD(model.parameters(), 0.1))
+    assert len(watched.records()) == 7
+    assert aitop.hook._session._errors == 0
