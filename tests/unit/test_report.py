@@ -78,79 +78,82 @@ def snapshot(**changes) -> Snapshot:
     return Snapshot(**{**fields, **changes})
 
 
+DOCUMENTED = {
+    "schema": 1,
+    "aitop": __version__,
+    "window_s": 15.0,
+    "target": {
+        "pid": 4242,
+        "command": "python train.py",
+        "kind": "training",
+        "processes": [
+            {"pid": 4242, "role": "rank", "rank": 0},
+            {"pid": 4250, "role": "loader-worker", "rank": 0},
+            {"pid": 4260, "role": "helper", "rank": None},
+        ],
+        "ended": None,
+    },
+    "sources": {
+        "host": {"state": "ok"},
+        "gpu": {"state": "absent", "reason": "NVML is not here"},
+        "stacks": {"state": "denied", "reason": "no right", "remedy": "sudo aitop"},
+        "hook": {"state": "absent", "reason": "nothing was heard of it"},
+    },
+    "step": {
+        "count": 312,
+        "p50_ms": 21.2,
+        "p95_ms": 60.1,
+        "per_s": 4.2,
+        "samples_per_s": 67.0,
+        "tokens_per_s": 6700.0,
+        "flops_per_s": 4.1e13,
+        "mfu": 0.41,
+        "phases": {
+            "data_wait": 0.64,
+            "transfer": None,
+            "forward": 0.1,
+            "backward": 0.2,
+            "optimizer": 0.02,
+            "communication": None,
+            "outside": 0.04,
+        },
+        "basis": "hook",
+    },
+    "verdicts": [
+        {
+            "id": "input-bound",
+            "subtype": "workers",
+            "severity": "critical",
+            "share": 0.64,
+            "speedup": 2.778,
+            "confidence": 0.9,
+            "title": "64 % of each step waits for data",
+            "where": [
+                {
+                    "pid": 4250,
+                    "file": "/x/decode.py",
+                    "line": 41,
+                    "function": "D.__getitem__",
+                    "share": 0.81,
+                    "text": "img = decode(p)",
+                }
+            ],
+            "evidence": ["data wait is 64 % of step time", "0 of 4 batches ready"],
+            "fixes": [
+                {"text": "num_workers 2 → 6", "speedup": 2.4},
+                {"text": "decode once, not every epoch", "speedup": None},
+            ],
+            "ranks": [0],
+        }
+    ],
+    "cost": {"monitor_cpu": 0.021, "hook_us_per_step": 6.1, "target_slowdown": 0.001},
+}
+
+
 def test_json_is_the_documented_schema():
     said = json.loads(to_json(report_of(snapshot())))
     assert said.pop("abstained") == [{"id": rule, "reason": "too short"} for rule in ("memory-leak", "oom-risk")]
-    assert said == {
-        "schema": 1,
-        "aitop": __version__,
-        "window_s": 15.0,
-        "target": {
-            "pid": 4242,
-            "command": "python train.py",
-            "kind": "training",
-            "processes": [
-                {"pid": 4242, "role": "rank", "rank": 0},
-                {"pid": 4250, "role": "loader-worker", "rank": 0},
-                {"pid": 4260, "role": "helper", "rank": None},
-            ],
-            "ended": None,
-        },
-        "sources": {
-            "host": {"state": "ok"},
-            "gpu": {"state": "absent", "reason": "NVML is not here"},
-            "stacks": {"state": "denied", "reason": "no right", "remedy": "sudo aitop"},
-            "hook": {"state": "absent", "reason": "nothing was heard of it"},
-        },
-        "step": {
-            "count": 312,
-            "p50_ms": 21.2,
-            "p95_ms": 60.1,
-            "per_s": 4.2,
-            "samples_per_s": 67.0,
-            "tokens_per_s": 6700.0,
-            "flops_per_s": 4.1e13,
-            "mfu": 0.41,
-            "phases": {
-                "data_wait": 0.64,
-                "transfer": None,
-                "forward": 0.1,
-                "backward": 0.2,
-                "optimizer": 0.02,
-                "communication": None,
-                "outside": 0.04,
-            },
-            "basis": "hook",
-        },
-        "verdicts": [
-            {
-                "id": "input-bound",
-                "subtype": "workers",
-                "severity": "critical",
-                "share": 0.64,
-                "speedup": 2.778,
-                "confidence": 0.9,
-                "title": "64 % of each step waits for data",
-                "where": [
-                    {
-                        "pid": 4250,
-                        "file": "/x/decode.py",
-                        "line": 41,
-                        "function": "D.__getitem__",
-                        "share": 0.81,
-                        "text": "img = decode(p)",
-                    }
-                ],
-                "evidence": ["data wait is 64 % of step time", "0 of 4 batches ready"],
-                "fixes": [
-                    {"text": "num_workers 2 → 6", "speedup": 2.4},
-                    {"text": "decode once, not every epoch", "speedup": None},
-                ],
-                "ranks": [0],
-            }
-        ],
-        "cost": {"monitor_cpu": 0.021, "hook_us_per_step": 6.1, "target_slowdown": 0.001},
-    }
+    assert said == DOCUMENTED
 
 
 def test_json_of_a_first_tick_has_every_key_and_no_zero_for_unknown():
