@@ -188,6 +188,7 @@ class Session:
             journal.own(_thread.get_ident())
             journal.busy = False
             journal.stepping = 0
+            journal.optimizer = None
             journal.note(OWNER, now, now)
             return False
         return True

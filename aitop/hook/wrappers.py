@@ -2,7 +2,8 @@
 through untouched; our own part cannot raise. In the common case: read the clock, call, read the clock, note it.
 
 Each runs with cold caches, and every object that it touches costs more than an instruction: so what does not change is
-bound to names of the enclosing function, and nothing global is asked for.
+bound to names of the enclosing function, and nothing global is asked for. What is called is first bound to a name:
+Python remembers where an attribute lies, but looks a method up each time where it is none of the class.
 
 An interrupt of the user's may come after any call: `busy` is set after our last call before the original, inside the
 `try`, and taken back before any other.
@@ -84,7 +85,8 @@ def wrap_next(original: Callable[..., Any], keeper: Keeper) -> Callable[..., Any
     came, none_came = NEXT, NO_NEXT
 
     def __next__(self: Any) -> Any:  # noqa: N807
-        if journal.busy if journal.owned() else keeper.not_owner():
+        owned = journal.owned
+        if journal.busy if owned() else keeper.not_owner():
             return original(self)
         kind, key = none_came, identity(self)
         waiting = -1 if journal.skip else ask_feed(self, keeper)
@@ -124,7 +126,8 @@ def wrap_iter(original: Callable[..., Any], keeper: Keeper) -> Callable[..., Any
     journal = keeper.journal
 
     def __iter__(self: Any) -> Any:  # noqa: N807
-        if journal.busy if journal.owned() else keeper.not_owner():
+        owned = journal.owned
+        if journal.busy if owned() else keeper.not_owner():
             return original(self)
         start = _now()
         try:
@@ -149,7 +152,8 @@ def wrap_forward(original: Callable[..., Any], keeper: Keeper, holder: Any = Non
         call = original if journal.skip or holder is None else holder.__call__
         if compiling():
             return call(self, *args, **kwargs)
-        if journal.owned():
+        owned = journal.owned
+        if owned():
             if journal.busy:
                 return call(self, *args, **kwargs)
         elif keeper.not_owner():
@@ -218,7 +222,11 @@ def look_after(journal: Journal, now: int) -> None:
     """What need not be done at the end of each phase: in a fast run some go by until the next one that does it."""
     if now > journal.due:
         journal.tick(now)
+        # Two in a row give one figure of a step. Reading a thread's CPU clock is a system call.
+        journal.cpu_reads = 2
     journal.skip = PHASES_SKIPPED if journal.fast and journal.due else 0
+    if not journal.fast:
+        journal.cpu_reads = 2
 
 
 def wrap_backward(original: Callable[..., Any], keeper: Keeper) -> Callable[..., Any]:
@@ -227,7 +235,8 @@ def wrap_backward(original: Callable[..., Any], keeper: Keeper) -> Callable[...,
     kind = BACKWARD
 
     def _engine_run_backward(*args: Any, **kwargs: Any) -> Any:
-        if journal.busy if journal.owned() else keeper.not_owner():
+        owned = journal.owned
+        if journal.busy if owned() else keeper.not_owner():
             return original(*args, **kwargs)
         if journal.ops_due:
             keeper.count_ops(args)
@@ -257,7 +266,8 @@ def wrap_save(original: Callable[..., Any], keeper: Keeper) -> Callable[..., Any
     journal = keeper.journal
 
     def save(*args: Any, **kwargs: Any) -> Any:
-        if journal.busy if journal.owned() else keeper.not_owner():
+        owned = journal.owned
+        if journal.busy if owned() else keeper.not_owner():
             return original(*args, **kwargs)
         start = _now()
         try:
@@ -271,46 +281,59 @@ def wrap_save(original: Callable[..., Any], keeper: Keeper) -> Callable[..., Any
 def optimizer_hooks(keeper: Keeper) -> tuple[Callable[..., None], Callable[..., None]]:
     """The pair for `register_optimizer_step_pre_hook` and `…_post_hook`."""
     journal, clock, identity, extend = keeper.journal, _now, id, keeper.journal.extend
-    compiling, count, kind = keeper.compiling, len, OPTIMIZER_ENDS
+    compiling, kind = keeper.compiling, OPTIMIZER_ENDS
 
     def before_step(optimizer: Any, args: Any, kwargs: Any) -> None:
         if compiling():
             return
-        if not journal.owned() and keeper.not_owner(training=True):
+        owned = journal.owned
+        if not owned() and keeper.not_owner(training=True):
             return
-        if journal.stepping and within_step(2):
-            # An optimizer inside another one, or a subclass that calls its base.
-            journal.nested += 1
-            return
-        # One that is still stepping here was left by an exception.
+        if journal.stepping:
+            if within_step(2):
+                # An optimizer inside another one, or a subclass that calls its base.
+                journal.nested += 1
+                return
+            # It was left by an exception.
+            journal.nested = 0
         journal.busy = False
-        journal.nested = 0
         if journal.device is not None:
             journal.device.begin_optimizer()
+        journal.optimizer = optimizer
         journal.stepping = now = clock()
-        if kwargs or count(args) > 1:
-            # A closure's forward and backward will come in between.
-            extend((OPTIMIZER_BEGINS, now, now, 0, 0))
+        try:
+            (_,) = args
+            if not kwargs:
+                return
+        except ValueError:
+            pass
+        # A closure's forward and backward will come in between.
+        extend((OPTIMIZER_BEGINS, now, now, 0, 0))
 
     def after_step(optimizer: Any, args: Any, kwargs: Any) -> None:
         if compiling():
             return
-        if not journal.stepping or not journal.owned():
+        if journal.nested or journal.optimizer is not optimizer:
+            # One inside, or one of another thread.
+            if journal.nested and journal.owned():
+                journal.nested -= 1
             return
-        if journal.nested:
-            journal.nested -= 1
-            return
-        now, steps = clock(), journal.steps
+        now = clock()
         if journal.device is not None:
             journal.device.step_ends(now)
-        # Reading a thread's CPU clock is a system call: of fast steps two in sixteen do it, which gives one figure.
-        cpu = -1 if journal.fast and steps % 16 > 1 else ask_optimizer(optimizer, keeper)
+        cpu = -1
+        if journal.cpu_reads:
+            journal.cpu_reads -= 1
+            cpu = ask_optimizer(optimizer, keeper)
         extend((kind, journal.stepping, now, identity(optimizer), cpu))
+        journal.optimizer = None
         journal.stepping = 0
-        journal.steps = steps + 1
+        journal.steps += 1
         journal.last_step = now
-        if now > journal.due:
-            journal.tick(now)
+        if journal.skip:
+            journal.skip -= 1
+        else:
+            look_after(journal, now)
 
     return before_step, after_step
 
