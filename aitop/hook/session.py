@@ -332,7 +332,7 @@ class Session:
         if self._ring is None and not self._open_ring():
             return
         words = journal.take()
-        kinds = words[::WORDS]
+        kinds = bytes(words[::WORDS])
         steps, forwards = kinds.count(OPTIMIZER_ENDS), kinds.count(FORWARD)
         served = kinds.count(FORWARD_ALONE) + kinds.count(ASIDE)
         if steps or BACKWARD in kinds:
