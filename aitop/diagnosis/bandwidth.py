@@ -54,9 +54,8 @@ def _verdict(snapshot: Snapshot, dram: float, tensor: float | None, idle: float 
     if wide:
         half = Fix(text=f"autocast to bfloat16: half the bytes of {wide}", speedup=round(without(saved), 2))
         fixes.insert(0, half)
-    fixes.append(
-        Fix(text="fused kernels: scaled_dot_product_attention, a fused optimizer, channels_last for convolutions")
-    )
+    fused = "quantised weights" if snapshot.kind == "inference" else "a fused optimizer"
+    fixes.append(Fix(text=f"fused kernels: scaled_dot_product_attention, {fused}, channels_last for convolutions"))
     return Verdict(
         id=ID,
         severity=severity,

@@ -67,7 +67,7 @@ def of_hand_written(snapshot: Snapshot, share: float, lines: Lines) -> Cause:
     return Cause(
         subtype=subtype,
         where=lines.where,
-        evidence=(f"batches are made in the training process itself, {doing}: {place}",),
+        evidence=(f"batches are made by the process that computes, {doing}: {place}",),
         fixes=(
             Fix(
                 text=f"make batches ahead in worker processes (a DataLoader with workers) instead of {place}",
@@ -166,7 +166,7 @@ def _in_main_process(snapshot: Snapshot, share: float) -> Cause:
     return Cause(
         subtype=subtype,
         where=lines.where,
-        evidence=("num_workers=0: samples are loaded in the training process, nothing overlaps", *_free(free)),
+        evidence=("num_workers=0: samples are loaded by the process that computes, nothing overlaps", *_free(free)),
         fixes=tuple(fixes),
         confirmed=bool(lines.lines),
     )

@@ -120,7 +120,7 @@ def _fixes(snapshot: Snapshot, crowd: Crowd, share: float) -> tuple[Fix, ...]:
     if crowd.threads > 1.2 * crowd.usable:
         before = f" instead of {now} threads" if now and now > each else ""
         what = f"torch.set_num_threads({each}) or OMP_NUM_THREADS={each}"
-        fixes.append(Fix(text=f"{what} in each training process{before}", speedup=gain))
+        fixes.append(Fix(text=f"{what} in each process that computes{before}", speedup=gain))
     if crowd.workers and crowd.worker_threads > 1.5 * crowd.workers:
         text = "torch.set_num_threads(1) or OMP_NUM_THREADS=1 in each worker (worker_init_fn)"
         fixes.append(Fix(text=text, speedup=gain))

@@ -75,7 +75,7 @@ def _verdict(snapshot: Snapshot, share: float, waiting: float, measured: float |
             *idle_words(snapshot),
             *(told for call in calls[:2] if (told := _call_words(snapshot, call))),
         ),
-        fixes=tuple(_fix(snapshot, place, calls, share) for place in where[:2]) or (_general_fix(share),),
+        fixes=tuple(_fix(snapshot, place, calls, share) for place in where[:2]) or (_general_fix(snapshot, share),),
     )
 
 
@@ -94,6 +94,10 @@ def _fix(snapshot: Snapshot, place: Where, calls: tuple[CallSite, ...], share: f
     part = min(0.99, share * (1.0 if place.share is None else place.share))
     seldom = without(part * (1.0 - 1.0 / READ_EVERY))
     kind = _kind(names, place.text or "")
+    if snapshot.kind == "inference" and kind in ("copy", "read"):
+        # Somebody waits for these results: they can be read later, not more rarely.
+        text = f"launch the next batch before results are read at {at}, and read all of a batch in one call"
+        return Fix(text=text, speedup=round(without(part), 2))
     text, gain = {
         "synchronize": (f"take the synchronize() at {at} out; CUDA events time the device without stopping it", None),
         "print": (f"print the tensor at {at} every {READ_EVERY} steps", seldom),
@@ -115,7 +119,12 @@ def _kind(names: list[str], text: str) -> str:
     return "read"
 
 
-def _general_fix(share: float) -> Fix:
+def _general_fix(snapshot: Snapshot, share: float) -> Fix:
+    if snapshot.kind == "inference":
+        return Fix(
+            text="launch the next batch before the results of the last one are read, all of them in one call",
+            speedup=round(without(min(0.99, share)), 2),
+        )
     text = f"read losses and metrics from the device every {READ_EVERY} steps instead of at each one"
     return Fix(text=text, speedup=round(without(min(0.99, share * (1.0 - 1.0 / READ_EVERY))), 2))
 

@@ -95,7 +95,8 @@ def losses(verdict: Verdict) -> list[str]:
     if verdict.share is not None:
         parts.append(f"{percent(verdict.share)} of step time")
     if verdict.speedup is not None:
-        parts.append(f"up to {factor(verdict.speedup)} faster without it")
+        gains = f"up to {factor(verdict.speedup)} faster without it"
+        parts.append(gains if verdict.speedup > 1.0 else "no faster without it alone")
     parts.append(f"confidence {percent(verdict.confidence)}")
     return parts
 

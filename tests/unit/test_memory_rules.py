@@ -58,6 +58,12 @@ def test_a_peak_that_nearly_fills_the_device_with_what_others_hold():
     assert verdict.fixes[-1].text.startswith("see who holds the other 9.0 GB")
 
 
+def test_a_server_is_not_told_to_train_otherwise():
+    serving = snapshot(steps(), gpu=device(79), allocators=allocator(40, 70, 66), kind="inference", host=host(2, 5))
+    told = [fix.text for rule in (device_memory.oom_risk, host_memory.pressure) for fix in fired(rule(serving)).fixes]
+    assert not any(word in text for text in told for word in ("gradient", "data set", "IterableDataset"))
+
+
 def test_a_cache_that_fills_the_device_is_no_risk():
     seen = snapshot(steps(), gpu=device(79), allocators=allocator(20, 78, 40))
     assert level(device_memory.oom_risk(seen)) < 0.88

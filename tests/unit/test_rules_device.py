@@ -77,6 +77,11 @@ def test_a_device_that_idles_behind_item():
     assert "train.py:88" in verdict.fixes[0].text and "every 50 steps" in verdict.fixes[0].text
 
 
+def test_results_that_somebody_waits_for_are_not_read_more_rarely():
+    fix = fired(sync_stall.judge(reading(0.55, kind="inference"))).fixes[0]
+    assert "every" not in fix.text and "train.py:88" in fix.text and fix.speedup == pytest.approx(1.67)
+
+
 def test_waiting_for_a_busy_device_is_no_loss():
     assert level(sync_stall.judge(reading(0.97))) < sync_stall.BAND.leave
 
