@@ -64,7 +64,7 @@ class Live:
         self.nested = 0
         self.last_step = 0
         self.steps = 0
-        self.optimizer: Any = None
+        self.optimizer = 0
         self.cpu_reads = 2
         self.fast = False
         self.skip = 0
@@ -77,12 +77,12 @@ class Live:
 class Journal(Live):
     """The live state of the thread that steps (`owner`); `owned` tells whether the calling thread is that one.
 
-    `busy` is set inside an outermost batch, forward or backward. `stepping` is when the step of `optimizer` began in
-    which the thread is, else 0; `nested` counts further ones inside it. `fast` tells that steps are so short that
-    measuring has to be brief: then `skip` phases go by until one is looked after. The arguments of the last forward
-    that was had the leading dimension `size` and `tokens` ids. `inputs` is a measure that looks at them too, and counts
-    the ids (-1 for none). `cpu_clock` is read after the next `cpu_reads` steps; it gives -1 where it costs too much.
-    `ops_due` backwards from now the graph is counted; 0 for never.
+    `busy` is set inside an outermost batch, forward or backward. `stepping` is when the optimizer's step began in
+    which the thread is, else 0; `optimizer` is the id of that one, and `nested` counts further ones inside it. `fast`
+    tells that steps are so short that measuring has to be brief: then `skip` phases go by until one is looked after.
+    The arguments of the last forward that was had the leading dimension `size` and `tokens` ids. `inputs` is a measure
+    that looks at them too, and counts the ids (-1 for none). `cpu_clock` is read after the next `cpu_reads` steps; it
+    gives -1 where it costs too much. `ops_due` backwards from now the graph is counted; 0 for never.
     `tick` is called with the time once it is past `due`.
     """
 

@@ -188,7 +188,7 @@ class Session:
             journal.own(_thread.get_ident())
             journal.busy = False
             journal.stepping = 0
-            journal.optimizer = None
+            journal.optimizer = 0
             journal.note(OWNER, now, now)
             return False
         return True

@@ -135,7 +135,7 @@ def wrap_iter(original: Callable[..., Any], keeper: Keeper) -> Callable[..., Any
             return original(self)
         finally:
             journal.busy = False
-            journal.extend((LOADER, start, _now(), 0, 0))
+            journal.note(LOADER, start, _now())
 
     return __iter__
 
@@ -273,7 +273,11 @@ def wrap_save(original: Callable[..., Any], keeper: Keeper) -> Callable[..., Any
         try:
             return original(*args, **kwargs)
         finally:
-            journal.extend((SAVE, start, _now(), 0, 0))
+            end = _now()
+            journal.note(SAVE, start, end)
+            # A program may do nothing else that we see: who prepares data saves again and again.
+            if end > journal.due:
+                journal.tick(end)
 
     return save
 
@@ -299,7 +303,8 @@ def optimizer_hooks(keeper: Keeper) -> tuple[Callable[..., None], Callable[..., 
         journal.busy = False
         if journal.device is not None:
             journal.device.begin_optimizer()
-        journal.optimizer = optimizer
+        # Not itself: where its step raises, the program may want to be rid of it and its memory.
+        journal.optimizer = identity(optimizer)
         journal.stepping = now = clock()
         try:
             (_,) = args
@@ -313,7 +318,8 @@ def optimizer_hooks(keeper: Keeper) -> tuple[Callable[..., None], Callable[..., 
     def after_step(optimizer: Any, args: Any, kwargs: Any) -> None:
         if compiling():
             return
-        if journal.nested or journal.optimizer is not optimizer:
+        key = identity(optimizer)
+        if journal.nested or journal.optimizer != key:
             # One inside, or one of another thread.
             if journal.nested and journal.owned():
                 journal.nested -= 1
@@ -325,8 +331,8 @@ def optimizer_hooks(keeper: Keeper) -> tuple[Callable[..., None], Callable[..., 
         if journal.cpu_reads:
             journal.cpu_reads -= 1
             cpu = ask_optimizer(optimizer, keeper)
-        extend((kind, journal.stepping, now, identity(optimizer), cpu))
-        journal.optimizer = None
+        extend((kind, journal.stepping, now, key, cpu))
+        journal.optimizer = 0
         journal.stepping = 0
         journal.steps += 1
         journal.last_step = now
