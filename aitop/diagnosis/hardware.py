@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from aitop.diagnosis.device_gaps import share_of
 from aitop.diagnosis.devices import lost_devices, recent, rise, without_figures
-from aitop.diagnosis.evidence import own_devices
+from aitop.diagnosis.evidence import own_devices, records
 from aitop.diagnosis.rule import Band, Finding, Judgement, Rule
 from aitop.diagnosis.what_if import without
 from aitop.model.gpu import GpuDevice, GpuProcess
@@ -170,7 +171,9 @@ def _link_used(device: GpuDevice) -> float | None:
 
 
 def _transfer(snapshot: Snapshot) -> float | None:
-    return snapshot.steps.phases.transfer if snapshot.steps else None
+    """Share of step time in which the host copies: phases by the device's clock do not have it."""
+    measured = share_of(records(snapshot), lambda step: step.transfer)
+    return measured if measured is not None or snapshot.steps is None else snapshot.steps.phases.transfer
 
 
 def fault(snapshot: Snapshot) -> Judgement:

@@ -156,6 +156,16 @@ def test_a_link_that_nobody_uses_is_told_as_information():
     assert fired(hardware.slow_link(on(gpu(**SLOW), series=BUSY))).severity == "info"
 
 
+def test_copies_count_beside_phases_of_the_devices_clock():
+    copying = steps(
+        seconds=0.1, transfer=0.03, device_forward=0.02, device_backward=0.02, device_optimizer=0.01, device_idle=0.05
+    )
+    devices = GpuSample(time=1000.0, devices=(gpu(**SLOW),))
+    verdict = fired(hardware.slow_link(snapshot(copying, gpu=devices, series=BUSY)))
+    assert verdict.severity == "warning" and verdict.share == pytest.approx(0.225)
+    assert "copies to the device take 30 % of each step" in verdict.evidence
+
+
 def test_a_full_link_and_a_link_that_is_not_told_are_no_fault():
     assert hardware.slow_link(on(gpu(**{**SLOW, "pcie_width": 16}), series=BUSY)) is None
     assert hardware.slow_link(on(gpu(), series=BUSY)) is None
