@@ -111,9 +111,7 @@ def _remove() -> str:
         return str(other.remove())
     if _session is None or _session.gone:
         return "absent"
-    from . import frames
-
-    if frames.hooks_are_iterated():
+    if _session.must_wait:
         _session.leave_soon()
         return "busy"
     _session.remove()

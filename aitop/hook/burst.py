@@ -41,6 +41,7 @@ class Burst:
 
     def __init__(self, torch: Any) -> None:
         self._torch = torch
+        self._pid = os.getpid()
         self._serial = 0
         self._steps = 0
         self._left = 0
@@ -103,13 +104,31 @@ class Burst:
         if self._left <= 0:
             self._stop()
 
+    @property
+    def runs_elsewhere(self) -> bool:
+        """Whether a profile runs in another thread, which alone can end it. For a thread that stopped stepping nobody
+        waits for ever.
+        """
+        if self._profile is None or self._thread == _thread.get_ident() or self._pid != os.getpid():
+            return False
+        return time.monotonic_ns() < self._begun + 2 * LONGEST_NS
+
     def abandon(self) -> None:
-        """The hook leaves: end the profile without a trace, and let go of the memory."""
-        if self._profile is not None:
-            profile, self._profile = self._profile, None
-            profile.__exit__(None, None, None)
+        """The hook leaves: end the profile without a trace, and let go of the memory. Torch's errors end here."""
+        kept: dict[str, str | None] = {}
+        try:
+            # In a forked child neither the profiler's threads nor the device are there.
+            if self._profile is not None and self._pid == os.getpid():
+                kept = self._let_cupti_go()
+                profile, self._profile = self._profile, None
+                self._exit(profile)
+        except Exception:
+            # The hook leaves all the same.
+            pass
+        finally:
             self._speak()
-        self._close()
+            _restore(kept)
+            self._close()
 
     def _start(self) -> None:
         start = time.monotonic_ns()
@@ -139,6 +158,7 @@ class Burst:
             self._hush()
             return profile.__enter__()
         except BaseException:
+            self._end_recording()
             self._speak()
             raise
         finally:
@@ -158,14 +178,12 @@ class Burst:
             self._level = None
 
     def _stop(self) -> None:
-        profile, self._profile = self._profile, None
         start = self._ended = time.monotonic_ns()
-        kept = {TEARDOWN: os.environ.get(TEARDOWN)}
+        kept: dict[str, str | None] = {}
         try:
-            if kept[TEARDOWN] is None and self._torch.cuda.is_initialized() and not _graphs_in_use():
-                # CUPTI stays attached otherwise, and every launch of the run pays for it from then on.
-                os.environ[TEARDOWN] = "1"
-            profile.__exit__(None, None, None)
+            kept = self._let_cupti_go()
+            profile, self._profile = self._profile, None
+            self._exit(profile)
             self._holds[1] = time.monotonic_ns() - start
             size = self._save(profile.kineto_results)
             self._holds[2] = time.monotonic_ns() - start - self._holds[1]
@@ -175,6 +193,33 @@ class Burst:
         finally:
             self._speak()
             _restore(kept)
+
+    def _let_cupti_go(self) -> dict[str, str | None]:
+        """Have CUPTI detached with the profile: otherwise every launch of the run pays for it from then on. Returns
+        what to restore in the environment.
+        """
+        kept = {TEARDOWN: os.environ.get(TEARDOWN)}
+        if kept[TEARDOWN] is None and self._torch.cuda.is_initialized() and not _graphs_in_use():
+            os.environ[TEARDOWN] = "1"
+        return kept
+
+    def _exit(self, profile: Any) -> None:
+        """End the profile, also where an interrupt of the user's comes in the middle of that."""
+        try:
+            profile.__exit__(None, None, None)
+        except BaseException:
+            self._end_recording()
+            raise
+
+    def _end_recording(self) -> None:
+        """Have nothing recorded any more, after whatever went wrong. Does not raise."""
+        try:
+            autograd = self._torch.autograd
+            if autograd._profiler_enabled():
+                autograd._disable_profiler()
+        except Exception:
+            # Torch has taken its profiler back by itself.
+            pass
 
     def _save(self, results: Any) -> int:
         """Bytes of the trace, which now is in the memfd."""

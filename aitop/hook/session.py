@@ -130,8 +130,8 @@ class Session:
             return
         self._gone = True
         self.journal.own(GONE)
-        self._burst.abandon()
         self._take_out()
+        self._burst.abandon()
         ring, self._ring = self._ring, None
         if ring is None:
             return
@@ -163,6 +163,11 @@ class Session:
     @property
     def gone(self) -> bool:
         return self._gone
+
+    @property
+    def must_wait(self) -> bool:
+        """Whether `remove` would come at a wrong moment, or in a thread that cannot end what another one began."""
+        return self._burst.runs_elsewhere or hooks_are_iterated()
 
     # What the wrappers ask.
 
@@ -361,7 +366,7 @@ class Session:
 
     def _leave(self) -> None:
         try:
-            if os.getpid() == self.pid and not hooks_are_iterated():
+            if os.getpid() == self.pid and not self.must_wait:
                 self.remove()
                 forget_modules()
         except Exception:
