@@ -88,6 +88,6 @@ def put_method(patches: Patches, owner: Any, name: str, wrap: Callable[[Any], Ca
         call: Any = wrap(original)
         keep_from_compiling(call.__code__)
         call.__name__, call.__qualname__ = name, f"Tensor.{name}"
-        return StandIn(call, original)
+        return StandIn(call, original, (owner, name))
 
     patches.put(owner, name, stand_in)

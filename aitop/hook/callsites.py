@@ -48,7 +48,8 @@ class Sites:
         if frame is None:
             return
         code = frame.f_code
-        key = (name, code.co_filename, frame.f_lineno)
+        # Code that was made at run time may have no lines.
+        key = (name, code.co_filename, frame.f_lineno or 0)
         site = self._sites.get(key)
         if site is None:
             if len(self._sites) >= MOST_SITES:
@@ -140,7 +141,8 @@ class _Site:
         return {
             "kind": kind,
             "name": name,
-            "file": file,
+            # A path need not be text; JSON has to be.
+            "file": file.encode(errors="replace").decode(),
             "line": line,
             "function": self.function,
             "calls": self.calls,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from types import FunctionType
+from types import FunctionType, ModuleType
 from typing import Any
 
 from .stand_in import keep_from_compiling
@@ -36,11 +36,17 @@ class Patches:
             keep_from_compiling(wrapper.__code__)
         if isinstance(wrapper, FunctionType):
             _dress(wrapper, original)
+            if isinstance(owner, ModuleType):
+                # Pickle looks a function up where it says that it is, and must find the very same there.
+                wrapper.__module__ = owner.__name__
+        patch = _Patch(owner, name, inherited, original, wrapper)
+        # Noted first: an interrupt of the user's may come in between.
+        self._made.append(patch)
         setattr(owner, name, wrapper)
-        self._made.append(_Patch(owner, name, inherited, original, wrapper))
         if self._over:
             # A removal may come between any two of our bytecodes, and what it interrupted goes on after it.
             self.take_all_back()
+            _restore(patch)
 
     def has(self, owner: Any, name: str) -> bool:
         return any(patch.owner is owner and patch.name == name for patch in self._made)

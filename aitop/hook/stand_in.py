@@ -11,15 +11,16 @@ from typing import Any
 
 
 class StandIn:
-    """A method of class `owner` that runs `call`; equal to the `original` and of the same hash, as libraries look up
-    what to do for a subclass of Tensor in sets and dictionaries of its methods.
+    """A method that runs `call`; equal to the `original` and of the same hash, as libraries look up what to do for a
+    subclass of Tensor in sets and dictionaries of its methods. `place` is the class and the name it is found by.
     """
 
-    __slots__ = ("call", "original")
+    __slots__ = ("call", "original", "place")
 
-    def __init__(self, call: Callable[..., Any], original: Any) -> None:
+    def __init__(self, call: Callable[..., Any], original: Any, place: tuple[Any, str]) -> None:
         self.call = call
         self.original = original
+        self.place = place
 
     def __get__(self, instance: Any, owner: Any = None, bound: Any = MethodType) -> Any:
         return self if instance is None else bound(self.call, instance)
@@ -36,6 +37,10 @@ class StandIn:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.original, name)
+
+    def __reduce__(self) -> tuple[Any, tuple[Any, str]]:
+        """Pickled and copied by name: where it is read there may be no hook."""
+        return getattr, self.place
 
     def __repr__(self) -> str:
         return repr(self.original)

@@ -36,7 +36,8 @@ def wrap_move(original: Callable[..., Any], name: str, watch: Watch) -> Callable
             return original(self, *args, **kwargs)
         start = _now()
         moved = original(self, *args, **kwargs)
-        if moved is not self:
+        # Anything else came from a class or a mode of the user's that overrides torch's functions.
+        if moved is not self and type(moved) in plain:
             was_far = far(self)
             if was_far is not far(moved):
                 if not was_far:
