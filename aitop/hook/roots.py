@@ -17,6 +17,10 @@ CALLS_TO_WATCH = 8
 FIRST_AGAIN_NS = 10_000_000_000
 LONGEST_AGAIN_NS = 300_000_000_000
 AGAIN_WHEN_BLIND_NS = 5_000_000_000
+# Each watch changes the class of all modules twice, and a class that was changed a thousand times is looked up slowly
+# for good, from Python 3.13 on.
+MOST_WHEN_BLIND, MOST_WATCHES = 20, 200
+MOST_CLASSES = 64
 
 
 class Roots:
@@ -32,6 +36,7 @@ class Roots:
         self._began = 0
         self._again_after = FIRST_AGAIN_NS
         self._since = 0
+        self._watches = 0
         self.watching = False
         frames = sys.modules.get("torch._C._dynamo.eval_frame")
         self._tracer: Callable[[], Any] = getattr(frames, "get_eval_frame_callback", lambda: None)
@@ -41,6 +46,7 @@ class Roots:
         self._calls = 0
         self._began = self._journal.steps
         self._since = now
+        self._watches += 1
         self.watching = True
         keeper = self._keeper
         self._patches.put(
@@ -54,14 +60,16 @@ class Roots:
         if next(module.parameters(), None) is None:
             return False
         self._calls += 1
-        if type(module) not in self._found:
+        if type(module) not in self._found and len(self._found) < MOST_CLASSES:
             self._found.append(type(module))
         return True
 
     def look(self, now: int, blind: bool) -> None:
         """Narrow the watch when enough was seen, and widen it again from time to time; soon where it seems `blind`."""
         if not self.watching:
-            if now - self._since > (AGAIN_WHEN_BLIND_NS if blind else self._again_after):
+            soon = blind and self._watches < MOST_WHEN_BLIND
+            pause = AGAIN_WHEN_BLIND_NS if soon else self._again_after
+            if self._watches < MOST_WATCHES and now - self._since > pause:
                 self._again_after = min(3 * self._again_after, LONGEST_AGAIN_NS)
                 self.watch(now)
             return

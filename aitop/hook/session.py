@@ -86,7 +86,9 @@ class Session:
         self.journal.ops_due = OPS_AT_BACKWARD
         self._steps = 0
         self._trains_until = 0
+        # Whether the last optimizer step came without a forward, and the forwards since then.
         self._blind = False
+        self._forwards = 0
         # Forwards with gradient since the last backward.
         self._unused = 0
         self._count_ops_at = 0
@@ -344,7 +346,10 @@ class Session:
             self._trains_until = now + TRAINING_ENDS_AFTER_NS
         trains = now < self._trains_until
         self._steps += steps if trains else served
-        self._blind = bool(steps) and not forwards
+        self._forwards += forwards
+        if steps:
+            # In a slow run each phase has a tick of its own.
+            self._blind, self._forwards = not self._forwards, 0
         self._unused = 0 if BACKWARD in kinds else self._unused + forwards
         journal.fast = steps + served > FAST_STEPS_IN_A_TICK
         if words and self._ring is not None:
