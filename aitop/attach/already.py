@@ -27,11 +27,15 @@ def hook_is_there(pid: int) -> bool:
         return False
     folder = f"/proc/{pid}/fd"
     try:
-        for name in os.listdir(folder):
+        names = os.listdir(folder)
+    except OSError:
+        return False
+    for name in names:
+        try:
             if os.readlink(f"{folder}/{name}") == LINK and _stays(f"{folder}/{name}", status.inner_pid):
                 return True
-    except OSError:
-        pass
+        except OSError:  # closed meanwhile
+            continue
     return False
 
 

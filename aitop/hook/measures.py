@@ -49,7 +49,11 @@ def gathered(measures: Sequence[Measure]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     calls: list[dict[str, Any]] = []
     for measure in measures:
-        facts = measure.facts()
+        try:
+            facts = measure.facts()
+        except Exception:
+            # What it has to say may change under its eyes; the rest can be said.
+            continue
         calls += facts.pop("calls", ())
         found.update(facts)
     calls.sort(key=lambda call: -(call.get("seconds") or 0.0))

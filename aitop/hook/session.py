@@ -305,8 +305,12 @@ class Session:
                 journal.due = self._look_due = 0
         self._optimizers.look()
         self._cost.look(now)
-        for measure in self._measures:
-            measure.look(now)
+        for measure in list(self._measures):
+            try:
+                measure.look(now)
+            except Exception:
+                # Of no more use here; the rest goes on without it.
+                self._measures.remove(measure)
         if self._ring is None:
             return
         if not self._ring.wanted(now, self.stays):
