@@ -53,7 +53,7 @@ def gathered(measures: Sequence[Measure]) -> dict[str, Any]:
             facts = measure.facts()
         except Exception:
             # What it has to say may change under its eyes; the rest can be said.
-            continue
+            facts = {}
         calls += facts.pop("calls", ())
         found.update(facts)
     calls.sort(key=lambda call: -(call.get("seconds") or 0.0))
