@@ -50,7 +50,7 @@ def _phases(records: Sequence[StepRecord], total: float) -> Phases:
     forward = sum(record.forward for record in records)
     backward = sum(record.backward for record in records)
     optimizer = sum(record.optimizer for record in records)
-    transfers = [record.transfer for record in records if record.transfer is not None]
+    transfers = [record.transfer_apart for record in records if record.transfer_apart is not None]
     transfer = sum(transfers) if transfers else None
     collectives = [record.communication_apart for record in records if record.communication_apart is not None]
     communication = sum(collectives) if collectives else None

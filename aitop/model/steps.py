@@ -26,9 +26,9 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     `transfer` is host time inside host-to-device copies, of `transfer_bytes`; `blocking` inside calls that wait for the
     device (`blockings` of them); `communication` inside collectives and waits for them (`collectives` calls): all three
-    may lie within other phases, and are None where they are not watched; `communication_apart` is that part of
-    `communication` which lies in no other phase. `tokens` counts the integer ids that went
-    in (for `generate`, those that came out); `first_token` is the time from the call of `generate` to its first one.
+    may lie within other phases, and are None where they are not watched; `transfer_apart` and `communication_apart`
+    are those parts of the first and the last which lie in no other phase. `tokens` counts the integer ids that went in
+    (for `generate`, those that came out); `first_token` is the time from the call of `generate` to its first one.
     `skipped` marks a step whose update a GradScaler left out.
     """
 
@@ -55,6 +55,7 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True):
     device_backward: float | None = None
     device_optimizer: float | None = None
     device_idle: float | None = None
+    transfer_apart: float | None = None
     transfer_bytes: int | None = None
     blocking: float | None = None
     blockings: int | None = None
@@ -69,7 +70,7 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True):
     def outside(self) -> float:
         """What is left of the step when every measured phase is taken away."""
         known = self.data_wait + self.loader_start + self.forward + self.backward + self.optimizer
-        return max(0.0, self.seconds - known - (self.transfer or 0.0) - (self.communication_apart or 0.0))
+        return max(0.0, self.seconds - known - (self.transfer_apart or 0.0) - (self.communication_apart or 0.0))
 
 
 class LoaderInfo(msgspec.Struct, frozen=True, kw_only=True):

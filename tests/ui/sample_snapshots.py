@@ -151,7 +151,8 @@ def measured() -> Snapshot:
     full = input_bound()
     recent = tuple(
         msgspec.structs.replace(
-            record, transfer=0.009, transfer_bytes=38 * MB, blocking=0.012, blockings=3, communication=0.031,
+            record, transfer=0.009, transfer_apart=0.009, transfer_bytes=38 * MB, blocking=0.012, blockings=3,
+            communication=0.031,
             communication_apart=0.008, collectives=4, tokens=65_536,
         )
         for record in full.steps.recent

@@ -66,6 +66,34 @@ def test_without_a_process_group_communication_is_not_measured():
     assert steps_view(1, found, 5).phases.communication is None
 
 
+def copying_step(start):
+    """A copy beside the phases, one within the forward, then the rest of a step of 20 ms."""
+    return train(
+        (at.NEXT, 1, 2, 5),
+        (at.TRANSFER, 2, 5, 1000),
+        (at.TRANSFER, 6, 8, 500),
+        (at.FORWARD, 5, 10, 4),
+        (at.BACKWARD, 10, 14, 1),
+        (at.OPTIMIZER_ENDS, 14, 18, 99),
+        start=start,
+    )
+
+
+def test_copies_within_phases_are_told_from_those_beside_them():
+    maker = StepMaker()
+    events = [event for number in range(5) for event in copying_step(1000 + 20 * number)]
+    found = maker.read(events, ("transfer",))
+    assert found
+    for record in found:
+        assert record.transfer == pytest.approx(0.005)
+        assert record.transfer_apart == pytest.approx(0.003)
+        assert record.transfer_bytes == 1500
+    phases = steps_view(1, found, 5).phases
+    assert phases.transfer == pytest.approx(0.15)
+    shares = (phases.data_wait, phases.forward, phases.backward, phases.optimizer, phases.transfer, phases.outside)
+    assert sum(shares) == pytest.approx(1.0)
+
+
 def test_many_collectives_between_two_phases_need_no_room():
     maker = StepMaker()
     maker.read([(at.COLLECTIVE, number, number + 1, 1, -1) for number in range(1, 100_000)], ("collective",))

@@ -129,6 +129,7 @@ def _record(made: Made, before: int, device: tuple[int, ...], watches: Sequence[
         device_optimizer=_time(device[2], LONGEST_STEP_NS),
         device_idle=_time(device[3], LONGEST_STEP_NS),
         transfer=_within(parts.transfer, length) if transfers else None,
+        transfer_apart=_within(parts.transfer_apart, length) if transfers else None,
         transfer_bytes=_count(parts.transfer_bytes) if transfers else None,
         blocking=_within(parts.blocking, length) if blocks else None,
         blockings=_count(parts.blockings) if blocks else None,

@@ -115,7 +115,7 @@ class Steps(Sums):
         for kind, start, end, a, b in events:
             handler = handlers.get(kind)
             if handler is not None:
-                if self.recent and kind in at.PHASES:
+                if kind in at.PHASES and (self.recent or self.copies):
                     self.phase_ended(start)
                 handler(start, end, a, b)
 

@@ -25,6 +25,7 @@ class Parts(NamedTuple):
     forwards: int = 0
     backwards: int = 0
     transfer: int = 0
+    transfer_apart: int = 0
     transfer_bytes: int = 0
     blocking: int = 0
     blockings: int = 0
@@ -51,8 +52,8 @@ class Sums:
 
     Waits for data (`held_wait`, `held_start`) and forwards without gradient (`held_forward`) are held back until it is
     known what they were for. `batch` is the largest leading dimension of the forwards since the last backward,
-    `batch_tokens` the most ids. `recent` are the collectives since the last phase, of which those that lie within the
-    next one are `communication_inside`.
+    `batch_tokens` the most ids. `recent` are the collectives since the last phase and `copies` the transfers; those within
+    the next one are `communication_inside` and `transfer_inside`.
     """
 
     def __init__(self) -> None:
@@ -74,9 +75,10 @@ class Sums:
         self.data_wait = self.loader_start = self.prepare = self.forward = self.backward = 0
         self.optimizer = self.save = self.evaluation = self.gc = 0
         self.forwards = self.backwards = 0
-        self.transfer = self.transfer_bytes = self.blocking = self.blockings = 0
+        self.transfer = self.transfer_inside = self.transfer_bytes = self.blocking = self.blockings = 0
         self.communication = self.communication_inside = self.collectives = 0
         self.recent: list[tuple[int, int]] = []
+        self.copies: list[tuple[int, int]] = []
         self.next_end = 0
         self.samples = self.batch = self.tokens = self.batch_tokens = NOT_MEASURED
         self.queue_ready = NOT_MEASURED
@@ -91,6 +93,8 @@ class Sums:
     def transferred(self, start: int, end: int, size: int, _b: int) -> None:
         self.transfer += end - start
         self.transfer_bytes += max(0, size)
+        if len(self.copies) < MOST_RECENT:
+            self.copies.append((start, end))
 
     def blocked(self, start: int, end: int, _a: int, _b: int) -> None:
         self.blocking += end - start
@@ -104,9 +108,11 @@ class Sums:
             self.recent.append((start, end))
 
     def phase_ended(self, start: int) -> None:
-        """Tell the collectives within the phase that began at `start` from those before it."""
+        """Tell the collectives and copies within the phase that began at `start` from those before it."""
         self.communication_inside += sum(last - first for first, last in self.recent if first >= start)
+        self.transfer_inside += sum(last - first for first, last in self.copies if first >= start)
         self.recent.clear()
+        self.copies.clear()
 
     def settle_training(self) -> None:
         """The batch is trained on. Forwards without gradient belong to the step if the last one had them too."""
@@ -147,6 +153,7 @@ class Sums:
             self.forwards,
             self.backwards,
             self.transfer,
+            self.transfer - self.transfer_inside,
             self.transfer_bytes,
             self.blocking,
             self.blockings,

@@ -166,7 +166,7 @@ def _parts(record: StepRecord) -> tuple[tuple[Phase, float], ...]:
         wait = wait if record.device_idle is None else min(wait, record.device_idle)
         forward = record.device_forward
         backward, optimizer = record.device_backward or 0.0, record.device_optimizer or 0.0
-    transfer, apart = record.transfer or 0.0, record.communication_apart or 0.0
+    transfer, apart = record.transfer_apart or 0.0, record.communication_apart or 0.0
     rest = max(0.0, record.seconds - wait - transfer - forward - backward - optimizer - apart)
     save = min(rest, record.save + record.evaluation)
     return (
