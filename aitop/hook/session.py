@@ -311,6 +311,7 @@ class Session:
             except Exception:
                 # Of no more use here; the rest goes on without it.
                 self._measures.remove(measure)
+                self._errors += 1
         if self._ring is None:
             return
         if not self._ring.wanted(now, self.stays):
