@@ -52,8 +52,8 @@ class Sums:
 
     Waits for data (`held_wait`, `held_start`) and forwards without gradient (`held_forward`) are held back until it is
     known what they were for. `batch` is the largest leading dimension of the forwards since the last backward,
-    `batch_tokens` the most ids. `recent` are the collectives since the last phase and `copies` the transfers; those within
-    the next one are `communication_inside` and `transfer_inside`.
+    `batch_tokens` the most ids. `recent` are the collectives since the last phase and `copies` the transfers; those
+    within the next one are `communication_inside` and `transfer_inside`.
     """
 
     def __init__(self) -> None:
