@@ -14,7 +14,10 @@ import struct
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from typing import Any
+
+from .patches import Patches
 
 MEMFD_NAME = "aitop-burst"
 MAGIC = int.from_bytes(b"AITOPBST", "little")
@@ -49,6 +52,7 @@ class Burst:
         self._state = 0
         self._thread = 0
         self._profile: Any = None
+        self._guards = Patches()
         self._level: tuple[Any, int] | None = None
         self._begun = 0
         self._ended = 0
@@ -117,6 +121,7 @@ class Burst:
         """The hook leaves: end the profile without a trace, and let go of the memory. Torch's errors end here."""
         kept: dict[str, str | None] = {}
         try:
+            self._guards.take_all_back()
             # In a forked child neither the profiler's threads nor the device are there.
             if self._profile is not None and self._pid == os.getpid():
                 kept = self._let_cupti_go()
@@ -141,9 +146,47 @@ class Burst:
             self._refuse(f"torch's profiler does not start: {type(error).__name__}: {error}")
             return
         self._left = self._steps
+        self._stand_guard()
         self._begun = time.monotonic_ns()
         self._holds[0] = self._begun - start
         self._say(RUNNING)
+
+    def _stand_guard(self) -> None:
+        """Make way where the thread forks, as a child would go on recording for as long as it lives, and where the
+        program starts a profiler of its own.
+        """
+        # Each set of patches is good for one time.
+        self._guards = Patches()
+        profiler = self._torch.autograd.profiler
+        for owner, name in ((os, "fork"), (profiler, "_prepare_profiler"), (profiler, "_enable_profiler")):
+            if hasattr(owner, name):
+                self._guards.put(owner, name, self._after_making_way)
+
+    def _after_making_way(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def guarded(*args: Any, **kwargs: Any) -> Any:
+            try:
+                if self._profile is not None and self._thread == _thread.get_ident():
+                    self._make_way()
+            except Exception:
+                # The program goes on with what it was about to do.
+                pass
+            return original(*args, **kwargs)
+
+        return guarded
+
+    def _make_way(self) -> None:
+        """End the profile early: with the steps that are done, or none, and then at the next step again."""
+        if self._left < self._steps:
+            self._stop()
+            return
+        profile, self._profile = self._profile, None
+        self._guards.take_all_back()
+        self._last_step = 0
+        self._say(WAITING)
+        try:
+            self._exit(profile)
+        finally:
+            self._speak()
 
     def _entered(self) -> Any:
         """A running profile. The settings that keep it from printing hold only while it is made."""
@@ -181,6 +224,7 @@ class Burst:
         start = self._ended = time.monotonic_ns()
         kept: dict[str, str | None] = {}
         try:
+            self._guards.take_all_back()
             kept = self._let_cupti_go()
             profile, self._profile = self._profile, None
             self._exit(profile)

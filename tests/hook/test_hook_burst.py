@@ -146,3 +146,38 @@ def test_a_hook_that_leaves_ends_the_burst(watched, run):
     assert memfds() == []
     asking.join(PATIENCE)
     assert "the hook left it meanwhile" in asking.problem
+
+
+def until_profiling(watched, run, asking):
+    """Train until the profile has a whole step in it."""
+    deadline = time.monotonic() + PATIENCE
+    burst = watched.session._burst
+    while burst._profile is None or burst._left > asking.steps - 1:
+        assert time.monotonic() < deadline, "the burst never began"
+        hook_runs.train(*run)
+
+
+def test_a_forked_child_records_nothing_and_the_profile_ends_with_the_steps_so_far(watched, run):
+    fork, asking = os.fork, Asking(steps=written.MOST_STEPS)
+    asking.start()
+    until_profiling(watched, run, asking)
+    child = os.fork()
+    if not child:
+        os._exit(int(torch.autograd._profiler_enabled()))
+    assert os.waitpid(child, 0)[1] == 0
+    asking.join(PATIENCE)
+    assert 1 <= asking.taken.profile.steps < written.MOST_STEPS
+    assert os.fork is fork
+
+
+def test_a_profiler_that_the_program_starts_has_its_own_profile(watched, run):
+    asking = Asking(steps=written.MOST_STEPS)
+    prepare = torch.autograd.profiler._prepare_profiler
+    asking.start()
+    until_profiling(watched, run, asking)
+    with torch.profiler.profile() as own:
+        hook_runs.train(*run)
+    assert any(event.key == "aten::addmm" for event in own.key_averages())
+    asking.join(PATIENCE)
+    assert asking.taken.profile.steps >= 1
+    assert torch.autograd.profiler._prepare_profiler is prepare
