@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from aitop.diagnosis import input_cause, own_pipeline
+from aitop.diagnosis import input_cause, lagging, own_pipeline
 from aitop.diagnosis.evidence import (
     UNPROVEN,
     Lines,
@@ -25,6 +25,7 @@ from aitop.diagnosis.evidence import (
 )
 from aitop.diagnosis.hand_written import feeding_lines
 from aitop.diagnosis.input_cause import Cause
+from aitop.diagnosis.lagging import laggard
 from aitop.diagnosis.rule import Band, Finding, Judgement, Rule
 from aitop.diagnosis.what_if import without
 from aitop.model.snapshot import Snapshot
@@ -66,6 +67,9 @@ def judge(snapshot: Snapshot) -> Judgement:
         cause = input_cause.of_hand_written(snapshot, wait.share, wait.hand_written)
     else:
         cause = input_cause.of_loader(snapshot, wait.share, contention)
+        late = laggard(snapshot)
+        if late is not None and cause.subtype != "respawn":
+            cause = lagging.cause(late, wait.share)
     return Finding(_verdict(snapshot, wait, cause, contention if cause.frees_cores else 0.0), level=wait.share)
 
 
@@ -74,7 +78,8 @@ def _wait(snapshot: Snapshot) -> Wait | None:
     steps = snapshot.steps
     in_loader = steps.phases.data_wait if steps else None
     at_work = input_cause.workers_at_work(snapshot)
-    if in_loader is not None and at_work is not None and at_work < IDLE_WORKERS:
+    # Where one worker holds up the rest, what the rest have made lies ready, and is not what comes next.
+    if in_loader is not None and at_work is not None and at_work < IDLE_WORKERS and laggard(snapshot) is None:
         in_loader *= _empty_handed(snapshot, at_work)
     if in_loader is not None and not timed_on_device(snapshot):
         in_loader = min(in_loader, device_idle(snapshot))
