@@ -23,9 +23,12 @@ from aitop.model.verdict import Abstention, Fix, Severity, Verdict
 ID = "recompile"
 CRITICAL_SHARE = 0.3
 BAND = Band(enter=0.08, leave=0.05)
-# Compiling at the start is as it should be: it must be seen in so many windows that show something else, too.
+# Compiling at the start is as it should be, and again for evaluation and for a smaller last batch: it must be seen in
+# so many windows that show something else, too, for so long, and still go on; or be counted more often than that.
 MIN_WINDOWS = 3
-MIN_SECONDS = 3.0
+MIN_SECONDS = 5.0
+STILL_SECONDS = 5.0
+MIN_RISES = 3
 STEPPING = 0.02
 SEEN_SECONDS = 30.0
 
@@ -40,7 +43,7 @@ def judge(snapshot: Snapshot) -> Judgement:
     if missing:
         return Abstention(id=ID, reason=missing)
     lasting = _lasting(snapshot.series.get("compiling"), snapshot.time)
-    if len(rises) < 2 and not (lasting and _steps_beside(snapshot)):
+    if len(rises) < MIN_RISES and not (lasting and _steps_beside(snapshot)):
         return Abstention(id=ID, reason="torch.compile is at work; whether it goes on after warm-up is not known")
     process = main_stacks(snapshot)
     share = by_samples(compiling.share, process.samples) if process is not None else compiling.share
@@ -70,7 +73,8 @@ def _lasting(series: Series | None, now: float) -> bool:
         for time, value in zip(series.times, series.values, strict=True)
         if value and value < 1.0 and time >= now - SEEN_SECONDS
     ]
-    return len(seen) >= MIN_WINDOWS and seen[-1] - seen[0] >= MIN_SECONDS
+    long = len(seen) >= MIN_WINDOWS and seen[-1] - seen[0] >= MIN_SECONDS
+    return long and seen[-1] >= now - STILL_SECONDS
 
 
 def _steps_beside(snapshot: Snapshot) -> bool:
@@ -86,7 +90,7 @@ def _steps_beside(snapshot: Snapshot) -> bool:
 
 def _verdict(snapshot: Snapshot, share: float, compiling: Lines, rises: list[tuple[float, float]]) -> Verdict:
     counted = int(sum(by for _, by in rises))
-    signals = (len(rises) >= 2, bool(compiling.lines), len(records(snapshot)) >= 20)
+    signals = (len(rises) >= MIN_RISES, bool(compiling.lines), len(records(snapshot)) >= 20)
     severity: Severity = "critical" if share >= CRITICAL_SHARE and sum(signals) >= 2 else "warning"
     process = main_stacks(snapshot)
     samples = process.samples if process is not None else 0

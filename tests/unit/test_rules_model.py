@@ -301,6 +301,20 @@ def test_compiling_once_at_the_start_is_no_fault():
     assert recompile.judge(snapshot(steps(), lines=[line("train", 0.9, phase="forward")])) is None
 
 
+def test_compiling_again_for_evaluation_and_a_last_batch_is_warming_up():
+    seen = snapshot(
+        steps(60), lines=[COMPILES], facts=facts(recompiles=2), series={"recompiles": counted(0.0, 1.0, 2.0, 2.0)}
+    )
+    assert "after warm-up" in abstained(recompile.judge(seen))
+
+
+def test_compiling_that_is_over_is_no_fault():
+    shares = Phases(forward=0.9, backward=0.08, optimizer=0.02)
+    over = {"compiling": counted(0.9, 0.8, 0.95, 0.0, 0.0)}
+    seen = snapshot(phases=shares, lines=[COMPILES], series=over)
+    assert "after warm-up" in abstained(recompile.judge(seen))
+
+
 def test_compiling_that_lasts_shows_without_the_hook():
     shares = Phases(forward=0.9, backward=0.08, optimizer=0.02)
     lasting = {"compiling": counted(0.9, 0.8, 0.95, 0.9)}
