@@ -101,8 +101,8 @@ _MODULE = re.compile(r"/(?:python|pypy)\d[\d.]*t?/(\w+)(?:\.py$|/)")
 
 # Compilation hides far below the line that triggers it.
 _COMPILING = re.compile(
-    r"/torch/(?:_dynamo/(?:convert_frame|symbolic_convert|output_graph|guards)|_functorch/aot_autograd"
-    r"|_inductor/(?:graph|scheduler|async_compile|codecache|cpp_builder))\.py$|/triton/compiler/"
+    r"/torch/(?:_dynamo/(?:convert_frame|symbolic_convert|output_graph|guards)"
+    r"|_inductor/(?:graph|scheduler|async_compile|cpp_builder))\.py$|/triton/compiler/"
 )
 
 

@@ -98,6 +98,8 @@ ITEM = "user/data.py D.__getitem__ | "
         (("user/m.py forward | return q @ k",), "compute"),
         (("user/m.py forward | v.mul_(beta)",), "compute"),
         (("user/t.py step | out = model(x)", CALL, "torch/_dynamo/eval_frame.py _fn", "torch/_dynamo/convert_frame.py __call__", "torch/_inductor/graph.py run"), "compile"),
+        (("user/t.py step | out = model(x)", "torch/_dynamo/eval_frame.py compile_wrapper", "torch/_functorch/aot_autograd.py aot_module_simplified.<locals>.forward", "torch/_functorch/_aot_autograd/runtime_wrappers.py runtime_wrapper"), "compute"),
+        (("user/t.py step | out = model(x)", "torch/_dynamo/eval_frame.py _fn", "torch/_inductor/codecache.py CompiledFxGraph.__call__"), "compute"),
         (("user/t.py step | total = sum(i * i for i in range(n))  # not open(x)",), "python"),
         (("user/t.py step",), "python"),
         (("some/extension.py run",), "other"),
