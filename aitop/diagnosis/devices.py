@@ -7,6 +7,10 @@ from aitop.model.gpu import GpuDevice
 from aitop.model.snapshot import Snapshot
 from aitop.model.verdict import Abstention
 
+# Bytes per second of one PCIe lane, by generation, after the line code; of these about nine tenths are data.
+LANE_BYTES = {1: 0.25e9, 2: 0.5e9, 3: 0.985e9, 4: 1.97e9, 5: 3.94e9, 6: 7.56e9, 7: 15.1e9}
+PAYLOAD = 0.9
+
 
 def without_figures(snapshot: Snapshot, rule: str) -> Abstention | None:
     """An abstention where the run is on a GPU and nothing is known of it; None where there is, or it is on none."""
@@ -41,6 +45,12 @@ def rise(snapshot: Snapshot, name: str, seconds: float) -> float | None:
     since = snapshot.time - seconds
     values = [v for time, v in zip(one.times, one.values, strict=True) if v is not None and time >= since]
     return values[-1] - values[0] if len(values) >= 2 else None
+
+
+def link_rate(device: GpuDevice) -> float | None:
+    """Bytes per second of data that the device's PCIe link carries each way as it is now; None where not known."""
+    lane = LANE_BYTES.get(device.pcie_generation or 0)
+    return PAYLOAD * lane * device.pcie_width if lane and device.pcie_width else None
 
 
 def _devices(snapshot: Snapshot) -> tuple[GpuDevice, ...]:

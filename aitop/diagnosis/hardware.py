@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from aitop.diagnosis.device_gaps import share_of
-from aitop.diagnosis.devices import lost_devices, recent, rise, without_figures
+from aitop.diagnosis.devices import LANE_BYTES, link_rate, lost_devices, recent, rise, without_figures
 from aitop.diagnosis.evidence import own_devices, records
 from aitop.diagnosis.rule import Band, Finding, Judgement, Rule
 from aitop.diagnosis.what_if import without
@@ -17,8 +17,6 @@ CONTENDED = 0.8
 # A link is read at every fifth tick, and an idle device takes it down: all of so many readings must show work.
 LINK_POINTS = 6
 LEAST_LOAD = 0.1
-# Bytes per second of one lane, by generation, after the line code; of these about nine tenths are data.
-LANE_BYTES = {1: 0.25e9, 2: 0.5e9, 3: 0.985e9, 4: 1.97e9, 5: 3.94e9, 6: 7.56e9, 7: 15.1e9}
 # Copies that keep a degraded link busy for less of the time are not what a step waits for.
 FULL_LINK = 0.3
 COUNTER_SECONDS = 300.0
@@ -165,9 +163,9 @@ def _loaded(snapshot: Snapshot, device: GpuDevice) -> bool:
 
 def _link_used(device: GpuDevice) -> float | None:
     """The busier direction's traffic as a part of what the link carries now."""
-    lane = LANE_BYTES.get(device.pcie_generation or 0)
+    most = link_rate(device)
     known = [traffic for traffic in (device.pcie_received, device.pcie_sent) if traffic is not None]
-    return min(1.0, max(known) / (0.9 * lane * device.pcie_width)) if lane and device.pcie_width and known else None
+    return min(1.0, max(known) / most) if most and known else None
 
 
 def _transfer(snapshot: Snapshot) -> float | None:

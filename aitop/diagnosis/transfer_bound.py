@@ -15,6 +15,7 @@ from aitop.diagnosis.device_gaps import (
     short_place,
     text_of,
 )
+from aitop.diagnosis.devices import link_rate
 from aitop.diagnosis.evidence import Lines, confidence, enough, main_lines, on_gpu, own_devices, records
 from aitop.diagnosis.rule import Band, Finding, Judgement, Rule
 from aitop.diagnosis.what_if import without
@@ -26,8 +27,6 @@ from aitop.model.verdict import Abstention, Fix, Severity, Verdict
 ID = "transfer-bound"
 CRITICAL_SHARE = 0.3
 BAND = Band(enter=0.08, leave=0.05)
-# One lane of PCIe 1.0 carries 0.25 GB/s, and each generation doubles it; about 85 % of that is payload.
-LANE_BYTES, PAYLOAD = 0.25e9, 0.85
 # A link that carries so much of what it can is the limit, however copies are made.
 SATURATED = 0.6
 SMALL_COPY, MANY_COPIES = 256 * 1024, 16.0
@@ -79,11 +78,7 @@ def _copying(line: HotLine) -> bool:
 def _link_share(snapshot: Snapshot) -> float | None:
     """How much of what the PCIe link carries at most it carries now."""
     received = activity_of_devices(snapshot, "pcie_received")
-    most = [
-        LANE_BYTES * 2 ** (device.pcie_generation - 1) * device.pcie_width * PAYLOAD
-        for device in own_devices(snapshot)
-        if device.pcie_generation and device.pcie_width
-    ]
+    most = [link for device in own_devices(snapshot) if (link := link_rate(device)) is not None]
     return min(1.0, received / min(most)) if received is not None and most else None
 
 
