@@ -7,18 +7,27 @@ from pygments.token import Comment, Keyword, Name, Number, Operator, String, _To
 from rich.style import Style
 
 from aitop.ui.line import Line
-from aitop.ui.palette import TEXT
+from aitop.ui.palette import (
+    SYNTAX_BUILTIN,
+    SYNTAX_COMMENT,
+    SYNTAX_DECORATOR,
+    SYNTAX_KEYWORD,
+    SYNTAX_NAME,
+    SYNTAX_NUMBER,
+    SYNTAX_STRING,
+    TEXT,
+)
 
 _COLOURS: tuple[tuple[_TokenType, Style], ...] = (
-    (Comment, Style(color="#6b7683", italic=True)),
-    (String, Style(color="#a8c690")),
-    (Number, Style(color="#d8b48a")),
-    (Keyword, Style(color="#c59ad6")),
-    (Operator.Word, Style(color="#c59ad6")),
-    (Name.Builtin, Style(color="#8cb8d8")),
-    (Name.Decorator, Style(color="#d8c48a")),
-    (Name.Function, Style(color="#9cc7e8")),
-    (Name.Class, Style(color="#9cc7e8")),
+    (Comment, SYNTAX_COMMENT),
+    (String, SYNTAX_STRING),
+    (Number, SYNTAX_NUMBER),
+    (Keyword, SYNTAX_KEYWORD),
+    (Operator.Word, SYNTAX_KEYWORD),
+    (Name.Builtin, SYNTAX_BUILTIN),
+    (Name.Decorator, SYNTAX_DECORATOR),
+    (Name.Function, SYNTAX_NAME),
+    (Name.Class, SYNTAX_NAME),
 )
 
 
