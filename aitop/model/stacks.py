@@ -54,3 +54,30 @@ class StackWindow(msgspec.Struct, frozen=True, kw_only=True, tag="stacks"):
     stacks: tuple[StackCount, ...]
     sampler_cpu: float | None = None
     gil: tuple[GilHold, ...] | None = None
+
+
+class ThreadStack(msgspec.Struct, frozen=True, kw_only=True):
+    """One thread at one moment: `frames` index `StackDump.frames`, the outermost first.
+
+    `active` says that it ran or could run on a CPU at that moment; None where that was not asked. `gil`: it held the
+    interpreter's lock.
+    """
+
+    pid: int
+    thread: str
+    main: bool
+    frames: tuple[int, ...]
+    active: bool | None = None
+    gil: bool = False
+
+
+class StackDump(msgspec.Struct, frozen=True, kw_only=True, tag="dump"):
+    """All threads of several processes, each looked at once at about `time` (monotonic seconds).
+
+    `refused` has the processes that gave none, each with why, in words.
+    """
+
+    time: float
+    frames: tuple[Frame, ...]
+    threads: tuple[ThreadStack, ...]
+    refused: tuple[tuple[int, str], ...] = ()

@@ -1,0 +1,76 @@
+"""Threads by equal stacks."""
+
+from stack_maker import frame, stack
+
+from aitop.engine.stack_groups import stack_groups
+from aitop.model.stacks import StackDump, ThreadStack
+
+GET = stack(
+    "std/threading.py:1002 Thread._bootstrap",
+    "user/data.py:31 feed | batch = queue.get()",
+    "std/queue.py:171 Queue.get",
+    "std/threading.py:327 Condition.wait",
+)
+JOIN = stack("user/train.py:9 <module>", "std/threading.py:1100 Thread.join", "std/threading.py:1120 _wait")
+SPIN = stack("user/train.py:5 spin | while True: pass")
+FORKED = stack(
+    "user/train.py:9 <module> | for x in loader:",
+    "std/multiprocessing/process.py BaseProcess._bootstrap",
+    "torch/utils/data/_utils/worker.py _worker_loop",
+    "std/multiprocessing/queues.py Queue.get",
+    "std/multiprocessing/connection.py wait",
+    "std/selectors.py select",
+)
+
+
+def dump(*threads):
+    """A dump of (pid, thread, main, stack, active)."""
+    table = {}
+    members = tuple(
+        ThreadStack(
+            pid=pid, thread=thread, main=main, active=active,
+            frames=tuple(table.setdefault(one, len(table)) for one in frames),
+        )
+        for pid, thread, main, frames, active in threads
+    )  # fmt: skip
+    return StackDump(time=1.0, frames=tuple(table), threads=members)
+
+
+def test_equal_stacks_are_one_group_and_the_largest_comes_first():
+    first, second = stack_groups(
+        dump(
+            (7, "MainThread", True, SPIN, True), (9, "t2", False, GET, False),
+            (8, "t1", False, GET, False), (8, "t0", False, GET, False),
+        )
+    )  # fmt: skip
+    assert [(member.pid, member.thread) for member in first.members] == [(8, "t0"), (8, "t1"), (9, "t2")]
+    assert (first.what, first.where, first.place.line) == ("Queue.get", GET[1], 31)
+    assert (second.what, second.place.line, len(second.members)) == ("spin", 5, 1)
+
+
+def test_another_line_is_another_group():
+    other = [*GET[:1], frame("user/data.py:32 feed"), *GET[2:]]
+    assert len(stack_groups(dump((1, "a", False, GET, False), (1, "b", False, other, False)))) == 2
+
+
+def test_what_a_fork_inherited_and_our_hook_do_not_count():
+    hooked = [*GET[:1], frame("<aitop hook> wrapper"), *GET[1:]]
+    groups = stack_groups(dump((1, "a", False, GET, False), (2, "b", False, hooked, False)))
+    assert [len(group.members) for group in groups] == [2]
+    [worker] = stack_groups(dump((3, "MainThread", True, FORKED, False)))
+    assert (worker.what, worker.where, worker.place.function) == ("Queue.get", None, "select")
+    assert worker.frames[0].function == "BaseProcess._bootstrap"
+
+
+def test_plumbing_right_under_the_users_line_is_named_by_what_was_called():
+    [group] = stack_groups(dump((1, "MainThread", True, JOIN, False)))
+    assert (group.what, group.where) == ("Thread.join", JOIN[0])
+
+
+def test_threads_at_work_come_before_idle_ones_in_groups_of_one_size():
+    busy, idle = stack_groups(dump((1, "a", False, GET, False), (2, "b", False, SPIN, True)))
+    assert (busy.what, idle.what) == ("spin", "Queue.get")
+
+
+def test_threads_without_frames_are_in_no_group():
+    assert stack_groups(dump((1, "a", False, [], None))) == ()
