@@ -20,6 +20,7 @@ from aitop.diagnosis.evidence import (
 )
 from aitop.diagnosis.hand_written import feeding
 from aitop.diagnosis.rule import Band, Finding, Judgement, Rule
+from aitop.diagnosis.serving import takes_request
 from aitop.diagnosis.what_if import without
 from aitop.model.snapshot import HotLine, Snapshot
 from aitop.model.steps import StepRecord
@@ -32,8 +33,6 @@ BAND = Band(enter=0.05, leave=0.03)
 CHEAP = 0.02
 LEAST_BYTES = 1_000_000
 CALL = re.compile(r"[\w.]*(?:save|dump|write)\w*(?=\()")
-# A server that stands here waits for the next request.
-TAKES_REQUEST = re.compile(r"\.(?:accept|recv\w*|receive\w*|poll|consume|b[lr]?pop\w*|xread\w*)\(")
 SAVING_WORDS = ("save", "checkpoint", "ckpt", "snapshot", "dump")
 
 
@@ -83,7 +82,7 @@ def host_io(snapshot: Snapshot) -> Judgement:
     feeds = feeding(snapshot)
     serving = snapshot.kind == "inference"
     lines = main_lines(
-        snapshot, lambda line: _does_io(line) and not feeds(line) and not (serving and _takes_request(line))
+        snapshot, lambda line: _does_io(line) and not feeds(line) and not (serving and takes_request(line))
     )
     share = min(lines.share, host_limit(snapshot))
     outside = summed(records(snapshot), lambda step: max(0.0, step.outside - step.save - step.evaluation))
@@ -216,10 +215,6 @@ def _does_io(line: HotLine) -> bool:
         and line.activity in ("io-file", "io-network", "io-database", "log")
         and not _saves(line)
     )
-
-
-def _takes_request(line: HotLine) -> bool:
-    return line.activity != "log" and TAKES_REQUEST.search(line.text or "") is not None
 
 
 def _place(lines: Lines) -> str:

@@ -15,6 +15,10 @@ from aitop.model.verdict import Fix, Verdict
 
 # The more a verdict says of a line, the later it stands here: it keeps the line, the others leave.
 SPECIFIC = ("python-overhead", "optimizer-bound", "input-bound", "gc-stall", "step-time-growth")
+# A thread that makes batches holds the interpreter's lock: the step waits for the batch, unless that wait is less than
+# this part of the time in which the lock was held.
+LOCK_OR_BATCHES = {"gil-contention", "input-bound"}
+WAITED = 0.5
 # What stretches every phase alike, and verdicts that judge a phase by its length.
 STRETCHING = ("gil-contention", "cpu-oversubscription")
 BY_LENGTH = ("optimizer-bound", "python-overhead", "underbatched")
@@ -47,7 +51,13 @@ def _told_better(verdict: Verdict, verdicts: Sequence[Verdict]) -> bool:
     for other in verdicts:
         if other.id == verdict.id or not other.share or not other.where or other.severity == "info":
             continue
-        if (other.where[0].file, other.where[0].line) == here and _rank(other) > _rank(verdict):
+        if (other.where[0].file, other.where[0].line) != here:
+            continue
+        if {verdict.id, other.id} == LOCK_OR_BATCHES:
+            # Who waits for the next batch does not wait for the lock that its maker holds meanwhile.
+            if (other.share or 0.0) * (WAITED if other.id == "gil-contention" else 1.0 / WAITED) > verdict.share:
+                return True
+        elif _rank(other) > _rank(verdict):
             return True
     return False
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from aitop.diagnosis.evidence import Lines, main_lines, records, summed
 from aitop.diagnosis.preprocessing import making_input
+from aitop.diagnosis.serving import takes_request
 from aitop.model.snapshot import HotLine, Snapshot
 from aitop.model.stacks import Frame
 
@@ -38,7 +39,10 @@ Function = tuple[str, str]
 
 @dataclass(frozen=True)
 class Loop:
-    """Where in a training function the forward pass begins and the last of backward pass and optimizer ends."""
+    """Where in a training function the forward pass begins and the last of backward pass and optimizer ends.
+
+    Both are the same line in a function that has the whole step made by another.
+    """
 
     forward: int
     end: int
@@ -51,8 +55,17 @@ def feeding(snapshot: Snapshot) -> Callable[[HotLine], bool]:
     if snapshot.kind != "inference":
         return lambda line: _feeds(line, loops)
     calls = calling_model(snapshot)
-    answers = _after_model(snapshot)
-    return lambda line: not makes(line) and not calls(line) and not answers(line) and _feeds(line, loops)
+    before, after = _before_model(snapshot), _after_model(snapshot)
+
+    def reads(line: HotLine) -> bool:
+        if line.phase != "outside" or line.activity in BUSY or takes_request(line):
+            return False
+        if makes(line) or calls(line) or after(line):
+            return False
+        # A server rests in sleep(): only what is called for data is said to take its time there.
+        return (line.activity != "sleep" and before(line)) or _feeds(line, loops)
+
+    return reads
 
 
 def calling_model(snapshot: Snapshot) -> Callable[[HotLine], bool]:
@@ -62,6 +75,23 @@ def calling_model(snapshot: Snapshot) -> Callable[[HotLine], bool]:
         for line in main_lines(snapshot, lambda line: line.phase in ("forward", "evaluation")).lines
     }
     return lambda line: (line.file, line.line) in called
+
+
+def _before_model(snapshot: Snapshot) -> Callable[[HotLine], bool]:
+    """A test for lines of inference: is this one called above the first call of the model, in the same function?"""
+    first: dict[Function, int] = {}
+    for line in main_lines(snapshot, lambda line: line.phase in ("forward", "evaluation")).lines:
+        for file, function, number in _places(line):
+            first[file, function] = min(number, first.get((file, function), number))
+
+    def before(line: HotLine) -> bool:
+        named = _named_in_call(line)
+        for file, function, number in reversed(_places(line)):
+            if (file, function) in first:
+                return number < first[file, function] or (number == first[file, function] and named(number))
+        return False
+
+    return before
 
 
 def _after_model(snapshot: Snapshot) -> Callable[[HotLine], bool]:
@@ -106,11 +136,28 @@ def _feeds(line: HotLine, loops: Mapping[Function, Loop]) -> bool:
     if NOT_FEEDING.search(line.function) or any(_speaks(NOT_FEEDING, frame) for frame in line.via):
         return False
     # The innermost training function on the stack: those around it only call it.
+    named = _named_in_call(line)
     for file, function, number in reversed(_places(line)):
         loop = loops.get((file, function))
+        if loop is not None and (number < loop.forward or (number == loop.forward == loop.end and named(number))):
+            return True
         if loop is not None and loop.forward < loop.end:
-            return number < loop.forward or (number > loop.end and _in_words(line))
+            return number > loop.end and _in_words(line)
     return _in_words(line)
+
+
+def _named_in_call(line: HotLine) -> Callable[[int], bool]:
+    """A test for line numbers on its stack: does the code there call by its name what runs below, as an argument?
+
+    In `train(fetch(i))` that is fetch; what a library calls back has its name nowhere in the line.
+    """
+    below = [*(frame.function for frame in line.via[1:]), line.function]
+    called = {
+        frame.line
+        for frame, function in zip(line.via, below, strict=False)
+        if re.search(rf"[(,=]\s*(?:\w+\.)*{re.escape(function.rpartition('.')[2])}\(", frame.text or "")
+    }
+    return called.__contains__
 
 
 def _in_words(line: HotLine) -> bool:

@@ -26,6 +26,7 @@ from aitop.diagnosis.evidence import (
 from aitop.diagnosis.hand_written import feeding_lines
 from aitop.diagnosis.input_cause import Cause
 from aitop.diagnosis.lagging import laggard
+from aitop.diagnosis.passing import brief, over
 from aitop.diagnosis.rule import Band, Finding, Judgement, Rule
 from aitop.diagnosis.what_if import without
 from aitop.model.snapshot import Snapshot
@@ -35,11 +36,9 @@ from aitop.model.verdict import Abstention, Fix, Severity, Verdict
 ID = "input-bound"
 CRITICAL_SHARE = 0.3
 IDLE_WORKERS = 0.5
-# Seconds from the start of the process in which data may still be read for the first time, and come from memory later.
-FIRST_SECONDS = 14.0
-EARLY_SHARE = 0.4
 
-FIRST_TIME = "these are the first seconds of the run: data read for the first time may come from memory later"
+FIRST_TIME = "seen too briefly to tell it from how a run begins: what is read for the first time may be kept in memory"
+PASSED = "steps have not waited any more lately: data that were read for the first time may come from memory now"
 
 
 @dataclass(frozen=True)
@@ -60,7 +59,7 @@ def judge(snapshot: Snapshot) -> Judgement:
     wait = _wait(snapshot)
     if wait is None:
         return None
-    contention = _contention(snapshot)
+    contention = _contention(snapshot, wait)
     if wait.handed_over:
         cause = own_pipeline.cause(snapshot, wait.share)
     elif wait.hand_written is not None:
@@ -120,8 +119,8 @@ def _verdict(snapshot: Snapshot, wait: Wait, cause: Cause, contention: float) ->
     severity: Severity = (
         "critical" if wait.share >= CRITICAL_SHARE and sum(signals) >= 2 and not unproven else "warning"
     )
-    early = not wait.measured and wait.share < EARLY_SHARE and _first_seconds(snapshot)
-    if early:
+    passing = _passing(snapshot, wait)
+    if passing:
         severity = "info"
     gained = min(0.99, certain + contention)
     sure = confidence(*signals, base=0.55 if gained < 0.9 else 0.4, steps=len(steps), share=gained)
@@ -134,15 +133,17 @@ def _verdict(snapshot: Snapshot, wait: Wait, cause: Cause, contention: float) ->
         confidence=min(sure, UNPROVEN) if unproven or cause.supposed else sure,
         title=f"{percent(wait.share)} of each step waits for data",
         where=cause.where,
-        evidence=(_measure(snapshot, wait), *cause.evidence, *((FIRST_TIME,) if early else ())),
+        evidence=(_measure(snapshot, wait), *cause.evidence, *passing),
         fixes=_ordered(cause.fixes),
     )
 
 
-def _first_seconds(snapshot: Snapshot) -> bool:
-    """Whether data that are loaded in the training process may be on their way into its memory for the first time."""
-    started = snapshot.target.started
-    return started is not None and not loader_workers(snapshot) and 0.0 <= snapshot.wall - started < FIRST_SECONDS
+def _passing(snapshot: Snapshot, wait: Wait) -> tuple[str, ...]:
+    """Why the wait may be none of the run's steady state, in words; empty where it is."""
+    if over(snapshot, wait.share):
+        return (PASSED,)
+    alone = not wait.measured and not loader_workers(snapshot) and not wait.handed_over
+    return (FIRST_TIME,) if alone and brief(snapshot, wait.share) else ()
 
 
 def _measure(snapshot: Snapshot, wait: Wait) -> str:
@@ -157,7 +158,7 @@ def _measure(snapshot: Snapshot, wait: Wait) -> str:
     return f"{percent(wait.share)} of {samples} stack samples of the main thread make or await a batch"
 
 
-def _contention(snapshot: Snapshot) -> float:
+def _contention(snapshot: Snapshot, wait: Wait) -> float:
     """Share of step time in which the training process could run but waited for a core that loading occupies."""
     if snapshot.facts is not None and snapshot.facts.cuda:
         return 0.0
@@ -165,7 +166,7 @@ def _contention(snapshot: Snapshot) -> float:
     if idle is None or idle > 0.5:
         return 0.0
     steps = [step for step in records(snapshot) if step.cpu is not None]
-    waited = summed(steps, lambda step: step.data_wait + step.loader_start)
+    waited = wait.share if wait.handed_over else summed(steps, lambda step: step.data_wait + step.loader_start)
     used = summed(steps, lambda step: step.cpu or 0.0)
     if waited is not None and used is not None:
         delay = max(0.0, 1.0 - waited - used)

@@ -7,7 +7,7 @@ import msgspec
 from aitop.engine.history import History, HookHistory
 from aitop.engine.long_view import worker_lanes
 from aitop.engine.series import recompiles, series
-from aitop.engine.stack_view import activity_over_time, view
+from aitop.engine.stack_view import activity_over_time, beside_over_time, view
 from aitop.engine.steps_view import steps_view
 from aitop.engine.throughput import with_operations, with_throughput
 from aitop.model.host import Role
@@ -56,18 +56,23 @@ def aggregate(history: History, tick: Tick) -> Snapshot:
         stacks=stacks,
         growth_sites=history.growth.sites if history.growth else (),
         series=series(history, tuple(hook.steps) if hook else ())
-        | _compiling(history, hook, stacks)
+        | _by_windows(history, hook, stacks)
         | (hook.seconds.series() if hook else {})
         | worker_lanes(history.hosts, history.windows),
         cost=_cost(history, hook, steps),
     )
 
 
-def _compiling(history: History, hook: HookHistory | None, stacks: Stacks | None) -> dict[str, Series]:
-    """How torch.compile is at work, by its counter and by the stacks; empty where it is not."""
+def _by_windows(history: History, hook: HookHistory | None, stacks: Stacks | None) -> dict[str, Series]:
+    """Windows of stacks one by one: what goes beside the steps, and how torch.compile is at work where it is."""
     found = {"recompiles": recompiles(hook.recompiles)} if hook and hook.recompiles else {}
     process = main_process(stacks, history.target.pid)
-    if process is not None and stacks and any(line.activity == "compile" for line in stacks.lines):
+    if process is None or stacks is None:
+        return found
+    windows = _stepping_windows(history, hook)
+    if hook is None:
+        found["beside"] = beside_over_time(windows, process.pid, process.thread)
+    if any(line.activity == "compile" for line in stacks.lines):
         found["compiling"] = activity_over_time(list(history.windows), process.pid, process.thread, "compile")
     return found
 

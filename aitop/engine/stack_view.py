@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from aitop.engine.activity import Activity
 from aitop.engine.call_tree import call_tree
@@ -16,6 +16,7 @@ from aitop.model.snapshot import HotLine, Phases, ProcessStacks, Series, Stacks
 from aitop.model.stacks import StackWindow
 
 MOST_LINES = 200
+BESIDE = frozenset({"data_wait", "outside"})
 
 
 class StackView:
@@ -43,6 +44,15 @@ class StackView:
 
     def activity_over_time(self, windows: Sequence[StackWindow], pid: int, thread: str, activity: Activity) -> Series:
         """Share of one thread's samples with that activity, window by window."""
+        return self._over_time(windows, pid, thread, lambda seen: seen.activity == activity)
+
+    def beside_over_time(self, windows: Sequence[StackWindow], pid: int, thread: str) -> Series:
+        """Share of one thread's samples that neither compute a step nor move its data, window by window."""
+        return self._over_time(windows, pid, thread, lambda seen: seen.phase in BESIDE and not seen.importing)
+
+    def _over_time(
+        self, windows: Sequence[StackWindow], pid: int, thread: str, wanted: Callable[[Seen], bool]
+    ) -> Series:
         times, shares = [], []
         for window in windows:
             with self._lock:
@@ -50,7 +60,7 @@ class StackView:
             stacks = next((seen for key, seen in digest.items() if (key.pid, key.thread) == (pid, thread)), None)
             if stacks:
                 times.append(window.time)
-                doing = sum(count for seen, count in stacks.items() if seen.activity == activity)
+                doing = sum(count for seen, count in stacks.items() if wanted(seen))
                 shares.append(doing / sum(stacks.values()))
         return Series(times=tuple(times), values=tuple(shares))
 
@@ -80,6 +90,11 @@ def view(windows: Sequence[StackWindow], roles: Mapping[int, Role], since: float
 def activity_over_time(windows: Sequence[StackWindow], pid: int, thread: str, activity: Activity) -> Series:
     """See StackView.activity_over_time."""
     return _VIEW.activity_over_time(windows, pid, thread, activity)
+
+
+def beside_over_time(windows: Sequence[StackWindow], pid: int, thread: str) -> Series:
+    """See StackView.beside_over_time."""
+    return _VIEW.beside_over_time(windows, pid, thread)
 
 
 def idle_over_time(windows: Sequence[StackWindow], pids: Collection[int]) -> dict[int, Series]:

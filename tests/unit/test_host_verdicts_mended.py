@@ -105,18 +105,6 @@ def test_work_below_a_collator_stays_collate_however_many_cores_idle(busy):
     assert fired(input_bound.judge(seen)).subtype == "collate"
 
 
-# the first seconds ------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("age", "wait", "severity"), [(8, 0.2, "info"), (8, 0.6, "critical"), (60, 0.2, "warning")])
-def test_a_short_wait_in_the_first_seconds_is_no_warning_yet(age, wait, severity):
-    loads = line("__getitem__", wait, phase="data_wait")
-    seen = snapshot(phases=Phases(data_wait=wait, forward=1.0 - wait), lines=[loads])
-    target = msgspec.structs.replace(seen.target, started=5000.0)
-    seen = msgspec.structs.replace(seen, target=target, wall=5000.0 + age)
-    assert fired(input_bound.judge(seen)).severity == severity
-
-
 # several at once --------------------------------------------------------------------------------------------------
 
 

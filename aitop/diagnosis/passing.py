@@ -1,0 +1,60 @@
+"""Whether a wait for data has passed: data that are read for the first time often come from memory later. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from aitop.diagnosis.evidence import records
+from aitop.model.snapshot import Snapshot
+
+# Windows that must have shown next to nothing of a wait for it to be over, and shown it for it to be told from a start.
+QUIET_WINDOWS = 2
+SEEN_WINDOWS = 3
+# What is less than this part of the whole wait is quiet.
+QUIET = 0.35
+
+
+def over(snapshot: Snapshot, share: float) -> bool:
+    """Whether a wait of `share` of all time is over: none in the newest windows, and it never came back after a rest.
+
+    A wait that comes and goes, as one at each epoch's start, has been quiet before.
+    """
+    quiet = [value < QUIET * share for value in _windows(snapshot)]
+    loud = [index for index, still in enumerate(quiet) if not still]
+    if not loud or len(quiet) - 1 - loud[-1] < QUIET_WINDOWS:
+        return False
+    between = quiet[loud[0] : loud[-1]]
+    return not _in_a_row(between, QUIET_WINDOWS)
+
+
+def brief(snapshot: Snapshot, share: float) -> bool:
+    """Whether stacks showed the wait in so few windows yet that it may be how the run begins."""
+    windows = _windows(snapshot)
+    return bool(windows) and sum(value >= QUIET * share for value in windows) < SEEN_WINDOWS
+
+
+def _windows(snapshot: Snapshot) -> list[float]:
+    """The most that waiting for data may have been of each second of steps, else of each window of stacks."""
+    steps = records(snapshot)
+    if not steps:
+        beside = snapshot.series.get("beside")
+        return [value for value in beside.values if value is not None] if beside is not None else []
+    seconds: dict[int, list[tuple[float, float]]] = {}
+    for step in steps:
+        waited = step.data_wait + step.loader_start + max(0.0, step.outside)
+        seconds.setdefault(int(step.end), []).append((waited, step.seconds))
+    return [_share(seconds[second]) for second in sorted(seconds)]
+
+
+def _share(steps: Sequence[tuple[float, float]]) -> float:
+    whole = sum(seconds for _, seconds in steps)
+    return sum(waited for waited, _ in steps) / whole if whole > 0 else 0.0
+
+
+def _in_a_row(values: Sequence[bool], count: int) -> bool:
+    run = 0
+    for value in values:
+        run = run + 1 if value else 0
+        if run >= count:
+            return True
+    return False

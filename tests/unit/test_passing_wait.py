@@ -1,0 +1,63 @@
+"""A wait for data that was only how the run began is no warning; one that comes and goes is."""
+
+import pytest
+from snapshot_builder import host, line, snapshot, step
+
+from aitop.diagnosis import input_bound, passing
+from aitop.diagnosis.rule import Finding
+from aitop.model.snapshot import Phases, Series
+
+LOADS = line("__getitem__", 0.4, phase="data_wait")
+
+
+def windows(*shares):
+    """The share beside the steps of each window of stacks, two seconds apart."""
+    return {"beside": Series(times=tuple(980.0 + 2 * i for i in range(len(shares))), values=shares)}
+
+
+def without_hook(*shares, wait=0.4, **fields):
+    phases = Phases(data_wait=wait, forward=1.0 - wait)
+    return snapshot(phases=phases, lines=[LOADS], series=windows(*shares), **fields)
+
+
+def judged(seen):
+    finding = input_bound.judge(seen)
+    assert isinstance(finding, Finding)
+    return finding.verdict
+
+
+def test_a_wait_that_ended_and_did_not_come_back_is_told_as_past():
+    verdict = judged(without_hook(0.8, 0.7, 0.8, 0.05, 0.03))
+    assert verdict.severity == "info"
+    assert input_bound.PASSED in verdict.evidence
+
+
+def test_a_wait_that_came_back_after_a_rest_is_a_warning():
+    assert judged(without_hook(0.8, 0.02, 0.03, 0.8, 0.9, 0.02, 0.03)).severity == "critical"
+
+
+def test_a_steady_wait_is_a_warning():
+    assert judged(without_hook(0.4, 0.5, 0.4, 0.45)).severity == "critical"
+
+
+def test_a_wait_seen_in_two_windows_is_too_little_to_tell_it_from_a_start():
+    verdict = judged(without_hook(0.4, 0.5))
+    assert verdict.severity == "info"
+    assert input_bound.FIRST_TIME in verdict.evidence
+
+
+def test_waiting_for_loader_workers_is_told_at_once():
+    seen = without_hook(0.4, 0.5, workers=2, host=host(2, worker_cpu=1.0))
+    assert judged(seen).severity != "info"
+
+
+@pytest.mark.parametrize(("late", "expected"), [(0.06, False), (0.0, True)])
+def test_measured_steps_tell_the_same(late, expected):
+    records = [step(i, 0.1, forward=0.03, backward=0.01, data_wait=0.06) for i in range(40)]
+    records += [step(i, 0.1, forward=0.09, backward=0.01, data_wait=late) for i in range(40, 80)]
+    assert passing.over(snapshot(records), 0.3) is expected
+
+
+def test_nothing_is_said_to_be_over_where_no_window_was_kept():
+    assert not passing.over(snapshot(phases=Phases(data_wait=0.5, forward=0.5), lines=[LOADS]), 0.5)
+    assert not passing.brief(snapshot(phases=Phases(data_wait=0.5, forward=0.5), lines=[LOADS]), 0.5)
