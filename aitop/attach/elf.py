@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 PT_LOAD, PT_DYNAMIC = 1, 2
-PF_WRITE = 2
+PF_EXECUTE, PF_WRITE = 1, 2
 DT_STRTAB, DT_SYMTAB, DT_GNU_HASH = 5, 6, 0x6FFFFEF5
 PAGE = 4096
 LONGEST_CHAIN = 100_000
@@ -82,6 +82,14 @@ class ElfImage:
         """For each writable segment the address just behind its last byte (end of `.bss`)."""
         return [
             self.bias + s.address + s.size for s in self.segments if s.kind == PT_LOAD and s.flags & PF_WRITE and s.size
+        ]
+
+    def ends_of_constants(self) -> list[int]:
+        """For each segment that is neither writable nor code the address just behind its last byte."""
+        return [
+            self.bias + s.address + s.size
+            for s in self.segments
+            if s.kind == PT_LOAD and not s.flags & (PF_WRITE | PF_EXECUTE) and s.size
         ]
 
     def _dynamic(self) -> dict[int, int]:

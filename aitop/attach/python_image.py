@@ -57,8 +57,9 @@ def locate_python(pid: int, memory: Memory) -> PythonImage:
         )
     libc = locate_libc(memory, maps, program)
     # musl gives the padding behind each library's data to malloc.
-    scratch = None if libc.is_musl else _find_scratch(memory, maps, files, path)
-    return PythonImage(version, symbols, libc, scratch or _find_stack_padding(pid, memory, maps))
+    scratch = None if libc.is_musl else _find_scratch(memory, maps, files, path, "rw")
+    scratch = scratch or _find_stack_padding(pid, memory, maps) or _find_scratch(memory, maps, files, path, "r--p")
+    return PythonImage(version, symbols, libc, scratch)
 
 
 def _loaded_files(maps: Sequence[Mapping]) -> dict[str, int]:
@@ -93,16 +94,18 @@ def _version(memory: Memory, symbols: dict[str, Symbol]) -> tuple[int, int]:
     return (3, 10) if "Py_NewRef" in symbols else (3, 9)
 
 
-def _find_scratch(memory: Memory, maps: Sequence[Mapping], files: dict[str, int], first: str) -> Scratch | None:
-    """The unused end of the last page of a library's data, first of all the interpreter's.
+def _find_scratch(
+    memory: Memory, maps: Sequence[Mapping], files: dict[str, int], first: str, permissions: str
+) -> Scratch | None:
+    """The unused end of the last page of a library's data ("rw") or constants ("r--p"), the interpreter's before all.
 
-    Nothing is allocated in the target. Room that is all zero is preferred to room that still holds the
-    text of an aitop that was killed.
+    Nothing is allocated in the target, and a page of constants becomes the target's own copy as it is written. Room
+    that is all zero is preferred to room that still holds the text of an aitop that was killed.
     """
     libraries = [first, *(path for path in files if ".so" in os.path.basename(path) and "ld-" not in path)]
     used: Scratch | None = None
     for path in libraries:
-        for scratch in _page_ends(memory, maps, files[path]):
+        for scratch in _page_ends(memory, maps, files[path], permissions):
             content = memory.read(scratch.address, scratch.size)
             if not content.strip(b"\0"):
                 return scratch
@@ -112,15 +115,16 @@ def _find_scratch(memory: Memory, maps: Sequence[Mapping], files: dict[str, int]
     return used
 
 
-def _page_ends(memory: Memory, maps: Sequence[Mapping], base: int) -> Iterator[Scratch]:
+def _page_ends(memory: Memory, maps: Sequence[Mapping], base: int, permissions: str) -> Iterator[Scratch]:
     try:
-        ends = ElfImage(memory.read, base).ends_of_writable_data()
+        image = ElfImage(memory.read, base)
+        ends = image.ends_of_writable_data() if permissions == "rw" else image.ends_of_constants()
     except NotElfError:
         return
     for end in ends:
         start = (end + 63) & ~63
         size = -start % PAGE
-        inside = any(m.start <= start and start + size <= m.end and m.permissions.startswith("rw") for m in maps)
+        inside = any(m.start <= start and start + size <= m.end and m.permissions.startswith(permissions) for m in maps)
         if size >= LONGEST_LINE and inside:
             yield Scratch(start, size)
 

@@ -10,7 +10,7 @@ import pytest
 
 from aitop.attach.elf import ElfImage, NotElfError, gnu_hash
 from aitop.attach.memory import Memory, mappings
-from aitop.attach.python_image import NEEDED, locate_python
+from aitop.attach.python_image import NEEDED, _find_scratch, locate_python
 
 
 @pytest.fixture
@@ -51,3 +51,22 @@ def test_no_image_no_symbols(memory: Memory) -> None:
 def test_hash_of_a_name() -> None:
     assert gnu_hash("printf") == 0x156B2BB8
     assert gnu_hash("") == 5381
+
+
+def test_the_end_of_constants_holds_a_line_and_nobody_sees_it_in_the_file(memory: Memory) -> None:
+    program = os.readlink("/proc/self/exe")
+    maps = list(mappings(os.getpid()))
+    files = {m.path: m.start for m in reversed(maps) if m.offset == 0 and m.path.startswith("/")}
+    scratch = _find_scratch(memory, maps, files, program, "r--p")
+    assert scratch is not None and memory.read(scratch.address, scratch.size) == bytes(scratch.size)
+    home = next(m for m in maps if m.start <= scratch.address < m.end)
+    assert home.permissions == "r--p" and scratch.address + scratch.size <= home.end
+    line = b"#aitop\npass"
+    memory.write(scratch.address, line)
+    try:
+        assert ctypes.string_at(scratch.address, len(line)) == line
+        with open(home.path, "rb") as file:
+            file.seek(home.offset + scratch.address - home.start)
+            assert file.read(len(line)).strip(b"\0") == b""
+    finally:
+        memory.write(scratch.address, bytes(len(line)))
