@@ -22,6 +22,8 @@ class View:
 
     `snapshot` is None before the first. `rank` narrows processes and code to one rank, None for all. `tree` shows the
     call tree in place of hot lines. `live` is False for a replay. `notice` is a short line about what was just done.
+    `filter` is the text that rows of lists and trees must hold (see ui.matching), empty to show all. `chosen` is the
+    process (pid) that the screen is narrowed to, None for all.
     """
 
     snapshot: Snapshot | None = None
@@ -33,6 +35,8 @@ class View:
     rank: int | None = None
     can_detach: bool = False
     notice: str | None = None
+    filter: str = ""
+    chosen: int | None = None
 
     def source(self, name: SourceName) -> SourceStatus | None:
         """The state of a source, None before it was heard of."""
