@@ -19,33 +19,40 @@ class HooksOnTheWay:
     """The requests for the hook that are under way to their processes.
 
     One that a process does not take in time stays queued in it, at no cost to it, until it comes back to Python
-    code or everything is given up. `bring_in` belongs to one thread, `give_up` may come from any.
+    code or everything is given up. Any thread may call, for one process one at a time.
     """
 
     def __init__(self) -> None:
         self._attempts: dict[int, Attempt] = {}
         self._given_up = threading.Event()
-        self._lock = threading.Lock()
+        self._changed = threading.Condition()
+        self._busy = 0
 
     def bring_in(self, pid: int) -> None:
         """Put the hook into `pid`. Raises SourceError with the reason and the remedy where it is not in yet."""
-        with self._lock:
-            try:
-                self._bring_in(pid)
-            except AttachRefused as refused:
-                raise SourceError(refused.state, refused.reason, refused.remedy, passing=refused.passing) from refused
+        with self._changed:
+            self._busy += 1
+        try:
+            self._bring_in(pid)
+        except AttachRefused as refused:
+            raise SourceError(refused.state, refused.reason, refused.remedy, passing=refused.passing) from refused
+        finally:
+            with self._changed:
+                self._busy -= 1
+                self._changed.notify_all()
 
     def give_up(self) -> None:
         """Withdraw every request. No other is begun."""
         self._given_up.set()
-        with self._lock:
+        with self._changed:
+            self._changed.wait_for(lambda: not self._busy)
             for pid in list(self._attempts):
                 self._attempts.pop(pid).close()
 
     def _bring_in(self, pid: int) -> None:
         if self._given_up.is_set():
             raise AttachRefused("absent", "detached on request")
-        attempt, patience = self._attempts.pop(pid, None), NEXT_WAIT_SECONDS
+        attempt, patience, kept = self._attempts.pop(pid, None), NEXT_WAIT_SECONDS, False
         if attempt is None:
             attempt, patience = begin(pid), FIRST_WAIT_SECONDS
         try:
@@ -53,10 +60,10 @@ class HooksOnTheWay:
             if done is None and not self._given_up.is_set():
                 refusal = attempt.why_not()
                 if refusal.passing:
-                    self._attempts[pid] = attempt
+                    self._attempts[pid], kept = attempt, True
                 raise refusal
         finally:
-            if pid not in self._attempts:
+            if not kept:
                 late = attempt.close()
         done = done or late
         if done is None:

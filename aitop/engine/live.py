@@ -17,12 +17,14 @@ from aitop.engine.feed import EventSink, Publish, own_failure
 from aitop.engine.growth import GrowthFinder
 from aitop.engine.hook_way import HooksOnTheWay, take_out
 from aitop.engine.runner import SourceRunner
+from aitop.engine.stack_dump import take_stacks
 from aitop.model.event import Event
 from aitop.model.snapshot import Target, Tick
 from aitop.model.source import SourceName, SourceStatus
-from aitop.model.stacks import StackWindow
+from aitop.model.stacks import StackDump, StackWindow
 from aitop.sources.hook_ring import HookSource
 from aitop.sources.host import HostSource
+from aitop.sources.host.job import same_process, started, whole_jobs
 from aitop.sources.nvml import NvmlSource
 from aitop.sources.source import Source
 from aitop.sources.stacks import StackSource
@@ -50,7 +52,8 @@ class LiveFeed:
 
     def __init__(self, targets: Sequence[Target], options: Options, sink: EventSink | None = None) -> None:
         self.target = targets[0]
-        self._pids = tuple(target.pid for target in targets)
+        self._pids = whole_jobs([target.pid for target in targets])
+        self._tops = {pid: started(pid) for pid in self._pids}
         self._options = options
         self._sink = sink
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
@@ -114,6 +117,13 @@ class LiveFeed:
         """A burst of torch.profiler in the process whose steps are shown. Raises NoProfileError, in words."""
         pid = self._stepping or self.target.pid
         return take_profile(pid, steps, wanted=lambda: not self._stopping.is_set(), progress=progress)
+
+    def dump(self) -> StackDump:
+        """All stacks of all processes at this moment. Takes a while; raises NoDumpError, in words."""
+        off = next((reason for name, reason, _ in self._switched_off() if name == "stacks"), None)
+        found = take_stacks(self._pids, self.target.script, off, wanted=lambda: not self._stopping.is_set())
+        self._events.put(found)
+        return found
 
     def _sources(self) -> list[Source]:
         options = self._options
@@ -187,7 +197,8 @@ class LiveFeed:
 
     def _end_of_target(self, publish: Publish) -> None:
         ended = still_there(self.target)
-        if ended is not None:
+        # A rank that is gone leaves the rest of its job to watch.
+        if ended is not None and not any(same_process(pid, begun) for pid, begun in self._tops.items()):
             self.target = msgspec.structs.replace(self.target, ended=ended, time=time.monotonic())
             self._take(self.target, publish)
             for runner in self._runners.values():

@@ -19,6 +19,7 @@ class ProcessSample(msgspec.Struct, frozen=True, kw_only=True):
     `rank` of a loader worker is the rank it feeds. `main_cpu` is the share of a core that the main thread used.
     `wanting` counts the threads that ran or waited for a core in more than a fiftieth of the interval, `wanted` the
     cores that all threads together ran on or waited for, `waited` the part of them that they only waited for.
+    `local_world_size` is how many of the `world_size` ranks were started on this machine.
     """
 
     pid: int
@@ -45,6 +46,7 @@ class ProcessSample(msgspec.Struct, frozen=True, kw_only=True):
     wanting: int | None = None
     wanted: float | None = None
     waited: float | None = None
+    local_world_size: int | None = None
 
 
 class MachineSample(msgspec.Struct, frozen=True, kw_only=True):

@@ -14,6 +14,7 @@ from aitop.model.event import Sample
 from aitop.model.source import SourceName
 from aitop.model.steps import AllocatorSample, HookFacts, HookSample
 from aitop.sources import ring_format as ring
+from aitop.sources.hook_entry import Entries
 from aitop.sources.source import SourceError
 from aitop.sources.step_maker import StepMaker
 from aitop.sources.step_maker.events import Event
@@ -21,6 +22,7 @@ from aitop.sources.step_maker.events import Event
 FIRST_EVENTS = 2048
 LEASE_SECONDS = 5.0
 WAIT_FOR_RING_SECONDS = 1.0
+LONGEST_ENTRY_SECONDS, BRIEF_SECONDS = 4.0, 0.1
 FIRST_RETRY_SECONDS = 5.0
 LONGEST_RETRY_SECONDS = 60.0
 PASSING_RETRY_SECONDS = 1.0
@@ -270,6 +272,16 @@ class HookSource:
         self._way_in = way_in
         self._rings: dict[int, HookRing] = {}
         self._failures: dict[int, _Failure] = {}
+        self._entries = Entries(self._enter)
+
+    @property
+    def note(self) -> str | None:
+        """In which processes there is no hook, and why, where it is in others; None where it is in all."""
+        if not self._failures or not self._rings:
+            return None
+        pid, failure = next(iter(self._failures.items()))
+        asked = len(self._rings) + len(self._failures)
+        return f"in {len(self._rings)} of {asked} processes; {pid}: {failure.error.reason}"
 
     def open(self) -> None:
         """Get at every process's ring. Raises SourceError if there is none at all."""
@@ -303,16 +315,33 @@ class HookSource:
             self._drop(pid)
         for pid in [pid for pid in self._failures if pid not in wanted]:
             del self._failures[pid]
-        for pid in wanted:
-            failure = self._failures.get(pid)
-            if pid in self._rings or (failure is not None and now < failure.again_at):
-                continue
-            try:
-                self._rings[pid] = self._enter(pid)
-                self._rings[pid].renew()
-                self._failures.pop(pid, None)
-            except SourceError as error:
-                self._failures[pid] = _Failure(error, now, failure)
+        due = [pid for pid in wanted if pid not in self._rings and self._is_due(pid, now)]
+        deadline = now + LONGEST_ENTRY_SECONDS
+        self._entries.ask(due)
+        while self._entries.under_way():
+            # Where there are rings, they are read meanwhile: their leases are to be renewed.
+            arrived = self._entries.collect(BRIEF_SECONDS if self._rings else deadline - time.monotonic())
+            for pid, result in arrived:
+                self._arrive(pid, result, pid in wanted)
+                due = [other for other in due if other != pid]
+            self._entries.ask(due)
+            if not arrived:
+                return
+
+    def _is_due(self, pid: int, now: float) -> bool:
+        failure = self._failures.get(pid)
+        return failure is None or now >= failure.again_at
+
+    def _arrive(self, pid: int, result: HookRing | SourceError, wanted: bool) -> None:
+        """A way into a process has ended with its ring, or with the reason why there is none."""
+        if isinstance(result, SourceError):
+            self._failures[pid] = _Failure(result, time.monotonic(), self._failures.get(pid))
+        elif wanted:
+            self._rings[pid] = result
+            result.renew()
+            self._failures.pop(pid, None)
+        else:
+            result.close()
 
     def _enter(self, pid: int) -> HookRing:
         try:
@@ -343,4 +372,6 @@ class HookSource:
             return
         for failure in self._failures.values():
             raise failure.error
+        if self._entries.under_way():
+            raise SourceError("absent", "the hook is on its way in", passing=True)
         raise SourceError("absent", "there is no process to hook")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from aitop.model.event import Sample
 from aitop.model.source import SourceName, SourceState
@@ -43,3 +43,11 @@ class Source(Protocol):
 
     def interrupt(self) -> None:
         """Make a read that is under way return soon, if it can. The only call that may come from any thread."""
+
+
+@runtime_checkable
+class Noting(Protocol):
+    """A source that works and has something to say of it all the same; `note` is None where all is well."""
+
+    @property
+    def note(self) -> str | None: ...

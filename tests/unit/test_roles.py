@@ -98,7 +98,7 @@ def test_numbers_that_were_only_inherited_do_not_count():
 
 
 def test_a_trainer_that_starts_its_peers_is_rank_0():
-    found = roles(process(10, 1), process(11, 10, rank=1, local=1, world=2), worker(12, 10))
+    found = roles(process(10, 1), process(11, 10, rank=1, local=1, world=2), worker(12, 10), frameworks=(10,))
     assert found == {10: ("rank", 0), 11: ("rank", 1), 12: ("loader-worker", 0)}
 
 
@@ -188,3 +188,7 @@ def test_any_tree_gets_known_roles(processes, trains):
     for place in places.values():
         assert place.role in ("launcher", "rank", "loader-worker", "helper", "other")
         assert place.numbers.rank is None or place.role in ("rank", "loader-worker")
+
+
+def test_a_script_that_starts_ranks_stays_a_launcher_when_the_first_of_them_dies():
+    assert roles(process(10, 1), process(11, 10, rank=1, local=1, world=2)) == {10: ("launcher", None), 11: ("rank", 1)}

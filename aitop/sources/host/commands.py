@@ -35,6 +35,7 @@ HELPER_MODULES = (
     "mlflow",
 )
 COMPILE_WORKER = "/torch/_inductor/compile_worker/"
+LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
 OPTIONS_WITH_VALUE = frozenset({"-X", "-W", "--check-hash-based-pycs"})
 
 Command = Literal["launcher", "helper", "python", "foreign"]
@@ -48,11 +49,12 @@ class Invocation(NamedTuple):
 
 
 class RankNumbers(NamedTuple):
-    """The numbers a launcher gave to a rank, None where it gave none."""
+    """The numbers a launcher gave to a rank, None where it gave none. `local_world` ranks are on this machine."""
 
     rank: int | None = None
     local_rank: int | None = None
     world_size: int | None = None
+    local_world: int | None = None
 
 
 NO_NUMBERS = RankNumbers()
@@ -133,4 +135,8 @@ def rank_numbers(environment: Mapping[str, str]) -> RankNumbers:
     # A batch script also carries SLURM_PROCID; only inside a step of several tasks does it number a rank.
     if rank is None and "SLURM_STEP_ID" in environment and (number("SLURM_NTASKS") or 1) > 1:
         rank, local, world = number("SLURM_PROCID"), number("SLURM_LOCALID"), number("SLURM_NTASKS")
-    return RankNumbers(rank, local, world)
+    here = number("LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS")
+    # Ranks that meet at the loopback address are all on one machine.
+    if here is None and environment.get("MASTER_ADDR") in LOOPBACK:
+        here = world
+    return RankNumbers(rank, local, world, here)

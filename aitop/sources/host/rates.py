@@ -129,6 +129,7 @@ def _sample(member: Member, place: Place, before: Counters | None, now: Counters
         rank=place.numbers.rank,
         local_rank=place.numbers.local_rank,
         world_size=place.numbers.world_size,
+        local_world_size=place.numbers.local_world,
         cpu=None if user is None or system is None else user + system,
         cpu_system=system,
         rss=None if stat.state == "Z" else stat.rss * procfs.PAGE_SIZE,

@@ -80,7 +80,7 @@ def assign(processes: Sequence[Facts], evidence: Evidence) -> dict[int, Place]:
         _join_siblings(node)
     # From the leaves up: what has ranks below it, and is not itself one of them, only launched them.
     for node in reversed(nodes):
-        _demote_launcher(node)
+        _demote_launcher(node, evidence)
     _number(nodes)
     for node in nodes:
         if node.role == "loader-worker" and node.boss is not None:
@@ -170,7 +170,7 @@ def _join_siblings(node: _Node) -> None:
                 child.role = "rank"
 
 
-def _demote_launcher(node: _Node) -> None:
+def _demote_launcher(node: _Node, evidence: Evidence) -> None:
     if node.role not in ("rank", "other") or node.kind == "helper":
         return
     below = [child for child in _descendants(node) if child.role == "rank"]
@@ -181,7 +181,8 @@ def _demote_launcher(node: _Node) -> None:
         return
     numbers = {child.facts.numbers.local_rank for child in below}
     # A trainer that starts its own peers (they are 1, 2, …) is number 0 itself.
-    if None not in numbers and 0 not in numbers and not any(child.multiprocessing for child in below):
+    peers = None not in numbers and 0 not in numbers and not any(child.multiprocessing for child in below)
+    if peers and evidence.has_framework(node.facts.pid):
         node.numbers = RankNumbers(0, 0, below[0].facts.numbers.world_size)
         return
     node.role = "launcher"

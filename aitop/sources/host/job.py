@@ -1,0 +1,160 @@
+"""Which processes a job consists of, told from any one of them: a launcher, a rank, a loader worker.
+
+A job is what one launcher started (torchrun, accelerate, deepspeed, mpirun, a script with `multiprocessing.spawn`), and
+beside it the processes that meet at the same address, however they were started: Slurm tasks, ranks in windows
+of their own. Ray's training workers find each other below their raylet.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
+from typing import NamedTuple
+
+from aitop.sources import procfs
+from aitop.sources.host.commands import RankNumbers, invocation, kind_of, rank_numbers, spawned
+from aitop.sources.procfs import Stat
+
+MOST_ABOVE = 32
+RAY_WORKER = "ray::"
+RAY_IDLE = "ray::IDLE"
+RAYLET = "raylet"
+SHELLS = frozenset({"sh", "bash", "dash", "zsh", "ksh", "env", "numactl", "taskset"})
+# Where the ranks of a job meet: one run has one of these.
+MEETING = ("TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE")
+
+
+class Known(NamedTuple):
+    """What is asked of a process to tell its job. `environment` is None where it may not be read."""
+
+    stat: Stat
+    argv: tuple[str, ...]
+    environment: Mapping[str, str] | None
+
+    @property
+    def numbers(self) -> RankNumbers:
+        """The numbers that a launcher gave to it."""
+        return rank_numbers(self.environment or {})
+
+
+def whole_jobs(pids: Sequence[int]) -> tuple[int, ...]:
+    """The tops of the jobs that these processes belong to, each once; a process that is gone stands for itself."""
+    tops: dict[int, None] = {}
+    for pid in pids:
+        for top in _whole_job(pid):
+            tops[top] = None
+    return tuple(tops)
+
+
+def _whole_job(pid: int) -> tuple[int, ...]:
+    known = look_at(pid)
+    if known is None:
+        return (pid,)
+    chain = [known, *_above(known)]
+    top = top_of(chain)
+    return (top.stat.pid, *sorted(_beside(known, top) - {top.stat.pid}))
+
+
+def started(pid: int) -> int | None:
+    """When a process started, in ticks since boot; None when it is gone."""
+    stat = procfs.stat(pid)
+    return None if stat is None else stat.start
+
+
+def same_process(pid: int, start: int | None) -> bool:
+    """Whether the process that started then under this pid lives."""
+    stat = procfs.stat(pid)
+    return stat is not None and stat.start == start and stat.state not in "ZXx"
+
+
+def look_at(pid: int) -> Known | None:
+    """What is to be known of a process; None when it is gone."""
+    stat = procfs.stat(pid)
+    return None if stat is None else Known(stat, procfs.argv(pid), procfs.environ(pid))
+
+
+def _above(known: Known) -> Iterable[Known]:
+    """Its ancestors, the nearest first; a parent that is younger than its child has only taken over the pid."""
+    for _ in range(MOST_ABOVE):
+        parent = look_at(known.stat.ppid) if known.stat.ppid > 1 else None
+        if parent is None or parent.stat.start > known.stat.start or parent.stat.pid == os.getpid():
+            return
+        yield parent
+        known = parent
+
+
+def top_of(chain: Sequence[Known]) -> Known:
+    """The topmost process of the job of `chain[0]`, the rest being its ancestors in order."""
+    top = chain[0]
+    numbered = (top.numbers.world_size or 1) > 1
+    for below, above in pairwise(chain):
+        if kind_of(above.argv, python=False) == "launcher" or _started(above, below):
+            top = above
+        elif not (numbered and _is_shell(above)) and kind_of(below.argv, python=False) != "helper":
+            break
+    return top
+
+
+def _is_shell(known: Known) -> bool:
+    """Whether it is a shell, such as a launcher may start its ranks through."""
+    return bool(known.argv) and os.path.basename(known.argv[0]).lstrip("-") in SHELLS
+
+
+def _started(parent: Known, child: Known) -> bool:
+    """Whether a Python process started this one as a part of its own run: as a worker, or as a rank."""
+    if not procfs.named_python(parent.argv[0] if parent.argv else None):
+        return False
+    server = invocation(child.argv).what.startswith("from multiprocessing.forkserver")
+    forked = child.stat.stack == parent.stat.stack and child.argv == parent.argv
+    if spawned(child.argv) or server or forked:
+        return True
+    numbers = child.numbers
+    return numbers.rank is not None and (numbers.world_size or 1) > 1 and numbers != parent.numbers
+
+
+def _beside(known: Known, top: Known) -> set[int]:
+    """Processes that are no children of the top and yet of its job."""
+    if known.argv and known.argv[0].startswith(RAY_WORKER):
+        return _ray_peers(known)
+    meeting = meeting_of(known.environment or {})
+    if meeting is None:
+        return set()
+    found = set()
+    for pid in procfs.pids():
+        peer = look_at(pid) if pid not in (known.stat.pid, os.getpid()) else None
+        if peer is None or peer.stat.state in "ZXx" or meeting_of(peer.environment or {}) != meeting:
+            continue
+        above = top_of([peer, *_above(peer)])
+        if above.stat.pid != top.stat.pid:
+            found.add(above.stat.pid)
+    return found
+
+
+def meeting_of(environment: Mapping[str, str]) -> tuple[str, ...] | None:
+    """Where the ranks of its job meet; None for a process that is none of several ranks."""
+    numbers = rank_numbers(environment)
+    if numbers.rank is None or (numbers.world_size or 1) < 2 or not environment.get("MASTER_PORT"):
+        return None
+    return tuple(environment.get(name, "") for name in MEETING)
+
+
+def _ray_peers(known: Known) -> set[int]:
+    """The workers of the same class below the same raylet."""
+    raylet = look_at(known.stat.ppid)
+    if raylet is None or not raylet.argv or os.path.basename(raylet.argv[0]) != RAYLET:
+        return set()
+    kind = ray_class(known.argv[0])
+    peers = (look_at(pid) for pid in procfs.pids())
+    return {
+        peer.stat.pid
+        for peer in peers
+        if peer is not None and peer.stat.ppid == raylet.stat.pid and peer.argv and ray_class(peer.argv[0]) == kind
+    }
+
+
+def ray_class(title: str) -> str | None:
+    """The actor's class in the title that Ray gives to a worker; None where it is no worker or an idle one."""
+    if not title.startswith(RAY_WORKER) or title.startswith(RAY_IDLE):
+        return None
+    return title.removeprefix(RAY_WORKER).partition(".")[0].partition("(")[0].strip()
