@@ -11,7 +11,7 @@ from aitop.model.gpu import GpuSample
 from aitop.model.host import HostSample
 from aitop.model.snapshot import GrowthSites, Target, Tick
 from aitop.model.source import SourceName, SourceStatus
-from aitop.model.stacks import StackWindow
+from aitop.model.stacks import StackDump, StackWindow
 from aitop.model.steps import AllocatorSample, HookFacts, HookSample, StepRecord
 
 KEEP_SECONDS = 300.0
@@ -47,6 +47,7 @@ class History:
     hooks: dict[int, HookHistory] = field(default_factory=dict)
     allocators: deque[tuple[float, tuple[AllocatorSample, ...]]] = field(default_factory=deque)
     growth: GrowthSites | None = None
+    dump: StackDump | None = None
     ticks: deque[Tick] = field(default_factory=lambda: deque(maxlen=30))
     tick_count: int = 0
     first_time: float | None = None
@@ -77,6 +78,8 @@ class History:
             self.statuses[event.source] = event
         elif isinstance(event, GrowthSites):
             self.growth = event
+        elif isinstance(event, StackDump):
+            self.dump = event
         else:
             self.target = event
             if event.ended is not None:

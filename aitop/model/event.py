@@ -8,8 +8,8 @@ from aitop.model.gpu import GpuSample
 from aitop.model.host import HostSample
 from aitop.model.snapshot import GrowthSites, Target, Tick
 from aitop.model.source import SourceStatus
-from aitop.model.stacks import StackWindow
+from aitop.model.stacks import StackDump, StackWindow
 from aitop.model.steps import HookSample
 
 Sample = Union[HostSample, GpuSample, StackWindow, HookSample]  # noqa: UP007 - msgspec needs the union at run time
-Event = Union[Sample, SourceStatus, Target, Tick, GrowthSites]  # noqa: UP007
+Event = Union[Sample, SourceStatus, Target, Tick, GrowthSites, StackDump]  # noqa: UP007

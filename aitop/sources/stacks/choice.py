@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from aitop.model.host import Role
 from aitop.sources import procfs
 from aitop.sources.host.tree import Member, ProcessEvidence, ProcessTree, places_of
 from aitop.sources.source import SourceError
@@ -29,21 +28,30 @@ class Chooser:
         The first training process is always among them, the others take turns.
         Raises SourceError when the target is gone or nothing in its tree is Python.
         """
+        roles = self._by_role()
+        first = roles.get("rank") or roles.get("other") or roles.get("launcher") or roles.get("helper") or []
+        feeding = roles.get("loader-worker", []) + (roles.get("other", []) if roles.get("rank") else [])
+        self._turn += 1
+        most = FEW if few else MANY
+        return first[:1] + _some(first[1:], most - 1, self._turn) + _some(feeding, most, self._turn)
+
+    def everyone(self) -> list[int]:
+        """All Python processes, those that train first, then their loader workers. Raises as `next` does."""
+        roles = self._by_role()
+        return [pid for role in ("rank", "loader-worker", "launcher", "helper", "other") for pid in roles.get(role, [])]
+
+    def _by_role(self) -> dict[str, list[int]]:
         members = [member for member in self._tree.update() if member.stat.state not in "ZXx"]
         if not members:
             raise SourceError("absent", f"process {self._tops[0]} has ended")
         python = {member.stat.pid for member in members if self._is_python(member)}
         if not python:
             raise SourceError("absent", f"process {self._tops[0]} is no Python process and has none below it")
-        roles: dict[Role, list[int]] = {}
+        roles: dict[str, list[int]] = {}
         for pid, place in places_of(members, self._evidence).items():
             if pid in python:
                 roles.setdefault(place.role, []).append(pid)
-        first = roles.get("rank") or roles.get("other") or roles.get("launcher") or roles.get("helper") or []
-        feeding = roles.get("loader-worker", []) + (roles.get("other", []) if roles.get("rank") else [])
-        self._turn += 1
-        most = FEW if few else MANY
-        return first[:1] + _some(first[1:], most - 1, self._turn) + _some(feeding, most, self._turn)
+        return roles
 
     def _is_python(self, member: Member) -> bool:
         if member.facts().python:

@@ -147,7 +147,7 @@ class StackSource:
 
     def _account_for_nothing(self, outcomes: Sequence[Outcome]) -> None:
         """Raise SourceError when a window without a sample is more than bad luck."""
-        alive = [outcome for outcome in outcomes if _lives(outcome.pid)]
+        alive = [outcome for outcome in outcomes if lives(outcome.pid)]
         refused = [outcome for outcome in alive if outcome.code != 0]
         if refused:
             raise explain(refused[0].pid, refused[0].complaint)
@@ -158,16 +158,17 @@ class StackSource:
 
 def _parsed(outcome: Outcome, *, every_thread: bool = True) -> tuple[list[RawFrame], list[ThreadSamples]]:
     try:
-        return parse(outcome.data, _main_threads(outcome.pid), every_thread=every_thread)
+        return parse(outcome.data, main_threads(outcome.pid), every_thread=every_thread)
     except ValueError as error:
         raise SourceError("failed", f"py-spy wrote something unreadable: {error}") from error
 
 
-def _main_threads(pid: int) -> frozenset[str]:
+def main_threads(pid: int) -> frozenset[str]:
     """Ids of the main thread: the pid here, and in the process's own pid namespace."""
     return frozenset((str(pid), *procfs.status(pid).get("NSpid", "").split()[-1:]))
 
 
-def _lives(pid: int) -> bool:
+def lives(pid: int) -> bool:
+    """Whether the process runs, in whatever state but a zombie's."""
     stat = procfs.stat(pid)
     return stat is not None and stat.state not in "ZXx"

@@ -40,7 +40,6 @@ class Spy:
         command = [program, "record", "--pid", str(pid), "--nonblocking", "--format", "speedscope"]
         command += ["--gil", "--threads"] if gil else ["--idle"]
         command += ["--duration", str(seconds), "--rate", str(rate), "--output", f"/proc/self/fd/{self._output}"]
-        quiet = {name: value for name, value in os.environ.items() if name not in ("RUST_LOG", "RUST_BACKTRACE")}
         try:
             # A session of its own: the terminal's Ctrl-C is meant for us.
             self._child = subprocess.Popen(
@@ -50,7 +49,7 @@ class Spy:
                 stderr=self._errors,
                 pass_fds=(self._output,),
                 start_new_session=True,
-                env=quiet,
+                env=quiet_environment(),
             )
         except OSError as error:
             self._close_files()
@@ -75,7 +74,7 @@ class Spy:
         try:
             size = min(os.fstat(self._output).st_size, MOST_BYTES + 1)
             complaint = os.pread(self._errors, MOST_COMPLAINT, 0).decode("utf-8", "replace")
-            return os.pread(self._output, size, 0), _first_line(complaint)
+            return os.pread(self._output, size, 0), first_line(complaint)
         finally:
             self._close_files()
 
@@ -96,6 +95,12 @@ class Spy:
         os.close(self._errors)
 
 
-def _first_line(complaint: str) -> str:
+def quiet_environment() -> dict[str, str]:
+    """Our environment without what would make py-spy tell more than its complaint."""
+    return {name: value for name, value in os.environ.items() if name not in ("RUST_LOG", "RUST_BACKTRACE")}
+
+
+def first_line(complaint: str) -> str:
+    """The first line of what py-spy complained of, empty where it had nothing to say."""
     lines = [line.strip() for line in complaint.splitlines() if line.strip()]
     return lines[0].removeprefix("Error: ") if lines else ""

@@ -41,15 +41,19 @@ class WindowBuilder:
 
     def add(self, pid: int, raw: Sequence[RawFrame], threads: Sequence[ThreadSamples]) -> None:
         """Add the threads of one process."""
-        code = self._code.of(pid)
-        folder = procfs.link(f"{procfs.PROC}/{pid}/cwd") or "/"
-        indices = [self._index(frame, folder, code) for frame in raw]
+        indices = self.indices(pid, raw)
         for thread in threads:
             for stack, count in thread.stacks.items():
                 frames = tuple(indices[index] for index in stack)
                 self._stacks.append(
                     StackCount(pid=pid, thread=thread.name, main=thread.main, frames=frames, count=count)
                 )
+
+    def indices(self, pid: int, raw: Sequence[RawFrame]) -> list[int]:
+        """Where these frames of a process are in the table; new ones are added to it."""
+        code = self._code.of(pid)
+        folder = procfs.link(f"{procfs.PROC}/{pid}/cwd") or "/"
+        return [self._index(frame, folder, code) for frame in raw]
 
     def result(self) -> tuple[tuple[Frame, ...], tuple[StackCount, ...]]:
         """The table of frames and the stacks that index it."""

@@ -1,0 +1,111 @@
+"""One look at every thread of the target's tree: `py-spy dump`, which stops nothing and is done in milliseconds."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import msgspec
+
+from aitop.model.stacks import StackDump, ThreadStack
+from aitop.sources.source import SourceError
+from aitop.sources.stacks.choice import Chooser
+from aitop.sources.stacks.refusal import explain
+from aitop.sources.stacks.source import lives, main_threads
+from aitop.sources.stacks.speedscope import MAIN_NAME, MOST_BYTES, MOST_DEPTH, RawFrame
+from aitop.sources.stacks.spy import find_py_spy, first_line, quiet_environment
+from aitop.sources.stacks.window import CodeOfProcesses, WindowBuilder
+
+MOST_PROCESSES = 256
+AT_ONCE = 4
+PATIENCE_SECONDS = 5.0
+TRIES = 2
+
+
+class _Frame(msgspec.Struct):
+    name: str
+    filename: str | None = None
+    line: int | None = None
+
+
+class _Thread(msgspec.Struct):
+    frames: list[_Frame]
+    thread_id: int | str | None = None
+    thread_name: str | None = None
+    os_thread_id: int | None = None
+    active: bool | None = None
+    owns_gil: bool = False
+
+
+def take_dump(tops: Sequence[int], *, script: str | None, wanted: Callable[[], bool] = lambda: True) -> StackDump:
+    """The stacks of all threads of the Python processes below `tops`, those that train first.
+
+    `script` is the path of the target's main script, see frames.is_user. Takes no further process once `wanted` says
+    that nobody waits any more. Raises SourceError where no process gave anything.
+    """
+    program = find_py_spy()
+    pids = Chooser(tops).everyone()[:MOST_PROCESSES]
+    builder = WindowBuilder(script, CodeOfProcesses())
+    threads: list[ThreadStack] = []
+    refused: list[tuple[int, SourceError]] = []
+    with ThreadPoolExecutor(AT_ONCE, thread_name_prefix="aitop-dump") as pool:
+        answers = pool.map(lambda pid: _look(program, pid) if wanted() else [], pids)
+        for pid, answer in zip(pids, answers, strict=True):
+            if isinstance(answer, SourceError):
+                refused.append((pid, answer))
+            else:
+                threads += _threads(pid, answer, builder)
+    if not threads:
+        raise refused[0][1] if refused else SourceError("failed", "py-spy saw no Python frame: it may be starting up")
+    return StackDump(
+        time=time.monotonic(),
+        frames=builder.result()[0],
+        threads=tuple(threads),
+        refused=tuple((pid, str(error)) for pid, error in refused),
+    )
+
+
+def _look(program: str, pid: int) -> list[_Thread] | SourceError:
+    """The threads of one process; empty where it has ended."""
+    command = [program, "dump", "--pid", str(pid), "--json", "--nonblocking"]
+    complaint = ""
+    for _ in range(TRIES):
+        try:
+            # A session of its own: the terminal's Ctrl-C is meant for us.
+            done = subprocess.run(
+                command, stdin=subprocess.DEVNULL, capture_output=True, timeout=PATIENCE_SECONDS, check=False,
+                start_new_session=True, env=quiet_environment(),
+            )  # fmt: skip
+        except subprocess.TimeoutExpired:
+            return SourceError("failed", f"py-spy had no answer in {PATIENCE_SECONDS:.0f} s")
+        except OSError as error:
+            return SourceError("failed", f"py-spy does not start: {error.strerror}", "pip install py-spy")
+        complaint = first_line(done.stderr.decode("utf-8", "replace"))
+        # It reads without stopping the process, and may meet a stack in the middle of a change: it is asked again.
+        if done.returncode == 0 and len(done.stdout) <= MOST_BYTES:
+            try:
+                return msgspec.json.decode(done.stdout, type=list[_Thread])
+            except msgspec.MsgspecError as error:
+                complaint = f"something unreadable: {error}"
+    return explain(pid, complaint) if lives(pid) else []
+
+
+def _threads(pid: int, answer: Sequence[_Thread], builder: WindowBuilder) -> list[ThreadStack]:
+    ids = main_threads(pid)
+    found = []
+    for thread in answer:
+        main = str(thread.os_thread_id) in ids or thread.thread_name == MAIN_NAME or len(answer) == 1
+        raw = [RawFrame(frame.name, frame.filename, frame.line) for frame in reversed(thread.frames[:MOST_DEPTH])]
+        found.append(
+            ThreadStack(
+                pid=pid,
+                thread=MAIN_NAME if main else thread.thread_name or f"thread {thread.os_thread_id}",
+                main=main,
+                frames=tuple(builder.indices(pid, raw)),
+                active=thread.active,
+                gil=thread.owns_gil,
+            )
+        )
+    return found
