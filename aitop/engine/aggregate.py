@@ -58,6 +58,7 @@ def aggregate(history: History, tick: Tick) -> Snapshot:
         series=series(history, tuple(hook.steps) if hook else ())
         | _by_windows(history, hook, stacks)
         | (hook.seconds.series() if hook else {})
+        dump=history.dump,
         | worker_lanes(history.hosts, history.windows),
         cost=_cost(history, hook, steps),
     )

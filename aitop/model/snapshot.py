@@ -7,7 +7,7 @@ import msgspec
 from aitop.model.gpu import GpuSample
 from aitop.model.host import HostSample, Role
 from aitop.model.source import SourceName, SourceStatus
-from aitop.model.stacks import Frame
+from aitop.model.stacks import Frame, StackDump
 from aitop.model.steps import AllocatorSample, HookFacts, Kind, StepRecord
 from aitop.model.verdict import Diagnosis
 
@@ -198,6 +198,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     window: float
     target: Target
     kind: Kind = "unknown"
+    `dump` is the last look at all threads at once that somebody asked for, None where nobody has.
     sources: dict[SourceName, SourceStatus] = {}
     host: HostSample | None = None
     gpu: GpuSample | None = None
@@ -209,3 +210,4 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     series: dict[str, Series] = {}
     cost: Cost = Cost()
     diagnosis: Diagnosis = Diagnosis()
+    dump: StackDump | None = None
