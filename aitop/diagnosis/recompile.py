@@ -23,10 +23,12 @@ from aitop.model.verdict import Abstention, Fix, Severity, Verdict
 ID = "recompile"
 CRITICAL_SHARE = 0.3
 BAND = Band(enter=0.08, leave=0.05)
-# Compiling at the start is as it should be, and again for evaluation and for a smaller last batch: it must be seen in
-# so many windows that show something else, too, for so long, and still go on; or be counted more often than that.
+# Compiling at the start is as it should be, and again for evaluation and for a smaller last batch. It must take turns
+# with steps in so many windows of stacks, and still go on; or be counted more often than that. Where steps are not
+# counted, what is seen of their backward passes and updates stands for them, and one window more.
 MIN_WINDOWS = 3
-MIN_SECONDS = 5.0
+MIN_STEPS_BESIDE = 6
+PART_OF_WINDOW = 0.05
 STILL_SECONDS = 5.0
 MIN_RISES = 3
 STEPPING = 0.02
@@ -42,8 +44,7 @@ def judge(snapshot: Snapshot) -> Judgement:
     missing = enough(snapshot)
     if missing:
         return Abstention(id=ID, reason=missing)
-    lasting = _lasting(snapshot.series.get("compiling"), snapshot.time)
-    if len(rises) < MIN_RISES and not (lasting and _steps_beside(snapshot)):
+    if len(rises) < MIN_RISES and not _lasting(snapshot):
         return Abstention(id=ID, reason="torch.compile is at work; whether it goes on after warm-up is not known")
     process = main_stacks(snapshot)
     share = by_samples(compiling.share, process.samples) if process is not None else compiling.share
@@ -64,28 +65,30 @@ def _rises(series: Series | None, now: float) -> list[tuple[float, float]]:
     ]
 
 
-def _lasting(series: Series | None, now: float) -> bool:
-    """Whether compiling takes turns with other work in several windows of stacks."""
+def _lasting(snapshot: Snapshot) -> bool:
+    """Whether compiling takes turns with steps in several windows of stacks, the newest among them."""
+    compiling = _known(snapshot.series.get("compiling"), snapshot.time)
+    begins = [compiling[0][0] - 1.0, *(time for time, _ in compiling)] if compiling else []
+    seen = [(begin, until) for begin, (until, part) in zip(begins, compiling, strict=False) if part >= PART_OF_WINDOW]
+    steps = [step.end for step in records(snapshot)]
+    if steps:
+        beside = [sum(begin < end <= until for end in steps) for begin, until in seen]
+        enough_seen = sum(map(bool, beside)) >= MIN_WINDOWS and sum(beside) >= MIN_STEPS_BESIDE
+    else:
+        updating = dict(_known(snapshot.series.get("updating"), snapshot.time))
+        enough_seen = sum(updating.get(until, 0.0) > 0.0 for _, until in seen) > MIN_WINDOWS
+    return enough_seen and seen[-1][1] >= snapshot.time - STILL_SECONDS
+
+
+def _known(series: Series | None, now: float) -> list[tuple[float, float]]:
+    """Times and values of a series that were measured lately."""
     if series is None:
-        return False
-    seen = [
-        time
+        return []
+    return [
+        (time, value)
         for time, value in zip(series.times, series.values, strict=True)
-        if value and value < 1.0 and time >= now - SEEN_SECONDS
+        if value is not None and time >= now - SEEN_SECONDS
     ]
-    long = len(seen) >= MIN_WINDOWS and seen[-1] - seen[0] >= MIN_SECONDS
-    return long and seen[-1] >= now - STILL_SECONDS
-
-
-def _steps_beside(snapshot: Snapshot) -> bool:
-    """Whether steps are made between compilations: a forward pass alone may be one long compilation."""
-    if len(records(snapshot)) >= 20:
-        return True
-    phases = snapshot.steps.phases if snapshot.steps else None
-    if phases is None:
-        return False
-    running = main_lines(snapshot, lambda line: line.phase == "forward" and line.activity != "compile").share
-    return (phases.backward or 0.0) + (phases.optimizer or 0.0) + running >= STEPPING
 
 
 def _verdict(snapshot: Snapshot, share: float, compiling: Lines, rises: list[tuple[float, float]]) -> Verdict:

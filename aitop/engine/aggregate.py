@@ -6,8 +6,9 @@ import msgspec
 
 from aitop.engine.history import History, HookHistory
 from aitop.engine.long_view import worker_lanes
+from aitop.engine.phases import Phase
 from aitop.engine.series import recompiles, series
-from aitop.engine.stack_view import activity_over_time, beside_over_time, view
+from aitop.engine.stack_view import activity_over_time, phases_over_time, view
 from aitop.engine.steps_view import steps_view
 from aitop.engine.throughput import with_operations, with_throughput
 from aitop.model.host import Role
@@ -24,6 +25,9 @@ ENOUGH_FORWARD_SAMPLES = 5
 # Where the code that runs has no word for training, one is enough.
 FORWARD_SAMPLES = 1
 SETUP_SLACK_SECONDS = 0.5
+# Phases that neither compute a step nor move its data, and those that a step of training alone has.
+BESIDE: frozenset[Phase] = frozenset({"data_wait", "outside"})
+UPDATING: frozenset[Phase] = frozenset({"backward", "optimizer"})
 
 
 def aggregate(history: History, tick: Tick) -> Snapshot:
@@ -54,11 +58,11 @@ def aggregate(history: History, tick: Tick) -> Snapshot:
         facts=with_operations(facts, steps),
         allocators=hook.allocators if hook else (),
         stacks=stacks,
+        dump=history.dump,
         growth_sites=history.growth.sites if history.growth else (),
         series=series(history, tuple(hook.steps) if hook else ())
         | _by_windows(history, hook, stacks)
         | (hook.seconds.series() if hook else {})
-        dump=history.dump,
         | worker_lanes(history.hosts, history.windows),
         cost=_cost(history, hook, steps),
     )
@@ -72,9 +76,11 @@ def _by_windows(history: History, hook: HookHistory | None, stacks: Stacks | Non
         return found
     windows = _stepping_windows(history, hook)
     if hook is None:
-        found["beside"] = beside_over_time(windows, process.pid, process.thread)
+        found["beside"] = phases_over_time(windows, process.pid, process.thread, BESIDE)
     if any(line.activity == "compile" for line in stacks.lines):
-        found["compiling"] = activity_over_time(list(history.windows), process.pid, process.thread, "compile")
+        all_windows = list(history.windows)
+        found["compiling"] = activity_over_time(all_windows, process.pid, process.thread, "compile")
+        found["updating"] = phases_over_time(all_windows, process.pid, process.thread, UPDATING)
     return found
 
 

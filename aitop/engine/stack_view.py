@@ -11,12 +11,12 @@ from aitop.engine.call_tree import call_tree
 from aitop.engine.phases import Function, Phase, evaluation_functions, phase_of
 from aitop.engine.stack_digest import Digest, Digester, Seen, ThreadKey
 from aitop.engine.thread_shares import lead_thread, thread_shares
+from aitop.engine.thread_trees import thread_trees
 from aitop.model.host import Role
 from aitop.model.snapshot import HotLine, Phases, ProcessStacks, Series, Stacks
 from aitop.model.stacks import StackWindow
 
 MOST_LINES = 200
-BESIDE = frozenset({"data_wait", "outside"})
 
 
 class StackView:
@@ -46,9 +46,11 @@ class StackView:
         """Share of one thread's samples with that activity, window by window."""
         return self._over_time(windows, pid, thread, lambda seen: seen.activity == activity)
 
-    def beside_over_time(self, windows: Sequence[StackWindow], pid: int, thread: str) -> Series:
-        """Share of one thread's samples that neither compute a step nor move its data, window by window."""
-        return self._over_time(windows, pid, thread, lambda seen: seen.phase in BESIDE and not seen.importing)
+    def phases_over_time(
+        self, windows: Sequence[StackWindow], pid: int, thread: str, phases: Collection[Phase]
+    ) -> Series:
+        """Share of one thread's samples in any of the phases, imports left out, window by window."""
+        return self._over_time(windows, pid, thread, lambda seen: seen.phase in phases and not seen.importing)
 
     def _over_time(
         self, windows: Sequence[StackWindow], pid: int, thread: str, wanted: Callable[[Seen], bool]
@@ -92,9 +94,9 @@ def activity_over_time(windows: Sequence[StackWindow], pid: int, thread: str, ac
     return _VIEW.activity_over_time(windows, pid, thread, activity)
 
 
-def beside_over_time(windows: Sequence[StackWindow], pid: int, thread: str) -> Series:
-    """See StackView.beside_over_time."""
-    return _VIEW.beside_over_time(windows, pid, thread)
+def phases_over_time(windows: Sequence[StackWindow], pid: int, thread: str, phases: Collection[Phase]) -> Series:
+    """See StackView.phases_over_time."""
+    return _VIEW.phases_over_time(windows, pid, thread, phases)
 
 
 def idle_over_time(windows: Sequence[StackWindow], pids: Collection[int]) -> dict[int, Series]:
@@ -121,10 +123,13 @@ def _stacks(windows: Sequence[StackWindow], merged: Digest, roles: Mapping[int, 
         return None
     processes: list[ProcessStacks] = []
     lines: list[HotLine] = []
+    beside: dict[ThreadKey, dict[Seen, int]] = {}
+    known: dict[int, Role] = {}
     for pid, threads in _by_process(merged).items():
         lead = lead_thread(threads)
         main = threads.get(lead, {}) if lead is not None else {}
         role = roles.get(pid) or ("loader-worker" if any(seen.worker for seen in main) else "other")
+        known[pid] = role
         evaluating = evaluation_functions((seen.frames, seen.phase) for seen in main)
         samples = sum(main.values())
         for key, stacks in threads.items():
@@ -132,6 +137,8 @@ def _stacks(windows: Sequence[StackWindow], merged: Digest, roles: Mapping[int, 
             lines += _hot_lines(key, role, stacks, phases, samples or sum(stacks.values()))
             if key == lead:
                 processes.append(_process(pid, role, key.thread, stacks, phases))
+            else:
+                beside[key] = stacks
     if not processes and not lines:
         return None
     return Stacks(
@@ -140,6 +147,7 @@ def _stacks(windows: Sequence[StackWindow], merged: Digest, roles: Mapping[int, 
         processes=tuple(sorted(processes, key=lambda process: (_order(process.role), process.pid))),
         lines=tuple(sorted(lines, key=lambda line: (-line.samples, line.pid, line.file, line.line))[:MOST_LINES]),
         threads=thread_shares(windows, merged),
+        trees=thread_trees(beside, known),
     )
 
 

@@ -122,14 +122,28 @@ class ProcessStacks(msgspec.Struct, frozen=True, kw_only=True):
     thread: str = "MainThread"
 
 
+class ThreadTree(msgspec.Struct, frozen=True, kw_only=True):
+    """The call tree of a thread that is not the one of `ProcessStacks` of its process."""
+
+    pid: int
+    role: Role
+    thread: str
+    samples: int
+    tree: CallNode
+
+
 class Stacks(msgspec.Struct, frozen=True, kw_only=True):
-    """All stacks of the window. `lines` of every process, heaviest first."""
+    """All stacks of the window. `lines` of every process, heaviest first.
+
+    `trees` are those of threads that no process has as its own, the busiest first; idle ones may be left out.
+    """
 
     seconds: float
     samples: int
     processes: tuple[ProcessStacks, ...] = ()
     lines: tuple[HotLine, ...] = ()
     threads: tuple[ThreadShare, ...] = ()
+    trees: tuple[ThreadTree, ...] = ()
 
 
 class Series(msgspec.Struct, frozen=True, kw_only=True):
@@ -140,13 +154,23 @@ class Series(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GrowthSite(msgspec.Struct, frozen=True, kw_only=True):
-    """A line in the user's training code that makes something longer at every step. Source: reading the code."""
+    """A line in the user's training code that makes something longer at every step. Source: reading the code.
+
+    `grown` is what gets longer, as it is written there. `every_step` says that the code shows it to run at each step:
+    in a loop that makes steps, or in a function called from one; without it the line may run now and then, or once.
+    `within` has the first and last line of the loop in which the thing lives, None where it outlives its function.
+    `unless` is the line of a setting under which something takes from it again, so that it may be bounded.
+    """
 
     file: str
     line: int
     function: str
     text: str
     keeps_graph: bool = False
+    grown: str = ""
+    every_step: bool = False
+    within: tuple[int, int] | None = None
+    unless: int | None = None
 
 
 class GrowthSites(msgspec.Struct, frozen=True, kw_only=True, tag="growth"):
@@ -181,12 +205,14 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """Everything known at one tick. Two snapshots are the same only if they are the same object.
 
     `series` has, where measured: step_ms, data_wait, queue_ready, recompiles (torch.compile's counter), compiling (the
-    part of each window of stacks inside of the compiler), rss (of the ranks), workers_rss, memory_left (bytes the
-    target can still take), swap_in, workers_cpu, workers_delay, main_cpu, run_delay, main_thread (cores its main thread
-    used), cores_wanted, cores_waited, written (bytes a second), throttled,
+    part of each window of stacks inside of the compiler), updating (in backward passes and updates, while something
+    compiles), beside (without the hook: outside of all that computes or moves data), rss (of the ranks), workers_rss,
+    memory_left (bytes the target can still take), swap_in, workers_cpu, workers_delay, main_cpu, run_delay,
+    main_thread (cores its main thread used), cores_wanted, cores_waited, written (bytes a second), throttled,
     and per device i: gpu<i>.busy, gpu<i>.memory, gpu<i>.power,
     gpu<i>.ecc_uncorrected, gpu<i>.pcie_received, gpu<i>.sm, .tensor, .dram, .fp64 and .fp32 (shares of GPM),
     alloc<i>.allocated, alloc<i>.reserved, alloc<i>.retries, alloc<i>.ooms.
+    `dump` is the last look at all threads at once that somebody asked for, None where nobody has.
     For charts of minutes it has, of each second in which steps ended, step_p50 and step_p95 (milliseconds), step_save
     and step_evaluation (seconds), and of each loader worker (sixteen at most) worker<pid>.cpu (cores) and
     worker<pid>.idle (share of its stacks in which it had no work).
@@ -198,7 +224,6 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     window: float
     target: Target
     kind: Kind = "unknown"
-    `dump` is the last look at all threads at once that somebody asked for, None where nobody has.
     sources: dict[SourceName, SourceStatus] = {}
     host: HostSample | None = None
     gpu: GpuSample | None = None
@@ -206,8 +231,8 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     facts: HookFacts | None = None
     allocators: tuple[AllocatorSample, ...] = ()
     stacks: Stacks | None = None
+    dump: StackDump | None = None
     growth_sites: tuple[GrowthSite, ...] = ()
     series: dict[str, Series] = {}
     cost: Cost = Cost()
     diagnosis: Diagnosis = Diagnosis()
-    dump: StackDump | None = None

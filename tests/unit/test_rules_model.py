@@ -317,11 +317,21 @@ def test_compiling_that_is_over_is_no_fault():
 
 def test_compiling_that_lasts_shows_without_the_hook():
     shares = Phases(forward=0.9, backward=0.08, optimizer=0.02)
-    lasting = {"compiling": counted(0.9, 0.8, 0.95, 0.9)}
+    lasting = {"compiling": counted(0.9, 0.8, 0.95, 0.9), "updating": counted(0.1, 0.05, 0.05, 0.1)}
     verdict = fired(recompile.judge(snapshot(phases=shares, lines=[COMPILES], series=lasting)))
     assert verdict.share == pytest.approx(0.6, abs=0.01)
-    alone = snapshot(phases=Phases(forward=1.0), lines=[COMPILES], series=lasting)
+    once = lasting | {"updating": counted(0.0, 0.0, 0.05, 0.1)}
+    alone = snapshot(phases=shares, lines=[COMPILES], series=once)
     assert "after warm-up" in abstained(recompile.judge(alone)), "one long compilation before the first step"
+
+
+def test_compiling_between_steps_in_three_windows_is_enough_where_steps_are_counted():
+    lasting = {"compiling": Series(times=(996.0, 997.0, 999.0), values=(0.7, 0.6, 0.8))}
+    ends = [step(index, 0.3) for index in range(-16, 0)]
+    verdict = fired(recompile.judge(snapshot(ends, lines=[COMPILES], series=lasting)))
+    assert verdict.id == "recompile"
+    few = [step(index, 0.3) for index in range(-30, -13)] + [step(index, 0.3) for index in range(-4, 0)]
+    assert "after warm-up" in abstained(recompile.judge(snapshot(few, lines=[COMPILES], series=lasting)))
 
 
 # whose lines count --------------------------------------------------------------------------------------------------
