@@ -216,3 +216,15 @@ def test_our_own_wrappers_are_not_in_the_call_tree():
     tree = call_tree([(frames, 5)])
     assert tree is not None
     assert [child.function for child in tree.children] == ["get"]
+
+
+def test_threads_beside_the_one_that_steps_have_trees_of_their_own():
+    spin = stack("user/train.py:5 spin | while True: pass")
+    wait = stack("std/threading.py Thread._bootstrap", "std/threading.py Condition.wait")
+    stacks = view(
+        window(2.0, *main(RANK, (WAIT, 10)), (RANK, "idle", False, wait, 10), (WORKER, "spinner", False, spin, 5))
+    )
+    assert [(tree.pid, tree.role, tree.thread, tree.samples) for tree in stacks.trees] == [
+        (WORKER, "loader-worker", "spinner", 5), (RANK, "rank", "idle", 10),
+    ]  # fmt: skip
+    assert (stacks.trees[0].tree.function, stacks.trees[0].tree.user) == ("spin", True)
