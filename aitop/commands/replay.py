@@ -31,9 +31,10 @@ def speed(text: str) -> float:
 
 def run(args: argparse.Namespace) -> int:
     """Play the recording."""
-    from aitop.sources.replay import read_recording
+    from aitop.sources.replay import Recording
 
-    header, events = read_recording(args.file)
+    recording = Recording(args.file)
+    target = recording.header.target
     if args.format is None:
         from aitop.commands.monitor import check_terminal
         from aitop.engine.replay import ReplayFeed
@@ -41,20 +42,20 @@ def run(args: argparse.Namespace) -> int:
         check_terminal("`aitop replay FILE --format text` writes the report without one")
         from aitop.ui.app import run_monitor
 
-        code = run_monitor(ReplayFeed(header.target, events, args.speed), title=f"replay of {args.file.name}")
+        code = run_monitor(ReplayFeed(target, recording.events, args.speed), title=f"replay of {args.file.name}")
     else:
         code = 0
         from aitop.commands.diagnose import render, write_report
         from aitop.engine.core import Engine
 
-        engine, snapshot = Engine(header.target), None
-        for event in events:
+        engine, snapshot = Engine(target), None
+        for event in recording.events():
             snapshot = engine.handle(event) or snapshot
         if snapshot is None:
             raise NotEnoughEvidenceError(
                 f"the recording {args.file} ends before its first second is over: record for longer"
             )
         write_report(render(snapshot, args.format), args.output)
-    if events.skipped:
-        print(f"aitop: {events.skipped} lines of {args.file} could not be read and were left out", file=sys.stderr)
+    if recording.skipped:
+        print(f"aitop: {recording.skipped} lines of {args.file} could not be read and were left out", file=sys.stderr)
     return code

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import msgspec
 
@@ -17,10 +18,17 @@ DWELL_SECONDS = 4.0
 CONFIRM_TICKS = 2
 
 
-@dataclass
+@dataclass(frozen=True)
 class _Shown:
     verdict: Verdict
     last_seen: float
+
+
+class Memory(NamedTuple):
+    """What a Judge remembers of the ticks before: see `Judge.memory`."""
+
+    shown: dict[str, _Shown]
+    entering: dict[str, int]
 
 
 class Judge:
@@ -32,6 +40,14 @@ class Judge:
         self._rules = rules
         self._shown: dict[str, _Shown] = {}
         self._entering: dict[str, int] = {}
+
+    def memory(self) -> Memory:
+        """A copy of what is remembered now."""
+        return Memory(dict(self._shown), dict(self._entering))
+
+    def recall(self, memory: Memory) -> None:
+        """Remember this and nothing else."""
+        self._shown, self._entering = dict(memory.shown), dict(memory.entering)
 
     def judge(self, snapshot: Snapshot) -> Diagnosis:
         """The findings and abstentions of this tick, the primary finding first."""

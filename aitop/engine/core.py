@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from aitop.diagnosis.judge import Judge
+from aitop.diagnosis.judge import Judge, Memory
 from aitop.engine.aggregate import aggregate
 from aitop.engine.history import History
 from aitop.model.event import Event
@@ -25,3 +25,15 @@ class Engine:
             return None
         snapshot = aggregate(self._history, event)
         return msgspec.structs.replace(snapshot, diagnosis=self._judge.judge(snapshot))
+
+    def note(self, event: Event) -> None:
+        """Take one event without making a Snapshot, even of a Tick; what the judge would remember is lost by it."""
+        self._history.add(event)
+
+    def memory(self) -> Memory:
+        """What the judge remembers after the last Tick: see `recall`."""
+        return self._judge.memory()
+
+    def recall(self, memory: Memory) -> None:
+        """Go on as if every Tick until now had been handled, and the judge had remembered this of them."""
+        self._judge.recall(memory)

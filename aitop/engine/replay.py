@@ -1,69 +1,241 @@
-"""A recording as a feed: the same events through the same engine, at any speed."""
+"""A recording as a feed: the same events through the same engine, at any speed and from any place."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 
 from aitop.engine.core import Engine
 from aitop.engine.feed import Publish, own_failure
+from aitop.engine.outline import Mark, Outline
 from aitop.model.event import Event
 from aitop.model.snapshot import Target, Tick
 
+SPEEDS = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0)
+BEHIND_SECONDS = 1.0
+
+
+@dataclass(frozen=True)
+class Position:
+    """Where a replay stands: `seconds` after its first tick, of `duration`, None before that is known.
+
+    `seeking` is how far (0..1) it is on a long way to another place, None when it is on none. `marks` are known as far
+    as the recording has been looked through. `speed` None plays as fast as it goes.
+    """
+
+    seconds: float = 0.0
+    duration: float | None = None
+    speed: float | None = 1.0
+    playing: bool = True
+    ended: bool = False
+    seeking: float | None = None
+    marks: tuple[Mark, ...] = ()
+
 
 class ReplayFeed:
-    """Plays events: `speed` 1 keeps the recorded pace, 10 is ten times as fast, None does not wait at all."""
+    """Plays events: `speed` 1 keeps the recorded pace, 10 is ten times as fast, None does not wait at all.
+
+    `open_events` gives the events from the first one on, each time it is called. Going to another place takes the way
+    of playing, only without waiting, so what is shown there is what playing shows there. What the judge remembered
+    on the way is known from the outline, so that only the last ticks of the way have to be judged.
+    """
 
     live = False
 
-    def __init__(self, target: Target, events: Iterable[Event], speed: float | None = 1.0) -> None:
+    def __init__(self, target: Target, open_events: Callable[[], Iterable[Event]], speed: float | None = 1.0) -> None:
         self._target = target
-        self._events = events
+        self._events_from_start = open_events
         self._engine = Engine(target)
-        self._speed = speed
-        self._stopping = threading.Event()
-        self._running = threading.Event()
-        self._running.set()
-        self._thread: threading.Thread | None = None
+        self._events: Iterator[Event] = iter(())
+        self._pending: Tick | None = None
         self._last: Tick | None = None
+        self._first: float | None = None
+        self._at = 0
+        self._due = 0.0
+        self._speed = speed
+        self._playing = True
+        self._ended = False
+        self._wanted: int | None = None
+        self._way: tuple[int, int] | None = None
+        self._stopping = False
+        self._wake = threading.Condition()
+        self._thread: threading.Thread | None = None
+        self._outline = Outline(target, self._open_events)
         self.finished = threading.Event()
 
     def start(self, publish: Publish) -> None:
-        self._thread = threading.Thread(target=self._play, args=(publish,), name="aitop-replay", daemon=True)
+        self._thread = threading.Thread(target=self._run, args=(publish,), name="aitop-replay", daemon=True)
         self._thread.start()
+        if self._speed is not None:
+            self._outline.start()
 
     def stop(self) -> None:
-        self._stopping.set()
-        self._running.set()
+        self._outline.stop()
+        self._change(stopping=True)
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(2.0)
 
+    # What whoever watches wants: from any thread, at once
+
+    def position(self) -> Position:
+        """Where it stands now."""
+        times, way = self._outline.times, self._way
+        last, first = self._last, self._first
+        return Position(
+            seconds=last.time - first if last is not None and first is not None else 0.0,
+            duration=times[-1] - times[0] if self._outline.measured.is_set() and times else None,
+            speed=self._speed,
+            playing=self._playing and not self._ended,
+            ended=self._ended,
+            seeking=(self._at - way[0]) / (way[1] - way[0]) if way is not None and way[1] > way[0] else None,
+            marks=self._outline.marks,
+        )
+
     def pause(self) -> None:
         """Hold the next tick back."""
-        self._running.clear()
+        self._change(playing=False)
 
     def resume(self) -> None:
-        """Go on after `pause`."""
-        self._running.set()
+        """Go on after `pause`; from the start where the end was reached."""
+        self._change(playing=True, wanted=1 if self._ended else self._wanted)
 
-    def _play(self, publish: Publish) -> None:
+    def set_speed(self, speed: float) -> None:
+        """Play so many times as fast from now on."""
+        self._change(speed=speed)
+
+    def step(self, ticks: int) -> None:
+        """Hold still, so many ticks further (or back, where negative) from where it stands or is going to."""
+        self._change(playing=False, wanted=self._within(self._going_to() + ticks))
+
+    def seek_by(self, seconds: float) -> None:
+        """Go so many seconds on, or back."""
+        if self._outline.times:
+            place = self._outline.times[self._within(self._going_to()) - 1] - self._outline.times[0]
+            self.seek_to(place + seconds)
+
+    def seek_to(self, seconds: float) -> None:
+        """Go to the first tick so many seconds after the first one. Nothing happens before the duration is known."""
+        if self._outline.measured.is_set() and self._outline.times:
+            self._change(wanted=self._outline.tick_at(seconds))
+
+    def _going_to(self) -> int:
+        return self._at if self._wanted is None else self._wanted
+
+    def _within(self, tick: int) -> int:
+        most = len(self._outline.times) if self._outline.measured.is_set() else tick
+        return max(1, min(tick, most))
+
+    def _change(self, **changes: float | bool | None) -> None:
+        with self._wake:
+            for name, value in changes.items():
+                setattr(self, f"_{name}", value)
+            self._due = 0.0
+            self._wake.notify_all()
+
+    def _open_events(self) -> Iterator[Event]:
+        return iter(self._events_from_start())
+
+    # The thread that plays
+
+    def _run(self, publish: Publish) -> None:
         try:
-            self._play_all(publish)
+            self._events = self._open_events()
+            while not self._stopping:
+                self._once(publish)
         except Exception as error:
             last = self._last or Tick(time=0.0, wall=0.0)
             publish(own_failure(self._target, error, time=last.time, wall=last.wall))
         finally:
             self.finished.set()
 
-    def _play_all(self, publish: Publish) -> None:
-        for event in self._events:
-            if self._stopping.is_set():
-                break
+    def _once(self, publish: Publish) -> None:
+        """Go where somebody wants to be, else play a tick when it is due, else wait to be asked."""
+        wanted = self._wanted
+        if wanted is not None:
+            self._go_to(wanted, publish)
+        elif self._ended or not self._playing:
+            with self._wake:
+                if self._wanted is None and (self._ended or not self._playing) and not self._stopping:
+                    self._wake.wait()
+        elif self._ahead() is None:
+            self._ended = True
+            self.finished.set()
+        elif self._is_due():
+            self._take_tick(publish)
+
+    def _is_due(self) -> bool:
+        """Wait until the next tick is due; False where something else came first."""
+        tick, speed = self._pending, self._speed
+        if tick is None or self._last is None or not speed:
+            return True
+        now = time.monotonic()
+        with self._wake:
+            if self._due == 0.0 or now > self._due + BEHIND_SECONDS:
+                self._due = now + max(0.0, tick.time - self._last.time) / speed
+            if self._due > now and self._wake.wait(self._due - now):
+                return False
+        return self._playing and self._wanted is None and not self._stopping
+
+    def _take_tick(self, publish: Publish) -> None:
+        played, self._pending = self._pending, None
+        if played is None:
+            return
+        if self._first is None:
+            self._first = played.time
+        snapshot = self._engine.handle(played)
+        self._at += 1
+        self._last = played
+        if snapshot is not None and not self._stopping:
+            publish(snapshot)
+        following = self._ahead()
+        if following is not None and self._speed and self._due:
+            self._due += max(0.0, following.time - played.time) / self._speed
+
+    def _ahead(self) -> Tick | None:
+        """The next tick, with all events before it taken; None at the end."""
+        while self._pending is None and not self._stopping:
+            event = next(self._events, None)
+            if event is None:
+                return None
             if isinstance(event, Tick):
-                self._running.wait()
-                if self._last is not None and self._speed:
-                    self._stopping.wait(max(0.0, event.time - self._last.time) / self._speed)
-                self._last = event
-            snapshot = self._engine.handle(event)
-            if snapshot is not None and not self._stopping.is_set():
-                publish(snapshot)
+                self._pending = event
+            else:
+                self._engine.note(event)
+        return self._pending
+
+    def _go_to(self, wanted: int, publish: Publish) -> None:
+        """Stand at a tick and show it, unless another place is wanted meanwhile."""
+        keyframe = self._outline.keyframe_before(wanted)
+        if wanted < self._at:
+            self._rewind()
+        self._way = (self._at, wanted)
+        if keyframe is not None and keyframe.tick > self._at:
+            while self._at < keyframe.tick and self._ahead() is not None:
+                self._pass_tick()
+            self._engine.recall(keyframe.memory)
+        while self._at < wanted - 1 and self._wanted == wanted and self._ahead() is not None:
+            self._take_tick(lambda snapshot: None)
+        if self._wanted == wanted:
+            if self._at < wanted and self._ahead() is not None:
+                self._take_tick(publish)
+            with self._wake:
+                self._wanted = None if self._wanted == wanted else self._wanted
+                self._due = 0.0
+            self._ended = self._ahead() is None
+        self._way = None
+
+    def _pass_tick(self) -> None:
+        """Take the tick that is ahead without making a picture of it."""
+        if self._pending is not None:
+            self._first = self._pending.time if self._first is None else self._first
+            self._engine.note(self._pending)
+            self._last, self._pending = self._pending, None
+            self._at += 1
+
+    def _rewind(self) -> None:
+        self._events = self._open_events()
+        self._engine = Engine(self._target)
+        self._pending = self._last = None
+        self._at = 0

@@ -56,6 +56,29 @@ class RecordedEvents(Iterator[Event]):
         self._stream.close()
 
 
+class Recording:
+    """A recording that is read from its start as often as wanted. Raises UnreadableRecordingError when made."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self.header, self._newest = read_recording(path)
+        self._skipped = 0
+        self._fresh = True
+
+    def events(self) -> RecordedEvents:
+        """The events from the first one on."""
+        if not self._fresh:
+            self._skipped = self.skipped
+            self._newest = read_recording(self._path)[1]
+        self._fresh = False
+        return self._newest
+
+    @property
+    def skipped(self) -> int:
+        """Lines that were none, as many as were met on one way through."""
+        return max(self._skipped, self._newest.skipped)
+
+
 def read_recording(path: Path) -> tuple[Header, RecordedEvents]:
     """Open a recording, plain or gzip (told from its content). Raises UnreadableRecordingError in one sentence."""
     stream = _open(path)

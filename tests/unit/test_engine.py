@@ -160,7 +160,8 @@ def test_a_replay_gives_the_same_snapshots():
     events = session(10, data_wait=0.05, forward=0.03)
     decoder = msgspec.json.Decoder(Event)
     replayed = []
-    feed = ReplayFeed(TARGET, [decoder.decode(msgspec.json.encode(event)) for event in events], speed=None)
+    decoded = [decoder.decode(msgspec.json.encode(event)) for event in events]
+    feed = ReplayFeed(TARGET, lambda: decoded, speed=None)
     feed.start(replayed.append)
     assert feed.finished.wait(10)
     feed.stop()
@@ -169,7 +170,7 @@ def test_a_replay_gives_the_same_snapshots():
 
 
 def test_a_paused_replay_waits():
-    feed = ReplayFeed(TARGET, session(50), speed=None)
+    feed = ReplayFeed(TARGET, lambda: session(50), speed=None)
     feed.pause()
     seen = []
     feed.start(seen.append)
@@ -187,7 +188,7 @@ def test_a_replay_that_fails_says_so():
         raise RuntimeError("a bug of ours")
 
     seen = []
-    feed = ReplayFeed(TARGET, broken(), speed=None)
+    feed = ReplayFeed(TARGET, broken, speed=None)
     feed.start(seen.append)
     assert feed.finished.wait(10)
     feed.stop()

@@ -1,0 +1,120 @@
+"""What there is in a recording: its ticks, where verdicts change, and what the judge remembered on the way."""
+
+from __future__ import annotations
+
+import threading
+import time
+from bisect import bisect_left
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+from aitop.diagnosis.judge import Memory
+from aitop.engine.core import Engine
+from aitop.model.event import Event
+from aitop.model.snapshot import Snapshot, Target, Tick
+
+KEYFRAME_TICKS = 20
+MOST_MARKS = 500
+
+OpenEvents = Callable[[], Iterator[Event]]
+
+
+class Mark(NamedTuple):
+    """Something worth a look, `seconds` after the first tick. `words` name it."""
+
+    seconds: float
+    words: str
+
+
+class Keyframe(NamedTuple):
+    """What the judge remembered after so many ticks."""
+
+    tick: int
+    memory: Memory
+
+
+class Outline:
+    """Goes through a recording twice in a thread of its own: quickly for the ticks, then as a run for the rest.
+
+    Everything may be read from any thread while it goes; `times` is complete once `measured` is set. A recording that
+    cannot be read to its end has an outline of what could be read.
+    """
+
+    def __init__(self, target: Target, open_events: OpenEvents) -> None:
+        self.times: list[float] = []
+        self.marks: tuple[Mark, ...] = ()
+        self.measured = threading.Event()
+        self._keyframes: list[Keyframe] = []
+        self._target = target
+        self._open_events = open_events
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="aitop-outline", daemon=True)
+
+    def start(self) -> None:
+        """Begin to read."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Read no further."""
+        self._stopping.set()
+
+    def keyframe_before(self, tick: int) -> Keyframe | None:
+        """The last one with fewer ticks, None where there is none yet."""
+        found = None
+        # Keyframes come at equal distances: the wanted one is at its number, or is the last so far.
+        if self._keyframes and tick > KEYFRAME_TICKS:
+            found = self._keyframes[min(len(self._keyframes), (tick - 1) // KEYFRAME_TICKS) - 1]
+        return found
+
+    def tick_at(self, seconds: float) -> int:
+        """The number (from 1) of the first tick so many seconds after the first one, or of the last there is."""
+        wanted = self.times[0] + seconds if self.times else 0.0
+        return max(1, min(len(self.times), bisect_left(self.times, wanted) + 1))
+
+    def _run(self) -> None:
+        try:
+            self.times = [event.time for event in self._events() if isinstance(event, Tick)]
+            self.measured.set()
+            self._judge_all()
+        except Exception:  # the player meets the same and tells of it
+            return
+        finally:
+            self.measured.set()
+
+    def _events(self) -> Iterator[Event]:
+        for event in self._open_events():
+            if self._stopping.is_set():
+                return
+            yield event
+
+    def _judge_all(self) -> None:
+        engine, before, ticks = Engine(self._target), None, 0
+        for event in self._events():
+            started = time.monotonic()
+            snapshot = engine.handle(event)
+            if snapshot is None:
+                continue
+            ticks += 1
+            if ticks % KEYFRAME_TICKS == 0:
+                self._keyframes.append(Keyframe(ticks, engine.memory()))
+            words = _worth_marking(before, snapshot)
+            if words and len(self.marks) < MOST_MARKS:
+                self.marks = (*self.marks, Mark(snapshot.time - self.times[0], words))
+            before = snapshot
+            # The player and the screen go first.
+            self._stopping.wait(time.monotonic() - started)
+
+
+def _worth_marking(before: Snapshot | None, now: Snapshot) -> str | None:
+    """What is new at this tick: another first verdict, a checkpoint, the end of the target."""
+    if before is None:
+        return None
+    if now.target.ended and not before.target.ended:
+        return "target ended"
+    first, was = (one.diagnosis.verdicts[0].id if one.diagnosis.verdicts else None for one in (now, before))
+    if first != was:
+        return first or "no verdict"
+    saves = now.series.get("step_save")
+    if saves is not None and saves.values and saves.values[-1] and saves.times[-1] > before.time:
+        return "checkpoint"
+    return None

@@ -1,0 +1,157 @@
+"""The line of a replay: where it stands, how fast it goes, and a bar to go elsewhere with the mouse or the keys."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from textual import events
+from textual.binding import Binding, BindingType
+from textual.message import Message
+
+from aitop.engine.replay import Position
+from aitop.model.units import NOT_YET
+from aitop.ui.line import Line
+from aitop.ui.palette import BRIGHT, DIM, FAINT, KEY, NOTICE, TEXT, WAITING
+from aitop.ui.view import View
+from aitop.ui.widgets.pane import Drawing, Pane
+
+LEAST_BAR = 8
+LONGEST_TIME = 9
+
+
+class SeekTo(Message):
+    """Somebody wants to be so many seconds after the start."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__()
+        self.seconds = seconds
+
+
+class ReplayBar(Pane):
+    """Draws a Position. A click on the bar goes there; after `g` it takes a time, typed."""
+
+    framed = False
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("left", "screen.seek_by(-10)", "back", show=False),
+        Binding("right", "screen.seek_by(10)", "on", show=False),
+        Binding("home", "screen.seek_to(0)", "start", show=False),
+        Binding("end", "screen.seek_to(1e9)", "end", show=False),
+    ]
+
+    def __init__(self, *, id: str) -> None:  # noqa: A002 - Textual's own name
+        super().__init__(id=id)
+        self.position = Position()
+        self.typed: str | None = None
+        self._bar = (0, 0)
+
+    def draw(self, view: View, width: int, height: int) -> Drawing:
+        left, right = self._state(), self._keys(width)
+        room = width - left.width - right.width - 2
+        if room < LEAST_BAR:
+            right = Line()
+            room = width - left.width - 1
+        self._bar = (left.width, room) if room >= LEAST_BAR else (0, 0)
+        if room >= LEAST_BAR:
+            left.join(self._track(room)).add(" ")
+        return Drawing([left.join(right)])
+
+    def ask(self) -> None:
+        """Take a time from the keyboard."""
+        self.typed = ""
+        self.focus()
+        self.redraw()
+
+    def on_key(self, event: events.Key) -> None:
+        if self.typed is None:
+            return
+        if event.key == "enter" and (wanted := seconds_of(self.typed)) is not None:
+            self.post_message(SeekTo(wanted))
+        if event.key in ("enter", "escape", "tab"):
+            self.typed = None
+        elif event.key in ("backspace", "ctrl+h"):
+            self.typed = self.typed[:-1]
+        elif event.character is not None and event.character in "0123456789:." and len(self.typed) < LONGEST_TIME:
+            self.typed += event.character
+        event.stop()
+        event.prevent_default()
+        self.redraw()
+
+    def on_blur(self) -> None:
+        self.typed = None
+        self.redraw()
+
+    def on_mouse_down(self, event: events.MouseDown) -> None:
+        self._go_to_column(event.x)
+
+    def on_mouse_move(self, event: events.MouseMove) -> None:
+        if event.button:
+            self._go_to_column(event.x)
+
+    def _go_to_column(self, column: int) -> None:
+        start, width = self._bar
+        duration = self.position.duration
+        if duration is not None and width and start <= column < start + width:
+            self.post_message(SeekTo(duration * (column - start) / (width - 1)))
+
+    def _state(self) -> Line:
+        now = self.position
+        ink = NOTICE if self.has_focus else BRIGHT
+        line = Line(f" {'■' if now.ended else '▶' if now.playing else '‖'} ", ink).add(" ")
+        if self.typed is not None:
+            return line.add("go to ", DIM).add(self.typed, BRIGHT).add(" ", NOTICE).add(" m:ss ⏎  ", DIM)
+        whole = NOT_YET if now.duration is None else clock(now.duration)
+        line.add(clock(now.seconds).rjust(len(whole)), BRIGHT).add(f" / {whole}  ", DIM)
+        if now.seeking is not None:
+            return line.add(f"going there {now.seeking:4.0%}  ", WAITING)
+        return line.add("   max" if now.speed is None else f"{now.speed:g}×".rjust(6), TEXT).add("  ")
+
+    def _track(self, width: int) -> Line:
+        """The bar: what was played, a knob, what is to come, and a mark wherever something changed."""
+        now = self.position
+        if now.duration is None:
+            return Line("─" * width, FAINT)
+        whole = max(now.duration, 1e-9)
+        knob = min(width - 1, round(now.seconds / whole * (width - 1)))
+        marked = {round(mark.seconds / whole * (width - 1)) for mark in now.marks}
+        line = Line()
+        for column in range(width):
+            if column == knob:
+                line.add("●", BRIGHT)
+            elif column in marked:
+                line.add("◆", WAITING)
+            else:
+                line.add("━" if column < knob else "─", TEXT if column < knob else FAINT)
+        return line
+
+    def _keys(self, width: int) -> Line:
+        line = Line()
+        near = self._near()
+        if near is not None and width >= 100:
+            line.add(f"◆ {near}  ", WAITING)
+        if width >= 120:
+            for key, word in (("[ ]", "10 s"), (", .", "step"), ("- +", "speed"), ("g", "go to")):
+                line.add(key, KEY).add(f" {word}  ", DIM)
+        return line
+
+    def _near(self) -> str | None:
+        """The newest mark that was passed."""
+        passed = [mark for mark in self.position.marks if mark.seconds <= self.position.seconds]
+        return passed[-1].words if passed else None
+
+
+def clock(seconds: float) -> str:
+    """m:ss, or h:mm:ss from an hour on."""
+    whole = int(seconds)
+    hours, minutes = divmod(whole // 60, 60)
+    return f"{hours}:{minutes:02}:{whole % 60:02}" if hours else f"{minutes}:{whole % 60:02}"
+
+
+def seconds_of(text: str) -> float | None:
+    """The other way round, plain seconds too; None for what is no time."""
+    seconds = 0.0
+    try:
+        for part in text.split(":"):
+            seconds = seconds * 60 + float(part)
+    except ValueError:
+        return None
+    return seconds

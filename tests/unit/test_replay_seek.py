@@ -1,0 +1,128 @@
+"""A replay shows at a place what it shows when played there, and says where it stands."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from aitop.engine import outline
+from aitop.engine.core import Engine
+from aitop.engine.replay import ReplayFeed
+from aitop.model.snapshot import Tick
+from aitop.sources.replay import Recording, read_recording
+
+SLOW_LOADER = Path(__file__).parents[1] / "recordings" / "slow-loader.jsonl.gz"
+
+
+@pytest.fixture(scope="module")
+def played():
+    """Every snapshot of the recording, as it comes when played from the start."""
+    header, events = read_recording(SLOW_LOADER)
+    engine = Engine(header.target)
+    return [msgspec.json.encode(one) for event in events if (one := engine.handle(event)) is not None]
+
+
+class Seen:
+    """Takes what a feed publishes, and waits for a certain one."""
+
+    def __init__(self):
+        self.last = None
+        self._came = threading.Condition()
+
+    def __call__(self, snapshot):
+        with self._came:
+            self.last = snapshot
+            self._came.notify_all()
+
+    def at(self, tick):
+        with self._came:
+            assert self._came.wait_for(lambda: self.last is not None and self.last.tick == tick, 20), self.last
+            return msgspec.json.encode(self.last)
+
+
+@pytest.fixture
+def replay(monkeypatch):
+    monkeypatch.setattr(outline, "KEYFRAME_TICKS", 4)
+    recording = Recording(SLOW_LOADER)
+    feed = ReplayFeed(recording.header.target, recording.events)
+    feed.pause()
+    yield feed
+    feed.stop()
+
+
+def test_every_place_reached_from_anywhere_is_what_playing_shows(replay, played):
+    seen = Seen()
+    replay.start(seen)
+    assert replay._outline.measured.wait(20)
+    times = replay._outline.times
+    assert len(times) == len(played)
+    for tick in (9, 3, 20, 19, len(played), 1, 13, 14):
+        replay.seek_to(times[tick - 1] - times[0])
+        assert seen.at(tick) == played[tick - 1]
+    replay.step(-1)
+    assert seen.at(13) == played[12]
+    replay.step(3)
+    assert seen.at(16) == played[15]
+
+
+def test_it_is_the_same_once_the_judge_is_remembered(replay, played):
+    seen = Seen()
+    replay.start(seen)
+    replay._outline._thread.join(30)
+    assert len(replay._outline._keyframes) == len(played) // 4
+    times = replay._outline.times
+    for tick in (len(played), 18, 5, 4, 17):
+        replay.seek_to(times[tick - 1] - times[0])
+        assert seen.at(tick) == played[tick - 1]
+    position = replay.position()
+    assert position.duration == pytest.approx(times[-1] - times[0])
+    assert position.seconds == pytest.approx(times[16] - times[0])
+    assert not position.playing
+    assert [mark.words for mark in position.marks][:1] == ["input-bound"]
+
+
+def test_seeks_add_up_and_the_ends_stop_them(replay, played):
+    seen = Seen()
+    replay.start(seen)
+    assert replay._outline.measured.wait(20)
+    replay.seek_by(-10)
+    assert seen.at(1) == played[0]
+    for _ in range(20):
+        replay.seek_by(10)
+    assert seen.at(len(played)) == played[-1]
+    replay.seek_to(0.0)
+    assert seen.at(1) == played[0]
+
+
+def test_at_its_end_it_waits_and_goes_on_from_the_start(replay, played):
+    seen = Seen()
+    replay.set_speed(1e6)
+    replay.start(seen)
+    replay.resume()
+    assert replay.finished.wait(20)
+    seen.at(len(played))
+    assert replay.position().ended
+    replay.resume()
+    replay.pause()
+    assert seen.at(1) == played[0]
+    assert not replay.position().ended
+
+
+def test_a_recording_that_breaks_off_can_be_played_to_there(tmp_path):
+    whole = SLOW_LOADER.read_bytes()
+    torn = tmp_path / "torn.jsonl.gz"
+    torn.write_bytes(whole[: len(whole) // 2])
+    recording = Recording(torn)
+    ticks = sum(isinstance(event, Tick) for event in Recording(torn).events())
+    assert ticks > 3
+    feed = ReplayFeed(recording.header.target, recording.events)
+    feed.pause()
+    seen = Seen()
+    feed.start(seen)
+    assert feed._outline.measured.wait(20)
+    feed.seek_to(1e9)
+    seen.at(ticks)
+    feed.stop()
