@@ -77,14 +77,14 @@ def _install(way: str, imported: bool) -> str:
     other = sys.modules.get(NAME)
     if other is not None and other is not sys.modules[__name__]:
         return str(other.install(way))
-    from . import frames, session
+    from . import frames, process, session
 
     if _session is not None and not _session.gone:
         if _session.pid == os.getpid():
             return "already"
         # A copy that a fork brought along: it has never been of use in this process.
         _session.remove()
-    if session.is_loader_worker():
+    if process.is_loader_worker():
         return "error: a loader worker takes no hook"
     if frames.hooks_are_iterated():
         return "busy"

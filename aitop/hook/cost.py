@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from . import wrappers
-from .journal import Journal
+from .journal import PHASES_SKIPPED, Journal
+from .stepping import optimizer_hooks
 
 SAMPLES = 15
 WARM_PASSES = 2
@@ -35,7 +36,8 @@ def _timed(call: Callable[[], Any], rounds: int = 20) -> float:
 
 
 class SelfTimer:
-    """The wrappers' time from calls around nothing, and the ticks' time from the ticks themselves.
+    """The wrappers' time from calls around nothing, and the ticks' time from the ticks themselves. In a rest (rest.py)
+    steps cost less: the figure is the mean of those in rests and those that were timed.
 
     Between entering a wrapper and leaving it a step fills the processor's caches with something else. So does a round,
     which times both ways, and takes a millisecond.
@@ -43,34 +45,40 @@ class SelfTimer:
 
     def __init__(self) -> None:
         self._scratch = _Scratch()
-        self._wrappers: deque[int] = deque(maxlen=SAMPLES)
-        self._ticks: deque[float] = deque(maxlen=SAMPLES)
+        self._timed: deque[int] = deque(maxlen=SAMPLES)
+        self._rested: deque[int] = deque(maxlen=SAMPLES)
+        self._ticks: deque[tuple[int, int, int]] = deque(maxlen=SAMPLES)
         self._due = 0
 
     def look(self, now: int) -> None:
         """Called a few times a second: a round now and then, the first ones sooner."""
         if now > self._due:
-            self._due = now + (FIRST_EVERY_NS if len(self._wrappers) < SAMPLES else EVERY_NS)
+            self._due = now + (FIRST_EVERY_NS if len(self._timed) < SAMPLES else EVERY_NS)
             self._round()
 
     def _round(self) -> None:
         with self._scratch as scratch:
             # What a run does in each step is never so cold as what was not done for a second.
-            pairs = [(scratch.plain_step(), scratch.wrapped_step()) for _ in range(WARM_PASSES + 1)]
-        plain, wrapped = pairs[-1]
-        self._wrappers.append(max(0, wrapped - plain))
+            for _ in range(WARM_PASSES + 1):
+                plain, timed, rested = scratch.plain_step(), scratch.wrapped_step(), scratch.rested_step()
+        self._timed.append(max(0, timed - plain))
+        self._rested.append(max(0, rested - plain))
 
-    def ticked(self, steps: int, length: int) -> None:
-        """A tick after so many more steps took so many nanoseconds."""
-        if steps:
-            self._ticks.append(length / steps)
+    def ticked(self, timed: int, rested: int, length: int) -> None:
+        """A tick after so many more steps, timed ones and those in rests, took so many nanoseconds."""
+        if timed + rested:
+            self._ticks.append((timed, rested, length))
 
     def us_per_step(self) -> float | None:
         """None before the first round. Medians: what was put off the processor has not cost so much."""
-        if not self._wrappers:
+        if not self._timed:
             return None
-        ticks = _median(self._ticks) if self._ticks else 0.0
-        return round((_median(self._wrappers) + ticks) / 1000, 2)
+        timed, rested = (sum(tick[at] for tick in self._ticks) for at in (0, 1))
+        steps = max(1, timed + rested)
+        ticks = _median([tick[2] for tick in self._ticks]) * len(self._ticks) / steps if self._ticks else 0.0
+        share = rested / steps
+        cost = (1 - share) * _median(self._timed) + share * _median(self._rested)
+        return round((cost + ticks) / 1000, 2)
 
 
 def _median(values: Iterable[float]) -> float:
@@ -96,7 +104,7 @@ class _Scratch:
         self._next = wrappers.wrap_next(self._inside, self)
         self._forward = wrappers.wrap_forward(self._inside, self)
         self._backward = wrappers.wrap_backward(self._inside, self)
-        self._before, self._after = wrappers.optimizer_hooks(self)
+        self._before, self._after = optimizer_hooks(self)
 
     def __enter__(self) -> _Scratch:
         # Not zeros, which are the same few bytes of memory again and again.
@@ -113,12 +121,26 @@ class _Scratch:
     def wrapped_step(self) -> int:
         """Nanoseconds of the same calls through the wrappers, as in a fast run."""
         journal = self.journal
-        journal.fast, journal.skip, journal.cpu_reads = True, wrappers.PHASES_SKIPPED, 0
-        around = self._around
-        length = around(self._next, self) + around(self._forward, self) + around(self._backward, self)
-        length += around(self._before, self, (), {}) + around(self._after, self, (), {})
+        journal.fast, journal.skip, journal.cpu_reads = True, PHASES_SKIPPED, 0
+        length = self._through_wrappers()
         journal.take()
         return length
+
+    def rested_step(self) -> int:
+        """The same in a rest."""
+        journal = self.journal
+        journal.optimizer = id(self)
+        journal.longest = journal.rests_until = _now() + 10**15
+        journal.resting = True
+        length = self._through_wrappers()
+        journal.resting = False
+        journal.optimizer = 0
+        return length
+
+    def _through_wrappers(self) -> int:
+        around = self._around
+        length = around(self._next, self) + around(self._forward, self) + around(self._backward, self)
+        return length + around(self._before, self, (), {}) + around(self._after, self, (), {})
 
     def _around(self, call: Callable[..., Any], *args: Any) -> int:
         """How long it took to get in and out again, each after the caches were filled."""

@@ -49,6 +49,8 @@ class DeviceClock:
         self._on = False
         self._boundary: Any = None
         self._last_end = 0
+        self._window_ends = 0
+        self._window_due = 0
         self._optimizer: Span | None = None
         self._errors = 0
 
@@ -102,7 +104,7 @@ class DeviceClock:
             self._optimizer = None
         was_on, first, spans, whole = self._on, self._boundary, self._spans, self._whole
         length, self._last_end = now - self._last_end, now
-        on = self._errors < MOST_ERRORS and (length > ALWAYS_ABOVE_NS or now % EVERY_NS < WINDOW_NS)
+        on = self._errors < MOST_ERRORS and (length > ALWAYS_ABOVE_NS or self._in_window(now))
         self._boundary = self._recorded() if was_on or on else None
         self._on = on and self._boundary is not None
         self._spans, self._whole = [], True
@@ -110,6 +112,23 @@ class DeviceClock:
             self._number += 1
             self._pending.append((self._number, (spans, first, self._boundary)))
             self._journal.note(TIMED, now, now, self._number)
+
+    def _in_window(self, now: int) -> bool:
+        """Whether short steps are timed now."""
+        if now > self._window_due:
+            self._window_due, self._window_ends = now + EVERY_NS, now + WINDOW_NS
+        return now < self._window_ends
+
+    def pause(self) -> None:
+        """The steps that follow are not timed."""
+        if self._boundary is not None:
+            self._pool.append(self._boundary)
+        self._pool += [event for _, begun, ended in self._spans for event in (begun, ended)]
+        self._spans, self._whole, self._boundary, self._optimizer, self._on = [], True, None, None, False
+
+    def resume(self, last_end: int) -> None:
+        """They are timed again; a step ended last at `last_end`."""
+        self._last_end = last_end
 
     def flush(self) -> None:
         """Give up what still waits."""

@@ -17,6 +17,9 @@ WORDS = 5
 # Events go on where nobody sends them off: in forked workers, and within one long call.
 MOST_WORDS = WORDS * 16384
 
+# How many phases of a fast run go by until one is looked after; with it a prime, so that each kind has its turn.
+PHASES_SKIPPED = 16
+
 # Kinds of events, and their a and b (0 where nothing is said; -1 is not measured):
 # NEXT and NO_NEXT (iterator, batches ready), FORWARD and, without gradient, FORWARD_ALONE (leading dimension, ids in
 # it), BACKWARD (1 where it fills the parameters' gradients), OPTIMIZER_ENDS (optimizer, the thread's CPU clock),
@@ -31,6 +34,10 @@ TRANSFER, BLOCKING, COLLECTIVE, GENERATE, SKIPPED = range(11, 16)
 # an OPTIMIZER_ENDS: its times on the device will come. They do as DEVICE, number, forward, backward, optimizer, and
 # DEVICE_REST, number, idle.
 OWNER, TRAINED, TIMED, DEVICE, DEVICE_REST = range(16, 21)
+# PAUSE (nanoseconds): from here, where a step has ended, steps are only counted, each no longer than so many. RESTED
+# (steps): so many went by from `start`, where the pause began, to `end`; the events that follow tell of the next step
+# again. UNSEEN: of that one, nothing was told from `start`, where its first forward began, to `end`.
+PAUSE, RESTED, UNSEEN = range(21, 24)
 
 
 class Live:
@@ -42,16 +49,23 @@ class Live:
         "device",
         "due",
         "fast",
+        "forward_began",
         "last_step",
+        "longest",
         "nested",
+        "nests",
         "ops_due",
         "optimizer",
         "owned",
         "owner",
+        "pause_due",
+        "resting",
+        "rests_until",
         "size",
         "skip",
         "stepping",
         "steps",
+        "teaches",
         "tokens",
     )
 
@@ -72,6 +86,13 @@ class Live:
         self.tokens = -1
         self.ops_due = 0
         self.device: Any = None
+        self.resting = False
+        self.pause_due = False
+        self.rests_until = 0
+        self.longest = 0
+        self.forward_began = 0
+        self.teaches = False
+        self.nests = False
 
 
 class Journal(Live):
@@ -84,9 +105,15 @@ class Journal(Live):
     that looks at them too, and counts the ids (-1 for none). `cpu_clock` is read after the next `cpu_reads` steps; it
     gives -1 where it costs too much. `ops_due` backwards from now the graph is counted; 0 for never.
     `tick` is called with the time once it is past `due`.
+
+    While `resting` (see rest.py) steps are only counted, until one is longer than `longest` nanoseconds, the time
+    `rests_until` has come, or something happens that is rare: forwards without gradient, but where the model `teaches`,
+    as each step has such. `forward_began` is when the step's first forward did. With `pause_due` a rest begins soon: by
+    `pause`, with the time and the optimizer; `wake` ends it. `nests` tells that an optimizer calls another one, or its
+    base.
     """
 
-    __slots__ = ("collecting", "cpu_clock", "extend", "inputs", "tick", "words")
+    __slots__ = ("collecting", "cpu_clock", "extend", "inputs", "pause", "tick", "wake", "words")
 
     def __init__(self, cpu_clock: Callable[[], int], tick: Callable[[int], None]) -> None:
         super().__init__()
@@ -95,6 +122,8 @@ class Journal(Live):
         self.extend = self.words.extend
         self.tick = tick
         self.inputs: Callable[[tuple[Any, ...], dict[str, Any], int], int] | None = None
+        self.pause: Callable[[int, int], None] = _nothing
+        self.wake: Callable[..., None] = _nothing
         self.collecting = 0
         self.cpu_clock = cpu_clock
 
@@ -122,6 +151,10 @@ class Journal(Live):
         taken = words[:]
         del words[: len(taken)]
         return taken
+
+
+def _nothing(*args: Any) -> None:
+    pass
 
 
 def _is_this_thread() -> Callable[[], bool]:

@@ -11,10 +11,11 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from . import wrappers
 from .frames import hooks_are_iterated
 from .patches import Patches
 from .stand_in import keep_from_compiling
+from .stepping import optimizer_hooks
+from .wrappers import Keeper
 
 STEP = "Optimizer.step#"
 
@@ -24,10 +25,10 @@ Hook = Callable[[Any, Any, Any], None]
 class OptimizerWatch:
     """Puts the keeper's hooks for optimizers in, one way or the other."""
 
-    def __init__(self, torch: Any, patches: Patches, keeper: wrappers.Keeper) -> None:
+    def __init__(self, torch: Any, patches: Patches, keeper: Keeper) -> None:
         self._torch = torch
         self._patches = patches
-        self._before, self._after = wrappers.optimizer_hooks(keeper)
+        self._before, self._after = optimizer_hooks(keeper)
         keep_from_compiling(self._before.__code__, self._after.__code__, inner=True)
         self._keeper = keeper
         self._handles: list[Any] = []

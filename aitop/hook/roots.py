@@ -64,6 +64,14 @@ class Roots:
             self._found.append(type(module))
         return True
 
+    def may_be(self, module: Any) -> bool:
+        """Whether this one, called outermost in another thread than the owner's, may be a root: all roots may be."""
+        try:
+            return not self.watching or self.met(module)
+        except Exception:
+            self._keeper.failed()
+            return True
+
     def look(self, now: int, blind: bool) -> None:
         """Narrow the watch when enough was seen, and widen it again from time to time; soon where it seems `blind`."""
         if not self.watching:
@@ -105,4 +113,5 @@ def _inherits_from(found: Any) -> Any:
 
 
 keep_from_compiling(Roots._within.__code__)
+keep_from_compiling(Roots.may_be.__code__, inner=True)
 keep_from_compiling(Roots._narrow.__code__, inner=True)

@@ -49,7 +49,10 @@ class Scaler:
             self.skips = self.skips or 0
             if journal.steps == steps_before and not journal.stepping:
                 self.skips += 1
-                journal.note(SKIPPED, start, time.monotonic_ns(), id(optimizer))
+                now = time.monotonic_ns()
+                if journal.resting:
+                    journal.wake(now, True)
+                journal.note(SKIPPED, start, now, id(optimizer))
         except Exception:
             self.keeper.failed()
 

@@ -12,7 +12,9 @@ from collections.abc import Callable
 from typing import Any
 
 from . import cost, wrappers
+from .arguments import leading
 from .burst import Burst
+from .collector import gc_callback
 from .device import DeviceClock, allocators
 from .facts import Facts
 from .frames import hooks_are_iterated
@@ -34,6 +36,8 @@ from .known import Known
 from .measures import MEASURES, Measure, gathered
 from .optimizers import OptimizerWatch
 from .patches import Patches
+from .process import forget_modules, is_loader_worker
+from .rest import Rest
 from .ring import Presence, Ring
 from .roots import Roots
 from .stand_in import keep_from_compiling
@@ -69,6 +73,7 @@ class Session:
         self.tensor: Any = torch.Tensor
         self.facts = Facts(torch, way)
         self.journal = Journal(cost.cpu_clock(DEAREST_CPU_CLOCK_NS), self.tick)
+        self.rest = Rest(self.journal)
         self.iterators = Known()
         self.optimizers = Known()
         self._way = way
@@ -79,12 +84,14 @@ class Session:
         self._measures: list[Measure] = []
         self._burst = Burst(torch)
         self._optimizers = OptimizerWatch(torch, self._patches, self)
-        self._gc = wrappers.gc_callback(self)
+        self._gc = gc_callback(self)
         self.local: Any = threading.local()
         self._errors = 0
         self._leaving = self._gone = False
         self.journal.ops_due = OPS_AT_BACKWARD
         self._steps = 0
+        # Those of them that went by in rests.
+        self._rested = 0
         self._trains_until = 0
         # Whether the last optimizer step came without a forward, and the forwards since then.
         self._blind = False
@@ -131,6 +138,7 @@ class Session:
         if self._gone:
             return
         self._gone = True
+        self.rest.over()
         self.journal.own(GONE)
         self._take_out()
         self._burst.abandon()
@@ -158,6 +166,7 @@ class Session:
         """Ask the hook to remove itself at the next call that it wraps."""
         if not self._leaving and not self._gone:
             self._leaving = True
+            self.rest.over()
             self.journal.own(GONE)
             if self._ring is not None and os.getpid() == self.pid:
                 self._ring.leaving()
@@ -207,7 +216,7 @@ class Session:
             self.journal.owner == GONE
             or start < self._trains_until
             or getattr(local, "busy", False)
-            or not self._may_be_root(module)
+            or (self._roots is not None and not self._roots.may_be(module))
         ):
             return call(module, *args, **kwargs)
         try:
@@ -218,19 +227,11 @@ class Session:
             try:
                 if not self.grad_enabled():
                     end = time.monotonic_ns()
-                    self.journal.note(ASIDE, start, end, wrappers.leading(args, kwargs, self.tensor), -1)
+                    self.journal.note(ASIDE, start, end, leading(args, kwargs, self.tensor), -1)
                     if end > self.journal.due:
                         self.journal.tick(end)
             except Exception:
                 self.failed()
-
-    def _may_be_root(self, module: Any) -> bool:
-        """Tell the watch for roots of this one too: all of them may be called in other threads than the owner's."""
-        try:
-            return self._roots is None or not self._roots.watching or self._roots.met(module)
-        except Exception:
-            self.failed()
-            return True
 
     def met_iterator(self, iterator: Any) -> None:
         self.iterators.add(iterator, self.facts.met_iterator(iterator))
@@ -281,15 +282,17 @@ class Session:
             return
         try:
             self._ticking = True
-            newest, before = self.journal.newest, self._steps
+            newest, before, rested = self.journal.newest, self._steps, self._rested
             self._send(now)
             if now > self._look_due:
                 self.look(now)
-            self._cost.ticked(self._steps - before, time.monotonic_ns() - now)
+            rested = self._rested - rested
+            self._cost.ticked(self._steps - before - rested, rested, time.monotonic_ns() - now)
             if self._burst.active:
                 served = newest in (FORWARD_ALONE, ASIDE) or (newest == FORWARD and self._unused > MOST_UNUSED)
                 self._burst.tick(now, self.journal.last_step, served)
                 self.journal.due = 0
+                self.journal.pause_due = False
         except Exception:
             self.failed()
         finally:
@@ -303,6 +306,7 @@ class Session:
             self._roots.look(now, self._blind)
             if self._roots.watching:
                 journal.due = self._look_due = 0
+                journal.pause_due = False
         self._optimizers.look()
         self._cost.look(now)
         for measure in list(self._measures):
@@ -343,6 +347,8 @@ class Session:
             journal.device.drain()
         if self._ring is None and not self._open_ring():
             return
+        if journal.owned():
+            self.rest.over()
         words = journal.take()
         kinds = bytes(words[::WORDS])
         steps, forwards = kinds.count(OPTIMIZER_ENDS), kinds.count(FORWARD)
@@ -350,13 +356,15 @@ class Session:
         if steps or BACKWARD in kinds:
             self._trains_until = now + TRAINING_ENDS_AFTER_NS
         trains = now < self._trains_until
-        self._steps += steps if trains else served
+        rested, self._rested = self._rested, self.rest.steps
+        self._steps += steps + self._rested - rested if trains else served
         self._forwards += forwards
         if steps:
             # In a slow run each phase has a tick of its own.
             self._blind, self._forwards = not self._forwards, 0
         self._unused = 0 if BACKWARD in kinds else self._unused + forwards
         journal.fast = steps + served > FAST_STEPS_IN_A_TICK
+        self.rest.consider(words, kinds)
         if words and self._ring is not None:
             self._ring.write(words)
             self._ring.tell(self._steps, self._trains_until)
@@ -383,17 +391,5 @@ class Session:
             self._errors += 1
 
 
-for _name in "aside tick not_owner failed _may_be_root met_iterator met_optimizer met_module count_ops".split():  # noqa: SIM905
+for _name in "aside tick not_owner failed met_iterator met_optimizer met_module count_ops".split():  # noqa: SIM905
     keep_from_compiling(getattr(Session, _name).__code__, inner=_name != "aside")
-
-
-def is_loader_worker() -> bool:
-    """Whether this process is a worker of a DataLoader."""
-    worker = sys.modules.get("torch.utils.data._utils.worker")
-    return worker is not None and getattr(worker, "_worker_info", None) is not None
-
-
-def forget_modules() -> None:
-    """Drop the hook's modules as they were put in by an attach; an imported `aitop.hook` only loses its alias."""
-    for name in [name for name in list(sys.modules) if name == "_aitop_hook" or name.startswith("_aitop_hook.")]:
-        sys.modules.pop(name, None)

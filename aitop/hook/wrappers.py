@@ -15,25 +15,19 @@ import time
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from .frames import within_step
+from .arguments import leading
 from .journal import (
     BACKWARD,
-    COLLECT,
     FORWARD,
     FORWARD_ALONE,
-    GONE,
     LOADER,
-    MOST_WORDS,
     NEXT,
     NO_NEXT,
-    OPTIMIZER_BEGINS,
-    OPTIMIZER_ENDS,
+    PHASES_SKIPPED,
     SAVE,
     Journal,
 )
-
-# How many phases of a fast run go by until one is looked after; with it a prime, so that each kind has its turn.
-PHASES_SKIPPED = 16
+from .stand_in import keep_from_compiling
 
 _now = time.monotonic_ns
 
@@ -88,9 +82,28 @@ def wrap_next(original: Callable[..., Any], keeper: Keeper) -> Callable[..., Any
         owned = journal.owned
         if journal.busy if owned() else keeper.not_owner():
             return original(self)
-        kind, key = none_came, identity(self)
-        waiting = -1 if journal.skip else ask_feed(self, keeper)
         start = clock()
+        if journal.resting:
+            if start < journal.rests_until:
+                try:
+                    journal.busy = True
+                    batch = original(self)
+                    journal.busy = False
+                    end = clock()
+                    if end - start < journal.longest:
+                        return batch
+                    rested(journal, came, start, end, identity(self))
+                    return batch
+                except BaseException:
+                    journal.busy = False
+                    rested(journal, none_came, start, clock(), identity(self))
+                    raise
+            journal.wake(start)
+        kind, key = none_came, identity(self)
+        waiting = -1
+        if not journal.skip:
+            waiting = ask_feed(self, keeper)
+            start = clock()
         try:
             journal.busy = True
             batch = original(self)
@@ -106,6 +119,13 @@ def wrap_next(original: Callable[..., Any], keeper: Keeper) -> Callable[..., Any
                 look_after(journal, end)
 
     return __next__
+
+
+def rested(journal: Journal, kind: int, start: int, end: int, iterator: int) -> None:
+    """A batch that ends a rest: it took long, or there was none."""
+    if journal.resting:
+        journal.wake(start)
+        journal.note(kind, start, end, iterator, -1)
 
 
 def ask_feed(iterator: Any, keeper: Keeper) -> int:
@@ -130,6 +150,8 @@ def wrap_iter(original: Callable[..., Any], keeper: Keeper) -> Callable[..., Any
         if journal.busy if owned() else keeper.not_owner():
             return original(self)
         start = _now()
+        if journal.resting:
+            journal.wake(start)
         try:
             journal.busy = True
             return original(self)
@@ -141,15 +163,16 @@ def wrap_iter(original: Callable[..., Any], keeper: Keeper) -> Callable[..., Any
 
 
 def wrap_forward(original: Callable[..., Any], keeper: Keeper, holder: Any = None) -> Callable[..., Any]:
-    """`__call__` of a root's class. It was inherited from the class `holder`, if given, whose present one is called,
-    but for the phases skipped in a fast run: somebody may have patched that since, as a tracer of torch.fx does.
+    """`__call__` of a root's class. It was inherited from the class `holder`, if given, whose present one is called:
+    somebody may have patched that since, as a tracer of torch.fx does.
     """
     journal, clock, extend = keeper.journal, _now, keeper.journal.extend
     compiling, grad_enabled = keeper.compiling, keeper.grad_enabled
     with_gradient, alone = FORWARD, FORWARD_ALONE
+    holder = _Own(original) if holder is None else holder
 
     def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N807
-        call = original if journal.skip or holder is None else holder.__call__
+        call = holder.__call__
         if compiling():
             return call(self, *args, **kwargs)
         owned = journal.owned
@@ -158,27 +181,43 @@ def wrap_forward(original: Callable[..., Any], keeper: Keeper, holder: Any = Non
                 return call(self, *args, **kwargs)
         elif keeper.not_owner():
             return keeper.aside(call, self, args, kwargs)
-        device = journal.device
+        device, start = journal.device, clock()
+        if journal.resting:
+            device = None
+            if start > journal.rests_until or not (journal.teaches or grad_enabled()):
+                journal.wake(start)
         span = None if device is None else device.begin(0)
-        start = clock()
         try:
             journal.busy = True
             return call(self, *args, **kwargs)
         finally:
             journal.busy = False
-            end = clock()
-            grad = grad_enabled()
-            if span is not None:
-                device.end(span, grad)
-            if not journal.skip:
-                look_at(args, kwargs, end, keeper)
-            extend((with_gradient if grad else alone, start, end, journal.size, journal.tokens))
-            if journal.skip:
-                journal.skip -= 1
+            if journal.resting:
+                began = journal.forward_began
+                journal.forward_began = began if began > journal.last_step else start
             else:
-                look_after(journal, end)
+                end = clock()
+                grad = grad_enabled()
+                if span is not None:
+                    device.end(span, grad)
+                if journal.skip:
+                    journal.skip -= 1
+                    extend((with_gradient if grad else alone, start, end, journal.size, journal.tokens))
+                else:
+                    look_at(args, kwargs, end, keeper)
+                    extend((with_gradient if grad else alone, start, end, journal.size, journal.tokens))
+                    look_after(journal, end)
 
     return __call__
+
+
+class _Own:
+    """Stands for a class that has a `__call__` of its own."""
+
+    __slots__ = ("__call__",)
+
+    def __init__(self, call: Callable[..., Any]) -> None:
+        self.__call__ = call
 
 
 def wrap_watched(
@@ -224,7 +263,7 @@ def look_after(journal: Journal, now: int) -> None:
         journal.tick(now)
         # Two in a row give one figure of a step. Reading a thread's CPU clock is a system call.
         journal.cpu_reads = 2
-    journal.skip = PHASES_SKIPPED if journal.fast and journal.due else 0
+    journal.skip = PHASES_SKIPPED if journal.fast and journal.due and not journal.pause_due else 0
     if not journal.fast:
         journal.cpu_reads = 2
 
@@ -237,6 +276,8 @@ def wrap_backward(original: Callable[..., Any], keeper: Keeper) -> Callable[...,
     def _engine_run_backward(*args: Any, **kwargs: Any) -> Any:
         owned = journal.owned
         if journal.busy if owned() else keeper.not_owner():
+            return original(*args, **kwargs)
+        if journal.resting:
             return original(*args, **kwargs)
         if journal.ops_due:
             keeper.count_ops(args)
@@ -270,6 +311,8 @@ def wrap_save(original: Callable[..., Any], keeper: Keeper) -> Callable[..., Any
         if journal.busy if owned() else keeper.not_owner():
             return original(*args, **kwargs)
         start = _now()
+        if journal.resting:
+            journal.wake(start)
         try:
             return original(*args, **kwargs)
         finally:
@@ -282,107 +325,4 @@ def wrap_save(original: Callable[..., Any], keeper: Keeper) -> Callable[..., Any
     return save
 
 
-def optimizer_hooks(keeper: Keeper) -> tuple[Callable[..., None], Callable[..., None]]:
-    """The pair for `register_optimizer_step_pre_hook` and `…_post_hook`."""
-    journal, clock, identity, extend = keeper.journal, _now, id, keeper.journal.extend
-    compiling, kind = keeper.compiling, OPTIMIZER_ENDS
-
-    def before_step(optimizer: Any, args: Any, kwargs: Any) -> None:
-        if compiling():
-            return
-        owned = journal.owned
-        if not owned() and keeper.not_owner(training=True):
-            return
-        if journal.stepping:
-            if within_step(2):
-                # An optimizer inside another one, or a subclass that calls its base.
-                journal.nested += 1
-                return
-            # It was left by an exception.
-            journal.nested = 0
-        journal.busy = False
-        if journal.device is not None:
-            journal.device.begin_optimizer()
-        # Not itself: where its step raises, the program may want to be rid of it and its memory.
-        journal.optimizer = identity(optimizer)
-        journal.stepping = now = clock()
-        try:
-            (_,) = args
-            if not kwargs:
-                return
-        except ValueError:
-            pass
-        # A closure's forward and backward will come in between.
-        extend((OPTIMIZER_BEGINS, now, now, 0, 0))
-
-    def after_step(optimizer: Any, args: Any, kwargs: Any) -> None:
-        if compiling():
-            return
-        key = identity(optimizer)
-        if journal.nested or journal.optimizer != key:
-            # One inside, or one of another thread.
-            if journal.nested and journal.owned():
-                journal.nested -= 1
-            return
-        now = clock()
-        if journal.device is not None:
-            journal.device.step_ends(now)
-        cpu = -1
-        if journal.cpu_reads:
-            journal.cpu_reads -= 1
-            cpu = ask_optimizer(optimizer, keeper)
-        extend((kind, journal.stepping, now, key, cpu))
-        journal.optimizer = 0
-        journal.stepping = 0
-        journal.steps += 1
-        journal.last_step = now
-        if journal.skip:
-            journal.skip -= 1
-        else:
-            look_after(journal, now)
-
-    return before_step, after_step
-
-
-def ask_optimizer(optimizer: Any, keeper: Keeper) -> int:
-    """The thread's CPU clock; an optimizer that is not known yet is met."""
-    if id(optimizer) not in keeper.optimizers:
-        keeper.met_optimizer(optimizer)
-    return keeper.journal.cpu_clock()
-
-
-def gc_callback(keeper: Keeper) -> Callable[[str, Any], None]:
-    """For `gc.callbacks`: a collection stops every thread, so whose it is does not matter.
-
-    Those of the youngest objects are many, and over in some microseconds: they are left out.
-    """
-    journal = keeper.journal
-
-    def collected(phase: str, info: Any) -> None:
-        if not info["generation"]:
-            return
-        if phase == "start":
-            journal.collecting = _now()
-        elif journal.owner != GONE and len(journal.words) < MOST_WORDS:
-            journal.extend((COLLECT, journal.collecting, _now(), 0, 0))
-
-    return collected
-
-
-def leading(args: Any, kwargs: Any, tensor: type, depth: int = 0) -> int:
-    """The first dimension of the first tensor that has one among the arguments, -1 without one."""
-    for value in (*args, *kwargs.values()) if kwargs else args:
-        if isinstance(value, tensor):
-            if value.dim():  # type: ignore[attr-defined]
-                size = value.size(0)  # type: ignore[attr-defined]
-                return size if type(size) is int else -1
-            continue
-        if depth < 2 and isinstance(value, (list, tuple)):
-            found = leading(value, None, tensor, depth + 1)
-        elif depth < 2 and isinstance(value, dict):
-            found = leading((), value, tensor, depth + 1)
-        else:
-            continue
-        if found >= 0:
-            return found
-    return -1
+keep_from_compiling(rested.__code__, inner=True)

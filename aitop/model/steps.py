@@ -29,7 +29,9 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True):
     may lie within other phases, and are None where they are not watched; `transfer_apart` and `communication_apart`
     are those parts of the first and the last which lie in no other phase. `tokens` counts the integer ids that went in
     (for `generate`, those that came out); `first_token` is the time from the call of `generate` to its first one.
-    `skipped` marks a step whose update a GradScaler left out.
+    `skipped` marks a step whose update a GradScaler left out. Where steps are short the hook times only some of them:
+    one that is `estimated` was counted but not timed, and has the phases of one that was timed shortly before, scaled
+    to the time that all such steps took together; or it is a long one among those, of a length that was measured.
     """
 
     index: int
@@ -65,6 +67,7 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True):
     tokens: int | None = None
     first_token: float | None = None
     skipped: bool = False
+    estimated: bool = False
 
     @property
     def outside(self) -> float:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import threading
 
 from aitop.hook import wrappers
+from aitop.hook.arguments import leading
+from aitop.hook.collector import gc_callback
 from aitop.hook.journal import GONE, MOST_WORDS, WORDS, Journal
 from aitop.hook.patches import Patches
 
@@ -70,17 +72,17 @@ class Symbol:
 
 class TestLeading:
     def test_the_first_dimension(self):
-        assert wrappers.leading((Tensor(8, 3),), {}, Tensor) == 8
-        assert wrappers.leading((None, [Tensor(4)]), {}, Tensor) == 4
-        assert wrappers.leading((), {"x": {"ids": Tensor(2, 2)}}, Tensor) == 2
+        assert leading((Tensor(8, 3),), {}, Tensor) == 8
+        assert leading((None, [Tensor(4)]), {}, Tensor) == 4
+        assert leading((), {"x": {"ids": Tensor(2, 2)}}, Tensor) == 2
 
     def test_a_scalar_says_nothing(self):
-        assert wrappers.leading((Tensor(), Tensor(8, 3)), {}, Tensor) == 8
-        assert wrappers.leading((Tensor(),), {}, Tensor) == -1
+        assert leading((Tensor(), Tensor(8, 3)), {}, Tensor) == 8
+        assert leading((Tensor(),), {}, Tensor) == -1
 
     def test_a_symbol_is_left_alone(self):
-        assert wrappers.leading((Tensor(Symbol()),), {}, Tensor) == -1
-        assert wrappers.leading(([Tensor(Symbol())],), {}, Tensor) == -1
+        assert leading((Tensor(Symbol()),), {}, Tensor) == -1
+        assert leading(([Tensor(Symbol())],), {}, Tensor) == -1
 
 
 class Keeper:
@@ -112,7 +114,7 @@ def test_a_model_called_with_a_scalar_is_no_error():
 
 def test_collections_that_nobody_reads_do_not_pile_up():
     keeper = Keeper()
-    collected = wrappers.gc_callback(keeper)
+    collected = gc_callback(keeper)
     for _ in range(2 * MOST_WORDS // WORDS):
         collected("start", {"generation": 2})
         collected("stop", {"generation": 2})

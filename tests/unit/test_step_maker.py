@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from aitop.sources.step_maker import StepMaker
 from aitop.sources.step_maker import events as at
 from aitop.sources.step_maker import maker as maker_module
-from aitop.sources.step_maker.steps import TRAINING_ENDS_AFTER_NS
+from aitop.sources.step_maker.serving import TRAINING_ENDS_AFTER_NS
 
 MS = 1_000_000
 START = 10**12

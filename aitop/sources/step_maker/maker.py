@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from aitop.model.steps import StepRecord
 from aitop.sources.step_maker import events as at
 from aitop.sources.step_maker.events import NOT_MEASURED, Event
-from aitop.sources.step_maker.steps import Made, Steps
+from aitop.sources.step_maker.steps import Steps
+from aitop.sources.step_maker.sums import Made
 
 NS = 1e-9
 LONGEST_STEP_NS = 10**15
@@ -139,6 +140,7 @@ def _record(made: Made, before: int, device: tuple[int, ...], watches: Sequence[
         tokens=_count(parts.tokens),
         first_token=_time(made.first_token, length),
         skipped=made.skipped,
+        estimated=made.estimated,
     )
 
 

@@ -11,53 +11,33 @@ belongs to `evaluation`.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable
-from typing import NamedTuple
 
-from aitop.model.steps import StepKind
 from aitop.sources.step_maker import events as at
 from aitop.sources.step_maker.events import NOT_MEASURED, Event
-from aitop.sources.step_maker.sums import Closed, Parts, Sums, join
+from aitop.sources.step_maker.rests import MOST_AT_ONCE, Rests
+from aitop.sources.step_maker.serving import Serving
+from aitop.sources.step_maker.sums import Closed, Made, join
 
 FORGET_OPTIMIZER_AFTER = 64
 # So many backwards without any optimizer step mean that the script updates its parameters by itself.
 BACKWARDS_WITHOUT_OPTIMIZER = 64
 # So many forwards with gradient and without a backward mean inference that forgot no_grad.
 FORWARDS_WITHOUT_BACKWARD = 8
-# A training run that for so long has only done forwards without gradient is taken for inference from then on.
-TRAINING_ENDS_AFTER_NS = 300_000_000_000
-GUESSED_TRAINING_ENDS_AFTER_NS = 20_000_000_000
 # What came one after the other without ever coming round again is no step.
 MOST_TOGETHER = 64
+# Of what is noted in a rest only the newest may tell of the step after it.
+MOST_MEANWHILE = 1024
 
 _Handler = Callable[[int, int, int, int], None]
 
 
-class Made(NamedTuple):
-    """A finished step. `timing` are the numbers under which the device's times come, None where it was not timed."""
-
-    number: int
-    kind: StepKind
-    end: int
-    length: int
-    parts: Parts
-    cpu: int = NOT_MEASURED
-    timing: tuple[int, ...] | None = None
-    skipped: bool = False
-    first_token: int = NOT_MEASURED
-
-
-class Steps(Sums):
+class Steps(Serving):
     """Reads events in their order and makes steps of them. `made` takes those that are finished."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.made: list[Made] = []
-        self.training = False
-        self.training_time = 0
-        self.training_patience = TRAINING_ENDS_AFTER_NS
-        self.index = 0
-        self.infer_end = 0
         self.forwards_alone = 0
         self.backwards_alone = 0
         self.steps_alone = False
@@ -68,8 +48,9 @@ class Steps(Sums):
         self.optimizer_steps = 0
         self.optimizers: dict[int, int] = {}
         self.several = False
-        # Since when a run that has trained only serves.
-        self.serves_since = 0
+        self.rests = Rests()
+        # In a rest, what was noted meanwhile.
+        self.meanwhile: deque[Event] | None = None
         self.handlers = self._handlers()
         self.begin(0)
 
@@ -94,11 +75,15 @@ class Steps(Sums):
             at.OWNER: self.another_thread,
             at.TRAINED: self.probably_trains,
             at.TIMED: self.is_timed,
+            at.PAUSE: self.rest_begins,
+            at.RESTED: self.rested,
+            at.UNSEEN: self.was_unseen,
         }
 
     def begin(self, start: int) -> None:
         """Start over at `start`; 0 where the beginning was not seen, and then the step is not reported."""
         self.start = start
+        self.meanwhile = None
         self.closed: Closed | None = None
         self.stepped: set[int] = set()
         self.closed_feeds: set[int] = set()
@@ -111,13 +96,55 @@ class Steps(Sums):
 
     def read(self, events: Iterable[Event]) -> None:
         """Go on with the steps by these events."""
-        handlers = self.handlers
-        for kind, start, end, a, b in events:
-            handler = handlers.get(kind)
-            if handler is not None:
-                if kind in at.PHASES and (self.recent or self.copies):
-                    self.phase_ended(start)
-                handler(start, end, a, b)
+        self.rests.room = MOST_AT_ONCE
+        for event in events:
+            if self.meanwhile is None or event[0] == at.RESTED:
+                self.take(event)
+            else:
+                self.meanwhile.append(event)
+
+    def take(self, event: Event) -> None:
+        kind, start, end, a, b = event
+        handler = self.handlers.get(kind)
+        if handler is not None:
+            if kind in at.PHASES and (self.recent or self.copies):
+                self.phase_ended(start)
+            handler(start, end, a, b)
+
+    # Rests.
+
+    def rest_begins(self, now: int, _end: int, longest: int, _b: int) -> None:
+        """A step has ended, and those that follow are only counted; none will be longer than `longest`."""
+        self.rests.begin(longest)
+        self.meanwhile = deque(maxlen=MOST_MEANWHILE)
+
+    def rested(self, start: int, end: int, count: int, _b: int) -> None:
+        """So many steps went by. Of what was noted meanwhile only the part after them is of use."""
+        noted, count = self.meanwhile or (), min(max(0, count), MOST_AT_ONCE)
+        if start == self.start and not self.several:
+            made = list(self.rests.stand_ins(self.index, start, end, count))
+            self.made += made
+            self.optimizer_steps += len(made)
+        self.index += count
+        self.begin(end)
+        self.trains(end)
+        for event in noted:
+            if event[1] >= end:
+                self.take(event)
+
+    def was_unseen(self, start: int, end: int, _a: int, _b: int) -> None:
+        """Of the step that follows a rest, nothing was seen from `start` to `end`."""
+        whole = start <= self.mark
+        guess = self.guessed = self.rests.unseen(end - start, whole)
+        if guess is None:
+            return
+        self.data_wait += guess.data_wait
+        self.prepare = guess.prepare if whole else start - self.mark
+        self.forward += guess.forward
+        self.backward += guess.backward
+        self.optimizer += guess.optimizer
+        self.forwards, self.backwards = guess.forwards, guess.backwards
+        self.known = end - self.mark
 
     # Phases, each called at its end.
 
@@ -159,15 +186,6 @@ class Steps(Sums):
                 self.feeds.add(iterator)
         elif self.steps_alone and self.backwards:
             self.commit(start)
-
-    def forward_alone_ended(self, start: int, end: int, samples: int, tokens: int) -> None:
-        """An outermost forward of a root module, without gradient, has ended."""
-        if not self._trains_at(end):
-            self.infer(start, end, samples, tokens)
-            return
-        self.held_forward += end - start
-        self.held_forwards += 1
-        self.known += end - start
 
     def forward_ended(self, start: int, end: int, samples: int, tokens: int) -> None:
         """An outermost forward of a root module, with gradient, has ended."""
@@ -257,34 +275,9 @@ class Steps(Sums):
 
     # Whether it trains, and which thread does.
 
-    def trains(self, now: int) -> None:
-        if self.serves_since:
-            # The step that begins where training left off had all the serving in it.
-            self.evaluation += max(0, self.infer_end - self.serves_since)
-            self.serves_since = 0
-        self.training = True
-        self.training_time = now
-        self.training_patience = TRAINING_ENDS_AFTER_NS
-        self.forwards_alone = 0
-
-    def probably_trains(self, _start: int, end: int, _a: int, _b: int) -> None:
-        """The model has gradients from before anybody looked: this may be the evaluation of a training run."""
-        self.trains(end)
-        self.training_patience = GUESSED_TRAINING_ENDS_AFTER_NS
-
     def another_thread(self, _start: int, _end: int, _a: int, _b: int) -> None:
         """The thread that steps is another one from now on."""
         self.begin(0)
-
-    def _trains_at(self, now: int) -> bool:
-        """Whether it still counts as training at `now`, when nothing but forwards has come for a while."""
-        if self.training and now - self.training_time > self.training_patience:
-            self.training = False
-            self.serves_since = max(self.mark, self.training_time)
-            self.drop_held()
-            self.clear(now)
-            self.infer_end = 0
-        return self.training
 
     # Ends of steps.
 
@@ -292,7 +285,10 @@ class Steps(Sums):
         self, end: int, cpu: int = NOT_MEASURED, timing: tuple[int, ...] | None = None, skipped: bool = False
     ) -> None:
         """End the step that has one optimizer: report it and begin the next."""
-        self._report(Closed(end, self.parts(), cpu, timing, skipped))
+        parts, guess = self.parts(), self.guessed
+        if guess is not None:
+            parts = parts._replace(samples=guess.samples, tokens=guess.tokens)
+        self._report(Closed(end, parts, cpu, timing, skipped), estimated=guess is not None)
         self.start = end
         self.cpu_then = cpu
         self.backwards_alone = 0
@@ -324,55 +320,6 @@ class Steps(Sums):
         self.stepped.clear()
         self.last_feeds, self.closed_feeds = self.closed_feeds or self.last_feeds, set()
 
-    def infer(self, start: int, end: int, samples: int, tokens: int) -> None:
-        """A forward that is a step of its own."""
-        self._infer("infer", start, end, self._inferred(start, end)._replace(samples=samples, tokens=tokens))
-
-    def generated(self, start: int, end: int, tokens: int, first: int) -> None:
-        """A call of `generate` has ended, that made so many tokens, the first after so many nanoseconds."""
-        if self._trains_at(end):
-            self.held_forward += end - start
-            self.held_forwards += 1
-            self.known += end - start
-            return
-        parts = self._inferred(start, end)._replace(tokens=tokens)
-        self._infer("generate", start, end, parts, first)
-
-    def _inferred(self, start: int, end: int) -> Parts:
-        wait, loader = self.held_wait, self.held_start
-        prepare = max(0, start - min(self.infer_end, start) - wait - loader - self.save)
-        return self.parts()._replace(
-            data_wait=wait,
-            loader_start=loader,
-            prepare=prepare,
-            forward=end - start,
-            backward=0,
-            optimizer=0,
-            evaluation=0,
-            forwards=1,
-            backwards=0,
-            queue_ready=self.held_ready,
-        )
-
-    def _infer(self, kind: StepKind, start: int, end: int, parts: Parts, first_token: int = NOT_MEASURED) -> None:
-        began, self.infer_end = min(self.infer_end, start), end
-        if began:
-            self.index += 1
-            self.made.append(Made(self.index, kind, end, end - began, parts, first_token=first_token))
-        self.cpu_then = NOT_MEASURED
-        self.drop_held()
-        self.clear(end)
-
-    def infer_aside(self, start: int, end: int, samples: int, tokens: int) -> None:
-        """A forward without gradient in another thread than the owner's, of a process that does not train."""
-        if self._trains_at(end):
-            return
-        began, self.infer_end = min(self.infer_end, start), max(end, self.infer_end)
-        if began:
-            self.index += 1
-            parts = Parts(prepare=start - began, forward=end - start, forwards=1, samples=samples, tokens=tokens)
-            self.made.append(Made(self.index, "infer", end, end - began, parts))
-
     def _met(self, optimizer: int) -> None:
         """Keep count of the optimizers in use, and forget those that have not stepped for long."""
         steps = self.optimizer_steps
@@ -388,7 +335,7 @@ class Steps(Sums):
             self.commit_closed()
         self.several = several
 
-    def _report(self, closed: Closed) -> None:
+    def _report(self, closed: Closed, estimated: bool = False) -> None:
         """A training step has ended; it is not reported where its beginning was not seen."""
         if not self.start:
             return
@@ -396,4 +343,6 @@ class Steps(Sums):
         spent = cpu - self.cpu_then if cpu >= 0 and self.cpu_then >= 0 else NOT_MEASURED
         self.regular_held, self.had_held = self.had_held, False
         self.index += 1
-        self.made.append(Made(self.index, "train", end, end - self.start, parts, spent, timing, skipped))
+        made = Made(self.index, "train", end, end - self.start, parts, spent, timing, skipped, estimated=estimated)
+        self.made.append(made)
+        self.rests.met(made)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from aitop.model.steps import StepKind
 from aitop.sources.step_maker.events import NOT_MEASURED
 
 # Collectives between two phases; of more than these it is taken that they lie in none.
@@ -47,13 +48,30 @@ class Closed(NamedTuple):
     skipped: bool
 
 
+class Made(NamedTuple):
+    """A finished step. `timing` are the numbers under which the device's times come, None where it was not timed.
+    The parts of one that is `estimated` were not measured.
+    """
+
+    number: int
+    kind: StepKind
+    end: int
+    length: int
+    parts: Parts
+    cpu: int = NOT_MEASURED
+    timing: tuple[int, ...] | None = None
+    skipped: bool = False
+    first_token: int = NOT_MEASURED
+    estimated: bool = False
+
+
 class Sums:
     """The sums since `mark`. `known` is all that is accounted for, what is held back included.
 
     Waits for data (`held_wait`, `held_start`) and forwards without gradient (`held_forward`) are held back until it is
     known what they were for. `batch` is the largest leading dimension of the forwards since the last backward,
     `batch_tokens` the most ids. `recent` are the collectives since the last phase and `copies` the transfers; those
-    within the next one are `communication_inside` and `transfer_inside`.
+    within the next one are `communication_inside` and `transfer_inside`. `guessed` stands for what was not seen of it.
     """
 
     def __init__(self) -> None:
@@ -80,6 +98,7 @@ class Sums:
         self.recent: list[tuple[int, int]] = []
         self.copies: list[tuple[int, int]] = []
         self.next_end = 0
+        self.guessed: Parts | None = None
         self.samples = self.batch = self.tokens = self.batch_tokens = NOT_MEASURED
         self.queue_ready = NOT_MEASURED
 

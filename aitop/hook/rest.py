@@ -1,0 +1,115 @@
+"""Rests: where steps are short, timing all of them would cost too much, so most are only counted.
+
+A rest begins at the end of a step. Whatever is rare interrupts it: a step or a wait for a batch that is much longer
+than the others, a new iterator, a save, a forward without gradient. It goes on some steps after that.
+"""
+
+from __future__ import annotations
+
+import time
+from itertools import pairwise
+
+from .journal import (
+    BACKWARD,
+    FORWARD_ALONE,
+    OPTIMIZER_BEGINS,
+    OPTIMIZER_ENDS,
+    PAUSE,
+    PHASES_SKIPPED,
+    RESTED,
+    UNSEEN,
+    WORDS,
+    Journal,
+)
+from .stand_in import keep_from_compiling
+
+REST_NS, TIMED_NS = 150_000_000, 50_000_000
+# So many ticks with nothing but short steps come before the first rest.
+FAST_TICKS = 20
+# A step is none of the usual if it is longer than so many of them together, and this.
+USUAL_STEPS, LEAST_LONG_NS = 4, 1_000_000
+# About so many phases are timed after an interruption.
+PHASES_TIMED = 2 * PHASES_SKIPPED
+
+
+class Rest:
+    """Begins and ends the rests of one journal, in the thread that steps. `steps` counts those in rests."""
+
+    def __init__(self, journal: Journal) -> None:
+        self._journal = journal
+        self._fast_ticks = 0
+        self._began = 0
+        self._steps_then = 0
+        self.steps = 0
+        journal.pause, journal.wake = self.begin, self.end
+
+    def consider(self, words: list[int], kinds: bytes) -> None:
+        """Look at the events of a tick, and their kinds: is a rest due?"""
+        journal = self._journal
+        tail = kinds[kinds.rfind(RESTED) + 1 :]
+        steps, alone = tail.count(OPTIMIZER_ENDS), tail.count(FORWARD_ALONE)
+        journal.teaches = 2 * alone > steps
+        journal.pause_due = False
+        if not journal.fast or BACKWARD not in tail:
+            self._fast_ticks = 0
+            return
+        self._fast_ticks += 1
+        if (
+            self._fast_ticks < FAST_TICKS
+            or steps < 2
+            or journal.nests
+            or journal.ops_due
+            or OPTIMIZER_BEGINS in tail
+            or (alone and not journal.teaches)
+        ):
+            return
+        first = len(kinds) - len(tail)
+        ends = [(first + at) * WORDS for at, kind in enumerate(tail) if kind == OPTIMIZER_ENDS]
+        if len({words[at + 3] for at in ends}) > 1:
+            # Several optimizers may make one step, which counting one of them would not tell.
+            return
+        lengths = sorted(words[after + 2] - words[before + 2] for before, after in pairwise(ends))
+        journal.longest = USUAL_STEPS * lengths[len(lengths) // 2] + LEAST_LONG_NS
+        journal.pause_due = True
+
+    def begin(self, now: int, optimizer: int) -> None:
+        """A step of this optimizer has just ended, and a rest is due."""
+        journal = self._journal
+        journal.pause_due = False
+        if now >= journal.rests_until:
+            journal.rests_until = now + REST_NS
+        journal.due = journal.rests_until
+        journal.note(PAUSE, now, now, journal.longest)
+        if journal.device is not None:
+            journal.device.pause()
+        self._began, self._steps_then = now, journal.steps
+        journal.forward_began = 0
+        # By it the ends of steps are known.
+        journal.optimizer = optimizer
+        journal.resting = True
+
+    def end(self, now: int, whole: bool = False) -> None:
+        """From now on all is noted. Of the step under way the `whole` was not seen, or what its first forward began."""
+        journal = self._journal
+        if not journal.resting:
+            return
+        journal.resting = False
+        journal.optimizer = 0
+        last, count = journal.last_step, journal.steps - self._steps_then
+        self.steps += count
+        journal.note(RESTED, self._began, last, count)
+        unseen = journal.forward_began if journal.forward_began > last else last
+        if whole or unseen > last:
+            journal.note(UNSEEN, unseen, now)
+        if journal.device is not None:
+            journal.device.resume(last)
+        journal.pause_due = now < journal.rests_until
+        journal.skip = PHASES_TIMED if journal.pause_due else 0
+        journal.due = journal.rests_until if journal.pause_due else now + TIMED_NS
+
+    def over(self) -> None:
+        """Say how many steps a rest has had so far, if there is one, and end it."""
+        self.end(time.monotonic_ns())
+
+
+keep_from_compiling(Rest.begin.__code__, Rest.end.__code__, inner=True)
