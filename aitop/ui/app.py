@@ -7,20 +7,30 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
 from types import FrameType
 from typing import TYPE_CHECKING, ClassVar, TypeVar
 
-from textual.app import App
+from textual.app import App, SystemCommand
 from textual.binding import Binding, BindingType
+from textual.screen import Screen
 
 from aitop.model.candidate import Candidate
+from aitop.model.settings import Settings
+from aitop.ui.appearance import look_for, textual_theme
 from aitop.ui.messages import FeedFailed
 from aitop.ui.screens.evidence import SourceAround
+from aitop.ui.screens.help import key_name, our_bindings
 from aitop.ui.screens.monitor import MonitorScreen
 from aitop.ui.screens.picker import PickerScreen
+from aitop.ui.screens.replay import ReplayScreen, Seekable
 from aitop.ui.terminal import LastResort, believe_the_terminal
+from aitop.ui.themes import DARK, THEMES, Theme, after
 from aitop.ui.view import Look, View
+from aitop.ui.widgets.pane import Pane
 
 if TYPE_CHECKING:
     from aitop.engine.feed import Feed
@@ -29,7 +39,6 @@ ResultType = TypeVar("ResultType")
 
 INTERRUPTED = 130
 ENDING_SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
-PLAIN_TERMINALS = frozenset({"linux", "dumb", "vt100", "vt102", "vt220"})
 
 
 class AitopApp(App[ResultType]):
@@ -37,20 +46,59 @@ class AitopApp(App[ResultType]):
 
     CSS_PATH = "theme.tcss"
     TITLE = "aitop"
-    ENABLE_COMMAND_PALETTE = False
-    BINDINGS: ClassVar[list[BindingType]] = [Binding("ctrl+c", "interrupt", "interrupt", show=False, priority=True)]
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("T", "next_theme", "another theme"),
+        Binding("ctrl+p", "command_palette", "find a command by its name", priority=True),
+        Binding("ctrl+z", "suspend_process", "back to the shell; `fg` comes back here", priority=True),
+        Binding("ctrl+c", "interrupt", "quit at once", show=False, priority=True),
+    ]
 
-    def __init__(self, clean_up: Callable[[], None] = lambda: None) -> None:
-        super().__init__()
+    def __init__(self, settings: Settings | None = None, clean_up: Callable[[], None] = lambda: None) -> None:
+        with _colours_are_ours():
+            super().__init__()
+        self.settings = settings or Settings()
+        self.look = look_for(self.settings, os.environ, getattr(sys.__stdout__, "encoding", None))
+        for theme in THEMES.values():
+            self.register_theme(textual_theme(theme))
+        self._wear(self.look)
         self.failure: BaseException | None = None
         self._last_resort = LastResort(clean_up)
         self._loop_for_signals: asyncio.AbstractEventLoop | None = None
         self.animation_level = "none"
 
-    def look(self) -> Look:
-        """What this terminal can show."""
-        plain = os.environ.get("TERM", "") in PLAIN_TERMINALS or not _speaks_unicode()
-        return Look(mono=self.no_color, ascii=plain)
+    def get_theme_variable_defaults(self) -> dict[str, str]:
+        """What theme.tcss is read with before a theme is there."""
+        return {"aitop-ground": DARK.colours["ground"], "aitop-raised": DARK.colours["raised"]}
+
+    def get_system_commands(self, screen: Screen[object]) -> Iterable[SystemCommand]:
+        """Every key that works here, by what it does."""
+        for binding in our_bindings(screen):
+            if binding.action not in ("none", "command_palette"):
+                keys = key_name(binding.key)
+                action = binding.action if "." in binding.action else f"screen.{binding.action}"
+                if any(binding is one for one in self.BINDINGS):
+                    action = f"app.{binding.action}"
+                yield SystemCommand(binding.description, f"key {keys}", partial(self.run_action, action))
+        for theme in THEMES.values():
+            yield SystemCommand(f"theme: {theme.name}", theme.words, partial(self.wear, theme))
+
+    def action_next_theme(self) -> None:
+        self.wear(after(self.look.theme))
+
+    def wear(self, theme: Theme) -> None:
+        """Draw everything in this theme."""
+        self.look = replace(self.look, theme=theme)
+        self._wear(self.look)
+        for screen in self.screen_stack:
+            view = getattr(screen, "view", None)
+            if isinstance(view, View):
+                screen.view = replace(view, look=self.look)  # type: ignore[attr-defined]
+            for pane in screen.query(Pane):
+                pane.show(replace(pane.view, look=self.look, notice=f"theme: {theme.name}"))
+
+    def _wear(self, look: Look) -> None:
+        self.ansi_color = look.theme.ansi
+        self.theme = f"aitop-{look.theme.name}"
 
     def on_mount(self) -> None:
         # Not the event loop's own handlers: those would wait for a loop that is stuck writing to a dead terminal.
@@ -87,35 +135,48 @@ class AitopApp(App[ResultType]):
 class MonitorApp(AitopApp[None]):
     """Watches what the feed gives."""
 
-    def __init__(self, feed: Feed, title: str | None = None, source_around: SourceAround | None = None) -> None:
-        super().__init__(feed.stop)
+    def __init__(
+        self,
+        feed: Feed,
+        title: str | None = None,
+        source_around: SourceAround | None = None,
+        settings: Settings | None = None,
+    ) -> None:
+        super().__init__(settings, feed.stop)
         self._feed = feed
         self._run_title = title
         self._source_around = source_around
 
     def get_default_screen(self) -> MonitorScreen:
-        return MonitorScreen(self._feed, View(look=self.look(), title=self._run_title), self._source_around)
+        screen = ReplayScreen if isinstance(self._feed, Seekable) else MonitorScreen
+        return screen(self._feed, View(look=self.look, title=self._run_title), self._source_around)
 
 
 class PickerApp(AitopApp[int]):
     """Lists candidates; its result is the chosen pid, None when none was chosen."""
 
-    def __init__(self, find: Callable[[], list[Candidate]]) -> None:
-        super().__init__()
+    def __init__(self, find: Callable[[], list[Candidate]], settings: Settings | None = None) -> None:
+        super().__init__(settings)
         self._find = find
 
     def get_default_screen(self) -> PickerScreen:
-        return PickerScreen(self._find, View(look=self.look()))
+        return PickerScreen(self._find, View(look=self.look))
 
 
-def run_monitor(feed: Feed, *, title: str | None = None, source_around: SourceAround | None = None) -> int:
+def run_monitor(
+    feed: Feed,
+    *,
+    title: str | None = None,
+    source_around: SourceAround | None = None,
+    settings: Settings | None = None,
+) -> int:
     """Show the feed until the user quits or a signal comes; the exit code (0, or 128 + signal).
 
     `title` stands in the header in place of the target's command. `source_around` reads the target's own source
     for the evidence view; it is called off the UI thread and may fail. The feed is started here and stopped when the
     terminal is itself again. An error of the feed's start is raised from here, after both.
     """
-    app = MonitorApp(feed, title, source_around)
+    app = MonitorApp(feed, title, source_around, settings)
     try:
         app.run_to_end()
     finally:
@@ -125,12 +186,12 @@ def run_monitor(feed: Feed, *, title: str | None = None, source_around: SourceAr
     return app.return_code or 0
 
 
-def pick(find: Callable[[], list[Candidate]]) -> int | None:
+def pick(find: Callable[[], list[Candidate]], settings: Settings | None = None) -> int | None:
     """Let the user choose one of the jobs that `find` gives; its pid, or None when none was chosen.
 
     `find` is called off the UI thread, again on request. Ctrl-C raises KeyboardInterrupt, a signal SystemExit.
     """
-    app = PickerApp(find)
+    app = PickerApp(find, settings)
     chosen = app.run_to_end()
     if app.failure is not None:
         raise app.failure
@@ -141,6 +202,12 @@ def pick(find: Callable[[], list[Candidate]]) -> int | None:
     return chosen
 
 
-def _speaks_unicode() -> bool:
-    encoding = getattr(sys.__stdout__, "encoding", None) or "utf-8"
-    return "utf" in encoding.lower()
+@contextmanager
+def _colours_are_ours() -> Iterator[None]:
+    """Textual turns colours to greys when NO_COLOR is set; what is drawn without colour here is made for it."""
+    asked = os.environ.pop("NO_COLOR", None)
+    try:
+        yield
+    finally:
+        if asked is not None:
+            os.environ["NO_COLOR"] = asked

@@ -12,6 +12,7 @@ from textual.strip import Strip
 
 from aitop.model.text import printable
 from aitop.ui.palette import DIM, SELECTED, TEXT, on
+from aitop.ui.themes import DARK, Theme, themed
 
 Span = tuple[str, Style]
 
@@ -129,10 +130,11 @@ class Line:
             fitted.add(text, style)
         return fitted.add(ELLIPSIS, DIM).fit(width) if width > 0 else Line()
 
-    def to_strip(self, background: str, ascii_only: bool = False) -> Strip:
-        """What Textual draws: pieces without a background of their own stand on `background`."""
+    def to_strip(self, background: str, ascii_only: bool = False, theme: Theme = DARK) -> Strip:
+        """What Textual draws: pieces without a background of their own stand on `background`, which is a role."""
         text_of = _to_ascii if ascii_only else str
-        return Strip([Segment(text_of(text), on(style, background)) for text, style in self.spans], self.width)
+        segments = [Segment(text_of(text), themed(on(style, background), theme)) for text, style in self.spans]
+        return Strip(segments, self.width)
 
 
 def spread(left: Line, right: Line, width: int) -> Line:

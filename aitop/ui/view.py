@@ -6,14 +6,20 @@ from dataclasses import dataclass, field
 
 from aitop.model.snapshot import Snapshot
 from aitop.model.source import SourceName, SourceStatus
+from aitop.ui.themes import DARK, Theme
 
 
 @dataclass(frozen=True)
 class Look:
-    """What the terminal can show. `mono`: no colours, so phases are told apart by letters. `ascii`: no other glyphs."""
+    """What the terminal can show. `ascii`: no other glyphs."""
 
-    mono: bool = False
+    theme: Theme = DARK
     ascii: bool = False
+
+    @property
+    def mono(self) -> bool:
+        """Whether there are no colours, so that phases have to be told apart by letters."""
+        return self.theme.mono
 
 
 @dataclass(frozen=True, eq=False)

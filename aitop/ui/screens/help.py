@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
-from textual.screen import ModalScreen
+from textual.screen import ModalScreen, Screen
 
 from aitop.ui.line import Line, wrap
 from aitop.ui.palette import BRIGHT, DIM, PHASES, RAISED, TEXT
@@ -22,6 +22,8 @@ KEY_NAMES = {
     "enter": "⏎",
     "escape": "esc",
     "ctrl+c": "^c",
+    "ctrl+p": "^p",
+    "ctrl+z": "^z",
     "up": "↑",
     "down": "↓",
     "left": "←",
@@ -80,12 +82,24 @@ class HelpScreen(ModalScreen[None]):
         self.query_one(HelpPane).focus()
 
 
+def our_bindings(screen: Screen[object]) -> list[Binding]:
+    """The keys of a screen and of the program itself, without those of the toolkit: its own ones first."""
+    kinds = [kind for kind in (*type(screen).__mro__, *type(screen.app).__mro__) if kind.__module__.startswith("aitop")]
+    declared = [binding for kind in kinds for binding in vars(kind).get("BINDINGS", ())]
+    return [binding for binding in declared if isinstance(binding, Binding) and binding.description]
+
+
+def key_name(key: str) -> str:
+    """A key as people write it."""
+    return KEY_NAMES.get(key, key)
+
+
 def described(bindings: Iterable[Binding]) -> list[tuple[str, str]]:
     """Keys and what they do; keys with one description are put on one line."""
     keys: dict[str, list[str]] = {}
     for binding in bindings:
         if binding.description:
-            keys.setdefault(binding.description, []).append(KEY_NAMES.get(binding.key, binding.key))
+            keys.setdefault(binding.description, []).append(key_name(binding.key))
     return [(_key_range(names), text) for text, names in keys.items()]
 
 

@@ -26,7 +26,7 @@ from aitop.ui.panes.memory import MemoryPane
 from aitop.ui.panes.step import StepPane
 from aitop.ui.panes.verdict import VerdictPane
 from aitop.ui.screens.evidence import EvidenceScreen, SourceAround
-from aitop.ui.screens.help import HelpScreen
+from aitop.ui.screens.help import HelpScreen, our_bindings
 from aitop.ui.screens.profile import Profilable, ProfileScreen
 from aitop.ui.view import View
 from aitop.ui.widgets.pane import Pane
@@ -138,8 +138,7 @@ class MonitorScreen(Screen[int]):
         self.app.exit()
 
     def action_help(self) -> None:
-        bindings = [binding for binding in self.BINDINGS if isinstance(binding, Binding)]
-        self.app.push_screen(HelpScreen(bindings, self.view))
+        self.app.push_screen(HelpScreen(our_bindings(self), self.view))
 
     def action_why(self) -> None:
         self.app.push_screen(EvidenceScreen(self.view, self._source_around))

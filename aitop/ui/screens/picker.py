@@ -16,7 +16,7 @@ from aitop.ui.line import Line
 from aitop.ui.messages import CandidatesFound
 from aitop.ui.palette import BRAND, DIM, KEY
 from aitop.ui.panes.candidates import CandidatesPane
-from aitop.ui.screens.help import HelpScreen
+from aitop.ui.screens.help import HelpScreen, our_bindings
 from aitop.ui.view import View
 from aitop.ui.widgets.pane import Drawing, Pane
 
@@ -108,8 +108,7 @@ class PickerScreen(Screen[int]):
             self.app.exit(self._candidates[self._position()].pid)
 
     def action_help(self) -> None:
-        bindings = [binding for binding in self.BINDINGS if isinstance(binding, Binding)]
-        self.app.push_screen(HelpScreen(bindings, self.view))
+        self.app.push_screen(HelpScreen(our_bindings(self), self.view))
 
     def action_leave(self) -> None:
         self.app.exit()

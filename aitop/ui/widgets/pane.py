@@ -13,7 +13,7 @@ from textual.widget import Widget
 
 from aitop.ui.line import Line, shorten
 from aitop.ui.palette import BACKGROUND, DIM, FRAME, FRAME_FOCUSED, STATE_STALE, TITLE, dimmed
-from aitop.ui.view import View
+from aitop.ui.view import Look, View
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,6 +51,7 @@ class Pane(Widget, can_focus=True):
         self.top = 0
         self.drawn: list[Line] = []
         self._strips: list[Strip] = []
+        self._drawn_for = Look()
         self._inner_lines = 0
 
     def draw(self, view: View, width: int, height: int) -> Drawing:
@@ -68,22 +69,24 @@ class Pane(Widget, can_focus=True):
         if width <= 0 or height <= 0 or not self.is_attached or not self.display:
             return
         lines = self._compose_lines(width, height)
-        ascii_only = self.view.look.ascii
-        if len(lines) != len(self.drawn) or len(self._strips) != height:
-            self.drawn = lines
-            self._strips = [line.to_strip(self.ground, ascii_only) for line in lines]
+        look = self.view.look
+        if len(lines) != len(self.drawn) or len(self._strips) != height or look != self._drawn_for:
+            self.drawn, self._drawn_for = lines, look
+            self._strips = [line.to_strip(self.ground, look.ascii, look.theme) for line in lines]
             self.refresh()
             return
         changed = [row for row in range(height) if lines[row] != self.drawn[row]]
         for row in changed:
-            self._strips[row] = lines[row].to_strip(self.ground, ascii_only)
+            self._strips[row] = lines[row].to_strip(self.ground, look.ascii, look.theme)
         self.drawn = lines
         if changed:
             self.refresh(*(Region(0, row, width, 1) for row in changed))
 
     def render_line(self, y: int) -> Strip:
         """Textual asks for one row."""
-        return self._strips[y] if y < len(self._strips) else Line().fit(self.size.width).to_strip(self.ground)
+        if y < len(self._strips):
+            return self._strips[y]
+        return Line().fit(self.size.width).to_strip(self.ground, theme=self.view.look.theme)
 
     def on_resize(self, event: events.Resize) -> None:
         self._strips = []

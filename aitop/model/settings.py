@@ -1,0 +1,26 @@
+"""What the user can settle once and for all. Every field has a default; what each means stands in commands.config."""
+
+from __future__ import annotations
+
+import msgspec
+
+THEME_NAMES = ("dark", "light", "colour-blind", "16-colour", "monochrome")
+FOLDABLE = ("step", "gpu", "data", "memory", "code")
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True):
+    """`theme` is one of THEME_NAMES, None for what suits the terminal; `ascii` None likewise.
+
+    `interval` is in seconds. `folded` panes are not on the main screen until they are unfolded. `editor` is a command,
+    None for the one that the environment names. `gpu`, `stacks` and `hook` are the sources to use.
+    """
+
+    theme: str | None = None
+    ascii: bool | None = None
+    folded: tuple[str, ...] = ()
+    editor: str | None = None
+    interval: float = 1.0
+    passive: bool = False
+    gpu: bool = True
+    stacks: bool = True
+    hook: bool = True
