@@ -12,8 +12,9 @@ from types import FrameType, ModuleType
 from typing import NoReturn
 
 from aitop import __version__
-from aitop.commands import demo, diagnose, doctor, explain, monitor, profile, record, replay
+from aitop.commands import config, demo, diagnose, doctor, explain, monitor, profile, record, replay
 from aitop.commands import run as run_command
+from aitop.commands.options import settle
 from aitop.errors import AitopError
 from aitop.model.text import printable
 
@@ -42,7 +43,10 @@ VERBS: dict[str, tuple[ModuleType, str]] = {
     "record": (record, "look without a screen and keep everything that was seen"),
     "replay": (replay, "play a recording on the same screen"),
     "doctor": (doctor, "say what works here, what does not, and how to mend it"),
+    "config": (config, "say what is set, and in which file"),
 }
+WITHOUT_SETTINGS = ("config", "doctor", "explain")
+"""Verbs that work although the settings file is at fault."""
 PIPE_CLOSED = 128 + signal.SIGPIPE
 INTERRUPTED = 130
 
@@ -102,6 +106,10 @@ def run(arguments: Sequence[str]) -> int:
             stream.reconfigure(errors="replace")
     try:
         args = parse(arguments)
+        if args.verb not in WITHOUT_SETTINGS:
+            from aitop.commands.settings import read
+
+            settle(args, read())
         code = int(args.run(args))
         if sys.stdout is not None:
             sys.stdout.flush()

@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from aitop.commands.options import add_record_option, add_watch_options, watch_options
+from aitop.commands.options import add_record_option, add_screen_options, add_watch_options, watch_options
 from aitop.errors import AitopError, NoTargetError, WrongUsageError
 
 FOLDER = Path(__file__).parents[1] / "workloads"
@@ -39,6 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--fixed", action="store_true", help="run it with its fault mended")
     add_record_option(parser)
     add_watch_options(parser)
+    add_screen_options(parser)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -7,13 +7,20 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
-from aitop.commands.options import add_record_option, add_watch_options, process_id, watch_options
+from aitop.commands.options import (
+    add_record_option,
+    add_screen_options,
+    add_watch_options,
+    process_id,
+    watch_options,
+)
 from aitop.errors import AitopError, NoTargetError, WrongUsageError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from aitop.model.candidate import Candidate
+    from aitop.model.settings import Settings
     from aitop.model.snapshot import Target
 
 
@@ -28,6 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_record_option(parser)
     add_watch_options(parser)
+    add_screen_options(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -35,7 +43,7 @@ def run(args: argparse.Namespace) -> int:
     check_terminal("`aitop diagnose --pid PID` writes a report without one")
     from aitop.sources.target import look
 
-    pids = args.pid or pick_pids()
+    pids = args.pid or pick_pids(args.settings)
     return watch([look(pid) for pid in pids], args) if pids else 0
 
 
@@ -47,7 +55,7 @@ def watch(targets: Sequence[Target], args: argparse.Namespace) -> int:
 
     recording = RecordingWriter(args.record, targets[0]) if args.record else None
     feed = LiveFeed(targets, watch_options(args), recording)
-    code = run_monitor(feed, source_around=source_around)
+    code = run_monitor(feed, source_around=source_around, settings=args.settings)
     if recording is not None and recording.failed is not None:
         raise AitopError(recording.failed)
     return code
@@ -60,7 +68,7 @@ def source_around(pid: int, file: str, line: int) -> list[tuple[int, str]] | Non
     return SourceCode(pid).around(file, line)
 
 
-def pick_pids() -> list[int]:
+def pick_pids(settings: Settings) -> list[int]:
     """Let the user choose one of the AI processes found here; empty where none was wanted."""
     from aitop.ui.app import pick
 
@@ -69,7 +77,7 @@ def pick_pids() -> list[int]:
             "no process here has torch, JAX or TensorFlow loaded or uses a GPU: "
             "try `aitop demo`, or name a process with `aitop --pid PID`"
         )
-    pid = pick(find)
+    pid = pick(find, settings)
     return [] if pid is None else [pid]
 
 

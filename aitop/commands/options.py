@@ -7,6 +7,10 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
+
+from aitop.model.settings import THEME_NAMES, Settings
+
 if TYPE_CHECKING:
     from aitop.engine.live import Options
 
@@ -41,15 +45,41 @@ def process_id(text: str) -> int:
 
 
 def add_watch_options(parser: argparse.ArgumentParser) -> None:
-    """How closely to watch: --passive --interval --no-gpu --no-stacks --no-hook."""
+    """How closely to watch: --passive --interval --no-gpu --no-stacks --no-hook. Not given is None: see `settle`."""
     group = parser.add_argument_group("how to watch")
-    group.add_argument("--passive", action="store_true", help="never touch the process: no hook, no stack sampling")
     group.add_argument(
-        "--interval", type=interval, default=1.0, metavar="S", help="time between two looks (default: 1s)"
+        "--passive", action="store_true", default=None, help="never touch the process: no hook, no stack sampling"
     )
-    group.add_argument("--no-gpu", action="store_true", help="do not ask NVML about GPUs")
-    group.add_argument("--no-stacks", action="store_true", help="do not sample Python stacks")
-    group.add_argument("--no-hook", action="store_true", help="do not put the step hook into the process")
+    group.add_argument("--interval", type=interval, metavar="S", help="time between two looks (default: 1s)")
+    group.add_argument("--no-gpu", action="store_true", default=None, help="do not ask NVML about GPUs")
+    group.add_argument("--no-stacks", action="store_true", default=None, help="do not sample Python stacks")
+    group.add_argument("--no-hook", action="store_true", default=None, help="do not put the step hook into the process")
+    # The opposites are there to take back what the settings file says.
+    group.add_argument("--no-passive", dest="passive", action="store_false", help=argparse.SUPPRESS)
+    for name in ("gpu", "stacks", "hook"):
+        group.add_argument(f"--{name}", dest=f"no_{name}", action="store_false", help=argparse.SUPPRESS)
+
+
+def add_screen_options(parser: argparse.ArgumentParser) -> None:
+    """How the screen looks: --theme --ascii."""
+    group = parser.add_argument_group("how it looks")
+    group.add_argument("--theme", choices=THEME_NAMES, help="colours (default: what suits the terminal)")
+    group.add_argument(
+        "--ascii", action=argparse.BooleanOptionalAction, default=None, help="draw with ASCII characters only"
+    )
+
+
+def settle(args: argparse.Namespace, settings: Settings) -> None:
+    """Fill in from the settings what the command line left open. `args.settings` is what both together say."""
+    given = vars(args)
+    for name in ("gpu", "stacks", "hook"):
+        if given.get(f"no_{name}", False) is None:
+            setattr(args, f"no_{name}", not getattr(settings, name))
+    for name in ("passive", "interval"):
+        if given.get(name, False) is None:
+            setattr(args, name, getattr(settings, name))
+    asked = {name: given[name] for name in ("theme", "ascii") if given.get(name) is not None}
+    args.settings = msgspec.structs.replace(settings, **asked)
 
 
 def add_record_option(parser: argparse.ArgumentParser) -> None:

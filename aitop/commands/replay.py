@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 from aitop.commands.diagnose import FORMATS
+from aitop.commands.options import add_screen_options
 from aitop.errors import NotEnoughEvidenceError
 
 
@@ -16,6 +17,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--speed", type=speed, default=1.0, metavar="N", help="N times as fast as it was (default: 1)")
     parser.add_argument("--format", choices=FORMATS, help="no screen: write the report of the recording's end")
     parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="with --format: write to FILE")
+    add_screen_options(parser)
 
 
 def speed(text: str) -> float:
@@ -42,7 +44,11 @@ def run(args: argparse.Namespace) -> int:
         check_terminal("`aitop replay FILE --format text` writes the report without one")
         from aitop.ui.app import run_monitor
 
-        code = run_monitor(ReplayFeed(target, recording.events, args.speed), title=f"replay of {args.file.name}")
+        code = run_monitor(
+            ReplayFeed(target, recording.events, args.speed),
+            title=f"replay of {args.file.name}",
+            settings=args.settings,
+        )
     else:
         code = 0
         from aitop.commands.diagnose import render, write_report

@@ -19,7 +19,7 @@ from collections import deque
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
-from aitop.commands.options import add_record_option, add_watch_options, watch_options
+from aitop.commands.options import add_record_option, add_screen_options, add_watch_options, watch_options
 from aitop.errors import WrongUsageError
 
 if TYPE_CHECKING:
@@ -35,6 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--headless", action="store_true", help="no screen: watch, and report on stderr at the end")
     add_record_option(parser)
     add_watch_options(parser)
+    add_screen_options(parser)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 THEME_NAMES = ("dark", "light", "colour-blind", "16-colour", "monochrome")
-FOLDABLE = ("step", "gpu", "data", "memory", "code")
+FOLDABLE = ("verdict", "step", "gpu", "data", "memory", "code", "processes")
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):

@@ -47,7 +47,7 @@ class AitopApp(App[ResultType]):
     CSS_PATH = "theme.tcss"
     TITLE = "aitop"
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("T", "next_theme", "another theme"),
+        Binding("C", "next_theme", "colours: the next theme"),
         Binding("ctrl+p", "command_palette", "find a command by its name", priority=True),
         Binding("ctrl+z", "suspend_process", "back to the shell; `fg` comes back here", priority=True),
         Binding("ctrl+c", "interrupt", "quit at once", show=False, priority=True),

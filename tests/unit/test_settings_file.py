@@ -1,0 +1,109 @@
+"""The settings file: what it says holds, the command line goes before it, and what is wrong with it is said."""
+
+import os
+
+import pytest
+
+from aitop.cli import parse, run
+from aitop.commands.options import settle, watch_options
+from aitop.commands.settings import KEYS, as_toml, path, read
+from aitop.errors import WrongUsageError
+from aitop.model.settings import Settings
+
+OTHERS = Settings(
+    theme="light", ascii=True, folded=("gpu", "code"), editor='code --wait "x"', interval=0.5, passive=True, gpu=False,
+    stacks=False, hook=False,
+)  # fmt: skip
+
+
+@pytest.fixture
+def file(tmp_path, monkeypatch):
+    """`file(text)` makes that the settings file."""
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+
+    def write(text):
+        path().parent.mkdir(exist_ok=True)
+        path().write_bytes(text if isinstance(text, bytes) else text.encode())
+
+    return write
+
+
+def test_without_a_file_everything_has_its_default(file):
+    assert read() == Settings()
+
+
+@pytest.mark.parametrize("settings", [Settings(), OTHERS], ids=["defaults", "others"])
+def test_what_is_shown_is_a_file_that_says_the_same(file, settings):
+    file(as_toml(settings))
+    assert read() == settings
+
+
+def test_every_setting_can_be_set():
+    assert set(KEYS) == set(Settings.__struct_fields__)
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "words"),
+    [
+        ('\n\ntheme = "pink"', 3, "theme must be one of auto, dark"),
+        ("interval = 0.01", 1, "interval must be a time"),
+        ("interval = true", 1, "interval must be a time"),
+        ("# x\npassive = 1", 2, "passive must be true or false"),
+        ('folded = ["attic"]', 1, "folded must be a list of some of"),
+        ("ascii = 1", 1, 'ascii must be true, false or "auto"'),
+        ("editor = 7", 1, "editor must be a command"),
+        ("\n[theme]\na = 1", 2, "theme must be one of"),
+        ("colour = 1", 1, "no setting 'colour', only theme"),
+        ("\ntheme = ", 2, "not TOML"),
+        ("theme = 'dark'\ntheme = 'dark'", 2, "not TOML"),
+        (b"# \n# \xff", 2, "not UTF-8"),
+    ],
+)
+def test_what_is_wrong_is_said_with_file_line_and_key(file, capsys, text, line, words):
+    file(text)
+    assert run(["config", "--show"]) == 2
+    complaint = capsys.readouterr().err
+    assert f"{path()}, line {line}: " in complaint
+    assert words in complaint
+    assert complaint.count("\n") == 1
+
+
+def test_a_file_that_cannot_be_read_is_said(file):
+    file("")
+    path().unlink()
+    path().mkdir()
+    with pytest.raises(WrongUsageError, match="cannot read the settings"):
+        read()
+
+
+def test_a_bad_file_does_not_keep_one_from_asking_where_it_is(file, capsys):
+    file("theme")
+    assert run(["config", "--path"]) == 0
+    assert capsys.readouterr().out.strip() == str(path())
+
+
+def test_show_prints_the_effective_settings(file, capsys):
+    file('interval = "500ms"')
+    assert run(["config"]) == 0
+    assert 'interval = "0.5s"' in capsys.readouterr().out
+
+
+def test_the_command_line_goes_before_the_file():
+    args = parse(["--pid", "7"])
+    settle(args, OTHERS)
+    options = watch_options(args)
+    assert (options.passive, options.interval, options.gpu, options.stacks, options.hook) == (
+        True, 0.5, False, False, False
+    )  # fmt: skip
+    assert args.settings == OTHERS
+    args = parse(["--pid", "7", "--interval", "2", "--no-passive", "--hook", "--theme", "dark", "--no-ascii"])
+    settle(args, OTHERS)
+    options = watch_options(args)
+    assert (options.passive, options.interval, options.gpu, options.hook) == (False, 2.0, False, True)
+    assert (args.settings.theme, args.settings.ascii) == ("dark", False)
+
+
+def test_the_place_is_that_of_the_desktop_standard(monkeypatch):
+    monkeypatch.setenv("XDG_CONFIG_HOME", "not/absolute")
+    monkeypatch.setenv("HOME", "/home/ada")
+    assert os.fspath(path()) == "/home/ada/.config/aitop/config.toml"
