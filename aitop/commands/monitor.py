@@ -19,6 +19,7 @@ from aitop.errors import AitopError, NoTargetError, WrongUsageError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from aitop.engine.live import LiveFeed
     from aitop.model.candidate import Candidate
     from aitop.model.settings import Settings
     from aitop.model.snapshot import Target
@@ -49,13 +50,18 @@ def run(args: argparse.Namespace) -> int:
 
 def watch(targets: Sequence[Target], args: argparse.Namespace) -> int:
     """The screen on live processes, recorded if asked for; the exit code."""
-    from aitop.engine.live import LiveFeed
+    from aitop.engine.late import LateFeed
     from aitop.outputs.recording import RecordingWriter
     from aitop.ui.app import run_monitor
 
     recording = RecordingWriter(args.record, targets[0]) if args.record else None
-    feed = LiveFeed(targets, watch_options(args), recording)
-    code = run_monitor(feed, source_around=source_around, settings=args.settings)
+
+    def make() -> LiveFeed:
+        from aitop.engine.live import LiveFeed
+
+        return LiveFeed(targets, watch_options(args), recording)
+
+    code = run_monitor(LateFeed(make), source_around=source_around, settings=args.settings)
     if recording is not None and recording.failed is not None:
         raise AitopError(recording.failed)
     return code

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from aitop.diagnosis.judge import Memory
 from aitop.engine.core import Engine
+from aitop.engine.position import Mark
 from aitop.model.event import Event
 from aitop.model.snapshot import Snapshot, Target, Tick
 
@@ -17,13 +18,6 @@ KEYFRAME_TICKS = 20
 MOST_MARKS = 500
 
 OpenEvents = Callable[[], Iterator[Event]]
-
-
-class Mark(NamedTuple):
-    """Something worth a look, `seconds` after the first tick. `words` name it."""
-
-    seconds: float
-    words: str
 
 
 class Keyframe(NamedTuple):

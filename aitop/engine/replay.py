@@ -5,33 +5,15 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 
 from aitop.engine.core import Engine
 from aitop.engine.feed import Publish, own_failure
-from aitop.engine.outline import Mark, Outline
+from aitop.engine.outline import Outline
+from aitop.engine.position import Position
 from aitop.model.event import Event
 from aitop.model.snapshot import Target, Tick
 
-SPEEDS = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0)
 BEHIND_SECONDS = 1.0
-
-
-@dataclass(frozen=True)
-class Position:
-    """Where a replay stands: `seconds` after its first tick, of `duration`, None before that is known.
-
-    `seeking` is how far (0..1) it is on a long way to another place, None when it is on none. `marks` are known as far
-    as the recording has been looked through. `speed` None plays as fast as it goes.
-    """
-
-    seconds: float = 0.0
-    duration: float | None = None
-    speed: float | None = 1.0
-    playing: bool = True
-    ended: bool = False
-    seeking: float | None = None
-    marks: tuple[Mark, ...] = ()
 
 
 class ReplayFeed:

@@ -39,7 +39,9 @@ class InTerminal:
         self.pid, self._terminal = pty.fork()
         if self.pid == 0:
             fcntl.ioctl(0, termios.TIOCSWINSZ, struct.pack("HHHH", *SIZE, 0, 0))
-            os.execvpe(command[0], list(command), {**(env or os.environ), "TERM": "xterm-256color", "COLORTERM": "truecolor"})
+            os.execvpe(
+                command[0], list(command), {**(env or os.environ), "TERM": "xterm-256color", "COLORTERM": "truecolor"}
+            )
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
 

@@ -1,4 +1,4 @@
-"""CPU, memory and bytes written of aitop beside its peers, each watching the same job: python tests/bench/monitor_cost.py.
+"""CPU, memory and bytes written of aitop beside its peers, on the same job: python tests/bench/monitor_cost.py.
 
 `--nvitop PATH` names nvitop's program where it is not on the PATH. With `--hour` an hour of samples goes through engine
 and screen instead, as fast as it can, and the memory is told every quarter of it.

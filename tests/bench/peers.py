@@ -16,7 +16,7 @@ from pathlib import Path
 FOLDER = Path(__file__).resolve().parent
 sys.path.insert(0, str(FOLDER.parent / "fakes" / "nvml"))
 
-import fake_nvml
+import fake_nvml  # noqa: E402
 
 FIRST_STEP_SECONDS = 60.0
 

@@ -8,7 +8,7 @@ from textual import events
 from textual.binding import Binding, BindingType
 from textual.message import Message
 
-from aitop.engine.replay import Position
+from aitop.engine.position import Position
 from aitop.model.units import NOT_YET
 from aitop.ui.line import Line
 from aitop.ui.palette import BRIGHT, DIM, FAINT, KEY, NOTICE, TEXT, WAITING

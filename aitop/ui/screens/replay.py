@@ -7,7 +7,7 @@ from typing import ClassVar, Protocol, runtime_checkable
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 
-from aitop.engine.replay import SPEEDS, Position
+from aitop.engine.position import SPEEDS, Position
 from aitop.ui.layout import Box, Plan
 from aitop.ui.panes.replay_bar import ReplayBar, SeekTo
 from aitop.ui.screens.monitor import MonitorScreen

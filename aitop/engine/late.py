@@ -1,0 +1,58 @@
+"""A live feed that is made when it starts: the screen comes up before everything that watches has been imported."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from aitop.engine.feed import Publish
+
+if TYPE_CHECKING:
+    from aitop.engine.burst import Taken
+    from aitop.engine.live import LiveFeed
+    from aitop.model.stacks import StackDump
+
+PATIENCE_SECONDS = 10.0
+
+
+class LateFeed:
+    """Does what LiveFeed does, with the one that `make` gives on `start`; what is asked earlier waits for it."""
+
+    live = True
+
+    def __init__(self, make: Callable[[], LiveFeed]) -> None:
+        self._make = make
+        self._feed: LiveFeed | None = None
+        self._made = threading.Event()
+        self._lock = threading.Lock()
+        self._stopped = False
+
+    def start(self, publish: Publish) -> None:
+        with self._lock:
+            if self._stopped:
+                return
+            self._feed = self._make()
+            self._made.set()
+            self._feed.start(publish)
+
+    def stop(self) -> None:
+        with self._lock:
+            self._stopped = True
+            feed = self._feed
+        if feed is not None:
+            feed.stop()
+
+    def detach(self) -> None:
+        self._when_made().detach()
+
+    def profile(self, steps: int, progress: Callable[[str], None]) -> Taken:
+        return self._when_made().profile(steps, progress)
+
+    def dump(self) -> StackDump:
+        return self._when_made().dump()
+
+    def _when_made(self) -> LiveFeed:
+        if not self._made.wait(PATIENCE_SECONDS) or self._feed is None:
+            raise RuntimeError("the run is not being watched yet")
+        return self._feed

@@ -1,0 +1,79 @@
+"""The live feed that is made late is the live feed."""
+
+from __future__ import annotations
+
+import inspect
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from aitop.engine.late import LateFeed
+from aitop.engine.live import LiveFeed
+
+
+class Feed:
+    def __init__(self):
+        self.asked = []
+
+    def start(self, publish):
+        publish("picture")
+
+    def stop(self):
+        self.asked.append("stop")
+
+    def detach(self):
+        self.asked.append("detach")
+
+    def profile(self, steps, progress):
+        return steps, progress
+
+    def dump(self):
+        return "dump"
+
+
+def test_it_has_every_method_of_a_live_feed_in_the_same_shape():
+    theirs = {name: one for name, one in vars(LiveFeed).items() if callable(one) and not name.startswith("_")}
+    for name, one in theirs.items():
+        assert list(inspect.signature(getattr(LateFeed, name)).parameters) == list(inspect.signature(one).parameters)
+    assert LateFeed.live == LiveFeed.live
+
+
+def test_what_is_asked_before_it_is_made_waits_for_it():
+    made, answers, feed = threading.Event(), [], Feed()
+
+    def make():
+        assert made.wait(10)
+        return feed
+
+    late = LateFeed(make)
+    asking = threading.Thread(target=lambda: answers.append(late.dump()))
+    starting = threading.Thread(target=late.start, args=(answers.append,))
+    asking.start()
+    starting.start()
+    assert answers == []
+    made.set()
+    asking.join(10)
+    starting.join(10)
+    assert sorted(answers) == ["dump", "picture"]
+    late.detach()
+    late.stop()
+    assert feed.asked == ["detach", "stop"]
+    assert late.profile(5, print) == (5, print)
+
+
+def test_stopped_before_it_started_it_never_starts():
+    late = LateFeed(lambda: pytest.fail("nobody wants it any more"))
+    late.stop()
+    late.start(print)
+
+
+def test_the_screen_is_there_without_rules_and_sources():
+    code = (
+        "import sys, aitop.cli, aitop.commands.monitor, aitop.ui.app, aitop.engine.late\n"
+        "heavy = 'aitop.diagnosis.rules', 'aitop.sources', 'aitop.attach', 'aitop.engine.core'\n"
+        "print(*(name for name in sys.modules if name.startswith(heavy)))"
+    )
+    loaded = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
+    assert loaded.split() == []
