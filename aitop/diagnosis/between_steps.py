@@ -38,7 +38,7 @@ SAVING_WORDS = ("save", "checkpoint", "ckpt", "snapshot", "dump")
 
 def checkpoint(snapshot: Snapshot) -> Judgement:
     """Time inside `torch.save` and what belongs to it."""
-    lines = main_lines(snapshot, _saves)
+    lines = main_lines(snapshot, saving(snapshot))
     measured = summed(records(snapshot), lambda step: step.save)
     share = _believed(measured, lines)
     bursts = _bursts(records(snapshot), lambda step: step.save)
@@ -81,8 +81,10 @@ def host_io(snapshot: Snapshot) -> Judgement:
     """Files, network and databases touched by the training thread outside of loading and saving."""
     feeds = feeding(snapshot)
     serving = snapshot.kind == "inference"
+    saves = saving(snapshot)
     lines = main_lines(
-        snapshot, lambda line: _does_io(line) and not feeds(line) and not (serving and takes_request(line))
+        snapshot,
+        lambda line: _does_io(line) and not saves(line) and not feeds(line) and not (serving and takes_request(line)),
     )
     share = min(lines.share, host_limit(snapshot))
     outside = summed(records(snapshot), lambda step: max(0.0, step.outside - step.save - step.evaluation))
@@ -202,6 +204,15 @@ def _often(bursts: Sequence[float], steps: int) -> list[str]:
     return [f"{len(bursts)} times in {steps} steps (every {steps / len(bursts):.0f}), {cost} each"]
 
 
+def saving(snapshot: Snapshot) -> Callable[[HotLine], bool]:
+    """A test for lines: does this one save, or open, write and close what another line of its function saves into?"""
+    functions = {(line.file, line.function) for line in main_lines(snapshot, _saves).lines}
+    return lambda line: (
+        _saves(line)
+        or (line.phase == "outside" and line.activity == "io-file" and (line.file, line.function) in functions)
+    )
+
+
 def _saves(line: HotLine) -> bool:
     if line.phase == "save" or line.activity == "save":
         return True
@@ -210,11 +221,7 @@ def _saves(line: HotLine) -> bool:
 
 
 def _does_io(line: HotLine) -> bool:
-    return (
-        line.phase == "outside"
-        and line.activity in ("io-file", "io-network", "io-database", "log")
-        and not _saves(line)
-    )
+    return line.phase == "outside" and line.activity in ("io-file", "io-network", "io-database", "log")
 
 
 def _place(lines: Lines) -> str:

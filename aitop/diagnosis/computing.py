@@ -21,6 +21,8 @@ MOSTLY = 0.8
 # A device that is busy for more, or less, of the time limits the step, or does not.
 BUSY_DEVICE, IDLE_DEVICE = 0.8, 0.5
 
+UNSEEN = "in which types and how large batches it computes, and whether that is too much, is not known without the hook"
+
 
 def compute_bound(snapshot: Snapshot) -> Judgement:
     """Most of the step is forward, backward and optimizer: the device is the limit."""
@@ -40,6 +42,9 @@ def compute_bound(snapshot: Snapshot) -> Judgement:
             # The host waits for the device outside of the phases, as in .item(): that is computing, too.
             computing = busy
     evidence += _achieved(snapshot)
+    unseen = snapshot.facts is None
+    if unseen:
+        evidence.append(UNSEEN)
     idle = busy is not None and busy < IDLE_DEVICE
     between = phases.outside is not None and computing < MOSTLY and phases.outside > 1.0 - MOSTLY
     sure = confidence(phases.data_wait is not None, computing > MOSTLY, steps=len(records(snapshot)))
@@ -54,7 +59,7 @@ def compute_bound(snapshot: Snapshot) -> Judgement:
             id="compute-bound",
             severity="info",
             share=round(computing, 4),
-            confidence=min(sure, UNPROVEN) if idle or between or host_unproven(snapshot) else sure,
+            confidence=min(sure, UNPROVEN) if idle or between or unseen or host_unproven(snapshot) else sure,
             title=told,
             evidence=tuple(evidence),
         ),

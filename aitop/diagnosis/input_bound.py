@@ -159,15 +159,19 @@ def _measure(snapshot: Snapshot, wait: Wait) -> str:
 
 
 def _contention(snapshot: Snapshot, wait: Wait) -> float:
-    """Share of step time in which the training process could run but waited for a core that loading occupies."""
+    """Share of step time in which the step could run but waited for what loading occupies: a core, or the lock."""
+    steps = [step for step in records(snapshot) if step.cpu is not None]
+    used = summed(steps, lambda step: step.cpu or 0.0)
+    made = own_pipeline.makers(snapshot) if wait.handed_over else None
+    if made is not None and not made.processes and not made.blocked and used is not None:
+        # Threads of one process: whoever makes batches in Python holds the interpreter's lock meanwhile.
+        return max(0.0, 1.0 - wait.share - used - (mean_of(snapshot, "run_delay") or 0.0))
     if snapshot.facts is not None and snapshot.facts.cuda:
         return 0.0
     idle = free_cores(snapshot)
     if idle is None or idle > 0.5:
         return 0.0
-    steps = [step for step in records(snapshot) if step.cpu is not None]
     waited = wait.share if wait.handed_over else summed(steps, lambda step: step.data_wait + step.loader_start)
-    used = summed(steps, lambda step: step.cpu or 0.0)
     if waited is not None and used is not None:
         delay = max(0.0, 1.0 - waited - used)
     else:

@@ -146,6 +146,8 @@ _COMPUTING_TEXT = re.compile(
 _COMPUTING_FILE = re.compile(
     r"/torch/|/(?:site|dist)-packages/(?:numpy|scipy|sklearn|cupy|jax|numba|transformers|timm|diffusers|peft)/"
 )
+_FETCHES = re.compile(r"/torch/utils/data/_utils/fetch\.py$")
+_SAMPLES = re.compile(r"(?:^|\.)__getitems?__(?:\.|$)")
 _COMMENT = re.compile(r"(?:^|\s)#.*$")
 
 
@@ -163,12 +165,27 @@ def activity_of(frames: Sequence[Frame]) -> Activity:
     found = text_activity(line.text) if line is not None and line.text else None
     if found is not None:
         return found
-    if line is not None and any("collate" in words(frame.function) for frame in frames if frame.user):
+    if line is not None and _collates(frames):
         return "collate"
     computing = any(_COMPUTING_FILE.search(frame.file) for frame in below)
     if computing or (line is not None and _COMPUTING_TEXT.search(line.text or "")):
         return "compute"
     return "python" if line is not None else "other"
+
+
+def _collates(frames: Sequence[Frame]) -> bool:
+    """Whether a function of the user's makes one batch of samples: one named so, or what a loader calls to that end.
+
+    torch's fetcher for indices calls the data set's `__getitem__` from a comprehension, or by that name.
+    """
+    for above, frame in zip((None, *frames), frames, strict=False):
+        if not frame.user:
+            continue
+        if "collate" in words(frame.function):
+            return True
+        if above is not None and above.function.endswith("_MapDatasetFetcher.fetch") and _FETCHES.search(above.file):
+            return not _SAMPLES.search(frame.function)
+    return False
 
 
 @functools.lru_cache(maxsize=4096)
