@@ -221,3 +221,4 @@ class ReplayFeed:
         self._engine = Engine(self._target)
         self._pending = self._last = None
         self._at = 0
+        self._ended = False

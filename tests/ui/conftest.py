@@ -101,7 +101,8 @@ def look_at():
         app = MonitorApp(feed, title, source_around)
         async with app.run_test(size=size) as pilot:
             eyes = Eyes(app, pilot, feed)
-            while feed.publish is None or (feed.first and app.screen.view.snapshot is None):
+            scripted = isinstance(feed, ScriptedFeed)
+            while scripted and (feed.publish is None or (feed.first and app.screen.view.snapshot is None)):
                 await pilot.pause(0.01)
             await pilot.pause()
             yield eyes

@@ -1,0 +1,136 @@
+"""A replay: the same panes, and a line that says where it stands and takes it elsewhere."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from aitop.engine.replay import ReplayFeed
+from aitop.sources.replay import Recording
+from aitop.ui.panes.replay_bar import clock, seconds_of
+
+SLOW_LOADER = Path(__file__).parents[1] / "recordings" / "slow-loader.jsonl.gz"
+
+
+@pytest.fixture
+def replay():
+    """A feed that plays a recording of 24 s, with or without its pace."""
+
+    def make(speed):
+        recording = Recording(SLOW_LOADER)
+        return ReplayFeed(recording.header.target, recording.events, speed)
+
+    return make
+
+
+async def until(eyes, done):
+    for _ in range(400):
+        if done():
+            await eyes.pilot.pause()
+            return
+        await eyes.pilot.pause(0.01)
+    raise AssertionError(f"it never came:\n{eyes.text()}")
+
+
+def tick(eyes):
+    snapshot = eyes.app.screen.view.snapshot
+    return snapshot.tick if snapshot else 0
+
+
+def panes(eyes):
+    """What all panes show, without the replay's own lines. Rows of code keep to the order in which they came up."""
+    shown = {name: eyes.pane(name) for name in eyes.shown() - {"replay", "header", "footer"}}
+    return {**shown, "code": sorted(shown["code"].split("\n"))}
+
+
+async def test_played_and_sought_look_the_same(look_at, replay):
+    played = replay(200.0)
+    async with look_at(feed=played, size=(120, 70)) as eyes:
+        await until(eyes, lambda: played.finished.is_set() and tick(eyes) == 25)
+        at_the_end = panes(eyes)
+        assert "INPUT-BOUND" in at_the_end["verdict"]
+    sought = replay(1.0)
+    async with look_at(feed=sought, size=(120, 70)) as eyes:
+        await until(eyes, lambda: sought.position().duration is not None)
+        await eyes.press("ctrl+end")
+        await until(eyes, lambda: tick(eyes) == 25)
+        assert panes(eyes) == at_the_end
+        await eyes.press("left_square_bracket")
+        await until(eyes, lambda: tick(eyes) < 25)
+        assert panes(eyes) != at_the_end
+        await eyes.press("ctrl+end")
+        await until(eyes, lambda: tick(eyes) == 25)
+        assert panes(eyes) == at_the_end
+
+
+async def test_the_line_says_where_it_stands_and_the_keys_move_it(look_at, replay):
+    feed = replay(1.0)
+    async with look_at(feed=feed) as eyes:
+        await eyes.press("space")
+        await until(eyes, lambda: feed.position().duration is not None)
+        await eyes.until("0:23  ")
+        assert "PAUSED" in eyes.pane("header")
+        assert "‖" in eyes.pane("replay")
+        await eyes.press("g", "0", ":", "1", "2", "enter")
+        await until(eyes, lambda: tick(eyes) == 14)
+        await eyes.until("0:12 / 0:23")
+        await eyes.press("full_stop", "full_stop", "comma")
+        await until(eyes, lambda: tick(eyes) == 15)
+        await eyes.press("plus", "plus", "minus")
+        await eyes.until("2×")
+        await eyes.press("ctrl+home")
+        await until(eyes, lambda: tick(eyes) == 1)
+        await eyes.press("g", "x", "5", "escape")
+        assert "m:ss" not in eyes.pane("replay")
+        assert tick(eyes) == 1
+        await eyes.press("space")
+        assert "PAUSED" not in eyes.pane("header")
+        assert "▶" in eyes.pane("replay")
+
+
+async def test_a_click_on_the_bar_goes_there(look_at, replay):
+    feed = replay(1.0)
+    async with look_at(feed=feed) as eyes:
+        await eyes.press("space")
+        await until(eyes, lambda: feed.position().duration is not None and "0:23" in eyes.pane("replay"))
+        line = eyes.pane("replay")
+        start, end = line.index("●"), line.rindex("─")
+        await eyes.pilot.click("#replay", offset=((start + end) // 2, 0))
+        await until(eyes, lambda: 12 <= tick(eyes) <= 14)
+        await eyes.press("home")
+        await until(eyes, lambda: tick(eyes) == 1)
+        await eyes.press("right")
+        await eyes.until("0:10 / 0:23")
+
+
+async def test_marks_stand_where_the_verdict_changes(look_at, replay):
+    feed = replay(1.0)
+    async with look_at(feed=feed) as eyes:
+        await eyes.press("space")
+        await until(eyes, lambda: feed.position().marks and "◆" in eyes.pane("replay"))
+        await eyes.press("ctrl+end")
+        await eyes.until("◆ input-bound")
+
+
+@pytest.mark.parametrize("size", [(30, 11), (40, 12), (60, 16), (80, 24), (200, 50)], ids=str)
+async def test_there_is_room_for_it_at_every_size(look_at, replay, size):
+    feed = replay(None)
+    async with look_at(feed=feed, size=size) as eyes:
+        await until(eyes, feed.finished.is_set)
+        rows = eyes.text().split("\n")
+        assert len(rows) == size[1]
+        assert ("replay" in eyes.shown()) == (size[1] >= 12)
+        await eyes.press("z", "g", "z", "escape", "z")
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(0, "0:00"), (754.9, "12:34"), (3723, "1:02:03")])
+def test_times_are_written_and_read(seconds, text):
+    assert clock(seconds) == text
+    assert seconds_of(text) == int(seconds)
+
+
+def test_what_is_no_time_is_none():
+    assert seconds_of("") is None
+    assert seconds_of("1:x") is None
+    assert seconds_of("90.5") == 90.5
