@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from types import FunctionType, ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 from .stand_in import keep_from_compiling
 
 
-@dataclass(frozen=True)
-class _Patch:
+class _Patch(NamedTuple):
     owner: Any
     name: str
     inherited: bool

@@ -79,31 +79,28 @@ def wrap_next(original: Callable[..., Any], keeper: Keeper) -> Callable[..., Any
     came, none_came = NEXT, NO_NEXT
 
     def __next__(self: Any) -> Any:  # noqa: N807
-        owned = journal.owned
-        if journal.busy if owned() else keeper.not_owner():
-            return original(self)
-        start = clock()
-        if journal.resting:
+        if journal.resting and not journal.busy:
+            start = clock()
             if start < journal.rests_until:
                 try:
                     journal.busy = True
                     batch = original(self)
                     journal.busy = False
-                    end = clock()
-                    if end - start < journal.longest:
-                        return batch
-                    rested(journal, came, start, end, identity(self))
+                    if clock() - start >= journal.longest:
+                        interrupted(journal, came, start, identity(self))
                     return batch
                 except BaseException:
                     journal.busy = False
-                    rested(journal, none_came, start, clock(), identity(self))
+                    interrupted(journal, none_came, start, identity(self))
                     raise
-            journal.wake(start)
+        owned = journal.owned
+        if journal.busy if owned() else keeper.not_owner():
+            return original(self)
+        if journal.resting:
+            journal.wake(clock())
         kind, key = none_came, identity(self)
-        waiting = -1
-        if not journal.skip:
-            waiting = ask_feed(self, keeper)
-            start = clock()
+        waiting = -1 if journal.skip else ask_feed(self, keeper)
+        start = clock()
         try:
             journal.busy = True
             batch = original(self)
@@ -121,9 +118,10 @@ def wrap_next(original: Callable[..., Any], keeper: Keeper) -> Callable[..., Any
     return __next__
 
 
-def rested(journal: Journal, kind: int, start: int, end: int, iterator: int) -> None:
+def interrupted(journal: Journal, kind: int, start: int, iterator: int) -> None:
     """A batch that ends a rest: it took long, or there was none."""
-    if journal.resting:
+    if journal.resting and journal.owned():
+        end = _now()
         journal.wake(start)
         journal.note(kind, start, end, iterator, -1)
 
@@ -171,42 +169,50 @@ def wrap_forward(original: Callable[..., Any], keeper: Keeper, holder: Any = Non
     with_gradient, alone = FORWARD, FORWARD_ALONE
     holder = _Own(original) if holder is None else holder
 
-    def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N807
+    # In one function, as each call of another costs.
+    def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N807, PLR0912
         call = holder.__call__
         if compiling():
             return call(self, *args, **kwargs)
+        if journal.resting and (journal.busy or grad_enabled() or journal.teaches):
+            if journal.busy:
+                return call(self, *args, **kwargs)
+            start = clock()
+            if start < journal.rests_until:
+                began = journal.forward_began
+                journal.forward_began = began if began > journal.last_step else start
+                try:
+                    journal.busy = True
+                    return call(self, *args, **kwargs)
+                finally:
+                    journal.busy = False
         owned = journal.owned
         if owned():
             if journal.busy:
                 return call(self, *args, **kwargs)
         elif keeper.not_owner():
             return keeper.aside(call, self, args, kwargs)
-        device, start = journal.device, clock()
         if journal.resting:
-            device = None
-            if start > journal.rests_until or not (journal.teaches or grad_enabled()):
-                journal.wake(start)
+            journal.wake(clock())
+        device = journal.device
         span = None if device is None else device.begin(0)
+        start = clock()
         try:
             journal.busy = True
             return call(self, *args, **kwargs)
         finally:
             journal.busy = False
-            if journal.resting:
-                began = journal.forward_began
-                journal.forward_began = began if began > journal.last_step else start
+            end = clock()
+            grad = grad_enabled()
+            if span is not None:
+                device.end(span, grad)
+            if not journal.skip:
+                look_at(args, kwargs, end, keeper)
+            extend((with_gradient if grad else alone, start, end, journal.size, journal.tokens))
+            if journal.skip:
+                journal.skip -= 1
             else:
-                end = clock()
-                grad = grad_enabled()
-                if span is not None:
-                    device.end(span, grad)
-                if journal.skip:
-                    journal.skip -= 1
-                    extend((with_gradient if grad else alone, start, end, journal.size, journal.tokens))
-                else:
-                    look_at(args, kwargs, end, keeper)
-                    extend((with_gradient if grad else alone, start, end, journal.size, journal.tokens))
-                    look_after(journal, end)
+                look_after(journal, end)
 
     return __call__
 
@@ -274,10 +280,10 @@ def wrap_backward(original: Callable[..., Any], keeper: Keeper) -> Callable[...,
     kind = BACKWARD
 
     def _engine_run_backward(*args: Any, **kwargs: Any) -> Any:
+        if journal.resting:
+            return original(*args, **kwargs)
         owned = journal.owned
         if journal.busy if owned() else keeper.not_owner():
-            return original(*args, **kwargs)
-        if journal.resting:
             return original(*args, **kwargs)
         if journal.ops_due:
             keeper.count_ops(args)
@@ -325,4 +331,4 @@ def wrap_save(original: Callable[..., Any], keeper: Keeper) -> Callable[..., Any
     return save
 
 
-keep_from_compiling(rested.__code__, inner=True)
+keep_from_compiling(interrupted.__code__, inner=True)

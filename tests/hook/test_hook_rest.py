@@ -1,0 +1,260 @@
+"""Rests of the hook in runs with short steps: what is counted, what ends them, and what leaves no trace."""
+
+from __future__ import annotations
+
+import os
+import time
+from itertools import pairwise
+
+import hook_runs
+import pytest
+import torch
+from hook_runs import Net, Rows, loader, train
+from torch import nn
+from torch.utils.data import DataLoader
+
+import aitop.hook
+from aitop.hook import rest as rest_module
+
+
+class Stalling(Rows):
+    """Stalls at one of its rows, when told."""
+
+    stall = 0.0
+
+    def __getitem__(self, index: int):
+        if self.stall and index % 4 == 1:
+            pause, self.stall = self.stall, 0.0
+            time.sleep(pause)
+        return super().__getitem__(index)
+
+
+class Fast:
+    """A fast run of one net; `records` are all steps so far."""
+
+    def __init__(self, watched) -> None:
+        self.watched = watched
+        self.journal, self.rest = watched.session.journal, watched.session.rest
+        torch.manual_seed(0)
+        self.net = Net()
+        self.optimizer = torch.optim.SGD(self.net.parameters(), 1e-3)
+        self.rows = Stalling(4 * 10**6)
+        self.batches = iter(DataLoader(self.rows, batch_size=4))
+        self.made = 0
+        self.records: list = []
+
+    def steps(self, count: int) -> None:
+        for _ in range(count):
+            rows, labels = next(self.batches)
+            self.step(rows, labels)
+
+    def step(self, rows, labels) -> None:
+        nn.functional.cross_entropy(self.net(rows), labels).backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        self.made += 1
+        if self.made % 200 == 0:
+            self.read()
+
+    def read(self) -> None:
+        self.records += self.watched.ring.read(time.monotonic()).steps
+
+    def until_it_rests(self, most: int = 20000) -> None:
+        """Go on to somewhere in the middle of a rest."""
+        for _ in range(most):
+            self.steps(1)
+            if self.journal.resting and self.journal.rests_until - time.monotonic_ns() > 30_000_000:
+                self.steps(2)
+                if self.journal.resting:
+                    return
+        raise AssertionError("it never rests")
+
+    def after(self, steps: int = 5):
+        """The records, when some more steps have been made and everything was sent."""
+        self.steps(steps)
+        self.records += self.watched.records()
+        return self.records
+
+
+@pytest.fixture
+def fast(watched, monkeypatch):
+    monkeypatch.setattr(rest_module, "FAST_TICKS", 2)
+    return Fast(watched)
+
+
+def test_every_step_is_counted_once_and_most_are_not_timed(fast):
+    fast.steps(5000)
+    records = fast.after()
+    assert records[-1].index + 1 == fast.made == 5005 == fast.journal.steps, "where the first began was not seen"
+    assert [record.index for record in records] == list(range(1, 5005))
+    assert all(abs(one.end - (two.end - two.seconds)) < 1e-8 for one, two in pairwise(records))
+    counted = sum(record.estimated for record in records)
+    assert counted >= fast.rest.steps > 0
+    assert {record.samples for record in records[5:]} == {4}
+    assert fast.watched.ring._header().steps == 5005
+
+
+def test_slow_runs_are_never_left_alone(watched, monkeypatch):
+    monkeypatch.setattr(rest_module, "FAST_TICKS", 2)
+    monkeypatch.setattr(rest_module, "REST_NS", 10**12)
+    net = Net(pause=0.006)
+    train(net, loader(4 * 60), torch.optim.SGD(net.parameters(), 1e-3))
+    assert not watched.session.journal.resting and watched.session.rest.steps == 0
+    assert not any(record.estimated for record in watched.records())
+
+
+def test_a_run_that_has_just_begun_is_timed(watched):
+    assert rest_module.FAST_TICKS >= 10
+    net = Net()
+    train(net, loader(4 * 200), torch.optim.SGD(net.parameters(), 1e-3))
+    assert watched.session.rest.steps == 0
+
+
+def test_a_stall_outside_of_every_phase(fast):
+    fast.until_it_rests()
+    time.sleep(0.2)
+    fast.steps(1)
+    stalled = max(fast.after(), key=lambda record: record.seconds)
+    assert stalled.seconds == pytest.approx(0.2, abs=0.05) and stalled.index == fast.made - 6
+    assert stalled.prepare > 0.19 and stalled.data_wait + stalled.forward + stalled.backward < 0.1
+
+
+def test_a_slow_batch(fast):
+    fast.until_it_rests()
+    fast.rows.stall = 0.2
+    fast.steps(1)
+    slow = max(fast.after(), key=lambda record: record.seconds)
+    assert slow.data_wait == pytest.approx(0.2, abs=0.05) and not slow.estimated
+    assert slow.seconds - slow.data_wait < 0.1 and slow.index == fast.made - 6
+
+
+def test_a_stall_in_the_model(fast):
+    fast.until_it_rests()
+    fast.net.pause = 0.2
+    fast.steps(1)
+    fast.net.pause = 0.0
+    slow = max(fast.after(), key=lambda record: record.seconds)
+    assert slow.seconds == pytest.approx(0.2, abs=0.05) and slow.estimated
+    assert slow.forward + slow.backward + slow.optimizer > 0.15
+
+
+def test_a_save(fast, tmp_path):
+    fast.until_it_rests()
+    torch.save([torch.zeros(500_000)], tmp_path / "model.pt")
+    fast.steps(1)
+    [saved] = [record for record in fast.after() if record.save]
+    assert saved.index == fast.made - 6 and not saved.estimated
+
+
+@pytest.mark.parametrize("batches", [None, [torch.ones(4, 8)] * 40])
+def test_an_evaluation(fast, batches):
+    fast.until_it_rests()
+    with torch.no_grad():
+        for rows in batches or (rows for rows, _ in loader(160)):
+            fast.net(rows)
+    fast.steps(1)
+    [evaluated] = [record for record in fast.after() if record.evaluation]
+    assert evaluated.index == fast.made - 6 and not evaluated.estimated
+    assert evaluated.evaluation > 0.5 * (evaluated.seconds - evaluated.forward - evaluated.backward)
+
+
+def test_a_teacher_without_gradient_ends_no_rest(fast):
+    teacher = Net()
+    plain = fast.net.forward
+
+    def taught(rows):
+        return plain(rows)
+
+    fast.net.forward = taught
+    for _ in range(20000):
+        rows, labels = next(fast.batches)
+        with torch.no_grad():
+            teacher(rows)
+        fast.step(rows, labels)
+        if fast.rest.steps > 50:
+            break
+    assert fast.rest.steps > 50 and fast.journal.teaches
+
+
+def test_several_optimizers_are_never_left_alone(watched, monkeypatch):
+    monkeypatch.setattr(rest_module, "FAST_TICKS", 2)
+    first, second = Net(), Net()
+    optimizers = [torch.optim.SGD(net.parameters(), 1e-3) for net in (first, second)]
+    until = time.monotonic() + 0.5
+    while time.monotonic() < until:
+        for net, optimizer in zip((first, second), optimizers, strict=True):
+            net(torch.ones(4, 8)).sum().backward()
+            optimizer.step()
+    assert watched.session.journal.fast and watched.session.rest.steps == 0
+
+
+def test_the_end_of_the_epochs_is_seen_and_ends_no_count(watched, monkeypatch):
+    monkeypatch.setattr(rest_module, "FAST_TICKS", 2)
+    net, records = Net(), []
+    for _ in range(12):
+        train(net, loader(4 * 150), torch.optim.SGD(net.parameters(), 1e-3))
+        records += watched.records()
+    assert watched.session.rest.steps > 0
+    assert records[-1].index == 1799 == len(records)
+    assert sum(record.loader_start > 0 for record in records) >= 11
+
+
+def test_leaving_during_a_rest_takes_everything_back_and_tells_the_count(fast):
+    with_hook = hook_runs.patched_attributes()
+    fast.until_it_rests()
+    fast.read()
+    assert aitop.hook.remove() == "removed"
+    fast.read()
+    assert fast.records[-1].index + 1 == fast.made
+    assert fast.watched.session.journal.resting is False
+    left = hook_runs.patched_attributes()
+    assert all(getattr(left[name], "__module__", "").split(".")[0] != "aitop" for name in ("next", "backward", "save"))
+    assert left["net"] is None and left != with_hook and not left["pre"] and not left["post"]
+
+
+def test_a_hook_that_nobody_wants_leaves_although_it_rests(fast):
+    fast.until_it_rests()
+    fast.watched.session._ring._words[aitop.hook.layout.W_CONTROL] = aitop.hook.layout.CONTROL_LEAVE
+    until = time.monotonic() + 5
+    while not fast.watched.session.gone and time.monotonic() < until:
+        fast.steps(1)
+    assert fast.watched.session.gone and hook_runs.patched_attributes()["net"] is None
+
+
+def test_a_burst_is_taken_from_a_run_that_rests(fast):
+    fast.until_it_rests()
+    fast.watched.ring.ask_for_burst(7, 3)
+    until = time.monotonic() + 10
+    while not (fast.watched.session._burst._fd >= 0 and not fast.watched.session._burst.active):
+        fast.steps(1)
+        assert time.monotonic() < until
+    assert fast.watched.session._burst._state == 3, "a trace was made"
+    records = fast.after(300)
+    assert records[-1].index + 1 == fast.made
+
+
+def test_rests_change_no_result(fast, unhooked=None):
+    fast.steps(1500)
+    assert fast.rest.steps > 0
+    with_rests = [parameter.clone() for parameter in fast.net.parameters()]
+    assert aitop.hook.remove() == "removed"
+    again = Fast(fast.watched)
+    again.read = lambda: None
+    again.steps(1500)
+    assert all(torch.equal(one, other) for one, other in zip(with_rests, again.net.parameters(), strict=True))
+
+
+def test_a_child_that_was_forked_in_a_rest_writes_nothing(fast):
+    fast.until_it_rests()
+    written = fast.watched.session._ring.written
+    child = os.fork()
+    if not child:
+        try:
+            until = time.monotonic() + 0.4
+            while time.monotonic() < until:
+                fast.net(torch.ones(4, 8)).sum().backward()
+                fast.optimizer.step()
+            os._exit(int(fast.watched.session._ring.written != written))
+        finally:
+            os._exit(2)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
