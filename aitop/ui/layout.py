@@ -8,6 +8,7 @@ TWO_COLUMNS = 100
 THREE_COLUMNS = 160
 TINY_ROWS = 10
 TALL_ROWS = 27
+ROOM_FOR_PROCESSES = 26
 
 
 class Box(NamedTuple):
@@ -108,7 +109,7 @@ def _two_columns(width: int, top: int, rows: int, gpus: int) -> Plan:
 
 
 def _three_columns(width: int, top: int, rows: int, gpus: int) -> Plan:
-    """Verdict across; step above data, GPU above memory, and the code in a tall column of its own.
+    """Verdict across; step above data, GPU above memory, and the code above the processes in a column of its own.
 
     Without a GPU its line goes to the bottom, and the step has the width of two columns.
     """
@@ -130,4 +131,8 @@ def _three_columns(width: int, top: int, rows: int, gpus: int) -> Plan:
     else:
         boxes["step"] = Box(0, y, first + second, upper)
         boxes["gpu"] = Box(0, y + rest - 1, first + second, 1, False)
+    if rest >= ROOM_FOR_PROCESSES:
+        code = round(rest * 0.6)
+        boxes["code"] = Box(first + second, y, third, code)
+        boxes["processes"] = Box(first + second, y + code, third, rest - code)
     return boxes

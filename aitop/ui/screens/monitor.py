@@ -9,7 +9,6 @@ from textual import events
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.message import Message
-from textual.screen import Screen
 from textual.widget import Widget
 
 from aitop.model.snapshot import Snapshot
@@ -19,22 +18,27 @@ from aitop.ui.layout import Plan, plan
 from aitop.ui.messages import Detached, FeedFailed, SnapshotArrived
 from aitop.ui.panes.code import CodePane
 from aitop.ui.panes.data import DataPane
+from aitop.ui.panes.filter_line import FilterLine
 from aitop.ui.panes.footer import Footer
 from aitop.ui.panes.gpu import GpuPane
 from aitop.ui.panes.header import Banner, Header
 from aitop.ui.panes.memory import MemoryPane
+from aitop.ui.panes.processes import ProcessPane
 from aitop.ui.panes.step import StepPane
 from aitop.ui.panes.verdict import VerdictPane
 from aitop.ui.screens.evidence import EvidenceScreen, SourceAround
 from aitop.ui.screens.help import HelpScreen, our_bindings
+from aitop.ui.screens.narrowing import NarrowingScreen
 from aitop.ui.screens.profile import Profilable, ProfileScreen
+from aitop.ui.screens.session import SessionScreen
+from aitop.ui.screens.stack_actions import StackActionsScreen
 from aitop.ui.view import View
 from aitop.ui.widgets.pane import Pane
 
 if TYPE_CHECKING:
     from aitop.engine.feed import Feed
 
-FOCUSABLE = ("verdict", "step", "gpu", "data", "memory", "code")
+FOCUSABLE = ("verdict", "step", "gpu", "data", "memory", "code", "processes")
 
 
 @runtime_checkable
@@ -53,13 +57,12 @@ class Pausable(Protocol):
     def resume(self) -> None: ...
 
 
-class MonitorScreen(Screen[int]):
-    """Verdict, step, GPU, data, memory and code, live."""
+class MonitorScreen(SessionScreen, NarrowingScreen, StackActionsScreen):
+    """Verdict, step, GPU, data, memory, code and processes, live."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("question_mark", "help", "this help"),
         Binding("enter", "why", "why: evidence, source and fixes of every verdict"),
-        Binding("t", "tree", "code: hot lines or call tree"),
         Binding("z", "zoom", "zoom the focused pane, and back"),
         Binding("tab", "app.focus_next", "next pane"),
         Binding("shift+tab", "app.focus_previous", "previous pane"),
@@ -72,7 +75,7 @@ class MonitorScreen(Screen[int]):
         Binding("0", "rank(0)", "show all ranks"),
         Binding("p", "profile", "profile 5 steps with torch.profiler"),
         Binding("d", "detach", "take the hook out of the target and go on without it"),
-        Binding("escape", "back", "back: out of zoom, rank or pause"),
+        Binding("escape", "back", "back: out of filter, zoom, process, rank or pause"),
         Binding("q", "leave", "quit"),
     ]
 
@@ -94,7 +97,9 @@ class MonitorScreen(Screen[int]):
         yield DataPane(id="data")
         yield MemoryPane(id="memory")
         yield CodePane(id="code")
+        yield ProcessPane(id="processes")
         yield Footer(id="footer", focusable=False)
+        yield FilterLine(id="filter")
 
     def on_mount(self) -> None:
         self._arrange()
@@ -113,8 +118,10 @@ class MonitorScreen(Screen[int]):
 
     def on_snapshot_arrived(self, message: SnapshotArrived) -> None:
         self._newest = message.snapshot
-        if not self.view.paused:
-            self._change(snapshot=message.snapshot, notice=None)
+        # A replay that is held gives only what it was asked for.
+        if not self.view.paused or not self.view.live:
+            self._change(snapshot=message.snapshot, **self._at_tick())
+            self._forget_the_dead()
 
     def on_detached(self, message: Detached) -> None:
         if message.error is None:
@@ -157,10 +164,6 @@ class MonitorScreen(Screen[int]):
             self._hold(True)
             self._change(paused=True)
 
-    def action_tree(self) -> None:
-        self.query_one(CodePane).top = 0
-        self._change(tree=not self.view.tree)
-
     def action_zoom(self) -> None:
         if self._zoomed is None:
             focused = self.focused.id if isinstance(self.focused, Pane) else None
@@ -172,18 +175,13 @@ class MonitorScreen(Screen[int]):
     def action_rank(self, number: int) -> None:
         ranks = self.view.ranks()
         if number == 0:
-            self._change(rank=None)
+            self._change(rank=None, chosen=None)
         elif len(ranks) > 1 and number <= len(ranks):
             wanted = ranks[number - 1]
-            self._change(rank=None if self.view.rank == wanted else wanted)
+            self._change(rank=None if self.view.rank == wanted else wanted, chosen=None)
 
     def action_back(self) -> None:
-        if self._zoomed is not None:
-            self._zoomed = None
-            self._change()
-        elif self.view.rank is not None:
-            self._change(rank=None)
-        elif self.view.paused:
+        if not self._step_back() and self.view.paused:
             self.action_pause()
 
     def action_detach(self) -> None:
@@ -231,11 +229,12 @@ class MonitorScreen(Screen[int]):
         snapshot = self.view.snapshot
         wanted = plan(
             self.size.width,
-            self.size.height,
+            self.size.height - self._rows_below(),
             gpus=len(snapshot.gpu.devices) if snapshot and snapshot.gpu else 0,
             banner=bool(snapshot and snapshot.target.ended),
             zoom=self._zoomed,
         )
+        wanted = self._refitted(wanted)
         if wanted == self._plan:
             return
         self._plan = wanted
@@ -244,6 +243,8 @@ class MonitorScreen(Screen[int]):
             pane.display = box is not None
             if box is not None:
                 pane.framed = box.framed
+                pane.foldable = True
+                pane.folded = box.framed and box.height == 1 and self._zoomed is None
                 pane.styles.offset = (box.x, box.y)
                 pane.styles.width = box.width
                 pane.styles.height = box.height
@@ -251,6 +252,10 @@ class MonitorScreen(Screen[int]):
         focused: Widget | None = self.focused
         if focused is None or not focused.display:
             self.set_focus(self._pane(self._zoomed or "verdict"))
+
+    def _rows_below(self) -> int:
+        """Rows that a kind of this screen keeps for itself."""
+        return 0
 
     def _pane(self, name: str) -> Pane:
         return self.query_one(f"#{name}", Pane)

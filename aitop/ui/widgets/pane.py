@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import ClassVar
 
+from rich.style import Style
 from textual import events
 from textual.binding import Binding, BindingType
 from textual.geometry import Region
@@ -12,7 +13,7 @@ from textual.strip import Strip
 from textual.widget import Widget
 
 from aitop.ui.line import Line, shorten
-from aitop.ui.palette import BACKGROUND, DIM, FRAME, FRAME_FOCUSED, STATE_STALE, TITLE, dimmed
+from aitop.ui.palette import BACKGROUND, DIM, FRAME, FRAME_FOCUSED, STATE_STALE, TITLE, clickable, dimmed
 from aitop.ui.view import Look, View
 
 
@@ -42,6 +43,8 @@ class Pane(Widget, can_focus=True):
         Binding("end", "scroll_by(100000)", "scroll", show=False),
     ]
     framed = True
+    foldable = False
+    folded = False
     ground = BACKGROUND
 
     def __init__(self, *, id: str, focusable: bool = True) -> None:  # noqa: A002 - Textual's own name
@@ -106,6 +109,11 @@ class Pane(Widget, can_focus=True):
         event.stop()
         self.action_scroll_by(-3)
 
+    async def on_click(self, event: events.Click) -> None:
+        """A double click on the title gives the pane the whole screen, and back."""
+        if self.foldable and self.framed and event.chain == 2 and event.y == 0 and event.x > 1:
+            await self.run_action(f"screen.zoom_pane('{self.id}')")
+
     def action_scroll_by(self, lines: int) -> None:
         """Move the content; the ends stop it."""
         self.top = max(0, self.top + lines)
@@ -139,7 +147,7 @@ class Pane(Widget, can_focus=True):
 
     def _title(self, drawing: Drawing, width: int) -> Line:
         edge = FRAME_FOCUSED if self.has_focus else FRAME
-        line = Line("╭─", edge)
+        line = Line("╭", edge).join(self._fold_mark(edge))
         if drawing.title:
             line.add(f" {shorten(drawing.title, width - 8)} ", TITLE)
         note = drawing.note
@@ -148,6 +156,12 @@ class Pane(Widget, can_focus=True):
         if note is not None and line.width + note.width + 5 <= width:
             line.to(width - note.width - 4, "─", edge).add(" ").join(note).add(" ")
         return line.to(width - 2, "─", edge).add("─╮", edge)
+
+    def _fold_mark(self, edge: Style) -> Line:
+        """What a click folds the pane with, and opens it."""
+        if not self.foldable:
+            return Line("─", edge)
+        return Line("▸" if self.folded else "▾", clickable(edge, f"screen.fold_pane('{self.id}')"))
 
 
 def _dim(line: Line) -> Line:
