@@ -305,11 +305,14 @@ class Burst:
 
 
 def _folder() -> str:
-    """A new directory that only this user can look into, in memory where that is there."""
+    """A new directory that only this user can look into, in memory where that is there. If we are killed meanwhile,
+    a monitor that comes by its name knows that it may go.
+    """
+    prefix = f"aitop-burst-{os.getpid()}-"
     try:
-        return tempfile.mkdtemp(prefix="aitop-burst-", dir="/dev/shm")
+        return tempfile.mkdtemp(prefix=prefix, dir="/dev/shm")
     except OSError:
-        return tempfile.mkdtemp(prefix="aitop-burst-")
+        return tempfile.mkdtemp(prefix=prefix)
 
 
 def _graphs_in_use() -> bool:

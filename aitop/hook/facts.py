@@ -19,6 +19,7 @@ MOST_LOADERS = 8
 MOST_OPTIMIZERS = 8
 MOST_PARAMETERS = 20_000
 MOST_PIDS = 64
+MOST_RANKS = 1_000_000
 LONGEST_NAME = 120
 
 
@@ -155,8 +156,11 @@ def _rank() -> tuple[int | None, int | None]:
     dist = sys.modules.get("torch.distributed")
     try:
         if dist is not None and dist.is_available() and dist.is_initialized():
-            return dist.get_rank(), dist.get_world_size()
-        return int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+            rank, world = dist.get_rank(), dist.get_world_size()
+        else:
+            rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+        # Some set -1 for what is not distributed.
+        return (rank, world) if 0 <= rank < world <= MOST_RANKS else (None, None)
     except (KeyError, ValueError, RuntimeError):
         return None, None
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from math import prod
-from typing import Any, NamedTuple
+from typing import Any
 
 Shape = tuple[int, ...]
 
@@ -28,18 +28,30 @@ MOST_HIDDEN = 8
 OPAQUE = ("CompiledFunction", "CheckpointFunction")
 
 
-class Walk(NamedTuple):
+class Walk:
     """What was found on one way through a graph. `hidden` names functions that may compute what no shape tells;
     `whole` is False where bounds ended the way, `convolutions` the part of `flops` that these make, `dtypes` that of
     each dtype.
     """
 
-    ops: int
-    flops: float
-    convolutions: float
-    dtypes: dict[str, float]
-    hidden: tuple[str, ...]
-    whole: bool
+    __slots__ = ("convolutions", "dtypes", "flops", "hidden", "ops", "whole")
+
+    def __init__(
+        self,
+        *,
+        ops: int,
+        flops: float,
+        convolutions: float,
+        dtypes: dict[str, float],
+        hidden: tuple[str, ...],
+        whole: bool,
+    ) -> None:
+        self.ops = ops
+        self.flops = flops
+        self.convolutions = convolutions
+        self.dtypes = dtypes
+        self.hidden = hidden
+        self.whole = whole
 
     @property
     def opaque(self) -> bool:
@@ -78,7 +90,14 @@ def walk(outputs: Any, custom: Any, most_nodes: int, most_ns: int) -> Walk:
                 seen.add(other)
                 waiting.append(other)
     flops = sum(dtypes.values())
-    return Walk(ops, flops, convolutions, dtypes, tuple(dict.fromkeys(hidden))[:MOST_HIDDEN], not waiting)
+    return Walk(
+        ops=ops,
+        flops=flops,
+        convolutions=convolutions,
+        dtypes=dtypes,
+        hidden=tuple(dict.fromkeys(hidden))[:MOST_HIDDEN],
+        whole=not waiting,
+    )
 
 
 def _result(node: Any) -> Shape:

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from types import FunctionType, ModuleType
-from typing import Any, NamedTuple
+from typing import Any
 
 from .stand_in import keep_from_compiling
 
 
-class _Patch(NamedTuple):
-    owner: Any
-    name: str
-    inherited: bool
-    original: Any
-    wrapper: Any
+class _Patch:
+    """A plain class: a dataclass would take the run that we come into most of a millisecond to make."""
+
+    __slots__ = ("inherited", "name", "original", "owner", "wrapper")
+
+    def __init__(self, owner: Any, name: str, inherited: bool, original: Any, wrapper: Any) -> None:
+        self.owner = owner
+        self.name = name
+        self.inherited = inherited
+        self.original = original
+        self.wrapper = wrapper
 
 
 class Patches:

@@ -14,6 +14,7 @@ from aitop.model.event import Sample
 from aitop.model.source import SourceName
 from aitop.model.steps import AllocatorSample, HookFacts, HookSample
 from aitop.sources import ring_format as ring
+from aitop.sources.burst_leftovers import remove_leftovers
 from aitop.sources.hook_entry import Entries
 from aitop.sources.source import SourceError
 from aitop.sources.step_maker import StepMaker
@@ -285,6 +286,7 @@ class HookSource:
 
     def open(self) -> None:
         """Get at every process's ring. Raises SourceError if there is none at all."""
+        remove_leftovers()
         self._failures.clear()
         self._join(time.monotonic())
         self._complain_without_rings()

@@ -39,6 +39,7 @@ _PROGRESS = struct.Struct("=3Q")
 _EVENT = struct.Struct("=5q")
 
 AHEAD_NS = 10**9
+MOST_RANKS = 10**6
 
 
 class Header(msgspec.Struct, frozen=True):
@@ -156,8 +157,8 @@ class _Facts(msgspec.Struct, frozen=True):
     root: _Name | None = None
     ops: _Large | None = None
     cost_us: Annotated[float, msgspec.Meta(ge=0, le=1e6)] | None = None
-    rank: _Small | None = None
-    world_size: _Small | None = None
+    rank: int | None = None
+    world_size: int | None = None
     calls: Annotated[tuple[_Call, ...], msgspec.Meta(max_length=64)] = ()
     flops_per_backward: Annotated[float, msgspec.Meta(ge=0, le=1e24)] | None = None
     flops_dtype: _Name | None = None
@@ -201,6 +202,9 @@ def decode_facts(data: bytes) -> tuple[HookFacts, tuple[AllocatorSample, ...]] |
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
     values = msgspec.structs.asdict(area.facts)
+    for name in ("rank", "world_size"):
+        # A program may say -1 for none.
+        values[name] = values[name] if 0 <= (values[name] or 0) <= MOST_RANKS else None
     values["ddp"] = None if area.facts.ddp is None else DdpInfo(**msgspec.structs.asdict(area.facts.ddp))
     values["calls"] = tuple(CallSite(**msgspec.structs.asdict(call)) for call in area.facts.calls)
     values["loaders"] = tuple(LoaderInfo(**msgspec.structs.asdict(loader)) for loader in area.facts.loaders)

@@ -129,6 +129,13 @@ def test_what_is_no_word_is_not_written(ring, reader):
     assert len(reader.read(time.monotonic()).steps) == 1
 
 
+def test_a_rank_that_is_none_costs_no_other_fact(ring, reader):
+    facts = {"way": "run", "python": "3.11.0", "torch": "2.0", "rank": -1, "world_size": 2**70}
+    ring.write_facts(json.dumps({"facts": facts}).encode())
+    found = reader.read(time.monotonic()).facts
+    assert (found.way, found.rank, found.world_size) == ("run", None, None)
+
+
 def test_facts_only_when_they_changed(ring, reader):
     facts = {"way": "run", "python": "3.11.0", "torch": "2.0", "loaders": [{"workers": 2, "worker_pids": [5]}]}
     allocator = {"device": 0, "allocated": 10, "reserved": 20}

@@ -1,0 +1,50 @@
+"""What a killed process leaves of a profile goes, and nothing else."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+
+from aitop.hook import burst
+from aitop.sources.burst_leftovers import NAME, OLD_SECONDS, remove_leftovers
+
+
+def gone_pid() -> int:
+    child = subprocess.Popen([sys.executable, "-c", ""])
+    child.wait()
+    return child.pid
+
+
+def made(folder, name, age=2 * OLD_SECONDS):
+    path = folder / name
+    path.mkdir()
+    (path / "trace.json").write_text("{")
+    os.utime(path, (time.time() - age,) * 2)
+    return path
+
+
+def test_only_old_folders_of_processes_that_are_gone(tmp_path):
+    gone = gone_pid()
+    left = made(tmp_path, f"aitop-burst-{gone}-abc_1")
+    kept = [
+        made(tmp_path, f"aitop-burst-{os.getpid()}-abc"),
+        made(tmp_path, f"aitop-burst-{gone}-young", age=1.0),
+        made(tmp_path, f"aitop-other-{gone}-abc"),
+        made(tmp_path, "aitop-burst-abc"),
+    ]
+    link = tmp_path / f"aitop-burst-{gone}-link"
+    link.symlink_to(kept[0])
+    assert remove_leftovers(str(tmp_path)) == [str(left)]
+    assert not left.exists() and link.is_symlink() and all((path / "trace.json").exists() for path in kept)
+    assert remove_leftovers(str(tmp_path / "missing")) == []
+
+
+def test_the_hook_names_its_folder_so():
+    folder = burst._folder()
+    try:
+        match = NAME.fullmatch(os.path.basename(folder))
+        assert match is not None and int(match[1]) == os.getpid()
+    finally:
+        os.rmdir(folder)
