@@ -23,7 +23,7 @@ from .journal import (
 )
 from .stand_in import keep_from_compiling
 
-REST_NS, TIMED_NS = 200_000_000, 50_000_000
+REST_NS, TIMED_NS = 300_000_000, 50_000_000
 # So many ticks with nothing but short steps come before the first rest.
 FAST_TICKS = 20
 # A step is none of the usual if it is longer than so many of them together, and this.
