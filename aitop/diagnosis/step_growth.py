@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -17,10 +16,11 @@ from aitop.diagnosis.evidence import (
     places,
     records,
 )
+from aitop.diagnosis.growth_cause import Cause, kept_graph, over_all, proven
 from aitop.diagnosis.rule import Band, Finding, Judgement, Rule
 from aitop.diagnosis.trend import line_through
 from aitop.diagnosis.what_if import without
-from aitop.model.snapshot import GrowthSite, HotLine, Snapshot
+from aitop.model.snapshot import Snapshot
 from aitop.model.steps import StepRecord
 from aitop.model.units import duration, percent
 from aitop.model.verdict import Abstention, Fix, Severity, Verdict, Where
@@ -39,8 +39,9 @@ CRITICAL_SHARE = 0.3
 # Phases of less, or beside less, than this part of a step are no measure.
 LEAST_PART = 0.1
 CALM = 0.1
+# A rise that would be larger than so many times what else moves step times does not hide among it.
+NOISE = 1.5
 
-_GROWN = re.compile(r"^([\w.]+)(?:\.(?:append|appendleft|extend|insert)\(|\s*\+=|\[[^=]*\]\s*=(?!=)|\s*=(?!=))")
 _PHASES: tuple[tuple[str, Callable[[StepRecord], float]], ...] = (
     ("data_wait", lambda step: step.data_wait + step.loader_start),
     ("forward", lambda step: step.forward),
@@ -69,14 +70,6 @@ class Growth:
         return (self.last - self.first) / self.last
 
 
-@dataclass(frozen=True)
-class Cause:
-    """Lines that take the time, and lines that make longer what they go over."""
-
-    lines: Lines
-    sites: tuple[GrowthSite, ...]
-
-
 def judge(snapshot: Snapshot) -> Judgement:
     """Whether steps get slower, with the line; without step times, whether a line goes over all of what only grows."""
     missing = enough(snapshot)
@@ -84,14 +77,14 @@ def judge(snapshot: Snapshot) -> Judgement:
         return Abstention(id=ID, reason=missing)
     steps = records(snapshot)
     if not steps:
-        return _unmeasured(snapshot)
+        return _read(snapshot) or Abstention(id=ID, reason="only the hook times steps")
     seconds = steps[-1].end - steps[0].end
     if len(steps) < MIN_STEPS or seconds < MIN_SECONDS:
         return Abstention(id=ID, reason=f"a trend needs {MIN_STEPS} steps in {MIN_SECONDS:.0f} s, {len(steps)} so far")
     calm = (mean_of(snapshot, "run_delay") or 0.0) < CALM
     growth = growth_of(steps, device=on_gpu(snapshot), calm=calm)
     if growth is None:
-        return None
+        return _read(snapshot, steps)
     cause = _cause(snapshot, growth.phase)
     needed = EXPLAINED if cause.sites else UNEXPLAINED
     return Finding(_verdict(snapshot, growth, cause), level=growth.part / needed)
@@ -105,7 +98,8 @@ def growth_of(steps: Sequence[StepRecord], *, device: bool, calm: bool = True) -
     if _longer_batches(steps):
         return None
     rises = _of_phases(steps)
-    phase = max(rises, key=lambda name: rises[name], default="")
+    most = max(rises, key=lambda name: rises[name], default="")
+    phase = most if rises.get(most) else _risen_most(steps)
     # A core that others take slows steps down, too, but they do not use more of it. Fast steps are timed now and then.
     timed = [] if device else [step for step in steps if step.cpu is not None]
     on_core = len(timed) >= MIN_STEPS
@@ -118,7 +112,7 @@ def growth_of(steps: Sequence[StepRecord], *, device: bool, calm: bool = True) -
     if own and _rises(medians) and _shifted(looked_at, taken):
         slope, _ = line_through(range(PARTS), medians)
         rise = slope * (PARTS - 1)
-    elif phase and rises[phase] > 0:
+    elif rises.get(phase):
         rise = rises[phase]
     else:
         return None
@@ -131,7 +125,7 @@ def growth_of(steps: Sequence[StepRecord], *, device: bool, calm: bool = True) -
         steps=len(steps),
         seconds=steps[-1].end - steps[0].end,
         rate=(last - first) / len(steps),
-        phase=phase or "outside",
+        phase=phase,
     )
 
 
@@ -152,6 +146,12 @@ def _of_phases(steps: Sequence[StepRecord]) -> dict[str, float]:
         slope, _ = line_through(range(PARTS), ratios)
         found[name] = slope * (PARTS - 1) * sum(rest) / PARTS if steady else 0.0
     return found
+
+
+def _risen_most(steps: Sequence[StepRecord]) -> str:
+    """The phase that rose by most seconds, where no other one is long enough to measure it by."""
+    slopes = {name: line_through(range(PARTS), _medians(steps, value))[0] for name, value in _PHASES}
+    return max(slopes, key=lambda name: slopes[name])
 
 
 def _waits(step: StepRecord) -> float:
@@ -193,53 +193,66 @@ def _longer_batches(steps: Sequence[StepRecord]) -> bool:
 
 def _cause(snapshot: Snapshot, phase: str) -> Cause:
     """The lines of the growing phase that go over something that grows; else the sites that keep a graph alive."""
-    over = main_lines(snapshot, lambda line: bool(_gone_over(line, snapshot.growth_sites)))
-    if over.share >= 0.5 * EXPLAINED:
-        sites = [site for line in over.lines for site in _gone_over(line, snapshot.growth_sites)]
-        return Cause(over, tuple(dict.fromkeys(sites)))
+    over = over_all(snapshot, snapshot.growth_sites)
+    if over.lines.share >= 0.5 * EXPLAINED:
+        return over
     keeping = tuple(site for site in snapshot.growth_sites if site.keeps_graph)
     if phase in ("backward", "forward") and keeping:
         return Cause(Lines(0.0, ()), keeping)
     return Cause(main_lines(snapshot, lambda line: line.phase == phase), ())
 
 
-def _gone_over(line: HotLine, sites: Sequence[GrowthSite]) -> list[GrowthSite]:
-    """The sites whose grown thing this line, or the line that calls it, takes as a whole."""
-    texts = [line.text, *(frame.text for frame in line.via[-2:])]
-    return [site for site in sites if any(_takes_all(text, site) for text in texts if text)]
-
-
-def _takes_all(text: str, site: GrowthSite) -> bool:
-    match = _GROWN.match(site.text)
-    if match is None or text == site.text:
-        return False
-    # All of it: not one element, not a slice, not its length, nor a method of it.
-    whole = rf"(?<![\w.])(?<!len\(){re.escape(match[1])}(?:\.(?:values|items|keys)\(\))?(?![\w.\[(]|\s*[-+*/]?=(?!=))"
-    return re.search(whole, text) is not None
-
-
-def _unmeasured(snapshot: Snapshot) -> Judgement:
-    cause = _cause(snapshot, "")
-    if not cause.sites or cause.lines.share < HEAVY:
-        return Abstention(id=ID, reason="only the hook times steps")
-    share = cause.lines.share
+def _read(snapshot: Snapshot, steps: Sequence[StepRecord] = ()) -> Finding | None:
+    """What code and stacks tell where step times do not, or not yet; None where they contradict it."""
+    kept = kept_graph(snapshot)
+    if kept is not None:
+        share, cause = kept
+        title = f"{percent(share)} of the time walks back through the graphs of earlier steps"
+        told = "the backward takes many times as long as the forward, and keeps its graph (retain_graph)"
+    else:
+        cause = over_all(snapshot, proven(snapshot))
+        share = cause.lines.share
+        title = f"{percent(share)} of the time goes over something that every step makes longer"
+        told = ""
+    if share < 0.5 * HEAVY or not _may_hide(snapshot, steps, share):
+        return None
+    site = next(iter(cause.sites), None)
+    evidence = [f"{_place(site.file, site.line)} adds to it at every step"] if site is not None else []
+    if told:
+        evidence.append(told)
+    if site is not None and site.unless is not None and not kept:
+        evidence.append(f"unless line {site.unless} says so, nothing shortens it; the run's memory rises with it")
+    evidence.append(
+        "read from the code and the stacks: " + ("no rise shows yet" if steps else "only the hook times steps")
+    )
     return Finding(
         Verdict(
             id=ID,
             severity="warning",
-            share=round(share, 4),
-            speedup=round(without(share), 3),
+            share=round(min(0.97, share), 4),
+            speedup=round(without(min(0.97, share)), 3),
             confidence=0.5,
-            title=f"{percent(share)} of the time goes over something that every step makes longer",
+            title=title,
             where=_where(snapshot, cause),
-            evidence=(
-                f"{_place(cause.sites[0].file, cause.sites[0].line)} adds to it at every step",
-                "read from the code and the stacks: only the hook times steps",
-            ),
-            fixes=_fixes(cause, share),
+            evidence=tuple(evidence),
+            fixes=_fixes(cause, min(0.97, share)),
         ),
         level=share / HEAVY,
     )
+
+
+def _may_hide(snapshot: Snapshot, steps: Sequence[StepRecord], share: float) -> bool:
+    """Whether what grew since the run began could have grown on over these steps without being seen in their times.
+
+    What takes `share` after so long takes that much more in proportion to the time since.
+    """
+    if not steps or snapshot.target.started is None:
+        return True
+    age = snapshot.wall - snapshot.target.started
+    expected = share * (steps[-1].end - steps[0].end) / age if age > 0 else 0.0
+    medians = _medians(steps, lambda step: step.seconds)
+    spread = (max(medians) - min(medians)) * PARTS / sum(medians)
+    return expected < NOISE * spread
 
 
 def _verdict(snapshot: Snapshot, growth: Growth, cause: Cause) -> Verdict:
@@ -282,7 +295,7 @@ def _fixes(cause: Cause, share: float) -> tuple[Fix, ...]:
     site = cause.sites[0]
     place = _place(site.file, site.line)
     if site.keeps_graph and not cause.lines.lines:
-        text = f"{place} keeps the graph of every step: detach() what is carried from step to step"
+        text = f"{place} keeps the graph of every step: detach() what is carried on, without retain_graph=True"
     else:
         text = f"keep a running sum or a bounded window instead of all that {place} collects"
     return (Fix(text=text, speedup=round(without(share), 2)),)

@@ -6,6 +6,7 @@ import msgspec
 
 from aitop.model.gpu import GpuSample
 from aitop.model.host import HostSample, Role
+from aitop.model.ranks import Ranks, Standstill
 from aitop.model.source import SourceName, SourceStatus
 from aitop.model.stacks import Frame, StackDump
 from aitop.model.steps import AllocatorSample, HookFacts, Kind, StepRecord
@@ -212,6 +213,8 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     and per device i: gpu<i>.busy, gpu<i>.memory, gpu<i>.power,
     gpu<i>.ecc_uncorrected, gpu<i>.pcie_received, gpu<i>.sm, .tensor, .dram, .fp64 and .fp32 (shares of GPM),
     alloc<i>.allocated, alloc<i>.reserved, alloc<i>.retries, alloc<i>.ooms.
+    `ranks` has the ranks of the job on this machine, None of a process that is none of several; `standstill` where all
+    of them stand while none moves.
     `dump` is the last look at all threads at once that somebody asked for, None where nobody has.
     For charts of minutes it has, of each second in which steps ended, step_p50 and step_p95 (milliseconds), step_save
     and step_evaluation (seconds), and of each loader worker (sixteen at most) worker<pid>.cpu (cores) and
@@ -232,6 +235,8 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     allocators: tuple[AllocatorSample, ...] = ()
     stacks: Stacks | None = None
     dump: StackDump | None = None
+    ranks: Ranks | None = None
+    standstill: Standstill | None = None
     growth_sites: tuple[GrowthSite, ...] = ()
     series: dict[str, Series] = {}
     cost: Cost = Cost()

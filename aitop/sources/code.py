@@ -13,7 +13,7 @@ from typing import NamedTuple
 from aitop.model.snapshot import GrowthSite
 from aitop.model.text import printable
 from aitop.sources import procfs
-from aitop.sources.growth import find_growth
+from aitop.sources.growth import find_all
 
 # Words of code that trains, or calls what does.
 TRAINS = re.compile(
@@ -163,9 +163,6 @@ def may_train(pid: int, files: Sequence[str]) -> bool | None:
 def growth_sites(pid: int, files: Sequence[str]) -> tuple[GrowthSite, ...]:
     """The lines in these files that make something longer step by step, those that keep a graph alive first."""
     code = SourceCode(pid)
-    found = []
-    for file in dict.fromkeys(files):
-        text = code.text(file)
-        if text is not None and len(text) <= LARGEST_PARSED:
-            found.extend(find_growth(text, file))
+    texts = {file: code.text(file) for file in dict.fromkeys(files)}
+    found = find_all({file: text for file, text in texts.items() if text is not None and len(text) <= LARGEST_PARSED})
     return tuple(site for _, site in sorted(found, key=lambda ranked: ranked[0]))

@@ -26,12 +26,16 @@ Loop = ast.For | ast.AsyncFor | ast.While
 
 
 class Place(NamedTuple):
-    """A statement, the loops and conditions around it (outermost first), and whether autograd is switched off there."""
+    """A statement, the loops and conditions around it (outermost first), and whether autograd is switched off there.
+
+    `tests` are what the `if`s around it ask.
+    """
 
     statement: ast.stmt
     loops: tuple[Loop, ...]
     no_grad: bool
     conditions: tuple[ast.AST, ...] = ()
+    tests: tuple[ast.expr, ...] = ()
 
     def sure_before(self, other: Place) -> bool:
         """Whether reaching the other statement means that this one has run, as far as conditions go."""
@@ -62,9 +66,10 @@ def _from(place: Place) -> Iterator[Place]:
         no_grad = no_grad or any(_WITHOUT_GRAD.search(ast.unparse(item.context_expr)) for item in statement.items)
     if isinstance(statement, (ast.For, ast.AsyncFor, ast.While)):
         loops = (*loops, statement)
+    tests = (*place.tests, statement.test) if isinstance(statement, ast.If) else place.tests
     for condition, inner in _branches(statement):
         conditions = place.conditions if condition is None else (*place.conditions, condition)
-        yield from _from(Place(inner, loops, no_grad, conditions))
+        yield from _from(Place(inner, loops, no_grad, conditions, tests))
 
 
 def _branches(statement: ast.stmt) -> Iterator[tuple[ast.AST | None, ast.stmt]]:

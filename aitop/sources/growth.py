@@ -8,59 +8,112 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator, Sequence
-from typing import Literal, NamedTuple
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 from aitop.model.snapshot import GrowthSite
 from aitop.model.text import printable
-from aitop.sources.graph_names import GraphNames, Loop, Place, Scope, is_model_call, last_name, name_of, places
+from aitop.sources.graph_names import GraphNames, Loop, Place, Scope, last_name, name_of, places
+from aitop.sources.growth_statements import Growth, Kinds, assignments, covers, emptied, growth_of, retains, targets
+from aitop.sources.settings import Settings
+from aitop.sources.stepping import Stepping, trains
 
-_GROWING_METHODS = {"append": 0, "appendleft": 0, "extend": 0, "insert": 1}
-_SHRINKING_METHODS = frozenset({"clear", "pop", "popleft", "popitem", "remove"})
-_JOINING_CALLS = frozenset({"cat", "concat", "concatenate", "append", "vstack", "hstack"})
-_STEP_FUNCTION = re.compile(r"step|^__call__$|^__getitem__$|^forward$|batch_(end|start)|train_one")
-_TRAINING_CALL = re.compile(r"backward$|(optim|opt|scaler|engine)\w*\.step$|train\w*_step$|train_(one_)?batch$")
 _OVER_DATA = re.compile(r"loader|batches|epoch|steps|iter", re.IGNORECASE)
 
 Rank = tuple[bool, bool, bool, bool]
 """Sorts sites, the likeliest leak first: keeps a graph; no mere key of a dict; in a training loop; never emptied."""
 
+Emptied = tuple[str, "int | None"]
+"""What is emptied; and, where only a setting decides whether it is, the line of that."""
 
-class _Growth(NamedTuple):
-    """A statement that makes `grown` longer by `value`."""
 
-    grown: str
-    value: ast.expr
-    how: Literal["list", "sum", "key"]
+class _Function(NamedTuple):
+    """A module, or a function with its qualified name, and its statements."""
+
+    node: Scope
+    name: str
+    inside: list[Place]
 
 
 class _File(NamedTuple):
-    """What holds for a whole file: bounded queues, dictionaries, and what each function empties."""
+    """What holds for a whole file: bounded queues, kinds of things, settings, and what each function empties."""
 
     bounded: frozenset[str]
-    dictionaries: frozenset[str]
-    emptied: dict[str, frozenset[str]]
+    kinds: Kinds
+    settings: Settings
+    emptied: dict[str, list[Emptied]]
+
+
+class _Found(NamedTuple):
+    """A statement that makes something longer over steps, and whether that holds a graph; else see GrowthSite."""
+
+    place: Place
+    growth: Growth
+    holds: bool
+    trains: bool
+    never_emptied: bool
+    every_step: bool
+    within: Loop | None
+    unless: int | None
 
 
 def find_growth(source: str, file: str) -> list[tuple[Rank, GrowthSite]]:
     """The growth sites of one source text with their ranks. Text that is not Python has none."""
+    return find_all({file: source})
+
+
+def find_all(sources: Mapping[str, str]) -> list[tuple[Rank, GrowthSite]]:
+    """The growth sites of the texts of some files, which call each other's functions."""
+    read = {file: functions for file, source in sources.items() if (functions := _read(source))}
+    try:
+        stepping = Stepping((one.node, one.name) for functions in read.values() for one in functions)
+    except RecursionError:
+        return []
+    return [found for file, functions in read.items() for found in _sites(file, sources[file], functions, stepping)]
+
+
+def _read(source: str) -> list[_Function]:
     try:
         tree = ast.parse(source)
-        scopes = [(scope, name, list(places(scope))) for scope, name in _scopes(tree)]
-        known = _about(scopes)
-        lines = source.splitlines()
-        return [
-            (rank, _site(file, place.statement.lineno, name, lines, keeps_graph=not rank[0]))
-            for scope, name, inside in scopes
-            for place, rank in _growing(scope, name, inside, known)
-        ]
+        return [_Function(scope, name, list(places(scope))) for scope, name in _scopes(tree)]
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return []
 
 
-def _site(file: str, line: int, function: str, lines: Sequence[str], *, keeps_graph: bool) -> GrowthSite:
-    text = printable(lines[line - 1]).strip()[:200] if line <= len(lines) else ""
-    return GrowthSite(file=file, line=line, function=function, text=text, keeps_graph=keeps_graph)
+def _sites(file: str, source: str, functions: Sequence[_Function], stepping: Stepping) -> list[tuple[Rank, GrowthSite]]:
+    lines = source.splitlines()
+    try:
+        known = _about(functions)
+        return [
+            (
+                (
+                    not one.holds,
+                    one.growth.how == "key",
+                    not one.trains,
+                    not one.never_emptied or one.unless is not None,
+                ),
+                _site(file, function.name, one, lines),
+            )
+            for function in functions
+            for one in _growing(function, known, stepping)
+        ]
+    except (ValueError, RecursionError, MemoryError):
+        return []
+
+
+def _site(file: str, function: str, found: _Found, lines: Sequence[str]) -> GrowthSite:
+    line, loop = found.place.statement.lineno, found.within
+    return GrowthSite(
+        file=file,
+        line=line,
+        function=function,
+        text=printable(lines[line - 1]).strip()[:200] if line <= len(lines) else "",
+        keeps_graph=found.holds,
+        grown=found.growth.grown,
+        every_step=found.every_step,
+        within=(loop.lineno, loop.end_lineno or loop.lineno) if loop is not None else None,
+        unless=found.unless,
+    )
 
 
 def _scopes(tree: ast.Module) -> Iterator[tuple[Scope, str]]:
@@ -79,117 +132,121 @@ def _scopes(tree: ast.Module) -> Iterator[tuple[Scope, str]]:
                 waiting.append((child, prefix))
 
 
-def _about(scopes: Sequence[tuple[Scope, str, list[Place]]]) -> _File:
+def _about(functions: Sequence[_Function]) -> _File:
     bounded, dictionaries = set(), set()
-    for _, _, inside in scopes:
-        for target, value in (pair for place in inside for pair in _assignments(place.statement)):
-            call = last_name(value.func) if isinstance(value, ast.Call) else ""
-            if call == "deque" and isinstance(value, ast.Call) and (len(value.args) > 1 or value.keywords):
-                bounded.add(target)
-            if isinstance(value, ast.Dict) or call in ("dict", "defaultdict", "OrderedDict"):
-                dictionaries.add(target)
-    emptied = {
-        name: frozenset(text for place in inside for text in _emptied(place.statement, frozenset()))
-        for _, name, inside in scopes
-        if not name.endswith("__init__")
+    for target, value in (pair for one in functions for place in one.inside for pair in assignments(place.statement)):
+        call = last_name(value.func) if isinstance(value, ast.Call) else ""
+        if call == "deque" and isinstance(value, ast.Call) and (len(value.args) > 1 or value.keywords):
+            bounded.add(target)
+        if isinstance(value, ast.Dict) or call in ("dict", "defaultdict", "OrderedDict"):
+            dictionaries.add(target)
+    module = functions[0].node
+    kept = any(isinstance(node, ast.Call) and retains(node) for node in ast.walk(module))
+    kinds = Kinds(frozenset(dictionaries), kept)
+    settings = Settings((one.node, one.name, one.inside) for one in functions)
+    without = Kinds(retains=kept)
+    inside = {
+        one.name: [
+            (text, settings.decides(place.tests, one.node, None))
+            for place in one.inside
+            for text in emptied(place.statement, without)
+        ]
+        for one in functions
+        if not one.name.endswith("__init__")
     }
-    return _File(frozenset(bounded), frozenset(dictionaries), emptied)
+    return _File(frozenset(bounded), kinds, settings, inside)
 
 
-class _Scope(NamedTuple):
+class _Scope:
     """One function, or the module, with the names of its statements."""
 
-    node: Scope
-    name: str
-    names: GraphNames
-    known: _File
+    def __init__(self, function: _Function, known: _File, stepping: Stepping) -> None:
+        self.node, self.name, self._known, self._stepping = function.node, function.name, known, stepping
+        self.names = GraphNames(function.inside)
 
     def owns(self, grown: str) -> bool:
         """Whether the thing is the function's own and gone when it returns."""
-        root = re.split(r"[.\[]", grown, maxsplit=1)[0]
+        root = _root(grown)
         if isinstance(self.node, ast.Module) or not self.names.assigned(root):
             return False
         declared = (node for node in ast.walk(self.node) if isinstance(node, (ast.Global, ast.Nonlocal)))
         return not any(root in node.names for node in declared)
 
-    def emptied_elsewhere(self, grown: str) -> bool:
-        """Whether another method empties an attribute, as at the end of an epoch."""
-        texts = (text for name, texts in self.known.emptied.items() if name != self.name for text in texts)
-        return grown.startswith("self.") and any(_covers(text, grown) for text in texts)
+    def emptied(self, grown: str, *, elsewhere: bool) -> list[Emptied]:
+        """What empties a thing here; `elsewhere`: in the other functions, if it is an attribute."""
+        names = [name for name in self._known.emptied if (name != self.name) == elsewhere]
+        if elsewhere and not grown.startswith("self."):
+            return []
+        return [one for name in names for one in self._known.emptied[name] if covers(one[0], grown)]
 
     def runs_every_step(self, grown: str) -> bool:
         """Whether the function is called once a step and keeps the thing from call to call."""
         if isinstance(self.node, ast.Module) or self.owns(grown):
             return False
-        here = self.known.emptied.get(self.name, frozenset())
-        function = self.name.rpartition(".")[2]
-        return _STEP_FUNCTION.search(function) is not None and not any(_covers(text, grown) for text in here)
+        return self._stepping.runs(self.name) and self._outlives(grown)
+
+    def _outlives(self, grown: str) -> bool:
+        """Whether what is handed over as a parameter was not made for the very step."""
+        if isinstance(self.node, ast.Module):
+            return True
+        arguments = [one.arg for one in (*self.node.args.posonlyargs, *self.node.args.args)]
+        root = _root(grown)
+        if root not in arguments or root in ("self", "cls"):
+            return True
+        index = arguments.index(root) - (arguments[0] in ("self", "cls"))
+        for value, loop in self._stepping.given(self.name, index, root):
+            text = name_of(value)
+            if text is None or (loop is not None and _emptied_in(loop, text, self._known, self.node)[0]):
+                return False
+            if loop is None and "." not in text:
+                # Whoever hands it on may have made it.
+                return False
+        return True
 
 
-def _growing(node: Scope, name: str, inside: list[Place], known: _File) -> Iterator[tuple[Place, Rank]]:
+def _root(grown: str) -> str:
+    return re.split(r"[.\[]", grown, maxsplit=1)[0]
+
+
+def _growing(function: _Function, known: _File, stepping: Stepping) -> Iterator[_Found]:
     """The growing statements of a scope that nothing empties in time."""
-    scope = _Scope(node, name, GraphNames(inside), known)
-    for place in inside:
-        growth = _growth_of(place.statement, known.dictionaries)
-        if growth is None or growth.grown in known.bounded or scope.emptied_elsewhere(growth.grown):
+    scope = _Scope(function, known, stepping)
+    for place in function.inside:
+        growth = growth_of(place.statement, known.kinds)
+        if growth is None or growth.grown in known.bounded:
             continue
-        holds = not place.no_grad and scope.names.holds(growth.value, place)
+        elsewhere = scope.emptied(growth.grown, elsewhere=True)
+        if any(unless is None for _, unless in elsewhere):
+            continue
+        holds = not place.no_grad and (growth.how == "carried" or scope.names.holds(growth.value, place))
         if growth.how == "sum" and not holds and not _unsure_loss(growth.value, place, scope.names):
             continue
-        found = _where(scope, place, growth.grown)
-        if found is not None:
-            in_training, never_emptied = found
-            yield place, (not holds, growth.how == "key", not in_training, not never_emptied)
+        found = _over_steps(scope, place, growth, known, stepping)
+        if found is not None and (growth.how != "carried" or found.every_step):
+            unless = found.unless or next((line for _, line in elsewhere), None)
+            yield found._replace(holds=holds, unless=unless)
 
 
-def _where(scope: _Scope, place: Place, grown: str) -> tuple[bool, bool] | None:
-    """None if it does not grow over steps, else whether in a training loop, and whether no loop empties it."""
-    lasting = [loop for loop in place.loops if not _empties(loop, grown, scope.known)]
-    trains = any(_trains(loop) for loop in lasting)
-    never_emptied = len(lasting) == len(place.loops)
-    over_steps = never_emptied and (not scope.owns(grown) or any(_steps(loop) for loop in lasting))
-    if lasting and (trains or over_steps):
-        return trains, never_emptied
-    return (False, True) if not place.loops and scope.runs_every_step(grown) else None
-
-
-def _growth_of(statement: ast.stmt, dictionaries: frozenset[str]) -> _Growth | None:
-    if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call):
-        call = statement.value
-        index = _GROWING_METHODS.get(last_name(call.func))
-        grown = name_of(call.func.value) if isinstance(call.func, ast.Attribute) else None
-        return (
-            _Growth(grown, call.args[index], "list") if grown and index is not None and len(call.args) > index else None
-        )
-    if isinstance(statement, ast.AugAssign) and isinstance(statement.op, ast.Add):
-        grown = name_of(statement.target)
-        return _Growth(grown, statement.value, _kind(statement.value)) if grown else None
-    if isinstance(statement, ast.Assign) and len(statement.targets) == 1:
-        return _grown_by_assignment(statement.targets[0], statement.value, dictionaries)
-    return None
-
-
-def _grown_by_assignment(target: ast.expr, value: ast.expr, dictionaries: frozenset[str]) -> _Growth | None:
-    """`x = x + more`, `x = torch.cat([x, more])`, `known[new_key] = more`."""
-    grown = name_of(target)
-    if grown is None:
+def _over_steps(scope: _Scope, place: Place, growth: Growth, known: _File, stepping: Stepping) -> _Found | None:
+    """None if it does not grow over steps."""
+    grown = growth.grown
+    empties = {id(loop): _emptied_in(loop, grown, known, scope.node) for loop in place.loops}
+    lasting = [loop for loop in place.loops if not empties[id(loop)][0]]
+    found = _Found(place, growth, False, any(trains(loop) for loop in lasting), True, True, None, None)
+    found = found._replace(never_emptied=len(lasting) == len(place.loops))
+    here = scope.emptied(grown, elsewhere=False)
+    called = found.never_emptied and all(line is not None for _, line in here) and scope.runs_every_step(grown)
+    settings = [empties[id(loop)][1] for loop in lasting] + [line for _, line in here if called]
+    found = found._replace(unless=next((line for line in settings if line is not None), None))
+    if not place.loops:
+        return found if called else None
+    owned = scope.owns(grown)
+    endless = found.never_emptied and (not owned or any(_steps(loop, stepping) for loop in lasting))
+    if not lasting or not (found.trains or endless):
         return None
-    if isinstance(value, ast.BinOp) and isinstance(value.op, ast.Add):
-        if grown in (name_of(value.left), name_of(value.right)):
-            more = value.right if name_of(value.left) == grown else value.left
-            return _Growth(grown, more, _kind(more))
-    elif isinstance(value, ast.Call) and last_name(value.func) in _JOINING_CALLS:
-        parts = [part for one in value.args for part in (one.elts if isinstance(one, (ast.List, ast.Tuple)) else [one])]
-        more = next((part for part in parts if name_of(part) != grown), value)
-        return _Growth(grown, more, "list") if any(name_of(part) == grown for part in parts) else None
-    if isinstance(target, ast.Subscript) and not isinstance(target.slice, (ast.Constant, ast.Slice)):
-        whole = name_of(target.value)
-        return _Growth(whole, value, "key") if whole in dictionaries and whole is not None else None
-    return None
-
-
-def _kind(value: ast.expr) -> Literal["list", "sum"]:
-    return "list" if isinstance(value, (ast.List, ast.Tuple, ast.ListComp)) else "sum"
+    stays = not owned and not isinstance(scope.node, ast.Module)
+    every = called or any(stepping.makes_steps(loop) for loop in lasting)
+    return found._replace(every_step=every, within=None if stays else lasting[0])
 
 
 def _unsure_loss(value: ast.expr, at: Place, names: GraphNames) -> bool:
@@ -198,68 +255,30 @@ def _unsure_loss(value: ast.expr, at: Place, names: GraphNames) -> bool:
     return text is not None and "loss" in text.lower() and not names.plain(value, at)
 
 
-def _empties(loop: Loop, grown: str, known: _File) -> bool:
-    """Whether something in a loop makes the thing anew, empties it or takes from it."""
-    target = () if isinstance(loop, ast.While) else _targets(loop.target)
-    inside = (text for place in _inside(loop) for text in _emptied(place, known.dictionaries))
-    return any(_covers(text, grown) for text in (*target, *inside))
+def _emptied_in(loop: Loop, grown: str, known: _File, scope: Scope) -> tuple[bool, int | None]:
+    """Whether something in a loop makes the thing anew, empties it or takes from it; and else the line of a setting
+    under which something does.
+    """
+    target = () if isinstance(loop, ast.While) else targets(loop.target)
+    if any(covers(text, grown) for text in target):
+        return True, None
+    lines = []
+    for place in _inside(loop):
+        if any(covers(text, grown) for text in emptied(place.statement, known.kinds)):
+            lines.append(known.settings.decides(place.tests, scope, loop))
+    sure = any(line is None for line in lines)
+    return sure, None if sure or not lines else lines[0]
 
 
-def _inside(loop: Loop) -> Iterator[ast.stmt]:
-    scope = ast.Module(body=[*loop.body, *loop.orelse], type_ignores=[])
-    return (place.statement for place in places(scope))
+def _inside(loop: Loop) -> Iterable[Place]:
+    return places(ast.Module(body=[*loop.body, *loop.orelse], type_ignores=[]))
 
 
-def _emptied(statement: ast.stmt, dictionaries: frozenset[str]) -> Iterator[str]:
-    """What a statement replaces, deletes or takes from."""
-    if _growth_of(statement, dictionaries) is None:
-        yield from (text for text, _ in _assignments(statement))
-    if isinstance(statement, ast.Delete):
-        for target in statement.targets:
-            whole = target.value if isinstance(target, ast.Subscript) else target
-            yield from _targets(whole)
-    if isinstance(statement, (ast.For, ast.AsyncFor)):
-        yield from _targets(statement.target)
-    value = getattr(statement, "value", None)
-    if isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute) and value.func.attr in _SHRINKING_METHODS:
-        yield from _targets(value.func.value)
-
-
-def _assignments(statement: ast.stmt) -> Iterator[tuple[str, ast.expr]]:
-    if isinstance(statement, ast.Assign):
-        for target in statement.targets:
-            # x[:] = … replaces the content; x[key] = … does not.
-            whole = isinstance(target, ast.Subscript) and isinstance(target.slice, ast.Slice)
-            chosen = target.value if whole and isinstance(target, ast.Subscript) else target
-            yield from ((text, statement.value) for text in _targets(chosen))
-    elif isinstance(statement, ast.AnnAssign) and statement.value is not None:
-        yield from ((text, statement.value) for text in _targets(statement.target))
-
-
-def _targets(target: ast.expr) -> Iterator[str]:
-    if isinstance(target, (ast.Tuple, ast.List)):
-        for part in target.elts:
-            yield from _targets(part)
-    elif (text := name_of(target)) is not None:
-        yield text
-
-
-def _covers(text: str, grown: str) -> bool:
-    """Whether replacing `text` replaces `grown` too: itself, or what holds it."""
-    return grown == text or grown.startswith((f"{text}.", f"{text}["))
-
-
-def _calls(loop: Loop) -> Iterator[ast.Call]:
-    return (node for node in ast.walk(loop) if isinstance(node, ast.Call))
-
-
-def _trains(loop: Loop) -> bool:
-    """Whether a loop runs training steps: a backward or an optimizer's step in it."""
-    return any(_TRAINING_CALL.search(name_of(call.func) or last_name(call.func)) for call in _calls(loop))
-
-
-def _steps(loop: Loop) -> bool:
+def _steps(loop: Loop, stepping: Stepping) -> bool:
     """Whether a loop goes over batches or steps, or never ends."""
-    if isinstance(loop, ast.While):
+    if stepping.makes_steps(loop):
         return True
-    return _OVER_DATA.search(ast.unparse(loop.iter)) is not None or any(is_model_call(call) for call in _calls(loop))
+    if isinstance(loop, ast.While):
+        endless = isinstance(loop.test, ast.Constant) and bool(loop.test.value)
+        return endless and not any(isinstance(node, (ast.Break, ast.Return)) for node in ast.walk(loop))
+    return _OVER_DATA.search(ast.unparse(loop.iter)) is not None

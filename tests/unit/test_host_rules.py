@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from snapshot_builder import RANK, WORKER, constant, line, process, snapshot, stacks, step, steps
 
-from aitop.diagnosis import collector, gil, input_bound, oversubscription, step_growth
+from aitop.diagnosis import collector, gil, growth_cause, input_bound, oversubscription, step_growth
 from aitop.diagnosis.rule import Finding
 from aitop.model.host import HostSample, MachineSample
 from aitop.model.snapshot import GrowthSite, HotLine, Phases, ThreadShare
@@ -181,7 +181,9 @@ def test_short_pauses_are_no_stall():
 
 # step-time-growth -------------------------------------------------------------------------------------------------
 
-SITE = GrowthSite(file="/x/train.py", line=40, function="main", text="history.append(loss.item())")
+SITE = GrowthSite(
+    file="/x/train.py", line=40, function="main", text="history.append(loss.item())", grown="history", every_step=True
+)
 OVER = line("main", 0.3, number=41, text="smooth = sum(history) / len(history)")
 
 
@@ -256,10 +258,12 @@ def test_without_step_times_the_code_may_tell():
         ("last = history[-1]", False),
         ("n = len(history)", False),
         ("my_history = [history_of(x)]", False),
+        ("history.sort(key=abs)", True),
+        ("low = history.index(best)", True),
     ],
 )
 def test_what_goes_over_all_of_a_list(text, whole):
-    assert step_growth._takes_all(text, SITE) is whole
+    assert growth_cause.takes_all(text, SITE) is whole
 
 
 # a pipeline of the run's own --------------------------------------------------------------------------------------

@@ -1,0 +1,127 @@
+"""Which loops of a training script make steps, and which functions run at each of them, told from what calls what.
+
+Functions are known by their last name only: `self.update(...)` calls every `update` of the files that are read.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterable, Iterator, Sequence
+
+from aitop.sources.graph_names import Loop, Scope, is_model_call, last_name, name_of
+
+# Functions that a framework calls at each step.
+_STEP_FUNCTION = re.compile(r"(^|_)step($|_)|^__call__$|^__getitem__$|^forward$|batch_(end|start)|train_one_batch")
+_TRAINING_CALL = re.compile(r"backward$|(optim|opt|scaler|engine)\w*\.step$|train\w*_step$|train_(one_)?batch$")
+
+Named = Iterable[tuple[Scope, str]]
+
+
+def trains(loop: Loop) -> bool:
+    """Whether a loop runs training steps: a backward or an optimizer's step in it."""
+    return any(_training(call) for call in ast.walk(loop) if isinstance(call, ast.Call))
+
+
+class Stepping:
+    """What runs at each step of some files, given their modules and functions with qualified names."""
+
+    def __init__(self, scopes: Named) -> None:
+        functions: dict[str, list[Scope]] = {}
+        modules: list[Scope] = []
+        for scope, name in scopes:
+            if isinstance(scope, ast.Module):
+                modules.append(scope)
+            else:
+                functions.setdefault(name.rpartition(".")[2], []).append(scope)
+        self._functions = functions
+        self._makers: frozenset[str] = frozenset()
+        self._find_makers()
+        everything = [*modules, *(one for group in functions.values() for one in group)]
+        self._loops = {id(loop): loop for scope in everything for loop in _loops(scope.body) if self._makes(loop.body)}
+        self._called = self._from_loops()
+
+    def makes_steps(self, loop: Loop) -> bool:
+        """Whether each turn of the loop is a step."""
+        return id(loop) in self._loops
+
+    def runs(self, function: str) -> bool:
+        """Whether a function (qualified name) runs at each step, and its object is not made anew for each."""
+        owner, _, name = function.rpartition(".")
+        anew = owner.removesuffix(".<locals>").rpartition(".")[2] in self._called
+        return not anew and (name in self._called or _STEP_FUNCTION.search(name) is not None)
+
+    def given(self, function: str, index: int, parameter: str) -> Iterator[tuple[ast.expr, Loop | None]]:
+        """What is handed over as a parameter of a function by those that call it at each step, with their loop.
+
+        `index` counts from 0 without `self`. The loop is None where a function hands it on.
+        """
+        name = function.rpartition(".")[2]
+        for loop in self._loops.values():
+            yield from ((value, loop) for value in _handed(loop.body, name, index, parameter))
+        for called in self._called:
+            for scope in self._functions.get(called, ()):
+                yield from ((value, None) for value in _handed(scope.body, name, index, parameter))
+
+    def _find_makers(self) -> None:
+        """Functions with one step in them: a model's call, a backward, or a call of such a function, in no loop."""
+        while True:
+            found = frozenset(
+                name for name, group in self._functions.items() if any(self._makes(f.body) for f in group)
+            )
+            if found == self._makers:
+                return
+            self._makers = found
+
+    def _makes(self, body: Sequence[ast.stmt]) -> bool:
+        calls = _calls(body, loops=False)
+        return any(_training(call) or is_model_call(call) or last_name(call.func) in self._makers for call in calls)
+
+    def _from_loops(self) -> frozenset[str]:
+        """Names that are called at each step, directly or not."""
+        waiting = [last_name(call.func) for loop in self._loops.values() for call in _calls(loop.body, loops=True)]
+        called: set[str] = set()
+        while waiting:
+            name = waiting.pop()
+            if name in called:
+                continue
+            called.add(name)
+            for scope in self._functions.get(name, ()):
+                waiting.extend(last_name(call.func) for call in _calls(scope.body, loops=True))
+        return frozenset(called)
+
+
+def _training(call: ast.Call) -> bool:
+    return _TRAINING_CALL.search(name_of(call.func) or last_name(call.func)) is not None
+
+
+def _loops(body: Sequence[ast.stmt]) -> Iterator[Loop]:
+    """The loops of a function, without those of functions in it."""
+    return (node for node in _nodes(body, loops=True) if isinstance(node, (ast.For, ast.AsyncFor, ast.While)))
+
+
+def _calls(body: Sequence[ast.stmt], *, loops: bool) -> Iterator[ast.Call]:
+    return (node for node in _nodes(body, loops=loops) if isinstance(node, ast.Call))
+
+
+def _nodes(body: Sequence[ast.AST], *, loops: bool) -> Iterator[ast.AST]:
+    """All nodes that run with these statements; with `loops` also those in loops among them."""
+    waiting: list[ast.AST] = list(body)
+    while waiting:
+        node = waiting.pop()
+        yield node
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)):
+            continue
+        if isinstance(node, (ast.For, ast.AsyncFor)) and not loops:
+            waiting.append(node.iter)
+        elif isinstance(node, ast.While) and not loops:
+            waiting.append(node.test)
+        else:
+            waiting.extend(ast.iter_child_nodes(node))
+
+
+def _handed(body: Sequence[ast.stmt], name: str, index: int, parameter: str) -> Iterator[ast.expr]:
+    for call in _calls(body, loops=True):
+        if last_name(call.func) == name:
+            named = [keyword.value for keyword in call.keywords if keyword.arg == parameter]
+            yield from named or call.args[index : index + 1]
