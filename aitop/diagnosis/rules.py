@@ -10,6 +10,7 @@ from aitop.diagnosis import (
     device_memory,
     device_rules,
     gil,
+    hang,
     hardware,
     host_memory,
     input_bound,
@@ -21,6 +22,7 @@ from aitop.diagnosis import (
 from aitop.diagnosis.rule import Rule
 
 RULES: tuple[Rule, ...] = (
+    hang.RULE,
     input_bound.RULE,
     *between_steps.RULES,
     optimizer.RULE,

@@ -9,6 +9,7 @@ from aitop.engine.long_view import worker_lanes
 from aitop.engine.phases import Phase
 from aitop.engine.series import recompiles, series
 from aitop.engine.stack_view import activity_over_time, phases_over_time, view
+from aitop.engine.standstill import standstill
 from aitop.engine.steps_view import steps_view
 from aitop.engine.throughput import with_operations, with_throughput
 from aitop.model.host import Role
@@ -59,6 +60,7 @@ def aggregate(history: History, tick: Tick) -> Snapshot:
         allocators=hook.allocators if hook else (),
         stacks=stacks,
         dump=history.dump,
+        standstill=standstill(history, tick.time),
         growth_sites=history.growth.sites if history.growth else (),
         series=series(history, tuple(hook.steps) if hook else ())
         | _by_windows(history, hook, stacks)

@@ -7,6 +7,7 @@ import msgspec
 from aitop.diagnosis.judge import Judge, Memory
 from aitop.engine.aggregate import aggregate
 from aitop.engine.history import History
+from aitop.engine.standstill import wants_look
 from aitop.model.event import Event
 from aitop.model.snapshot import Snapshot, Target, Tick
 
@@ -25,6 +26,10 @@ class Engine:
             return None
         snapshot = aggregate(self._history, event)
         return msgspec.structs.replace(snapshot, diagnosis=self._judge.judge(snapshot))
+
+    def wants_look(self, now: float) -> bool:
+        """Whether nothing in the job has moved for so long that all stacks ought to be looked at."""
+        return wants_look(self._history, now)
 
     def note(self, event: Event) -> None:
         """Take one event without making a Snapshot, even of a Tick; what the judge would remember is lost by it."""

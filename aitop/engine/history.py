@@ -18,6 +18,7 @@ KEEP_SECONDS = 300.0
 KEEP_STEPS = 4096
 KEEP_WINDOWS = 40
 KEEP_COUNTS = 256
+KEEP_RANKS = 4096
 ENDING_SECONDS = 3.0
 
 
@@ -48,6 +49,7 @@ class History:
     allocators: deque[tuple[float, tuple[AllocatorSample, ...]]] = field(default_factory=deque)
     growth: GrowthSites | None = None
     dump: StackDump | None = None
+    numbers: dict[int, int] = field(default_factory=dict)
     ticks: deque[Tick] = field(default_factory=lambda: deque(maxlen=30))
     tick_count: int = 0
     first_time: float | None = None
@@ -62,6 +64,7 @@ class History:
             self._forget_before(event.time - KEEP_SECONDS)
         elif isinstance(event, HostSample):
             self.hosts.append(event)
+            self._number(event)
             self.newest["host"] = event.time
         elif isinstance(event, GpuSample):
             self.gpus.append(event)
@@ -84,6 +87,14 @@ class History:
             self.target = event
             if event.ended is not None:
                 self._overlook_the_end(event.time)
+
+    def _number(self, host: HostSample) -> None:
+        """Keep the number under which each rank was seen first: those that nobody numbers are counted anew each time."""
+        if len(self.numbers) > KEEP_RANKS:
+            self.numbers.clear()
+        for process in host.processes:
+            if process.role == "rank" and process.rank is not None and process.state != "Z":
+                self.numbers.setdefault(process.pid, process.rank)
 
     def _add_hook(self, sample: HookSample) -> None:
         hook = self.hooks.setdefault(sample.pid, HookHistory())

@@ -17,7 +17,7 @@ from aitop.engine.feed import EventSink, Publish, own_failure
 from aitop.engine.growth import GrowthFinder
 from aitop.engine.hook_way import HooksOnTheWay, take_out
 from aitop.engine.runner import SourceRunner
-from aitop.engine.stack_dump import take_stacks
+from aitop.engine.stack_dump import NoDumpError, take_stacks
 from aitop.model.event import Event
 from aitop.model.snapshot import Target, Tick
 from aitop.model.source import SourceName, SourceStatus
@@ -31,6 +31,7 @@ from aitop.sources.stacks import StackSource
 from aitop.sources.target import still_there
 
 STOP_SECONDS = 3.0
+BETWEEN_LOOKS = 2.0
 FIRST_TICKS = (0.3, 0.8)
 
 
@@ -67,6 +68,7 @@ class LiveFeed:
         self._runners: dict[SourceName, SourceRunner] = {}
         self._thread: threading.Thread | None = None
         self._stepping: int | None = None
+        self._looked = 0.0
 
     def start(self, publish: Publish) -> None:
         for source in self._sources():
@@ -125,6 +127,21 @@ class LiveFeed:
         self._events.put(found)
         return found
 
+    def _look_if_still(self) -> None:
+        """Look at all stacks where nothing has moved for a while."""
+        now = time.monotonic()
+        if now - self._looked < BETWEEN_LOOKS or not self._engine.wants_look(now):
+            return
+        self._looked = now
+
+        def look() -> None:
+            try:
+                self.dump()
+            except NoDumpError:
+                return  # the source of stacks says why there are none
+
+        threading.Thread(target=look, name="aitop-look", daemon=True).start()
+
     def _sources(self) -> list[Source]:
         options = self._options
         found: list[Source] = [self._host]
@@ -172,6 +189,7 @@ class LiveFeed:
             self._drain(publish)
             self._end_of_target(publish)
             self._take(Tick(time=time.monotonic(), wall=time.time(), monitor_cpu=cpu.cores()), publish)
+            self._look_if_still()
             for runner in list(self._runners.values()):
                 runner.check(time.monotonic())
             if self.target.ended:

@@ -20,6 +20,7 @@ class ProcessSample(msgspec.Struct, frozen=True, kw_only=True):
     `wanting` counts the threads that ran or waited for a core in more than a fiftieth of the interval, `wanted` the
     cores that all threads together ran on or waited for, `waited` the part of them that they only waited for.
     `local_world_size` is how many of the `world_size` ranks were started on this machine.
+    `channel` is what the main thread waits in, in the kernel's words; None of one that ran since the last sample.
     """
 
     pid: int
@@ -47,6 +48,7 @@ class ProcessSample(msgspec.Struct, frozen=True, kw_only=True):
     wanted: float | None = None
     waited: float | None = None
     local_world_size: int | None = None
+    channel: str | None = None
 
 
 class MachineSample(msgspec.Struct, frozen=True, kw_only=True):

@@ -10,6 +10,7 @@ class Frame(msgspec.Struct, frozen=True):
 
     `text` is the source line as the target's user sees it, stripped; None where it could not be read. `loop` is the
     head of the innermost loop of the function that the line stands in; None where it stands in none.
+    `guard` is the condition that it stands under within its function; None without one.
     """
 
     function: str
@@ -18,6 +19,7 @@ class Frame(msgspec.Struct, frozen=True):
     user: bool = False
     text: str | None = None
     loop: str | None = None
+    guard: str | None = None
 
 
 class StackCount(msgspec.Struct, frozen=True):

@@ -78,7 +78,7 @@ def read_counters(member: Member, *, computes: bool = False) -> Counters:
         write_bytes=io.get(b"write_bytes"),
         read_chars=io.get(b"rchar"),
         main=main[0] if main else None,
-        threads=_threads(folder) if computes else None,
+        threads=_threads(member, main) if computes else None,
     )
 
 
@@ -90,8 +90,12 @@ def scheduled(schedstat: bytes | None) -> tuple[float, float] | None:
     return int(fields[0]) / NANOSECONDS, int(fields[1]) / NANOSECONDS
 
 
-def _threads(folder: str) -> dict[int, tuple[float, float]] | None:
+def _threads(member: Member, main: tuple[float, float] | None) -> dict[int, tuple[float, float]] | None:
     """The same of each thread by its id; None where there are too many to read so often."""
+    pid = member.stat.pid
+    if member.stat.threads == 1:
+        return {} if main is None else {pid: main}
+    folder = f"{procfs.PROC}/{pid}"
     try:
         names = os.listdir(f"{folder}/task")
     except OSError:
@@ -130,6 +134,7 @@ def _sample(member: Member, place: Place, before: Counters | None, now: Counters
         local_rank=place.numbers.local_rank,
         world_size=place.numbers.world_size,
         local_world_size=place.numbers.local_world,
+        channel=_channel(stat.pid) if rate("voluntary") == 0 else None,
         cpu=None if user is None or system is None else user + system,
         cpu_system=system,
         rss=None if stat.state == "Z" else stat.rss * procfs.PAGE_SIZE,
@@ -146,6 +151,12 @@ def _sample(member: Member, place: Place, before: Counters | None, now: Counters
         wanted=threads[1] if threads else None,
         waited=threads[2] if threads else None,
     )
+
+
+def _channel(pid: int) -> str | None:
+    """What the main thread waits in, in the kernel's words; None where it does not say."""
+    found = procfs.text(f"{procfs.PROC}/{pid}/wchan")
+    return None if found in (None, "", "0") else printable(found or "")
 
 
 def _wanting(

@@ -9,7 +9,10 @@ from aitop.model.stacks import Frame, StackCount
 from aitop.sources import procfs
 from aitop.sources.code import SourceCode
 from aitop.sources.stacks.frames import is_user
+from aitop.sources.stacks.guards import guard
 from aitop.sources.stacks.speedscope import RawFrame, ThreadSamples
+
+LINES_ABOVE = 400
 
 
 class CodeOfProcesses:
@@ -70,5 +73,7 @@ class WindowBuilder:
             text = code.line(file, line) if user and line > 0 else None
             index = self._frames[key] = len(self._table)
             loop = code.loop(file, line) if text else None
-            self._table.append(Frame(raw.name, file, line, user, text.strip() if text else None, loop))
+            above = code.around(file, line, before=LINES_ABOVE, after=0) if text else None
+            condition = guard([one for _, one in above]) if above else None
+            self._table.append(Frame(raw.name, file, line, user, text.strip() if text else None, loop, condition))
         return index

@@ -1,0 +1,182 @@
+"""Whether no rank of a job moves, and where each of them stands. Pure.
+
+Told from the kernel's counters of every main thread (it has not run and was not switched to), so it also works where
+the target never runs another Python instruction; then from stacks, and from the steps that the hook saw before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from aitop.engine.history import History
+from aitop.engine.stack_groups import own_frames
+from aitop.engine.waiting import waiting_for
+from aitop.model.host import HostSample, ProcessSample
+from aitop.model.ranks import Standing, Standstill
+from aitop.model.stacks import Frame
+
+# Waits with a time-out of seconds wake a thread now and then, and so does whoever looks at it.
+STILL_SWITCHES, STILL_CORES = 3.0, 0.03
+# Looks are asked for after so long, and a standstill is told after so long where the run has no history.
+LOOK_SECONDS, FIRST_SECONDS, BLIND_SECONDS, SLEEPING_SECONDS = 2.0, 4.0, 6.0, 60.0
+OF_LONGEST = 1.5
+LOOK_AGAIN_SECONDS = 10.0
+
+
+def wants_look(history: History, now: float) -> bool:
+    """Whether nothing has moved for so long that all stacks ought to be looked at."""
+    if _still_since(history, now) is None or standing_for(history, now) < LOOK_SECONDS:
+        return False
+    dump = history.dump
+    return dump is None or dump.time < now - standing_for(history, now) or now - dump.time > LOOK_AGAIN_SECONDS
+
+
+def standing_for(history: History, now: float) -> float:
+    """Seconds for which nothing has moved; 0 where something does."""
+    since = _still_since(history, now)
+    return 0.0 if since is None else max(0.0, now - since)
+
+
+def standstill(history: History, now: float) -> Standstill | None:
+    """Where all ranks stand; None while any of them moves, or has not stood for abnormally long for this run."""
+    seconds = standing_for(history, now)
+    if seconds < LOOK_SECONDS or not history.hosts:
+        return None
+    host = history.hosts[-1]
+    usual = _longest_step(history)
+    found = _standings(history, host)
+    ranks = tuple(one for one in found if one.role == "rank")
+    workers = tuple(one for one in found if one.role == "loader-worker")
+    gone = _gone(history, ranks, host)
+    known = all(one.doing is not None for one in ranks)
+    limit = FIRST_SECONDS if known else BLIND_SECONDS
+    if usual is not None:
+        limit = max(limit, OF_LONGEST * usual)
+    if any(one.doing == "sleeping" for one in found):
+        limit = max(limit, SLEEPING_SECONDS)
+    if seconds < limit or any(one.doing == "serving" for one in ranks) or not _waits(ranks, gone, usual):
+        return None
+    world = max([*(p.world_size or 0 for p in host.processes), *_told_worlds(history)], default=0)
+    elsewhere = max(0, world - len(ranks) - len(gone))
+    return Standstill(seconds=seconds, usual=usual, ranks=ranks, workers=workers, gone=gone, elsewhere=elsewhere)
+
+
+def _waits(ranks: Sequence[Standing], gone: Sequence[int], usual: float | None) -> bool:
+    """Whether these may be ranks that do not get on, and not a process that has nothing to do."""
+    if gone or any(one.doing in ("collective", "loading") for one in ranks):
+        return True
+    if all(one.doing is None for one in ranks):
+        return len(ranks) > 1
+    return usual is not None
+
+
+def _still_since(history: History, now: float) -> float | None:
+    """Since when no rank and no worker has moved; None where one moves now, or nothing is known."""
+    since: float | None = None
+    for host in reversed(history.hosts):
+        working = [one for one in host.processes if one.role in ("rank", "loader-worker") and one.state != "Z"]
+        if not any(one.role == "rank" for one in working) or not all(_is_still(one, history) for one in working):
+            break
+        since = host.time
+    stepped = max((hook.steps[-1].end for hook in history.hooks.values() if hook.steps), default=None)
+    if since is None or (stepped is not None and stepped > since):
+        return None if since is None else stepped
+    return since
+
+
+def _is_still(process: ProcessSample, history: History) -> bool:
+    """Whether its main thread did nothing since the sample before. One that spins in a wait is still by its stacks."""
+    moved = (process.read_bytes or 0.0) + (process.write_bytes or 0.0)
+    if process.voluntary_switches is None or moved > 0:
+        return False
+    if process.state in ("T", "t"):
+        return True
+    if process.voluntary_switches <= STILL_SWITCHES and (process.main_cpu or 0.0) <= STILL_CORES:
+        return (process.cpu or 0.0) <= 1.0
+    return _spins(process.pid, history)
+
+
+def _spins(pid: int, history: History) -> bool:
+    """Whether the last windows have one and the same stack of its main thread, and that waits for other ranks."""
+    last = [window for window in history.windows if any(one.pid == pid and one.main for one in window.stacks)][-2:]
+    stacks = {
+        tuple(window.frames[index] for index in one.frames)
+        for window in last
+        for one in window.stacks
+        if one.pid == pid and one.main
+    }
+    if len(last) < 2 or len(stacks) != 1 or not history.gpus:
+        return False
+    return waiting_for(own_frames(next(iter(stacks))))[0] == "collective"
+
+
+def _longest_step(history: History) -> float | None:
+    """The longest that any rank took for a step, or between two looks that saw none; None without steps."""
+    longest = [max(step.seconds for step in hook.steps) for hook in history.hooks.values() if len(hook.steps) > 1]
+    return max(longest, default=None)
+
+
+def _standings(history: History, host: HostSample) -> list[Standing]:
+    stacks = _main_stacks(history)
+    found = []
+    for process in host.processes:
+        if process.role not in ("rank", "loader-worker") or process.state == "Z":
+            continue
+        frames = stacks.get(process.pid)
+        doing, call = waiting_for(frames, process.channel) if frames else (None, None)
+        hook = history.hooks.get(process.pid)
+        found.append(
+            Standing(
+                pid=process.pid,
+                rank=rank_number(history, process),
+                role=process.role,
+                doing=doing,
+                call=call,
+                frames=frames or (),
+                where=next((frame for frame in reversed(frames or ()) if frame.user), None),
+                state=process.state,
+                channel=process.channel,
+                step=hook.steps[-1].index if hook and hook.steps else None,
+            )
+        )
+    return sorted(found, key=lambda one: (one.rank is None, one.rank or 0, one.pid))
+
+
+def _main_stacks(history: History) -> dict[int, tuple[Frame, ...]]:
+    """The own frames of every main thread when all were looked at last."""
+    dump = history.dump
+    if dump is None:
+        return {}
+    return {
+        thread.pid: own_frames([dump.frames[index] for index in thread.frames])
+        for thread in dump.threads
+        if thread.main and thread.frames
+    }
+
+
+def rank_number(history: History, process: ProcessSample) -> int | None:
+    """The number of a rank as it knows it itself, else as it was when the job was first seen: where nobody numbers the
+    ranks they are counted, and counted anew when one is gone.
+    """
+    hook = history.hooks.get(process.pid)
+    if process.role == "rank" and hook is not None and hook.facts is not None and hook.facts.rank is not None:
+        return hook.facts.rank
+    return history.numbers.get(process.pid, process.rank)
+
+
+def _gone(history: History, ranks: Sequence[Standing], host: HostSample) -> tuple[int, ...]:
+    """The numbers of ranks of this machine that have ended and that no other process has taken over."""
+    present = {one.rank for one in ranks}
+    missing = {number for number in history.numbers.values() if number not in present}
+    processes = [one for one in host.processes if one.role == "rank" and one.state != "Z"]
+    here = max((one.local_world_size or 0 for one in processes), default=0)
+    offsets = {one.rank - one.local_rank for one in processes if one.rank is not None and one.local_rank is not None}
+    if here and len(offsets) == 1:
+        first = offsets.pop()
+        missing |= set(range(first, first + here)) - {number for number in present if number is not None}
+    return tuple(sorted(missing))
+
+
+def _told_worlds(history: History) -> list[int]:
+    told = [hook.facts.world_size for hook in history.hooks.values() if hook.facts is not None]
+    return [world for world in told if world is not None]

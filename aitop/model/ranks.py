@@ -1,0 +1,105 @@
+"""The ranks of a job side by side, and where all of them stand when none gets on."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from aitop.model.host import Role
+from aitop.model.stacks import Frame
+
+Doing = Literal["collective", "loading", "fetching", "unused", "sleeping", "serving", "own"]
+
+
+class RankPhases(msgspec.Struct, frozen=True, kw_only=True):
+    """Mean seconds of a rank's step. `wait` is what it waited for other ranks or for their exchange; it is taken out
+    of the phases that it lies in, so that `backward` and `forward` are the rank's own.
+    """
+
+    data_wait: float
+    forward: float
+    backward: float
+    optimizer: float
+    outside: float
+    wait: float | None = None
+
+
+class RankView(msgspec.Struct, frozen=True, kw_only=True):
+    """One rank on this machine. `step` is the number of its last step, `p50` the median of its steps in seconds.
+
+    `work` is what it did itself in a step, in mean seconds, without waiting for others; `lateness` how much later than
+    the first of the ranks it was ready for the others, in mean seconds; `latest` the share (0..1) of the steps in which
+    no other rank was later. `samples` and `tokens` are those of a mean step. `skew` is its lateness step by step,
+    oldest first, `skew_since` when the first of those ended. `cpu` is in cores, `rss` and `gpu_memory` in bytes,
+    `run_delay` the share of time in which its main thread waited for a core. None is not measured.
+    """
+
+    rank: int | None
+    pid: int
+    step: int | None = None
+    p50: float | None = None
+    phases: RankPhases | None = None
+    work: float | None = None
+    lateness: float | None = None
+    latest: float | None = None
+    samples: float | None = None
+    tokens: float | None = None
+    skew: tuple[float, ...] = ()
+    skew_since: float | None = None
+    cpu: float | None = None
+    rss: int | None = None
+    run_delay: float | None = None
+    gpu: int | None = None
+    gpu_busy: float | None = None
+    gpu_memory: int | None = None
+    gpu_clock: float | None = None
+
+
+class Ranks(msgspec.Struct, frozen=True, kw_only=True):
+    """The ranks by number. `world_size` counts those on other machines too; None where nothing tells it.
+
+    The rest is of the `steps` that all ranks made, compared one by one: `step` mean seconds of one, `exchange` what
+    even the rank waited that waited least, `uneven` what a step would save if all ranks had the mean work of that step.
+    """
+
+    ranks: tuple[RankView, ...] = ()
+    world_size: int | None = None
+    steps: int = 0
+    step: float | None = None
+    exchange: float | None = None
+    uneven: float | None = None
+
+
+class Standing(msgspec.Struct, frozen=True, kw_only=True):
+    """A process that stands still. `doing` is None where its stack is not known.
+
+    `call` names the call that its main thread is in. `frames` are its stack, the outermost first; `where` the user's
+    innermost line. `guard` is the condition that this line stands under. `state` is the kernel's letter, `channel` what
+    the kernel says it waits in. `step` is the last step it made.
+    """
+
+    pid: int
+    rank: int | None
+    role: Role
+    doing: Doing | None = None
+    call: str | None = None
+    frames: tuple[Frame, ...] = ()
+    where: Frame | None = None
+    state: str | None = None
+    channel: str | None = None
+    step: int | None = None
+
+
+class Standstill(msgspec.Struct, frozen=True, kw_only=True):
+    """No rank has moved for `seconds`. `usual` is the longest pause between two steps before, None without steps.
+
+    `gone` are ranks of this machine that have ended, by number. `elsewhere` ranks are on other machines, or gone too.
+    """
+
+    seconds: float
+    usual: float | None = None
+    ranks: tuple[Standing, ...] = ()
+    workers: tuple[Standing, ...] = ()
+    gone: tuple[int, ...] = ()
+    elsewhere: int = 0

@@ -1,0 +1,140 @@
+"""A data-parallel run of two or more ranks with a planted fault: `job.py FAULT [--launch spawn|processes]`.
+
+Under torchrun it is a rank; with `--launch` it starts its ranks itself. `--after` steps the fault sets in.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import threading
+import time
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, Dataset
+
+FAULTS = ("healthy", "input", "compute", "batches", "comm", "lock", "skip", "died", "mismatch", "worker")
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("fault", choices=FAULTS)
+    parser.add_argument("--launch", choices=("spawn", "processes"))
+    parser.add_argument("--world", type=int, default=2)
+    parser.add_argument("--after", type=int, default=20)
+    parser.add_argument("--port", type=int, default=29611)
+    parser.add_argument("--steps", type=int, default=0, help="stop after so many steps (default: never)")
+    return parser.parse_args()
+
+
+def start(args: argparse.Namespace) -> int:
+    """A process for each rank, as a script of somebody's own would start them."""
+    environment = os.environ | {
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(args.port),
+        "WORLD_SIZE": str(args.world),
+        "OMP_NUM_THREADS": "1",
+    }
+    ranks = [
+        subprocess.Popen([sys.executable, *sys.argv], env=environment | {"RANK": str(rank), "LOCAL_RANK": str(rank)})
+        for rank in range(args.world)
+    ]
+    return max(process.wait() for process in ranks)
+
+
+guard = threading.Lock()
+
+
+class Rows(Dataset):
+    """Rows that take a moment to read: a long one where `slow`, for ever where `stuck_at` is reached."""
+
+    def __init__(self, slow: bool, stuck_at: int) -> None:
+        self.slow = slow
+        self.stuck_at = stuck_at
+
+    def __len__(self) -> int:
+        return 1 << 20
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        if 0 < self.stuck_at <= index:
+            guard.acquire()  # in a worker
+        if self.slow:
+            time.sleep(0.006)
+        return torch.full((256,), float(index % 7))
+
+
+def extra_work(model: nn.Module, rows: torch.Tensor) -> torch.Tensor:
+    """What only one rank does."""
+    for _ in range(6):
+        rows = rows + 0.001 * model.module[2](torch.relu(model.module[0](rows)))[:, :1]
+    return rows
+
+
+def train(rank: int, args: argparse.Namespace) -> None:
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    odd, fault = rank == args.world - 1, args.fault
+    width = 6000 if fault == "comm" else 512
+    model = DistributedDataParallel(
+        nn.Sequential(
+            nn.Linear(256, width), nn.ReLU(), nn.Linear(width, width // 4), nn.ReLU(), nn.Linear(width // 4, 8)
+        )
+    )
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    worker = fault == "worker" and odd
+    if worker:
+        guard.acquire()
+    batch = 16 if fault == "comm" else 64 * (3 if fault == "batches" and odd else 1)
+    loader = DataLoader(
+        Rows(fault == "input" and odd, args.after * batch if worker else 0),
+        batch_size=16 if fault == "input" else batch,
+        num_workers=2 if fault == "worker" else 0,
+    )
+    for step, rows in enumerate(loader):
+        if fault == "compute" and odd and step > args.after:
+            rows = extra_work(model, rows)
+        if fault == "lock" and odd and step == args.after:
+            guard.acquire()
+            guard.acquire()  # for ever
+        if fault == "died" and odd and step == args.after:
+            os._exit(0)
+        optimizer.zero_grad()
+        loss = model(rows).square().mean()
+        loss.backward()
+        optimizer.step()
+        mean = loss.detach().clone()
+        if fault == "mismatch" and odd and step == args.after:
+            dist.all_gather_object([None] * args.world, "done")
+        else:
+            dist.all_reduce(mean)
+        if not (fault == "skip" and odd and step == args.after):
+            dist.barrier()
+        if rank == 0 and step % 10 == 0:
+            print(f"step {step}: {mean.item():.4f}", flush=True)
+        if step + 1 == args.steps:
+            return
+
+
+def run(rank: int, args: argparse.Namespace) -> None:
+    if "RANK" in os.environ:
+        dist.init_process_group("gloo")
+    else:
+        address = f"tcp://127.0.0.1:{args.port}"
+        dist.init_process_group("gloo", init_method=address, rank=rank, world_size=args.world)
+    train(dist.get_rank(), args)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    options = arguments()
+    if options.launch == "processes" and "RANK" not in os.environ:
+        sys.exit(start(options))
+    if options.launch == "spawn":
+        torch.multiprocessing.spawn(run, args=(options,), nprocs=options.world)
+    else:
+        run(int(os.environ.get("RANK", "0")), options)
