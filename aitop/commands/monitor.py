@@ -15,11 +15,13 @@ from aitop.commands.options import (
     watch_options,
 )
 from aitop.errors import AitopError, NoTargetError, WrongUsageError
+from aitop.model.text import printable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from aitop.engine.live import LiveFeed
+    from aitop.engine.recorder import Recorder
     from aitop.model.candidate import Candidate
     from aitop.model.settings import Settings
     from aitop.model.snapshot import Target
@@ -51,20 +53,30 @@ def run(args: argparse.Namespace) -> int:
 def watch(targets: Sequence[Target], args: argparse.Namespace) -> int:
     """The screen on live processes, recorded if asked for; the exit code."""
     from aitop.engine.late import LateFeed
+    from aitop.engine.recorder import Recorder
     from aitop.outputs.recording import RecordingWriter
     from aitop.ui.app import run_monitor
 
-    recording = RecordingWriter(args.record, targets[0]) if args.record else None
+    recorder = Recorder(lambda path: RecordingWriter(path, targets[0]), args.record)
 
     def make() -> LiveFeed:
         from aitop.engine.live import LiveFeed
 
-        return LiveFeed(targets, watch_options(args), recording)
+        return LiveFeed(targets, watch_options(args), recorder)
 
-    code = run_monitor(LateFeed(make), source_around=source_around, settings=args.settings)
-    if recording is not None and recording.failed is not None:
-        raise AitopError(recording.failed)
-    return code
+    if args.settings.editor:
+        os.environ["VISUAL"] = args.settings.editor
+    code = run_monitor(LateFeed(make), source_around=source_around, settings=args.settings, recorder=recorder)
+    return code if _all_kept(recorder) else AitopError.exit_code
+
+
+def _all_kept(recorder: Recorder) -> bool:
+    """Say where recordings are, and which of them have stopped early; False if any has."""
+    recorder.close()
+    for recording in recorder.made:
+        words = recording.failed or f"recorded {recording.path}; look at it with: aitop replay {recording.path}"
+        print(f"aitop: {printable(words)}", file=sys.stderr)
+    return not any(recording.failed for recording in recorder.made)
 
 
 def source_around(pid: int, file: str, line: int) -> list[tuple[int, str]] | None:

@@ -28,6 +28,7 @@ class RecordingWriter:
     def __init__(self, path: Path, target: Target) -> None:
         self.path = path
         self.failed: str | None = None
+        self._size: int | None = None
         self._encoder = msgspec.json.Encoder()
         self._raw = _open_new(path)
         compressed = path.name.endswith(".gz")
@@ -51,8 +52,24 @@ class RecordingWriter:
             except (OSError, ValueError) as error:
                 self._fail(error)
 
+    @property
+    def written(self) -> int | None:
+        """Bytes in the file so far, None for what is no file (a pipe)."""
+        try:
+            self._size = self._raw.tell()
+        except (OSError, ValueError):
+            # Closed, or not seekable: what was known before holds.
+            pass
+        return self._size
+
     def close(self) -> None:
         """End the recording; may be called twice."""
+        if self.failed is None:
+            try:
+                self._out.flush()
+            except (OSError, ValueError) as error:
+                self._fail(error)
+        _ = self.written
         for file in (self._out, self._raw):
             try:
                 file.close()
@@ -73,9 +90,12 @@ class RecordingWriter:
 
 
 def _open_new(path: Path) -> BinaryIO:
-    """Open for writing. Somebody's file is never overwritten; an empty one, a pipe or a device may be written to."""
+    """Open for writing. Somebody's file is never overwritten; an empty one, a pipe or a device may be written to.
+
+    What is in it is for its owner alone to read: command lines, lines of source.
+    """
     try:
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as error:
         raise WrongUsageError(f"cannot record to {path}: {error.strerror or error}") from None
     status = os.fstat(descriptor)

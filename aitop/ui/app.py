@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from types import FrameType
-from typing import TYPE_CHECKING, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from textual.app import App, SystemCommand
 from textual.binding import Binding, BindingType
@@ -34,6 +34,7 @@ from aitop.ui.widgets.pane import Pane
 
 if TYPE_CHECKING:
     from aitop.engine.feed import Feed
+    from aitop.engine.recorder import Recorder
 
 ResultType = TypeVar("ResultType")
 
@@ -70,7 +71,7 @@ class AitopApp(App[ResultType]):
         """What theme.tcss is read with before a theme is there."""
         return {"aitop-ground": DARK.colours["ground"], "aitop-raised": DARK.colours["raised"]}
 
-    def get_system_commands(self, screen: Screen[object]) -> Iterable[SystemCommand]:
+    def get_system_commands(self, screen: Screen[Any]) -> Iterable[SystemCommand]:
         """Every key that works here, by what it does."""
         for binding in our_bindings(screen):
             if binding.action not in ("none", "command_palette"):
@@ -141,15 +142,20 @@ class MonitorApp(AitopApp[None]):
         title: str | None = None,
         source_around: SourceAround | None = None,
         settings: Settings | None = None,
+        recorder: Recorder | None = None,
     ) -> None:
         super().__init__(settings, feed.stop)
+        self._recorder = recorder
         self._feed = feed
         self._run_title = title
         self._source_around = source_around
 
     def get_default_screen(self) -> MonitorScreen:
         screen = ReplayScreen if isinstance(self._feed, Seekable) else MonitorScreen
-        return screen(self._feed, View(look=self.look, title=self._run_title), self._source_around)
+        shown = screen(self._feed, View(look=self.look, title=self._run_title), self._source_around)
+        shown.recorder = self._recorder
+        shown.fold(self.settings.folded)
+        return shown
 
 
 class PickerApp(AitopApp[int]):
@@ -169,14 +175,16 @@ def run_monitor(
     title: str | None = None,
     source_around: SourceAround | None = None,
     settings: Settings | None = None,
+    recorder: Recorder | None = None,
 ) -> int:
     """Show the feed until the user quits or a signal comes; the exit code (0, or 128 + signal).
 
     `title` stands in the header in place of the target's command. `source_around` reads the target's own source
     for the evidence view; it is called off the UI thread and may fail. The feed is started here and stopped when the
-    terminal is itself again. An error of the feed's start is raised from here, after both.
+    terminal is itself again. An error of the feed's start is raised from here, after both. `recorder` is where the feed
+    writes its events, None where there is nothing to record.
     """
-    app = MonitorApp(feed, title, source_around, settings)
+    app = MonitorApp(feed, title, source_around, settings, recorder)
     try:
         app.run_to_end()
     finally:

@@ -6,6 +6,7 @@ from aitop.model.host import MachineSample, ProcessSample
 from aitop.model.snapshot import Series, Snapshot
 from aitop.model.steps import LoaderInfo
 from aitop.model.units import NOT_SUPPORTED, NOT_YET, count, percent, rate
+from aitop.ui.changes import change
 from aitop.ui.figures import copies
 from aitop.ui.line import Line
 from aitop.ui.palette import DATA, DIM, FAINT, TEXT
@@ -51,7 +52,7 @@ class DataPane(ChartPane):
             lines = self._over_time(snapshot, workers, width, height)
         else:
             lines = _at_once(view, snapshot, workers, width, height)
-        return Drawing(lines, "Data", _cpu_note(workers), view.stale("host"))
+        return Drawing(lines, "Data", _cpu_note(view, workers), view.stale("host"))
 
     def _over_time(self, snapshot: Snapshot, workers: list[ProcessSample], width: int, height: int) -> list[Line]:
         """Queue and workers on one axis of time, the facts above them."""
@@ -192,6 +193,13 @@ def _workers(view: View, snapshot: Snapshot) -> list[ProcessSample]:
     return [process for process in found if pids is None or process.pid in pids]
 
 
-def _cpu_note(workers: list[ProcessSample]) -> Line | None:
+def _cpu_note(view: View, workers: list[ProcessSample]) -> Line | None:
+    used = _cores(workers)
+    if used is None:
+        return None
+    return Line(f"workers use {used:.1f} cores", DIM).join(change(view, lambda one: _cores(_workers(view, one))))
+
+
+def _cores(workers: list[ProcessSample]) -> float | None:
     used = [process.cpu for process in workers if process.cpu is not None]
-    return Line(f"workers use {sum(used):.1f} cores", DIM) if used else None
+    return sum(used) if used else None

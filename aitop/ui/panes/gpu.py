@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from aitop.model.gpu import GpuDevice
-from aitop.model.snapshot import Series
+from aitop.model.snapshot import Series, Snapshot
 from aitop.model.units import NOT_SUPPORTED, NOT_YET, rate, size
+from aitop.ui.changes import change
 from aitop.ui.line import Line, shorten
+from aitop.ui.narrowing import devices_for
 from aitop.ui.palette import BRIGHT, DEVICE_CHART, DIM, LOSS, TEXT
 from aitop.ui.view import View
 from aitop.ui.widgets.cursor import ChartPane
@@ -32,7 +34,7 @@ class GpuPane(ChartPane):
         sample = view.snapshot.gpu if view.snapshot else None
         if sample is None or not sample.devices:
             return Drawing([_why_none(view, width)], "GPU")
-        devices = sample.devices
+        devices, _ = devices_for(sample, view.pids())
         stale = view.stale("gpu")
         if not self.framed:
             return Drawing(
@@ -113,8 +115,8 @@ def _block(
         return [Line(name.ljust(8), BRIGHT).add("lost: the driver no longer answers for this device", LOSS)]
     extra = max(0, height - _block_height(device)) if height > BLOCK_ROWS else 0
     lines = _busy_rows(view, device, width, 1 + min(extra, 30), name=name, cursor=cursor)
-    lines.append(_memory_row(device, width))
-    lines.append(_power_row(device, width))
+    lines.append(_memory_row(view, device, width))
+    lines.append(_power_row(view, device, width))
     lines.append(_link_row(device, width))
     if height > BLOCK_ROWS:
         lines.append(_clock_row(device))
@@ -132,7 +134,8 @@ def _busy_rows(view: View, device: GpuDevice, width: int, rows: int, *, name: st
     """How busy, with its history; beside it what the counters of newer devices say."""
     counters = _counters(device)
     series = _history(view, device, "busy")
-    line = Line(name.ljust(8), DIM if name == "busy" else BRIGHT).add(share_text(device.busy), BRIGHT).add(" ")
+    line = Line(name.ljust(8), DIM if name == "busy" else BRIGHT).add(share_text(device.busy), BRIGHT)
+    line.join(_change(view, device, lambda one: one.busy)).add(" ")
     if rows == 1:
         row = braille(series.values, max(4, width - line.width - 2 - counters.width), 1, 1.0)[0]
         return [line.add(row, DEVICE_CHART).add("  ").join(counters)]
@@ -173,16 +176,28 @@ def _counters(device: GpuDevice) -> Line:
     return line
 
 
-def _memory_row(device: GpuDevice, width: int) -> Line:
+def _change(view: View, device: GpuDevice, share_of: Callable[[GpuDevice], float | None]) -> Line:
+    """The change of a share of this device since the mark, in percentage points."""
+
+    def value_of(snapshot: Snapshot) -> float | None:
+        devices = snapshot.gpu.devices if snapshot.gpu else ()
+        return next((share_of(one) for one in devices if one.index == device.index), None)
+
+    return change(view, value_of, points=True)
+
+
+def _memory_row(view: View, device: GpuDevice, width: int) -> Line:
     used = _fraction(device.memory_used, device.memory_total)
-    line = Line("memory  ", DIM).add(share_text(used), BRIGHT).add(" ")
+    line = Line("memory  ", DIM).add(share_text(used), BRIGHT)
+    line.join(_change(view, device, lambda one: _fraction(one.memory_used, one.memory_total))).add(" ")
     text = _memory(device).rjust(15)
     return line.join(bar(used, max(4, width - line.width - len(text) - 1), DEVICE_CHART)).add(text, TEXT)
 
 
-def _power_row(device: GpuDevice, width: int) -> Line:
-    used = None if device.power is None or not device.power_limit else device.power / device.power_limit
-    line = Line("power   ", DIM).add(share_text(used), BRIGHT).add(" ")
+def _power_row(view: View, device: GpuDevice, width: int) -> Line:
+    used = _fraction(device.power, device.power_limit)
+    line = Line("power   ", DIM).add(share_text(used), BRIGHT)
+    line.join(_change(view, device, lambda one: _fraction(one.power, one.power_limit))).add(" ")
     text = f"{_watts(device)}  {_degrees(device)}".rjust(21)
     return line.join(bar(used, max(4, width - line.width - len(text) - 1), DEVICE_CHART)).add(text, TEXT)
 
@@ -258,7 +273,7 @@ def _degrees(device: GpuDevice) -> str:
     return NOT_SUPPORTED if device.temperature is None else f"{device.temperature:.0f} °C"
 
 
-def _fraction(part: int | None, whole: int | None) -> float | None:
+def _fraction(part: float | None, whole: float | None) -> float | None:
     return None if part is None or not whole else part / whole
 
 

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from functools import partial
+
+from aitop.model.snapshot import Snapshot
 from aitop.model.source import SOURCE_NAMES
 from aitop.model.units import NOT_SUPPORTED, NOT_YET, count
+from aitop.ui.changes import change
 from aitop.ui.line import Line, shorten, spread
 from aitop.ui.palette import BRAND, BRIGHT, DIM, NOTICE, TEXT
 from aitop.ui.view import View
@@ -12,6 +16,7 @@ from aitop.ui.words import plural, share_text, short_command, significant, state
 
 BRAND_WIDTH = 9
 MOST_COMMAND = 26
+MOST_FILTER = 16
 
 
 class Header(Pane):
@@ -85,11 +90,14 @@ def _rates(view: View) -> list[Line]:
         never = hook is not None and hook.state in ("absent", "denied")
         return [Line(f"{(NOT_SUPPORTED if never else NOT_YET).rjust(4)} step/s", DIM)]
     word = "req" if view.snapshot and view.snapshot.kind == "inference" else "step"
-    parts = [Line(significant(steps.per_second, 4), BRIGHT).add(f" {word}/s", DIM)]
+    change_of = partial(change, view, better="more")
+    parts = [Line(significant(steps.per_second, 4), BRIGHT).add(f" {word}/s", DIM).join(change_of(_steps_per_second))]
     if steps.tokens_per_second is not None:
-        parts.append(Line(significant(steps.tokens_per_second, 5), TEXT).add(" tokens/s", DIM))
+        line = Line(significant(steps.tokens_per_second, 5), TEXT).add(" tokens/s", DIM)
+        parts.append(line.join(change_of(lambda one: one.steps.tokens_per_second if one.steps else None)))
     elif steps.samples_per_second is not None:
-        parts.append(Line(significant(steps.samples_per_second, 5), TEXT).add(" samples/s", DIM))
+        line = Line(significant(steps.samples_per_second, 5), TEXT).add(" samples/s", DIM)
+        parts.append(line.join(change_of(lambda one: one.steps.samples_per_second if one.steps else None)))
     if steps.mfu is not None:
         parts.append(Line(share_text(steps.mfu), TEXT).add(" MFU", DIM))
     if steps.count is not None:
@@ -97,8 +105,19 @@ def _rates(view: View) -> list[Line]:
     return parts
 
 
+def _steps_per_second(snapshot: Snapshot) -> float | None:
+    return snapshot.steps.per_second if snapshot.steps else None
+
+
 def _state(view: View) -> Line:
     line = Line()
+    narrowed = view.narrowed()
+    if narrowed is not None:
+        line.add(f" only {narrowed} ", NOTICE).add("  ")
+    if view.filter:
+        line.add(f" /{shorten(view.filter, MOST_FILTER)} ", NOTICE).add("  ")
+    if view.recording:
+        line.add(f" {view.recording} ", NOTICE).add("  ")
     if view.paused:
         line.add(" PAUSED ", NOTICE).add("  ")
     if not view.live:

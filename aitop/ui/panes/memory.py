@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 
 from rich.style import Style
 
@@ -10,6 +11,7 @@ from aitop.model.host import HostSample, ProcessSample
 from aitop.model.snapshot import Series, Snapshot
 from aitop.model.steps import AllocatorSample
 from aitop.model.units import NOT_YET, count, size
+from aitop.ui.changes import change
 from aitop.ui.line import Line
 from aitop.ui.palette import BRIGHT, DEVICE_CHART, DEVICE_SOFT, DIM, FAINT, HOST_CHART, LOSS, TEXT
 from aitop.ui.view import Look, View
@@ -52,7 +54,7 @@ class MemoryPane(ChartPane):
         if snapshot is None or snapshot.host is None:
             status = view.source("host")
             return Drawing([state_line("host", status) if status else Line(NOT_YET, DIM)], "Memory")
-        gauges, allocators = _host_rows(snapshot.host, width), snapshot.allocators
+        gauges, allocators = _host_rows(view, snapshot.host, width), snapshot.allocators
         charts = 1 + len(allocators)
         each = min(MOST_ROWS, (height - 2 - len(gauges) - 2 * len(allocators)) // charts)
         if each < LEAST_ROWS or width < LEAST_WIDTH:
@@ -108,7 +110,15 @@ def _job_line(view: View, snapshot: Snapshot) -> Line:
     processes = [p for p in (snapshot.host.processes if snapshot.host else ()) if pids is None or p.pid in pids]
     sizes = [process.rss for process in processes if process.rss is not None]
     line = Line("job     ", DIM).add(size(sum(sizes) if sizes else None).rjust(7), BRIGHT)
+    line.join(change(view, lambda one: _resident(view, one)))
     return line.add("  ").add(_who_has_it(processes), DIM)
+
+
+def _resident(view: View, snapshot: Snapshot) -> float | None:
+    pids = view.pids()
+    processes = snapshot.host.processes if snapshot.host else ()
+    sizes = [one.rss for one in processes if one.rss is not None and (pids is None or one.pid in pids)]
+    return float(sum(sizes)) if sizes else None
 
 
 def _job_row(view: View, snapshot: Snapshot, width: int) -> Line:
@@ -166,22 +176,38 @@ def _who_has_it(processes: list[ProcessSample]) -> str:
     return ", ".join(parts)
 
 
-def _host_rows(host: HostSample, width: int) -> list[Line]:
-    machine, group = host.machine, host.cgroup
-    used = None
-    if machine.memory_total is not None and machine.memory_available is not None:
-        used = machine.memory_total - machine.memory_available
-    lines = [_gauge("machine", used, machine.memory_total, width)]
-    if group is not None and group.memory_limit is not None:
-        lines.append(_gauge("cgroup", group.memory_used, group.memory_limit, width))
+Filled = tuple["int | None", "int | None"]
+"""Bytes used, and of how many."""
+
+
+def _host_rows(view: View, host: HostSample, width: int) -> list[Line]:
+    lines = [_gauge(view, "machine", _machine, _machine(host), width)]
+    if host.cgroup is not None and host.cgroup.memory_limit is not None:
+        lines.append(_gauge(view, "cgroup", _group, _group(host), width))
     return lines
 
 
-def _gauge(name: str, used: int | None, total: int | None, width: int) -> Line:
-    share = None if used is None or not total else used / total
-    line = Line(name.ljust(8), DIM).add(share_text(share), LOSS if (share or 0) >= NEARLY_FULL else TEXT).add(" ")
+def _machine(host: HostSample) -> Filled:
+    total, left = host.machine.memory_total, host.machine.memory_available
+    return (None if total is None or left is None else total - left), total
+
+
+def _group(host: HostSample) -> Filled:
+    return (host.cgroup.memory_used, host.cgroup.memory_limit) if host.cgroup else (None, None)
+
+
+def _gauge(view: View, name: str, filled_of: Callable[[HostSample], Filled], filled: Filled, width: int) -> Line:
+    """How full something is, its change since the mark, a bar and the amounts."""
+    (used, total), share = filled, _share(filled)
+    line = Line(name.ljust(8), DIM).add(share_text(share), LOSS if (share or 0) >= NEARLY_FULL else TEXT)
+    line.join(change(view, lambda one: _share(filled_of(one.host)) if one.host else None, points=True)).add(" ")
     text = f" {size(used)} of {size(total)}".rjust(18)
     return line.join(bar(share, max(4, width - line.width - len(text)), HOST_CHART)).add(text, DIM)
+
+
+def _share(filled: Filled) -> float | None:
+    used, total = filled
+    return None if used is None or not total else used / total
 
 
 def _capacity(snapshot: Snapshot, allocator: AllocatorSample) -> int:

@@ -6,8 +6,10 @@ from collections.abc import Sequence
 
 from aitop.model.snapshot import Snapshot, Steps
 from aitop.model.units import NOT_YET, duration
+from aitop.ui.changes import WIDTH, change
 from aitop.ui.figures import figure_lines, found_figures
 from aitop.ui.line import Line, columns, wrap
+from aitop.ui.narrowing import steps_for
 from aitop.ui.palette import (
     BACKWARD,
     COMMUNICATION,
@@ -54,23 +56,23 @@ class StepPane(ChartPane):
     def draw(self, view: View, width: int, height: int) -> Drawing:
         self.moments = ()
         snapshot = view.snapshot
-        steps = snapshot.steps if snapshot else None
+        steps = steps_for(snapshot, view.pids())[0] if snapshot else None
         if snapshot is None or steps is None:
             return Drawing(_waiting(view, width), "Step", Line(NOT_YET, DIM))
         shares = phase_shares(steps)
         lines = [phase_bar(shares, width, letters=view.look.mono)]
-        figures = found_figures(snapshot, width)
+        figures = found_figures(snapshot, width) if steps is snapshot.steps else []
         least = LEAST_CHART + bool(figures)
         room = max(2 if height >= ROOM_FOR_TWO else 1, min((height - 1) // 2, height - 1 - least))
-        lines += _legend(shares, steps.mean, width, room)
+        lines += _legend(shares, steps.mean, width, room, view)
         lines += figure_lines(figures, width, max(0, height - len(lines) - LEAST_CHART))
         rest = height - len(lines)
         if steps.recent:
             lines += self._charts(view, snapshot, steps, width, rest)
         else:
-            lines += _without_hook(view, width)[-rest:] if rest > 0 else []
+            lines += _without_hook(view, width, other=steps is not snapshot.steps)[-rest:] if rest > 0 else []
         stale = view.stale("hook" if steps.basis == "hook" else "stacks")
-        return Drawing(lines, _title(steps), self._note(view, snapshot, steps, width), stale)
+        return Drawing(lines, _title(steps, view), self._note(view, snapshot, steps, width), stale)
 
     def _charts(self, view: View, snapshot: Snapshot, steps: Steps, width: int, height: int) -> list[Line]:
         """The last steps by phase; below them, where there is room, step times over minutes."""
@@ -81,15 +83,18 @@ class StepPane(ChartPane):
         earlier = [moment for moment in span.moments() if moment < recent[0]] if span else []
         self.moments = earlier + recent
         self._captioned = height - below >= CAPTIONED
-        lines = timeline(groups, width, height - below, letters=view.look.mono, now=snapshot.time, cursor=self.cursor)
-        return lines + (history(snapshot, span, below, self.cursor) if span is not None else [])
+        mark = view.mark.time if view.mark else None
+        lines = timeline(
+            groups, width, height - below, letters=view.look.mono, now=snapshot.time, cursor=self.cursor, mark=mark
+        )
+        return lines + (history(snapshot, span, below, self.cursor, mark) if span is not None else [])
 
     def _note(self, view: View, snapshot: Snapshot, steps: Steps, width: int) -> Line:
         """What the cursor stands on; without one, where the figures come from."""
         groups = groups_of(steps.recent, width - AXIS) if self.cursor is not None and not self._captioned else []
         at = column_at(groups, self.cursor)
         if at is not None:
-            return readout(groups[at], snapshot.time, max(24, width - len(_title(steps)) - 7))
+            return readout(groups[at], snapshot.time, max(24, width - len(_title(steps, view)) - 7))
         if waits_for_target(view.source("hook")):
             return Line("hook waiting for the target", TEXT)
         return _basis(steps, snapshot)
@@ -132,12 +137,21 @@ def phase_bar(shares: Sequence[tuple[Phase, float | None]], width: int, *, lette
     return line.to(width, "·", FAINT)
 
 
-def _legend(shares: Sequence[tuple[Phase, float | None]], mean: float | None, width: int, most: int) -> list[Line]:
-    """Every phase with its share and, where there is room, its time: the fullest form that takes `most` rows."""
+def _legend(
+    shares: Sequence[tuple[Phase, float | None]], mean: float | None, width: int, most: int, view: View
+) -> list[Line]:
+    """Every phase with its share and, where there is room, its time: the fullest form that takes `most` rows.
+
+    With a mark each share has its change behind it, in percentage points.
+    """
     listed = [(phase, share) for phase, share in shares if share is not None]
-    for cell, timed, full in LEGENDS:
+    more = WIDTH if view.mark is not None else 0
+    for cell, timed, full in ((cell + more, timed, full) for cell, timed, full in LEGENDS):
         per_row = max(1, (width + LEGEND_GAP) // (cell + LEGEND_GAP))
-        cells = [(_legend_cell(phase, share, mean if timed else None, full), cell) for phase, share in listed]
+        cells = [
+            (_legend_cell(phase, share, mean if timed else None, full).join(_phase_change(view, phase)), cell)
+            for phase, share in listed
+        ]
         rows = [columns(cells[start : start + per_row], LEGEND_GAP) for start in range(0, len(cells), per_row)]
         if len(rows) <= most:
             return rows
@@ -145,6 +159,13 @@ def _legend(shares: Sequence[tuple[Phase, float | None]], mean: float | None, wi
     largest = sorted(listed, key=lambda entry: -(entry[1] or 0.0))[: per_row * most]
     kept = [cell for entry, cell in zip(listed, cells, strict=True) if entry in largest]
     return [columns(kept[start : start + per_row], LEGEND_GAP) for start in range(0, len(kept), per_row)]
+
+
+def _phase_change(view: View, phase: Phase) -> Line:
+    def share_of(snapshot: Snapshot) -> float | None:
+        return dict(phase_shares(snapshot.steps)).get(phase) if snapshot.steps else None
+
+    return change(view, share_of, points=True)
 
 
 def _legend_cell(phase: Phase, share: float | None, mean: float | None, full: bool) -> Line:
@@ -155,10 +176,12 @@ def _legend_cell(phase: Phase, share: float | None, mean: float | None, full: bo
     return line
 
 
-def _title(steps: Steps) -> str:
+def _title(steps: Steps, view: View) -> str:
     if steps.p50 is None:
         return "Step"
-    return f"Step · {duration(steps.p50)} p50 · {duration(steps.p95)} p95"
+    middle = change(view, lambda one: one.steps.p50 if one.steps else None).text
+    high = change(view, lambda one: one.steps.p95 if one.steps else None).text
+    return f"Step · {duration(steps.p50)} p50{middle} · {duration(steps.p95)} p95{high}"
 
 
 def _basis(steps: Steps, snapshot: Snapshot) -> Line:
@@ -168,8 +191,10 @@ def _basis(steps: Steps, snapshot: Snapshot) -> Line:
     return Line(f"estimated from {samples} stacks", DIM)
 
 
-def _without_hook(view: View, width: int) -> list[Line]:
-    """Why there are shares but no times."""
+def _without_hook(view: View, width: int, *, other: bool) -> list[Line]:
+    """Why there are shares but no times; `other` is a rank that is not the one whose steps are kept."""
+    if other:
+        return [Line("step times are kept of one rank only", DIM)]
     lines = [Line("step times need the hook", DIM)]
     status = view.source("hook")
     if status is not None and status.state != "ok":

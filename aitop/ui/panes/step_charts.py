@@ -11,6 +11,7 @@ from aitop.model.units import count, duration
 from aitop.ui.line import Line
 from aitop.ui.palette import (
     BACKWARD,
+    BRIGHT,
     COMMUNICATION,
     DATA,
     DIM,
@@ -82,10 +83,12 @@ def timeline(
     letters: bool = False,
     now: float = 0.0,
     cursor: float | None = None,
+    mark: float | None = None,
 ) -> list[Line]:
     """The last steps as columns stacked by phase, a scale at the left; from four rows on with a caption.
 
-    The caption tells what is shown or, with a `cursor` on one of the columns, what that column has.
+    The caption tells what is shown or, with a `cursor` on one of the columns, what that column has. It also points to
+    the first column since the `mark`.
     """
     if height < 1 or not groups:
         return []
@@ -98,8 +101,23 @@ def timeline(
     chart = stacked(drawn, cells, rows, top, letters=letters, cursor=at)
     lines = scaled(chart, scale_labels(rows, top, duration))
     if caption:
-        lines.append(Line().to(AXIS).join(_span_words(groups) if at is None else readout(groups[at], now, cells)))
+        words = _pointing_at_mark(groups, cells, mark) if at is None else readout(groups[at], now, cells)
+        lines.append(Line().to(AXIS).join(words))
     return lines
+
+
+def _pointing_at_mark(groups: Sequence[Group], cells: int, mark: float | None) -> Line:
+    """What is shown, and below the first column that ends after the mark an arrow: before the words or behind them."""
+    words = _span_words(groups)
+    first = next((number for number, group in enumerate(groups) if mark is not None and group.end > mark), None)
+    if first is None or mark is None or groups[0].end - groups[0].records[0].seconds > mark:
+        return words
+    place = first + max(0, cells - len(groups))
+    pointer = Line("▲", BRIGHT).add(" mark", DIM)
+    if place > words.width:
+        return words.to(place).join(pointer)
+    pointer = Line().to(place).join(pointer).add("  ")
+    return pointer.join(words) if pointer.width + words.width <= cells else pointer
 
 
 def column_at(groups: Sequence[Group], cursor: float | None) -> int | None:
@@ -187,8 +205,13 @@ def history_span(snapshot: Snapshot, width: int) -> Span | None:
     return span_of([known], snapshot.time, width - AXIS) if known is not None and known.times else None
 
 
-def history(snapshot: Snapshot, span: Span, height: int, cursor: float | None = None) -> list[Line]:
-    """Median (area) and 95th percentile (line) of step times second by second, over marks for saves and evaluations."""
+def history(
+    snapshot: Snapshot, span: Span, height: int, cursor: float | None = None, mark: float | None = None
+) -> list[Line]:
+    """Median (area) and 95th percentile (line) of step times second by second.
+
+    Above them are letters for saves and evaluations, and an arrow at the moment that was marked.
+    """
     p50, p95 = (snapshot.series.get(name, Series()) for name in ("step_p50", "step_p95"))
     hold = typical_gap(p50)
     middle, high = slots(p50, span, hold), slots(p95, span, hold)
@@ -205,11 +228,11 @@ def history(snapshot: Snapshot, span: Span, height: int, cursor: float | None = 
         for name, values in (("p50", middle), ("p95", high)):
             value = value_at(values, span, cursor)
             axis.add(f"{name} ", DIM).add(duration(None if value is None else value / 1e3).rjust(7), TEXT).add("  ")
-    return [_marks(snapshot, span), *chart, axis]
+    return [_marks(snapshot, span, mark), *chart, axis]
 
 
-def _marks(snapshot: Snapshot, span: Span) -> Line:
-    """A letter where checkpoints were saved or the model evaluated."""
+def _marks(snapshot: Snapshot, span: Span, mark: float | None) -> Line:
+    """A letter where checkpoints were saved or the model evaluated; an arrow where the user set the mark."""
     letters = [" "] * span.cells
     for name, letter in EVENTS:
         events = snapshot.series.get(name, Series())
@@ -219,5 +242,9 @@ def _marks(snapshot: Snapshot, span: Span) -> Line:
             if seconds and cell is not None:
                 letters[cell] = letter
     line = Line("step".rjust(AXIS - 2), DIM).add("  ")
+    marked = span.cell(mark)
+    if marked is not None:
+        rest = "".join(letters[marked + 1 :])
+        return line.add("".join(letters[:marked]), SAVE.ink).add("▼", BRIGHT).add(rest, SAVE.ink)
     words = "" if any(letter != " " for letter in letters) else "p50 and p95 of each second"
     return line.add(words, FAINT) if words else line.add("".join(letters), SAVE.ink)

@@ -10,6 +10,7 @@ from aitop.model.snapshot import Snapshot
 from aitop.model.source import SOURCE_NAMES
 from aitop.model.units import factor, percent
 from aitop.model.verdict import Verdict, Where
+from aitop.ui.changes import since_mark
 from aitop.ui.line import Line, shorten, spread, wrap
 from aitop.ui.page import unjudged_lines
 from aitop.ui.palette import BRIGHT, DIM, FAINT, GAIN, LOSS, NOTICE, TEXT
@@ -30,8 +31,8 @@ class VerdictPane(Pane):
             return Drawing(tiny_lines(view, width))
         verdicts = shown_verdicts(view)
         if view.snapshot is None or not verdicts:
-            return Drawing(looking_lines(view, width, height), "Verdict")
-        return Drawing(verdict_lines(verdicts, width, height), "Verdict")
+            return Drawing(looking_lines(view, width, height), "Verdict", since_mark(view, width - 14))
+        return Drawing(verdict_lines(verdicts, width, height), "Verdict", since_mark(view, width - 14))
 
 
 def shown_verdicts(view: View) -> tuple[Verdict, ...]:

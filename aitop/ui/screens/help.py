@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
@@ -82,7 +82,7 @@ class HelpScreen(ModalScreen[None]):
         self.query_one(HelpPane).focus()
 
 
-def our_bindings(screen: Screen[object]) -> list[Binding]:
+def our_bindings(screen: Screen[Any]) -> list[Binding]:
     """The keys of a screen and of the program itself, without those of the toolkit: its own ones first."""
     kinds = [kind for kind in (*type(screen).__mro__, *type(screen.app).__mro__) if kind.__module__.startswith("aitop")]
     declared = [binding for kind in kinds for binding in vars(kind).get("BINDINGS", ())]

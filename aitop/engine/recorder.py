@@ -1,0 +1,79 @@
+"""Hands a run's events on to a recording, which may begin and end at any moment of it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol
+
+import msgspec
+
+from aitop.engine.feed import EventSink
+from aitop.model.event import Event
+from aitop.model.snapshot import GrowthSites, Target
+from aitop.model.source import SourceStatus
+from aitop.model.steps import HookSample
+
+
+class Recording(EventSink, Protocol):
+    """A recording being written. `failed` says in words why it has stopped; `written` is its size so far in bytes."""
+
+    path: Path
+    failed: str | None
+
+    @property
+    def written(self) -> int | None: ...
+
+
+class Recorder:
+    """The sink of a live feed. `recording` is what is being written, None while nothing is; `made` all that there were.
+
+    What is said once and holds from then on is kept in mind: a recording that begins later begins with it, at the time
+    at which it begins. `open_recording` raises an error that says in words why it cannot be written there.
+    """
+
+    def __init__(self, open_recording: Callable[[Path], Recording], path: Path | None = None) -> None:
+        self._open = open_recording
+        self.recording = open_recording(path) if path is not None else None
+        self.made: list[Recording] = [self.recording] if self.recording else []
+        self._standing: dict[tuple[str, object], Event] = {}
+        self._time = 0.0
+        # Written by the feed's thread; begun and ended by the screen's.
+        self._lock = threading.Lock()
+
+    def write(self, event: Event) -> None:
+        """Take one event, recorded or not."""
+        with self._lock:
+            self._time = event.time
+            if isinstance(event, SourceStatus):
+                self._standing["source", event.source] = event
+            elif isinstance(event, (Target, GrowthSites)):
+                self._standing[type(event).__name__, None] = event
+            elif isinstance(event, HookSample) and event.facts is not None:
+                self._standing["hook", event.pid] = msgspec.structs.replace(event, steps=(), lost=0)
+            if self.recording is not None:
+                self.recording.write(event)
+
+    def begin(self, path: Path) -> Recording:
+        """Record to a file from now on; a recording that is under way ends."""
+        recording = self._open(path)
+        self.end()
+        with self._lock:
+            for event in self._standing.values():
+                recording.write(msgspec.structs.replace(event, time=self._time))
+            self.recording = recording
+            self.made.append(recording)
+        return recording
+
+    def end(self) -> Recording | None:
+        """Close the recording; which one that was, None if there is none."""
+        with self._lock:
+            recording, self.recording = self.recording, None
+            if recording is not None:
+                recording.close()
+        return recording
+
+    def close(self) -> None:
+        """The feed has ended."""
+        self.end()

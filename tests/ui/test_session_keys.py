@@ -1,0 +1,224 @@
+"""Marks, pictures, recordings, colours: what somebody does with a session, key by key."""
+
+import os
+import stat
+from pathlib import Path
+
+import msgspec
+import pytest
+import sample_snapshots as samples
+from sample_parts import records, steps
+
+from aitop.engine.recorder import Recorder
+from aitop.model.settings import Settings
+from aitop.model.snapshot import Tick
+from aitop.model.source import SourceStatus
+from aitop.outputs.recording import RecordingWriter
+from aitop.sources.replay import read_recording
+from aitop.ui.app import MonitorApp
+from aitop.ui.themes import THEMES
+
+
+def later(seconds=0.18, wait=0.5, *, after=60.0):
+    """The run a minute on, with other steps."""
+    first = samples.input_bound()
+    recent = tuple(
+        msgspec.structs.replace(record, end=record.end + after, index=record.index + 300)
+        for record in records(128, seconds, wait, seed=4)
+    )
+    return msgspec.structs.replace(first, time=first.time + after, steps=steps(recent))
+
+
+async def test_a_mark_shows_the_change_of_every_figure_and_whether_it_helped(look_at):
+    async with look_at(samples.input_bound()) as eyes:
+        await eyes.press("m")
+        assert "not enough steps yet (" in eyes.pane("verdict")
+        await eyes.give(later())
+        assert "faster (±0." in eyes.pane("verdict")
+        assert "238 ms → 184 ms a step" in eyes.pane("verdict")
+        assert "▲43%" in eyes.pane("header")
+        assert "p50  ▼24%" in eyes.pane("step")
+        assert "▼12" in eyes.pane("step")
+        assert "=" in eyes.pane("gpu")
+        assert "=" in eyes.pane("memory")
+        assert "cores     =" in eyes.pane("data")
+        await eyes.press("M")
+        assert "▲43%" not in eyes.text()
+        assert "since the mark" not in eyes.text()
+
+
+async def test_no_change_is_not_called_one(look_at):
+    async with look_at(samples.input_bound()) as eyes:
+        await eyes.press("m")
+        await eyes.give(later(0.238, 0.68))
+        assert "no change beyond noise (±" in eyes.pane("verdict")
+
+
+async def test_marks_work_in_a_replay_and_survive_going_back(look_at, feeds):
+    feed = feeds["replaying"](samples.input_bound())
+    async with look_at(feed=feed) as eyes:
+        await eyes.press("m")
+        await eyes.give(later())
+        assert "faster" in eyes.pane("verdict")
+        await eyes.give(later(after=-100.0))
+        assert "not enough steps yet" in eyes.pane("verdict")
+
+
+async def test_the_mark_stands_on_the_axes_of_the_step_charts(look_at):
+    async with look_at(samples.measured(), size=(200, 50)) as eyes:
+        await eyes.press("m")
+        moved = msgspec.structs.replace(samples.measured(), time=samples.measured().time + 30)
+        recent = tuple(msgspec.structs.replace(one, end=one.end + 10) for one in moved.steps.recent)
+        await eyes.give(msgspec.structs.replace(moved, steps=msgspec.structs.replace(moved.steps, recent=recent)))
+        assert "▲ mark" in eyes.pane("step")
+        assert "▼" in next(line for line in eyes.pane("step").split("\n") if "step  " in line and "s" in line)
+
+
+async def test_without_a_picture_there_is_nothing_to_mark(look_at):
+    async with look_at() as eyes:
+        await eyes.press("m")
+        assert "nothing to mark yet" in eyes.pane("footer")
+        await eyes.press("M")
+        assert "there is no mark" in eyes.pane("footer")
+
+
+async def test_a_mark_without_the_hook_says_what_is_missing(look_at):
+    async with look_at(samples.no_gpu_no_hook()) as eyes:
+        await eyes.press("m")
+        assert "step times need the hook" in eyes.pane("verdict")
+
+
+async def test_s_saves_a_picture_and_text_and_overwrites_nothing(look_at, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    async with look_at(samples.input_bound()) as eyes:
+        shown = eyes.pane("code")
+        await eyes.press("s", "s")
+        names = sorted(path.name for path in tmp_path.iterdir())
+        assert names == ["aitop-3720-1.svg", "aitop-3720-1.txt", "aitop-3720-2.svg", "aitop-3720-2.txt"]
+        text = (tmp_path / "aitop-3720-1.txt").read_text()
+        assert all(line.rstrip() in text for line in shown.split("\n"))
+        assert len(text.splitlines()) == 36
+        assert "INPUT-BOUND" in (tmp_path / "aitop-3720-1.svg").read_text()
+        assert stat.S_IMODE((tmp_path / names[0]).stat().st_mode) == 0o600
+        assert "saved aitop-3720-2.svg" in eyes.pane("footer")
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+async def test_a_folder_that_takes_no_files_is_said(look_at, tmp_path, monkeypatch):
+    tmp_path.chmod(0o500)
+    monkeypatch.chdir(tmp_path)
+    async with look_at(samples.input_bound()) as eyes:
+        await eyes.press("s")
+        assert "nothing saved: Permission denied" in eyes.pane("footer")
+
+
+async def test_a_folder_that_is_gone_is_said(look_at, tmp_path, monkeypatch):
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    async with look_at(samples.input_bound()) as eyes:
+        eyes.app.screen.recorder = Recorder(lambda path: RecordingWriter(path, samples.target()))
+        await eyes.press("s")
+        assert "nothing saved: No such file" in eyes.pane("footer")
+        await eyes.press("r")
+        assert "not recording: No such file" in eyes.pane("footer")
+
+
+async def test_r_records_from_here_on_and_stops(look_at, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    recorder = Recorder(lambda path: RecordingWriter(path, samples.target()))
+    recorder.write(SourceStatus(time=3.0, source="gpu", state="absent", reason="no driver"))
+    recorder.write(Tick(time=4.0, wall=1.0))
+    async with look_at(samples.input_bound(), size=(160, 36)) as eyes:
+        eyes.app.screen.recorder = recorder
+        await eyes.press("r")
+        assert "●REC" in eyes.pane("header")
+        recorder.write(Tick(time=5.0, wall=2.0))
+        await eyes.give(samples.input_bound())
+        await eyes.press("r")
+        assert "●REC" not in eyes.pane("header")
+        assert "recorded " in eyes.pane("footer")
+    (path,) = tmp_path.iterdir()
+    assert path.name == "aitop-3720-1.jsonl.gz"
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    header, events = read_recording(path)
+    assert [(type(event).__name__, event.time) for event in events] == [("SourceStatus", 4.0), ("Tick", 5.0)]
+    assert header.target.pid == 3720
+
+
+async def test_a_full_disk_is_said_and_the_screen_goes_on(look_at):
+    recorder = Recorder(lambda path: RecordingWriter(Path("/dev/full"), samples.target()))
+    async with look_at(samples.input_bound(), size=(200, 36)) as eyes:
+        eyes.app.screen.recorder = recorder
+        await eyes.press("r")
+        await eyes.give(samples.input_bound())
+        assert "REC STOPPED" in eyes.pane("header")
+        await eyes.press("r")
+        assert "No space left on device" in eyes.pane("footer")
+
+
+async def test_only_a_live_run_can_be_recorded(look_at, feeds):
+    async with look_at(feed=feeds["replaying"](samples.input_bound())) as eyes:
+        await eyes.press("r")
+        assert "only a live run can be recorded" in eyes.pane("footer")
+
+
+async def test_c_goes_through_all_themes_and_back(look_at):
+    async with look_at(samples.input_bound()) as eyes:
+        grounds = []
+        for _ in THEMES:
+            grounds.append(eyes.rows()[0]._segments[0].style.bgcolor.name)
+            await eyes.press("C")
+        assert "theme: dark" in eyes.pane("footer") or eyes.app.look.theme.name == "dark"
+        assert eyes.rows()[0]._segments[0].style.bgcolor.name == grounds[0]
+        assert len(set(grounds)) == len(grounds) - 1  # dark and colour-blind have one ground
+
+
+@pytest.mark.parametrize("theme", list(THEMES))
+async def test_every_screen_draws_in_every_theme(theme):
+    app = MonitorApp(Still(), settings=Settings(theme=theme, ascii=theme == "monochrome"))
+    async with app.run_test(size=(100, 30)) as pilot:
+        await pilot.pause()
+        for keys in (("enter",), ("escape",), ("question_mark",), ("escape",), ("ctrl+p",), ("escape",)):
+            await pilot.press(*keys)
+            await pilot.pause()
+        rows = app.screen._compositor.render_strips()
+        text = "\n".join("".join(segment.text for segment in row) for row in rows)
+        assert "INPUT-BOUND" in text
+        assert text.isascii() == (theme == "monochrome")
+        colours = {segment.style.color.name for row in rows for segment in row if segment.style and segment.style.color}
+        assert (colours == {"default"}) == (theme == "monochrome")
+
+
+async def test_the_command_palette_finds_an_action_by_its_name(look_at):
+    async with look_at(samples.input_bound()) as eyes:
+        await eyes.press("ctrl+p")
+        await eyes.press(*"mark this")
+        for _ in range(100):
+            await eyes.pilot.pause(0.02)
+            if "mark this moment" in eyes.text():
+                break
+        await eyes.press("down", "enter")
+        for _ in range(100):
+            await eyes.pilot.pause(0.02)
+            if eyes.app.screen.id is None and getattr(eyes.app.screen, "view", None) and eyes.app.screen.view.mark:
+                break
+        assert eyes.app.screen.view.mark is not None
+
+
+async def test_help_lists_every_key_of_ours(look_at):
+    async with look_at(samples.input_bound(), size=(120, 60)) as eyes:
+        await eyes.press("question_mark")
+        text = eyes.text()
+        for words in ("mark this moment", "forget the mark", "record to a file", "save this screen", "the next theme"):
+            assert words in text
+
+
+class Still:
+    live = True
+
+    def start(self, publish):
+        publish(samples.input_bound())
+
+    def stop(self):
+        pass
