@@ -44,11 +44,11 @@ class Transformer(nn.Module):
 MODELS = {"mlp": (Mlp, 300), "transformer": (Transformer, 5)}
 
 
-def steps_of(model, device="cpu"):
+def steps_of(model, device="cpu", loader=None):
     """An endless training run; one step each `next`."""
     torch.manual_seed(0)
     model.to(device)
-    loader = DataLoader(Rows(3200, 64), batch_size=16)
+    loader = loader or DataLoader(Rows(3200, 64), batch_size=16)
     optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
     loss_of = nn.CrossEntropyLoss()
     while True:

@@ -1,0 +1,175 @@
+"""What the hook adds to one step, from single steps of two like runs in one process, of which it watches one.
+
+    python tests/bench/hook_cost_steps.py [--seconds 45] [--only nothing,run,timed,resting]
+
+The runs take turns, step by step, so that whatever else the machine does meets both alike: this tells microseconds
+where rounds of a second (hook_cost.py) tell tens of them. Each step finds the caches filled by the other run.
+
+  nothing   neither is watched: what the order of the two makes, and is taken off the others
+  run       the hook as it is: most short steps are only counted
+  timed     each step timed, as where steps are not short
+  resting   each step only counted
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import random
+import statistics
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from hook_cost_models import Mlp, Rows, steps_of
+from torch.optim import optimizer as optim
+from torch.utils.data import DataLoader
+from torch.utils.data import dataloader as data
+
+import aitop.hook
+from aitop.hook import rest as rest_module
+from aitop.hook import stepping, wrappers
+
+WARM_STEPS, BLOCK = 20, 400
+LONG_NS = 10**18
+
+
+class Endless(Rows):
+    """The rows again and again, so that no epoch ends."""
+
+    def __len__(self) -> int:
+        return 10**8
+
+    def __getitem__(self, index: int):
+        return self.rows[index % 3200], index % 10
+
+
+class WatchedIterator(data._SingleProcessDataLoaderIter):
+    pass
+
+
+class WatchedLoader(DataLoader):
+    def _get_iterator(self):
+        return WatchedIterator(self)
+
+
+class WatchedMlp(Mlp):
+    pass
+
+
+class Switch:
+    """Puts the hook's wrappers around the watched run, and what is global only for a step of it."""
+
+    def __init__(self, session: Any) -> None:
+        self.session, self.journal = session, session.journal
+        # Only the wrappers are wanted, around other classes.
+        session._patches.take_all_back()
+        session._optimizers.remove()
+        session._roots = None
+        iterate = wrappers.wrap_next(data._BaseDataLoaderIter.__next__, session)
+        call = wrappers.wrap_forward(torch.nn.Module.__call__, session, torch.nn.Module)
+        self.classes = [(WatchedIterator, "__next__", iterate), (WatchedMlp, "__call__", call)]
+        self.backward = torch.autograd._engine_run_backward
+        self.watched_backward = wrappers.wrap_backward(self.backward, session)
+        self.hooks = stepping.optimizer_hooks(session)
+        self.optimizer = 0
+
+    def begin(self, variant: str) -> None:
+        """Wrap the classes, and let the hook rest always, never, or as it likes."""
+        journal, now = self.journal, time.monotonic_ns()
+        self.session.rest.over()
+        journal.last_step, journal.due, journal.skip, journal.pause_due = now, 0, 0, False
+        rest_module.FAST_TICKS = 2 if variant == "run" else LONG_NS
+        for owner, name, wrapper in self.classes:
+            if variant != "nothing":
+                setattr(owner, name, wrapper)
+            elif name in vars(owner):
+                delattr(owner, name)
+        if variant == "resting":
+            journal.longest, journal.rests_until = LONG_NS, LONG_NS
+            self.session.rest.begin(now, self.optimizer)
+
+    @contextlib.contextmanager
+    def on(self, variant: str) -> Iterator[None]:
+        if variant != "nothing":
+            torch.autograd._engine_run_backward = self.watched_backward
+            optim._global_optimizer_pre_hooks[0], optim._global_optimizer_post_hooks[0] = self.hooks
+        try:
+            yield
+        finally:
+            torch.autograd._engine_run_backward = self.backward
+            optim._global_optimizer_pre_hooks.clear()
+            optim._global_optimizer_post_hooks.clear()
+
+    def meet(self, run: Iterator[None]) -> None:
+        """Learn which optimizer the watched run has."""
+        optim._global_optimizer_post_hooks[0] = lambda optimizer, *_: setattr(self, "optimizer", id(optimizer))
+        next(run)
+        optim._global_optimizer_post_hooks.clear()
+
+
+def differences(switch: Switch, variant: str, plain: Iterator[None], watched: Iterator[None]) -> list[int]:
+    """Nanoseconds that steps of the watched run took more than those of the other, which came just before."""
+    switch.begin(variant)
+    found, clock = [], time.perf_counter_ns
+    for _ in range(BLOCK):
+        start = clock()
+        next(plain)
+        without = clock() - start
+        with switch.on(variant):
+            start = clock()
+            next(watched)
+            found.append(clock() - start - without)
+    return found[WARM_STEPS:]
+
+
+def middle(values: list[int]) -> tuple[float, float]:
+    """The mean of the middle half in microseconds, and its standard error."""
+    ordered = sorted(values)
+    kept = ordered[len(ordered) // 4 : -len(ordered) // 4]
+    return statistics.fmean(kept) / 1000, 1.7 * statistics.pstdev(kept) / len(kept) ** 0.5 / 1000
+
+
+def report(times: dict[str, list[int]], session: Any) -> None:
+    base, base_error = middle(times["nothing"])
+    print("mlp: what the hook adds to a step, from single steps with and without it in turns")
+    for name, values in times.items():
+        added, error = middle(values)
+        error = (error**2 + base_error**2) ** 0.5
+        print(f"  {name:8s} {added - base:+6.1f} us  (standard error {error:.1f}, {len(values)} steps)")
+    ticks = [(timed + rested, length) for timed, rested, length in session._cost._ticks]
+    each = sum(length for _, length in ticks) / max(1, sum(steps for steps, _ in ticks)) / 1000
+    print(f"  and {each:.1f} us a step for what it does a few times a second, which the middle half leaves out")
+    print(f"  {session.rest.steps} of {session._steps} watched steps were only counted")
+    print(f"  the hook says of itself: {session._cost.us_per_step()} us per step")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=float, default=45.0)
+    parser.add_argument("--only", default="nothing,run,timed,resting")
+    options = parser.parse_args()
+    variants = ["nothing", *(name for name in options.only.split(",") if name != "nothing")]
+    torch.set_num_threads(1)
+    aitop.hook.remove()
+    assert aitop.hook.install("run") == "installed"
+    switch = Switch(aitop.hook._session)
+    plain = steps_of(Mlp(), loader=DataLoader(Endless(3200, 64), batch_size=16))
+    watched = steps_of(WatchedMlp(), loader=WatchedLoader(Endless(3200, 64), batch_size=16))
+    for _ in range(100):
+        next(plain)
+        next(watched)
+    switch.meet(watched)
+    times: dict[str, list[int]] = {name: [] for name in variants}
+    until = time.monotonic() + options.seconds
+    while time.monotonic() < until:
+        random.shuffle(variants)
+        for name in variants:
+            times[name] += differences(switch, name, plain, watched)
+    report(times, switch.session)
+    aitop.hook.remove()
+
+
+if __name__ == "__main__":
+    main()
