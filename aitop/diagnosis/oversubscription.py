@@ -22,6 +22,8 @@ ID = "cpu-oversubscription"
 BAND = Band(enter=0.12, leave=0.07)
 CRITICAL_SHARE = 0.3
 CROWDED = 1.5
+# Threads of one process alone that are more than its cores need not want so much to be in each other's way.
+OWN_CROWD = 1.1
 THROTTLED = 0.1
 OTHERS_DELAY = 0.25
 # Fewer threads compute less side by side, too, and no barrier waits for one without a core: the gain is an estimate.
@@ -33,6 +35,7 @@ class Crowd:
     """Threads of the run that want cores at the same time. Cores, but for the counts.
 
     `usable` are there, `used` by the run, `wanted` by it (running or waiting), `others` used by everybody else.
+    `most` threads are those of the rank that has most.
     """
 
     usable: float
@@ -43,6 +46,15 @@ class Crowd:
     threads: int
     workers: int
     worker_threads: int
+    most: int
+
+    @property
+    def own(self) -> bool:
+        """Whether it is the run's own threads that are too many: those of one process alone, or of all together."""
+        if self.most > self.usable and self.wanted >= OWN_CROWD * self.usable:
+            return True
+        everyone = self.threads + self.worker_threads
+        return self.wanted >= CROWDED * self.usable and everyone >= CROWDED * self.usable + 1
 
 
 def judge(snapshot: Snapshot) -> Judgement:
@@ -54,8 +66,7 @@ def judge(snapshot: Snapshot) -> Judgement:
     throttled = mean_of(snapshot, "throttled", 20.0) or 0.0
     if throttled >= THROTTLED:
         return _of_quota(snapshot, crowd, delay, throttled)
-    everyone = crowd.threads + crowd.worker_threads
-    if crowd.wanted < CROWDED * crowd.usable or everyone < CROWDED * crowd.usable + 1:
+    if not crowd.own:
         return _of_others(crowd, delay)
     share = min(_owed_to_own_threads(crowd, delay), host_limit(snapshot), 0.95)
     return Finding(_verdict(snapshot, crowd, share, delay), level=share)
@@ -78,6 +89,7 @@ def _crowd(snapshot: Snapshot) -> Crowd | None:
         threads=sum(one.wanting or 0 for one in ranks),
         workers=len(workers),
         worker_threads=sum(one.wanting or 0 for one in workers),
+        most=max((one.wanting or 0 for one in ranks), default=0),
     )
 
 
@@ -97,6 +109,9 @@ def _verdict(snapshot: Snapshot, crowd: Crowd, share: float, delay: float) -> Ve
         f"{everyone} threads want {crowd.wanted:.1f} cores, and {crowd.usable:g} are there",
         f"the main thread waits for a core {percent(delay)} of the time",
     ]
+    set_to = snapshot.facts.threads if snapshot.facts else None
+    if set_to is not None and set_to > crowd.usable:
+        evidence.append(f"torch is set to {set_to} threads, as on a machine with so many cores")
     if crowd.others > 0.25 * crowd.usable:
         evidence.append(f"processes outside of this run use {crowd.others:.1f} cores")
     return Verdict(
@@ -117,7 +132,7 @@ def _fixes(snapshot: Snapshot, crowd: Crowd, share: float) -> tuple[Fix, ...]:
     each = max(1, int((crowd.usable - crowd.others + 0.3) // max(1, crowd.ranks)))
     now = snapshot.facts.threads if snapshot.facts else None
     fixes = []
-    if crowd.threads > 1.2 * crowd.usable:
+    if crowd.threads > crowd.usable:
         before = f" instead of {now} threads" if now and now > each else ""
         what = f"torch.set_num_threads({each}) or OMP_NUM_THREADS={each}"
         fixes.append(Fix(text=f"{what} in each process that computes{before}", speedup=gain))

@@ -11,7 +11,8 @@ from snapshot_builder import RANK, WORKER, constant, line, process, snapshot, st
 from aitop.diagnosis import collector, gil, growth_cause, input_bound, oversubscription, step_growth
 from aitop.diagnosis.rule import Finding
 from aitop.model.host import HostSample, MachineSample
-from aitop.model.snapshot import GrowthSite, HotLine, Phases, ThreadShare
+from aitop.model.snapshot import GrowthSite, HotLine, Phases, Series, ThreadShare
+from aitop.model.steps import HookFacts
 from aitop.model.verdict import Abstention
 
 FEW = snapshot(steps(3), main_samples=0)
@@ -148,6 +149,22 @@ def test_threads_that_have_cores_are_no_crowd():
     assert oversubscription.judge(crowded(wanting=2, wanted=1.6, delay=0.05)) is None
 
 
+@pytest.mark.parametrize("busy", [(0.9, 0.9), (1.0, 1.0)], ids=["quiet", "others run, too"])
+def test_one_process_with_a_thread_too_many_is_its_own_fault(busy):
+    seen = msgspec.structs.replace(
+        crowded(wanting=3, wanted=2.6, delay=0.3, busy=busy),
+        facts=HookFacts(way="attach", python="3.11", torch="2", threads=3),
+    )
+    verdict = fired(oversubscription.judge(seen))
+    assert verdict.severity == "warning"
+    assert verdict.fixes[0].text.startswith("torch.set_num_threads(") and "instead of 3" in verdict.fixes[0].text
+    assert any("torch is set to 3 threads" in told for told in verdict.evidence)
+
+
+def test_a_pool_of_threads_that_mostly_wait_is_no_crowd():
+    assert oversubscription.judge(crowded(wanting=9, wanted=1.4, delay=0.05)) is None
+
+
 def test_the_load_of_others_is_said_and_is_no_fault_of_the_run():
     verdict = fired(oversubscription.judge(crowded(wanting=2, wanted=1.8, delay=0.5, busy=(1.0, 1.0))))
     assert (verdict.severity, verdict.share, verdict.speedup) == ("info", None, None)
@@ -246,6 +263,71 @@ def test_without_step_times_the_code_may_tell():
     assert isinstance(
         step_growth.judge(snapshot(lines=[line("main", 0.3, text="mean(history[-50:])")], **seen)), Abstention
     )
+
+
+def rising(per_second=300e3):
+    return {"rss": Series(times=tuple(range(980, 1000)), values=tuple(1e9 + per_second * i for i in range(20)))}
+
+
+@pytest.mark.parametrize("series", [{}, rising()], ids=["flat", "rising"])
+def test_what_a_setting_may_shorten_grows_where_memory_does(series):
+    doubtful = msgspec.structs.replace(SITE, unless=39)
+    seen = snapshot(lines=[OVER], phases=Phases(forward=0.3, backward=0.3), growth_sites=(doubtful,), series=series)
+    judged = step_growth.judge(seen)
+    assert ("unless line 39" in " ".join(fired(judged).evidence)) if series else isinstance(judged, Abstention)
+
+
+@pytest.mark.parametrize("doubt", [{"every_step": False}, {"within": (50, 60)}], ids=["runs once", "lives elsewhere"])
+def test_what_is_not_known_to_grow_at_every_step_is_not_said_to(doubt):
+    doubtful = msgspec.structs.replace(SITE, **doubt)
+    seen = snapshot(lines=[OVER], phases=Phases(forward=0.3, backward=0.3), growth_sites=(doubtful,))
+    assert isinstance(step_growth.judge(seen), Abstention)
+
+
+def test_what_grows_too_slowly_to_be_timed_is_read_from_the_code():
+    seen = snapshot(slowing(0.0, noise=0.6), lines=[OVER], growth_sites=(SITE,))
+    old = msgspec.structs.replace(seen, target=msgspec.structs.replace(seen.target, started=seen.wall - 100.0))
+    young = msgspec.structs.replace(seen, target=msgspec.structs.replace(seen.target, started=seen.wall - 1.0))
+    assert fired(step_growth.judge(old)).confidence <= 0.5
+    assert step_growth.judge(young) is None, "it would have shown"
+
+
+KEPT = GrowthSite(
+    file="/x/train.py",
+    line=30,
+    function="main",
+    text="state = cell(x, state)",
+    grown="state",
+    keeps_graph=True,
+    every_step=True,
+)
+BACK = {"phase": "backward", "activity": "compute", "number": 32}
+
+
+def test_a_backward_through_the_graphs_of_earlier_steps():
+    back = line("main", 0.97, text="loss.backward(retain_graph=True)", **BACK)
+    phases = Phases(forward=0.01, backward=0.97)
+    verdict = fired(step_growth.judge(snapshot(lines=[back], phases=phases, growth_sites=(KEPT,))))
+    assert verdict.where[0].line == 30 and "retain_graph" in verdict.fixes[0].text
+    assert fired(step_growth.judge(snapshot(lines=[back], phases=phases, series=rising()))).where[0].line == 32
+    assert isinstance(step_growth.judge(snapshot(lines=[back], phases=phases)), Abstention), "nothing says why"
+
+
+@pytest.mark.parametrize(("text", "forward"), [("loss.backward()", 0.01), ("loss.backward(retain_graph=True)", 0.3)])
+def test_a_backward_of_its_own_graph(text, forward):
+    phases = Phases(forward=forward, backward=0.98 - forward)
+    seen = snapshot(lines=[line("main", 0.9, text=text, **BACK)], phases=phases, growth_sites=(KEPT,))
+    assert isinstance(step_growth.judge(seen), Abstention)
+
+
+def test_a_backward_that_is_nearly_all_of_a_step_and_grows():
+    records = [
+        step(index, 0.02 + 1e-4 * index, forward=0.0002, backward=0.0195 + 1e-4 * index, cpu=0.02 + 1e-4 * index)
+        for index in range(400)
+    ]
+    verdict = fired(step_growth.judge(snapshot(records, growth_sites=(KEPT,))))
+    assert verdict.severity == "critical" and "the time grows in: backward" in verdict.evidence
+    assert verdict.where[0].line == 30
 
 
 @pytest.mark.parametrize(
