@@ -49,3 +49,24 @@ def devices_for(sample: GpuSample, pids: frozenset[int] | None) -> tuple[tuple[G
         return sample.devices, None
     used = tuple(device for device in sample.devices if any(process.pid in pids for process in device.processes or ()))
     return (used, None) if used else (sample.devices, WHOLE_JOB)
+
+
+def scope_of(pane: str, snapshot: Snapshot | None, pids: frozenset[int] | None) -> str | None:
+    """What a pane says of its reach while the screen is narrowed: words where not all it shows is of these processes.
+
+    None where all of it is, and while nothing is narrowed.
+    """
+    if pids is None or snapshot is None:
+        return None
+    led = snapshot.steps is not None and snapshot.steps.pid in pids
+    if pane == "verdict":
+        return WHOLE_JOB
+    if pane == "step":
+        return steps_for(snapshot, pids)[1]
+    if pane == "gpu":
+        return devices_for(snapshot.gpu, pids)[1] if snapshot.gpu else None
+    if pane == "data":
+        return "queue, disk, net: whole job"
+    if pane == "memory":
+        return "chart: whole job" if led or not snapshot.allocators else "chart, cuda: whole job"
+    return None

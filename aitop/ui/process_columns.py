@@ -23,7 +23,7 @@ from aitop.ui.palette import (
     Kind,
     clickable,
 )
-from aitop.ui.process_tree import Figures, Order, ProcessRow
+from aitop.ui.process_tree import BY_ROLE, Figures, Order, ProcessRow
 from aitop.ui.words import one_line, short_command
 
 MARK = 2
@@ -158,7 +158,8 @@ def _heading(text: str, field: str | None, order: Order, cells: int, *, right: b
     chosen = order.by == field
     style = clickable(BRIGHT if chosen else FAINT, f"sort('{field or ''}')")
     up = order.inverted != (field in (None, "pid"))
-    text = f"{text}{'↑' if up else '↓'}" if chosen and len(text) < cells else text
+    marked = chosen and order != BY_ROLE
+    text = f"{text}{'↑' if up else '↓'}" if marked and len(text) < cells else text
     return Line().add(text.rjust(cells) if right else text.ljust(cells), style)
 
 

@@ -17,6 +17,9 @@ KEYS = (
     ("⏎", "why", "screen.why"),
     ("space", "pause", "screen.pause"),
     ("t", "tree", "screen.tree"),
+    ("f", "flame", "screen.flame"),
+    ("T", "processes", "screen.processes"),
+    ("/", "filter", "screen.filter"),
     ("z", "zoom", "screen.zoom"),
     ("p", "profile", "screen.profile"),
     ("tab", "pane", "app.focus_next"),
@@ -53,7 +56,7 @@ def _keys(view: View, room: int) -> Line:
     if len(view.ranks()) > 1:
         keys.append(("1-9", "rank", ""))
     for key, word, action in keys:
-        shown = {"pause": "go on", "tree": "lines"}.get(word, word) if _is_on(view, word) else word
+        shown = {"pause": "go on", "tree": "lines", "flame": "lines"}.get(word, word) if _is_on(view, word) else word
         if line.width + len(key) + len(shown) + 3 > room:
             break
         style = clickable(KEY, action) if action else KEY
@@ -63,4 +66,4 @@ def _keys(view: View, room: int) -> Line:
 
 
 def _is_on(view: View, word: str) -> bool:
-    return (word == "pause" and view.paused) or (word == "tree" and view.tree)
+    return (word == "pause" and view.paused) or word == view.code

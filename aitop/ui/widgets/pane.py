@@ -13,6 +13,7 @@ from textual.strip import Strip
 from textual.widget import Widget
 
 from aitop.ui.line import Line, shorten
+from aitop.ui.narrowing import scope_of
 from aitop.ui.palette import BACKGROUND, DIM, FRAME, FRAME_FOCUSED, STATE_STALE, TITLE, clickable, dimmed
 from aitop.ui.view import Look, View
 
@@ -148,8 +149,11 @@ class Pane(Widget, can_focus=True):
     def _title(self, drawing: Drawing, width: int) -> Line:
         edge = FRAME_FOCUSED if self.has_focus else FRAME
         line = Line("╭", edge).join(self._fold_mark(edge))
+        scope = scope_of(self.id or "", self.view.snapshot, self.view.pids())
         if drawing.title:
             line.add(f" {shorten(drawing.title, width - 8)} ", TITLE)
+        if scope is not None and line.width + len(scope) + 5 <= width:
+            line.add(f"· {scope} ", STATE_STALE)
         note = drawing.note
         if drawing.stale is not None:
             note = Line(shorten(drawing.stale, max(9, width - line.width - 6)), STATE_STALE)

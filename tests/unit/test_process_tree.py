@@ -1,0 +1,195 @@
+"""The process tree: order, folding, sorting, filtering, columns, and what narrowing leaves. Pure functions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aitop.model.gpu import GpuDevice, GpuProcess, GpuSample
+from aitop.model.host import HostSample, MachineSample, ProcessSample
+from aitop.model.snapshot import Phases, ProcessStacks, Snapshot, Stacks, Steps, Target
+from aitop.ui.folding import refit
+from aitop.ui.layout import plan
+from aitop.ui.narrowing import devices_for, family, process_words, scope_of, steps_for
+from aitop.ui.process_columns import age_text, fit, heading, row_line
+from aitop.ui.process_tree import BY_ROLE, Order, ProcessRow, process_rows
+
+WALL = 1000.0
+
+
+def process(pid: int, ppid: int, role: Any, **more: Any) -> ProcessSample:
+    return ProcessSample(
+        pid=pid, ppid=ppid, role=role, **{"started": WALL - 90 + pid / 100, "name": "python", "command": "c"} | more
+    )
+
+
+JOB = (
+    process(10, 1, "launcher", name="torchrun", cpu=0.0, rss=90),
+    process(22, 11, "loader-worker", rank=1, cpu=0.5),
+    process(11, 10, "rank", rank=1, cpu=0.2, rss=1000, threads=4),
+    process(12, 10, "rank", rank=0, cpu=0.9, rss=2000, threads=8),
+    process(20, 12, "loader-worker", rank=0, cpu=0.1, rss=50),
+    process(21, 12, "loader-worker", rank=0, cpu=None, command="python decode.py"),
+    process(30, 10, "helper", name="wandb-core"),
+)
+
+
+def shown(rows: list[ProcessRow]) -> list[str]:
+    return [row.guide + row.label for row in rows]
+
+
+def test_ranks_come_in_their_order_with_their_workers_below_and_others_last() -> None:
+    assert shown(process_rows(JOB, None, WALL)) == [
+        "launcher",
+        "├ rank 0",
+        "│ ├ worker 0",
+        "│ └ worker 1",
+        "├ rank 1",
+        "│ └ worker 0",
+        "└ wandb-core",
+    ]
+
+
+def test_a_folded_process_stands_for_all_below_it() -> None:
+    rows = process_rows(JOB, None, WALL, folded={12})
+    folded = next(row for row in rows if row.process.pid == 12)
+    assert (folded.folded, folded.figures.rss, folded.figures.cpu) == (2, 2050, pytest.approx(1.0))
+    assert {20, 21}.isdisjoint(row.process.pid for row in rows)
+    top = process_rows(JOB, None, WALL, folded={10})
+    assert [row.folded for row in top] == [6]
+
+
+def test_siblings_are_sorted_by_a_column_and_what_is_not_measured_comes_last() -> None:
+    def pids(order: Order) -> list[int]:
+        return [row.process.pid for row in process_rows(JOB, None, WALL, order=order)]
+
+    assert pids(Order("cpu")) == [10, 12, 20, 21, 11, 22, 30]
+    assert pids(Order("cpu", True)) == [10, 11, 22, 12, 20, 21, 30]
+    assert pids(Order("pid")) == [10, 11, 22, 12, 20, 21, 30]
+
+
+def test_the_filter_keeps_the_way_to_what_it_found_even_below_folded_ones() -> None:
+    rows = process_rows(JOB, None, WALL, wanted="decode", folded={10})
+    assert [(row.process.pid, row.found) for row in rows] == [(10, False), (12, False), (21, True)]
+    assert process_rows(JOB, None, WALL, wanted="nothing like it") == []
+
+
+def test_use_of_devices_is_added_up_and_a_process_on_none_has_none() -> None:
+    devices = tuple(
+        GpuDevice(
+            index=i, processes=(GpuProcess(pid=12, memory=100, sm=0.2 + 0.1 * i), GpuProcess(pid=11, memory=None))
+        )
+        for i in (0, 1)
+    )
+    rows = {row.process.pid: row.figures for row in process_rows(JOB, GpuSample(time=0.0, devices=devices), WALL)}
+    assert (rows[12].gpu_memory, rows[12].gpu, rows[12].on_gpu) == (200, pytest.approx(0.3), True)
+    assert (rows[11].gpu_memory, rows[11].on_gpu) == (None, True)
+    assert not rows[20].on_gpu
+
+
+@given(st.lists(st.tuples(st.integers(1, 12), st.integers(0, 12)), max_size=14), st.sets(st.integers(1, 12)))
+def test_every_process_is_shown_once_or_counted_in_a_folded_one(pairs: list[tuple[int, int]], folded: set[int]) -> None:
+    parents = dict(pairs)
+    # What the source gives has no circles: a parent started before its child.
+    tree = tuple(process(pid, ppid if ppid < pid else 0, "other") for pid, ppid in parents.items())
+    rows = process_rows(tree, None, WALL, folded=folded)
+    pids = [row.process.pid for row in rows]
+    assert len(pids) == len(set(pids))
+    assert len(pids) + sum(row.folded for row in rows) == len(tree)
+
+
+@pytest.mark.parametrize("width", [20, 30, 45, 60, 76, 90, 120, 200])
+def test_columns_fit_their_width_and_stand_under_their_headings(width: int) -> None:
+    shape = fit(width, gpu=True)
+    head = heading(shape, BY_ROLE)
+    assert head.width <= width
+    for row in process_rows(JOB, None, WALL):
+        line = row_line(row, shape, width, cursor=False, chosen=False).text
+        assert len(line) == width
+        if row.process.pid == 12 and shape.columns:
+            end = head.text.index("cpu") + 3
+            assert line[end - 3 : end] == "90%"
+
+
+def test_columns_that_tell_least_go_first() -> None:
+    kept = [{column.field for column in fit(width, gpu=True).columns} for width in (26, 60, 120)]
+    assert kept[0] < kept[1] < kept[2]
+    assert "cpu" in kept[0]
+    assert not any(column.gpu for column in fit(200, gpu=False).columns)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(None, "–"), (3, "3 s"), (59, "59 s"), (90, "1 m"), (7300, "2 h"), (200000, "2 d")]
+)
+def test_ages_are_short(seconds: float | None, text: str) -> None:
+    assert age_text(seconds) == text
+
+
+def snapshot(**given: Any) -> Snapshot:
+    return Snapshot(
+        tick=1, time=1.0, wall=WALL, window=1.0, target=Target(pid=10, command="torchrun"),
+        host=HostSample(time=1.0, processes=JOB, machine=MachineSample(cores=4)),
+        steps=Steps(basis="hook", phases=Phases(forward=1.0), pid=12), **given,
+    )  # fmt: skip
+
+
+def test_a_chosen_process_takes_what_is_below_it_along() -> None:
+    assert family(JOB, 12) == {12, 20, 21}
+    assert family(JOB, 20) == {20}
+    assert family(JOB, 999) == {999}
+    assert process_words(snapshot(), 12) == "rank 0 +2"
+    assert process_words(snapshot(), 22) == "worker 0 of rank 1"
+    assert process_words(snapshot(), 999) == "process 999"
+
+
+def test_steps_of_another_rank_come_from_its_stacks_or_are_called_the_jobs() -> None:
+    bare = snapshot()
+    assert steps_for(bare, None) == (bare.steps, None)
+    assert steps_for(bare, frozenset({12, 20})) == (bare.steps, None)
+    assert steps_for(bare, frozenset({11})) == (bare.steps, "whole job")
+    other = ProcessStacks(pid=11, role="rank", samples=9, phases=Phases(backward=0.5))
+    steps, whose = steps_for(snapshot(stacks=Stacks(seconds=1.0, samples=9, processes=(other,))), frozenset({11}))
+    assert whose is None
+    assert steps is not None
+    assert (steps.basis, steps.pid, steps.phases.backward) == ("stacks", 11, 0.5)
+
+
+def test_devices_are_those_of_the_processes_where_any_lists_them() -> None:
+    used = GpuDevice(index=0, processes=(GpuProcess(pid=12),))
+    free = GpuDevice(index=1, processes=None)
+    sample = GpuSample(time=0.0, devices=(used, free))
+    assert devices_for(sample, frozenset({12})) == ((used,), None)
+    assert devices_for(sample, frozenset({11})) == ((used, free), "whole job")
+    assert scope_of("gpu", snapshot(gpu=sample), frozenset({11})) == "whole job"
+    assert scope_of("gpu", snapshot(gpu=sample), None) is None
+
+
+@pytest.mark.parametrize("size", [(80, 24), (100, 30), (120, 36), (200, 50), (300, 70)])
+@pytest.mark.parametrize("gpus", [0, 1, 8])
+def test_folded_panes_are_a_row_and_the_rest_never_overlaps(size: tuple[int, int], gpus: int) -> None:
+    boxes = plan(*size, gpus=gpus)
+    framed = [name for name, box in boxes.items() if box.framed]
+    for folded in [{name} for name in framed] + [set(framed), {"step", "data"}, {"data", "memory"}]:
+        fitted = refit(boxes, folded)
+        taken: set[tuple[int, int]] = set()
+        for name, box in fitted.items():
+            cells = {(x, y) for x in range(box.x, box.x + box.width) for y in range(box.y, box.y + box.height)}
+            assert len(cells) == box.width * box.height > 0
+            assert taken.isdisjoint(cells), name
+            assert max(y for _, y in cells) < size[1]
+            taken |= cells
+            assert box.height == 1 or name not in folded
+            assert (box.x, box.width) == (boxes[name].x, boxes[name].width)
+    assert refit(boxes, ()) == boxes
+
+
+def test_the_room_of_a_folded_pane_goes_to_its_column() -> None:
+    boxes = plan(120, 36, gpus=1)
+    fitted = refit(boxes, {"step"})
+    assert fitted["data"].height == boxes["data"].height + boxes["step"].height - 1
+    assert fitted["memory"] == boxes["memory"]
+    both = refit(boxes, {"step", "data", "gpu", "memory"})
+    assert both["code"].height > boxes["code"].height
