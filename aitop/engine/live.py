@@ -32,7 +32,7 @@ from aitop.sources.target import still_there
 
 STOP_SECONDS = 3.0
 BETWEEN_LOOKS = 2.0
-FIRST_TICKS = (0.3, 0.8)
+FIRST_TICKS = (0.1, 0.4, 0.8)
 
 
 @dataclass(frozen=True)

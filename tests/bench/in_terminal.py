@@ -6,13 +6,14 @@ import contextlib
 import fcntl
 import os
 import pty
+import re
 import select
 import signal
 import struct
 import termios
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import psutil
 
@@ -23,17 +24,16 @@ SIZE = (36, 120)
 class InTerminal:
     """Starts `command` on a new terminal of 120 × 36 cells and takes whatever it writes. Use as a context.
 
-    `written` counts the bytes so far; `first` has, for each word of `watch_for`, the seconds from the start until it
-    was on the terminal (cursor movements and colours between its letters would hide it: choose words drawn at once).
+    `written` counts the bytes so far; `first` has, for each pattern of `watch_for`, the seconds from the start until it
+    had been written.
     """
 
     def __init__(
-        self, command: Sequence[str], env: Mapping[str, str] | None = None, watch_for: Mapping[str, bytes] | None = None
+        self, command: Sequence[str], env: Mapping[str, str] | None = None, watch_for: Sequence[bytes] = ()
     ) -> None:
         self.written = 0
-        self.first: dict[str, float] = {}
-        self._wanted = dict(watch_for or {})
-        self._tail = b""
+        self.first: dict[bytes, float] = {}
+        self._wanted = list(watch_for)
         self.output = bytearray()
         self._started = time.monotonic()
         self.pid, self._terminal = pty.fork()
@@ -100,9 +100,9 @@ class InTerminal:
             return
         now = time.monotonic() - self._started
         self.output += data
-        for name in [name for name, word in self._wanted.items() if word in self.output]:
-            self.first[name] = now
-            del self._wanted[name]
+        for pattern in [one for one in self._wanted if re.search(one, self.output)]:
+            self.first[pattern] = now
+            self._wanted.remove(pattern)
 
 
 def _cpu_of(pid: int) -> float:
@@ -112,13 +112,3 @@ def _cpu_of(pid: int) -> float:
     except OSError:
         return 0.0
     return sum(int(value) for value in fields[11:15]) * TICK
-
-
-def until(condition: Callable[[], bool], seconds: float) -> bool:
-    """Wait for a condition, at most so long; whether it came true."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.01)
-    return True

@@ -112,12 +112,15 @@ class MonitorScreen(SessionScreen, NarrowingScreen, StackActionsScreen):
                 return FeedFailed(error)
             return None
 
-        in_background(self, "start", start)
+        # What the feed imports would stand in the way of the first frame.
+        self.call_after_refresh(lambda: in_background(self, "start", start))
 
     # What comes in
 
     def on_snapshot_arrived(self, message: SnapshotArrived) -> None:
         self._newest = message.snapshot
+        if self._link_is_behind():
+            return
         # A replay that is held gives only what it was asked for.
         if not self.view.paused or not self.view.live:
             self._change(snapshot=message.snapshot, **self._at_tick())
