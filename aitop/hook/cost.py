@@ -13,8 +13,9 @@ from .journal import PHASES_SKIPPED, Journal
 from .stepping import optimizer_hooks
 
 SAMPLES = 15
-WARM_PASSES = 2
-FIRST_EVERY_NS, EVERY_NS = 500_000_000, 30_000_000_000
+WARM_PASSES = 1
+FIRST_ROUNDS = 5
+FIRST_EVERY_NS, EVERY_NS = 1_000_000_000, 30_000_000_000
 # More than the caches next to a core hold.
 COLD_BYTES = 5 << 18
 
@@ -53,7 +54,7 @@ class SelfTimer:
     def look(self, now: int) -> None:
         """Called a few times a second: a round now and then, the first ones sooner."""
         if now > self._due:
-            self._due = now + (FIRST_EVERY_NS if len(self._timed) < SAMPLES else EVERY_NS)
+            self._due = now + (FIRST_EVERY_NS if len(self._timed) < FIRST_ROUNDS else EVERY_NS)
             self._round()
 
     def _round(self) -> None:

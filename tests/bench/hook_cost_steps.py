@@ -138,8 +138,9 @@ def report(times: dict[str, list[int]], session: Any) -> None:
         added, error = middle(values)
         error = (error**2 + base_error**2) ** 0.5
         print(f"  {name:8s} {added - base:+6.1f} us  (standard error {error:.1f}, {len(values)} steps)")
-    ticks = [(timed + rested, length) for timed, rested, length in session._cost._ticks]
-    each = sum(length for _, length in ticks) / max(1, sum(steps for steps, _ in ticks)) / 1000
+    ticks = session._cost._ticks
+    usual = statistics.median(length for _, _, length in ticks) * len(ticks) / 1000
+    each = usual / max(1, sum(timed + rested for timed, rested, _ in ticks))
     print(f"  and {each:.1f} us a step for what it does a few times a second, which the middle half leaves out")
     print(f"  {session.rest.steps} of {session._steps} watched steps were only counted")
     print(f"  the hook says of itself: {session._cost.us_per_step()} us per step")
