@@ -24,7 +24,7 @@ _OVER_ALL = (
     "sort|index|count|copy|reverse|sum|mean|std|var|min|max|median|quantile|argsort|topk|tolist|numpy|cumsum|norm"
     "|unique"
 )
-_RETAINS = re.compile(r"(?:retain|create)_graph\s*=\s*True")
+_RETAINS = re.compile(r"(?:retain|create)_graph\s*=\s*(?!False|None|\s)")
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ def kept_graph(snapshot: Snapshot) -> tuple[float, Cause] | None:
         return None
     forward = max(phases.forward or 0.0, 0.5 / max(1, process.samples))
     lines = main_lines(snapshot, lambda line: line.phase == "backward" and _RETAINS.search(line.text or "") is not None)
-    sites = tuple(site for site in snapshot.growth_sites if site.keeps_graph and site.every_step)
+    sites = tuple(site for site in proven(snapshot) if site.keeps_graph)
     if phases.backward < KEPT_GRAPH * forward or lines.share < 0.5 * phases.backward:
         return None
     if not sites and not memory_rises(snapshot):

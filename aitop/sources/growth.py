@@ -83,7 +83,7 @@ def _read(source: str) -> list[_Function]:
 def _sites(file: str, source: str, functions: Sequence[_Function], stepping: Stepping) -> list[tuple[Rank, GrowthSite]]:
     lines = source.splitlines()
     try:
-        known = _about(functions)
+        known = _about(functions, stepping)
         return [
             (
                 (
@@ -132,7 +132,7 @@ def _scopes(tree: ast.Module) -> Iterator[tuple[Scope, str]]:
                 waiting.append((child, prefix))
 
 
-def _about(functions: Sequence[_Function]) -> _File:
+def _about(functions: Sequence[_Function], stepping: Stepping) -> _File:
     bounded, dictionaries = set(), set()
     for target, value in (pair for one in functions for place in one.inside for pair in assignments(place.statement)):
         call = last_name(value.func) if isinstance(value, ast.Call) else ""
@@ -143,7 +143,7 @@ def _about(functions: Sequence[_Function]) -> _File:
     module = functions[0].node
     kept = any(isinstance(node, ast.Call) and retains(node) for node in ast.walk(module))
     kinds = Kinds(frozenset(dictionaries), kept)
-    settings = Settings((one.node, one.name, one.inside) for one in functions)
+    settings = Settings(((one.node, one.name, one.inside) for one in functions), stepping)
     without = Kinds(retains=kept)
     inside = {
         one.name: [

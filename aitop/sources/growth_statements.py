@@ -123,6 +123,10 @@ def covers(text: str, grown: str) -> bool:
 
 
 def retains(call: ast.Call) -> bool:
-    """Whether a backward keeps the graph that it went through."""
+    """Whether a backward keeps the graph that it went through, or may."""
     kept = ("retain_graph", "create_graph")
-    return any(one.arg in kept and isinstance(one.value, ast.Constant) and one.value.value for one in call.keywords)
+    return any(one.arg in kept and not _plainly_not(one.value) for one in call.keywords)
+
+
+def _plainly_not(value: ast.expr) -> bool:
+    return isinstance(value, ast.Constant) and not value.value

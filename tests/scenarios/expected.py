@@ -255,6 +255,28 @@ COMPUTING = (
         fixed=False,
         beside=("python-overhead", "memory-leak", "host-memory-pressure"),
     ),
+    _scenario(
+        "river_levels",
+        "step-time-growth",
+        guilty=("np.percentile(norms, percentile))", "    norms.append(float(norm))"),
+        fixed=False,
+        beside=("python-overhead",),
+    ),
+    _scenario(
+        "taxi_dispatch",
+        "step-time-growth",
+        guilty=("replay.sort(key=", "replay.append((abs("),
+        fixed=False,
+        beside=("python-overhead", "memory-leak", "host-memory-pressure"),
+    ),
+    _scenario(
+        "keystrokes",
+        "step-time-growth",
+        accepted=("memory-leak",),
+        guilty=("guess, memory = typist(key, memory)", "loss.backward(retain_graph="),
+        fixed=False,
+        beside=("host-memory-pressure",),
+    ),
     _workload("leak", "memory-leak", guilty=("history.append(loss)",), fixed=False),
     _scenario("attention_maps", "memory-leak", guilty=("self.maps.append(weights.mean(1))",), fixed=False),
 )
@@ -342,6 +364,7 @@ NOTHING_WRONG = (
     _scenario("healthy_gan", HEALTHY, fixed=False),
     _scenario("healthy_lbfgs", HEALTHY, fixed=False),
     _scenario("healthy_accumulate", HEALTHY, fixed=False),
+    _scenario("healthy_search", HEALTHY, fixed=False),
 )
 
 SCENARIOS = (*LOADING, *BETWEEN_STEPS, *COMPUTING, *SERVING, *TWO_FAULTS, *NOTHING_WRONG)

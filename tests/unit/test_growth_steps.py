@@ -150,3 +150,22 @@ def test_a_state_that_carries_its_graph_on():
 )
 def test_a_state_without_its_graph_is_none(retain, then):
     assert sites(CARRIED.format(retain, then)) == []
+
+
+def test_a_parameter_that_is_handed_over_alike_is_a_setting():
+    clip = """
+    def clip(norms, norm, keep, last):
+        norms.append(norm)
+        if {}:
+            norms.clear()
+
+    norms = []
+    """ + LOOP.format("clip(norms, loss.item(), 9 if args.short else None, last=y)")
+    (site,) = sites(clip.format("keep"))
+    assert site.every_step and site.unless
+    assert sites(clip.format("last")) == []
+
+
+def test_a_state_that_only_a_setting_detaches():
+    (site,) = sites(CARRIED.format("retain_graph=not args.cut", "if args.cut:\n            state = state.detach()"))
+    assert site.keeps_graph and site.unless == 7
