@@ -196,7 +196,11 @@ class _Scope:
         index = arguments.index(root) - (arguments[0] in ("self", "cls"))
         for value, loop in self._stepping.given(self.name, index, root):
             text = name_of(value)
-            if text is None or (loop is not None and _emptied_in(loop, text, self._known, self.node)[0]):
+            if (
+                text is None
+                or text in self._known.bounded
+                or (loop is not None and _emptied_in(loop, text, self._known, self.node)[0])
+            ):
                 return False
             if loop is None and "." not in text:
                 # Whoever hands it on may have made it.

@@ -103,9 +103,18 @@ def assignments(statement: ast.stmt) -> Iterator[tuple[str, ast.expr]]:
             # x[:] = … replaces the content; x[key] = … does not.
             whole = isinstance(target, ast.Subscript) and isinstance(target.slice, ast.Slice)
             chosen = target.value if whole and isinstance(target, ast.Subscript) else target
-            yield from ((text, statement.value) for text in targets(chosen))
+            yield from _paired(chosen, statement.value)
     elif isinstance(statement, ast.AnnAssign) and statement.value is not None:
         yield from ((text, statement.value) for text in targets(statement.target))
+
+
+def _paired(target: ast.expr, value: ast.expr) -> Iterator[tuple[str, ast.expr]]:
+    many = (ast.Tuple, ast.List)
+    if isinstance(target, many) and isinstance(value, many) and len(target.elts) == len(value.elts):
+        for one, its in zip(target.elts, value.elts, strict=True):
+            yield from _paired(one, its)
+    else:
+        yield from ((text, value) for text in targets(target))
 
 
 def targets(target: ast.expr) -> Iterator[str]:

@@ -79,6 +79,7 @@ def test_what_is_made_for_each_step_does_not_grow():
     fresh = textwrap.dedent(LOOP.format("found = []; fill(found, x)"))
     lasting = textwrap.dedent(LOOP.format("fill(kept, x)"))
     assert sites(fill + fresh) == []
+    assert sites(fill.replace("kept = []", "n, kept = 0, deque(maxlen=9)") + lasting) == []
     assert [site.every_step for site in sites(fill + lasting)] == [True]
 
 
