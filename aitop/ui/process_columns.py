@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from rich.style import Style
@@ -27,7 +28,7 @@ from aitop.ui.process_tree import BY_ROLE, Figures, Order, ProcessRow
 from aitop.ui.words import one_line, short_command
 
 MARK = 2
-TREE_LEAST, TREE_MOST = 16, 30
+TREE_LEAST, TREE_MOST, TREE_STEP = 16, 40, 6
 COMMAND_LEAST = 14
 GAP = 2
 STATES = {"R": "run", "S": "sleep", "D": "disk", "T": "stop", "t": "trace", "Z": "zombie", "I": "idle"}
@@ -103,7 +104,7 @@ COLUMNS = (
     Column("write/s", 7, "writes", _bytes("writes"), 6),
     Column("thr", 4, "threads", _threads, 8),
     Column("state", 6, "state", _state, 4),
-    Column("age", 4, "age", _age, 9),
+    Column("age", 5, "age", _age, 9),
 )
 PID = 7
 PID_KEEP = 7
@@ -120,8 +121,11 @@ class Fit(NamedTuple):
     command: int
 
 
-def fit(width: int, *, gpu: bool) -> Fit:
-    """The columns for a pane of `width` cells; those that tell least go first. `gpu`: whether there is a device."""
+def fit(width: int, *, gpu: bool, longest: int = TREE_LEAST) -> Fit:
+    """The columns for a pane of `width` cells; those that tell least go first.
+
+    `gpu` says whether there is a device, `longest` how many cells the longest branch of the tree takes.
+    """
     wanted = [(column.keep, column) for column in COLUMNS if gpu or not column.gpu]
     ordered: list[tuple[int, Column | None]] = sorted([*wanted, (PID_KEEP, None)], key=lambda entry: entry[0])
     room = width - MARK - TREE_LEAST
@@ -132,12 +136,11 @@ def fit(width: int, *, gpu: bool) -> Fit:
             break
         room -= cells
         kept.append(column)
-    tree = TREE_LEAST
-    grown = min(TREE_MOST - TREE_LEAST, room)
-    tree, room = tree + grown, room - grown
+    # In steps, so that a branch more or less moves nothing.
+    wished = max(0, min(TREE_MOST, TREE_STEP * math.ceil(longest / TREE_STEP)) - TREE_LEAST)
+    grown = min(wished, room)
+    tree, room = TREE_LEAST + grown, room - grown
     command = room - GAP if room >= COMMAND_LEAST + GAP else 0
-    if not command:
-        tree += room
     return Fit(tree, None in kept, tuple(column for column in COLUMNS if column in kept), command)
 
 
@@ -199,3 +202,8 @@ def sort_word(order: Order) -> str:
     """What the rows are sorted by, in a word."""
     named = {column.field: column.heading for column in COLUMNS}
     return "by role" if order.by is None else f"by {named.get(order.by, order.by)}"
+
+
+def longest_branch(rows: Iterable[ProcessRow]) -> int:
+    """Cells of the widest cell of the tree, with room for the number of what may be folded away."""
+    return max((len(row.guide) + len(row.label) + 6 * row.parent for row in rows), default=0)

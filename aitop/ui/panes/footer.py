@@ -27,6 +27,10 @@ KEYS = (
 )
 
 
+MEAN_ELSE = {"why": "narrow", "pause": "narrow, stay"}
+"""What keys do while the process tree has the focus."""
+
+
 class Footer(Pane):
     """Keys at the left, cost or the newest notice at the right."""
 
@@ -34,7 +38,8 @@ class Footer(Pane):
 
     def draw(self, view: View, width: int, height: int) -> Drawing:
         right = Line(view.notice, TEXT) if view.notice else cost_line(view, width) if width >= ROOM_FOR_COST else Line()
-        return Drawing([spread(_keys(view, width - right.width - 2), right.add(" "), width)])
+        among = self.screen.focused is not None and self.screen.focused.id == "processes"
+        return Drawing([spread(_keys(view, width - right.width - 2, among), right.add(" "), width)])
 
 
 def cost_line(view: View, width: int) -> Line:
@@ -50,11 +55,13 @@ def cost_line(view: View, width: int) -> Line:
     return line
 
 
-def _keys(view: View, room: int) -> Line:
+def _keys(view: View, room: int, among_processes: bool) -> Line:
     line = Line(" ")
     keys = [key for key in KEYS if key[0] != "d" or view.can_detach]
     if len(view.ranks()) > 1:
         keys.append(("1-9", "rank", ""))
+    if among_processes:
+        keys = [(key, MEAN_ELSE.get(word, word), "" if word in MEAN_ELSE else action) for key, word, action in keys]
     for key, word, action in keys:
         shown = {"pause": "go on", "tree": "lines", "flame": "lines"}.get(word, word) if _is_on(view, word) else word
         if line.width + len(key) + len(shown) + 3 > room:

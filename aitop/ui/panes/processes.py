@@ -11,7 +11,7 @@ from textual.message import Message
 from aitop.model.units import NOT_YET
 from aitop.ui.line import Line
 from aitop.ui.palette import BRIGHT, DIM, FAINT
-from aitop.ui.process_columns import fit, heading, row_line, sort_word, sorted_next
+from aitop.ui.process_columns import fit, heading, longest_branch, row_line, sort_word, sorted_next
 from aitop.ui.process_tree import BY_ROLE, Order, ProcessRow, process_rows
 from aitop.ui.view import View
 from aitop.ui.widgets.pane import Drawing, Pane
@@ -75,7 +75,7 @@ class ProcessPane(Pane):
         foot = [_keys()] if self.has_focus and height >= ROOM_FOR_KEYS else []
         self._page = max(1, height - 1 - len(foot))
         self._first = max(0, min(self._first, self.cursor, len(self.rows) - self._page), self.cursor + 1 - self._page)
-        shape = fit(width, gpu=bool(snapshot.gpu and snapshot.gpu.devices))
+        shape = fit(width, gpu=bool(snapshot.gpu and snapshot.gpu.devices), longest=longest_branch(self.rows))
         lines = [heading(shape, self._order)]
         for number, row in enumerate(self.rows[self._first : self._first + self._page], self._first):
             at = self.has_focus and number == self.cursor

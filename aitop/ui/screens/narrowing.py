@@ -63,6 +63,10 @@ class NarrowingScreen(Screen[int]):
             self.set_focus(before.first())
         self._focused_before = None
 
+    def on_descendant_focus(self) -> None:
+        """Some keys mean something else in another pane."""
+        self.query_one("#footer", Pane).redraw()
+
     # The filter
 
     def action_filter(self) -> None:
