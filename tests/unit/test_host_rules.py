@@ -191,6 +191,11 @@ def test_a_collector_that_starts_by_itself_has_none():
     assert verdict.where == () and "gc.freeze()" in verdict.fixes[0].text
 
 
+def test_a_collector_that_starts_by_itself_is_not_seen_from_outside():
+    told = collector.judge(snapshot(phases=Phases(forward=0.4, backward=0.5)))
+    assert isinstance(told, Abstention) and "only the hook" in told.reason
+
+
 def test_short_pauses_are_no_stall():
     assert collector.judge(snapshot(steps(seconds=0.1, gc=0.001))) is None
     assert isinstance(collector.judge(snapshot(phases=Phases(forward=0.5, backward=0.5))), Abstention)
