@@ -1,7 +1,5 @@
 """The main screen: every state, every size, every key, seen as rendered text."""
 
-import random
-
 import msgspec
 import pytest
 import sample_snapshots as samples
@@ -358,27 +356,3 @@ def test_no_two_panes_overlap_at_any_size(width, height, gpus, banner, zoom):
         assert not cells & taken, name
         assert all(0 <= x < width and 0 <= y < height for x, y in cells), name
         taken |= cells
-
-
-KEYS = (
-    *("t", "z", "tab", "shift+tab", "space", "enter", "escape", "0", "1", "2", "9", "d", "p", "question_mark"),
-    *("up", "down", "pagedown", "home", "end", "left", "right", "shift+left", "shift+right", "h", "l"),
-)
-SHAPES = [(1, 1), (9, 3), (39, 9), (80, 24), (100, 30), (120, 36), (200, 50), (300, 70), (170, 12), (60, 60)]
-
-
-@pytest.mark.parametrize("seed", [1, 2])
-async def test_no_sequence_of_keys_resizes_and_snapshots_breaks_it(look_at, seed):
-    chance = random.Random(seed)
-    async with look_at(samples.waiting()) as eyes:
-        for _ in range(25):
-            eyes.feed.publish(samples.ALL[chance.choice(list(samples.ALL))]())
-            width, height = chance.choice(SHAPES)
-            size = (max(1, width + chance.randint(-5, 5)), max(1, height + chance.randint(-3, 3)))
-            await eyes.pilot.resize_terminal(*size)
-            for key in chance.choices(KEYS, k=10):
-                eyes.app.simulate_key(key)
-            await eyes.pilot.pause()
-            assert len(eyes.app.screen_stack) <= 3
-            rows = eyes.text().split("\n")
-            assert (len(rows), {cell_len(row) for row in rows}) == (size[1], {size[0]})
