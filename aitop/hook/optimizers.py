@@ -35,7 +35,7 @@ class OptimizerWatch:
         self._careful = False
 
     def install(self) -> None:
-        if _compiles():
+        if compiles():
             self._be_careful()
             return
         optimizer = sys.modules.get("torch.optim.optimizer")
@@ -45,7 +45,7 @@ class OptimizerWatch:
 
     def look(self) -> None:
         """Change over once the program has begun to compile: before an optimizer is, where it goes well."""
-        if not self._careful and self._handles and _compiles() and not hooks_are_iterated():
+        if not self._careful and self._handles and compiles() and not hooks_are_iterated():
             self.remove()
             self._be_careful()
 
@@ -92,7 +92,7 @@ class OptimizerWatch:
         return __exit__
 
 
-def _compiles() -> bool:
+def compiles() -> bool:
     """Whether torch.compile has looked at any code of this program."""
     dynamo: Any = sys.modules.get("torch._dynamo.utils")
     frames = getattr(dynamo, "counters", {}).get("frames")

@@ -60,6 +60,26 @@ class Patches:
             self._made.remove(patch)
             _restore(patch)
 
+    def lift(self, owner: Any, name: str) -> None:
+        """Put the original back for a while, unless somebody wrapped our wrapper meanwhile."""
+        for patch in self._made:
+            if patch.owner is owner and patch.name == name and vars(owner).get(name) is patch.wrapper:
+                setattr(owner, name, patch.original)
+
+    def lower(self, owner: Any, name: str, wrap: Callable[[Any], Any]) -> None:
+        """Put the wrapper in again; where somebody wrapped the original meanwhile, another one around that."""
+        made = [patch for patch in self._made if patch.owner is owner and patch.name == name]
+        now = vars(owner).get(name)
+        if any(now is patch.wrapper for patch in made):
+            return
+        for patch in made:
+            if now is patch.original:
+                setattr(owner, name, patch.wrapper)
+                if self._over:
+                    _restore(patch)
+                return
+        self.put(owner, name, wrap)
+
     def take_all_back(self) -> None:
         """Undo every patch, those still to come included."""
         self._over = True

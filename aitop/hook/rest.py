@@ -7,6 +7,7 @@ than the others, a new iterator, a save, a forward without gradient. It goes on 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from itertools import pairwise
 
 from .journal import (
@@ -33,14 +34,17 @@ PHASES_TIMED = 2 * PHASES_SKIPPED
 
 
 class Rest:
-    """Begins and ends the rests of one journal, in the thread that steps. `steps` counts those in rests."""
+    """Begins and ends the rests of one journal, in the thread that steps. `steps` counts those in rests. `told` is
+    called with True as one begins and False as it ends, and does not raise.
+    """
 
-    def __init__(self, journal: Journal) -> None:
+    def __init__(self, journal: Journal, told: Callable[[bool], None]) -> None:
         self._journal = journal
         self._fast_ticks = 0
         self._began = 0
         self._steps_then = 0
         self.steps = 0
+        self._told = told
         journal.pause, journal.wake = self.begin, self.end
 
     def consider(self, words: list[int], kinds: bytes) -> None:
@@ -87,6 +91,7 @@ class Rest:
         # By it the ends of steps are known.
         journal.optimizer = optimizer
         journal.resting = True
+        self._told(True)
 
     def end(self, now: int, whole: bool = False) -> None:
         """From now on all is noted. Of the step under way the `whole` was not seen, or what its first forward began."""
@@ -95,6 +100,7 @@ class Rest:
             return
         journal.resting = False
         journal.optimizer = 0
+        self._told(False)
         last, count = journal.last_step, journal.steps - self._steps_then
         self.steps += count
         journal.note(RESTED, self._began, last, count)

@@ -13,6 +13,7 @@ from typing import Any
 
 from . import cost, wrappers
 from .arguments import leading
+from .backward import Backwards
 from .burst import Burst
 from .collector import gc_callback
 from .device import DeviceClock, allocators
@@ -73,13 +74,14 @@ class Session:
         self.tensor: Any = torch.Tensor
         self.facts = Facts(torch, way)
         self.journal = Journal(cost.cpu_clock(DEAREST_CPU_CLOCK_NS), self.tick)
-        self.rest = Rest(self.journal)
         self.iterators = Known()
         self.optimizers = Known()
         self._way = way
         self._presence = Presence()
         self._ring: Ring | None = None if waits_for_a_step else Ring(way)
         self._patches = Patches()
+        self._backwards = Backwards(torch, self._patches, self)
+        self.rest = Rest(self.journal, self._backwards.rest)
         self._roots: Roots | None = None
         self._measures: list[Measure] = []
         self._burst = Burst(torch)
@@ -114,8 +116,7 @@ class Session:
         if loader is not None:
             self._patches.put(loader._BaseDataLoaderIter, "__next__", lambda call: wrappers.wrap_next(call, self))
             self._patches.put(loader.DataLoader, "__iter__", lambda call: wrappers.wrap_iter(call, self))
-        engine = "_engine_run_backward" if hasattr(torch.autograd, "_engine_run_backward") else "backward"
-        self._patches.put(torch.autograd, engine, lambda call: wrappers.wrap_backward(call, self))
+        self._backwards.put()
         self._patches.put(torch, "save", lambda call: wrappers.wrap_save(call, self))
         self._roots = Roots(torch.nn.Module, self._patches, self)
         self._roots.watch(time.monotonic_ns())

@@ -93,7 +93,8 @@ class Switch:
     @contextlib.contextmanager
     def on(self, variant: str) -> Iterator[None]:
         if variant != "nothing":
-            torch.autograd._engine_run_backward = self.watched_backward
+            if not self.journal.resting:
+                torch.autograd._engine_run_backward = self.watched_backward
             optim._global_optimizer_pre_hooks[0], optim._global_optimizer_post_hooks[0] = self.hooks
         try:
             yield

@@ -135,7 +135,7 @@ def test_a_stall_in_the_model(fast):
     fast.net.pause = 0.0
     slow = max(fast.after(), key=lambda record: record.seconds)
     assert slow.seconds == pytest.approx(0.2, abs=0.05) and slow.estimated
-    assert slow.forward + slow.backward + slow.optimizer > 0.15
+    assert slow.data_wait + slow.prepare < 0.05 and slow.forward and slow.backward and slow.optimizer
 
 
 def test_a_save(fast, tmp_path):
@@ -155,7 +155,7 @@ def test_an_evaluation(fast, batches):
     fast.steps(1)
     [evaluated] = [record for record in fast.after() if record.evaluation]
     assert evaluated.index == fast.made - 6 and not evaluated.estimated
-    assert evaluated.evaluation > 0.5 * (evaluated.seconds - evaluated.forward - evaluated.backward)
+    assert evaluated.evaluation > 4 * evaluated.forward, "forty forwards, and one"
 
 
 def test_a_teacher_without_gradient_ends_no_rest(fast):
@@ -258,3 +258,22 @@ def test_a_child_that_was_forked_in_a_rest_writes_nothing(fast):
         finally:
             os._exit(2)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def test_somebody_else_wraps_what_a_rest_has_uncovered(fast):
+    fast.until_it_rests()
+    ours, called = torch.autograd._engine_run_backward, []
+
+    def theirs(*args, **kwargs):
+        called.append(1)
+        return ours(*args, **kwargs)
+
+    torch.autograd._engine_run_backward = theirs
+    try:
+        assert "aitop" not in ours.__code__.co_filename, "in a rest it is the original"
+        records = fast.after(50)
+        assert all(record.backward > 0 for record in records[-5:]) and len(called) == 50
+        assert aitop.hook.remove() == "removed"
+        assert torch.autograd._engine_run_backward is theirs
+    finally:
+        torch.autograd._engine_run_backward = ours
