@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import msgspec
 
 from aitop.diagnosis.evidence import loader_workers, records
+from aitop.diagnosis.growth_cause import kept_graph
 from aitop.diagnosis.own_pipeline import makers
 from aitop.diagnosis.what_if import without
 from aitop.model.snapshot import Snapshot
@@ -39,6 +40,7 @@ def composed(verdicts: Sequence[Verdict], snapshot: Snapshot) -> tuple[Verdict, 
     """The verdicts, in their order, without those that others explain, each gain held against what limits next."""
     kept = _without_stretched([one for one in verdicts if not _told_better(one, verdicts)])
     kept = _without_suspected(_without_collecting_of_compiler(kept), snapshot)
+    kept = _without_operations_of_earlier_steps(kept, snapshot)
     kept = _held_up_by_loading(kept, snapshot)
     return tuple(_with_next_limit(kept))
 
@@ -79,6 +81,13 @@ def _without_collecting_of_compiler(verdicts: list[Verdict]) -> list[Verdict]:
     if not any(one.id == "recompile" and one.severity != "info" for one in verdicts):
         return verdicts
     return [one for one in verdicts if one.id != "gc-stall" or one.where]
+
+
+def _without_operations_of_earlier_steps(verdicts: list[Verdict], snapshot: Snapshot) -> list[Verdict]:
+    """A backward through the graphs of earlier steps has many operations, and none of them is the code's own loop."""
+    if not any(one.id == "step-time-growth" for one in verdicts) or kept_graph(snapshot) is None:
+        return verdicts
+    return [one for one in verdicts if one.id not in ("python-overhead", "launch-bound")]
 
 
 def _without_suspected(verdicts: list[Verdict], snapshot: Snapshot) -> list[Verdict]:

@@ -9,6 +9,7 @@ import pytest
 from snapshot_builder import RANK, WORKER, constant, line, process, snapshot, stacks, step, steps
 
 from aitop.diagnosis import collector, gil, growth_cause, input_bound, oversubscription, step_growth
+from aitop.diagnosis.composition import composed
 from aitop.diagnosis.rule import Finding
 from aitop.model.host import HostSample, MachineSample
 from aitop.model.snapshot import GrowthSite, HotLine, Phases, Series, ThreadShare
@@ -316,6 +317,15 @@ def test_a_backward_through_the_graphs_of_earlier_steps():
     assert verdict.where[0].line == 30 and "retain_graph" in verdict.fixes[0].text
     assert fired(step_growth.judge(snapshot(lines=[back], phases=phases, series=rising()))).where[0].line == 32
     assert isinstance(step_growth.judge(snapshot(lines=[back], phases=phases)), Abstention), "nothing says why"
+
+
+def test_the_operations_of_earlier_graphs_are_no_overhead_of_python():
+    back = line("main", 0.97, text="loss.backward(retain_graph=True)", **BACK)
+    seen = snapshot(lines=[back], phases=Phases(forward=0.01, backward=0.97), growth_sites=(KEPT,))
+    growing = fired(step_growth.judge(seen))
+    python = msgspec.structs.replace(growing, id="python-overhead", where=())
+    assert [one.id for one in composed([python, growing], seen)] == ["step-time-growth"]
+    assert [one.id for one in composed([python], seen)] == ["python-overhead"]
 
 
 @pytest.mark.parametrize(("text", "forward"), [("loss.backward()", 0.01), ("loss.backward(retain_graph=True)", 0.3)])
