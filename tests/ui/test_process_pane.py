@@ -112,6 +112,9 @@ async def test_keys_and_mouse_fold_and_zoom_every_pane(look_at):
             await eyes.pilot.click(pane, offset=(1, 0))
             await eyes.pilot.pause()
             assert pane.size.height > 1, name
+        for name in ("code", "processes"):
+            pane = screen.query_one(f"#{name}", Pane)
+            pane.focus()
             await eyes.press("z")
             assert eyes.shown() == {"header", name, "footer"}
             await eyes.press("z")
