@@ -50,6 +50,10 @@ def test_a_tracer_of_fx_sees_modules_of_a_roots_class(unhooked):
     train(layer, loader(), torch.optim.SGD(layer.parameters(), 0.1))
     assert "__call__" in vars(nn.Linear), "the root is of a class that tracers take for a leaf"
     assert traced() == before
+    watched.session.journal.skip = 100
+    assert traced() == before, "in a fast run too"
+    watched.session.rest.begin(time.monotonic_ns(), 0)
+    assert traced() == before and watched.session.journal.resting
     watched.ring.close()
 
 
