@@ -82,7 +82,8 @@ def judge(snapshot: Snapshot) -> Judgement:
 def batched_seconds(facts: HookFacts, taken: float) -> float | None:
     """What the update would take if it were made together, of the `taken` seconds; None without a count of parameters.
 
-    How much faster that is was measured; the run's own time says how fast its machine is.
+    How much faster that is was measured; the run's own time says how fast its machine is, and of an optimizer that is
+    not torch's own perhaps only that it does more than an update.
     """
     if facts.parameters is None:
         return None
@@ -93,7 +94,9 @@ def batched_seconds(facts: HookFacts, taken: float) -> float | None:
     now = FOREACH if facts.foreach else ONE_BY_ONE
     then = FUSED if facts.foreach or _large(facts) else FOREACH
     target = _seconds(facts, then)
-    return min(taken * min(1.0, target / _seconds(facts, now)), SLOWER * target)
+    in_proportion = taken * min(1.0, target / _seconds(facts, now))
+    # How torch's own do it is known: what they take beyond that is the machine's, and stays with any of them.
+    return in_proportion if facts.foreach is not None else min(in_proportion, SLOWER * target)
 
 
 def _large(facts: HookFacts) -> bool:

@@ -67,7 +67,7 @@ def judge(snapshot: Snapshot) -> Judgement:
     if throttled >= THROTTLED:
         return _of_quota(snapshot, crowd, delay, throttled)
     if not crowd.own:
-        return _of_others(crowd, delay)
+        return _of_others(snapshot, crowd, delay)
     share = min(_owed_to_own_threads(crowd, delay), host_limit(snapshot), 0.95)
     return Finding(_verdict(snapshot, crowd, share, delay), level=share)
 
@@ -128,14 +128,9 @@ def _verdict(snapshot: Snapshot, crowd: Crowd, share: float, delay: float) -> Ve
 
 def _fixes(snapshot: Snapshot, crowd: Crowd, share: float) -> tuple[Fix, ...]:
     gain = round(without(share), 2)
-    # Cores that others use are not there for a barrier to wait on.
-    each = max(1, int((crowd.usable - crowd.others + 0.3) // max(1, crowd.ranks)))
-    now = snapshot.facts.threads if snapshot.facts else None
     fixes = []
     if crowd.threads > crowd.usable:
-        before = f" instead of {now} threads" if now and now > each else ""
-        what = f"torch.set_num_threads({each}) or OMP_NUM_THREADS={each}"
-        fixes.append(Fix(text=f"{what} in each process that computes{before}", speedup=gain))
+        fixes.append(Fix(text=_fewer_threads(snapshot, crowd), speedup=gain))
     if crowd.workers and crowd.worker_threads > 1.5 * crowd.workers:
         text = "torch.set_num_threads(1) or OMP_NUM_THREADS=1 in each worker (worker_init_fn)"
         fixes.append(Fix(text=text, speedup=gain))
@@ -143,6 +138,14 @@ def _fixes(snapshot: Snapshot, crowd: Crowd, share: float) -> tuple[Fix, ...]:
         fewer = max(1, int(crowd.usable))
         fixes.append(Fix(text=f"num_workers {crowd.workers} → {fewer}: more only wait for a core", speedup=gain))
     return tuple(fixes) or (Fix(text=f"start no more threads than there are cores ({crowd.usable:g})", speedup=gain),)
+
+
+def _fewer_threads(snapshot: Snapshot, crowd: Crowd) -> str:
+    # Cores that others use are not there for a barrier to wait on.
+    each = max(1, int((crowd.usable - crowd.others + 0.3) // max(1, crowd.ranks)))
+    now = snapshot.facts.threads if snapshot.facts else None
+    before = f" instead of {now} threads" if now and now > each else ""
+    return f"torch.set_num_threads({each}) or OMP_NUM_THREADS={each} in each process that computes{before}"
 
 
 def _of_quota(snapshot: Snapshot, crowd: Crowd, delay: float, throttled: float) -> Judgement:
@@ -173,10 +176,11 @@ def _of_quota(snapshot: Snapshot, crowd: Crowd, delay: float, throttled: float) 
     )
 
 
-def _of_others(crowd: Crowd, delay: float) -> Judgement:
+def _of_others(snapshot: Snapshot, crowd: Crowd, delay: float) -> Judgement:
     """The run wants no more than there is, and does not get it: somebody else's load. Said, but no fault of the run."""
     if crowd.others < 0.3 * crowd.usable or delay < OTHERS_DELAY:
         return None
+    own = (Fix(text=_fewer_threads(snapshot, crowd)),) if crowd.most > crowd.usable else ()
     return Finding(
         Verdict(
             id=ID,
@@ -187,7 +191,10 @@ def _of_others(crowd: Crowd, delay: float) -> Judgement:
                 f"the main thread waits for a core {percent(delay)} of the time",
                 f"this run's own threads want {crowd.wanted:.1f} cores",
             ),
-            fixes=(Fix(text="look for stray processes on this machine, or give the run cores of its own (taskset)"),),
+            fixes=(
+                *own,
+                Fix(text="look for stray processes on this machine, or give the run cores of its own (taskset)"),
+            ),
         ),
         level=delay,
     )

@@ -170,6 +170,9 @@ def test_the_load_of_others_is_said_and_is_no_fault_of_the_run():
     verdict = fired(oversubscription.judge(crowded(wanting=2, wanted=1.8, delay=0.5, busy=(1.0, 1.0))))
     assert (verdict.severity, verdict.share, verdict.speedup) == ("info", None, None)
     assert "other programs use 1.0 of 2 cores" in verdict.title
+    assert "stray" in verdict.fixes[0].text
+    many = fired(oversubscription.judge(crowded(wanting=3, wanted=1.8, delay=0.5, busy=(1.0, 1.0))))
+    assert many.severity == "info" and "torch.set_num_threads(1)" in many.fixes[0].text
 
 
 def test_a_quota_that_runs_out():

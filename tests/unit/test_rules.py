@@ -282,6 +282,13 @@ def test_an_optimizer_with_many_parameters_may_take_long():
     assert level(optimizer.judge(snapshot(steps(seconds=0.1, optimizer=0.05), facts=fused))) == 0
 
 
+def test_what_a_crowded_machine_adds_to_an_update_is_not_the_optimizers():
+    stock = adam(1_100_000, 6, foreach=False)
+    assert level(optimizer.judge(snapshot(steps(seconds=0.7, optimizer=0.2), facts=stock))) < optimizer.RULE.band.enter
+    own = adam(1_100_000, 6)
+    assert level(optimizer.judge(snapshot(steps(seconds=0.7, optimizer=0.2), facts=own))) > optimizer.RULE.band.enter
+
+
 def test_many_small_tensors_cost_something_even_when_batched():
     verdict = fired(optimizer.judge(snapshot(steps(seconds=0.04, optimizer=0.027), facts=adam(65_000, 1000))))
     assert verdict.speedup == pytest.approx(1.4, rel=0.07), "foreach takes 0.57 of the time of a loop, as measured"
