@@ -76,7 +76,10 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
-    """Arguments to a namespace whose `run(args)` does the work. Wrong usage leaves with 2 (SystemExit)."""
+    """Arguments to a namespace whose `run(args)` does the work. Wrong usage leaves with 2 (SystemExit).
+
+    What the command line leaves open is taken from the settings file; one that is at fault raises WrongUsageError.
+    """
     own, command = split_command(arguments)
     parser = build_parser()
     if own and own[0].isdecimal():
@@ -87,6 +90,10 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     if command is not None and args.verb != "run":
         parser.error("only `aitop run` takes a command after --")
     args.command = command
+    if args.verb not in WITHOUT_SETTINGS:
+        from aitop.commands.settings import read
+
+        settle(args, read())
     return args
 
 
@@ -106,10 +113,6 @@ def run(arguments: Sequence[str]) -> int:
             stream.reconfigure(errors="replace")
     try:
         args = parse(arguments)
-        if args.verb not in WITHOUT_SETTINGS:
-            from aitop.commands.settings import read
-
-            settle(args, read())
         code = int(args.run(args))
         if sys.stdout is not None:
             sys.stdout.flush()

@@ -64,12 +64,9 @@ class RecordingWriter:
 
     def close(self) -> None:
         """End the recording; may be called twice."""
-        if self.failed is None:
-            try:
-                self._out.flush()
-            except (OSError, ValueError) as error:
-                self._fail(error)
-        _ = self.written
+        if not self._raw.closed:
+            self.flush()
+            self._size = self.written
         for file in (self._out, self._raw):
             try:
                 file.close()

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from textual.app import App, SystemCommand
 from textual.binding import Binding, BindingType
+from textual.driver import Driver
 from textual.screen import Screen
 
 from aitop.model.candidate import Candidate
@@ -29,6 +30,7 @@ from aitop.ui.screens.picker import PickerScreen
 from aitop.ui.screens.replay import ReplayScreen, Seekable
 from aitop.ui.terminal import LastResort, believe_the_terminal
 from aitop.ui.themes import DARK, THEMES, Theme, after
+from aitop.ui.thrift import thrifty
 from aitop.ui.view import Look, View
 from aitop.ui.widgets.pane import Pane
 
@@ -67,6 +69,17 @@ class AitopApp(App[ResultType]):
         self._loop_for_signals: asyncio.AbstractEventLoop | None = None
         self.animation_level = "none"
 
+    def settled_look(self) -> Look:
+        """The look to begin with: without a terminal what is left open is the same everywhere."""
+        if self.is_headless:
+            self.look = look_for(self.settings, {}, "utf-8")
+            self._wear(self.look)
+        return self.look
+
+    def get_driver_class(self) -> type[Driver]:
+        """The driver for this system, that spares the link to the terminal."""
+        return thrifty(super().get_driver_class())
+
     def get_theme_variable_defaults(self) -> dict[str, str]:
         """What theme.tcss is read with before a theme is there."""
         return {"aitop-ground": DARK.colours["ground"], "aitop-raised": DARK.colours["raised"]}
@@ -97,11 +110,21 @@ class AitopApp(App[ResultType]):
             for pane in screen.query(Pane):
                 pane.show(replace(pane.view, look=self.look, notice=f"theme: {theme.name}"))
 
+    def _handle_exception(self, error: Exception) -> None:
+        """A fault of our own ends the program in order; what it was is said by who started us, in a sentence."""
+        if self.is_headless:
+            super()._handle_exception(error)
+        elif self.failure is None:
+            self.failure = error
+            self.exit(return_code=1)
+
     def _wear(self, look: Look) -> None:
         self.ansi_color = look.theme.ansi
         self.theme = f"aitop-{look.theme.name}"
 
     def on_mount(self) -> None:
+        # The shell has written over the screen while we were stopped.
+        self.app_resume_signal.subscribe(self, lambda _: self.refresh(layout=True))
         # Not the event loop's own handlers: those would wait for a loop that is stuck writing to a dead terminal.
         if not self.is_headless and threading.current_thread() is threading.main_thread():
             self._loop_for_signals = asyncio.get_running_loop()
@@ -152,7 +175,7 @@ class MonitorApp(AitopApp[None]):
 
     def get_default_screen(self) -> MonitorScreen:
         screen = ReplayScreen if isinstance(self._feed, Seekable) else MonitorScreen
-        shown = screen(self._feed, View(look=self.look, title=self._run_title), self._source_around)
+        shown = screen(self._feed, View(look=self.settled_look(), title=self._run_title), self._source_around)
         shown.recorder = self._recorder
         shown.fold(self.settings.folded)
         return shown
@@ -166,7 +189,7 @@ class PickerApp(AitopApp[int]):
         self._find = find
 
     def get_default_screen(self) -> PickerScreen:
-        return PickerScreen(self._find, View(look=self.look))
+        return PickerScreen(self._find, View(look=self.settled_look()))
 
 
 def run_monitor(

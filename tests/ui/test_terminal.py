@@ -1,9 +1,11 @@
 """The terminal and the process end in order, whatever ends them: real processes on real pseudo-terminals."""
 
+import fcntl
 import os
 import pty
 import select
 import signal
+import struct
 import subprocess
 import sys
 import termios
@@ -27,7 +29,7 @@ class Feed:
     def start(self, publish):
         if sys.argv[1] == "fails":
             raise RuntimeError("the feed broke")
-        publish(sample_snapshots.input_bound())
+        publish(42 if sys.argv[1] == "crashes" else sample_snapshots.input_bound())
 
     def stop(self):
         with open(sys.argv[2], "a") as file:
@@ -59,6 +61,13 @@ class Terminal:
         deadline = time.monotonic() + 20
         while text not in self.output:
             assert time.monotonic() < deadline, self.output[-2000:]
+            self.read()
+
+    def wait_for_state(self, letter):
+        """Wait until the program is in this state, as /proc has it."""
+        deadline = time.monotonic() + 20
+        while Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()[0] != letter:
+            assert time.monotonic() < deadline
             self.read()
 
     def end(self):
@@ -116,6 +125,48 @@ def test_a_feed_that_fails_ends_it_and_its_error_is_seen(start, tmp_path):
     assert termios.tcgetattr(terminal.slave) == terminal.before
     assert b"the feed broke" in terminal.output[terminal.output.rindex(b"\x1b[?1049l") :]
     assert (tmp_path / "notes").read_text() == "stopped\n"
+    os.close(terminal.master)
+
+
+def test_a_fault_of_our_own_gives_the_terminal_back_first(start, tmp_path):
+    terminal = start("crashes")
+    assert terminal.end() == 1
+    assert termios.tcgetattr(terminal.slave) == terminal.before
+    assert b"AttributeError" in terminal.output[terminal.output.rindex(b"\x1b[?1049l") :]
+    assert (tmp_path / "notes").read_text() == "stopped\n"
+    os.close(terminal.master)
+
+
+def test_ctrl_z_gives_the_terminal_to_the_shell_and_fg_takes_it_again(start):
+    terminal = start()
+    terminal.wait_for(b"INPUT-BOUND")
+    os.write(terminal.master, b"\x1a")
+    terminal.wait_for_state("T")
+    terminal.read()
+    assert termios.tcgetattr(terminal.slave) == terminal.before
+    assert terminal.output.rindex(b"\x1b[?1049l") > terminal.output.rindex(b"\x1b[?1049h")
+    terminal.output = b""
+    terminal.process.send_signal(signal.SIGCONT)
+    terminal.wait_for(b"INPUT-BOUND")
+    assert b"\x1b[?1049h" in terminal.output
+    assert termios.tcgetattr(terminal.slave)[3] != terminal.before[3]
+    os.write(terminal.master, b"q")
+    assert terminal.end() == 0
+    assert termios.tcgetattr(terminal.slave) == terminal.before
+    os.close(terminal.master)
+
+
+def test_a_storm_of_sizes_ends_with_the_last_one(start):
+    terminal = start()
+    terminal.wait_for(b"INPUT-BOUND")
+    for columns in (*range(20, 140, 4), 97):
+        fcntl.ioctl(terminal.master, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+        terminal.process.send_signal(signal.SIGWINCH)
+        terminal.read(0.0)
+    terminal.output = b""
+    terminal.wait_for(b"\x1b[24;")
+    os.write(terminal.master, b"q")
+    assert terminal.end() == 0
     os.close(terminal.master)
 
 

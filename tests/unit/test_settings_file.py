@@ -5,7 +5,7 @@ import os
 import pytest
 
 from aitop.cli import parse, run
-from aitop.commands.options import settle, watch_options
+from aitop.commands.options import watch_options
 from aitop.commands.settings import KEYS, as_toml, path, read
 from aitop.errors import WrongUsageError
 from aitop.model.settings import Settings
@@ -88,16 +88,14 @@ def test_show_prints_the_effective_settings(file, capsys):
     assert 'interval = "0.5s"' in capsys.readouterr().out
 
 
-def test_the_command_line_goes_before_the_file():
+def test_the_command_line_goes_before_the_file(file):
+    file(as_toml(OTHERS))
     args = parse(["--pid", "7"])
-    settle(args, OTHERS)
     options = watch_options(args)
-    assert (options.passive, options.interval, options.gpu, options.stacks, options.hook) == (
-        True, 0.5, False, False, False
-    )  # fmt: skip
+    assert (options.passive, options.interval) == (True, 0.5)
+    assert (options.gpu, options.stacks, options.hook) == (False, False, False)
     assert args.settings == OTHERS
     args = parse(["--pid", "7", "--interval", "2", "--no-passive", "--hook", "--theme", "dark", "--no-ascii"])
-    settle(args, OTHERS)
     options = watch_options(args)
     assert (options.passive, options.interval, options.gpu, options.hook) == (False, 2.0, False, True)
     assert (args.settings.theme, args.settings.ascii) == ("dark", False)

@@ -146,6 +146,10 @@ def _legend(
     """
     listed = [(phase, share) for phase, share in shares if share is not None]
     more = WIDTH if view.mark is not None else 0
+    if more:
+        # What is said in addition does not take rows from the charts.
+        full = max(1, (width + LEGEND_GAP) // (LEGENDS[0][0] + LEGEND_GAP))
+        most = min(most, -(-len(listed) // full))
     for cell, timed, full in ((cell + more, timed, full) for cell, timed, full in LEGENDS):
         per_row = max(1, (width + LEGEND_GAP) // (cell + LEGEND_GAP))
         cells = [

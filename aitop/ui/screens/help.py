@@ -16,6 +16,7 @@ from aitop.ui.widgets.pane import Drawing, Pane
 from aitop.ui.words import STATES
 
 INDENT = 11
+WIDTH = 76
 KEY_NAMES = {
     "question_mark": "?",
     "space": "space",
@@ -79,7 +80,9 @@ class HelpScreen(ModalScreen[None]):
         yield pane
 
     def on_mount(self) -> None:
-        self.query_one(HelpPane).focus()
+        pane = self.query_one(HelpPane)
+        pane.styles.height = len(pane.draw(self._view, WIDTH - 4, 0).lines) + 2
+        pane.focus()
 
 
 def our_bindings(screen: Screen[Any]) -> list[Binding]:

@@ -11,12 +11,15 @@ from textual.binding import Binding, BindingType
 from textual.screen import Screen
 
 from aitop.engine.recorder import Recorder
+from aitop.model.snapshot import Snapshot
 from aitop.model.text import printable
 from aitop.model.units import size
+from aitop.ui.messages import SnapshotArrived
 from aitop.ui.saving import free_stem, text_of, write_new
 from aitop.ui.view import View
 
 RECORDING_SUFFIX = ".jsonl.gz"
+CATCH_UP_SECONDS = 0.5
 NOTICE_TICKS = 6
 """Snapshots for which a notice stays."""
 
@@ -32,6 +35,7 @@ class SessionScreen(Screen[int]):
     ]
 
     view: View
+    _newest: Snapshot | None
     recorder: Recorder | None = None
     _folded: frozenset[str] = frozenset()
     _noticed: str | None = None
@@ -93,6 +97,18 @@ class SessionScreen(Screen[int]):
         if recording is None:
             return None
         return "REC STOPPED" if recording.failed else f"●REC {size(recording.written).rjust(7)}"
+
+    def _link_is_behind(self) -> bool:
+        """Whether the terminal has not yet taken what was drawn before; what has come in is drawn a little later."""
+        if not getattr(self.app._driver, "behind", False):
+            return False
+        self.set_timer(CATCH_UP_SECONDS, self._catch_up)
+        return True
+
+    def _catch_up(self) -> None:
+        """Draw the newest snapshot, if it is not on the screen yet."""
+        if self._newest is not None and self._newest is not self.view.snapshot:
+            self.post_message(SnapshotArrived(self._newest))
 
     def _at_tick(self) -> dict[str, str | None]:
         """What a new snapshot changes here: the size of the recording, and notices that were there long enough."""

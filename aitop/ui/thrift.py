@@ -1,0 +1,113 @@
+"""The same picture in fewer bytes, for slow links: a terminal is told only what changes from one piece to the next."""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+from typing import NamedTuple
+
+from textual.driver import Driver
+
+_STYLE = re.compile(r"\x1b\[([0-9;]*)m")
+MOST_WAITING = 2
+_LOOKS = frozenset({"1", "2", "3", "4", "5", "7", "9"})
+_REVERSE_OR_LINED = frozenset({"4", "7", "9"})
+
+
+class Pen(NamedTuple):
+    """How a terminal draws: colours as its own codes (empty: its default), and looks such as bold."""
+
+    ink: str = ""
+    ground: str = ""
+    looks: frozenset[str] = frozenset()
+
+
+PLAIN = Pen()
+
+
+def condensed(output: str) -> str:
+    """Output that draws the same. It begins and ends with a terminal that draws plainly, like what it is made from.
+
+    Only select graphic rendition is rewritten (codes that a program like this one writes); the rest is passed on.
+    """
+    pieces = _STYLE.split(output)
+    out = [pieces[0]]
+    has, wanted = PLAIN, PLAIN
+    for codes, text in zip(pieces[1::2], pieces[2::2], strict=True):
+        wanted = _after(wanted, codes)
+        if not text:
+            continue
+        if wanted != has:
+            # Blanks look the same in any ink, so they keep that of their neighbours.
+            if text.isspace() and not (wanted.looks | has.looks) & _REVERSE_OR_LINED:
+                drawn = Pen(has.ink, wanted.ground, has.looks)
+            else:
+                drawn = wanted
+            out.append(_change(has, drawn))
+            has = drawn
+        out.append(text)
+    if has != PLAIN:
+        out.append("\x1b[0m")
+    return "".join(out)
+
+
+@lru_cache(maxsize=4096)
+def _after(pen: Pen, codes: str) -> Pen:
+    """The pen after a terminal has read these codes."""
+    ink, ground, looks = pen
+    left = codes.split(";")
+    while left:
+        code = left.pop(0)
+        if code in ("", "0"):
+            ink, ground, looks = PLAIN
+        elif code in ("38", "48"):
+            count = {"2": 4, "5": 2}.get(left[0] if left else "", 1)
+            colour = ";".join([code, *left[:count]])
+            del left[:count]
+            ink, ground = (colour, ground) if code == "38" else (ink, colour)
+        elif code == "39":
+            ink = ""
+        elif code == "49":
+            ground = ""
+        elif code in _LOOKS:
+            looks |= {code}
+        elif code[0] == "4" or code[:2] == "10":
+            ground = code
+        else:
+            ink = code
+    return Pen(ink, ground, looks)
+
+
+@lru_cache(maxsize=4096)
+def _change(has: Pen, wanted: Pen) -> str:
+    """What makes a terminal draw as wanted, in as few bytes as it takes."""
+    if has == wanted:
+        return ""
+    afresh = ";".join(["0", *sorted(wanted.looks), *filter(None, (wanted.ink, wanted.ground))])
+    if has.looks - wanted.looks:
+        return f"\x1b[{afresh}m"
+    changes = sorted(wanted.looks - has.looks)
+    if has.ink != wanted.ink:
+        changes.append(wanted.ink or "39")
+    if has.ground != wanted.ground:
+        changes.append(wanted.ground or "49")
+    return f"\x1b[{min(';'.join(changes), afresh, key=len)}m"
+
+
+@lru_cache(maxsize=4)
+def thrifty(driver: type[Driver]) -> type[Driver]:
+    """The same driver, writing condensed output."""
+
+    class Thrifty(driver):  # type: ignore[misc, valid-type]
+        """Writes what it is given in fewer bytes, and knows whether the terminal has taken it."""
+
+        @property
+        def behind(self) -> bool:
+            """Whether earlier output still waits for the terminal."""
+            waiting = getattr(getattr(self, "_writer_thread", None), "_queue", None)
+            return waiting is not None and waiting.qsize() > MOST_WAITING
+
+        def write(self, data: str) -> None:
+            super().write(condensed(data) if "\x1b[" in data else data)
+
+    return Thrifty
