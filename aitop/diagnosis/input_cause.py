@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -26,6 +27,8 @@ STORAGE = frozenset({"io-file", "io-network", "io-database"})
 BUSY_CORES = 0.5
 READING_BYTES = 20e6
 WORTH_IT = 1.03
+# Workers that rest for more of the time are not all that steps wait for; what less is seen of their work is luck.
+RESTS, LEAST_AT_WORK = 0.25, 0.05
 # With fewer cores idle, more workers take from others, or others from them.
 LEAST_FREE = 0.25
 
@@ -192,14 +195,16 @@ def _in_workers(snapshot: Snapshot, share: float, contention: float, lines: Line
     delayed = (mean_of(snapshot, "workers_delay", 15.0) or 0.0) / workers if workers else 0.0
     blocked = each is not None and each + delayed < BUSY_CORES * max(working, 0.3)
     step = snapshot.steps.mean if snapshot.steps and snapshot.steps.mean else 1.0
-    loading = Loading(step, share * step, workers, 0.0 if blocked else max((each or 1.0) + delayed, 0.5), free)
+    each_takes = 0.0 if blocked else max((each or 1.0) + delayed, 0.5)
+    loading = Loading(step, share * step, workers, each_takes, free, _at_work(snapshot))
     best = loading.best_workers()
     if blocked and each is not None:
         # How many wait at once costs nothing; what they all compute needs cores, and others may have those.
         loading = replace(loading, cores_per_worker=each + delayed)
     gain = loading.speedup_with(best)
     subtype = _worker_subtype(snapshot, lines, blocked, gain, without(share))
-    fixes = []
+    bursts = _bursts(snapshot, loading)
+    fixes = list(bursts[1])
     if best > workers and gain >= WORTH_IT:
         fixes.append(Fix(text=f"num_workers {workers} → {best}", speedup=round(gain, 2)))
     if lines.where and not blocked:
@@ -218,6 +223,7 @@ def _in_workers(snapshot: Snapshot, share: float, contention: float, lines: Line
             )
         )
     evidence = [
+        *bursts[0],
         *_queue(snapshot),
         *_workers(workers, each, blocked, working, source_of(lines)),
         *_free(free),
@@ -231,6 +237,33 @@ def _in_workers(snapshot: Snapshot, share: float, contention: float, lines: Line
         confirmed=working > 0.5,
         frees_cores=not blocked and subtype != "workers",
         supposed=blocked and free is not None and free < LEAST_FREE,
+    )
+
+
+def _at_work(snapshot: Snapshot) -> float:
+    """The part of their time (0..1] in which loader workers make batches; all of it unless they clearly rest."""
+    working = workers_at_work(snapshot)
+    return 1.0 if working is None or working > 1.0 - RESTS else max(working, LEAST_AT_WORK)
+
+
+def _bursts(snapshot: Snapshot, loading: Loading) -> tuple[tuple[str, ...], tuple[Fix, ...]]:
+    """What to say and do where workers rest although steps wait: several batches are taken at once, then none."""
+    idle = 1.0 - loading.at_work
+    if not idle:
+        return (), ()
+    told = (
+        f"workers have nothing to do {percent(idle)} of the time although steps wait: batches are taken in bursts, "
+        "and no more are made ahead than the queue holds"
+    )
+    gain = loading.step / max(loading.compute, loading.load / loading.workers)
+    info = _loader(snapshot)
+    ahead = info.prefetch if info is not None else None
+    taken = sorted(step.backwards for step in records(snapshot))
+    at_once = taken[len(taken) // 2] if taken else 0
+    wanted = max(2 * (ahead or 2), math.ceil(2 * at_once / loading.workers))
+    now = f"{ahead} → {wanted}" if ahead else "higher"
+    return (told,), (
+        Fix(text=f"prefetch_factor {now}: more batches lie ready for the next burst", speedup=round(gain, 2)),
     )
 
 

@@ -22,6 +22,7 @@ class Loading:
 
     `step` is the whole step, `wait` what it waits for data, `workers` how many make it (0: the main process),
     `cores_per_worker` how much of a core each one uses, `free_cores` what could be used on top (None: unknown).
+    `at_work` is the part of their time (0..1] in which the workers there are make data: less where nobody asks.
     """
 
     step: float
@@ -29,6 +30,7 @@ class Loading:
     workers: int
     cores_per_worker: float
     free_cores: float | None
+    at_work: float = 1.0
 
     @property
     def compute(self) -> float:
@@ -38,7 +40,7 @@ class Loading:
     @property
     def load(self) -> float:
         """Seconds of one worker to load one batch: saturated workers each take as many steps as there are workers."""
-        return self.step * self.workers if self.workers else self.wait
+        return self.step * self.workers * self.at_work if self.workers else self.wait
 
     def step_with(self, workers: int) -> float:
         """Predicted step time with that many workers, loading and computing overlapped, within the cores there are."""
