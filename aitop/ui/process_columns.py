@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from rich.style import Style
 
-from aitop.model.units import NOT_SUPPORTED, duration, size
+from aitop.model.units import NOT_SUPPORTED, NOT_YET, duration, size
 from aitop.ui.line import Line, lit, shorten
 from aitop.ui.palette import (
     BRIGHT,
@@ -30,6 +30,7 @@ from aitop.ui.words import one_line, short_command
 MARK = 2
 TREE_LEAST, TREE_MOST, TREE_STEP = 16, 40, 6
 COMMAND_LEAST = 14
+NEW_SECONDS = 3.0
 GAP = 2
 STATES = {"R": "run", "S": "sleep", "D": "disk", "T": "stop", "t": "trace", "Z": "zombie", "I": "idle"}
 KINDS: dict[str, Kind] = {"launcher": LAUNCHER, "rank": RANK, "loader-worker": WORKER}
@@ -47,16 +48,22 @@ class Column(NamedTuple):
     gpu: bool = False
 
 
+def _missing(figures: Figures) -> tuple[str, Style]:
+    """A rate takes two looks at a process: of a new one it is not there yet."""
+    new = figures.age is not None and figures.age < NEW_SECONDS
+    return NOT_YET if new else NOT_SUPPORTED, FAINT
+
+
 def _cpu(figures: Figures) -> tuple[str, Style]:
-    return (NOT_SUPPORTED, FAINT) if figures.cpu is None else (f"{figures.cpu * 100:.0f}%", BRIGHT)
+    return _missing(figures) if figures.cpu is None else (f"{figures.cpu * 100:.0f}%", BRIGHT)
 
 
-def _bytes(name: str, unit: str = "") -> Callable[[Figures], tuple[str, Style]]:
+def _bytes(name: str) -> Callable[[Figures], tuple[str, Style]]:
     def write(figures: Figures) -> tuple[str, Style]:
         value = getattr(figures, name)
         if value is None:
-            return NOT_SUPPORTED, FAINT
-        return f"{size(value)}{unit}", TEXT if value >= 1 else FAINT
+            return _missing(figures)
+        return size(value), TEXT if value >= 1 else FAINT
 
     return write
 

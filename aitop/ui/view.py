@@ -11,7 +11,6 @@ from aitop.ui.narrowing import family, process_words
 from aitop.ui.themes import DARK, Theme
 from aitop.ui.who import EVERYBODY, Who
 
-
 CodeView = Literal["lines", "tree", "flame"]
 
 
@@ -33,10 +32,10 @@ class View:
     """The state of the screen that panes draw from.
 
     `snapshot` is None before the first. `rank` narrows processes and code to one rank, None for all. `code` says how
-    the code is shown and `who` whose it is. `live` is False for a replay. `notice` is a short line about what was just done.
-    `filter` is the text that rows of lists and trees must hold (see ui.matching), empty to show all. `chosen` is the
-    process (pid) that the screen is narrowed to, None for all. `mark` is the moment that figures are held against, None
-    without one; `recording` says in a word or two how far a recording is.
+    the code is shown and `who` whose it is. `live` is False for a replay. `notice` is a short line about what was
+    just done. `filter` is the text that rows of lists and trees must hold (see ui.matching), empty to show all.
+    `chosen` is the process (pid) that the screen is narrowed to, None for all. `mark` is the moment that figures are
+    held against, None without one; `recording` says in a word or two how far a recording is.
     """
 
     snapshot: Snapshot | None = None
@@ -63,7 +62,9 @@ class View:
         status = self.source(name)
         if status is None or status.state not in ("stale", "failed") or status.age is None:
             return None
-        return f"{status.age:.0f} s old" + (f" · {status.reason}" if status.reason else "")
+        # That there is nothing new its age says already.
+        reason = "" if (status.reason or "").startswith("nothing new") else status.reason
+        return f"{status.age:.0f} s old" + (f" · {reason}" if reason else "")
 
     def ranks(self) -> tuple[int, ...]:
         """The ranks of the job, in order."""

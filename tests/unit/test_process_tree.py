@@ -193,3 +193,13 @@ def test_the_room_of_a_folded_pane_goes_to_its_column() -> None:
     assert fitted["memory"] == boxes["memory"]
     both = refit(boxes, {"step", "data", "gpu", "memory"})
     assert both["code"].height > boxes["code"].height
+
+
+def test_what_a_new_process_has_no_rates_of_yet_looks_other_than_what_is_not_supported() -> None:
+    new = process(40, 10, "other", started=WALL - 1)
+    lines = [
+        row_line(row, fit(100, gpu=False), 100, cursor=False, chosen=False).text
+        for row in process_rows((new, process(41, 10, "other", started=WALL - 60)), None, WALL)
+    ]
+    assert ["…" in line for line in lines] == [False, True]
+    assert ["–" in line for line in lines] == [True, True]

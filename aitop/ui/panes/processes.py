@@ -158,7 +158,7 @@ class ProcessPane(Pane):
             self._pid = row.process.pid
             self.post_message(ProcessChosen(row.process.pid, stay=stay))
 
-    def on_click(self, event: events.Click) -> None:
+    async def on_click(self, event: events.Click) -> None:
         """A click puts the cursor on a row, a second one chooses it."""
         at = self._first + event.y - (2 if self.framed else 1)
         if event.y >= (2 if self.framed else 1) and at < min(len(self.rows), self._first + self._page):

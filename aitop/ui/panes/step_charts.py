@@ -149,8 +149,8 @@ def _span_words(groups: Sequence[Group]) -> Line:
     records = [record for group in groups for record in group.records]
     span = records[-1].end - records[0].end + records[0].seconds
     most = max(len(group.records) for group in groups)
-    each = "" if most == 1 else f", {most} a column"
-    return Line(f"last {plural(len(records), 'step')}{each}, {duration(span)}", FAINT)
+    each = "" if most == 1 else f", {most:2} a column"
+    return Line(f"last {plural(len(records), 'step')}{each}, {duration(span).rjust(6)}", FAINT)
 
 
 def scale_top(totals: Sequence[float], *, low: bool = False) -> float:
