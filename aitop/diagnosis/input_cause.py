@@ -99,7 +99,8 @@ def _respawn(snapshot: Snapshot, share: float, contention: float) -> Cause | Non
     spawning = main_lines(snapshot, lambda line: line.activity == "spawn")
     if steps:
         lost = sum(steps[index].loader_start + steps[index].data_wait for index in starts)
-        waited = sum(step.loader_start + step.data_wait for step in steps)
+        # Taking a batch that lies ready is no wait, however long it takes on a crowded machine.
+        waited = sum(step.loader_start + step.data_wait for step in steps if step.loader_start or not step.queue_ready)
         if len(starts) < 2 or waited <= 0 or lost < 0.6 * waited:
             return None
         cost = lost / len(starts)

@@ -106,6 +106,8 @@ def cause(snapshot: Snapshot, share: float) -> Cause:
         fixes=_fixes(made, best, gain, share),
         confirmed=made.at_work > 0.6,
         frees_cores=not made.blocked,
+        # A thread that holds the interpreter's lock slows down the rest of the step, too: how much, nobody measured.
+        supposed=not made.processes and not made.blocked,
     )
 
 
@@ -118,6 +120,7 @@ def _evidence(made: Makers, free: float | None) -> tuple[str, ...]:
     ]
     if not made.blocked and not made.processes:
         found.append("threads of one process take turns at running Python: they share one interpreter's lock")
+        found.append("the rest of the step waits for that lock, too: the gain may be larger")
     return (*found, *([] if free is None else [f"{free:.1f} cores idle"]))
 
 

@@ -1,7 +1,7 @@
 """Servers at leisure, batches fetched in the step's own line, queues drained by bursts, and whose line a batch is."""
 
 import pytest
-from snapshot_builder import RANK, WORKER, host, line, loaders, snapshot, steps
+from snapshot_builder import RANK, WORKER, host, line, loaders, snapshot, step, steps
 from stack_maker import stack
 
 from aitop.diagnosis import between_steps, input_bound, preprocessing, underbatched
@@ -182,3 +182,35 @@ def test_a_handful_of_samples_is_too_little(judge):
         kind="inference",
     )
     assert isinstance(judge(few), Abstention)
+
+
+# starting workers anew ----------------------------------------------------------------------------------------------
+
+
+def test_taking_ready_batches_does_not_hide_that_workers_are_started_anew():
+    def one(index):
+        begins = index % 25 == 0
+        wait = {"loader_start": 0.01, "data_wait": 0.06, "queue_ready": 0} if begins else {"data_wait": 0.0025}
+        return step(index, 0.1 if begins else 0.016, **{"queue_ready": 2, "cpu": 0.01, **wait})
+
+    seen = snapshot([one(index) for index in range(100)], workers=2, facts=loaders(2), host=host(2, worker_cpu=0.1))
+    assert fired(input_bound.judge(seen)).subtype == "respawn"
+
+
+def test_a_gain_that_hangs_on_what_is_hardly_left_of_a_step_is_not_sure():
+    makes = line("__getitem__", 0.95, pid=WORKER, phase="data_wait")
+    most, half = (
+        fired(
+            input_bound.judge(
+                snapshot(
+                    steps(60, data_wait=wait, forward=0.09 - wait, queue_ready=0),
+                    lines=[makes],
+                    workers=1,
+                    facts=loaders(1),
+                    host=host(1, worker_cpu=1.0, busy=(0.6, 0.6)),
+                )
+            )
+        )
+        for wait in (0.089, 0.05)
+    )
+    assert most.confidence <= 0.5 < half.confidence
