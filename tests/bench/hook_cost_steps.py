@@ -3,7 +3,8 @@
     python tests/bench/hook_cost_steps.py [--seconds 45] [--only nothing,run,timed,resting]
 
 The runs take turns, step by step, so that whatever else the machine does meets both alike: this tells microseconds
-where rounds of a second (hook_cost.py) tell tens of them. Each step finds the caches filled by the other run.
+where rounds of a second (hook_cost.py) tell tens of them. Times are CPU times of the thread, which is never idle here.
+Each step finds the caches filled by the other run.
 
   nothing   neither is watched: what the order of the two makes, and is taken off the others
   run       the hook as it is: most short steps are only counted
@@ -113,7 +114,7 @@ class Switch:
 def differences(switch: Switch, variant: str, plain: Iterator[None], watched: Iterator[None]) -> list[int]:
     """Nanoseconds that steps of the watched run took more than those of the other, which came just before."""
     switch.begin(variant)
-    found, clock = [], time.perf_counter_ns
+    found, clock = [], time.thread_time_ns
     for _ in range(BLOCK):
         start = clock()
         next(plain)
