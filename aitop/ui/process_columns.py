@@ -15,9 +15,9 @@ from aitop.ui.palette import (
     DIM,
     FAINT,
     LAUNCHER,
-    LOSS,
     OTHER_PROCESS,
     RANK,
+    STATE_FAILED,
     STATE_STALE,
     TEXT,
     WORKER,
@@ -84,7 +84,7 @@ def _threads(figures: Figures) -> tuple[str, Style]:
 
 def _state(figures: Figures) -> tuple[str, Style]:
     word = STATES.get(figures.state or "", figures.state or NOT_SUPPORTED)
-    styles = {"R": TEXT, "D": STATE_STALE, "Z": LOSS, "T": STATE_STALE}
+    styles = {"R": TEXT, "D": STATE_STALE, "Z": STATE_FAILED, "T": STATE_STALE}
     return word, styles.get(figures.state or "", FAINT)
 
 

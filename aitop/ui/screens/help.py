@@ -22,6 +22,17 @@ KEY_NAMES = {
     "space": "space",
     "enter": "⏎",
     "escape": "esc",
+    "slash": "/",
+    "minus": "-",
+    "less_than_sign": "<",
+    "greater_than_sign": ">",
+    "f5": "F5",
+    "plus": "+",
+    "equals_sign": "=",
+    "comma": ",",
+    "full_stop": ".",
+    "left_square_bracket": "[",
+    "right_square_bracket": "]",
     "ctrl+c": "^c",
     "ctrl+p": "^p",
     "ctrl+z": "^z",
@@ -29,6 +40,10 @@ KEY_NAMES = {
     "down": "↓",
     "left": "←",
     "right": "→",
+    "ctrl+left": "^←",
+    "ctrl+right": "^→",
+    "ctrl+home": "^home",
+    "ctrl+end": "^end",
 }
 STATE_MEANINGS = {
     "ok": "works",
@@ -56,7 +71,7 @@ class HelpPane(Pane):
             sources.add(f"{glyph} {STATE_MEANINGS[state]}   ", style)
         phases = Line("phases".ljust(INDENT), DIM)
         for phase in PHASES:
-            phases.add(f"■ {phase.name}   ", phase.ink)
+            phases.add(f"{phase.letter if view.look.mono else '■'} {phase.name}   ", phase.ink)
         marks = "– not supported or not measured   … not yet   dimmed: old"
         lines += [sources, phases, Line("values".ljust(INDENT), DIM).add(marks, DIM)]
         return Drawing([one for line in lines for one in _wrapped(line, width)], "Help")
@@ -86,10 +101,18 @@ class HelpScreen(ModalScreen[None]):
 
 
 def our_bindings(screen: Screen[Any]) -> list[Binding]:
-    """The keys of a screen and of the program itself, without those of the toolkit: its own ones first."""
+    """The keys of a screen and of the program itself, without those of the toolkit: its own ones first.
+
+    A key that a screen takes for itself is not told of the kind of screen that it is made from.
+    """
     kinds = [kind for kind in (*type(screen).__mro__, *type(screen.app).__mro__) if kind.__module__.startswith("aitop")]
-    declared = [binding for kind in kinds for binding in vars(kind).get("BINDINGS", ())]
-    return [binding for binding in declared if isinstance(binding, Binding) and binding.description]
+    found: list[Binding] = []
+    taken: set[str] = set()
+    for kind in kinds:
+        own = [one for one in vars(kind).get("BINDINGS", ()) if isinstance(one, Binding)]
+        found += [one for one in own if one.description and one.key not in taken]
+        taken.update(key.strip() for one in own for key in one.key.split(","))
+    return found
 
 
 def key_name(key: str) -> str:
@@ -102,7 +125,7 @@ def described(bindings: Iterable[Binding]) -> list[tuple[str, str]]:
     keys: dict[str, list[str]] = {}
     for binding in bindings:
         if binding.description:
-            keys.setdefault(binding.description, []).append(key_name(binding.key))
+            keys.setdefault(binding.description, []).extend(key_name(key.strip()) for key in binding.key.split(","))
     return [(_key_range(names), text) for text, names in keys.items()]
 
 

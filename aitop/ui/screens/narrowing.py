@@ -23,6 +23,9 @@ class NarrowingScreen(Screen[int]):
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("T", "processes", "the job's processes as a tree: ⏎ narrows every pane to one"),
         Binding("f5", "processes", "the job's processes as a tree: ⏎ narrows every pane to one"),
+        Binding("less_than_sign", "none", "sort the process tree by another column"),
+        Binding("greater_than_sign", "none", "sort the process tree by another column"),
+        Binding("I", "none", "turn that order round"),
         Binding("slash", "filter", "filter processes and code by text"),
         Binding("minus", "fold", "fold the focused pane to its title, and back"),
     ]
