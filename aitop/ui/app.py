@@ -22,6 +22,7 @@ from textual.screen import Screen
 from aitop.model.candidate import Candidate
 from aitop.model.settings import Settings
 from aitop.ui.appearance import look_for, textual_theme
+from aitop.ui.line import to_ascii
 from aitop.ui.messages import FeedFailed
 from aitop.ui.screens.evidence import SourceAround
 from aitop.ui.screens.help import key_name, our_bindings
@@ -82,17 +83,20 @@ class AitopApp(App[ResultType]):
 
     def get_theme_variable_defaults(self) -> dict[str, str]:
         """What theme.tcss is read with before a theme is there."""
-        return {"aitop-ground": DARK.colours["ground"], "aitop-raised": DARK.colours["raised"]}
+        return textual_theme(DARK).variables
 
     def get_system_commands(self, screen: Screen[Any]) -> Iterable[SystemCommand]:
         """Every key that works here, by what it does."""
+        plain = to_ascii if self.look.ascii else str
+        told: set[str] = set()
         for binding in our_bindings(screen):
-            if binding.action not in ("none", "command_palette"):
-                keys = key_name(binding.key)
+            if binding.action not in ("none", "command_palette") and binding.description not in told:
+                told.add(binding.description)
+                keys = plain(key_name(binding.key))
                 action = binding.action if "." in binding.action else f"screen.{binding.action}"
                 if any(binding is one for one in self.BINDINGS):
                     action = f"app.{binding.action}"
-                yield SystemCommand(binding.description, f"key {keys}", partial(self.run_action, action))
+                yield SystemCommand(plain(binding.description), f"key {keys}", partial(self.run_action, action))
         for theme in THEMES.values():
             yield SystemCommand(f"theme: {theme.name}", theme.words, partial(self.wear, theme))
 

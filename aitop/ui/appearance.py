@@ -51,7 +51,13 @@ def textual_theme(theme: Theme) -> TextualTheme:
         surface=colours["raised"],
         panel=colours["raised"],
         dark=not theme.light,
-        variables={"aitop-ground": colours["ground"], "aitop-raised": colours["raised"]},
+        variables={
+            "aitop-ground": colours["ground"],
+            "aitop-raised": colours["raised"],
+            "block-cursor-background": "ansi_white" if theme.mono else colours["selected"],
+            "block-cursor-foreground": "ansi_black" if theme.mono else colours["bright"],
+            "block-cursor-text-style": "bold",
+        },
     )
 
 

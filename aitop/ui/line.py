@@ -132,7 +132,7 @@ class Line:
 
     def to_strip(self, background: str, ascii_only: bool = False, theme: Theme = DARK) -> Strip:
         """What Textual draws: pieces without a background of their own stand on `background`, which is a role."""
-        text_of = _to_ascii if ascii_only else str
+        text_of = to_ascii if ascii_only else str
         segments = [Segment(text_of(text), themed(on(style, background), theme)) for text, style in self.spans]
         return Strip(segments, self.width)
 
@@ -177,7 +177,7 @@ _DOTS = " .:-=+*#@"
 
 
 @lru_cache(maxsize=2048)
-def _to_ascii(text: str) -> str:
+def to_ascii(text: str) -> str:
     """`text` of the same width in ASCII: braille by how many dots are set, other characters by likeness."""
     text = text.translate(_ASCII)
     if text.isascii():

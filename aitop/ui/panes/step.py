@@ -153,7 +153,7 @@ def _legend(
     for cell, timed, full in ((cell + more, timed, full) for cell, timed, full in LEGENDS):
         per_row = max(1, (width + LEGEND_GAP) // (cell + LEGEND_GAP))
         cells = [
-            (_legend_cell(phase, share, mean if timed else None, full).join(_phase_change(view, phase)), cell)
+            (_legend_cell(view, phase, share, mean if timed else None, full).join(_phase_change(view, phase)), cell)
             for phase, share in listed
         ]
         rows = [columns(cells[start : start + per_row], LEGEND_GAP) for start in range(0, len(cells), per_row)]
@@ -172,9 +172,9 @@ def _phase_change(view: View, phase: Phase) -> Line:
     return change(view, share_of, points=True)
 
 
-def _legend_cell(phase: Phase, share: float | None, mean: float | None, full: bool) -> Line:
+def _legend_cell(view: View, phase: Phase, share: float | None, mean: float | None, full: bool) -> Line:
     name = phase.name.ljust(9) if full else phase.short.ljust(4)
-    line = Line("■ ", phase.ink).add(name, DIM).add(share_text(share), TEXT)
+    line = Line(f"{phase.letter if view.look.mono else '■'} ", phase.ink).add(name, DIM).add(share_text(share), TEXT)
     if share is not None and mean is not None:
         line.add(duration(share * mean).rjust(8), DIM)
     return line
