@@ -1,6 +1,7 @@
-"""Draws every picture of this folder from recordings: `python screenshots/make.py [NAME ...]`.
+"""Draws every picture of this folder: `python screenshots/make.py [NAME ...]`.
 
-SVG comes from the program itself; PNG needs a headless Chromium and is left out without it.
+They show the ends of recordings; only the jobs of the picker are made up. SVG comes from the program itself; PNG needs
+a headless Chromium and is left out without it.
 """
 
 from __future__ import annotations
@@ -11,36 +12,46 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from aitop.engine.core import Engine
+from aitop.model.candidate import Candidate
+from aitop.model.settings import Settings
 from aitop.model.snapshot import Snapshot
 from aitop.sources.replay import read_recording
-from aitop.ui.picture import svg
+from aitop.ui.picture import ScreenName, picker_svg, svg
 
 HERE = Path(__file__).parent
 RECORDINGS = HERE.parent / "tests" / "recordings"
 
-Screen = Literal["monitor", "evidence", "help", "tree"]
-
 
 class Picture(NamedTuple):
-    """One picture: the recording it shows the end of, its size in columns and rows, and the screen."""
+    """One picture: the recording it shows the end of, its size in columns and rows, and what is done there first."""
 
     name: str
-    recording: str
-    size: tuple[int, int]
-    screen: Screen = "monitor"
+    recording: str = "slow-loader"
+    size: tuple[int, int] = (120, 36)
+    screen: ScreenName = "monitor"
+    zoom: str | None = None
+    theme: str = "dark"
+    keys: tuple[str, ...] = ()
 
 
 PICTURES = (
-    Picture("monitor-80x24", "slow-loader", (80, 24)),
-    Picture("monitor-120x36", "slow-loader", (120, 36)),
-    Picture("monitor-200x50", "slow-loader", (200, 50)),
-    Picture("evidence-120x36", "slow-loader", (120, 36), "evidence"),
-    Picture("tree-120x36", "slow-loader", (120, 36), "tree"),
-    Picture("healthy-120x36", "healthy", (120, 36)),
-    Picture("simulated-gpu-120x36", "simulated-gpu", (120, 36)),
+    Picture("monitor-80x24", size=(80, 24)),
+    Picture("monitor-120x36"),
+    Picture("monitor-200x50", size=(200, 50)),
+    Picture("evidence-120x36", screen="evidence"),
+    Picture("tree-120x36", screen="tree", zoom="code"),
+    Picture("flame-120x36", screen="flame", zoom="code"),
+    Picture("processes-120x36", screen="processes"),
+    Picture("healthy-120x36", "healthy"),
+    Picture("simulated-gpu-120x36", "simulated-gpu"),
+    Picture("simulated-gpu-200x50", "simulated-gpu", (200, 50)),
+    *(Picture(f"zoom-{pane}", "simulated-gpu", zoom=pane) for pane in ("step", "gpu", "data", "memory", "code")),
+    Picture("light-120x36", "simulated-gpu", theme="light"),
+    Picture("colour-blind-120x36", "simulated-gpu", theme="colour-blind"),
+    Picture("help-120x36", screen="help"),
 )
 
 
@@ -52,6 +63,15 @@ def last_snapshot(name: str) -> Snapshot:
         last = engine.handle(event) or last
     assert last is not None, f"{name} holds no tick"
     return last
+
+
+def candidates() -> list[Candidate]:
+    """Three jobs, as the tests of the screen make them up."""
+    sys.path.insert(0, str(HERE.parent / "tests" / "ui"))
+    import sample_snapshots  # noqa: PLC0415
+
+    made_up: list[Candidate] = sample_snapshots.candidates()
+    return made_up
 
 
 def around(script: str, line: int) -> list[tuple[int, str]] | None:
@@ -70,9 +90,17 @@ def draw(picture: Picture) -> None:
         last_snapshot(picture.recording),
         picture.size,
         screen=picture.screen,
+        keys=picture.keys,
+        zoom=picture.zoom,
+        settings=Settings(theme=picture.theme),
         source_around=lambda _pid, file, line: around(file, line),
     )
-    path = HERE / f"{picture.name}.svg"
+    keep(picture.name, drawn)
+
+
+def keep(name: str, drawn: str) -> None:
+    """Write both forms of a picture."""
+    path = HERE / f"{name}.svg"
     path.write_text(drawn, encoding="utf-8")
     photograph(path, drawn)
     print(path.name)
@@ -97,6 +125,8 @@ def main(names: list[str]) -> None:
     for picture in PICTURES:
         if not names or picture.name in names:
             draw(picture)
+    if not names or "picker-100x12" in names:
+        keep("picker-100x12", picker_svg(candidates(), (100, 12), Settings(theme="dark")))
 
 
 if __name__ == "__main__":

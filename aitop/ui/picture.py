@@ -6,20 +6,26 @@ import asyncio
 from typing import Literal
 
 from aitop.engine.feed import Publish
+from aitop.model.candidate import Candidate
+from aitop.model.settings import Settings
 from aitop.model.snapshot import Snapshot
-from aitop.ui.app import MonitorApp
+from aitop.ui.app import MonitorApp, PickerApp
 from aitop.ui.screens.evidence import EvidenceScreen, SourceAround
 from aitop.ui.screens.monitor import MonitorScreen
+from aitop.ui.widgets.pane import Pane
 
 POLL_SECONDS = 0.01
 
-ScreenName = Literal["monitor", "evidence", "help", "tree"]
+ScreenName = Literal["monitor", "evidence", "help", "tree", "flame", "stacks", "processes"]
 
 KEYS: dict[ScreenName, tuple[str, ...]] = {
     "monitor": (),
     "evidence": ("enter",),
     "help": ("question_mark",),
     "tree": ("t",),
+    "flame": ("f",),
+    "stacks": ("S",),
+    "processes": ("T",),
 }
 
 
@@ -45,18 +51,38 @@ def svg(
     keys: tuple[str, ...] = (),
     live: bool = True,
     source_around: SourceAround | None = None,
+    settings: Settings | None = None,
+    zoom: str | None = None,
 ) -> str:
-    """The screen at `size` (columns, rows) as SVG; `keys` are pressed after those that lead to `screen`."""
-    app = MonitorApp(StillFeed(snapshot, live=live), source_around=source_around)
-    return asyncio.run(_draw(app, size, (*KEYS[screen], *keys)))
+    """The screen at `size` (columns, rows) as SVG; `keys` are pressed after those that lead to `screen`.
+
+    `zoom` names a pane that fills it.
+    """
+    app = MonitorApp(StillFeed(snapshot, live=live), source_around=source_around, settings=settings)
+    return asyncio.run(_draw(app, size, (*KEYS[screen], *keys), zoom))
 
 
-async def _draw(app: MonitorApp, size: tuple[int, int], keys: tuple[str, ...]) -> str:
+def picker_svg(candidates: list[Candidate], size: tuple[int, int], settings: Settings | None = None) -> str:
+    """The screen that lets choose one of these jobs, as SVG."""
+    return asyncio.run(_draw_picker(PickerApp(lambda: candidates, settings), size))
+
+
+async def _draw_picker(app: PickerApp, size: tuple[int, int]) -> str:
+    async with app.run_test(size=size) as pilot:
+        pane = app.screen.query_one("#candidates", Pane)
+        while len(pane.drawn) < 2 or "looking for" in "".join(line.text for line in pane.drawn):
+            await pilot.pause(POLL_SECONDS)
+        return app.export_screenshot()
+
+
+async def _draw(app: MonitorApp, size: tuple[int, int], keys: tuple[str, ...], zoom: str | None) -> str:
     async with app.run_test(size=size) as pilot:
         monitor = app.screen
         assert isinstance(monitor, MonitorScreen)
         while monitor.view.snapshot is None:
             await pilot.pause(POLL_SECONDS)
+        if zoom is not None:
+            monitor.action_zoom_pane(zoom)
         await pilot.press(*keys)
         while isinstance(app.screen, EvidenceScreen) and app.screen.reading:
             await pilot.pause(POLL_SECONDS)

@@ -1,17 +1,19 @@
 """CPU, memory and bytes written of aitop beside its peers, on the same job: python tests/bench/monitor_cost.py.
 
 `--nvitop PATH` names nvitop's program where it is not on the PATH. With `--hour` an hour of samples goes through engine
-and screen instead, as fast as it can, and the memory is told every quarter of it.
+and screen instead, as fast as they take them, and the memory is told every quarter of it: see monitor_hour.py.
 """
 
 from __future__ import annotations
 
 import argparse
+import asyncio
 import statistics
 import time
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import monitor_hour
 import peers
 from in_terminal import InTerminal
 
@@ -64,7 +66,11 @@ def main() -> None:
     parser.add_argument("--start", type=int, default=START_SECONDS, help="seconds that count as start-up")
     parser.add_argument("--seconds", type=int, default=SECONDS, help="seconds measured after that")
     parser.add_argument("--scenario", default="h200-starved", help="what the fake NVML plays")
+    parser.add_argument("--hour", action="store_true", help="memory over an hour of samples instead")
     args = parser.parse_args()
+    if args.hour:
+        asyncio.run(monitor_hour.feed(61))
+        return
 
     found: dict[str, Measured] = {}
     with peers.training() as pid:

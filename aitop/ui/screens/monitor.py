@@ -222,7 +222,8 @@ class MonitorScreen(SessionScreen, NarrowingScreen, StackActionsScreen):
         """Hand the view down; while the evidence covers this screen, it alone is kept up to date."""
         evidence = next((screen for screen in self.app.screen_stack if isinstance(screen, EvidenceScreen)), None)
         if evidence is not None:
-            evidence.show(self.view)
+            if evidence.is_mounted:
+                evidence.show(self.view)
             return
         for name in self._plan:
             self._pane(name).show(self.view)
