@@ -7,9 +7,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from aitop.engine.phases import own_start
+from aitop.model.snapshot import CallNode, Stacks
 from aitop.model.stacks import Frame, StackDump, ThreadStack
 
 OWN_HOOK = "<aitop hook>"
+HALF = 0.5
 # Where a wait ends in the standard library, which says less than whoever waits there.
 _PLUMBING = re.compile(r"/(?:selectors|threading|socket|ssl|multiprocessing/(?:connection|popen_\w+|synchronize))\.py$")
 
@@ -83,3 +85,32 @@ def _what(frames: Sequence[Frame]) -> str:
     # Only plumbing below the user's line: its entrance is what the user called.
     called = frames[max(index for index, frame in enumerate(frames) if frame.user) + 1]
     return called.function
+
+
+def most_seen(stacks: Stacks, time: float) -> StackDump:
+    """The stack on which each thread was seen most, as if it stood there at `time`: where no look was taken.
+
+    `active` is True for threads that worked in half of their samples or more, None where that is not known.
+    """
+    table: dict[Frame, int] = {}
+    shares = {(one.pid, one.thread): one for one in stacks.threads}
+    trees = [(one.pid, one.thread, True, one.tree) for one in stacks.processes if one.tree is not None]
+    trees += [(one.pid, one.thread, False, one.tree) for one in stacks.trees]
+    threads = []
+    for pid, thread, main, tree in trees:
+        share = shares.get((pid, thread))
+        active = share.active >= HALF if share is not None and share.active is not None else None
+        frames = tuple(table.setdefault(frame, len(table)) for frame in _heaviest(tree))
+        threads.append(ThreadStack(pid=pid, thread=thread, main=main, frames=frames, active=active))
+    return StackDump(time=time, frames=tuple(table), threads=tuple(threads))
+
+
+def _heaviest(tree: CallNode) -> list[Frame]:
+    """The way down a tree along the most samples."""
+    way: list[Frame] = []
+    node: CallNode | None = tree
+    while node is not None:
+        if node.file:
+            way.append(Frame(node.function, node.file, node.line, node.user))
+        node = max(node.children, key=lambda child: child.samples, default=None)
+    return way

@@ -6,13 +6,17 @@ from dataclasses import dataclass
 
 from aitop.model.host import Role
 from aitop.model.snapshot import HotLine, Stacks
+from aitop.ui.who import EVERYBODY, Who, part_of
 
 _ROLE_NAMES: dict[Role, str] = {"rank": "main", "loader-worker": "worker"}
 
 
 @dataclass(frozen=True)
 class HotRow:
-    """A line with its share (0..1) of the samples of all processes of its role; `who` says which and how many."""
+    """A line with its share (0..1) of the samples of all processes of its role; `who` says which and how many.
+
+    `pid` is one of them.
+    """
 
     file: str
     line: int
@@ -21,13 +25,16 @@ class HotRow:
     phase: str
     share: float
     who: str
+    pid: int = 0
 
 
-def hot_rows(stacks: Stacks, pids: frozenset[int] | None = None) -> list[HotRow]:
-    """Rows, heaviest first; `pids` narrows them to those processes."""
+def hot_rows(stacks: Stacks, pids: frozenset[int] | None = None, who: Who = EVERYBODY) -> list[HotRow]:
+    """Rows, heaviest first; `pids` and `who` narrow them."""
+    leads = {process.pid: process.thread for process in stacks.processes}
     groups: dict[tuple[str, int, str, str, Role, str], list[HotLine]] = {}
     for line in stacks.lines:
-        if pids is None or line.pid in pids:
+        part = part_of(line.role, leads.get(line.pid) == line.thread)
+        if (pids is None or line.pid in pids) and who.wants(line.pid, line.thread, part):
             key = (line.file, line.line, line.function, line.phase, line.role, _thread(line))
             groups.setdefault(key, []).append(line)
     sampled = _samples_of_roles(stacks, pids)
@@ -44,7 +51,7 @@ def _row(group: list[HotLine], sampled: dict[Role, int]) -> HotRow:
         name = _thread(first)
     count = len({line.pid for line in group})
     who = name if count == 1 and first.role == "rank" else f"{name} ×{count}"
-    return HotRow(first.file, first.line, first.function, first.text, first.phase, min(1.0, share), who)
+    return HotRow(first.file, first.line, first.function, first.text, first.phase, min(1.0, share), who, first.pid)
 
 
 def _thread(line: HotLine) -> str:

@@ -6,6 +6,7 @@ from textual.message import Message
 
 from aitop.model.candidate import Candidate
 from aitop.model.snapshot import Snapshot
+from aitop.ui.code_lines import Place
 from aitop.ui.line import Line
 
 
@@ -43,6 +44,14 @@ class SourceRead(Message):
         super().__init__()
         self.place = place
         self.lines = lines
+
+
+class LineWanted(Message):
+    """A line of code is to be looked at."""
+
+    def __init__(self, place: Place) -> None:
+        super().__init__()
+        self.place = place
 
 
 class CandidatesFound(Message):

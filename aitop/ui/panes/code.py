@@ -1,90 +1,319 @@
-"""The code: the user's lines on which the time is spent, or the call tree."""
+"""The code: the user's lines on which the time is spent, the call tree, or the flame view."""
 
 from __future__ import annotations
 
-from aitop.model.units import NOT_YET
-from aitop.ui.call_tree import TreeRow, forest
+from typing import ClassVar
+
+from textual import events
+from textual.actions import SkipAction
+from textual.binding import Binding, BindingType
+
+from aitop.model.snapshot import Stacks
+from aitop.model.units import NOT_YET, percent
+from aitop.ui.call_tree import Node, Path, find, forest
+from aitop.ui.code_lines import LEAST_FOR_TEXT, Place, hot_line, hot_line_and_text, tree_line
 from aitop.ui.figures import gil_line
+from aitop.ui.flame import flame_lines, legend, node_line
 from aitop.ui.hot_lines import HotRow, hot_rows
-from aitop.ui.line import Line, columns, shorten, shorten_left
-from aitop.ui.palette import BRIGHT, DIM, FAINT, TEXT, TROUGH, phase_of
+from aitop.ui.icicle import Cell, Rows, icicle, neighbour, row_of, zoomed
+from aitop.ui.icicle import at as cell_at
+from aitop.ui.line import Line, lit, shorten_left
+from aitop.ui.matching import matches
+from aitop.ui.messages import LineWanted
+from aitop.ui.palette import DIM
+from aitop.ui.settled import Settled
+from aitop.ui.tree_rows import TreeRow, tree_rows
 from aitop.ui.view import View
 from aitop.ui.widgets.pane import Drawing, Pane
-from aitop.ui.widgets.timeline import bar
-from aitop.ui.words import base_name, one_line, share_text, state_line
+from aitop.ui.words import one_line, state_line
 
-BAR = 8
-ROOMY = 90
 ROOM_FOR_GIL = 6
 LEAST_FOR_GIL = 78
+ROOM_FOR_LEGEND = 78
+
+NAMES = {"lines": "hot lines", "tree": "call tree", "flame": "flame"}
+
+HotKey = tuple[str, int, str, str]
 
 
 class CodePane(Pane):
-    """Hot lines, heaviest first, or the call tree of each role."""
+    """Hot lines, heaviest first, or what calls what as a tree or as a flame. One row or cell of it is selected."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("up,k", "go(0, -1)", "go up", show=False),
+        Binding("down,j", "go(0, 1)", "go down", show=False),
+        Binding("left,h", "go(-1, 0)", "fold, or go left", show=False),
+        Binding("right,l", "go(1, 0)", "unfold, or go right", show=False),
+        Binding("enter", "open", "the line, or zoom into the flame", show=False),
+        Binding("o", "look", "the line", show=False),
+        Binding("escape,backspace", "out", "zoom out of the flame", show=False),
+        Binding("pageup", "go(0, -10)", "go up", show=False),
+        Binding("pagedown", "go(0, 10)", "go down", show=False),
+        Binding("home", "go(0, -100000)", "go up", show=False),
+        Binding("end", "go(0, 100000)", "go down", show=False),
+    ]
+
+    def __init__(self, *, id: str) -> None:  # noqa: A002 - Textual's own name
+        super().__init__(id=id)
+        self._settled = Settled()
+        self._forest: tuple[Stacks, object, list[Node]] | None = None
+        self._hot: list[HotRow] = []
+        self._rows: list[TreeRow] = []
+        self._cells: Rows = []
+        self._heights = 1
+        self._hot_at: HotKey | None = None
+        self._path: Path | None = None
+        self._pointed: Path | None = None
+        self._zoom: Path = ()
+        self._folds: dict[Path, bool] = {}
+        self._above = 0
+
+    # What is drawn
 
     def draw(self, view: View, width: int, height: int) -> Drawing:
         snapshot = view.snapshot
-        title = "Code · call tree" if view.tree else "Code · hot lines"
+        title = " · ".join(word for word in ("Code", NAMES[view.code], view.who.words()) if word)
         stacks = snapshot.stacks if snapshot else None
+        self._hot, self._rows, self._cells = [], [], []
         if snapshot is None or stacks is None or not stacks.samples:
             status = view.source("stacks")
             waiting = status is None or status.state == "ok"
             line = Line(f"{NOT_YET} waiting for the first stacks", DIM) if waiting else state_line("stacks", status)
             return Drawing([line], title)
+        gil = _gil_of(stacks, view)
+        title += f" · GIL {percent(gil)}" if gil is not None else ""
         note = Line(f"{stacks.samples} samples · {stacks.seconds:.0f} s", DIM)
         stale = view.stale("stacks")
-        gil = gil_line(stacks, view.pids(), width) if height >= ROOM_FOR_GIL and width >= LEAST_FOR_GIL else None
-        foot = [gil] if gil is not None else []
-        if view.tree:
-            return Drawing([_tree_line(row, width) for row in forest(stacks, view.pids())], title, note, stale, foot)
-        rows = hot_rows(stacks, view.pids())
-        lines = [hot_line(row, width) for row in rows]
-        if width < ROOMY and len(rows) * 2 <= height - len(foot):
-            lines = [line for row in rows for line in hot_line_and_text(row, width)]
-        return Drawing(lines or [Line("no line of the user's own code was seen", DIM)], title, note, stale, foot)
+        if view.code == "flame":
+            lines, foot = self._flame(stacks, view, width, height)
+            note = legend() if width >= ROOM_FOR_LEGEND else note
+        else:
+            whose = gil_line(stacks, view.pids(), width) if height >= ROOM_FOR_GIL and width >= LEAST_FOR_GIL else None
+            foot = [whose] if whose is not None else []
+            draw = self._tree if view.code == "tree" else self._lines
+            lines = draw(stacks, view, width, height - len(foot))
+        nothing = "no line of the user's own code was seen"
+        if view.who.words():
+            nothing = f"nothing of {view.who.words()} was seen"
+        if view.filter and not lines:
+            nothing = f"nothing here matches {one_line(view.filter)}"
+        return Drawing(lines or [Line(nothing, DIM)], title, note, stale, foot)
+
+    def _lines(self, stacks: Stacks, view: View, width: int, height: int) -> list[Line]:
+        rows = [
+            row
+            for row in hot_rows(stacks, view.pids(), view.who)
+            if matches(view.filter, row.function, row.file, row.text, row.who)
+        ]
+        self._hot = self._settled.order(("hot", view.who), rows, _hot_key, lambda row: row.share)
+        self._heights = 2 if width < LEAST_FOR_TEXT and len(rows) * 2 <= height else 1
+        draw = hot_line_and_text if self._heights == 2 else lambda row, width: [hot_line(row, width)]
+        chosen = self._hot_index()
+        self._keep_in_sight(chosen * self._heights, height - self._heights + 1)
+        return [
+            lit(line.fit(width)) if self.has_focus and number == chosen else line
+            for number, row in enumerate(self._hot)
+            for line in draw(row, width)
+        ]
+
+    def _tree(self, stacks: Stacks, view: View, width: int, height: int) -> list[Line]:
+        self._rows = tree_rows(self._trees(stacks, view), self._folds, self._settled, view.filter)
+        chosen = self._row_index()
+        self._keep_in_sight(chosen, height)
+        return [
+            lit(tree_line(row, width).fit(width)) if self.has_focus and number == chosen else tree_line(row, width)
+            for number, row in enumerate(self._rows)
+        ]
+
+    def _flame(self, stacks: Stacks, view: View, width: int, height: int) -> tuple[list[Line], list[Line]]:
+        way, nodes = zoomed(self._trees(stacks, view), self._zoom)
+        self._cells = icicle(nodes, width)
+        crumbs = " › ".join(one_line(node.function) for node in way[:-1])
+        head = [Line(shorten_left(f"{crumbs} ›", width), DIM)] if crumbs else []
+        self._above = len(head)
+        if not self._cells:
+            return [], []
+        if self._path is None or row_of(self._cells, self._path) < 0:
+            self._path = self._cells[0][0].node.path
+        path = self._path
+        foot = 1 if height > 2 else 0
+        self._keep_in_sight(row_of(self._cells, path) + self._above, height - foot)
+        lines = flame_lines(
+            self._cells, path if self.has_focus else None, self._pointed, letters=view.look.mono, wanted=view.filter
+        )
+        shown = find(nodes, self._pointed or path) or nodes[0]
+        return [*head, *lines], [node_line(shown, width)][:foot]
+
+    def _trees(self, stacks: Stacks, view: View) -> list[Node]:
+        """The trees of those that are asked for; worked out once for the stacks at hand."""
+        asked = view.pids(), view.who
+        if self._forest is None or self._forest[0] is not stacks or self._forest[1] != asked:
+            self._forest = stacks, asked, forest(stacks, *asked)
+        return self._forest[2]
+
+    def _keep_in_sight(self, row: int, height: int) -> None:
+        if self.has_focus and height > 0:
+            self.top = max(0, row if row < self.top else max(self.top, row - height + 1))
+
+    # What is selected
+
+    def place(self) -> Place | None:
+        """The selected line of code; None where the selected row is none."""
+        if self._hot:
+            return Place.of_hot(self._hot[self._hot_index()])
+        node = self._selected_node()
+        return None if node is None or not node.file else self._place_of(node)
+
+    def _place_of(self, node: Node) -> Place:
+        way = zoomed(self._forest[2], node.path)[0] if self._forest else []
+        top = way[0] if way else node
+        above = tuple((one.name, one.file, one.origin) for one in way[1:-1])
+        return Place(top.pid, node.file, node.line, node.function, node.share, one_line(top.name), above)
+
+    def _selected_node(self) -> Node | None:
+        if self._rows:
+            return self._rows[self._row_index()].node
+        if self._cells and self._path is not None:
+            return find([cell.node for cell in self._cells[0]], self._path)
+        return None
+
+    def _hot_index(self) -> int:
+        keys = [_hot_key(row) for row in self._hot]
+        return keys.index(self._hot_at) if self._hot_at in keys else 0
+
+    def _row_index(self) -> int:
+        """The selected row; where it is folded away, the row it is folded into."""
+        path = self._path or ()
+        for length in range(len(path), 0, -1):
+            for number, row in enumerate(self._rows):
+                if row.node.path == path[:length]:
+                    return number
+        return 0
+
+    # What the user does
+
+    def action_scroll_by(self, lines: int) -> None:
+        """The wheel moves the selection: it is always in sight."""
+        self.action_go(0, lines)
+
+    def action_go(self, across: int, down: int) -> None:
+        """Move the selection; in a tree, left and right fold and unfold."""
+        self._pointed = None
+        if self._hot and down:
+            index = max(0, min(len(self._hot) - 1, self._hot_index() + down))
+            self._hot_at = _hot_key(self._hot[index])
+        elif self._rows:
+            self._go_in_tree(across, down)
+        elif self._cells and self._path is not None:
+            for _ in range(min(abs(down or across), 50)):
+                self._path = neighbour(self._cells, self._path, _sign(across), _sign(down)) or self._path
+        self.redraw()
+
+    def _go_in_tree(self, across: int, down: int) -> None:
+        index = self._row_index()
+        row = self._rows[index]
+        if down:
+            row = self._rows[max(0, min(len(self._rows) - 1, index + down))]
+            self._path = row.node.path
+        elif across > 0 and row.state == "closed":
+            self._folds[row.node.path] = True
+        elif across > 0 and row.state == "open":
+            self._path = self._rows[min(index + 1, len(self._rows) - 1)].node.path
+        elif across < 0 and row.state == "open":
+            self._folds[row.node.path] = False
+        elif across < 0 and len(row.node.path) > 1:
+            self._path = row.node.path[:-1]
+
+    def action_open(self) -> None:
+        """Zoom into the selected cell of the flame; of a tree or a list, look at the selected line."""
+        node = self._selected_node()
+        if self._cells and node is not None and node.path != self._zoom and node.children:
+            self._zoom = node.path
+            self.top = 0
+            self.redraw()
+        elif self._rows and node is not None and not node.file:
+            self._folds[node.path] = self._rows[self._row_index()].state == "closed"
+            self.redraw()
+        else:
+            self.action_look()
+
+    def action_look(self) -> None:
+        """Show the selected line with what is known of it."""
+        place = self.place()
+        if place is None:
+            raise SkipAction
+        self.post_message(LineWanted(place))
+
+    def action_out(self) -> None:
+        """Out of the zoom of the flame; where there is none, the key means what it means elsewhere."""
+        if not (self._zoom and self._cells):
+            raise SkipAction
+        self._path, self._zoom = self._zoom, self._zoom[:-1]
+        self.redraw()
+
+    # The mouse
+
+    def on_mouse_move(self, event: events.MouseMove) -> None:
+        cell = self._cell_under(event)
+        pointed = cell.node.path if cell else None
+        if pointed != self._pointed:
+            self._pointed = pointed
+            self.redraw()
+
+    def on_leave(self, event: events.Leave) -> None:
+        if self._pointed is not None:
+            self._pointed = None
+            self.redraw()
+
+    async def on_click(self, event: events.Click) -> None:
+        row = event.y - 1 + self.top
+        if event.y < 1 or event.y >= self.size.height - 1:
+            return
+        cell = self._cell_under(event)
+        if cell is not None:
+            self._click_cell(cell, event.chain)
+        elif self._rows and row < len(self._rows):
+            self._click_row(self._rows[row])
+        elif self._hot and row // self._heights < len(self._hot):
+            key = _hot_key(self._hot[row // self._heights])
+            again, self._hot_at = key == self._hot_at and event.chain > 1, key
+            self.redraw()
+            if again:
+                self.action_look()
+
+    def _click_row(self, row: TreeRow) -> None:
+        self._path = row.node.path
+        if row.state != "leaf":
+            self._folds[row.node.path] = row.state == "closed"
+        self.redraw()
+
+    def _click_cell(self, cell: Cell, clicks: int) -> None:
+        """Zoom in; out where it has the whole width already. What has nothing below it shows by a second click."""
+        self._path = cell.node.path
+        if cell.node.path == self._zoom:
+            self.action_out()
+        elif cell.node.children:
+            self.action_open()
+        elif clicks > 1:
+            self.action_look()
+        else:
+            self.redraw()
+
+    def _cell_under(self, event: events.MouseEvent) -> Cell | None:
+        return cell_at(self._cells, event.x - 2, event.y - 1 + self.top - self._above) if self._cells else None
 
 
-def hot_line(row: HotRow, width: int) -> Line:
-    """Share, function and place, the line's own text, the phase it belongs to and who runs it."""
-    phase = phase_of(row.phase)
-    who = Line(row.who, DIM)
-    doing = Line("▌", phase.ink).add(phase.name, DIM)
-    left = Line(share_text(row.share), BRIGHT).add(" ").join(bar(row.share, BAR, phase.ink, TROUGH)).add("  ")
-    if width < ROOMY:
-        tail = columns([(Line(row.who, DIM), 10)])
-        room = width - left.width - tail.width - 1
-        name = Line(shorten(one_line(row.function), max(8, room - 20)), TEXT).add("  ")
-        name.add(shorten_left(_place(row), max(8, room - name.width)), BRIGHT)
-        if row.text and room - name.width > 8:
-            name.add("  ").add(shorten(one_line(row.text), room - name.width - 2), DIM)
-        return left.join(name.fit(room)).add(" ").join(tail)
-    room = width - left.width - 11 - 12 - 4
-    name_width = max(24, min(44, room // 2))
-    place = _place(row)
-    function = shorten(one_line(row.function), max(6, name_width - len(place) - 2))
-    name = Line(function, TEXT).add("  ").add(shorten_left(place, name_width - len(function) - 2), BRIGHT)
-    text = Line(one_line(row.text), DIM) if row.text else Line()
-    return left.join(columns([(name, name_width), (text, room - name_width - 2), (doing, 11), (who, 12)]))
+def _sign(number: int) -> int:
+    return (number > 0) - (number < 0)
 
 
-def hot_line_and_text(row: HotRow, width: int) -> list[Line]:
-    """The same in two lines: the line's own text in full below the rest."""
-    bare = HotRow(row.file, row.line, row.function, None, row.phase, row.share, row.who)
-    text = Line().to(7 + BAR).add(shorten(one_line(row.text or ""), width - 7 - BAR), DIM)
-    return [hot_line(bare, width), text]
+def _hot_key(row: HotRow) -> HotKey:
+    return row.file, row.line, row.function, row.who.split(" ×")[0] + row.phase
 
 
-def _place(row: HotRow) -> str:
-    return f"{base_name(row.file)}:{row.line}"
-
-
-def _tree_line(row: TreeRow, width: int) -> Line:
-    if row.heading:
-        return Line(one_line(row.heading), BRIGHT).add(f"  {row.samples} samples", DIM)
-    line = Line(share_text(row.share), TEXT if row.user else DIM).add(" ").add("  " * row.depth, FAINT)
-    if row.skipped:
-        return line.add(f"{NOT_YET} {row.skipped} library frames", FAINT)
-    style = BRIGHT if row.user else DIM
-    place = f"{base_name(row.file)}:{row.line}"
-    room = width - line.width - len(place) - 2
-    return line.add(shorten(one_line(row.function), max(6, room)), style).add(f"  {place}", TEXT if row.user else FAINT)
+def _gil_of(stacks: Stacks, view: View) -> float | None:
+    """The share of the interpreter's lock of the one thread that the pane is narrowed to."""
+    who = view.who
+    if who.thread is None:
+        return None
+    return next((one.gil for one in stacks.threads if (one.pid, one.thread) == (who.pid, who.thread)), None)

@@ -76,12 +76,12 @@ class EvidencePane(Pane):
         excerpt = self.excerpts.get((where.file, where.line))
         if excerpt is None or excerpt.lines is None:
             if where.text:
-                lines.append(_source_line(where.line, Line(where.text, TEXT), True, width))
+                lines.append(source_line(where.line, Line(where.text, TEXT), True, width))
             if excerpt is not None:
                 word = "reading the source…" if excerpt.reading else "source not readable"
                 lines.append(Line(f"    {word}", FAINT))
             return lines
-        return lines + [_source_line(number, code, number == where.line, width) for number, code in excerpt.lines]
+        return lines + [source_line(number, code, number == where.line, width) for number, code in excerpt.lines]
 
 
 def _list_line(verdict: Verdict, width: int, selected: bool) -> Line:
@@ -135,7 +135,8 @@ def _bullet(mark: str, text: str, width: int, gain: str = "") -> list[Line]:
     return [first, *(Line(" " * (MARGIN + 2)).add(part, TEXT) for part in parts[1:])]
 
 
-def _source_line(number: int, code: Line, guilty: bool, width: int) -> Line:
+def source_line(number: int, code: Line, guilty: bool, width: int) -> Line:
+    """A numbered line of source, the guilty one marked."""
     line = Line("  ▌" if guilty else "   ", LOSS).add(str(number).rjust(5), BRIGHT if guilty else FAINT).add("  ")
     line = line.join(code).fit(width)
     return lit(line) if guilty else line

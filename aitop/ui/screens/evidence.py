@@ -106,10 +106,11 @@ class EvidenceScreen(Screen[None]):
                 continue
             self._excerpts[place] = Excerpt(None, reading=True)
 
-            in_background(self, "source", partial(_read, read, where.pid, place))
+            in_background(self, "source", partial(read_source, read, where.pid, place))
 
 
-def _read(source_around: SourceAround, pid: int, place: tuple[str, int]) -> SourceRead:
+def read_source(source_around: SourceAround, pid: int, place: tuple[str, int]) -> SourceRead:
+    """The coloured lines around a place (file, line), as a message. May be slow; never raises."""
     from aitop.ui.syntax import coloured  # noqa: PLC0415 - the lexer is slow to load, and this is not the UI thread
 
     try:

@@ -1,0 +1,139 @@
+"""Opens a line of code in the user's own editor, and has the terminal back whatever that does."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import termios
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
+
+from textual.app import App, SuspendNotSupported
+
+from aitop.model.text import printable
+from aitop.sources.editable import readable_path
+from aitop.ui.code_lines import Place
+from aitop.ui.terminal import LEAVE
+from aitop.ui.words import base_name
+
+FALLBACKS = ("editor", "nano", "vim", "vi")
+# How an editor is told the line, where that is not `+LINE FILE`.
+_GOTO = frozenset({"code", "code-insiders", "code-oss", "codium", "vscodium", "cursor", "windsurf", "positron"})
+_COLON = frozenset({"subl", "sublime_text", "zed", "zeditor", "hx", "helix"})
+_LINE_OPTION = frozenset({"pycharm", "charm", "idea", "kate"})
+# Those with a window of their own leave the terminal to us.
+_WINDOWED = (_GOTO | _COLON | _LINE_OPTION | {"gedit", "gvim", "mousepad", "xed"}) - {"hx", "helix"}
+
+
+def editor_command(environment: Mapping[str, str]) -> list[str] | None:
+    """What starts the user's editor: $VISUAL, else $EDITOR, else one that is installed; None without any.
+
+    Raises ValueError where the setting cannot be split into words.
+    """
+    chosen = environment.get("VISUAL", "").strip() or environment.get("EDITOR", "").strip()
+    if chosen:
+        return shlex.split(chosen)
+    return next(([name] for name in FALLBACKS if shutil.which(name, path=environment.get("PATH"))), None)
+
+
+def arguments(command: list[str], path: str, line: int) -> list[str]:
+    """The command with the file and the line, as this editor wants them."""
+    name = os.path.basename(command[0])
+    line = max(1, line)
+    if name in _GOTO:
+        return [*command, "-g", f"{path}:{line}"]
+    if name in _COLON:
+        return [*command, f"{path}:{line}"]
+    if name in _LINE_OPTION:
+        return [*command, "--line", str(line), path]
+    return [*command, f"+{line}", path]
+
+
+def has_window(command: list[str]) -> bool:
+    """Whether the editor opens a window of its own and needs no terminal."""
+    return os.path.basename(command[0]) in _WINDOWED
+
+
+def edit(app: App[Any], place: Place) -> str:
+    """Open the place; what to tell the user of it, in a line. Waits for an editor in the terminal to end."""
+    path = readable_path(place.pid, place.file)
+    if path is None:
+        return f"{printable(base_name(place.file))} cannot be read from here"
+    try:
+        command = editor_command(os.environ)
+    except ValueError as error:
+        return f"$VISUAL or $EDITOR cannot be understood: {error}"
+    if command is None:
+        return "no editor: set $EDITOR to yours"
+    words = arguments(command, path, place.line)
+    try:
+        if has_window(command):
+            _start(words)
+            return f"{base_name(place.file)}:{place.line} opened in {base_name(command[0])}"
+        return _lend_terminal(app, words)
+    except OSError as error:
+        return f"{printable(command[0])} does not start: {error.strerror or error}"
+
+
+def _start(words: list[str]) -> None:
+    subprocess.Popen(
+        words, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+    )  # fmt: skip
+
+
+def _lend_terminal(app: App[Any], words: list[str]) -> str:
+    code: int | OSError
+    try:
+        with app.suspend(), _as_it_was():
+            try:
+                code = subprocess.run(words, check=False).returncode
+            except OSError as error:
+                # Not out of here: the toolkit takes the terminal back only after an orderly end.
+                code = error
+    except SuspendNotSupported:
+        return "this terminal cannot be lent to an editor"
+    if isinstance(code, OSError):
+        raise code
+    name = base_name(words[0])
+    return f"back from {name}" if code == 0 else f"{name} ended with {'signal' if code < 0 else 'code'} {abs(code)}"
+
+
+@contextmanager
+def _as_it_was() -> Iterator[None]:
+    """The terminal's settings, its foreground group and our signals, as they are now again at the end."""
+    terminal = sys.__stdin__.fileno() if sys.__stdin__ is not None else -1
+    before = termios.tcgetattr(terminal) if os.isatty(terminal) else None
+    # A key that interrupts the editor is not meant for us; one that stops it stops us with it.
+    wanted: dict[int, Any] = {signal.SIGINT: _ignore, signal.SIGQUIT: _ignore, signal.SIGTSTP: signal.SIG_DFL}
+    handlers = {number: signal.signal(number, handler) for number, handler in wanted.items()}
+    try:
+        yield
+    finally:
+        if before is not None:
+            _take_back(terminal, before)
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+
+
+def _take_back(terminal: int, settings: list[Any]) -> None:
+    """An editor that was killed leaves its group in the foreground, its screen up and its keys on."""
+    others = signal.signal(signal.SIGTTOU, signal.SIG_IGN)
+    try:
+        os.tcsetpgrp(terminal, os.getpgrp())
+        termios.tcsetattr(terminal, termios.TCSANOW, settings)
+        os.write(terminal, LEAVE)
+    except (OSError, termios.error):
+        # The terminal is gone: the toolkit will find out.
+        pass
+    finally:
+        signal.signal(signal.SIGTTOU, others)
+
+
+def _ignore(number: int, frame: FrameType | None) -> None:
+    """Unlike SIG_IGN, a handler is not inherited by the editor."""

@@ -1,0 +1,88 @@
+"""All there is to know about one line of code."""
+
+from __future__ import annotations
+
+from aitop.model.units import percent
+from aitop.ui.code_lines import Place
+from aitop.ui.hot_lines import HotRow, hot_rows
+from aitop.ui.line import Line, shorten_left, spread
+from aitop.ui.palette import BRIGHT, CODE_KINDS, DIM, FAINT, TEXT, TITLE
+from aitop.ui.panes.evidence import Excerpt, source_line
+from aitop.ui.panes.verdict import shown_verdicts
+from aitop.ui.view import View
+from aitop.ui.widgets.pane import Drawing, Pane
+from aitop.ui.words import base_name, label, one_line, share_text
+
+_KINDS = {kind.key: kind for kind in CODE_KINDS}
+
+
+class LinePane(Pane):
+    """`excerpt` is the source around it, None where nobody reads it; `notice` is about what was just done."""
+
+    excerpt: Excerpt | None = None
+    notice = ""
+
+    def __init__(self, place: Place, *, id: str) -> None:  # noqa: A002 - Textual's own name
+        super().__init__(id=id)
+        self._place = place
+
+    def draw(self, view: View, width: int, height: int) -> Drawing:
+        place = self._place
+        lines = [self._head(width), *self._verdicts(view, width), *self._way(width), Line()]
+        lines += self._source(view, width)
+        title = f"{base_name(place.file)}:{place.line}"
+        return Drawing(lines, title, Line(self.notice or "e edit · ↑↓ scroll · esc back", TEXT if self.notice else DIM))
+
+    def _head(self, width: int) -> Line:
+        place = self._place
+        line = Line(one_line(place.function), BRIGHT)
+        if place.share is not None:
+            line.add(f"  {percent(place.share)}", BRIGHT).add(
+                f" of the samples of {place.who}" if place.who else "", DIM
+            )
+        return spread(line.add("  "), Line(shorten_left(place.file, max(8, width - line.width)), FAINT), width)
+
+    def _verdicts(self, view: View, width: int) -> list[Line]:
+        """The verdicts that have this line among their places."""
+        here = (self._place.file, self._place.line)
+        lines = []
+        for verdict in shown_verdicts(view):
+            if any((where.file, where.line) == here for where in verdict.where):
+                text, style = label(verdict)
+                lines.append(Line(text, style).add(f" {one_line(verdict.title)}", TEXT))
+        return [Line(), *lines] if lines else []
+
+    def _way(self, width: int) -> list[Line]:
+        """The functions that lead to it, the outermost first."""
+        if not self._place.above:
+            return []
+        lines = [Line(), Line("Called by", TITLE)]
+        for depth, (function, file, origin) in enumerate(self._place.above):
+            kind = _KINDS[origin]
+            step = Line("  " * min(depth + 1, width // 8)).add("▌", kind.ink).add(one_line(function), TEXT)
+            lines.append(step.add(f"  {base_name(file)}", FAINT))
+        return lines
+
+    def _source(self, view: View, width: int) -> list[Line]:
+        excerpt = self.excerpt
+        if excerpt is None or excerpt.reading:
+            return [Line("reading the source…" if excerpt else "no source here: only a live run has it", FAINT)]
+        if excerpt.lines is None:
+            return [Line("source not readable", FAINT)]
+        shares = self._shares(view)
+        lines = [Line("Source", TITLE).add("   share of samples of whoever runs it most", FAINT)]
+        for number, code in excerpt.lines:
+            share = shares.get(number)
+            mark = Line(share_text(share) if share else "    ", BRIGHT)
+            lines.append(mark.join(source_line(number, code, number == self._place.line, width - 4)))
+        return lines
+
+    def _shares(self, view: View) -> dict[int, float]:
+        """How hot the lines of the same file are."""
+        stacks = view.snapshot.stacks if view.snapshot else None
+        rows: list[HotRow] = hot_rows(stacks, view.pids()) if stacks else []
+        found: dict[int, float] = {}
+        for row in rows:
+            if row.file == self._place.file:
+                found[row.line] = max(found.get(row.line, 0.0), row.share)
+        return found
