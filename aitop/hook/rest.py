@@ -25,8 +25,8 @@ from .journal import (
 from .stand_in import keep_from_compiling
 
 REST_NS, TIMED_NS = 300_000_000, 50_000_000
-# So many ticks with nothing but short steps come before the first rest.
-FAST_TICKS = 20
+# So many ticks with nothing but short steps come before the first rest, and so many more for one without.
+FAST_TICKS, TICKS_LOST = 20, 5
 # A step is none of the usual if it is longer than so many of them together, and this.
 USUAL_STEPS, LEAST_LONG_NS = 4, 1_000_000
 # About so many phases are timed after an interruption.
@@ -55,9 +55,10 @@ class Rest:
         journal.teaches = 2 * alone > steps
         journal.pause_due = False
         if not journal.fast or BACKWARD not in tail:
-            self._fast_ticks = 0
+            # A stall does not make a slow run.
+            self._fast_ticks = max(0, self._fast_ticks - TICKS_LOST)
             return
-        self._fast_ticks += 1
+        self._fast_ticks = min(FAST_TICKS, self._fast_ticks + 1)
         if (
             self._fast_ticks < FAST_TICKS
             or steps < 2
