@@ -184,6 +184,18 @@ LOADING = (
         ),
         needs=("transformers", "accelerate"),
     ),
+    _scenario(
+        "molecules",
+        "input-bound",
+        ("collate",),
+        guilty=("adjacency[first + a, first + b] += 1.0", "for a, b in bonds:"),
+    ),
+    _scenario(
+        "tide_gauges",
+        "input-bound",
+        ("storage",),
+        guilty=("with urllib.request.urlopen(self.url", "raw = reply.read()"),
+    ),
 )
 
 BETWEEN_STEPS = (
