@@ -29,6 +29,16 @@ def later(seconds=0.18, wait=0.5, *, after=60.0):
     return msgspec.structs.replace(first, time=first.time + after, steps=steps(recent))
 
 
+class Still:
+    live = True
+
+    def start(self, publish):
+        publish(samples.input_bound())
+
+    def stop(self):
+        pass
+
+
 async def test_a_mark_shows_the_change_of_every_figure_and_whether_it_helped(look_at):
     async with look_at(samples.input_bound()) as eyes:
         await eyes.press("m")
@@ -214,11 +224,17 @@ async def test_help_lists_every_key_of_ours(look_at):
             assert words in text
 
 
-class Still:
-    live = True
+async def test_a_slow_link_gets_the_newest_picture_when_it_has_caught_up(look_at, monkeypatch):
+    async with look_at(samples.input_bound()) as eyes:
+        monkeypatch.setattr(type(eyes.app._driver), "behind", True, raising=False)
+        await eyes.give(samples.healthy())
+        assert "COMPUTE-BOUND" not in eyes.text()
+        monkeypatch.setattr(type(eyes.app._driver), "behind", False, raising=False)
+        await eyes.until("COMPUTE-BOUND")
 
-    def start(self, publish):
-        publish(samples.input_bound())
 
-    def stop(self):
-        pass
+async def test_panes_are_folded_from_the_start_where_that_is_set():
+    app = MonitorApp(Still(), settings=Settings(folded=("code", "memory")))
+    async with app.run_test(size=(120, 36)) as pilot:
+        await pilot.pause()
+        assert {pane.id for pane in app.screen.query("Pane") if pane.folded} == {"code", "memory"}
