@@ -1,4 +1,4 @@
-"""Policy gradient on a toy problem. Every episode goes into a journal that survives a power cut."""
+"""Policy gradient on a toy problem. Every game goes into a journal that survives a power cut."""
 
 import json
 import os
@@ -34,7 +34,7 @@ def play(policy, states):
 
 
 def main():
-    args = arguments(__doc__, batch_size=128, width=320, journal="")
+    args = arguments(__doc__, batch_size=128, width=320, games=16, journal="")
     torch.manual_seed(args.seed)
     torch.set_num_threads(1)
     log = RunLog(args)
@@ -43,7 +43,7 @@ def main():
     )
     optimizer = torch.optim.Adam(policy.parameters(), lr=1e-3)
     with tempfile.TemporaryDirectory(dir=args.journal or None) as folder:
-        journal = Journal(os.path.join(folder, "journal.jsonl"), every=300 if args.fixed else 1)
+        journal = Journal(os.path.join(folder, "journal.jsonl"), every=4800 if args.fixed else 1)
         baseline = 0.0
         episode = 0
         while True:
@@ -55,7 +55,8 @@ def main():
             episode += 1
             reward = rewards.mean().item()
             baseline = 0.95 * baseline + 0.05 * reward
-            journal.add(episode=episode, reward=reward, loss=loss.item())
+            for game, won in enumerate(rewards.view(args.games, -1).mean(1).tolist()):
+                journal.add(episode=episode, game=game, reward=won, loss=loss.item())
             if log.step(loss):
                 return
 
