@@ -41,7 +41,7 @@ class _File(NamedTuple):
     bounded: frozenset[str]
     kinds: Kinds
     settings: Settings
-    emptied: dict[str, list[Emptied]]
+    emptied: dict[str, list[tuple[str, Place, Scope]]]
 
 
 class _Found(NamedTuple):
@@ -146,11 +146,7 @@ def _about(functions: Sequence[_Function], stepping: Stepping) -> _File:
     settings = Settings(((one.node, one.name, one.inside) for one in functions), stepping)
     without = Kinds(retains=kept)
     inside = {
-        one.name: [
-            (text, settings.decides(place.tests, one.node, None))
-            for place in one.inside
-            for text in emptied(place.statement, without)
-        ]
+        one.name: [(text, place, one.node) for place in one.inside for text in emptied(place.statement, without)]
         for one in functions
         if not one.name.endswith("__init__")
     }
@@ -177,7 +173,12 @@ class _Scope:
         names = [name for name in self._known.emptied if (name != self.name) == elsewhere]
         if elsewhere and not grown.startswith("self."):
             return []
-        return [one for name in names for one in self._known.emptied[name] if covers(one[0], grown)]
+        return [
+            (text, self._known.settings.decides(place.tests, scope, None))
+            for name in names
+            for text, place, scope in self._known.emptied[name]
+            if covers(text, grown)
+        ]
 
     def runs_every_step(self, grown: str) -> bool:
         """Whether the function is called once a step and keeps the thing from call to call."""

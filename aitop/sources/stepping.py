@@ -35,11 +35,10 @@ class Stepping:
             else:
                 functions.setdefault(name.rpartition(".")[2], []).append(scope)
         self._functions = functions
-        self._makers: frozenset[str] = frozenset()
-        self._find_makers()
+        self._makers = self._find_makers()
         everything = [*modules, *(one for group in functions.values() for one in group)]
         self._loops = {id(loop): loop for scope in everything for loop in _loops(scope.body) if self._makes(loop.body)}
-        self._called = self._from_loops()
+        self._calls_of = self._from_loops()
 
     def makes_steps(self, loop: Loop) -> bool:
         """Whether each turn of the loop is a step."""
@@ -48,47 +47,48 @@ class Stepping:
     def runs(self, function: str) -> bool:
         """Whether a function (qualified name) runs at each step, and its object is not made anew for each."""
         owner, _, name = function.rpartition(".")
-        anew = owner.removesuffix(".<locals>").rpartition(".")[2] in self._called
-        return not anew and (name in self._called or _STEP_FUNCTION.search(name) is not None)
+        anew = owner.removesuffix(".<locals>").rpartition(".")[2] in self._calls_of
+        return not anew and (name in self._calls_of or _STEP_FUNCTION.search(name) is not None)
 
     def given(self, function: str, index: int, parameter: str) -> Iterator[tuple[ast.expr, Loop | None]]:
         """What is handed over as a parameter of a function by those that call it at each step, with their loop.
 
         `index` counts from 0 without `self`. The loop is None where a function hands it on.
         """
-        name = function.rpartition(".")[2]
-        for loop in self._loops.values():
-            yield from ((value, loop) for value in _handed(loop.body, name, index, parameter))
-        for called in self._called:
-            for scope in self._functions.get(called, ()):
-                yield from ((value, None) for value in _handed(scope.body, name, index, parameter))
+        for call, loop in self._calls_of.get(function.rpartition(".")[2], ()):
+            named = [keyword.value for keyword in call.keywords if keyword.arg == parameter]
+            yield from ((value, loop) for value in named or call.args[index : index + 1])
 
-    def _find_makers(self) -> None:
+    def _find_makers(self) -> frozenset[str]:
         """Functions with one step in them: a model's call, a backward, or a call of such a function, in no loop."""
-        while True:
-            found = frozenset(
-                name for name, group in self._functions.items() if any(self._makes(f.body) for f in group)
-            )
-            if found == self._makers:
-                return
-            self._makers = found
+        once = {
+            name: [call for scope in group for call in _calls(scope.body, loops=False)]
+            for name, group in self._functions.items()
+        }
+        makers = {name for name, calls in once.items() if any(_training(call) or is_model_call(call) for call in calls)}
+        calls_of = {name: {last_name(call.func) for call in calls} for name, calls in once.items()}
+        while more := {name for name, called in calls_of.items() if name not in makers and called & makers}:
+            makers |= more
+        return frozenset(makers)
 
     def _makes(self, body: Sequence[ast.stmt]) -> bool:
         calls = _calls(body, loops=False)
         return any(_training(call) or is_model_call(call) or last_name(call.func) in self._makers for call in calls)
 
-    def _from_loops(self) -> frozenset[str]:
-        """Names that are called at each step, directly or not."""
-        waiting = [last_name(call.func) for loop in self._loops.values() for call in _calls(loop.body, loops=True)]
-        called: set[str] = set()
+    def _from_loops(self) -> dict[str, list[tuple[ast.Call, Loop | None]]]:
+        """The calls that are made at each step, directly or not, by name; with the loop where they stand in one."""
+        found: dict[str, list[tuple[ast.Call, Loop | None]]] = {}
+        waiting: list[tuple[ast.Call, Loop | None]] = []
+        for step in self._loops.values():
+            waiting.extend((call, step) for call in _calls(step.body, loops=True))
         while waiting:
-            name = waiting.pop()
-            if name in called:
-                continue
-            called.add(name)
-            for scope in self._functions.get(name, ()):
-                waiting.extend(last_name(call.func) for call in _calls(scope.body, loops=True))
-        return frozenset(called)
+            call, loop = waiting.pop()
+            name = last_name(call.func)
+            if name not in found:
+                inside = [one for scope in self._functions.get(name, ()) for one in _calls(scope.body, loops=True)]
+                waiting.extend((one, None) for one in inside)
+            found.setdefault(name, []).append((call, loop))
+        return found
 
 
 def _training(call: ast.Call) -> bool:
@@ -118,10 +118,3 @@ def _nodes(body: Sequence[ast.AST], *, loops: bool) -> Iterator[ast.AST]:
             waiting.append(node.test)
         else:
             waiting.extend(ast.iter_child_nodes(node))
-
-
-def _handed(body: Sequence[ast.stmt], name: str, index: int, parameter: str) -> Iterator[ast.expr]:
-    for call in _calls(body, loops=True):
-        if last_name(call.func) == name:
-            named = [keyword.value for keyword in call.keywords if keyword.arg == parameter]
-            yield from named or call.args[index : index + 1]
