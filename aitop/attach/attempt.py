@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -9,6 +10,7 @@ from dataclasses import dataclass, field
 
 from aitop.attach.bundle import Action, Sources, pack
 from aitop.attach.debugger import MISSING
+from aitop.attach.other_python import interpreter_of
 from aitop.attach.preflight import check_alive, check_consent, check_torch, open_memory
 from aitop.attach.proc_status import ProcStatus, same_process
 from aitop.attach.python_image import locate_python
@@ -94,7 +96,8 @@ class Attempt:
         self, pid: int, action: Action, sources: Sources, ways: Sequence[WayIn], *, torch: bool = True
     ) -> None:
         self._pid, self._ways = pid, ways
-        self._payload = pack(action, tuple(sources))
+        self._action, self._sources = action, tuple(sources)
+        self._payload = pack(action, self._sources)
         self._needs_torch = torch and action == "install"
         self._held = ExitStack()
         self._knock: _Knock | None = None
@@ -112,6 +115,8 @@ class Attempt:
             self._target = Target(status, memory, locate_python(self._pid, memory))
             if self._needs_torch:
                 check_torch(self._pid)
+            if self._action == "install" and self._target.python.version != sys.version_info[:2]:
+                self._payload = pack(self._action, self._sources, interpreter_of(status))
             self._open_ways = _open_ways(self._target, self._ways)
             self._held.enter_context(Turn(self._pid, deadline))
         except OSError as error:
@@ -173,7 +178,8 @@ class Attempt:
         ack_ms = (time.monotonic() - self._since) * 1e3
         self._knock = None
         for way in knock.entered:
-            way.withdraw(self._target, in_use=False)
+            # What another way brought in may be running this moment.
+            way.withdraw(self._target, in_use=len(knock.entered) > 1)
         knock.request.close()
         time.sleep(SETTLE_S)
         if answer in STILL_TO_COME:

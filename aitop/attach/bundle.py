@@ -5,18 +5,20 @@ from __future__ import annotations
 import ast
 import functools
 import importlib.resources
-import importlib.util
 import marshal
 from collections.abc import Sequence
 from typing import Literal
 
+from aitop.attach.compiling import compiled
 from aitop.attach.in_target import PACKAGE
+from aitop.attach.other_python import bytecode_by
 from aitop.attach.refusal import AttachRefused
 
 Action = Literal["install", "remove"]
 Sources = Sequence[tuple[str, str]]
 # The oldest format that every supported Python reads.
 MARSHAL_VERSION = 2
+DRIVER = "<aitop>/in_target.py"
 
 
 @functools.cache
@@ -31,24 +33,31 @@ def hook_sources() -> tuple[tuple[str, str], ...]:
 
 
 @functools.cache
-def pack(action: Action, sources: tuple[tuple[str, str], ...]) -> bytes:
-    """The block that the injected line executes: `marshal` of (driver's text, namespace to start from).
+def pack(action: Action, sources: tuple[tuple[str, str], ...], interpreter: str | None = None) -> bytes:
+    """The block that the injected line executes: `marshal` of (bytecode's number, driver, its text, namespace).
 
-    The modules travel as text and as our own bytecode; a target of the same Python spares itself the
-    compiling, which is most of the pause an attach would cause.
+    The modules travel as text and as bytecode, of ours or of the Python `interpreter`; a target of the same Python
+    spares itself the compiling, which is most of the pause an attach would cause. Raises AttachRefused.
     """
     try:
-        modules = [(_full_name(name), source, _compiled(name, source)) for name, source in _in_order(dict(sources))]
+        # Taking the hook out needs nothing that is not there already.
+        modules = _in_order(dict(sources)) if action == "install" else []
+        texts = [(DRIVER, _driver()), *((f"<aitop hook>/{name}.py", source) for name, source in modules)]
+        ours = compiled(texts)
     except (SyntaxError, ValueError) as error:
         raise _torn(error) from error
-    # Taking the hook out needs nothing that is not there already.
+    theirs = bytecode_by(interpreter, tuple(texts)) if interpreter is not None else None
+    magic, codes = theirs or ours
+    names = [_full_name(name) for name, _ in modules]
     start = {
         "__name__": "_aitop_in_target",
         "action": action,
-        "modules": modules if action == "install" else [],
-        "magic": importlib.util.MAGIC_NUMBER,
+        "modules": [
+            (name, text.encode(), code) for name, (_, text), code in zip(names, texts[1:], codes[1:], strict=True)
+        ],
+        "magic": magic,
     }
-    return marshal.dumps((_driver(), start), MARSHAL_VERSION)
+    return marshal.dumps((magic, codes[0], _driver().encode(), start), MARSHAL_VERSION)
 
 
 def _torn(error: Exception) -> AttachRefused:
@@ -86,10 +95,6 @@ def _imports(source: str) -> list[str]:
 
 def _full_name(name: str) -> str:
     return PACKAGE if name == "__init__" else f"{PACKAGE}.{name}"
-
-
-def _compiled(name: str, source: str) -> bytes:
-    return marshal.dumps(compile(source, f"<aitop hook>/{name}.py", "exec", dont_inherit=True))
 
 
 @functools.cache

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import time
 from dataclasses import dataclass
 
 # Calls in which a thread waits for the world outside and holds no lock of the C library:
@@ -42,13 +43,41 @@ def may_be_asleep(pid: int) -> bool:
     return call is not None and (call.number in SLEEPS or call.number == SYS_RESTART)
 
 
+def let_it_finish(pid: int, cpu_ns: int, least_s: float, most_s: float) -> None:
+    """Waits until the main thread is through with what it is doing briefly: it sleeps, or has run for `cpu_ns` more.
+
+    Where the kernel does not count that, `least_s` is all the wait there is; `most_s` is the longest.
+    """
+    end = time.monotonic() + most_s
+    before = _time_run(pid)
+    time.sleep(least_s)
+    while before and time.monotonic() < end:
+        if _time_run(pid) - before >= cpu_ns or _state(pid) not in ("R", "D", "T", "t"):
+            return
+        time.sleep(0.001)
+
+
+def _time_run(pid: int) -> int:
+    """Nanoseconds for which the main thread has run, 0 where that is not known."""
+    try:
+        with open(f"/proc/{pid}/task/{pid}/schedstat", encoding="ascii") as file:
+            return int(file.read().split()[0])
+    except (OSError, ValueError, IndexError):
+        return 0
+
+
 def cannot_be_woken(pid: int) -> bool:
     """Whether the main thread is in an uninterruptible wait, in which it could not be stopped either."""
+    return _state(pid) == "D"
+
+
+def _state(pid: int) -> str:
+    """The letter of the main thread's state, "" where it is gone."""
     try:
         with open(f"/proc/{pid}/task/{pid}/stat", encoding="utf-8", errors="replace") as file:
-            return file.read().rsplit(")", 1)[1].split()[0] == "D"
+            return file.read().rsplit(")", 1)[1].split()[0]
     except OSError:
-        return False
+        return ""
 
 
 def on_x86_64() -> bool:

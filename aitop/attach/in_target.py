@@ -39,7 +39,7 @@ def forget() -> None:
         sys.modules.pop(name, None)
 
 
-def load(modules: list[tuple[str, str, bytes | None]], loads: Any) -> Any:
+def load(modules: list[tuple[str, bytes, bytes | None]], loads: Any) -> Any:
     """Makes the package out of (name, source, compiled code or None), each after what it imports; the package is last.
 
     Nothing is put into `sys.meta_path`: a thread that imports at this moment iterates it, and would miss a finder.
@@ -63,14 +63,21 @@ def load(modules: list[tuple[str, str, bytes | None]], loads: Any) -> Any:
     return package
 
 
-def install(modules: list[tuple[str, str, bytes | None]], loads: Any) -> str:
+def install(modules: list[tuple[str, bytes, bytes | None]], loads: Any) -> str:
     """Loads the package if it is not there and asks it to install itself. Nothing stays where it did not."""
     hook: Any = sys.modules.get(PACKAGE)
     fresh = hook is None
     answer = "error: interrupted"
+    collector: Any = sys.modules.get("gc")
+    # The thousands of objects made here would set a collection off, which walks through all of the program's.
+    collects = collector is not None and collector.isenabled()
     try:
+        if collects:
+            collector.disable()
         answer = str((hook or load(modules, loads)).install("attach"))
     finally:
+        if collects:
+            collector.enable()
         if fresh and answer not in ("installed", "already"):
             forget()
     return answer
@@ -87,7 +94,7 @@ def remove() -> str:
     return answer
 
 
-def run(action: str, modules: list[tuple[str, str, bytes | None]], magic: bytes, loads: Any) -> str:
+def run(action: str, modules: list[tuple[str, bytes, bytes | None]], magic: bytes, loads: Any) -> str:
     """The answer to `action`, one line. `magic` names the bytecode that the compiled modules are in."""
     # The main thread may have been interrupted where torch.compile looks at each new frame: not at ours.
     look: Any = getattr(sys.modules.get("torch._C._dynamo.eval_frame"), "set_eval_frame", type)

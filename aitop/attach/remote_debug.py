@@ -7,12 +7,11 @@ point. Nothing is stopped. Python's own documentation calls this its remote debu
 from __future__ import annotations
 
 import struct
-import time
 from dataclasses import dataclass
 
 from aitop.attach.refusal import AttachRefused, NotNow
 from aitop.attach.request import Request
-from aitop.attach.target import READER_S, Target
+from aitop.attach.target import Target, wait_for_reader
 
 COOKIE = b"xdebugpy"
 FIRST = (3, 14)
@@ -80,7 +79,7 @@ class RemoteDebug:
                 return
             target.memory.write(mailbox.pending, struct.pack("<i", 0))
             if in_use:
-                time.sleep(READER_S)
+                wait_for_reader(target)
             target.memory.write(mailbox.path, bytes(mailbox.room))
         except (OSError, _UnknownLayoutError):  # the process is gone, and the switch with it
             pass

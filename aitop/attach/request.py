@@ -50,9 +50,11 @@ except BaseException:pass
 """
 # The line must be short; this waits for it in the file and goes on where it ended.
 _SECOND = """\
-import marshal as m
-o.unlink(p);b=m.loads(o.pread(d,{size},{at}));g=b[1];a='error: interrupted'
-try:exec(b[0],g);a=g['run'](g['action'],g['modules'],g['magic'],m.loads)
+import marshal as m,sys
+o.unlink(p);b=m.loads(o.pread(d,{size},{at}));g=b[3];a='error: interrupted'
+try:
+ exec(m.loads(b[1])if b[0]==sys.modules['_frozen_importlib_external'].MAGIC_NUMBER else b[2],g)
+ a=g['run'](g['action'],g['modules'],g['magic'],m.loads)
 finally:o.pwrite(d,a.encode()+b'\\n',{end})
 """
 SECOND_ROOM = 512

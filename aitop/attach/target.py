@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import errno
 import struct
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from aitop.attach.from_outside import cannot_be_woken, on_x86_64
+from aitop.attach.from_outside import cannot_be_woken, let_it_finish, on_x86_64
 from aitop.attach.memory import Memory
 from aitop.attach.proc_status import ProcStatus, same_process
 from aitop.attach.ptrace import StoppedThread, ThreadState
@@ -18,7 +17,8 @@ from aitop.attach.signal_frame import CODE_SEGMENT_64, Call, KeptErrno, build
 from aitop.attach.xsave_layout import xsave_layout
 
 RSEQ_CRITICAL_SECTION_AT = 8
-READER_S = 0.02
+# Copying the line takes a reader microseconds; on a crowded machine it may be kept waiting in their midst.
+READER_NS, READER_S, LATE_READER_S = 1_000_000, 0.005, 1.0
 
 
 @dataclass(frozen=True)
@@ -142,10 +142,15 @@ def wipe(target: Target, *, in_use: bool) -> None:
     try:
         target.memory.write(scratch.address, b"\0")
         if in_use:
-            time.sleep(READER_S)
+            wait_for_reader(target)
         target.memory.write(scratch.address, bytes(scratch.size))
     except OSError:  # the process is gone, and the line with it
         pass
+
+
+def wait_for_reader(target: Target) -> None:
+    """Waits until a main thread that may be copying the line this moment has surely done so."""
+    let_it_finish(target.pid, READER_NS, READER_S, LATE_READER_S)
 
 
 def _stopped(target: Target) -> StoppedThread:

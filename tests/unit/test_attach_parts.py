@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 import marshal
 import os
 import signal
@@ -12,10 +13,21 @@ import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from aitop.attach import AttachRefused, already, attempt, debugger, in_target, preflight, session
+from aitop.attach import (
+    AttachRefused,
+    already,
+    attempt,
+    debugger,
+    from_outside,
+    in_target,
+    other_python,
+    preflight,
+    session,
+)
 from aitop.attach.bundle import hook_sources, pack
 from aitop.attach.folder import open_inside
 from aitop.attach.proc_status import CAP_SYS_PTRACE, own_status, parse_status, read_status, seconds_old
@@ -285,7 +297,7 @@ def no_hook(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def run(action: str, sources: tuple[tuple[str, str], ...], magic: bytes | None = None) -> str:
-    _, start = marshal.loads(pack(action, sources))  # type: ignore[arg-type]
+    *_, start = marshal.loads(pack(action, sources))  # type: ignore[arg-type]
     return in_target.run(start["action"], start["modules"], magic or start["magic"], marshal.loads)
 
 
@@ -300,7 +312,7 @@ class Untouchable(list):  # type: ignore[type-arg]
 
 def test_modules_come_after_what_they_import() -> None:
     sources = (("a", "from .c import X\nfrom . import b\n"), ("b", "from .c import X\n"), ("c", "X = 1\n"))
-    _, start = marshal.loads(pack("install", (("__init__", "from . import a\n"), *sources)))
+    *_, start = marshal.loads(pack("install", (("__init__", "from . import a\n"), *sources)))
     assert [name for name, _, _ in start["modules"]] == [
         "_aitop_hook.c", "_aitop_hook.b", "_aitop_hook.a", "_aitop_hook",
     ]  # fmt: skip
@@ -362,3 +374,51 @@ def test_a_process_that_ends_under_our_hands_is_a_refusal(monkeypatch, ends: boo
         with pytest.raises(AttachRefused, match=words):
             session.remove(child.pid)
         child.kill()
+
+
+def test_bytecode_comes_from_the_targets_own_interpreter_and_only_from_a_plain_one_of_our_user(tmp_path: Path) -> None:
+    program = os.path.realpath(sys.executable)
+    made = other_python.bytecode_by(program, (("x.py", "def f(a: int) -> int:\n    'Doc.'\n    return a\n"),))
+    assert made is not None
+    magic, (code,) = made
+    namespace: dict[str, Any] = {}
+    assert magic == importlib.util.MAGIC_NUMBER
+    exec(marshal.loads(code), namespace)
+    assert namespace["f"](3) == 3 and namespace["f"].__doc__ is None and not namespace["f"].__annotations__
+    assert other_python.bytecode_by("/bin/true", (("x.py", ""),)) is None
+    ours = read_status(os.getpid())
+    assert ours is not None
+    assert other_python.interpreter_of(ours) == os.readlink("/proc/self/exe")
+    assert other_python.interpreter_of(dataclasses.replace(ours, uids=(ours.uids[0] + 1,) * 4)) is None
+    with subprocess.Popen(["sleep", "20"]) as process:
+        assert other_python.interpreter_of(dataclasses.replace(ours, pid=process.pid)) is None
+        process.kill()
+
+
+def test_a_main_thread_is_let_finish_until_it_has_run_for_some_time_or_sleeps(monkeypatch: pytest.MonkeyPatch) -> None:
+    runs, slept = iter(range(0, 50_000_000, 300_000)), []
+    monkeypatch.setattr(from_outside, "_time_run", lambda pid: next(runs) + 1)
+    monkeypatch.setattr(from_outside, "_state", lambda pid: "R")
+    monkeypatch.setattr(from_outside.time, "sleep", slept.append)
+    from_outside.let_it_finish(1, cpu_ns=1_000_000, least_s=0.005, most_s=60)
+    assert slept == [0.005, 0.001, 0.001, 0.001]
+    slept.clear()
+    monkeypatch.setattr(from_outside, "_state", lambda pid: "S")
+    from_outside.let_it_finish(1, cpu_ns=10**9, least_s=0.005, most_s=60)
+    assert slept == [0.005]
+    monkeypatch.setattr(from_outside, "_time_run", lambda pid: 0)
+    monkeypatch.setattr(from_outside, "_state", lambda pid: "R")
+    from_outside.let_it_finish(1, cpu_ns=10**9, least_s=0.005, most_s=60)
+    assert slept == [0.005, 0.005]
+
+
+def test_the_line_is_left_to_its_readers_where_two_ways_brought_it_in() -> None:
+    withdrawn: list[bool] = []
+    way = SimpleNamespace(withdraw=lambda target, *, in_use: withdrawn.append(in_use))
+    request = SimpleNamespace(close=lambda: None)
+    tried = object.__new__(attempt.Attempt)
+    tried._since, tried._pause_us, tried._target = 0.0, 0.0, None  # type: ignore[assignment]
+    for entered in ([way], [way, way]):
+        knock = SimpleNamespace(entered=entered, request=request, way="x")
+        tried._settle(knock, "installed")  # type: ignore[arg-type]
+    assert withdrawn == [False, True, True]
