@@ -272,7 +272,7 @@ COMPUTING = (
         "step-time-growth",
         guilty=("np.percentile(norms, percentile))", "    norms.append(float(norm))"),
         fixed=False,
-        beside=("python-overhead",),
+        beside=("python-overhead", "input-bound"),
     ),
     _scenario(
         "taxi_dispatch",
