@@ -111,8 +111,8 @@ class Switch:
         optim._global_optimizer_post_hooks.clear()
 
 
-def differences(switch: Switch, variant: str, plain: Iterator[None], watched: Iterator[None]) -> list[int]:
-    """Nanoseconds that steps of the watched run took more than those of the other, which came just before."""
+def pairs(switch: Switch, variant: str, plain: Iterator[None], watched: Iterator[None]) -> list[tuple[int, int]]:
+    """Nanoseconds of steps of the other run, and of those of the watched one that came just after."""
     switch.begin(variant)
     found, clock = [], time.thread_time_ns
     for _ in range(BLOCK):
@@ -122,28 +122,40 @@ def differences(switch: Switch, variant: str, plain: Iterator[None], watched: It
         with switch.on(variant):
             start = clock()
             next(watched)
-            found.append(clock() - start - without)
+            found.append((without, clock() - start))
     return found[WARM_STEPS:]
 
 
-def middle(values: list[int]) -> tuple[float, float]:
-    """The mean of the middle half in microseconds, and its standard error."""
-    ordered = sorted(values)
-    kept = ordered[len(ordered) // 4 : -len(ordered) // 4]
-    return statistics.fmean(kept) / 1000, 1.7 * statistics.pstdev(kept) / len(kept) ** 0.5 / 1000
+def added(taken: list[tuple[int, int]]) -> tuple[float, float]:
+    """Microseconds that the watched steps took more: by the quick ones of either run, which nothing else disturbed, and
+    half of what halves of the steps differ in that.
+    """
+    halves = [_between(taken[half::2]) for half in (0, 1)]
+    return _between(taken), abs(halves[0] - halves[1]) / 2
 
 
-def report(times: dict[str, list[int]], session: Any) -> None:
-    base, base_error = middle(times["nothing"])
+def _between(taken: list[tuple[int, int]]) -> float:
+    without, watched = (_quick([pair[at] for pair in taken]) for at in (0, 1))
+    return (watched - without) / 1000
+
+
+def _quick(times: list[int]) -> float:
+    """The mean of those between the quickest twentieth and the quickest third."""
+    ordered = sorted(times)
+    return statistics.fmean(ordered[len(ordered) // 20 : len(ordered) // 3])
+
+
+def report(times: dict[str, list[tuple[int, int]]], session: Any) -> None:
+    base, base_error = added(times["nothing"])
     print("mlp: what the hook adds to a step, from single steps with and without it in turns")
-    for name, values in times.items():
-        added, error = middle(values)
+    for name, taken in times.items():
+        found, error = added(taken)
         error = (error**2 + base_error**2) ** 0.5
-        print(f"  {name:8s} {added - base:+6.1f} us  (standard error {error:.1f}, {len(values)} steps)")
+        print(f"  {name:8s} {found - base:+6.1f} us  (give or take {error:.1f}, {len(taken)} steps)")
     ticks = session._cost._ticks
     usual = statistics.median(length for _, _, length in ticks) * len(ticks) / 1000
     each = usual / max(1, sum(timed + rested for timed, rested, _ in ticks))
-    print(f"  and {each:.1f} us a step for what it does a few times a second, which the middle half leaves out")
+    print(f"  and {each:.1f} us a step for what it does a few times a second, which quick steps have not")
     print(f"  {session.rest.steps} of {session._steps} watched steps were only counted")
     print(f"  the hook says of itself: {session._cost.us_per_step()} us per step")
 
@@ -164,12 +176,12 @@ def main() -> None:
         next(plain)
         next(watched)
     switch.meet(watched)
-    times: dict[str, list[int]] = {name: [] for name in variants}
+    times: dict[str, list[tuple[int, int]]] = {name: [] for name in variants}
     until = time.monotonic() + options.seconds
     while time.monotonic() < until:
         random.shuffle(variants)
         for name in variants:
-            times[name] += differences(switch, name, plain, watched)
+            times[name] += pairs(switch, name, plain, watched)
     report(times, switch.session)
     aitop.hook.remove()
 
