@@ -138,8 +138,10 @@ def _of_phases(steps: Sequence[StepRecord]) -> dict[str, float]:
     found = {}
     for name, value in _PHASES:
         own = _medians(steps, value)
+        if sum(own) < LEAST_PART * sum(whole):
+            continue
         rest = _medians(steps, lambda step, value=value: max(0.0, step.seconds - value(step) - _waits(step)))  # type: ignore[misc]
-        if sum(own) < LEAST_PART * sum(whole) or sum(rest) < LEAST_PART * sum(whole) or min(rest) <= 0:
+        if sum(rest) < LEAST_PART * sum(whole) or min(rest) <= 0:
             continue
         ratios = [one / other for one, other in zip(own, rest, strict=True)]
         steady = _rises(ratios) and _rises(own, fit=0.3)
