@@ -14,6 +14,10 @@ from aitop.ui.app import MonitorApp
 from aitop.ui.widgets.pane import Pane
 
 
+def pytest_addoption(parser):
+    parser.addoption("--new-pictures", action="store_true", help="draw the pictures of tests/ui/snapshots anew")
+
+
 class ScriptedFeed:
     """A feed that publishes what the test hands it, and notes what it was asked to do."""
 

@@ -1,0 +1,141 @@
+"""The states of the screen as pictures. `python -m pytest tests/ui/test_pictures.py --new-pictures` draws them anew.
+
+What is compared is what can be seen: each cell's character, colours and weight. The SVG is for people: open it, or its
+differing twin under the temporary folder that a failure names.
+"""
+
+from __future__ import annotations
+
+import re
+from html import unescape
+from pathlib import Path
+
+import pytest
+import sample_snapshots as samples
+
+from aitop.engine.core import Engine
+from aitop.engine.replay import ReplayFeed
+from aitop.model.settings import Settings
+from aitop.sources.replay import Recording
+from aitop.ui.app import MonitorApp
+from aitop.ui.picture import picker_svg, svg
+
+FOLDER = Path(__file__).parent / "snapshots"
+RECORDINGS = Path(__file__).parents[1] / "recordings"
+STYLE = re.compile(r"\.terminal-\d+-(r\d+) \{([^}]*)\}")
+DARK = Settings(theme="dark", ascii=False)
+TEXT = re.compile(r'<text class="terminal-\d+-(r\d+)" x="([\d.]+)" y="([\d.]+)"[^>]*>([^<]*)</text>')
+GROUND = re.compile(r'<rect fill="([^"]+)" x="([\d.]+)" y="([\d.]+)" width="([\d.]+)"')
+
+
+def recorded(name):
+    """The last picture of a recording."""
+    recording = Recording(RECORDINGS / f"{name}.jsonl.gz")
+    engine, last = Engine(recording.header.target), None
+    for event in recording.events():
+        last = engine.handle(event) or last
+    return last
+
+
+def source_around(_pid, _file, line):
+    return [
+        (number, f"line_{number} = work({number})  # as the target sees it") for number in range(line - 5, line + 6)
+    ]
+
+
+STATES = {
+    "waiting": (samples.waiting, (120, 36), ()),
+    "no-gpu-no-hook": (samples.no_gpu_no_hook, (120, 36), ()),
+    "stale": (samples.stale, (120, 36), ()),
+    "paused": (samples.input_bound, (120, 36), ("space",)),
+    "ended": (samples.ended, (120, 36), ()),
+    "gpu-run": (lambda: recorded("simulated-gpu"), (120, 36), ()),
+    "healthy": (lambda: recorded("healthy"), (120, 36), ()),
+    "small": (samples.input_bound, (80, 24), ()),
+    "large": (samples.eight_gpus, (200, 50), ()),
+    "two-ranks": (samples.two_ranks, (120, 36), ("2",)),
+    "evidence": (samples.input_bound, (120, 36), ("enter",)),
+    "light": (samples.input_bound, (120, 36), ("C",)),
+    "help": (samples.input_bound, (120, 36), ("question_mark",)),
+    "tree": (samples.input_bound, (120, 36), ("t",)),
+    "zoomed": (samples.input_bound, (100, 30), ("tab", "z")),
+}
+
+
+@pytest.fixture
+def look_same(request, tmp_path):
+    """Compare a picture with the one that is kept, or keep it where that is asked for."""
+
+    def compare(name, drawn):
+        kept = FOLDER / f"{name}.svg"
+        if request.config.getoption("--new-pictures", default=False):
+            FOLDER.mkdir(exist_ok=True)
+            kept.write_text(unnumbered(drawn), encoding="utf-8")
+            return
+        assert kept.is_file(), f"there is no {kept.name} yet: draw it with --new-pictures"
+        seen, wanted = cells(drawn), cells(kept.read_text(encoding="utf-8"))
+        if seen != wanted:
+            twin = tmp_path / f"{name}.svg"
+            twin.write_text(drawn, encoding="utf-8")
+            rows = [f"{w}\n{s}" for w, s in zip(rows_of(wanted), rows_of(seen), strict=False) if w != s]
+            raise AssertionError(f"{name} looks different ({twin}):\n" + ("\n".join(rows) or "only its colours"))
+
+    return compare
+
+
+def unnumbered(drawn):
+    """The same picture without what is another number at every drawing."""
+    return re.sub(r"terminal-\d+", "terminal-1", drawn)
+
+
+def cells(drawn):
+    """What can be seen: for each piece of text its place, characters and style; and the grounds under them."""
+    styles = {name: style.strip().rstrip(";") for name, style in STYLE.findall(drawn)}
+    texts = {
+        (float(y), float(x)): (unescape(text).replace("\xa0", " "), styles.get(name, ""))
+        for name, x, y, text in TEXT.findall(drawn)
+    }
+    return texts, frozenset(GROUND.findall(drawn))
+
+
+def rows_of(seen):
+    """The text of a picture, row by row."""
+    rows = {}
+    for (y, _), (text, _) in sorted(seen[0].items()):
+        rows[y] = rows.get(y, "") + text
+    return list(rows.values())
+
+
+@pytest.mark.parametrize("state", list(STATES))
+def test_a_state_looks_as_it_did(look_same, state):
+    make, size, keys = STATES[state]
+    look_same(state, svg(make(), size, keys=keys, source_around=source_around, settings=DARK))
+
+
+async def test_a_replay_looks_as_it_did(look_same):
+    recording = Recording(RECORDINGS / "slow-loader.jsonl.gz")
+    feed = ReplayFeed(recording.header.target, recording.events)
+    app = MonitorApp(feed, title="replay of slow-loader.jsonl.gz", settings=DARK)
+    async with app.run_test(size=(120, 36)) as pilot:
+        await pilot.press("space")
+        while feed.position().duration is None or feed._outline._thread.is_alive():
+            await pilot.pause(0.02)
+        feed.seek_to(12.0)
+        while app.screen.view.snapshot is None or app.screen.view.snapshot.tick != 14:
+            await pilot.pause(0.02)
+        app.screen._follow()
+        await pilot.pause()
+        look_same("replay", app.export_screenshot())
+    feed.stop()
+
+
+def test_the_picker_looks_as_it_did(look_same):
+    look_same("picker", picker_svg(samples.candidates(), (100, 12), DARK))
+
+
+def test_a_letter_or_a_colour_makes_a_picture_different():
+    drawn = svg(samples.waiting(), (80, 24), settings=DARK)
+    assert cells(drawn) == cells(unnumbered(drawn))
+    assert cells(drawn) != cells(drawn.replace("looking", "lacking"))
+    ink = next(style for style in re.findall(r"fill: (#[0-9a-f]{6})", drawn))
+    assert cells(drawn) != cells(drawn.replace(ink, "#123456"))
