@@ -16,11 +16,12 @@ from aitop.ui.palette import (
     FAINT,
     OTHER_PROCESS,
     RANK,
+    SELECTED,
     TEXT,
     WORKER,
     Kind,
     dimmed,
-    lifted,
+    on,
     role,
 )
 from aitop.ui.words import base_name, one_line
@@ -30,7 +31,9 @@ _PARTS = {"main": RANK, "worker": WORKER, "other": OTHER_PROCESS}
 _KINDS = {kind.key: kind for kind in CODE_KINDS}
 # What parts two cells of one hue.
 _EDGE = "▕"
-_UNDERLINED = Style(underline=True)
+# No hue reads well on what is lifted from a hue: the cell that is meant is the dark one.
+_CHOSEN = on(BRIGHT, SELECTED) + Style(underline=True)
+_POINTED = on(BRIGHT, SELECTED)
 
 
 def kind_of(node: Node) -> Kind:
@@ -75,9 +78,9 @@ def _row(cells: list[Cell], selected: Path | None, pointed: Path | None, letters
         if wanted and not matches(wanted, node.name, node.file):
             style = dimmed(style)
         if node.path == selected:
-            style = lifted(style) + _UNDERLINED
+            style = _CHOSEN
         elif node.path == pointed:
-            style = lifted(style)
+            style = _POINTED
         line.to(cell.x)
         text = _label(cell, letters)
         line.add(text, style).to(cell.x + cell.width - 1, " ", style)

@@ -140,16 +140,14 @@ def test_a_root_without_a_file_is_not_a_row():
     stacks = samples.stacks()
     tree = CallNode(function="all", file="", line=0, samples=600, children=(samples.tree(),))
     process = msgspec.structs.replace(stacks.processes[0], tree=tree)
-    rows = forest(msgspec.structs.replace(stacks, processes=(process,)))
-    assert rows[1].function == "<module>"
+    nodes = forest(msgspec.structs.replace(stacks, processes=(process,)))
+    assert nodes[0].children[0].function == "<module>"
 
 
-def test_the_forest_has_ranks_first_and_skips_library_runs():
-    rows = forest(samples.stacks())
-    assert rows[0].heading == "rank"
-    assert [row.heading for row in rows if row.heading] == ["rank", "loader-worker ×4"]
-    assert any(row.skipped == 3 for row in rows)
-    assert rows[1].share == 1.0
+def test_the_forest_has_ranks_first():
+    nodes = forest(samples.stacks())
+    assert [node.name for node in nodes] == ["rank", "loader-worker ×4"]
+    assert nodes[0].children[0].share == 599 / 599
 
 
 def test_figures_have_a_fixed_width():

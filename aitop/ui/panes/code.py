@@ -251,6 +251,13 @@ class CodePane(Pane):
         self._path, self._zoom = self._zoom, self._zoom[:-1]
         self.redraw()
 
+    def on_focus(self) -> None:
+        # The toolkit says that a pane has the focus only after it has told the pane.
+        self.call_later(self.redraw)
+
+    def on_blur(self) -> None:
+        self.call_later(self.redraw)
+
     # The mouse
 
     def on_mouse_move(self, event: events.MouseMove) -> None:

@@ -117,7 +117,10 @@ def _what(verdict: Verdict, width: int) -> list[Line]:
         figures.add(factor(verdict.speedup), GAIN).add(" as fast if it were gone   ", DIM)
     figures.join(confidence_dots(verdict.confidence)).add(f" {confidence_words(verdict.confidence)}", DIM)
     if verdict.ranks:
-        figures.add(f"   rank {', '.join(map(str, verdict.ranks))}", DIM)
+        ranks = Line(f"rank {', '.join(map(str, verdict.ranks))}", DIM)
+        if figures.width + 3 + ranks.width > width:
+            return [*lines, figures, ranks]
+        figures.add("   ").join(ranks)
     return [*lines, figures]
 
 

@@ -17,13 +17,15 @@ KEYS = (
     ("⏎", "why", "screen.why"),
     ("space", "pause", "screen.pause"),
     ("t", "tree", "screen.tree"),
-    ("f", "flame", "screen.flame"),
     ("T", "processes", "screen.processes"),
     ("/", "filter", "screen.filter"),
     ("z", "zoom", "screen.zoom"),
     ("p", "profile", "screen.profile"),
     ("tab", "pane", "app.focus_next"),
     ("d", "detach", "screen.detach"),
+    ("f", "flame", "screen.flame"),
+    ("S", "stacks", "screen.stacks"),
+    ("e", "edit", "screen.edit"),
 )
 
 

@@ -1,0 +1,196 @@
+"""The code pane's tree, flame and filters, one line, all stacks at once, the editor."""
+
+import os
+import stat
+
+import msgspec
+import pytest
+import sample_snapshots as samples
+from textual.geometry import Offset
+
+from aitop.engine.stack_dump import NoDumpError
+from aitop.model.stacks import Frame, StackDump, ThreadStack
+from aitop.ui.code_lines import Place
+from aitop.ui.editor import arguments, edit, editor_command, has_window
+
+FRAMES = (
+    Frame("feed", "/home/ada/data.py", 31, True, "batch = queue.get()"),
+    Frame("Queue.get", "/usr/lib/python3.11/queue.py", 171),
+    Frame("main", "/home/ada/train.py", 9, True),
+)
+
+
+def dump():
+    waiting = [
+        ThreadStack(pid=3731, thread=f"feeder-{number}", main=False, frames=(0, 1), active=False) for number in range(7)
+    ]
+    busy = ThreadStack(pid=3720, thread="MainThread", main=True, frames=(2,), active=True, gil=True)
+    return StackDump(time=samples.START, frames=FRAMES, threads=(busy, *waiting), refused=((3799, "not permitted"),))
+
+
+def selected(eyes):
+    return next((line.text for line in eyes.app.screen.query_one("#code").drawn if _lit(line)), None)
+
+
+def _lit(line):
+    return sum(1 for _, style in line.spans if style.bgcolor and style.bgcolor.name == "selected") > 1
+
+
+async def test_the_tree_is_walked_folded_and_unfolded(look_at):
+    async with look_at(samples.input_bound(), size=(120, 60)) as eyes:
+        await eyes.press("t")
+        assert eyes.app.screen.focused.id == "code"
+        assert "rank" in selected(eyes)
+        await eyes.press("down", "down", "down")
+        assert "train_epoch" in selected(eyes)
+        await eyes.press("left")
+        assert "__next__" not in eyes.pane("code")
+        await eyes.press("right")
+        assert "__next__ › wait" in eyes.pane("code")
+        await eyes.press("right")
+        assert "__next__ › wait" in selected(eyes)
+        await eyes.press("left", "left")
+        assert "__next__" not in eyes.pane("code")
+        await eyes.press("home", "enter")
+        assert "train_epoch" not in eyes.pane("code")
+        await eyes.press("end")
+        assert "__getitem__" in selected(eyes)
+
+
+async def test_enter_shows_the_line_with_its_verdict_and_source(look_at):
+    async with look_at(samples.input_bound(), size=(120, 60), source_around=samples.source_around) as eyes:
+        await eyes.press("t", "end", "enter")
+        await eyes.until("raw = file.read()")
+        text = eyes.pane("line")
+        assert "JpegFolder" in text or "__getitem__" in text
+        assert "INPUT-BOUND" in text
+        assert "80%" in text or "79%" in text
+        await eyes.press("escape")
+        assert "call tree" in eyes.pane("code")
+
+
+async def test_the_flame_zooms_by_keys_and_back(look_at):
+    async with look_at(samples.input_bound(), size=(120, 60)) as eyes:
+        await eyes.press("f")
+        assert "flame" in eyes.pane("code")
+        assert "loader-worker ×4" in eyes.pane("code")
+        await eyes.press("down", "down", "down")
+        assert "train_epoch  train.py:96" in eyes.pane("code")
+        await eyes.press("enter")
+        assert "loader-worker" not in eyes.pane("code")
+        assert "main ›" in eyes.pane("code")
+        await eyes.press("down", "right")
+        assert "dataloader.py" in eyes.pane("code") or "backward" in eyes.pane("code")
+        await eyes.press("backspace")
+        await eyes.press("escape", "escape", "escape")
+        assert "loader-worker ×4" in eyes.pane("code")
+        await eyes.press("f")
+        assert "hot lines" in eyes.pane("code")
+
+
+async def test_the_flame_zooms_by_mouse_and_tells_what_is_pointed_at(look_at):
+    async with look_at(samples.input_bound(), size=(120, 60)) as eyes:
+        await eyes.press("f", "z")
+        pane = eyes.app.screen.query_one("#code")
+        row = next(number for number, line in enumerate(pane.drawn) if " train_epoch " in line.text)
+        at = pane.drawn[row].text.index("train_epoch")
+        await eyes.pilot.hover("#code", offset=Offset(at, row))
+        assert "train_epoch  train.py:96" in eyes.pane("code")
+        await eyes.pilot.click("#code", offset=Offset(at, row))
+        await eyes.pilot.pause()
+        assert "loader-worker" not in eyes.pane("code")
+        row = next(number for number, line in enumerate(pane.drawn) if " train_epoch " in line.text)
+        await eyes.pilot.click("#code", offset=Offset(10, row))
+        await eyes.pilot.pause()
+        assert "main" in pane.drawn[row].text
+
+
+async def test_w_goes_through_parts_and_threads(look_at):
+    async with look_at(samples.input_bound(), size=(120, 60)) as eyes:
+        await eyes.press("t", "w")
+        assert "call tree · main" in eyes.pane("code")
+        assert "loader-worker" not in eyes.pane("code")
+        await eyes.press("w")
+        assert "call tree · workers" in eyes.pane("code")
+        await eyes.press("W")
+        assert "process 3731" in eyes.pane("code")
+        await eyes.press("w")
+        assert "·" in eyes.pane("code") and "workers" not in eyes.pane("code").split("\n")[0]
+
+
+@pytest.mark.parametrize("size", [(80, 24), (120, 36), (200, 50)])
+async def test_s_groups_all_stacks(look_at, feeds, size):
+    class Dumping(feeds["scripted"]):
+        def dump(self):
+            return dump()
+
+    async with look_at(feed=Dumping(samples.input_bound()), size=size) as eyes:
+        await eyes.press("S")
+        await eyes.until("Queue.get")
+        first = eyes.pane("groups").split("\n")[2]
+        assert "7 threads" in first and "data.py:31" in first
+        assert "no stacks of 3799: not permitted" in eyes.pane("groups")
+        assert "batch = queue.get()" in eyes.pane("group")
+        await eyes.press("down")
+        assert "has GIL" in eyes.pane("group")
+        await eyes.press("enter")
+        assert eyes.shown() >= {"group"} and "groups" not in eyes.shown()
+        await eyes.press("escape", "escape")
+        assert "Verdict" in eyes.text()
+
+
+async def test_where_nothing_can_be_looked_at_it_says_why_and_shows_what_was_seen(look_at, feeds):
+    class Refusing(feeds["scripted"]):
+        def dump(self):
+            raise NoDumpError("stacks are switched off by --passive: they are not looked at")
+
+    async with look_at(feed=Refusing(samples.input_bound())) as eyes:
+        await eyes.press("S")
+        await eyes.until("switched off by --passive")
+        assert "most seen in 30 s" in eyes.pane("groups")
+        assert "4 threads" in eyes.pane("groups")
+    recorded = msgspec.structs.replace(samples.input_bound(), dump=dump(), time=samples.START + 5)
+    async with look_at(feed=feeds["replaying"](recorded)) as eyes:
+        await eyes.press("S")
+        assert "recorded 5 s ago" in eyes.pane("groups")
+
+
+def test_editors_are_told_the_line_in_their_own_way():
+    assert arguments(["vim"], "/a.py", 7) == ["vim", "+7", "/a.py"]
+    assert arguments(["/usr/bin/code", "--wait"], "/a.py", 7) == ["/usr/bin/code", "--wait", "-g", "/a.py:7"]
+    assert arguments(["subl"], "/a.py", 0) == ["subl", "/a.py:1"]
+    assert arguments(["pycharm"], "/a.py", 7) == ["pycharm", "--line", "7", "/a.py"]
+    assert (has_window(["code"]), has_window(["nano"]), has_window(["hx"])) == (True, False, False)
+
+
+def test_which_editor(tmp_path):
+    assert editor_command({"VISUAL": "emacs -nw", "EDITOR": "vi"}) == ["emacs", "-nw"]
+    assert editor_command({"VISUAL": " ", "EDITOR": "vi"}) == ["vi"]
+    assert editor_command({"PATH": str(tmp_path)}) is None
+    (tmp_path / "nano").touch()
+    (tmp_path / "nano").chmod(0o755)
+    assert editor_command({"PATH": str(tmp_path)}) == ["nano"]
+
+
+async def test_e_opens_the_line_or_says_why_not(look_at, monkeypatch, tmp_path):
+    script = tmp_path / "subl"
+    seen = tmp_path / "seen"
+    script.write_text(f'#!/bin/sh\necho "$@" > {seen}.part; mv {seen}.part {seen}\n')
+    script.chmod(script.stat().st_mode | stat.S_IXUSR)
+    source = tmp_path / "mine.py"
+    source.write_text("x = 1\n")
+    monkeypatch.setenv("VISUAL", str(script))
+    async with look_at(samples.input_bound(), size=(160, 50)) as eyes:
+        await eyes.press("e")
+        assert "decode.py cannot be read from here" in eyes.pane("footer")
+        said = edit(eyes.app, Place(os.getpid(), str(source), 1, "f"))
+        assert said == "mine.py:1 opened in subl"
+        for _ in range(400):
+            if seen.exists():
+                break
+            await eyes.pilot.pause(0.01)
+        assert seen.read_text() == f"{source}:1\n"
+        monkeypatch.setenv("VISUAL", str(tmp_path / "vi"))
+        assert "cannot be lent" in edit(eyes.app, Place(os.getpid(), str(source), 1, "f"))
+        monkeypatch.setenv("VISUAL", "'")
+        assert "cannot be understood" in edit(eyes.app, Place(os.getpid(), str(source), 1, "f"))
