@@ -42,6 +42,8 @@ class Outline:
         self._target = target
         self._open_events = open_events
         self._stopping = threading.Event()
+        self._free = threading.Event()
+        self._free.set()
         self._thread = threading.Thread(target=self._run, name="aitop-outline", daemon=True)
 
     def start(self) -> None:
@@ -51,6 +53,14 @@ class Outline:
     def stop(self) -> None:
         """Read no further."""
         self._stopping.set()
+        self._free.set()
+
+    def give_way(self, wanted: bool) -> None:
+        """Stand still while the player is in a hurry: two at once would take twice as long."""
+        if wanted:
+            self._free.clear()
+        else:
+            self._free.set()
 
     def keyframe_before(self, tick: int) -> Keyframe | None:
         """The last one with fewer ticks, None where there is none yet."""
@@ -77,6 +87,7 @@ class Outline:
 
     def _events(self) -> Iterator[Event]:
         for event in self._open_events():
+            self._free.wait()
             if self._stopping.is_set():
                 return
             yield event

@@ -136,7 +136,9 @@ class ReplayFeed:
         """Go where somebody wants to be, else play a tick when it is due, else wait to be asked."""
         wanted = self._wanted
         if wanted is not None:
+            self._outline.give_way(True)
             self._go_to(wanted, publish)
+            self._outline.give_way(False)
         elif self._ended or not self._playing:
             with self._wake:
                 if self._wanted is None and (self._ended or not self._playing) and not self._stopping:
