@@ -6,6 +6,7 @@ from aitop.diagnosis import (
     between_steps,
     clocks,
     collector,
+    comm_bound,
     computing,
     device_memory,
     device_rules,
@@ -18,11 +19,14 @@ from aitop.diagnosis import (
     optimizer,
     oversubscription,
     step_growth,
+    straggler,
 )
 from aitop.diagnosis.rule import Rule
 
 RULES: tuple[Rule, ...] = (
     hang.RULE,
+    straggler.RULE,
+    comm_bound.RULE,
     input_bound.RULE,
     *between_steps.RULES,
     optimizer.RULE,

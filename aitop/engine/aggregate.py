@@ -7,6 +7,7 @@ import msgspec
 from aitop.engine.history import History, HookHistory
 from aitop.engine.long_view import worker_lanes
 from aitop.engine.phases import Phase
+from aitop.engine.ranks import ranks_view
 from aitop.engine.series import recompiles, series
 from aitop.engine.stack_view import activity_over_time, phases_over_time, view
 from aitop.engine.standstill import standstill
@@ -61,6 +62,7 @@ def aggregate(history: History, tick: Tick) -> Snapshot:
         stacks=stacks,
         dump=history.dump,
         standstill=standstill(history, tick.time),
+        ranks=ranks_view(history, tick.time),
         growth_sites=history.growth.sites if history.growth else (),
         series=series(history, tuple(hook.steps) if hook else ())
         | _by_windows(history, hook, stacks)

@@ -89,7 +89,7 @@ class History:
                 self._overlook_the_end(event.time)
 
     def _number(self, host: HostSample) -> None:
-        """Keep the number under which each rank was seen first: those that nobody numbers are counted anew each time."""
+        """Keep the number under which each rank was seen first: nobody else numbers those of a spawn."""
         if len(self.numbers) > KEEP_RANKS:
             self.numbers.clear()
         for process in host.processes:

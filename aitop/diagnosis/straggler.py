@@ -1,0 +1,162 @@
+"""One rank is late and all others wait for it: straggler."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import fmean
+
+from aitop.diagnosis.evidence import confidence, places
+from aitop.diagnosis.rule import Band, Finding, Judgement, Rule
+from aitop.diagnosis.what_if import without
+from aitop.model.ranks import RankPhases, Ranks, RankView
+from aitop.model.snapshot import HotLine, Snapshot
+from aitop.model.units import percent
+from aitop.model.verdict import Abstention, Fix, Verdict, Where
+
+MIN_STEPS = 10
+MOSTLY = 0.6
+CRITICAL_SHARE = 0.25
+LONGER, DELAYED = 1.2, 0.15
+FIXES = {
+    "input": "give this rank the data as fast as the others: local copies, more loader workers, equal shards",
+    "batches": "give ranks equal work: bucket samples by length over all ranks, equal numbers of samples",
+    "contention": "give this rank cores of its own: fewer threads, no other jobs on its cores, numactl or taskset",
+    "compute": "take away what only this rank does, or do it on another thread or after the run",
+    "uneven": "give ranks equal work at every step: bucket samples by length over all ranks",
+}
+WORDS = {
+    "input": "it waits longer for its data",
+    "batches": "its batches are larger",
+    "contention": "it waits for a core",
+    "compute": "it computes longer",
+}
+
+
+def straggler(snapshot: Snapshot) -> Judgement:
+    """The rank that waits least is the one that the others wait for."""
+    ranks = snapshot.ranks
+    if ranks is None:
+        return None
+    if ranks.steps < MIN_STEPS or not ranks.step:
+        return Abstention(id="straggler", reason=f"{ranks.steps} steps of several ranks so far; {MIN_STEPS} are needed")
+    timed = [one for one in ranks.ranks if one.work is not None and one.phases is not None]
+    late = max(timed, key=lambda one: one.lateness or 0.0)
+    others = [one for one in timed if one is not late]
+    if not others:
+        return None
+    if (late.latest or 0.0) < MOSTLY:
+        return _uneven(ranks)
+    share = _lost(late, others, ranks)
+    cause = _cause(late, others)
+    where = _where(snapshot, late, cause)
+    least = (late.phases.wait or 0.0) <= min((one.phases.wait or 0.0) for one in others if one.phases)  # type: ignore[union-attr]
+    told = f"rank {late.rank} is late in {percent(late.latest or 0.0)} of the steps: {WORDS[cause]}"
+    return Finding(
+        Verdict(
+            id="straggler",
+            subtype=cause,
+            severity="critical" if share >= CRITICAL_SHARE and least else "warning",
+            share=round(share, 4),
+            speedup=round(without(share), 3),
+            confidence=confidence(least, (late.latest or 0.0) > 0.9, bool(where), steps=ranks.steps),
+            title=f"{told}; the others wait {percent(share)} of each step for it",
+            where=where,
+            evidence=(_side_by_side(late, others), _since(late, snapshot.time)),
+            fixes=(Fix(text=FIXES[cause], speedup=round(without(share), 3)),),
+            ranks=(late.rank,) if late.rank is not None else (),
+        ),
+        level=share,
+    )
+
+
+def _lost(late: RankView, others: Sequence[RankView], ranks: Ranks) -> float:
+    """The share of a step that would be saved if this rank were as fast as the slowest of the others."""
+    gap = (late.work or 0.0) - max(one.work or 0.0 for one in others)
+    return max(0.0, min(0.95, gap / (ranks.step or 1.0)))
+
+
+def _uneven(ranks: Ranks) -> Judgement:
+    """Now one rank is late and now another."""
+    share = (ranks.uneven or 0.0) / (ranks.step or 1.0)
+    return Finding(
+        Verdict(
+            id="straggler",
+            subtype="uneven",
+            severity="warning",
+            share=round(share, 4),
+            speedup=round(without(share), 3),
+            confidence=confidence(ranks.steps >= 50, steps=ranks.steps),
+            title=f"now one rank is late and now another: {percent(share)} of each step goes by in waiting for it",
+            evidence=(f"{ranks.steps} steps compared; no rank is the last one in {percent(MOSTLY)} of them",),
+            fixes=(Fix(text=FIXES["uneven"], speedup=round(without(share), 3)),),
+        ),
+        level=share if share >= 0.15 else 0.0,
+    )
+
+
+def _cause(late: RankView, others: Sequence[RankView]) -> str:
+    """What this rank spends its lateness on, beside the mean of the others."""
+    gap = _over(late, others, "data_wait")
+    if gap >= 0.5 * (late.lateness or 0.0):
+        return "input"
+    for name in ("tokens", "samples"):
+        mine, theirs = getattr(late, name), [getattr(one, name) for one in others]
+        if mine and all(theirs) and mine > LONGER * fmean(theirs):
+            return "batches"
+    delays = [one.run_delay for one in others if one.run_delay is not None]
+    if late.run_delay is not None and delays and late.run_delay > fmean(delays) + DELAYED:
+        return "contention"
+    return "compute"
+
+
+def _over(late: RankView, others: Sequence[RankView], phase: str) -> float:
+    """By how many seconds a phase of this rank is longer than the mean of the others."""
+    phases = [one.phases for one in others if one.phases is not None]
+    return float(getattr(late.phases, phase) - fmean(getattr(one, phase) for one in phases))
+
+
+def _where(snapshot: Snapshot, late: RankView, cause: str) -> tuple[Where, ...]:
+    """Lines of that rank in the phase that is longer than those of the others."""
+    lines = snapshot.stacks.lines if snapshot.stacks else ()
+    feeding = {one.pid for one in (snapshot.host.processes if snapshot.host else ()) if one.rank == late.rank}
+    waiting = ("communication", "backward")
+
+    def wanted(line: HotLine) -> bool:
+        if cause == "input":
+            return line.pid in feeding and (line.phase == "data_wait" or line.role == "loader-worker")
+        return line.pid == late.pid and line.thread == "MainThread" and line.phase not in waiting
+
+    chosen = sorted((line for line in lines if wanted(line)), key=lambda line: -line.samples)
+    if cause == "compute":
+        elsewhere = {(line.file, line.line): line.share for line in lines if line.pid != late.pid}
+        chosen.sort(key=lambda line: elsewhere.get((line.file, line.line), 0.0) - line.share)
+        return places(chosen[:1])
+    return places(chosen)
+
+
+def _side_by_side(late: RankView, others: Sequence[RankView]) -> str:
+    def told(one: RankView) -> str:
+        phases = one.phases or RankPhases(data_wait=0.0, forward=0.0, backward=0.0, optimizer=0.0, outside=0.0)
+        parts = {
+            "data": phases.data_wait,
+            "forward": phases.forward,
+            "backward": phases.backward,
+            "other": phases.optimizer + phases.outside,
+            "waits": phases.wait or 0.0,
+        }
+        return f"rank {one.rank}: " + ", ".join(f"{name} {1e3 * value:.1f} ms" for name, value in parts.items())
+
+    first = min(others, key=lambda one: one.lateness or 0.0)
+    return f"{told(late)} – {told(first)}"
+
+
+def _since(late: RankView, now: float) -> str:
+    """Since when it is late: from the first step after the last one in which it was not."""
+    big = 0.5 * (late.lateness or 0.0)
+    number = next((back for back, skew in enumerate(reversed(late.skew)) if skew < big), len(late.skew))
+    if number < len(late.skew) or late.skew_since is None:
+        return f"late by more than {1e3 * big:.1f} ms in each of the last {number} steps"
+    return f"late in every step seen, for at least {now - late.skew_since:.0f} s"
+
+
+RULE = Rule("straggler", straggler, Band(enter=0.1, leave=0.06))

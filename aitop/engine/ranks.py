@@ -1,0 +1,178 @@
+"""The ranks of a job side by side: what each does itself in a step, and what it waits for the others. Pure.
+
+Steps of several ranks are the same step where they end together: ranks of one machine share its monotonic clock, and
+an exchange ends for all of them at about the same time.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Mapping, Sequence
+from statistics import fmean, median
+
+from aitop.engine.history import History, HookHistory
+from aitop.engine.standstill import rank_number
+from aitop.engine.steps_view import quantile
+from aitop.model.gpu import GpuDevice
+from aitop.model.host import ProcessSample
+from aitop.model.ranks import RankPhases, Ranks, RankView
+from aitop.model.steps import StepRecord
+
+WINDOW_SECONDS = 30.0
+MOST_STEPS = 200
+FEWEST = 5
+SMALL = 0.1
+
+
+def ranks_view(history: History, now: float) -> Ranks | None:
+    """The ranks of this machine; None where there are not several, here or elsewhere."""
+    if not history.hosts:
+        return None
+    processes = [one for one in history.hosts[-1].processes if one.role == "rank" and one.state != "Z"]
+    told = [hook.facts.world_size for hook in history.hooks.values() if hook.facts is not None]
+    world = max([0, *(one.world_size or 0 for one in processes), *(size or 0 for size in told)])
+    if len(processes) < 2 and world < 2:
+        return None
+    recent = {one.pid: _recent(history.hooks.get(one.pid), now) for one in processes}
+    aligned = _aligned({pid: records for pid, records in recent.items() if len(records) >= FEWEST})
+    own = _own_backward(history, aligned)
+    waits = {pid: [_wait(record, own[pid]) for record in records] for pid, records in aligned.items()}
+    views = [_one(history, one, recent[one.pid], aligned, waits) for one in processes]
+    ordered = tuple(sorted(views, key=lambda view: (view.rank is None, view.rank or 0, view.pid)))
+    if len(aligned) < 2:
+        return Ranks(ranks=ordered, world_size=world or None)
+    steps = list(zip(*aligned.values(), strict=True))
+    work = [_work(aligned, waits, index) for index in range(len(steps))]
+    return Ranks(
+        ranks=ordered,
+        world_size=world or None,
+        steps=len(steps),
+        step=fmean(record.seconds for step in steps for record in step),
+        exchange=fmean(min(wait[index] for wait in waits.values()) for index in range(len(steps))),
+        uneven=fmean(max(one.values()) - fmean(one.values()) for one in work),
+    )
+
+
+def _recent(hook: HookHistory | None, now: float) -> list[StepRecord]:
+    records = list(hook.steps)[-MOST_STEPS:] if hook else []
+    return [record for record in records if record.end >= now - WINDOW_SECONDS]
+
+
+def _aligned(recent: Mapping[int, Sequence[StepRecord]]) -> dict[int, list[StepRecord]]:
+    """The steps that all these ranks made, by the time of their ends; the same number of each."""
+    if len(recent) < 2:
+        return {}
+    first, *others = sorted(recent, key=lambda pid: len(recent[pid]))
+    near = 0.5 * median(record.seconds for record in recent[first])
+    ends = {pid: [record.end for record in recent[pid]] for pid in others}
+    found: dict[int, list[StepRecord]] = {pid: [] for pid in recent}
+    for record in recent[first]:
+        matches = {pid: _nearest(ends[pid], record.end) for pid in others}
+        if all(abs(ends[pid][index] - record.end) <= near for pid, index in matches.items()):
+            found[first].append(record)
+            for pid, index in matches.items():
+                found[pid].append(recent[pid][index])
+    return found if len(found[first]) >= FEWEST else {}
+
+
+def _nearest(ends: Sequence[float], wanted: float) -> int:
+    index = bisect.bisect_left(ends, wanted)
+    near = [one for one in (index - 1, index) if 0 <= one < len(ends)]
+    return min(near, key=lambda one: abs(ends[one] - wanted))
+
+
+def _own_backward(history: History, aligned: Mapping[int, Sequence[StepRecord]]) -> dict[int, float | None]:
+    """Seconds that each rank computes in a backward pass without its waits; None where calls tell of the waits.
+
+    DistributedDataParallel times that itself now and then, and waits where no Python call is seen.
+    """
+    found: dict[int, float | None] = {}
+    for pid, records in aligned.items():
+        facts = history.hooks[pid].facts
+        ddp = facts.ddp if facts else None
+        least = quantile(sorted(record.backward / max(1, record.backwards) for record in records), SMALL)
+        if ddp is None:
+            found[pid] = None
+        else:
+            found[pid] = least if ddp.backward is None else min(least, ddp.backward)
+    return found
+
+
+def _wait(record: StepRecord, own_backward: float | None) -> float:
+    """Seconds of a step in which a rank waited for others, or for the exchange."""
+    if own_backward is None:
+        return record.communication or 0.0
+    inside = max(0.0, record.backward - own_backward * max(1, record.backwards))
+    return min(record.seconds, inside + (record.communication_apart or 0.0))
+
+
+def _work(
+    aligned: Mapping[int, Sequence[StepRecord]], waits: Mapping[int, Sequence[float]], index: int
+) -> dict[int, float]:
+    return {pid: records[index].seconds - waits[pid][index] for pid, records in aligned.items()}
+
+
+def _one(
+    history: History,
+    process: ProcessSample,
+    recent: Sequence[StepRecord],
+    aligned: Mapping[int, Sequence[StepRecord]],
+    waits: Mapping[int, Sequence[float]],
+) -> RankView:
+    pid = process.pid
+    device = _device(history, pid)
+    view = RankView(
+        rank=rank_number(history, process),
+        pid=pid,
+        step=recent[-1].index if recent else None,
+        p50=median(record.seconds for record in recent) if recent else None,
+        cpu=process.cpu,
+        rss=process.rss,
+        run_delay=process.run_delay,
+        gpu=device.index if device else None,
+        gpu_busy=device.busy if device else None,
+        gpu_memory=device.memory_used if device else None,
+        phases=_phases(recent, waits.get(pid) if len(recent) == len(aligned.get(pid, ())) else None),
+    )
+    mine = aligned.get(pid)
+    if not mine:
+        return view
+    work = [_work(aligned, waits, index) for index in range(len(mine))]
+    skew = tuple(one[pid] - min(one.values()) for one in work)
+    samples = [record.samples for record in mine if record.samples is not None]
+    tokens = [record.tokens for record in mine if record.tokens is not None]
+    return RankView(
+        **{name: getattr(view, name) for name in ("rank", "pid", "step", "p50", "cpu", "rss", "run_delay")},
+        **{name: getattr(view, name) for name in ("gpu", "gpu_busy", "gpu_memory")},
+        phases=_phases(mine, waits[pid]),
+        work=fmean(one[pid] for one in work),
+        lateness=fmean(skew),
+        latest=fmean(one[pid] >= max(one.values()) for one in work),
+        samples=fmean(samples) if samples else None,
+        tokens=fmean(tokens) if tokens else None,
+        skew=skew,
+        skew_since=mine[0].end,
+    )
+
+
+def _phases(records: Sequence[StepRecord], waits: Sequence[float] | None) -> RankPhases | None:
+    if not records:
+        return None
+    wait = fmean(waits) if waits else None
+    backward = fmean(record.backward for record in records)
+    apart = fmean(record.communication_apart or 0.0 for record in records)
+    inside = max(0.0, (wait or 0.0) - apart)
+    return RankPhases(
+        data_wait=fmean(record.data_wait + record.loader_start for record in records),
+        forward=fmean(record.forward for record in records),
+        backward=max(0.0, backward - inside),
+        optimizer=fmean(record.optimizer for record in records),
+        outside=fmean(record.outside for record in records),
+        wait=wait,
+    )
+
+
+def _device(history: History, pid: int) -> GpuDevice | None:
+    """The device that a rank is on."""
+    devices = history.gpus[-1].devices if history.gpus else ()
+    return next((one for one in devices if any(process.pid == pid for process in one.processes or ())), None)

@@ -1,0 +1,190 @@
+"""Several ranks: who is late and why, what the exchange costs, and who keeps all of them waiting."""
+
+from __future__ import annotations
+
+import pytest
+from snapshot_builder import line, process, snapshot, stacks
+
+from aitop.diagnosis.comm_bound import comm_bound
+from aitop.diagnosis.hang import hang, odd_one
+from aitop.diagnosis.straggler import straggler
+from aitop.engine.history import History
+from aitop.engine.ranks import ranks_view
+from aitop.engine.standstill import standing_for, standstill, wants_look
+from aitop.engine.waiting import waiting_for
+from aitop.model.host import HostSample, MachineSample
+from aitop.model.ranks import Standing, Standstill
+from aitop.model.snapshot import Target
+from aitop.model.stacks import Frame, StackDump, ThreadStack
+from aitop.model.steps import DdpInfo, HookFacts, HookSample, StepRecord
+from aitop.model.verdict import Abstention
+from aitop.sources.stacks.guards import guard
+
+PIDS = (100, 101)
+BACKWARD = Frame("_engine_run_backward", "/lib/python3.11/site-packages/torch/autograd/graph.py", 9)
+BARRIER = Frame("barrier", "/lib/python3.11/site-packages/torch/distributed/distributed_c10d.py", 9)
+
+
+def user(number, guarded=None):
+    return Frame("train", "/x/train.py", number, True, None, None, guarded)
+
+
+def host(time, **fields):
+    fields = {"voluntary_switches": 0.0, "main_cpu": 0.0, "state": "S", "channel": "futex_do_wait"} | fields
+    ranks = tuple(process(pid, rank=rank, local_rank=rank, world_size=2, local_world_size=2, **fields)
+                  for rank, pid in enumerate(PIDS))  # fmt: skip
+    return HostSample(time=time, processes=ranks, machine=MachineSample(cores=2))
+
+
+def history(*rank_steps, until=1000.0, ddp=None):
+    """Ranks with steps of (data_wait, backward, seconds), all ending at the same moments."""
+    found = History(Target(pid=PIDS[0], command="x"))
+    found.add(host(until, voluntary_switches=50.0))
+    for pid, (data, backward, seconds) in zip(PIDS, rank_steps, strict=False):
+        records = tuple(
+            StepRecord(index=number, end=until - (40 - number) * seconds, seconds=seconds, data_wait=data, forward=0.01,
+                       backward=backward, backwards=1, communication=0.0, communication_apart=0.0)
+            for number in range(40)
+        )  # fmt: skip
+        facts = HookFacts(way="attach", python="3", torch="2", world_size=2, ddp=ddp or DdpInfo(backward=0.02))
+        found.add(HookSample(time=until, pid=pid, steps=records, facts=facts))
+    return found
+
+
+def seen(found, **fields):
+    return snapshot(ranks=ranks_view(found, 1000.0), **fields)
+
+
+LATE_BY_INPUT = ((0.0, 0.07, 0.08), (0.05, 0.02, 0.08))
+
+
+def test_the_rank_that_waits_least_is_late_and_its_data_are_why():
+    lines = [line("read", 0.6, pid=101, phase="data_wait", number=7), line("x", 0.6, pid=100, phase="data_wait")]
+    found = straggler(seen(history(*LATE_BY_INPUT), stacks=stacks(lines), host=host(1000.0)))
+    verdict = found.verdict
+    assert (verdict.subtype, verdict.ranks, verdict.where[0].line) == ("input", (1,), 7)
+    assert verdict.share == pytest.approx(0.05 / 0.08)
+    assert verdict.severity == "critical"
+
+
+def test_a_rank_that_computes_longer():
+    found = straggler(seen(history((0.0, 0.05, 0.06), (0.0, 0.02, 0.06)), lines=[]))
+    assert (found.verdict.subtype, found.verdict.ranks) == ("compute", (1,))
+
+
+def test_equal_ranks_are_no_stragglers():
+    found = straggler(seen(history((0.0, 0.021, 0.04), (0.0, 0.021, 0.04))))
+    assert found.level < 0.06
+
+
+def test_too_few_steps_or_one_rank():
+    assert isinstance(straggler(seen(history())), Abstention)
+    assert isinstance(comm_bound(seen(history())), Abstention)
+    assert straggler(snapshot([])) is None and comm_bound(snapshot([])) is None and hang(snapshot([])) is None
+
+
+def test_what_even_the_last_rank_waits_is_the_exchange():
+    ddp = DdpInfo(backward=0.02, backend="gloo", gradient_bytes=10**8, communication=0.05, overlap=0.01)
+    facts = HookFacts(way="attach", python="3", torch="2", ddp=ddp)
+    found = comm_bound(seen(history((0.0, 0.06, 0.08), (0.0, 0.06, 0.08), ddp=ddp), facts=facts))
+    assert found.verdict.share == pytest.approx(0.5)
+    assert found.verdict.fixes[0].speedup == pytest.approx(1 / (1 - 0.375), abs=0.01)
+    assert any("in the shadow" in told and told.startswith("20") for told in found.verdict.evidence)
+    late = history(*LATE_BY_INPUT)
+    assert comm_bound(seen(late)).level < 0.02, "waiting for a late rank is no exchange"
+
+
+def still(*frames, steps=False, seconds=8, **fields):
+    found = history((0.0, 0.02, 0.05), (0.0, 0.02, 0.05), until=990.0) if steps else History(Target(pid=1, command="x"))
+    for second in range(seconds):
+        found.add(host(1000.0 - seconds + 1 + second, **fields))
+    table = tuple(dict.fromkeys(frame for stack in frames for frame in stack))
+    threads = tuple(
+        ThreadStack(pid=pid, thread="MainThread", main=True, frames=tuple(table.index(frame) for frame in stack))
+        for pid, stack in zip(PIDS, frames, strict=False)
+    )
+    if threads:
+        found.add(StackDump(time=999.0, frames=table, threads=threads))
+    return found
+
+
+def test_a_rank_in_a_lock_is_the_odd_one():
+    found = standstill(still((user(9), BACKWARD), (user(5),)), 1000.0)
+    odd = odd_one(found)
+    assert (odd.subtype, odd.ranks) == ("rank-blocked", (1,))
+    assert hang(snapshot([], standstill=found)).verdict.where[0].line == 5
+
+
+def test_the_rank_that_left_out_what_stands_under_a_condition():
+    odd = odd_one(standstill(still((user(12, "if log:"), BARRIER), (user(9), BACKWARD)), 1000.0))
+    assert (odd.subtype, odd.ranks) == ("skipped-collective", (1,))
+
+
+def test_ranks_in_different_branches():
+    guarded = (user(12, "if a:"), BARRIER), (user(14, "else of if a:"), BACKWARD)
+    assert odd_one(standstill(still(*guarded), 1000.0)).subtype == "mismatched-collectives"
+
+
+def test_a_rank_that_is_gone_is_missed_by_what_the_launcher_said():
+    one = host(1000.0)
+    alone = HostSample(time=1000.0, processes=one.processes[:1], machine=one.machine)
+    found = still((user(9), BARRIER))
+    found.hosts.extend([alone])
+    told = standstill(found, 1000.0)
+    assert told.gone == (1,)
+    assert (odd_one(told).subtype, odd_one(told).ranks) == ("rank-gone", (1,))
+
+
+def test_a_loader_worker_in_a_lock():
+    loading = Standing(pid=100, rank=0, role="rank", doing="loading", call="DataLoader")
+    worker = Standing(pid=200, rank=0, role="loader-worker", doing="fetching", where=user(65), frames=(user(65),))
+    odd = odd_one(Standstill(seconds=9.0, ranks=(loading,), workers=(worker,)))
+    assert (odd.subtype, odd.ranks, odd.standing) == ("loader-worker", (0,), (worker,))
+
+
+def test_what_moves_or_has_not_stood_for_long_is_no_hang():
+    stacks_of_both = (user(9), BACKWARD), (user(5),)
+    for found in (
+        still(*stacks_of_both, seconds=3),
+        still(*stacks_of_both, voluntary_switches=20.0),
+        still(*stacks_of_both, main_cpu=0.9),
+        still(*stacks_of_both, read_bytes=1e6),
+        still(*stacks_of_both, channel="hrtimer_nanosleep"),
+    ):
+        assert standstill(found, 1000.0) is None
+
+
+def test_looks_are_asked_for_only_while_nothing_moves():
+    assert wants_look(still(), 1000.0)
+    assert not wants_look(still(voluntary_switches=20.0), 1000.0)
+    assert not wants_look(still((user(9), BACKWARD)), 1000.0), "there is one of this standstill"
+
+
+def test_a_pause_that_is_usual_for_the_run_is_no_hang():
+    found = still((user(9), BACKWARD), (user(5),), steps=True)
+    assert standstill(found, 1000.0) is not None
+    slow = StepRecord(index=41, end=992.0, seconds=30.0)
+    found.add(HookSample(time=992.0, pid=PIDS[0], steps=(slow,)))
+    assert standing_for(found, 1000.0) > 4 and standstill(found, 1000.0) is None
+
+
+def test_without_stacks_it_is_told_that_nothing_runs_and_no_more():
+    odd = odd_one(standstill(still(), 1000.0))
+    assert (odd.subtype, odd.ranks) == ("unknown", ())
+
+
+def test_what_a_stack_waits_for():
+    loader = Frame("_try_get_data", "/site-packages/torch/utils/data/dataloader.py", 3)
+    worker = Frame("_worker_loop", "/site-packages/torch/utils/data/_utils/worker.py", 3)
+    queue = Frame("Queue.get", "/lib/python3.11/multiprocessing/queues.py", 3)
+    assert waiting_for([user(1), loader, queue]) == ("loading", "DataLoader")
+    assert waiting_for([worker, queue])[0] == "unused"
+    assert waiting_for([worker, user(3)])[0] == "fetching"
+    assert waiting_for([user(3), queue]) == ("own", "Queue.get")
+
+
+def test_conditions_by_indentation():
+    lines = ["def f():", "    if a:", "        g()", "    else:", "        h()"]
+    assert guard(lines[:3]) == "if a:"
+    assert guard(lines) == "else of if a:"
+    assert guard(["if x:", "    def f():", "        g()"]) is None
