@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import termios
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from types import FrameType
@@ -29,6 +30,8 @@ _COLON = frozenset({"subl", "sublime_text", "zed", "zeditor", "hx", "helix"})
 _LINE_OPTION = frozenset({"pycharm", "charm", "idea", "kate"})
 # Those with a window of their own leave the terminal to us.
 _WINDOWED = (_GOTO | _COLON | _LINE_OPTION | {"gedit", "gvim", "mousepad", "xed"}) - {"hx", "helix"}
+
+_LENT = threading.Event()
 
 
 def editor_command(environment: Mapping[str, str]) -> list[str] | None:
@@ -104,6 +107,11 @@ def _lend_terminal(app: App[Any], words: list[str]) -> str:
     return f"back from {name}" if code == 0 else f"{name} ended with {'signal' if code < 0 else 'code'} {abs(code)}"
 
 
+def is_lent() -> bool:
+    """Whether an editor has the terminal now: nothing can be shown, and nobody looks."""
+    return _LENT.is_set()
+
+
 @contextmanager
 def _as_it_was() -> Iterator[None]:
     """The terminal's settings, its foreground group and our signals, as they are now again at the end."""
@@ -112,9 +120,11 @@ def _as_it_was() -> Iterator[None]:
     # A key that interrupts the editor is not meant for us; one that stops it stops us with it.
     wanted: dict[int, Any] = {signal.SIGINT: _ignore, signal.SIGQUIT: _ignore, signal.SIGTSTP: signal.SIG_DFL}
     handlers = {number: signal.signal(number, handler) for number, handler in wanted.items()}
+    _LENT.set()
     try:
         yield
     finally:
+        _LENT.clear()
         if before is not None:
             _take_back(terminal, before)
         for number, handler in handlers.items():

@@ -26,15 +26,16 @@ class Excerpt:
 
 
 class VerdictList(Pane):
-    """One line a verdict, the selected one marked."""
+    """One line a verdict, the selected one marked. `notice` is about what was just done."""
 
     selected = 0
+    notice = ""
 
     def draw(self, view: View, width: int, height: int) -> Drawing:
         verdicts = shown_verdicts(view)
         self.top = max(0, min(self.top, self.selected), self.selected - height + 1)
         lines = [_list_line(verdict, width, number == self.selected) for number, verdict in enumerate(verdicts)]
-        note = Line("↑↓ choose · pgup pgdn scroll · esc back", DIM)
+        note = Line(self.notice or "↑↓ choose · pgup pgdn scroll · e edit · esc back", TEXT if self.notice else DIM)
         return Drawing(lines or [Line("no verdict yet", DIM)], "Why", note)
 
 

@@ -13,6 +13,8 @@ from textual.screen import Screen
 
 from aitop.model.verdict import Verdict
 from aitop.ui.background import in_background
+from aitop.ui.code_lines import Place
+from aitop.ui.editor import edit
 from aitop.ui.messages import SourceRead
 from aitop.ui.panes.evidence import EvidencePane, Excerpt, VerdictList
 from aitop.ui.panes.header import Header
@@ -33,6 +35,7 @@ class EvidenceScreen(Screen[None]):
         Binding("down,j", "select(1)", "next verdict"),
         Binding("pageup,shift+up", "scroll(-8)", "scroll the evidence"),
         Binding("pagedown,shift+down", "scroll(8)", "scroll the evidence"),
+        Binding("e", "edit", "open the line in your editor"),
         Binding("escape,enter,q", "dismiss", "back"),
     ]
 
@@ -88,10 +91,22 @@ class EvidenceScreen(Screen[None]):
             chosen = verdicts[max(0, min(len(verdicts) - 1, self._position(verdicts) + by))]
             self._selected = (chosen.id, chosen.subtype)
             self.query_one(EvidencePane).top = 0
+            self.query_one(VerdictList).notice = ""
             self.show(self.view)
 
     def action_scroll(self, by: int) -> None:
         self.query_one(EvidencePane).action_scroll_by(by)
+
+    def action_edit(self) -> None:
+        """Open the first place of the selected verdict."""
+        verdict = self.query_one(EvidencePane).verdict
+        listing = self.query_one(VerdictList)
+        if verdict is None or not verdict.where:
+            listing.notice = "this verdict points to no line"
+        else:
+            where = verdict.where[0]
+            listing.notice = edit(self.app, Place(where.pid, where.file, where.line, where.function))
+        listing.redraw()
 
     def _position(self, verdicts: tuple[Verdict, ...]) -> int:
         keys = [(verdict.id, verdict.subtype) for verdict in verdicts]

@@ -14,6 +14,7 @@ from textual.widget import Widget
 from aitop.model.snapshot import Snapshot
 from aitop.model.text import printable
 from aitop.ui.background import deliver, in_background
+from aitop.ui.editor import is_lent
 from aitop.ui.layout import Plan, plan
 from aitop.ui.messages import Detached, FeedFailed, SnapshotArrived
 from aitop.ui.panes.code import CodePane
@@ -105,9 +106,13 @@ class MonitorScreen(SessionScreen, NarrowingScreen, StackActionsScreen):
         self._arrange()
         self._show()
 
+        def publish(snapshot: Snapshot) -> None:
+            if not is_lent():
+                deliver(self, SnapshotArrived(snapshot))
+
         def start() -> Message | None:
             try:
-                self._feed.start(lambda snapshot: deliver(self, SnapshotArrived(snapshot)))
+                self._feed.start(publish)
             except Exception as error:
                 return FeedFailed(error)
             return None
