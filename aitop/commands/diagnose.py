@@ -38,9 +38,15 @@ def run(args: argparse.Namespace) -> int:
     check_writable(args.output)
     feed = LiveFeed([look(args.pid)], watch_options(args))
     with progress(f"Watching {args.pid} for {args.seconds:g} s …") as tick, watching(feed) as watcher:
-        watcher.wait(args.seconds, tick)
+        watcher.wait(args.seconds, tick, until=hangs)
         snapshot = watcher.snapshot
     return conclude(snapshot, args.pid, args.format, args.output, args.fail_on)
+
+
+def hangs(snapshot: Snapshot) -> bool:
+    """Whether the verdict is a hang: whoever asks then has waited long enough."""
+    primary = snapshot.diagnosis.primary
+    return primary is not None and primary.id == "hang"
 
 
 def conclude(
