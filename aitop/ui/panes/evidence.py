@@ -15,6 +15,8 @@ from aitop.ui.widgets.pane import Drawing, Pane
 from aitop.ui.words import confidence_dots, confidence_words, label, one_line, place, share_text
 
 MARGIN = 2
+# A figure at the right is not read with its line from further off.
+WIDEST_GAIN = 120
 
 
 @dataclass(frozen=True)
@@ -62,7 +64,7 @@ class EvidencePane(Pane):
             lines += _section("What to do")
             for fix in verdict.fixes:
                 gain = f"{factor(fix.speedup)} predicted" if fix.speedup is not None else ""
-                lines += _bullet("→", fix.text, width, gain)
+                lines += _bullet("→", fix.text, min(width, WIDEST_GAIN), gain)
         unjudged = unjudged_lines(view.snapshot.diagnosis, width) if view.snapshot else []
         if unjudged:
             lines += [*_section("Could not be judged"), *unjudged]
@@ -73,7 +75,7 @@ class EvidencePane(Pane):
         head = Line("  ").add(one_line(where.function), BRIGHT).add("  ").add(place(where), TEXT).add("  ")
         right = Line(f"{percent(where.share)} of samples" if where.share is not None else "", DIM)
         head.add(shorten_left(where.file, width - head.width - right.width - 2), FAINT)
-        lines = [spread(head, right, width)]
+        lines = [spread(head, right, min(width, WIDEST_GAIN))]
         excerpt = self.excerpts.get((where.file, where.line))
         if excerpt is None or excerpt.lines is None:
             if where.text:
