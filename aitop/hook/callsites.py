@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import sys
-import sysconfig
 from typing import Any
 
 MOST_SITES = 128
@@ -30,8 +29,9 @@ class Sites:
         # An attached hook has no files, only names for them.
         self._own = os.path.dirname(self.facts.__code__.co_filename) + os.sep
         self._torch = os.path.dirname(torch.__file__ or "") + os.sep
-        paths = sysconfig.get_paths()
-        self._standard = tuple({paths[key] + os.sep for key in ("stdlib", "platstdlib") if paths.get(key)})
+        # `sysconfig` knows the folder too, but takes a program that we come into most of a millisecond.
+        standard = os.path.dirname(getattr(os, "__file__", None) or "")
+        self._standard = (standard + os.sep,) if standard else ()
         self._owners: dict[str, int] = {}
         self._sites: dict[tuple[str, str, int], _Site] = {}
         self._every = 1
