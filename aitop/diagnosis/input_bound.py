@@ -142,7 +142,7 @@ def _verdict(snapshot: Snapshot, wait: Wait, cause: Cause, contention: float) ->
 
 def _passing(snapshot: Snapshot, wait: Wait) -> tuple[str, ...]:
     """Why the wait may be none of the run's steady state, in words; empty where it is."""
-    if over(snapshot, wait.share):
+    if over(snapshot, wait.share, in_loader=wait.hand_written is None):
         return (PASSED,)
     alone = not wait.measured and not loader_workers(snapshot) and not wait.handed_over
     return (FIRST_TIME,) if alone and brief(snapshot, wait.share) else ()

@@ -54,14 +54,17 @@ def judge(snapshot: Snapshot) -> Judgement:
     signals = (expected is not None, snapshot.steps.basis == "hook" and lines.share > 0.5 * share, share > 0.4)
     severity: Severity = "critical" if lost >= CRITICAL_SHARE and sum(signals) >= 2 and not unproven else "warning"
     sure = confidence(*signals, base=0.45, steps=len(records(snapshot)), share=lost)
-    one_by_one = "lost in updating parameters one by one"
-    beyond = one_by_one if expected is not None else "lost in the optimizer if it updates parameters one by one"
+    beyond = "lost in the optimizer if it updates parameters one by one"
+    if expected is not None:
+        batched = facts is not None and facts.foreach
+        beyond = "lost in an update of many operations" if batched else "lost in updating parameters one by one"
     evidence = [f"the optimizer takes {percent(share)} of each step"]
     if facts is not None and facts.parameters is not None and expected is not None:
         names = ", ".join(facts.optimizers) or "the optimizer"
         tensors = f" in {count(facts.parameter_tensors)} tensors" if facts.parameter_tensors else ""
+        how = "in one operation" if facts.foreach else "together"
         evidence.append(
-            f"{names}: {count(facts.parameters)} parameters{tensors} updated together need {percent(expected)}"
+            f"{names}: {count(facts.parameters)} parameters{tensors} updated {how} need {percent(expected)}"
         )
     return Finding(
         Verdict(

@@ -14,12 +14,13 @@ SEEN_WINDOWS = 3
 QUIET = 0.35
 
 
-def over(snapshot: Snapshot, share: float) -> bool:
+def over(snapshot: Snapshot, share: float, *, in_loader: bool) -> bool:
     """Whether a wait of `share` of all time is over: none in the newest windows, and it never came back after a rest.
 
-    A wait that comes and goes, as one at each epoch's start, has been quiet before.
+    A wait that comes and goes, as one at each epoch's start, has been quiet before. Waits are `in_loader`, which is
+    timed by itself, or anywhere beside the phases.
     """
-    quiet = [value < QUIET * share for value in _windows(snapshot)]
+    quiet = [value < QUIET * share for value in _windows(snapshot, in_loader)]
     loud = [index for index, still in enumerate(quiet) if not still]
     if not loud or len(quiet) - 1 - loud[-1] < QUIET_WINDOWS:
         return False
@@ -29,11 +30,11 @@ def over(snapshot: Snapshot, share: float) -> bool:
 
 def brief(snapshot: Snapshot, share: float) -> bool:
     """Whether stacks showed the wait in so few windows yet that it may be how the run begins."""
-    windows = _windows(snapshot)
+    windows = _windows(snapshot, in_loader=False)
     return bool(windows) and sum(value >= QUIET * share for value in windows) < SEEN_WINDOWS
 
 
-def _windows(snapshot: Snapshot) -> list[float]:
+def _windows(snapshot: Snapshot, in_loader: bool) -> list[float]:
     """The most that waiting for data may have been of each second of steps, else of each window of stacks."""
     steps = records(snapshot)
     if not steps:
@@ -41,7 +42,7 @@ def _windows(snapshot: Snapshot) -> list[float]:
         return [value for value in beside.values if value is not None] if beside is not None else []
     seconds: dict[int, list[tuple[float, float]]] = {}
     for step in steps:
-        waited = step.data_wait + step.loader_start + max(0.0, step.outside)
+        waited = step.data_wait + step.loader_start + (0.0 if in_loader else max(0.0, step.outside))
         seconds.setdefault(int(step.end), []).append((waited, step.seconds))
     return [_share(seconds[second]) for second in sorted(seconds)]
 

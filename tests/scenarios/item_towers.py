@@ -39,7 +39,7 @@ def main():
     torch.set_num_threads(1)
     log = RunLog(args)
     model = Shops(args.shops, args.dim, args.width)
-    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3, foreach=args.first)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3, fused=args.first)
     turnover = torch.randn(args.shops, 1)
     with tempfile.TemporaryDirectory() as folder:
         ledger = Ledger(folder, every=200 if args.second else 1)

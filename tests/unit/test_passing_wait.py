@@ -55,9 +55,16 @@ def test_waiting_for_loader_workers_is_told_at_once():
 def test_measured_steps_tell_the_same(late, expected):
     records = [step(i, 0.1, forward=0.03, backward=0.01, data_wait=0.06) for i in range(40)]
     records += [step(i, 0.1, forward=0.09, backward=0.01, data_wait=late) for i in range(40, 80)]
-    assert passing.over(snapshot(records), 0.3) is expected
+    assert passing.over(snapshot(records), 0.3, in_loader=True) is expected
 
 
 def test_nothing_is_said_to_be_over_where_no_window_was_kept():
-    assert not passing.over(snapshot(phases=Phases(data_wait=0.5, forward=0.5), lines=[LOADS]), 0.5)
+    assert not passing.over(snapshot(phases=Phases(data_wait=0.5, forward=0.5), lines=[LOADS]), 0.5, in_loader=False)
     assert not passing.brief(snapshot(phases=Phases(data_wait=0.5, forward=0.5), lines=[LOADS]), 0.5)
+
+
+def test_what_else_is_beside_the_phases_does_not_keep_a_loaders_wait_alive():
+    records = [step(i, 0.1, forward=0.05, backward=0.02, data_wait=0.02) for i in range(20)]
+    records += [step(i, 0.1, forward=0.07, backward=0.02) for i in range(20, 80)]
+    assert passing.over(snapshot(records), 0.05, in_loader=True)
+    assert not passing.over(snapshot(records), 0.05, in_loader=False)
