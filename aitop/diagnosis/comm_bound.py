@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
-from aitop.diagnosis.evidence import confidence
+from collections.abc import Sequence
+
+from aitop.diagnosis.evidence import confidence, places
 from aitop.diagnosis.rule import Band, Finding, Judgement, Rule
 from aitop.diagnosis.what_if import without
 from aitop.model.snapshot import Snapshot
-from aitop.model.steps import DdpInfo
+from aitop.model.steps import CallSite, DdpInfo
 from aitop.model.units import percent
-from aitop.model.verdict import Abstention, Fix, Verdict
+from aitop.model.verdict import Abstention, Fix, Verdict, Where
 
 MIN_STEPS = 10
 CRITICAL_SHARE = 0.4
 ACCUMULATED = 4
 OVERLAPPED = 0.5
+MOSTLY = 0.5
+# An exchange of fewer bytes, slower than this, goes by in waiting for answers and not in moving data.
+FAST_BYTES_PER_SECOND, LARGE_STEP_BYTES = 500e6, 8e6
+MOST_SITES = 3
 
 
 def comm_bound(snapshot: Snapshot) -> Judgement:
-    """Even the rank that waits least waits long: that is the exchange, not another rank."""
+    """What passes after the last rank has come is the exchange; what passes before that is its lateness."""
     ranks = snapshot.ranks
     if ranks is None:
         return None
@@ -27,24 +33,62 @@ def comm_bound(snapshot: Snapshot) -> Judgement:
         )
     share = min(0.95, ranks.exchange / ranks.step)
     ddp = snapshot.facts.ddp if snapshot.facts else None
+    sites = _sites(snapshot) if (ranks.calls or 0.0) > MOSTLY * ranks.exchange else []
+    small = _latency(ranks.exchange, snapshot)
+    what = "many small exchanges" if small else "exchange"
     return Finding(
         Verdict(
             id="comm-bound",
+            subtype="latency" if small else "volume",
             severity="critical" if share >= CRITICAL_SHARE else "warning",
             share=round(share, 4),
             speedup=round(without(share), 3),
             confidence=confidence(ddp is not None, share > CRITICAL_SHARE, steps=ranks.steps),
-            title=f"{percent(share)} of each step is exchange between ranks that no computing hides",
-            evidence=tuple(_evidence(1e3 * ranks.exchange, ddp)),
-            fixes=tuple(_fixes(share, ddp)),
+            title=f"{percent(share)} of each step is {what} between ranks that no computing hides",
+            where=_where(snapshot, sites),
+            evidence=(*_evidence(1e3 * ranks.exchange, ddp), *(_told(site) for site in sites[:MOST_SITES])),
+            fixes=tuple(_fixes(share, ddp, sites, (ranks.calls or 0.0) / ranks.step, small)),
             ranks=tuple(one.rank for one in ranks.ranks if one.rank is not None),
         ),
         level=share,
     )
 
 
+def _sites(snapshot: Snapshot) -> list[CallSite]:
+    """The lines that call collectives, those that take longest first."""
+    calls = [one for one in (snapshot.facts.calls if snapshot.facts else ()) if one.kind == "collective" and one.calls]
+    return sorted(calls, key=lambda one: -(one.seconds or 0.0))
+
+
+def _latency(exchange: float, snapshot: Snapshot) -> bool:
+    """Whether so little is exchanged in that time that its amount cannot be why."""
+    ddp = snapshot.facts.ddp if snapshot.facts else None
+    recent = snapshot.steps.recent if snapshot.steps else ()
+    counts = [record.collectives for record in recent if record.collectives]
+    sites = _sites(snapshot)
+    calls = sum(one.calls for one in sites)
+    each = sum(one.bytes or 0 for one in sites) / calls if calls else 0.0
+    size = ((ddp.gradient_bytes if ddp else None) or 0) + each * (sum(counts) / len(counts) if counts else 0.0)
+    return size < LARGE_STEP_BYTES and size < FAST_BYTES_PER_SECOND * exchange
+
+
+def _where(snapshot: Snapshot, sites: Sequence[CallSite]) -> tuple[Where, ...]:
+    """The lines of the calls; else the line under which gradients are exchanged."""
+    pid = snapshot.steps.pid if snapshot.steps else None
+    if sites and pid is not None:
+        return tuple(Where(pid=pid, file=one.file, line=one.line, function=one.function) for one in sites[:MOST_SITES])
+    lines = snapshot.stacks.lines if snapshot.stacks else ()
+    backward = [line for line in lines if line.pid == pid and line.phase == "backward" and line.role == "rank"]
+    return places(backward[:1])
+
+
+def _told(site: CallSite) -> str:
+    each = f"{1e3 * site.seconds / site.calls:.1f} ms each, lateness included" if site.seconds is not None else ""
+    return f"{site.name} at {site.file.rpartition('/')[2]}:{site.line}" + (f": {each}" if each else "")
+
+
 def _evidence(milliseconds: float, ddp: DdpInfo | None) -> list[str]:
-    told = [f"even the rank that waits least waits {milliseconds:.1f} ms of each step for the exchange"]
+    told = [f"from when the last rank has come, {milliseconds:.1f} ms of each step go by in the exchange"]
     if ddp is None:
         return told
     if ddp.gradient_bytes:
@@ -58,17 +102,23 @@ def _evidence(milliseconds: float, ddp: DdpInfo | None) -> list[str]:
     return told
 
 
-def _fixes(share: float, ddp: DdpInfo | None) -> list[Fix]:
-    rarely = without(share * (1.0 - 1.0 / ACCUMULATED))
-    fixes = [
-        Fix(
-            text=f"accumulate gradients over {ACCUMULATED} batches under `model.no_sync()`, and exchange once",
-            speedup=round(rarely, 3),
-        ),
-        Fix(text="exchange half the bytes: model.register_comm_hook(None, bf16_compress_hook)",
-            speedup=round(without(share / 2), 3)),
-    ]  # fmt: skip
-    if ddp is not None and ddp.communication and (ddp.overlap or 0.0) < OVERLAPPED * ddp.communication:
+def _fixes(share: float, ddp: DdpInfo | None, sites: Sequence[CallSite], calls: float, small: bool) -> list[Fix]:
+    fixes = []
+    if sites:
+        place = f"{sites[0].file.rpartition('/')[2]}:{sites[0].line}"
+        told = f"not at every step what only reports or waits: {sites[0].name} at {place}"
+        fixes.append(Fix(text=told, speedup=round(without(calls), 3)))
+    if ddp is None:
+        return fixes
+    rarely = without((share - calls) * (1.0 - 1.0 / ACCUMULATED))
+    text = f"accumulate gradients over {ACCUMULATED} batches under `model.no_sync()`, and exchange once"
+    fixes.append(Fix(text=text, speedup=round(rarely, 3)))
+    if small:
+        fixes.append(Fix(text="a larger batch for each rank: as many exchanges for more work"))
+        return fixes
+    text = "exchange half the bytes: model.register_comm_hook(None, bf16_compress_hook)"
+    fixes.append(Fix(text=text, speedup=round(without((share - calls) / 2), 3)))
+    if ddp.communication and (ddp.overlap or 0.0) < OVERLAPPED * ddp.communication:
         fixes.append(Fix(text="a smaller bucket_cap_mb, so that the exchange begins earlier in the backward pass"))
     return fixes
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import bisect
 from collections.abc import Mapping, Sequence
+from itertools import takewhile
 from statistics import fmean, median
 
 from aitop.engine.history import History, HookHistory
@@ -22,6 +23,7 @@ WINDOW_SECONDS = 30.0
 MOST_STEPS = 200
 FEWEST = 5
 SMALL = 0.1
+DELAYS = 15
 
 
 def ranks_view(history: History, now: float) -> Ranks | None:
@@ -34,7 +36,9 @@ def ranks_view(history: History, now: float) -> Ranks | None:
     if len(processes) < 2 and world < 2:
         return None
     recent = {one.pid: _recent(history.hooks.get(one.pid), now) for one in processes}
-    aligned = _aligned({pid: records for pid, records in recent.items() if len(records) >= FEWEST})
+    # What was only counted in one rank says nothing of what another one did at that time.
+    timed = {pid: [record for record in records if not record.estimated] for pid, records in recent.items()}
+    aligned = _aligned({pid: records[-MOST_STEPS:] for pid, records in timed.items() if len(records) >= FEWEST})
     own = _own_backward(history, aligned)
     waits = {pid: [_wait(record, own[pid]) for record in records] for pid, records in aligned.items()}
     views = [_one(history, one, recent[one.pid], aligned, waits) for one in processes]
@@ -43,19 +47,22 @@ def ranks_view(history: History, now: float) -> Ranks | None:
         return Ranks(ranks=ordered, world_size=world or None)
     steps = list(zip(*aligned.values(), strict=True))
     work = [_work(aligned, waits, index) for index in range(len(steps))]
+    inside, calls = _exchange(aligned, own)
+    kept = _kept_by_exchange(history, aligned, inside + calls)
     return Ranks(
         ranks=ordered,
         world_size=world or None,
         steps=len(steps),
         step=fmean(record.seconds for step in steps for record in step),
-        exchange=fmean(min(wait[index] for wait in waits.values()) for index in range(len(steps))),
+        exchange=kept * (inside + calls),
+        calls=kept * calls,
         uneven=fmean(max(one.values()) - fmean(one.values()) for one in work),
     )
 
 
 def _recent(hook: HookHistory | None, now: float) -> list[StepRecord]:
-    records = list(hook.steps)[-MOST_STEPS:] if hook else []
-    return [record for record in records if record.end >= now - WINDOW_SECONDS]
+    newest = takewhile(lambda record: record.end >= now - WINDOW_SECONDS, reversed(hook.steps if hook else ()))
+    return list(newest)[::-1]
 
 
 def _aligned(recent: Mapping[int, Sequence[StepRecord]]) -> dict[int, list[StepRecord]]:
@@ -100,10 +107,50 @@ def _own_backward(history: History, aligned: Mapping[int, Sequence[StepRecord]])
 
 def _wait(record: StepRecord, own_backward: float | None) -> float:
     """Seconds of a step in which a rank waited for others, or for the exchange."""
-    if own_backward is None:
-        return record.communication or 0.0
-    inside = max(0.0, record.backward - own_backward * max(1, record.backwards))
-    return min(record.seconds, inside + (record.communication_apart or 0.0))
+    return min(record.seconds, _inside(record, own_backward) + _in_calls(record, own_backward))
+
+
+def _inside(record: StepRecord, own_backward: float | None) -> float:
+    """Seconds that a rank waited within its backward passes, where no call tells of it."""
+    return 0.0 if own_backward is None else max(0.0, record.backward - own_backward * max(1, record.backwards))
+
+
+def _in_calls(record: StepRecord, own_backward: float | None) -> float:
+    """Seconds that a rank was in collectives; those within a backward pass that is known by itself are in that."""
+    return (record.communication if own_backward is None else record.communication_apart) or 0.0
+
+
+def _exchange(aligned: Mapping[int, Sequence[StepRecord]], own: Mapping[int, float | None]) -> tuple[float, float]:
+    """Mean seconds a step from the last rank's arrival to the end, within backward passes and in calls."""
+    inside, calls = 0.0, 0.0
+    steps = list(zip(*aligned.values(), strict=True))
+    for step in steps:
+        each = list(zip(step, (own[pid] for pid in aligned), strict=True))
+        inside += min(_inside(record, backward) for record, backward in each)
+        calls += _exchanged_in_calls(each)
+    return inside / len(steps), calls / len(steps)
+
+
+def _exchanged_in_calls(step: Sequence[tuple[StepRecord, float | None]]) -> float:
+    """Call by call where all ranks made the same: now one rank may be the last and now another."""
+    together = [_in_calls(record, backward) for record, backward in step]
+    single = [record.collective_calls for record, _ in step]
+    whole = all(sum(calls) <= 1.01 * seconds for calls, seconds in zip(single, together, strict=True))
+    if whole and len({len(calls) for calls in single}) == 1 and single[0]:
+        return sum(min(same) for same in zip(*single, strict=True))
+    return min(together)
+
+
+def _kept_by_exchange(history: History, aligned: Mapping[int, Sequence[StepRecord]], exchange: float) -> float:
+    """The part of what looks like exchange that is left when the time is taken away in which ranks wait for a core."""
+    if not exchange:
+        return 0.0
+    delays = []
+    for pid, records in aligned.items():
+        seen = [one.run_delay for host in history.hosts for one in host.processes if one.pid == pid]
+        known = [delay for delay in seen[-DELAYS:] if delay is not None]
+        delays.append(fmean(known) * fmean(record.seconds for record in records) if known else 0.0)
+    return max(0.0, 1.0 - min(delays) / exchange)
 
 
 def _work(

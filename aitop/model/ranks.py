@@ -60,7 +60,9 @@ class Ranks(msgspec.Struct, frozen=True, kw_only=True):
     """The ranks by number. `world_size` counts those on other machines too; None where nothing tells it.
 
     The rest is of the `steps` that all ranks made, compared one by one: `step` mean seconds of one, `exchange` what
-    even the rank waited that waited least, `uneven` what a step would save if all ranks had the mean work of that step.
+    passed from the arrival of the last rank to the end of each exchange, without the time in which that rank waited
+    for a core, `calls` the part of it in calls of the program's own, `uneven` what a step would save if all ranks had
+    the mean work of that step.
     """
 
     ranks: tuple[RankView, ...] = ()
@@ -68,6 +70,7 @@ class Ranks(msgspec.Struct, frozen=True, kw_only=True):
     steps: int = 0
     step: float | None = None
     exchange: float | None = None
+    calls: float | None = None
     uneven: float | None = None
 
 

@@ -27,7 +27,8 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True):
     `transfer` is host time inside host-to-device copies, of `transfer_bytes`; `blocking` inside calls that wait for the
     device (`blockings` of them); `communication` inside collectives and waits for them (`collectives` calls): all three
     may lie within other phases, and are None where they are not watched; `transfer_apart` and `communication_apart`
-    are those parts of the first and the last which lie in no other phase. `tokens` counts the integer ids that went in
+    are those parts of the first and the last which lie in no other phase; `collective_calls` has how long each
+    call took with the wait for it, in order, of the first few of a step. `tokens` counts the integer ids that went in
     (for `generate`, those that came out); `first_token` is the time from the call of `generate` to its first one.
     `skipped` marks a step whose update a GradScaler left out. Where steps are short the hook times only some of them:
     one that is `estimated` was counted but not timed, and has the phases of one that was timed shortly before, scaled
@@ -64,6 +65,7 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True):
     communication: float | None = None
     communication_apart: float | None = None
     collectives: int | None = None
+    collective_calls: tuple[float, ...] = ()
     tokens: int | None = None
     first_token: float | None = None
     skipped: bool = False

@@ -89,7 +89,7 @@ def train(rank: int, args: argparse.Namespace) -> None:
     worker = fault == "worker" and odd
     if worker:
         guard.acquire()
-    batch = 16 if fault == "comm" else 64 * (3 if fault == "batches" and odd else 1)
+    batch = {"comm": 16, "healthy": 512}.get(fault, 64 * (3 if fault == "batches" and odd else 1))
     loader = DataLoader(
         Rows(fault == "input" and odd, args.after * batch if worker else 0),
         batch_size=16 if fault == "input" else batch,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 from snapshot_builder import line, process, snapshot, stacks
 
@@ -16,7 +17,7 @@ from aitop.model.host import HostSample, MachineSample
 from aitop.model.ranks import Standing, Standstill
 from aitop.model.snapshot import Target
 from aitop.model.stacks import Frame, StackDump, ThreadStack
-from aitop.model.steps import DdpInfo, HookFacts, HookSample, StepRecord
+from aitop.model.steps import CallSite, DdpInfo, HookFacts, HookSample, StepRecord
 from aitop.model.verdict import Abstention
 from aitop.sources.stacks.guards import guard
 
@@ -87,11 +88,52 @@ def test_what_even_the_last_rank_waits_is_the_exchange():
     ddp = DdpInfo(backward=0.02, backend="gloo", gradient_bytes=10**8, communication=0.05, overlap=0.01)
     facts = HookFacts(way="attach", python="3", torch="2", ddp=ddp)
     found = comm_bound(seen(history((0.0, 0.06, 0.08), (0.0, 0.06, 0.08), ddp=ddp), facts=facts))
-    assert found.verdict.share == pytest.approx(0.5)
+    assert (found.verdict.subtype, found.verdict.share) == ("volume", pytest.approx(0.5))
     assert found.verdict.fixes[0].speedup == pytest.approx(1 / (1 - 0.375), abs=0.01)
     assert any("in the shadow" in told and told.startswith("20") for told in found.verdict.evidence)
     late = history(*LATE_BY_INPUT)
     assert comm_bound(seen(late)).level < 0.02, "waiting for a late rank is no exchange"
+
+
+def with_calls(*rank_calls, estimated=False):
+    """Ranks whose steps of 0.1 s have collectives of these lengths, and no other waits."""
+    found = history((0.0, 0.02, 0.1), (0.0, 0.02, 0.1))
+    for pid, calls in zip(PIDS, rank_calls, strict=True):
+        steps = [
+            msgspec.structs.replace(step, communication=sum(calls), communication_apart=sum(calls),
+                                    collective_calls=calls, collectives=len(calls), estimated=estimated)
+            for step in found.hooks[pid].steps
+        ]  # fmt: skip
+        found.hooks[pid].steps.clear()
+        found.hooks[pid].steps.extend(steps)
+    return found
+
+
+def test_now_one_rank_is_the_last_and_now_another_within_a_step():
+    found = seen(with_calls((0.04, 0.001), (0.001, 0.04)))
+    assert found.ranks.exchange == pytest.approx(0.002)
+    assert comm_bound(found).level < 0.06
+
+
+def test_many_small_exchanges_name_their_lines():
+    site = CallSite(kind="collective", name="barrier", file="/x/train.py", line=88, function="train", calls=40,
+                    seconds=0.9, bytes=0)  # fmt: skip
+    facts = HookFacts(way="attach", python="3", torch="2", ddp=DdpInfo(gradient_bytes=10**6), calls=(site,))
+    found = with_calls((0.02, 0.03), (0.02, 0.03))
+    verdict = comm_bound(seen(found, facts=facts, records=list(found.hooks[PIDS[0]].steps))).verdict
+    assert (verdict.subtype, verdict.where[0].line) == ("latency", 88)
+    assert "barrier at train.py:88" in verdict.fixes[0].text
+
+
+def test_waiting_for_a_core_is_no_exchange():
+    busy = with_calls((0.02,), (0.02,))
+    for second in range(3):
+        busy.add(host(1000.0 + second, run_delay=0.15))
+    assert seen(busy).ranks.exchange == pytest.approx(0.005)
+
+
+def test_steps_that_were_only_counted_are_not_compared():
+    assert seen(with_calls((0.02,), (0.02,), estimated=True)).ranks.steps == 0
 
 
 def still(*frames, steps=False, seconds=8, **fields):

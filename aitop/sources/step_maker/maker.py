@@ -137,6 +137,7 @@ def _record(made: Made, before: int, device: tuple[int, ...], watches: Sequence[
         communication=_within(parts.communication, length) if collectives else None,
         communication_apart=_within(parts.communication_apart, length) if collectives else None,
         collectives=_count(parts.collectives) if collectives else None,
+        collective_calls=tuple(_within(call, length) for call in parts.calls),
         tokens=_count(parts.tokens),
         first_token=_time(made.first_token, length),
         skipped=made.skipped,

@@ -15,7 +15,7 @@ MOST_MODELS = 64
 MOST_AT_ONCE = 65536
 
 _COUNTS = frozenset(
-    ("forwards", "backwards", "transfer_bytes", "blockings", "collectives", "samples", "tokens", "queue_ready")
+    ("forwards", "backwards", "transfer_bytes", "blockings", "collectives", "samples", "tokens", "queue_ready", "calls")
 )
 _SCALED = tuple(name not in _COUNTS for name in Parts._fields)
 
@@ -69,5 +69,6 @@ class Rests:
 
 
 def _scaled(parts: Parts, scale: float) -> Parts:
-    """Times are scaled, counts are kept."""
-    return Parts(*(int(value * scale) if times else value for value, times in zip(parts, _SCALED, strict=True)))
+    """Times are scaled, counts are kept; single calls are not known."""
+    scaled = Parts(*(int(value * scale) if times else value for value, times in zip(parts, _SCALED, strict=True)))
+    return scaled._replace(calls=())

@@ -9,10 +9,14 @@ from aitop.sources.step_maker.events import NOT_MEASURED
 
 # Collectives between two phases; of more than these it is taken that they lie in none.
 MOST_RECENT = 1024
+# Calls of a step whose lengths are kept one by one; the last of these has what follows, too.
+MOST_CALLS = 16
 
 
 class Parts(NamedTuple):
-    """Nanoseconds, bytes and counts of a step or of a part of one."""
+    """Nanoseconds, bytes and counts of a step or of a part of one. `calls` has how long its collectives took, in order;
+    what waits for one counts to the one before it.
+    """
 
     data_wait: int = 0
     loader_start: int = 0
@@ -36,6 +40,7 @@ class Parts(NamedTuple):
     samples: int = NOT_MEASURED
     tokens: int = NOT_MEASURED
     queue_ready: int = NOT_MEASURED
+    calls: tuple[int, ...] = ()
 
 
 class Closed(NamedTuple):
@@ -95,6 +100,7 @@ class Sums:
         self.forwards = self.backwards = 0
         self.transfer = self.transfer_inside = self.transfer_bytes = self.blocking = self.blockings = 0
         self.communication = self.communication_inside = self.collectives = 0
+        self.calls: list[int] = []
         self.recent: list[tuple[int, int]] = []
         self.copies: list[tuple[int, int]] = []
         self.next_end = 0
@@ -123,6 +129,10 @@ class Sums:
         """A collective was called, or (negative `size`) one that was called before was waited for."""
         self.communication += end - start
         self.collectives += size >= 0
+        if self.calls and (size < 0 or len(self.calls) >= MOST_CALLS):
+            self.calls[-1] += end - start
+        else:
+            self.calls.append(end - start)
         if len(self.recent) < MOST_RECENT:
             self.recent.append((start, end))
 
@@ -182,6 +192,7 @@ class Sums:
             self.samples,
             self.tokens,
             self.queue_ready,
+            tuple(self.calls),
         )
 
 
