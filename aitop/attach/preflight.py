@@ -17,6 +17,7 @@ from aitop.attach.refusal import AttachRefused
 YAMA_SCOPE = "/proc/sys/kernel/yama/ptrace_scope"
 SECCOMP_STRICT = 1
 YOUNG_SECONDS, RUN_SECONDS = 0.3, 0.002
+ADD = "in a container: --cap-add SYS_PTRACE"
 SWITCH = "PYTHON_DISABLE_REMOTE_DEBUG"
 
 
@@ -78,6 +79,8 @@ def explain_denial(target: ProcStatus, own: ProcStatus, scope: int) -> AttachRef
     ids = {*target.uids[:3]}
     if ids != {own.uids[1]} and not own.may_trace_anybody:
         owner = _user_name(target.uids[1])
+        if own.uids[1] == 0:
+            return AttachRefused("denied", f"process {pid} belongs to {owner}, and root lacks CAP_SYS_PTRACE", ADD)
         return AttachRefused("denied", f"process {pid} belongs to {owner}", f"run aitop as {owner}, or with sudo")
     if scope >= 3:
         return AttachRefused("denied", "this system allows no tracing at all (Yama ptrace_scope 3)", "aitop run -- CMD")
@@ -88,16 +91,15 @@ def explain_denial(target: ProcStatus, own: ProcStatus, scope: int) -> AttachRef
             "run aitop with sudo, or: sudo sysctl kernel.yama.ptrace_scope=0" if scope == 1 else "run aitop with sudo",
         )
     if target.capabilities & ~own.capabilities:
-        return AttachRefused("denied", f"process {pid} has privileges that aitop lacks", "run aitop with sudo")
+        remedy = ADD if own.uids[1] == 0 else "run aitop with sudo"
+        return AttachRefused("denied", f"process {pid} has privileges that aitop lacks", remedy)
     if os.path.exists(f"/proc/{pid}") and os.stat(f"/proc/{pid}").st_uid not in ids:
         return AttachRefused("denied", f"process {pid} has forbidden that anybody looks into it", "run aitop with sudo")
     if target.inner_pid != pid:
         reason = f"process {pid} runs in a container, where it is {target.inner_pid}, and aitop may not look into it"
         return AttachRefused("denied", reason, "run aitop with sudo, or inside of that container")
     why = "a seccomp filter around aitop" if own.seccomp else "a security module or a container's profile"
-    return AttachRefused(
-        "denied", f"the system forbids tracing process {pid} ({why})", "in a container: --cap-add SYS_PTRACE"
-    )
+    return AttachRefused("denied", f"the system forbids tracing process {pid} ({why})", ADD)
 
 
 def check_consent(pid: int) -> None:

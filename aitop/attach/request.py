@@ -97,7 +97,7 @@ class Request:
                 problems.append(f"{path}: {error.strerror}")
                 continue
             return
-        raise AttachRefused("failed", f"no folder of process {self._target.pid} takes a file ({'; '.join(problems)})")
+        raise _no_folder(self._target.pid, problems)
 
     def __enter__(self) -> Request:
         return self
@@ -151,6 +151,30 @@ class Request:
         if os.write(self._fd, content) != len(content):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         self.path, self.line = path, line
+
+
+def first_folder(target: ProcStatus) -> str:
+    """The folder in which a request would make its file, as the target names it; AttachRefused where none takes one."""
+    problems: list[str] = []
+    for path in _folders(target.pid):
+        try:
+            folder = open_folder(target, path)
+        except OSError as error:
+            problems.append(f"{path}: {error.strerror}")
+            continue
+        try:
+            read_only = os.fstatvfs(folder).f_flag & os.ST_RDONLY
+        finally:
+            os.close(folder)
+        if not read_only:
+            return path
+        problems.append(f"{path}: {os.strerror(errno.EROFS)}")
+    raise _no_folder(target.pid, problems)
+
+
+def _no_folder(pid: int, problems: list[str]) -> AttachRefused:
+    reason = f"no folder of process {pid} takes a file ({'; '.join(problems)})"
+    return AttachRefused("failed", reason, "give the run a TMPDIR that it may write to, or: aitop run -- CMD")
 
 
 def _prefix(pid: int) -> str:

@@ -20,11 +20,16 @@ def explain(pid: int, complaint: str) -> SourceError:
     if "unsupported version" in complaint.lower():
         return SourceError("failed", f"py-spy does not know this Python: {complaint}", "pip install --upgrade py-spy")
     if "permission" in complaint.lower() or "not permitted" in complaint.lower() or not _readable(pid):
-        return denied(pid, procfs.status(os.getpid()), procfs.status(pid), procfs.text(YAMA))
+        return why_denied(pid)
     state = procfs.status(pid).get("State", "")
     if state.startswith(("T", "t")):
         return SourceError("failed", f"process {pid} is stopped, and py-spy read nothing from it", f"kill -CONT {pid}")
     return SourceError("failed", f"py-spy read no stack of process {pid}: {complaint or 'it gave no reason'}")
+
+
+def why_denied(pid: int) -> SourceError:
+    """Which of the kernel's conditions for reading process `pid` failed."""
+    return denied(pid, procfs.status(os.getpid()), procfs.status(pid), procfs.text(YAMA))
 
 
 def denied(pid: int, ours: Mapping[str, str], theirs: Mapping[str, str], yama: str | None) -> SourceError:
@@ -43,7 +48,8 @@ def denied(pid: int, ours: Mapping[str, str], theirs: Mapping[str, str], yama: s
         remedy = "sudo sysctl kernel.yama.ptrace_scope=0, or " + SUDO
         return SourceError("denied", f"kernel.yama.ptrace_scope is {yama}: {who}", remedy)
     if not capable and _hexadecimal(theirs.get("CapPrm")) & ~_hexadecimal(ours.get("CapPrm")):
-        return SourceError("denied", f"process {pid} has capabilities that aitop lacks", SUDO)
+        remedy = CONTAINER if user == 0 else SUDO
+        return SourceError("denied", f"process {pid} has capabilities that aitop lacks", remedy)
     if ours.get("Seccomp") == "2":
         return SourceError("denied", "a seccomp filter keeps aitop from reading other processes", CONTAINER)
     return SourceError("denied", f"the system does not let aitop read the memory of process {pid}", SUDO)

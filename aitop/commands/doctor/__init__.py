@@ -1,0 +1,43 @@
+"""Say what works on this machine and for this process, what does not, and the command that mends it.
+
+Exit code 0 if nothing is at fault, 1 if something is. What is not needed here is no fault.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import TYPE_CHECKING
+
+from aitop.commands.options import process_id
+
+if TYPE_CHECKING:
+    from aitop.commands.doctor.check import Check
+
+FORMATS = ("text", "json")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """--pid --format."""
+    parser.add_argument("--pid", type=process_id, help="also say what can be seen of this process")
+    parser.add_argument("--format", choices=FORMATS, default="text", help="what to write (default: text)")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Write one line a check; 1 if any does not work."""
+    from aitop.commands.doctor import report
+
+    checks = examine(args.pid)
+    sys.stdout.write(report.as_json(checks, args.pid) if args.format == "json" else report.as_text(checks))
+    return int(any(check.state == "does-not" for check in checks))
+
+
+def examine(pid: int | None) -> list[Check]:
+    """All checks of the machine, and of process `pid` where there is one."""
+    from aitop.commands.doctor import gpu, limits, place, rights, sampler, target, terminal
+
+    here = place.read_place()
+    # The trial comes before NVML: that one may leave a hung thread behind.
+    found = [rights.python(), *rights.checks(here), rights.attach(), sampler.installed(), *terminal.checks()]
+    found += gpu.checks(here)
+    return found + ([limits.check_own()] if pid is None else target.checks(pid))

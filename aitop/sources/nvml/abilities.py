@@ -1,0 +1,86 @@
+"""What NVML can do here, device by device: asked once, for the doctor."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from aitop.sources.nvml import library, plausible
+from aitop.sources.nvml.device import read_slices
+from aitop.sources.nvml.gate import SYSTEM, DeviceLostError, Gate, Handle
+
+WAIT_SECONDS = 2.0
+MIG_ON = 1
+
+Counters = Literal["works", "unsupported", "denied", "failed"]
+
+
+@dataclass(frozen=True)
+class DeviceAbilities:
+    """`counters`: whether its performance counters (GPM) can be sampled, `counters_error` NVML's words where not.
+
+    `mig` is None where the device has no such mode, `slices` the number of MIG devices that can be seen.
+    """
+
+    index: int
+    name: str | None = None
+    lost: bool = False
+    counters: Counters = "unsupported"
+    counters_error: str | None = None
+    mig: bool | None = None
+    slices: int = 0
+
+
+@dataclass(frozen=True)
+class Abilities:
+    """The driver's version and every device."""
+
+    driver: str | None
+    devices: tuple[DeviceAbilities, ...]
+
+
+def abilities() -> Abilities:
+    """Start NVML, ask, and end it. Raises SourceError where it does not work at all."""
+    with library.turn(WAIT_SECONDS):
+        nvml = library.start()
+        try:
+            gate = Gate(nvml)
+            driver = plausible.clean(gate.ask(SYSTEM, "nvmlSystemGetDriverVersion"))
+            found = [_device(gate, index, handle) for index, handle in library.handles(nvml).items()]
+        finally:
+            library.stop(nvml)
+    return Abilities(driver, tuple(found))
+
+
+def _device(gate: Gate, index: int, handle: Handle | None) -> DeviceAbilities:
+    if handle is None:
+        return DeviceAbilities(index, lost=True)
+    try:
+        name = plausible.clean(gate.ask(handle, "nvmlDeviceGetName"))
+        modes = gate.ask(handle, "nvmlDeviceGetMigMode")
+        mig = None if modes is None else modes[0] == MIG_ON
+        slices = len(read_slices(gate, handle)) if mig else 0
+        counters, error = _counters(gate.nvml, handle)
+    except DeviceLostError:
+        return DeviceAbilities(index, lost=True)
+    return DeviceAbilities(index, name, False, counters, error, mig, slices)
+
+
+def _counters(nvml: Any, handle: Handle) -> tuple[Counters, str | None]:
+    """Take one sample of the counters. The gate is not asked: it keeps the reason of a refusal to itself."""
+    try:
+        if not nvml.nvmlGpmQueryDeviceSupport(handle.pointer).isSupportedDevice:
+            return "unsupported", None
+        sample = nvml.nvmlGpmSampleAlloc()
+        try:
+            nvml.nvmlGpmSampleGet(handle.pointer, sample)
+        finally:
+            nvml.nvmlGpmSampleFree(sample)
+    except nvml.NVMLError as error:
+        if int(error.value) in (nvml.NVML_ERROR_NOT_SUPPORTED, nvml.NVML_ERROR_FUNCTION_NOT_FOUND):
+            return "unsupported", None
+        denied = int(error.value) == nvml.NVML_ERROR_NO_PERMISSION
+        return "denied" if denied else "failed", plausible.clean(str(error))
+    except AttributeError:  # a pynvml without these functions
+        return "unsupported", None
+    return "works", None

@@ -1,0 +1,120 @@
+"""`aitop doctor` on real processes, with other rights, in a namespace of its own and on faked drivers."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+pytestmark = pytest.mark.e2e
+
+DOCTOR = [sys.executable, "-m", "aitop", "doctor"]
+SLEEP = "import time; time.sleep(600)"
+AS_NOBODY = "import os; os.setgroups([]); os.setgid(65534); os.setuid(65534); print(flush=True); " + SLEEP
+
+
+@pytest.fixture
+def sleeper():
+    """`sleeper(code)` starts a Python that sleeps."""
+    started = []
+
+    def start(code=SLEEP):
+        process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
+        started.append(process)
+        return process
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def doctor(*arguments, before=(), **more):
+    command = [*before, *DOCTOR, *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, **more)
+
+
+def lines_of(done):
+    assert done.stderr == ""
+    return {check["name"]: check for check in json.loads(done.stdout)["checks"]}
+
+
+def test_the_text_speaks_of_everything_and_the_process_is_as_before(sleeper):
+    target = sleeper()
+    done = doctor("--pid", target.pid)
+    assert done.returncode == 1  # no framework in it
+    names = "python ptrace user yama capability seccomp container memfd attach py-spy terminal nvml gpm mig"
+    for name in (*names.split(), "process", "access", "framework", "stacks", "hook", "cgroup"):
+        assert f"  {name} " in done.stdout
+    assert "neither torch, JAX nor TensorFlow" in done.stdout
+    assert done.stderr == ""
+    assert target.poll() is None
+
+
+def test_a_machine_without_a_gpu_and_a_terminal_is_well():
+    done = doctor("--format", "json")
+    lines = lines_of(done)
+    if lines["ptrace"]["state"] != "works" or lines["nvml"]["state"] == "does-not":
+        pytest.skip("something is at fault on this machine")
+    assert lines["terminal"]["state"] == "not-needed"
+    assert done.returncode == 0
+    assert json.loads(done.stdout)["ok"] is True
+
+
+@pytest.mark.parametrize(
+    ("scenario", "nvml", "gpm", "mig"),
+    [
+        ("two-gpus", "works", "works", "not-needed"),
+        ("mig", "works", None, "works"),
+        ("old-driver", "works", "not-needed", "not-needed"),
+        ("not-permitted", "does-not", "not-needed", "not-needed"),
+        ("include base-h200.txt\nreturn nvmlGpmSampleGet 4\n", "works", "does-not", "not-needed"),
+    ],
+)
+def test_drivers(fake_nvml, scenario, nvml, gpm, mig):
+    lines = lines_of(doctor("--format", "json", env=fake_nvml(scenario)))
+    assert lines["nvml"]["state"] == nvml, lines["nvml"]
+    assert gpm in (None, lines["gpm"]["state"]), lines["gpm"]
+    assert lines["mig"]["state"] == mig, lines["mig"]
+
+
+def test_a_process_that_is_not_there_is_a_fault():
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    done = doctor("--pid", ended.pid, "--format", "json")
+    assert done.returncode == 1
+    assert lines_of(done)["process"]["state"] == "does-not"
+
+
+def tied(*words):
+    """The command that runs another without these rights; skips where it does not."""
+    if os.geteuid() != 0 or shutil.which(words[0]) is None:
+        pytest.skip("needs root")
+    if subprocess.run([*words, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("not allowed here")
+    return words
+
+
+def test_root_without_the_capability_is_told_so(sleeper):
+    before = tied("setpriv", "--bounding-set=-sys_ptrace")
+    theirs = sleeper(AS_NOBODY)
+    theirs.stdout.readline()
+    done = doctor("--pid", theirs.pid, "--format", "json", before=before)
+    lines = lines_of(done)
+    assert done.returncode == 1
+    assert lines["ptrace"]["state"] == "works"  # root's own processes
+    assert lines["capability"]["state"] == "not-needed"
+    assert "lacks CAP_SYS_PTRACE" in lines["access"]["reason"]
+    assert "--cap-add SYS_PTRACE" in lines["access"]["remedy"]
+    assert lines["hook"]["state"] == "does-not"
+
+
+def test_in_namespaces_of_its_own():
+    before = tied("unshare", "--pid", "--fork", "--mount-proc", "setpriv", "--bounding-set=-sys_ptrace,-sys_admin")
+    lines = lines_of(doctor("--format", "json", before=before))
+    assert "only the processes in it are seen" in lines["container"]["reason"]
+    assert lines["ptrace"]["state"] == "works"

@@ -1,0 +1,295 @@
+"""The doctor: each state of each line from the kernel's own texts, and what it writes."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+
+import pytest
+
+from aitop import cli
+from aitop.attach.refusal import AttachRefused
+from aitop.attach.survey import Survey
+from aitop.attach.trial import Trial, attempt
+from aitop.commands import doctor
+from aitop.commands.doctor import gpu, limits, report, rights, sampler, target, terminal
+from aitop.commands.doctor.check import Check
+from aitop.commands.doctor.place import Place, read_place
+from aitop.model.host import CgroupSample
+from aitop.sources.nvml.abilities import Abilities, DeviceAbilities
+from aitop.sources.source import SourceError
+
+GOOD = Trial(None, None, None)
+REFUSED = Trial("EACCES", "EPERM", "EPERM")
+FILTERED = Trial(None, "EPERM", "EPERM")
+CAPABLE = 1 << 19
+
+
+def place(**changes) -> Place:
+    plain = {"uid": 1000, "capabilities": 0, "seccomp": False, "tracer": 0, "yama": "0", "container": None}
+    return Place(**{**plain, "own_pids": False, "own_users": False, "profile": None, **changes})
+
+
+def by_name(checks) -> dict[str, Check]:
+    return {check.name: check for check in checks}
+
+
+def rights_lines(tried: Trial, here: Place) -> dict[str, Check]:
+    cause = rights.cause_of(tried, here)
+    return by_name([rights.ptrace(tried, here, cause), *rights.facts(here, cause)])
+
+
+def machine(tmp_path: Path, **texts: str) -> str:
+    """A root folder with these files; `__` in a name stands for a slash. Links are written as `-> text`."""
+    for name, text in texts.items():
+        path = tmp_path / name.replace("__", "/")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if text.startswith("-> "):
+            path.symlink_to(text[3:])
+        else:
+            path.write_text(text)
+    return str(tmp_path)
+
+
+STATUS = "Name:\tpython\nTracerPid:\t{tracer}\nUid:\t{uid}\t{uid}\t{uid}\t{uid}\nCapEff:\t{caps}\nSeccomp:\t{seccomp}\n"
+NOBODY = STATUS.format(tracer=0, uid=1000, caps="0000000000000000", seccomp=0)
+FIRST = {"proc__self__ns__pid": "-> pid:[4026531836]", "proc__self__ns__user": "-> user:[4026531837]"}
+
+
+def test_a_user_on_a_plain_machine(tmp_path):
+    files = {"proc__self__status": NOBODY, "proc__self__cgroup": "0::/user.slice\n"}
+    here = read_place(machine(tmp_path, **files, **FIRST), {})
+    assert here == place(yama=None)
+
+
+def test_root_in_a_docker_container_under_a_filter_and_a_profile(tmp_path):
+    files = {
+        "proc__self__status": STATUS.format(tracer=7, uid=0, caps="00000000a80425fb", seccomp=2),
+        "proc__self__cgroup": "12:memory:/docker/abc\n",
+        "proc__self__ns__pid": "-> pid:[4026532999]",
+        "proc__self__ns__user": "-> user:[4026531837]",
+        "proc__sys__kernel__yama__ptrace_scope": "1\n",
+        "proc__self__attr__current": "docker-default (enforce)\n",
+    }
+    here = read_place(machine(tmp_path, **files), {})
+    assert (here.container, here.own_pids, here.own_users) == ("docker", True, False)
+    assert (here.uid, here.capable, here.seccomp, here.tracer, here.yama) == (0, False, True, 7, "1")
+    assert here.profile == "docker-default (enforce)"
+
+
+@pytest.mark.parametrize(
+    ("files", "environment", "kind"),
+    [
+        ({}, {"KUBERNETES_SERVICE_HOST": "10.0.0.1"}, "kubernetes"),
+        ({"proc__self__cgroup": "0::/kubepods.slice/pod1\n"}, {}, "kubernetes"),
+        ({"run__.containerenv": ""}, {}, "podman"),
+        ({".dockerenv": ""}, {}, "docker"),
+        ({"proc__self__ns__pid": "-> pid:[4026532111]"}, {}, "container"),
+        ({"proc__self__attr__current": "unconfined"}, {}, None),
+        ({}, {}, None),
+    ],
+)
+def test_the_kind_of_container(tmp_path, files, environment, kind):
+    here = read_place(machine(tmp_path, **files), environment)
+    assert here.container == kind
+    assert here.profile is None
+
+
+@pytest.mark.parametrize(
+    ("tried", "here", "faults", "remedy"),
+    [
+        (GOOD, place(), (), None),
+        (GOOD, place(yama="1", capabilities=CAPABLE), (), None),
+        (GOOD, place(seccomp=True, container="docker", own_pids=True), (), None),
+        (REFUSED, place(yama="1"), ("ptrace", "yama", "capability"), "sudo sysctl kernel.yama.ptrace_scope=0"),
+        (REFUSED, place(yama="2"), ("ptrace", "yama", "capability"), "sudo setpriv --reuid=1000 "),
+        (REFUSED, place(yama="3", capabilities=CAPABLE), ("ptrace", "yama"), "aitop run -- CMD"),
+        (REFUSED, place(yama="3"), ("ptrace", "yama"), "reboot"),
+        (FILTERED, place(seccomp=True), ("ptrace", "seccomp"), "aitop run -- CMD"),
+        (
+            FILTERED,
+            place(seccomp=True, container="docker", own_pids=True),
+            ("ptrace", "seccomp", "capability"),
+            "docker run --cap-add SYS_PTRACE … --security-opt seccomp=unconfined",
+        ),
+        (
+            REFUSED,
+            place(yama="1", container="kubernetes", own_pids=True),
+            ("ptrace", "yama", "capability"),
+            "securityContext: {capabilities: {add: [SYS_PTRACE]}}",
+        ),
+        (REFUSED, place(profile="snap.x (enforce)"), ("ptrace",), "apparmor=unconfined"),
+        (REFUSED, place(uid=0), ("ptrace", "capability"), "capsh --print"),
+        (REFUSED, place(container="lxc", own_pids=True), ("ptrace", "capability"), "CAP_SYS_PTRACE"),
+    ],
+)
+def test_the_condition_that_failed_is_at_fault_and_no_other(tried, here, faults, remedy):
+    lines = rights_lines(tried, here)
+    assert {name for name, line in lines.items() if line.state == "does-not"} == set(faults)
+    assert lines["ptrace"].remedy is None if remedy is None else remedy in lines["ptrace"].remedy
+
+
+def test_a_debugger_around_aitop_is_no_refusal():
+    assert rights_lines(Trial(None, None, "EPERM"), place(tracer=12))["ptrace"].state == "works"
+
+
+def test_a_missing_capability_is_no_fault_where_nothing_needs_it():
+    assert rights_lines(GOOD, place())["capability"].state == "not-needed"
+    assert rights_lines(GOOD, place(uid=0))["user"].reason == "root without CAP_SYS_PTRACE: only root's own processes"
+
+
+def test_the_trial_agrees_with_the_kernel():
+    tried = attempt()
+    try:
+        Path("/proc/self/mem").open("rb").close()
+    except OSError:
+        pytest.skip("no /proc/PID/mem here")
+    assert {word for word in (tried.open, tried.read, tried.trace) if word} <= {"EPERM", "EACCES", "ENOSYS"}
+
+
+def gpus(*devices: DeviceAbilities) -> dict[str, Check]:
+    return by_name(gpu.devices(Abilities("570.1", devices)))
+
+
+@pytest.mark.parametrize(
+    ("device", "states", "words"),
+    [
+        (DeviceAbilities(0, "H200", counters="works", mig=False), ("works", "works", "not-needed"), "driver 570.1"),
+        (DeviceAbilities(0, "A100", mig=False), ("works", "not-needed", "not-needed"), "Hopper"),
+        (DeviceAbilities(0, "T4"), ("works", "not-needed", "not-needed"), "cannot be split"),
+        (DeviceAbilities(0, "H", counters="denied"), ("works", "does-not", "not-needed"), "RmProfiling"),
+        (DeviceAbilities(0, "H", counters="failed", counters_error="in use"), ("works", "does-not"), "in use"),
+        (DeviceAbilities(0, "H", mig=True, slices=2), ("works", "not-needed", "works"), "GPU 0 has 2"),
+        (DeviceAbilities(0, "H", mig=True), ("works", "not-needed", "does-not"), "mig -cgi"),
+        (DeviceAbilities(0, lost=True), ("does-not",), "--gpu-reset -i 0"),
+    ],
+)
+def test_what_nvml_can_do(device, states, words):
+    lines = gpus(device)
+    assert tuple(lines[name].state for name in ("nvml", "gpm", "mig"))[: len(states)] == states
+    told = " ".join(f"{line.reason} {line.remedy}" for line in lines.values())
+    assert words.replace("RmProfiling", "NVreg_RestrictProfilingToAdminUsers=0") in told
+
+
+NO_LIBRARY = SourceError("absent", "no NVIDIA driver here", "install the NVIDIA driver")
+
+
+@pytest.mark.parametrize(
+    ("error", "present", "here", "state", "remedy"),
+    [
+        (NO_LIBRARY, 0, place(), "not-needed", None),
+        (NO_LIBRARY, 1, place(), "does-not", "install the NVIDIA driver"),
+        (NO_LIBRARY, 1, place(container="docker", own_pids=True), "does-not", "docker run --gpus all …"),
+        (NO_LIBRARY, 1, place(container="kubernetes", own_pids=True), "does-not", "nvidia.com/gpu: 1"),
+        (SourceError("absent", "missing", "pip install nvidia-ml-py"), 0, place(), "does-not", "pip install"),
+        (SourceError("denied", "not let in", "ask"), 0, place(), "does-not", "ask"),
+        (SourceError("failed", "updated", "reboot the machine"), 1, place(), "does-not", "reboot"),
+    ],
+)
+def test_no_nvml_is_a_fault_only_where_there_is_a_card(error, present, here, state, remedy):
+    lines = by_name(gpu.without(error, present, here))
+    assert lines["nvml"].state == state
+    assert lines["nvml"].remedy is None if remedy is None else remedy in lines["nvml"].remedy
+    assert (lines["gpm"].state, lines["mig"].state) == ("not-needed", "not-needed")
+
+
+def test_cards_are_counted_on_the_bus(tmp_path):
+    files = {"a__vendor": "0x10de\n", "a__class": "0x030200\n", "b__vendor": "0x10de\n", "b__class": "0x040300\n"}
+    files |= {"c__vendor": "0x8086\n", "c__class": "0x030000\n"}
+    root = machine(tmp_path, **{f"sys__bus__pci__devices__{name}": text for name, text in files.items()})
+    assert gpu.cards(root) == 1
+    assert gpu.cards(str(tmp_path / "none")) == 0
+
+
+@pytest.mark.parametrize(
+    ("size", "environment", "encoding", "states"),
+    [
+        (None, {}, "ascii", ("not-needed", "not-needed", "not-needed")),
+        ((120, 36), {"TERM": "xterm-256color"}, "UTF-8", ("works", "works", "works")),
+        ((79, 24), {"TERM": "xterm-256color"}, "UTF-8", ("does-not", "works", "works")),
+        ((120, 36), {"TERM": "dumb"}, "UTF-8", ("does-not", "not-needed", "not-needed")),
+        ((120, 36), {"TERM": "xterm", "NO_COLOR": "1"}, "UTF-8", ("works", "not-needed", "works")),
+        ((120, 36), {"TERM": "xterm"}, "ANSI_X3.4-1968", ("works", "works", "does-not")),
+        ((120, 36), {"TERM": "linux"}, "UTF-8", ("works", "works", "not-needed")),
+    ],
+)
+def test_what_a_terminal_can_show(size, environment, encoding, states):
+    lines = by_name(terminal.judge(size, environment, encoding))
+    assert tuple(lines[name].state for name in ("terminal", "colours", "utf-8")) == states
+    assert all(line.remedy for line in lines.values() if line.state == "does-not")
+
+
+def test_limits_are_facts_and_no_fault():
+    assert limits.judge(None).state == "not-needed"
+    sample = CgroupSample(version=2, cpu_quota=1.5, memory_limit=2 << 30, memory_used=1 << 30)
+    assert limits.judge(sample).reason == "v2; limits: 1.5 cores; 2.0 GB of memory, 1.0 GB of it used"
+    assert limits.judge(CgroupSample(version=1)).reason == "v1; limits: none"
+
+
+LADDER = (("remote-debug", "its Python is older than 3.14"), ("signal-frame", None))
+SHUT = (("remote-debug", "its Python is older than 3.14"), ("signal-frame", "its shadow stack (CET) is on"))
+
+
+@pytest.mark.parametrize(
+    ("surveys", "states", "words"),
+    [
+        ([Survey(False, LADDER, "/tmp")], ("works", "not-needed", "works", "works"), "signal-frame comes first"),
+        ([Survey(False, LADDER, "/tmp")] * 3, ("works",), "in all 3 processes"),
+        ([Survey(False, SHUT, "/tmp")], ("does-not", "does-not", "does-not", "works"), "aitop run -- CMD"),
+        ([Survey(True, SHUT, None)], ("works", "not-needed", "not-needed"), "in already"),
+        (
+            [Survey(False, LADDER, "/tmp"), Survey(False, (), None, AttachRefused("denied", "it is traced", "end it"))],
+            ("does-not",),
+            "in 1 of 2 processes: it is traced",
+        ),
+        ([Survey(False, LADDER, None, AttachRefused("failed", "no folder", "TMPDIR"))], ("does-not",), "TMPDIR"),
+    ],
+)
+def test_the_ways_of_the_hook(surveys, states, words):
+    lines = target.hook([(pid, survey) for pid, survey in enumerate(surveys, 1)])
+    assert tuple(line.state for line in lines)[: len(states)] == states
+    assert words in f"{lines[0].reason} {lines[0].remedy}"
+
+
+def test_a_sampler_that_is_not_there_or_does_not_run(monkeypatch, tmp_path):
+    monkeypatch.setattr(sampler, "find_py_spy", lambda: str(tmp_path / "py-spy"))
+    assert sampler.installed().state == "does-not"
+
+    def missing():
+        raise SourceError("absent", "py-spy is not installed", "pip install py-spy")
+
+    monkeypatch.setattr(sampler, "find_py_spy", missing)
+    assert sampler.installed() == Check("py-spy", "does-not", "py-spy is not installed", "pip install py-spy")
+    monkeypatch.setattr(sampler, "find_py_spy", lambda: "/bin/false")
+    assert "leaves with code 1" in sampler.installed().reason
+
+
+HOSTILE = [
+    Check("process", "does-not", "1 is \x1b[2Jtrain\u202e.py", "end \x9b31m it"),
+    Check("gpm", "not-needed", "no\nGPU"),
+]
+
+
+@pytest.mark.parametrize("written", ["text", "json"])
+def test_nothing_that_a_terminal_obeys_is_passed_on(monkeypatch, capsys, written):
+    monkeypatch.setattr(doctor, "examine", lambda pid: HOSTILE)
+    assert cli.run(["doctor", "--format", written]) == 1
+    told = capsys.readouterr().out
+    assert "train" in told and told.replace("\n", "").isprintable()
+    if written == "json":
+        assert json.loads(told)["checks"][0]["reason"].isprintable()
+
+
+def test_what_is_not_needed_is_no_fault(monkeypatch):
+    monkeypatch.setattr(doctor, "examine", lambda pid: HOSTILE[1:])
+    monkeypatch.setattr("sys.stdout", io.StringIO())
+    assert cli.run(["doctor"]) == 0
+
+
+def test_the_keys_of_the_json_report_stay():
+    told = json.loads(report.as_json(HOSTILE, 7))
+    assert list(told) == ["schema", "aitop", "ok", "pid", "checks"]
+    assert (told["schema"], told["ok"], told["pid"]) == (1, False, 7)
+    assert [list(check) for check in told["checks"]] == [["name", "state", "reason", "remedy"]] * 2
+    assert told["checks"][1] == {"name": "gpm", "state": "not-needed", "reason": "no GPU", "remedy": None}
