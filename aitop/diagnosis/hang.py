@@ -13,6 +13,8 @@ from aitop.model.verdict import Fix, Verdict, Where
 
 SURE, LIKELY, UNSURE, BLIND = 0.95, 0.85, 0.6, 0.5
 MOST_GROUPS = 6
+# What a process may wait in that is alone.
+OF_ONE = ("backward", "synchronize")
 
 
 @dataclass(frozen=True)
@@ -147,6 +149,10 @@ def _alike(still: Standstill) -> Odd:
     if still.elsewhere:
         title = f"{_ranks(still.ranks)} waits in {calls} for {still.elsewhere} ranks that are not on this machine"
         return Odd("rank-elsewhere", title, UNSURE, fix="look at the other machines, or at why a rank has ended")
+    if len(still.ranks) == 1 and still.ranks[0].doing == "collective" and calls not in OF_ONE:
+        title = f"the only rank that is here waits in {calls} for others: they have ended, or are on other machines"
+        fix = "look at their logs, and at the other machines; have the launcher end all ranks with the first that ends"
+        return Odd("rank-elsewhere", title, UNSURE, still.ranks[:1], fix=fix)
     if len(still.ranks) == 1:
         title = f"the only process waits in {calls}" + (f" at {_line(still.ranks[0])}" if still.ranks[0].where else "")
         return Odd("rank-blocked", title, UNSURE, still.ranks[:1])

@@ -137,7 +137,7 @@ def _exchanged_in_calls(step: Sequence[tuple[StepRecord, float | None]]) -> floa
     single = [record.collective_calls for record, _ in step]
     whole = all(sum(calls) <= 1.01 * seconds for calls, seconds in zip(single, together, strict=True))
     if whole and len({len(calls) for calls in single}) == 1 and single[0]:
-        return sum(min(same) for same in zip(*single, strict=True))
+        return float(sum(min(same) for same in zip(*single, strict=True)))
     return min(together)
 
 

@@ -22,6 +22,8 @@ from aitop.sources.target import look
 JOB = Path(__file__).parents[1] / "ranks" / "job.py"
 LONGEST = 30.0
 HANGS = ("lock", "skip", "died", "mismatch", "worker")
+# Here the launcher does not notice.
+KILLED = "killed"
 QUIET_SECONDS = 14.0
 
 
@@ -44,6 +46,7 @@ EXPECTED = {
     "lock": Expected("hang", ("rank-blocked",), "guard.acquire()  # for ever"),
     "skip": Expected("hang", ("skipped-collective",), "loss.backward()"),
     "died": Expected("hang", ("rank-gone",), ""),
+    "killed": Expected("hang", ("rank-gone",), ""),
     "mismatch": Expected("hang", ("mismatched-collectives",), "dist.all_gather_object"),
     "worker": Expected("hang", ("loader-worker",), "guard.acquire()  # in a worker"),
 }
@@ -96,6 +99,8 @@ def main() -> None:
         *(f"{fault}:spawn:before" for fault in ("healthy", "input")),
         *(f"{fault}:torchrun:{when}" for fault in HANGS for when in ("before", "after")),
         *(f"{fault}:processes:passive" for fault in HANGS),
+        *(f"{KILLED}:processes:{when}" for when in ("before", "after", "passive")),
+        *(f"{fault}:spawn:before" for fault in ("lock", "died")),
     ]
     print(f"{'case':<28}{'expected':<32}{'got':<36}{'rank':<6}{'line':<6}{'conf':<6}{'gain':<6}seconds")
     with tempfile.TemporaryDirectory() as folder:
@@ -108,7 +113,7 @@ def main() -> None:
 
 def row(name: str, fault: str, launch: str, when: str, port: int, folder: Path) -> str:
     """One case, run and watched."""
-    hangs = fault in HANGS
+    hangs = fault in (*HANGS, KILLED)
     job = Job(fault, launch, port, folder, after=250 if hangs and when == "before" else 20)
     try:
         job.wait_for(30 if not hangs or when == "before" else 10)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -18,7 +19,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset
 
-FAULTS = ("healthy", "input", "compute", "batches", "comm", "lock", "skip", "died", "mismatch", "worker")
+FAULTS = ("healthy", "input", "compute", "batches", "comm", "lock", "skip", "died", "killed", "mismatch", "worker")
 
 
 def arguments() -> argparse.Namespace:
@@ -101,9 +102,9 @@ def train(rank: int, args: argparse.Namespace) -> None:
         if fault == "lock" and odd and step == args.after:
             guard.acquire()
             guard.acquire()  # for ever
-        if fault == "died" and step == args.after:
+        if fault in ("died", "killed") and step == args.after:
             if odd:
-                os._exit(0)
+                os._exit(0) if fault == "died" else os.kill(os.getpid(), signal.SIGKILL)
             dist.new_group(list(range(args.world)))
         optimizer.zero_grad()
         loss = model(rows).square().mean()

@@ -177,6 +177,14 @@ def test_a_rank_that_is_gone_is_missed_by_what_the_launcher_said():
     assert (odd_one(told).subtype, odd_one(told).ranks) == ("rank-gone", (1,))
 
 
+def test_the_only_rank_that_is_left_of_nobody_knows_how_many():
+    waits = Standing(pid=100, rank=0, role="rank", doing="collective", call="new_group", where=user(9))
+    odd = odd_one(Standstill(seconds=9.0, ranks=(waits,)))
+    assert (odd.subtype, odd.ranks) == ("rank-elsewhere", ())
+    alone = msgspec.structs.replace(waits, call="synchronize")
+    assert odd_one(Standstill(seconds=9.0, ranks=(alone,))).subtype == "rank-blocked"
+
+
 def test_a_loader_worker_in_a_lock():
     loading = Standing(pid=100, rank=0, role="rank", doing="loading", call="DataLoader")
     worker = Standing(pid=200, rank=0, role="loader-worker", doing="fetching", where=user(65), frames=(user(65),))
