@@ -31,11 +31,13 @@ from aitop.ui.screens.picker import PickerScreen
 from aitop.ui.screens.replay import ReplayScreen, Seekable
 from aitop.ui.terminal import LastResort, believe_the_terminal
 from aitop.ui.themes import DARK, THEMES, Theme, after
-from aitop.ui.thrift import thrifty
+from aitop.ui.thrift import narrowed, thrifty
 from aitop.ui.view import Look, View
 from aitop.ui.widgets.pane import Pane
 
 if TYPE_CHECKING:
+    from rich.console import RenderableType
+
     from aitop.engine.feed import Feed
     from aitop.engine.recorder import Recorder
 
@@ -80,6 +82,9 @@ class AitopApp(App[ResultType]):
     def get_driver_class(self) -> type[Driver]:
         """The driver for this system, that spares the link to the terminal."""
         return thrifty(super().get_driver_class())
+
+    def _display(self, screen: Screen[Any], renderable: RenderableType | None) -> None:
+        super()._display(screen, narrowed(renderable))
 
     def get_theme_variable_defaults(self) -> dict[str, str]:
         """What theme.tcss is read with before a theme is there."""

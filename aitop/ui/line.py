@@ -17,6 +17,9 @@ from aitop.ui.themes import DARK, Theme, themed
 Span = tuple[str, Style]
 
 ELLIPSIS = "…"
+_FIRST_OTHER_WIDTH = "\u0300"
+NEAR = 8
+"""Cells between two changes that are written rather than stepped over."""
 
 
 def cut(text: str, width: int) -> str:
@@ -161,6 +164,35 @@ def lit(line: Line) -> Line:
     lit_up.spans = [(text, on(style, SELECTED)) for text, style in line.spans]
     lit_up.width = line.width
     return lit_up
+
+
+def changed_cells(before: Line, after: Line) -> list[tuple[int, int]]:
+    """Where two lines of one width differ, as columns from and to; what is close together is taken as one."""
+    old, new = _cells(before), _cells(after)
+    if len(old) != len(new):
+        return [(0, after.width)]
+    found: list[tuple[int, int]] = []
+    for column, (had, has) in enumerate(zip(old, new, strict=True)):
+        if had == has:
+            continue
+        if found and column - found[-1][1] < NEAR:
+            found[-1] = found[-1][0], column + 1
+        else:
+            found.append((column, column + 1))
+    return found
+
+
+def _cells(line: Line) -> list[tuple[str, Style]]:
+    """Every cell with its style; the halves of a wide character differ as soon as it or its place does."""
+    cells: list[tuple[str, Style]] = []
+    for text, style in line.spans:
+        for character in text:
+            width = 1 if character < _FIRST_OTHER_WIDTH else cell_len(character)
+            if width:
+                cells += [(character * (half + 1), style) for half in range(width)]
+            elif cells:
+                cells[-1] = cells[-1][0] + character, cells[-1][1]
+    return cells
 
 
 _ASCII = str.maketrans(

@@ -4,11 +4,18 @@ from __future__ import annotations
 
 import re
 from functools import lru_cache
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
+from textual._compositor import ChopsUpdate
 from textual.driver import Driver
 
+if TYPE_CHECKING:
+    from rich.console import Console
+
+T = TypeVar("T")
+
 _STYLE = re.compile(r"\x1b\[([0-9;]*)m")
+_MOVES = re.compile(r"(?:\x1b\[[0-9;]*H)+")
 MOST_WAITING = 2
 _LOOKS = frozenset({"1", "2", "3", "4", "5", "7", "9"})
 _REVERSE_OR_LINED = frozenset({"4", "7", "9"})
@@ -37,7 +44,7 @@ def condensed(output: str) -> str:
         wanted = _after(wanted, codes)
         if not text:
             continue
-        if wanted != has:
+        if wanted != has and not _MOVES.fullmatch(text):
             # Blanks look the same in any ink, so they keep that of their neighbours.
             if text.isspace() and not (wanted.looks | has.looks) & _REVERSE_OR_LINED:
                 drawn = Pen(has.ink, wanted.ground, has.looks)
@@ -92,6 +99,29 @@ def _change(has: Pen, wanted: Pen) -> str:
     if has.ground != wanted.ground:
         changes.append(wanted.ground or "49")
     return f"\x1b[{min(';'.join(changes), afresh, key=len)}m"
+
+
+class Changes(ChopsUpdate):
+    """The toolkit's update, written from where a change begins: its own writes from the left edge of the widget."""
+
+    def render_segments(self, console: Console) -> str:
+        """What a terminal is told: for each span its place, and nothing but what stands in it."""
+        written: list[str] = []
+        for y, first, beyond in self.spans:
+            for end, (x, strip) in zip(self.chop_ends[y], self.chops[y].items(), strict=False):
+                start, stop = max(x, first), min(end, beyond)
+                if strip is None or start >= stop:
+                    continue
+                piece = strip if (start, stop) == (x, end) else strip.crop(start - x, stop - x)
+                written.append(f"\x1b[{y + 1};{start + 1}H{piece.render(console)}")
+        return "".join(written)
+
+
+def narrowed(update: T) -> T | Changes:
+    """An update of the toolkit that writes no more than changes; anything else as it is."""
+    if type(update) is ChopsUpdate and update.spans:
+        return Changes(update.chops, update.spans, update.chop_ends)
+    return update
 
 
 @lru_cache(maxsize=4)

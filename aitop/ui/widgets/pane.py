@@ -1,4 +1,4 @@
-"""A pane: draws lines with Textual's line API and redraws only those that changed."""
+"""A pane: draws lines with Textual's line API and redraws only the cells that changed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from textual.geometry import Region
 from textual.strip import Strip
 from textual.widget import Widget
 
-from aitop.ui.line import Line, shorten
+from aitop.ui.line import Line, changed_cells, shorten
 from aitop.ui.narrowing import scope_of
 from aitop.ui.palette import BACKGROUND, DIM, FRAME, FRAME_FOCUSED, STATE_STALE, TITLE, clickable, dimmed
 from aitop.ui.view import Look, View
@@ -63,7 +63,7 @@ class Pane(Widget, can_focus=True):
         raise NotImplementedError
 
     def show(self, view: View) -> None:
-        """Take a new view; repaint the lines in which it looks different."""
+        """Take a new view; repaint the cells in which it looks different."""
         self.view = view
         self.redraw()
 
@@ -79,12 +79,15 @@ class Pane(Widget, can_focus=True):
             self._strips = [line.to_strip(self.ground, look.ascii, look.theme) for line in lines]
             self.refresh()
             return
-        changed = [row for row in range(height) if lines[row] != self.drawn[row]]
-        for row in changed:
-            self._strips[row] = lines[row].to_strip(self.ground, look.ascii, look.theme)
+        changed: list[Region] = []
+        for row in range(height):
+            if lines[row] != self.drawn[row]:
+                self._strips[row] = lines[row].to_strip(self.ground, look.ascii, look.theme)
+                parts = changed_cells(self.drawn[row], lines[row])
+                changed += [Region(start, row, end - start, 1) for start, end in parts]
         self.drawn = lines
         if changed:
-            self.refresh(*(Region(0, row, width, 1) for row in changed))
+            self.refresh(*changed)
 
     def render_line(self, y: int) -> Strip:
         """Textual asks for one row."""
