@@ -37,7 +37,7 @@ class Transformer(nn.Module):
         self.head = nn.Linear(192, 10)
 
     def forward(self, rows):
-        return self.head(self.encoder(self.embed(rows).unsqueeze(1).expand(-1, 32, -1)).mean(1))
+        return self.head(self.encoder(self.embed(rows).unsqueeze(1).expand(-1, 12, -1)).mean(1))
 
 
 # How a model is made, and how many of its steps fill about a quarter of a second.

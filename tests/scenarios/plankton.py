@@ -44,7 +44,7 @@ class Plankton(Dataset):
 
 
 def main():
-    args = arguments(__doc__, batch_size=32, workers=1, side=56, width=10, keep_every=60)
+    args = arguments(__doc__, batch_size=32, workers=1, side=56, width=5, keep_every=60)
     torch.manual_seed(args.seed)
     torch.set_num_threads(1)
     log = RunLog(args)
