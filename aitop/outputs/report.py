@@ -10,6 +10,7 @@ import msgspec
 from aitop import __version__
 from aitop.model.snapshot import Cost, Phases, Snapshot, Steps
 from aitop.model.source import SOURCE_NAMES, SourceStatus
+from aitop.model.text import escaped_json
 from aitop.model.verdict import Abstention, Verdict
 
 SCHEMA = 1
@@ -101,7 +102,7 @@ def report_of(snapshot: Snapshot) -> Report:
 
 def to_json(report: Report) -> str:
     """Indented JSON with the keys in the order of the schema and a newline at the end."""
-    return msgspec.json.format(msgspec.json.encode(report), indent=2).decode() + "\n"
+    return escaped_json(msgspec.json.format(msgspec.json.encode(report), indent=2).decode()) + "\n"
 
 
 def _source(status: SourceStatus | None) -> ReportSource:

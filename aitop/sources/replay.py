@@ -14,9 +14,9 @@ import msgspec
 from aitop.errors import UnreadableRecordingError
 from aitop.model.event import Event
 from aitop.model.recording import RECORDING_VERSION, Header
+from aitop.sources.sound_event import is_sound
 
 LONGEST_LINE = 16 * 1024 * 1024
-LATEST = 1e10  # seconds of uptime; nothing that was ever up so long wrote this
 _GZIP_MAGIC = b"\x1f\x8b"
 _NOT_READABLE = (msgspec.MsgspecError, ValueError, RecursionError)
 _STREAM_ENDS = (OSError, EOFError, zlib.error)
@@ -47,7 +47,7 @@ class RecordedEvents(Iterator[Event]):
                 except _NOT_READABLE:
                     self.skipped += line.endswith(b"\n")
                     continue
-                if 0 <= event.time < LATEST:
+                if is_sound(event, line):
                     return event
                 self.skipped += 1
 

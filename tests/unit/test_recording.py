@@ -142,6 +142,43 @@ def test_events_at_impossible_times_are_no_events(tmp_path, moment):
     assert events.skipped == 1
 
 
+FRAME = {"function": "f", "file": "/x.py", "line": 3}
+STACKS = {"type": "stacks", "time": 1.0, "seconds": 1.0, "rate": 20.0, "frames": [FRAME]}
+THREAD = {"pid": 1, "thread": "t", "main": True, "count": 1}
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        '{"type":"tick","time":1.0,"wall":1e300}',
+        '{"type":"tick","time":1.0,"wall":%s}' % ("9" * 400),
+        '{"type":"tick","time":1.0,"wall":NaN}',
+        '{"type":"hook","time":1.0,"pid":1,"lost":1000000000000000000}',
+        json.dumps({"type": "dump", "time": 1.0, "frames": [], "threads": [{**THREAD, "frames": [0]}]}),
+        json.dumps({**STACKS, "frames": [], "stacks": [{**THREAD, "frames": [0]}]}),
+        json.dumps({**STACKS, "stacks": [{**THREAD, "frames": [-1]}]}),
+    ],
+)
+def test_what_cannot_be_true_is_a_damaged_line(tmp_path, event):
+    path = write(tmp_path / "run.jsonl")
+    path.write_bytes(path.read_bytes() + event.encode() + b"\n")
+    events = read_recording(path)[1]
+    assert list(events) == EVENTS
+    assert events.skipped == 1
+
+
+def test_a_stack_of_frames_that_are_there_is_an_event(tmp_path):
+    path = write(tmp_path / "run.jsonl")
+    event = json.dumps({**STACKS, "stacks": [{**THREAD, "frames": [0]}]})
+    path.write_bytes(path.read_bytes() + event.encode() + b"\n")
+    assert len(list(read_recording(path)[1])) == len(EVENTS) + 1
+
+
+def test_a_long_number_in_a_text_is_no_damage(tmp_path):
+    named = msgspec.structs.replace(TARGET, command="python train.py --run 123456789012345678901234567890")
+    assert list(read_recording(write(tmp_path / "run.jsonl", [named]))[1]) == [named]
+
+
 @pytest.mark.parametrize(
     ("content", "words"),
     [

@@ -88,6 +88,7 @@ def test_no_thread_is_main_when_nothing_says_so():
         b'{"profiles": [], "shared": {}}',
         b'{"profiles": 3, "shared": {"frames": []}}',
         b"\xff\xfe",
+        b'{"x": ' + b"[" * 3000,
     ],
 )
 def test_anything_else_is_refused(data: bytes):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import unicodedata
 
 import pytest
@@ -9,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aitop import cli
-from aitop.model.text import printable
+from aitop.model.text import escaped_json, printable
 from aitop.sources import procfs
 from aitop.sources.nvml import plausible
 from aitop.ui.line import Line, wrap
@@ -33,6 +34,14 @@ def test_whatever_is_shown_went_through_it(text):
     name = plausible.clean(text)
     passed = [procfs.shown([text]), Line(text).text, one_line(text), "".join(wrap(text, 5)), name or ""]
     assert all(shown.isprintable() for shown in passed)
+
+
+@given(st.lists(st.text() | UNSAFE, max_size=3))
+def test_json_says_the_same_without_it(texts):
+    written = json.dumps(texts, ensure_ascii=False, indent=1)
+    shown = escaped_json(written)
+    assert shown.replace("\n", "").isprintable()
+    assert json.loads(shown) == texts
 
 
 @pytest.mark.parametrize(

@@ -87,7 +87,7 @@ def _look(program: str, pid: int) -> list[_Thread] | SourceError:
         if done.returncode == 0 and len(done.stdout) <= MOST_BYTES:
             try:
                 return msgspec.json.decode(done.stdout, type=list[_Thread])
-            except msgspec.MsgspecError as error:
+            except (msgspec.MsgspecError, ValueError, RecursionError) as error:
                 complaint = f"something unreadable: {error}"
     return explain(pid, complaint) if lives(pid) else []
 

@@ -62,7 +62,10 @@ def parse(
     """
     if len(data) > MOST_BYTES:
         raise ValueError(f"py-spy wrote {len(data)} bytes")
-    file = msgspec.json.decode(data, type=_File)
+    try:
+        file = msgspec.json.decode(data, type=_File)
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
     frames = file.shared.frames
     named = [(_PROFILE.fullmatch(profile.name), profile.samples) for profile in file.profiles]
     threads = [(match["id"], match["name"], _counted(samples, len(frames))) for match, samples in named if match]

@@ -1,0 +1,45 @@
+"""Whether a recorded event, whose types are right, can also be true: what cannot is taken for a damaged line."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import msgspec
+
+from aitop.model.event import Event
+from aitop.model.stacks import StackDump, StackWindow
+
+LATEST = 1e10  # seconds of uptime; nothing that was ever up so long wrote this
+LARGEST = 1e18
+# Lines without these have no number above LARGEST; those with them may have it in a text as well.
+_LONG_NUMBER = re.compile(rb"\d{18}|\d[eE]\+?\d\d")
+
+
+def is_sound(event: Event, line: bytes) -> bool:
+    """`line` is the text that `event` was read from."""
+    if not 0 <= event.time < LATEST:
+        return False
+    if isinstance(event, StackWindow) and not _in_range([stack.frames for stack in event.stacks], len(event.frames)):
+        return False
+    if isinstance(event, StackDump) and not _in_range([stack.frames for stack in event.threads], len(event.frames)):
+        return False
+    return _LONG_NUMBER.search(line) is None or _bounded(msgspec.to_builtins(event))
+
+
+def _in_range(stacks: list[tuple[int, ...]], frames: int) -> bool:
+    return all(0 <= index < frames for stack in stacks for index in stack)
+
+
+def _bounded(value: Any) -> bool:
+    """Whether no number in it is larger than anything that is measured."""
+    todo = [value]
+    while todo:
+        one = todo.pop()
+        if isinstance(one, dict):
+            todo += one.values()
+        elif isinstance(one, (list, tuple)):
+            todo += one
+        elif isinstance(one, (int, float)) and not -LARGEST < one < LARGEST:
+            return False
+    return True
