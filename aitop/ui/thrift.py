@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import re
 from functools import lru_cache
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from textual._compositor import ChopsUpdate
 from textual.driver import Driver
 
 if TYPE_CHECKING:
     from rich.console import Console
-
-T = TypeVar("T")
 
 _STYLE = re.compile(r"\x1b\[([0-9;]*)m")
 _MOVES = re.compile(r"(?:\x1b\[[0-9;]*H)+")
@@ -117,7 +115,7 @@ class Changes(ChopsUpdate):
         return "".join(written)
 
 
-def narrowed(update: T) -> T | Changes:
+def narrowed(update: Any) -> Any:
     """An update of the toolkit that writes no more than changes; anything else as it is."""
     if type(update) is ChopsUpdate and update.spans:
         return Changes(update.chops, update.spans, update.chop_ends)

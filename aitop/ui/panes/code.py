@@ -12,6 +12,7 @@ from aitop.model.snapshot import Stacks
 from aitop.model.units import NOT_YET, percent
 from aitop.ui.call_tree import Node, Path, find, forest
 from aitop.ui.code_lines import LEAST_FOR_TEXT, Place, hot_line, hot_line_and_text, tree_line
+from aitop.ui.company import flame_below, lines_below, room_below
 from aitop.ui.figures import gil_line
 from aitop.ui.flame import flame_lines, legend, node_line
 from aitop.ui.hot_lines import HotRow, hot_rows
@@ -87,11 +88,13 @@ class CodePane(Pane):
         if view.code == "flame":
             lines, foot = self._flame(stacks, view, width, height)
             note = legend() if width >= ROOM_FOR_LEGEND else note
+            foot += lines_below(stacks, view, width, room_below(len(lines) + len(foot), height))
         else:
             whose = gil_line(stacks, view.pids(), width) if height >= ROOM_FOR_GIL and width >= LEAST_FOR_GIL else None
             foot = [whose] if whose is not None else []
             draw = self._tree if view.code == "tree" else self._lines
             lines = draw(stacks, view, width, height - len(foot))
+            foot = self._company(stacks, view, width, room_below(len(lines), height - len(foot))) + foot
         nothing = "no line of the user's own code was seen"
         if view.who.words():
             nothing = f"nothing of {view.who.words()} was seen"
@@ -143,6 +146,12 @@ class CodePane(Pane):
         )
         shown = find(nodes, self._pointed or path) or nodes[0]
         return [*head, *lines], [node_line(shown, width)][:foot]
+
+    def _company(self, stacks: Stacks, view: View, width: int, room: int) -> list[Line]:
+        """Below a list the flame, below the tree the hot lines."""
+        if view.code == "lines":
+            return flame_below(self._trees(stacks, view), view, width, room) if room else []
+        return lines_below(stacks, view, width, room)
 
     def _trees(self, stacks: Stacks, view: View) -> list[Node]:
         """The trees of those that are asked for; worked out once for the stacks at hand."""

@@ -7,6 +7,7 @@ from aitop.model.snapshot import Series, Snapshot
 from aitop.model.steps import LoaderInfo
 from aitop.model.units import NOT_SUPPORTED, NOT_YET, count, percent, rate
 from aitop.ui.changes import change
+from aitop.ui.company import lines_of, room_below
 from aitop.ui.figures import copies
 from aitop.ui.line import Line
 from aitop.ui.palette import DATA, DIM, FAINT, TEXT
@@ -32,6 +33,7 @@ from aitop.ui.words import plural, state_line
 
 ROOM_FOR_STRIPS = 9
 MOST_STRIPS = 16
+ROOM_FOR_LINES = 20
 LEAST_WIDTH = 44
 SCALE = 13
 """Cells at the left of a chart: a pid and a share stand there."""
@@ -49,12 +51,14 @@ class DataPane(ChartPane):
         workers = _workers(view, snapshot)
         room = len(workers) <= MOST_STRIPS and height >= len(workers) + ROOM_FOR_STRIPS
         if room and width >= LEAST_WIDTH:
-            lines = self._over_time(snapshot, workers, width, height)
+            lines = self._over_time(view, snapshot, workers, width, height)
         else:
             lines = _at_once(view, snapshot, workers, width, height)
         return Drawing(lines, "Data", _cpu_note(view, workers), view.stale("host"))
 
-    def _over_time(self, snapshot: Snapshot, workers: list[ProcessSample], width: int, height: int) -> list[Line]:
+    def _over_time(
+        self, view: View, snapshot: Snapshot, workers: list[ProcessSample], width: int, height: int
+    ) -> list[Line]:
         """Queue and workers on one axis of time, the facts above them."""
         loader = main_loader(snapshot)
         lines = _facts(snapshot, loader, workers, width, 4)
@@ -62,12 +66,16 @@ class DataPane(ChartPane):
         span = span_of(series.values(), snapshot.time, width - SCALE)
         self.moments = span.moments()
         at = span.cell(self.cursor)
-        rows = max(2, min(16, height - len(lines) - len(workers) - 2))
+        free = height - len(lines) - len(workers) - 2
+        rows = max(2, free if free < ROOM_FOR_LINES else free * 3 // 5)
         lines += _queue_chart(snapshot, loader, span, rows, at)
         lines += strip_lines(snapshot, workers, span, SCALE, at)
-        if at is not None and self.cursor is not None:
-            return [*lines, _reading(snapshot, workers, span, self.cursor)]
-        return [*lines, time_axis(span, SCALE, legend() if workers else None)]
+        reading = at is not None and self.cursor is not None
+        axis = time_axis(span, SCALE, legend() if workers else None)
+        lines.append(_reading(snapshot, workers, span, self.cursor or 0.0) if reading else axis)
+        pids = frozenset(process.pid for process in workers)
+        room = room_below(len(lines), height)
+        return [*lines, *lines_of(snapshot.stacks, pids, view, "what the workers run", width, room)]
 
 
 def _at_once(view: View, snapshot: Snapshot, workers: list[ProcessSample], width: int, height: int) -> list[Line]:

@@ -22,6 +22,8 @@ BLOCK_ROWS = 4
 SCALE = 13
 LEAST_CHART = 5
 ROOM_FOR_SM = 8
+BAR_AT = 9
+AMOUNTS = 21
 LEAST_BAR, LEAST_REASON = 6, 20
 CALM_REASONS = frozenset({"gpu idle", "idle", "none"})
 
@@ -56,7 +58,10 @@ class GpuPane(ChartPane):
                 for line in _block(view, device, width, each, index=device.index, cursor=self.cursor)
             ]
             return Drawing(lines, title, _lost_note(devices), stale)
-        return Drawing(device_lines(devices, width), title, _lost_note(devices), stale)
+        lines = device_lines(devices, width)
+        if height >= 2 * len(devices):
+            lines = [line for pair in zip(lines, _past_lines(view, devices, width), strict=True) for line in pair]
+        return Drawing(lines, title, _lost_note(devices), stale)
 
 
 def line_each(devices: tuple[GpuDevice, ...], width: int, height: int) -> list[Line]:
@@ -88,6 +93,13 @@ def device_lines(devices: Sequence[GpuDevice], width: int) -> list[Line]:
         _device_line(device, bar_width, LINE_PARTS[:parts], reason, width)
         for device, reason in zip(devices, reasons, strict=True)
     ]
+
+
+def _past_lines(view: View, devices: Sequence[GpuDevice], width: int) -> list[Line]:
+    """How busy each device was, a row each, under its bar."""
+    room = max(4, width - BAR_AT)
+    known = [() if device.lost else _history(view, device, "busy").values for device in devices]
+    return [Line().to(BAR_AT).add(braille(values, room, 1, 1.0)[0], DEVICE_CHART) for values in known]
 
 
 def _device_line(device: GpuDevice, bar_width: int, parts: Sequence[LinePart], reason: str, width: int) -> Line:
@@ -190,7 +202,7 @@ def _memory_row(view: View, device: GpuDevice, width: int) -> Line:
     used = _fraction(device.memory_used, device.memory_total)
     line = Line("memory  ", DIM).add(share_text(used), BRIGHT)
     line.join(_change(view, device, lambda one: _fraction(one.memory_used, one.memory_total))).add(" ")
-    text = _memory(device).rjust(15)
+    text = f"{_memory(device)} ".rjust(AMOUNTS)
     return line.join(bar(used, max(4, width - line.width - len(text) - 1), DEVICE_CHART)).add(text, TEXT)
 
 
@@ -198,7 +210,7 @@ def _power_row(view: View, device: GpuDevice, width: int) -> Line:
     used = _fraction(device.power, device.power_limit)
     line = Line("power   ", DIM).add(share_text(used), BRIGHT)
     line.join(_change(view, device, lambda one: _fraction(one.power, one.power_limit))).add(" ")
-    text = f"{_watts(device)}  {_degrees(device)}".rjust(21)
+    text = f"{_watts(device)}  {_degrees(device)} ".rjust(AMOUNTS)
     return line.join(bar(used, max(4, width - line.width - len(text) - 1), DEVICE_CHART)).add(text, TEXT)
 
 

@@ -12,8 +12,10 @@ from aitop.model.snapshot import Series, Snapshot
 from aitop.model.steps import AllocatorSample
 from aitop.model.units import NOT_YET, count, size
 from aitop.ui.changes import change
-from aitop.ui.line import Line
+from aitop.ui.company import heading
+from aitop.ui.line import Line, shorten
 from aitop.ui.palette import BRIGHT, DEVICE_CHART, DEVICE_SOFT, DIM, FAINT, HOST_CHART, LOSS, TEXT
+from aitop.ui.process_tree import labels_of
 from aitop.ui.view import Look, View
 from aitop.ui.widgets.cursor import ChartPane
 from aitop.ui.widgets.pane import Drawing
@@ -31,13 +33,16 @@ from aitop.ui.widgets.plot import (
     value_at,
 )
 from aitop.ui.widgets.timeline import bar, braille, layered_bar, nice_bytes
-from aitop.ui.words import plural, share_text, state_line
+from aitop.ui.words import one_line, plural, share_text, state_line
 
 NEARLY_FULL = 0.95
 NEAR_CAPACITY = 0.4
 SCALE = 13
+NAMED = 14
 INDENT = 8
-LEAST_ROWS, MOST_ROWS = 2, 12
+LEAST_ROWS, MOST_ROWS = 2, 16
+ROOM_FOR_LIST = 20
+ROOM_FOR_WORD = 3
 LEAST_WIDTH = 40
 LEAST_STRIP = 6
 FORETELLING = frozenset({"oom-risk", "memory-leak", "host-memory-pressure"})
@@ -56,11 +61,12 @@ class MemoryPane(ChartPane):
             return Drawing([state_line("host", status) if status else Line(NOT_YET, DIM)], "Memory")
         gauges, allocators = _host_rows(view, snapshot.host, width), snapshot.allocators
         charts = 1 + len(allocators)
-        each = min(MOST_ROWS, (height - 2 - len(gauges) - 2 * len(allocators)) // charts)
-        if each < LEAST_ROWS or width < LEAST_WIDTH:
+        listed = _holders(view, snapshot, width, height // 3) if height >= ROOM_FOR_LIST else []
+        each = min(MOST_ROWS, (height - 2 - len(gauges) - 2 * len(allocators) - len(listed)) // charts)
+        if each < LEAST_ROWS or width < LEAST_WIDTH or not snapshot.series.get("rss", Series()).times:
             lines = _at_once(view, snapshot, gauges, width, height)
         else:
-            lines = self._over_time(view, snapshot, gauges, width, each)
+            lines = self._over_time(view, snapshot, gauges, width, each) + listed
         return Drawing(lines, "Memory", _note(snapshot, snapshot.host), view.stale("host"))
 
     def _over_time(self, view: View, snapshot: Snapshot, gauges: list[Line], width: int, rows: int) -> list[Line]:
@@ -114,6 +120,25 @@ def _job_line(view: View, snapshot: Snapshot) -> Line:
     return line.add("  ").add(_who_has_it(processes), DIM)
 
 
+def _holders(view: View, snapshot: Snapshot, width: int, most: int) -> list[Line]:
+    """Who has the job's memory: a bar each, the largest first."""
+    pids, processes = view.pids(), snapshot.host.processes if snapshot.host else ()
+    sizes = {one.pid: one.rss for one in processes if one.rss and (pids is None or one.pid in pids)}
+    largest = sorted(sizes.items(), key=lambda entry: -entry[1])
+    shown = largest[: most - 2] if len(largest) > most - 1 else largest
+    if not shown:
+        return []
+    labels, room = labels_of(processes), max(4, width - NAMED - 20)
+    lines = [heading("who has it", width)]
+    for pid, held in shown:
+        line = Line(shorten(one_line(labels[pid]), NAMED - 2).ljust(NAMED), DIM).add(str(pid).rjust(8), FAINT)
+        lines.append(line.add(size(held).rjust(9), TEXT).add("  ").join(bar(held / shown[0][1], room, HOST_CHART)))
+    rest = sum(held for _, held in largest[len(shown) :])
+    if rest:
+        lines.append(Line(f"{len(largest) - len(shown)} more".ljust(NAMED + 8), DIM).add(size(rest).rjust(9), TEXT))
+    return lines
+
+
 def _resident(view: View, snapshot: Snapshot) -> float | None:
     pids = view.pids()
     processes = snapshot.host.processes if snapshot.host else ()
@@ -130,7 +155,10 @@ def _resident_chart(snapshot: Snapshot, span: Span, rows: int, cursor: int | Non
     series = snapshot.series.get("rss", Series())
     top = nice_bytes(max((value for value in series.values if value is not None), default=1.0))
     area = Curve(slots(series, span, typical_gap(series)), HOST_CHART, filled=True)
-    return scaled(curves([area], span.cells, rows, top, cursor), scale_labels(rows, top, size), SCALE)
+    labels = scale_labels(rows, top, size)
+    if rows >= ROOM_FOR_WORD:
+        labels[1] = "ranks"
+    return scaled(curves([area], span.cells, rows, top, cursor), labels, SCALE)
 
 
 def _allocator_chart(

@@ -8,8 +8,11 @@ from textual import events
 from textual.binding import Binding, BindingType
 from textual.message import Message
 
+from aitop.model.snapshot import Snapshot
 from aitop.model.units import NOT_YET
+from aitop.ui.company import lines_of, room_below
 from aitop.ui.line import Line
+from aitop.ui.narrowing import family, process_words
 from aitop.ui.palette import BRIGHT, DIM, FAINT
 from aitop.ui.process_columns import fit, heading, longest_branch, row_line, sort_word, sorted_next
 from aitop.ui.process_tree import BY_ROLE, Order, ProcessRow, process_rows
@@ -72,7 +75,7 @@ class ProcessPane(Pane):
         if not self.rows:
             return Drawing([Line("no process matches", DIM)], f"{title} · /{view.filter}")
         self._follow()
-        foot = [_keys()] if self.has_focus and height >= ROOM_FOR_KEYS else []
+        foot = self._foot(view, snapshot, width, height)
         self._page = max(1, height - 1 - len(foot))
         self._first = max(0, min(self._first, self.cursor, len(self.rows) - self._page), self.cursor + 1 - self._page)
         shape = fit(width, gpu=bool(snapshot.gpu and snapshot.gpu.devices), longest=longest_branch(self.rows))
@@ -83,6 +86,16 @@ class ProcessPane(Pane):
         if view.filter:
             title += f" · /{view.filter} {sum(row.found for row in self.rows)} match"
         return Drawing(lines, title, self._note(), view.stale("host"), foot)
+
+    def _foot(self, view: View, snapshot: Snapshot, width: int, height: int) -> list[Line]:
+        """While the pane has the focus: what the process at the cursor runs, and the keys."""
+        row = self._row()
+        if not self.has_focus or height < ROOM_FOR_KEYS or row is None:
+            return []
+        pids = family(snapshot.host.processes, row.process.pid) if snapshot.host else frozenset()
+        title = f"what {process_words(snapshot, row.process.pid)} runs"
+        room = room_below(len(self.rows) + 1, height - 1)
+        return [*lines_of(snapshot.stacks, pids, view, title, width, room), _keys()]
 
     def _note(self) -> Line:
         note = Line(sort_word(self._order), DIM)

@@ -1,0 +1,62 @@
+"""What keeps a list or a chart company in a pane with rows to spare: hot lines, or the flame. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from aitop.model.snapshot import Stacks
+from aitop.ui.call_tree import Node
+from aitop.ui.code_lines import hot_line
+from aitop.ui.flame import flame_lines
+from aitop.ui.hot_lines import HotRow, hot_rows
+from aitop.ui.icicle import icicle
+from aitop.ui.line import Line
+from aitop.ui.matching import matches
+from aitop.ui.palette import DIM, FRAME, KEY
+from aitop.ui.view import View
+
+LEAST = 5
+STEP = 3
+"""Rows by which the border moves: a row more or less above it does not move it."""
+
+
+def heading(title: str, width: int, key: str = "") -> Line:
+    """A rule that says what is below it, and the key that gives it the whole pane."""
+    line = Line("── ", FRAME).add(key, KEY).add(" " if key else "").add(title, DIM)
+    return line.add(" ").to(width, "─", FRAME)
+
+
+def room_below(used: int, height: int) -> int:
+    """Rows that are free below `used` ones, 0 where they are too few for anything."""
+    room = height - -(-(used + 1) // STEP) * STEP
+    return room if room >= LEAST else 0
+
+
+def flame_below(nodes: Sequence[Node], view: View, width: int, room: int) -> list[Line]:
+    """The flame in `room` rows."""
+    cells = icicle(nodes, width)[: room - 1] if room else []
+    if not cells:
+        return []
+    drawn = flame_lines(cells, None, None, letters=view.look.mono, wanted=view.filter)
+    return _filled(heading("flame", width, "f"), drawn, room)
+
+
+def lines_below(stacks: Stacks, view: View, width: int, room: int) -> list[Line]:
+    """The hot lines of those that the code pane is narrowed to, in `room` rows."""
+    rows = hot_rows(stacks, view.pids(), view.who) if room else []
+    return _listed(rows, view, heading("hot lines", width), width, room)
+
+
+def lines_of(stacks: Stacks | None, pids: frozenset[int], view: View, title: str, width: int, room: int) -> list[Line]:  # noqa: PLR0917
+    """The hot lines of some processes under a title, in `room` rows."""
+    rows = hot_rows(stacks, pids) if stacks is not None and room else []
+    return _listed(rows, view, heading(title, width), width, room)
+
+
+def _listed(rows: Sequence[HotRow], view: View, border: Line, width: int, room: int) -> list[Line]:
+    wanted = [row for row in rows if matches(view.filter, row.function, row.file, row.text, row.who)]
+    return _filled(border, [hot_line(row, width) for row in wanted[: room - 1]], room) if wanted else []
+
+
+def _filled(border: Line, lines: Sequence[Line], room: int) -> list[Line]:
+    return [border, *lines, *(Line() for _ in range(room - 1 - len(lines)))]
