@@ -6,14 +6,17 @@ the target never runs another Python instruction; then from stacks, and from the
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+
+from msgspec.structs import replace
 
 from aitop.engine.history import History
 from aitop.engine.stack_groups import own_frames
 from aitop.engine.waiting import waiting_for
 from aitop.model.host import HostSample, ProcessSample
 from aitop.model.ranks import Standing, Standstill
-from aitop.model.stacks import Frame
+from aitop.model.snapshot import Snapshot
+from aitop.model.stacks import Frame, StackDump
 
 # Waits with a time-out of seconds wake a thread now and then, and so does whoever looks at it.
 STILL_SWITCHES, STILL_CORES = 3.0, 0.03
@@ -117,18 +120,41 @@ def _longest_step(history: History) -> float | None:
 
 
 def _standings(history: History, host: HostSample) -> list[Standing]:
-    stacks = _main_stacks(history)
+    steps = {pid: hook.steps[-1].index for pid, hook in history.hooks.items() if hook.steps}
+    numbers = {process.pid: rank_number(history, process) for process in host.processes}
+    return _standing(host, history.dump, numbers, steps)
+
+
+def standing_at(snapshot: Snapshot, dump: StackDump) -> Standstill:
+    """Where ranks and workers stand by this look, whether or not they stand still for long."""
+    views = snapshot.ranks.ranks if snapshot.ranks else ()
+    host = snapshot.host
+    processes = host.processes if host else ()
+    numbers = {process.pid: process.rank for process in processes} | {one.pid: one.rank for one in views}
+    steps = {one.pid: one.step for one in views if one.step is not None}
+    found = _standing(host, dump, numbers, steps) if host else []
+    ranks = tuple(one for one in found if one.role == "rank")
+    workers = tuple(one for one in found if one.role == "loader-worker")
+    if snapshot.standstill is not None:
+        return replace(snapshot.standstill, ranks=ranks, workers=workers)
+    world = (snapshot.ranks.world_size if snapshot.ranks else None) or 0
+    return Standstill(seconds=0.0, ranks=ranks, workers=workers, elsewhere=max(0, world - len(ranks)))
+
+
+def _standing(
+    host: HostSample, dump: StackDump | None, numbers: Mapping[int, int | None], steps: Mapping[int, int]
+) -> list[Standing]:
+    stacks = _main_stacks(dump)
     found = []
     for process in host.processes:
         if process.role not in ("rank", "loader-worker") or process.state == "Z":
             continue
         frames = stacks.get(process.pid)
         doing, call = waiting_for(frames, process.channel) if frames else (None, None)
-        hook = history.hooks.get(process.pid)
         found.append(
             Standing(
                 pid=process.pid,
-                rank=rank_number(history, process),
+                rank=numbers.get(process.pid),
                 role=process.role,
                 doing=doing,
                 call=call,
@@ -136,15 +162,14 @@ def _standings(history: History, host: HostSample) -> list[Standing]:
                 where=next((frame for frame in reversed(frames or ()) if frame.user), None),
                 state=process.state,
                 channel=process.channel,
-                step=hook.steps[-1].index if hook and hook.steps else None,
+                step=steps.get(process.pid),
             )
         )
     return sorted(found, key=lambda one: (one.rank is None, one.rank or 0, one.pid))
 
 
-def _main_stacks(history: History) -> dict[int, tuple[Frame, ...]]:
+def _main_stacks(dump: StackDump | None) -> dict[int, tuple[Frame, ...]]:
     """The own frames of every main thread when all were looked at last."""
-    dump = history.dump
     if dump is None:
         return {}
     return {

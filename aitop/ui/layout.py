@@ -9,6 +9,7 @@ THREE_COLUMNS = 160
 TINY_ROWS = 10
 TALL_ROWS = 27
 ROOM_FOR_PROCESSES = 26
+LEAST_RANKS, MOST_RANKS, LEAST_CODE = 4, 12, 3
 
 
 class Box(NamedTuple):
@@ -25,11 +26,13 @@ Plan = dict[str, Box]
 """Pane name to place; a pane that is missing is not shown."""
 
 
-def plan(width: int, height: int, *, gpus: int = 0, banner: bool = False, zoom: str | None = None) -> Plan:
+def plan(
+    width: int, height: int, *, gpus: int = 0, ranks: int = 0, banner: bool = False, zoom: str | None = None
+) -> Plan:
     """The layout for a terminal of this size.
 
-    `gpus` is the number of devices (0: one line says why there is none). `banner` reserves a line below the header.
-    `zoom` names a pane that gets everything between header and footer.
+    `gpus` is the number of devices (0: one line says why there is none), `ranks` that of the job's ranks here.
+    `banner` reserves a line below the header. `zoom` names a pane that gets everything between header and footer.
     """
     if height < TINY_ROWS or width < 40:
         return _tiny(width, height, zoom)
@@ -47,7 +50,20 @@ def plan(width: int, height: int, *, gpus: int = 0, banner: bool = False, zoom: 
         boxes |= _two_columns(width, top, rows, gpus)
     else:
         boxes |= _three_columns(width, top, rows, gpus)
-    return boxes
+    return _with_ranks(boxes, ranks) if ranks > 1 and zoom is None else boxes
+
+
+def _with_ranks(boxes: Plan, ranks: int) -> Plan:
+    """The ranks above the code, in rows that it had; where those do not do for both, in its place."""
+    code = boxes.get("code")
+    if code is None or code.height < LEAST_RANKS:
+        return boxes
+    wanted = min(ranks + 3, max(MOST_RANKS, code.height // 2))
+    if code.height - wanted >= LEAST_CODE:
+        below = code._replace(y=code.y + wanted, height=code.height - wanted)
+        return boxes | {"ranks": code._replace(height=wanted), "code": below}
+    without = {name: box for name, box in boxes.items() if name != "code"}
+    return without | {"ranks": code}
 
 
 def _tiny(width: int, height: int, zoom: str | None) -> Plan:

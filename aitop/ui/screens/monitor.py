@@ -25,12 +25,14 @@ from aitop.ui.panes.gpu import GpuPane
 from aitop.ui.panes.header import Banner, Header
 from aitop.ui.panes.memory import MemoryPane
 from aitop.ui.panes.processes import ProcessPane
+from aitop.ui.panes.ranks import RankPane
 from aitop.ui.panes.step import StepPane
 from aitop.ui.panes.verdict import VerdictPane
 from aitop.ui.screens.evidence import EvidenceScreen, SourceAround
 from aitop.ui.screens.help import HelpScreen, our_bindings
 from aitop.ui.screens.narrowing import NarrowingScreen
 from aitop.ui.screens.profile import Profilable, ProfileScreen
+from aitop.ui.screens.rank_actions import RankActionsScreen
 from aitop.ui.screens.session import SessionScreen
 from aitop.ui.screens.stack_actions import StackActionsScreen
 from aitop.ui.view import View
@@ -39,7 +41,7 @@ from aitop.ui.widgets.pane import Pane
 if TYPE_CHECKING:
     from aitop.engine.feed import Feed
 
-FOCUSABLE = ("verdict", "step", "gpu", "data", "memory", "code", "processes")
+FOCUSABLE = ("verdict", "step", "gpu", "data", "memory", "ranks", "code", "processes")
 
 
 @runtime_checkable
@@ -58,7 +60,7 @@ class Pausable(Protocol):
     def resume(self) -> None: ...
 
 
-class MonitorScreen(SessionScreen, NarrowingScreen, StackActionsScreen):
+class MonitorScreen(SessionScreen, NarrowingScreen, StackActionsScreen, RankActionsScreen):
     """Verdict, step, GPU, data, memory, code and processes, live."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -97,6 +99,7 @@ class MonitorScreen(SessionScreen, NarrowingScreen, StackActionsScreen):
         yield GpuPane(id="gpu")
         yield DataPane(id="data")
         yield MemoryPane(id="memory")
+        yield RankPane(id="ranks")
         yield CodePane(id="code")
         yield ProcessPane(id="processes")
         yield Footer(id="footer", focusable=False)
@@ -240,6 +243,7 @@ class MonitorScreen(SessionScreen, NarrowingScreen, StackActionsScreen):
             self.size.width,
             self.size.height - self._rows_below(),
             gpus=len(snapshot.gpu.devices) if snapshot and snapshot.gpu else 0,
+            ranks=len(snapshot.ranks.ranks) if snapshot and snapshot.ranks else 0,
             banner=bool(snapshot and snapshot.target.ended),
             zoom=self._zoomed,
         )
