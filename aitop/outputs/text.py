@@ -25,7 +25,8 @@ PLACES_SHOWN = 4
 def to_text(report: Report) -> str:
     """The whole report. Text of the target (names, command lines) is stripped of control characters."""
     parts = [_head(report), *_findings(report), _step(report), *_missing(report), _cost(report)]
-    return "\n\n".join(part for part in parts if part) + "\n"
+    text = "\n\n".join(part for part in parts if part)
+    return "".join(f"{printable(line)}\n" for line in text.split("\n"))
 
 
 def measured_phases(report: Report) -> list[tuple[str, float]]:
