@@ -23,17 +23,17 @@ def free_stem(folder: Path, stem: str, suffixes: tuple[str, ...]) -> str:
     raise FileExistsError(f"there are {MOST_FILES} such files here already")
 
 
-def write_new(folder: Path, stem: str, contents: Mapping[str, str]) -> list[Path]:
+def write_new(folder: Path, stem: str, contents: Mapping[str, str | bytes]) -> list[Path]:
     """Write a file for each suffix, all under one new number. Raises OSError; then none of them is left."""
     name = free_stem(folder, stem, tuple(contents))
     written: list[Path] = []
     try:
-        for suffix, text in contents.items():
+        for suffix, content in contents.items():
             path = folder / f"{name}{suffix}"
             fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
             written.append(path)
-            with open(fd, "w", encoding="utf-8") as file:
-                file.write(text)
+            with open(fd, "wb") as file:
+                file.write(content.encode() if isinstance(content, str) else content)
     except BaseException:
         for path in written:
             path.unlink(missing_ok=True)

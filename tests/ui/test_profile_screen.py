@@ -110,7 +110,7 @@ async def test_a_trace_that_cannot_be_written_says_so(look_at, profiling, monkey
     def full(*arguments):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("aitop.ui.screens.profile.os.open", full)
+    monkeypatch.setattr("aitop.ui.saving.os.open", full)
     async with look_at(feed=profiling) as eyes:
         await eyes.press("p")
         await eyes.until("aten::addmm")

@@ -123,12 +123,15 @@ async def test_w_goes_through_parts_and_threads(look_at):
         assert "·" in eyes.pane("code") and "workers" not in upper(eyes).split("\n")[0]
 
 
-@pytest.mark.parametrize("size", [(80, 24), (120, 36), (200, 50)])
+@pytest.mark.parametrize("size", [(80, 24), (200, 50)])
 async def test_s_groups_all_stacks(look_at, feeds, size):
     class Dumping(feeds["scripted"]):
         def dump(self):
+            nonlocal asked
+            asked += 1
             return dump()
 
+    asked = 0
     async with look_at(feed=Dumping(samples.input_bound()), size=size) as eyes:
         await eyes.press("S")
         await eyes.until("Queue.get")
@@ -138,6 +141,12 @@ async def test_s_groups_all_stacks(look_at, feeds, size):
         assert "batch = queue.get()" in eyes.pane("group")
         await eyes.press("down")
         assert "has GIL" in eyes.pane("group")
+        for key, looks in (("S", 2), ("r", 3)):
+            await eyes.press(key)
+            while asked < looks or "looking" in eyes.pane("groups"):
+                await eyes.pilot.pause(0.01)
+        await eyes.press("e")
+        assert "cannot be read from here" in eyes.pane("groups")
         await eyes.press("enter")
         assert eyes.shown() >= {"group"} and "groups" not in eyes.shown()
         await eyes.press("escape", "escape")
@@ -158,6 +167,19 @@ async def test_where_nothing_can_be_looked_at_it_says_why_and_shows_what_was_see
     async with look_at(feed=feeds["replaying"](recorded)) as eyes:
         await eyes.press("S")
         assert "recorded 5 s ago" in eyes.pane("groups")
+
+
+async def test_o_shows_the_line_and_e_opens_it_from_every_screen(look_at):
+    async with look_at(samples.input_bound()) as eyes:
+        await eyes.press("enter", "e")
+        assert "decode.py cannot be read from here" in eyes.pane("verdicts")
+        await eyes.press("escape", "f", "down", "down", "o")
+        assert eyes.shown() >= {"line"}
+        assert "main" in eyes.pane("line")
+        await eyes.press("e")
+        assert "train.py cannot be read from here" in eyes.text()
+        await eyes.press("o")
+        assert "Code · flame" in eyes.pane("code")
 
 
 def test_editors_are_told_the_line_in_their_own_way():

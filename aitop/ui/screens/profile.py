@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Protocol, runtime_checkable
@@ -15,6 +14,7 @@ from textual.screen import Screen
 from aitop.ui.background import deliver, in_background
 from aitop.ui.panes.header import Header
 from aitop.ui.panes.profile import ProfilePane
+from aitop.ui.saving import write_new
 from aitop.ui.view import View
 from aitop.ui.words import plural
 
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from aitop.engine.burst import Taken
 
 STEPS = 5
-MOST_FILES = 1000
 
 
 @runtime_checkable
@@ -117,7 +116,8 @@ class ProfileScreen(Screen[None]):
 
         def work() -> Message:
             try:
-                return TraceWritten(write_new(f"aitop-{taken.profile.pid}", taken.trace))
+                written = write_new(Path.cwd(), f"aitop-{taken.profile.pid}", {".trace.json": taken.trace})
+                return TraceWritten(written[0])
             except OSError as error:
                 return TraceWritten(None, error)
 
@@ -126,17 +126,3 @@ class ProfileScreen(Screen[None]):
     def _show(self) -> None:
         self.query_one(Header).show(self.view)
         self.query_one(ProfilePane).show(self.view)
-
-
-def write_new(stem: str, trace: bytes) -> Path:
-    """Write a trace beside whatever is there already, in the current directory. Raises OSError."""
-    for number in range(1, MOST_FILES):
-        path = Path.cwd() / f"{stem}-{number}.trace.json"
-        try:
-            fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
-        except FileExistsError:
-            continue
-        with open(fd, "wb") as file:
-            file.write(trace)
-        return path
-    raise FileExistsError(f"there are {MOST_FILES} traces here already")
