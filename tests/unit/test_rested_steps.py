@@ -183,3 +183,17 @@ def test_no_rest_that_makes_no_sense_breaks_it(events):
     steps = maker.read([(kind, start, start + length, a, 0) for kind, start, length, a in events], ("transfer",))
     assert all(0 <= step.forward <= step.seconds and 0 <= step.data_wait <= step.seconds for step in steps)
     assert len(steps) <= rests_module.MOST_AT_ONCE + len(events)
+
+
+@pytest.mark.parametrize("again", [True, False])
+def test_a_rest_whose_end_was_never_told_holds_up_nothing(run, again):
+    run.train(11)
+    run.phase(at.PAUSE, 0, LONGEST)
+    run.now += 300_000_000
+    if again:
+        run.train(1)
+        run.rest(10)
+    run.train(5)
+    steps = run.steps()
+    assert len(steps) == (10 + 10 + 5 if again else 10 + 4)
+    assert max(step.seconds for step in steps) < 0.01

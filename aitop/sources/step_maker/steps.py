@@ -98,6 +98,9 @@ class Steps(Serving):
         """Go on with the steps by these events."""
         self.rests.room = MOST_AT_ONCE
         for event in events:
+            if self.meanwhile is not None and event[0] in (at.PAUSE, at.OPTIMIZER_ENDS):
+                # The end of the rest was lost, and how many steps it had.
+                self.begin(0)
             if self.meanwhile is None or event[0] == at.RESTED:
                 self.take(event)
             else:
