@@ -12,7 +12,7 @@ import os
 import re
 import subprocess
 
-from aitop.attach.proc_status import ProcStatus
+from aitop.attach.proc_status import ProcStatus, same_process
 
 SECONDS = 5.0
 # Programs that embed Python are not started for that.
@@ -31,7 +31,8 @@ def interpreter_of(status: ProcStatus) -> str | None:
         same_place = os.readlink(f"/proc/{status.pid}/ns/mnt") == os.readlink("/proc/self/ns/mnt")
     except OSError:
         return None
-    ours = {*status.uids} == {os.geteuid()}
+    # Only now: what was read belongs to the process whose user is known, not to one that has its pid since.
+    ours = {*status.uids} == {os.geteuid()} and same_process(status)
     plain = INTERPRETER.fullmatch(os.path.basename(program)) is not None
     return program if same_file and same_place and ours and plain else None
 

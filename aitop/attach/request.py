@@ -53,7 +53,7 @@ _SECOND = """\
 import marshal as m,sys
 o.unlink(p);b=m.loads(o.pread(d,{size},{at}));g=b[3];a='error: interrupted'
 try:
- exec(m.loads(b[1])if b[0]==sys.modules['_frozen_importlib_external'].MAGIC_NUMBER else b[2],g)
+ exec(m.loads(b[1])if b[0]==sys.modules['_frozen_importlib_external'].MAGIC_NUMBER else compile(b[2],'','exec'),g)
  a=g['run'](g['action'],g['modules'],g['magic'],m.loads)
 finally:o.pwrite(d,a.encode()+b'\\n',{end})
 """

@@ -390,6 +390,7 @@ def test_bytecode_comes_from_the_targets_own_interpreter_and_only_from_a_plain_o
     assert ours is not None
     assert other_python.interpreter_of(ours) == os.readlink("/proc/self/exe")
     assert other_python.interpreter_of(dataclasses.replace(ours, uids=(ours.uids[0] + 1,) * 4)) is None
+    assert other_python.interpreter_of(dataclasses.replace(ours, started=ours.started - 1)) is None, "who had the pid"
     with subprocess.Popen(["sleep", "20"]) as process:
         assert other_python.interpreter_of(dataclasses.replace(ours, pid=process.pid)) is None
         process.kill()
