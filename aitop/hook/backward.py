@@ -17,6 +17,7 @@ class Backwards:
         self._name = "_engine_run_backward" if hasattr(torch.autograd, "_engine_run_backward") else "backward"
         self._patches = patches
         self._keeper = keeper
+        self._lifted = False
 
     def put(self) -> None:
         self._patches.put(self._owner, self._name, self._wrap)
@@ -27,9 +28,13 @@ class Backwards:
         """
         try:
             if not resting:
-                self._patches.lower(self._owner, self._name, self._wrap)
+                if self._lifted:
+                    self._patches.lower(self._owner, self._name, self._wrap)
+                    self._lifted = False
             elif not compiles():
-                self._patches.lift(self._owner, self._name)
+                # Set first: an interrupt of the user's may come in between.
+                self._lifted = True
+                self._lifted = self._patches.lift(self._owner, self._name)
         except Exception:
             self._keeper.failed()
 

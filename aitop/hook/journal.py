@@ -19,6 +19,8 @@ MOST_WORDS = WORDS * 16384
 
 # How many phases of a fast run go by until one is looked after; with it a prime, so that each kind has its turn.
 PHASES_SKIPPED = 16
+# None goes by once it is so much later than `due`: a fast run may become a slow one.
+LATE_NS = 50_000_000
 
 # Kinds of events, and their a and b (0 where nothing is said; -1 is not measured):
 # NEXT and NO_NEXT (iterator, batches ready), FORWARD and, without gradient, FORWARD_ALONE (leading dimension, ids in

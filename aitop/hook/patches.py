@@ -8,6 +8,9 @@ from typing import Any
 
 from .stand_in import keep_from_compiling
 
+# An attribute is wrapped no more often than that.
+MOST_OF_ONE = 4
+
 
 class _Patch:
     """A plain class: a dataclass would take the run that we come into most of a millisecond to make."""
@@ -60,14 +63,18 @@ class Patches:
             self._made.remove(patch)
             _restore(patch)
 
-    def lift(self, owner: Any, name: str) -> None:
-        """Put the original back for a while, unless somebody wrapped our wrapper meanwhile."""
+    def lift(self, owner: Any, name: str) -> bool:
+        """Put the original back for a while, unless somebody wrapped our wrapper meanwhile. Whether it was put back."""
         for patch in self._made:
             if patch.owner is owner and patch.name == name and vars(owner).get(name) is patch.wrapper:
                 setattr(owner, name, patch.original)
+                return True
+        return False
 
     def lower(self, owner: Any, name: str, wrap: Callable[[Any], Any]) -> None:
-        """Put the wrapper in again; where somebody wrapped the original meanwhile, another one around that."""
+        """Put the wrapper in again after a lift; where somebody wrapped the original meanwhile, one around that.
+        One that wraps and unwraps again and again is left alone in the end: each of its wrappers would be kept.
+        """
         made = [patch for patch in self._made if patch.owner is owner and patch.name == name]
         now = vars(owner).get(name)
         if any(now is patch.wrapper for patch in made):
@@ -78,7 +85,8 @@ class Patches:
                 if self._over:
                     _restore(patch)
                 return
-        self.put(owner, name, wrap)
+        if len(made) < MOST_OF_ONE:
+            self.put(owner, name, wrap)
 
     def take_all_back(self) -> None:
         """Undo every patch, those still to come included."""

@@ -101,7 +101,6 @@ class Rest:
             return
         journal.resting = False
         journal.optimizer = 0
-        self._told(False)
         last, count = journal.last_step, journal.steps - self._steps_then
         self.steps += count
         journal.note(RESTED, self._began, last, count)
@@ -113,6 +112,7 @@ class Rest:
         journal.pause_due = now < journal.rests_until
         journal.skip = PHASES_TIMED if journal.pause_due else 0
         journal.due = journal.rests_until if journal.pause_due else now + TIMED_NS
+        self._told(False)
 
     def over(self) -> None:
         """Say how many steps a rest has had so far, if there is one, and end it."""

@@ -202,6 +202,7 @@ class Session:
         now = time.monotonic_ns()
         if training and now - journal.last_step > NEW_OWNER_AFTER_NS:
             # Whoever was first to fetch a batch or call a model is not the thread that trains.
+            self.rest.over()
             journal.own(_thread.get_ident())
             journal.busy = False
             journal.stepping = 0
@@ -309,6 +310,9 @@ class Session:
                 journal.due = self._look_due = 0
                 journal.pause_due = False
         self._optimizers.look()
+        if not journal.resting:
+            # An interrupt of the user's may have kept it out as a rest ended.
+            self._backwards.rest(False)
         self._cost.look(now)
         for measure in list(self._measures):
             try:

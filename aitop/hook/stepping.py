@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from .frames import within_step
-from .journal import OPTIMIZER_BEGINS, OPTIMIZER_ENDS, Journal
+from .journal import LATE_NS, OPTIMIZER_BEGINS, OPTIMIZER_ENDS, Journal
 from .stand_in import keep_from_compiling
 from .wrappers import Keeper, look_after
 
@@ -57,7 +57,7 @@ def _hook_before(keeper: Keeper) -> Callable[..., None]:
 
 def _hook_after(keeper: Keeper) -> Callable[..., None]:
     journal, clock, identity, extend = keeper.journal, _now, id, keeper.journal.extend
-    compiling, kind = keeper.compiling, OPTIMIZER_ENDS
+    compiling, kind, late = keeper.compiling, OPTIMIZER_ENDS, LATE_NS
 
     def after_step(optimizer: Any, args: Any, kwargs: Any) -> None:
         if compiling():
@@ -70,6 +70,9 @@ def _hook_after(keeper: Keeper) -> Callable[..., None]:
                 journal.steps += 1
             elif journal.owned():
                 _end_rest(journal, key, now)
+            else:
+                # The thread that stepped may have ended in the rest.
+                keeper.not_owner(training=True)
             return
         if journal.nested or journal.optimizer != key:
             # One inside, or one of another thread.
@@ -88,7 +91,7 @@ def _hook_after(keeper: Keeper) -> Callable[..., None]:
         journal.stepping = 0
         journal.steps += 1
         journal.last_step = now
-        if journal.skip:
+        if journal.skip and now - journal.due < late:
             journal.skip -= 1
         else:
             look_after(journal, now)

@@ -20,6 +20,7 @@ from .journal import (
     BACKWARD,
     FORWARD,
     FORWARD_ALONE,
+    LATE_NS,
     LOADER,
     NEXT,
     NO_NEXT,
@@ -76,12 +77,13 @@ class Keeper(Protocol):
 def wrap_next(original: Callable[..., Any], keeper: Keeper) -> Callable[..., Any]:
     """`_BaseDataLoaderIter.__next__`: the wait for a batch."""
     journal, clock, identity, extend = keeper.journal, _now, id, keeper.journal.extend
-    came, none_came = NEXT, NO_NEXT
+    came, none_came, late = NEXT, NO_NEXT, LATE_NS
 
     def __next__(self: Any) -> Any:  # noqa: N807
         if journal.resting and not journal.busy:
-            start = clock()
-            if start < journal.rests_until:
+            start, owned = clock(), journal.owned
+            # What another thread sets would outlast the rest.
+            if start < journal.rests_until and owned():
                 try:
                     journal.busy = True
                     batch = original(self)
@@ -110,7 +112,7 @@ def wrap_next(original: Callable[..., Any], keeper: Keeper) -> Callable[..., Any
             journal.busy = False
             end = clock()
             extend((kind, start, end, key, waiting))
-            if journal.skip:
+            if journal.skip and end - journal.due < late:
                 journal.skip -= 1
             else:
                 look_after(journal, end)
@@ -166,7 +168,7 @@ def wrap_forward(original: Callable[..., Any], keeper: Keeper, holder: Any = Non
     """
     journal, clock, extend = keeper.journal, _now, keeper.journal.extend
     compiling, grad_enabled = keeper.compiling, keeper.grad_enabled
-    with_gradient, alone = FORWARD, FORWARD_ALONE
+    with_gradient, alone, late = FORWARD, FORWARD_ALONE, LATE_NS
     holder = _Own(original) if holder is None else holder
 
     # In one function, as each call of another costs.
@@ -177,8 +179,8 @@ def wrap_forward(original: Callable[..., Any], keeper: Keeper, holder: Any = Non
         if journal.resting and (journal.busy or grad_enabled() or journal.teaches):
             if journal.busy:
                 return call(self, *args, **kwargs)
-            start = clock()
-            if start < journal.rests_until:
+            start, owned = clock(), journal.owned
+            if start < journal.rests_until and owned():
                 began = journal.forward_began
                 journal.forward_began = began if began > journal.last_step else start
                 try:
@@ -209,7 +211,7 @@ def wrap_forward(original: Callable[..., Any], keeper: Keeper, holder: Any = Non
             if not journal.skip:
                 look_at(args, kwargs, end, keeper)
             extend((with_gradient if grad else alone, start, end, journal.size, journal.tokens))
-            if journal.skip:
+            if journal.skip and end - journal.due < late:
                 journal.skip -= 1
             else:
                 look_after(journal, end)
@@ -277,7 +279,7 @@ def look_after(journal: Journal, now: int) -> None:
 def wrap_backward(original: Callable[..., Any], keeper: Keeper) -> Callable[..., Any]:
     """`torch.autograd._engine_run_backward` (or `torch.autograd.backward`)."""
     journal, clock, extend = keeper.journal, _now, keeper.journal.extend
-    kind = BACKWARD
+    kind, late = BACKWARD, LATE_NS
 
     def _engine_run_backward(*args: Any, **kwargs: Any) -> Any:
         if journal.resting:
@@ -300,7 +302,7 @@ def wrap_backward(original: Callable[..., Any], keeper: Keeper) -> Callable[...,
                 device.end(span, True)
             # Gradients of the parameters are made, not only those asked for.
             extend((kind, start, end, 1 if kwargs.get("accumulate_grad", True) else 0, 0))
-            if journal.skip:
+            if journal.skip and end - journal.due < late:
                 journal.skip -= 1
             else:
                 look_after(journal, end)

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import os
+import threading
 import time
+import types
+import weakref
 from itertools import pairwise
 
 import hook_runs
@@ -15,6 +19,9 @@ from torch.utils.data import DataLoader
 
 import aitop.hook
 from aitop.hook import rest as rest_module
+from aitop.hook import session as session_module
+from aitop.hook.patches import Patches
+from aitop.hook.wrappers import wrap_forward
 
 
 class Stalling(Rows):
@@ -277,3 +284,104 @@ def test_somebody_else_wraps_what_a_rest_has_uncovered(fast):
         assert torch.autograd._engine_run_backward is theirs
     finally:
         torch.autograd._engine_run_backward = ours
+
+
+def test_one_that_was_wrapped_around_before_a_rest_is_not_wrapped_again_after_it(fast):
+    ours = torch.autograd._engine_run_backward
+    torch.autograd._engine_run_backward = theirs = lambda *args, **kwargs: ours(*args, **kwargs)
+    try:
+        for _ in range(3):
+            fast.until_it_rests()
+            assert torch.autograd._engine_run_backward is theirs
+            fast.watched.session.rest.over()
+            assert torch.autograd._engine_run_backward is theirs
+    finally:
+        torch.autograd._engine_run_backward = ours
+
+
+def test_an_attribute_that_others_wrap_and_unwrap_all_the_time_keeps_little_alive(unhooked):
+    patches, place = Patches(), types.SimpleNamespace(call=len)
+    patches.put(place, "call", lambda original: lambda *args: original(*args))
+    theirs = []
+    for _ in range(20):
+        assert patches.lift(place, "call") or place.call is len
+        place.call = lambda *args: len(*args)
+        theirs.append(weakref.ref(place.call))
+        patches.lower(place, "call", lambda original: lambda *args: original(*args))
+        assert place.call([1]) == 1
+        place.call = len
+    gc.collect()
+    assert sum(ref() is not None for ref in theirs) <= 4
+    patches.take_all_back()
+    assert place.call is len
+
+
+def test_what_an_interrupt_kept_out_comes_back_in(fast, monkeypatch):
+    def interrupted(*args):
+        raise KeyboardInterrupt
+
+    fast.until_it_rests()
+    fast.read()
+    wrapper = next(made.wrapper for made in fast.watched.session._patches._made if "backward" in made.name)
+    with monkeypatch.context() as patch:
+        patch.setattr(fast.watched.session._patches, "lower", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            fast.watched.session.rest.over()
+    assert torch.autograd._engine_run_backward is not wrapper
+    fast.watched.session._look_due = 0
+    fast.watched.session.tick(time.monotonic_ns())
+    assert torch.autograd._engine_run_backward is wrapper
+    assert fast.after()[-1].index + 1 == fast.made, "nor was the count lost"
+
+
+def test_another_thread_trains_on_where_the_first_one_was_lost_in_a_rest(fast, monkeypatch):
+    monkeypatch.setattr(session_module, "NEW_OWNER_AFTER_NS", 10_000_000)
+    fast.until_it_rests()
+    net, made = Net(), fast.journal.steps
+
+    def on():
+        optimizer = torch.optim.SGD(net.parameters(), 1e-3)
+        until = time.monotonic() + 5
+        while fast.journal.steps < made + 20 and time.monotonic() < until:
+            net(torch.ones(4, 8)).sum().backward()
+            optimizer.step()
+
+    thread = threading.Thread(target=on)
+    thread.start()
+    thread.join()
+    assert fast.journal.steps >= made + 20
+
+
+def test_a_batch_or_a_forward_of_another_thread_leaves_no_mark_on_a_rest(fast):
+    fast.until_it_rests()
+    fast.journal.rests_until += 10**12
+    seen = []
+
+    class Telling(Net):
+        def forward(self, rows):
+            seen.append(fast.journal.busy)
+            return super().forward(rows)
+
+    class TellingRows(Rows):
+        def __getitem__(self, index):
+            seen.append(fast.journal.busy)
+            return super().__getitem__(index)
+
+    def aside():
+        next(iter(DataLoader(TellingRows())))
+        wrap_forward(Telling.__call__, fast.watched.session)(Telling(), torch.ones(4, 8))
+
+    thread = threading.Thread(target=aside)
+    thread.start()
+    thread.join()
+    assert seen and not any(seen)
+    fast.watched.session.rest.over()
+
+
+def test_a_run_that_becomes_slow_is_looked_after_at_once(fast):
+    fast.until_it_rests()
+    fast.read()
+    fast.watched.ring.ask_to_leave()
+    fast.net.pause = 0.15
+    fast.steps(4)
+    assert fast.watched.session.gone, "the first ends the rest, and the time of the rest is over after the third"
