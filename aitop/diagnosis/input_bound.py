@@ -126,6 +126,7 @@ def _verdict(snapshot: Snapshot, wait: Wait, cause: Cause, contention: float) ->
         severity = "info"
     gained = min(0.99, certain + contention)
     sure = confidence(*signals, base=0.55 if gained < 0.9 else 0.4, steps=len(steps), share=gained)
+    idle = ", the device idle" if _covered(snapshot, wait) else ""
     return Verdict(
         id=ID,
         subtype=cause.subtype,
@@ -133,7 +134,7 @@ def _verdict(snapshot: Snapshot, wait: Wait, cause: Cause, contention: float) ->
         share=round(wait.share, 4),
         speedup=round(without(gained), 3),
         confidence=min(sure, UNPROVEN) if unproven or cause.supposed or gained > MOSTLY else sure,
-        title=f"{percent(wait.share)} of each step waits for data",
+        title=f"{percent(wait.share)} of each step waits for data{idle}",
         where=cause.where,
         evidence=(_measure(snapshot, wait), *cause.evidence, *passing),
         fixes=_ordered(cause.fixes),
@@ -148,13 +149,23 @@ def _passing(snapshot: Snapshot, wait: Wait) -> tuple[str, ...]:
     return (FIRST_TIME,) if alone and brief(snapshot, wait.share) else ()
 
 
+def _covered(snapshot: Snapshot, wait: Wait) -> float | None:
+    """The whole wait, as a share of the step, where the device worked on during a part of it; else None."""
+    whole = snapshot.steps.phases.data_wait if snapshot.steps else None
+    if whole is None or timed_on_device(snapshot) or wait.hand_written is not None:
+        return None
+    return whole if round(wait.share, 2) < round(whole, 2) and wait.share == device_idle(snapshot) else None
+
+
 def _measure(snapshot: Snapshot, wait: Wait) -> str:
     steps = records(snapshot)
     if wait.measured and wait.hand_written is None and steps:
         waits = sorted(step.data_wait + step.loader_start for step in steps)
         middle = waits[len(waits) // 2]
-        measured = f"{percent(wait.share)} of {len(steps)} steps"
-        return f"data wait {middle * 1e3:.1f} ms p50, {measured} (measured in the process)"
+        covered = _covered(snapshot, wait)
+        measured = f"{percent(covered or wait.share)} of {len(steps)} steps (measured in the process)"
+        idle = f"; for {percent(wait.share)} the device had nothing to do" if covered else ""
+        return f"data wait {middle * 1e3:.1f} ms p50, {measured}{idle}"
     process = main_stacks(snapshot)
     samples = process.samples if process is not None else 0
     return f"{percent(wait.share)} of {samples} stack samples of the main thread make or await a batch"

@@ -9,6 +9,8 @@ THREE_COLUMNS = 160
 TINY_ROWS = 10
 TALL_ROWS = 27
 ROOM_FOR_PROCESSES = 26
+MANY = 1000
+UNTIMED = 7
 LEAST_RANKS, MOST_RANKS, LEAST_CODE = 4, 12, 3
 
 
@@ -27,11 +29,20 @@ Plan = dict[str, Box]
 
 
 def plan(
-    width: int, height: int, *, gpus: int = 0, ranks: int = 0, banner: bool = False, zoom: str | None = None
+    width: int,
+    height: int,
+    *,
+    gpus: int = 0,
+    ranks: int = 0,
+    processes: int = MANY,
+    timed: bool = True,
+    banner: bool = False,
+    zoom: str | None = None,
 ) -> Plan:
     """The layout for a terminal of this size.
 
-    `gpus` is the number of devices (0: one line says why there is none), `ranks` that of the job's ranks here.
+    `gpus` is the number of devices (0: one line says why there is none), `ranks` that of the job's ranks here,
+    `processes` that of its processes. `timed` is False where steps will have no times, so that less is to be drawn.
     `banner` reserves a line below the header. `zoom` names a pane that gets everything between header and footer.
     """
     if height < TINY_ROWS or width < 40:
@@ -47,9 +58,9 @@ def plan(
     elif width < TWO_COLUMNS or rows < TALL_ROWS - 2:
         boxes |= _one_column(width, top, rows, gpus)
     elif width < THREE_COLUMNS:
-        boxes |= _two_columns(width, top, rows, gpus)
+        boxes |= _two_columns(width, top, rows, gpus, timed)
     else:
-        boxes |= _three_columns(width, top, rows, gpus)
+        boxes |= _three_columns(width, top, rows, gpus, processes)
     return _with_ranks(boxes, ranks) if ranks > 1 and zoom is None else boxes
 
 
@@ -100,12 +111,12 @@ def _one_column(width: int, top: int, rows: int, gpus: int) -> Plan:
     return boxes
 
 
-def _two_columns(width: int, top: int, rows: int, gpus: int) -> Plan:
+def _two_columns(width: int, top: int, rows: int, gpus: int, timed: bool) -> Plan:
     """Verdict across; step beside GPU; data beside memory; code across. Without a GPU its line goes under the code."""
     half = width // 2
     verdict = 6
     rest = rows - verdict
-    step = max(8, round(rest * 0.4))
+    step = max(8, round(rest * 0.4)) if timed or gpus else UNTIMED
     data = max(6, round(rest * 0.28))
     y = top + verdict
     boxes: Plan = {"verdict": Box(0, top, width, verdict)}
@@ -124,7 +135,7 @@ def _two_columns(width: int, top: int, rows: int, gpus: int) -> Plan:
     return boxes
 
 
-def _three_columns(width: int, top: int, rows: int, gpus: int) -> Plan:
+def _three_columns(width: int, top: int, rows: int, gpus: int, processes: int) -> Plan:
     """Verdict across; step above data, GPU above memory, and the code above the processes in a column of its own.
 
     Without a GPU its line goes to the bottom, and the step has the width of two columns.
@@ -148,7 +159,8 @@ def _three_columns(width: int, top: int, rows: int, gpus: int) -> Plan:
         boxes["step"] = Box(0, y, first + second, upper)
         boxes["gpu"] = Box(0, y + rest - 1, first + second, 1, False)
     if rest >= ROOM_FOR_PROCESSES:
-        code = round(rest * 0.6)
+        # In steps, so that a process more or less moves nothing.
+        code = max(round(rest * 0.6), rest - 4 * -(-(processes + 3) // 4))
         boxes["code"] = Box(first + second, y, third, code)
         boxes["processes"] = Box(first + second, y + code, third, rest - code)
     return boxes

@@ -151,7 +151,8 @@ def queue_lines(snapshot: Snapshot, loader: LoaderInfo | None, width: int, rows:
     known = [value for value in series.values if value is not None]
     line = Line("queue   ", DIM)
     if not known:
-        return [line.add(NOT_SUPPORTED, DIM).add("  " + _no_queue(snapshot, loader), FAINT)]
+        missing, why = _no_queue(snapshot, loader)
+        return [line.add(missing, DIM).add("  " + why, FAINT)]
     capacity = _capacity(loader)
     ready = known[-1]
     of = f" of {capacity} ready" if capacity else " ready"
@@ -179,10 +180,14 @@ def loader_line(loader: LoaderInfo | None, workers: int) -> Line:
     return line.add("".join(f" · {fact}" for fact in facts if fact), DIM)
 
 
-def _no_queue(snapshot: Snapshot, loader: LoaderInfo | None) -> str:
+def _no_queue(snapshot: Snapshot, loader: LoaderInfo | None) -> tuple[str, str]:
+    """Why there are no figures of it, with the mark for that."""
     if loader is not None and loader.workers == 0:
-        return "no queue: batches are made in the main process"
-    return "not measured yet" if snapshot.facts is not None else "needs the hook"
+        return NOT_SUPPORTED, "no queue: batches are made in the main process"
+    hook = snapshot.sources.get("hook")
+    if snapshot.facts is not None or (hook is not None and hook.state not in ("absent", "denied", "failed")):
+        return NOT_YET, "not measured yet"
+    return NOT_SUPPORTED, "needs the hook"
 
 
 def _traffic(machine: MachineSample, width: int) -> Line:

@@ -89,6 +89,7 @@ class MonitorScreen(SessionScreen, NarrowingScreen, StackActionsScreen, RankActi
         self._newest: Snapshot | None = None
         self._zoomed: str | None = None
         self._plan: Plan = {}
+        self._most = 0
         self.view = replace(view, live=feed.live, can_detach=isinstance(feed, Detachable) and feed.live)
 
     def compose(self) -> ComposeResult:
@@ -238,12 +239,14 @@ class MonitorScreen(SessionScreen, NarrowingScreen, StackActionsScreen, RankActi
 
     def _arrange(self) -> None:
         """Put every pane where the plan for this size and these facts has it."""
-        snapshot = self.view.snapshot
+        snapshot, hook = self.view.snapshot, self.view.source("hook")
         wanted = plan(
             self.size.width,
             self.size.height - self._rows_below(),
             gpus=len(snapshot.gpu.devices) if snapshot and snapshot.gpu else 0,
             ranks=len(snapshot.ranks.ranks) if snapshot and snapshot.ranks else 0,
+            processes=self._most_processes(snapshot),
+            timed=hook is None or hook.state not in ("absent", "denied"),
             banner=bool(snapshot and snapshot.target.ended),
             zoom=self._zoomed,
         )
@@ -265,6 +268,12 @@ class MonitorScreen(SessionScreen, NarrowingScreen, StackActionsScreen, RankActi
         focused: Widget | None = self.focused
         if focused is None or not focused.display:
             self.set_focus(self._pane(self._zoomed or "verdict"))
+
+    def _most_processes(self, snapshot: Snapshot | None) -> int:
+        """Processes at their most: workers that come and go move no pane."""
+        seen = len(snapshot.host.processes) if snapshot and snapshot.host else 0
+        self._most = max(self._most, seen)
+        return self._most
 
     def _rows_below(self) -> int:
         """Rows that a kind of this screen keeps for itself."""
