@@ -121,7 +121,8 @@ class DeviceClock:
 
     def pause(self) -> None:
         """The steps that follow are not timed."""
-        if self._boundary is not None:
+        # Of a step that still waits for the device, the boundary is the last event.
+        if self._boundary is not None and not self._pending:
             self._pool.append(self._boundary)
         self._pool += [event for _, begun, ended in self._spans for event in (begun, ended)]
         self._spans, self._whole, self._boundary, self._optimizer, self._on = [], True, None, None, False

@@ -99,6 +99,18 @@ def test_records_wait_for_their_events_in_order(gpu, watched):
     assert indices == sorted(indices)
 
 
+def test_a_step_that_the_device_is_not_done_with_keeps_its_end_through_a_rest(gpu, watched):
+    gpu.done = False
+    step_a_little()
+    watched.session.journal.device.pause()
+    gpu.clock += 1000.0
+    watched.session.journal.device.resume(time.monotonic_ns())
+    step_a_little()
+    gpu.done = True
+    idle = [record.device_idle for record in watched.records() if record.device_idle is not None]
+    assert len(idle) >= 12 and max(idle) == pytest.approx(0.004)
+
+
 def test_a_device_that_never_finishes_holds_nothing_back_for_ever(gpu, watched):
     gpu.done = False
     step_a_little(times=15)
