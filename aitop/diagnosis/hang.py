@@ -123,7 +123,9 @@ def _different_calls(ranks: Sequence[Standing]) -> Odd | None:
     waiting = [one for one in ranks if one.doing == "collective"]
     if len(waiting) < 2 or len({_where_key(one) for one in waiting}) < 2:
         return None
-    guarded = [one for one in waiting if one.where is not None and one.where.guard]
+    conditions = [_conditions(one) for one in waiting]
+    shared = frozenset.intersection(*conditions)
+    guarded = [one for one, under in zip(waiting, conditions, strict=True) if under - shared]
     fix = "let every rank make the same collectives in the same order: none under a condition that not all ranks share"
     if guarded and len(guarded) < len(waiting):
         odd = [one for one in waiting if one not in guarded]
@@ -166,6 +168,11 @@ def _minority(waiting: Sequence[Standing]) -> list[Standing]:
     zero = next((_where_key(one) for one in waiting if one.rank == 0), None)
     fewest = min(counts, key=lambda key: (counts[key], key == zero, str(key)))
     return [one for one in waiting if _where_key(one) == fewest]
+
+
+def _conditions(one: Standing) -> frozenset[tuple[str, str, str]]:
+    """What it stands under: the conditions in all the user's functions on its stack."""
+    return frozenset((frame.file, frame.function, frame.guard) for frame in one.frames if frame.user and frame.guard)
 
 
 def _where_key(one: Standing) -> tuple[str | None, str | None, int | None]:

@@ -32,7 +32,7 @@ def test_every_demo_is_listed_with_its_summary(aitop):
     done = aitop("demo", "--list")
 
     names = [line.split()[0] for line in done.stdout.splitlines()]
-    assert names == ["checkpoints", "healthy", "leak", "slow-loader", "slow-transform"]
+    assert names == ["checkpoints", "comm", "hang", "healthy", "leak", "slow-loader", "slow-transform", "straggler"]
     assert all(len(line.split()) > 5 for line in done.stdout.splitlines())
 
 

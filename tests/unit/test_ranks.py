@@ -162,6 +162,16 @@ def test_the_rank_that_left_out_what_stands_under_a_condition():
     assert (odd.subtype, odd.ranks) == ("skipped-collective", (1,))
 
 
+def test_the_condition_may_stand_further_out_but_not_above_all_ranks():
+    main = Frame("<module>", "/x/train.py", 99, True, None, None, "if __name__ == '__main__':")
+    save = Frame("save", "/x/train.py", 3, True)
+    odd = odd_one(
+        standstill(still((main, user(12, "if rank == 0:"), save, BARRIER), (main, user(9), BACKWARD)), 1000.0)
+    )
+    assert (odd.subtype, odd.ranks) == ("skipped-collective", (1,))
+    assert odd_one(standstill(still((main, user(12), save, BARRIER), (main, user(9), BACKWARD)), 1000.0)).ranks == (1,)
+
+
 def test_ranks_in_different_branches():
     guarded = (user(12, "if a:"), BARRIER), (user(14, "else of if a:"), BACKWARD)
     assert odd_one(standstill(still(*guarded), 1000.0)).subtype == "mismatched-collectives"
