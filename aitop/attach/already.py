@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 import struct
 import time
 
@@ -40,7 +41,15 @@ def hook_is_there(pid: int) -> bool:
 
 
 def _stays(path: str, inner_pid: int) -> bool:
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    # Looked at first: to open a device or a pipe that bears this name has effects.
+    held = os.open(path, os.O_PATH | os.O_CLOEXEC)
+    try:
+        status = os.fstat(held)
+        if not stat.S_ISREG(status.st_mode) or status.st_nlink:
+            return False
+        fd = os.open(f"/proc/self/fd/{held}", os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    finally:
+        os.close(held)
     try:
         data = os.pread(fd, 8 * WORDS, 0)
     finally:

@@ -10,10 +10,12 @@ from __future__ import annotations
 import errno
 import os
 import stat
+from collections.abc import Callable
 
 from aitop.attach.proc_status import ProcStatus
 
 MOST_LINKS = 40
+SEARCH, MAKE = 1, 3
 
 
 def open_folder(target: ProcStatus, path: str) -> int:
@@ -23,28 +25,29 @@ def open_folder(target: ProcStatus, path: str) -> int:
     """
     root = os.open(f"/proc/{target.pid}/root", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        folder = open_inside(root, path)
+        folder = open_inside(root, path, lambda passed: _may(target, passed, SEARCH))
     finally:
         os.close(root)
-    if not _may_write(target, os.fstat(folder)):
+    if not _may(target, os.fstat(folder), MAKE):
         os.close(folder)
         raise OSError(errno.EACCES, os.strerror(errno.EACCES))
     return folder
 
 
-def _may_write(target: ProcStatus, folder: os.stat_result) -> bool:
-    """Whether the folder's mode lets the target make files in it and find them again."""
-    user, group = target.uids[-1], target.gids[-1]
+def _may(target: ProcStatus, folder: os.stat_result, rights: int) -> bool:
+    """Whether the folder's mode gives the target these rights: to go through it, or to make and find files in it."""
+    user = target.uids[-1]
     if user == 0:
         return True
-    shift = 6 if folder.st_uid == user else 3 if folder.st_gid == group else 0
-    return folder.st_mode >> shift & 3 == 3
+    groups = (target.gids[-1], *target.groups)
+    shift = 6 if folder.st_uid == user else 3 if folder.st_gid in groups else 0
+    return folder.st_mode >> shift & rights == rights
 
 
-def open_inside(root: int, path: str) -> int:
+def open_inside(root: int, path: str, may_pass: Callable[[os.stat_result], bool] = lambda passed: True) -> int:
     """A descriptor of folder `path` below the folder that descriptor `root` stands for; raises OSError.
 
-    `..` stays below the root, an absolute link starts at it again.
+    `..` stays below the root, an absolute link starts at it again. Each folder on the way `may_pass`, else EACCES.
     """
     todo = [part for part in reversed(path.split("/")) if part]
     way = [os.open(".", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=root)]
@@ -58,6 +61,8 @@ def open_inside(root: int, path: str) -> int:
                 if len(way) > 1:
                     os.close(way.pop())
                 continue
+            if not may_pass(os.fstat(way[-1])):
+                raise OSError(errno.EACCES, os.strerror(errno.EACCES))
             step = os.open(part, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=way[-1])
             if not stat.S_ISLNK(os.fstat(step).st_mode):
                 way.append(step)

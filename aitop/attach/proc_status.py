@@ -22,7 +22,8 @@ class ProcStatus:
     `uids` and `gids` are real, effective, saved and filesystem ids as seen from here. `inner_pid` is the
     pid the process itself sees (its own pid namespace). `tracer` is 0 where nobody traces it. `seccomp` is
     0, 1 (strict) or 2 (filtered). `started` is the start time in clock ticks after boot: with the pid it names
-    one process for good. `forked` means that it has not executed a program since it was forked.
+    one process for good. `forked` means that it has not executed a program since it was forked. `groups` are the
+    supplementary groups.
     """
 
     pid: int
@@ -39,6 +40,7 @@ class ProcStatus:
     shadow_stack: bool
     started: int
     forked: bool = False
+    groups: tuple[int, ...] = ()
 
     @property
     def may_trace_anybody(self) -> bool:
@@ -78,6 +80,7 @@ def parse_status(pid: int, text: str, started: int) -> ProcStatus:
         seccomp=numbers("Seccomp")[0],
         shadow_stack="shstk" in fields.get("x86_Thread_features", ""),
         started=started,
+        groups=tuple(int(word) for word in fields.get("Groups", "").split()),
     )
 
 

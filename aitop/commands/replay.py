@@ -9,6 +9,7 @@ from pathlib import Path
 from aitop.commands.diagnose import FORMATS
 from aitop.commands.options import add_screen_options
 from aitop.errors import NotEnoughEvidenceError
+from aitop.model.text import printable
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -63,5 +64,6 @@ def run(args: argparse.Namespace) -> int:
             )
         write_report(render(snapshot, args.format), args.output)
     if recording.skipped:
-        print(f"aitop: {recording.skipped} lines of {args.file} could not be read and were left out", file=sys.stderr)
+        name = printable(str(args.file))
+        print(f"aitop: {recording.skipped} lines of {name} could not be read and were left out", file=sys.stderr)
     return code

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from aitop.model.profile import Holds
 from aitop.model.text import printable
+from aitop.sources.shared_memory import open_memfd
 from aitop.sources.source import SourceError
 
 MEMFD_LINK = "/memfd:aitop-burst (deleted)"
@@ -99,10 +100,10 @@ def _find(pid: int, serial: int) -> tuple[int, _Header] | None:
         raise SourceError("absent", f"process {pid} ended") from error
     for name in names:
         try:
-            if os.readlink(f"{folder}/{name}") != MEMFD_LINK:
-                continue
-            fd = os.open(f"{folder}/{name}", os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+            fd = open_memfd(f"{folder}/{name}", MEMFD_LINK, os.O_RDONLY)
         except OSError:
+            continue
+        if fd is None:
             continue
         header = _header(fd)
         if header is not None and header.serial == serial:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import re
-import stat
 from collections import OrderedDict
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -13,6 +11,7 @@ from typing import NamedTuple
 from aitop.model.snapshot import GrowthSite
 from aitop.model.text import printable
 from aitop.sources import procfs
+from aitop.sources.foreign_file import open_as
 from aitop.sources.growth import find_all
 
 # Words of code that trains, or calls what does.
@@ -22,7 +21,6 @@ TRAINS = re.compile(
 LARGEST_FILE = 2 << 20
 LARGEST_PARSED = 400_000
 FILES_KEPT = 64
-LINKS_FOLLOWED = 8
 _LOOP = re.compile(r"\s*(?:async\s+)?(?:for|while)\b")
 _FUNCTION = re.compile(r"\s*(?:(?:async\s+)?def|class)\b")
 _LINE_END = re.compile(r"\r\n|\r|\n")
@@ -43,7 +41,6 @@ class SourceCode:
 
     def __init__(self, pid: int) -> None:
         self._pid = pid
-        self._root = f"{procfs.PROC}/{pid}/root"
         self._files: OrderedDict[str, _File] = OrderedDict()
         self._folder = procfs.link(f"{procfs.PROC}/{pid}/cwd") or "/"
 
@@ -93,7 +90,7 @@ class SourceCode:
         path = os.path.normpath(os.path.join(self._folder, file))
         known = self._files.get(path)
         try:
-            handle = self._open(path)
+            handle = open_as(self._pid, path)
         except (OSError, ValueError):
             return known if not os.path.exists(f"{procfs.PROC}/{self._pid}/stat") else None
         try:
@@ -109,22 +106,10 @@ class SourceCode:
                 self._files.popitem(last=False)
         return found
 
-    def _open(self, path: str) -> int:
-        """Open without following links by the kernel, which would take an absolute one from our own root."""
-        for _ in range(LINKS_FOLLOWED):
-            try:
-                flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
-                return os.open(self._root + path, flags)
-            except OSError as error:
-                if error.errno != errno.ELOOP:
-                    raise
-                path = os.path.normpath(os.path.join(os.path.dirname(path), os.readlink(self._root + path)))
-        raise OSError(errno.ELOOP, "too many links", path)
-
     def _load(self, handle: int, known: _File | None) -> _File | None:
-        """The content of an open regular file of reasonable size that the target's user may read."""
+        """The content of an open regular file of reasonable size."""
         status = os.fstat(handle)
-        if not stat.S_ISREG(status.st_mode) or status.st_size > LARGEST_FILE or not self._may_read(status):
+        if status.st_size > LARGEST_FILE:
             return None
         identity = (status.st_ino, status.st_mtime_ns, status.st_size)
         if known is not None and known.identity == identity:
@@ -132,23 +117,11 @@ class SourceCode:
         data = b""
         while len(data) <= LARGEST_FILE and (more := os.read(handle, LARGEST_FILE + 1 - len(data))):
             data += more
+        if len(data) > LARGEST_FILE:
+            return None
         text = data.decode("utf-8", "replace")
         lines = tuple(printable(line.expandtabs(4)) for line in _LINE_END.split(text))
         return _File(identity, text, lines)
-
-    def _may_read(self, status: os.stat_result) -> bool:
-        """As root, show only what the target's own user could read."""
-        if os.geteuid() != 0:
-            return True
-        fields = procfs.status(self._pid)
-        users, groups = fields.get("Uid", "").split(), fields.get("Gid", "").split()
-        if len(users) != 4 or users[1] == "0":
-            return len(users) == 4
-        if users[1] == str(status.st_uid):
-            return bool(status.st_mode & stat.S_IRUSR)
-        if str(status.st_gid) in {*groups[1:2], *fields.get("Groups", "").split()}:
-            return bool(status.st_mode & stat.S_IRGRP)
-        return bool(status.st_mode & stat.S_IROTH)
 
 
 def may_train(pid: int, files: Sequence[str]) -> bool | None:

@@ -16,6 +16,7 @@ from aitop.model.steps import AllocatorSample, HookFacts, HookSample
 from aitop.sources import ring_format as ring
 from aitop.sources.burst_leftovers import remove_leftovers
 from aitop.sources.hook_entry import Entries
+from aitop.sources.shared_memory import open_memfd
 from aitop.sources.source import SourceError
 from aitop.sources.step_maker import StepMaker
 from aitop.sources.step_maker.events import Event
@@ -72,10 +73,10 @@ def _open(pid: int, access: int) -> tuple[str, int] | None:
     for name in os.listdir(folder):
         path = f"{folder}/{name}"
         try:
-            if os.readlink(path) != ring.MEMFD_LINK:
-                continue
-            fd = os.open(path, access | os.O_CLOEXEC | os.O_NONBLOCK)
+            fd = open_memfd(path, ring.MEMFD_LINK, access)
         except FileNotFoundError:
+            continue
+        if fd is None:
             continue
         wanted = False
         try:

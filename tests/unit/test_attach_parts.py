@@ -10,6 +10,7 @@ import signal
 import struct
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -29,7 +30,7 @@ from aitop.attach import (
     session,
 )
 from aitop.attach.bundle import hook_sources, pack
-from aitop.attach.folder import open_inside
+from aitop.attach.folder import open_folder, open_inside
 from aitop.attach.proc_status import CAP_SYS_PTRACE, own_status, parse_status, read_status, seconds_old
 from aitop.attach.ptrace import REGISTER_NAMES, ThreadState
 from aitop.attach.python_image import NEEDED
@@ -208,6 +209,26 @@ def test_no_link_leads_out_of_the_targets_root(tmp_path: Path, name: str) -> Non
             os.close(folder)
     finally:
         os.close(fd)
+
+
+def test_root_makes_no_file_where_the_target_could_not(tmp_path: Path) -> None:
+    text = "Uid:\t{0}\t{0}\t{0}\t{0}\nGid:\t{0}\t{0}\t{0}\t{0}\nGroups:\t{0} 77\n"
+    stranger = parse_status(os.getpid(), text.format(12345), 1)
+    with tempfile.TemporaryDirectory(dir="/tmp") as name:
+        inner = Path(name) / "inner"
+        inner.mkdir()
+        inner.chmod(0o777)
+        Path(name).chmod(0o700)
+        with pytest.raises(PermissionError):  # it may write there, but could not get there
+            open_folder(stranger, str(inner))
+        Path(name).chmod(0o711)
+        os.close(open_folder(stranger, str(inner)))
+        inner.chmod(0o770)
+        with pytest.raises(PermissionError):
+            open_folder(stranger, str(inner))
+        if os.geteuid() == 0:
+            os.chown(inner, 0, 77)
+            os.close(open_folder(stranger, str(inner)))
 
 
 def test_what_says_that_a_hook_is_there_knows_the_hooks_own_layout() -> None:

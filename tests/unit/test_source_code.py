@@ -1,11 +1,16 @@
 """Source lines read through the root of a process (here: this one)."""
 
 import os
+import tempfile
+from pathlib import Path
 
 import pytest
 
 from aitop.sources import code as code_module
+from aitop.sources import procfs
 from aitop.sources.code import SourceCode, growth_sites, may_train
+from aitop.sources.editable import readable_path
+from aitop.sources.foreign_file import READ, User, open_as
 
 
 @pytest.fixture
@@ -86,15 +91,56 @@ def test_relative_names_are_relative_to_the_processs_folder(tmp_path, monkeypatc
     assert SourceCode(os.getpid()).line("train.py", 1) == "here"
 
 
-def test_as_root_only_what_the_targets_user_may_read(tmp_path, monkeypatch):
-    file = tmp_path / "secret.py"
+STRANGER = {"Uid": "12345 12345 12345 12345", "Gid": "1 1 1 1", "Groups": "1 77"}
+
+
+@pytest.fixture
+def public():
+    """A folder that everybody may enter."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as name:
+        Path(name).chmod(0o755)
+        yield Path(name)
+
+
+def test_of_another_users_process_only_what_that_user_may_read(public, monkeypatch):
+    file = public / "secret.py"
     file.write_text("secret")
     file.chmod(0o600)
-    monkeypatch.setattr(os, "geteuid", lambda: 0)
-    monkeypatch.setattr(code_module.procfs, "status", lambda pid: {"Uid": "12345 12345 12345 12345", "Gid": "1 1 1 1"})
+    monkeypatch.setattr(procfs, "status", lambda pid: STRANGER)
     assert SourceCode(os.getpid()).line(str(file), 1) is None
     file.chmod(0o604)
     assert SourceCode(os.getpid()).line(str(file), 1) == "secret"
+    public.chmod(0o700)
+    assert SourceCode(os.getpid()).line(str(file), 1) is None
+    assert readable_path(os.getpid(), str(file)) is None
+
+
+@pytest.mark.parametrize(
+    ("mode", "group", "may"),
+    [(0o600, 5, False), (0o640, 5, False), (0o640, 77, True), (0o604, 77, False), (0o604, 5, True), (0o640, 1, True)],
+)
+def test_every_group_of_the_user_counts(mode, group, may):
+    status = os.stat_result((mode, 0, 0, 0, 999, group, 0, 0, 0, 0))
+    assert User(12345, frozenset({1, 77})).may(status, READ) is may
+    assert User(0, frozenset()).may(status, READ)
+
+
+def test_what_has_effects_when_opened_is_not_opened(tmp_path, monkeypatch):
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "out").symlink_to("/dev/zero")
+    opened = []
+    real = os.open
+
+    def noted(path, flags, **how):
+        if not str(path).endswith("/status"):
+            opened.append(flags)
+        return real(path, flags, **how)
+
+    monkeypatch.setattr(os, "open", noted)
+    for name in ("pipe", "out"):
+        with pytest.raises(OSError, match="not a regular file"):
+            open_as(os.getpid(), str(tmp_path / name))
+    assert opened and all(flags & os.O_PATH for flags in opened)
 
 
 def test_no_process_has_no_source():

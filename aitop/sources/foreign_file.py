@@ -1,0 +1,100 @@
+"""Opening a file that another process names, without lending it our rights.
+
+The path belongs to the other process: it is walked from its root one name at a time, no link is followed by the
+kernel (a link's text is walked from the same root), and each folder and the file must let that process's user in.
+What is no regular file is never opened: opening a device or a pipe has effects.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from typing import NamedTuple
+
+from aitop.sources import procfs
+
+MOST_LINKS = 40
+READ, SEARCH = 4, 1
+
+
+class User(NamedTuple):
+    """Who reads: the user and all groups that count for files."""
+
+    user: int
+    groups: frozenset[int]
+
+    def may(self, status: os.stat_result, right: int) -> bool:
+        """Whether the mode gives this user READ or SEARCH."""
+        if self.user == 0:
+            return True
+        shift = 6 if self.user == status.st_uid else 3 if status.st_gid in self.groups else 0
+        return bool(status.st_mode >> shift & right)
+
+
+def user_of(pid: int) -> User | None:
+    """As whom process `pid` opens files; None where it is gone."""
+    fields = procfs.status(pid)
+    try:
+        user, group = (int(fields[name].split()[3]) for name in ("Uid", "Gid"))
+        return User(user, frozenset((group, *map(int, fields.get("Groups", "").split()))))
+    except (KeyError, IndexError, ValueError):
+        return None
+
+
+def open_as(pid: int, path: str) -> int:
+    """A descriptor to read the regular file that process `pid` knows as `path` (absolute). Raises OSError.
+
+    A process of our own user may have all that we may, which the kernel sees to.
+    """
+    user = user_of(pid)
+    if user is None:
+        raise ProcessLookupError(errno.ESRCH, os.strerror(errno.ESRCH))
+    root = os.open(f"{procfs.PROC}/{pid}/root", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        return open_below(root, path, None if user.user == os.geteuid() else user)
+    finally:
+        os.close(root)
+
+
+def open_below(root: int, path: str, user: User | None) -> int:
+    """The same below the folder that descriptor `root` stands for; `user` None leaves the rights to the kernel."""
+    way = [os.open(".", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=root)]
+    try:
+        _walk(way, [part for part in reversed(path.split("/")) if part not in ("", ".")], user)
+        status = os.fstat(way[-1])
+        if not stat.S_ISREG(status.st_mode):
+            raise OSError(errno.EINVAL, "not a regular file")
+        if user is not None and not user.may(status, READ):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        # The very file that was looked at, whatever has its name by now.
+        return os.open(f"/proc/self/fd/{way[-1]}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
+    finally:
+        for step in way:
+            os.close(step)
+
+
+def _walk(way: list[int], todo: list[str], user: User | None) -> None:
+    """Go on from the last of `way` through the names in `todo`, the next one last; `..` stays below the first."""
+    links = 0
+    while todo:
+        part = todo.pop()
+        if part == "..":
+            if len(way) > 1:
+                os.close(way.pop())
+            continue
+        if user is not None and not user.may(os.fstat(way[-1]), SEARCH):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        step = os.open(part, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=way[-1])
+        way.append(step)
+        if not stat.S_ISLNK(os.fstat(step).st_mode):
+            continue
+        text = os.readlink("", dir_fd=step)
+        os.close(way.pop())
+        links += 1
+        if links > MOST_LINKS:
+            raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
+        todo += [one for one in reversed(text.split("/")) if one not in ("", ".")]
+        if text.startswith("/"):
+            while len(way) > 1:
+                os.close(way.pop())

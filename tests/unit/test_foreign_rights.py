@@ -1,0 +1,71 @@
+"""What another process holds or names is opened only where that has no effects and lends it no rights."""
+
+from __future__ import annotations
+
+import os
+import struct
+
+import pytest
+
+from aitop.attach import already
+from aitop.hook import layout
+from aitop.hook.ring import Ring
+from aitop.sources import ring_format
+from aitop.sources.burst import MEMFD_LINK
+from aitop.sources.hook_ring import find_ring
+from aitop.sources.shared_memory import open_memfd
+
+
+def link_of(handle):
+    return os.readlink(f"/proc/self/fd/{handle}")
+
+
+@pytest.fixture
+def handles():
+    """`handles(fd)` closes it at the end."""
+    held = []
+    yield lambda handle: held.append(handle) or handle
+    for handle in held:
+        os.close(handle)
+
+
+def test_memory_is_opened(handles):
+    memory = handles(os.memfd_create("aitop-burst"))
+    os.write(memory, b"here")
+    fd = handles(open_memfd(f"/proc/self/fd/{memory}", MEMFD_LINK, os.O_RDONLY))
+    assert os.pread(fd, 10, 0) == b"here"
+    assert open_memfd(f"/proc/self/fd/{memory}", ring_format.MEMFD_LINK, os.O_RDONLY) is None
+
+
+def test_what_only_bears_the_name_is_not_opened(tmp_path, handles, monkeypatch):
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "file").write_bytes(struct.pack("=QQ", ring_format.MAGIC, ring_format.VERSION))
+    names = [tmp_path / "pipe", tmp_path / "file", "/dev/null", tmp_path]
+    found = [handles(os.open(name, os.O_PATH)) for name in names]
+    real, opened = os.open, []
+    monkeypatch.setattr(os, "open", lambda path, flags, **how: opened.append(flags) or real(path, flags, **how))
+    for handle in found:
+        assert open_memfd(f"/proc/self/fd/{handle}", link_of(handle), os.O_RDWR) is None
+    assert not already._stays(f"/proc/self/fd/{found[0]}", os.getpid())
+    assert opened and all(flags & os.O_PATH for flags in opened)
+
+
+def test_the_ring_is_found_by_its_own_user_and_by_no_other():
+    ring = Ring("import")
+    assert layout.MAGIC == ring_format.MAGIC
+    if find_ring(os.getpid()) is None:
+        pytest.skip("descriptors cannot be seen here")
+    if os.geteuid() != 0:
+        pytest.skip("needs root, to be somebody else")
+    assert ring.pid == os.getpid()
+    child = os.fork()
+    if child == 0:
+        code = 9
+        try:
+            os.setgroups([])
+            os.setgid(65534)
+            os.setuid(65534)
+            code = 0 if find_ring(os.getppid()) is None and not already.hook_is_there(os.getppid()) else 1
+        finally:
+            os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
