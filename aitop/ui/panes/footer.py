@@ -61,7 +61,7 @@ def _keys(view: View, room: int, among_processes: bool) -> Line:
     line = Line(" ")
     keys = [key for key in KEYS if key[0] != "d" or view.can_detach]
     if len(view.ranks()) > 1:
-        keys.insert(4, ("1-9", "rank", ""))
+        keys[4:4] = [("1-9", "rank", ""), ("h", "hang", "screen.hang")]
     if among_processes:
         keys = [(key, MEAN_ELSE.get(word, word), "" if word in MEAN_ELSE else action) for key, word, action in keys]
     for key, word, action in keys:
