@@ -178,14 +178,14 @@ def _slots(value: Any) -> list[tuple[Any, Any]]:
     return found
 
 
-def fuzz(subject: Subject, seconds: float, seed: int, keep: Path | None) -> int:
-    """Feed the subject for so long; prints figures and findings, returns the number of different findings."""
+def fuzz(subject: Subject, seconds: float, seed: int, keep: Path | None, most: int = 10**9) -> int:
+    """Feed the subject for so long, `most` inputs at most; prints figures and findings, returns their number."""
     chance, lines = random.Random(seed), Lines()
     mutator, corpus = Mutator(subject, chance), list(subject.seeds())
     findings: dict[str, bytes] = {}
     fed, slowest, started = 0, 0.0, time.monotonic()
     queue = list(corpus)
-    while time.monotonic() - started < seconds:
+    while time.monotonic() - started < seconds and fed < most:
         data = queue.pop() if queue else mutator.change(chance.choice(corpus), chance.choice(corpus))
         followed = fed % PLAIN_ROUNDS == 0 or bool(queue)
         took, finding = feed(subject, data, lines if followed else None)

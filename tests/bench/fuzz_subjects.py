@@ -21,7 +21,7 @@ from aitop.engine.core import Engine
 from aitop.errors import UnreadableRecordingError
 from aitop.model.event import Event
 from aitop.model.snapshot import Tick
-from aitop.model.stacks import StackWindow
+from aitop.model.stacks import StackDump, StackWindow
 from aitop.outputs.html import to_html
 from aitop.outputs.report import report_of, to_json
 from aitop.outputs.text import to_text
@@ -29,7 +29,7 @@ from aitop.sources import ring_format as ring
 from aitop.sources.hook_ring import HookRing
 from aitop.sources.replay import read_recording
 from aitop.sources.source import SourceError
-from aitop.sources.stacks import speedscope
+from aitop.sources.stacks import dump, speedscope
 from aitop.sources.stacks.window import CodeOfProcesses, WindowBuilder
 
 RECORDINGS = Path(__file__).parents[1] / "recordings"
@@ -206,6 +206,25 @@ def feed_spy(data: bytes) -> None:
     _recordable(StackWindow(time=1.0, seconds=1.0, rate=20.0, frames=table, stacks=stacks))
 
 
+def dump_seeds() -> list[bytes]:
+    """A dump as py-spy writes it."""
+    frame = {"name": "step", "filename": "/home/ada/proj/train.py", "module": None, "short_filename": None, "line": 7}
+    thread = {"pid": 1, "thread_id": 140, "thread_name": "MainThread", "os_thread_id": 1, "active": True}
+    other = {**thread, "thread_name": None, "os_thread_id": None, "owns_gil": False, "frames": []}
+    return [json.dumps([{**thread, "owns_gil": True, "frames": [frame, frame]}, other]).encode()]
+
+
+def feed_dump(data: bytes) -> None:
+    """Through the parser to a dump that can be recorded."""
+    try:
+        answer = dump.parse(data)
+    except ValueError:
+        return
+    builder = WindowBuilder(None, CodeOfProcesses())
+    threads = dump.threads_of(os.getpid(), answer, builder)
+    _recordable(StackDump(time=1.0, frames=builder.result()[0], threads=tuple(threads)))
+
+
 def _lines(data: bytes) -> list[tuple[int, int]]:
     """Where each line begins and ends."""
     found, start = [], 0
@@ -228,5 +247,6 @@ SUBJECTS = {
         Subject("ring", ring_seeds, feed_ring, _area),
         Subject("recording", recording_seeds, feed_recording, _lines),
         Subject("spy", spy_seeds, feed_spy, lambda data: [(0, len(data))]),
+        Subject("dump", dump_seeds, feed_dump, lambda data: [(0, len(data))]),
     )
 }

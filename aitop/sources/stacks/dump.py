@@ -30,7 +30,9 @@ class _Frame(msgspec.Struct):
     line: int | None = None
 
 
-class _Thread(msgspec.Struct):
+class Thread(msgspec.Struct):
+    """One thread as py-spy has it, the innermost frame first."""
+
     frames: list[_Frame]
     thread_id: int | str | None = None
     thread_name: str | None = None
@@ -56,7 +58,7 @@ def take_dump(tops: Sequence[int], *, script: str | None, wanted: Callable[[], b
             if isinstance(answer, SourceError):
                 refused.append((pid, answer))
             else:
-                threads += _threads(pid, answer, builder)
+                threads += threads_of(pid, answer, builder)
     if not threads:
         raise refused[0][1] if refused else SourceError("failed", "py-spy saw no Python frame: it may be starting up")
     return StackDump(
@@ -67,7 +69,7 @@ def take_dump(tops: Sequence[int], *, script: str | None, wanted: Callable[[], b
     )
 
 
-def _look(program: str, pid: int) -> list[_Thread] | SourceError:
+def _look(program: str, pid: int) -> list[Thread] | SourceError:
     """The threads of one process; empty where it has ended."""
     command = [program, "dump", "--pid", str(pid), "--json", "--nonblocking"]
     complaint = ""
@@ -86,13 +88,22 @@ def _look(program: str, pid: int) -> list[_Thread] | SourceError:
         # It reads without stopping the process, and may meet a stack in the middle of a change: it is asked again.
         if done.returncode == 0 and len(done.stdout) <= MOST_BYTES:
             try:
-                return msgspec.json.decode(done.stdout, type=list[_Thread])
-            except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+                return parse(done.stdout)
+            except ValueError as error:
                 complaint = f"something unreadable: {error}"
     return explain(pid, complaint) if lives(pid) else []
 
 
-def _threads(pid: int, answer: Sequence[_Thread], builder: WindowBuilder) -> list[ThreadStack]:
+def parse(data: bytes) -> list[Thread]:
+    """What py-spy wrote of one process. Raises ValueError for anything else."""
+    try:
+        return msgspec.json.decode(data, type=list[Thread])
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
+
+
+def threads_of(pid: int, answer: Sequence[Thread], builder: WindowBuilder) -> list[ThreadStack]:
+    """The same with the frames in the builder's table, the outermost first."""
     ids = main_threads(pid)
     found = []
     for thread in answer:
