@@ -109,7 +109,7 @@ def heading(shape: Fit) -> Line:
     for column in shape.columns:
         line.add(" " * GAP).add(column.heading.rjust(column.cells), FAINT)
     if shape.skew:
-        line.add(" " * GAP).add(shorten("late by step", shape.skew), FAINT)
+        line.add(" " * GAP).add("late by step" if shape.skew >= len("late by step") else "skew", FAINT)
     return line
 
 

@@ -1,6 +1,7 @@
 """Holds what aitop says of jobs of several ranks against the fault that was planted in them.
 
 python tests/bench/ranks.py [FAULT[:torchrun|spawn|processes][:before|after|passive] ...]
+python tests/bench/ranks.py --gains [FAULT ...]: the predicted gain beside that of the run without its fault
 """
 
 from __future__ import annotations
@@ -55,9 +56,9 @@ EXPECTED = {
 class Job:
     """A job in a process group of its own."""
 
-    def __init__(self, fault: str, launch: str, port: int, folder: Path, after: int) -> None:
+    def __init__(self, fault: str, launch: str, port: int, folder: Path, after: int, *, mended: bool = False) -> None:
         self.log = folder / f"{fault}.log"
-        command = [sys.executable, str(JOB), fault, "--after", str(after)]
+        command = [sys.executable, str(JOB), fault, "--after", str(after), *(["--mended"] if mended else [])]
         if launch == "torchrun":
             prefix = [
                 sys.executable,
@@ -83,6 +84,21 @@ class Job:
                 raise RuntimeError(f"no step {step}:\n{self.log.read_text()[-1500:]}")
             time.sleep(0.1)
 
+    def rate(self, seconds: float) -> float:
+        """Steps a second, from now on for so long, by what it prints."""
+        told = []
+        for _ in range(2):
+            before = self._last()
+            while self._last() == before:
+                time.sleep(0.005)
+            told.append((self._last(), time.monotonic()))
+            time.sleep(seconds if len(told) == 1 else 0.0)
+        (first, began), (last, ended) = told
+        return (last - first) / (ended - began)
+
+    def _last(self) -> int:
+        return int(self.log.read_text().rpartition("step ")[2].partition(":")[0])
+
     def end(self) -> None:
         for number in (signal.SIGTERM, signal.SIGKILL):
             try:
@@ -93,7 +109,31 @@ class Job:
         self.process.wait()
 
 
+def gains(faults: list[str]) -> None:
+    """For each fault: the predicted gain, and the rates with the fault and without it."""
+    print(f"{'fault':<12}{'got':<28}{'predicted':<11}{'actual':<9}rates")
+    with tempfile.TemporaryDirectory() as folder:
+        for number, fault in enumerate(faults):
+            rates, seen = [], None
+            for mended in (False, True):
+                job = Job(fault, "torchrun", 29900 + 2 * number + mended, Path(folder), after=20, mended=mended)
+                try:
+                    job.wait_for(30)
+                    if not mended:
+                        seen = watch(job.process.pid, fault, Options(), False)[0]
+                    rates.append(job.rate(8.0))
+                finally:
+                    job.end()
+            got = "nothing" if seen is None else f"{seen.id}/{seen.subtype}"
+            predicted = "–" if seen is None or seen.speedup is None else f"{seen.speedup:.2f}"
+            told = f"{rates[0]:.1f} → {rates[1]:.1f} steps/s"
+            print(f"{fault:<12}{got:<28}{predicted:<11}{rates[1] / rates[0]:<9.2f}{told}", flush=True)
+
+
 def main() -> None:
+    if sys.argv[1:2] == ["--gains"]:
+        gains(sys.argv[2:] or ["input", "compute", "batches"])
+        return
     wanted = sys.argv[1:] or [
         *(f"{fault}:torchrun:before" for fault in ("healthy", "input", "compute", "batches", "comm")),
         *(f"{fault}:spawn:before" for fault in ("healthy", "input")),

@@ -30,6 +30,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--after", type=int, default=20)
     parser.add_argument("--port", type=int, default=29611)
     parser.add_argument("--steps", type=int, default=0, help="stop after so many steps (default: never)")
+    parser.add_argument("--mended", action="store_true", help="the same without the fault, where it slows the run")
     return parser.parse_args()
 
 
@@ -79,7 +80,7 @@ def extra_work(model: nn.Module, rows: torch.Tensor) -> torch.Tensor:
 def train(rank: int, args: argparse.Namespace) -> None:
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    odd, fault = rank == args.world - 1, args.fault
+    odd, fault = rank == args.world - 1 and not args.mended, args.fault
     width = 6000 if fault == "comm" else 512
     model = DistributedDataParallel(
         nn.Sequential(

@@ -69,7 +69,7 @@ class RankPane(Pane):
         note = Line()
         if ranks.step and ranks.exchange is not None:
             note.add(f"exchange {percent(ranks.exchange / ranks.step)}", TEXT).add(" of a step · ", DIM)
-            if self.framed and self.size.width >= ROOMY:
+            if self.framed and self.size.width >= ROOMY and len(self.rows) <= page:
                 note.add(f"{plural(ranks.steps, 'step')} compared · ", DIM)
         elif ranks.ranks and all(one.phases is None for one in ranks.ranks):
             note.add("no steps seen yet · ", DIM)
