@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator
 from itertools import accumulate, cycle, islice
+from typing import Any
 
 from aitop.sources.step_maker.sums import Made, Parts
 
@@ -70,5 +71,6 @@ class Rests:
 
 def _scaled(parts: Parts, scale: float) -> Parts:
     """Times are scaled, counts are kept; single calls are not known."""
-    scaled = Parts(*(int(value * scale) if times else value for value, times in zip(parts, _SCALED, strict=True)))
-    return scaled._replace(calls=())
+    values: tuple[Any, ...] = parts
+    scaled: list[Any] = [int(value * scale) if times else value for value, times in zip(values, _SCALED, strict=True)]
+    return Parts(*scaled)._replace(calls=())

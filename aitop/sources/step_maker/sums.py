@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from aitop.model.steps import StepKind
 from aitop.sources.step_maker.events import NOT_MEASURED
@@ -198,7 +198,8 @@ class Sums:
 
 def join(one: Parts, other: Parts) -> Parts:
     """Two parts of one step. The step prepared once, and its queue was looked at when it began."""
-    added = Parts(*(first + second for first, second in zip(one, other, strict=True)))
+    firsts: tuple[Any, ...] = one
+    added = Parts(*(first + second for first, second in zip(firsts, other, strict=True)))
     return added._replace(
         prepare=one.prepare,
         samples=_added(one.samples, other.samples),
