@@ -126,7 +126,7 @@ def _verdict(snapshot: Snapshot, wait: Wait, cause: Cause, contention: float) ->
         severity = "info"
     gained = min(0.99, certain + contention)
     sure = confidence(*signals, base=0.55 if gained < 0.9 else 0.4, steps=len(steps), share=gained)
-    idle = ", the device idle" if _covered(snapshot, wait) else ""
+    idle = ", device idle" if _covered(snapshot, wait) else ""
     return Verdict(
         id=ID,
         subtype=cause.subtype,

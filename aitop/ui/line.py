@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from functools import lru_cache
 
@@ -17,7 +18,7 @@ from aitop.ui.themes import DARK, Theme, themed
 Span = tuple[str, Style]
 
 ELLIPSIS = "…"
-_FIRST_OTHER_WIDTH = "\u0300"
+_ONE_CELL_EACH = re.compile("[ -~\u00b0-\u00b7\u2010-\u2027\u2190-\u21ff\u2500-\u25fc\u2800-\u28ff]*")
 NEAR = 8
 """Cells between two changes that are written rather than stepped over."""
 
@@ -168,12 +169,13 @@ def lit(line: Line) -> Line:
 
 def changed_cells(before: Line, after: Line) -> list[tuple[int, int]]:
     """Where two lines of one width differ, as columns from and to; what is close together is taken as one."""
-    old, new = _cells(before), _cells(after)
-    if len(old) != len(new):
-        return [(0, after.width)]
+    skipped, old, new = _between(before.spans, after.spans)
+    had, has = _cells(old), _cells(new)
+    if len(had) != len(has):
+        return [(skipped, after.width)]
     found: list[tuple[int, int]] = []
-    for column, (had, has) in enumerate(zip(old, new, strict=True)):
-        if had == has:
+    for column, (one, other) in enumerate(zip(had, has, strict=True), skipped):
+        if one == other:
             continue
         if found and column - found[-1][1] < NEAR:
             found[-1] = found[-1][0], column + 1
@@ -182,12 +184,23 @@ def changed_cells(before: Line, after: Line) -> list[tuple[int, int]]:
     return found
 
 
-def _cells(line: Line) -> list[tuple[str, Style]]:
+def _between(old: list[Span], new: list[Span]) -> tuple[int, list[Span], list[Span]]:
+    """What is left of two lines without the pieces that both begin and end with; first the cells of the former."""
+    most = min(len(old), len(new))
+    first = next((at for at in range(most) if old[at] != new[at]), most)
+    last = next((at for at in range(most - first) if old[-1 - at] != new[-1 - at]), most - first)
+    return sum(cell_len(text) for text, _ in old[:first]), old[first : len(old) - last], new[first : len(new) - last]
+
+
+def _cells(spans: list[Span]) -> list[tuple[str, Style]]:
     """Every cell with its style; the halves of a wide character differ as soon as it or its place does."""
     cells: list[tuple[str, Style]] = []
-    for text, style in line.spans:
+    for text, style in spans:
+        if _ONE_CELL_EACH.fullmatch(text):
+            cells += [(character, style) for character in text]
+            continue
         for character in text:
-            width = 1 if character < _FIRST_OTHER_WIDTH else cell_len(character)
+            width = cell_len(character)
             if width:
                 cells += [(character * (half + 1), style) for half in range(width)]
             elif cells:

@@ -4,9 +4,10 @@ import re
 
 import msgspec
 import sample_snapshots as samples
+from rich.cells import cell_len
 from sample_parts import records, steps
 
-from aitop.ui.line import Line, changed_cells
+from aitop.ui.line import _ONE_CELL_EACH, Line, changed_cells
 from aitop.ui.palette import BRIGHT, DIM
 from aitop.ui.thrift import condensed, narrowed
 
@@ -48,3 +49,9 @@ def test_no_half_of_a_wide_character_changes_alone():
     assert changed_cells(Line("a火b", DIM), Line("a水b", DIM)) == [(1, 3)]
     assert changed_cells(Line("火 火", DIM), Line(" 火火", DIM)) == [(0, 3)]
     assert changed_cells(Line("e", DIM), Line("e\u0301", DIM)) == [(0, 1)]
+
+
+def test_what_counts_as_one_cell_each_is():
+    known = [chr(code) for code in range(0x3000) if _ONE_CELL_EACH.fullmatch(chr(code))]
+    assert len(known) > 600
+    assert {cell_len(character) for character in known} == {1}

@@ -8,8 +8,9 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 
 from aitop.ui.layout import plan
+from aitop.ui.screens.help import our_bindings
 
-SIZES = [(1, 1), (20, 5), (40, 12), (60, 16), (80, 24), (100, 30), (120, 36), (200, 50), (300, 70), (200, 18), (50, 60)]
+SIZES = [(1, 1), (20, 5), (40, 12), (80, 24), (100, 30), (300, 70), (200, 18)]
 
 
 @pytest.mark.parametrize("size", SIZES, ids=lambda size: f"{size[0]}x{size[1]}")
@@ -24,7 +25,7 @@ async def test_verdict_is_legible_at_every_size(look_at, size):
         assert all(cell_len(row) == size[0] for row in rows)
 
 
-@pytest.mark.parametrize("size", [(7, 2), (80, 24), (200, 50)], ids=str)
+@pytest.mark.parametrize("size", [(7, 2), (80, 24)], ids=str)
 @pytest.mark.parametrize("state", list(samples.ALL))
 async def test_no_state_breaks_any_size(look_at, state, size):
     async with look_at(samples.ALL[state](), size=size) as eyes:
@@ -171,19 +172,6 @@ async def test_space_holds_the_picture_and_goes_on_with_the_newest(look_at):
         assert "COMPUTE-BOUND" in eyes.pane("verdict")
 
 
-async def test_t_shows_the_call_tree_and_folds_what_libraries_do(look_at):
-    async with look_at(samples.input_bound(), size=(120, 60)) as eyes:
-        assert "hot lines" in eyes.pane("code")
-        await eyes.press("t")
-        code = eyes.pane("code")
-        assert "call tree" in code
-        assert "train_epoch  train.py:96" in code
-        assert "▌__next__ › wait" in code
-        assert "loader-worker ×4" in code
-        await eyes.press("t")
-        assert "hot lines" in eyes.pane("code")
-
-
 async def test_tab_moves_the_focus_and_z_zooms_what_has_it(look_at):
     async with look_at(samples.input_bound()) as eyes:
         assert eyes.app.screen.focused.id == "verdict"
@@ -265,10 +253,11 @@ async def test_a_failed_detach_is_told(look_at, feeds):
 
 
 async def test_help_is_made_from_the_bindings(look_at):
-    async with look_at(samples.input_bound()) as eyes:
-        bindings = [binding for binding in eyes.app.screen.BINDINGS if binding.description]
-        await eyes.press("question_mark")
-        text = eyes.text()
+    async with look_at(samples.input_bound(), size=(120, 64)) as eyes:
+        bindings = [binding for binding in our_bindings(eyes.app.screen) if binding.description]
+        assert len(bindings) > 40
+        await eyes.press("f1")
+        text = " ".join(eyes.pane("help").replace("│", " ").split())
         for binding in bindings:
             assert binding.description in text
         assert "1-9" in text
@@ -276,7 +265,7 @@ async def test_help_is_made_from_the_bindings(look_at):
         assert "this help" not in eyes.text()
 
 
-@pytest.mark.parametrize(("key", "code"), [("q", 0), ("ctrl+c", 130)])
+@pytest.mark.parametrize(("key", "code"), [("q", 0), ("f10", 0), ("ctrl+c", 130)])
 async def test_quitting(look_at, key, code):
     async with look_at(samples.input_bound()) as eyes:
         await eyes.press(key)

@@ -216,14 +216,6 @@ async def test_the_command_palette_finds_an_action_by_its_name(look_at):
         assert eyes.app.screen.view.mark is not None
 
 
-async def test_help_lists_every_key_of_ours(look_at):
-    async with look_at(samples.input_bound(), size=(120, 60)) as eyes:
-        await eyes.press("question_mark")
-        text = eyes.text()
-        for words in ("mark this moment", "forget the mark", "record to a file", "save this screen", "the next theme"):
-            assert words in text
-
-
 async def test_a_slow_link_gets_the_newest_picture_when_it_has_caught_up(look_at, monkeypatch):
     async with look_at(samples.input_bound()) as eyes:
         monkeypatch.setattr(type(eyes.app._driver), "behind", True, raising=False)

@@ -202,16 +202,16 @@ def _memory_row(view: View, device: GpuDevice, width: int) -> Line:
     used = _fraction(device.memory_used, device.memory_total)
     line = Line("memory  ", DIM).add(share_text(used), BRIGHT)
     line.join(_change(view, device, lambda one: _fraction(one.memory_used, one.memory_total))).add(" ")
-    text = f"{_memory(device)} ".rjust(AMOUNTS)
-    return line.join(bar(used, max(4, width - line.width - len(text) - 1), DEVICE_CHART)).add(text, TEXT)
+    text = _memory(device).rjust(AMOUNTS)
+    return line.join(bar(used, max(4, width - line.width - len(text)), DEVICE_CHART)).add(text, TEXT)
 
 
 def _power_row(view: View, device: GpuDevice, width: int) -> Line:
     used = _fraction(device.power, device.power_limit)
     line = Line("power   ", DIM).add(share_text(used), BRIGHT)
     line.join(_change(view, device, lambda one: _fraction(one.power, one.power_limit))).add(" ")
-    text = f"{_watts(device)}  {_degrees(device)} ".rjust(AMOUNTS)
-    return line.join(bar(used, max(4, width - line.width - len(text) - 1), DEVICE_CHART)).add(text, TEXT)
+    text = f"{_watts(device)}  {_degrees(device)}".rjust(AMOUNTS)
+    return line.join(bar(used, max(4, width - line.width - len(text)), DEVICE_CHART)).add(text, TEXT)
 
 
 def _link_row(device: GpuDevice, width: int) -> Line:

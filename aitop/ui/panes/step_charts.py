@@ -25,7 +25,6 @@ from aitop.ui.palette import (
     SAVE,
     TEXT,
     TRANSFER,
-    Phase,
 )
 from aitop.ui.widgets.cursor import nearest
 from aitop.ui.widgets.plot import (
@@ -51,6 +50,8 @@ LEAST_HISTORY = 5
 CAPTIONED = 4
 ROOM_FOR_NUMBER = 44
 EVENTS = (("step_save", "s"), ("step_evaluation", "e"))
+_PARTS = (DATA, TRANSFER, FORWARD, BACKWARD, OPTIMIZER, COMMUNICATION, SAVE, OUTSIDE)
+"""The phases of a column from the bottom up."""
 
 
 class Group(NamedTuple):
@@ -168,15 +169,13 @@ def scale_top(totals: Sequence[float], *, low: bool = False) -> float:
 
 
 def _column(group: Group) -> Column:
-    sums: dict[Phase, float] = {}
-    for record in group.records:
-        for phase, seconds in _parts(record):
-            sums[phase] = sums.get(phase, 0.0) + seconds
-    return Column(tuple((phase, seconds / len(group.records)) for phase, seconds in sums.items()))
+    count = len(group.records)
+    sums = map(sum, zip(*map(_parts, group.records), strict=True))
+    return Column(tuple((phase, seconds / count) for phase, seconds in zip(_PARTS, sums, strict=True)))
 
 
-def _parts(record: StepRecord) -> tuple[tuple[Phase, float], ...]:
-    """The phases of one step in seconds, on the device's clock where there is one."""
+def _parts(record: StepRecord) -> tuple[float, ...]:
+    """Seconds of one step in each of these phases, on the device's clock where there is one."""
     wait = record.data_wait + record.loader_start
     if record.device_forward is None:
         forward, backward, optimizer = record.forward, record.backward, record.optimizer
@@ -187,16 +186,7 @@ def _parts(record: StepRecord) -> tuple[tuple[Phase, float], ...]:
     transfer, apart = record.transfer_apart or 0.0, record.communication_apart or 0.0
     rest = max(0.0, record.seconds - wait - transfer - forward - backward - optimizer - apart)
     save = min(rest, record.save + record.evaluation)
-    return (
-        (DATA, wait),
-        (TRANSFER, transfer),
-        (FORWARD, forward),
-        (BACKWARD, backward),
-        (OPTIMIZER, optimizer),
-        (COMMUNICATION, apart),
-        (SAVE, save),
-        (OUTSIDE, rest - save),
-    )
+    return wait, transfer, forward, backward, optimizer, apart, save, rest - save
 
 
 def history_span(snapshot: Snapshot, width: int) -> Span | None:

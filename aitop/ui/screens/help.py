@@ -26,7 +26,10 @@ KEY_NAMES = {
     "minus": "-",
     "less_than_sign": "<",
     "greater_than_sign": ">",
+    "f1": "F1",
+    "f4": "F4",
     "f5": "F5",
+    "f10": "F10",
     "plus": "+",
     "equals_sign": "=",
     "comma": ",",
@@ -81,7 +84,7 @@ class HelpScreen(ModalScreen[None]):
     """The keys that work here, over the screen they work on."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("escape,question_mark,q,enter,space", "dismiss", "close"),
+        Binding("escape,question_mark,q,enter,space,f1,f10", "dismiss", "close"),
     ]
 
     def __init__(self, bindings: Iterable[Binding], view: View) -> None:

@@ -65,6 +65,7 @@ class MonitorScreen(SessionScreen, NarrowingScreen, StackActionsScreen, RankActi
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("question_mark", "help", "this help"),
+        Binding("f1", "help", "this help"),
         Binding("enter", "why", "why: evidence, source and fixes of every verdict"),
         Binding("z", "zoom", "zoom the focused pane, and back"),
         Binding("tab", "app.focus_next", "next pane"),
@@ -80,6 +81,7 @@ class MonitorScreen(SessionScreen, NarrowingScreen, StackActionsScreen, RankActi
         Binding("d", "detach", "take the hook out of the target and go on without it"),
         Binding("escape", "back", "back: out of filter, zoom, process, rank or pause"),
         Binding("q", "leave", "quit"),
+        Binding("f10", "leave", "quit"),
     ]
 
     def __init__(self, feed: Feed, view: View, source_around: SourceAround | None = None) -> None:

@@ -27,6 +27,7 @@ class NarrowingScreen(Screen[int]):
         Binding("greater_than_sign", "none", "sort the process tree by another column"),
         Binding("I", "none", "turn that order round"),
         Binding("slash", "filter", "filter processes and code by text"),
+        Binding("f4", "filter", "filter processes and code by text"),
         Binding("minus", "fold", "fold the focused pane to its title, and back"),
     ]
 
