@@ -35,15 +35,18 @@ def comm_bound(snapshot: Snapshot) -> Judgement:
     ddp = snapshot.facts.ddp if snapshot.facts else None
     sites = _sites(snapshot) if (ranks.calls or 0.0) > MOSTLY * ranks.exchange else []
     small = _latency(ranks.exchange, snapshot)
+    # What DistributedDataParallel times by itself is a signal of its own.
+    unhidden = max(0.0, (ddp.communication or 0.0) - (ddp.overlap or 0.0)) if ddp else 0.0
+    confirmed = unhidden + (ranks.calls or 0.0) >= MOSTLY * ranks.exchange
     what = "many small exchanges" if small else "exchange"
     return Finding(
         Verdict(
             id="comm-bound",
             subtype="latency" if small else "volume",
-            severity="critical" if share >= CRITICAL_SHARE else "warning",
+            severity="critical" if share >= CRITICAL_SHARE and confirmed else "warning",
             share=round(share, 4),
             speedup=round(without(share), 3),
-            confidence=confidence(ddp is not None, share > CRITICAL_SHARE, steps=ranks.steps),
+            confidence=confidence(confirmed, share > CRITICAL_SHARE, steps=ranks.steps),
             title=f"{percent(share)} of each step is {what} between ranks that no computing hides",
             where=_where(snapshot, sites),
             evidence=(*_evidence(1e3 * ranks.exchange, ddp), *(_told(site) for site in sites[:MOST_SITES])),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import msgspec
 import pytest
 from snapshot_builder import line, process, snapshot, stacks
@@ -241,6 +243,40 @@ def test_what_a_stack_waits_for():
     assert waiting_for([worker, queue])[0] == "unused"
     assert waiting_for([worker, user(3)])[0] == "fetching"
     assert waiting_for([user(3), queue]) == ("own", "Queue.get")
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_ranks_that_come_and_go_are_followed(seed):
+    chance = random.Random(seed)
+    found = History(Target(pid=1, command="x"))
+    alive = {100: 0, 101: 1, 102: 2}
+    for second in range(40):
+        if chance.random() < 0.2 and alive:
+            del alive[chance.choice(list(alive))]
+        if chance.random() < 0.2:
+            alive[200 + second] = chance.choice([0, 1, 2])
+        now = 1000.0 + second
+        ranks = tuple(
+            process(pid, rank=chance.choice([rank, None]), local_rank=rank, world_size=3, local_world_size=3,
+                    voluntary_switches=chance.choice([0.0, None, 9.0]), main_cpu=0.0, state=chance.choice("SSZD"))
+            for pid, rank in alive.items()
+        )  # fmt: skip
+        found.add(HostSample(time=now, processes=ranks, machine=MachineSample(cores=2)))
+        for pid in [pid for pid in alive if chance.random() < 0.6]:
+            steps = tuple(
+                StepRecord(index=number, end=now - 1 + number / 8, seconds=0.125, backward=0.05, backwards=1,
+                           communication=0.01, communication_apart=0.01,
+                           collective_calls=(0.01,) * chance.randint(0, 2))
+                for number in range(8)
+            )  # fmt: skip
+            found.add(HookSample(time=now, pid=pid, steps=steps))
+        stacks_of = tuple(ThreadStack(pid=pid, thread="MainThread", main=True, frames=(0, 1)) for pid in alive)
+        if chance.random() < 0.3:
+            found.add(StackDump(time=now, frames=(user(9), BARRIER), threads=stacks_of))
+        picture = snapshot([], ranks=ranks_view(found, now), standstill=standstill(found, now))
+        for rule in (hang, straggler, comm_bound):
+            rule(picture)
+        assert {one.pid for one in (picture.ranks.ranks if picture.ranks else ())} <= set(alive)
 
 
 def test_conditions_by_indentation():
