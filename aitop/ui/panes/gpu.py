@@ -40,7 +40,7 @@ class GpuPane(ChartPane):
         stale = view.stale("gpu")
         if not self.framed:
             return Drawing(
-                [Line(" gpu", DIM).join(line) for line in line_each(devices, width - 4, height)], stale=stale
+                [Line(" gpu ", DIM).join(line) for line in line_each(devices, width - 6, height)], stale=stale
             )
         if len(devices) == 1 or height >= len(devices) * BLOCK_ROWS:
             self.moments = _moments(view, devices, width)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from rich.cells import cell_len
 from rich.style import Style
 
 from aitop.model.snapshot import Snapshot
@@ -21,6 +22,7 @@ from aitop.ui.words import confidence_dots, label, one_line, place, plural, stat
 ROOM_FOR_SHARE = 60
 LEAST_CODE = 8
 LEADING_FIGURE = re.compile(r"\d+ %")
+CLAUSE_END = re.compile(r"[:;,] ")
 
 
 class VerdictPane(Pane):
@@ -75,11 +77,16 @@ def headline(verdict: Verdict, width: int) -> Line:
     if figure:
         left.add(figure.group(), figure_style(verdict))
         title = title[figure.end() :]
-    left.add(title, TEXT)
     right = _gain_and_confidence(verdict, roomy=True)
-    if left.width + right.width > width:
+    if left.width + cell_len(title) + right.width > width:
         right = _gain_and_confidence(verdict, roomy=False)
-    return spread(left, right, width)
+    return spread(left.add(_clauses(title, width - left.width - right.width), TEXT), right, width)
+
+
+def _clauses(text: str, width: int) -> str:
+    """As many whole clauses as fit, where one does; else the text as it is."""
+    ends = [match.start() for match in CLAUSE_END.finditer(text) if cell_len(text[: match.start()]) <= width]
+    return text if cell_len(text) <= width or not ends else text[: ends[-1]]
 
 
 def _gain_and_confidence(verdict: Verdict, *, roomy: bool) -> Line:
