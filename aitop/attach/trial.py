@@ -22,18 +22,13 @@ SECONDS = 10.0
 class Trial:
     """The names of the errors (EPERM, ENOSYS …) with which each try failed, None where it worked.
 
-    `open` is the right to open another process's memory, `read` the system call that reads it (py-spy's way),
-    `trace` ptrace itself (the hook's way in).
+    `open` is the right to open another process's memory, `read` the system call that reads it (py-spy
+    does without), `trace` ptrace itself (the hook's way in).
     """
 
     open: str | None
     read: str | None
     trace: str | None
-
-    @property
-    def works(self) -> bool:
-        """Whether nothing was refused."""
-        return (self.open, self.read, self.trace) == (None, None, None)
 
 
 def attempt() -> Trial:

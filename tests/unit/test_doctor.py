@@ -134,6 +134,11 @@ def test_a_debugger_around_aitop_is_no_refusal():
     assert rights_lines(Trial(None, None, "EPERM"), place(tracer=12))["ptrace"].state == "works"
 
 
+def test_memory_that_can_be_opened_needs_no_system_call_to_read_it():
+    line = rights_lines(Trial(None, "ENOSYS", None), place(seccomp=True))["ptrace"]
+    assert (line.state, "process_vm_readv is refused" in line.reason) == ("works", True)
+
+
 def test_a_missing_capability_is_no_fault_where_nothing_needs_it():
     assert rights_lines(GOOD, place())["capability"].state == "not-needed"
     assert rights_lines(GOOD, place(uid=0))["user"].reason == "root without CAP_SYS_PTRACE: only root's own processes"
@@ -252,6 +257,14 @@ def test_the_ways_of_the_hook(surveys, states, words):
     assert words in f"{lines[0].reason} {lines[0].remedy}"
 
 
+def test_where_a_filter_refuses_ptrace_only_the_way_through_memory_is_open():
+    both = Survey(False, (("remote-debug", None), ("signal-frame", None)), "/tmp")
+    assert target.closed_to_ptrace(both, None).open == ("remote-debug", "signal-frame")
+    assert target.closed_to_ptrace(both, "EPERM").open == ("remote-debug",)
+    [line, *_] = target.hook([(1, target.closed_to_ptrace(Survey(False, LADDER, "/tmp"), "EPERM"))])
+    assert (line.state, line.remedy) == ("does-not", "start the run with: aitop run -- CMD")
+
+
 def test_a_sampler_that_is_not_there_or_does_not_run(monkeypatch, tmp_path):
     monkeypatch.setattr(sampler, "find_py_spy", lambda: str(tmp_path / "py-spy"))
     assert sampler.installed().state == "does-not"
@@ -285,6 +298,16 @@ def test_what_is_not_needed_is_no_fault(monkeypatch):
     monkeypatch.setattr(doctor, "examine", lambda pid: HOSTILE[1:])
     monkeypatch.setattr("sys.stdout", io.StringIO())
     assert cli.run(["doctor"]) == 0
+
+
+def test_long_lines_are_broken_between_words_under_their_start():
+    long = Check("yama", "does-not", "one two three four five six seven eight", "a b")
+    assert report.as_text([long], 42).splitlines() == [
+        "does not    yama  one two three four five",
+        " " * 18 + "six seven eight",
+        " " * 18 + "→ a b",
+    ]
+    assert len(report.as_text([long]).splitlines()) == 2
 
 
 def test_the_keys_of_the_json_report_stay():

@@ -6,6 +6,7 @@ Exit code 0 if nothing is at fault, 1 if something is. What is not needed here i
 from __future__ import annotations
 
 import argparse
+import shutil
 import sys
 from typing import TYPE_CHECKING
 
@@ -28,7 +29,9 @@ def run(args: argparse.Namespace) -> int:
     from aitop.commands.doctor import report
 
     checks = examine(args.pid)
-    sys.stdout.write(report.as_json(checks, args.pid) if args.format == "json" else report.as_text(checks))
+    columns = shutil.get_terminal_size().columns if sys.stdout is not None and sys.stdout.isatty() else None
+    text = report.as_json(checks, args.pid) if args.format == "json" else report.as_text(checks, columns)
+    sys.stdout.write(text)
     return int(any(check.state == "does-not" for check in checks))
 
 
@@ -36,8 +39,7 @@ def examine(pid: int | None) -> list[Check]:
     """All checks of the machine, and of process `pid` where there is one."""
     from aitop.commands.doctor import gpu, limits, place, rights, sampler, target, terminal
 
-    here = place.read_place()
-    # The trial comes before NVML: that one may leave a hung thread behind.
-    found = [rights.python(), *rights.checks(here), rights.attach(), sampler.installed(), *terminal.checks()]
+    here, tried = place.read_place(), rights.tried_out()
+    found = [rights.python(), *rights.checks(here, tried), rights.attach(), sampler.installed(), *terminal.checks()]
     found += gpu.checks(here)
-    return found + ([limits.check_own()] if pid is None else target.checks(pid))
+    return found + ([limits.check_own()] if pid is None else target.checks(pid, rights.refused(tried, here)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 
 import msgspec
@@ -13,17 +14,28 @@ from aitop.model.text import printable
 SCHEMA = 1
 MARKS = {"works": "works", "does-not": "does not", "not-needed": "not needed"}
 INDENT = 12
+NARROWEST = 24
 
 
-def as_text(checks: Sequence[Check]) -> str:
-    """One line a check, and one with what mends it."""
-    width = max((len(check.name) for check in checks), default=0)
+def as_text(checks: Sequence[Check], columns: int | None = None) -> str:
+    """One line a check, and one with what mends it; broken between words at `columns`, None breaks none."""
+    indent = INDENT + max((len(check.name) for check in checks), default=0) + 2
     lines = []
     for check in checks:
-        lines.append(f"{MARKS[check.state]:<{INDENT}}{printable(check.name):<{width}}  {printable(check.reason)}")
+        head = f"{MARKS[check.state]:<{INDENT}}{printable(check.name)}".ljust(indent)
+        lines += _broken(head, printable(check.reason), indent, columns)
         if check.remedy and check.state == "does-not":
-            lines.append(f"{'':<{INDENT + width + 2}}→ {printable(check.remedy)}")
+            lines += _broken(" " * indent + "→ ", printable(check.remedy), indent + 2, columns)
     return "\n".join(lines) + "\n"
+
+
+def _broken(head: str, text: str, indent: int, columns: int | None) -> list[str]:
+    """`text` after `head`, going on under its own start."""
+    if columns is None:
+        return [head + text]
+    room = max(columns - indent, NARROWEST)
+    parts = textwrap.wrap(text, room, break_on_hyphens=False, break_long_words=False) or [""]
+    return [head + parts[0], *(" " * indent + part for part in parts[1:])]
 
 
 def as_json(checks: Sequence[Check], pid: int | None) -> str:

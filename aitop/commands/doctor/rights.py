@@ -26,19 +26,25 @@ WORDS = {
 CAUSES = ("yama", "seccomp", "security module", "capability")
 
 
-def checks(place: Place) -> list[Check]:
-    """What this user may do here, tried out."""
+def tried_out() -> Trial | OSError:
+    """What the kernel allows here, or why it could not be tried."""
     try:
-        tried = trial.attempt()
+        return trial.attempt()
     except OSError as error:
-        return [fault("ptrace", f"it cannot be tried: {error.strerror}"), *facts(place, None)]
+        return error
+
+
+def checks(place: Place, tried: Trial | OSError) -> list[Check]:
+    """What this user may do here."""
+    if isinstance(tried, OSError):
+        return [fault("ptrace", f"it cannot be tried: {tried.strerror}"), *facts(place, None), memfd()]
     cause = cause_of(tried, place)
     return [ptrace(tried, place, cause), *facts(place, cause), memfd()]
 
 
 def cause_of(tried: Trial, place: Place) -> str | None:
     """Which of CAUSES refused the trial, None where nothing did."""
-    if tried.works or (tried.open is None and tried.read is None and place.tracer):
+    if tried.open is None and (tried.trace is None or place.tracer):
         return None
     if place.yama == "3" or (place.yama in ("1", "2") and not place.capable and tried.open is not None):
         return "yama"
@@ -47,11 +53,20 @@ def cause_of(tried: Trial, place: Place) -> str | None:
     return "security module" if place.profile else "seccomp" if place.seccomp else "capability"
 
 
+def refused(tried: Trial | OSError, place: Place) -> str | None:
+    """The error with which ptrace itself is refused to aitop whatever the process; None where it is not."""
+    return None if isinstance(tried, OSError) or place.tracer else tried.trace
+
+
 def ptrace(tried: Trial, place: Place, cause: str | None) -> Check:
     """Whether processes of the same user can be looked into and entered."""
     if cause is None:
-        return works("ptrace", "your own processes can be looked into and entered (tried on one)")
+        aside = f"; process_vm_readv is refused ({tried.read}) and not needed" if tried.read else ""
+        return works("ptrace", f"your own processes can be looked into and entered (tried on one){aside}")
     failed = {"opening memory": tried.open, "process_vm_readv": tried.read, "ptrace": tried.trace}
+    lost = (
+        "no stacks, no hook in running processes" if tried.open else "no hook in running processes before Python 3.14"
+    )
     said = ", ".join(f"{name}: {error}" for name, error in failed.items() if error)
     because = {
         "yama": f"Yama ptrace_scope is {place.yama}",
@@ -59,7 +74,7 @@ def ptrace(tried: Trial, place: Place, cause: str | None) -> Check:
         "security module": f"the security profile {place.profile} forbids it",
         "capability": "the system forbids it",
     }[cause]
-    return fault("ptrace", f"{because} ({said}): no stacks, no hook in running processes", _remedy(place, cause))
+    return fault("ptrace", f"{because} ({said}): {lost}", _remedy(place, cause))
 
 
 def facts(place: Place, cause: str | None) -> list[Check]:

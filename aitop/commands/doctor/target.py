@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from aitop.attach.survey import Survey, readable, survey
 from aitop.commands.doctor import limits, sampler
@@ -14,11 +15,13 @@ from aitop.sources.host.tree import ProcessEvidence, ProcessTree, places_of
 from aitop.sources.stacks.refusal import why_denied
 from aitop.sources.target import look
 
+# The one way that only writes the process's memory.
+BY_MEMORY = "remote-debug"
 ANOTHER = "name the process that trains, or wait until it begins"
 
 
-def checks(pid: int) -> list[Check]:
-    """Whether it can be watched at all, then each thing by itself."""
+def checks(pid: int, no_ptrace: str | None = None) -> list[Check]:
+    """Whether it can be watched at all, then each thing by itself. `no_ptrace`: with what error ptrace is refused."""
     try:
         target = look(pid)
     except AitopError as error:
@@ -56,6 +59,15 @@ def framework(loaded: Sequence[str], *, seen: bool) -> Check:
     if loaded:
         return works("framework", f"it has {', '.join(loaded)} loaded")
     return fault("framework", "it has neither torch, JAX nor TensorFlow loaded", ANOTHER)
+
+
+def closed_to_ptrace(found: Survey, error: str | None) -> Survey:
+    """The same where a filter refuses ptrace with this error, which only trying it shows."""
+    if error is None:
+        return found
+    ways = tuple((name, obstacle or (f"ptrace is refused ({error})" if name != BY_MEMORY else None))
+                 for name, obstacle in found.ways)  # fmt: skip
+    return replace(found, ways=ways)
 
 
 def hook(surveys: Sequence[tuple[int, Survey]]) -> list[Check]:
