@@ -7,9 +7,12 @@ an exchange ends for all of them at about the same time.
 from __future__ import annotations
 
 import bisect
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import takewhile
-from statistics import fmean, median
+from statistics import median
+
+from msgspec.structs import replace
 
 from aitop.engine.history import History, HookHistory
 from aitop.engine.standstill import rank_number
@@ -20,7 +23,7 @@ from aitop.model.ranks import RankPhases, Ranks, RankView
 from aitop.model.steps import StepRecord
 
 WINDOW_SECONDS = 30.0
-MOST_STEPS = 200
+MOST_STEPS, MOST_RECORDS, FEW = 200, 3200, 40
 FEWEST = 5
 SMALL = 0.1
 DELAYS = 15
@@ -38,25 +41,28 @@ def ranks_view(history: History, now: float) -> Ranks | None:
     recent = {one.pid: _recent(history.hooks.get(one.pid), now) for one in processes}
     # What was only counted in one rank says nothing of what another one did at that time.
     timed = {pid: [record for record in records if not record.estimated] for pid, records in recent.items()}
-    aligned = _aligned({pid: records[-MOST_STEPS:] for pid, records in timed.items() if len(records) >= FEWEST})
+    most = max(FEW, min(MOST_STEPS, MOST_RECORDS // max(1, len(timed))))
+    aligned = _aligned({pid: records[-most:] for pid, records in timed.items() if len(records) >= FEWEST})
     own = _own_backward(history, aligned)
     waits = {pid: [_wait(record, own[pid]) for record in records] for pid, records in aligned.items()}
-    views = [_one(history, one, recent[one.pid], aligned, waits) for one in processes]
+    work = _work(aligned, waits)
+    bounds = [(min(step), max(step)) for step in zip(*work.values(), strict=True)]
+    compared = _Compared(aligned, waits, work, bounds)
+    views = [_one(history, one, recent[one.pid], compared) for one in processes]
     ordered = tuple(sorted(views, key=lambda view: (view.rank is None, view.rank or 0, view.pid)))
     if len(aligned) < 2:
         return Ranks(ranks=ordered, world_size=world or None)
-    steps = list(zip(*aligned.values(), strict=True))
-    work = [_work(aligned, waits, index) for index in range(len(steps))]
+    steps = next(iter(aligned.values()))
     inside, calls = _exchange(aligned, own)
     kept = _kept_by_exchange(history, aligned, inside + calls)
     return Ranks(
         ranks=ordered,
         world_size=world or None,
         steps=len(steps),
-        step=fmean(record.seconds for step in steps for record in step),
+        step=_mean(_mean(record.seconds for record in records) for records in aligned.values()),
         exchange=kept * (inside + calls),
         calls=kept * calls,
-        uneven=fmean(max(one.values()) - fmean(one.values()) for one in work),
+        uneven=_uneven(work),
     )
 
 
@@ -149,72 +155,91 @@ def _kept_by_exchange(history: History, aligned: Mapping[int, Sequence[StepRecor
     for pid, records in aligned.items():
         seen = [one.run_delay for host in history.hosts for one in host.processes if one.pid == pid]
         known = [delay for delay in seen[-DELAYS:] if delay is not None]
-        delays.append(fmean(known) * fmean(record.seconds for record in records) if known else 0.0)
+        delays.append(_mean(known) * _mean(record.seconds for record in records) if known else 0.0)
     return max(0.0, 1.0 - min(delays) / exchange)
 
 
-def _work(
-    aligned: Mapping[int, Sequence[StepRecord]], waits: Mapping[int, Sequence[float]], index: int
-) -> dict[int, float]:
-    return {pid: records[index].seconds - waits[pid][index] for pid, records in aligned.items()}
+def _work(aligned: Mapping[int, Sequence[StepRecord]], waits: Mapping[int, Sequence[float]]) -> dict[int, list[float]]:
+    """Seconds that each rank worked itself, step by step."""
+    return {
+        pid: [record.seconds - wait for record, wait in zip(records, waits[pid], strict=True)]
+        for pid, records in aligned.items()
+    }
 
 
-def _one(
-    history: History,
-    process: ProcessSample,
-    recent: Sequence[StepRecord],
-    aligned: Mapping[int, Sequence[StepRecord]],
-    waits: Mapping[int, Sequence[float]],
-) -> RankView:
+def _uneven(work: Mapping[int, Sequence[float]]) -> float:
+    """Mean seconds a step that would be saved if all ranks had the mean work of each step."""
+    steps = list(zip(*work.values(), strict=True))
+    return float(sum(max(step) - sum(step) / len(step) for step in steps)) / len(steps)
+
+
+@dataclass(frozen=True)
+class _Compared:
+    """The steps that several ranks made together; by pid, each list as long as the others. `bounds` are the least and
+    the most that any of them worked in a step.
+    """
+
+    records: Mapping[int, Sequence[StepRecord]]
+    waits: Mapping[int, Sequence[float]]
+    work: Mapping[int, Sequence[float]]
+    bounds: Sequence[tuple[float, float]]
+
+
+def _one(history: History, process: ProcessSample, recent: Sequence[StepRecord], compared: _Compared) -> RankView:
     pid = process.pid
     device = _device(history, pid)
+    mine = compared.records.get(pid) or ()
     view = RankView(
         rank=rank_number(history, process),
         pid=pid,
         step=recent[-1].index if recent else None,
-        p50=median(record.seconds for record in recent) if recent else None,
+        p50=median(record.seconds for record in recent[-MOST_STEPS:]) if recent else None,
         cpu=process.cpu,
         rss=process.rss,
         run_delay=process.run_delay,
         gpu=device.index if device else None,
         gpu_busy=device.busy if device else None,
         gpu_memory=device.memory_used if device else None,
-        phases=_phases(recent, waits.get(pid) if len(recent) == len(aligned.get(pid, ())) else None),
+        phases=_phases(mine, compared.waits[pid]) if mine else _phases(recent[-MOST_STEPS:], None),
     )
-    mine = aligned.get(pid)
     if not mine:
         return view
-    work = [_work(aligned, waits, index) for index in range(len(mine))]
-    skew = tuple(one[pid] - min(one.values()) for one in work)
+    own = compared.work[pid]
+    skew = tuple(one - least for one, (least, _) in zip(own, compared.bounds, strict=True))
+    last = [one >= most for one, (_, most) in zip(own, compared.bounds, strict=True)]
     samples = [record.samples for record in mine if record.samples is not None]
     tokens = [record.tokens for record in mine if record.tokens is not None]
-    return RankView(
-        **{name: getattr(view, name) for name in ("rank", "pid", "step", "p50", "cpu", "rss", "run_delay")},
-        **{name: getattr(view, name) for name in ("gpu", "gpu_busy", "gpu_memory")},
-        phases=_phases(mine, waits[pid]),
-        work=fmean(one[pid] for one in work),
-        lateness=fmean(skew),
-        latest=fmean(one[pid] >= max(one.values()) for one in work),
-        samples=fmean(samples) if samples else None,
-        tokens=fmean(tokens) if tokens else None,
+    return replace(
+        view,
+        work=_mean(own),
+        lateness=_mean(skew),
+        latest=_mean(last),
+        samples=_mean(samples) if samples else None,
+        tokens=_mean(tokens) if tokens else None,
         skew=skew,
         skew_since=mine[0].end,
     )
 
 
+def _mean(values: Iterable[float]) -> float:
+    """Without the exact sums of the statistics module, which take their time with many ranks."""
+    known = list(values)
+    return sum(known) / len(known)
+
+
 def _phases(records: Sequence[StepRecord], waits: Sequence[float] | None) -> RankPhases | None:
     if not records:
         return None
-    wait = fmean(waits) if waits else None
-    backward = fmean(record.backward for record in records)
-    apart = fmean(record.communication_apart or 0.0 for record in records)
+    wait = _mean(waits) if waits else None
+    backward = _mean(record.backward for record in records)
+    apart = _mean(record.communication_apart or 0.0 for record in records)
     inside = max(0.0, (wait or 0.0) - apart)
     return RankPhases(
-        data_wait=fmean(record.data_wait + record.loader_start for record in records),
-        forward=fmean(record.forward for record in records),
+        data_wait=_mean(record.data_wait + record.loader_start for record in records),
+        forward=_mean(record.forward for record in records),
         backward=max(0.0, backward - inside),
-        optimizer=fmean(record.optimizer for record in records),
-        outside=fmean(record.outside for record in records),
+        optimizer=_mean(record.optimizer for record in records),
+        outside=_mean(record.outside for record in records),
         wait=wait,
     )
 
