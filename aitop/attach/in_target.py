@@ -68,16 +68,9 @@ def install(modules: list[tuple[str, bytes, bytes | None]], loads: Any) -> str:
     hook: Any = sys.modules.get(PACKAGE)
     fresh = hook is None
     answer = "error: interrupted"
-    collector: Any = sys.modules.get("gc")
-    # The thousands of objects made here would set a collection off, which walks through all of the program's.
-    collects = collector is not None and collector.isenabled()
     try:
-        if collects:
-            collector.disable()
         answer = str((hook or load(modules, loads)).install("attach"))
     finally:
-        if collects:
-            collector.enable()
         if fresh and answer not in ("installed", "already"):
             forget()
     return answer
