@@ -16,6 +16,7 @@ from aitop.ui.palette import DIM, FRAME, KEY
 from aitop.ui.view import View
 
 LEAST = 5
+MOST_EACH = 3
 STEP = 3
 """Rows by which the border moves: a row more or less above it does not move it."""
 
@@ -37,8 +38,10 @@ def flame_below(nodes: Sequence[Node], view: View, width: int, room: int) -> lis
     cells = icicle(nodes, width)[: room - 1] if room else []
     if not cells:
         return []
-    drawn = flame_lines(cells, None, None, letters=view.look.mono, wanted=view.filter)
-    return _filled(heading("flame", width, "f"), drawn, room)
+    # Also by steps, so that a leaf more or less does not change how high all of them are.
+    each = max(1, min(MOST_EACH, (room - 1) // (STEP * -(-len(cells) // STEP))))
+    drawn = flame_lines(cells, None, None, letters=view.look.mono, wanted=view.filter, each=each)
+    return _filled(heading("flame", width, "f"), drawn[: room - 1], room)
 
 
 def lines_below(stacks: Stacks, view: View, width: int, room: int) -> list[Line]:

@@ -41,9 +41,11 @@ def kind_of(node: Node) -> Kind:
     return _PARTS[node.part] if node.part is not None else _KINDS[node.origin]
 
 
-def flame_lines(rows: Rows, selected: Path | None, pointed: Path | None, *, letters: bool, wanted: str) -> list[Line]:
-    """A line a row. `letters` stand for hues where there are none; what `wanted` does not match is drawn back."""
-    return [_row(row, selected, pointed, letters, wanted) for row in rows]
+def flame_lines(
+    rows: Rows, selected: Path | None, pointed: Path | None, *, letters: bool, wanted: str, each: int = 1
+) -> list[Line]:
+    """`each` lines a row. `letters` stand for hues where there are none; what `wanted` does not match is drawn back."""
+    return [_row(row, selected, pointed, letters, wanted, named=not number) for row in rows for number in range(each)]
 
 
 def node_line(node: Node, width: int) -> Line:
@@ -70,7 +72,9 @@ def legend() -> Line:
     return line
 
 
-def _row(cells: list[Cell], selected: Path | None, pointed: Path | None, letters: bool, wanted: str) -> Line:
+def _row(
+    cells: list[Cell], selected: Path | None, pointed: Path | None, letters: bool, wanted: str, *, named: bool
+) -> Line:
     line = Line()
     for cell in cells:
         node = cell.node
@@ -82,7 +86,7 @@ def _row(cells: list[Cell], selected: Path | None, pointed: Path | None, letters
         elif node.path == pointed:
             style = _POINTED
         line.to(cell.x)
-        text = _label(cell, letters)
+        text = _label(cell, letters) if named else ""
         line.add(text, style).to(cell.x + cell.width - 1, " ", style)
         if line.width < cell.x + cell.width:
             line.add(_EDGE, style + Style(color=role("ground")))
