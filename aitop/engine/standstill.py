@@ -199,7 +199,17 @@ def _gone(history: History, ranks: Sequence[Standing], host: HostSample) -> tupl
     if here and len(offsets) == 1:
         first = offsets.pop()
         missing |= set(range(first, first + here)) - {number for number in present if number is not None}
-    return tuple(sorted(missing))
+    return tuple(sorted(missing or _uncollected(history, ranks, host)))
+
+
+def _uncollected(history: History, ranks: Sequence[Standing], host: HostSample) -> set[int]:
+    """The numbers that are missing, where whoever started the ranks has as many children that ended."""
+    parents = {one.ppid for one in host.processes if one.role == "rank" and one.state != "Z"}
+    ended = [one for one in host.processes if one.state == "Z" and one.ppid in parents]
+    present = {one.rank for one in ranks if one.rank is not None}
+    world = max([*(one.world_size or 0 for one in host.processes), *_told_worlds(history)], default=0)
+    missing = set(range(world)) - present
+    return missing if ended and len(missing) == len(ended) and len(present) == len(ranks) else set()
 
 
 def _told_worlds(history: History) -> list[int]:

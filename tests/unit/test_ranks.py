@@ -189,6 +189,18 @@ def test_a_rank_that_is_gone_is_missed_by_what_the_launcher_said():
     assert (odd_one(told).subtype, odd_one(told).ranks) == ("rank-gone", (1,))
 
 
+def test_a_rank_that_had_ended_before_anybody_looked_is_missed_where_nobody_collected_it():
+    known = process(100, rank=0, world_size=2, voluntary_switches=0.0, main_cpu=0.0, state="S")
+    zombie = process(101, role="other", state="Z")
+    for processes, gone in (((known, zombie), (1,)), ((known,), ())):
+        found = History(Target(pid=1, command="x"))
+        found.add(still((user(9), BARRIER)).dump)
+        for second in range(8):
+            found.add(HostSample(time=993.0 + second, processes=processes, machine=MachineSample(cores=2)))
+        told = standstill(found, 1000.0)
+        assert (told.gone, told.elsewhere) == (gone, 1 - len(gone))
+
+
 def test_the_only_rank_that_is_left_of_nobody_knows_how_many():
     waits = Standing(pid=100, rank=0, role="rank", doing="collective", call="new_group", where=user(9))
     odd = odd_one(Standstill(seconds=9.0, ranks=(waits,)))
