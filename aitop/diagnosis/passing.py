@@ -10,8 +10,9 @@ from aitop.model.snapshot import Snapshot
 # Windows that must have shown next to nothing of a wait for it to be over, and shown it for it to be told from a start.
 QUIET_WINDOWS = 2
 SEEN_WINDOWS = 3
-# What is less than this part of the whole wait is quiet.
-QUIET = 0.35
+# What is less than this part of the whole wait is quiet, and what is less than that part of its loudest window: a
+# window of stacks has a few dozen samples, of which one or two in a batch come by chance.
+QUIET, QUIET_BESIDE_LOUDEST = 0.35, 0.25
 
 
 def over(snapshot: Snapshot, share: float, *, in_loader: bool) -> bool:
@@ -20,7 +21,8 @@ def over(snapshot: Snapshot, share: float, *, in_loader: bool) -> bool:
     A wait that comes and goes, as one at each epoch's start, has been quiet before. Waits are `in_loader`, which is
     timed by itself, or anywhere beside the phases.
     """
-    quiet = [value < QUIET * share for value in _windows(snapshot, in_loader)]
+    windows = _windows(snapshot, in_loader)
+    quiet = [value < _quiet(windows, share) for value in windows]
     loud = [index for index, still in enumerate(quiet) if not still]
     if not loud or len(quiet) - 1 - loud[-1] < QUIET_WINDOWS:
         return False
@@ -31,7 +33,12 @@ def over(snapshot: Snapshot, share: float, *, in_loader: bool) -> bool:
 def brief(snapshot: Snapshot, share: float) -> bool:
     """Whether stacks showed the wait in so few windows yet that it may be how the run begins."""
     windows = _windows(snapshot, in_loader=False)
-    return bool(windows) and sum(value >= QUIET * share for value in windows) < SEEN_WINDOWS
+    return bool(windows) and sum(value >= _quiet(windows, share) for value in windows) < SEEN_WINDOWS
+
+
+def _quiet(windows: Sequence[float], share: float) -> float:
+    """Below what a window is quiet."""
+    return max(QUIET * share, QUIET_BESIDE_LOUDEST * max(windows, default=0.0))
 
 
 def _windows(snapshot: Snapshot, in_loader: bool) -> list[float]:

@@ -68,3 +68,9 @@ def test_what_else_is_beside_the_phases_does_not_keep_a_loaders_wait_alive():
     records += [step(i, 0.1, forward=0.07, backward=0.02) for i in range(20, 80)]
     assert passing.over(snapshot(records), 0.05, in_loader=True)
     assert not passing.over(snapshot(records), 0.05, in_loader=False)
+
+
+def test_a_sample_or_two_in_a_window_do_not_keep_a_wait_alive():
+    verdict = judged(without_hook(0.5, 0.08, 0.05, 0.1, wait=0.12))
+    assert verdict.severity == "info"
+    assert judged(without_hook(0.2, 0.08, 0.15, 0.1, wait=0.12)).severity == "warning"
