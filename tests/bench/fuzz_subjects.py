@@ -14,13 +14,14 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
+from xml.etree import ElementTree
 
 import msgspec
 
 from aitop.engine.core import Engine
 from aitop.errors import UnreadableRecordingError
 from aitop.model.event import Event
-from aitop.model.snapshot import Tick
+from aitop.model.snapshot import Snapshot, Tick
 from aitop.model.stacks import StackDump, StackWindow
 from aitop.outputs.html import to_html
 from aitop.outputs.report import report_of, to_json
@@ -31,6 +32,7 @@ from aitop.sources.replay import read_recording
 from aitop.sources.source import SourceError
 from aitop.sources.stacks import dump, speedscope
 from aitop.sources.stacks.window import CodeOfProcesses, WindowBuilder
+from aitop.ui.picture import svg
 
 RECORDINGS = Path(__file__).parents[1] / "recordings"
 MOST_EVENTS = 100
@@ -156,6 +158,30 @@ def recording_seeds() -> list[bytes]:
 
 def feed_recording(data: bytes) -> None:
     """Through the reader, the engine and the rules to the report as text, JSON and HTML."""
+    snapshot = _last_snapshot(data)
+    if snapshot is None:
+        return
+    report = report_of(snapshot)
+    json.loads(to_json(report), parse_constant=_no_constant)
+    for written in (to_text(report), to_html(report), to_json(report)):
+        if not written.replace("\n", "").isprintable():
+            raise Finding("a control character in a report")
+
+
+def feed_screen(data: bytes) -> None:
+    """The same to the screen, every pane of it, and to its picture, which has to be XML."""
+    snapshot = _last_snapshot(data)
+    if snapshot is None:
+        return
+    for size, screen in (((200, 50), "monitor"), ((120, 36), "evidence")):
+        picture = svg(snapshot, size, screen=screen)
+        if not picture.replace("\n", "").isprintable():
+            raise Finding("a control character on the screen")
+        ElementTree.fromstring(picture)
+
+
+def _last_snapshot(data: bytes) -> Snapshot | None:
+    """What a replay of these bytes ends with; None where they are no recording."""
     path = Path("/dev/shm") / f"aitop-fuzz-{os.getpid()}"
     path.write_bytes(data)
     try:
@@ -163,7 +189,7 @@ def feed_recording(data: bytes) -> None:
     except UnreadableRecordingError as error:
         if "\n" in str(error):
             raise Finding("the error has several lines") from error
-        return
+        return None
     finally:
         path.unlink()
     engine, snapshot = Engine(header.target), None
@@ -172,14 +198,7 @@ def feed_recording(data: bytes) -> None:
             break
         snapshot = engine.handle(event) or snapshot
     events.close()
-    snapshot = engine.handle(Tick(time=1e9, wall=1.7e9)) or snapshot
-    if snapshot is None:
-        raise Finding("no snapshot at a tick")
-    report = report_of(snapshot)
-    json.loads(to_json(report), parse_constant=_no_constant)
-    for written in (to_text(report), to_html(report), to_json(report)):
-        if not written.replace("\n", "").isprintable():
-            raise Finding("a control character in a report")
+    return engine.handle(Tick(time=1e9, wall=1.7e9)) if snapshot is None else snapshot
 
 
 def _no_constant(name: str) -> None:
@@ -246,6 +265,7 @@ SUBJECTS = {
     for subject in (
         Subject("ring", ring_seeds, feed_ring, _area),
         Subject("recording", recording_seeds, feed_recording, _lines),
+        Subject("screen", recording_seeds, feed_screen, _lines),
         Subject("spy", spy_seeds, feed_spy, lambda data: [(0, len(data))]),
         Subject("dump", dump_seeds, feed_dump, lambda data: [(0, len(data))]),
     )

@@ -15,7 +15,7 @@ from fuzz_subjects import SUBJECTS, Subject
 INPUTS = {"ring": 250, "recording": 40, "spy": 250, "dump": 250}
 
 
-@pytest.mark.parametrize("name", SUBJECTS)
+@pytest.mark.parametrize("name", INPUTS)
 def test_a_few_inputs(name, tmp_path, capsys):
     assert fuzz(SUBJECTS[name], 60.0, 4, tmp_path, most=INPUTS[name]) == 0, capsys.readouterr().out
     assert f"{name}: {INPUTS[name]} inputs" in capsys.readouterr().out

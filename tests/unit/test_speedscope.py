@@ -5,6 +5,8 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from aitop.sources.stacks.speedscope import MAIN_NAME, MOST_BYTES, RawFrame, ThreadSamples, parse
 
@@ -94,6 +96,33 @@ def test_no_thread_is_main_when_nothing_says_so():
 def test_anything_else_is_refused(data: bytes):
     with pytest.raises(ValueError, match=r".+"):
         parse(data, frozenset())
+
+
+_VALUE = st.recursive(
+    st.none() | st.integers() | st.floats() | st.text(max_size=4) | st.integers(0, 3),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["name", "samples", "x"]), inner),
+    max_leaves=5,
+)
+_SAMPLES = st.lists(st.lists(st.integers(-2, 5) | st.sampled_from([2**31, 2**63, 2**80]), max_size=5), max_size=5)
+_NAMES = st.sampled_from(['Thread 7 "x"', 'Process 7 Thread 0x7F "MainThread"', "Thread", ""]) | st.text(max_size=9)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    profiles=st.lists(st.fixed_dictionaries({"name": _NAMES | _VALUE, "samples": _SAMPLES | _VALUE}), max_size=3),
+    frames=st.lists(st.fixed_dictionaries({"name": st.text(max_size=3) | _VALUE, "line": _VALUE}), max_size=4) | _VALUE,
+)
+def test_whatever_is_written_is_refused_or_makes_sense(profiles, frames):
+    data = json.dumps({"profiles": profiles, "shared": {"frames": frames}}).encode()
+    try:
+        table, threads = parse(data, frozenset({"7"}))
+    except ValueError:
+        return
+    for thread in threads:
+        assert thread.torn >= 0
+        for stack, count in thread.stacks.items():
+            assert stack and count > 0
+            assert all(0 <= index < len(table) for index in stack)
 
 
 def test_a_huge_file_is_refused_unread():
