@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from aitop.model.units import NOT_YET
 from aitop.ui.line import Line, spread
 from aitop.ui.palette import DIM, KEY, TEXT, clickable
@@ -29,8 +31,12 @@ KEYS = (
 )
 
 
-MEAN_ELSE = {"why": "narrow", "pause": "narrow, stay"}
-"""What keys do while the process tree has the focus."""
+MEAN_ELSE = {
+    "processes": {"why": "narrow", "pause": "narrow, stay"},
+    "code": {"why": "line"},
+    "ranks": {"why": "enter"},
+}
+"""What keys do while a pane has the focus."""
 
 
 class Footer(Pane):
@@ -40,8 +46,11 @@ class Footer(Pane):
 
     def draw(self, view: View, width: int, height: int) -> Drawing:
         right = Line(view.notice, TEXT) if view.notice else cost_line(view, width) if width >= ROOM_FOR_COST else Line()
-        among = self.screen.focused is not None and self.screen.focused.id == "processes"
-        return Drawing([spread(_keys(view, width - right.width - 2, among), right.add(" "), width)])
+        focused = self.screen.focused.id if self.screen.focused is not None else None
+        meant = MEAN_ELSE.get(focused or "", {})
+        if focused == "code" and view.code == "flame":
+            meant = {"why": "zoom in"}
+        return Drawing([spread(_keys(view, width - right.width - 2, meant), right.add(" "), width)])
 
 
 def cost_line(view: View, width: int) -> Line:
@@ -57,13 +66,12 @@ def cost_line(view: View, width: int) -> Line:
     return line
 
 
-def _keys(view: View, room: int, among_processes: bool) -> Line:
+def _keys(view: View, room: int, meant: Mapping[str, str]) -> Line:
     line = Line(" ")
     keys = [key for key in KEYS if key[0] != "d" or view.can_detach]
     if len(view.ranks()) > 1:
         keys[4:4] = [("1-9", "rank", ""), ("h", "hang", "screen.hang")]
-    if among_processes:
-        keys = [(key, MEAN_ELSE.get(word, word), "" if word in MEAN_ELSE else action) for key, word, action in keys]
+    keys = [(key, meant.get(word, word), "" if word in meant else action) for key, word, action in keys]
     for key, word, action in keys:
         shown = {"pause": "go on", "tree": "lines", "flame": "lines"}.get(word, word) if _is_on(view, word) else word
         if line.width + len(key) + len(shown) + 3 > room:
