@@ -188,7 +188,7 @@ NO_LIBRARY = SourceError("absent", "no NVIDIA driver here", "install the NVIDIA 
         (NO_LIBRARY, 1, place(container="docker", own_pids=True), "does-not", "docker run --gpus all …"),
         (NO_LIBRARY, 1, place(container="kubernetes", own_pids=True), "does-not", "nvidia.com/gpu: 1"),
         (SourceError("absent", "missing", "pip install nvidia-ml-py"), 0, place(), "does-not", "pip install"),
-        (SourceError("denied", "not let in", "ask"), 0, place(), "does-not", "ask"),
+        (SourceError("denied", "not let in", "ask"), 0, place(), "does-not", "usermod -aG"),
         (SourceError("failed", "updated", "reboot the machine"), 1, place(), "does-not", "reboot"),
     ],
 )

@@ -21,6 +21,7 @@ COUNTERS_REMEDY = (
     "run aitop with sudo, or load the driver with: options nvidia NVreg_RestrictProfilingToAdminUsers=0 "
     "(in /etc/modprobe.d, then reboot)"
 )
+GROUP_REMEDY = "sudo usermod -aG $(stat -c %G /dev/nvidiactl) $USER, then log in again"
 SLICES_REMEDY = "sudo nvidia-smi mig -cgi PROFILE -C (nvidia-smi mig -lgip lists the profiles)"
 
 
@@ -54,7 +55,7 @@ def without(error: SourceError, present: int, place: Place) -> list[Check]:
     """NVML does not work: no fault where there is no card. `present` is their number."""
     if error.state == "absent" and not present and "pip install" not in (error.remedy or ""):
         return [not_needed("nvml", "no NVIDIA GPU in this machine"), *_unasked("no GPU")]
-    remedy = error.remedy
+    remedy = GROUP_REMEDY if error.state == "denied" else error.remedy
     if error.state == "absent" and present and place.container is not None and place.own_pids:
         remedy = {
             "kubernetes": "in the pod's spec: resources: {limits: {nvidia.com/gpu: 1}}",
@@ -98,6 +99,8 @@ def _counters(there: Sequence[DeviceAbilities]) -> Check:
         return fault("gpm", words, "end other profilers (DCGM, Nsight), or: dcgmi profile --pause")
     if having:
         return works("gpm", f"SM, tensor core and memory activity of GPU {_indices(having)}")
+    if any(device.mig for device in there):
+        return not_needed("gpm", "GPUs that are split (MIG) have no such counters")
     return not_needed("gpm", "these GPUs have no such counters (Hopper and later do); utilization is read instead")
 
 
