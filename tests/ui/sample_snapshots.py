@@ -40,6 +40,7 @@ from sample_parts import (
 from sample_parts import (
     tree as tree,
 )
+from sample_ranks import hanging, job
 
 from aitop.model.candidate import Candidate
 from aitop.model.gpu import GpuProcess
@@ -307,6 +308,16 @@ def two_ranks() -> Snapshot:
     )  # fmt: skip
 
 
+def hang() -> Snapshot:
+    """Four ranks of which one keeps the others waiting."""
+    return hanging(two_ranks(), 4)
+
+
+def many_ranks() -> Snapshot:
+    """Sixteen ranks, one of them late."""
+    return job(two_ranks(), 16, gpu=True)
+
+
 def hostile() -> Snapshot:
     """Everything that comes from elsewhere tries to take over the terminal."""
     evil = "\x1b]0;owned\x07\x1b[31m[bold red]x[/]\u202egnp.exe\n\x00\ttail"
@@ -345,5 +356,6 @@ ALL = {
     "ended": ended,
     "eight_gpus": eight_gpus,
     "two_ranks": two_ranks,
+    "hang": hang,
     "hostile": hostile,
 }

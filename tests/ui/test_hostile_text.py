@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from aitop.commands.diagnose import render
 
 EVIL = "\x1b]0;owned\x07\x1b[2J\x9b31m\u202eab\u2066\u200b\r\n\t\x00</code><script>x</script>[bold]/e"
-OPENED_BY = ("enter", "escape", "S", "escape", "T", "escape", "t", "f")
+OPENED_BY = ("enter", "escape", "S", "escape", "T", "escape", "h", "escape", "t", "f")
 CONTROLS = st.text(st.characters(categories=("Cc", "Cf", "Zl", "Zp")) | st.sampled_from("a</>&[x]'\""), min_size=1)
 
 
@@ -57,7 +57,7 @@ async def test_no_screen_passes_it_on(look_at):
     async with look_at(evil_snapshot("input_bound"), size=(120, 36)) as eyes:
         for name in samples.ALL:
             await eyes.give(evil_snapshot(name))
-            for key in (None, *(OPENED_BY if name in ("measured", "two_ranks") else ())):
+            for key in (None, *(OPENED_BY if name in ("measured", "two_ranks", "hang") else ())):
                 if key is not None:
                     await eyes.press(key)
                 for row in eyes.rows():

@@ -54,6 +54,8 @@ STATES = {
     "small": (samples.input_bound, (80, 24), ()),
     "large": (samples.eight_gpus, (200, 50), ()),
     "two-ranks": (samples.two_ranks, (120, 36), ("2",)),
+    "ranks": (samples.many_ranks, (200, 50), ()),
+    "hang": (samples.hang, (120, 36), ("h",)),
     "evidence": (samples.input_bound, (120, 36), ("enter",)),
     "light": (samples.input_bound, (120, 36), ("C",)),
     "help": (samples.input_bound, (120, 36), ("question_mark",)),
