@@ -36,6 +36,20 @@ def _indentation(line: str) -> int:
     return len(line) - len(line.lstrip())
 
 
+def _loop(lines: tuple[str, ...], line: int) -> str | None:
+    depth = _indentation(lines[line - 1])
+    for above in reversed(lines[: line - 1]):
+        indentation = _indentation(above)
+        if not above.strip() or indentation >= depth:
+            continue
+        depth = indentation
+        if _LOOP.match(above):
+            return above.strip()
+        if _FUNCTION.match(above):
+            return None
+    return None
+
+
 class SourceCode:
     """Source files of one process. Nothing here raises; what cannot be read is None."""
 
@@ -60,19 +74,14 @@ class SourceCode:
     def loop(self, file: str, line: int) -> str | None:
         """The head of the innermost loop, stripped, that a line stands in within its function; None without one."""
         found = self._lines(file)
+        return _loop(found, line) if found is not None and 1 <= line <= len(found) else None
+
+    def place(self, file: str, line: int, before: int) -> tuple[str, str | None, list[str]] | None:
+        """A line, the head of its loop as `loop` has it, and up to `before` lines above with it; read once."""
+        found = self._lines(file)
         if found is None or not 1 <= line <= len(found):
             return None
-        depth = _indentation(found[line - 1])
-        for above in reversed(found[: line - 1]):
-            indentation = _indentation(above)
-            if not above.strip() or indentation >= depth:
-                continue
-            depth = indentation
-            if _LOOP.match(above):
-                return above.strip()
-            if _FUNCTION.match(above):
-                return None
-        return None
+        return found[line - 1], _loop(found, line), list(found[max(0, line - 1 - before) : line])
 
     def text(self, file: str) -> str | None:
         """The whole file as it is, with its control characters."""

@@ -70,10 +70,9 @@ class WindowBuilder:
         index = self._frames.get(key)
         if index is None:
             user = is_user(file, self._script)
-            text = code.line(file, line) if user and line > 0 else None
             index = self._frames[key] = len(self._table)
-            loop = code.loop(file, line) if text else None
-            above = code.around(file, line, before=LINES_ABOVE, after=0) if text else None
-            condition = guard([one for _, one in above]) if above else None
+            place = code.place(file, line, LINES_ABOVE) if user and line > 0 else None
+            text, loop, above = place if place and place[0] else (None, None, [])
+            condition = guard(above) if above else None
             self._table.append(Frame(raw.name, file, line, user, text.strip() if text else None, loop, condition))
         return index
