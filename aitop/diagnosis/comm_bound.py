@@ -50,7 +50,7 @@ def comm_bound(snapshot: Snapshot) -> Judgement:
             title=f"{percent(share)} of each step is {what} between ranks that no computing hides",
             where=_where(snapshot, sites),
             evidence=(*_evidence(1e3 * ranks.exchange, ddp), *(_told(site) for site in sites[:MOST_SITES])),
-            fixes=tuple(_fixes(share, ddp, sites, (ranks.calls or 0.0) / ranks.step, small)),
+            fixes=tuple(_fixes(snapshot, share, (ranks.calls or 0.0) / ranks.step, sites, small=small)),
             ranks=tuple(one.rank for one in ranks.ranks if one.rank is not None),
         ),
         level=share,
@@ -105,7 +105,10 @@ def _evidence(milliseconds: float, ddp: DdpInfo | None) -> list[str]:
     return told
 
 
-def _fixes(share: float, ddp: DdpInfo | None, sites: Sequence[CallSite], calls: float, small: bool) -> list[Fix]:
+def _fixes(snapshot: Snapshot, share: float, calls: float, sites: Sequence[CallSite], *, small: bool) -> list[Fix]:
+    """`calls` is the part of `share` in calls of the program's own. Who accumulates also makes fewer updates."""
+    ddp = snapshot.facts.ddp if snapshot.facts else None
+    updates = (snapshot.steps.phases.optimizer if snapshot.steps else None) or 0.0
     fixes = []
     if sites:
         place = f"{sites[0].file.rpartition('/')[2]}:{sites[0].line}"
@@ -113,7 +116,7 @@ def _fixes(share: float, ddp: DdpInfo | None, sites: Sequence[CallSite], calls: 
         fixes.append(Fix(text=told, speedup=round(without(calls), 3)))
     if ddp is None:
         return fixes
-    rarely = without((share - calls) * (1.0 - 1.0 / ACCUMULATED))
+    rarely = without((share - calls + updates) * (1.0 - 1.0 / ACCUMULATED))
     text = f"accumulate gradients over {ACCUMULATED} batches under `model.no_sync()`, and exchange once"
     fixes.append(Fix(text=text, speedup=round(rarely, 3)))
     if small:

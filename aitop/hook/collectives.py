@@ -202,6 +202,8 @@ class DdpLog:
         self._iteration = -1
         self._said: dict[str, Any] = {}
         self._samples: deque[tuple[int, int, int, int]] = deque(maxlen=SAMPLES)
+        # What lies there at the first look may be of long ago: of the first iterations, say.
+        self._old = False
 
     @property
     def known(self) -> bool:
@@ -228,6 +230,9 @@ class DdpLog:
             "gradient_bytes": whole.get("total_parameter_size_bytes"),
         }
         if whole.get("backward_compute_time", 0) > 0:
+            if self._old:
+                self._samples.clear()
+            self._old = not self._samples and not self._old
             self._samples.append(
                 (
                     whole.get("forward_compute_time", 0),

@@ -1,4 +1,4 @@
-"""Train a wide network with small batches on two ranks: most of each step they exchange gradients."""
+"""Train a wide network with small batches on two ranks: much of each step goes by in exchanging gradients."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ class Expected:
 
 EXPECTED = {
     "healthy": Expected("", rank=None),
-    "input": Expected("straggler", ("input",), "time.sleep(0.006)"),
+    "input": Expected("straggler", ("input",), "time.sleep(0.002)"),
     "compute": Expected("straggler", ("compute",), "rows = rows + 0.001"),
     "batches": Expected("straggler", ("batches",)),
     "comm": Expected("comm-bound", rank=None),

@@ -66,7 +66,7 @@ class Rows(Dataset):
         if 0 < self.stuck_at <= index:
             guard.acquire()  # in a worker
         if self.slow:
-            time.sleep(0.006)
+            time.sleep(0.002)
         return torch.full((256,), float(index % 7))
 
 
