@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from aitop.diagnosis.rule import Band, Finding, Judgement, Rule
 from aitop.model.ranks import Standing, Standstill
 from aitop.model.snapshot import Snapshot
+from aitop.model.units import duration
 from aitop.model.verdict import Fix, Verdict, Where
 
 SURE, LIKELY, UNSURE, BLIND = 0.95, 0.85, 0.6, 0.5
@@ -182,7 +183,7 @@ def _where_key(one: Standing) -> tuple[str | None, str | None, int | None]:
 def _evidence(still: Standstill) -> list[str]:
     told = f"nothing has run for {still.seconds:.0f} s"
     if still.usual is not None:
-        told += f"; the longest step so far took {still.usual:.1f} s"
+        told += f"; the longest step so far took {duration(still.usual)}"
     lines = [told]
     groups: dict[tuple[object, ...], list[Standing]] = {}
     for one in (*still.ranks, *(worker for worker in still.workers if worker.doing == "fetching")):

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 
 import pytest
 
 from aitop.engine.steps_view import steps_view
+from aitop.hook.collectives import DdpLog
 from aitop.sources.ring_format import decode_facts
 from aitop.sources.step_maker import StepMaker
 from aitop.sources.step_maker import events as at
@@ -44,7 +46,8 @@ def test_collectives_within_phases_are_told_from_those_beside_them():
     for record in records(watches=("collective",)):
         assert record.communication == pytest.approx(0.008)
         # A wait is no call of its own.
-        assert record.collectives == 4
+        assert record.collectives == len(record.collective_calls) == 4
+        assert sum(record.collective_calls) == pytest.approx(record.communication)
         # After the last step's optimizer 1 ms, before this one's 4 ms.
         assert record.communication_apart == pytest.approx(0.005)
         assert record.outside == pytest.approx(0.020 - 0.001 - 0.004 - 0.005 - 0.003 - 0.005)
@@ -141,3 +144,16 @@ def test_ddps_own_figures_are_decoded():
 )
 def test_hostile_figures_are_dropped(said):
     assert decode_facts(facts(ddp=said)) is None
+
+
+def test_what_lay_there_before_anybody_looked_gives_way_to_newer_figures(monkeypatch):
+    told = {"iteration": 10, "backward_compute_time": 1_000_000}
+    logger = SimpleNamespace(_get_ddp_logging_data=lambda: SimpleNamespace(ints_map=dict(told), strs_map={}))
+    log = DdpLog(SimpleNamespace(root_module=None))
+    monkeypatch.setattr(log, "_module", lambda: SimpleNamespace(logger=logger))
+    seen = []
+    for iteration, milliseconds in ((10, 1), (100, 9), (200, 11)):
+        told.update(iteration=iteration, backward_compute_time=milliseconds * 1_000_000)
+        log.look()
+        seen.append(log.facts()["backward"])
+    assert seen == pytest.approx([0.001, 0.009, 0.010])
