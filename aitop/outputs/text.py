@@ -10,6 +10,7 @@ from aitop.model.verdict import Fix, Verdict, Where, by_reason
 from aitop.outputs.report import Report
 
 WIDTH = 100
+BAR = 40
 PHASE_NAMES = {
     "data_wait": "data",
     "transfer": "transfer",
@@ -151,8 +152,13 @@ def _step(report: Report) -> str:
         return ""
     basis = f" (from {printable(report.step.basis)})" if report.step.basis else ""
     lines = [f"Step{basis}: " + (" · ".join(step_figures(report)) or "no step was timed")]
-    lines += [f"  {name:<14} {percent(share):>6}  {'█' * round(share * 40)}".rstrip() for name, share in phases]
+    lines += [f"  {name:<14} {percent(share):>6}  {_bar(share)}".rstrip() for name, share in phases]
     return "\n".join(lines)
+
+
+def _bar(share: float) -> str:
+    """A full step is BAR wide; a recording may say anything."""
+    return "█" * round(min(max(share, 0.0), 1.0) * BAR)
 
 
 def _missing(report: Report) -> list[str]:

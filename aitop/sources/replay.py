@@ -14,6 +14,7 @@ import msgspec
 from aitop.errors import UnreadableRecordingError
 from aitop.model.event import Event
 from aitop.model.recording import RECORDING_VERSION, Header
+from aitop.model.text import printable
 from aitop.sources.sound_event import is_sound
 
 LONGEST_LINE = 16 * 1024 * 1024
@@ -134,7 +135,8 @@ def _header(path: Path, stream: BinaryIO) -> Header:
     try:
         return msgspec.json.decode(line, type=Header)
     except _NOT_READABLE as error:
-        raise UnreadableRecordingError(f"the first line of the recording {path} is damaged: {error}") from None
+        why = printable(str(error))
+        raise UnreadableRecordingError(f"the first line of the recording {path} is damaged: {why}") from None
 
 
 def _next_line(stream: BinaryIO) -> bytes | None:

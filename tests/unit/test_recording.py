@@ -190,6 +190,7 @@ def test_a_long_number_in_a_text_is_no_damage(tmp_path):
         (b"[" * 100_000, "is not an aitop recording"),
         (b'{"aitop_recording": 2, "more": {}}\n', "version 2; this aitop reads version 1"),
         (b'{"aitop_recording": 1, "aitop": "0"}\n', "is damaged"),
+        (b'{"aitop_recording": 1, "aitop": "0", "target": {"type": "a\\nb"}}\n', "is damaged"),
     ],
 )
 def test_what_is_no_recording_is_said_in_one_sentence(tmp_path, content, words):

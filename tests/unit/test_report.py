@@ -16,7 +16,7 @@ from aitop.model.source import SourceStatus
 from aitop.model.verdict import Abstention, Diagnosis, Fix, Verdict, Where
 from aitop.outputs.html import to_html
 from aitop.outputs.report import report_of, to_json
-from aitop.outputs.text import WIDTH, to_text
+from aitop.outputs.text import BAR, WIDTH, to_text
 
 INPUT_BOUND = Verdict(
     id="input-bound",
@@ -190,6 +190,12 @@ def test_text_says_verdict_place_reason_fix_and_what_is_missing():
         assert words in text
     assert text.index("INPUT-BOUND") < text.index("Step (from hook)") < text.index("Not measured")
     assert "transfer" not in text
+
+
+@pytest.mark.parametrize("share", [1e12, -5.0])
+def test_a_share_that_cannot_be_makes_no_endless_bar(share):
+    text = to_text(report_of(snapshot(steps=Steps(count=3, basis="hook", phases=Phases(data_wait=share)))))
+    assert text.count("█") <= BAR
 
 
 def test_text_without_a_verdict_says_so():
