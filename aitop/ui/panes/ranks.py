@@ -66,17 +66,18 @@ class RankPane(Pane):
         return Drawing(lines, _title(ranks), self._note(ranks, page), view.stale("hook"))
 
     def _note(self, ranks: Ranks, page: int) -> Line:
-        note = Line()
+        note, roomy = Line(), self.size.width >= ROOMY
         if ranks.step and ranks.exchange is not None:
-            note.add(f"exchange {percent(ranks.exchange / ranks.step)}", TEXT).add(" of a step · ", DIM)
-            if self.framed and self.size.width >= ROOMY and len(self.rows) <= page:
+            note.add(f"exchange {percent(ranks.exchange / ranks.step)}", TEXT)
+            note.add(" of a step · " if roomy else " · ", DIM)
+            if roomy and len(self.rows) <= page:
                 note.add(f"{plural(ranks.steps, 'step')} compared · ", DIM)
-        elif ranks.ranks and all(one.phases is None for one in ranks.ranks):
+        elif all(one.phases is None for one in ranks.ranks):
             note.add("no steps seen yet · ", DIM)
-        if len(self.rows) > page:
-            last = min(len(self.rows), self._first + page)
-            return note.add(f"{self._first + 1}–{last} of {len(self.rows)}, the latest first", DIM)
-        return note.add("the latest first", DIM)
+        if len(self.rows) <= page:
+            return note.add("the latest first", DIM)
+        last = min(len(self.rows), self._first + page)
+        return note.add(f"{self._first + 1}–{last} of {len(self.rows)}" + (", the latest first" if roomy else ""), DIM)
 
     def _follow(self) -> None:
         """Keep the cursor on its rank when ranks change places; else at its height."""
