@@ -40,7 +40,7 @@ NEAR_CAPACITY = 0.4
 SCALE = 13
 NAMED = 14
 INDENT = 8
-LEAST_ROWS, MOST_ROWS = 2, 16
+LEAST_ROWS, MOST_ROWS = 2, 30
 ROOM_FOR_LIST = 20
 ROOM_FOR_WORD = 3
 LEAST_WIDTH = 40
@@ -128,7 +128,7 @@ def _holders(view: View, snapshot: Snapshot, width: int, most: int) -> list[Line
     shown = largest[: most - 2] if len(largest) > most - 1 else largest
     if not shown:
         return []
-    labels, room = labels_of(processes), max(4, width - NAMED - 20)
+    labels, room = labels_of(processes), max(4, width - NAMED - 19)
     lines = [heading("who has it", width)]
     for pid, held in shown:
         line = Line(shorten(one_line(labels[pid]), NAMED - 2).ljust(NAMED), DIM).add(str(pid).rjust(8), FAINT)
