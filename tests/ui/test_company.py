@@ -4,6 +4,8 @@ import sample_snapshots as samples
 
 from aitop.ui.call_tree import forest
 from aitop.ui.company import flame_below, lines_below, lines_of, room_below
+from aitop.ui.layout import plan
+from aitop.ui.panes.verdict import headline
 from aitop.ui.view import View
 from aitop.ui.who import EVERYBODY
 
@@ -42,3 +44,20 @@ def test_a_flame_is_as_high_as_there_is_room():
     filled = [sum(bool(style.bgcolor) for line in some for _, style in line.spans) for some in (low, high)]
     assert filled[1] >= 2 * filled[0] > 0
     assert flame_below([], VIEW, 100, 8) == []
+
+
+def test_panes_have_the_rows_they_can_use():
+    few, more, many = (plan(200, 50, processes=number)["processes"].height for number in (3, 5, 64))
+    assert (few, more) == (8, 8)
+    assert many == plan(200, 50)["processes"].height > few
+    assert plan(200, 50, processes=3)["code"].height > plan(200, 50, processes=64)["code"].height
+    assert plan(120, 36, timed=False)["step"].height < plan(120, 36)["step"].height
+    assert plan(120, 36, timed=False, gpus=1) == plan(120, 36, gpus=1)
+
+
+def test_a_title_is_cut_between_clauses():
+    verdict = samples.healthy().diagnosis.verdicts[0]
+    assert "computes: nothing else is worth removing first" in headline(verdict, 116).text
+    short = headline(verdict, 76).text
+    assert "of each step computes  " in short
+    assert "…" not in short
