@@ -16,7 +16,7 @@ from aitop.model.verdict import Abstention, Fix, Verdict, Where
 MIN_STEPS = 10
 MOSTLY = 0.6
 CRITICAL_SHARE = 0.25
-LONGER, DELAYED = 1.2, 0.15
+LONGER = 1.2
 FIXES = {
     "input": "give this rank the data as fast as the others: local copies, more loader workers, equal shards",
     "batches": "give ranks equal work: bucket samples by length over all ranks, equal numbers of samples",
@@ -47,7 +47,7 @@ def straggler(snapshot: Snapshot) -> Judgement:
     if (late.latest or 0.0) < MOSTLY:
         return _uneven(ranks)
     share = _lost(late, others, ranks)
-    cause = _cause(late, others)
+    cause = _cause(late, others, ranks.step)
     where = _where(snapshot, late, cause)
     least = (late.phases.wait or 0.0) <= min((one.phases.wait or 0.0) for one in others if one.phases)  # type: ignore[union-attr]
     told = f"rank {late.rank} is late in {percent(late.latest or 0.0)} of the steps: {WORDS[cause]}"
@@ -94,7 +94,7 @@ def _uneven(ranks: Ranks) -> Judgement:
     )
 
 
-def _cause(late: RankView, others: Sequence[RankView]) -> str:
+def _cause(late: RankView, others: Sequence[RankView], step: float) -> str:
     """What this rank spends its lateness on, beside the mean of the others."""
     gap = _over(late, others, "data_wait")
     if gap >= 0.5 * (late.lateness or 0.0):
@@ -104,7 +104,11 @@ def _cause(late: RankView, others: Sequence[RankView]) -> str:
         if mine and all(theirs) and mine > LONGER * fmean(theirs):
             return "batches"
     delays = [one.run_delay for one in others if one.run_delay is not None]
-    if late.run_delay is not None and delays and late.run_delay > fmean(delays) + DELAYED:
+    if (
+        late.run_delay is not None
+        and delays
+        and (late.run_delay - fmean(delays)) * step >= 0.5 * (late.lateness or 0.0)
+    ):
         return "contention"
     return "compute"
 

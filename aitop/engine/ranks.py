@@ -9,7 +9,7 @@ from __future__ import annotations
 import bisect
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import takewhile
+from itertools import islice, takewhile
 from statistics import median
 
 from msgspec.structs import replace
@@ -151,12 +151,15 @@ def _kept_by_exchange(history: History, aligned: Mapping[int, Sequence[StepRecor
     """The part of what looks like exchange that is left when the time is taken away in which ranks wait for a core."""
     if not exchange:
         return 0.0
-    delays = []
-    for pid, records in aligned.items():
-        seen = [one.run_delay for host in history.hosts for one in host.processes if one.pid == pid]
-        known = [delay for delay in seen[-DELAYS:] if delay is not None]
-        delays.append(_mean(known) * _mean(record.seconds for record in records) if known else 0.0)
+    delays = [(_delay(history, pid) or 0.0) * _mean(one.seconds for one in records) for pid, records in aligned.items()]
     return max(0.0, 1.0 - min(delays) / exchange)
+
+
+def _delay(history: History, pid: int) -> float | None:
+    """The share of the last seconds in which its main thread waited for a core."""
+    last = islice(reversed(history.hosts), DELAYS)
+    known = [one.run_delay for host in last for one in host.processes if one.pid == pid and one.run_delay is not None]
+    return _mean(known) if known else None
 
 
 def _work(aligned: Mapping[int, Sequence[StepRecord]], waits: Mapping[int, Sequence[float]]) -> dict[int, list[float]]:
@@ -196,7 +199,7 @@ def _one(history: History, process: ProcessSample, recent: Sequence[StepRecord],
         p50=median(record.seconds for record in recent[-MOST_STEPS:]) if recent else None,
         cpu=process.cpu,
         rss=process.rss,
-        run_delay=process.run_delay,
+        run_delay=_delay(history, pid),
         gpu=device.index if device else None,
         gpu_busy=device.busy if device else None,
         gpu_memory=device.memory_used if device else None,

@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 RANKS = 2
-SAVE_EVERY = 150  # steps
+SAVE_EVERY = 60  # steps
 
 
 def save(model: nn.Module) -> None:

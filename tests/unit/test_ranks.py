@@ -75,6 +75,13 @@ def test_a_rank_that_computes_longer():
     assert (found.verdict.subtype, found.verdict.ranks) == ("compute", (1,))
 
 
+def test_a_rank_that_waits_for_a_core():
+    found = history((0.0, 0.05, 0.06), (0.0, 0.02, 0.06))
+    crowded = [process(100, rank=0, run_delay=0.05), process(101, rank=1, run_delay=0.4)]
+    found.add(HostSample(time=1000.0, processes=tuple(crowded), machine=MachineSample(cores=2)))
+    assert straggler(seen(found)).verdict.subtype == "contention"
+
+
 def test_equal_ranks_are_no_stragglers():
     found = straggler(seen(history((0.0, 0.021, 0.04), (0.0, 0.021, 0.04))))
     assert found.level < 0.06
