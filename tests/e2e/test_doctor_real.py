@@ -69,10 +69,8 @@ def test_a_machine_without_a_gpu_and_a_terminal_is_well():
 @pytest.mark.parametrize(
     ("scenario", "nvml", "gpm", "mig"),
     [
-        ("two-gpus", "works", "works", "not-needed"),
         ("mig", "works", None, "works"),
         ("old-driver", "works", "not-needed", "not-needed"),
-        ("not-permitted", "does-not", "not-needed", "not-needed"),
         ("include base-h200.txt\nreturn nvmlGpmSampleGet 4\n", "works", "does-not", "not-needed"),
     ],
 )

@@ -12,6 +12,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from aitop.commands.diagnose import render
+from aitop.model.candidate import Candidate
+from aitop.model.profile import Holds, KernelRow, OpRow, Profile
+from aitop.model.stacks import Frame, StackDump, ThreadStack
+from aitop.outputs.profile import profile_text
+from aitop.ui.app import PickerApp
+from aitop.ui.widgets.pane import Pane
 
 EVIL = "\x1b]0;owned\x07\x1b[2J\x9b31m\u202eab\u2066\u200b\r\n\t\x00</code><script>x</script>[bold]/e"
 OPENED_BY = ("enter", "escape", "S", "escape", "T", "escape", "h", "escape", "t", "f")
@@ -60,18 +66,56 @@ async def test_no_screen_passes_it_on(look_at):
             for key in (None, *(OPENED_BY if name in ("measured", "two_ranks", "hang") else ())):
                 if key is not None:
                     await eyes.press(key)
-                for row in eyes.rows():
-                    assert all(segment.text.isprintable() for segment in row), (name, key)
+                assert_safe(eyes.app.screen)
 
 
 @pytest.mark.parametrize("form", ["text", "json", "html"])
-@settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(evil=CONTROLS, name=st.sampled_from(list(samples.ALL)))
 def test_no_report_passes_it_on(form, name, evil):
     written = render(evil_snapshot(name, evil), form)
     assert written.replace("\n", "").isprintable()
 
 
+DUMP = StackDump(
+    time=samples.START,
+    frames=(Frame("feed", "/home/ada/data.py", 31, True, "batch = queue.get()"),),
+    threads=(ThreadStack(pid=3720, thread="MainThread", main=True, frames=(0,), active=True, gil=True),),
+    refused=((3799, "not permitted"),),
+)
+PROFILE = Profile(
+    pid=1, steps=1, seconds=0.1, holds=Holds(start=0.1, stop=0.1, save=0.1), events=9,
+    ops=(OpRow(name="aten::addmm", kind="matmul", calls=3, host=0.05, self_host=0.04),),
+    kernels=(KernelRow(name="sm90_gemm", kind="matmul", calls=3, device=0.03),),
+)  # fmt: skip
+
+
+async def test_the_choice_of_jobs_and_all_stacks_pass_nothing_on(look_at, feeds):
+    app = PickerApp(lambda: [poisoned(job, Candidate, EVIL) for job in samples.candidates()])
+    async with app.run_test(size=(120, 20)) as pilot:
+        while "3720" not in "".join(line.text for line in app.screen.query_one("#candidates", Pane).drawn):
+            await pilot.pause(0.01)
+        assert_safe(app.screen)
+
+    class Dumping(feeds["scripted"]):
+        def dump(self):
+            return poisoned(DUMP, StackDump, EVIL)
+
+    feed = Dumping(evil_snapshot("input_bound"))
+    async with look_at(feed=feed, size=(120, 36)) as eyes:
+        await eyes.press("S")
+        await eyes.until("3799")
+        assert_safe(eyes.app.screen)
+
+
+def assert_safe(screen):
+    assert all(segment.text.isprintable() for row in screen._compositor.render_strips() for segment in row)
+
+
+def test_a_profile_passes_nothing_on():
+    assert profile_text(poisoned(PROFILE, Profile, EVIL)).replace("\n", "").isprintable()
+
+
 def test_markup_stays_text():
-    for name in samples.ALL:
+    for name in ("measured", "ended"):
         assert "<script" not in render(evil_snapshot(name), "html")
