@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import typing
 from types import NoneType, UnionType
 
@@ -24,6 +25,11 @@ OPENED_BY = ("enter", "escape", "S", "escape", "T", "escape", "h", "escape", "t"
 CONTROLS = st.text(st.characters(categories=("Cc", "Cf", "Zl", "Zp")) | st.sampled_from("a</>&[x]'\""), min_size=1)
 
 
+@functools.cache
+def hints_of(kind):
+    return typing.get_type_hints(kind, include_extras=True)
+
+
 def poisoned(value, hint, evil):
     """`value` with `evil` at the end of every text in it whose type lets it be any text."""
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
@@ -37,7 +43,7 @@ def poisoned(value, hint, evil):
     if hint is str:
         return value + evil
     if isinstance(value, msgspec.Struct):
-        hints = typing.get_type_hints(type(value), include_extras=True)
+        hints = hints_of(type(value))
         changed = {name: poisoned(getattr(value, name), hints[name], evil) for name in value.__struct_fields__}
         return msgspec.structs.replace(value, **changed)
     if isinstance(value, tuple) and arguments:
