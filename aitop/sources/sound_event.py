@@ -20,11 +20,16 @@ def is_sound(event: Event, line: bytes) -> bool:
     """`line` is the text that `event` was read from."""
     if not 0 <= event.time < LATEST:
         return False
-    if isinstance(event, StackWindow) and not _in_range([stack.frames for stack in event.stacks], len(event.frames)):
+    if isinstance(event, StackWindow) and not _sampled(event):
         return False
     if isinstance(event, StackDump) and not _in_range([stack.frames for stack in event.threads], len(event.frames)):
         return False
     return _LONG_NUMBER.search(line) is None or _bounded(msgspec.to_builtins(event))
+
+
+def _sampled(window: StackWindow) -> bool:
+    counted = all(stack.count > 0 for stack in window.stacks) and window.seconds > 0 and window.rate > 0
+    return counted and _in_range([stack.frames for stack in window.stacks], len(window.frames))
 
 
 def _in_range(stacks: list[tuple[int, ...]], frames: int) -> bool:

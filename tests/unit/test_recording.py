@@ -157,6 +157,8 @@ THREAD = {"pid": 1, "thread": "t", "main": True, "count": 1}
         json.dumps({"type": "dump", "time": 1.0, "frames": [], "threads": [{**THREAD, "frames": [0]}]}),
         json.dumps({**STACKS, "frames": [], "stacks": [{**THREAD, "frames": [0]}]}),
         json.dumps({**STACKS, "stacks": [{**THREAD, "frames": [-1]}]}),
+        json.dumps({**STACKS, "stacks": [{**THREAD, "frames": [0], "count": 0}]}),
+        json.dumps({**STACKS, "stacks": [{**THREAD, "frames": [0]}], "seconds": 0.0}),
     ],
 )
 def test_what_cannot_be_true_is_a_damaged_line(tmp_path, event):
