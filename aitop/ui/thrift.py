@@ -6,8 +6,12 @@ import re
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from textual._compositor import ChopsUpdate
 from textual.driver import Driver
+
+try:
+    from textual._compositor import ChopsUpdate
+except ImportError:  # a private part of the toolkit's, that may go: then what it writes by itself has to do
+    ChopsUpdate = type("ChopsUpdate", (), {})  # type: ignore[misc, assignment]
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -117,8 +121,9 @@ class Changes(ChopsUpdate):
 
 def narrowed(update: Any) -> Any:
     """An update of the toolkit that writes no more than changes; anything else as it is."""
-    if type(update) is ChopsUpdate and update.spans:
-        return Changes(update.chops, update.spans, update.chop_ends)
+    parts: list[Any] = [getattr(update, name, None) for name in ("chops", "spans", "chop_ends")]
+    if type(update) is ChopsUpdate and all(parts):
+        return Changes(*parts)
     return update
 
 
