@@ -200,7 +200,8 @@ def _stands(members: Sequence[Standing]) -> str:
     who = _ranks(members) if one.role == "rank" else f"loader worker {one.pid} of rank {one.rank}"
     parts = [f"{who}: in {one.call or ('code of its own' if one.frames else 'a wait that only stacks could name')}"]
     if one.where is not None:
-        parts.append(f"at {_line(one)}" + (f", under `{one.where.guard}`" if one.where.guard else ""))
+        condition = next((frame.guard for frame in reversed(one.frames) if frame.user and frame.guard), one.where.guard)
+        parts.append(f"at {_line(one)}" + (f", under `{condition}`" if condition else ""))
     if one.state is not None:
         parts.append(f"[{one.state}{' ' + one.channel if one.channel else ''}]")
     return " ".join(parts)

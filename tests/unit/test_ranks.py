@@ -178,6 +178,8 @@ def test_the_condition_may_stand_further_out_but_not_above_all_ranks():
         standstill(still((main, user(12, "if rank == 0:"), save, BARRIER), (main, user(9), BACKWARD)), 1000.0)
     )
     assert (odd.subtype, odd.ranks) == ("skipped-collective", (1,))
+    told = hang(snapshot([], standstill=standstill(still((user(12, "if rank == 0:"), save, BARRIER)), 1000.0))).verdict
+    assert "under `if rank == 0:`" in " ".join(told.evidence)
     assert odd_one(standstill(still((main, user(12), save, BARRIER), (main, user(9), BACKWARD)), 1000.0)).ranks == (1,)
 
 
