@@ -143,10 +143,11 @@ def _verdict(snapshot: Snapshot, wait: Wait, cause: Cause, contention: float) ->
 
 def _passing(snapshot: Snapshot, wait: Wait) -> tuple[str, ...]:
     """Why the wait may be none of the run's steady state, in words; empty where it is."""
-    if over(snapshot, wait.share, in_loader=wait.hand_written is None):
+    in_loader = wait.hand_written is None
+    if over(snapshot, wait.share, in_loader=in_loader):
         return (PASSED,)
-    alone = not wait.measured and not loader_workers(snapshot) and not wait.handed_over
-    return (FIRST_TIME,) if alone and brief(snapshot, wait.share) else ()
+    alone = not loader_workers(snapshot) and not wait.handed_over
+    return (FIRST_TIME,) if alone and brief(snapshot, wait.share, in_loader=in_loader) else ()
 
 
 def _covered(snapshot: Snapshot, wait: Wait) -> float | None:

@@ -30,9 +30,9 @@ def over(snapshot: Snapshot, share: float, *, in_loader: bool) -> bool:
     return not _in_a_row(between, QUIET_WINDOWS)
 
 
-def brief(snapshot: Snapshot, share: float) -> bool:
-    """Whether stacks showed the wait in so few windows yet that it may be how the run begins."""
-    windows = _windows(snapshot, in_loader=False)
+def brief(snapshot: Snapshot, share: float, *, in_loader: bool) -> bool:
+    """Whether the wait was seen in so few windows yet that it may be how the run begins."""
+    windows = _windows(snapshot, in_loader)
     return bool(windows) and sum(value >= _quiet(windows, share) for value in windows) < SEEN_WINDOWS
 
 

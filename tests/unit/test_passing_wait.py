@@ -60,7 +60,7 @@ def test_measured_steps_tell_the_same(late, expected):
 
 def test_nothing_is_said_to_be_over_where_no_window_was_kept():
     assert not passing.over(snapshot(phases=Phases(data_wait=0.5, forward=0.5), lines=[LOADS]), 0.5, in_loader=False)
-    assert not passing.brief(snapshot(phases=Phases(data_wait=0.5, forward=0.5), lines=[LOADS]), 0.5)
+    assert not passing.brief(snapshot(phases=Phases(data_wait=0.5, forward=0.5), lines=[LOADS]), 0.5, in_loader=False)
 
 
 def test_what_else_is_beside_the_phases_does_not_keep_a_loaders_wait_alive():
