@@ -17,7 +17,7 @@ MOST_LINES = 5
 LEAST_SHARE = 0.03
 # The most that one is sure of where times of the host are all there is to a run on a GPU.
 UNPROVEN = 0.5
-NEARLY_ALL, UNCERTAIN = 0.95, 0.6
+NEARLY_ALL, UNCERTAIN = 0.85, 0.5
 
 
 @dataclass(frozen=True)
@@ -240,7 +240,7 @@ def by_samples(share: float, samples: int) -> float:
 def confidence(*signals: bool, base: float = 0.55, steps: int = 0, share: float = 0.0) -> float:
     """Confidence 0..0.95 from independent signals that agree and the number of steps seen.
 
-    Where the `share` to be gained leaves next to nothing of a step, the predicted factor is hardly more than a guess.
+    Where the `share` to be gained leaves little of a step, what no fix takes away decides how much faster it gets.
     """
     agreed = sum(signals)
     most = UNCERTAIN if share >= NEARLY_ALL else 0.95

@@ -36,8 +36,6 @@ from aitop.model.verdict import Abstention, Fix, Severity, Verdict
 ID = "input-bound"
 CRITICAL_SHARE = 0.3
 IDLE_WORKERS = 0.5
-# Where so little of a step is left, what taking a batch costs, which no fix takes away, decides the gain.
-MOSTLY = 0.85
 
 FIRST_TIME = "seen too briefly to tell it from how a run begins: what is read for the first time may be kept in memory"
 PASSED = "steps have not waited any more lately: data that were read for the first time may come from memory now"
@@ -133,7 +131,7 @@ def _verdict(snapshot: Snapshot, wait: Wait, cause: Cause, contention: float) ->
         severity=severity,
         share=round(wait.share, 4),
         speedup=round(without(gained), 3),
-        confidence=min(sure, UNPROVEN) if unproven or cause.supposed or gained > MOSTLY else sure,
+        confidence=min(sure, UNPROVEN) if unproven or cause.supposed else sure,
         title=f"{percent(wait.share)} of each step waits for data{idle}",
         where=cause.where,
         evidence=(_measure(snapshot, wait), *cause.evidence, *passing),
