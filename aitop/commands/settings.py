@@ -45,6 +45,9 @@ def read(file: Path | None = None) -> Settings:
     except (FileNotFoundError, NotADirectoryError):
         return Settings()
     except OSError as error:
+        if not os.path.lexists(file):
+            # A home that is another user's: whether there are settings in it is not ours to know.
+            return Settings()
         raise WrongUsageError(f"cannot read the settings in {file}: {error.strerror or error}") from None
     except UnicodeDecodeError as error:
         line = error.object[: error.start].count(b"\n") + 1

@@ -73,8 +73,8 @@ def test_losses_are_the_same_bit_for_bit_with_aitop_coming_and_going(training, d
     watched.wait_steps(1)
 
     for _ in range(2):
-        report = diagnose(watched.pid, 1.5, allowed=(0, NOT_ENOUGH_EVIDENCE))
-        assert report["sources"]["hook"]["state"] == "ok"
+        report = diagnose(watched.pid, 3, allowed=(0, NOT_ENOUGH_EVIDENCE))
+        assert report["sources"]["hook"]["state"] == "ok", report["sources"]["hook"]
         assert report["step"]["count"] > 0
 
     watched.stop()

@@ -105,3 +105,15 @@ def test_the_place_is_that_of_the_desktop_standard(monkeypatch):
     monkeypatch.setenv("XDG_CONFIG_HOME", "not/absolute")
     monkeypatch.setenv("HOME", "/home/ada")
     assert os.fspath(path()) == "/home/ada/.config/aitop/config.toml"
+
+
+def test_a_home_that_is_closed_to_us_has_no_settings(monkeypatch, tmp_path):
+    def closed(*_):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr("pathlib.Path.read_bytes", closed)
+    assert read(tmp_path / "not" / "seen.toml") == Settings()
+    seen = tmp_path / "seen.toml"
+    seen.write_text("")
+    with pytest.raises(WrongUsageError, match="cannot read the settings"):
+        read(seen)
