@@ -2,31 +2,24 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
-from textual import events
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
-from textual.message import Message
-from textual.screen import Screen
 
-from aitop.engine.stack_groups import grouped, most_seen
+from aitop.engine.stack_groups import grouped
 from aitop.engine.standstill import standing_at
 from aitop.model.stacks import StackDump, ThreadStack
-from aitop.ui.background import in_background
 from aitop.ui.panes.hang import StandingPane
 from aitop.ui.panes.header import Header
 from aitop.ui.panes.stacks import GroupPane
-from aitop.ui.screens.stacks import Dumpable, Dumped
+from aitop.ui.screens.moment import MomentScreen
 from aitop.ui.view import View
-
-if TYPE_CHECKING:
-    from aitop.engine.feed import Feed
 
 SMALL_ROWS = 14
 
 
-class HangScreen(Screen[None]):
+class HangScreen(MomentScreen):
     """Looks when it opens, and again when asked to. A replay shows what was recorded."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -39,60 +32,18 @@ class HangScreen(Screen[None]):
         Binding("escape,q", "back", "back"),
     ]
 
-    def __init__(self, feed: Feed, view: View) -> None:
-        super().__init__()
-        self._feed = feed
-        self._full = False
-        self.view = view
-
     def compose(self) -> ComposeResult:
         yield Header(id="header", focusable=False)
         yield StandingPane(id="standing", focusable=False)
         yield GroupPane(id="group", focusable=False)
-
-    def on_mount(self) -> None:
-        self.action_again()
-
-    def on_resize(self, event: events.Resize) -> None:
-        self._show()
 
     def show(self, view: View) -> None:
         """Take a newer picture; what the last look showed stays."""
         self.view = view
         self._show()
 
-    def on_dumped(self, message: Dumped) -> None:
-        if message.dump is not None:
-            self._take(message.dump, "as of now")
-        else:
-            self._take_recorded(str(message.error))
-
-    def action_again(self) -> None:
-        """Look, off this thread."""
-        feed = self._feed
-        if not (self.view.live and isinstance(feed, Dumpable)):
-            self._take_recorded("" if not self.view.live else "this run cannot be looked at")
-            return
+    def _begin(self) -> None:
         self.query_one(StandingPane).doing = "looking at every rank…"
-        self._show()
-
-        def work() -> Message:
-            try:
-                return Dumped(feed.dump())
-            except Exception as error:
-                return Dumped(None, error)
-
-        in_background(self, "dump", work)
-
-    def _take_recorded(self, problem: str) -> None:
-        """What was seen before, where there is no look at this moment."""
-        snapshot = self.view.snapshot
-        if snapshot is not None and snapshot.dump is not None:
-            self._take(snapshot.dump, f"{max(0.0, snapshot.time - snapshot.dump.time):.0f} s ago", problem)
-        elif snapshot is not None and snapshot.stacks is not None:
-            self._take(most_seen(snapshot.stacks, snapshot.time), "most seen", problem)
-        else:
-            self._take(None, "", problem)
 
     def _take(self, dump: StackDump | None, when: str, problem: str = "") -> None:
         pane, snapshot = self.query_one(StandingPane), self.view.snapshot
@@ -113,19 +64,6 @@ class HangScreen(Screen[None]):
         if by:
             stack.top = 0
         self._show()
-
-    def action_scroll(self, by: int) -> None:
-        self.query_one(GroupPane).action_scroll_by(by)
-
-    def action_full(self) -> None:
-        self._full = not self._full and self.query_one(GroupPane).group is not None
-        self._show()
-
-    def action_back(self) -> None:
-        if self._full:
-            self.action_full()
-        else:
-            self.dismiss()
 
     def _show(self) -> None:
         pane, stack, header = self.query_one(StandingPane), self.query_one(GroupPane), self.query_one(Header)

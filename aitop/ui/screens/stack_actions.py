@@ -68,7 +68,7 @@ class StackActionsScreen(Screen[int]):
             self._change(who=next_thread(stacks, self.view.pids(), self.view.who))
 
     def action_stacks(self) -> None:
-        self.app.push_screen(StacksScreen(self._feed, self.view, self._source_around))
+        self.app.push_screen(StacksScreen(self._feed, self.view))
 
     def on_line_wanted(self, message: LineWanted) -> None:
         self.app.push_screen(LineScreen(self.view, message.place, self._source_around))
