@@ -1,0 +1,51 @@
+"""Where evidence does not suffice every rule says so, and none of them guesses: one test for all rules there are."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from snapshot_builder import snapshot, steps
+
+from aitop.diagnosis.hang import hang
+from aitop.diagnosis.rule import Finding
+from aitop.diagnosis.rules import RULES
+from aitop.model.ranks import Ranks, RankView, Standing, Standstill
+from aitop.model.snapshot import Series
+from aitop.model.steps import HookFacts
+from aitop.model.verdict import Abstention
+
+ON_GPU = HookFacts(way="attach", python="3.11", torch="2", cuda=True)
+COMPILED = Series(times=(998.0, 999.0), values=(0.0, 1.0))
+TWO_RANKS = Ranks(ranks=(RankView(rank=0, pid=100), RankView(rank=1, pid=101)), world_size=2, steps=3)
+
+
+def poor(**fields):
+    """Three steps of a run on a GPU that nobody can see, without stacks, and with nothing known of the host."""
+    seen = snapshot(steps(3), main_samples=0, facts=ON_GPU, series={"recompiles": COMPILED}, ranks=TWO_RANKS, **fields)
+    return msgspec.structs.replace(seen, host=None)
+
+
+# Evaluation is no stall but in training, and making the model's input none but in inference.
+KINDS = {"preprocessing-bound": "inference"}
+
+
+@pytest.mark.parametrize("rule", [rule for rule in RULES if rule.id != "hang"], ids=lambda rule: rule.id)
+def test_every_rule_says_what_is_missing(rule):
+    told = rule.judge(poor(kind=KINDS.get(rule.id, "training")))
+    assert isinstance(told, Abstention) and told.id == rule.id, told
+    assert len(told.reason) > 10
+
+
+@pytest.mark.parametrize("kind", ["training", "inference", "unknown"])
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.id)
+def test_no_rule_guesses(rule, kind):
+    assert not isinstance(rule.judge(poor(kind=kind)), Finding)
+    assert not isinstance(rule.judge(msgspec.structs.replace(poor(kind=kind), steps=None, facts=None)), Finding)
+
+
+def test_a_standstill_without_stacks_blames_nobody():
+    """Both ranks have not run for a minute: that is certain, and why is not."""
+    still = Standstill(seconds=60.0, usual=0.1, ranks=tuple(Standing(pid=100 + n, rank=n, role="rank") for n in (0, 1)))
+    verdict = hang(msgspec.structs.replace(poor(), standstill=still)).verdict
+    assert verdict.subtype == "unknown" and verdict.ranks == () and verdict.where == ()
+    assert verdict.confidence <= 0.5 and "only stacks could tell" in verdict.title
