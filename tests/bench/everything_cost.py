@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import json
 import mmap
 import os
 import random
@@ -101,7 +102,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=90.0, help="for each watcher")
     parser.add_argument("--model", choices=("mlp", "transformer", "both"), default="both")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures here as well")
     chosen = parser.parse_args()
+    figures: dict[str, dict[str, dict[str, float]]] = {}
     beside = Path(sys.executable).parent / "py-spy"
     sampler = [str(beside) if beside.exists() else "py-spy", "record", "--nonblocking", "-r", "20", "-d", "3600"]
     for model in ("mlp", "transformer") if chosen.model == "both" else (chosen.model,):
@@ -118,12 +121,18 @@ def main() -> None:
                     cpu = (watcher.cpu() - used) / (time.monotonic() - started) * 2
                 ratios = [watched / alone for alone, watched in pairs]
                 low, high = interval(ratios)
+                step = statistics.median(alone for alone, _ in pairs)
+                figures.setdefault(model, {})[name] = {
+                    "step_us": step, "ratio": statistics.median(ratios), "low": low, "high": high, "cpu": cpu
+                }  # fmt: skip
                 print(
-                    f"{model:12}{name:8} step {statistics.median(alone for alone, _ in pairs):10.1f} us alone,"
+                    f"{model:12}{name:8} step {step:10.1f} us alone,"
                     f" ratio {statistics.median(ratios):.4f} ({low:.4f}-{high:.4f} of {len(ratios)} pairs),"
                     f" {cpu:.1%} of a core while it goes on",
                     flush=True,
                 )
+    if chosen.json is not None:
+        chosen.json.write_text(json.dumps(figures))
 
 
 if __name__ == "__main__":

@@ -8,8 +8,10 @@ the seconds until its first frame (its own name, or the head of its table) and u
 from __future__ import annotations
 
 import argparse
+import json
 import statistics
 import time
+from pathlib import Path
 
 import peers
 from in_terminal import InTerminal
@@ -37,7 +39,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--nvitop", help="path of nvitop's program")
     parser.add_argument("--rounds", type=int, default=ROUNDS)
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures here as well")
     args = parser.parse_args()
+    figures: dict[str, list[tuple[float | None, ...]]] = {}
     print(f"{'':14} first frame s: median worst   first live figure s: median worst   ({args.rounds} starts each)")
     with peers.training() as pid:
         environment = peers.environment(pid, "h200-starved")
@@ -46,7 +50,7 @@ def main() -> None:
             if name not in known:
                 print(f"{name:14} is not installed")
                 continue
-            found = [measure(known[name], environment, words) for _ in range(args.rounds)]
+            found = figures[name] = [measure(known[name], environment, words) for _ in range(args.rounds)]
             cells = []
             for times in zip(*found, strict=True):
                 seen = [one for one in times if one is not None]
@@ -54,6 +58,8 @@ def main() -> None:
                     f"{statistics.median(seen):22.2f} {max(seen):5.2f}" if len(seen) == len(times) else f"{'–':>28}"
                 )
             print(f"{name:14} {'   '.join(cells)}")
+    if args.json is not None:
+        args.json.write_text(json.dumps(figures))
 
 
 if __name__ == "__main__":

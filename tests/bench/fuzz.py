@@ -205,8 +205,8 @@ def fuzz(subject: Subject, seconds: float, seed: int, keep: Path | None, most: i
 
 
 def feed(subject: Subject, data: bytes, lines: Lines | None) -> tuple[float, str | None]:
-    """Seconds that it took, and the place and kind of what went wrong."""
-    began = time.monotonic()
+    """Seconds of CPU that it took (a fuzzer may be held), and the place and kind of what went wrong."""
+    began = time.process_time()
     try:
         if lines is not None:
             sys.settrace(lines.follow)
@@ -217,7 +217,7 @@ def feed(subject: Subject, data: bytes, lines: Lines | None) -> tuple[float, str
         return 0.0, f"{type(error).__name__} at {Path(at.filename).name}:{at.lineno}: {str(error)[:200]!a}"
     finally:
         sys.settrace(None)
-    took = time.monotonic() - began
+    took = time.process_time() - began
     return took, f"took {SLOW_SECONDS:g} s" if took > SLOW_SECONDS else None
 
 

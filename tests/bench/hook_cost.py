@@ -158,9 +158,12 @@ def measure_traceml(model: str, rounds: int, seconds: float) -> dict[str, list[t
         return json.loads(figures.read_text())
 
 
-def report(title: str, times: dict[str, list[tuple[float, float]]]) -> None:
+Figures = dict[str, dict[str, float]]
+
+
+def report(title: str, times: dict[str, list[tuple[float, float]]]) -> Figures:
     print(f"{title}: median step time and its ratio to plain in the same round")
-    plain = times["plain"]
+    plain, figures = times["plain"], Figures()
     for name, values in times.items():
         ratios = sorted(wall / base for (wall, _), (base, _) in zip(values, plain, strict=True))
         low, high = ratios[len(ratios) // 10], ratios[-1 - len(ratios) // 10]
@@ -168,6 +171,8 @@ def report(title: str, times: dict[str, list[tuple[float, float]]]) -> None:
             statistics.median(value[i] - base[i] for value, base in zip(values, plain, strict=True)) for i in (0, 1)
         ]
         wall = statistics.median(wall for wall, _ in values)
+        figures[name] = {"step_us": wall, "ratio": statistics.median(ratios), "low": low, "high": high}
+        figures[name] |= {"added_us": added[0], "added_cpu_us": added[1]}
         print(
             f"  {name:11s} {1e6 / wall:8.1f} steps/s {wall:9.1f} us  ratio {statistics.median(ratios):.4f}"
             f" ({low:.4f}-{high:.4f})  added {added[0]:+8.1f} us, {added[1]:+8.1f} us of CPU"
@@ -175,7 +180,9 @@ def report(title: str, times: dict[str, list[tuple[float, float]]]) -> None:
     known = [value for value in own if value is not None]
     if known:
         print(f"  the hook says of itself: {statistics.median(known):.1f} us per step")
+        figures["hook"]["own_us"] = statistics.median(known)
     own.clear()
+    return figures
 
 
 def main() -> None:
@@ -185,21 +192,28 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=1.5)
     parser.add_argument("--model", choices=(*MODELS, "both"), default="both")
     parser.add_argument("--only", help="names of variants, with commas")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures here as well")
     options = parser.parse_args()
     torch.set_num_threads(1)
     aitop.hook.remove()
     asked = options.only.split(",") if options.only else list(VARIANTS)
     names = ["plain", *(name for name in asked if name in VARIANTS and name != "plain")]
     wanted = [name for name in MODELS if options.model in ("both", name)]
+    figures: dict[str, Figures] = {}
     for name in wanted:
         model = MODELS[name][0]()
         current = run = steps_of(model)
         run_for(run, 2.0)
-        report(name, measure(run, names, options.rounds, options.seconds))
+        figures[name] = report(name, measure(run, names, options.rounds, options.seconds))
     if not options.only or "traceml" in options.only:
         for name in wanted:
             times = measure_traceml(name, options.rounds, options.seconds)
-            report(f"{name}, TraceML", times) if times else print("TraceML is not installed")
+            if times:
+                figures[name]["traceml"] = report(f"{name}, TraceML", times)["traceml"]
+            else:
+                print("TraceML is not installed")
+    if options.json is not None:
+        options.json.write_text(json.dumps(figures))
 
 
 if __name__ == "__main__":

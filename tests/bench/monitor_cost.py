@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import json
 import statistics
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 import monitor_hour
@@ -67,6 +69,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=int, default=SECONDS, help="seconds measured after that")
     parser.add_argument("--scenario", default="h200-starved", help="what the fake NVML plays")
     parser.add_argument("--hour", action="store_true", help="memory over an hour of samples instead")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures here as well")
     args = parser.parse_args()
     if args.hour:
         asyncio.run(monitor_hour.feed(61))
@@ -84,6 +87,8 @@ def main() -> None:
                 start = args.start if name == "aitop" else min(args.start, 5)
                 found[name] = measure(command, environment, start, args.seconds)
     print(table(found, args.start))
+    if args.json is not None:
+        args.json.write_text(json.dumps({name: one._asdict() for name, one in found.items()}))
     if {"aitop", "nvitop", "py-spy top"} <= set(found):
         means = {name: statistics.mean(one.cpu) for name, one in found.items()}
         together = means["nvitop"] + means["py-spy top"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import os
 import shutil
 import signal
@@ -42,8 +43,9 @@ def commands(pid: int, nvitop: str | None) -> dict[str, list[str]]:
     """By name, how each program that is installed here is told to watch `pid` once a second."""
     found = {"aitop": [sys.executable, "-m", "aitop", "--pid", str(pid)]}
     nvitop = nvitop or shutil.which("nvitop")
-    if nvitop is not None:
-        found["nvitop"] = [nvitop, "--interval", "1", "--pid", str(pid)]
+    if nvitop is not None or importlib.util.find_spec("nvitop"):
+        program = [nvitop] if nvitop is not None else [sys.executable, "-m", "nvitop"]
+        found["nvitop"] = [*program, "--interval", "1", "--pid", str(pid)]
     py_spy = shutil.which("py-spy", path=f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}")
     if py_spy is not None:
         found["py-spy top"] = [py_spy, "top", "--nonblocking", "--pid", str(pid)]

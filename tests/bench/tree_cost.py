@@ -6,7 +6,9 @@ The processes sleep: what grows with their number is aitop's own work.
 
 from __future__ import annotations
 
+import argparse
 import asyncio
+import json
 import os
 import signal
 import statistics
@@ -14,6 +16,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from aitop.engine.core import Engine
@@ -100,6 +103,9 @@ def timed(work: Callable[[], Any]) -> tuple[Any, float]:
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures here as well")
+    args = parser.parse_args()
     found = {processes: asyncio.run(measure(processes)) for processes in (1, 64)}
     print(f"{'':14}" + "".join(f"{name:>10}" for name in (*found[1], "a tick")) + "   CPU ms")
     for processes, parts in found.items():
@@ -108,6 +114,8 @@ def main() -> None:
     ratios = [found[64][name] / found[1][name] for name in found[1]]
     total = sum(found[64].values()) / sum(found[1].values())
     print("ratio         " + "".join(f"{value:9.1f}×" for value in (*ratios, total)))
+    if args.json is not None:
+        args.json.write_text(json.dumps(found))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,244 @@
+"""Whether the doctor was right, setting by setting: `python tests/bench/rights.py [WORD ...]`, best as root.
+
+In each setting (users, capabilities, containers, folders, limits) a small training run is started, and aitop is asked
+three things: `doctor --pid` what will work, `diagnose --pid` what then does, and the screen whether it comes up. Prints
+a Markdown table; exit code 1 where the doctor was wrong, anything ended in a traceback or more than a sentence, the run
+came to harm, or a file was left in its folders. WORDs choose settings by a part of their name. A setting that needs
+rights or a program that are not there is left out and named.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import pty
+import re
+import select
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import psutil
+from rights_settings import SETTINGS, Setting, lacking
+
+RUN = Path(__file__).with_name("rights_run.py")
+SECONDS = 4
+PATIENCE = 60.0
+SCREEN = re.compile(r"\bStep\b|\bstep/s\b|Verdict")
+ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|[()][0-9A-B]|[=>78]|\][^\x07\x1b]*(?:\x07|\x1b\\))")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What was said and what was so; `complaints` is empty where all is as it should be."""
+
+    setting: str
+    doctor: str
+    diagnose: str
+    screen: str
+    complaints: tuple[str, ...]
+
+
+class Target:
+    """The training run of a setting: `pid` as seen from here, `inner` as it sees itself. Use as a context."""
+
+    def __init__(self, setting: Setting, python: str, folder: Path) -> None:
+        self._log = folder / "log"
+        self.home = folder / "home"
+        self.home.mkdir()
+        folder.chmod(0o755)
+        self.home.chmod(0o777)
+        command = [*setting.target, python, str(RUN), *setting.options]
+        env = {**os.environ, "HOME": str(self.home), "AITOP_RUN_HOME": str(self.home)}
+        with self._log.open("wb") as log:
+            self.process = subprocess.Popen(
+                command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, env=env, cwd="/", start_new_session=True
+            )
+        self.pid, self.inner = self.process.pid, 0
+
+    def __enter__(self) -> Target:
+        deadline = time.monotonic() + PATIENCE
+        while self.steps() < 3:
+            if self.process.poll() is not None or time.monotonic() > deadline:
+                self.__exit__()
+                raise RuntimeError(f"the run did not start: {self._log.read_text()[-300:]}")
+            time.sleep(0.1)
+        self.inner = int(re.findall(r"^pid (\d+)$", self._log.read_text(), re.MULTILINE)[0])
+        family = [psutil.Process(self.pid), *psutil.Process(self.pid).children(recursive=True)]
+        self.pid = next(one.pid for one in family if str(RUN) in one.cmdline() and "python" in one.name())
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+
+    def steps(self) -> int:
+        """How many it has told of."""
+        return self._log.read_text().count("step ")
+
+    def files(self) -> set[str]:
+        """What lies in its folders."""
+        requests = (
+            path for folder in ("/tmp", "/dev/shm", "/var/tmp") for path in Path(folder).glob(f".aitop-{self.pid}-*")
+        )
+        return {str(path) for path in (*self.home.rglob("*"), *requests)}
+
+
+def command_of(setting: Setting, target: Target, python: str, arguments: Sequence[str]) -> list[str]:
+    """aitop in this setting, told of the run by the pid that it has there."""
+    inside = ["nsenter", f"--target={target.pid}", *setting.enter] if setting.enter else []
+    pid = target.inner if setting.enter else target.pid
+    return [*inside, *setting.aitop, python, "-m", "aitop", *(word.format(pid=pid) for word in arguments)]
+
+
+def asked(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
+    """aitop's answer, without a terminal."""
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=PATIENCE, check=False, stdin=subprocess.DEVNULL, cwd="/"
+    )
+
+
+def on_screen(command: Sequence[str], seconds: float) -> tuple[int, str]:
+    """The exit code and all text of aitop in a terminal of 120 × 36, told to leave after so many seconds."""
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.chdir("/")
+        os.environ.update(TERM="xterm-256color", COLUMNS="120", LINES="36")
+        os.execvp(command[0], list(command))
+    output, deadline, pressed, code = b"", time.monotonic() + seconds, False, None
+    while code is None:
+        if select.select([terminal], [], [], 0.1)[0]:
+            try:
+                output += os.read(terminal, 65536)
+            except OSError:
+                code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+                break
+        if time.monotonic() > deadline:
+            if pressed:
+                os.kill(pid, signal.SIGKILL)
+            os.write(terminal, b"q")
+            deadline, pressed = time.monotonic() + 15, True
+    os.close(terminal)
+    return code, ESCAPES.sub("", output.decode("utf-8", "replace"))
+
+
+def try_out(setting: Setting, python: str) -> Outcome:
+    """Start the run, ask the three, look at what is left."""
+    with tempfile.TemporaryDirectory(prefix="aitop-rights-") as name, Target(setting, python, Path(name)) as target:
+        before = target.files()
+        said = asked(command_of(setting, target, python, ("doctor", "--pid", "{pid}", "--format", "json")))
+        words = ("diagnose", "--pid", "{pid}", "--for", f"{SECONDS}s", "--format", "json", "--no-gpu")
+        with ThreadPoolExecutor() as pool:
+            reported = pool.submit(asked, command_of(setting, target, python, words))
+            shown = on_screen(command_of(setting, target, python, ("--pid", "{pid}", "--no-gpu")), SECONDS)
+            found = reported.result()
+        steps = target.steps()
+        time.sleep(0.5)
+        wrong = [] if target.steps() > steps else ["the run stands still"]
+        wrong += [f"left behind: {path}" for path in sorted(target.files() - before)]
+    return judge(setting, said, found, shown, wrong)
+
+
+def at_all(setting: Setting, python: str) -> Outcome:
+    """The same, whatever goes wrong with it."""
+    try:
+        return try_out(setting, python)
+    except (OSError, LookupError, RuntimeError, subprocess.TimeoutExpired) as error:
+        return Outcome(setting.name, "–", "–", "–", (" ".join(str(error).split()),))
+
+
+def judge(
+    setting: Setting,
+    said: subprocess.CompletedProcess[str],
+    found: subprocess.CompletedProcess[str],
+    screen: tuple[int, str],
+    wrong: list[str],
+) -> Outcome:
+    """Hold the doctor's lines against what happened."""
+    try:
+        lines = {check["name"]: check for check in json.loads(said.stdout)["checks"]}
+    except ValueError:
+        lines = {}
+        wrong.append(f"doctor: {said.returncode} {said.stderr[-300:]}")
+    told = {name: lines.get(name, {"state": "–"})["state"] == "works" for name in ("process", "stacks", "hook")}
+    state = "does-not" in [check["state"] for check in lines.values()]
+    if lines and said.returncode != int(state):
+        wrong.append(f"doctor left with {said.returncode}")
+    got, sources = _sources(found, wrong)
+    if got["process"] != told["process"]:
+        wrong.append(f"doctor: process {told['process']}; diagnose: {found.returncode} {found.stderr.strip()}")
+    if got["process"]:
+        for name in ("stacks", "hook"):
+            if got[name] != told[name]:
+                wrong.append(f"doctor: {name} {lines.get(name)}; diagnose: {sources.get(name)}")
+    drawn = bool(SCREEN.search(screen[1]))
+    last = screen[1].strip().splitlines()[-1:] or [""]
+    if drawn != got["process"] or (drawn and screen[0] != 0) or "Traceback" in screen[1]:
+        wrong.append(f"screen: {screen[0]} {last[0][-300:]}")
+    if not drawn and (screen[0] not in (2, 3, 4) or screen[1].strip().count("\n")):
+        wrong.append(f"screen: more than one sentence, or exit code {screen[0]}: {screen[1][-400:]}")
+    faults = [f"{name}: {check['reason']}" for name, check in lines.items() if check["state"] == "does-not"]
+    return Outcome(
+        setting.name,
+        _short(told) + "".join(f"<br>{words}" for words in faults),
+        f"{_short(got)} ({found.returncode})" + f"<br>{found.stderr.strip()}" * bool(found.stderr.strip()),
+        "drawn" if drawn else f"{screen[0]}: {last[0]}",
+        tuple(wrong),
+    )
+
+
+def _sources(found: subprocess.CompletedProcess[str], wrong: list[str]) -> tuple[dict[str, bool], dict[str, Any]]:
+    if "Traceback" in found.stderr or found.stderr.strip().count("\n"):
+        wrong.append(f"diagnose: {found.stderr[-600:]}")
+    if not found.stdout:
+        if found.returncode not in (3, 4) or not found.stderr.startswith("aitop: "):
+            wrong.append(f"diagnose: {found.returncode} {found.stderr[-300:]}")
+        return dict.fromkeys(("process", "stacks", "hook"), False), {}
+    sources = json.loads(found.stdout)["sources"]
+    if found.returncode not in (0, 5):
+        wrong.append(f"diagnose left with {found.returncode}")
+    got = {name: sources[name]["state"] == "ok" for name in ("stacks", "hook")}
+    return {"process": True, **got}, sources
+
+
+def _short(what: dict[str, bool]) -> str:
+    return ", ".join(name if works else f"no {name}" for name, works in what.items())
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("words", nargs="*", metavar="WORD", help="parts of settings' names (default: all)")
+    parser.add_argument("--python", default=sys.executable, help="one that other users can run, with torch and aitop")
+    parser.add_argument("-j", "--jobs", type=int, default=3, help="so many settings at a time")
+    parser.add_argument("--list", action="store_true", help="only name the settings")
+    args = parser.parse_args()
+    if args.list:
+        print("\n".join(setting.name for setting in SETTINGS))
+        return 0
+    chosen = [one for one in SETTINGS if not args.words or any(word in one.name for word in args.words)]
+    possible = {one.name: lacking(one, args.python) for one in chosen}
+    print("| setting | doctor | diagnose (exit code) | screen | wrong |\n|---|---|---|---|---|", flush=True)
+    wrong = 0
+    with ThreadPoolExecutor(args.jobs) as pool:
+        for done in pool.map(partial(at_all, python=args.python), [one for one in chosen if not possible[one.name]]):
+            wrong += bool(done.complaints)
+            cells = (done.setting, done.doctor, done.diagnose, done.screen, "; ".join(done.complaints) or "–")
+            print("| " + " | ".join(cell.replace("|", "/") for cell in cells) + " |", flush=True)
+    left_out = [f"{name}: {missing}" for name, missing in possible.items() if missing]
+    print(f"\n{len(chosen) - len(left_out)} settings, {wrong} in which something was wrong")
+    for words in left_out:
+        print(f"left out: {words}")
+    return int(wrong > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
