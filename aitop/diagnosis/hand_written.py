@@ -51,7 +51,7 @@ class Loop:
 def feeding(snapshot: Snapshot) -> Callable[[HotLine], bool]:
     """A test for lines outside of every phase: does this one make the next batch? In inference, reading it only."""
     makes = making_input(snapshot)
-    loops = _loops(main_lines(snapshot, lambda line: line.phase in ("forward", "backward", "optimizer")).lines)
+    loops = training_loops(snapshot)
     if snapshot.kind != "inference":
         return lambda line: _feeds(line, loops)
     calls = calling_model(snapshot)
@@ -115,7 +115,9 @@ def _after_model(snapshot: Snapshot) -> Callable[[HotLine], bool]:
     return after
 
 
-def _loops(lines: tuple[HotLine, ...]) -> Mapping[Function, Loop]:
+def training_loops(snapshot: Snapshot) -> Mapping[Function, Loop]:
+    """The functions with both the forward pass and the rest of a step in or below them."""
+    lines = main_lines(snapshot, lambda line: line.phase in ("forward", "backward", "optimizer")).lines
     forwards: dict[Function, set[int]] = {}
     rests: dict[Function, set[int]] = {}
     for line in lines:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import math
+
+from aitop.diagnosis.device_gaps import short_place
 from aitop.diagnosis.evidence import (
     UNPROVEN,
+    Lines,
     confidence,
     enough,
     host_limit,
@@ -13,6 +17,7 @@ from aitop.diagnosis.evidence import (
     running,
     timed_on_device,
 )
+from aitop.diagnosis.hand_update import update_lines
 from aitop.diagnosis.rule import Band, Finding, Judgement, Rule
 from aitop.diagnosis.what_if import without
 from aitop.model.snapshot import Snapshot
@@ -28,6 +33,8 @@ ONE_BY_ONE, FOREACH, FUSED = (24.5e-6, 1.8e-9), (14e-6, 3e-9), (4.5e-6, 0.8e-9)
 UNCOUNTED = 1.0 - FOREACH[0] / ONE_BY_ONE[0]
 # The same machine may be so much slower than the one on which those were measured.
 SLOWER = 1.5
+# What torch's own optimizer takes beyond so many times as long is a fight for cores or memory, and none of its doing.
+NOT_ITS_OWN = 6.0
 # On a GPU the same on the device; a call for each tensor costs its host the launches.
 CUDA_TOGETHER = (0.3e-6, 3e-11)
 
@@ -38,15 +45,19 @@ def judge(snapshot: Snapshot) -> Judgement:
     if missing:
         return Abstention(id="optimizer-bound", reason=missing)
     share = snapshot.steps.phases.optimizer if snapshot.steps else None
+    by_hand = update_lines(snapshot)
+    if by_hand.share > (share or 0.0):
+        return Finding(_of_hand_written(snapshot, by_hand), level=by_hand.share * UNCOUNTED)
     if share is None or snapshot.steps is None:
         return None
     facts, mean = snapshot.facts, snapshot.steps.mean
-    expected = None
+    expected, own = None, share
     if facts is not None and mean:
         ran = mean * running(snapshot)
         needed = batched_seconds(facts, share * ran)
         expected = None if needed is None else min(share, needed / ran)
-    lost = share - expected if expected is not None else share * UNCOUNTED
+        own = min(share, _most_of_its_own(facts) / ran)
+    lost = own - min(own, expected) if expected is not None else share * UNCOUNTED
     unproven = on_gpu(snapshot) and not timed_on_device(snapshot)
     if unproven:
         lost = min(lost, host_limit(snapshot))
@@ -82,6 +93,34 @@ def judge(snapshot: Snapshot) -> Judgement:
     )
 
 
+def _of_hand_written(snapshot: Snapshot, lines: Lines) -> Verdict:
+    """The same of an update without an optimizer of torch's, whose tensors nobody counts."""
+    lost = lines.share * UNCOUNTED
+    sure = confidence(bool(records(snapshot)), lines.share > 0.4, base=0.3, steps=len(records(snapshot)))
+    first = lines.where[0]
+    place = f"{first.function} ({short_place(first.file, first.line)})"
+    return Verdict(
+        id="optimizer-bound",
+        severity="warning",
+        share=round(lost, 4),
+        speedup=round(without(lost), 3),
+        confidence=min(sure, UNPROVEN),
+        title=f"{percent(lost)} of each step is lost in updating parameters one by one, if they are many small tensors",
+        where=lines.where,
+        evidence=(
+            f"{place} takes {percent(lines.share)} of each step to change each parameter by its gradient, in Python",
+            "how many tensors there are, and how large, is not known: of large ones the update would take as long",
+        ),
+        fixes=(
+            Fix(
+                text=f"an optimizer of torch.optim with foreach=True or fused=True instead of {place}",
+                speedup=round(without(lost), 2),
+            ),
+            Fix(text="torch._foreach_add_, _foreach_mul_ and their like do the same by hand for all tensors at once"),
+        ),
+    )
+
+
 def batched_seconds(facts: HookFacts, taken: float) -> float | None:
     """What the update would take if it were made together, of the `taken` seconds; None without a count of parameters.
 
@@ -100,6 +139,13 @@ def batched_seconds(facts: HookFacts, taken: float) -> float | None:
     in_proportion = taken * min(1.0, target / _seconds(facts, now))
     # How torch's own do it is known: what they take beyond that is the machine's, and stays with any of them.
     return in_proportion if facts.foreach is not None else min(in_proportion, SLOWER * target)
+
+
+def _most_of_its_own(facts: HookFacts) -> float:
+    """The longest (seconds) that an update can take by the way it is made; no limit where that way is not known."""
+    if facts.cuda or facts.foreach is None or facts.parameters is None:
+        return math.inf
+    return NOT_ITS_OWN * _seconds(facts, FUSED if facts.fused else FOREACH if facts.foreach else ONE_BY_ONE)
 
 
 def _large(facts: HookFacts) -> bool:

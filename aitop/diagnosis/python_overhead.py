@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from aitop.diagnosis.device_gaps import short_place
@@ -21,7 +23,8 @@ from aitop.diagnosis.evidence import (
     records,
     running,
 )
-from aitop.diagnosis.hand_written import calling_model, feeding
+from aitop.diagnosis.hand_update import updating
+from aitop.diagnosis.hand_written import Loop, calling_model, feeding, training_loops
 from aitop.diagnosis.preprocessing import making_input
 from aitop.diagnosis.rule import Band, Finding, Judgement, Rule
 from aitop.diagnosis.what_if import without
@@ -50,6 +53,9 @@ GATHERS = re.compile(
 )
 # Operations on large tensors run without the interpreter's lock: a thread that calls only such ones hardly holds it.
 HOLDS_LOCK = 0.1
+# More than this part of what computes between the forward and the backward pass is not taken for a loss by its place.
+MOST_OF_ALL = 0.6
+LOSS = re.compile(r"^[\w.]*loss\w*(?: [-+*/])? ?=", re.IGNORECASE)
 # A process that is trained without calling a module: what computes before its backward pass is its model.
 NO_MODULE = 0.03
 
@@ -77,11 +83,15 @@ def judge(snapshot: Snapshot) -> Judgement:
 
 
 def _overhead(snapshot: Snapshot) -> Overhead:
-    feeds, makes, gpu = feeding(snapshot), making_input(snapshot), on_gpu(snapshot)
+    feeds, makes, updates = feeding(snapshot), making_input(snapshot), updating(snapshot)
+    gpu = on_gpu(snapshot)
     # What is called for the model's call and in its line belongs to the call of inference.
     calls = calling_model(snapshot) if snapshot.kind == "inference" else lambda line: False
     aside = main_lines(
-        snapshot, lambda line: _aside(line, gpu) and not feeds(line) and not makes(line) and not calls(line)
+        snapshot,
+        lambda line: (
+            _aside(line, gpu) and not feeds(line) and not makes(line) and not calls(line) and not updates(line)
+        ),
     )
     # What computes by hand, beside every module, may be the model or its loss: then it is judged as the model is.
     by_hand = _computing(aside) if snapshot.kind == "training" and not gpu else Lines(0.0, ())
@@ -104,8 +114,8 @@ def _overhead(snapshot: Snapshot) -> Overhead:
         part = min(BATCHED_AWAY, DISPATCH_US / per_op) if per_op else GUESSED
         part = min(part, IN_ORDER) if _in_order(both) else part
         model = (both.share + _backward_of(snapshot, both)) * part
-    if tiny or _is_model(snapshot, by_hand):
-        aside = Lines(aside.share - by_hand.share, tuple(line for line in aside.lines if line not in by_hand.lines))
+    own = by_hand.lines if tiny or _is_model(snapshot, by_hand) else _for_the_loss(snapshot, by_hand)
+    aside = Lines(aside.share - sum(line.share for line in own), tuple(line for line in aside.lines if line not in own))
     beside = min(aside.share, host_limit(snapshot)) if aside.share >= SOME or not model else 0.0
     first, then = (both.lines, aside.lines) if model > aside.share else (aside.lines, both.lines * bool(model))
     seen = aside.share + (both.share if model else 0.0)
@@ -132,6 +142,30 @@ def _is_model(snapshot: Snapshot, by_hand: Lines) -> bool:
     """Whether what computes by hand is the model itself: no module is called before the backward pass."""
     phases = snapshot.steps.phases if snapshot.steps else Phases()
     return bool(by_hand.lines) and (phases.forward or 0.0) < NO_MODULE and (phases.backward or 0.0) >= SOME
+
+
+def _for_the_loss(snapshot: Snapshot, by_hand: Lines) -> tuple[HotLine, ...]:
+    """What computes for the backward pass: it stands before that, after the forward pass, in the function with both.
+
+    But not what one place takes most of, and that is not named a loss: it may be anything.
+    """
+    loops = training_loops(snapshot)
+    placed = [(line, place) for line in by_hand.lines if (place := _between(line, loops)) is not None]
+    weights = Counter[int]()
+    for line, (number, _) in placed:
+        weights[number] += line.samples
+    most = MOST_OF_ALL * sum(line.samples for line in by_hand.lines)
+    return tuple(line for line, (number, text) in placed if LOSS.match(text) or weights[number] < most)
+
+
+def _between(line: HotLine, loops: Mapping[tuple[str, str], Loop]) -> tuple[int, str] | None:
+    """Where in a training function between forward and backward pass the line runs, with the code there."""
+    frames = [(one.file, one.function, one.line, one.text) for one in line.via]
+    for file, function, number, text in (*frames, (line.file, line.function, line.line, line.text)):
+        loop = loops.get((file, function))
+        if loop is not None and loop.forward <= number <= loop.end:
+            return number, text or ""
+    return None
 
 
 def _tiny_by_stacks(snapshot: Snapshot, loops: bool, heads: bool) -> bool:

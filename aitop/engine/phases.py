@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal
 
 from aitop.model.stacks import Frame
@@ -111,12 +111,12 @@ def evaluation_functions(stacks: Iterable[tuple[Sequence[Frame], Phase]]) -> fro
     """The user's functions in which one process evaluates, from all the stacks of its main thread with their phases.
 
     A function that is named like it, or is decorated with no_grad and runs the model, in a process that trains; but
-    none under which a backward pass or an optimizer step was seen.
+    none under which a backward pass or an optimizer step was seen, nor a decorated one that every step calls for its
+    own loss (frozen features, a teacher).
     """
     named: set[Function] = set()
-    training: set[Function] = set()
-    without_gradient: set[Function] = set()
-    trains = False
+    training: dict[Function, Frame] = {}
+    without_gradient: dict[Function, list[Sequence[Frame]]] = {}
     for frames, phase in stacks:
         for index, frame in enumerate(frames):
             if not frame.user:
@@ -125,13 +125,30 @@ def evaluation_functions(stacks: Iterable[tuple[Sequence[Frame], Phase]]) -> fro
                 continue
             function = frame.file, frame.function
             if phase in ("backward", "optimizer"):
-                training.add(function)
-                trains = True
+                training[function] = frame
             if _named_evaluation(frame.function, phase):
                 named.add(function)
             if phase == "forward" and index and _NO_GRAD.search(frames[index - 1].file):
-                without_gradient.add(function)
-    return frozenset((named | (without_gradient if trains else set())) - training)
+                without_gradient.setdefault(function, []).append(frames[:index])
+    if training:
+        named |= {
+            function
+            for function, callers in without_gradient.items()
+            if not any(_before_backward(frames, training) for frames in callers)
+        }
+    return frozenset(named - training.keys())
+
+
+def _before_backward(callers: Sequence[Frame], training: Mapping[Function, Frame]) -> bool:
+    """Whether what is called comes before the backward pass in every turn of the same loop."""
+    for frame in reversed(callers):
+        backward = training.get((frame.file, frame.function))
+        if backward is not None:
+            same = frame.guard == backward.guard and frame.loop == backward.loop
+            return same and frame.line < backward.line
+        if frame.guard is not None:
+            return False
+    return False
 
 
 @functools.lru_cache(maxsize=4096)

@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 from snapshot_builder import RANK, line, snapshot, stacks, steps
 
-from aitop.diagnosis import python_overhead
+from aitop.diagnosis import optimizer, python_overhead
 from aitop.diagnosis.rule import Finding
 from aitop.model.snapshot import Phases, Stacks, ThreadShare
 from aitop.model.steps import HookFacts
@@ -70,7 +70,30 @@ def test_the_loop_that_makes_steps_is_no_loop_of_small_operations():
     model = line("main", 0.3, phase="forward", activity="compute", number=29, text="y = model(x)")
     lines = [replace(one, loop="for x, t in loader:") for one in (loss, back)]
     shares = Phases(forward=0.3, backward=0.3, outside=0.3)
-    assert "tiny" not in fired(python_overhead.judge(seen_from_outside([*lines, model], shares, gil=0.2))).title
+    assert python_overhead.judge(seen_from_outside([*lines, model], shares, gil=0.2)) is None
+
+
+def between(*rest):
+    """Work of a training function between its forward pass (line 29) and its backward pass (line 40)."""
+    model = line("main", 0.3, phase="forward", activity="compute", number=29, text="y = model(x)")
+    back = line("main", 0.3, phase="backward", activity="compute", number=40, text="loss.backward()")
+    return seen_from_outside([model, back, *rest], Phases(forward=0.3, backward=0.3, outside=0.4))
+
+
+def test_what_is_computed_for_the_backward_pass_by_hand_is_no_overhead():
+    ratio = line("main", 0.13, activity="compute", number=31, text="ratio = (log_p - old).exp()")
+    clipped = line("main", 0.1, activity="compute", number=32, text="clipped = ratio.clamp(0.8, 1.2) * gain")
+    below = line("gain_of", 0.1, activity="compute", number=7, via=[("main", 30, "gain = gain_of(values)")])
+    assert python_overhead.judge(between(ratio, clipped, below)) is None
+
+
+def test_what_takes_most_between_the_passes_and_is_named_no_loss_may_be_anything():
+    matrix = line("main", 0.35, activity="compute", number=31, text="counts = torch.histc(torch.cdist(y, y))")
+    assert fired(python_overhead.judge(between(matrix))).where[0].line == 31
+    after = replace(matrix, line=41)
+    assert fired(python_overhead.judge(between(after))).where[0].line == 41
+    named = replace(matrix, text="sinkhorn_loss = (torch.cdist(y, y) * plan).sum()")
+    assert python_overhead.judge(between(named)) is None
 
 
 @pytest.mark.parametrize(
@@ -137,3 +160,37 @@ def test_a_loss_of_small_operations_by_hand_counts_with_its_backward():
         facts=counted(2000),
     )
     assert fired(python_overhead.judge(seen)).share == pytest.approx(0.85, abs=0.05)
+
+
+UPDATE = "for p, (m, v) in state.items():"
+
+
+def updates(*texts):
+    """Lines of a loop over the parameters."""
+    found = [line("update", 0.2, activity="compute", number=13 + at, text=text) for at, text in enumerate(texts)]
+    return [replace(one, loop=UPDATE) for one in found]
+
+
+def test_an_update_by_hand_is_the_optimizers_and_no_overhead_of_other_python():
+    lines = updates("m.mul_(0.9).add_(p.grad, alpha=0.1)", "hat = m / (1 - 0.9**t)", "p.sub_(rate * hat)")
+    back = line("main", 0.3, phase="backward", activity="compute", number=40, text="loss.backward()")
+    shares = Phases(forward=0.1, backward=0.3, optimizer=0.0, outside=0.6)
+    seen = seen_from_outside([*lines, back], shares, gil=0.3)
+    verdict = fired(optimizer.judge(seen))
+    assert (verdict.share, verdict.where[0].function) == (pytest.approx(0.6 * optimizer.UNCOUNTED, abs=1e-3), "update")
+    assert verdict.confidence <= 0.5 and "if they are many small tensors" in verdict.title
+    assert python_overhead.judge(seen) is None
+
+
+@pytest.mark.parametrize("text", ["total += p.grad.norm() ** 2", "p.grad.zero_()", "mean.mul_(0.999).add_(p)"])
+def test_what_only_looks_at_gradients_updates_nothing(text):
+    assert optimizer.judge(seen_from_outside(updates(text), Phases(backward=0.5, outside=0.5))) is None
+
+
+def test_a_line_that_updates_in_the_training_loop_does_not_stand_for_the_whole_loop():
+    update = replace(line("main", 0.05, activity="compute", number=43, text="w -= rate * w.grad"), loop="while True:")
+    other = replace(line("main", 0.4, number=44, text="report(x)"), loop="while True:")
+    back = replace(line("main", 0.3, phase="backward", number=40, text="loss.backward()"), loop="while True:")
+    seen = seen_from_outside([update, other, back], Phases(forward=0.1, backward=0.3, outside=0.45))
+    assert optimizer.judge(seen).level < 0.1
+    assert fired(python_overhead.judge(seen)).where[0].line == 44

@@ -5,6 +5,7 @@ import pytest
 from stack_maker import stack
 
 from aitop.engine.phases import evaluation_functions, own_start, phase_of, saves_state
+from aitop.model.stacks import Frame
 
 MAIN = ("user/train.py:90 <module> | main()", "user/train.py:50 main")
 NEXT = "torch/utils/data/dataloader.py _BaseDataLoaderIter.__next__"
@@ -132,6 +133,20 @@ def test_a_model_run_without_gradient_is_evaluation_in_a_process_that_trains():
     loading = stack(*MAIN, NO_GRAD, "user/train.py accuracy", NEXT)
     evaluating = evaluating_in(TRAINING, inside, loading)
     assert [phase_of(frames, evaluating) for frames in (inside, loading)] == ["evaluation", "evaluation"]
+
+
+def test_frozen_features_of_every_step_are_no_evaluation():
+    def called_at(number, condition=None):
+        outer = Frame("main", "/home/ada/proj/train.py", number, True, None, "for x, y in loader:", condition)
+        return [outer, *stack(NO_GRAD, "user/train.py features", CALL)]
+
+    backward = [*called_at(60)[:1], *stack("torch/_tensor.py Tensor.backward")]
+    for frames, phase in (
+        (called_at(58), "forward"),
+        (called_at(62), "evaluation"),
+        (called_at(58, "if step % 100 == 0:"), "evaluation"),
+    ):
+        assert phase_of(frames, evaluating_in(backward, frames)) == phase
 
 
 def test_a_server_that_predicts_without_gradient_runs_forward():

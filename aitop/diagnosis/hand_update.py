@@ -1,0 +1,46 @@
+"""Parameters updated by hand, without an optimizer of torch's: loops that change each one by its gradient."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+from aitop.diagnosis.evidence import Lines, main_lines, on_gpu, records, summed
+from aitop.model.snapshot import HotLine, Snapshot
+
+GRADIENT = re.compile(r"\.grad\b")
+IN_PLACE = re.compile(r"[-+*/]=|\.[a-z]\w*_\(|\.data\b.*(?<![=!<>])=(?!=)")
+# What only looks at gradients, or throws them away.
+ASIDE = re.compile(r"\.grad\.zero_\(|\.grad = None|norm|isnan|isfinite|\.item\(")
+
+
+def updating(snapshot: Snapshot) -> Callable[[HotLine], bool]:
+    """A test for lines outside of every phase: does this one update parameters? Only in training, and on the CPU."""
+    if snapshot.kind != "training" or on_gpu(snapshot):
+        return lambda line: False
+    making_steps = {_loop(line) for line in main_lines(snapshot, lambda line: line.phase == "backward").lines}
+    loops = {_loop(line) for line in main_lines(snapshot, _by_gradient).lines if line.loop} - making_steps
+    return lambda line: _by_gradient(line) or (_computes(line) and _loop(line) in loops)
+
+
+def update_lines(snapshot: Snapshot) -> Lines:
+    """Those lines; the share is corrected by the measured time outside of the phases."""
+    found = main_lines(snapshot, updating(snapshot))
+    outside = main_lines(snapshot, lambda line: line.phase == "outside")
+    measured = summed(records(snapshot), lambda step: max(0.0, step.outside - step.save - step.evaluation))
+    if not found.lines or measured is None or outside.share <= 0:
+        return found
+    return Lines(min(1.0, found.share / outside.share * measured), found.lines)
+
+
+def _loop(line: HotLine) -> tuple[str, str, str | None]:
+    return line.file, line.function, line.loop
+
+
+def _computes(line: HotLine) -> bool:
+    return line.phase == "outside" and line.activity in ("python", "compute")
+
+
+def _by_gradient(line: HotLine) -> bool:
+    text = line.text or ""
+    return bool(_computes(line) and GRADIENT.search(text) and IN_PLACE.search(text) and not ASIDE.search(text))
