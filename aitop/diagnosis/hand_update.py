@@ -10,6 +10,7 @@ from aitop.model.snapshot import HotLine, Snapshot
 
 GRADIENT = re.compile(r"\.grad\b")
 IN_PLACE = re.compile(r"[-+*/]=|\.[a-z]\w*_\(|\.data\b.*(?<![=!<>])=(?!=)")
+HEAD = re.compile(r"for (.+?) in ")
 # What only looks at gradients, or throws them away.
 ASIDE = re.compile(r"\.grad\.zero_\(|\.grad = None|norm|isnan|isfinite|\.item\(")
 
@@ -18,9 +19,10 @@ def updating(snapshot: Snapshot) -> Callable[[HotLine], bool]:
     """A test for lines outside of every phase: does this one update parameters? Only in training, and on the CPU."""
     if snapshot.kind != "training" or on_gpu(snapshot):
         return lambda line: False
-    making_steps = {_loop(line) for line in main_lines(snapshot, lambda line: line.phase == "backward").lines}
-    loops = {_loop(line) for line in main_lines(snapshot, _by_gradient).lines if line.loop} - making_steps
-    return lambda line: _by_gradient(line) or (_computes(line) and _loop(line) in loops)
+    loops = {_loop(line, line.loop) for line in main_lines(snapshot, _by_gradient).lines if _over_parameters(line)}
+    return lambda line: (
+        _by_gradient(line) or (_computes(line) and (_loop(line, line.loop) in loops or _loop(line, line.text) in loops))
+    )
 
 
 def update_lines(snapshot: Snapshot) -> Lines:
@@ -33,8 +35,15 @@ def update_lines(snapshot: Snapshot) -> Lines:
     return Lines(min(1.0, found.share / outside.share * measured), found.lines)
 
 
-def _loop(line: HotLine) -> tuple[str, str, str | None]:
-    return line.file, line.function, line.loop
+def _loop(line: HotLine, head: str | None) -> tuple[str, str, str | None]:
+    return line.file, line.function, head
+
+
+def _over_parameters(line: HotLine) -> bool:
+    """Whether it is a name of the loop around the line whose gradient is taken: that loop makes no steps."""
+    head = HEAD.match(line.loop or "")
+    names = re.findall(r"\w+", head[1]) if head else ()
+    return any(re.search(rf"(?<![\w.]){name}\.grad\b", line.text or "") for name in names)
 
 
 def _computes(line: HotLine) -> bool:

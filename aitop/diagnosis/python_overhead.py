@@ -44,6 +44,7 @@ BATCHED_AWAY, GUESSED = 0.88, 0.7
 IN_ORDER = 0.5
 NEEDS_LAST = re.compile(r"^([\w.]+)(?:, [\w.]+)* = (?=.*(?<![\w.])\1(?![\w.]))(?!\1 [-+*] )")
 SOME = 0.05
+MOST_IN_LOOP = 0.5
 LOOP = re.compile(r"^(?:async )?(?:for|while)\b.*:(?:\s*#.*)?$")
 COMPREHENSION = re.compile(r"\bfor \w.* in .*[\])}]")
 # What a comprehension does for each element beyond taking it out, and the calls around it that only gather.
@@ -58,6 +59,8 @@ MOST_OF_ALL = 0.6
 LOSS = re.compile(r"^[\w.]*loss\w*(?: [-+*/])? ?=", re.IGNORECASE)
 # A process that is trained without calling a module: what computes before its backward pass is its model.
 NO_MODULE = 0.03
+
+Head = tuple[str, str, "str | None"]
 
 
 @dataclass(frozen=True)
@@ -101,12 +104,9 @@ def _overhead(snapshot: Snapshot) -> Overhead:
         inside = Lines(sum(line.share for line in _python(inside)), _python(inside))
     both = Lines(inside.share + by_hand.share, inside.lines + by_hand.lines)
     per_op = None if gpu else _microseconds_per_op(snapshot, by_hand.share)
-    loops = _concentrated(both, _stepping(snapshot))
-    tiny = (
-        per_op < TINY_OP_US
-        if per_op is not None
-        else _tiny_by_stacks(snapshot, loops, any(_is_loop(line) for line in both.lines))
-    )
+    heads = _heads(snapshot, both)
+    loops = _concentrated(both, _stepping(snapshot), heads)
+    tiny = per_op < TINY_OP_US if per_op is not None else _tiny_by_stacks(snapshot, loops, bool(heads))
     model = 0.0
     if gpu:
         model = inside.share
@@ -178,19 +178,27 @@ def _tiny_by_stacks(snapshot: Snapshot, loops: bool, heads: bool) -> bool:
     return loops and (min(known) >= (HOLDS_LOCK / 2 if heads else HOLDS_LOCK) if known else heads)
 
 
-def _concentrated(lines: Lines, stepping: frozenset[tuple[str, str]]) -> bool:
-    """A few lines of one function hold nearly all of it, as in a loop; the one that makes steps is none."""
-    if not lines.lines:
-        return False
+def _heads(snapshot: Snapshot, lines: Lines) -> frozenset[Head]:
+    """The heads of loops among those lines, but for those of loops that make steps."""
+    making = main_lines(snapshot, lambda line: line.phase in ("backward", "optimizer")).lines
+    steps = {(one.file, one.function, one.loop) for line in making for one in (line, *line.via)}
+    return frozenset((line.file, line.function, line.text) for line in lines.lines if _is_loop(line)) - steps
+
+
+def _concentrated(lines: Lines, stepping: frozenset[tuple[str, str]], heads: frozenset[Head]) -> bool:
+    """A loop holds most of it, and a few lines of one function nearly all; the loop that makes steps is none."""
     functions: dict[tuple[str, str], int] = {}
     for line in lines.lines:
         key = (line.file, line.function)
         functions[key] = functions.get(key, 0) + line.samples
-    looping = any(
-        (line.loop and (line.phase != "outside" or (line.file, line.function) not in stepping)) or _is_loop(line)
+    looping = sum(
+        line.samples
         for line in lines.lines
+        if (line.loop and (line.phase != "outside" or (line.file, line.function) not in stepping))
+        or not heads.isdisjoint([(line.file, line.function, line.text), (line.file, line.function, line.loop)])
     )
-    return looping and max(functions.values()) >= 0.6 * sum(functions.values())
+    whole = sum(functions.values())
+    return looping >= MOST_IN_LOOP * whole > 0 and max(functions.values()) >= 0.6 * whole
 
 
 def _stepping(snapshot: Snapshot) -> frozenset[tuple[str, str]]:

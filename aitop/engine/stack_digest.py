@@ -94,9 +94,11 @@ def _imports(frames: Sequence[Frame]) -> bool:
     return False
 
 
-def _inner_loop(frames: Sequence[Frame]) -> str | None:
+def _inner_loop(frames: Sequence[Frame], phase: Phase) -> str | None:
     """The head of the innermost loop that the user's line stands in; inside of the model also of the lines above it."""
     users = [index for index, frame in enumerate(frames) if frame.user]
+    if phase in ("backward", "optimizer"):
+        return frames[users[-1]].loop if users else None
     found = (index for index, frame in enumerate(frames) if not frame.user and marker(frame.file, frame.function))
     model = next(found, None)
     inside = users[-1:] if model is None else [index for index in users if index > model]
@@ -110,15 +112,16 @@ def look_at(frames: Sequence[Frame]) -> Seen:
     user = [frame for frame in own if frame.user]
     worker = any(frame.function == "_worker_loop" and not frame.user for frame in own)
     activity = activity_of(own)
+    phase: Phase = "data_wait" if worker else phase_of(own)
     line = user[-1] if user else next((frame for frame in reversed(frames[:start]) if frame.user), None)
     return Seen(
         frames=own,
         line=line,
         via=tuple(user[:-1]),
         activity=activity,
-        phase="data_wait" if worker else phase_of(own),
+        phase=phase,
         worker=worker,
         idle=worker and not user and activity in ("queue", "lock"),
         importing=_imports(own),
-        loop=_inner_loop(own),
+        loop=_inner_loop(own, phase),
     )
