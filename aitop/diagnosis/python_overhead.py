@@ -181,7 +181,8 @@ def _tiny_by_stacks(snapshot: Snapshot, loops: bool, heads: bool) -> bool:
 def _heads(snapshot: Snapshot, lines: Lines) -> frozenset[Head]:
     """The heads of loops among those lines, but for those of loops that make steps."""
     making = main_lines(snapshot, lambda line: line.phase in ("backward", "optimizer")).lines
-    steps = {(one.file, one.function, one.loop) for line in making for one in (line, *line.via)}
+    steps = {(line.file, line.function, line.loop) for line in making}
+    steps |= {(frame.file, frame.function, frame.loop) for line in making for frame in line.via}
     return frozenset((line.file, line.function, line.text) for line in lines.lines if _is_loop(line)) - steps
 
 
