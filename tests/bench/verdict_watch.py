@@ -15,6 +15,7 @@ from expected import HEALTHY, Scenario
 from aitop.engine.live import LiveFeed, Options
 from aitop.model.snapshot import Snapshot
 from aitop.model.verdict import Verdict
+from aitop.outputs.recording import RecordingWriter
 from aitop.outputs.report import report_of
 from aitop.sources.target import look
 
@@ -84,9 +85,11 @@ class Watch:
         self.ticks: list[Seen] = []
         self.last: Snapshot | None = None
 
-    def run(self, pid: int, patience: Patience) -> None:
-        """Attach, watch, and take everything out again."""
-        feed = LiveFeed([look(pid)], TIERS[self.tier])
+    def run(self, pid: int, patience: Patience, record_to: Path | None = None) -> None:
+        """Attach, watch, record where that is wanted, and take everything out again."""
+        target = look(pid)
+        recording = RecordingWriter(record_to, target) if record_to is not None else None
+        feed = LiveFeed([target], TIERS[self.tier], recording)
         begun = time.monotonic()
 
         def publish(snapshot: Snapshot) -> None:

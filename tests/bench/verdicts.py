@@ -47,6 +47,9 @@ class Bench:
         self.tiers = sorted(map(int, args.tiers.split(",")))
         self.patience = Patience(least=min(7.0, args.seconds), most=args.seconds, settled=4.0)
         self.wants_rows, self.wants_gains = not args.gains_only, not args.no_gains
+        self.recordings: Path | None = args.recordings
+        if self.recordings is not None:
+            self.recordings.mkdir(parents=True, exist_ok=True)
         self.turns, self.turn_seconds = args.turns, args.turn_seconds
         self.moments = {name: [chance.uniform(0, LATEST_ATTACH) for _ in TIERS] for name in BY_NAME}
         self.rows: list[Row] = []
@@ -85,7 +88,7 @@ class Bench:
             patience = Patience(least=HEALTHY_SECONDS, most=HEALTHY_SECONDS, settled=0.0)
         watch = Watch(scenario, tier, process.alive)
         if process.alive():
-            watch.run(process.pid, patience)
+            watch.run(process.pid, patience, self.recording_of(scenario, tier))
         row = watch.row()
         if not process.alive():
             row.note = f"the script has ended with {process.wait()}: {process.output()[-300:]!r}"
@@ -99,6 +102,14 @@ class Bench:
             f"{row.name} at tier {tier}: {row.said} {what}{after} {row.where or ''}{line}{alarms} {row.note}",
             flush=True,
         )
+
+    def recording_of(self, scenario: Scenario, tier: int) -> Path | None:
+        """A new file for the recording of a watch, None where none is wanted."""
+        if self.recordings is None:
+            return None
+        path = self.recordings / f"{scenario.name}.t{tier}.jsonl.gz"
+        path.unlink(missing_ok=True)
+        return path
 
     def write(self, file: Path | None, folder: Path | None) -> None:
         """Rows and gains to a file, the reports into a folder, one a scenario and tier."""
@@ -124,6 +135,7 @@ def options() -> argparse.Namespace:
     parser.add_argument("--gains-only", action="store_true", help="only run the fixes")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write rows and gains to a file")
     parser.add_argument("--reports", type=Path, metavar="FOLDER", help="keep the report of every watch")
+    parser.add_argument("--recordings", type=Path, metavar="FOLDER", help="keep a recording of every watch")
     args = parser.parse_args()
     unknown = set(args.names) - set(BY_NAME)
     if unknown:
