@@ -10,6 +10,7 @@ from aitop.model.snapshot import HotLine, Snapshot
 
 GRADIENT = re.compile(r"\.grad\b")
 IN_PLACE = re.compile(r"[-+*/]=|\.[a-z]\w*_\(|\.data\b.*(?<![=!<>])=(?!=)")
+CHANGED = r"(?:\.data)?(?:\s*[-+*/]=|\.[a-z]\w*_\(|(?<=data)\s*=(?!=))"
 HEAD = re.compile(r"for (.+?) in ")
 # What only looks at gradients, or throws them away.
 ASIDE = re.compile(r"\.grad\.zero_\(|\.grad = None|norm|isnan|isfinite|\.item\(")
@@ -19,7 +20,12 @@ def updating(snapshot: Snapshot) -> Callable[[HotLine], bool]:
     """A test for lines outside of every phase: does this one update parameters? Only in training, and on the CPU."""
     if snapshot.kind != "training" or on_gpu(snapshot):
         return lambda line: False
-    loops = {_loop(line, line.loop) for line in main_lines(snapshot, _by_gradient).lines if _over_parameters(line)}
+    lines = main_lines(snapshot, _computes).lines
+    taken = {
+        _loop(line, line.loop) for line in lines if _of_loop(line, r"\.grad\b") and not ASIDE.search(line.text or "")
+    }
+    changed = {_loop(line, line.loop) for line in lines if _of_loop(line, CHANGED)}
+    loops = taken & changed
     return lambda line: (
         _by_gradient(line) or (_computes(line) and (_loop(line, line.loop) in loops or _loop(line, line.text) in loops))
     )
@@ -39,11 +45,11 @@ def _loop(line: HotLine, head: str | None) -> tuple[str, str, str | None]:
     return line.file, line.function, head
 
 
-def _over_parameters(line: HotLine) -> bool:
-    """Whether it is a name of the loop around the line whose gradient is taken: that loop makes no steps."""
+def _of_loop(line: HotLine, what: str) -> bool:
+    """Whether the line has one of the names of the loop around it, and `what` behind it: such a loop makes no steps."""
     head = HEAD.match(line.loop or "")
     names = re.findall(r"\w+", head[1]) if head else ()
-    return any(re.search(rf"(?<![\w.]){name}\.grad\b", line.text or "") for name in names)
+    return any(re.search(rf"(?<![\w.]){name}{what}", line.text or "") for name in names)
 
 
 def _computes(line: HotLine) -> bool:

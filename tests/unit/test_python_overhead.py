@@ -189,8 +189,9 @@ def updates(*texts):
     return [replace(one, loop=UPDATE) for one in found]
 
 
-def test_an_update_by_hand_is_the_optimizers_and_no_overhead_of_other_python():
-    lines = updates("m.mul_(0.9).add_(p.grad, alpha=0.1)", "hat = m / (1 - 0.9**t)", "p.sub_(rate * hat)")
+@pytest.mark.parametrize("first", ["m.mul_(0.9).add_(p.grad, alpha=0.1)", "grad = p.grad + decay * p"])
+def test_an_update_by_hand_is_the_optimizers_and_no_overhead_of_other_python(first):
+    lines = updates(first, "hat = m / (1 - 0.9**t)", "p.sub_(rate * hat)")
     back = line("main", 0.3, phase="backward", activity="compute", number=40, text="loss.backward()")
     shares = Phases(forward=0.1, backward=0.3, optimizer=0.0, outside=0.6)
     seen = seen_from_outside([*lines, back], shares, gil=0.3)
