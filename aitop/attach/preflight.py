@@ -77,6 +77,9 @@ def explain_denial(target: ProcStatus, own: ProcStatus, scope: int) -> AttachRef
     """Why `own` may not trace `target`; `scope` is Yama's setting, 0 where there is none."""
     pid = target.pid
     ids = {*target.uids[:3]}
+    if ids != {own.uids[1]} and own.uids[1] == 0 and own.may_trace_anybody and not own.may_open_anything:
+        reason = f"process {pid} belongs to {_user_name(target.uids[1])}, and root lacks CAP_DAC_OVERRIDE"
+        return AttachRefused("denied", reason, "in a container: --cap-add DAC_OVERRIDE")
     if ids != {own.uids[1]} and not own.may_trace_anybody:
         owner = _user_name(target.uids[1])
         if own.uids[1] == 0:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 
 from aitop.commands.settings import as_toml, path, read
+from aitop.errors import WrongUsageError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -18,5 +19,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print one of the two."""
-    print(path() if args.path else as_toml(read()), end="\n" if args.path else "")
+    if args.path:
+        print(path())
+        return 0
+    try:
+        file = path()
+    except WrongUsageError:  # nobody knows a home: the settings are what they are without a file
+        file = None
+    print(as_toml(read(file), file), end="")
     return 0

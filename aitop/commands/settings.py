@@ -31,15 +31,25 @@ class Key(NamedTuple):
 
 
 def path() -> Path:
-    """Where the settings are looked for: $XDG_CONFIG_HOME/aitop/config.toml, by default under ~/.config."""
+    """Where the settings are looked for: $XDG_CONFIG_HOME/aitop/config.toml, by default under ~/.config.
+
+    Raises WrongUsageError where nobody knows a home.
+    """
     base = os.environ.get("XDG_CONFIG_HOME", "")
-    folder = Path(base) if base.startswith("/") else Path.home() / ".config"
+    try:
+        folder = Path(base) if base.startswith("/") else Path.home() / ".config"
+    except RuntimeError:  # no HOME, and a user without an entry, as in many containers
+        raise WrongUsageError("no home is known for this user: set HOME or XDG_CONFIG_HOME") from None
     return folder / "aitop" / "config.toml"
 
 
 def read(file: Path | None = None) -> Settings:
     """What the file says; defaults where there is none. Raises WrongUsageError: file, line and key in a sentence."""
-    file = file or path()
+    if file is None:
+        try:
+            file = path()
+        except WrongUsageError:
+            return Settings()
     try:
         text = file.read_bytes()[:LARGEST_FILE].decode()
     except (FileNotFoundError, NotADirectoryError):
@@ -69,9 +79,11 @@ def read(file: Path | None = None) -> Settings:
     return Settings(**taken)
 
 
-def as_toml(settings: Settings) -> str:
-    """All settings as a file that says the same, each under what it is for."""
-    lines = [f"# Settings of aitop, read from {path()}. What the command line says goes before them."]
+def as_toml(settings: Settings, file: Path | None = None) -> str:
+    """All settings as a file that says the same, each under what it is for; `file` is where they belong."""
+    lines = [
+        f"# Settings of aitop{f', read from {file}' if file else ''}. What the command line says goes before them."
+    ]
     for key in KEYS.values():
         lines += ["", *(f"# {line}" for line in key.words.splitlines())]
         lines.append(f"{key.name} = {key.give(getattr(settings, key.name))}")

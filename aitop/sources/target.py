@@ -106,6 +106,11 @@ def _refuse_forbidden(pid: int) -> None:
     if owner in (None, os.geteuid()) or procfs.environ(pid) is not None or procfs.stat(pid) is None:
         return
     name = user_name(owner)
+    if os.geteuid() == 0:
+        raise NotPermittedError(
+            f"process {pid} belongs to {name}, and root lacks CAP_SYS_PTRACE or CAP_DAC_OVERRIDE here: "
+            f"run aitop as {name}, or with both capabilities (in a container: --cap-add)"
+        )
     raise NotPermittedError(
         f"process {pid} belongs to {name} and you are {user_name(os.geteuid())}: "
         f"run aitop as {name}, or with `sudo aitop --pid {pid}`"

@@ -10,6 +10,7 @@ rights or a program that are not there is left out and named.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import pty
@@ -78,7 +79,8 @@ class Target:
         return self
 
     def __exit__(self, *_: object) -> None:
-        os.killpg(self.process.pid, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
 
     def steps(self) -> int:

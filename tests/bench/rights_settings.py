@@ -63,11 +63,18 @@ OVERRIDES = ("dac_override", "dac_read_search")
 BOX = (*OWN_PIDS, *without("sys_ptrace", "sys_admin", "dac_override", "dac_read_search"))
 ENTER = ("--mount", "--pid")
 CLOSED_TMP = mounts("mount -t tmpfs -o ro,mode=755 tmpfs /tmp")
-NOWHERE = mounts(*(f"mount -t tmpfs -o ro,mode=755 tmpfs {folder}" for folder in ("/tmp", "/var/tmp", "/dev/shm")))
+# torch wants a folder when it is loaded: one that a name from the root does not tell.
+NOWHERE = (
+    *mounts(
+        *(f"mount -t tmpfs -o ro,mode=755 tmpfs {folder}" for folder in ("/tmp", "/var/tmp", "/dev/shm")),
+        "mount -t tmpfs -o mode=1777 tmpfs /mnt",
+    ),
+    *environment("TMPDIR=mnt"),
+)
 OWN_TMP = mounts("mount -t tmpfs tmpfs /tmp")
 HIDDEN = mounts("mount -t proc -o hidepid=2 proc /proc")
 NO_CHANGES = mounts("mount -o remount,ro,bind / 2>/dev/null || mount --bind / / && mount -o remount,ro,bind /")
-IN_ROOTLESS = ("--user", "--preserve-credentials")
+IN_ROOTLESS = ("--user",)
 ROOTLESS = ("unshare", "--user", "--map-root-user")
 
 SETTINGS = (
@@ -121,7 +128,7 @@ SETTINGS = (
     Setting("24 descriptors", user(USER), ("prlimit", "--nofile=24:24", *user(USER))),
     Setting("12 descriptors", user(USER), ("prlimit", "--nofile=12:12", *user(USER))),
     Setting("no files may be made (RLIMIT_FSIZE 0)", user(USER), ("prlimit", "--fsize=0:0", *user(USER))),
-    Setting("4 processes and threads", user(USER), ("prlimit", "--nproc=4:4", *user(OTHER))),
+    Setting("6 processes and threads of a user", user(USER), (*user(USER), "prlimit", "--nproc=6:6")),
 )  # fmt: skip
 
 

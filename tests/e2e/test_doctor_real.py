@@ -8,8 +8,13 @@ import platform
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+
+sys.path.append(str(Path(__file__).parents[1] / "bench"))
+
+from rights_settings import FILTERED
 
 pytestmark = pytest.mark.e2e
 
@@ -119,24 +124,10 @@ def test_in_namespaces_of_its_own():
     assert lines["ptrace"]["state"] == "works"
 
 
-# Installs a filter that refuses ptrace and process_vm_readv with EPERM, then runs its arguments.
-FILTER = """
-import ctypes, os, struct, sys
-step = lambda code, hit, miss, value: struct.pack("=HBBI", code, hit, miss, value)
-text = step(0x20, 0, 0, 0) + step(0x15, 2, 0, 101) + step(0x15, 1, 0, 310) + step(6, 0, 0, 0x7FFF0000)
-text = ctypes.create_string_buffer(text + step(6, 0, 0, 0x50001))
-program = ctypes.create_string_buffer(struct.pack("@HP", 5, ctypes.addressof(text)))
-libc = ctypes.CDLL(None)
-if libc.prctl(38, 1, 0, 0, 0) or libc.prctl(22, 2, program, 0, 0):
-    sys.exit(77)
-os.execv(sys.argv[1], sys.argv[1:])
-"""
-
-
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="the numbers of the calls are those of x86-64")
 def test_under_a_filter_that_refuses_ptrace(sleeper):
     target = sleeper()
-    before = [sys.executable, "-c", FILTER]
+    before = [sys.executable, *FILTERED[1:]]
     done = doctor("--pid", target.pid, "--format", "json", before=before)
     if done.returncode == 77:
         pytest.skip("filters are not allowed here")

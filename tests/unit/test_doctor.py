@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import resource
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from aitop.attach.refusal import AttachRefused
 from aitop.attach.survey import Survey
 from aitop.attach.trial import Trial, attempt
 from aitop.commands import doctor
-from aitop.commands.doctor import gpu, limits, report, rights, sampler, target, terminal
+from aitop.commands.doctor import gpu, limits, report, rights, sampler, settings, target, terminal
 from aitop.commands.doctor.check import Check
 from aitop.commands.doctor.place import Place, read_place
 from aitop.model.host import CgroupSample
@@ -111,11 +112,18 @@ def test_the_kind_of_container(tmp_path, files, environment, kind):
             FILTERED,
             place(seccomp=True, container="docker", own_pids=True),
             ("ptrace", "seccomp", "capability"),
-            "docker run --cap-add SYS_PTRACE … --security-opt seccomp=unconfined",
+            "docker run --user 0 --cap-add SYS_PTRACE … --security-opt seccomp=unconfined",
         ),
+        (REFUSED, place(yama="1", container="podman", own_pids=True), ("ptrace", "yama", "capability"), "n run --cap"),
         (
             REFUSED,
             place(yama="1", container="kubernetes", own_pids=True),
+            ("ptrace", "yama", "capability"),
+            "securityContext: {runAsUser: 0, capabilities: {add: [SYS_PTRACE]}}",
+        ),
+        (
+            REFUSED,
+            place(uid=0, yama="1", container="kubernetes", own_pids=True),
             ("ptrace", "yama", "capability"),
             "securityContext: {capabilities: {add: [SYS_PTRACE]}}",
         ),
@@ -141,7 +149,20 @@ def test_memory_that_can_be_opened_needs_no_system_call_to_read_it():
 
 def test_a_missing_capability_is_no_fault_where_nothing_needs_it():
     assert rights_lines(GOOD, place())["capability"].state == "not-needed"
-    assert rights_lines(GOOD, place(uid=0))["user"].reason == "root without CAP_SYS_PTRACE: only root's own processes"
+
+
+@pytest.mark.parametrize(
+    ("here", "words"),
+    [
+        (place(uid=0), "root without CAP_SYS_PTRACE: only root's own processes"),
+        (place(uid=0, capabilities=CAPABLE), "root without CAP_DAC_OVERRIDE: only root's own processes"),
+        (place(uid=0, capabilities=CAPABLE | 2), "root: processes of every user"),
+        (place(uid=54321, capabilities=CAPABLE), "54321 (54321): others' processes need their user, or sudo"),
+        (place(uid=54321, capabilities=CAPABLE | 2), "54321, who may look at all users'"),
+    ],
+)
+def test_whose_processes_a_user_may_look_at(here, words):
+    assert rights_lines(GOOD, here)["user"].reason == words
 
 
 def test_the_trial_agrees_with_the_kernel():
@@ -230,6 +251,44 @@ def test_limits_are_facts_and_no_fault():
     sample = CgroupSample(version=2, cpu_quota=1.5, memory_limit=2 << 30, memory_used=1 << 30)
     assert limits.judge(sample).reason == "v2; limits: 1.5 cores; 2.0 GB of memory, 1.0 GB of it used"
     assert limits.judge(CgroupSample(version=1)).reason == "v1; limits: none"
+
+
+@pytest.mark.parametrize(
+    ("most", "state", "words"),
+    [
+        ((resource.RLIM_INFINITY, resource.RLIM_INFINITY), "works", "any number"),
+        ((1024, 4096), "works", "1024 may be open"),
+        ((24, 24), "works", "few for a job of many"),
+        ((8, resource.RLIM_INFINITY), "does-not", "ulimit -n 1024"),
+        ((8, 512), "does-not", "ulimit -n 512"),
+        ((8, 8), "does-not", "--ulimit nofile=1024"),
+    ],
+)
+def test_the_number_of_descriptors(monkeypatch, most, state, words):
+    monkeypatch.setattr(resource, "getrlimit", lambda which: most)
+    line = limits.check_descriptors()
+    assert line.state == state
+    assert words in f"{line.reason} {line.remedy}"
+
+
+def test_a_limit_on_files_is_told_only_where_it_is_too_low(monkeypatch):
+    monkeypatch.setattr(resource, "getrlimit", lambda which: (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    assert limits.check_files() is None
+    monkeypatch.setattr(resource, "getrlimit", lambda which: (0, resource.RLIM_INFINITY))
+    assert (limits.check_files().state, limits.check_files().remedy) == ("does-not", "ulimit -S -f unlimited")
+    monkeypatch.setattr(resource, "getrlimit", lambda which: (1000, 1000))
+    assert "hard limit" in limits.check_files().remedy
+
+
+def test_settings_at_fault_are_told(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    assert settings.check().state == "not-needed"
+    (tmp_path / "aitop").mkdir()
+    (tmp_path / "aitop" / "config.toml").write_text('theme = "light"\n')
+    assert settings.check().state == "works"
+    (tmp_path / "aitop" / "config.toml").write_text("theme = 7\n")
+    assert settings.check().state == "does-not"
+    assert "line 1: theme must be" in settings.check().reason
 
 
 LADDER = (("remote-debug", "its Python is older than 3.14"), ("signal-frame", None))

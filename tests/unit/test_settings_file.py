@@ -32,6 +32,18 @@ def test_without_a_file_everything_has_its_default(file):
     assert read() == Settings()
 
 
+def test_a_user_without_a_home_has_the_defaults(monkeypatch, capsys):
+    """As in containers whose user has no entry and no HOME."""
+    monkeypatch.delenv("XDG_CONFIG_HOME", raising=False)
+    monkeypatch.delenv("HOME", raising=False)
+    monkeypatch.setattr("os.getuid", lambda: 3_999_999_999)
+    assert read() == Settings()
+    assert run(["config"]) == 0
+    assert capsys.readouterr().out == as_toml(Settings())
+    assert run(["config", "--path"]) == 2
+    assert capsys.readouterr().err == "aitop: no home is known for this user: set HOME or XDG_CONFIG_HOME\n"
+
+
 @pytest.mark.parametrize("settings", [Settings(), OTHERS], ids=["defaults", "others"])
 def test_what_is_shown_is_a_file_that_says_the_same(file, settings):
     file(as_toml(settings))

@@ -8,15 +8,18 @@ from aitop.sources.stacks.refusal import denied, explain
 
 PLAIN = {"Uid": "1000\t1000\t1000\t1000", "CapEff": "0000000000000000", "CapPrm": "0000000000000000", "Seccomp": "0"}
 ROOT_IN_A_BOX = PLAIN | {"Uid": "0\t0\t0\t0"}
-CAPABLE = PLAIN | {"CapEff": "0000000000080000", "CapPrm": "0000000000080000"}
+CAPABLE = PLAIN | {"CapEff": "0000000000080002", "CapPrm": "0000000000080002"}
+TRACER = {"CapEff": "0000000000080000", "CapPrm": "0000000000080000"}
 
 
 @pytest.mark.parametrize(
     ("ours", "theirs", "yama", "reason", "remedy"),
     [
-        (PLAIN, PLAIN | {"Uid": "1001 1001 1001 1001"}, "0", "belongs to user 1001", "1001 or with sudo"),
+        (PLAIN, PLAIN | {"Uid": "4000000001 " * 4}, "0", "user 4000000001", "4000000001 or with sudo"),
         (PLAIN, ROOT_IN_A_BOX, "0", "belongs to user root", "run aitop as root or with sudo"),
         (ROOT_IN_A_BOX, PLAIN, None, "root lacks CAP_SYS_PTRACE", "--cap-add SYS_PTRACE"),
+        (ROOT_IN_A_BOX | TRACER, PLAIN, None, "root lacks CAP_DAC_OVERRIDE", "--cap-add DAC_OVERRIDE"),
+        (PLAIN | TRACER, ROOT_IN_A_BOX, None, "belongs to user root", "run aitop as root or with sudo"),
         (PLAIN, PLAIN, "1", "ptrace_scope is 1", "sysctl kernel.yama.ptrace_scope=0"),
         (PLAIN, PLAIN, "2", "only root", "sysctl"),
         (PLAIN, PLAIN, "3", "until a reboot", None),
@@ -32,6 +35,20 @@ def test_the_condition_that_failed_is_named(ours, theirs, yama, reason, remedy):
     assert error.state == "denied"
     assert reason in error.reason
     assert error.remedy is None if remedy is None else remedy in error.remedy
+
+
+@pytest.mark.parametrize(
+    ("more", "reason"),
+    [
+        ({"closed": True}, "closed to all but root"),
+        ({"boxed": True}, "outside of the user namespace"),
+        ({"closed": True, "boxed": True}, "closed to all but root"),
+    ],
+)
+def test_what_the_status_does_not_tell(more, reason):
+    error = denied(42, PLAIN, PLAIN, "0", **more)
+    assert reason in error.reason
+    assert error.remedy
 
 
 def test_a_python_that_py_spy_does_not_know_asks_for_a_newer_one():

@@ -37,9 +37,12 @@ def run(args: argparse.Namespace) -> int:
 
 def examine(pid: int | None) -> list[Check]:
     """All checks of the machine, and of process `pid` where there is one."""
-    from aitop.commands.doctor import gpu, limits, place, rights, sampler, target, terminal
+    from aitop.commands.doctor import gpu, limits, place, rights, sampler, settings, target, terminal
 
     here, tried = place.read_place(), rights.tried_out()
     found = [rights.python(), *rights.checks(here, tried), rights.attach(), sampler.installed(), *terminal.checks()]
-    found += gpu.checks(here)
-    return found + ([limits.check_own()] if pid is None else target.checks(pid, rights.refused(tried, here)))
+    small = limits.check_files()
+    found += [settings.check(), limits.check_descriptors(), *([small] if small else []), *gpu.checks(here)]
+    if pid is None:
+        return [*found, limits.check_own()]
+    return found + target.checks(pid, rights.refused(tried, here), no_files=small is not None)

@@ -79,12 +79,14 @@ def devices(found: Abilities) -> list[Check]:
 
 
 def _ask(answers: list[Abilities | SourceError]) -> None:
-    from aitop.sources.nvml.abilities import abilities
-
     try:
+        from aitop.sources.nvml.abilities import abilities
+
         answers.append(abilities())
     except SourceError as error:
         answers.append(error)
+    except OSError as error:
+        answers.append(SourceError("failed", f"NVML cannot be asked: {error.strerror or error}"))
 
 
 def _counters(there: Sequence[DeviceAbilities]) -> Check:

@@ -13,7 +13,7 @@ Kind = Literal["kubernetes", "docker", "podman", "lxc", "container"]
 
 # The kernel gives its first pid and user namespaces these numbers (include/linux/proc_ns.h).
 FIRST_PIDS, FIRST_USERS = "pid:[4026531836]", "user:[4026531837]"
-SYS_PTRACE = 19
+SYS_PTRACE, DAC_OVERRIDE = 19, 1
 _GROUPS: tuple[tuple[str, Kind], ...] = (
     ("kubepods", "kubernetes"),
     ("/docker", "docker"),
@@ -44,6 +44,11 @@ class Place:
     def capable(self) -> bool:
         """Whether it holds CAP_SYS_PTRACE."""
         return bool(self.capabilities >> SYS_PTRACE & 1)
+
+    @property
+    def everybody(self) -> bool:
+        """Whether it may look into every user's processes: a process's memory is a file of mode 0600."""
+        return self.capable and bool(self.capabilities >> DAC_OVERRIDE & 1)
 
 
 def read_place(root: str = "", environment: Mapping[str, str] = os.environ) -> Place:

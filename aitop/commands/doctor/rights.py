@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import platform
 import sys
@@ -92,6 +93,8 @@ def memfd() -> Check:
             os.close(handle)
     except (OSError, AttributeError) as error:
         words = f"memory without a file cannot be had: {getattr(error, 'strerror', None) or error}"
+        if getattr(error, "errno", None) in (errno.EMFILE, errno.ENFILE):
+            return fault("memfd", words, "see descriptors")
         return fault("memfd", words, "sudo sysctl vm.memfd_noexec=1, or a kernel from 3.17 on, or no seccomp filter")
     return works("memfd", "the hook's ring and py-spy's output need no file")
 
@@ -120,10 +123,11 @@ def python() -> Check:
 def _user(place: Place) -> Check:
     if place.uid != 0:
         words = f"{user_name(place.uid)} ({place.uid}): others' processes need their user, or sudo"
-        return works("user", words if not place.capable else f"{user_name(place.uid)}, who may look at all users'")
-    if place.capable:
+        return works("user", words if not place.everybody else f"{user_name(place.uid)}, who may look at all users'")
+    if place.everybody:
         return works("user", "root: processes of every user" + (" of this container" if place.own_users else ""))
-    return works("user", "root without CAP_SYS_PTRACE: only root's own processes")
+    missing = "CAP_DAC_OVERRIDE" if place.capable else "CAP_SYS_PTRACE"
+    return works("user", f"root without {missing}: only root's own processes")
 
 
 def _yama(place: Place, cause: str | None) -> Check:
@@ -175,10 +179,14 @@ def _remedy(place: Place, cause: str) -> str:
         return f"only a reboot without kernel.yama.ptrace_scope=3 in /etc/sysctl.d; until then {WITHOUT}"
     if cause == "security module":
         return f"run it outside of the profile {place.profile} (docker run --security-opt apparmor=unconfined)"
+    # What is added to a container is given to its root alone; Podman gives it to other users as well.
     if boxed == "kubernetes":
-        return "in the pod's spec: securityContext: {capabilities: {add: [SYS_PTRACE]}}"
+        root = "runAsUser: 0, " if place.uid else ""
+        return f"in the container's spec: securityContext: {{{root}capabilities: {{add: [SYS_PTRACE]}}}}"
     if boxed in ("docker", "podman"):
-        return f"{boxed} run --cap-add SYS_PTRACE …" + (" --security-opt seccomp=unconfined" * (cause == "seccomp"))
+        root = "--user 0 " if place.uid and boxed == "docker" else ""
+        filtered = " --security-opt seccomp=unconfined" * (cause == "seccomp")
+        return f"{boxed} run {root}--cap-add SYS_PTRACE …{filtered}"
     if boxed:
         return "give the container CAP_SYS_PTRACE"
     if cause == "yama" and place.yama == "1":

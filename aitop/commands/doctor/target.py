@@ -20,8 +20,11 @@ BY_MEMORY = "remote-debug"
 ANOTHER = "name the process that trains, or wait until it begins"
 
 
-def checks(pid: int, no_ptrace: str | None = None) -> list[Check]:
-    """Whether it can be watched at all, then each thing by itself. `no_ptrace`: with what error ptrace is refused."""
+def checks(pid: int, no_ptrace: str | None = None, *, no_files: bool = False) -> list[Check]:
+    """Whether it can be watched at all, then each thing by itself.
+
+    `no_ptrace`: with what error ptrace is refused; `no_files`: aitop may not write as much as it needs.
+    """
     try:
         target = look(pid)
     except AitopError as error:
@@ -35,12 +38,13 @@ def checks(pid: int, no_ptrace: str | None = None) -> list[Check]:
     found = [works("process", f"{pid} is {target.command}{version}"), access(pid), framework(loaded, seen=bool(maps))]
     if found[1].state != "works":
         found += [fault("stacks", "py-spy may not read it: see access"), fault("hook", "it may not enter: see access")]
+    elif no_files:
+        found += [fault("stacks", "py-spy cannot write them: see file-size"), fault("hook", "see file-size")]
     else:
         found.append(sampler.stacks(pid, target.python))
         torch = "torch" in loaded
-        found += (
-            hook([(rank, survey(rank)) for rank in ranks]) if torch else [not_needed("hook", "torch is not loaded")]
-        )
+        surveys = [(rank, closed_to_ptrace(survey(rank), no_ptrace)) for rank in ranks] if torch else []
+        found += hook(surveys) if torch else [not_needed("hook", "torch is not loaded")]
     return [*found, limits.check(ranks[0])]
 
 

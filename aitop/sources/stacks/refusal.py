@@ -9,7 +9,9 @@ from collections.abc import Mapping
 from aitop.sources import procfs
 from aitop.sources.source import SourceError
 
-SYS_PTRACE = 1 << 19
+# The kernel's number of its first user namespace (include/linux/proc_ns.h).
+FIRST_USERS = "user:[4026531837]"
+SYS_PTRACE, DAC_OVERRIDE = 1 << 19, 1 << 1
 YAMA = "/proc/sys/kernel/yama/ptrace_scope"
 SUDO = "run aitop with sudo"
 CONTAINER = "start the container with --cap-add SYS_PTRACE, or run aitop on the host as root"
@@ -29,16 +31,35 @@ def explain(pid: int, complaint: str) -> SourceError:
 
 def why_denied(pid: int) -> SourceError:
     """Which of the kernel's conditions for reading process `pid` failed."""
-    return denied(pid, procfs.status(os.getpid()), procfs.status(pid), procfs.text(YAMA))
+    theirs = procfs.status(pid)
+    # The files of a process that is closed to all but root belong to root.
+    closed = procfs.user_id(pid) not in (None, _effective(theirs))
+    boxed = (procfs.link("/proc/self/ns/user") or FIRST_USERS) != FIRST_USERS
+    return denied(pid, procfs.status(os.getpid()), theirs, procfs.text(YAMA), closed=closed, boxed=boxed)
 
 
-def denied(pid: int, ours: Mapping[str, str], theirs: Mapping[str, str], yama: str | None) -> SourceError:
-    """Which of the kernel's conditions for reading another process failed; `ours`, `theirs` from /proc/PID/status."""
+def denied(
+    pid: int,
+    ours: Mapping[str, str],
+    theirs: Mapping[str, str],
+    yama: str | None,
+    *,
+    closed: bool = False,
+    boxed: bool = False,
+) -> SourceError:
+    """Which of the kernel's conditions for reading another process failed; `ours`, `theirs` from /proc/PID/status.
+
+    `closed`: the process has forbidden it to all but root (PR_SET_DUMPABLE), or changed its user or rights.
+    `boxed`: aitop is in a user namespace that is not the machine's.
+    """
     user, owner = _effective(ours), _effective(theirs)
-    capable = bool(_hexadecimal(ours.get("CapEff")) & SYS_PTRACE)
-    if user is not None and owner is not None and user != owner and not capable:
+    held = _hexadecimal(ours.get("CapEff"))
+    capable = bool(held & SYS_PTRACE)
+    if user is not None and owner is not None and user != owner and not (capable and held & DAC_OVERRIDE):
         if user == 0:
-            return SourceError("denied", f"process {pid} is another user's, and root lacks CAP_SYS_PTRACE", CONTAINER)
+            missing = "CAP_DAC_OVERRIDE" if capable else "CAP_SYS_PTRACE"
+            remedy = CONTAINER.replace("SYS_PTRACE", missing.removeprefix("CAP_"))
+            return SourceError("denied", f"process {pid} is another user's, and root lacks {missing}", remedy)
         reason = f"process {pid} belongs to user {_name(owner)}, and aitop runs as {_name(user)}"
         return SourceError("denied", reason, f"run aitop as {_name(owner)} or with sudo")
     if yama == "3":
@@ -50,6 +71,12 @@ def denied(pid: int, ours: Mapping[str, str], theirs: Mapping[str, str], yama: s
     if not capable and _hexadecimal(theirs.get("CapPrm")) & ~_hexadecimal(ours.get("CapPrm")):
         remedy = CONTAINER if user == 0 else SUDO
         return SourceError("denied", f"process {pid} has capabilities that aitop lacks", remedy)
+    if closed and not capable:
+        reason = f"process {pid} is closed to all but root: it has forbidden to be looked into, or changed its user"
+        return SourceError("denied", reason, CONTAINER if user == 0 else SUDO)
+    if boxed:
+        reason = f"process {pid} is outside of the user namespace (rootless container) that aitop runs in"
+        return SourceError("denied", reason, "run aitop outside of it, as the user of the process")
     if ours.get("Seccomp") == "2":
         return SourceError("denied", "a seccomp filter keeps aitop from reading other processes", CONTAINER)
     return SourceError("denied", f"the system does not let aitop read the memory of process {pid}", SUDO)
