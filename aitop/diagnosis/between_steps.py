@@ -16,6 +16,7 @@ from aitop.diagnosis.evidence import (
     main_lines,
     mean_of,
     records,
+    seen_once,
     summed,
 )
 from aitop.diagnosis.hand_written import feeding
@@ -124,13 +125,16 @@ def _judged(snapshot: Snapshot, stall: Stall, *, agrees: bool = False) -> Judgem
     timed = measured is not None and measured >= BAND.leave
     signals = (timed, lines.share >= BAND.leave, bool(lines.lines))
     # One burst tells what it costs, but not how often it comes; on a GPU, times of the host may be waits for it.
-    doubtful = len(stall.bursts) == 1 or host_unproven(snapshot)
+    once = len(stall.bursts) == 1 if timed else seen_once(snapshot, lines)
+    doubtful = once or host_unproven(snapshot)
     twice = (timed or agrees) and lines.share >= BAND.leave and not doubtful
-    severity: Severity = "critical" if share >= CRITICAL_SHARE and twice else "warning"
+    severity: Severity = "info" if once else "critical" if share >= CRITICAL_SHARE and twice else "warning"
     sure = confidence(*signals, steps=len(records(snapshot)), share=share)
     evidence = _often(stall.bursts, len(records(snapshot)))
     if measured:
         evidence.append(f"{percent(measured)} of step time, measured in the process")
+    if once and not stall.bursts:
+        evidence.append("seen in one stretch of time so far: how often it comes is not known yet")
     if lines.lines:
         samples = sum(line.samples for line in lines.lines)
         evidence.append(f"{samples} stack samples ({percent(lines.share)}), most of them at {_place(lines)}")

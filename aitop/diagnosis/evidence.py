@@ -15,6 +15,7 @@ MIN_STEPS = 8
 MIN_SAMPLES = 15
 MOST_LINES = 5
 LEAST_SHARE = 0.03
+SEVERAL_WINDOWS = 3
 # The most that one is sure of where times of the host are all there is to a run on a GPU.
 UNPROVEN = 0.5
 NEARLY_ALL, UNCERTAIN = 0.85, 0.5
@@ -230,6 +231,17 @@ def _steps_in(snapshot: Snapshot, process: ProcessStacks) -> bool:
 
 def _all_lines(snapshot: Snapshot) -> tuple[HotLine, ...]:
     return snapshot.stacks.lines if snapshot.stacks else ()
+
+
+def seen_once(snapshot: Snapshot, lines: Lines) -> bool:
+    """Whether all samples of these lines may come from one stretch of time: how often it comes is then not known.
+
+    They do where they are of one window of stacks, or of two next to each other.
+    """
+    if snapshot.stacks is None or not all(line.seen_in for line in lines.lines):
+        return False
+    windows = {number for line in lines.lines for number in line.seen_in}
+    return bool(windows) and len(windows) < SEVERAL_WINDOWS and max(windows) - min(windows) < SEVERAL_WINDOWS - 1
 
 
 def by_samples(share: float, samples: int) -> float:

@@ -22,6 +22,7 @@ from aitop.diagnosis.evidence import (
     on_gpu,
     records,
     running,
+    seen_once,
 )
 from aitop.diagnosis.hand_update import updating
 from aitop.diagnosis.hand_written import Loop, calling_model, feeding, training_loops
@@ -57,6 +58,7 @@ HOLDS_LOCK = 0.1
 # More than this part of what computes between the forward and the backward pass is not taken for a loss by its place.
 MOST_OF_ALL = 0.6
 LOSS = re.compile(r"^[\w.]*loss\w*(?: [-+*/])? ?=", re.IGNORECASE)
+ONCE = "seen in one stretch of time so far: how often it comes is not known yet"
 # A process that is trained without calling a module: what computes before its backward pass is its model.
 NO_MODULE = 0.03
 
@@ -271,7 +273,9 @@ def _verdict(snapshot: Snapshot, found: Overhead, share: float) -> Verdict:
     unproven = host_unproven(snapshot)
     counted = found.per_op is not None and bool(found.model)
     signals = (counted, found.beside > 0.1 or found.loops, bool(found.lines.lines))
-    severity: Severity = "critical" if share >= CRITICAL_SHARE and sum(signals) >= 2 and not unproven else "warning"
+    once = not found.model and seen_once(snapshot, found.lines)
+    critical = share >= CRITICAL_SHARE and sum(signals) >= 2 and not unproven
+    severity: Severity = "info" if once else "critical" if critical else "warning"
     sure = confidence(*signals, base=0.45, steps=len(records(snapshot)), share=share)
     # How much of the operations' own work is left in one large operation is not to be seen before.
     guessed = found.model > SOME
@@ -282,10 +286,10 @@ def _verdict(snapshot: Snapshot, found: Overhead, share: float) -> Verdict:
         severity=severity,
         share=round(share, 4),
         speedup=round(without(gained), 3),
-        confidence=min(sure, UNPROVEN) if unproven or guessed else sure,
+        confidence=min(sure, UNPROVEN) if unproven or guessed or once else sure,
         title=f"{percent(share)} of each step is Python {_around(found)}",
         where=found.lines.where,
-        evidence=_evidence(snapshot, found),
+        evidence=(*_evidence(snapshot, found), *((ONCE,) if once else ())),
         fixes=_fixes(found, gained),
     )
 

@@ -37,7 +37,7 @@ class StackView:
             last = self._last
             if last is not None and last[1] == known and _same(last[0], recent):
                 return last[2]
-            stacks = _stacks(recent, _merged(self._digester.digest(window) for window in recent), known)
+            stacks = _stacks(recent, [self._digester.digest(window) for window in recent], known)
             if stacks is not None:
                 self._last = recent, known, stacks
             return stacks
@@ -118,7 +118,8 @@ def _merged(digests: Iterable[Digest]) -> Digest:
     return merged
 
 
-def _stacks(windows: Sequence[StackWindow], merged: Digest, roles: Mapping[int, Role]) -> Stacks | None:
+def _stacks(windows: Sequence[StackWindow], digests: Sequence[Digest], roles: Mapping[int, Role]) -> Stacks | None:
+    merged = _merged(digests)
     if not merged:
         return None
     processes: list[ProcessStacks] = []
@@ -134,7 +135,9 @@ def _stacks(windows: Sequence[StackWindow], merged: Digest, roles: Mapping[int, 
         samples = sum(main.values())
         for key, stacks in threads.items():
             phases = {seen: _phase(seen, evaluating if key == lead else frozenset()) for seen in stacks}
-            lines += _hot_lines(key, role, stacks, phases, samples or sum(stacks.values()))
+            by_window = [digest.get(key, {}) for digest in digests]
+            whole = samples or sum(stacks.values())
+            lines += _hot_lines(key, role, stacks, phases, whole, by_window=by_window)
             if key == lead:
                 processes.append(_process(pid, role, key.thread, stacks, phases))
             else:
@@ -148,6 +151,7 @@ def _stacks(windows: Sequence[StackWindow], merged: Digest, roles: Mapping[int, 
         lines=tuple(sorted(lines, key=lambda line: (-line.samples, line.pid, line.file, line.line))[:MOST_LINES]),
         threads=thread_shares(windows, merged),
         trees=thread_trees(beside, known),
+        windows=len(windows),
     )
 
 
@@ -209,7 +213,13 @@ def _shares(stacks: Mapping[Seen, int], phases: Mapping[Seen, Phase], samples: i
 
 
 def _hot_lines(
-    key: ThreadKey, role: Role, stacks: Mapping[Seen, int], phases: Mapping[Seen, Phase], main_samples: int
+    key: ThreadKey,
+    role: Role,
+    stacks: Mapping[Seen, int],
+    phases: Mapping[Seen, Phase],
+    main_samples: int,
+    *,
+    by_window: Sequence[Mapping[Seen, int]],
 ) -> list[HotLine]:
     """Lines of one thread with their samples, by line, phase and activity."""
     groups: dict[tuple[str, int, str, Phase, str], list[tuple[int, Seen]]] = {}
@@ -236,6 +246,9 @@ def _hot_lines(
                 thread=key.thread,
                 via=heaviest.via,
                 loop=heaviest.loop,
+                seen_in=tuple(
+                    number for number, window in enumerate(by_window) if any(seen in window for _, seen in members)
+                ),
             )
         )
     return found

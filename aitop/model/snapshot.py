@@ -67,7 +67,8 @@ class HotLine(msgspec.Struct, frozen=True, kw_only=True):
     `phase` is where in a step the line runs (data_wait, forward, backward, optimizer, evaluation, save, outside);
     `activity` what it does there, told from the library frames under it and its text (see engine.activity).
     `via` has the user's frames above it, outermost first. `loop` is the head of the innermost loop around it in its
-    function, inside of the model also around what calls it; None where there is none.
+    function, inside of the model also around what calls it; None where there is none. `seen_in` numbers the windows of
+    stacks, the oldest is 0, in which the line was seen; empty where that is not known.
     """
 
     pid: int
@@ -83,6 +84,7 @@ class HotLine(msgspec.Struct, frozen=True, kw_only=True):
     thread: str = "MainThread"
     via: tuple[Frame, ...] = ()
     loop: str | None = None
+    seen_in: tuple[int, ...] = ()
 
 
 class CallNode(msgspec.Struct, frozen=True, kw_only=True):
@@ -137,6 +139,7 @@ class Stacks(msgspec.Struct, frozen=True, kw_only=True):
     """All stacks of the window. `lines` of every process, heaviest first.
 
     `trees` are those of threads that no process has as its own, the busiest first; idle ones may be left out.
+    `windows` is how many windows were put together, see `HotLine.seen_in`.
     """
 
     seconds: float
@@ -145,6 +148,7 @@ class Stacks(msgspec.Struct, frozen=True, kw_only=True):
     lines: tuple[HotLine, ...] = ()
     threads: tuple[ThreadShare, ...] = ()
     trees: tuple[ThreadTree, ...] = ()
+    windows: int = 0
 
 
 class Series(msgspec.Struct, frozen=True, kw_only=True):

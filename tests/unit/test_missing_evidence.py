@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-from snapshot_builder import snapshot, steps
+from snapshot_builder import line, snapshot, steps
 
+from aitop.diagnosis import between_steps, python_overhead
 from aitop.diagnosis.hang import hang
 from aitop.diagnosis.rule import Finding
 from aitop.diagnosis.rules import RULES
 from aitop.model.ranks import Ranks, RankView, Standing, Standstill
-from aitop.model.snapshot import Series
+from aitop.model.snapshot import Phases, Series
 from aitop.model.steps import HookFacts
 from aitop.model.verdict import Abstention
 
@@ -49,3 +50,23 @@ def test_a_standstill_without_stacks_blames_nobody():
     verdict = hang(msgspec.structs.replace(poor(), standstill=still)).verdict
     assert verdict.subtype == "unknown" and verdict.ranks == () and verdict.where == ()
     assert verdict.confidence <= 0.5 and "only stacks could tell" in verdict.title
+
+
+@pytest.mark.parametrize(
+    ("judge", "phase", "activity"),
+    [
+        (between_steps.checkpoint, "save", "save"),
+        (between_steps.evaluation, "evaluation", "compute"),
+        (between_steps.host_io, "outside", "io-file"),
+        (python_overhead.judge, "outside", "python"),
+    ],
+)
+def test_what_stacks_show_in_one_stretch_of_time_may_never_come_again(judge, phase, activity):
+    def severity(*windows):
+        seen = msgspec.structs.replace(line("aside", 0.3, phase=phase, activity=activity), seen_in=windows)
+        verdict = judge(snapshot(phases=Phases(forward=0.3, backward=0.4, outside=0.3), lines=[seen])).verdict
+        assert ("how often it comes is not known" in " ".join(verdict.evidence)) == (verdict.severity == "info")
+        return verdict.severity
+
+    assert severity(4) == severity(4, 5) == "info", "at the border of two windows"
+    assert "info" not in (severity(1, 4), severity(3, 4, 5), severity())

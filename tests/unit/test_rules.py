@@ -190,7 +190,7 @@ def test_one_checkpoint_does_not_tell_how_often_it_comes():
     records = [step(0, 6.0, save=5.9), *steps(20)]
     saving = line("save_checkpoint", 0.7, phase="save", activity="save")
     verdict = fired(between_steps.checkpoint(snapshot(records, lines=[saving])))
-    assert (verdict.severity, verdict.confidence <= 0.5) == ("warning", True)
+    assert (verdict.severity, verdict.confidence <= 0.5) == ("info", True)
     assert verdict.evidence[0].startswith("once in 21 steps so far, 5.90 s")
 
 
