@@ -13,7 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 from xml.etree import ElementTree
 
 import msgspec
@@ -33,6 +33,9 @@ from aitop.sources.source import SourceError
 from aitop.sources.stacks import dump, speedscope
 from aitop.sources.stacks.window import CodeOfProcesses, WindowBuilder
 from aitop.ui.picture import svg
+
+if TYPE_CHECKING:
+    from fuzz_screen import Screen
 
 RECORDINGS = Path(__file__).parents[1] / "recordings"
 MOST_EVENTS = 100
@@ -56,6 +59,7 @@ class Subject(NamedTuple):
 
 WORDS = ring.W_TRAINS_UNTIL + 1
 _ring_fd = -1
+_screen: Screen | None = None
 
 
 def ring_seeds() -> list[bytes]:
@@ -169,7 +173,26 @@ def feed_recording(data: bytes) -> None:
 
 
 def feed_screen(data: bytes) -> None:
-    """The same to the screen, every pane of it, and to its picture, which has to be XML."""
+    """The same to a screen that stays up, with keys that open its other views."""
+    global _screen
+    snapshot = _last_snapshot(data)
+    if snapshot is None:
+        return
+    from fuzz_screen import Screen
+
+    _screen = _screen or Screen()
+    try:
+        lines = _screen.show(snapshot, data)
+    except BaseException:
+        _screen.close()
+        _screen = None
+        raise
+    if not all(line.isprintable() for line in lines):
+        raise Finding("a control character on the screen")
+
+
+def feed_picture(data: bytes) -> None:
+    """The same to pictures of the screen, each of a program of its own, which have to be XML."""
     snapshot = _last_snapshot(data)
     if snapshot is None:
         return
@@ -266,6 +289,7 @@ SUBJECTS = {
         Subject("ring", ring_seeds, feed_ring, _area),
         Subject("recording", recording_seeds, feed_recording, _lines),
         Subject("screen", recording_seeds, feed_screen, _lines),
+        Subject("picture", recording_seeds, feed_picture, _lines),
         Subject("spy", spy_seeds, feed_spy, lambda data: [(0, len(data))]),
         Subject("dump", dump_seeds, feed_dump, lambda data: [(0, len(data))]),
     )
