@@ -48,6 +48,7 @@ class Live:
     __slots__ = (
         "busy",
         "cpu_reads",
+        "deep",
         "device",
         "due",
         "fast",
@@ -89,6 +90,7 @@ class Live:
         self.ops_due = 0
         self.device: Any = None
         self.resting = False
+        self.deep = 0
         self.pause_due = False
         self.rests_until = 0
         self.longest = 0
@@ -110,9 +112,10 @@ class Journal(Live):
 
     While `resting` (see rest.py) steps are only counted, until one is longer than `longest` nanoseconds, the time
     `rests_until` has come, or something happens that is rare: forwards without gradient, but where the model `teaches`,
-    as each step has such. `forward_began` is when the step's first forward did. With `pause_due` a rest begins soon: by
-    `pause`, with the time and the optimizer; `wake` ends it. `nests` tells that an optimizer calls another one, or its
-    base.
+    as each step has such. While it rests `deep`, which counts down the calls that are left, waits and forwards with
+    gradient are not even timed. `forward_began` is when the step's first forward did. With `pause_due` a rest begins
+    soon: by `pause`, with the time and the optimizer; `wake` ends it. `nests` tells that an optimizer calls another
+    one, or its base.
     """
 
     __slots__ = ("collecting", "cpu_clock", "extend", "inputs", "pause", "tick", "wake", "words")

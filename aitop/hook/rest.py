@@ -2,6 +2,10 @@
 
 A rest begins at the end of a step. Whatever is rare interrupts it: a step or a wait for a batch that is much longer
 than the others, a new iterator, a save, a forward without gradient. It goes on some steps after that.
+
+Where steps are all alike the rest is a deep one: waits and forwards are not timed, and only the end of a step tells
+whether it was longer than the others. What made such a step long stays unseen, so there are no deep rests then for many times
+as long: of all time no more than a hundredth is lost to sight.
 """
 
 from __future__ import annotations
@@ -29,6 +33,11 @@ REST_NS, TIMED_NS = 300_000_000, 50_000_000
 FAST_TICKS, TICKS_LOST = 20, 5
 # A step is none of the usual if it is longer than so many of them together, and this.
 USUAL_STEPS, LEAST_LONG_NS = 4, 1_000_000
+# There are no deep rests for so long from the first rest on, and for so many times the length of a step that was longer
+# than the others.
+SHALLOW_FIRST_NS, SHALLOW_TIMES = 10_000_000_000, 100
+# A deep rest has room for so many times the calls of one wrapper that are expected.
+CALLS = 4
 # About so many phases are timed after an interruption.
 PHASES_TIMED = 2 * PHASES_SKIPPED
 
@@ -45,6 +54,8 @@ class Rest:
         self._steps_then = 0
         self.steps = 0
         self._told = told
+        self._usual = 1
+        self._shallow_until = 0
         journal.pause, journal.wake = self.begin, self.end
 
     def consider(self, words: list[int], kinds: bytes) -> None:
@@ -74,7 +85,8 @@ class Rest:
             # Several optimizers may make one step, which counting one of them would not tell.
             return
         lengths = sorted(words[after + 2] - words[before + 2] for before, after in pairwise(ends))
-        journal.longest = USUAL_STEPS * lengths[len(lengths) // 2] + LEAST_LONG_NS
+        self._usual = max(1, lengths[len(lengths) // 2])
+        journal.longest = USUAL_STEPS * self._usual + LEAST_LONG_NS
         journal.pause_due = True
 
     def begin(self, now: int, optimizer: int) -> None:
@@ -92,6 +104,9 @@ class Rest:
         # By it the ends of steps are known.
         journal.optimizer = optimizer
         journal.resting = True
+        self._shallow_until = self._shallow_until or now + SHALLOW_FIRST_NS
+        if now > self._shallow_until and not journal.teaches:
+            journal.deep = CALLS * REST_NS // self._usual
         self._told(True)
 
     def end(self, now: int, whole: bool = False) -> None:
@@ -100,12 +115,15 @@ class Rest:
         if not journal.resting:
             return
         journal.resting = False
+        deep, journal.deep = journal.deep, 0
         journal.optimizer = 0
         last, count = journal.last_step, journal.steps - self._steps_then
         self.steps += count
         journal.note(RESTED, self._began, last, count)
+        if deep and now - last > journal.longest:
+            self._shallow_until = max(self._shallow_until, now) + SHALLOW_TIMES * (now - last)
         unseen = journal.forward_began if journal.forward_began > last else last
-        if whole or unseen > last:
+        if whole or unseen > last or (deep and now > last):
             journal.note(UNSEEN, unseen, now)
         if journal.device is not None:
             journal.device.resume(last)

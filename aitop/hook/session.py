@@ -354,6 +354,9 @@ class Session:
             return
         if journal.owned():
             self.rest.over()
+        if not journal.resting:
+            # Another thread may have counted it down as the rest ended.
+            journal.deep = 0
         words = journal.take()
         kinds = bytes(words[::WORDS])
         steps, forwards = kinds.count(OPTIMIZER_ENDS), kinds.count(FORWARD)

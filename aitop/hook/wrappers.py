@@ -80,6 +80,14 @@ def wrap_next(original: Callable[..., Any], keeper: Keeper) -> Callable[..., Any
     came, none_came, late = NEXT, NO_NEXT, LATE_NS
 
     def __next__(self: Any) -> Any:  # noqa: N807
+        if journal.deep:
+            journal.deep -= 1
+            try:
+                return original(self)
+            except BaseException:
+                if journal.deep and journal.owned():
+                    journal.wake(clock(), True)
+                raise
         if journal.resting and not journal.busy:
             start, owned = clock(), journal.owned
             # What another thread sets would outlast the rest.
@@ -175,6 +183,9 @@ def wrap_forward(original: Callable[..., Any], keeper: Keeper, holder: Any = Non
     def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N807, PLR0912
         call = holder.__call__
         if compiling():
+            return call(self, *args, **kwargs)
+        if journal.deep and grad_enabled():
+            journal.deep -= 1
             return call(self, *args, **kwargs)
         if journal.resting and (journal.busy or grad_enabled() or journal.teaches):
             if journal.busy:

@@ -10,8 +10,10 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 
 import hook_runs
+from fast_run import Fast
 
 import aitop.hook
+from aitop.hook import rest as rest_module
 
 # The import puts it in.
 aitop.hook.remove()
@@ -40,3 +42,9 @@ def unhooked():
     forget_compiling()
     yield
     aitop.hook.remove()
+
+
+@pytest.fixture
+def fast(watched, monkeypatch):
+    monkeypatch.setattr(rest_module, "FAST_TICKS", 2)
+    return Fast(watched)

@@ -13,8 +13,8 @@ from itertools import pairwise
 import hook_runs
 import pytest
 import torch
+from fast_run import Fast
 from hook_runs import Net, Rows, loader, train
-from torch import nn
 from torch.utils.data import DataLoader
 
 import aitop.hook
@@ -22,71 +22,6 @@ from aitop.hook import rest as rest_module
 from aitop.hook import session as session_module
 from aitop.hook.patches import Patches
 from aitop.hook.wrappers import wrap_forward
-
-
-class Stalling(Rows):
-    """Stalls at one of its rows, when told."""
-
-    stall = 0.0
-
-    def __getitem__(self, index: int):
-        if self.stall and index % 4 == 1:
-            pause, self.stall = self.stall, 0.0
-            time.sleep(pause)
-        return super().__getitem__(index)
-
-
-class Fast:
-    """A fast run of one net; `records` are all steps so far."""
-
-    def __init__(self, watched) -> None:
-        self.watched = watched
-        self.journal, self.rest = watched.session.journal, watched.session.rest
-        torch.manual_seed(0)
-        self.net = Net()
-        self.optimizer = torch.optim.SGD(self.net.parameters(), 1e-3)
-        self.rows = Stalling(4 * 10**6)
-        self.batches = iter(DataLoader(self.rows, batch_size=4))
-        self.made = 0
-        self.records: list = []
-
-    def steps(self, count: int) -> None:
-        for _ in range(count):
-            rows, labels = next(self.batches)
-            self.step(rows, labels)
-
-    def step(self, rows, labels) -> None:
-        nn.functional.cross_entropy(self.net(rows), labels).backward()
-        self.optimizer.step()
-        self.optimizer.zero_grad()
-        self.made += 1
-        if self.made % 200 == 0:
-            self.read()
-
-    def read(self) -> None:
-        self.records += self.watched.ring.read(time.monotonic()).steps
-
-    def until_it_rests(self, most: int = 20000) -> None:
-        """Go on to somewhere in the middle of a rest."""
-        for _ in range(most):
-            self.steps(1)
-            if self.journal.resting and self.journal.rests_until - time.monotonic_ns() > 30_000_000:
-                self.steps(2)
-                if self.journal.resting:
-                    return
-        raise AssertionError("it never rests")
-
-    def after(self, steps: int = 5):
-        """The records, when some more steps have been made and everything was sent."""
-        self.steps(steps)
-        self.records += self.watched.records()
-        return self.records
-
-
-@pytest.fixture
-def fast(watched, monkeypatch):
-    monkeypatch.setattr(rest_module, "FAST_TICKS", 2)
-    return Fast(watched)
 
 
 def test_every_step_is_counted_once_and_most_are_not_timed(fast):

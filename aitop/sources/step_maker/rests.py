@@ -66,7 +66,10 @@ class Rests:
         span = model.length if whole else model.length - parts.data_wait - parts.prepare
         if span <= 0:
             return None
-        return _scaled(parts if whole else parts._replace(data_wait=0, prepare=0), length / span)
+        if not whole:
+            return _scaled(parts._replace(data_wait=0, prepare=0), length / span)
+        # What makes a step longer than others is not more of the same: that stays unknown.
+        return _scaled(parts, min(1.0, length / span))
 
 
 def _scaled(parts: Parts, scale: float) -> Parts:
