@@ -39,6 +39,9 @@ CRITICAL_SHARE = 0.3
 # Phases of less, or beside less, than this part of a step are no measure.
 LEAST_PART = 0.1
 CALM = 0.1
+# More steps than that tell no more of a trend, but take the time that is looked at them.
+MOST_STEPS = 1024
+SCATTER = 2654435761
 # A rise that would be larger than so many times what else moves step times does not hide among it.
 NOISE = 1.5
 
@@ -97,6 +100,7 @@ def growth_of(steps: Sequence[StepRecord], *, device: bool, calm: bool = True) -
     """
     if _longer_batches(steps):
         return None
+    every, steps = steps, _thinned(steps)
     rises = _of_phases(steps)
     most = max(rises, key=lambda name: rises[name], default="")
     phase = most if rises.get(most) else _risen_most(steps)
@@ -122,11 +126,19 @@ def growth_of(steps: Sequence[StepRecord], *, device: bool, calm: bool = True) -
     return Growth(
         first=first,
         last=last,
-        steps=len(steps),
-        seconds=steps[-1].end - steps[0].end,
-        rate=(last - first) / len(steps),
+        steps=len(every),
+        seconds=every[-1].end - every[0].end,
+        rate=(last - first) / len(every),
         phase=phase,
     )
+
+
+def _thinned(steps: Sequence[StepRecord]) -> Sequence[StepRecord]:
+    """One of each few neighbours, scattered, since every so many steps may have something that the others have not."""
+    each = len(steps) // MOST_STEPS
+    if each < 2:
+        return steps
+    return [steps[start + (start * SCATTER >> 16) % each] for start in range(0, len(steps) - each + 1, each)]
 
 
 def _of_phases(steps: Sequence[StepRecord]) -> dict[str, float]:

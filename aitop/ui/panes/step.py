@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 
 from aitop.model.snapshot import Snapshot, Steps
 from aitop.model.units import NOT_YET, duration
@@ -27,6 +28,7 @@ from aitop.ui.palette import (
 from aitop.ui.panes.step_charts import (
     CAPTIONED,
     LEAST_HISTORY,
+    Columns,
     column_at,
     groups_of,
     history,
@@ -52,6 +54,10 @@ class StepPane(ChartPane):
     """Phase shares of a step, its figures and its history; without the hook the shares alone, from stacks."""
 
     _captioned = False
+
+    @cached_property
+    def _columns(self) -> Columns:
+        return {}
 
     def draw(self, view: View, width: int, height: int) -> Drawing:
         self.moments = ()
@@ -85,7 +91,14 @@ class StepPane(ChartPane):
         self._captioned = height - below >= CAPTIONED
         mark = view.mark.time if view.mark else None
         lines = timeline(
-            groups, width, height - below, letters=view.look.mono, now=snapshot.time, cursor=self.cursor, mark=mark
+            groups,
+            width,
+            height - below,
+            letters=view.look.mono,
+            now=snapshot.time,
+            cursor=self.cursor,
+            mark=mark,
+            known=self._columns,
         )
         return lines + (history(snapshot, span, below, self.cursor, mark) if span is not None else [])
 
