@@ -28,6 +28,13 @@ CLOSE = "import ctypes; ctypes.CDLL(None).prctl(4, 0, 0, 0, 0)\n"
 # What the doctor says, then the thing itself.
 TRY = """
 import json, sys
+network = []
+def watch(event, arguments):
+    # The lock among monitors is a name in the kernel (AF_UNIX, abstract).
+    ours = (event, *map(str, arguments[1:2])) == ("socket.__new__", "1") or "aitop-attach" in str(arguments[-1:])
+    if event.startswith("socket.") and not ours:
+        network.append(event)
+sys.addaudithook(watch)
 sys.path.insert(0, sys.argv[2])
 from attach_targets import STAND_IN
 from aitop.attach import AttachRefused
@@ -47,7 +54,7 @@ try:
     deliver(pid, "remove", STAND_IN, timeout=5)
 except AttachRefused:
     found["hook"] = False
-print(json.dumps([{name: said.get(name) == "works" for name in found}, found]))
+print(json.dumps([{name: said.get(name) == "works" for name in found}, found, network]))
 """
 NOBODY = {"user": 65534, "group": 65534, "extra_groups": []}
 
@@ -78,8 +85,9 @@ def said_and_found(process, before=()):
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
     assert process.poll() is None
-    said, found = json.loads(done.stdout)
+    said, found, network = json.loads(done.stdout)
     assert said == found
+    assert network == []
     return found
 
 

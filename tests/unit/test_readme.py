@@ -35,6 +35,14 @@ def test_the_documented_tests_are_those_of_the_check():
     assert install in [line.replace("install -q", "install") for line in check]
 
 
+def test_what_holds_a_promise_is_there():
+    promises = README.partition("### The promises")[2].partition("\n## ")[0]
+    named = re.findall(r"`(tests/[\w/.]+)`|, `(test_\w+\.py)`|(?:,| and) `(\w+\.py)`", promises)
+    assert len(named) > 8
+    for path, test, bench in named:
+        assert (ROOT / (path or f"tests/unit/{test}" * bool(test) or f"tests/bench/{bench}")).exists()
+
+
 def test_every_exit_code_is_documented():
     from aitop import errors
 
