@@ -24,6 +24,8 @@ CRITICAL_SHARE = 0.3
 CROWDED = 1.5
 # Threads of one process alone that are more than its cores need not want so much to be in each other's way.
 OWN_CROWD = 1.1
+# Cores that a process wants which has more than one thread at work, and one that is at work at all.
+MORE_THAN_ONE, SOME = 1.3, 0.3
 THROTTLED = 0.1
 OTHERS_DELAY = 0.25
 # Fewer threads compute less side by side, too, and no barrier waits for one without a core: the gain is an estimate.
@@ -35,7 +37,8 @@ class Crowd:
     """Threads of the run that want cores at the same time. Cores, but for the counts.
 
     `usable` are there, `used` by the run, `wanted` by it (running or waiting), `others` used by everybody else.
-    `most` threads are those of the rank that has most.
+    `most` threads are those of the rank that has most. One process alone wants at most `one_rank` or `one` cores, and
+    `computing` of them want more than SOME.
     """
 
     usable: float
@@ -47,14 +50,23 @@ class Crowd:
     workers: int
     worker_threads: int
     most: int
+    one_rank: float
+    one: float
+    computing: int
 
     @property
     def own(self) -> bool:
-        """Whether it is the run's own threads that are too many: those of one process alone, or of all together."""
-        if self.most > self.usable and self.wanted >= OWN_CROWD * self.usable:
+        """Whether it is the run's own threads that are too many: those of one process alone, or of all together.
+
+        One thread in each process is none too many, unless there are more of those than cores to share: the one that
+        steps takes turns with those that load for it.
+        """
+        if self.most > self.usable and self.one_rank >= OWN_CROWD * self.usable:
             return True
         everyone = self.threads + self.worker_threads
-        return self.wanted >= CROWDED * self.usable and everyone >= CROWDED * self.usable + 1
+        if self.wanted < CROWDED * self.usable or everyone < CROWDED * self.usable + 1:
+            return False
+        return self.one >= MORE_THAN_ONE or self.computing > self.usable + 1
 
 
 def judge(snapshot: Snapshot) -> Judgement:
@@ -80,6 +92,9 @@ def _crowd(snapshot: Snapshot) -> Crowd | None:
     ranks = [one for one in host.processes if one.role == "rank"]
     workers = [one for one in host.processes if one.role == "loader-worker"]
     used = sum(one.cpu or 0.0 for one in host.processes)
+    # What each wants now as a part of what all want on average.
+    now = sum(one.wanted or 0.0 for one in host.processes)
+    scale = wanted / now if now else 0.0
     return Crowd(
         usable=host.usable_cores or float(host.machine.cores),
         used=used,
@@ -90,6 +105,9 @@ def _crowd(snapshot: Snapshot) -> Crowd | None:
         workers=len(workers),
         worker_threads=sum(one.wanting or 0 for one in workers),
         most=max((one.wanting or 0 for one in ranks), default=0),
+        one_rank=max((scale * (one.wanted or 0.0) for one in ranks), default=0.0),
+        one=max((scale * (one.wanted or 0.0) for one in (*ranks, *workers)), default=0.0),
+        computing=sum(scale * (one.wanted or 0.0) >= SOME for one in (*ranks, *workers)),
     )
 
 

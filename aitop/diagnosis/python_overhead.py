@@ -149,15 +149,15 @@ def _is_model(snapshot: Snapshot, by_hand: Lines) -> bool:
 def _for_the_loss(snapshot: Snapshot, by_hand: Lines) -> tuple[HotLine, ...]:
     """What computes for the backward pass: it stands before that, after the forward pass, in the function with both.
 
-    But not what one place takes most of, and that is not named a loss: it may be anything.
+    But not what one place takes most of, and that is not named a loss and does not call the model: it may be anything.
     """
-    loops = training_loops(snapshot)
+    loops, calls = training_loops(snapshot), calling_model(snapshot)
     placed = [(line, place) for line in by_hand.lines if (place := _between(line, loops)) is not None]
     weights = Counter[int]()
     for line, (number, _) in placed:
         weights[number] += line.samples
     most = MOST_OF_ALL * sum(line.samples for line in by_hand.lines)
-    return tuple(line for line, (number, text) in placed if LOSS.match(text) or weights[number] < most)
+    return tuple(line for line, (number, text) in placed if LOSS.match(text) or weights[number] < most or calls(line))
 
 
 def _between(line: HotLine, loops: Mapping[tuple[str, str], Loop]) -> tuple[int, str] | None:

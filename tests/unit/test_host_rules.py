@@ -163,6 +163,27 @@ def test_a_pool_of_threads_that_mostly_wait_is_no_crowd():
     assert oversubscription.judge(crowded(wanting=9, wanted=1.4, delay=0.05)) is None
 
 
+def loading(worker_cores, threads, count=2, rank_cores=1.0):
+    """A rank with a thread that steps, two that hardly do anything, and loader workers."""
+    rank = process(cpu=0.7, wanting=3, wanted=rank_cores)
+    workers = [
+        process(WORKER + number, "loader-worker", cpu=0.6, wanting=threads, wanted=worker_cores)
+        for number in range(count)
+    ]
+    machine = MachineSample(cores=2, core_busy=(1.0, 1.0))
+    return snapshot(
+        steps(seconds=0.03, data_wait=0.02, forward=0.005, cpu=0.005),
+        host=HostSample(time=1000.0, processes=(rank, *workers), machine=machine, usable_cores=2.0),
+        series={"run_delay": constant(0.4), "cores_wanted": constant(rank_cores + count * worker_cores)},
+    )
+
+
+def test_workers_that_take_turns_with_the_step_are_none_too_many():
+    assert oversubscription.judge(loading(worker_cores=1.0, threads=3)) is None, "the transform is too dear"
+    assert "num_workers 6 → 2" in fired(oversubscription.judge(loading(0.7, 1, count=6))).fixes[1].text
+    assert "in each worker" in fired(oversubscription.judge(loading(2.4, threads=6))).fixes[1].text
+
+
 def test_the_load_of_others_is_said_and_is_no_fault_of_the_run():
     verdict = fired(oversubscription.judge(crowded(wanting=2, wanted=1.8, delay=0.5, busy=(1.0, 1.0))))
     assert (verdict.severity, verdict.share, verdict.speedup) == ("info", None, None)

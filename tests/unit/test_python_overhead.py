@@ -110,6 +110,8 @@ def test_what_takes_most_between_the_passes_and_is_named_no_loss_may_be_anything
     assert fired(python_overhead.judge(between(matrix))).where[0].line == 31
     after = replace(matrix, line=41)
     assert fired(python_overhead.judge(between(after))).where[0].line == 41
+    calling = line("main", 0.35, activity="compute", number=29, text="choice = Categorical(logits=model(x))")
+    assert python_overhead.judge(between(calling)) is None
     named = replace(matrix, text="sinkhorn_loss = (torch.cdist(y, y) * plan).sum()")
     assert python_overhead.judge(between(named)) is None
 
