@@ -32,6 +32,8 @@ MIN_STEPS = 16
 MIN_SECONDS = 4.0
 # With a line that explains it, and without one: the least growth over what was seen.
 EXPLAINED, UNEXPLAINED = 0.04, 0.2
+# So long (seconds) a rise without a line that explains it has to last; a wait for others drifts by itself.
+LASTING, LASTING_WAIT = 8.0, 25.0
 FIT = 0.7
 # A line that goes over all of what grows and takes so much of a step costs more at every step, measured or not.
 HEAVY = 0.12
@@ -89,6 +91,10 @@ def judge(snapshot: Snapshot) -> Judgement:
     if growth is None:
         return _read(snapshot, steps)
     cause = _cause(snapshot, growth.phase)
+    lasting = LASTING_WAIT if growth.phase == "data_wait" else LASTING
+    if not cause.sites and growth.seconds < lasting:
+        told = f"steps got slower for {growth.seconds:.0f} s ({growth.phase.replace('_', ' ')}), which no line explains"
+        return Abstention(id=ID, reason=f"{told}: whether it goes on is not known yet")
     needed = EXPLAINED if cause.sites else UNEXPLAINED
     return Finding(_verdict(snapshot, growth, cause), level=growth.part / needed)
 

@@ -6,7 +6,7 @@ import random
 
 import msgspec
 import pytest
-from snapshot_builder import line, snapshot, step
+from snapshot_builder import line, snapshot, stacks, step
 
 from aitop.diagnosis import growth_cause, step_growth
 from aitop.diagnosis.composition import composed
@@ -28,6 +28,8 @@ SITE = GrowthSite(
     file="/x/train.py", line=40, function="main", text="history.append(loss.item())", grown="history", every_step=True
 )
 OVER = line("main", 0.3, number=41, text="smooth = sum(history) / len(history)")
+
+STACKS = stacks([OVER])
 
 
 def slowing(per_step, count=400, noise=0.0, cpu=True, **fields):
@@ -59,6 +61,24 @@ def test_steps_that_get_slower_with_the_line_that_goes_over_what_grows():
 def test_growth_without_a_line_has_to_be_larger():
     assert level(step_growth.judge(snapshot(slowing(4e-6)))) < 1.0
     assert step_growth.judge(snapshot(slowing(4e-5))).level >= 1.0
+
+
+def test_growth_without_a_line_has_to_last():
+    soon = snapshot(slowing(1e-4, count=200))
+    told = step_growth.judge(soon)
+    assert isinstance(told, Abstention) and "whether it goes on" in told.reason
+    assert step_growth.judge(msgspec.structs.replace(soon, growth_sites=(SITE,), stacks=STACKS)).level >= 1.0
+
+
+def test_a_wait_for_others_that_gets_longer_has_to_last_for_longer():
+    def waiting(count):
+        return [step(n, 0.03 + 1e-4 * n, data_wait=0.01 + 1e-4 * n, forward=0.02, cpu=0.02) for n in range(count)]
+
+    def told(count):
+        records = [msgspec.structs.replace(one, end=900.0 + 0.06 * one.index) for one in waiting(count)]
+        return step_growth.judge(snapshot(records))
+
+    assert isinstance(told(200), Abstention) and told(600).level >= 1.0
 
 
 @pytest.mark.parametrize(
