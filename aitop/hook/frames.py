@@ -14,6 +14,15 @@ BETWEEN = (
     "torch/_compile.py",
     "torch/_dynamo/external_utils.py",
 )
+# What else the wrapper calls outside of its loops, the step within it included: a function of that name in such a file.
+BESIDE = {
+    "_optimizer_step_code": FILE,
+    "_use_grad": FILE,
+    "__init__": "torch/autograd/profiler.py",
+    "__enter__": "torch/autograd/profiler.py",
+    "__exit__": "torch/autograd/profiler.py",
+    "cast": "typing.py",
+}
 
 
 def _is_wrapper(frame: Any) -> bool:
@@ -38,16 +47,27 @@ def hooks_are_iterated() -> bool:
     """
     for frames in _stacks():
         for position, frame in enumerate(frames):
-            if _is_wrapper(frame) and not _is_stepping(frames[:position]):
+            if _is_wrapper(frame) and not _just_entered(frame) and not _is_stepping(frames[:position]):
                 return True
     return False
 
 
+def _just_entered(frame: Any) -> bool:
+    """Whether nothing of the function has run: Python looks for what else is to be done as it enters one, and so finds
+    us there more often than anywhere.
+    """
+    return bool(frame.f_lineno == frame.f_code.co_firstlineno)
+
+
 def _is_stepping(inside: list[Any]) -> bool:
-    """Whether these frames within the wrapper, the innermost first, are of the step itself."""
+    """Whether these frames within the wrapper, the innermost first, are of the step itself, or of what is beside it."""
     for frame in reversed(inside):
-        if not frame.f_code.co_filename.endswith(BETWEEN):
-            return bool(frame.f_code.co_name == STEP)
+        code = frame.f_code
+        beside = BESIDE.get(code.co_name)
+        if beside is not None and code.co_filename.endswith(beside):
+            return True
+        if not code.co_filename.endswith(BETWEEN):
+            return bool(code.co_name == STEP)
     return False
 
 
