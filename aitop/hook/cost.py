@@ -15,6 +15,8 @@ from .stepping import optimizer_hooks
 SAMPLES = 15
 WARM_PASSES = 1
 FIRST_ROUNDS = 5
+# Coming in has made the run wait already.
+FIRST_AFTER_NS = 100_000_000
 FIRST_EVERY_NS, EVERY_NS = 1_000_000_000, 30_000_000_000
 # More than the caches next to a core hold.
 COLD_BYTES = 5 << 18
@@ -49,7 +51,7 @@ class SelfTimer:
         self._timed: deque[int] = deque(maxlen=SAMPLES)
         self._rested: deque[int] = deque(maxlen=SAMPLES)
         self._ticks: deque[tuple[int, int, int]] = deque(maxlen=SAMPLES)
-        self._due = 0
+        self._due = _now() + FIRST_AFTER_NS
 
     def look(self, now: int) -> None:
         """Called a few times a second: a round now and then, the first ones sooner."""
