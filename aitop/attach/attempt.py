@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 
-from aitop.attach.bundle import Action, Sources, pack
+from aitop.attach.bundle import Action, Sources, pack, parts
 from aitop.attach.debugger import MISSING
 from aitop.attach.other_python import interpreter_of
 from aitop.attach.preflight import check_alive, check_consent, check_torch, open_memory
@@ -28,7 +28,8 @@ RETRIES_S = (0.03, 0.5)
 SETTLE_S = 0.005
 # A hook that has begun is waited for: it cannot be taken back half-way.
 BEGUN_PATIENCE_S = 3.0
-STILL_TO_COME = ("busy",)
+# A target that takes longer from one part to the next is sent the rest in one go: it stands still for long anyway.
+SLOW_S = 0.3
 
 
 @dataclass(frozen=True)
@@ -97,12 +98,13 @@ class Attempt:
     ) -> None:
         self._pid, self._ways = pid, ways
         self._action, self._sources = action, tuple(sources)
-        self._payload = pack(action, self._sources)
+        self._interpreter: str | None = None
+        self._parcels: list[bytes] = []
         self._needs_torch = torch and action == "install"
         self._held = ExitStack()
         self._knock: _Knock | None = None
         self._again_at, self._again_pause = 0.0, RETRIES_S[0]
-        self._since = time.monotonic()
+        self._since = self._asked_at = time.monotonic()
         self._pause_us = 0.0
         self._obstacle = ""
 
@@ -116,8 +118,9 @@ class Attempt:
             if self._needs_torch:
                 check_torch(self._pid)
             if self._action == "install" and self._target.python.version != sys.version_info[:2]:
-                self._payload = pack(self._action, self._sources, interpreter_of(status))
+                self._interpreter = interpreter_of(status)
             self._open_ways = _open_ways(self._target, self._ways)
+            self._prepare(whole=self._open_ways[0].costly)
             self._held.enter_context(Turn(self._pid, deadline))
         except OSError as error:
             self._held.close()
@@ -125,6 +128,11 @@ class Attempt:
         except BaseException:
             self._held.close()
             raise
+
+    def _prepare(self, *, whole: bool) -> None:
+        make = pack if whole else parts
+        made = make(self._action, self._sources, self._interpreter)
+        self._parcels = [made] if isinstance(made, bytes) else list(made)
 
     def wait(self, limit: Limit) -> Attachment | None:
         """The answer, None where there is none yet when the `limit` is reached. Goes on with what is to be tried."""
@@ -164,8 +172,9 @@ class Attempt:
         if self._knock is None:
             if time.monotonic() < self._again_at:
                 return None
-            request = Request(self._target.status, self._payload)
+            request = Request(self._target.status, self._parcels[0])
             request.open()
+            self._asked_at = time.monotonic()
             self._knock = _Knock(request, [_Rung(way) for way in self._open_ways])
         answer = self._knock.request.answer()
         if answer is None:
@@ -174,7 +183,7 @@ class Attempt:
         return None if answer is None else self._settle(self._knock, answer)
 
     def _settle(self, knock: _Knock, answer: str) -> Attachment | None:
-        """Clears up after an answer; None where the hook asks for another moment."""
+        """Clears up after an answer; None where more is to be brought in, or the hook asks for another moment."""
         ack_ms = (time.monotonic() - self._since) * 1e3
         self._knock = None
         for way in knock.entered:
@@ -182,7 +191,13 @@ class Attempt:
             way.withdraw(self._target, in_use=len(knock.entered) > 1)
         knock.request.close()
         time.sleep(SETTLE_S)
-        if answer in STILL_TO_COME:
+        if answer in ("next", "lost"):
+            if answer == "next" and time.monotonic() - self._asked_at < SLOW_S and not knock.entered[-1].costly:
+                del self._parcels[0]
+            else:
+                self._prepare(whole=True)
+            return None
+        if answer == "busy":
             self._again_at = time.monotonic() + self._again_pause
             self._again_pause = min(2 * self._again_pause, RETRIES_S[1])
             return None

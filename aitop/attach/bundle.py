@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import hashlib
 import importlib.resources
 import marshal
 from collections.abc import Sequence
@@ -16,6 +17,12 @@ from aitop.attach.refusal import AttachRefused
 
 Action = Literal["install", "remove"]
 Sources = Sequence[tuple[str, str]]
+# The number that an interpreter's bytecode goes by, and the code of each file.
+Bytecode = tuple[bytes, tuple[bytes, ...]]
+# A module's full name, its text and its bytecode.
+Loaded = tuple[str, bytes, bytes]
+# Takes a target about a millisecond to load.
+PART_BYTES = 90_000
 # The oldest format that every supported Python reads.
 MARSHAL_VERSION = 2
 DRIVER = "<aitop>/in_target.py"
@@ -32,32 +39,84 @@ def hook_sources() -> tuple[tuple[str, str], ...]:
     return tuple(sorted(found))
 
 
-@functools.cache
 def pack(action: Action, sources: tuple[tuple[str, str], ...], interpreter: str | None = None) -> bytes:
-    """The block that the injected line executes: `marshal` of (bytecode's number, driver, its text, namespace).
+    """All of it in one block, for where each way in is dear or the target is slow to answer. Raises AttachRefused."""
+    return _blocks(action, sources, _bytecode(action, sources, interpreter), in_parts=False)[0]
 
-    The modules travel as text and as bytecode, of ours or of the Python `interpreter`; a target of the same Python
-    spares itself the compiling, which is most of the pause an attach would cause. Raises AttachRefused.
+
+def parts(action: Action, sources: tuple[tuple[str, str], ...], interpreter: str | None = None) -> tuple[bytes, ...]:
+    """The same in blocks to be brought in one after the other, so that the target goes on in between.
+
+    Raises AttachRefused.
     """
-    try:
-        # Taking the hook out needs nothing that is not there already.
-        modules = _in_order(dict(sources)) if action == "install" else []
-        texts = [(DRIVER, _driver()), *((f"<aitop hook>/{name}.py", source) for name, source in modules)]
-        ours = compiled(texts)
-    except (SyntaxError, ValueError) as error:
-        raise _torn(error) from error
-    theirs = bytecode_by(interpreter, tuple(texts)) if interpreter is not None else None
-    magic, codes = theirs or ours
-    names = [_full_name(name) for name, _ in modules]
+    return _blocks(action, sources, _bytecode(action, sources, interpreter), in_parts=True)
+
+
+@functools.cache
+def _blocks(
+    action: Action, sources: tuple[tuple[str, str], ...], bytecode: Bytecode, *, in_parts: bool
+) -> tuple[bytes, ...]:
+    """What the injected line executes: `marshal` of (bytecode's number, driver, its text, start).
+
+    The modules travel as text and as bytecode; a target of the same Python spares itself the compiling, which is
+    most of the pause an attach would cause.
+    """
+    magic, (driver, *codes) = bytecode
+    modules = [
+        (_full_name(name), source.encode(), code)
+        for (name, source), code in zip(_modules(action, sources), codes, strict=True)
+    ]
+    shares = _shared_out(modules) if in_parts else [modules]
     start = {
         "__name__": "_aitop_in_target",
         "action": action,
-        "modules": [
-            (name, text.encode(), code) for name, (_, text), code in zip(names, texts[1:], codes[1:], strict=True)
-        ],
+        "bundle": hashlib.sha256(repr(sources).encode()).hexdigest(),
         "magic": magic,
     }
-    return marshal.dumps((magic, codes[0], _driver().encode(), start), MARSHAL_VERSION)
+    starts = [
+        start | {"part": number, "more": number + 1 < len(shares), "modules": share}
+        for number, share in enumerate(shares)
+    ]
+    return tuple(marshal.dumps((magic, driver, _driver().encode(), one), MARSHAL_VERSION) for one in starts)
+
+
+def _bytecode(action: Action, sources: tuple[tuple[str, str], ...], interpreter: str | None) -> Bytecode:
+    """The driver and the modules in the bytecode of ours, or of the Python `interpreter` where that can be had."""
+    ours, texts = _compiled(action, sources)
+    theirs = bytecode_by(interpreter, texts) if interpreter is not None else None
+    return ours if theirs is None else (theirs[0], tuple(theirs[1]))
+
+
+@functools.cache
+def _compiled(action: Action, sources: tuple[tuple[str, str], ...]) -> tuple[Bytecode, tuple[tuple[str, str], ...]]:
+    """Our bytecode, and the texts it was made of with their names."""
+    try:
+        modules = _modules(action, sources)
+        texts = [(DRIVER, _driver()), *((f"<aitop hook>/{name}.py", source) for name, source in modules)]
+        magic, codes = compiled(texts)
+    except (SyntaxError, ValueError) as error:
+        raise _torn(error) from error
+    return (magic, tuple(codes)), tuple(texts)
+
+
+def _modules(action: Action, sources: tuple[tuple[str, str], ...]) -> list[tuple[str, str]]:
+    # Taking the hook out needs nothing that is not there already.
+    return _in_order(dict(sources)) if action == "install" else []
+
+
+def _shared_out(modules: list[Loaded]) -> list[list[Loaded]]:
+    """Parts of at most PART_BYTES of bytecode; installing takes the target about as long as one of them."""
+    shares: list[list[Loaded]] = [[]]
+    room = PART_BYTES
+    for module in modules:
+        if len(module[2]) > room and shares[-1]:
+            shares.append([])
+            room = PART_BYTES
+        shares[-1].append(module)
+        room -= len(module[2])
+    if len(shares) > 1 and len(shares[-1]) > 1:
+        shares.append([shares[-1].pop()])
+    return shares
 
 
 def _torn(error: Exception) -> AttachRefused:

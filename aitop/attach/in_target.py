@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from typing import Any
 
 PACKAGE = "_aitop_hook"
+# What has arrived is dropped when no more comes for so long: whoever was bringing it may have been killed.
+PATIENCE_S = 10.0
 # Functions of importlib that take, hold or give back a module's lock. Up to Python 3.11 an import that begins inside
 # one of them breaks the import that it interrupts (KeyError in _ModuleLock.acquire), and with it the program.
 LOCKING = frozenset(
@@ -33,10 +35,64 @@ def taking_an_import_lock() -> bool:
     return False
 
 
-def forget() -> None:
-    """Drops the package from the table of modules."""
-    for name in [name for name in list(sys.modules) if name == PACKAGE or name.startswith(PACKAGE + ".")]:
-        sys.modules.pop(name, None)
+class Arriving:
+    """The modules that have come so far, and of how many parts. `bundle` tells one version of them from another.
+
+    It waits for the rest among the callbacks of the garbage collector: the only place that a program goes through by
+    itself, where it drops itself in the end.
+    """
+
+    def __init__(self, bundle: str) -> None:
+        self.bundle = bundle
+        self.parts = 0
+        self.modules: dict[str, ModuleType] = {}
+        self.until = 0.0
+        self.callbacks: list[Any] = []
+        self.clock: Any = None
+
+    def __call__(self, phase: str, info: Any) -> None:
+        if phase == "stop" and self.clock() > self.until:
+            self.modules.clear()
+            # They are being gone through: taken out anywhere but at the end, it would hide the next one.
+            if self.callbacks and self.callbacks[-1] is self:
+                self.callbacks.pop()
+
+    def wait(self) -> None:
+        """Keeps what is in the table of modules now for the next part, and takes it out of the table."""
+        # Not for every bundle, and a program may do without them.
+        import gc  # noqa: PLC0415
+        import time  # noqa: PLC0415
+
+        self.modules = forget()
+        self.callbacks, self.clock = gc.callbacks, time.monotonic
+        self.until = self.clock() + PATIENCE_S
+        stand_in: Any = self.modules.get(f"{PACKAGE}.stand_in")
+        if stand_in is not None:
+            stand_in.keep_from_compiling(Arriving.__call__.__code__)
+        self.callbacks.append(self)
+
+
+def so_far(bundle: str, parts: int) -> Arriving | None:
+    """What has arrived of this bundle; a new one where it begins, None where something else is there than `parts`."""
+    collector: Any = sys.modules.get("gc")
+    callbacks: list[Any] = collector.callbacks if collector is not None else []
+    # Each part has made a class of its own.
+    found = [callback for callback in callbacks if type(callback).__name__ == Arriving.__name__]
+    for callback in found:
+        callbacks.remove(callback)
+    arriving = Arriving(bundle)
+    if parts:
+        fit = [one for one in found if one.modules and (one.bundle, one.parts) == (bundle, parts)]
+        if not fit:
+            return None
+        arriving.modules, arriving.parts = fit[0].modules, parts
+    return arriving
+
+
+def forget() -> dict[str, ModuleType]:
+    """Drops the package from the table of modules, and returns what was there of it."""
+    names = [name for name in list(sys.modules) if name == PACKAGE or name.startswith(PACKAGE + ".")]
+    return {name: sys.modules.pop(name) for name in names}
 
 
 def load(modules: list[tuple[str, bytes, bytes | None]], loads: Any) -> Any:
@@ -46,7 +102,7 @@ def load(modules: list[tuple[str, bytes, bytes | None]], loads: Any) -> Any:
     """
     spec_of: Any = type(sys.__spec__)  # ModuleSpec, without importing importlib
     module_of: Any = type(sys)
-    package = module_of(PACKAGE)
+    package = sys.modules.get(PACKAGE) or module_of(PACKAGE)
     for name, source, compiled in modules:
         origin = f"<aitop hook>/{name.rpartition('.')[2] if name != PACKAGE else '__init__'}.py"
         code: CodeType = loads(compiled) if compiled else compile(source, origin, "exec", dont_inherit=True)
@@ -63,15 +119,29 @@ def load(modules: list[tuple[str, bytes, bytes | None]], loads: Any) -> Any:
     return package
 
 
-def install(modules: list[tuple[str, bytes, bytes | None]], loads: Any) -> str:
-    """Loads the package if it is not there and asks it to install itself. Nothing stays where it did not."""
+def bring(start: dict[str, Any], modules: list[tuple[str, bytes, bytes | None]], loads: Any) -> str:
+    """Adds a part of the package to those that have come, and with the last one asks it to install itself.
+
+    Nothing stays where it did not, but for a part that waits for more or for a better moment. Returns `next` for a
+    part that is not the last, and `lost` where those before it are not there.
+    """
     hook: Any = sys.modules.get(PACKAGE)
-    fresh = hook is None
+    if hook is not None:
+        return str(hook.install("attach"))
+    arriving = so_far(start["bundle"], start["part"])
+    if arriving is None:
+        return "lost"
     answer = "error: interrupted"
     try:
-        answer = str((hook or load(modules, loads)).install("attach"))
+        sys.modules.update(arriving.modules)
+        package = load(modules, loads)
+        answer = "next" if start["more"] else str(package.install("attach"))
     finally:
-        if fresh and answer not in ("installed", "already"):
+        if answer == "next":
+            arriving.parts += 1
+        if answer == "next" or (answer == "busy" and arriving.parts):
+            arriving.wait()
+        elif answer not in ("installed", "already"):
             forget()
     return answer
 
@@ -87,18 +157,19 @@ def remove() -> str:
     return answer
 
 
-def run(action: str, modules: list[tuple[str, bytes, bytes | None]], magic: bytes, loads: Any) -> str:
-    """The answer to `action`, one line. `magic` names the bytecode that the compiled modules are in."""
+def run(start: dict[str, Any], loads: Any) -> str:
+    """The answer, one line, to what `bundle.pack` has put into `start`."""
     # The main thread may have been interrupted where torch.compile looks at each new frame: not at ours.
     look: Any = getattr(sys.modules.get("torch._C._dynamo.eval_frame"), "set_eval_frame", type)
     looking = look(None)
     try:
         if taking_an_import_lock():
             return "busy"
+        modules = start["modules"]
         frozen: Any = sys.modules["_frozen_importlib_external"]
-        if magic != frozen.MAGIC_NUMBER:
+        if start["magic"] != frozen.MAGIC_NUMBER:
             modules = [(name, source, None) for name, source, _ in modules]
-        return install(modules, loads) if action == "install" else remove()
+        return bring(start, modules, loads) if start["action"] == "install" else remove()
     except KeyboardInterrupt:
         raise
     except BaseException as error:

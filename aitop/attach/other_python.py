@@ -14,7 +14,8 @@ import subprocess
 
 from aitop.attach.proc_status import ProcStatus, same_process
 
-SECONDS = 5.0
+# Whoever quits meanwhile waits for it.
+SECONDS = 2.0
 # Programs that embed Python are not started for that.
 INTERPRETER = re.compile(r"python(3(\.\d+t?)?)?")
 
@@ -37,21 +38,27 @@ def interpreter_of(status: ProcStatus) -> str | None:
     return program if same_file and same_place and ours and plain else None
 
 
-@functools.cache
 def bytecode_by(program: str, files: tuple[tuple[str, str], ...]) -> tuple[bytes, list[bytes]] | None:
-    """What `compiled` returns in the interpreter `program`; None where it gives no answer."""
-    script = importlib.resources.files("aitop.attach").joinpath("compiling.py").read_text(encoding="utf-8")
+    """What `compiled` returns in the interpreter `program`; None where it gives no answer now."""
     try:
-        done = subprocess.run(
-            [program, "-I", "-S", "-B", "-c", script],
-            input=json.dumps(files).encode(),
-            capture_output=True,
-            timeout=SECONDS,
-            check=True,
-            env={},
-            cwd="/",
-        )
-        magic, *codes = (bytes.fromhex(one) for one in json.loads(done.stdout))
+        return _bytecode_by(program, files)
     except (OSError, subprocess.SubprocessError, ValueError, TypeError):
         return None
-    return (magic, codes) if len(codes) == len(files) else None
+
+
+@functools.cache
+def _bytecode_by(program: str, files: tuple[tuple[str, str], ...]) -> tuple[bytes, list[bytes]]:
+    script = importlib.resources.files("aitop.attach").joinpath("compiling.py").read_text(encoding="utf-8")
+    done = subprocess.run(
+        [program, "-I", "-S", "-B", "-c", script],
+        input=json.dumps(files).encode(),
+        capture_output=True,
+        timeout=SECONDS,
+        check=True,
+        env={},
+        cwd="/",
+    )
+    magic, *codes = (bytes.fromhex(one) for one in json.loads(done.stdout))
+    if len(codes) != len(files):
+        raise ValueError(f"{len(codes)} texts came back for {len(files)}")
+    return magic, codes

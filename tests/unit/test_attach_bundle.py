@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import importlib.util
 import marshal
 import os
 import subprocess
 import sys
+import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from aitop.attach import (
-    in_target,
-    other_python,
-    preflight,
-)
-from aitop.attach.bundle import hook_sources, pack
+from aitop.attach import bundle, in_target, other_python, preflight
+from aitop.attach.bundle import hook_sources, pack, parts
 from aitop.attach.proc_status import read_status
+from aitop.attach.refusal import AttachRefused
+from aitop.attach.turn import Turn
 
 GOOD = (
     ("__init__", "from .a import VALUE\ndef install(way): return 'installed'\ndef remove(): return 'removed'\n"),
@@ -34,8 +35,13 @@ def no_hook(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def run(action: str, sources: tuple[tuple[str, str], ...], magic: bytes | None = None) -> str:
-    *_, start = marshal.loads(pack(action, sources))  # type: ignore[arg-type]
-    return in_target.run(start["action"], start["modules"], magic or start["magic"], marshal.loads)
+    return deliver(pack(action, sources), magic)  # type: ignore[arg-type]
+
+
+def deliver(block: bytes, magic: bytes | None = None) -> str:
+    """What a target answers to a block that has come in."""
+    *_, start = marshal.loads(block)
+    return in_target.run(start | {"magic": magic or start["magic"]}, marshal.loads)
 
 
 class Untouchable(list):  # type: ignore[type-arg]
@@ -91,6 +97,73 @@ def test_an_interrupt_goes_through() -> None:
     assert "_aitop_hook" not in sys.modules
 
 
+LARGE = (
+    ("__init__", "from . import a, b\ndef install(way): return a.ANSWERS.pop(0)\ndef remove(): return 'removed'\n"),
+    ("a", "ANSWERS = ['busy', 'installed']\n"),
+    ("b", "from .a import ANSWERS\n"),
+)
+
+
+@pytest.fixture
+def blocks(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[bytes, ...]]:
+    """The package of LARGE, a module a block."""
+    monkeypatch.setattr(bundle, "PART_BYTES", 1)
+    callbacks = list(gc.callbacks)
+    yield parts("install", LARGE)
+    gc.callbacks[:] = callbacks
+
+
+def test_a_package_arrives_in_parts_and_waits_between_them_where_nobody_looks(blocks: tuple[bytes, ...]) -> None:
+    pack("remove", ())
+    modules, callbacks = set(sys.modules), list(gc.callbacks)
+    for block in blocks[:-1]:
+        assert deliver(block) == "next"
+        assert set(sys.modules) == modules and len(gc.callbacks) == len(callbacks) + 1
+    assert deliver(blocks[-1]) == "busy", "and is kept for a better moment"
+    assert set(sys.modules) == modules and len(gc.callbacks) == len(callbacks) + 1
+    assert deliver(blocks[-1]) == "installed"
+    assert gc.callbacks == callbacks and sys.modules["_aitop_hook.b"].ANSWERS == []
+    assert run("remove", LARGE) == "removed"
+    assert set(sys.modules) == modules
+
+
+def test_parts_that_do_not_fit_each_other_are_dropped(blocks: tuple[bytes, ...]) -> None:
+    modules, callbacks = set(sys.modules), list(gc.callbacks)
+    assert deliver(blocks[1]) == "lost", "nothing came before it"
+    assert deliver(blocks[0]) == "next"
+    assert deliver(blocks[2]) == "lost", "one is missing"
+    assert deliver(blocks[0]) == "next"
+    *_, other = marshal.loads(blocks[1])
+    assert in_target.run(other | {"bundle": "another version"}, marshal.loads) == "lost"
+    assert set(sys.modules) == modules and gc.callbacks == callbacks
+
+
+def test_what_is_left_half_way_drops_itself(blocks: tuple[bytes, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    callbacks = list(gc.callbacks)
+    assert deliver(blocks[0]) == "next"
+    gc.collect()
+    assert len(gc.callbacks) == len(callbacks) + 1, "there is time yet"
+    monkeypatch.setattr(in_target, "PATIENCE_S", -1.0)
+    assert deliver(blocks[1]) == "next"
+    behind: list[str] = []
+    gc.callbacks.append(lambda phase, info: behind.append(phase))
+    gc.collect()
+    assert behind == ["start", "stop"], "nobody else's callback is passed over"
+    assert deliver(blocks[2]) == "lost"
+    gc.callbacks.pop()
+    assert deliver(blocks[0]) == "next"
+    gc.collect()
+    assert gc.callbacks == callbacks
+
+
+def test_one_block_takes_the_place_of_parts_that_have_come(blocks: tuple[bytes, ...]) -> None:
+    callbacks = list(gc.callbacks)
+    assert deliver(blocks[0]) == "next"
+    assert run("install", GOOD) == "installed"
+    assert deliver(blocks[0]) == "installed", "a hook that is there answers"
+    assert run("remove", GOOD) == "removed" and gc.callbacks == callbacks
+
+
 def test_the_bundle_is_made_of_the_hooks_own_files() -> None:
     hook_sources.cache_clear()
     folder = Path(preflight.__file__).parents[1] / "hook"
@@ -115,3 +188,25 @@ def test_bytecode_comes_from_the_targets_own_interpreter_and_only_from_a_plain_o
     with subprocess.Popen(["sleep", "20"]) as process:
         assert other_python.interpreter_of(dataclasses.replace(ours, pid=process.pid)) is None
         process.kill()
+
+
+def test_an_interpreter_that_failed_once_is_asked_again(tmp_path: Path) -> None:
+    program, ready = tmp_path / "python3", tmp_path / "ready"
+    program.write_text(f'#!/bin/sh\n[ -e {ready} ] && exec {sys.executable} "$@"\nexit 1\n')
+    program.chmod(0o755)
+    assert other_python.bytecode_by(str(program), (("x.py", "X = 1\n"),)) is None
+    ready.touch()
+    assert other_python.bytecode_by(str(program), (("x.py", "X = 1\n"),)) is not None
+
+
+def test_one_injector_at_a_time() -> None:
+    with subprocess.Popen(["sleep", "20"]) as process:
+        try:
+            with Turn(process.pid, time.monotonic()):
+                with pytest.raises(AttachRefused) as refused, Turn(process.pid, time.monotonic() + 0.02):
+                    pass
+                assert refused.value.passing and "another aitop" in refused.value.reason
+            with Turn(process.pid, time.monotonic()):
+                pass
+        finally:
+            process.kill()
