@@ -72,7 +72,8 @@ def test_growth_without_a_line_has_to_last():
 
 def test_a_wait_for_others_that_gets_longer_has_to_last_for_longer():
     def waiting(count):
-        return [step(n, 0.03 + 1e-4 * n, data_wait=0.01 + 1e-4 * n, forward=0.02, cpu=0.02) for n in range(count)]
+        grown = [0.01 + 1e-4 * n for n in range(count)]
+        return [step(n, 0.02 + more, data_wait=more, forward=0.02, cpu=more) for n, more in enumerate(grown)]
 
     def told(count):
         records = [msgspec.structs.replace(one, end=900.0 + 0.06 * one.index) for one in waiting(count)]
