@@ -14,7 +14,7 @@ import time
 from types import TracebackType
 
 from aitop.attach.folder import open_folder
-from aitop.attach.proc_status import ProcStatus
+from aitop.attach.proc_status import ProcStatus, own_status
 from aitop.attach.python_image import LONGEST_LINE, MARK
 from aitop.attach.refusal import AttachRefused
 
@@ -137,9 +137,9 @@ class Request:
         """Makes the file that the target sees as `path`, readable by the target's user alone."""
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         self._fd = os.open(self._name, flags, stat.S_IRUSR | stat.S_IWUSR, dir_fd=self._folder)
-        user, group = self._target.uids[1], self._target.gids[1]
-        if (user, group) != (os.geteuid(), os.getegid()):
-            os.fchown(self._fd, user, group)
+        # Its group may be one that we are not in; only its user may open the file anyway.
+        if self._target.uids[1] != os.geteuid():
+            os.fchown(self._fd, self._target.uids[1], self._target.gids[1])
         inode = os.fstat(self._fd).st_ino
         inner = _INNER.format(
             pid=self._target.inner_pid, path=path, inode=inode, at=LONGEST_LINE, size=len(self._second)
@@ -156,6 +156,9 @@ class Request:
 def first_folder(target: ProcStatus) -> str:
     """The folder in which a request would make its file, as the target names it; AttachRefused where none takes one."""
     problems: list[str] = []
+    if target.uids[1] != os.geteuid() and not own_status().may_give_files:
+        reason = f"a file for the user of process {target.pid} cannot be made: root lacks CAP_CHOWN"
+        raise AttachRefused("denied", reason, "run aitop as that user, or in a container with: --cap-add CHOWN")
     for path in _folders(target.pid):
         try:
             folder = open_folder(target, path)
