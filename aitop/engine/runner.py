@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from aitop.model.event import Event
 from aitop.model.source import SourceState, SourceStatus
-from aitop.sources.source import Noting, Source, SourceError
+from aitop.sources.source import Noting, Source, SourceError, unexpected
 
 FIRST_RETRY_SECONDS = 2.0
 LAST_RETRY_SECONDS = 30.0
@@ -60,12 +60,11 @@ class SourceRunner:
                     self._set("ok", self.source.note if isinstance(self.source, Noting) else None)
                     retry = FIRST_RETRY_SECONDS
                     self._stopping.wait(max(0.0, started + self.source.interval - time.monotonic()))
-            except SourceError as error:
-                self._set(error.state, error.reason, error.remedy)
-                if error.passing:
-                    retry = FIRST_RETRY_SECONDS
             except Exception as error:  # a broken source must not take the others with it
-                self._set("failed", f"{type(error).__name__}: {error}")
+                told = error if isinstance(error, SourceError) else unexpected(error)
+                self._set(told.state, told.reason, told.remedy)
+                if told.passing:
+                    retry = FIRST_RETRY_SECONDS
             self._close()
             self._stopping.wait(retry)
             retry = min(retry * 2, LAST_RETRY_SECONDS)

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Generic, TypeVar
 
-from aitop.sources.source import SourceError
+from aitop.sources.source import SourceError, unexpected
 
 AT_ONCE = 4
 LOOK_SECONDS = 0.01
@@ -34,7 +34,7 @@ class _Entry(Generic[Found]):
         except SourceError as error:
             self.error = error
         except Exception as error:  # what fails in one process is no reason to leave the others
-            self.error = SourceError("failed", f"{type(error).__name__}: {error}")
+            self.error = unexpected(error)
 
 
 class Entries(Generic[Found]):

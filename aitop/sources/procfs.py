@@ -113,6 +113,17 @@ def stat(pid: int) -> Stat | None:
     return None if data is None else parse_stat(data)
 
 
+def gone(pid: int) -> bool:
+    """Whether there is no such process. Needs no descriptor, so it also tells one that just cannot be read."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    except (OSError, OverflowError):
+        return False
+    return False
+
+
 def pids() -> list[int]:
     """Every process that this user can see."""
     try:

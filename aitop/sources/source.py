@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from typing import Protocol, runtime_checkable
 
 from aitop.model.event import Sample
@@ -20,6 +21,14 @@ class SourceError(Exception):
         self.reason = reason
         self.remedy = remedy
         self.passing = passing
+
+
+def unexpected(error: Exception) -> SourceError:
+    """What an error that no source has put in words comes to."""
+    if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
+        reason = "aitop has as many files open as it may"
+        return SourceError("failed", reason, "start it from a shell after: ulimit -n 4096", passing=True)
+    return SourceError("failed", f"{type(error).__name__}: {error}")
 
 
 class Source(Protocol):

@@ -42,6 +42,9 @@ def look(pid: int) -> Target:
 def still_there(target: Target) -> str | None:
     """None while the same process lives, else a sentence on how it ended."""
     stat = procfs.stat(target.pid)
+    if stat is None and not procfs.gone(target.pid):
+        # Out of descriptors, say: the next look will tell.
+        return None
     if stat is None or stat.state in "ZXx":
         return f"process {target.pid} has ended"
     if target.started is not None and abs(procfs.started(stat.start) - target.started) > 0.5 / procfs.TICKS_PER_SECOND:

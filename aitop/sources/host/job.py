@@ -63,9 +63,11 @@ def started(pid: int) -> int | None:
 
 
 def same_process(pid: int, start: int | None) -> bool:
-    """Whether the process that started then under this pid lives."""
+    """Whether the process that started then under this pid lives; True where it is there and cannot be read."""
     stat = procfs.stat(pid)
-    return stat is not None and stat.start == start and stat.state not in "ZXx"
+    if stat is None:
+        return not procfs.gone(pid)
+    return stat.start == start and stat.state not in "ZXx"
 
 
 def look_at(pid: int) -> Known | None:

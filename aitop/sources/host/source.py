@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from aitop.model.event import Sample
 from aitop.model.host import CgroupSample, HostSample
 from aitop.model.source import SourceName
+from aitop.sources import procfs
 from aitop.sources.host.cgroup import Cgroup
 from aitop.sources.host.machine import Machine
 from aitop.sources.host.rates import ProcessRates
@@ -75,6 +76,8 @@ class HostSource:
         if not living:
             self._ranks = ()
             asked = ", ".join(str(pid) for pid in self._starts)
+            if not members and not all(procfs.gone(pid) for pid in self._starts):
+                raise SourceError("failed", f"process {asked} cannot be read just now")
             raise SourceError("absent", f"process {asked} has ended")
         places = places_of(members, self._evidence)
         self._ranks = tuple(pid for pid in ranks_of(places) if pid in self._pids)

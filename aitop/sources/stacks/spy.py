@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import signal
@@ -36,7 +37,11 @@ class Spy:
         self.cpu = 0.0
         self.code: int | None = None
         self._output = os.memfd_create("aitop-stacks", os.MFD_CLOEXEC)
-        self._errors = os.memfd_create("aitop-stacks-errors", os.MFD_CLOEXEC)
+        try:
+            self._errors = os.memfd_create("aitop-stacks-errors", os.MFD_CLOEXEC)
+        except OSError:
+            os.close(self._output)
+            raise
         command = [program, "record", "--pid", str(pid), "--nonblocking", "--format", "speedscope"]
         command += ["--gil", "--threads"] if gil else ["--idle"]
         command += ["--duration", str(seconds), "--rate", str(rate), "--output", f"/proc/self/fd/{self._output}"]
@@ -53,6 +58,8 @@ class Spy:
             )
         except OSError as error:
             self._close_files()
+            if error.errno in (errno.EMFILE, errno.ENFILE):
+                raise
             raise SourceError("failed", f"py-spy does not start: {error.strerror}", "pip install py-spy") from error
 
     def finished(self) -> bool:
