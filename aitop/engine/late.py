@@ -33,8 +33,9 @@ class LateFeed:
             if self._stopped:
                 return
             self._feed = self._make()
-            self._made.set()
             self._feed.start(publish)
+            # Only now: what is asked of it in the midst of its start would find it half there.
+            self._made.set()
 
     def stop(self) -> None:
         with self._lock:

@@ -77,7 +77,7 @@ class LiveFeed:
             self._events.put(
                 SourceStatus(time=time.monotonic(), source=name, state="absent", reason=reason, remedy=remedy)
             )
-        for runner in self._runners.values():
+        for runner in list(self._runners.values()):
             runner.start()
         self._thread = threading.Thread(target=self._run, args=(publish,), name="aitop-engine", daemon=True)
         self._thread.start()
@@ -90,10 +90,10 @@ class LiveFeed:
         self._stopping.set()
         # A request left behind would put the hook in when nobody is there any more.
         self._on_the_way.give_up()
-        for runner in self._runners.values():
+        for runner in list(self._runners.values()):
             runner.ask_to_stop()
         deadline = time.monotonic() + STOP_SECONDS
-        for runner in self._runners.values():
+        for runner in list(self._runners.values()):
             runner.join(max(0.1, deadline - time.monotonic()))
         if "hook" in self._runners:
             take_out(self._hook_pids())
@@ -219,7 +219,7 @@ class LiveFeed:
         if ended is not None and not any(same_process(pid, begun) for pid, begun in self._tops.items()):
             self.target = msgspec.structs.replace(self.target, ended=ended, time=time.monotonic())
             self._take(self.target, publish)
-            for runner in self._runners.values():
+            for runner in list(self._runners.values()):
                 runner.ask_to_stop()
 
 

@@ -63,6 +63,30 @@ def test_what_is_asked_before_it_is_made_waits_for_it():
     assert late.profile(5, print) == (5, print)
 
 
+def test_what_is_asked_in_the_midst_of_its_start_waits_for_the_end_of_it():
+    begun, may_end = threading.Event(), threading.Event()
+
+    class Slow(Feed):
+        def start(self, publish):
+            begun.set()
+            assert may_end.wait(10)
+            self.asked.append("started")
+
+    feed = Slow()
+    late = LateFeed(lambda: feed)
+    starting = threading.Thread(target=late.start, args=(print,))
+    detaching = threading.Thread(target=late.detach)
+    starting.start()
+    assert begun.wait(10)
+    detaching.start()
+    detaching.join(0.05)
+    assert feed.asked == []
+    may_end.set()
+    for thread in (starting, detaching):
+        thread.join(10)
+    assert feed.asked == ["started", "detach"]
+
+
 def test_stopped_before_it_started_it_never_starts():
     late = LateFeed(lambda: pytest.fail("nobody wants it any more"))
     late.stop()
