@@ -25,11 +25,13 @@ STAND_IN = (
 # Every target runs `turn()` until it is told to stop, then says how long its turns took (p50, p99, p99.9 and the
 # longest, in microseconds), whether it was harmed and what is left in it.
 FRAME = """
-import math, os, sys, threading, time
+import gc, math, os, sys, threading, time
 STOP, TICKS = sys.argv[1], sys.argv[2]
 bad = 0
 def going():
     return not os.path.exists(STOP)
+def ways_in():
+    return len(sys.meta_path), len(gc.callbacks)
 def fds():
     return len(os.listdir('/proc/self/fd'))
 ticks = os.open(TICKS, os.O_RDWR | os.O_CREAT)
@@ -49,7 +51,7 @@ def at_most(share):
         left -= count
         if left <= 0: return 2 ** ((number + 1) / 20) - 1
 {setup}
-before = (fds(), len(sys.meta_path), sorted(globals()) + ['before'])
+before = (fds(), ways_in(), sorted(globals()) + ['before'])
 print('ready', flush=True)
 while going():
 {turn}
@@ -57,7 +59,7 @@ while going():
 {end}
 names = sorted(set(globals()) - set(before[2]))
 left = [m for m in sys.modules if 'aitop' in m]
-same = (fds(), len(sys.meta_path)) == before[:2] and not names and not left
+same = (fds(), ways_in()) == before[:2] and not names and not left
 print('turns', round(at_most(0.5)), round(at_most(0.99)), round(at_most(0.999)), round(longest * 1e6))
 print('bad', bad, 'same', same, names, left, fds(), before[0], flush=True)
 """

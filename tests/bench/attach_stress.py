@@ -2,8 +2,8 @@
 
     python tests/bench/attach_stress.py [-n CYCLES] [--python PATH ...] [KIND ...]
 
-A cycle is one install and one remove of a stand-in hook. "harmed" counts targets that died, froze or
-computed something wrong (the losses of `training` are held against those of a run that nobody attached to);
+A cycle is one install and one remove of a stand-in hook, which comes in two parts. "harmed" counts targets that died,
+froze or computed something wrong (the losses of `training` are held against those of a run that nobody attached to);
 "refused" the requests that were withdrawn in time. "stop" is how long the thread that we stop stood still; "turn"
 how long one turn of the target's own loop took, beside the same of a run without attach. The kind `killed` has
 the injector killed at a random moment of each cycle. Where no interpreter is given, ours and one of the other way of
@@ -28,7 +28,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from attach_targets import KINDS, STAND_IN, Victim, leftovers
 from interpreters import interpreters
 
-from aitop.attach import AttachRefused
+from aitop.attach import AttachRefused, bundle
 from aitop.attach.session import deliver
 
 DEFAULT = [
@@ -170,6 +170,8 @@ def main() -> None:
     parser.add_argument("--python", nargs="+", help="the interpreters of the targets")
     parser.add_argument("kinds", nargs="*", default=DEFAULT, metavar="KIND", help=f"{', '.join([*KINDS, 'killed'])}")
     chosen = parser.parse_args()
+    # Each of its modules is a part of its own.
+    bundle.PART_BYTES = 1
     for python in chosen.python or default_pythons():
         print(f"\n{python}\n{HEAD}", flush=True)
         for kind in chosen.kinds:
