@@ -22,6 +22,7 @@ from aitop.diagnosis.evidence import (
     summed,
 )
 from aitop.diagnosis.rule import Band, Finding, Judgement, Rule
+from aitop.diagnosis.serving import leisure
 from aitop.diagnosis.what_if import Loading, without
 from aitop.model.snapshot import HotLine, Snapshot
 from aitop.model.units import percent
@@ -105,7 +106,7 @@ def _makes_input(line: HotLine, forwards: Mapping[Function, int]) -> bool:
 
 def _work(snapshot: Snapshot) -> Work:
     lines = main_lines(snapshot, making_input(snapshot))
-    waiting = main_lines(snapshot, lambda line: line.phase == "outside" and line.activity in WAITING).share
+    waiting = leisure(snapshot).share
     sampled = main_lines(snapshot, lambda line: line.phase == "outside").share
     outside = summed(records(snapshot), lambda step: max(0.0, step.outside - step.save))
     share = lines.share

@@ -262,6 +262,13 @@ def test_a_server_at_leisure_is_told_of_latency_only():
     assert verdict.severity == "info" and "they get faster, not more" in verdict.evidence[-1]
 
 
+def test_who_waits_for_the_answer_of_a_service_is_not_at_leisure():
+    tells = line("tell", 0.4, number=70, activity="io-network", text="with urlopen(url, data=body) as reply:")
+    work = line("encode", 0.5, number=22, text="ids = table[words]")
+    verdict = fired(preprocessing.judge(requests([tells, work, RUNS])))
+    assert verdict.severity != "info" and verdict.speedup == pytest.approx(1.8, abs=0.05)
+
+
 def test_training_has_no_requests():
     assert preprocessing.judge(snapshot(steps(), lines=[SPLITS])) is None
 
