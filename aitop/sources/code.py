@@ -20,6 +20,8 @@ TRAINS = re.compile(
 )
 LARGEST_FILE = 2 << 20
 LARGEST_PARSED = 400_000
+# Of a line that is longer, only so much is looked at: searches take the square of its length.
+LONGEST_LINE = 500
 FILES_KEPT = 64
 _LOOP = re.compile(r"\s*(?:async\s+)?(?:for|while)\b")
 _FUNCTION = re.compile(r"\s*(?:(?:async\s+)?def|class)\b")
@@ -129,7 +131,7 @@ class SourceCode:
         if len(data) > LARGEST_FILE:
             return None
         text = data.decode("utf-8", "replace")
-        lines = tuple(printable(line.expandtabs(4)) for line in _LINE_END.split(text))
+        lines = tuple(printable(line[:LONGEST_LINE].expandtabs(4))[:LONGEST_LINE] for line in _LINE_END.split(text))
         return _File(identity, text, lines)
 
 

@@ -109,7 +109,7 @@ def _site(file: str, function: str, found: _Found, lines: Sequence[str]) -> Grow
         function=function,
         text=printable(lines[line - 1]).strip()[:200] if line <= len(lines) else "",
         keeps_graph=found.holds,
-        grown=found.growth.grown,
+        grown=found.growth.grown[:200],
         every_step=found.every_step,
         within=(loop.lineno, loop.end_lineno or loop.lineno) if loop is not None else None,
         unless=found.unless,

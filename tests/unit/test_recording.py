@@ -159,6 +159,9 @@ THREAD = {"pid": 1, "thread": "t", "main": True, "count": 1}
         json.dumps({**STACKS, "stacks": [{**THREAD, "frames": [-1]}]}),
         json.dumps({**STACKS, "stacks": [{**THREAD, "frames": [0], "count": 0}]}),
         json.dumps({**STACKS, "stacks": [{**THREAD, "frames": [0]}], "seconds": 0.0}),
+        json.dumps({**STACKS, "frames": [{**FRAME, "text": "a" * 5000}], "stacks": []}),
+        json.dumps({"type": "dump", "time": 1.0, "frames": [{**FRAME, "guard": "if " + "a" * 5000}], "threads": []}),
+        json.dumps({"type": "growth", "time": 1.0, "sites": [{**FRAME, "text": "a.append(" + "b" * 5000}]}),
     ],
 )
 def test_what_cannot_be_true_is_a_damaged_line(tmp_path, event):

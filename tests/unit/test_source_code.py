@@ -27,6 +27,15 @@ def test_lines(code, tmp_path):
     assert code.line(str(file), 0) is None and code.line(str(file), 5) is None
 
 
+def test_a_very_long_line_is_cut(code, tmp_path):
+    """Rules search lines in ways that take the square of their length; a file of data may be one line."""
+    file = tmp_path / "data.py"
+    file.write_text("DATA = '" + "a" * 1_000_000 + "'\n\t\tx = 1\n")
+    assert code.line(str(file), 1) == "DATA = '" + "a" * (code_module.LONGEST_LINE - 8)
+    assert code.line(str(file), 2) == "        x = 1"
+    assert len(code.text(str(file))) > 1_000_000
+
+
 def test_the_loop_around_a_line(code, tmp_path):
     file = tmp_path / "model.py"
     file.write_text(
