@@ -9,7 +9,7 @@ from aitop.model.snapshot import Snapshot
 
 # Windows that must have shown next to nothing of a wait for it to be over, and shown it for it to be told from a start.
 QUIET_WINDOWS = 2
-SEEN_WINDOWS = 3
+SEEN_WINDOWS = 4
 # What is less than this part of the whole wait is quiet, and what is less than that part of its loudest window: a
 # window of stacks has a few dozen samples, of which one or two in a batch come by chance.
 QUIET, QUIET_BESIDE_LOUDEST = 0.35, 0.25
@@ -26,14 +26,19 @@ def over(snapshot: Snapshot, share: float, *, in_loader: bool) -> bool:
     loud = [index for index, still in enumerate(quiet) if not still]
     if not loud or len(quiet) - 1 - loud[-1] < QUIET_WINDOWS:
         return False
-    between = quiet[loud[0] : loud[-1]]
-    return not _in_a_row(between, QUIET_WINDOWS)
+    return not _came_back(quiet, loud)
 
 
 def brief(snapshot: Snapshot, share: float, *, in_loader: bool) -> bool:
-    """Whether the wait was seen in so few windows yet that it may be how the run begins."""
+    """Whether the wait was seen in so few windows yet that it may be how the run begins: none, if it came back."""
     windows = _windows(snapshot, in_loader)
-    return bool(windows) and sum(value >= _quiet(windows, share) for value in windows) < SEEN_WINDOWS
+    quiet = [value < _quiet(windows, share) for value in windows]
+    loud = [index for index, still in enumerate(quiet) if not still]
+    return bool(windows) and len(loud) < SEEN_WINDOWS and not _came_back(quiet, loud)
+
+
+def _came_back(quiet: Sequence[bool], loud: Sequence[int]) -> bool:
+    return bool(loud) and _in_a_row(quiet[loud[0] : loud[-1]], QUIET_WINDOWS)
 
 
 def _quiet(windows: Sequence[float], share: float) -> float:

@@ -40,8 +40,9 @@ def test_a_steady_wait_is_a_warning():
     assert judged(without_hook(0.4, 0.5, 0.4, 0.45)).severity == "critical"
 
 
-def test_a_wait_seen_in_two_windows_is_too_little_to_tell_it_from_a_start():
-    verdict = judged(without_hook(0.4, 0.5))
+@pytest.mark.parametrize("shares", [(0.4, 0.5), (0.4, 0.5, 0.3), (0.6, 0.5, 0.5, 0.05)])
+def test_a_wait_seen_in_few_windows_is_too_little_to_tell_it_from_a_start(shares):
+    verdict = judged(without_hook(*shares))
     assert verdict.severity == "info"
     assert input_bound.FIRST_TIME in verdict.evidence
 
