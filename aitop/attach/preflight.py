@@ -13,11 +13,11 @@ import pwd
 from aitop.attach.memory import Memory, mappings
 from aitop.attach.proc_status import ProcStatus, own_status, read_status, seconds_old, seconds_run, shares_memory
 from aitop.attach.refusal import AttachRefused
+from aitop.model import tracing
 
 YAMA_SCOPE = "/proc/sys/kernel/yama/ptrace_scope"
 SECCOMP_STRICT = 1
 YOUNG_SECONDS, RUN_SECONDS = 0.3, 0.002
-ADD = "in a container: --cap-add SYS_PTRACE"
 SWITCH = "PYTHON_DISABLE_REMOTE_DEBUG"
 
 
@@ -75,34 +75,24 @@ def open_memory(status: ProcStatus) -> Memory:
 
 def explain_denial(target: ProcStatus, own: ProcStatus, scope: int) -> AttachRefused:
     """Why `own` may not trace `target`; `scope` is Yama's setting, 0 where there is none."""
-    pid = target.pid
-    ids = {*target.uids[:3]}
-    if ids != {own.uids[1]} and own.uids[1] == 0 and own.may_trace_anybody and not own.may_open_anything:
-        reason = f"process {pid} belongs to {_user_name(target.uids[1])}, and root lacks CAP_DAC_OVERRIDE"
-        return AttachRefused("denied", reason, "in a container: --cap-add DAC_OVERRIDE")
-    if ids != {own.uids[1]} and not own.may_trace_anybody:
-        owner = _user_name(target.uids[1])
-        if own.uids[1] == 0:
-            return AttachRefused("denied", f"process {pid} belongs to {owner}, and root lacks CAP_SYS_PTRACE", ADD)
-        return AttachRefused("denied", f"process {pid} belongs to {owner}", f"run aitop as {owner}, or with sudo")
-    if scope >= 3:
-        return AttachRefused("denied", "this system allows no tracing at all (Yama ptrace_scope 3)", "aitop run -- CMD")
-    if scope >= 1 and not own.may_trace_anybody:
-        return AttachRefused(
-            "denied",
-            f"this system lets only parents trace their children (Yama ptrace_scope {scope})",
-            "run aitop with sudo, or: sudo sysctl kernel.yama.ptrace_scope=0" if scope == 1 else "run aitop with sudo",
-        )
-    if target.capabilities & ~own.capabilities:
-        remedy = ADD if own.uids[1] == 0 else "run aitop with sudo"
-        return AttachRefused("denied", f"process {pid} has privileges that aitop lacks", remedy)
-    if os.path.exists(f"/proc/{pid}") and os.stat(f"/proc/{pid}").st_uid not in ids:
-        return AttachRefused("denied", f"process {pid} has forbidden that anybody looks into it", "run aitop with sudo")
-    if target.inner_pid != pid:
-        reason = f"process {pid} runs in a container, where it is {target.inner_pid}, and aitop may not look into it"
-        return AttachRefused("denied", reason, "run aitop with sudo, or inside of that container")
-    why = "a seccomp filter around aitop" if own.seccomp else "a security module or a container's profile"
-    return AttachRefused("denied", f"the system forbids tracing process {pid} ({why})", ADD)
+    try:
+        closed = os.stat(f"/proc/{target.pid}").st_uid not in target.uids[:3]
+    except OSError:
+        closed = False
+    denial = tracing.why_denied(target.pid, _rights(own), _rights(target), scope, closed=closed)
+    return AttachRefused("denied", denial.reason, denial.remedy)
+
+
+def _rights(status: ProcStatus) -> tracing.Rights:
+    return tracing.Rights(
+        user=status.uids[1],
+        name=_user_name(status.uids[1]),
+        users=frozenset(status.uids[:3]),
+        capabilities=status.capabilities,
+        permitted=status.capabilities,
+        filtered=status.seccomp == 2,
+        inner_pid=status.inner_pid,
+    )
 
 
 def check_consent(pid: int) -> None:
@@ -159,4 +149,4 @@ def _user_name(uid: int) -> str:
     try:
         return pwd.getpwuid(uid).pw_name
     except KeyError:
-        return f"user {uid}"
+        return str(uid)

@@ -8,7 +8,7 @@ import platform
 import time
 from dataclasses import dataclass, replace
 
-CAP_CHOWN, CAP_DAC_OVERRIDE, CAP_SYS_PTRACE = 0, 1, 19
+CAP_CHOWN = 0
 KCMP_VM = 1
 # kcmp(2) has no function in the C library. None where its number is not known.
 SYS_KCMP = {"x86_64": 312, "aarch64": 272}.get(platform.machine())
@@ -41,16 +41,6 @@ class ProcStatus:
     started: int
     forked: bool = False
     groups: tuple[int, ...] = ()
-
-    @property
-    def may_trace_anybody(self) -> bool:
-        """Whether the process holds CAP_SYS_PTRACE."""
-        return bool(self.capabilities >> CAP_SYS_PTRACE & 1)
-
-    @property
-    def may_open_anything(self) -> bool:
-        """Whether it holds CAP_DAC_OVERRIDE, without which another user's /proc/PID/mem stays closed."""
-        return bool(self.capabilities >> CAP_DAC_OVERRIDE & 1)
 
     @property
     def may_give_files(self) -> bool:

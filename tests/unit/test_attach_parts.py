@@ -26,12 +26,13 @@ from aitop.attach import (
 )
 from aitop.attach.bundle import pack
 from aitop.attach.folder import open_folder, open_inside
-from aitop.attach.proc_status import CAP_SYS_PTRACE, own_status, parse_status, read_status, seconds_old
+from aitop.attach.proc_status import own_status, parse_status, read_status, seconds_old
 from aitop.attach.ptrace import REGISTER_NAMES, ThreadState
 from aitop.attach.python_image import NEEDED
 from aitop.attach.signal_frame import Call, KeptErrno, build, resumption
 from aitop.attach.xsave_layout import xsave_layout
 from aitop.hook import layout
+from aitop.model.tracing import SYS_PTRACE
 
 STATUS = """Name:\tpython (x) y
 State:\tS (sleeping)
@@ -50,7 +51,7 @@ x86_Thread_features:\tshstk wrss
 def test_a_status_is_read() -> None:
     status = parse_status(42, STATUS, started=5)
     assert (status.leader, status.parent, status.tracer, status.state, status.inner_pid) == (42, 7, 99, "S", 3)
-    assert status.uids == (1000, 1001, 1002, 1000) and status.shadow_stack and status.may_trace_anybody
+    assert status.uids == (1000, 1001, 1002, 1000) and status.shadow_stack and status.capabilities & SYS_PTRACE
     assert status.seccomp == 2 and status.name == "python (x) y"
 
 
@@ -71,10 +72,10 @@ def plain(**changes: object) -> object:
         ({"uids": (4242,) * 4}, {}, 0, "belongs to user 4242"),
         ({}, {}, 1, "ptrace_scope 1"),
         ({}, {}, 2, "ptrace_scope 2"),
-        ({}, {"capabilities": 1 << CAP_SYS_PTRACE}, 3, "no tracing at all"),
-        ({"capabilities": 1}, {}, 0, "privileges that aitop lacks"),
+        ({}, {"capabilities": SYS_PTRACE}, 3, "nobody look into a process"),
+        ({"capabilities": 1}, {}, 0, "capabilities that aitop lacks"),
         ({"pid": 1 << 30}, {}, 0, "security module or a container"),
-        ({"pid": 1 << 30}, {"seccomp": 2}, 0, "a seccomp filter around aitop"),
+        ({"pid": 1 << 30}, {"seccomp": 2}, 0, "a seccomp filter keeps aitop"),
         ({"pid": 1 << 30, "inner_pid": 7}, {}, 0, "runs in a container, where it is 7"),
     ],
 )

@@ -1,54 +1,17 @@
-"""Why another process cannot be read, from the fields of the kernel's status files."""
+"""Why the stacks of a process cannot be read: what py-spy says, and what the kernel's files do."""
 
 import os
 
-import pytest
-
-from aitop.sources.stacks.refusal import denied, explain
-
-PLAIN = {"Uid": "1000\t1000\t1000\t1000", "CapEff": "0000000000000000", "CapPrm": "0000000000000000", "Seccomp": "0"}
-ROOT_IN_A_BOX = PLAIN | {"Uid": "0\t0\t0\t0"}
-CAPABLE = PLAIN | {"CapEff": "0000000000080002", "CapPrm": "0000000000080002"}
-TRACER = {"CapEff": "0000000000080000", "CapPrm": "0000000000080000"}
+from aitop.model.tracing import Rights
+from aitop.sources.stacks import refusal
+from aitop.sources.stacks.refusal import explain
 
 
-@pytest.mark.parametrize(
-    ("ours", "theirs", "yama", "reason", "remedy"),
-    [
-        (PLAIN, PLAIN | {"Uid": "4000000001 " * 4}, "0", "user 4000000001", "4000000001 or with sudo"),
-        (PLAIN, ROOT_IN_A_BOX, "0", "belongs to user root", "run aitop as root or with sudo"),
-        (ROOT_IN_A_BOX, PLAIN, None, "root lacks CAP_SYS_PTRACE", "--cap-add SYS_PTRACE"),
-        (ROOT_IN_A_BOX | TRACER, PLAIN, None, "root lacks CAP_DAC_OVERRIDE", "--cap-add DAC_OVERRIDE"),
-        (PLAIN | TRACER, ROOT_IN_A_BOX, None, "belongs to user root", "run aitop as root or with sudo"),
-        (PLAIN, PLAIN, "1", "ptrace_scope is 1", "sysctl kernel.yama.ptrace_scope=0"),
-        (PLAIN, PLAIN, "2", "only root", "sysctl"),
-        (PLAIN, PLAIN, "3", "until a reboot", None),
-        (PLAIN, PLAIN | {"CapPrm": "0000000000000400"}, "0", "capabilities that aitop lacks", "sudo"),
-        (PLAIN | {"Seccomp": "2"}, PLAIN, None, "seccomp", "SYS_PTRACE"),
-        (CAPABLE | {"Seccomp": "2"}, PLAIN | {"Uid": "5 5 5 5"}, "1", "seccomp", "SYS_PTRACE"),
-        (PLAIN, PLAIN, None, "does not let aitop read", "sudo"),
-        ({}, {}, None, "does not let aitop read", "sudo"),
-    ],
-)
-def test_the_condition_that_failed_is_named(ours, theirs, yama, reason, remedy):
-    error = denied(42, ours, theirs, yama)
-    assert error.state == "denied"
-    assert reason in error.reason
-    assert error.remedy is None if remedy is None else remedy in error.remedy
-
-
-@pytest.mark.parametrize(
-    ("more", "reason"),
-    [
-        ({"closed": True}, "closed to all but root"),
-        ({"boxed": True}, "outside of the user namespace"),
-        ({"closed": True, "boxed": True}, "closed to all but root"),
-    ],
-)
-def test_what_the_status_does_not_tell(more, reason):
-    error = denied(42, PLAIN, PLAIN, "0", **more)
-    assert reason in error.reason
-    assert error.remedy
+def test_a_status_is_read_for_its_rights(monkeypatch):
+    status = {"Uid": "1000\t1001\t1002\t1001", "CapEff": "2", "CapPrm": "3", "Seccomp": "2", "NSpid": "42\t7"}
+    monkeypatch.setattr(refusal.procfs, "status", lambda pid: status if pid == 42 else {"Uid": "x", "CapEff": "?"})
+    assert refusal._rights(42) == Rights(1001, "1001", frozenset((1000, 1001, 1002)), 2, 3, True, 7)
+    assert refusal._rights(43) == Rights(None)
 
 
 def test_a_python_that_py_spy_does_not_know_asks_for_a_newer_one():

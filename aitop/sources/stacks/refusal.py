@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import os
 import pwd
-from collections.abc import Mapping
 
+from aitop.model import tracing
 from aitop.sources import procfs
 from aitop.sources.source import SourceError
 
 # The kernel's number of its first user namespace (include/linux/proc_ns.h).
 FIRST_USERS = "user:[4026531837]"
-SYS_PTRACE, DAC_OVERRIDE = 1 << 19, 1 << 1
 YAMA = "/proc/sys/kernel/yama/ptrace_scope"
-SUDO = "run aitop with sudo"
-CONTAINER = "start the container with --cap-add SYS_PTRACE, or run aitop on the host as root"
 
 
 def explain(pid: int, complaint: str) -> SourceError:
@@ -31,55 +28,28 @@ def explain(pid: int, complaint: str) -> SourceError:
 
 def why_denied(pid: int) -> SourceError:
     """Which of the kernel's conditions for reading process `pid` failed."""
-    theirs = procfs.status(pid)
+    ours, theirs = _rights(os.getpid()), _rights(pid)
     # The files of a process that is closed to all but root belong to root.
-    closed = procfs.user_id(pid) not in (None, _effective(theirs))
+    closed = procfs.user_id(pid) not in (None, theirs.user)
     boxed = (procfs.link("/proc/self/ns/user") or FIRST_USERS) != FIRST_USERS
-    return denied(pid, procfs.status(os.getpid()), theirs, procfs.text(YAMA), closed=closed, boxed=boxed)
+    scope = procfs.text(YAMA) or ""
+    denial = tracing.why_denied(pid, ours, theirs, int(scope) if scope.isdigit() else 0, closed=closed, boxed=boxed)
+    return SourceError("denied", denial.reason, denial.remedy)
 
 
-def denied(
-    pid: int,
-    ours: Mapping[str, str],
-    theirs: Mapping[str, str],
-    yama: str | None,
-    *,
-    closed: bool = False,
-    boxed: bool = False,
-) -> SourceError:
-    """Which of the kernel's conditions for reading another process failed; `ours`, `theirs` from /proc/PID/status.
-
-    `closed`: the process has forbidden it to all but root (PR_SET_DUMPABLE), or changed its user or rights.
-    `boxed`: aitop is in a user namespace that is not the machine's.
-    """
-    user, owner = _effective(ours), _effective(theirs)
-    held = _hexadecimal(ours.get("CapEff"))
-    capable = bool(held & SYS_PTRACE)
-    if user is not None and owner is not None and user != owner and not (capable and held & DAC_OVERRIDE):
-        if user == 0:
-            missing = "CAP_DAC_OVERRIDE" if capable else "CAP_SYS_PTRACE"
-            remedy = CONTAINER.replace("SYS_PTRACE", missing.removeprefix("CAP_"))
-            return SourceError("denied", f"process {pid} is another user's, and root lacks {missing}", remedy)
-        reason = f"process {pid} belongs to user {_name(owner)}, and aitop runs as {_name(user)}"
-        return SourceError("denied", reason, f"run aitop as {_name(owner)} or with sudo")
-    if yama == "3":
-        return SourceError("denied", "kernel.yama.ptrace_scope is 3: nobody may look into a process until a reboot")
-    if yama in ("1", "2") and not capable:
-        who = "only a process's ancestors may look into it" if yama == "1" else "only root may look into a process"
-        remedy = "sudo sysctl kernel.yama.ptrace_scope=0, or " + SUDO
-        return SourceError("denied", f"kernel.yama.ptrace_scope is {yama}: {who}", remedy)
-    if not capable and _hexadecimal(theirs.get("CapPrm")) & ~_hexadecimal(ours.get("CapPrm")):
-        remedy = CONTAINER if user == 0 else SUDO
-        return SourceError("denied", f"process {pid} has capabilities that aitop lacks", remedy)
-    if closed and not capable:
-        reason = f"process {pid} is closed to all but root: it has forbidden to be looked into, or changed its user"
-        return SourceError("denied", reason, CONTAINER if user == 0 else SUDO)
-    if boxed:
-        reason = f"process {pid} is outside of the user namespace (rootless container) that aitop runs in"
-        return SourceError("denied", reason, "run aitop outside of it, as the user of the process")
-    if ours.get("Seccomp") == "2":
-        return SourceError("denied", "a seccomp filter keeps aitop from reading other processes", CONTAINER)
-    return SourceError("denied", f"the system does not let aitop read the memory of process {pid}", SUDO)
+def _rights(pid: int) -> tracing.Rights:
+    status = procfs.status(pid)
+    users = [int(word) for word in status.get("Uid", "").split() if word.isdigit()]
+    user = users[1] if len(users) == 4 else None
+    return tracing.Rights(
+        user=user,
+        name=_name(user),
+        users=frozenset(users[:3]),
+        capabilities=_hexadecimal(status.get("CapEff")),
+        permitted=_hexadecimal(status.get("CapPrm")),
+        filtered=status.get("Seccomp") == "2",
+        inner_pid=_inner_pid(status.get("NSpid")),
+    )
 
 
 def _readable(pid: int) -> bool:
@@ -91,9 +61,9 @@ def _readable(pid: int) -> bool:
     return True
 
 
-def _effective(status: Mapping[str, str]) -> int | None:
-    words = status.get("Uid", "").split()
-    return int(words[1]) if len(words) == 4 and words[1].isdigit() else None
+def _inner_pid(numbers: str | None) -> int | None:
+    words = (numbers or "").split()
+    return int(words[-1]) if words and words[-1].isdigit() else None
 
 
 def _hexadecimal(value: str | None) -> int:
