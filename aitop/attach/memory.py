@@ -10,6 +10,9 @@ from types import TracebackType
 
 from aitop.attach import held_libc
 
+# Sizes are the target's to write: a table of an image says how long it is.
+LARGEST_READ = 16 << 20
+
 
 @dataclass(frozen=True)
 class Mapping:
@@ -45,8 +48,8 @@ class Memory:
             self._fd = -1
 
     def read(self, address: int, size: int) -> bytes:
-        if not 0 <= address < 1 << 63:
-            raise OSError(errno.EFAULT, f"no such address {address:#x}")
+        if not 0 <= address < 1 << 63 or not 0 <= size <= LARGEST_READ:
+            raise OSError(errno.EFAULT, f"no {size} bytes at {address:#x}")
         data = held_libc.read(self._fd, size, address)
         if len(data) != size:
             raise OSError(errno.EIO, f"{len(data)} of {size} bytes read at {address:#x}")

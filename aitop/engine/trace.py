@@ -88,14 +88,14 @@ def analyse(trace: bytes, *, pid: int, steps: int, holds: Holds) -> Profile:
 def _events(trace: bytes) -> list[_Event]:
     try:
         raw = msgspec.json.decode(trace, type=_Trace).traceEvents
-    except (msgspec.DecodeError, RecursionError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise TraceError(f"this is not a trace: {error}") from None
     decoder = msgspec.json.Decoder(_Event)
     events = []
     for one in raw:
         try:
             event = decoder.decode(one)
-        except (msgspec.DecodeError, RecursionError):
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             continue  # other kinds of events have other types in the same fields
         if 0 <= event.dur <= LONGEST_US and 0 <= event.ts < 1e18:
             event.name = event.name[:LONGEST_NAME]

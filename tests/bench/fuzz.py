@@ -193,8 +193,8 @@ def fuzz(subject: Subject, seconds: float, seed: int, keep: Path | None, most: i
         if lines.fresh and len(corpus) < 5000:
             corpus.append(data)
         lines.fresh = 0
-        if finding is not None and finding not in findings:
-            findings[finding] = data
+        if finding is not None and (place := finding.partition(": ")[0]) not in findings:
+            findings[place] = data
             report(subject, finding, data, keep)
     print(
         f"{subject.name}: {fed} inputs in {time.monotonic() - started:.0f} s (seed {seed}), {len(corpus)} kept for "

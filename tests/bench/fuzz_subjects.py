@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 from xml.etree import ElementTree
 
+import fuzz_subjects_text as text
 import msgspec
 
 from aitop.engine.core import Engine
@@ -292,5 +293,9 @@ SUBJECTS = {
         Subject("picture", recording_seeds, feed_picture, _lines),
         Subject("spy", spy_seeds, feed_spy, lambda data: [(0, len(data))]),
         Subject("dump", dump_seeds, feed_dump, lambda data: [(0, len(data))]),
+        Subject("source", text.source_seeds, text.feed_source, lambda data: []),
+        Subject("trace", text.trace_seeds, text.feed_trace, lambda data: [(0, len(data))]),
+        Subject("elf", text.elf_seeds, text.feed_elf, lambda data: []),
+        Subject("kernel", text.kernel_seeds, text.feed_kernel, lambda data: []),
     )
 }

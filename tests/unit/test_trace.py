@@ -51,6 +51,15 @@ def on_gpu() -> bytes:
     )
 
 
+def test_bytes_that_are_no_text_cost_their_event_only():
+    """Names of kernels are written as they are."""
+    whole = analyse(on_cpu(), pid=7, steps=1, holds=HOLDS)
+    torn = analyse(on_cpu().replace(b"aten::relu", b"aten::\xe4lu"), pid=7, steps=1, holds=HOLDS)
+    assert {row.name for row in whole.ops} - {row.name for row in torn.ops} == {"aten::relu"}
+    with pytest.raises(TraceError):
+        analyse(b'{"traceEvents": [], "\xe4": 1}', pid=7, steps=1, holds=HOLDS)
+
+
 def test_own_time_is_without_the_operators_that_are_called():
     profile = analyse(on_cpu(), pid=7, steps=2, holds=HOLDS)
     rows = {row.name: row for row in profile.ops}
