@@ -47,6 +47,9 @@ NEEDS_LAST = re.compile(r"^([\w.]+)(?:, [\w.]+)* = (?=.*(?<![\w.])\1(?![\w.]))(?
 SOME = 0.05
 MOST_IN_LOOP = 0.5
 LOOP = re.compile(r"^(?:async )?(?:for|while)\b.*:(?:\s*#.*)?$")
+HEAD = re.compile(r"for (.+?) in ")
+# One for each of a few names is no loop to speak of.
+UNPACKED = re.compile(r"^\w+(?:, \w+)+ = ")
 COMPREHENSION = re.compile(r"\bfor \w.* in .*[\])}]")
 # What a comprehension does for each element beyond taking it out, and the calls around it that only gather.
 WORK = re.compile(r"[\w\])]\(|[\w\])]\[|[-+*/@%]")
@@ -181,11 +184,13 @@ def _tiny_by_stacks(snapshot: Snapshot, loops: bool, heads: bool) -> bool:
 
 
 def _heads(snapshot: Snapshot, lines: Lines) -> frozenset[Head]:
-    """The heads of loops among those lines, but for those of loops that make steps."""
+    """The heads of loops among those lines, but for those of loops that make steps or go over layers."""
     making = main_lines(snapshot, lambda line: line.phase in ("backward", "optimizer")).lines
     steps = {(line.file, line.function, line.loop) for line in making}
     steps |= {(frame.file, frame.function, frame.loop) for line in making for frame in line.via}
-    return frozenset((line.file, line.function, line.text) for line in lines.lines if _is_loop(line)) - steps
+    layers = {line.loop for line in lines.lines if _of_layers(line)}
+    found = (line for line in lines.lines if _is_loop(line) and line.text not in layers)
+    return frozenset((line.file, line.function, line.text) for line in found) - steps
 
 
 def _concentrated(lines: Lines, stepping: frozenset[tuple[str, str]], heads: frozenset[Head]) -> bool:
@@ -197,11 +202,27 @@ def _concentrated(lines: Lines, stepping: frozenset[tuple[str, str]], heads: fro
     looping = sum(
         line.samples
         for line in lines.lines
-        if (line.loop and (line.phase != "outside" or (line.file, line.function) not in stepping))
+        if (
+            line.loop
+            and (line.phase != "outside" or (line.file, line.function) not in stepping)
+            and not _of_layers(line)
+        )
         or not heads.isdisjoint([(line.file, line.function, line.text), (line.file, line.function, line.loop)])
     )
     whole = sum(functions.values())
     return looping >= MOST_IN_LOOP * whole > 0 and max(functions.values()) >= 0.6 * whole
+
+
+def _in_loop(line: HotLine) -> bool:
+    return line.loop is not None and not _of_layers(line)
+
+
+def _of_layers(line: HotLine) -> bool:
+    """Whether what is gone over in the loop around the line are layers: each turn is another one's, as it has to be."""
+    names = re.findall(r"\w+", head[1]) if (head := HEAD.match(line.loop or "")) else ()
+    texts = [frame.text or "" for frame in line.via if frame.loop == line.loop]
+    called = rf"(?<![\w.])(?:{'|'.join(names)})\(|\[(?:{'|'.join(names)})\]\("
+    return bool(names) and any(re.search(called, text) for text in (*texts, line.text or ""))
 
 
 def _stepping(snapshot: Snapshot) -> frozenset[tuple[str, str]]:
@@ -227,7 +248,7 @@ def _works_by_element(line: HotLine) -> bool:
     """
     text = line.text or ""
     found = COMPREHENSION.search(text)
-    if found is None:
+    if found is None or UNPACKED.match(text):
         return False
     element, around = _opened(text[: found.start()])
     if WORK.search(element) is None:

@@ -9,6 +9,7 @@ from snapshot_builder import RANK, line, snapshot, stacks, steps
 from aitop.diagnosis import optimizer, python_overhead
 from aitop.diagnosis.rule import Finding
 from aitop.model.snapshot import Phases, Stacks, ThreadShare
+from aitop.model.stacks import Frame
 from aitop.model.steps import HookFacts
 
 STACKED = "vectors = self.model(torch.stack([features for features, _ in taken]))"
@@ -71,6 +72,23 @@ def test_the_head_of_the_loop_that_makes_steps_is_no_evidence():
     assert found is None or found.level < 0.15
 
 
+@pytest.mark.parametrize(
+    ("head", "call", "layers"),
+    [
+        ("for block in self.blocks:", "x = block(x)", True),
+        ("for norm, layer in zip(self.norms, self.layers):", "x = x + layer(norm(x))", True),
+        ("for i in range(self.depth):", "x = self.layers[i](x)", True),
+        ("for t in range(n):", "h = self.cell(x[:, t], h)", False),
+        ("for a, b in pairs:", "total = total + gap(e[a], e[b])", False),
+    ],
+)
+def test_a_loop_over_layers_is_a_deep_model(head, call, layers):
+    above = Frame(function="GPT.forward", file="/x/model.py", line=40, user=True, text=call, loop=head)
+    inner = replace(line("Block.forward", 0.4, phase="forward", activity="compute", text="x + self.mlp(x)"), loop=head)
+    seen = seen_from_outside([replace(inner, via=(above,))], gil=0.15)
+    assert (python_overhead.judge(seen) is None) == layers
+
+
 def test_a_loop_of_large_operations_lets_go_of_the_lock():
     assert python_overhead.judge(seen_from_outside([HEADER, LOOPED], gil=0.02)) is None
 
@@ -125,6 +143,7 @@ def test_what_takes_most_between_the_passes_and_is_named_no_loss_may_be_anything
         ("h = torch.stack([self.cell(x[:, t], h) for t in range(n)])", "forward", True),
         ("loss = sum(((e[i] - e[j]) ** 2).sum() for i, j in pairs)", "outside", True),
         ("for t in range(n):  # every frame", "forward", True),
+        ("q, k, v = (part.view(b, n, 8, d).transpose(1, 2) for part in self.qkv(x).split(c, 2))", "forward", False),
     ],
 )
 def test_a_comprehension_is_a_loop_only_if_it_works_for_each_element(text, phase, loop):
