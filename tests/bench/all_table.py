@@ -166,10 +166,14 @@ def _line(row: Row) -> str:
 
 def _ratio(ours: float | None, theirs: float | None) -> str:
     """Of what is measurably more than nothing."""
-    return f"{theirs / ours:.2g}×" if ours is not None and theirs is not None and ours > 0 and theirs > 0 else "–"
+    if ours is None or theirs is None or ours <= 0 or theirs <= 0:
+        return "–"
+    return f"{theirs / ours:.0f}×" if theirs / ours >= 10 else f"{theirs / ours:.2g}×"
 
 
 def _number(value: float) -> str:
+    if isinstance(value, int):
+        return str(value)
     return f"{value:.0f}" if abs(value) >= 100 else f"{value:.1f}" if abs(value) >= 10 else f"{value:.2f}"
 
 
