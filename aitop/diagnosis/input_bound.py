@@ -26,6 +26,7 @@ from aitop.diagnosis.evidence import (
 from aitop.diagnosis.hand_written import feeding_lines
 from aitop.diagnosis.input_cause import Cause
 from aitop.diagnosis.lagging import laggard
+from aitop.diagnosis.oversubscription import others_have_cores
 from aitop.diagnosis.passing import brief, over
 from aitop.diagnosis.rule import Band, Finding, Judgement, Rule
 from aitop.diagnosis.what_if import without
@@ -36,8 +37,11 @@ from aitop.model.verdict import Abstention, Fix, Severity, Verdict
 ID = "input-bound"
 CRITICAL_SHARE = 0.3
 IDLE_WORKERS = 0.5
+LEAST_SECONDS = 1.5
 
 FIRST_TIME = "seen too briefly to tell it from how a run begins: what is read for the first time may be kept in memory"
+FEW_SECONDS = "seen for hardly more than a second: whether the wait lasts is not known yet"
+STARVED = "other programs have the cores that the loader's workers wait for: left alone, they may well keep up"
 PASSED = "steps have not waited any more lately: data that were read for the first time may come from memory now"
 
 
@@ -144,8 +148,20 @@ def _passing(snapshot: Snapshot, wait: Wait) -> tuple[str, ...]:
     in_loader = wait.hand_written is None
     if over(snapshot, wait.share, in_loader=in_loader):
         return (PASSED,)
+    if _watched(snapshot) < LEAST_SECONDS:
+        return (FEW_SECONDS,)
+    if wait.share < CRITICAL_SHARE and loader_workers(snapshot) and others_have_cores(snapshot):
+        return (STARVED,)
     alone = not loader_workers(snapshot) and not wait.handed_over
     return (FIRST_TIME,) if alone and brief(snapshot, wait.share, in_loader=in_loader) else ()
+
+
+def _watched(snapshot: Snapshot) -> float:
+    """Seconds of steps, else of stacks, that tell of the wait."""
+    steps = records(snapshot)
+    if steps:
+        return sum(step.seconds for step in steps)
+    return snapshot.stacks.seconds if snapshot.stacks is not None else 0.0
 
 
 def _covered(snapshot: Snapshot, wait: Wait) -> float | None:

@@ -27,7 +27,7 @@ OWN_CROWD = 1.1
 # Cores that a process wants which has more than one thread at work, and one that is at work at all.
 MORE_THAN_ONE, SOME = 1.3, 0.3
 THROTTLED = 0.1
-OTHERS_DELAY = 0.25
+OTHERS_DELAY, OTHERS_PART = 0.25, 0.3
 # Fewer threads compute less side by side, too, and no barrier waits for one without a core: the gain is an estimate.
 SURE = 0.5
 
@@ -194,9 +194,19 @@ def _of_quota(snapshot: Snapshot, crowd: Crowd, delay: float, throttled: float) 
     )
 
 
+def others_have_cores(snapshot: Snapshot) -> bool:
+    """Whether the run wants no more cores than there are, and does not get them because of somebody else's load."""
+    crowd = _crowd(snapshot)
+    return crowd is not None and not crowd.own and _held_up(crowd, mean_of(snapshot, "run_delay", 20.0) or 0.0)
+
+
+def _held_up(crowd: Crowd, delay: float) -> bool:
+    return crowd.others >= OTHERS_PART * crowd.usable and delay >= OTHERS_DELAY
+
+
 def _of_others(snapshot: Snapshot, crowd: Crowd, delay: float) -> Judgement:
     """The run wants no more than there is, and does not get it: somebody else's load. Said, but no fault of the run."""
-    if crowd.others < 0.3 * crowd.usable or delay < OTHERS_DELAY:
+    if not _held_up(crowd, delay):
         return None
     own = (Fix(text=_fewer_threads(snapshot, crowd)),) if crowd.most > crowd.usable else ()
     return Finding(

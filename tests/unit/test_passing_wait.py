@@ -1,7 +1,7 @@
 """A wait for data that was only how the run began is no warning; one that comes and goes is."""
 
 import pytest
-from snapshot_builder import host, line, snapshot, step
+from snapshot_builder import constant, host, line, snapshot, step
 
 from aitop.diagnosis import input_bound, passing
 from aitop.diagnosis.rule import Finding
@@ -75,3 +75,29 @@ def test_a_sample_or_two_in_a_window_do_not_keep_a_wait_alive():
     verdict = judged(without_hook(0.5, 0.08, 0.05, 0.1, wait=0.12))
     assert verdict.severity == "info"
     assert judged(without_hook(0.2, 0.08, 0.15, 0.1, wait=0.12)).severity == "warning"
+
+
+def test_a_wait_seen_for_a_second_is_information():
+    brief = [step(i, 0.05, data_wait=0.03, forward=0.02) for i in range(20)]
+    judged_soon = judged(snapshot(brief, workers=2, host=host(2, worker_cpu=1.0)))
+    assert judged_soon.severity == "info" and input_bound.FEW_SECONDS in judged_soon.evidence
+    longer = [step(i, 0.05, data_wait=0.03, forward=0.02) for i in range(80)]
+    assert judged(snapshot(longer, workers=2, host=host(2, worker_cpu=1.0))).severity != "info"
+
+
+@pytest.mark.parametrize(
+    ("share", "delay", "severity"), [(0.2, 0.4, "info"), (0.2, 0.1, "warning"), (0.6, 0.4, "warning")]
+)
+def test_workers_that_others_starve_may_keep_up_when_left_alone(share, delay, severity):
+    """A core and a half of two are used by others."""
+    records = [step(i, 0.1, data_wait=0.1 * share, forward=0.1 - 0.1 * share, queue_ready=0) for i in range(40)]
+    seen = snapshot(
+        records,
+        lines=[LOADS],
+        workers=1,
+        host=host(1, worker_cpu=0.2, main_cpu=0.3, busy=(1.0, 1.0)),
+        series={"run_delay": constant(delay), "cores_wanted": constant(1.5)},
+    )
+    verdict = judged(seen)
+    assert verdict.severity == severity
+    assert (input_bound.STARVED in verdict.evidence) == (severity == "info")
