@@ -11,9 +11,13 @@ import msgspec
 
 from aitop.engine.feed import EventSink
 from aitop.model.event import Event
+from aitop.model.host import HostSample
 from aitop.model.snapshot import GrowthSites, Target
 from aitop.model.source import SourceStatus
 from aitop.model.steps import HookSample
+
+# From so many on, what was said of processes that are gone is forgotten.
+MOST_STANDING = 32
 
 
 class Recording(EventSink, Protocol):
@@ -52,6 +56,11 @@ class Recorder:
                 self._standing[type(event).__name__, None] = event
             elif isinstance(event, HookSample) and event.facts is not None:
                 self._standing["hook", event.pid] = msgspec.structs.replace(event, steps=(), lost=0)
+            elif isinstance(event, HostSample) and len(self._standing) > MOST_STANDING:
+                alive = {process.pid for process in event.processes}
+                self._standing = {
+                    key: one for key, one in self._standing.items() if key[0] != "hook" or key[1] in alive
+                }
             if self.recording is not None:
                 self.recording.write(event)
 
