@@ -12,6 +12,7 @@ from aitop.diagnosis.evidence import (
     timed_on_device,
 )
 from aitop.diagnosis.rule import Band, Finding, Judgement, Rule
+from aitop.diagnosis.serving import leisure
 from aitop.model.snapshot import Phases, Snapshot
 from aitop.model.units import operations, percent
 from aitop.model.verdict import Abstention, Verdict
@@ -20,6 +21,9 @@ CRITICAL_SHARE = 0.3
 MOSTLY = 0.8
 # A device that is busy for more, or less, of the time limits the step, or does not.
 BUSY_DEVICE, IDLE_DEVICE = 0.8, 0.5
+
+# Who waits for requests for so much of the time could serve more.
+AT_LEISURE = 0.5
 
 UNSEEN = "in which types and how large batches it computes, and whether that is too much, is not known without the hook"
 
@@ -48,7 +52,12 @@ def compute_bound(snapshot: Snapshot) -> Judgement:
     idle = busy is not None and busy < IDLE_DEVICE
     between = phases.outside is not None and computing < MOSTLY and phases.outside > 1.0 - MOSTLY
     sure = confidence(phases.data_wait is not None, computing > MOSTLY, steps=len(records(snapshot)))
-    if idle:
+    waiting = leisure(snapshot).share
+    level = computing
+    if waiting >= AT_LEISURE:
+        told = f"{percent(waiting)} of the time is waiting for requests: nothing holds this run up"
+        level = max(waiting, computing / max(0.01, 1.0 - waiting))
+    elif idle:
         told = f"{percent(computing)} of each step computes, but the GPU is busy only {percent(busy)} of the time"
     elif between:
         told = f"{percent(computing)} of each step computes, {percent(phases.outside)} passes between the phases"
@@ -63,7 +72,7 @@ def compute_bound(snapshot: Snapshot) -> Judgement:
             title=told,
             evidence=tuple(evidence),
         ),
-        level=computing,
+        level=level,
     )
 
 

@@ -4,7 +4,7 @@ import pytest
 from snapshot_builder import RANK, WORKER, host, line, loaders, snapshot, step, steps
 from stack_maker import stack
 
-from aitop.diagnosis import between_steps, input_bound, preprocessing, underbatched
+from aitop.diagnosis import between_steps, computing, input_bound, preprocessing, underbatched
 from aitop.diagnosis.composition import composed
 from aitop.diagnosis.rule import Abstention, Finding
 from aitop.engine.activity import activity_of
@@ -48,6 +48,15 @@ def test_a_server_that_waits_to_be_given_a_request_does_not_wait_for_data(text, 
     for judge in (input_bound.judge, between_steps.host_io, preprocessing.judge):
         finding = judge(seen)
         assert not isinstance(finding, Finding) or finding.level < 0.05
+
+
+def test_a_server_at_leisure_is_told_that_nothing_holds_it_up():
+    waits = line("main", 0.9, activity="io-network", number=19, text="data = conn.recv()")
+    finding = computing.compute_bound(inference(waits))
+    assert finding.level >= 0.5 and fired(finding).severity == "info" and finding.verdict.confidence <= 0.5
+    assert finding.verdict.title.startswith("90 % of the time is waiting for requests")
+    asks = line("main", 0.9, activity="io-network", number=19, text="rows = urlopen(url).read()")
+    assert computing.compute_bound(inference(asks)).level < 0.2, "who asks for data does not rest"
 
 
 def test_a_server_at_leisure_needs_no_larger_batches():
