@@ -88,6 +88,7 @@ class Collectives:
             return
         own = sys.modules["torch._C._distributed_c10d"]
         watch = Watch(self._keeper, self._sites)
+        watch.world = getattr(getattr(distributed, "group", None), "WORLD", None)
         for method, name in NAMES.items():
             if method in vars(own.ProcessGroup):
                 self._patches.put(own.ProcessGroup, method, partial(wrap_call, name=name, watch=watch))
@@ -107,7 +108,10 @@ class Collectives:
 
 
 class Watch:
-    """What the wrappers look at and where they note. `dispatched` is the id of the newest call's work, of `name`."""
+    """What the wrappers look at and where they note. `dispatched` is the id of the newest call's work, of `name`.
+
+    `world` is the group of all ranks, which numbers its collectives itself.
+    """
 
     def __init__(self, keeper: Keeper, sites: Sites) -> None:
         self.keeper = keeper
@@ -115,6 +119,16 @@ class Watch:
         self.sites = sites
         self.dispatched = 0
         self.name = ""
+        self.world: Any = None
+
+    def begins(self, group: Any) -> None:
+        """A collective begins, which may never end: its number is told at once."""
+        try:
+            ring = getattr(self.keeper, "_ring", None)
+            if group is self.world and ring is not None:
+                ring.calls(group._get_sequence_number_for_group() + 1)
+        except Exception:
+            self.world = None  # this kind of group has no numbers
 
     def counts(self) -> bool:
         """Whether a call in this thread belongs to the thread that steps: the engine of autograd calls hooks in threads
@@ -149,7 +163,7 @@ class Watch:
 
 
 keep_from_compiling(Watch.counts.__code__)
-keep_from_compiling(Watch.called.__code__, Watch.waited.__code__, inner=True)
+keep_from_compiling(Watch.begins.__code__, Watch.called.__code__, Watch.waited.__code__, inner=True)
 
 
 def wrap_call(original: Callable[..., Any], name: str, watch: Watch) -> Callable[..., Any]:
@@ -159,6 +173,7 @@ def wrap_call(original: Callable[..., Any], name: str, watch: Watch) -> Callable
     def collective(self: Any, *args: Any, **kwargs: Any) -> Any:
         if compiling() or not counts():
             return original(self, *args, **kwargs)
+        watch.begins(self)
         start = _now()
         work = original(self, *args, **kwargs)
         watch.called(name, start, work, args)

@@ -53,17 +53,17 @@ class SelfTimer:
         self._ticks: deque[tuple[int, int, int]] = deque(maxlen=SAMPLES)
         self._due = _now() + FIRST_AFTER_NS
 
-    def look(self, now: int) -> None:
-        """Called a few times a second: a round now and then, the first ones sooner."""
+    def look(self, now: int, deep: bool = False) -> None:
+        """Called a few times a second: a round now and then, the first ones sooner. `deep`: rests are deep."""
         if now > self._due:
             self._due = now + (FIRST_EVERY_NS if len(self._timed) < FIRST_ROUNDS else EVERY_NS)
-            self._round()
+            self._round(deep)
 
-    def _round(self) -> None:
+    def _round(self, deep: bool) -> None:
         with self._scratch as scratch:
             # What a run does in each step is never so cold as what was not done for a second.
             for _ in range(WARM_PASSES + 1):
-                plain, timed, rested = scratch.plain_step(), scratch.wrapped_step(), scratch.rested_step()
+                plain, timed, rested = scratch.plain_step(), scratch.wrapped_step(), scratch.rested_step(deep)
         self._timed.append(max(0, timed - plain))
         self._rested.append(max(0, rested - plain))
 
@@ -129,15 +129,16 @@ class _Scratch:
         journal.take()
         return length
 
-    def rested_step(self) -> int:
+    def rested_step(self, deep: bool) -> int:
         """The same in a rest."""
         journal = self.journal
+        journal.deep = 8 if deep else 0
         journal.optimizer = id(self)
         journal.longest = journal.rests_until = _now() + 10**15
         journal.resting = True
         length = self._through_wrappers()
         journal.resting = False
-        journal.optimizer = 0
+        journal.optimizer = journal.deep = 0
         return length
 
     def _through_wrappers(self) -> int:

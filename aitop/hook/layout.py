@@ -22,6 +22,8 @@ W_SLOTS, SLOTS = 16, 8
 # W_WRITTEN counts the events ever written, W_WRITING those and what is just being written: older ones than that less
 # CAPACITY may be overwritten at any moment. Steps up to W_WRITTEN, roughly; until when it counts as training.
 W_WRITING, W_STEPS, W_TRAINS_UNTIL = 32, 33, 34
+# The collective that was called last has this number in the group of all ranks; 0 before the first.
+W_SEQUENCE = 35
 
 HEADER_SIZE = 4096
 JSON_ROOM = 28672

@@ -4,8 +4,8 @@ A rest begins at the end of a step. Whatever is rare interrupts it: a step or a 
 than the others, a new iterator, a save, a forward without gradient. It goes on some steps after that.
 
 Where steps are all alike the rest is a deep one: waits and forwards are not timed, and only the end of a step tells
-whether it was longer than the others. What made such a step long stays unseen, so there are no deep rests then for many times
-as long: of all time no more than a hundredth is lost to sight.
+whether it was longer than the others. What made such a step long stays unseen, so for many times as long there are no
+deep rests then: of all time no more than a hundredth is lost to sight.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ PHASES_TIMED = 2 * PHASES_SKIPPED
 
 
 class Rest:
-    """Begins and ends the rests of one journal, in the thread that steps. `steps` counts those in rests. `told` is
-    called with True as one begins and False as it ends, and does not raise.
+    """Begins and ends the rests of one journal, in the thread that steps. `steps` counts those in rests, `deep` tells
+    of what kind the last one was. `told` is called with True as one begins, with False as it ends, and does not raise.
     """
 
     def __init__(self, journal: Journal, told: Callable[[bool], None]) -> None:
@@ -54,6 +54,7 @@ class Rest:
         self._steps_then = 0
         self.steps = 0
         self._told = told
+        self.deep = False
         self._usual = 1
         self._shallow_until = 0
         journal.pause, journal.wake = self.begin, self.end
@@ -61,6 +62,9 @@ class Rest:
     def consider(self, words: list[int], kinds: bytes) -> None:
         """Look at the events of a tick, and their kinds: is a rest due?"""
         journal = self._journal
+        if not journal.resting:
+            # Another thread may have counted it down as the rest ended.
+            journal.deep = 0
         tail = kinds[kinds.rfind(RESTED) + 1 :]
         steps, alone = tail.count(OPTIMIZER_ENDS), tail.count(FORWARD_ALONE)
         journal.teaches = 2 * alone > steps
@@ -105,7 +109,8 @@ class Rest:
         journal.optimizer = optimizer
         journal.resting = True
         self._shallow_until = self._shallow_until or now + SHALLOW_FIRST_NS
-        if now > self._shallow_until and not journal.teaches:
+        self.deep = now > self._shallow_until and not journal.teaches
+        if self.deep:
             journal.deep = CALLS * REST_NS // self._usual
         self._told(True)
 

@@ -94,6 +94,10 @@ class Ring:
         self._words[at.W_STEPS] = steps
         self._words[at.W_TRAINS_UNTIL] = trains_until
 
+    def calls(self, sequence: int) -> None:
+        """A collective begins now that has this number in the group of all ranks."""
+        self._words[at.W_SEQUENCE] = sequence
+
     def write_facts(self, text: bytes) -> None:
         """Replace the JSON area; a text that has no room is left out."""
         if len(text) > at.JSON_ROOM:

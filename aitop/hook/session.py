@@ -313,7 +313,7 @@ class Session:
         if not journal.resting:
             # An interrupt of the user's may have kept it out as a rest ended.
             self._backwards.rest(False)
-        self._cost.look(now)
+        self._cost.look(now, self.rest.deep)
         for measure in list(self._measures):
             try:
                 measure.look(now)
@@ -354,9 +354,6 @@ class Session:
             return
         if journal.owned():
             self.rest.over()
-        if not journal.resting:
-            # Another thread may have counted it down as the rest ended.
-            journal.deep = 0
         words = journal.take()
         kinds = bytes(words[::WORDS])
         steps, forwards = kinds.count(OPTIMIZER_ENDS), kinds.count(FORWARD)

@@ -1,6 +1,6 @@
 """What the hook adds to one step, from single steps of two like runs in one process, of which it watches one.
 
-    python tests/bench/hook_cost_steps.py [--seconds 45] [--only nothing,run,timed,resting]
+    python tests/bench/hook_cost_steps.py [--seconds 45] [--only nothing,run,timed,resting,deep]
 
 The runs take turns, step by step, so that whatever else the machine does meets both alike: this tells microseconds
 where rounds of a second (hook_cost.py) tell tens of them. Times are CPU times of the thread, which is never idle here.
@@ -8,9 +8,10 @@ Each step finds the caches filled by the other run.
 
   nothing   neither is watched: what the order of the two makes, and is taken off the others
   run       the hook as it is: most short steps are only counted, and those are the quick ones that are compared here;
-            its mean is that of the next two, by the share that is printed
+            its mean is that of `timed` and `deep` by the share that is printed
   timed     each step timed, as where steps are not short
-  resting   each step only counted
+  resting   each step only counted, its wait and forward timed
+  deep      each step only counted
 """
 
 from __future__ import annotations
@@ -90,9 +91,13 @@ class Switch:
                 setattr(owner, name, wrapper)
             elif name in vars(owner):
                 delattr(owner, name)
-        if variant == "resting":
+        if variant in ("resting", "deep"):
+            self.session.rest._shallow_until = LONG_NS if variant == "resting" else 1
             journal.longest, journal.rests_until = LONG_NS, LONG_NS
             self.session.rest.begin(now, self.optimizer)
+            journal.deep *= LONG_NS
+        else:
+            self.session.rest._shallow_until = 1
 
     @contextlib.contextmanager
     def on(self, variant: str) -> Iterator[None]:
@@ -172,7 +177,7 @@ def report(times: dict[str, list[tuple[int, int]]], session: Any, rested: int) -
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=45.0)
-    parser.add_argument("--only", default="nothing,run,timed,resting")
+    parser.add_argument("--only", default="nothing,run,timed,resting,deep")
     options = parser.parse_args()
     variants = ["nothing", *(name for name in options.only.split(",") if name != "nothing")]
     torch.set_num_threads(1)
