@@ -10,6 +10,9 @@ from aitop.model.snapshot import HotLine, Snapshot
 
 GRADIENT = re.compile(r"\.grad\b")
 IN_PLACE = re.compile(r"[-+*/]=|\.[a-z]\w*_\(|\.data\b.*(?<![=!<>])=(?!=)")
+# Where an optimizer of torch's takes more than this part of a step, what else goes over gradients (clipping, noise) is
+# no update.
+HARDLY = 0.01
 CHANGED = r"(?:\.data)?(?:\s*[-+*/]=|\.[a-z]\w*_\(|(?<=data)\s*=(?!=))"
 HEAD = re.compile(r"for (.+?) in ")
 # What only looks at gradients, or throws them away.
@@ -18,7 +21,8 @@ ASIDE = re.compile(r"\.grad\.zero_\(|\.grad = None|norm|isnan|isfinite|\.item\("
 
 def updating(snapshot: Snapshot) -> Callable[[HotLine], bool]:
     """A test for lines outside of every phase: does this one update parameters? Only in training, and on the CPU."""
-    if snapshot.kind != "training" or on_gpu(snapshot):
+    optimizer = snapshot.steps.phases.optimizer if snapshot.steps else None
+    if snapshot.kind != "training" or on_gpu(snapshot) or (optimizer or 0.0) > HARDLY:
         return lambda line: False
     lines = main_lines(snapshot, _computes).lines
     taken = {

@@ -227,6 +227,13 @@ def test_what_only_looks_at_gradients_updates_nothing(text):
     assert optimizer.judge(seen_from_outside(updates(text), Phases(backward=0.5, outside=0.5))) is None
 
 
+def test_clipping_beside_an_optimizer_is_no_update_by_hand():
+    lines = updates("p.grad.clamp_(-1.0, 1.0)", "p.grad.add_(noise)")
+    seen = seen_from_outside(lines, Phases(forward=0.2, backward=0.3, optimizer=0.1, outside=0.4))
+    assert optimizer.judge(seen).level < 0.1
+    assert fired(python_overhead.judge(seen)).where[0].function == "update"
+
+
 def test_a_line_that_updates_in_the_training_loop_does_not_stand_for_the_whole_loop():
     update = line("main", 0.05, activity="compute", number=43, text="w -= rate * w.grad")
     other = line("main", 0.4, number=44, text="report(x)")
