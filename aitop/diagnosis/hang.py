@@ -14,6 +14,7 @@ from aitop.model.verdict import Fix, Verdict, Where
 
 SURE, LIKELY, UNSURE, BLIND = 0.95, 0.85, 0.6, 0.5
 MOST_GROUPS = 6
+MOST_STOPPED = 8
 # What a process may wait in that is alone.
 OF_ONE = ("backward", "synchronize")
 
@@ -71,9 +72,14 @@ def _stopped(standing: Sequence[Standing]) -> Odd | None:
     found = [one for one in standing if one.state in ("T", "t")]
     if not found:
         return None
-    word = "stopped by a signal or a debugger"
-    title = f"{named(found)} is {word}: all others wait for it"
-    return Odd("stopped", title, SURE, tuple(found), _numbers(found), f"let it go on: kill -CONT {found[0].pid}")
+    ranks = [one for one in found if one.role == "rank"]
+    who = named(ranks) if ranks else f"loader worker {_list([str(one.pid) for one in found])}"
+    single = len(ranks or found) == 1
+    title = f"{who} {'is' if single else 'are'} stopped by a signal or a debugger"
+    if any(other.role == "rank" and other not in found for other in standing):
+        title += f": all others wait for {'it' if single else 'them'}"
+    pids = [str(one.pid) for one in found[:MOST_STOPPED]]
+    return Odd("stopped", title, SURE, tuple(found), _numbers(found), f"let it go on: kill -CONT {' '.join(pids)}")
 
 
 def _missing(still: Standstill) -> Odd | None:
