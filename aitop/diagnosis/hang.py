@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from aitop.diagnosis.hang_notes import behind, noted
 from aitop.diagnosis.rule import Band, Finding, Judgement, Rule
 from aitop.model.ranks import Standing, Standstill
 from aitop.model.snapshot import Snapshot
@@ -48,7 +49,7 @@ def hang(snapshot: Snapshot) -> Judgement:
             confidence=odd.confidence,
             title=odd.title,
             where=(where + others)[:MOST_GROUPS],
-            evidence=tuple(_evidence(still)),
+            evidence=(*_evidence(still), *noted(still, snapshot)),
             fixes=(Fix(text=odd.fix),) if odd.fix else (),
             ranks=odd.ranks,
         ),
@@ -64,6 +65,7 @@ def odd_one(still: Standstill) -> Odd:
         or _in_a_worker(still)
         or _elsewhere(still)
         or _different_calls(still.ranks)
+        or _behind(still)
         or _alike(still)
     )
 
@@ -147,6 +149,17 @@ def _different_calls(ranks: Sequence[Standing]) -> Odd | None:
     title = f"{named(odd)} is in {odd[0].call} at {_line(odd[0])}, {_ranks(rest)} in {_calls(rest)} at {_line(rest[0])}"
     sure = LIKELY if len(odd) < len(rest) else UNSURE
     return Odd("mismatched-collectives", title, sure, tuple(odd), _numbers(odd), fix)
+
+
+def _behind(still: Standstill) -> Odd | None:
+    """All are in the same call, and some have begun fewer collectives: theirs is another one."""
+    numbers = behind(still)
+    odd = [one for one in still.ranks if one.rank in numbers]
+    if not odd or any(one.doing != "collective" for one in still.ranks):
+        return None
+    title = f"{named(odd)} {'is' if len(odd) == 1 else 'are'} behind the others by collectives that it left out"
+    fix = "let every rank make the same collectives in the same order: look for a condition that not all ranks share"
+    return Odd("skipped-collective", title, UNSURE, tuple(odd), numbers, fix)
 
 
 def _alike(still: Standstill) -> Odd:

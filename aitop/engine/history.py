@@ -9,6 +9,7 @@ from aitop.engine.long_view import StepSeconds
 from aitop.model.event import Event
 from aitop.model.gpu import GpuSample
 from aitop.model.host import HostSample
+from aitop.model.ranks import ExchangeNotes
 from aitop.model.snapshot import GrowthSites, Target, Tick
 from aitop.model.source import SourceName, SourceStatus
 from aitop.model.stacks import StackDump, StackWindow
@@ -31,6 +32,7 @@ class HookHistory:
     facts: HookFacts | None = None
     allocators: tuple[AllocatorSample, ...] = ()
     time: float = 0.0
+    sequence: int | None = None
     seconds: StepSeconds = field(default_factory=StepSeconds)
     recompiles: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=KEEP_COUNTS))
 
@@ -49,6 +51,7 @@ class History:
     allocators: deque[tuple[float, tuple[AllocatorSample, ...]]] = field(default_factory=deque)
     growth: GrowthSites | None = None
     dump: StackDump | None = None
+    notes: ExchangeNotes | None = None
     numbers: dict[int, int] = field(default_factory=dict)
     ticks: deque[Tick] = field(default_factory=lambda: deque(maxlen=30))
     tick_count: int = 0
@@ -83,6 +86,8 @@ class History:
             self.growth = event
         elif isinstance(event, StackDump):
             self.dump = event
+        elif isinstance(event, ExchangeNotes):
+            self.notes = event
         else:
             self.target = event
             if event.ended is not None:
@@ -103,6 +108,7 @@ class History:
         hook.count += len(sample.steps) + sample.lost
         hook.facts = sample.facts or hook.facts
         hook.time = sample.time
+        hook.sequence = sample.sequence or hook.sequence
         if sample.facts is not None and sample.facts.recompiles is not None:
             hook.recompiles.append((sample.time, sample.facts.recompiles))
         if sample.allocators:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import resource
 import threading
@@ -13,6 +14,7 @@ import msgspec
 
 from aitop.engine.burst import Taken, take_profile
 from aitop.engine.core import Engine
+from aitop.engine.exchange_notes import exchange_notes
 from aitop.engine.feed import EventSink, Publish, own_failure
 from aitop.engine.growth import GrowthFinder
 from aitop.engine.hook_way import HooksOnTheWay, take_out
@@ -69,6 +71,7 @@ class LiveFeed:
         self._thread: threading.Thread | None = None
         self._stepping: int | None = None
         self._looked = 0.0
+        self._numbers: dict[int, int | None] = {}
 
     def start(self, publish: Publish) -> None:
         for source in self._sources():
@@ -135,10 +138,10 @@ class LiveFeed:
         self._looked = now
 
         def look() -> None:
-            try:
+            # The source of stacks says why there are none.
+            with contextlib.suppress(NoDumpError):
                 self.dump()
-            except NoDumpError:
-                return  # the source of stacks says why there are none
+            self._events.put(exchange_notes(self._numbers, passive=self._options.passive))
 
         threading.Thread(target=look, name="aitop-look", daemon=True).start()
 
@@ -211,6 +214,7 @@ class LiveFeed:
         snapshot = self._engine.handle(event)
         if snapshot is not None and not self._stopping.is_set():
             self._stepping = snapshot.steps.pid if snapshot.steps else None
+            self._numbers = {one.pid: one.rank for one in snapshot.ranks.ranks} if snapshot.ranks else {}
             publish(snapshot)
 
     def _end_of_target(self, publish: Publish) -> None:

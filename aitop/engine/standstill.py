@@ -61,7 +61,9 @@ def standstill(history: History, now: float) -> Standstill | None:
         return None
     world = max([*(p.world_size or 0 for p in host.processes), *_told_worlds(history)], default=0)
     elsewhere = max(0, world - len(ranks) - len(gone))
-    return Standstill(seconds=seconds, usual=usual, ranks=ranks, workers=workers, gone=gone, elsewhere=elsewhere)
+    found_still = Standstill(seconds=seconds, usual=usual, ranks=ranks, workers=workers, gone=gone, elsewhere=elsewhere)
+    notes = history.notes
+    return found_still if notes is None or notes.time < now - seconds else replace(found_still, notes=notes)
 
 
 def _waits(ranks: Sequence[Standing], gone: Sequence[int], usual: float | None) -> bool:
@@ -122,7 +124,8 @@ def _longest_step(history: History) -> float | None:
 def _standings(history: History, host: HostSample) -> list[Standing]:
     steps = {pid: hook.steps[-1].index for pid, hook in history.hooks.items() if hook.steps}
     numbers = {process.pid: rank_number(history, process) for process in host.processes}
-    return _standing(host, history.dump, numbers, steps)
+    called = {pid: hook.sequence for pid, hook in history.hooks.items()}
+    return [replace(one, sequence=called.get(one.pid)) for one in _standing(host, history.dump, numbers, steps)]
 
 
 def standing_at(snapshot: Snapshot, dump: StackDump) -> Standstill:
@@ -132,7 +135,9 @@ def standing_at(snapshot: Snapshot, dump: StackDump) -> Standstill:
     processes = host.processes if host else ()
     numbers = {process.pid: process.rank for process in processes} | {one.pid: one.rank for one in views}
     steps = {one.pid: one.step for one in views if one.step is not None}
+    known = {one.pid: one.sequence for one in snapshot.standstill.ranks} if snapshot.standstill else {}
     found = _standing(host, dump, numbers, steps) if host else []
+    found = [replace(one, sequence=known.get(one.pid)) for one in found]
     ranks = tuple(one for one in found if one.role == "rank")
     workers = tuple(one for one in found if one.role == "loader-worker")
     if snapshot.standstill is not None:

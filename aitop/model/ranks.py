@@ -74,12 +74,37 @@ class Ranks(msgspec.Struct, frozen=True, kw_only=True):
     uneven: float | None = None
 
 
+class FlightRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """The newest collective in what torch's Flight Recorder dumped of a rank: one that it waited in, or its last one.
+
+    `sequence` numbers the collectives of the `group`; `where` is the user's line, as file:line.
+    """
+
+    pid: int
+    rank: int
+    call: str
+    state: str
+    sequence: int
+    group: str = ""
+    waiting: bool = False
+    where: str | None = None
+
+
+class ExchangeNotes(msgspec.Struct, frozen=True, kw_only=True, tag="exchange-notes"):
+    """What the libraries that exchange data say of a standstill: Flight Recorder's dumps, and NCCL's RAS in lines."""
+
+    time: float
+    flights: tuple[FlightRecord, ...] = ()
+    ras: tuple[str, ...] = ()
+
+
 class Standing(msgspec.Struct, frozen=True, kw_only=True):
     """A process that stands still. `doing` is None where its stack is not known.
 
     `call` names the call that its main thread is in. `frames` are its stack, the outermost first; `where` the user's
     innermost line. `guard` is the condition that this line stands under. `state` is the kernel's letter, `channel` what
-    the kernel says it waits in. `step` is the last step it made.
+    the kernel says it waits in. `step` is the last step it made. `sequence` numbers the collective of the whole job's
+    group that it called last; those inside of DistributedDataParallel count too, but are not seen.
     """
 
     pid: int
@@ -92,12 +117,14 @@ class Standing(msgspec.Struct, frozen=True, kw_only=True):
     state: str | None = None
     channel: str | None = None
     step: int | None = None
+    sequence: int | None = None
 
 
 class Standstill(msgspec.Struct, frozen=True, kw_only=True):
     """No rank has moved for `seconds`. `usual` is the longest pause between two steps before, None without steps.
 
     `gone` are ranks of this machine that have ended, by number. `elsewhere` ranks are on other machines, or gone too.
+    `notes` are of this standstill; None where nobody was asked yet.
     """
 
     seconds: float
@@ -106,3 +133,4 @@ class Standstill(msgspec.Struct, frozen=True, kw_only=True):
     workers: tuple[Standing, ...] = ()
     gone: tuple[int, ...] = ()
     elsewhere: int = 0
+    notes: ExchangeNotes | None = None

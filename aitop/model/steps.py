@@ -191,7 +191,10 @@ class HookFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class HookSample(msgspec.Struct, frozen=True, kw_only=True, tag="hook"):
-    """What came out of one process's ring since the last read. `lost` counts records overwritten before being read."""
+    """What came out of one process's ring since the last read. `lost` counts records overwritten before being read.
+
+    `sequence` numbers the collective of the whole job's group that was called last; None where none was seen.
+    """
 
     time: float
     pid: int
@@ -199,3 +202,4 @@ class HookSample(msgspec.Struct, frozen=True, kw_only=True, tag="hook"):
     lost: int = 0
     facts: HookFacts | None = None
     allocators: tuple[AllocatorSample, ...] = ()
+    sequence: int | None = None

@@ -10,6 +10,8 @@ import struct
 import time
 from collections.abc import Callable, Sequence
 
+import msgspec
+
 from aitop.model.event import Sample
 from aitop.model.source import SourceName
 from aitop.model.steps import AllocatorSample, HookFacts, HookSample
@@ -30,6 +32,7 @@ LONGEST_RETRY_SECONDS = 60.0
 PASSING_RETRY_SECONDS = 1.0
 RELEASED = 1
 MOST_LOST = 10**9
+MOST_COLLECTIVES = 10**15
 
 
 def find_ring(pid: int) -> str | None:
@@ -100,6 +103,11 @@ def _innermost_pid(pid: int) -> int:
     return pid
 
 
+def _number(sequence: int) -> int | None:
+    """None of what is no number of a collective."""
+    return sequence if 0 < sequence < MOST_COLLECTIVES else None
+
+
 class HookRing:
     """One process's ring. Raises SourceError where there is none or it may not be read."""
 
@@ -149,9 +157,10 @@ class HookRing:
         events, lost = self._read_events(header, int(now * 1e9))
         steps = tuple(self._maker.read(events, self._watches))
         lost = min(lost, MOST_LOST)
+        found = HookSample(time=now, pid=self.pid, steps=steps, lost=lost, sequence=_number(header.sequence))
         if facts is None:
-            return HookSample(time=now, pid=self.pid, steps=steps, lost=lost)
-        return HookSample(time=now, pid=self.pid, steps=steps, lost=lost, facts=facts[0], allocators=facts[1])
+            return found
+        return msgspec.structs.replace(found, facts=facts[0], allocators=facts[1])
 
     def renew(self, seconds: float = LEASE_SECONDS) -> None:
         """Ask the hook to stay for so long from now."""

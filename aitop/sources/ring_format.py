@@ -28,14 +28,14 @@ WORD = 8
 W_CONTROL = 9
 W_BURST = 13
 W_SLOTS, SLOTS = 16, 8
-W_WRITING, W_STEPS, W_TRAINS_UNTIL = 32, 33, 34
+W_WRITING, W_STEPS, W_TRAINS_UNTIL, W_SEQUENCE = 32, 33, 34, 35
 STATE_INSTALLED, STATE_REMOVING, STATE_REMOVED = 1, 2, 3
 WAYS = ("attach", "run", "import")
 CONTROL_LEAVE = 1
 
 _HEADER = struct.Struct("=13Q")
 _SLOTS = struct.Struct(f"={2 * SLOTS}Q")
-_PROGRESS = struct.Struct("=3Q")
+_PROGRESS = struct.Struct("=4Q")
 _EVENT = struct.Struct("=5q")
 
 AHEAD_NS = 10**9
@@ -44,7 +44,8 @@ MOST_RANKS = 10**6
 
 class Header(msgspec.Struct, frozen=True):
     """The header of a ring of our version. `written` counts the events ever written, `writing` those in the making too;
-    `steps` were made so far, roughly; it counts as training until `trains_until` (monotonic nanoseconds).
+    `steps` were made so far, roughly; it counts as training until `trains_until` (monotonic nanoseconds). `sequence`
+    numbers the collective that was called last, 0 before the first.
     """
 
     pid: int
@@ -57,11 +58,12 @@ class Header(msgspec.Struct, frozen=True):
     writing: int
     steps: int
     trains_until: int
+    sequence: int
 
 
 def decode_header(data: bytes) -> Header | None:
     """None where these bytes are not a ring that we can read."""
-    if len(data) < WORD * (W_TRAINS_UNTIL + 1):
+    if len(data) < WORD * (W_SEQUENCE + 1):
         return None
     magic, version, pid, stride, capacity, room, written, state, way, control, _, seq, length = _HEADER.unpack_from(
         data

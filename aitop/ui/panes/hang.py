@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from aitop.diagnosis.hang import Odd, named, odd_one
+from aitop.diagnosis.hang_notes import noted
 from aitop.model.ranks import Standing, Standstill
 from aitop.model.snapshot import Snapshot
 from aitop.model.stacks import Frame
@@ -19,6 +20,7 @@ from aitop.ui.words import base_name, confidence_dots, confidence_words, one_lin
 MOVED_SECONDS = 3.0
 WHO, PLACE, STATE, STEP = 18, 20, 18, 12
 MOST_NAMED = 6
+MOST_NOTES = 4
 DOINGS = {
     None: "its stack is not known",
     "collective": "waits in",
@@ -95,6 +97,10 @@ class StandingPane(Pane):
             lines += [
                 Line("→ " if not number else "  ", GAIN).add(text, TEXT)
                 for number, text in enumerate(wrap(one_line(self.odd.fix), max(20, width - 2)))
+            ]
+        if view.snapshot is not None and not moving:
+            lines += [
+                Line(shorten(one_line(text), width), DIM) for text in noted(self.still, view.snapshot)[:MOST_NOTES]
             ]
         return [*lines, Line()]
 

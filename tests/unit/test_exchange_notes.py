@@ -1,0 +1,152 @@
+"""What Flight Recorder, NCCL's RAS and numbers of collectives say of a hang."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import socket
+import threading
+
+import pytest
+from snapshot_builder import snapshot
+
+from aitop.diagnosis.hang import hang
+from aitop.model.ranks import ExchangeNotes, FlightRecord, Standing, Standstill
+from aitop.sources import nccl_ras
+from aitop.sources.flight_recorder import flight_record, last_of, prefixes
+from aitop.sources.nccl_ras import port_of, ras_words, troubles
+from aitop.sources.plain_pickle import read_plain
+
+FRAMES = [
+    {"name": "all_reduce", "filename": "/lib/torch/distributed/distributed_c10d.py", "line": 3},
+    {"name": "step", "filename": "/x/train.py", "line": 9},
+]
+
+
+def entry(number, state="completed", **fields):
+    return {"frames": FRAMES, "process_group": ("0", "default_pg"), "collective_seq_id": number, "state": state,
+            "profiling_name": "nccl:all_reduce", "retired": state == "completed", **fields}  # fmt: skip
+
+
+def dump(*entries):
+    return pickle.dumps({"version": "2.10", "pg_status": {}, "entries": list(entries)}, protocol=2)
+
+
+def test_the_collective_that_a_rank_waits_in_is_read_from_its_dump():
+    found = last_of(dump(entry(7), entry(8, "scheduled"), entry(9, "scheduled")), 1, 3)
+    assert found == FlightRecord(pid=1, rank=3, call="all_reduce", state="scheduled", sequence=9, group="default_pg",
+                                 waiting=True, where="train.py:9")  # fmt: skip
+    assert last_of(dump(entry(7)), 1, 3).waiting is False
+    assert last_of(dump(), 1, 3) is None
+
+
+class Evil:
+    def __reduce__(self):
+        return os.system, ("true",)
+
+
+@pytest.mark.parametrize("data", [pickle.dumps(Evil()), b"", b"\x80\x02}q\x00(", b"no pickle", pickle.dumps([1])])
+def test_nothing_in_a_dump_is_run_and_what_is_none_is_refused(data):
+    with pytest.raises(ValueError):
+        last_of(data, 1, 0)
+
+
+def test_plain_values_are_read_whatever_the_protocol():
+    value = {
+        "a": [1, -5, 2**40, 1.5, None, True, False, "ä"],
+        "b": ((), (1,), (1, 2), (1, 2, 3), (1, 2, 3, 4)),
+        "c": {},
+    }
+    for protocol in (2, 3, 4, 5):
+        assert read_plain(pickle.dumps([value, value], protocol=protocol)) == [value, value]
+    typed = b"\x80\x02ctorch.jit._pickle\nbuild_intlist\n](K\x01K\x02e\x85R."
+    assert read_plain(typed) == [1, 2]
+
+
+def test_a_dump_of_this_very_process_is_found_and_an_older_one_is_not(tmp_path, monkeypatch):
+    (tmp_path / "rank_0").write_bytes(dump(entry(4, "started")))
+    given = {"TORCH_FR_DUMP_TEMP_FILE": f"{tmp_path}/rank_"}
+    monkeypatch.setattr("aitop.sources.procfs.environ", lambda pid: given)
+    assert flight_record(os.getpid(), 0).sequence == 4
+    assert flight_record(os.getpid(), 1) is None
+    os.utime(tmp_path / "rank_0", (1, 1))
+    assert flight_record(os.getpid(), 0) is None
+    assert prefixes({"HOME": "/home/x"})[0] == "/home/x/.cache/torch/comm_lib_trace_rank_"
+
+
+ANSWER = """\
+NCCL version 2.24.3 compiled with CUDA 12.6
+
+Job summary
+===========
+  Nodes  Processes
+
+Errors
+======
+
+INCOMPLETE
+  Missing communicator data from 1 job process
+  Process 3487984 on node 172.16.64.213 managing GPU 5
+
+Warnings
+========
+
+MISMATCH
+  Communicator ranks have different collective operation counts
+"""
+
+
+def test_the_troubles_that_ras_tells():
+    assert troubles(ANSWER) == (
+        "INCOMPLETE",
+        "Missing communicator data from 1 job process",
+        "Process 3487984 on node 172.16.64.213 managing GPU 5",
+        "MISMATCH",
+        "Communicator ranks have different collective operation counts",
+    )
+    assert troubles("nothing") == ()
+
+
+def test_ras_is_asked_only_where_the_rank_itself_listens(monkeypatch):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        asked = []
+
+        def answer():
+            connection, _ = server.accept()
+            with connection:
+                asked.append(connection.recv(100))
+                connection.sendall(ANSWER.encode())
+
+        threading.Thread(target=answer, daemon=True).start()
+        monkeypatch.setattr(nccl_ras, "PORT", port)
+        monkeypatch.setattr("aitop.sources.procfs.environ", lambda pid: {})
+        assert ras_words([1 if os.getpid() != 1 else 2]) == ()
+        assert ras_words([os.getpid()])[0] == "INCOMPLETE"
+        assert asked == [b"verbose status\n"]
+    assert port_of({"NCCL_RAS_ADDR": "localhost:1234"}) == 1234
+    assert port_of({"NCCL_RAS_ADDR": "x"}) == port
+
+
+def alike(*sequences, **fields):
+    ranks = tuple(
+        Standing(pid=100 + rank, rank=rank, role="rank", doing="collective", call="backward", sequence=sequence)
+        for rank, sequence in enumerate(sequences)
+    )
+    return hang(snapshot([], standstill=Standstill(seconds=9.0, ranks=ranks, **fields))).verdict
+
+
+def test_of_ranks_in_the_same_call_the_one_with_fewer_collectives_is_behind():
+    told = alike(812, 811, 812)
+    assert (told.subtype, told.ranks) == ("skipped-collective", (1,))
+    assert "last collective called: 811 by rank 1; 812 by rank 0, 2" in told.evidence
+    assert alike(812, 812).subtype == alike(812, None).subtype == "exchange"
+
+
+def test_what_flight_recorder_and_ras_say_is_evidence():
+    flights = tuple(FlightRecord(pid=1, rank=rank, call="all_reduce", state="started", sequence=5 - rank, group="pg",
+                                 waiting=True, where="train.py:9") for rank in (0, 1))  # fmt: skip
+    told = alike(None, None, notes=ExchangeNotes(time=1.0, flights=flights, ras=("INCOMPLETE",)))
+    assert told.ranks == (1,)
+    assert "Flight Recorder of rank 1: all_reduce at train.py:9, number 4 of pg, started" in told.evidence
+    assert "NCCL RAS: INCOMPLETE" in told.evidence
