@@ -1,7 +1,9 @@
-"""Holds what aitop says of jobs of several ranks against the fault that was planted in them.
+"""Holds what aitop says of jobs of several ranks against the fault that was planted in them, a line a case.
 
-python tests/bench/ranks.py [FAULT[:torchrun|spawn|processes][:before|after|passive] ...]
-python tests/bench/ranks.py --gains [FAULT ...]: the predicted gain beside that of the run without its fault
+python tests/bench/ranks.py [--gains] [FAULT:RANKS:LAUNCHER[:WHEN] ...]
+
+LAUNCHER is torchrun, spawn or processes. WHEN is before (default) or after: whether aitop comes before a hang; passive:
+after it and with --passive. With --gains the run without its fault is timed as well, beside the prediction.
 """
 
 from __future__ import annotations
@@ -12,6 +14,8 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,64 +25,102 @@ from aitop.model.verdict import Verdict
 from aitop.sources.target import look
 
 JOB = Path(__file__).parents[1] / "ranks" / "job.py"
-LONGEST = 30.0
-HANGS = ("lock", "skip", "died", "mismatch", "worker")
-# Here the launcher does not notice.
-KILLED = "killed"
-QUIET_SECONDS = 14.0
+LONGEST, SLOW_SECONDS, RATE_SECONDS = 30.0, 14.0, 8.0
+FIRST_PORT = 29700
+HANGS = ("lock", "skip", "died", "killed", "mismatch", "worker")
+FAULTY_AFTER, STOPPED_FOR = 20, 4.0
+# Long enough for a monitor to be there first.
+HANGS_AFTER = {2: 300, 4: 150}
+BURNERS = 3
+BURN = "import os\nos.sched_setaffinity(0, {max(os.sched_getaffinity(0))})\nwhile True: pass"
+ABOUT_RANKS = frozenset({"straggler", "comm-bound", "hang"})
 
 
 @dataclass(frozen=True)
 class Expected:
-    """A verdict, its subtypes, a substring of the line that is to be named, and the rank; empty where any is right."""
+    """A verdict and its subtype, and a substring of the line that is to be named; empty where any is right.
+
+    `odd` tells whether the last rank is to be named. `passive` is the subtype that can be told without stacks.
+    """
 
     verdict: str
-    subtypes: tuple[str, ...] = ()
+    subtype: str = ""
     line: str = ""
-    rank: int | None = 1
+    odd: bool = True
+    passive: str = "unknown"
 
 
 EXPECTED = {
-    "healthy": Expected("", rank=None),
-    "input": Expected("straggler", ("input",), "time.sleep(0.002)"),
-    "compute": Expected("straggler", ("compute",), "rows = rows + 0.001"),
-    "batches": Expected("straggler", ("batches",)),
-    "comm": Expected("comm-bound", rank=None),
-    "lock": Expected("hang", ("rank-blocked",), "guard.acquire()  # for ever"),
-    "skip": Expected("hang", ("skipped-collective",), "loss.backward()"),
-    "died": Expected("hang", ("rank-gone",), ""),
-    "killed": Expected("hang", ("rank-gone",), ""),
-    "mismatch": Expected("hang", ("mismatched-collectives",), "dist.all_gather_object"),
-    "worker": Expected("hang", ("loader-worker",), "guard.acquire()  # in a worker"),
+    "healthy": Expected("", odd=False),
+    "input": Expected("straggler", "input", "time.sleep(0.001)"),
+    "compute": Expected("straggler", "compute", "rows = rows + 0.001"),
+    "contention": Expected("straggler", "contention"),
+    "batches": Expected("straggler", "batches"),
+    "comm": Expected("comm-bound", odd=False),
+    "lock": Expected("hang", "rank-blocked", "guard.acquire()  # for ever"),
+    "skip": Expected("hang", "skipped-collective", "loss.backward()"),
+    "died": Expected("hang", "rank-gone", passive="rank-gone"),
+    "killed": Expected("hang", "rank-gone", passive="rank-gone"),
+    "mismatch": Expected("hang", "mismatched-collectives", "dist.all_gather_object"),
+    "worker": Expected("hang", "loader-worker", "guard.acquire()  # in a worker"),
 }
 
 
-class Job:
-    """A job in a process group of its own."""
+@dataclass(frozen=True)
+class Case:
+    """One run to watch."""
 
-    def __init__(self, fault: str, launch: str, port: int, folder: Path, after: int, *, mended: bool = False) -> None:
-        self.log = folder / f"{fault}.log"
-        command = [sys.executable, str(JOB), fault, "--after", str(after), *(["--mended"] if mended else [])]
-        if launch == "torchrun":
-            prefix = [
-                sys.executable,
-                "-m",
-                "torch.distributed.run",
-                "--nproc-per-node",
-                "2",
-                "--master-port",
-                str(port),
-            ]
-            command = [*prefix, *command[1:]]
+    fault: str
+    ranks: int
+    launcher: str
+    when: str = "before"
+
+    @property
+    def hangs(self) -> bool:
+        return self.fault in HANGS
+
+    @property
+    def passive(self) -> bool:
+        return self.when == "passive"
+
+
+def all_cases() -> list[Case]:
+    slow = ("healthy", "input", "compute", "contention", "comm")
+    found = [Case(fault, ranks, launcher) for ranks in (2, 4) for launcher in ("torchrun", "spawn") for fault in slow]
+    for fault in HANGS:
+        # torchrun and spawn see a rank that was killed, and end the others.
+        launchers = ("processes",) if fault == "killed" else ("torchrun", "spawn")
+        for ranks in (2, 4):
+            found += [Case(fault, ranks, launcher, when) for launcher in launchers for when in ("before", "after")]
+        found.append(Case(fault, 4, launchers[0], "passive"))
+    return found
+
+
+class Job(AbstractContextManager["Job"]):
+    """A job in a process group of its own, and whoever takes the last core from it."""
+
+    def __init__(self, case: Case, port: int, folder: Path, *, mended: bool = False) -> None:
+        self.log = folder / f"{port}.log"
+        after = HANGS_AFTER[case.ranks] if case.hangs and case.when == "before" else FAULTY_AFTER
+        command = [sys.executable, str(JOB), case.fault, "--after", str(after), *(["--mended"] if mended else [])]
+        if case.launcher == "torchrun":
+            run = ["-m", "torch.distributed.run", "--nproc-per-node", str(case.ranks), "--master-port", str(port)]
+            command = [sys.executable, *run, *command[1:]]
         else:
-            command += ["--launch", launch, "--port", str(port)]
+            command += ["--launch", case.launcher, "--port", str(port)]
+        environment = os.environ | {"OMP_NUM_THREADS": "1"}
         with self.log.open("wb") as output:
             self.process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
-            )
+                [*command, "--world", str(case.ranks)],
+                stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True, env=environment,
+            )  # fmt: skip
+        burners = BURNERS if case.fault == "contention" and not mended else 0
+        # Each in a session of its own: the scheduler may give a session its share, however many run in it.
+        burn = [sys.executable, "-c", BURN]
+        self.burners = [subprocess.Popen(burn, start_new_session=True) for _ in range(burners)]
 
     def wait_for(self, step: int) -> None:
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 90
         while f"step {step}:" not in self.log.read_text():
             if self.process.poll() is not None or time.monotonic() > deadline:
                 raise RuntimeError(f"no step {step}:\n{self.log.read_text()[-1500:]}")
@@ -99,111 +141,135 @@ class Job:
     def _last(self) -> int:
         return int(self.log.read_text().rpartition("step ")[2].partition(":")[0])
 
-    def end(self) -> None:
+    def __exit__(self, *_: object) -> None:
         for number in (signal.SIGTERM, signal.SIGKILL):
             try:
                 os.killpg(self.process.pid, number)
             except ProcessLookupError:
                 break
             time.sleep(0.5)
-        self.process.wait()
+        for process in self.burners:
+            process.kill()
+        for process in (self.process, *self.burners):
+            process.wait()
 
 
-def gains(faults: list[str]) -> None:
-    """For each fault: the predicted gain, and the rates with the fault and without it."""
-    print(f"{'fault':<12}{'got':<28}{'predicted':<11}{'actual':<9}rates")
-    with tempfile.TemporaryDirectory() as folder:
-        for number, fault in enumerate(faults):
-            rates, seen = [], None
-            for mended in (False, True):
-                job = Job(fault, "torchrun", 29900 + 2 * number + mended, Path(folder), after=20, mended=mended)
-                try:
-                    job.wait_for(30)
-                    if not mended:
-                        seen = watch(job.process.pid, fault, Options(), False)[0]
-                    rates.append(job.rate(8.0))
-                finally:
-                    job.end()
-            got = "nothing" if seen is None else f"{seen.id}/{seen.subtype}"
-            predicted = "–" if seen is None or seen.speedup is None else f"{seen.speedup:.2f}"
-            told = f"{rates[0]:.1f} → {rates[1]:.1f} steps/s"
-            print(f"{fault:<12}{got:<28}{predicted:<11}{rates[1] / rates[0]:<9.2f}{told}", flush=True)
+@dataclass(frozen=True)
+class Seen:
+    """What was told: the verdict looked for (of a healthy job: any about ranks), how late, and the last snapshot."""
+
+    verdict: Verdict | None
+    seconds: float
+    snapshot: Snapshot | None
+    rate: float | None = None
+
+    @property
+    def tier(self) -> str:
+        """The best source that gave something."""
+        sources = self.snapshot.sources if self.snapshot else {}
+        names = ("hook", "stacks", "host")
+        return next((name for name in names if name in sources and sources[name].state in ("ok", "stale")), "none")
 
 
-def main() -> None:
-    if sys.argv[1:2] == ["--gains"]:
-        gains(sys.argv[2:] or ["input", "compute", "batches"])
-        return
-    wanted = sys.argv[1:] or [
-        *(f"{fault}:torchrun:before" for fault in ("healthy", "input", "compute", "batches", "comm")),
-        *(f"{fault}:spawn:before" for fault in ("healthy", "input")),
-        *(f"{fault}:torchrun:{when}" for fault in HANGS for when in ("before", "after")),
-        *(f"{fault}:processes:passive" for fault in HANGS),
-        *(f"{KILLED}:processes:{when}" for when in ("before", "after", "passive")),
-        *(f"{fault}:spawn:before" for fault in ("lock", "died")),
-    ]
-    print(f"{'case':<28}{'expected':<32}{'got':<36}{'rank':<6}{'line':<6}{'conf':<6}{'gain':<6}seconds")
-    with tempfile.TemporaryDirectory() as folder:
-        for number, name in enumerate(wanted):
-            fault, launch, when = (
-                [*name.split(":"), "torchrun", "before"][:3] if ":" in name else (name, "torchrun", "before")
-            )
-            print(row(name, fault, launch, when, 29700 + number, Path(folder)), flush=True)
+def run(case: Case, port: int, folder: Path, *, gains: bool) -> str:
+    """One case, run and watched, as a row of the table."""
+    with Job(case, port, folder) as job:
+        job.wait_for(10 if case.hangs and case.when != "before" else FAULTY_AFTER + 10)
+        if case.hangs and case.when != "before":
+            time.sleep(STOPPED_FOR)
+        seen = watch(job.process.pid, case)
+        before = job.rate(RATE_SECONDS) if gains else None
+    actual = ""
+    if before is not None:
+        with Job(case, port + 1, folder, mended=True) as job:
+            job.wait_for(FAULTY_AFTER + 10)
+            after = job.rate(RATE_SECONDS)
+        actual = f"{after / before:.2f} ({before:.1f} → {after:.1f}/s)"
+    return row(case, seen, actual)
 
 
-def row(name: str, fault: str, launch: str, when: str, port: int, folder: Path) -> str:
-    """One case, run and watched."""
-    hangs = fault in (*HANGS, KILLED)
-    job = Job(fault, launch, port, folder, after=250 if hangs and when == "before" else 20)
-    try:
-        job.wait_for(30 if not hangs or when == "before" else 10)
-        if hangs and when != "before":
-            time.sleep(4.0)
-        begun = time.monotonic()
-        seen, seconds, last = watch(job.process.pid, fault, Options(passive=when == "passive"), hangs)
-    except RuntimeError as error:
-        return f"{name:<28}{error}"
-    finally:
-        job.end()
-    expected = EXPECTED[fault]
-    got = "nothing" if seen is None else seen.id + (f"/{seen.subtype}" if seen.subtype else "")
-    if seen is None:
-        return f"{name:<28}{expected.verdict:<32}{got:<36}{'':<18}{time.monotonic() - begun:.1f} {verdicts(last)}"
-    right_rank = "–" if expected.rank is None else str(seen.ranks == (expected.rank,))
-    lines = JOB.read_text().splitlines()
-    place = seen.where[0] if seen.where else None
-    right_line = "–" if not expected.line else str(place is not None and expected.line in lines[place.line - 1])
-    wanted = expected.verdict + ("/" + "|".join(expected.subtypes) if expected.subtypes else "")
-    gain = f"{seen.speedup:.2f}" if seen.speedup else "–"
-    told = f"{wanted:<32}{got:<36}{right_rank:<6}{right_line:<6}{seen.confidence:<6}{gain:<6}{seconds:.1f}"
-    return f"{name:<28}{told}\n    {seen.title}\n    " + "\n    ".join(seen.evidence)
-
-
-def watch(pid: int, fault: str, options: Options, hangs: bool) -> tuple[Verdict | None, float, Snapshot | None]:
-    """The verdict that is looked for, and when it came; else None (for a healthy job: a false one)."""
+def watch(pid: int, case: Case) -> Seen:
+    """Watch until a hang is told, or for `SLOW_SECONDS` what is merely slow."""
     newest: list[Snapshot] = []
-    feed = LiveFeed([look(pid)], options)
+    wanted = EXPECTED[case.fault].verdict
+    feed = LiveFeed([look(pid)], Options(passive=case.passive))
     begun = time.monotonic()
     feed.start(newest.append)
-    several = {"straggler", "comm-bound", "hang"}
-    wanted = EXPECTED[fault].verdict
     try:
-        while (elapsed := time.monotonic() - begun) < (LONGEST if wanted else QUIET_SECONDS):
+        while (elapsed := time.monotonic() - begun) < (LONGEST if wanted else SLOW_SECONDS):
             time.sleep(0.1)
-            for verdict in newest[-1].diagnosis.verdicts if newest else ():
-                right = verdict.id == wanted and verdict.id == newest[-1].diagnosis.verdicts[0].id
-                if (right and (hangs or elapsed > QUIET_SECONDS)) or (not wanted and verdict.id in several):
-                    return verdict, elapsed, newest[-1]
+            told = newest[-1].diagnosis.verdicts if newest else ()
+            about = [one for one in told if one.id in ABOUT_RANKS]
+            right = wanted and told and told[0].id == wanted and (case.hangs or elapsed > SLOW_SECONDS)
+            if right or (not wanted and about and elapsed > SLOW_SECONDS - 1.0):
+                return Seen(about[0], elapsed, newest[-1])
     finally:
         feed.stop()
-    return None, LONGEST, newest[-1] if newest else None
+    return Seen(None, elapsed, newest[-1] if newest else None)
 
 
-def verdicts(snapshot: Snapshot | None) -> str:
-    if snapshot is None:
+HEADING = (
+    f"{'fault':<12}{'ranks':<7}{'launcher':<11}{'when':<9}{'tier':<8}{'told':<33}{'right rank cause line':<23}"
+    f"{'seconds':<9}{'predicted':<11}actual"
+)
+
+
+def row(case: Case, seen: Seen, actual: str) -> str:
+    """The case beside what was expected; below it the words, where they are not what was expected."""
+    expected, verdict = EXPECTED[case.fault], seen.verdict
+    named = "nothing" if verdict is None else verdict.id + (f"/{verdict.subtype}" if verdict.subtype else "")
+    marks = [_mark(one) for one in judged(case, expected, verdict)]
+    predicted = f"{verdict.speedup:.2f}" if verdict is not None and verdict.speedup else "–"
+    launch = f"{case.fault:<12}{case.ranks:<7}{case.launcher:<11}{case.when if case.hangs else '–':<9}"
+    told = f"{launch}{seen.tier:<8}{named:<33}{'      '.join(marks):<23}{seen.seconds:<9.1f}{predicted:<11}{actual}"
+    if "NO" not in marks:
+        return told
+    words = [verdict.title, *verdict.evidence] if verdict is not None else [_others(seen)]
+    return "\n      ".join([told, *words])
+
+
+def judged(case: Case, expected: Expected, verdict: Verdict | None) -> tuple[bool | None, ...]:
+    """Whether the rank, the cause and the line are right; None where there is nothing to be right about."""
+    if verdict is None or not expected.verdict:
+        return None, verdict is None and not expected.verdict, None
+    subtype = expected.passive if case.passive else expected.subtype
+    cause = verdict.id == expected.verdict and (not subtype or verdict.subtype == subtype)
+    if case.passive and subtype == "unknown":
+        return verdict.ranks == (), cause, None
+    rank = verdict.ranks == (case.ranks - 1,) if expected.odd else None
+    if not expected.line:
+        return rank, cause, None
+    place = verdict.where[0] if verdict.where else None
+    return rank, cause, place is not None and expected.line in JOB.read_text().splitlines()[place.line - 1]
+
+
+def _mark(right: bool | None) -> str:
+    return "–" if right is None else "yes" if right else "NO"
+
+
+def _others(seen: Seen) -> str:
+    if seen.snapshot is None:
         return "no snapshot"
-    return ", ".join(f"{one.id}/{one.subtype or ''}" for one in snapshot.diagnosis.verdicts) + str(snapshot.ranks)
+    told = ", ".join(f"{one.id}/{one.subtype}" for one in seen.snapshot.diagnosis.verdicts)
+    return f"{told} {seen.snapshot.ranks}"
+
+
+def main(words: Sequence[str]) -> None:
+    gains = "--gains" in words
+    given = [word.split(":") for word in words if not word.startswith("--")]
+    cases = [Case(fault, int(ranks), *rest) for fault, ranks, *rest in given] or all_cases()
+    print(HEADING)
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        # Two runs at once, by different people, want different ports.
+        port = FIRST_PORT + os.getpid() % 90 * 100
+        for number, case in enumerate(cases):
+            try:
+                told = run(case, port + 2 * number, folder, gains=gains and not case.hangs and case.fault != "healthy")
+            except RuntimeError as error:
+                told = f"{case}: {error}"
+            print(told, flush=True)
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

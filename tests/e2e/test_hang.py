@@ -12,14 +12,20 @@ pytestmark = pytest.mark.e2e
 JOB = Path(__file__).parents[1] / "ranks" / "job.py"
 
 
-def test_the_rank_that_stands_in_a_lock_is_named_with_its_line(training, diagnose):
+def test_the_rank_that_stands_in_a_lock_is_named_with_its_line(training, diagnose, monkeypatch):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    job = training(JOB, "lock", "--launch", "spawn", "--after", 12, "--port", port)
-    job.wait_steps(10)
+        meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1]), "WORLD_SIZE": "2"}
+    for name, value in meeting.items():
+        monkeypatch.setenv(name, value)
+    ranks = []
+    for rank in (1, 0):
+        monkeypatch.setenv("RANK", str(rank))
+        ranks.append(training(JOB, "lock", "--after", 12))
+    # Rank 0 tells of its steps, and leads to the other one.
+    ranks[1].wait_steps(10)
 
-    report = diagnose(job.pid, 15)
+    report = diagnose(ranks[1].pid, 15)
 
     verdict = report["verdicts"][0]
     assert (verdict["id"], verdict["subtype"], verdict["ranks"]) == ("hang", "rank-blocked", [1])

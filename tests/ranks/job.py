@@ -1,11 +1,14 @@
 """A data-parallel run of two or more ranks with a planted fault: `job.py FAULT [--launch spawn|processes]`.
 
-Under torchrun it is a rank; with `--launch` it starts its ranks itself. `--after` steps the fault sets in.
+Under torchrun it is a rank; with `--launch` it starts its ranks itself. `--after` steps the fault sets in. More ranks
+than cores would only show that these are too few, so beyond two a pause in the forward pass stands in for a device that
+computes while the host waits. With `contention` the last rank is kept to the last core; whoever starts this burns it.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import signal
 import subprocess
@@ -19,12 +22,14 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset
 
-FAULTS = ("healthy", "input", "compute", "batches", "comm", "lock", "skip", "died", "killed", "mismatch", "worker")
+SLOW = ("input", "compute", "batches", "contention", "comm")
+HANGS = ("lock", "skip", "died", "killed", "mismatch", "worker")
+DEVICE_SECONDS = 0.015
 
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("fault", choices=FAULTS)
+    parser.add_argument("fault", choices=("healthy", *SLOW, *HANGS))
     parser.add_argument("--launch", choices=("spawn", "processes"))
     parser.add_argument("--world", type=int, default=2)
     parser.add_argument("--after", type=int, default=20)
@@ -66,13 +71,33 @@ class Rows(Dataset):
         if 0 < self.stuck_at <= index:
             guard.acquire()  # in a worker
         if self.slow:
-            time.sleep(0.002)
+            time.sleep(0.001)
         return torch.full((256,), float(index % 7))
+
+
+class Device(nn.Module):
+    """Stands in for a device that is at work while the host waits."""
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        time.sleep(DEVICE_SECONDS)
+        return rows
+
+
+def network(fault: str, world: int) -> nn.Sequential:
+    width = (6000 if world <= 2 else 2400) if fault == "comm" else 512
+    layers = (nn.Linear(256, width), nn.ReLU(), nn.Linear(width, width // 4), nn.ReLU(), nn.Linear(width // 4, 8))
+    return nn.Sequential(*layers, *([Device()] if world > 2 else []))
+
+
+def keep_to_cores(odd: bool) -> None:
+    """The odd rank alone on the last core, the other ranks on the rest."""
+    cores = sorted(os.sched_getaffinity(0))
+    os.sched_setaffinity(0, cores[-1:] if odd else cores[:-1])
 
 
 def extra_work(model: nn.Module, rows: torch.Tensor) -> torch.Tensor:
     """What only one rank does."""
-    for _ in range(6):
+    for _ in range(8):
         rows = rows + 0.001 * model.module[2](torch.relu(model.module[0](rows)))[:, :1]
     return rows
 
@@ -81,20 +106,20 @@ def train(rank: int, args: argparse.Namespace) -> None:
     torch.set_num_threads(1)
     torch.manual_seed(0)
     odd, fault = rank == args.world - 1 and not args.mended, args.fault
-    width = 6000 if fault == "comm" else 512
-    model = DistributedDataParallel(
-        nn.Sequential(
-            nn.Linear(256, width), nn.ReLU(), nn.Linear(width, width // 4), nn.ReLU(), nn.Linear(width // 4, 8)
-        )
-    )
+    if fault == "contention":
+        keep_to_cores(rank == args.world - 1)
+    alone = fault == "comm" and args.mended
+    model = DistributedDataParallel(network(fault, args.world))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     worker = fault == "worker" and odd
     if worker:
         guard.acquire()
-    batch = {"comm": 16, "healthy": 512}.get(fault, 64 * (3 if fault == "batches" and odd else 1))
+    whole = 512 if args.world <= 2 else 64
+    rows_of = {"comm": 16, "input": 16, "healthy": whole, "contention": whole // 2}
+    batch = rows_of.get(fault, 64 * (3 if fault == "batches" and odd else 1))
     loader = DataLoader(
         Rows(fault == "input" and odd, args.after * batch if worker else 0),
-        batch_size=16 if fault == "input" else batch,
+        batch_size=batch,
         num_workers=2 if fault == "worker" else 0,
     )
     for step, rows in enumerate(loader):
@@ -108,15 +133,18 @@ def train(rank: int, args: argparse.Namespace) -> None:
                 os._exit(0) if fault == "died" else os.kill(os.getpid(), signal.SIGKILL)
             dist.new_group(list(range(args.world)))
         optimizer.zero_grad()
-        loss = model(rows).square().mean()
-        loss.backward()
+        with model.no_sync() if alone else contextlib.nullcontext():
+            loss = model(rows).square().mean()
+            loss.backward()
         optimizer.step()
         mean = loss.detach().clone()
-        if fault == "mismatch" and odd and step == args.after:
+        if alone:
+            pass
+        elif fault == "mismatch" and odd and step == args.after:
             dist.all_gather_object([None] * args.world, "done")
         else:
             dist.all_reduce(mean)
-        if not (fault == "skip" and odd and step == args.after):
+        if not alone and not (fault == "skip" and odd and step == args.after):
             dist.barrier()
         if rank == 0 and step % 10 == 0:
             print(f"step {step}: {mean.item():.4f}", flush=True)
