@@ -6,6 +6,8 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import msgspec
+
 from aitop.diagnosis.device_gaps import idle_share
 from aitop.diagnosis.evidence import (
     MIN_STEPS,
@@ -14,6 +16,7 @@ from aitop.diagnosis.evidence import (
     main_lines,
     main_stacks,
     on_gpu,
+    places,
     records,
     running,
 )
@@ -24,7 +27,7 @@ from aitop.diagnosis.what_if import without
 from aitop.model.snapshot import HotLine, Snapshot
 from aitop.model.steps import HookFacts, StepRecord
 from aitop.model.units import count, duration, percent
-from aitop.model.verdict import Abstention, Fix, Severity, Verdict
+from aitop.model.verdict import Abstention, Fix, Severity, Verdict, Where
 
 ID = "underbatched"
 BAND = Band(enter=0.3, leave=0.22)
@@ -221,9 +224,25 @@ def _verdict(snapshot: Snapshot, cost: Cost, share: float, waiting: float) -> Ve
         speedup=round(without(min(0.99, share)), 3),
         confidence=min(0.9 if cost.measured else 0.5, confidence(*signals, base=0.4, steps=len(steps), share=share)),
         title=f"{what} are taken {cost.samples:.0f} at a time: {percent(share)} of the time could serve {BATCH}",
-        where=main_lines(snapshot, lambda line: line.phase == "forward").where,
+        where=_calls_of_model(snapshot),
         evidence=tuple(evidence),
         fixes=_fixes(cost, share, training),
+    )
+
+
+def _calls_of_model(snapshot: Snapshot) -> tuple[Where, ...]:
+    """The lines that call the model: there a batch is put together, however the model is written."""
+    return places([_above_forward(line) for line in main_lines(snapshot, lambda line: line.phase == "forward").lines])
+
+
+def _above_forward(line: HotLine) -> HotLine:
+    functions = [*(frame.function for frame in line.via), line.function]
+    first = next((at for at, name in enumerate(functions) if name.rpartition(".")[2] == "forward"), 0)
+    if not first:
+        return line
+    caller = line.via[first - 1]
+    return msgspec.structs.replace(
+        line, file=caller.file, line=caller.line, function=caller.function, text=caller.text, loop=caller.loop
     )
 
 

@@ -142,6 +142,17 @@ def test_requests_one_at_a_time_read_all_weights_for_each():
     assert "requests are taken 1 at a time" in verdict.title
 
 
+def test_batches_are_put_together_where_the_model_is_called():
+    from msgspec.structs import replace
+
+    from aitop.model.stacks import Frame
+
+    inside = line("Scorer.forward", 0.9, phase="forward", activity="compute", number=7, text="x = layer(x)")
+    inside = replace(inside, via=(Frame(function="serve", file="serve.py", line=31, user=True, text="y = net(x)"),))
+    place = fired(underbatched.judge(snapshot(served(), kind="inference", facts=DENSE, lines=[inside]))).where[0]
+    assert (place.file, place.line, place.function) == ("serve.py", 31, "serve")
+
+
 def test_a_server_that_waits_for_requests_is_not_underbatched():
     waits = line("serve", 0.6, activity="queue", text="x = q.get()")
     seen = snapshot(served(forward=0.002), kind="inference", facts=DENSE, lines=[MODEL, waits])
