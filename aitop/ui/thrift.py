@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import os
 import re
+import termios
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -127,6 +131,22 @@ def narrowed(update: Any) -> Any:
     return update
 
 
+def _attributes(driver: Any) -> list[Any] | None:
+    """How the driver's terminal is set, None where it has none."""
+    try:
+        return termios.tcgetattr(driver.fileno)
+    except (AttributeError, OSError, ValueError, termios.error):
+        return None
+
+
+def _in_background(terminal: int) -> bool:
+    """Whether the terminal belongs to another job of the shell's, which setting it would stop us for."""
+    try:
+        return os.tcgetpgrp(terminal) != os.getpgrp()
+    except OSError:
+        return False  # a terminal without jobs
+
+
 @lru_cache(maxsize=4)
 def thrifty(driver: type[Driver]) -> type[Driver]:
     """The same driver, writing condensed output."""
@@ -140,7 +160,34 @@ def thrifty(driver: type[Driver]) -> type[Driver]:
             waiting = getattr(getattr(self, "_writer_thread", None), "_queue", None)
             return waiting is not None and waiting.qsize() > MOST_WAITING
 
+        _drawing = False
+
         def write(self, data: str) -> None:
             super().write(condensed(data) if "\x1b[" in data else data)
+
+        def start_application_mode(self) -> None:
+            """Take the terminal. A SIGCONT that follows no suspension of ours asks for it, too: it is ours already, and
+            to take it twice would read keys twice and give it back as it never was.
+            """
+            if self._drawing:
+                self._draw_again()
+                return
+            self._drawing = True
+            super().start_application_mode()
+            self._as_drawn = _attributes(self)
+
+        def stop_application_mode(self) -> None:
+            """Give the terminal back."""
+            self._drawing = False
+            super().stop_application_mode()
+
+        def _draw_again(self) -> None:
+            """Somebody may have used the terminal while we were stopped from outside."""
+            if self._as_drawn is not None and not _in_background(self.fileno):
+                with contextlib.suppress(OSError, termios.error):
+                    # One that is gone is told of by what is written next.
+                    termios.tcsetattr(self.fileno, termios.TCSANOW, self._as_drawn)
+            loop = asyncio.get_running_loop()
+            asyncio.run_coroutine_threadsafe(self._app._post_message(self.SignalResume()), loop)
 
     return Thrifty

@@ -156,6 +156,27 @@ def test_ctrl_z_gives_the_terminal_to_the_shell_and_fg_takes_it_again(start):
     os.close(terminal.master)
 
 
+@pytest.mark.parametrize("stopped", [True, False], ids=["stopped from outside", "only told to go on"])
+def test_going_on_without_having_given_the_terminal_away_takes_it_only_once(start, stopped):
+    terminal = start()
+    terminal.wait_for(b"INPUT-BOUND")
+    threads = len(list(Path(f"/proc/{terminal.process.pid}/task").iterdir()))
+    if stopped:
+        terminal.process.send_signal(signal.SIGSTOP)
+        terminal.wait_for_state("T")
+        # A shell sets the terminal as it likes it.
+        termios.tcsetattr(terminal.slave, termios.TCSANOW, terminal.before)
+    terminal.output = b""
+    terminal.process.send_signal(signal.SIGCONT)
+    terminal.wait_for(b"INPUT-BOUND")
+    assert b"\x1b[?1049h" not in terminal.output
+    assert len(list(Path(f"/proc/{terminal.process.pid}/task").iterdir())) == threads
+    os.write(terminal.master, b"q")
+    assert terminal.end() == 0
+    assert termios.tcgetattr(terminal.slave) == terminal.before
+    os.close(terminal.master)
+
+
 def test_a_storm_of_sizes_ends_with_the_last_one(start):
     terminal = start()
     terminal.wait_for(b"INPUT-BOUND")

@@ -22,9 +22,14 @@ def worker(pid, state="S"):
         ([rank(0, "T")], [worker(7, "T")], "rank 0 is stopped by a signal or a debugger", "100 7"),
         ([rank(0), rank(1, "T")], [], "rank 1 is stopped by a signal or a debugger: all others wait for it", "101"),
         ([rank(0, "t"), rank(1, "t")], [], "ranks 0 and 1 are stopped by a signal or a debugger", "100 101"),
-        ([rank(0)], [worker(7, "T")], "loader worker 7 is stopped by a signal or a debugger: all others wait for it", "7"),
+        (
+            [rank(0)],
+            [worker(7, "T")],
+            "loader worker 7 is stopped by a signal or a debugger: all others wait for it",
+            "7",
+        ),
     ],
-)  # fmt: skip
+)
 def test_who_is_stopped_and_who_waits(ranks, workers, title, pids):
     odd = odd_one(Standstill(seconds=9.0, ranks=tuple(ranks), workers=tuple(workers)))
     assert (odd.subtype, odd.title, odd.fix) == ("stopped", title, f"let it go on: kill -CONT {pids}")
