@@ -20,7 +20,6 @@ from aitop.sources.hook_ring import LEASE_SECONDS, find_ring
 
 UP = r"host."
 READY = r"host●"
-MOST_WAIT = 5.0
 
 
 @dataclass(frozen=True)
@@ -50,7 +49,7 @@ def ended_by(number: signal.Signals) -> Callable[[Scene], None]:
     def do(scene: Scene) -> None:
         path = scene.folder / "recording.jsonl"
         monitor = scene.watch("--record", str(path))
-        scene.pause(0.05, MOST_WAIT)
+        scene.moment(monitor)
         drawn = monitor.written > 0
         os.kill(monitor.pid, number)
         if number == signal.SIGKILL:
@@ -74,7 +73,7 @@ fault("monitor-int")(ended_by(signal.SIGINT))
 def terminal_closed(scene: Scene) -> None:
     path = scene.folder / "recording.jsonl"
     monitor = scene.watch("--record", str(path))
-    scene.pause(0.05, MOST_WAIT)
+    scene.moment(monitor)
     drawn = monitor.written > 0
     monitor.close()
     scene.ends(monitor, 129, *(() if drawn else (-1, 1, 2)), restored=False)
@@ -86,7 +85,7 @@ def terminal_closed(scene: Scene) -> None:
 def terminal_stuck(scene: Scene) -> None:
     """Nobody reads what the screen writes; then somebody does again, or the monitor is ended in the midst of it."""
     monitor = scene.watch("--interval", "0.2")
-    scene.pause(0.5, MOST_WAIT)
+    scene.moment(monitor)
     monitor.unread = True
     # Tall and wide pictures fill the terminal's buffer.
     for _ in range(6):
@@ -131,7 +130,7 @@ def target_killed(scene: Scene) -> None:
     path = scene.folder / "recording.jsonl"
     monitor = scene.watch("--record", str(path))
     scene.expect(monitor.until(UP, 20.0), "no screen")
-    scene.pause(0.0, MOST_WAIT)
+    scene.moment(monitor)
     scene.target.kill()
     scene.told = monitor.until(rf"target ended: process {scene.target.pid} has ended", 15.0) is not None
     scene.quits(monitor)
@@ -143,7 +142,7 @@ def target_stopped(scene: Scene) -> None:
     """Stopped for long enough that it must be told, or for a moment."""
     monitor = scene.watch()
     scene.expect(monitor.until(UP, 20.0), "no screen")
-    scene.pause(0.0, MOST_WAIT)
+    scene.moment(monitor)
     os.killpg(scene.target.pid, signal.SIGSTOP)
     try:
         if scene.dice.random() < 0.6:
@@ -190,7 +189,7 @@ def to_spies(scene: Scene, monitor: OnTerminal, number: signal.Signals, seconds:
 def spy_killed(scene: Scene) -> None:
     monitor = scene.watch()
     scene.expect(monitor.until(READY, 20.0), "no screen")
-    scene.pause(0.0, MOST_WAIT)
+    scene.moment(monitor)
     long = scene.dice.random() < 0.5
     to_spies(scene, monitor, signal.SIGKILL, 4.0 if long else 0.0)
     if long:
@@ -216,7 +215,7 @@ def spy_stopped(scene: Scene) -> None:
 @fault("resize-storm")
 def resize_storm(scene: Scene) -> None:
     monitor = scene.watch()
-    scene.pause(0.3, MOST_WAIT)
+    scene.moment(monitor)
     for _ in range(scene.dice.randint(40, 120)):
         rows, columns = scene.dice.choice(((0, 0), (1, 1), (2, 300), (90, 10), (24, 80), (50, 200), (7, 33)))
         monitor.resize(rows, columns)
@@ -230,7 +229,7 @@ def resize_storm(scene: Scene) -> None:
 def monitor_starved(scene: Scene) -> None:
     """It gets a few milliseconds of CPU now and then."""
     monitor = scene.watch()
-    scene.pause(0.3, MOST_WAIT)
+    scene.moment(monitor)
     deadline = time.monotonic() + scene.dice.uniform(2.0, 5.0)
     while time.monotonic() < deadline:
         os.kill(monitor.pid, signal.SIGSTOP)
@@ -246,7 +245,7 @@ def monitor_frozen(scene: Scene) -> None:
     """It stands for longer than the hook waits for it, and comes back."""
     monitor = scene.watch()
     scene.expect(monitor.until(UP, 20.0), "no screen")
-    scene.pause(0.0, MOST_WAIT)
+    scene.moment(monitor)
     os.kill(monitor.pid, signal.SIGSTOP)
     scene.pause(LEASE_SECONDS + 1.0, LEASE_SECONDS + 4.0)
     os.kill(monitor.pid, signal.SIGCONT)
@@ -259,7 +258,7 @@ def monitor_idle(scene: Scene) -> None:
     """The least priority, on one core with somebody who takes all of it."""
     core = scene.dice.choice(sorted(os.sched_getaffinity(0)))
     monitor = scene.watch()
-    scene.pause(0.3, MOST_WAIT)
+    scene.moment(monitor)
     everything = os.sched_getaffinity(monitor.pid)
     burner = psutil.Popen([sys.executable, "-S", "-c", "while True: pass"], start_new_session=True)
     try:
@@ -283,7 +282,8 @@ def monitor_idle(scene: Scene) -> None:
 def no_descriptors(scene: Scene) -> None:
     """It may open nothing more for a while."""
     monitor = scene.watch()
-    scene.pause(0.6, MOST_WAIT)
+    scene.expect(monitor.until(UP, 20.0), "no screen")
+    scene.moment(monitor)
     drawn = monitor.until(READY, 0.0) is not None
     open_now = len(os.listdir(f"/proc/{monitor.pid}/fd"))
     soft, hard = resource.prlimit(monitor.pid, resource.RLIMIT_NOFILE)
@@ -335,7 +335,7 @@ def record_ended(scene: Scene) -> None:
     """`aitop record` without a screen, ended by any signal; compressed or not."""
     path = scene.folder / scene.dice.choice(("recording.jsonl", "recording.jsonl.gz"))
     monitor = scene.start([*AITOP, "record", "--pid", str(scene.target.pid), "-o", str(path)])
-    scene.pause(0.8, MOST_WAIT)
+    scene.pause(0.8, 5.0)
     number = scene.dice.choice((signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGINT))
     begun = path.exists() and path.stat().st_size > 0
     os.kill(monitor.pid, number)

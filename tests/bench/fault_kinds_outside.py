@@ -12,7 +12,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from fault_kinds import MOST_WAIT, READY, UP, fault
+from fault_kinds import READY, UP, fault
 from fault_scene import Scene
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "fakes" / "nvml"))
@@ -150,7 +150,7 @@ def clock_jumps(scene: Scene) -> None:
     path = scene.folder / "recording.jsonl"
     env = {**os.environ, "LD_PRELOAD": str(clock_shim()), "CLOCK_SHIFT_FILE": str(shift)}
     monitor = scene.watch("--record", str(path), env=env)
-    scene.pause(0.2, MOST_WAIT)
+    scene.moment(monitor)
     for _ in range(4):
         seconds = scene.dice.choice((-1, 1)) * scene.dice.choice((1, 3600, 86_400, 400 * 86_400, 40_000 * 86_400))
         with shift.open("r+b") as file:
@@ -179,7 +179,7 @@ def target_execs(scene: Scene) -> None:
     """The target becomes another program, and begins anew."""
     monitor = scene.watch()
     scene.expect(monitor.until(READY, 20.0), "no screen")
-    scene.pause(0.0, MOST_WAIT)
+    scene.moment(monitor)
     starts = len(scene.target.runs())
     scene.target.ask_to("exec")
     deadline = time.monotonic() + 60.0
@@ -195,7 +195,7 @@ def worker_killed(scene: Scene) -> None:
     """A loader worker is killed, which ends the run as it does without a monitor."""
     monitor = scene.watch()
     scene.expect(monitor.until(READY, 20.0), "no screen")
-    scene.pause(0.0, MOST_WAIT)
+    scene.moment(monitor)
     workers = [process for process in scene.target.tree() if process.pid != scene.target.pid]
     workers[0].send_signal(signal.SIGKILL)
     code = scene.target.process.wait(60)

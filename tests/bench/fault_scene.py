@@ -209,6 +209,14 @@ class Scene:
                 return
             time.sleep(min(0.2, left))
 
+    def moment(self, monitor: OnTerminal) -> None:
+        """A random moment: of the start, or of the time in which the hook is in."""
+        if self.dice.random() < 0.4:
+            self.pause(0.05, 2.5)
+            return
+        monitor.until("hook●", 20.0)
+        self.pause(0.0, 2.5)
+
     def look(self) -> None:
         """Take down the processes of the monitors, by pid and start; and whether the hook is in."""
         for monitor in self.monitors:
@@ -246,6 +254,7 @@ class Scene:
         if monitor.until(sources, seconds) is None:
             self.bad.append(f"not recovered in {seconds:g} s:\n{monitor.screen.text()}")
             return
+        self.look()
         before, deadline = monitor.written, time.monotonic() + 10.0
         while monitor.written == before and time.monotonic() < deadline:
             time.sleep(0.1)

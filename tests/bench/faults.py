@@ -1,16 +1,18 @@
 """Faults at random moments while aitop watches a real training run: what the run notices has to be nothing.
 
-    python tests/bench/faults.py [-n TIMES] [-j LANES] [--seed N] [--list] [FAULT ...]
+    python tests/bench/faults.py [-n TIMES] [-j LANES] [--seed N] [--minutes M] [--keep FILE] [--list] [FAULT ...]
 
 "harmed" counts the times after which the target was not as before: its losses (bit for bit those of an undisturbed
 run), what a hook replaces, open files, threads, signals, its processes. "monitor" counts those in which the monitor
 neither recovered nor ended cleanly; "told" those in which the screen said what had happened, of those in which it
-could; "hook in" those in which the hook was seen in the target.
+could; "hook in" those in which the hook was seen in the target. With --keep, what came of each time is added to a file,
+those that are in it count, and the table is of all of them: so it can be done in pieces.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import platform
 import queue
@@ -21,7 +23,7 @@ import tempfile
 import threading
 import time
 import traceback
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 
 import fault_kinds_outside  # noqa: F401 - it adds its faults to the table
@@ -34,35 +36,42 @@ HEAD = f"{'fault':18}{'times':>6}{'hook in':>8}{'harmed':>7}{'monitor':>8}{'told
 
 
 @dataclass
-class Time:
-    """One time that a fault was done: the target's steps before and after it, and what came of it."""
+class Result:
+    """What came of one time that a fault was done. `losses` were compared."""
 
     name: str
-    target: Target
-    first: int
-    last: int = 0
     harm: list[str] = field(default_factory=list)
     bad: list[str] = field(default_factory=list)
     told: bool | None = None
     hooked: bool = False
     seconds: float = 0.0
+    losses: int = 0
+
+
+@dataclass
+class Time(Result):
+    """The same with the target, and its steps before and after."""
+
+    target: Target | None = None
+    first: int = 0
+    last: int = 0
 
 
 class Lane:
     """Does one fault after another, on a target that is kept as long as it is fit."""
 
-    def __init__(self, jobs: queue.SimpleQueue[tuple[str, int]], done: list[Time], seed: int) -> None:
-        self._jobs, self._done, self._seed = jobs, done, seed
+    def __init__(self, jobs: queue.SimpleQueue[str], done: list[Time], seed: str, until: float) -> None:
+        self._jobs, self._done, self._seed, self._until = jobs, done, seed, until
         self._target: Target | None = None
         self._used = 0
 
     def run(self) -> None:
-        while True:
+        while time.monotonic() < self._until:
             try:
-                name, number = self._jobs.get_nowait()
+                name = self._jobs.get_nowait()
             except queue.Empty:
                 break
-            self._done.append(self._once(name, random.Random(f"{self._seed} {name} {number}")))
+            self._done.append(self._once(name, random.Random(f"{self._seed} {name} {len(self._done)}")))
         self._drop()
 
     def _fit(self, kind: str) -> Target:
@@ -80,7 +89,7 @@ class Lane:
     def _once(self, name: str, dice: random.Random) -> Time:
         what = FAULTS[name]
         target = self._fit(what.kind)
-        one, began = Time(name, target, target.steps()), time.monotonic()
+        one, began = Time(name, target=target, first=target.steps()), time.monotonic()
         with tempfile.TemporaryDirectory(prefix="fault-") as folder:
             scene = Scene(target, dice, Path(folder))
             try:
@@ -105,31 +114,46 @@ def undisturbed(kind: str, steps: int) -> list[str]:
         return (Path(folder) / "losses").read_text().split()[1:]
 
 
-def compare(done: list[Time]) -> int:
-    """Note for each time whether the losses went another way during it; how many losses were compared."""
-    targets = {id(one.target): one.target for one in done}.values()
+def compare(done: list[Time]) -> None:
+    """Note for each time how many losses it took, and whether they went another way during it."""
+    targets = list({id(one.target): one.target for one in done if one.target is not None}.values())
     longest: dict[str, int] = {}
     for target in targets:
         longest[target.kind] = max(longest.get(target.kind, 1), *(len(run) for run in target.runs()))
     right = {kind: undisturbed(kind, steps) for kind, steps in longest.items()}
-    compared = 0
     for target in targets:
+        times = [one for one in done if one.target is target]
         before = 0
         for run in target.runs():
-            wanted = right[target.kind][: len(run)]
-            compared += len(run)
-            wrong = next((at for at, pair in enumerate(zip(run, wanted, strict=True)) if pair[0] != pair[1]), None)
+            pairs = zip(run, right[target.kind], strict=False)
+            wrong = next((at for at, pair in enumerate(pairs) if pair[0] != pair[1]), None)
             if wrong is not None:
-                times = [one for one in done if one.target is target and one.first <= before + wrong]
-                times[-1].harm.append(f"other losses from step {wrong} on")
-                print(f"{times[-1].name}: other losses from step {wrong} on", file=sys.stderr)
+                blamed = [one for one in times if one.first <= before + wrong][-1]
+                blamed.harm.append(f"other losses from step {wrong} on")
+                print(f"{blamed.name}: {blamed.harm[-1]}", file=sys.stderr)
             before += len(run)
+        for one in times:
+            one.losses = max(0, one.last - one.first)
         target.clear()
-    return compared
 
 
-def show(names: list[str], done: list[Time], compared: int, lanes: int) -> bool:
-    print(f"Python {platform.python_version()}, {os.cpu_count()} cores, {lanes} side by side\n{HEAD}")
+def kept(path: Path | None) -> list[Result]:
+    """The results of earlier pieces."""
+    if path is None or not path.exists():
+        return []
+    return [Result(**json.loads(line)) for line in path.read_text().splitlines()]
+
+
+def keep(path: Path, done: list[Time]) -> None:
+    """Add results to the file."""
+    names = [one.name for one in fields(Result)]
+    with path.open("a") as file:
+        for one in done:
+            file.write(json.dumps({name: getattr(one, name) for name in names}) + "\n")
+
+
+def show(names: list[str], done: list[Result]) -> bool:
+    print(f"Python {platform.python_version()}, {os.cpu_count()} cores\n{HEAD}")
     for name in names:
         times = [one for one in done if one.name == name]
         could = [one.told for one in times if one.told is not None]
@@ -142,38 +166,52 @@ def show(names: list[str], done: list[Time], compared: int, lanes: int) -> bool:
     untold = sum(one.told is False for one in done)
     print(
         f"{'all':18}{len(done):6}{sum(one.hooked for one in done):8}{harmed:7}{failed:8}\n"
-        f"{compared} losses compared; target harmed {harmed}, monitor neither recovered nor ended cleanly {failed}, "
-        f"not told {untold}"
+        f"{sum(one.losses for one in done)} losses compared; target harmed {harmed}, "
+        f"monitor neither recovered nor ended cleanly {failed}, not told {untold}"
     )
     return not (harmed or failed or untold)
 
 
-def main() -> int:
+def parsed() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("-n", type=int, default=20, help="times for each fault")
     parser.add_argument("-j", type=int, default=3, help="how many side by side, each with a target of its own")
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seed", default="0")
+    parser.add_argument("--minutes", type=float, default=1e6, help="begin nothing more after so many")
+    parser.add_argument("--keep", type=Path, metavar="FILE", help="add to the results in this file")
     parser.add_argument("--list", action="store_true", help="list the faults")
     parser.add_argument("faults", nargs="*", metavar="FAULT", help="which (default: all)")
     options = parser.parse_args()
-    if options.list:
-        print("\n".join(FAULTS))
-        return 0
     unknown = [name for name in options.faults if name not in FAULTS]
     if unknown:
         parser.error(f"there is no fault {unknown[0]}: {' '.join(FAULTS)}")
+    return options
+
+
+def main() -> int:
+    options = parsed()
+    if options.list:
+        print("\n".join(FAULTS))
+        return 0
     names = options.faults or list(FAULTS)
-    jobs: queue.SimpleQueue[tuple[str, int]] = queue.SimpleQueue()
-    for name in names:
-        for number in range(options.n):
-            jobs.put((name, number))
+    before = kept(options.keep)
+    # Of one kind after the other, so that targets are kept; else those first that were done least.
+    left = {name: options.n - sum(one.name == name for one in before) for name in names}
+    wanted = [name for turn in range(options.n) for name in names if turn < left[name]]
+    jobs: queue.SimpleQueue[str] = queue.SimpleQueue()
+    for name in sorted(wanted, key=lambda name: (-left[name], FAULTS[name].kind)):
+        jobs.put(name)
     done: list[Time] = []
-    lanes = [threading.Thread(target=Lane(jobs, done, options.seed).run) for _ in range(options.j)]
+    until = time.monotonic() + options.minutes * 60
+    lanes = [threading.Thread(target=Lane(jobs, done, options.seed, until).run) for _ in range(options.j)]
     for lane in lanes:
         lane.start()
     for lane in lanes:
         lane.join()
-    return 0 if show(names, done, compare(done), options.j) else 1
+    compare(done)
+    if options.keep is not None:
+        keep(options.keep, done)
+    return 0 if show(names, [*before, *done]) else 1
 
 
 if __name__ == "__main__":
