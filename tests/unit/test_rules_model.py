@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 from snapshot_builder import RANK, constant, line, snapshot, step, steps
 
 from aitop.diagnosis import input_bound, precision, preprocessing, python_overhead, recompile, underbatched
@@ -82,8 +83,6 @@ def test_types_are_not_known_from_outside():
 
 
 def on_gpu(records, *, busy=None, name="NVIDIA H200", mfu=None, told=None, **counters):
-    from msgspec.structs import replace
-
     counters |= {} if busy is None else {"busy": busy}
     seen = snapshot(
         records,
@@ -143,8 +142,6 @@ def test_requests_one_at_a_time_read_all_weights_for_each():
 
 
 def test_batches_are_put_together_where_the_model_is_called():
-    from msgspec.structs import replace
-
     from aitop.model.stacks import Frame
 
     inside = line("Scorer.forward", 0.9, phase="forward", activity="compute", number=7, text="x = layer(x)")
@@ -160,8 +157,6 @@ def test_a_server_that_waits_for_requests_is_not_underbatched():
 
 
 def test_taking_from_a_full_queue_is_no_waiting():
-    from msgspec.structs import replace
-
     takes = line("take", 0.4, activity="queue", number=12, text="taken = [self.requests.get()]")
     puts = line("submit", 0.9, activity="queue", number=7, text="self.requests.put((features, answer))")
     lines = [replace(MODEL, share=0.5), takes, replace(puts, thread="clients")]
@@ -220,7 +215,10 @@ def test_an_idle_gpu_has_room_for_more():
 
 def test_batches_are_not_known_from_outside():
     seen = snapshot(phases=Phases(forward=0.9, outside=0.1), kind="inference")
-    assert "only from inside" in abstained(underbatched.judge(seen))
+    assert abstained(underbatched.judge(seen)).startswith("how many samples a step takes is known only from inside")
+    puts = replace(line("submit", 0.9, activity="queue", text="self.jobs.put(job)"), thread="clients")
+    full = snapshot(phases=Phases(forward=0.9, outside=0.1), kind="inference", lines=[puts])
+    assert abstained(underbatched.judge(full)).startswith("requests wait in a full queue; how many samples")
 
 
 # preprocessing-bound ----------------------------------------------------------------------------------------------
