@@ -16,6 +16,7 @@ MIN_SAMPLES = 15
 MOST_LINES = 5
 LEAST_SHARE = 0.03
 SEVERAL_WINDOWS = 3
+CLOSED = "without stack samples and without the hook nothing tells where the time of a step goes"
 # The most that one is sure of where times of the host are all there is to a run on a GPU.
 UNPROVEN = 0.5
 NEARLY_ALL, UNCERTAIN = 0.85, 0.5
@@ -213,12 +214,20 @@ def enough(snapshot: Snapshot) -> str | None:
         return None
     process = main_stacks(snapshot)
     seen = process.samples if process else 0
+    if not steps and process is None and _closed(snapshot):
+        return CLOSED
     if process is None or seen < MIN_SAMPLES:
         needed = f"{MIN_STEPS} steps or {MIN_SAMPLES} samples are needed"
         return f"{len(steps)} steps and {seen} stack samples so far; {needed}"
     if not steps and not _steps_in(snapshot, process):
         return f"none of {seen} stack samples so far shows a part of a step: it may still be starting"
     return None
+
+
+def _closed(snapshot: Snapshot) -> bool:
+    """Whether neither stacks nor steps are to be expected."""
+    states = [snapshot.sources[name].state for name in ("stacks", "hook") if name in snapshot.sources]
+    return len(states) == 2 and all(state in ("absent", "denied", "failed") for state in states)
 
 
 def _steps_in(snapshot: Snapshot, process: ProcessStacks) -> bool:

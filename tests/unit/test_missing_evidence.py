@@ -6,12 +6,14 @@ import msgspec
 import pytest
 from snapshot_builder import line, snapshot, steps
 
-from aitop.diagnosis import between_steps, python_overhead
+from aitop.diagnosis import between_steps, input_bound, python_overhead
+from aitop.diagnosis.evidence import CLOSED
 from aitop.diagnosis.hang import hang
 from aitop.diagnosis.rule import Finding
 from aitop.diagnosis.rules import RULES
 from aitop.model.ranks import Ranks, RankView, Standing, Standstill
 from aitop.model.snapshot import Phases, Series
+from aitop.model.source import SourceStatus
 from aitop.model.steps import HookFacts
 from aitop.model.verdict import Abstention
 
@@ -42,6 +44,16 @@ def test_every_rule_says_what_is_missing(rule):
 def test_no_rule_guesses(rule, kind):
     assert not isinstance(rule.judge(poor(kind=kind)), Finding)
     assert not isinstance(rule.judge(msgspec.structs.replace(poor(kind=kind), steps=None, facts=None)), Finding)
+
+
+def test_what_can_never_come_is_not_waited_for():
+    def told(**states):
+        sources = {name: SourceStatus(time=1.0, source=name, state=state) for name, state in states.items()}
+        return input_bound.judge(msgspec.structs.replace(poor(), steps=None, stacks=None, sources=sources)).reason
+
+    assert told(stacks="denied", hook="absent") == CLOSED
+    assert "needed" in told(stacks="ok", hook="absent") and "needed" in told(stacks="denied", hook="ok")
+    assert "needed" in told()
 
 
 def test_a_standstill_without_stacks_blames_nobody():
