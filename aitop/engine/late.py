@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from aitop.engine.feed import Publish
@@ -52,6 +52,9 @@ class LateFeed:
 
     def dump(self) -> StackDump:
         return self._when_made().dump()
+
+    def native(self, pids: Sequence[int]) -> dict[int, tuple[str, ...]]:
+        return self._when_made().native(pids)
 
     def _when_made(self) -> LiveFeed:
         if not self._made.wait(PATIENCE_SECONDS) or self._feed is None:

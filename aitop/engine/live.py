@@ -19,7 +19,7 @@ from aitop.engine.feed import EventSink, Publish, own_failure
 from aitop.engine.growth import GrowthFinder
 from aitop.engine.hook_way import HooksOnTheWay, take_out
 from aitop.engine.runner import SourceRunner
-from aitop.engine.stack_dump import NoDumpError, take_stacks
+from aitop.engine.stack_dump import NoDumpError, take_native, take_stacks
 from aitop.model.event import Event
 from aitop.model.snapshot import Target, Tick
 from aitop.model.source import SourceName, SourceStatus
@@ -125,10 +125,18 @@ class LiveFeed:
 
     def dump(self) -> StackDump:
         """All stacks of all processes at this moment. Takes a while; raises NoDumpError, in words."""
-        off = next((reason for name, reason, _ in self._switched_off() if name == "stacks"), None)
+        off = self._no_stacks()
         found = take_stacks(self._pids, self.target.script, off, wanted=lambda: not self._stopping.is_set())
         self._events.put(found)
         return found
+
+    def native(self, pids: Sequence[int]) -> dict[int, tuple[str, ...]]:
+        """What these processes are in below Python. Stops them for a moment; raises NoDumpError, in words."""
+        return take_native(pids, self._no_stacks())
+
+    def _no_stacks(self) -> str | None:
+        """Why stacks are not looked at here; None where they are."""
+        return next((reason for name, reason, _ in self._switched_off() if name == "stacks"), None)
 
     def _look_if_still(self) -> None:
         """Look at all stacks where nothing has moved for a while."""

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from aitop.model.stacks import StackDump
 from aitop.sources.source import SourceError
 from aitop.sources.stacks.dump import take_dump
+from aitop.sources.stacks.native import native_frames
 
 
 class NoDumpError(Exception):
@@ -24,5 +25,18 @@ def take_stacks(
         raise NoDumpError(f"stacks are {switched_off}: they are not looked at")
     try:
         return take_dump(tops, script=script, wanted=wanted)
+    except SourceError as error:
+        raise NoDumpError(f"{error}{f': {error.remedy}' if error.remedy else ''}") from error
+
+
+def take_native(pids: Iterable[int], switched_off: str | None) -> dict[int, tuple[str, ...]]:
+    """What the main threads of these processes are in below Python, by pid. Stops each for some tenths of a second.
+
+    See sources.stacks.native. Raises NoDumpError.
+    """
+    if switched_off is not None:
+        raise NoDumpError(f"stacks are {switched_off}: they are not looked at")
+    try:
+        return native_frames(pids)
     except SourceError as error:
         raise NoDumpError(f"{error}{f': {error.remedy}' if error.remedy else ''}") from error

@@ -75,3 +75,22 @@ async def test_ranks_that_get_on_are_not_called_hanging(look_at):
     async with look_at(moving, size=(80, 24)) as eyes:
         await eyes.press("h")
         assert " HANG " not in eyes.pane("standing") and "if it hangs" in eyes.pane("standing")
+
+
+async def test_what_ranks_are_in_below_python_is_asked_for_by_a_key(look_at, feeds):
+    class Native(feeds["scripted"]):
+        asked = ()
+
+        def dump(self):
+            return hanging(2, odd=1).dump
+
+        def native(self, pids):
+            Native.asked = tuple(pids)
+            return dict.fromkeys(pids[:1], ("futex_wait (libc.so.6)", "wait (libgloo.so)"))
+
+    async with look_at(feed=Native(hanging(2, odd=1)), size=(120, 36)) as eyes:
+        await eyes.press("h")
+        await eyes.until("Queue.get")
+        assert not Native.asked, "it stops the process: only when asked"
+        await eyes.press("n")
+        await eyes.until("below Python, rank 1: futex_wait (libc.so.6) ← wait (libgloo.so)")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pickle
 import socket
@@ -16,6 +17,7 @@ from aitop.sources import nccl_ras
 from aitop.sources.flight_recorder import flight_record, last_of, prefixes
 from aitop.sources.nccl_ras import port_of, ras_words, troubles
 from aitop.sources.plain_pickle import read_plain
+from aitop.sources.stacks.native import innermost
 
 FRAMES = [
     {"name": "all_reduce", "filename": "/lib/torch/distributed/distributed_c10d.py", "line": 3},
@@ -150,3 +152,12 @@ def test_what_flight_recorder_and_ras_say_is_evidence():
     assert told.ranks == (1,)
     assert "Flight Recorder of rank 1: all_reduce at train.py:9, number 4 of pg, started" in told.evidence
     assert "NCCL RAS: INCOMPLETE" in told.evidence
+
+
+def test_frames_below_python_are_those_above_its_newest():
+    frames = [{"name": "0x7f00", "module": "/lib/libc.so.6"}, {"name": "0x7f01", "module": "/lib/libc.so.6"},
+              {"name": "gloo::wait(int)", "module": "/x/libtorch_cpu.so"}, {"name": "step", "module": None},
+              {"name": "PyEval", "module": "/lib/libpython3.so"}]  # fmt: skip
+    threads = [{"frames": frames[2:], "os_thread_id": 8}, {"frames": frames, "os_thread_id": 7}]
+    assert innermost(json.dumps(threads).encode(), 7) == ("libc.so.6", "gloo::wait (libtorch_cpu.so)")
+    assert innermost(b"no json", 7) == innermost(b"[]", 7) == ()

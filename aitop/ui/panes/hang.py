@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from aitop.diagnosis.hang import Odd, named, odd_one
@@ -69,12 +69,14 @@ class StandingPane(Pane):
     odd: Odd | None = None
     groups: tuple[Place, ...] = ()
     selected = 0
+    native: Mapping[int, Sequence[str]] = {}
     doing = ""
     problem = ""
     when = ""
 
     def take(self, still: Standstill | None) -> None:
         """What a look has shown; None: nothing."""
+        self.native = {}
         self.still = still
         self.odd = odd_one(still) if still is not None and (still.ranks or still.gone) else None
         self.groups = places(still, self.odd) if still is not None and self.odd is not None else ()
@@ -102,6 +104,12 @@ class StandingPane(Pane):
             lines += [
                 Line(shorten(one_line(text), width), DIM) for text in noted(self.still, view.snapshot)[:MOST_NOTES]
             ]
+        for place in self.groups:
+            frames = self.native.get(place.one.pid)
+            if frames is not None:
+                told = " ← ".join(one_line(name) for name in frames) or "nothing: it is in Python code"
+                start = Line(f"below Python, {named(place.members[:1])}: ", DIM)
+                lines.append(start.add(shorten(told, max(12, width - start.width)), TEXT))
         return [*lines, Line()]
 
     def draw(self, view: View, width: int, height: int) -> Drawing:
@@ -110,7 +118,9 @@ class StandingPane(Pane):
         row = len(above) + self.selected
         self.top = max(0, min(self.top, row), row - height + 1) if self.selected else 0
         title = "Where the ranks stand" + (f" · {self.doing}" if self.doing else f" · {self.when}" if self.when else "")
-        return Drawing([*above, *rows], title, Line("↑↓ choose · ⏎ whole stack · h look again · esc back", DIM))
+        return Drawing(
+            [*above, *rows], title, Line("↑↓ choose · ⏎ whole stack · h look again · n below Python · esc back", DIM)
+        )
 
 
 def _how_still(still: Standstill, snapshot: Snapshot | None) -> Line:

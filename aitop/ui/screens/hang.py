@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from collections.abc import Sequence
+from typing import ClassVar, Protocol, runtime_checkable
 
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
+from textual.message import Message
 
 from aitop.engine.stack_groups import grouped
 from aitop.engine.standstill import standing_at
 from aitop.model.stacks import StackDump, ThreadStack
+from aitop.ui.background import in_background
 from aitop.ui.panes.hang import StandingPane
 from aitop.ui.panes.header import Header
 from aitop.ui.panes.stacks import GroupPane
@@ -17,6 +20,23 @@ from aitop.ui.screens.moment import MomentScreen
 from aitop.ui.view import View
 
 SMALL_ROWS = 14
+MOST_NATIVE = 4
+
+
+@runtime_checkable
+class NativeFeed(Protocol):
+    """A feed whose processes can be looked at below Python. Stops them for a moment; raises an error in words."""
+
+    def native(self, pids: Sequence[int]) -> dict[int, tuple[str, ...]]: ...
+
+
+class NativeSeen(Message):
+    """The frames below Python by pid, or why there are none."""
+
+    def __init__(self, frames: dict[int, tuple[str, ...]], problem: str = "") -> None:
+        super().__init__()
+        self.frames = frames
+        self.problem = problem
 
 
 class HangScreen(MomentScreen):
@@ -29,6 +49,7 @@ class HangScreen(MomentScreen):
         Binding("pageup,shift+up", "scroll(-8)", "scroll the stack"),
         Binding("pagedown,shift+down", "scroll(8)", "scroll the stack"),
         Binding("h,H,r", "again", "look again"),
+        Binding("n", "native", "what these ranks are in below Python; stops them for a moment"),
         Binding("escape,q", "back", "back"),
     ]
 
@@ -40,6 +61,28 @@ class HangScreen(MomentScreen):
     def show(self, view: View) -> None:
         """Take a newer picture; what the last look showed stays."""
         self.view = view
+        self._show()
+
+    def action_native(self) -> None:
+        """Look below Python at one rank of each place, off this thread."""
+        pane, feed = self.query_one(StandingPane), self._feed
+        if not (self.view.live and isinstance(feed, NativeFeed)) or not pane.groups:
+            return
+        pids = [place.one.pid for place in pane.groups[:MOST_NATIVE]]
+        pane.doing = "looking below Python…"
+        self._show()
+
+        def work() -> Message:
+            try:
+                return NativeSeen(feed.native(pids))
+            except Exception as error:
+                return NativeSeen({}, str(error))
+
+        in_background(self, "native", work)
+
+    def on_native_seen(self, message: NativeSeen) -> None:
+        pane = self.query_one(StandingPane)
+        pane.native, pane.problem, pane.doing = message.frames, message.problem, ""
         self._show()
 
     def _begin(self) -> None:
