@@ -12,11 +12,12 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from aitop.attach import bundle, in_target, other_python, preflight
+from aitop.attach import attempt, bundle, in_target, other_python, preflight
 from aitop.attach.bundle import hook_sources, pack, parts
 from aitop.attach.proc_status import read_status
 from aitop.attach.refusal import AttachRefused
@@ -162,6 +163,31 @@ def test_one_block_takes_the_place_of_parts_that_have_come(blocks: tuple[bytes, 
     assert run("install", GOOD) == "installed"
     assert deliver(blocks[0]) == "installed", "a hook that is there answers"
     assert run("remove", GOOD) == "removed" and gc.callbacks == callbacks
+
+
+@pytest.mark.parametrize(
+    ("answer", "seconds", "costly", "left"),
+    [
+        ("next", 0.0, False, "parts"),
+        ("next", 1.0, False, "whole"),
+        ("next", 0.0, True, "whole"),
+        ("lost", 0.0, False, "whole"),
+        ("busy", 0.0, False, "all"),
+    ],
+)
+def test_where_a_target_is_slow_or_dear_to_enter_the_rest_comes_in_one_go(
+    answer: str, seconds: float, costly: bool, left: str, blocks: tuple[bytes, ...]
+) -> None:
+    way = SimpleNamespace(name="way", costly=costly, withdraw=lambda target, in_use: None)
+    knock = SimpleNamespace(entered=[way], way="way", request=SimpleNamespace(close=lambda: None))
+    on_its_way = attempt.Attempt(os.getpid(), "install", LARGE, ())
+    on_its_way._target = SimpleNamespace()  # type: ignore[assignment]
+    on_its_way._prepare(whole=False)
+    on_its_way._asked_at = time.monotonic() - seconds
+    assert on_its_way._settle(knock, answer) is None  # type: ignore[arg-type]
+    expected = {"parts": list(blocks[1:]), "whole": [pack("install", LARGE)], "all": list(blocks)}
+    assert on_its_way._parcels == expected[left]
+    assert (on_its_way._again_at > time.monotonic() - 0.1) is (answer == "busy")
 
 
 def test_the_bundle_is_made_of_the_hooks_own_files() -> None:
