@@ -63,14 +63,12 @@ OVERRIDES = ("dac_override", "dac_read_search")
 BOX = (*OWN_PIDS, *without("sys_ptrace", "sys_admin", "dac_override", "dac_read_search"))
 ENTER = ("--mount", "--pid")
 CLOSED_TMP = mounts("mount -t tmpfs -o ro,mode=755 tmpfs /tmp")
-# torch wants a folder when it is loaded: one that a name from the root does not tell.
-NOWHERE = (
-    *mounts(
-        *(f"mount -t tmpfs -o ro,mode=755 tmpfs {folder}" for folder in ("/tmp", "/var/tmp", "/dev/shm")),
-        "mount -t tmpfs -o mode=1777 tmpfs /mnt",
-    ),
-    *environment("TMPDIR=mnt"),
+NO_FOLDERS = mounts(
+    *(f"mount -t tmpfs -o ro,mode=755 tmpfs {folder}" for folder in ("/tmp", "/var/tmp", "/dev/shm")),
+    "mount -t tmpfs -o mode=1777 tmpfs /mnt",
 )
+# torch wants a folder when it is loaded: one that a name from the root does not tell.
+NOWHERE = (*NO_FOLDERS, *environment("TMPDIR=mnt"))
 OWN_TMP = mounts("mount -t tmpfs tmpfs /tmp")
 HIDDEN = mounts("mount -t proc -o hidepid=2 proc /proc")
 NO_CHANGES = mounts("mount -o remount,ro,bind / 2>/dev/null || mount --bind / / && mount -o remount,ro,bind /")
@@ -118,6 +116,7 @@ SETTINGS = (
     Setting("an unwritable /tmp around aitop", user(USER), (*CLOSED_TMP, *user(USER))),
     Setting("no folder at all for the run", (*NOWHERE, *user(USER)), user(USER)),
     Setting("no folder at all for the run, root outside", (*NOWHERE, *user(USER))),
+    Setting("no folder but its TMPDIR for the run", (*NO_FOLDERS, "env", "TMPDIR=/mnt", *user(USER)), user(USER)),
     Setting("a home that is closed", user(USER), (*user(USER), *environment("HOME=/root"))),
     Setting("a home that is not there", user(USER), (*user(USER), *environment("HOME=/nonexistent"))),
     Setting("no HOME", user(USER), (*user(USER), *environment("-u", "HOME"))),
