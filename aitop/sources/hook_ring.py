@@ -15,6 +15,7 @@ import msgspec
 from aitop.model.event import Sample
 from aitop.model.source import SourceName
 from aitop.model.steps import AllocatorSample, HookFacts, HookSample
+from aitop.sources import procfs
 from aitop.sources import ring_format as ring
 from aitop.sources.burst_leftovers import remove_leftovers
 from aitop.sources.hook_entry import Entries
@@ -118,6 +119,7 @@ class HookRing:
         self._watches: tuple[str, ...] = ()
         self._facts_seq = -1
         self._slot: int | None = None
+        self._quiet, self._stack = True, procfs.main_stack(pid)
         try:
             found = _open(pid, os.O_RDWR)
             if found is None:
@@ -139,6 +141,14 @@ class HookRing:
         if header is None:
             return "unreadable"
         return {ring.STATE_INSTALLED: "installed", ring.STATE_REMOVING: "removing"}.get(header.state, "removed")
+
+    @property
+    def outlived(self) -> bool:
+        """Whether the process is gone, or has become another program, after which nobody writes here any more."""
+        if not self._quiet:
+            return False
+        now = procfs.main_stack(self.pid)
+        return procfs.gone(self.pid) if now is None else self._stack not in (None, now)
 
     @property
     def way(self) -> str | None:
@@ -200,6 +210,7 @@ class HookRing:
         """The events since the last read, and how many were overwritten before or while they were read."""
         first, written = self._read_up_to, header.written
         self._read_up_to = written
+        self._quiet = first in (None, written)
         if first is None:
             first = max(0, written - FIRST_EVENTS)
             if first:
@@ -372,7 +383,7 @@ class HookSource:
             time.sleep(0.02)
 
     def _has_left(self, pid: int) -> bool:
-        return self._rings[pid].state in ("removed", "unreadable") or not os.path.exists(f"/proc/{pid}")
+        return self._rings[pid].state in ("removed", "unreadable") or self._rings[pid].outlived
 
     def _drop(self, pid: int) -> None:
         reader = self._rings.pop(pid)

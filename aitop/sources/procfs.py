@@ -113,6 +113,12 @@ def stat(pid: int) -> Stat | None:
     return None if data is None else parse_stat(data)
 
 
+def main_stack(pid: int) -> int | None:
+    """The address of the main stack, which an exec draws anew; None where it is not to be had."""
+    found = stat(pid)
+    return (found.stack or None) if found is not None else None
+
+
 def gone(pid: int) -> bool:
     """Whether there is no such process. Needs no descriptor, so it also tells one that just cannot be read."""
     try:
