@@ -15,6 +15,8 @@ from pathlib import Path
 from fault_kinds import READY, UP, fault
 from fault_scene import Scene
 
+from aitop.sources.hook_ring import find_ring
+
 sys.path.insert(0, str(Path(__file__).parents[1] / "fakes" / "nvml"))
 
 import fake_nvml
@@ -186,7 +188,12 @@ def target_execs(scene: Scene) -> None:
     while len(scene.target.runs()) == starts and time.monotonic() < deadline:
         time.sleep(0.05)
     scene.target.goes_on(10)
-    scene.recovers(monitor, 60.0)
+    deadline = time.monotonic() + 60.0
+    while find_ring(scene.target.pid) is None and time.monotonic() < deadline:
+        time.sleep(0.1)
+    scene.expect(find_ring(scene.target.pid) is not None, "the hook did not come into the new program")
+    scene.recovers(monitor)
+    scene.expect(monitor.until(r"last [1-9]\d* steps", 20.0), f"no steps of the new program:\n{monitor.screen.text()}")
     scene.quits(monitor)
 
 

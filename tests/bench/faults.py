@@ -31,7 +31,7 @@ from fault_kinds import FAULTS
 from fault_scene import SCRIPT, Scene, Target
 
 # A target is held against the undisturbed run after so many faults, and then another one begins.
-TIMES_A_TARGET = 12
+TIMES_A_TARGET = 25
 HEAD = f"{'fault':18}{'times':>6}{'hook in':>8}{'harmed':>7}{'monitor':>8}{'told':>9}{'s each':>8}"
 
 
