@@ -70,7 +70,10 @@ Head = tuple[str, str, "str | None"]
 
 @dataclass(frozen=True)
 class Overhead:
-    """Shares of step time: `model` around tiny operations, `beside` between the phases. `per_op` in microseconds."""
+    """Shares of step time: `model` around tiny operations, `beside` between the phases. `per_op` in microseconds.
+
+    `mostly_model`: the larger of the two is around tiny operations.
+    """
 
     model: float
     beside: float
@@ -78,6 +81,7 @@ class Overhead:
     seen: float
     per_op: float | None
     loops: bool
+    mostly_model: bool
 
 
 def judge(snapshot: Snapshot) -> Judgement:
@@ -122,9 +126,10 @@ def _overhead(snapshot: Snapshot) -> Overhead:
     own = by_hand.lines if tiny or _is_model(snapshot, by_hand) else _for_the_loss(snapshot, by_hand)
     aside = Lines(aside.share - sum(line.share for line in own), tuple(line for line in aside.lines if line not in own))
     beside = min(aside.share, host_limit(snapshot)) if aside.share >= SOME or not model else 0.0
-    first, then = (both.lines, aside.lines) if model > aside.share else (aside.lines, both.lines * bool(model))
+    mostly_model = model > aside.share
+    first, then = (both.lines, aside.lines) if mostly_model else (aside.lines, both.lines * bool(model))
     seen = aside.share + (both.share if model else 0.0)
-    return Overhead(model, beside, Lines(seen, first + then), seen, per_op, loops)
+    return Overhead(model, beside, Lines(seen, first + then), seen, per_op, loops, mostly_model)
 
 
 def _aside(line: HotLine, gpu: bool) -> bool:
@@ -316,19 +321,19 @@ def _verdict(snapshot: Snapshot, found: Overhead, share: float) -> Verdict:
 
 
 def _around(found: Overhead) -> str:
-    return "around tiny operations" if found.model else "between its phases"
+    return "around tiny operations" if found.mostly_model else "between its phases"
 
 
 def _evidence(snapshot: Snapshot, found: Overhead) -> tuple[str, ...]:
     told = []
     facts = snapshot.facts
-    if found.model and found.per_op is not None and facts is not None:
+    if found.mostly_model and found.per_op is not None and facts is not None:
         told.append(f"{count(facts.ops)} operations a step at {found.per_op:.0f} µs each: too small to be worth a call")
-    if found.model and _in_order(found.lines):
+    if found.mostly_model and _in_order(found.lines):
         told.append(
             "each turn of the loop needs what the last one made: how much can be gained depends on the algorithm"
         )
-    elif found.model:
+    elif found.mostly_model:
         told.append("how long one large operation takes instead is not known before: the gain may be far larger")
     where = found.lines.where
     if where:
@@ -340,7 +345,7 @@ def _fixes(found: Overhead, share: float) -> tuple[Fix, ...]:
     where = found.lines.where
     gone = round(without(share), 2)
     place = f" at {short_place(where[0].file, where[0].line)}" if where else ""
-    if found.model:
+    if found.mostly_model:
         in_order = _in_order(found.lines)
         instead = (
             "a layer that loops inside (nn.RNN, nn.LSTM) or a closed form"
