@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from aitop.diagnosis.evidence import confidence, places
 from aitop.diagnosis.rule import Band, Finding, Judgement, Rule
 from aitop.diagnosis.what_if import without
+from aitop.model.ranks import Ranks
 from aitop.model.snapshot import Snapshot
 from aitop.model.steps import CallSite, DdpInfo
 from aitop.model.units import percent
@@ -49,12 +50,23 @@ def comm_bound(snapshot: Snapshot) -> Judgement:
             confidence=confidence(confirmed, share > CRITICAL_SHARE, steps=ranks.steps),
             title=f"{percent(share)} of each step is {what} between ranks that no computing hides",
             where=_where(snapshot, sites),
-            evidence=(*_evidence(1e3 * ranks.exchange, ddp), *(_told(site) for site in sites[:MOST_SITES])),
+            evidence=(
+                *_evidence(1e3 * ranks.exchange, ddp),
+                *scaling(ranks),
+                *(_told(site) for site in sites[:MOST_SITES]),
+            ),
             fixes=tuple(_fixes(snapshot, share, (ranks.calls or 0.0) / ranks.step, sites, small=small)),
             ranks=tuple(one.rank for one in ranks.ranks if one.rank is not None),
         ),
         level=share,
     )
+
+
+def scaling(ranks: Ranks) -> list[str]:
+    """How well the job makes use of its ranks, in words."""
+    if ranks.efficiency is None:
+        return []
+    return [f"scaling efficiency {percent(ranks.efficiency)}: for the rest of their time the ranks wait for each other"]
 
 
 def _sites(snapshot: Snapshot) -> list[CallSite]:

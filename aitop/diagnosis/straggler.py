@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import fmean
 
+from aitop.diagnosis.comm_bound import scaling
 from aitop.diagnosis.evidence import confidence, places
 from aitop.diagnosis.rule import Band, Finding, Judgement, Rule
 from aitop.diagnosis.what_if import without
@@ -61,7 +62,7 @@ def straggler(snapshot: Snapshot) -> Judgement:
             confidence=confidence(least, (late.latest or 0.0) > 0.9, bool(where), steps=ranks.steps),
             title=f"{told}; the others wait {percent(share)} of each step for it",
             where=where,
-            evidence=(_side_by_side(late, others), _since(late, snapshot.time)),
+            evidence=(_side_by_side(late, others), _since(late, snapshot.time), *scaling(ranks)),
             fixes=(Fix(text=FIXES[cause], speedup=round(without(share), 3)),),
             ranks=(late.rank,) if late.rank is not None else (),
         ),

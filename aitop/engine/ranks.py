@@ -63,6 +63,7 @@ def ranks_view(history: History, now: float) -> Ranks | None:
         exchange=kept * (inside + calls),
         calls=kept * calls,
         uneven=_uneven(work),
+        efficiency=_efficiency(aligned, work),
     )
 
 
@@ -174,6 +175,12 @@ def _uneven(work: Mapping[int, Sequence[float]]) -> float:
     """Mean seconds a step that would be saved if all ranks had the mean work of each step."""
     steps = list(zip(*work.values(), strict=True))
     return float(sum(max(step) - sum(step) / len(step) for step in steps)) / len(steps)
+
+
+def _efficiency(aligned: Mapping[int, Sequence[StepRecord]], work: Mapping[int, Sequence[float]]) -> float | None:
+    """The share of their time in which the ranks worked themselves."""
+    whole = sum(record.seconds for records in aligned.values() for record in records)
+    return min(1.0, sum(sum(one) for one in work.values()) / whole) if whole > 0 else None
 
 
 @dataclass(frozen=True)

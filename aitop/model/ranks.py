@@ -62,7 +62,8 @@ class Ranks(msgspec.Struct, frozen=True, kw_only=True):
     The rest is of the `steps` that all ranks made, compared one by one: `step` mean seconds of one, `exchange` what
     passed from the arrival of the last rank to the end of each exchange, without the time in which that rank waited
     for a core, `calls` the part of it in calls of the program's own, `uneven` what a step would save if all ranks had
-    the mean work of that step.
+    the mean work of that step; `efficiency` the share (0..1) of the time of all ranks in which they worked themselves:
+    more ranks do no better than that.
     """
 
     ranks: tuple[RankView, ...] = ()
@@ -72,6 +73,7 @@ class Ranks(msgspec.Struct, frozen=True, kw_only=True):
     exchange: float | None = None
     calls: float | None = None
     uneven: float | None = None
+    efficiency: float | None = None
 
 
 class FlightRecord(msgspec.Struct, frozen=True, kw_only=True):

@@ -10,13 +10,15 @@ from snapshot_builder import line, process, snapshot, stacks
 
 from aitop.diagnosis.comm_bound import comm_bound
 from aitop.diagnosis.hang import hang, odd_one
+from aitop.diagnosis.memory_imbalance import memory_imbalance
 from aitop.diagnosis.straggler import straggler
 from aitop.engine.history import History
 from aitop.engine.ranks import ranks_view
 from aitop.engine.standstill import standing_for, standstill, wants_look
 from aitop.engine.waiting import waiting_for
+from aitop.model.gpu import GpuDevice, GpuProcess, GpuSample
 from aitop.model.host import HostSample, MachineSample
-from aitop.model.ranks import Standing, Standstill
+from aitop.model.ranks import Ranks, RankView, Standing, Standstill
 from aitop.model.snapshot import Target
 from aitop.model.stacks import Frame, StackDump, ThreadStack
 from aitop.model.steps import CallSite, DdpInfo, HookFacts, HookSample, StepRecord
@@ -85,6 +87,29 @@ def test_a_rank_that_waits_for_a_core():
 def test_equal_ranks_are_no_stragglers():
     found = straggler(seen(history((0.0, 0.021, 0.04), (0.0, 0.021, 0.04))))
     assert found.level < 0.06
+
+
+def test_the_share_of_their_time_in_which_ranks_work_is_told():
+    found = seen(history(*LATE_BY_INPUT))
+    assert found.ranks.efficiency == pytest.approx((0.03 + 0.08) / 0.16)
+    assert any("scaling efficiency 69 %" in told for told in straggler(found).verdict.evidence)
+
+
+def held(*memory, **fields):
+    views = [RankView(rank=rank, pid=100 + rank, gpu=rank, gpu_memory=one << 30) for rank, one in enumerate(memory)]
+    return snapshot([], ranks=Ranks(ranks=tuple(views)), **fields)
+
+
+def test_a_rank_that_holds_much_more_memory_than_the_others():
+    users = (GpuProcess(pid=100), GpuProcess(pid=101))
+    gpu = GpuSample(time=1.0, devices=(GpuDevice(index=0, memory_total=40 << 30, processes=users),))
+    told = memory_imbalance(held(36, 24, 24, gpu=gpu))
+    assert (told.verdict.subtype, told.verdict.severity, told.verdict.ranks) == ("imbalance", "warning", (0,))
+    assert "set_device" in told.verdict.fixes[0].text and "GPU 0 also holds memory of rank 1" in told.verdict.evidence
+    assert told.level >= 0.25 > memory_imbalance(held(26, 24, 24)).level
+    assert memory_imbalance(held(36)) is None and memory_imbalance(snapshot([])) is None
+    host = [RankView(rank=rank, pid=rank, rss=one << 20) for rank, one in enumerate((900, 300))]
+    assert memory_imbalance(snapshot([], ranks=Ranks(ranks=tuple(host)))).level == 0, "less than a gigabyte"
 
 
 def test_too_few_steps_or_one_rank():

@@ -124,6 +124,8 @@ def _title(ranks: Ranks) -> str:
     title = f"Ranks · {len(ranks.ranks)}"
     if elsewhere > 0:
         title += f" here, {elsewhere} elsewhere"
+    if ranks.efficiency is not None:
+        title += f" · scaling {percent(ranks.efficiency)}"
     if ranks.step:
         title += f" · {duration(ranks.step)} a step"
     return title
