@@ -25,7 +25,7 @@ from aitop.diagnosis.evidence import (
     seen_once,
 )
 from aitop.diagnosis.hand_update import updating
-from aitop.diagnosis.hand_written import Loop, calling_model, feeding, training_loops
+from aitop.diagnosis.hand_written import calling_model, feeding, training_loops
 from aitop.diagnosis.preprocessing import making_input
 from aitop.diagnosis.rule import Band, Finding, Judgement, Rule
 from aitop.diagnosis.what_if import without
@@ -160,7 +160,9 @@ def _for_the_loss(snapshot: Snapshot, by_hand: Lines) -> tuple[HotLine, ...]:
     But not what one place takes most of, and that is not named a loss and does not call the model: it may be anything.
     """
     loops, calls = training_loops(snapshot), calling_model(snapshot)
-    placed = [(line, place) for line in by_hand.lines if (place := _between(line, loops)) is not None]
+    ends = _last_backward(snapshot)
+    spans = {key: (loops[key].forward, ends[key]) for key in loops.keys() & ends.keys()}
+    placed = [(line, place) for line in by_hand.lines if (place := _between(line, spans)) is not None]
     weights = Counter[int]()
     for line, (number, _) in placed:
         weights[number] += line.samples
@@ -168,12 +170,22 @@ def _for_the_loss(snapshot: Snapshot, by_hand: Lines) -> tuple[HotLine, ...]:
     return tuple(line for line, (number, text) in placed if LOSS.match(text) or weights[number] < most or calls(line))
 
 
-def _between(line: HotLine, loops: Mapping[tuple[str, str], Loop]) -> tuple[int, str] | None:
+def _last_backward(snapshot: Snapshot) -> Mapping[tuple[str, str], int]:
+    """The last line of each function in or below which a backward pass is made."""
+    found: dict[tuple[str, str], int] = {}
+    for line in main_lines(snapshot, lambda line: line.phase == "backward").lines:
+        found[line.file, line.function] = max(line.line, found.get((line.file, line.function), 0))
+        for frame in line.via:
+            found[frame.file, frame.function] = max(frame.line, found.get((frame.file, frame.function), 0))
+    return found
+
+
+def _between(line: HotLine, spans: Mapping[tuple[str, str], tuple[int, int]]) -> tuple[int, str] | None:
     """Where in a training function between forward and backward pass the line runs, with the code there."""
     frames = [(one.file, one.function, one.line, one.text) for one in line.via]
     for file, function, number, text in (*frames, (line.file, line.function, line.line, line.text)):
-        loop = loops.get((file, function))
-        if loop is not None and loop.forward <= number <= loop.end:
+        first, last = spans.get((file, function), (0, -1))
+        if first <= number <= last:
             return number, text or ""
     return None
 
@@ -207,11 +219,7 @@ def _concentrated(lines: Lines, stepping: frozenset[tuple[str, str]], heads: fro
     looping = sum(
         line.samples
         for line in lines.lines
-        if (
-            line.loop
-            and (line.phase != "outside" or (line.file, line.function) not in stepping)
-            and not _of_layers(line)
-        )
+        if (_in_loop(line) and (line.phase != "outside" or (line.file, line.function) not in stepping))
         or not heads.isdisjoint([(line.file, line.function, line.text), (line.file, line.function, line.loop)])
     )
     whole = sum(functions.values())

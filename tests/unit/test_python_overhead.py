@@ -123,6 +123,12 @@ def test_what_is_computed_for_the_backward_pass_by_hand_is_no_overhead():
     assert python_overhead.judge(between(ratio, clipped, below)) is None
 
 
+def test_what_is_done_with_the_gradients_is_not_done_for_them():
+    norms = [line("main", 0.1, activity="compute", number=at, text="norms = stack(sizes).sum()") for at in (41, 42, 43)]
+    update = line("main", 0.1, phase="optimizer", activity="compute", number=50, text="optimizer.step()")
+    assert fired(python_overhead.judge(between(*norms, update))).share == pytest.approx(0.3)
+
+
 def test_what_takes_most_between_the_passes_and_is_named_no_loss_may_be_anything():
     matrix = line("main", 0.35, activity="compute", number=31, text="counts = torch.histc(torch.cdist(y, y))")
     assert fired(python_overhead.judge(between(matrix))).where[0].line == 31
