@@ -18,6 +18,8 @@ from aitop.ui.view import View
 WIDTH = 6
 LEAST_SHARE, LEAST_POINTS = 0.005, 0.005
 MOST = 9.99
+SETTLING_SECONDS = 10.0
+MINUTE = 59.5
 Better = Literal["more", "less"]
 OUTCOMES: dict[str, Style] = {"faster": GAIN, "slower": LOSS, "same": TEXT, "unknown": DIM}
 
@@ -38,8 +40,10 @@ def change(
         return Line()
     now = value_of(view.snapshot) if view.snapshot else None
     then = value_of(view.mark)
-    if now is None or then is None or (not points and then <= 0):
+    if now is None or then is None or then < 0:
         return Line("–".rjust(WIDTH), FAINT)
+    if not points and then == 0:
+        return Line(("▲" if now else "=").rjust(WIDTH), DIM if now else FAINT)
     by = now - then if points else now / then - 1
     if abs(by) < (LEAST_POINTS if points else LEAST_SHARE):
         return Line("=".rjust(WIDTH), FAINT)
@@ -48,6 +52,26 @@ def change(
         style = GAIN if (by > 0) == (better == "more") else LOSS
     amount = f"{abs(by) * 100:.0f}" if abs(by) < MOST else f">{MOST * 100:.0f}"
     return Line(f"{'▲' if by > 0 else '▼'}{amount}{'' if points else '%'}".rjust(WIDTH), style)
+
+
+def recent(snapshot: Snapshot, name: str) -> float | None:
+    """The mean of a series over its last seconds: what goes up and down by itself has not changed by that."""
+    series = snapshot.series.get(name)
+    if series is None:
+        return None
+    known = zip(series.times, series.values, strict=False)
+    values = [value for time, value in known if value is not None and time > snapshot.time - SETTLING_SECONDS]
+    return sum(values) / len(values) if values else None
+
+
+def share_change(view: View, now: float | None, then: float | None) -> Line:
+    """The same for a share of which both values are at hand."""
+    return change(view, lambda snapshot: now if snapshot is view.snapshot else then, points=True)
+
+
+def value_change(view: View, now: float | None, then: float | None) -> Line:
+    """The same for any other figure."""
+    return change(view, lambda snapshot: now if snapshot is view.snapshot else then)
 
 
 def judged(view: View) -> Comparison:
@@ -70,7 +94,7 @@ def since_mark(view: View, width: int) -> Line | None:
         return None
     found = judged(view)
     seconds = max(0.0, view.snapshot.time - view.mark.time)
-    line = Line(f"since the mark, {duration(round(seconds)) if seconds >= 1 else '0 s'}: ", DIM)
+    line = Line(f"since the mark, {f'{seconds:.0f} s' if seconds < MINUTE else duration(round(seconds))}: ", DIM)
     if view.snapshot.steps is None or not view.snapshot.steps.recent:
         return line.add("step times need the hook", DIM)
     line.add(found.words, OUTCOMES[found.outcome])

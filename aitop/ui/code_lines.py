@@ -17,6 +17,7 @@ from aitop.ui.words import base_name, one_line, share_text
 BAR = 8
 ROOMY = 90
 LEAST_FOR_TEXT = 90
+NO_CHANGE = Line()
 _STATES = {"open": "▾ ", "closed": "▸ ", "leaf": "  "}
 
 
@@ -40,12 +41,16 @@ class Place:
         return cls(row.pid, row.file, row.line, row.function, row.share, row.who)
 
 
-def hot_line(row: HotRow, width: int) -> Line:
-    """Share, function and place, the line's own text, the phase it belongs to and who runs it."""
+def hot_line(row: HotRow, width: int, by: Line = NO_CHANGE) -> Line:
+    """Share, function and place, the line's own text, the phase it belongs to and who runs it.
+
+    `by` is the change of the share since the mark, without width where there is none.
+    """
     phase = phase_of(row.phase)
     who = Line(row.who, DIM)
     doing = Line("▌", phase.ink).add(phase.name, DIM)
-    left = Line(share_text(row.share), BRIGHT).add(" ").join(bar(row.share, BAR, phase.ink, TROUGH)).add("  ")
+    left = Line(share_text(row.share), BRIGHT).join(by).add(" ")
+    left.join(bar(row.share, BAR, phase.ink, TROUGH)).add("  ")
     if width < ROOMY:
         tail = columns([(Line(row.who, DIM), 10)])
         room = width - left.width - tail.width - 1
@@ -55,7 +60,7 @@ def hot_line(row: HotRow, width: int) -> Line:
             name.add("  ").add(shorten(one_line(row.text), room - name.width - 2), DIM)
         return left.join(name.fit(room)).add(" ").join(tail)
     room = width - left.width - 11 - 12 - 4
-    name_width = max(24, min(44, room // 2))
+    name_width = max(30, min(44, room // 2))
     place = _place(row)
     function = shorten(one_line(row.function), max(6, name_width - len(place) - 2))
     name = Line(function, TEXT).add("  ").add(shorten_left(place, name_width - len(function) - 2), BRIGHT)
@@ -63,14 +68,14 @@ def hot_line(row: HotRow, width: int) -> Line:
     return left.join(columns([(name, name_width), (text, room - name_width - 2), (doing, 11), (who, 12)]))
 
 
-def hot_line_and_text(row: HotRow, width: int) -> list[Line]:
+def hot_line_and_text(row: HotRow, width: int, by: Line = NO_CHANGE) -> list[Line]:
     """The same in two lines: the line's own text in full below the rest."""
     bare = HotRow(row.file, row.line, row.function, None, row.phase, row.share, row.who)
-    text = Line().to(7 + BAR).add(shorten(one_line(row.text or ""), width - 7 - BAR), DIM)
-    return [hot_line(bare, width), text]
+    indent = 7 + BAR + by.width
+    return [hot_line(bare, width, by), Line().to(indent).add(shorten(one_line(row.text or ""), width - indent), DIM)]
 
 
-def tree_line(row: TreeRow, width: int) -> Line:
+def tree_line(row: TreeRow, width: int, by: Line = NO_CHANGE) -> Line:
     """Share, function and place, as deep as it is; or who runs what is below."""
     node = row.node
     kind = kind_of(node)
@@ -80,7 +85,7 @@ def tree_line(row: TreeRow, width: int) -> Line:
         return line if node.gil is None else line.add(f"  GIL {percent(node.gil)}", DIM)
     # A deep tree does not run out of the pane: from some depth on it goes down straight.
     indent = min(2 * row.depth, max(2, width // 3))
-    line = Line(share_text(node.share), TEXT if node.own else DIM).add(" ").to(5 + indent)
+    line = Line(share_text(node.share), TEXT if node.own else DIM).join(by).add(" ").to(5 + by.width + indent)
     line.add(_STATES[row.state], FAINT).add("▌", kind.ink)
     place = f"{base_name(node.file)}:{node.line}"
     room = width - line.width - len(place) - 2

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from aitop.model.snapshot import Stacks
 from aitop.ui.call_tree import Node
+from aitop.ui.code_changes import line_change
 from aitop.ui.code_lines import hot_line
 from aitop.ui.flame import flame_lines
 from aitop.ui.hot_lines import HotRow, hot_rows
@@ -14,6 +15,7 @@ from aitop.ui.line import Line
 from aitop.ui.matching import matches
 from aitop.ui.palette import DIM, FRAME, KEY
 from aitop.ui.view import View
+from aitop.ui.who import EVERYBODY, Who
 
 LEAST = 5
 MOST_EACH = 3
@@ -33,13 +35,17 @@ def room_below(used: int, height: int) -> int:
     return room if room >= LEAST else 0
 
 
+def tallness(rows: int, room: int) -> int:
+    """How many lines each of so many rows of a flame gets in `room`; by steps, so that a leaf more changes nothing."""
+    return max(1, min(MOST_EACH, room // (STEP * max(1, -(-rows // STEP)))))
+
+
 def flame_below(nodes: Sequence[Node], view: View, width: int, room: int) -> list[Line]:
     """The flame in `room` rows."""
     cells = icicle(nodes, width)[: room - 1] if room else []
     if not cells:
         return []
-    # Also by steps, so that a leaf more or less does not change how high all of them are.
-    each = max(1, min(MOST_EACH, (room - 1) // (STEP * -(-len(cells) // STEP))))
+    each = tallness(len(cells), room - 1)
     drawn = flame_lines(cells, None, None, letters=view.look.mono, wanted=view.filter, each=each)
     return _filled(heading("flame", width, "f"), drawn[: room - 1], room)
 
@@ -47,18 +53,21 @@ def flame_below(nodes: Sequence[Node], view: View, width: int, room: int) -> lis
 def lines_below(stacks: Stacks, view: View, width: int, room: int) -> list[Line]:
     """The hot lines of those that the code pane is narrowed to, in `room` rows."""
     rows = hot_rows(stacks, view.pids(), view.who) if room else []
-    return _listed(rows, view, heading("hot lines", width), width, room)
+    return _listed(rows, view, heading("hot lines", width), view.pids(), view.who, width, room)
 
 
 def lines_of(stacks: Stacks | None, pids: frozenset[int], view: View, title: str, width: int, room: int) -> list[Line]:  # noqa: PLR0917
     """The hot lines of some processes under a title, in `room` rows."""
     rows = hot_rows(stacks, pids) if stacks is not None and room else []
-    return _listed(rows, view, heading(title, width), width, room)
+    return _listed(rows, view, heading(title, width), pids, EVERYBODY, width, room)
 
 
-def _listed(rows: Sequence[HotRow], view: View, border: Line, width: int, room: int) -> list[Line]:
+def _listed(  # noqa: PLR0917
+    rows: Sequence[HotRow], view: View, border: Line, pids: frozenset[int] | None, who: Who, width: int, room: int
+) -> list[Line]:
     wanted = [row for row in rows if matches(view.filter, row.function, row.file, row.text, row.who)]
-    return _filled(border, [hot_line(row, width) for row in wanted[: room - 1]], room) if wanted else []
+    lines = [hot_line(row, width, line_change(view, row, pids, who)) for row in wanted[: room - 1]]
+    return _filled(border, lines, room) if lines else []
 
 
 def _filled(border: Line, lines: Sequence[Line], room: int) -> list[Line]:

@@ -11,13 +11,15 @@ from typing import NamedTuple
 from aitop.model.snapshot import Snapshot, Stacks, Steps
 from aitop.model.steps import CallKind, CallSite, HookFacts, StepRecord
 from aitop.model.units import count, duration, percent, rate, size
+from aitop.ui.changes import change
 from aitop.ui.line import Line, shorten
 from aitop.ui.palette import BRIGHT, COMMUNICATION, DIM, FAINT, LOSS, TEXT, TRANSFER
+from aitop.ui.view import View
 from aitop.ui.words import base_name, flops_text, one_line, share_text, significant
 
 LABEL = 8
 GAP = "  "
-NAME = 14
+NAME, LONG_NAME = 14, 26
 LEAST_WORDS = 20
 PAGEABLE = 0.5
 
@@ -37,9 +39,11 @@ class PerStep(NamedTuple):
     share: float
 
 
-def found_figures(snapshot: Snapshot, width: int) -> list[Figure]:
-    """Every figure that was measured, in its order."""
-    return [figure for make in FIGURES if (figure := make(snapshot, width)) is not None]
+def found_figures(view: View, width: int) -> list[Figure]:
+    """Every figure that was measured, in its order, with its change since the mark."""
+    if view.snapshot is None:
+        return []
+    return [figure for make in FIGURES if (figure := make(view, view.snapshot, width)) is not None]
 
 
 def figure_lines(found: Sequence[Figure], width: int, rows: int) -> list[Line]:
@@ -55,20 +59,27 @@ def figure_lines(found: Sequence[Figure], width: int, rows: int) -> list[Line]:
     return lines
 
 
-def speed(snapshot: Snapshot, width: int) -> Figure | None:
+def speed(view: View, snapshot: Snapshot, width: int) -> Figure | None:
     """Achieved operations per second, which part of the device's peak that is, and tokens per second."""
     steps = snapshot.steps
     if steps is None or (steps.flops_per_second is None and steps.tokens_per_second is None):
         return None
     full, short = _label("speed"), Line()
     if steps.flops_per_second is not None:
-        full.add(flops_text(steps.flops_per_second), BRIGHT).add("  MFU ", DIM).add(share_text(steps.mfu), BRIGHT)
+        full.add(flops_text(steps.flops_per_second), BRIGHT)
+        full.join(change(view, lambda one: one.steps.flops_per_second if one.steps else None))
+        full.add("  MFU ", DIM).add(share_text(steps.mfu), BRIGHT)
+        if steps.mfu is not None:
+            full.join(change(view, lambda one: one.steps.mfu if one.steps else None, points=True))
         short.add(flops_text(steps.flops_per_second), TEXT)
         if steps.mfu is not None:
             short.add(" MFU ", DIM).add(share_text(steps.mfu), BRIGHT)
     if steps.tokens_per_second is not None:
-        full.add(GAP if full.width > LABEL else "").add(significant(steps.tokens_per_second, 5), TEXT)
-        full.add(" tokens/s", DIM)
+        tokens = Line(GAP if full.width > LABEL else "").add(significant(steps.tokens_per_second, 5), TEXT)
+        tokens.add(" tokens/s", DIM)
+        tokens.join(change(view, lambda one: one.steps.tokens_per_second if one.steps else None))
+        if full.width + tokens.width <= width:
+            full.join(tokens)
         if steps.flops_per_second is None:
             short.add(significant(steps.tokens_per_second, 5), TEXT).add(" tokens/s", DIM)
     basis = snapshot.facts.flops_basis if snapshot.facts else None
@@ -77,31 +88,33 @@ def speed(snapshot: Snapshot, width: int) -> Figure | None:
     return Figure(full, short)
 
 
-def waits(snapshot: Snapshot, width: int) -> Figure | None:
+def waits(view: View, snapshot: Snapshot, width: int) -> Figure | None:
     """Calls that block until the device is done."""
-    steps, facts = snapshot.steps, snapshot.facts
-    each = per_step(steps, lambda record: record.blockings, lambda record: record.blocking)
+    facts = snapshot.facts
+    each = _waits(snapshot)
     if each is None:
         return None
-    full = _calls("syncs", each)
+    full = _calls("syncs", each).join(_share_change(view, _waits))
     return Figure(_site(full, facts, "blocking", width), Line("syncs ", DIM).join(_terse(each)))
 
 
-def collectives(snapshot: Snapshot, width: int) -> Figure | None:
+def collectives(view: View, snapshot: Snapshot, width: int) -> Figure | None:
     """Collectives and waits for them, whichever phase they lie in; what DDP says of its own overlap."""
-    steps, facts = snapshot.steps, snapshot.facts
-    each = per_step(steps, lambda record: record.collectives, lambda record: record.communication)
+    facts = snapshot.facts
+    each = _collectives(snapshot)
     if each is None:
         return None
-    full = _calls("comms", each)
+    full = _calls("comms", each).join(_share_change(view, _collectives))
     ddp = facts.ddp if facts else None
     if ddp is not None and ddp.communication and ddp.overlap is not None:
-        full.add(GAP).add(percent(ddp.overlap / ddp.communication).rjust(5), TEXT).add(" overlapped", DIM)
+        overlap = Line(GAP).add(percent(ddp.overlap / ddp.communication).rjust(5), TEXT).add(" overlapped", DIM)
+        if full.width + overlap.width <= width:
+            full.join(overlap)
     short = Line("comms ", COMMUNICATION.ink).join(_terse(each))
     return Figure(_site(full, facts, "collective", width), short)
 
 
-def compiler(snapshot: Snapshot, width: int) -> Figure | None:
+def compiler(_view: View, snapshot: Snapshot, width: int) -> Figure | None:
     """torch.compile's counters, with the newest reason for compiling again."""
     facts = snapshot.facts
     if facts is None or facts.compiles is None:
@@ -118,7 +131,7 @@ def compiler(snapshot: Snapshot, width: int) -> Figure | None:
     return Figure(full, short)
 
 
-def scaler(snapshot: Snapshot, width: int) -> Figure | None:
+def scaler(_view: View, snapshot: Snapshot, _width: int) -> Figure | None:
     """Steps whose update a GradScaler left out."""
     skips = snapshot.facts.scaler_skips if snapshot.facts else None
     if skips is None:
@@ -127,19 +140,19 @@ def scaler(snapshot: Snapshot, width: int) -> Figure | None:
     return Figure(full, Line("skipped ", DIM).add(count(skips), TEXT))
 
 
-FIGURES: tuple[Callable[[Snapshot, int], Figure | None], ...] = (speed, waits, collectives, compiler, scaler)
+FIGURES: tuple[Callable[[View, Snapshot, int], Figure | None], ...] = (speed, waits, collectives, compiler, scaler)
 
 
-def copies(snapshot: Snapshot, width: int) -> Line | None:
+def copies(view: View, snapshot: Snapshot, width: int) -> Line | None:
     """Host-to-device copies: rate, bytes a step, the share from pageable memory, time, and the dearest line."""
-    steps, facts = snapshot.steps, snapshot.facts
-    recent = [record for record in steps.recent if record.transfer_bytes is not None] if steps else []
+    facts, recent = snapshot.facts, _copying(snapshot)
     seconds = sum(record.seconds for record in recent)
     if seconds <= 0:
         return None
     moved = sum(record.transfer_bytes or 0 for record in recent)
     taken = sum(record.transfer or 0.0 for record in recent)
     line = Line("copies".ljust(LABEL), DIM).add(rate(moved / seconds).rjust(8), TEXT)
+    line.join(change(view, _copy_rate))
     line.add(GAP).add(size(moved / len(recent)).rjust(7), TEXT).add("/step", DIM)
     share = pageable_share(facts)
     if share is not None and width >= 50:
@@ -148,6 +161,33 @@ def copies(snapshot: Snapshot, width: int) -> Line | None:
         line.add(GAP).add(duration(taken / len(recent)).rjust(7), TEXT)
         line.add(" ").add(share_text(taken / seconds), TRANSFER.ink)
     return _site(line, facts, "transfer", width)
+
+
+def _copying(snapshot: Snapshot) -> list[StepRecord]:
+    """The steps of which is known what they copied."""
+    return [one for one in snapshot.steps.recent if one.transfer_bytes is not None] if snapshot.steps else []
+
+
+def _copy_rate(snapshot: Snapshot) -> float | None:
+    recent = _copying(snapshot)
+    seconds = sum(record.seconds for record in recent)
+    return sum(record.transfer_bytes or 0 for record in recent) / seconds if seconds > 0 else None
+
+
+def _waits(snapshot: Snapshot) -> PerStep | None:
+    return per_step(snapshot.steps, lambda record: record.blockings, lambda record: record.blocking)
+
+
+def _collectives(snapshot: Snapshot) -> PerStep | None:
+    return per_step(snapshot.steps, lambda record: record.collectives, lambda record: record.communication)
+
+
+def _share_change(view: View, each_of: Callable[[Snapshot], PerStep | None]) -> Line:
+    def share_of(snapshot: Snapshot) -> float | None:
+        each = each_of(snapshot)
+        return None if each is None else each.share
+
+    return change(view, share_of, points=True)
 
 
 def pageable_share(facts: HookFacts | None) -> float | None:
@@ -169,11 +209,12 @@ def gil_line(stacks: Stacks, pids: frozenset[int] | None, width: int) -> Line | 
     for number, one in enumerate(asked):
         if number and not one.gil:
             return line
-        if number and line.width + NAME + 7 > width:
+        name = "main" if one.thread == "MainThread" else one_line(one.thread)
+        cells = NAME if len(name) <= NAME or line.width + LONG_NAME + 7 > width else LONG_NAME
+        if number and line.width + cells + 7 > width:
             left = sum(1 for other in asked[number:] if other.gil)
             return line.add(f"  {left} more", FAINT) if line.width + 10 <= width else line
-        name = "main" if one.thread == "MainThread" else one_line(one.thread)
-        line.add(GAP if number else "").add(share_text(one.gil), TEXT).add(" ").join(Line(name, DIM).fit(NAME))
+        line.add(GAP if number else "").add(share_text(one.gil), TEXT).add(" ").join(Line(name, DIM).fit(cells))
     return line
 
 

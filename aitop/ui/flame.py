@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from rich.cells import cell_len
 from rich.style import Style
 
 from aitop.model.units import percent
@@ -27,6 +28,7 @@ from aitop.ui.palette import (
 from aitop.ui.words import base_name, one_line
 
 LEAST_NAME = 3
+NO_CHANGE = Line()
 _PARTS = {"main": RANK, "worker": WORKER, "other": OTHER_PROCESS}
 _KINDS = {kind.key: kind for kind in CODE_KINDS}
 # What parts two cells of one hue.
@@ -48,10 +50,10 @@ def flame_lines(
     return [_row(row, selected, pointed, letters, wanted, named=not number) for row in rows for number in range(each)]
 
 
-def node_line(node: Node, width: int) -> Line:
+def node_line(node: Node, width: int, by: Line = NO_CHANGE) -> Line:
     """All that a cell has no room for: name, place, share, samples, whose code it is."""
     kind = kind_of(node)
-    right = Line(percent(node.share), BRIGHT).add(f" · {node.samples} samples · ", DIM)
+    right = Line(percent(node.share), BRIGHT).join(by).add(f" · {node.samples} samples · ", DIM)
     right.add("■ ", kind.ink).add(kind.name if node.file else "who runs it", DIM)
     if not node.file:
         return (
@@ -103,6 +105,6 @@ def _label(cell: Cell, letters: bool) -> str:
     share = f" {cell.share * 100:.0f}%"
     for name in (one_line(node.name), one_line(node.function), one_line(node.function).rsplit(".", 1)[-1]):
         for text in (f"{mark}{name}{share}", f"{mark}{name}"):
-            if len(text) <= room:
+            if cell_len(text) <= room:
                 return text
     return cut(shorten(f"{mark}{one_line(node.function).rsplit('.', 1)[-1]}", room), room)

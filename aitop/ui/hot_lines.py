@@ -11,6 +11,9 @@ from aitop.ui.who import EVERYBODY, Who, part_of
 _ROLE_NAMES: dict[Role, str] = {"rank": "main", "loader-worker": "worker"}
 
 
+HotKey = tuple[str, int, str, str, str]
+
+
 @dataclass(frozen=True)
 class HotRow:
     """A line with its share (0..1) of the samples of all processes of its role; `who` says which and how many.
@@ -26,6 +29,11 @@ class HotRow:
     share: float
     who: str
     pid: int = 0
+
+    @property
+    def key(self) -> HotKey:
+        """The same for the same line at any time, however many processes run it."""
+        return self.file, self.line, self.function, self.phase, self.who.split(" ×")[0]
 
 
 def hot_rows(stacks: Stacks, pids: frozenset[int] | None = None, who: Who = EVERYBODY) -> list[HotRow]:

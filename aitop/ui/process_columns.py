@@ -9,6 +9,7 @@ from typing import NamedTuple
 from rich.style import Style
 
 from aitop.model.units import NOT_SUPPORTED, NOT_YET, duration, size
+from aitop.ui.changes import WIDTH, share_change, value_change
 from aitop.ui.line import Line, lit, shorten
 from aitop.ui.palette import (
     BRIGHT,
@@ -25,6 +26,7 @@ from aitop.ui.palette import (
     clickable,
 )
 from aitop.ui.process_tree import BY_ROLE, Figures, Order, ProcessRow
+from aitop.ui.view import View
 from aitop.ui.words import one_line, short_command
 
 MARK = 2
@@ -115,6 +117,9 @@ COLUMNS = (
 )
 PID = 7
 PID_KEEP = 7
+SHARES = frozenset({"cpu", "gpu"})
+CHANGING = SHARES | {"rss", "gpu_memory", "reads", "writes"}
+"""Figures that show their change since the mark."""
 SORTABLE = (None, "pid", *(column.field for column in COLUMNS))
 """What `<` and `>` go through; None is the order of the job: launcher, ranks, workers, others."""
 
@@ -126,19 +131,26 @@ class Fit(NamedTuple):
     pid: bool
     columns: tuple[Column, ...]
     command: int
+    marked: bool = False
+
+    def cells(self, column: Column) -> int:
+        """How wide a column is: with a mark, figures have their changes behind them."""
+        return column.cells + (WIDTH if self.marked and column.field in CHANGING else 0)
 
 
-def fit(width: int, *, gpu: bool, longest: int = TREE_LEAST) -> Fit:
+def fit(width: int, *, gpu: bool, longest: int = TREE_LEAST, marked: bool = False) -> Fit:
     """The columns for a pane of `width` cells; those that tell least go first.
 
-    `gpu` says whether there is a device, `longest` how many cells the longest branch of the tree takes.
+    `gpu` says whether there is a device, `longest` how many cells the longest branch of the tree takes, `marked`
+    whether changes are shown.
     """
+    bare = Fit(0, False, (), 0, marked)
     wanted = [(column.keep, column) for column in COLUMNS if gpu or not column.gpu]
     ordered: list[tuple[int, Column | None]] = sorted([*wanted, (PID_KEEP, None)], key=lambda entry: entry[0])
     room = width - MARK - TREE_LEAST
     kept: list[Column | None] = []
     for _, column in ordered:
-        cells = GAP + (PID if column is None else column.cells)
+        cells = GAP + (PID if column is None else bare.cells(column))
         if cells > room:
             break
         room -= cells
@@ -148,7 +160,7 @@ def fit(width: int, *, gpu: bool, longest: int = TREE_LEAST) -> Fit:
     grown = min(wished, room)
     tree, room = TREE_LEAST + grown, room - grown
     command = room - GAP if room >= COMMAND_LEAST + GAP else 0
-    return Fit(tree, None in kept, tuple(column for column in COLUMNS if column in kept), command)
+    return Fit(tree, None in kept, tuple(column for column in COLUMNS if column in kept), command, marked)
 
 
 def heading(shape: Fit, order: Order) -> Line:
@@ -159,6 +171,7 @@ def heading(shape: Fit, order: Order) -> Line:
         line.to(line.width + GAP).join(_heading("pid", "pid", order, PID))
     for column in shape.columns:
         line.to(line.width + GAP).join(_heading(column.heading, column.field, order, column.cells))
+        line.to(line.width + shape.cells(column) - column.cells)
     if shape.command:
         line.to(line.width + GAP).add("command".ljust(shape.command), FAINT)
     return line
@@ -173,8 +186,13 @@ def _heading(text: str, field: str | None, order: Order, cells: int, *, right: b
     return Line().add(text.rjust(cells) if right else text.ljust(cells), style)
 
 
-def row_line(row: ProcessRow, shape: Fit, width: int, *, cursor: bool, chosen: bool) -> Line:
-    """One process; `cursor` lights it up, `chosen` marks the one that the screen is narrowed to."""
+def row_line(
+    row: ProcessRow, shape: Fit, width: int, view: View, before: Figures | None = None, *, cursor: bool, chosen: bool
+) -> Line:
+    """One process; `cursor` lights it up, `chosen` marks the one that the screen is narrowed to.
+
+    `before` is what it used at the mark, None where it was not there.
+    """
     kind = KINDS.get(row.process.role, OTHER_PROCESS)
     line = Line("● " if chosen else "▸ " if cursor else "  ", BRIGHT)
     line.join(_tree_cell(row, kind, shape.tree))
@@ -183,9 +201,18 @@ def row_line(row: ProcessRow, shape: Fit, width: int, *, cursor: bool, chosen: b
     for column in shape.columns:
         text, style = column.write(row.figures)
         line.add(" " * GAP).add(shorten(text, column.cells).rjust(column.cells), style if row.found else FAINT)
+        if shape.marked and column.field in CHANGING:
+            line.join(_changed(view, column, row.figures, before))
     if shape.command:
         line.add(" " * GAP).add(shorten(one_line(short_command(row.process.command)), shape.command), FAINT)
     return lit(line.fit(width)) if cursor else line.fit(width)
+
+
+def _changed(view: View, column: Column, now: Figures, before: Figures | None) -> Line:
+    if (column.gpu and not now.on_gpu) or getattr(now, column.field) is None:
+        return Line().to(WIDTH)
+    change = share_change if column.field in SHARES else value_change
+    return change(view, getattr(now, column.field), getattr(before, column.field) if before else None)
 
 
 def _tree_cell(row: ProcessRow, kind: Kind, cells: int) -> Line:

@@ -20,7 +20,7 @@ ROUNDS = 5
 PATIENCE = 12.0
 
 FIRST = {
-    "aitop": (rb"Verdict", rb"cost +(?:\x1b\[[\d;]*m)* *\d+\.\d % cpu"),
+    "aitop": (rb"Verdict", rb"machine +(?:\x1b\[[\d;]*m)* *\d+%"),
     "nvitop": (rb"NVITOP", rb"\d+(\.\d+)?[MG]iB"),
     "py-spy top": (rb"Collecting|Total Samples", rb"Samples +[1-9]|\d+\.\d\ds +\d+\.\d\ds"),
 }

@@ -59,7 +59,7 @@ async def test_120x36_shows_every_pane_with_its_figures(look_at):
         assert "cuda 0" in eyes.pane("memory")
         assert "image = decode_jpeg(raw, size=None)" in eyes.pane("code")
         assert "worker ×4" in eyes.pane("code")
-        assert "1.4 % cpu ·   6 µs/step" in eyes.pane("footer")
+        assert "1.4 % core ·   6 µs/step" in eyes.pane("footer")
 
 
 async def test_before_the_first_snapshot_it_says_that_it_looks(look_at):

@@ -14,6 +14,7 @@ from aitop.model.snapshot import Series
 from aitop.ui.figures import copies, figure_lines, found_figures, gil_line, pageable_share
 from aitop.ui.panes.lanes import use_of
 from aitop.ui.panes.memory import full_in
+from aitop.ui.view import View
 from aitop.ui.widgets.cursor import nearest
 from aitop.ui.widgets.plot import Curve, Span, ago, curves, slots, span_of, time_axis, value_at
 
@@ -91,10 +92,10 @@ def test_what_a_worker_does_adds_up():
 
 
 def test_figures_are_there_only_where_they_were_measured():
-    assert figure_lines(found_figures(samples.input_bound(), 60), 60, 5) == []
-    assert copies(samples.input_bound(), 60) is None
+    assert figure_lines(found_figures(View(samples.input_bound()), 60), 60, 5) == []
+    assert copies(View(samples.input_bound()), samples.input_bound(), 60) is None
     speed, syncs, comms, compiler, scaler = (
-        line.text for line in figure_lines(found_figures(samples.measured(), 100), 100, 5)
+        line.text for line in figure_lines(found_figures(View(samples.measured()), 100), 100, 5)
     )
     assert "347 TFLOP/s" in speed
     assert "35%" in speed
@@ -110,15 +111,15 @@ def test_figures_are_there_only_where_they_were_measured():
 
 
 def test_few_rows_show_the_figures_side_by_side():
-    (line,) = figure_lines(found_figures(samples.measured(), 70), 70, 1)
+    (line,) = figure_lines(found_figures(View(samples.measured()), 70), 70, 1)
     assert line.text.split(" · ")[0].strip() == "347 TFLOP/s MFU  35%"
     assert "syncs 3.00/step" in line.text
     assert line.width <= 70
-    assert figure_lines(found_figures(samples.measured(), 70), 70, 0) == []
+    assert figure_lines(found_figures(View(samples.measured()), 70), 70, 0) == []
 
 
 def test_copies_say_how_much_of_them_is_pageable():
-    text = copies(samples.measured(), 90).text
+    text = copies(View(samples.measured()), samples.measured(), 90).text
     assert "38 MB/step" in text
     assert "75% pageable" in text
     assert "to train.py:98" in text
@@ -131,7 +132,7 @@ def test_threads_that_hold_the_lock_are_named_and_idle_ones_not():
     stacks = samples.measured().stacks
     text = gil_line(stacks, None, 100).text
     assert text.split()[:3] == ["GIL", "37%", "main"]
-    assert "24% tensorboard-w…" in text
+    assert "24% tensorboard-writer" in text
     assert "idle" not in text
     assert gil_line(stacks, frozenset({1}), 100) is None
     assert gil_line(samples.stacks(), None, 100) is None

@@ -57,6 +57,23 @@ async def test_a_mark_shows_the_change_of_every_figure_and_whether_it_helped(loo
         assert "since the mark" not in eyes.text()
 
 
+async def test_every_figure_of_every_pane_has_its_change(look_at):
+    first = samples.measured()
+    process = first.host.processes[-1]
+    grown = msgspec.structs.replace(process, rss=2 * process.rss)
+    host = msgspec.structs.replace(first.host, processes=(*first.host.processes[:-1], grown))
+    device = msgspec.structs.replace(first.gpu.devices[0], temperature=first.gpu.devices[0].temperature + 7)
+    gpu = msgspec.structs.replace(first.gpu, devices=(device, *first.gpu.devices[1:]))
+    async with look_at(first, size=(200, 60)) as eyes:
+        await eyes.press("m")
+        await eyes.give(msgspec.structs.replace(first, time=first.time + 5, host=host, gpu=gpu))
+        assert "▲100%" in eyes.pane("processes")
+        assert "▲7" in eyes.pane("gpu")
+        least = {"step": 12, "gpu": 6, "data": 5, "memory": 4, "code": 4, "processes": 10}
+        changed = {name: eyes.pane(name).count(" = ") for name in least}
+        assert [name for name, count in least.items() if changed[name] < count] == []
+
+
 async def test_no_change_is_not_called_one(look_at):
     async with look_at(samples.input_bound()) as eyes:
         await eyes.press("m")

@@ -16,6 +16,7 @@ from aitop.ui.layout import plan
 from aitop.ui.narrowing import devices_for, family, process_words, scope_of, steps_for
 from aitop.ui.process_columns import age_text, fit, heading, row_line
 from aitop.ui.process_tree import BY_ROLE, Order, ProcessRow, process_rows
+from aitop.ui.view import View
 
 WALL = 1000.0
 
@@ -107,7 +108,7 @@ def test_columns_fit_their_width_and_stand_under_their_headings(width: int) -> N
     head = heading(shape, BY_ROLE)
     assert head.width <= width
     for row in process_rows(JOB, None, WALL):
-        line = row_line(row, shape, width, cursor=False, chosen=False).text
+        line = row_line(row, shape, width, View(), cursor=False, chosen=False).text
         assert len(line) == width
         if row.process.pid == 12 and shape.columns:
             end = head.text.index("cpu") + 3
@@ -198,7 +199,7 @@ def test_the_room_of_a_folded_pane_goes_to_its_column() -> None:
 def test_what_a_new_process_has_no_rates_of_yet_looks_other_than_what_is_not_supported() -> None:
     new = process(40, 10, "other", started=WALL - 1)
     lines = [
-        row_line(row, fit(100, gpu=False), 100, cursor=False, chosen=False).text
+        row_line(row, fit(100, gpu=False), 100, View(), cursor=False, chosen=False).text
         for row in process_rows((new, process(41, 10, "other", started=WALL - 60)), None, WALL)
     ]
     assert ["…" in line for line in lines] == [False, True]

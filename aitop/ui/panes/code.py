@@ -11,8 +11,9 @@ from textual.binding import Binding, BindingType
 from aitop.model.snapshot import Stacks
 from aitop.model.units import NOT_YET, percent
 from aitop.ui.call_tree import Node, Path, find, forest
+from aitop.ui.code_changes import line_change, node_change
 from aitop.ui.code_lines import LEAST_FOR_TEXT, Place, hot_line, hot_line_and_text, tree_line
-from aitop.ui.company import flame_below, lines_below, room_below
+from aitop.ui.company import flame_below, lines_below, room_below, tallness
 from aitop.ui.figures import gil_line
 from aitop.ui.flame import flame_lines, legend, node_line
 from aitop.ui.hot_lines import HotRow, hot_rows
@@ -31,6 +32,8 @@ from aitop.ui.words import one_line, state_line
 ROOM_FOR_GIL = 6
 LEAST_FOR_GIL = 78
 ROOM_FOR_LEGEND = 78
+ROOM_FOR_LINES = 12
+"""Rows that a flame leaves to the hot lines below it before it grows."""
 
 NAMES = {"lines": "hot lines", "tree": "call tree", "flame": "flame"}
 
@@ -68,6 +71,7 @@ class CodePane(Pane):
         self._zoom: Path = ()
         self._folds: dict[Path, bool] = {}
         self._above = 0
+        self._tall = 1
 
     # What is drawn
 
@@ -110,23 +114,23 @@ class CodePane(Pane):
         ]
         self._hot = self._settled.order(("hot", view.who), rows, _hot_key, lambda row: row.share)
         self._heights = 2 if width < LEAST_FOR_TEXT and len(rows) * 2 <= height else 1
-        draw = hot_line_and_text if self._heights == 2 else lambda row, width: [hot_line(row, width)]
+        draw = hot_line_and_text if self._heights == 2 else lambda row, width, by: [hot_line(row, width, by)]
         chosen = self._hot_index()
         self._keep_in_sight(chosen * self._heights, height - self._heights + 1)
         return [
             lit(line.fit(width)) if self.has_focus and number == chosen else line
             for number, row in enumerate(self._hot)
-            for line in draw(row, width)
+            for line in draw(row, width, line_change(view, row, view.pids(), view.who))
         ]
 
     def _tree(self, stacks: Stacks, view: View, width: int, height: int) -> list[Line]:
         self._rows = tree_rows(self._trees(stacks, view), self._folds, self._settled, view.filter)
         chosen = self._row_index()
         self._keep_in_sight(chosen, height)
-        return [
-            lit(tree_line(row, width).fit(width)) if self.has_focus and number == chosen else tree_line(row, width)
-            for number, row in enumerate(self._rows)
-        ]
+        lines = [tree_line(row, width, node_change(view, row.node)) for row in self._rows]
+        if self.has_focus and lines:
+            lines[chosen] = lit(lines[chosen].fit(width))
+        return lines
 
     def _flame(self, stacks: Stacks, view: View, width: int, height: int) -> tuple[list[Line], list[Line]]:
         way, nodes = zoomed(self._trees(stacks, view), self._zoom)
@@ -140,12 +144,14 @@ class CodePane(Pane):
             self._path = self._cells[0][0].node.path
         path = self._path
         foot = 1 if height > 2 else 0
-        self._keep_in_sight(row_of(self._cells, path) + self._above, height - foot)
+        self._tall = tallness(len(self._cells), height - foot - self._above - ROOM_FOR_LINES)
+        self._keep_in_sight(row_of(self._cells, path) * self._tall + self._above, height - foot)
+        selected = path if self.has_focus else None
         lines = flame_lines(
-            self._cells, path if self.has_focus else None, self._pointed, letters=view.look.mono, wanted=view.filter
+            self._cells, selected, self._pointed, letters=view.look.mono, wanted=view.filter, each=self._tall
         )
         shown = find(nodes, self._pointed or path) or nodes[0]
-        return [*head, *lines], [node_line(shown, width)][:foot]
+        return [*head, *lines], [node_line(shown, width, node_change(view, shown))][:foot]
 
     def _company(self, stacks: Stacks, view: View, width: int, room: int) -> list[Line]:
         """Below a list the flame, below the tree the hot lines."""
@@ -316,7 +322,9 @@ class CodePane(Pane):
             self.redraw()
 
     def _cell_under(self, event: events.MouseEvent) -> Cell | None:
-        return cell_at(self._cells, event.x - 2, event.y - 1 + self.top - self._above) if self._cells else None
+        if not self._cells:
+            return None
+        return cell_at(self._cells, event.x - 2, (event.y - 1 + self.top - self._above) // self._tall)
 
 
 def _sign(number: int) -> int:

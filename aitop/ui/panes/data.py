@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+from rich.cells import cell_len
+
 from aitop.model.host import MachineSample, ProcessSample
 from aitop.model.snapshot import Series, Snapshot
 from aitop.model.steps import LoaderInfo
 from aitop.model.units import NOT_SUPPORTED, NOT_YET, count, percent, rate
-from aitop.ui.changes import change
+from aitop.ui.changes import WIDTH, change
 from aitop.ui.company import lines_of, room_below
 from aitop.ui.figures import copies
 from aitop.ui.line import Line
@@ -29,7 +33,7 @@ from aitop.ui.widgets.plot import (
     value_at,
 )
 from aitop.ui.widgets.timeline import braille
-from aitop.ui.words import plural, state_line
+from aitop.ui.words import one_line, plural, state_line
 
 ROOM_FOR_STRIPS = 9
 MOST_STRIPS = 16
@@ -61,17 +65,18 @@ class DataPane(ChartPane):
     ) -> list[Line]:
         """Queue and workers on one axis of time, the facts above them."""
         loader = main_loader(snapshot)
-        lines = _facts(snapshot, loader, workers, width, 4)
+        lines = _facts(view, snapshot, loader, workers, width, 4)
+        scale = SCALE + (WIDTH if view.mark is not None else 0)
         series = {name: one for name, one in snapshot.series.items() if name.startswith(("worker", "queue_"))}
-        span = span_of(series.values(), snapshot.time, width - SCALE)
+        span = span_of(series.values(), snapshot.time, width - scale)
         self.moments = span.moments()
         at = span.cell(self.cursor)
         free = height - len(lines) - len(workers) - 2
         rows = max(2, free if free < ROOM_FOR_LINES else free * 3 // 5)
-        lines += _queue_chart(snapshot, loader, span, rows, at)
-        lines += strip_lines(snapshot, workers, span, SCALE, at)
+        lines += _queue_chart(view, snapshot, loader, span, rows, at, scale)
+        lines += strip_lines(view, snapshot, workers, span, scale, at)
         reading = at is not None and self.cursor is not None
-        axis = time_axis(span, SCALE, legend() if workers else None)
+        axis = time_axis(span, scale, legend() if workers else None)
         lines.append(_reading(snapshot, workers, span, self.cursor or 0.0) if reading else axis)
         pids = frozenset(process.pid for process in workers)
         room = room_below(len(lines), height)
@@ -81,43 +86,51 @@ class DataPane(ChartPane):
 def _at_once(view: View, snapshot: Snapshot, workers: list[ProcessSample], width: int, height: int) -> list[Line]:
     """The facts, and a bar for each worker as it is now."""
     loader = main_loader(snapshot)
-    lanes = lane_lines(workers, idle_shares(snapshot), width, height - 6, mono=view.look.mono)
-    facts = _facts(snapshot, loader, workers, width, height - 1 - len(lanes))
+    lanes = lane_lines(view, workers, idle_shares(snapshot), width, height - 6)
+    facts = _facts(view, snapshot, loader, workers, width, height - 1 - len(lanes))
     spare = height - len(facts) - len(lanes)
-    return [*queue_lines(snapshot, loader, width, max(1, min(7, spare))), *facts, *lanes]
+    return [*queue_lines(view, snapshot, loader, width, max(1, min(7, spare))), *facts, *lanes]
 
 
-def _facts(
-    snapshot: Snapshot, loader: LoaderInfo | None, workers: list[ProcessSample], width: int, rows: int
+def _facts(  # noqa: PLR0917
+    view: View, snapshot: Snapshot, loader: LoaderInfo | None, workers: list[ProcessSample], width: int, rows: int
 ) -> list[Line]:
     """How the loader is set up, copies to the device, disk and network: the more the more rows there are."""
-    machine = snapshot.host.machine if snapshot.host else None
     found = [
-        (1, loader_line(loader, len(workers))),
-        (2, copies(snapshot, width)),
-        (0, _traffic(machine, width) if machine else None),
+        (1, loader_line(loader, len(workers), width)),
+        (2, copies(view, snapshot, width)),
+        (0, _traffic(view, snapshot.host.machine, width) if snapshot.host else None),
     ]
     known = [(rank, line) for rank, line in found if line is not None]
     kept = sorted(rank for rank, _ in known)[: max(1, rows)]
     return [line for rank, line in known if rank in kept]
 
 
-def _queue_chart(
-    snapshot: Snapshot, loader: LoaderInfo | None, span: Span, rows: int, cursor: int | None
+def _queue_chart(  # noqa: PLR0917
+    view: View, snapshot: Snapshot, loader: LoaderInfo | None, span: Span, rows: int, cursor: int | None, scale: int
 ) -> list[Line]:
     """Batches that lay ready, as an area over time."""
     series = snapshot.series.get("queue_ready", Series())
     known = [value for value in series.values if value is not None]
     if not known:
-        return queue_lines(snapshot, loader, SCALE + span.cells, 1)
+        return queue_lines(view, snapshot, loader, scale + span.cells, 1)
     capacity = _capacity(loader)
     top = capacity or max(known) or 1
     area = Curve(slots(series, span, typical_gap(series), mean=True), DATA.ink, True)
     drawn = curves([area], span.cells, rows, top, cursor)
-    head = (
-        Line("queue   ", DIM).add(f"{known[-1]:2.0f}", TEXT).add(f" of {capacity} ready" if capacity else " ready", DIM)
-    )
-    return [head, *scaled(drawn, scale_labels(rows, top, lambda value: f"{value:.0f}"), SCALE)]
+    head = Line("queue   ", DIM).add(f"{known[-1]:2.0f}", TEXT).join(_ready_change(view))
+    head.add(f" of {capacity} ready" if capacity else " ready", DIM)
+    return [head, *scaled(drawn, scale_labels(rows, top, lambda value: f"{value:.0f}"), scale)]
+
+
+def _ready_change(view: View) -> Line:
+    """The change of the batches that lay ready since the mark, in batches."""
+
+    def ready_of(snapshot: Snapshot) -> float | None:
+        known = [one for one in snapshot.series.get("queue_ready", Series()).values if one is not None]
+        return known[-1] / 100 if known else None
+
+    return change(view, ready_of, points=True)
 
 
 def _reading(snapshot: Snapshot, workers: list[ProcessSample], span: Span, cursor: float) -> Line:
@@ -145,7 +158,7 @@ def main_loader(snapshot: Snapshot) -> LoaderInfo | None:
     return max(loaders, key=lambda loader: loader.workers, default=None)
 
 
-def queue_lines(snapshot: Snapshot, loader: LoaderInfo | None, width: int, rows: int) -> list[Line]:
+def queue_lines(view: View, snapshot: Snapshot, loader: LoaderInfo | None, width: int, rows: int) -> list[Line]:
     """Batches that lay ready at the last step, of how many there is room for, and how that went."""
     series = snapshot.series.get("queue_ready", Series())
     known = [value for value in series.values if value is not None]
@@ -156,15 +169,15 @@ def queue_lines(snapshot: Snapshot, loader: LoaderInfo | None, width: int, rows:
     capacity = _capacity(loader)
     ready = known[-1]
     of = f" of {capacity} ready" if capacity else " ready"
-    line.add(f"{ready:2.0f}", TEXT).add(of, DIM).add("  ")
+    line.add(f"{ready:2.0f}", TEXT).join(_ready_change(view)).add(of, DIM).add("  ")
     chart = max(4, width - line.width)
     drawn = braille(series.values, chart, rows, capacity or max(known) or 1)
     rest = [Line().to(width - chart).add(row, DATA.ink) for row in drawn[1:]]
     return [line.add(drawn[0], DATA.ink), *rest]
 
 
-def loader_line(loader: LoaderInfo | None, workers: int) -> Line:
-    """How the loader is set up."""
+def loader_line(loader: LoaderInfo | None, workers: int, width: int) -> Line:
+    """How the loader is set up: as many whole facts as fit."""
     line = Line("loader  ", DIM)
     if loader is None:
         seen = f"{plural(workers, 'worker')} seen" if workers else NOT_SUPPORTED
@@ -175,9 +188,12 @@ def loader_line(loader: LoaderInfo | None, workers: int) -> Line:
         f"prefetch {loader.prefetch}" if loader.prefetch is not None else "",
         "pinned" if loader.pin_memory else "",
         "persistent" if loader.persistent else "",
-        loader.dataset or "",
+        one_line(loader.dataset or ""),
     ]
-    return line.add("".join(f" · {fact}" for fact in facts if fact), DIM)
+    for fact in facts:
+        if fact and line.width + 3 + cell_len(fact) <= width:
+            line.add(f" · {fact}", DIM)
+    return line
 
 
 def _no_queue(snapshot: Snapshot, loader: LoaderInfo | None) -> tuple[str, str]:
@@ -190,13 +206,23 @@ def _no_queue(snapshot: Snapshot, loader: LoaderInfo | None) -> tuple[str, str]:
     return NOT_SUPPORTED, "needs the hook"
 
 
-def _traffic(machine: MachineSample, width: int) -> Line:
-    disk = Line("disk    ", DIM).add(f"in {rate(machine.disk_read).rjust(8)} out {rate(machine.disk_write).rjust(8)}")
-    net = Line("net ", DIM).add(f"in {rate(machine.net_received).rjust(8)} out {rate(machine.net_sent).rjust(8)}")
+def _traffic(view: View, machine: MachineSample, width: int) -> Line:
+    """Disk, the wait for it, network: what fits."""
+    disk = Line("disk    ", DIM).join(_rate(view, "in", lambda one: one.disk_read))
+    disk.add(" ").join(_rate(view, "out", lambda one: one.disk_write))
+    net = Line("net ", DIM).join(_rate(view, "in", lambda one: one.net_received))
+    net.add(" ").join(_rate(view, "out", lambda one: one.net_sent))
     wait = Line("iowait ", DIM).add(percent(machine.iowait).rjust(5), TEXT)
+    wait.join(change(view, lambda one: one.host.machine.iowait if one.host else None, points=True))
     if disk.width + net.width + wait.width + 4 <= width:
         return disk.add("  ").join(net).add("  ").join(wait)
-    return disk.add("  ").join(wait)
+    return disk.add("  ").join(wait) if disk.width + wait.width + 2 <= width else disk
+
+
+def _rate(view: View, way: str, rate_of: Callable[[MachineSample], float | None]) -> Line:
+    machine = view.snapshot.host.machine if view.snapshot and view.snapshot.host else None
+    line = Line(f"{way} {rate(rate_of(machine) if machine else None).rjust(8)}", DIM)
+    return line.join(change(view, lambda one: rate_of(one.host.machine) if one.host else None))
 
 
 def _workers(view: View, snapshot: Snapshot) -> list[ProcessSample]:

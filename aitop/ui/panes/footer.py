@@ -11,6 +11,9 @@ from aitop.ui.view import View
 from aitop.ui.widgets.pane import Drawing, Pane
 
 ROOM_FOR_COST = 50
+ROOM_FOR_WORDS = 140
+LEAST_COUNTED = 3.0
+"""Seconds of watching before its cost is told: what starts says nothing of what goes on."""
 ROOM_FOR_SHARE = 140
 
 KEYS = (
@@ -54,11 +57,13 @@ class Footer(Pane):
 
 
 def cost_line(view: View, width: int) -> Line:
-    """What aitop takes for itself: its CPU, and the hook's time in each step."""
-    cost = view.snapshot.cost if view.snapshot else None
-    if cost is None or cost.monitor_cpu is None:
+    """What aitop takes for itself: its CPU over the last half minute, and the hook's time in each step."""
+    snapshot = view.snapshot
+    cost = snapshot.cost if snapshot else None
+    if snapshot is None or cost is None or cost.monitor_cpu is None or snapshot.window < LEAST_COUNTED:
         return Line(f"cost {NOT_YET}", DIM)
-    line = Line("cost ", DIM).add(f"{cost.monitor_cpu * 100:4.1f} % cpu", TEXT)
+    core = " of a core" if width >= ROOM_FOR_WORDS else " core"
+    line = Line("cost ", DIM).add(f"{cost.monitor_cpu * 100:4.1f} %", TEXT).add(core, DIM)
     if cost.hook_us_per_step is not None:
         line.add(" · ", DIM).add(f"{cost.hook_us_per_step:3.0f} µs/step", TEXT)
         if cost.target_slowdown is not None and width >= ROOM_FOR_SHARE:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 from aitop.model.gpu import GpuDevice
 from aitop.model.snapshot import Series, Snapshot
 from aitop.model.units import NOT_SUPPORTED, NOT_YET, rate, size
-from aitop.ui.changes import change
+from aitop.ui.changes import WIDTH, change, recent
 from aitop.ui.line import Line, shorten
 from aitop.ui.narrowing import devices_for
-from aitop.ui.palette import BRIGHT, DEVICE_CHART, DIM, LOSS, TEXT
+from aitop.ui.palette import BRIGHT, DEVICE_CHART, DIM, FAINT, LOSS, TEXT
 from aitop.ui.view import View
 from aitop.ui.widgets.cursor import ChartPane
 from aitop.ui.widgets.pane import Drawing
@@ -25,6 +26,7 @@ ROOM_FOR_SM = 8
 BAR_AT = 9
 AMOUNTS = 21
 LEAST_BAR, LEAST_REASON = 6, 20
+BUSY_AND_SM = Line("█", DEVICE_CHART).add(" busy  ", FAINT).add("─", TEXT).add(" sm", FAINT)
 CALM_REASONS = frozenset({"gpu idle", "idle", "none"})
 
 
@@ -40,7 +42,7 @@ class GpuPane(ChartPane):
         stale = view.stale("gpu")
         if not self.framed:
             return Drawing(
-                [Line(" gpu ", DIM).join(line) for line in line_each(devices, width - 6, height)], stale=stale
+                [Line(" gpu ", DIM).join(line) for line in line_each(view, devices, width - 6, height)], stale=stale
             )
         if len(devices) == 1 or height >= len(devices) * BLOCK_ROWS:
             self.moments = _moments(view, devices, width)
@@ -58,39 +60,40 @@ class GpuPane(ChartPane):
                 for line in _block(view, device, width, each, index=device.index, cursor=self.cursor)
             ]
             return Drawing(lines, title, _lost_note(devices), stale)
-        lines = device_lines(devices, width)
+        lines = device_lines(view, devices, width)
         if height >= 2 * len(devices):
             lines = [line for pair in zip(lines, _past_lines(view, devices, width), strict=True) for line in pair]
         return Drawing(lines, title, _lost_note(devices), stale)
 
 
-def line_each(devices: tuple[GpuDevice, ...], width: int, height: int) -> list[Line]:
+def line_each(view: View, devices: tuple[GpuDevice, ...], width: int, height: int) -> list[Line]:
     """A line a device; the devices that do not fit are counted in the last line."""
     if len(devices) <= height:
-        return device_lines(devices, width)
+        return device_lines(view, devices, width)
     ordered = sorted(devices, key=lambda device: (not device.mine, device.index))
     shown, hidden = ordered[: height - 1], ordered[height - 1 :]
     busy = [device.busy for device in hidden if device.busy is not None]
     line = Line(f"    {len(hidden)} more", DIM)
     if busy:
         line.add(f" · busy {min(busy) * 100:.0f} to {max(busy) * 100:.0f} %", DIM)
-    return [*device_lines(shown, width), line]
+    return [*device_lines(view, shown, width), line]
 
 
-def device_lines(devices: Sequence[GpuDevice], width: int) -> list[Line]:
+def device_lines(view: View, devices: Sequence[GpuDevice], width: int) -> list[Line]:
     """Each device in one line, in the same columns: busy, memory, temperature, power; the least goes first.
 
     Whatever holds a device back is said at the end of its line.
     """
     reasons = [held_back(device) for device in devices]
     reserved = min(LEAST_REASON, max(map(len, reasons), default=0))
-    room = width - 3 - 5 - LEAST_BAR - (reserved + 2 if reserved else 0)
+    more = WIDTH if view.mark is not None else 0
+    room = width - 3 - 5 - more - LEAST_BAR - (reserved + 2 if reserved else 0)
     parts = 0
-    while parts < len(LINE_PARTS) and sum(cells + 2 for _, cells in LINE_PARTS[: parts + 1]) <= room:
+    while parts < len(LINE_PARTS) and sum(part.cells + more + 2 for part in LINE_PARTS[: parts + 1]) <= room:
         parts += 1
-    bar_width = LEAST_BAR + max(0, min(24, room - sum(cells + 2 for _, cells in LINE_PARTS[:parts])))
+    bar_width = LEAST_BAR + max(0, min(24, room - sum(part.cells + more + 2 for part in LINE_PARTS[:parts])))
     return [
-        _device_line(device, bar_width, LINE_PARTS[:parts], reason, width)
+        _device_line(view, device, bar_width, LINE_PARTS[:parts], reason, width)
         for device, reason in zip(devices, reasons, strict=True)
     ]
 
@@ -102,13 +105,16 @@ def _past_lines(view: View, devices: Sequence[GpuDevice], width: int) -> list[Li
     return [Line().to(BAR_AT).add(braille(values, room, 1, 1.0)[0], DEVICE_CHART) for values in known]
 
 
-def _device_line(device: GpuDevice, bar_width: int, parts: Sequence[LinePart], reason: str, width: int) -> Line:
+def _device_line(  # noqa: PLR0917
+    view: View, device: GpuDevice, bar_width: int, parts: Sequence[LinePart], reason: str, width: int
+) -> Line:
     line = Line(f"{'▸' if device.mine else ' '}{device.index:<2}", BRIGHT)
     if device.lost:
         return line.add("lost: the driver no longer answers for this device", LOSS)
-    line.add(share_text(device.busy), BRIGHT).add(" ").join(bar(device.busy, bar_width, DEVICE_CHART))
-    for text_of, cells in parts:
-        line.add("  ").add(text_of(device).rjust(cells), TEXT)
+    line.add(share_text(device.busy), BRIGHT).join(_change(view, device, lambda one: one.busy)).add(" ")
+    line.join(bar(device.busy, bar_width, DEVICE_CHART))
+    for part in parts:
+        line.add("  ").add(part.text_of(device).rjust(part.cells), TEXT).join(_change(view, device, part.share_of))
     return line.add("  ").add(shorten(reason, width - line.width), LOSS) if reason else line
 
 
@@ -129,9 +135,9 @@ def _block(
     lines = _busy_rows(view, device, width, 1 + min(extra, 30), name=name, cursor=cursor)
     lines.append(_memory_row(view, device, width))
     lines.append(_power_row(view, device, width))
-    lines.append(_link_row(device, width))
+    lines.append(_link_row(view, device, width))
     if height > BLOCK_ROWS:
-        lines.append(_clock_row(device))
+        lines.append(_clock_row(view, device))
         others = _others(device)
         if others is not None:
             lines.append(others)
@@ -144,10 +150,10 @@ def _block_height(device: GpuDevice) -> int:
 
 def _busy_rows(view: View, device: GpuDevice, width: int, rows: int, *, name: str, cursor: float | None) -> list[Line]:
     """How busy, with its history; beside it what the counters of newer devices say."""
-    counters = _counters(device)
     series = _history(view, device, "busy")
     line = Line(name.ljust(8), DIM if name == "busy" else BRIGHT).add(share_text(device.busy), BRIGHT)
-    line.join(_change(view, device, lambda one: one.busy)).add(" ")
+    line.join(_change(view, device, lambda one: one.busy, series="busy")).add(" ")
+    counters = _counters(view, device, width - line.width - (LEAST_BAR + 2 if rows == 1 else 0))
     if rows == 1:
         row = braille(series.values, max(4, width - line.width - 2 - counters.width), 1, 1.0)[0]
         return [line.add(row, DEVICE_CHART).add("  ").join(counters)]
@@ -160,7 +166,7 @@ def _busy_rows(view: View, device: GpuDevice, width: int, rows: int, *, name: st
     busy, sm = (slots(one, span, gap) for one in (series, _history(view, device, "sm")))
     layers = [Curve(busy, DEVICE_CHART, filled=True), *([Curve(sm, TEXT)] if rows >= ROOM_FOR_SM else [])]
     chart = scaled(curves(layers, span.cells, rows - 2, 1.0, at), {0: "100%", rows - 3: "0"}, SCALE)
-    axis = time_axis(span, SCALE)
+    axis = time_axis(span, SCALE, BUSY_AND_SM if len(layers) > 1 else None)
     if cursor is not None and at is not None:
         axis = Line(ago(view.snapshot.time, cursor), TEXT).add("  ")
         axis.add("busy ", DIM).add(share_text(value_at(busy, span, cursor)), TEXT)
@@ -178,30 +184,45 @@ def _moments(view: View, devices: Sequence[GpuDevice], width: int) -> list[float
     return span_of(known, view.snapshot.time, width - SCALE).moments() if view.snapshot and known else []
 
 
-def _counters(device: GpuDevice) -> Line:
-    gpm = device.gpm
+def _counters(view: View, device: GpuDevice, room: int) -> Line:
+    """What the counters of newer devices say: as many of them as fit."""
     line = Line()
-    if gpm is None:
+    if device.gpm is None:
         return line
-    for name, share in (("sm", gpm.sm_active), ("tensor", gpm.tensor_active), ("dram", gpm.dram_active)):
-        line.add("  " if line.width else "").add(f"{name} ", DIM).add(share_text(share).strip().rjust(3), TEXT)
+    for name, share_of in COUNTERS:
+        part = Line("  " if line.width else "").add(f"{name} ", DIM)
+        part.add(share_text(share_of(device)).strip().rjust(3), TEXT).join(_change(view, device, share_of, series=name))
+        if line.width + part.width <= room:
+            line.join(part)
     return line
 
 
-def _change(view: View, device: GpuDevice, share_of: Callable[[GpuDevice], float | None]) -> Line:
-    """The change of a share of this device since the mark, in percentage points."""
+def _change(
+    view: View,
+    device: GpuDevice,
+    figure_of: Callable[[GpuDevice], float | None],
+    *,
+    series: str | None = None,
+    points: bool = True,
+) -> Line:
+    """The change of a figure of this device since the mark; of a share in percentage points.
+
+    `series` is where it has gone by in the last seconds: then their mean is what changes.
+    """
 
     def value_of(snapshot: Snapshot) -> float | None:
         devices = snapshot.gpu.devices if snapshot.gpu else ()
-        return next((share_of(one) for one in devices if one.index == device.index), None)
+        now = next((figure_of(one) for one in devices if one.index == device.index), None)
+        mean = recent(snapshot, f"gpu{device.index}.{series}") if series is not None and now is not None else None
+        return now if mean is None else mean / device.power_limit if series == "power" and device.power_limit else mean
 
-    return change(view, value_of, points=True)
+    return change(view, value_of, points=points)
 
 
 def _memory_row(view: View, device: GpuDevice, width: int) -> Line:
     used = _fraction(device.memory_used, device.memory_total)
     line = Line("memory  ", DIM).add(share_text(used), BRIGHT)
-    line.join(_change(view, device, lambda one: _fraction(one.memory_used, one.memory_total))).add(" ")
+    line.join(_change(view, device, _memory_share)).add(" ")
     text = _memory(device).rjust(AMOUNTS)
     return line.join(bar(used, max(4, width - line.width - len(text)), DEVICE_CHART)).add(text, TEXT)
 
@@ -209,26 +230,37 @@ def _memory_row(view: View, device: GpuDevice, width: int) -> Line:
 def _power_row(view: View, device: GpuDevice, width: int) -> Line:
     used = _fraction(device.power, device.power_limit)
     line = Line("power   ", DIM).add(share_text(used), BRIGHT)
-    line.join(_change(view, device, lambda one: _fraction(one.power, one.power_limit))).add(" ")
-    text = f"{_watts(device)}  {_degrees(device)}".rjust(AMOUNTS)
-    return line.join(bar(used, max(4, width - line.width - len(text)), DEVICE_CHART)).add(text, TEXT)
+    line.join(_change(view, device, _power_share, series="power")).add(" ")
+    text, hotter = f"{_watts(device)}  {_degrees(device)}".rjust(AMOUNTS), _change(view, device, _warmth)
+    hotter = hotter if line.width + LEAST_BAR + len(text) + hotter.width <= width else Line()
+    return (
+        line.join(bar(used, max(4, width - line.width - len(text) - hotter.width), DEVICE_CHART))
+        .add(text, TEXT)
+        .join(hotter)
+    )
 
 
-def _link_row(device: GpuDevice, width: int) -> Line:
+def _link_row(view: View, device: GpuDevice, width: int) -> Line:
     received, sent = rate(device.pcie_received), rate(device.pcie_sent)
-    line = Line("pcie    ", DIM).add(f"in {received.rjust(8)}  out {sent.rjust(8)}", TEXT)
+    line = Line("pcie    ", DIM).add("in ", DIM).add(received.rjust(8), TEXT)
+    line.join(_change(view, device, lambda one: one.pcie_received, points=False))
+    line.add("  out ", DIM).add(sent.rjust(8), TEXT)
+    line.join(_change(view, device, lambda one: one.pcie_sent, points=False))
     if device.pcie_generation is not None and device.pcie_width is not None:
         full = (device.pcie_generation_max or 0, device.pcie_width_max or 0)
         degraded = device.pcie_width < full[1] or device.pcie_generation < full[0]
-        line.add(f"  gen{device.pcie_generation} ×{device.pcie_width}", TEXT if degraded else DIM)
+        link = Line(f"  gen{device.pcie_generation} ×{device.pcie_width}", TEXT if degraded else DIM)
         if degraded:
-            line.add(f" of gen{full[0]} ×{full[1]}", DIM)
+            link.add(f" of gen{full[0]} ×{full[1]}", DIM)
+        if degraded or line.width + link.width <= width:
+            line.join(link)
     return line
 
 
-def _clock_row(device: GpuDevice) -> Line:
+def _clock_row(view: View, device: GpuDevice) -> Line:
     clock = NOT_SUPPORTED if device.sm_clock is None else f"{device.sm_clock}"
     line = Line("clock   ", DIM).add(clock.rjust(4), TEXT)
+    line.join(_change(view, device, lambda one: one.sm_clock, points=False))
     if device.sm_clock_max:
         line.add(f" of {device.sm_clock_max} MHz", DIM)
     held = held_back(device)
@@ -289,6 +321,42 @@ def _fraction(part: float | None, whole: float | None) -> float | None:
     return None if part is None or not whole else part / whole
 
 
-LinePart = tuple[Callable[[GpuDevice], str], int]
-LINE_PARTS: tuple[LinePart, ...] = ((_memory, 13), (_degrees, 5), (_watts, 9), (_clock, 8))
+def _warmth(device: GpuDevice) -> float | None:
+    """Hundreds of degrees: changes of shares are written in hundredths."""
+    return None if device.temperature is None else device.temperature / 100
+
+
+def _memory_share(device: GpuDevice) -> float | None:
+    return _fraction(device.memory_used, device.memory_total)
+
+
+def _power_share(device: GpuDevice) -> float | None:
+    return _fraction(device.power, device.power_limit)
+
+
+def _clock_share(device: GpuDevice) -> float | None:
+    return _fraction(device.sm_clock, device.sm_clock_max)
+
+
+COUNTERS: tuple[tuple[str, Callable[[GpuDevice], float | None]], ...] = (
+    ("sm", lambda device: device.gpm.sm_active if device.gpm else None),
+    ("tensor", lambda device: device.gpm.tensor_active if device.gpm else None),
+    ("dram", lambda device: device.gpm.dram_active if device.gpm else None),
+)
+
+
+class LinePart(NamedTuple):
+    """A figure in a device's line: its text, how wide that is, and what its change since the mark is told of."""
+
+    text_of: Callable[[GpuDevice], str]
+    cells: int
+    share_of: Callable[[GpuDevice], float | None]
+
+
+LINE_PARTS = (
+    LinePart(_memory, 13, _memory_share),
+    LinePart(_degrees, 5, _warmth),
+    LinePart(_watts, 9, _power_share),
+    LinePart(_clock, 8, _clock_share),
+)
 """What stands in a device's line after its bar, and how wide; what matters less comes later."""

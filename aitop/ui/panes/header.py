@@ -99,7 +99,8 @@ def _rates(view: View) -> list[Line]:
         line = Line(significant(steps.samples_per_second, 5), TEXT).add(" samples/s", DIM)
         parts.append(line.join(change_of(lambda one: one.steps.samples_per_second if one.steps else None)))
     if steps.mfu is not None:
-        parts.append(Line(share_text(steps.mfu), TEXT).add(" MFU", DIM))
+        line = Line(share_text(steps.mfu), TEXT).add(" MFU", DIM)
+        parts.append(line.join(change(view, lambda one: one.steps.mfu if one.steps else None, points=True)))
     if steps.count is not None:
         parts.append(Line(f"{word} ", DIM).add(count(steps.count).rjust(6), TEXT))
     return parts

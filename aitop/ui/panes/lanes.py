@@ -10,8 +10,10 @@ from rich.style import Style
 from aitop.model.host import ProcessSample
 from aitop.model.snapshot import Series, Snapshot
 from aitop.model.units import NOT_SUPPORTED
+from aitop.ui.changes import WIDTH, change, recent
 from aitop.ui.line import Line, columns
 from aitop.ui.palette import BRIGHT, DATA, DIM, FAINT, TROUGH, WAITING, lifted, over
+from aitop.ui.view import View
 from aitop.ui.widgets.plot import Span, slots, typical_gap
 from aitop.ui.widgets.timeline import layered_bar
 from aitop.ui.words import share_text
@@ -49,20 +51,24 @@ def idle_shares(snapshot: Snapshot) -> dict[int, float]:
 
 
 def lane_lines(
-    workers: Sequence[ProcessSample], idle: Mapping[int, float], width: int, height: int, *, mono: bool = False
+    view: View, workers: Sequence[ProcessSample], idle: Mapping[int, float], width: int, height: int
 ) -> list[Line]:
     """A bar for each worker as it is now, side by side where rows are few."""
-    per_row = 1 if len(workers) <= height else max(1, (width + 2) // (LANE + 2))
+    lane = LANE + (WIDTH if view.mark is not None else 0)
+    per_row = 1 if len(workers) <= height else max(1, (width + 2) // (lane + 2))
     cell = (width - 2 * (per_row - 1)) // per_row
-    lanes = [_lane(process, idle.get(process.pid), cell, mono) for process in workers]
+    lanes = [_lane(view, process, idle.get(process.pid), cell) for process in workers]
     return [columns([(lane, cell) for lane in lanes[at : at + per_row]]) for at in range(0, len(lanes), per_row)]
 
 
-def _lane(process: ProcessSample, idle: float | None, width: int, mono: bool) -> Line:
+def _lane(view: View, process: ProcessSample, idle: float | None, width: int) -> Line:
     state = STATE_WORDS.get(process.state or "", process.state or NOT_SUPPORTED)
     state = state if width < ROOMY else state.ljust(7)
-    line = Line(str(process.pid).ljust(7 if width < ROOMY else 8), DIM).add(share_text(process.cpu), BRIGHT).add(" ")
-    return line.join(_bar(use_of(process.cpu, idle), max(3, width - line.width - 8), mono)).add(f" {state}", DIM)
+    line = Line(str(process.pid).ljust(7 if width < ROOMY else 8), DIM).add(share_text(process.cpu), BRIGHT)
+    line.join(_cpu_change(view, process.pid)).add(" ")
+    return line.join(_bar(use_of(process.cpu, idle), max(3, width - line.width - 8), view.look.mono)).add(
+        f" {state}", DIM
+    )
 
 
 def _bar(use: Use | None, width: int, mono: bool) -> Line:
@@ -71,7 +77,17 @@ def _bar(use: Use | None, width: int, mono: bool) -> Line:
     return layered_bar(((use.busy, DATA.ink, "█"), (use.waiting, WAITING, "▒" if mono else "█")), width)
 
 
-def strip_lines(
+def _cpu_change(view: View, pid: int) -> Line:
+    """The change of what a process uses of a core since the mark, in percentage points."""
+
+    def cpu_of(snapshot: Snapshot) -> float | None:
+        return recent(snapshot, f"worker{pid}.cpu")
+
+    return change(view, cpu_of, points=True)
+
+
+def strip_lines(  # noqa: PLR0917
+    view: View,
     snapshot: Snapshot,
     workers: Sequence[ProcessSample],
     span: Span,
@@ -79,11 +95,14 @@ def strip_lines(
     cursor: int | None = None,
 ) -> list[Line]:
     """A row for each worker over the time of `span`: the lower part of a cell is busy, what is above waits or idles."""
-    return [_strip(snapshot, process, span, axis, cursor) for process in workers]
+    return [_strip(view, snapshot, process, span, axis, cursor) for process in workers]
 
 
-def _strip(snapshot: Snapshot, process: ProcessSample, span: Span, axis: int, cursor: int | None) -> Line:
-    line = Line(str(process.pid).ljust(axis - 5), DIM).add(share_text(process.cpu), BRIGHT).add(" ")
+def _strip(  # noqa: PLR0917
+    view: View, snapshot: Snapshot, process: ProcessSample, span: Span, axis: int, cursor: int | None
+) -> Line:
+    by = _cpu_change(view, process.pid)
+    line = Line(str(process.pid).ljust(axis - 5 - by.width), DIM).add(share_text(process.cpu), BRIGHT).join(by).add(" ")
     cpu = snapshot.series.get(f"worker{process.pid}.cpu", Series())
     idle = snapshot.series.get(f"worker{process.pid}.idle", Series())
     used, without = slots(cpu, span, typical_gap(cpu)), slots(idle, span, typical_gap(idle))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
+from rich.cells import cell_len
 from rich.style import Style
 
 from aitop.model.host import HostSample, ProcessSample
@@ -60,27 +61,31 @@ class MemoryPane(ChartPane):
             status = view.source("host")
             return Drawing([state_line("host", status) if status else Line(NOT_YET, DIM)], "Memory")
         gauges, allocators = _host_rows(view, snapshot.host, width), snapshot.allocators
-        charts = 1 + len(allocators)
+        charts = (2 if _workers_apart(snapshot, height) else 1) + len(allocators)
         listed = _holders(view, snapshot, width, height // 3) if height >= ROOM_FOR_LIST else []
         each = min(MOST_ROWS, (height - 2 - len(gauges) - 2 * len(allocators) - len(listed)) // charts)
         if each < LEAST_ROWS or width < LEAST_WIDTH or not snapshot.series.get("rss", Series()).times:
             lines = _at_once(view, snapshot, gauges, width, height)
         else:
-            lines = self._over_time(view, snapshot, gauges, width, each) + listed
+            lines = self._over_time(view, snapshot, gauges, width, height, each) + listed
         return Drawing(lines, "Memory", _note(snapshot, snapshot.host), view.stale("host"))
 
-    def _over_time(self, view: View, snapshot: Snapshot, gauges: list[Line], width: int, rows: int) -> list[Line]:
+    def _over_time(  # noqa: PLR0917
+        self, view: View, snapshot: Snapshot, gauges: list[Line], width: int, height: int, rows: int
+    ) -> list[Line]:
         """Every chart of the pane on one axis of time, each of `rows` rows under its figures."""
         names = ["rss", *(f"alloc{one.device}.allocated" for one in snapshot.allocators)]
         known = [snapshot.series[name] for name in names if name in snapshot.series]
         span = span_of(known, snapshot.time, width - SCALE)
         self.moments = span.moments()
         at = span.cell(self.cursor)
-        lines = [*gauges, _job_line(view, snapshot), *_resident_chart(snapshot, span, rows, at)]
+        lines = [*gauges, _job_line(view, snapshot, width), *_resident_chart(snapshot, "rss", "ranks", span, rows, at)]
+        if _workers_apart(snapshot, height):
+            lines += _resident_chart(snapshot, "workers_rss", "workers", span, rows, at)
         for allocator in snapshot.allocators:
             lines += [
-                _allocator_bar(snapshot, allocator, width, view.look),
-                allocator_figures(snapshot, allocator, width),
+                _allocator_bar(view, snapshot, allocator, width),
+                allocator_figures(view, allocator, width),
             ]
             lines += _allocator_chart(snapshot, allocator, span, rows, at)
         if at is None or self.cursor is None:
@@ -93,11 +98,11 @@ def _at_once(view: View, snapshot: Snapshot, gauges: list[Line], width: int, hei
     roomy = height >= 1 + len(gauges) + 2 * len(snapshot.allocators)
     lines = [*gauges, _job_row(view, snapshot, width)]
     if height > len(lines) + (2 if roomy else 1) * len(snapshot.allocators):
-        lines[-1:] = [_job_line(view, snapshot), _one_row(snapshot, "rss", Line().to(SCALE), width, HOST_CHART)]
+        lines[-1:] = [_job_line(view, snapshot, width), _one_row(snapshot, "rss", Line().to(SCALE), width, HOST_CHART)]
     for allocator in snapshot.allocators:
-        lines.append(_allocator_bar(snapshot, allocator, width, view.look))
+        lines.append(_allocator_bar(view, snapshot, allocator, width))
         if roomy:
-            figures, name = allocator_figures(snapshot, allocator, width), f"alloc{allocator.device}.allocated"
+            figures, name = allocator_figures(view, allocator, width), f"alloc{allocator.device}.allocated"
             lines.append(_one_row(snapshot, name, figures, width, DEVICE_CHART))
     return lines
 
@@ -110,14 +115,16 @@ def _one_row(snapshot: Snapshot, name: str, line: Line, width: int, ink: Style) 
     return line.add(gap).add(braille(values, chart, 1, top)[0], ink) if values and chart >= LEAST_STRIP else line
 
 
-def _job_line(view: View, snapshot: Snapshot) -> Line:
+def _job_line(view: View, snapshot: Snapshot, width: int) -> Line:
     """Resident memory of the job's processes, and who has it."""
     pids = view.pids()
     processes = [p for p in (snapshot.host.processes if snapshot.host else ()) if pids is None or p.pid in pids]
     sizes = [process.rss for process in processes if process.rss is not None]
     line = Line("job     ", DIM).add(size(sum(sizes) if sizes else None).rjust(7), BRIGHT)
     line.join(change(view, lambda one: _resident(view, one)))
-    return line.add("  ").add(_who_has_it(processes), DIM)
+    line.add("  ")
+    fitting = (text for text in (_who_has_it(processes), _who_has_it(processes, short=True)) if text)
+    return line.add(next((text for text in fitting if line.width + cell_len(text) <= width), ""), DIM)
 
 
 def _holders(view: View, snapshot: Snapshot, width: int, most: int) -> list[Line]:
@@ -147,17 +154,24 @@ def _resident(view: View, snapshot: Snapshot) -> float | None:
 
 
 def _job_row(view: View, snapshot: Snapshot, width: int) -> Line:
-    return _one_row(snapshot, "rss", _job_line(view, snapshot), width, HOST_CHART)
+    return _one_row(snapshot, "rss", _job_line(view, snapshot, width), width, HOST_CHART)
 
 
-def _resident_chart(snapshot: Snapshot, span: Span, rows: int, cursor: int | None) -> list[Line]:
-    """Resident memory of the ranks over time."""
-    series = snapshot.series.get("rss", Series())
+def _workers_apart(snapshot: Snapshot, height: int) -> bool:
+    """Whether there is room for a chart of the loader workers' memory beside that of the ranks."""
+    return height >= ROOM_FOR_LIST and bool(snapshot.series.get("workers_rss", Series()).times)
+
+
+def _resident_chart(  # noqa: PLR0917
+    snapshot: Snapshot, name: str, word: str, span: Span, rows: int, cursor: int | None
+) -> list[Line]:
+    """Resident memory of the ranks, or of the loader workers, over time."""
+    series = snapshot.series.get(name, Series())
     top = nice_bytes(max((value for value in series.values if value is not None), default=1.0))
     area = Curve(slots(series, span, typical_gap(series)), HOST_CHART, filled=True)
     labels = scale_labels(rows, top, size)
     if rows >= ROOM_FOR_WORD:
-        labels[1] = "ranks"
+        labels[1] = word
     return scaled(curves([area], span.cells, rows, top, cursor), labels, SCALE)
 
 
@@ -183,7 +197,7 @@ def _series(snapshot: Snapshot, allocator: AllocatorSample, name: str) -> Series
 def _reading(snapshot: Snapshot, span: Span, cursor: float) -> Line:
     """What was held at the cursor."""
     line = Line(ago(snapshot.time, cursor), TEXT).add("  ")
-    names = [("ranks", "rss")]
+    names = [("ranks", "rss"), ("workers", "workers_rss")]
     for one in snapshot.allocators:
         names += [(f"cuda {one.device}", f"alloc{one.device}.allocated"), ("of", f"alloc{one.device}.reserved")]
     for word, name in names:
@@ -194,13 +208,15 @@ def _reading(snapshot: Snapshot, span: Span, cursor: float) -> Line:
     return line
 
 
-def _who_has_it(processes: list[ProcessSample]) -> str:
+def _who_has_it(processes: list[ProcessSample], *, short: bool = False) -> str:
+    """How much a rank and a loader worker have; `short` leaves out how many there are."""
     parts = []
     for role, noun in (("rank", "rank"), ("loader-worker", "worker")):
         sizes = [process.rss for process in processes if process.role == role and process.rss is not None]
         if sizes:
             of = "" if len(sizes) == 1 else "of "
-            parts.append(f"{plural(len(sizes), noun)} {of}{size(sum(sizes) / len(sizes))}")
+            name = noun if short else f"{plural(len(sizes), noun)} {of}".rstrip()
+            parts.append(f"{name} {size(sum(sizes) / len(sizes))}")
     return ", ".join(parts)
 
 
@@ -242,25 +258,28 @@ def _capacity(snapshot: Snapshot, allocator: AllocatorSample) -> int:
     return allocator.capacity or _device_memory(snapshot, allocator.device) or max(1, allocator.reserved)
 
 
-def _allocator_bar(snapshot: Snapshot, allocator: AllocatorSample, width: int, look: Look) -> Line:
+def _allocator_bar(view: View, snapshot: Snapshot, allocator: AllocatorSample, width: int) -> Line:
     """Allocated within reserved within capacity."""
     capacity = _capacity(snapshot, allocator)
     text = f" {size(allocator.allocated)} + {size(allocator.reserved - allocator.allocated)} cached".rjust(24)
-    line = Line(f"cuda {allocator.device}".ljust(8), DIM).add(share_text(allocator.reserved / capacity), TEXT).add(" ")
+    line = Line(f"cuda {allocator.device}".ljust(8), DIM).add(share_text(allocator.reserved / capacity), TEXT)
+    line.join(_allocator_change(view, allocator.device, lambda one: one.reserved / capacity, points=True)).add(" ")
     parts = (
         (allocator.allocated / capacity, DEVICE_CHART, "█"),
-        ((allocator.reserved - allocator.allocated) / capacity, DEVICE_SOFT, _soft(look)),
+        ((allocator.reserved - allocator.allocated) / capacity, DEVICE_SOFT, _soft(view.look)),
     )
     return line.join(layered_bar(parts, max(4, width - line.width - len(text)))).add(text, DIM)
 
 
-def allocator_figures(snapshot: Snapshot, allocator: AllocatorSample, width: int) -> Line:
+def allocator_figures(view: View, allocator: AllocatorSample, width: int) -> Line:
     """Peak, what lies split, and how often it ran out: what fits."""
     parts: list[Line] = []
     if allocator.peak_allocated is not None:
-        parts.append(Line("peak ", DIM).add(size(allocator.peak_allocated).rjust(7), TEXT))
+        by = _allocator_change(view, allocator.device, lambda one: one.peak_allocated)
+        parts.append(Line("peak ", DIM).add(size(allocator.peak_allocated).rjust(7), TEXT).join(by))
     if allocator.inactive_split is not None and allocator.reserved:
-        parts.append(Line("split ", DIM).add(share_text(allocator.inactive_split / allocator.reserved), TEXT))
+        by = _allocator_change(view, allocator.device, _split, points=True)
+        parts.append(Line("split ", DIM).add(share_text(_split(allocator)), TEXT).join(by))
     for name, number in (("retry", allocator.retries), ("OOM", allocator.ooms)):
         if number is not None:
             parts.append(Line(f"{name} ", DIM).add(count(number).rjust(2), LOSS if number else DIM))
@@ -270,6 +289,23 @@ def allocator_figures(snapshot: Snapshot, allocator: AllocatorSample, width: int
         if line.width + gap + part.width <= width:
             line.add(" " * gap).join(part)
     return line
+
+
+def _split(allocator: AllocatorSample) -> float | None:
+    if allocator.inactive_split is None or not allocator.reserved:
+        return None
+    return allocator.inactive_split / allocator.reserved
+
+
+def _allocator_change(
+    view: View, device: int, value_of: Callable[[AllocatorSample], float | None], *, points: bool = False
+) -> Line:
+    """The change of a figure of a device's allocator since the mark."""
+
+    def of_device(snapshot: Snapshot) -> float | None:
+        return next((value_of(one) for one in snapshot.allocators if one.device == device), None)
+
+    return change(view, of_device, points=points)
 
 
 def full_in(snapshot: Snapshot) -> tuple[str, str] | None:

@@ -15,7 +15,7 @@ from aitop.ui.line import Line
 from aitop.ui.narrowing import family, process_words
 from aitop.ui.palette import BRIGHT, DIM, FAINT
 from aitop.ui.process_columns import fit, heading, longest_branch, row_line, sort_word, sorted_next
-from aitop.ui.process_tree import BY_ROLE, Order, ProcessRow, process_rows
+from aitop.ui.process_tree import BY_ROLE, Figures, Order, ProcessRow, process_rows
 from aitop.ui.view import View
 from aitop.ui.widgets.pane import Drawing, Pane
 from aitop.ui.words import state_line
@@ -31,6 +31,14 @@ class ProcessChosen(Message):
         super().__init__()
         self.pid = pid
         self.stay = stay
+
+
+def figures_at(snapshot: Snapshot | None, folded: set[int]) -> dict[int, Figures]:
+    """What each process used in a snapshot, folded ones with all below them."""
+    if snapshot is None or snapshot.host is None:
+        return {}
+    rows = process_rows(snapshot.host.processes, snapshot.gpu, snapshot.wall, folded=folded)
+    return {row.process.pid: row.figures for row in rows}
 
 
 class ProcessPane(Pane):
@@ -78,11 +86,14 @@ class ProcessPane(Pane):
         foot = self._foot(view, snapshot, width, height)
         self._page = max(1, height - 1 - len(foot))
         self._first = max(0, min(self._first, self.cursor, len(self.rows) - self._page), self.cursor + 1 - self._page)
-        shape = fit(width, gpu=bool(snapshot.gpu and snapshot.gpu.devices), longest=longest_branch(self.rows))
+        gpu, marked = bool(snapshot.gpu and snapshot.gpu.devices), view.mark is not None
+        shape = fit(width, gpu=gpu, longest=longest_branch(self.rows), marked=marked)
+        before = figures_at(view.mark, self._shut)
         lines = [heading(shape, self._order)]
         for number, row in enumerate(self.rows[self._first : self._first + self._page], self._first):
             at = self.has_focus and number == self.cursor
-            lines.append(row_line(row, shape, width, cursor=at, chosen=row.process.pid == view.chosen))
+            then, chosen = before.get(row.process.pid), row.process.pid == view.chosen
+            lines.append(row_line(row, shape, width, view, then, cursor=at, chosen=chosen))
         if view.filter:
             title += f" · /{view.filter} {sum(row.found for row in self.rows)} match"
         return Drawing(lines, title, self._note(), view.stale("host"), foot)

@@ -126,7 +126,7 @@ def _pointing_at_mark(groups: Sequence[Group], cells: int, mark: float | None) -
     place = first + max(0, cells - len(groups))
     pointer = Line("▲", BRIGHT).add(" mark", DIM)
     if place > words.width:
-        return words.to(place).join(pointer)
+        return words.to(place).join(pointer if place + pointer.width <= cells else Line("▲", BRIGHT))
     pointer = Line().to(place).join(pointer).add("  ")
     return pointer.join(words) if pointer.width + words.width <= cells else pointer
 

@@ -56,7 +56,7 @@ def braille(values: Values, width: int, height: int, top: float, *, filled: bool
         marks = _RIGHT_DOTS if column % 2 else _LEFT_DOTS
         for dot in range(0 if filled else max(0, level - 1), level):
             rows[height - 1 - dot // 4][column // 2] |= marks[dot % 4]
-    return ["".join(map(chr, row)) for row in rows]
+    return ["".join(map(chr, row)).replace("\u2800", " ") for row in rows]
 
 
 class Column(NamedTuple):
