@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import pairwise
+
 import msgspec
 
 from aitop.engine.history import History, HookHistory
@@ -161,11 +164,23 @@ def _sources(history: History, now: float, steps: Steps | None) -> dict[SourceNa
 
 
 def _cost(history: History, hook: HookHistory | None, steps: Steps | None) -> Cost:
-    used = [tick.monitor_cpu for tick in history.ticks if tick.monitor_cpu is not None]
     cost_us = hook.facts.cost_us if hook and hook.facts else None
     mean = steps.mean if steps else None
     return Cost(
-        monitor_cpu=sum(used) / len(used) if used else None,
+        monitor_cpu=_recent_cpu(history.ticks),
         hook_us_per_step=cost_us,
         target_slowdown=cost_us / 1e6 / mean if cost_us is not None and mean else None,
     )
+
+
+def _recent_cpu(ticks: Sequence[Tick]) -> float | None:
+    """Mean cores of the last ticks, each by its length: the first ones are short and busy with starting."""
+    spent = [
+        (tick.monitor_cpu, tick.time - before.time)
+        for before, tick in pairwise(ticks)
+        if tick.monitor_cpu is not None and tick.time > before.time
+    ]
+    seconds = sum(length for _, length in spent)
+    if seconds > 0:
+        return sum(cores * length for cores, length in spent) / seconds
+    return ticks[-1].monitor_cpu if ticks else None

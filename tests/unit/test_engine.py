@@ -193,3 +193,10 @@ def test_a_replay_that_fails_says_so():
     assert feed.finished.wait(10)
     feed.stop()
     assert "a bug of ours" in seen[-1].target.ended
+
+
+def test_what_aitop_costs_is_a_mean_over_time_and_not_over_its_first_short_ticks():
+    engine = Engine(Target(pid=1, command="python train.py"))
+    for at, cores in ((0.1, 0.9), (0.3, 0.6), (0.7, 0.5), (1.7, 0.05), (2.7, 0.05), (3.7, 0.05)):
+        snapshot = engine.handle(Tick(time=at, wall=at, monitor_cpu=cores))
+    assert snapshot.cost.monitor_cpu == pytest.approx((0.2 * 0.6 + 0.4 * 0.5 + 3 * 0.05) / 3.6)
