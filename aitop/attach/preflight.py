@@ -38,9 +38,10 @@ def check_alive(pid: int) -> ProcStatus:
     if status.tracer:
         tracer = read_status(status.tracer)
         by = f"{tracer.name} ({status.tracer})" if tracer else str(status.tracer)
-        raise AttachRefused("denied", f"process {pid} is already being traced by {by}", "end the other tracer")
+        reason = f"process {pid} is already being traced by {by}"
+        raise AttachRefused("denied", reason, "end the other tracer", passing=True)
     if status.state == "T":
-        raise AttachRefused("absent", f"process {pid} is stopped", f"kill -CONT {pid}")
+        raise AttachRefused("absent", f"process {pid} is stopped", f"kill -CONT {pid}", passing=True)
     if status.seccomp == SECCOMP_STRICT:
         raise AttachRefused("absent", f"process {pid} has forbidden itself every system call (strict seccomp)")
     if status.forked:

@@ -122,7 +122,8 @@ class StoppedThread:
             event, what = divmod(self._next_event(deadline), 256)
             if event == EVENT_STOP:
                 if what != signal.SIGTRAP:
-                    raise AttachRefused("absent", f"process {self.tid} is stopped", f"kill -CONT {self.tid}")
+                    reason = f"process {self.tid} is stopped"
+                    raise AttachRefused("absent", reason, f"kill -CONT {self.tid}", passing=True)
                 return
             ptrace(CONT, self.tid, 0, 0 if event else what)
 
