@@ -26,6 +26,7 @@ from aitop.diagnosis.evidence import (
 )
 from aitop.diagnosis.hand_update import updating
 from aitop.diagnosis.hand_written import calling_model, feeding, training_loops
+from aitop.diagnosis.loops import carries_state, heads_of, hold_most
 from aitop.diagnosis.preprocessing import making_input
 from aitop.diagnosis.rule import Band, Finding, Judgement, Rule
 from aitop.diagnosis.what_if import without
@@ -43,19 +44,7 @@ DISPATCH_US = 4.5
 BATCHED_AWAY, GUESSED = 0.88, 0.7
 # Where a turn of the loop needs what the one before it made, other ways to compute the same gain less.
 IN_ORDER = 0.5
-NEEDS_LAST = re.compile(r"^([\w.]+)(?:, [\w.]+)* = (?=.*(?<![\w.])\1(?![\w.]))(?!\1 [-+*] )")
 SOME = 0.05
-MOST_IN_LOOP = 0.5
-LOOP = re.compile(r"^(?:async )?(?:for|while)\b.*:(?:\s*#.*)?$")
-HEAD = re.compile(r"for (.+?) in ")
-# One for each of a few names is no loop to speak of.
-UNPACKED = re.compile(r"^\w+(?:, \w+)+ = ")
-COMPREHENSION = re.compile(r"\bfor \w.* in .*[\])}]")
-# What a comprehension does for each element beyond taking it out, and the calls around it that only gather.
-WORK = re.compile(r"[\w\])]\(|[\w\])]\[|[-+*/@%]")
-GATHERS = re.compile(
-    r"(?:^|[^\w.])(?:(?:torch|np|numpy|F|math)\.\w+|sum|list|tuple|dict|max|min)$|\.(?:append|extend)$"
-)
 # Operations on large tensors run without the interpreter's lock: a thread that calls only such ones hardly holds it.
 HOLDS_LOCK = 0.1
 # More than this part of what computes between the forward and the backward pass is not taken for a loss by its place.
@@ -64,8 +53,8 @@ LOSS = re.compile(r"^[\w.]*loss\w*(?: [-+*/])? ?=", re.IGNORECASE)
 ONCE = "seen in one stretch of time so far: how often it comes is not known yet"
 # A process that is trained without calling a module: what computes before its backward pass is its model.
 NO_MODULE = 0.03
-
-Head = tuple[str, str, "str | None"]
+# A backward pass takes about as long as its forward pass, or longer.
+WITHOUT_GRADIENT = 3.0
 
 
 @dataclass(frozen=True)
@@ -113,16 +102,18 @@ def _overhead(snapshot: Snapshot) -> Overhead:
         inside = Lines(sum(line.share for line in _python(inside)), _python(inside))
     both = Lines(inside.share + by_hand.share, inside.lines + by_hand.lines)
     per_op = None if gpu else _microseconds_per_op(snapshot, by_hand.share)
-    heads = _heads(snapshot, both)
-    loops = _concentrated(both, _stepping(snapshot), heads)
+    uncounted = per_op is not None and per_op >= TINY_OP_US and _outside_of_graph(snapshot)
+    per_op = None if uncounted else per_op
+    heads = heads_of(snapshot, both)
+    loops = hold_most(both, snapshot, heads)
     tiny = per_op < TINY_OP_US if per_op is not None else _tiny_by_stacks(snapshot, loops, bool(heads))
     model = 0.0
     if gpu:
         model = inside.share
     elif tiny:
         part = min(BATCHED_AWAY, DISPATCH_US / per_op) if per_op else GUESSED
-        part = min(part, IN_ORDER) if _in_order(both) else part
-        model = (both.share + _backward_of(snapshot, both)) * part
+        part = min(part, IN_ORDER) if carries_state(both) else part
+        model = (both.share + (0.0 if uncounted else _backward_of(snapshot, both))) * part
     own = by_hand.lines if tiny or _is_model(snapshot, by_hand) else _for_the_loss(snapshot, by_hand)
     aside = Lines(aside.share - sum(line.share for line in own), tuple(line for line in aside.lines if line not in own))
     beside = min(aside.share, host_limit(snapshot)) if aside.share >= SOME or not model else 0.0
@@ -200,89 +191,6 @@ def _tiny_by_stacks(snapshot: Snapshot, loops: bool, heads: bool) -> bool:
     return loops and (min(known) >= (HOLDS_LOCK / 2 if heads else HOLDS_LOCK) if known else heads)
 
 
-def _heads(snapshot: Snapshot, lines: Lines) -> frozenset[Head]:
-    """The heads of loops among those lines, but for those of loops that make steps or go over layers."""
-    making = main_lines(snapshot, lambda line: line.phase in ("backward", "optimizer")).lines
-    steps = {(line.file, line.function, line.loop) for line in making}
-    steps |= {(frame.file, frame.function, frame.loop) for line in making for frame in line.via}
-    layers = {line.loop for line in lines.lines if _of_layers(line)}
-    found = (line for line in lines.lines if _is_loop(line) and line.text not in layers)
-    return frozenset((line.file, line.function, line.text) for line in found) - steps
-
-
-def _concentrated(lines: Lines, stepping: frozenset[tuple[str, str]], heads: frozenset[Head]) -> bool:
-    """A loop holds most of it, and a few lines of one function nearly all; the loop that makes steps is none."""
-    functions: dict[tuple[str, str], int] = {}
-    for line in lines.lines:
-        key = (line.file, line.function)
-        functions[key] = functions.get(key, 0) + line.samples
-    looping = sum(
-        line.samples
-        for line in lines.lines
-        if (_in_loop(line) and (line.phase != "outside" or (line.file, line.function) not in stepping))
-        or not heads.isdisjoint([(line.file, line.function, line.text), (line.file, line.function, line.loop)])
-    )
-    whole = sum(functions.values())
-    return looping >= MOST_IN_LOOP * whole > 0 and max(functions.values()) >= 0.6 * whole
-
-
-def _in_loop(line: HotLine) -> bool:
-    return line.loop is not None and not _of_layers(line)
-
-
-def _of_layers(line: HotLine) -> bool:
-    """Whether what is gone over in the loop around the line are layers: each turn is another one's, as it has to be."""
-    names = re.findall(r"\w+", head[1]) if (head := HEAD.match(line.loop or "")) else ()
-    texts = [frame.text or "" for frame in line.via if frame.loop == line.loop]
-    called = rf"(?<![\w.])(?:{'|'.join(names)})\(|\[(?:{'|'.join(names)})\]\("
-    return bool(names) and any(re.search(called, text) for text in (*texts, line.text or ""))
-
-
-def _stepping(snapshot: Snapshot) -> frozenset[tuple[str, str]]:
-    """The functions from which backward passes and optimizer steps are made."""
-    lines = main_lines(snapshot, lambda line: line.phase in ("backward", "optimizer")).lines
-    above = {(frame.file, frame.function) for line in lines for frame in line.via}
-    return frozenset(above | {(line.file, line.function) for line in lines})
-
-
-def _in_order(lines: Lines) -> bool:
-    """Whether the loop carries a state from turn to turn, as `h = cell(x[t], h)`; sums may be made in any order."""
-    return any(line.loop and NEEDS_LAST.search(line.text or "") for line in lines.lines)
-
-
-def _is_loop(line: HotLine) -> bool:
-    return line.text is not None and (LOOP.search(line.text) is not None or _works_by_element(line))
-
-
-def _works_by_element(line: HotLine) -> bool:
-    """Whether a comprehension on the line does something for each element; in a forward pass, calls the model for it.
-
-    In `model(torch.stack([x for x, _ in taken]))` the model is called once.
-    """
-    text = line.text or ""
-    found = COMPREHENSION.search(text)
-    if found is None or UNPACKED.match(text):
-        return False
-    element, around = _opened(text[: found.start()])
-    if WORK.search(element) is None:
-        return False
-    return line.phase != "forward" or all(GATHERS.search(call) for call in around)
-
-
-def _opened(text: str) -> tuple[str, tuple[str, ...]]:
-    """What stands behind the last bracket that is still open, and what stands before each open call."""
-    open_at: list[int] = []
-    for index, letter in enumerate(text):
-        if letter in "([{":
-            open_at.append(index)
-        elif letter in ")]}" and open_at:
-            open_at.pop()
-    if not open_at:
-        return text, ()
-    calls = [text[:at].rstrip() for at in open_at if text[at] == "("]
-    return text[open_at[-1] + 1 :], tuple(call for call in calls if call[-1:].isalnum() or call[-1:] == "_")
-
-
 def _backward_of(snapshot: Snapshot, lines: Lines) -> float:
     """The backward pass of those lines, in proportion to their part of all that it goes back through."""
     phases = snapshot.steps.phases if snapshot.steps else Phases()
@@ -300,6 +208,12 @@ def _microseconds_per_op(snapshot: Snapshot, by_hand: float) -> float | None:
     forwards = sorted(step.forward for step in steps)
     aside = by_hand * sum(step.seconds for step in steps) / len(steps)
     return (forwards[len(forwards) // 2] + aside) * running(snapshot) * 1e6 / ops if ops >= MANY_OPS else TINY_OP_US
+
+
+def _outside_of_graph(snapshot: Snapshot) -> bool:
+    """Whether most of a forward pass computes what no gradient goes back through: its operations were not counted."""
+    phases = snapshot.steps.phases if snapshot.steps else Phases()
+    return snapshot.kind == "training" and (phases.forward or 0.0) > WITHOUT_GRADIENT * (phases.backward or 0.0) > 0.0
 
 
 def _verdict(snapshot: Snapshot, found: Overhead, share: float) -> Verdict:
@@ -337,7 +251,7 @@ def _evidence(snapshot: Snapshot, found: Overhead) -> tuple[str, ...]:
     facts = snapshot.facts
     if found.mostly_model and found.per_op is not None and facts is not None:
         told.append(f"{count(facts.ops)} operations a step at {found.per_op:.0f} µs each: too small to be worth a call")
-    if found.mostly_model and _in_order(found.lines):
+    if found.mostly_model and carries_state(found.lines):
         told.append(
             "each turn of the loop needs what the last one made: how much can be gained depends on the algorithm"
         )
@@ -354,7 +268,7 @@ def _fixes(found: Overhead, share: float) -> tuple[Fix, ...]:
     gone = round(without(share), 2)
     place = f" at {short_place(where[0].file, where[0].line)}" if where else ""
     if found.mostly_model:
-        in_order = _in_order(found.lines)
+        in_order = carries_state(found.lines)
         instead = (
             "a layer that loops inside (nn.RNN, nn.LSTM) or a closed form"
             if in_order
