@@ -85,7 +85,8 @@ def kind_of(arguments: Sequence[str], python: bool) -> Command:
     """What the command line makes of a process; `python` where its executable is an interpreter."""
     if not arguments:
         return "python" if python else "foreign"
-    program = os.path.basename(arguments[0])
+    # Some put what they do behind their name: "slurmstepd: [12.0]".
+    program = os.path.basename(arguments[0]).partition(":")[0]
     if not python and not named_python(program):
         return _by_program(program, "foreign")
     run = invocation(arguments)

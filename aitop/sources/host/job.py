@@ -104,12 +104,12 @@ def _is_shell(known: Known) -> bool:
 
 
 def _started(parent: Known, child: Known) -> bool:
-    """Whether a Python process started this one as a part of its own run: as a worker, or as a rank."""
+    """Whether a Python process started this one as a part of its own run: as a worker, a helper, or a rank."""
     if not procfs.named_python(parent.argv[0] if parent.argv else None):
         return False
     server = invocation(child.argv).what.startswith("from multiprocessing.forkserver")
     forked = child.stat.stack == parent.stat.stack and child.argv == parent.argv
-    if spawned(child.argv) or server or forked:
+    if spawned(child.argv) or server or forked or kind_of(child.argv, python=False) == "helper":
         return True
     numbers = child.numbers
     return numbers.rank is not None and (numbers.world_size or 1) > 1 and numbers != parent.numbers
