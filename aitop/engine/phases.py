@@ -110,13 +110,14 @@ def phase_of(frames: Sequence[Frame], evaluating: frozenset[Function] = frozense
 def evaluation_functions(stacks: Iterable[tuple[Sequence[Frame], Phase]]) -> frozenset[Function]:
     """The user's functions in which one process evaluates, from all the stacks of its main thread with their phases.
 
-    A function that is named like it, or is decorated with no_grad and runs the model, in a process that trains; but
-    none under which a backward pass or an optimizer step was seen, nor a decorated one that every step calls for its
-    own loss (frozen features, a teacher).
+    A function that is named like it; one that is decorated with no_grad and runs the model, in a process that trains;
+    one that runs the model only under a condition of its own below the rest of the training function. But none under
+    which a backward pass or an optimizer step was seen, nor a decorated one that every step calls for its own loss
+    (frozen features, a teacher).
     """
     named: set[Function] = set()
-    training: dict[Function, Frame] = {}
-    without_gradient: dict[Function, list[Sequence[Frame]]] = {}
+    training: dict[Function, list[Frame]] = {}
+    forwards: dict[Function, list[tuple[Sequence[Frame], bool]]] = {}
     for frames, phase in stacks:
         for index, frame in enumerate(frames):
             if not frame.user:
@@ -125,29 +126,42 @@ def evaluation_functions(stacks: Iterable[tuple[Sequence[Frame], Phase]]) -> fro
                 continue
             function = frame.file, frame.function
             if phase in ("backward", "optimizer"):
-                training[function] = frame
+                training.setdefault(function, []).append(frame)
             if _named_evaluation(frame.function, phase):
                 named.add(function)
-            if phase == "forward" and index and _NO_GRAD.search(frames[index - 1].file):
-                without_gradient.setdefault(function, []).append(frames[:index])
+            if phase == "forward" and index:
+                decorated = _NO_GRAD.search(frames[index - 1].file) is not None
+                forwards.setdefault(function, []).append((frames[:index], decorated))
     if training:
-        named |= {
-            function
-            for function, callers in without_gradient.items()
-            if not any(_before_backward(frames, training) for frames in callers)
-        }
+        for function, calls in forwards.items():
+            decorated = any(one for _, one in calls) and not any(
+                _before_backward(above, training) for above, _ in calls
+            )
+            if decorated or all(_now_and_then(above, training) for above, _ in calls):
+                named.add(function)
     return frozenset(named - training.keys())
 
 
-def _before_backward(callers: Sequence[Frame], training: Mapping[Function, Frame]) -> bool:
+def _before_backward(callers: Sequence[Frame], training: Mapping[Function, Sequence[Frame]]) -> bool:
     """Whether what is called comes before the backward pass in every turn of the same loop."""
     for frame in reversed(callers):
-        backward = training.get((frame.file, frame.function))
-        if backward is not None:
+        steps = training.get((frame.file, frame.function))
+        if steps is not None:
+            backward = steps[-1]
             same = frame.guard == backward.guard and frame.loop == backward.loop
             return same and frame.line < backward.line
         if frame.guard is not None:
             return False
+    return False
+
+
+def _now_and_then(callers: Sequence[Frame], training: Mapping[Function, Sequence[Frame]]) -> bool:
+    """Whether it is called below all of a training function's step, under a condition that the step does not have."""
+    for frame in reversed(callers):
+        steps = training.get((frame.file, frame.function))
+        if steps is not None:
+            guards = {one.guard for one in steps}
+            return frame.guard is not None and frame.guard not in guards and frame.line > max(one.line for one in steps)
     return False
 
 

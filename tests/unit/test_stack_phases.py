@@ -149,6 +149,24 @@ def test_frozen_features_of_every_step_are_no_evaluation():
         assert phase_of(frames, evaluating_in(backward, frames)) == phase
 
 
+def test_a_model_run_under_a_condition_below_the_step_is_evaluation():
+    def called_at(number, condition=None, function="score"):
+        outer = Frame("fit", "/home/ada/proj/train.py", number, True, None, "for x, y in loader:", condition)
+        return [outer, *stack(f"user/train.py {function}", CALL)]
+
+    backward = [*called_at(60)[:1], *stack("torch/_tensor.py Tensor.backward")]
+    update = [*called_at(64, "if step % 4 == 0:")[:1], *stack(STEP)]
+    for frames, phase in (
+        (called_at(66, "if step % 50 == 0:"), "evaluation"),
+        (called_at(66), "forward"),
+        (called_at(58, "if step % 50 == 0:"), "forward"),
+        (called_at(66, "if step % 4 == 0:"), "forward"),
+    ):
+        assert phase_of(frames, evaluating_in(backward, update, frames)) == phase
+    both = called_at(66, "if step % 50 == 0:"), called_at(58)
+    assert phase_of(both[0], evaluating_in(backward, update, *both)) == "forward", "every step calls it, too"
+
+
 def test_a_server_that_predicts_without_gradient_runs_forward():
     inside = stack(*MAIN, NO_GRAD, "user/serve.py predict", CALL)
     assert phase_of(inside, evaluating_in(inside)) == "forward"
