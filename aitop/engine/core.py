@@ -13,10 +13,10 @@ from aitop.model.snapshot import Snapshot, Target, Tick
 
 
 class Engine:
-    """Feed it every event in order; each Tick gives one Snapshot, diagnosed."""
+    """Feed it every event in order; each Tick gives one Snapshot, diagnosed. `history` is what came before."""
 
-    def __init__(self, target: Target) -> None:
-        self._history = History(target)
+    def __init__(self, target: Target, history: History | None = None) -> None:
+        self._history = history or History(target)
         self._judge = Judge()
 
     def handle(self, event: Event) -> Snapshot | None:

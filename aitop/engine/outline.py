@@ -6,17 +6,19 @@ import threading
 import time
 from bisect import bisect_left
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from aitop.diagnosis.judge import Memory
+from aitop.engine.bookmark import Bookmark, Bookmarks
 from aitop.engine.core import Engine
 from aitop.engine.position import Mark
 from aitop.model.event import Event
 from aitop.model.snapshot import Snapshot, Target, Tick
 
-KEYFRAME_TICKS = 20
+KEYFRAME_TICKS = 10
 MOST_MARKS = 500
 
+AnyEvent = TypeVar("AnyEvent", bound="Event")
 OpenEvents = Callable[[], Iterator[Event]]
 
 
@@ -28,7 +30,7 @@ class Keyframe(NamedTuple):
 
 
 class Outline:
-    """Goes through a recording twice in a thread of its own: quickly for the ticks, then as a run for the rest.
+    """Goes through a recording in a thread of its own: for the ticks, for bookmarks, and then slowly as a run.
 
     Everything may be read from any thread while it goes; `times` is complete once `measured` is set. A recording that
     cannot be read to its end has an outline of what could be read.
@@ -39,6 +41,7 @@ class Outline:
         self.marks: tuple[Mark, ...] = ()
         self.measured = threading.Event()
         self._keyframes: list[Keyframe] = []
+        self._bookmarks = Bookmarks(target)
         self._target = target
         self._open_events = open_events
         self._stopping = threading.Event()
@@ -70,6 +73,10 @@ class Outline:
             found = self._keyframes[min(len(self._keyframes), (tick - 1) // KEYFRAME_TICKS) - 1]
         return found
 
+    def bookmark_before(self, tick: int) -> Bookmark | None:
+        """The last place from which a tick can be reached with all that is known there, None: only from the start."""
+        return self._bookmarks.before(tick, self.times[tick - 1]) if 0 < tick <= len(self.times) else None
+
     def tick_at(self, seconds: float) -> int:
         """The number (from 1) of the first tick so many seconds after the first one, or of the last there is."""
         wanted = self.times[0] + seconds if self.times else 0.0
@@ -77,16 +84,30 @@ class Outline:
 
     def _run(self) -> None:
         try:
-            self.times = [event.time for event in self._events() if isinstance(event, Tick)]
+            self.times = [tick.time for tick in self._ticks()]
             self.measured.set()
+            events = self._open_events()
+            for number, event in enumerate(self._held(events), 1):
+                self._bookmarks.read(event, getattr(events, "lines", number))
             self._judge_all()
         except Exception:  # the player meets the same and tells of it
             return
         finally:
             self.measured.set()
 
-    def _events(self) -> Iterator[Event]:
-        for event in self._open_events():
+    def _ticks(self) -> Iterator[Tick]:
+        """All ticks: recordings find them without reading the rest."""
+        events = self._open_events()
+        if hasattr(events, "ticks"):
+            yield from self._held(events.ticks())
+            return
+        for event in self._held(events):
+            if isinstance(event, Tick):
+                yield event
+
+    def _held(self, events: Iterator[AnyEvent]) -> Iterator[AnyEvent]:
+        """The same, standing still while the player is in a hurry; no more of them once it is to stop."""
+        for event in events:
             self._free.wait()
             if self._stopping.is_set():
                 return
@@ -94,7 +115,7 @@ class Outline:
 
     def _judge_all(self) -> None:
         engine, before, ticks = Engine(self._target), None, 0
-        for event in self._events():
+        for event in self._held(self._open_events()):
             started = time.monotonic()
             snapshot = engine.handle(event)
             if snapshot is None:

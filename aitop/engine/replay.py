@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 
+from aitop.engine.bookmark import Bookmark, lasting
 from aitop.engine.core import Engine
 from aitop.engine.feed import Publish, own_failure
 from aitop.engine.outline import Outline
@@ -14,6 +15,11 @@ from aitop.model.event import Event
 from aitop.model.snapshot import Target, Tick
 
 BEHIND_SECONDS = 1.0
+MOST_JUDGED = 40
+LEAST_JUDGED = 12
+"""Ticks on the way to a place that are judged where nothing is remembered of them; where they are many more, those
+that the judge remembers for sure, until the outline knows better."""
+LOOK_SECONDS = 0.5
 
 
 class ReplayFeed:
@@ -21,7 +27,9 @@ class ReplayFeed:
 
     `open_events` gives the events from the first one on, each time it is called. Going to another place takes the way
     of playing, only without waiting, so what is shown there is what playing shows there. What the judge remembered
-    on the way is known from the outline, so that only the last ticks of the way have to be judged.
+    on the way is known from the outline, so that only the last ticks of the way have to be judged, and what is known
+    before the last minutes, so that only these have to be read. Where the outline does not reach yet, a place is shown
+    as far as its last ticks tell, and once more when it does.
     """
 
     live = False
@@ -41,6 +49,7 @@ class ReplayFeed:
         self._ended = False
         self._wanted: int | None = None
         self._way: tuple[int, int] | None = None
+        self._rough = False
         self._stopping = False
         self._wake = threading.Condition()
         self._thread: threading.Thread | None = None
@@ -142,12 +151,19 @@ class ReplayFeed:
         elif self._ended or not self._playing:
             with self._wake:
                 if self._wanted is None and (self._ended or not self._playing) and not self._stopping:
-                    self._wake.wait()
+                    self._wake.wait(LOOK_SECONDS if self._rough else None)
+                if self._wanted is None and self._rough and self._is_known(self._at):
+                    self._wanted = self._at
         elif self._ahead() is None:
             self._ended = True
             self.finished.set()
         elif self._is_due():
             self._take_tick(publish)
+
+    def _is_known(self, tick: int) -> bool:
+        """Whether the outline remembers what was judged shortly before."""
+        keyframe = self._outline.keyframe_before(tick)
+        return tick - (keyframe.tick if keyframe else 0) <= MOST_JUDGED
 
     def _is_due(self) -> bool:
         """Wait until the next tick is due; False where something else came first."""
@@ -170,12 +186,21 @@ class ReplayFeed:
             self._first = played.time
         snapshot = self._engine.handle(played)
         self._at += 1
+        if self._rough:
+            self._learn()
         self._last = played
         if snapshot is not None and not self._stopping:
             publish(snapshot)
         following = self._ahead()
         if following is not None and self._speed and self._due:
             self._due += max(0.0, following.time - played.time) / self._speed
+
+    def _learn(self) -> None:
+        """Remember what the outline remembers of this very tick, if it does."""
+        keyframe = self._outline.keyframe_before(self._at + 1)
+        if keyframe is not None and keyframe.tick == self._at:
+            self._engine.recall(keyframe.memory)
+            self._rough = False
 
     def _ahead(self) -> Tick | None:
         """The next tick, with all events before it taken; None at the end."""
@@ -192,13 +217,22 @@ class ReplayFeed:
     def _go_to(self, wanted: int, publish: Publish) -> None:
         """Stand at a tick and show it, unless another place is wanted meanwhile."""
         keyframe = self._outline.keyframe_before(wanted)
-        if wanted < self._at:
+        known = self._is_known(wanted)
+        if wanted < self._at or (self._rough and known):
             self._rewind()
+        bookmark = self._outline.bookmark_before(wanted)
+        if bookmark is not None and bookmark.number > self._at:
+            self._open_at(bookmark)
         self._way = (self._at, wanted)
-        if keyframe is not None and keyframe.tick > self._at:
-            while self._at < keyframe.tick and self._ahead() is not None:
+        judged_from = keyframe.tick if keyframe is not None and known else 0
+        if wanted - max(judged_from, self._at) > MOST_JUDGED:
+            self._rough, judged_from = True, wanted - LEAST_JUDGED
+        if judged_from > self._at:
+            while self._at < judged_from and self._ahead() is not None:
                 self._pass_tick()
-            self._engine.recall(keyframe.memory)
+            if keyframe is not None and keyframe.tick == self._at:
+                self._engine.recall(keyframe.memory)
+                self._rough = False
         while self._at < wanted - 1 and self._wanted == wanted and self._ahead() is not None:
             self._take_tick(lambda snapshot: None)
         if self._wanted == wanted:
@@ -209,6 +243,19 @@ class ReplayFeed:
                 self._due = 0.0
             self._ended = self._ahead() is None
         self._way = None
+
+    def _open_at(self, bookmark: Bookmark) -> None:
+        """Stand where a bookmark is, with all that is known there."""
+        self._rewind()
+        skip = getattr(self._events, "skip", None)
+        if skip is not None:
+            skip(bookmark.lines)
+        else:
+            for _ in range(bookmark.lines):
+                next(self._events, None)
+        self._engine = Engine(self._target, lasting(bookmark.history))
+        self._at, self._last = bookmark.number, bookmark.tick
+        self._first = self._outline.times[0]
 
     def _pass_tick(self) -> None:
         """Take the tick that is ahead without making a picture of it."""
@@ -223,4 +270,4 @@ class ReplayFeed:
         self._engine = Engine(self._target)
         self._pending = self._last = None
         self._at = 0
-        self._ended = False
+        self._ended = self._rough = False

@@ -14,43 +14,75 @@ import msgspec
 from aitop.errors import UnreadableRecordingError
 from aitop.model.event import Event
 from aitop.model.recording import RECORDING_VERSION, Header
+from aitop.model.snapshot import Tick
 from aitop.model.text import printable
 from aitop.sources.sound_event import is_sound
 
 LONGEST_LINE = 16 * 1024 * 1024
+_TICK = b'{"type":"tick"'
 _GZIP_MAGIC = b"\x1f\x8b"
 _NOT_READABLE = (msgspec.MsgspecError, ValueError, RecursionError)
 _STREAM_ENDS = (OSError, EOFError, zlib.error)
 
 
 class RecordedEvents(Iterator[Event]):
-    """The events of a recording, in the order written. `skipped` counts the lines that were none.
+    """The events of a recording, in the order written. `skipped` counts the lines that were none, `lines` all that
+    were read after the first.
 
     A last line without its end is the mark of a writer that was killed: it is left out and not counted.
     """
 
     def __init__(self, stream: BinaryIO) -> None:
         self.skipped = 0
+        self.lines = 0
         self._stream = stream
         self._decoder = msgspec.json.Decoder(Event)
 
     def __next__(self) -> Event:
         while True:
-            line = _next_line(self._stream)
+            line = self._line()
             if line == b"":
                 self.close()
                 raise StopIteration
             if line is None:
                 self.skipped += 1
             elif not line.isspace():
-                try:
-                    event = cast("Event", self._decoder.decode(line))
-                except _NOT_READABLE:
-                    self.skipped += line.endswith(b"\n")
-                    continue
-                if is_sound(event, line):
+                event = self._event(line)
+                if event is not None:
                     return event
-                self.skipped += 1
+
+    def skip(self, lines: int) -> None:
+        """Pass over so many lines without looking at them."""
+        for _ in range(lines):
+            if self._line() == b"":
+                return
+
+    def ticks(self) -> Iterator[Tick]:
+        """The ticks that are left; nothing else is looked at, nor counted where it is damaged."""
+        skipped = self.skipped
+        while (line := self._line()) != b"":
+            if line is not None and line.startswith(_TICK):
+                event = self._event(line)
+                if isinstance(event, Tick):
+                    yield event
+        self.skipped = skipped
+        self.close()
+
+    def _line(self) -> bytes | None:
+        self.lines += 1
+        return _next_line(self._stream)
+
+    def _event(self, line: bytes) -> Event | None:
+        """The event of a line; None for a line that holds none, which is counted."""
+        try:
+            event = cast("Event", self._decoder.decode(line))
+        except _NOT_READABLE:
+            self.skipped += line.endswith(b"\n")
+            return None
+        if is_sound(event, line):
+            return event
+        self.skipped += 1
+        return None
 
     def close(self) -> None:
         """Close the file; may be called twice."""
