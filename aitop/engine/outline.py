@@ -32,7 +32,8 @@ class Keyframe(NamedTuple):
 class Outline:
     """Goes through a recording in a thread of its own: for the ticks, for bookmarks, and then slowly as a run.
 
-    Everything may be read from any thread while it goes; `times` is complete once `measured` is set. A recording that
+    Everything may be read from any thread while it goes; `times` is complete once `measured` is set, bookmarks once
+    `read` is. A recording that
     cannot be read to its end has an outline of what could be read.
     """
 
@@ -42,6 +43,7 @@ class Outline:
         self.measured = threading.Event()
         self._keyframes: list[Keyframe] = []
         self._bookmarks = Bookmarks(target)
+        self.read = threading.Event()
         self._target = target
         self._open_events = open_events
         self._stopping = threading.Event()
@@ -89,6 +91,7 @@ class Outline:
             events = self._open_events()
             for number, event in enumerate(self._held(events), 1):
                 self._bookmarks.read(event, getattr(events, "lines", number))
+            self.read.set()
             self._judge_all()
         except Exception:  # the player meets the same and tells of it
             return

@@ -1,4 +1,4 @@
-"""How long a replay of an hour takes to be somewhere else: python tests/bench/replay_seek.py [--minutes N]."""
+"""How long a replay of an hour takes to be somewhere else: python tests/bench/replay_seek.py."""
 
 from __future__ import annotations
 
@@ -36,39 +36,51 @@ class Arrival:
         return time.monotonic() - started
 
 
+def seek(feed: ReplayFeed, arrival: Arrival, whole: float) -> None:
+    """Go to a few places and tell how long each took."""
+    places = (("the end", whole), ("the start", 0.0), ("the middle", whole / 2), ("10 s back", whole / 2 - 10))
+    for name, seconds in (*places, ("the last quarter", whole * 3 / 4)):
+        print(f"  {name}: {arrival.after(feed.seek_to, seconds):.2f} s")
+
+
+def measure(path: Path, *, whole: bool) -> None:
+    """Open the recording as the screen does; seek at once, a little later, and when all of it was looked through."""
+    recording = Recording(path)
+    feed, arrival = ReplayFeed(recording.header.target, recording.events), Arrival()
+    feed.pause()
+    started = time.monotonic()
+    feed.start(arrival)
+    while feed.position().duration is None:
+        time.sleep(0.01)
+    length = feed.position().duration or 0.0
+    print(f"{length / 60:.0f} min, {path.stat().st_size / 1e6:.1f} MB; length known", end=" ")
+    print(f"after {time.monotonic() - started:.2f} s")
+    print(f"at once, to the tenth minute: {arrival.after(feed.seek_to, 600.0):.2f} s")
+    while feed._outline.bookmark_before(len(feed._outline.times)) is None or not feed._outline.read.is_set():
+        time.sleep(0.05)
+    print(f"once it was read ({time.monotonic() - started:.1f} s after the start)")
+    seek(feed, arrival, length)
+    if whole:
+        while feed._outline._thread.is_alive():
+            time.sleep(0.1)
+        print(f"once it was looked through ({time.monotonic() - started:.0f} s after the start)")
+        seek(feed, arrival, length)
+    feed.stop()
+    print(f"memory: {psutil.Process().memory_info().rss / 1e6:.0f} MB")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--minutes", type=int, default=60)
-    minutes = parser.parse_args().minutes
+    parser.add_argument("--whole", action="store_true", help="also wait until all of it was looked through (minutes)")
+    args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "hour.jsonl.gz"
         writer = RecordingWriter(path, Recording(monitor_hour.RECORDING).header.target)
-        for event in monitor_hour.samples(minutes):
+        for event in monitor_hour.samples(args.minutes):
             writer.write(event)
         writer.close()
-        recording = Recording(path)
-        feed, arrival = ReplayFeed(recording.header.target, recording.events), Arrival()
-        feed.pause()
-        started = time.monotonic()
-        feed.start(arrival)
-        while feed.position().duration is None:
-            time.sleep(0.01)
-        whole = feed.position().duration or 0.0
-        print(f"{whole / 60:.0f} min, {path.stat().st_size / 1e6:.1f} MB: length known", end=" ")
-        print(f"after {time.monotonic() - started:.2f} s")
-        print(f"to the tenth minute before anything was played: {arrival.after(feed.seek_to, 600.0):.2f} s")
-        while feed._outline._thread.is_alive():
-            time.sleep(0.1)
-        print(f"looked through after {time.monotonic() - started:.0f} s; {len(feed.position().marks)} marks")
-        for name, seconds in (
-            ("to the end", whole),
-            ("to the start", 0.0),
-            ("to the middle", whole / 2),
-            ("10 s back", whole / 2 - 10),
-        ):
-            print(f"{name}: {arrival.after(feed.seek_to, seconds):.2f} s")
-        feed.stop()
-        print(f"memory: {psutil.Process().memory_info().rss / 1e6:.0f} MB")
+        measure(path, whole=args.whole)
 
 
 if __name__ == "__main__":
