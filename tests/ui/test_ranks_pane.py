@@ -94,3 +94,13 @@ async def test_what_ranks_are_in_below_python_is_asked_for_by_a_key(look_at, fee
         assert not Native.asked, "it stops the process: only when asked"
         await eyes.press("n")
         await eyes.until("below Python, rank 1: futex_wait (libc.so.6) ← wait (libgloo.so)")
+
+
+async def test_beside_the_title_stands_as_much_as_fits(look_at):
+    whole = job(64)
+    scaled = msgspec.structs.replace(whole, ranks=msgspec.structs.replace(whole.ranks, efficiency=0.41))
+    for size, told, left in (((200, 50), "scaling 41 % · exchange 3 % of a step", "one"), ((80, 24), " of 64", "scaling")):
+        async with look_at(scaled, size=size) as eyes:
+            eyes.app.screen.set_focus(eyes.app.screen.query_one("#ranks"))
+            await eyes.press("z")
+            assert told in eyes.pane("ranks").split("\n")[0] and left not in eyes.pane("ranks").split("\n")[0]

@@ -18,6 +18,7 @@ from aitop.ui.widgets.pane import Drawing, Pane
 from aitop.ui.words import plural
 
 ROOMY = 100
+BESIDE_NOTE = 7
 
 
 class RankChosen(Message):
@@ -63,21 +64,21 @@ class RankPane(Pane):
             at = self.has_focus and number == self.cursor
             chosen = view.rank is not None and one.rank == view.rank
             lines.append(row_line(one, ranks, shape, width, cursor=at, chosen=chosen))
-        return Drawing(lines, _title(ranks), self._note(ranks, page), view.stale("hook"))
+        title, notes = _title(ranks), self._notes(ranks, page)
+        fitting = [note for note in notes if len(title) + note.width + BESIDE_NOTE <= width]
+        return Drawing(lines, title, fitting[0] if fitting else None, view.stale("hook"))
 
-    def _note(self, ranks: Ranks, page: int) -> Line:
-        note, roomy = Line(), self.size.width >= ROOMY
-        if ranks.step and ranks.exchange is not None:
-            note.add(f"exchange {percent(ranks.exchange / ranks.step)}", TEXT)
-            note.add(" of a step · " if roomy else " · ", DIM)
-            if roomy and len(self.rows) <= page:
-                note.add(f"{plural(ranks.steps, 'step')} compared · ", DIM)
-        elif all(one.phases is None for one in ranks.ranks):
-            note.add("no steps seen yet · ", DIM)
-        if len(self.rows) <= page:
-            return note.add("the latest first", DIM)
-        last = min(len(self.rows), self._first + page)
-        return note.add(f"{self._first + 1}–{last} of {len(self.rows)}" + (", the latest first" if roomy else ""), DIM)
+    def _notes(self, ranks: Ranks, page: int) -> list[Line]:
+        """What may stand beside the title, the longest first."""
+        shown = Line("the latest first", DIM)
+        if len(self.rows) > page:
+            last = min(len(self.rows), self._first + page)
+            part = f"{self._first + 1}–{last} of {len(self.rows)}"
+            shown = Line(f"{part}, the latest first" if self.size.width >= ROOMY else part, DIM)
+            return [*(note.join(shown) for note in _measured(ranks)), shown, Line(part, DIM)]
+        compared = [Line(f"{plural(ranks.steps, 'step')} compared · ", DIM)] if ranks.steps else []
+        longest = [note.join(compared[0]).join(shown) for note in _measured(ranks)[:1] if compared]
+        return [*longest, *(note.join(shown) for note in _measured(ranks)), shown]
 
     def _follow(self) -> None:
         """Keep the cursor on its rank when ranks change places; else at its height."""
@@ -119,13 +120,24 @@ class RankPane(Pane):
                 self.action_choose()
 
 
+def _measured(ranks: Ranks) -> list[Line]:
+    """What the exchange costs and how well ranks are made use of, the longest first."""
+    if not ranks.step or ranks.exchange is None:
+        return [Line("no steps seen yet · ", DIM)] if all(one.phases is None for one in ranks.ranks) else []
+    share = percent(ranks.exchange / ranks.step)
+    exchange = Line(f"exchange {share}", TEXT).add(" of a step · ", DIM)
+    short = Line(f"exchange {share}", TEXT).add(" · ", DIM)
+    if ranks.efficiency is None:
+        return [exchange, short]
+    scaling = Line(f"scaling {percent(ranks.efficiency)}", TEXT).add(" · ", DIM)
+    return [scaling.join(exchange), short]
+
+
 def _title(ranks: Ranks) -> str:
     elsewhere = (ranks.world_size or 0) - len(ranks.ranks)
     title = f"Ranks · {len(ranks.ranks)}"
     if elsewhere > 0:
         title += f" here, {elsewhere} elsewhere"
-    if ranks.efficiency is not None:
-        title += f" · scaling {percent(ranks.efficiency)}"
     if ranks.step:
         title += f" · {duration(ranks.step)} a step"
     return title
