@@ -15,6 +15,7 @@ from aitop.diagnosis.evidence import (
     host_unproven,
     main_lines,
     mean_of,
+    outside_work,
     records,
     seen_once,
     summed,
@@ -88,7 +89,7 @@ def host_io(snapshot: Snapshot) -> Judgement:
         lambda line: _does_io(line) and not saves(line) and not feeds(line) and not (serving and takes_request(line)),
     )
     share = min(lines.share, host_limit(snapshot))
-    outside = summed(records(snapshot), lambda step: max(0.0, step.outside - step.save - step.evaluation))
+    outside = outside_work(snapshot)
     place = f": {_place(lines)}" if lines.lines else ""
     fixes = (
         Fix(text=f"hand it to a background thread{place}", speedup=round(without(share), 2)),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
+from aitop.diagnosis.kept import kept
 from aitop.model.gpu import GpuDevice
 from aitop.model.host import ProcessSample
 from aitop.model.snapshot import HotLine, ProcessStacks, Snapshot
@@ -112,6 +113,26 @@ def summed(steps: Sequence[StepRecord], value: Callable[[StepRecord], float]) ->
     return sum(value(step) for step in steps) / total if total > 0 else None
 
 
+def outside_work(snapshot: Snapshot) -> float | None:
+    """Share of the steps' time outside of every phase that was no saving and no evaluation; None without the hook."""
+    return _outside_work(records(snapshot))
+
+
+@kept
+def _outside_work(steps: tuple[StepRecord, ...]) -> float | None:
+    return summed(steps, lambda step: max(0.0, step.outside - step.save - step.evaluation))
+
+
+def on_core(snapshot: Snapshot) -> list[StepRecord]:
+    """The steps of which the thread's CPU time is known."""
+    return _on_core(records(snapshot))
+
+
+@kept
+def _on_core(steps: tuple[StepRecord, ...]) -> list[StepRecord]:
+    return [step for step in steps if step.cpu is not None]
+
+
 def mean_of(snapshot: Snapshot, name: str, seconds: float = 30.0) -> float | None:
     """Mean of a series over the last `seconds`; None where there is nothing."""
     one = snapshot.series.get(name)
@@ -131,8 +152,7 @@ def running(snapshot: Snapshot) -> float:
     What is held against absolute times has to be multiplied by it. 1 where nobody measured it.
     """
     delayed = mean_of(snapshot, "run_delay", 20.0)
-    timed = [step for step in records(snapshot) if step.cpu is not None]
-    ran = summed(timed, lambda step: min(step.cpu or 0.0, step.seconds))
+    ran = summed(on_core(snapshot), lambda step: min(step.cpu or 0.0, step.seconds))
     if ran is None:
         ran = mean_of(snapshot, "main_thread", 20.0)
     if delayed is None or not ran:

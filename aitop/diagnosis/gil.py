@@ -12,6 +12,7 @@ from aitop.diagnosis.evidence import (
     main_lines,
     main_stacks,
     mean_of,
+    on_core,
     places,
     records,
     summed,
@@ -54,7 +55,7 @@ def judge(snapshot: Snapshot) -> Judgement:
 
 def _standing_still(snapshot: Snapshot) -> float | None:
     """Share of the time in which the main thread neither ran, nor could have, nor waited for something else."""
-    timed = [step for step in records(snapshot) if step.cpu is not None]
+    timed = on_core(snapshot)
     ran = summed(timed, lambda step: min(step.cpu or 0.0, step.seconds))
     if ran is None:
         ran = mean_of(snapshot, "main_thread", 20.0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-from aitop.diagnosis.evidence import Lines, main_lines, on_gpu, records, summed
+from aitop.diagnosis.evidence import Lines, main_lines, on_gpu, outside_work
 from aitop.model.snapshot import HotLine, Snapshot
 
 GRADIENT = re.compile(r"\.grad\b")
@@ -39,7 +39,7 @@ def update_lines(snapshot: Snapshot) -> Lines:
     """Those lines; the share is corrected by the measured time outside of the phases."""
     found = main_lines(snapshot, updating(snapshot))
     outside = main_lines(snapshot, lambda line: line.phase == "outside")
-    measured = summed(records(snapshot), lambda step: max(0.0, step.outside - step.save - step.evaluation))
+    measured = outside_work(snapshot)
     if not found.lines or measured is None or outside.share <= 0:
         return found
     return Lines(min(1.0, found.share / outside.share * measured), found.lines)

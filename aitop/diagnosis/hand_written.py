@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from aitop.diagnosis.evidence import Lines, main_lines, records, summed
+from aitop.diagnosis.evidence import Lines, main_lines, outside_work
 from aitop.diagnosis.preprocessing import making_input
 from aitop.diagnosis.serving import takes_request
 from aitop.model.snapshot import HotLine, Snapshot
@@ -182,7 +182,7 @@ def feeding_lines(snapshot: Snapshot) -> Lines:
         return Lines(0.0, ())
     found = main_lines(snapshot, feeding(snapshot))
     outside = main_lines(snapshot, lambda line: line.phase == "outside")
-    measured = summed(records(snapshot), lambda step: max(0.0, step.outside - step.save - step.evaluation))
+    measured = outside_work(snapshot)
     if not found.lines or measured is None or outside.share <= 0:
         return found
     return Lines(min(1.0, found.share / outside.share * measured), found.lines)

@@ -19,6 +19,7 @@ from aitop.diagnosis.evidence import (
     main_lines,
     main_stacks,
     mean_of,
+    on_core,
     records,
     summed,
     timed_on_device,
@@ -188,7 +189,7 @@ def _measure(snapshot: Snapshot, wait: Wait) -> str:
 
 def _contention(snapshot: Snapshot, wait: Wait) -> float:
     """Share of step time in which the step could run but waited for what loading occupies: a core, or the lock."""
-    steps = [step for step in records(snapshot) if step.cpu is not None]
+    steps = on_core(snapshot)
     used = summed(steps, lambda step: step.cpu or 0.0)
     made = own_pipeline.makers(snapshot) if wait.handed_over else None
     if made is not None and not made.processes and not made.blocked and used is not None:

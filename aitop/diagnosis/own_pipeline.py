@@ -5,7 +5,15 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from aitop.diagnosis.evidence import MAIN, Lines, free_cores, host_limit, main_lines, main_stacks, records, summed
+from aitop.diagnosis.evidence import (
+    MAIN,
+    Lines,
+    free_cores,
+    host_limit,
+    main_lines,
+    main_stacks,
+    outside_work,
+)
 from aitop.diagnosis.input_cause import STORAGE, WORTH_IT, Cause, place_of, sources_in_words
 from aitop.diagnosis.what_if import Loading, without
 from aitop.model.snapshot import HotLine, Snapshot
@@ -36,7 +44,7 @@ def waiting(snapshot: Snapshot) -> Lines:
     if not found.lines or makers(snapshot) is None:
         return Lines(0.0, ())
     outside = main_lines(snapshot, lambda line: line.phase == "outside")
-    measured = summed(records(snapshot), lambda step: max(0.0, step.outside - step.save - step.evaluation))
+    measured = outside_work(snapshot)
     share = found.share
     if measured is not None and outside.share > 0:
         share = min(1.0, share / outside.share * measured)

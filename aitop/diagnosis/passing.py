@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from aitop.diagnosis.evidence import records
+from aitop.diagnosis.kept import kept
 from aitop.model.snapshot import Snapshot
+from aitop.model.steps import StepRecord
 
 # Windows that must have shown next to nothing of a wait for it to be over, and shown it for it to be told from a start.
 QUIET_WINDOWS = 2
@@ -49,9 +51,14 @@ def _quiet(windows: Sequence[float], share: float) -> float:
 def _windows(snapshot: Snapshot, in_loader: bool) -> list[float]:
     """The most that waiting for data may have been of each second of steps, else of each window of stacks."""
     steps = records(snapshot)
-    if not steps:
-        beside = snapshot.series.get("beside")
-        return [value for value in beside.values if value is not None] if beside is not None else []
+    if steps:
+        return _by_second(steps, in_loader)
+    beside = snapshot.series.get("beside")
+    return [value for value in beside.values if value is not None] if beside is not None else []
+
+
+@kept
+def _by_second(steps: tuple[StepRecord, ...], in_loader: bool) -> list[float]:
     # One loop without calls: a fast run has thousands of steps.
     waited: dict[int, float] = {}
     whole: dict[int, float] = {}

@@ -108,8 +108,7 @@ def growth_of(steps: Sequence[StepRecord], *, device: bool, calm: bool = True) -
         return None
     every, steps = steps, _thinned(steps)
     rises = _of_phases(steps)
-    most = max(rises, key=lambda name: rises[name], default="")
-    phase = most if rises.get(most) else _risen_most(steps)
+    phase = max(rises, key=lambda name: rises[name], default="")
     # A core that others take slows steps down, too, but they do not use more of it. Fast steps are timed now and then.
     timed = [] if device else [step for step in steps if step.cpu is not None]
     on_core = len(timed) >= MIN_STEPS
@@ -135,7 +134,7 @@ def growth_of(steps: Sequence[StepRecord], *, device: bool, calm: bool = True) -
         steps=len(every),
         seconds=every[-1].end - every[0].end,
         rate=(last - first) / len(every),
-        phase=phase,
+        phase=phase if rises.get(phase) else _risen_most(steps),
     )
 
 

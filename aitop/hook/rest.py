@@ -28,7 +28,7 @@ from .journal import (
 )
 from .stand_in import keep_from_compiling
 
-REST_NS, TIMED_NS = 300_000_000, 50_000_000
+REST_NS, TIMED_NS = 500_000_000, 50_000_000
 # So many ticks with nothing but short steps come before the first rest, and so many more for one without.
 FAST_TICKS, TICKS_LOST = 20, 5
 # A step is none of the usual if it is longer than so many of them together, and this.
@@ -66,7 +66,9 @@ class Rest:
             # Another thread may have counted it down as the rest ended.
             journal.deep = 0
         tail = kinds[kinds.rfind(RESTED) + 1 :]
-        steps, alone = tail.count(OPTIMIZER_ENDS), tail.count(FORWARD_ALONE)
+        steps = tail.count(OPTIMIZER_ENDS)
+        # An evaluation has many of them in one step, a model that teaches has some in most steps.
+        alone = sum(FORWARD_ALONE in part for part in tail.split(bytes((OPTIMIZER_ENDS,))))
         journal.teaches = 2 * alone > steps
         journal.pause_due = False
         if not journal.fast or BACKWARD not in tail:
