@@ -100,6 +100,18 @@ def test_an_evaluation(fast, batches):
     assert evaluated.evaluation > 4 * evaluated.forward, "forty forwards, and one"
 
 
+def test_evaluations_of_many_batches_make_no_teacher(fast):
+    fast.until_it_rests()
+    until = time.monotonic() + 1.0
+    while time.monotonic() < until:
+        with torch.no_grad():
+            for _ in range(10):
+                fast.net(torch.ones(4, 8))
+        fast.steps(5)
+        assert not fast.journal.teaches
+    assert len([record for record in fast.after() if record.evaluation]) > 5
+
+
 def test_a_teacher_without_gradient_ends_no_rest(fast):
     teacher = Net()
     plain = fast.net.forward
