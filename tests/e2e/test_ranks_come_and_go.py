@@ -1,0 +1,51 @@
+"""A job whose ranks are killed at random and started again, watched all the while."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from aitop.engine.live import LiveFeed, Options
+from aitop.sources.target import look
+
+pytestmark = pytest.mark.e2e
+
+JOB = Path(__file__).parents[1] / "ranks" / "simulated.py"
+RANKS, KILLS = 4, 6
+
+
+def test_ranks_that_are_killed_and_started_again_are_followed(training):
+    launcher = training(JOB, RANKS, "--restart")
+    launcher.wait_steps(0)
+    seen = []
+    feed = LiveFeed([look(launcher.pid)], Options(gpu=False, stacks=False, interval=0.2))
+    feed.start(seen.append)
+    chance = random.Random(7)
+    try:
+        for _ in range(KILLS):
+            time.sleep(chance.uniform(0.1, 0.4))
+            ranks = psutil.Process(launcher.pid).children()
+            os.kill(chance.choice(ranks).pid, signal.SIGKILL)
+
+        deadline = time.monotonic() + 20
+        while not all_step(seen[-1:], launcher.pid) and time.monotonic() < deadline:
+            time.sleep(0.1)
+    finally:
+        feed.stop()
+    assert all_step(seen[-1:], launcher.pid)
+    assert not any(snapshot.target.ended for snapshot in seen)
+    assert not [one for snapshot in seen for one in snapshot.diagnosis.abstained if "failed" in one.reason]
+
+
+def all_step(newest, launcher) -> bool:
+    """Whether the ranks on the screen are those that live, each with steps, numbered from 0."""
+    views = newest[0].ranks.ranks if newest and newest[0].ranks else ()
+    alive = {child.pid for child in psutil.Process(launcher).children()}
+    stepping = [one for one in views if one.step is not None]
+    return {one.pid for one in stepping} == alive and [one.rank for one in stepping] == list(range(RANKS))
