@@ -49,6 +49,8 @@ WITHOUT_SETTINGS = ("config", "doctor", "explain")
 """Verbs that work although the settings file is at fault."""
 PIPE_CLOSED = 128 + signal.SIGPIPE
 INTERRUPTED = 130
+NO_MORE_THREADS = "can't start new thread"
+"""What Python says of itself then."""
 
 
 class Terminated(SystemExit):
@@ -144,6 +146,9 @@ def complain(sentence: str) -> None:
 def _unexpected(error: Exception) -> int:
     if os.environ.get("AITOP_DEBUG"):
         traceback.print_exc()
+    if isinstance(error, RuntimeError) and str(error) == NO_MORE_THREADS:
+        complain("the system lets aitop start no more threads: see `ulimit -u`, or the container's limit of processes")
+        return AitopError.exit_code
     complain(
         f"this is a fault in aitop, not in your process: {type(error).__name__}: {error}; "
         "please report it with what AITOP_DEBUG=1 prints"

@@ -100,8 +100,9 @@ class LiveFeed:
             runner.join(max(0.1, deadline - time.monotonic()))
         if "hook" in self._runners:
             take_out(self._hook_pids())
-        if self._thread is not None and self._thread is not threading.current_thread():
-            self._thread.join(2.0)
+        thread = self._thread
+        if thread is not None and thread.ident is not None and thread is not threading.current_thread():
+            thread.join(2.0)
         if self._sink is not None:
             self._sink.close()
 

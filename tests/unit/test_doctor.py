@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import resource
+import threading
 from pathlib import Path
 
 import pytest
@@ -278,6 +279,22 @@ def test_a_limit_on_files_is_told_only_where_it_is_too_low(monkeypatch):
     assert (limits.check_files().state, limits.check_files().remedy) == ("does-not", "ulimit -S -f unlimited")
     monkeypatch.setattr(resource, "getrlimit", lambda which: (1000, 1000))
     assert "hard limit" in limits.check_files().remedy
+
+
+def test_too_few_threads_are_told(monkeypatch):
+    assert limits.check_threads() is None
+    real, count = threading.Thread.start, [3]
+
+    def start(thread):
+        count[0] -= 1
+        if count[0] < 0:
+            raise RuntimeError("can't start new thread")
+        real(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    line = limits.check_threads()
+    assert (line.state, "only 3 threads" in line.reason, "ulimit -u" in line.remedy) == ("does-not", True, True)
+    assert not [thread for thread in threading.enumerate() if thread.name == "aitop-doctor"]
 
 
 def test_settings_at_fault_are_told(tmp_path, monkeypatch):

@@ -41,8 +41,11 @@ def examine(pid: int | None) -> list[Check]:
 
     here, tried = place.read_place(), rights.tried_out()
     found = [rights.python(), *rights.checks(here, tried), rights.attach(), sampler.installed(), *terminal.checks()]
-    small = limits.check_files()
-    found += [settings.check(), limits.check_descriptors(), *([small] if small else []), *gpu.checks(here)]
+    small, few = limits.check_files(), limits.check_threads()
+    found += [settings.check(), limits.check_descriptors(), *(check for check in (small, few) if check)]
+    found += gpu.checks(here) if few is None else gpu.not_asked("NVML needs a thread of its own")
     if pid is None:
         return [*found, limits.check_own()]
-    return found + target.checks(pid, rights.refused(tried, here), no_files=small is not None)
+    return found + target.checks(
+        pid, rights.refused(tried, here), short_of=next((check.name for check in (few, small) if check), None)
+    )

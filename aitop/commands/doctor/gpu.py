@@ -118,6 +118,11 @@ def _mig(there: Sequence[DeviceAbilities]) -> Check:
     return not_needed("mig", "off" if any(device.mig is False for device in there) else "these GPUs cannot be split")
 
 
+def not_asked(why: str) -> list[Check]:
+    """All of them where nothing can be asked."""
+    return [not_needed("nvml", why), *_unasked(why)]
+
+
 def _unasked(why: str) -> list[Check]:
     return [not_needed("gpm", why), not_needed("mig", why)]
 

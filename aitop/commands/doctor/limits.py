@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import resource
+import threading
 
 from aitop.commands.doctor.check import Check, fault, not_needed, works
 from aitop.model.host import CgroupSample
@@ -36,6 +37,7 @@ def judge(sample: CgroupSample | None) -> Check:
 
 FEWEST_DESCRIPTORS, MANY_DESCRIPTORS = 12, 64
 LARGEST_WRITTEN = 16 << 20
+THREADS = 12
 
 
 def check_descriptors() -> Check:
@@ -60,3 +62,22 @@ def check_files() -> Check | None:
     words = f"a file may not be larger than {size(soft)}, and what py-spy and the hook's way in need counts as one"
     higher = hard == resource.RLIM_INFINITY or hard >= LARGEST_WRITTEN
     return fault("file-size", words, "ulimit -S -f unlimited" if higher else "raise the hard limit (limits.conf)")
+
+
+def check_threads() -> Check | None:
+    """Whether aitop may start as many threads as it needs, tried out; None where it may."""
+    over = threading.Event()
+    started: list[threading.Thread] = []
+    try:
+        for _ in range(THREADS):
+            thread = threading.Thread(target=over.wait, name="aitop-doctor", daemon=True)
+            thread.start()
+            started.append(thread)
+    except RuntimeError:
+        words = f"only {len(started)} threads may be started, and aitop needs up to {THREADS}"
+        return fault("threads", words, "ulimit -u 4096, or a higher limit of processes for the container (pids)")
+    finally:
+        over.set()
+        for thread in started:
+            thread.join()
+    return None

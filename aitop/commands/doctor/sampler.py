@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import subprocess
 
 from aitop.commands.doctor.check import Check, fault, works
@@ -10,6 +11,7 @@ from aitop.sources.stacks.dump import take_dump
 from aitop.sources.stacks.spy import find_py_spy
 
 SECONDS = 10.0
+LIMITS_REACHED = (errno.EAGAIN, errno.EMFILE, errno.ENFILE)
 REINSTALL = "pip install --force-reinstall py-spy"
 
 
@@ -22,7 +24,10 @@ def installed() -> Check:
         )
     except SourceError as error:
         return fault("py-spy", error.reason, error.remedy)
-    except (OSError, subprocess.TimeoutExpired) as error:
+    except OSError as error:
+        mend = "see descriptors and threads" if error.errno in LIMITS_REACHED else REINSTALL
+        return fault("py-spy", f"it does not start: {error.strerror or error}", mend)
+    except subprocess.TimeoutExpired as error:
         return fault("py-spy", f"it does not start: {error}", REINSTALL)
     if done.returncode != 0:
         return fault("py-spy", f"{program} leaves with code {done.returncode}", REINSTALL)

@@ -20,10 +20,11 @@ BY_MEMORY = "remote-debug"
 ANOTHER = "name the process that trains, or wait until it begins"
 
 
-def checks(pid: int, no_ptrace: str | None = None, *, no_files: bool = False) -> list[Check]:
+def checks(pid: int, no_ptrace: str | None = None, *, short_of: str | None = None) -> list[Check]:
     """Whether it can be watched at all, then each thing by itself.
 
-    `no_ptrace`: with what error ptrace is refused; `no_files`: aitop may not write as much as it needs.
+    `no_ptrace`: with what error ptrace is refused; `short_of`: the line that says which limit keeps aitop
+    from working at all.
     """
     try:
         target = look(pid)
@@ -38,8 +39,8 @@ def checks(pid: int, no_ptrace: str | None = None, *, no_files: bool = False) ->
     found = [works("process", f"{pid} is {target.command}{version}"), access(pid), framework(loaded, seen=bool(maps))]
     if found[1].state != "works":
         found += [fault("stacks", "py-spy may not read it: see access"), fault("hook", "it may not enter: see access")]
-    elif no_files:
-        found += [fault("stacks", "py-spy cannot write them: see file-size"), fault("hook", "see file-size")]
+    elif short_of is not None:
+        found += [fault(name, f"not within the limits of aitop itself: see {short_of}") for name in ("stacks", "hook")]
     else:
         found.append(sampler.stacks(pid, target.python))
         torch = "torch" in loaded

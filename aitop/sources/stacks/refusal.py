@@ -30,7 +30,7 @@ def why_denied(pid: int) -> SourceError:
     """Which of the kernel's conditions for reading process `pid` failed."""
     ours, theirs = _rights(os.getpid()), _rights(pid)
     # The files of a process that is closed to all but root belong to root.
-    closed = procfs.user_id(pid) not in (None, theirs.user)
+    closed = _owner_of_files(pid) not in (None, theirs.user)
     boxed = (procfs.link("/proc/self/ns/user") or FIRST_USERS) != FIRST_USERS
     scope = procfs.text(YAMA) or ""
     denial = tracing.why_denied(pid, ours, theirs, int(scope) if scope.isdigit() else 0, closed=closed, boxed=boxed)
@@ -50,6 +50,13 @@ def _rights(pid: int) -> tracing.Rights:
         filtered=status.get("Seccomp") == "2",
         inner_pid=_inner_pid(status.get("NSpid")),
     )
+
+
+def _owner_of_files(pid: int) -> int | None:
+    try:
+        return os.stat(f"{procfs.PROC}/{pid}").st_uid
+    except OSError:
+        return None
 
 
 def _readable(pid: int) -> bool:
