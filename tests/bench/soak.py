@@ -23,6 +23,7 @@ from pathlib import Path
 
 import msgspec
 import psutil
+import together
 from fault_scene import AITOP, Target
 from fault_screen import OnTerminal
 from monitor_hour import RECORDING, moved
@@ -144,8 +145,9 @@ def live(minutes: float, interval: float) -> Figures:
         target = Target("churn").ready()
         command = [*AITOP, "--pid", str(target.pid), "--interval", str(interval)]
         monitor = OnTerminal([*command, "--record", str(Path(folder) / "soak.jsonl.gz")])
+        shadow = together.beside(monitor.pid, target.pid)
         try:
-            if monitor.until("hook●", 60.0) is None:
+            if monitor.until("hook●", 120.0) is None:
                 raise SystemExit(f"the hook does not come in:\n{monitor.screen.text()}")
             began, steps = time.monotonic(), target.steps()
             me, it = psutil.Process(monitor.pid), psutil.Process(target.pid)
@@ -171,6 +173,8 @@ def live(minutes: float, interval: float) -> Figures:
             monitor.press(b"q")
             print(f"ended with {monitor.wait(15)}; the target is as before: {not target.harm()}")
         finally:
+            shadow.kill()
+            shadow.wait()
             if not monitor.ended():
                 monitor.tree()[0].send_signal(signal.SIGKILL)
             target.kill()
