@@ -94,13 +94,17 @@ def _places(line: HotLine) -> list[tuple[Function, int]]:
 def _makes_input(line: HotLine, forwards: Mapping[Function, int]) -> bool:
     if line.phase != "outside" or line.activity not in WORKING:
         return False
-    if any(AFTERWARDS.search(said) for said in (line.function, *(frame.function for frame in line.via))):
-        return False
     # The innermost function that calls the model, too: what stands before that call is done for it, and so are calls
-    # in its line, unless they may be the model's own.
-    for inner, (key, number) in enumerate(reversed(_places(line))):
+    # in its line, unless they may be the model's own. What that function is named says nothing of its parts.
+    places = _places(line)
+    named_after = [AFTERWARDS.search(function) is not None for (_, function), _ in places]
+    for inner, (key, number) in enumerate(reversed(places)):
         if key in forwards:
+            if any(named_after[len(places) - inner :]):
+                return False
             return number < forwards[key] or (number == forwards[key] and (inner > 0 or line.activity in INPUT))
+    if any(named_after):
+        return False
     return not AFTERWARDS.search(line.text or "")
 
 

@@ -251,6 +251,14 @@ def test_the_fix_fits_the_work(activity, told):
     assert told in fired(preprocessing.judge(requests([work, RUNS]))).fixes[0].text
 
 
+def test_the_name_of_what_calls_the_model_says_nothing_of_its_parts():
+    makes = line("pieces", 0.7, number=14, text="while word:", via=(("Api.answer", 31, "ids = self.cut(text)"),))
+    runs = line("Api.answer", 0.2, phase="forward", activity="compute", number=33, text="y = self.net(ids)")
+    assert fired(preprocessing.judge(requests([makes, runs]))).where[0].line == 14
+    ahead = line("reply", 0.7, number=50, via=(("Api.answer", 31, "reply(last)"),))
+    assert preprocessing.judge(requests([ahead, runs])) is None
+
+
 def test_what_follows_the_model_is_no_preprocessing():
     after = line("postprocess", 0.7, number=50, via=(("serve", 33, "reply(postprocess(y))"),))
     seen = requests([after, RUNS])
