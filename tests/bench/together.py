@@ -1,4 +1,4 @@
-"""Stops and continues processes of other sessions together with the program that started them: `together.py PID PID...`.
+"""Stops and continues processes of other sessions along with the program that began them: `together.py PID PID...`.
 
 The first pid is watched; while it is stopped (a job that is put aside), so are the others with all their children.
 Ends when the first one does.
