@@ -1,0 +1,111 @@
+"""Kills ranks and loader workers of a real elastic job at random while it is watched:
+python tests/bench/rank_churn.py [--minutes 5] [--ranks 2] [--seed 0]
+
+torchrun starts all ranks anew each time. Told at the end: how often, how soon the new ranks' steps were on the screen,
+and whatever failed in between.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import os
+import random
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import psutil
+
+from aitop.engine.live import LiveFeed, Options
+from aitop.model.snapshot import Snapshot
+from aitop.sources.target import look
+
+JOB = Path(__file__).parents[1] / "ranks" / "job.py"
+PATIENCE_SECONDS = 90.0
+NEVER = 10**9
+
+
+class Watched:
+    """The newest snapshot, and what failed in any of them."""
+
+    def __init__(self) -> None:
+        self.newest: Snapshot | None = None
+        self.failures: collections.Counter[str] = collections.Counter()
+        self.verdicts: collections.Counter[str] = collections.Counter()
+
+    def take(self, snapshot: Snapshot) -> None:
+        self.newest = snapshot
+        self.failures.update(one.reason for one in snapshot.diagnosis.abstained if "this rule failed" in one.reason)
+        self.failures.update([snapshot.target.ended] if snapshot.target.ended else [])
+        self.verdicts.update(f"{one.id}/{one.subtype}" for one in snapshot.diagnosis.verdicts)
+
+    def stepping(self) -> set[int]:
+        """The pids of the ranks that have steps."""
+        ranks = self.newest.ranks if self.newest else None
+        return {one.pid for one in (ranks.ranks if ranks else ()) if one.step is not None}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--minutes", type=float, default=5.0)
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--seed", type=int, default=0)
+    args = parser.parse_args()
+    chance = random.Random(args.seed)
+    run = ["-m", "torch.distributed.run", "--max-restarts", "1000", "--nproc-per-node", str(args.ranks)]
+    # The job with loader workers; its fault never sets in.
+    command = [sys.executable, *run, "--master-port", str(chance.randint(20_000, 29_000)), str(JOB), "worker"]
+    with tempfile.TemporaryFile() as log:
+        job = subprocess.Popen(
+            [*command, "--after", str(NEVER), "--world", str(args.ranks)], stdout=log, stderr=log,
+            start_new_session=True, env=os.environ | {"OMP_NUM_THREADS": "1"},
+        )  # fmt: skip
+        watched = Watched()
+        feed = LiveFeed([look(job.pid)], Options(gpu=False))
+        feed.start(watched.take)
+        try:
+            told = churn(job.pid, args.ranks, watched, chance, time.monotonic() + 60 * args.minutes)
+        finally:
+            feed.stop()
+            os.killpg(job.pid, signal.SIGKILL)
+            job.wait()
+    print(told)
+    print(f"failures: {dict(watched.failures) or 'none'}\nverdicts, by snapshots: {dict(watched.verdicts)}")
+
+
+def churn(launcher: int, ranks: int, watched: Watched, chance: random.Random, end: float) -> str:
+    """Kill one process after the other, each time the view has followed."""
+    waits: list[float] = []
+    killed: collections.Counter[str] = collections.Counter()
+    old: set[int] = set()
+    since = time.monotonic()
+    while time.monotonic() < end:
+        new = watched.stepping() - old
+        if len(new) < ranks:
+            if time.monotonic() - since > PATIENCE_SECONDS:
+                return f"not followed after {len(waits)} times: {watched.newest}"
+            time.sleep(0.2)
+            continue
+        waits.append(time.monotonic() - since)
+        time.sleep(chance.uniform(0.0, 6.0))
+        old = set(new)
+        role = chance.choice(["rank", "loader-worker"])
+        processes = watched.newest.host.processes if watched.newest and watched.newest.host else ()
+        victim = chance.choice([one.pid for one in processes if one.role == role] or sorted(old))
+        if psutil.pid_exists(victim):
+            os.kill(victim, signal.SIGKILL)
+            killed[role] += 1
+        since = time.monotonic()
+    return (
+        f"{dict(killed)} killed; followed {len(waits)} times, after {statistics.median(waits):.1f} s in the median, "
+        f"{max(waits):.1f} s at most (torch's own start included)"
+    )
+
+
+if __name__ == "__main__":
+    main()
