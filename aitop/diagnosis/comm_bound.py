@@ -69,6 +69,16 @@ def scaling(ranks: Ranks) -> list[str]:
     return [f"scaling efficiency {percent(ranks.efficiency)}: for the rest of their time the ranks wait for each other"]
 
 
+def each_collective(ranks: Ranks, least: float) -> list[str]:
+    """Who comes last to the collectives of a step, in words, for those in which at least `least` seconds are waited."""
+    return [
+        f"collective {one.place} of {len(ranks.collectives)} in a step: rank {one.last} comes last in "
+        f"{percent(one.often)} of the steps, the others wait {1e3 * one.waited:.1f} ms for the last one"
+        for one in ranks.collectives
+        if one.waited >= least
+    ]
+
+
 def _sites(snapshot: Snapshot) -> list[CallSite]:
     """The lines that call collectives, those that take longest first."""
     calls = [one for one in (snapshot.facts.calls if snapshot.facts else ()) if one.kind == "collective" and one.calls]

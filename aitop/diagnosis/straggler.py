@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import fmean
 
-from aitop.diagnosis.comm_bound import scaling
+from aitop.diagnosis.comm_bound import each_collective, scaling
 from aitop.diagnosis.evidence import confidence, places
 from aitop.diagnosis.rule import Band, Finding, Judgement, Rule
 from aitop.diagnosis.what_if import without
@@ -17,11 +17,13 @@ from aitop.model.verdict import Abstention, Fix, Verdict, Where
 MIN_STEPS = 10
 MOSTLY = 0.6
 CRITICAL_SHARE = 0.25
-LONGER = 1.2
+LONGER, SLOWER = 1.2, 0.9
+WAITED = 0.05
 FIXES = {
     "input": "give this rank the data as fast as the others: local copies, more loader workers, equal shards",
     "batches": "give ranks equal work: bucket samples by length over all ranks, equal numbers of samples",
     "contention": "give this rank cores of its own: fewer threads, no other jobs on its cores, numactl or taskset",
+    "throttled": "cool this GPU, raise its power limit, or take it out of the job: `nvidia-smi -q -d PERFORMANCE`",
     "compute": "take away what only this rank does, or do it on another thread or after the run",
     "uneven": "give ranks equal work at every step: bucket samples by length over all ranks",
 }
@@ -30,6 +32,7 @@ WORDS = {
     "batches": "its batches are larger",
     "contention": "it waits for a core",
     "compute": "it computes longer",
+    "throttled": "its GPU runs at a lower clock",
 }
 
 
@@ -62,12 +65,16 @@ def straggler(snapshot: Snapshot) -> Judgement:
             confidence=confidence(least, (late.latest or 0.0) > 0.9, bool(where), steps=ranks.steps),
             title=f"{told}; the others wait {percent(share)} of each step for it",
             where=where,
-            evidence=(_side_by_side(late, others), _since(late, snapshot.time), *scaling(ranks)),
+            evidence=(_side_by_side(late, others), _since(late, snapshot.time), *scaling(ranks), *_waits(ranks)),
             fixes=(Fix(text=FIXES[cause], speedup=round(without(share), 3)),),
             ranks=(late.rank,) if late.rank is not None else (),
         ),
         level=share,
     )
+
+
+def _waits(ranks: Ranks) -> list[str]:
+    return each_collective(ranks, WAITED * (ranks.step or 0.0))
 
 
 def _lost(late: RankView, others: Sequence[RankView], ranks: Ranks) -> float:
@@ -111,6 +118,9 @@ def _cause(late: RankView, others: Sequence[RankView], step: float) -> str:
         and (late.run_delay - fmean(delays)) * step >= 0.5 * (late.lateness or 0.0)
     ):
         return "contention"
+    clocks = [one.gpu_clock for one in others if one.gpu_clock]
+    if late.gpu_clock and clocks and late.gpu_clock < SLOWER * fmean(clocks):
+        return "throttled"
     return "compute"
 
 

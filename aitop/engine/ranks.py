@@ -7,6 +7,7 @@ an exchange ends for all of them at about the same time.
 from __future__ import annotations
 
 import bisect
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice, takewhile
@@ -19,7 +20,7 @@ from aitop.engine.standstill import rank_number
 from aitop.engine.steps_view import quantile
 from aitop.model.gpu import GpuDevice
 from aitop.model.host import ProcessSample
-from aitop.model.ranks import RankPhases, Ranks, RankView
+from aitop.model.ranks import CollectiveWait, RankPhases, Ranks, RankView
 from aitop.model.steps import StepRecord
 
 WINDOW_SECONDS = 30.0
@@ -27,6 +28,7 @@ MOST_STEPS, MOST_RECORDS, FEW = 200, 3200, 40
 FEWEST = 5
 SMALL = 0.1
 DELAYS = 15
+MOST_COLLECTIVES = 4
 
 
 def ranks_view(history: History, now: float) -> Ranks | None:
@@ -64,6 +66,7 @@ def ranks_view(history: History, now: float) -> Ranks | None:
         calls=kept * calls,
         uneven=_uneven(work),
         efficiency=_efficiency(aligned, work),
+        collectives=_collectives(aligned, {view.pid: view.rank for view in views}),
     )
 
 
@@ -177,6 +180,31 @@ def _uneven(work: Mapping[int, Sequence[float]]) -> float:
     return float(sum(max(step) - sum(step) / len(step) for step in steps)) / len(steps)
 
 
+def _collectives(
+    aligned: Mapping[int, Sequence[StepRecord]], numbers: Mapping[int, int | None]
+) -> tuple[CollectiveWait, ...]:
+    """Call by call: whoever is in it for the shortest time came last, and the others waited for the rest of theirs."""
+    steps = [[record.collective_calls for record in step] for step in zip(*aligned.values(), strict=True)]
+    lengths = {len(calls) for step in steps for calls in step}
+    if len(lengths) != 1:
+        return ()
+    ranks = [numbers[pid] for pid in aligned]
+    found = []
+    for place in range(min(lengths.pop(), MOST_COLLECTIVES)):
+        times = [[calls[place] for calls in step] for step in steps]
+        last, count = Counter(one.index(min(one)) for one in times).most_common(1)[0]
+        found.append(
+            CollectiveWait(
+                place=place + 1,
+                last=ranks[last],
+                often=count / len(times),
+                waited=_mean((sum(one) - len(one) * min(one)) / (len(one) - 1) for one in times),
+                exchange=_mean(min(one) for one in times),
+            )
+        )
+    return tuple(found)
+
+
 def _efficiency(aligned: Mapping[int, Sequence[StepRecord]], work: Mapping[int, Sequence[float]]) -> float | None:
     """The share of their time in which the ranks worked themselves."""
     whole = sum(record.seconds for records in aligned.values() for record in records)
@@ -210,6 +238,7 @@ def _one(history: History, process: ProcessSample, recent: Sequence[StepRecord],
         gpu=device.index if device else None,
         gpu_busy=device.busy if device else None,
         gpu_memory=device.memory_used if device else None,
+        gpu_clock=_clock(history, device),
         phases=_phases(mine, compared.waits[pid]) if mine else _phases(recent[-MOST_STEPS:], None),
     )
     if not mine:
@@ -252,6 +281,15 @@ def _phases(records: Sequence[StepRecord], waits: Sequence[float] | None) -> Ran
         outside=_mean(record.outside for record in records),
         wait=wait,
     )
+
+
+def _clock(history: History, device: GpuDevice | None) -> float | None:
+    """The mean clock of a device in MHz over the last seconds."""
+    if device is None:
+        return None
+    samples = islice(reversed(history.gpus), DELAYS)
+    known = [one.sm_clock for sample in samples for one in sample.devices if one.index == device.index and one.sm_clock]
+    return _mean(known) if known else None
 
 
 def _device(history: History, pid: int) -> GpuDevice | None:

@@ -56,6 +56,20 @@ class RankView(msgspec.Struct, frozen=True, kw_only=True):
     gpu_clock: float | None = None
 
 
+class CollectiveWait(msgspec.Struct, frozen=True, kw_only=True):
+    """One of the collectives that each step calls, at the same `place` (from 1) in all ranks.
+
+    `last` is the rank that most often came last, in the share `often` (0..1) of the steps; `waited` what the others
+    waited for whoever was last, `exchange` what passed from then on: mean seconds.
+    """
+
+    place: int
+    last: int | None
+    often: float
+    waited: float
+    exchange: float
+
+
 class Ranks(msgspec.Struct, frozen=True, kw_only=True):
     """The ranks by number. `world_size` counts those on other machines too; None where nothing tells it.
 
@@ -63,7 +77,7 @@ class Ranks(msgspec.Struct, frozen=True, kw_only=True):
     passed from the arrival of the last rank to the end of each exchange, without the time in which that rank waited
     for a core, `calls` the part of it in calls of the program's own, `uneven` what a step would save if all ranks had
     the mean work of that step; `efficiency` the share (0..1) of the time of all ranks in which they worked themselves:
-    more ranks do no better than that.
+    more ranks do no better than that. `collectives` are those that all ranks called in each of these steps, in order.
     """
 
     ranks: tuple[RankView, ...] = ()
@@ -74,6 +88,7 @@ class Ranks(msgspec.Struct, frozen=True, kw_only=True):
     calls: float | None = None
     uneven: float | None = None
     efficiency: float | None = None
+    collectives: tuple[CollectiveWait, ...] = ()
 
 
 class FlightRecord(msgspec.Struct, frozen=True, kw_only=True):

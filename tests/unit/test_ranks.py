@@ -84,6 +84,23 @@ def test_a_rank_that_waits_for_a_core():
     assert straggler(seen(found)).verdict.subtype == "contention"
 
 
+def test_a_rank_whose_gpu_is_throttled():
+    found = history((0.0, 0.05, 0.06), (0.0, 0.02, 0.06))
+    devices = [GpuDevice(index=at, sm_clock=clock, processes=(GpuProcess(pid=100 + at),))
+               for at, clock in enumerate((1980, 1200))]  # fmt: skip
+    found.add(GpuSample(time=1000.0, devices=tuple(devices)))
+    verdict = straggler(seen(found)).verdict
+    assert (verdict.subtype, verdict.ranks) == ("throttled", (1,))
+
+
+def test_who_comes_last_to_each_collective():
+    found = seen(with_calls((0.04, 0.001), (0.001, 0.011))).ranks.collectives
+    told = [(one.place, one.last, round(one.waited, 4), round(one.exchange, 4), one.often) for one in found]
+    assert told == [(1, 1, 0.039, 0.001, 1.0), (2, 0, 0.01, 0.001, 1.0)]
+    late = history((0.0, 0.07, 0.08), (0.05, 0.02, 0.08))
+    assert straggler(seen(late)).verdict.evidence[-1].startswith("scaling"), "no collective was seen"
+
+
 def test_equal_ranks_are_no_stragglers():
     found = straggler(seen(history((0.0, 0.021, 0.04), (0.0, 0.021, 0.04))))
     assert found.level < 0.06
