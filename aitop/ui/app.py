@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 ResultType = TypeVar("ResultType")
 
 INTERRUPTED = 130
-ENDING_SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
+ENDING_SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT)
 
 
 class AitopApp(App[ResultType]):

@@ -178,6 +178,9 @@ def thrifty(driver: type[Driver]) -> type[Driver]:
 
         def stop_application_mode(self) -> None:
             """Give the terminal back."""
+            if self._drawing:
+                # Where there is no other screen to go back to (GNU screen as it comes), nothing of ours is left behind.
+                super().write("\x1b[H\x1b[2J")
             self._drawing = False
             super().stop_application_mode()
 

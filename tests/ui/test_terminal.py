@@ -100,8 +100,11 @@ def start(tmp_path):
 
 @pytest.mark.parametrize(
     ("way", "code"),
-    [(signal.SIGTERM, 143), (signal.SIGHUP, 129), (signal.SIGINT, 130), (b"q", 0), (b"\x03", 130)],
-    ids=["SIGTERM", "SIGHUP", "SIGINT", "q", "ctrl-c"],
+    [
+        (signal.SIGTERM, 143), (signal.SIGHUP, 129), (signal.SIGINT, 130), (signal.SIGQUIT, 131), (b"q", 0),
+        (b"\x03", 130),
+    ],
+    ids=["SIGTERM", "SIGHUP", "SIGINT", "SIGQUIT", "q", "ctrl-c"],
 )
 def test_the_terminal_is_given_back(start, tmp_path, way, code):
     terminal = start()
@@ -115,6 +118,7 @@ def test_the_terminal_is_given_back(start, tmp_path, way, code):
     assert termios.tcgetattr(terminal.slave) == terminal.before
     assert terminal.output.rindex(b"\x1b[?1049l") > terminal.output.rindex(b"\x1b[?1049h")
     assert terminal.output.rindex(b"\x1b[?25h") > terminal.output.rindex(b"\x1b[?25l")
+    assert terminal.output.rindex(b"\x1b[2J") > terminal.output.rindex(b"INPUT-BOUND")
     assert (tmp_path / "notes").read_text() == "stopped\n"
     os.close(terminal.master)
 
