@@ -63,6 +63,8 @@ def test_calls_waits_and_lines_are_seen_and_everything_is_put_back(group):
         assert {name for name, _ in sites} == {"all_reduce", "barrier", "wait"} or ("all_reduce", first + 3) in sites
         assert all(site.calls in (0, 8) for site in sites.values())
         assert {site.function.rpartition(".")[2] for site in sites.values()} == {"after"}
+        # The hook saw the last of these begin; the group counts those from before too.
+        assert watched.ring.read(time.monotonic()).sequence == dist.group.WORLD._get_sequence_number_for_group() == 24
     finally:
         aitop.hook.remove()
         watched.ring.close()
