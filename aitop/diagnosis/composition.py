@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from aitop.diagnosis.evidence import loader_workers, records
+from aitop.diagnosis.evidence import UNPROVEN, loader_workers, mean_of, records
 from aitop.diagnosis.growth_cause import kept_graph
 from aitop.diagnosis.own_pipeline import makers
 from aitop.diagnosis.what_if import without
@@ -34,6 +34,8 @@ SUSPECTED = 0.5
 # Their share is of what could be done in the time, or of how busy a part of the device is, not of what a step loses:
 # what is left of a step is not told by it.
 OF_THROUGHPUT = frozenset({"underbatched", "memory-bandwidth-bound"})
+# Other programs that take so much of the cores, and keep the main thread waiting for so much of the time.
+TAKEN, KEPT_WAITING = 0.3, 0.2
 
 
 def composed(verdicts: Sequence[Verdict], snapshot: Snapshot) -> tuple[Verdict, ...]:
@@ -42,7 +44,24 @@ def composed(verdicts: Sequence[Verdict], snapshot: Snapshot) -> tuple[Verdict, 
     kept = _without_suspected(_without_collecting_of_compiler(kept), snapshot)
     kept = _without_operations_of_earlier_steps(kept, snapshot)
     kept = _held_up_by_loading(kept, snapshot)
-    return tuple(_with_next_limit(kept))
+    return tuple(_less_sure_beside_others(_with_next_limit(kept), snapshot))
+
+
+def _less_sure_beside_others(verdicts: list[Verdict], snapshot: Snapshot) -> list[Verdict]:
+    """How much faster a step gets on cores that other programs take most of, too, is theirs to decide."""
+    host = snapshot.host
+    delay = mean_of(snapshot, "run_delay", 20.0)
+    if host is None or host.machine.core_busy is None or delay is None or delay < KEPT_WAITING:
+        return verdicts
+    used = sum(one.cpu or 0.0 for one in host.processes)
+    if sum(host.machine.core_busy) - used < TAKEN * (host.usable_cores or host.machine.cores):
+        return verdicts
+    return [
+        msgspec.structs.replace(one, confidence=UNPROVEN)
+        if one.speedup is not None and one.confidence > UNPROVEN
+        else one
+        for one in verdicts
+    ]
 
 
 def _told_better(verdict: Verdict, verdicts: Sequence[Verdict]) -> bool:

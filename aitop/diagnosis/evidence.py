@@ -21,6 +21,7 @@ CLOSED = "without stack samples and without the hook nothing tells where the tim
 # The most that one is sure of where times of the host are all there is to a run on a GPU.
 UNPROVEN = 0.5
 NEARLY_ALL, UNCERTAIN = 0.85, 0.5
+MOST_CORRECTED = 2.0
 
 
 @dataclass(frozen=True)
@@ -276,6 +277,15 @@ def seen_once(snapshot: Snapshot, lines: Lines) -> bool:
 def by_samples(share: float, samples: int) -> float:
     """A sampled share pulled in by half a sample, so that nothing unseen counts as nothing there."""
     return min(share, (share * samples + 0.5) / (samples + 1)) if samples else share
+
+
+def as_measured(share: float, sampled: float, measured: float) -> float:
+    """A sampled part of what is `sampled` as a whole and was `measured` more exactly, as a part of that (0..1).
+
+    Where far more was measured than seen, the process was held up at the edges of what is timed, by a lock say: of
+    that no part of the samples tells.
+    """
+    return min(1.0, share * min(MOST_CORRECTED, measured / sampled)) if sampled > 0 else share
 
 
 def confidence(*signals: bool, base: float = 0.55, steps: int = 0, share: float = 0.0) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-from aitop.diagnosis.evidence import Lines, main_lines, on_gpu, outside_work
+from aitop.diagnosis.evidence import Lines, as_measured, main_lines, on_gpu, outside_work
 from aitop.model.snapshot import HotLine, Snapshot
 
 GRADIENT = re.compile(r"\.grad\b")
@@ -42,7 +42,7 @@ def update_lines(snapshot: Snapshot) -> Lines:
     measured = outside_work(snapshot)
     if not found.lines or measured is None or outside.share <= 0:
         return found
-    return Lines(min(1.0, found.share / outside.share * measured), found.lines)
+    return Lines(as_measured(found.share, outside.share, measured), found.lines)
 
 
 def _loop(line: HotLine, head: str | None) -> tuple[str, str, str | None]:

@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from aitop.diagnosis.evidence import Lines, main_lines, outside_work
+from aitop.diagnosis.evidence import Lines, as_measured, main_lines, outside_work
 from aitop.diagnosis.preprocessing import making_input
 from aitop.diagnosis.serving import takes_request
 from aitop.model.snapshot import HotLine, Snapshot
@@ -185,4 +185,4 @@ def feeding_lines(snapshot: Snapshot) -> Lines:
     measured = outside_work(snapshot)
     if not found.lines or measured is None or outside.share <= 0:
         return found
-    return Lines(min(1.0, found.share / outside.share * measured), found.lines)
+    return Lines(as_measured(found.share, outside.share, measured), found.lines)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from aitop.diagnosis.evidence import (
     MAIN,
     Lines,
+    as_measured,
     free_cores,
     host_limit,
     main_lines,
@@ -46,8 +47,8 @@ def waiting(snapshot: Snapshot) -> Lines:
     outside = main_lines(snapshot, lambda line: line.phase == "outside")
     measured = outside_work(snapshot)
     share = found.share
-    if measured is not None and outside.share > 0:
-        share = min(1.0, share / outside.share * measured)
+    if measured is not None:
+        share = as_measured(share, outside.share, measured)
     return Lines(min(share, host_limit(snapshot)), found.lines)
 
 

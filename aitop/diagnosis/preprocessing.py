@@ -10,6 +10,7 @@ from aitop.diagnosis.device_gaps import short_place
 from aitop.diagnosis.evidence import (
     UNPROVEN,
     Lines,
+    as_measured,
     by_samples,
     confidence,
     enough,
@@ -115,7 +116,7 @@ def _work(snapshot: Snapshot) -> Work:
     outside = summed(records(snapshot), lambda step: max(0.0, step.outside - step.save))
     share = lines.share
     if outside is not None and sampled > 0:
-        share = min(1.0, share / sampled * outside)
+        share = as_measured(share, sampled, outside)
     else:
         process = main_stacks(snapshot)
         share = by_samples(share, process.samples) if process is not None else share

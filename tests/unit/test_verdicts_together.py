@@ -13,6 +13,7 @@ from stack_maker import stack, window
 
 from aitop.diagnosis import collector
 from aitop.diagnosis.composition import composed
+from aitop.diagnosis.hand_written import feeding_lines
 from aitop.diagnosis.judge import Judge
 from aitop.diagnosis.rule import Finding
 from aitop.engine.stack_digest import Digester
@@ -53,6 +54,23 @@ def test_a_thread_that_stretches_all_phases_explains_a_long_one():
     stretched = [verdict("gil-contention", 0.6, 1), verdict("optimizer-bound", 0.3, 2)]
     assert ids(composed(stretched, snapshot(steps()))) == ["gil-contention"]
     assert len(composed([verdict("gil-contention", 0.1, 1), stretched[1]], snapshot(steps()))) == 2
+
+
+@pytest.mark.parametrize(
+    ("busy", "delay", "sure"), [((1.0, 1.0), 0.4, 0.5), ((1.0, 0.1), 0.4, 0.8), ((1.0, 1.0), 0.05, 0.8)]
+)
+def test_gains_on_cores_that_others_take_are_less_sure(busy, delay, sure):
+    seen = snapshot(steps(), host=host(main_cpu=0.6, busy=busy), series={"run_delay": constant(delay)})
+    [one] = composed([verdict("checkpoint-stall", 0.5, 1)], seen)
+    assert one.confidence == sure
+
+
+def test_a_few_samples_between_the_phases_are_not_all_that_was_measured_there():
+    phases = {"forward": 0.02, "backward": 0.02, "optimizer": 0.01}
+    held = [line("train", 0.03, text="x = torch.randn(4)"), line("train", 0.7, phase="optimizer")]
+    assert feeding_lines(snapshot(steps(**phases), lines=held)).share <= 0.06
+    seen = [line("load_batch", 0.4, text="rows = parse(path)"), line("train", 0.5, phase="optimizer")]
+    assert feeding_lines(snapshot(steps(**phases), lines=seen)).share == pytest.approx(0.5)
 
 
 def test_the_next_limit_is_told():
