@@ -172,10 +172,13 @@ def judge(
         lines = {}
         wrong.append(f"doctor: {said.returncode} {said.stderr[-300:]}")
     told = {name: lines.get(name, {"state": "–"})["state"] == "works" for name in ("process", "stacks", "hook")}
+    # Without threads nothing can be done, whatever the process is.
+    limited = (1,) if lines.get("threads", {}).get("state") == "does-not" else ()
+    told["process"] = told["process"] and not limited
     state = "does-not" in [check["state"] for check in lines.values()]
     if lines and said.returncode != int(state):
         wrong.append(f"doctor left with {said.returncode}")
-    got, sources = _sources(found, wrong)
+    got, sources = _sources(found, (3, 4, *limited), wrong)
     if got["process"] != told["process"]:
         wrong.append(f"doctor: process {told['process']}; diagnose: {found.returncode} {found.stderr.strip()}")
     if got["process"]:
@@ -186,7 +189,7 @@ def judge(
     last = screen[1].strip().splitlines()[-1:] or [""]
     if drawn != got["process"] or (drawn and screen[0] != 0) or "Traceback" in screen[1]:
         wrong.append(f"screen: {screen[0]} {last[0][-300:]}")
-    if not drawn and (screen[0] not in (2, 3, 4) or screen[1].strip().count("\n")):
+    if not drawn and (screen[0] not in (2, 3, 4, *limited) or screen[1].strip().count("\n")):
         wrong.append(f"screen: more than one sentence, or exit code {screen[0]}: {screen[1][-400:]}")
     faults = [f"{name}: {check['reason']}" for name, check in lines.items() if check["state"] == "does-not"]
     return Outcome(
@@ -198,11 +201,13 @@ def judge(
     )
 
 
-def _sources(found: subprocess.CompletedProcess[str], wrong: list[str]) -> tuple[dict[str, bool], dict[str, Any]]:
+def _sources(
+    found: subprocess.CompletedProcess[str], refusals: tuple[int, ...], wrong: list[str]
+) -> tuple[dict[str, bool], dict[str, Any]]:
     if "Traceback" in found.stderr or found.stderr.strip().count("\n"):
         wrong.append(f"diagnose: {found.stderr[-600:]}")
     if not found.stdout:
-        if found.returncode not in (3, 4) or not found.stderr.startswith("aitop: "):
+        if found.returncode not in refusals or not found.stderr.startswith("aitop: "):
             wrong.append(f"diagnose: {found.returncode} {found.stderr[-300:]}")
         return dict.fromkeys(("process", "stacks", "hook"), False), {}
     sources = json.loads(found.stdout)["sources"]
