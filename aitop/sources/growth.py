@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import re
+import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
@@ -19,6 +20,11 @@ from aitop.sources.settings import Settings
 from aitop.sources.stepping import Stepping, trains
 
 _OVER_DATA = re.compile(r"loader|batches|epoch|steps|iter", re.IGNORECASE)
+
+# What Python has to say of the code of others would be written into our screen and reports.
+WATCHED = "<watched>"
+for _category in (SyntaxWarning, DeprecationWarning):
+    warnings.filterwarnings("ignore", category=_category, module=WATCHED)
 
 Rank = tuple[bool, bool, bool, bool]
 """Sorts sites, the likeliest leak first: keeps a graph; no mere key of a dict; in a training loop; never emptied."""
@@ -74,7 +80,7 @@ def find_all(sources: Mapping[str, str]) -> list[tuple[Rank, GrowthSite]]:
 
 def _read(source: str) -> list[_Function]:
     try:
-        tree = ast.parse(source)
+        tree = ast.parse(source, WATCHED)
         return [_Function(scope, name, list(places(scope))) for scope, name in _scopes(tree)]
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return []
@@ -219,6 +225,9 @@ def _growing(function: _Function, known: _File, stepping: Stepping) -> Iterator[
     for place in function.inside:
         growth = growth_of(place.statement, known.kinds)
         if growth is None or growth.grown in known.bounded:
+            continue
+        if growth.how == "key" and stepping.is_hook(function.name):
+            # One key for each module that has the hook.
             continue
         elsewhere = scope.emptied(growth.grown, elsewhere=True)
         if any(unless is None for _, unless in elsewhere):

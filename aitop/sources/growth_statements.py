@@ -33,7 +33,7 @@ def growth_of(statement: ast.stmt, kinds: Kinds) -> Growth | None:
     if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call):
         call = statement.value
         index = _GROWING_METHODS.get(last_name(call.func))
-        grown = name_of(call.func.value) if isinstance(call.func, ast.Attribute) else None
+        grown = _held(call.func.value) if isinstance(call.func, ast.Attribute) else None
         return (
             Growth(grown, call.args[index], "list") if grown and index is not None and len(call.args) > index else None
         )
@@ -45,6 +45,13 @@ def growth_of(statement: ast.stmt, kinds: Kinds) -> Growth | None:
         found = _grown_by_assignment(target, value, kinds.dictionaries)
         return found if found is not None or not kinds.retains else _carried(target, value)
     return None
+
+
+def _held(value: ast.expr) -> str | None:
+    """The name of what a method is called on: of `x`, or of what holds it in `kept.setdefault(key, []).append(…)`."""
+    if isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute) and value.func.attr == "setdefault":
+        return name_of(value.func.value)
+    return name_of(value)
 
 
 def _grown_by_assignment(target: ast.expr, value: ast.expr, dictionaries: frozenset[str]) -> Growth | None:

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from aitop.sources.graph_names import Loop, Scope, is_model_call, last_name, name_of
 
 # Functions that a framework calls at each step.
 _STEP_FUNCTION = re.compile(r"(^|_)step($|_)|^__call__$|^__getitem__$|^forward$|batch_(end|start)|train_one_batch")
+_HOOKED = re.compile(r"^register_\w*hook$")
 _TRAINING_CALL = re.compile(r"backward$|(optim|opt|scaler|engine)\w*\.step$|train\w*_step$|train_(one_)?batch$")
 
 Named = Iterable[tuple[Scope, str]]
@@ -29,7 +30,10 @@ class Stepping:
     def __init__(self, scopes: Named) -> None:
         functions: dict[str, list[Scope]] = {}
         modules: list[Scope] = []
+        inner: dict[str, list[str]] = {}
         for scope, name in scopes:
+            owner, _, own = name.rpartition(".<locals>.")
+            inner.setdefault(owner.rpartition(".")[2], []).append(own)
             if isinstance(scope, ast.Module):
                 modules.append(scope)
             else:
@@ -39,6 +43,7 @@ class Stepping:
         everything = [*modules, *(one for group in functions.values() for one in group)]
         self._loops = {id(loop): loop for scope in everything for loop in _loops(scope.body) if self._makes(loop.body)}
         self._calls_of = self._from_loops()
+        self._hooked = frozenset(_hooked(everything, inner))
 
     def makes_steps(self, loop: Loop) -> bool:
         """Whether each turn of the loop is a step."""
@@ -48,7 +53,12 @@ class Stepping:
         """Whether a function (qualified name) runs at each step, and its object is not made anew for each."""
         owner, _, name = function.rpartition(".")
         anew = owner.removesuffix(".<locals>").rpartition(".")[2] in self._calls_of
-        return not anew and (name in self._calls_of or _STEP_FUNCTION.search(name) is not None)
+        called = name in self._calls_of or name in self._hooked
+        return not anew and (called or _STEP_FUNCTION.search(name) is not None)
+
+    def is_hook(self, function: str) -> bool:
+        """Whether a module or tensor calls the function (qualified name), with what it was made for."""
+        return function.rpartition(".")[2] in self._hooked
 
     def given(self, function: str, index: int, parameter: str) -> Iterator[tuple[ast.expr, Loop | None]]:
         """What is handed over as a parameter of a function by those that call it at each step, with their loop.
@@ -89,6 +99,20 @@ class Stepping:
                 waiting.extend((one, None) for one in inside)
             found.setdefault(name, []).append((call, loop))
         return found
+
+
+def _hooked(scopes: Iterable[Scope], inner: Mapping[str, Sequence[str]]) -> Iterator[str]:
+    """Functions that are handed to a module's or tensor's `register_…_hook`, or made by one that is called for it.
+
+    `inner` names the functions in a function.
+    """
+    for call in (call for scope in scopes for call in _calls(scope.body, loops=True)):
+        if _HOOKED.match(last_name(call.func)):
+            for given in call.args:
+                if isinstance(given, ast.Call):
+                    yield from inner.get(last_name(given.func), ())
+                else:
+                    yield last_name(given)
 
 
 def _training(call: ast.Call) -> bool:

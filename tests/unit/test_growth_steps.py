@@ -170,3 +170,29 @@ def test_a_parameter_that_is_handed_over_alike_is_a_setting():
 def test_a_state_that_only_a_setting_detaches():
     (site,) = sites(CARRIED.format("retain_graph=not args.cut", "if args.cut:\n            state = state.detach()"))
     assert site.keeps_graph and site.unless == 7
+
+
+HOOKED = """
+    kept = {{}}
+
+    def watch(name):
+        def hook(module, args, output):
+            {}
+        return hook
+
+    for name, module in net.named_modules():
+        module.register_forward_hook(watch(name))
+""" + LOOP.format("pass")
+
+
+@pytest.mark.parametrize("keeps", ["kept.setdefault(name, []).append(output)", "kept[name].append(output)"])
+def test_what_a_forward_hook_keeps_grows_at_every_step(keeps):
+    (site,) = sites(HOOKED.format(keeps))
+    assert (site.function, site.every_step) == ("watch.<locals>.hook", True)
+
+
+def test_a_forward_hook_that_keeps_the_last_output_of_each_module():
+    assert sites(HOOKED.format("kept[name] = output")) == []
+    assert (
+        sites(HOOKED.format("kept.setdefault(name, []).append(output)").replace("register_forward_hook", "note")) == []
+    )
