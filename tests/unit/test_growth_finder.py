@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import threading
 
 from aitop.engine import growth
@@ -42,3 +44,13 @@ def test_a_hanging_file_system_holds_nothing_up(tmp_path, monkeypatch):
         finder.consider(window(tmp_path / f"{number}.py"))
     assert told == []
     released.set()
+
+
+def test_what_python_thinks_of_the_users_code_is_not_told():
+    """It would be written into the screen."""
+    code = r"""
+from aitop.sources.growth import find_growth
+assert find_growth("xs = ['\\d']\nfor step in range(9):\n    xs.append(1if step else 2)\n    loss.backward()\n", "x.py")
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
