@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import os
 import signal
 import sys
@@ -146,6 +147,9 @@ def complain(sentence: str) -> None:
 def _unexpected(error: Exception) -> int:
     if os.environ.get("AITOP_DEBUG"):
         traceback.print_exc()
+    if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
+        complain("as many files are open as may be: raise the limit with `ulimit -n 4096`, and try again")
+        return AitopError.exit_code
     if isinstance(error, RuntimeError) and str(error) == NO_MORE_THREADS:
         complain("the system lets aitop start no more threads: see `ulimit -u`, or the container's limit of processes")
         return AitopError.exit_code

@@ -10,6 +10,7 @@ import threading
 
 import pytest
 
+from aitop import cli
 from aitop.engine.runner import SourceRunner
 from aitop.model.snapshot import Target
 from aitop.model.source import SourceStatus
@@ -103,3 +104,10 @@ def test_a_sampler_that_cannot_start_leaves_nothing_open(monkeypatch, which):
     for descriptor in made:
         with pytest.raises(OSError, match="Bad file descriptor"):
             os.fstat(descriptor)
+
+
+def test_a_start_without_free_descriptors_is_no_fault_of_ours(monkeypatch, capsys):
+    monkeypatch.setattr("aitop.cli.parse", full)
+    assert cli.run([]) == 1
+    said = capsys.readouterr().err
+    assert said == "aitop: as many files are open as may be: raise the limit with `ulimit -n 4096`, and try again\n"
