@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "frameworks"))
 
 from originals import Originals
 
-PAUSE = 0.015
+PAUSE = 0.03
 BATCH = 8
 SETTLED = 3
 # Workers and epochs of the kinds: one worker that stays, or two new ones every few steps.
