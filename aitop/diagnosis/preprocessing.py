@@ -136,6 +136,7 @@ def _verdict(snapshot: Snapshot, work: Work) -> Verdict:
     process = main_stacks(snapshot)
     samples = process.samples if process is not None else 0
     evidence = [f"{percent(lines.share)} of {samples} stack samples make the input, most of them: {_doing(lines)}"]
+    gone = of_request * _of_first(lines)
     forward = snapshot.steps.phases.forward if snapshot.steps else None
     if forward is not None:
         evidence.append(f"the model itself takes {percent(forward)}")
@@ -145,13 +146,21 @@ def _verdict(snapshot: Snapshot, work: Work) -> Verdict:
         id=ID,
         severity=severity,
         share=round(share, 4),
-        speedup=round(without(of_request), 3),
+        speedup=round(without(gone), 3),
         confidence=min(sure, UNPROVEN) if unproven else sure,
         title=f"{percent(of_request)} of each request is spent making the model's input",
         where=lines.where,
         evidence=tuple(evidence),
-        fixes=_fixes(snapshot, of_request, lines),
+        fixes=_fixes(snapshot, of_request, gone, lines),
     )
+
+
+def _of_first(lines: Lines) -> float:
+    """How much of those lines' time (0..1) goes by in the function of the first one and below: what a fix can end."""
+    first = lines.where[0].file, lines.where[0].function
+    total = sum(line.samples for line in lines.lines)
+    within = sum(line.samples for line in lines.lines if first in [function for function, _ in _places(line)])
+    return within / total if total else 1.0
 
 
 def _doing(lines: Lines) -> str:
@@ -171,10 +180,9 @@ def _dominant(lines: Lines) -> str:
     return max(weights, key=lambda activity: weights[activity])
 
 
-def _fixes(snapshot: Snapshot, share: float, lines: Lines) -> tuple[Fix, ...]:
+def _fixes(snapshot: Snapshot, share: float, gone: float, lines: Lines) -> tuple[Fix, ...]:
     first = lines.where[0]
     place = f"{first.function} ({short_place(first.file, first.line)})"
-    gone = round(without(share), 2)
     cheaper = {
         "tokenize": f"tokenise at {place} with a compiled tokenizer, several texts in a call, or keep known texts",
         "decode": f"make decoding in {place} cheaper: a faster decoder, a binary format, the size that the model needs",
@@ -182,7 +190,7 @@ def _fixes(snapshot: Snapshot, share: float, lines: Lines) -> tuple[Fix, ...]:
     loading = Loading(1.0, share, 0, 1.0, free_cores(snapshot))
     processes = loading.best_workers()
     gain = loading.speedup_with(processes)
-    found = [Fix(text=cheaper, speedup=gone)]
+    found = [Fix(text=cheaper, speedup=round(without(gone), 2))]
     if gain > 1.05:
         named = "process" if processes == 1 else "processes"
         text = f"make inputs ahead in {processes} {named} of their own while the model runs"

@@ -245,6 +245,14 @@ def test_tokenising_that_takes_most_of_a_request():
     assert level(python_overhead.judge(seen)) < python_overhead.RULE.band.leave
 
 
+def test_what_is_made_of_tokens_stays_when_they_come_sooner():
+    stacked = line("serve", 0.1, number=31, activity="compute", text="x = torch.tensor([ids])")
+    verdict = fired(preprocessing.judge(requests([SPLITS, stacked, RUNS])))
+    assert verdict.share == pytest.approx(0.8, abs=0.01)
+    assert verdict.speedup == pytest.approx(1 / (1 - 0.8 * 7 / 8), rel=0.01)
+    assert verdict.fixes[0].speedup == pytest.approx(verdict.speedup, abs=0.01)
+
+
 @pytest.mark.parametrize(("activity", "told"), [("tokenize", "compiled tokenizer"), ("decode", "faster decoder")])
 def test_the_fix_fits_the_work(activity, told):
     work = line("handle", 0.7, number=14, activity=activity, text="x = prepare(body)")
