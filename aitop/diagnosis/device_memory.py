@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from aitop.diagnosis.devices import rise, without_figures
 from aitop.diagnosis.evidence import own_devices, records
 from aitop.diagnosis.memory import left_of, steady
+from aitop.diagnosis.memory_imbalance import memory_imbalance
 from aitop.diagnosis.rule import Band, Finding, Judgement, Rule
 from aitop.diagnosis.trend import trend
 from aitop.model.gpu import GpuDevice
@@ -229,7 +230,16 @@ def _times(number: float) -> str:
     return "once" if number == 1 else f"{number:.0f} times"
 
 
+def full_or_uneven(snapshot: Snapshot) -> Judgement:
+    """A device that is nearly full; else a rank that holds much more than the others."""
+    full = oom_risk(snapshot)
+    if isinstance(full, Finding) and full.level >= FULL:
+        return full
+    uneven = memory_imbalance(snapshot)
+    return uneven if isinstance(uneven, Finding) and uneven.level >= 1.0 else full
+
+
 RULES = (
-    Rule("oom-risk", oom_risk, Band(enter=FULL, leave=0.88)),
+    Rule("oom-risk", full_or_uneven, Band(enter=FULL, leave=0.88)),
     Rule("fragmentation", fragmentation, Band(enter=0.2, leave=0.15)),
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from statistics import median
 
-from aitop.diagnosis.rule import Band, Finding, Judgement, Rule
+from aitop.diagnosis.rule import Finding, Judgement
 from aitop.model.gpu import GpuDevice
 from aitop.model.ranks import RankView
 from aitop.model.snapshot import Snapshot
@@ -20,7 +20,7 @@ UNEVEN = "give ranks equal shares: of the batch by length, of layers, of optimiz
 
 
 def memory_imbalance(snapshot: Snapshot) -> Judgement:
-    """By the devices of the ranks, else by their memory on the host."""
+    """By the devices of the ranks, else by their memory on the host. The level is 1 where it is much."""
     ranks = snapshot.ranks.ranks if snapshot.ranks else ()
     devices = {one.index: one for one in snapshot.gpu.devices} if snapshot.gpu else {}
     apart = [one for one in ranks if one.gpu is not None and one.gpu_memory]
@@ -57,7 +57,7 @@ def _found(ranks: Sequence[RankView], held: Mapping[int, int], devices: Mapping[
             fixes=(Fix(text=STRANGERS if strangers else UNEVEN),),
             ranks=(most.rank,) if most.rank is not None else (),
         ),
-        level=over / usual if over >= LEAST_BYTES and usual > 0 else 0.0,
+        level=over / usual / MORE if over >= LEAST_BYTES and usual > 0 else 0.0,
     )
 
 
@@ -65,6 +65,3 @@ def _strangers(device: GpuDevice | None, ranks: Sequence[RankView], most: RankVi
     """Other ranks that have memory on the device."""
     users = {process.pid for process in (device.processes or ())} if device else set()
     return users & {one.pid for one in ranks} - {most.pid}
-
-
-RULE = Rule("memory-imbalance", memory_imbalance, Band(enter=MORE, leave=0.18))

@@ -8,6 +8,7 @@ from textual.binding import Binding
 from aitop.ui.app import AitopApp
 from aitop.ui.panes.footer import KEYS
 from aitop.ui.panes.processes import ProcessPane
+from aitop.ui.screens.hang import HangScreen
 from aitop.ui.screens.help import key_name
 from aitop.ui.screens.line import LineScreen
 from aitop.ui.screens.monitor import MonitorScreen
@@ -36,7 +37,7 @@ def test_the_footer_names_keys_that_do_what_it_says():
 
 
 def test_the_readme_names_keys_that_there_are():
-    known = keys_of(MonitorScreen, ReplayScreen, AitopApp, ProcessPane, LineScreen)
+    known = keys_of(MonitorScreen, ReplayScreen, AitopApp, ProcessPane, LineScreen, HangScreen)
     told = set(re.findall(r"`([!-_a-z]|\^[a-z]|⏎|tab|space|[←→↑↓◆])`", README.split("On the screen")[1])) - {"◆"}
     assert len(told) > 25
     assert told <= set(known), told - set(known)
