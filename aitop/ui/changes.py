@@ -102,4 +102,7 @@ def since_mark(view: View, width: int) -> Line | None:
         more = Line("  ").add(f"{duration(found.before)} → {duration(found.after)} a step", BRIGHT)
         if line.width + more.width <= width:
             line.join(more)
+    was, now = (one.diagnosis.verdicts[0].id if one.diagnosis.verdicts else None for one in (view.mark, view.snapshot))
+    if was is not None and was != now and line.width + len(was) + 6 <= width:
+        line.add("  was ", DIM).add(was, BRIGHT)
     return line

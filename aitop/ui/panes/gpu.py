@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+import msgspec
+
 from aitop.model.gpu import GpuDevice
 from aitop.model.snapshot import Series, Snapshot
 from aitop.model.units import NOT_SUPPORTED, NOT_YET, rate, size
@@ -286,7 +288,18 @@ def _why_none(view: View, width: int) -> Line:
         return Line(f" gpu {NOT_YET}", DIM)
     if status.state == "ok":
         return Line(" gpu: the driver reports no device", DIM)
-    return Line(" ").join(state_line("gpu", status)).fit(width)
+    reason = (status.reason or "").partition(" (")[0] or None
+    remedy = (status.remedy or "").partition(", or ")[0].partition(" (")[0] or None
+    shorter = (
+        (reason, status.remedy),
+        (status.reason, remedy),
+        (reason, remedy),
+        (status.reason, None),
+        (reason, None),
+    )
+    ways = [status, *(msgspec.structs.replace(status, reason=why, remedy=what) for why, what in shorter)]
+    lines = [Line(" ").join(state_line("gpu", one)) for one in ways]
+    return next((line for line in lines if line.width <= width), lines[-1]).fit(width)
 
 
 def _lost_note(devices: tuple[GpuDevice, ...]) -> Line | None:
