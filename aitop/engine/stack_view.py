@@ -151,7 +151,6 @@ def _stacks(windows: Sequence[StackWindow], digests: Sequence[Digest], roles: Ma
         lines=tuple(sorted(lines, key=lambda line: (-line.samples, line.pid, line.file, line.line))[:MOST_LINES]),
         threads=thread_shares(windows, merged),
         trees=thread_trees(beside, known),
-        windows=len(windows),
     )
 
 

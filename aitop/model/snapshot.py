@@ -139,7 +139,6 @@ class Stacks(msgspec.Struct, frozen=True, kw_only=True):
     """All stacks of the window. `lines` of every process, heaviest first.
 
     `trees` are those of threads that no process has as its own, the busiest first; idle ones may be left out.
-    `windows` is how many windows were put together, see `HotLine.seen_in`.
     """
 
     seconds: float
@@ -148,7 +147,6 @@ class Stacks(msgspec.Struct, frozen=True, kw_only=True):
     lines: tuple[HotLine, ...] = ()
     threads: tuple[ThreadShare, ...] = ()
     trees: tuple[ThreadTree, ...] = ()
-    windows: int = 0
 
 
 class Series(msgspec.Struct, frozen=True, kw_only=True):
