@@ -3,7 +3,8 @@
 python tests/bench/ranks.py [--gains] [FAULT:RANKS:LAUNCHER[:WHEN] ...]
 
 LAUNCHER is torchrun, spawn or processes. WHEN is before (default) or after: whether aitop comes before a hang; passive:
-after it and with --passive. With --gains the run without its fault is timed as well, beside the prediction.
+after it and with --passive. Seconds are those from aitop's start, or from the last step that was printed where that
+was later. With --gains the run without its fault is timed as well, beside the prediction.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from aitop.engine.live import LiveFeed, Options
@@ -178,6 +179,8 @@ def run(case: Case, port: int, folder: Path, *, gains: bool) -> str:
         if case.hangs and case.when != "before":
             time.sleep(STOPPED_FOR)
         seen = watch(job.process.pid, case)
+        if case.hangs:
+            seen = replace(seen, seconds=min(seen.seconds, time.time() - job.log.stat().st_mtime))
         before = job.rate(RATE_SECONDS) if gains else None
     actual = ""
     if before is not None:
