@@ -172,6 +172,16 @@ def show(names: list[str], done: list[Result]) -> bool:
     return not (harmed or failed or untold)
 
 
+def in_turn(left: dict[str, int], dice: random.Random) -> list[str]:
+    """The faults as often as is left of them, those first of which most is left; each kind of target in one go."""
+    wanted = []
+    for turn in range(max(left.values(), default=0), 0, -1):
+        names = [name for name in left if left[name] >= turn]
+        dice.shuffle(names)
+        wanted += names
+    return sorted(wanted, key=lambda name: FAULTS[name].kind != "steady")
+
+
 def parsed() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("-n", type=int, default=20, help="times for each fault")
@@ -195,11 +205,9 @@ def main() -> int:
         return 0
     names = options.faults or list(FAULTS)
     before = kept(options.keep)
-    # Of one kind after the other, so that targets are kept; else those first that were done least.
     left = {name: options.n - sum(one.name == name for one in before) for name in names}
-    wanted = [name for turn in range(options.n) for name in names if turn < left[name]]
     jobs: queue.SimpleQueue[str] = queue.SimpleQueue()
-    for name in sorted(wanted, key=lambda name: (-left[name], FAULTS[name].kind)):
+    for name in in_turn(left, random.Random(options.seed)):
         jobs.put(name)
     done: list[Time] = []
     until = time.monotonic() + options.minutes * 60
