@@ -16,9 +16,9 @@ from aitop.diagnosis.evidence import (
     main_lines,
     mean_of,
     outside_work,
+    part,
     records,
     seen_once,
-    summed,
 )
 from aitop.diagnosis.hand_written import feeding
 from aitop.diagnosis.rule import Band, Finding, Judgement, Rule
@@ -41,7 +41,7 @@ SAVING_WORDS = ("save", "checkpoint", "ckpt", "snapshot", "dump")
 def checkpoint(snapshot: Snapshot) -> Judgement:
     """Time inside `torch.save` and what belongs to it."""
     lines = main_lines(snapshot, saving(snapshot))
-    measured = summed(records(snapshot), lambda step: step.save)
+    measured = part(snapshot, "save")
     share = _believed(measured, lines)
     bursts = _bursts(records(snapshot), lambda step: step.save)
     place = f" at {_place(lines)}" if lines.lines else ""
@@ -63,7 +63,7 @@ def evaluation(snapshot: Snapshot) -> Judgement:
     if snapshot.kind != "training":
         return None
     lines = main_lines(snapshot, lambda line: line.phase == "evaluation")
-    measured = summed(records(snapshot), lambda step: step.evaluation)
+    measured = part(snapshot, "evaluation")
     share = _believed(measured, lines)
     bursts = _bursts(records(snapshot), lambda step: step.evaluation)
     place = f" ({_place(lines)})" if lines.lines else ""

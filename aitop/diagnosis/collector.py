@@ -10,8 +10,8 @@ from aitop.diagnosis.evidence import (
     host_limit,
     host_unproven,
     main_lines,
+    part,
     records,
-    summed,
 )
 from aitop.diagnosis.rule import Band, Finding, Judgement, Rule
 from aitop.diagnosis.what_if import without
@@ -31,7 +31,7 @@ def judge(snapshot: Snapshot) -> Judgement:
         return Abstention(id=ID, reason=missing)
     asked = main_lines(snapshot, lambda line: line.activity == "gc")
     steps = records(snapshot)
-    measured = summed(steps, lambda step: step.gc)
+    measured = part(snapshot, "gc")
     share = min(max(measured or 0.0, asked.share), host_limit(snapshot))
     if share < BAND.leave:
         # Collections that nobody asked for show on no stack.

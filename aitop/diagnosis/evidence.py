@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 
 from aitop.diagnosis.kept import kept
 from aitop.model.gpu import GpuDevice
@@ -112,6 +113,18 @@ def summed(steps: Sequence[StepRecord], value: Callable[[StepRecord], float]) ->
     """Share of the steps' time that `value` (seconds of a step) makes up; None without steps."""
     total = sum(step.seconds for step in steps)
     return sum(value(step) for step in steps) / total if total > 0 else None
+
+
+def part(snapshot: Snapshot, name: str) -> float | None:
+    """Share of the steps' time that the phase of this name makes up; None without the hook."""
+    return _part(records(snapshot), name)
+
+
+@kept
+def _part(steps: tuple[StepRecord, ...], name: str) -> float | None:
+    # Without a call of ours for each of thousands of steps.
+    total = sum(map(attrgetter("seconds"), steps))
+    return sum(map(attrgetter(name), steps)) / total if total > 0 else None
 
 
 def outside_work(snapshot: Snapshot) -> float | None:

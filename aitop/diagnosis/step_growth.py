@@ -42,7 +42,7 @@ CRITICAL_SHARE = 0.3
 LEAST_PART = 0.1
 CALM = 0.1
 # More steps than that tell no more of a trend, but take the time that is looked at them.
-MOST_STEPS = 1024
+MOST_STEPS = 512
 SCATTER = 2654435761
 # A rise that would be larger than so many times what else moves step times does not hide among it.
 NOISE = 1.5
