@@ -157,12 +157,12 @@ class Job(AbstractContextManager["Job"]):
 
 @dataclass(frozen=True)
 class Seen:
-    """What was told: the verdict looked for (of a healthy job: any about ranks), how late, and the last snapshot."""
+    """What was told: the verdict looked for (of a healthy job: any about ranks), how late and when, the last snapshot."""
 
     verdict: Verdict | None
     seconds: float
     snapshot: Snapshot | None
-    rate: float | None = None
+    wall: float
 
     @property
     def tier(self) -> str:
@@ -180,7 +180,7 @@ def run(case: Case, port: int, folder: Path, *, gains: bool) -> str:
             time.sleep(STOPPED_FOR)
         seen = watch(job.process.pid, case)
         if case.hangs:
-            seen = replace(seen, seconds=min(seen.seconds, time.time() - job.log.stat().st_mtime))
+            seen = replace(seen, seconds=min(seen.seconds, seen.wall - job.log.stat().st_mtime))
         before = job.rate(RATE_SECONDS) if gains else None
     actual = ""
     if before is not None:
@@ -205,10 +205,10 @@ def watch(pid: int, case: Case) -> Seen:
             about = [one for one in told if one.id in ABOUT_RANKS]
             right = wanted and told and told[0].id == wanted and (case.hangs or elapsed > SLOW_SECONDS)
             if right or (not wanted and about and elapsed > SLOW_SECONDS - 1.0):
-                return Seen(about[0], elapsed, newest[-1])
+                return Seen(about[0], elapsed, newest[-1], time.time())
     finally:
         feed.stop()
-    return Seen(None, elapsed, newest[-1] if newest else None)
+    return Seen(None, elapsed, newest[-1] if newest else None, time.time())
 
 
 HEADING = (
