@@ -157,7 +157,7 @@ class Job(AbstractContextManager["Job"]):
 
 @dataclass(frozen=True)
 class Seen:
-    """What was told: the verdict looked for (of a healthy job: any about ranks), how late and when, the last snapshot."""
+    """What was told: the verdict looked for (of a healthy job: any about ranks), how late, and the last snapshot."""
 
     verdict: Verdict | None
     seconds: float
