@@ -29,7 +29,8 @@ from pathlib import Path
 
 from in_terminal import InTerminal
 
-BLOCK_SECONDS = 0.75
+# One turn of the watcher, which has a great deal to do once a second.
+BLOCK_SECONDS = 1.0
 # A block begins when what stopping and going on stirs up is over.
 SETTLE_SECONDS = 0.1
 START_SECONDS = 15.0
