@@ -28,8 +28,9 @@ RETRIES_S = (0.03, 0.5)
 SETTLE_S = 0.005
 # A hook that has begun is waited for: it cannot be taken back half-way.
 BEGUN_PATIENCE_S = 3.0
-# A target that takes longer from one part to the next is sent the rest in one go: it stands still for long anyway.
-SLOW_S = 0.3
+# A target that lets a part wait for longer is sent all in one go: it would have to come back for each, and stands still
+# for long anyway.
+SLOW_S = 0.25
 
 
 @dataclass(frozen=True)
@@ -107,6 +108,7 @@ class Attempt:
         self._since = self._asked_at = time.monotonic()
         self._pause_us = 0.0
         self._obstacle = ""
+        self._taken_back = False
 
     def open(self, deadline: float) -> None:
         """Looks at the target and takes the turn, waiting for it until `deadline` (monotonic seconds)."""
@@ -180,15 +182,28 @@ class Attempt:
         if answer is None:
             self._climb(self._knock)
             answer = self._knock.request.answer()
-        return None if answer is None else self._settle(self._knock, answer)
+        if answer is not None:
+            return self._settle(self._knock, answer)
+        if len(self._parcels) > 1 and self._knock.entered and time.monotonic() - self._asked_at > SLOW_S:
+            self._take_back(self._knock)
+        return None
+
+    def _take_back(self, knock: _Knock) -> None:
+        """Has all come in one block instead of a part that the target has not begun with."""
+        for way in knock.entered:
+            way.withdraw(self._target, in_use=True)
+        if knock.request.cancel():
+            knock.request.close()
+            self._knock, self._taken_back = None, True
+            self._prepare(whole=True)
 
     def _settle(self, knock: _Knock, answer: str) -> Attachment | None:
         """Clears up after an answer; None where more is to be brought in, or the hook asks for another moment."""
         ack_ms = (time.monotonic() - self._since) * 1e3
         self._knock = None
         for way in knock.entered:
-            # What another way brought in may be running this moment.
-            way.withdraw(self._target, in_use=len(knock.entered) > 1)
+            # What another way brought in, or was queued for what was taken back, may be running this moment.
+            way.withdraw(self._target, in_use=len(knock.entered) > 1 or self._taken_back)
         knock.request.close()
         time.sleep(SETTLE_S)
         if answer in ("next", "lost"):

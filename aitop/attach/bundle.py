@@ -22,7 +22,7 @@ Bytecode = tuple[bytes, tuple[bytes, ...]]
 # A module's full name, its text and its bytecode.
 Loaded = tuple[str, bytes, bytes]
 # Takes a target about a millisecond to load.
-PART_BYTES = 90_000
+PART_BYTES = 60_000
 # The oldest format that every supported Python reads.
 MARSHAL_VERSION = 2
 DRIVER = "<aitop>/in_target.py"
@@ -58,12 +58,13 @@ def _blocks(
 ) -> tuple[bytes, ...]:
     """What the injected line executes: `marshal` of (bytecode's number, driver, its text, start).
 
-    The modules travel as text and as bytecode; a target of the same Python spares itself the compiling, which is
-    most of the pause an attach would cause.
+    The modules travel as bytecode, in one block also as text; a target of the same Python spares itself the compiling,
+    which is most of the pause an attach would cause.
     """
     magic, (driver, *codes) = bytecode
+    # A target that reads none of the parts' bytecode asks for all in one block.
     modules = [
-        (_full_name(name), source.encode(), code)
+        (_full_name(name), b"" if in_parts else source.encode(), code)
         for (name, source), code in zip(_modules(action, sources), codes, strict=True)
     ]
     shares = _shared_out(modules) if in_parts else [modules]

@@ -123,7 +123,7 @@ def bring(start: dict[str, Any], modules: list[tuple[str, bytes, bytes | None]],
     """Adds a part of the package to those that have come, and with the last one asks it to install itself.
 
     Nothing stays where it did not, but for a part that waits for more or for a better moment. Returns `next` for a
-    part that is not the last, and `lost` where those before it are not there.
+    part that is not the last, and `lost` where those before it are not there: all has to come in one block then.
     """
     hook: Any = sys.modules.get(PACKAGE)
     if hook is not None:
@@ -169,6 +169,8 @@ def run(start: dict[str, Any], loads: Any) -> str:
         frozen: Any = sys.modules["_frozen_importlib_external"]
         if start["magic"] != frozen.MAGIC_NUMBER:
             modules = [(name, source, None) for name, source, _ in modules]
+            if start["more"] or start["part"]:
+                return "lost"
         return bring(start, modules, loads) if start["action"] == "install" else remove()
     except KeyboardInterrupt:
         raise

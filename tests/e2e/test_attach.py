@@ -336,7 +336,9 @@ def test_another_users_process_is_refused(start: Callable[..., Victim]) -> None:
         [sys.executable, "-c", AS_NOBODY, str(victim.pid)], capture_output=True, text=True, timeout=30
     )
     assert told.stderr == ""
-    assert told.stdout.strip() == f"denied | process {victim.pid} belongs to root | run aitop as root, or with sudo"
+    assert told.stdout.strip() == (
+        f"denied | process {victim.pid} belongs to user root, and aitop runs as nobody | run aitop as root or with sudo"
+    )
     unharmed(victim)
 
 

@@ -136,6 +136,7 @@ def test_parts_that_do_not_fit_each_other_are_dropped(blocks: tuple[bytes, ...])
     assert deliver(blocks[0]) == "next"
     *_, other = marshal.loads(blocks[1])
     assert in_target.run(other | {"bundle": "another version"}, marshal.loads) == "lost"
+    assert deliver(blocks[0], b"another Python") == deliver(blocks[-1], b"another Python") == "lost", "no text"
     assert set(sys.modules) == modules and gc.callbacks == callbacks
 
 
