@@ -80,6 +80,8 @@ def around(script: str, line: int) -> list[tuple[int, str]] | None:
     if not path.is_file():
         return None
     lines = path.read_text(encoding="utf-8").splitlines()
+    if line == 0:
+        return list(enumerate(lines, 1))
     first = max(1, line - 6)
     return [(number, lines[number - 1]) for number in range(first, min(len(lines), line + 6) + 1)]
 

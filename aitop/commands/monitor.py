@@ -26,6 +26,9 @@ if TYPE_CHECKING:
     from aitop.model.settings import Settings
     from aitop.model.snapshot import Target
 
+LONGEST_FILE = 100_000
+"""Lines."""
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """--pid, --record and the options of watching."""
@@ -80,10 +83,10 @@ def _all_kept(recorder: Recorder) -> bool:
 
 
 def source_around(pid: int, file: str, line: int) -> list[tuple[int, str]] | None:
-    """The numbered lines of a file of process `pid` around `line`, as that process sees the file."""
+    """The numbered lines of a file of process `pid` around `line` (0: all of them), as that process sees the file."""
     from aitop.sources.code import SourceCode
 
-    return SourceCode(pid).around(file, line)
+    return SourceCode(pid).around(file, line) if line else SourceCode(pid).around(file, 1, after=LONGEST_FILE)
 
 
 def pick_pids(settings: Settings) -> list[int]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from aitop.model.snapshot import Stacks
-from aitop.ui.call_tree import Node
+from aitop.ui.call_tree import Node, forest
 from aitop.ui.code_changes import line_change
 from aitop.ui.code_lines import hot_line
 from aitop.ui.flame import flame_lines
@@ -40,14 +40,14 @@ def tallness(rows: int, room: int) -> int:
     return max(1, min(MOST_EACH, room // (STEP * max(1, -(-rows // STEP)))))
 
 
-def flame_below(nodes: Sequence[Node], view: View, width: int, room: int) -> list[Line]:
-    """The flame in `room` rows."""
+def flame_below(nodes: Sequence[Node], view: View, width: int, room: int, key: str = "f") -> list[Line]:
+    """The flame in `room` rows; `key` gives it more room, where one does."""
     cells = icicle(nodes, width)[: room - 1] if room else []
     if not cells:
         return []
     each = tallness(len(cells), room - 1)
     drawn = flame_lines(cells, None, None, letters=view.look.mono, wanted=view.filter, each=each)
-    return _filled(heading("flame", width, "f"), drawn[: room - 1], room)
+    return _filled(heading("flame", width, key), drawn[: room - 1], room)
 
 
 def lines_below(stacks: Stacks, view: View, width: int, room: int) -> list[Line]:
@@ -60,6 +60,21 @@ def lines_of(stacks: Stacks | None, pids: frozenset[int], view: View, title: str
     """The hot lines of some processes under a title, in `room` rows."""
     rows = hot_rows(stacks, pids) if stacks is not None and room else []
     return _listed(rows, view, heading(title, width), pids, EVERYBODY, width, room)
+
+
+def runs_below(  # noqa: PLR0917
+    stacks: Stacks | None, pids: frozenset[int], view: View, title: str, width: int, room: int
+) -> list[Line]:
+    """The hot lines of some processes under a title, and where there is room for it their flame, in `room` rows."""
+    if stacks is None or not room:
+        return []
+    rows = len(hot_rows(stacks, pids))
+    listed = -(-(rows + 2) // STEP) * STEP
+    left = room - listed
+    if left < LEAST + STEP:
+        return lines_of(stacks, pids, view, title, width, room)
+    flame = flame_below(forest(stacks, pids), view, width, left, key="")
+    return [*lines_of(stacks, pids, view, title, width, listed if flame else room), *flame]
 
 
 def _listed(  # noqa: PLR0917

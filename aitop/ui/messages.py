@@ -7,6 +7,7 @@ from textual.message import Message
 from aitop.model.candidate import Candidate
 from aitop.model.snapshot import Snapshot
 from aitop.ui.code_lines import Place
+from aitop.ui.fix_edit import Edit
 from aitop.ui.line import Line
 
 
@@ -44,6 +45,14 @@ class SourceRead(Message):
         super().__init__()
         self.place = place
         self.lines = lines
+
+
+class EditsFound(Message):
+    """The lines of the user's own source that fixes change, by the text of the fix."""
+
+    def __init__(self, edits: dict[str, Edit]) -> None:
+        super().__init__()
+        self.edits = edits
 
 
 class LineWanted(Message):

@@ -61,3 +61,16 @@ def test_a_title_is_cut_between_clauses():
     short = headline(verdict, 76).text
     assert "of each step computes  " in short
     assert "…" not in short
+
+
+async def test_the_zoomed_verdict_has_all_of_them_and_zoomed_processes_their_flame(look_at):
+    async with look_at(samples.input_bound()) as eyes:
+        await eyes.press("z")
+        assert eyes.pane("verdict").count("predicts") == 2
+        assert "torch.save took 902 ms" in eyes.pane("verdict")
+        await eyes.press("z", "T")
+        assert "── flame ──" in eyes.pane("processes")
+        assert "hot lines" not in eyes.pane("processes")
+    async with look_at(samples.waiting()) as eyes:
+        await eyes.press("z")
+        assert "looking…" in eyes.pane("verdict")

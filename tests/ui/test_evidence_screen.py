@@ -86,7 +86,7 @@ async def test_source_is_read_once(look_at):
         await eyes.until("raw = file.read()")
         await eyes.give(samples.input_bound(tick=50))
         await eyes.give(samples.input_bound(tick=51))
-        assert len(asked) == 1
+        assert len(asked) == len(set(asked)) == 3
 
 
 async def test_it_scrolls_and_closes_at_a_small_size(look_at):
@@ -134,3 +134,18 @@ async def test_below_the_numbers_are_what_could_not_be_judged_and_the_page(look_
         assert "DataLoader(..., num_workers=6, persistent_workers=True," in told
         await eyes.press("down")
         assert "checkpoint-stall" in eyes.pane("evidence").splitlines()[0]
+
+
+async def test_a_fix_is_shown_as_the_edit_that_it_is(look_at):
+    asked = []
+
+    def source(pid, file, line):
+        asked.append((file, line))
+        return [(12, "    loader = DataLoader(data, num_workers=args.workers)")] if line == 0 else None
+
+    async with look_at(samples.input_bound(), source_around=source) as eyes:
+        await eyes.press("enter")
+        await eyes.until("+ loader = DataLoader(data, num_workers=10)")
+        assert "train.py:12  - loader = DataLoader(data, num_workers=args.workers)" in eyes.text()
+        await eyes.give(samples.input_bound())
+        assert len([one for one in asked if one[1] == 0]) == len({one for one in asked if one[1] == 0})

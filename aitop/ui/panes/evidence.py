@@ -6,13 +6,14 @@ from dataclasses import dataclass
 
 from aitop.model.units import factor, percent
 from aitop.model.verdict import Verdict, Where
+from aitop.ui.fix_edit import Edit
 from aitop.ui.line import Line, columns, lit, shorten, shorten_left, spread, wrap
 from aitop.ui.page import page_lines, unjudged_lines
 from aitop.ui.palette import BRIGHT, DIM, FAINT, GAIN, LOSS, TEXT, TITLE
 from aitop.ui.panes.verdict import figure_style, looking_lines, shown_verdicts
 from aitop.ui.view import View
 from aitop.ui.widgets.pane import Drawing, Pane
-from aitop.ui.words import confidence_dots, confidence_words, label, one_line, place, share_text
+from aitop.ui.words import base_name, confidence_dots, confidence_words, label, one_line, place, share_text
 
 MARGIN = 2
 # A figure at the right is not read with its line from further off.
@@ -46,6 +47,7 @@ class EvidencePane(Pane):
 
     verdict: Verdict | None = None
     excerpts: dict[tuple[str, int], Excerpt] = {}  # noqa: RUF012 - replaced by the screen that owns it
+    edits: dict[str, Edit | None] = {}  # noqa: RUF012 - as above
 
     def draw(self, view: View, width: int, height: int) -> Drawing:
         if self.verdict is None:
@@ -65,6 +67,8 @@ class EvidencePane(Pane):
             for fix in verdict.fixes:
                 gain = f"{factor(fix.speedup)} predicted" if fix.speedup is not None else ""
                 lines += _bullet("→", fix.text, min(width, WIDEST_GAIN), gain)
+                change = self.edits.get(fix.text)
+                lines += edit_lines(change, width) if change is not None else []
         unjudged = unjudged_lines(view.snapshot.diagnosis, width) if view.snapshot else []
         if unjudged:
             lines += [*_section("Could not be judged"), *unjudged]
@@ -139,6 +143,18 @@ def _bullet(mark: str, text: str, width: int, gain: str = "") -> list[Line]:
     if gain:
         first = spread(first, Line(gain, GAIN), width)
     return [first, *(Line(" " * (MARGIN + 2)).add(part, TEXT) for part in parts[1:])]
+
+
+def edit_lines(change: Edit, width: int) -> list[Line]:
+    """The line that a fix changes, without its indentation, before and after; where it stands."""
+    name = f"{base_name(change.file)}:{change.number}" if change.file else f"line {change.number}"
+    where = Line(" " * (MARGIN + 2)).add(shorten_left(name, width // 3), TEXT).add("  ")
+    lines: list[Line] = []
+    for sign, text, ink in (("-", change.before, LOSS), ("+", change.after, GAIN)):
+        line = (Line().to(where.width) if lines else where).add(f"{sign} ", ink)
+        room = width - line.width
+        lines.append(line.add(shorten(text.strip(), room), TEXT if sign == "+" else DIM))
+    return lines
 
 
 def source_line(number: int, code: Line, guilty: bool, width: int) -> Line:

@@ -10,7 +10,7 @@ from textual.message import Message
 
 from aitop.model.snapshot import Snapshot
 from aitop.model.units import NOT_YET
-from aitop.ui.company import lines_of, room_below
+from aitop.ui.company import room_below, runs_below
 from aitop.ui.line import Line
 from aitop.ui.narrowing import family, process_words
 from aitop.ui.palette import BRIGHT, DIM, FAINT
@@ -106,7 +106,7 @@ class ProcessPane(Pane):
         pids = family(snapshot.host.processes, row.process.pid) if snapshot.host else frozenset()
         title = f"what {process_words(snapshot, row.process.pid)} runs"
         room = room_below(len(self.rows) + 1, height - 1)
-        return [*lines_of(snapshot.stacks, pids, view, title, width, room), _keys()]
+        return [*runs_below(snapshot.stacks, pids, view, title, width, room), _keys()]
 
     def _note(self) -> Line:
         note = Line(sort_word(self._order), DIM)

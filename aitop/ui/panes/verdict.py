@@ -10,8 +10,9 @@ from rich.style import Style
 from aitop.model.snapshot import Snapshot
 from aitop.model.source import SOURCE_NAMES
 from aitop.model.units import factor, percent
-from aitop.model.verdict import Verdict, Where
+from aitop.model.verdict import Diagnosis, Verdict, Where
 from aitop.ui.changes import since_mark
+from aitop.ui.company import heading
 from aitop.ui.line import Line, shorten, spread, wrap
 from aitop.ui.page import unjudged_lines
 from aitop.ui.palette import BRIGHT, DIM, FAINT, GAIN, LOSS, NOTICE, TEXT
@@ -21,6 +22,7 @@ from aitop.ui.words import confidence_dots, label, one_line, place, plural, stat
 
 ROOM_FOR_SHARE = 60
 LEAST_CODE = 8
+ROOM_FOR_ALL, MOST_OF_ONE = 12, 20
 LEADING_FIGURE = re.compile(r"\d+ %")
 CLAUSE_END = re.compile(r"[:;,] ")
 
@@ -34,7 +36,11 @@ class VerdictPane(Pane):
         verdicts = shown_verdicts(view)
         if view.snapshot is None or not verdicts:
             return Drawing(looking_lines(view, width, height), "Verdict", since_mark(view, width - 14))
-        return Drawing(verdict_lines(verdicts, width, height), "Verdict", since_mark(view, width - 14))
+        if height >= ROOM_FOR_ALL:
+            lines = all_lines(verdicts, view.snapshot.diagnosis, width)
+        else:
+            lines = verdict_lines(verdicts, width, height)
+        return Drawing(lines, "Verdict", since_mark(view, width - 14))
 
 
 def shown_verdicts(view: View) -> tuple[Verdict, ...]:
@@ -61,6 +67,15 @@ def verdict_lines(verdicts: tuple[Verdict, ...], width: int, height: int) -> lis
         del lines[max(1, height - 1) :]
         lines.append(also)
     return lines[:height]
+
+
+def all_lines(verdicts: tuple[Verdict, ...], diagnosis: Diagnosis, width: int) -> list[Line]:
+    """Every verdict with its evidence, one below the other; what could not be judged."""
+    lines: list[Line] = []
+    for verdict in verdicts:
+        lines += [*verdict_lines((verdict,), width, MOST_OF_ONE), Line()]
+    silent = unjudged_lines(diagnosis, width)
+    return [*lines, heading("could not be judged", width), *silent] if silent else lines
 
 
 def headline(verdict: Verdict, width: int) -> Line:

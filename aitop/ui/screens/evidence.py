@@ -11,18 +11,19 @@ from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.screen import Screen
 
-from aitop.model.verdict import Verdict
+from aitop.model.verdict import Fix, Verdict
 from aitop.ui.background import in_background
 from aitop.ui.code_lines import Place
 from aitop.ui.editor import edit
-from aitop.ui.messages import SourceRead
+from aitop.ui.fix_edit import SETTING, Edit, edit_of
+from aitop.ui.messages import EditsFound, SourceRead
 from aitop.ui.panes.evidence import EvidencePane, Excerpt, VerdictList
 from aitop.ui.panes.header import Header
 from aitop.ui.panes.verdict import shown_verdicts
 from aitop.ui.view import View
 
 SourceAround = Callable[[int, str, int], "list[tuple[int, str]] | None"]
-"""The target's own source around (pid, file, line) as numbered lines; None when it cannot be read."""
+"""The target's own source around (pid, file, line) as numbered lines, line 0: all; None when it cannot be read."""
 
 LIST_ROWS = 8
 
@@ -45,6 +46,8 @@ class EvidenceScreen(Screen[None]):
         self._source_around = source_around
         self._selected: tuple[str, str | None] | None = None
         self._excerpts: dict[tuple[str, int], Excerpt] = {}
+        self._edits: dict[str, Edit | None] = {}
+        self._looking = 0
 
     def compose(self) -> ComposeResult:
         yield Header(id="header", focusable=False)
@@ -60,7 +63,7 @@ class EvidenceScreen(Screen[None]):
     @property
     def reading(self) -> bool:
         """Whether source is still being read."""
-        return any(excerpt.reading for excerpt in self._excerpts.values())
+        return self._looking > 0 or any(excerpt.reading for excerpt in self._excerpts.values())
 
     def show(self, view: View) -> None:
         """Take a new view; the selected verdict stays selected while it is there."""
@@ -75,14 +78,20 @@ class EvidenceScreen(Screen[None]):
         listing.styles.height = rows + 2
         listing.selected = at
         evidence.verdict = verdicts[at] if verdicts else None
-        evidence.excerpts = self._excerpts
+        evidence.excerpts, evidence.edits = self._excerpts, self._edits
         if evidence.verdict is not None:
             self._read_source(evidence.verdict)
+            self._read_edits(evidence.verdict)
         for pane in (self.query_one(Header), listing, evidence):
             pane.show(view)
 
     def on_source_read(self, message: SourceRead) -> None:
         self._excerpts[message.place] = Excerpt(message.lines)
+        self.query_one(EvidencePane).redraw()
+
+    def on_edits_found(self, message: EditsFound) -> None:
+        self._edits.update(message.edits)
+        self._looking -= 1
         self.query_one(EvidencePane).redraw()
 
     def action_select(self, by: int) -> None:
@@ -122,6 +131,33 @@ class EvidenceScreen(Screen[None]):
             self._excerpts[place] = Excerpt(None, reading=True)
 
             in_background(self, "source", partial(read_source, read, where.pid, place))
+
+    def _read_edits(self, verdict: Verdict) -> None:
+        """Look once for the lines that the fixes change, in the script and in the files that the verdict names."""
+        read, target = self._source_around, self.view.snapshot.target if self.view.snapshot else None
+        fixes = [fix for fix in verdict.fixes if fix.text not in self._edits and SETTING.match(fix.text)]
+        if read is None or target is None or not fixes:
+            return
+        self._edits |= dict.fromkeys(fix.text for fix in fixes)
+        self._looking += 1
+        files = dict.fromkeys([(target.pid, target.script or ""), *((one.pid, one.file) for one in verdict.where)])
+        in_background(self, "edits", partial(find_edits, read, tuple(fixes), tuple(files)))
+
+
+def find_edits(source_around: SourceAround, fixes: tuple[Fix, ...], files: tuple[tuple[int, str], ...]) -> EditsFound:
+    """The first line in these files (pid, path) that each fix changes, as a message. May be slow; never raises."""
+    found: dict[str, Edit] = {}
+    for pid, file in files:
+        try:
+            lines = source_around(pid, file, 0) or []
+        except Exception:
+            # As below: what cannot be read has no line to change.
+            lines = []
+        for fix in fixes:
+            edit_found = edit_of(fix, lines) if fix.text not in found else None
+            if edit_found is not None:
+                found[fix.text] = edit_found._replace(file=file)
+    return EditsFound(found)
 
 
 def read_source(source_around: SourceAround, pid: int, place: tuple[str, int]) -> SourceRead:

@@ -1,0 +1,46 @@
+"""A fix as an edit: the line of the user's own source that it changes, before and after. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from aitop.model.verdict import Fix
+
+SETTING = re.compile(r"(num_workers|batch|prefetch_factor) (?:\S+ )?→ (\d+)")
+KEYWORDS = {"batch": "batch_size"}
+CALL = re.compile(r"\bDataLoader\(")
+
+
+class Edit(NamedTuple):
+    """A line (its number, from 1) and what to make of it; `file` is where it stands, empty where that is not said."""
+
+    number: int
+    before: str
+    after: str
+    file: str = ""
+
+
+def edit_of(fix: Fix, lines: Iterable[tuple[int, str]]) -> Edit | None:
+    """Where in a file a fix that sets a number sets it; None for other fixes, and where no line tells.
+
+    A keyword that is there gets its new value; else the first call that makes a loader gets the keyword.
+    """
+    wanted = SETTING.match(fix.text)
+    if wanted is None:
+        return None
+    keyword, value = KEYWORDS.get(wanted.group(1), wanted.group(1)), wanted.group(2)
+    given = re.compile(rf"(?<![\w.])({keyword}\s*=\s*)([^,()=\n]+?)(?=\s*[,)]|\s*$)")
+    call = None
+    for number, line in lines:
+        code = line.strip()
+        assigned = code.startswith(keyword) and not code.endswith((",", ")", "("))
+        if code.startswith(("#", "def ")) or assigned:
+            continue
+        after = given.sub(rf"\g<1>{value}", line, count=1)
+        if after != line:
+            return Edit(number, line, after)
+        if call is None and CALL.search(line) and code.endswith(")") and keyword not in code:
+            call = Edit(number, line, f"{line[: line.rindex(')')]}, {keyword}={value})")
+    return call if keyword == "num_workers" else None
