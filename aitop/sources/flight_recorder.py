@@ -10,7 +10,7 @@ import contextlib
 import os
 import time
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -27,16 +27,19 @@ MOST_BYTES = 32 << 20
 LONGEST = 120
 
 
+_Number = Annotated[int, msgspec.Meta(ge=-1, le=10**15)]
+
+
 class _Frame(msgspec.Struct):
     name: str = ""
     filename: str = ""
-    line: int = 0
+    line: _Number = 0
 
 
 class _Entry(msgspec.Struct):
     profiling_name: str = ""
     state: str = ""
-    collective_seq_id: int = 0
+    collective_seq_id: _Number = 0
     process_group: tuple[str, ...] = ()
     frames: list[_Frame] = []
     retired: bool = False

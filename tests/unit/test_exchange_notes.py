@@ -47,7 +47,9 @@ class Evil:
         return os.system, ("true",)
 
 
-@pytest.mark.parametrize("data", [pickle.dumps(Evil()), b"", b"\x80\x02}q\x00(", b"no pickle", pickle.dumps([1])])
+@pytest.mark.parametrize(
+    "data", [pickle.dumps(Evil()), b"", b"\x80\x02}q\x00(", b"no pickle", pickle.dumps([1]), dump(entry(2**70))]
+)
 def test_nothing_in_a_dump_is_run_and_what_is_none_is_refused(data):
     with pytest.raises(ValueError):
         last_of(data, 1, 0)
