@@ -148,13 +148,13 @@ def _bullet(mark: str, text: str, width: int, gain: str = "") -> list[Line]:
 def edit_lines(change: Edit, width: int) -> list[Line]:
     """The line that a fix changes, without its indentation, before and after; where it stands."""
     name = f"{base_name(change.file)}:{change.number}" if change.file else f"line {change.number}"
-    where = Line(" " * (MARGIN + 2)).add(shorten_left(name, width // 3), TEXT).add("  ")
-    lines: list[Line] = []
-    for sign, text, ink in (("-", change.before, LOSS), ("+", change.after, GAIN)):
-        line = (Line().to(where.width) if lines else where).add(f"{sign} ", ink)
-        room = width - line.width
-        lines.append(line.add(shorten(text.strip(), room), TEXT if sign == "+" else DIM))
-    return lines
+    head = Line(" " * (MARGIN + 2)).add(shorten_left(name, width // 3), TEXT).add("  ")
+    below = Line().to(head.width)
+    room = width - head.width - 2
+    return [
+        head.add("- ", LOSS).add(shorten(change.before.strip(), room), DIM),
+        below.add("+ ", GAIN).add(shorten(change.after.strip(), room), TEXT),
+    ]
 
 
 def source_line(number: int, code: Line, guilty: bool, width: int) -> Line:
