@@ -1,7 +1,8 @@
 """Draws every picture of this folder: `python screenshots/make.py [NAME ...]`.
 
-They show the ends of recordings; only the jobs of the picker are made up. SVG comes from the program itself; PNG needs
-a headless Chromium and is left out without it.
+They show the ends of recordings: the GPU of `simulated-gpu` is the fake NVML of the tests, on a run that is real. Only
+the jobs of the picker are made up. SVG comes from the program itself; PNG needs a headless Chromium and is left out
+without it.
 """
 
 from __future__ import annotations
@@ -23,6 +24,9 @@ from aitop.ui.picture import ScreenName, picker_svg, svg
 
 HERE = Path(__file__).parent
 RECORDINGS = HERE.parent / "tests" / "recordings"
+
+
+PANES = ("verdict", "step", "gpu", "data", "memory", "code")
 
 
 class Picture(NamedTuple):
@@ -48,7 +52,7 @@ PICTURES = (
     Picture("healthy-120x36", "healthy"),
     Picture("simulated-gpu-120x36", "simulated-gpu"),
     Picture("simulated-gpu-200x50", "simulated-gpu", (200, 50)),
-    *(Picture(f"zoom-{pane}", "simulated-gpu", zoom=pane) for pane in ("step", "gpu", "data", "memory", "code")),
+    *(Picture(f"zoom-{pane}", "simulated-gpu", zoom=pane) for pane in PANES),
     Picture("light-120x36", "simulated-gpu", theme="light"),
     Picture("colour-blind-120x36", "simulated-gpu", theme="colour-blind"),
     Picture("help-120x36", screen="help"),

@@ -83,6 +83,9 @@ async def _draw(app: MonitorApp, size: tuple[int, int], keys: tuple[str, ...], z
             await pilot.pause(POLL_SECONDS)
         if zoom is not None:
             monitor.action_zoom_pane(zoom)
+            pane, rows = monitor.query_one(f"#{zoom}", Pane), size[1] - 2
+            while len(pane.drawn) < rows:
+                await pilot.pause(POLL_SECONDS)
         await pilot.press(*keys)
         while isinstance(app.screen, EvidenceScreen) and app.screen.reading:
             await pilot.pause(POLL_SECONDS)
