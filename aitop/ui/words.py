@@ -52,7 +52,7 @@ def state_line(name: str, status: SourceStatus | None) -> Line:
     glyph, style = state_mark(status)
     line = Line(f"{glyph} ", style).add(name, TEXT)
     if status is None:
-        return line.add(" is starting", DIM)
+        return line.add(": starting", DIM)
     if waits_for_target(status):
         return line.add(one_line(status.reason or "").removeprefix(name), DIM)
     line.add(f" {status.state}", style)

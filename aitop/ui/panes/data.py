@@ -201,7 +201,7 @@ def _no_queue(snapshot: Snapshot, loader: LoaderInfo | None) -> tuple[str, str]:
     if loader is not None and loader.workers == 0:
         return NOT_SUPPORTED, "no queue: batches are made in the main process"
     hook = snapshot.sources.get("hook")
-    if snapshot.facts is not None or (hook is not None and hook.state not in ("absent", "denied", "failed")):
+    if snapshot.facts is not None or hook is None or hook.state not in ("absent", "denied", "failed"):
         return NOT_YET, "not measured yet"
     return NOT_SUPPORTED, "needs the hook"
 

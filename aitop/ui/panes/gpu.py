@@ -112,7 +112,7 @@ def _device_line(  # noqa: PLR0917
 ) -> Line:
     line = Line(f"{'▸' if device.mine else ' '}{device.index:<2}", BRIGHT)
     if device.lost:
-        return line.add("lost: the driver no longer answers for this device", LOSS)
+        return line.add("lost: the driver no longer answers", LOSS)
     line.add(share_text(device.busy), BRIGHT).join(_change(view, device, lambda one: one.busy)).add(" ")
     line.join(bar(device.busy, bar_width, DEVICE_CHART))
     for part in parts:
@@ -132,7 +132,7 @@ def _block(
     """A device in at least four rows; with `index` its first row says which it is."""
     name = "busy" if index is None else f"{'▸' if device.mine else ' '}gpu {index}"
     if device.lost:
-        return [Line(name.ljust(8), BRIGHT).add("lost: the driver no longer answers for this device", LOSS)]
+        return [Line(name.ljust(8), BRIGHT).add("lost: the driver no longer answers", LOSS)]
     extra = max(0, height - _block_height(device)) if height > BLOCK_ROWS else 0
     lines = _busy_rows(view, device, width, 1 + min(extra, 30), name=name, cursor=cursor)
     lines.append(_memory_row(view, device, width))
