@@ -34,7 +34,9 @@ def hook(figures: Figures) -> Iterable[Row]:
         yield Row(what, "µs", ours["added_us"], "TraceML", _get(found, "traceml", "added_us"))
         yield Row(what, "µs", ours["added_us"], "torch.profiler", _get(found, "profiler", "added_us"))
         if "own_us" in ours:
-            yield Row("the same as the hook itself tells it", "µs", ours["own_us"], bar=10.0)
+            yield Row(
+                "the same as the hook itself tells it", "µs", ours["own_us"], bar=10.0 if model == "mlp" else None
+            )
         if "everything" in found:
             slower = (found["everything"]["ratio"] - 1) * 100
             spread = f"{(found['everything']['low'] - 1) * 100:.1f} to {(found['everything']['high'] - 1) * 100:.1f}"
@@ -42,6 +44,16 @@ def hook(figures: Figures) -> Iterable[Row]:
             theirs = None if theirs is None else (theirs - 1) * 100
             what = f"{step} slower by `aitop record`: hook, stacks, all samples"
             yield Row(what, "%", slower, "py-spy record -r 20 --nonblocking", theirs, spread=spread)
+
+
+def steps(figures: Figures) -> Iterable[Row]:
+    """hook_cost_steps.py: microseconds that the hook adds, from single steps with and without it in turns."""
+    timed, counted, share, ticks = (figures.get(name) for name in ("timed", "deep", "rested", "ticks"))
+    what = "added to a step of a small MLP, told from single steps in turns"
+    if None not in (timed, counted, share, ticks):
+        mean = share * counted + (1 - share) * timed + ticks
+        yield Row(what, "µs", mean, bar=10.0, spread=f"{share:.0%} of the steps only counted")
+    yield Row(f"{what}, where each one is timed", "µs", timed)
 
 
 def everything(figures: Figures) -> Iterable[Row]:
@@ -107,7 +119,8 @@ def tree(figures: Figures) -> Iterable[Row]:
 
 def hour(figures: Figures) -> Iterable[Row]:
     """monitor_hour.py."""
-    yield Row("memory after an hour of samples (with the test's own)", "MB", figures["memory_mb"], bar=80.0)
+    what = f"memory after {figures['minutes'] // 15 * 15} min of samples (with the bench's own)"
+    yield Row(what, "MB", figures["memory_mb"], bar=80.0)
     yield Row("CPU of a tick, engine and screen", "ms", figures["tick_ms"])
 
 
@@ -122,6 +135,7 @@ def verdicts(figures: Figures) -> Iterable[Row]:
 
 ROWS: dict[str, Callable[[Any], Iterable[Row]]] = {
     "hook": hook,
+    "steps": steps,
     "everything": everything,
     "monitor": monitor,
     "first-frame": first_frame,

@@ -18,10 +18,12 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import json
 import random
 import statistics
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -156,28 +158,32 @@ def _quick(times: list[int]) -> float:
     return statistics.fmean(ordered[len(ordered) // 20 : len(ordered) // 3])
 
 
-def report(times: dict[str, list[tuple[int, int]]], session: Any, rested: int) -> None:
+def report(times: dict[str, list[tuple[int, int]]], session: Any, rested: int) -> dict[str, float | None]:
+    """Print it; gives microseconds by variant, of the `ticks`, of what the hook says itself, and the share `rested`."""
+    figures: dict[str, float | None] = {}
     base, base_error = added(times["nothing"])
     print("mlp: what the hook adds to a step, from single steps with and without it in turns")
     for name, taken in times.items():
         found, error = added(taken)
         error = (error**2 + base_error**2) ** 0.5
+        figures[name] = found - base
         print(f"  {name:8s} {found - base:+6.1f} us  (give or take {error:.1f}, {len(taken)} steps)")
     ticks = session._cost._ticks
     usual = statistics.median(length for _, _, length in ticks) * len(ticks) / 1000
     each = usual / max(1, sum(timed + rested for timed, rested, _ in ticks))
     print(f"  and {each:.1f} us a step for what it does a few times a second, which quick steps have not")
     if "run" in times:
-        print(
-            f"  of the steps of run {rested / (len(times['run']) * BLOCK / (BLOCK - WARM_STEPS)):.0%} were only counted"
-        )
+        figures["rested"] = rested / (len(times["run"]) * BLOCK / (BLOCK - WARM_STEPS))
+        print(f"  of the steps of run {figures['rested']:.0%} were only counted")
     print(f"  the hook says of itself: {session._cost.us_per_step()} us per step")
+    return {**figures, "ticks": each, "own_us": session._cost.us_per_step()}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=45.0)
     parser.add_argument("--only", default="nothing,run,timed,resting,deep")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures here as well")
     options = parser.parse_args()
     variants = ["nothing", *(name for name in options.only.split(",") if name != "nothing")]
     torch.set_num_threads(1)
@@ -196,7 +202,9 @@ def main() -> None:
         random.shuffle(variants)
         for name in variants:
             times[name] += pairs(switch, name, plain, watched)
-    report(times, switch.session, switch.rested.get("run", 0))
+    figures = report(times, switch.session, switch.rested.get("run", 0))
+    if options.json is not None:
+        options.json.write_text(json.dumps(figures))
     aitop.hook.remove()
 
 

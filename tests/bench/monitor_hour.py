@@ -99,7 +99,7 @@ async def feed(minutes: int) -> dict[str, float]:
                 print(f"{due.pop(0):3} min: {memory:5.1f} MB", flush=True)
         used = (time.process_time() - cpu) / max(1, ticks)
         print(f"{ticks} ticks in {time.monotonic() - start:.0f} s; {used * 1e3:.1f} ms CPU a tick, engine and screen")
-    return {"memory_mb": memory, "tick_ms": used * 1e3}
+    return {"minutes": minutes, "memory_mb": memory, "tick_ms": used * 1e3}
 
 
 def main() -> None:
