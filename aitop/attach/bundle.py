@@ -62,12 +62,14 @@ def _blocks(
     which is most of the pause an attach would cause.
     """
     magic, (driver, *codes) = bytecode
-    # A target that reads none of the parts' bytecode asks for all in one block.
     modules = [
-        (_full_name(name), b"" if in_parts else source.encode(), code)
+        (_full_name(name), source.encode(), code)
         for (name, source), code in zip(_modules(action, sources), codes, strict=True)
     ]
     shares = _shared_out(modules) if in_parts else [modules]
+    if len(shares) > 1:
+        # A target that does not read the parts' bytecode asks for all in one block.
+        shares = [[(name, b"", code) for name, _, code in share] for share in shares]
     start = {
         "__name__": "_aitop_in_target",
         "action": action,

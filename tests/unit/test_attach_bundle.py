@@ -128,6 +128,12 @@ def test_a_package_arrives_in_parts_and_waits_between_them_where_nobody_looks(bl
     assert set(sys.modules) == modules
 
 
+def test_what_fits_into_one_part_suits_every_python() -> None:
+    (block,) = parts("install", GOOD)
+    assert deliver(block, b"another Python") == "installed"
+    assert run("remove", GOOD) == "removed"
+
+
 def test_parts_that_do_not_fit_each_other_are_dropped(blocks: tuple[bytes, ...]) -> None:
     modules, callbacks = set(sys.modules), list(gc.callbacks)
     assert deliver(blocks[1]) == "lost", "nothing came before it"
