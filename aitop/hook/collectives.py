@@ -11,6 +11,7 @@ import _thread
 import sys
 import threading
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable
 from functools import partial
@@ -63,18 +64,22 @@ _now = time.monotonic_ns
 _ident = _thread.get_ident
 
 
+def _nobody() -> None:
+    """Stands for what is no longer there, or not yet."""
+
+
 class Collectives:
     """Comes in by itself once the program has joined a process group."""
 
     def __init__(self, torch: Any, patches: Patches, keeper: Keeper) -> None:
         self.watches: tuple[str, ...] = ()
         self._patches = patches
-        self._keeper = keeper
         self._sites = Sites("collective", torch)
         # Both are the session's; without one, as in a test, there is nobody to tell.
         self._facts: Any = getattr(keeper, "facts", None) or SimpleNamespace(root_module=None)
         self._ddp = DdpLog(self._facts)
         self._told = 0
+        self._watch = Watch(keeper, self._sites)
         self.look(0)
 
     def look(self, now: int) -> None:
@@ -82,13 +87,14 @@ class Collectives:
             self._sites.tick()
             self._ddp.look()
             self._tell_at_first()
+            self._watch.follow(sys.modules.get("torch.distributed"))
             return
         distributed = sys.modules.get("torch.distributed")
         if distributed is None or not distributed.is_available() or not distributed.is_initialized():
             return
         own = sys.modules["torch._C._distributed_c10d"]
-        watch = Watch(self._keeper, self._sites)
-        watch.world = getattr(getattr(distributed, "group", None), "WORLD", None)
+        watch = self._watch
+        watch.follow(distributed)
         for method, name in NAMES.items():
             if method in vars(own.ProcessGroup):
                 self._patches.put(own.ProcessGroup, method, partial(wrap_call, name=name, watch=watch))
@@ -110,7 +116,7 @@ class Collectives:
 class Watch:
     """What the wrappers look at and where they note. `dispatched` is the id of the newest call's work, of `name`.
 
-    `world` is the group of all ranks, which numbers its collectives itself.
+    `world` gives the group of all ranks, which numbers its collectives itself, as long as the program keeps it.
     """
 
     def __init__(self, keeper: Keeper, sites: Sites) -> None:
@@ -119,16 +125,24 @@ class Watch:
         self.sites = sites
         self.dispatched = 0
         self.name = ""
-        self.world: Any = None
+        self.world: Callable[[], Any] = _nobody
+        self._numbered = True
+
+    def follow(self, distributed: Any) -> None:
+        """Look which group is that of all ranks: a program may leave it and join another one."""
+        world = getattr(getattr(distributed, "group", None), "WORLD", None)
+        if world is not self.world():
+            self.world = _nobody if world is None else weakref.ref(world)
+            self._numbered = True
 
     def begins(self, group: Any) -> None:
         """A collective begins, which may never end: its number is told at once."""
         try:
             ring = getattr(self.keeper, "_ring", None)
-            if group is self.world and ring is not None:
+            if ring is not None and self._numbered and group is self.world():
                 ring.calls(group._get_sequence_number_for_group() + 1)
         except Exception:
-            self.world = None  # this kind of group has no numbers
+            self._numbered = False  # this kind of group has none
 
     def counts(self) -> bool:
         """Whether a call in this thread belongs to the thread that steps: the engine of autograd calls hooks in threads

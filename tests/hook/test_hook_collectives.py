@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import time
+import weakref
 
 import pytest
 import torch
@@ -71,6 +73,21 @@ def test_calls_waits_and_lines_are_seen_and_everything_is_put_back(group):
     now = patched()
     assert now.keys() == before.keys()
     assert all(now[name] is before[name] for name in before)
+
+
+def test_a_group_that_the_program_leaves_is_let_go_and_the_next_one_is_followed(tmp_path, watched):
+    def stay(name, calls):
+        dist.init_process_group("gloo", init_method=f"file://{tmp_path}/{name}", rank=0, world_size=1)
+        watched.session.look(time.monotonic_ns())
+        train(Net(), lambda loss: [dist.all_reduce(loss) for _ in range(calls)])
+        group = weakref.ref(dist.group.WORLD)
+        assert watched.ring.read(time.monotonic()).sequence == group()._get_sequence_number_for_group() == 8 * calls
+        dist.destroy_process_group()
+        gc.collect()
+        return group()
+
+    assert stay("first", 2) is None
+    assert stay("second", 1) is None
 
 
 def test_a_group_that_is_joined_later_is_seen_too(tmp_path, watched):
