@@ -26,7 +26,7 @@ def ras_words(pids: Iterable[int]) -> tuple[str, ...]:
     """The lines of trouble that RAS tells, where one of these processes has it listening on this machine."""
     for pid in pids:
         port = port_of(procfs.environ(pid) or {})
-        if port in _listening(pid, port):
+        if _in_our_network(pid) and port in _listening(pid, port):
             with contextlib.suppress(OSError):
                 return troubles(_asked(port))
     return ()
@@ -66,6 +66,14 @@ def _asked(port: int) -> str:
                 break
             answer += data
     return answer.decode("utf-8", "replace")
+
+
+def _in_our_network(pid: int) -> bool:
+    """Whether our localhost is the process's: in a container's network it may be another one."""
+    try:
+        return os.readlink(f"{procfs.PROC}/{pid}/ns/net") == os.readlink(f"{procfs.PROC}/self/ns/net")
+    except OSError:
+        return False
 
 
 def _listening(pid: int, port: int) -> set[int]:

@@ -91,7 +91,8 @@ def _gather(name: str, argument: Any, stack: list[Any]) -> None:
 
 
 def _since_mark(stack: list[Any]) -> list[Any]:
-    last = len(stack) - 1 - stack[::-1].index(_Mark)
+    # From the end: in a long stack of many marks, whoever wrote it could keep us busy for hours.
+    last = next(place for place in range(len(stack) - 1, -1, -1) if stack[place] is _Mark)
     items = stack[last + 1 :]
     del stack[last:]
     return items

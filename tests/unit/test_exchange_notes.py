@@ -6,6 +6,8 @@ import json
 import os
 import pickle
 import socket
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -13,7 +15,7 @@ from snapshot_builder import snapshot
 
 from aitop.diagnosis.hang import hang
 from aitop.model.ranks import ExchangeNotes, FlightRecord, Standing, Standstill
-from aitop.sources import nccl_ras
+from aitop.sources import nccl_ras, plain_pickle
 from aitop.sources.flight_recorder import flight_record, last_of, prefixes
 from aitop.sources.nccl_ras import port_of, ras_words, troubles
 from aitop.sources.plain_pickle import read_plain
@@ -65,6 +67,22 @@ def test_plain_values_are_read_whatever_the_protocol():
         assert read_plain(pickle.dumps([value, value], protocol=protocol)) == [value, value]
     typed = b"\x80\x02ctorch.jit._pickle\nbuild_intlist\n](K\x01K\x02e\x85R."
     assert read_plain(typed) == [1, 2]
+
+
+def test_many_marks_on_a_long_stack_do_not_keep_us_busy():
+    class Counted(list):
+        copied = 0
+
+        def __getitem__(self, place):
+            found = super().__getitem__(place)
+            self.copied += len(found) if isinstance(place, slice) else 0
+            return found
+
+    stack = Counted([None] * 5000 + [[]])
+    for _ in range(100):
+        stack.append(plain_pickle._Mark)
+        plain_pickle._gather("APPENDS", None, stack)
+    assert len(stack) == 5001 and stack.copied < 5000
 
 
 def test_a_dump_of_this_very_process_is_found_and_an_older_one_is_not(tmp_path, monkeypatch):
@@ -130,6 +148,38 @@ def test_ras_is_asked_only_where_the_rank_itself_listens(monkeypatch):
         assert asked == [b"verbose status\n"]
     assert port_of({"NCCL_RAS_ADDR": "localhost:1234"}) == 1234
     assert port_of({"NCCL_RAS_ADDR": "x"}) == port
+
+
+LISTENS = """
+import socket, sys
+server = socket.socket()
+server.bind(("127.0.0.1", int(sys.argv[1])))
+server.listen()
+print("listening", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_nobody_here_is_asked_for_a_rank_in_a_network_of_its_own(monkeypatch):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        monkeypatch.setattr(nccl_ras, "PORT", port)
+        monkeypatch.setattr(nccl_ras, "PATIENCE_SECONDS", 0.1)
+        # A network's own loopback device is down at first, which does not keep anybody from listening there.
+        command = ["unshare", "-rn", sys.executable, "-S", "-c", LISTENS, str(port)]
+        try:
+            child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+        except FileNotFoundError:
+            pytest.skip("no unshare here")
+        with child:
+            if not child.stdout.readline():
+                pytest.skip("no networks of one's own here")
+            assert nccl_ras._listening(child.pid, port) == {port}
+            ras_words([child.pid])
+            server.settimeout(0.2)
+            with pytest.raises(TimeoutError):
+                server.accept()
+            child.stdin.close()
 
 
 def alike(*sequences, **fields):
