@@ -119,7 +119,7 @@ def tree(figures: Figures) -> Iterable[Row]:
 
 def hour(figures: Figures) -> Iterable[Row]:
     """monitor_hour.py."""
-    what = f"memory after {figures['minutes'] // 15 * 15} min of samples (with the bench's own)"
+    what = f"memory after {figures.get('minutes', 60) // 15 * 15} min of samples (with the bench's own)"
     yield Row(what, "MB", figures["memory_mb"], bar=80.0)
     yield Row("CPU of a tick, engine and screen", "ms", figures["tick_ms"])
 
