@@ -111,7 +111,7 @@ def test_saving_is_taken_out_of_what_is_outside():
 def test_many_steps_are_put_together_in_columns_that_keep_their_place():
     records = samples.records(1000, 0.01, 0.5)
     first, later = (
-        [line.text for line in timeline(groups_of(part, 52), 60, 8)] for part in (records[:985], records[:999])
+        [line.text for line in timeline(groups_of(part, 52), 60, 8)] for part in (records[:988], records[:999])
     )
     assert "24 a column" in first[-1]
     assert "24 a column" in later[-1]
@@ -159,3 +159,10 @@ def test_figures_have_a_fixed_width():
 def test_commands_are_shown_without_directories_but_with_their_arguments():
     assert short_command("/opt/x/bin/python -u /home/ada/train.py --data /mnt/a") == "python -u train.py --data /mnt/a"
     assert short_command("") == ""
+
+
+def test_a_column_that_has_only_begun_waits_until_it_has_half_of_its_steps():
+    records = samples.records(1000, 0.01, 0.5)
+    assert len(groups_of(records[:980], 52)) + 1 == len(groups_of(records[:990], 52))
+    assert len(groups_of(records[:1], 52)) == 1
+    assert len(groups_of(records[:40], 52)) == 40

@@ -146,7 +146,7 @@ def test_the_time_left_comes_from_the_verdict():
 @pytest.mark.parametrize(
     ("pane", "words"),
     [
-        ("step", ("TFLOP/s", "syncs", "comms", "skipped", "last 128 steps", "-5 m")),
+        ("step", ("TFLOP/s", "syncs", "comms", "skipped", "last 127 steps", "-5 m")),
         ("gpu", ("100%▕", "busy")),
         ("data", ("copies", "pageable", "busy", "idle", "3731")),
         ("memory", ("peak", "split  12%", "retry  2", "OOM  1", "cuda 0 full in 12 m 10 s")),

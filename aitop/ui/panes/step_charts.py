@@ -75,14 +75,20 @@ class Group(NamedTuple):
 
 
 def groups_of(recent: Sequence[StepRecord], cells: int) -> list[Group]:
-    """The steps for at most `cells` columns; groups start at fixed step numbers, so that columns keep their place."""
+    """The steps for at most `cells` columns; groups start at fixed step numbers, so that columns keep their place.
+
+    One that has only just begun is left out: the mean of a few steps would stick out of the others.
+    """
     cells = max(1, cells)
     needed = -(-len(recent) // cells)
     per_column = next((number for number in PER_COLUMN if number >= needed), PER_COLUMN[-1])
     groups: dict[int, list[StepRecord]] = {}
     for record in recent[-cells * per_column :]:
         groups.setdefault(record.index // per_column, []).append(record)
-    return [Group(records) for records in groups.values()][-cells:]
+    found = list(groups.values())
+    if len(found) > 1 and 2 * len(found[-1]) < len(found[-2]):
+        found.pop()
+    return [Group(records) for records in found][-cells:]
 
 
 def timeline(
