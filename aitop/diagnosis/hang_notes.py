@@ -15,7 +15,9 @@ def behind(still: Standstill) -> tuple[int, ...]:
     there are the ones that the others wait for.
     """
     notes = still.notes
-    flights = {one.rank: one.sequence for one in notes.flights} if notes else {}
+    # Each group counts for itself.
+    alike = notes is not None and len({one.group for one in notes.flights}) == 1
+    flights = {one.rank: one.sequence for one in notes.flights} if notes and alike else {}
     called = {one.rank: one.sequence for one in still.ranks if one.rank is not None and one.sequence}
     for numbers in (flights, called):
         if len(numbers) == len(still.ranks) > 1 and len(set(numbers.values())) > 1:

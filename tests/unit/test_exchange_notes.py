@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 
+import msgspec
 import pytest
 from snapshot_builder import snapshot
 
@@ -202,6 +203,8 @@ def test_what_flight_recorder_and_ras_say_is_evidence():
                                  waiting=True, where="train.py:9") for rank in (0, 1))  # fmt: skip
     told = alike(None, None, notes=ExchangeNotes(time=1.0, flights=flights, ras=("INCOMPLETE",)))
     assert told.ranks == (1,)
+    others = (flights[0], msgspec.structs.replace(flights[1], group="pairs"))
+    assert alike(None, None, notes=ExchangeNotes(time=1.0, flights=others)).subtype == "exchange", "counted apart"
     assert "Flight Recorder of rank 1: all_reduce at train.py:9, number 4 of pg, started" in told.evidence
     assert "NCCL RAS: INCOMPLETE" in told.evidence
 
