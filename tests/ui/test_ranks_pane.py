@@ -99,7 +99,10 @@ async def test_what_ranks_are_in_below_python_is_asked_for_by_a_key(look_at, fee
 async def test_beside_the_title_stands_as_much_as_fits(look_at):
     whole = job(64)
     scaled = msgspec.structs.replace(whole, ranks=msgspec.structs.replace(whole.ranks, efficiency=0.41))
-    for size, told, left in (((200, 50), "scaling 41 % · exchange 3 % of a step", "one"), ((80, 24), " of 64", "scaling")):
+    for size, told, left in (
+        ((200, 50), "scaling 41 % · exchange 3 % of a step", "one"),
+        ((80, 24), " of 64", "scaling"),
+    ):
         async with look_at(scaled, size=size) as eyes:
             eyes.app.screen.set_focus(eyes.app.screen.query_one("#ranks"))
             await eyes.press("z")
