@@ -20,7 +20,7 @@ from aitop.diagnosis.evidence import (
     records,
     seen_once,
 )
-from aitop.diagnosis.hand_written import feeding
+from aitop.diagnosis.hand_written import below_step, feeding
 from aitop.diagnosis.rule import Band, Finding, Judgement, Rule
 from aitop.diagnosis.serving import takes_request
 from aitop.diagnosis.what_if import without
@@ -62,8 +62,12 @@ def evaluation(snapshot: Snapshot) -> Judgement:
     """Forward passes without gradient between training steps."""
     if snapshot.kind != "training":
         return None
-    lines = main_lines(snapshot, lambda line: line.phase == "evaluation")
     measured = part(snapshot, "evaluation")
+    lines = main_lines(snapshot, lambda line: line.phase == "evaluation")
+    if not lines.lines and measured:
+        # Written into the training loop itself: the process knows that there is some, the place below the step where.
+        below = main_lines(snapshot, below_step(snapshot))
+        lines = below if measured > 0.5 * below.share else lines
     share = _believed(measured, lines)
     bursts = _bursts(records(snapshot), lambda step: step.evaluation)
     place = f" ({_place(lines)})" if lines.lines else ""

@@ -127,6 +127,19 @@ def training_loops(snapshot: Snapshot) -> Mapping[Function, Loop]:
     return {key: Loop(min(forwards[key]), max(rests[key])) for key in forwards.keys() & rests.keys()}
 
 
+def below_step(snapshot: Snapshot) -> Callable[[HotLine], bool]:
+    """A test for lines: is this a forward pass below all of the step, in the function that makes it?"""
+    loops = training_loops(snapshot)
+
+    def below(line: HotLine) -> bool:
+        ends = [
+            (number, loops[file, function].end) for file, function, number in _places(line) if (file, function) in loops
+        ]
+        return line.phase == "forward" and bool(ends) and ends[-1][0] > ends[-1][1]
+
+    return below
+
+
 def _places(line: HotLine) -> list[tuple[str, str, int]]:
     above = [(frame.file, frame.function, frame.line) for frame in line.via]
     return [*above, (line.file, line.function, line.line)]

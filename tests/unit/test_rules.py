@@ -198,6 +198,20 @@ def test_no_checkpoints_no_stall():
     assert between_steps.checkpoint(snapshot(steps())) is None
 
 
+@pytest.mark.parametrize(("number", "share", "found"), [(30, 0.5, [30]), (12, 0.5, []), (30, 0.9, [])])
+def test_an_evaluation_in_the_training_loop_itself_stands_below_its_step(number, share, found):
+    records = [step(index, 1.0, evaluation=0.5) if index % 5 == 0 else step(index, 0.1) for index in range(40)]
+    lines = [
+        line("fit", 0.1, phase="forward", number=10),
+        line("fit", 0.1, phase="backward", number=14),
+        line("fit", 0.1, phase="optimizer", number=15),
+        line("fit", share, phase="forward", number=number, text="hits += (net(part).argmax(1) == 0).sum()"),
+    ]
+    verdict = fired(between_steps.evaluation(snapshot(records, lines=lines)))
+    assert [place.line for place in verdict.where] == found
+    assert verdict.share == pytest.approx(0.357, abs=0.01)
+
+
 def test_evaluation_is_seen_only_in_training():
     records = [step(index, 1.0, evaluation=0.8) if index % 5 == 0 else step(index, 0.1) for index in range(40)]
     seen = snapshot(records, lines=[line("evaluate", 0.5, phase="evaluation", activity="compute")])
