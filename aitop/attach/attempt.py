@@ -28,6 +28,7 @@ RETRIES_S = (0.03, 0.5)
 SETTLE_S = 0.005
 # A hook that has begun is waited for: it cannot be taken back half-way.
 BEGUN_PATIENCE_S = 3.0
+DROP_PATIENCE_S = 1.0
 # A target that lets a part wait for longer is sent all in one go: it would have to come back for each, and stands still
 # for long anyway.
 SLOW_S = 0.25
@@ -108,7 +109,7 @@ class Attempt:
         self._since = self._asked_at = time.monotonic()
         self._pause_us = 0.0
         self._obstacle = ""
-        self._taken_back = False
+        self._taken_back = self._parts_wait = False
 
     def open(self, deadline: float) -> None:
         """Looks at the target and takes the turn, waiting for it until `deadline` (monotonic seconds)."""
@@ -165,9 +166,30 @@ class Attempt:
         return AttachRefused("absent", f"hook waiting for the target: {what}", remedy, passing=True)
 
     def close(self) -> Attachment | None:
-        """Takes the request back. What had already begun is waited for, and its answer returned. Idempotent."""
+        """Takes the request back, and the parts that have come. What had already begun is waited for, and its answer
+        returned. Idempotent.
+        """
         with self._held:
-            return self._withdraw()
+            done = self._withdraw()
+            if self._parts_wait and (done is None or done.answer in ("next", "busy")):
+                self._drop_parts()
+                return None
+            return done
+
+    def _drop_parts(self) -> None:
+        """Has the target forget the parts that wait in it for the rest. It does so by itself later, at a collection."""
+        self._parts_wait = False
+        self._action, self._sources = "remove", ()
+        self._prepare(whole=True)
+        self._again_at = 0.0
+        limit = Limit(time.monotonic() + DROP_PATIENCE_S)
+        try:
+            while self._step() is None and same_process(self._target.status) and not limit.over():
+                time.sleep(ANSWER_POLLS_S[0])
+            self._withdraw()
+        except (AttachRefused, OSError):
+            # It is gone, or stopped: there is nobody to ask.
+            pass
 
     def _step(self) -> Attachment | None:
         """Looks for the answer; where there is none, does what is due."""
@@ -206,6 +228,7 @@ class Attempt:
             way.withdraw(self._target, in_use=len(knock.entered) > 1 or self._taken_back)
         knock.request.close()
         time.sleep(SETTLE_S)
+        self._parts_wait = answer == "next" or (answer == "busy" and self._parts_wait)
         if answer in ("next", "lost"):
             if answer == "next" and time.monotonic() - self._asked_at < SLOW_S and not knock.entered[-1].costly:
                 del self._parcels[0]
@@ -258,6 +281,7 @@ class Attempt:
             limit = Limit(time.monotonic() + BEGUN_PATIENCE_S)
             while not limit.over() and same_process(self._target.status):
                 if (answer := request.answer()) is not None:
+                    self._parts_wait = answer == "next" or (answer == "busy" and self._parts_wait)
                     return Attachment(knock.way, answer, self._pause_us, (time.monotonic() - self._since) * 1e3)
                 time.sleep(ANSWER_POLLS_S[0])
         return None

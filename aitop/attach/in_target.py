@@ -147,7 +147,8 @@ def bring(start: dict[str, Any], modules: list[tuple[str, bytes, bytes | None]],
 
 
 def remove() -> str:
-    """Asks the hook to leave, and drops its package once it has."""
+    """Asks the hook to leave, and drops its package once it has; and parts that wait for more."""
+    so_far("", 0)
     hook: Any = sys.modules.get(PACKAGE)
     if hook is None:
         return "absent"
