@@ -55,8 +55,8 @@ def ended_by(number: signal.Signals) -> Callable[[Scene], None]:
         if number == signal.SIGKILL:
             scene.ends(monitor, -9, restored=False)
         else:
-            # Before Python is up, a signal does what it does to every program.
-            scene.ends(monitor, 128 + number, *(() if drawn else (-number, 1)))
+            # Before aitop is up, a signal does what it does to every Python.
+            scene.ends(monitor, 128 + number, *(() if drawn else (-number, 1)), quiet=drawn)
         if path.exists() and path.stat().st_size:
             scene.readable(path, whole=number != signal.SIGKILL)
 
@@ -74,9 +74,9 @@ def terminal_closed(scene: Scene) -> None:
     path = scene.folder / "recording.jsonl"
     monitor = scene.watch("--record", str(path))
     scene.moment(monitor)
-    drawn = monitor.written > 0
     monitor.close()
-    scene.ends(monitor, 129, *(() if drawn else (-1, 1, 2)), restored=False)
+    # Whichever comes first: the signal, or that nothing can be read and written any more.
+    scene.ends(monitor, 129, 1, -1, restored=False)
     if path.exists() and path.stat().st_size:
         scene.readable(path, whole=True)
 

@@ -231,14 +231,17 @@ class Scene:
         if not good:
             self.bad.append(words)
 
-    def ends(self, monitor: OnTerminal, *codes: int, within: float = 12.0, restored: bool = True) -> None:
+    def ends(
+        self, monitor: OnTerminal, *codes: int, within: float = 25.0, restored: bool = True, quiet: bool = True
+    ) -> None:
         """The monitor has to end by itself with one of these codes, and leave the terminal as it was."""
         code = monitor.wait(within)
         self.expect(code in codes, f"ended with {code}, not {codes}: {monitor.screen.left[-300:]!r}")
         if restored and code is not None:
             self.expect(not monitor.not_restored(), f"terminal: {monitor.not_restored()}")
         self.expect(
-            not TRACEBACK.search(monitor.raw.decode(errors="replace")), f"traceback: {bytes(monitor.raw[-900:])!r}"
+            not quiet or not TRACEBACK.search(monitor.raw.decode(errors="replace")),
+            f"traceback: {bytes(monitor.raw[-900:])!r}",
         )
 
     def quits(self, monitor: OnTerminal, *codes: int) -> None:

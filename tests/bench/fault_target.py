@@ -7,6 +7,7 @@ an undisturbed run computes.
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import subprocess
@@ -27,6 +28,7 @@ BATCH = 8
 SETTLED = 3
 # Workers and epochs of the kinds: one worker that stays, or two new ones every few steps.
 KINDS = {"steady": (1, True, 64), "churn": (2, False, 6)}
+AGAIN = "FAULT_TARGET_AGAIN"
 SIGNALS = ("SigBlk", "SigIgn", "SigCgt", "TracerPid", "Seccomp")
 
 
@@ -87,7 +89,7 @@ class Run:
             if word == "exec":
                 batches.close()
                 self.loader._iterator = None
-                os.execv(sys.executable, [sys.executable, *sys.argv])
+                os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, AGAIN: "1"})
             if word is not None:
                 self.answer(word, rows, labels)
 
@@ -107,7 +109,7 @@ class Run:
         """All that a monitor might leave behind in here."""
         status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
         return {
-            "changed": self.originals.changed() if self.originals else ["asked too early"],
+            "changed": self.changed(),
             "files": files(),
             "threads": len(os.listdir("/proc/self/task")),
             "signals": [status[name].strip() for name in SIGNALS if name in status],
@@ -115,6 +117,18 @@ class Run:
             "importers": [str(one).partition(" at 0x")[0] for one in (*sys.meta_path, len(sys.path_hooks), *sys.path)],
             "tracing": [sys.gettrace() is None, sys.getprofile() is None],
         }
+
+    def changed(self) -> list[str]:
+        """What a hook has replaced. A program that was watched from its beginning is asked for the hook's code."""
+        if self.originals is None:
+            return ["asked too early"]
+        if AGAIN not in os.environ:
+            return self.originals.changed()
+        left = [name for name in list(sys.modules) if "aitop" in name]
+        left += [str(call) for call in gc.callbacks if "aitop" in str(type(call).__module__ or "") or is_ours(call)]
+        for owner in (torch, torch.autograd, torch.optim.Optimizer, nn.Module, nn.Sequential, DataLoader):
+            left += [f"{owner.__name__}.{name}" for name, value in vars(owner).items() if is_ours(value)]
+        return left
 
     def children_come_and_go(self, rows: torch.Tensor, labels: torch.Tensor) -> list[str]:
         """A child that trains, one that becomes another program, one started by subprocess; what went wrong."""
@@ -131,6 +145,11 @@ class Run:
             bad += [f"the child that {name} ended with {code}"] if code else []
         done = subprocess.run([sys.executable, "-S", "-c", "print(6 * 7)"], capture_output=True, text=True, check=False)
         return bad + ([] if (done.stdout, done.stderr) == ("42\n", "") else [f"subprocess: {done}"])
+
+
+def is_ours(value: object) -> bool:
+    """Whether a function, or what it wraps another in, is of a hook."""
+    return "aitop" in getattr(getattr(value, "__code__", None), "co_filename", "")
 
 
 def files() -> list[str]:
