@@ -101,7 +101,11 @@ def start(tmp_path):
 @pytest.mark.parametrize(
     ("way", "code"),
     [
-        (signal.SIGTERM, 143), (signal.SIGHUP, 129), (signal.SIGINT, 130), (signal.SIGQUIT, 131), (b"q", 0),
+        (signal.SIGTERM, 143),
+        (signal.SIGHUP, 129),
+        (signal.SIGINT, 130),
+        (signal.SIGQUIT, 131),
+        (b"q", 0),
         (b"\x03", 130),
     ],
     ids=["SIGTERM", "SIGHUP", "SIGINT", "SIGQUIT", "q", "ctrl-c"],
