@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import collections
+import contextlib
 import os
 import random
 import signal
@@ -72,7 +73,10 @@ def main() -> None:
             told = churn(job.pid, args.ranks, watched, chance, time.monotonic() + 60 * args.minutes)
         finally:
             feed.stop()
-            os.killpg(job.pid, signal.SIGKILL)
+            # torchrun gives each rank a session of its own: they would outlive it.
+            for process in [*psutil.Process(job.pid).children(recursive=True), psutil.Process(job.pid)]:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    process.kill()
             job.wait()
     print(told)
     print(f"failures: {dict(watched.failures) or 'none'}\nverdicts, by snapshots: {dict(watched.verdicts)}")

@@ -9,8 +9,8 @@ was later. With --gains the run without its fault is timed as well, beside the p
 
 from __future__ import annotations
 
+import contextlib
 import os
-import signal
 import subprocess
 import sys
 import tempfile
@@ -19,6 +19,8 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
+
+import psutil
 
 from aitop.engine.live import LiveFeed, Options
 from aitop.model.snapshot import Snapshot
@@ -143,12 +145,11 @@ class Job(AbstractContextManager["Job"]):
         return int(self.log.read_text().rpartition("step ")[2].partition(":")[0])
 
     def __exit__(self, *_: object) -> None:
-        for number in (signal.SIGTERM, signal.SIGKILL):
-            try:
-                os.killpg(self.process.pid, number)
-            except ProcessLookupError:
-                break
-            time.sleep(0.5)
+        # torchrun gives each rank a session of its own: they would outlive it.
+        with contextlib.suppress(psutil.NoSuchProcess):
+            for one in [*psutil.Process(self.process.pid).children(recursive=True), psutil.Process(self.process.pid)]:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    one.kill()
         for process in self.burners:
             process.kill()
         for process in (self.process, *self.burners):
