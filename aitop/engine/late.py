@@ -29,11 +29,15 @@ class LateFeed:
         self._stopped = False
 
     def start(self, publish: Publish) -> None:
+        if self._stopped:
+            return
+        # Whoever leaves in the meantime need not wait for it.
+        feed = self._make()
         with self._lock:
             if self._stopped:
                 return
-            self._feed = self._make()
-            self._feed.start(publish)
+            self._feed = feed
+            feed.start(publish)
             # Only now: what is asked of it in the midst of its start would find it half there.
             self._made.set()
 

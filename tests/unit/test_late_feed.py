@@ -87,6 +87,24 @@ def test_what_is_asked_in_the_midst_of_its_start_waits_for_the_end_of_it():
     assert feed.asked == ["started", "detach"]
 
 
+def test_whoever_leaves_while_it_is_made_does_not_wait_and_it_never_starts():
+    begun, may_end, feed, seen = threading.Event(), threading.Event(), Feed(), []
+
+    def make():
+        begun.set()
+        assert may_end.wait(10)
+        return feed
+
+    late = LateFeed(make)
+    starting = threading.Thread(target=late.start, args=(seen.append,))
+    starting.start()
+    assert begun.wait(10)
+    late.stop()
+    may_end.set()
+    starting.join(10)
+    assert (seen, feed.asked) == ([], [])
+
+
 def test_stopped_before_it_started_it_never_starts():
     late = LateFeed(lambda: pytest.fail("nobody wants it any more"))
     late.stop()
