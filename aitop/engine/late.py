@@ -26,15 +26,15 @@ class LateFeed:
         self._feed: LiveFeed | None = None
         self._made = threading.Event()
         self._lock = threading.Lock()
-        self._stopped = False
+        self._stopped = threading.Event()
 
     def start(self, publish: Publish) -> None:
-        if self._stopped:
+        if self._stopped.is_set():
             return
         # Whoever leaves in the meantime need not wait for it.
         feed = self._make()
         with self._lock:
-            if self._stopped:
+            if self._stopped.is_set():
                 return
             self._feed = feed
             feed.start(publish)
@@ -43,7 +43,7 @@ class LateFeed:
 
     def stop(self) -> None:
         with self._lock:
-            self._stopped = True
+            self._stopped.set()
             feed = self._feed
         if feed is not None:
             feed.stop()
