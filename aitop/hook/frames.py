@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from types import CodeType
 from typing import Any
 
 FILE, FUNCTION = "torch/optim/optimizer.py", "wrapper"
@@ -37,6 +38,19 @@ def within_step(times: int) -> bool:
         times -= _is_wrapper(frame)
         frame = frame.f_back
     return not times
+
+
+def within_wrapper(own: CodeType, depth: int) -> bool:
+    """Whether among the frames of this thread, from so many above ours on, is a wrapper of this code, or one of the
+    same file that fetches a batch.
+    """
+    frame: Any = sys._getframe(depth)
+    while frame is not None:
+        code = frame.f_code
+        if code is own or (code.co_name == "__next__" and code.co_filename == own.co_filename):
+            return True
+        frame = frame.f_back
+    return False
 
 
 def hooks_are_iterated() -> bool:

@@ -113,12 +113,12 @@ class Journal(Live):
     While `resting` (see rest.py) steps are only counted, until one is longer than `longest` nanoseconds, the time
     `rests_until` has come, or something happens that is rare: forwards without gradient, but where the model `teaches`,
     as each step has such. While it rests `deep`, which counts down the calls that are left, waits and forwards with
-    gradient are not even timed. `forward_began` is when the step's first forward did. With `pause_due` a rest begins
-    soon: by `pause`, with the time and the optimizer; `wake` ends it. `nests` tells that an optimizer calls another
-    one, or its base.
+    gradient are not even timed; `shallow` ends that. `forward_began` is when the step's first forward did. With
+    `pause_due` a rest begins soon: by `pause`, with the time and the optimizer; `wake` ends it. `nests` tells that an
+    optimizer calls another one, or its base.
     """
 
-    __slots__ = ("collecting", "cpu_clock", "extend", "inputs", "pause", "tick", "wake", "words")
+    __slots__ = ("collecting", "cpu_clock", "extend", "inputs", "pause", "shallow", "tick", "wake", "words")
 
     def __init__(self, cpu_clock: Callable[[], int], tick: Callable[[int], None]) -> None:
         super().__init__()
@@ -129,6 +129,7 @@ class Journal(Live):
         self.inputs: Callable[[tuple[Any, ...], dict[str, Any], int], int] | None = None
         self.pause: Callable[[int, int], None] = _nothing
         self.wake: Callable[..., None] = _nothing
+        self.shallow: Callable[[int], None] = _nothing
         self.collecting = 0
         self.cpu_clock = cpu_clock
 

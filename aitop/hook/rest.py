@@ -57,7 +57,7 @@ class Rest:
         self.deep = False
         self._usual = 1
         self._shallow_until = 0
-        journal.pause, journal.wake = self.begin, self.end
+        journal.pause, journal.wake, journal.shallow = self.begin, self.end, self.stay_shallow
 
     def consider(self, words: list[int], kinds: bytes) -> None:
         """Look at the events of a tick, and their kinds: is a rest due?"""
@@ -139,9 +139,17 @@ class Rest:
         journal.due = journal.rests_until if journal.pause_due else now + TIMED_NS
         self._told(False)
 
+    def stay_shallow(self, now: int) -> None:
+        """This rest and those that follow for a while are none of the deep ones: those see what lies within a forward
+        as something of its own.
+        """
+        self._journal.deep = 0
+        self.deep = False
+        self._shallow_until = max(self._shallow_until, now + SHALLOW_FIRST_NS)
+
     def over(self) -> None:
         """Say how many steps a rest has had so far, if there is one, and end it."""
         self.end(time.monotonic_ns())
 
 
-keep_from_compiling(Rest.begin.__code__, Rest.end.__code__, inner=True)
+keep_from_compiling(Rest.begin.__code__, Rest.end.__code__, Rest.stay_shallow.__code__, inner=True)

@@ -13,9 +13,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from types import CodeType
 from typing import Any, Protocol
 
 from .arguments import leading
+from .frames import within_wrapper
 from .journal import (
     BACKWARD,
     FORWARD,
@@ -205,8 +207,8 @@ def wrap_forward(original: Callable[..., Any], keeper: Keeper, holder: Any = Non
                 return call(self, *args, **kwargs)
         elif keeper.not_owner():
             return keeper.aside(call, self, args, kwargs)
-        if journal.resting:
-            journal.wake(clock())
+        if journal.resting and not woken(journal, own):
+            return call(self, *args, **kwargs)
         device = journal.device
         span = None if device is None else device.begin(0)
         start = clock()
@@ -227,7 +229,20 @@ def wrap_forward(original: Callable[..., Any], keeper: Keeper, holder: Any = Non
             else:
                 look_after(journal, end)
 
+    own = __call__.__code__
     return __call__
+
+
+def woken(journal: Journal, own: CodeType) -> bool:
+    """A forward that would end a rest: whether it does. What is within another one does not, which is not marked as
+    `busy` in a deep rest. `own` is the code of the wrapper that calls us.
+    """
+    now = _now()
+    if within_wrapper(own, 3):
+        journal.shallow(now)
+        return False
+    journal.wake(now)
+    return True
 
 
 class _Own:
@@ -344,4 +359,4 @@ def wrap_save(original: Callable[..., Any], keeper: Keeper) -> Callable[..., Any
     return save
 
 
-keep_from_compiling(interrupted.__code__, inner=True)
+keep_from_compiling(interrupted.__code__, woken.__code__, inner=True)

@@ -8,6 +8,7 @@ from itertools import pairwise
 import pytest
 import torch
 from fast_run import Fast, Stalling
+from torch import nn
 from torch.utils.data import DataLoader
 
 import aitop.hook
@@ -70,6 +71,53 @@ def test_an_evaluation_ends_them(deep):
     deep.steps(1)
     [evaluated] = [record for record in deep.after() if record.evaluation]
     assert evaluated.index == deep.made - 6
+
+
+class Frozen(nn.Module):
+    """Calls parts of the root's own class, of which no gradient is wanted. `deep` tells of each call whether it was in
+    a deep rest, `resting` whether it left it a rest.
+    """
+
+    def __init__(self, journal) -> None:
+        super().__init__()
+        self.inner = nn.Sequential(nn.Linear(8, 8), nn.Sequential(nn.ReLU()))
+        self.journal = journal
+        self.deep: list[bool] = []
+        self.resting: list[bool] = []
+
+    def forward(self, rows):
+        self.deep.append(bool(self.journal.deep))
+        with torch.no_grad():
+            for _ in range(3):
+                rows = self.inner(rows)
+        self.resting.append(self.journal.resting)
+        return rows
+
+
+def until(run: Fast, there) -> None:
+    for _ in range(30000):
+        run.steps(1)
+        if there():
+            return
+    raise AssertionError("it never comes")
+
+
+def test_a_frozen_part_of_the_model_is_no_evaluation_and_ends_none(deep, monkeypatch):
+    frozen = Frozen(deep.journal)
+    deep.net = nn.Sequential(frozen, nn.Linear(8, 4))
+    deep.optimizer = torch.optim.SGD(deep.net.parameters(), 1e-3)
+    until(deep, lambda: any(frozen.deep))
+    assert deep.journal.deep == 0 and frozen.resting[-1], "it goes on as a shallow one"
+    monkeypatch.setattr(rest_module, "SHALLOW_FIRST_NS", 10**10)
+    until(deep, lambda: sum(frozen.deep) > 1)
+    count = len(frozen.deep)
+    for _ in range(3):
+        deep.until_it_rests()
+        deep.rest.over()
+    assert not any(frozen.deep[count:]), "it was seen that deep ones are not for this model"
+    records = deep.after()
+    assert not any(record.evaluation for record in records)
+    assert records[-1].index + 1 == deep.made
 
 
 def test_a_new_epoch_ends_them_and_the_next_rest_may_be_deep_again(deep):
