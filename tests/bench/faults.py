@@ -31,7 +31,8 @@ from fault_kinds import FAULTS
 from fault_scene import SCRIPT, Scene, Target
 
 # A target is held against the undisturbed run after so many faults, and then another one begins.
-TIMES_A_TARGET = 25
+TIMES_A_TARGET = 8
+LEAST_STEPS = 5000
 HEAD = f"{'fault':18}{'times':>6}{'hook in':>8}{'harmed':>7}{'monitor':>8}{'told':>9}{'s each':>8}"
 
 
@@ -60,8 +61,10 @@ class Time(Result):
 class Lane:
     """Does one fault after another, on a target that is kept as long as it is fit."""
 
-    def __init__(self, jobs: queue.SimpleQueue[str], done: list[Time], seed: str, until: float) -> None:
-        self._jobs, self._done, self._seed, self._until = jobs, done, seed, until
+    def __init__(self, jobs: queue.SimpleQueue[str], done: list[Time], options: argparse.Namespace) -> None:
+        self._jobs, self._done, self._seed, self._file = jobs, done, options.seed, options.keep
+        self._until = time.monotonic() + options.minutes * 60
+        self._times: list[Time] = []
         self._target: Target | None = None
         self._used = 0
 
@@ -71,7 +74,8 @@ class Lane:
                 name = self._jobs.get_nowait()
             except queue.Empty:
                 break
-            self._done.append(self._once(name, random.Random(f"{self._seed} {name} {len(self._done)}")))
+            dice = random.Random(f"{self._seed} {name} {len(self._done)} {threading.get_ident()}")
+            self._once(name, dice)
         self._drop()
 
     def _fit(self, kind: str) -> Target:
@@ -82,11 +86,16 @@ class Lane:
         return self._target
 
     def _drop(self) -> None:
-        if self._target is not None:
-            self._target.end()
-        self._target = None
+        """End the target, and hold what it computed against what it had to."""
+        target, times = self._target, self._times
+        self._target, self._times = None, []
+        if target is not None:
+            target.end()
+            compare(target, times)
+            if self._file is not None:
+                keep(self._file, times)
 
-    def _once(self, name: str, dice: random.Random) -> Time:
+    def _once(self, name: str, dice: random.Random) -> None:
         what = FAULTS[name]
         target = self._fit(what.kind)
         one, began = Time(name, target=target, first=target.steps()), time.monotonic()
@@ -99,42 +108,49 @@ class Lane:
             scene.clear()
         one.harm, one.bad, one.told, one.hooked = target.harm(), scene.bad, scene.told, scene.hooked
         one.last, one.seconds = target.steps(), time.monotonic() - began
+        self._times.append(one)
+        self._done.append(one)
+        for words in (*one.harm, *one.bad):
+            print(f"{name}: {words}", file=sys.stderr, flush=True)
         if one.harm or what.spends:
             target.kill()
             self._drop()
-        for words in (*one.harm, *one.bad):
-            print(f"{name}: {words}", file=sys.stderr, flush=True)
-        return one
+
+
+_right: dict[str, list[str]] = {}
+_one_at_a_time = threading.Lock()
+
+
+def right_losses(kind: str, steps: int) -> list[str]:
+    """So many losses of a run that nobody watches; it is made once, and again where more are asked for."""
+    with _one_at_a_time:
+        if len(_right.get(kind, ())) < steps:
+            _right[kind] = undisturbed(kind, max(2 * steps, LEAST_STEPS))
+        return _right[kind]
 
 
 def undisturbed(kind: str, steps: int) -> list[str]:
-    """The losses of a run that nobody watches."""
     with tempfile.TemporaryDirectory() as folder:
         subprocess.run([sys.executable, str(SCRIPT), folder, kind, str(steps)], check=True)
         return (Path(folder) / "losses").read_text().split()[1:]
 
 
-def compare(done: list[Time]) -> None:
-    """Note for each time how many losses it took, and whether they went another way during it."""
-    targets = list({id(one.target): one.target for one in done if one.target is not None}.values())
-    longest: dict[str, int] = {}
-    for target in targets:
-        longest[target.kind] = max(longest.get(target.kind, 1), *(len(run) for run in target.runs()))
-    right = {kind: undisturbed(kind, steps) for kind, steps in longest.items()}
-    for target in targets:
-        times = [one for one in done if one.target is target]
-        before = 0
-        for run in target.runs():
-            pairs = zip(run, right[target.kind], strict=False)
-            wrong = next((at for at, pair in enumerate(pairs) if pair[0] != pair[1]), None)
-            if wrong is not None:
-                blamed = [one for one in times if one.first <= before + wrong][-1]
-                blamed.harm.append(f"other losses from step {wrong} on")
-                print(f"{blamed.name}: {blamed.harm[-1]}", file=sys.stderr)
-            before += len(run)
-        for one in times:
-            one.losses = max(0, one.last - one.first)
-        target.clear()
+def compare(target: Target, times: list[Time]) -> None:
+    """Note for each time on this target how many losses it took, and whether they went another way during it."""
+    runs = target.runs()
+    right = right_losses(target.kind, max((len(run) for run in runs), default=1))
+    before = 0
+    for run in runs:
+        pairs = zip(run, right, strict=False)
+        wrong = next((at for at, pair in enumerate(pairs) if pair[0] != pair[1]), None)
+        if wrong is not None:
+            blamed = [one for one in times if one.first <= before + wrong][-1]
+            blamed.harm.append(f"other losses from step {wrong} on")
+            print(f"{blamed.name}: {blamed.harm[-1]}", file=sys.stderr)
+        before += len(run)
+    for one in times:
+        one.losses = max(0, one.last - one.first)
+    target.clear()
 
 
 def kept(path: Path | None) -> list[Result]:
@@ -210,15 +226,11 @@ def main() -> int:
     for name in in_turn(left, random.Random(options.seed)):
         jobs.put(name)
     done: list[Time] = []
-    until = time.monotonic() + options.minutes * 60
-    lanes = [threading.Thread(target=Lane(jobs, done, options.seed, until).run) for _ in range(options.j)]
+    lanes = [threading.Thread(target=Lane(jobs, done, options).run) for _ in range(options.j)]
     for lane in lanes:
         lane.start()
     for lane in lanes:
         lane.join()
-    compare(done)
-    if options.keep is not None:
-        keep(options.keep, done)
     return 0 if show(names, [*before, *done]) else 1
 
 

@@ -55,8 +55,9 @@ def test_other_losses_are_blamed_on_the_fault_they_came_with(monkeypatch, capsys
         faults.Time("second", target=target, first=2, last=5),
         faults.Time("third", target=target, first=5, last=7),
     ]
+    monkeypatch.setattr(faults, "_right", {})
     monkeypatch.setattr(faults, "undisturbed", lambda kind, steps: list("abcdefg")[:steps])
-    faults.compare(done)
+    faults.compare(target, done)
     assert [one.harm for one in done] == [[], ["other losses from step 3 on"], []]
     assert [one.losses for one in done] == [2, 3, 2]
     assert target.cleared
