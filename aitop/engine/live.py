@@ -71,6 +71,7 @@ class LiveFeed:
         self._thread: threading.Thread | None = None
         self._stepping: int | None = None
         self._looked = 0.0
+        self._look: threading.Thread | None = None
         self._numbers: dict[int, int | None] = {}
 
     def start(self, publish: Publish) -> None:
@@ -140,8 +141,10 @@ class LiveFeed:
         return next((reason for name, reason, _ in self._switched_off() if name == "stacks"), None)
 
     def _look_if_still(self) -> None:
-        """Look at all stacks where nothing has moved for a while."""
+        """Look at all stacks where nothing has moved for a while, one look after the other: some take long."""
         now = time.monotonic()
+        if self._look is not None and self._look.is_alive():
+            return
         if now - self._looked < BETWEEN_LOOKS or not self._engine.wants_look(now):
             return
         self._looked = now
@@ -152,7 +155,8 @@ class LiveFeed:
                 self.dump()
             self._events.put(exchange_notes(self._numbers, passive=self._options.passive))
 
-        threading.Thread(target=look, name="aitop-look", daemon=True).start()
+        self._look = threading.Thread(target=look, name="aitop-look", daemon=True)
+        self._look.start()
 
     def _sources(self) -> list[Source]:
         options = self._options
