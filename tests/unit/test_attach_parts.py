@@ -338,8 +338,8 @@ def test_the_line_is_left_to_its_readers_where_two_ways_brought_it_in() -> None:
     withdrawn: list[bool] = []
     way = SimpleNamespace(withdraw=lambda target, *, in_use: withdrawn.append(in_use))
     request = SimpleNamespace(close=lambda: None)
-    tried = object.__new__(attempt.Attempt)
-    tried._since, tried._pause_us, tried._target = 0.0, 0.0, None  # type: ignore[assignment]
+    tried = attempt.Attempt(1, "install", (), ())
+    tried._target = None  # type: ignore[assignment]
     for entered in ([way], [way, way]):
         knock = SimpleNamespace(entered=entered, request=request, way="x")
         tried._settle(knock, "installed")  # type: ignore[arg-type]
