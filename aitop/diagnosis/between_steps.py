@@ -30,6 +30,7 @@ from aitop.model.units import duration, percent, size
 from aitop.model.verdict import Abstention, Fix, Severity, Verdict
 
 CRITICAL_SHARE = 0.3
+LEAST_SAMPLES = 4
 BAND = Band(enter=0.05, leave=0.03)
 # What may be left of a stall once it is rare, and what is worth calling a size.
 CHEAP = 0.02
@@ -92,7 +93,9 @@ def host_io(snapshot: Snapshot) -> Judgement:
         snapshot,
         lambda line: _does_io(line) and not saves(line) and not feeds(line) and not (serving and takes_request(line)),
     )
-    share = min(lines.share, host_limit(snapshot))
+    # It is not timed: two or three samples come by chance where each step prints a line.
+    seen = sum(line.samples for line in lines.lines)
+    share = min(lines.share, host_limit(snapshot)) if seen >= LEAST_SAMPLES else 0.0
     outside = outside_work(snapshot)
     place = f": {_place(lines)}" if lines.lines else ""
     fixes = (

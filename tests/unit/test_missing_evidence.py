@@ -56,6 +56,14 @@ def test_what_can_never_come_is_not_waited_for():
     assert "needed" in told()
 
 
+def test_a_few_samples_of_printing_are_chance():
+    def found(share):
+        prints = line("main", share, activity="log", text="print(step, loss)")
+        return between_steps.host_io(snapshot(phases=Phases(forward=0.4, backward=0.5, outside=0.1), lines=[prints]))
+
+    assert found(0.03) is None and found(0.06).level >= 0.05
+
+
 def test_a_standstill_without_stacks_blames_nobody():
     """Both ranks have not run for a minute: that is certain, and why is not."""
     still = Standstill(seconds=60.0, usual=0.1, ranks=tuple(Standing(pid=100 + n, rank=n, role="rank") for n in (0, 1)))
