@@ -18,6 +18,7 @@ from aitop.diagnosis.evidence import (
     timed_on_device,
 )
 from aitop.diagnosis.hand_update import update_lines
+from aitop.diagnosis.oversubscription import others_have_cores
 from aitop.diagnosis.rule import Band, Finding, Judgement, Rule
 from aitop.diagnosis.what_if import without
 from aitop.model.snapshot import Snapshot
@@ -64,6 +65,9 @@ def judge(snapshot: Snapshot) -> Judgement:
     lines = main_lines(snapshot, lambda line: line.phase == "optimizer")
     signals = (expected is not None, snapshot.steps.basis == "hook" and lines.share > 0.5 * share, share > 0.4)
     severity: Severity = "critical" if lost >= CRITICAL_SHARE and sum(signals) >= 2 and not unproven else "warning"
+    if lost < CRITICAL_SHARE and others_have_cores(snapshot):
+        # Phases of so little are stretched by whoever has the core.
+        severity = "info"
     sure = confidence(*signals, base=0.45, steps=len(records(snapshot)), share=lost)
     beyond = "lost in the optimizer if it updates parameters one by one"
     if expected is not None:
