@@ -37,7 +37,7 @@ USUAL_STEPS, LEAST_LONG_NS = 4, 1_000_000
 # than the others.
 SHALLOW_FIRST_NS, SHALLOW_TIMES = 10_000_000_000, 100
 # A deep rest has room for so many times the calls of one wrapper that are expected.
-CALLS = 4
+CALLS = 3
 # About so many phases are timed after an interruption.
 PHASES_TIMED = 2 * PHASES_SKIPPED
 

@@ -134,6 +134,14 @@ def feed_ring(data: bytes) -> None:
         reader.close()
 
 
+def forget_ring() -> None:
+    """Close the ring that was fed, which others would find in this process."""
+    global _ring_fd
+    if _ring_fd >= 0:
+        os.close(_ring_fd)
+        _ring_fd = -1
+
+
 def _recordable(sample: Event) -> None:
     """What a recording cannot give back is not to be handed on."""
     back = msgspec.json.decode(msgspec.json.encode(sample), type=Event)

@@ -319,6 +319,8 @@ def test_a_model_that_is_no_module_is_known_by_what_is_updated(watched):
 
 def test_queue_depth_and_loader_facts(watched):
     model = Net()
+    # Else it times itself only once the run has gone on for some time.
+    watched.session._cost._due = 0
     optimizer = torch.optim.AdamW(model.parameters(), foreach=True)
     for rows, labels in loader(count=48, num_workers=2, prefetch_factor=3):
         time.sleep(0.01)

@@ -10,9 +10,15 @@ import pytest
 sys.path.append(str(Path(__file__).parents[1] / "bench"))
 
 from fuzz import Lines, feed, fuzz
-from fuzz_subjects import SUBJECTS, Subject
+from fuzz_subjects import SUBJECTS, Subject, forget_ring
 
 INPUTS = {"ring": 250, "recording": 40, "spy": 250, "dump": 250, "trace": 250, "elf": 250}
+
+
+@pytest.fixture(autouse=True)
+def _no_ring_is_left():
+    yield
+    forget_ring()
 
 
 @pytest.mark.parametrize("name", INPUTS)
