@@ -98,6 +98,10 @@ def until(condition: Callable[[], object], seconds: float = 20.0) -> None:
 
 
 def read(source: HostSource) -> HostSample:
+    if source._first is not None:
+        # What was read on opening has no rates.
+        source.read()
+        time.sleep(source.interval)
     (sample,) = source.read()
     return sample
 
@@ -109,6 +113,19 @@ def roles(sample: HostSample) -> list[str]:
 def state(pid: int) -> str:
     with open(f"/proc/{pid}/stat") as file:
         return file.read().rpartition(")")[2].split()[0]
+
+
+def test_figures_come_at_once_and_rates_soon(start):
+    process = start(FORK_TWO)
+    source = HostSource([process.pid], interval=1.0)
+    source.open()
+    (first,) = source.read()
+    assert len(first.processes) == 3
+    assert first.processes[0].rss > 1 << 20 and first.machine.memory_total > first.machine.memory_available > 0
+    assert first.processes[0].cpu is None and first.machine.core_busy is None and source.interval < 0.5
+    time.sleep(source.interval)
+    (second,) = source.read()
+    assert second.processes[0].cpu is not None and second.machine.core_busy and source.interval == 1.0
 
 
 def test_a_busy_process_and_its_forked_workers(start):

@@ -39,6 +39,7 @@ def test_a_process_that_cannot_be_read_has_not_ended(child, monkeypatch):
     target = Target(pid=child.pid, command="python", started=procfs.started(begun))
     source = HostSource([child.pid])
     source.open()
+    assert source.read(), "what was read on opening"
     with monkeypatch.context() as shortage:
         shortage.setattr(os, "open", full)
         shortage.setattr(os, "listdir", full)

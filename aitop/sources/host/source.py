@@ -29,13 +29,14 @@ class HostSource:
 
     def __init__(self, pids: Sequence[int], *, interval: float = 1.0) -> None:
         self.interval = interval
+        self._usual_interval = interval
         self._starts: dict[int, int | None] = dict.fromkeys(pids)
         self._tree = ProcessTree(self._starts.items())
         self._evidence = ProcessEvidence()
         self._rates = ProcessRates()
         self._machine = Machine()
         self._cgroup: tuple[tuple[int, int], Cgroup] | None = None
-        self._opened: float | None = None
+        self._first: HostSample | None = None
         self._pids: frozenset[int] = frozenset()
         self._ranks: tuple[int, ...] = ()
 
@@ -43,15 +44,16 @@ class HostSource:
         """Take the counters that the first read's rates count from. Raises SourceError if no process is there."""
         self._tree = ProcessTree(self._starts.items())
         self._rates, self._machine, self._cgroup = ProcessRates(), Machine(), None
-        self._sample()
+        self._first = self._sample()
         self._starts = self._tree.tops()
-        self._opened = time.monotonic()
 
     def read(self) -> list[Sample]:
-        """One HostSample. The first read after opening waits until its rates mean something (at most 0.3 s)."""
-        if self._opened is not None:
-            time.sleep(max(0.0, self._opened + SHORTEST_INTERVAL - time.monotonic()))
-            self._opened = None
+        """One HostSample. The first after opening has no rates yet, and the next may come after 0.3 s already."""
+        if self._first is not None:
+            first, self._first = self._first, None
+            self.interval = min(SHORTEST_INTERVAL, self._usual_interval)
+            return [first]
+        self.interval = self._usual_interval
         return [self._sample()]
 
     def close(self) -> None:
