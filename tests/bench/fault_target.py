@@ -13,6 +13,7 @@ import os
 import subprocess
 import sys
 import time
+import types
 from pathlib import Path
 
 import torch
@@ -149,7 +150,8 @@ class Run:
 
 def is_ours(value: object) -> bool:
     """Whether a function, or what it wraps another in, is of a hook."""
-    return "aitop" in getattr(getattr(value, "__code__", None), "co_filename", "")
+    code = getattr(value, "__code__", None) if callable(value) and not isinstance(value, types.ModuleType) else None
+    return "aitop" in getattr(code, "co_filename", "")
 
 
 def files() -> list[str]:
