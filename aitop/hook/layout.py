@@ -38,6 +38,6 @@ CONTROL_LEAVE = 1
 
 NOT_MEASURED = -1
 
-# With the look after it, and with an attach that a busy target takes late, less than two leases: a monitor may be killed
+# With the look after it, and an attach that a busy target takes late, less than two leases: a monitor may be killed
 # before its first.
 GRACE_NS = 6_000_000_000
