@@ -17,6 +17,7 @@ import os
 import platform
 import queue
 import random
+import signal
 import subprocess
 import sys
 import tempfile
@@ -216,6 +217,8 @@ def parsed() -> argparse.Namespace:
 
 def main() -> int:
     options = parsed()
+    # Else a shell that put the bench into the background has all monitors ignore an interrupt.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     if options.list:
         print("\n".join(FAULTS))
         return 0
