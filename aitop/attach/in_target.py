@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 PACKAGE = "_aitop_hook"
 # What has arrived is dropped when no more comes for so long: whoever was bringing it may have been killed.
-PATIENCE_S = 10.0
+PATIENCE_S = 5.0
 # Functions of importlib that take, hold or give back a module's lock. Up to Python 3.11 an import that begins inside
 # one of them breaks the import that it interrupts (KeyError in _ModuleLock.acquire), and with it the program.
 LOCKING = frozenset(
