@@ -102,9 +102,7 @@ class Session:
         self._unused = 0
         self._count_ops_at = 0
         self._ticking = False
-        self._look_due = 0
-        self._allocators_due = 0
-        self._facts_due = 0
+        self._look_due = self._allocators_due = self._facts_due = 0
         self._cost = cost.SelfTimer()
 
     # Coming and going.
