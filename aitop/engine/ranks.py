@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import bisect
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice, takewhile
 from statistics import median
@@ -161,8 +161,18 @@ def _kept_by_exchange(history: History, aligned: Mapping[int, Sequence[StepRecor
 
 def _delay(history: History, pid: int) -> float | None:
     """The share of the last seconds in which its main thread waited for a core."""
+    return _of_process(history, pid, lambda process: process.run_delay)
+
+
+def _waited(history: History, pid: int) -> float | None:
+    """The cores that all its threads waited for and did not get in the last seconds."""
+    return _of_process(history, pid, lambda process: process.waited)
+
+
+def _of_process(history: History, pid: int, figure: Callable[[ProcessSample], float | None]) -> float | None:
     last = islice(reversed(history.hosts), DELAYS)
-    known = [one.run_delay for host in last for one in host.processes if one.pid == pid and one.run_delay is not None]
+    found = (figure(one) for host in last for one in host.processes if one.pid == pid)
+    known = [value for value in found if value is not None]
     return _mean(known) if known else None
 
 
@@ -235,6 +245,7 @@ def _one(history: History, process: ProcessSample, recent: Sequence[StepRecord],
         cpu=process.cpu,
         rss=process.rss,
         run_delay=_delay(history, pid),
+        waited=_waited(history, pid),
         gpu=device.index if device else None,
         gpu_busy=device.busy if device else None,
         gpu_memory=device.memory_used if device else None,

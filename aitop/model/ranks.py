@@ -32,7 +32,8 @@ class RankView(msgspec.Struct, frozen=True, kw_only=True):
     the first of the ranks it was ready for the others, in mean seconds; `latest` the share (0..1) of the steps in which
     no other rank was later. `samples` and `tokens` are those of a mean step. `skew` is its lateness step by step,
     oldest first, `skew_since` when the first of those ended. `cpu` is in cores, `rss` and `gpu_memory` in bytes,
-    `run_delay` the share of time in which its main thread waited for a core. None is not measured.
+    `run_delay` the share of time in which its main thread waited for a core, `waited` the cores that all its threads
+    waited for and did not get. None is not measured.
     """
 
     rank: int | None
@@ -50,6 +51,7 @@ class RankView(msgspec.Struct, frozen=True, kw_only=True):
     cpu: float | None = None
     rss: int | None = None
     run_delay: float | None = None
+    waited: float | None = None
     gpu: int | None = None
     gpu_busy: float | None = None
     gpu_memory: int | None = None

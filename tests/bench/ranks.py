@@ -20,21 +20,24 @@ from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import msgspec
 import psutil
 
 from aitop.engine.live import LiveFeed, Options
+from aitop.model.ranks import Ranks, RankView
 from aitop.model.snapshot import Snapshot
 from aitop.model.verdict import Verdict
 from aitop.sources.target import look
 
 JOB = Path(__file__).parents[1] / "ranks" / "job.py"
-LONGEST, SLOW_SECONDS, RATE_SECONDS = 30.0, 14.0, 8.0
+LONGEST, SLOW_SECONDS, RATE_SECONDS = 30.0, 14.0, 6.0
 FIRST_PORT = 29700
 HANGS = ("lock", "skip", "died", "killed", "mismatch", "worker")
 FAULTY_AFTER, STOPPED_FOR = 20, 4.0
 # Long enough for a monitor to be there first.
 HANGS_AFTER = {2: 300, 4: 150}
-BURNERS = 3
+# So many that the rank alone on its core is later than the others, who share theirs.
+BURNERS = {2: 3, 4: 9}
 BURN = "import os\nos.sched_setaffinity(0, {max(os.sched_getaffinity(0))})\nwhile True: pass"
 ABOUT_RANKS = frozenset({"straggler", "comm-bound", "hang"})
 
@@ -117,7 +120,7 @@ class Job(AbstractContextManager["Job"]):
                 [*command, "--world", str(case.ranks)],
                 stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True, env=environment,
             )  # fmt: skip
-        burners = BURNERS if case.fault == "contention" and not mended else 0
+        burners = BURNERS[case.ranks] if case.fault == "contention" and not mended else 0
         # Each in a session of its own: the scheduler may give a session its share, however many run in it.
         burn = [sys.executable, "-c", BURN]
         self.burners = [subprocess.Popen(burn, start_new_session=True) for _ in range(burners)]
@@ -254,8 +257,22 @@ def _mark(right: bool | None) -> str:
 def _others(seen: Seen) -> str:
     if seen.snapshot is None:
         return "no snapshot"
-    told = ", ".join(f"{one.id}/{one.subtype}" for one in seen.snapshot.diagnosis.verdicts)
-    return f"{told} {seen.snapshot.ranks}"
+    told = ", ".join(f"{one.id}/{one.subtype} {one.share}" for one in seen.snapshot.diagnosis.verdicts)
+    ranks = seen.snapshot.ranks
+    if ranks is None:
+        return f"{told}; no ranks"
+    each = "".join(f"\n      {figures(one)}" for one in ranks.ranks)
+    return f"{told}; {figures(ranks)}{each}"
+
+
+def figures(told: Ranks | RankView) -> str:
+    """Its figures, without what is a list."""
+    fields = msgspec.structs.asdict(told)
+    return ", ".join(f"{name} {_short(value)}" for name, value in fields.items() if not isinstance(value, tuple))
+
+
+def _short(value: object) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def main(words: Sequence[str]) -> None:
