@@ -188,6 +188,10 @@ class LiveFeed:
             self._tick_until_stopped(publish)
         except Exception as error:
             publish(own_failure(self.target, error, time=time.monotonic(), wall=time.time()))
+        finally:
+            # Nobody takes what they give any more: it would only pile up.
+            for runner in list(self._runners.values()):
+                runner.ask_to_stop()
 
     def _tick_until_stopped(self, publish: Publish) -> None:
         started = time.monotonic()
@@ -202,12 +206,12 @@ class LiveFeed:
                 except queue.Empty:
                     pass
                 continue
+            for runner in list(self._runners.values()):
+                runner.check(time.monotonic())
             self._drain(publish)
             self._end_of_target(publish)
             self._take(Tick(time=time.monotonic(), wall=time.time(), monitor_cpu=cpu.cores()), publish)
             self._look_if_still()
-            for runner in list(self._runners.values()):
-                runner.check(time.monotonic())
             if self.target.ended:
                 break
             next_tick = due.pop(0) if due else max(next_tick + self._options.interval, time.monotonic())
@@ -236,8 +240,6 @@ class LiveFeed:
         if ended is not None and not any(same_process(pid, begun) for pid, begun in self._tops.items()):
             self.target = msgspec.structs.replace(self.target, ended=ended, time=time.monotonic())
             self._take(self.target, publish)
-            for runner in list(self._runners.values()):
-                runner.ask_to_stop()
 
 
 class _CpuMeter:

@@ -6,7 +6,6 @@ import asyncio
 import os
 import signal
 import sys
-import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -70,6 +69,7 @@ class AitopApp(App[ResultType]):
         self.failure: BaseException | None = None
         self._last_resort = LastResort(clean_up)
         self._loop_for_signals: asyncio.AbstractEventLoop | None = None
+        self._told_to_end: int | None = None
         self.animation_level = "none"
 
     def settled_look(self) -> Look:
@@ -123,6 +123,9 @@ class AitopApp(App[ResultType]):
         """A fault of our own ends the program in order; what it was is said by who started us, in a sentence."""
         if self.is_headless:
             super()._handle_exception(error)
+        elif self._told_to_end is not None:
+            # A screen that was told to end while it was being made has not got all its parts.
+            self.exit(return_code=self._told_to_end)
         elif self.failure is None:
             self.failure = error
             self.exit(return_code=1)
@@ -134,11 +137,9 @@ class AitopApp(App[ResultType]):
     def on_mount(self) -> None:
         # The shell has written over the screen while we were stopped.
         self.app_resume_signal.subscribe(self, lambda _: self.refresh(layout=True))
-        # Not the event loop's own handlers: those would wait for a loop that is stuck writing to a dead terminal.
-        if not self.is_headless and threading.current_thread() is threading.main_thread():
-            self._loop_for_signals = asyncio.get_running_loop()
-            for number in ENDING_SIGNALS:
-                signal.signal(number, self._end_by)
+        self._loop_for_signals = asyncio.get_running_loop()
+        if self._told_to_end is not None:
+            self.exit(return_code=self._told_to_end)
 
     def on_feed_failed(self, message: FeedFailed) -> None:
         self.failure = message.error
@@ -148,16 +149,26 @@ class AitopApp(App[ResultType]):
         self.exit(return_code=INTERRUPTED)
 
     def _end_by(self, number: int, frame: FrameType | None) -> None:
-        code = 128 + number
+        code = self._told_to_end = 128 + number
         self._last_resort.arm(code)
-        if self._loop_for_signals is not None:
+        # Before there is a loop, and after it, the code is all that is needed.
+        if self._loop_for_signals is not None and not self._loop_for_signals.is_closed():
             self._loop_for_signals.call_soon_threadsafe(lambda: self.exit(return_code=code))
+
+    @property
+    def code(self) -> int:
+        """The exit code: 128 and the signal that told it to end, else what the screen left with."""
+        return self._told_to_end or self.return_code or 0
 
     def run_to_end(self) -> ResultType | None:
         """Run until it is over; the signals that ended it mean again afterwards what they meant before."""
         believe_the_terminal()
         before = {number: signal.getsignal(number) for number in ENDING_SIGNALS}
         try:
+            # From the first moment on, and not the event loop's own handlers: those lose an interrupt that comes while
+            # the screen starts, and would wait for a loop that is stuck writing to a dead terminal.
+            for number in ENDING_SIGNALS:
+                signal.signal(number, self._end_by)
             return self.run()
         finally:
             self._last_resort.disarm()
@@ -223,7 +234,7 @@ def run_monitor(
         feed.stop()
     if app.failure is not None:
         raise app.failure
-    return app.return_code or 0
+    return app.code
 
 
 def pick(find: Callable[[], list[Candidate]], settings: Settings | None = None) -> int | None:
@@ -235,10 +246,10 @@ def pick(find: Callable[[], list[Candidate]], settings: Settings | None = None) 
     chosen = app.run_to_end()
     if app.failure is not None:
         raise app.failure
-    if app.return_code == INTERRUPTED:
+    if app.code == INTERRUPTED:
         raise KeyboardInterrupt
-    if app.return_code:
-        raise SystemExit(app.return_code)
+    if app.code:
+        raise SystemExit(app.code)
     return chosen
 
 

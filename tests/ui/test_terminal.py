@@ -20,8 +20,13 @@ HERE = Path(__file__).parent
 PROGRAM = f"""
 import sys
 sys.path[:0] = [{str(HERE)!r}, {str(HERE.parent.parent)!r}]
+import os
 import sample_snapshots
+from aitop.ui import app
 from aitop.ui.app import run_monitor
+
+if sys.argv[1].startswith("load"):
+    app.MonitorApp.on_load = lambda self: os.kill(os.getpid(), int(sys.argv[1][4:]))
 
 class Feed:
     live = True
@@ -123,6 +128,15 @@ def test_the_terminal_is_given_back(start, tmp_path, way, code):
     assert terminal.output.rindex(b"\x1b[?1049l") > terminal.output.rindex(b"\x1b[?1049h")
     assert terminal.output.rindex(b"\x1b[?25h") > terminal.output.rindex(b"\x1b[?25l")
     assert terminal.output.rindex(b"\x1b[2J") > terminal.output.rindex(b"INPUT-BOUND")
+    assert (tmp_path / "notes").read_text() == "stopped\n"
+    os.close(terminal.master)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_while_the_screen_starts_is_not_lost(start, tmp_path, number):
+    terminal = start(f"load{number.value}")
+    assert terminal.end() == 128 + number, terminal.output
+    assert termios.tcgetattr(terminal.slave) == terminal.before
     assert (tmp_path / "notes").read_text() == "stopped\n"
     os.close(terminal.master)
 
