@@ -117,7 +117,8 @@ def detach_in_attach(scene: Scene) -> None:
     scene.expect(monitor.until(UP, 20.0), "no screen")
     scene.pause(0.0, 1.5)
     monitor.press(b"d")
-    scene.told = monitor.until(r"hook○", 15.0) is not None and monitor.until("detached", 5.0) is not None
+    if scene.tells(monitor, r"hook○", 15.0):
+        scene.tells(monitor, "detached|the hook is out of the target", 5.0)
     scene.expect(find_ring(scene.target.pid) is None, "the hook is in after a detach")
     scene.recovers(monitor, sources="host●.* stacks●.* hook○")
     scene.expect(find_ring(scene.target.pid) is None, "the hook came back after a detach")
@@ -131,7 +132,7 @@ def target_killed(scene: Scene) -> None:
     scene.expect(monitor.until(UP, 20.0), "no screen")
     scene.moment(monitor)
     scene.target.kill()
-    scene.told = monitor.until(rf"target ended: process {scene.target.pid} has ended", 15.0) is not None
+    scene.tells(monitor, rf"target ended: process {scene.target.pid} has ended", 15.0)
     scene.quits(monitor)
     scene.readable(path, whole=True)
 
@@ -147,9 +148,8 @@ def target_stopped(scene: Scene) -> None:
         if scene.dice.random() < 0.6:
             # Without a step seen before, a process that stands is one that has nothing to do.
             wanted = r"is stopped|stopped by a signal|CONT"
-            scene.told = monitor.until(wanted, 30.0) is not None
-            if not scene.told:
-                scene.bad.append(f"nothing said of a stopped target:\n{monitor.screen.text()}")
+            if not scene.tells(monitor, wanted, 30.0):
+                scene.bad.append("nothing said of a stopped target")
         else:
             scene.pause(0.1, 2.0)
     finally:
@@ -192,7 +192,7 @@ def spy_killed(scene: Scene) -> None:
     long = scene.dice.random() < 0.5
     to_spies(scene, monitor, signal.SIGKILL, 4.0 if long else 0.0)
     if long:
-        scene.told = monitor.until(r"stacks[✗◐○]", 15.0) is not None
+        scene.tells(monitor, r"stacks[✗◐○]", 15.0)
     scene.recovers(monitor)
     scene.quits(monitor)
 

@@ -111,7 +111,7 @@ class Lane:
         one.last, one.seconds = target.steps(), time.monotonic() - began
         self._times.append(one)
         self._done.append(one)
-        for words in (*one.harm, *one.bad):
+        for words in (*one.harm, *one.bad, *([scene.untold] if scene.untold else [])):
             print(f"{name}: {words}", file=sys.stderr, flush=True)
         if one.harm or what.spends:
             target.kill()
