@@ -7,6 +7,7 @@ the target never runs another Python instruction; then from stacks, and from the
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import chain, islice
 
 from msgspec.structs import replace
 
@@ -76,13 +77,17 @@ def _waits(ranks: Sequence[Standing], gone: Sequence[int], usual: float | None) 
 
 
 def _still_since(history: History, now: float) -> float | None:
-    """Since when no rank and no worker has moved; None where one moves now, or nothing is known."""
+    """Since when no rank and no worker has moved; None where one moves now, or nothing is known.
+
+    A sample tells of the time since the one before it.
+    """
     since: float | None = None
-    for host in reversed(history.hosts):
+    before = chain(islice(reversed(history.hosts), 1, None), [None])
+    for host, earlier in zip(reversed(history.hosts), before, strict=False):
         working = [one for one in host.processes if one.role in ("rank", "loader-worker") and one.state != "Z"]
         if not any(one.role == "rank" for one in working) or not all(_is_still(one, history) for one in working):
             break
-        since = host.time
+        since = earlier.time if earlier is not None else host.time
     stepped = max((hook.steps[-1].end for hook in history.hooks.values() if hook.steps), default=None)
     if since is None or (stepped is not None and stepped > since):
         return None if since is None else stepped

@@ -279,6 +279,14 @@ def test_what_moves_or_has_not_stood_for_long_is_no_hang():
         assert standstill(found, 1000.0) is None
 
 
+def test_a_sample_tells_of_the_time_since_the_one_before_it():
+    found = History(Target(pid=PIDS[0], command="x"))
+    for second, switches in enumerate((50.0, 50.0, 0.0, 0.0)):
+        found.add(host(1000.0 + second, voluntary_switches=switches))
+    assert standing_for(found, 1003.0) == 2.0
+    assert standing_for(History(Target(pid=1, command="x")), 1.0) == 0.0
+
+
 def test_looks_are_asked_for_only_while_nothing_moves():
     assert wants_look(still(), 1000.0)
     assert not wants_look(still(voluntary_switches=20.0), 1000.0)
