@@ -27,8 +27,10 @@ from aitop.model.snapshot import Snapshot
 from aitop.sources.target import look
 
 JOB = Path(__file__).parents[1] / "ranks" / "job.py"
-PATIENCE_SECONDS = 90.0
+PATIENCE_SECONDS = 120.0
 NEVER = 10**9
+# A rank that dies while the others connect to it leaves gloo waiting for it: they give up, and all begin anew.
+MESH_SECONDS = 15
 
 
 class Watched:
@@ -63,8 +65,8 @@ def main() -> None:
     command = [sys.executable, *run, "--master-port", str(chance.randint(20_000, 29_000)), str(JOB), "worker"]
     with tempfile.TemporaryFile() as log:
         job = subprocess.Popen(
-            [*command, "--after", str(NEVER), "--world", str(args.ranks)], stdout=log, stderr=log,
-            start_new_session=True, env=os.environ | {"OMP_NUM_THREADS": "1"},
+            [*command, "--after", str(NEVER), "--world", str(args.ranks), "--patience", str(MESH_SECONDS)],
+            stdout=log, stderr=log, start_new_session=True, env=os.environ | {"OMP_NUM_THREADS": "1"},
         )  # fmt: skip
         watched = Watched()
         feed = LiveFeed([look(job.pid)], Options(gpu=False))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import datetime
 import os
 import signal
 import subprocess
@@ -35,6 +36,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--after", type=int, default=20)
     parser.add_argument("--port", type=int, default=29611)
     parser.add_argument("--steps", type=int, default=0, help="stop after so many steps (default: never)")
+    parser.add_argument("--patience", type=int, default=1800, help="seconds after which ranks give up on each other")
     parser.add_argument("--mended", action="store_true", help="the same without the fault, where it slows the run")
     return parser.parse_args()
 
@@ -153,11 +155,12 @@ def train(rank: int, args: argparse.Namespace) -> None:
 
 
 def run(rank: int, args: argparse.Namespace) -> None:
+    patience = datetime.timedelta(seconds=args.patience)
     if "RANK" in os.environ:
-        dist.init_process_group("gloo")
+        dist.init_process_group("gloo", timeout=patience)
     else:
         address = f"tcp://127.0.0.1:{args.port}"
-        dist.init_process_group("gloo", init_method=address, rank=rank, world_size=args.world)
+        dist.init_process_group("gloo", init_method=address, rank=rank, world_size=args.world, timeout=patience)
     train(dist.get_rank(), args)
     dist.destroy_process_group()
 
