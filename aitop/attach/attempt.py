@@ -196,7 +196,7 @@ class Attempt:
         if self._knock is None:
             if time.monotonic() < self._again_at:
                 return None
-            request = Request(self._target.status, self._parcels[0])
+            request = Request(self._target.status, self._parcels[0], file=any(way.alone for way in self._open_ways))
             request.open()
             self._asked_at = time.monotonic()
             self._knock = _Knock(request, [_Rung(way) for way in self._open_ways])

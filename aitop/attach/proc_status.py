@@ -23,7 +23,7 @@ class ProcStatus:
     pid the process itself sees (its own pid namespace). `tracer` is 0 where nobody traces it. `seccomp` is
     0, 1 (strict) or 2 (filtered). `started` is the start time in clock ticks after boot: with the pid it names
     one process for good. `forked` means that it has not executed a program since it was forked. `groups` are the
-    supplementary groups.
+    supplementary groups. `capabilities` are those in effect, `permitted` those that it may put into effect.
     """
 
     pid: int
@@ -41,6 +41,8 @@ class ProcStatus:
     started: int
     forked: bool = False
     groups: tuple[int, ...] = ()
+    permitted: int = 0
+    no_new_privileges: bool = False
 
     @property
     def may_give_files(self) -> bool:
@@ -77,6 +79,8 @@ def parse_status(pid: int, text: str, started: int) -> ProcStatus:
         gids=numbers("Gid"),
         inner_pid=numbers("NSpid")[-1] or pid,
         capabilities=int(fields.get("CapEff", "0"), 16),
+        permitted=int(fields.get("CapPrm", "0"), 16),
+        no_new_privileges=bool(numbers("NoNewPrivs")[0]),
         seccomp=numbers("Seccomp")[0],
         shadow_stack="shstk" in fields.get("x86_Thread_features", ""),
         started=started,

@@ -1,27 +1,20 @@
-"""One request to a target: the text to inject, the file that holds it, and the answer that comes back in it.
+"""One request to a target: the text to inject, what carries the rest of it, and the answer that comes back in that.
 
-The file is unlinked by the target as its first act and by us at the latest when the request ends. We keep
-our own descriptor of it: the answer is appended to the nameless file and read from there.
+The target takes the carrier away as its first act, and we do at the latest when the request ends. We keep our own
+descriptor of it: the answer is appended to it and read from there.
 """
 
 from __future__ import annotations
 
 import errno
 import os
-import secrets
-import stat
-import time
 from types import TracebackType
 
-from aitop.attach.folder import open_folder
-from aitop.attach.proc_status import ProcStatus, own_status
+from aitop.attach.carriers import FREE, Carrier, carriers, no_folder
+from aitop.attach.proc_status import ProcStatus
 from aitop.attach.python_image import LONGEST_LINE, MARK
-from aitop.attach.refusal import AttachRefused
 
 LONGEST_ANSWER = 4096
-ABANDONED_SECONDS = 60.0
-# The file is made with O_EXCL, for the target's user alone, under a name nobody can guess.
-FOLDERS = ("/tmp", "/dev/shm", "/var/tmp")  # noqa: S108
 
 # Runs in a namespace of its own. `d` is the file; only the very inode that we made is read, and only by
 # the process it is meant for (a child forked in between has the request too). `k` is what the outer line
@@ -32,7 +25,7 @@ import posix as o
 k=()
 try:
  if o.getpid()=={pid}:
-  p={path!r};d=o.open(p,o.O_RDWR|o.O_CLOEXEC|o.O_NOFOLLOW)
+  p={path!r};d=o.open(p,{flags})
   try:
    if o.fstat(d).st_ino=={inode}:exec(compile(o.pread(d,{size},{at}),'','exec'))
   finally:o.close(d)
@@ -51,53 +44,46 @@ except BaseException:pass
 # The line must be short; this waits for it in the file and goes on where it ended.
 _SECOND = """\
 import marshal as m,sys
-o.unlink(p);b=m.loads(o.pread(d,{size},{at}));g=b[3];a='error: interrupted'
+{claim};b=m.loads(o.pread(d,{size},{at}));g=b[3];a='error: interrupted'
 try:
  exec(m.loads(b[1])if b[0]==sys.modules['_frozen_importlib_external'].MAGIC_NUMBER else compile(b[2],'','exec'),g)
  a=g['run'](g,m.loads)
 finally:o.pwrite(d,a.encode()+b'\\n',{end})
 """
-SECOND_ROOM = 512
+SECOND_ROOM = 640
+STATE_AT = LONGEST_LINE + SECOND_ROOM
+PAYLOAD_AT = STATE_AT + len(FREE)
 
 
 class Request:
-    """The file exists from `open` to `close`, or until the target has read it. Closes as a context manager.
+    """There is a carrier from `open` to `close`, or until the target has taken it. Closes as a context manager.
 
-    `line` is the text to inject, closed by a zero. `path` is the file as the target names it: whatever runs
-    it as a script, up to its first zero, runs the same line.
+    `line` is the text to inject, closed by a zero. `path` is the carrier as the target names it: whatever runs
+    it as a script, up to its first zero, runs the same line. `file` wants a file, for a way that complains in the
+    target where there is nothing behind the path any more.
     """
 
-    def __init__(self, target: ProcStatus, payload: bytes) -> None:
-        self._target = target
-        at = LONGEST_LINE + SECOND_ROOM
-        self._end = at + len(payload)
-        self._second = _SECOND.format(size=len(payload), at=at, end=self._end).encode()
-        self._payload = payload
-        self._fd = -1
-        self._folder = -1
-        self._name = f"{_prefix(target.pid)}{secrets.token_hex(6)}"
+    def __init__(self, target: ProcStatus, payload: bytes, *, file: bool = False) -> None:
+        self._target, self._payload, self._file = target, payload, file
+        self._end = PAYLOAD_AT + len(payload)
+        self._carrier: Carrier | None = None
         self.path = ""
         self.line = b""
 
     def open(self) -> None:
-        """Makes the file in the first folder that takes it; raises AttachRefused where none does."""
+        """Fills the first carrier that takes it; raises AttachRefused where none does."""
         problems: list[str] = []
-        for path in _folders(self._target.pid):
+        for carrier in carriers(self._target, STATE_AT, problems, file=self._file):
             try:
-                folder = open_folder(self._target, path)
+                self._fill(carrier)
             except OSError as error:
-                problems.append(f"{path}: {error.strerror}")
+                carrier.take_away()
+                carrier.close()
+                problems.append(f"{os.path.dirname(carrier.path)}: {error.strerror}")
                 continue
-            _sweep(self._target, folder)
-            self._folder = folder
-            try:
-                self._create(f"{path.rstrip('/')}/{self._name}")
-            except OSError as error:
-                self.close()
-                problems.append(f"{path}: {error.strerror}")
-                continue
+            self._carrier = carrier
             return
-        raise _no_folder(self._target.pid, problems)
+        raise no_folder(self._target.pid, problems)
 
     def __enter__(self) -> Request:
         return self
@@ -107,111 +93,39 @@ class Request:
 
     def answer(self) -> str | None:
         """The target's answer, None as long as there is none."""
-        data = os.pread(self._fd, LONGEST_ANSWER, self._end)
+        data = os.pread(self._carrier.fd, LONGEST_ANSWER, self._end) if self._carrier is not None else b""
         return data[:-1].decode("utf-8", "replace") if data.endswith(b"\n") else None
 
     def is_there(self) -> bool:
         """Whether the target has not begun with it."""
-        return bool(os.fstat(self._fd).st_nlink)
+        return self._carrier is not None and self._carrier.is_there()
 
     def cancel(self) -> bool:
-        """Takes the file away. True: the target will never run it. False: it had already begun."""
-        try:
-            os.unlink(self._name, dir_fd=self._folder)
-        except FileNotFoundError:
-            return os.path.isdir(f"/proc/{self._target.pid}") is False
-        except OSError:
-            return True
-        return True
+        """Takes it away. True: the target will never run it. False: it had already begun."""
+        return self._carrier is None or self._carrier.take_away()
 
     def close(self) -> None:
         """Idempotent."""
-        if self._fd >= 0:
-            self.cancel()
-            os.close(self._fd)
-        if self._folder >= 0:
-            os.close(self._folder)
-        self._fd = self._folder = -1
+        carrier, self._carrier = self._carrier, None
+        if carrier is not None:
+            carrier.take_away()
+            carrier.close()
 
-    def _create(self, path: str) -> None:
-        """Makes the file that the target sees as `path`, readable by the target's user alone."""
-        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-        self._fd = os.open(self._name, flags, stat.S_IRUSR | stat.S_IWUSR, dir_fd=self._folder)
-        # Its group may be one that we are not in; only its user may open the file anyway.
-        if self._target.uids[1] != os.geteuid():
-            os.fchown(self._fd, self._target.uids[1], self._target.gids[1])
-        inode = os.fstat(self._fd).st_ino
+    def _fill(self, carrier: Carrier) -> None:
+        second = _SECOND.format(claim=carrier.claim, size=len(self._payload), at=PAYLOAD_AT, end=self._end).encode()
         inner = _INNER.format(
-            pid=self._target.inner_pid, path=path, inode=inode, at=LONGEST_LINE, size=len(self._second)
+            pid=self._target.inner_pid,
+            path=carrier.path,
+            flags=int(carrier.flags),
+            inode=os.fstat(carrier.fd).st_ino,
+            at=LONGEST_LINE,
+            size=len(second),
         )
         line = MARK + _OUTER.format(inner=inner).encode() + b"\0"
         if len(line) > LONGEST_LINE:
             raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG))
-        content = line.ljust(LONGEST_LINE, b"\0") + self._second.ljust(SECOND_ROOM, b"\0") + self._payload
-        if os.write(self._fd, content) != len(content):
+        content = line.ljust(LONGEST_LINE, b"\0") + second.ljust(SECOND_ROOM, b"\0") + FREE + self._payload
+        # The place from which it is locked stays the beginning.
+        if os.pwrite(carrier.fd, content, 0) != len(content):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        self.path, self.line = path, line
-
-
-def first_folder(target: ProcStatus) -> str:
-    """The folder in which a request would make its file, as the target names it; AttachRefused where none takes one."""
-    problems: list[str] = []
-    if target.uids[1] != os.geteuid() and not own_status().may_give_files:
-        reason = f"a file for the user of process {target.pid} cannot be made: root lacks CAP_CHOWN"
-        raise AttachRefused("denied", reason, "run aitop as that user, or in a container with: --cap-add CHOWN")
-    for path in _folders(target.pid):
-        try:
-            folder = open_folder(target, path)
-        except OSError as error:
-            problems.append(f"{path}: {error.strerror}")
-            continue
-        try:
-            read_only = os.fstatvfs(folder).f_flag & os.ST_RDONLY
-        finally:
-            os.close(folder)
-        if not read_only:
-            return path
-        problems.append(f"{path}: {os.strerror(errno.EROFS)}")
-    raise _no_folder(target.pid, problems)
-
-
-def _no_folder(pid: int, problems: list[str]) -> AttachRefused:
-    reason = f"no folder of process {pid} takes a file ({'; '.join(problems)})"
-    return AttachRefused("failed", reason, "give the run a TMPDIR that it may write to, or: aitop run -- CMD")
-
-
-def _prefix(pid: int) -> str:
-    return f".aitop-{pid}-"
-
-
-def _sweep(target: ProcStatus, folder: int) -> None:
-    """Takes away what an aitop that was killed in flight left there, for this target or for one that is gone.
-
-    Ours is the only turn with this target now; files for others are left alone until no request could still be
-    under way.
-    """
-    now = time.time()
-    try:
-        for name in os.listdir(folder):
-            if not name.startswith(".aitop-"):
-                continue
-            status = os.stat(name, dir_fd=folder, follow_symlinks=False)
-            ours = name.startswith(_prefix(target.pid)) or now - status.st_mtime > ABANDONED_SECONDS
-            if ours and stat.S_ISREG(status.st_mode) and status.st_uid in (target.uids[1], os.geteuid()):
-                os.unlink(name, dir_fd=folder)
-    except OSError:  # not readable, or read and unlinked by the target just now
-        pass
-
-
-def _folders(pid: int) -> list[str]:
-    """Where the target can read and unlink a file, best first, as the target names them."""
-    folders = list(FOLDERS)
-    try:
-        with open(f"/proc/{pid}/environ", "rb") as file:
-            for entry in file.read().split(b"\0"):
-                if entry.startswith(b"TMPDIR=/"):
-                    folders.insert(1, os.fsdecode(entry[7:]))
-        folders.append(os.readlink(f"/proc/{pid}/cwd"))
-    except OSError:
-        pass
-    return [folder for folder in folders if folder.startswith("/") and not folder.endswith(" (deleted)")]
+        self.path, self.line = carrier.path, line

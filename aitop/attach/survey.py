@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 from aitop.attach.already import hook_is_there
 from aitop.attach.attempt import unreachable
+from aitop.attach.carriers import first_folder, may_look_into_us
 from aitop.attach.preflight import check_alive, check_consent, check_torch, open_memory
 from aitop.attach.python_image import locate_python
 from aitop.attach.refusal import AttachRefused
-from aitop.attach.request import first_folder
 from aitop.attach.target import Target
 from aitop.attach.ways import WAYS, WayIn
 
@@ -21,7 +21,8 @@ class Survey:
     """What stands in the way of the hook, before it is tried.
 
     `ways` has each way in with what closes it, None where it is open; empty where the process as a whole cannot be
-    entered, and `refused` says why. `folder` takes the file that carries the hook, as the target names it.
+    entered, and `refused` says why. `folder` takes the file that carries the hook, as the target names it; "" where
+    memory of ours carries it, and no file is needed.
     """
 
     already: bool
@@ -49,7 +50,8 @@ def survey(pid: int, ways: Sequence[WayIn] = WAYS) -> Survey:
         check_consent(pid)
         target = Target(status, memory, locate_python(pid, memory))
         found = [(way.name, way.obstacle(target)) for way in ways]
-        folder = first_folder(status)
+        needs_file = any(way.alone and obstacle is None for way, (_, obstacle) in zip(ways, found, strict=True))
+        folder = "" if not needs_file and may_look_into_us(status) else first_folder(status)
         check_torch(pid)
     except AttachRefused as refused:
         return Survey(already, tuple(found), folder, refused)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import time
@@ -25,7 +26,7 @@ torch.set_num_threads(1)
 net = torch.nn.Linear(4, 4); opt = torch.optim.SGD(net.parameters(), 0.1)
 poll = ctypes.PyDLL(None).poll
 fds = ctypes.create_string_buffer(struct.pack('<ihh', 0, 1, 0))
-for turn in range(2):
+for turn in range(3):
     print('ready', flush=True)
     poll(fds, 1, -1); sys.stdin.read(1)
     print('back', flush=True)
@@ -62,8 +63,11 @@ def waits(process: subprocess.Popen[str], on_the_way: HooksOnTheWay) -> None:
     assert refusal.value.state == "absent" and refusal.value.passing
 
 
-def requests(pid: int) -> list[Path]:
-    return list(Path("/tmp").glob(f".aitop-{pid}-*"))
+def requests(pid: int) -> list[int]:
+    """Our requests that are under way, by inode; none of them has a file."""
+    assert not list(Path("/tmp").glob(f".aitop-{pid}-*"))
+    open_now = [path for path in Path("/proc/self/fd").iterdir() if path.exists()]
+    return [path.stat().st_ino for path in open_now if "aitop-request" in os.readlink(path)]
 
 
 def test_it_stays_queued_and_gets_in_late_or_is_given_up_and_never_gets_in(target: subprocess.Popen[str]) -> None:
@@ -71,6 +75,8 @@ def test_it_stays_queued_and_gets_in_late_or_is_given_up_and_never_gets_in(targe
     gets_in_as_soon_as_the_target_is_back(target)
     says(target, "ready")
     what_is_given_up_never_gets_in(target)
+    says(target, "ready")
+    what_a_killed_monitor_had_queued_never_gets_in(target)
     target.wait(20)
     assert target.returncode == 0
 
@@ -106,5 +112,28 @@ def what_is_given_up_never_gets_in(target: subprocess.Popen[str]) -> None:
         on_the_way.bring_in(target.pid)
     say(target, "x")
     says(target, "back")
+    say(target, "x")
+    says(target, "[]")
+
+
+MONITOR = """
+import sys, time
+from aitop.attach import begin
+from aitop.attach.attempt import Limit
+attempt = begin(int(sys.argv[1]))
+attempt.wait(Limit(time.monotonic() + 0.5))
+print(len(attempt._knock.entered), flush=True)
+time.sleep(60)
+"""
+
+
+def what_a_killed_monitor_had_queued_never_gets_in(target: subprocess.Popen[str]) -> None:
+    with subprocess.Popen([sys.executable, "-c", MONITOR, str(target.pid)], stdout=subprocess.PIPE) as monitor:
+        assert monitor.stdout is not None and int(monitor.stdout.readline()) > 0, "it is in, and waits there"
+        monitor.kill()
+    assert not list(Path("/tmp").glob(f".aitop-{target.pid}-*"))
+    say(target, "x")
+    says(target, "back")
+    time.sleep(0.3)
     say(target, "x")
     says(target, "[]")

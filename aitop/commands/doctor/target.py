@@ -107,4 +107,6 @@ def _way(name: str, obstacle: str | None, found: Survey) -> Check:
 def _folder(found: Survey) -> list[Check]:
     if found.folder is None:
         return []
+    if not found.folder:
+        return [works("folder", "none is needed: memory of aitop's own carries the hook in")]
     return [works("folder", f"{found.folder} takes the file that carries the hook in, for milliseconds")]

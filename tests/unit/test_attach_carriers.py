@@ -1,0 +1,131 @@
+"""What carries a request: one of the two takes it, a child may not, and where the target cannot look it is a file."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Generator, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from aitop.attach import carriers
+from aitop.attach.carriers import FREE, Carrier, Named, Nameless, may_look_into_us
+from aitop.attach.proc_status import ProcStatus, own_status, read_status
+from aitop.attach.request import Request
+
+# The target's part of it, in a process of its own: it takes the carrier, says so, and waits.
+TAKE = """
+import posix as o, sys
+p, flags, claim = sys.argv[1:]
+d = o.open(p, int(flags))
+try:
+    exec(claim)
+except Exception:
+    print("no", flush=True)
+else:
+    print("mine", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture(params=["memory", "file"])
+def carrier(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Carrier]:
+    one: Carrier = (
+        Nameless(0)
+        if request.param == "memory"
+        else Named(own_status(), os.open(tmp_path, os.O_RDONLY | os.O_DIRECTORY), str(tmp_path))
+    )
+    os.pwrite(one.fd, FREE, 0)
+    yield one
+    one.close()
+
+
+def taken_by(carrier: Carrier) -> Generator[str, None, None]:
+    """What a process that takes it says; it is there until this is closed."""
+    command = [sys.executable, "-I", "-S", "-c", TAKE, carrier.path, str(int(carrier.flags)), carrier.claim]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as target:
+        assert target.stdout is not None
+        yield target.stdout.readline().strip()
+
+
+def test_what_the_target_has_begun_is_not_taken_back(carrier: Carrier) -> None:
+    assert carrier.is_there()
+    target = taken_by(carrier)
+    assert next(target) == "mine"
+    assert not carrier.is_there() and not carrier.take_away()
+    target.close()
+    assert not carrier.is_there()
+    if isinstance(carrier, Nameless):  # nor once the target has let go of it
+        assert not carrier.take_away()
+
+
+def test_what_was_taken_back_is_never_begun(carrier: Carrier) -> None:
+    if isinstance(carrier, Named):
+        assert carrier.take_away() and not os.path.exists(carrier.path)
+        return
+    assert carrier.take_away() and not carrier.is_there()
+    assert next(taken_by(carrier)) == "no"
+    assert carrier.take_away()  # it stays ours
+
+
+def test_two_targets_never_have_it_both() -> None:
+    one = Nameless(0)
+    os.pwrite(one.fd, FREE, 0)
+    first, second = taken_by(one), taken_by(one)
+    assert [next(first), next(second)] == ["mine", "no"]
+    first.close()
+    assert next(taken_by(one)) == "no"  # not even after the first is gone
+    one.close()
+
+
+def test_memory_of_ours_leaves_no_name_anywhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(carriers, "_folders", lambda pid: pytest.fail("no folder is looked for"))
+    with Request(own_status(), b"payload") as request:
+        request.open()
+        assert request.path.startswith(f"/proc/{os.getpid()}/fd/") and request.is_there()
+        assert os.readlink(request.path).startswith("/memfd:aitop-request")
+        assert request.cancel() and not request.is_there()
+
+
+def test_a_way_that_complains_of_a_missing_file_gets_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(carriers, "FOLDERS", (str(tmp_path),))
+    with Request(own_status(), b"payload", file=True) as request:
+        request.open()
+        assert [str(path) for path in tmp_path.iterdir()] == [request.path]
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda us: replace(us, uids=(us.uids[0], us.uids[1] + 1, us.uids[2], us.uids[3])),
+        lambda us: replace(us, gids=(us.gids[0] + 1, *us.gids[1:])),
+        lambda us: replace(us, no_new_privileges=not us.no_new_privileges),
+    ],
+)
+def test_the_kernel_would_not_let_a_stranger_look(change: Callable[[ProcStatus], ProcStatus]) -> None:
+    us = own_status()
+    assert may_look_into_us(us)
+    assert not may_look_into_us(change(us))
+
+
+def test_a_target_with_fewer_rights_may_not_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    us = own_status()
+    monkeypatch.setattr(carriers, "own_status", lambda: replace(us, permitted=us.permitted | 1 << 19))
+    assert may_look_into_us(replace(us, capabilities=us.permitted | 1 << 19))
+    assert not may_look_into_us(replace(us, capabilities=us.permitted & ~(1 << 19)))
+
+
+def test_what_may_look_can_open_it() -> None:
+    """The rule is held against the kernel: where it says yes, another process does open our memory."""
+    with subprocess.Popen([sys.executable, "-I", "-S", "-c", "input()"], stdin=subprocess.PIPE) as child:
+        status = read_status(child.pid)
+        assert status is not None and may_look_into_us(status)
+        child.kill()
+    one = Nameless(0)
+    os.pwrite(one.fd, FREE, 0)
+    assert next(taken_by(one)) == "mine"
+    one.close()
