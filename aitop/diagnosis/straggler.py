@@ -19,6 +19,7 @@ MOSTLY = 0.6
 CRITICAL_SHARE = 0.25
 LONGER, SLOWER = 1.2, 0.9
 WAITED = 0.05
+HELD = 0.1
 FIXES = {
     "input": "give this rank the data as fast as the others: local copies, more loader workers, equal shards",
     "batches": "give ranks equal work: bucket samples by length over all ranks, equal numbers of samples",
@@ -44,17 +45,25 @@ def straggler(snapshot: Snapshot) -> Judgement:
     if ranks.steps < MIN_STEPS or not ranks.step:
         return Abstention(id="straggler", reason=f"{ranks.steps} steps of several ranks so far; {MIN_STEPS} are needed")
     timed = [one for one in ranks.ranks if one.work is not None and one.phases is not None]
-    late = max(timed, key=lambda one: one.lateness or 0.0)
-    others = [one for one in timed if one is not late]
-    if not others:
+    if len(timed) < 2:
         return None
-    if (late.latest or 0.0) < MOSTLY:
+    late = max(timed, key=lambda one: one.lateness or 0.0)
+    often = (late.latest or 0.0) >= MOSTLY
+    held = (ranks.held or 0.0) / ranks.step
+    lost = _lost(late, _without(late, timed), ranks) if often else 0.0
+    if held >= HELD and held > lost and (late.pid != ranks.held_by or not often):
+        late, often = next((one for one in timed if one.pid == ranks.held_by), late), False
+    elif not often:
         return _uneven(ranks)
+    others = _without(late, timed)
+    cause = _cause(late, others, ranks.step) if often else "contention"
     share = _lost(late, others, ranks)
-    cause = _cause(late, others, ranks.step)
+    if cause == "contention" and late.pid == ranks.held_by:
+        share = min(0.95, share + held)
     where = _where(snapshot, late, cause)
     least = (late.phases.wait or 0.0) <= min((one.phases.wait or 0.0) for one in others if one.phases)  # type: ignore[union-attr]
-    told = f"rank {late.rank} is late in {percent(late.latest or 0.0)} of the steps: {WORDS[cause]}"
+    when = f"is late in {percent(late.latest or 0.0)} of the steps" if often else "comes back late from each exchange"
+    told = f"rank {late.rank} {when}: {WORDS[cause]}"
     return Finding(
         Verdict(
             id="straggler",
@@ -65,7 +74,13 @@ def straggler(snapshot: Snapshot) -> Judgement:
             confidence=confidence(least, (late.latest or 0.0) > 0.9, bool(where), steps=ranks.steps),
             title=f"{told}; the others wait {percent(share)} of each step for it",
             where=where,
-            evidence=(_side_by_side(late, others), _since(late, snapshot.time), *scaling(ranks), *_waits(ranks)),
+            evidence=(
+                _side_by_side(late, others),
+                *_for_a_core(late, others, ranks.step),
+                *([_since(late, snapshot.time)] if often else []),
+                *scaling(ranks),
+                *_waits(ranks),
+            ),
             fixes=(Fix(text=FIXES[cause], speedup=round(without(share), 3)),),
             ranks=(late.rank,) if late.rank is not None else (),
         ),
@@ -73,8 +88,21 @@ def straggler(snapshot: Snapshot) -> Judgement:
     )
 
 
+def _without(late: RankView, timed: Sequence[RankView]) -> list[RankView]:
+    return [one for one in timed if one is not late]
+
+
 def _waits(ranks: Ranks) -> list[str]:
     return each_collective(ranks, WAITED * (ranks.step or 0.0))
+
+
+def _for_a_core(late: RankView, others: Sequence[RankView], step: float) -> list[str]:
+    """What the main thread waits for a core beside those of the others, where it is worth telling."""
+    delays = [one.run_delay for one in others if one.run_delay is not None]
+    if late.run_delay is None or not delays or late.run_delay - fmean(delays) < WAITED:
+        return []
+    mine, theirs = 1e3 * step * late.run_delay, 1e3 * step * fmean(delays)
+    return [f"rank {late.rank} could run and waits for a core for {mine:.1f} ms of a step, the others {theirs:.1f} ms"]
 
 
 def _lost(late: RankView, others: Sequence[RankView], ranks: Ranks) -> float:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import bisect
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice, takewhile
 from statistics import median
@@ -28,6 +28,8 @@ MOST_STEPS, MOST_RECORDS, FEW = 200, 3200, 40
 FEWEST = 5
 SMALL = 0.1
 DELAYS = 15
+# Of what a rank waits for a core within its waits, about half lies beside what the others exchange anyway (measured).
+BESIDE_EXCHANGE = 0.5
 MOST_COLLECTIVES = 4
 
 
@@ -50,13 +52,17 @@ def ranks_view(history: History, now: float) -> Ranks | None:
     work = _work(aligned, waits)
     bounds = [(min(step), max(step)) for step in zip(*work.values(), strict=True)]
     compared = _Compared(aligned, waits, work, bounds)
-    views = [_one(history, one, recent[one.pid], compared) for one in processes]
+    cores = _core_waits(history)
+    views = [_one(history, one, recent[one.pid], compared, cores) for one in processes]
     ordered = tuple(sorted(views, key=lambda view: (view.rank is None, view.rank or 0, view.pid)))
     if len(aligned) < 2:
         return Ranks(ranks=ordered, world_size=world or None)
     steps = next(iter(aligned.values()))
     inside, calls = _exchange(aligned, own)
-    kept = _kept_by_exchange(history, aligned, inside + calls)
+    delays = {pid: cores.delay.get(pid, 0.0) * _mean(one.seconds for one in made) for pid, made in aligned.items()}
+    held_by, held = _held(delays, work)
+    held = min(held, inside + calls)
+    kept = _kept_by_exchange(delays.values(), inside + calls, held)
     return Ranks(
         ranks=ordered,
         world_size=world or None,
@@ -65,6 +71,8 @@ def ranks_view(history: History, now: float) -> Ranks | None:
         exchange=kept * (inside + calls),
         calls=kept * calls,
         uneven=_uneven(work),
+        held=held,
+        held_by=held_by,
         efficiency=_efficiency(aligned, work),
         collectives=_collectives(aligned, {view.pid: view.rank for view in views}),
     )
@@ -151,29 +159,42 @@ def _exchanged_in_calls(step: Sequence[tuple[StepRecord, float | None]]) -> floa
     return min(together)
 
 
-def _kept_by_exchange(history: History, aligned: Mapping[int, Sequence[StepRecord]], exchange: float) -> float:
+def _kept_by_exchange(delays: Iterable[float], exchange: float, held: float) -> float:
     """The part of what looks like exchange that is left when the time is taken away in which ranks wait for a core."""
-    if not exchange:
-        return 0.0
-    delays = [(_delay(history, pid) or 0.0) * _mean(one.seconds for one in records) for pid, records in aligned.items()]
-    return max(0.0, 1.0 - min(delays) / exchange)
+    return max(0.0, 1.0 - (min(delays) + held) / exchange) if exchange else 0.0
 
 
-def _delay(history: History, pid: int) -> float | None:
-    """The share of the last seconds in which its main thread waited for a core."""
-    return _of_process(history, pid, lambda process: process.run_delay)
+def _held(delays: Mapping[int, float], work: Mapping[int, Sequence[float]]) -> tuple[int, float]:
+    """The rank that waits longest for a core, and the seconds of a step that all others wait for that, beside its
+    lateness: it comes back late from each exchange, and so to the next one.
+    """
+    last = max(delays, key=lambda pid: delays[pid])
+    excess = delays[last] - _mean(delay for pid, delay in delays.items() if pid != last)
+    lateness = _mean(work[last]) - _mean(min(step) for step in zip(*work.values(), strict=True))
+    return last, BESIDE_EXCHANGE * max(0.0, excess - lateness)
 
 
-def _waited(history: History, pid: int) -> float | None:
-    """The cores that all its threads waited for and did not get in the last seconds."""
-    return _of_process(history, pid, lambda process: process.waited)
+@dataclass(frozen=True)
+class _CoreWaits:
+    """By pid, means of the last seconds: the share of time in which the main thread waited for a core (`delay`), and
+    the cores that all threads waited for and did not get.
+    """
+
+    delay: Mapping[int, float]
+    waited: Mapping[int, float]
 
 
-def _of_process(history: History, pid: int, figure: Callable[[ProcessSample], float | None]) -> float | None:
-    last = islice(reversed(history.hosts), DELAYS)
-    found = (figure(one) for host in last for one in host.processes if one.pid == pid)
-    known = [value for value in found if value is not None]
-    return _mean(known) if known else None
+def _core_waits(history: History) -> _CoreWaits:
+    delay: dict[int, list[float]] = {}
+    waited: dict[int, list[float]] = {}
+    for host in islice(reversed(history.hosts), DELAYS):
+        for one in host.processes:
+            if one.role == "rank" and one.run_delay is not None:
+                delay.setdefault(one.pid, []).append(one.run_delay)
+            if one.role == "rank" and one.waited is not None:
+                waited.setdefault(one.pid, []).append(one.waited)
+    means = [{pid: _mean(values) for pid, values in found.items()} for found in (delay, waited)]
+    return _CoreWaits(*means)
 
 
 def _work(aligned: Mapping[int, Sequence[StepRecord]], waits: Mapping[int, Sequence[float]]) -> dict[int, list[float]]:
@@ -233,7 +254,13 @@ class _Compared:
     bounds: Sequence[tuple[float, float]]
 
 
-def _one(history: History, process: ProcessSample, recent: Sequence[StepRecord], compared: _Compared) -> RankView:
+def _one(
+    history: History,
+    process: ProcessSample,
+    recent: Sequence[StepRecord],
+    compared: _Compared,
+    cores: _CoreWaits,
+) -> RankView:
     pid = process.pid
     device = _device(history, pid)
     mine = compared.records.get(pid) or ()
@@ -244,8 +271,8 @@ def _one(history: History, process: ProcessSample, recent: Sequence[StepRecord],
         p50=median(record.seconds for record in recent[-MOST_STEPS:]) if recent else None,
         cpu=process.cpu,
         rss=process.rss,
-        run_delay=_delay(history, pid),
-        waited=_waited(history, pid),
+        run_delay=cores.delay.get(pid),
+        waited=cores.waited.get(pid),
         gpu=device.index if device else None,
         gpu_busy=device.busy if device else None,
         gpu_memory=device.memory_used if device else None,

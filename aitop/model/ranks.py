@@ -79,7 +79,9 @@ class Ranks(msgspec.Struct, frozen=True, kw_only=True):
     passed from the arrival of the last rank to the end of each exchange, without the time in which that rank waited
     for a core, `calls` the part of it in calls of the program's own, `uneven` what a step would save if all ranks had
     the mean work of that step; `efficiency` the share (0..1) of the time of all ranks in which they worked themselves:
-    more ranks do no better than that. `collectives` are those that all ranks called in each of these steps, in order.
+    more ranks do no better than that. `held` are mean seconds a step in which all others wait because the rank with the
+    pid `held_by` gets no core to go on after an exchange: part of no rank's work, and not of `exchange`. `collectives`
+    are those that all ranks called in each of these steps, in order.
     """
 
     ranks: tuple[RankView, ...] = ()
@@ -89,6 +91,8 @@ class Ranks(msgspec.Struct, frozen=True, kw_only=True):
     exchange: float | None = None
     calls: float | None = None
     uneven: float | None = None
+    held: float | None = None
+    held_by: int | None = None
     efficiency: float | None = None
     collectives: tuple[CollectiveWait, ...] = ()
 

@@ -84,6 +84,22 @@ def test_a_rank_that_waits_for_a_core():
     assert straggler(seen(found)).verdict.subtype == "contention"
 
 
+def test_a_rank_without_a_core_in_its_waits_is_the_one_that_all_wait_for_and_no_exchange():
+    found = history((0.0, 0.06, 0.08), (0.0, 0.06, 0.08))
+    crowded = [process(100, rank=0, run_delay=0.02, waited=0.1), process(101, rank=1, run_delay=0.77, waited=0.9)]
+    found.add(HostSample(time=1000.0, processes=tuple(crowded), machine=MachineSample(cores=2)))
+    picture = seen(found)
+    assert (picture.ranks.held, picture.ranks.held_by) == (pytest.approx(0.03), 101)
+    assert [one.waited for one in picture.ranks.ranks] == [0.1, 0.9]
+    verdict = straggler(picture).verdict
+    assert (verdict.subtype, verdict.ranks, verdict.share) == ("contention", (1,), pytest.approx(0.375))
+    assert "comes back late from each exchange" in verdict.title
+    assert any("for 61.6 ms of a step, the others 1.6 ms" in told for told in verdict.evidence)
+    assert comm_bound(picture).level < 0.12
+    alike = history((0.0, 0.06, 0.08), (0.0, 0.06, 0.08))
+    assert straggler(seen(alike)).level < 0.06 < comm_bound(seen(alike)).level
+
+
 def test_a_rank_whose_gpu_is_throttled():
     found = history((0.0, 0.05, 0.06), (0.0, 0.02, 0.06))
     devices = [GpuDevice(index=at, sm_clock=clock, processes=(GpuProcess(pid=100 + at),))
