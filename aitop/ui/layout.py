@@ -11,7 +11,8 @@ TALL_ROWS = 27
 ROOM_FOR_PROCESSES = 26
 MANY = 1000
 UNTIMED = 7
-LEAST_RANKS, MOST_RANKS, LEAST_CODE = 4, 12, 3
+# Beyond so many rows the ranks leave the code some lines.
+LEAST_RANKS, MOST_RANKS, LEAST_CODE, ENOUGH_CODE = 4, 12, 3, 8
 
 
 class Box(NamedTuple):
@@ -69,7 +70,7 @@ def _with_ranks(boxes: Plan, ranks: int) -> Plan:
     code = boxes.get("code")
     if code is None or code.height < LEAST_RANKS:
         return boxes
-    wanted = min(ranks + 3, max(MOST_RANKS, code.height // 2))
+    wanted = min(ranks + 3, max(MOST_RANKS, code.height - ENOUGH_CODE))
     if code.height - wanted >= LEAST_CODE:
         below = code._replace(y=code.y + wanted, height=code.height - wanted)
         return boxes | {"ranks": code._replace(height=wanted), "code": below}

@@ -54,6 +54,8 @@ def test_the_matrix_has_room_at_every_size():
             assert boxes["ranks"].height >= min(ranks + 3, 7), (width, height, ranks)
             assert sum(box.width * box.height for box in boxes.values()) <= width * height
         assert "ranks" not in plan(width, height, ranks=1)
+    many, few = plan(300, 70, ranks=64), plan(300, 70, ranks=4)
+    assert many["ranks"].height > 2 * many["code"].height > 2 * few["ranks"].height
 
 
 async def test_a_hang_is_shown_by_places_with_the_odd_one_first(look_at):
