@@ -10,6 +10,8 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+from settled_app import settled
+
 from aitop.ui.app import MonitorApp
 from aitop.ui.widgets.pane import Pane
 
@@ -93,6 +95,13 @@ class Eyes:
         """Publish a snapshot and wait for it to be handled."""
         self.feed.publish(snapshot)
         await self.pilot.pause()
+
+
+@pytest.fixture(autouse=True)
+def _pilot_waits_for_the_application(monkeypatch):
+    """Keys are waited for until all has been done that they set off, rather than for the process to have a rest."""
+    for module in ("app", "pilot"):
+        monkeypatch.setattr(f"textual.{module}.wait_for_idle", settled)
 
 
 @pytest.fixture

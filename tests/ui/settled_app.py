@@ -1,0 +1,80 @@
+"""Waiting for an application to have done all that it was given, without waiting any longer."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+
+from textual._context import active_app
+
+THREAD_SECONDS = 0.02  # for work off the UI thread, which some tests let hang
+LONGEST_SECONDS = 1.0
+
+
+async def settled(min_sleep: float = 0.0, max_sleep: float = LONGEST_SECONDS) -> None:
+    """In place of the toolkit's wait_for_idle, which sleeps until the process uses no time for a while.
+
+    Back when no message is waiting or being handled anywhere, nothing is left to be drawn, and no call is under way in
+    the background (for these at most THREAD_SECONDS).
+    """
+    app = active_app.get()
+    began = time.monotonic()
+    # A key reaches the queue of the application by way of the event loop.
+    for _ in range(5):
+        await asyncio.sleep(0)
+    while time.monotonic() - began < max_sleep:
+        if in_the_background() and time.monotonic() - began < THREAD_SECONDS:
+            await asyncio.sleep(0.001)
+            continue
+        await everybody(app)
+        if not to_do(app):
+            return
+        app.screen._on_timer_update()
+        await asyncio.sleep(0.001)
+
+
+def in_the_background() -> bool:
+    return any(
+        getattr(getattr(thread, "_target", None), "__module__", "") == "aitop.ui.background"
+        for thread in threading.enumerate()
+    )
+
+
+async def everybody(app) -> None:
+    """Until everybody has handled what was waiting for them by now."""
+    waiting = {pump for pump in (app, *app._registry) if pump.is_running}
+    done = asyncio.Event()
+
+    def answer(pump) -> None:
+        waiting.discard(pump)
+        if not waiting:
+            done.set()
+
+    for pump in list(waiting):
+        if not pump.call_later(answer, pump):
+            answer(pump)
+    while waiting and app._exception is None and app.is_running:
+        try:
+            await asyncio.wait_for(done.wait(), 0.05)
+        except asyncio.TimeoutError:
+            # One that was closed in the meantime does not answer.
+            waiting -= {pump for pump in waiting if not pump.is_running}
+
+
+def to_do(app) -> bool:
+    """Whether a message waits for anybody, or something for the next drawing."""
+    if app._exception is not None or not app.is_running:
+        return False
+    if any(pump._message_queue.qsize() or pump._next_callbacks for pump in (app, *app._registry) if pump.is_running):
+        return True
+    screen = app.screen
+    return bool(
+        getattr(app, "_resize_event", None)
+        or screen._layout_required
+        or screen._scroll_required
+        or screen._repaint_required
+        or screen._recompose_required
+        or screen._dirty_widgets
+        or screen._callbacks
+    )
