@@ -12,6 +12,7 @@ import os
 import shutil
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 VERSIONS = ("3.10", "3.11", "3.12", "3.13", "3.14")
@@ -25,8 +26,10 @@ def interpreters() -> dict[str, str]:
     pyenv = sorted(map(str, Path.home().glob(".pyenv/versions/3.1[0-9].*/bin/python3")))
     on_path = [path for version in VERSIONS if (path := shutil.which(f"python{version}"))]
     found: dict[str, str] = {}
-    for path in (*named, sys.executable, *pyenv, *on_path, "/usr/bin/python3"):
-        told = _ask(path)
+    paths = (*named, sys.executable, *pyenv, *on_path, "/usr/bin/python3")
+    with ThreadPoolExecutor() as side_by_side:
+        answers = list(side_by_side.map(_ask, paths))
+    for path, told in zip(paths, answers, strict=True):
         if told:
             version, shared = told
             found.setdefault(version, path)

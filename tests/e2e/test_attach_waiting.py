@@ -13,6 +13,7 @@ import pytest
 
 from aitop.attach import install
 from aitop.attach.already import hook_is_there
+from aitop.engine import hook_way
 from aitop.engine.hook_way import HooksOnTheWay
 from aitop.sources.hook_ring import HookRing
 from aitop.sources.source import SourceError
@@ -70,7 +71,10 @@ def requests(pid: int) -> list[int]:
     return [path.stat().st_ino for path in open_now if "aitop-request" in os.readlink(path)]
 
 
-def test_it_stays_queued_and_gets_in_late_or_is_given_up_and_never_gets_in(target: subprocess.Popen[str]) -> None:
+def test_it_stays_queued_and_gets_in_late_or_is_given_up_and_never_gets_in(
+    target: subprocess.Popen[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hook_way, "FIRST_WAIT_SECONDS", 1.0)
     says(target, "ready")
     gets_in_as_soon_as_the_target_is_back(target)
     says(target, "ready")

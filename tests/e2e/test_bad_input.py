@@ -235,19 +235,6 @@ def test_a_process_that_ends_while_it_is_watched(started):
     )
 
 
-def test_a_training_run_that_ends_while_it_is_watched_is_still_reported(training):
-    run = training(SLOW_LOADER).wait_steps(1)
-    watching = diagnosing(run.pid, "--format", "json")
-    wait_until(watching, lambda: hooked(run.pid))
-    time.sleep(4)
-    run.stop()
-    out, err = watching.communicate(timeout=30)
-    assert watching.returncode == 0, err
-    said = json.loads(out)
-    assert said["target"]["ended"]
-    assert said["verdicts"][0]["id"] == "input-bound"
-
-
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupted_diagnosis_leaves_no_hook(slow_loader, number):
     watching = diagnosing(slow_loader.pid)
@@ -257,6 +244,19 @@ def test_an_interrupted_diagnosis_leaves_no_hook(slow_loader, number):
     assert (watching.returncode, out, err) == (128 + number, "", "")
     assert not hooked(slow_loader.pid)
     assert slow_loader.alive()
+
+
+def test_a_training_run_that_ends_while_it_is_watched_is_still_reported(slow_loader):
+    """The last one that needs the run: it ends it."""
+    watching = diagnosing(slow_loader.pid, "--format", "json")
+    wait_until(watching, lambda: hooked(slow_loader.pid))
+    time.sleep(4)
+    slow_loader.stop()
+    out, err = watching.communicate(timeout=30)
+    assert watching.returncode == 0, err
+    said = json.loads(out)
+    assert said["target"]["ended"]
+    assert said["verdicts"][0]["id"] == "input-bound"
 
 
 def hooked(pid):

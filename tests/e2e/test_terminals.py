@@ -97,25 +97,12 @@ def test_a_terminal_of_20x5_shows_the_verdict_and_nothing_else(terminal, slow_lo
     assert slow_loader.alive()
 
 
-def test_the_verdict_comes_and_the_end_of_the_run_is_said(terminal, training):
-    slow_loader = training(SLOW_LOADER).wait_steps(1)
-    window = terminal(80, 24)
-    before = window.modes()
-    window.type(f"{AITOP} --pid {slow_loader.pid}; echo left $?")
-    window.wait_for("INPUT-BOUND")
-    slow_loader.stop()
-    window.wait_for("ended")
-    window.press("q")
-    window.wait_for("left 0")
-    assert window.modes() == before
-
-
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_ends_the_screen_in_order(terminal, slow_loader, number):
     window = terminal(80, 24)
     before = window.modes()
     window.type(f"{AITOP} --pid {slow_loader.pid}; echo left $?")
-    window.wait_for("INPUT-BOUND")
+    window.wait_for("hook●")
     os.kill(child_of_shell(slow_loader.pid), number)
     window.wait_for(f"left {128 + number}")
     assert window.modes() == before
@@ -134,11 +121,24 @@ def child_of_shell(watched: int) -> int:
     raise AssertionError("aitop is not running")
 
 
+def test_the_verdict_comes_and_the_end_of_the_run_is_said(terminal, slow_loader):
+    """The last one that needs the run: it ends it."""
+    window = terminal(80, 24)
+    before = window.modes()
+    window.type(f"{AITOP} --pid {slow_loader.pid}; echo left $?")
+    window.wait_for("INPUT-BOUND")
+    slow_loader.stop()
+    window.wait_for("ended")
+    window.press("q")
+    window.wait_for("left 0")
+    assert window.modes() == before
+
+
 def test_run_on_a_screen_says_where_the_command_is_when_it_is_left_alone(terminal):
     window = terminal(120, 36)
     before = window.modes()
     window.type(f"{AITOP} run -- {shlex.quote(sys.executable)} {SLOW_LOADER}; echo left $?")
-    window.wait_for("INPUT-BOUND", 60)
+    window.wait_for("hook●", 60)
     window.press("q")
     shown = window.wait_for("left 0")
     assert window.modes() == before
@@ -148,7 +148,10 @@ def test_run_on_a_screen_says_where_the_command_is_when_it_is_left_alone(termina
         assert f"kill {pid}" in flat
         os.kill(pid, 0)
         log = Path(f"/proc/{pid}/fd/1").readlink()
-        assert "step 1: loss" in log.read_text()
+        deadline = time.monotonic() + 30
+        while "step 1: loss" not in log.read_text():
+            assert time.monotonic() < deadline, log.read_text()
+            time.sleep(0.05)
     finally:
         os.killpg(pid, signal.SIGKILL)
         log.unlink()

@@ -17,7 +17,7 @@ import torch
 from originals import Originals
 
 # Seconds that a step spends in each phase at the least, so that a misplaced phase shows.
-PAUSES = {"data_wait": 0.004, "forward": 0.003, "backward": 0.005, "optimizer": 0.002}
+PAUSES = {"data_wait": 0.006, "forward": 0.005, "backward": 0.007, "optimizer": 0.003}
 # After so many steps torch has put in what it changes of itself. A hook comes later.
 SETTLED = 2
 
