@@ -41,10 +41,10 @@ def aggregate(history: History, tick: Tick) -> Snapshot:
     hook = history.hooks.get(lead) if lead is not None else None
     since, records = _window(history, hook, tick.time)
     steps = steps_view(lead, records, hook.count) if hook and lead is not None else None
-    gpu, facts = history.gpus[-1] if history.gpus else None, hook.facts if hook else None
+    gpu, facts = history.gpus.last, hook.facts if hook else None
     if steps is not None:
         steps = with_throughput(steps, facts, gpu)
-    host = history.hosts[-1] if history.hosts else None
+    host = history.hosts.last
     roles: dict[int, Role] = {process.pid: process.role for process in host.processes} if host else {}
     roles.setdefault(history.target.pid, "rank")
     stacks = view(_stepping_windows(history, hook), roles, since)
@@ -95,7 +95,8 @@ def lead_pid(history: History) -> int | None:
     """The process whose steps stand for the job: rank 0, else the target, else whoever steps."""
     if not history.hooks:
         return None
-    ranks = {process.pid: process.rank for process in history.hosts[-1].processes} if history.hosts else {}
+    host = history.hosts.last
+    ranks = {process.pid: process.rank for process in host.processes} if host else {}
     stepping = [pid for pid, hook in history.hooks.items() if hook.steps] or list(history.hooks)
     return min(stepping, key=lambda pid: (ranks.get(pid) is None, ranks.get(pid) or 0, pid != history.target.pid, pid))
 

@@ -11,7 +11,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import NamedTuple
 
-from aitop.engine.history import KEEP_SECONDS, KEEP_STEPS, KEEP_WINDOWS, History, HookHistory
+from aitop.engine.history import KEEP_STEPS, KEEP_WINDOWS, History, HookHistory
+from aitop.engine.kept_samples import KEEP_SECONDS, KeptSamples
 from aitop.engine.long_view import StepSeconds
 from aitop.model.event import Event
 from aitop.model.snapshot import Target, Tick
@@ -90,8 +91,8 @@ def lasting(history: History) -> History:
         history,
         statuses=dict(history.statuses),
         was_ok=dict(history.was_ok),
-        hosts=deque(),
-        gpus=deque(),
+        hosts=KeptSamples(),
+        gpus=KeptSamples(),
         windows=deque(maxlen=KEEP_WINDOWS),
         hooks={pid: _lasting_hook(hook) for pid, hook in history.hooks.items()},
         allocators=deque(),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
+from aitop.engine.kept_samples import KEEP_SECONDS, KeptSamples
 from aitop.engine.long_view import StepSeconds
 from aitop.model.event import Event
 from aitop.model.gpu import GpuSample
@@ -15,7 +16,6 @@ from aitop.model.source import SourceName, SourceStatus
 from aitop.model.stacks import StackDump, StackWindow
 from aitop.model.steps import AllocatorSample, HookFacts, HookSample, StepRecord
 
-KEEP_SECONDS = 300.0
 KEEP_STEPS = 4096
 KEEP_WINDOWS = 40
 KEEP_COUNTS = 256
@@ -44,8 +44,8 @@ class History:
     target: Target
     statuses: dict[SourceName, SourceStatus] = field(default_factory=dict)
     was_ok: dict[SourceName, SourceStatus] = field(default_factory=dict)
-    hosts: deque[HostSample] = field(default_factory=deque)
-    gpus: deque[GpuSample] = field(default_factory=deque)
+    hosts: KeptSamples[HostSample] = field(default_factory=KeptSamples)
+    gpus: KeptSamples[GpuSample] = field(default_factory=KeptSamples)
     windows: deque[StackWindow] = field(default_factory=lambda: deque(maxlen=KEEP_WINDOWS))
     hooks: dict[int, HookHistory] = field(default_factory=dict)
     allocators: deque[tuple[float, tuple[AllocatorSample, ...]]] = field(default_factory=deque)
@@ -64,7 +64,7 @@ class History:
             self.ticks.append(event)
             self.tick_count += 1
             self.first_time = event.time if self.first_time is None else self.first_time
-            self._forget_before(event.time - KEEP_SECONDS)
+            self._forget(event.time)
         elif isinstance(event, HostSample):
             self.hosts.append(event)
             self._number(event)
@@ -122,10 +122,10 @@ class History:
             if self.statuses[name].time > time - ENDING_SECONDS:
                 self.statuses[name] = before
 
-    def _forget_before(self, oldest: float) -> None:
-        for kept in (self.hosts, self.gpus):
-            while kept and kept[0].time < oldest:
-                kept.popleft()
+    def _forget(self, now: float) -> None:
+        oldest = now - KEEP_SECONDS
+        self.hosts.forget(now)
+        self.gpus.forget(now)
         while self.allocators and self.allocators[0][0] < oldest:
             self.allocators.popleft()
         for pid in [pid for pid, hook in self.hooks.items() if hook.time < oldest]:

@@ -35,9 +35,10 @@ MOST_COLLECTIVES = 4
 
 def ranks_view(history: History, now: float) -> Ranks | None:
     """The ranks of this machine; None where there are not several, here or elsewhere."""
-    if not history.hosts:
+    host = history.hosts.last
+    if host is None:
         return None
-    processes = [one for one in history.hosts[-1].processes if one.role == "rank" and one.state != "Z"]
+    processes = [one for one in host.processes if one.role == "rank" and one.state != "Z"]
     told = [hook.facts.world_size for hook in history.hooks.values() if hook.facts is not None]
     world = max([0, *(one.world_size or 0 for one in processes), *(size or 0 for size in told)])
     if len(processes) < 2 and world < 2:
@@ -332,5 +333,6 @@ def _clock(history: History, device: GpuDevice | None) -> float | None:
 
 def _device(history: History, pid: int) -> GpuDevice | None:
     """The device that a rank is on."""
-    devices = history.gpus[-1].devices if history.gpus else ()
+    gpu = history.gpus.last
+    devices = gpu.devices if gpu is not None else ()
     return next((one for one in devices if any(process.pid == pid for process in one.processes or ())), None)

@@ -85,9 +85,8 @@ def _cpu(host: HostSample, roles: tuple[str, ...]) -> float | None:
 
 def _devices(history: History) -> dict[str, Series]:
     found: dict[str, Series] = {}
-    if not history.gpus:
-        return found
-    for index in [device.index for device in history.gpus[-1].devices]:
+    last = history.gpus.last
+    for index in [device.index for device in last.devices] if last is not None else ():
         of_device = [
             (sample.time, device) for sample in history.gpus for device in sample.devices if device.index == index
         ]

@@ -43,10 +43,9 @@ def standing_for(history: History, now: float) -> float:
 
 def standstill(history: History, now: float) -> Standstill | None:
     """Where all ranks stand; None while any of them moves, or has not stood for abnormally long for this run."""
-    seconds = standing_for(history, now)
-    if seconds < LOOK_SECONDS or not history.hosts:
+    seconds, host = standing_for(history, now), history.hosts.last
+    if seconds < LOOK_SECONDS or host is None:
         return None
-    host = history.hosts[-1]
     usual = _longest_step(history)
     found = _standings(history, host)
     ranks = tuple(one for one in found if one.role == "rank")

@@ -9,7 +9,8 @@ from stack_maker import stack, window
 
 from aitop.engine.aggregate import lead_pid
 from aitop.engine.core import Engine
-from aitop.engine.history import KEEP_SECONDS, KEEP_STEPS, History
+from aitop.engine.history import KEEP_STEPS, History
+from aitop.engine.kept_samples import KEEP_SECONDS
 from aitop.engine.replay import ReplayFeed
 from aitop.engine.steps_view import steps_view
 from aitop.model.event import Event

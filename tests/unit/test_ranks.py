@@ -250,7 +250,7 @@ def test_a_rank_that_is_gone_is_missed_by_what_the_launcher_said():
     one = host(1000.0)
     alone = HostSample(time=1000.0, processes=one.processes[:1], machine=one.machine)
     found = still((user(9), BARRIER))
-    found.hosts.extend([alone])
+    found.hosts.append(alone)
     told = standstill(found, 1000.0)
     assert told.gone == (1,)
     assert (odd_one(told).subtype, odd_one(told).ranks) == ("rank-gone", (1,))
