@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from itertools import chain
 from typing import Generic, Protocol, TypeVar
 
@@ -22,6 +23,7 @@ class Timed(Protocol):
 SampleType = TypeVar("SampleType", bound=Timed)
 
 
+@dataclass
 class KeptSamples(Generic[SampleType]):
     """In the order in which they came; however often they come, their number is bounded by time.
 
@@ -29,9 +31,8 @@ class KeptSamples(Generic[SampleType]):
     times alone, so that a recording shows the same wherever its reading began.
     """
 
-    def __init__(self) -> None:
-        self._older: deque[SampleType] = deque()
-        self._newest: deque[SampleType] = deque()
+    _older: deque[SampleType] = field(default_factory=deque)
+    _newest: deque[SampleType] = field(default_factory=deque)
 
     def append(self, sample: SampleType) -> None:
         """Take the newest one."""

@@ -218,8 +218,9 @@ def worker_killed(scene: Scene) -> None:
     workers[0].send_signal(signal.SIGKILL)
     code = scene.target.process.wait(60)
     scene.target.killed = True
-    # Where it was about to hand something over, the queue's own code is what fails.
-    told = any(words in scene.target.log() for words in ("DataLoader worker", "multiprocessing"))
+    # Where it was about to hand something over, the queue's own code is what fails; and what torch raises when it is
+    # told of the worker's end may come in the midst of Python's telling of that.
+    told = any(words in scene.target.log() for words in ("DataLoader worker", "multiprocessing", "lost sys.stderr"))
     scene.expect(code == 1 and told, f"the target ended with {code}: {scene.target.log()}")
     scene.tells(monitor, "target ended", 20.0)
     scene.quits(monitor)
