@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from aitop.diagnosis.evidence import (
+    NEARLY,
     UNPROVEN,
     Lines,
     confidence,
@@ -15,9 +16,11 @@ from aitop.diagnosis.evidence import (
     host_unproven,
     main_lines,
     mean_of,
+    of_outside,
     outside_work,
     part,
     records,
+    samples_of,
     seen_once,
 )
 from aitop.diagnosis.hand_written import below_step, feeding
@@ -95,7 +98,7 @@ def host_io(snapshot: Snapshot) -> Judgement:
     )
     # It is not timed: two or three samples come by chance where each step prints a line.
     seen = sum(line.samples for line in lines.lines)
-    share = min(lines.share, host_limit(snapshot)) if seen >= LEAST_SAMPLES else 0.0
+    share = min(of_outside(snapshot, lines, NEARLY), host_limit(snapshot)) if seen >= LEAST_SAMPLES else 0.0
     outside = outside_work(snapshot)
     place = f": {_place(lines)}" if lines.lines else ""
     fixes = (
@@ -137,7 +140,8 @@ def _judged(snapshot: Snapshot, stall: Stall, *, agrees: bool = False) -> Judgem
     doubtful = once or host_unproven(snapshot)
     twice = (timed or agrees) and lines.share >= BAND.leave and not doubtful
     severity: Severity = "info" if once else "critical" if share >= CRITICAL_SHARE and twice else "warning"
-    sure = confidence(*signals, steps=len(records(snapshot)), share=share)
+    sampled = None if timed else samples_of(snapshot)
+    sure = confidence(*signals, steps=len(records(snapshot)), share=share, samples=sampled)
     evidence = _often(stall.bursts, len(records(snapshot)))
     if measured:
         evidence.append(f"{percent(measured)} of step time, measured in the process")

@@ -20,9 +20,10 @@ LEAST_SHARE = 0.03
 SEVERAL_WINDOWS = 3
 CLOSED = "without stack samples and without the hook nothing tells where the time of a step goes"
 # The most that one is sure of where times of the host are all there is to a run on a GPU.
-UNPROVEN = 0.5
-NEARLY_ALL, UNCERTAIN = 0.85, 0.5
-MOST_CORRECTED = 2.0
+UNPROVEN = 0.45
+NEARLY_ALL, UNCERTAIN = 0.85, 0.45
+FAR = 0.4
+MOST_CORRECTED, NEARLY = 2.0, 1.25
 
 
 @dataclass(frozen=True)
@@ -301,11 +302,34 @@ def as_measured(share: float, sampled: float, measured: float) -> float:
     return min(1.0, share * min(MOST_CORRECTED, measured / sampled)) if sampled > 0 else share
 
 
-def confidence(*signals: bool, base: float = 0.55, steps: int = 0, share: float = 0.0) -> float:
+def of_outside(snapshot: Snapshot, lines: Lines, most: float = MOST_CORRECTED) -> float:
+    """Share of step time of these lines outside of the phases: what the process measured there, as they divide it.
+
+    At most so many times what was seen of them.
+    """
+    measured = outside_work(snapshot)
+    if measured is None:
+        return lines.share
+    outside = main_lines(snapshot, lambda line: line.phase == "outside").share
+    return min(most * lines.share, as_measured(lines.share, outside, measured))
+
+
+def samples_of(snapshot: Snapshot) -> int | None:
+    """How many stack samples of the stepping thread what was not measured rests on; None without any."""
+    process = main_stacks(snapshot)
+    return process.samples if process is not None else None
+
+
+def confidence(
+    *signals: bool, base: float = 0.55, steps: int = 0, share: float = 0.0, samples: int | None = None
+) -> float:
     """Confidence 0..0.95 from independent signals that agree and the number of steps seen.
 
     Where the `share` to be gained leaves little of a step, what no fix takes away decides how much faster it gets.
+    Where it was only sampled, so do too few `samples`: twice their error may not be more than FAR of what is left.
     """
     agreed = sum(signals)
-    most = UNCERTAIN if share >= NEARLY_ALL else 0.95
+    little = share >= NEARLY_ALL
+    few = samples is not None and 4.0 * share > FAR**2 * samples * (1.0 - share)
+    most = UNCERTAIN if little or few else 0.95
     return round(min(most, base + 0.12 * agreed + (0.1 if steps >= 50 else 0.05 if steps >= 20 else 0.0)), 2)

@@ -86,6 +86,7 @@ def _verdict(snapshot: Snapshot, others: list[ThreadShare], held: float, still: 
     unproven = host_unproven(snapshot)
     measured = any(step.cpu is not None for step in records(snapshot))
     severity: Severity = "critical" if share >= CRITICAL_SHARE and where and not unproven else "warning"
+    # Who holds the lock is sampled, too, but how much the main thread stands still is the kernel's word.
     sure = confidence(bool(where), measured, held > 0.4, steps=len(records(snapshot)), share=share)
     name = f"thread {guilty[0]!r}" if len(guilty) == 1 else f"{len(guilty)} threads"
     place = f" ({where[0].file.rsplit('/', 1)[-1]}:{where[0].line})" if where else ""

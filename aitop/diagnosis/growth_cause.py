@@ -24,6 +24,8 @@ _OVER_ALL = (
     "sort|index|count|copy|reverse|sum|mean|std|var|min|max|median|quantile|argsort|topk|tolist|numpy|cumsum|norm"
     "|unique"
 )
+# What is assigned to is made anew, not gone over: `losses, seen = episode(world)`.
+_TARGETS = re.compile(r"^\s*\(?\*?[\w.]+(?:\s*,\s*\*?[\w.]+)+,?\s*\)?\s*=(?!=)")
 _RETAINS = re.compile(r"(?:retain|create)_graph\s*=\s*(?!False|None|\s)")
 
 
@@ -111,6 +113,7 @@ def takes_all(text: str, site: GrowthSite) -> bool:
         text = text.partition("=")[2]
         if not _JOINED.search(text):
             return False
+    text = _TARGETS.sub("", text)
     return any(re.search(_whole(name), text) for name in _names(site))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-from aitop.diagnosis.evidence import Lines, as_measured, main_lines, on_gpu, outside_work
+from aitop.diagnosis.evidence import Lines, main_lines, of_outside, on_gpu
 from aitop.model.snapshot import HotLine, Snapshot
 
 GRADIENT = re.compile(r"\.grad\b")
@@ -38,11 +38,7 @@ def updating(snapshot: Snapshot) -> Callable[[HotLine], bool]:
 def update_lines(snapshot: Snapshot) -> Lines:
     """Those lines; the share is corrected by the measured time outside of the phases."""
     found = main_lines(snapshot, updating(snapshot))
-    outside = main_lines(snapshot, lambda line: line.phase == "outside")
-    measured = outside_work(snapshot)
-    if not found.lines or measured is None or outside.share <= 0:
-        return found
-    return Lines(as_measured(found.share, outside.share, measured), found.lines)
+    return Lines(of_outside(snapshot, found), found.lines)
 
 
 def _loop(line: HotLine, head: str | None) -> tuple[str, str, str | None]:

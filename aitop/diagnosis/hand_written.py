@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from aitop.diagnosis.evidence import Lines, as_measured, main_lines, outside_work
+from aitop.diagnosis.evidence import Lines, main_lines, of_outside
 from aitop.diagnosis.preprocessing import making_input
 from aitop.diagnosis.serving import takes_request
 from aitop.model.snapshot import HotLine, Snapshot
@@ -194,8 +194,4 @@ def feeding_lines(snapshot: Snapshot) -> Lines:
         # In inference the same lines would be preprocessing.
         return Lines(0.0, ())
     found = main_lines(snapshot, feeding(snapshot))
-    outside = main_lines(snapshot, lambda line: line.phase == "outside")
-    measured = outside_work(snapshot)
-    if not found.lines or measured is None or outside.share <= 0:
-        return found
-    return Lines(as_measured(found.share, outside.share, measured), found.lines)
+    return Lines(of_outside(snapshot, found), found.lines)

@@ -21,6 +21,7 @@ from aitop.diagnosis.evidence import (
     mean_of,
     on_core,
     records,
+    samples_of,
     summed,
     timed_on_device,
 )
@@ -127,8 +128,10 @@ def _verdict(snapshot: Snapshot, wait: Wait, cause: Cause, contention: float) ->
     passing = _passing(snapshot, wait)
     if passing:
         severity = "info"
-    gained = min(0.99, certain + contention)
-    sure = confidence(*signals, base=0.55 if gained < 0.9 else 0.4, steps=len(steps), share=gained)
+    gained = min(0.99, certain + contention, _most(snapshot, wait))
+    samples = None if wait.measured else samples_of(snapshot)
+    base = 0.55 if gained < 0.9 else 0.4
+    sure = confidence(*signals, base=base, steps=len(steps), share=gained, samples=samples)
     idle = ", device idle" if _covered(snapshot, wait) else ""
     return Verdict(
         id=ID,
@@ -206,6 +209,23 @@ def _contention(snapshot: Snapshot, wait: Wait) -> float:
     else:
         delay = min(mean_of(snapshot, "run_delay") or 0.0, 0.5)
     return delay * _loaders_part_of_others(snapshot)
+
+
+def _most(snapshot: Snapshot, wait: Wait) -> float:
+    """The most of a step (0..1) that can be gained where others make the data: what the thread that steps computes
+    stays, and so do its waits for cores that are not the run's own doing. 1 where that is not known.
+    """
+    in_workers = wait.handed_over or (wait.hand_written is None and bool(loader_workers(snapshot)))
+    ran = summed(on_core(snapshot), lambda step: min(step.cpu or 0.0, step.seconds))
+    if ran is None:
+        ran = mean_of(snapshot, "main_thread", 20.0)
+    busy = snapshot.host.machine.core_busy if snapshot.host else None
+    if not in_workers or ran is None or snapshot.host is None or busy is None:
+        return 1.0
+    own = sum(one.cpu or 0.0 for one in snapshot.host.processes) - ran
+    beside = max(sum(busy) - ran, own, 0.01)
+    delay = mean_of(snapshot, "run_delay", 20.0) or 0.0
+    return max(min(1.0 - ran - delay * (1.0 - max(0.0, own) / beside), 1.0), wait.share / 2)
 
 
 def _loaders_part_of_others(snapshot: Snapshot) -> float:

@@ -29,7 +29,7 @@ MORE_THAN_ONE, SOME = 1.3, 0.3
 THROTTLED = 0.1
 OTHERS_DELAY, OTHERS_PART = 0.25, 0.3
 # Fewer threads compute less side by side, too, and no barrier waits for one without a core: the gain is an estimate.
-SURE = 0.5
+SURE = 0.45
 
 
 @dataclass(frozen=True)

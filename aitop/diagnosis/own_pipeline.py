@@ -8,12 +8,11 @@ from dataclasses import dataclass
 from aitop.diagnosis.evidence import (
     MAIN,
     Lines,
-    as_measured,
     free_cores,
     host_limit,
     main_lines,
     main_stacks,
-    outside_work,
+    of_outside,
 )
 from aitop.diagnosis.input_cause import STORAGE, WORTH_IT, Cause, place_of, sources_in_words
 from aitop.diagnosis.what_if import Loading, without
@@ -44,12 +43,7 @@ def waiting(snapshot: Snapshot) -> Lines:
     found = main_lines(snapshot, _waits)
     if not found.lines or makers(snapshot) is None:
         return Lines(0.0, ())
-    outside = main_lines(snapshot, lambda line: line.phase == "outside")
-    measured = outside_work(snapshot)
-    share = found.share
-    if measured is not None:
-        share = as_measured(share, outside.share, measured)
-    return Lines(min(share, host_limit(snapshot)), found.lines)
+    return Lines(min(of_outside(snapshot, found), host_limit(snapshot)), found.lines)
 
 
 def _waits(line: HotLine) -> bool:

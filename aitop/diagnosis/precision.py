@@ -6,6 +6,7 @@ import re
 
 from aitop.diagnosis.device_gaps import activity_of_devices, idle_share
 from aitop.diagnosis.evidence import (
+    UNPROVEN,
     Lines,
     confidence,
     enough,
@@ -84,7 +85,7 @@ def _float64(snapshot: Snapshot, facts: HookFacts) -> Judgement:
             severity=severity,
             share=round(share, 4),
             speedup=round(without(share), 3),
-            confidence=sure if only else min(sure, 0.5),
+            confidence=sure if only else min(sure, UNPROVEN),
             title=f"{root} computes in float64: float32 takes half the time" + (" or less" if device else ""),
             where=lines.where,
             evidence=tuple(evidence),

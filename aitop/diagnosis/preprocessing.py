@@ -20,6 +20,7 @@ from aitop.diagnosis.evidence import (
     main_lines,
     main_stacks,
     records,
+    samples_of,
     summed,
 )
 from aitop.diagnosis.rule import Band, Finding, Judgement, Rule
@@ -132,9 +133,9 @@ def _verdict(snapshot: Snapshot, work: Work) -> Verdict:
     signals = (work.measured, bool(lines.lines), of_request >= 0.5)
     critical = of_request >= CRITICAL_SHARE and sum(signals) >= 2 and not unproven
     severity: Severity = "info" if leisure else "critical" if critical else "warning"
-    sure = confidence(*signals, base=0.5, steps=len(records(snapshot)), share=of_request)
-    process = main_stacks(snapshot)
-    samples = process.samples if process is not None else 0
+    samples = samples_of(snapshot) or 0
+    sampled = None if work.measured else samples
+    sure = confidence(*signals, base=0.5, steps=len(records(snapshot)), share=of_request, samples=sampled)
     evidence = [f"{percent(lines.share)} of {samples} stack samples make the input, most of them: {_doing(lines)}"]
     gone = of_request * _of_first(lines)
     forward = snapshot.steps.phases.forward if snapshot.steps else None

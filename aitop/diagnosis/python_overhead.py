@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from aitop.diagnosis.device_gaps import short_place
 from aitop.diagnosis.evidence import (
+    NEARLY,
     UNPROVEN,
     Lines,
     by_samples,
@@ -19,9 +20,11 @@ from aitop.diagnosis.evidence import (
     host_unproven,
     main_lines,
     main_stacks,
+    of_outside,
     on_gpu,
     records,
     running,
+    samples_of,
     seen_once,
 )
 from aitop.diagnosis.hand_update import updating
@@ -116,7 +119,7 @@ def _overhead(snapshot: Snapshot) -> Overhead:
         model = (both.share + (0.0 if uncounted else _backward_of(snapshot, both))) * part
     own = by_hand.lines if tiny or _is_model(snapshot, by_hand) else _for_the_loss(snapshot, by_hand)
     aside = Lines(aside.share - sum(line.share for line in own), tuple(line for line in aside.lines if line not in own))
-    beside = min(aside.share, host_limit(snapshot)) if aside.share >= SOME or not model else 0.0
+    beside = min(of_outside(snapshot, aside, NEARLY), host_limit(snapshot)) if aside.share >= SOME or not model else 0.0
     mostly_model = model > aside.share
     first, then = (both.lines, aside.lines) if mostly_model else (aside.lines, both.lines * bool(model))
     seen = aside.share + (both.share if model else 0.0)
@@ -224,7 +227,8 @@ def _verdict(snapshot: Snapshot, found: Overhead, share: float) -> Verdict:
     once = not found.model and seen_once(snapshot, found.lines)
     critical = share >= CRITICAL_SHARE and sum(signals) >= 2 and not unproven
     severity: Severity = "info" if once else "critical" if critical else "warning"
-    sure = confidence(*signals, base=0.45, steps=len(records(snapshot)), share=share)
+    sampled = None if counted else samples_of(snapshot)
+    sure = confidence(*signals, base=0.45, steps=len(records(snapshot)), share=share, samples=sampled)
     # How much of the operations' own work is left in one large operation is not to be seen before.
     guessed = found.model > SOME
     process = main_stacks(snapshot)

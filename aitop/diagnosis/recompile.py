@@ -111,7 +111,7 @@ def _verdict(snapshot: Snapshot, share: float, compiling: Lines, rises: list[tup
         severity=severity,
         share=round(share, 4),
         speedup=round(without(min(0.99, share)), 3),
-        confidence=confidence(*signals, base=0.5, steps=len(records(snapshot)), share=share),
+        confidence=confidence(*signals, base=0.5, steps=len(records(snapshot)), share=share, samples=samples),
         title=f"{percent(share)} of each step goes into compiling again what was compiled before",
         where=compiling.where,
         evidence=tuple(evidence),

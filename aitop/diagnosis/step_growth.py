@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from aitop.diagnosis.evidence import (
+    UNPROVEN,
     Lines,
     confidence,
     enough,
@@ -250,7 +251,7 @@ def _read(snapshot: Snapshot, steps: Sequence[StepRecord] = ()) -> Finding | Non
             severity="warning",
             share=round(min(0.97, share), 4),
             speedup=round(without(min(0.97, share)), 3),
-            confidence=0.5,
+            confidence=UNPROVEN,
             title=title,
             where=_where(snapshot, cause),
             evidence=tuple(evidence),

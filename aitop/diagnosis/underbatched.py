@@ -11,6 +11,7 @@ import msgspec
 from aitop.diagnosis.device_gaps import idle_share
 from aitop.diagnosis.evidence import (
     MIN_STEPS,
+    UNPROVEN,
     confidence,
     enough,
     main_lines,
@@ -199,6 +200,7 @@ def _verdict(snapshot: Snapshot, cost: Cost, share: float, waiting: float) -> Ve
     if training and cost.samples > 1:
         severity = "info"
     one = cost.fixed + cost.each * cost.samples
+    sure = confidence(*signals, base=0.4, steps=len(steps), share=share)
     how = "from batches of several sizes" if cost.measured and not on_gpu(snapshot) else "by the size of the model"
     evidence = [f"{cost.samples:.0f} sample{'s' * (cost.samples > 1)} a step, {duration(one)} each time"]
     if on_gpu(snapshot):
@@ -223,7 +225,7 @@ def _verdict(snapshot: Snapshot, cost: Cost, share: float, waiting: float) -> Ve
         severity=severity,
         share=round(share, 4),
         speedup=round(without(min(0.99, share)), 3),
-        confidence=min(0.9 if cost.measured else 0.5, confidence(*signals, base=0.4, steps=len(steps), share=share)),
+        confidence=min(sure, 0.9 if cost.measured else UNPROVEN),
         title=f"{what} are taken {cost.samples:.0f} at a time: {percent(share)} of the time could serve {BATCH}",
         where=_calls_of_model(snapshot),
         evidence=tuple(evidence),

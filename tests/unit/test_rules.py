@@ -222,9 +222,18 @@ def test_evaluation_is_seen_only_in_training():
 
 def test_io_in_the_loop():
     writing = line("log_metrics", 0.4, activity="io-database", text="db.execute(sql)", number=70)
-    verdict = fired(between_steps.host_io(snapshot(steps(), lines=[writing])))
+    verdict = fired(between_steps.host_io(snapshot(steps(forward=0.06), lines=[writing])))
     assert verdict.where[0].line == 70 and verdict.speedup == pytest.approx(1 / 0.6, rel=0.02)
     assert between_steps.host_io(snapshot(steps(), lines=[line("train", 0.9, phase="forward")])) is None
+
+
+@pytest.mark.parametrize("judge", [between_steps.host_io, python_overhead.judge])
+def test_what_is_sampled_between_steps_is_scaled_to_what_was_measured_there(judge):
+    """100 samples say 40 of 50 % outside; the process measured 60 %, then hardly any less than what was seen."""
+    activity = "io-file" if judge is between_steps.host_io else "python"
+    lines = [line("aside", 0.4, activity=activity, text="x = f(y)"), line("main", 0.1, activity="gc")]
+    assert fired(judge(snapshot(steps(forward=0.04), lines=lines))).share == pytest.approx(0.4 / 0.5 * 0.6, rel=0.01)
+    assert fired(judge(snapshot(steps(forward=0.001), lines=lines))).share == pytest.approx(0.4 * 1.25)
 
 
 # computing --------------------------------------------------------------------------------------------------------
@@ -341,6 +350,8 @@ def test_workers_without_a_core_to_run_on_are_no_fix():
 
 
 def test_python_beside_the_model_is_not_called_tiny_operations():
-    verdict = fired(python_overhead.judge(snapshot(steps(), lines=[line("spread", 0.4, text="total += v * v")])))
+    verdict = fired(
+        python_overhead.judge(snapshot(steps(forward=0.06), lines=[line("spread", 0.4, text="total += v * v")]))
+    )
     assert verdict.title == "40 % of each step is Python between its phases"
     assert "less often" in verdict.fixes[0].text

@@ -198,6 +198,8 @@ def test_a_backward_that_is_nearly_all_of_a_step_and_grows():
         ("my_history = [history_of(x)]", False),
         ("history.sort(key=abs)", True),
         ("low = history.index(best)", True),
+        ("history, rewards = episode(world)", False),
+        ("rewards, history = replay(history)", True),
     ],
 )
 def test_what_goes_over_all_of_a_list(text, whole):

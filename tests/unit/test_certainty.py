@@ -1,0 +1,77 @@
+"""How sure a predicted speed-up is: of what it was measured, how often it was seen, and what stays in any case."""
+
+import pytest
+from snapshot_builder import constant, host, line, loaders, snapshot, steps
+
+from aitop.diagnosis import between_steps, input_bound
+from aitop.diagnosis.evidence import UNCERTAIN, confidence
+from aitop.diagnosis.rule import Finding
+from aitop.model.snapshot import Phases
+
+
+def fired(judgement):
+    assert isinstance(judgement, Finding), judgement
+    return judgement.verdict
+
+
+@pytest.mark.parametrize(
+    ("share", "samples", "sure"),
+    [(0.5, 100, True), (0.5, 20, False), (0.75, 100, True), (0.75, 60, False), (0.83, 100, False), (0.83, None, True)],
+)
+def test_few_samples_of_a_large_share_are_not_sure(share, samples, sure):
+    told = confidence(True, True, steps=60, share=share, samples=samples)
+    assert (told > 0.5) is sure and (sure or told <= UNCERTAIN < 0.5)
+
+
+def test_a_sampled_stall_is_less_sure_with_fewer_samples():
+    def told(samples):
+        phases = Phases(forward=0.2, backward=0.1, outside=0.7)
+        writing = [line("log", 0.7, activity="io-network", text="requests.post(url)")]
+        return fired(between_steps.host_io(snapshot(phases=phases, lines=writing, main_samples=samples))).confidence
+
+    assert told(40) < 0.5 < told(300)
+
+
+def waiting(ran, delay, *, busy=(1.0, 1.0), cpu=0.8):
+    """39 % of samples wait for workers that compute; the kernel says how much the main thread ran and was kept off."""
+    return snapshot(
+        phases=Phases(data_wait=0.39, forward=0.36, backward=0.25, outside=0.0),
+        lines=[
+            line("main", 0.39, phase="data_wait", activity="queue"),
+            line("get", 0.9, pid=200, phase="data_wait"),
+            line("get", 0.9, pid=201, phase="data_wait"),
+        ],
+        workers=2,
+        host=host(2, worker_cpu=cpu / 2, main_cpu=ran, busy=busy),
+        series={
+            "run_delay": constant(delay),
+            "main_thread": constant(ran),
+            "main_cpu": constant(ran),
+            "workers_cpu": constant(cpu),
+            "workers_delay": constant(1.0),
+        },
+    )
+
+
+def test_what_the_main_thread_computes_is_left_when_nothing_waits_any_more():
+    """A thread that waits for a batch, then for a core, waits once: not 39 % and 47 % of the time."""
+    crowded = fired(input_bound.judge(waiting(0.5, 0.45)))
+    assert crowded.subtype == "transform" and crowded.speedup <= 1 / 0.5
+    # With cores that are only its own workers', what remains is what it computes.
+    alone = fired(input_bound.judge(waiting(0.37, 0.47, busy=(0.785, 0.785), cpu=1.2)))
+    assert alone.speedup == pytest.approx(1 / 0.37, rel=0.02)
+
+
+def test_waits_for_cores_that_others_take_stay():
+    assert fired(input_bound.judge(waiting(0.4, 0.4, cpu=0.4))).speedup < 1.4 / 0.8
+
+
+def test_what_the_process_loads_itself_is_not_left():
+    seen = snapshot(
+        steps(data_wait=0.06, forward=0.02, cpu=0.1),
+        lines=[line("get", 0.6, phase="data_wait")],
+        facts=loaders(0),
+        host=host(main_cpu=1.0, busy=(1.0, 0.0)),
+        series={"main_thread": constant(1.0), "run_delay": constant(0.0)},
+    )
+    assert fired(input_bound.judge(seen)).speedup == pytest.approx(2.5)
