@@ -59,7 +59,7 @@ def standstill(history: History, now: float) -> Standstill | None:
         limit = max(limit, SLEEPING_SECONDS)
     if seconds < limit or any(one.doing == "serving" for one in ranks) or not _waits(ranks, gone, usual):
         return None
-    world = max([*(p.world_size or 0 for p in host.processes), *_told_worlds(history)], default=0)
+    world = _world(history, host)
     elsewhere = max(0, world - len(ranks) - len(gone))
     found_still = Standstill(seconds=seconds, usual=usual, ranks=ranks, workers=workers, gone=gone, elsewhere=elsewhere)
     notes = history.notes
@@ -208,7 +208,14 @@ def _gone(history: History, ranks: Sequence[Standing], host: HostSample) -> tupl
     if here and len(offsets) == 1:
         first = offsets.pop()
         missing |= set(range(first, first + here)) - {number for number in present if number is not None}
-    return tuple(sorted(missing or _uncollected(history, ranks, host)))
+    return tuple(sorted(missing or _uncollected(history, ranks, host) or _nowhere_else(history, ranks, host)))
+
+
+def _nowhere_else(history: History, ranks: Sequence[Standing], host: HostSample) -> set[int]:
+    """The numbers that are missing, where all ranks meet at an address of this machine alone."""
+    present = {one.rank for one in ranks if one.rank is not None}
+    known = history.notes is not None and history.notes.local and len(present) == len(ranks)
+    return set(range(_world(history, host))) - present if known else set()
 
 
 def _uncollected(history: History, ranks: Sequence[Standing], host: HostSample) -> set[int]:
@@ -216,11 +223,11 @@ def _uncollected(history: History, ranks: Sequence[Standing], host: HostSample) 
     parents = {one.ppid for one in host.processes if one.role == "rank" and one.state != "Z"}
     ended = [one for one in host.processes if one.state == "Z" and one.ppid in parents]
     present = {one.rank for one in ranks if one.rank is not None}
-    world = max([*(one.world_size or 0 for one in host.processes), *_told_worlds(history)], default=0)
-    missing = set(range(world)) - present
+    missing = set(range(_world(history, host))) - present
     return missing if ended and len(missing) == len(ended) and len(present) == len(ranks) else set()
 
 
-def _told_worlds(history: History) -> list[int]:
+def _world(history: History, host: HostSample) -> int:
+    """How many ranks the job has, by what started it and by what it says itself; 0 where nobody does."""
     told = [hook.facts.world_size for hook in history.hooks.values() if hook.facts is not None]
-    return [world for world in told if world is not None]
+    return max([*(one.world_size or 0 for one in host.processes), *(size or 0 for size in told)], default=0)

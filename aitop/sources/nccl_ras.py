@@ -13,13 +13,13 @@ from collections.abc import Iterable, Mapping
 
 from aitop.model.text import printable
 from aitop.sources import procfs
+from aitop.sources.tcp_table import LISTENS, connections, own_sockets
 
 PORT, VARIABLE = 28028, "NCCL_RAS_ADDR"
 QUESTION = b"verbose status\n"
 PATIENCE_SECONDS = 6.0
 MOST_BYTES, MOST_LINES, LONGEST = 1 << 20, 40, 160
 TROUBLES = frozenset({"Errors", "Warnings"})
-LISTENS = "0A"
 
 
 def ras_words(pids: Iterable[int]) -> tuple[str, ...]:
@@ -78,17 +78,5 @@ def _in_our_network(pid: int) -> bool:
 
 def _listening(pid: int, port: int) -> set[int]:
     """The port, where a socket of the process itself listens on it: no other service is to be spoken to."""
-    wanted = f":{port:04X}"
-    sockets = set()
-    for table in ("tcp", "tcp6"):
-        for line in (procfs.read(f"{procfs.PROC}/{pid}/net/{table}") or b"").decode("ascii", "replace").splitlines():
-            fields = line.split()
-            if len(fields) > 9 and fields[1].endswith(wanted) and fields[3] == LISTENS:
-                sockets.add(f"socket:[{fields[9]}]")
-    folder = f"{procfs.PROC}/{pid}/fd"
-    with contextlib.suppress(OSError):
-        for name in os.listdir(folder) if sockets else ():
-            with contextlib.suppress(OSError):
-                if os.readlink(f"{folder}/{name}") in sockets:
-                    return {port}
-    return set()
+    mine = {one.inode for one in connections(pid) if one.local_port == port and one.state == LISTENS}
+    return {port} if mine and mine & own_sockets(pid) else set()

@@ -4,8 +4,10 @@ import msgspec
 import sample_ranks
 import sample_snapshots as samples
 
+from aitop.diagnosis.hang import Odd
 from aitop.model.ranks import RankView
 from aitop.ui.layout import plan
+from aitop.ui.panes.hang import places
 
 
 def job(count, **fields):
@@ -70,6 +72,12 @@ async def test_a_hang_is_shown_by_places_with_the_odd_one_first(look_at):
         assert "all_reduce" in eyes.pane("group")
         await eyes.press("escape")
         assert eyes.app.screen.query("#verdict")
+
+
+def test_who_shows_what_was_left_out_stands_with_its_like():
+    still = hanging(4).standstill
+    odd = Odd("skipped-collective", "rank 3 left out", 0.9, (still.ranks[3], still.ranks[0]), (3,))
+    assert [(len(place.members), place.odd) for place in places(still, odd)] == [(1, True), (3, False)]
 
 
 async def test_ranks_that_get_on_are_not_called_hanging(look_at):

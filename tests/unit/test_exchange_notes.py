@@ -16,7 +16,7 @@ from snapshot_builder import snapshot
 
 from aitop.diagnosis.hang import hang
 from aitop.model.ranks import ExchangeNotes, FlightRecord, Standing, Standstill
-from aitop.sources import nccl_ras, plain_pickle
+from aitop.sources import nccl_ras, plain_pickle, tcp_table
 from aitop.sources.flight_recorder import flight_record, last_of, prefixes
 from aitop.sources.nccl_ras import port_of, ras_words, troubles
 from aitop.sources.plain_pickle import read_plain
@@ -216,3 +216,41 @@ def test_frames_below_python_are_those_above_its_newest():
     threads = [{"frames": frames[2:], "os_thread_id": 8}, {"frames": frames, "os_thread_id": 7}]
     assert innermost(json.dumps(threads).encode(), 7) == ("libc.so.6", "gloo::wait (libtorch_cpu.so)")
     assert innermost(b"no json", 7) == innermost(b"[]", 7) == ()
+
+
+def row(local, remote, state, inode):
+    """A line of /proc/net/tcp."""
+    return (
+        f"  0: {local} {remote} {state} 00000000:00000000 00:00000000 00000000     0        0 {inode} 1 x 20 4 30 10 -1"
+    )
+
+
+STORE, FAR, NONE = "0100007F:7148", "0A00A8C0:9C40", "00000000:0000"
+SIX = "0000000000000000FFFF00000100007F"
+
+
+@pytest.mark.parametrize(
+    ("rows", "local"),
+    [
+        ([row("00000000:7148", NONE, "0A", 7), row("0100007F:9C40", STORE, "01", 8), row(STORE, FAR, "06", 0)], True),
+        ([row("00000000:7148", NONE, "0A", 7), row(f"{SIX}:9C40", f"{SIX}:7148", "01", 8)], True),
+        ([row("00000000:7148", NONE, "0A", 7), row("0100007F:9C40", STORE, "01", 8), row(STORE, FAR, "01", 9)], False),
+        ([row("00000000:7148", NONE, "0A", 5), row("0100007F:9C40", STORE, "01", 8)], False),
+        ([row("00000000:7148", NONE, "0A", 7), row("0100007F:9C40", "0A00A8C0:7148", "01", 8)], False),
+        ([row("00000000:7148", NONE, "0A", 7), "damaged", row("0100007F:X", STORE, "01", 8)], False),
+        ([], False),
+    ],
+    ids=["loopback", "mapped", "one-from-afar", "store-of-another", "store-afar", "damaged", "nothing"],
+)
+def test_ranks_that_all_meet_by_the_loopback_are_of_this_machine(monkeypatch, rows, local):
+    table = "\n".join(["  sl  local_address rem_address", *rows]).encode()
+    monkeypatch.setattr(tcp_table.procfs, "read", lambda path: table if path.endswith("/net/tcp") else b"")
+    monkeypatch.setattr(tcp_table, "own_sockets", lambda pid: frozenset({7, 8, 9} if pid == 100 else ()))
+    assert tcp_table.meet_on_this_machine([100]) is local
+
+
+def test_sockets_of_a_process_are_found_in_its_network():
+    with socket.create_server(("127.0.0.1", 0)) as store, socket.create_connection(store.getsockname()[:2]) as rank:
+        assert os.fstat(rank.fileno()).st_ino in tcp_table.own_sockets(os.getpid())
+        assert tcp_table.meet_on_this_machine([os.getpid()])
+    assert not tcp_table.meet_on_this_machine([])

@@ -18,7 +18,7 @@ from aitop.engine.standstill import standing_for, standstill, wants_look
 from aitop.engine.waiting import waiting_for
 from aitop.model.gpu import GpuDevice, GpuProcess, GpuSample
 from aitop.model.host import HostSample, MachineSample
-from aitop.model.ranks import Ranks, RankView, Standing, Standstill
+from aitop.model.ranks import ExchangeNotes, Ranks, RankView, Standing, Standstill
 from aitop.model.snapshot import Target
 from aitop.model.stacks import Frame, StackDump, ThreadStack
 from aitop.model.steps import CallSite, DdpInfo, HookFacts, HookSample, StepRecord
@@ -266,6 +266,20 @@ def test_a_rank_that_had_ended_before_anybody_looked_is_missed_where_nobody_coll
             found.add(HostSample(time=993.0 + second, processes=processes, machine=MachineSample(cores=2)))
         told = standstill(found, 1000.0)
         assert (told.gone, told.elsewhere) == (gone, 1 - len(gone))
+
+
+def test_a_rank_that_nobody_saw_is_gone_where_all_ranks_meet_on_this_machine():
+    found = History(Target(pid=100, command="x"))
+    for second in range(7):
+        alone = process(100, rank=0, world_size=2, voluntary_switches=0.0, main_cpu=0.0, state="S")
+        found.add(HostSample(time=993.0 + second, processes=(alone,), machine=MachineSample(cores=2)))
+    threads = (ThreadStack(pid=100, thread="MainThread", main=True, frames=(0, 1)),)
+    found.add(StackDump(time=999.0, frames=(user(9), BARRIER), threads=threads))
+    assert odd_one(standstill(found, 1000.0)).subtype == "rank-elsewhere"
+    found.add(ExchangeNotes(time=999.0, local=True))
+    assert standstill(found, 1000.0).elsewhere == 0
+    odd = odd_one(standstill(found, 1000.0))
+    assert (odd.subtype, odd.ranks) == ("rank-gone", (1,))
 
 
 def test_the_only_rank_that_is_left_of_nobody_knows_how_many():

@@ -55,8 +55,10 @@ def places(still: Standstill, odd: Odd) -> tuple[Place, ...]:
     """Those of the odd one first, then the largest; workers that have nothing to do are left out."""
     groups: dict[tuple[object, ...], list[Standing]] = {}
     busy = [worker for worker in still.workers if worker.doing not in ("unused", None)]
+    # Beside the odd ones also stands who shows what they left out.
+    odd_ones = {one.pid for one in odd.standing if not odd.ranks or one.rank in odd.ranks}
     for one in (*still.ranks, *busy):
-        key = (one in odd.standing, one.role, one.doing, one.call, one.where and (one.where.file, one.where.line))
+        key = (one.pid in odd_ones, one.role, one.doing, one.call, one.where and (one.where.file, one.where.line))
         groups.setdefault(key, []).append(one)
     found = [Place(tuple(members), bool(key[0])) for key, members in groups.items()]
     return tuple(sorted(found, key=lambda place: (not place.odd, place.one.role != "rank", -len(place.members))))
