@@ -23,8 +23,9 @@ from aitop.sources.replay import read_recording
 from aitop.ui.picture import ScreenName, picker_svg, svg
 
 HERE = Path(__file__).parent
-RECORDINGS = HERE.parent / "tests" / "recordings"
-
+TESTS = HERE.parent / "tests"
+RECORDINGS = TESTS / "recordings"
+SCRIPTS = (HERE.parent / "aitop" / "workloads", TESTS / "ranks")
 
 PANES = ("verdict", "step", "gpu", "data", "memory", "code")
 
@@ -49,6 +50,8 @@ PICTURES = (
     Picture("tree-120x36", screen="tree", zoom="code"),
     Picture("flame-120x36", screen="flame", zoom="code"),
     Picture("processes-120x36", screen="processes"),
+    Picture("ranks-120x36", "straggler"),
+    Picture("hang-120x36", "hang", screen="hang"),
     Picture("healthy-120x36", "healthy"),
     Picture("simulated-gpu-120x36", "simulated-gpu"),
     Picture("simulated-gpu-200x50", "simulated-gpu", (200, 50)),
@@ -79,9 +82,9 @@ def candidates() -> list[Candidate]:
 
 
 def around(script: str, line: int) -> list[tuple[int, str]] | None:
-    """Lines of the workload of that name in this checkout: the recorded path is another machine's."""
-    path = HERE.parent / "aitop" / "workloads" / Path(script).name
-    if not path.is_file():
+    """Lines of the script of that name in this checkout: the recorded path is another machine's."""
+    path = next((one for folder in SCRIPTS if (one := folder / Path(script).name).is_file()), None)
+    if path is None:
         return None
     lines = path.read_text(encoding="utf-8").splitlines()
     if line == 0:
@@ -96,6 +99,7 @@ def draw(picture: Picture) -> None:
         last_snapshot(picture.recording),
         picture.size,
         screen=picture.screen,
+        live=picture.screen != "hang",  # what a recording has of it
         keys=picture.keys,
         zoom=picture.zoom,
         settings=Settings(theme=picture.theme),

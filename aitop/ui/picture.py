@@ -16,7 +16,7 @@ from aitop.ui.widgets.pane import Pane
 
 POLL_SECONDS = 0.01
 
-ScreenName = Literal["monitor", "evidence", "help", "tree", "flame", "stacks", "processes"]
+ScreenName = Literal["monitor", "evidence", "help", "tree", "flame", "stacks", "processes", "hang"]
 
 KEYS: dict[ScreenName, tuple[str, ...]] = {
     "monitor": (),
@@ -26,6 +26,7 @@ KEYS: dict[ScreenName, tuple[str, ...]] = {
     "flame": ("f",),
     "stacks": ("S",),
     "processes": ("T",),
+    "hang": ("h",),
 }
 
 

@@ -33,6 +33,19 @@ def test_a_healthy_run():
     assert [(one.id, one.severity) for one in verdicts] == [("compute-bound", "info")]
 
 
+def test_a_rank_of_four_that_gets_its_data_late():
+    primary = last("straggler").diagnosis.primary
+    assert (primary.id, primary.subtype, primary.ranks) == ("straggler", "input", (3,))
+    assert primary.where[0].text == "time.sleep(0.001)"
+
+
+def test_a_rank_of_four_that_left_out_a_collective():
+    primary = last("hang").diagnosis.primary
+    assert (primary.id, primary.subtype, primary.ranks) == ("hang", "skipped-collective", (3,))
+    assert [one.text for one in primary.where[:2]] == ["loss.backward()", "dist.barrier()"]
+    assert "last collective called: 457 by rank 3; 458 by rank 0, 1, 2" in primary.evidence
+
+
 def test_a_device_that_was_simulated_is_drawn_as_one():
     device = last("simulated-gpu").gpu.devices[0]
     assert device.name == "NVIDIA H200" and device.mine
