@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import msgspec
+
 from aitop.diagnosis import input_cause, lagging, own_pipeline
 from aitop.diagnosis.evidence import (
     UNPROVEN,
@@ -40,6 +42,8 @@ ID = "input-bound"
 CRITICAL_SHARE = 0.3
 IDLE_WORKERS = 0.5
 LEAST_SECONDS = 1.5
+# So many cores have to be taken by other programs for them to be in the way of a step.
+OTHERS = 0.3
 
 FIRST_TIME = "seen too briefly to tell it from how a run begins: what is read for the first time may be kept in memory"
 FEW_SECONDS = "seen for hardly more than a second: whether the wait lasts is not known yet"
@@ -143,7 +147,7 @@ def _verdict(snapshot: Snapshot, wait: Wait, cause: Cause, contention: float) ->
         title=f"{percent(wait.share)} of each step waits for data{idle}",
         where=cause.where,
         evidence=(_measure(snapshot, wait), *cause.evidence, *passing),
-        fixes=_ordered(cause.fixes),
+        fixes=_ordered(cause.fixes, without(gained)),
     )
 
 
@@ -222,10 +226,11 @@ def _most(snapshot: Snapshot, wait: Wait) -> float:
     busy = snapshot.host.machine.core_busy if snapshot.host else None
     if not in_workers or ran is None or snapshot.host is None or busy is None:
         return 1.0
-    own = sum(one.cpu or 0.0 for one in snapshot.host.processes) - ran
-    beside = max(sum(busy) - ran, own, 0.01)
-    delay = mean_of(snapshot, "run_delay", 20.0) or 0.0
-    return max(min(1.0 - ran - delay * (1.0 - max(0.0, own) / beside), 1.0), wait.share / 2)
+    used = sum(one.cpu or 0.0 for one in snapshot.host.processes)
+    others = sum(busy) - used
+    delay = (mean_of(snapshot, "run_delay", 20.0) or 0.0) if others >= OTHERS else 0.0
+    theirs = others / max(sum(busy) - ran, others, 0.01)
+    return max(min(1.0 - ran - delay * theirs, 1.0), wait.share / 2)
 
 
 def _loaders_part_of_others(snapshot: Snapshot) -> float:
@@ -239,8 +244,13 @@ def _loaders_part_of_others(snapshot: Snapshot) -> float:
     return workers / others
 
 
-def _ordered(fixes: tuple[Fix, ...]) -> tuple[Fix, ...]:
-    return tuple(sorted(fixes, key=lambda fix: -(fix.speedup or 0.0)))
+def _ordered(fixes: tuple[Fix, ...], most: float) -> tuple[Fix, ...]:
+    """The fixes, best first; none gains more than the end of the wait."""
+    held = [
+        msgspec.structs.replace(fix, speedup=round(most, 2)) if fix.speedup is not None and fix.speedup > most else fix
+        for fix in fixes
+    ]
+    return tuple(sorted(held, key=lambda fix: -(fix.speedup or 0.0)))
 
 
 RULE = Rule(ID, judge, Band(enter=0.12, leave=0.07))

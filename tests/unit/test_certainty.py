@@ -57,6 +57,7 @@ def test_what_the_main_thread_computes_is_left_when_nothing_waits_any_more():
     """A thread that waits for a batch, then for a core, waits once: not 39 % and 47 % of the time."""
     crowded = fired(input_bound.judge(waiting(0.5, 0.45)))
     assert crowded.subtype == "transform" and crowded.speedup <= 1 / 0.5
+    assert all(fix.speedup <= 1 / 0.5 for fix in crowded.fixes)
     # With cores that are only its own workers', what remains is what it computes.
     alone = fired(input_bound.judge(waiting(0.37, 0.47, busy=(0.785, 0.785), cpu=1.2)))
     assert alone.speedup == pytest.approx(1 / 0.37, rel=0.02)
