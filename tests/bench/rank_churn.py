@@ -21,6 +21,7 @@ import time
 from pathlib import Path
 
 import psutil
+import together
 
 from aitop.engine.live import LiveFeed, Options
 from aitop.model.snapshot import Snapshot
@@ -29,8 +30,26 @@ from aitop.sources.target import look
 JOB = Path(__file__).parents[1] / "ranks" / "job.py"
 PATIENCE_SECONDS = 120.0
 NEVER = 10**9
+LOOK_SECONDS = 0.2
+TAIL_BYTES = 2000
 # A rank that dies while the others connect to it leaves gloo waiting for it: they give up, and all begin anew.
 MESH_SECONDS = 15
+
+
+class Awake:
+    """Seconds in which this program was let run: looked at often, so that a longer pause means it was stopped."""
+
+    def __init__(self) -> None:
+        self.seconds, self._last = 0.0, time.monotonic()
+
+    def sleep(self, seconds: float) -> None:
+        """Sleep, and count it with what passed since the last time, a second at most each."""
+        while seconds > 0:
+            time.sleep(min(seconds, LOOK_SECONDS))
+            seconds -= LOOK_SECONDS
+            now = time.monotonic()
+            self.seconds += min(1.0, now - self._last)
+            self._last = now
 
 
 class Watched:
@@ -46,6 +65,13 @@ class Watched:
         self.failures.update(one.reason for one in snapshot.diagnosis.abstained if "this rule failed" in one.reason)
         self.failures.update([snapshot.target.ended] if snapshot.target.ended else [])
         self.verdicts.update(f"{one.id}/{one.subtype}" for one in snapshot.diagnosis.verdicts)
+
+    def told(self) -> str:
+        """What the newest snapshot has of ranks and sources."""
+        ranks = self.newest.ranks if self.newest else None
+        sources = self.newest.sources if self.newest else {}
+        seen = [(one.rank, one.pid, one.step) for one in (ranks.ranks if ranks else ())]
+        return f"{seen} {[(name, one.state, one.reason) for name, one in sources.items()]}"
 
     def stepping(self) -> set[int]:
         """The pids of the ranks that have steps."""
@@ -71,34 +97,41 @@ def main() -> None:
         watched = Watched()
         feed = LiveFeed([look(job.pid)], Options(gpu=False))
         feed.start(watched.take)
+        stopper = together.beside(job.pid)
         try:
-            told = churn(job.pid, args.ranks, watched, chance, time.monotonic() + 60 * args.minutes)
+            told = churn(args.ranks, watched, chance, 60 * args.minutes)
         finally:
             feed.stop()
+            stopper.kill()
+            stopper.wait()
             # torchrun gives each rank a session of its own: they would outlive it.
             for process in [*psutil.Process(job.pid).children(recursive=True), psutil.Process(job.pid)]:
                 with contextlib.suppress(psutil.NoSuchProcess):
                     process.kill()
             job.wait()
+        log.seek(max(0, log.tell() - TAIL_BYTES))
+        if "NOT followed" in told:
+            print(log.read().decode(errors="replace"))
     print(told)
     print(f"failures: {dict(watched.failures) or 'none'}\nverdicts, by snapshots: {dict(watched.verdicts)}")
 
 
-def churn(launcher: int, ranks: int, watched: Watched, chance: random.Random, end: float) -> str:
+def churn(ranks: int, watched: Watched, chance: random.Random, seconds: float) -> str:
     """Kill one process after the other, each time the view has followed."""
     waits: list[float] = []
     killed: collections.Counter[str] = collections.Counter()
     old: set[int] = set()
-    since = time.monotonic()
-    while time.monotonic() < end:
+    awake, since = Awake(), 0.0
+    while awake.seconds < seconds:
         new = watched.stepping() - old
         if len(new) < ranks:
-            if time.monotonic() - since > PATIENCE_SECONDS:
-                return f"not followed after {len(waits)} times: {watched.newest}"
-            time.sleep(0.2)
+            if awake.seconds - since > PATIENCE_SECONDS:
+                return f"{dict(killed)} killed; NOT followed after {len(waits)} times: {watched.told()}"
+            awake.sleep(LOOK_SECONDS)
             continue
-        waits.append(time.monotonic() - since)
-        time.sleep(chance.uniform(0.0, 6.0))
+        waits.append(awake.seconds - since)
+        print(f"followed after {waits[-1]:.1f} s", flush=True)
+        awake.sleep(chance.uniform(0.0, 6.0))
         old = set(new)
         role = chance.choice(["rank", "loader-worker"])
         processes = watched.newest.host.processes if watched.newest and watched.newest.host else ()
@@ -106,7 +139,7 @@ def churn(launcher: int, ranks: int, watched: Watched, chance: random.Random, en
         if psutil.pid_exists(victim):
             os.kill(victim, signal.SIGKILL)
             killed[role] += 1
-        since = time.monotonic()
+        since = awake.seconds
     return (
         f"{dict(killed)} killed; followed {len(waits)} times, after {statistics.median(waits):.1f} s in the median, "
         f"{max(waits):.1f} s at most (torch's own start included)"
