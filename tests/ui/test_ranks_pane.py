@@ -80,6 +80,13 @@ def test_who_shows_what_was_left_out_stands_with_its_like():
     assert [(len(place.members), place.odd) for place in places(still, odd)] == [(1, True), (3, False)]
 
 
+async def test_a_job_that_stands_still_has_no_rate(look_at):
+    for still, told in ((hanging(2), "nothing has run for 41 s"), (job(2), "step/s")):
+        async with look_at(still, size=(120, 36)) as eyes:
+            header = eyes.pane("header")
+            assert told in header and ("step/s" in header) == (told == "step/s")
+
+
 async def test_ranks_that_get_on_are_not_called_hanging(look_at):
     moving = msgspec.structs.replace(hanging(2, odd=1), standstill=None)
     async with look_at(moving, size=(80, 24)) as eyes:

@@ -6,10 +6,10 @@ from functools import partial
 
 from aitop.model.snapshot import Snapshot
 from aitop.model.source import SOURCE_NAMES
-from aitop.model.units import NOT_SUPPORTED, NOT_YET, count
+from aitop.model.units import NOT_SUPPORTED, NOT_YET, count, duration
 from aitop.ui.changes import change
 from aitop.ui.line import Line, shorten, spread
-from aitop.ui.palette import BRAND, BRIGHT, DIM, NOTICE, TEXT
+from aitop.ui.palette import BRAND, BRIGHT, DIM, LOSS, NOTICE, TEXT
 from aitop.ui.view import View
 from aitop.ui.widgets.pane import Drawing, Pane
 from aitop.ui.words import plural, share_text, short_command, significant, state_mark
@@ -84,6 +84,9 @@ def _who(view: View) -> list[Line]:
 
 
 def _rates(view: View) -> list[Line]:
+    still = view.snapshot.standstill if view.snapshot else None
+    if still is not None:
+        return [Line(f"nothing has run for {duration(still.seconds)}", LOSS)]
     steps = view.snapshot.steps if view.snapshot else None
     if steps is None or steps.per_second is None:
         hook = view.source("hook")
