@@ -24,6 +24,8 @@ WAITED = 0.5
 STRETCHING = ("gil-contention", "cpu-oversubscription")
 BY_LENGTH = ("optimizer-bound", "python-overhead", "underbatched")
 LEAST_STRETCH = 0.2
+# What takes its part of every phase leaves the proportions of the phases as they are.
+OF_EVERY_PART = frozenset({"precision", *STRETCHING})
 # Work of every step: while the loader cannot keep up, a step without it only waits longer for its data.
 IN_EVERY_STEP = frozenset(
     {"python-overhead", "optimizer-bound", "host-io-stall", "sync-stall", "transfer-bound", "launch-bound", "precision"}
@@ -167,6 +169,8 @@ def _with_next_limit(verdicts: list[Verdict]) -> list[Verdict]:
         return verdicts
     left = 1.0 - (first.share or 0.0)
     rest = min(second.share or 0.0, left)
+    if {first.id, second.id} & OF_EVERY_PART:
+        rest = left * (second.share or 0.0)
     if left <= 0.02 or rest <= 0.0:
         return verdicts
     then = min(0.99, rest / left)

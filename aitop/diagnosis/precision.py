@@ -13,6 +13,7 @@ from aitop.diagnosis.evidence import (
     main_lines,
     on_gpu,
     own_devices,
+    part,
     records,
     running,
 )
@@ -113,6 +114,7 @@ def _computing(snapshot: Snapshot, facts: HookFacts, lines: Lines) -> float:
     steps = snapshot.steps
     phases = steps.phases if steps else Phases()
     known = sum(share or 0.0 for share in (phases.forward, phases.backward, phases.optimizer))
+    known += part(snapshot, "evaluation") or 0.0
     # A model that is no module, or a loss by hand, computes outside of the phases.
     beside = sum(line.share for line in lines.lines if line.phase == "outside")
     calls = (facts.ops or 0) * DISPATCH_SECONDS / (steps.mean * running(snapshot)) if steps and steps.mean else 0.0

@@ -47,6 +47,8 @@ MOST_STEPS = 512
 SCATTER = 2654435761
 # A rise that would be larger than so many times what else moves step times does not hide among it.
 NOISE = 1.5
+# Whoever reads the prediction mends the run later, and how long it was to go on is not known.
+NOW = "the predicted gain is that of this moment: it grows with every step, so how large it will be is not known"
 
 _PHASES: tuple[tuple[str, Callable[[StepRecord], float]], ...] = (
     ("data_wait", lambda step: step.data_wait + step.loader_start),
@@ -240,6 +242,7 @@ def _read(snapshot: Snapshot, steps: Sequence[StepRecord] = ()) -> Finding | Non
     evidence = [f"{_place(site.file, site.line)} adds to it at every step"] if site is not None else []
     if told:
         evidence.append(told)
+    evidence.append(NOW)
     if site is not None and site.unless is not None and not kept:
         evidence.append(f"unless line {site.unless} says so, nothing shortens it; the run's memory rises with it")
     evidence.append(
@@ -286,12 +289,13 @@ def _verdict(snapshot: Snapshot, growth: Growth, cause: Cause) -> Verdict:
     ]
     if cause.sites:
         evidence.append(f"{_place(cause.sites[0].file, cause.sites[0].line)} makes something longer at every step")
+    evidence.append(NOW)
     return Verdict(
         id=ID,
         severity=severity,
         share=round(share, 4),
         speedup=round(without(share), 3),
-        confidence=confidence(bool(cause.sites), growth.part > 0.1, steps=growth.steps, share=share),
+        confidence=min(UNPROVEN, confidence(bool(cause.sites), growth.part > 0.1, steps=growth.steps, share=share)),
         title=f"steps get slower: {percent(growth.last / growth.first - 1.0)} in the last {duration(growth.seconds)}",
         where=_where(snapshot, cause),
         evidence=tuple(evidence),

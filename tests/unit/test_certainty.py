@@ -1,12 +1,13 @@
 """How sure a predicted speed-up is: of what it was measured, how often it was seen, and what stays in any case."""
 
+import msgspec
 import pytest
-from snapshot_builder import constant, host, line, loaders, snapshot, steps
+from snapshot_builder import constant, host, line, loaders, snapshot, step, steps
 
-from aitop.diagnosis import between_steps, input_bound
+from aitop.diagnosis import between_steps, input_bound, step_growth
 from aitop.diagnosis.evidence import UNCERTAIN, confidence
 from aitop.diagnosis.rule import Finding
-from aitop.model.snapshot import Phases
+from aitop.model.snapshot import GrowthSite, Phases
 
 
 def fired(judgement):
@@ -21,6 +22,17 @@ def fired(judgement):
 def test_few_samples_of_a_large_share_are_not_sure(share, samples, sure):
     told = confidence(True, True, steps=60, share=share, samples=samples)
     assert (told > 0.5) is sure and (sure or told <= UNCERTAIN < 0.5)
+
+
+def test_the_gain_of_ending_a_growth_is_that_of_the_moment():
+    """Steps that got slower from 20 to 60 ms: how slow they would have been when somebody mends it, nobody knows."""
+    records = [step(index, 0.02 + 0.0005 * index, cpu=0.02 + 0.0005 * index, forward=0.01) for index in range(80)]
+    over = line("worst", 0.5, text="worst = max(history)")
+    grown = GrowthSite(file="/x/train.py", line=12, function="train", text="history.append(x)", every_step=True)
+    ends = [msgspec.structs.replace(one, end=1000.0 + 0.1 * at) for at, one in enumerate(records)]
+    verdict = fired(step_growth.judge(snapshot(ends, lines=[over], growth_sites=(grown,))))
+    assert verdict.severity == "critical" and verdict.confidence < 0.5
+    assert any("it grows with every step" in told for told in verdict.evidence)
 
 
 def test_a_sampled_stall_is_less_sure_with_fewer_samples():

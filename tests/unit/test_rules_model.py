@@ -58,6 +58,12 @@ def test_float64_by_accident_on_the_cpu():
     assert "parameters of Net are float64" in verdict.evidence and "model.float()" in verdict.fixes[0].text
 
 
+def test_evaluation_computes_in_float64_as_well():
+    step = {"seconds": 0.1, "forward": 0.02, "backward": 0.03, "evaluation": 0.045}
+    verdict = fired(precision.judge(snapshot(steps(**step), facts=facts(**DOUBLE, ops=100))))
+    assert verdict.speedup == pytest.approx(1.89, abs=0.05)
+
+
 def test_float64_in_tiny_operations_costs_nothing():
     assert level(precision.judge(snapshot(steps(**COMPUTES), facts=facts(**DOUBLE, ops=9000)))) < precision.BAND.leave
 
