@@ -76,12 +76,12 @@ def test_a_few_samples_between_the_phases_are_not_all_that_was_measured_there():
 def test_the_next_limit_is_told():
     first, second = composed([verdict("checkpoint-stall", 0.5, 1), verdict("eval-stall", 0.25, 2)], snapshot(steps()))
     assert first.evidence[-1] == "next limit: eval-stall, 50 % of the step that is left (both gone: 4.0×)"
+    assert second.evidence == ()
 
 
 def test_what_slows_every_phase_alike_leaves_their_proportions():
     first, _ = composed([verdict("precision", 0.5, 1), verdict("eval-stall", 0.3, 2)], snapshot(steps()))
     assert first.evidence[-1] == "next limit: eval-stall, 30 % of the step that is left (both gone: 2.9×)"
-    assert second.evidence == ()
 
 
 def test_how_busy_a_part_of_the_device_is_leaves_no_rest_of_a_step():
