@@ -1,10 +1,11 @@
 """Holds what aitop says of jobs of several ranks against the fault that was planted in them, a line a case.
 
-python tests/bench/ranks.py [--gains] [FAULT:RANKS:LAUNCHER[:WHEN] ...]
+python tests/bench/ranks.py [--gains] [--keep=FOLDER] [FAULT:RANKS:LAUNCHER[:WHEN] ...]
 
 LAUNCHER is torchrun, spawn or processes. WHEN is before (default) or after: whether aitop comes before a hang; passive:
 after it and with --passive. Seconds are those from aitop's start, or from the last step that was printed where that
-was later. With --gains the run without its fault is timed as well, beside the prediction.
+was later. With --gains the run without its fault is timed as well, beside the prediction. --keep leaves a
+recording of each case, for `aitop replay`.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from pathlib import Path
 
 import msgspec
@@ -27,6 +28,7 @@ from aitop.engine.live import LiveFeed, Options
 from aitop.model.ranks import Ranks, RankView
 from aitop.model.snapshot import Snapshot
 from aitop.model.verdict import Verdict
+from aitop.outputs.recording import RecordingWriter
 from aitop.sources.target import look
 
 JOB = Path(__file__).parents[1] / "ranks" / "job.py"
@@ -176,13 +178,13 @@ class Seen:
         return next((name for name in names if name in sources and sources[name].state in ("ok", "stale")), "none")
 
 
-def run(case: Case, port: int, folder: Path, *, gains: bool) -> str:
+def run(case: Case, port: int, folder: Path, *, gains: bool, keep: Path | None) -> str:
     """One case, run and watched, as a row of the table."""
     with Job(case, port, folder) as job:
         job.wait_for(10 if case.hangs and case.when != "before" else FAULTY_AFTER + 10)
         if case.hangs and case.when != "before":
             time.sleep(STOPPED_FOR)
-        seen = watch(job.process.pid, case)
+        seen = watch(job.process.pid, case, keep)
         if case.hangs:
             seen = replace(seen, seconds=min(seen.seconds, seen.wall - job.log.stat().st_mtime))
         before = job.rate(RATE_SECONDS) if gains else None
@@ -195,11 +197,14 @@ def run(case: Case, port: int, folder: Path, *, gains: bool) -> str:
     return row(case, seen, actual)
 
 
-def watch(pid: int, case: Case) -> Seen:
+def watch(pid: int, case: Case, keep: Path | None = None) -> Seen:
     """Watch until a hang is told, or for `SLOW_SECONDS` what is merely slow."""
     newest: list[Snapshot] = []
     wanted = EXPECTED[case.fault].verdict
-    feed = LiveFeed([look(pid)], Options(passive=case.passive))
+    target = look(pid)
+    name = "-".join(str(part) for part in astuple(case))
+    sink = RecordingWriter(keep / f"{name}.jsonl.gz", target) if keep else None
+    feed = LiveFeed([target], Options(passive=case.passive), sink)
     begun = time.monotonic()
     feed.start(newest.append)
     try:
@@ -277,6 +282,7 @@ def _short(value: object) -> str:
 
 def main(words: Sequence[str]) -> None:
     gains = "--gains" in words
+    keep = next((Path(word.partition("=")[2]) for word in words if word.startswith("--keep=")), None)
     given = [word.split(":") for word in words if not word.startswith("--")]
     cases = [Case(fault, int(ranks), *rest) for fault, ranks, *rest in given] or all_cases()
     print(HEADING)
@@ -286,7 +292,8 @@ def main(words: Sequence[str]) -> None:
         port = FIRST_PORT + os.getpid() % 90 * 100
         for number, case in enumerate(cases):
             try:
-                told = run(case, port + 2 * number, folder, gains=gains and not case.hangs and case.fault != "healthy")
+                timed = gains and not case.hangs and case.fault != "healthy"
+                told = run(case, port + 2 * number, folder, gains=timed, keep=keep)
             except RuntimeError as error:
                 told = f"{case}: {error}"
             print(told, flush=True)
