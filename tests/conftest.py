@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -29,12 +28,6 @@ EARLY = (*ONE_BY_ONE, "test_frameworks.py", "test_attach.py")
 
 # What is imported and collected here stays to the end: to look through it for cycles takes a third of that time.
 gc.disable()
-
-
-def pytest_configure(config: pytest.Config) -> None:
-    """The other workers give way to the first one: it gets ONE_BY_ONE, which are to see what a run does by itself."""
-    if getattr(config, "workerinput", {"workerid": "gw0"})["workerid"] != "gw0":
-        os.nice(5)
 
 
 def pytest_collection_finish() -> None:
