@@ -34,6 +34,7 @@ from aitop.sources.target import still_there
 
 STOP_SECONDS = 3.0
 BETWEEN_LOOKS = 2.0
+FIRST_LOOK_SECONDS = 2.0
 FIRST_TICKS = (0.1, 0.4, 0.8)
 
 
@@ -181,7 +182,11 @@ class LiveFeed:
         return off
 
     def _hook_pids(self) -> tuple[int, ...]:
-        return self._host.ranks() or self._pids
+        """The ranks, else what was asked for; never a launcher, in which no step is ever made."""
+        if not self._host.ranks():
+            self._host.wait_for_look(FIRST_LOOK_SECONDS)
+        launchers = self._host.launchers()
+        return self._host.ranks() or tuple(pid for pid in self._pids if pid not in launchers)
 
     def _run(self, publish: Publish) -> None:
         try:

@@ -395,4 +395,5 @@ class HookSource:
             raise failure.error
         if self._entries.under_way():
             raise SourceError("absent", "the hook is on its way in", passing=True)
-        raise SourceError("absent", "there is no process to hook")
+        # Those that are to come are looked for as often as at first.
+        raise SourceError("absent", "there is no process to hook", passing=True)

@@ -6,8 +6,12 @@ import os
 import threading
 import time
 
+import pytest
+
 from aitop.engine import live
 from aitop.model.snapshot import Target
+from aitop.sources.host import source
+from aitop.sources.host.roles import Place
 
 
 def test_no_look_begins_before_the_last_one_is_over(monkeypatch):
@@ -34,3 +38,38 @@ def test_no_look_begins_before_the_last_one_is_over(monkeypatch):
     assert begun.acquire(timeout=10)
     feed._look.join(10)
     assert len(count) == 2
+
+
+class Host:
+    """Knows nobody until it has looked."""
+
+    def __init__(self, ranks, launchers):
+        self.found, self.seen = (ranks, launchers), False
+
+    def wait_for_look(self, seconds):
+        self.seen = True
+
+    def ranks(self):
+        return self.found[0] if self.seen else ()
+
+    def launchers(self):
+        return frozenset(self.found[1] if self.seen else ())
+
+
+@pytest.mark.parametrize(
+    ("ranks", "launchers", "hooked"), [((8, 9), (1,), (8, 9)), ((), (1,), ()), ((), (), (1,)), ((1,), (), (1,))]
+)
+def test_no_hook_goes_into_what_only_started_the_ranks(ranks, launchers, hooked):
+    feed = live.LiveFeed([Target(time=time.monotonic(), pid=os.getpid(), command="x")], live.Options(passive=True))
+    feed._pids, feed._host = (1,), Host(ranks, launchers)
+    assert feed._hook_pids() == hooked
+
+
+def test_who_launched_is_told_from_who_trains(monkeypatch):
+    own = os.getpid()
+    monkeypatch.setattr(source, "places_of", lambda members, _: {one.stat.pid: Place("launcher") for one in members})
+    host = source.HostSource([own])
+    assert host.launchers() == frozenset() and not host._looked.is_set()
+    host.open()
+    host.wait_for_look(0.0)
+    assert own in host.launchers() and host.ranks() == () and host._looked.is_set()

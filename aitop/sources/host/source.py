@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections.abc import Sequence
 
@@ -39,12 +40,17 @@ class HostSource:
         self._first: HostSample | None = None
         self._pids: frozenset[int] = frozenset()
         self._ranks: tuple[int, ...] = ()
+        self._launchers: frozenset[int] = frozenset()
+        self._looked = threading.Event()
 
     def open(self) -> None:
         """Take the counters that the first read's rates count from. Raises SourceError if no process is there."""
         self._tree = ProcessTree(self._starts.items())
         self._rates, self._machine, self._cgroup = ProcessRates(), Machine(), None
-        self._first = self._sample()
+        try:
+            self._first = self._sample()
+        finally:
+            self._looked.set()
         self._starts = self._tree.tops()
 
     def read(self) -> list[Sample]:
@@ -70,19 +76,28 @@ class HostSource:
         """The living ranks of the last read, in the order of their numbers. Any thread may ask."""
         return self._ranks
 
+    def launchers(self) -> frozenset[int]:
+        """The living processes of the last read that only started the ranks. Any thread may ask."""
+        return self._launchers
+
+    def wait_for_look(self, seconds: float) -> None:
+        """Wait until the processes were looked at for the first time, or could not be. Any thread may ask."""
+        self._looked.wait(seconds)
+
     def _sample(self) -> HostSample:
         now = time.monotonic()
         members = self._tree.update()
         living = [member for member in members if member.stat.state != "Z"]
         self._pids = frozenset(member.stat.pid for member in living)
         if not living:
-            self._ranks = ()
+            self._ranks, self._launchers = (), frozenset()
             asked = ", ".join(str(pid) for pid in self._starts)
             if not members and not all(procfs.gone(pid) for pid in self._starts):
                 raise SourceError("failed", f"process {asked} cannot be read just now")
             raise SourceError("absent", f"process {asked} has ended")
         places = places_of(members, self._evidence)
         self._ranks = tuple(pid for pid in ranks_of(places) if pid in self._pids)
+        self._launchers = frozenset(pid for pid in self._pids if places[pid].role == "launcher")
         speaker = next((member for member in living if member.stat.pid in self._ranks[:1]), living[0])
         cgroup = self._read_cgroup(speaker)
         return HostSample(
