@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from aitop.engine.activity import Activity
@@ -12,6 +12,7 @@ from aitop.engine.phases import Function, Phase, evaluation_functions, phase_of
 from aitop.engine.stack_digest import Digest, Digester, Seen, ThreadKey
 from aitop.engine.thread_shares import lead_thread, thread_shares
 from aitop.engine.thread_trees import thread_trees
+from aitop.engine.unread import missing_of, moves, weight_of_moving
 from aitop.model.host import Role
 from aitop.model.snapshot import HotLine, Phases, ProcessStacks, Series, Stacks
 from aitop.model.stacks import StackWindow
@@ -137,11 +138,14 @@ def _stacks(windows: Sequence[StackWindow], digests: Sequence[Digest], roles: Ma
             phases = {seen: _phase(seen, evaluating if key == lead else frozenset()) for seen in stacks}
             by_window = [digest.get(key, {}) for digest in digests]
             whole = samples or sum(stacks.values())
-            lines += _hot_lines(key, role, stacks, phases, whole, by_window=by_window)
+            weight = 1.0
             if key == lead:
-                processes.append(_process(pid, role, key.thread, stacks, phases))
+                taken = sum(merged[key].values())
+                weight = weight_of_moving(stacks, missing_of(windows, digests, pid, taken))
+                processes.append(_process(pid, role, key.thread, stacks, phases, weight=weight))
             else:
                 beside[key] = stacks
+            lines += _hot_lines(key, role, stacks, phases, whole, by_window=by_window, weight=weight)
     if not processes and not lines:
         return None
     return Stacks(
@@ -175,7 +179,7 @@ def _phase(seen: Seen, evaluating: frozenset[Function]) -> Phase:
 
 
 def _process(
-    pid: int, role: Role, thread: str, stacks: Mapping[Seen, int], phases: Mapping[Seen, Phase]
+    pid: int, role: Role, thread: str, stacks: Mapping[Seen, int], phases: Mapping[Seen, Phase], *, weight: float
 ) -> ProcessStacks:
     samples = sum(stacks.values())
     worker = role == "loader-worker" or all(seen.worker for seen in stacks)
@@ -184,18 +188,22 @@ def _process(
         pid=pid,
         role=role,
         samples=samples,
-        phases=Phases() if worker else _shares(stacks, phases, samples),
+        phases=Phases() if worker else _shares(stacks, phases, weight),
         tree=call_tree((seen.frames, count) for seen, count in stacks.items()),
         idle=idle / samples if worker and samples else None,
         thread=thread,
     )
 
 
-def _shares(stacks: Mapping[Seen, int], phases: Mapping[Seen, Phase], samples: int) -> Phases:
-    """Shares of the main thread's samples. What only now and then shows on a stack is None when it never did."""
-    counts: Counter[Phase] = Counter()
+def _shares(stacks: Mapping[Seen, int], phases: Mapping[Seen, Phase], weight: float) -> Phases:
+    """Shares of the main thread's samples. What only now and then shows on a stack is None when it never did.
+
+    A sample of a stack that moves counts `weight` times, see `unread`.
+    """
+    counts: dict[Phase, float] = defaultdict(float)
     for seen, count in stacks.items():
-        counts[phases[seen]] += count
+        counts[phases[seen]] += count * weight if moves(seen) else count
+    samples = sum(counts.values())
     if not samples:
         return Phases()
     rarely: tuple[Phase, ...] = ("transfer", "communication")
@@ -219,8 +227,10 @@ def _hot_lines(
     main_samples: int,
     *,
     by_window: Sequence[Mapping[Seen, int]],
+    weight: float,
 ) -> list[HotLine]:
-    """Lines of one thread with their samples, by line, phase and activity."""
+    """Lines of one thread with their samples, by line, phase and activity. For `weight` see `unread`."""
+    whole = main_samples + (weight - 1.0) * sum(count for seen, count in stacks.items() if moves(seen))
     groups: dict[tuple[str, int, str, Phase, str], list[tuple[int, Seen]]] = {}
     for seen, count in stacks.items():
         if seen.line is not None and not seen.idle:
@@ -240,7 +250,7 @@ def _hot_lines(
                 phase=phase,
                 activity=activity,
                 samples=samples,
-                share=samples / main_samples,
+                share=samples * (weight if moves(heaviest) else 1.0) / whole,
                 text=heaviest.line.text if heaviest.line else None,
                 thread=key.thread,
                 via=heaviest.via,

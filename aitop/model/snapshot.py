@@ -62,7 +62,8 @@ class Steps(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class HotLine(msgspec.Struct, frozen=True, kw_only=True):
-    """A user's line that main threads of one role stand on. `share` is of the samples of that process.
+    """A user's line that main threads of one role stand on. `share` is of the samples of that process, corrected for
+    those that could not be read.
 
     `phase` is where in a step the line runs (data_wait, forward, backward, optimizer, evaluation, save, outside);
     `activity` what it does there, told from the library frames under it and its text (see engine.activity).
