@@ -5,8 +5,8 @@ of aitop. Every error becomes an answer, and whatever was begun is undone. Only 
 is the user's, goes through to the injected line, which hands it back to the program.
 """
 
-from __future__ import annotations
-
+# The main thread may be at a moment at which nothing may be imported. Before that is known, only what is always there
+# is: `__future__` is not, so annotations are texts.
 import sys
 
 # `typing` is not imported in a target that does without it.
@@ -50,7 +50,7 @@ class Arriving:
         self.callbacks: list[Any] = []
         self.clock: Any = None
 
-    def __call__(self, phase: str, info: Any) -> None:
+    def __call__(self, phase: str, info: "Any") -> None:
         if phase == "stop" and self.clock() > self.until:
             self.modules.clear()
             # They are being gone through: taken out anywhere but at the end, it would hide the next one.
@@ -72,7 +72,7 @@ class Arriving:
         self.callbacks.append(self)
 
 
-def so_far(bundle: str, parts: int) -> Arriving | None:
+def so_far(bundle: str, parts: int) -> "Arriving | None":
     """What has arrived of this bundle; a new one where it begins, None where something else is there than `parts`."""
     collector: Any = sys.modules.get("gc")
     callbacks: list[Any] = collector.callbacks if collector is not None else []
@@ -89,13 +89,13 @@ def so_far(bundle: str, parts: int) -> Arriving | None:
     return arriving
 
 
-def forget() -> dict[str, ModuleType]:
+def forget() -> "dict[str, ModuleType]":
     """Drops the package from the table of modules, and returns what was there of it."""
     names = [name for name in list(sys.modules) if name == PACKAGE or name.startswith(PACKAGE + ".")]
     return {name: sys.modules.pop(name) for name in names}
 
 
-def load(modules: list[tuple[str, bytes, bytes | None]], loads: Any) -> Any:
+def load(modules: "list[tuple[str, bytes, bytes | None]]", loads: "Any") -> "Any":
     """Makes the package out of (name, source, compiled code or None), each after what it imports; the package is last.
 
     Nothing is put into `sys.meta_path`: a thread that imports at this moment iterates it, and would miss a finder.
@@ -119,7 +119,7 @@ def load(modules: list[tuple[str, bytes, bytes | None]], loads: Any) -> Any:
     return package
 
 
-def bring(start: dict[str, Any], modules: list[tuple[str, bytes, bytes | None]], loads: Any) -> str:
+def bring(start: "dict[str, Any]", modules: "list[tuple[str, bytes, bytes | None]]", loads: "Any") -> str:
     """Adds a part of the package to those that have come, and with the last one asks it to install itself.
 
     Nothing stays where it did not, but for a part that waits for more or for a better moment. Returns `next` for a
@@ -158,7 +158,7 @@ def remove() -> str:
     return answer
 
 
-def run(start: dict[str, Any], loads: Any) -> str:
+def run(start: "dict[str, Any]", loads: "Any") -> str:
     """The answer, one line, to what `bundle.pack` has put into `start`."""
     # The main thread may have been interrupted where torch.compile looks at each new frame: not at ours.
     look: Any = getattr(sys.modules.get("torch._C._dynamo.eval_frame"), "set_eval_frame", type)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import dis
 import gc
 import importlib.util
 import marshal
@@ -17,8 +18,9 @@ from typing import Any
 
 import pytest
 
-from aitop.attach import attempt, bundle, in_target, other_python, preflight
+from aitop.attach import attempt, bundle, in_target, other_python, preflight, request
 from aitop.attach.bundle import hook_sources, pack, parts
+from aitop.attach.compiling import compiled
 from aitop.attach.proc_status import read_status
 from aitop.attach.refusal import AttachRefused
 from aitop.attach.turn import Turn
@@ -243,3 +245,16 @@ def test_one_injector_at_a_time() -> None:
                 pass
         finally:
             process.kill()
+
+
+def test_nothing_is_imported_before_it_is_known_whether_that_may_be() -> None:
+    """Not even `__future__`, which a program may do without: only what is in every interpreter from its beginning."""
+    _, (driver,) = compiled([("in_target.py", Path(in_target.__file__).read_text())])
+    numbers = dict.fromkeys(("pid", "flags", "inode", "size", "at", "end"), 1)
+    lines = [request._INNER.format(path="", **numbers), request._SECOND.format(claim="o.unlink(p)", **numbers)]
+    texts = [marshal.loads(driver), *(compile(line, "", "exec") for line in lines)]
+    named = {each.argval for code in texts for each in dis.get_instructions(code) if each.opname == "IMPORT_NAME"}
+    assert not in_target.TYPE_CHECKING
+    assert named - {"types", "typing"} == {"posix", "marshal", "sys", "_thread"}
+    bare = "import sys; assert {'posix', 'marshal', 'sys', '_thread'} <= set(sys.modules)"
+    subprocess.run([sys.executable, "-I", "-S", "-c", bare], check=True)
