@@ -1,74 +1,10 @@
 """What each script suffers from, for tests and benchmarks to hold the diagnosis against."""
 
-import importlib.util
-from dataclasses import dataclass
-from pathlib import Path
+from scenario import HEALTHY, SCENARIO_DIR, WORKLOAD_DIR, Scenario
+from scenario import scenario as _scenario
+from scenario import workload as _workload
 
-SCENARIO_DIR = Path(__file__).resolve().parent
-WORKLOAD_DIR = SCENARIO_DIR.parents[1] / "aitop" / "workloads"
-HEALTHY = "compute-bound"
-
-
-@dataclass(frozen=True)
-class Scenario:
-    """A script, its fault and where it lies.
-
-    `verdict` is the id that comes first, with one of `subtypes` (empty where it has none); each of `accepted` ("id" or
-    "id/subtype") is as right. `beside` are ids of other warnings that are true of the script, too. `guilty` are
-    substrings of the lines that may be named, each on one line of the script; empty where no line is at fault.
-    `fixed` says that the script with `fix` is faster, so that a predicted speed-up can be held against the real one;
-    `remedy` is a regular expression for the text of the fix that does what the script does then, empty where the
-    cause is gone altogether. `needs` are packages without which the script does not run.
-    """
-
-    name: str
-    script: Path
-    verdict: str
-    subtypes: tuple[str, ...] = ()
-    args: tuple[str, ...] = ()
-    guilty: tuple[str, ...] = ()
-    fixed: bool = True
-    accepted: tuple[str, ...] = ()
-    beside: tuple[str, ...] = ()
-    fix: tuple[str, ...] = ("--fixed",)
-    remedy: str = ""
-    needs: tuple[str, ...] = ()
-
-    def accepts(self, verdict, subtype=None):
-        """Whether this is a right primary verdict."""
-        if verdict == self.verdict and (not self.subtypes or subtype in self.subtypes):
-            return True
-        return verdict in self.accepted or f"{verdict}/{subtype}" in self.accepted
-
-    def true_ids(self):
-        """Ids of all verdicts that are true of the script."""
-        return {self.verdict, *self.beside, *(name.partition("/")[0] for name in self.accepted)}
-
-    def healthy(self):
-        """Whether there is nothing to find."""
-        return self.verdict == HEALTHY
-
-    def runnable(self):
-        """Whether the packages that it needs are there."""
-        return all(importlib.util.find_spec(package) for package in self.needs)
-
-    def guilty_lines(self):
-        """Line numbers of the guilty substrings in the script."""
-        lines = self.script.read_text().splitlines()
-        found = {part: [n for n, line in enumerate(lines, 1) if part in line] for part in self.guilty}
-        ambiguous = {part: numbers for part, numbers in found.items() if len(numbers) != 1}
-        if ambiguous:
-            raise ValueError(f"{self.script.name}: not exactly one line for {ambiguous}")
-        return {numbers[0] for numbers in found.values()}
-
-
-def _scenario(name, *rest, **more):
-    return Scenario(name, SCENARIO_DIR / f"{name.split(':')[0]}.py", *rest, **more)
-
-
-def _workload(name, *rest, **more):
-    return Scenario(name, WORKLOAD_DIR / f"{name.replace('-', '_')}.py", *rest, **more)
-
+__all__ = ["BY_NAME", "HEALTHY", "SCENARIOS", "SCENARIO_DIR", "WORKLOAD_DIR", "Scenario"]
 
 LOADING = (
     _scenario(
@@ -210,6 +146,11 @@ BETWEEN_STEPS = (
         guilty=('self.log("val_loss", nn.functional.l1_loss',),
         needs=("lightning",),
     ),
+    _scenario(
+        "soil_tuner",
+        "eval-stall",
+        guilty=("right += (self.net(part)", "for part in self.kept.split(", "best = max(best, self.how_good())"),
+    ),
     _scenario("host_io", "host-io-stall", guilty=("self.db.commit()", 'self.db.execute("INSERT')),
     _scenario("host_io:http", "host-io-stall", args=("--sink", "http"), guilty=("urllib.request.urlopen(self.url",)),
     _scenario("run_journal", "host-io-stall", guilty=("os.fsync(self.file.fileno())", "self.file.flush()")),
@@ -234,6 +175,16 @@ COMPUTING = (
         "python-overhead",
         accepted=("launch-bound",),
         guilty=("h = a * h + (1 - a) * u[:, t]", "for t in range(u.shape[1]):", "states.append(h)"),
+    ),
+    _scenario(
+        "crop_rows",
+        "python-overhead",
+        guilty=(
+            "width = (torch.min(found[i, 2]",
+            "height = (torch.min(found[i, 3]",
+            "overlap = (width * height).item()",
+            "for j in range(truth.shape[0]):",
+        ),
     ),
     _scenario(
         "optimizer_heavy",
@@ -290,6 +241,7 @@ COMPUTING = (
         beside=("host-memory-pressure",),
     ),
     _workload("leak", "memory-leak", guilty=("history.append(loss)",), fixed=False),
+    _scenario("bridge_strain", "memory-leak", guilty=("kept.setdefault(name, []).append",), fixed=False),
     _scenario("attention_maps", "memory-leak", guilty=("self.maps.append(weights.mean(1))",), fixed=False),
 )
 
@@ -304,6 +256,16 @@ SERVING = (
             "numbers += self.split(word)",
             "while start < len(word):",
             "end = min(len(word), start + self.longest)",
+        ),
+    ),
+    _scenario(
+        "complaints_desk",
+        "preprocessing-bound",
+        guilty=(
+            "if word[:end] in self.pieces:",
+            "for end in range(len(word), 0, -1):",
+            "ids.append(self.pieces[word[:end]]",
+            "word = word[end:]",
         ),
     ),
     _scenario("embedding_server", "underbatched", guilty=("vectors = self.model(torch.stack(",)),
