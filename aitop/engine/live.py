@@ -101,7 +101,7 @@ class LiveFeed:
         for runner in list(self._runners.values()):
             runner.join(max(0.1, deadline - time.monotonic()))
         if "hook" in self._runners:
-            take_out(self._hook_pids())
+            take_out({*self._on_the_way.brought_to, *self._hook_pids()})
         thread = self._thread
         if thread is not None and thread.ident is not None and thread is not threading.current_thread():
             thread.join(2.0)
@@ -116,7 +116,7 @@ class LiveFeed:
         self._on_the_way.give_up()
         runner.ask_to_stop()
         runner.join(STOP_SECONDS)
-        take_out(self._hook_pids())
+        take_out({*self._on_the_way.brought_to, *self._hook_pids()})
         self._events.put(
             SourceStatus(time=time.monotonic(), source="hook", state="absent", reason="detached on request")
         )

@@ -8,7 +8,8 @@ import time
 
 import pytest
 
-from aitop.engine import live
+from aitop.attach import Attachment
+from aitop.engine import hook_way, live
 from aitop.model.snapshot import Target
 from aitop.sources.host import source
 from aitop.sources.host.roles import Place
@@ -73,3 +74,35 @@ def test_who_launched_is_told_from_who_trains(monkeypatch):
     host.open()
     host.wait_for_look(0.0)
     assert own in host.launchers() and host.ranks() == () and host._looked.is_set()
+
+
+@pytest.mark.parametrize("end", ["stop", "detach"])
+def test_a_hook_is_taken_out_of_what_is_no_rank_any_more(monkeypatch, end):
+    feed = live.LiveFeed([Target(time=time.monotonic(), pid=os.getpid(), command="x")], live.Options(passive=True))
+    feed._pids, feed._host, taken_out = (1,), Host((8, 9), (1,)), []
+    monkeypatch.setattr(hook_way, "begin", lambda pid: InAtOnce())
+    monkeypatch.setattr(live, "take_out", taken_out.append)
+    feed._on_the_way.bring_in(7)
+    feed._runners["hook"] = Idle()
+    getattr(feed, end)()
+    assert taken_out == [{7, 8, 9}]
+
+
+class InAtOnce:
+    """An attempt that has come in when it is first asked."""
+
+    def wait(self, limit):
+        return Attachment("signal-frame", "installed", 1.0, 1.0)
+
+    def close(self):
+        return None
+
+
+class Idle:
+    """A source's thread that ends at once."""
+
+    def ask_to_stop(self):
+        pass
+
+    def join(self, seconds):
+        pass
