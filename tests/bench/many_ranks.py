@@ -57,6 +57,8 @@ def measure(counts: list[int], nvitop: str | None) -> None:
 
 
 def main() -> None:
+    # Whoever ends this is not to leave the jobs behind.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--ranks", type=int, nargs="+", default=[1, 64])
     parser.add_argument("--nvitop", help="path of nvitop's program")

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -281,6 +282,8 @@ def _short(value: object) -> str:
 
 
 def main(words: Sequence[str]) -> None:
+    # Whoever ends this is not to leave the jobs behind.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     gains = "--gains" in words
     keep = next((Path(word.partition("=")[2]) for word in words if word.startswith("--keep=")), None)
     given = [word.split(":") for word in words if not word.startswith("--")]
