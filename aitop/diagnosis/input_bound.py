@@ -132,7 +132,9 @@ def _verdict(snapshot: Snapshot, wait: Wait, cause: Cause, contention: float) ->
     passing = _passing(snapshot, wait)
     if passing:
         severity = "info"
-    gained = min(0.99, certain + contention, _most(snapshot, wait))
+    # Starting workers is work of the thread that steps, and ends with the wait.
+    most = 1.0 if cause.subtype == "respawn" else _most(snapshot, wait)
+    gained = min(0.99, certain + contention, most)
     samples = None if wait.measured else samples_of(snapshot)
     base = 0.55 if gained < 0.9 else 0.4
     sure = confidence(*signals, base=base, steps=len(steps), share=gained, samples=samples)

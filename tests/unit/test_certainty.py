@@ -75,6 +75,16 @@ def test_what_the_main_thread_computes_is_left_when_nothing_waits_any_more():
     assert alone.speedup == pytest.approx(1 / 0.37, rel=0.02)
 
 
+def test_what_starting_workers_computes_ends_with_it():
+    records = [
+        step(index, 0.1, data_wait=0.001, loader_start=0.5 if index % 5 == 0 else 0.0, cpu=0.09) for index in range(40)
+    ]
+    started = [msgspec.structs.replace(one, seconds=0.6 if one.loader_start else 0.1) for one in records]
+    seen = snapshot(started, workers=2, host=host(2, worker_cpu=0.1, main_cpu=0.9, busy=(1.0, 0.3)))
+    verdict = fired(input_bound.judge(seen))
+    assert verdict.subtype == "respawn" and verdict.speedup >= 1 / (1 - verdict.share) - 0.01
+
+
 def test_waits_for_cores_that_others_take_stay():
     assert fired(input_bound.judge(waiting(0.4, 0.4, cpu=0.4))).speedup < 1.4 / 0.8
 
