@@ -79,7 +79,7 @@ def test_what_starting_workers_computes_ends_with_it():
     records = [
         step(index, 0.1, data_wait=0.001, loader_start=0.5 if index % 5 == 0 else 0.0, cpu=0.09) for index in range(40)
     ]
-    started = [msgspec.structs.replace(one, seconds=0.6 if one.loader_start else 0.1) for one in records]
+    started = [msgspec.structs.replace(one, seconds=0.6, cpu=0.55) if one.loader_start else one for one in records]
     seen = snapshot(started, workers=2, host=host(2, worker_cpu=0.1, main_cpu=0.9, busy=(1.0, 0.3)))
     verdict = fired(input_bound.judge(seen))
     assert verdict.subtype == "respawn" and verdict.speedup >= 1 / (1 - verdict.share) - 0.01
