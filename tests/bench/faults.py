@@ -28,6 +28,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 
 import fault_kinds_outside  # noqa: F401 - it adds its faults to the table
+import together
 from fault_kinds import FAULTS
 from fault_scene import SCRIPT, Scene, Target
 
@@ -230,10 +231,13 @@ def main() -> int:
         jobs.put(name)
     done: list[Time] = []
     lanes = [threading.Thread(target=Lane(jobs, done, options).run) for _ in range(options.j)]
+    shadow = together.beside()
     for lane in lanes:
         lane.start()
     for lane in lanes:
         lane.join()
+    shadow.kill()
+    shadow.wait()
     return 0 if show(names, [*before, *done]) else 1
 
 

@@ -1,7 +1,7 @@
-"""Stops and continues processes of other sessions along with the program that began them: `together.py PID PID...`.
+"""Stops and continues processes of other sessions along with the program that began them: `together.py PID [PID...]`.
 
-The first pid is watched; while it is stopped (a job that is put aside), so are the others with all their children.
-Ends when the first one does.
+The first pid is watched; while it is stopped (a job that is put aside), so are the others with all their children, or
+where no others are named, its own. Ends when the first one does.
 """
 
 from __future__ import annotations
@@ -35,28 +35,30 @@ def tree(tops: list[int]) -> list[int]:
     return found
 
 
-def send(number: signal.Signals, tops: list[int]) -> None:
-    for pid in tree(tops):
+def send(number: signal.Signals, pids: list[int]) -> None:
+    for pid in pids:
         with contextlib.suppress(OSError):
             os.kill(pid, number)
 
 
 def beside(*pids: int) -> subprocess.Popen[bytes]:
-    """Begin to watch the calling process for these. To be killed by the caller."""
+    """Begin to watch the calling process for these, or for all that it starts. To be killed by the caller."""
     command = [sys.executable, "-S", __file__, str(os.getpid()), *map(str, pids)]
     return subprocess.Popen(command, start_new_session=True, stdin=subprocess.DEVNULL)
 
 
 def main() -> None:
     first, *others = map(int, sys.argv[1:])
-    stopped = False
+    held: list[int] = []
     while (state := state_and_parent(first)[0]) not in "XZ":
-        if (state == "T") != stopped:
-            stopped = state == "T"
-            send(signal.SIGSTOP if stopped else signal.SIGCONT, others)
+        if state == "T" and not held:
+            held = [pid for pid in tree(others or [first]) if pid not in (first, os.getpid())]
+            send(signal.SIGSTOP, held)
+        elif state != "T" and held:
+            send(signal.SIGCONT, held)
+            held = []
         time.sleep(LOOK_SECONDS)
-    if stopped:
-        send(signal.SIGCONT, others)
+    send(signal.SIGCONT, held)
 
 
 if __name__ == "__main__":
