@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import bisect
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice, takewhile
 from statistics import median
@@ -44,11 +44,15 @@ def ranks_view(history: History, now: float) -> Ranks | None:
     world = max([0, *(one.world_size or 0 for one in processes), *(size or 0 for size in told)])
     if len(processes) < 2 and world < 2:
         return None
-    recent = {one.pid: _recent(history.hooks.get(one.pid), now) for one in processes}
+    since = now - WINDOW_SECONDS
+    recent = {one.pid: _last(_newest(history.hooks.get(one.pid), since), MOST_STEPS) for one in processes}
+    most = max(FEW, min(MOST_STEPS, MOST_RECORDS // max(1, len(processes))))
     # What was only counted in one rank says nothing of what another one did at that time.
-    timed = {pid: [record for record in records if not record.estimated] for pid, records in recent.items()}
-    most = max(FEW, min(MOST_STEPS, MOST_RECORDS // max(1, len(timed))))
-    aligned = _aligned({pid: records[-most:] for pid, records in timed.items() if len(records) >= FEWEST})
+    timed = {
+        one.pid: _last((made for made in _newest(history.hooks.get(one.pid), since) if not made.estimated), most)
+        for one in processes
+    }
+    aligned = _aligned({pid: records for pid, records in timed.items() if len(records) >= FEWEST})
     own = _own_backward(history, aligned)
     waits = {pid: [_wait(record, own[pid]) for record in records] for pid, records in aligned.items()}
     work = _work(aligned, waits)
@@ -80,9 +84,14 @@ def ranks_view(history: History, now: float) -> Ranks | None:
     )
 
 
-def _recent(hook: HookHistory | None, now: float) -> list[StepRecord]:
-    newest = takewhile(lambda record: record.end >= now - WINDOW_SECONDS, reversed(hook.steps if hook else ()))
-    return list(newest)[::-1]
+def _newest(hook: HookHistory | None, since: float) -> Iterator[StepRecord]:
+    """The steps that ended since then, the newest first."""
+    return takewhile(lambda record: record.end >= since, reversed(hook.steps if hook else ()))
+
+
+def _last(newest_first: Iterator[StepRecord], most: int) -> list[StepRecord]:
+    """So many of them, in the order in which they were made."""
+    return list(islice(newest_first, most))[::-1]
 
 
 def _aligned(recent: Mapping[int, Sequence[StepRecord]]) -> dict[int, list[StepRecord]]:
@@ -104,8 +113,9 @@ def _aligned(recent: Mapping[int, Sequence[StepRecord]]) -> dict[int, list[StepR
 
 def _nearest(ends: Sequence[float], wanted: float) -> int:
     index = bisect.bisect_left(ends, wanted)
-    near = [one for one in (index - 1, index) if 0 <= one < len(ends)]
-    return min(near, key=lambda one: abs(ends[one] - wanted))
+    if index == len(ends) or (index and wanted - ends[index - 1] <= ends[index] - wanted):
+        return index - 1
+    return index
 
 
 def _own_backward(history: History, aligned: Mapping[int, Sequence[StepRecord]]) -> dict[int, float | None]:
@@ -270,7 +280,7 @@ def _one(
         rank=rank_number(history, process),
         pid=pid,
         step=recent[-1].index if recent else None,
-        p50=median(record.seconds for record in recent[-MOST_STEPS:]) if recent else None,
+        p50=median(record.seconds for record in recent) if recent else None,
         cpu=process.cpu,
         rss=process.rss,
         run_delay=cores.delay.get(pid),
@@ -279,7 +289,7 @@ def _one(
         gpu_busy=device.busy if device else None,
         gpu_memory=device.memory_used if device else None,
         gpu_clock=_clock(history, device),
-        phases=_phases(mine, compared.waits[pid]) if mine else _phases(recent[-MOST_STEPS:], None),
+        phases=_phases(mine, compared.waits[pid]) if mine else _phases(recent, None),
     )
     if not mine:
         return view
