@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import psutil
 from fault_scene import AITOP, Scene
-from fault_screen import COLUMNS, ROWS, OnTerminal
+from fault_screen import COLUMNS, ROWS, OnTerminal, awake
 
 from aitop.sources.hook_ring import LEASE_SECONDS, find_ring
 
@@ -171,13 +171,13 @@ def spies(monitor: OnTerminal) -> list[psutil.Process]:
 def to_spies(scene: Scene, monitor: OnTerminal, number: signal.Signals, seconds: float) -> int:
     """Send a signal to every sampler for so long; how many got one."""
     hit: set[int] = set()
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline or not hit:
+    deadline = awake() + seconds
+    while awake() < deadline or not hit:
         for process in spies(monitor):
             with contextlib.suppress(psutil.Error):
                 process.send_signal(number)
                 hit.add(process.pid)
-        if time.monotonic() > deadline + 40.0:
+        if awake() > deadline + 40.0:
             scene.bad.append("no sampler was seen")
             break
         time.sleep(0.02)
@@ -229,8 +229,8 @@ def monitor_starved(scene: Scene) -> None:
     """It gets a few milliseconds of CPU now and then."""
     monitor = scene.watch()
     scene.moment(monitor)
-    deadline = time.monotonic() + scene.dice.uniform(2.0, 5.0)
-    while time.monotonic() < deadline:
+    deadline = awake() + scene.dice.uniform(2.0, 5.0)
+    while awake() < deadline:
         os.kill(monitor.pid, signal.SIGSTOP)
         time.sleep(scene.dice.uniform(0.2, 0.8))
         os.kill(monitor.pid, signal.SIGCONT)

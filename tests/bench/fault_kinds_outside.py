@@ -15,6 +15,7 @@ from pathlib import Path
 
 from fault_kinds import READY, UP, fault
 from fault_scene import Scene
+from fault_screen import awake
 
 from aitop.sources.hook_ring import find_ring
 from aitop.sources.nvml import NvmlSource
@@ -195,12 +196,12 @@ def target_execs(scene: Scene) -> None:
     scene.moment(monitor)
     starts = len(scene.target.runs())
     scene.target.ask_to("exec")
-    deadline = time.monotonic() + 60.0
-    while len(scene.target.runs()) == starts and time.monotonic() < deadline:
+    deadline = awake() + 60.0
+    while len(scene.target.runs()) == starts and awake() < deadline:
         time.sleep(0.05)
     scene.target.goes_on(10)
-    deadline = time.monotonic() + 60.0
-    while find_ring(scene.target.pid) is None and time.monotonic() < deadline:
+    deadline = awake() + 60.0
+    while find_ring(scene.target.pid) is None and awake() < deadline:
         time.sleep(0.1)
     scene.expect(find_ring(scene.target.pid) is not None, "the hook did not come into the new program")
     scene.recovers(monitor)

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
-from fault_screen import OnTerminal
+from fault_screen import OnTerminal, awake
 
 from aitop.errors import AitopError
 from aitop.sources.hook_ring import LEASE_SECONDS, find_ring
@@ -73,11 +73,11 @@ class Target:
 
     def goes_on(self, more: int = 2) -> None:
         """Wait for so many more steps. Raises RuntimeError where they do not come."""
-        wanted, deadline = self.steps() + more, time.monotonic() + PATIENCE
+        wanted, deadline = self.steps() + more, awake() + PATIENCE
         while self.steps() < wanted:
             if self.process.poll() is not None:
                 raise RuntimeError(f"the target ended with {self.process.returncode}: {self.log()}")
-            if time.monotonic() > deadline:
+            if awake() > deadline:
                 raise RuntimeError("the target makes no steps")
             time.sleep(0.02)
 
@@ -86,14 +86,14 @@ class Target:
         (self.folder / "asking").write_text(word)
         (self.folder / "asking").rename(self.folder / "ask")
         self.answered += 1
-        deadline = time.monotonic() + PATIENCE
+        deadline = awake() + PATIENCE
         while True:
             path = self.folder / "said"
             lines = path.read_text().splitlines(keepends=True) if path.exists() else []
             if len(lines) >= self.answered and lines[self.answered - 1].endswith("\n"):
                 answer: dict[str, dict[str, object]] = json.loads(lines[self.answered - 1])
                 return answer
-            if self.process.poll() is not None or time.monotonic() > deadline:
+            if self.process.poll() is not None or awake() > deadline:
                 raise RuntimeError(f"the target does not answer: {self.process.poll()} {self.log()}")
             time.sleep(0.02)
 
@@ -116,10 +116,10 @@ class Target:
         """What is not as it was before any monitor came, once the last one has had time to be gone."""
         if self.killed:
             return []
-        deadline = time.monotonic() + BACK_AS_IT_WAS
+        deadline = awake() + BACK_AS_IT_WAS
         while True:
             found = self._harm_now()
-            if not found or time.monotonic() > deadline:
+            if not found or awake() > deadline:
                 return found
             time.sleep(0.25)
 
@@ -202,10 +202,10 @@ class Scene:
 
     def pause(self, least: float, most: float) -> None:
         """A random while; what the monitors start meanwhile is kept in mind."""
-        until = time.monotonic() + self.dice.uniform(least, most)
+        until = awake() + self.dice.uniform(least, most)
         while True:
             self.look()
-            left = until - time.monotonic()
+            left = until - awake()
             if left <= 0:
                 return
             time.sleep(min(0.2, left))
@@ -266,8 +266,8 @@ class Scene:
             self.bad.append(f"not recovered in {seconds:g} s:\n{monitor.screen.text()}")
             return
         self.look()
-        before, deadline = monitor.written, time.monotonic() + 10.0
-        while monitor.written == before and time.monotonic() < deadline:
+        before, deadline = monitor.written, awake() + 10.0
+        while monitor.written == before and awake() < deadline:
             time.sleep(0.1)
         self.expect(monitor.written > before, "the screen stands still")
 
@@ -293,9 +293,9 @@ class Scene:
                     self.bad.append("the monitor was left running")
                 os.kill(monitor.pid, signal.SIGKILL)
                 monitor.wait(10.0)
-        deadline = time.monotonic() + SPY_ENDS
+        deadline = awake() + SPY_ENDS
         left = self._left()
-        while left and time.monotonic() < deadline:
+        while left and awake() < deadline:
             time.sleep(0.1)
             left = self._left()
         for process in left:

@@ -27,6 +27,27 @@ _CONTROL = re.compile(
 _one_at_a_time = threading.Lock()
 
 
+class _Awake:
+    """A monotonic clock that does not count for how long the program was stopped, as long as it is read often."""
+
+    MOST_BETWEEN = 1.0
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._last = time.monotonic()
+        self._seconds = 0.0
+
+    def __call__(self) -> float:
+        with self._lock:
+            now = time.monotonic()
+            self._seconds += min(now - self._last, self.MOST_BETWEEN)
+            self._last = now
+            return self._seconds
+
+
+awake = _Awake()
+
+
 class Screen:
     """The cells that a terminal would show, from what is written to it: as much as a full-screen program needs."""
 
@@ -151,12 +172,12 @@ class OnTerminal:
 
     def until(self, pattern: str, seconds: float) -> str | None:
         """What of the screen matches, as soon as something does; None where nothing has in the time."""
-        deadline = time.monotonic() + seconds
+        deadline = awake() + seconds
         while True:
             match = re.search(pattern, self.screen.text())
             if match is not None:
                 return match[0]
-            if time.monotonic() > deadline or self.ended():
+            if awake() > deadline or self.ended():
                 return None
             time.sleep(0.05)
 
@@ -171,9 +192,9 @@ class OnTerminal:
 
     def wait(self, seconds: float) -> int | None:
         """Its exit code; None where it goes on for longer."""
-        deadline = time.monotonic() + seconds
+        deadline = awake() + seconds
         while not self.ended():
-            if time.monotonic() > deadline:
+            if awake() > deadline:
                 return None
             time.sleep(0.02)
         return self.code

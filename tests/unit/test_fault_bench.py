@@ -10,7 +10,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1] / "bench"))
 
 import faults
-from fault_screen import OnTerminal, Screen
+from fault_screen import OnTerminal, Screen, _Awake
 
 
 def test_what_is_written_stands_where_it_was_put_however_it_arrives():
@@ -77,3 +77,14 @@ def test_pieces_go_on_where_others_ended(tmp_path):
     assert wanted[0] == "disk-full"
     assert sorted(wanted) == ["disk-full", "disk-full", "monitor-term", "proc-vanishes"]
     assert wanted[-1] == "proc-vanishes"
+
+
+def test_the_time_for_which_the_bench_was_put_aside_does_not_count(monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr("fault_screen.time.monotonic", lambda: now[0])
+    clock = _Awake()
+    began = clock()
+    for passed in (0.5, 0.25, 600.0, 0.25):
+        now[0] += passed
+        clock()
+    assert clock() - began == 0.5 + 0.25 + _Awake.MOST_BETWEEN + 0.25
