@@ -18,6 +18,7 @@ from pathlib import Path
 
 import monitor_cost
 import peers
+import together
 
 SIMULATED = Path(__file__).parents[1] / "ranks" / "simulated.py"
 START_SECONDS, SECONDS = 15, 15
@@ -57,8 +58,7 @@ def measure(counts: list[int], nvitop: str | None) -> None:
 
 
 def main() -> None:
-    # Whoever ends this is not to leave the jobs behind.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+    together.end_below()
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--ranks", type=int, nargs="+", default=[1, 64])
     parser.add_argument("--nvitop", help="path of nvitop's program")

@@ -80,8 +80,7 @@ class Watched:
 
 
 def main() -> None:
-    # Whoever ends this is not to leave the jobs behind.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+    together.end_below()
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--minutes", type=float, default=5.0)
     parser.add_argument("--ranks", type=int, default=2)

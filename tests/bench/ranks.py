@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
 import subprocess
 import sys
 import tempfile
@@ -24,6 +23,7 @@ from pathlib import Path
 
 import msgspec
 import psutil
+import together
 
 from aitop.engine.live import LiveFeed, Options
 from aitop.model.ranks import Ranks, RankView
@@ -282,8 +282,7 @@ def _short(value: object) -> str:
 
 
 def main(words: Sequence[str]) -> None:
-    # Whoever ends this is not to leave the jobs behind.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+    together.end_below()
     gains = "--gains" in words
     keep = next((Path(word.partition("=")[2]) for word in words if word.startswith("--keep=")), None)
     given = [word.split(":") for word in words if not word.startswith("--")]

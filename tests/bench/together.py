@@ -47,6 +47,18 @@ def beside(*pids: int) -> subprocess.Popen[bytes]:
     return subprocess.Popen(command, start_new_session=True, stdin=subprocess.DEVNULL)
 
 
+def end_below() -> None:
+    """From now on let SIGTERM end whatever the calling process has begun, and then itself."""
+
+    def end(*_: object) -> None:
+        for pid in tree([os.getpid()])[1:]:
+            with contextlib.suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
+        sys.exit(1)
+
+    signal.signal(signal.SIGTERM, end)
+
+
 def main() -> None:
     first, *others = map(int, sys.argv[1:])
     held: list[int] = []
