@@ -132,9 +132,7 @@ def _verdict(snapshot: Snapshot, wait: Wait, cause: Cause, contention: float) ->
     passing = _passing(snapshot, wait)
     if passing:
         severity = "info"
-    # Starting workers is work of the thread that steps, and ends with the wait.
-    most = 1.0 if cause.subtype == "respawn" else _most(snapshot, wait)
-    gained = min(0.99, certain + contention, most)
+    gained = min(0.99, certain + contention, _most(snapshot, wait, cause))
     samples = None if wait.measured else samples_of(snapshot)
     base = 0.55 if gained < 0.9 else 0.4
     sure = confidence(*signals, base=base, steps=len(steps), share=gained, samples=samples)
@@ -217,16 +215,19 @@ def _contention(snapshot: Snapshot, wait: Wait) -> float:
     return delay * _loaders_part_of_others(snapshot)
 
 
-def _most(snapshot: Snapshot, wait: Wait) -> float:
-    """The most of a step (0..1) that can be gained where others make the data: what the thread that steps computes
-    stays, and so do its waits for cores that are not the run's own doing. 1 where that is not known.
+def _most(snapshot: Snapshot, wait: Wait, cause: Cause) -> float:
+    """The most of a step (0..1) that can be gained where others make the data, or bring them from afar.
+
+    What the thread that steps computes stays, and so do its waits for cores that others take. 1 where it is not known.
     """
-    in_workers = wait.handed_over or (wait.hand_written is None and bool(loader_workers(snapshot)))
+    # Starting workers is work of the thread that steps, and ends with the wait.
+    beside = wait.handed_over or (wait.hand_written is None and bool(loader_workers(snapshot)))
+    stays = cause.subtype == "storage" or (beside and cause.subtype != "respawn")
     ran = summed(on_core(snapshot), lambda step: min(step.cpu or 0.0, step.seconds))
     if ran is None:
         ran = mean_of(snapshot, "main_thread", 20.0)
     busy = snapshot.host.machine.core_busy if snapshot.host else None
-    if not in_workers or ran is None or snapshot.host is None or busy is None:
+    if not stays or ran is None or snapshot.host is None or busy is None:
         return 1.0
     used = sum(one.cpu or 0.0 for one in snapshot.host.processes)
     others = sum(busy) - used

@@ -87,6 +87,22 @@ def test_what_starting_workers_computes_ends_with_it():
     assert verdict.subtype == "respawn" and verdict.speedup == pytest.approx(2.0, rel=0.02)
 
 
+def test_what_is_computed_with_data_from_afar_stays_when_they_come_at_once():
+    """66 % make batches, of which the process computed 8 %: the rest is all that nearer storage can end."""
+    reading = [
+        line("read", 0.58, activity="sleep", text="time.sleep(LATENCY)"),
+        line("read_batch", 0.08, activity="io-file", text="rows = np.load(file)", number=12),
+    ]
+    seen = snapshot(
+        steps(seconds=0.1, forward=0.014, backward=0.02, cpu=0.042),
+        lines=reading,
+        host=host(main_cpu=0.42, busy=(0.4, 0.1)),
+        series={"main_thread": constant(0.42), "run_delay": constant(0.0)},
+    )
+    verdict = fired(input_bound.judge(seen))
+    assert verdict.subtype == "storage" and verdict.speedup == pytest.approx(1 / 0.42, rel=0.02)
+
+
 def test_waits_for_cores_that_others_take_stay():
     assert fired(input_bound.judge(waiting(0.4, 0.4, cpu=0.4))).speedup < 1.4 / 0.8
 
