@@ -18,6 +18,7 @@ import json
 import os
 import platform
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -30,7 +31,7 @@ from typing import Any
 from all_table import to_markdown
 
 FOLDER = Path(__file__).resolve().parent
-LONGEST = 900.0
+LONGEST, ENDS_IN = 900.0, 30.0
 PACKAGES = ("aitop-live", "torch", "py-spy", "nvitop", "traceml-ai", "memray")
 
 
@@ -108,15 +109,33 @@ def take(name: str, quick: bool) -> dict[str, Any]:
         print(f"{name}: {' '.join(command[1:-2])}", flush=True)
         began = time.monotonic()
         try:
-            limit = None if bench.by_name_only else LONGEST
-            done = subprocess.run(command, stderr=subprocess.PIPE, text=True, timeout=limit, check=False)
+            code, said = run_to_end(command, None if bench.by_name_only else LONGEST)
         except subprocess.TimeoutExpired:
             raise RuntimeError(f"no end in {LONGEST:g} s") from None
-        if done.returncode or not place.exists():
-            raise RuntimeError(f"exit code {done.returncode}: {done.stderr.strip()[-600:]}")
+        if code or not place.exists():
+            raise RuntimeError(f"exit code {code}: {said.strip()[-600:]}")
         when = time.strftime("%Y-%m-%d %H:%M")
         told = {"when": when, "quick": quick, "seconds": round(time.monotonic() - began), "versions": versions()}
         return {**told, "figures": json.loads(place.read_text())}
+
+
+def run_to_end(command: Sequence[str], limit: float | None) -> tuple[int, str]:
+    """Its exit code and what it complained of.
+
+    Where it takes longer than `limit` seconds, or we are told to end, it is interrupted and not killed: what it has
+    started must not go on beside the next one.
+    """
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True) as process:
+        try:
+            said = process.communicate(timeout=limit)[1]
+        except BaseException:
+            process.send_signal(signal.SIGINT)
+            try:
+                process.communicate(timeout=ENDS_IN)
+            except subprocess.TimeoutExpired:
+                process.kill()
+            raise
+    return process.returncode, said
 
 
 def read(files: Sequence[Path]) -> dict[str, Any]:
@@ -147,6 +166,8 @@ def main() -> int:
     args = parser.parse_args()
     if unknown := set(args.names) - set(BENCHES):
         parser.error(f"no bench {', '.join(sorted(unknown))}; there are {', '.join(BENCHES)}")
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.default_int_handler)
     results = read([*args.merge, *([args.results] if args.results.exists() else [])])
     results["machine"] = machine() if not args.no_run else results["machine"]
     failed = []
