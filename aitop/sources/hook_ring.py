@@ -27,7 +27,7 @@ from aitop.sources.step_maker.events import Event
 FIRST_EVENTS = 2048
 LEASE_SECONDS = 5.0
 WAIT_FOR_RING_SECONDS = 1.0
-LONGEST_ENTRY_SECONDS, BRIEF_SECONDS = 4.0, 0.1
+LONGEST_ENTRY_SECONDS, BRIEF_SECONDS, OFTEN_SECONDS, SELDOM_SECONDS, MANY = 4.0, 0.1, 0.25, 1.0, 8
 FIRST_RETRY_SECONDS, LONGEST_RETRY_SECONDS, PASSING_RETRY_SECONDS = 5.0, 60.0, 1.0
 RELEASED = 1
 MOST_LOST = 10**9
@@ -284,7 +284,7 @@ class HookSource:
     """The hooks of all ranks. `pids` tells which processes; `way_in` puts the hook into one, or raises SourceError."""
 
     name: SourceName = "hook"
-    interval = 0.25
+    interval = OFTEN_SECONDS
     patience = 5.0
 
     def __init__(self, pids: Callable[[], Sequence[int]], way_in: Callable[[int], None]) -> None:
@@ -314,6 +314,7 @@ class HookSource:
         self._join(time.monotonic())
         self._complain_without_rings()
         samples: list[Sample] = []
+        self.interval = SELDOM_SECONDS if len(self._rings) > MANY else OFTEN_SECONDS
         for reader in list(self._rings.values()):
             reader.renew()
             sample = reader.read(time.monotonic())

@@ -328,7 +328,7 @@ sys.stdin.read()
             process.stdout.close()
             process.wait(10)
 
-    def test_ranks_that_come_and_go(self, start):
+    def test_ranks_that_come_and_go(self, start, monkeypatch):
         entered = []
 
         def way_in(pid):
@@ -342,7 +342,9 @@ sys.stdin.read()
         samples = source.read()
         assert {sample.pid: len(sample.steps) for sample in samples} == {one.pid: 3, other.pid: 3}
         assert entered == [2**22 - 1]
-        assert source.read() == []
+        assert source.read() == [] and source.interval == 0.25
+        monkeypatch.setattr(hook_ring, "MANY", 1)
+        assert source.read() == [] and source.interval == 1.0
         other.stdin.close()
         other.wait(10)
         assert source.read() == []
