@@ -18,6 +18,8 @@ MOST_GROUPS = 6
 MOST_STOPPED = 8
 # What a process may wait in that is alone.
 OF_ONE = ("backward", "synchronize")
+# In which all ranks meet at first.
+MEETS = "init_process_group"
 
 
 @dataclass(frozen=True)
@@ -90,7 +92,8 @@ def _missing(still: Standstill) -> Odd | None:
     names = _list([str(number) for number in still.gone])
     word = "rank" if len(still.gone) == 1 else "ranks"
     waiting = next((one.call for one in still.ranks if one.doing == "collective" and one.call), None)
-    title = f"{word} {names} has ended, and the others wait for it" + (f" in {waiting}" if waiting else "")
+    ended = "has not come, or has ended" if waiting == MEETS else "has ended"
+    title = f"{word} {names} {ended}, and the others wait for it" + (f" in {waiting}" if waiting else "")
     fix = "find out why it ended (its log, `dmesg` for the out-of-memory killer) and have the launcher end all with it"
     return Odd("rank-gone", title, LIKELY if waiting else UNSURE, (), still.gone, fix)
 

@@ -280,6 +280,9 @@ def test_a_rank_that_nobody_saw_is_gone_where_all_ranks_meet_on_this_machine():
     assert standstill(found, 1000.0).elsewhere == 0
     odd = odd_one(standstill(found, 1000.0))
     assert (odd.subtype, odd.ranks) == ("rank-gone", (1,))
+    assert odd.title.startswith("rank 1 has ended")
+    meets = Standing(pid=100, rank=0, role="rank", doing="collective", call="init_process_group")
+    assert "has not come, or has ended" in odd_one(Standstill(seconds=9.0, ranks=(meets,), gone=(1,))).title
 
 
 def test_the_only_rank_that_is_left_of_nobody_knows_how_many():
