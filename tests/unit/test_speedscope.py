@@ -60,6 +60,12 @@ def speedscope(*profiles: tuple[str, list[list[int]]], frames: int = 3) -> bytes
     ).encode()
 
 
+def test_a_sample_with_a_frame_that_was_read_half_is_left_out():
+    data = speedscope(('Thread 7 "MainThread"', [[0, 1], [0, 1, 2], [0, 2]])).replace(b'"f2"', b'""')
+    _, threads = parse(data, frozenset({"7"}))
+    assert main_of(threads).stacks == Counter({(0, 1): 1})
+
+
 def test_names_of_threads_may_hold_anything():
     name = 'Process 7 Thread 12 "pool "a"\nThread 9 "b""'
     _, [thread] = parse(speedscope((name, [[0, 1]])), frozenset())

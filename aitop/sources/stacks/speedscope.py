@@ -67,8 +67,10 @@ def parse(
     except RecursionError as error:
         raise ValueError("it is nested too deeply") from error
     frames = file.shared.frames
+    # A frame without a name was read while the process changed it, and with it its whole sample.
+    sound = [bool(frame.name) for frame in frames]
     named = [(_PROFILE.fullmatch(profile.name), profile.samples) for profile in file.profiles]
-    threads = [(match["id"], match["name"], _counted(samples, len(frames))) for match, samples in named if match]
+    threads = [(match["id"], match["name"], _counted(samples, sound)) for match, samples in named if match]
     main = _main(threads, main_threads, frames, every_thread=every_thread)
     found = []
     for index, (_, name, stacks) in enumerate(threads):
@@ -80,8 +82,12 @@ def parse(
     return frames, found
 
 
-def _counted(samples: list[list[int]], frames: int) -> Counter[tuple[int, ...]]:
-    valid = (tuple(sample[:MOST_DEPTH]) for sample in samples if all(0 <= index < frames for index in sample))
+def _counted(samples: list[list[int]], sound: list[bool]) -> Counter[tuple[int, ...]]:
+    valid = (
+        tuple(sample[:MOST_DEPTH])
+        for sample in samples
+        if all(0 <= index < len(sound) and sound[index] for index in sample)
+    )
     return Counter(stack for stack in valid if stack)
 
 
