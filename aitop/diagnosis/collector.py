@@ -12,6 +12,7 @@ from aitop.diagnosis.evidence import (
     main_lines,
     part,
     records,
+    samples_of,
 )
 from aitop.diagnosis.rule import Band, Finding, Judgement, Rule
 from aitop.diagnosis.what_if import without
@@ -40,7 +41,8 @@ def judge(snapshot: Snapshot) -> Judgement:
     signals = (measured is not None and measured >= BAND.leave, explicit)
     unproven = host_unproven(snapshot)
     severity: Severity = "critical" if share >= CRITICAL_SHARE and all(signals) and not unproven else "warning"
-    sure = confidence(*signals, base=0.6, steps=len(steps), share=share)
+    sampled = None if signals[0] else samples_of(snapshot)
+    sure = confidence(*signals, base=0.6, steps=len(steps), share=share, samples=sampled)
     return Finding(
         Verdict(
             id=ID,

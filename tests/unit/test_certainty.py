@@ -4,7 +4,7 @@ import msgspec
 import pytest
 from snapshot_builder import constant, host, line, loaders, snapshot, step, steps
 
-from aitop.diagnosis import between_steps, input_bound, step_growth
+from aitop.diagnosis import between_steps, collector, input_bound, step_growth
 from aitop.diagnosis.evidence import UNCERTAIN, confidence
 from aitop.diagnosis.rule import Finding
 from aitop.model.snapshot import GrowthSite, Phases
@@ -42,6 +42,15 @@ def test_a_sampled_stall_is_less_sure_with_fewer_samples():
         return fired(between_steps.host_io(snapshot(phases=phases, lines=writing, main_samples=samples))).confidence
 
     assert told(40) < 0.5 < told(300)
+
+
+def test_a_sampled_collection_is_less_sure_with_fewer_samples():
+    def told(samples):
+        phases = Phases(forward=0.1, backward=0.1, outside=0.8)
+        asked = [line("train", 0.8, activity="gc", text="gc.collect()")]
+        return fired(collector.judge(snapshot(phases=phases, lines=asked, main_samples=samples))).confidence
+
+    assert told(60) < 0.5 < told(300)
 
 
 def waiting(ran, delay, *, busy=(1.0, 1.0), cpu=0.8):
