@@ -28,8 +28,8 @@ MOST_STEPS, MOST_RECORDS, FEW = 200, 3200, 40
 FEWEST = 5
 SMALL = 0.1
 DELAYS = 15
-# Of what a rank waits for a core within its waits, so much is not hidden by what the others exchange meanwhile: in seven
-# runs whose neighbours were then taken away, from a half to all of it, and in one even more was gained.
+# Of what a rank waits for a core within its waits, so much is not hidden by what the others exchange meanwhile: in
+# seven runs whose neighbours were then taken away, from a half to all of it, and in one even more was gained.
 BESIDE_EXCHANGE = 0.9
 MOST_COLLECTIVES = 4
 
