@@ -105,6 +105,8 @@ class Named:
             if target.uids[1] != os.geteuid():
                 os.fchown(self.fd, target.uids[1], target.gids[1])
         except OSError:
+            if self.fd >= 0:
+                self.take_away()
             self.close()
             raise
 
@@ -163,16 +165,17 @@ def _profile(process: str) -> bytes:
 
 def carriers(target: ProcStatus, state_at: int, problems: list[str], *, file: bool) -> Iterator[Carrier]:
     """New ones to try, best first; only files where `file` says so. What stood in the way is added to `problems`."""
+    folders = _folders(target.pid)
     if not file and may_look_into_us(target):
+        with contextlib.suppress(OSError):
+            os.close(_swept(target, folders[0]))
         try:
             yield Nameless(state_at)
         except OSError as error:
             problems.append(f"memory: {error.strerror}")
-    for path in _folders(target.pid):
+    for path in folders:
         try:
-            folder = open_folder(target, path)
-            _sweep(target, folder)
-            yield Named(target, folder, path)
+            yield Named(target, _swept(target, path), path)
         except OSError as error:
             problems.append(f"{path}: {error.strerror}")
 
@@ -209,13 +212,13 @@ def _prefix(pid: int) -> str:
     return f".aitop-{pid}-"
 
 
-def _sweep(target: ProcStatus, folder: int) -> None:
-    """Takes away what an aitop that was killed in flight left there, for this target or for one that is gone.
+def _swept(target: ProcStatus, path: str) -> int:
+    """A descriptor of the folder that the target knows as `path`; raises OSError.
 
-    Ours is the only turn with this target now; files for others are left alone until no request could still be
-    under way.
+    What an aitop that was killed in flight left there, for this target or for one that is gone, is taken away. Ours is
+    the only turn with this target now; files for others are left alone until no request could still be under way.
     """
-    now = time.time()
+    folder, now = open_folder(target, path), time.time()
     with contextlib.suppress(OSError):  # not readable, or read and unlinked by the target just now
         for name in os.listdir(folder):
             if not name.startswith(".aitop-"):
@@ -224,6 +227,7 @@ def _sweep(target: ProcStatus, folder: int) -> None:
             ours = name.startswith(_prefix(target.pid)) or now - status.st_mtime > ABANDONED_SECONDS
             if ours and stat.S_ISREG(status.st_mode) and status.st_uid in (target.uids[1], os.geteuid()):
                 os.unlink(name, dir_fd=folder)
+    return folder
 
 
 def _folders(pid: int) -> list[str]:

@@ -14,6 +14,7 @@ import pytest
 from aitop.attach import carriers
 from aitop.attach.carriers import FREE, Carrier, Named, Nameless, may_look_into_us
 from aitop.attach.proc_status import ProcStatus, own_status, read_status
+from aitop.attach.refusal import AttachRefused
 from aitop.attach.request import Request
 
 # The target's part of it, in a process of its own: it takes the carrier, says so, and waits.
@@ -82,7 +83,7 @@ def test_two_targets_never_have_it_both() -> None:
 
 
 def test_memory_of_ours_leaves_no_name_anywhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(carriers, "_folders", lambda pid: pytest.fail("no folder is looked for"))
+    monkeypatch.setattr(carriers, "Named", lambda *_: pytest.fail("no file is made"))
     with Request(own_status(), b"payload") as request:
         request.open()
         assert request.path.startswith(f"/proc/{os.getpid()}/fd/") and request.is_there()
@@ -96,6 +97,22 @@ def test_a_way_that_complains_of_a_missing_file_gets_a_file(tmp_path: Path, monk
         request.open()
         assert [str(path) for path in tmp_path.iterdir()] == [request.path]
     assert not list(tmp_path.iterdir())
+
+
+def test_a_file_that_cannot_be_given_to_the_targets_user_is_not_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(os, "fchown", refuse)
+    monkeypatch.setattr(carriers, "_folders", lambda pid: [str(tmp_path)])
+    monkeypatch.setattr(carriers, "open_folder", lambda target, path: os.open(path, os.O_RDONLY | os.O_DIRECTORY))
+    before = len(os.listdir("/proc/self/fd"))
+    us = own_status()
+    with pytest.raises(AttachRefused, match="Operation not permitted"):
+        Request(replace(us, uids=tuple(uid + 1 for uid in us.uids)), b"payload").open()
+    assert not list(tmp_path.iterdir()) and len(os.listdir("/proc/self/fd")) == before
 
 
 @pytest.mark.parametrize(
