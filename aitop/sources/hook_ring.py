@@ -40,10 +40,9 @@ def find_ring(pid: int) -> str | None:
         found = _open(pid, os.O_RDONLY)
     except (OSError, ValueError):
         return None
-    if found is None:
-        return None
-    os.close(found[1])
-    return found[0]
+    if found is not None:
+        os.close(found[1])
+    return found and found[0]
 
 
 def should_stay(pid: int) -> bool:

@@ -25,8 +25,7 @@ pytestmark = pytest.mark.e2e
 
 # Stands for a loader worker: torch gives its workers this name.
 NAME_WORKER = "open('/proc/self/comm', 'w').write('pt_data_worker')"
-FORK_TWO = f"""
-import os, time
+FORK_TWO = f"""import os, time
 for _ in range(2):
     if os.fork() == 0:
         {NAME_WORKER}
