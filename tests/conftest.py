@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -25,6 +26,10 @@ ONE_BY_ONE = (
 # And these come first because they take long.
 EARLY = (*ONE_BY_ONE, "test_frameworks.py", "test_attach.py")
 
+
+# A shell that has them run in the background starts them, and all that they start, deaf to Ctrl-C.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # What is imported and collected here stays to the end: to look through it for cycles takes a third of that time.
 gc.disable()

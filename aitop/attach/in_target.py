@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 
 PACKAGE = "_aitop_hook"
 # What has arrived is dropped when no more comes for so long: whoever was bringing it may have been killed.
-PATIENCE_S = 5.0
+PATIENCE_S = 2.0
+# So many new objects are to be missing to the next garbage collection while it waits, and at most so many are made.
+TO_COLLECTION, MOST_BALLAST = 30, 2500
 # Functions of importlib that take, hold or give back a module's lock. Up to Python 3.11 an import that begins inside
 # one of them breaks the import that it interrupts (KeyError in _ModuleLock.acquire), and with it the program.
 LOCKING = frozenset(
@@ -39,7 +41,8 @@ class Arriving:
     """The modules that have come so far, and of how many parts. `bundle` tells one version of them from another.
 
     It waits for the rest among the callbacks of the garbage collector: the only place that a program goes through by
-    itself, where it drops itself in the end.
+    itself, where it drops itself in the end. A program that makes no more objects than it drops has no collection for
+    minutes: so many are held meanwhile that a few more than before bring one about.
     """
 
     def __init__(self, bundle: str) -> None:
@@ -49,13 +52,26 @@ class Arriving:
         self.until = 0.0
         self.callbacks: list[Any] = []
         self.clock: Any = None
+        self.collector: Any = None
+        self.ballast: list[set[None]] = []
 
     def __call__(self, phase: str, info: "Any") -> None:
-        if phase == "stop" and self.clock() > self.until:
+        if phase != "stop":
+            return
+        # What was held is let go of first: it counts.
+        self.ballast = []
+        if self.clock() > self.until:
             self.modules.clear()
             # They are being gone through: taken out anywhere but at the end, it would hide the next one.
             if self.callbacks and self.callbacks[-1] is self:
                 self.callbacks.pop()
+        else:
+            self.hasten()
+
+    def hasten(self) -> None:
+        """Brings the next collection near. Sets: those of other kinds may be used ones, which are not counted."""
+        missing = self.collector.get_threshold()[0] - self.collector.get_count()[0] - TO_COLLECTION
+        self.ballast = list(map(set, ((),) * min(missing, MOST_BALLAST)))
 
     def wait(self) -> None:
         """Keeps what is in the table of modules now for the next part, and takes it out of the table."""
@@ -64,12 +80,14 @@ class Arriving:
         import time  # noqa: PLC0415
 
         self.modules = forget()
-        self.callbacks, self.clock = gc.callbacks, time.monotonic
+        self.callbacks, self.clock, self.collector = gc.callbacks, time.monotonic, gc
         self.until = self.clock() + PATIENCE_S
         stand_in: Any = self.modules.get(f"{PACKAGE}.stand_in")
         if stand_in is not None:
             stand_in.keep_from_compiling(Arriving.__call__.__code__)
+            stand_in.keep_from_compiling(Arriving.hasten.__code__)
         self.callbacks.append(self)
+        self.hasten()
 
 
 def so_far(bundle: str, parts: int) -> "Arriving | None":
