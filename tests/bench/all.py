@@ -46,7 +46,11 @@ class Bench:
 
 
 BENCHES = {
-    "hook": Bench("hook_cost.py", ("--rounds", "7", "--seconds", "1"), ("--rounds", "2", "--seconds", "0.7")),
+    "hook": Bench(
+        "hook_cost.py",
+        ("--rounds", "7", "--seconds", "1", "--steps", "0"),
+        ("--rounds", "2", "--seconds", "0.7", "--steps", "0"),
+    ),
     "steps": Bench("hook_cost_steps.py", ("--seconds", "60"), ("--seconds", "25")),
     "everything": Bench("everything_cost.py", ("--seconds", "20"), ("--seconds", "6", "--model", "mlp")),
     "monitor": Bench("monitor_cost.py", (), ("--start", "12", "--seconds", "8")),

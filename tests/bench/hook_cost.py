@@ -1,10 +1,12 @@
 """What watching costs a training run: steps/s under each way of doing it, side by side in one run.
 
-    python tests/bench/hook_cost.py [--rounds 12] [--seconds 1.5] [--model mlp|transformer|both] [--only plain,hook,…]
+    python tests/bench/hook_cost.py [--rounds 12] [--seconds 1.5] [--model mlp|transformer|both] [--only hook,removed,…]
 
 One training run goes on in this process. Each round takes the variants in an order of its own, each for some seconds
-after a warm-up; a ratio is to the plain one of the same round, so that a slow moment of the machine meets all.
-Step times are those of the thread's wall clock; `cpu` is the CPU time of the thread, which other programs disturb less.
+after a warm-up, between two plain stretches as long; a ratio is to the mean of these two, so that a slow moment of the
+machine meets all. Step times are those of the thread's wall clock; `cpu` is the CPU time of the thread, which other
+programs disturb less. What `removed` comes to is the noise. Microseconds are told from single steps, at the end, by
+hook_cost_steps.py.
 
   plain        nothing
   hook         the step hook alone
@@ -125,22 +127,32 @@ own: list[float | None] = []
 current: Iterator[None] = iter(())
 
 
-def measure(run, names: list[str], rounds: int, seconds: float) -> dict[str, list[tuple[float, float]]]:
-    """Wall and CPU microseconds of a step, by variant, one pair a round."""
-    times: dict[str, list[tuple[float, float]]] = {name: [] for name in names}
-    order = list(names)
+# Wall and CPU microseconds of a step; and such a pair with that of the plain run beside it.
+Taken = tuple[float, float]
+Beside = tuple[Taken, Taken]
+
+
+def measure(run, names: list[str], rounds: int, seconds: float) -> dict[str, list[Beside]]:
+    """What a step took by variant, once a round, each beside the plain stretches before and after it."""
+    times: dict[str, list[Beside]] = {name: [] for name in names}
+    order = [name for name in names if name != "plain"]
     shuffle = random.Random(0).shuffle
+    before = run_for(run, seconds)
     for _ in range(rounds):
         shuffle(order)
         for name in order:
             with VARIANTS[name]():
                 run_for(run, START_SECONDS.get(name, WARM_SECONDS))
-                times[name].append(run_for(run, seconds))
+                taken = run_for(run, seconds)
             run_for(run, WARM_SECONDS)
+            after = run_for(run, seconds)
+            times[name].append((taken, ((before[0] + after[0]) / 2, (before[1] + after[1]) / 2)))
+            times["plain"].append((after, after))
+            before = after
     return times
 
 
-def measure_traceml(model: str, rounds: int, seconds: float) -> dict[str, list[tuple[float, float]]]:
+def measure_traceml(model: str, rounds: int, seconds: float) -> dict[str, list[Beside]]:
     """Plain rounds, then as many with TraceML, in a process of its launcher's; empty where it is not installed."""
     if importlib.util.find_spec("traceml_ai") is None:
         return {}
@@ -155,22 +167,21 @@ def measure_traceml(model: str, rounds: int, seconds: float) -> dict[str, list[t
         figures = Path(asked["file"])
         if not figures.exists():
             raise RuntimeError(f"TraceML did not run: {(done.stdout + done.stderr)[-500:]}")
-        return json.loads(figures.read_text())
+        found = json.loads(figures.read_text())
+        return {name: list(zip(found[name], found["plain"], strict=True)) for name in ("plain", "traceml")}
 
 
 Figures = dict[str, dict[str, float]]
 
 
-def report(title: str, times: dict[str, list[tuple[float, float]]]) -> Figures:
-    print(f"{title}: median step time and its ratio to plain in the same round")
-    plain, figures = times["plain"], Figures()
+def report(title: str, times: dict[str, list[Beside]]) -> Figures:
+    print(f"{title}: median step time and its ratio to the plain stretches beside it")
+    figures = Figures()
     for name, values in times.items():
-        ratios = sorted(wall / base for (wall, _), (base, _) in zip(values, plain, strict=True))
+        ratios = sorted(taken[0] / base[0] for taken, base in values)
         low, high = ratios[len(ratios) // 10], ratios[-1 - len(ratios) // 10]
-        added = [
-            statistics.median(value[i] - base[i] for value, base in zip(values, plain, strict=True)) for i in (0, 1)
-        ]
-        wall = statistics.median(wall for wall, _ in values)
+        added = [statistics.median(taken[i] - base[i] for taken, base in values) for i in (0, 1)]
+        wall = statistics.median(taken[0] for taken, _ in values)
         figures[name] = {"step_us": wall, "ratio": statistics.median(ratios), "low": low, "high": high}
         figures[name] |= {"added_us": added[0], "added_cpu_us": added[1]}
         print(
@@ -192,6 +203,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=1.5)
     parser.add_argument("--model", choices=(*MODELS, "both"), default="both")
     parser.add_argument("--only", help="names of variants, with commas")
+    parser.add_argument("--steps", type=float, default=30.0, help="seconds for hook_cost_steps.py at the end")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures here as well")
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -212,6 +224,10 @@ def main() -> None:
                 figures[name]["traceml"] = report(f"{name}, TraceML", times)["traceml"]
             else:
                 print("TraceML is not installed")
+    if options.steps:
+        sys.stdout.flush()
+        beside = Path(__file__).with_name("hook_cost_steps.py")
+        subprocess.run([sys.executable, str(beside), "--seconds", str(options.steps), "--only", "run"], check=True)
     if options.json is not None:
         options.json.write_text(json.dumps(figures))
 
