@@ -59,7 +59,7 @@ def straggler(snapshot: Snapshot) -> Judgement:
     cause = _cause(late, others, ranks.step) if often else "contention"
     share = _lost(late, others, ranks)
     if cause == "contention" and late.pid == ranks.held_by:
-        share = min(0.95, share + held)
+        share = min(0.95, max(share, held))
     where = _where(snapshot, late, cause)
     least = (late.phases.wait or 0.0) <= min((one.phases.wait or 0.0) for one in others if one.phases)  # type: ignore[union-attr]
     when = f"is late in {percent(late.latest or 0.0)} of the steps" if often else "comes back late from each exchange"

@@ -16,6 +16,7 @@ from statistics import median
 from msgspec.structs import replace
 
 from aitop.engine.history import History, HookHistory
+from aitop.engine.rank_cores import DELAYS, OnCores, held, on_cores
 from aitop.engine.standstill import rank_number
 from aitop.engine.steps_view import quantile
 from aitop.model.gpu import GpuDevice
@@ -27,10 +28,6 @@ WINDOW_SECONDS = 30.0
 MOST_STEPS, MOST_RECORDS, FEW = 200, 3200, 40
 FEWEST = 5
 SMALL = 0.1
-DELAYS = 15
-# Of what a rank waits for a core within its waits, so much is not hidden by what the others exchange meanwhile: in
-# seven runs whose neighbours were then taken away, from a half to all of it, and in one even more was gained.
-BESIDE_EXCHANGE = 0.9
 MOST_COLLECTIVES = 4
 
 
@@ -58,26 +55,27 @@ def ranks_view(history: History, now: float) -> Ranks | None:
     work = _work(aligned, waits)
     bounds = [(min(step), max(step)) for step in zip(*work.values(), strict=True)]
     compared = _Compared(aligned, waits, work, bounds)
-    cores = _core_waits(history)
+    cores = on_cores(history)
     views = [_one(history, one, recent[one.pid], compared, cores) for one in processes]
     ordered = tuple(sorted(views, key=lambda view: (view.rank is None, view.rank or 0, view.pid)))
     if len(aligned) < 2:
         return Ranks(ranks=ordered, world_size=world or None)
     steps = next(iter(aligned.values()))
     inside, calls = _exchange(aligned, own)
-    delays = {pid: cores.delay.get(pid, 0.0) * _mean(one.seconds for one in made) for pid, made in aligned.items()}
-    held_by, held = _held(delays, work)
-    held = min(held, inside + calls)
-    kept = _kept_by_exchange(delays.values(), inside + calls, held)
+    step = _mean(_mean(record.seconds for record in records) for records in aligned.values())
+    held_by, held_back = held(cores, {pid: _mean(each) for pid, each in work.items()}, step)
+    late = {view.pid: view.lateness or 0.0 for view in views}
+    delays = [cores[pid].delay * step if pid in cores else 0.0 for pid in aligned]
+    kept = _kept_by_exchange(delays, inside + calls, max(0.0, held_back - late.get(held_by or 0, 0.0)))
     return Ranks(
         ranks=ordered,
         world_size=world or None,
         steps=len(steps),
-        step=_mean(_mean(record.seconds for record in records) for records in aligned.values()),
+        step=step,
         exchange=kept * (inside + calls),
         calls=kept * calls,
         uneven=_uneven(work),
-        held=held,
+        held=held_back,
         held_by=held_by,
         efficiency=_efficiency(aligned, work),
         collectives=_collectives(aligned, {view.pid: view.rank for view in views}),
@@ -176,39 +174,6 @@ def _kept_by_exchange(delays: Iterable[float], exchange: float, held: float) -> 
     return max(0.0, 1.0 - (min(delays) + held) / exchange) if exchange else 0.0
 
 
-def _held(delays: Mapping[int, float], work: Mapping[int, Sequence[float]]) -> tuple[int, float]:
-    """The rank that waits longest for a core, and the seconds of a step that all others wait for that, beside its
-    lateness: it comes back late from each exchange, and so to the next one.
-    """
-    last = max(delays, key=lambda pid: delays[pid])
-    excess = delays[last] - _mean(delay for pid, delay in delays.items() if pid != last)
-    lateness = _mean(work[last]) - _mean(min(step) for step in zip(*work.values(), strict=True))
-    return last, BESIDE_EXCHANGE * max(0.0, excess - lateness)
-
-
-@dataclass(frozen=True)
-class _CoreWaits:
-    """By pid, means of the last seconds: the share of time in which the main thread waited for a core (`delay`), and
-    the cores that all threads waited for and did not get.
-    """
-
-    delay: Mapping[int, float]
-    waited: Mapping[int, float]
-
-
-def _core_waits(history: History) -> _CoreWaits:
-    delay: dict[int, list[float]] = {}
-    waited: dict[int, list[float]] = {}
-    for host in islice(reversed(history.hosts), DELAYS):
-        for one in host.processes:
-            if one.role == "rank" and one.run_delay is not None:
-                delay.setdefault(one.pid, []).append(one.run_delay)
-            if one.role == "rank" and one.waited is not None:
-                waited.setdefault(one.pid, []).append(one.waited)
-    means = [{pid: _mean(values) for pid, values in found.items()} for found in (delay, waited)]
-    return _CoreWaits(*means)
-
-
 def _work(aligned: Mapping[int, Sequence[StepRecord]], waits: Mapping[int, Sequence[float]]) -> dict[int, list[float]]:
     """Seconds that each rank worked itself, step by step."""
     return {
@@ -271,7 +236,7 @@ def _one(
     process: ProcessSample,
     recent: Sequence[StepRecord],
     compared: _Compared,
-    cores: _CoreWaits,
+    cores: Mapping[int, OnCores],
 ) -> RankView:
     pid = process.pid
     device = _device(history, pid)
@@ -283,8 +248,8 @@ def _one(
         p50=median(record.seconds for record in recent) if recent else None,
         cpu=process.cpu,
         rss=process.rss,
-        run_delay=cores.delay.get(pid),
-        waited=cores.waited.get(pid),
+        run_delay=cores[pid].delay if pid in cores else None,
+        waited=cores[pid].waited if pid in cores else None,
         gpu=device.index if device else None,
         gpu_busy=device.busy if device else None,
         gpu_memory=device.memory_used if device else None,

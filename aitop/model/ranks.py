@@ -79,9 +79,9 @@ class Ranks(msgspec.Struct, frozen=True, kw_only=True):
     passed from the arrival of the last rank to the end of each exchange, without the time in which that rank waited
     for a core, `calls` the part of it in calls of the program's own, `uneven` what a step would save if all ranks had
     the mean work of that step; `efficiency` the share (0..1) of the time of all ranks in which they worked themselves:
-    more ranks do no better than that. `held` are mean seconds a step in which all others wait because the rank with the
-    pid `held_by` gets no core to go on after an exchange: part of no rank's work, and not of `exchange`. `collectives`
-    are those that all ranks called in each of these steps, in order.
+    more ranks do no better than that. `held` are mean seconds that a step would save if the rank with the pid `held_by`
+    got a core whenever it could run, in its work and to go on after each exchange; not part of `exchange`.
+    `collectives` are those that all ranks called in each of these steps, in order.
     """
 
     ranks: tuple[RankView, ...] = ()

@@ -1,0 +1,87 @@
+"""What ranks need cores for and wait for cores, and what a step would save if one of them got its own. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from itertools import islice
+
+from aitop.engine.history import History
+
+DELAYS = 15
+# From so many times what the others wait for a core, nobody but its own neighbours can be why.
+TIMES_THE_OTHERS = 2.0
+
+
+@dataclass(frozen=True)
+class OnCores:
+    """Means of a rank's last seconds, in cores: the main thread's time on one (`ran`) and its wait for one (`delay`);
+    what all threads together ran on or waited for (`wanted`), and what they only waited for (`waited`), None where
+    there are too many threads to read.
+    """
+
+    ran: float
+    delay: float
+    wanted: float | None = None
+    waited: float | None = None
+
+
+def on_cores(history: History) -> dict[int, OnCores]:
+    """By pid; without the ranks whose waits the kernel does not tell."""
+    found: dict[int, dict[str, list[float]]] = {}
+    for host in islice(reversed(history.hosts), DELAYS):
+        for one in host.processes:
+            if one.role != "rank":
+                continue
+            fields = {"ran": one.main_cpu, "delay": one.run_delay, "wanted": one.wanted, "waited": one.waited}
+            for name, value in fields.items():
+                if value is not None:
+                    found.setdefault(one.pid, {}).setdefault(name, []).append(value)
+    means = {pid: {name: sum(each) / len(each) for name, each in fields.items()} for pid, fields in found.items()}
+    return {
+        pid: OnCores(mean.get("ran", 0.0), mean["delay"], mean.get("wanted"), mean.get("waited"))
+        for pid, mean in means.items()
+        if "delay" in mean
+    }
+
+
+def held(cores: Mapping[int, OnCores], work: Mapping[int, float], step: float) -> tuple[int | None, float]:
+    """The rank that waits longest for a core, and how much shorter a step (of `step` seconds) were if it got one.
+
+    `work` has the seconds that each rank works itself. The step then lasts as before without that wait, or as long as
+    the others need, whichever is longer; the others keep their own waits. None where the kernel tells of no waits.
+    """
+    known = {pid: one for pid, one in cores.items() if pid in work}
+    if len(known) < 2 or len(known) < len(work):
+        return None, 0.0
+    last = max(known, key=lambda pid: known[pid].delay)
+    mine, others = known[last], [pid for pid in known if pid != last]
+    excess = mine.delay - _mean(known[pid].delay for pid in others)
+    if excess <= 0:
+        return last, 0.0
+    left = max([step - _waited(mine, work[last], step), *(_needed(known[pid], work[pid], step) for pid in others)])
+    alone = min(1.0, excess / mine.delay * TIMES_THE_OTHERS / (TIMES_THE_OTHERS - 1.0))
+    return last, alone * max(0.0, step - left)
+
+
+def _waited(one: OnCores, work: float, step: float) -> float:
+    """Seconds of a step in which a rank gets no core: its main thread; and another thread, while the main one sleeps in
+    an exchange. What several threads wait for at the same time may count more than once, but no longer than that sleep.
+    """
+    main = (one.ran + one.delay) * step
+    asleep = max(0.0, step - max(main, work))
+    return one.delay * step + min(asleep, max(0.0, ((one.waited or 0.0) - one.delay) * step))
+
+
+def _needed(one: OnCores, work: float, step: float) -> float:
+    """Seconds of a step that a rank needs, were no other rank late: all its threads on cores or waiting for them, and
+    the main thread asleep in work of its own, as for a device.
+    """
+    main = (one.ran + one.delay) * step
+    wanted = main if one.wanted is None else max(main, one.wanted * step)
+    return min(step, wanted + max(0.0, work - main))
+
+
+def _mean(values: Iterable[float]) -> float:
+    known = list(values)
+    return sum(known) / len(known)
