@@ -1,6 +1,6 @@
 """How often to sample."""
 
-from aitop.sources.stacks.budget import CORES, CREDIT_SECONDS, LONGEST_INTERVAL, Budget
+from aitop.sources.stacks.budget import CORES, CREDIT_SECONDS, LONGEST_INTERVAL, QUICK_SECONDS, Budget, rate_of
 
 
 def spent(cpu: float, windows: int) -> list[tuple[float, float]]:
@@ -37,3 +37,12 @@ def test_a_rest_does_not_save_up_more_than_the_first_credit():
     assert budget.spend(0.0, 0.0, 1e6) == 0.0
     assert budget.spend(CREDIT_SECONDS + 0.03, 1e6, 1e6 + 2.0) > 2.0
     assert budget.tight
+
+
+def test_at_first_a_few_processes_are_sampled_more_often():
+    assert rate_of(0.0, 1) == rate_of(QUICK_SECONDS - 1.0, 3) == 50
+    assert rate_of(QUICK_SECONDS, 1) == rate_of(QUICK_SECONDS, 64) == 20
+
+
+def test_many_processes_are_not_sampled_more_often_together():
+    assert [rate_of(0.0, processes) for processes in (3, 5, 8, 64)] == [50, 30, 20, 20]

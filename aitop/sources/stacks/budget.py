@@ -5,6 +5,9 @@ from __future__ import annotations
 CORES = 0.015
 CREDIT_SECONDS = 0.6
 LONGEST_INTERVAL = 8.0
+# At first a picture is wanted soon, and a part of few samples is known only so well; so many in all at most.
+QUICK_SECONDS, QUICK_RATE, RATE = 15.0, 50, 20
+QUICK_IN_ALL = 150
 
 
 class Budget:
@@ -29,3 +32,10 @@ class Budget:
         if self._left >= 0:
             return 0.0
         return min(LONGEST_INTERVAL, now - started - self._left / CORES)
+
+
+def rate_of(sampled: float, processes: int) -> int:
+    """How often a second to sample each of so many processes, after `sampled` seconds of windows."""
+    if sampled >= QUICK_SECONDS:
+        return RATE
+    return max(RATE, min(QUICK_RATE, QUICK_IN_ALL // max(1, processes)))

@@ -12,7 +12,7 @@ from aitop.model.source import SourceName
 from aitop.model.stacks import GilHold, StackWindow
 from aitop.sources import procfs
 from aitop.sources.source import SourceError
-from aitop.sources.stacks.budget import Budget
+from aitop.sources.stacks.budget import Budget, rate_of
 from aitop.sources.stacks.choice import Chooser
 from aitop.sources.stacks.gil import GilWatch
 from aitop.sources.stacks.refusal import explain
@@ -41,18 +41,17 @@ class Outcome:
 class StackSource:
     """Samples with py-spy, which reads the memory of the processes and never stops them.
 
-    Windows follow each other back to back at first, so that a picture comes early; then `interval` grows until
-    sampling costs no more than its budget, and each window takes fewer processes in turn. `close` may be called from
-    any thread: a read in progress ends its py-spy children and returns nothing.
+    Windows follow each other back to back at first, with more samples, so that a good picture comes early; then
+    `interval` grows until sampling costs no more than its budget, and each window takes fewer processes in turn.
+    `close` may be called from any thread: a read in progress ends its py-spy children and returns nothing.
     """
 
     name: SourceName = "stacks"
 
-    def __init__(self, pid_roots: Sequence[int], *, script: str | None, seconds: float = 2.0, rate: int = 20) -> None:
+    def __init__(self, pid_roots: Sequence[int], *, script: str | None, seconds: float = 2.0) -> None:
         self.interval = 0.0
         self.patience = seconds + GRACE_SECONDS + 4.0
         self._seconds = seconds
-        self._rate = rate
         self._script = script
         self._chooser = Chooser(pid_roots)
         self._code = CodeOfProcesses()
@@ -62,6 +61,7 @@ class StackSource:
         self._reading = threading.Lock()
         self._program = ""
         self._taken = 0
+        self._sampled = 0.0
         self._empty = 0
 
     def open(self) -> None:
@@ -89,8 +89,9 @@ class StackSource:
         asked: list[Spy] = []
         try:
             pids = self._chooser.next(few=self._budget.tight)
+            rate = rate_of(self._sampled, len(pids))
             for pid in pids:
-                spies.append(Spy(self._program, pid, seconds, self._rate))
+                spies.append(Spy(self._program, pid, seconds, rate))
             if self._gil.due():
                 asked.append(Spy(self._program, pids[0], GIL_SECONDS, GIL_RATE, gil=True))
             self._wait([*spies, *asked], started + seconds)
@@ -103,11 +104,12 @@ class StackSource:
         self.interval = self._budget.spend(cpu, started, time.monotonic())
         if self._closing.is_set():
             return []
-        window = self._window(seconds, outcomes, cpu, self._holds(answers[0]) if answers else None)
+        window = self._window(seconds, rate, outcomes, cpu, self._holds(answers[0]) if answers else None)
         if window is None:
             self._account_for_nothing(outcomes)
             return []
         self._taken += 1
+        self._sampled += seconds
         self._empty = 0
         return [window]
 
@@ -126,7 +128,7 @@ class StackSource:
         return self._gil.taken(outcome.pid, threads, GIL_SECONDS * GIL_RATE)
 
     def _window(
-        self, seconds: int, outcomes: Sequence[Outcome], cpu: float, gil: tuple[GilHold, ...] | None
+        self, seconds: int, rate: int, outcomes: Sequence[Outcome], cpu: float, gil: tuple[GilHold, ...] | None
     ) -> StackWindow | None:
         builder = WindowBuilder(self._script, self._code)
         for outcome in outcomes:
@@ -138,7 +140,7 @@ class StackSource:
         return StackWindow(
             time=time.monotonic(),
             seconds=float(seconds),
-            rate=float(self._rate),
+            rate=float(rate),
             frames=frames,
             stacks=stacks,
             sampler_cpu=cpu,
