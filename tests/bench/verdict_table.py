@@ -29,6 +29,7 @@ def error(row: Row, gains: Gains) -> float | None:
 
 def show_rows(rows: Sequence[Row], gains: Gains) -> None:
     """One line for each scenario and tier."""
+    codes = {row.code for row in rows}
     print(
         f"\n{'scenario':<22}{'tier':<5}{'expected':<31}{'said':<25}{'ok':<4}{'line':<5}{'after':>7}{'share':>7}"
         f"{'sure':>6}{'gone':>8}{'predicted':>10}{'actual':>9}{'error':>8}  notes"
@@ -39,7 +40,7 @@ def show_rows(rows: Sequence[Row], gains: Gains) -> None:
             f"{row.name:<22}{row.tier:<5}{row.expected:<31}{row.said:<25}{_mark(row.right):<4}"
             f"{_mark(row.right_line):<5}{_seconds(row.seconds):>7}{_share(row.share):>7}{_share(row.confidence):>6}"
             f"{_times(row.if_gone):>8}{_times(row.predicted):>10}{_times(actual(row, gains)):>9}{_share(wrong):>8}  "
-            + "; ".join(_notes(row, wrong))
+            + "; ".join([*_notes(row, wrong), *([row.code] if len(codes) > 1 and row.code else [])])
         )
 
 

@@ -54,7 +54,8 @@ class Row:
     """What one scenario got at one tier.
 
     `seconds` from attaching until the right verdict came first for good; `alarms` are warnings that are not true,
-    shown at the end (on a healthy run: ever). `predicted` is that of the change that `--fixed` makes.
+    shown at the end (on a healthy run: ever). `predicted` is that of the change that `--fixed` makes. `code` is the
+    commit that watched.
     """
 
     name: str
@@ -73,6 +74,7 @@ class Row:
     alarms: list[str] = field(default_factory=list)
     others: list[str] = field(default_factory=list)
     note: str = ""
+    code: str = ""
 
 
 class Watch:

@@ -4,6 +4,7 @@
     python tests/bench/verdicts.py respawn leak        only these
     python tests/bench/verdicts.py --tiers 3,2 --no-gains --json FILE --reports FOLDER
     python tests/bench/verdicts.py --gains-only        only what the fixes give
+    python tests/bench/verdicts.py --table FILE...     one table of what several runs wrote with --json, run nothing
 
 A script is started once and watched at tier 1, then 2, then 3, since a hook cannot be taken back from what came
 before; a healthy one is started anew for each. Run it on a machine with nothing else to do: gains are measured by
@@ -16,9 +17,11 @@ import argparse
 import json
 import random
 import signal
+import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
@@ -52,6 +55,7 @@ class Bench:
             self.recordings.mkdir(parents=True, exist_ok=True)
         self.turns, self.turn_seconds = args.turns, args.turn_seconds
         self.moments = {name: [chance.uniform(0, LATEST_ATTACH) for _ in TIERS] for name in BY_NAME}
+        self.code = commit()
         self.rows: list[Row] = []
         self.reports: Reports = {}
         self.gains: Gains = {}
@@ -90,6 +94,7 @@ class Bench:
         if process.alive():
             watch.run(process.pid, patience, self.recording_of(scenario, tier))
         row = watch.row()
+        row.code = self.code
         if not process.alive():
             row.note = f"the script has ended with {process.wait()}: {process.output()[-300:]!r}"
         self.rows.append(row)
@@ -122,6 +127,26 @@ class Bench:
                     (folder / f"{name}.tier{tier}.json").write_text(json.dumps(report, indent=1))
 
 
+def commit() -> str:
+    """The commit of the code that is run, with a + where files were changed since; empty where that is not known."""
+    here = Path(__file__).parent
+    command = ["git", "describe", "--always", "--dirty=+", "--exclude=*"]
+    told = subprocess.run(command, cwd=here, capture_output=True, text=True, check=False)
+    return told.stdout.strip()
+
+
+def pieces(files: Sequence[Path]) -> tuple[list[Row], Gains]:
+    """Rows and gains that several runs wrote, in the order of the table; what a later file has replaces the former."""
+    rows: dict[tuple[str, int], Row] = {}
+    gains: Gains = {}
+    for file in files:
+        written = json.loads(file.read_text())
+        rows |= {(row["name"], row["tier"]): Row(**row) for row in written["rows"]}
+        gains |= written["gains"]
+    order = list(BY_NAME)
+    return sorted(rows.values(), key=lambda row: (order.index(row.name), row.tier)), gains
+
+
 def options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", metavar="NAME", help="scenarios (default: all that can run here)")
@@ -136,6 +161,7 @@ def options() -> argparse.Namespace:
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write rows and gains to a file")
     parser.add_argument("--reports", type=Path, metavar="FOLDER", help="keep the report of every watch")
     parser.add_argument("--recordings", type=Path, metavar="FOLDER", help="keep a recording of every watch")
+    parser.add_argument("--table", type=Path, nargs="+", metavar="FILE", help="only print the table of these files")
     args = parser.parse_args()
     unknown = set(args.names) - set(BY_NAME)
     if unknown:
@@ -147,6 +173,11 @@ def options() -> argparse.Namespace:
 
 def main() -> None:
     args = options()
+    if args.table:
+        rows, gains = pieces(args.table)
+        show_rows(rows, gains)
+        summarize(rows, gains)
+        return
     bench = Bench(args, random.Random(args.seed))
     chosen = [BY_NAME[name] for name in args.names] or list(SCENARIOS)
     begun = time.monotonic()
