@@ -38,6 +38,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--port", type=int, default=29611)
     parser.add_argument("--steps", type=int, default=0, help="stop after so many steps (default: never)")
     parser.add_argument("--patience", type=int, default=1800, help="seconds after which ranks give up on each other")
+    parser.add_argument("--alone", action="store_true", help="exchange with nobody: collectives return at once")
     parser.add_argument("--mended", action="store_true", help="the same without the fault, where it slows the run")
     return parser.parse_args()
 
@@ -110,14 +111,23 @@ def extra_work(model: nn.Module, rows: torch.Tensor) -> torch.Tensor:
     return rows
 
 
+def at_once(gradients: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
+    """What a bucket comes back as where ranks exchange with nobody."""
+    future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+    future.set_result(gradients)
+    return future
+
+
 def train(rank: int, args: argparse.Namespace) -> None:
     torch.set_num_threads(1)
     torch.manual_seed(0)
     odd, fault = rank == args.world - 1 and not args.mended, args.fault
     if fault == "contention":
         keep_to_cores(rank == args.world - 1)
-    alone, healthy = fault == "comm" and args.mended, fault == "healthy"
+    apart, healthy = fault == "comm" and args.mended, fault == "healthy"
     model = DistributedDataParallel(network(fault, args.world))
+    if args.alone:
+        model.register_comm_hook(None, lambda _, bucket: at_once(bucket.buffer()))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     worker = fault == "worker" and odd
     if worker:
@@ -141,12 +151,12 @@ def train(rank: int, args: argparse.Namespace) -> None:
                 os._exit(0) if fault == "died" else os.kill(os.getpid(), signal.SIGKILL)
             dist.new_group(list(range(args.world)))
         optimizer.zero_grad()
-        with model.no_sync() if alone else contextlib.nullcontext():
+        with model.no_sync() if apart else contextlib.nullcontext():
             loss = model(rows).square().mean()
             loss.backward()
         optimizer.step()
         mean = loss.detach().clone()
-        if alone:
+        if apart:
             pass
         elif healthy:
             if step % 10 == 0:
@@ -155,7 +165,7 @@ def train(rank: int, args: argparse.Namespace) -> None:
             dist.all_gather_object([None] * args.world, "done")
         else:
             dist.all_reduce(mean)
-        if not (alone or healthy) and not (fault == "skip" and odd and step == args.after):
+        if not (apart or healthy) and not (fault == "skip" and odd and step == args.after):
             dist.barrier()
         if rank == 0 and step % 10 == 0:
             print(f"step {step}: {mean.item():.4f}", flush=True)
@@ -165,7 +175,11 @@ def train(rank: int, args: argparse.Namespace) -> None:
 
 def run(rank: int, args: argparse.Namespace) -> None:
     patience = datetime.timedelta(seconds=args.patience)
-    if "RANK" in os.environ:
+    if args.alone:
+        from torch.testing._internal.distributed.fake_pg import FakeStore
+
+        dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=args.world)
+    elif "RANK" in os.environ:
         dist.init_process_group("gloo", timeout=patience)
     else:
         address = f"tcp://127.0.0.1:{args.port}"
