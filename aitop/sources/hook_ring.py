@@ -70,7 +70,7 @@ def _open(pid: int, access: int) -> tuple[str, int] | None:
     the path may mean another file of the process's a moment later.
     """
     folder = f"/proc/{pid}/fd"
-    inner = _innermost_pid(pid)
+    inner = procfs.inner_pid(pid)
     for name in os.listdir(folder):
         path = f"{folder}/{name}"
         try:
@@ -90,15 +90,6 @@ def _open(pid: int, access: int) -> tuple[str, int] | None:
         if wanted:
             return path, fd
     return None
-
-
-def _innermost_pid(pid: int) -> int:
-    """The pid as the process itself sees it, in its own pid namespace."""
-    with open(f"/proc/{pid}/status", encoding="ascii", errors="replace") as status:
-        for line in status:
-            if line.startswith("NSpid:"):
-                return int(line.split()[-1])
-    return pid
 
 
 def _number(sequence: int) -> int | None:

@@ -164,6 +164,12 @@ def status(pid: int) -> dict[str, str]:
     return {name: value.strip() for name, colon, value in pairs if colon}
 
 
+def inner_pid(pid: int) -> int:
+    """The pid as the process itself sees it, in its own pid namespace."""
+    words = status(pid).get("NSpid", "").split()
+    return int(words[-1]) if words and words[-1].isdigit() else pid
+
+
 def user_id(pid: int) -> int | None:
     """The user the process runs as (effective), None when it is gone."""
     words = status(pid).get("Uid", "").split()

@@ -15,6 +15,7 @@ import pytest
 from snapshot_builder import snapshot
 
 from aitop.diagnosis.hang import hang
+from aitop.model.gpu import GpuDevice, GpuSample
 from aitop.model.ranks import ExchangeNotes, FlightRecord, Standing, Standstill
 from aitop.sources import nccl_ras, plain_pickle, tcp_table
 from aitop.sources.flight_recorder import flight_record, last_of, prefixes
@@ -207,6 +208,13 @@ def test_what_flight_recorder_and_ras_say_is_evidence():
     assert alike(None, None, notes=ExchangeNotes(time=1.0, flights=others)).subtype == "exchange", "counted apart"
     assert "Flight Recorder of rank 1: all_reduce at train.py:9, number 4 of pg, started" in told.evidence
     assert "NCCL RAS: INCOMPLETE" in told.evidence
+
+
+def test_what_the_driver_reported_of_a_device_is_evidence_in_a_hang():
+    ranks = tuple(Standing(pid=100 + rank, rank=rank, role="rank", doing="collective", call="wait") for rank in (0, 1))
+    devices = (GpuDevice(index=0, xid=()), GpuDevice(index=1, xid=(13, 79)))
+    seen = snapshot([], standstill=Standstill(seconds=9.0, ranks=ranks), gpu=GpuSample(time=1.0, devices=devices))
+    assert [told for told in hang(seen).verdict.evidence if "Xid" in told] == ["GPU 1 reported Xid 13, 79"]
 
 
 def test_frames_below_python_are_those_above_its_newest():

@@ -147,6 +147,9 @@ def test_kind_of_helpers_of_multiprocessing():
         ({"SLURM_PROCID": "0", "SLURM_NTASKS": "2"}, RankNumbers()),
         ({"LOCAL_RANK": "1", "WORLD_SIZE": "2", "NODE_RANK": "0"}, RankNumbers(1, 1, 2)),
         ({"LOCAL_RANK": "1", "NODE_RANK": "1"}, RankNumbers(None, 1, None)),
+        ({"PMI_RANK": "1", "PMI_SIZE": "4", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"}, RankNumbers(1, 1, 4, 2)),
+        ({"PMIX_RANK": "5", "OMPI_COMM_WORLD_SIZE": "8"}, RankNumbers(5, None, 8)),
+        ({"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}, RankNumbers(0, None, 2, 2)),
         ({"RANK": "first"}, RankNumbers()),
         ({}, RankNumbers()),
     ],
@@ -164,3 +167,13 @@ def test_virtual_interfaces_do_not_count_twice():
     )
     assert interface_bytes(text) == (300, 200)
     assert interface_bytes("") is None
+
+
+def test_a_process_of_a_container_has_another_pid_inside(tmp_path, monkeypatch):
+    monkeypatch.setattr(procfs, "PROC", str(tmp_path))
+    (tmp_path / "42").mkdir()
+    status = tmp_path / "42" / "status"
+    for words, inner in (("NSpid:\t42\t7\t1\n", 1), ("NSpid:\t42\n", 42), ("Name:\tpython\n", 42)):
+        status.write_text(words)
+        assert procfs.inner_pid(42) == inner
+    assert procfs.inner_pid(43) == 43, "it is gone"
