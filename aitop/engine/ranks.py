@@ -42,13 +42,9 @@ def ranks_view(history: History, now: float) -> Ranks | None:
     if len(processes) < 2 and world < 2:
         return None
     since = now - WINDOW_SECONDS
-    recent = {one.pid: _last(_newest(history.hooks.get(one.pid), since), MOST_STEPS) for one in processes}
     most = max(FEW, min(MOST_STEPS, MOST_RECORDS // max(1, len(processes))))
-    # What was only counted in one rank says nothing of what another one did at that time.
-    timed = {
-        one.pid: _last((made for made in _newest(history.hooks.get(one.pid), since) if not made.estimated), most)
-        for one in processes
-    }
+    recent = {one.pid: _last(_newest(history.hooks.get(one.pid), since), most) for one in processes}
+    timed = {pid: _timed(history.hooks.get(pid), since, records) for pid, records in recent.items()}
     aligned = _aligned({pid: records for pid, records in timed.items() if len(records) >= FEWEST})
     own = _own_backward(history, aligned)
     waits = {pid: [_wait(record, own[pid]) for record in records] for pid, records in aligned.items()}
@@ -90,6 +86,13 @@ def _newest(hook: HookHistory | None, since: float) -> Iterator[StepRecord]:
 def _last(newest_first: Iterator[StepRecord], most: int) -> list[StepRecord]:
     """So many of them, in the order in which they were made."""
     return list(islice(newest_first, most))[::-1]
+
+
+def _timed(hook: HookHistory | None, since: float, recent: list[StepRecord]) -> list[StepRecord]:
+    """As many of those that were not only counted: what was says nothing of what another rank did at that time."""
+    if not any(record.estimated for record in recent):
+        return recent
+    return _last((record for record in _newest(hook, since) if not record.estimated), len(recent))
 
 
 def _aligned(recent: Mapping[int, Sequence[StepRecord]]) -> dict[int, list[StepRecord]]:
