@@ -24,6 +24,7 @@ VARIABLES = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
 NAMES = ("torch/comm_lib_trace_rank_", "torch/nccl_trace_rank_")
 OLD_DEFAULTS = ("/tmp/comm_lib_trace_rank_", "/tmp/nccl_trace_rank_")  # noqa: S108 - torch's own
 MOST_BYTES = 32 << 20
+MOST_FRAMES = 10_000
 LONGEST = 120
 
 
@@ -41,12 +42,8 @@ class _Entry(msgspec.Struct):
     state: str = ""
     collective_seq_id: _Number = 0
     process_group: tuple[str, ...] = ()
-    frames: list[_Frame] = []
+    frames: Annotated[list[_Frame], msgspec.Meta(max_length=MOST_FRAMES)] = []
     retired: bool = False
-
-
-class _Dump(msgspec.Struct):
-    entries: list[_Entry]
 
 
 def flight_record(pid: int, rank: int) -> FlightRecord | None:
@@ -75,14 +72,18 @@ def prefixes(environment: Mapping[str, str]) -> list[str]:
 
 def last_of(data: bytes, pid: int, rank: int) -> FlightRecord | None:
     """The same from a dump's content. Raises ValueError for anything else."""
-    try:
-        entries = msgspec.convert(_plain(read_plain(data)), _Dump).entries
-    except msgspec.ValidationError as error:
-        raise ValueError(str(error)) from error
+    found = read_plain(data)
+    entries = found.get("entries") if isinstance(found, dict) else None
+    if not isinstance(entries, list):
+        raise ValueError("not what a Flight Recorder writes")
     if not entries:
         return None
-    waiting = [entry for entry in entries if entry.state != "completed" and not entry.retired]
-    newest = (waiting or entries)[-1]
+    # Of all of them only this one is taken apart: in a few bytes the same million frames can be in each.
+    unfinished = next((entry for entry in reversed(entries) if _waits(entry)), None)
+    try:
+        newest = msgspec.convert(unfinished or entries[-1], _Entry)
+    except msgspec.ValidationError as error:
+        raise ValueError(str(error)) from error
     user = next((frame for frame in newest.frames if "/torch/" not in frame.filename and frame.filename), None)
     return FlightRecord(
         pid=pid,
@@ -91,14 +92,13 @@ def last_of(data: bytes, pid: int, rank: int) -> FlightRecord | None:
         state=printable(newest.state)[:LONGEST],
         sequence=newest.collective_seq_id,
         group=printable((newest.process_group or ("",))[-1])[:LONGEST],
-        waiting=bool(waiting),
+        waiting=unfinished is not None,
         where=f"{printable(os.path.basename(user.filename))[:LONGEST]}:{user.line}" if user else None,
     )
 
 
-def _plain(value: Any) -> Any:
-    """Without keys that are not texts, which no dump has."""
-    return {key: inner for key, inner in value.items() if isinstance(key, str)} if isinstance(value, dict) else value
+def _waits(entry: Any) -> bool:
+    return isinstance(entry, dict) and entry.get("state") != "completed" and not entry.get("retired")
 
 
 def _read(pid: int, path: str) -> bytes | None:

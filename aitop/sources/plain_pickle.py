@@ -1,4 +1,5 @@
-"""Reads pickles of plain values only: dicts, lists, tuples, texts, numbers. Nothing in them is ever called or imported.
+"""Reads pickles of plain values only: dicts with texts as keys, lists, tuples, texts, numbers. Nothing in them is ever
+called or imported.
 
 torch's own pickler wraps typed lists in calls of builders of its own; such a call is read as what is given to it.
 """
@@ -80,6 +81,9 @@ def _gather(name: str, argument: Any, stack: list[Any]) -> None:
         stack[-1].extend(items)
     elif name in ("SETITEM", "SETITEMS"):
         items = _since_mark(stack) if name == "SETITEMS" else [stack.pop(-2), stack.pop()]
+        # To look up a tuple of tuples of tuples, each twice the one before, would take for ever.
+        if not all(isinstance(key, str) for key in items[::2]):
+            raise ValueError("a key that is no text")
         stack[-1].update(zip(items[::2], items[1::2], strict=True))
     elif name == "GLOBAL" and str(argument).startswith(_TYPED):
         stack.append(_Builder)
@@ -87,7 +91,7 @@ def _gather(name: str, argument: Any, stack: list[Any]) -> None:
         given = stack.pop()
         stack[-1] = given[0]
     else:
-        raise ValueError(f"more than plain values: {name} {argument or ''}".rstrip())
+        raise ValueError(f"more than plain values: {name}")
 
 
 def _since_mark(stack: list[Any]) -> list[Any]:

@@ -18,7 +18,7 @@ from aitop.diagnosis.hang import hang
 from aitop.model.gpu import GpuDevice, GpuSample
 from aitop.model.ranks import ExchangeNotes, FlightRecord, Standing, Standstill
 from aitop.sources import nccl_ras, plain_pickle, tcp_table
-from aitop.sources.flight_recorder import flight_record, last_of, prefixes
+from aitop.sources.flight_recorder import MOST_FRAMES, flight_record, last_of, prefixes
 from aitop.sources.nccl_ras import port_of, ras_words, troubles
 from aitop.sources.plain_pickle import read_plain
 from aitop.sources.stacks.native import innermost
@@ -85,6 +85,23 @@ def test_many_marks_on_a_long_stack_do_not_keep_us_busy():
         stack.append(plain_pickle._Mark)
         plain_pickle._gather("APPENDS", None, stack)
     assert len(stack) == 5001 and stack.copied < 5000
+
+
+def test_a_small_dump_cannot_become_a_large_one(monkeypatch):
+    converted = []
+    real = msgspec.convert
+    monkeypatch.setattr(msgspec, "convert", lambda *given: converted.append(given[0]) or real(*given))
+    many = entry(4, "scheduled", frames=FRAMES * 1000)
+    assert last_of(dump(*[many] * 1000, entry(5)), 1, 3).sequence == 4
+    assert len(converted) == 1, "the frames of all the others are the same ones"
+    with pytest.raises(ValueError):
+        last_of(dump(entry(4, frames=FRAMES * MOST_FRAMES)), 1, 3)
+
+
+def test_a_key_that_takes_for_ever_to_look_up_is_none():
+    doubled = b"".join(b"q" + bytes([place]) + b"h" + bytes([place]) + b"\x86" for place in range(60))
+    with pytest.raises(ValueError, match="no text"):
+        read_plain(b"\x80\x02}K\x01K\x01\x86" + doubled + b"K\x01s.")
 
 
 def test_a_dump_of_this_very_process_is_found_and_an_older_one_is_not(tmp_path, monkeypatch):
