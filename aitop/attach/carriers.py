@@ -11,6 +11,7 @@ import contextlib
 import ctypes
 import errno
 import os
+import re
 import secrets
 import stat
 import time
@@ -18,6 +19,7 @@ from collections.abc import Iterator
 from typing import Protocol
 
 from aitop.attach.folder import open_folder
+from aitop.attach.preflight import LARGEST
 from aitop.attach.proc_status import ProcStatus, own_status
 from aitop.attach.refusal import AttachRefused
 
@@ -25,6 +27,8 @@ ABANDONED_SECONDS = 60.0
 # The file is made with O_EXCL, for the target's user alone, under a name nobody can guess.
 FOLDERS = ("/tmp", "/dev/shm", "/var/tmp")  # noqa: S108
 MEMFD_NAME = "aitop-request"
+# What a file of ours is called: nobody else's is to be swept up.
+REQUEST = re.compile(r"\.aitop-[0-9]+-[0-9a-f]{12}")
 PR_GET_DUMPABLE = 3
 # The byte that says whose the request is: nobody's yet, the target's, or ours again. Changed under a lock that nobody
 # waits for.
@@ -221,7 +225,7 @@ def _swept(target: ProcStatus, path: str) -> int:
     folder, now = open_folder(target, path), time.time()
     with contextlib.suppress(OSError):  # not readable, or read and unlinked by the target just now
         for name in os.listdir(folder):
-            if not name.startswith(".aitop-"):
+            if not REQUEST.fullmatch(name):
                 continue
             status = os.stat(name, dir_fd=folder, follow_symlinks=False)
             ours = name.startswith(_prefix(target.pid)) or now - status.st_mtime > ABANDONED_SECONDS
@@ -235,7 +239,7 @@ def _folders(pid: int) -> list[str]:
     folders = list(FOLDERS)
     try:
         with open(f"/proc/{pid}/environ", "rb") as file:
-            for entry in file.read().split(b"\0"):
+            for entry in file.read(LARGEST).split(b"\0"):
                 if entry.startswith(b"TMPDIR=/"):
                     folders.insert(1, os.fsdecode(entry[7:]))
         folders.append(os.readlink(f"/proc/{pid}/cwd"))

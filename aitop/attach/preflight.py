@@ -19,6 +19,8 @@ YAMA_SCOPE = "/proc/sys/kernel/yama/ptrace_scope"
 SECCOMP_STRICT = 1
 YOUNG_SECONDS, RUN_SECONDS = 0.3, 0.002
 SWITCH = "PYTHON_DISABLE_REMOTE_DEBUG"
+# More than the kernel takes for arguments and environment; a process can point both at all of its memory.
+LARGEST = 8 << 20
 
 
 def check_alive(pid: int) -> ProcStatus:
@@ -100,9 +102,9 @@ def check_consent(pid: int) -> None:
     """Raises AttachRefused where the target's owner switched remote debugging off."""
     try:
         with open(f"/proc/{pid}/environ", "rb") as file:
-            environment = file.read().split(b"\0")
+            environment = file.read(LARGEST).split(b"\0")
         with open(f"/proc/{pid}/cmdline", "rb") as file:
-            arguments = file.read().split(b"\0")
+            arguments = file.read(LARGEST).split(b"\0")
     except OSError as error:
         raise AttachRefused("absent", f"process {pid} ended") from error
     by_variable = any(entry.startswith(SWITCH.encode() + b"=") and entry[len(SWITCH) + 1 :] for entry in environment)

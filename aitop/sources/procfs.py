@@ -15,6 +15,8 @@ TICKS_PER_SECOND: int = os.sysconf("SC_CLK_TCK")
 PAGE_SIZE: int = os.sysconf("SC_PAGE_SIZE")
 KERNEL_THREAD = 0x00200000
 LONGEST_COMMAND = 300
+# Of a file only so much is read, and less of a command line, which a process can have read out of all of its memory.
+LARGEST, LARGEST_COMMAND = 16 << 20, 1 << 20
 
 _FRAMEWORKS = (
     ("torch", re.compile(rb"/libtorch[\w.+-]*\.so")),
@@ -47,8 +49,8 @@ class Stat(NamedTuple):
     stack: int
 
 
-def read(path: str) -> bytes | None:
-    """The content of a file of /proc or /sys, None where it cannot be read."""
+def read(path: str, most: int = LARGEST) -> bytes | None:
+    """The content of a file of /proc or /sys, `most` bytes or a little more of it; None where it cannot be read."""
     try:
         handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except (OSError, ValueError):
@@ -58,9 +60,10 @@ def read(path: str) -> bytes | None:
         # The kernel hands out whole lines, about a page at a time: less than half a page is the end.
         if len(data) < 2048:
             return data
-        pieces = [data]
-        while more := os.read(handle, 65536):
+        pieces, size = [data], len(data)
+        while size < most and (more := os.read(handle, 65536)):
             pieces.append(more)
+            size += len(more)
         return b"".join(pieces)
     except OSError:
         return None
@@ -140,7 +143,7 @@ def pids() -> list[int]:
 
 def argv(pid: int) -> tuple[str, ...]:
     """The command line; empty for kernel threads, zombies and processes that are gone."""
-    data = read(f"{PROC}/{pid}/cmdline")
+    data = read(f"{PROC}/{pid}/cmdline", LARGEST_COMMAND)
     if not data:
         return ()
     return tuple(part.decode("utf-8", "replace") for part in data.rstrip(b"\0").split(b"\0"))

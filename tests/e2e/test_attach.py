@@ -362,14 +362,15 @@ def test_an_interrupt_of_the_user_is_never_swallowed() -> None:
 
 
 def test_what_killed_injectors_left_for_dead_targets_is_swept(start: Callable[..., Victim]) -> None:
-    old = Path(f"/tmp/.aitop-{2**22}-test{os.getpid()}")
-    fresh = Path(f"/tmp/.aitop-{2**22}-under-way{os.getpid()}")
-    for path in (old, fresh):
+    old, fresh = (Path(f"/tmp/.aitop-{2**22}-{which}{os.getpid():011x}") for which in "ab")
+    users = Path(f"/tmp/.aitop-notes-{os.getpid()}")
+    for path in (old, fresh, users):
         path.write_bytes(b"")
-    os.utime(old, (time.time() - 120, time.time() - 120))
+    for path in (old, users):
+        os.utime(path, (time.time() - 120, time.time() - 120))
     try:
         assert put_in(start("busy").pid).answer == "installed"
-        assert not old.exists() and fresh.exists()
+        assert not old.exists() and fresh.exists() and users.exists()
     finally:
-        for path in (old, fresh):
+        for path in (old, fresh, users):
             path.unlink(missing_ok=True)

@@ -25,6 +25,12 @@ def test_stat_line_with_brackets_and_spaces_in_the_name():
     assert (stat.vsize, stat.rss, stat.stack) == (1000000, 2048, 140724066827760)
 
 
+def test_of_a_file_without_an_end_only_so_much_is_read():
+    """A process can have its command line read out of all of its memory."""
+    assert len(procfs.read("/dev/zero", 1 << 20) or b"") == 1 << 20
+    assert len(procfs.read("/proc/self/maps", 4096) or b"") >= 4096
+
+
 @pytest.mark.parametrize("length", [0, 3, 10, 20, 80])
 def test_a_cut_stat_line_is_none(length):
     assert procfs.parse_stat(LINE[:length]) is None
