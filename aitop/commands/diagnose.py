@@ -85,8 +85,10 @@ def write_report(text: str, output: Path | None) -> None:
     if output is None:
         sys.stdout.write(text)
         return
+    from aitop.outputs.output_file import write_output
+
     try:
-        output.write_text(text, encoding="utf-8")
+        write_output(output, text.encode())
     except OSError as error:
         raise WrongUsageError(f"cannot write {output}: {error.strerror or error}") from None
 

@@ -79,7 +79,9 @@ def stepping_pid(snapshot: Snapshot | None, pid: int) -> int:
 
 def write(output: Path, trace: bytes) -> None:
     """The trace as torch wrote it."""
+    from aitop.outputs.output_file import write_output
+
     try:
-        output.write_bytes(trace)
+        write_output(output, trace)
     except OSError as error:
         raise WrongUsageError(f"cannot write {output}: {error.strerror or error}") from None

@@ -16,6 +16,7 @@ from aitop.errors import WrongUsageError
 from aitop.model.event import Event
 from aitop.model.recording import RECORDING_VERSION, Header
 from aitop.model.snapshot import Target, Tick
+from aitop.outputs.output_file import open_output
 
 
 class RecordingWriter:
@@ -92,7 +93,7 @@ def _open_new(path: Path) -> BinaryIO:
     What is in it is for its owner alone to read: command lines, lines of source.
     """
     try:
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        descriptor = open_output(path, 0o600)
     except OSError as error:
         raise WrongUsageError(f"cannot record to {path}: {error.strerror or error}") from None
     status = os.fstat(descriptor)
