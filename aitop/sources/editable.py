@@ -1,4 +1,4 @@
-"""The path by which a file that a process sees can be opened from here."""
+"""The path by which a file that a process sees can be opened from here, by an editor, say, with all of our rights."""
 
 from __future__ import annotations
 
@@ -8,37 +8,38 @@ from aitop.sources import procfs
 from aitop.sources.foreign_file import open_as, user_of
 
 
+def lends_rights(pid: int) -> bool:
+    """Whether the process is another user's: what the names of its files lead to may change at any moment."""
+    user = user_of(pid)
+    return user is not None and user.user != os.geteuid()
+
+
 def readable_path(pid: int, file: str) -> str | None:
     """Where `file` of process `pid` is for us; None where it is not, or we or the process's user may not read it.
 
-    That is its own path where it leads to the same file, or where the process is gone; else the way through the
-    root of the process, as into a container.
+    That is its own path where it leads to the very file that the process would open, or where the process is gone;
+    else the way through the root of the process, as into a container. None for another user's process.
     """
-    if not file or file.startswith("<") or "\0" in file:
+    if not file or file.startswith("<") or "\0" in file or lends_rights(pid):
         return None
-    if not _may_be_read(pid, file):
-        return None
-    path = os.path.normpath(os.path.join(procfs.link(f"{procfs.PROC}/{pid}/cwd") or "/", file))
-    inside = f"{procfs.PROC}/{pid}/root{path}"
-    there, here = _identity(inside), _identity(path)
-    if there is not None and there != here:
-        return inside if os.access(inside, os.R_OK) else None
-    return path if here is not None and os.access(path, os.R_OK) else None
-
-
-def _may_be_read(pid: int, file: str) -> bool:
-    """Whether the process could read it itself; True where the process is gone, and nothing is known of its rights."""
     path = os.path.normpath(os.path.join(procfs.link(f"{procfs.PROC}/{pid}/cwd") or "/", file))
     try:
-        os.close(open_as(pid, path))
+        handle = open_as(pid, path)
     except (OSError, ValueError):
-        return user_of(pid) is None
-    return True
-
-
-def _identity(path: str) -> tuple[int, int] | None:
+        gone = user_of(pid) is None
+        return path if gone and os.path.isfile(path) and os.access(path, os.R_OK) else None
     try:
-        status = os.stat(path)
+        # A link in a container leads elsewhere from here: the name without links is tried as well.
+        true = os.readlink(f"/proc/self/fd/{handle}")
+        inside = f"{procfs.PROC}/{pid}/root"
+        ways = (path, f"{inside}{path}", true, f"{inside}{true}")
+        return next((way for way in ways if _is_open(way, handle) and os.access(way, os.R_OK)), None)
+    finally:
+        os.close(handle)
+
+
+def _is_open(path: str, handle: int) -> bool:
+    try:
+        return os.path.samestat(os.stat(path), os.fstat(handle))
     except OSError:
-        return None
-    return status.st_dev, status.st_ino
+        return False

@@ -18,7 +18,7 @@ from typing import Any
 from textual.app import App, SuspendNotSupported
 
 from aitop.model.text import printable
-from aitop.sources.editable import readable_path
+from aitop.sources.editable import lends_rights, readable_path
 from aitop.ui.code_lines import Place
 from aitop.ui.terminal import LEAVE
 from aitop.ui.words import base_name
@@ -65,6 +65,8 @@ def has_window(command: list[str]) -> bool:
 
 def edit(app: App[Any], place: Place) -> str:
     """Open the place; what to tell the user of it, in a line. Waits for an editor in the terminal to end."""
+    if lends_rights(place.pid):
+        return f"process {place.pid} is another user's: an editor of yours is not opened on that user's files"
     path = readable_path(place.pid, place.file)
     if path is None:
         return f"{printable(base_name(place.file))} cannot be read from here"

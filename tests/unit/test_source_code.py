@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from aitop.sources import code as code_module
-from aitop.sources import procfs
+from aitop.sources import editable, foreign_file, procfs
 from aitop.sources.code import SourceCode, growth_sites, may_train
-from aitop.sources.editable import readable_path
+from aitop.sources.editable import lends_rights, readable_path
 from aitop.sources.foreign_file import READ, User, open_as
 
 
@@ -122,6 +122,34 @@ def test_of_another_users_process_only_what_that_user_may_read(public, monkeypat
     public.chmod(0o700)
     assert SourceCode(os.getpid()).line(str(file), 1) is None
     assert readable_path(os.getpid(), str(file)) is None
+
+
+def test_an_editor_of_ours_is_not_opened_on_another_users_files(public, monkeypatch):
+    file = public / "train.py"
+    file.write_text("x = 1")
+    file.chmod(0o644)
+    assert readable_path(os.getpid(), str(file)) == str(file) and not lends_rights(os.getpid())
+    monkeypatch.setattr(procfs, "status", lambda pid: STRANGER)
+    assert SourceCode(os.getpid()).line(str(file), 1) == "x = 1"
+    assert readable_path(os.getpid(), str(file)) is None and lends_rights(os.getpid())
+
+
+def test_what_a_link_leads_to_in_a_container_is_opened_and_not_what_it_leads_to_here(tmp_path, monkeypatch):
+    """The root of the process is another folder; the link in it is absolute."""
+    box, secret = tmp_path / "box", tmp_path / "train.py"
+    (box / tmp_path.relative_to("/")).mkdir(parents=True)
+    secret.write_text("of this machine")
+    there = box / secret.relative_to("/")
+    there.write_text("of the container")
+    (box / "app.py").symlink_to(secret)
+    (tmp_path / "proc" / "7").mkdir(parents=True)
+    (tmp_path / "proc" / "7" / "root").symlink_to(box)
+    (tmp_path / "proc" / "7" / "cwd").symlink_to("/")
+    monkeypatch.setattr(procfs, "PROC", str(tmp_path / "proc"))
+    monkeypatch.setattr(foreign_file, "user_of", lambda pid: User(os.geteuid(), frozenset()))
+    monkeypatch.setattr(editable, "user_of", lambda pid: User(os.geteuid(), frozenset()))
+    path = readable_path(7, "/app.py")
+    assert path is not None and Path(path).read_text() == "of the container"
 
 
 @pytest.mark.parametrize(
