@@ -7,7 +7,10 @@ grow, and never a finding by itself. The order of lines stands for the order of 
 from __future__ import annotations
 
 import ast
+import io
 import re
+import sys
+import tokenize
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
@@ -25,6 +28,11 @@ _OVER_DATA = re.compile(r"loader|batches|epoch|steps|iter", re.IGNORECASE)
 WATCHED = "<watched>"
 for _category in (SyntaxWarning, DeprecationWarning):
     warnings.filterwarnings("ignore", category=_category, module=WATCHED)
+
+# Up to Python 3.10 the parser makes its tree without a limit to how deep it is, and a thread's stack overflows.
+LIMITS_DEPTH = sys.version_info >= (3, 11)
+DEEPEST = 10_000
+_FLAT = frozenset(",:=)]}")
 
 Rank = tuple[bool, bool, bool, bool]
 """Sorts sites, the likeliest leak first: keeps a graph; no mere key of a dict; in a training loop; never emptied."""
@@ -80,10 +88,27 @@ def find_all(sources: Mapping[str, str]) -> list[tuple[Rank, GrowthSite]]:
 
 def _read(source: str) -> list[_Function]:
     try:
+        if not LIMITS_DEPTH and _may_be_deep(source):
+            return []
         tree = ast.parse(source, WATCHED)
         return [_Function(scope, name, list(places(scope))) for scope, name in _scopes(tree)]
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
+    except (SyntaxError, ValueError, RecursionError, MemoryError, tokenize.TokenError):
         return []
+
+
+def _may_be_deep(source: str) -> bool:
+    """Whether a statement has more than DEEPEST operators and brackets: `a.b.c`, `1 + 1 + 1` and `f()()()` nest."""
+    if len(source) < DEEPEST:
+        return False
+    count = 0
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type == tokenize.NEWLINE:
+            count = 0
+        elif token.type == tokenize.OP and token.string not in _FLAT:
+            count += 1
+            if count > DEEPEST:
+                return True
+    return False
 
 
 def _sites(file: str, source: str, functions: Sequence[_Function], stepping: Stepping) -> list[tuple[Rank, GrowthSite]]:

@@ -10,6 +10,7 @@ import threading
 from aitop.engine import growth
 from aitop.engine.growth import GrowthFinder
 from aitop.model.stacks import Frame, StackCount, StackWindow
+from aitop.sources import growth as reading
 
 
 def window(file):
@@ -54,3 +55,12 @@ assert find_growth("xs = ['\\d']\nfor step in range(9):\n    xs.append(1if step 
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_what_would_overflow_the_parsers_stack_is_not_read(monkeypatch):
+    loop = "seen = []\nfor step in range(9):\n    seen.append(step)\n"
+    monkeypatch.setattr(reading, "LIMITS_DEPTH", False)
+    for one in ("+1", ".b", "()", "[0]", "**a"):
+        assert reading.find_growth(f"{loop}x = a{one * 2 * reading.DEEPEST}\n", "x.py") == []
+    flat = f"x = [{'1.5, -2, ' * reading.DEEPEST}]\n".replace("-", "") + "y = a.b + c(1)\n" * reading.DEEPEST
+    assert len(reading.find_growth(loop + flat, "x.py")) == 1
