@@ -273,6 +273,8 @@ def monitor_idle(scene: Scene) -> None:
     for thread in os.listdir(f"/proc/{monitor.pid}/task"):
         with contextlib.suppress(OSError):
             os.sched_setaffinity(int(thread), everything)
+            # On a machine with no time to spare it would be starved still, and nothing be learned of what comes after.
+            os.sched_setscheduler(int(thread), os.SCHED_OTHER, os.sched_param(0))
     scene.recovers(monitor)
     scene.quits(monitor)
 
