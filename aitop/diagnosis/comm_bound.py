@@ -17,6 +17,7 @@ MIN_STEPS = 10
 CRITICAL_SHARE = 0.4
 ACCUMULATED = 4
 OVERLAPPED = 0.5
+OVERHEAD = 0.05
 MOSTLY = 0.5
 # An exchange of fewer bytes, slower than this, goes by in waiting for answers and not in moving data.
 FAST_BYTES_PER_SECOND, LARGE_STEP_BYTES = 500e6, 8e6
@@ -33,6 +34,7 @@ def comm_bound(snapshot: Snapshot) -> Judgement:
             id="comm-bound", reason=f"{ranks.steps} steps of several ranks so far; {MIN_STEPS} are needed"
         )
     share = min(0.95, ranks.exchange / ranks.step)
+    gone = share if ranks.apart is None else max(share, 1.0 - ranks.apart / ranks.step)
     ddp = snapshot.facts.ddp if snapshot.facts else None
     sites = _sites(snapshot) if (ranks.calls or 0.0) > MOSTLY * ranks.exchange else []
     small = _latency(ranks.exchange, snapshot)
@@ -46,16 +48,17 @@ def comm_bound(snapshot: Snapshot) -> Judgement:
             subtype="latency" if small else "volume",
             severity="critical" if share >= CRITICAL_SHARE and confirmed else "warning",
             share=round(share, 4),
-            speedup=round(without(share), 3),
+            speedup=round(without(gone), 3),
             confidence=confidence(confirmed, share > CRITICAL_SHARE, steps=ranks.steps),
             title=f"{percent(share)} of each step is {what} between ranks that no computing hides",
             where=_where(snapshot, sites),
             evidence=(
                 *_evidence(1e3 * ranks.exchange, ddp),
+                *_beside(ranks, gone - share),
                 *scaling(ranks),
                 *(_told(site) for site in sites[:MOST_SITES]),
             ),
-            fixes=tuple(_fixes(snapshot, share, (ranks.calls or 0.0) / ranks.step, sites, small=small)),
+            fixes=tuple(_fixes(snapshot, share, gone, (ranks.calls or 0.0) / ranks.step, sites, small=small)),
             ranks=tuple(one.rank for one in ranks.ranks if one.rank is not None),
         ),
         level=share,
@@ -127,8 +130,21 @@ def _evidence(milliseconds: float, ddp: DdpInfo | None) -> list[str]:
     return told
 
 
-def _fixes(snapshot: Snapshot, share: float, calls: float, sites: Sequence[CallSite], *, small: bool) -> list[Fix]:
-    """`calls` is the part of `share` in calls of the program's own. Who accumulates also makes fewer updates."""
+def _beside(ranks: Ranks, more: float) -> list[str]:
+    """What exchanging costs beside the time that it takes itself, where that is worth telling."""
+    if more < OVERHEAD or ranks.apart is None:
+        return []
+    told = f"without any exchange a step would take {1e3 * ranks.apart:.1f} ms"
+    return [f"its threads also keep those that compute from their cores: {told}"]
+
+
+def _fixes(
+    snapshot: Snapshot, share: float, gone: float, calls: float, sites: Sequence[CallSite], *, small: bool
+) -> list[Fix]:
+    """`gone` is what a step would save without any exchange, `calls` the part of `share` in calls of the program's own.
+
+    Who accumulates also makes fewer updates.
+    """
     ddp = snapshot.facts.ddp if snapshot.facts else None
     updates = (snapshot.steps.phases.optimizer if snapshot.steps else None) or 0.0
     fixes = []
@@ -138,7 +154,7 @@ def _fixes(snapshot: Snapshot, share: float, calls: float, sites: Sequence[CallS
         fixes.append(Fix(text=told, speedup=round(without(calls), 3)))
     if ddp is None:
         return fixes
-    rarely = without((share - calls + updates) * (1.0 - 1.0 / ACCUMULATED))
+    rarely = without((gone - calls + updates) * (1.0 - 1.0 / ACCUMULATED))
     text = f"accumulate gradients over {ACCUMULATED} batches under `model.no_sync()`, and exchange once"
     fixes.append(Fix(text=text, speedup=round(rarely, 3)))
     if small:

@@ -74,12 +74,35 @@ def _waited(one: OnCores, work: float, step: float) -> float:
 
 
 def _needed(one: OnCores, work: float, step: float) -> float:
-    """Seconds of a step that a rank needs, were no other rank late: all its threads on cores or waiting for them, and
-    the main thread asleep in work of its own, as for a device.
+    """Seconds of a step that a rank needs, were no other rank late: all its threads on cores, the waits of the main
+    thread for one, and its sleep in work of its own, as for a device. Other threads mostly wait for those of their own
+    rank.
     """
-    main = (one.ran + one.delay) * step
-    wanted = main if one.wanted is None else max(main, one.wanted * step)
-    return min(step, wanted + max(0.0, work - main))
+    ran = one.ran if one.wanted is None else max(one.ran, one.wanted - (one.waited or 0.0))
+    return min(step, (ran + one.delay) * step + max(0.0, work - one.ran * step))
+
+
+def own_part(history: History) -> float:
+    """Of the time that is used on all cores lately, the part (0..1) that the job uses itself; 0 where not measured."""
+    own, whole = 0.0, 0.0
+    for host in islice(reversed(history.hosts), DELAYS):
+        used = [one.cpu for one in host.processes if one.cpu is not None]
+        if host.machine.core_busy is not None and used:
+            own += sum(used)
+            whole += max(sum(used), sum(host.machine.core_busy))
+    return own / whole if whole > 0 else 0.0
+
+
+def apart(cores: Mapping[int, OnCores], work: Mapping[int, float], step: float, own: float, at_hand: float) -> float:
+    """Seconds of a step if the ranks exchanged nothing: those of the rank that works longest, on `at_hand` cores.
+
+    Threads that exchange keep those that compute from their cores: `own` is the part of these waits that is their
+    doing, and not that of other programs.
+    """
+    delays = {pid: own * cores[pid].delay * step if pid in cores else 0.0 for pid in work}
+    undisturbed = {pid: max(0.0, seconds - delays[pid]) for pid, seconds in work.items()}
+    on_cores = sum(min(cores[pid].ran * step, seconds) for pid, seconds in undisturbed.items() if pid in cores)
+    return max(*undisturbed.values(), on_cores / at_hand)
 
 
 def _mean(values: Iterable[float]) -> float:

@@ -16,7 +16,7 @@ from statistics import median
 from msgspec.structs import replace
 
 from aitop.engine.history import History, HookHistory
-from aitop.engine.rank_cores import DELAYS, OnCores, held, on_cores
+from aitop.engine.rank_cores import DELAYS, OnCores, apart, held, on_cores, own_part
 from aitop.engine.standstill import rank_number
 from aitop.engine.steps_view import quantile
 from aitop.model.gpu import GpuDevice
@@ -59,10 +59,12 @@ def ranks_view(history: History, now: float) -> Ranks | None:
     steps = next(iter(aligned.values()))
     inside, calls = _exchange(aligned, own)
     step = _mean(_mean(record.seconds for record in records) for records in aligned.values())
-    held_by, held_back = held(cores, {pid: _mean(each) for pid, each in work.items()}, step)
-    late = {view.pid: view.lateness or 0.0 for view in views}
-    delays = [cores[pid].delay * step if pid in cores else 0.0 for pid in aligned]
-    kept = _kept_by_exchange(delays, inside + calls, max(0.0, held_back - late.get(held_by or 0, 0.0)))
+    means = {pid: _mean(each) for pid, each in work.items()}
+    held_by, held_back = held(cores, means, step)
+    beside = max(0.0, held_back - next((view.lateness or 0.0 for view in views if view.pid == held_by), 0.0))
+    own_cores = own_part(history)
+    delays = [(1.0 - own_cores) * cores[pid].delay * step if pid in cores else 0.0 for pid in aligned]
+    kept = _kept_by_exchange(delays, inside + calls, beside)
     return Ranks(
         ranks=ordered,
         world_size=world or None,
@@ -70,6 +72,7 @@ def ranks_view(history: History, now: float) -> Ranks | None:
         step=step,
         exchange=kept * (inside + calls),
         calls=kept * calls,
+        apart=min(step, beside + apart(cores, means, step, own_cores, host.usable_cores or host.machine.cores)),
         uneven=_uneven(work),
         held=held_back,
         held_by=held_by,

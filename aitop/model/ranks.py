@@ -77,10 +77,12 @@ class Ranks(msgspec.Struct, frozen=True, kw_only=True):
 
     The rest is of the `steps` that all ranks made, compared one by one: `step` mean seconds of one, `exchange` what
     passed from the arrival of the last rank to the end of each exchange, without the time in which that rank waited
-    for a core, `calls` the part of it in calls of the program's own, `uneven` what a step would save if all ranks had
-    the mean work of that step; `efficiency` the share (0..1) of the time of all ranks in which they worked themselves:
-    more ranks do no better than that. `held` are mean seconds that a step would save if the rank with the pid `held_by`
-    got a core whenever it could run, in its work and to go on after each exchange; not part of `exchange`.
+    for a core that other programs had, `calls` the part of it in calls of the program's own, `apart` what a step would
+    take if nothing were exchanged: threads that exchange also take cores from those that compute. `uneven` is what a
+    step would save if all ranks had the mean work of that step; `efficiency` the share (0..1) of the time of all ranks
+    in which they worked themselves: more ranks do no better than that. `held` are mean seconds that a step would save
+    if the rank with the pid `held_by` got a core whenever it could run, in its work and to go on after each exchange;
+    not part of `exchange`.
     `collectives` are those that all ranks called in each of these steps, in order.
     """
 
@@ -90,6 +92,7 @@ class Ranks(msgspec.Struct, frozen=True, kw_only=True):
     step: float | None = None
     exchange: float | None = None
     calls: float | None = None
+    apart: float | None = None
     uneven: float | None = None
     held: float | None = None
     held_by: int | None = None

@@ -6,7 +6,7 @@ import pytest
 from snapshot_builder import process
 
 from aitop.engine.history import History
-from aitop.engine.rank_cores import OnCores, held, on_cores
+from aitop.engine.rank_cores import OnCores, apart, held, on_cores, own_part
 from aitop.model.host import HostSample, MachineSample
 from aitop.model.snapshot import Target
 
@@ -31,9 +31,29 @@ def test_waits_at_the_same_time_take_no_longer_than_the_sleep():
 
 def test_a_step_gets_no_shorter_than_the_others_need():
     late = OnCores(ran=0.1, delay=0.6, wanted=0.7, waited=0.6)
-    assert saved(late, ALONE, OnCores(ran=0.1, delay=0.1, wanted=0.75, waited=0.1))[1] == pytest.approx(0.025)
+    assert saved(late, ALONE, OnCores(ran=0.1, delay=0.1, wanted=0.75, waited=0.1))[1] == pytest.approx(0.015)
+    own_threads = OnCores(ran=0.1, delay=0.0, wanted=0.6, waited=0.4)
+    assert saved(late, ALONE, own_threads)[1] == pytest.approx(0.06), "they wait for each other"
     asleep = saved(late, ALONE, other_work=0.07)
     assert asleep[1] == pytest.approx(0.03), "asleep in its own work, as for a device"
+
+
+def test_without_an_exchange_its_threads_take_no_cores():
+    slow = OnCores(ran=0.3, delay=0.2, wanted=0.9, waited=0.4)
+    work = {100: 0.06, 101: 0.05}
+    assert apart({100: slow, 101: slow}, work, 0.1, own=1.0, at_hand=2.0) == pytest.approx(0.04)
+    assert apart({100: slow, 101: slow}, work, 0.1, own=0.5, at_hand=2.0) == pytest.approx(0.05)
+    assert apart({100: slow, 101: slow}, work, 0.1, own=1.0, at_hand=0.5) == pytest.approx(0.12), "half a core"
+    assert apart({}, work, 0.1, own=1.0, at_hand=2.0) == 0.06, "the kernel tells nothing"
+
+
+def test_the_part_of_the_cores_that_the_job_uses_itself():
+    found = History(Target(pid=100, command="x"))
+    assert own_part(found) == 0
+    for busy in ((1.0, 0.6), None, (0.1, 0.1)):
+        machine = MachineSample(cores=2, core_busy=busy)
+        found.add(HostSample(time=1.0, processes=(process(100, cpu=0.4), process(101, cpu=0.4)), machine=machine))
+    assert own_part(found) == pytest.approx(1.6 / 2.4), "what is read of a process may be more than of all cores"
 
 
 def test_ranks_that_share_too_few_cores_are_not_told_from_each_other():

@@ -10,7 +10,6 @@ from snapshot_builder import line, process, snapshot, stacks
 
 from aitop.diagnosis.comm_bound import comm_bound
 from aitop.diagnosis.hang import hang, odd_one
-from aitop.diagnosis.memory_imbalance import memory_imbalance
 from aitop.diagnosis.straggler import straggler
 from aitop.engine.history import History
 from aitop.engine.ranks import ranks_view
@@ -18,7 +17,7 @@ from aitop.engine.standstill import standing_for, standstill, wants_look
 from aitop.engine.waiting import waiting_for
 from aitop.model.gpu import GpuDevice, GpuProcess, GpuSample
 from aitop.model.host import HostSample, MachineSample
-from aitop.model.ranks import ExchangeNotes, Ranks, RankView, Standing, Standstill
+from aitop.model.ranks import ExchangeNotes, Standing, Standstill
 from aitop.model.snapshot import Target
 from aitop.model.stacks import Frame, StackDump, ThreadStack
 from aitop.model.steps import CallSite, DdpInfo, HookFacts, HookSample, StepRecord
@@ -89,10 +88,10 @@ def test_a_rank_without_a_core_in_its_waits_is_the_one_that_all_wait_for_and_no_
     crowded = [process(100, rank=0, run_delay=0.02, waited=0.1), process(101, rank=1, run_delay=0.52, waited=0.9)]
     found.add(HostSample(time=1000.0, processes=tuple(crowded), machine=MachineSample(cores=2)))
     picture = seen(found)
-    assert (picture.ranks.held, picture.ranks.held_by) == (pytest.approx(0.04), 101)
+    assert (picture.ranks.held, picture.ranks.held_by) == (pytest.approx(0.0384), 101)
     assert [one.waited for one in picture.ranks.ranks] == [0.1, 0.9]
     verdict = straggler(picture).verdict
-    assert (verdict.subtype, verdict.ranks, verdict.share) == ("contention", (1,), pytest.approx(0.5))
+    assert (verdict.subtype, verdict.ranks, verdict.share) == ("contention", (1,), pytest.approx(0.48))
     assert "comes back late from each exchange" in verdict.title
     assert any("for 41.6 ms of a step, the others 1.6 ms" in told for told in verdict.evidence)
     assert comm_bound(picture).level < 0.12
@@ -126,23 +125,6 @@ def test_the_share_of_their_time_in_which_ranks_work_is_told():
     found = seen(history(*LATE_BY_INPUT))
     assert found.ranks.efficiency == pytest.approx((0.03 + 0.08) / 0.16)
     assert any("scaling efficiency 69 %" in told for told in straggler(found).verdict.evidence)
-
-
-def held(*memory, **fields):
-    views = [RankView(rank=rank, pid=100 + rank, gpu=rank, gpu_memory=one << 30) for rank, one in enumerate(memory)]
-    return snapshot([], ranks=Ranks(ranks=tuple(views)), **fields)
-
-
-def test_a_rank_that_holds_much_more_memory_than_the_others():
-    users = (GpuProcess(pid=100), GpuProcess(pid=101))
-    gpu = GpuSample(time=1.0, devices=(GpuDevice(index=0, memory_total=40 << 30, processes=users),))
-    told = memory_imbalance(held(36, 24, 24, gpu=gpu))
-    assert (told.verdict.subtype, told.verdict.severity, told.verdict.ranks) == ("imbalance", "warning", (0,))
-    assert "set_device" in told.verdict.fixes[0].text and "GPU 0 also holds memory of rank 1" in told.verdict.evidence
-    assert told.level >= 1 > memory_imbalance(held(26, 24, 24)).level
-    assert memory_imbalance(held(36)) is None and memory_imbalance(snapshot([])) is None
-    host = [RankView(rank=rank, pid=rank, rss=one << 20) for rank, one in enumerate((900, 300))]
-    assert memory_imbalance(snapshot([], ranks=Ranks(ranks=tuple(host)))).level == 0, "less than a gigabyte"
 
 
 def test_too_few_steps_or_one_rank():
@@ -197,6 +179,18 @@ def test_waiting_for_a_core_is_no_exchange():
     for second in range(3):
         busy.add(host(1000.0 + second, run_delay=0.15))
     assert seen(busy).ranks.exchange == pytest.approx(0.005)
+
+
+def test_cores_that_exchanging_takes_from_computing_are_part_of_what_it_costs():
+    busy = with_calls((0.04,), (0.04,))
+    for second in range(3):
+        one = host(1000.0 + second, run_delay=0.2, main_cpu=0.5, cpu=0.9)
+        busy.add(msgspec.structs.replace(one, machine=MachineSample(cores=2, core_busy=(0.9, 0.9))))
+    picture = seen(busy)
+    assert (picture.ranks.exchange, picture.ranks.apart) == (pytest.approx(0.04), pytest.approx(0.04))
+    verdict = comm_bound(picture).verdict
+    assert (verdict.share, verdict.speedup) == (pytest.approx(0.4), pytest.approx(2.5))
+    assert any("without any exchange a step would take 40.0 ms" in told for told in verdict.evidence)
 
 
 def test_steps_that_were_only_counted_are_not_compared():
