@@ -11,7 +11,15 @@ import platform
 import pwd
 
 from aitop.attach.memory import Memory, mappings
-from aitop.attach.proc_status import ProcStatus, own_status, read_status, seconds_old, seconds_run, shares_memory
+from aitop.attach.proc_status import (
+    ProcStatus,
+    own_status,
+    read_status,
+    same_process,
+    seconds_old,
+    seconds_run,
+    shares_memory,
+)
 from aitop.attach.refusal import AttachRefused
 from aitop.model import tracing
 
@@ -69,11 +77,16 @@ def check_settled(status: ProcStatus) -> None:
 def open_memory(status: ProcStatus) -> Memory:
     """The target's memory, or AttachRefused(`denied`) with the reason why the kernel refuses it."""
     try:
-        return Memory(status.pid)
+        memory = Memory(status.pid)
     except (FileNotFoundError, ProcessLookupError) as error:
         raise AttachRefused("absent", f"process {status.pid} ended") from error
     except PermissionError as error:
         raise explain_denial(status, own_status(), yama_scope()) from error
+    # From here on it stays that process's memory; another one may have its pid since the status was read.
+    if not same_process(status):
+        memory.close()
+        raise AttachRefused("absent", f"process {status.pid} ended")
+    return memory
 
 
 def explain_denial(target: ProcStatus, own: ProcStatus, scope: int) -> AttachRefused:

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import os
 import struct
+from dataclasses import replace
 
 import pytest
 
 from aitop.attach import already
+from aitop.attach.preflight import open_memory
+from aitop.attach.proc_status import own_status
+from aitop.attach.refusal import AttachRefused
 from aitop.hook import layout
 from aitop.hook.ring import Ring
 from aitop.sources import ring_format
@@ -35,6 +39,15 @@ def test_memory_is_opened(handles):
     fd = handles(open_memfd(f"/proc/self/fd/{memory}", MEMFD_LINK, os.O_RDONLY))
     assert os.pread(fd, 10, 0) == b"here"
     assert open_memfd(f"/proc/self/fd/{memory}", ring_format.MEMFD_LINK, os.O_RDONLY) is None
+
+
+def test_what_has_the_pid_of_a_process_that_is_gone_is_not_taken_for_it():
+    us = own_status()
+    before = os.listdir("/proc/self/fd")
+    with pytest.raises(AttachRefused, match="ended"):
+        open_memory(replace(us, started=us.started - 1))
+    assert len(os.listdir("/proc/self/fd")) == len(before)
+    open_memory(us).close()
 
 
 def test_what_only_bears_the_name_is_not_opened(tmp_path, handles, monkeypatch):
