@@ -94,7 +94,7 @@ class Case:
 
 
 def all_cases() -> list[Case]:
-    slow = ("healthy", "input", "compute", "contention", "comm")
+    slow = ("healthy", "input", "compute", "batches", "contention", "comm")
     found = [Case(fault, ranks, launcher) for ranks in (2, 4) for launcher in ("torchrun", "spawn") for fault in slow]
     for fault in HANGS:
         # torchrun and spawn see a rank that was killed, and end the others.
