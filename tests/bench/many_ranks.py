@@ -1,4 +1,5 @@
-"""CPU of aitop beside its peers on a job of many simulated ranks: python tests/bench/many_ranks.py [--ranks 1 64].
+"""CPU of aitop beside its peers on a job of many simulated ranks: python tests/bench/many_ranks.py [--ranks 1 64]
+[--without-peers].
 
 What a simulated rank is: see tests/ranks/simulated.py. `--serve N` only runs the job, for whoever wants to look at it.
 """
@@ -37,13 +38,15 @@ def job(ranks: int) -> Iterator[int]:
             os.killpg(launcher.pid, signal.SIGKILL)
 
 
-def measure(counts: list[int], nvitop: str | None) -> None:
+def measure(counts: list[int], nvitop: str | None, *, beside: bool) -> None:
     """A table of all programs for each number of ranks, and the ratios."""
     means: dict[int, dict[str, float]] = {}
     for count in counts:
         with job(count) as pid:
             found = {}
             for name, command in peers.commands(pid, nvitop).items():
+                if name != "aitop" and not beside:
+                    continue
                 start = START_SECONDS if name == "aitop" else 5
                 environment = peers.environment(pid, "h200-starved")
                 found[name] = monitor_cost.measure(command, environment, start, SECONDS)
@@ -62,6 +65,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--ranks", type=int, nargs="+", default=[1, 64])
     parser.add_argument("--nvitop", help="path of nvitop's program")
+    parser.add_argument("--without-peers", action="store_true", help="aitop alone")
     parser.add_argument("--serve", type=int)
     args = parser.parse_args()
     if args.serve:
@@ -69,7 +73,7 @@ def main() -> None:
             print(pid, flush=True)
             signal.pause()
     else:
-        measure(args.ranks, args.nvitop)
+        measure(args.ranks, args.nvitop, beside=not args.without_peers)
 
 
 if __name__ == "__main__":
