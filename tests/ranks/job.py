@@ -80,22 +80,22 @@ class Rows(Dataset):
 
 
 class Device(nn.Module):
-    """Stands in for a device that is at work for `seconds` while the host waits."""
+    """Stands in for a device that is at work for `seconds` with a `batch` of rows while the host waits."""
 
-    def __init__(self, seconds: float) -> None:
+    def __init__(self, seconds: float, batch: int) -> None:
         super().__init__()
-        self.seconds = seconds
+        self.seconds_each = seconds / batch
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
-        time.sleep(self.seconds)
+        time.sleep(self.seconds_each * len(rows))
         return rows
 
 
-def network(fault: str, world: int) -> nn.Sequential:
+def network(fault: str, world: int, batch: int) -> nn.Sequential:
     width = (6000 if world <= 2 else 2400) if fault == "comm" else 512
     layers = (nn.Linear(256, width), nn.ReLU(), nn.Linear(width, width // 4), nn.ReLU(), nn.Linear(width // 4, 8))
     seconds = HEALTHY_SECONDS if fault == "healthy" else DEVICE_SECONDS
-    return nn.Sequential(*layers, *([Device(seconds)] if world > 2 else []))
+    return nn.Sequential(*layers, *([Device(seconds, batch)] if world > 2 else []))
 
 
 def keep_to_cores(odd: bool) -> None:
@@ -125,16 +125,17 @@ def train(rank: int, args: argparse.Namespace) -> None:
     if fault == "contention":
         keep_to_cores(rank == args.world - 1)
     apart, healthy = fault == "comm" and args.mended, fault == "healthy"
-    model = DistributedDataParallel(network(fault, args.world))
+    whole = 512 if args.world <= 2 else 64
+    rows_of = {"comm": 16, "input": 16, "healthy": whole, "contention": whole // 2, "batches": whole // 2}
+    batch = rows_of.get(fault, 64)
+    model = DistributedDataParallel(network(fault, args.world, batch))
     if args.alone:
         model.register_comm_hook(None, lambda _, bucket: at_once(bucket.buffer()))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     worker = fault == "worker" and odd
     if worker:
         guard.acquire()
-    whole = 512 if args.world <= 2 else 64
-    rows_of = {"comm": 16, "input": 16, "healthy": whole, "contention": whole // 2}
-    batch = rows_of.get(fault, 64 * (3 if fault == "batches" and odd else 1))
+    batch *= 3 if fault == "batches" and odd else 1
     loader = DataLoader(
         Rows(fault == "input" and odd, args.after * batch if worker else 0),
         batch_size=batch,
