@@ -42,7 +42,7 @@ def troubles(text: str) -> tuple[str, ...]:
     """The lines below the headings Errors and Warnings; a heading is underlined."""
     lines = text.splitlines()
     found, telling = [], False
-    for line, following in zip(lines, [*lines[1:], ""], strict=True):
+    for line, following in zip(lines, [*lines[1:], ""], strict=False):
         if following and not following.strip("="):
             telling = line.strip() in TROUBLES
         elif telling and line.strip() and line.strip("= "):

@@ -303,6 +303,7 @@ SUBJECTS = {
         Subject("dump", dump_seeds, feed_dump, lambda data: [(0, len(data))]),
         Subject("source", text.source_seeds, text.feed_source, lambda data: []),
         Subject("trace", text.trace_seeds, text.feed_trace, lambda data: [(0, len(data))]),
+        Subject("notes", text.notes_seeds, text.feed_notes, lambda data: []),
         Subject("elf", text.elf_seeds, text.feed_elf, lambda data: []),
         Subject("kernel", text.kernel_seeds, text.feed_kernel, lambda data: []),
     )

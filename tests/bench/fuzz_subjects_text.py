@@ -1,11 +1,16 @@
-"""More subjects of tests/bench/fuzz.py: source files, torch.profiler's traces, ELF images and the kernel's texts."""
+"""More subjects of tests/bench/fuzz.py: source files, torch.profiler's traces, what libraries of collectives tell, ELF
+images and the kernel's texts.
+"""
 
 from __future__ import annotations
 
 import json
 import os
+import pickle
 import struct
 from pathlib import Path
+
+import msgspec
 
 from aitop.attach.elf import ElfImage, NotElfError
 from aitop.attach.memory import LARGEST_READ
@@ -13,12 +18,15 @@ from aitop.attach.proc_status import parse_status
 from aitop.attach.python_image import WANTED
 from aitop.engine.trace import TraceError, analyse
 from aitop.model.profile import Holds
+from aitop.model.ranks import ExchangeNotes
 from aitop.outputs.profile import profile_text
 from aitop.sources import procfs
 from aitop.sources.code import TRAINS, SourceCode
+from aitop.sources.flight_recorder import last_of
 from aitop.sources.growth import find_all
 from aitop.sources.host.cgroup import _groups, _mounts
 from aitop.sources.host.commands import kind_of, rank_numbers
+from aitop.sources.nccl_ras import troubles
 from aitop.sources.stacks.guards import guard
 
 TESTS = Path(__file__).parents[1]
@@ -87,6 +95,31 @@ def feed_trace(data: bytes) -> None:
         return
     if not profile_text(profile).replace("\n", "").isprintable():
         raise Obeyed("a control character in the profile")
+
+
+def notes_seeds() -> list[bytes]:
+    """Dumps of a Flight Recorder in each form of pickles, and an answer of NCCL's RAS."""
+    frames = [{"name": "all_reduce", "filename": "/x/torch/c10d.py", "line": 3}, {"filename": "/x/train.py", "line": 9}]
+    entry = {"frames": frames, "process_group": ("0", "pg"), "collective_seq_id": 7, "profiling_name": "nccl:barrier"}
+    entries = [{**entry, "state": state, "retired": state == "completed"} for state in ("completed", "scheduled")]
+    dump = {"version": "2.10", "pg_config": {"0": {"ranks": "[0, 1]"}}, "entries": entries}
+    ras = b"Errors\n======\n  rank 3 has not been heard of\n\nWarnings\n========\nINCOMPLETE\n"
+    return [*(pickle.dumps(dump, protocol=protocol) for protocol in (2, 4, 5)), ras]
+
+
+def feed_notes(data: bytes) -> None:
+    """Through both readers to notes that can be recorded."""
+    try:
+        record = last_of(data, 7, 3)
+    except ValueError:
+        record = None
+    ras = troubles(data.decode("utf-8", "replace"))
+    notes = ExchangeNotes(time=1.0, flights=(record,) if record is not None else (), ras=ras)
+    if msgspec.json.decode(msgspec.json.encode(notes), type=ExchangeNotes) != notes:
+        raise Obeyed(f"a recording gives something else back: {notes}"[:500])
+    texts = [*ras, *((record.call, record.state, record.group, record.where or "") if record is not None else ())]
+    if not all(text.isprintable() for text in texts):
+        raise Obeyed(repr(texts)[:300])
 
 
 def elf_seeds() -> list[bytes]:

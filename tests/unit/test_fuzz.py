@@ -12,7 +12,7 @@ sys.path.append(str(Path(__file__).parents[1] / "bench"))
 from fuzz import Lines, feed, fuzz
 from fuzz_subjects import SUBJECTS, Subject, forget_ring
 
-INPUTS = {"ring": 250, "recording": 40, "spy": 250, "dump": 250, "trace": 250, "elf": 250}
+INPUTS = {"ring": 250, "recording": 40, "spy": 250, "dump": 250, "trace": 250, "notes": 250, "elf": 250}
 
 
 @pytest.fixture(autouse=True)
