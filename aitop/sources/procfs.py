@@ -20,7 +20,8 @@ LARGEST, LARGEST_COMMAND = 16 << 20, 1 << 20
 
 _FRAMEWORKS = (
     ("torch", re.compile(rb"/libtorch[\w.+-]*\.so")),
-    ("jax", re.compile(rb"/jaxlib/[^\n]*\.so|/libjax[\w.+-]*\.so")),
+    # No more than two folders: to the end of the line, a path of many /jaxlib/ would be gone through for each of them.
+    ("jax", re.compile(rb"/jaxlib/(?:[^\n/]*/){0,2}[^\n/]*\.so|/libjax[\w.+-]*\.so")),
     ("tensorflow", re.compile(rb"/libtensorflow[\w.+-]*\.so|/_pywrap_tensorflow[\w.+-]*\.so")),
 )
 _PYTHON_NAME = re.compile(r"(?:python|pypy)(?P<version>\d(?:\.\d+)?)?[a-z]?$")

@@ -65,6 +65,7 @@ def test_no_process_is_nothing_and_not_an_error(pid):
         ("/venv/lib/python3.11/site-packages/torch/lib/libtorch_cpu.so", "torch"),
         ("/venv/lib/libtorch.so.2.1", "torch"),
         ("/venv/lib/python3.11/site-packages/jaxlib/xla_extension.so", "jax"),
+        ("/venv/lib/python3.11/site-packages/jaxlib/mlir/_mlir_libs/_mlir.so", "jax"),
         ("/venv/lib/python3.11/site-packages/tensorflow/libtensorflow_framework.so.2", "tensorflow"),
         ("/home/me/libtorch_project/other.so", None),
         ("/usr/lib/libc.so.6", None),
