@@ -1,10 +1,14 @@
 """Why the stacks of a process cannot be read: what py-spy says, and what the kernel's files do."""
 
 import os
+import resource
+
+import pytest
 
 from aitop.model.tracing import Rights
 from aitop.sources.stacks import refusal
 from aitop.sources.stacks.refusal import explain
+from aitop.sources.stacks.spy import MOST_MEMORY, Spy
 
 
 def test_a_status_is_read_for_its_rights(monkeypatch):
@@ -31,3 +35,17 @@ def test_a_refusal_by_the_system_is_not_blamed_on_py_spy():
     error = explain(os.getpid(), "Permission Denied: Try running again with elevated permissions")
     assert error.state == "denied"
     assert "Try running" not in error.reason
+
+
+def test_what_a_process_lays_out_for_py_spy_cannot_fill_the_memory(tmp_path):
+    if resource.getrlimit(resource.RLIMIT_AS)[0] != resource.RLIM_INFINITY:
+        pytest.skip("this session's memory is bounded already")
+    program = tmp_path / "py-spy"
+    program.write_text("#!/bin/sh\nsleep 60\n")
+    program.chmod(0o755)
+    spy = Spy(str(program), os.getpid(), 1, 20)
+    try:
+        assert resource.prlimit(spy._child.pid, resource.RLIMIT_AS) == (MOST_MEMORY, MOST_MEMORY)
+    finally:
+        spy.stop()
+        spy.result()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
+import resource
 import shutil
 import signal
 import subprocess
@@ -15,6 +17,8 @@ from aitop.sources.stacks.speedscope import MOST_BYTES
 
 TERM_SECONDS = 0.5
 MOST_COMPLAINT = 4000
+# It needs some 30 MB. A process may have laid out libraries of terabytes for it to read.
+MOST_MEMORY = 2 << 30
 
 
 def find_py_spy() -> str:
@@ -61,6 +65,10 @@ class Spy:
             if error.errno in (errno.EMFILE, errno.ENFILE):
                 raise
             raise SourceError("failed", f"py-spy does not start: {error.strerror}", "pip install py-spy") from error
+        # It may have ended already, or may not be bounded here.
+        with contextlib.suppress(OSError, ValueError):
+            if resource.prlimit(self._child.pid, resource.RLIMIT_AS)[0] == resource.RLIM_INFINITY:
+                resource.prlimit(self._child.pid, resource.RLIMIT_AS, (MOST_MEMORY, MOST_MEMORY))
 
     def finished(self) -> bool:
         """Whether it has ended; collects it, its exit code and its CPU time when it has."""
