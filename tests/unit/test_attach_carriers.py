@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 import subprocess
 import sys
 from collections.abc import Callable, Generator, Iterator
@@ -96,6 +97,8 @@ def test_a_way_that_complains_of_a_missing_file_gets_a_file(tmp_path: Path, monk
     with Request(own_status(), b"payload", file=True) as request:
         request.open()
         assert [str(path) for path in tmp_path.iterdir()] == [request.path]
+        status = os.stat(request.path)
+        assert (stat.S_IMODE(status.st_mode), status.st_uid) == (0o600, os.geteuid())
     assert not list(tmp_path.iterdir())
 
 
