@@ -4,7 +4,8 @@ In each setting (users, capabilities, containers, folders, limits) a small train
 three things: `doctor --pid` what will work, `diagnose --pid` what then does, and the screen whether it comes up. Prints
 a Markdown table; exit code 1 where the doctor was wrong, anything ended in a traceback or more than a sentence, the run
 came to harm, or a file was left in its folders. WORDs choose settings by a part of their name. A setting that needs
-rights or a program that are not there is left out and named.
+rights or a program that are not there is left out and named. Some hide /tmp: neither this file nor the Python may lie
+there, and other users have to be able to run both. With nothing beside it: in four seconds the hook has to be in.
 """
 
 from __future__ import annotations

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 from dataclasses import replace
 
 import pytest
 
+from aitop.commands.doctor import rights as doctors_rights
+from aitop.commands.doctor.place import read_place
 from aitop.model.tracing import DAC_OVERRIDE, SYS_PTRACE, Rights, why_denied
 
 PLAIN = Rights(1000, "me", frozenset((1000,)), inner_pid=42)
@@ -57,3 +60,11 @@ def test_the_condition_that_failed_is_named(ours: Rights, theirs: Rights, yama: 
 def test_what_the_status_does_not_tell(closed: bool, boxed: bool, reason: str) -> None:
     denial = why_denied(42, PLAIN, PLAIN, 0, closed=closed, boxed=boxed)
     assert reason in denial.reason and denial.remedy
+
+
+def test_a_trial_that_cannot_be_made_names_what_does_not_start():
+    here = read_place("/nonexistent", {})
+    [said, *_] = doctors_rights.checks(here, PermissionError(errno.EACCES, "Permission denied", "/root/bin/python"))
+    assert (said.state, said.reason) == ("does-not", "it cannot be tried: /root/bin/python: Permission denied")
+    [said, *_] = doctors_rights.checks(here, FileNotFoundError(errno.ENOENT, "the path of Python is not known"))
+    assert said.reason == "it cannot be tried: the path of Python is not known"

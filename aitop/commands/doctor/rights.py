@@ -38,7 +38,8 @@ def tried_out() -> Trial | OSError:
 def checks(place: Place, tried: Trial | OSError) -> list[Check]:
     """What this user may do here."""
     if isinstance(tried, OSError):
-        return [fault("ptrace", f"it cannot be tried: {tried.strerror}"), *facts(place, None), memfd()]
+        why = f"{tried.filename}: {tried.strerror}" if tried.filename else tried.strerror
+        return [fault("ptrace", f"it cannot be tried: {why}"), *facts(place, None), memfd()]
     cause = cause_of(tried, place)
     return [ptrace(tried, place, cause), *facts(place, cause), memfd()]
 
