@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from aitop.model.event import Event
 from aitop.model.snapshot import GrowthSites
 from aitop.model.stacks import StackWindow
 from aitop.sources.code import growth_sites, may_train
+from aitop.sources.stacks.window import CodeOfProcesses
 
 MOST_FILES = 30
 
@@ -17,28 +18,37 @@ MOST_FILES = 30
 class GrowthFinder:
     """Looks at the user's files named by stack windows, each once, and emits the sites of all seen so far.
 
-    Reading happens in a thread of its own: the files may lie on a file system that hangs.
+    Reading happens in a thread of its own: the files may lie on a file system that hangs. Each is read as the process
+    that runs it sees it; those that see the same as process `pid`, as that one.
     """
 
     def __init__(self, pid: int, emit: Callable[[Event], None]) -> None:
         self._pid = pid
         self._emit = emit
-        self._files: tuple[str, ...] = ()
+        # With the process as which each is read.
+        self._files: dict[str, int] = {}
         self._reader: threading.Thread | None = None
 
     def consider(self, window: StackWindow) -> None:
         """Begin to read the files that are new in this window, unless a reading is still under way."""
         if self._reader is not None and self._reader.is_alive():
             return
-        running = {index for stack in window.stacks if stack.main for index in stack.frames}
-        files = {window.frames[index].file for index in running if window.frames[index].user}
-        new = sorted(files - set(self._files))
-        if not new or len(self._files) >= MOST_FILES:
+        # The eldest lives longest: a worker may be gone before it is read.
+        stacks = sorted((stack for stack in window.stacks if stack.main), key=lambda stack: -stack.pid)
+        running = {index: stack.pid for stack in stacks for index in stack.frames}
+        files = {window.frames[index].file: pid for index, pid in running.items() if window.frames[index].user}
+        new = sorted(files.keys() - self._files.keys())[: MOST_FILES - len(self._files)]
+        if not new:
             return
-        self._files = (*self._files, *new)[:MOST_FILES]
-        self._reader = threading.Thread(target=self._read, args=(self._files,), name="aitop-growth", daemon=True)
+        self._files |= {file: files[file] for file in new}
+        self._reader = threading.Thread(target=self._read, args=(dict(self._files),), name="aitop-growth", daemon=True)
         self._reader.start()
 
-    def _read(self, files: tuple[str, ...]) -> None:
-        trains = may_train(self._pid, files)
-        self._emit(GrowthSites(time=time.monotonic(), sites=growth_sites(self._pid, files), may_train=trains))
+    def _read(self, files: Mapping[str, int]) -> None:
+        code = CodeOfProcesses()
+        code.of(self._pid)
+        readers = {file: code.of(pid) for file, pid in files.items()}
+        self._files |= {file: reader.pid for file, reader in readers.items()}
+        texts = {file: reader.text(file) for file, reader in readers.items()}
+        trains = may_train(texts)
+        self._emit(GrowthSites(time=time.monotonic(), sites=growth_sites(texts), may_train=trains))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from aitop.model.snapshot import GrowthSite
@@ -56,7 +56,7 @@ class SourceCode:
     """Source files of one process. Nothing here raises; what cannot be read is None."""
 
     def __init__(self, pid: int) -> None:
-        self._pid = pid
+        self.pid = pid
         self._files: OrderedDict[str, _File] = OrderedDict()
         self._folder = procfs.link(f"{procfs.PROC}/{pid}/cwd") or "/"
 
@@ -101,9 +101,9 @@ class SourceCode:
         path = os.path.normpath(os.path.join(self._folder, file))
         known = self._files.get(path)
         try:
-            handle = open_as(self._pid, path)
+            handle = open_as(self.pid, path)
         except (OSError, ValueError):
-            return known if not os.path.exists(f"{procfs.PROC}/{self._pid}/stat") else None
+            return known if not os.path.exists(f"{procfs.PROC}/{self.pid}/stat") else None
         try:
             found = self._load(handle, known)
         except OSError:
@@ -135,18 +135,17 @@ class SourceCode:
         return _File(identity, text, lines)
 
 
-def may_train(pid: int, files: Sequence[str]) -> bool | None:
-    """Whether any of these files has a word for training; None where one of them cannot be read and no other has."""
-    code = SourceCode(pid)
-    texts = [code.text(file) for file in dict.fromkeys(files)]
-    if any(text is not None and TRAINS.search(text) for text in texts):
+def may_train(texts: Mapping[str, str | None]) -> bool | None:
+    """Whether any of these files (path to text, None for what cannot be read) has a word for training.
+
+    None where one of them cannot be read and no other has.
+    """
+    if any(text is not None and TRAINS.search(text) for text in texts.values()):
         return True
-    return None if None in texts else False
+    return None if None in texts.values() else False
 
 
-def growth_sites(pid: int, files: Sequence[str]) -> tuple[GrowthSite, ...]:
+def growth_sites(texts: Mapping[str, str | None]) -> tuple[GrowthSite, ...]:
     """The lines in these files that make something longer step by step, those that keep a graph alive first."""
-    code = SourceCode(pid)
-    texts = {file: code.text(file) for file in dict.fromkeys(files)}
     found = find_all({file: text for file, text in texts.items() if text is not None and len(text) <= LARGEST_PARSED})
     return tuple(site for _, site in sorted(found, key=lambda ranked: ranked[0]))

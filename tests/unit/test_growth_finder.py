@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import threading
+from types import SimpleNamespace
 
 from aitop.engine import growth
 from aitop.engine.growth import GrowthFinder
@@ -36,9 +37,29 @@ def test_a_file_is_read_once(tmp_path):
     assert len(told) == 1
 
 
+def test_each_file_is_read_as_the_process_that_runs_it(tmp_path, monkeypatch):
+    """And as the first one, which lives on, where that sees the same."""
+    came, asked = threading.Event(), []
+
+    class Code:
+        def of(self, pid):
+            return SimpleNamespace(pid=1 if pid in (1, 2) else pid, text=lambda file: asked.append((pid, file)))
+
+    monkeypatch.setattr(growth, "CodeOfProcesses", Code)
+    finder = GrowthFinder(1, lambda event: came.set())
+    seen = window(tmp_path / "a.py")
+    frames = (*seen.frames, Frame("step", str(tmp_path / "b.py"), 3, True))
+    stacks = [(2, (0, 1)), (3, (0, 2))]
+    counted = tuple(StackCount(pid=pid, thread="MainThread", main=True, frames=at, count=1) for pid, at in stacks)
+    finder.consider(StackWindow(time=1.0, seconds=1.0, rate=20.0, frames=frames, stacks=counted))
+    assert came.wait(10)
+    assert asked == [(2, frames[0].file), (3, frames[2].file)]
+    assert finder._files == {frames[0].file: 1, frames[2].file: 3}
+
+
 def test_a_hanging_file_system_holds_nothing_up(tmp_path, monkeypatch):
     released = threading.Event()
-    monkeypatch.setattr(growth, "growth_sites", lambda pid, files: released.wait(10) and ())
+    monkeypatch.setattr(growth, "growth_sites", lambda texts: released.wait(10) and ())
     told = []
     finder = GrowthFinder(os.getpid(), told.append)
     for number in range(3):

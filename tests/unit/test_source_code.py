@@ -11,6 +11,7 @@ from aitop.sources import editable, foreign_file, procfs
 from aitop.sources.code import SourceCode, growth_sites, may_train
 from aitop.sources.editable import lends_rights, readable_path
 from aitop.sources.foreign_file import READ, User, open_as
+from aitop.sources.stacks import window
 
 
 @pytest.fixture
@@ -188,8 +189,8 @@ def test_growth_sites_of_files_the_likeliest_first(tmp_path):
     loop = "for x in loader:\n    loss = model(x)\n    loss.backward()\n    seen.append({})\n"
     (tmp_path / "a.py").write_text(loop.format("loss.item()"))
     (tmp_path / "b.py").write_text(loop.format("loss"))
-    files = [str(tmp_path / name) for name in ("a.py", "b.py", "missing.py", "b.py")]
-    found = growth_sites(os.getpid(), [*files, "<string>"])
+    files = [str(tmp_path / name) for name in ("a.py", "b.py", "missing.py")]
+    found = growth_sites({file: SourceCode(os.getpid()).text(file) for file in [*files, "<string>"]})
     assert [(site.file, site.line, site.keeps_graph) for site in found] == [
         (files[1], 4, True),
         (files[0], 4, False),
@@ -206,8 +207,15 @@ def test_growth_sites_of_files_the_likeliest_first(tmp_path):
         ("with torch.no_grad():\n    scores = model.eval()(ids)\n", False),
     ],
 )
-def test_code_that_may_train(tmp_path, text, trains):
-    file = tmp_path / "job.py"
-    file.write_text(text)
-    assert may_train(os.getpid(), [str(file)]) is trains
-    assert may_train(os.getpid(), [str(file), str(tmp_path / "gone.py")]) is (trains or None)
+def test_code_that_may_train(text, trains):
+    assert may_train({"job.py": text}) is trains
+    assert may_train({"job.py": text, "gone.py": None}) is (trains or None)
+
+
+def test_no_process_is_read_for_with_the_rights_of_another(monkeypatch):
+    """A launcher is root's, say, and what runs below it a user's, whose frames can bear any file's name."""
+    users = {os.getpid(): User(0, frozenset()), 1 << 40: User(5, frozenset()), 1 << 41: User(0, frozenset())}
+    monkeypatch.setattr(window, "user_of", users.get)
+    monkeypatch.setattr(procfs, "link", lambda path: "mnt:[1]" if path.endswith("/mnt") else "/")
+    code = window.CodeOfProcesses()
+    assert [code.of(pid).pid for pid in users] == [os.getpid(), 1 << 40, os.getpid()]

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from aitop.model.stacks import Frame, StackCount
 from aitop.sources import procfs
 from aitop.sources.code import SourceCode
+from aitop.sources.foreign_file import User, user_of
 from aitop.sources.stacks.frames import is_user
 from aitop.sources.stacks.guards import guard
 from aitop.sources.stacks.speedscope import RawFrame, ThreadSamples
@@ -16,19 +17,20 @@ LINES_ABOVE = 400
 
 
 class CodeOfProcesses:
-    """Source lines of the user's files, read once for all processes that see the same file system."""
+    """Source lines of the user's files, read once for all processes that see the same files and may read the same."""
 
     def __init__(self) -> None:
-        self._by_namespace: dict[str, tuple[int, SourceCode]] = {}
+        self._readers: dict[tuple[str, str | None, User | None], tuple[int, SourceCode]] = {}
 
     def of(self, pid: int) -> SourceCode:
-        """The code as process `pid` sees it."""
-        namespace = procfs.link(f"{procfs.PROC}/{pid}/ns/mnt") or str(pid)
-        reader = self._by_namespace.get(namespace)
+        """The code as process `pid` sees it, with its rights: what it says that it runs may be any file's name."""
+        folder = f"{procfs.PROC}/{pid}"
+        view = procfs.link(f"{folder}/ns/mnt") or str(pid), procfs.link(f"{folder}/root"), user_of(pid)
+        reader = self._readers.get(view)
         if reader is None or procfs.stat(reader[0]) is None:
-            if len(self._by_namespace) > 100:
-                self._by_namespace.clear()
-            reader = self._by_namespace[namespace] = pid, SourceCode(pid)
+            if len(self._readers) > 100:
+                self._readers.clear()
+            reader = self._readers[view] = pid, SourceCode(pid)
         return reader[1]
 
 
