@@ -219,3 +219,5 @@ def test_no_process_is_read_for_with_the_rights_of_another(monkeypatch):
     monkeypatch.setattr(procfs, "link", lambda path: "mnt:[1]" if path.endswith("/mnt") else "/")
     code = window.CodeOfProcesses()
     assert [code.of(pid).pid for pid in users] == [os.getpid(), 1 << 40, os.getpid()]
+    users |= {1 << 40: User(0, frozenset()), 1 << 42: User(5, frozenset())}
+    assert code.of(1 << 42).pid == 1 << 42, "the pid of the first one is root's now"

@@ -15,23 +15,31 @@ from aitop.sources.stacks.speedscope import RawFrame, ThreadSamples
 
 LINES_ABOVE = 400
 
+_View = tuple[str, "str | None", "User | None"]
+
 
 class CodeOfProcesses:
     """Source lines of the user's files, read once for all processes that see the same files and may read the same."""
 
     def __init__(self) -> None:
-        self._readers: dict[tuple[str, str | None, User | None], tuple[int, SourceCode]] = {}
+        self._readers: dict[_View, SourceCode] = {}
 
     def of(self, pid: int) -> SourceCode:
         """The code as process `pid` sees it, with its rights: what it says that it runs may be any file's name."""
-        folder = f"{procfs.PROC}/{pid}"
-        view = procfs.link(f"{folder}/ns/mnt") or str(pid), procfs.link(f"{folder}/root"), user_of(pid)
+        view = _view_of(pid)
         reader = self._readers.get(view)
-        if reader is None or procfs.stat(reader[0]) is None:
+        # Its pid may be another process's by now.
+        if reader is None or _view_of(reader.pid) != view:
             if len(self._readers) > 100:
                 self._readers.clear()
-            reader = self._readers[view] = pid, SourceCode(pid)
-        return reader[1]
+            reader = self._readers[view] = SourceCode(pid)
+        return reader
+
+
+def _view_of(pid: int) -> _View:
+    """What a process sees of files: its mounts, its root, and as whom; of a process that is gone its pid alone."""
+    folder = f"{procfs.PROC}/{pid}"
+    return procfs.link(f"{folder}/ns/mnt") or str(pid), procfs.link(f"{folder}/root"), user_of(pid)
 
 
 class WindowBuilder:
