@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from aitop.diagnosis.evidence import (
+    COLD,
     NEARLY,
     UNPROVEN,
     Lines,
@@ -14,6 +15,7 @@ from aitop.diagnosis.evidence import (
     enough,
     host_limit,
     host_unproven,
+    left_cold,
     main_lines,
     mean_of,
     of_outside,
@@ -105,7 +107,7 @@ def host_io(snapshot: Snapshot) -> Judgement:
         Fix(text=f"hand it to a background thread{place}", speedup=round(without(share), 2)),
         Fix(text=f"collect, and do it {_factor(share)} times as rarely{place}", speedup=_if_rarely(share)),
     )
-    stall = Stall("host-io-stall", "goes into files or services", share, lines, None, (), fixes)
+    stall = Stall("host-io-stall", "goes into files or services", share, lines, None, (), fixes, waits=True)
     return _judged(snapshot, stall, agrees=outside is not None and outside >= 0.5 * share)
 
 
@@ -113,7 +115,7 @@ def host_io(snapshot: Snapshot) -> Judgement:
 class Stall:
     """Time lost between steps. `share` of step time, `measured` the same from inside the process where it is known.
 
-    `bursts` are the seconds of each step that it fell into, empty where that was not timed.
+    `bursts` are the seconds of each step that it fell into, empty where that was not timed. `waits`: for others.
     """
 
     id: str
@@ -123,6 +125,7 @@ class Stall:
     measured: float | None
     bursts: tuple[float, ...]
     fixes: tuple[Fix, ...]
+    waits: bool = False
 
 
 def _judged(snapshot: Snapshot, stall: Stall, *, agrees: bool = False) -> Judgement:
@@ -147,6 +150,9 @@ def _judged(snapshot: Snapshot, stall: Stall, *, agrees: bool = False) -> Judgem
         evidence.append(f"{percent(measured)} of step time, measured in the process")
     if once and not stall.bursts:
         evidence.append("seen in one stretch of time so far: how often it comes is not known yet")
+    cold = stall.waits and left_cold(snapshot, share)
+    if cold:
+        evidence.append(COLD)
     if lines.lines:
         samples = sum(line.samples for line in lines.lines)
         evidence.append(f"{samples} stack samples ({percent(lines.share)}), most of them at {_place(lines)}")
@@ -155,7 +161,7 @@ def _judged(snapshot: Snapshot, stall: Stall, *, agrees: bool = False) -> Judgem
         severity=severity,
         share=round(share, 4),
         speedup=round(without(share), 3),
-        confidence=min(sure, UNPROVEN) if doubtful else sure,
+        confidence=min(sure, UNPROVEN) if doubtful or cold else sure,
         title=f"{percent(share)} of the time {stall.title}",
         where=lines.where,
         evidence=tuple(evidence),

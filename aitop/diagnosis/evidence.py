@@ -24,6 +24,9 @@ UNPROVEN = 0.45
 NEARLY_ALL, UNCERTAIN = 0.85, 0.45
 FAR = 0.4
 MOST_CORRECTED, NEARLY = 2.0, 1.25
+# In about so long a core reads again from memory what its caches hold.
+REFILL_SECONDS = 0.001
+COLD = "after each wait caches are cold: how much faster the little that is left runs without it is not known"
 
 
 @dataclass(frozen=True)
@@ -312,6 +315,20 @@ def of_outside(snapshot: Snapshot, lines: Lines, most: float = MOST_CORRECTED) -
         return lines.share
     outside = main_lines(snapshot, lambda line: line.phase == "outside").share
     return min(most * lines.share, as_measured(lines.share, outside, measured))
+
+
+def left_cold(snapshot: Snapshot, share: float) -> bool:
+    """Whether so little is run after each wait that filling caches again may be a good part of what is left of a step.
+
+    `share` (0..1) is what the waits take. Not where the kernel did not count how often the stepping thread waits.
+    """
+    pid = snapshot.steps.pid if snapshot.steps and snapshot.steps.pid else snapshot.target.pid
+    processes = snapshot.host.processes if snapshot.host else ()
+    waits = next((process.voluntary_switches for process in processes if process.pid == pid), None)
+    steps = snapshot.steps.per_second if snapshot.steps else None
+    if not waits or not 0.0 < share < 1.0:
+        return False
+    return FAR * (1.0 - share) / min(waits, steps or waits) < REFILL_SECONDS
 
 
 def samples_of(snapshot: Snapshot) -> int | None:

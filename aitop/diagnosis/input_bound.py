@@ -8,6 +8,7 @@ import msgspec
 
 from aitop.diagnosis import input_cause, lagging, own_pipeline
 from aitop.diagnosis.evidence import (
+    COLD,
     UNPROVEN,
     Lines,
     by_samples,
@@ -17,6 +18,7 @@ from aitop.diagnosis.evidence import (
     free_cores,
     host_limit,
     host_unproven,
+    left_cold,
     loader_workers,
     main_lines,
     main_stacks,
@@ -136,6 +138,7 @@ def _verdict(snapshot: Snapshot, wait: Wait, cause: Cause, contention: float) ->
     samples = None if wait.measured else samples_of(snapshot)
     base = 0.55 if gained < 0.9 else 0.4
     sure = confidence(*signals, base=base, steps=len(steps), share=gained, samples=samples)
+    cold = (COLD,) if left_cold(snapshot, gained) else ()
     idle = ", device idle" if _covered(snapshot, wait) else ""
     return Verdict(
         id=ID,
@@ -143,10 +146,10 @@ def _verdict(snapshot: Snapshot, wait: Wait, cause: Cause, contention: float) ->
         severity=severity,
         share=round(wait.share, 4),
         speedup=round(without(gained), 3),
-        confidence=min(sure, UNPROVEN) if unproven or cause.supposed else sure,
+        confidence=min(sure, UNPROVEN) if unproven or cause.supposed or cold else sure,
         title=f"{percent(wait.share)} of each step waits for data{idle}",
         where=cause.where,
-        evidence=(_measure(snapshot, wait), *cause.evidence, *passing),
+        evidence=(_measure(snapshot, wait), *cause.evidence, *cold, *passing),
         fixes=_ordered(cause.fixes, without(gained)),
     )
 

@@ -2,10 +2,10 @@
 
 import msgspec
 import pytest
-from snapshot_builder import constant, host, line, loaders, snapshot, step, steps
+from snapshot_builder import constant, host, line, loaders, process, snapshot, step, steps
 
 from aitop.diagnosis import between_steps, collector, input_bound, step_growth
-from aitop.diagnosis.evidence import UNCERTAIN, confidence
+from aitop.diagnosis.evidence import COLD, UNCERTAIN, confidence, left_cold
 from aitop.diagnosis.rule import Finding
 from aitop.model.snapshot import GrowthSite, Phases
 
@@ -125,3 +125,32 @@ def test_what_the_process_loads_itself_is_not_left():
         series={"main_thread": constant(1.0), "run_delay": constant(0.0)},
     )
     assert fired(input_bound.judge(seen)).speedup == pytest.approx(2.5)
+
+
+def at_a_wait(per_second, share=0.72, step_seconds=None):
+    """A run whose thread waits so often a second for a service, for `share` of the time."""
+    sends = [line("tell", share, activity="io-network", text="urlopen(url, data=told)")]
+    phases = Phases(forward=0.9 - share, backward=0.05, outside=share + 0.05)
+    records = None if step_seconds is None else steps(100, step_seconds, forward=(1.0 - share) * step_seconds)
+    seen = snapshot(records, phases=phases, lines=sends, main_samples=400)
+    machine = msgspec.structs.replace(seen.host, processes=(process(cpu=0.4, voluntary_switches=per_second),))
+    return msgspec.structs.replace(seen, host=machine)
+
+
+def test_what_little_runs_after_each_wait_may_run_faster_without_it():
+    """130 waits a second for 72 % of the time: what is left between two of them fills the caches again at first."""
+    told = fired(between_steps.host_io(at_a_wait(130.0)))
+    assert told.confidence < 0.5 and COLD in told.evidence
+    told = fired(between_steps.host_io(at_a_wait(20.0)))
+    assert told.confidence > 0.5 and COLD not in told.evidence
+
+
+def test_only_as_many_waits_count_as_there_are_steps():
+    """One call may wait a hundred times: of a step of 50 ms at least 14 are left, whatever the kernel counts."""
+    assert fired(between_steps.host_io(at_a_wait(2000.0, step_seconds=0.05))).confidence > 0.5
+    assert fired(between_steps.host_io(at_a_wait(2000.0, step_seconds=0.005))).confidence < 0.5
+
+
+def test_a_machine_that_does_not_count_waits_changes_nothing():
+    assert not left_cold(at_a_wait(None), 0.72) and not left_cold(at_a_wait(0.0), 0.72)
+    assert not left_cold(msgspec.structs.replace(at_a_wait(130.0), host=None), 0.72)
