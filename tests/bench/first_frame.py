@@ -2,12 +2,14 @@
 
 Each program starts in a process of its own, with everything imported anew, on a terminal of 120 × 36 cells. Told are
 the seconds until its first frame (its own name, or the head of its table) and until the first figure that was measured.
+aitop is compiled before, as what was installed or started once is.
 `--nvitop PATH` names nvitop's program where it is not on the PATH.
 """
 
 from __future__ import annotations
 
 import argparse
+import compileall
 import json
 import statistics
 import time
@@ -15,6 +17,8 @@ from pathlib import Path
 
 import peers
 from in_terminal import InTerminal
+
+import aitop
 
 ROUNDS = 5
 PATIENCE = 12.0
@@ -41,6 +45,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures here as well")
     args = parser.parse_args()
+    compileall.compile_dir(Path(aitop.__file__).parent, quiet=2)
     figures: dict[str, list[tuple[float | None, ...]]] = {}
     print(f"{'':14} first frame s: median worst   first live figure s: median worst   ({args.rounds} starts each)")
     with peers.training() as pid:
