@@ -175,5 +175,8 @@ def _with_next_limit(verdicts: list[Verdict]) -> list[Verdict]:
         return verdicts
     then = min(0.99, rest / left)
     both = without(min(0.99, (first.share or 0.0) + rest))
+    # What takes time from other parts of the step too may gain more alone than by its share.
+    if both <= (first.speedup or 0.0):
+        return verdicts
     told = f"next limit: {second.id}, {percent(then)} of the step that is left (both gone: {both:.1f}×)"
     return [msgspec.structs.replace(first, evidence=(*first.evidence, told)), *verdicts[1:]]

@@ -77,6 +77,8 @@ def test_the_next_limit_is_told():
     first, second = composed([verdict("checkpoint-stall", 0.5, 1), verdict("eval-stall", 0.25, 2)], snapshot(steps()))
     assert first.evidence[-1] == "next limit: eval-stall, 50 % of the step that is left (both gone: 4.0×)"
     assert second.evidence == ()
+    alone = msgspec.structs.replace(verdict("comm-bound", 0.3, 1), speedup=2.3)
+    assert composed([alone, verdict("eval-stall", 0.1, 2)], snapshot(steps()))[0].evidence == (), "it gains more alone"
 
 
 def test_what_slows_every_phase_alike_leaves_their_proportions():
