@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from aitop.diagnosis.evidence import UNPROVEN, loader_workers, mean_of, records
+from aitop.diagnosis.evidence import UNPROVEN, loader_workers, main_lines, mean_of, records
 from aitop.diagnosis.growth_cause import kept_graph
 from aitop.diagnosis.own_pipeline import makers
 from aitop.diagnosis.what_if import without
@@ -24,6 +24,7 @@ WAITED = 0.5
 STRETCHING = ("gil-contention", "cpu-oversubscription")
 BY_LENGTH = ("optimizer-bound", "python-overhead", "underbatched")
 LEAST_STRETCH = 0.2
+COMPUTES = frozenset({"compute", "python", "decode"})
 # What takes its part of every phase leaves the proportions of the phases as they are.
 OF_EVERY_PART = frozenset({"precision", *STRETCHING})
 # Work of every step: while the loader cannot keep up, a step without it only waits longer for its data.
@@ -43,6 +44,7 @@ TAKEN, KEPT_WAITING = 0.3, 0.2
 def composed(verdicts: Sequence[Verdict], snapshot: Snapshot) -> tuple[Verdict, ...]:
     """The verdicts, in their order, without those that others explain, each gain held against what limits next."""
     kept = _without_stretched([one for one in verdicts if not _told_better(one, verdicts)])
+    kept = _without_waits_for_lock(kept, snapshot)
     kept = _without_suspected(_without_collecting_of_compiler(kept), snapshot)
     kept = _without_operations_of_earlier_steps(kept, snapshot)
     kept = _held_up_by_loading(kept, snapshot)
@@ -95,6 +97,25 @@ def _without_stretched(verdicts: Sequence[Verdict]) -> list[Verdict]:
     if stretch < LEAST_STRETCH:
         return list(verdicts)
     return [one for one in verdicts if one.id not in BY_LENGTH or (one.share or 0.0) > stretch]
+
+
+def _without_waits_for_lock(verdicts: list[Verdict], snapshot: Snapshot) -> list[Verdict]:
+    """Lines that make a batch in the stepping thread wait for the lock as all others do: for no source of data."""
+    lock = max((one.share or 0.0 for one in verdicts if one.id == "gil-contention"), default=0.0)
+    if lock < LEAST_STRETCH:
+        return verdicts
+    own = {
+        (line.file, line.line)
+        for line in main_lines(snapshot, lambda line: line.phase == "outside" and line.activity in COMPUTES).lines
+    }
+    return [
+        one
+        for one in verdicts
+        if one.id != "input-bound"
+        or (one.share or 0.0) > lock
+        or not one.where
+        or (one.where[0].file, one.where[0].line) not in own
+    ]
 
 
 def _without_collecting_of_compiler(verdicts: list[Verdict]) -> list[Verdict]:

@@ -49,7 +49,8 @@ BATCHED_AWAY, GUESSED = 0.88, 0.7
 IN_ORDER = 0.5
 SOME = 0.05
 # Operations on large tensors run without the interpreter's lock: a thread that calls only such ones hardly holds it.
-HOLDS_LOCK = 0.1
+# Nor does one in a backward pass, whatever it goes back through: of the rest of its time it has to hold it for longer.
+HOLDS_LOCK, OF_THE_REST = 0.1, 0.2
 # More than this part of what computes between the forward and the backward pass is not taken for a loss by its place.
 MOST_OF_ALL = 0.6
 LOSS = re.compile(r"^[\w.]*loss\w*(?: [-+*/])? ?=", re.IGNORECASE)
@@ -190,8 +191,12 @@ def _tiny_by_stacks(snapshot: Snapshot, loops: bool, heads: bool) -> bool:
     threads = snapshot.stacks.threads if snapshot.stacks else ()
     held = [one.gil for one in threads if process and (one.pid, one.thread) == (process.pid, process.thread)]
     known = [gil for gil in held if gil is not None]
+    if not loops or not known:
+        return loops and heads
+    backward = (snapshot.steps.phases.backward if snapshot.steps else None) or 0.0
+    least = min(HOLDS_LOCK, OF_THE_REST * (1.0 - backward))
     # The head of a loop is quick: to be seen on it there must be many turns.
-    return loops and (min(known) >= (HOLDS_LOCK / 2 if heads else HOLDS_LOCK) if known else heads)
+    return min(known) >= (least / 2 if heads else least)
 
 
 def _backward_of(snapshot: Snapshot, lines: Lines) -> float:

@@ -54,6 +54,15 @@ def test_the_head_of_a_loop_is_evidence_where_the_lock_is_held_now_and_then():
     assert python_overhead.judge(seen_from_outside([LOOPED], gil=0.07)) is None
 
 
+def test_no_backward_pass_holds_the_lock_however_small_what_it_goes_back_through():
+    """Of what is not the backward pass a quarter holds the lock: those are small operations."""
+    body = line("integrate", 0.18, phase="forward", activity="python", number=27, text="h = a * h + b * u[:, t]")
+    body = replace(body, loop="for t in range(u.shape[1]):")
+    phases = Phases(forward=0.2, backward=0.7, optimizer=0.1)
+    assert fired(python_overhead.judge(seen_from_outside([body], phases, gil=0.08))).where[0].line == 27
+    assert python_overhead.judge(seen_from_outside([body], phases, gil=0.04)) is None
+
+
 def test_a_short_loop_beside_much_else_does_not_stand_for_all_of_it():
     """Weights are counted in a loop of their own: nothing is known of the model by that."""
     head = line("main", 0.03, activity="compute", number=33, text="for p in net.parameters():")

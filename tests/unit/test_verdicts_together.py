@@ -193,3 +193,13 @@ def test_the_lone_holder_of_the_lock_is_not_taken_for_the_main_thread():
     }
     _, (one,) = parse(msgspec.json.encode(file), frozenset({"42"}), every_thread=False)
     assert (one.name, one.main) == ("metrics", False)
+
+
+def test_lines_of_the_step_that_wait_for_the_lock_wait_for_no_data():
+    def told(*, number=10, activity="compute", share=0.12):
+        draws = line("main", 0.12, activity=activity, number=number, text="users = torch.randint(9, (64,))")
+        found = [verdict("gil-contention", 0.7, 30), verdict("input-bound", share, 10)]
+        return ids(composed(found, snapshot(steps(), lines=[draws])))
+
+    assert told() == ["gil-contention"]
+    assert told(activity="io-network") == told(number=50) == told(share=0.8) == ["gil-contention", "input-bound"]
