@@ -57,12 +57,12 @@ def cached_batches(lines, size):
 
 
 class CTR(nn.Module):
-    def __init__(self):
+    def __init__(self, width):
         super().__init__()
         self.bn = nn.BatchNorm1d(FIELDS)
-        self.l1 = nn.Linear(FIELDS, 512)
-        self.l2 = nn.Linear(512, 512)
-        self.out = nn.Linear(512, 1)
+        self.l1 = nn.Linear(FIELDS, width)
+        self.l2 = nn.Linear(width, width)
+        self.out = nn.Linear(width, 1)
 
     def forward(self, x):
         x = torch.relu(self.l1(self.bn(x)))
@@ -71,12 +71,12 @@ class CTR(nn.Module):
 
 
 if __name__ == "__main__":
-    args = arguments(__doc__, batch_size=256)
+    args = arguments(__doc__, batch_size=256, width=512)
     torch.manual_seed(args.seed)
     torch.set_num_threads(1)
     log = RunLog(args)
     lines = list(make_log(4096, args.seed))
-    net = CTR()
+    net = CTR(args.width)
     opt = torch.optim.Adam(net.parameters(), lr=1e-3)
     bce = nn.BCEWithLogitsLoss()
     batches = cached_batches(lines, args.batch_size) if args.fixed else read_batches(lines, args.batch_size)

@@ -61,11 +61,11 @@ class RemoteCrops(Dataset):
 
 
 class Head(nn.Module):
-    def __init__(self):
+    def __init__(self, width):
         super().__init__()
-        self.fc1 = nn.Linear(256, 1500)
-        self.fc2 = nn.Linear(1500, 1500)
-        self.fc3 = nn.Linear(1500, 10)
+        self.fc1 = nn.Linear(256, width)
+        self.fc2 = nn.Linear(width, width)
+        self.fc3 = nn.Linear(width, 10)
 
     def forward(self, x):
         x = F.relu(self.fc1(x))
@@ -87,7 +87,7 @@ def train(model, loader, optimizer, log):
 
 
 def main():
-    args = arguments(__doc__, workers=2, batch_size=16)
+    args = arguments(__doc__, workers=2, batch_size=16, width=1500)
     torch.manual_seed(args.seed)
     torch.set_num_threads(1)
     context = torch.multiprocessing.get_context("spawn")
@@ -102,7 +102,7 @@ def main():
         num_workers=8 if args.fixed else args.workers,
         persistent_workers=True,
     )
-    model = Head()
+    model = Head(args.width)
     optimizer = optim.SGD(model.parameters(), lr=0.01)
     while not train(model, loader, optimizer, log):
         pass

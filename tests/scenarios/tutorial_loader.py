@@ -53,15 +53,15 @@ class FashionLikeDataset(Dataset):
 
 
 class NeuralNetwork(nn.Module):
-    def __init__(self):
+    def __init__(self, width):
         super().__init__()
         self.flatten = nn.Flatten()
         self.linear_relu_stack = nn.Sequential(
-            nn.Linear(28 * 28, 1024),
+            nn.Linear(28 * 28, width),
             nn.ReLU(),
-            nn.Linear(1024, 1024),
+            nn.Linear(width, width),
             nn.ReLU(),
-            nn.Linear(1024, 10),
+            nn.Linear(width, 10),
         )
 
     def forward(self, x):
@@ -75,7 +75,7 @@ def normalize(image):
 
 
 def main():
-    args = arguments(__doc__, workers=2, batch_size=32)
+    args = arguments(__doc__, workers=2, batch_size=32, width=1024)
     torch.manual_seed(args.seed)
     torch.set_num_threads(1)
     log = RunLog(args)
@@ -83,7 +83,7 @@ def main():
     train_dataloader = DataLoader(
         training_data, batch_size=args.batch_size, shuffle=True, num_workers=args.workers, persistent_workers=True
     )
-    model = NeuralNetwork()
+    model = NeuralNetwork(args.width)
     loss_fn = nn.CrossEntropyLoss()
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
 
