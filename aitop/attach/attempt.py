@@ -18,6 +18,7 @@ from aitop.attach.refusal import AttachRefused, NotNow
 from aitop.attach.request import Request
 from aitop.attach.target import Target
 from aitop.attach.turn import Turn
+from aitop.attach.watchdog import WATCHDOG
 from aitop.attach.ways import WayIn
 
 # Once an answer is late it is looked for less often, down to ANSWER_POLLS_S[1] from one to the next.
@@ -125,6 +126,8 @@ class Attempt:
             self._open_ways = _open_ways(self._target, self._ways)
             self._prepare(whole=self._open_ways[0].costly)
             self._held.enter_context(Turn(self._pid, deadline))
+            if len(self._parcels) > 1:
+                self._held.enter_context(WATCHDOG.over(status))
         except OSError as error:
             self._held.close()
             raise unreachable(status, error) from error
@@ -177,9 +180,9 @@ class Attempt:
             return done
 
     def _drop_parts(self) -> None:
-        """Has the target forget the parts that wait in it for the rest. It does so by itself later, at a collection."""
+        """Has the target forget the parts that wait in it for the rest."""
         self._parts_wait = False
-        self._action, self._sources = "remove", ()
+        self._action, self._sources = "drop", ()
         self._prepare(whole=True)
         self._again_at = 0.0
         limit = Limit(time.monotonic() + DROP_PATIENCE_S)

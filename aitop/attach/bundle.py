@@ -15,7 +15,7 @@ from aitop.attach.in_target import PACKAGE
 from aitop.attach.other_python import bytecode_by
 from aitop.attach.refusal import AttachRefused
 
-Action = Literal["install", "remove"]
+Action = Literal["install", "remove", "drop"]
 Sources = Sequence[tuple[str, str]]
 # The number that an interpreter's bytecode goes by, and the code of each file.
 Bytecode = tuple[bytes, tuple[bytes, ...]]

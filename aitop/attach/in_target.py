@@ -164,9 +164,15 @@ def bring(start: "dict[str, Any]", modules: "list[tuple[str, bytes, bytes | None
     return answer
 
 
+def drop() -> str:
+    """Forgets the parts that wait for more; a hook that is in stays."""
+    so_far("", 0)
+    return "dropped"
+
+
 def remove() -> str:
     """Asks the hook to leave, and drops its package once it has; and parts that wait for more."""
-    so_far("", 0)
+    drop()
     hook: Any = sys.modules.get(PACKAGE)
     if hook is None:
         return "absent"
@@ -190,7 +196,9 @@ def run(start: "dict[str, Any]", loads: "Any") -> str:
             modules = [(name, source, None) for name, source, _ in modules]
             if start["more"] or start["part"]:
                 return "lost"
-        return bring(start, modules, loads) if start["action"] == "install" else remove()
+        if start["action"] == "install":
+            return bring(start, modules, loads)
+        return remove() if start["action"] == "remove" else drop()
     except KeyboardInterrupt:
         raise
     except BaseException as error:

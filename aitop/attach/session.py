@@ -9,6 +9,7 @@ from aitop.attach.already import hook_is_there
 from aitop.attach.attempt import Attachment, Attempt, Limit
 from aitop.attach.bundle import Action, Sources, hook_sources
 from aitop.attach.preflight import without_torch
+from aitop.attach.proc_status import read_status
 from aitop.attach.refusal import AttachRefused
 from aitop.attach.ways import WAYS, WayIn
 
@@ -63,6 +64,16 @@ def remove(pid: int, *, timeout: float = 3.0) -> str:
     if done.answer in ("removed", "absent"):
         return done.answer
     raise AttachRefused("failed", f"the hook did not leave process {pid}: {done.answer}")
+
+
+def drop_parts(pid: int, started: int, *, timeout: float) -> None:
+    """Has process `pid` forget the parts of an attach that was never ended, if it is the one that began at `started`
+    (clock ticks after boot). Raises AttachRefused where it cannot be reached.
+    """
+    status = read_status(pid)
+    if status is not None and status.started == started:
+        # What is left is not worth a stop of the whole program.
+        deliver(pid, "drop", (), timeout=timeout, ways=[way for way in WAYS if not way.costly])
 
 
 def deliver(
