@@ -21,7 +21,7 @@ from pathlib import Path
 from aitop.attach import debugger_guard
 from aitop.attach.from_outside import cannot_be_woken, on_x86_64
 from aitop.attach.proc_status import same_process
-from aitop.attach.python_image import NEEDED
+from aitop.attach.python_image import NEEDED, PythonImage
 from aitop.attach.refusal import AttachRefused, NotNow
 from aitop.attach.request import Request
 from aitop.attach.target import Target, put_line, wipe
@@ -31,7 +31,7 @@ GDB_SECONDS = 10.0
 GUARD_SECONDS = 6.0
 NOWHERE = "/nonexistent"
 MISSING = "gdb is not installed"
-QUEUED = re.compile(r"^\$\d+ = 0$", re.M)
+QUEUED, ENDING = re.compile(r"^\$\d+ = 0$", re.M), re.compile(r"^\$\d+ = 7$", re.M)
 
 
 def gdb_command(program: str, pid: int, call: str) -> list[str]:
@@ -42,6 +42,14 @@ def gdb_command(program: str, pid: int, call: str) -> list[str]:
     )
     before = [word for setting in settings for word in ("-iex", f"set {setting}")]
     return [program, "-batch", "-nx", "-nh", "-q", *before, "-p", str(pid), "-ex", f"print {call}", "-ex", "detach"]
+
+
+def queue_if_initialized(python: PythonImage, line: int) -> str:
+    """What gdb is to evaluate, 0 where the text at `line` was queued, 7 where the interpreter would not take it."""
+    queue, run = python.address("Py_AddPendingCall"), python.address("PyRun_SimpleString")
+    initialized = python.address("Py_IsInitialized")
+    queued = f"((int (*)(unsigned long, unsigned long)) {queue:#x})({run:#x}, {line:#x})"
+    return f"((int (*)(void)) {initialized:#x})() ? {queued} : 7"
 
 
 class Gdb:
@@ -70,13 +78,14 @@ class Gdb:
             raise NotNow(MISSING)
         if cannot_be_woken(target.pid):
             raise NotNow("the main thread is in an uninterruptible system call")
-        queue, run = (target.python.address(name) for name in ("Py_AddPendingCall", "PyRun_SimpleString"))
-        call = f"((int (*)(unsigned long, unsigned long)) {queue:#x})({run:#x}, {target.scratch.address:#x})"
+        call = queue_if_initialized(target.python, target.scratch.address)
         put_line(target, request.line)
         target.memory.write(target.scratch.address, request.line[:1])
         if not same_process(target.status):
             raise AttachRefused("absent", f"process {target.pid} ended")
         traced_us, said = guarded(target.pid, GDB_SECONDS, gdb_command(program, target.pid, call))
+        if ENDING.search(said):
+            raise NotNow("its Python has not begun, or is ending")
         if not QUEUED.search(said):
             words = " ".join(said.split())[-200:]
             raise AttachRefused("failed", f"gdb did not get into process {target.pid}: {words}")

@@ -11,28 +11,27 @@ import struct
 
 from aitop.attach.memory import Memory
 from aitop.attach.python_image import PythonImage
+from aitop.attach.x86_code import LONGEST_FUNCTION, PROLOGUE, relative, signed
 
-LONGEST_FUNCTION = 40
 # Up to 3.11 the pointer is that of whichever thread holds the GIL; its structure holds that thread's
 # pthread_self(), which is the base of its fs segment, within this many bytes.
 THREAD_STATE_SIZE = 512
 FIRST_PER_THREAD = (3, 12)
 
-_PROLOGUE = rb"(?:\xf3\x0f\x1e\xfa)?(?:\x55\x48\x89\xe5)?(?:\x48\x83\xec\x08)?"
 # mov d(%rip),%rax; mov d(%rax),%rax
 _THROUGH_TABLE = re.compile(
-    _PROLOGUE + rb"\x48\x8b\x05(?P<a>.{4})(?:\x48\x8b\x80(?P<b>.{4})|\x48\x8b\x40(?P<c>.))[\xc3\x5d]", re.S
+    PROLOGUE + rb"\x48\x8b\x05(?P<a>.{4})(?:\x48\x8b\x80(?P<b>.{4})|\x48\x8b\x40(?P<c>.))[\xc3\x5d]", re.S
 )
 # mov d(%rip),%rax
-_DIRECT = re.compile(_PROLOGUE + rb"\x48\x8b\x05(?P<a>.{4})[\xc3\x5d]", re.S)
+_DIRECT = re.compile(PROLOGUE + rb"\x48\x8b\x05(?P<a>.{4})[\xc3\x5d]", re.S)
 # lea d(%rip),%rdi; call __tls_get_addr; mov (%rax),%rax
 _TLS_GENERAL = re.compile(
-    _PROLOGUE + rb"\x66\x48\x8d\x3d(?P<a>.{4})\x66(?:\x66\x48\xe8|\x48\xff\x15).{4}\x48\x8b\x00", re.S
+    PROLOGUE + rb"\x66\x48\x8d\x3d(?P<a>.{4})\x66(?:\x66\x48\xe8|\x48\xff\x15).{4}\x48\x8b\x00", re.S
 )
 # mov d(%rip),%rax; mov %fs:(%rax),%rax
-_TLS_INITIAL = re.compile(_PROLOGUE + rb"\x48\x8b\x05(?P<a>.{4})\x64\x48\x8b\x00[\xc3\x5d]", re.S)
+_TLS_INITIAL = re.compile(PROLOGUE + rb"\x48\x8b\x05(?P<a>.{4})\x64\x48\x8b\x00[\xc3\x5d]", re.S)
 # mov %fs:d,%rax
-_TLS_LOCAL = re.compile(_PROLOGUE + rb"\x64\x48\x8b\x04\x25(?P<a>.{4})[\xc3\x5d]", re.S)
+_TLS_LOCAL = re.compile(PROLOGUE + rb"\x64\x48\x8b\x04\x25(?P<a>.{4})[\xc3\x5d]", re.S)
 
 
 def holds_gil(memory: Memory, python: PythonImage, fs_base: int) -> bool | None:
@@ -52,28 +51,19 @@ def current_thread_state(memory: Memory, python: PythonImage, fs_base: int) -> i
         return None
     start, code = symbol.address, memory.read(symbol.address, LONGEST_FUNCTION)
     if match := _THROUGH_TABLE.match(code):
-        offset = _signed(match["b"] or match["c"])
-        return memory.read_word(memory.read_word(_relative(start, match)) + offset)
+        offset = signed(match["b"] or match["c"])
+        return memory.read_word(memory.read_word(relative(start, match)) + offset)
     if match := _DIRECT.match(code):
-        return memory.read_word(_relative(start, match))
+        return memory.read_word(relative(start, match))
     if match := _TLS_GENERAL.match(code):
-        module, offset = struct.unpack("<QQ", memory.read(_relative(start, match), 16))
+        module, offset = struct.unpack("<QQ", memory.read(relative(start, match), 16))
         # The thread's vector of TLS blocks: two words for each module in glibc, one in musl.
         entry = 8 if python.libc.is_musl else 16
         block = memory.read_word(memory.read_word(fs_base + 8) + entry * module)
         return memory.read_word(block + offset) if block and block + 1 < 1 << 64 else 0
     if match := _TLS_INITIAL.match(code):
-        offset = _signed(memory.read(_relative(start, match), 8))
+        offset = signed(memory.read(relative(start, match), 8))
         return memory.read_word(fs_base + offset)
     if match := _TLS_LOCAL.match(code):
-        return memory.read_word(fs_base + _signed(match["a"]))
+        return memory.read_word(fs_base + signed(match["a"]))
     return None
-
-
-def _relative(start: int, match: re.Match[bytes]) -> int:
-    """The address that a displacement from the next instruction means."""
-    return start + match.end("a") + _signed(match["a"])
-
-
-def _signed(raw: bytes) -> int:
-    return int.from_bytes(raw, "little", signed=True)

@@ -7,11 +7,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from aitop.attach.elf import PAGE, ElfImage, NotElfError, Symbol
+from aitop.attach.initialized import initialized_at
 from aitop.attach.libc_image import LibcImage, locate_libc
 from aitop.attach.memory import Mapping, Memory, mappings
 from aitop.attach.refusal import AttachRefused
 
-NEEDED = ("Py_AddPendingCall", "Py_MakePendingCalls", "PyRun_SimpleString", "PyGILState_Ensure", "PyGILState_Release")
+NEEDED = (
+    *("Py_AddPendingCall", "Py_MakePendingCalls", "PyRun_SimpleString", "PyGILState_Ensure", "PyGILState_Release"),
+    "Py_IsInitialized",
+)
 # The last two name one function before and after 3.13.
 WANTED = (*NEEDED, "_PyRuntime", "Py_Version", "Py_NewRef", "_PyThreadState_UncheckedGet", "PyThreadState_GetUnchecked")
 OLDEST, NEWEST = (3, 10), (3, 14)
@@ -31,12 +35,17 @@ class Scratch:
 
 @dataclass(frozen=True)
 class PythonImage:
-    """CPython as it is loaded in one process. `version` is (major, minor); `scratch` is None where there is no room."""
+    """CPython as it is loaded in one process.
+
+    `version` is (major, minor); `scratch` is None where there is no room. `initialized` is where the number lies that
+    is 0 before the interpreter has begun and from its end on, None where that is not known.
+    """
 
     version: tuple[int, int]
     symbols: dict[str, Symbol]
     libc: LibcImage
     scratch: Scratch | None
+    initialized: int | None
 
     def address(self, name: str) -> int:
         return self.symbols[name].address
@@ -59,7 +68,7 @@ def locate_python(pid: int, memory: Memory) -> PythonImage:
     # musl gives the padding behind each library's data to malloc.
     scratch = None if libc.is_musl else _find_scratch(memory, maps, files, path, "rw")
     scratch = scratch or _find_stack_padding(pid, memory, maps) or _find_scratch(memory, maps, files, path, "r--p")
-    return PythonImage(version, symbols, libc, scratch)
+    return PythonImage(version, symbols, libc, scratch, initialized_at(memory, symbols["Py_IsInitialized"]))
 
 
 def _loaded_files(maps: Sequence[Mapping]) -> dict[str, int]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from aitop.attach.refusal import AttachRefused, NotNow
 from aitop.attach.request import Request
-from aitop.attach.target import Target, wait_for_reader
+from aitop.attach.target import Target, check_running, wait_for_reader
 
 COOKIE = b"xdebugpy"
 FIRST = (3, 14)
@@ -60,6 +60,7 @@ class RemoteDebug:
             raise NotNow(str(error)) from error
         if mailbox is None:
             raise NotNow("the main thread has not begun")
+        check_running(target)
         path = request.path.encode("utf-8", "surrogateescape") + b"\0"
         if len(path) > mailbox.room:
             raise NotNow("the path of the hook's file is too long")

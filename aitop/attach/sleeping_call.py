@@ -10,7 +10,7 @@ from aitop.attach.ptrace import StoppedThread, ThreadState
 from aitop.attach.refusal import NotNow
 from aitop.attach.request import Request
 from aitop.attach.signal_frame import EINTR, RESTART_BLOCK, RESTART_NO_HAND, RESTART_SYS, Call
-from aitop.attach.target import Target, call_in_main_thread, frame_obstacle, look_in, wipe
+from aitop.attach.target import Target, call_in_main_thread, check_running, frame_obstacle, look_in, wipe
 from aitop.attach.undisturbed import in_own_thread
 
 INTERRUPTED = {-EINTR, -RESTART_SYS, -RESTART_NO_HAND, -RESTART_BLOCK}
@@ -35,6 +35,7 @@ class SleepingCall:
         return frame_obstacle(target)
 
     def enter(self, target: Target, request: Request) -> float:
+        check_running(target)
         # A thread that is plainly not asleep is not stopped for a look.
         for pause in (BETWEEN_LOOKS_S, 0):
             if not may_be_asleep(target.pid):

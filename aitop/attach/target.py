@@ -67,6 +67,7 @@ def call_in_main_thread(target: Target, calls: Sequence[Call], look: Look, line:
     with _stopped(target) as thread:
         state = look(thread, target)
         check_interruptible(thread, target, state)
+        check_running(target)
         kept = _errno_of(target, state)
         frame = build(state, calls, libc.restorer, layout, kept)
         try:
@@ -78,6 +79,13 @@ def call_in_main_thread(target: Target, calls: Sequence[Call], look: Look, line:
             raise
         thread.set_registers(frame.registers)
     return thread.pause_us
+
+
+def check_running(target: Target) -> None:
+    """Raises NotNow where the interpreter has not begun or is ending, as far as that is known."""
+    place = target.python.initialized
+    if place is not None and target.memory.read(place, 4) == bytes(4):
+        raise NotNow("its Python has not begun, or is ending")
 
 
 def put_line(target: Target, line: bytes) -> None:
@@ -111,6 +119,8 @@ def frame_obstacle(target: Target) -> str | None:
         return "its Python does not export its functions"
     if python.libc.restorer is None:
         return "it has no return path for signals"
+    if python.initialized is None:
+        return "its Python does not tell whether it is ending"
     return None if python.scratch else "it has no room for the hook's first line"
 
 

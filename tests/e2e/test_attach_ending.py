@@ -1,0 +1,57 @@
+"""A process whose interpreter has ended, or has not begun, but which is there: nothing of ours is called in it."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from attach_targets import STAND_IN
+from interpreters import VERSIONS, interpreters
+
+from aitop.attach import AttachRefused
+from aitop.attach.debugger import Gdb
+from aitop.attach.session import deliver
+from aitop.attach.ways import WAYS, WayIn
+
+pytestmark = pytest.mark.e2e
+
+# What C libraries do at their end: called last to first, with the exit status (1 is also the output) and a pointer.
+ENDS = """
+import ctypes, sys
+libc = ctypes.CDLL(None)
+libc.strdup.restype = ctypes.c_void_p
+libc.on_exit(libc.getchar, None)
+libc.on_exit(libc.dprintf, ctypes.c_void_p(libc.strdup(b"ending\\n")))
+sys.exit(1)
+"""
+
+
+@pytest.mark.parametrize("version", [version for version in VERSIONS if version in interpreters()])
+def test_a_process_that_is_ending_ends_as_it_would_have(version: str) -> None:
+    ends_as_it_would_have(interpreters()[version], WAYS)
+
+
+@pytest.mark.skipif(shutil.which("gdb") is None, reason="no gdb at hand")
+def test_gdb_leaves_a_process_alone_that_is_ending() -> None:
+    ends_as_it_would_have(sys.executable, (Gdb(always=True),))
+
+
+def ends_as_it_would_have(python: str, ways: Sequence[WayIn]) -> None:
+    pipe = subprocess.PIPE
+    with subprocess.Popen([python, "-c", ENDS], stdin=pipe, stdout=pipe, stderr=pipe) as process:
+        assert process.stdout is not None and process.stdout.readline() == b"ending\n"
+        time.sleep(0.05)  # from its word to the wait there are some microseconds to go
+        for action in ("install", "remove"):
+            with pytest.raises(AttachRefused, match="its Python has not begun, or is ending") as refusal:
+                deliver(process.pid, action, STAND_IN, timeout=0.2, torch=False, ways=ways)
+            assert refusal.value.passing
+        out, err = process.communicate(b"\n", timeout=20)
+    assert (process.returncode, out, err) == (1, b"", b"")
