@@ -15,6 +15,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "scenarios"))
 
+from expected import WORKLOAD_DIR
 from launch import Training
 
 AITOP = [sys.executable, "-m", "aitop"]
@@ -36,6 +37,18 @@ def training(tmp_path: Path) -> Iterator[Callable[..., Training]]:
     yield start
     for process in started:
         process.stop()
+
+
+@pytest.fixture(scope="session")
+def slow_loader_script(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The bundled run with a store so slow that its computing stays small beside the wait on the fullest machine."""
+    text = (WORKLOAD_DIR / "slow_loader.py").read_text()
+    for old, new in (("ROUND_TRIP = 0.004", "ROUND_TRIP = 0.04"), ("default=16", "default=4")):
+        assert text.count(old) == 1
+        text = text.replace(old, new)
+    script = tmp_path_factory.mktemp("workloads") / "slow_loader.py"
+    script.write_text(text)
+    return script
 
 
 @pytest.fixture

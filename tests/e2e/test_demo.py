@@ -12,10 +12,22 @@ from expected import BY_NAME
 pytestmark = pytest.mark.e2e
 
 
-def test_the_demo_reports_its_planted_fault_and_leaves_nothing_behind(aitop, tmp_path):
+# The command with its workloads elsewhere.
+DEMO = """
+import sys
+from pathlib import Path
+from aitop.cli import run
+from aitop.commands import demo
+demo.FOLDER = Path(sys.argv[1])
+sys.exit(run(["demo", *sys.argv[2:]]))
+"""
+
+
+def test_the_demo_reports_its_planted_fault_and_leaves_nothing_behind(slow_loader_script, tmp_path):
     recording = tmp_path / "demo.jsonl"
 
-    done = aitop("demo", "--record", recording)
+    command = [sys.executable, "-c", DEMO, str(slow_loader_script.parent), "--record", str(recording)]
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=120)
 
     assert done.returncode == 0, done.stderr
     assert "INPUT-BOUND" in done.stdout

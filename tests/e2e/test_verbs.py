@@ -9,29 +9,26 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 
-import aitop
 from aitop.sources.replay import read_recording
 
 pytestmark = pytest.mark.e2e
 
 AITOP = [sys.executable, "-m", "aitop"]
-SLOW_LOADER = Path(aitop.__file__).parent / "workloads" / "slow_loader.py"
 
 
-def run(*arguments, timeout=90, **more):
+def run(*arguments, timeout=120, **more):
     command = [*AITOP, *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False, **more)
 
 
 @pytest.fixture(scope="module")
-def recorded(tmp_path_factory):
+def recorded(slow_loader_script, tmp_path_factory):
     """A run under `aitop run --headless`, recorded: what it printed, and the recording."""
     recording = tmp_path_factory.mktemp("recorded") / "run.jsonl.gz"
-    command = [sys.executable, str(SLOW_LOADER), "--steps", "100"]
+    command = [sys.executable, str(slow_loader_script), "--steps", "60"]
     return run("run", "--headless", "--record", recording, "--", *command), recording
 
 
@@ -39,7 +36,7 @@ def test_run_headless_passes_the_commands_output_on_and_reports_at_the_end(recor
     done, _ = recorded
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("step 1: loss")
-    assert "step 100:" in done.stdout
+    assert "step 60:" in done.stdout
     assert "INPUT-BOUND" in done.stderr
     assert "slow_loader.py" in done.stderr
 
@@ -52,12 +49,12 @@ def test_run_puts_the_hook_in_from_the_first_step(recorded):
     assert min(steps) <= 1
 
 
-def test_a_recording_replays_to_the_report_of_the_live_run(recorded):
+def test_a_recording_replays_to_the_report_of_the_live_run(recorded, slow_loader_script):
     done = run("replay", recorded[1], "--format", "json")
     assert done.returncode == 0, done.stderr
     said = json.loads(done.stdout)
     assert said["verdicts"][0]["id"] == "input-bound"
-    assert said["verdicts"][0]["where"][0]["file"] == str(SLOW_LOADER)
+    assert said["verdicts"][0]["where"][0]["file"] == str(slow_loader_script)
     assert said["step"]["basis"] == "hook"
     assert run("replay", recorded[1], "--format", "text").stdout in recorded[0].stderr
 
@@ -77,10 +74,10 @@ def test_replay_says_how_many_lines_it_left_out(recorded, tmp_path):
     assert done.stderr == f"aitop: 1 lines of {noisy} could not be read and were left out\n"
 
 
-def test_replay_of_what_is_no_recording_is_6():
-    done = run("replay", SLOW_LOADER)
+def test_replay_of_what_is_no_recording_is_6(slow_loader_script):
+    done = run("replay", slow_loader_script)
     assert (done.returncode, done.stdout) == (6, "")
-    assert done.stderr == f"aitop: {SLOW_LOADER} is not an aitop recording\n"
+    assert done.stderr == f"aitop: {slow_loader_script} is not an aitop recording\n"
 
 
 def test_record_until_ctrl_c(tmp_path):
@@ -93,13 +90,13 @@ def test_record_until_ctrl_c(tmp_path):
         text=True,
     )
     try:
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 60
         while not recording.exists() or recording.read_text().count('"type":"tick"') < 3:
             assert time.monotonic() < deadline
             assert watching.poll() is None, watching.stderr.read()
             time.sleep(0.05)
         watching.send_signal(signal.SIGINT)
-        out, err = watching.communicate(timeout=20)
+        out, err = watching.communicate(timeout=60)
         assert (watching.returncode, out) == (0, "")
         assert f"aitop replay {recording}" in err
         assert target.poll() is None
