@@ -66,14 +66,17 @@ def remove(pid: int, *, timeout: float = 3.0) -> str:
     raise AttachRefused("failed", f"the hook did not leave process {pid}: {done.answer}")
 
 
-def drop_parts(pid: int, started: int, *, timeout: float) -> None:
-    """Has process `pid` forget the parts of an attach that was never ended, if it is the one that began at `started`
-    (clock ticks after boot). Raises AttachRefused where it cannot be reached.
+def begin_dropping(pid: int, started: int) -> Attempt:
+    """Sets out to have process `pid`, begun at `started` (clock ticks after boot), forget the parts of an attach that
+    was never ended. To be waited for and closed like that of `begin`. Raises AttachRefused.
     """
     status = read_status(pid)
-    if status is not None and status.started == started:
-        # What is left is not worth a stop of the whole program.
-        deliver(pid, "drop", (), timeout=timeout, ways=[way for way in WAYS if not way.costly])
+    if status is None or status.started != started:
+        raise AttachRefused("absent", f"process {pid} ended")
+    # What is left is not worth a stop of the whole program.
+    attempt = Attempt(pid, "drop", (), [way for way in WAYS if not way.costly])
+    attempt.open(time.monotonic() + TURN_S)
+    return attempt
 
 
 def deliver(

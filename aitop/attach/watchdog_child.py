@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import sys
 import time
+from contextlib import ExitStack
 
-# For how long a process is asked, and for how long all of them, one after the other, again and again.
-TURN_S, PATIENCE_S = 1.0, 60.0
-PAUSE_S = 0.05
+# For how long all of them are waited for, and how long one at a time.
+PATIENCE_S, TURN_S = 60.0, 0.05
 
 
 def left_over() -> list[tuple[int, int]]:
@@ -29,19 +29,28 @@ def left_over() -> list[tuple[int, int]]:
 def clear_up(left: list[tuple[int, int]]) -> None:
     """Asks each until it has taken the request, is gone, or cannot be reached."""
     # Nobody needs the rest of the package as long as all goes well.
+    from aitop.attach.attempt import Attempt, Limit  # noqa: PLC0415
     from aitop.attach.refusal import AttachRefused  # noqa: PLC0415
-    from aitop.attach.session import drop_parts  # noqa: PLC0415
+    from aitop.attach.session import begin_dropping  # noqa: PLC0415
 
     until = time.monotonic() + PATIENCE_S
-    while left and time.monotonic() < until:
-        for pid, started in list(left):
-            try:
-                drop_parts(pid, started, timeout=TURN_S)
-                left.remove((pid, started))
-            except AttachRefused as refused:
-                if not refused.passing:
-                    left.remove((pid, started))
-        time.sleep(PAUSE_S)
+    with ExitStack() as under_way:
+        asked: dict[tuple[int, int], Attempt] = {}
+        while left and time.monotonic() < until:
+            for one in list(left):
+                try:
+                    if one not in asked:
+                        asked[one] = begin_dropping(*one)
+                        under_way.callback(asked[one].close)
+                    if asked[one].wait(Limit(time.monotonic() + TURN_S)) is None:
+                        continue
+                    left.remove(one)
+                except AttachRefused as refused:
+                    if not refused.passing:
+                        left.remove(one)
+                if one in asked:
+                    asked.pop(one).close()
+            time.sleep(TURN_S)
 
 
 if __name__ == "__main__":
