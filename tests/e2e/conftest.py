@@ -84,7 +84,9 @@ def diagnose(aitop: Callable[..., subprocess.CompletedProcess[str]]) -> Callable
     """
 
     def run(pid: int, seconds: float = 10.0, *flags: str, allowed: tuple[int, ...] = (0,)) -> dict[str, Any]:
-        done = aitop("diagnose", "--pid", pid, "--for", f"{seconds}s", "--format", "json", *flags, timeout=seconds + 60)
+        done = aitop(
+            "diagnose", "--pid", pid, "--for", f"{seconds}s", "--format", "json", *flags, timeout=seconds + 120
+        )
         assert done.returncode in allowed, f"exit code {done.returncode}\n{done.stdout}\n{done.stderr}"
         report: dict[str, Any] = json.loads(done.stdout)
         return report

@@ -42,12 +42,12 @@ def test_faults_of_the_monitor_do_not_reach_the_run(scene, tmp_path):
     target = scene.target.ready()
     recording = tmp_path / "recording.jsonl"
     monitor = scene.watch("--record", str(recording), "--interval", "0.2")
-    assert monitor.until(UP, 40.0), monitor.screen.text()
+    assert monitor.until(UP, 90.0), monitor.screen.text()
 
     soft, hard = resource.prlimit(monitor.pid, resource.RLIMIT_NOFILE)
     # No number that is free is below: nothing more can be opened.
     resource.prlimit(monitor.pid, resource.RLIMIT_NOFILE, (3, hard))
-    assert monitor.until("host✗", 20.0), monitor.screen.text()
+    assert monitor.until("host✗", 60.0), monitor.screen.text()
     assert "target ended" not in monitor.screen.text()
     assert re.search("as many files|cannot be read just n", monitor.screen.text()), monitor.screen.text()
     resource.prlimit(monitor.pid, resource.RLIMIT_NOFILE, (soft, hard))

@@ -51,7 +51,7 @@ def output_of(environment: dict[str, str], script: str, *arguments: str) -> list
         env=environment,
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=120,
         check=False,
     )
     assert done.returncode == 0, done.stderr

@@ -126,7 +126,7 @@ class Script:
                 self.process.wait(3)
             except (ProcessLookupError, subprocess.TimeoutExpired):
                 continue
-        self.process.wait(3)
+        self.process.wait(60)
 
 
 def check_losses(seen: Seen) -> None:

@@ -135,7 +135,7 @@ def test_validation_with_its_own_loader_is_evaluation(watched):
     assert len(long) == 3
     for record in long:
         assert record.evaluation >= 5 * PAUSE
-        assert record.data_wait < PAUSE
+        assert record.data_wait < record.evaluation
         assert record.forwards == 1
     shares_add_up(records)
 
@@ -322,8 +322,8 @@ def test_queue_depth_and_loader_facts(watched):
     # Else it times itself only once the run has gone on for some time.
     watched.session._cost._due = 0
     optimizer = torch.optim.AdamW(model.parameters(), foreach=True)
-    for rows, labels in loader(count=48, num_workers=2, prefetch_factor=3):
-        time.sleep(0.01)
+    for number, (rows, labels) in enumerate(loader(count=48, num_workers=2, prefetch_factor=3)):
+        time.sleep(0.01 if number else 0.2)  # by then the workers are at work
         train(model, [(rows, labels)], optimizer)
     records = watched.records()
     depths = [record.queue_ready for record in records]

@@ -54,30 +54,36 @@ def test_a_run_that_has_just_begun_is_timed(watched):
 
 def test_a_stall_outside_of_every_phase(fast):
     fast.until_it_rests()
+    began = time.monotonic()
     time.sleep(0.2)
     fast.steps(1)
+    took = time.monotonic() - began
     stalled = max(fast.after(), key=lambda record: record.seconds)
-    assert stalled.seconds == pytest.approx(0.2, abs=0.05) and stalled.index == fast.made - 6
-    assert stalled.prepare > 0.19 and stalled.data_wait + stalled.forward + stalled.backward < 0.1
+    assert stalled.seconds == pytest.approx(took, abs=0.05) and stalled.index == fast.made - 6
+    assert stalled.prepare > 0.19 and stalled.data_wait + stalled.forward + stalled.backward < stalled.prepare
 
 
 def test_a_slow_batch(fast):
     fast.until_it_rests()
     fast.rows.stall = 0.2
+    began = time.monotonic()
     fast.steps(1)
+    took = time.monotonic() - began
     slow = max(fast.after(), key=lambda record: record.seconds)
-    assert slow.data_wait == pytest.approx(0.2, abs=0.05) and not slow.estimated
-    assert slow.seconds - slow.data_wait < 0.1 and slow.index == fast.made - 6
+    assert slow.seconds == pytest.approx(took, abs=0.05) and slow.data_wait > 0.19 and not slow.estimated
+    assert slow.seconds - slow.data_wait < slow.data_wait and slow.index == fast.made - 6
 
 
 def test_a_stall_in_the_model(fast):
     fast.until_it_rests()
     fast.net.pause = 0.2
+    began = time.monotonic()
     fast.steps(1)
+    took = time.monotonic() - began
     fast.net.pause = 0.0
     slow = max(fast.after(), key=lambda record: record.seconds)
-    assert slow.seconds == pytest.approx(0.2, abs=0.05) and slow.estimated
-    assert slow.data_wait + slow.prepare < 0.05 and slow.forward and slow.backward and slow.optimizer
+    assert slow.seconds == pytest.approx(took, abs=0.05) and slow.estimated
+    assert slow.data_wait + slow.prepare < slow.seconds / 4 and slow.forward and slow.backward and slow.optimizer
 
 
 def test_a_save(fast, tmp_path):
@@ -169,7 +175,7 @@ def test_leaving_during_a_rest_takes_everything_back_and_tells_the_count(fast):
 def test_a_hook_that_nobody_wants_leaves_although_it_rests(fast):
     fast.until_it_rests()
     fast.watched.session._ring._words[aitop.hook.layout.W_CONTROL] = aitop.hook.layout.CONTROL_LEAVE
-    until = time.monotonic() + 5
+    until = time.monotonic() + 60
     while not fast.watched.session.gone and time.monotonic() < until:
         fast.steps(1)
     assert fast.watched.session.gone and hook_runs.patched_attributes()["net"] is None
@@ -178,7 +184,7 @@ def test_a_hook_that_nobody_wants_leaves_although_it_rests(fast):
 def test_a_burst_is_taken_from_a_run_that_rests(fast):
     fast.until_it_rests()
     fast.watched.ring.ask_for_burst(7, 3)
-    until = time.monotonic() + 10
+    until = time.monotonic() + 60
     while not (fast.watched.session._burst._fd >= 0 and not fast.watched.session._burst.active):
         fast.steps(1)
         assert time.monotonic() < until
@@ -288,7 +294,7 @@ def test_another_thread_trains_on_where_the_first_one_was_lost_in_a_rest(fast, m
 
     def on():
         optimizer = torch.optim.SGD(net.parameters(), 1e-3)
-        until = time.monotonic() + 5
+        until = time.monotonic() + 60
         while fast.journal.steps < made + 20 and time.monotonic() < until:
             net(torch.ones(4, 8)).sum().backward()
             optimizer.step()

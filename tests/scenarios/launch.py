@@ -39,12 +39,12 @@ class Training:
         told = STEP.findall(self.output())
         return int(told[-1]) if told else 0
 
-    def wait_steps(self, count=1, timeout=60.0):
+    def wait_steps(self, count=1, timeout=120.0):
         """Wait until the script has told of `count` steps."""
         self._wait_until(lambda: self.steps() >= count, f"{count} steps", timeout)
         return self
 
-    def wait_losses(self, file, count, timeout=60.0):
+    def wait_losses(self, file, count, timeout=120.0):
         """Wait until the script has written `count` losses to the file that it was told to."""
         self._wait_until(lambda: Path(file).read_text().count("\n") >= count, f"{count} losses", timeout)
 
@@ -74,7 +74,7 @@ class Training:
             deadline = time.monotonic() + STOP_SECONDS
             while group_alive(self.pid, self.process) and time.monotonic() < deadline:
                 time.sleep(0.02)
-        self.process.wait(STOP_SECONDS)
+        self.process.wait(60.0)
 
 
 def group_alive(group, leader):

@@ -63,21 +63,21 @@ class Terminal:
             self.output += os.read(self.master, 65536)
 
     def wait_for(self, text):
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 60
         while text not in self.output:
             assert time.monotonic() < deadline, self.output[-2000:]
             self.read()
 
     def wait_for_state(self, letter):
         """Wait until the program is in this state, as /proc has it."""
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 60
         while Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()[0] != letter:
             assert time.monotonic() < deadline
             self.read()
 
     def end(self):
         """The exit code, once the program has ended; what it writes is read, as a terminal does."""
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 60
         while self.process.poll() is None:
             assert time.monotonic() < deadline, "the program hangs"
             self.read()
@@ -219,7 +219,7 @@ def test_a_terminal_that_takes_no_more_output_does_not_keep_it_alive(start, tmp_
     os.write(terminal.master, b"?\x1b" * 400)
     time.sleep(1.0)
     terminal.process.send_signal(signal.SIGTERM)
-    assert terminal.process.wait(timeout=20) == 143
+    assert terminal.process.wait(timeout=60) == 143
     assert "stopped" in (tmp_path / "notes").read_text()
     os.close(terminal.master)
 
@@ -230,5 +230,5 @@ def test_a_terminal_that_goes_away_ends_it(start, tmp_path):
     os.close(terminal.master)
     terminal.process.send_signal(signal.SIGHUP)
     terminal.process.send_signal(signal.SIGCONT)
-    assert terminal.process.wait(timeout=20) == 129
+    assert terminal.process.wait(timeout=60) == 129
     assert "stopped" in (tmp_path / "notes").read_text()
