@@ -119,7 +119,7 @@ class _Scratch:
 
     def plain_step(self) -> int:
         """Nanoseconds of the calls that a step makes anyway."""
-        return sum(self._around(self._inside) for _ in range(3)) + 2 * self._around(_nothing, self, (), {})
+        return sum(self._around(self._inside) for _ in range(3)) + 2 * self._around(_nothing, self, (self,), {})
 
     def wrapped_step(self) -> int:
         """Nanoseconds of the same calls through the wrappers, as in a fast run."""
@@ -144,7 +144,7 @@ class _Scratch:
     def _through_wrappers(self) -> int:
         around = self._around
         length = around(self._next, self) + around(self._forward, self) + around(self._backward, self)
-        return length + around(self._before, self, (), {}) + around(self._after, self, (), {})
+        return length + around(self._before, self, (self,), {}) + around(self._after, self, (self,), {})
 
     def _around(self, call: Callable[..., Any], *args: Any) -> int:
         """How long it took to get in and out again, each after the caches were filled."""
@@ -167,8 +167,8 @@ class _Scratch:
         self.journal.own(_thread.get_ident())
         return False
 
-    def aside(self, call: Callable[..., Any], module: Any, args: Any, kwargs: Any) -> Any:
-        return call(module, *args, **kwargs)
+    def aside(self, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        return call(*args, **kwargs)
 
     def met_iterator(self, iterator: Any) -> None:
         """All are known."""

@@ -55,11 +55,13 @@ class Facts:
             "collate": _name_of(getattr(iterator, "_collate_fn", None)),
         }
         key = tuple(info.values())
+        loader = info | {"worker_pids": pids[:MOST_PIDS]}
+        # A new epoch of the loader that was met last says nothing new.
+        self.changed = self.changed or not self._loaders or loader != next(reversed(self._loaders.values()))
         self._loaders.pop(key, None)
-        self._loaders[key] = info | {"worker_pids": pids[:MOST_PIDS]}
+        self._loaders[key] = loader
         while len(self._loaders) > MOST_LOADERS:
             del self._loaders[next(iter(self._loaders))]
-        self.changed = True
         return ready_batches if workers and hasattr(iterator, "_task_info") else None
 
     def met_optimizer(self, optimizer: Any) -> None:

@@ -42,64 +42,43 @@ OWNER, TRAINED, TIMED, DEVICE, DEVICE_REST = range(16, 21)
 PAUSE, RESTED, UNSEEN = range(21, 24)
 
 
-class Live:
-    """What changes with every step, kept apart so that it lies together in memory."""
+class Counted:
+    """What is used in each step, one that is only counted too. Python lays the slots of a base class out first: these
+    are neighbours in memory, and what is only used where phases are timed follows.
+    """
 
-    __slots__ = (
-        "busy",
-        "cpu_reads",
-        "deep",
-        "device",
-        "due",
-        "fast",
-        "forward_began",
-        "last_step",
-        "longest",
-        "nested",
-        "nests",
-        "ops_due",
-        "optimizer",
-        "owned",
-        "owner",
-        "pause_due",
-        "resting",
-        "rests_until",
-        "size",
-        "skip",
-        "stepping",
-        "steps",
-        "teaches",
-        "tokens",
-    )
+    __slots__ = ("deep", "last_step", "longest", "optimizer", "resting", "rests_until", "steps")
 
     def __init__(self) -> None:
-        self.due = 0
-        self.owner = NOBODY
-        self.owned: Callable[[], bool] = bool
-        self.busy = False
-        self.stepping = 0
-        self.nested = 0
-        self.last_step = 0
-        self.steps = 0
-        self.optimizer = 0
-        self.cpu_reads = 2
-        self.fast = False
-        self.skip = 0
-        self.size = -1
-        self.tokens = -1
-        self.ops_due = 0
-        self.device: Any = None
-        self.resting = False
         self.deep = 0
-        self.pause_due = False
-        self.rests_until = 0
+        self.last_step = 0
         self.longest = 0
-        self.forward_began = 0
-        self.teaches = False
-        self.nests = False
+        self.optimizer = 0
+        self.resting = False
+        self.rests_until = 0
+        self.steps = 0
 
 
-class Journal(Live):
+class Timed(Counted):
+    """What is used in each phase that is timed."""
+
+    __slots__ = ("busy", "cpu_reads", "device", "due", "nested", "owned", "size", "skip", "stepping", "tokens")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.busy = False
+        self.cpu_reads = 2
+        self.device: Any = None
+        self.due = 0
+        self.nested = 0
+        self.owned: Callable[[], bool] = bool
+        self.size = -1
+        self.skip = 0
+        self.stepping = 0
+        self.tokens = -1
+
+
+class Journal(Timed):
     """The live state of the thread that steps (`owner`); `owned` tells whether the calling thread is that one.
 
     `busy` is set inside an outermost batch, forward or backward. `stepping` is when the optimizer's step began in
@@ -118,13 +97,37 @@ class Journal(Live):
     optimizer calls another one, or its base.
     """
 
-    __slots__ = ("collecting", "cpu_clock", "extend", "inputs", "pause", "shallow", "tick", "wake", "words")
+    __slots__ = (
+        "collecting",
+        "cpu_clock",
+        "extend",
+        "fast",
+        "forward_began",
+        "inputs",
+        "nests",
+        "ops_due",
+        "owner",
+        "pause",
+        "pause_due",
+        "shallow",
+        "teaches",
+        "tick",
+        "wake",
+        "words",
+    )
 
     def __init__(self, cpu_clock: Callable[[], int], tick: Callable[[int], None]) -> None:
         super().__init__()
         self.words: list[int] = []
         # Safe in any thread: it adds all five or none, and nothing in between.
         self.extend = self.words.extend
+        self.owner = NOBODY
+        self.fast = False
+        self.ops_due = 0
+        self.pause_due = False
+        self.forward_began = 0
+        self.teaches = False
+        self.nests = False
         self.tick = tick
         self.inputs: Callable[[tuple[Any, ...], dict[str, Any], int], int] | None = None
         self.pause: Callable[[int, int], None] = _nothing

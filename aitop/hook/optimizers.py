@@ -43,6 +43,21 @@ class OptimizerWatch:
             self._handles.append(optimizer.register_optimizer_step_pre_hook(self._before))
             self._handles.append(optimizer.register_optimizer_step_post_hook(self._after))
 
+    def rest(self, resting: bool) -> None:
+        """A rest begins or ends, in which nothing is wanted of the beginnings of steps. Only the value that torch's
+        table has is another one then, so that a thread may be in a loop over it. What torch.compile may have looked at
+        is left as it is.
+        """
+        try:
+            if not self._handles or (resting and compiles()):
+                return
+            handle = self._handles[0]
+            hooks = handle.hooks_dict_ref()
+            if handle.id in hooks:
+                hooks[handle.id] = before_nothing if resting else self._before
+        except Exception:
+            self._keeper.failed()
+
     def look(self) -> None:
         """Change over once the program has begun to compile: before an optimizer is, where it goes well."""
         if not self._careful and self._handles and compiles() and not hooks_are_iterated():
@@ -90,6 +105,10 @@ class OptimizerWatch:
 
         keep_from_compiling(__exit__.__code__)
         return __exit__
+
+
+def before_nothing(optimizer: Any, args: Any, kwargs: Any) -> None:
+    """The hook before a step, in rests."""
 
 
 def compiles() -> bool:

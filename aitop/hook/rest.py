@@ -44,10 +44,11 @@ PHASES_TIMED = 2 * PHASES_SKIPPED
 
 class Rest:
     """Begins and ends the rests of one journal, in the thread that steps. `steps` counts those in rests, `deep` tells
-    of what kind the last one was. `told` is called with True as one begins, with False as it ends, and does not raise.
+    of what kind the last one was. Each of `told` is called with True as one begins, with False as it ends, and does not
+    raise.
     """
 
-    def __init__(self, journal: Journal, told: Callable[[bool], None]) -> None:
+    def __init__(self, journal: Journal, *told: Callable[[bool], None]) -> None:
         self._journal = journal
         self._fast_ticks = 0
         self._began = 0
@@ -114,7 +115,8 @@ class Rest:
         self.deep = now > self._shallow_until and not journal.teaches
         if self.deep:
             journal.deep = CALLS * REST_NS // self._usual
-        self._told(True)
+        for told in self._told:
+            told(True)
 
     def end(self, now: int, whole: bool = False) -> None:
         """From now on all is noted. Of the step under way the `whole` was not seen, or what its first forward began."""
@@ -137,7 +139,8 @@ class Rest:
         journal.pause_due = now < journal.rests_until
         journal.skip = PHASES_TIMED if journal.pause_due else 0
         journal.due = journal.rests_until if journal.pause_due else now + TIMED_NS
-        self._told(False)
+        for told in self._told:
+            told(False)
 
     def stay_shallow(self, now: int) -> None:
         """This rest and those that follow for a while are none of the deep ones: those see what lies within a forward

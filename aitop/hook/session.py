@@ -81,11 +81,11 @@ class Session:
         self._ring: Ring | None = None if waits_for_a_step else Ring(way)
         self._patches = Patches()
         self._backwards = Backwards(torch, self._patches, self)
-        self.rest = Rest(self.journal, self._backwards.rest)
         self._roots: Roots | None = None
         self._measures: list[Measure] = []
         self._burst = Burst(torch)
         self._optimizers = OptimizerWatch(torch, self._patches, self)
+        self.rest = Rest(self.journal, self._backwards.rest, self._optimizers.rest)
         self._gc = gc_callback(self)
         self.local: Any = threading.local()
         self._errors = 0
@@ -209,25 +209,25 @@ class Session:
             return False
         return True
 
-    def aside(self, call: Callable[..., Any], module: Any, args: Any, kwargs: Any) -> Any:
+    def aside(self, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """A forward in another thread. Where nothing trains, threads serve requests: each is a step."""
         local, start = self.local, time.monotonic_ns()
         if (
             self.journal.owner == GONE
             or start < self._trains_until
             or getattr(local, "busy", False)
-            or (self._roots is not None and not self._roots.may_be(module))
+            or (self._roots is not None and not self._roots.may_be(args[0]))
         ):
-            return call(module, *args, **kwargs)
+            return call(*args, **kwargs)
         try:
             local.busy = True
-            return call(module, *args, **kwargs)
+            return call(*args, **kwargs)
         finally:
             local.busy = False
             try:
                 if not self.grad_enabled():
                     end = time.monotonic_ns()
-                    self.journal.note(ASIDE, start, end, leading(args, kwargs, self.tensor), -1)
+                    self.journal.note(ASIDE, start, end, leading(args[1:], kwargs, self.tensor), -1)
                     if end > self.journal.due:
                         self.journal.tick(end)
             except Exception:
@@ -311,6 +311,7 @@ class Session:
         if not journal.resting:
             # An interrupt of the user's may have kept it out as a rest ended.
             self._backwards.rest(False)
+            self._optimizers.rest(False)
         self._cost.look(now, self.rest.deep)
         for measure in list(self._measures):
             try:

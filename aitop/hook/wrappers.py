@@ -62,8 +62,8 @@ class Keeper(Protocol):
     def not_owner(self, training: bool = False) -> bool:
         """Whether the calling thread, known not to be the owner, cannot become it. A hook due to leave, leaves here."""
 
-    def aside(self, call: Callable[..., Any], module: Any, args: Any, kwargs: Any) -> Any:
-        """Call a root module's forward in another thread than the owner's."""
+    def aside(self, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """Call a forward in another thread than the owner's; `args` begin with the module."""
 
     def met_iterator(self, iterator: Any) -> None: ...
 
@@ -181,40 +181,40 @@ def wrap_forward(original: Callable[..., Any], keeper: Keeper, holder: Any = Non
     with_gradient, alone, late = FORWARD, FORWARD_ALONE, LATE_NS
     holder = _Own(original) if holder is None else holder
 
-    # In one function, as each call of another costs.
-    def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N807, PLR0912
+    # In one function, as each call of another costs; `args` go on as they came, the module first.
+    def __call__(*args: Any, **kwargs: Any) -> Any:  # noqa: N807, PLR0912
         call = holder.__call__
         if compiling():
-            return call(self, *args, **kwargs)
+            return call(*args, **kwargs)
         if journal.deep and grad_enabled():
             journal.deep -= 1
-            return call(self, *args, **kwargs)
+            return call(*args, **kwargs) if kwargs else call(*args)
         if journal.resting and (journal.busy or grad_enabled() or journal.teaches):
             if journal.busy:
-                return call(self, *args, **kwargs)
+                return call(*args, **kwargs)
             start, owned = clock(), journal.owned
             if start < journal.rests_until and owned():
                 began = journal.forward_began
                 journal.forward_began = began if began > journal.last_step else start
                 try:
                     journal.busy = True
-                    return call(self, *args, **kwargs)
+                    return call(*args, **kwargs)
                 finally:
                     journal.busy = False
         owned = journal.owned
         if owned():
             if journal.busy:
-                return call(self, *args, **kwargs)
+                return call(*args, **kwargs)
         elif keeper.not_owner():
-            return keeper.aside(call, self, args, kwargs)
+            return keeper.aside(call, args, kwargs)
         if journal.resting and not woken(journal, own):
-            return call(self, *args, **kwargs)
+            return call(*args, **kwargs)
         device = journal.device
         span = None if device is None else device.begin(0)
         start = clock()
         try:
             journal.busy = True
-            return call(self, *args, **kwargs)
+            return call(*args, **kwargs)
         finally:
             journal.busy = False
             end = clock()
@@ -222,7 +222,7 @@ def wrap_forward(original: Callable[..., Any], keeper: Keeper, holder: Any = Non
             if span is not None:
                 device.end(span, grad)
             if not journal.skip:
-                look_at(args, kwargs, end, keeper)
+                look_at(args[1:], kwargs, end, keeper)
             extend((with_gradient if grad else alone, start, end, journal.size, journal.tokens))
             if journal.skip and end - journal.due < late:
                 journal.skip -= 1
@@ -269,7 +269,7 @@ def wrap_watched(
                     within()
                 return original(self, *args, **kwargs)
         elif keeper.not_owner():
-            return keeper.aside(original, self, args, kwargs)
+            return keeper.aside(original, (self, *args), kwargs)
         if not keeper.met_module(self):
             return original(self, *args, **kwargs)
         return forward(self, *args, **kwargs)

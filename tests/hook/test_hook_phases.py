@@ -13,6 +13,8 @@ from hook_runs import Net, Rows, SlowSgd, loader, train
 from torch import nn
 from torch.utils.data import DataLoader
 
+from aitop.hook.facts import Facts
+
 PAUSE = 0.01
 
 
@@ -315,6 +317,14 @@ def test_a_model_that_is_no_module_is_known_by_what_is_updated(watched):
     facts = watched.facts()
     assert (facts.root, facts.parameter_dtypes) == (None, ("float64",))
     assert (facts.parameters, facts.parameter_tensors) == (108, 3)
+
+
+def test_a_new_epoch_of_the_same_loader_is_no_news():
+    facts, one, other = Facts(torch, "run"), loader(8), DataLoader(Rows(8), batch_size=2)
+    for batches, news in ((one, True), (one, False), (other, True), (one, True), (one, False)):
+        facts.changed = False
+        facts.met_iterator(batches._get_iterator())
+        assert facts.changed is news
 
 
 def test_queue_depth_and_loader_facts(watched):

@@ -15,11 +15,15 @@ import pytest
 import torch
 from fast_run import Fast
 from hook_runs import Net, Rows, loader, train
+from torch.optim.optimizer import _global_optimizer_pre_hooks
 from torch.utils.data import DataLoader
 
 import aitop.hook
+from aitop.hook import backward as backward_module
+from aitop.hook import optimizers as optimizers_module
 from aitop.hook import rest as rest_module
 from aitop.hook import session as session_module
+from aitop.hook.optimizers import before_nothing
 from aitop.hook.patches import Patches
 from aitop.hook.wrappers import wrap_forward
 
@@ -267,6 +271,30 @@ def test_an_attribute_that_others_wrap_and_unwrap_all_the_time_keeps_little_aliv
     assert sum(ref() is not None for ref in theirs) <= 4
     patches.take_all_back()
     assert place.call is len
+
+
+def test_nothing_is_called_before_steps_that_are_only_counted(fast):
+    hooks = _global_optimizer_pre_hooks
+    (key,) = hooks
+    before = hooks[key]
+    fast.until_it_rests()
+    assert hooks == {key: before_nothing} and before is not before_nothing
+    fast.watched.session.rest.over()
+    assert hooks == {key: before}
+    fast.until_it_rests()
+    assert hooks == {key: before_nothing}
+    assert aitop.hook.remove() == "removed" and not hooks
+
+
+def test_what_compiled_code_may_have_looked_at_stays_as_it_is_in_a_rest(fast, monkeypatch):
+    hooks, backward = _global_optimizer_pre_hooks, torch.autograd._engine_run_backward
+    before = dict(hooks)
+    for module in (optimizers_module, backward_module):
+        monkeypatch.setattr(module, "compiles", lambda: True)
+    # Or it changes over to where optimizers are seen from in programs that compile.
+    monkeypatch.setattr(fast.watched.session._optimizers, "look", lambda: None)
+    fast.until_it_rests()
+    assert hooks == before and torch.autograd._engine_run_backward is backward
 
 
 def test_what_an_interrupt_kept_out_comes_back_in(fast, monkeypatch):
