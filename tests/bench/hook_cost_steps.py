@@ -7,8 +7,8 @@ where rounds of a second (hook_cost.py) tell tens of them. Times are CPU times o
 Each step finds the caches filled by the other run.
 
   nothing   neither is watched: what the order of the two makes, and is taken off the others
-  run       the hook as it is: most short steps are only counted, and those are the quick ones that are compared here;
-            its mean is that of `timed` and `deep` by the share that is printed
+  run       the hook as it is from its first rest on: most short steps are only counted, the others are timed, and what
+            either adds is printed apart, with the mean of both; what is done a few times a second comes on top
   timed     each step timed, as where steps are not short
   resting   each step only counted, its wait and forward timed
   deep      each step only counted
@@ -35,9 +35,14 @@ from torch.utils.data import dataloader as data
 import aitop.hook
 from aitop.hook import rest as rest_module
 from aitop.hook import stepping, wrappers
+from aitop.hook.optimizers import before_nothing
 
-WARM_STEPS, BLOCK = 20, 400
+# Steps of a block; those of `run` are several rests, and all is held against `nothing`.
+WARM_STEPS, BLOCK, BLOCKS = 20, 400, {"run": 1600, "nothing": 1600}
 LONG_NS = 10**18
+
+# Nanoseconds of a step of the other run, and of the watched one's that came just after: was that one only counted?
+Pair = tuple[int, int, bool]
 
 
 class Endless(Rows):
@@ -79,8 +84,8 @@ class Switch:
         self.watched_backward = wrappers.wrap_backward(self.backward, session)
         self.hooks = stepping.optimizer_hooks(session)
         self.optimizer = 0
-        # Steps in rests, by variant.
-        self.rested: dict[str, int] = {}
+        # Nanoseconds in which the run was at it, and all of its blocks, which are the other run's as well.
+        self.at_it = self.in_all = 0
 
     def begin(self, variant: str) -> None:
         """Wrap the classes, and let the hook rest always, never, or as it likes."""
@@ -106,7 +111,9 @@ class Switch:
         if variant != "nothing":
             if not self.journal.resting:
                 torch.autograd._engine_run_backward = self.watched_backward
-            optim._global_optimizer_pre_hooks[0], optim._global_optimizer_post_hooks[0] = self.hooks
+            before, after = self.hooks
+            optim._global_optimizer_pre_hooks[0] = before_nothing if self.journal.resting else before
+            optim._global_optimizer_post_hooks[0] = after
         try:
             yield
         finally:
@@ -121,25 +128,29 @@ class Switch:
         optim._global_optimizer_post_hooks.clear()
 
 
-def pairs(switch: Switch, variant: str, plain: Iterator[None], watched: Iterator[None]) -> list[tuple[int, int]]:
-    """Nanoseconds of steps of the other run, and of those of the watched one that came just after."""
+def pairs(switch: Switch, variant: str, plain: Iterator[None], watched: Iterator[None]) -> list[Pair]:
+    """The steps of a block; of `run` those from its first rest on."""
     switch.begin(variant)
-    found, clock = [], time.thread_time_ns
-    rested = switch.session.rest.steps
-    for _ in range(BLOCK):
+    found: list[Pair] = []
+    clock, journal, began = time.thread_time_ns, switch.journal, time.thread_time_ns()
+    for _ in range(BLOCKS.get(variant, BLOCK)):
         start = clock()
         next(plain)
         without = clock() - start
+        rested = journal.resting
         with switch.on(variant):
             start = clock()
             next(watched)
-            found.append((without, clock() - start))
+            found.append((without, clock() - start, rested and journal.resting))
+    if variant == "run":
+        switch.at_it += sum(pair[1] for pair in found)
+        switch.in_all += clock() - began
     switch.session.rest.over()
-    switch.rested[variant] = switch.rested.get(variant, 0) + switch.session.rest.steps - rested
-    return found[WARM_STEPS:]
+    first = next((at for at, pair in enumerate(found) if pair[2]), len(found)) if variant == "run" else WARM_STEPS
+    return found[first:]
 
 
-def added(taken: list[tuple[int, int]]) -> tuple[float, float]:
+def added(taken: list[Pair]) -> tuple[float, float]:
     """Microseconds that the watched steps took more: by the quick ones of either run, which nothing else disturbed, and
     half of what halves of the steps differ in that.
     """
@@ -147,7 +158,7 @@ def added(taken: list[tuple[int, int]]) -> tuple[float, float]:
     return _between(taken), abs(halves[0] - halves[1]) / 2
 
 
-def _between(taken: list[tuple[int, int]]) -> float:
+def _between(taken: list[Pair]) -> float:
     without, watched = (_quick([pair[at] for pair in taken]) for at in (0, 1))
     return (watched - without) / 1000
 
@@ -158,25 +169,43 @@ def _quick(times: list[int]) -> float:
     return statistics.fmean(ordered[len(ordered) // 20 : len(ordered) // 3])
 
 
-def report(times: dict[str, list[tuple[int, int]]], session: Any, rested: int) -> dict[str, float | None]:
-    """Print it; gives microseconds by variant, of the `ticks`, of what the hook says itself, and the share `rested`."""
+def report(times: dict[str, list[Pair]], switch: Switch) -> dict[str, float | None]:
+    """Print it; gives microseconds by variant, of `run` the mean, of the `ticks`, and of both `in_all`, what the hook
+    says itself, and the share of steps that `run` only counted, `rested`.
+    """
     figures: dict[str, float | None] = {}
     base, base_error = added(times["nothing"])
-    print("mlp: what the hook adds to a step, from single steps with and without it in turns")
-    for name, taken in times.items():
+
+    def line(name: str, taken: list[Pair]) -> float:
         found, error = added(taken)
         error = (error**2 + base_error**2) ** 0.5
-        figures[name] = found - base
-        print(f"  {name:8s} {found - base:+6.1f} us  (give or take {error:.1f}, {len(taken)} steps)")
-    ticks = session._cost._ticks
+        print(f"  {name:14s} {found - base:+6.1f} us  (give or take {error:.1f}, {len(taken)} steps)")
+        return found - base
+
+    print("mlp: what the hook adds to a step, from single steps with and without it in turns")
+    for name, taken in times.items():
+        if name != "run":
+            figures[name] = line(name, taken)
+            continue
+        counted, others = ([pair for pair in taken if pair[2] is rested] for rested in (True, False))
+        share = figures["rested"] = len(counted) / len(taken)
+        figures["run"] = share * line("run, counted", counted) + (1 - share) * line("run, timed", others)
+        ticks = figures["ticks"] = _ticks(switch)
+        figures["in_all"] = figures["run"] + ticks
+        print(f"  run: {share:.0%} of the steps were only counted, so {figures['run']:.1f} us in the mean")
+        print(f"  and {ticks:.1f} us a step for what is done a few times a second: {figures['in_all']:.1f} us in all")
+    figures["own_us"] = switch.session._cost.us_per_step()
+    print(f"  the hook says of itself: {figures['own_us']} us per step")
+    return figures
+
+
+def _ticks(switch: Switch) -> float:
+    """Microseconds of a step for the ticks between rests, by the usual one. While the watched run waits for the other
+    one, time goes on: one that has it all to itself makes so many more steps between two ticks.
+    """
+    ticks = [tick for tick in switch.session._cost._ticks if tick[1]]
     usual = statistics.median(length for _, _, length in ticks) * len(ticks) / 1000
-    each = usual / max(1, sum(timed + rested for timed, rested, _ in ticks))
-    print(f"  and {each:.1f} us a step for what it does a few times a second, which quick steps have not")
-    if "run" in times:
-        figures["rested"] = rested / (len(times["run"]) * BLOCK / (BLOCK - WARM_STEPS))
-        print(f"  of the steps of run {figures['rested']:.0%} were only counted")
-    print(f"  the hook says of itself: {session._cost.us_per_step()} us per step")
-    return {**figures, "ticks": each, "own_us": session._cost.us_per_step()}
+    return usual / sum(timed + rested for timed, rested, _ in ticks) * switch.at_it / switch.in_all
 
 
 def main() -> None:
@@ -196,13 +225,13 @@ def main() -> None:
         next(plain)
         next(watched)
     switch.meet(watched)
-    times: dict[str, list[tuple[int, int]]] = {name: [] for name in variants}
+    times: dict[str, list[Pair]] = {name: [] for name in variants}
     until = time.monotonic() + options.seconds
     while time.monotonic() < until:
         random.shuffle(variants)
         for name in variants:
             times[name] += pairs(switch, name, plain, watched)
-    figures = report(times, switch.session, switch.rested.get("run", 0))
+    figures = report(times, switch)
     if options.json is not None:
         options.json.write_text(json.dumps(figures))
     aitop.hook.remove()
