@@ -49,7 +49,12 @@ class OptimizerWatch:
         is left as it is.
         """
         try:
-            if not self._handles or (resting and compiles()):
+            if compiles():
+                if not resting:
+                    # To put ours back first would make it compile once more.
+                    self.look()
+                return
+            if not self._handles:
                 return
             handle = self._handles[0]
             hooks = handle.hooks_dict_ref()

@@ -297,6 +297,14 @@ def test_what_compiled_code_may_have_looked_at_stays_as_it_is_in_a_rest(fast, mo
     assert hooks == before and torch.autograd._engine_run_backward is backward
 
 
+def test_where_a_program_began_to_compile_in_a_rest_steps_are_seen_from_elsewhere_after_it(fast, monkeypatch):
+    fast.until_it_rests()
+    monkeypatch.setattr(optimizers_module, "compiles", lambda: True)
+    fast.watched.session.rest.over()
+    assert not _global_optimizer_pre_hooks, "ours put back and taken out later were two more reasons to compile again"
+    assert all(record.optimizer > 0 for record in fast.after(20)[-5:])
+
+
 def test_what_an_interrupt_kept_out_comes_back_in(fast, monkeypatch):
     def interrupted(*args):
         raise KeyboardInterrupt
