@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass
+
+import msgspec
 
 from aitop.diagnosis.evidence import (
     COLD,
@@ -69,7 +71,7 @@ def evaluation(snapshot: Snapshot) -> Judgement:
     if snapshot.kind != "training":
         return None
     measured = part(snapshot, "evaluation")
-    lines = main_lines(snapshot, lambda line: line.phase == "evaluation")
+    lines = _calling_model(snapshot, main_lines(snapshot, lambda line: line.phase == "evaluation"))
     if not lines.lines and measured:
         # Written into the training loop itself: the process knows that there is some, the place below the step where.
         below = main_lines(snapshot, below_step(snapshot))
@@ -87,6 +89,25 @@ def evaluation(snapshot: Snapshot) -> Judgement:
     )
     stall = Stall("eval-stall", "goes into evaluation", share, lines, measured, bursts, fixes)
     return _judged(snapshot, stall)
+
+
+def _calling_model(snapshot: Snapshot, lines: Lines) -> Lines:
+    """The same lines; what runs in functions of every step, too (the model), is told by the line that calls it."""
+    steps = main_lines(snapshot, lambda line: line.phase != "evaluation").lines
+    shared = {(line.file, line.function) for line in steps}
+    shared |= {(frame.file, frame.function) for line in steps for frame in line.via}
+    return Lines(lines.share, tuple(_outside_of(line, shared) for line in lines.lines))
+
+
+def _outside_of(line: HotLine, shared: Set[tuple[str, str]]) -> HotLine:
+    if (line.file, line.function) not in shared:
+        return line
+    own = next((frame for frame in reversed(line.via) if (frame.file, frame.function) not in shared), None)
+    if own is None:
+        return line
+    return msgspec.structs.replace(
+        line, file=own.file, line=own.line, function=own.function, text=own.text, loop=own.loop
+    )
 
 
 def host_io(snapshot: Snapshot) -> Judgement:

@@ -45,7 +45,7 @@ def composed(verdicts: Sequence[Verdict], snapshot: Snapshot) -> tuple[Verdict, 
     """The verdicts, in their order, without those that others explain, each gain held against what limits next."""
     kept = _without_stretched([one for one in verdicts if not _told_better(one, verdicts)])
     kept = _without_waits_for_lock(kept, snapshot)
-    kept = _without_suspected(_without_collecting_of_compiler(kept), snapshot)
+    kept = _without_suspected(_without_collecting_of_others(kept), snapshot)
     kept = _without_operations_of_earlier_steps(kept, snapshot)
     kept = _held_up_by_loading(kept, snapshot)
     return tuple(_less_sure_beside_others(_with_next_limit(kept), snapshot))
@@ -118,11 +118,16 @@ def _without_waits_for_lock(verdicts: list[Verdict], snapshot: Snapshot) -> list
     ]
 
 
-def _without_collecting_of_compiler(verdicts: list[Verdict]) -> list[Verdict]:
-    """Compiling makes so many objects that the collector starts by itself: it ends with the compiling."""
-    if not any(one.id == "recompile" and one.severity != "info" for one in verdicts):
-        return verdicts
-    return [one for one in verdicts if one.id != "gc-stall" or one.where]
+def _without_collecting_of_others(verdicts: list[Verdict]) -> list[Verdict]:
+    """Compiling makes so many objects that the collector starts by itself, and so does a thread that holds the lock.
+
+    It ends with them. Where a line asks for it, it is a fault of its own.
+    """
+    compiling = any(one.id == "recompile" and one.severity != "info" for one in verdicts)
+    lock = max((one.share or 0.0 for one in verdicts if one.id == "gil-contention"), default=0.0)
+    return [
+        one for one in verdicts if one.id != "gc-stall" or one.where or not (compiling or lock > (one.share or 0.0))
+    ]
 
 
 def _without_operations_of_earlier_steps(verdicts: list[Verdict], snapshot: Snapshot) -> list[Verdict]:

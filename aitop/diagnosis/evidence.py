@@ -26,7 +26,7 @@ FAR = 0.4
 MOST_CORRECTED, NEARLY = 2.0, 1.25
 # In about so long a core reads again from memory what its caches hold.
 REFILL_SECONDS = 0.001
-COLD = "after each wait caches are cold: how much faster the little that is left runs without it is not known"
+COLD = "after each wait, or other work, caches are cold: how much faster the little that is left runs is not known"
 
 
 @dataclass(frozen=True)
@@ -106,6 +106,24 @@ def places(lines: Sequence[HotLine]) -> tuple[Where, ...]:
         for key in ordered[:MOST_LINES]
         if key == ordered[0] or weights[key] >= LEAST_SHARE * total
     )
+
+
+def within_first(lines: Lines) -> float:
+    """How much of those lines' time (0..1) goes by in the function of the first one and below: what a fix can end."""
+    if not lines.where:
+        return 1.0
+    places = [_functions(line) for line in lines.lines]
+    first = places[0][-1]
+    total = sum(line.samples for line in lines.lines)
+    within = sum(line.samples for line, above in zip(lines.lines, places, strict=True) if first in above)
+    return within / total if total else 1.0
+
+
+def _functions(line: HotLine) -> list[tuple[str, str]]:
+    """The functions on its stack, the outermost first; a comprehension, or a lambda, is a part of what has it."""
+    found = [*((frame.file, frame.function) for frame in line.via), (line.file, line.function)]
+    named = [place for place in found if not place[1].rpartition(".")[2].startswith("<")]
+    return named or found
 
 
 def records(snapshot: Snapshot) -> tuple[StepRecord, ...]:
@@ -314,21 +332,29 @@ def of_outside(snapshot: Snapshot, lines: Lines, most: float = MOST_CORRECTED) -
     if measured is None:
         return lines.share
     outside = main_lines(snapshot, lambda line: line.phase == "outside").share
+    outside += sum(_not_timed(snapshot, phase) for phase in ("save", "evaluation"))
     return min(most * lines.share, as_measured(lines.share, outside, measured))
 
 
-def left_cold(snapshot: Snapshot, share: float) -> bool:
+def _not_timed(snapshot: Snapshot, phase: str) -> float:
+    """What stacks show of a phase beyond what the process timed of it: that was measured as outside of the phases."""
+    return max(0.0, main_lines(snapshot, lambda line: line.phase == phase).share - (part(snapshot, phase) or 0.0))
+
+
+def left_cold(snapshot: Snapshot, share: float, *, computed: bool = False) -> bool:
     """Whether so little is run after each wait that filling caches again may be a good part of what is left of a step.
 
-    `share` (0..1) is what the waits take. Not where the kernel did not count how often the stepping thread waits.
+    `share` (0..1) is what the waits take; where the thread that steps `computed` it, that used the caches once a step.
+    Not where the kernel did not count how often that thread waits.
     """
     pid = snapshot.steps.pid if snapshot.steps and snapshot.steps.pid else snapshot.target.pid
     processes = snapshot.host.processes if snapshot.host else ()
     waits = next((process.voluntary_switches for process in processes if process.pid == pid), None)
     steps = snapshot.steps.per_second if snapshot.steps else None
-    if not waits or not 0.0 < share < 1.0:
+    often = steps if computed else min(waits, steps or waits) if waits else None
+    if not often or not 0.0 < share < 1.0:
         return False
-    return FAR * (1.0 - share) / min(waits, steps or waits) < REFILL_SECONDS
+    return FAR * (1.0 - share) / often < REFILL_SECONDS
 
 
 def samples_of(snapshot: Snapshot) -> int | None:

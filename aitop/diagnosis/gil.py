@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from aitop.diagnosis.evidence import (
     MAIN,
+    MOST_CORRECTED,
     UNPROVEN,
     confidence,
     enough,
@@ -47,7 +48,9 @@ def judge(snapshot: Snapshot) -> Judgement:
     still = _standing_still(snapshot)
     if still is None:
         return Abstention(id=ID, reason="how much of the time the main thread runs is not known")
-    share = min(held, still + _crowding(snapshot, held), host_limit(snapshot), 0.97)
+    # Who holds the lock is looked at now and then: where that is often others, they are what the thread stands for.
+    seen = held * MOST_CORRECTED if held >= CRITICAL_SHARE else held
+    share = min(seen, still + _crowding(snapshot, held), host_limit(snapshot), 0.97)
     if not others or share < BAND.leave:
         return None
     return Finding(_verdict(snapshot, others, held, still, share), level=share)

@@ -139,7 +139,8 @@ def _verdict(snapshot: Snapshot, wait: Wait, cause: Cause, contention: float) ->
     base = 0.55 if gained < 0.9 else 0.4
     sure = confidence(*signals, base=base, steps=len(steps), share=gained, samples=samples)
     # A loader's queue is waited for several times a batch: where steps are not counted that tells nothing.
-    cold = (COLD,) if steps and left_cold(snapshot, gained) else ()
+    own = not wait.handed_over and not loader_workers(snapshot) and cause.subtype != "storage"
+    cold = (COLD,) if steps and left_cold(snapshot, gained, computed=own) else ()
     idle = ", device idle" if _covered(snapshot, wait) else ""
     return Verdict(
         id=ID,

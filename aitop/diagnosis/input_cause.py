@@ -15,6 +15,7 @@ from aitop.diagnosis.evidence import (
     places,
     records,
     summed,
+    within_first,
     worker_lines,
 )
 from aitop.diagnosis.what_if import Loading, without
@@ -78,7 +79,7 @@ def of_hand_written(snapshot: Snapshot, share: float, lines: Lines) -> Cause:
             ),
             Fix(
                 text=f"make {place} cheaper: vectorise it, or do it once ahead of time",
-                speedup=round(without(share), 2),
+                speedup=round(without(share * within_first(lines)), 2),
             ),
         ),
         confirmed=True,
@@ -298,7 +299,10 @@ def _blocked(snapshot: Snapshot, share: float, lines: Lines) -> bool:
         delayed = mean_of(snapshot, "run_delay") or 0.0
         return 1.0 - used - delayed > 0.5 * share
     if _of_activity(lines, STORAGE | {"sleep"}) > 0.5:
-        cores = mean_of(snapshot, "main_cpu", 15.0)
+        # What the thread that steps runs, not what others of its process do meanwhile.
+        cores = mean_of(snapshot, "main_thread", 15.0)
+        if cores is None:
+            cores = mean_of(snapshot, "main_cpu", 15.0)
         return cores is None or cores < 1.0 - 0.4 * share
     return False
 

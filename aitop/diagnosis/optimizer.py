@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 
+import msgspec
+
 from aitop.diagnosis.device_gaps import short_place
 from aitop.diagnosis.evidence import (
     UNPROVEN,
@@ -51,7 +53,8 @@ def judge(snapshot: Snapshot) -> Judgement:
         return Finding(_of_hand_written(snapshot, by_hand), level=by_hand.share * UNCOUNTED)
     if share is None or snapshot.steps is None:
         return None
-    facts, mean = snapshot.facts, snapshot.steps.mean
+    mean = snapshot.steps.mean
+    facts = _of_whole_step(snapshot, share)
     expected, own = None, share
     if facts is not None and mean:
         ran = mean * running(snapshot)
@@ -150,6 +153,21 @@ def _most_of_its_own(facts: HookFacts) -> float:
     if facts.cuda or facts.foreach is None or facts.parameters is None:
         return math.inf
     return NOT_ITS_OWN * _seconds(facts, FUSED if facts.fused else FOREACH if facts.foreach else ONE_BY_ONE)
+
+
+def _of_whole_step(snapshot: Snapshot, share: float) -> HookFacts | None:
+    """The facts, without a count of parameters that is of a part of them only.
+
+    Of a step that calls several modules by itself only the largest was counted: where its parameters cannot take so
+    long, there are more.
+    """
+    facts, mean = snapshot.facts, snapshot.steps.mean if snapshot.steps else None
+    calls = sorted(step.forwards for step in records(snapshot))
+    if facts is None or not mean or not calls or calls[len(calls) // 2] < 2:
+        return facts
+    if share * mean * running(snapshot) <= _most_of_its_own(facts):
+        return facts
+    return msgspec.structs.replace(facts, parameters=None, parameter_tensors=None)
 
 
 def _large(facts: HookFacts) -> bool:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from aitop.diagnosis.device_gaps import short_place
 from aitop.diagnosis.evidence import (
+    COLD,
     UNPROVEN,
     Lines,
     as_measured,
@@ -17,11 +18,13 @@ from aitop.diagnosis.evidence import (
     free_cores,
     host_limit,
     host_unproven,
+    left_cold,
     main_lines,
     main_stacks,
     records,
     samples_of,
     summed,
+    within_first,
 )
 from aitop.diagnosis.rule import Band, Finding, Judgement, Rule
 from aitop.diagnosis.serving import leisure
@@ -137,7 +140,10 @@ def _verdict(snapshot: Snapshot, work: Work) -> Verdict:
     sampled = None if work.measured else samples
     sure = confidence(*signals, base=0.5, steps=len(records(snapshot)), share=of_request, samples=sampled)
     evidence = [f"{percent(lines.share)} of {samples} stack samples make the input, most of them: {_doing(lines)}"]
-    gone = of_request * _of_first(lines)
+    gone = of_request * within_first(lines)
+    cold = left_cold(snapshot, gone, computed=True)
+    if cold:
+        evidence.append(COLD)
     forward = snapshot.steps.phases.forward if snapshot.steps else None
     if forward is not None:
         evidence.append(f"the model itself takes {percent(forward)}")
@@ -148,20 +154,12 @@ def _verdict(snapshot: Snapshot, work: Work) -> Verdict:
         severity=severity,
         share=round(share, 4),
         speedup=round(without(gone), 3),
-        confidence=min(sure, UNPROVEN) if unproven else sure,
+        confidence=min(sure, UNPROVEN) if unproven or cold else sure,
         title=f"{percent(of_request)} of each request is spent making the model's input",
         where=lines.where,
         evidence=tuple(evidence),
         fixes=_fixes(snapshot, of_request, gone, lines),
     )
-
-
-def _of_first(lines: Lines) -> float:
-    """How much of those lines' time (0..1) goes by in the function of the first one and below: what a fix can end."""
-    first = lines.where[0].file, lines.where[0].function
-    total = sum(line.samples for line in lines.lines)
-    within = sum(line.samples for line in lines.lines if first in [function for function, _ in _places(line)])
-    return within / total if total else 1.0
 
 
 def _doing(lines: Lines) -> str:

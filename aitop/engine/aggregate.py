@@ -116,20 +116,23 @@ def _window(history: History, hook: HookHistory | None, now: float) -> tuple[flo
 
 def _stepping_windows(history: History, hook: HookHistory | None) -> list[StackWindow]:
     """Stack windows of the time in which the process stepped: importing and setting up say nothing of a step."""
-    if hook is None or not hook.steps:
+    if hook is None or hook.began is None:
         return list(history.windows)
-    began = hook.steps[0].end - hook.steps[0].seconds - SETUP_SLACK_SECONDS
+    began = hook.began - SETUP_SLACK_SECONDS
     return [window for window in history.windows if window.time - window.seconds >= began]
 
 
 def _kind(records: list[StepRecord], stacks: Stacks | None, may_train: bool | None) -> Kind:
-    if records:
-        return "training" if records[-1].kind == "train" else "inference"
+    if records and records[-1].kind == "train":
+        return "training"
     shares: dict[str, int] = {}
     for line in stacks.lines if stacks else ():
         shares[line.phase] = shares.get(line.phase, 0) + line.samples
+    # Whoever asks for gradients by hand and updates by hand has forward passes alone where steps are counted.
     if "backward" in shares or "optimizer" in shares:
         return "training"
+    if records:
+        return "inference"
     # A forward pass is followed by a backward pass of about twice its time: its absence takes samples to notice.
     enough = FORWARD_SAMPLES if may_train is False else ENOUGH_FORWARD_SAMPLES
     return "inference" if shares.get("forward", 0) >= enough else "unknown"

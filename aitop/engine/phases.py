@@ -70,6 +70,8 @@ _TRANSFER_TEXT = re.compile(
     r"\.cuda\(|\.pin_memory\(|\.(?:to|copy_)\([^)]*(?:non_blocking|dev\b|device|cuda|gpu|rank)", re.IGNORECASE
 )
 _SAVE_TEXT = re.compile(r"\b(?:torch|pickle|joblib|dill)\.(?:save|dump)\(|\bnp\.savez?\w*\(|\.save_pretrained\(")
+# Of the most samples that one place of a function has.
+LEAST_OF_PLACES = 0.1
 _WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
 
 EVALUATES = frozenset({"eval", "evaluate", "evaluation", "evaluating", "val", "validation", "test", "testing"})
@@ -102,31 +104,26 @@ def phase_of(frames: Sequence[Frame], evaluating: frozenset[Function] = frozense
             phase = found
     if phase not in (None, "outside"):
         return phase
-    if checkpointing:
-        return "save"
-    return _phase_of_text(frames[-1]) if frames else "outside"
+    return "save" if checkpointing else _phase_of_text(frames)
 
 
-def evaluation_functions(stacks: Iterable[tuple[Sequence[Frame], Phase]]) -> frozenset[Function]:
-    """The user's functions in which one process evaluates, from all the stacks of its main thread with their phases.
+def evaluation_functions(stacks: Iterable[tuple[Sequence[Frame], Phase, int]]) -> frozenset[Function]:
+    """The user's functions in which one process evaluates, from all the stacks of its main thread.
 
-    A function that is named like it; one that is decorated with no_grad and runs the model, in a process that trains;
-    one that runs the model only under a condition of its own below the rest of the training function. But none under
-    which a backward pass or an optimizer step was seen, nor a decorated one that every step calls for its own loss
-    (frozen features, a teacher).
+    Each stack comes with its phase and how many samples it has. Evaluating are: a function that is named like it; one
+    that is decorated with no_grad and runs the model, in a process that trains; one that runs the model only under a
+    condition of its own below the rest of the training function. But none under which a backward pass or an optimizer
+    step was seen, nor a decorated one that every step calls for its own loss (frozen features, a teacher).
     """
+    seen = [(frames, phase, count, _before_phase(frames)) for frames, phase, count in stacks]
     named: set[Function] = set()
-    training: dict[Function, list[Frame]] = {}
+    training = _training(seen)
     forwards: dict[Function, list[tuple[Sequence[Frame], bool]]] = {}
-    for frames, phase in stacks:
-        for index, frame in enumerate(frames):
+    for frames, phase, _, depth in seen:
+        for index, frame in enumerate(frames[:depth]):
             if not frame.user:
-                if marker(frame.file, frame.function) not in (None, "outside"):
-                    break
                 continue
             function = frame.file, frame.function
-            if phase in ("backward", "optimizer"):
-                training.setdefault(function, []).append(frame)
             if _named_evaluation(frame.function, phase):
                 named.add(function)
             if phase == "forward" and index:
@@ -139,7 +136,73 @@ def evaluation_functions(stacks: Iterable[tuple[Sequence[Frame], Phase]]) -> fro
             )
             if decorated or all(_now_and_then(above, training) for above, _ in calls):
                 named.add(function)
+        named |= _running_model_by_hand([(frames[:depth], count) for frames, _, count, depth in seen], training)
     return frozenset(named - training.keys())
+
+
+def _before_phase(frames: Sequence[Frame]) -> int:
+    """How many frames there are above the first of a library that stands for a phase."""
+    return next(
+        (
+            index
+            for index, frame in enumerate(frames)
+            if not frame.user and marker(frame.file, frame.function) not in (None, "outside")
+        ),
+        len(frames),
+    )
+
+
+def _training(seen: Sequence[tuple[Sequence[Frame], Phase, int, int]]) -> dict[Function, list[Frame]]:
+    """The functions in or below which steps are made, with the places where they are.
+
+    A stack that was read while it changed shows a step on a line that makes none: it has few samples.
+    """
+    samples: dict[tuple[Function, Phase], dict[Frame, int]] = {}
+    for frames, phase, count, depth in seen:
+        if phase in ("backward", "optimizer"):
+            for frame in frames[:depth]:
+                if frame.user:
+                    places = samples.setdefault(((frame.file, frame.function), phase), {})
+                    places[frame] = places.get(frame, 0) + count
+    training: dict[Function, list[Frame]] = {}
+    # Backward passes last: that is where a loss is asked for.
+    for (function, _), places in sorted(samples.items(), key=lambda item: item[0][1] == "backward"):
+        most = max(places.values())
+        training.setdefault(function, []).extend(
+            frame for frame, count in places.items() if count >= LEAST_OF_PLACES * most
+        )
+    return training
+
+
+def _running_model_by_hand(
+    stacks: Sequence[tuple[Sequence[Frame], int]], training: Mapping[Function, Sequence[Frame]]
+) -> set[Function]:
+    """The same for a model that is no module: what a step calls for its loss is one, whoever else calls it."""
+    below = [(frames, _below_training(frames, training), count) for frames, count in stacks]
+    samples: dict[Function, int] = {}
+    for_loss: dict[Function, int] = {}
+    for frames, start, count in below:
+        before = start and _before_backward(frames[:start], training)
+        for function in {(frame.file, frame.function) for frame in frames[start:] if frame.user}:
+            samples[function] = samples.get(function, 0) + count
+            for_loss[function] = for_loss.get(function, 0) + (count if before else 0)
+    # A stack that was read while it changed shows what it calls on a line that does not.
+    model = {function for function, count in for_loss.items() if count > LEAST_OF_PLACES * samples[function]}
+    found: set[Function] = set()
+    for frames, start, _ in below:
+        called = [(frame.file, frame.function) for frame in frames[start:] if frame.user]
+        inner = next((index for index, function in enumerate(called) if function in model), 0)
+        if start and inner and _now_and_then(frames[:start], training):
+            found.update(called[:inner])
+    return found
+
+
+def _below_training(frames: Sequence[Frame], training: Mapping[Function, Sequence[Frame]]) -> int:
+    """Index of the first frame that the innermost training function on the stack called; 0 without one."""
+    for index in range(len(frames) - 1, -1, -1):
+        if (frames[index].file, frames[index].function) in training:
+            return index + 1
+    return 0
 
 
 def _before_backward(callers: Sequence[Frame], training: Mapping[Function, Sequence[Frame]]) -> bool:
@@ -198,10 +261,14 @@ def _named_evaluation(function: str, phase: Phase) -> bool:
     return bool({word.lower() for word in _WORD.findall(owner)} & EVALUATORS)
 
 
-def _phase_of_text(frame: Frame) -> Phase:
-    """Phase of a line that calls straight into C, where no library frame is to be seen."""
-    if not frame.user or frame.text is None:
+def _phase_of_text(frames: Sequence[Frame]) -> Phase:
+    """Phase of the user's innermost line by its text, where no library frame says more.
+
+    What a line saves goes through whatever the file is made of; a transfer calls straight into C.
+    """
+    line = next((frame for frame in reversed(frames) if frame.user), None)
+    if line is None or line.text is None:
         return "outside"
-    if _SAVE_TEXT.search(frame.text):
+    if _SAVE_TEXT.search(line.text):
         return "save"
-    return "transfer" if _TRANSFER_TEXT.search(frame.text) else "outside"
+    return "transfer" if frames[-1].user and _TRANSFER_TEXT.search(line.text) else "outside"

@@ -132,7 +132,7 @@ def _stacks(windows: Sequence[StackWindow], digests: Sequence[Digest], roles: Ma
         main = threads.get(lead, {}) if lead is not None else {}
         role = roles.get(pid) or ("loader-worker" if any(seen.worker for seen in main) else "other")
         known[pid] = role
-        evaluating = evaluation_functions((seen.frames, seen.phase) for seen in main)
+        evaluating = evaluation_functions((seen.frames, seen.phase, count) for seen, count in main.items())
         samples = sum(main.values())
         for key, stacks in threads.items():
             phases = {seen: _phase(seen, evaluating if key == lead else frozenset()) for seen in stacks}

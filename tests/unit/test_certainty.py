@@ -151,6 +151,12 @@ def test_only_as_many_waits_count_as_there_are_steps():
     assert fired(between_steps.host_io(at_a_wait(2000.0, step_seconds=0.005))).confidence < 0.5
 
 
+def test_work_of_the_thread_itself_leaves_cold_caches_once_a_step():
+    assert left_cold(at_a_wait(0.0, step_seconds=0.005), 0.72, computed=True)
+    assert not left_cold(at_a_wait(0.0, step_seconds=0.05), 0.72, computed=True)
+    assert not left_cold(at_a_wait(0.0), 0.72, computed=True), "steps are not counted"
+
+
 def test_a_machine_that_does_not_count_waits_changes_nothing():
     assert not left_cold(at_a_wait(None), 0.72) and not left_cold(at_a_wait(0.0), 0.72)
     assert not left_cold(msgspec.structs.replace(at_a_wait(130.0), host=None), 0.72)

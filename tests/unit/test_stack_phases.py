@@ -42,6 +42,8 @@ HF = ("transformers/trainer.py Trainer.train", "transformers/trainer.py Trainer.
         ((*MAIN, "numpy/lib/_npyio_impl.py save"), "save"),
         ((*MAIN, "safetensors/torch.py save_file"), "save"),
         (("user/train.py main", "user/train.py:8 dump_all | pickle.dump(model.state_dict(), f)"), "save"),
+        (("user/train.py main", "user/train.py:8 dump_all | pickle.dump(model.state_dict(), f)", "std/bz2.py BZ2File.write"), "save"),
+        (("user/train.py main", "user/train.py:8 keep | x = self.bank.to(device)", "std/bisect.py insort"), "outside"),
         (("user/train.py main", "user/train.py:8 save_checkpoint | os.fsync(f.fileno())"), "save"),
         (("user/train.py main", "user/train.py:8 load_checkpoint | f.read()"), "outside"),
         (("user/train.py main | x = x.to(device, non_blocking=True)",), "transfer"),
@@ -85,7 +87,7 @@ TRAINING = stack(*MAIN, "torch/_tensor.py Tensor.backward")
 
 
 def evaluating_in(*stacks):
-    return evaluation_functions((frames, phase_of(frames)) for frames in stacks)
+    return evaluation_functions((frames, phase_of(frames), 1) for frames in stacks)
 
 
 NO_GRAD = "torch/utils/_contextlib.py context_decorator.<locals>.decorate_context"
@@ -165,6 +167,36 @@ def test_a_model_run_under_a_condition_below_the_step_is_evaluation():
         assert phase_of(frames, evaluating_in(backward, update, frames)) == phase
     both = called_at(66, "if step % 50 == 0:"), called_at(58)
     assert phase_of(both[0], evaluating_in(backward, update, *both)) == "forward", "every step calls it, too"
+
+
+def _scores_by_hand(number, condition=None, function="score"):
+    outer = Frame("fit", "/home/ada/proj/train.py", number, True, None, "while True:", condition)
+    between = [f"user/train.py:31 {function} | out = [net(part) for part in held]"] if function else []
+    return [outer, *stack(*between, "user/train.py:17 net | x = torch.relu(x @ w)")]
+
+
+def test_a_model_that_is_no_module_is_known_by_what_the_step_calls_for_its_loss():
+    train, backward = _scores_by_hand(39, function=None), [*_scores_by_hand(41)[:1], *TRAINING[-1:]]
+    for frames, phase in (
+        (_scores_by_hand(45, "if n % 6 == 0:"), "evaluation"),
+        (_scores_by_hand(45), "outside"),
+        (_scores_by_hand(38, "if n % 6 == 0:"), "outside"),
+        (_scores_by_hand(45, "if n % 6 == 0:", function=None), "outside"),
+    ):
+        evaluating = evaluating_in(train, backward, frames)
+        assert phase_of(frames, evaluating) == phase
+        assert phase_of(train, evaluating) == "outside"
+
+
+def test_a_step_seen_on_a_line_that_makes_none_does_not_move_where_steps_end():
+    train, backward = _scores_by_hand(39, function=None), [*_scores_by_hand(41)[:1], *TRAINING[-1:]]
+    torn = [*_scores_by_hand(46)[:1], *stack(STEP)]
+    frames = _scores_by_hand(45, "if n % 6 == 0:")
+    update = [*_scores_by_hand(42)[:1], *stack(STEP)]
+    called = [*_scores_by_hand(39)[:1], *frames[1:]]
+    seen = [(train, 9), (backward, 60), (update, 50), (torn, 2), (called, 2), (frames, 40)]
+    evaluating = evaluation_functions((one, phase_of(one), count) for one, count in seen)
+    assert phase_of(frames, evaluating) == "evaluation"
 
 
 def test_a_server_that_predicts_without_gradient_runs_forward():

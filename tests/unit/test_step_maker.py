@@ -218,6 +218,17 @@ def test_no_events_hurt(events):
         assert step.cpu is None or step.cpu <= step.seconds
 
 
+def test_an_optimizer_for_each_of_many_parameters_makes_one_step(run):
+    for _ in range(5):
+        run.phase(at.FORWARD, 20 * MS, 8, -1)
+        run.phase(at.BACKWARD, 30 * MS, 1)
+        for number in range(150):
+            run.phase(at.OPTIMIZER_ENDS, MS, number, -1)
+    steps = run.steps()
+    whole = [(step.seconds, step.forward, step.backward, step.optimizer) for step in steps[-3:]]
+    assert whole == [pytest.approx((0.2, 0.02, 0.03, 0.15))] * 3, "once the first round has told which there are"
+
+
 def test_what_never_comes_round_again_does_not_pile_up(run):
     for number in range(3000):
         run.phase(at.NEXT, 1, number, -1)

@@ -27,6 +27,7 @@ BACKWARDS_WITHOUT_OPTIMIZER = 64
 FORWARDS_WITHOUT_BACKWARD = 8
 # What came one after the other without ever coming round again is no step.
 MOST_TOGETHER = 64
+MOST_IN_A_ROW = 4096
 # Of what is noted in a rest only the newest may tell of the step after it.
 MOST_MEANWHILE = 1024
 
@@ -299,13 +300,16 @@ class Steps(Serving):
 
     def close(self, end: int, cpu: int, timing: tuple[int, ...] | None, skipped: bool) -> None:
         """One of several optimizers is done: the step may end here, or go on with the next optimizer."""
-        parts, before = self.parts(), self.closed
+        parts = self.parts()
+        # One optimizer right after the other is one update, however many there are.
+        most = MOST_TOGETHER if parts.forwards or parts.backwards or self.feeds else MOST_IN_A_ROW
+        if len(self.stepped) >= most:
+            self.commit_closed()
+        before = self.closed
         if before is not None:
             parts = join(before.parts, parts)
             timing = None if before.timing is None or timing is None else before.timing + timing
             skipped = skipped or before.skipped
-        if len(self.stepped) >= MOST_TOGETHER:
-            self.commit_closed()
         self.closed = Closed(end, parts, cpu, timing, skipped)
         self.stepped.add(self.optimizer_last)
         self.closed_feeds |= self.feeds

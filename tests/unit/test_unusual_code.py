@@ -1,0 +1,137 @@
+"""What runs in unusual shapes look like: updates without an optimizer, optimizers without number, naps, copies."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from snapshot_builder import RANK, constant, host, line, snapshot, step, steps
+from stack_maker import stack, window
+
+from aitop.diagnosis import between_steps, gil, optimizer
+from aitop.diagnosis.composition import composed
+from aitop.diagnosis.evidence import Lines, within_first
+from aitop.diagnosis.input_bound import judge as input_bound
+from aitop.diagnosis.rule import Finding
+from aitop.engine.core import Engine
+from aitop.model.snapshot import Phases, ProcessStacks, Stacks, Target, ThreadShare, Tick
+from aitop.model.steps import HookFacts, HookSample
+from aitop.model.verdict import Verdict, Where
+
+
+def fired(judgement):
+    assert isinstance(judgement, Finding), judgement
+    return judgement.verdict
+
+
+@pytest.mark.parametrize(("below", "kind"), [("torch/autograd/__init__.py grad", "training"), (None, "inference")])
+def test_gradients_asked_for_by_hand_are_training_though_only_forwards_are_counted(below, kind):
+    records = tuple(step(index, 0.1, kind="infer", forward=0.02) for index in range(10))
+    made = stack("user/fit.py:8 main | state = update(state, x)", *([below] if below else []))
+    model = stack("user/fit.py:8 main | state = update(state, x)", "torch/nn/modules/module.py _call_impl")
+    seen = window(1001.0, (RANK, "MainThread", True, made, 8), (RANK, "MainThread", True, model, 8), seconds=1.0)
+    engine = Engine(Target(pid=RANK, command="python fit.py"))
+    events = [HookSample(time=1001.0, pid=RANK, steps=records), seen, Tick(time=1001.1, wall=1e9)]
+    assert [shot for shot in map(engine.handle, events) if shot is not None][-1].kind == kind
+
+
+def test_a_run_so_fast_that_few_seconds_of_its_steps_are_kept_still_has_its_stacks():
+    engine, shots = Engine(Target(pid=RANK, command="python serve.py")), []
+    model = stack("user/serve.py:9 main | y = model(x)", "torch/nn/modules/module.py _call_impl")
+    for second in range(1, 9):
+        made = [step(second * 1000 + index, 0.001, kind="infer", forward=0.0005) for index in range(1000)]
+        made = [msgspec.structs.replace(one, end=second - 1 + (index + 1) / 1000) for index, one in enumerate(made)]
+        seen = [window(float(second), (RANK, "MainThread", True, model, 40), seconds=2.0)] if second % 2 == 0 else []
+        for event in (
+            HookSample(time=float(second), pid=RANK, steps=tuple(made)),
+            *seen,
+            Tick(time=float(second), wall=1e9),
+        ):
+            shots.append(engine.handle(event))
+    stacks = shots[-1].stacks
+    assert stacks is not None and stacks.processes[0].samples == 160
+
+
+@pytest.mark.parametrize(("forwards", "known"), [(30, False), (1, True)])
+def test_parameters_of_one_of_many_modules_are_not_all_that_is_updated(forwards, known):
+    facts = HookFacts(
+        way="attach",
+        python="3.11",
+        torch="2",
+        parameters=4160,
+        parameter_tensors=2,
+        foreach=False,
+        optimizers=("Adam",),
+    )
+    seen = snapshot(steps(seconds=0.01, optimizer=0.006, forwards=forwards), facts=facts)
+    found = optimizer.judge(seen)
+    assert isinstance(found, Finding)
+    assert (found.level > 0.2) != known, "of one module it would be somebody else's doing"
+    assert ("need" in " ".join(found.verdict.evidence)) == known
+
+
+def test_an_evaluation_is_told_by_the_line_that_calls_the_model():
+    inside = line("net", 0.3, number=17, phase="evaluation", activity="compute", via=[("score", 31, "net(part)")])
+    train = line("net", 0.2, number=17, phase="forward", activity="compute", via=[("fit", 39, "loss = net(x)")])
+    records = steps(seconds=0.1, evaluation=0.03, forward=0.03)
+    [first] = fired(between_steps.evaluation(snapshot(records, lines=[inside, train]))).where
+    assert (first.function, first.line, first.text) == ("score", 31, "net(part)")
+    [alone] = fired(between_steps.evaluation(snapshot(records, lines=[inside]))).where
+    assert (alone.function, alone.line) == ("net", 17), "a function of its own"
+
+
+def _batches_by(*lines, series):
+    train = [line("fit", 0.1, number=20, phase=phase, activity="compute") for phase in ("forward", "backward")]
+    phases = Phases(data_wait=0.0, forward=0.1, backward=0.1, outside=0.8)
+    return snapshot(phases=phases, lines=[*lines, *train], series=series, host=host(main_cpu=1.0))
+
+
+@pytest.mark.parametrize(("ran", "subtype"), [(0.4, "storage"), (0.97, "transform")])
+def test_a_nap_beside_a_thread_that_computes_is_no_computing(ran, subtype):
+    nap = line("take", 0.6, number=34, activity="sleep", text="time.sleep(0.02)", via=[("fit", 12, "x = take()")])
+    found = fired(input_bound(_batches_by(nap, series={"main_cpu": constant(1.05), "main_thread": constant(ran)})))
+    assert found.subtype == subtype
+
+
+def test_a_cheaper_function_gives_back_what_is_made_in_it():
+    rows = line("prepared", 0.5, number=25, text="return chunk.apply(cost)", via=[("fit", 12, "x = prepared(c)")])
+    read = line(
+        "forever", 0.2, number=30, text="yield from pd.read_csv(path)", via=[("fit", 11, "for c in forever():")]
+    )
+    found = fired(input_bound(_batches_by(rows, read, series={"main_thread": constant(0.97)})))
+    gains = {fix.text[:13]: fix.speedup for fix in found.fixes}
+    assert gains["make prepared"] == pytest.approx(2.0, rel=0.02) and found.speedup == pytest.approx(3.3, rel=0.03)
+
+
+def test_a_comprehension_is_a_part_of_the_function_that_has_it():
+    row = line("batch.<locals>.<listcomp>", 0.4, number=19, text="[row[k] for k in ks]", via=[("batch", 19, "rows")])
+    rest = line("batch", 0.3, number=18, text="row = frame.iloc[i]", via=[("fit", 12, "x = batch(ids)")])
+    assert within_first(Lines(0.7, (row, rest))) == 1.0
+    assert within_first(Lines(0.7, (row, line("fit", 0.4, number=12)))) == pytest.approx(0.5)
+
+
+def _contended(held, ran):
+    shares = [ThreadShare(pid=RANK, thread="MainThread", samples=100, active=1.0, gil=0.05)]
+    shares.append(ThreadShare(pid=RANK, thread="copies", samples=100, active=1.0, gil=held))
+    ranks = (ProcessStacks(pid=RANK, role="rank", samples=100, phases=Phases(forward=0.5, backward=0.5)),)
+    found = Stacks(seconds=5.0, samples=200, processes=ranks, lines=(), threads=tuple(shares))
+    records = steps(seconds=0.1, forward=0.05, backward=0.05, cpu=0.1 * ran)
+    return snapshot(records, stacks=found, series={"run_delay": constant(0.0)}, host=host())
+
+
+@pytest.mark.parametrize(
+    ("held", "ran", "share"), [(0.45, 0.2, 0.8), (0.35, 0.2, 0.7), (0.2, 0.2, 0.2), (0.6, 0.9, 0.1)]
+)
+def test_who_holds_the_lock_is_sampled_but_how_long_one_stands_is_measured(held, ran, share):
+    assert fired(gil.judge(_contended(held, ran))).share == pytest.approx(share, abs=0.01)
+
+
+def _collecting(lock, where):
+    places = (Where(pid=RANK, file="/x/train.py", line=3, function="tidy"),) if where else ()
+    gc = Verdict(id="gc-stall", severity="warning", title="t", confidence=0.8, share=0.28, speedup=1.4, where=places)
+    held = msgspec.structs.replace(gc, id="gil-contention", share=lock, where=())
+    return [one.id for one in composed([held, gc], snapshot(steps()))]
+
+
+def test_objects_of_a_thread_that_holds_the_lock_are_collected_with_its_work():
+    assert _collecting(0.7, where=False) == ["gil-contention"]
+    assert _collecting(0.7, where=True) == _collecting(0.15, where=False) == ["gil-contention", "gc-stall"]
