@@ -50,6 +50,8 @@ class ReplayFeed:
         self._wanted: int | None = None
         self._way: tuple[int, int] | None = None
         self._rough = False
+        # Whether the picture of the tick that it stands at was published.
+        self._shown = False
         self._stopping = False
         self._wake = threading.Condition()
         self._thread: threading.Thread | None = None
@@ -178,7 +180,8 @@ class ReplayFeed:
                 return False
         return self._playing and self._wanted is None and not self._stopping
 
-    def _take_tick(self, publish: Publish) -> None:
+    def _take_tick(self, publish: Publish | None) -> None:
+        """Take the tick that is ahead, and show it where it is to be published."""
         played, self._pending = self._pending, None
         if played is None:
             return
@@ -189,7 +192,8 @@ class ReplayFeed:
         if self._rough:
             self._learn()
         self._last = played
-        if snapshot is not None and not self._stopping:
+        self._shown = publish is not None
+        if publish is not None and snapshot is not None and not self._stopping:
             publish(snapshot)
         following = self._ahead()
         if following is not None and self._speed and self._due:
@@ -218,7 +222,9 @@ class ReplayFeed:
         """Stand at a tick and show it, unless another place is wanted meanwhile."""
         keyframe = self._outline.keyframe_before(wanted)
         known = self._is_known(wanted)
-        if wanted < self._at or (self._rough and known):
+        # Another place may have been wanted on the way to one that lies further on.
+        passed = wanted < self._at or (wanted == self._at and not self._shown)
+        if passed or (self._rough and known):
             self._rewind()
         bookmark = self._outline.bookmark_before(wanted)
         if bookmark is not None and bookmark.number > self._at:
@@ -234,7 +240,7 @@ class ReplayFeed:
                 self._engine.recall(keyframe.memory)
                 self._rough = False
         while self._at < wanted - 1 and self._wanted == wanted and self._ahead() is not None:
-            self._take_tick(lambda snapshot: None)
+            self._take_tick(None)
         if self._wanted == wanted:
             if self._at < wanted and self._ahead() is not None:
                 self._take_tick(publish)
@@ -262,6 +268,7 @@ class ReplayFeed:
         if self._pending is not None:
             self._first = self._pending.time if self._first is None else self._first
             self._engine.note(self._pending)
+            self._shown = False
             self._last, self._pending = self._pending, None
             self._at += 1
 

@@ -97,6 +97,30 @@ def test_seeks_add_up_and_the_ends_stop_them(replay, played):
     assert seen.at(1) == played[0]
 
 
+def test_what_was_gone_past_is_shown_when_it_is_wanted_after_all(played):
+    """Two steps on and one back, faster than they can be gone."""
+    recording = Recording(SLOW_LOADER)
+
+    def events():
+        for event in recording.events():
+            if isinstance(event, Tick):
+                ticks.append(event)
+                if len(ticks) == 4:
+                    feed.step(-1)
+            yield event
+
+    ticks, seen = [], Seen()
+    feed = ReplayFeed(recording.header.target, events)
+    # Nothing but the way of the feed itself is to read the events.
+    feed._outline.start = lambda: None
+    feed.step(4)
+    feed.start(seen)
+    try:
+        assert seen.at(3) == played[2]
+    finally:
+        feed.stop()
+
+
 def test_at_its_end_it_waits_and_goes_on_from_the_start(replay, played):
     seen = Seen()
     replay.set_speed(1e6)
