@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import msgspec
+
+# What a thread that is not running waits in, told by the system call it is in and by the file it uses there.
+WaitKind = Literal["lock", "disk", "network", "queue", "child", "device", "sleep", "other"]
 
 
 class Frame(msgspec.Struct, frozen=True):
@@ -42,6 +47,32 @@ class GilHold(msgspec.Struct, frozen=True):
     asked: int
 
 
+class Look(msgspec.Struct, frozen=True, kw_only=True):
+    """Stacks of the threads of one process that were in one state, of `asked` looks at it within a window.
+
+    `kind` is the state: "cpu", running on a core or waiting for one; "gil", holding the interpreter's lock.
+    """
+
+    pid: int
+    kind: Literal["cpu", "gil"]
+    asked: int
+    stacks: tuple[StackCount, ...]
+
+
+class ThreadState(msgspec.Struct, frozen=True, kw_only=True):
+    """What the kernel said of one thread in `asked` looks within a window. `running` counts looks on or for a core.
+
+    `waits` counts the other looks by what the thread waited in. Source: /proc/PID/task/TID.
+    """
+
+    pid: int
+    thread: str
+    main: bool
+    asked: int
+    running: int
+    waits: dict[WaitKind, int]
+
+
 class StackWindow(msgspec.Struct, frozen=True, kw_only=True, tag="stacks"):
     """What was sampled in the `seconds` before `time`, at `rate` samples a second, idle threads included.
 
@@ -56,6 +87,8 @@ class StackWindow(msgspec.Struct, frozen=True, kw_only=True, tag="stacks"):
     stacks: tuple[StackCount, ...]
     sampler_cpu: float | None = None
     gil: tuple[GilHold, ...] | None = None
+    looks: tuple[Look, ...] = ()
+    states: tuple[ThreadState, ...] = ()
 
 
 class ThreadStack(msgspec.Struct, frozen=True, kw_only=True):

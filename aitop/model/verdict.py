@@ -23,15 +23,28 @@ class Where(msgspec.Struct, frozen=True, kw_only=True):
     text: str | None = None
 
 
+class Setting(msgspec.Struct, frozen=True, kw_only=True):
+    """A named setting to change. `current` is None where it is not known. In JSON: name, from, to."""
+
+    name: str
+    to: int | float | str | bool
+    current: int | float | str | bool | None = msgspec.field(default=None, name="from")
+
+
 class Fix(msgspec.Struct, frozen=True, kw_only=True):
-    """A change to make, and the factor in steps per second that it alone would give on this machine."""
+    """A change to make, and the factor in units per second that it alone would give on this machine."""
 
     text: str
     speedup: float | None = None
+    setting: Setting | None = None
 
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
-    """One finding. `share` of step time lost, `speedup` the factor if the cause were gone, `confidence` 0..1."""
+    """One finding. `share` of step time lost, `speedup` the factor if the cause were gone.
+
+    `speedup_range` bounds that factor (95 %). `confidence` (0..1) is that of the cause alone. `processes` are the pids
+    of the processes that lose the time.
+    """
 
     id: str
     severity: Severity
@@ -44,6 +57,8 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     evidence: tuple[str, ...] = ()
     fixes: tuple[Fix, ...] = ()
     ranks: tuple[int, ...] = ()
+    speedup_range: tuple[float, float] | None = None
+    processes: tuple[int, ...] = ()
 
 
 class Abstention(msgspec.Struct, frozen=True, kw_only=True):
