@@ -9,7 +9,8 @@ from operator import attrgetter
 from aitop.diagnosis.kept import kept
 from aitop.model.gpu import GpuDevice
 from aitop.model.host import ProcessSample
-from aitop.model.snapshot import HotLine, ProcessStacks, Snapshot
+from aitop.model.ledger import Activity, Entry, Ledger, Phase
+from aitop.model.snapshot import ProcessStacks, Snapshot
 from aitop.model.steps import StepRecord
 from aitop.model.verdict import Where
 
@@ -21,9 +22,7 @@ SEVERAL_WINDOWS = 3
 CLOSED = "without stack samples and without the hook nothing tells where the time of a step goes"
 # The most that one is sure of where times of the host are all there is to a run on a GPU.
 UNPROVEN = 0.45
-NEARLY_ALL, UNCERTAIN = 0.85, 0.45
 FAR = 0.4
-MOST_CORRECTED, NEARLY = 2.0, 1.25
 # In about so long a core reads again from memory what its caches hold.
 REFILL_SECONDS = 0.001
 COLD = "after each wait, or other work, caches are cold: how much faster the little that is left runs is not known"
@@ -31,68 +30,98 @@ COLD = "after each wait, or other work, caches are cold: how much faster the lit
 
 @dataclass(frozen=True)
 class Lines:
-    """Hot lines of one kind. `share` is of the samples of the process they were taken in."""
+    """Entries of the ledger of one kind. `share` is of the time of the process that they belong to."""
 
     share: float
-    lines: tuple[HotLine, ...]
+    entries: tuple[Entry, ...]
+
+    @property
+    def lines(self) -> tuple[Entry, ...]:
+        """The entries that have a line."""
+        return tuple(entry for entry in self.entries if entry.where is not None)
 
     @property
     def where(self) -> tuple[Where, ...]:
         """The lines as places, the same line counted once, heaviest first."""
         return places(self.lines)
 
+    def part(self, wanted: Callable[[Entry], bool]) -> float:
+        """The part (0..1) of their time in entries that are `wanted`."""
+        whole = sum(entry.share for entry in self.entries)
+        return sum(entry.share for entry in self.entries if wanted(entry)) / whole if whole > 0 else 0.0
+
+
+NO_LINES = Lines(0.0, ())
+# What waits for storage or a service, by the kernel's word or by the library that is called.
+STORAGE_WAITS: frozenset[Activity] = frozenset({"wait-disk", "wait-network"})
+STORAGE_WORK = frozenset({"file", "network", "database"})
+# What waits for others of the run's own, or for whoever hands it work.
+HANDED_WAITS: frozenset[Activity] = frozenset({"wait-queue", "wait-lock", "wait-child", "wait"})
+BLOCKED: frozenset[Activity] = frozenset({*STORAGE_WAITS, "sleep", "wait"})
+
+
+def stored(entry: Entry) -> bool:
+    """Whether an entry waits for storage or a service, or works in a library for them."""
+    return entry.activity in STORAGE_WAITS or entry.work in STORAGE_WORK
+
+
+def lead_ledger(snapshot: Snapshot) -> Ledger | None:
+    """The ledger of the process to show first."""
+    return snapshot.ledgers[0] if snapshot.ledgers else None
+
 
 def main_stacks(snapshot: Snapshot) -> ProcessStacks | None:
-    """Stacks of the process whose steps are shown."""
-    if snapshot.stacks is None:
+    """Stacks of that process."""
+    ledger = lead_ledger(snapshot)
+    if ledger is None or snapshot.stacks is None:
         return None
-    pid = snapshot.steps.pid if snapshot.steps and snapshot.steps.pid else snapshot.target.pid
-    ranks = [process for process in snapshot.stacks.processes if process.role == "rank"]
-    return min(ranks, key=lambda process: (process.pid != pid, -process.samples), default=None)
+    return next((process for process in snapshot.stacks.processes if process.pid == ledger.pid), None)
 
 
-def main_lines(snapshot: Snapshot, wanted: Callable[[HotLine], bool]) -> Lines:
-    """Hot lines of that process's stepping thread (mostly the main one) that are `wanted`."""
-    process = main_stacks(snapshot)
-    if process is None or snapshot.stacks is None:
-        return Lines(0.0, ())
-    return _lines(
-        line
-        for line in snapshot.stacks.lines
-        if line.pid == process.pid and line.thread == process.thread and wanted(line)
-    )
+def main_lines(snapshot: Snapshot, wanted: Callable[[Entry], bool]) -> Lines:
+    """What the stepping thread does that is `wanted`, and that no other cause has claimed."""
+    ledger = lead_ledger(snapshot)
+    entries = ledger.entries if ledger is not None else ()
+    return _lines(entry for entry in entries if entry.lane == "main" and wanted(entry))
+
+
+def phase_share(snapshot: Snapshot, *phases: Phase) -> float:
+    """Share of the stepping thread's time in these phases, that no other cause has claimed."""
+    return main_lines(snapshot, lambda entry: entry.phase in phases).share
 
 
 MAIN = "MainThread"
 
 
-def worker_lines(snapshot: Snapshot, wanted: Callable[[HotLine], bool] = lambda line: True) -> Lines:
-    """Hot lines of loader workers, idle waiting left out; `share` is the mean over the workers."""
-    if snapshot.stacks is None:
-        return Lines(0.0, ())
+def worker_lines(snapshot: Snapshot, wanted: Callable[[Entry], bool] = lambda entry: True) -> Lines:
+    """What loader workers do, idle waiting left out; `share` is the mean over the workers."""
+    ledger = lead_ledger(snapshot)
+    if snapshot.stacks is None or ledger is None:
+        return NO_LINES
     workers = {process.pid for process in snapshot.stacks.processes if process.role == "loader-worker"}
-    found = _lines(
-        line
-        for line in snapshot.stacks.lines
-        if line.pid in workers and line.activity not in ("queue", "idle") and wanted(line)
+    working = _lines(
+        entry
+        for entry in ledger.entries
+        if entry.lane == "producers" and entry.pid in workers and entry.activity != "wait-queue" and wanted(entry)
     )
-    return Lines(found.share / len(workers) if workers else 0.0, found.lines)
+    return Lines(working.share / len(workers) if workers else 0.0, working.entries)
 
 
-def _lines(lines: Iterable[HotLine]) -> Lines:
-    kept = sorted(lines, key=lambda line: -line.samples)
-    return Lines(sum(line.share for line in kept), tuple(kept))
+def _lines(entries: Iterable[Entry]) -> Lines:
+    ordered = sorted(entries, key=lambda entry: -entry.share)
+    return Lines(sum(entry.share for entry in ordered), tuple(ordered))
 
 
-def places(lines: Sequence[HotLine]) -> tuple[Where, ...]:
-    """Hot lines as places: one a line of code, shares relative to all the given lines, heaviest first."""
-    total = sum(line.samples for line in lines)
-    weights: dict[tuple[str, int], int] = {}
-    first: dict[tuple[str, int], HotLine] = {}
-    for line in lines:
-        key = (line.file, line.line)
-        weights[key] = weights.get(key, 0) + line.samples
-        first.setdefault(key, line)
+def places(entries: Sequence[Entry]) -> tuple[Where, ...]:
+    """The lines of entries as places: one a line of code, shares relative to all of them, heaviest first."""
+    located = [(entry.where, entry.share) for entry in entries if entry.where is not None]
+    total = sum(share for _, share in located)
+    weights: dict[tuple[str, int], float] = {}
+    first: dict[tuple[str, int], Where] = {}
+    for where, share in located:
+        key = (where.file, where.line)
+        weights[key] = weights.get(key, 0.0) + share
+        first.setdefault(key, where)
     ordered = sorted(weights, key=lambda key: -weights[key])
     return tuple(
         Where(
@@ -110,20 +139,21 @@ def places(lines: Sequence[HotLine]) -> tuple[Where, ...]:
 
 def within_first(lines: Lines) -> float:
     """How much of those lines' time (0..1) goes by in the function of the first one and below: what a fix can end."""
-    if not lines.where:
+    located = lines.lines
+    if not located:
         return 1.0
-    places = [_functions(line) for line in lines.lines]
-    first = places[0][-1]
-    total = sum(line.samples for line in lines.lines)
-    within = sum(line.samples for line, above in zip(lines.lines, places, strict=True) if first in above)
+    stacks = [_functions(entry) for entry in located]
+    first = stacks[0][-1]
+    total = sum(entry.share for entry in located)
+    within = sum(entry.share for entry, above in zip(located, stacks, strict=True) if first in above)
     return within / total if total else 1.0
 
 
-def _functions(line: HotLine) -> list[tuple[str, str]]:
+def _functions(entry: Entry) -> list[tuple[str, str]]:
     """The functions on its stack, the outermost first; a comprehension, or a lambda, is a part of what has it."""
-    found = [*((frame.file, frame.function) for frame in line.via), (line.file, line.function)]
-    named = [place for place in found if not place[1].rpartition(".")[2].startswith("<")]
-    return named or found
+    stack = [*((frame.file, frame.function) for frame in entry.via), (entry.file, entry.function)]
+    named = [place for place in stack if not place[1].rpartition(".")[2].startswith("<")]
+    return named or stack
 
 
 def records(snapshot: Snapshot) -> tuple[StepRecord, ...]:
@@ -275,8 +305,6 @@ def enough(snapshot: Snapshot) -> str | None:
     if process is None or seen < MIN_SAMPLES:
         needed = f"{MIN_STEPS} steps or {MIN_SAMPLES} samples are needed"
         return f"{len(steps)} steps and {seen} stack samples so far; {needed}"
-    if not steps and not _steps_in(snapshot, process):
-        return f"none of {seen} stack samples so far shows a part of a step: it may still be starting"
     return None
 
 
@@ -286,59 +314,15 @@ def _closed(snapshot: Snapshot) -> bool:
     return len(states) == 2 and all(state in ("absent", "denied", "failed") for state in states)
 
 
-def _steps_in(snapshot: Snapshot, process: ProcessStacks) -> bool:
-    """Whether stacks show that steps are made: setting up, too, reads data and computes."""
-    found = [process.phases, *([snapshot.steps.phases] if snapshot.steps else [])]
-    if any(phases.data_wait or phases.forward or phases.backward or phases.optimizer for phases in found):
-        return True
-    return any(line.pid == process.pid and line.phase == "evaluation" for line in _all_lines(snapshot))
-
-
-def _all_lines(snapshot: Snapshot) -> tuple[HotLine, ...]:
-    return snapshot.stacks.lines if snapshot.stacks else ()
-
-
 def seen_once(snapshot: Snapshot, lines: Lines) -> bool:
     """Whether all samples of these lines may come from one stretch of time: how often it comes is then not known.
 
     They do where they are of one window of stacks, or of two next to each other.
     """
-    if snapshot.stacks is None or not all(line.seen_in for line in lines.lines):
+    if snapshot.stacks is None or not all(entry.seen_in for entry in lines.lines):
         return False
-    windows = {number for line in lines.lines for number in line.seen_in}
+    windows = {number for entry in lines.lines for number in entry.seen_in}
     return bool(windows) and len(windows) < SEVERAL_WINDOWS and max(windows) - min(windows) < SEVERAL_WINDOWS - 1
-
-
-def by_samples(share: float, samples: int) -> float:
-    """A sampled share pulled in by half a sample, so that nothing unseen counts as nothing there."""
-    return min(share, (share * samples + 0.5) / (samples + 1)) if samples else share
-
-
-def as_measured(share: float, sampled: float, measured: float) -> float:
-    """A sampled part of what is `sampled` as a whole and was `measured` more exactly, as a part of that (0..1).
-
-    Where far more was measured than seen, the process was held up at the edges of what is timed, by a lock say: of
-    that no part of the samples tells.
-    """
-    return min(1.0, share * min(MOST_CORRECTED, measured / sampled)) if sampled > 0 else share
-
-
-def of_outside(snapshot: Snapshot, lines: Lines, most: float = MOST_CORRECTED) -> float:
-    """Share of step time of these lines outside of the phases: what the process measured there, as they divide it.
-
-    At most so many times what was seen of them.
-    """
-    measured = outside_work(snapshot)
-    if measured is None:
-        return lines.share
-    outside = main_lines(snapshot, lambda line: line.phase == "outside").share
-    outside += sum(_not_timed(snapshot, phase) for phase in ("save", "evaluation"))
-    return min(most * lines.share, as_measured(lines.share, outside, measured))
-
-
-def _not_timed(snapshot: Snapshot, phase: str) -> float:
-    """What stacks show of a phase beyond what the process timed of it: that was measured as outside of the phases."""
-    return max(0.0, main_lines(snapshot, lambda line: line.phase == phase).share - (part(snapshot, phase) or 0.0))
 
 
 def left_cold(snapshot: Snapshot, share: float, *, computed: bool = False) -> bool:
@@ -363,16 +347,10 @@ def samples_of(snapshot: Snapshot) -> int | None:
     return process.samples if process is not None else None
 
 
-def confidence(
-    *signals: bool, base: float = 0.55, steps: int = 0, share: float = 0.0, samples: int | None = None
-) -> float:
-    """Confidence 0..0.95 from independent signals that agree and the number of steps seen.
+def confidence(*signals: bool, base: float = 0.55, steps: int = 0) -> float:
+    """How sure a cause is (0..0.95): from independent signals that agree and the number of steps seen.
 
-    Where the `share` to be gained leaves little of a step, what no fix takes away decides how much faster it gets.
-    Where it was only sampled, so do too few `samples`: twice their error may not be more than FAR of what is left.
+    How far the gain may be from the predicted one is another matter: see what_if.gain_range.
     """
-    agreed = sum(signals)
-    little = share >= NEARLY_ALL
-    few = samples is not None and 4.0 * share > FAR**2 * samples * (1.0 - share)
-    most = UNCERTAIN if little or few else 0.95
-    return round(min(most, base + 0.12 * agreed + (0.1 if steps >= 50 else 0.05 if steps >= 20 else 0.0)), 2)
+    seen = 0.1 if steps >= 50 else 0.05 if steps >= 20 else 0.0
+    return round(min(0.95, base + 0.12 * sum(signals) + seen), 2)

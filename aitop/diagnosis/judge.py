@@ -1,4 +1,4 @@
-"""Runs the rules over successive Snapshots: bands, dwell and order. The only state of the diagnosis."""
+"""Runs the rules over successive Snapshots: claims, bands, dwell and order. The only state of the diagnosis."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from typing import NamedTuple
 
 import msgspec
 
-from aitop.diagnosis.composition import composed
+from aitop.diagnosis import what_if
 from aitop.diagnosis.rule import Finding, Judgement, Rule
 from aitop.diagnosis.rules import RULES
+from aitop.model.ledger import Entry
 from aitop.model.snapshot import Snapshot
 from aitop.model.verdict import SEVERITY_ORDER, Abstention, Diagnosis, Verdict
 
@@ -34,6 +35,9 @@ class Memory(NamedTuple):
 class Judge:
     """Remembers which findings are shown. A finding is shown once it entered its band in `CONFIRM_TICKS` ticks
     running, and stays until it was below its band's `leave` for `DWELL_SECONDS`.
+
+    Rules claim entries of the ledger in their order: what a finding explains is not seen by the rules after it, so no
+    moment is blamed twice.
     """
 
     def __init__(self, rules: Sequence[Rule] = RULES) -> None:
@@ -50,18 +54,29 @@ class Judge:
         self._shown, self._entering = dict(memory.shown), dict(memory.entering)
 
     def judge(self, snapshot: Snapshot) -> Diagnosis:
-        """The findings and abstentions of this tick, the primary finding first."""
+        """The findings and abstentions of this tick, the primary finding first. The Snapshot has its ledgers."""
         abstained: list[Abstention] = []
+        left = snapshot
         for rule in self._rules:
-            judgement = _judged(rule, snapshot)
+            judgement = _judged(rule, left)
             if isinstance(judgement, Abstention):
                 abstained.append(judgement)
-            self._update(rule, judgement if isinstance(judgement, Finding) else None, snapshot.time)
+            finding = judgement if isinstance(judgement, Finding) else None
+            if finding is not None:
+                finding = _with_range(finding, snapshot)
+            self._update(rule, finding, snapshot.time)
+            if finding is not None and finding.claims and finding.level >= rule.band.leave:
+                left = _without(left, finding.claims)
         verdicts = sorted((shown.verdict for shown in self._shown.values()), key=_importance)
         verdicts = _alone_or_not(verdicts, {rule.id for rule in self._rules if rule.only_alone})
-        verdicts = list(composed(verdicts, snapshot))
-        ranks = _ranks(snapshot)
-        verdicts = [msgspec.structs.replace(verdict, ranks=verdict.ranks or ranks) for verdict in verdicts]
+        verdicts = what_if.together(verdicts, snapshot)
+        ranks, pid = _ranks(snapshot), _judged_pid(snapshot)
+        verdicts = [
+            msgspec.structs.replace(
+                verdict, ranks=verdict.ranks or ranks, processes=verdict.processes or _processes(verdict, pid)
+            )
+            for verdict in verdicts
+        ]
         return Diagnosis(verdicts=tuple(verdicts), abstained=tuple(abstained))
 
     def _update(self, rule: Rule, finding: Finding | None, now: float) -> None:
@@ -90,18 +105,48 @@ def _judged(rule: Rule, snapshot: Snapshot) -> Judgement:
         return Abstention(id=rule.id, reason=f"this rule failed ({type(error).__name__}: {error})")
 
 
+def _without(snapshot: Snapshot, claims: Sequence[Entry]) -> Snapshot:
+    """The Snapshot without these entries in its ledgers."""
+    claimed = set(map(id, claims))
+    ledgers = tuple(
+        msgspec.structs.replace(ledger, entries=tuple(entry for entry in ledger.entries if id(entry) not in claimed))
+        for ledger in snapshot.ledgers
+    )
+    return msgspec.structs.replace(snapshot, ledgers=ledgers)
+
+
+def _with_range(finding: Finding, snapshot: Snapshot) -> Finding:
+    verdict = finding.verdict
+    if verdict.speedup is None or verdict.speedup_range is not None:
+        return finding
+    bounds = what_if.gain_range(verdict, finding.claims, snapshot)
+    return Finding(msgspec.structs.replace(verdict, speedup_range=bounds), finding.level, finding.claims)
+
+
 def _alone_or_not(verdicts: list[Verdict], lonely: set[str]) -> list[Verdict]:
     """Without the `lonely` ones where another one is more than information and has a share, else with them ahead of
     all information.
     """
-    if any(one.share and one.severity != "info" and one.id not in lonely for one in verdicts):
-        return [one for one in verdicts if one.id not in lonely]
-    return sorted(verdicts, key=lambda one: (SEVERITY_ORDER[one.severity], one.id not in lonely))
+    if any(verdict.share and verdict.severity != "info" and verdict.id not in lonely for verdict in verdicts):
+        return [verdict for verdict in verdicts if verdict.id not in lonely]
+    return sorted(verdicts, key=lambda verdict: (SEVERITY_ORDER[verdict.severity], verdict.id not in lonely))
+
+
+def _judged_pid(snapshot: Snapshot) -> int:
+    """The process whose time was judged."""
+    if snapshot.ledgers:
+        return snapshot.ledgers[0].pid
+    return snapshot.steps.pid if snapshot.steps and snapshot.steps.pid else snapshot.target.pid
+
+
+def _processes(verdict: Verdict, pid: int) -> tuple[int, ...]:
+    """The processes that lose the time: the one that was judged first."""
+    return tuple(dict.fromkeys((pid, *(where.pid for where in verdict.where))))
 
 
 def _ranks(snapshot: Snapshot) -> tuple[int, ...]:
-    """The rank whose steps were judged; empty where it has no number."""
-    judged = snapshot.steps.pid if snapshot.steps and snapshot.steps.pid else snapshot.target.pid
+    """The rank whose time was judged; empty where it has no number."""
+    judged = _judged_pid(snapshot)
     processes = snapshot.host.processes if snapshot.host else ()
     return tuple(process.rank for process in processes if process.pid == judged and process.rank is not None)
 

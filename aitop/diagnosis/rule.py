@@ -6,16 +6,21 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Union
 
+from aitop.model.ledger import Entry
 from aitop.model.snapshot import Snapshot
 from aitop.model.verdict import Abstention, Verdict
 
 
 @dataclass(frozen=True)
 class Finding:
-    """A verdict that could be given, and how strongly: `level` is held against the rule's band."""
+    """A verdict that could be given, and how strongly: `level` is held against the rule's band.
+
+    `claims` are the entries of the ledger that it explains; no later rule sees them while it is shown.
+    """
 
     verdict: Verdict
     level: float
+    claims: tuple[Entry, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -1,13 +1,43 @@
-"""Predicted speed-ups: Amdahl's law on the critical path of a step. Pure arithmetic."""
+"""What if: the length of a unit without some entries of the ledger, or with other settings. Pure arithmetic.
+
+A step is what its stepping thread does, one thing after the other; loaders and producers run beside it, and the cores
+carry so much. Every predicted gain comes from here.
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+
+import msgspec
+
+from aitop.model.ledger import Entry
+from aitop.model.snapshot import Snapshot
+from aitop.model.units import percent
+from aitop.model.verdict import Fix, Verdict
 
 MOST_SPEEDUP = 100.0
 MOST_WORKERS = 32
 HEADROOM = 0.9
+# A fix rarely ends all of a cause, and what is left of a step changes with it (caches, clocks, cores): by how much in
+# the suite of scenarios, for 95 % of the fixes. See tests/bench/README.md.
+ENDED, LEFT = 0.85, 0.15
+# Where no sample divides the time, the share itself is known so well.
+UNSAMPLED = 0.05
+# A loader that is behind at this part of the steps cannot keep up.
+EMPTY = 0.8
+# Work of every step: while loading cannot keep up, a step without it only waits longer for its data.
+IN_EVERY_STEP = frozenset(
+    {
+        "python-overhead", "host-bound", "optimizer-bound", "host-io-stall", "sync-stall", "transfer-bound",
+        "launch-bound", "precision",
+    }
+)  # fmt: skip
+# What takes its part of every phase leaves the proportions of the phases as they are.
+OF_EVERY_PART = frozenset({"precision", "gil-contention", "cpu-oversubscription"})
+# Their share is of what could be done in the time, not of what a step loses.
+OF_THROUGHPUT = frozenset({"underbatched", "memory-bandwidth-bound"})
 
 
 def without(share: float) -> float:
@@ -68,3 +98,97 @@ class Loading:
     def speedup_with(self, workers: int) -> float:
         """The factor that `workers` workers would give."""
         return self.step / self.step_with(workers)
+
+
+def gain_range(verdict: Verdict, claims: Sequence[Entry], snapshot: Snapshot) -> tuple[float, float]:
+    """Bounds (95 %) of the factor that the end of a cause gives: of its share, and of what is left of a step."""
+    share = min(0.99, 1.0 - 1.0 / verdict.speedup) if verdict.speedup else 0.0
+    whole = sum(entry.share for entry in claims)
+    if whole > 0.0:
+        # Entries are divided by samples of their own: their errors are independent.
+        below = math.sqrt(sum((entry.share - entry.low) ** 2 for entry in claims)) / whole
+        above = math.sqrt(sum((entry.high - entry.share) ** 2 for entry in claims)) / whole
+    else:
+        below = above = UNSAMPLED
+    low = min(0.99, max(0.0, share * (1.0 - below) * ENDED))
+    high = min(0.99, share * (1.0 + above))
+    least = 1.0 / ((1.0 - low) * (1.0 + LEFT * share))
+    most = 1.0 / max(1.0 / MOST_SPEEDUP, (1.0 - high) * (1.0 - LEFT))
+    return round(min(least, verdict.speedup or least), 3), round(max(most, verdict.speedup or most), 3)
+
+
+def together(verdicts: Sequence[Verdict], snapshot: Snapshot) -> list[Verdict]:
+    """The verdicts, in their order, each gain held against what limits the step next."""
+    return _with_next_limit(_held_up_by_loading(list(verdicts), snapshot))
+
+
+def _held_up_by_loading(verdicts: list[Verdict], snapshot: Snapshot) -> list[Verdict]:
+    """While loading cannot keep up, less work in the step gains nothing before loading is faster."""
+    loading = next(
+        (verdict for verdict in verdicts if verdict.id == "input-bound" and verdict.severity != "info"), None
+    )
+    if loading is None or not loader_saturated(snapshot, loading):
+        return verdicts
+    evidence = "alone it gains nothing: while loading cannot keep up, a shorter step only waits longer for its data"
+    held = [
+        msgspec.structs.replace(
+            verdict,
+            speedup=1.0,
+            speedup_range=(1.0, verdict.speedup_range[1] if verdict.speedup_range else 1.0),
+            evidence=(*verdict.evidence, evidence),
+            fixes=_gaining_nothing(verdict.fixes),
+        )
+        if verdict.id in IN_EVERY_STEP and verdict.share
+        else verdict
+        for verdict in verdicts
+    ]
+    if held[0].id in IN_EVERY_STEP:
+        return [loading, *(verdict for verdict in held if verdict is not loading)]
+    return held
+
+
+def _gaining_nothing(fixes: Sequence[Fix]) -> tuple[Fix, ...]:
+    return tuple(msgspec.structs.replace(fix, speedup=1.0) if fix.speedup is not None else fix for fix in fixes)
+
+
+def loader_saturated(snapshot: Snapshot, loading: Verdict) -> bool:
+    """Whether batches are made beside the step, and never lie ready for it."""
+    if loading.subtype not in ("workers", "transform", "storage", "collate"):
+        return False
+    workers = {
+        process.pid for process in (snapshot.host.processes if snapshot.host else ()) if process.role == "loader-worker"
+    }
+    steps = snapshot.steps.recent if snapshot.steps else ()
+    depths = [step.queue_ready for step in steps if step.queue_ready is not None]
+    if depths:
+        return bool(workers) and depths.count(0) >= EMPTY * len(depths)
+    ledger = snapshot.ledgers[0] if snapshot.ledgers else None
+    lead = (ledger.pid, ledger.thread) if ledger is not None else None
+    makers = [entry for entry in (ledger.entries if ledger else ()) if (entry.pid, entry.thread) != lead]
+    return bool(loading.where) and any(
+        entry.where is not None and entry.line == loading.where[0].line and entry.file == loading.where[0].file
+        for entry in makers
+    )
+
+
+def _with_next_limit(verdicts: list[Verdict]) -> list[Verdict]:
+    """The first of them, with what is left to gain when it is gone."""
+    timed = [verdict for verdict in verdicts if verdict.share and verdict.severity != "info"]
+    if len(timed) < 2 or not verdicts or verdicts[0] is not timed[0]:
+        return verdicts
+    first, second = timed[0], timed[1]
+    if first.id in OF_THROUGHPUT or second.id in OF_THROUGHPUT:
+        return verdicts
+    left = 1.0 - (first.share or 0.0)
+    rest = min(second.share or 0.0, left)
+    if {first.id, second.id} & OF_EVERY_PART:
+        rest = left * (second.share or 0.0)
+    if left <= 0.02 or rest <= 0.0:
+        return verdicts
+    then = min(0.99, rest / left)
+    both = without(min(0.99, (first.share or 0.0) + rest))
+    # What takes time from other parts of the step too may gain more alone than by its share.
+    if both <= (first.speedup or 0.0):
+        return verdicts
+    evidence = f"next limit: {second.id}, {percent(then)} of the step that is left (both gone: {both:.1f}×)"
+    return [msgspec.structs.replace(first, evidence=(*first.evidence, evidence)), *verdicts[1:]]

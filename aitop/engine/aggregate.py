@@ -9,10 +9,8 @@ import msgspec
 
 from aitop.engine.history import History, HookHistory
 from aitop.engine.long_view import worker_lanes
-from aitop.engine.phases import Phase
 from aitop.engine.ranks import ranks_view
 from aitop.engine.series import recompiles, series
-from aitop.engine.stack_view import activity_over_time, phases_over_time, view
 from aitop.engine.standstill import standstill
 from aitop.engine.steps_view import steps_view
 from aitop.engine.throughput import with_operations, with_throughput
@@ -21,6 +19,7 @@ from aitop.model.snapshot import Cost, Phases, ProcessStacks, Series, Snapshot, 
 from aitop.model.source import SourceName, SourceStatus
 from aitop.model.stacks import StackWindow
 from aitop.model.steps import Kind, StepRecord
+from aitop.stacks.libraries import Phase
 
 WINDOW_SECONDS = 30.0
 LONG_WINDOW_SECONDS = 120.0
@@ -47,7 +46,7 @@ def aggregate(history: History, tick: Tick) -> Snapshot:
     host = history.hosts.last
     roles: dict[int, Role] = {process.pid: process.role for process in host.processes} if host else {}
     roles.setdefault(history.target.pid, "rank")
-    stacks = view(_stepping_windows(history, hook), roles, since)
+    stacks = history.stacks.view(_stepping_windows(history, hook), roles, since)
     first = history.first_time if history.first_time is not None else tick.time
     return Snapshot(
         tick=history.tick_count,
@@ -70,7 +69,7 @@ def aggregate(history: History, tick: Tick) -> Snapshot:
         series=series(history, tuple(hook.steps) if hook else ())
         | _by_windows(history, hook, stacks)
         | (hook.seconds.series() if hook else {})
-        | worker_lanes(history.hosts, history.windows),
+        | worker_lanes(history.hosts, history.windows, history.stacks),
         cost=_cost(history, hook, steps),
     )
 
@@ -83,11 +82,11 @@ def _by_windows(history: History, hook: HookHistory | None, stacks: Stacks | Non
         return found
     windows = _stepping_windows(history, hook)
     if hook is None:
-        found["beside"] = phases_over_time(windows, process.pid, process.thread, BESIDE)
+        found["beside"] = history.stacks.phases_over_time(windows, process.pid, process.thread, BESIDE)
     if any(line.activity == "compile" for line in stacks.lines):
         all_windows = list(history.windows)
-        found["compiling"] = activity_over_time(all_windows, process.pid, process.thread, "compile")
-        found["updating"] = phases_over_time(all_windows, process.pid, process.thread, UPDATING)
+        found["compiling"] = history.stacks.state_over_time(all_windows, process.pid, process.thread, "compile")
+        found["updating"] = history.stacks.phases_over_time(all_windows, process.pid, process.thread, UPDATING)
     return found
 
 

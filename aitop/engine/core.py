@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from aitop.diagnosis.judge import Judge, Memory
+from aitop.diagnosis.ledger import ledgers
 from aitop.engine.aggregate import aggregate
 from aitop.engine.history import History
 from aitop.engine.standstill import wants_look
@@ -25,6 +26,7 @@ class Engine:
         if not isinstance(event, Tick):
             return None
         snapshot = aggregate(self._history, event)
+        snapshot = msgspec.structs.replace(snapshot, ledgers=ledgers(snapshot))
         return msgspec.structs.replace(snapshot, diagnosis=self._judge.judge(snapshot))
 
     def wants_look(self, now: float) -> bool:

@@ -15,6 +15,7 @@ from aitop.model.snapshot import GrowthSites, Target, Tick
 from aitop.model.source import SourceName, SourceStatus
 from aitop.model.stacks import StackDump, StackWindow
 from aitop.model.steps import AllocatorSample, HookFacts, HookSample, StepRecord
+from aitop.stacks.view import StackView
 
 KEEP_STEPS = 4096
 KEEP_WINDOWS = 40
@@ -58,6 +59,7 @@ class History:
     tick_count: int = 0
     first_time: float | None = None
     newest: dict[SourceName, float] = field(default_factory=dict)
+    stacks: StackView = field(default_factory=StackView)
 
     def add(self, event: Event) -> None:
         """Take one event."""

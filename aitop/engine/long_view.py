@@ -7,11 +7,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from aitop.engine.stack_view import idle_over_time
 from aitop.model.host import HostSample
 from aitop.model.snapshot import Series
 from aitop.model.stacks import StackWindow
 from aitop.model.steps import StepRecord
+from aitop.stacks.view import StackView
 
 KEEP_SECONDS = 300
 MOST_LANES = 16
@@ -67,7 +67,7 @@ def _second(records: Sequence[StepRecord]) -> Second:
     )
 
 
-def worker_lanes(hosts: Iterable[HostSample], windows: Sequence[StackWindow]) -> dict[str, Series]:
+def worker_lanes(hosts: Iterable[HostSample], windows: Sequence[StackWindow], stacks: StackView) -> dict[str, Series]:
     """Of each loader worker (the first sixteen) the cores it used and, where stacks tell, how far it had no work."""
     kept = list(hosts)[-LANE_SAMPLES:]
     if not kept:
@@ -81,6 +81,6 @@ def worker_lanes(hosts: Iterable[HostSample], windows: Sequence[StackWindow]) ->
                 used[process.pid][number] = process.cpu
     times = tuple(host.time for host in kept)
     found = {f"worker{pid}.cpu": Series(times=times, values=tuple(values)) for pid, values in used.items()}
-    for pid, idle in idle_over_time(windows, wanted).items():
+    for pid, idle in stacks.idle_over_time(windows, wanted).items():
         found[f"worker{pid}.idle"] = idle
     return found

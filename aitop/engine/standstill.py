@@ -12,12 +12,12 @@ from itertools import chain, islice
 from msgspec.structs import replace
 
 from aitop.engine.history import History
-from aitop.engine.stack_groups import own_frames
-from aitop.engine.waiting import waiting_for
 from aitop.model.host import HostSample, ProcessSample
 from aitop.model.ranks import Standing, Standstill
 from aitop.model.snapshot import Snapshot
 from aitop.model.stacks import Frame, StackDump
+from aitop.stacks.groups import own_frames
+from aitop.stacks.standing import waiting_for
 
 # Waits with a time-out of seconds wake a thread now and then, and so does whoever looks at it.
 STILL_SWITCHES, STILL_CORES = 3.0, 0.03

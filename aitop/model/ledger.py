@@ -6,6 +6,8 @@ from typing import Literal
 
 import msgspec
 
+from aitop.model.host import Role
+from aitop.model.stacks import Frame
 from aitop.model.verdict import Where
 
 Lane = Literal["main", "producers", "device", "exchange"]
@@ -17,6 +19,7 @@ Activity = Literal[
     "wait-device", "sleep", "spawn", "collect", "compile",
 ]  # fmt: skip
 Basis = Literal["measured", "sampled", "derived"]
+Position = Literal["before", "within", "after"]
 Unit = Literal["step", "request", "iteration", "second"]
 
 
@@ -26,6 +29,9 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
     `share` (0..1) is of the lane's time; the entries of a lane add up to 1. `seconds` is per unit, None where the
     length of a unit is not known. `low` and `high` bound the share (95 %). `samples` is how many stack samples stand
     for it, 0 where it was only measured. `where` is the user's innermost line, None where none was on the stack.
+    `position` says where host code stands in the function that makes steps, `work` what the library below the line
+    does, `via` has the user's frames above it, the outermost first; `thread` and `role` say whose time it is.
+    `seen_in` numbers the windows of stacks in which it was seen.
     """
 
     lane: Lane
@@ -36,9 +42,30 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
     high: float
     basis: Basis
     pid: int
-    samples: int = 0
+    thread: str = "MainThread"
+    role: Role = "rank"
+    samples: float = 0.0
     seconds: float | None = None
     where: Where | None = None
+    position: Position | None = None
+    work: str | None = None
+    via: tuple[Frame, ...] = ()
+    seen_in: tuple[int, ...] = ()
+
+    @property
+    def file(self) -> str:
+        """The file of its line, empty where it has none."""
+        return self.where.file if self.where is not None else ""
+
+    @property
+    def line(self) -> int:
+        """The number of its line, 0 where it has none."""
+        return self.where.line if self.where is not None else 0
+
+    @property
+    def function(self) -> str:
+        """The function of its line, empty where it has none."""
+        return self.where.function if self.where is not None else ""
 
 
 class Ledger(msgspec.Struct, frozen=True, kw_only=True):

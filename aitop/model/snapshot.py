@@ -6,6 +6,7 @@ import msgspec
 
 from aitop.model.gpu import GpuSample
 from aitop.model.host import HostSample, Role
+from aitop.model.ledger import Activity, Ledger, Position
 from aitop.model.ranks import Ranks, Standstill
 from aitop.model.source import SourceName, SourceStatus
 from aitop.model.stacks import Frame, StackDump
@@ -62,14 +63,16 @@ class Steps(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class HotLine(msgspec.Struct, frozen=True, kw_only=True):
-    """A user's line that main threads of one role stand on. `share` is of the samples of that process, corrected for
+    """A user's line that a thread stands on. `share` is of the samples of its process's leading thread, corrected for
     those that could not be read.
 
-    `phase` is where in a step the line runs (data_wait, forward, backward, optimizer, evaluation, save, outside);
-    `activity` what it does there, told from the library frames under it and its text (see engine.activity).
-    `via` has the user's frames above it, outermost first. `loop` is the head of the innermost loop around it in its
-    function, inside of the model also around what calls it; None where there is none. `seen_in` numbers the windows of
-    stacks, the oldest is 0, in which the line was seen; empty where that is not known.
+    `phase` is the phase of a step that the libraries on the stack stand for, "outside" where none does; `position` is
+    where such a line stands in the function that makes steps (before the model's call, within the step, after the
+    update), None where no such function is on the stack. `parts` are shares of the line's time by activity, the largest
+    first, and `activity` is that one. `work` is what the library below it does (see stacks.libraries), None where the
+    line is the user's own code or calls native code directly.
+    `via` has the user's frames above it, outermost first. `loop` is the head of the innermost loop around it, for
+    showing only. `seen_in` numbers the windows of stacks, the oldest is 0, in which the line was seen.
     """
 
     pid: int
@@ -78,14 +81,23 @@ class HotLine(msgspec.Struct, frozen=True, kw_only=True):
     line: int
     function: str
     phase: str
-    activity: str
+    activity: Activity
     samples: int
     share: float
+    position: Position | None = None
+    parts: tuple[tuple[Activity, float], ...] = ()
+    work: str | None = None
     text: str | None = None
     thread: str = "MainThread"
     via: tuple[Frame, ...] = ()
     loop: str | None = None
     seen_in: tuple[int, ...] = ()
+
+    def part(self, *activities: Activity) -> float:
+        """The share (0..1) of the line's time that goes into these activities."""
+        if not self.parts:
+            return 1.0 if self.activity in activities else 0.0
+        return sum(share for activity, share in self.parts if activity in activities)
 
 
 class CallNode(msgspec.Struct, frozen=True, kw_only=True):
@@ -243,4 +255,5 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     growth_sites: tuple[GrowthSite, ...] = ()
     series: dict[str, Series] = {}
     cost: Cost = Cost()
+    ledgers: tuple[Ledger, ...] = ()
     diagnosis: Diagnosis = Diagnosis()

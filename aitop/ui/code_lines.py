@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from aitop.engine.origin import Origin
+from aitop.stacks.origin import Origin
 from aitop.model.units import percent
 from aitop.ui.flame import kind_of
 from aitop.ui.hot_lines import HotRow

@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from aitop.engine.stack_view import StackView
+from aitop.stacks.view import StackView
 from aitop.model.stacks import StackWindow
 from aitop.sources.source import SourceError
 from aitop.sources.stacks import StackSource

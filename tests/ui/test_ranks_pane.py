@@ -4,7 +4,7 @@ import msgspec
 import sample_ranks
 import sample_snapshots as samples
 
-from aitop.diagnosis.hang import Odd
+from aitop.diagnosis.conditions.hang import Odd
 from aitop.model.ranks import RankView
 from aitop.ui.layout import plan
 from aitop.ui.panes.hang import places

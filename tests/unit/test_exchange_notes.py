@@ -14,7 +14,7 @@ import msgspec
 import pytest
 from snapshot_builder import snapshot
 
-from aitop.diagnosis.hang import hang
+from aitop.diagnosis.conditions.hang import hang
 from aitop.model.gpu import GpuDevice, GpuSample
 from aitop.model.ranks import ExchangeNotes, FlightRecord, Standing, Standstill
 from aitop.sources import nccl_ras, plain_pickle, tcp_table

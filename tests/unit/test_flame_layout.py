@@ -4,7 +4,7 @@ import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aitop.engine.origin import origin_of
+from aitop.stacks.origin import origin_of
 from aitop.model.snapshot import CallNode, Phases, ProcessStacks, Stacks, ThreadShare, ThreadTree
 from aitop.ui.call_tree import Node, find, forest
 from aitop.ui.flame import flame_lines, node_line

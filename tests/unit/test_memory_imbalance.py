@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from snapshot_builder import snapshot
 
-from aitop.diagnosis.memory_imbalance import memory_imbalance
+from aitop.diagnosis.conditions.memory_imbalance import memory_imbalance
 from aitop.model.gpu import GpuDevice, GpuProcess, GpuSample
 from aitop.model.ranks import Ranks, RankView
 

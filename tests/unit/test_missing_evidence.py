@@ -8,7 +8,7 @@ from snapshot_builder import line, snapshot, steps
 
 from aitop.diagnosis import between_steps, input_bound, python_overhead
 from aitop.diagnosis.evidence import CLOSED
-from aitop.diagnosis.hang import hang
+from aitop.diagnosis.conditions.hang import hang
 from aitop.diagnosis.rule import Finding
 from aitop.diagnosis.rules import RULES
 from aitop.model.ranks import Ranks, RankView, Standing, Standstill

@@ -8,13 +8,13 @@ import msgspec
 import pytest
 from snapshot_builder import line, process, snapshot, stacks
 
-from aitop.diagnosis.comm_bound import comm_bound
-from aitop.diagnosis.hang import hang, odd_one
-from aitop.diagnosis.straggler import straggler
+from aitop.diagnosis.causes.comm_bound import comm_bound
+from aitop.diagnosis.conditions.hang import hang, odd_one
+from aitop.diagnosis.causes.straggler import straggler
 from aitop.engine.history import History
 from aitop.engine.ranks import ranks_view
 from aitop.engine.standstill import standing_for, standstill, wants_look
-from aitop.engine.waiting import waiting_for
+from aitop.stacks.standing import waiting_for
 from aitop.model.gpu import GpuDevice, GpuProcess, GpuSample
 from aitop.model.host import HostSample, MachineSample
 from aitop.model.ranks import ExchangeNotes, Standing, Standstill

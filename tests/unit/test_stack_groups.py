@@ -2,7 +2,7 @@
 
 from stack_maker import frame, stack
 
-from aitop.engine.stack_groups import stack_groups
+from aitop.stacks.groups import stack_groups
 from aitop.model.stacks import StackDump, ThreadStack
 
 GET = stack(

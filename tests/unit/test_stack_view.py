@@ -2,9 +2,9 @@
 
 from stack_maker import USER, frame, stack, window
 
-from aitop.engine.call_tree import MOST_CHILDREN, MOST_DEPTH, call_tree
+from aitop.stacks.call_tree import MOST_CHILDREN, MOST_DEPTH, call_tree
 from aitop.engine.stack_digest import look_at
-from aitop.engine.stack_view import StackView
+from aitop.stacks.view import StackView
 from aitop.model.snapshot import Phases, Stacks
 from aitop.model.stacks import Frame, StackWindow
 

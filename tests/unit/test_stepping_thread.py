@@ -6,7 +6,7 @@ import pytest
 from stack_maker import frame, stack, window
 
 from aitop.engine.stack_digest import look_at
-from aitop.engine.stack_view import StackView
+from aitop.stacks.view import StackView
 from aitop.model.stacks import Frame
 
 RANK = 100

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from aitop.diagnosis.hang import odd_one
+from aitop.diagnosis.conditions.hang import odd_one
 from aitop.model.ranks import Standing, Standstill
 
 

@@ -3,7 +3,7 @@
 import pytest
 from stack_maker import stack, window
 
-from aitop.engine.stack_view import StackView
+from aitop.stacks.view import StackView
 
 RANK = 100
 TOP = ("user/train.py:90 <module> | main()",)

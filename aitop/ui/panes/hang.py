@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from aitop.diagnosis.hang import Odd, named, odd_one
-from aitop.diagnosis.hang_notes import noted
+from aitop.diagnosis.conditions.hang import Odd, named, odd_one
+from aitop.diagnosis.conditions.hang_notes import noted
 from aitop.model.ranks import Standing, Standstill
 from aitop.model.snapshot import Snapshot
 from aitop.model.stacks import Frame

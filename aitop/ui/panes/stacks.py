@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 
-from aitop.engine.origin import origin_of
-from aitop.engine.stack_groups import StackGroup
+from aitop.stacks.origin import origin_of
+from aitop.stacks.groups import StackGroup
 from aitop.model.stacks import Frame, ThreadStack
 from aitop.ui.line import Line, columns, lit, shorten, shorten_left, spread, wrap
 from aitop.ui.palette import BRIGHT, CODE_KINDS, DIM, FAINT, GAIN, STATE_DENIED, TEXT

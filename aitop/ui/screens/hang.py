@@ -9,7 +9,7 @@ from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.message import Message
 
-from aitop.engine.stack_groups import grouped
+from aitop.stacks.groups import grouped
 from aitop.engine.standstill import standing_at
 from aitop.model.stacks import StackDump, ThreadStack
 from aitop.ui.background import in_background

@@ -8,7 +8,7 @@ from textual import events
 from textual.message import Message
 from textual.screen import Screen
 
-from aitop.engine.stack_groups import most_seen
+from aitop.stacks.groups import most_seen
 from aitop.model.stacks import StackDump
 from aitop.ui.background import in_background
 from aitop.ui.panes.stacks import GroupPane

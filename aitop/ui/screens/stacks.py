@@ -7,7 +7,7 @@ from typing import ClassVar
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 
-from aitop.engine.stack_groups import stack_groups
+from aitop.stacks.groups import stack_groups
 from aitop.model.stacks import StackDump
 from aitop.ui.code_lines import Place
 from aitop.ui.editor import edit

@@ -1,0 +1,1 @@
+"""Causes: each claims entries of the ledger and explains them."""

@@ -1,0 +1,160 @@
+"""What holds the clocks of a device back: thermal-throttle and power-cap."""
+
+from __future__ import annotations
+
+import math
+
+from aitop.diagnosis.conditions.devices import without_figures
+from aitop.diagnosis.evidence import own_devices
+from aitop.diagnosis.rule import Band, Finding, Judgement, Rule
+from aitop.diagnosis.what_if import without
+from aitop.model.gpu import GpuDevice
+from aitop.model.snapshot import Snapshot
+from aitop.model.units import percent
+from aitop.model.verdict import Abstention, Fix, Severity, Verdict
+
+CRITICAL_SHARE = 0.3
+# Clocks that are held back by less cost nothing to speak of.
+LEAST_HELD_BACK = 0.05
+# A limit below this part of what the maker set was lowered by somebody.
+LOWERED = 0.85
+# Power goes up faster than the clock does: about its square near the top, so the clock about as power's root.
+# The clock that more power would allow is a guess from that rule.
+PREDICTED = 0.5
+UNTOLD = "the driver does not tell what holds the clocks back"
+
+
+def throttled(snapshot: Snapshot) -> Judgement:
+    """The clocks are held back by heat."""
+    missing = _missing(snapshot, "thermal-throttle")
+    hot = [device for device in own_devices(snapshot) if any("thermal" in reason for reason in device.throttle or ())]
+    if missing or not hot:
+        return missing
+    device = min(hot, key=_clock_share)
+    held_back = 1.0 - _clock_share(device)
+    known = bool(device.sm_clock and device.sm_clock_max)
+    if known and held_back < LEAST_HELD_BACK:
+        return None
+    share = _worth(device, held_back)
+    severity: Severity = "critical" if share >= CRITICAL_SHARE else "warning"
+    clocks = f"SM clock {device.sm_clock} of {device.sm_clock_max} MHz" if known else "its clock is not known"
+    return Finding(
+        Verdict(
+            id="thermal-throttle",
+            severity=severity,
+            share=round(share, 4) if known else None,
+            speedup=round(without(min(0.9, share)), 3) if known else None,
+            confidence=0.9,
+            title=f"GPU {device.index} is held back by heat: {clocks}",
+            evidence=(f"reasons: {', '.join(device.throttle or ())}", *_heat(device)),
+            fixes=(
+                Fix(text="check fans, airflow and neighbours; a lower power limit often runs faster than throttling"),
+            ),
+        ),
+        level=1.0,
+    )
+
+
+def power_capped(snapshot: Snapshot) -> Judgement:
+    """The clocks are held back by a limit on power: as designed, or because somebody lowered it."""
+    missing = _missing(snapshot, "power-cap")
+    capped = [device for device in own_devices(snapshot) if _by_power(device)]
+    if missing or not capped:
+        return missing
+    device = max(capped, key=lambda one: ("hw_power_brake" in (one.throttle or ()), _gain(one), -_clock_share(one)))
+    braked = "hw_power_brake" in (device.throttle or ())
+    lowered = _limit_share(device) < LOWERED
+    gain = _gain(device)
+    share = _worth(device, 1.0 - 1.0 / gain) if lowered and gain > 1.0 else None
+    severity: Severity = "warning" if braked or (lowered and (share or 0.0) >= LEAST_HELD_BACK) else "info"
+    if braked:
+        told = f"GPU {device.index} is slowed down by its power supply{_clock_words(device)}"
+    elif lowered:
+        told = f"GPU {device.index} may draw {device.power_limit:.0f} W of its {device.power_limit_default:.0f} W"
+    else:
+        told = f"GPU {device.index} runs at its power limit, as it does when it works hard{_clock_words(device)}"
+    return Finding(
+        Verdict(
+            id="power-cap",
+            severity=severity,
+            share=None if share is None else round(share, 4),
+            speedup=None if share is None else round(without(min(0.9, share)), 3),
+            confidence=0.85 if share is None else PREDICTED,
+            title=told,
+            evidence=(f"reasons: {', '.join(device.throttle or ())}", *_power(device), *_heat(device)),
+            fixes=_fixes(device, braked=braked, lowered=lowered),
+        ),
+        level=1.0,
+    )
+
+
+def _missing(snapshot: Snapshot, rule: str) -> Abstention | None:
+    devices = own_devices(snapshot)
+    if devices and all(device.throttle is None for device in devices):
+        return Abstention(id=rule, reason=UNTOLD)
+    return without_figures(snapshot, rule)
+
+
+def _by_power(device: GpuDevice) -> bool:
+    return any(reason in ("sw_power_cap", "hw_power_brake") for reason in device.throttle or ())
+
+
+def _limit_share(device: GpuDevice) -> float:
+    """The limit as a part of what the maker set; 1 where either is not told."""
+    if not device.power_limit or not device.power_limit_default:
+        return 1.0
+    return device.power_limit / device.power_limit_default
+
+
+def _gain(device: GpuDevice) -> float:
+    """How much faster the clock may run at the maker's limit, and at most."""
+    clock = _clock_share(device)
+    return max(1.0, min(1.0 / clock, math.sqrt(1.0 / _limit_share(device))))
+
+
+def _clock_share(device: GpuDevice) -> float:
+    if not device.sm_clock or not device.sm_clock_max:
+        return 1.0
+    return min(1.0, device.sm_clock / device.sm_clock_max)
+
+
+def _worth(device: GpuDevice, held_back: float) -> float:
+    """The share of step time that the lost clock costs: only what the device does gets faster with it."""
+    return held_back * (1.0 if device.busy is None else device.busy)
+
+
+def _clock_words(device: GpuDevice) -> str:
+    held = _clock_share(device) < 1.0 - LEAST_HELD_BACK
+    return f": SM clock {device.sm_clock} of {device.sm_clock_max} MHz" if held else ""
+
+
+def _power(device: GpuDevice) -> tuple[str, ...]:
+    if device.power is None or device.power_limit is None:
+        return ()
+    told = f"{device.power:.0f} W drawn, limit {device.power_limit:.0f} W"
+    if device.power_limit_default is None:
+        return (told,)
+    lowered = f", set to {percent(_limit_share(device))} of it" if _limit_share(device) < LOWERED else ""
+    return (f"{told}; the maker's limit is {device.power_limit_default:.0f} W{lowered}",)
+
+
+def _heat(device: GpuDevice) -> tuple[str, ...]:
+    return () if device.temperature is None else (f"{device.temperature:.0f} °C",)
+
+
+def _fixes(device: GpuDevice, *, braked: bool, lowered: bool) -> tuple[Fix, ...]:
+    if braked:
+        return (Fix(text="the power supply or the rack asks for less: have its load and cabling checked"),)
+    if lowered:
+        share = _worth(device, 1.0 - 1.0 / _gain(device))
+        restore = f"nvidia-smi -i {device.index} -pl {device.power_limit_default:.0f}"
+        return (
+            Fix(text=f"if nobody lowered it on purpose: sudo {restore}", speedup=round(without(min(0.9, share)), 2)),
+        )
+    return (Fix(text="nothing to mend: lower precision or fewer operations get more done for the same power"),)
+
+
+RULES = (
+    Rule("thermal-throttle", throttled, Band(enter=0.5, leave=0.5)),
+    Rule("power-cap", power_capped, Band(enter=0.5, leave=0.5)),
+)

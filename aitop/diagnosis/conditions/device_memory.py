@@ -1,0 +1,245 @@
+"""Memory of a device that is nearly gone, or that lies in pieces: oom-risk and fragmentation."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from aitop.diagnosis.causes.trend import trend
+from aitop.diagnosis.conditions.devices import rise, without_figures
+from aitop.diagnosis.conditions.memory import left_of, steady
+from aitop.diagnosis.conditions.memory_imbalance import memory_imbalance
+from aitop.diagnosis.evidence import own_devices, records
+from aitop.diagnosis.rule import Band, Finding, Judgement, Rule
+from aitop.model.gpu import GpuDevice
+from aitop.model.snapshot import Snapshot
+from aitop.model.steps import AllocatorSample, Kind
+from aitop.model.units import duration, percent, rate, size
+from aitop.model.verdict import Abstention, Fix, Severity, Verdict
+
+FULL = 0.92
+SOON_SECONDS = 600.0
+# An allocator that had to free its cache and try again counts as a device that is as full as this.
+RETRIED = 0.95
+COUNTER_SECONDS = 120.0
+WATCH_SECONDS = 60.0
+# What the driver and CUDA's libraries take for themselves on a device is no consumer to look for.
+CONTEXT_BYTES = 1.5 * 2**30
+LEAST_WASTE = 256 * 2**20
+CROWDED = 0.7
+FEW_SIZES = 3
+EXPANDABLE = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
+
+
+@dataclass(frozen=True)
+class Held:
+    """How full one device gets. Bytes; `need` is the most that tensors took at once, with what others hold beside it.
+
+    `others` is what the driver counts beyond the allocator: contexts, libraries, other processes. `retries` and `ooms`
+    are of the last two minutes, None where they are not counted; `allocator` is None where the hook does not report.
+    """
+
+    index: int
+    capacity: int
+    need: float
+    others: float | None
+    retries: float | None
+    ooms: float | None
+    allocator: AllocatorSample | None
+    device: GpuDevice | None
+
+    @property
+    def share(self) -> float:
+        """How much of the device is needed at the worst moment, 0..1."""
+        return min(1.0, self.need / self.capacity)
+
+    @property
+    def level(self) -> float:
+        """The same, where running out counts as nearly full."""
+        return max(self.share, RETRIED if self.retries or self.ooms else 0.0)
+
+
+def oom_risk(snapshot: Snapshot) -> Judgement:
+    """A device that the run uses is nearly full at its peak, or its allocator ran out a moment ago."""
+    held = max(_held(snapshot), key=lambda one: one.level, default=None)
+    if held is None:
+        untold = [device for device in own_devices(snapshot) if not device.memory_total]
+        reason = "the driver does not tell how much memory the GPU has"
+        return Abstention(id="oom-risk", reason=reason) if untold else without_figures(snapshot, "oom-risk")
+    if held.level <= 0:
+        return None
+    allocator, ran_out = held.allocator, bool(held.retries or held.ooms)
+    slope, full_in = _filling(snapshot, held.index)
+    gone = held.share >= FULL and ((full_in is not None and full_in < SOON_SECONDS) or bool(held.retries))
+    severity: Severity = "critical" if held.ooms or gone else "warning"
+    if held.share >= FULL or not ran_out:
+        told = f"is {percent(held.share)} full" + (" at its peak" if allocator and allocator.peak_allocated else "")
+    else:
+        told = "ran out a moment ago"
+    soon = f", full in {duration(full_in)}" if full_in is not None else ""
+    return Finding(
+        Verdict(
+            id="oom-risk",
+            severity=severity,
+            # Without the hook, much of what the driver counts as used may be the allocator's cache.
+            confidence=0.85 if allocator is not None and allocator.peak_allocated else 0.5,
+            title=f"GPU {held.index}'s memory {told}{soon}: a longer batch may not fit",
+            evidence=_signs(held, slope, full_in),
+            fixes=_remedies(held, snapshot.kind),
+        ),
+        level=held.level,
+    )
+
+
+def _held(snapshot: Snapshot) -> list[Held]:
+    allocators = {one.device: one for one in snapshot.allocators}
+    devices = {one.index: one for one in own_devices(snapshot)}
+    found = []
+    for index in sorted({*allocators, *devices}):
+        allocator, device = allocators.get(index), devices.get(index)
+        capacity = (allocator.capacity if allocator else None) or (device.memory_total if device else None)
+        used = device.memory_used if device else None
+        if not capacity:
+            continue
+        others = None if allocator is None or used is None else max(0.0, float(used - allocator.reserved))
+        if allocator is not None and allocator.peak_allocated is not None:
+            need = allocator.peak_allocated + (others or 0.0)
+        else:
+            need = float(used or 0)
+        retries = rise(snapshot, f"alloc{index}.retries", COUNTER_SECONDS)
+        ooms = rise(snapshot, f"alloc{index}.ooms", COUNTER_SECONDS)
+        found.append(Held(index, capacity, need, others, retries, ooms, allocator, device))
+    return found
+
+
+def _filling(snapshot: Snapshot, index: int) -> tuple[float | None, float | None]:
+    """How fast a device fills, in bytes per second, and the seconds that are left; None where it does not."""
+    for name in (f"alloc{index}.allocated", f"gpu{index}.memory"):
+        line = trend(snapshot.series.get(name), snapshot.time - WATCH_SECONDS)
+        left = left_of(snapshot, name)
+        if line is not None and left is not None and steady(line):
+            return line.slope, left / line.slope
+    return None, None
+
+
+def _signs(held: Held, slope: float | None, full_in: float | None) -> tuple[str, ...]:
+    told = []
+    if held.device is not None and held.device.memory_used is not None:
+        told.append(f"GPU {held.index}: {size(held.device.memory_used)} of {size(held.capacity)} in use")
+    allocator = held.allocator
+    if allocator is not None and allocator.peak_allocated is not None:
+        peak = f"{size(allocator.peak_allocated)} ({percent(allocator.peak_allocated / held.capacity)} of the device)"
+        told.append(f"tensors took {peak} at their peak, {size(allocator.allocated)} now")
+        told.append(f"PyTorch holds {size(allocator.reserved)} of it in reserve")
+    elif held.device is not None:
+        told.append("how much of it is PyTorch's cache, which it would give up, only the hook can tell")
+    if held.others is not None and held.others > CONTEXT_BYTES:
+        told.append(f"{size(held.others)} is held by CUDA itself, by libraries or by other processes")
+    if held.retries or held.ooms:
+        counted = f"ran out {_times(held.ooms or 0)} and freed its cache to try again {_times(held.retries or 0)}"
+        told.append(f"in the last two minutes the allocator {counted}")
+    if slope is not None and full_in is not None:
+        told.append(f"it fills by {rate(slope)}: full in {duration(full_in)}")
+    return tuple(told)
+
+
+def _remedies(held: Held, kind: Kind) -> tuple[Fix, ...]:
+    smaller = "smaller batch with gradient accumulation, or activation checkpointing"
+    if kind == "inference":
+        smaller = "smaller batches, a bound on the length of inputs, weights in a narrower type, torch.inference_mode()"
+    fixes = [Fix(text=smaller)]
+    allocator = held.allocator
+    if allocator is not None and (waste := _waste(allocator)) is not None and waste > LEAST_WASTE:
+        fixes.append(Fix(text=f"{EXPANDABLE}: {size(waste)} lies in pieces that no large tensor fits into"))
+    elif allocator is None:
+        fixes.append(Fix(text=f"{EXPANDABLE} if reserved is far above allocated"))
+    if held.others is not None and held.others > CONTEXT_BYTES:
+        fixes.append(Fix(text=f"see who holds the other {size(held.others)}: nvidia-smi -i {held.index}"))
+    return tuple(fixes)
+
+
+def fragmentation(snapshot: Snapshot) -> Judgement:
+    """Memory that the allocator holds in pieces: free, but between blocks in use, so that it can give none back."""
+    told = [one for one in _held(snapshot) if one.allocator is not None and _waste(one.allocator) is not None]
+    if not told:
+        cuda = snapshot.facts is not None and snapshot.facts.cuda
+        if not cuda and not own_devices(snapshot):
+            return None
+        hooked = "" if snapshot.facts is not None else ": only the hook sees it"
+        return Abstention(id="fragmentation", reason=f"no figures of PyTorch's allocator{hooked}")
+    held = max(told, key=_fragmented)
+    allocator, level = held.allocator, _fragmented(held)
+    if allocator is None or level <= 0:
+        return None
+    waste = _waste(allocator) or 0.0
+    crowded = allocator.reserved + (held.others or 0.0) >= CROWDED * held.capacity
+    severity: Severity = "critical" if held.ooms else "warning" if held.retries or crowded else "info"
+    sizes = _batch_sizes(snapshot)
+    signs = [
+        f"{size(allocator.reserved)} reserved, {size(allocator.allocated)} in tensors now"
+        + (f", {size(allocator.peak_allocated)} at their peak" if allocator.peak_allocated is not None else ""),
+        f"{size(allocator.inactive_split or 0)} of it free, but between blocks that are in use",
+    ]
+    if held.retries or held.ooms:
+        signs.append(
+            f"freed its cache to try again {_times(held.retries or 0)} in the last two minutes: each one stalls"
+        )
+    if sizes is not None and sizes > FEW_SIZES:
+        signs.append(f"the last {len(records(snapshot))} steps had {sizes} different sizes")
+    fixes = [Fix(text=f"start it with {EXPANDABLE}: gives back up to {size(waste)}")]
+    if sizes is None or sizes > FEW_SIZES:
+        fixes.append(Fix(text="fewer distinct shapes: sort or bucket by length and pad to a few sizes"))
+    return Finding(
+        Verdict(
+            id="fragmentation",
+            severity=severity,
+            confidence=0.85 if held.retries and allocator.peak_allocated is not None else 0.65,
+            title=f"{percent(waste / allocator.reserved)} of PyTorch's memory on GPU {held.index} lies in pieces"
+            + ("" if crowded or held.retries else ", and there is room yet"),
+            evidence=tuple(signs),
+            fixes=tuple(fixes),
+        ),
+        level=level,
+    )
+
+
+def _waste(allocator: AllocatorSample) -> float | None:
+    """Bytes in free pieces that even the peak of tensors found no use for; None where they are not counted.
+
+    Right after a step much is free between blocks in use, and is used again in the next one: that is no waste.
+    """
+    if allocator.inactive_split is None or not allocator.reserved:
+        return None
+    peak = allocator.peak_allocated if allocator.peak_allocated is not None else allocator.allocated
+    return float(max(0, min(allocator.inactive_split, allocator.reserved - max(peak, allocator.allocated))))
+
+
+def _fragmented(held: Held) -> float:
+    waste = _waste(held.allocator) if held.allocator is not None else None
+    if held.allocator is None or waste is None or waste < min(LEAST_WASTE, 0.05 * held.capacity):
+        return 0.0
+    return waste / held.allocator.reserved
+
+
+def _batch_sizes(snapshot: Snapshot) -> int | None:
+    """How many different amounts of samples and tokens the last steps had; None where neither was counted."""
+    sizes = {(step.samples, step.tokens) for step in records(snapshot) if step.samples or step.tokens}
+    return len(sizes) or None
+
+
+def _times(number: float) -> str:
+    return "once" if number == 1 else f"{number:.0f} times"
+
+
+def full_or_uneven(snapshot: Snapshot) -> Judgement:
+    """A device that is nearly full; else a rank that holds much more than the others."""
+    full = oom_risk(snapshot)
+    if isinstance(full, Finding) and full.level >= FULL:
+        return full
+    uneven = memory_imbalance(snapshot)
+    return uneven if isinstance(uneven, Finding) and uneven.level >= 1.0 else full
+
+
+RULES = (
+    Rule("oom-risk", full_or_uneven, Band(enter=FULL, leave=0.88)),
+    Rule("fragmentation", fragmentation, Band(enter=0.2, leave=0.15)),
+)

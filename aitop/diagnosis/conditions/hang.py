@@ -1,0 +1,267 @@
+"""No rank gets on: hang, with the rank that the others wait for."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from aitop.diagnosis.conditions.hang_notes import behind, noted
+from aitop.diagnosis.rule import Band, Finding, Judgement, Rule
+from aitop.model.ranks import Standing, Standstill
+from aitop.model.snapshot import Snapshot
+from aitop.model.units import duration
+from aitop.model.verdict import Fix, Verdict, Where
+
+SURE, LIKELY, UNSURE, BLIND = 0.95, 0.85, 0.6, 0.5
+MOST_GROUPS = 6
+MOST_STOPPED = 8
+# What a process may wait in that is alone.
+OF_ONE = ("backward", "synchronize")
+# In which all ranks meet at first.
+MEETS = "init_process_group"
+
+
+@dataclass(frozen=True)
+class Odd:
+    """What keeps all others waiting. `standing` is where to look first, empty where nothing is left of it."""
+
+    subtype: str
+    title: str
+    confidence: float
+    standing: tuple[Standing, ...] = ()
+    ranks: tuple[int, ...] = ()
+    fix: str = ""
+
+
+def hang(snapshot: Snapshot) -> Judgement:
+    """All ranks stand still for longer than is usual for this run."""
+    still = snapshot.standstill
+    if still is None or (not still.ranks and not still.gone):
+        return None
+    odd = odd_one(still)
+    where = tuple(place for one in odd.standing if (place := _place(one)) is not None)
+    others = tuple(place for one in still.ranks if one not in odd.standing and (place := _place(one)) is not None)
+    return Finding(
+        Verdict(
+            id="hang",
+            subtype=odd.subtype,
+            severity="critical",
+            share=1.0,
+            confidence=odd.confidence,
+            title=odd.title,
+            where=(where + others)[:MOST_GROUPS],
+            evidence=(*_evidence(still), *noted(still, snapshot)),
+            fixes=(Fix(text=odd.fix),) if odd.fix else (),
+            ranks=odd.ranks,
+        ),
+        level=1.0,
+    )
+
+
+def odd_one(still: Standstill) -> Odd:
+    """Which rank it is, by what is surest."""
+    return (
+        _stopped(still.ranks + still.workers)
+        or _missing(still)
+        or _in_a_worker(still)
+        or _elsewhere(still)
+        or _different_calls(still.ranks)
+        or _behind(still)
+        or _alike(still)
+    )
+
+
+def _stopped(standing: Sequence[Standing]) -> Odd | None:
+    found = [one for one in standing if one.state in ("T", "t")]
+    if not found:
+        return None
+    ranks = [one for one in found if one.role == "rank"]
+    who = named(ranks) if ranks else f"loader worker {_list([str(one.pid) for one in found])}"
+    single = len(ranks or found) == 1
+    title = f"{who} {'is' if single else 'are'} stopped by a signal or a debugger"
+    if any(other.role == "rank" and other not in found for other in standing):
+        title += f": all others wait for {'it' if single else 'them'}"
+    pids = [str(one.pid) for one in found[:MOST_STOPPED]]
+    return Odd("stopped", title, SURE, tuple(found), _numbers(found), f"let it go on: kill -CONT {' '.join(pids)}")
+
+
+def _missing(still: Standstill) -> Odd | None:
+    if not still.gone:
+        return None
+    names = _list([str(number) for number in still.gone])
+    word = "rank" if len(still.gone) == 1 else "ranks"
+    waiting = next((one.call for one in still.ranks if one.doing == "collective" and one.call), None)
+    ended = "has not come, or has ended" if waiting == MEETS else "has ended"
+    title = f"{word} {names} {ended}, and the others wait for it" + (f" in {waiting}" if waiting else "")
+    fix = "find out why it ended (its log, `dmesg` for the out-of-memory killer) and have the launcher end all with it"
+    return Odd("rank-gone", title, LIKELY if waiting else UNSURE, (), still.gone, fix)
+
+
+def _in_a_worker(still: Standstill) -> Odd | None:
+    """A rank waits for its loader, and one of its workers stands in the user's code."""
+    loading = {one.rank for one in still.ranks if one.doing == "loading"}
+    others = [one for one in still.ranks if one.doing not in ("loading", "collective")]
+    stuck = [one for one in still.workers if one.doing == "fetching" and one.rank in loading]
+    if not stuck or others:
+        return None
+    place = f" at {_line(stuck[0])}" if stuck[0].where else ""
+    worker = "a loader worker" if len(stuck) == 1 else f"{len(stuck)} loader workers"
+    title = f"{worker} of rank {stuck[0].rank} {'does' if len(stuck) == 1 else 'do'} not come back{place}"
+    fix = 'hold no lock and start no thread before the workers are forked, or use multiprocessing_context="spawn"'
+    sure = LIKELY if all(one.doing in ("collective", "loading") for one in still.ranks) else UNSURE
+    return Odd("loader-worker", title, sure, tuple(stuck), _numbers(stuck), fix)
+
+
+def _elsewhere(still: Standstill) -> Odd | None:
+    """Some ranks wait for the others in a collective, and one does something else."""
+    ranks = still.ranks
+    waiting = [one for one in ranks if one.doing == "collective"]
+    odd = [one for one in ranks if one.doing is not None and one.doing != "collective"]
+    if not odd or (not waiting and len(ranks) > 1):
+        return None
+    first = odd[0]
+    what = "waits for its DataLoader" if first.doing == "loading" else f"stands in {first.call or 'its own code'}"
+    stuck = " in uninterruptible sleep" if first.state == "D" else ""
+    behind = f", and {_ranks(waiting)} in {_calls(waiting)}" if waiting else ""
+    title = f"{named(odd)} {what}{stuck} at {_line(first)}{behind}"
+    fix = "a lock, queue or read that is never answered: give it a time-out, and see who ought to answer"
+    sure = SURE if len(odd) == 1 and waiting else UNSURE
+    return Odd("rank-blocked", title, sure, tuple(odd), _numbers(odd), fix)
+
+
+def _different_calls(ranks: Sequence[Standing]) -> Odd | None:
+    """All are in collectives, and not in the same one."""
+    waiting = [one for one in ranks if one.doing == "collective"]
+    if len(waiting) < 2 or len({_where_key(one) for one in waiting}) < 2:
+        return None
+    conditions = [_conditions(one) for one in waiting]
+    shared = frozenset.intersection(*conditions)
+    guarded = [one for one, under in zip(waiting, conditions, strict=True) if under - shared]
+    fix = "let every rank make the same collectives in the same order: none under a condition that not all ranks share"
+    if guarded and len(guarded) < len(waiting):
+        odd = [one for one in waiting if one not in guarded]
+        if len({_where_key(one) for one in guarded}) == 1 and len({_where_key(one) for one in odd}) == 1:
+            left_out = guarded[0]
+            title = (
+                f"{named(odd)} left out {left_out.call} at {_line(left_out)} and is in {odd[0].call} at {_line(odd[0])}"
+            )
+            return Odd("skipped-collective", title, LIKELY, (*odd, *guarded[:1]), _numbers(odd), fix)
+    odd = _minority(waiting)
+    rest = [one for one in waiting if one not in odd]
+    title = f"{named(odd)} is in {odd[0].call} at {_line(odd[0])}, {_ranks(rest)} in {_calls(rest)} at {_line(rest[0])}"
+    sure = LIKELY if len(odd) < len(rest) else UNSURE
+    return Odd("mismatched-collectives", title, sure, tuple(odd), _numbers(odd), fix)
+
+
+def _behind(still: Standstill) -> Odd | None:
+    """All are in the same call, and some have begun fewer collectives: theirs is another one."""
+    numbers = behind(still)
+    odd = [one for one in still.ranks if one.rank in numbers]
+    if not odd or any(one.doing != "collective" for one in still.ranks):
+        return None
+    title = f"{named(odd)} {'is' if len(odd) == 1 else 'are'} behind the others by collectives that it left out"
+    fix = "let every rank make the same collectives in the same order: look for a condition that not all ranks share"
+    return Odd("skipped-collective", title, UNSURE, tuple(odd), numbers, fix)
+
+
+def _alike(still: Standstill) -> Odd:
+    """Nothing tells them apart."""
+    calls = _calls(still.ranks)
+    if all(one.doing is None for one in still.ranks):
+        title = f"no rank has run for {still.seconds:.0f} s; which one the others wait for only stacks could tell"
+        return Odd("unknown", title, BLIND)
+    if still.elsewhere:
+        title = f"{_ranks(still.ranks)} waits in {calls} for {still.elsewhere} ranks that are not on this machine"
+        return Odd("rank-elsewhere", title, UNSURE, fix="look at the other machines, or at why a rank has ended")
+    if len(still.ranks) == 1 and still.ranks[0].doing == "collective" and calls not in OF_ONE:
+        title = f"the only rank that is here waits in {calls} for others: they have ended, or are on other machines"
+        fix = "look at their logs, and at the other machines; have the launcher end all ranks with the first that ends"
+        return Odd("rank-elsewhere", title, UNSURE, still.ranks[:1], fix=fix)
+    if len(still.ranks) == 1:
+        title = f"the only process waits in {calls}" + (f" at {_line(still.ranks[0])}" if still.ranks[0].where else "")
+        return Odd("rank-blocked", title, UNSURE, still.ranks[:1])
+    title = f"all ranks stand in {calls}: the exchange itself does not get on"
+    return Odd("exchange", title, UNSURE, still.ranks[:1], fix="look at the network and at the backend's own log")
+
+
+def _minority(waiting: Sequence[Standing]) -> list[Standing]:
+    """Those at the place with the fewest ranks; of two alike the one without rank 0."""
+    counts = Counter(_where_key(one) for one in waiting)
+    zero = next((_where_key(one) for one in waiting if one.rank == 0), None)
+    fewest = min(counts, key=lambda key: (counts[key], key == zero, str(key)))
+    return [one for one in waiting if _where_key(one) == fewest]
+
+
+def _conditions(one: Standing) -> frozenset[tuple[str, str, str]]:
+    """What it stands under: the conditions in all the user's functions on its stack."""
+    return frozenset((frame.file, frame.function, frame.guard) for frame in one.frames if frame.user and frame.guard)
+
+
+def _where_key(one: Standing) -> tuple[str | None, str | None, int | None]:
+    return one.call, one.where.file if one.where else None, one.where.line if one.where else None
+
+
+def _evidence(still: Standstill) -> list[str]:
+    told = f"nothing has run for {still.seconds:.0f} s"
+    if still.usual is not None:
+        told += f"; the longest step so far took {duration(still.usual)}"
+    lines = [told]
+    groups: dict[tuple[object, ...], list[Standing]] = {}
+    for one in (*still.ranks, *(worker for worker in still.workers if worker.doing == "fetching")):
+        groups.setdefault((one.role, one.doing, *_where_key(one), one.state, one.channel), []).append(one)
+    for members in list(groups.values())[:MOST_GROUPS]:
+        lines.append(_stands(members))
+    if still.gone:
+        lines.append(f"gone: rank {_list([str(number) for number in still.gone])}")
+    return lines
+
+
+def _stands(members: Sequence[Standing]) -> str:
+    one = members[0]
+    who = _ranks(members) if one.role == "rank" else f"loader worker {one.pid} of rank {one.rank}"
+    parts = [f"{who}: in {one.call or ('code of its own' if one.frames else 'a wait that only stacks could name')}"]
+    if one.where is not None:
+        condition = next((frame.guard for frame in reversed(one.frames) if frame.user and frame.guard), one.where.guard)
+        parts.append(f"at {_line(one)}" + (f", under `{condition}`" if condition else ""))
+    if one.state is not None:
+        parts.append(f"[{one.state}{' ' + one.channel if one.channel else ''}]")
+    return " ".join(parts)
+
+
+def _place(one: Standing) -> Where | None:
+    frame = one.where
+    if frame is None:
+        return None
+    return Where(pid=one.pid, file=frame.file, line=frame.line, function=frame.function, text=frame.text)
+
+
+def _line(one: Standing) -> str:
+    return f"{one.where.file.rpartition('/')[2]}:{one.where.line}" if one.where else f"process {one.pid}"
+
+
+def _numbers(standing: Sequence[Standing]) -> tuple[int, ...]:
+    return tuple(sorted({one.rank for one in standing if one.rank is not None}))
+
+
+def named(standing: Sequence[Standing]) -> str:
+    """The ranks, or the processes where they have no number."""
+    if any(one.rank is None for one in standing):
+        return f"process {_list([str(one.pid) for one in standing])}"
+    return _ranks(standing)
+
+
+def _ranks(standing: Sequence[Standing]) -> str:
+    numbers = [str(one.rank) if one.rank is not None else "?" for one in standing]
+    return f"rank {_list(numbers)}" if len(numbers) == 1 else f"ranks {_list(numbers)}"
+
+
+def _calls(standing: Sequence[Standing]) -> str:
+    return _list(sorted({one.call or "their own code" for one in standing}))
+
+
+def _list(words: Sequence[str]) -> str:
+    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}" if words else ""
+
+
+RULE = Rule("hang", hang, Band(enter=0.5, leave=0.5))

@@ -1,0 +1,180 @@
+"""host-memory-pressure: the machine's memory, or the control group's, is nearly gone, and what has taken it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from aitop.diagnosis.causes.trend import Trend, trend
+from aitop.diagnosis.conditions.memory import steady
+from aitop.diagnosis.evidence import mean_of
+from aitop.diagnosis.rule import Band, Finding, Judgement, Rule
+from aitop.diagnosis.what_if import without
+from aitop.model.host import HostSample, ProcessSample
+from aitop.model.snapshot import Series, Snapshot
+from aitop.model.units import duration, percent, rate, size
+from aitop.model.verdict import Abstention, Fix, Severity, Verdict
+
+FULL = 0.93
+NEARLY_GONE = 0.97
+# So much of the time spent waiting for memory, or so many bytes a second read back from swap, is felt.
+STALLED = 0.1
+SWAPPING = 4 * 2**20
+SOON_SECONDS = 900.0
+WATCH_SECONDS = 60.0
+# Forked workers start with their parent's pages, and each object that is read there is a page of their own.
+INHERITED = 0.5
+
+
+@dataclass(frozen=True)
+class Pressure:
+    """Bytes left and of how many; the share of time in which threads waited for memory; bytes per second from swap."""
+
+    left: int
+    total: int
+    grouped: bool
+    stalled: float | None
+    swap_in: float | None
+
+    @property
+    def used(self) -> float:
+        """How full it is, 0..1."""
+        return 1.0 - self.left / self.total
+
+    @property
+    def felt(self) -> bool:
+        """Whether somebody waits for memory already."""
+        return (self.stalled or 0.0) >= STALLED or (self.swap_in or 0.0) >= SWAPPING
+
+    @property
+    def level(self) -> float:
+        """How full it is, where waiting for memory counts as full."""
+        return max(self.used, NEARLY_GONE if self.felt else 0.0)
+
+
+def pressure(snapshot: Snapshot) -> Judgement:
+    """Hardly any host memory is left for the run, or it waits for memory already."""
+    host = snapshot.host
+    found = _pressure(snapshot, host) if host is not None else None
+    if host is None or found is None:
+        return Abstention(id="host-memory-pressure", reason="how much memory is left is not known")
+    filling = _filling(snapshot)
+    full_in = found.left / filling.slope if filling is not None else None
+    share = found.stalled if found.stalled is not None and found.stalled >= STALLED else None
+    signs = sum((found.used >= NEARLY_GONE, found.felt, full_in is not None and full_in < SOON_SECONDS))
+    severity: Severity = "critical" if signs >= 2 else "warning"
+    whose = "the control group's memory" if found.grouped else "the machine's memory"
+    told = f"{percent(found.used)} of {whose} is taken: {size(found.left)} left"
+    return Finding(
+        Verdict(
+            id="host-memory-pressure",
+            severity=severity,
+            share=None if share is None else round(share, 4),
+            speedup=None if share is None else round(without(min(0.9, share)), 3),
+            confidence=0.85 if signs >= 2 else 0.65,
+            title=told + (f", full in {duration(full_in)}" if full_in is not None else ""),
+            evidence=(*_signs(found, filling), *_who(host, found)),
+            fixes=_fixes(snapshot, host, found),
+        ),
+        level=found.level,
+    )
+
+
+def _pressure(snapshot: Snapshot, host: HostSample) -> Pressure | None:
+    room = host.memory_room
+    if room is None:
+        return None
+    group, machine = host.cgroup, host.machine
+    of_group = group.memory_stalled if group is not None else None
+    return Pressure(
+        left=room[0],
+        total=room[1],
+        grouped=group is not None and group.memory_limit == room[1] != machine.memory_total,
+        stalled=of_group if of_group is not None else machine.memory_stalled,
+        swap_in=mean_of(snapshot, "swap_in", 10.0),
+    )
+
+
+def _filling(snapshot: Snapshot) -> Trend | None:
+    """The line by which what is left goes down, turned upside down; None where it does not."""
+    left = snapshot.series.get("memory_left")
+    if left is None:
+        return None
+    taken = Series(times=left.times, values=tuple(None if value is None else -value for value in left.values))
+    line = trend(taken, snapshot.time - WATCH_SECONDS)
+    return line if line is not None and steady(line) else None
+
+
+def _signs(found: Pressure, filling: Trend | None) -> tuple[str, ...]:
+    told = [f"{size(found.total - found.left)} of {size(found.total)} in use, caches of files not counted"]
+    if found.stalled is not None and found.stalled >= 0.01:
+        told.append(f"some thread waited for memory in {percent(found.stalled)} of the last 10 s")
+    if found.swap_in is not None and found.swap_in >= SWAPPING / 4:
+        told.append(f"{rate(found.swap_in)} are read back from swap")
+    if filling is not None:
+        told.append(f"what is left shrinks by {rate(filling.slope)}")
+    return tuple(told)
+
+
+def _who(host: HostSample, found: Pressure) -> tuple[str, ...]:
+    """What the run's own processes hold, and whether it is they at all."""
+    ranks, workers = _of(host, "rank"), _of(host, "loader-worker")
+    told = []
+    if ranks:
+        told.append(f"{_counted(ranks, 'rank')}: {size(_resident(ranks))}")
+    if workers:
+        each = _resident(workers) / len(workers)
+        told.append(f"{_counted(workers, 'loader worker')}: {size(each)} each, with what they share with the rank")
+    taken = found.total - found.left
+    everything = _resident(host.processes)
+    if everything and everything < 0.5 * taken:
+        told.append(
+            f"all processes of the run hold {size(everything)} of the {size(taken)}: the rest is somebody else's"
+        )
+    return tuple(told)
+
+
+def _fixes(snapshot: Snapshot, host: HostSample, found: Pressure) -> tuple[Fix, ...]:
+    ranks, workers = _of(host, "rank"), _of(host, "loader-worker")
+    fixes = []
+    if workers and _inherited(ranks, workers):
+        loaders = snapshot.facts.loaders if snapshot.facts is not None else ()
+        name = next((f" ({loader.dataset})" for loader in loaders if loader.dataset), "")
+        fixes.append(
+            Fix(
+                text=f"if the data set{name} keeps Python lists or dicts, numpy arrays or a memory map instead: "
+                "reading an object counts its references, which copies its page into every worker"
+            )
+        )
+    if len(workers) > 1:
+        half = len(workers) // 2
+        fixes.append(Fix(text=f"num_workers {len(workers)} → {half}, or a smaller prefetch_factor, costs less memory"))
+    if not workers and ranks and snapshot.kind == "inference":
+        fixes.append(Fix(text="map the weights instead of reading them (safetensors, torch.load(mmap=True))"))
+    elif not workers and ranks:
+        fixes.append(Fix(text="read the data set piece by piece (memory map, Arrow, IterableDataset), not as a whole"))
+    if _resident(host.processes) < 0.5 * (found.total - found.left):
+        fixes.append(Fix(text="see who else holds memory: ps aux --sort=-rss | head"))
+    if found.grouped:
+        fixes.append(Fix(text="or raise the memory limit of the container or job"))
+    return tuple(fixes)
+
+
+def _inherited(ranks: tuple[ProcessSample, ...], workers: tuple[ProcessSample, ...]) -> bool:
+    """Whether the workers see so much of the rank's memory that its data set is likely to be in it."""
+    parent = _resident(ranks) / len(ranks) if ranks else 0.0
+    return parent > 0 and _resident(workers) / len(workers) >= INHERITED * parent
+
+
+def _of(host: HostSample, role: str) -> tuple[ProcessSample, ...]:
+    return tuple(process for process in host.processes if process.role == role and process.rss is not None)
+
+
+def _resident(processes: tuple[ProcessSample, ...]) -> float:
+    return float(sum(process.rss or 0 for process in processes))
+
+
+def _counted(processes: tuple[ProcessSample, ...], word: str) -> str:
+    return f"{len(processes)} {word}" + ("s" if len(processes) > 1 else "")
+
+
+RULES = (Rule("host-memory-pressure", pressure, Band(enter=FULL, leave=0.9)),)

@@ -1,0 +1,169 @@
+"""memory-leak: memory of the ranks, of their loader workers or on a device that grows and grows."""
+
+from __future__ import annotations
+
+import re
+
+from aitop.diagnosis.causes.trend import Trend, trend
+from aitop.diagnosis.evidence import enough, own_devices, records
+from aitop.diagnosis.rule import Band, Finding, Judgement, Rule
+from aitop.model.snapshot import GrowthSite, Snapshot
+from aitop.model.units import duration, percent, rate, size
+from aitop.model.verdict import Abstention, Fix, Severity, Verdict, Where
+
+WATCH_SECONDS = 60.0
+MIN_SECONDS = 3.5
+# Warming up looks like a leak for a while: without a line that keeps the graph of every step, growth has to last;
+# longer yet where no line is known that makes something longer.
+SITE_SECONDS = 10.0
+UNEXPLAINED_SECONDS = 20.0
+LASTING_SECONDS = 45.0
+# Reading a data set looks like a leak as well: where nothing shows whether the run steps, only this long a rise counts.
+BLIND_SECONDS = 55.0
+BLIND = "without stacks or the hook, a leak and the loading of a data set look the same"
+MIN_GROWTH = 8 * 2**20
+MIN_SLOPE = 0.5 * 2**20
+SOON_SECONDS = 1800.0
+
+# A number a step makes no growth that is seen here.
+_NUMBERS = re.compile(r"\.\w+\((?:.*\.item\(\)|(?:float|int|len)\(.*\))\)$|\+= *(?:.*\.item\(\)|len\(.*\))$")
+
+
+def leak(snapshot: Snapshot) -> Judgement:
+    """Memory of the training process, of its workers, or allocated on a device, that rises steadily as it steps."""
+    starting, blind = enough(snapshot), snapshot.stacks is None and not records(snapshot)
+    since = max(snapshot.time - WATCH_SECONDS, _stepping_since(snapshot))
+    found = [
+        (name, line)
+        for name, line in ((name, trend(snapshot.series.get(name), since)) for name in watched(snapshot))
+        if line is not None
+    ]
+    if (starting and not blind) or not found:
+        return Abstention(id="memory-leak", reason=starting or "memory was read fewer than four times")
+    sites = _sites(snapshot)
+    rising = [(name, line) for name, line in found if line.seconds >= _patience(name, sites, blind) and steady(line)]
+    if not rising:
+        return Abstention(id="memory-leak", reason=BLIND) if blind else None
+    name, line = max(rising, key=lambda pair: pair[1].slope)
+    sites = sites if name != "workers_rss" else ()
+    keeps_graph = bool(sites) and sites[0].keeps_graph
+    left = left_of(snapshot, name)
+    full_in = left / line.slope if left is not None else None
+    where = tuple(
+        Where(pid=snapshot.target.pid, file=site.file, line=site.line, function=site.function, text=site.text)
+        for site in sites[:3]
+    )
+    soon = full_in is not None and full_in < SOON_SECONDS and line.points >= 6
+    # A data set that is read into memory, too, grows in a straight line: without a line of code it is no certainty.
+    severity: Severity = "critical" if soon and (where or line.seconds >= LASTING_SECONDS) else "warning"
+    sure = min(0.95, 0.45 + 0.2 * bool(where) + 0.1 * keeps_graph + min(0.2, line.seconds / 150))
+    if blind:
+        severity, sure = "info", 0.3
+    what = what_grows(name)
+    return Finding(
+        Verdict(
+            id="memory-leak",
+            severity=severity,
+            confidence=round(sure, 2),
+            title=f"{what} grows by {rate(line.slope)}"
+            + (f": full in {duration(full_in)}" if full_in is not None else ""),
+            where=where,
+            evidence=(*_evidence(what, line, left, full_in), *((BLIND,) if blind else ())),
+            fixes=_fixes(where, keeps_graph, name),
+        ),
+        level=line.slope / MIN_SLOPE,
+    )
+
+
+def _sites(snapshot: Snapshot) -> tuple[GrowthSite, ...]:
+    """The lines that make something longer at every step, and more than by a number."""
+    return tuple(site for site in snapshot.growth_sites if site.keeps_graph or not _NUMBERS.search(site.text))
+
+
+def _patience(name: str, sites: tuple[GrowthSite, ...], blind: bool) -> float:
+    if blind:
+        return BLIND_SECONDS
+    if not sites or name == "workers_rss":
+        return UNEXPLAINED_SECONDS
+    return MIN_SECONDS if sites[0].keeps_graph else SITE_SECONDS
+
+
+def _stepping_since(snapshot: Snapshot) -> float:
+    """When the steps began: what was read into memory before is no leak. Long ago where it is not known."""
+    steps = records(snapshot)
+    if not steps or snapshot.steps is None:
+        return 0.0
+    first = steps[0].end - steps[0].seconds
+    return first - max(0, (snapshot.steps.count or 0) - len(steps)) * (snapshot.steps.mean or 0.0)
+
+
+def watched(snapshot: Snapshot) -> list[str]:
+    """The series of memory that should stand still while a run steps."""
+    held = [name for name in snapshot.series if name.startswith("alloc") and name.endswith(".allocated")]
+    of_driver = [] if held else [f"gpu{device.index}.memory" for device in own_devices(snapshot)]
+    return [name for name in ("rss", "workers_rss", *held, *of_driver) if name in snapshot.series]
+
+
+def what_grows(name: str) -> str:
+    """A series of memory in words."""
+    if name in ("rss", "workers_rss"):
+        return "host memory" if name == "rss" else "memory of the loader workers"
+    return "allocated GPU memory" if name.startswith("alloc") else "GPU memory"
+
+
+def steady(line: Trend) -> bool:
+    """Whether it is a straight line upwards that has not begun to level off."""
+    return (
+        line.slope >= MIN_SLOPE
+        and line.growth >= MIN_GROWTH
+        and line.fit >= 0.85
+        and line.rising >= 0.7
+        and line.late_slope >= 0.5 * line.slope
+    )
+
+
+def left_of(snapshot: Snapshot, name: str) -> float | None:
+    """Bytes that the memory of a series can still grow by; None where that is not known."""
+    if name in ("rss", "workers_rss"):
+        room = snapshot.host.memory_room if snapshot.host else None
+        return float(room[0]) if room else None
+    index = int("".join(letter for letter in name.partition(".")[0] if letter.isdigit()))
+    lefts = [
+        float(one.capacity - one.allocated)
+        for one in snapshot.allocators
+        if one.device == index and one.capacity is not None
+    ]
+    cached = sum(one.reserved - one.allocated for one in snapshot.allocators if one.device == index)
+    lefts += [
+        float(device.memory_total - device.memory_used + cached)
+        for device in own_devices(snapshot)
+        if device.index == index and device.memory_total and device.memory_used is not None
+    ]
+    return max(0.0, min(lefts)) if lefts else None
+
+
+def _evidence(what: str, line: Trend, left: float | None, full_in: float | None) -> tuple[str, ...]:
+    found = [
+        f"{what} rose by {size(line.growth)} in {duration(line.seconds)}, a straight line (fit {percent(line.fit)})"
+    ]
+    if left is not None and full_in is not None:
+        found.append(f"{size(left)} left: full in {duration(full_in)} at this rate")
+    return tuple(found)
+
+
+def _fixes(where: tuple[Where, ...], keeps_graph: bool, name: str) -> tuple[Fix, ...]:
+    if name == "workers_rss":
+        return (
+            Fix(text="bound what the data set caches (each worker fills a cache of its own), or cache on disk"),
+            Fix(text="keep samples in numpy arrays: Python objects shared with the parent are copied as they are read"),
+        )
+    if not where:
+        return (Fix(text="look for a list, dict or cache that is added to at every step and never cleared"),)
+    first = where[0]
+    place = f"{first.file.rsplit('/', 1)[-1]}:{first.line}"
+    if keeps_graph:
+        return (Fix(text=f"{place} keeps the whole graph of every step alive: store loss.item() or loss.detach()"),)
+    return (Fix(text=f"{place} grows at every step: keep a bounded window, or write it out and clear it"),)
+
+
+RULES = (Rule("memory-leak", leak, Band(enter=1.0, leave=0.5)),)

@@ -1,0 +1,283 @@
+"""A Snapshot to ledgers: where the time of each working process goes, every moment in exactly one entry. Pure.
+
+The hook's clock gives the length of each phase where it is there; stack samples divide a phase among lines; the kernel
+and the interpreter's lock divide a line among activities (see stacks.activity). Without the hook the samples give the
+phases as well.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+import msgspec
+
+from aitop.model.ledger import Activity, Basis, Entry, Lane, Ledger, Phase, Unit
+from aitop.model.snapshot import HotLine, Phases, ProcessStacks, Snapshot
+from aitop.model.steps import StepRecord
+from aitop.model.verdict import Where
+
+RUNNING: frozenset[Activity] = frozenset({"python", "native"})
+# Parts of less than this share of a lane are put to the largest part of their line.
+LEAST_PART = 0.004
+# Where far more was measured in a phase than was seen there, samples tell only so much of it.
+MOST_SCALED = 2.0
+# Samples tell a phase better than a clock that saw less than this part of it (a saved reference to torch.save, say).
+LEAST_MEASURED = 0.5
+
+_PHASES: Mapping[str, Phase] = {"data_wait": "data", "communication": "exchange", "outside": "host"}
+
+
+def ledgers(snapshot: Snapshot) -> tuple[Ledger, ...]:
+    """One ledger of each process that works, the one to show first in front; empty where nothing was sampled."""
+    processes = working(snapshot)
+    if not processes:
+        alone = _measured_only(snapshot)
+        return (alone,) if alone is not None else ()
+    return tuple(_ledger(snapshot, process, first=index == 0) for index, process in enumerate(processes))
+
+
+def working(snapshot: Snapshot) -> list[ProcessStacks]:
+    """The processes that make steps or requests, or else run anything, the one to show first in front."""
+    processes = snapshot.stacks.processes if snapshot.stacks else ()
+    stepping = snapshot.steps.pid if snapshot.steps and snapshot.steps.basis == "hook" else None
+    roles = [process for process in processes if process.role == "rank"]
+    roles = [process for process in roles if process.pid == stepping or _work(process) > 0] or roles
+    others = [process for process in processes if process.role not in ("rank", "helper") and _steps(process) > 0]
+    chosen = roles if any(_works(snapshot, process) for process in roles) else others or roles
+    if not chosen:
+        chosen = [process for process in processes if _works(snapshot, process)] or list(processes)
+
+    def order(process: ProcessStacks) -> tuple[bool, bool, float, int]:
+        return process.pid != stepping, process.pid != snapshot.target.pid, -_work(process), process.pid
+
+    return sorted(chosen, key=order)
+
+
+def _steps(process: ProcessStacks) -> float:
+    """Samples in phases that only a step has."""
+    phases = process.phases
+    return process.samples * sum(share or 0.0 for share in (phases.forward, phases.backward, phases.optimizer))
+
+
+def _work(process: ProcessStacks) -> float:
+    return _steps(process) + process.samples * (process.phases.data_wait or 0.0)
+
+
+def _works(snapshot: Snapshot, process: ProcessStacks) -> bool:
+    """Whether its leading thread does anything but wait for others."""
+    if snapshot.steps is not None and snapshot.steps.basis == "hook" and snapshot.steps.pid == process.pid:
+        return True
+    waits: tuple[Activity, ...] = ("wait", "wait-lock", "wait-queue", "wait-child", "sleep")
+    lines = _lines_of(snapshot, process)
+    return sum(line.share * (1.0 - line.part(*waits)) for line in lines) > 0.1 or _work(process) > 0.1 * process.samples
+
+
+def _lines_of(snapshot: Snapshot, process: ProcessStacks) -> list[HotLine]:
+    lines = snapshot.stacks.lines if snapshot.stacks else ()
+    return [line for line in lines if line.pid == process.pid and line.thread == process.thread]
+
+
+def _ledger(snapshot: Snapshot, process: ProcessStacks, *, first: bool) -> Ledger:
+    steps = snapshot.steps
+    records = steps.recent if first and steps is not None and steps.pid == process.pid else ()
+    lines = _lines_of(snapshot, process)
+    sampled = _entries("main", lines, samples=process.samples)
+    measured = _measured(records)
+    main = _fitted(sampled, measured, process) if measured else _filled(sampled, process)
+    main = _carved(main, "wait-core", _run_delay(snapshot, process))
+    main = _carved(main, "collect", _share(records, lambda step: step.gc) if records else 0.0)
+    length = sum(step.seconds for step in records) / len(records) if records else None
+    unit: Unit = "second" if not records else "step" if records[-1].kind == "train" else "request"
+    if length is not None:
+        main = [msgspec.structs.replace(entry, seconds=entry.share * length) for entry in main]
+    others = _others(snapshot, process) if first else []
+    ordered = sorted([*main, *others], key=lambda entry: (entry.lane != "main", -entry.share))
+    return Ledger(pid=process.pid, thread=process.thread, unit=unit, entries=tuple(ordered), length=length)
+
+
+def _measured_only(snapshot: Snapshot) -> Ledger | None:
+    """The ledger of a process whose steps are measured but whose stacks cannot be sampled."""
+    steps = snapshot.steps
+    if steps is None or steps.pid is None or not steps.recent:
+        return None
+    process = ProcessStacks(pid=steps.pid, role="rank", samples=0, phases=steps.phases)
+    return _ledger(snapshot, process, first=True)
+
+
+def _measured(records: Sequence[StepRecord]) -> dict[Phase, float]:
+    """Shares of step time by phase from the hook's clock, "host" being what is left; empty without steps."""
+    if not records:
+        return {}
+    shares: dict[Phase, float] = {
+        "data": _share(records, lambda step: step.data_wait + step.loader_start),
+        "transfer": _share(records, lambda step: step.transfer_apart or 0.0),
+        "forward": _share(records, lambda step: step.forward),
+        "backward": _share(records, lambda step: step.backward),
+        "optimizer": _share(records, lambda step: step.optimizer),
+        "exchange": _share(records, lambda step: step.communication_apart or 0.0),
+        "evaluation": _share(records, lambda step: step.evaluation),
+        "save": _share(records, lambda step: step.save),
+    }
+    shares["host"] = max(0.0, 1.0 - sum(shares.values()))
+    return shares
+
+
+def _share(records: Sequence[StepRecord], value: Callable[[StepRecord], float]) -> float:
+    total = sum(step.seconds for step in records)
+    return sum(map(value, records)) / total if total > 0 else 0.0
+
+
+def _run_delay(snapshot: Snapshot, process: ProcessStacks) -> float:
+    """Share of the time in which the main thread could run but had no core."""
+    if snapshot.host is None or process.thread != "MainThread":
+        return 0.0
+    pid_is_lead = snapshot.steps is None or snapshot.steps.pid in (None, process.pid)
+    series = snapshot.series.get("run_delay") if pid_is_lead else None
+    values = [value for value in (series.values[-20:] if series else ()) if value is not None]
+    return sum(values) / len(values) if values else 0.0
+
+
+def _entries(lane: Lane, lines: Iterable[HotLine], *, samples: int, basis: Basis = "sampled") -> list[Entry]:
+    """An entry for each line and activity; shares are those of the lines."""
+    entries = []
+    for line in lines:
+        parts = [part for part in line.parts or ((line.activity, 1.0),) if part[1] > 0.0]
+        large = [part for part in parts if part[1] * line.share >= LEAST_PART] or parts[:1]
+        whole = sum(share for _, share in large)
+        for activity, part in large:
+            fraction = part / whole
+            share = line.share * fraction
+            low, high = _interval(share, samples)
+            entries.append(
+                Entry(
+                    lane=lane,
+                    phase=_PHASES.get(line.phase, line.phase),  # type: ignore[arg-type]
+                    activity=activity,
+                    share=share,
+                    low=low,
+                    high=high,
+                    basis=basis,
+                    pid=line.pid,
+                    thread=line.thread,
+                    role=line.role,
+                    samples=line.samples * fraction,
+                    where=Where(pid=line.pid, file=line.file, line=line.line, function=line.function, text=line.text),
+                    position=line.position,
+                    work=line.work,
+                    via=line.via,
+                    seen_in=line.seen_in,
+                )
+            )
+    return entries
+
+
+def _interval(share: float, samples: int) -> tuple[float, float]:
+    """A 95 % interval of a share that was sampled so often (Wilson's)."""
+    if samples <= 0:
+        return 0.0, 1.0
+    share = min(1.0, share)
+    square = 3.84
+    middle = (share + square / (2 * samples)) / (1 + square / samples)
+    half = math.sqrt(square * (share * (1 - share) / samples + square / (4 * samples**2))) / (1 + square / samples)
+    return max(0.0, middle - half), min(1.0, middle + half)
+
+
+def _fitted(sampled: list[Entry], measured: dict[Phase, float], process: ProcessStacks) -> list[Entry]:
+    """Entries scaled so that each phase has its measured length."""
+    by_phase: dict[Phase, list[Entry]] = {}
+    for entry in sampled:
+        by_phase.setdefault("host" if entry.phase == "environment" else entry.phase, []).append(entry)
+    measured = dict(measured)
+    for phase in ("evaluation", "save"):
+        seen = sum(entry.share for entry in by_phase.get(phase, ()))
+        if measured[phase] < LEAST_MEASURED * seen:
+            moved = min(seen - measured[phase], measured["host"])
+            measured[phase] += moved
+            measured["host"] -= moved
+    fitted = []
+    for phase, share in measured.items():
+        entries = by_phase.get(phase, [])
+        seen = sum(entry.share for entry in entries)
+        scale = min(MOST_SCALED, share / seen) if seen > 0 else 0.0
+        samples = sum(entry.samples for entry in entries)
+        for entry in entries:
+            low, high = _interval(entry.share / seen, round(samples))
+            fitted.append(
+                msgspec.structs.replace(
+                    entry, share=entry.share * scale, low=low * share, high=high * share, basis="measured"
+                )
+            )
+        rest = share - scale * seen
+        if rest > 1e-6:
+            fitted.append(_nowhere(process, phase, _activity_of_rest(phase), rest, "measured"))
+    return fitted
+
+
+def _activity_of_rest(phase: Phase) -> Activity:
+    """What a measured phase without samples does: it computes, waits for data, or is not known to do anything else."""
+    if phase == "data":
+        return "wait-queue"
+    if phase == "exchange":
+        return "wait"
+    return "native" if phase in ("forward", "backward", "optimizer", "evaluation") else "python"
+
+
+def _nowhere(process: ProcessStacks, phase: Phase, activity: Activity, share: float, basis: Basis) -> Entry:
+    return Entry(
+        lane="main",
+        phase=phase,
+        activity=activity,
+        share=share,
+        low=share,
+        high=share,
+        basis=basis,
+        pid=process.pid,
+        thread=process.thread,
+        role=process.role,
+    )
+
+
+def _filled(sampled: list[Entry], process: ProcessStacks) -> list[Entry]:
+    """Sampled entries, with one for the stacks that have no line of the user's, so that they add up to 1."""
+    whole = sum(entry.share for entry in sampled)
+    if whole >= 1.0:
+        return [msgspec.structs.replace(entry, share=entry.share / whole) for entry in sampled]
+    if whole < 1.0 - 1e-6:
+        return [*sampled, _nowhere(process, "host", "wait", 1.0 - whole, "sampled")]
+    return sampled
+
+
+def _carved(entries: list[Entry], activity: Activity, share: float) -> list[Entry]:
+    """Entries with `share` of the lane taken out of what runs, in proportion, as that activity of the same phases."""
+    running = sum(entry.share for entry in entries if entry.activity in RUNNING)
+    if share < LEAST_PART or running <= 0:
+        return entries
+    part = min(0.95, share / running)
+    carved: list[Entry] = []
+    taken: dict[Phase, float] = {}
+    for entry in entries:
+        if entry.activity not in RUNNING:
+            carved.append(entry)
+            continue
+        taken[entry.phase] = taken.get(entry.phase, 0.0) + entry.share * part
+        left = 1.0 - part
+        carved.append(
+            msgspec.structs.replace(entry, share=entry.share * left, low=entry.low * left, high=entry.high * left)
+        )
+    first = entries[0]
+    process = ProcessStacks(pid=first.pid, role=first.role, samples=0, phases=_NO_PHASES, thread=first.thread)
+    carved += [_nowhere(process, phase, activity, mass, "measured") for phase, mass in taken.items()]
+    return carved
+
+
+def _others(snapshot: Snapshot, lead: ProcessStacks) -> list[Entry]:
+    """Entries of the threads and processes beside the leading thread: shares are of each one's own time."""
+    if snapshot.stacks is None:
+        return []
+    samples = {process.pid: process.samples for process in snapshot.stacks.processes}
+    lines = [line for line in snapshot.stacks.lines if (line.pid, line.thread) != (lead.pid, lead.thread)]
+    return _entries("producers", lines, samples=min(samples.values(), default=0))
+
+
+_NO_PHASES = Phases()

@@ -1,0 +1,116 @@
+"""Threads that stand in the same place, put together. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from aitop.model.snapshot import CallNode, Stacks
+from aitop.model.stacks import Frame, StackDump, ThreadStack
+from aitop.stacks.reading import own_start
+
+OWN_HOOK = "<aitop hook>"
+HALF = 0.5
+# Where a wait ends in the standard library, which says less than whoever waits there.
+_PLUMBING = re.compile(r"/(?:selectors|threading|socket|ssl|multiprocessing/(?:connection|popen_\w+|synchronize))\.py$")
+
+
+@dataclass(frozen=True)
+class StackGroup:
+    """Threads with one stack. `frames` are those that their process entered itself, the outermost first.
+
+    `what` names the call that they are in, such as Queue.get; `where` is the user's innermost line on the stack, None
+    where no user code is on it: then the innermost frame is all there is to say where.
+    """
+
+    frames: tuple[Frame, ...]
+    what: str
+    where: Frame | None
+    members: tuple[ThreadStack, ...]
+
+    @property
+    def place(self) -> Frame:
+        """The line to show for the group: the user's, else the innermost one."""
+        return self.where or self.frames[-1]
+
+
+def stack_groups(dump: StackDump) -> tuple[StackGroup, ...]:
+    """The threads of a dump by equal stacks (function, file and line of every frame), the largest group first.
+
+    What a forked process inherited from its parent is no part of its stack, nor is our hook. A thread without a frame
+    is in no group. Among groups of one size those with a thread at work come first, then those in the user's code.
+    """
+    groups: dict[tuple[Frame, ...], list[ThreadStack]] = {}
+    for thread in dump.threads:
+        frames = own_frames([dump.frames[index] for index in thread.frames])
+        if frames:
+            groups.setdefault(frames, []).append(thread)
+    found = [grouped(frames, members) for frames, members in groups.items()]
+    return tuple(sorted(found, key=_order))
+
+
+def own_frames(frames: Sequence[Frame]) -> tuple[Frame, ...]:
+    """A stack (the outermost frame first) without what was inherited by a fork and without our hook's wrappers."""
+    return tuple(frame for frame in frames[own_start(frames) :] if not frame.file.startswith(OWN_HOOK))
+
+
+def grouped(frames: tuple[Frame, ...], members: Iterable[ThreadStack]) -> StackGroup:
+    """One group; `frames` is not empty. The main threads of the lowest pids come first in it."""
+    ordered = sorted(members, key=lambda member: (not member.main, member.pid, member.thread))
+    return StackGroup(frames, _what(frames), _user(frames), tuple(ordered))
+
+
+def _order(group: StackGroup) -> tuple[int, bool, bool, int, str]:
+    first = group.members[0]
+    at_work = any(member.active for member in group.members)
+    return -len(group.members), not at_work, group.where is None, first.pid, first.thread
+
+
+def _user(frames: Sequence[Frame]) -> Frame | None:
+    return next((frame for frame in reversed(frames) if frame.user), None)
+
+
+def _what(frames: Sequence[Frame]) -> str:
+    """The innermost function that says something: not the plumbing in which a wait ends."""
+    for frame in reversed(frames):
+        if frame.user:
+            break
+        if not _PLUMBING.search(frame.file):
+            return frame.function
+    inner = frames[-1]
+    above = _user(frames)
+    if above is None or above is inner:
+        return inner.function
+    # Only plumbing below the user's line: its entrance is what the user called.
+    called = frames[max(index for index, frame in enumerate(frames) if frame.user) + 1]
+    return called.function
+
+
+def most_seen(stacks: Stacks, time: float) -> StackDump:
+    """The stack on which each thread was seen most, as if it stood there at `time`: where no look was taken.
+
+    `active` is True for threads that worked in half of their samples or more, None where that is not known.
+    """
+    table: dict[Frame, int] = {}
+    shares = {(one.pid, one.thread): one for one in stacks.threads}
+    trees = [(one.pid, one.thread, True, one.tree) for one in stacks.processes if one.tree is not None]
+    trees += [(one.pid, one.thread, False, one.tree) for one in stacks.trees]
+    threads = []
+    for pid, thread, main, tree in trees:
+        share = shares.get((pid, thread))
+        active = share.active >= HALF if share is not None and share.active is not None else None
+        frames = tuple(table.setdefault(frame, len(table)) for frame in _heaviest(tree))
+        threads.append(ThreadStack(pid=pid, thread=thread, main=main, frames=frames, active=active))
+    return StackDump(time=time, frames=tuple(table), threads=tuple(threads))
+
+
+def _heaviest(tree: CallNode) -> list[Frame]:
+    """The way down a tree along the most samples."""
+    way: list[Frame] = []
+    node: CallNode | None = tree
+    while node is not None:
+        if node.file:
+            way.append(Frame(node.function, node.file, node.line, node.user))
+        node = max(node.children, key=lambda child: child.samples, default=None)
+    return way

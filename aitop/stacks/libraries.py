@@ -1,0 +1,168 @@
+"""What frames of known libraries say: the phase of a step, a kind of waiting, and a kind of work.
+
+One table, by library. User code never appears in it: no verdict may depend on what a user named something.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Sequence
+from typing import Literal, NamedTuple
+
+Phase = Literal[
+    "data_wait", "environment", "transfer", "forward", "backward", "optimizer", "communication", "evaluation", "save",
+    "outside",
+]  # fmt: skip
+# What a library does to its caller's time whatever the kernel says: it waits, starts processes, or compiles.
+State = Literal["wait-queue", "wait-lock", "wait-child", "wait-device", "sleep", "spawn", "compile", "collect"]
+# What the work below a line is about. "tensor" computes with arrays.
+Work = Literal[
+    "tensor", "decode", "tokenize", "collate", "pin", "copy", "file", "network", "database", "log", "save", "read"
+]
+
+
+class Row(NamedTuple):
+    """Frames whose file matches `path` and whose function matches `function` (None: any)."""
+
+    path: re.Pattern[str]
+    function: re.Pattern[str] | None
+    phase: Phase | None
+    state: State | None
+    work: Work | None
+
+
+def _row(
+    path: str,
+    function: str | None = None,
+    *,
+    phase: Phase | None = None,
+    state: State | None = None,
+    work: Work | None = None,
+) -> Row:
+    named = re.compile(rf"(?:^|[.>])(?:{function})$") if function else None
+    return Row(re.compile(path), named, phase, state, work)
+
+
+# The first row that fits a frame and has a phase, a state or a work gives that field; rows of one library stand
+# together, special ones first.
+TABLE: tuple[Row, ...] = (
+    # torch: loading data
+    _row(r"/torch/utils/data/dataloader\.py$", r"__iter__|_get_iterator|__init__|_shutdown_workers|__del__",
+         phase="data_wait", state="spawn"),
+    _row(r"/torch/utils/data/dataloader\.py$", r"_try_get_data|_get_data", phase="data_wait", state="wait-queue"),
+    _row(r"/torch/utils/data/_utils/collate\.py$", phase="data_wait", work="collate"),
+    _row(r"/torch/utils/data/_utils/pin_memory\.py$", r"pin_memory", phase="data_wait", work="pin"),
+    _row(r"/torch/utils/data/(?:dataloader|_utils/\w+)\.py$", phase="data_wait"),
+    _row(r"/(?:site|dist)-packages/(?:torchdata|webdataset|ffcv|nvidia/dali|streaming|datasets)/", phase="data_wait"),
+    # torch: compiling
+    _row(r"/torch/_dynamo/(?:convert_frame|symbolic_convert|output_graph|guards)\.py$", state="compile"),
+    _row(r"/torch/_inductor/(?:graph|scheduler|async_compile|cpp_builder)\.py$", state="compile"),
+    _row(r"/triton/compiler/", state="compile"),
+    # torch: the model, its gradients, its update
+    _row(r"/torch/nn/modules/module\.py$", r"_call_impl|_wrapped_call_impl", phase="forward", work="tensor"),
+    _row(r"/torch/nn/modules/module\.py$", r"to|cuda|cpu|_apply", work="copy"),
+    _row(r"/torch/nn/functional\.py$", phase="forward", work="tensor"),
+    _row(r"/torch/autograd/function\.py$", r"apply", phase="forward", work="tensor"),
+    _row(r"/torch/_dynamo/eval_frame\.py$", r"compile_wrapper|_TorchDynamoContext\.__call__\.<locals>\._fn",
+         phase="forward", work="tensor"),
+    _row(r"/torch/(?:_tensor|autograd/\w+)\.py$", r"backward|grad|_engine_run_backward",
+         phase="backward", work="tensor"),
+    _row(r"/torch/optim/(?:lr_scheduler|swa_utils)\.py$", phase="outside"),
+    _row(r"/torch/optim/", r"state_dict|load_state_dict|add_param_group|__init__|__setstate__", phase="outside"),
+    _row(r"/torch/optim/", phase="optimizer", work="tensor"),
+    _row(r"/torch/(?:cuda/)?amp/grad_scaler\.py$", r"step|unscale_|update", phase="optimizer"),
+    # torch: the rest
+    _row(r"/torch/(?:cuda/)?(?:__init__|streams)\.py$", r"synchronize", state="wait-device"),
+    _row(r"/torch/(?:cuda/)?memory\.py$", r"empty_cache", state="collect"),
+    _row(r"/torch/_tensor(?:_str)?\.py$", r"__format__|__repr__|__array__|__contains__|_str\w*", work="read"),
+    _row(r"/torch/serialization\.py$", r"save|_save|_legacy_save", phase="save", work="save"),
+    _row(r"/torch/serialization\.py$", work="file"),
+    _row(r"/torch/distributed/checkpoint/", r"save|async_save|save_state_dict", phase="save", work="save"),
+    _row(r"/torch/distributed/checkpoint/", work="save"),
+    _row(r"/torch/distributed/(?:distributed_c10d|c10d_logger)\.py$", phase="communication"),
+    _row(r"/torch/utils/tensorboard/", work="log"),
+    # libraries that train with torch
+    _row(r"/transformers/trainer\w*\.py$", r"evaluate|evaluation_loop|prediction_loop|predict", phase="evaluation"),
+    _row(r"/transformers/trainer\.py$", r"_prepare_inputs?", phase="transfer"),
+    _row(r"/transformers/", r"save_pretrained|save_model|_save_checkpoint|_save", phase="save"),
+    _row(r"/transformers/(?:.*/)?tokenization_?\w*\.py$", work="tokenize"),
+    _row(r"/transformers/(?:.*/)?(?:image_processing|feature_extraction|image_transforms)\w*\.py$", work="decode"),
+    _row(r"/lightning.*/(?:evaluation|prediction)_(?:epoch_)?loop\.py$", phase="evaluation"),
+    _row(r"/lightning.*/(?:fetchers|combined_loader)\.py$", phase="data_wait"),
+    _row(r"/lightning.*/apply_func\.py$", r"move_data_to_device|batch_to", phase="transfer", work="copy"),
+    _row(r"/lightning", r"save_checkpoint", phase="save"),
+    _row(r"/accelerate/utils/operations\.py$", r"send_to_device", phase="transfer", work="copy"),
+    _row(r"/accelerate/data_loader\.py$", phase="data_wait"),
+    _row(r"/(?:accelerate|deepspeed|lightning\w*|pytorch_lightning)/", r"backward", phase="backward"),
+    # reinforcement learning
+    _row(r"/(?:site|dist)-packages/(?:gymnasium|gym|pettingzoo|ale_py|dm_env|dm_control|envpool|procgen|minigrid"
+         r"|shimmy|supersuit|pybullet_envs|mujoco)/", phase="environment"),
+    _row(r"/stable_baselines3/common/vec_env/", phase="environment"),
+    # other frameworks: what runs below a jitted call is the model
+    _row(r"/(?:site|dist)-packages/(?:jax|jaxlib|flax|haiku|optax|equinox)/.*(?:compiler|pxla|mlir|pe)\.py$",
+         r"compile\w*|_cached_compilation|backend_compile\w*|lower\w*|trace_to_jaxpr\w*", state="compile"),
+    _row(r"/(?:site|dist)-packages/(?:jax|jaxlib|flax|haiku|optax|equinox)/", work="tensor"),
+    _row(r"/(?:site|dist)-packages/(?:keras|tensorflow)/", work="tensor"),
+    # arrays
+    _row(r"/numpy/lib/\w*npyio\w*\.py$", r"save|savez|savez_compressed|_savez", phase="save", work="save"),
+    _row(r"/numpy/lib/\w*(?:npyio|memmap|format)\w*\.py$", work="file"),
+    _row(r"/(?:site|dist)-packages/(?:torch|numpy|scipy|sklearn|cupy|numba|transformers|timm|diffusers|peft)/",
+         work="tensor"),
+    # files, formats, services
+    _row(r"/safetensors/", r"save|save_file|save_model", phase="save", work="save"),
+    _row(r"/joblib/", r"dump", phase="save", work="save"),
+    _row(r"/(?:site|dist)-packages/(?:PIL|cv2|torchvision|librosa|soundfile|audioread|torchaudio|decord|av|imageio"
+         r"|skimage|albumentations|torchcodec|pandas|pyarrow|polars|simplejson|yaml|lxml|bs4|msgpack)/",
+         work="decode"),
+    _row(r"/(?:site|dist)-packages/(?:tokenizers|sentencepiece|tiktoken|nltk|spacy)/", work="tokenize"),
+    _row(r"/(?:site|dist)-packages/(?:tensorboard|tensorboardX|wandb|mlflow|neptune|comet_ml|tqdm|rich|loguru"
+         r"|structlog)/", work="log"),
+    _row(r"/(?:site|dist)-packages/(?:sqlalchemy|psycopg|psycopg2|pymysql|MySQLdb|pymongo|redis|asyncpg|duckdb)/",
+         work="database"),
+    _row(r"/(?:site|dist)-packages/(?:requests|urllib3|httpx|httpcore|aiohttp|boto3|botocore|s3fs|gcsfs|s3transfer"
+         r"|google|grpc|paramiko|huggingface_hub|azure|minio|smart_open|websocket|websockets)/", work="network"),
+    _row(r"/(?:site|dist)-packages/(?:h5py|zarr|lmdb|tables|netCDF4|rasterio|nibabel|pydicom|fsspec)/", work="file"),
+    _row(r"/(?:site|dist)-packages/filelock/", state="wait-lock"),
+    # the standard library
+    _row(r"/multiprocessing/(?:popen_\w+|spawn|forkserver)\.py$", r"wait|poll", state="wait-child"),
+    _row(r"/multiprocessing/(?:popen_\w+|spawn|forkserver)\.py$", state="spawn"),
+    _row(r"/multiprocessing/process\.py$", r"start", state="spawn"),
+    _row(r"/multiprocessing/process\.py$", r"join", state="wait-child"),
+    _row(r"/multiprocessing/(?:queues|pool)\.py$", state="wait-queue"),
+    _row(r"/multiprocessing/synchronize\.py$", state="wait-lock"),
+    _row(r"/concurrent/futures/_base\.py$", state="wait-lock"),
+    _row(r"/threading\.py$", r"acquire|wait|wait_for|join|_wait_for_tstate_lock|__enter__", state="wait-lock"),
+    _row(r"/subprocess\.py$", r"wait|_wait|communicate|_communicate|_try_wait", state="wait-child"),
+    _row(r"/json/(?:__init__|decoder)\.py$", r"loads?|decode|raw_decode|py_scanstring|JSONObject|JSONArray",
+         work="decode"),
+    _row(r"/(?:python|pypy)\d[\d.]*t?/(?:csv|xml|gzip|bz2|lzma|zipfile|tarfile|_compression|compression|base64|html"
+         r"|pickle)(?:\.py$|/)", work="decode"),
+    _row(r"/(?:python|pypy)\d[\d.]*t?/logging(?:\.py$|/)", work="log"),
+    _row(r"/(?:python|pypy)\d[\d.]*t?/(?:sqlite3|dbm|shelve)(?:\.py$|/)", work="database"),
+    _row(r"/(?:python|pypy)\d[\d.]*t?/(?:urllib|http|socket|ssl|ftplib|smtplib)(?:\.py$|/)", work="network"),
+    _row(r"/(?:python|pypy)\d[\d.]*t?/(?:pathlib|shutil|glob|tempfile|fileinput|genericpath|codecs|_pyio)(?:\.py$|/)",
+         work="file"),
+    _row(r"/(?:python|pypy)\d[\d.]*t?/(?:queue|selectors|asyncio)(?:\.py$|/)", state="wait-queue"),
+)  # fmt: skip
+
+
+class Meaning(NamedTuple):
+    """What one library frame says; None for what it leaves open."""
+
+    phase: Phase | None
+    state: State | None
+    work: Work | None
+
+
+@functools.lru_cache(maxsize=8192)
+def meaning(file: str, function: str) -> Meaning:
+    """What a library frame of this file and function says."""
+    fitting = [
+        row for row in TABLE if row.path.search(file) and (row.function is None or row.function.search(function))
+    ]
+    return Meaning(_first(fitting, "phase"), _first(fitting, "state"), _first(fitting, "work"))  # type: ignore[arg-type]
+
+
+def _first(rows: Sequence[Row], field: str) -> str | None:
+    return next((value for row in rows if (value := getattr(row, field)) is not None), None)

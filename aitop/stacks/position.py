@@ -1,0 +1,160 @@
+"""Where host code stands in a step, and which forward passes evaluate: from what else runs in the same functions. Pure.
+
+The libraries' phases are seen on stacks, with the user's functions and lines that lead to them. A function that has the
+model's call on one line and the update on another is one that makes steps; whatever else it calls stands before,
+within or after those lines. No name and no source text is used.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from aitop.model.ledger import Position
+from aitop.model.stacks import Frame
+from aitop.stacks.libraries import Phase
+from aitop.stacks.reading import Seen
+
+Function = tuple[str, str]
+
+UPDATES: frozenset[Phase] = frozenset({"backward", "optimizer"})
+_ANCHORS: frozenset[Phase] = frozenset({"data_wait", "environment", "forward", "backward", "optimizer"})
+# A stack that was read while it changed shows a phase on a line that has none: such a line has few samples.
+_LEAST_OF_LINES = 0.1
+
+
+@dataclass
+class _Anchors:
+    """Lines of one function below which phases were seen, with their samples."""
+
+    lines: dict[Phase, dict[int, int]] = field(default_factory=lambda: defaultdict(dict))
+
+    def add(self, phase: Phase, line: int, count: int) -> None:
+        self.lines[phase][line] = self.lines[phase].get(line, 0) + count
+
+    def of(self, *phases: Phase) -> frozenset[int]:
+        """The lines with any of these phases, chance samples left out."""
+        kept: set[int] = set()
+        for phase in phases:
+            counts = self.lines.get(phase, {})
+            least = _LEAST_OF_LINES * max(counts.values(), default=0)
+            kept |= {line for line, count in counts.items() if count >= least}
+        return frozenset(kept)
+
+
+class Steps:
+    """The step structure of one thread, learnt from all its stacks."""
+
+    def __init__(self, stacks: Iterable[tuple[Seen, int]]) -> None:
+        seen = [(stack, count) for stack, count in stacks if not stack.worker and not stack.importing]
+        self._anchors: dict[Function, _Anchors] = {}
+        for stack, count in seen:
+            if stack.phase in _ANCHORS:
+                for frame in stack.callers:
+                    anchors = self._anchors.setdefault((frame.file, frame.function), _Anchors())
+                    anchors.add(stack.phase, frame.line, count)
+        self.trains = any(stack.phase in UPDATES for stack, _ in seen)
+        self._models = any(stack.phase == "forward" for stack, _ in seen)
+        self._evaluating = self._functions_that_evaluate(seen) if self.trains else frozenset()
+
+    def phase(self, stack: Seen) -> Phase:
+        """The phase of a stack, told from the others as well: forward passes behind the update evaluate."""
+        if stack.phase in ("forward", "outside", "data_wait") and not stack.worker:
+            users = [frame for frame in stack.frames if frame.user]
+            if any((frame.file, frame.function) in self._evaluating for frame in users) or (
+                stack.phase == "forward" and self._evaluates(stack) is not None
+            ):
+                return "evaluation"
+        return stack.phase
+
+    def position(self, stack: Seen) -> Position | None:
+        """Where in a step a stack outside of every phase stands; None where no function that makes steps is on it."""
+        users = [frame for frame in stack.frames if frame.user]
+        for index in range(len(users) - 1, -1, -1):
+            anchors = self._anchors.get((users[index].file, users[index].function))
+            if anchors is None:
+                continue
+            place = self._place(anchors, users[index].line, inner=index < len(users) - 1)
+            if place == "after" and not anchors.of("backward", "optimizer") and self.trains:
+                # The model was called here; whether the update is still to come is told by who called this.
+                return self._outer_place(users[:index]) or place
+            if place is not None:
+                return place
+        return None
+
+    def _outer_place(self, users: Sequence[Frame]) -> Position | None:
+        for frame in reversed(users):
+            anchors = self._anchors.get((frame.file, frame.function))
+            updates = anchors.of("backward", "optimizer") if anchors else frozenset()
+            if updates:
+                return "within" if frame.line <= max(updates) else "after"
+        return None
+
+    def _place(self, anchors: _Anchors, line: int, *, inner: bool) -> Position | None:
+        forwards, updates = anchors.of("forward"), anchors.of("backward", "optimizer")
+        if not forwards and not updates:
+            return None
+        first = min(forwards or updates)
+        last = max(forwards | updates)
+        if line < first:
+            # A model that is no module: what computes before the gradients are asked for is the model.
+            return "before" if forwards or self._models else "within"
+        if line == first:
+            # What is called in the line of the model's call is mostly an argument of it.
+            return "before" if inner else "within"
+        if line <= last:
+            return "within"
+        later = [number for number in anchors.of("data_wait") if number > last]
+        return "before" if later and line >= min(later) else "after"
+
+    def _evaluates(self, stack: Seen) -> int | None:
+        """Index among the user's callers of the function below which this forward pass evaluates; None if it trains."""
+        callers = stack.callers
+        for index in range(len(callers) - 1, -1, -1):
+            frame = callers[index]
+            anchors = self._anchors.get((frame.file, frame.function))
+            updates = anchors.of("backward", "optimizer") if anchors else frozenset()
+            if not updates:
+                continue
+            if frame.line in updates:
+                return None
+            below = [self._anchors.get((inner.file, inner.function)) for inner in callers[index + 1 :]]
+            own_data = any(inner is not None and inner.of("data_wait") for inner in below)
+            if frame.line > max(updates) or own_data:
+                return index
+            return None
+        return None
+
+    def _functions_that_evaluate(self, seen: Sequence[tuple[Seen, int]]) -> frozenset[Function]:
+        """The user's functions below which only evaluating forward passes run, never a step."""
+        evaluating: dict[Function, int] = {}
+        training: dict[Function, int] = {}
+        for stack, count in seen:
+            if stack.phase == "forward":
+                index = self._evaluates(stack)
+                callers = stack.callers
+                inner = callers[index + 1 :] if index is not None else ()
+                for frame in inner:
+                    key = frame.file, frame.function
+                    evaluating[key] = evaluating.get(key, 0) + count
+                for frame in callers if index is None else callers[: index + 1]:
+                    key = frame.file, frame.function
+                    training[key] = training.get(key, 0) + count
+            elif stack.phase in UPDATES:
+                for frame in stack.callers:
+                    key = frame.file, frame.function
+                    training[key] = training.get(key, 0) + count
+        return frozenset(
+            function for function, count in evaluating.items() if training.get(function, 0) < _LEAST_OF_LINES * count
+        )
+
+
+def callers_of(stacks: Mapping[Seen, int], phase: Phase) -> dict[Function, set[int]]:
+    """The user's functions and lines above the library code of one phase."""
+    places: dict[Function, set[int]] = {}
+    for stack in stacks:
+        if stack.phase == phase:
+            for frame in stack.callers:
+                places.setdefault((frame.file, frame.function), set()).add(frame.line)
+    return places

@@ -1,0 +1,136 @@
+"""What one distinct stack says by itself: whose line it is on, and what the libraries on it say. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from aitop.model.stacks import Frame
+from aitop.stacks.libraries import Phase, State, Work, meaning
+
+# A phase may turn out to be another one further in: an optimizer's closure computes the loss, a module may train
+# itself, a learning rate scheduler wraps the optimizer's step.
+_REFINED: dict[Phase, frozenset[Phase]] = {
+    "optimizer": frozenset({"forward", "backward"}),
+    "forward": frozenset({"backward", "optimizer"}),
+    "data_wait": frozenset({"transfer"}),
+    "outside": frozenset({"optimizer", "forward", "backward", "save", "environment", "data_wait"}),
+}
+
+
+@dataclass(frozen=True, eq=False)
+class Seen:
+    """One distinct stack. `frames` are those that the process entered itself, the outermost first.
+
+    `line` is the innermost user frame; in a forked worker without user code the line of the parent that started it;
+    None where no user code is on the stack. `via` has the user's frames above `line`.
+    `phase`, `state` and `work` are what the libraries on it say. `library` is the index of the first frame that stands
+    for a phase, the number of frames where none does. `leaf`: the user's line itself is the innermost frame, so what it
+    does below that is native code or plain Python.
+    `worker`: a DataLoader's worker; `idle`: such a worker waits for something to do. `importing`: a library is being
+    imported, which happens once and belongs to no step. `no_grad`: indices of user frames that torch's no_grad wraps.
+    """
+
+    frames: tuple[Frame, ...]
+    line: Frame | None
+    via: tuple[Frame, ...]
+    phase: Phase
+    state: State | None
+    work: Work | None
+    library: int
+    leaf: bool
+    worker: bool
+    idle: bool
+    importing: bool
+    no_grad: frozenset[int] = frozenset()
+
+    @property
+    def callers(self) -> tuple[Frame, ...]:
+        """The user's frames above the library code that stands for its phase, the outermost first."""
+        return tuple(frame for frame in self.frames[: self.library] if frame.user)
+
+
+def read_stack(frames: Sequence[Frame]) -> Seen:
+    """What one stack (all its frames, the outermost first) says."""
+    start = own_start(frames)
+    own = tuple(frames[start:])
+    users = [index for index, frame in enumerate(own) if frame.user]
+    worker = any(frame.function == "_worker_loop" and not frame.user for frame in own)
+    phase, library = ("data_wait", 0) if worker else _phase(own)
+    below = own[users[-1] + 1 :] if users else own
+    state, work = _doing(below)
+    if work is None and _collates(own):
+        work = "collate"
+    line = own[users[-1]] if users else next((frame for frame in reversed(frames[:start]) if frame.user), None)
+    return Seen(
+        frames=own,
+        line=line,
+        via=tuple(own[index] for index in users[:-1]),
+        phase=phase,  # type: ignore[arg-type]
+        state=state,
+        work=work,
+        library=library,
+        leaf=bool(users) and not below,
+        worker=worker,
+        idle=worker and not users and state in ("wait-queue", "wait-lock"),
+        importing=_imports(own),
+        no_grad=frozenset(
+            index for index in users if index and own[index - 1].file.endswith("/torch/utils/_contextlib.py")
+        ),
+    )
+
+
+def own_start(frames: Sequence[Frame]) -> int:
+    """Index of the first frame that the process itself entered: a forked child inherits its parent's stack."""
+    for index in range(len(frames) - 1, -1, -1):
+        if frames[index].function.endswith("_bootstrap") and frames[index].file.endswith("/multiprocessing/process.py"):
+            return index
+    return 0
+
+
+def _phase(frames: Sequence[Frame]) -> tuple[Phase, int]:
+    phase: Phase | None = None
+    first = len(frames)
+    for index, frame in enumerate(frames):
+        if frame.user:
+            continue
+        says = meaning(frame.file, frame.function).phase
+        if says is not None and (phase is None or says in _REFINED.get(phase, ())):
+            if phase in (None, "outside"):
+                first = index
+            phase = says
+    return (phase, first) if phase not in (None, "outside") else ("outside", len(frames))
+
+
+def _doing(below: Sequence[Frame]) -> tuple[State | None, Work | None]:
+    """State and work of the library frames below the user's line: compiling wins, else the outermost that says."""
+    says = [meaning(frame.file, frame.function) for frame in below]
+    state: State | None = "compile" if any(each.state == "compile" for each in says) else None
+    for each in says:
+        if state is None and (each.state is not None or each.work is not None):
+            # What works above a wait is what is waited for: a socket's read below an HTTP client is the network.
+            state = each.state if each.work is None else None
+            break
+    return state, next((each.work for each in says if each.work is not None), None)
+
+
+def _collates(frames: Sequence[Frame]) -> bool:
+    """Whether a function of the user's makes one batch of samples: the one that torch's fetcher calls to that end.
+
+    The fetcher calls the data set's `__getitem__` or `__getitems__` by that name, and the collate function otherwise.
+    """
+    for above, frame in zip(frames, frames[1:], strict=False):
+        # An IterableDataset's own generator is called from the other fetcher.
+        if frame.user and above.function.endswith("_MapDatasetFetcher.fetch") and not above.user:
+            return frame.function.rpartition(".")[2] not in ("__getitem__", "__getitems__")
+    return False
+
+
+def _imports(frames: Sequence[Frame]) -> bool:
+    """Whether the import system runs below the user's innermost line."""
+    for frame in reversed(frames):
+        if frame.user:
+            return False
+        if frame.file.startswith("<frozen importlib"):
+            return True
+    return False
