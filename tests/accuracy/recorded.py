@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from types import MappingProxyType
 
 from expectation import Row, Seen, row_of
 from expected import BY_NAME, Scenario
@@ -29,7 +28,7 @@ class Recorded:
     tier: int
     header: Header
     events: tuple[Event, ...]
-    files: Mapping[str, str] = MappingProxyType({})
+    files: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def target(self) -> Target:
