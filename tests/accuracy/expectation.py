@@ -30,7 +30,7 @@ class Row:
     `right_line` is None where no line is expected. `seconds` passed until the right verdict came first for good.
     `alarms` are untrue warnings: at the last tick, on a healthy run at any. `if_gone` is the factor if the cause were
     gone, `gone_range` its bounds; `predicted` is the factor of the change that `--fixed` makes, and `recommended` says
-    whether that change is the first of the fixes. `code` is the commit that judged.
+    whether that change is the first of the fixes. `mended` runs have the fix already. `code` is the commit that judged.
     """
 
     name: str
@@ -52,6 +52,7 @@ class Row:
     others: list[str] = field(default_factory=list)
     note: str = ""
     code: str = ""
+    mended: bool = False
 
     @property
     def answer(self) -> tuple[str, str | None, tuple[str, ...]]:
@@ -131,7 +132,8 @@ def predicted(verdict: Verdict, remedy: str) -> tuple[float | None, bool | None]
     """
     if verdict.id == HEALTHY:
         return None, None
-    matching = [n for n, fix in enumerate(verdict.fixes) if fix.speedup is not None and re.search(remedy, fix.text)]
-    if not matching:
-        return verdict.speedup, None
-    return verdict.fixes[matching[0]].speedup, matching[0] == 0
+    place = next((n for n, fix in enumerate(verdict.fixes) if re.search(remedy, fix.text)), None)
+    if place is None:
+        return verdict.speedup, False if verdict.fixes else None
+    known = verdict.fixes[place].speedup
+    return verdict.speedup if known is None else known, place == 0
