@@ -32,6 +32,8 @@ from all_table import to_markdown
 
 FOLDER = Path(__file__).resolve().parent
 LONGEST, ENDS_IN = 900.0, 30.0
+# How a bench ends that has its figures, and one of them is worse than it may be.
+MISSED_BAR = 4
 PACKAGES = ("aitop-live", "torch", "py-spy", "nvitop", "traceml-ai", "memray")
 
 
@@ -116,7 +118,7 @@ def take(name: str, quick: bool) -> dict[str, Any]:
             code, said = run_to_end(command, None if bench.by_name_only else LONGEST)
         except subprocess.TimeoutExpired:
             raise RuntimeError(f"no end in {LONGEST:g} s") from None
-        if code or not place.exists():
+        if code not in (0, MISSED_BAR) or not place.exists():
             raise RuntimeError(f"exit code {code}: {said.strip()[-600:]}")
         when = time.strftime("%Y-%m-%d %H:%M")
         told = {"when": when, "quick": quick, "seconds": round(time.monotonic() - began), "versions": versions()}

@@ -3,22 +3,36 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "accuracy"))
+
+from expectation import Row
 from expected import BY_NAME
-from verdict_watch import Row
 
 Gains = dict[str, tuple[float, float]]
 
 FAR_OFF = 0.4
 LOW_CONFIDENCE = 0.5
-BARS = {3: 0.95, 2: 0.85}
-LINE_BAR, ERROR_BAR, SECONDS_BAR = 0.9, 0.15, 5.0
+RIGHT_BARS = {3: 0.95, 2: 0.9}
+LINE_BAR, ERROR_BAR, RANGE_BAR, SECONDS_BAR = 0.9, 0.15, 0.8, 5.0
+SAME_FACTOR = 0.02
+
+
+@dataclass(frozen=True)
+class Bar:
+    """A figure of the bench in words, and whether it is good enough; None where nothing is asked of it."""
+
+    text: str
+    reached: bool | None = None
 
 
 def actual(row: Row, gains: Gains) -> float | None:
-    """The measured factor of the row's fix."""
-    return gains[row.name][1] / gains[row.name][0] if row.name in gains else None
+    """The measured factor of the row's fix; a mended run has none left."""
+    return gains[row.name][1] / gains[row.name][0] if row.name in gains and not row.mended else None
 
 
 def error(row: Row, gains: Gains) -> float | None:
@@ -27,29 +41,50 @@ def error(row: Row, gains: Gains) -> float | None:
     return None if gained is None or row.predicted is None else row.predicted / gained - 1
 
 
+def in_range(row: Row, gains: Gains) -> bool | None:
+    """Whether the measured gain lies within the bounds of the prediction.
+
+    None where no bounds are given, or where they are of something else than what `--fixed` does.
+    """
+    gained = actual(row, gains)
+    if gained is None or row.gone_range is None or row.predicted is None or not row.if_gone:
+        return None
+    if abs(row.predicted / row.if_gone - 1) > SAME_FACTOR:
+        return None
+    low, high = row.gone_range
+    return low <= gained <= high
+
+
 def show_rows(rows: Sequence[Row], gains: Gains) -> None:
     """One line for each scenario and tier."""
     codes = {row.code for row in rows}
     print(
         f"\n{'scenario':<22}{'tier':<5}{'expected':<31}{'said':<25}{'ok':<4}{'line':<5}{'after':>7}{'share':>7}"
-        f"{'sure':>6}{'gone':>8}{'predicted':>10}{'actual':>9}{'error':>8}  notes"
+        f"{'sure':>6}{'gone':>8}{'range':>12}{'predicted':>10}{'actual':>9}{'error':>8}  notes"
     )
     for row in rows:
-        wrong = error(row, gains) if row.right else None
+        notes = [*_notes(row, gains), *([row.code] if len(codes) > 1 and row.code else [])]
         print(
             f"{row.name:<22}{row.tier:<5}{row.expected:<31}{row.said:<25}{_mark(row.right):<4}"
             f"{_mark(row.right_line):<5}{_seconds(row.seconds):>7}{_share(row.share):>7}{_share(row.confidence):>6}"
-            f"{_times(row.if_gone):>8}{_times(row.predicted):>10}{_times(actual(row, gains)):>9}{_share(wrong):>8}  "
-            + "; ".join([*_notes(row, wrong), *([row.code] if len(codes) > 1 and row.code else [])])
+            f"{_times(row.if_gone):>8}{_bounds(row.gone_range):>12}{_times(row.predicted):>10}"
+            f"{_times(actual(row, gains)):>9}{_share(error(row, gains)):>8}  " + "; ".join(notes)
         )
 
 
-def _notes(row: Row, wrong: float | None) -> list[str]:
-    notes = [row.where or ""] if row.right_line is not None else []
+def _notes(row: Row, gains: Gains) -> list[str]:
+    notes = ["mended"] if row.mended else []
+    if row.right_line is not None:
+        notes.append(row.where or "")
     if row.alarms:
-        notes.append("FALSE ALARM " + ", ".join(row.alarms))
+        notes.append("UNTRUE WARNING " + ", ".join(row.alarms))
+    wrong = error(row, gains)
     if wrong is not None and abs(wrong) > FAR_OFF:
         notes.append("far off, said with low confidence" if unsure(row) else "FAR OFF and sure of it")
+    if in_range(row, gains) is False:
+        notes.append("OUT OF RANGE")
+    if row.recommended is False and row.name in gains:
+        notes.append("recommends something else first")
     notes.append(row.note)
     return [note for note in notes if note]
 
@@ -66,43 +101,70 @@ def show_gains(gains: Gains) -> None:
         print(f"{name:<22}{plain:>15.2f}{fixed:>15.2f}{fixed / plain:>7.2f}×")
 
 
-def summarize(rows: Sequence[Row], gains: Gains) -> None:
-    """Accuracy, false alarms, predictions and times at each tier, against what they have to be."""
-    print()
+def show_bars(rows: Sequence[Row], gains: Gains) -> bool:
+    """Accuracy, untrue warnings, predictions and times at each tier; whether all are as they have to be."""
+    reached = True
     for tier in sorted({row.tier for row in rows}, reverse=True):
-        _summarize_tier(tier, [row for row in rows if row.tier == tier], gains)
+        print()
+        for bar in bars(tier, [row for row in rows if row.tier == tier], gains):
+            missed = bar.reached is False
+            print(f"tier {tier}: {bar.text}{'  MISSED' if missed else ''}")
+            reached = reached and not missed
+    return reached
 
 
-def _summarize_tier(tier: int, rows: Sequence[Row], gains: Gains) -> None:
-    healthy = [row for row in rows if BY_NAME[row.name].healthy()]
-    faulty = [row for row in rows if not BY_NAME[row.name].healthy()]
-    lines = [row.right_line for row in rows if row.right_line is not None]
-    bar = f" (to reach: {BARS[tier]:.0%})" if tier in BARS else ""
-    print(f"tier {tier}: primary verdict right {_of([row.right for row in rows])}{bar}")
-    print(
-        f"        healthy runs with a warning {sum(bool(row.alarms) for row in healthy)}/{len(healthy)} (to reach: 0)"
-    )
-    print(
-        f"        faulty runs with a warning that is not true {sum(bool(row.alarms) for row in faulty)}/{len(faulty)}"
-    )
-    if tier > 1:
-        print(f"        guilty line right {_of(lines)} (to reach: {LINE_BAR:.0%})")
-        _summarize_predictions(faulty, gains)
-        times = [row.seconds for row in faulty if row.right and row.seconds is not None]
-        if times:
-            slowest = f"slowest {max(times):.1f} s"
-            print(f"        right verdict after {statistics.median(times):.1f} s median, {slowest} (≤ {SECONDS_BAR} s)")
+def bars(tier: int, rows: Sequence[Row], gains: Gains) -> Iterator[Bar]:
+    """All figures of one tier. Of host and device alone nothing is asked but that they do not mislead."""
+    plain = [row for row in rows if not row.mended]
+    faulty = [row for row in plain if not BY_NAME[row.name].healthy()]
+    yield _at_least("first verdict right", [row.right for row in plain], RIGHT_BARS.get(tier))
+    groups = {
+        "healthy": [row for row in plain if BY_NAME[row.name].healthy()],
+        "mended": [row for row in rows if row.mended],
+        "faulty": faulty,
+    }
+    for name, group in groups.items():
+        warned = [row.name for row in group if row.alarms]
+        text = f"{name} runs with an untrue warning {len(warned)}/{len(group)} (to reach: 0) {' '.join(warned)}"
+        if group:
+            yield Bar(text.rstrip(), not warned)
+    if tier == 1:
+        return
+    yield _at_least("line right", [row.right_line for row in plain if row.right_line is not None], LINE_BAR)
+    yield from _predictions(faulty, gains)
+    times = [row.seconds for row in faulty if row.right and row.seconds is not None]
+    if times:
+        median = statistics.median(times)
+        text = f"right verdict after {median:.1f} s median, slowest {max(times):.1f} s (median ≤ {SECONDS_BAR} s)"
+        yield Bar(text, median <= SECONDS_BAR)
 
 
-def _summarize_predictions(rows: Sequence[Row], gains: Gains) -> None:
-    known = [(row, abs(wrong)) for row in rows if row.right and (wrong := error(row, gains)) is not None]
+def _predictions(rows: Sequence[Row], gains: Gains) -> Iterator[Bar]:
+    known = [(row, abs(wrong)) for row in rows if (wrong := error(row, gains)) is not None]
     if not known:
         return
     median = statistics.median(wrong for _, wrong in known)
+    text = f"predicted speedup off by {median:.0%} median of {len(known)} (to reach: ≤ {ERROR_BAR:.0%})"
+    yield Bar(text, median <= ERROR_BAR)
     far = [row.name for row, wrong in known if wrong > FAR_OFF and not unsure(row)]
     doubted = sum(wrong > FAR_OFF and unsure(row) for row, wrong in known)
-    print(f"        predicted speed-up off by {median:.0%} median of {len(known)} (to reach: ≤ {ERROR_BAR:.0%})")
-    print(f"        off by more than {FAR_OFF:.0%}: {len(far)} {' '.join(far)} (to reach: 0), doubted {doubted}")
+    yield Bar(f"off by more than {FAR_OFF:.0%} and sure of it: {len(far)} {' '.join(far)}, doubted {doubted}")
+    first = [bool(row.recommended) for row, _ in known if row.recommended is not None]
+    yield Bar(f"what the fix does is recommended first {_of(first)}")
+    within = [inside for row in rows if (inside := in_range(row, gains)) is not None]
+    if within:
+        yield _at_least("measured gain within the range", within, RANGE_BAR)
+
+
+def _at_least(what: str, marks: Sequence[bool], least: float | None) -> Bar:
+    text = f"{what} {_of(marks)}"
+    if least is None or not marks:
+        return Bar(text)
+    return Bar(f"{text} (to reach: {least:.0%})", sum(marks) >= least * len(marks))
+
+
+def _bounds(bounds: tuple[float, float] | None) -> str:
+    return "–" if bounds is None else f"{bounds[0]:.2f}–{bounds[1]:.2f}"
 
 
 def _of(marks: Sequence[bool]) -> str:

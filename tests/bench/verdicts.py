@@ -3,12 +3,14 @@
     python tests/bench/verdicts.py                     all scenarios, all tiers, and the gain of every fix
     python tests/bench/verdicts.py respawn leak        only these
     python tests/bench/verdicts.py --tiers 3,2 --no-gains --json FILE --reports FOLDER
+    python tests/bench/verdicts.py --tiers 3,2 --no-gains --recordings FOLDER    what tests/accuracy judges
+    python tests/bench/verdicts.py --mended            also watch the scripts with their fix: no warning may be left
     python tests/bench/verdicts.py --gains-only        only what the fixes give
     python tests/bench/verdicts.py --table FILE...     one table of what several runs wrote with --json, run nothing
 
-A script is started once and watched at tier 1, then 2, then 3, since a hook cannot be taken back from what came
-before; a healthy one is started anew for each. Run it on a machine with nothing else to do: gains are measured by
-running the scripts, and verdicts about cores are true of the cores that are free.
+Each tier has a process of its own and the same time, whatever is shown. Exits with 4 where a bar is missed. Run it on
+a machine with nothing else to do: gains are measured by running the scripts, and verdicts about cores are true of the
+cores that are free.
 """
 
 from __future__ import annotations
@@ -32,13 +34,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "scenarios"))
 from expected import BY_NAME, SCENARIOS, Scenario
 from launch import Training
 from verdict_gains import gain
-from verdict_table import Gains, show_gains, show_rows, summarize
-from verdict_watch import TIERS, Patience, Row, Watch
+from verdict_table import Gains, show_bars, show_gains, show_rows
+from verdict_watch import TIERS, Row, Watch
 
 LATEST_ATTACH = 3.0
 START_SECONDS = 120.0
-COARSE = Patience(least=4.0, most=5.0, settled=2.0)
-HEALTHY_SECONDS = 9.0
+MISSED_BAR = 4
 
 Reports = dict[str, dict[int, dict[str, Any] | None]]
 
@@ -48,8 +49,8 @@ class Bench:
 
     def __init__(self, args: argparse.Namespace, chance: random.Random) -> None:
         self.tiers = sorted(map(int, args.tiers.split(",")))
-        self.patience = Patience(least=min(7.0, args.seconds), most=args.seconds, settled=4.0)
-        self.wants_rows, self.wants_gains = not args.gains_only, not args.no_gains
+        self.seconds: float = args.seconds
+        self.wants_rows, self.wants_gains, self.wants_mended = not args.gains_only, not args.no_gains, args.mended
         self.recordings: Path | None = args.recordings
         if self.recordings is not None:
             self.recordings.mkdir(parents=True, exist_ok=True)
@@ -63,9 +64,10 @@ class Bench:
     def take(self, scenario: Scenario) -> None:
         """All that is wanted of one scenario."""
         if self.wants_rows:
-            healthy = scenario.healthy()
-            for tiers in [[tier] for tier in self.tiers] if healthy else [self.tiers]:
-                self.watch(scenario, tiers)
+            for tier in self.tiers:
+                self.watch(scenario, tier)
+                if self.wants_mended and scenario.fixed:
+                    self.watch(scenario.mended(), tier, scenario.fix)
         if self.wants_gains and scenario.fixed:
             try:
                 plain, fixed = self.gains[scenario.name] = gain(scenario, self.turns, self.turn_seconds)
@@ -74,37 +76,35 @@ class Bench:
             else:
                 print(f"{scenario.name}: {plain:.2f} → {fixed:.2f} steps/s, {fixed / plain:.2f}×", flush=True)
 
-    def watch(self, scenario: Scenario, tiers: list[int]) -> None:
-        """Start the script, attach at a random moment, and watch at one tier after the other."""
+    def watch(self, scenario: Scenario, tier: int, fix: Sequence[str] = ()) -> None:
+        """Start the script, mended where a fix is given, attach at a random moment, and watch at one tier."""
         with tempfile.TemporaryDirectory() as folder:
-            process = Training(scenario.name, log=Path(folder) / "log")
+            process = Training(scenario.name, *fix, log=Path(folder) / "log")
             try:
                 process.wait_steps(1, timeout=START_SECONDS)
-                time.sleep(self.moments[scenario.name][tiers[0] - 1])
-                for tier in tiers:
-                    self.watch_at(scenario, tier, process)
+                time.sleep(self.moments[scenario.name][tier - 1])
+                self.watch_process(scenario, tier, process, mended=bool(fix))
             finally:
                 process.stop()
 
-    def watch_at(self, scenario: Scenario, tier: int, process: Training) -> None:
-        patience = COARSE if tier == 1 else self.patience
-        if scenario.healthy() and tier > 1:
-            patience = Patience(least=HEALTHY_SECONDS, most=HEALTHY_SECONDS, settled=0.0)
+    def watch_process(self, scenario: Scenario, tier: int, process: Training, *, mended: bool) -> None:
+        """Watch a script that runs; keep its row and its report."""
         watch = Watch(scenario, tier, process.alive)
         if process.alive():
-            watch.run(process.pid, patience, self.recording_of(scenario, tier))
+            watch.run(process.pid, self.seconds, None if mended else self.recording_of(scenario, tier))
         row = watch.row()
-        row.code = self.code
+        row.code, row.mended = self.code, mended
         if not process.alive():
             row.note = f"the script has ended with {process.wait()}: {process.output()[-300:]!r}"
         self.rows.append(row)
-        self.reports.setdefault(scenario.name, {})[tier] = watch.report()
+        name = f"{scenario.name}.mended" if mended else scenario.name
+        self.reports.setdefault(name, {})[tier] = watch.report()
         what = "right" if row.right else f"WRONG, expected {row.expected}"
         after = f" after {row.seconds:.1f} s" if row.seconds is not None else ""
         alarms = f" FALSE ALARM {', '.join(row.alarms)}" if row.alarms else ""
         line = " WRONG LINE" if row.right_line is False else ""
         print(
-            f"{row.name} at tier {tier}: {row.said} {what}{after} {row.where or ''}{line}{alarms} {row.note}",
+            f"{name} at tier {tier}: {row.said} {what}{after} {row.where or ''}{line}{alarms} {row.note}",
             flush=True,
         )
 
@@ -137,26 +137,27 @@ def commit() -> str:
 
 def pieces(files: Sequence[Path]) -> tuple[list[Row], Gains]:
     """Rows and gains that several runs wrote, in the order of the table; what a later file has replaces the former."""
-    rows: dict[tuple[str, int], Row] = {}
+    rows: dict[tuple[str, int, bool], Row] = {}
     gains: Gains = {}
     for file in files:
         written = json.loads(file.read_text())
-        rows |= {(row["name"], row["tier"]): Row(**row) for row in written["rows"]}
+        rows |= {(row.name, row.tier, row.mended): row for row in (Row(**fields) for fields in written["rows"])}
         gains |= written["gains"]
     order = list(BY_NAME)
-    return sorted(rows.values(), key=lambda row: (order.index(row.name), row.tier)), gains
+    return sorted(rows.values(), key=lambda row: (order.index(row.name), row.mended, row.tier)), gains
 
 
 def options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", metavar="NAME", help="scenarios (default: all that can run here)")
     parser.add_argument("--tiers", default="1,2,3", help="3 everything, 2 without hook, 1 without stacks as well")
-    parser.add_argument("--seconds", type=float, default=15.0, help="the longest to wait for the right verdict")
+    parser.add_argument("--seconds", type=float, default=12.0, help="how long to watch")
     parser.add_argument("--turns", type=int, default=3, help="of the script as it is and mended, to measure a gain")
     parser.add_argument("--turn-seconds", type=float, default=1.7, help="how long each turn lasts")
     parser.add_argument("--seed", type=int, default=0, help="of the moments of attaching")
     parser.add_argument("--jobs", type=int, default=1, help="scenarios at a time; more than one spoils all times")
     parser.add_argument("--no-gains", action="store_true", help="do not run the fixes")
+    parser.add_argument("--mended", action="store_true", help="also watch the scripts with their fix")
     parser.add_argument("--gains-only", action="store_true", help="only run the fixes")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write rows and gains to a file")
     parser.add_argument("--reports", type=Path, metavar="FOLDER", help="keep the report of every watch")
@@ -171,13 +172,12 @@ def options() -> argparse.Namespace:
     return args
 
 
-def main() -> None:
+def main() -> int:
     args = options()
     if args.table:
         rows, gains = pieces(args.table)
         show_rows(rows, gains)
-        summarize(rows, gains)
-        return
+        return 0 if show_bars(rows, gains) else MISSED_BAR
     bench = Bench(args, random.Random(args.seed))
     chosen = [BY_NAME[name] for name in args.names] or list(SCENARIOS)
     begun = time.monotonic()
@@ -192,11 +192,13 @@ def main() -> None:
             bench.write(args.json, args.reports)
     if bench.gains:
         show_gains(bench.gains)
+    reached = True
     if bench.rows:
         show_rows(bench.rows, bench.gains)
-        summarize(bench.rows, bench.gains)
+        reached = show_bars(bench.rows, bench.gains)
     print(f"\n{len(chosen)} scenarios in {(time.monotonic() - begun) / 60:.1f} min")
+    return 0 if reached else MISSED_BAR
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -1,7 +1,7 @@
 """What is expected of a script: its fault, its lines, its fix."""
 
 import importlib.util
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 SCENARIO_DIR = Path(__file__).resolve().parent
@@ -47,6 +47,11 @@ class Scenario:
     def healthy(self):
         """Whether there is nothing to find."""
         return self.verdict == HEALTHY
+
+    def mended(self):
+        """What is expected with `fix`: nothing to find, but for the other fault where the fix mends only the first."""
+        others = self.beside if "first" in self.fix else ()
+        return replace(self, verdict=HEALTHY, subtypes=(), accepted=others, beside=(), guilty=(), fixed=False)
 
     def runnable(self):
         """Whether the packages that it needs are there."""

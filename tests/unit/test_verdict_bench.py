@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import re
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "scenarios"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "accuracy"))
 sys.path.insert(0, str(Path(__file__).parents[1] / "bench"))
 
+from expectation import Row, Seen, predicted, row_of
 from expected import BY_NAME, SCENARIOS, WORKLOAD_DIR, Scenario
-from verdict_table import error, unsure
-from verdict_watch import Patience, Row, Seen, Watch, predicted
+from verdict_table import bars, error, in_range, show_bars, unsure
 
 from aitop.diagnosis.rules import RULES
-from aitop.model.verdict import Fix, Verdict
+from aitop.model.verdict import Fix, Verdict, Where
 
 
 def verdict(name: str, **more: object) -> Verdict:
@@ -52,52 +54,75 @@ def test_the_suite_is_as_wide_as_it_has_to_be() -> None:
     assert not faults & healthy
 
 
-def watched(name: str, *ticks: list[str], tier: int = 3) -> Watch:
-    """A watch of that scenario, one tick a second, with the verdicts of each."""
-    watch = Watch(BY_NAME[name], tier, alive=lambda: True)
-    watch.ticks = [Seen(float(n), tuple(verdict(v) for v in tick)) for n, tick in enumerate(ticks, 1)]
-    return watch
+def seen(*ticks: list[str]) -> list[Seen]:
+    """One tick a second, with the verdicts of each."""
+    return [Seen(float(n), tuple(verdict(v) for v in tick)) for n, tick in enumerate(ticks, 1)]
+
+
+def row(name: str, *ticks: list[str], tier: int = 3) -> Row:
+    """The row of a run of that scenario, one tick a second."""
+    return row_of(BY_NAME[name], tier, seen(*ticks))
 
 
 def test_the_time_to_the_verdict_counts_from_when_it_stays() -> None:
     right, wrong = ["input-bound/transform"], ["compute-bound"]
 
-    assert watched("custom_loop", [], right, wrong, right, right).right_since() == 4.0
-    assert watched("custom_loop", [], right, right, wrong).right_since() is None
-    assert watched("custom_loop", ["input-bound/storage"]).right_since() is None
-    assert watched("custom_loop").right_since() is None
+    assert row("custom_loop", [], right, wrong, right, right).seconds == 4.0
+    assert row("custom_loop", [], right, right, wrong).seconds is None
+    assert row("custom_loop", ["input-bound/storage"]).seconds is None
+    assert row("custom_loop").seconds is None
+    assert row("healthy_mlp", ["compute-bound"]).seconds is None
 
 
 def test_a_warning_on_a_healthy_run_counts_even_if_it_goes_away() -> None:
-    assert watched("healthy_mlp", [], ["input-bound"], ["compute-bound"]).alarms() == ["input-bound"]
-    assert watched("custom_loop", ["eval-stall"], ["input-bound/transform"]).alarms() == []
-    assert watched("plankton", ["input-bound/transform", "checkpoint-stall"]).alarms() == []
+    assert row("healthy_mlp", [], ["input-bound"], ["compute-bound"]).alarms == ["input-bound"]
+    assert row("custom_loop", ["eval-stall"], ["input-bound/transform"]).alarms == []
+    assert row("custom_loop", ["input-bound/transform", "eval-stall"]).alarms == ["eval-stall"]
+    assert row("plankton", ["input-bound/transform", "checkpoint-stall"]).alarms == []
 
 
 def test_silence_is_right_for_a_healthy_run_without_stacks_only() -> None:
-    assert watched("healthy_mlp", [], tier=1).right(())
-    assert not watched("healthy_mlp", [], tier=2).right(())
-    assert not watched("custom_loop", [], tier=1).right(())
+    assert row("healthy_mlp", [], tier=1).right
+    assert not row("healthy_mlp", [], tier=2).right
+    assert not row("custom_loop", [], tier=1).right
+    assert not row("healthy_mlp", tier=1).right
 
 
-def test_watching_ends_when_the_right_verdict_has_settled_or_the_time_is_over() -> None:
-    patience = Patience(least=5.0, most=10.0, settled=3.0)
+def test_a_line_is_right_in_the_scripts_file_alone() -> None:
+    scenario = BY_NAME["custom_loop"]
+    line = min(scenario.guilty_lines())
 
-    assert not patience.over(4.0, 0.5)
-    assert patience.over(5.5, 2.5)
-    assert not patience.over(5.5, 3.0)
-    assert not patience.over(9.9, None)
-    assert patience.over(10.0, None)
+    def said(file: str, line: int, files: dict[str, str] | None = None) -> bool | None:
+        place = Where(pid=1, file=file, line=line, function="f")
+        ticks = [Seen(1.0, (verdict("input-bound/transform", where=(place,)),))]
+        return row_of(scenario, 3, ticks, files).right_line
+
+    assert said("/elsewhere/custom_loop.py", line)
+    assert not said("/elsewhere/other.py", line)
+    assert not said("/elsewhere/custom_loop.py", max(scenario.guilty_lines()) + 1000)
+    assert said("/elsewhere/river.py", line, {"river.py": "custom_loop.py"})
+
+
+def test_a_mended_script_has_only_its_second_fault_left() -> None:
+    plankton, loop = BY_NAME["plankton"].mended(), BY_NAME["custom_loop"].mended()
+
+    assert row_of(plankton, 3, seen(["checkpoint-stall"])).alarms == []
+    assert row_of(plankton, 3, seen(["input-bound/transform"], ["compute-bound"])).alarms == ["input-bound/transform"]
+    assert row_of(loop, 3, seen(["input-bound/transform"])).alarms == ["input-bound/transform"]
+    assert row_of(loop, 3, seen(["compute-bound"])).right
 
 
 def test_the_prediction_is_that_of_the_fix_that_the_script_has() -> None:
-    workers = Fix(text="num_workers 2 → 6", speedup=2.4)
-    found = verdict("input-bound/workers", speedup=2.8, fixes=(Fix(text="something else", speedup=1.2), workers))
+    workers, other = Fix(text="num_workers 2 → 6", speedup=2.4), Fix(text="something else", speedup=1.2)
+    found = verdict("input-bound/workers", speedup=2.8, fixes=(other, workers))
 
-    assert predicted(found, "num_workers") == 2.4
-    assert predicted(found, "cache") == 2.8
-    assert predicted(found, "") == 2.8
-    assert predicted(verdict("compute-bound", speedup=1.0), "") is None
+    assert predicted(found, "num_workers") == (2.4, False)
+    assert predicted(found, "something") == (1.2, True)
+    assert predicted(found, "cache") == (2.8, False)
+    assert predicted(found, "") == (1.2, True)
+    assert predicted(verdict("gc-stall", speedup=2.8, fixes=(Fix(text="less often"),)), "") == (2.8, True)
+    assert predicted(verdict("gc-stall", speedup=2.8), "") == (2.8, None)
+    assert predicted(verdict("compute-bound", speedup=1.0), "") == (None, None)
 
 
 def test_predictions_are_held_against_the_measured_gain() -> None:
@@ -105,5 +130,49 @@ def test_predictions_are_held_against_the_measured_gain() -> None:
 
     assert error(row, {"respawn": (10.0, 20.0)}) == pytest.approx(0.5)
     assert error(row, {}) is None
+    assert error(replace(row, mended=True), {"respawn": (10.0, 20.0)}) is None
     assert unsure(row)
     assert not unsure(Row("respawn", 3, "input-bound", "input-bound", right=True, confidence=0.7))
+
+
+def test_a_range_holds_for_what_it_is_of() -> None:
+    row = Row("respawn", 3, "input-bound", "input-bound", right=True, predicted=3.0, if_gone=3.0, gone_range=(2.5, 3.5))
+
+    assert in_range(row, {"respawn": (10.0, 26.0)})
+    assert in_range(row, {"respawn": (10.0, 20.0)}) is False
+    assert in_range(replace(row, gone_range=None), {"respawn": (10.0, 26.0)}) is None
+    assert in_range(replace(row, predicted=2.0), {"respawn": (10.0, 20.0)}) is None
+    assert in_range(row, {}) is None
+
+
+GOOD = Row(
+    "respawn", 3, "input-bound", "input-bound", right=True, right_line=True, seconds=3.0, predicted=2.0, if_gone=2.0
+)
+
+
+@pytest.mark.parametrize(
+    ("change", "gain"),
+    [
+        ({"right": False}, 2.0),
+        ({"right_line": False}, 2.0),
+        ({"alarms": ["eval-stall"]}, 2.0),
+        ({"seconds": 9.0}, 2.0),
+        ({}, 3.0),
+        ({"gone_range": (2.4, 2.6)}, 2.0),
+        ({"mended": True, "alarms": ["input-bound"]}, 2.0),
+    ],
+)
+def test_a_missed_bar_is_told(change: dict[str, object], gain: float) -> None:
+    gains = {"respawn": (1.0, gain)}
+
+    assert show_bars([GOOD], {"respawn": (1.0, 2.0)})
+    assert not show_bars([GOOD, replace(GOOD, **change)] if change.get("mended") else [replace(GOOD, **change)], gains)
+
+
+def test_untrue_warnings_and_errors_count_on_rows_with_a_wrong_verdict_too() -> None:
+    wrong = replace(GOOD, right=False, alarms=["eval-stall"])
+
+    missed = [bar.text for bar in bars(3, [wrong], {"respawn": (1.0, 4.0)}) if bar.reached is False]
+
+    assert any("faulty runs with an untrue warning 1/1" in text for text in missed)
+    assert any("off by 50% median of 1" in text for text in missed)

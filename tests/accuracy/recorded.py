@@ -1,0 +1,71 @@
+"""A recording of a scenario, and the verdicts that the engine gives on it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from expectation import Row, Seen, row_of
+from expected import BY_NAME, Scenario
+
+from aitop.engine.core import Engine
+from aitop.model.event import Event
+from aitop.model.recording import Header
+from aitop.model.snapshot import Target
+from aitop.sources.replay import read_recording
+
+RECORDINGS = Path(__file__).resolve().parent / "recordings"
+_NAME = re.compile(r"(?P<name>.+)\.t(?P<tier>[123])\.jsonl\.gz")
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """One run of a scenario at one tier. `files` has the true names of files that are called otherwise in it."""
+
+    scenario: Scenario
+    tier: int
+    header: Header
+    events: tuple[Event, ...]
+    files: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def target(self) -> Target:
+        return self.header.target
+
+    def row(self) -> Row:
+        """Replay it, and hold the verdicts against what is expected."""
+        return row_of(self.scenario, self.tier, self.ticks(), self.files)
+
+    def ticks(self) -> list[Seen]:
+        """The verdicts of every tick."""
+        engine = Engine(self.target)
+        snapshots = [snapshot for event in self.events if (snapshot := engine.handle(event)) is not None]
+        return [Seen(snapshot.time - snapshots[0].time, snapshot.diagnosis.verdicts) for snapshot in snapshots]
+
+
+def read(path: Path) -> Recorded:
+    """Read NAME.tTIER.jsonl.gz. Raises ValueError where the file holds lines that are no events."""
+    name, tier = scenario_and_tier(path)
+    header, events = read_recording(path)
+    recorded = Recorded(BY_NAME[name], tier, header, tuple(events))
+    if events.skipped:
+        raise ValueError(f"{path}: {events.skipped} lines are no events")
+    return recorded
+
+
+def recordings(folder: Path = RECORDINGS) -> Iterator[Path]:
+    """The recordings of known scenarios in a folder, in the order of the scenarios, tier 3 after tier 2."""
+    order = list(BY_NAME)
+    paths = [path for path in folder.glob("*.jsonl.gz") if _NAME.fullmatch(path.name)]
+    known = [path for path in paths if scenario_and_tier(path)[0] in BY_NAME]
+    return iter(sorted(known, key=lambda path: (order.index(scenario_and_tier(path)[0]), path.name)))
+
+
+def scenario_and_tier(path: Path) -> tuple[str, int]:
+    """What the name of a recording says."""
+    match = _NAME.fullmatch(path.name)
+    if match is None:
+        raise ValueError(f"{path.name} is not called NAME.tTIER.jsonl.gz")
+    return match["name"], int(match["tier"])

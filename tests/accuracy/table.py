@@ -1,0 +1,211 @@
+"""What the present code says of every recording, as a table.
+
+    python tests/accuracy/table.py                                   the committed recordings
+    python tests/accuracy/table.py --recordings FOLDER respawn leak  those of these scenarios in a folder
+    python tests/accuracy/table.py --transform renamed --seed 3      with every name of the user's replaced
+    python tests/accuracy/table.py --transform all                   every transformation, only what changes
+    python tests/accuracy/table.py --json NEW.json --diff OLD.json   what differs from an earlier state of the code
+
+With a transformation each recording is judged as it is, too, and a line tells where the verdict, its line or the
+untrue warnings changed. Exits with 1 where anything changed under a transformation.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+from expectation import Row
+from expected import BY_NAME
+from recorded import RECORDINGS, read, recordings, scenario_and_tier
+from renamed import renamed
+from transform import Transform, shuffled, without_source
+
+TRANSFORMS = ("renamed", "no-source", "shuffled")
+
+
+@dataclass(frozen=True)
+class Judged:
+    """One recording: the row as it is, and the row under each transformation."""
+
+    row: Row
+    under: dict[str, Row]
+
+    def changed(self) -> dict[str, Row]:
+        """The transformations under which the answer is another one."""
+        return {name: row for name, row in self.under.items() if row.answer != self.row.answer}
+
+
+def transform(name: str, seed: int) -> Transform:
+    """The transformation of that name."""
+    return {"renamed": renamed(seed), "no-source": without_source(), "shuffled": shuffled(seed)}[name]
+
+
+def judged(path: Path, transforms: Sequence[str], seed: int) -> Judged:
+    """Judge a recording as it is and under the transformations."""
+    recorded = read(path)
+    under = {name: transform(name, seed)(recorded).row() for name in transforms}
+    return Judged(recorded.row(), under)
+
+
+def all_judged(paths: Sequence[Path], transforms: Sequence[str], seed: int, jobs: int) -> Iterator[Judged]:
+    """Judge all recordings, in their order."""
+    one = partial(judged, transforms=transforms, seed=seed)
+    if jobs == 1:
+        yield from map(one, paths)
+        return
+    with ProcessPoolExecutor(jobs) as pool:
+        yield from pool.map(one, paths, chunksize=4)
+
+
+def show(row: Row) -> None:
+    """One line for a recording."""
+    print(
+        f"{row.name:<22}{row.tier:<5}{row.expected:<31}{row.said:<26}{_mark(row.right):<4}{_mark(row.right_line):<5}"
+        f"{_number(row.share, '.0%'):>6}{_number(row.if_gone, '.2f'):>8}{_number(row.seconds, '.1f'):>6}  "
+        + "; ".join(_notes(row)),
+        flush=True,
+    )
+
+
+def show_head() -> None:
+    print(
+        f"{'scenario':<22}{'tier':<5}{'expected':<31}{'said':<26}{'ok':<4}{'line':<5}{'share':>6}{'gone ×':>8}"
+        f"{'s':>6}  line; UNTRUE warnings; other verdicts"
+    )
+
+
+def _notes(row: Row) -> list[str]:
+    notes = [row.where or "–"]
+    if row.alarms:
+        notes.append("UNTRUE " + ", ".join(row.alarms))
+    return notes + row.others
+
+
+def show_change(row: Row, name: str, changed: Row) -> None:
+    """One line for a recording whose answer a transformation changes."""
+    before, after = _answer(row), _answer(changed)
+    print(f"{row.name:<22}{row.tier:<5}{name:<10} {before}  →  {after}", flush=True)
+
+
+def _answer(row: Row) -> str:
+    untrue = f" UNTRUE {', '.join(sorted(row.alarms))}" if row.alarms else ""
+    return f"{row.said} {row.where or '–'}{untrue}"
+
+
+def summarize(rows: Sequence[Row]) -> None:
+    """How many are right at each tier."""
+    print()
+    for tier in sorted({row.tier for row in rows}, reverse=True):
+        of_tier = [row for row in rows if row.tier == tier]
+        lines = [bool(row.right_line) for row in of_tier if row.right_line is not None]
+        healthy = [row for row in of_tier if BY_NAME[row.name].healthy()]
+        faulty = [row for row in of_tier if not BY_NAME[row.name].healthy()]
+        print(
+            f"tier {tier}: right {_of([row.right for row in of_tier])}, lines {_of(lines)}, "
+            f"untrue warnings on {_of([bool(row.alarms) for row in healthy])} healthy "
+            f"and {_of([bool(row.alarms) for row in faulty])} others"
+        )
+        wrong = [row.name for row in of_tier if not row.right]
+        wrong_lines = [row.name for row in of_tier if row.right and row.right_line is False]
+        print(f"        wrong: {' '.join(wrong) or 'none'}; wrong line alone: {' '.join(wrong_lines) or 'none'}")
+
+
+def show_diff(old: Sequence[Row], new: Sequence[Row]) -> None:
+    """What an earlier state of the code said otherwise, and what became right or wrong by that."""
+    before = {(row.name, row.tier): row for row in old}
+    print()
+    for row in new:
+        was = before.get((row.name, row.tier))
+        if was is not None and was.answer != row.answer:
+            marks = [_progress(was.right, row.right), _progress(was.right_line, row.right_line, " line")]
+            print(f"{row.name:<22}{row.tier:<5}{''.join(marks) or '=':<12} {_answer(was)}  →  {_answer(row)}")
+    both = [(before[row.name, row.tier], row) for row in new if (row.name, row.tier) in before]
+    print(
+        f"{len(both)} in both: right {sum(was.right for was, _ in both)} → {sum(row.right for _, row in both)}, "
+        f"lines {sum(bool(was.right_line) for was, _ in both)} → {sum(bool(row.right_line) for _, row in both)}, "
+        f"with untrue warnings {sum(bool(was.alarms) for was, _ in both)} → {sum(bool(row.alarms) for _, row in both)}"
+    )
+
+
+def _progress(was: bool | None, now: bool | None, what: str = "") -> str:
+    return "" if bool(was) == bool(now) else ("+" if now else "-") + (what or "right")
+
+
+def _of(marks: Sequence[bool]) -> str:
+    return f"{sum(marks)}/{len(marks)}" + (f" ({sum(marks) / len(marks):.0%})" if marks else "")
+
+
+def _mark(good: bool | None) -> str:
+    return "–" if good is None else "yes" if good else "NO"
+
+
+def _number(value: float | None, form: str) -> str:
+    return "–" if value is None else format(value, form)
+
+
+def load(file: Path) -> list[Row]:
+    """The rows that --json wrote."""
+    return [Row(**row) for row in json.loads(file.read_text())]
+
+
+def options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", metavar="NAME", help="scenarios (default: all that have a recording)")
+    parser.add_argument("--recordings", type=Path, default=RECORDINGS, metavar="FOLDER")
+    parser.add_argument("--tier", type=int, choices=(1, 2, 3), help="only the recordings of this tier")
+    parser.add_argument("--transform", choices=("none", *TRANSFORMS, "all"), default="none")
+    parser.add_argument("--seed", type=int, default=0, help="of the names or the order")
+    parser.add_argument("--wrong", action="store_true", help="only print what is not right")
+    parser.add_argument("--json", type=Path, metavar="OUT", help="write the rows to a file")
+    parser.add_argument("--diff", type=Path, metavar="OLD", help="compare with what --json wrote")
+    parser.add_argument("--jobs", type=int, choices=(1, 2), default=1, help="processes that judge")
+    args = parser.parse_args()
+    if unknown := set(args.names) - set(BY_NAME):
+        parser.error(f"no scenario {', '.join(sorted(unknown))}")
+    return args
+
+
+def main() -> int:
+    args = options()
+    paths = [
+        path
+        for path in recordings(args.recordings)
+        if (not args.names or scenario_and_tier(path)[0] in args.names)
+        and args.tier in (None, scenario_and_tier(path)[1])
+    ]
+    if not paths:
+        print(f"no recordings in {args.recordings}", file=sys.stderr)
+        return 2
+    transforms = {"none": (), "all": TRANSFORMS}.get(args.transform, (args.transform,))
+    results = []
+    show_head()
+    for result in all_judged(paths, transforms, args.seed, args.jobs):
+        row = result.row
+        results.append(result)
+        if not args.wrong or not row.right or row.right_line is False or row.alarms:
+            show(row)
+        for name, changed in result.changed().items():
+            show_change(row, name, changed)
+    rows = [result.row for result in results]
+    summarize(rows)
+    for name in transforms:
+        changed = [result.row.name + f" t{result.row.tier}" for result in results if name in result.changed()]
+        print(f"{name}: changed {len(changed)}/{len(results)}: {', '.join(changed) or 'none'}")
+    if args.diff:
+        show_diff(load(args.diff), rows)
+    if args.json:
+        args.json.write_text(json.dumps([asdict(row) for row in rows], indent=1))
+    return int(any(result.changed() for result in results))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
