@@ -9,9 +9,8 @@ from typing import NamedTuple
 import msgspec
 
 from aitop.diagnosis import what_if
-from aitop.diagnosis.rule import Finding, Judgement, Rule
+from aitop.diagnosis.rule import Finding, Judgement, Rule, claim
 from aitop.diagnosis.rules import RULES
-from aitop.model.ledger import Entry
 from aitop.model.snapshot import Snapshot
 from aitop.model.verdict import SEVERITY_ORDER, Abstention, Diagnosis, Verdict
 
@@ -23,6 +22,7 @@ CONFIRM_TICKS = 2
 class _Shown:
     verdict: Verdict
     last_seen: float
+    claims: frozenset[tuple[object, ...]] = frozenset()
 
 
 class Memory(NamedTuple):
@@ -65,8 +65,12 @@ class Judge:
             if finding is not None:
                 finding = _with_range(finding, snapshot)
             self._update(rule, finding, snapshot.time)
-            if finding is not None and finding.claims and finding.level >= rule.band.leave:
-                left = _without(left, finding.claims)
+            # A finding keeps its claims while it is shown, so that another rule does not take them for a moment.
+            claims = self._shown[rule.id].claims if rule.id in self._shown else frozenset()
+            if finding is not None and finding.level >= rule.band.leave:
+                claims |= frozenset(map(claim, finding.claims))
+            if claims:
+                left = _without(left, claims)
         verdicts = sorted((shown.verdict for shown in self._shown.values()), key=_importance)
         verdicts = _alone_or_not(verdicts, {rule.id for rule in self._rules if rule.only_alone})
         verdicts = what_if.together(verdicts, snapshot)
@@ -84,7 +88,7 @@ class Judge:
         level = finding.level if finding else 0.0
         if shown is not None:
             if finding is not None and level >= rule.band.leave:
-                self._shown[rule.id] = _Shown(finding.verdict, now)
+                self._shown[rule.id] = _Shown(finding.verdict, now, frozenset(map(claim, finding.claims)))
             elif now - shown.last_seen >= DWELL_SECONDS:
                 del self._shown[rule.id]
             return
@@ -95,7 +99,7 @@ class Judge:
         self._entering[rule.id] = seen
         if seen >= CONFIRM_TICKS:
             del self._entering[rule.id]
-            self._shown[rule.id] = _Shown(finding.verdict, now)
+            self._shown[rule.id] = _Shown(finding.verdict, now, frozenset(map(claim, finding.claims)))
 
 
 def _judged(rule: Rule, snapshot: Snapshot) -> Judgement:
@@ -105,11 +109,10 @@ def _judged(rule: Rule, snapshot: Snapshot) -> Judgement:
         return Abstention(id=rule.id, reason=f"this rule failed ({type(error).__name__}: {error})")
 
 
-def _without(snapshot: Snapshot, claims: Sequence[Entry]) -> Snapshot:
-    """The Snapshot without these entries in its ledgers."""
-    claimed = set(map(id, claims))
+def _without(snapshot: Snapshot, claims: frozenset[tuple[object, ...]]) -> Snapshot:
+    """The Snapshot without the entries of its ledgers that are claimed."""
     ledgers = tuple(
-        msgspec.structs.replace(ledger, entries=tuple(entry for entry in ledger.entries if id(entry) not in claimed))
+        msgspec.structs.replace(ledger, entries=tuple(entry for entry in ledger.entries if claim(entry) not in claims))
         for ledger in snapshot.ledgers
     )
     return msgspec.structs.replace(snapshot, ledgers=ledgers)

@@ -220,7 +220,7 @@ def _activity_of_rest(phase: Phase) -> Activity:
         return "wait-queue"
     if phase == "exchange":
         return "wait"
-    return "native" if phase in ("forward", "backward", "optimizer", "evaluation") else "python"
+    return "native" if phase in ("forward", "backward", "optimizer", "evaluation") else "wait"
 
 
 def _nowhere(process: ProcessStacks, phase: Phase, activity: Activity, share: float, basis: Basis) -> Entry:

@@ -46,3 +46,11 @@ class Rule:
     judge: Callable[[Snapshot], Judgement]
     band: Band
     only_alone: bool = False
+
+
+def claim(entry: Entry) -> tuple[object, ...]:
+    """What names an entry from tick to tick, whatever its share."""
+    return (
+        entry.lane, entry.pid, entry.thread, entry.phase, entry.activity, entry.file, entry.line, entry.position,
+        entry.work,
+    )  # fmt: skip

@@ -138,9 +138,7 @@ def _pulled(value: float, mean: float, looks: float) -> float:
     return (value * looks + mean * _PRIOR) / (looks + _PRIOR)
 
 
-def _running_of_open(
-    groups: Mapping[Key, tuple[float, float | None]], looks: ThreadLooks, known_waits: float
-) -> float:
+def _running_of_open(groups: Mapping[Key, tuple[float, float | None]], looks: ThreadLooks, known_waits: float) -> float:
     """The mean share on a core of the groups that no library calls a wait; 1 where nothing tells."""
     mass = sum(share for share, _ in groups.values())
     if not mass:

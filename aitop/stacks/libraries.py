@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 Phase = Literal[
@@ -44,8 +43,7 @@ def _row(
     return Row(re.compile(path), named, phase, state, work)
 
 
-# The first row that fits a frame and has a phase, a state or a work gives that field; rows of one library stand
-# together, special ones first.
+# The first row that fits a frame says what it means; rows of one library stand together, special ones first.
 TABLE: tuple[Row, ...] = (
     # torch: loading data
     _row(r"/torch/utils/data/dataloader\.py$", r"__iter__|_get_iterator|__init__|_shutdown_workers|__del__",
@@ -69,7 +67,7 @@ TABLE: tuple[Row, ...] = (
     _row(r"/torch/(?:_tensor|autograd/\w+)\.py$", r"backward|grad|_engine_run_backward",
          phase="backward", work="tensor"),
     _row(r"/torch/optim/(?:lr_scheduler|swa_utils)\.py$", phase="outside"),
-    _row(r"/torch/optim/", r"state_dict|load_state_dict|add_param_group|__init__|__setstate__", phase="outside"),
+    _row(r"/torch/optim/", r"state_dict|load_state_dict|add_param_group|__init__|__setstate__|zero_grad", phase="outside"),
     _row(r"/torch/optim/", phase="optimizer", work="tensor"),
     _row(r"/torch/(?:cuda/)?amp/grad_scaler\.py$", r"step|unscale_|update", phase="optimizer"),
     # torch: the rest
@@ -158,11 +156,7 @@ class Meaning(NamedTuple):
 @functools.lru_cache(maxsize=8192)
 def meaning(file: str, function: str) -> Meaning:
     """What a library frame of this file and function says."""
-    fitting = [
-        row for row in TABLE if row.path.search(file) and (row.function is None or row.function.search(function))
-    ]
-    return Meaning(_first(fitting, "phase"), _first(fitting, "state"), _first(fitting, "work"))  # type: ignore[arg-type]
-
-
-def _first(rows: Sequence[Row], field: str) -> str | None:
-    return next((value for row in rows if (value := getattr(row, field)) is not None), None)
+    for row in TABLE:
+        if row.path.search(file) and (row.function is None or row.function.search(function)):
+            return Meaning(row.phase, row.state, row.work)
+    return Meaning(None, None, None)

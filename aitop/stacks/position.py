@@ -8,7 +8,7 @@ within or after those lines. No name and no source text is used.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from aitop.model.ledger import Position
@@ -20,8 +20,9 @@ Function = tuple[str, str]
 
 UPDATES: frozenset[Phase] = frozenset({"backward", "optimizer"})
 _ANCHORS: frozenset[Phase] = frozenset({"data_wait", "environment", "forward", "backward", "optimizer"})
-# A stack that was read while it changed shows a phase on a line that has none: such a line has few samples.
-_LEAST_OF_LINES = 0.1
+# A stack that was read while it changed shows a phase on a line that has none. Such a line has few of the samples of
+# the phase, or the phase few of the line's.
+_LEAST_OF_PHASE, _LEAST_OF_LINE = 0.1, 0.05
 
 
 @dataclass
@@ -29,18 +30,22 @@ class _Anchors:
     """Lines of one function below which phases were seen, with their samples."""
 
     lines: dict[Phase, dict[int, int]] = field(default_factory=lambda: defaultdict(dict))
+    all: dict[int, int] = field(default_factory=dict)
 
     def add(self, phase: Phase, line: int, count: int) -> None:
-        self.lines[phase][line] = self.lines[phase].get(line, 0) + count
+        """Count samples of a line; those outside of every phase only tell how many the line has in all."""
+        self.all[line] = self.all.get(line, 0) + count
+        if phase in _ANCHORS:
+            self.lines[phase][line] = self.lines[phase].get(line, 0) + count
 
     def of(self, *phases: Phase) -> frozenset[int]:
         """The lines with any of these phases, chance samples left out."""
-        kept: set[int] = set()
+        lines: set[int] = set()
         for phase in phases:
             counts = self.lines.get(phase, {})
-            least = _LEAST_OF_LINES * max(counts.values(), default=0)
-            kept |= {line for line, count in counts.items() if count >= least}
-        return frozenset(kept)
+            least = _LEAST_OF_PHASE * max(counts.values(), default=0)
+            lines |= {line for line, count in counts.items() if count >= max(least, _LEAST_OF_LINE * self.all[line])}
+        return frozenset(lines)
 
 
 class Steps:
@@ -50,10 +55,9 @@ class Steps:
         seen = [(stack, count) for stack, count in stacks if not stack.worker and not stack.importing]
         self._anchors: dict[Function, _Anchors] = {}
         for stack, count in seen:
-            if stack.phase in _ANCHORS:
-                for frame in stack.callers:
-                    anchors = self._anchors.setdefault((frame.file, frame.function), _Anchors())
-                    anchors.add(stack.phase, frame.line, count)
+            for frame in stack.callers:
+                anchors = self._anchors.setdefault((frame.file, frame.function), _Anchors())
+                anchors.add(stack.phase, frame.line, count)
         self.trains = any(stack.phase in UPDATES for stack, _ in seen)
         self._models = any(stack.phase == "forward" for stack, _ in seen)
         self._evaluating = self._functions_that_evaluate(seen) if self.trains else frozenset()
@@ -146,15 +150,5 @@ class Steps:
                     key = frame.file, frame.function
                     training[key] = training.get(key, 0) + count
         return frozenset(
-            function for function, count in evaluating.items() if training.get(function, 0) < _LEAST_OF_LINES * count
+            function for function, count in evaluating.items() if training.get(function, 0) < _LEAST_OF_PHASE * count
         )
-
-
-def callers_of(stacks: Mapping[Seen, int], phase: Phase) -> dict[Function, set[int]]:
-    """The user's functions and lines above the library code of one phase."""
-    places: dict[Function, set[int]] = {}
-    for stack in stacks:
-        if stack.phase == phase:
-            for frame in stack.callers:
-                places.setdefault((frame.file, frame.function), set()).add(frame.line)
-    return places

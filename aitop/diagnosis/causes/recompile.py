@@ -45,10 +45,14 @@ def judge(snapshot: Snapshot) -> Judgement:
         return Abstention(id=ID, reason=missing)
     if len(rises) < MIN_RISES and not _lasting(snapshot):
         return Abstention(id=ID, reason="torch.compile is at work; whether it goes on after warm-up is not known")
+    # Compiling makes so many objects that the collector starts by itself: that ends with it.
+    collecting = main_lines(snapshot, lambda entry: entry.activity == "collect" and entry.where is None)
     share = compiling.share
     if share < BAND.leave:
         return None
-    return Finding(_verdict(snapshot, share, compiling, rises), level=share, claims=compiling.entries)
+    return Finding(
+        _verdict(snapshot, share, compiling, rises), level=share, claims=(*compiling.entries, *collecting.entries)
+    )
 
 
 def _rises(series: Series | None, now: float) -> list[tuple[float, float]]:

@@ -35,6 +35,8 @@ LEAST_GROWTH, UNEXPLAINED = 0.08, 0.2
 LASTING, LASTING_WAIT = 8.0, 25.0
 FIT = 0.7
 CRITICAL_SHARE = 0.3
+# A rise of this part of a phase is what the phase is long for.
+EXPLAINS = 0.3
 # Phases of less, or beside less, than this part of a step are no measure.
 LEAST_PART = 0.1
 CALM = 0.1
@@ -92,7 +94,8 @@ def judge(snapshot: Snapshot) -> Judgement:
         reason = f"steps got slower for {growth.seconds:.0f} s: whether it goes on is not known yet"
         return Abstention(id=ID, reason=reason)
     lines = _lines(snapshot, growth.phase)
-    claims = lines.entries if growth.phase == "outside" else ()
+    # What grows explains its line; a small drift of a large phase does not explain the phase.
+    claims = lines.entries if growth.phase == "outside" or growth.part >= EXPLAINS * lines.share else ()
     return Finding(_verdict(snapshot, growth, lines), level=growth.part / LEAST_GROWTH, claims=claims)
 
 
