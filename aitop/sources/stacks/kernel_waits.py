@@ -20,8 +20,8 @@ from aitop.model.stacks import ThreadState, WaitKind
 from aitop.sources import procfs
 from aitop.sources.stacks.speedscope import MAIN_NAME
 
-SECONDS_BETWEEN_LOOKS = 0.04
-# A look costs 3 microseconds a thread where the kernel's file can be kept open.
+SECONDS_BETWEEN_LOOKS = 0.05
+# A thread costs some 20 microseconds a look, and waking up for it 60: 3 ms a second for four threads.
 MOST_THREADS = 8
 # With many processes there is still room for so many threads of the first one besides its main thread.
 LEAST_OTHERS = 3
@@ -31,6 +31,8 @@ MOST_CHARACTERS = 300
 
 DescriptorType = Literal["file", "internet", "local", "pipe", "event", "timer", "process", "device", "epoll", "other"]
 _Rule = WaitKind | Literal["descriptor", "poll", "select", "epoll"]
+
+_Seen = WaitKind | Literal["running"]
 
 _WAITS: dict[DescriptorType, WaitKind] = {
     "file": "disk",
@@ -265,9 +267,10 @@ class _Thread:
     descriptors: Descriptors
     # None where the kernel's file cannot be read.
     file: int | None = None
-    asked: int = 0
-    running: int = 0
-    waits: Counter[WaitKind] = field(default_factory=Counter)
+    # What was read last and what it means, where it says that alone: the next look mostly reads the same.
+    line: bytes = b"running\n"
+    kind: _Seen = "running"
+    seen: Counter[_Seen] = field(default_factory=Counter)
 
 
 class KernelWaits:
@@ -310,7 +313,17 @@ class KernelWaits:
 
     def look(self) -> None:
         """Look at every chosen thread once. One that has ended is not looked at again."""
-        self._alive = [thread for thread in self._alive if self._look_at(thread)]
+        ended = []
+        for thread in self._alive:
+            try:
+                line = os.pread(thread.file, MOST_CHARACTERS, 0) if thread.file is not None else None
+                thread.seen[thread.kind if line == thread.line else self._kind_of(thread, line)] += 1
+            except PermissionError:
+                self._close(thread)
+            except OSError:
+                ended.append(thread)
+        if ended:
+            self._alive = [thread for thread in self._alive if thread not in ended]
 
     @staticmethod
     def pause() -> float:
@@ -320,34 +333,39 @@ class KernelWaits:
     def end(self) -> None:
         """Close what is open; what was seen stays."""
         for thread in self._threads:
-            if thread.file is not None:
-                os.close(thread.file)
-                thread.file = None
+            self._close(thread)
         self._alive = []
 
     def states(self, names: Mapping[int, Mapping[str, str]]) -> tuple[ThreadState, ...]:
         """What was seen since `begin`. `names` has by pid, then by py-spy's id, the names of all but main threads."""
         if self._first is not None and self._first in names:
             self._known = frozenset(names[self._first])
-        states: dict[tuple[int, str], ThreadState] = {}
+        seen: dict[tuple[int, str, bool], Counter[_Seen]] = {}
         for thread in self._threads:
             main = thread.number == thread.pid
             name = MAIN_NAME if main else self._name(thread, names.get(thread.pid, {}))
-            if name is None or not thread.asked:
+            if name is None or not thread.seen:
                 continue
             if not main:
-                self._seen[thread.number] = self._window, thread.running / thread.asked
-            before = states.get((thread.pid, name))
-            waits: Counter[WaitKind] = Counter(before.waits if before else {}) + thread.waits
-            states[thread.pid, name] = ThreadState(
-                pid=thread.pid,
+                self._seen[thread.number] = self._window, thread.seen["running"] / thread.seen.total()
+            seen.setdefault((thread.pid, name, main), Counter()).update(thread.seen)
+        return tuple(
+            ThreadState(
+                pid=pid,
                 thread=name,
-                main=main or (before is not None and before.main),
-                asked=thread.asked + (before.asked if before else 0),
-                running=thread.running + (before.running if before else 0),
-                waits=dict(waits),
+                main=main,
+                asked=kinds.total(),
+                running=kinds["running"],
+                waits={kind: count for kind, count in kinds.items() if kind != "running"},
             )
-        return tuple(states.values())
+            for (pid, name, main), kinds in seen.items()
+        )
+
+    @staticmethod
+    def _close(thread: _Thread) -> None:
+        if thread.file is not None:
+            os.close(thread.file)
+            thread.file = None
 
     def _others(self, room: int) -> list[int]:
         """Threads of the first process but the main one."""
@@ -378,34 +396,14 @@ class KernelWaits:
             self._inner[number] = inner
         return self._inner[number]
 
-    def _look_at(self, thread: _Thread) -> bool:
-        """Whether the thread is still there."""
-        try:
-            kind = self._kind_of(thread)
-        except OSError:
-            return False
-        thread.asked += 1
-        if kind == "running":
-            thread.running += 1
-        else:
-            thread.waits[kind] += 1
-        return True
-
-    def _kind_of(self, thread: _Thread) -> WaitKind | Literal["running"]:
-        """What the thread does now. Raises OSError where it has ended."""
-        kind: WaitKind | None = None
-        if thread.file is not None:
-            try:
-                call = parse_call(os.pread(thread.file, MOST_CHARACTERS, 0))
-            except PermissionError:
-                os.close(thread.file)
-                thread.file = None
-            else:
-                if call is None:
-                    return "running"
-                kind = wait_in_call(call, self._rules, thread.descriptors)
-        if kind is not None:
-            return kind
+    def _kind_of(self, thread: _Thread, line: bytes | None) -> _Seen:
+        """What the thread does, of which the kernel's file says `line`. Raises OSError where it has ended."""
+        if line is not None:
+            call = parse_call(line)
+            kind: _Seen | None = "running" if call is None else wait_in_call(call, self._rules, thread.descriptors)
+            if kind is not None:
+                thread.line, thread.kind = line, kind
+                return kind
         folder = f"{procfs.PROC}/{thread.pid}/task/{thread.number}"
         stat = procfs.parse_stat(procfs.read(f"{folder}/stat") or b"")
         if stat is None or stat.state in "ZXx":

@@ -66,6 +66,7 @@ class StackSource:
         self._program = ""
         self._taken = 0
         self._turn = 0
+        self._asked = 0.0
         self._sampled = 0.0
         self._empty = 0
 
@@ -135,16 +136,23 @@ class StackSource:
         before = time.thread_time()
         self._kernel.begin(pids)
         try:
-            while not all(spy.finished() for spy in spies):
-                now = time.monotonic()
+            while not self._ended(spies, now := time.monotonic(), planned_end) and now < deadline:
                 if now < planned_end:
                     self._kernel.look()
-                pause = self._kernel.pause() if now < planned_end else 0.02
-                if now >= deadline or self._closing.wait(pause):
+                # Short enough not to keep `close` waiting, and cheaper than to wait for its event.
+                time.sleep(self._kernel.pause() if now < planned_end - 0.05 else 0.02)
+                if self._closing.is_set():
                     break
         finally:
             self._kernel.end()
         return time.thread_time() - before
+
+    def _ended(self, spies: Sequence[Spy], now: float, planned_end: float) -> bool:
+        """Whether all have ended. Asked rarely before the end of the plan: before it they only end with the target."""
+        if planned_end - 0.05 > now < self._asked + 0.25:
+            return False
+        self._asked = now
+        return all(spy.finished() for spy in spies)
 
     def _window(self, seconds: int, rate: int, outcomes: Sequence[Outcome], cpu: float) -> StackWindow | None:
         builder = WindowBuilder(self._script, self._code)
