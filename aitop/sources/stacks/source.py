@@ -124,10 +124,12 @@ class StackSource:
             return []
         looks: list[tuple[int, Threads]] = [(pids[0], "gil")]
         if self._gil.cores:
-            looks.append((pids[0], "cpu"))
+            on_cores = [pids[0]]
             if others := pids[1:]:
                 self._turn += 1
-                looks.append((others[self._turn % len(others)], "cpu"))
+                on_cores.append(others[self._turn % len(others)])
+            # Of a thread in another pid namespace py-spy cannot ask the kernel, and takes it for a running one.
+            looks += [(pid, "cpu") for pid in on_cores if procfs.inner_pid(pid) == pid]
         return looks
 
     def _wait(self, pids: Sequence[int], spies: Sequence[Spy], planned_end: float) -> float:
@@ -172,6 +174,9 @@ class StackSource:
                 mains[pid] = frozenset(thread.id for thread in threads if thread.main)
                 continue
             raw, threads = _parsed(outcome, main_threads(pid) | mains.get(pid, frozenset()))
+            # Before Python 3.11 py-spy has no ids of the kernel's, and takes every thread for a running one.
+            if outcome.threads == "cpu" and not all(thread.id.isdecimal() for thread in threads):
+                continue
             stacks = tuple(builder.counts(pid, raw, threads))
             asked = max([outcome.asked, *(thread.stacks.total() for thread in threads)])
             looks.append(Look(pid=pid, kind=outcome.threads, asked=asked, stacks=stacks))
