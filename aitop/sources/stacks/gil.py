@@ -43,7 +43,8 @@ class GilWatch:
             key = thread.name, thread.main
             samples[key] = samples.get(key, 0) + thread.stacks.total()
         held = sum(count for (_, main), count in samples.items() if not main)
-        if held > CONTENDED * asked:
+        # A single sample of a short window says little.
+        if held > max(1.0, CONTENDED * asked):
             self._found = GOES_ON
         return tuple(
             GilHold(pid, name, main, count, max(asked, count)) for (name, main), count in samples.items() if count
