@@ -24,7 +24,7 @@ from aitop.sources.stacks.window import CodeOfProcesses, WindowBuilder
 # So many windows at the start are short: whoever watches waits for them.
 FIRST_WINDOWS, FIRST_SECONDS = 3, 1.0
 # A child that looks at some threads only costs 15 to 30 ms of CPU in a window, most of it to start.
-LOOK_RATE = 25
+LOOK_RATE = 20
 GRACE_SECONDS = 4.0
 EMPTY_WINDOWS = 3
 
@@ -125,7 +125,7 @@ class StackSource:
         looks: list[tuple[int, Threads]] = [(pids[0], "gil")]
         if self._gil.cores:
             on_cores = [pids[0]]
-            if others := pids[1:]:
+            if (others := pids[1:]) and not self._budget.tight:
                 self._turn += 1
                 on_cores.append(others[self._turn % len(others)])
             # Of a thread in another pid namespace py-spy cannot ask the kernel, and takes it for a running one.
