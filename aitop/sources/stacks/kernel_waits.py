@@ -285,10 +285,11 @@ class KernelWaits:
         self._threads: list[_Thread] = []
         self._alive: list[_Thread] = []
         self._window = 0
-        # Of the first process: its pid, the ids that py-spy gave its threads, and what was seen of them when.
+        # Of the first process: its pid, the ids that py-spy gave its threads, and by thread its last window and the part of
+        # it that the thread ran.
         self._first: int | None = None
         self._known: frozenset[str] | None = None
-        self._seen: dict[int, tuple[int, float]] = {}
+        self._last: dict[int, tuple[int, float]] = {}
         self._boxed = False
         self._inner: dict[int, str] = {}
 
@@ -298,7 +299,7 @@ class KernelWaits:
         self._window += 1
         if list(pids[:1]) != [self._first]:
             self._first, self._known = pids[0] if pids else None, None
-            self._seen, self._inner = {}, {}
+            self._last, self._inner = {}, {}
             self._boxed = self._first is not None and procfs.inner_pid(self._first) != self._first
         files = {pid: Descriptors(pid) for pid in pids}
         self._threads = [_Thread(pid, pid, files[pid]) for pid in pids]
@@ -347,7 +348,7 @@ class KernelWaits:
             if name is None or not thread.seen:
                 continue
             if not main:
-                self._seen[thread.number] = self._window, thread.seen["running"] / thread.seen.total()
+                self._last[thread.number] = self._window, thread.seen["running"] / thread.seen.total()
             seen.setdefault((thread.pid, name, main), Counter()).update(thread.seen)
         return tuple(
             ThreadState(
@@ -374,13 +375,13 @@ class KernelWaits:
             numbers = [int(name) for name in os.listdir(f"{procfs.PROC}/{pid}/task") if name != str(pid)]
         except OSError:
             return []
-        self._seen = {number: self._seen[number] for number in numbers if number in self._seen}
+        self._last = {number: self._last[number] for number in numbers if number in self._last}
         if self._known is None:
             # The newest first: pools of native threads are mostly made when libraries are loaded.
             return sorted(numbers, reverse=True)[:room]
         numbers = [number for number in numbers if {str(number), self._inner_id(number)} & self._known]
-        numbers.sort(key=lambda number: self._seen.get(number, (0, 1.0))[0])
-        busy = [number for number in numbers if self._seen.get(number, (0, 1.0))[1] >= BUSY][: max(1, room - 2)]
+        numbers.sort(key=lambda number: self._last.get(number, (0, 1.0))[0])
+        busy = [number for number in numbers if self._last.get(number, (0, 1.0))[1] >= BUSY][: max(1, room - 2)]
         return (busy + [number for number in numbers if number not in busy])[:room]
 
     def _name(self, thread: _Thread, names: Mapping[str, str]) -> str | None:
