@@ -141,6 +141,11 @@ def test_a_training_run_with_workers_and_a_foreign_child_below_a_shell(tmp_path:
         end(shell)
     assert windows[0].seconds == 1.0
     assert all(window.sampler_cpu is not None and 0.0 < window.sampler_cpu < window.seconds for window in windows)
+    on_cores = {look.pid for window in windows for look in window.looks if look.kind == "cpu"}
+    assert rank.pid in on_cores
+    assert on_cores & workers
+    assert all(window.looks for window in windows[:3])
+    assert {state.pid for state in windows[0].states} == {rank.pid, *workers}
     stacks = StackView().view(windows, {}, 0.0)
     assert stacks is not None
     by_pid = {process.pid: process for process in stacks.processes}

@@ -19,7 +19,7 @@ from aitop.model.gpu import GpuDevice, GpuSample
 from aitop.model.host import HostSample, MachineSample, ProcessSample
 from aitop.model.snapshot import GrowthSite, GrowthSites, Target, Tick
 from aitop.model.source import SourceStatus
-from aitop.model.stacks import Frame, StackCount, StackWindow
+from aitop.model.stacks import Frame, Look, StackCount, StackWindow, ThreadState
 from aitop.model.steps import HookFacts, HookSample, LoaderInfo, StepRecord
 from aitop.outputs.recording import RecordingWriter
 from aitop.sources import replay
@@ -42,6 +42,13 @@ EVENTS = [
         rate=20.0,
         frames=(Frame("main", "/x/train.py", 3, True, "for x, y in loader:"), Frame("żółć", "/x/ü.py", 4)),
         stacks=(StackCount(4242, "MainThread", True, (0, 1), 40),),
+        looks=(
+            Look(pid=4242, kind="gil", asked=24, stacks=()),
+            Look(pid=4242, kind="cpu", asked=24, stacks=(StackCount(4242, "MainThread", True, (0,), 9),)),
+        ),
+        states=(
+            ThreadState(pid=4242, thread="MainThread", main=True, asked=20, running=9, waits={"queue": 10, "disk": 1}),
+        ),
     ),
     HookSample(
         time=10.4,

@@ -9,30 +9,33 @@ from dataclasses import dataclass
 
 from aitop.model.event import Sample
 from aitop.model.source import SourceName
-from aitop.model.stacks import GilHold, StackWindow
+from aitop.model.stacks import Look, StackWindow
 from aitop.sources import procfs
 from aitop.sources.source import SourceError
 from aitop.sources.stacks.budget import Budget, rate_of
 from aitop.sources.stacks.choice import Chooser
 from aitop.sources.stacks.gil import GilWatch
+from aitop.sources.stacks.kernel_waits import KernelWaits
 from aitop.sources.stacks.refusal import explain
 from aitop.sources.stacks.speedscope import RawFrame, ThreadSamples, parse
-from aitop.sources.stacks.spy import Spy, find_py_spy
+from aitop.sources.stacks.spy import Spy, Threads, find_py_spy
 from aitop.sources.stacks.window import CodeOfProcesses, WindowBuilder
 
 # So many windows at the start are short: whoever watches waits for them.
 FIRST_WINDOWS, FIRST_SECONDS = 3, 1.0
-# One such look costs about 15 ms of CPU: a third of a window of all threads.
-GIL_SECONDS, GIL_RATE = 1, 50
+# A child that looks at some threads only costs 15 to 30 ms of CPU in a window, most of it to start.
+LOOK_RATE = 20
 GRACE_SECONDS = 4.0
 EMPTY_WINDOWS = 3
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What one py-spy left: its output, the first line of its complaint, its exit code."""
+    """What one py-spy left of its `asked` looks: its output, the first line of its complaint, its exit code."""
 
     pid: int
+    threads: Threads
+    asked: int
     data: bytes
     complaint: str
     code: int | None
@@ -57,10 +60,13 @@ class StackSource:
         self._code = CodeOfProcesses()
         self._budget = Budget(time.monotonic())
         self._gil = GilWatch()
+        self._kernel = KernelWaits()
         self._closing = threading.Event()
         self._reading = threading.Lock()
         self._program = ""
         self._taken = 0
+        self._turn = 0
+        self._asked = 0.0
         self._sampled = 0.0
         self._empty = 0
 
@@ -86,25 +92,24 @@ class StackSource:
         started = time.monotonic()
         seconds = max(1, round(min(FIRST_SECONDS, self._seconds) if self._taken < FIRST_WINDOWS else self._seconds))
         spies: list[Spy] = []
-        asked: list[Spy] = []
+        kernel_cpu = 0.0
         try:
             pids = self._chooser.next(few=self._budget.tight)
             rate = rate_of(self._sampled, len(pids))
             for pid in pids:
                 spies.append(Spy(self._program, pid, seconds, rate))
-            if self._gil.due():
-                asked.append(Spy(self._program, pids[0], GIL_SECONDS, GIL_RATE, gil=True))
-            self._wait([*spies, *asked], started + seconds)
+            for pid, threads in self._looks(pids):
+                spies.append(Spy(self._program, pid, seconds, LOOK_RATE, threads))
+            kernel_cpu = self._wait(pids, spies, started + seconds)
         finally:
-            for spy in [*spies, *asked]:
+            for spy in spies:
                 spy.stop()
-            outcomes = [Outcome(spy.pid, *spy.result(), spy.code) for spy in spies]
-            answers = [Outcome(spy.pid, *spy.result(), spy.code) for spy in asked]
-        cpu = sum(spy.cpu for spy in [*spies, *asked])
+            outcomes = [Outcome(spy.pid, spy.threads, spy.asked, *spy.result(), spy.code) for spy in spies]
+        cpu = sum(spy.cpu for spy in spies) + kernel_cpu
         self.interval = self._budget.spend(cpu, started, time.monotonic())
         if self._closing.is_set():
             return []
-        window = self._window(seconds, rate, outcomes, cpu, self._holds(answers[0]) if answers else None)
+        window = self._window(seconds, rate, outcomes, cpu)
         if window is None:
             self._account_for_nothing(outcomes)
             return []
@@ -113,28 +118,72 @@ class StackSource:
         self._empty = 0
         return [window]
 
-    def _wait(self, spies: Sequence[Spy], planned_end: float) -> None:
+    def _looks(self, pids: Sequence[int]) -> list[tuple[int, Threads]]:
+        """What the next window asks besides the stacks of all threads: of the process that steps, and of another."""
+        if not self._gil.due(first=self._taken < FIRST_WINDOWS):
+            return []
+        looks: list[tuple[int, Threads]] = [(pids[0], "gil")]
+        if self._gil.cores:
+            on_cores = [pids[0]]
+            if (others := pids[1:]) and not self._budget.tight:
+                self._turn += 1
+                on_cores.append(others[self._turn % len(others)])
+            # Of a thread in another pid namespace py-spy cannot ask the kernel, and takes it for a running one.
+            looks += [(pid, "cpu") for pid in on_cores if procfs.inner_pid(pid) == pid]
+        return looks
+
+    def _wait(self, pids: Sequence[int], spies: Sequence[Spy], planned_end: float) -> float:
+        """Look at the threads of these processes until the spies have ended: the CPU seconds that it took."""
         deadline = planned_end + GRACE_SECONDS
-        while not all(spy.finished() for spy in spies):
-            now = time.monotonic()
-            if now >= deadline or self._closing.wait(0.25 if now < planned_end - 0.25 else 0.02):
-                return
+        before = time.thread_time()
+        self._kernel.begin(pids)
+        try:
+            while not self._ended(spies, now := time.monotonic(), planned_end) and now < deadline:
+                if now < planned_end:
+                    self._kernel.look()
+                # Short enough not to keep `close` waiting, and cheaper than to wait for its event.
+                time.sleep(self._kernel.pause() if now < planned_end - 0.05 else 0.02)
+                if self._closing.is_set():
+                    break
+        finally:
+            self._kernel.end()
+        return time.thread_time() - before
 
-    def _holds(self, outcome: Outcome) -> tuple[GilHold, ...] | None:
-        """Who held the interpreter's lock; None where it could not be asked."""
-        if not outcome.data:
-            return None
-        _, threads = _parsed(outcome, every_thread=False)
-        return self._gil.taken(outcome.pid, threads, GIL_SECONDS * GIL_RATE)
+    def _ended(self, spies: Sequence[Spy], now: float, planned_end: float) -> bool:
+        """Whether all have ended. Asked rarely before the end of the plan: before it they only end with the target."""
+        if planned_end - 0.05 > now < self._asked + 0.25:
+            return False
+        self._asked = now
+        return all(spy.finished() for spy in spies)
 
-    def _window(
-        self, seconds: int, rate: int, outcomes: Sequence[Outcome], cpu: float, gil: tuple[GilHold, ...] | None
-    ) -> StackWindow | None:
+    def _window(self, seconds: int, rate: int, outcomes: Sequence[Outcome], cpu: float) -> StackWindow | None:
         builder = WindowBuilder(self._script, self._code)
+        names: dict[int, dict[str, str]] = {}
+        mains: dict[int, frozenset[str]] = {}
+        looks: list[Look] = []
+        gil = None
+        # Those of all threads come first: they tell which thread is the main one.
         for outcome in outcomes:
-            if outcome.data:
-                builder.add(outcome.pid, *_parsed(outcome))
+            pid = outcome.pid
+            if not outcome.data:
+                continue
+            if outcome.threads == "all":
+                raw, threads = _parsed(outcome, main_threads(pid))
+                builder.add(pid, raw, threads)
+                names[pid] = {thread.id: thread.name for thread in threads if not thread.main}
+                mains[pid] = frozenset(thread.id for thread in threads if thread.main)
+                continue
+            raw, threads = _parsed(outcome, main_threads(pid) | mains.get(pid, frozenset()))
+            # Before Python 3.11 py-spy has no ids of the kernel's, and takes every thread for a running one.
+            if outcome.threads == "cpu" and not all(thread.id.isdecimal() for thread in threads):
+                continue
+            stacks = tuple(builder.counts(pid, raw, threads))
+            asked = max([outcome.asked, *(thread.stacks.total() for thread in threads)])
+            looks.append(Look(pid=pid, kind=outcome.threads, asked=asked, stacks=stacks))
+            if outcome.threads == "gil":
+                gil = self._gil.taken(pid, threads, outcome.asked)
         frames, stacks = builder.result()
+        states = self._kernel.states(names)
         if not stacks:
             return None
         return StackWindow(
@@ -145,11 +194,13 @@ class StackSource:
             stacks=stacks,
             sampler_cpu=cpu,
             gil=gil,
+            looks=tuple(looks),
+            states=states,
         )
 
     def _account_for_nothing(self, outcomes: Sequence[Outcome]) -> None:
         """Raise SourceError when a window without a sample is more than bad luck."""
-        alive = [outcome for outcome in outcomes if lives(outcome.pid)]
+        alive = [outcome for outcome in outcomes if outcome.threads == "all" and lives(outcome.pid)]
         refused = [outcome for outcome in alive if outcome.code != 0]
         if refused:
             raise explain(refused[0].pid, refused[0].complaint)
@@ -158,9 +209,9 @@ class StackSource:
             raise SourceError("failed", f"py-spy saw no Python frame of process {alive[0].pid}: it may be starting up")
 
 
-def _parsed(outcome: Outcome, *, every_thread: bool = True) -> tuple[list[RawFrame], list[ThreadSamples]]:
+def _parsed(outcome: Outcome, mains: frozenset[str]) -> tuple[list[RawFrame], list[ThreadSamples]]:
     try:
-        return parse(outcome.data, main_threads(outcome.pid), every_thread=every_thread)
+        return parse(outcome.data, mains, every_thread=outcome.threads == "all")
     except ValueError as error:
         raise SourceError("failed", f"py-spy wrote something unreadable: {error}") from error
 

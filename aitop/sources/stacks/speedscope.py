@@ -28,13 +28,14 @@ class ThreadSamples:
     """Samples of one thread: stacks (indices of frames, the outermost first) and how often each was seen.
 
     `torn` samples were thrown away: py-spy reads without stopping the process, and sometimes meets a stack
-    in the middle of a change.
+    in the middle of a change. `id` is py-spy's: since Python 3.11 the kernel's, in the process's own pid namespace.
     """
 
     name: str
     main: bool
     stacks: Counter[tuple[int, ...]]
     torn: int = 0
+    id: str = ""
 
 
 class _Profile(msgspec.Struct):
@@ -73,12 +74,12 @@ def parse(
     threads = [(match["id"], match["name"], _counted(samples, sound)) for match, samples in named if match]
     main = _main(threads, main_threads, frames, every_thread=every_thread)
     found = []
-    for index, (_, name, stacks) in enumerate(threads):
+    for index, (number, name, stacks) in enumerate(threads):
         if index == main:
             whole = _whole(stacks, frames)
-            found.append(ThreadSamples(MAIN_NAME, True, whole, stacks.total() - whole.total()))
+            found.append(ThreadSamples(MAIN_NAME, True, whole, stacks.total() - whole.total(), number))
         else:
-            found.append(ThreadSamples(name, False, stacks))
+            found.append(ThreadSamples(name, False, stacks, id=number))
     return frames, found
 
 

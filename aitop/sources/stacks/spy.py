@@ -11,12 +11,17 @@ import signal
 import subprocess
 import sys
 import time
+from typing import Literal
 
 from aitop.sources.source import SourceError
 from aitop.sources.stacks.speedscope import MOST_BYTES
 
 TERM_SECONDS = 0.5
 MOST_COMPLAINT = 4000
+# Of which threads it takes stacks: all; those that the kernel says are on a core or wait for one, less some whose
+# innermost frame is a wait of the standard library; the one that holds the interpreter's lock.
+Threads = Literal["all", "cpu", "gil"]
+_OPTIONS: dict[Threads, tuple[str, ...]] = {"all": ("--idle",), "cpu": (), "gil": ("--gil",)}
 # It needs some 30 MB. A process may have laid out libraries of terabytes for it to read.
 MOST_MEMORY = 2 << 30
 
@@ -33,11 +38,14 @@ def find_py_spy() -> str:
 class Spy:
     """`py-spy record` on `pid`, started now. It ends by itself; `stop` ends it early. No file on disk.
 
-    With `gil` it takes only the stacks of threads that hold the interpreter's lock, else those of all threads.
+    It looks `asked` times at the `threads` wanted.
     """
 
-    def __init__(self, program: str, pid: int, seconds: int, rate: int, *, gil: bool = False) -> None:
+    def __init__(self, program: str, pid: int, seconds: int, rate: int, threads: Threads = "all") -> None:
         self.pid = pid
+        self.threads: Threads = threads
+        # The last look of its plan ends it, and counts for nothing.
+        self.asked = seconds * rate - 1
         self.cpu = 0.0
         self.code: int | None = None
         self._output = os.memfd_create("aitop-stacks", os.MFD_CLOEXEC)
@@ -47,7 +55,7 @@ class Spy:
             os.close(self._output)
             raise
         command = [program, "record", "--pid", str(pid), "--nonblocking", "--format", "speedscope"]
-        command += ["--gil", "--threads"] if gil else ["--idle"]
+        command += _OPTIONS[threads]
         command += ["--duration", str(seconds), "--rate", str(rate), "--output", f"/proc/self/fd/{self._output}"]
         try:
             # A session of its own: the terminal's Ctrl-C is meant for us.

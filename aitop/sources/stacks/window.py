@@ -54,13 +54,22 @@ class WindowBuilder:
 
     def add(self, pid: int, raw: Sequence[RawFrame], threads: Sequence[ThreadSamples]) -> None:
         """Add the threads of one process."""
+        self._stacks += self.counts(pid, raw, threads)
+
+    def counts(self, pid: int, raw: Sequence[RawFrame], threads: Sequence[ThreadSamples]) -> list[StackCount]:
+        """The stacks of threads of one process, their frames in the table, but not among the result's stacks."""
         indices = self.indices(pid, raw)
-        for thread in threads:
-            for stack, count in thread.stacks.items():
-                frames = tuple(indices[index] for index in stack)
-                self._stacks.append(
-                    StackCount(pid=pid, thread=thread.name, main=thread.main, frames=frames, count=count)
-                )
+        return [
+            StackCount(
+                pid=pid,
+                thread=thread.name,
+                main=thread.main,
+                frames=tuple(indices[index] for index in stack),
+                count=count,
+            )
+            for thread in threads
+            for stack, count in thread.stacks.items()
+        ]
 
     def indices(self, pid: int, raw: Sequence[RawFrame]) -> list[int]:
         """Where these frames of a process are in the table; new ones are added to it."""

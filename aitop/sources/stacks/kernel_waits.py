@@ -1,0 +1,414 @@
+"""What threads wait in while they do not run, from the kernel's files /proc/PID/task/TID.
+
+`syscall` says whether a thread is asleep, and in which system call with which arguments; a descriptor among them says
+what it waits for. Where that file is closed, or says nothing, the state and the kernel function (`wchan`) must do.
+Reading them stops nothing, and nothing of the target is opened or read beyond them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
+
+from aitop.model.stacks import ThreadState, WaitKind
+from aitop.sources import procfs
+from aitop.sources.stacks.speedscope import MAIN_NAME
+
+SECONDS_BETWEEN_LOOKS = 0.05
+# A thread costs some 20 microseconds a look, and waking up for it 60: 3 ms a second for four threads.
+MOST_THREADS = 8
+# With many processes there is still room for so many threads of the first one besides its main thread.
+LEAST_OTHERS = 3
+BUSY = 0.05
+MOST_DESCRIPTORS = 512
+MOST_CHARACTERS = 300
+
+DescriptorType = Literal["file", "internet", "local", "pipe", "event", "timer", "process", "device", "epoll", "other"]
+_Rule = WaitKind | Literal["descriptor", "poll", "select", "epoll"]
+
+_Seen = WaitKind | Literal["running"]
+
+_WAITS: dict[DescriptorType, WaitKind] = {
+    "file": "disk",
+    "internet": "network",
+    "local": "queue",
+    "pipe": "queue",
+    "event": "queue",
+    "timer": "sleep",
+    "process": "child",
+    "device": "device",
+}
+
+# By what a call waits for: its name and its numbers on x86-64 and on aarch64, "-" where it has none there.
+# Sources: arch/x86/entry/syscalls/syscall_64.tbl and include/uapi/asm-generic/unistd.h of Linux.
+_CALLS: dict[_Rule, str] = {
+    "lock": "futex 202 98, futex_waitv 449 449, futex_wait 455 455, flock 73 32, fcntl 72 25, semop 65 193, "
+    "semtimedop 220 192",
+    "disk": "open 2 -, stat 4 -, fstat 5 80, lstat 6 -, access 21 -, fsync 74 82, fdatasync 75 83, truncate 76 45, "
+    "ftruncate 77 46, getdents 78 -, rename 82 -, mkdir 83 -, rmdir 84 -, unlink 87 -, readlink 89 -, statfs 137 43, "
+    "fstatfs 138 44, sync 162 81, readahead 187 213, io_getevents 208 4, getdents64 217 61, fadvise64 221 223, "
+    "openat 257 56, mkdirat 258 34, newfstatat 262 79, unlinkat 263 35, renameat 264 38, readlinkat 267 78, "
+    "faccessat 269 48, sync_file_range 277 84, fallocate 285 47, syncfs 306 267, renameat2 316 276, "
+    "copy_file_range 326 285, statx 332 291, io_pgetevents 333 292, openat2 437 437, faccessat2 439 439, msync 26 227",
+    "queue": "msgsnd 69 189, msgrcv 70 188, mq_timedsend 242 182, mq_timedreceive 243 183",
+    "child": "clone 56 220, vfork 58 -, wait4 61 260, waitid 247 95, clone3 435 435",
+    "sleep": "nanosleep 35 101, clock_nanosleep 230 115",
+    "descriptor": "read 0 63, write 1 64, ioctl 16 29, pread64 17 67, pwrite64 18 68, readv 19 65, writev 20 66, "
+    "sendfile 40 71, connect 42 203, accept 43 202, sendto 44 206, recvfrom 45 207, sendmsg 46 211, recvmsg 47 212, "
+    "splice 275 76, accept4 288 242, preadv 295 69, pwritev 296 70, recvmmsg 299 243, sendmmsg 307 269, "
+    "preadv2 327 286, pwritev2 328 287",
+    "poll": "poll 7 -, ppoll 271 73",
+    "select": "select 23 -, pselect6 270 72",
+    "epoll": "epoll_wait 232 -, epoll_pwait 281 22, epoll_pwait2 441 441",
+}
+_EPOLL_PWAIT2 = 441
+
+# Where no call is known: how the name of the kernel function that a thread sleeps in begins.
+_CHANNELS: tuple[tuple[WaitKind, tuple[str, ...]], ...] = (
+    ("lock", ("futex", "rwsem", "rt_mutex", "__mutex", "mutex", "down_", "__down", "posix_lock", "flock", "locks_")),
+    ("sleep", ("hrtimer_nanosleep", "do_nanosleep", "common_nsleep")),
+    ("child", ("do_wait", "kernel_wait", "wait_for_vfork")),
+    ("queue", ("pipe_", "anon_pipe", "unix_", "eventfd", "do_msg", "wq_sleep")),
+    ("network", ("sk_wait", "sk_stream_wait", "tcp_", "inet_", "lock_sock", "__lock_sock")),
+    ("device", ("nv", "uvm", "_nv", "kfd_", "amdgpu", "drm_")),
+    (
+        "disk",
+        ("io_schedule", "folio_", "wait_on_", "__wait_on_", "filemap", "jbd2", "ext4", "xfs", "btrfs", "blk",
+         "submit_bio", "nfs", "rpc_", "fuse", "request_wait_answer", "ceph", "p9_", "read_events", "sync_inodes",
+         "wb_wait"),
+    ),
+)  # fmt: skip
+_POLL_CHANNELS = ("do_poll", "do_sys_poll", "poll_schedule", "do_select", "do_epoll", "ep_poll")
+
+# What is waited for with poll and its like; the first of them is what an event loop is for that watches several.
+_POLLED: tuple[WaitKind, ...] = ("network", "device", "child", "queue")
+
+_SOCKET = re.compile(r"socket:\[(\d+)\]$")
+_DEVICES = ("/dev/nvidia", "/dev/kfd", "/dev/dri/", "/dev/accel", "/dev/neuron", "/dev/davinci", "/dev/hl")
+_DISKS = re.compile(r"/dev/(?:sd|hd|vd|xvd|nvme|dm-|md|mapper/|loop|mmcblk|shm/|hugepages/)")
+_ANONYMOUS: dict[str, DescriptorType] = {
+    "[eventfd]": "event",
+    "[signalfd]": "event",
+    "inotify": "event",
+    "[timerfd]": "timer",
+    "[pidfd]": "process",
+    "[eventpoll]": "epoll",
+}
+_TARGET = re.compile(rb"^tfd:\s*(\d+)", re.MULTILINE)
+
+
+class Call(NamedTuple):
+    """A system call that a thread sleeps in. `number` -1: it sleeps in none, as in a page fault."""
+
+    number: int
+    arguments: tuple[int, ...]
+
+
+def parse_call(data: bytes) -> Call | None:
+    """The content of /proc/PID/task/TID/syscall; None for a thread that runs."""
+    if data.startswith(b"running"):
+        return None
+    words = data.split()
+    try:
+        return Call(int(words[0]), tuple(int(value, 16) for value in words[1:7]) if len(words) == 9 else ())
+    except (ValueError, IndexError):
+        return Call(-1, ())
+
+
+def rules_of(machine: str) -> dict[int, _Rule]:
+    """By the number of a system call, what it waits for on that machine (os.uname); empty for an unknown one."""
+    column = {"x86_64": 1, "aarch64": 2}.get(machine)
+    if column is None:
+        return {}
+    rules: dict[int, _Rule] = {}
+    for rule, calls in _CALLS.items():
+        for call in calls.split(","):
+            number = call.split()[column]
+            if number != "-":
+                rules[int(number)] = rule
+    return rules
+
+
+def descriptor_type(link: str | None, local: frozenset[int]) -> DescriptorType | None:
+    """What the link /proc/PID/fd/N says; None where it is gone. `local` has the inodes of the unix sockets."""
+    if link is None:
+        return None
+    if found := _SOCKET.match(link):
+        return "local" if int(found[1]) in local else "internet"
+    if link.startswith("pipe:"):
+        return "pipe"
+    if link.startswith("anon_inode:"):
+        return _ANONYMOUS.get(link.removeprefix("anon_inode:"), "other")
+    if link.startswith("/dev/infiniband/"):
+        return "internet"
+    if link.startswith(_DEVICES):
+        return "device"
+    if link.startswith("/dev/mqueue/"):
+        return "pipe"
+    if link.startswith("/dev/") and not _DISKS.match(link):
+        return "other"
+    return "file" if link.startswith("/") else "other"
+
+
+def local_sockets(table: bytes | None) -> frozenset[int]:
+    """The inodes in /proc/PID/net/unix."""
+    lines = (line.split() for line in (table or b"").splitlines()[1:])
+    return frozenset(int(words[6]) for words in lines if len(words) > 6 and words[6].isdigit())
+
+
+class Descriptors:
+    """The open files of one process, each looked up once: by their links, which cannot block."""
+
+    def __init__(self, pid: int) -> None:
+        self._folder = f"{procfs.PROC}/{pid}"
+        self._types: dict[int, DescriptorType | None] = {}
+        self._local: frozenset[int] | None = None
+        self._epolls: dict[int, tuple[int, ...]] = {}
+        self._all: tuple[int, ...] | None = None
+
+    def type_of(self, descriptor: int) -> DescriptorType | None:
+        """What a descriptor is; None where there is none of that number."""
+        if descriptor not in self._types:
+            link = procfs.link(f"{self._folder}/fd/{descriptor}")
+            if self._local is None and link is not None and link.startswith("socket:"):
+                self._local = local_sockets(procfs.read(f"{self._folder}/net/unix"))
+            self._types[descriptor] = descriptor_type(link, self._local or frozenset())
+        return self._types[descriptor]
+
+    def watched_by(self, epoll: int) -> tuple[int, ...]:
+        """The descriptors that an epoll descriptor waits for."""
+        if epoll not in self._epolls:
+            data = procfs.read(f"{self._folder}/fdinfo/{epoll}") or b""
+            self._epolls[epoll] = tuple(int(number) for number in _TARGET.findall(data))
+        return self._epolls[epoll]
+
+    def everything(self) -> tuple[int, ...]:
+        """All descriptors but the standard ones; empty where there are too many to look at."""
+        if self._all is None:
+            try:
+                names = os.listdir(f"{self._folder}/fd")
+            except OSError:
+                names = []
+            numbers = sorted(int(name) for name in names if name.isdigit() and int(name) > 2)
+            self._all = tuple(numbers) if len(numbers) <= MOST_DESCRIPTORS else ()
+        return self._all
+
+
+def wait_in_call(call: Call, rules: Mapping[int, _Rule], descriptors: Descriptors) -> WaitKind | None:
+    """What a thread in this call waits for; None where the call alone does not say."""
+    rule = rules.get(call.number)
+    arguments = call.arguments
+    if rule is None or not arguments:
+        return None
+    if rule == "descriptor":
+        kind = descriptors.type_of(_signed(arguments[0]))
+        return _WAITS.get(kind) if kind else None
+    if rule == "poll":
+        return "sleep" if arguments[1] == 0 else _in_poll(descriptors)
+    if rule == "select":
+        return _in_select(_signed(arguments[0]), descriptors)
+    if rule == "epoll":
+        # epoll_pwait2 has the address of a time there, 0 for none.
+        endless = arguments[3] == 0 if call.number == _EPOLL_PWAIT2 else _signed(arguments[3]) < 0
+        return _in_epoll(descriptors.watched_by(_signed(arguments[0])), endless, descriptors)
+    return rule
+
+
+def wait_in_channel(channel: str, state: str, descriptors: Descriptors) -> WaitKind:
+    """What a thread waits for that sleeps in this kernel function, in this state of /proc/PID/stat."""
+    if channel.startswith(_POLL_CHANNELS):
+        return _in_poll(descriptors)
+    otherwise: WaitKind = "disk" if state == "D" else "other"
+    return next((kind for kind, beginnings in _CHANNELS if channel.startswith(beginnings)), otherwise)
+
+
+def _in_poll(descriptors: Descriptors) -> WaitKind:
+    """What a poll waits for. Its descriptors lie in the target's memory: known only where all in question are alike."""
+    kinds = {_WAITS.get(kind) for number in descriptors.everything() if (kind := descriptors.type_of(number))}
+    likely = [kind for kind in _POLLED if kind in kinds]
+    return likely[0] if len(likely) == 1 else "other"
+
+
+def _in_select(most: int, descriptors: Descriptors) -> WaitKind:
+    """`most` is the highest of the descriptors, and one more."""
+    if most <= 0:
+        return "sleep"
+    kind = descriptors.type_of(most - 1)
+    return _WAITS.get(kind, "other") if kind else "other"
+
+
+def _in_epoll(watched: Sequence[int], endless: bool, descriptors: Descriptors) -> WaitKind:
+    types = [kind for number in watched if (kind := descriptors.type_of(number))]
+    if not types:
+        return "other" if endless else "sleep"
+    # An event loop has a descriptor by which other threads wake it. With nothing else to wait for, its timers are left.
+    if len(types) == 1 and types[0] in ("local", "event") and not endless:
+        return "sleep"
+    kinds = {_WAITS.get(kind, "other") for kind in types}
+    return next((kind for kind in (*_POLLED, "sleep") if kind in kinds), "other")
+
+
+def _signed(value: int) -> int:
+    """The C int in a register."""
+    value &= 0xFFFFFFFF
+    return value - (1 << 32) if value >= 1 << 31 else value
+
+
+@dataclass
+class _Thread:
+    pid: int
+    number: int
+    descriptors: Descriptors
+    # None where the kernel's file cannot be read.
+    file: int | None = None
+    # What was read last and what it means, where it says that alone: the next look mostly reads the same.
+    line: bytes = b"running\n"
+    kind: _Seen = "running"
+    seen: Counter[_Seen] = field(default_factory=Counter)
+
+
+class KernelWaits:
+    """Looks at threads of the sampled processes while a window is taken.
+
+    The main thread of each process always, and of the first process as many others as there is room for: those that
+    py-spy knows, the busy ones first, the others in turn. `begin`, `look` and `end` belong to one thread of ours.
+    """
+
+    def __init__(self, machine: str | None = None) -> None:
+        self._rules = rules_of(machine or os.uname().machine)
+        self._threads: list[_Thread] = []
+        self._alive: list[_Thread] = []
+        self._window = 0
+        # Of the first process: its pid, the ids that py-spy gave its threads, and by thread its last window and the part of
+        # it that the thread ran.
+        self._first: int | None = None
+        self._known: frozenset[str] | None = None
+        self._last: dict[int, tuple[int, float]] = {}
+        self._boxed = False
+        self._inner: dict[int, str] = {}
+
+    def begin(self, pids: Sequence[int]) -> None:
+        """Choose the threads of the next window."""
+        self.end()
+        self._window += 1
+        if list(pids[:1]) != [self._first]:
+            self._first, self._known = pids[0] if pids else None, None
+            self._last, self._inner = {}, {}
+            self._boxed = self._first is not None and procfs.inner_pid(self._first) != self._first
+        files = {pid: Descriptors(pid) for pid in pids}
+        self._threads = [_Thread(pid, pid, files[pid]) for pid in pids]
+        if self._first is not None:
+            room = max(LEAST_OTHERS, MOST_THREADS - len(pids))
+            self._threads += [_Thread(self._first, number, files[self._first]) for number in self._others(room)]
+        for thread in self._threads:
+            with contextlib.suppress(OSError):
+                path = f"{procfs.PROC}/{thread.pid}/task/{thread.number}/syscall"
+                thread.file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        self._alive = list(self._threads)
+
+    def look(self) -> None:
+        """Look at every chosen thread once. One that has ended is not looked at again."""
+        ended = []
+        for thread in self._alive:
+            try:
+                line = os.pread(thread.file, MOST_CHARACTERS, 0) if thread.file is not None else None
+                thread.seen[thread.kind if line == thread.line else self._kind_of(thread, line)] += 1
+            except PermissionError:
+                self._close(thread)
+            except OSError:
+                ended.append(thread)
+        if ended:
+            self._alive = [thread for thread in self._alive if thread not in ended]
+
+    @staticmethod
+    def pause() -> float:
+        """Seconds to the next look. They vary, so that looks do not keep step with the target."""
+        return SECONDS_BETWEEN_LOOKS * random.uniform(0.5, 1.5)  # noqa: S311
+
+    def end(self) -> None:
+        """Close what is open; what was seen stays."""
+        for thread in self._threads:
+            self._close(thread)
+        self._alive = []
+
+    def states(self, names: Mapping[int, Mapping[str, str]]) -> tuple[ThreadState, ...]:
+        """What was seen since `begin`. `names` has by pid, then by py-spy's id, the names of all but main threads."""
+        if self._first is not None and self._first in names:
+            self._known = frozenset(names[self._first])
+        seen: dict[tuple[int, str, bool], Counter[_Seen]] = {}
+        for thread in self._threads:
+            main = thread.number == thread.pid
+            name = MAIN_NAME if main else self._name(thread, names.get(thread.pid, {}))
+            if name is None or not thread.seen:
+                continue
+            if not main:
+                self._last[thread.number] = self._window, thread.seen["running"] / thread.seen.total()
+            seen.setdefault((thread.pid, name, main), Counter()).update(thread.seen)
+        return tuple(
+            ThreadState(
+                pid=pid,
+                thread=name,
+                main=main,
+                asked=kinds.total(),
+                running=kinds["running"],
+                waits={kind: count for kind, count in kinds.items() if kind != "running"},
+            )
+            for (pid, name, main), kinds in seen.items()
+        )
+
+    @staticmethod
+    def _close(thread: _Thread) -> None:
+        if thread.file is not None:
+            os.close(thread.file)
+            thread.file = None
+
+    def _others(self, room: int) -> list[int]:
+        """Threads of the first process but the main one."""
+        pid = self._first
+        try:
+            numbers = [int(name) for name in os.listdir(f"{procfs.PROC}/{pid}/task") if name != str(pid)]
+        except OSError:
+            return []
+        self._last = {number: self._last[number] for number in numbers if number in self._last}
+        if self._known is None:
+            # The newest first: pools of native threads are mostly made when libraries are loaded.
+            return sorted(numbers, reverse=True)[:room]
+        numbers = [number for number in numbers if {str(number), self._inner_id(number)} & self._known]
+        numbers.sort(key=lambda number: self._last.get(number, (0, 1.0))[0])
+        busy = [number for number in numbers if self._last.get(number, (0, 1.0))[1] >= BUSY][: max(1, room - 2)]
+        return (busy + [number for number in numbers if number not in busy])[:room]
+
+    def _name(self, thread: _Thread, names: Mapping[str, str]) -> str | None:
+        return names.get(str(thread.number)) or names.get(self._inner_id(thread.number))
+
+    def _inner_id(self, number: int) -> str:
+        """The id of a thread of the first process in its own pid namespace."""
+        if not self._boxed:
+            return str(number)
+        if number not in self._inner:
+            fields = procfs.text(f"{procfs.PROC}/{self._first}/task/{number}/status") or ""
+            inner = next((line.split()[-1] for line in fields.splitlines() if line.startswith("NSpid:")), str(number))
+            self._inner[number] = inner
+        return self._inner[number]
+
+    def _kind_of(self, thread: _Thread, line: bytes | None) -> _Seen:
+        """What the thread does, of which the kernel's file says `line`. Raises OSError where it has ended."""
+        if line is not None:
+            call = parse_call(line)
+            kind: _Seen | None = "running" if call is None else wait_in_call(call, self._rules, thread.descriptors)
+            if kind is not None:
+                thread.line, thread.kind = line, kind
+                return kind
+        folder = f"{procfs.PROC}/{thread.pid}/task/{thread.number}"
+        stat = procfs.parse_stat(procfs.read(f"{folder}/stat") or b"")
+        if stat is None or stat.state in "ZXx":
+            raise ProcessLookupError(f"thread {thread.number} has ended")
+        if stat.state == "R":
+            return "running"
+        return wait_in_channel(procfs.text(f"{folder}/wchan") or "", stat.state, thread.descriptors)

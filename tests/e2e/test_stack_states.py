@@ -1,0 +1,178 @@
+"""What the kernel and the interpreter's lock say of the threads of a real process that does known things."""
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from aitop.model.stacks import StackWindow
+from aitop.sources.stacks import StackSource
+
+pytestmark = pytest.mark.e2e
+
+# The main thread sleeps for half of the time, and for the other half it runs Python.
+PARTS = """
+    import os, socket, subprocess, tempfile, threading, time
+    import torch
+
+    torch.set_num_threads(1)
+    matrix = torch.ones(1200, 1200)
+    local, _local = socket.socketpair()
+    server = socket.create_server(("127.0.0.1", 0))
+    remote = socket.create_connection(server.getsockname())
+
+    def multiplies():
+        while True:
+            matrix @ matrix
+
+    def asks_a_neighbour():
+        local.recv(1)
+
+    def asks_the_network():
+        remote.recv(1)
+
+    def waits_for_an_event():
+        threading.Event().wait()
+
+    def waits_for_a_child():
+        subprocess.run(["sleep", "300"])
+
+    def spins(end):
+        while time.perf_counter() < end:
+            pass
+
+    names = (multiplies, asks_a_neighbour, asks_the_network, waits_for_an_event, waits_for_a_child)
+    for run in names:
+        threading.Thread(target=run, name=run.__name__, daemon=True).start()
+    print("ready", flush=True)
+    while True:
+        time.sleep(0.03)
+        spins(time.perf_counter() + 0.03)
+"""
+
+SAVES = """
+    import os, sys
+
+    with open(sys.argv[1], "wb") as file:
+        print("ready", flush=True)
+        while True:
+            file.seek(0)
+            file.write(bytes(1 << 16))
+            file.flush()
+            os.fsync(file.fileno())
+"""
+
+
+@dataclass
+class Totals:
+    """By thread, what windows have said of it."""
+
+    asked: Counter[str] = field(default_factory=Counter)
+    seen: Counter[tuple[str, str]] = field(default_factory=Counter)
+    # By kind of look: how many, by thread, and by the innermost function.
+    looks: Counter[str] = field(default_factory=Counter)
+    threads: Counter[tuple[str, str]] = field(default_factory=Counter)
+    functions: Counter[tuple[str, str]] = field(default_factory=Counter)
+
+    def share(self, thread: str, what: str) -> float:
+        return self.seen[thread, what] / self.asked[thread]
+
+    def on(self, kind: str, thread: str) -> float:
+        return self.threads[kind, thread] / self.looks[kind]
+
+
+def totals_of(windows: list[StackWindow]) -> Totals:
+    totals = Totals()
+    for window in windows:
+        for state in window.states:
+            assert state.running + sum(state.waits.values()) == state.asked
+            assert state.main == (state.thread == "MainThread")
+            totals.asked[state.thread] += state.asked
+            totals.seen[state.thread, "running"] += state.running
+            for kind, count in state.waits.items():
+                totals.seen[state.thread, kind] += count
+        for look in window.looks:
+            totals.looks[look.kind] += look.asked
+            for stack in look.stacks:
+                totals.threads[look.kind, stack.thread] += stack.count
+                totals.functions[look.kind, window.frames[stack.frames[-1]].function] += stack.count
+    return totals
+
+
+@pytest.fixture
+def script(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[int]:
+    """The pid of a process that runs the code and has printed something."""
+    path = tmp_path / "script.py"
+    path.write_text(textwrap.dedent(request.param))
+    process = subprocess.Popen(
+        [sys.executable, str(path), str(tmp_path / "saved")],
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline()
+    yield process.pid
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def windows_of(pid: int, number: int) -> list[StackWindow]:
+    source = StackSource([pid], script=None)
+    source.open()
+    samples = [sample for _ in range(number) for sample in source.read()]
+    source.close()
+    windows = [sample for sample in samples if isinstance(sample, StackWindow)]
+    assert len(windows) == number
+    return windows
+
+
+@pytest.mark.parametrize("script", [PARTS], indirect=True)
+def test_threads_wait_and_run_for_the_parts_of_the_time_that_they_do(script: int) -> None:
+    windows = windows_of(script, 3)
+    totals = totals_of(windows)
+    assert min(totals.asked.values()) >= 15
+    assert totals.share("asks_a_neighbour", "queue") > 0.9
+    assert totals.share("asks_the_network", "network") > 0.9
+    assert totals.share("waits_for_an_event", "lock") > 0.9
+    assert totals.share("waits_for_a_child", "child") > 0.9
+    assert totals.share("multiplies", "running") > 0.8
+    assert 0.2 < totals.share("MainThread", "sleep") < 0.75
+    assert 0.2 < totals.share("MainThread", "running") < 0.75
+    # Of the interpreter's lock and of the cores both are asked in each of the first windows.
+    assert all([look.kind for look in window.looks] == ["gil", "cpu"] for window in windows)
+    assert 0.2 < totals.on("gil", "MainThread") < 0.75
+    assert totals.on("gil", "multiplies") < 0.2
+    assert totals.on("cpu", "multiplies") > 0.8
+    assert 0.2 < totals.on("cpu", "MainThread") < 0.75
+    assert {kind for kind, function in totals.functions if function == "spins"} == {"gil", "cpu"}
+    waiting = {"asks_a_neighbour", "asks_the_network", "waits_for_an_event", "waits_for_a_child"}
+    assert not waiting & {thread for _, thread in totals.threads}
+
+
+@pytest.mark.parametrize("script", [SAVES], indirect=True)
+def test_a_process_that_saves_waits_for_the_disk(script: int) -> None:
+    before, began = seconds_on_or_for_a_core(script), time.monotonic()
+    totals = totals_of(windows_of(script, 3))
+    waits = 1.0 - (seconds_on_or_for_a_core(script) - before) / (time.monotonic() - began)
+    others = {kind for _, kind in totals.seen} - {"running", "disk"}
+    assert sum(totals.seen["MainThread", kind] for kind in others) < 0.1 * totals.asked["MainThread"]
+    assert abs(totals.share("MainThread", "disk") - waits) < 0.25
+    if waits < 0.1:
+        pytest.skip("files lie in memory here, or no core is free")
+    assert totals.share("MainThread", "disk") > 0.3 * waits
+
+
+def seconds_on_or_for_a_core(pid: int) -> float:
+    """As the kernel counts them for the main thread, of which a busy machine makes one wait for a core."""
+    ran, waited, _ = Path(f"/proc/{pid}/schedstat").read_text().split()
+    return (int(ran) + int(waited)) / 1e9

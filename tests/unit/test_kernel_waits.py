@@ -1,0 +1,325 @@
+"""What a thread waits in, from the text of the kernel's files."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from aitop.model.stacks import ThreadState, WaitKind
+from aitop.sources import procfs
+from aitop.sources.stacks import kernel_waits
+from aitop.sources.stacks.kernel_waits import (
+    Call,
+    Descriptors,
+    KernelWaits,
+    descriptor_type,
+    local_sockets,
+    parse_call,
+    rules_of,
+    wait_in_call,
+    wait_in_channel,
+)
+
+PID = 4242
+STACK = "0x7ffd1b0e5c68 0x7f5241eef503"
+LINKS = {
+    3: "/data/train/shard-0001.tar",
+    4: "socket:[7001]",
+    5: "socket:[7002]",
+    6: "pipe:[7003]",
+    7: "anon_inode:[eventfd]",
+    8: "/dev/nvidia0",
+    9: "anon_inode:[eventpoll]",
+    10: "anon_inode:[eventpoll]",
+    11: "anon_inode:[eventpoll]",
+    12: "anon_inode:[pidfd]",
+    13: "/dev/pts/1",
+    14: "/dev/nvme0n1",
+    15: "anon_inode:[timerfd]",
+    16: "anon_inode:[eventpoll]",
+}
+UNIX = b"""Num       RefCount Protocol Flags    Type St Inode Path
+0000000000000000: 00000002 00000000 00010000 0001 01  5511 /run/dbus/system_bus_socket
+0000000000000000: 00000003 00000000 00000000 0001 03  7002
+"""
+
+
+def epoll_of(*targets: int) -> str:
+    lines = [f"tfd: {target:8d} events:       19 data: {target:16x}  pos:0 ino:2e sdev:d" for target in targets]
+    return "\n".join(["pos:\t0", "flags:\t02000002", "mnt_id:\t15", "ino:\t44", *lines, ""])
+
+
+# A server's loop that other threads wake by a unix socket; one with nothing else; one of a pipe and an eventfd.
+EPOLLS = {9: epoll_of(5, 4), 10: epoll_of(5), 11: epoll_of(6, 7), 16: epoll_of()}
+
+
+@pytest.fixture
+def proc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A /proc with one process, that has these open files."""
+    monkeypatch.setattr(procfs, "PROC", str(tmp_path))
+    folder = tmp_path / str(PID)
+    for name in ("fd", "fdinfo", "net", "task"):
+        (folder / name).mkdir(parents=True)
+    for number, link in LINKS.items():
+        (folder / "fd" / str(number)).symlink_to(link)
+    for number, text in EPOLLS.items():
+        (folder / "fdinfo" / str(number)).write_text(text)
+    (folder / "net" / "unix").write_bytes(UNIX)
+    return tmp_path
+
+
+def line(number: int, *arguments: int) -> bytes:
+    """As the kernel writes it: the number in decimal, six arguments and two addresses in hexadecimal."""
+    values = " ".join(f"{value & 0xFFFFFFFFFFFFFFFF:#x}" for value in (*arguments, *[0] * (6 - len(arguments))))
+    return f"{number} {values} {STACK}\n".encode()
+
+
+CALLS: list[tuple[str, bytes, bytes | None, WaitKind | None]] = [
+    # what, on x86-64, on aarch64, wait
+    ("a lock", line(202, 0x7F66A800, 393, 0), line(98, 0x7F66A800, 393, 0), "lock"),
+    ("a lock on a file", line(73, 3, 2), line(32, 3, 2), "lock"),
+    ("time.sleep", line(230, 1, 1, 0x7FFE8), line(115, 1, 1, 0x7FFE8), "sleep"),
+    ("fsync", line(74, 3), line(82, 3), "disk"),
+    ("open of a file", line(257, -100, 0x7F00, 0x80000), line(56, -100, 0x7F00, 0x80000), "disk"),
+    ("read of a file", line(0, 3, 0x7F00, 65536), line(63, 3, 0x7F00, 65536), "disk"),
+    ("pread of a block device", line(17, 14, 0x7F00, 4096), line(67, 14, 0x7F00, 4096), "disk"),
+    ("read of a terminal", line(0, 13, 0x7F00, 1024), line(63, 13, 0x7F00, 1024), None),
+    ("read of a pipe", line(0, 6, 0x7F00, 4), line(63, 6, 0x7F00, 4), "queue"),
+    ("write to a pipe", line(1, 6, 0x7F00, 65536), line(64, 6, 0x7F00, 65536), "queue"),
+    ("read of a closed file", line(0, 77, 0x7F00, 4), line(63, 77, 0x7F00, 4), None),
+    ("recv of TCP", line(45, 4, 0x7F00, 1), line(207, 4, 0x7F00, 1), "network"),
+    ("recv of a unix socket", line(45, 5, 0x7F00, 1), line(207, 5, 0x7F00, 1), "queue"),
+    ("accept of TCP", line(288, 4, 0, 0, 0x80000), line(242, 4, 0, 0, 0x80000), "network"),
+    ("ioctl of a GPU", line(16, 8, 0xC020462A, 0x7F00), line(29, 8, 0xC020462A, 0x7F00), "device"),
+    ("waitpid", line(61, 4243, 0x7F00, 0), line(260, 4243, 0x7F00, 0), "child"),
+    ("vfork", line(58), None, None),
+    ("vfork of glibc", line(56, 0x4111, 0x7F00), line(220, 0x4111, 0x7F00), "child"),
+    ("poll of nothing", line(7, 0, 0, 100), line(73, 0, 0, 0x7F00), "sleep"),
+    ("poll of many kinds", line(7, 0x7F00, 1, 5000), line(73, 0x7F00, 1, 0x7F00), "other"),
+    ("select of nothing", line(23, 0, 0, 0, 0, 0x7F00), line(72, 0, 0, 0, 0, 0x7F00), "sleep"),
+    ("select of a pipe", line(270, 7, 0x7F00), line(72, 7, 0x7F00), "queue"),
+    ("select of TCP", line(270, 5, 0x7F00), line(72, 5, 0x7F00), "network"),
+    ("a server's loop", line(232, 9, 0x7F00, 3, -1), line(22, 9, 0x7F00, 3, -1), "network"),
+    ("a loop's timer", line(232, 10, 0x7F00, 1, 1000), line(22, 10, 0x7F00, 1, 1000), "sleep"),
+    ("a loop to be woken", line(232, 10, 0x7F00, 1, 0xFFFFFFFF), line(22, 10, 0x7F00, 1, 0xFFFFFFFF), "queue"),
+    ("a loop of pipes", line(232, 11, 0x7F00, 1, 1000), line(22, 11, 0x7F00, 1, 1000), "queue"),
+    ("epoll of nothing", line(232, 16, 0x7F00, 1, 1000), line(22, 16, 0x7F00, 1, 1000), "sleep"),
+    ("epoll_pwait2, a timer", line(441, 10, 0x7F00, 1, 0x7F08), line(441, 10, 0x7F00, 1, 0x7F08), "sleep"),
+    ("epoll_pwait2, endless", line(441, 10, 0x7F00, 1, 0), line(441, 10, 0x7F00, 1, 0), "queue"),
+    ("read of a timer", line(0, 15, 0x7F00, 8), line(63, 15, 0x7F00, 8), "sleep"),
+    ("mmap", line(9, 0, 4096, 3), line(222, 0, 4096, 3), None),
+    ("a page fault", f"-1 {STACK}\n".encode(), f"-1 {STACK}\n".encode(), None),
+]
+
+
+@pytest.mark.parametrize(("what", "x86", "arm", "kind"), CALLS, ids=[what for what, *_ in CALLS])
+def test_what_a_call_waits_for(proc: Path, what: str, x86: bytes, arm: bytes | None, kind: WaitKind | None) -> None:
+    for machine, text in (("x86_64", x86), ("aarch64", arm)):
+        call = parse_call(text or b"")
+        assert call is not None
+        expected = "child" if what == "vfork" and machine == "x86_64" else kind
+        assert wait_in_call(call, rules_of(machine), Descriptors(PID)) == expected
+
+
+def test_a_thread_that_runs_waits_for_nothing():
+    assert parse_call(b"running\n") is None
+
+
+@pytest.mark.parametrize("text", [b"", b"\n", b"x 0x1 0x2\n", b"0 0x1\n", b"0 1 2 3 4 5 6 7 zz\n"])
+def test_a_line_of_something_else_is_no_call_that_is_known(proc: Path, text: bytes) -> None:
+    call = parse_call(text)
+    assert call is not None
+    assert wait_in_call(call, rules_of("x86_64"), Descriptors(PID)) is None
+
+
+def test_numbers_mean_nothing_on_another_machine():
+    assert rules_of("riscv64") == {}
+    assert rules_of("x86_64")[35] == rules_of("aarch64")[101] == "sleep"
+
+
+@pytest.mark.skipif(os.uname().machine != "x86_64", reason="the header of another machine")
+def test_the_numbers_are_those_of_the_system_headers():
+    header = Path("/usr/include/x86_64-linux-gnu/asm/unistd_64.h")
+    if not header.exists():
+        pytest.skip("needs the headers of Linux")
+    words = (text.split() for text in header.read_text().splitlines() if text.startswith("#define __NR_"))
+    numbers = {name.removeprefix("__NR_"): number for _, name, number in words}
+    calls = [call.split() for calls in kernel_waits._CALLS.values() for call in calls.split(",")]
+    assert len(calls) > 60
+    assert {name: number for name, number, _ in calls if name in numbers} == {
+        name: numbers[name] for name, _, _ in calls if name in numbers
+    }
+
+
+@pytest.mark.parametrize(
+    ("channel", "state", "kind"),
+    [
+        ("futex_wait_queue", "S", "lock"),
+        ("futex_do_wait", "S", "lock"),
+        ("rwsem_down_write_slowpath", "D", "lock"),
+        ("hrtimer_nanosleep", "S", "sleep"),
+        ("do_wait", "S", "child"),
+        ("anon_pipe_read", "S", "queue"),
+        ("unix_stream_read_generic", "S", "queue"),
+        ("sk_wait_data", "S", "network"),
+        ("inet_csk_accept", "S", "network"),
+        ("io_schedule", "D", "disk"),
+        ("folio_wait_bit_common", "D", "disk"),
+        ("request_wait_answer", "S", "disk"),
+        ("nvidia_poll", "S", "device"),
+        ("ep_poll", "S", "other"),
+        ("0", "D", "disk"),
+        ("0", "S", "other"),
+        ("", "S", "other"),
+    ],
+)
+def test_what_a_kernel_function_waits_for(proc: Path, channel: str, state: str, kind: WaitKind) -> None:
+    assert wait_in_channel(channel, state, Descriptors(PID)) == kind
+
+
+@pytest.mark.parametrize(
+    ("links", "kind"),
+    [
+        ({}, "other"),
+        ({3: "pipe:[1]", 4: "/data/x", 5: "anon_inode:[eventfd]"}, "queue"),
+        ({3: "socket:[9]", 4: "/data/x"}, "network"),
+        ({3: "socket:[9]", 4: "pipe:[1]"}, "other"),
+        ({0: "pipe:[1]", 1: "pipe:[2]", 2: "pipe:[2]", 3: "socket:[9]"}, "network"),
+    ],
+)
+def test_a_poll_waits_for_what_all_descriptors_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, links: dict[int, str], kind: WaitKind
+) -> None:
+    """Which of them it has lies in the target's memory."""
+    monkeypatch.setattr(procfs, "PROC", str(tmp_path))
+    (tmp_path / str(PID) / "fd").mkdir(parents=True)
+    for number, link in links.items():
+        (tmp_path / str(PID) / "fd" / str(number)).symlink_to(link)
+    assert wait_in_call(Call(7, (0x7F00, 1, 5000, 0, 0, 0)), rules_of("x86_64"), Descriptors(PID)) == kind
+
+
+def test_descriptors_and_sockets():
+    assert local_sockets(UNIX) == {5511, 7002}
+    assert local_sockets(None) == local_sockets(b"x\ny\n") == frozenset()
+    assert descriptor_type(None, frozenset()) is None
+    assert descriptor_type("/dev/shm/ring", frozenset()) == "file"
+    assert descriptor_type("/dev/nvidia-uvm", frozenset()) == "device"
+    assert descriptor_type("/dev/null", frozenset()) == "other"
+    assert descriptor_type("anon_inode:inotify", frozenset()) == "event"
+    assert descriptor_type("memfd:x (deleted)", frozenset()) == "other"
+
+
+# threads ----------------------------------------------------------------------------------------------------------
+
+Thread = Callable[..., Path]
+
+
+@pytest.fixture
+def thread(proc: Path) -> Thread:
+    def make(number: int, call: bytes | None, *, pid: int = PID, state: str = "S", wchan: str = "0") -> Path:
+        folder = proc / str(pid) / "task" / str(number)
+        folder.mkdir(parents=True, exist_ok=True)
+        if call is not None:
+            (folder / "syscall").write_bytes(call)
+        rest = " ".join(["1"] * 48)
+        (folder / "stat").write_text(f"{number} (python) {state} {rest}\n")
+        (folder / "wchan").write_text(wchan)
+        return folder
+
+    return make
+
+
+def by_name(states: tuple[ThreadState, ...]) -> dict[tuple[int, str], ThreadState]:
+    return {(state.pid, state.thread): state for state in states}
+
+
+def test_looks_are_summed_by_the_names_of_the_threads(thread: Thread) -> None:
+    main = thread(PID, b"running\n")
+    thread(PID + 1, line(202, 0x7F00))
+    thread(PID + 2, line(230, 1))
+    thread(PID + 3, b"running\n")
+    thread(50, line(45, 4), pid=50)
+    kernel = KernelWaits("x86_64")
+    kernel.begin([PID, 50])
+    kernel.look()
+    (main / "syscall").write_bytes(line(0, 6))
+    kernel.look()
+    kernel.look()
+    kernel.end()
+    states = by_name(kernel.states({PID: {str(PID + 1): "worker", str(PID + 2): "worker"}, 50: {}}))
+    assert states == {
+        (PID, "MainThread"): ThreadState(
+            pid=PID, thread="MainThread", main=True, asked=3, running=1, waits={"queue": 2}
+        ),
+        (PID, "worker"): ThreadState(
+            pid=PID, thread="worker", main=False, asked=6, running=0, waits={"lock": 3, "sleep": 3}
+        ),
+        (50, "MainThread"): ThreadState(pid=50, thread="MainThread", main=True, asked=3, running=0, waits={"other": 3}),
+    }
+
+
+def test_without_the_file_of_the_call_state_and_channel_say_it(thread: Thread) -> None:
+    main = thread(PID, None, state="R")
+    kernel = KernelWaits("x86_64")
+    kernel.begin([PID])
+    kernel.look()
+    thread(PID, None, wchan="futex_wait_queue")
+    kernel.look()
+    thread(PID, None, state="D")
+    kernel.look()
+    (main / "stat").unlink()
+    kernel.look()
+    [state] = kernel.states({})
+    assert (state.asked, state.running, state.waits) == (3, 1, {"lock": 1, "disk": 1})
+
+
+def test_a_page_fault_is_disk_and_a_wait_for_the_memory_map_a_lock(thread: Thread) -> None:
+    fault = f"-1 {STACK}\n".encode()
+    thread(PID, fault, state="D", wchan="folio_wait_bit_common")
+    kernel = KernelWaits("x86_64")
+    kernel.begin([PID])
+    kernel.look()
+    thread(PID, fault, state="D", wchan="rwsem_down_read_slowpath")
+    kernel.look()
+    kernel.end()
+    assert kernel.states({})[0].waits == {"disk": 1, "lock": 1}
+
+
+def test_a_process_that_is_gone_has_no_states(proc: Path) -> None:
+    kernel = KernelWaits("x86_64")
+    kernel.begin([9999])
+    kernel.look()
+    kernel.end()
+    assert kernel.states({}) == ()
+
+
+def test_of_many_threads_the_busy_ones_are_always_looked_at_and_the_others_in_turn(thread: Thread) -> None:
+    thread(PID, line(202))
+    pool = range(PID + 1, PID + 30)
+    for number in pool:
+        thread(number, b"running\n" if number == PID + 20 else line(202))
+    python = {str(number): f"t{number}" for number in pool if number % 2 == PID % 2}
+    kernel = KernelWaits("x86_64")
+    seen: list[set[str]] = []
+    for _ in range(8):
+        kernel.begin([PID])
+        kernel.look()
+        kernel.end()
+        seen.append({state.thread for state in kernel.states({PID: python})})
+    assert all(len(names) <= 8 for names in seen)
+    assert all("MainThread" in names for names in seen)
+    assert set().union(*seen) == {"MainThread", *python.values()}
+    first = next(index for index, names in enumerate(seen) if f"t{PID + 20}" in names)
+    assert all(f"t{PID + 20}" in names for names in seen[first:])
+
+
+def test_no_file_stays_open(thread: Thread) -> None:
+    thread(PID, line(202))
+    before = len(os.listdir("/proc/self/fd"))
+    kernel = KernelWaits("x86_64")
+    kernel.begin([PID])
+    kernel.look()
+    kernel.begin([PID])
+    kernel.end()
+    assert len(os.listdir("/proc/self/fd")) == before
