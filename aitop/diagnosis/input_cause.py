@@ -22,7 +22,7 @@ from aitop.diagnosis.what_if import Loading, without
 from aitop.model.snapshot import HotLine, Snapshot
 from aitop.model.steps import LoaderInfo
 from aitop.model.units import percent, rate
-from aitop.model.verdict import Fix, Where
+from aitop.model.verdict import Fix, Setting, Where
 
 STORAGE = frozenset({"io-file", "io-network", "io-database"})
 BUSY_CORES = 0.5
@@ -159,7 +159,9 @@ def _in_main_process(snapshot: Snapshot, share: float) -> Cause:
         subtype = "transform"
     fixes = []
     if gain >= WORTH_IT or not lines.where or blocked:
-        fixes.append(Fix(text=f"num_workers 0 → {workers}: load while the step computes", speedup=round(gain, 2)))
+        setting = Setting(name="num_workers", to=workers, current=0)
+        text = f"num_workers 0 → {workers}: load while the step computes"
+        fixes.append(Fix(text=text, speedup=round(gain, 2), setting=setting))
     if lines.where and not blocked:
         first = lines.where[0]
         fixes.append(
@@ -208,7 +210,8 @@ def _in_workers(snapshot: Snapshot, share: float, contention: float, lines: Line
     bursts = _bursts(snapshot, loading)
     fixes = list(bursts[1])
     if best > workers and gain >= WORTH_IT:
-        fixes.append(Fix(text=f"num_workers {workers} → {best}", speedup=round(gain, 2)))
+        setting = Setting(name="num_workers", to=best, current=workers)
+        fixes.append(Fix(text=f"num_workers {workers} → {best}", speedup=round(gain, 2), setting=setting))
     if lines.where and not blocked:
         first = lines.where[0]
         fixes.append(
@@ -265,7 +268,11 @@ def _bursts(snapshot: Snapshot, loading: Loading) -> tuple[tuple[str, ...], tupl
     wanted = max(2 * (ahead or 2), math.ceil(2 * at_once / loading.workers))
     now = f"{ahead} → {wanted}" if ahead else "higher"
     return (told,), (
-        Fix(text=f"prefetch_factor {now}: more batches lie ready for the next burst", speedup=round(gain, 2)),
+        Fix(
+            text=f"prefetch_factor {now}: more batches lie ready for the next burst",
+            speedup=round(gain, 2),
+            setting=Setting(name="prefetch_factor", to=wanted, current=ahead) if ahead else None,
+        ),
     )
 
 

@@ -18,7 +18,7 @@ from aitop.diagnosis.input_cause import STORAGE, WORTH_IT, Cause, place_of, sour
 from aitop.diagnosis.what_if import Loading, without
 from aitop.model.snapshot import HotLine, Snapshot
 from aitop.model.units import percent
-from aitop.model.verdict import Fix
+from aitop.model.verdict import Fix, Setting
 
 WAITS = frozenset({"queue", "lock"})
 BLOCKED = STORAGE | {"sleep"}
@@ -139,5 +139,6 @@ def _fixes(made: Makers, best: int, gain: float, share: float) -> tuple[Fix, ...
     if best > made.count and gain >= WORTH_IT:
         kind = "processes" if made.processes else "threads" if made.blocked else "worker processes (a DataLoader)"
         before = f"{made.count} → {best}" if made.processes or made.blocked else f"{best}"
-        fixes.append(Fix(text=f"{before} {kind} to make batches", speedup=round(gain, 2)))
+        setting = Setting(name=kind, to=best, current=made.count) if kind in ("processes", "threads") else None
+        fixes.append(Fix(text=f"{before} {kind} to make batches", speedup=round(gain, 2), setting=setting))
     return tuple(fixes)
