@@ -64,7 +64,7 @@ def to_html(report: Report) -> str:
         f'<p class="soft">{_safe(" · ".join(facts))}</p>',
         f"<p>{_safe(target.ended)}</p>" if target.ended else "",
         *(
-            [_finding(verdict) for verdict in report.verdicts]
+            [_finding(report, verdict) for verdict in report.verdicts]
             or [f"<section>No verdict: {_safe(no_verdict(report))}</section>"]
         ),
         *map(_table, tables(report)),
@@ -83,7 +83,7 @@ def to_html(report: Report) -> str:
     )
 
 
-def _finding(verdict: Verdict) -> str:
+def _finding(report: Report, verdict: Verdict) -> str:
     name = verdict.id + (f" · {verdict.subtype}" if verdict.subtype else "")
     places = "".join(
         f"<li><code>{_safe(place_text(place))}</code>"
@@ -93,7 +93,7 @@ def _finding(verdict: Verdict) -> str:
     )
     parts = [
         f"<h2>{_safe(name)}</h2>",
-        f'<p class="soft">{_safe(" · ".join(losses(verdict)))}</p>',
+        f'<p class="soft">{_safe(" · ".join(losses(report, verdict)))}</p>',
         f"<p>{_safe(verdict.title)}</p>",
         f"<ul>{places}</ul>" if places else "",
         _list("Why", verdict.evidence),
@@ -122,7 +122,8 @@ def _table(table: Table) -> str:
     """The heaviest entries of a ledger; a source line stands below its place."""
     rows = "".join(
         f"<tr><td>{percent(row.share)}</td><td>{_safe(row.phase)}</td><td>{_safe(row.activity)}</td>"
-        f"<td><code>{_safe(row.place)}</code>"
+        "<td>"
+        + (f"<code>{_safe(row.place)}</code>" if row.place else "")
         + (f'<br><code class="soft">{_safe(row.source)}</code>' if row.source else "")
         + "</td></tr>"
         for row in table.rows

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import textwrap
+from collections.abc import Sequence
 
 from aitop.model.text import printable
 from aitop.model.units import duration, factor, factor_range, percent
@@ -23,7 +24,7 @@ PHASE_NAMES = {
     "communication": "communication",
     "outside": "other",
 }
-PLACES_SHOWN = 4
+PLACES_SHOWN = PIDS_SHOWN = 4
 
 
 def to_text(report: Report) -> str:
@@ -103,15 +104,27 @@ def costs(report: Report) -> list[str]:
     return parts
 
 
-def losses(verdict: Verdict) -> list[str]:
-    """The numbers of a verdict in words: what is lost, what would be gained, how certain the cause is."""
+def losses(report: Report, verdict: Verdict) -> list[str]:
+    """The numbers of a verdict in words: what is lost, what would be gained, how certain the cause is.
+
+    Where several processes do the work, also which of them lose the time.
+    """
     parts = []
     if verdict.share is not None:
         parts.append(f"{percent(verdict.share)} of step time")
     if verdict.speedup is not None:
         parts.append(_gain(verdict.speedup, verdict.speedup_range))
     parts.append(f"cause {percent(verdict.confidence)} certain")
+    if verdict.processes and len(report.target.working) > 1:
+        parts.append(_pids(verdict.processes))
     return parts
+
+
+def _pids(pids: Sequence[int]) -> str:
+    """pid 4242, or pids 1, 2, 3, 4 and 60 more."""
+    named = ", ".join(map(str, pids[:PIDS_SHOWN]))
+    more = f" and {len(pids) - PIDS_SHOWN} more" if len(pids) > PIDS_SHOWN else ""
+    return f"pid{'s' if len(pids) > 1 else ''} {named}{more}"
 
 
 def _gain(speedup: float, interval: tuple[float, float] | None) -> str:
@@ -149,12 +162,12 @@ def _head(report: Report) -> str:
 def _findings(report: Report) -> list[str]:
     if not report.verdicts:
         return ["\n".join(_indented(f"NO VERDICT: {no_verdict(report)}", ""))]
-    return [_finding(verdict) for verdict in report.verdicts]
+    return [_finding(report, verdict) for verdict in report.verdicts]
 
 
-def _finding(verdict: Verdict) -> str:
+def _finding(report: Report, verdict: Verdict) -> str:
     name = verdict.id.upper() + (f" · {verdict.subtype}" if verdict.subtype else "")
-    lines = [f"{name}   [{verdict.severity}]", *_indented(verdict.title), *_listed("  ", losses(verdict))]
+    lines = [f"{name}   [{verdict.severity}]", *_indented(verdict.title), *_listed("  ", losses(report, verdict))]
     for place in verdict.where[:PLACES_SHOWN]:
         lines.append(f"  at   {place_text(place)}")
         if place.text:

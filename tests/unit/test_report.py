@@ -334,6 +334,16 @@ def test_the_table_fits_80_columns():
     assert len(rows) >= 3 and max(map(len, rows)) == WIDTH == 80
 
 
+def test_a_verdict_names_its_processes_where_several_work():
+    second = Ledger(pid=4300, thread="MainThread", unit="step", entries=(entry(1.0, "host", "python", pid=4300),))
+    assert "cause 90 % certain\n" in to_text(report_of(snapshot(ledgers=(LEDGER,))))
+    assert "cause 90 % certain · pid 4242\n" in to_text(report_of(snapshot(ledgers=(LEDGER, second))))
+    assert "cause 90 % certain · pid 4242</p>" in to_html(report_of(snapshot(ledgers=(LEDGER, second))))
+    many = Verdict(id="a", severity="info", title="t", confidence=1.0, processes=tuple(range(1, 9)))
+    text = to_text(report_of(snapshot(ledgers=(LEDGER, second), diagnosis=Diagnosis(verdicts=(many,)))))
+    assert "cause 100 % certain · pids 1, 2, 3, 4 and 4 more\n" in text
+
+
 def test_every_phase_and_activity_has_words():
     assert set(PHASES) == set(typing.get_args(Phase))
     assert set(ACTIVITIES) == set(typing.get_args(Activity))
@@ -414,7 +424,7 @@ def test_html_stands_alone_and_escapes_the_target():
         assert len(page) < 40_000
     table = to_html(report_of(snapshot(ledgers=(LEDGER,))))
     assert "<td>64 %</td><td>data</td><td>waits for a queue</td><td><code>train.py:41 main</code><br>" in table
-    assert "<td>runs native code</td><td><code></code></td>" in table and "&lt;1 % in 1 lighter entry" in table
+    assert "<td>runs native code</td><td></td>" in table and "&lt;1 % in 1 lighter entry" in table
     assert "decode.py:41" in to_html(report_of(snapshot()))
     assert "width:64.0%" in to_html(report_of(snapshot()))
 
