@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Watch, write the report; 1 where --fail-on is reached, NotEnoughEvidenceError where nothing can be said."""
+    """Watch, write the report; 1 where --fail-on is reached, NotEnoughEvidenceError where nothing was sampled."""
     from aitop.commands.headless import progress, watching
     from aitop.engine.live import LiveFeed
     from aitop.sources.target import look
@@ -52,22 +52,30 @@ def hangs(snapshot: Snapshot) -> bool:
 def conclude(
     snapshot: Snapshot | None, pid: int, form: str, output: Path | None, fail_on: Severity | None = None
 ) -> int:
-    """Write the report of the last snapshot and give the exit code; raises where nothing could be said."""
-    said = snapshot is not None and snapshot.diagnosis.verdicts
+    """Write the report of the last snapshot and give the exit code; raises where nothing could be said.
+
+    A ledger is an answer without any verdict: it says where the time goes.
+    """
+    answered = snapshot is not None and has_answer(snapshot)
     if snapshot is not None and snapshot.tick == 0 and snapshot.target.ended is not None:
         raise AitopError(snapshot.target.ended)  # it is aitop that ended
-    if not said and snapshot is not None and snapshot.target.ended is not None:
+    if not answered and snapshot is not None and snapshot.target.ended is not None:
         raise NoTargetError(f"{snapshot.target.ended}, before anything could be said about it")
     if snapshot is None:
         raise NotEnoughEvidenceError(f"nothing was seen of process {pid} in the time given: look longer with --for")
     write_report(render(snapshot, form), output)
-    if not said:
+    if not answered:
         raise NotEnoughEvidenceError(
-            f"not enough was seen of process {pid} for a verdict: look longer with --for, "
+            f"process {pid} gave nothing to sample in the time given: look longer with --for, "
             f"and see what is missing with `aitop doctor --pid {pid}`"
         )
     limit = SEVERITY_ORDER[fail_on] if fail_on else -1
     return int(any(SEVERITY_ORDER[verdict.severity] <= limit for verdict in snapshot.diagnosis.verdicts))
+
+
+def has_answer(snapshot: Snapshot) -> bool:
+    """Whether there is a verdict, or at least a ledger that says where the time goes."""
+    return bool(snapshot.diagnosis.verdicts) or any(ledger.entries for ledger in snapshot.ledgers)
 
 
 def render(snapshot: Snapshot, form: str) -> str:

@@ -231,6 +231,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     `ranks` has the ranks of the job on this machine, None of a process that is none of several; `standstill` where all
     of them stand while none moves.
     `dump` is the last look at all threads at once that somebody asked for, None where nobody has.
+    `ledgers` has the account of each process that does the work, and the one to show first comes first.
     For charts of minutes it has, of each second in which steps ended, step_p50 and step_p95 (milliseconds), step_save
     and step_evaluation (seconds), and of each loader worker (sixteen at most) worker<pid>.cpu (cores) and
     worker<pid>.idle (share of its stacks in which it had no work).

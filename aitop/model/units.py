@@ -61,6 +61,12 @@ def factor(speedup: float | None) -> str:
     return f"{speedup:.2f}×" if speedup < 1.2 else f"{speedup:.1f}×"
 
 
+def factor_range(low: float, high: float) -> str:
+    """The interval of a predicted factor: 1.9–2.4×; a single factor where both ends read the same."""
+    first, last = factor(low), factor(high)
+    return last if first == last else f"{first.removesuffix('×')}–{last}"
+
+
 def _scaled(number: float | None, base: float, unit: str, missing: str) -> str:
     if number is None:
         return missing

@@ -7,15 +7,15 @@ import textwrap
 from aitop.diagnosis.catalogue import FAMILIES, Block, Page, page
 
 WIDEST = 78
-NOT_TOLD = "aitop does not tell this one yet: the page says what it will be."
+PLANNED = "Planned: aitop does not report this verdict yet."
 
 
 def explanation(shown: Page, width: int) -> str:
     """A page, wrapped to `width` columns and at most 78; lines of code are never broken."""
     width = min(width, WIDEST)
     pieces = [*textwrap.wrap(f"{shown.id}: {shown.summary}", width)]
-    if not shown.told:
-        pieces += ["", *textwrap.wrap(NOT_TOLD, width)]
+    if shown.planned:
+        pieces += ["", *textwrap.wrap(PLANNED, width)]
     for title, blocks in shown.parts:
         pieces += ["", title]
         before = None
@@ -32,13 +32,13 @@ def contents(width: int) -> str:
     lines = ["aitop explain ID prints the page of a verdict. The ids:"]
     for family, members in FAMILIES:
         lines += ["", family]
-        for found in filter(None, map(page, members)):
-            told = found.summary + ("" if found.told else " (planned)")
+        for member in filter(None, map(page, members)):
+            summary = member.summary + (" (planned)" if member.planned else "")
             indent = " " * (longest + 4)
             lines += textwrap.wrap(
-                told,
+                summary,
                 max(longest + 24, min(width, WIDEST)),
-                initial_indent=f"  {found.id:<{longest}}  ",
+                initial_indent=f"  {member.id:<{longest}}  ",
                 subsequent_indent=indent,
             )
     return "\n".join(lines) + "\n"

@@ -8,6 +8,7 @@ from aitop.diagnosis.catalogue import Block, page
 from aitop.model.text import printable
 from aitop.model.units import percent
 from aitop.model.verdict import Verdict
+from aitop.outputs.ledger_table import Table, tables
 from aitop.outputs.report import Report
 from aitop.outputs.text import (
     abstentions,
@@ -45,6 +46,8 @@ code, pre { font: .9em ui-monospace, monospace; overflow-wrap: anywhere; white-s
 pre { background: var(--soft); padding: .3rem .6rem; margin: .2rem 0; border-radius: .3rem; }
 details { margin-top: .8rem; border-top: 1px solid var(--soft); padding-top: .5rem; }
 summary { cursor: pointer; } h3 { font-size: .95rem; margin: .9rem 0 .2rem; } details p { margin: .3rem 0; }
+table { border-collapse: collapse; width: 100%; } td { padding: .15rem .8rem .15rem 0; vertical-align: top; }
+td:first-child { text-align: right; white-space: nowrap; } tr + tr td { border-top: 1px solid var(--soft); }
 .soft { opacity: .75; } ul { padding-left: 1.2rem; margin: .3rem 0; }
 .bar { display: flex; height: 1.4rem; border-radius: .3rem; overflow: hidden; background: var(--soft); }
 .bar i { display: block; } .key i { display: inline-block; width: .8em; height: .8em; border-radius: .2em; }
@@ -61,9 +64,10 @@ def to_html(report: Report) -> str:
         f'<p class="soft">{_safe(" · ".join(facts))}</p>',
         f"<p>{_safe(target.ended)}</p>" if target.ended else "",
         *(
-            [_finding(verdict) for verdict in report.verdicts]
+            [_finding(report, verdict) for verdict in report.verdicts]
             or [f"<section>No verdict: {_safe(no_verdict(report))}</section>"]
         ),
+        *map(_table, tables(report)),
         _phases(report),
         _list("Not measured", gaps(report)),
         _list("Could not be judged", abstentions(report)),
@@ -79,7 +83,7 @@ def to_html(report: Report) -> str:
     )
 
 
-def _finding(verdict: Verdict) -> str:
+def _finding(report: Report, verdict: Verdict) -> str:
     name = verdict.id + (f" · {verdict.subtype}" if verdict.subtype else "")
     places = "".join(
         f"<li><code>{_safe(place_text(place))}</code>"
@@ -89,7 +93,7 @@ def _finding(verdict: Verdict) -> str:
     )
     parts = [
         f"<h2>{_safe(name)}</h2>",
-        f'<p class="soft">{_safe(" · ".join(losses(verdict)))}</p>',
+        f'<p class="soft">{_safe(" · ".join(losses(report, verdict)))}</p>',
         f"<p>{_safe(verdict.title)}</p>",
         f"<ul>{places}</ul>" if places else "",
         _list("Why", verdict.evidence),
@@ -112,6 +116,20 @@ def _block(block: Block) -> str:
     if block.kind == "code":
         return f"<pre>{escape(block.text)}</pre>"
     return f"<ul><li>{_safe(block.text)}</li></ul>" if block.kind == "item" else f"<p>{_safe(block.text)}</p>"
+
+
+def _table(table: Table) -> str:
+    """The heaviest entries of a ledger; a source line stands below its place."""
+    rows = "".join(
+        f"<tr><td>{percent(row.share)}</td><td>{_safe(row.phase)}</td><td>{_safe(row.activity)}</td>"
+        "<td>"
+        + (f"<code>{_safe(row.place)}</code>" if row.place else "")
+        + (f'<br><code class="soft">{_safe(row.source)}</code>' if row.source else "")
+        + "</td></tr>"
+        for row in table.rows
+    )
+    rest = f'<p class="soft">{_safe(table.rest)}</p>' if table.rest else ""
+    return f"<h2>{_safe(table.title)}</h2><table>{rows}</table>{rest}"
 
 
 def _phases(report: Report) -> str:

@@ -5,9 +5,12 @@ Built from one Snapshot, without input, output or clock. None means not measured
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 
 from aitop import __version__
+from aitop.model.ledger import Activity, Basis, Entry, Lane, Ledger, Phase, Unit
 from aitop.model.snapshot import Cost, Phases, Snapshot, Steps
 from aitop.model.source import SOURCE_NAMES, SourceStatus
 from aitop.model.text import escaped_json
@@ -24,13 +27,27 @@ class ReportProcess(msgspec.Struct, frozen=True, kw_only=True):
     rank: int | None = None
 
 
+class ReportWorker(msgspec.Struct, frozen=True, kw_only=True):
+    """A process that does the work, and the thread of it. `seconds` is the mean length of one unit of that work."""
+
+    pid: int
+    thread: str
+    unit: Unit
+    seconds: float | None = None
+
+
 class ReportTarget(msgspec.Struct, frozen=True, kw_only=True):
-    """What was watched. `ended` says in words how it ended, None if it was alive."""
+    """What was watched. `working` has the processes that have a ledger; the one to look at first comes first.
+
+    `ended` says in words how it ended, None if it was alive. `engine` is the serving engine, None if none is known.
+    """
 
     pid: int
     command: str
     kind: str
     processes: tuple[ReportProcess, ...]
+    engine: str | None = None
+    working: tuple[ReportWorker, ...] = ()
     ended: str | None = None
 
 
@@ -60,8 +77,35 @@ class ReportStep(msgspec.Struct, frozen=True, kw_only=True):
     basis: str | None = None
 
 
+class ReportPlace(msgspec.Struct, frozen=True, kw_only=True):
+    """A line of the user's code. `text` is the source of that line, None where it is not known."""
+
+    pid: int
+    file: str
+    line: int
+    function: str
+    text: str | None = None
+
+
+class ReportEntry(msgspec.Struct, frozen=True, kw_only=True):
+    """An entry of the ledger of the working process `pid`. The shares of a lane of a ledger add up to 1.
+
+    `seconds` is per unit of work. `where` is None where none of the user's frames was on the stack; its pid is that of
+    the process that runs the line, which may be a loader worker.
+    """
+
+    pid: int
+    lane: Lane
+    phase: Phase
+    activity: Activity
+    share: float
+    seconds: float | None
+    basis: Basis
+    where: ReportPlace | None
+
+
 class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything a diagnosis says, in the order in which it is written."""
+    """Everything a diagnosis says, in the order in which it is written. `serving` is None: not measured yet."""
 
     schema: int
     aitop: str
@@ -69,6 +113,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     target: ReportTarget
     sources: dict[str, ReportSource]
     step: ReportStep
+    ledger: tuple[ReportEntry, ...]
+    serving: None
     verdicts: tuple[Verdict, ...]
     cost: Cost
     abstained: tuple[Abstention, ...] = ()
@@ -86,10 +132,16 @@ def report_of(snapshot: Snapshot) -> Report:
             command=snapshot.target.command,
             kind=snapshot.kind,
             processes=tuple(ReportProcess(pid=p.pid, role=p.role, rank=p.rank) for p in processes),
+            working=tuple(
+                ReportWorker(pid=one.pid, thread=one.thread, unit=one.unit, seconds=_rounded(one.length, 6))
+                for one in snapshot.ledgers
+            ),
             ended=snapshot.target.ended,
         ),
         sources={name: _source(snapshot.sources.get(name)) for name in SOURCE_NAMES},
         step=_step(snapshot.steps),
+        ledger=_ledger(snapshot.ledgers),
+        serving=None,
         verdicts=tuple(_verdict(verdict) for verdict in snapshot.diagnosis.verdicts),
         cost=Cost(
             monitor_cpu=_rounded(snapshot.cost.monitor_cpu, 4),
@@ -131,6 +183,29 @@ def _step(steps: Steps | None) -> ReportStep:
     )
 
 
+def _ledger(ledgers: Sequence[Ledger]) -> tuple[ReportEntry, ...]:
+    """The entries of all ledgers, heaviest first; equally heavy ones in the order of the ledgers."""
+    entries = [_entry(ledger.pid, entry) for ledger in ledgers for entry in ledger.entries]
+    return tuple(sorted(entries, key=lambda entry: -entry.share))
+
+
+def _entry(pid: int, entry: Entry) -> ReportEntry:
+    place = entry.where
+    return ReportEntry(
+        pid=pid,
+        lane=entry.lane,
+        phase=entry.phase,
+        activity=entry.activity,
+        # Six digits: the shares of many small entries still add up to 1.
+        share=round(entry.share, 6),
+        seconds=_rounded(entry.seconds, 6),
+        basis=entry.basis,
+        where=ReportPlace(pid=place.pid, file=place.file, line=place.line, function=place.function, text=place.text)
+        if place
+        else None,
+    )
+
+
 def _verdict(verdict: Verdict) -> Verdict:
     replace = msgspec.structs.replace
     return replace(
@@ -138,6 +213,9 @@ def _verdict(verdict: Verdict) -> Verdict:
         confidence=round(verdict.confidence, 3),
         share=_rounded(verdict.share, 4),
         speedup=_rounded(verdict.speedup, 3),
+        speedup_range=(round(verdict.speedup_range[0], 3), round(verdict.speedup_range[1], 3))
+        if verdict.speedup_range
+        else None,
         where=tuple(replace(place, share=_rounded(place.share, 4)) for place in verdict.where),
         fixes=tuple(replace(fix, speedup=_rounded(fix.speedup, 3)) for fix in verdict.fixes),
     )

@@ -1,15 +1,19 @@
-"""The report as plain text for a terminal or a log: the verdict first, then what it rests on and what is missing."""
+"""The report as plain text for a terminal or a log: the verdict first, then where the time goes and what is missing."""
 
 from __future__ import annotations
 
 import textwrap
+from collections.abc import Sequence
 
 from aitop.model.text import printable
-from aitop.model.units import duration, factor, percent
+from aitop.model.units import duration, factor, factor_range, percent
 from aitop.model.verdict import Fix, Verdict, Where, by_reason
+from aitop.outputs.ledger_table import Row, Table, tables
 from aitop.outputs.report import Report
 
-WIDTH = 100
+WIDTH = 80
+UNBROKEN = "\u00a0"
+"""A space at which textwrap does not break a line."""
 BAR = 40
 PHASE_NAMES = {
     "data_wait": "data",
@@ -20,12 +24,19 @@ PHASE_NAMES = {
     "communication": "communication",
     "outside": "other",
 }
-PLACES_SHOWN = 4
+PLACES_SHOWN = PIDS_SHOWN = 4
 
 
 def to_text(report: Report) -> str:
     """The whole report. Text of the target (names, command lines) is stripped of control characters."""
-    parts = [_head(report), *_findings(report), _step(report), *_missing(report), _cost(report)]
+    parts = [
+        _head(report),
+        *_findings(report),
+        *map(_table, tables(report)),
+        _step(report),
+        *_missing(report),
+        _cost(report),
+    ]
     text = "\n\n".join(part for part in parts if part)
     return "".join(f"{printable(line)}\n" for line in text.split("\n"))
 
@@ -74,7 +85,9 @@ def abstentions(report: Report) -> list[str]:
 
 
 def no_verdict(report: Report) -> str:
-    """Why nothing was found: for want of evidence, or because nothing stands out."""
+    """Why there is no verdict: no single cause, too little evidence, or nothing that stands out."""
+    if report.ledger:
+        return "no single cause stands out. Where the time goes is listed below."
     return "not enough was seen to say what costs time." if report.abstained else "nothing that was seen stands out."
 
 
@@ -91,16 +104,36 @@ def costs(report: Report) -> list[str]:
     return parts
 
 
-def losses(verdict: Verdict) -> list[str]:
-    """The three numbers of a verdict in words: what is lost, what could be won, how sure this is."""
+def losses(report: Report, verdict: Verdict) -> list[str]:
+    """The numbers of a verdict in words: what is lost, what would be gained, how certain the cause is.
+
+    Where several processes do the work, also which of them lose the time.
+    """
     parts = []
     if verdict.share is not None:
         parts.append(f"{percent(verdict.share)} of step time")
     if verdict.speedup is not None:
-        gains = f"up to {factor(verdict.speedup)} faster without it"
-        parts.append(gains if verdict.speedup > 1.0 else "no faster without it alone")
-    parts.append(f"confidence {percent(verdict.confidence)}")
+        parts.append(_gain(verdict.speedup, verdict.speedup_range))
+    parts.append(f"cause {percent(verdict.confidence)} certain")
+    if verdict.processes and len(report.target.working) > 1:
+        parts.append(_pids(verdict.processes))
     return parts
+
+
+def _pids(pids: Sequence[int]) -> str:
+    """pid 4242, or pids 1, 2, 3, 4 and 60 more."""
+    named = ", ".join(map(str, pids[:PIDS_SHOWN]))
+    more = f" and {len(pids) - PIDS_SHOWN} more" if len(pids) > PIDS_SHOWN else ""
+    return f"pid{'s' if len(pids) > 1 else ''} {named}{more}"
+
+
+def _gain(speedup: float, interval: tuple[float, float] | None) -> str:
+    """The gain as a range where it is known: that the cause is certain does not make the gain exact."""
+    low, high = interval or (1.0, speedup)
+    if high <= 1.0 or (interval is None and speedup <= 1.0):
+        return "no faster without it alone"
+    gain = f"up to {factor(high)}" if low <= 1.0 else factor_range(low, high)
+    return f"{gain} faster without it"
 
 
 def place_text(place: Where) -> str:
@@ -122,23 +155,23 @@ def _head(report: Report) -> str:
     facts.append(f"{ranks} ranks" if ranks > 1 else "")
     facts.append(f"{workers} loader worker{'s' if workers > 1 else ''}" if workers else "")
     facts.append(f"{report.window_s:.0f} s watched")
-    head = printable(target.command) + "\n" + " · ".join(fact for fact in facts if fact)
-    return head + (f"\n{printable(target.ended)}" if target.ended else "")
+    lines = [*_indented(target.command, ""), " · ".join(fact for fact in facts if fact)]
+    return "\n".join([*lines, *(_indented(target.ended, "") if target.ended else [])])
 
 
 def _findings(report: Report) -> list[str]:
     if not report.verdicts:
-        return [f"NO VERDICT: {no_verdict(report)}"]
-    return [_finding(verdict) for verdict in report.verdicts]
+        return ["\n".join(_indented(f"NO VERDICT: {no_verdict(report)}", ""))]
+    return [_finding(report, verdict) for verdict in report.verdicts]
 
 
-def _finding(verdict: Verdict) -> str:
+def _finding(report: Report, verdict: Verdict) -> str:
     name = verdict.id.upper() + (f" · {verdict.subtype}" if verdict.subtype else "")
-    lines = [f"{name}   [{verdict.severity}]   {' · '.join(losses(verdict))}", *_indented(verdict.title)]
+    lines = [f"{name}   [{verdict.severity}]", *_indented(verdict.title), *_listed("  ", losses(report, verdict))]
     for place in verdict.where[:PLACES_SHOWN]:
         lines.append(f"  at   {place_text(place)}")
         if place.text:
-            lines.append(f"         {printable(place.text)}")
+            lines.append(_trimmed(f"         {printable(place.text.strip())}", WIDTH))
     for fact in verdict.evidence:
         lines += _indented(fact, "  why  ")
     for fix in verdict.fixes:
@@ -146,12 +179,33 @@ def _finding(verdict: Verdict) -> str:
     return "\n".join(lines)
 
 
+def _table(table: Table) -> str:
+    """Share, phase, activity and place in columns; the source line below its place."""
+    phase = max(len(row.phase) for row in table.rows)
+    activity = max(len(row.activity) for row in table.rows)
+    lines = [*_indented(f"{table.title}:", "")]
+    for row in table.rows:
+        lines += _row_lines(row, phase, activity)
+    return "\n".join([*lines, *([f"    {table.rest}"] if table.rest else [])])
+
+
+def _row_lines(row: Row, phase: int, activity: int) -> list[str]:
+    start = f"  {percent(row.share):>5}  {row.phase:<{phase}}  {row.activity:<{activity}}  "
+    lines = [_trimmed(start + printable(row.place), WIDTH).rstrip()]
+    source = _trimmed(printable(row.source), WIDTH - len(start) - 2)
+    return [*lines, *([" " * (len(start) + 2) + source] if source else [])]
+
+
+def _trimmed(text: str, width: int) -> str:
+    return text if len(text) <= width else f"{text[: width - 1]}…"
+
+
 def _step(report: Report) -> str:
     phases = measured_phases(report)
     if not phases and not step_figures(report):
         return ""
     basis = f" (from {printable(report.step.basis)})" if report.step.basis else ""
-    lines = [f"Step{basis}: " + (" · ".join(step_figures(report)) or "no step was timed")]
+    lines = _listed(f"Step{basis}: ", step_figures(report) or ["no step was timed"])
     lines += [f"  {name:<14} {percent(share):>6}  {_bar(share)}".rstrip() for name, share in phases]
     return "\n".join(lines)
 
@@ -173,7 +227,14 @@ def _missing(report: Report) -> list[str]:
 
 
 def _cost(report: Report) -> str:
-    return "Watching cost " + ", ".join(costs(report)) + "." if costs(report) else ""
+    return "\n".join(_indented(f"Watching cost {', '.join(costs(report))}.", "")) if costs(report) else ""
+
+
+def _listed(start: str, parts: list[str]) -> list[str]:
+    """The parts after `start`, wrapped between parts and never within one."""
+    whole = f"{UNBROKEN}· ".join(printable(part).replace(" ", UNBROKEN) for part in parts)
+    lines = textwrap.wrap(whole, WIDTH, initial_indent=start, subsequent_indent="  ", break_long_words=False)
+    return [line.replace(UNBROKEN, " ") for line in lines]
 
 
 def _indented(text: str, prefix: str = "  ") -> list[str]:

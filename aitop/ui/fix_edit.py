@@ -8,8 +8,9 @@ from typing import NamedTuple
 
 from aitop.model.verdict import Fix
 
-SETTING = re.compile(r"(num_workers|batch|prefetch_factor) (?:\S+ )?→ (\d+)")
-KEYWORDS = {"batch": "batch_size"}
+KEYWORDS = frozenset({"num_workers", "batch_size", "prefetch_factor"})
+"""Settings that are keyword arguments of a loader: those can be edited."""
+
 CALL = re.compile(r"\bDataLoader\(")
 
 
@@ -22,15 +23,19 @@ class Edit(NamedTuple):
     file: str = ""
 
 
+def editable(fix: Fix) -> bool:
+    """Whether the fix sets a keyword that a line of source may have."""
+    return fix.setting is not None and fix.setting.name in KEYWORDS
+
+
 def edit_of(fix: Fix, lines: Iterable[tuple[int, str]]) -> Edit | None:
-    """Where in a file a fix that sets a number sets it; None for other fixes, and where no line tells.
+    """The line of a file where a fix sets a loader's keyword; None for other fixes and where no line sets it.
 
     A keyword that is there gets its new value; else the first call that makes a loader gets the keyword.
     """
-    wanted = SETTING.match(fix.text)
-    if wanted is None:
+    if not editable(fix) or fix.setting is None:
         return None
-    keyword, value = KEYWORDS.get(wanted.group(1), wanted.group(1)), wanted.group(2)
+    keyword, value = fix.setting.name, str(fix.setting.to)
     given = re.compile(rf"(?<![\w.])({keyword}\s*=\s*)([^,()=\n]+?)(?=\s*[,)]|\s*$)")
     call = None
     for number, line in lines:

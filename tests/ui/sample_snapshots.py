@@ -54,7 +54,7 @@ from aitop.model.snapshot import (
     ThreadShare,
 )
 from aitop.model.steps import CallKind, CallSite, DdpInfo
-from aitop.model.verdict import Abstention, Diagnosis, Fix, Verdict, Where
+from aitop.model.verdict import Abstention, Diagnosis, Fix, Setting, Verdict, Where
 
 
 def input_verdict() -> Verdict:
@@ -72,7 +72,11 @@ def input_verdict() -> Verdict:
             "81 % of the workers' samples stand on decode.py:41",
         ),
         fixes=(
-            Fix(text="num_workers 4 → 10: 10 workers would make a batch every 94 ms", speedup=2.4),
+            Fix(
+                text="num_workers 4 → 10: 10 workers would make a batch every 94 ms",
+                speedup=2.4,
+                setting=Setting(name="num_workers", to=10, current=4),
+            ),
             Fix(text="decode at the size that the crop needs: decode_jpeg(raw, size=256)", speedup=2.1),
         ),
         ranks=(0,),

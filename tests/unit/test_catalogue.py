@@ -36,7 +36,7 @@ def test_a_page_has_all_parts_and_fits_a_terminal(verdict):
     assert any(block.kind == "code" for block in code), "a fix is shown, not only told"
     raw = PAGES.joinpath(f"{verdict}.txt").read_text(encoding="utf-8")
     assert max(map(len, raw.splitlines())) <= 76
-    assert page.told == (verdict in {rule.id for rule in RULES})
+    assert page.planned == (verdict not in {rule.id for rule in RULES})
 
 
 def test_a_page_reads_well_in_any_width():
@@ -50,15 +50,17 @@ def test_a_page_reads_well_in_any_width():
     text = explanation(page, 80)
     assert text.startswith("input-bound: the step waits for its data\n\nWhat it is\n\n")
     assert "\n- workers: there are too few of them, and cores to run more\n- transform:" in text
+    assert "\n- environment: reinforcement learning waits for the environment's steps\n" in text
     assert "\n    DataLoader(..., num_workers=6, persistent_workers=True,\n               prefetch_factor=4" in text
 
 
-def test_a_verdict_that_is_not_built_yet_is_said_to_be():
-    planned = [verdict for verdict in catalogue.IDS if not catalogue.page(verdict).told]
+def test_a_planned_verdict_is_marked_as_planned():
+    planned = [verdict for verdict in catalogue.IDS if catalogue.page(verdict).planned]
+    assert planned, "drop this test when every verdict of the design is reported"
     for verdict in planned:
-        assert "does not tell this one yet" in explanation(catalogue.page(verdict), 80)
-        assert re.search(rf"  {verdict} .*\(planned\)", contents(80))
-    assert "this one yet" not in explanation(catalogue.page("input-bound"), 80)
+        assert "does not report this verdict yet" in explanation(catalogue.page(verdict), 80)
+        assert re.search(rf"  {verdict} .*(\n {{20,}}.*)*\(planned\)", contents(80))
+    assert "this verdict yet" not in explanation(catalogue.page("input-bound"), 80)
 
 
 def explain(capsys, *arguments):
@@ -69,7 +71,7 @@ def explain(capsys, *arguments):
 def test_explain_prints_the_page(capsys):
     code, out, err = explain(capsys, "fragmentation")
     assert (code, err) == (0, "")
-    assert "expandable_segments:True" in out and out.endswith("the end.\n")
+    assert "expandable_segments:True" in out and out.endswith("reaches the end.\n")
     assert explain(capsys, "Fragmentation")[1] == out
 
 

@@ -21,6 +21,7 @@ from aitop.errors import (
     UnreadableRecordingError,
     WrongUsageError,
 )
+from aitop.model.ledger import Entry, Ledger
 from aitop.model.snapshot import Snapshot, Target
 from aitop.model.verdict import Diagnosis, Verdict
 
@@ -208,10 +209,22 @@ def test_an_ascii_terminal_gets_question_marks_and_no_traceback():
     assert done.stderr == "aitop: cannot read the recording /????: No such file or directory\n"
 
 
-def snapshot(*severities, ended=None):
+LEDGER = Ledger(
+    pid=7,
+    thread="MainThread",
+    unit="second",
+    entries=(
+        Entry(lane="main", phase="host", activity="python", share=1.0, low=0.9, high=1.0, basis="sampled", pid=7),
+    ),
+)
+
+
+def snapshot(*severities, ended=None, ledgers=()):
     verdicts = tuple(Verdict(id="input-bound", severity=severity, title="x", confidence=0.9) for severity in severities)
     target = Target(pid=7, command="python x.py", ended=ended)
-    return Snapshot(tick=1, time=1.0, wall=1.0, window=1.0, target=target, diagnosis=Diagnosis(verdicts=verdicts))
+    return Snapshot(
+        tick=1, time=1.0, wall=1.0, window=1.0, target=target, ledgers=ledgers, diagnosis=Diagnosis(verdicts=verdicts)
+    )
 
 
 @pytest.mark.parametrize(
@@ -230,12 +243,20 @@ def test_fail_on(capsys, severity, fail_on, code):
     assert "INPUT-BOUND" in capsys.readouterr().out
 
 
-def test_too_little_evidence_is_5_and_the_report_is_written_nevertheless(capsys):
-    with pytest.raises(NotEnoughEvidenceError):
-        diagnose.conclude(snapshot(), 7, "text", None, "warning")
+@pytest.mark.parametrize("ledgers", [(), (Ledger(pid=7, thread="MainThread", unit="second"),)])
+def test_nothing_to_sample_is_5_and_the_report_is_written_nevertheless(capsys, ledgers):
+    with pytest.raises(NotEnoughEvidenceError, match="nothing to sample"):
+        diagnose.conclude(snapshot(ledgers=ledgers), 7, "text", None, "warning")
     assert "NO VERDICT" in capsys.readouterr().out
     with pytest.raises(NotEnoughEvidenceError):
         diagnose.conclude(None, 7, "text", None)
+
+
+def test_a_ledger_without_a_verdict_is_an_answer(capsys):
+    assert diagnose.conclude(snapshot(ledgers=(LEDGER,)), 7, "text", None, "warning") == 0
+    assert "  100 %  host  runs Python" in capsys.readouterr().out
+    assert diagnose.conclude(snapshot(ledgers=(LEDGER,), ended="it exited"), 7, "text", None) == 0
+    assert diagnose.conclude(snapshot("critical", ledgers=(LEDGER,)), 7, "text", None, "critical") == 1
 
 
 def test_an_end_before_anything_could_be_said_is_3(capsys):

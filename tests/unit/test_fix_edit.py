@@ -2,8 +2,8 @@
 
 import pytest
 
-from aitop.model.verdict import Fix
-from aitop.ui.fix_edit import edit_of
+from aitop.model.verdict import Fix, Setting
+from aitop.ui.fix_edit import edit_of, editable
 
 SCRIPT = """import torch
 # num_workers=1 was too few
@@ -18,6 +18,12 @@ def loader(num_workers=2):
 """
 
 
+def fix_that_sets(values):
+    """A fix whose sentence says nothing; `values` has the name and the new value of its setting, or nothing."""
+    setting = next((Setting(name=name, to=value) for name, value in values.items()), None)
+    return Fix(text="change it", setting=setting)
+
+
 def numbered(text):
     return list(enumerate(text.splitlines(), 1))
 
@@ -25,30 +31,35 @@ def numbered(text):
 @pytest.mark.parametrize(
     ("fix", "script", "number", "after"),
     [
-        ("num_workers 2 → 7", SCRIPT, 9, "        num_workers=7,"),
-        ("batch 16 → 64: as many launches for more samples", SCRIPT, 8, "        batch_size=64,"),
-        ("num_workers 0 → 4: load while the step computes", "l = DataLoader(data, 16)", 1,
-         "l = DataLoader(data, 16, num_workers=4)"),
-        ("num_workers 2 → 4", "l = DataLoader(data, num_workers=args.w)", 1, "l = DataLoader(data, num_workers=4)"),
-        ("num_workers 4 → 2: more only wait for a core", "make(num_workers = n, x=1)", 1,
-         "make(num_workers = 2, x=1)"),
+        ({"num_workers": 7}, SCRIPT, 9, "        num_workers=7,"),
+        ({"batch_size": 64}, SCRIPT, 8, "        batch_size=64,"),
+        ({"num_workers": 4}, "l = DataLoader(data, 16)", 1, "l = DataLoader(data, 16, num_workers=4)"),
+        ({"num_workers": 4}, "l = DataLoader(data, num_workers=args.w)", 1, "l = DataLoader(data, num_workers=4)"),
+        ({"num_workers": 2}, "make(num_workers = n, x=1)", 1, "make(num_workers = 2, x=1)"),
+        ({"prefetch_factor": 8}, "make(prefetch_factor=2)", 1, "make(prefetch_factor=8)"),
     ],
-)  # fmt: skip
-def test_a_fix_that_sets_a_number_becomes_an_edit(fix, script, number, after):
-    found = edit_of(Fix(text=fix), numbered(script))
-    assert (found.number, found.after) == (number, after)
-    assert found.before == script.splitlines()[number - 1]
+)
+def test_a_fix_that_sets_a_keyword_becomes_an_edit(fix, script, number, after):
+    edit = edit_of(fix_that_sets(fix), numbered(script))
+    assert (edit.number, edit.after) == (number, after)
+    assert edit.before == script.splitlines()[number - 1]
 
 
 @pytest.mark.parametrize(
     ("fix", "script"),
     [
-        ("num_workers 2 → 7", "num_workers = 2\nx = num_workers"),
-        ("num_workers 2 → 7", "DataLoader(data, num_workers=min(4, n))"),
-        ("batch 16 → 64", "l = DataLoader(data, 16)"),
-        ("save in a thread", SCRIPT),
-        ("num_workers 2 → 7", ""),
+        ({"num_workers": 7}, "num_workers = 2\nx = num_workers"),
+        ({"num_workers": 7}, "DataLoader(data, num_workers=min(4, n))"),
+        ({"batch_size": 64}, "l = DataLoader(data, 16)"),
+        ({}, SCRIPT),
+        ({"processes": 7}, "make(processes=2)"),
+        ({"num_workers": 7}, ""),
     ],
 )
-def test_where_no_line_tells_there_is_none(fix, script):
-    assert edit_of(Fix(text=fix), numbered(script)) is None
+def test_where_no_line_sets_it_there_is_no_edit(fix, script):
+    assert edit_of(fix_that_sets(fix), numbered(script)) is None
+
+
+def test_the_sentence_of_a_fix_is_not_read():
+    assert edit_of(Fix(text="num_workers 2 → 7"), numbered(SCRIPT)) is None
+    assert not editable(Fix(text="num_workers 2 → 7"))

@@ -11,7 +11,7 @@ from aitop.diagnosis.rule import Finding
 from aitop.model.host import HostSample, MachineSample
 from aitop.model.snapshot import HotLine, Phases, ThreadShare
 from aitop.model.steps import HookFacts
-from aitop.model.verdict import Abstention
+from aitop.model.verdict import Abstention, Setting
 
 FEW = snapshot(steps(3), main_samples=0)
 
@@ -181,6 +181,9 @@ def loading(worker_cores, threads, count=2, rank_cores=1.0):
 def test_workers_that_take_turns_with_the_step_are_none_too_many():
     assert oversubscription.judge(loading(worker_cores=1.0, threads=3)) is None, "the transform is too dear"
     assert "num_workers 6 → 2" in fired(oversubscription.judge(loading(0.7, 1, count=6))).fixes[1].text
+    assert fired(oversubscription.judge(loading(0.7, 1, count=6))).fixes[1].setting == Setting(
+        name="num_workers", to=2, current=6
+    )
     assert "in each worker" in fired(oversubscription.judge(loading(2.4, threads=6))).fixes[1].text
 
 
@@ -245,6 +248,7 @@ def test_threads_that_wait_for_the_network_may_be_more():
     waits = [of_thread("download", 0.95, thread=f"reader-{index}", activity="io-network") for index in range(2)]
     verdict = fired(input_bound.judge(fed(*waits)))
     assert verdict.subtype == "storage" and any(fix.text.startswith("2 → ") for fix in verdict.fixes)
+    assert any(fix.setting is not None and fix.setting.current == 2 for fix in verdict.fixes)
     assert any("waiting for the network" in one for one in verdict.evidence)
 
 

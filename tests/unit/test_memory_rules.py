@@ -11,7 +11,7 @@ from aitop.model.gpu import GpuDevice, GpuSample
 from aitop.model.host import CgroupSample, HostSample, MachineSample
 from aitop.model.snapshot import Phases, Series
 from aitop.model.steps import AllocatorSample, HookFacts, LoaderInfo
-from aitop.model.verdict import Abstention
+from aitop.model.verdict import Abstention, Setting
 
 GB = 2**30
 ON_CUDA = HookFacts(way="attach", python="3.11", torch="2", cuda=True)
@@ -171,6 +171,7 @@ def test_workers_that_copy_the_data_set():
     assert "4 loader workers: 11 GB each, with what they share with the rank" in verdict.evidence
     assert "19 MB/s are read back from swap" in verdict.evidence
     assert "(Rows)" in verdict.fixes[0].text and "num_workers 4 → 2" in verdict.fixes[1].text
+    assert verdict.fixes[1].setting == Setting(name="num_workers", to=2, current=4)
 
 
 def test_the_limit_of_the_group_counts_where_it_is_tighter():

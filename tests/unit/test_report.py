@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import typing
 from html.parser import HTMLParser
 
 import pytest
@@ -11,9 +12,12 @@ import pytest
 from aitop import __version__
 from aitop.diagnosis.catalogue import PARTS
 from aitop.model.host import HostSample, MachineSample, ProcessSample
+from aitop.model.ledger import Activity, Entry, Ledger, Phase
+from aitop.model.ledger_words import ACTIVITIES, PHASES
 from aitop.model.snapshot import Cost, Phases, Snapshot, Steps, Target
 from aitop.model.source import SourceStatus
-from aitop.model.verdict import Abstention, Diagnosis, Fix, Verdict, Where
+from aitop.model.units import factor_range
+from aitop.model.verdict import Abstention, Diagnosis, Fix, Setting, Verdict, Where
 from aitop.outputs.html import to_html
 from aitop.outputs.report import report_of, to_json
 from aitop.outputs.text import BAR, WIDTH, to_text
@@ -25,13 +29,39 @@ INPUT_BOUND = Verdict(
     title="64 % of each step waits for data",
     share=0.64001,
     speedup=2.77777,
+    speedup_range=(2.40001, 3.1),
+    processes=(4242,),
     confidence=0.9,
     where=(
         Where(pid=4250, file="/x/decode.py", line=41, function="D.__getitem__", share=0.81, text="img = decode(p)"),
     ),
     evidence=("data wait is 64 % of step time", "0 of 4 batches ready"),
-    fixes=(Fix(text="num_workers 2 → 6", speedup=2.4), Fix(text="decode once, not every epoch")),
+    fixes=(
+        Fix(text="num_workers 2 → 6", speedup=2.4, setting=Setting(name="num_workers", to=6, current=2)),
+        Fix(text="decode once, not every epoch"),
+    ),
     ranks=(0,),
+)
+
+
+def entry(share, phase, activity, place=None, **fields):
+    bounds = {"low": share, "high": share, "basis": "sampled", "pid": 4242, "lane": "main", "samples": 100}
+    return Entry(share=share, phase=phase, activity=activity, where=place, **{**bounds, **fields})
+
+
+LOOP = Where(pid=4242, file="/x/train.py", line=41, function="main", text="    for images, labels in loader:")
+DECODE = Where(pid=4250, file="/x/decode.py", line=41, function="D.__getitem__", text="img = decode(p)")
+LEDGER = Ledger(
+    pid=4242,
+    thread="MainThread",
+    unit="step",
+    length=0.0238,
+    entries=(
+        entry(0.64, "data", "wait-queue", LOOP, basis="measured", seconds=0.0152),
+        entry(0.355, "backward", "native"),
+        entry(0.005, "host", "python", LOOP),
+        entry(1.0, "data", "python", DECODE, lane="producers", pid=4250),
+    ),
 )
 
 
@@ -91,6 +121,8 @@ DOCUMENTED = {
             {"pid": 4250, "role": "loader-worker", "rank": 0},
             {"pid": 4260, "role": "helper", "rank": None},
         ],
+        "engine": None,
+        "working": [],
         "ended": None,
     },
     "sources": {
@@ -119,6 +151,8 @@ DOCUMENTED = {
         },
         "basis": "hook",
     },
+    "ledger": [],
+    "serving": None,
     "verdicts": [
         {
             "id": "input-bound",
@@ -126,6 +160,7 @@ DOCUMENTED = {
             "severity": "critical",
             "share": 0.64,
             "speedup": 2.778,
+            "speedup_range": [2.4, 3.1],
             "confidence": 0.9,
             "title": "64 % of each step waits for data",
             "where": [
@@ -140,10 +175,15 @@ DOCUMENTED = {
             ],
             "evidence": ["data wait is 64 % of step time", "0 of 4 batches ready"],
             "fixes": [
-                {"text": "num_workers 2 → 6", "speedup": 2.4},
-                {"text": "decode once, not every epoch", "speedup": None},
+                {
+                    "text": "num_workers 2 → 6",
+                    "speedup": 2.4,
+                    "setting": {"name": "num_workers", "from": 2, "to": 6},
+                },
+                {"text": "decode once, not every epoch", "speedup": None, "setting": None},
             ],
             "ranks": [0],
+            "processes": [4242],
         }
     ],
     "cost": {"monitor_cpu": 0.021, "hook_us_per_step": 6.1, "target_slowdown": 0.001},
@@ -177,15 +217,16 @@ def test_text_says_verdict_place_reason_fix_and_what_is_missing():
     text = to_text(report_of(snapshot()))
     for words in (
         "python train.py\npid 4242 · training · 1 loader worker · 15 s watched",
-        "INPUT-BOUND · workers   [critical]   64 % of step time · up to 2.8× faster without it · confidence 90 %",
+        "INPUT-BOUND · workers   [critical]\n  64 % of each step waits for data\n"
+        "  64 % of step time · 2.4–3.1× faster without it · cause 90 % certain\n",
         "  at   D.__getitem__  /x/decode.py:41  81 %  pid 4250\n         img = decode(p)",
         "  why  0 of 4 batches ready",
         "  fix  num_workers 2 → 6 (predicted: 2.4×)\n  fix  decode once, not every epoch",
-        "Step (from hook): 4.2 step/s · 6,700 tokens/s · 41 % MFU · 21 ms p50 · 60 ms p95 · 312 steps seen",
+        "Step (from hook): 4.2 step/s · 6,700 tokens/s · 41 % MFU · 21 ms p50 ·\n  60 ms p95 · 312 steps seen",
         "  data             64 %  " + "█" * 26,
         "Not measured:\n  gpu absent: NVML is not here\n  stacks denied: no right → sudo aitop",
         "Could not be judged:\n  too short: memory-leak, oom-risk",
-        "Watching cost 2.1 % of a core, 6.1 µs a step in the target, 0.10 % of its step time.",
+        "Watching cost 2.1 % of a core, 6.1 µs a step in the target, 0.10 % of its step\ntime.",
     ):
         assert words in text
     assert text.index("INPUT-BOUND") < text.index("Step (from hook)") < text.index("Not measured")
@@ -210,6 +251,126 @@ def test_text_says_when_evidence_is_wanting():
     assert "NO VERDICT: not enough was seen" in to_text(report_of(snapshot(diagnosis=silent)))
 
 
+def test_json_has_the_entries_of_all_ledgers_heaviest_first():
+    second = Ledger(pid=4300, thread="Thread-1", unit="second", entries=(entry(1.0, "host", "sleep", pid=4300),))
+    said = json.loads(to_json(report_of(snapshot(ledgers=(LEDGER, second)))))
+    assert said["target"]["working"] == [
+        {"pid": 4242, "thread": "MainThread", "unit": "step", "seconds": 0.0238},
+        {"pid": 4300, "thread": "Thread-1", "unit": "second", "seconds": None},
+    ]
+    shares = [one["share"] for one in said["ledger"]]
+    assert shares == sorted(shares, reverse=True) and len(shares) == 5
+    assert said["ledger"][2] == {
+        "pid": 4242,
+        "lane": "main",
+        "phase": "data",
+        "activity": "wait-queue",
+        "share": 0.64,
+        "seconds": 0.0152,
+        "basis": "measured",
+        "where": {
+            "pid": 4242,
+            "file": "/x/train.py",
+            "line": 41,
+            "function": "main",
+            "text": "    for images, labels in loader:",
+        },
+    }
+    producers = said["ledger"][0]
+    assert (producers["pid"], producers["where"]["pid"]) == (4242, 4250)
+    for lane in {(one["pid"], one["lane"]) for one in said["ledger"]}:
+        parts = [one["share"] for one in said["ledger"] if (one["pid"], one["lane"]) == lane]
+        assert sum(parts) == pytest.approx(1.0)
+
+
+def test_rounding_leaves_many_small_shares_adding_up():
+    many = Ledger(pid=1, thread="t", unit="step", entries=tuple(entry(1 / 700, "host", "python") for _ in range(700)))
+    said = json.loads(to_json(report_of(snapshot(ledgers=(many,)))))
+    assert sum(one["share"] for one in said["ledger"]) == pytest.approx(1.0, abs=1e-3)
+
+
+def test_text_shows_where_the_time_goes():
+    text = to_text(report_of(snapshot(ledgers=(LEDGER,))))
+    assert (
+        """
+Where the time of a step goes (pid 4242, MainThread, 24 ms):
+   64 %  data      waits for a queue  train.py:41 main
+                                        for images, labels in loader:
+   36 %  backward  runs native code
+    <1 % in 1 lighter entry
+
+What makes its data:
+  100 %  data  runs Python  decode.py:41 D.__getitem__
+                              img = decode(p)
+"""
+        in text
+    )
+    assert text.index("INPUT-BOUND") < text.index("Where the time") < text.index("Step (from hook)")
+
+
+def test_without_a_verdict_the_text_still_names_the_line():
+    text = to_text(report_of(snapshot(ledgers=(LEDGER,), diagnosis=Diagnosis())))
+    assert "NO VERDICT: no single cause stands out. Where the time goes is listed below." in text
+    assert "train.py:41 main" in text
+
+
+def test_every_other_working_process_gets_one_row():
+    ranks = [
+        Ledger(pid=pid, thread="MainThread", unit="second", entries=(entry(1.0, "exchange", "wait-network", pid=pid),))
+        for pid in range(1, 12)
+    ]
+    text = to_text(report_of(snapshot(ledgers=tuple(ranks))))
+    assert "Where the time goes (pid 1, MainThread):" in text
+    assert "  100 %  exchange  waits for the network  pid 2\n" in text and "pid 9\n" in text
+    assert "pid 10" not in text and "    and 2 more processes\n" in text
+
+
+def test_the_table_fits_80_columns():
+    place = Where(pid=1, file=f"/x/{'long_name' * 9}.py", line=1, function="f" * 90, text="x" * 200)
+    wide = Ledger(pid=1, thread="T" * 90, unit="step", entries=(entry(1.0, "environment", "wait-network", place),))
+    text = to_text(report_of(snapshot(ledgers=(wide,))))
+    table = text[text.index("Where the time") : text.index("Step (from")]
+    rows = [row for row in table.splitlines() if "T" * 90 not in row]
+    assert len(rows) >= 3 and max(map(len, rows)) == WIDTH == 80
+
+
+def test_a_verdict_names_its_processes_where_several_work():
+    second = Ledger(pid=4300, thread="MainThread", unit="step", entries=(entry(1.0, "host", "python", pid=4300),))
+    assert "cause 90 % certain\n" in to_text(report_of(snapshot(ledgers=(LEDGER,))))
+    assert "cause 90 % certain · pid 4242\n" in to_text(report_of(snapshot(ledgers=(LEDGER, second))))
+    assert "cause 90 % certain · pid 4242</p>" in to_html(report_of(snapshot(ledgers=(LEDGER, second))))
+    many = Verdict(id="a", severity="info", title="t", confidence=1.0, processes=tuple(range(1, 9)))
+    text = to_text(report_of(snapshot(ledgers=(LEDGER, second), diagnosis=Diagnosis(verdicts=(many,)))))
+    assert "cause 100 % certain · pids 1, 2, 3, 4 and 4 more\n" in text
+
+
+def test_every_phase_and_activity_has_words():
+    assert set(PHASES) == set(typing.get_args(Phase))
+    assert set(ACTIVITIES) == set(typing.get_args(Activity))
+
+
+@pytest.mark.parametrize(
+    ("speedup", "interval", "words"),
+    [
+        (2.8, (2.4, 3.1), "2.4–3.1× faster without it"),
+        (2.8, None, "up to 2.8× faster without it"),
+        (1.3, (0.9, 1.6), "up to 1.6× faster without it"),
+        (1.0, (0.9, 1.0), "no faster without it alone"),
+        (1.0, None, "no faster without it alone"),
+    ],
+)
+def test_a_gain_is_a_range_where_it_is_known(speedup, interval, words):
+    verdict = Verdict(id="a", severity="warning", title="t", confidence=0.95, speedup=speedup, speedup_range=interval)
+    text = to_text(report_of(snapshot(diagnosis=Diagnosis(verdicts=(verdict,)))))
+    assert f"  {words} · cause 95 % certain\n" in text
+
+
+def test_a_narrow_range_is_one_factor():
+    assert factor_range(1.9, 2.4) == "1.9–2.4×"
+    assert factor_range(2.41, 2.43) == "2.4×"
+    assert factor_range(1.05, 1.5) == "1.05–1.5×"
+
+
 HOSTILE = "\x1b]0;owned\x07\x1b[2J\r\n<script>alert(1)</script>\u202e\x9b31m"
 
 
@@ -227,6 +388,9 @@ def hostile():
         target=Target(pid=1, command=HOSTILE, ended=HOSTILE),
         sources={"gpu": SourceStatus(time=1.0, source="gpu", state="failed", reason=HOSTILE, remedy=HOSTILE)},
         diagnosis=Diagnosis(verdicts=(verdict,), abstained=(Abstention(id="x", reason=HOSTILE),)),
+        ledgers=(
+            Ledger(pid=1, thread=HOSTILE, unit="step", entries=(entry(1.0, "host", "python", verdict.where[0]),)),
+        ),
     )
 
 
@@ -258,6 +422,9 @@ def test_html_stands_alone_and_escapes_the_target():
         assert "url(" not in page
         assert "\x1b" not in page
         assert len(page) < 40_000
+    table = to_html(report_of(snapshot(ledgers=(LEDGER,))))
+    assert "<td>64 %</td><td>data</td><td>waits for a queue</td><td><code>train.py:41 main</code><br>" in table
+    assert "<td>runs native code</td><td></td>" in table and "&lt;1 % in 1 lighter entry" in table
     assert "decode.py:41" in to_html(report_of(snapshot()))
     assert "width:64.0%" in to_html(report_of(snapshot()))
 

@@ -10,7 +10,7 @@ from aitop.diagnosis import between_steps, computing, input_bound, memory, optim
 from aitop.diagnosis.rule import Finding
 from aitop.model.snapshot import Phases
 from aitop.model.steps import HookFacts
-from aitop.model.verdict import Abstention
+from aitop.model.verdict import Abstention, Setting
 
 FEW = snapshot(steps(3), main_samples=0)
 
@@ -62,6 +62,7 @@ def test_sleeping_workers_are_too_few():
     assert verdict.speedup == pytest.approx(5.0, rel=0.02)
     assert (verdict.where[0].function, verdict.where[0].line) == ("__getitem__", 10)
     assert verdict.fixes[0].text == "num_workers 2 → 12"
+    assert verdict.fixes[0].setting == Setting(name="num_workers", to=12, current=2)
 
 
 def test_computing_workers_without_a_free_core_need_a_cheaper_transform():

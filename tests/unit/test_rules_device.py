@@ -10,7 +10,7 @@ from aitop.diagnosis.rule import Finding
 from aitop.model.gpu import GpuDevice, GpuSample
 from aitop.model.snapshot import Phases
 from aitop.model.steps import CallSite, HookFacts, LoaderInfo
-from aitop.model.verdict import Abstention
+from aitop.model.verdict import Abstention, Setting
 
 ALL = (sync_stall.RULE, transfer_bound.RULE, launch_bound.RULE, bandwidth.RULE)
 
@@ -209,6 +209,7 @@ def test_a_device_starved_by_launches():
     assert "1,500 operations a step, launched at 12 µs each" in verdict.evidence
     assert "Net replays its 1,500 launches as CUDA graphs" in verdict.fixes[0].text
     assert any(fix.text.startswith("batch 32 → 128") for fix in verdict.fixes)
+    assert any(fix.setting == Setting(name="batch_size", to=128, current=32) for fix in verdict.fixes)
     assert any("400 tensors" in fix.text for fix in verdict.fixes)
 
 

@@ -11,7 +11,7 @@ from aitop.diagnosis.rule import Finding
 from aitop.model.gpu import GpuDevice, GpuSample
 from aitop.model.snapshot import Phases, ProcessStacks, Series, Stacks
 from aitop.model.steps import HookFacts
-from aitop.model.verdict import Abstention
+from aitop.model.verdict import Abstention, Setting
 
 
 def facts(**fields):
@@ -208,6 +208,7 @@ def test_training_on_one_sample_at_the_cost_of_calls():
     tiny = steps(seconds=0.0005, forward=0.00008, backward=0.0001, optimizer=0.0002, samples=1)
     verdict = fired(underbatched.judge(snapshot(tiny, facts=facts(ops=10, parameters=6000))))
     assert "samples are taken 1 at a time" in verdict.title and "batch 1 → 32" in verdict.fixes[0].text
+    assert verdict.fixes[0].setting == Setting(name="batch_size", to=32, current=1)
     large = steps(seconds=0.05, forward=0.02, backward=0.02, samples=1)
     assert underbatched.judge(snapshot(large, facts=facts(ops=10, parameters=6000))) is None
 

@@ -9,7 +9,7 @@ from aitop.diagnosis.composition import composed
 from aitop.diagnosis.rule import Abstention, Finding
 from aitop.engine.activity import activity_of
 from aitop.model.snapshot import Phases
-from aitop.model.verdict import Verdict, Where
+from aitop.model.verdict import Setting, Verdict, Where
 
 RUNS = line("main", 0.1, phase="forward", number=20, text="y = model(data)")
 TRAINS = (
@@ -116,6 +116,7 @@ def test_workers_that_rest_while_steps_wait_are_said_to_be_drained_by_bursts():
     verdict = fired(input_bound.judge(drained(idle=0.4)))
     assert any("batches are taken in bursts" in told for told in verdict.evidence)
     fix = next(fix for fix in verdict.fixes if "prefetch_factor 2 → 16" in fix.text)
+    assert fix.setting == Setting(name="prefetch_factor", to=16, current=2)
     assert fix.speedup == pytest.approx(1 / 0.6, abs=0.02), "the worker's own work is what is left"
 
 

@@ -11,7 +11,10 @@ from typing import Literal
 PARTS = ("What it is", "How aitop knows", "How to be sure", "How to fix", "When it is fine")
 FAMILIES: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("the step waits", ("input-bound", "transfer-bound", "preprocessing-bound", "underbatched", "sync-stall")),
-    ("the host is the limit", ("python-overhead", "launch-bound", "gil-contention", "cpu-oversubscription")),
+    (
+        "the host is the limit",
+        ("python-overhead", "launch-bound", "gil-contention", "cpu-oversubscription", "host-bound"),
+    ),
     ("the device is the limit", ("compute-bound", "memory-bandwidth-bound", "precision", "optimizer-bound")),
     ("between steps", ("checkpoint-stall", "eval-stall", "host-io-stall", "gc-stall", "recompile", "step-time-growth")),
     ("memory", ("memory-leak", "fragmentation", "oom-risk", "host-memory-pressure")),
@@ -32,15 +35,15 @@ class Block:
 
 @dataclass(frozen=True)
 class Page:
-    """What there is to know about a verdict id. `parts` has each of PARTS with its blocks.
+    """The page of a verdict id. `parts` has each of PARTS with its blocks.
 
-    `told` is False for an id that is planned, and that no rule gives yet.
+    `planned` is True for an id that no rule reports yet.
     """
 
     id: str
     summary: str
     parts: tuple[tuple[str, tuple[Block, ...]], ...]
-    told: bool = True
+    planned: bool = False
 
 
 @cache
@@ -51,7 +54,7 @@ def page(verdict: str) -> Page | None:
     text = files(__name__).joinpath("pages").joinpath(f"{verdict}.txt").read_text(encoding="utf-8")
     head, _, body = text.partition("\n")
     name, _, summary = head.partition(": ")
-    return Page(name, summary, _parts(body), name in _told())
+    return Page(name, summary, _parts(body), name not in _reported())
 
 
 def nearest(word: str) -> tuple[str, ...]:
@@ -62,7 +65,8 @@ def nearest(word: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys([*within, *alike]))[:4]
 
 
-def _told() -> frozenset[str]:
+def _reported() -> frozenset[str]:
+    """Ids that some rule reports."""
     from aitop.diagnosis.rules import RULES  # noqa: PLC0415 - a list of ids needs no rules
 
     return frozenset(rule.id for rule in RULES)

@@ -10,7 +10,7 @@ from aitop.model.ledger import Entry
 from aitop.model.snapshot import Phases, Snapshot
 from aitop.model.steps import StepRecord
 from aitop.model.units import count, duration, percent
-from aitop.model.verdict import Abstention, Fix, Severity, Verdict
+from aitop.model.verdict import Abstention, Fix, Setting, Severity, Verdict
 
 ID = "launch-bound"
 CRITICAL_SHARE = 0.3
@@ -120,7 +120,9 @@ def _fixes(snapshot: Snapshot, lines: Lines, share: float) -> tuple[Fix, ...]:
     if samples:
         batch = sorted(samples)[len(samples) // 2]
         larger = batch * 2 ** max(1, round(1.0 / max(0.05, 1.0 - share)) - 1).bit_length()
-        found.append(Fix(text=f"batch {batch} → {larger}: as many launches for more samples", speedup=gone))
+        setting = Setting(name="batch_size", to=larger, current=batch)
+        text = f"batch {batch} → {larger}: as many launches for more samples"
+        found.append(Fix(text=text, speedup=gone, setting=setting))
     optimizer = snapshot.steps.phases.optimizer if snapshot.steps else None
     if facts is not None and facts.foreach is False and not facts.fused and (optimizer or 0.0) > 0.1:
         part = min(0.99, share, optimizer or 0.0)

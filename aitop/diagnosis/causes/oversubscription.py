@@ -16,7 +16,7 @@ from aitop.diagnosis.rule import Band, Finding, Judgement, Rule
 from aitop.diagnosis.what_if import without
 from aitop.model.snapshot import Snapshot
 from aitop.model.units import percent
-from aitop.model.verdict import Abstention, Fix, Severity, Verdict
+from aitop.model.verdict import Abstention, Fix, Setting, Severity, Verdict
 
 ID = "cpu-oversubscription"
 BAND = Band(enter=0.12, leave=0.07)
@@ -154,7 +154,9 @@ def _fixes(snapshot: Snapshot, crowd: Crowd, share: float) -> tuple[Fix, ...]:
         fixes.append(Fix(text=text, speedup=gain))
     elif crowd.workers > crowd.usable:
         fewer = max(1, int(crowd.usable))
-        fixes.append(Fix(text=f"num_workers {crowd.workers} → {fewer}: more only wait for a core", speedup=gain))
+        setting = Setting(name="num_workers", to=fewer, current=crowd.workers)
+        text = f"num_workers {crowd.workers} → {fewer}: more only wait for a core"
+        fixes.append(Fix(text=text, speedup=gain, setting=setting))
     return tuple(fixes) or (Fix(text=f"start no more threads than there are cores ({crowd.usable:g})", speedup=gain),)
 
 

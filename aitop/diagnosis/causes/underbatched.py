@@ -26,7 +26,7 @@ from aitop.model.ledger import Entry
 from aitop.model.snapshot import Snapshot
 from aitop.model.steps import HookFacts, StepRecord
 from aitop.model.units import count, duration, percent
-from aitop.model.verdict import Abstention, Fix, Severity, Verdict, Where
+from aitop.model.verdict import Abstention, Fix, Setting, Severity, Verdict, Where
 
 ID = "underbatched"
 BAND = Band(enter=0.3, leave=0.22)
@@ -247,7 +247,9 @@ def _fixes(cost: Cost, share: float, training: bool) -> tuple[Fix, ...]:
     gone = round(without(min(0.99, share)), 2)
     if training:
         text = f"batch {cost.samples:.0f} → {BATCH}: more samples a second (adapt the learning rate)"
-        return (Fix(text=text, speedup=gone),)
+        return (
+            Fix(text=text, speedup=gone, setting=Setting(name="batch_size", to=BATCH, current=round(cost.samples))),
+        )
     return (
         Fix(text=f"take up to {BATCH} waiting requests at once and stack them into one forward pass", speedup=gone),
         Fix(text="a serving layer with dynamic batching does so within a time limit"),

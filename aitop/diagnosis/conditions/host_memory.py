@@ -12,7 +12,7 @@ from aitop.diagnosis.what_if import without
 from aitop.model.host import HostSample, ProcessSample
 from aitop.model.snapshot import Series, Snapshot
 from aitop.model.units import duration, percent, rate, size
-from aitop.model.verdict import Abstention, Fix, Severity, Verdict
+from aitop.model.verdict import Abstention, Fix, Setting, Severity, Verdict
 
 FULL = 0.93
 NEARLY_GONE = 0.97
@@ -147,7 +147,9 @@ def _fixes(snapshot: Snapshot, host: HostSample, found: Pressure) -> tuple[Fix, 
         )
     if len(workers) > 1:
         half = len(workers) // 2
-        fixes.append(Fix(text=f"num_workers {len(workers)} → {half}, or a smaller prefetch_factor, costs less memory"))
+        setting = Setting(name="num_workers", to=half, current=len(workers))
+        text = f"num_workers {len(workers)} → {half}, or a smaller prefetch_factor, costs less memory"
+        fixes.append(Fix(text=text, setting=setting))
     if not workers and ranks and snapshot.kind == "inference":
         fixes.append(Fix(text="map the weights instead of reading them (safetensors, torch.load(mmap=True))"))
     elif not workers and ranks:

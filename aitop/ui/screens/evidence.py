@@ -15,7 +15,7 @@ from aitop.model.verdict import Fix, Verdict
 from aitop.ui.background import in_background
 from aitop.ui.code_lines import Place
 from aitop.ui.editor import edit
-from aitop.ui.fix_edit import SETTING, Edit, edit_of
+from aitop.ui.fix_edit import Edit, edit_of, editable
 from aitop.ui.messages import EditsFound, SourceRead
 from aitop.ui.panes.evidence import EvidencePane, Excerpt, VerdictList
 from aitop.ui.panes.header import Header
@@ -135,7 +135,7 @@ class EvidenceScreen(Screen[None]):
     def _read_edits(self, verdict: Verdict) -> None:
         """Look once for the lines that the fixes change, in the script and in the files that the verdict names."""
         read, target = self._source_around, self.view.snapshot.target if self.view.snapshot else None
-        fixes = [fix for fix in verdict.fixes if fix.text not in self._edits and SETTING.match(fix.text)]
+        fixes = [fix for fix in verdict.fixes if fix.text not in self._edits and editable(fix)]
         if read is None or target is None or not fixes:
             return
         self._edits |= dict.fromkeys(fix.text for fix in fixes)

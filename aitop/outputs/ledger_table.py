@@ -1,0 +1,100 @@
+"""Where the time goes: the heaviest entries of the ledger as rows of words, for the reports people read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from aitop.model.ledger import Lane
+from aitop.model.ledger_words import ACTIVITIES, PHASES, UNITS
+from aitop.model.units import duration, percent
+from aitop.outputs.report import Report, ReportEntry, ReportPlace, ReportWorker
+
+MAIN_ROWS = 6
+SIDE_ROWS = 3
+PROCESS_ROWS = 8
+SIDE_LANES: dict[Lane, str] = {
+    "producers": "What makes its data",
+    "device": "What its device does",
+    "exchange": "Where its exchange with other ranks goes",
+}
+LEAST_SHARE = 0.01
+"""Lighter entries are not listed."""
+
+
+class Row(NamedTuple):
+    """One entry in words. `place` is file:line function, empty where no line is known; `source` the line's text."""
+
+    share: float
+    phase: str
+    activity: str
+    place: str
+    source: str
+
+
+class Table(NamedTuple):
+    """Rows under a title, heaviest first. `rest` says what is not listed, empty where everything is."""
+
+    title: str
+    rows: tuple[Row, ...]
+    rest: str
+
+
+def tables(report: Report) -> list[Table]:
+    """Every lane of the first working process, then one row for each of the others. Empty without a ledger."""
+    accounts: dict[int, list[ReportEntry]] = {}
+    for entry in report.ledger:
+        accounts.setdefault(entry.pid, []).append(entry)
+    workers = [worker for worker in report.target.working if worker.pid in accounts]
+    if not workers:
+        return []
+    first, *others = workers
+    lanes = [(lane, [entry for entry in accounts[first.pid] if entry.lane == lane]) for lane in ("main", *SIDE_LANES)]
+    found = [_lane_table(first, lane, entries) for lane, entries in lanes if entries]
+    if others:
+        found.append(_process_table([accounts[worker.pid] for worker in others]))
+    return found
+
+
+def _lane_table(worker: ReportWorker, lane: Lane, entries: Sequence[ReportEntry]) -> Table:
+    most = MAIN_ROWS if lane == "main" else SIDE_ROWS
+    heavy = [entry for number, entry in enumerate(entries[:most]) if number == 0 or entry.share >= LEAST_SHARE]
+    left_out = entries[len(heavy) :]
+    rest = f"{_percent_of(left_out)} in {len(left_out)} lighter {_entries(len(left_out))}" if left_out else ""
+    return Table(_title(worker, lane), tuple(map(_row, heavy)), rest)
+
+
+def _title(worker: ReportWorker, lane: Lane) -> str:
+    if lane != "main":
+        return SIDE_LANES[lane]
+    length = f", {duration(worker.seconds)}" if worker.seconds is not None and worker.unit != "second" else ""
+    unit = "" if worker.unit == "second" else f" of {UNITS[worker.unit]}"
+    return f"Where the time{unit} goes (pid {worker.pid}, {worker.thread}{length})"
+
+
+def _process_table(accounts: Sequence[Sequence[ReportEntry]]) -> Table:
+    """The heaviest main-thread entry of each process."""
+    heaviest = [next((entry for entry in entries if entry.lane == "main"), entries[0]) for entries in accounts]
+    rows = [_row(entry)._replace(place=f"pid {entry.pid}  {_place(entry.where)}".rstrip()) for entry in heaviest]
+    more = len(rows) - PROCESS_ROWS
+    rest = f"and {more} more processes" if more > 1 else "and one more process" if more == 1 else ""
+    return Table("Most of the time of the other working processes", tuple(rows[:PROCESS_ROWS]), rest)
+
+
+def _row(entry: ReportEntry) -> Row:
+    source = entry.where.text if entry.where is not None and entry.where.text else ""
+    return Row(entry.share, PHASES[entry.phase], ACTIVITIES[entry.activity], _place(entry.where), source.strip())
+
+
+def _place(place: ReportPlace | None) -> str:
+    """train.py:41 main. The JSON report has the whole path."""
+    return f"{place.file.rsplit('/', 1)[-1]}:{place.line} {place.function}" if place is not None else ""
+
+
+def _percent_of(entries: Iterable[ReportEntry]) -> str:
+    share = sum(entry.share for entry in entries)
+    return percent(share) if share >= LEAST_SHARE else "<1 %"
+
+
+def _entries(number: int) -> str:
+    return "entry" if number == 1 else "entries"
