@@ -54,6 +54,8 @@ class Lines:
 NO_LINES = Lines(0.0, ())
 # What waits for storage or a service, by the kernel's word or by the library that is called.
 STORAGE_WAITS: frozenset[Activity] = frozenset({"wait-disk", "wait-network"})
+# A line that waits for storage in this part of its time is one that reads or writes.
+LEAST_STORED = 0.2
 STORAGE_WORK = frozenset({"file", "network", "database"})
 # What waits for others of the run's own, or for whoever hands it work.
 HANDED_WAITS: frozenset[Activity] = frozenset({"wait-queue", "wait-lock", "wait-child", "wait"})
@@ -63,6 +65,26 @@ BLOCKED: frozenset[Activity] = frozenset({*STORAGE_WAITS, "sleep", "wait"})
 def stored(entry: Entry) -> bool:
     """Whether an entry waits for storage or a service, or works in a library for them."""
     return entry.activity in STORAGE_WAITS or entry.work in STORAGE_WORK
+
+
+def storage_lines(lines: Lines) -> Lines:
+    """The entries of lines that wait for storage or a service for a good part of their time, or work for them.
+
+    What such a line runs beside its waits belongs to the same call: a write goes through the kernel.
+    """
+    whole: dict[tuple[str, int], float] = {}
+    of_storage: dict[tuple[str, int], float] = {}
+    for entry in lines.entries:
+        key = entry.file, entry.line
+        whole[key] = whole.get(key, 0.0) + entry.share
+        if stored(entry):
+            of_storage[key] = of_storage.get(key, 0.0) + entry.share
+    chosen = tuple(
+        entry
+        for entry in lines.entries
+        if of_storage.get((entry.file, entry.line), 0.0) >= LEAST_STORED * whole[entry.file, entry.line] > 0.0
+    )
+    return Lines(sum(entry.share for entry in chosen), chosen)
 
 
 def lead_ledger(snapshot: Snapshot) -> Ledger | None:
@@ -319,9 +341,9 @@ def seen_once(snapshot: Snapshot, lines: Lines) -> bool:
 
     They do where they are of one window of stacks, or of two next to each other.
     """
-    if snapshot.stacks is None or not all(entry.seen_in for entry in lines.lines):
+    if snapshot.stacks is None or not all(entry.by_window for entry in lines.lines):
         return False
-    windows = {number for entry in lines.lines for number in entry.seen_in}
+    windows = {number for entry in lines.lines for number, count in enumerate(entry.by_window) if count}
     return bool(windows) and len(windows) < SEVERAL_WINDOWS and max(windows) - min(windows) < SEVERAL_WINDOWS - 1
 
 

@@ -166,7 +166,7 @@ def _entries(lane: Lane, lines: Iterable[HotLine], *, samples: int, basis: Basis
                     position=line.position,
                     work=line.work,
                     via=line.via,
-                    seen_in=line.seen_in,
+                    by_window=line.by_window,
                 )
             )
     return entries

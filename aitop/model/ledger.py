@@ -31,7 +31,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
     for it, 0 where it was only measured. `where` is the user's innermost line, None where none was on the stack.
     `position` says where host code stands in the function that makes steps, `work` what the library below the line
     does, `via` has the user's frames above it, the outermost first; `thread` and `role` say whose time it is.
-    `seen_in` numbers the windows of stacks in which it was seen.
+    `by_window` counts the samples of its line in each window of stacks, the oldest first.
     """
 
     lane: Lane
@@ -50,7 +50,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
     position: Position | None = None
     work: str | None = None
     via: tuple[Frame, ...] = ()
-    seen_in: tuple[int, ...] = ()
+    by_window: tuple[int, ...] = ()
 
     @property
     def file(self) -> str:

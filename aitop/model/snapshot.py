@@ -72,7 +72,7 @@ class HotLine(msgspec.Struct, frozen=True, kw_only=True):
     first, and `activity` is that one. `work` is what the library below it does (see stacks.libraries), None where the
     line is the user's own code or calls native code directly.
     `via` has the user's frames above it, outermost first. `loop` is the head of the innermost loop around it, for
-    showing only. `seen_in` numbers the windows of stacks, the oldest is 0, in which the line was seen.
+    showing only. `by_window` counts its samples in each window of stacks, the oldest first.
     """
 
     pid: int
@@ -91,7 +91,7 @@ class HotLine(msgspec.Struct, frozen=True, kw_only=True):
     thread: str = "MainThread"
     via: tuple[Frame, ...] = ()
     loop: str | None = None
-    seen_in: tuple[int, ...] = ()
+    by_window: tuple[int, ...] = ()
 
     def part(self, *activities: Activity) -> float:
         """The share (0..1) of the line's time that goes into these activities."""
@@ -126,7 +126,8 @@ class ThreadShare(msgspec.Struct, frozen=True, kw_only=True):
 class ProcessStacks(msgspec.Struct, frozen=True, kw_only=True):
     """Stacks of one process in the window. `samples` of the thread that steps; `phases` estimated from them.
 
-    `thread` is its name: the main thread, unless that only waits while another one runs the model.
+    `thread` is its name: the main thread, unless that only waits while another one runs the model. `by_window` counts
+    its samples in each window, the oldest first.
     """
 
     pid: int
@@ -136,6 +137,7 @@ class ProcessStacks(msgspec.Struct, frozen=True, kw_only=True):
     tree: CallNode | None = None
     idle: float | None = None
     thread: str = "MainThread"
+    by_window: tuple[int, ...] = ()
 
 
 class ThreadTree(msgspec.Struct, frozen=True, kw_only=True):

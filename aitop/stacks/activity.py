@@ -92,7 +92,7 @@ def parts_of_groups(groups: Mapping[Key, Mapping[Seen, int]], looks: ThreadLooks
     if not samples:
         return {}
     parts: dict[Key, Parts] = {}
-    open_groups: dict[Key, tuple[float, float | None]] = {}
+    open_groups: dict[Key, float] = {}
     waiting_by_library: dict[str, float] = {}
     for key, stacks in groups.items():
         share = sum(stacks.values()) / samples
@@ -102,25 +102,45 @@ def parts_of_groups(groups: Mapping[Key, Mapping[Seen, int]], looks: ThreadLooks
             if state in _KINDS_OF:
                 waiting_by_library[state] = waiting_by_library.get(state, 0.0) + share
         else:
-            open_groups[key] = (share, _looked_up(stacks, looks.cpu, looks.cpu_asked, samples))
+            open_groups[key] = share
     waits = _left(looks.waits, waiting_by_library)
-    running = _running_of_open(open_groups, looks, sum(waiting_by_library.values()))
+    on_core = _on_core(open_groups, groups, looks, samples, sum(waiting_by_library.values()))
     held_in_all = sum(looks.gil.values()) / looks.gil_asked if looks.gil_asked >= _LEAST_LOOKS else None
     waiting: list[tuple[float, Key]] = []
-    for key, (share, seen_running) in open_groups.items():
-        on_core = running if seen_running is None else _pulled(seen_running, running, share * looks.cpu_asked)
+    for key, share in open_groups.items():
         held = _looked_up(groups[key], looks.gil, looks.gil_asked, samples)
         if held is not None and held_in_all is not None:
             held = _pulled(held, min(1.0, held_in_all), share * looks.gil_asked)
         else:
-            held = 0.0 if next(iter(groups[key])).work == "tensor" else on_core
-        python = min(on_core, held)
-        parts[key] = {"python": python, "native": on_core - python}
-        if on_core < 1.0:
-            waiting.append((share * (1.0 - on_core), key))
+            held = 0.0 if next(iter(groups[key])).work == "tensor" else on_core[key]
+        python = min(on_core[key], held)
+        parts[key] = {"python": python, "native": on_core[key] - python}
+        if on_core[key] < 1.0:
+            waiting.append((share * (1.0 - on_core[key]), key))
     for mass, key in sorted(waiting, key=lambda pair: -pair[0]):
-        parts[key][_take(waits, mass, next(iter(groups[key])))] = mass / open_groups[key][0]
+        parts[key][_take(waits, mass, next(iter(groups[key])))] = mass / open_groups[key]
     return parts
+
+
+def _on_core(
+    open_groups: Mapping[Key, float],
+    groups: Mapping[Key, Mapping[Seen, int]],
+    looks: ThreadLooks,
+    samples: int,
+    known_waits: float,
+) -> dict[Key, float]:
+    """The share of each group's time on a core: from the looks at its lines, held against the kernel's total."""
+    mean = _running_of_open(open_groups, looks, known_waits)
+    on_core: dict[Key, float] = {}
+    for key, share in open_groups.items():
+        seen = _looked_up(groups[key], looks.cpu, looks.cpu_asked, samples)
+        on_core[key] = mean if seen is None else _pulled(seen, mean, share * looks.cpu_asked)
+    if looks.running is None:
+        return on_core
+    # Looks at single lines are few: they say where the thread waits, the kernel says how long in all.
+    waits = sum(share * (1.0 - on_core[key]) for key, share in open_groups.items())
+    scale = max(0.0, 1.0 - looks.running - known_waits) / waits if waits > 0.0 else 1.0
+    return {key: max(0.0, 1.0 - (1.0 - core) * scale) for key, core in on_core.items()}
 
 
 def _looked_up(stacks: Mapping[Seen, int], hits: Mapping[Seen, int], asked: int, samples: int) -> float | None:
@@ -138,15 +158,15 @@ def _pulled(value: float, mean: float, looks: float) -> float:
     return (value * looks + mean * _PRIOR) / (looks + _PRIOR)
 
 
-def _running_of_open(groups: Mapping[Key, tuple[float, float | None]], looks: ThreadLooks, known_waits: float) -> float:
+def _running_of_open(groups: Mapping[Key, float], looks: ThreadLooks, known_waits: float) -> float:
     """The mean share on a core of the groups that no library calls a wait; 1 where nothing tells."""
-    mass = sum(share for share, _ in groups.values())
+    mass = sum(groups.values())
     if not mass:
         return 1.0
-    if looks.cpu_asked >= _LEAST_LOOKS:
-        return min(1.0, sum(looks.cpu.values()) / looks.cpu_asked / mass)
     if looks.running is not None:
         return min(1.0, max(0.0, looks.running / mass)) if known_waits < 1.0 else 1.0
+    if looks.cpu_asked >= _LEAST_LOOKS:
+        return min(1.0, sum(looks.cpu.values()) / looks.cpu_asked / mass)
     return 1.0
 
 

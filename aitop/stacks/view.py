@@ -190,7 +190,8 @@ def _merged_view(windows: Sequence[StackWindow], digester: _Digester, roles: Map
             weight = 1.0
             if key == lead:
                 weight = _weight_of_changing(stacks, _missing(windows, digests, pid, sum(merged[key].values())))
-                processes.append(_process(pid, role, key.thread, stacks, steps, weight=weight))
+                by_window = [digest.get(key, {}) for digest in digests]
+                processes.append(_process(pid, role, key.thread, stacks, steps, weight=weight, by_window=by_window))
             else:
                 beside[key] = stacks
             groups = _groups(stacks, steps)
@@ -328,7 +329,14 @@ def _changes(seen: Seen) -> bool:
 
 
 def _process(
-    pid: int, role: Role, thread: str, stacks: Mapping[Seen, int], steps: Steps, *, weight: float
+    pid: int,
+    role: Role,
+    thread: str,
+    stacks: Mapping[Seen, int],
+    steps: Steps,
+    *,
+    weight: float,
+    by_window: Sequence[Mapping[Seen, int]],
 ) -> ProcessStacks:
     samples = sum(stacks.values())
     worker = role == "loader-worker" or all(seen.worker for seen in stacks)
@@ -341,6 +349,7 @@ def _process(
         tree=call_tree((seen.frames, count) for seen, count in stacks.items()),
         idle=idle / samples if worker and samples else None,
         thread=thread,
+        by_window=tuple(sum(window.values()) for window in by_window),
     )
 
 
@@ -412,9 +421,7 @@ def _hot_lines(
                 thread=key.thread,
                 via=heaviest.via,
                 loop=group.line.loop,
-                seen_in=tuple(
-                    number for number, window in enumerate(by_window) if any(seen in window for seen in stacks)
-                ),
+                by_window=tuple(sum(window.get(seen, 0) for seen in stacks) for window in by_window),
             )
         )
     return lines

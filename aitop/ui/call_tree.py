@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from aitop.stacks.origin import Origin, origin_of
 from aitop.model.host import Role
 from aitop.model.snapshot import CallNode, Stacks
+from aitop.stacks.origin import Origin, origin_of
 from aitop.ui.who import EVERYBODY, Part, Who, part_of
 
 MOST_DEPTH = 60

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from aitop.stacks.origin import Origin
 from aitop.model.units import percent
+from aitop.stacks.origin import Origin
 from aitop.ui.flame import kind_of
 from aitop.ui.hot_lines import HotRow
 from aitop.ui.line import Line, columns, shorten, shorten_left

@@ -22,6 +22,7 @@ from aitop.diagnosis.evidence import (
     part,
     records,
     seen_once,
+    storage_lines,
     stored,
 )
 from aitop.diagnosis.rule import Band, Finding, Judgement, Rule
@@ -119,7 +120,11 @@ def _outside_of(entry: Entry, shared: Set[tuple[str, str]]) -> Entry:
 def host_io(snapshot: Snapshot) -> Judgement:
     """Files, network and databases touched by the stepping thread outside of loading and saving."""
     serving = snapshot.kind == "inference"
-    lines = main_lines(snapshot, lambda entry: _does_io(entry) and not (serving and takes_request(entry)))
+    host = main_lines(snapshot, lambda entry: entry.phase == "host" and not (serving and takes_request(entry)))
+    logging = tuple(entry for entry in host.entries if entry.work == "log")
+    storage = storage_lines(Lines(host.share, tuple(entry for entry in host.entries if entry.work != "log")))
+    entries = (*storage.entries, *logging)
+    lines = Lines(sum(entry.share for entry in entries), entries)
     seen = sum(entry.samples for entry in lines.entries)
     share = min(lines.share, host_limit(snapshot)) if seen >= LEAST_SAMPLES else 0.0
     place = f": {_place(lines)}" if lines.lines else ""
@@ -234,10 +239,6 @@ def _often(bursts: Sequence[float], steps: int) -> list[str]:
         return [f"once in {steps} steps so far, {duration(bursts[0])}: how often it comes is not known yet"]
     cost = duration(sum(bursts) / len(bursts))
     return [f"{len(bursts)} times in {steps} steps (every {steps / len(bursts):.0f}), {cost} each"]
-
-
-def _does_io(entry: Entry) -> bool:
-    return entry.phase == "host" and (stored(entry) or entry.work == "log")
 
 
 def _place(lines: Lines) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -13,6 +14,7 @@ from aitop.diagnosis.evidence import (
     confidence,
     enough,
     main_lines,
+    main_stacks,
     mean_of,
     on_gpu,
     records,
@@ -37,6 +39,9 @@ FIT = 0.7
 CRITICAL_SHARE = 0.3
 # A rise of this part of a phase is what the phase is long for.
 EXPLAINS = 0.3
+# Of a line's share of the samples: in so many parts, by so many standard errors and at least by so much.
+SHARE_PARTS, SURE_ERRORS, LEAST_SHARE = 6, 3.5, 0.08
+MOST_LINES = 5
 # Phases of less, or beside less, than this part of a step are no measure.
 LEAST_PART = 0.1
 CALM = 0.1
@@ -81,22 +86,93 @@ def judge(snapshot: Snapshot) -> Judgement:
         return Abstention(id=ID, reason=missing)
     steps = records(snapshot)
     if not steps:
-        return Abstention(id=ID, reason="only the hook times steps")
+        return _of_stacks(snapshot)
     seconds = steps[-1].end - steps[0].end
     if len(steps) < MIN_STEPS or seconds < MIN_SECONDS:
         return Abstention(id=ID, reason=f"a trend needs {MIN_STEPS} steps in {MIN_SECONDS:.0f} s, {len(steps)} so far")
     calm = (mean_of(snapshot, "run_delay") or 0.0) < CALM
     growth = growth_of(steps, device=on_gpu(snapshot), calm=calm)
     if growth is None:
-        return None
+        return _of_stacks(snapshot)
     lasting = LASTING_WAIT if growth.phase == "data_wait" else LASTING
     if growth.seconds < lasting and growth.part < UNEXPLAINED:
         reason = f"steps got slower for {growth.seconds:.0f} s: whether it goes on is not known yet"
-        return Abstention(id=ID, reason=reason)
+        return _of_stacks(snapshot) or Abstention(id=ID, reason=reason)
     lines = _lines(snapshot, growth.phase)
     # What grows explains its line; a small drift of a large phase does not explain the phase.
     claims = lines.entries if growth.phase == "outside" or growth.part >= EXPLAINS * lines.share else ()
     return Finding(_verdict(snapshot, growth, lines), level=growth.part / LEAST_GROWTH, claims=claims)
+
+
+def _of_stacks(snapshot: Snapshot) -> Judgement:
+    """A line outside of the model that takes more and more of the time, window by window of the stacks."""
+    process = main_stacks(snapshot)
+    if process is None or snapshot.stacks is None or snapshot.stacks.seconds < LASTING or sum(process.by_window) < 200:
+        return Abstention(id=ID, reason=f"a trend needs {LASTING:.0f} s of stacks, or step times from the hook")
+    host = main_lines(snapshot, lambda entry: entry.phase == "host" and entry.where is not None)
+    for place in host.where[:MOST_LINES]:
+        lines = main_lines(
+            snapshot,
+            lambda entry, place=place: entry.phase == "host" and (entry.file, entry.line) == (place.file, place.line),  # type: ignore[misc]
+        )
+        # Entries of one line that differ in activity only share its counts.
+        counts = {(entry.position, entry.work): entry.by_window for entry in lines.entries}
+        of_line = [sum(numbers) for numbers in zip(*counts.values(), strict=True)]
+        ends = rising_share(of_line, process.by_window)
+        if ends is not None:
+            first, last = ends
+            return Finding(
+                _of_share(lines, first, last, snapshot.stacks.seconds), (last - first) / LEAST_SHARE, lines.entries
+            )
+    return None
+
+
+def rising_share(counts: Sequence[int], samples: Sequence[int]) -> tuple[float, float] | None:
+    """The share of samples at the begin and the end of a steady rise; None where it does not surely rise."""
+    bins = [(0, 0)] * SHARE_PARTS
+    seen, total = 0, sum(samples)
+    for count, number in zip(counts, samples, strict=True):
+        index = min(SHARE_PARTS - 1, SHARE_PARTS * (2 * seen + number) // (2 * total)) if total else 0
+        bins[index] = bins[index][0] + count, bins[index][1] + number
+        seen += number
+    if any(number == 0 for _, number in bins):
+        return None
+    shares = [count / number for count, number in bins]
+    slope, fit = line_through(range(SHARE_PARTS), shares)
+    third = SHARE_PARTS // 3
+    (before, of_before), (after, of_after) = (
+        (sum(count for count, _ in part), sum(number for _, number in part)) for part in (bins[:third], bins[-third:])
+    )
+    pooled = (before + after) / (of_before + of_after)
+    error = math.sqrt(pooled * (1.0 - pooled) * (1.0 / of_before + 1.0 / of_after))
+    rise = after / of_after - before / of_before
+    if slope <= 0.0 or fit < FIT or error <= 0.0 or rise < SURE_ERRORS * error:
+        return None
+    return max(0.0, before / of_before), after / of_after
+
+
+def _of_share(lines: Lines, first: float, last: float, seconds: float) -> Verdict:
+    share = min(0.97, lines.share)
+    place = short_place(lines.where[0].file, lines.where[0].line)
+    return Verdict(
+        id=ID,
+        severity="warning",
+        share=round(share, 4),
+        speedup=round(without(share), 3),
+        confidence=confidence(last > 2 * first, base=0.5),
+        title=f"{place} takes more and more of the time: {percent(first)} → {percent(last)} in {duration(seconds)}",
+        where=lines.where,
+        evidence=(f"its share of the stack samples rose steadily from {percent(first)} to {percent(last)}", NOW),
+        fixes=_fixes(f" ({place})", share),
+    )
+
+
+def _fixes(place: str, share: float) -> tuple[Fix, ...]:
+    text = (
+        f"look for what gets longer at every step{place}: a list that is never cleared, a graph that is kept (detach "
+        "what is carried on), a file read anew"
+    )
+    return (Fix(text=text, speedup=round(without(share), 2)),)
 
 
 def growth_of(steps: Sequence[StepRecord], *, device: bool, calm: bool = True) -> Growth | None:
@@ -241,13 +317,7 @@ def _verdict(snapshot: Snapshot, growth: Growth, lines: Lines) -> Verdict:
             f"the time grows in: {growth.phase.replace('_', ' ')}{place}",
             NOW,
         ),
-        fixes=(
-            Fix(
-                text=f"look for what gets longer at every step{place}: a list that is never cleared, a graph that is "
-                "kept (detach what is carried on), a file read anew",
-                speedup=round(without(share), 2),
-            ),
-        ),
+        fixes=_fixes(place, share),
     )
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 
-from aitop.stacks.origin import origin_of
-from aitop.stacks.groups import StackGroup
 from aitop.model.stacks import Frame, ThreadStack
+from aitop.stacks.groups import StackGroup
+from aitop.stacks.origin import origin_of
 from aitop.ui.line import Line, columns, lit, shorten, shorten_left, spread, wrap
 from aitop.ui.palette import BRIGHT, CODE_KINDS, DIM, FAINT, GAIN, STATE_DENIED, TEXT
 from aitop.ui.view import View

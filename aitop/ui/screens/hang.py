@@ -9,9 +9,9 @@ from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.message import Message
 
-from aitop.stacks.groups import grouped
 from aitop.engine.standstill import standing_at
 from aitop.model.stacks import StackDump, ThreadStack
+from aitop.stacks.groups import grouped
 from aitop.ui.background import in_background
 from aitop.ui.panes.hang import StandingPane
 from aitop.ui.panes.header import Header

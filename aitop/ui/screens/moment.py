@@ -8,8 +8,8 @@ from textual import events
 from textual.message import Message
 from textual.screen import Screen
 
-from aitop.stacks.groups import most_seen
 from aitop.model.stacks import StackDump
+from aitop.stacks.groups import most_seen
 from aitop.ui.background import in_background
 from aitop.ui.panes.stacks import GroupPane
 from aitop.ui.view import View

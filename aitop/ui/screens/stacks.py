@@ -7,8 +7,8 @@ from typing import ClassVar
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 
-from aitop.stacks.groups import stack_groups
 from aitop.model.stacks import StackDump
+from aitop.stacks.groups import stack_groups
 from aitop.ui.code_lines import Place
 from aitop.ui.editor import edit
 from aitop.ui.panes.header import Header
