@@ -30,9 +30,11 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "scenarios"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "accuracy"))
 
 from expected import BY_NAME, SCENARIOS, Scenario
 from launch import Training
+from recorded import recording_name
 from verdict_gains import gain
 from verdict_table import Gains, show_bars, show_gains, show_rows
 from verdict_watch import TIERS, Row, Watch
@@ -112,7 +114,7 @@ class Bench:
         """A new file for the recording of a watch, None where none is wanted."""
         if self.recordings is None:
             return None
-        path = self.recordings / f"{scenario.name}.t{tier}.jsonl.gz"
+        path = self.recordings / recording_name(scenario.name, tier)
         path.unlink(missing_ok=True)
         return path
 
