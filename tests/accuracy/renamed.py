@@ -33,7 +33,10 @@ _TARGET_OF_THREAD = re.compile(r"(?<=\()\w+(?=\)$)")
 
 
 def renamed(seed: int) -> Transform:
-    """Names of functions, classes, files, folders and threads of the user's, and every identifier in source text."""
+    """Names of functions, classes, files, folders and threads of the user's, and every identifier in source text.
+
+    Methods that a library calls by name (forward, do_GET) are no exception: what they are, the frame above them tells.
+    """
 
     def changed(recorded: Recorded) -> Recorded:
         return _Renaming(recorded, random.Random(seed)).result()
