@@ -17,6 +17,7 @@ from aitop.model.snapshot import Target
 from aitop.sources.replay import read_recording
 
 RECORDINGS = Path(__file__).resolve().parent / "recordings"
+_COLON = "+"
 _NAME = re.compile(r"(?P<name>.+)\.t(?P<tier>[123])\.jsonl\.gz")
 
 
@@ -68,4 +69,9 @@ def scenario_and_tier(path: Path) -> tuple[str, int]:
     match = _NAME.fullmatch(path.name)
     if match is None:
         raise ValueError(f"{path.name} is not called NAME.tTIER.jsonl.gz")
-    return match["name"], int(match["tier"])
+    return match["name"].replace(_COLON, ":"), int(match["tier"])
+
+
+def recording_name(name: str, tier: int) -> str:
+    """The file name of a scenario's recording; without a colon, which not every file system takes."""
+    return f"{name.replace(':', _COLON)}.t{tier}.jsonl.gz"

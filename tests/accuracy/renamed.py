@@ -33,7 +33,10 @@ _TARGET_OF_THREAD = re.compile(r"(?<=\()\w+(?=\)$)")
 
 
 def renamed(seed: int) -> Transform:
-    """Names of functions, classes, files, folders and threads of the user's, and every identifier in source text."""
+    """Names of functions, classes, files, folders and threads of the user's, and every identifier in source text.
+
+    Methods that a library calls by name (forward, do_GET) are no exception: what they are, the frame above them tells.
+    """
 
     def changed(recorded: Recorded) -> Recorded:
         return _Renaming(recorded, random.Random(seed)).result()
@@ -100,7 +103,7 @@ class _Renaming:
             )
             return replace(event, sites=tuple(sites))
         if isinstance(event, ExchangeNotes):
-            flights = tuple(replace(one, where=one.where and self._command(one.where)) for one in event.flights)
+            flights = tuple(replace(one, where=one.where and self._prose(one.where)) for one in event.flights)
             return replace(event, flights=flights)
         return self._target(event) if isinstance(event, Target) else event
 
@@ -158,11 +161,13 @@ class _Renaming:
         return _TARGET_OF_THREAD.sub(lambda m: self._word(m[0]) if m[0] in self._own else m[0], name)
 
     def _command(self, command: str) -> str:
-        """A command line: the user's files in it, and the arguments behind them."""
+        """A command line: the user's file in it, absolute or relative, and the arguments behind it."""
         for file, other in self._files.items():
-            before, found, behind = command.partition(file)
-            if found:
-                return before + other + self._text(behind)
+            old, new = PurePosixPath(file).parts, PurePosixPath(other).parts
+            for start in range(len(old)):
+                before, found, behind = f" {command} ".partition(f" {PurePosixPath(*old[start:])} ")
+                if found:
+                    return f"{before} {PurePosixPath(*new[start:])} {self._text(behind)}".strip()
         return command
 
     def _function(self, name: str) -> str:

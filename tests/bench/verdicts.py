@@ -30,9 +30,11 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "scenarios"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "accuracy"))
 
 from expected import BY_NAME, SCENARIOS, Scenario
 from launch import Training
+from recorded import recording_name
 from verdict_gains import gain
 from verdict_table import Gains, show_bars, show_gains, show_rows
 from verdict_watch import TIERS, Row, Watch
@@ -56,7 +58,7 @@ class Bench:
             self.recordings.mkdir(parents=True, exist_ok=True)
         self.turns, self.turn_seconds = args.turns, args.turn_seconds
         self.moments = {name: [chance.uniform(0, LATEST_ATTACH) for _ in TIERS] for name in BY_NAME}
-        self.code = commit()
+        self.code, self.when = commit(), time.strftime("%Y-%m-%d %H:%M")
         self.rows: list[Row] = []
         self.reports: Reports = {}
         self.gains: Gains = {}
@@ -77,54 +79,63 @@ class Bench:
                 print(f"{scenario.name}: {plain:.2f} → {fixed:.2f} steps/s, {fixed / plain:.2f}×", flush=True)
 
     def watch(self, scenario: Scenario, tier: int, fix: Sequence[str] = ()) -> None:
-        """Start the script, mended where a fix is given, attach at a random moment, and watch at one tier."""
+        """Start the script, mended where a fix is given, attach at a random moment, and watch at one tier.
+
+        A script that does not start has a row as well, which is not right.
+        """
         with tempfile.TemporaryDirectory() as folder:
             process = Training(scenario.name, *fix, log=Path(folder) / "log")
             try:
                 process.wait_steps(1, timeout=START_SECONDS)
                 time.sleep(self.moments[scenario.name][tier - 1])
-                self.watch_process(scenario, tier, process, mended=bool(fix))
+                watch = self.watch_process(scenario, tier, process, recorded=not fix)
+                ended = "" if process.alive() else f"the script has ended: {process.output()[-300:]!r}"
+            except AssertionError as failure:
+                watch, ended = Watch(scenario, tier, process.alive), f"not started: {failure}"[-300:]
             finally:
                 process.stop()
 
-    def watch_process(self, scenario: Scenario, tier: int, process: Training, *, mended: bool) -> None:
-        """Watch a script that runs; keep its row and its report."""
+        row = watch.row()
+        row.code, row.mended, row.note = self.code, bool(fix), ended
+        self.rows.append(row)
+        name = f"{scenario.name}.mended" if fix else scenario.name
+        self.reports.setdefault(name, {})[tier] = watch.report()
+        show_row_in_words(name, row)
+
+    def watch_process(self, scenario: Scenario, tier: int, process: Training, *, recorded: bool) -> Watch:
+        """Watch a script, unless it has ended meanwhile."""
         watch = Watch(scenario, tier, process.alive)
         if process.alive():
-            watch.run(process.pid, self.seconds, None if mended else self.recording_of(scenario, tier))
-        row = watch.row()
-        row.code, row.mended = self.code, mended
-        if not process.alive():
-            row.note = f"the script has ended with {process.wait()}: {process.output()[-300:]!r}"
-        self.rows.append(row)
-        name = f"{scenario.name}.mended" if mended else scenario.name
-        self.reports.setdefault(name, {})[tier] = watch.report()
-        what = "right" if row.right else f"WRONG, expected {row.expected}"
-        after = f" after {row.seconds:.1f} s" if row.seconds is not None else ""
-        alarms = f" FALSE ALARM {', '.join(row.alarms)}" if row.alarms else ""
-        line = " WRONG LINE" if row.right_line is False else ""
-        print(
-            f"{name} at tier {tier}: {row.said} {what}{after} {row.where or ''}{line}{alarms} {row.note}",
-            flush=True,
-        )
+            watch.run(process.pid, self.seconds, self.recording_of(scenario, tier) if recorded else None)
+        return watch
 
     def recording_of(self, scenario: Scenario, tier: int) -> Path | None:
         """A new file for the recording of a watch, None where none is wanted."""
         if self.recordings is None:
             return None
-        path = self.recordings / f"{scenario.name}.t{tier}.jsonl.gz"
+        path = self.recordings / recording_name(scenario.name, tier)
         path.unlink(missing_ok=True)
         return path
 
     def write(self, file: Path | None, folder: Path | None) -> None:
         """Rows and gains to a file, the reports into a folder, one a scenario and tier."""
         if file is not None:
-            file.write_text(json.dumps({"rows": [asdict(row) for row in self.rows], "gains": self.gains}, indent=1))
+            rows = [asdict(row) for row in self.rows]
+            file.write_text(json.dumps({"when": self.when, "rows": rows, "gains": self.gains}, indent=1))
         if folder is not None:
             folder.mkdir(parents=True, exist_ok=True)
             for name, tiers in self.reports.items():
                 for tier, report in tiers.items():
                     (folder / f"{name}.tier{tier}.json").write_text(json.dumps(report, indent=1))
+
+
+def show_row_in_words(name: str, row: Row) -> None:
+    """One line as soon as a script was watched."""
+    what = "right" if row.right else f"WRONG, expected {row.expected}"
+    after = f" after {row.seconds:.1f} s" if row.seconds is not None else ""
+    alarms = f" UNTRUE WARNING {', '.join(row.alarms)}" if row.alarms else ""
+    line = " WRONG LINE" if row.right_line is False else ""
+    print(f"{name} at tier {row.tier}: {row.said} {what}{after} {row.where or ''}{line}{alarms} {row.note}", flush=True)
 
 
 def commit() -> str:
@@ -196,7 +207,8 @@ def main() -> int:
     if bench.rows:
         show_rows(bench.rows, bench.gains)
         reached = show_bars(bench.rows, bench.gains)
-    print(f"\n{len(chosen)} scenarios in {(time.monotonic() - begun) / 60:.1f} min")
+    minutes = (time.monotonic() - begun) / 60
+    print(f"\n{len(chosen)} scenarios in {minutes:.1f} min, {bench.when}, commit {bench.code or 'unknown'}")
     return 0 if reached else MISSED_BAR
 
 
