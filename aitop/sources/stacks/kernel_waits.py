@@ -285,8 +285,8 @@ class KernelWaits:
         self._threads: list[_Thread] = []
         self._alive: list[_Thread] = []
         self._window = 0
-        # Of the first process: its pid, the ids that py-spy gave its threads, and by thread its last window and the part of
-        # it that the thread ran.
+        # Of the first process: its pid, the ids that py-spy gave its threads, and by thread its last window and the
+        # part of it that the thread ran.
         self._first: int | None = None
         self._known: frozenset[str] | None = None
         self._last: dict[int, tuple[int, float]] = {}
