@@ -40,8 +40,8 @@ MANY_OPS = 150
 TINY_OP_US = 30.0
 # What dispatching one operation and its node of the graph costs on the host, however little it computes.
 DISPATCH_US = 4.5
-# The same work in one operation still takes some of the time; how much, where operations were not counted, is a guess.
-BATCHED_AWAY, GUESSED = 0.88, 0.7
+# The same work in one operation still takes some of the time.
+BATCHED_AWAY = 0.88
 SOME = 0.05
 ONCE = "seen in one stretch of time so far: how often it comes is not known yet"
 
@@ -95,9 +95,14 @@ def _overhead(snapshot: Snapshot) -> Overhead:
     if gpu:
         # What launches take is told by how long the device waits for them; Python proper stays Python.
         share = python.share
-    elif held >= LEAST_HELD and (per_op is None or per_op < TINY_OP_US):
-        part = min(BATCHED_AWAY, DISPATCH_US / per_op) if per_op else GUESSED
-        share = (model.share + phase_share(snapshot, "backward")) * max(part, held * 0.5)
+    elif held >= LEAST_HELD and per_op is not None and per_op < TINY_OP_US:
+        part = max(held, min(BATCHED_AWAY, DISPATCH_US / per_op))
+        share = (model.share + phase_share(snapshot, "backward")) * part
+    elif held >= LEAST_HELD and per_op is None:
+        # Where operations were not counted, only what Python takes is known; gradients go back through as many calls.
+        share = (model.share + phase_share(snapshot, "backward")) * held
+    elif held >= LEAST_HELD:
+        share = python.share
     share_beside = min(beside.share, host_limit(snapshot)) if beside.share >= SOME or not share else 0.0
     return Overhead(share, python if gpu else model, share_beside, beside, per_op, held)
 
