@@ -25,7 +25,7 @@ from aitop.diagnosis.evidence import (
     seen_once,
 )
 from aitop.diagnosis.rule import Band, Finding, Judgement, Rule
-from aitop.diagnosis.what_if import without
+from aitop.diagnosis.what_if import range_of, without
 from aitop.model.ledger import Entry
 from aitop.model.snapshot import Snapshot
 from aitop.model.units import count, percent
@@ -142,6 +142,8 @@ def _verdict(snapshot: Snapshot, overhead: Overhead, share: float) -> Verdict:
         severity=severity,
         share=round(share, 4),
         speedup=round(without(share), 3),
+        # What large operations would take instead is not known: at the least what Python takes goes, at most all of it.
+        speedup_range=range_of(0.7 * share, share + 0.9 * (1.0 - share)) if overhead.mostly_model else None,
         confidence=min(sure, UNPROVEN) if unproven or once else sure,
         title=f"{percent(share)} of each step is Python {around}",
         where=lines.where,
