@@ -40,7 +40,7 @@ CRITICAL_SHARE = 0.3
 # A rise of this part of a phase is what the phase is long for.
 EXPLAINS = 0.3
 # Of a line's share of the samples: in so many parts, by so many standard errors, by so much and by this factor.
-SHARE_PARTS, SURE_ERRORS, LEAST_SHARE, LEAST_RATIO = 6, 3.5, 0.08, 1.3
+SHARE_PARTS, SURE_ERRORS, LEAST_SHARE, LEAST_RATIO = 6, 3.0, 0.08, 1.3
 MOST_LINES = 5
 # Phases of less, or beside less, than this part of a step are no measure.
 LEAST_PART = 0.1
