@@ -2,17 +2,13 @@
 
 import msgspec
 import pytest
+from judgements import fired
 from snapshot_builder import constant, host, line, loaders, process, snapshot, step, steps
 
-from aitop.diagnosis import between_steps, collector, input_bound, step_growth
+from aitop.diagnosis.causes import between_steps, collector, step_growth
+from aitop.diagnosis.causes import input as input_bound
 from aitop.diagnosis.evidence import COLD, UNCERTAIN, confidence, left_cold
-from aitop.diagnosis.rule import Finding
 from aitop.model.snapshot import GrowthSite, Phases
-
-
-def fired(judgement):
-    assert isinstance(judgement, Finding), judgement
-    return judgement.verdict
 
 
 @pytest.mark.parametrize(

@@ -4,25 +4,17 @@ from __future__ import annotations
 
 import msgspec
 import pytest
+from judgements import fired, level
 from snapshot_builder import RANK, WORKER, constant, line, process, snapshot, stacks, steps
 
-from aitop.diagnosis import collector, gil, input_bound, oversubscription, step_growth
-from aitop.diagnosis.rule import Finding
+from aitop.diagnosis.causes import collector, gil, oversubscription, step_growth
+from aitop.diagnosis.causes import input as input_bound
 from aitop.model.host import HostSample, MachineSample
 from aitop.model.snapshot import HotLine, Phases, ThreadShare
 from aitop.model.steps import HookFacts
 from aitop.model.verdict import Abstention, Setting
 
 FEW = snapshot(steps(3), main_samples=0)
-
-
-def fired(judgement):
-    assert isinstance(judgement, Finding), judgement
-    return judgement.verdict
-
-
-def level(judgement):
-    return judgement.level if isinstance(judgement, Finding) else 0.0
 
 
 @pytest.mark.parametrize("rule", [gil.RULE, collector.RULE, step_growth.RULE, oversubscription.RULE])

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from aitop.diagnosis.lagging import laggard
 from snapshot_builder import WORKER, host, line, snapshot, stacks, steps
 
-from aitop.diagnosis import input_bound
-from aitop.diagnosis.lagging import laggard
+from aitop.diagnosis.causes import input as input_bound
 from aitop.diagnosis.rule import Finding
 from aitop.model.snapshot import Phases, Series
 

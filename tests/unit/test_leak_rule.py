@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 import pytest
+from judgements import fired
 from snapshot_builder import constant, snapshot, steps
 
-from aitop.diagnosis import memory
-from aitop.diagnosis.rule import Finding
+from aitop.diagnosis.conditions import memory
 from aitop.model.snapshot import GrowthSite, Series
-
-
-def fired(judgement):
-    assert isinstance(judgement, Finding), judgement
-    return judgement.verdict
 
 
 def growing(per_second, noise=0.0, count=20):

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import msgspec
+from judgements import fired, level, unjudged
 from snapshot_builder import WORKER, constant, process, snapshot, steps
 
-from aitop.diagnosis import device_memory, host_memory, memory
-from aitop.diagnosis.rule import Finding
+from aitop.diagnosis.conditions import device_memory, host_memory, memory
 from aitop.model.gpu import GpuDevice, GpuSample
 from aitop.model.host import CgroupSample, HostSample, MachineSample
 from aitop.model.snapshot import Phases, Series
@@ -15,20 +15,6 @@ from aitop.model.verdict import Abstention, Setting
 
 GB = 2**30
 ON_CUDA = HookFacts(way="attach", python="3.11", torch="2", cuda=True)
-
-
-def fired(judgement):
-    assert isinstance(judgement, Finding), judgement
-    return judgement.verdict
-
-
-def level(judgement):
-    return judgement.level if isinstance(judgement, Finding) else 0.0
-
-
-def unjudged(judgement):
-    assert isinstance(judgement, Abstention), judgement
-    return judgement.reason
 
 
 def rising(first, last, count=20):

@@ -6,9 +6,10 @@ import msgspec
 import pytest
 from snapshot_builder import line, snapshot, steps
 
-from aitop.diagnosis import between_steps, input_bound, python_overhead
-from aitop.diagnosis.evidence import CLOSED
+from aitop.diagnosis.causes import between_steps, python_overhead
+from aitop.diagnosis.causes import input as input_bound
 from aitop.diagnosis.conditions.hang import hang
+from aitop.diagnosis.evidence import CLOSED
 from aitop.diagnosis.rule import Finding
 from aitop.diagnosis.rules import RULES
 from aitop.model.ranks import Ranks, RankView, Standing, Standstill

@@ -3,7 +3,8 @@
 import pytest
 from snapshot_builder import constant, host, line, snapshot, step
 
-from aitop.diagnosis import input_bound, passing
+from aitop.diagnosis.causes import input as input_bound
+from aitop.diagnosis.causes import passing
 from aitop.diagnosis.rule import Finding
 from aitop.model.snapshot import Phases, Series
 

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import msgspec
 import pytest
+from judgements import fired, level
 from snapshot_builder import WORKER, constant, host, line, loaders, snapshot, step, steps
 
-from aitop.diagnosis import between_steps, computing, input_bound, memory, optimizer, python_overhead
+from aitop.diagnosis.causes import between_steps, computing, optimizer, python_overhead
+from aitop.diagnosis.causes import input as input_bound
+from aitop.diagnosis.conditions import memory
 from aitop.diagnosis.rule import Finding
 from aitop.model.snapshot import Phases
 from aitop.model.steps import HookFacts
@@ -31,11 +34,6 @@ FEW = snapshot(steps(3), main_samples=0)
 def test_too_little_evidence_is_said(judge):
     told = judge(FEW)
     assert isinstance(told, Abstention) and told.reason
-
-
-def fired(judgement):
-    assert isinstance(judgement, Finding), judgement
-    return judgement.verdict
 
 
 # input-bound ------------------------------------------------------------------------------------------------------
@@ -279,10 +277,6 @@ def test_few_large_operations_are_no_overhead():
         facts=facts,
     )
     assert python_overhead.judge(seen) is None
-
-
-def level(judgement):
-    return judgement.level if isinstance(judgement, Finding) else 0.0
 
 
 def test_sampled_io_alone_is_not_critical():

@@ -3,23 +3,14 @@
 from __future__ import annotations
 
 import pytest
+from judgements import fired, level
 from snapshot_builder import constant, line, snapshot, steps
 
-from aitop.diagnosis import between_steps, computing, input_bound, launch_bound, optimizer, python_overhead
-from aitop.diagnosis.rule import Finding
+from aitop.diagnosis.causes import between_steps, computing, launch_bound, optimizer, python_overhead
+from aitop.diagnosis.causes import input as input_bound
 from aitop.model.gpu import GpuDevice, GpuSample
 from aitop.model.snapshot import Phases
 from aitop.model.steps import HookFacts
-
-
-def fired(judgement):
-    assert isinstance(judgement, Finding), judgement
-    return judgement.verdict
-
-
-def level(judgement):
-    return judgement.level if isinstance(judgement, Finding) else 0.0
-
 
 ON_CUDA = HookFacts(way="attach", python="3.11", torch="2", cuda=True, ops=4000, parameters=1_000_000)
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from judgements import fired, level
 from snapshot_builder import constant, line, snapshot, steps
 
-from aitop.diagnosis import bandwidth, launch_bound, sync_stall, transfer_bound
-from aitop.diagnosis.rule import Finding
+from aitop.diagnosis.causes import bandwidth, launch_bound, sync_stall, transfer_bound
 from aitop.model.gpu import GpuDevice, GpuSample
 from aitop.model.snapshot import Phases
 from aitop.model.steps import CallSite, HookFacts, LoaderInfo
@@ -31,15 +31,6 @@ def on_gpu(records=None, *, busy=None, device=None, facts=None, **more):
         facts=facts or cuda(),
         **more,
     )
-
-
-def fired(judgement):
-    assert isinstance(judgement, Finding), judgement
-    return judgement.verdict
-
-
-def level(judgement):
-    return judgement.level if isinstance(judgement, Finding) else 0.0
 
 
 @pytest.mark.parametrize("rule", ALL, ids=lambda rule: rule.id)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import pytest
+from judgements import fired, level
 from msgspec.structs import replace
 from snapshot_builder import RANK, constant, line, snapshot, step, steps
 
-from aitop.diagnosis import input_bound, precision, preprocessing, python_overhead, recompile, underbatched
-from aitop.diagnosis.rule import Finding
+from aitop.diagnosis.causes import input as input_bound
+from aitop.diagnosis.causes import precision, preprocessing, python_overhead, recompile, underbatched
 from aitop.model.gpu import GpuDevice, GpuSample
 from aitop.model.snapshot import Phases, ProcessStacks, Series, Stacks
 from aitop.model.steps import HookFacts
@@ -16,15 +17,6 @@ from aitop.model.verdict import Abstention, Setting
 
 def facts(**fields):
     return HookFacts(way="attach", python="3.11", torch="2", **fields)
-
-
-def fired(judgement):
-    assert isinstance(judgement, Finding), judgement
-    return judgement.verdict
-
-
-def level(judgement):
-    return judgement.level if isinstance(judgement, Finding) else 0.0
 
 
 def abstained(judgement):

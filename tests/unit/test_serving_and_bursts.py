@@ -1,13 +1,15 @@
 """Servers at leisure, batches fetched in the step's own line, queues drained by bursts, and whose line a batch is."""
 
 import pytest
+from aitop.diagnosis.composition import composed
+from aitop.engine.activity import activity_of
+from judgements import fired
 from snapshot_builder import RANK, WORKER, host, line, loaders, snapshot, step, steps
 from stack_maker import stack
 
-from aitop.diagnosis import between_steps, computing, input_bound, preprocessing, underbatched
-from aitop.diagnosis.composition import composed
+from aitop.diagnosis.causes import between_steps, computing, preprocessing, underbatched
+from aitop.diagnosis.causes import input as input_bound
 from aitop.diagnosis.rule import Abstention, Finding
-from aitop.engine.activity import activity_of
 from aitop.model.snapshot import Phases
 from aitop.model.verdict import Setting, Verdict, Where
 
@@ -16,11 +18,6 @@ TRAINS = (
     line("train", 0.2, phase="forward", number=30, text="loss = net(x)", via=(("main", 50, "train(grab(i))"),)),
     line("train", 0.2, phase="backward", number=31, text="loss.backward()", via=(("main", 50, "train(grab(i))"),)),
 )
-
-
-def fired(judgement):
-    assert isinstance(judgement, Finding), judgement
-    return judgement.verdict
 
 
 def inference(*lines, **fields):

@@ -2,9 +2,8 @@
 # ruff: noqa: E501 - a row is a case
 
 import pytest
-from stack_maker import stack
-
 from aitop.engine.activity import activity_of
+from stack_maker import stack
 
 NEXT = "torch/utils/data/dataloader.py _BaseDataLoaderIter.__next__"
 CALL = "torch/nn/modules/module.py Module._wrapped_call_impl"

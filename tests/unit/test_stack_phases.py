@@ -2,9 +2,9 @@
 # ruff: noqa: E501 - a row is a case
 
 import pytest
+from aitop.engine.phases import evaluation_functions, own_start, phase_of, saves_state
 from stack_maker import stack
 
-from aitop.engine.phases import evaluation_functions, own_start, phase_of, saves_state
 from aitop.model.stacks import Frame
 
 MAIN = ("user/train.py:90 <module> | main()", "user/train.py:50 main")

@@ -1,12 +1,12 @@
 """Windows to phases, hot lines and trees."""
 
+from aitop.engine.stack_digest import look_at
 from stack_maker import USER, frame, stack, window
 
-from aitop.stacks.call_tree import MOST_CHILDREN, MOST_DEPTH, call_tree
-from aitop.engine.stack_digest import look_at
-from aitop.stacks.view import StackView
 from aitop.model.snapshot import Phases, Stacks
 from aitop.model.stacks import Frame, StackWindow
+from aitop.stacks.call_tree import MOST_CHILDREN, MOST_DEPTH, call_tree
+from aitop.stacks.view import StackView
 
 RANK, WORKER = 100, 101
 ROLES = {RANK: "rank", WORKER: "loader-worker"}

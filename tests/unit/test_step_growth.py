@@ -6,23 +6,13 @@ import random
 
 import msgspec
 import pytest
+from aitop.diagnosis.composition import composed
+from judgements import fired, level
 from snapshot_builder import line, snapshot, stacks, step
 
-from aitop.diagnosis import growth_cause, step_growth
-from aitop.diagnosis.composition import composed
-from aitop.diagnosis.rule import Finding
+from aitop.diagnosis.causes import growth_cause, step_growth
 from aitop.model.snapshot import GrowthSite, Phases, Series
 from aitop.model.verdict import Abstention
-
-
-def fired(judgement):
-    assert isinstance(judgement, Finding), judgement
-    return judgement.verdict
-
-
-def level(judgement):
-    return judgement.level if isinstance(judgement, Finding) else 0.0
-
 
 SITE = GrowthSite(
     file="/x/train.py", line=40, function="main", text="history.append(loss.item())", grown="history", every_step=True

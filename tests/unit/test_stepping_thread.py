@@ -3,11 +3,11 @@
 from dataclasses import dataclass
 
 import pytest
+from aitop.engine.stack_digest import look_at
 from stack_maker import frame, stack, window
 
-from aitop.engine.stack_digest import look_at
-from aitop.stacks.view import StackView
 from aitop.model.stacks import Frame
+from aitop.stacks.view import StackView
 
 RANK = 100
 CALL = "torch/nn/modules/module.py Module._call_impl"

@@ -4,23 +4,19 @@ from __future__ import annotations
 
 import msgspec
 import pytest
+from aitop.diagnosis.composition import composed
+from aitop.diagnosis.input_bound import judge as input_bound
+from judgements import fired
 from snapshot_builder import RANK, constant, host, line, snapshot, step, steps
 from stack_maker import stack, window
 
-from aitop.diagnosis import between_steps, gil, optimizer
-from aitop.diagnosis.composition import composed
+from aitop.diagnosis.causes import between_steps, gil, optimizer
 from aitop.diagnosis.evidence import Lines, within_first
-from aitop.diagnosis.input_bound import judge as input_bound
 from aitop.diagnosis.rule import Finding
 from aitop.engine.core import Engine
 from aitop.model.snapshot import Phases, ProcessStacks, Stacks, Target, ThreadShare, Tick
 from aitop.model.steps import HookFacts, HookSample
 from aitop.model.verdict import Verdict, Where
-
-
-def fired(judgement):
-    assert isinstance(judgement, Finding), judgement
-    return judgement.verdict
 
 
 @pytest.mark.parametrize(("below", "kind"), [("torch/autograd/__init__.py grad", "training"), (None, "inference")])

@@ -8,10 +8,11 @@ from itertools import pairwise
 
 import msgspec
 import pytest
+from judgements import 
 from snapshot_builder import RANK, constant, host, line, snapshot, step, steps
 from stack_maker import stack, window
 
-from aitop.diagnosis import collector
+from aitop.diagnosis.causes import collector
 from aitop.diagnosis.composition import composed
 from aitop.diagnosis.hand_written import feeding_lines
 from aitop.diagnosis.judge import Judge
@@ -22,11 +23,6 @@ from aitop.model.stacks import GilHold
 from aitop.model.verdict import Fix, Verdict, Where
 from aitop.sources.stacks.gil import GilWatch
 from aitop.sources.stacks.speedscope import ThreadSamples, parse
-
-
-def fired(judgement):
-    assert isinstance(judgement, Finding), judgement
-    return judgement.verdict
 
 
 # several at once --------------------------------------------------------------------------------------------------
