@@ -106,19 +106,24 @@ def _measured_only(snapshot: Snapshot) -> Ledger | None:
 
 
 def _measured(records: Sequence[StepRecord]) -> dict[Phase, float]:
-    """Shares of step time by phase from the hook's clock, "host" being what is left; empty without steps."""
+    """Shares of step time by phase from the hook's clock, "host" being what is left; empty without steps.
+
+    Copies and exchange are left out, and so a part of the host's time, where nobody watches them.
+    """
     if not records:
         return {}
     shares: dict[Phase, float] = {
         "data": _share(records, lambda step: step.data_wait + step.loader_start),
-        "transfer": _share(records, lambda step: step.transfer_apart or 0.0),
         "forward": _share(records, lambda step: step.forward),
         "backward": _share(records, lambda step: step.backward),
         "optimizer": _share(records, lambda step: step.optimizer),
-        "exchange": _share(records, lambda step: step.communication_apart or 0.0),
         "evaluation": _share(records, lambda step: step.evaluation),
         "save": _share(records, lambda step: step.save),
     }
+    if any(step.transfer_apart is not None for step in records):
+        shares["transfer"] = _share(records, lambda step: step.transfer_apart or 0.0)
+    if any(step.communication_apart is not None for step in records):
+        shares["exchange"] = _share(records, lambda step: step.communication_apart or 0.0)
     shares["host"] = max(0.0, 1.0 - sum(shares.values()))
     return shares
 
@@ -187,7 +192,7 @@ def _fitted(sampled: list[Entry], measured: dict[Phase, float], process: Process
     """Entries scaled so that each phase has its measured length."""
     by_phase: dict[Phase, list[Entry]] = {}
     for entry in sampled:
-        by_phase.setdefault("host" if entry.phase == "environment" else entry.phase, []).append(entry)
+        by_phase.setdefault(entry.phase if entry.phase in measured else "host", []).append(entry)
     measured = dict(measured)
     for phase in ("evaluation", "save"):
         seen = sum(entry.share for entry in by_phase.get(phase, ()))

@@ -34,7 +34,7 @@ def test_the_gain_of_ending_a_growth_is_that_of_the_moment():
 def test_a_sampled_stall_is_less_sure_with_fewer_samples():
     def told(samples):
         phases = Phases(forward=0.2, backward=0.1, outside=0.7)
-        writing = [line("log", 0.7, activity="io-network", text="requests.post(url)")]
+        writing = [line("log", 0.7, activity="wait-network", text="requests.post(url)")]
         return fired(between_steps.host_io(snapshot(phases=phases, lines=writing, main_samples=samples))).confidence
 
     assert told(40) < 0.5 < told(300)
@@ -43,7 +43,7 @@ def test_a_sampled_stall_is_less_sure_with_fewer_samples():
 def test_a_sampled_collection_is_less_sure_with_fewer_samples():
     def told(samples):
         phases = Phases(forward=0.1, backward=0.1, outside=0.8)
-        asked = [line("train", 0.8, activity="gc", text="gc.collect()")]
+        asked = [line("train", 0.8, activity="collect", text="gc.collect()")]
         return fired(collector.judge(snapshot(phases=phases, lines=asked, main_samples=samples))).confidence
 
     assert told(60) < 0.5 < told(300)
@@ -54,7 +54,7 @@ def waiting(ran, delay, *, busy=(1.0, 1.0), cpu=0.8):
     return snapshot(
         phases=Phases(data_wait=0.39, forward=0.36, backward=0.25, outside=0.0),
         lines=[
-            line("main", 0.39, phase="data_wait", activity="queue"),
+            line("main", 0.39, phase="data_wait", activity="wait-queue"),
             line("get", 0.9, pid=200, phase="data_wait"),
             line("get", 0.9, pid=201, phase="data_wait"),
         ],
@@ -96,7 +96,7 @@ def test_what_is_computed_with_data_from_afar_stays_when_they_come_at_once():
     """66 % make batches, of which the process computed 8 %: the rest is all that nearer storage can end."""
     reading = [
         line("read", 0.58, activity="sleep", text="time.sleep(LATENCY)"),
-        line("read_batch", 0.08, activity="io-file", text="rows = np.load(file)", number=12),
+        line("read_batch", 0.08, activity="wait-disk", work="file", text="rows = np.load(file)", number=12),
     ]
     seen = snapshot(
         steps(seconds=0.1, forward=0.014, backward=0.02, cpu=0.042),
@@ -125,7 +125,7 @@ def test_what_the_process_loads_itself_is_not_left():
 
 def at_a_wait(per_second, share=0.72, step_seconds=None):
     """A run whose thread waits so often a second for a service, for `share` of the time."""
-    sends = [line("tell", share, activity="io-network", text="urlopen(url, data=told)")]
+    sends = [line("tell", share, activity="wait-network", text="urlopen(url, data=told)")]
     phases = Phases(forward=0.9 - share, backward=0.05, outside=share + 0.05)
     records = None if step_seconds is None else steps(100, step_seconds, forward=(1.0 - share) * step_seconds)
     seen = snapshot(records, phases=phases, lines=sends, main_samples=400)

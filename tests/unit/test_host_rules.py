@@ -86,7 +86,7 @@ def test_a_lock_that_nobody_waits_for_is_no_contention(held, cpu):
 
 
 def test_a_main_thread_that_waits_for_data_does_not_want_the_lock():
-    waiting = line("main", 0.6, activity="queue", text="batch = ready.get()")
+    waiting = line("main", 0.6, activity="wait-queue", text="batch = ready.get()")
     assert level(gil.judge(threaded(held=0.8, cpu=0.38, lines=(waiting,)))) < gil.RULE.band.leave
 
 
@@ -197,7 +197,7 @@ def test_a_quota_that_runs_out():
 
 
 def test_a_collection_at_every_step_has_a_line():
-    lines = [line("fit", 0.4, activity="gc", number=31, text="gc.collect()")]
+    lines = [line("fit", 0.4, activity="collect", number=31, text="gc.collect()")]
     verdict = fired(collector.judge(snapshot(steps(seconds=0.1, gc=0.04), lines=lines)))
     assert (verdict.severity, verdict.where[0].line) == ("critical", 31)
     assert verdict.speedup == pytest.approx(1.67, rel=0.02) and "gc.collect()" in verdict.fixes[0].text
@@ -220,11 +220,11 @@ def test_short_pauses_are_no_stall():
 
 # a pipeline of the run's own --------------------------------------------------------------------------------------
 
-GET = line("main", 0.7, number=60, activity="queue", text="batch = ready.get()")
+GET = line("main", 0.7, number=60, activity="wait-queue", text="batch = ready.get()")
 
 
 def fed(*makers, kind="training"):
-    computing = line("main", 0.2, phase="forward", activity="compute", number=61, text="out = net(x)")
+    computing = line("main", 0.2, phase="forward", activity="native", number=61, text="out = net(x)")
     return snapshot(
         steps(seconds=0.1, forward=0.015, backward=0.015, cpu=0.03), lines=[GET, computing, *makers], kind=kind
     )
@@ -237,7 +237,7 @@ def test_a_thread_that_makes_batches_too_slowly():
 
 
 def test_threads_that_wait_for_the_network_may_be_more():
-    waits = [of_thread("download", 0.95, thread=f"reader-{index}", activity="io-network") for index in range(2)]
+    waits = [of_thread("download", 0.95, thread=f"reader-{index}", activity="wait-network") for index in range(2)]
     verdict = fired(input_bound.judge(fed(*waits)))
     assert verdict.subtype == "storage" and any(fix.text.startswith("2 → ") for fix in verdict.fixes)
     assert any(fix.setting is not None and fix.setting.current == 2 for fix in verdict.fixes)
@@ -245,7 +245,7 @@ def test_threads_that_wait_for_the_network_may_be_more():
 
 
 def test_makers_that_wait_for_room_are_not_why_the_step_waits():
-    full = of_thread("produce", 0.95, activity="queue", text="ready.put(batch)")
+    full = of_thread("produce", 0.95, activity="wait-queue", text="ready.put(batch)")
     assert level(input_bound.judge(fed(full, of_thread("parse", 0.05)))) < input_bound.RULE.band.leave
 
 

@@ -75,12 +75,12 @@ def test_computing_workers_with_free_cores_are_too_few():
 
 
 def test_workers_that_read_files_wait_for_storage():
-    assert fired(input_bound.judge(slow_workers(0.05, activity="io-file"))).subtype == "storage"
+    assert fired(input_bound.judge(slow_workers(0.05, activity="wait-disk", work="file"))).subtype == "storage"
     assert fired(input_bound.judge(slow_workers(0.05, state="D"))).subtype == "storage"
 
 
 def test_workers_that_collate():
-    assert fired(input_bound.judge(slow_workers(0.95, busy=(1.0, 1.0), activity="collate"))).subtype == "collate"
+    assert fired(input_bound.judge(slow_workers(0.95, busy=(1.0, 1.0), activity="python", work="collate"))).subtype == "collate"
 
 
 def test_waits_at_loader_starts_are_respawning():
@@ -107,7 +107,7 @@ def test_a_loop_without_a_loader_is_input_bound_at_its_own_line():
             text="value = float(part)",
             via=(("main", 80, "for x, y in batches():"), ("batches", 40, "yield parse(line)")),
         ),
-        line("main", 0.2, phase="forward", activity="compute"),
+        line("main", 0.2, phase="forward", activity="native"),
     ]
     verdict = fired(input_bound.judge(snapshot(steps(seconds=0.1, forward=0.01, backward=0.01, cpu=0.1), lines=loop)))
     assert verdict.subtype == "transform"
@@ -125,8 +125,8 @@ def test_idle_workers_that_were_just_started_are_respawning_without_the_hook_too
 
 
 LOOP = (
-    line("main", 0.1, phase="forward", activity="compute", number=54, text="out = net(x)"),
-    line("main", 0.1, phase="optimizer", activity="compute", number=57, text="opt.step()"),
+    line("main", 0.1, phase="forward", activity="native", number=54, text="out = net(x)"),
+    line("main", 0.1, phase="optimizer", activity="native", number=57, text="opt.step()"),
 )
 
 
@@ -178,7 +178,7 @@ def test_without_the_hook_stacks_are_enough():
 
 def test_checkpoints_are_seen_as_bursts():
     records = [step(index, 0.5, save=0.4) if index % 10 == 0 else step(index, 0.1) for index in range(40)]
-    saving = line("save_checkpoint", 0.3, phase="save", activity="save", number=52)
+    saving = line("save_checkpoint", 0.3, phase="save", activity="native", work="save", number=52)
     verdict = fired(between_steps.checkpoint(snapshot(records, lines=[saving])))
     assert verdict.share == pytest.approx(4 * 0.4 / (4 * 0.5 + 36 * 0.1), rel=1e-3)
     assert verdict.where[0].line == 52
@@ -187,7 +187,7 @@ def test_checkpoints_are_seen_as_bursts():
 
 def test_one_checkpoint_does_not_tell_how_often_it_comes():
     records = [step(0, 6.0, save=5.9), *steps(20)]
-    saving = line("save_checkpoint", 0.7, phase="save", activity="save")
+    saving = line("save_checkpoint", 0.7, phase="save", activity="native", work="save")
     verdict = fired(between_steps.checkpoint(snapshot(records, lines=[saving])))
     assert (verdict.severity, verdict.confidence <= 0.5) == ("info", True)
     assert verdict.evidence[0].startswith("once in 21 steps so far, 5.90 s")
@@ -213,14 +213,14 @@ def test_an_evaluation_in_the_training_loop_itself_stands_below_its_step(number,
 
 def test_evaluation_is_seen_only_in_training():
     records = [step(index, 1.0, evaluation=0.8) if index % 5 == 0 else step(index, 0.1) for index in range(40)]
-    seen = snapshot(records, lines=[line("evaluate", 0.5, phase="evaluation", activity="compute")])
+    seen = snapshot(records, lines=[line("evaluate", 0.5, phase="evaluation", activity="native")])
     assert fired(between_steps.evaluation(seen)).where[0].function == "evaluate"
     assert between_steps.evaluation(snapshot(records, kind="inference")) is None
     assert between_steps.evaluation(snapshot(steps())) is None
 
 
 def test_io_in_the_loop():
-    writing = line("log_metrics", 0.4, activity="io-database", text="db.execute(sql)", number=70)
+    writing = line("log_metrics", 0.4, activity="wait-network", work="database", text="db.execute(sql)", number=70)
     verdict = fired(between_steps.host_io(snapshot(steps(forward=0.06), lines=[writing])))
     assert verdict.where[0].line == 70 and verdict.speedup == pytest.approx(1 / 0.6, rel=0.02)
     assert between_steps.host_io(snapshot(steps(), lines=[line("train", 0.9, phase="forward")])) is None
@@ -230,7 +230,7 @@ def test_io_in_the_loop():
 def test_what_is_sampled_between_steps_is_scaled_to_what_was_measured_there(judge):
     """100 samples say 40 of 50 % outside; the process measured 60 %, then hardly any less than what was seen."""
     activity = "io-file" if judge is between_steps.host_io else "python"
-    lines = [line("aside", 0.4, activity=activity, text="x = f(y)"), line("main", 0.1, activity="gc")]
+    lines = [line("aside", 0.4, activity=activity, text="x = f(y)"), line("main", 0.1, activity="collect")]
     assert fired(judge(snapshot(steps(forward=0.04), lines=lines))).share == pytest.approx(0.4 / 0.5 * 0.6, rel=0.01)
     assert fired(judge(snapshot(steps(forward=0.001), lines=lines))).share == pytest.approx(0.4 * 1.25)
 
@@ -260,7 +260,7 @@ def test_a_loop_of_tiny_operations():
     facts = HookFacts(way="attach", python="3.11", torch="2", ops=4000)
     seen = snapshot(
         steps(seconds=0.1, forward=0.04, backward=0.05),
-        lines=[line("forward", 0.4, phase="forward", activity="compute", text="out[i] = x[i] * w", number=22)],
+        lines=[line("forward", 0.4, phase="forward", activity="native", text="out[i] = x[i] * w", number=22)],
         facts=facts,
     )
     verdict = fired(python_overhead.judge(seen))
@@ -273,14 +273,14 @@ def test_few_large_operations_are_no_overhead():
     facts = HookFacts(way="attach", python="3.11", torch="2", ops=200)
     seen = snapshot(
         steps(seconds=0.1, forward=0.04, backward=0.05),
-        lines=[line("forward", 0.4, phase="forward", activity="compute", text="return self.net(x)")],
+        lines=[line("forward", 0.4, phase="forward", activity="native", text="return self.net(x)")],
         facts=facts,
     )
     assert python_overhead.judge(seen) is None
 
 
 def test_sampled_io_alone_is_not_critical():
-    writing = line("log_metrics", 0.4, activity="io-database", text="db.execute(sql)")
+    writing = line("log_metrics", 0.4, activity="wait-network", work="database", text="db.execute(sql)")
     seen = snapshot(phases=Phases(forward=0.3, backward=0.3, outside=0.4), lines=[writing])
     assert fired(between_steps.host_io(seen)).severity == "warning"
 
@@ -292,7 +292,7 @@ def test_sampled_io_alone_is_not_critical():
 def test_reading_a_data_set_before_the_first_step_is_no_step(judge):
     reading = [
         line("load_dataset", 0.6, text="frame = pd.read_csv(path)", activity="decode"),
-        line("load_dataset", 0.3, text="rows = file.read()", activity="io-file", number=12),
+        line("load_dataset", 0.3, text="rows = file.read()", activity="wait-disk", work="file", number=12),
     ]
     setting_up = Phases(data_wait=0.0, forward=0.0, backward=0.0, optimizer=0.0, outside=1.0)
     told = judge(snapshot(phases=setting_up, lines=reading, kind="unknown"))

@@ -129,7 +129,7 @@ def served(count=40, samples=1, forward=0.0048, seconds=0.005):
 
 
 DENSE = facts(parameters=21_000_000, parameter_tensors=6, parameter_dtypes=("float32",), threads=1)
-MODEL = line("serve", 0.9, phase="forward", activity="compute", number=20, text="y = net(x)")
+MODEL = line("serve", 0.9, phase="forward", activity="native", number=20, text="y = net(x)")
 
 
 def test_requests_one_at_a_time_read_all_weights_for_each():
@@ -142,21 +142,21 @@ def test_requests_one_at_a_time_read_all_weights_for_each():
 def test_batches_are_put_together_where_the_model_is_called():
     from aitop.model.stacks import Frame
 
-    inside = line("Scorer.forward", 0.9, phase="forward", activity="compute", number=7, text="x = layer(x)")
+    inside = line("Scorer.forward", 0.9, phase="forward", activity="native", number=7, text="x = layer(x)")
     inside = replace(inside, via=(Frame(function="serve", file="serve.py", line=31, user=True, text="y = net(x)"),))
     place = fired(underbatched.judge(snapshot(served(), kind="inference", facts=DENSE, lines=[inside]))).where[0]
     assert (place.file, place.line, place.function) == ("serve.py", 31, "serve")
 
 
 def test_a_server_that_waits_for_requests_is_not_underbatched():
-    waits = line("serve", 0.6, activity="queue", text="x = q.get()")
+    waits = line("serve", 0.6, activity="wait-queue", text="x = q.get()")
     seen = snapshot(served(forward=0.002), kind="inference", facts=DENSE, lines=[MODEL, waits])
     assert underbatched.judge(seen) is None
 
 
 def test_taking_from_a_full_queue_is_no_waiting():
-    takes = line("take", 0.4, activity="queue", number=12, text="taken = [self.requests.get()]")
-    puts = line("submit", 0.9, activity="queue", number=7, text="self.requests.put((features, answer))")
+    takes = line("take", 0.4, activity="wait-queue", number=12, text="taken = [self.requests.get()]")
+    puts = line("submit", 0.9, activity="wait-queue", number=7, text="self.requests.put((features, answer))")
     lines = [replace(MODEL, share=0.5), takes, replace(puts, thread="clients")]
     seen = snapshot(served(seconds=0.01), kind="inference", facts=DENSE, lines=lines)
     verdict = fired(underbatched.judge(seen))
@@ -169,8 +169,8 @@ STACKED = "vectors = self.model(torch.stack([features for features, _ in taken])
 
 
 def test_what_is_done_in_the_line_that_calls_the_model_belongs_to_the_batch():
-    calls = line("answer", 0.5, phase="forward", activity="compute", number=37, text=STACKED)
-    stacking = line("answer", 0.3, activity="compute", number=37, text=STACKED)
+    calls = line("answer", 0.5, phase="forward", activity="native", number=37, text=STACKED)
+    stacking = line("answer", 0.3, activity="native", number=37, text=STACKED)
     seen = snapshot(served(seconds=0.01), kind="inference", facts=DENSE, lines=[calls, stacking])
     alone = snapshot(served(seconds=0.01), kind="inference", facts=DENSE, lines=[calls])
     assert fired(underbatched.judge(seen)).share > level(underbatched.judge(alone)) + 0.1
@@ -215,7 +215,7 @@ def test_an_idle_gpu_has_room_for_more():
 def test_batches_are_not_known_from_outside():
     seen = snapshot(phases=Phases(forward=0.9, outside=0.1), kind="inference")
     assert abstained(underbatched.judge(seen)).startswith("how many samples a step takes is known only from inside")
-    puts = replace(line("submit", 0.9, activity="queue", text="self.jobs.put(job)"), thread="clients")
+    puts = replace(line("submit", 0.9, activity="wait-queue", text="self.jobs.put(job)"), thread="clients")
     full = snapshot(phases=Phases(forward=0.9, outside=0.1), kind="inference", lines=[puts])
     assert abstained(underbatched.judge(full)).startswith("requests wait in a full queue; how many samples")
 
@@ -226,7 +226,7 @@ SPLITS = line(
     "wordpieces", 0.7, number=14, text="while end > start and word[start:end] not in VOCABULARY:",
     via=(("serve", 30, "ids = encode(text)"), ("encode", 22, "ids += wordpieces(word)")),
 )  # fmt: skip
-RUNS = line("serve", 0.2, phase="forward", activity="compute", number=32, text="return model(ids)")
+RUNS = line("serve", 0.2, phase="forward", activity="native", number=32, text="return model(ids)")
 
 
 def requests(lines, kind="inference", forward=0.002, **fields):
@@ -245,7 +245,7 @@ def test_tokenising_that_takes_most_of_a_request():
 
 
 def test_what_is_made_of_tokens_stays_when_they_come_sooner():
-    stacked = line("serve", 0.1, number=31, activity="compute", text="x = torch.tensor([ids])")
+    stacked = line("serve", 0.1, number=31, activity="native", text="x = torch.tensor([ids])")
     verdict = fired(preprocessing.judge(requests([SPLITS, stacked, RUNS])))
     assert verdict.share == pytest.approx(0.8, abs=0.01)
     assert verdict.speedup == pytest.approx(1 / (1 - 0.8 * 7 / 8), rel=0.01)
@@ -260,7 +260,7 @@ def test_the_fix_fits_the_work(activity, told):
 
 def test_the_name_of_what_calls_the_model_says_nothing_of_its_parts():
     makes = line("pieces", 0.7, number=14, text="while word:", via=(("Api.answer", 31, "ids = self.cut(text)"),))
-    runs = line("Api.answer", 0.2, phase="forward", activity="compute", number=33, text="y = self.net(ids)")
+    runs = line("Api.answer", 0.2, phase="forward", activity="native", number=33, text="y = self.net(ids)")
     assert fired(preprocessing.judge(requests([makes, runs]))).where[0].line == 14
     ahead = line("reply", 0.7, number=50, via=(("Api.answer", 31, "reply(last)"),))
     assert preprocessing.judge(requests([ahead, runs])) is None
@@ -280,14 +280,14 @@ def test_a_model_that_takes_most_of_a_request():
 
 
 def test_a_server_at_leisure_is_told_of_latency_only():
-    waits = line("serve", 0.6, number=28, activity="queue", text="body = q.get()")
+    waits = line("serve", 0.6, number=28, activity="wait-queue", text="body = q.get()")
     work = line("encode", 0.3, number=22, text="ids = table[words]")
     verdict = fired(preprocessing.judge(requests([waits, work, RUNS])))
     assert verdict.severity == "info" and "they get faster, not more" in verdict.evidence[-1]
 
 
 def test_who_waits_for_the_answer_of_a_service_is_not_at_leisure():
-    tells = line("tell", 0.4, number=70, activity="io-network", text="with urlopen(url, data=body) as reply:")
+    tells = line("tell", 0.4, number=70, activity="wait-network", text="with urlopen(url, data=body) as reply:")
     work = line("encode", 0.5, number=22, text="ids = table[words]")
     verdict = fired(preprocessing.judge(requests([tells, work, RUNS])))
     assert verdict.severity != "info" and verdict.speedup == pytest.approx(1.8, abs=0.05)

@@ -48,21 +48,21 @@ def test_a_server_that_waits_to_be_given_a_request_does_not_wait_for_data(text, 
 
 
 def test_a_server_at_leisure_is_told_that_nothing_holds_it_up():
-    waits = line("main", 0.9, activity="io-network", number=19, text="data = conn.recv()")
+    waits = line("main", 0.9, activity="wait-network", number=19, text="data = conn.recv()")
     finding = computing.compute_bound(inference(waits))
     assert finding.level >= 0.5 and fired(finding).severity == "info" and finding.verdict.confidence <= 0.5
     assert finding.verdict.title.startswith("90 % of the time is waiting for requests")
-    asks = line("main", 0.9, activity="io-network", number=19, text="rows = urlopen(url).read()")
+    asks = line("main", 0.9, activity="wait-network", number=19, text="rows = urlopen(url).read()")
     assert computing.compute_bound(inference(asks)).level < 0.2, "who asks for data does not rest"
 
 
 def test_a_server_at_leisure_needs_no_larger_batches():
-    waits = line("main", 0.9, activity="queue", number=19, text="data = inbox.get()")
+    waits = line("main", 0.9, activity="wait-queue", number=19, text="data = inbox.get()")
     assert not isinstance(underbatched.judge(inference(waits, facts=loaders(0))), Finding)
 
 
 def test_inference_that_asks_a_service_for_its_input_waits_for_data():
-    asks = line("main", 0.8, activity="io-network", number=19, text="rows = urlopen(url).read()")
+    asks = line("main", 0.8, activity="wait-network", number=19, text="rows = urlopen(url).read()")
     verdict = fired(input_bound.judge(inference(asks)))
     assert (verdict.subtype, verdict.where[0].line) == ("storage", 19)
 
@@ -71,7 +71,7 @@ def test_inference_that_asks_a_service_for_its_input_waits_for_data():
 
 
 def grab(text="with urlopen(url) as reply:", calls="train(grab(i))", name="grab"):
-    return line(name, 0.6, activity="io-network", number=10, text=text, via=(("main", 50, calls),))
+    return line(name, 0.6, activity="wait-network", number=10, text=text, via=(("main", 50, calls),))
 
 
 def test_what_is_called_as_an_argument_of_the_step_feeds_it():
@@ -141,9 +141,9 @@ def test_who_waits_for_the_batch_does_not_wait_for_the_lock(batches, first):
 
 
 def test_opening_and_closing_what_is_saved_into_is_saving():
-    dumps = line("keep", 0.2, phase="save", activity="save", number=12, text="pickle.dump(state, f)")
-    opens = line("keep", 0.1, activity="io-file", number=11, text='with open(path, "wb") as f:')
-    other = line("note", 0.1, activity="io-file", number=40, text="self.file.flush()")
+    dumps = line("keep", 0.2, phase="save", activity="native", work="save", number=12, text="pickle.dump(state, f)")
+    opens = line("keep", 0.1, activity="wait-disk", work="file", number=11, text='with open(path, "wb") as f:')
+    other = line("note", 0.1, activity="wait-disk", work="file", number=40, text="self.file.flush()")
     seen = snapshot(phases=Phases(forward=0.6), lines=[dumps, opens, other])
     assert fired(between_steps.checkpoint(seen)).share == pytest.approx(0.3)
     assert fired(between_steps.host_io(seen)).share == pytest.approx(0.1)
@@ -182,8 +182,8 @@ def test_a_handful_of_samples_is_too_little(judge):
         phases=Phases(forward=0.2, data_wait=0.8),
         lines=[
             line("load", 0.5, phase="data_wait"),
-            line("keep", 0.2, phase="save", activity="save"),
-            line("note", 0.2, activity="io-database"),
+            line("keep", 0.2, phase="save", activity="native", work="save"),
+            line("note", 0.2, activity="wait-network", work="database"),
         ],
         main_samples=9,
         kind="inference",

@@ -66,8 +66,8 @@ def test_parameters_of_one_of_many_modules_are_not_all_that_is_updated(forwards,
 
 
 def test_an_evaluation_is_told_by_the_line_that_calls_the_model():
-    inside = line("net", 0.3, number=17, phase="evaluation", activity="compute", via=[("score", 31, "net(part)")])
-    train = line("net", 0.2, number=17, phase="forward", activity="compute", via=[("fit", 39, "loss = net(x)")])
+    inside = line("net", 0.3, number=17, phase="evaluation", activity="native", via=[("score", 31, "net(part)")])
+    train = line("net", 0.2, number=17, phase="forward", activity="native", via=[("fit", 39, "loss = net(x)")])
     records = steps(seconds=0.1, evaluation=0.03, forward=0.03)
     [first] = fired(between_steps.evaluation(snapshot(records, lines=[inside, train]))).where
     assert (first.function, first.line, first.text) == ("score", 31, "net(part)")
@@ -76,7 +76,7 @@ def test_an_evaluation_is_told_by_the_line_that_calls_the_model():
 
 
 def _batches_by(*lines, series):
-    train = [line("fit", 0.1, number=20, phase=phase, activity="compute") for phase in ("forward", "backward")]
+    train = [line("fit", 0.1, number=20, phase=phase, activity="native") for phase in ("forward", "backward")]
     phases = Phases(data_wait=0.0, forward=0.1, backward=0.1, outside=0.8)
     return snapshot(phases=phases, lines=[*lines, *train], series=series, host=host(main_cpu=1.0))
 

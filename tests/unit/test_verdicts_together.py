@@ -127,7 +127,7 @@ def healthy(tick, noise, stall=False):
         time=1000.0 + tick,
         host=host(0, main_cpu=0.8, busy=(busy, busy)),
         series={"run_delay": constant(0.15, until=1000.0 + tick)},
-        lines=[line("main", 0.33, phase="forward", activity="compute"), line("main", 0.02)],
+        lines=[line("main", 0.33, phase="forward", activity="native"), line("main", 0.02)],
     )
 
 
@@ -192,10 +192,10 @@ def test_the_lone_holder_of_the_lock_is_not_taken_for_the_main_thread():
 
 
 def test_lines_of_the_step_that_wait_for_the_lock_wait_for_no_data():
-    def told(*, number=10, activity="compute", share=0.12):
+    def told(*, number=10, activity="native", share=0.12):
         draws = line("main", 0.12, activity=activity, number=number, text="users = torch.randint(9, (64,))")
         found = [verdict("gil-contention", 0.7, 30), verdict("input-bound", share, 10)]
         return ids(composed(found, snapshot(steps(), lines=[draws])))
 
     assert told() == ["gil-contention"]
-    assert told(activity="io-network") == told(number=50) == told(share=0.8) == ["gil-contention", "input-bound"]
+    assert told(activity="wait-network") == told(number=50) == told(share=0.8) == ["gil-contention", "input-bound"]
