@@ -132,7 +132,14 @@ TO = CallSite(
     bytes=40 * 80 * 2**20, pageable_bytes=40 * 80 * 2**20,
 )  # fmt: skip
 COPY = line("main", 0.4, phase="transfer", activity="native", work="copy", number=40, text="x = x.to(device)")
-COPYING = {"seconds": 0.1, "forward": 0.02, "backward": 0.02, "transfer": 0.04, "transfer_apart": 0.04, "transfer_bytes": 80 * 2**20}
+COPYING = {
+    "seconds": 0.1,
+    "forward": 0.02,
+    "backward": 0.02,
+    "transfer": 0.04,
+    "transfer_apart": 0.04,
+    "transfer_bytes": 80 * 2**20,
+}
 
 
 def test_pageable_copies_that_hold_up_the_device():
