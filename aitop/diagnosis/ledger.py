@@ -22,6 +22,9 @@ RUNNING: frozenset[Activity] = frozenset({"python", "native"})
 LEAST_PART = 0.004
 # Where far more was measured in a phase than was seen there, samples tell only so much of it.
 MOST_SCALED = 2.0
+# Model calls for each backward pass from which on the model acts rather than learns: a teacher or a frozen part is
+# called once or twice.
+ROLLOUT_CALLS = 4
 # Samples tell a phase better than a clock that saw less than this part of it (a saved reference to torch.save, say).
 LEAST_MEASURED = 0.5
 
@@ -83,7 +86,9 @@ def _ledger(snapshot: Snapshot, process: ProcessStacks, *, first: bool) -> Ledge
     records = steps.recent if first and steps is not None and steps.pid == process.pid else ()
     lines = _lines_of(snapshot, process)
     sampled = _entries("main", lines, samples=process.samples)
-    measured = _measured(records)
+    if _rolls_out(records):
+        sampled = [_of_rollout(entry) for entry in sampled]
+    measured = _measured(records, steps.phases if steps is not None else Phases())
     main = _fitted(sampled, measured, process) if measured else _filled(sampled, process)
     main = _carved(main, "wait-core", _run_delay(snapshot, process))
     main = _carved(main, "collect", _share(records, lambda step: step.gc) if records else 0.0)
@@ -96,6 +101,19 @@ def _ledger(snapshot: Snapshot, process: ProcessStacks, *, first: bool) -> Ledge
     return Ledger(pid=process.pid, thread=process.thread, unit=unit, entries=tuple(ordered), length=length)
 
 
+def _rolls_out(records: Sequence[StepRecord]) -> bool:
+    """Whether the model is called many times for each backward pass: it acts in an environment before it learns."""
+    training = [step for step in records if step.kind == "train"]
+    calls = sum(step.forwards for step in training)
+    return bool(training) and calls >= ROLLOUT_CALLS * max(1, sum(step.backwards for step in training))
+
+
+def _of_rollout(entry: Entry) -> Entry:
+    """Host code between the calls of a model that acts is the environment."""
+    between = entry.phase == "host" and entry.position == "within" and entry.activity in RUNNING
+    return msgspec.structs.replace(entry, phase="environment") if between else entry
+
+
 def _measured_only(snapshot: Snapshot) -> Ledger | None:
     """The ledger of a process whose steps are measured but whose stacks cannot be sampled."""
     steps = snapshot.steps
@@ -105,10 +123,11 @@ def _measured_only(snapshot: Snapshot) -> Ledger | None:
     return _ledger(snapshot, process, first=True)
 
 
-def _measured(records: Sequence[StepRecord]) -> dict[Phase, float]:
+def _measured(records: Sequence[StepRecord], phases: Phases) -> dict[Phase, float]:
     """Shares of step time by phase from the hook's clock, "host" being what is left; empty without steps.
 
-    Copies and exchange are left out, and so a part of the host's time, where nobody watches them.
+    `phases` know how much of the exchange between ranks lies in the backward pass: it is moved where it belongs.
+    What nobody watches (copies, the exchange) is left out, and so a part of the host's time.
     """
     if not records:
         return {}
@@ -122,8 +141,14 @@ def _measured(records: Sequence[StepRecord]) -> dict[Phase, float]:
     }
     if any(step.transfer_apart is not None for step in records):
         shares["transfer"] = _share(records, lambda step: step.transfer_apart or 0.0)
-    if any(step.communication_apart is not None for step in records):
+    if phases.communication or any(step.communication_apart is not None for step in records):
         shares["exchange"] = _share(records, lambda step: step.communication_apart or 0.0)
+    hidden = max(0.0, (phases.communication or 0.0) - shares.get("exchange", 0.0))
+    for phase in ("backward", "forward") if hidden else ():
+        moved = min(hidden, shares[phase])
+        shares[phase] -= moved
+        shares["exchange"] += moved
+        hidden -= moved
     shares["host"] = max(0.0, 1.0 - sum(shares.values()))
     return shares
 

@@ -100,6 +100,11 @@ class Loading:
         return self.step / self.step_with(workers)
 
 
+def range_of(low: float, high: float) -> tuple[float, float]:
+    """The factors that go with a share that lies between `low` and `high`."""
+    return round(without(max(0.0, min(low, high))), 3), round(without(min(0.99, high)), 3)
+
+
 def gain_range(verdict: Verdict, claims: Sequence[Entry], snapshot: Snapshot) -> tuple[float, float]:
     """Bounds (95 %) of the factor that the end of a cause gives: of its share, and of what is left of a step."""
     share = min(0.99, 1.0 - 1.0 / verdict.speedup) if verdict.speedup else 0.0

@@ -15,6 +15,7 @@ from aitop.engine.standstill import standstill
 from aitop.engine.steps_view import steps_view
 from aitop.engine.throughput import with_operations, with_throughput
 from aitop.model.host import Role
+from aitop.model.ranks import Ranks
 from aitop.model.snapshot import Cost, Phases, ProcessStacks, Series, Snapshot, Stacks, Steps, Tick
 from aitop.model.source import SourceName, SourceStatus
 from aitop.model.stacks import StackWindow
@@ -47,6 +48,8 @@ def aggregate(history: History, tick: Tick) -> Snapshot:
     roles: dict[int, Role] = {process.pid: process.role for process in host.processes} if host else {}
     roles.setdefault(history.target.pid, "rank")
     stacks = history.stacks.view(_stepping_windows(history, hook), roles, since)
+    ranks = ranks_view(history, tick.time)
+    steps = _with_exchange(steps, ranks)
     first = history.first_time if history.first_time is not None else tick.time
     return Snapshot(
         tick=history.tick_count,
@@ -64,7 +67,7 @@ def aggregate(history: History, tick: Tick) -> Snapshot:
         stacks=stacks,
         dump=history.dump,
         standstill=standstill(history, tick.time),
-        ranks=ranks_view(history, tick.time),
+        ranks=ranks,
         growth_sites=history.growth.sites if history.growth else (),
         series=series(history, tuple(hook.steps) if hook else ())
         | _by_windows(history, hook, stacks)
@@ -72,6 +75,33 @@ def aggregate(history: History, tick: Tick) -> Snapshot:
         | worker_lanes(history.hosts, history.windows, history.stacks),
         cost=_cost(history, hook, steps),
     )
+
+
+def _with_exchange(steps: Steps | None, ranks: Ranks | None) -> Steps | None:
+    """The steps with what their rank waits for the others taken out of the phases that it lies in.
+
+    DistributedDataParallel exchanges gradients inside the backward pass; only a comparison of the ranks tells how long
+    a rank waits there.
+    """
+    rank = next((view for view in ranks.ranks if steps and view.pid == steps.pid), None) if ranks else None
+    own = rank.phases if rank is not None else None
+    if steps is None or own is None or own.wait is None:
+        return steps
+    length = own.data_wait + own.forward + own.backward + own.optimizer + own.outside + own.wait
+    if length <= 0.0:
+        return steps
+    phases = steps.phases
+    apart = phases.communication or 0.0
+    inside = max(0.0, own.wait / length - apart)
+    of_backward = min(inside, phases.backward or 0.0)
+    of_forward = min(inside - of_backward, phases.forward or 0.0)
+    changed = msgspec.structs.replace(
+        phases,
+        communication=apart + of_backward + of_forward,
+        backward=None if phases.backward is None else phases.backward - of_backward,
+        forward=None if phases.forward is None else phases.forward - of_forward,
+    )
+    return msgspec.structs.replace(steps, phases=changed)
 
 
 def _by_windows(history: History, hook: HookHistory | None, stacks: Stacks | None) -> dict[str, Series]:

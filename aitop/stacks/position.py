@@ -20,8 +20,8 @@ Function = tuple[str, str]
 
 UPDATES: frozenset[Phase] = frozenset({"backward", "optimizer"})
 _ANCHORS: frozenset[Phase] = frozenset({"data_wait", "environment", "forward", "backward", "optimizer"})
-# A stack that was read while it changed shows a phase on a line that has none. Such a line has few of the samples of
-# the phase, or the phase few of the line's.
+# A stack that was read while it changed shows a phase on a line, or in a function, that has none. Such a place has few
+# of the samples of the phase, or the phase few of the line's.
 _LEAST_OF_PHASE, _LEAST_OF_LINE = 0.1, 0.05
 
 
@@ -58,9 +58,24 @@ class Steps:
             for frame in stack.callers:
                 anchors = self._anchors.setdefault((frame.file, frame.function), _Anchors())
                 anchors.add(stack.phase, frame.line, count)
+        self._drop_chance_functions()
         self.trains = any(stack.phase in UPDATES for stack, _ in seen)
         self._models = any(stack.phase == "forward" for stack, _ in seen)
         self._evaluating = self._functions_that_evaluate(seen) if self.trains else frozenset()
+
+    def _drop_chance_functions(self) -> None:
+        """Forget phases in functions that lead to hardly any of their samples."""
+        totals: dict[Phase, int] = {}
+        for anchors in self._anchors.values():
+            for phase, counts in anchors.lines.items():
+                totals[phase] = max(totals.get(phase, 0), sum(counts.values()))
+        for anchors in self._anchors.values():
+            for phase in [
+                phase
+                for phase, counts in anchors.lines.items()
+                if sum(counts.values()) < _LEAST_OF_PHASE * totals[phase]
+            ]:
+                del anchors.lines[phase]
 
     def phase(self, stack: Seen) -> Phase:
         """The phase of a stack, told from the others as well: forward passes behind the update evaluate."""

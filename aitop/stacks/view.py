@@ -44,9 +44,9 @@ class ThreadKey(NamedTuple):
 
 
 class Group(NamedTuple):
-    """Stacks that are told apart: one line in one phase, position and state."""
+    """Stacks that are told apart: one line in one phase, position and state. `line` is None where there is none to show."""
 
-    line: Frame
+    line: Frame | None
     phase: Phase
     position: Position | None
     state: State | None
@@ -377,11 +377,10 @@ def _phases(stacks: Mapping[Seen, int], steps: Steps, weight: float) -> Phases:
 def _groups(stacks: Mapping[Seen, int], steps: Steps) -> dict[Group, dict[Seen, int]]:
     groups: dict[Group, dict[Seen, int]] = {}
     for seen, count in stacks.items():
-        if seen.line is not None and not seen.idle:
-            phase = steps.phase(seen)
-            position = steps.position(seen) if phase in ("outside", "environment") else None
-            group = Group(seen.line, phase, position, seen.state, seen.work)
-            groups.setdefault(group, {})[seen] = count
+        phase = steps.phase(seen)
+        position = steps.position(seen) if phase in ("outside", "environment") else None
+        group = Group(None if seen.idle else seen.line, phase, position, seen.state, seen.work)
+        groups.setdefault(group, {})[seen] = count
     return groups
 
 
@@ -400,6 +399,8 @@ def _hot_lines(
     whole = samples + (weight - 1.0) * changing
     lines = []
     for group, stacks in groups.items():
+        if group.line is None:
+            continue
         heaviest = max(stacks, key=lambda seen: stacks[seen])
         count = sum(stacks.values())
         doing = parts.get(group, {})

@@ -118,6 +118,8 @@ LOADING = (
             "code = code * 97 + ord(character)",
             "ids.append(code % 499 + 1)",
         ),
+        # The Trainer's own Python takes a fifth of steps as small as these.
+        beside=("python-overhead",),
         needs=("transformers", "accelerate"),
     ),
     _scenario(

@@ -253,7 +253,7 @@ def test_a_loop_of_tiny_operations():
         python_overhead.judge(snapshot(steps(seconds=0.1, forward=0.04, backward=0.05), lines=TINY, facts=facts))
     )
     assert verdict.where[0].line == 22
-    assert verdict.share == pytest.approx(0.9 * 4.5 / 10, abs=0.03), "an operation of 10 µs is 4.5 µs of dispatch"
+    assert verdict.share == pytest.approx(0.9 * 0.25 / 0.4, abs=0.01), "as much as Python holds the lock"
     assert "around tiny operations" in verdict.title and any("may be larger" in told for told in verdict.evidence)
 
 
@@ -290,7 +290,7 @@ def test_a_factor_that_rests_on_next_to_nothing_has_a_wide_range():
     seen = snapshot(waiting, lines=lines, workers=1, host=host(1, worker_cpu=0.02), facts=loaders(1))
     finding = input_bound.judge(seen)
     low, high = gain_range(finding.verdict, finding.claims, seen)
-    assert low < 10 and high == pytest.approx(100)
+    assert high > 10 * low
 
 
 def test_one_worker_is_told_as_one():

@@ -51,7 +51,7 @@ def test_growth_has_to_last():
 def test_a_wait_for_others_that_gets_longer_has_to_last_for_longer():
     def waiting(count):
         grown = [0.01 + 1e-5 * n for n in range(count)]
-        records = [step(n, 0.02 + more, data_wait=more, forward=0.02, cpu=more) for n, more in enumerate(grown)]
+        records = [step(n, 0.02 + more, data_wait=more, forward=0.02, cpu=0.02 + more) for n, more in enumerate(grown)]
         return [msgspec.structs.replace(one, end=900.0 + 0.06 * one.index) for one in records]
 
     assert isinstance(step_growth.judge(snapshot(waiting(300))), Abstention)

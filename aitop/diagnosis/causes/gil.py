@@ -33,6 +33,8 @@ WAITS: frozenset[Activity] = frozenset(
     {"wait-queue", "wait-child", "wait-disk", "wait-network", "wait-device", "sleep", "spawn"}
 )
 IDLE: frozenset[Activity] = frozenset({*HANDED_WAITS, "sleep", "wait-network"})
+# The thread that steps has to stand still for so much of the time.
+LEAST_STILL = 0.04
 # Who holds the lock is looked at now and then: they may hold it for so many times what was seen.
 LOOKED_AT_RARELY = 2.0
 
@@ -56,7 +58,8 @@ def judge(snapshot: Snapshot) -> Judgement:
     # Who holds the lock is looked at now and then: where that is often others, they are what the thread stands for.
     seen = held * LOOKED_AT_RARELY if held >= CRITICAL_SHARE else held
     share = min(seen, still + _crowding(snapshot, held), host_limit(snapshot), 0.97)
-    if not others or share < BAND.leave:
+    # Threads that hold the lock where nobody wants it at that moment cost nothing.
+    if not others or share < BAND.leave or still < LEAST_STILL:
         return None
     waits = main_lines(snapshot, lambda entry: entry.activity == "wait-lock")
     return Finding(_verdict(snapshot, others, held, still, share), level=share, claims=waits.entries)

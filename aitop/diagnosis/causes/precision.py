@@ -19,7 +19,7 @@ from aitop.diagnosis.evidence import (
 )
 from aitop.diagnosis.ledger import RUNNING
 from aitop.diagnosis.rule import Band, Finding, Judgement, Rule
-from aitop.diagnosis.what_if import without
+from aitop.diagnosis.what_if import range_of, without
 from aitop.model.snapshot import Phases, Snapshot
 from aitop.model.steps import HookFacts
 from aitop.model.units import percent
@@ -30,6 +30,8 @@ CRITICAL_SHARE = 0.3
 BAND = Band(enter=0.15, leave=0.1)
 # Half the bytes and twice the lanes: what computes in float64 takes half the time in float32. GPUs gain more.
 FLOAT64_SAVED = 0.5
+# What is bound by memory or by calls gains less; float64 kernels may be much slower than twice.
+LEAST_SAVED, MOST_SAVED = 0.25, 0.6
 # Host time of dispatching one operation, its node of the graph and its backward: the same in every type.
 DISPATCH_SECONDS = 10e-6
 # Tensor cores multiply TF32 four times as fast as plain cores do float32, and some of them more.
@@ -87,6 +89,7 @@ def _float64(snapshot: Snapshot, facts: HookFacts) -> Judgement:
             severity=severity,
             share=round(share, 4),
             speedup=round(without(share), 3),
+            speedup_range=range_of(computing * LEAST_SAVED, computing * MOST_SAVED),
             confidence=sure if only else min(sure, UNPROVEN),
             title=f"{root} computes in float64: float32 takes half the time" + (" or less" if device else ""),
             where=lines.where,

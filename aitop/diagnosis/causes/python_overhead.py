@@ -25,7 +25,7 @@ from aitop.diagnosis.evidence import (
     seen_once,
 )
 from aitop.diagnosis.rule import Band, Finding, Judgement, Rule
-from aitop.diagnosis.what_if import without
+from aitop.diagnosis.what_if import range_of, without
 from aitop.model.ledger import Entry
 from aitop.model.snapshot import Snapshot
 from aitop.model.units import count, percent
@@ -33,15 +33,19 @@ from aitop.model.verdict import Abstention, Fix, Severity, Verdict
 
 ID = "python-overhead"
 CRITICAL_SHARE = 0.3
-# The interpreter's lock is held for this part of a forward pass where its operations are too small to matter.
-LEAST_HELD = 0.25
-# Operations of one step that are worth a mean, and the longest that is small, in microseconds.
-MANY_OPS = 150
+# The interpreter's lock is held for at least this part of a forward pass whose operations are called one by one from
+# Python, and more where they were not counted. One call that runs many operations inside hardly holds it.
+LEAST_HELD, LEAST_HELD_UNCOUNTED = 0.06, 0.25
+# Of a smaller part of the time too few looks at the lock are had to judge it without a count.
+LEAST_SEEN = 0.1
+# Calling an operation takes about so many times as long as it holds the lock: dispatch and the node of the graph.
+CALL_PER_HELD = 2.0
+# The longest operation that is small, in microseconds.
 TINY_OP_US = 30.0
 # What dispatching one operation and its node of the graph costs on the host, however little it computes.
 DISPATCH_US = 4.5
-# The same work in one operation still takes some of the time; how much, where operations were not counted, is a guess.
-BATCHED_AWAY, GUESSED = 0.88, 0.7
+# The same work in one operation still takes some of the time.
+BATCHED_AWAY = 0.88
 SOME = 0.05
 ONCE = "seen in one stretch of time so far: how often it comes is not known yet"
 
@@ -95,9 +99,15 @@ def _overhead(snapshot: Snapshot) -> Overhead:
     if gpu:
         # What launches take is told by how long the device waits for them; Python proper stays Python.
         share = python.share
-    elif held >= LEAST_HELD and (per_op is None or per_op < TINY_OP_US):
-        part = min(BATCHED_AWAY, DISPATCH_US / per_op) if per_op else GUESSED
-        share = (model.share + phase_share(snapshot, "backward")) * max(part, held * 0.5)
+    elif per_op is not None and per_op >= TINY_OP_US:
+        share = python.share
+    elif per_op is not None and held >= LEAST_HELD:
+        part = max(held, min(BATCHED_AWAY, DISPATCH_US / per_op))
+        share = (model.share + phase_share(snapshot, "backward")) * part
+    elif held >= LEAST_HELD_UNCOUNTED and model.share >= LEAST_SEEN and snapshot.kind == "training":
+        # In inference the cost of calling the model for a few samples is a matter of the batch.
+        part = min(BATCHED_AWAY, CALL_PER_HELD * held)
+        share = (model.share + phase_share(snapshot, "backward")) * part
     share_beside = min(beside.share, host_limit(snapshot)) if beside.share >= SOME or not share else 0.0
     return Overhead(share, python if gpu else model, share_beside, beside, per_op, held)
 
@@ -113,10 +123,10 @@ def _python(lines: Lines) -> tuple[float, tuple[Entry, ...]]:
 
 
 def _microseconds_per_op(snapshot: Snapshot, share: float) -> float | None:
-    """Mean CPU time of one autograd node's forward; None where the graph was not counted or is too small for a mean."""
+    """Mean CPU time of one autograd node's forward; None where the graph was not counted."""
     ops = snapshot.facts.ops if snapshot.facts else None
     mean = snapshot.steps.mean if snapshot.steps else None
-    if not ops or not mean or ops < MANY_OPS:
+    if not ops or not mean:
         return None
     return share * mean * running(snapshot) * 1e6 / ops
 
@@ -137,6 +147,8 @@ def _verdict(snapshot: Snapshot, overhead: Overhead, share: float) -> Verdict:
         severity=severity,
         share=round(share, 4),
         speedup=round(without(share), 3),
+        # What large operations would take instead is not known: at the least what Python takes goes, at most all of it.
+        speedup_range=range_of(0.7 * share, share + 0.9 * (1.0 - share)) if overhead.mostly_model else None,
         confidence=min(sure, UNPROVEN) if unproven or once else sure,
         title=f"{percent(share)} of each step is Python {around}",
         where=lines.where,

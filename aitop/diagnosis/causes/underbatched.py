@@ -21,7 +21,7 @@ from aitop.diagnosis.evidence import (
     running,
 )
 from aitop.diagnosis.rule import Band, Finding, Judgement, Rule
-from aitop.diagnosis.what_if import without
+from aitop.diagnosis.what_if import range_of, without
 from aitop.model.ledger import Entry
 from aitop.model.snapshot import Snapshot
 from aitop.model.steps import HookFacts, StepRecord
@@ -214,6 +214,10 @@ def _verdict(snapshot: Snapshot, cost: Cost, share: float, waiting: float) -> Ve
         severity=severity,
         share=round(share, 4),
         speedup=round(without(min(0.99, share)), 3),
+        # Where batches of several sizes were not seen, the cost of a sample is an estimate.
+        speedup_range=range_of(share * 0.9, share * 1.05)
+        if cost.measured
+        else range_of(share * 0.7, share + (1.0 - share) * 0.6),
         confidence=min(sure, 0.9 if cost.measured else UNPROVEN),
         title=f"{what} are taken {cost.samples:.0f} at a time: {percent(share)} of the time could serve {BATCH}",
         where=_calls_of_model(snapshot),

@@ -13,11 +13,9 @@ from aitop.model.verdict import Abstention, Fix, Severity, Verdict, Where
 
 WATCH_SECONDS = 60.0
 MIN_SECONDS = 3.5
-# Warming up looks like a leak for a while: without a line that keeps the graph of every step, growth has to last;
-# longer yet where no line is known that makes something longer.
-SITE_SECONDS = 10.0
-UNEXPLAINED_SECONDS = 20.0
-LASTING_SECONDS = 45.0
+# Warming up looks like a leak for a while: growth has to last. What the source code says of growing things only names
+# the line; it decides nothing.
+PATIENCE_SECONDS = 20.0
 # Reading a data set looks like a leak as well: where nothing shows that the run steps, only this long a rise counts.
 BLIND_SECONDS = 55.0
 BLIND = "where no step was seen, a leak and the loading of a data set look the same"
@@ -42,7 +40,8 @@ def leak(snapshot: Snapshot) -> Judgement:
     if (starting and not blind) or not found:
         return Abstention(id="memory-leak", reason=starting or "memory was read fewer than four times")
     sites = _sites(snapshot)
-    rising = [(name, line) for name, line in found if line.seconds >= _patience(name, sites, blind) and steady(line)]
+    patience = BLIND_SECONDS if blind else PATIENCE_SECONDS
+    rising = [(name, line) for name, line in found if line.seconds >= patience and steady(line)]
     if not rising:
         return Abstention(id="memory-leak", reason=BLIND) if blind else None
     name, line = max(rising, key=lambda pair: pair[1].slope)
@@ -55,9 +54,8 @@ def leak(snapshot: Snapshot) -> Judgement:
         for site in sites[:3]
     )
     soon = full_in is not None and full_in < SOON_SECONDS and line.points >= 6
-    # A data set that is read into memory, too, grows in a straight line: without a line of code it is no certainty.
-    severity: Severity = "critical" if soon and (where or line.seconds >= LASTING_SECONDS) else "warning"
-    sure = min(0.95, 0.45 + 0.2 * bool(where) + 0.1 * keeps_graph + min(0.2, line.seconds / 150))
+    severity: Severity = "critical" if soon else "warning"
+    sure = min(0.95, 0.55 + min(0.4, line.seconds / 150))
     if blind:
         severity, sure = "info", 0.3
     what = what_grows(name)
@@ -79,14 +77,6 @@ def leak(snapshot: Snapshot) -> Judgement:
 def _sites(snapshot: Snapshot) -> tuple[GrowthSite, ...]:
     """The lines that make something longer at every step, and more than by a number."""
     return tuple(site for site in snapshot.growth_sites if site.keeps_graph or not _NUMBERS.search(site.text))
-
-
-def _patience(name: str, sites: tuple[GrowthSite, ...], blind: bool) -> float:
-    if blind:
-        return BLIND_SECONDS
-    if not sites or name == "workers_rss":
-        return UNEXPLAINED_SECONDS
-    return MIN_SECONDS if sites[0].keeps_graph else SITE_SECONDS
 
 
 def _stepping_since(snapshot: Snapshot) -> float:
