@@ -235,7 +235,7 @@ def _fitted(sampled: list[Entry], measured: dict[Phase, float], process: Process
             low, high = _interval(entry.share / seen, round(samples))
             fitted.append(
                 msgspec.structs.replace(
-                    entry, share=entry.share * scale, low=low * share, high=high * share, basis="measured"
+                    entry, share=entry.share * scale, low=low * scale * seen, high=high * share, basis="measured"
                 )
             )
         rest = share - scale * seen
@@ -272,7 +272,10 @@ def _filled(sampled: list[Entry], process: ProcessStacks) -> list[Entry]:
     """Sampled entries, with one for the stacks that have no line of the user's, so that they add up to 1."""
     whole = sum(entry.share for entry in sampled)
     if whole >= 1.0:
-        return [msgspec.structs.replace(entry, share=entry.share / whole) for entry in sampled]
+        return [
+            msgspec.structs.replace(entry, share=entry.share / whole, low=entry.low / whole, high=entry.high / whole)
+            for entry in sampled
+        ]
     if whole < 1.0 - 1e-6:
         return [*sampled, _nowhere(process, "host", "wait", 1.0 - whole, "sampled")]
     return sampled

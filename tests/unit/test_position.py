@@ -55,7 +55,7 @@ def test_a_line_stands_where_its_function_has_it(line, expected, below):
 
 
 def test_a_function_that_makes_no_steps_has_no_positions():
-    assert position(LOOP, stack(TOP, "user/setup.py:3 read_all")) is None
+    assert position(LOOP, stack("user/setup.py:3 read_all")) is None
     assert position([(at(10, "user/x.py:4 work"), 50)], at(11)) is None
 
 
@@ -143,7 +143,7 @@ PROGRAM = [
     (at(4, NEXT, **INSIDE), 9),
     (at(5, CALL, MODEL, **INSIDE), 9),
     (at(6, **INSIDE), 9),
-    (stack(TOP, "user/setup.py:3 read_all"), 9),
+    (stack("user/setup.py:3 read_all"), 9),
 ]
 OWN = sorted({name for frames, _ in PROGRAM for seen in frames if seen.user for name in (seen.function, seen.file)})
 TEMPTING = [
