@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aitop import cli
-from aitop.diagnosis.causes import catalogue
+from aitop.diagnosis import catalogue
 from aitop.diagnosis.rules import RULES
 from aitop.outputs.explanation import contents, explanation
 

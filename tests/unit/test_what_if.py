@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -54,7 +56,7 @@ def said(id_, share, *, speedup=2.0, severity="warning", at=1, **fields):
 
 
 def sampled(share, samples):
-    """A Snapshot without the hook of so many samples, of which that share is one line of the host's, and its entries."""
+    """A Snapshot of so many samples, of which that share is a line of the host's, and the entries of that line."""
     lines = [
         line("log", share, position="after"),
         line("main", 1.0 - share, phase="forward", activity="native", number=12),
@@ -75,9 +77,8 @@ def test_the_range_contains_the_gain_and_is_narrower_with_more_samples(share, sa
 
 def test_few_samples_of_a_large_share_promise_little():
     verdict = said("host-bound", 0.75, speedup=4.0)
-    widths = [
-        high / low for samples in (20, 200, 2000) for low, high in [gain_range(verdict, *sampled(0.75, samples)[::-1])]
-    ]
+    ranges = [gain_range(verdict, claims, seen) for seen, claims in map(partial(sampled, 0.75), (20, 200, 2000))]
+    widths = [high / low for low, high in ranges]
     assert widths == sorted(widths, reverse=True) and widths[0] > 1.4 * widths[-1]
 
 
@@ -120,4 +121,4 @@ def test_a_shorter_step_gains_nothing_while_loading_cannot_keep_up():
     assert (first.id, second.id, second.speedup) == ("input-bound", "python-overhead", 1.0)
     assert second.speedup_range[0] == 1.0 and [fix.speedup for fix in second.fixes] == [1.0, None]
     hidden = snapshot(steps(data_wait=0.02, queue_ready=2), workers=2, host=host(2, worker_cpu=0.9))
-    assert [one.id for one in together([said("python-overhead", 0.5), loading], hidden)][0] == "python-overhead"
+    assert together([said("python-overhead", 0.5), loading], hidden)[0].id == "python-overhead"
