@@ -193,7 +193,7 @@ def hot_lines() -> tuple[HotLine, ...]:
 
     def main(line: int, function: str, phase: str, samples: int, text: str, file: str = TRAIN) -> HotLine:
         return HotLine(
-            pid=MAIN, role="rank", file=file, line=line, function=function, phase=phase, activity="compute",
+            pid=MAIN, role="rank", file=file, line=line, function=function, phase=phase, activity="native",
             samples=samples, share=samples / 600, text=text,
         )  # fmt: skip
 

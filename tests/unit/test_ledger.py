@@ -116,11 +116,52 @@ def test_the_collector_takes_its_measured_part_of_what_runs():
     assert share(seen, phase="forward") == pytest.approx(0.2), "it is a part of the phase in which it ran"
 
 
-def test_waits_for_a_core_are_the_kernels_word():
+def test_a_collection_that_a_line_asks_for_is_on_that_line():
+    asks = line("main", 0.3, number=31, position="after")
+    model = line("main", 0.7, phase="forward", activity="native", number=12)
+    seen = snapshot(steps(seconds=0.1, forward=0.07, gc=0.03), lines=[asks, model])
+    assert_adds_up(seen)
+    assert [(entry.line, entry.share) for entry in entries(seen) if entry.activity == "collect"] == [
+        (31, pytest.approx(0.3))
+    ]
+
+
+def test_waits_for_a_core_are_the_kernels_word_and_fall_on_the_lines_that_would_run():
     seen = snapshot(steps(**MEASURED), lines=LINES, series={"run_delay": constant(0.2)})
     assert_adds_up(seen)
     assert share(seen, activity="wait-core") == pytest.approx(0.2)
     assert share(seen, activity="wait-queue") == pytest.approx(0.5)
+    waiting = [entry for entry in entries(seen) if entry.activity == "wait-core"]
+    assert {(entry.line, entry.does) for entry in waiting if entry.where is not None} == {
+        (12, "native"),
+        (12, "python"),
+        (14, "native"),
+        (7, "python"),
+    }
+
+
+# --- models that act ------------------------------------------------------------------------------------------------
+
+WORLD = line("step", 0.3, phase="environment", number=30)
+POLICY = line("act", 0.3, phase="evaluation", activity="native", number=31)
+LEARNS = line("main", 0.4, phase="backward", activity="native", number=40)
+
+
+def test_a_model_that_is_called_to_act_is_not_evaluated():
+    seen = snapshot(steps(seconds=0.1, evaluation=0.03, backward=0.04), lines=[WORLD, POLICY, LEARNS])
+    assert_adds_up(seen)
+    assert share(seen, phase="evaluation") == 0.0 and share(seen, phase="forward") == pytest.approx(0.3)
+    alone = snapshot(steps(seconds=0.1, evaluation=0.06, backward=0.04), lines=[POLICY, LEARNS])
+    assert share(alone, phase="evaluation") == pytest.approx(0.6)
+
+
+@pytest.mark.parametrize(("forwards", "phase"), [(16, "environment"), (1, "host")])
+def test_host_code_between_many_calls_of_a_model_is_the_environment(forwards, phase):
+    world = line("move", 0.4, position="within", number=30)
+    model = line("main", 0.6, phase="forward", activity="native", number=31)
+    seen = snapshot(steps(seconds=0.1, forward=0.06, forwards=forwards, backwards=1), lines=[world, model])
+    assert_adds_up(seen)
+    assert {entry.phase for entry in entries(seen) if entry.line == 30} == {phase}
 
 
 def test_threads_and_workers_beside_have_entries_of_their_own_time():
