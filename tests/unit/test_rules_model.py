@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from judgements import fired, level
+from judgements import fired, level, unjudged
 from msgspec.structs import replace
 from snapshot_builder import RANK, constant, line, snapshot, step, steps
 
@@ -12,16 +12,11 @@ from aitop.diagnosis.judge import CONFIRM_TICKS, Judge
 from aitop.model.gpu import GpuDevice, GpuSample
 from aitop.model.snapshot import Phases, ProcessStacks, Series, Stacks
 from aitop.model.steps import HookFacts
-from aitop.model.verdict import Abstention, Setting
+from aitop.model.verdict import Setting
 
 
 def facts(**fields):
     return HookFacts(way="attach", python="3.11", torch="2", **fields)
-
-
-def abstained(judgement):
-    assert isinstance(judgement, Abstention), judgement
-    return judgement.reason
 
 
 @pytest.mark.parametrize(
@@ -34,7 +29,7 @@ def test_too_little_evidence_is_said(rule):
     few = snapshot(
         steps(3), main_samples=0, kind="inference", facts=facts(), series={"recompiles": compiling}, time=3.0
     )
-    assert "needed" in abstained(rule.judge(few))
+    assert "needed" in unjudged(rule.judge(few))
 
 
 # precision --------------------------------------------------------------------------------------------------------
@@ -77,7 +72,7 @@ def test_a_few_float64_parameters_are_doubtful():
 
 def test_types_are_not_known_from_outside():
     shares = Phases(forward=0.5, backward=0.5)
-    assert "only from inside" in abstained(precision.judge(snapshot(phases=shares)))
+    assert "only from inside" in unjudged(precision.judge(snapshot(phases=shares)))
 
 
 def on_gpu(records, *, busy=None, name="NVIDIA H200", mfu=None, told=None, **counters):
@@ -117,8 +112,8 @@ def test_float32_that_is_no_fault(told, figures):
 
 
 def test_how_much_is_products_must_be_known():
-    assert "not measured" in abstained(precision.judge(on_gpu(steps(**COMPUTES), busy=0.98, tensor=0.0)))
-    assert "whether the GPU is the limit" in abstained(precision.judge(on_gpu(steps(**COMPUTES), mfu=0.6)))
+    assert "not measured" in unjudged(precision.judge(on_gpu(steps(**COMPUTES), busy=0.98, tensor=0.0)))
+    assert "whether the GPU is the limit" in unjudged(precision.judge(on_gpu(steps(**COMPUTES), mfu=0.6)))
 
 
 # underbatched -----------------------------------------------------------------------------------------------------
@@ -190,7 +185,7 @@ def test_an_idle_gpu_has_room_for_more():
 
 def test_batches_are_not_known_from_outside():
     seen = snapshot(phases=Phases(forward=0.9, outside=0.1), kind="inference")
-    assert abstained(underbatched.judge(seen)).startswith("how many samples a step takes is known only from inside")
+    assert unjudged(underbatched.judge(seen)).startswith("how many samples a step takes is known only from inside")
 
 
 # preprocessing-bound ----------------------------------------------------------------------------------------------
@@ -262,7 +257,7 @@ def test_training_has_no_requests():
 
 def test_inference_must_be_told_from_training():
     seen = snapshot(phases=Phases(forward=0.02, outside=0.98), lines=[SPLITS, RUNS], kind="unknown")
-    assert "to tell inference from training" in abstained(preprocessing.judge(seen))
+    assert "to tell inference from training" in unjudged(preprocessing.judge(seen))
 
 
 # recompile --------------------------------------------------------------------------------------------------------
@@ -294,7 +289,7 @@ def test_recompiling_in_steady_state():
 
 def test_compiling_once_at_the_start_is_no_fault():
     seen = snapshot(steps(), lines=[COMPILES], facts=facts(recompiles=1), series={"recompiles": counted(0.0, 1.0, 1.0)})
-    assert "after warm-up" in abstained(recompile.judge(seen))
+    assert "after warm-up" in unjudged(recompile.judge(seen))
     assert recompile.judge(snapshot(steps(), lines=[line("train", 0.9, phase="forward")])) is None
 
 
@@ -302,14 +297,14 @@ def test_compiling_again_for_evaluation_and_a_last_batch_is_warming_up():
     seen = snapshot(
         steps(60), lines=[COMPILES], facts=facts(recompiles=2), series={"recompiles": counted(0.0, 1.0, 2.0, 2.0)}
     )
-    assert "after warm-up" in abstained(recompile.judge(seen))
+    assert "after warm-up" in unjudged(recompile.judge(seen))
 
 
 def test_compiling_that_is_over_is_no_fault():
     shares = Phases(forward=0.9, backward=0.08, optimizer=0.02)
     over = {"compiling": counted(0.9, 0.8, 0.95, 0.0, 0.0)}
     seen = snapshot(phases=shares, lines=[COMPILES], series=over)
-    assert "after warm-up" in abstained(recompile.judge(seen))
+    assert "after warm-up" in unjudged(recompile.judge(seen))
 
 
 def test_compiling_that_lasts_shows_without_the_hook():
@@ -319,7 +314,7 @@ def test_compiling_that_lasts_shows_without_the_hook():
     assert verdict.share == pytest.approx(0.6, abs=0.01)
     once = lasting | {"updating": counted(0.0, 0.0, 0.05, 0.1)}
     alone = snapshot(phases=shares, lines=[COMPILES], series=once)
-    assert "after warm-up" in abstained(recompile.judge(alone)), "one long compilation before the first step"
+    assert "after warm-up" in unjudged(recompile.judge(alone)), "one long compilation before the first step"
 
 
 def test_compiling_between_steps_in_three_windows_is_enough_where_steps_are_counted():
@@ -328,7 +323,7 @@ def test_compiling_between_steps_in_three_windows_is_enough_where_steps_are_coun
     verdict = fired(recompile.judge(snapshot(ends, lines=[COMPILES], series=lasting)))
     assert verdict.id == "recompile"
     few = [step(index, 0.3) for index in range(-30, -13)] + [step(index, 0.3) for index in range(-4, 0)]
-    assert "after warm-up" in abstained(recompile.judge(snapshot(few, lines=[COMPILES], series=lasting)))
+    assert "after warm-up" in unjudged(recompile.judge(snapshot(few, lines=[COMPILES], series=lasting)))
 
 
 # whose lines count --------------------------------------------------------------------------------------------------
