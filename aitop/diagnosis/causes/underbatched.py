@@ -65,9 +65,7 @@ class Cost:
 def judge(snapshot: Snapshot) -> Judgement:
     """Whether the same work would be done sooner in larger batches."""
     if snapshot.steps is None or snapshot.steps.basis != "hook":
-        full = "requests wait in a full queue; " if snapshot.kind == "inference" and queue_is_full(snapshot) else ""
-        reason = f"{full}how many samples a step takes is known only from inside of the process"
-        return Abstention(id=ID, reason=reason)
+        return Abstention(id=ID, reason="how many samples a step takes is known only from inside of the process")
     missing = enough(snapshot)
     if missing:
         return Abstention(id=ID, reason=missing)
