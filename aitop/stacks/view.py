@@ -339,13 +339,14 @@ def _process(
     by_window: Sequence[Mapping[Seen, int]],
 ) -> ProcessStacks:
     samples = sum(stacks.values())
-    worker = role == "loader-worker" or all(seen.worker for seen in stacks)
+    loads = all(seen.worker for seen in stacks)
+    worker = loads or role == "loader-worker"
     idle = sum(count for seen, count in stacks.items() if seen.idle)
     return ProcessStacks(
         pid=pid,
         role=role,
         samples=samples,
-        phases=Phases() if worker else _phases(stacks, steps, weight),
+        phases=Phases() if loads else _phases(stacks, steps, weight),
         tree=call_tree((seen.frames, count) for seen, count in stacks.items()),
         idle=idle / samples if worker and samples else None,
         thread=thread,
