@@ -196,10 +196,11 @@ class LiveFeed:
         pids = self._may_step()
         if not self._stacks_tell() or self._stopping.is_set():
             return pids
-        if not set(pids) - self._host.parents():
+        hooked = self._on_the_way.brought_to
+        if not hooked and self._host.parents().issuperset(pids):
             self._seen.wait_until_known(FIRST_LOOK_SECONDS)
             pids = self._may_step()
-        known = self._on_the_way.brought_to.union(self._seen.working())
+        known = self._seen.pids() | hooked
         return tuple(pid for pid in pids if pid in known or pid not in self._host.parents())
 
     def _may_step(self) -> tuple[int, ...]:

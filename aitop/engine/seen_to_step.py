@@ -29,7 +29,7 @@ class SeenToStep:
         most = max(known.values(), default=0)
         self._pids = frozenset(pid for pid, level in known.items() if level == most and level)
         self._working = tuple(working)
-        if working:
+        if self._pids:
             self._known.set()
 
     def pids(self) -> frozenset[int]:
@@ -41,5 +41,5 @@ class SeenToStep:
         return self._working
 
     def wait_until_known(self, seconds: float) -> None:
-        """Wait until it was seen for the first time who does the work."""
+        """Wait until any of them was seen to step."""
         self._known.wait(seconds)

@@ -12,7 +12,7 @@ from typing import Literal
 from aitop.model.snapshot import ProcessStacks, Stacks
 from aitop.model.steps import StepKind
 
-# How far a process is seen to be the one that steps: not at all, it runs a model, or it also updates one.
+# How far a process steps: not at all; it runs a model, or waits for its data as a rank; it also updates a model.
 Level = Literal[0, 1, 2]
 # Parts of a step that were met in fewer samples, or in less than this share of them, are no evidence of one.
 LEAST_SAMPLES, LEAST_SHARE = 2, 0.02
@@ -28,7 +28,8 @@ def step_levels(stacks: Stacks | None, stepping: Mapping[int, StepKind]) -> dict
     for process in stacks.processes if stacks else ():
         phases = process.phases
         updating = process.samples * ((phases.backward or 0.0) + (phases.optimizer or 0.0))
-        running = updating + process.samples * (phases.forward or 0.0)
+        waiting = phases.data_wait or 0.0 if process.role == "rank" else 0.0
+        running = updating + process.samples * ((phases.forward or 0.0) + waiting)
         levels[process.pid] = 2 if _seen(updating, process) else 1 if _seen(running, process) else 0
     for pid, kind in stepping.items():
         levels[pid] = 2 if kind == "train" else max(1, levels.get(pid, 0))
@@ -50,11 +51,11 @@ def working(stacks: Stacks | None, stepping: Mapping[int, StepKind], target: int
     levels = step_levels(stacks, stepping)
     most = max((levels[process.pid] for process in processes), default=0)
     first = next(iter(stepping), None)
+    ranks = [one for one in processes if one.role == "rank"]
     if most:
-        chosen = [one for one in processes if levels[one.pid] == most or (one.role == "rank" and _steps(one) > 0)]
+        chosen = [one for one in processes if levels[one.pid] == most or (one in ranks and _steps(one) > 0)]
     else:
-        chosen = [one for one in processes if one.role == "rank" and (one.phases.data_wait or 0.0) > RUNS]
-    chosen = chosen or _running(stacks, processes) or [one for one in processes if one.role == "rank"] or processes
+        chosen = _running(stacks, processes) or ranks or processes
     busiest = max((_amount(stacks, one) for one in chosen), default=0.0)
 
     def order(one: ProcessStacks) -> tuple[bool, bool, bool, bool, float, int]:

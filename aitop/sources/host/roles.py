@@ -2,11 +2,11 @@
 
 Told from command lines, fork or exec, the launcher's environment variables and, where these leave it open, from
 what a process has inside (threads of autograd or a process group, an open GPU) or was seen to do (steps on its stacks).
-Limits: ranks started by `torch.multiprocessing.spawn` or by fork set their number only at run time, where nobody outside
-can see it, so they are numbered in the order of their start; until such a rank has a process group, a GPU or loader
-workers of its own, or was seen to step, it looks like a loader worker, unless a rank beside it is already known. Before
-torch named its loader processes, a user's own multiprocessing workers look like those of a DataLoader; they feed the
-rank all the same.
+Limits: ranks started by `torch.multiprocessing.spawn` or by fork set their number only at run time, where nobody
+outside can see it, so they are numbered in the order of their start; until such a rank has a process group, a GPU or
+loader workers of its own, or was seen to step, it looks like a loader worker, unless a rank beside it is already known.
+Before torch named its loader processes, a user's own multiprocessing workers look like those of a DataLoader; they feed
+the rank all the same.
 """
 
 from __future__ import annotations
