@@ -36,6 +36,8 @@ _KINDS_OF: dict[str, tuple[WaitKind, ...]] = {
     "wait-device": ("device", "lock", "other"),
     "sleep": ("sleep", "other"),
 }
+# Kinds of waiting that any line may do; the others need a call that asks for them.
+_ANYWHERE: frozenset[WaitKind] = frozenset({"lock", "device", "other"})
 # How many samples the thread's own mean counts for beside the looks at one line.
 _PRIOR = 2.0
 # Below this many looks at a thread they say too little to be used.
@@ -103,44 +105,76 @@ def parts_of_groups(groups: Mapping[Key, Mapping[Seen, int]], looks: ThreadLooks
                 waiting_by_library[state] = waiting_by_library.get(state, 0.0) + share
         else:
             open_groups[key] = share
-    waits = _left(looks.waits, waiting_by_library)
-    on_core = _on_core(open_groups, groups, looks, samples, sum(waiting_by_library.values()))
     held_in_all = sum(looks.gil.values()) / looks.gil_asked if looks.gil_asked >= _LEAST_LOOKS else None
-    waiting: list[tuple[float, Key]] = []
+    waits = _waits_of_groups(open_groups, groups, looks, samples, waiting_by_library)
     for key, share in open_groups.items():
+        on_core = max(0.0, 1.0 - sum(waits[key].values()))
         held = _looked_up(groups[key], looks.gil, looks.gil_asked, samples)
         if held is not None and held_in_all is not None:
             held = _pulled(held, min(1.0, held_in_all), share * looks.gil_asked)
         else:
-            held = 0.0 if next(iter(groups[key])).work == "tensor" else on_core[key]
-        python = min(on_core[key], held)
-        parts[key] = {"python": python, "native": on_core[key] - python}
-        if on_core[key] < 1.0:
-            waiting.append((share * (1.0 - on_core[key]), key))
-    for mass, key in sorted(waiting, key=lambda pair: -pair[0]):
-        parts[key][_take(waits, mass, next(iter(groups[key])))] = mass / open_groups[key]
+            held = 0.0 if next(iter(groups[key])).work == "tensor" else on_core
+        python = min(on_core, held)
+        parts[key] = {"python": python, "native": on_core - python, **waits[key]}
     return parts
 
 
-def _on_core(
+def _waits_of_groups(
     open_groups: Mapping[Key, float],
     groups: Mapping[Key, Mapping[Seen, int]],
     looks: ThreadLooks,
     samples: int,
-    known_waits: float,
-) -> dict[Key, float]:
-    """The share of each group's time on a core: from the looks at its lines, held against the kernel's total."""
-    mean = _running_of_open(open_groups, looks, known_waits)
-    on_core: dict[Key, float] = {}
+    by_library: Mapping[str, float],
+) -> dict[Key, Parts]:
+    """What each group waits for, as parts of its time: looks at its lines say where, the kernel how long and for what.
+
+    Array operations wait for locks and cores, never for files, services or processes: such waits are others'.
+    """
+    waits: dict[Key, Parts] = {key: {} for key in open_groups}
+    mean = _running_of_open(open_groups, looks, sum(by_library.values()))
+    off_core: dict[Key, float] = {}
     for key, share in open_groups.items():
         seen = _looked_up(groups[key], looks.cpu, looks.cpu_asked, samples)
-        on_core[key] = mean if seen is None else _pulled(seen, mean, share * looks.cpu_asked)
+        on_core = mean if seen is None else _pulled(seen, mean, share * looks.cpu_asked)
+        off_core[key] = share * (1.0 - on_core)
     if looks.running is None:
-        return on_core
-    # Looks at single lines are few: they say where the thread waits, the kernel says how long in all.
-    waits = sum(share * (1.0 - on_core[key]) for key, share in open_groups.items())
-    scale = max(0.0, 1.0 - looks.running - known_waits) / waits if waits > 0.0 else 1.0
-    return {key: max(0.0, 1.0 - (1.0 - core) * scale) for key, core in on_core.items()}
+        for key, mass in off_core.items():
+            if mass > 0.0:
+                waits[key][_by_work(next(iter(groups[key])))] = mass / open_groups[key]
+        return waits
+    left = _left(looks.waits, by_library)
+    room = dict(open_groups)
+    own = [key for key in open_groups if next(iter(groups[key])).work != "tensor"]
+    for kind in sorted(left, key=lambda kind: (kind in _ANYWHERE, -left[kind])):
+        chosen = list(open_groups) if kind in _ANYWHERE or not own else own
+        # The largest wait goes where the looks missed the thread most.
+        _spread(left[kind], kind, chosen, off_core, room, open_groups, waits)
+    return waits
+
+
+def _spread(
+    mass: float,
+    kind: WaitKind,
+    keys: Sequence[Key],
+    off_core: dict[Key, float],
+    room: dict[Key, float],
+    shares: Mapping[Key, float],
+    waits: dict[Key, Parts],
+) -> None:
+    """Divide a kind of waiting among groups in proportion to their time off a core, as far as they have room."""
+    whole = sum(off_core[key] for key in keys)
+    weights = off_core if whole > 0.0 else room
+    whole = whole or sum(room[key] for key in keys)
+    if whole <= 0.0:
+        return
+    for key in keys:
+        taken = min(mass * weights[key] / whole, room[key])
+        if taken > 0.0:
+            activity = _OF_KIND[kind]
+            waits[key][activity] = waits[key].get(activity, 0.0) + taken / shares[key]
+            room[key] -= taken
+            if weights is off_core:
+                off_core[key] = max(0.0, off_core[key] - taken)
 
 
 def _looked_up(stacks: Mapping[Seen, int], hits: Mapping[Seen, int], asked: int, samples: int) -> float | None:
@@ -174,24 +208,21 @@ def _left(waits: Mapping[WaitKind, float], by_library: Mapping[str, float]) -> d
     """The kernel's waits without those that libraries account for."""
     left = dict(waits)
     for state, share in by_library.items():
-        for kind in _KINDS_OF[state]:
+        # What a library calls a wait is one, whatever the kernel makes of it: the likely kinds first, then any.
+        for kind in (*_KINDS_OF[state], *left):
             taken = min(share, left.get(kind, 0.0))
-            if taken:
+            if taken > 0.0:
                 left[kind] -= taken
                 share -= taken
     return left
 
 
-def _take(waits: dict[WaitKind, float], mass: float, seen: Seen) -> Activity:
-    """The kind of waiting of a line that waits for `mass` of the time: the largest that is left, taken from it."""
-    kind = max(waits, key=lambda name: waits[name], default=None)
-    if kind is None or waits[kind] <= 0.0:
-        by_work: dict[str, Activity] = {
-            "network": "wait-network",
-            "database": "wait-network",
-            "file": "wait-disk",
-            "save": "wait-disk",
-        }
-        return by_work.get(seen.work or "", "wait")
-    waits[kind] = max(0.0, waits[kind] - mass)
-    return _OF_KIND[kind]
+def _by_work(seen: Seen) -> Activity:
+    """What a line most likely waits for where the kernel was not asked: what the library below it works with."""
+    by_work: dict[str, Activity] = {
+        "network": "wait-network",
+        "database": "wait-network",
+        "file": "wait-disk",
+        "save": "wait-disk",
+    }
+    return by_work.get(seen.work or "", "wait")

@@ -33,10 +33,14 @@ from aitop.model.verdict import Abstention, Fix, Severity, Verdict
 
 ID = "python-overhead"
 CRITICAL_SHARE = 0.3
-# The interpreter's lock is held for this part of a forward pass where its operations are too small to matter.
-LEAST_HELD = 0.25
-# Operations of one step that are worth a mean, and the longest that is small, in microseconds.
-MANY_OPS = 150
+# The interpreter's lock is held for at least this part of a forward pass whose operations are called one by one from
+# Python, and more where they were not counted. One call that runs many operations inside hardly holds it.
+LEAST_HELD, LEAST_HELD_UNCOUNTED = 0.06, 0.25
+# Of a smaller part of the time too few looks at the lock are had to judge it without a count.
+LEAST_SEEN = 0.1
+# Calling an operation takes about so many times as long as it holds the lock: dispatch and the node of the graph.
+CALL_PER_HELD = 2.0
+# The longest operation that is small, in microseconds.
 TINY_OP_US = 30.0
 # What dispatching one operation and its node of the graph costs on the host, however little it computes.
 DISPATCH_US = 4.5
@@ -95,14 +99,15 @@ def _overhead(snapshot: Snapshot) -> Overhead:
     if gpu:
         # What launches take is told by how long the device waits for them; Python proper stays Python.
         share = python.share
-    elif held >= LEAST_HELD and per_op is not None and per_op < TINY_OP_US:
+    elif per_op is not None and per_op >= TINY_OP_US:
+        share = python.share
+    elif per_op is not None and held >= LEAST_HELD:
         part = max(held, min(BATCHED_AWAY, DISPATCH_US / per_op))
         share = (model.share + phase_share(snapshot, "backward")) * part
-    elif held >= LEAST_HELD and per_op is None:
-        # Where operations were not counted, only what Python takes is known; gradients go back through as many calls.
-        share = (model.share + phase_share(snapshot, "backward")) * held
-    elif held >= LEAST_HELD:
-        share = python.share
+    elif held >= LEAST_HELD_UNCOUNTED and model.share >= LEAST_SEEN and snapshot.kind == "training":
+        # In inference the cost of calling the model for a few samples is a matter of the batch.
+        part = min(BATCHED_AWAY, CALL_PER_HELD * held)
+        share = (model.share + phase_share(snapshot, "backward")) * part
     share_beside = min(beside.share, host_limit(snapshot)) if beside.share >= SOME or not share else 0.0
     return Overhead(share, python if gpu else model, share_beside, beside, per_op, held)
 
@@ -118,10 +123,10 @@ def _python(lines: Lines) -> tuple[float, tuple[Entry, ...]]:
 
 
 def _microseconds_per_op(snapshot: Snapshot, share: float) -> float | None:
-    """Mean CPU time of one autograd node's forward; None where the graph was not counted or is too small for a mean."""
+    """Mean CPU time of one autograd node's forward; None where the graph was not counted."""
     ops = snapshot.facts.ops if snapshot.facts else None
     mean = snapshot.steps.mean if snapshot.steps else None
-    if not ops or not mean or ops < MANY_OPS:
+    if not ops or not mean:
         return None
     return share * mean * running(snapshot) * 1e6 / ops
 
