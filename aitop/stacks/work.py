@@ -58,10 +58,13 @@ def working(stacks: Stacks | None, stepping: Mapping[int, StepKind], target: int
         chosen = _running(stacks, processes) or ranks or processes
     busiest = max((_amount(stacks, one) for one in chosen), default=0.0)
 
-    def order(one: ProcessStacks) -> tuple[bool, bool, bool, bool, float, int]:
+    def order(one: ProcessStacks) -> tuple[bool, bool, bool, bool, bool, float, int]:
         amount = _amount(stacks, one)
-        fewer = 0.0 if amount >= PEER * busiest else -amount
-        return one.pid != first, levels[one.pid] != most, one.pid != target, one.role != "rank", fewer, one.pid
+        peer = amount >= PEER * busiest
+        less = 0.0 if peer else -amount
+        return (
+            one.pid != first, levels[one.pid] != most, one.pid != target, one.role != "rank", not peer, less, one.pid
+        )  # fmt: skip
 
     return tuple(one.pid for one in sorted(chosen, key=order))
 
