@@ -41,6 +41,7 @@ def train(number, model, until):
     data = TensorDataset(torch.randn(2048, 1, 28, 28), torch.randint(0, 10, (2048,)))
     loader = DataLoader(data, batch_size=64, shuffle=True)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.5)
+    print("step 1: it trains", flush=True)
     while time.monotonic() < until:
         epoch(model, loader, optimizer, until)
 

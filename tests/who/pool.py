@@ -23,6 +23,7 @@ def main():
     kind, method, seconds = sys.argv[1], sys.argv[2], float(sys.argv[3])
     until = time.monotonic() + seconds
     context = multiprocessing.get_context(method)
+    print("step 1: it prepares", flush=True)
     if kind == "pool":
         with context.Pool(2) as workers:
             while time.monotonic() < until:

@@ -65,4 +65,5 @@ def of_asyncio(until):
 
 
 if __name__ == "__main__":
+    print("step 1: it serves", flush=True)
     {"pool": pool, "http": http, "asyncio": of_asyncio}[sys.argv[1]](time.monotonic() + float(sys.argv[2]))

@@ -1,7 +1,7 @@
 """A server in the style of LitServe: the main process takes requests and waits, a worker process runs the model.
 
 python worker_server.py SECONDS
-It asks itself, over the loopback, four requests at a time.
+A third process asks it, over the loopback, one request after the other.
 """
 
 import asyncio
@@ -26,6 +26,7 @@ def worker(requests, answers):
     import torch
 
     model = load_model()
+    print("step 1: it serves", flush=True)
     while True:
         key, number = requests.get()
         with torch.inference_mode():
@@ -91,10 +92,9 @@ def main():
     Handler.front = Front(requests, answers)
     threading.Thread(target=Handler.front.collect, daemon=True).start()
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    clients = [context.Process(target=load, args=(server.server_port, until), daemon=True) for _ in range(1)]
+    client = context.Process(target=load, args=(server.server_port, until), daemon=True)
     threading.Thread(target=lambda: [time.sleep(until - time.monotonic()), server.shutdown()], daemon=True).start()
-    for client in clients:
-        client.start()
+    client.start()
     asyncio.run(serve(server))
     process.terminate()
 

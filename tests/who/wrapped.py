@@ -13,6 +13,7 @@ def train(seconds):
     torch.set_num_threads(1)
     model = torch.nn.Sequential(*[torch.nn.Linear(256, 256) for _ in range(8)])
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    print("step 1: it trains", flush=True)
     while time.monotonic() < until:
         optimizer.zero_grad()
         model(torch.randn(64, 256)).square().mean().backward()
