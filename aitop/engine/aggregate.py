@@ -47,7 +47,7 @@ def aggregate(history: History, tick: Tick) -> Snapshot:
     host = history.hosts.last
     roles: dict[int, Role] = {process.pid: process.role for process in host.processes} if host else {}
     roles.setdefault(history.target.pid, "rank")
-    stacks = history.stacks.view(_stepping_windows(history, hook), roles, since)
+    stacks = history.stacks.view(_stepping_windows(history, lead), roles, since)
     ranks = ranks_view(history, tick.time)
     steps = _with_exchange(steps, ranks)
     workers = working(stacks, _stepping(history, tick.time), history.target.pid)
@@ -114,13 +114,12 @@ def _by_windows(
     found = {"recompiles": recompiles(hook.recompiles)} if hook and hook.recompiles else {}
     if process is None or stacks is None:
         return found
-    windows = _stepping_windows(history, hook)
+    windows = list(history.windows)
     if hook is None:
         found["beside"] = history.stacks.phases_over_time(windows, process.pid, process.thread, BESIDE)
     if any(line.activity == "compile" for line in stacks.lines):
-        all_windows = list(history.windows)
-        found["compiling"] = history.stacks.state_over_time(all_windows, process.pid, process.thread, "compile")
-        found["updating"] = history.stacks.phases_over_time(all_windows, process.pid, process.thread, UPDATING)
+        found["compiling"] = history.stacks.state_over_time(windows, process.pid, process.thread, "compile")
+        found["updating"] = history.stacks.phases_over_time(windows, process.pid, process.thread, UPDATING)
     return found
 
 
@@ -158,12 +157,16 @@ def _window(history: History, hook: HookHistory | None, now: float) -> tuple[flo
     return since, training or records
 
 
-def _stepping_windows(history: History, hook: HookHistory | None) -> list[StackWindow]:
+def _stepping_windows(history: History, lead: int | None) -> list[StackWindow]:
     """Stack windows of the time in which the process stepped: importing and setting up say nothing of a step."""
-    if hook is None or hook.began is None:
-        return list(history.windows)
+    hook = history.hooks.get(lead) if lead is not None else None
+    windows = list(history.windows)
+    if lead is None or hook is None or hook.began is None:
+        return windows
     began = hook.began - SETUP_SLACK_SECONDS
-    return [window for window in history.windows if window.time - window.seconds >= began]
+    # The hook may have come in long after the first step; a window in which it was made may have begun before it.
+    early = next((window.time for window in windows if history.stacks.steps_in(window, lead)), began)
+    return [window for window in windows if window.time - window.seconds >= min(began, early)]
 
 
 def _kind(records: list[StepRecord], stacks: Stacks | None) -> Kind:

@@ -89,6 +89,12 @@ class StackView:
         """Share of one thread's samples in any of the phases, imports left out, window by window."""
         return self._over_time(windows, pid, thread, lambda seen: seen.phase in phases and not seen.importing)
 
+    def steps_in(self, window: StackWindow, pid: int) -> bool:
+        """Whether any thread of the process was met in a part of a step in that window."""
+        with self._lock:
+            digest = self._digester.digest(window)
+        return any(_stepping(stacks) for key, stacks in digest.items() if key.pid == pid)
+
     def _over_time(
         self, windows: Sequence[StackWindow], pid: int, thread: str, wanted: Callable[[Seen], bool]
     ) -> Series:
