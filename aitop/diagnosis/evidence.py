@@ -75,6 +75,8 @@ def storage_lines(lines: Lines) -> Lines:
     whole: dict[tuple[str, int], float] = {}
     of_storage: dict[tuple[str, int], float] = {}
     for entry in lines.entries:
+        if entry.activity == "wait-core":
+            continue
         key = entry.file, entry.line
         whole[key] = whole.get(key, 0.0) + entry.share
         if stored(entry):
@@ -82,7 +84,9 @@ def storage_lines(lines: Lines) -> Lines:
     chosen = tuple(
         entry
         for entry in lines.entries
-        if of_storage.get((entry.file, entry.line), 0.0) >= LEAST_STORED * whole[entry.file, entry.line] > 0.0
+        if of_storage.get((entry.file, entry.line), 0.0)
+        >= LEAST_STORED * whole.get((entry.file, entry.line), 0.0)
+        > 0.0
     )
     return Lines(sum(entry.share for entry in chosen), chosen)
 

@@ -25,6 +25,10 @@ MOST_SCALED = 2.0
 # Model calls for each backward pass from which on the model acts rather than learns: a teacher or a frozen part is
 # called once or twice.
 ROLLOUT_CALLS = 4
+# A known environment has at least this share of the time where a model acts in it.
+LEAST_ENVIRONMENT = 0.02
+# A line that takes as long as all collections, give or take this factor, asks for them, unless they take next to no time.
+ASKED_FOR, LEAST_ASKED = 0.7, 0.03
 # Samples tell a phase better than a clock that saw less than this part of it (a saved reference to torch.save, say).
 LEAST_MEASURED = 0.5
 
@@ -56,12 +60,17 @@ def _ledger(snapshot: Snapshot, process: ProcessStacks, *, first: bool) -> Ledge
     records = steps.recent if first and steps is not None and steps.pid == process.pid else ()
     lines = _lines_of(snapshot, process)
     sampled = _entries("main", lines, samples=process.samples)
-    if _rolls_out(records):
-        sampled = [_of_rollout(entry) for entry in sampled]
+    acts = _acts(sampled, records)
+    if acts:
+        sampled = [_of_rollout(entry, records) for entry in sampled]
     measured = _measured(records, steps.phases if steps is not None else Phases())
+    if measured and acts:
+        # The model is called without gradients to act, not to be evaluated.
+        measured["forward"] += measured["evaluation"]
+        measured["evaluation"] = 0.0
     main = _fitted(sampled, measured, process) if measured else _filled(sampled, process)
-    main = _carved(main, "wait-core", _run_delay(snapshot, process))
-    main = _carved(main, "collect", _share(records, lambda step: step.gc) if records else 0.0)
+    main = _without_core(main, _run_delay(snapshot, process))
+    main = _collecting(main, _share(records, lambda step: step.gc) if records else 0.0, process)
     length = sum(step.seconds for step in records) / len(records) if records else None
     unit: Unit = "second" if not records else "step" if records[-1].kind == "train" else "request"
     if length is not None:
@@ -78,10 +87,18 @@ def _rolls_out(records: Sequence[StepRecord]) -> bool:
     return bool(training) and calls >= ROLLOUT_CALLS * max(1, sum(step.backwards for step in training))
 
 
-def _of_rollout(entry: Entry) -> Entry:
-    """Host code between the calls of a model that acts is the environment."""
+def _acts(sampled: Sequence[Entry], records: Sequence[StepRecord]) -> bool:
+    """Whether the model acts in an environment between its updates."""
+    environment = sum(entry.share for entry in sampled if entry.phase == "environment")
+    return environment >= LEAST_ENVIRONMENT or _rolls_out(records)
+
+
+def _of_rollout(entry: Entry, records: Sequence[StepRecord]) -> Entry:
+    """Calls of a model that acts are forward passes; host code between many of them is the environment."""
+    if entry.phase == "evaluation":
+        return msgspec.structs.replace(entry, phase="forward")
     between = entry.phase == "host" and entry.position == "within" and entry.activity in RUNNING
-    return msgspec.structs.replace(entry, phase="environment") if between else entry
+    return msgspec.structs.replace(entry, phase="environment") if between and _rolls_out(records) else entry
 
 
 def _measured_only(snapshot: Snapshot) -> Ledger | None:
@@ -245,27 +262,67 @@ def _filled(sampled: list[Entry], process: ProcessStacks) -> list[Entry]:
     return sampled
 
 
-def _carved(entries: list[Entry], activity: Activity, share: float) -> list[Entry]:
-    """Entries with `share` of the lane taken out of what runs, in proportion, as that activity of the same phases."""
-    running = sum(entry.share for entry in entries if entry.activity in RUNNING)
-    if share < LEAST_PART or running <= 0:
+def _without_core(entries: list[Entry], share: float) -> list[Entry]:
+    """Entries with `share` of the lane taken out of what runs, in proportion, as waits of the same lines for a core."""
+    part = _part_of_running(entries, share)
+    if part is None:
         return entries
-    part = min(0.95, share / running)
-    carved: list[Entry] = []
-    taken: dict[Phase, float] = {}
+    divided: list[Entry] = []
     for entry in entries:
         if entry.activity not in RUNNING:
-            carved.append(entry)
+            divided.append(entry)
             continue
-        taken[entry.phase] = taken.get(entry.phase, 0.0) + entry.share * part
-        left = 1.0 - part
-        carved.append(
-            msgspec.structs.replace(entry, share=entry.share * left, low=entry.low * left, high=entry.high * left)
-        )
-    first = entries[0]
-    process = ProcessStacks(pid=first.pid, role=first.role, samples=0, phases=_NO_PHASES, thread=first.thread)
-    carved += [_nowhere(process, phase, activity, mass, "measured") for phase, mass in taken.items()]
-    return carved
+        divided.append(_scaled(entry, 1.0 - part))
+        waits = _scaled(entry, part)
+        divided.append(msgspec.structs.replace(waits, activity="wait-core", instead=entry.activity))
+    return divided
+
+
+def _collecting(entries: list[Entry], share: float, process: ProcessStacks) -> list[Entry]:
+    """Entries with `share` of the lane taken out of what runs as garbage collection.
+
+    A collection that a line asks for is met on that line; those that start by themselves fall on whatever allocates,
+    and are taken out in proportion, as collection of the phases.
+    """
+    asking = [entry for entry in entries if entry.phase == "host" and entry.does in RUNNING and entry.where is not None]
+    on_lines: dict[tuple[str, int], float] = {}
+    for entry in asking:
+        on_lines[entry.file, entry.line] = on_lines.get((entry.file, entry.line), 0.0) + entry.share
+    line = max(on_lines, key=lambda place: on_lines[place], default=None)
+    if line is not None and share >= LEAST_ASKED and ASKED_FOR <= on_lines[line] / share <= 1.0 / ASKED_FOR:
+        return [
+            msgspec.structs.replace(entry, activity="collect", instead=None)
+            if entry.phase == "host" and entry.does in RUNNING and (entry.file, entry.line) == line
+            else entry
+            for entry in entries
+        ]
+    part = _part_of_running(entries, share)
+    if part is None:
+        return entries
+    left: list[Entry] = []
+    taken: dict[Phase, float] = {}
+    for entry in entries:
+        if entry.does in RUNNING:
+            taken[entry.phase] = taken.get(entry.phase, 0.0) + entry.share * part
+            entry = _scaled(entry, 1.0 - part)  # noqa: PLW2901 - the rest of it goes on
+        left.append(entry)
+    return left + [_nowhere(process, phase, "collect", mass, "measured") for phase, mass in taken.items()]
+
+
+def _part_of_running(entries: list[Entry], share: float) -> float | None:
+    """Which part of what runs `share` of the lane is; None for a share that is not worth an entry."""
+    running = sum(entry.share for entry in entries if entry.does in RUNNING)
+    return min(0.95, share / running) if share >= LEAST_PART and running > 0 else None
+
+
+def _scaled(entry: Entry, part: float) -> Entry:
+    return msgspec.structs.replace(
+        entry,
+        share=entry.share * part,
+        low=entry.low * part,
+        high=entry.high * part,
+        samples=entry.samples * part,
+    )
 
 
 def _others(snapshot: Snapshot, lead: ProcessStacks) -> list[Entry]:
@@ -275,6 +332,3 @@ def _others(snapshot: Snapshot, lead: ProcessStacks) -> list[Entry]:
     samples = {process.pid: process.samples for process in snapshot.stacks.processes}
     lines = [line for line in snapshot.stacks.lines if (line.pid, line.thread) != (lead.pid, lead.thread)]
     return _entries("producers", lines, samples=min(samples.values(), default=0))
-
-
-_NO_PHASES = Phases()

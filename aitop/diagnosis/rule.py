@@ -52,5 +52,5 @@ def claim(entry: Entry) -> tuple[object, ...]:
     """What names an entry from tick to tick, whatever its share."""
     return (
         entry.lane, entry.pid, entry.thread, entry.phase, entry.activity, entry.file, entry.line, entry.position,
-        entry.work,
+        entry.work, entry.instead,
     )  # fmt: skip

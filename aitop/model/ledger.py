@@ -31,6 +31,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
     for it, 0 where it was only measured. `where` is the user's innermost line, None where none was on the stack.
     `position` says where host code stands in the function that makes steps, `work` what the library below the line
     does, `via` has the user's frames above it, the outermost first; `thread` and `role` say whose time it is.
+    `instead` is what a line that waits for a core would do if it had one.
     `by_window` counts the samples of its line in each window of stacks, the oldest first.
     """
 
@@ -49,8 +50,14 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
     where: Where | None = None
     position: Position | None = None
     work: str | None = None
+    instead: Activity | None = None
     via: tuple[Frame, ...] = ()
     by_window: tuple[int, ...] = ()
+
+    @property
+    def does(self) -> Activity:
+        """What the thread does there, or would do if it had a core."""
+        return self.instead or self.activity
 
     @property
     def file(self) -> str:

@@ -23,7 +23,6 @@ from aitop.diagnosis.evidence import (
     records,
     seen_once,
     storage_lines,
-    stored,
 )
 from aitop.diagnosis.rule import Band, Finding, Judgement, Rule
 from aitop.diagnosis.what_if import without
@@ -67,9 +66,8 @@ def checkpoint(snapshot: Snapshot) -> Judgement:
 def _with_the_rest_of_saving(snapshot: Snapshot, lines: Lines) -> Lines:
     """The same, with the opening, writing and closing of files in the functions that save."""
     functions = {(entry.file, entry.function) for entry in lines.lines}
-    beside = main_lines(
-        snapshot,
-        lambda entry: entry.phase == "host" and stored(entry) and (entry.file, entry.function) in functions,
+    beside = storage_lines(
+        main_lines(snapshot, lambda entry: entry.phase == "host" and (entry.file, entry.function) in functions)
     )
     known = set(map(id, lines.entries))
     more = tuple(entry for entry in beside.entries if id(entry) not in known)

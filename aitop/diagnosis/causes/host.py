@@ -55,7 +55,6 @@ def judge(snapshot: Snapshot) -> Judgement:
         lambda entry: (
             entry.phase in ("host", "environment")
             and entry.where is not None
-            and entry.activity != "wait-core"
             and not (serving and takes_request(entry))
         ),
     )
@@ -72,7 +71,7 @@ def _verdict(snapshot: Snapshot, lines: Lines, share: float) -> Verdict:
     stepping = bool(steps) or snapshot.kind != "unknown"
     unproven = host_unproven(snapshot)
     # A line that computes may be the work itself; a wait or a sleep is none.
-    computes = lines.part(lambda entry: entry.activity in ("python", "native")) > 0.5
+    computes = lines.part(lambda entry: entry.does in ("python", "native")) > 0.5
     top = share * (first.share or 1.0)
     critical = stepping and not unproven and share >= CRITICAL_SHARE and (not computes or bool(steps))
     severity: Severity = "info" if not stepping and computes else "critical" if critical else "warning"
@@ -107,7 +106,7 @@ def _doing(lines: Lines, file: str, line: int) -> str:
     weights: dict[Activity, float] = {}
     for entry in lines.entries:
         if (entry.file, entry.line) == (file, line):
-            weights[entry.activity] = weights.get(entry.activity, 0.0) + entry.share
+            weights[entry.does] = weights.get(entry.does, 0.0) + entry.share
     return DOING[max(weights, key=lambda activity: weights[activity])]
 
 

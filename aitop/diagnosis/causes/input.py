@@ -741,7 +741,7 @@ def _of_environment(snapshot: Snapshot, wait: Wait) -> Why:
 
 def _waits(lines: Lines) -> bool:
     """Whether whoever makes the data mostly sleeps rather than computes."""
-    return lines.part(lambda entry: entry.activity not in RUNNING and entry.activity != "wait-core") > 0.5
+    return lines.part(lambda entry: entry.does not in RUNNING) > 0.5
 
 
 def _faster_source(lines: Lines) -> str:

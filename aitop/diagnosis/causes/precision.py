@@ -110,7 +110,7 @@ def _computing_lines(snapshot: Snapshot) -> Lines:
     return main_lines(
         snapshot,
         lambda entry: (
-            entry.activity in RUNNING
+            entry.does in RUNNING
             and (entry.phase == "forward" or (entry.phase == "host" and entry.position == "within"))
         ),
     )

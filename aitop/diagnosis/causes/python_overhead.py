@@ -38,8 +38,6 @@ CRITICAL_SHARE = 0.3
 LEAST_HELD, LEAST_HELD_UNCOUNTED = 0.06, 0.25
 # Of a smaller part of the time too few looks at the lock are had to judge it without a count.
 LEAST_SEEN = 0.1
-# Calling an operation takes about so many times as long as it holds the lock: dispatch and the node of the graph.
-CALL_PER_HELD = 2.0
 # The longest operation that is small, in microseconds.
 TINY_OP_US = 30.0
 # What dispatching one operation and its node of the graph costs on the host, however little it computes.
@@ -88,9 +86,7 @@ def judge(snapshot: Snapshot) -> Judgement:
 
 def _overhead(snapshot: Snapshot) -> Overhead:
     gpu = on_gpu(snapshot)
-    beside = main_lines(
-        snapshot, lambda entry: entry.phase == "host" and entry.activity == "python" and not _model(entry)
-    )
+    beside = main_lines(snapshot, lambda entry: entry.phase == "host" and entry.does == "python" and not _model(entry))
     model = main_lines(snapshot, lambda entry: entry.phase == "forward" or _model(entry))
     python = Lines(*_python(model))
     held = python.share / model.share if model.share > 0 else 0.0
@@ -106,8 +102,8 @@ def _overhead(snapshot: Snapshot) -> Overhead:
         share = (model.share + phase_share(snapshot, "backward")) * part
     elif held >= LEAST_HELD_UNCOUNTED and model.share >= LEAST_SEEN and snapshot.kind == "training":
         # In inference the cost of calling the model for a few samples is a matter of the batch.
-        part = min(BATCHED_AWAY, CALL_PER_HELD * held)
-        share = (model.share + phase_share(snapshot, "backward")) * part
+        # As much of the backward pass goes back through calls as the forward pass was made of.
+        share = (model.share + phase_share(snapshot, "backward")) * held
     share_beside = min(beside.share, host_limit(snapshot)) if beside.share >= SOME or not share else 0.0
     return Overhead(share, python if gpu else model, share_beside, beside, per_op, held)
 
@@ -118,7 +114,7 @@ def _model(entry: Entry) -> bool:
 
 
 def _python(lines: Lines) -> tuple[float, tuple[Entry, ...]]:
-    entries = tuple(entry for entry in lines.entries if entry.activity == "python")
+    entries = tuple(entry for entry in lines.entries if entry.does == "python")
     return sum(entry.share for entry in entries), entries
 
 

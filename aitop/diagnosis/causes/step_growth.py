@@ -39,8 +39,8 @@ FIT = 0.7
 CRITICAL_SHARE = 0.3
 # A rise of this part of a phase is what the phase is long for.
 EXPLAINS = 0.3
-# Of a line's share of the samples: in so many parts, by so many standard errors and at least by so much.
-SHARE_PARTS, SURE_ERRORS, LEAST_SHARE = 6, 3.5, 0.08
+# Of a line's share of the samples: in so many parts, by so many standard errors, by so much and by this factor.
+SHARE_PARTS, SURE_ERRORS, LEAST_SHARE, LEAST_RATIO = 6, 3.0, 0.08, 1.3
 MOST_LINES = 5
 # Phases of less, or beside less, than this part of a step are no measure.
 LEAST_PART = 0.1
@@ -130,27 +130,40 @@ def _of_stacks(snapshot: Snapshot) -> Judgement:
 
 
 def rising_share(counts: Sequence[int], samples: Sequence[int]) -> tuple[float, float] | None:
-    """The share of samples at the begin and the end of a steady rise; None where it does not surely rise."""
-    bins = [(0, 0)] * SHARE_PARTS
-    seen, total = 0, sum(samples)
+    """The share of samples at the begin and the end of a steady rise; None where it does not surely rise.
+
+    A weighted straight line through the shares of equal parts of the time. What scatters more than chance allows, as
+    bursts do, has to rise the more.
+    """
+    total, seen = sum(samples), 0
+    parts = [(0, 0)] * SHARE_PARTS
     for count, number in zip(counts, samples, strict=True):
         index = min(SHARE_PARTS - 1, SHARE_PARTS * (2 * seen + number) // (2 * total)) if total else 0
-        bins[index] = bins[index][0] + count, bins[index][1] + number
+        parts[index] = parts[index][0] + count, parts[index][1] + number
         seen += number
-    if any(number == 0 for _, number in bins):
+    mean = sum(counts) / total if total else 0.0
+    if any(number == 0 for _, number in parts) or not 0.0 < mean < 1.0:
         return None
-    shares = [count / number for count, number in bins]
-    slope, fit = line_through(range(SHARE_PARTS), shares)
-    third = SHARE_PARTS // 3
-    (before, of_before), (after, of_after) = (
-        (sum(count for count, _ in part), sum(number for _, number in part)) for part in (bins[:third], bins[-third:])
+    weights = [number / (mean * (1.0 - mean)) for _, number in parts]
+    shares = [count / number for count, number in parts]
+    middle = sum(weight * index for index, weight in enumerate(weights)) / sum(weights)
+    level = sum(weight * share for weight, share in zip(weights, shares, strict=True)) / sum(weights)
+    spread = sum(weight * (index - middle) ** 2 for index, weight in enumerate(weights))
+    slope = (
+        sum(
+            weight * (index - middle) * share for index, (weight, share) in enumerate(zip(weights, shares, strict=True))
+        )
+        / spread
     )
-    pooled = (before + after) / (of_before + of_after)
-    error = math.sqrt(pooled * (1.0 - pooled) * (1.0 / of_before + 1.0 / of_after))
-    rise = after / of_after - before / of_before
-    if slope <= 0.0 or fit < FIT or error <= 0.0 or rise < SURE_ERRORS * error:
+    line = [level + slope * (index - middle) for index in range(SHARE_PARTS)]
+    scatter = sum(
+        weight * (share - fitted) ** 2 for weight, share, fitted in zip(weights, shares, line, strict=True)
+    ) / (SHARE_PARTS - 2)
+    sure = slope / math.sqrt(max(1.0, scatter) / spread)
+    first, last = max(0.0, line[0]), min(1.0, line[-1])
+    if sure < SURE_ERRORS or last - first < LEAST_SHARE or last < LEAST_RATIO * first:
         return None
-    return max(0.0, before / of_before), after / of_after
+    return first, last
 
 
 def _of_share(lines: Lines, first: float, last: float, seconds: float) -> Verdict:
