@@ -144,3 +144,34 @@ def test_the_ledgers_are_those_of_the_processes_that_work(roles):
     assert snapshot.kind == "training"
     assert snapshot.steps is not None and snapshot.steps.pid == FIRST and snapshot.steps.phases.backward == 1.0
     assert [ledger.pid for ledger in ledgers(snapshot)] == [FIRST, SECOND]
+
+
+MODEL = stack("user/serve.py:23 predict | model(x)", "torch/nn/modules/module.py:1773 _wrapped_call_impl")
+SELECTS = stack("user/serve.py:60 main | server.serve_forever()", "std/selectors.py:415 select")
+
+
+def requests(count, threads=1):
+    """Windows of a server that starts a thread for each of `count` requests, beside its main thread."""
+    engine = Engine(Target(pid=MAIN, command="python serve.py"))
+    for second in range(5):
+        numbers = [second * count + number for number in range(count)]
+        handlers = [(MAIN, f"Thread-{number} (process_request_thread)", False, MODEL, 3) for number in numbers]
+        feeders = [(MAIN, f"feeder-{number}", False, JOINS, 40) for number in range(threads)]
+        engine.handle(window(2.0 + 2 * second, (MAIN, "MainThread", True, SELECTS, 40), *handlers, *feeders))
+    snapshot = engine.handle(Tick(time=11.0, wall=0.0))
+    assert snapshot is not None and snapshot.stacks is not None
+    return snapshot
+
+
+def test_threads_that_live_for_one_request_are_one():
+    snapshot = requests(8)
+    (ledger,) = snapshot.ledgers
+    assert ledger.thread == "threads that end soon"
+    (entry,) = [one for one in ledger.entries if one.lane == "main"]
+    assert (entry.phase, entry.line, entry.share) == ("forward", 23, 1.0)
+    assert {share.thread for share in snapshot.stacks.threads} == {"MainThread", "feeder-0", ledger.thread}
+
+
+def test_threads_that_stay_are_themselves():
+    threads = {share.thread for share in requests(0, threads=9).stacks.threads}
+    assert threads == {"MainThread", *(f"feeder-{number}" for number in range(9))}
