@@ -59,7 +59,8 @@ class History:
     tick_count: int = 0
     first_time: float | None = None
     newest: dict[SourceName, float] = field(default_factory=dict)
-    stacks: StackView = field(default_factory=StackView)
+    # What it remembers of windows can be worked out anew, and is no part of what happened.
+    stacks: StackView = field(default_factory=StackView, compare=False)
 
     def add(self, event: Event) -> None:
         """Take one event."""
@@ -101,7 +102,10 @@ class History:
         if len(self.numbers) > KEEP_RANKS:
             self.numbers.clear()
         for process in host.processes:
-            if process.role == "rank" and process.rank is not None and process.state != "Z":
+            if process.role == "launcher":
+                # It looked like a rank until what it started was seen to be the ranks.
+                self.numbers.pop(process.pid, None)
+            elif process.role == "rank" and process.rank is not None and process.state != "Z":
                 self.numbers.setdefault(process.pid, process.rank)
 
     def _add_hook(self, sample: HookSample) -> None:
