@@ -20,8 +20,8 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 
-from aitop.attach.bundle import hook_sources
-from aitop.attach.session import deliver
+from aitop.attach.entrance import deliver
+from aitop.attach.payload.bundle import hook_sources
 
 # The clock goes to a file at the end of each turn, eight bytes each.
 TARGET = """

@@ -18,15 +18,14 @@ from attach_targets import STAND_IN, Victim, leftovers
 from interpreters import interpreters
 
 from aitop.attach import AttachRefused, install, remove
-from aitop.attach.elf import ElfImage
-from aitop.attach.memory import Memory, mappings
-from aitop.attach.preflight import check_alive
-from aitop.attach.ptrace import StoppedThread
-from aitop.attach.python_image import locate_python
-from aitop.attach.session import Attachment, deliver, settled
-from aitop.attach.signal_frame import SYS_POLL, Call
-from aitop.attach.target import Target, anywhere, call_in_main_thread
-from aitop.attach.undisturbed import in_own_thread
+from aitop.attach.entrance import Attachment, deliver, settled
+from aitop.attach.inspection.elf import ElfImage
+from aitop.attach.inspection.preflight import check_alive
+from aitop.attach.inspection.process_memory import Memory, mappings
+from aitop.attach.inspection.python_image import locate_python
+from aitop.attach.ways import TargetProcess
+from aitop.attach.ways.signal_frame import SYS_POLL, Call, anywhere, call_in_main_thread
+from aitop.attach.ways.stopped_thread import StoppedThread, in_own_thread
 
 pytestmark = pytest.mark.e2e
 
@@ -125,7 +124,7 @@ KILLED_IN_FLIGHT = """
 import os, random, signal, sys, time
 sys.path.insert(0, sys.argv[2])
 from attach_targets import STAND_IN
-from aitop.attach.session import deliver
+from aitop.attach.entrance import deliver
 pid = int(sys.argv[1])
 for _ in range(25):
     child = os.fork()
@@ -249,7 +248,7 @@ def test_errno_and_the_signal_mask_are_as_they_were(tmp_path: Path) -> None:
         assert process.stdout is not None and process.stdout.readline() == "ready\n"
         time.sleep(0.1)
         with Memory(process.pid) as memory:
-            target = Target(check_alive(process.pid), memory, locate_python(process.pid, memory))
+            target = TargetProcess(check_alive(process.pid), memory, locate_python(process.pid, memory))
             base = next(m.start for m in mappings(process.pid) if m.path.endswith("/libc.so.6"))
             close = ElfImage(memory.read, base).symbols(("close",))["close"].address
             for _ in range(20):
@@ -336,7 +335,7 @@ def test_the_owner_can_switch_it_off(how: str) -> None:
 AS_NOBODY = """
 import os, sys
 from aitop.attach import install, AttachRefused
-from aitop.attach.bundle import hook_sources
+from aitop.attach.payload.bundle import hook_sources
 hook_sources()  # nobody cannot read our files
 os.setgroups([]); os.setgid(65534); os.setuid(65534)
 try: install(int(sys.argv[1]))

@@ -17,9 +17,10 @@ from attach_targets import STAND_IN
 from interpreters import VERSIONS, interpreters
 
 from aitop.attach import AttachRefused
-from aitop.attach.debugger import Gdb
-from aitop.attach.session import deliver
-from aitop.attach.ways import WAYS, WayIn
+from aitop.attach.attempt import WAYS
+from aitop.attach.entrance import deliver
+from aitop.attach.ways import WayIn
+from aitop.attach.ways.gdb import Gdb
 
 pytestmark = pytest.mark.e2e
 

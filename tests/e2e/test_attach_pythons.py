@@ -20,10 +20,11 @@ from attach_targets import STAND_IN, Victim, leftovers, torch_stand_in
 from interpreters import VERSIONS, interpreters
 
 from aitop.attach import AttachRefused, install
-from aitop.attach.debugger import Gdb
-from aitop.attach.proc_status import read_status
-from aitop.attach.session import Attachment, deliver
-from aitop.attach.ways import WAYS, WayIn
+from aitop.attach.attempt import WAYS
+from aitop.attach.entrance import Attachment, deliver
+from aitop.attach.inspection.process import read_status
+from aitop.attach.ways import WayIn
+from aitop.attach.ways.gdb import Gdb
 
 pytestmark = pytest.mark.e2e
 

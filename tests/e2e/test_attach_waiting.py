@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from aitop.attach import install
-from aitop.attach.already import hook_is_there
-from aitop.attach.signal_frame import SYS_POLL
+from aitop.attach.inspection.hook_presence import hook_is_there
+from aitop.attach.ways.signal_frame import SYS_POLL
 from aitop.engine import hook_way
 from aitop.engine.hook_way import HooksOnTheWay
 from aitop.sources.hook_ring import HookRing, find_ring

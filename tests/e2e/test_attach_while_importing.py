@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from aitop.attach.session import deliver
+from aitop.attach.entrance import deliver
 
 pytestmark = pytest.mark.e2e
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 
-from aitop.attach.session import install
+from aitop.attach.entrance import install
 from aitop.sources.hook_ring import HookRing
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from aitop.attach.session import install, remove
+from aitop.attach.entrance import install, remove
 from aitop.model.steps import HookFacts, StepRecord
 from aitop.sources.hook_ring import HookRing
 

@@ -19,12 +19,13 @@ from typing import Any
 
 import pytest
 
-from aitop.attach import attempt, bundle, in_target, other_python, preflight, request
-from aitop.attach.bundle import hook_sources, pack, parts
-from aitop.attach.compiling import compiled
-from aitop.attach.proc_status import read_status
+from aitop.attach import attempt
+from aitop.attach.attempt import Turn
+from aitop.attach.inspection.process import interpreter_of, read_status
+from aitop.attach.payload import bundle, bytecode, in_target, request
+from aitop.attach.payload.bundle import hook_sources, pack, parts
+from aitop.attach.payload.bytecode import compiled
 from aitop.attach.refusal import AttachRefused
-from aitop.attach.turn import Turn
 
 GOOD = (
     ("__init__", "from .a import VALUE\ndef install(way): return 'installed'\ndef remove(): return 'removed'\n"),
@@ -202,40 +203,40 @@ def test_where_a_target_is_slow_or_dear_to_enter_the_rest_comes_in_one_go(
     answer: str, seconds: float, costly: bool, left: str, blocks: tuple[bytes, ...]
 ) -> None:
     way = SimpleNamespace(name="way", costly=costly, withdraw=lambda target, in_use: None)
-    knock = SimpleNamespace(entered=[way], way="way", request=SimpleNamespace(close=lambda: None))
+    pending = SimpleNamespace(entered=[way], way="way", request=SimpleNamespace(close=lambda: None))
     on_its_way = attempt.Attempt(os.getpid(), "install", LARGE, ())
     on_its_way._target = SimpleNamespace()  # type: ignore[assignment]
     on_its_way._prepare(whole=False)
     on_its_way._asked_at = time.monotonic() - seconds
-    assert on_its_way._settle(knock, answer) is None  # type: ignore[arg-type]
+    assert on_its_way._settle(pending, answer) is None  # type: ignore[arg-type]
     expected = {"parts": list(blocks[1:]), "whole": [pack("install", LARGE)], "all": list(blocks)}
-    assert on_its_way._parcels == expected[left]
+    assert on_its_way._blocks == expected[left]
     assert (on_its_way._again_at > time.monotonic() - 0.1) is (answer == "busy")
 
 
 def test_the_bundle_is_made_of_the_hooks_own_files() -> None:
     hook_sources.cache_clear()
-    folder = Path(preflight.__file__).parents[1] / "hook"
+    folder = Path(bundle.__file__).parents[2] / "hook"
     assert dict(hook_sources()) == {path.stem: path.read_text() for path in folder.glob("*.py")}
 
 
 def test_bytecode_comes_from_the_targets_own_interpreter_and_only_from_a_plain_one_of_our_user(tmp_path: Path) -> None:
     program = os.path.realpath(sys.executable)
-    made = other_python.bytecode_by(program, (("x.py", "def f(a: int) -> int:\n    'Doc.'\n    return a\n"),))
+    made = bytecode.compiled_by(program, (("x.py", "def f(a: int) -> int:\n    'Doc.'\n    return a\n"),))
     assert made is not None
     magic, (code,) = made
     namespace: dict[str, Any] = {}
     assert magic == importlib.util.MAGIC_NUMBER
     exec(marshal.loads(code), namespace)
     assert namespace["f"](3) == 3 and namespace["f"].__doc__ is None and not namespace["f"].__annotations__
-    assert other_python.bytecode_by("/bin/true", (("x.py", ""),)) is None
+    assert bytecode.compiled_by("/bin/true", (("x.py", ""),)) is None
     ours = read_status(os.getpid())
     assert ours is not None
-    assert other_python.interpreter_of(ours) == os.readlink("/proc/self/exe")
-    assert other_python.interpreter_of(dataclasses.replace(ours, uids=(ours.uids[0] + 1,) * 4)) is None
-    assert other_python.interpreter_of(dataclasses.replace(ours, started=ours.started - 1)) is None, "who had the pid"
+    assert interpreter_of(ours) == os.readlink("/proc/self/exe")
+    assert interpreter_of(dataclasses.replace(ours, uids=(ours.uids[0] + 1,) * 4)) is None
+    assert interpreter_of(dataclasses.replace(ours, started=ours.started - 1)) is None, "who had the pid"
     with subprocess.Popen(["sleep", "20"]) as process:
-        assert other_python.interpreter_of(dataclasses.replace(ours, pid=process.pid)) is None
+        assert interpreter_of(dataclasses.replace(ours, pid=process.pid)) is None
         process.kill()
 
 
@@ -243,9 +244,9 @@ def test_an_interpreter_that_failed_once_is_asked_again(tmp_path: Path) -> None:
     program, ready = tmp_path / "python3", tmp_path / "ready"
     program.write_text(f'#!/bin/sh\n[ -e {ready} ] && exec {sys.executable} "$@"\nexit 1\n')
     program.chmod(0o755)
-    assert other_python.bytecode_by(str(program), (("x.py", "X = 1\n"),)) is None
+    assert bytecode.compiled_by(str(program), (("x.py", "X = 1\n"),)) is None
     ready.touch()
-    assert other_python.bytecode_by(str(program), (("x.py", "X = 1\n"),)) is not None
+    assert bytecode.compiled_by(str(program), (("x.py", "X = 1\n"),)) is not None
 
 
 def test_one_injector_at_a_time() -> None:
