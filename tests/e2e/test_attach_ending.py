@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 import sys
 import time
@@ -13,7 +12,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from attach_targets import STAND_IN
+from attach_targets import STAND_IN, why_no_gdb
 from interpreters import VERSIONS, interpreters
 
 from aitop.attach import AttachRefused
@@ -40,8 +39,9 @@ def test_a_process_that_is_ending_ends_as_it_would_have(version: str) -> None:
     ends_as_it_would_have(interpreters()[version], WAYS)
 
 
-@pytest.mark.skipif(shutil.which("gdb") is None, reason="no gdb at hand")
 def test_gdb_leaves_a_process_alone_that_is_ending() -> None:
+    if why := why_no_gdb():
+        pytest.skip(why)
     ends_as_it_would_have(sys.executable, (Gdb(always=True),))
 
 

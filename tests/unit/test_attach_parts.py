@@ -125,6 +125,33 @@ def test_gdb_is_for_other_machines_and_its_absence_says_what_to_install(monkeypa
     assert refusal.value.remedy == "install gdb, or start it with: aitop run -- CMD"
 
 
+@pytest.mark.parametrize(
+    ("script", "fault"),
+    [
+        ("echo '$1 = 1'", None),
+        (
+            'echo "Couldn\'t write extended state status: Bad address."; exit 1',
+            "gdb does not work here: Couldn't write",
+        ),
+        ("exit 3", "gdb does not work here: it says nothing"),
+        ("for p; do case $before in -p) kill -9 $p;; esac; before=$p; done; echo '$1 = 1'", "gdb harms processes here"),
+    ],
+)
+def test_a_gdb_is_tried_on_a_process_of_our_own_before_it_is_used(
+    monkeypatch, tmp_path: Path, script: str, fault: str | None
+) -> None:
+    program = tmp_path / "gdb"
+    program.write_text(f"#!/bin/sh\n{script}\n")
+    program.chmod(0o755)
+    monkeypatch.setattr(gdb.shutil, "which", lambda _: str(program))
+    python = SimpleNamespace(symbols=dict.fromkeys(NEEDED), scratch=object())
+    obstacle = gdb.Gdb(always=True).obstacle(SimpleNamespace(pid=42, python=python))  # type: ignore[arg-type]
+    if fault is None:
+        assert obstacle is None
+    else:
+        assert obstacle is not None and obstacle.reason.startswith(fault) and "newer gdb" in (obstacle.remedy or "")
+
+
 # A child of vfork waits in the kernel, for a pipe that is nobody's to open, before it has a program of its own.
 VFORK = """
 import ctypes, os, sys

@@ -13,6 +13,7 @@ import pytest
 from aitop import cli
 from aitop.attach.entrance import Survey
 from aitop.attach.refusal import AttachRefused
+from aitop.attach.ways import Obstacle
 from aitop.commands import doctor
 from aitop.commands.doctor import machine as machine_checks
 from aitop.commands.doctor import process, report, rights
@@ -174,6 +175,22 @@ def test_the_trial_agrees_with_the_kernel():
     except OSError:
         pytest.skip("no /proc/PID/mem here")
     assert {word for word in (tried.open, tried.read, tried.trace) if word} <= {"EPERM", "EACCES", "ENOSYS"}
+
+
+@pytest.mark.parametrize(
+    ("gdb", "fault", "state", "words"),
+    [
+        ("/usr/bin/gdb", None, "works", "with /usr/bin/gdb"),
+        ("/usr/bin/gdb", Obstacle("gdb does not work here: Bad address", "newer"), "does-not", "Bad address"),
+        (None, None, "does-not", "gdb is missing"),
+    ],
+)
+def test_on_other_machines_the_hook_needs_a_gdb_that_works(monkeypatch, gdb, fault, state, words):
+    monkeypatch.setattr(rights.platform, "machine", lambda: "aarch64")
+    monkeypatch.setattr(rights.shutil, "which", lambda _: gdb)
+    monkeypatch.setattr(rights, "fault_of_gdb", lambda _: fault)
+    line = rights.attach()
+    assert (line.state, words in line.reason) == (state, True)
 
 
 def gpus(*devices: DeviceAbilities) -> dict[str, Check]:
