@@ -7,7 +7,6 @@ import dis
 import gc
 import importlib.util
 import marshal
-import math
 import os
 import subprocess
 import sys
@@ -166,19 +165,6 @@ def test_what_is_left_half_way_drops_itself(blocks: tuple[bytes, ...], monkeypat
     assert deliver(blocks[0]) == "next"
     gc.collect()
     assert gc.callbacks == callbacks
-
-
-def test_a_few_new_objects_are_enough_for_it_to_be_asked_again(
-    blocks: tuple[bytes, ...], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    callbacks = list(gc.callbacks)
-    assert deliver(blocks[0]) == "next"
-    for late in (False, True):
-        gc.collect()  # there is time yet: the next one is to come soon again
-        monkeypatch.setattr(gc.callbacks[-1], "until", 0.0 if late else math.inf)
-        some = list(map(set, ((),) * 60))
-        assert (gc.callbacks == callbacks) is late
-    assert len(some) == 60
 
 
 def test_one_block_takes_the_place_of_parts_that_have_come(blocks: tuple[bytes, ...]) -> None:

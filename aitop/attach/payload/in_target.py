@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 PACKAGE = "_aitop_hook"
 # Parts that wait are dropped when no more come for this long: the monitor may have been killed.
 PATIENCE_S = 2.0
-# While parts wait, the next garbage collection is kept this many new objects away, with at most so much ballast.
-TO_COLLECTION, MOST_BALLAST = 30, 2500
 # Functions of importlib that take, hold or release a module's lock. Up to Python 3.11 an import that begins inside one
 # of them breaks the import that it interrupts (KeyError in _ModuleLock.acquire), and so the program.
 LOCKING = frozenset(
@@ -41,8 +39,8 @@ class Arriving:
     """The modules that have arrived so far, and in how many parts. `bundle` identifies the version they belong to.
 
     Between two parts it is a callback of the garbage collector, the only place that every program comes through by
-    itself: so it can drop itself where no more parts come. Where a program makes no more objects than it frees, there
-    would be no collection for minutes: the ballast brings the next one near.
+    itself: so it can drop itself where no more parts come. That is the last resort: a monitor that gives up asks for it
+    (`drop`), and so does watchdog.py for one that was killed.
     """
 
     def __init__(self, bundle: str) -> None:
@@ -52,26 +50,13 @@ class Arriving:
         self.until = 0.0
         self.callbacks: list[Any] = []
         self.clock: Any = None
-        self.collector: Any = None
-        self.ballast: list[set[None]] = []
 
     def __call__(self, phase: str, info: "Any") -> None:
-        if phase != "stop":
-            return
-        # First of all: the ballast counts towards the next collection.
-        self.ballast = []
-        if self.clock() > self.until:
+        if phase == "stop" and self.clock() > self.until:
             self.modules.clear()
             # The list is being iterated: removed anywhere but at its end, this would hide the next callback.
             if self.callbacks and self.callbacks[-1] is self:
                 self.callbacks.pop()
-        else:
-            self.hasten()
-
-    def hasten(self) -> None:
-        """Makes new objects until the next collection is near. Sets: reused objects of other kinds would not count."""
-        missing = self.collector.get_threshold()[0] - self.collector.get_count()[0] - TO_COLLECTION
-        self.ballast = list(map(set, ((),) * min(missing, MOST_BALLAST)))
 
     def wait(self) -> None:
         """Takes the package out of `sys.modules` and holds it for the next part."""
@@ -80,14 +65,12 @@ class Arriving:
         import time  # noqa: PLC0415
 
         self.modules = forget()
-        self.callbacks, self.clock, self.collector = gc.callbacks, time.monotonic, gc
+        self.callbacks, self.clock = gc.callbacks, time.monotonic
         self.until = self.clock() + PATIENCE_S
         stand_in: Any = self.modules.get(f"{PACKAGE}.stand_in")
         if stand_in is not None:
             stand_in.keep_from_compiling(Arriving.__call__.__code__)
-            stand_in.keep_from_compiling(Arriving.hasten.__code__)
         self.callbacks.append(self)
-        self.hasten()
 
 
 def so_far(bundle: str, parts: int) -> "Arriving | None":
