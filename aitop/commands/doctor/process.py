@@ -30,8 +30,7 @@ def checks(pid: int, no_ptrace: str | None = None, *, short_of: str | None = Non
     try:
         target = look(pid)
     except AitopError as error:
-        reason, _, remedy = str(error).partition(": ")
-        return [fault("process", reason, remedy or None)]
+        return [fault("process", error.reason, error.remedy)]
     version = f", Python {target.python}" if target.python else ""
     members = ProcessTree([(pid, None)]).update()
     ranks = ranks_of(places_of(members, ProcessEvidence())) or (pid,)
