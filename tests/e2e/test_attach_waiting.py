@@ -72,6 +72,7 @@ def waits(process: subprocess.Popen[str], on_the_way: HooksOnTheWay) -> None:
     with pytest.raises(SourceError, match="hook waiting for the target") as refusal:
         on_the_way.bring_in(process.pid)
     assert refusal.value.state == "absent" and refusal.value.passing
+    assert refusal.value.code == "waiting-for-target"
 
 
 def gets_in(process: subprocess.Popen[str], on_the_way: HooksOnTheWay) -> bool:
