@@ -147,9 +147,9 @@ from aitop.attach import begin
 from aitop.attach.attempt import Limit
 attempt = begin(int(sys.argv[1]))
 until = time.monotonic() + float(sys.argv[2])
-while not (attempt._knock and attempt._knock.entered) and time.monotonic() < until:
+while not (attempt._pending and attempt._pending.entered) and time.monotonic() < until:
     attempt.wait(Limit(time.monotonic() + 0.1))
-print(len(attempt._knock.entered), flush=True)
+print(len(attempt._pending.entered), flush=True)
 time.sleep(60)
 """
 
