@@ -20,7 +20,7 @@ Sources = Sequence[tuple[str, str]]
 Bytecode = tuple[bytes, tuple[bytes, ...]]
 # A module's full name, its text and its bytecode.
 Loaded = tuple[str, bytes, bytes]
-# Of bytecode in one part; loading that much takes a target about a millisecond.
+# Of bytecode in one part; loading that much takes a target 1 to 2 ms.
 PART_BYTES = 60_000
 # The oldest format that every supported Python reads.
 MARSHAL_VERSION = 2
