@@ -1,21 +1,21 @@
-"""What goes into the root model: its dtypes, the ids in it (tokens), and the precision that it is computed in."""
+"""Measures what goes into the root module: dtypes, the number of token ids, and the precision of the computation."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from .patches import Patches
-from .wrappers import Keeper
+from ..patches import Patches
+from ..phases import Keeper
 
 ASK_EVERY_NS = 3_000_000_000
 MOST_DTYPES = 8
 MOST_DEPTH = 2
-# Ids of texts come as (batch, length); among several (masks, positions, labels) these names tell which they are.
+# Token ids come as (batch, length). Among several such tensors (masks, positions, labels) these names are preferred.
 NAMES = ("input_ids", "ids", "tokens", "idx")
 
 
 class Inputs:
-    """Looks at the arguments of a root's forward every few seconds, and at each where they hold ids."""
+    """Looks at the arguments of a root's forward every few seconds; where they hold token ids, at those of each forward."""
 
     def __init__(self, torch: Any, patches: Patches, keeper: Keeper) -> None:
         self.watches: tuple[str, ...] = ()
@@ -34,13 +34,13 @@ class Inputs:
             self._journal.inputs = self.saw
 
     def saw(self, args: tuple[Any, ...], kwargs: dict[str, Any], now: int) -> int:
-        """The root is called with these arguments. Returns the number of ids in them, -1 where there are none."""
+        """Return the number of token ids in the arguments of a root's forward, -1 where there are none."""
         if now > self._ask_at:
             self._ask_at = now + ASK_EVERY_NS
             self._ask(args, kwargs)
         ids = self._ids(args, kwargs)
         if ids is None:
-            # Of no interest until it is asked again.
+            # Not called again until the next look.
             self._journal.inputs = None
             return -1
         count = ids.numel()
@@ -54,27 +54,27 @@ class Inputs:
         }
 
     def _ask(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        found: list[str] = []
-        self._collect((args, kwargs), found, 0)
-        self._dtypes = found[:MOST_DTYPES]
+        dtypes: list[str] = []
+        self._collect((args, kwargs), dtypes, 0)
+        self._dtypes = dtypes[:MOST_DTYPES]
         self._autocast = autocast_dtype(self._torch)
         self._where = self._find(args, kwargs)
         self.watches = () if self._where is None else ("tokens",)
 
-    def _collect(self, value: Any, found: list[str], depth: int) -> None:
+    def _collect(self, value: Any, dtypes: list[str], depth: int) -> None:
         if isinstance(value, self._tensor):
             name = str(value.dtype).removeprefix("torch.")
-            if name not in found:
-                found.append(name)
+            if name not in dtypes:
+                dtypes.append(name)
         elif depth <= MOST_DEPTH and isinstance(value, (tuple, list)):
             for item in value[:MOST_DTYPES]:
-                self._collect(item, found, depth + 1)
+                self._collect(item, dtypes, depth + 1)
         elif depth <= MOST_DEPTH and isinstance(value, dict):
             for item in list(value.values())[:MOST_DTYPES]:
-                self._collect(item, found, depth + 1)
+                self._collect(item, dtypes, depth + 1)
 
     def _find(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | int | None:
-        """Where the ids are: the name of an argument, or its position. A single dictionary is looked into by name."""
+        """Return where the ids are: the name of an argument, or its position. A dictionary that comes first is searched."""
         for name in (*NAMES, *kwargs):
             if self._is_ids(kwargs.get(name)):
                 return name
@@ -102,23 +102,23 @@ class Inputs:
 
 
 def matmul_precision(torch: Any) -> str:
-    """torch's setting for products of float32: highest, high or medium."""
+    """Return torch's setting for products of float32 matrices: highest, high or medium."""
     try:
         return str(torch.get_float32_matmul_precision())
     except RuntimeError:
-        # It was set in the newer way, by operation, which this question is not made for.
+        # It was set by operation, the newer way, for which this call raises.
         return "high" if torch._C._get_fp32_precision_getter("cuda", "matmul") == "tf32" else "highest"
 
 
 def autocast_dtype(torch: Any) -> str | None:
-    """The dtype of the autocast that the calling thread is in, None outside of one."""
+    """Return the dtype of the autocast that the calling thread is in, None outside of one."""
     if torch.is_autocast_enabled():
         dtype = torch.get_autocast_gpu_dtype() if not hasattr(torch, "get_autocast_dtype") else None
         return str(dtype or torch.get_autocast_dtype("cuda")).removeprefix("torch.")
     try:
         enabled = torch.is_autocast_enabled("cpu")
     except TypeError:
-        # torch before 2.4 asks for the CPU by another name.
+        # torch before 2.4 has another function for the CPU.
         enabled = torch.is_autocast_cpu_enabled()
         return str(torch.get_autocast_cpu_dtype()).removeprefix("torch.") if enabled else None
     return str(torch.get_autocast_dtype("cpu")).removeprefix("torch.") if enabled else None

@@ -1,7 +1,7 @@
-"""Steps that a GradScaler leaves out because gradients have overflowed.
+"""Counts the steps that a GradScaler leaves out because gradients have overflowed.
 
-It is told from the optimizer not having been called; what the scaler found is on the device, and reading it would wait.
-A fused optimizer is always called and decides on the device: of it nothing is known.
+Such a step is recognised by the optimizer not having been called: the scaler's own finding is on the device, and reading
+it would wait. A fused optimizer is always called and decides on the device, so of its steps nothing is known.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from .journal import SKIPPED
-from .patches import Patches
-from .stand_in import keep_from_compiling
-from .wrappers import Keeper
+from ...protocol.events import SKIPPED
+from ..compiler import keep_from_compiling
+from ..patches import Patches
+from ..phases import Keeper
 
 MODULES = ("torch.amp.grad_scaler", "torch.cuda.amp.grad_scaler")
 METHOD = "_maybe_opt_step"
@@ -24,7 +24,7 @@ _ident = _thread.get_ident
 
 
 class Scaler:
-    """Watches the place where scalers decide. `skips` is None before the first one did."""
+    """Wraps the method in which scalers decide. `skips` is None before the first decision."""
 
     def __init__(self, torch: Any, patches: Patches, keeper: Keeper) -> None:
         self.watches: tuple[str, ...] = ()
@@ -43,22 +43,22 @@ class Scaler:
         return {} if self.skips is None else {"scaler_skips": self.skips}
 
     def decided(self, optimizer: Any, steps_before: int, start: int) -> None:
-        """A scaler has let the optimizer step, or has not."""
+        """Count and note the step if the scaler did not let the optimizer step."""
         try:
             journal = self.keeper.journal
             self.skips = self.skips or 0
             if journal.steps == steps_before and not journal.stepping:
                 self.skips += 1
                 now = time.monotonic_ns()
-                if journal.resting:
-                    journal.wake(now, True)
+                if journal.counting:
+                    journal.stop_counting(now, True)
                 journal.note(SKIPPED, start, now, id(optimizer))
         except Exception:
             self.keeper.failed()
 
 
 def wrap_decision(original: Callable[..., Any], scaler: Scaler) -> Callable[..., Any]:
-    """`GradScaler._maybe_opt_step(optimizer, state, …)`, which calls the optimizer or does not."""
+    """Wrap `GradScaler._maybe_opt_step(optimizer, state, …)`, which calls the optimizer or does not."""
     journal = scaler.keeper.journal
 
     def _maybe_opt_step(self: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:

@@ -1,46 +1,35 @@
-"""The functions that stand in for torch's own. Each calls the original exactly once and lets its result or exception
-through untouched; our own part cannot raise. In the common case: read the clock, call, read the clock, note it.
+"""Wrappers around torch's functions that time the phases of a step: batch, forward, backward, save, garbage collection.
 
-Each runs with cold caches, and every object that it touches costs more than an instruction: so what does not change is
-bound to names of the enclosing function, and nothing global is asked for. What is called is first bound to a name:
-Python remembers where an attribute lies, but looks a method up each time where it is none of the class.
+Each calls the original exactly once and lets its result or exception through untouched; our own part cannot raise. In
+the common case it reads the clock, calls, reads the clock and notes an event.
 
-An interrupt of the user's may come after any call: `busy` is set after our last call before the original, inside the
-`try`, and taken back before any other.
+They run with cold caches, and every object that they touch costs more than an instruction. So what does not change is
+bound to names of the enclosing function, and no globals are used. A function that is called is first bound to a name:
+Python caches where an attribute is, but looks up a method each time if it is not one of the class.
+
+A KeyboardInterrupt may come after any call. So `busy` is set after our last call before the original, inside the `try`,
+and reset before any other call.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from types import CodeType
 from typing import Any, Protocol
 
-from .arguments import leading
-from .frames import within_wrapper
-from .journal import (
-    BACKWARD,
-    FORWARD,
-    FORWARD_ALONE,
-    LATE_NS,
-    LOADER,
-    NEXT,
-    NO_NEXT,
-    PHASES_SKIPPED,
-    SAVE,
-    Journal,
-)
-from .stand_in import keep_from_compiling
+from ..protocol.events import BACKWARD, COLLECT, FORWARD, FORWARD_ALONE, LOADER, NEXT, NO_NEXT, SAVE
+from .compiler import keep_from_compiling
+from .journal import GONE, LATE_NS, MOST_WORDS, PHASES_SKIPPED, Journal
 
 _now = time.monotonic_ns
 
 
 class Keeper(Protocol):
-    """What the wrappers ask of the hook that they belong to.
+    """What the wrappers ask of the session that they belong to.
 
     `iterators` maps the id of a loader's iterator that is alive to the function that counts its ready batches, None
     without workers. `traced` tells whether torch.jit is recording what is done to tensors.
-    `local.busy` is set in other threads than the owner's inside an outermost forward.
+    `local.busy` is set in threads other than the owner's inside an outermost forward.
     """
 
     journal: Journal
@@ -57,59 +46,39 @@ class Keeper(Protocol):
     def optimizers(self) -> Any: ...
 
     def failed(self) -> None:
-        """Our own part raised. Called in an `except` block."""
+        """Count an error of our own. Called in an `except` block."""
 
     def not_owner(self, training: bool = False) -> bool:
-        """Whether the calling thread, known not to be the owner, cannot become it. A hook due to leave, leaves here."""
+        """Return whether the calling thread, known not to be the owner, cannot become it.
+
+        A hook that is due to leave, leaves here.
+        """
 
     def aside(self, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Call a forward in another thread than the owner's; `args` begin with the module."""
 
-    def met_iterator(self, iterator: Any) -> None: ...
+    def met_iterator(self, iterator: Any) -> None:
+        """Remember an iterator that was not known yet."""
 
-    def met_optimizer(self, optimizer: Any) -> None: ...
+    def met_optimizer(self, optimizer: Any) -> None:
+        """Remember an optimizer that was not known yet."""
 
     def met_module(self, module: Any) -> bool:
-        """Whether the outermost module is a root."""
+        """Return whether this outermost module is a root."""
 
     def count_ops(self, arguments: tuple[Any, ...]) -> None:
         """Count the operations of the graph that this backward goes through."""
 
 
 def wrap_next(original: Callable[..., Any], keeper: Keeper) -> Callable[..., Any]:
-    """`_BaseDataLoaderIter.__next__`: the wait for a batch."""
+    """Wrap `_BaseDataLoaderIter.__next__`: the wait for a batch."""
     journal, clock, identity, extend = keeper.journal, _now, id, keeper.journal.extend
     came, none_came, late = NEXT, NO_NEXT, LATE_NS
 
     def __next__(self: Any) -> Any:  # noqa: N807
-        if journal.deep:
-            journal.deep -= 1
-            try:
-                return original(self)
-            except BaseException:
-                if journal.deep and journal.owned():
-                    journal.wake(clock(), True)
-                raise
-        if journal.resting and not journal.busy:
-            start, owned = clock(), journal.owned
-            # What another thread sets would outlast the rest.
-            if start < journal.rests_until and owned():
-                try:
-                    journal.busy = True
-                    batch = original(self)
-                    journal.busy = False
-                    if clock() - start >= journal.longest:
-                        interrupted(journal, came, start, identity(self))
-                    return batch
-                except BaseException:
-                    journal.busy = False
-                    interrupted(journal, none_came, start, identity(self))
-                    raise
         owned = journal.owned
         if journal.busy if owned() else keeper.not_owner():
             return original(self)
-        if journal.resting:
-            journal.wake(clock())
         kind, key = none_came, identity(self)
         waiting = -1 if journal.skip else ask_feed(self, keeper)
         start = clock()
@@ -121,25 +90,20 @@ def wrap_next(original: Callable[..., Any], keeper: Keeper) -> Callable[..., Any
         finally:
             journal.busy = False
             end = clock()
-            extend((kind, start, end, key, waiting))
-            if journal.skip and end - journal.due < late:
-                journal.skip -= 1
-            else:
-                look_after(journal, end)
+            if journal.counting and (kind != came or end - start >= journal.longest or end > journal.count_until):
+                journal.stop_counting(start)
+            if not journal.counting:
+                extend((kind, start, end, key, waiting))
+                if journal.skip and end - journal.due < late:
+                    journal.skip -= 1
+                else:
+                    look_after(journal, end)
 
     return __next__
 
 
-def interrupted(journal: Journal, kind: int, start: int, iterator: int) -> None:
-    """A batch that ends a rest: it took long, or there was none."""
-    if journal.resting and journal.owned():
-        end = _now()
-        journal.wake(start)
-        journal.note(kind, start, end, iterator, -1)
-
-
 def ask_feed(iterator: Any, keeper: Keeper) -> int:
-    """How many batches lie ready, -1 where the iterator has no workers."""
+    """Return how many batches lie ready, -1 where the iterator has no workers."""
     try:
         key = id(iterator)
         if key not in keeper.iterators:
@@ -152,7 +116,7 @@ def ask_feed(iterator: Any, keeper: Keeper) -> int:
 
 
 def wrap_iter(original: Callable[..., Any], keeper: Keeper) -> Callable[..., Any]:
-    """`DataLoader.__iter__`: making an iterator, which starts the workers."""
+    """Wrap `DataLoader.__iter__`: making an iterator, which starts the workers."""
     journal = keeper.journal
 
     def __iter__(self: Any) -> Any:  # noqa: N807
@@ -160,8 +124,8 @@ def wrap_iter(original: Callable[..., Any], keeper: Keeper) -> Callable[..., Any
         if journal.busy if owned() else keeper.not_owner():
             return original(self)
         start = _now()
-        if journal.resting:
-            journal.wake(start)
+        if journal.counting:
+            journal.stop_counting(start)
         try:
             journal.busy = True
             return original(self)
@@ -173,42 +137,27 @@ def wrap_iter(original: Callable[..., Any], keeper: Keeper) -> Callable[..., Any
 
 
 def wrap_forward(original: Callable[..., Any], keeper: Keeper, holder: Any = None) -> Callable[..., Any]:
-    """`__call__` of a root's class. It was inherited from the class `holder`, if given, whose present one is called:
-    somebody may have patched that since, as a tracer of torch.fx does.
+    """Wrap `__call__` of a root's class.
+
+    If it was inherited from the class `holder`, what that class has at the time of the call is called: it may have been
+    patched since, as a tracer of torch.fx does.
     """
     journal, clock, extend = keeper.journal, _now, keeper.journal.extend
     compiling, grad_enabled = keeper.compiling, keeper.grad_enabled
     with_gradient, alone, late = FORWARD, FORWARD_ALONE, LATE_NS
     holder = _Own(original) if holder is None else holder
 
-    # In one function, as each call of another costs; `args` go on as they came, the module first.
-    def __call__(*args: Any, **kwargs: Any) -> Any:  # noqa: N807, PLR0912
+    # One function, as each further call costs; `args` are passed on as they came, the module first.
+    def __call__(*args: Any, **kwargs: Any) -> Any:  # noqa: N807
         call = holder.__call__
         if compiling():
             return call(*args, **kwargs)
-        if journal.deep and grad_enabled():
-            journal.deep -= 1
-            return call(*args, **kwargs) if kwargs else call(*args)
-        if journal.resting and (journal.busy or grad_enabled() or journal.teaches):
-            if journal.busy:
-                return call(*args, **kwargs)
-            start, owned = clock(), journal.owned
-            if start < journal.rests_until and owned():
-                began = journal.forward_began
-                journal.forward_began = began if began > journal.last_step else start
-                try:
-                    journal.busy = True
-                    return call(*args, **kwargs)
-                finally:
-                    journal.busy = False
         owned = journal.owned
         if owned():
             if journal.busy:
                 return call(*args, **kwargs)
         elif keeper.not_owner():
             return keeper.aside(call, args, kwargs)
-        if journal.resting and not woken(journal, own):
-            return call(*args, **kwargs)
         device = journal.device
         span = None if device is None else device.begin(0)
         start = clock()
@@ -219,30 +168,23 @@ def wrap_forward(original: Callable[..., Any], keeper: Keeper, holder: Any = Non
             journal.busy = False
             end = clock()
             grad = grad_enabled()
-            if span is not None:
-                device.end(span, grad)
-            if not journal.skip:
-                look_at(args[1:], kwargs, end, keeper)
-            extend((with_gradient if grad else alone, start, end, journal.size, journal.tokens))
-            if journal.skip and end - journal.due < late:
-                journal.skip -= 1
-            else:
-                look_after(journal, end)
+            if journal.counting:
+                if end > journal.count_until or not (grad or journal.has_teacher):
+                    journal.stop_counting(start)
+                elif journal.forward_began < journal.last_step:
+                    journal.forward_began = start
+            if not journal.counting:
+                if span is not None:
+                    device.end(span, grad)
+                if not journal.skip:
+                    look_at(args[1:], kwargs, end, keeper)
+                extend((with_gradient if grad else alone, start, end, journal.size, journal.tokens))
+                if journal.skip and end - journal.due < late:
+                    journal.skip -= 1
+                else:
+                    look_after(journal, end)
 
-    own = __call__.__code__
     return __call__
-
-
-def woken(journal: Journal, own: CodeType) -> bool:
-    """A forward that would end a rest: whether it does. What is within another one does not, which is not marked as
-    `busy` in a deep rest. `own` is the code of the wrapper that calls us.
-    """
-    now = _now()
-    if within_wrapper(own, 3):
-        journal.shallow(now)
-        return False
-    journal.wake(now)
-    return True
 
 
 class _Own:
@@ -257,7 +199,7 @@ class _Own:
 def wrap_watched(
     original: Callable[..., Any], keeper: Keeper, within: Callable[[], object] | None = None
 ) -> Callable[..., Any]:
-    """`__call__` of all modules, while roots are looked for; `within` is called inside of a root."""
+    """Wrap `__call__` of all modules, while roots are looked for. `within` is called inside of a root."""
     journal, compiling, forward = keeper.journal, keeper.compiling, wrap_forward(original, keeper)
 
     def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N807
@@ -278,7 +220,7 @@ def wrap_watched(
 
 
 def look_at(args: Any, kwargs: Any, now: int, keeper: Keeper) -> None:
-    """Look at the arguments of a forward."""
+    """Take the leading dimension and the token ids from the arguments of a forward."""
     journal = keeper.journal
     try:
         journal.size = journal.tokens = -1
@@ -291,24 +233,43 @@ def look_at(args: Any, kwargs: Any, now: int, keeper: Keeper) -> None:
         keeper.failed()
 
 
+def leading(args: Any, kwargs: Any, tensor: type, depth: int = 0) -> int:
+    """Return the first dimension of the first tensor that has one among the arguments, -1 without one."""
+    for value in (*args, *kwargs.values()) if kwargs else args:
+        if isinstance(value, tensor):
+            if value.dim():  # type: ignore[attr-defined]
+                size = value.size(0)  # type: ignore[attr-defined]
+                return size if type(size) is int else -1
+            continue
+        if depth < 2 and isinstance(value, (list, tuple)):
+            inner = leading(value, None, tensor, depth + 1)
+        elif depth < 2 and isinstance(value, dict):
+            inner = leading((), value, tensor, depth + 1)
+        else:
+            continue
+        if inner >= 0:
+            return inner
+    return -1
+
+
 def look_after(journal: Journal, now: int) -> None:
-    """What need not be done at the end of each phase: in a fast run some go by until the next one that does it."""
+    """Do what need not be done at the end of each phase. In a fast run it is called once in `PHASES_SKIPPED` + 1."""
     if now > journal.due:
         journal.tick(now)
-        # Two in a row give one figure of a step. Reading a thread's CPU clock is a system call.
+        # Two readings in a row make one figure. Each is a system call.
         journal.cpu_reads = 2
-    journal.skip = PHASES_SKIPPED if journal.fast and journal.due and not journal.pause_due else 0
+    journal.skip = PHASES_SKIPPED if journal.fast and journal.due and not journal.count_soon else 0
     if not journal.fast:
         journal.cpu_reads = 2
 
 
 def wrap_backward(original: Callable[..., Any], keeper: Keeper) -> Callable[..., Any]:
-    """`torch.autograd._engine_run_backward` (or `torch.autograd.backward`)."""
+    """Wrap `torch.autograd._engine_run_backward` (or `torch.autograd.backward`)."""
     journal, clock, extend = keeper.journal, _now, keeper.journal.extend
     kind, late = BACKWARD, LATE_NS
 
     def _engine_run_backward(*args: Any, **kwargs: Any) -> Any:
-        if journal.resting:
+        if journal.counting:
             return original(*args, **kwargs)
         owned = journal.owned
         if journal.busy if owned() else keeper.not_owner():
@@ -326,7 +287,7 @@ def wrap_backward(original: Callable[..., Any], keeper: Keeper) -> Callable[...,
             end = clock()
             if span is not None:
                 device.end(span, True)
-            # Gradients of the parameters are made, not only those asked for.
+            # Without `accumulate_grad` only the gradients that were asked for are made, none of parameters.
             extend((kind, start, end, 1 if kwargs.get("accumulate_grad", True) else 0, 0))
             if journal.skip and end - journal.due < late:
                 journal.skip -= 1
@@ -337,7 +298,7 @@ def wrap_backward(original: Callable[..., Any], keeper: Keeper) -> Callable[...,
 
 
 def wrap_save(original: Callable[..., Any], keeper: Keeper) -> Callable[..., Any]:
-    """`torch.save`."""
+    """Wrap `torch.save`."""
     journal = keeper.journal
 
     def save(*args: Any, **kwargs: Any) -> Any:
@@ -345,18 +306,33 @@ def wrap_save(original: Callable[..., Any], keeper: Keeper) -> Callable[..., Any
         if journal.busy if owned() else keeper.not_owner():
             return original(*args, **kwargs)
         start = _now()
-        if journal.resting:
-            journal.wake(start)
+        if journal.counting:
+            journal.stop_counting(start)
         try:
             return original(*args, **kwargs)
         finally:
             end = _now()
             journal.note(SAVE, start, end)
-            # A program may do nothing else that we see: who prepares data saves again and again.
+            # A program that prepares data may save again and again, and do nothing else that we see.
             if end > journal.due:
                 journal.tick(end)
 
     return save
 
 
-keep_from_compiling(interrupted.__code__, woken.__code__, inner=True)
+def gc_callback(keeper: Keeper) -> Callable[[str, Any], None]:
+    """Return a callback for `gc.callbacks`. A collection stops every thread, so it does not matter which one ran it.
+
+    Collections of the youngest objects are left out: they are many, and over in some microseconds.
+    """
+    journal = keeper.journal
+
+    def collected(phase: str, info: Any) -> None:
+        if not info["generation"]:
+            return
+        if phase == "start":
+            journal.collecting = _now()
+        elif journal.owner != GONE and len(journal.words) < MOST_WORDS:
+            journal.extend((COLLECT, journal.collecting, _now(), 0, 0))
+
+    return collected

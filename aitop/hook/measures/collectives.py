@@ -1,7 +1,7 @@
-"""Calls into `torch.distributed`, and what DistributedDataParallel measures of itself.
+"""Measures calls into `torch.distributed`, and reads what DistributedDataParallel measures of itself.
 
-The methods of a process group are watched and not the functions that lead there: those may have been imported by name,
-and torch.compile looks at them. The waits inside of DistributedDataParallel's backward pass by here unseen: they are
+The methods of a process group are wrapped, not the functions that call them: those may have been imported by name, and
+torch.compile looks at them. The waits inside of DistributedDataParallel's backward cannot be seen from here; they are
 in its own figures.
 """
 
@@ -18,13 +18,13 @@ from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
+from ...protocol.events import COLLECTIVE
+from ..compiler import keep_from_compiling
+from ..patches import Patches
+from ..phases import Keeper
 from .callsites import Sites
-from .journal import COLLECTIVE
-from .patches import Patches
-from .stand_in import keep_from_compiling
-from .wrappers import Keeper
 
-# Methods of a process group, and the call that people know.
+# Methods of a process group, and the function of torch.distributed that calls them.
 NAMES = {
     "allreduce": "all_reduce",
     "allreduce_coalesced": "all_reduce_coalesced",
@@ -53,7 +53,7 @@ NAMES = {
     "monitored_barrier": "monitored_barrier",
 }
 WAIT = "wait"
-# In the journal a wait is no call of its own.
+# The size that is noted for a wait, which is no call of its own.
 NO_CALL = -1
 MOST_TENSORS = 64
 MOST_MODULES = 64
@@ -65,20 +65,20 @@ _ident = _thread.get_ident
 
 
 def _nobody() -> None:
-    """Stands for what is no longer there, or not yet."""
+    """Stands for the group of all ranks while there is none."""
 
 
 class Collectives:
-    """Comes in by itself once the program has joined a process group."""
+    """Puts its patches in as soon as the program has joined a process group."""
 
     def __init__(self, torch: Any, patches: Patches, keeper: Keeper) -> None:
         self.watches: tuple[str, ...] = ()
         self._patches = patches
         self._sites = Sites("collective", torch)
-        # Both are the session's; without one, as in a test, there is nobody to tell.
+        # The session's facts, to be told of changes; a test may have no session.
         self._facts: Any = getattr(keeper, "facts", None) or SimpleNamespace(root_module=None)
         self._ddp = DdpLog(self._facts)
-        self._told = 0
+        self._known = 0
         self._watch = Watch(keeper, self._sites)
         self.look(0)
 
@@ -103,10 +103,10 @@ class Collectives:
         self._facts.changed = True
 
     def _tell_at_first(self) -> None:
-        """Let the facts be written at once when there is something new to say, not only when their turn comes."""
+        """Have the facts written at once when there are new ones, not only when their turn comes."""
         known = bool(self._sites.facts()) + self._ddp.known
-        if known > self._told:
-            self._told = known
+        if known > self._known:
+            self._known = known
             self._facts.changed = True
 
     def facts(self) -> dict[str, Any]:
@@ -114,9 +114,9 @@ class Collectives:
 
 
 class Watch:
-    """What the wrappers look at and where they note. `dispatched` is the id of the newest call's work, of `name`.
+    """What the wrappers share. `dispatched` is the id of the `Work` that the newest call returned, `name` that call's.
 
-    `world` gives the group of all ranks, which numbers its collectives itself, as long as the program keeps it.
+    `world` returns the group of all ranks, which numbers its collectives itself, as long as the program keeps it.
     """
 
     def __init__(self, keeper: Keeper, sites: Sites) -> None:
@@ -129,30 +129,31 @@ class Watch:
         self._numbered = True
 
     def follow(self, distributed: Any) -> None:
-        """Look which group is that of all ranks: a program may leave it and join another one."""
+        """Find out which group has all ranks: a program may leave it and join another one."""
         world = getattr(getattr(distributed, "group", None), "WORLD", None)
         if world is not self.world():
             self.world = _nobody if world is None else weakref.ref(world)
             self._numbered = True
 
     def begins(self, group: Any) -> None:
-        """A collective begins, which may never end: its number is told at once."""
+        """Write the number of a collective that begins to the ring at once: it may never end."""
         try:
             ring = getattr(self.keeper, "_ring", None)
             if ring is not None and self._numbered and group is self.world():
-                ring.calls(group._get_sequence_number_for_group() + 1)
+                ring.write_sequence(group._get_sequence_number_for_group() + 1)
         except Exception:
             self._numbered = False  # this kind of group has none
 
     def counts(self) -> bool:
-        """Whether a call in this thread belongs to the thread that steps: the engine of autograd calls hooks in threads
-        of its own, which Python did not start.
+        """Return whether a call in this thread belongs to the thread that steps.
+
+        That includes threads that Python did not start: the engine of autograd calls hooks in such threads.
         """
         ident, journal = _ident(), self.journal
         return ident == journal.owner or (journal.busy and ident not in threading._active)  # type: ignore[attr-defined]
 
     def called(self, name: str, start: int, work: Any, args: tuple[Any, ...]) -> None:
-        """A call of a collective ends now; what it asked for may still be under way."""
+        """Note a call of a collective that ends now; what it asked for may still be under way."""
         try:
             end = _now()
             size = max((size_of(value) for value in args[:2]), default=0)
@@ -164,7 +165,7 @@ class Watch:
             self.keeper.failed()
 
     def waited(self, start: int, work: Any) -> None:
-        """A wait ends now: that of the call just made, or a later one of the program's own."""
+        """Note a wait that ends now: that of the call just made, or a later one of the program's own."""
         try:
             end = _now()
             own = id(work) == self.dispatched
@@ -181,7 +182,7 @@ keep_from_compiling(Watch.begins.__code__, Watch.called.__code__, Watch.waited._
 
 
 def wrap_call(original: Callable[..., Any], name: str, watch: Watch) -> Callable[..., Any]:
-    """A method of a process group."""
+    """Wrap a method of a process group."""
     compiling, counts = watch.keeper.compiling, watch.counts
 
     def collective(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -198,7 +199,7 @@ def wrap_call(original: Callable[..., Any], name: str, watch: Watch) -> Callable
 
 
 def wrap_wait(original: Callable[..., Any], watch: Watch) -> Callable[..., Any]:
-    """`Work.wait`."""
+    """Wrap `Work.wait`."""
     compiling, counts = watch.keeper.compiling, watch.counts
 
     def wait(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -214,7 +215,7 @@ def wrap_wait(original: Callable[..., Any], watch: Watch) -> Callable[..., Any]:
 
 
 def size_of(value: Any) -> int:
-    """Bytes of a tensor, or of all tensors in lists (up to `MOST_TENSORS` in each); 0 of anything else."""
+    """Return the bytes of a tensor, or of all tensors in lists (up to `MOST_TENSORS` in each); 0 for anything else."""
     if isinstance(value, (list, tuple)):
         return sum(size_of(item) for item in value[:MOST_TENSORS])
     numel = getattr(value, "numel", None)
@@ -222,8 +223,9 @@ def size_of(value: Any) -> int:
 
 
 class DdpLog:
-    """Reads the figures that DistributedDataParallel logs of itself: it times its first ten iterations, and then one in
-    a hundred. They are read between two iterations and not changed.
+    """Reads the figures that DistributedDataParallel logs of itself, between two iterations.
+
+    It times its first ten iterations, and then one in a hundred.
     """
 
     def __init__(self, facts: Any) -> None:
@@ -231,16 +233,16 @@ class DdpLog:
         self._iteration = -1
         self._said: dict[str, Any] = {}
         self._samples: deque[tuple[int, int, int, int]] = deque(maxlen=SAMPLES)
-        # What lies there at the first look may be of long ago: of the first iterations, say.
+        # What lies there at the first look may be old: of the first iterations, say.
         self._old = False
 
     @property
     def known(self) -> bool:
-        """Whether an iteration was taken down."""
+        """Whether the times of an iteration were read."""
         return bool(self._samples)
 
     def look(self) -> None:
-        """Take down an iteration that was timed since the last look."""
+        """Read the times of an iteration that was timed since the last look."""
         logger = getattr(self._module(), "logger", None)
         if logger is None:
             return
@@ -272,7 +274,7 @@ class DdpLog:
             )
 
     def facts(self) -> dict[str, Any] | None:
-        """By the fields of `DdpInfo`; None without DistributedDataParallel."""
+        """Return the means by the fields of `DdpInfo`; None without DistributedDataParallel."""
         if not self._said:
             return None
         if not self._samples:
@@ -281,7 +283,7 @@ class DdpLog:
         return self._said | dict(zip(("forward", "backward", "communication", "overlap"), means, strict=True))
 
     def _module(self) -> Any:
-        """The DistributedDataParallel in the root module that was met, None where there is none."""
+        """Return the DistributedDataParallel in the root module, None where there is none."""
         parallel = sys.modules.get("torch.nn.parallel.distributed")
         root = self._facts.root_module
         module = root() if root is not None else None

@@ -1,5 +1,5 @@
-"""Texts that are generated with transformers: each call of `generate` is a step, with the tokens that came out and the
-time to the first. The forwards inside are no steps of their own. Without transformers nothing happens.
+"""Measures text generation with transformers: each call of `generate` is a step, with the number of tokens that came out
+and the time to the first. The forwards inside are no steps of their own. Without transformers nothing is patched.
 """
 
 from __future__ import annotations
@@ -10,15 +10,16 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from .journal import GENERATE, GONE, Journal
-from .patches import Patches
-from .stand_in import keep_from_compiling
-from .wrappers import Keeper
+from ...protocol.events import GENERATE
+from ..compiler import keep_from_compiling
+from ..journal import GONE, Journal
+from ..patches import Patches
+from ..phases import Keeper
 
 MODULE, CLASS = "transformers.generation.utils", "GenerationMixin"
-# The condition of the loop over tokens: the second time it is asked, the first token is there, on the host's side too.
+# The condition of the loop over tokens: when it is asked for the second time, the first token has reached the host.
 CONDITION = "_has_unfinished_sequences"
-# What older releases have: called after each forward.
+# The same for older releases: called after each forward.
 UPDATE = "_update_model_kwargs_for_generation"
 PROMPTS = ("input_ids", "inputs", "inputs_ids")
 
@@ -27,7 +28,7 @@ _ident = _thread.get_ident
 
 
 class Call:
-    """A call of `generate` since `start`: how often its loop has asked whether to go on, when the first token came."""
+    """A call of `generate` under way since `start`: how often its condition was asked, when the first token came."""
 
     __slots__ = ("asked", "first", "start")
 
@@ -37,7 +38,7 @@ class Call:
 
 
 class Generation:
-    """Comes in as soon as transformers' generation is imported. `calls` are those under way, by thread."""
+    """Puts its patches in as soon as transformers' generation is imported. `calls` are those under way, by thread."""
 
     def __init__(self, torch: Any, patches: Patches, keeper: Keeper) -> None:
         self.watches: tuple[str, ...] = ()
@@ -66,7 +67,7 @@ class Generation:
         return {}
 
     def made(self, call: Call, model: Any, args: Any, kwargs: Any, result: Any) -> None:
-        """A call of `generate` has given `result`."""
+        """Note a call of `generate` that has returned `result`."""
         try:
             end = _now()
             journal = self.keeper.journal
@@ -78,7 +79,7 @@ class Generation:
             self.keeper.failed()
 
     def _tokens(self, model: Any, args: Any, kwargs: Any, result: Any) -> int:
-        """How many tokens came out, those that fill up shorter sequences included; -1 where that cannot be told."""
+        """Return how many tokens came out, padding of shorter sequences included; -1 where that is not known."""
         out = result if isinstance(result, self.tensor) else getattr(result, "sequences", None)
         if not isinstance(out, self.tensor) or out.dim() != 2:
             return -1
@@ -94,7 +95,7 @@ class Generation:
 
 
 def wrap_generate(original: Callable[..., Any], generation: Generation) -> Callable[..., Any]:
-    """`GenerationMixin.generate`. Servers that stream call it in a thread for each text."""
+    """Wrap `GenerationMixin.generate`. Servers that stream call it in a thread of its own for each text."""
     keeper, calls = generation.keeper, generation.calls
     journal: Journal = keeper.journal
 
@@ -103,7 +104,7 @@ def wrap_generate(original: Callable[..., Any], generation: Generation) -> Calla
         if thread == journal.owner or not keeper.not_owner():
             place: Any = journal
         else:
-            # Beside a training run it is not what steps.
+            # Beside a training run it is no step.
             place = None if journal.steps or journal.owner == GONE else keeper.local
         if place is None or getattr(place, "busy", False):
             return original(self, *args, **kwargs)
@@ -123,7 +124,7 @@ def wrap_generate(original: Callable[..., Any], generation: Generation) -> Calla
 
 
 def wrap_round(original: Callable[..., Any], generation: Generation) -> Callable[..., Any]:
-    """What `generate` calls once for each token."""
+    """Wrap what `generate` calls once for each token."""
     calls = generation.calls
 
     def each_round(*args: Any, **kwargs: Any) -> Any:

@@ -1,7 +1,6 @@
-"""Where in the user's code calls were made: a small table of lines, and what the calls there came to.
+"""Tables of the lines of user code that make certain calls, with the sums over the calls there.
 
-Not every call is looked at when there are many: those that are stand for the others. Only the thread that steps uses
-it.
+When there are many calls, only a random sample of them is looked at. Only the thread that steps uses these tables.
 """
 
 from __future__ import annotations
@@ -22,14 +21,14 @@ NOBODYS, LIBRARY, USER = range(3)
 
 
 class Sites:
-    """The lines of one `kind` of calls (transfer, blocking, collective). `torch` is the module, told by its folder."""
+    """The lines that make one `kind` of calls (transfer, blocking, collective); frames of `torch` are skipped."""
 
     def __init__(self, kind: str, torch: Any) -> None:
         self._kind = kind
-        # An attached hook has no files, only names for them.
-        self._own = os.path.dirname(self.facts.__code__.co_filename) + os.sep
+        # The folder of the hook package, by the file name in our code: an attached hook has no files.
+        self._own = os.path.dirname(os.path.dirname(self.facts.__code__.co_filename)) + os.sep
         self._torch = os.path.dirname(torch.__file__ or "") + os.sep
-        # `sysconfig` knows the folder too, but takes a program that we come into most of a millisecond.
+        # `sysconfig` knows the folder too, but importing it would hold up the target for most of a millisecond.
         standard = os.path.dirname(getattr(os, "__file__", None) or "")
         self._standard = (standard + os.sep,) if standard else ()
         self._owners: dict[str, int] = {}
@@ -40,9 +39,11 @@ class Sites:
         self._dice = 12345
 
     def add(self, name: str, length: int, size: int = -1, pageable: int = -1, counted: bool = True) -> None:
-        """A call of `name` took `length` nanoseconds and moved `size` bytes, `pageable` of them from memory that is not
-        pinned; negative is not measured. Call it only where `wants_next` said so; our caller's line is looked for.
-        Not `counted` is what belongs to a call that was counted already.
+        """Add a call of `name` that took `length` nanoseconds to the user's line that makes it.
+
+        It moved `size` bytes, `pageable` of them from memory that is not pinned; negative is not measured. With
+        `counted` False only its time counts, as it belongs to a call that was counted already. Call this only where
+        `wants_next` returned True.
         """
         frame = self._users_frame()
         if frame is None:
@@ -53,7 +54,7 @@ class Sites:
         site = self._sites.get(key)
         if site is None:
             if len(self._sites) >= MOST_SITES:
-                self._forget_the_cheapest()
+                self._drop_cheapest()
             site = self._sites[key] = _Site(getattr(code, "co_qualname", code.co_name)[:LONGEST_NAME])
         times = self._every
         site.calls += times if counted else 0
@@ -63,33 +64,33 @@ class Sites:
             site.sized = True
         if pageable >= 0:
             site.pageable += times * pageable
-            site.told = True
+            site.pinning_known = True
 
     def wants_next(self) -> bool:
-        """Whether the call at hand is one to `add`. Chance decides when there are many: calls come in patterns."""
+        """Return whether this call is to be added. Chance decides when there are many, as calls come in patterns."""
         self._calls += 1
         if self._every == 1:
             return True
         self._skip -= 1
         if self._skip > 0:
             return False
-        # The program's own random numbers must stay as they are.
+        # Not from `random`: the program's random numbers must stay as they are.
         self._dice = (self._dice * 1103515245 + 12345) & 0x7FFFFFFF
         self._skip = 1 + (self._dice >> 8) % (2 * self._every - 1)
         return True
 
     def tick(self) -> None:
-        """Called a few times a second: so many calls as came since then may be expected until the next time."""
+        """Set the rate of the sample by the number of calls since the last tick. Called a few times a second."""
         self._every = max(1, self._calls // LOOKS_BETWEEN_TICKS)
         self._calls = 0
 
     def facts(self) -> list[dict[str, Any]]:
-        """The dearest sites, by the fields of `CallSite`."""
+        """Return the sites that took the most time, by the fields of `CallSite`."""
         dearest = sorted(self._sites.items(), key=lambda item: -item[1].length)[:SHOWN]
         return [site.facts(self._kind, key) for key, site in dearest if len(key[1]) <= LONGEST_FILE]
 
     def _users_frame(self) -> Any:
-        """The innermost frame of the user's; where there is none, of a library that is not torch."""
+        """Return the innermost frame of the user's; where there is none, that of a library other than torch."""
         frame: Any = sys._getframe(2)
         library = None
         for _ in range(MOST_FRAMES):
@@ -120,7 +121,7 @@ class Sites:
             return LIBRARY
         return NOBODYS if file.startswith(self._standard) else USER
 
-    def _forget_the_cheapest(self) -> None:
+    def _drop_cheapest(self) -> None:
         dearest = sorted(self._sites, key=lambda key: -self._sites[key].length)
         for key in dearest[MOST_SITES // 2 :]:
             del self._sites[key]
@@ -129,12 +130,12 @@ class Sites:
 class _Site:
     """Sums over the calls of one line."""
 
-    __slots__ = ("calls", "function", "length", "pageable", "size", "sized", "told")
+    __slots__ = ("calls", "function", "length", "pageable", "pinning_known", "size", "sized")
 
     def __init__(self, function: str) -> None:
         self.function = function
         self.calls = self.length = self.size = self.pageable = 0
-        self.sized = self.told = False
+        self.sized = self.pinning_known = False
 
     def facts(self, kind: str, key: tuple[str, str, int]) -> dict[str, Any]:
         name, file, line = key
@@ -148,5 +149,5 @@ class _Site:
             "calls": self.calls,
             "seconds": round(self.length * 1e-9, 6),
             "bytes": self.size if self.sized else None,
-            "pageable_bytes": self.pageable if self.told else None,
+            "pageable_bytes": self.pageable if self.pinning_known else None,
         }
