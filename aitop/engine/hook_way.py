@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterable
 
 from aitop.attach import AttachRefused, Attempt, Limit, begin, remove, settled
-from aitop.sources.hook_ring import find_ring, should_stay
+from aitop.sources.ring.reader import find_ring, should_stay
 from aitop.sources.source import SourceError
 
 SELF_REMOVAL_SECONDS = 0.6

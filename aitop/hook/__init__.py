@@ -135,8 +135,8 @@ def _is_multiprocessing_child() -> bool:
 class TorchWatch:
     """Calls `imported`, which must not raise, right after torch was imported.
 
-    It is a finder of modules that finds none itself: it lets the other finders find torch, and then waits for the end of
-    its import. Until then it costs one string comparison per import, afterwards nothing.
+    It is a finder of modules that finds none itself: it lets the other finders find torch, and then waits for the end
+    of its import. Until then it costs one string comparison per import, afterwards nothing.
     """
 
     def __init__(self, imported: Callable[[], object]) -> None:

@@ -104,13 +104,13 @@ class Burst:
 
     @property
     def runs_elsewhere(self) -> bool:
-        """Whether a profile runs in another thread, which alone can end it. False if that thread seems to step no more."""
+        """Whether a profile runs in another thread, which alone can end it, and seems to step still."""
         if self._profile is None or self._thread == _thread.get_ident() or self._pid != os.getpid():
             return False
         return time.monotonic_ns() < self._begun + 2 * LONGEST_NS
 
     def abandon(self) -> None:
-        """End the profile without a trace and give the memory back, as the hook leaves. Does not raise errors of torch."""
+        """End the profile without a trace, as the hook leaves. Does not raise errors of torch."""
         before: dict[str, str | None] = {}
         try:
             self._guards.take_all_back()

@@ -42,8 +42,8 @@ class SelfTimer:
     """Gives the mean cost of a step: the wrappers' time in steps that are timed and in steps that are counted, and the
     ticks' time.
 
-    Between entering a wrapper and leaving it, a step fills the processor's caches with something else. So does a round of
-    measurements, which takes a millisecond.
+    Between entering a wrapper and leaving it, a step fills the processor's caches with something else. So does a round
+    of measurements, which takes a millisecond.
     """
 
     def __init__(self) -> None:

@@ -100,7 +100,7 @@ class DeviceClock:
         self._optimizer = self.begin(OPTIMIZER)
 
     def step_ends(self, now: int) -> None:
-        """Record the end of the optimizer step, which ends a step or a part of one; note its number if all was timed."""
+        """Record the end of an optimizer step, which ends a (part of a) step; note its number if all was timed."""
         if self._optimizer is not None:
             self.end(self._optimizer, True)
             self._optimizer = None

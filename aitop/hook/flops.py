@@ -1,4 +1,4 @@
-"""Counts the floating-point operations of a backward and of the forward before it, from the shapes in the autograd graph.
+"""Counts the floating-point operations of a backward and the forward before it, by the shapes in the autograd graph.
 
 Only the shapes along the edges of the graph are read. Saved tensors are left alone: reading one may run code of its
 owner (checkpointing computes it again). Counted as torch.utils.flop_counter does: matrix products, convolutions and
@@ -246,7 +246,8 @@ class Graphs:
 
 
 def rounds_to_tf32(torch: Any, operation: str) -> bool:
-    """Return whether matmul or conv may compute float32 in TF32. If it was set in the newer way, the older getters raise."""
+    """Return whether matmul or conv may compute float32 in TF32."""
+    # If it was set in the newer way, the older getters raise.
     getter = getattr(torch._C, "_get_fp32_precision_getter", None)
     if getter is not None:
         return bool(getter("cuda", operation) == "tf32")

@@ -19,8 +19,8 @@ GONE = -1
 # Bounds the list where nobody empties it: in forked workers, and within one long call.
 MOST_WORDS = EVENT_WORDS * 16384
 
-# In a fast run so many phases are only noted until `look_after` is called. With the phase that it is called at this is a
-# prime number, so that each kind of phase has its turn.
+# In a fast run so many phases are only noted until `look_after` is called at the next one. With that one it is a prime
+# number, so that each kind of phase has its turn.
 PHASES_SKIPPED = 16
 # No phase is skipped when `look_after` is so much overdue: a fast run may become a slow one.
 LATE_NS = 50_000_000

@@ -1,8 +1,9 @@
 """Steps of optimizers, which end the steps of a training run: the hooks around them, and where these are put in.
 
-The hooks that torch has for all optimizers cost least. But code that went through `step` under torch.compile checks each
-time whether there are any, and is compiled again when some come or go. So where the program compiles, `record_function`
-is wrapped instead, which torch enters for each step that is not compiled, and which torch.compile ignores.
+The hooks that torch has for all optimizers cost least. But code that went through `step` under torch.compile checks
+each time whether there are any, and is compiled again when some come or go. So where the program compiles,
+`record_function` is wrapped instead, which torch enters for each step that is not compiled, and which torch.compile
+ignores.
 """
 
 from __future__ import annotations

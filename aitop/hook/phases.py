@@ -18,7 +18,6 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from ..protocol.events import BACKWARD, COLLECT, FORWARD, FORWARD_ALONE, LOADER, NEXT, NO_NEXT, SAVE
-from .compiler import keep_from_compiling
 from .journal import GONE, LATE_NS, MOST_WORDS, PHASES_SKIPPED, Journal
 
 _now = time.monotonic_ns
@@ -148,7 +147,7 @@ def wrap_forward(original: Callable[..., Any], keeper: Keeper, holder: Any = Non
     holder = _Own(original) if holder is None else holder
 
     # One function, as each further call costs; `args` are passed on as they came, the module first.
-    def __call__(*args: Any, **kwargs: Any) -> Any:  # noqa: N807
+    def __call__(*args: Any, **kwargs: Any) -> Any:  # noqa: N807, PLR0912
         call = holder.__call__
         if compiling():
             return call(*args, **kwargs)

@@ -20,8 +20,8 @@ _CLOEXEC = 0x0001
 
 _WIPE_ON_FORK = 18
 
-# How long the hook stays before any monitor has taken a lease. With the time between two looks, and with an attach that a
-# busy target takes late, that is less than two leases: a monitor may be killed before its first.
+# How long the hook stays before any monitor has taken a lease. With the time between two looks, and with an attach that
+# a busy target takes late, that is less than two leases: a monitor may be killed before its first.
 GRACE_NS = 6_000_000_000
 
 # Maps that cannot be closed.
@@ -79,7 +79,7 @@ class Ring:
         words[at.W_MAGIC] = at.MAGIC
 
     def write(self, words: list[int]) -> None:
-        """Append events, five words each. Raises OverflowError or TypeError for what is not a word, and then writes nothing."""
+        """Append events, five words each. Writes nothing and raises OverflowError or TypeError for other values."""
         events = self._events
         if len(words) > len(events):
             words = words[-len(events) :]

@@ -73,8 +73,9 @@ class Roots:
             return True
 
     def look(self, now: int, blind: bool) -> None:
-        """Narrow the watch when enough was seen, and widen it again from time to time; soon where steps come without forwards
-        (`blind`).
+        """Narrow the watch when enough was seen, and widen it again from time to time.
+
+        That is soon where steps come without forwards (`blind`).
         """
         if not self.watching:
             soon = blind and self._watches < MOST_WHEN_BLIND

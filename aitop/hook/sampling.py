@@ -1,8 +1,8 @@
 """Which steps are timed and which are only counted.
 
-Timing a step costs about 15 µs, so steps of 1.5 ms and longer could all be timed for 1 % of their time. Where steps are
-shorter, `COUNT_NS` of only counting them (about 8 µs each) and `TIME_NS` of timing them take turns. The reader gives the
-steps that were only counted the phases of steps that were timed shortly before.
+Timing a step costs about 15 µs, which is more than 1 % of steps shorter than 1.5 ms. So where steps are short,
+`COUNT_NS` of only counting them (about 8 µs each) and `TIME_NS` of timing them take turns. The reader gives the steps
+that were only counted the phases of steps that were timed shortly before.
 
 While steps are counted, the wrappers still look for what is rare: a step or a wait for a batch that is much longer than
 the others, a new iterator, a save, a forward without gradient. It ends the counting, and is noted as always.
@@ -27,7 +27,7 @@ from .compiler import keep_from_compiling
 from .journal import Journal
 
 COUNT_NS, TIME_NS = 500_000_000, 50_000_000
-# Ticks with short steps before counting begins for the first time; one tick with long steps takes TICKS_LOST of them back.
+# Ticks with short steps before counting begins; one tick with long steps takes TICKS_LOST of them back.
 FAST_TICKS, TICKS_LOST = 20, 5
 # A step is much longer than the others if it is longer than so many median steps and this on top.
 MEDIAN_STEPS, LEAST_LONG_NS = 4, 1_000_000

@@ -231,7 +231,7 @@ class Session:
         return True
 
     def aside(self, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """Call a forward in another thread than the owner's. Where nothing trains, it serves a request and is a step."""
+        """Call a forward in a thread that is not the owner; where nothing trains, it serves a request and is a step."""
         local, start = self.local, time.monotonic_ns()
         if (
             self.journal.owner == GONE
@@ -395,7 +395,7 @@ class Session:
             self._ring.write_progress(self._steps, self._trains_until)
 
     def _open_ring(self) -> bool:
-        """Open the ring at the first step of a process that might become a loader worker. Returns whether there is one."""
+        """Open the ring at the first step, in a process that might be a loader worker. Returns whether it is open."""
         words = self.journal.words
         if len(words) > MOST_WORDS:
             self.journal.take()

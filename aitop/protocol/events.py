@@ -25,7 +25,7 @@ SAVE, COLLECT, ASIDE = range(8, 11)
 #   BLOCKING            a call that waits for the device
 #   COLLECTIVE          a call into torch.distributed: bytes, or -1 for a wait for an earlier call
 #   GENERATE            a call of transformers' `generate`: tokens that came out, nanoseconds to the first
-#   SKIPPED             a training step that ends without an optimizer step, left out by a GradScaler: id of the optimizer
+#   SKIPPED             a training step ends, whose optimizer step a GradScaler has left out: id of the optimizer
 TRANSFER, BLOCKING, COLLECTIVE, GENERATE, SKIPPED = range(11, 16)
 #   OWNER               another thread steps from now on
 #   TRAINED             the model has gradients from before the hook came in

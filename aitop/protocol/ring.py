@@ -21,8 +21,8 @@ W_WRITTEN, W_STATE, W_WAY, W_CONTROL, W_INSTALLED = 6, 7, 8, 9, 10
 W_FACTS_SEQ, W_FACTS_LENGTH = 11, 12
 # A monitor's request for a profile: a serial number above 16 bits, the number of steps below.
 W_BURST = 13
-# Lease slots, two words each: the monitor's pid and the deadline of its lease. A slot that was given back has no pid and
-# the deadline RELEASED, which tells it from a slot that was never taken.
+# Lease slots, two words each: the monitor's pid and the deadline of its lease. A slot that was given back has no pid
+# and the deadline RELEASED, which tells it from a slot that was never taken.
 W_SLOTS, SLOTS = 16, 8
 RELEASED = 1
 # W_WRITING: events written so far and those being written now. Events older than W_WRITING - CAPACITY may be

@@ -52,8 +52,8 @@ def test_a_tracer_of_fx_sees_modules_of_a_roots_class(unhooked):
     assert traced() == before
     watched.session.journal.skip = 100
     assert traced() == before, "in a fast run too"
-    watched.session.rest.begin(time.monotonic_ns(), 0)
-    assert traced() == before and watched.session.journal.resting
+    watched.session.sampling.begin(time.monotonic_ns(), 0)
+    assert traced() == before and watched.session.journal.counting
     watched.ring.close()
 
 

@@ -17,7 +17,6 @@ import pytest
 
 from aitop.attach import (
     AttachRefused,
-    already,
     attempt,
     debugger,
     from_outside,
@@ -31,7 +30,6 @@ from aitop.attach.ptrace import REGISTER_NAMES, ThreadState
 from aitop.attach.python_image import NEEDED
 from aitop.attach.signal_frame import Call, KeptErrno, build, resumption
 from aitop.attach.xsave_layout import xsave_layout
-from aitop.hook import layout
 from aitop.model.tracing import SYS_PTRACE
 
 STATUS = """Name:\tpython (x) y
@@ -225,14 +223,6 @@ def test_root_makes_no_file_where_the_target_could_not(tmp_path: Path) -> None:
         if os.geteuid() == 0:
             os.chown(inner, 0, 77)
             os.close(open_folder(stranger, str(inner)))
-
-
-def test_what_says_that_a_hook_is_there_knows_the_hooks_own_layout() -> None:
-    for name in ("VERSION", "MAGIC", "W_MAGIC", "W_VERSION", "W_PID", "W_STATE", "W_WAY", "W_CONTROL"):
-        assert getattr(already, name) == getattr(layout, name)
-    assert (already.W_SLOTS, already.SLOTS) == (layout.W_SLOTS, layout.SLOTS)
-    assert f"/memfd:{layout.MEMFD_NAME} (deleted)" == already.LINK
-    assert (already.INSTALLED, layout.WAYS[already.BY_ATTACH]) == (layout.STATE_INSTALLED, "attach")
 
 
 def test_our_own_status_is_that_of_this_process() -> None:

@@ -1,5 +1,5 @@
-"""Measures text generation with transformers: each call of `generate` is a step, with the number of tokens that came out
-and the time to the first. The forwards inside are no steps of their own. Without transformers nothing is patched.
+"""Measures text generation with transformers: each call of `generate` is a step, with its tokens and the time to the
+first of them. The forwards inside are no steps of their own. Without transformers nothing is patched.
 """
 
 from __future__ import annotations

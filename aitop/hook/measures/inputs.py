@@ -15,7 +15,7 @@ NAMES = ("input_ids", "ids", "tokens", "idx")
 
 
 class Inputs:
-    """Looks at the arguments of a root's forward every few seconds; where they hold token ids, at those of each forward."""
+    """Looks at the arguments of a root's forward every few seconds; at those of each forward if they have token ids."""
 
     def __init__(self, torch: Any, patches: Patches, keeper: Keeper) -> None:
         self.watches: tuple[str, ...] = ()
@@ -74,7 +74,7 @@ class Inputs:
                 self._collect(item, dtypes, depth + 1)
 
     def _find(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | int | None:
-        """Return where the ids are: the name of an argument, or its position. A dictionary that comes first is searched."""
+        """Return the name or the position of the argument with ids, or the name in a dictionary that comes first."""
         for name in (*NAMES, *kwargs):
             if self._is_ids(kwargs.get(name)):
                 return name

@@ -1,6 +1,6 @@
 """Counts the steps that a GradScaler leaves out because gradients have overflowed.
 
-Such a step is recognised by the optimizer not having been called: the scaler's own finding is on the device, and reading
+Such a step is recognised by the optimizer not having been called: what the scaler finds is on the device, and reading
 it would wait. A fused optimizer is always called and decides on the device, so of its steps nothing is known.
 """
 

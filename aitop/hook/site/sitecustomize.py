@@ -6,8 +6,8 @@
     PYTHONPATH=SITE[:the old PYTHONPATH]  joined with os.pathsep, SITE first and only once
 
 Python imports `sitecustomize` at its start. This one makes a package `_aitop` of the directory of aitop (which need not
-be importable there), imports the hook from it, asks it to install once torch is imported, takes SITE off `sys.path`, and
-hands over to the `sitecustomize` that would have been imported without it. If anything goes wrong it adds nothing.
+be importable there), imports the hook from it, asks it to install once torch is imported, takes SITE off `sys.path`,
+and hands over to the `sitecustomize` that would have been imported without it. If anything goes wrong it adds nothing.
 """
 
 import os

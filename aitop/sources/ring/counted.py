@@ -1,5 +1,7 @@
-"""Steps that a hook only counted: in their place stand steps that were timed shortly before, scaled to the time that
-all of them took together. Their number, and the sum of their lengths, are exact.
+"""Fills in steps that the hook only counted, by steps that were timed shortly before.
+
+Those are repeated, and scaled to the time that all counted steps took together. So the number of steps and the sum of
+their lengths are exact; single lengths and phases are estimates.
 """
 
 from __future__ import annotations
@@ -9,10 +11,10 @@ from collections.abc import Iterator
 from itertools import accumulate, cycle, islice
 from typing import Any
 
-from aitop.sources.step_maker.sums import Made, Parts
+from aitop.sources.ring.parts import Made, Parts
 
 MOST_MODELS = 64
-# A pause is over in a fraction of a second: more steps between two looks are nothing that a hook has seen.
+# Counting lasts a fraction of a second: more steps between two reads cannot be what a hook has seen.
 MOST_AT_ONCE = 65536
 
 _COUNTS = frozenset(
@@ -21,8 +23,8 @@ _COUNTS = frozenset(
 _SCALED = tuple(name not in _COUNTS for name in Parts._fields)
 
 
-class Rests:
-    """The steps timed last that are like those of a rest. `room` is for so many more steps."""
+class CountedSteps:
+    """The steps timed last, which stand for those that are counted. `room` is the number of steps still to be made."""
 
     def __init__(self) -> None:
         self.room = MOST_AT_ONCE
@@ -30,17 +32,17 @@ class Rests:
         self._models: list[Made] = []
 
     def met(self, made: Made) -> None:
-        """A step was timed. What ends a rest is not in a step of one."""
+        """Remember a step that was timed, unless it has something in it that would have ended the counting."""
         parts = made.parts
         if not (made.estimated or made.skipped or parts.save or parts.loader_start or parts.evaluation):
             self._timed.append(made)
 
     def begin(self, longest: int) -> None:
-        """Steps of a rest are no longer than that."""
+        """Choose the steps that stand for counted ones, none of which is longer than `longest`."""
         self._models = [made for made in self._timed if 0 < made.length <= longest] or self._models
 
     def stand_ins(self, number: int, start: int, end: int, count: int) -> Iterator[Made]:
-        """`count` steps from `start` to `end`, the first after `number`; none where nothing like them is known."""
+        """Yield `count` steps from `start` to `end`, numbered after `number`; none if there is no model for them."""
         models = self._models[:count]
         if not models or count > self.room or end - start < count:
             return
@@ -52,13 +54,13 @@ class Rests:
         before = start
         for passed in islice(accumulate(cycle([made.length for made in models])), count):
             number += 1
-            # A whole number where all have passed.
+            # Not beyond the end, by rounding.
             now = min(end, start + round(passed * scale))
             yield Made(number, "train", now, now - before, next(parts), estimated=True)
             before = now
 
     def unseen(self, length: int, whole: bool) -> Parts | None:
-        """Where so much time of a step probably went: of all of it, or from the beginning of its first forward on."""
+        """Return where so much time of a step probably went: the `whole` step, or from its first forward on."""
         model = self._models[-1] if self._models else None
         if model is None:
             return None
@@ -68,12 +70,12 @@ class Rests:
             return None
         if not whole:
             return _scaled(parts._replace(data_wait=0, prepare=0), length / span)
-        # What makes a step longer than others is not more of the same: that stays unknown.
+        # Not scaled up: what made the step longer than others is not known.
         return _scaled(parts, min(1.0, length / span))
 
 
 def _scaled(parts: Parts, scale: float) -> Parts:
-    """Times are scaled, counts are kept; single calls are not known."""
+    """Return the parts with scaled times and the same counts, without single calls."""
     values: tuple[Any, ...] = parts
     scaled: list[Any] = [int(value * scale) if times else value for value, times in zip(values, _SCALED, strict=True)]
     return Parts(*scaled)._replace(calls=())

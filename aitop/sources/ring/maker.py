@@ -1,4 +1,4 @@
-"""From a hook's events to step records. Whatever the events say is only ever a value here: nothing raises."""
+"""Makes step records of a hook's events. Whatever the events say is only ever a value here: nothing raises."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from collections import deque
 from collections.abc import Sequence
 
 from aitop.model.steps import StepRecord
-from aitop.sources.step_maker import events as at
-from aitop.sources.step_maker.events import NOT_MEASURED, Event
-from aitop.sources.step_maker.steps import Steps
-from aitop.sources.step_maker.sums import Made
+from aitop.protocol import events as at
+from aitop.protocol.events import NOT_MEASURED
+from aitop.sources.ring.parts import Made
+from aitop.sources.ring.steps import Event, Steps
 
 NS = 1e-9
 LONGEST_STEP_NS = 10**15
 MOST_FORWARDS = 10**6
 MOST_COUNTED = 10**15
-# Steps wait for their times on the device, which come when it is done with them.
+# Steps wait for their times on the device, which come when the device is done with them.
 MOST_WAITING = 512
 LONGEST_WAIT_NS = 30_000_000_000
 MOST_DEVICE_TIMES = 1024
@@ -35,16 +35,16 @@ class StepMaker:
         self._device: dict[int, tuple[int, int, int, int]] = {}
 
     def join_late(self, steps: int, trains: bool) -> None:
-        """Before the first events: how many steps will have been made after them, and whether the run trains."""
+        """Take, before the first events, the number of steps after them, and whether the run trains."""
         self._until_now = steps
         self._steps.training = trains
 
     def gap(self) -> None:
-        """Events are missing here: the step they belong to is not reported."""
+        """Note that events are missing here: the step they belong to is not reported."""
         self._steps.begin(0)
 
     def read(self, events: Sequence[Event], watches: Sequence[str] = ()) -> list[StepRecord]:
-        """Go on with these events: the steps that are finished, in order. What is not in `watches` is None in them."""
+        """Return the steps that are finished with these events, in order. What is not in `watches` is None in them."""
         newest = 0
         for event in events:
             if event[0] in at.UNTIMED:
@@ -71,7 +71,7 @@ class StepMaker:
         return records
 
     def _timed(self, kind: int, number: int, one: int, two: int, three: int) -> None:
-        """Times on the device: forward, backward and optimizer, then, in an event of its own, the idle rest."""
+        """Take times on the device: forward, backward and optimizer, then, in an event of its own, the idle rest."""
         if kind == at.DEVICE:
             self._begun[number] = (one, two, three)
             _bound(self._begun)
@@ -80,7 +80,7 @@ class StepMaker:
             _bound(self._device)
 
     def _times(self, made: Made) -> tuple[int, ...] | None:
-        """The step's times on the device, None where they are still to come."""
+        """Return the step's times on the device, None where they are still to come."""
         if made.timing is None:
             return _UNKNOWN
         parts = [self._device.get(number) for number in made.timing]
@@ -100,7 +100,7 @@ def _bound(times: dict[int, tuple[int, int, int]] | dict[int, tuple[int, int, in
 
 
 def _record(made: Made, before: int, device: tuple[int, ...], watches: Sequence[str]) -> StepRecord | None:
-    """None where it makes no sense."""
+    """Return the record of a step, None where it makes no sense."""
     length, parts = made.length, made.parts
     if not 0 <= length <= LONGEST_STEP_NS:
         return None

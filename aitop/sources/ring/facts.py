@@ -1,104 +1,17 @@
-"""The hook's ring as its reader sees it: layout version 2 of aitop/hook/layout.py, stated again.
+"""Decodes the JSON area of a ring: facts about the run, and what the allocators hold.
 
-Whatever the target writes is only ever a value here: what makes no sense is dropped or clamped, and nothing raises.
+Whatever the target writes is only ever a value here. What makes no sense is dropped, and nothing raises.
 """
 
 from __future__ import annotations
 
-import struct
 from typing import Annotated
 
 import msgspec
 
 from aitop.model.steps import AllocatorSample, CallKind, CallSite, DdpInfo, HookFacts, LoaderInfo
-from aitop.sources.step_maker.events import KINDS, UNTIMED, Event
 
-MEMFD_LINK = "/memfd:aitop-hook (deleted)"
-MAGIC = int.from_bytes(b"AITOPRNG", "little")
-VERSION = 2
-
-HEADER_SIZE = 4096
-JSON_ROOM = 28672
-RECORDS_AT = HEADER_SIZE + JSON_ROOM
-CAPACITY = 65536
-STRIDE = 40
-SIZE = RECORDS_AT + CAPACITY * STRIDE
-
-WORD = 8
-W_CONTROL = 9
-W_BURST = 13
-W_SLOTS, SLOTS = 16, 8
-W_WRITING, W_STEPS, W_TRAINS_UNTIL, W_SEQUENCE = 32, 33, 34, 35
-STATE_INSTALLED, STATE_REMOVING, STATE_REMOVED = 1, 2, 3
-WAYS = ("attach", "run", "import")
-CONTROL_LEAVE = 1
-
-_HEADER = struct.Struct("=13Q")
-_SLOTS = struct.Struct(f"={2 * SLOTS}Q")
-_PROGRESS = struct.Struct("=4Q")
-_EVENT = struct.Struct("=5q")
-
-AHEAD_NS = 10**9
 MOST_RANKS = 10**6
-
-
-class Header(msgspec.Struct, frozen=True):
-    """The header of a ring of our version. `written` counts the events ever written, `writing` those in the making too;
-    `steps` were made so far, roughly; it counts as training until `trains_until` (monotonic nanoseconds). `sequence`
-    numbers the collective that was called last, 0 before the first.
-    """
-
-    pid: int
-    written: int
-    state: int
-    way: str
-    control: int
-    facts_seq: int
-    facts_length: int
-    writing: int
-    steps: int
-    trains_until: int
-    sequence: int
-
-
-def decode_header(data: bytes) -> Header | None:
-    """None where these bytes are not a ring that we can read."""
-    if len(data) < WORD * (W_SEQUENCE + 1):
-        return None
-    magic, version, pid, stride, capacity, room, written, state, way, control, _, seq, length = _HEADER.unpack_from(
-        data
-    )
-    if (magic, version, stride, capacity, room) != (MAGIC, VERSION, STRIDE, CAPACITY, JSON_ROOM):
-        return None
-    if way >= len(WAYS) or length > JSON_ROOM or not STATE_INSTALLED <= state <= STATE_REMOVED:
-        return None
-    progress = _PROGRESS.unpack_from(data, WORD * W_WRITING)
-    return Header(pid, written, state, WAYS[way], control, seq, length, *progress)
-
-
-def slot_offset(slot: int) -> int:
-    """Where lease slot `slot` is: the monitor's pid, then its deadline."""
-    return WORD * (W_SLOTS + 2 * slot)
-
-
-def decode_slots(data: bytes) -> list[tuple[int, int]]:
-    """The lease slots of a header: (pid, deadline in monotonic nanoseconds); empty where it is too short."""
-    if len(data) < slot_offset(SLOTS):
-        return []
-    words = _SLOTS.unpack_from(data, slot_offset(0))
-    return [(words[index], words[index + 1]) for index in range(0, 2 * SLOTS, 2)]
-
-
-def decode_events(data: bytes, now_ns: int) -> tuple[list[Event], int]:
-    """The events in these bytes, and how many there were that make no sense."""
-    found: list[Event] = []
-    latest, count = now_ns + AHEAD_NS, len(data) // STRIDE
-    for words in _EVENT.iter_unpack(memoryview(data)[: count * STRIDE]):
-        kind, start, end = words[:3]
-        if (0 < start <= end <= latest and 0 <= kind < KINDS) or kind in UNTIMED:
-            found.append(words)
-    return found, count - len(found)
-
 
 _Name = Annotated[str, msgspec.Meta(max_length=200)]
 _Path = Annotated[str, msgspec.Meta(max_length=1000)]
@@ -198,7 +111,7 @@ _decoder = msgspec.json.Decoder(_Area)
 
 
 def decode_facts(data: bytes) -> tuple[HookFacts, tuple[AllocatorSample, ...]] | None:
-    """What the JSON area says, None where it is not what a hook writes."""
+    """Return what the JSON area says, None where it is not what a hook writes."""
     try:
         area = _decoder.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
