@@ -163,7 +163,7 @@ class _Scratch:
         """Nothing: then the measurement is of no use, but does no harm."""
 
     def not_owner(self, training: bool = False) -> bool:
-        self.journal.own(_thread.get_ident())
+        self.journal.owner = _thread.get_ident()
         return False
 
     def aside(self, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:

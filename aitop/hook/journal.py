@@ -6,7 +6,6 @@ is five integers one after the other in one list, as in the ring (see protocol/e
 
 from __future__ import annotations
 
-import _thread
 from collections.abc import Callable
 from typing import Any
 
@@ -30,7 +29,6 @@ class Journal:
     """Events of one process, and the state of the thread that steps.
 
     owner           ident of the thread that steps, or NOBODY, or GONE
-    owned           tells whether the calling thread is the owner
     busy            the owner is inside an outermost batch, forward or backward
     collecting      when the garbage collection under way began
 
@@ -85,7 +83,6 @@ class Journal:
         "nests",
         "ops_due",
         "optimizer",
-        "owned",
         "owner",
         "size",
         "skip",
@@ -102,7 +99,6 @@ class Journal:
         # Safe in any thread: it adds all five words or none, and nothing in between.
         self.extend = self.words.extend
         self.owner = NOBODY
-        self.owned: Callable[[], bool] = bool
         self.busy = False
         self.collecting = 0
         self.optimizer = self.stepping = self.nested = self.steps = self.last_step = 0
@@ -120,11 +116,6 @@ class Journal:
         self.count_until = self.longest = self.forward_began = 0
         self.begin_counting: Callable[[int, int], None] = _nothing
         self.stop_counting: Callable[..., None] = _nothing
-
-    def own(self, owner: int) -> None:
-        """Make the calling thread, whose ident this is, the owner; or nobody (NOBODY, GONE)."""
-        self.owned = bool if owner in (NOBODY, GONE) else _is_this_thread()
-        self.owner = owner
 
     def note(self, kind: int, start: int, end: int, a: int = 0, b: int = 0) -> None:
         """Add an event. Events beyond `MOST_WORDS` are dropped."""
@@ -146,17 +137,3 @@ class Journal:
 
 def _nothing(*args: Any) -> None:
     pass
-
-
-def _is_this_thread() -> Callable[[], bool]:
-    """Return a function that tells whether the thread that calls it is the one that calls us now.
-
-    A lock that only this thread holds, and nobody waits for, tells it faster than comparing two idents.
-    """
-    lock: Any = _thread.RLock()
-    lock.acquire()
-    return getattr(lock, "_is_owned", None) or _compares(_thread.get_ident())
-
-
-def _compares(owner: int) -> Callable[[], bool]:
-    return lambda: _thread.get_ident() == owner

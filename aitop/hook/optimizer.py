@@ -8,6 +8,7 @@ ignores.
 
 from __future__ import annotations
 
+import _thread
 import sys
 import time
 from collections.abc import Callable
@@ -43,6 +44,7 @@ BESIDE = {
 }
 
 _now = time.monotonic_ns
+_ident = _thread.get_ident
 
 
 def optimizer_hooks(keeper: Keeper) -> tuple[Callable[..., None], Callable[..., None]]:
@@ -51,14 +53,13 @@ def optimizer_hooks(keeper: Keeper) -> tuple[Callable[..., None], Callable[..., 
 
 
 def _hook_before(keeper: Keeper) -> Callable[..., None]:
-    journal, clock, identity, extend = keeper.journal, _now, id, keeper.journal.extend
+    journal, clock, ident, identity, extend = keeper.journal, _now, _ident, id, keeper.journal.extend
     compiling = keeper.compiling
 
     def before_step(optimizer: Any, args: Any, kwargs: Any) -> None:
         if compiling() or journal.counting:
             return
-        owned = journal.owned
-        if not owned() and keeper.not_owner(training=True):
+        if ident() != journal.owner and keeper.not_owner(training=True):
             return
         if journal.stepping:
             if within_step(2):
@@ -87,7 +88,7 @@ def _hook_before(keeper: Keeper) -> Callable[..., None]:
 
 
 def _hook_after(keeper: Keeper) -> Callable[..., None]:
-    journal, clock, identity, extend = keeper.journal, _now, id, keeper.journal.extend
+    journal, clock, ident, identity, extend = keeper.journal, _now, _ident, id, keeper.journal.extend
     compiling, kind, late = keeper.compiling, OPTIMIZER_ENDS, LATE_NS
 
     def after_step(optimizer: Any, args: Any, kwargs: Any) -> None:
@@ -99,7 +100,7 @@ def _hook_after(keeper: Keeper) -> Callable[..., None]:
             if now - journal.last_step < journal.longest and now < journal.count_until and journal.optimizer == key:
                 journal.last_step = now
                 journal.steps += 1
-            elif journal.owned():
+            elif ident() == journal.owner:
                 _end_counting(journal, key, now)
             else:
                 # The thread that stepped may have ended meanwhile.
@@ -107,7 +108,7 @@ def _hook_after(keeper: Keeper) -> Callable[..., None]:
             return
         if journal.nested or journal.optimizer != key:
             # A step inside another one, or in another thread.
-            if journal.nested and journal.owned():
+            if journal.nested and ident() == journal.owner:
                 journal.nested -= 1
             return
         now = clock()

@@ -13,6 +13,7 @@ and reset before any other call.
 
 from __future__ import annotations
 
+import _thread
 import time
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -21,6 +22,7 @@ from ..protocol.events import BACKWARD, COLLECT, FORWARD, FORWARD_ALONE, LOADER,
 from .journal import GONE, LATE_NS, MOST_WORDS, PHASES_SKIPPED, Journal
 
 _now = time.monotonic_ns
+_ident = _thread.get_ident
 
 
 class Keeper(Protocol):
@@ -71,12 +73,11 @@ class Keeper(Protocol):
 
 def wrap_next(original: Callable[..., Any], keeper: Keeper) -> Callable[..., Any]:
     """Wrap `_BaseDataLoaderIter.__next__`: the wait for a batch."""
-    journal, clock, identity, extend = keeper.journal, _now, id, keeper.journal.extend
+    journal, clock, ident, identity, extend = keeper.journal, _now, _ident, id, keeper.journal.extend
     came, none_came, late = NEXT, NO_NEXT, LATE_NS
 
     def __next__(self: Any) -> Any:  # noqa: N807
-        owned = journal.owned
-        if journal.busy if owned() else keeper.not_owner():
+        if journal.busy if ident() == journal.owner else keeper.not_owner():
             return original(self)
         kind, key = none_came, identity(self)
         waiting = -1 if journal.skip else ask_feed(self, keeper)
@@ -116,11 +117,10 @@ def ask_feed(iterator: Any, keeper: Keeper) -> int:
 
 def wrap_iter(original: Callable[..., Any], keeper: Keeper) -> Callable[..., Any]:
     """Wrap `DataLoader.__iter__`: making an iterator, which starts the workers."""
-    journal = keeper.journal
+    journal, ident = keeper.journal, _ident
 
     def __iter__(self: Any) -> Any:  # noqa: N807
-        owned = journal.owned
-        if journal.busy if owned() else keeper.not_owner():
+        if journal.busy if ident() == journal.owner else keeper.not_owner():
             return original(self)
         start = _now()
         if journal.counting:
@@ -141,7 +141,7 @@ def wrap_forward(original: Callable[..., Any], keeper: Keeper, holder: Any = Non
     If it was inherited from the class `holder`, what that class has at the time of the call is called: it may have been
     patched since, as a tracer of torch.fx does.
     """
-    journal, clock, extend = keeper.journal, _now, keeper.journal.extend
+    journal, clock, ident, extend = keeper.journal, _now, _ident, keeper.journal.extend
     compiling, grad_enabled = keeper.compiling, keeper.grad_enabled
     with_gradient, alone, late = FORWARD, FORWARD_ALONE, LATE_NS
     holder = _Own(original) if holder is None else holder
@@ -151,8 +151,7 @@ def wrap_forward(original: Callable[..., Any], keeper: Keeper, holder: Any = Non
         call = holder.__call__
         if compiling():
             return call(*args, **kwargs)
-        owned = journal.owned
-        if owned():
+        if ident() == journal.owner:
             if journal.busy:
                 return call(*args, **kwargs)
         elif keeper.not_owner():
@@ -199,12 +198,12 @@ def wrap_watched(
     original: Callable[..., Any], keeper: Keeper, within: Callable[[], object] | None = None
 ) -> Callable[..., Any]:
     """Wrap `__call__` of all modules, while roots are looked for. `within` is called inside of a root."""
-    journal, compiling, forward = keeper.journal, keeper.compiling, wrap_forward(original, keeper)
+    journal, compiling, forward, ident = keeper.journal, keeper.compiling, wrap_forward(original, keeper), _ident
 
     def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N807
         if compiling():
             return original(self, *args, **kwargs)
-        if journal.owned():
+        if ident() == journal.owner:
             if journal.busy:
                 if within is not None:
                     within()
@@ -264,14 +263,13 @@ def look_after(journal: Journal, now: int) -> None:
 
 def wrap_backward(original: Callable[..., Any], keeper: Keeper) -> Callable[..., Any]:
     """Wrap `torch.autograd._engine_run_backward` (or `torch.autograd.backward`)."""
-    journal, clock, extend = keeper.journal, _now, keeper.journal.extend
+    journal, clock, ident, extend = keeper.journal, _now, _ident, keeper.journal.extend
     kind, late = BACKWARD, LATE_NS
 
     def _engine_run_backward(*args: Any, **kwargs: Any) -> Any:
         if journal.counting:
             return original(*args, **kwargs)
-        owned = journal.owned
-        if journal.busy if owned() else keeper.not_owner():
+        if journal.busy if ident() == journal.owner else keeper.not_owner():
             return original(*args, **kwargs)
         if journal.ops_due:
             keeper.count_ops(args)
@@ -298,11 +296,10 @@ def wrap_backward(original: Callable[..., Any], keeper: Keeper) -> Callable[...,
 
 def wrap_save(original: Callable[..., Any], keeper: Keeper) -> Callable[..., Any]:
     """Wrap `torch.save`."""
-    journal = keeper.journal
+    journal, ident = keeper.journal, _ident
 
     def save(*args: Any, **kwargs: Any) -> Any:
-        owned = journal.owned
-        if journal.busy if owned() else keeper.not_owner():
+        if journal.busy if ident() == journal.owner else keeper.not_owner():
             return original(*args, **kwargs)
         start = _now()
         if journal.counting:

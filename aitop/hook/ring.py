@@ -18,7 +18,6 @@ _ADD_SEALS = 1033
 _ALLOW_SEALING = 0x0002
 _CLOEXEC = 0x0001
 
-_WIPE_ON_FORK = 18
 
 # How long the hook stays before any monitor has taken a lease. With the time between two looks, and with an attach that
 # a busy target takes late, that is less than two leases: a monitor may be killed before its first.
@@ -26,26 +25,6 @@ GRACE_NS = 6_000_000_000
 
 # Maps that cannot be closed.
 _never_closed: list[object] = []
-
-
-class Presence:
-    """`presence[0]` is 1 in the process that made it and 0 in children forked later; faster than `getpid`."""
-
-    def __new__(cls) -> Presence:
-        """Return a page that the kernel wipes on fork, or where it cannot, an object that compares pids."""
-        try:
-            page = mmap.mmap(-1, mmap.PAGESIZE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-            page.madvise(_WIPE_ON_FORK)
-        except OSError:
-            return super().__new__(cls)
-        page[0] = 1
-        return page  # type: ignore[return-value]
-
-    def __init__(self) -> None:
-        self._pid = os.getpid()
-
-    def __getitem__(self, index: int) -> int:
-        return int(os.getpid() == self._pid)
 
 
 class Ring:

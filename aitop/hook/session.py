@@ -32,7 +32,7 @@ from .journal import GONE, MOST_WORDS, NOBODY, Journal
 from .measures import MEASURES, Measure, gathered
 from .optimizer import OptimizerWatch, hooks_are_iterated
 from .patches import Patches
-from .ring import Presence, Ring
+from .ring import Ring
 from .roots import Roots
 from .sampling import Sampling
 
@@ -97,7 +97,6 @@ class Session:
         self.iterators = Known()
         self.optimizers = Known()
         self._way = way
-        self._presence = Presence()
         self._ring: Ring | None = None if waits_for_a_step else Ring(way)
         self._patches = Patches()
         self._roots: Roots | None = None
@@ -159,7 +158,7 @@ class Session:
             return
         self._gone = True
         self.sampling.over()
-        self.journal.own(GONE)
+        self.journal.owner = GONE
         self._take_out()
         self._burst.abandon()
         ring, self._ring = self._ring, None
@@ -187,7 +186,7 @@ class Session:
         if not self._leaving and not self._gone:
             self._leaving = True
             self.sampling.over()
-            self.journal.own(GONE)
+            self.journal.owner = GONE
             if self._ring is not None and os.getpid() == self.pid:
                 self._ring.leaving()
 
@@ -216,13 +215,13 @@ class Session:
                 self._leave()
             return True
         if journal.owner == NOBODY:
-            journal.own(_thread.get_ident())
+            journal.owner = _thread.get_ident()
             return False
         now = time.monotonic_ns()
         if training and now - journal.last_step > NEW_OWNER_AFTER_NS:
             # The thread that was first to fetch a batch or to call a model is not the one that trains.
             self.sampling.over()
-            journal.own(_thread.get_ident())
+            journal.owner = _thread.get_ident()
             journal.busy = False
             journal.stepping = 0
             journal.optimizer = 0
@@ -298,9 +297,9 @@ class Session:
     def tick(self, now: int) -> None:
         """Write the events to the ring; from time to time `look` after everything else. Never raises."""
         self.journal.due = now + TICK_EVERY_NS
-        if not self._presence[0]:
+        if os.getpid() != self.pid:
             # This is a forked child: the wrappers only forward in it from now on.
-            self.journal.own(GONE)
+            self.journal.owner = GONE
             return
         if self._ticking or self._gone:
             # In a program that serves requests in threads, another thread may be in here.
@@ -372,7 +371,7 @@ class Session:
             journal.device.drain()
         if self._ring is None and not self._open_ring():
             return
-        if journal.owned():
+        if _thread.get_ident() == journal.owner:
             self.sampling.over()
         words = journal.take()
         kinds = bytes(words[::EVENT_WORDS])

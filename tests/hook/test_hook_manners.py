@@ -163,13 +163,13 @@ def test_a_removal_in_the_midst_of_coming_in(unhooked, monkeypatch):
 
     run_a_little()
     before, callbacks = patched_attributes(), list(gc.callbacks)
-    original = session_module.wrappers.wrap_save
+    original = session_module.phases.wrap_save
 
     def removed_meanwhile(*args):
         assert aitop.hook.remove() == "removed"
         return original(*args)
 
-    monkeypatch.setattr(session_module.wrappers, "wrap_save", removed_meanwhile)
+    monkeypatch.setattr(session_module.phases, "wrap_save", removed_meanwhile)
     assert aitop.hook.install("attach") == "busy"
     assert patched_attributes() == before
     assert list(gc.callbacks) == callbacks

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import aitop
-from aitop.hook.ring import Presence, Ring
+from aitop.hook.ring import Ring
 from aitop.model.steps import HookSample
 from aitop.protocol import events as kinds
 from aitop.protocol import ring as layout
@@ -86,7 +86,7 @@ def test_events_become_steps(ring, reader):
 def test_a_late_reader_begins_with_the_last_events(ring, reader):
     for _ in range(reader_module.FIRST_EVENTS + 100):
         ring.write(step_events(1))
-    ring.tell(5000, 0)
+    ring.write_progress(5000, 0)
     sample = reader.read(time.monotonic())
     assert len(sample.steps) == reader_module.FIRST_EVENTS - 1
     assert (sample.lost, sample.steps[-1].index) == (0, 5000)
@@ -255,16 +255,14 @@ def test_no_ring_and_no_process():
 
 
 def test_a_forked_child_is_not_taken_for_its_parent(ring):
-    presence = Presence()
-    assert presence[0] == 1
     ready, done = os.pipe(), os.pipe()
     child = os.fork()
     if child == 0:
-        os.write(ready[1], bytes([presence[0]]))
+        os.write(ready[1], b".")
         os.read(done[0], 1)
         os._exit(0)
     try:
-        assert os.read(ready[0], 1) == b"\0"
+        assert os.read(ready[0], 1) == b"."
         assert find_ring(child) is None
         with pytest.raises(SourceError):
             HookRing(child)

@@ -97,7 +97,7 @@ class Keeper:
         self.errors += 1
 
     def not_owner(self, training=False):
-        self.journal.own(threading.get_ident())
+        self.journal.owner = threading.get_ident()
         return False
 
 
@@ -119,6 +119,6 @@ def test_collections_that_nobody_reads_do_not_pile_up():
         collected("stop", {"generation": 2})
     assert len(keeper.journal.words) == MOST_WORDS
     keeper.journal.take()
-    keeper.journal.own(GONE)
+    keeper.journal.owner = GONE
     collected("stop", {"generation": 2})
     assert not keeper.journal.words
