@@ -58,4 +58,4 @@ def _stays(path: str, inner_pid: int) -> bool:
     if not own or words[ring.W_STATE] != ring.STATE_INSTALLED or words[ring.W_CONTROL]:
         return False
     deadlines = words[ring.W_SLOTS + 1 :: 2]
-    return words[ring.W_WAY] != ring.WAY_ATTACH or max(deadlines) > time.monotonic_ns()
+    return bool(words[ring.W_WAY] != ring.WAY_ATTACH or max(deadlines) > time.monotonic_ns())

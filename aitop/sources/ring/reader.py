@@ -270,7 +270,7 @@ class HookRing:
             os.close(self._fd)
             self._fd = -1
 
-    def _read_events(self, header: ring.Header, now_ns: int) -> tuple[list[Event], int]:
+    def _read_events(self, header: Header, now_ns: int) -> tuple[list[Event], int]:
         """Return the events since the last read, and how many were overwritten before or while they were read."""
         first, written = self._read_up_to, header.written
         self._read_up_to = written
@@ -293,7 +293,7 @@ class HookRing:
             self._maker.gap()
         return events, whole - first + odd
 
-    def _read_facts(self, header: ring.Header) -> tuple[HookFacts, tuple[AllocatorSample, ...]] | None:
+    def _read_facts(self, header: Header) -> tuple[HookFacts, tuple[AllocatorSample, ...]] | None:
         """Return what the JSON area says; None where it has not changed, is being written, or makes no sense."""
         if header.facts_seq == self._facts_seq or header.facts_seq % 2:
             return None
@@ -304,7 +304,7 @@ class HookRing:
         self._facts_seq = header.facts_seq
         return decode_facts(data)
 
-    def _header(self) -> ring.Header | None:
+    def _header(self) -> Header | None:
         return decode_header(self._pread(ring.HEADER_SIZE, 0))
 
     def _pread(self, size: int, offset: int) -> bytes:

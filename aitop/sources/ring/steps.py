@@ -87,6 +87,85 @@ class Steps:
         self.handlers = self._handlers()
         self.begin(0)
 
+    # The sums.
+
+    def drop_held(self) -> None:
+        """Drop what is held back."""
+        self.held_wait = self.held_start = self.held_forward = self.held_forwards = 0
+        self.held_ready = NOT_MEASURED
+
+    def clear(self, mark: int) -> None:
+        """Set the sums to zero at `mark`; what is held back stays."""
+        self.mark = mark
+        self.known = self.held_wait + self.held_start + self.held_forward
+        self.data_wait = self.loader_start = self.prepare = self.forward = self.backward = 0
+        self.optimizer = self.save = self.evaluation = self.gc = 0
+        self.forwards = self.backwards = 0
+        self.transfer = self.transfer_inside = self.transfer_bytes = self.blocking = self.blockings = 0
+        self.communication = self.communication_inside = self.collectives = 0
+        self.calls: list[int] = []
+        self.recent: list[tuple[int, int]] = []
+        self.copies: list[tuple[int, int]] = []
+        self.next_end = 0
+        self.guessed: Parts | None = None
+        self.samples = self.batch = self.tokens = self.batch_tokens = NOT_MEASURED
+        self.queue_ready = NOT_MEASURED
+
+    def settle_training(self) -> None:
+        """Add what is held back to a training step; forwards without gradient only if the last step had some too."""
+        if self.held_wait or self.held_start:
+            self.data_wait += self.held_wait
+            self.loader_start += self.held_start
+            self.held_wait = self.held_start = 0
+        if self.held_ready >= 0:
+            if self.queue_ready < 0:
+                self.queue_ready = self.held_ready
+            self.held_ready = NOT_MEASURED
+        if self.held_forwards:
+            if self.regular_held:
+                self.forward += self.held_forward
+            else:
+                self.evaluation += self.held_forward
+            self.held_forward = self.held_forwards = 0
+            self.had_held = True
+
+    def settle_evaluation(self) -> None:
+        """Add what is held back to `evaluation`: the batch only met forwards without gradient."""
+        self.evaluation += self.held_wait + self.held_start + self.held_forward
+        self.held_wait = self.held_start = self.held_forward = self.held_forwards = 0
+        self.held_ready = NOT_MEASURED
+        self.evaluating = True
+
+    def parts(self) -> Parts:
+        """Return the sums."""
+        return Parts(
+            self.data_wait,
+            self.loader_start,
+            self.prepare,
+            self.forward,
+            self.backward,
+            self.optimizer,
+            self.save,
+            self.evaluation,
+            self.gc,
+            self.forwards,
+            self.backwards,
+            self.transfer,
+            self.transfer - self.transfer_inside,
+            self.transfer_bytes,
+            self.blocking,
+            self.blockings,
+            self.communication,
+            self.communication - self.communication_inside,
+            self.collectives,
+            self.samples,
+            self.tokens,
+            self.queue_ready,
+            tuple(self.calls),
+        )
+
+    # Reading events.
+
     def _handlers(self) -> dict[int, _Handler]:
         return {
             at.LOADER: self.loader_made,
@@ -172,7 +251,7 @@ class Steps:
     def was_unseen(self, start: int, end: int, _a: int, _b: int) -> None:
         """Fill in the time from `start` to `end`, in which nothing was seen of the step under way."""
         whole = start <= self.mark
-        guess = self.guessed = self.counted.unseen(end - start, whole)
+        self.guessed = guess = self.counted.unseen(end - start, whole)
         if guess is None:
             return
         self.data_wait += guess.data_wait
@@ -182,83 +261,6 @@ class Steps:
         self.optimizer += guess.optimizer
         self.forwards, self.backwards = guess.forwards, guess.backwards
         self.known = end - self.mark
-
-    # The sums.
-
-    def drop_held(self) -> None:
-        """Drop what is held back."""
-        self.held_wait = self.held_start = self.held_forward = self.held_forwards = 0
-        self.held_ready = NOT_MEASURED
-
-    def clear(self, mark: int) -> None:
-        """Set the sums to zero at `mark`; what is held back stays."""
-        self.mark = mark
-        self.known = self.held_wait + self.held_start + self.held_forward
-        self.data_wait = self.loader_start = self.prepare = self.forward = self.backward = 0
-        self.optimizer = self.save = self.evaluation = self.gc = 0
-        self.forwards = self.backwards = 0
-        self.transfer = self.transfer_inside = self.transfer_bytes = self.blocking = self.blockings = 0
-        self.communication = self.communication_inside = self.collectives = 0
-        self.calls: list[int] = []
-        self.recent: list[tuple[int, int]] = []
-        self.copies: list[tuple[int, int]] = []
-        self.next_end = 0
-        self.guessed: Parts | None = None
-        self.samples = self.batch = self.tokens = self.batch_tokens = NOT_MEASURED
-        self.queue_ready = NOT_MEASURED
-
-    def settle_training(self) -> None:
-        """Add what is held back to a training step; forwards without gradient only if the last step had some too."""
-        if self.held_wait or self.held_start:
-            self.data_wait += self.held_wait
-            self.loader_start += self.held_start
-            self.held_wait = self.held_start = 0
-        if self.held_ready >= 0:
-            if self.queue_ready < 0:
-                self.queue_ready = self.held_ready
-            self.held_ready = NOT_MEASURED
-        if self.held_forwards:
-            if self.regular_held:
-                self.forward += self.held_forward
-            else:
-                self.evaluation += self.held_forward
-            self.held_forward = self.held_forwards = 0
-            self.had_held = True
-
-    def settle_evaluation(self) -> None:
-        """Add what is held back to `evaluation`: the batch only met forwards without gradient."""
-        self.evaluation += self.held_wait + self.held_start + self.held_forward
-        self.held_wait = self.held_start = self.held_forward = self.held_forwards = 0
-        self.held_ready = NOT_MEASURED
-        self.evaluating = True
-
-    def parts(self) -> Parts:
-        """Return the sums."""
-        return Parts(
-            self.data_wait,
-            self.loader_start,
-            self.prepare,
-            self.forward,
-            self.backward,
-            self.optimizer,
-            self.save,
-            self.evaluation,
-            self.gc,
-            self.forwards,
-            self.backwards,
-            self.transfer,
-            self.transfer - self.transfer_inside,
-            self.transfer_bytes,
-            self.blocking,
-            self.blockings,
-            self.communication,
-            self.communication - self.communication_inside,
-            self.collectives,
-            self.samples,
-            self.tokens,
-            self.queue_ready,
-            tuple(self.calls),
-        )
 
     # Phases, in the order of their ends.
 
