@@ -10,7 +10,7 @@ from pathlib import Path
 
 STAND_IN = (
     (
-        "__init__",
+        "hook.__init__",
         "from .store import STATE\n"
         "def install(way):\n"
         "    if STATE: return 'already'\n"
@@ -19,7 +19,7 @@ STAND_IN = (
         "    if not STATE: return 'absent'\n"
         "    STATE.clear(); return 'removed'\n",
     ),
-    ("store", "STATE = []\n"),
+    ("hook.store", "STATE = []\n"),
 )
 
 # Every target runs `turn()` until it is told to stop, then says how long its turns took (p50, p99, p99.9 and the

@@ -159,7 +159,7 @@ def test_a_child_in_its_parents_memory_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("torn", ["def install(way):\n    return (", "x = (1,", "from . import b\0", "class"])
 def test_a_hook_whose_files_are_half_written_is_refused(torn: str) -> None:
     with pytest.raises(AttachRefused, match="being changed, or are damaged") as refusal:
-        pack("install", (("__init__", "from .a import x"), ("a", torn)))
+        pack("install", (("hook.__init__", "from .a import x"), ("hook.a", torn)))
     assert refusal.value.state == "failed" and refusal.value.remedy
 
 
