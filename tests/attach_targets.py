@@ -13,7 +13,7 @@ from aitop.attach.ways.gdb import fault_of_gdb
 
 STAND_IN = (
     (
-        "__init__",
+        "hook.__init__",
         "from .store import STATE\n"
         "def install(way):\n"
         "    if STATE: return 'already'\n"
@@ -22,7 +22,7 @@ STAND_IN = (
         "    if not STATE: return 'absent'\n"
         "    STATE.clear(); return 'removed'\n",
     ),
-    ("store", "STATE = []\n"),
+    ("hook.store", "STATE = []\n"),
 )
 
 # Every target runs `turn()` until it is told to stop, then says how long its turns took (p50, p99, p99.9 and the

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 from aitop.attach import AttachRefused, Attempt, Limit, begin, remove, settled
 from aitop.model.source import StatusCode
-from aitop.sources.hook_ring import find_ring, should_stay
+from aitop.sources.ring.reader import find_ring, should_stay
 from aitop.sources.source import SourceError
 
 SELF_REMOVAL_SECONDS = 0.6

@@ -91,7 +91,10 @@ def test_a_second_install_finds_the_first(start: Callable[..., Victim]) -> None:
     unharmed(victim)
 
 
-TORN = (("__init__", "from .store import STATE, NOT_WRITTEN_YET\ndef install(way): return 'installed'\n"), STAND_IN[1])
+TORN = (
+    ("hook.__init__", "from .store import STATE, NOT_WRITTEN_YET\ndef install(way): return 'installed'\n"),
+    STAND_IN[1],
+)
 
 
 def test_a_hook_whose_files_do_not_fit_each_other_leaves_nothing(start: Callable[..., Victim]) -> None:
@@ -361,7 +364,7 @@ def test_an_interrupt_of_the_user_is_never_swallowed() -> None:
     """Ctrl-C while our line runs arrives in the user's own code."""
     hook = (
         (
-            "__init__",
+            "hook.__init__",
             "import _thread\n"
             "def install(way):\n    _thread.interrupt_main()\n    for _ in range(9): len(())\n    return 'x'\n",
         ),

@@ -42,9 +42,12 @@ attempt.wait(Limit(time.monotonic() + 20, lambda: len(attempt._blocks) < parts a
 PATIENCE_S = 20.0
 PART = "numbers = (" + ", ".join(str(1_000_000 + number) for number in range(20_000)) + ")\n"
 HOOK = (
-    ("__init__", "from . import first, second\ndef install(way): return 'installed'\ndef remove(): return 'removed'\n"),
-    ("first", PART),
-    ("second", PART),
+    (
+        "hook.__init__",
+        "from . import first, second\ndef install(way): return 'installed'\ndef remove(): return 'removed'\n",
+    ),
+    ("hook.first", PART),
+    ("hook.second", PART),
 )
 
 

@@ -16,7 +16,7 @@ from aitop.attach.inspection.hook_presence import hook_is_there
 from aitop.attach.ways.signal_frame import SYS_POLL
 from aitop.engine import hook_way
 from aitop.engine.hook_way import HooksOnTheWay
-from aitop.sources.hook_ring import HookRing, find_ring
+from aitop.sources.ring.reader import HookRing, find_ring
 from aitop.sources.source import SourceError
 
 pytestmark = pytest.mark.e2e

@@ -6,7 +6,7 @@ import sys
 import time
 
 from aitop.attach.entrance import install
-from aitop.sources.hook_ring import HookRing
+from aitop.sources.ring.reader import HookRing
 
 if __name__ == "__main__":
     pid, lease = int(sys.argv[1]), float(sys.argv[2])

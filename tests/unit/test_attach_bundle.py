@@ -27,8 +27,10 @@ from aitop.attach.payload.bytecode import compiled
 from aitop.attach.refusal import AttachRefused
 
 GOOD = (
-    ("__init__", "from .a import VALUE\ndef install(way): return 'installed'\ndef remove(): return 'removed'\n"),
-    ("a", "VALUE = 1\n"),
+    ("hook.__init__", "from .a import VALUE\ndef install(way): return 'installed'\ndef remove(): return 'removed'\n"),
+    ("hook.a", "from ..protocol import ring\nVALUE = ring.WORD\n"),
+    ("protocol.__init__", ""),
+    ("protocol.ring", "WORD = 1\n"),
 )
 
 
@@ -58,10 +60,18 @@ class Untouchable(list):  # type: ignore[type-arg]
 
 
 def test_modules_come_after_what_they_import() -> None:
-    sources = (("a", "from .c import X\nfrom . import b\n"), ("b", "from .c import X\n"), ("c", "X = 1\n"))
-    *_, start = marshal.loads(pack("install", (("__init__", "from . import a\n"), *sources)))
-    assert [name for name, _, _ in start["modules"]] == [
-        "_aitop_hook.c", "_aitop_hook.b", "_aitop_hook.a", "_aitop_hook",
+    sources = (
+        ("hook.a", "from .c import X\nfrom . import b\n"),
+        ("hook.b", "from .c import X\nfrom .d import e\n"),
+        ("hook.c", "from ..protocol.z import Z\nX = Z\n"),
+        ("hook.d.__init__", "from .e import Y\n"),
+        ("hook.d.e", "from ..c import X\nfrom ...protocol import z\nY = X\n"),
+        ("protocol.__init__", ""),
+        ("protocol.z", "Z = 1\n"),
+    )
+    *_, start = marshal.loads(pack("install", (("hook.__init__", "from . import a\n"), *sources)))
+    assert [name.removeprefix("_aitop.") for name, _, _ in start["modules"]] == [
+        "protocol.z", "hook.c", "protocol.__init__", "hook.d.e", "hook.d.__init__", "hook.b", "hook.a", "hook.__init__",
     ]  # fmt: skip
 
 
@@ -71,7 +81,7 @@ def test_the_package_comes_and_goes(magic: bytes | None, monkeypatch: pytest.Mon
     before, finders = set(sys.modules), Untouchable(sys.meta_path)
     monkeypatch.setattr(sys, "meta_path", finders)
     assert run("install", GOOD, magic) == "installed"
-    assert sys.modules["_aitop_hook.a"].VALUE == 1 and sys.meta_path is finders
+    assert sys.modules["_aitop.hook.a"].VALUE == 1 and sys.meta_path is finders
     assert sys.modules["_aitop_hook"].install.__code__.co_filename == "<aitop hook>/__init__.py"
     assert run("remove", GOOD) == "removed"
     assert set(sys.modules) == before
@@ -82,29 +92,32 @@ def test_the_package_comes_and_goes(magic: bytes | None, monkeypatch: pytest.Mon
     ("source", "answer"),
     [
         ("1 / 0", "error: ZeroDivisionError: division by zero"),
-        ("from . import gone", "error: ImportError: cannot import name 'gone' from '_aitop_hook' (unknown location)"),
+        ("from . import gone", "error: ImportError: cannot import name 'gone' from '_aitop.hook' (unknown location)"),
         ("def install(way): raise SystemExit(3)", "error: SystemExit: 3"),
         ("def install(way): return 'busy'", "busy"),
-        ("", "error: AttributeError: module '_aitop_hook' has no attribute 'install'"),
+        ("", "error: AttributeError: module '_aitop.hook' has no attribute 'install'"),
     ],
 )
 def test_what_goes_wrong_becomes_an_answer_and_leaves_nothing(source: str, answer: str) -> None:
     pack("remove", ())  # what reading our own files imports is not the target's
     before, finders = set(sys.modules), list(sys.meta_path)
-    assert run("install", (("__init__", source), ("a", "A = 1"))) == answer
+    assert run("install", (("hook.__init__", source), ("hook.a", "A = 1"))) == answer
     assert set(sys.modules) == before and sys.meta_path == finders
 
 
 def test_an_interrupt_goes_through() -> None:
     with pytest.raises(KeyboardInterrupt):
-        run("install", (("__init__", "raise KeyboardInterrupt"),))
-    assert "_aitop_hook" not in sys.modules
+        run("install", (("hook.__init__", "raise KeyboardInterrupt"),))
+    assert not {"_aitop", "_aitop_hook"} & set(sys.modules)
 
 
 LARGE = (
-    ("__init__", "from . import a, b\ndef install(way): return a.ANSWERS.pop(0)\ndef remove(): return 'removed'\n"),
-    ("a", "ANSWERS = ['busy', 'installed']\n"),
-    ("b", "from .a import ANSWERS\n"),
+    (
+        "hook.__init__",
+        "from . import a, b\ndef install(way): return a.ANSWERS.pop(0)\ndef remove(): return 'removed'\n",
+    ),
+    ("hook.a", "ANSWERS = ['busy', 'installed']\n"),
+    ("hook.b", "from .a import ANSWERS\n"),
 )
 
 
@@ -126,7 +139,7 @@ def test_a_package_arrives_in_parts_and_waits_between_them_where_nobody_looks(bl
     assert deliver(blocks[-1]) == "busy", "and is kept for a better moment"
     assert set(sys.modules) == modules and len(gc.callbacks) == len(callbacks) + 1
     assert deliver(blocks[-1]) == "installed"
-    assert gc.callbacks == callbacks and sys.modules["_aitop_hook.b"].ANSWERS == []
+    assert gc.callbacks == callbacks and sys.modules["_aitop.hook.b"].ANSWERS == []
     assert run("remove", LARGE) == "removed"
     assert set(sys.modules) == modules
 
@@ -202,8 +215,13 @@ def test_where_a_target_is_slow_or_dear_to_enter_the_rest_comes_in_one_go(
 
 def test_the_bundle_is_made_of_the_hooks_own_files() -> None:
     hook_sources.cache_clear()
-    folder = Path(bundle.__file__).parents[2] / "hook"
-    assert dict(hook_sources()) == {path.stem: path.read_text() for path in folder.glob("*.py")}
+    root = Path(bundle.__file__).parents[2]
+    files = [
+        path for name in ("hook", "protocol") for path in (root / name).rglob("*.py") if path.parent.name != "site"
+    ]
+    texts = {".".join(path.relative_to(root).with_suffix("").parts): path.read_text() for path in files}
+    assert dict(hook_sources()) == texts
+    assert {"hook.session", "hook.measures.collectives", "protocol.ring"} <= set(texts)
 
 
 def test_bytecode_comes_from_the_targets_own_interpreter_and_only_from_a_plain_one_of_our_user(tmp_path: Path) -> None:

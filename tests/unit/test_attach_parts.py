@@ -16,7 +16,7 @@ from types import SimpleNamespace
 import pytest
 
 from aitop.attach import AttachRefused, attempt, entrance
-from aitop.attach.inspection import hook_presence, preflight
+from aitop.attach.inspection import preflight
 from aitop.attach.inspection import process as inspected_process
 from aitop.attach.inspection.process import own_status, parse_status, read_status, seconds_old
 from aitop.attach.inspection.python_image import NEEDED
@@ -25,7 +25,6 @@ from aitop.attach.payload.carriers import open_folder, open_inside
 from aitop.attach.ways import gdb
 from aitop.attach.ways.signal_frame import Call, SavedErrno, build, resumption, xsave_layout
 from aitop.attach.ways.stopped_thread import REGISTER_NAMES, ThreadState
-from aitop.hook import layout
 from aitop.model.tracing import SYS_PTRACE
 
 STATUS = """Name:\tpython (x) y
@@ -185,7 +184,7 @@ def test_a_child_in_its_parents_memory_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("torn", ["def install(way):\n    return (", "x = (1,", "from . import b\0", "class"])
 def test_a_hook_whose_files_are_half_written_is_refused(torn: str) -> None:
     with pytest.raises(AttachRefused, match="being changed, or are damaged") as refusal:
-        pack("install", (("__init__", "from .a import x"), ("a", torn)))
+        pack("install", (("hook.__init__", "from .a import x"), ("hook.a", torn)))
     assert refusal.value.state == "failed" and refusal.value.remedy
 
 
@@ -249,14 +248,6 @@ def test_root_makes_no_file_where_the_target_could_not(tmp_path: Path) -> None:
         if os.geteuid() == 0:
             os.chown(inner, 0, 77)
             os.close(open_folder(stranger, str(inner)))
-
-
-def test_what_says_that_a_hook_is_there_knows_the_hooks_own_layout() -> None:
-    for name in ("VERSION", "MAGIC", "W_MAGIC", "W_VERSION", "W_PID", "W_STATE", "W_WAY", "W_CONTROL"):
-        assert getattr(hook_presence, name) == getattr(layout, name)
-    assert (hook_presence.W_SLOTS, hook_presence.SLOTS) == (layout.W_SLOTS, layout.SLOTS)
-    assert f"/memfd:{layout.MEMFD_NAME} (deleted)" == hook_presence.LINK
-    assert (hook_presence.INSTALLED, layout.WAYS[hook_presence.BY_ATTACH]) == (layout.STATE_INSTALLED, "attach")
 
 
 def test_our_own_status_is_that_of_this_process() -> None:

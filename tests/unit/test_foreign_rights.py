@@ -12,12 +12,11 @@ from aitop.attach.inspection import hook_presence
 from aitop.attach.inspection.preflight import open_memory
 from aitop.attach.inspection.process import own_status
 from aitop.attach.refusal import AttachRefused
-from aitop.hook import layout
 from aitop.hook.ring import Ring
-from aitop.sources import ring_format
+from aitop.protocol import ring as ring_layout
 from aitop.sources.burst import MEMFD_LINK
-from aitop.sources.hook_ring import find_ring
-from aitop.sources.shared_memory import open_memfd
+from aitop.sources.ring.memfd import open_memfd
+from aitop.sources.ring.reader import find_ring
 
 
 def link_of(handle):
@@ -38,7 +37,7 @@ def test_memory_is_opened(handles):
     os.write(memory, b"here")
     fd = handles(open_memfd(f"/proc/self/fd/{memory}", MEMFD_LINK, os.O_RDONLY))
     assert os.pread(fd, 10, 0) == b"here"
-    assert open_memfd(f"/proc/self/fd/{memory}", ring_format.MEMFD_LINK, os.O_RDONLY) is None
+    assert open_memfd(f"/proc/self/fd/{memory}", ring_layout.MEMFD_LINK, os.O_RDONLY) is None
 
 
 def test_what_has_the_pid_of_a_process_that_is_gone_is_not_taken_for_it():
@@ -52,7 +51,7 @@ def test_what_has_the_pid_of_a_process_that_is_gone_is_not_taken_for_it():
 
 def test_what_only_bears_the_name_is_not_opened(tmp_path, handles, monkeypatch):
     os.mkfifo(tmp_path / "pipe")
-    (tmp_path / "file").write_bytes(struct.pack("=QQ", ring_format.MAGIC, ring_format.VERSION))
+    (tmp_path / "file").write_bytes(struct.pack("=QQ", ring_layout.MAGIC, ring_layout.VERSION))
     names = [tmp_path / "pipe", tmp_path / "file", "/dev/null", tmp_path]
     found = [handles(os.open(name, os.O_PATH)) for name in names]
     real, opened = os.open, []
@@ -65,7 +64,6 @@ def test_what_only_bears_the_name_is_not_opened(tmp_path, handles, monkeypatch):
 
 def test_the_ring_is_found_by_its_own_user_and_by_no_other():
     ring = Ring("import")
-    assert layout.MAGIC == ring_format.MAGIC
     if find_ring(os.getpid()) is None:
         pytest.skip("descriptors cannot be seen here")
     if os.geteuid() != 0:

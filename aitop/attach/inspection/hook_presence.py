@@ -1,4 +1,4 @@
-"""The hook that is there already: found from outside, without touching the process."""
+"""Finds a hook that is in a process already, from outside, without touching the process."""
 
 from __future__ import annotations
 
@@ -8,20 +8,16 @@ import struct
 import time
 
 from aitop.attach.inspection.process import read_status
+from aitop.protocol import ring
 
-# The hook's ring, as aitop/hook/layout.py lays it out: 8-byte words, of which these are used.
-LINK = "/memfd:aitop-hook (deleted)"
-MAGIC = int.from_bytes(b"AITOPRNG", "little")
-W_MAGIC, W_VERSION, W_PID, W_STATE, W_WAY, W_CONTROL = 0, 1, 2, 7, 8, 9
-W_SLOTS, SLOTS = 16, 8
-VERSION, INSTALLED, BY_ATTACH = 2, 1, 0
-WORDS = W_SLOTS + 2 * SLOTS
+# What is read of the ring: its header up to the end of the lease slots.
+WORDS = ring.W_SLOTS + 2 * ring.SLOTS
 
 
 def hook_is_there(pid: int) -> bool:
-    """Whether a hook is in the process and going to stay: somebody uses it, or it came with the program.
+    """Return whether a hook is in the process and going to stay: a monitor uses it, or it came with the program.
 
-    False as well where nothing can be seen.
+    False also where nothing can be seen.
     """
     status = read_status(pid)
     if status is None:
@@ -33,7 +29,7 @@ def hook_is_there(pid: int) -> bool:
         return False
     for name in names:
         try:
-            if os.readlink(f"{folder}/{name}") == LINK and _stays(f"{folder}/{name}", status.inner_pid):
+            if os.readlink(f"{folder}/{name}") == ring.MEMFD_LINK and _stays(f"{folder}/{name}", status.inner_pid):
                 return True
         except OSError:  # closed meanwhile
             continue
@@ -51,13 +47,15 @@ def _stays(path: str, inner_pid: int) -> bool:
     finally:
         os.close(held)
     try:
-        data = os.pread(fd, 8 * WORDS, 0)
+        data = os.pread(fd, ring.WORD * WORDS, 0)
     finally:
         os.close(fd)
-    if len(data) < 8 * WORDS:
+    if len(data) < ring.WORD * WORDS:
         return False
     words = struct.unpack(f"={WORDS}Q", data)
     # A forked worker has the ring of its parent among its descriptors.
-    known = (words[W_MAGIC], words[W_VERSION], words[W_PID], words[W_STATE]) == (MAGIC, VERSION, inner_pid, INSTALLED)
-    deadlines = words[W_SLOTS + 1 :: 2]
-    return known and not words[W_CONTROL] and (words[W_WAY] != BY_ATTACH or max(deadlines) > time.monotonic_ns())
+    own = (words[ring.W_MAGIC], words[ring.W_VERSION], words[ring.W_PID]) == (ring.MAGIC, ring.VERSION, inner_pid)
+    if not own or words[ring.W_STATE] != ring.STATE_INSTALLED or words[ring.W_CONTROL]:
+        return False
+    deadlines = words[ring.W_SLOTS + 1 :: 2]
+    return bool(words[ring.W_WAY] != ring.WAY_ATTACH or max(deadlines) > time.monotonic_ns())

@@ -7,11 +7,11 @@ import functools
 import hashlib
 import importlib.resources
 import marshal
-from collections.abc import Sequence
-from typing import Literal
+from collections.abc import Iterator, Sequence
+from typing import Any, Literal
 
 from aitop.attach.payload.bytecode import compiled, compiled_by
-from aitop.attach.payload.in_target import PACKAGE
+from aitop.attach.payload.in_target import HOOK, ROOT, file_name
 from aitop.attach.refusal import AttachRefused
 
 Action = Literal["install", "remove", "drop"]
@@ -25,17 +25,33 @@ PART_BYTES = 60_000
 # The oldest format that every supported Python reads.
 MARSHAL_VERSION = 2
 DRIVER = "<aitop>/in_target.py"
+# What travels: packages of aitop, which import each other by relative names only.
+PACKAGES = ("hook", "protocol")
+INIT = "__init__"
 
 
 @functools.cache
 def hook_sources() -> tuple[tuple[str, str], ...]:
-    """(module name, source) of every file of `aitop/hook`, the package itself as `__init__`."""
-    files = importlib.resources.files("aitop").joinpath("hook").iterdir()
+    """Return (module name below aitop, source) of every file of the hook and its protocol.
+
+    A package itself is named like its file: `hook.__init__`. Raises AttachRefused where the files cannot be read.
+    """
+    root = importlib.resources.files("aitop")
     try:
-        found = [(file.name[:-3], file.read_text(encoding="utf-8")) for file in files if file.name.endswith(".py")]
+        return tuple(sorted(source for package in PACKAGES for source in _sources(root.joinpath(package), package)))
     except (OSError, UnicodeDecodeError) as error:
         raise _damaged(error) from error
-    return tuple(sorted(found))
+
+
+def _sources(folder: Any, package: str) -> Iterator[tuple[str, str]]:
+    entries = {entry.name: entry for entry in folder.iterdir()}
+    if f"{INIT}.py" not in entries:  # no package: the folder of sitecustomize, or a cache
+        return
+    for name, entry in entries.items():
+        if name.endswith(".py"):
+            yield f"{package}.{name[:-3]}", entry.read_text(encoding="utf-8")
+        elif entry.is_dir():
+            yield from _sources(entry, f"{package}.{name}")
 
 
 def pack(action: Action, sources: tuple[tuple[str, str], ...], interpreter: str | None = None) -> bytes:
@@ -59,7 +75,7 @@ def _blocks(
     """
     magic, (driver, *codes) = bytecode
     modules = [
-        (_full_name(name), source.encode(), code)
+        (f"{ROOT}.{name}", source.encode(), code)
         for (name, source), code in zip(_modules(action, sources), codes, strict=True)
     ]
     shares = _shared_out(modules) if in_parts else [modules]
@@ -90,7 +106,7 @@ def _compiled(action: Action, sources: tuple[tuple[str, str], ...]) -> tuple[Byt
     """Our own bytecode, and the (file name, source) pairs that it was made of."""
     try:
         modules = _modules(action, sources)
-        texts = [(DRIVER, _driver()), *((f"<aitop hook>/{name}.py", source) for name, source in modules)]
+        texts = [(DRIVER, _driver()), *((file_name(name), source) for name, source in modules)]
         magic, codes = compiled(texts)
     except (SyntaxError, ValueError) as error:
         raise _damaged(error) from error
@@ -124,7 +140,7 @@ def _damaged(error: Exception) -> AttachRefused:
 
 
 def _in_order(sources: dict[str, str]) -> list[tuple[str, str]]:
-    """The modules, each after those that it imports at its top; the package itself is last."""
+    """Return each module after those it imports when it is executed, the hook's package itself last."""
     ordered: list[str] = []
 
     def add(name: str, importers: tuple[str, ...]) -> None:
@@ -132,26 +148,27 @@ def _in_order(sources: dict[str, str]) -> list[tuple[str, str]]:
             return
         if name in importers:
             raise ValueError(f"modules of the hook import each other: {' → '.join((*importers, name))}")
-        for other in _imports(sources[name]):
-            add(other, (*importers, name))
+        for other in _imports(name, sources[name]):
+            for module in (other, f"{other}.{INIT}"):
+                if module != last:
+                    add(module, (*importers, name))
         ordered.append(name)
 
-    for name in sorted(sources.keys() - {"__init__"}):
+    last = f"{HOOK}.{INIT}"
+    for name in sorted(sources.keys() - {last}):
         add(name, ())
-    return [(name, sources[name]) for name in (*ordered, "__init__") if name in sources]
+    return [(name, sources[name]) for name in (*ordered, last) if name in sources]
 
 
-def _imports(source: str) -> list[str]:
-    """The package's own modules that a file imports at its top."""
+def _imports(name: str, source: str) -> list[str]:
+    """Return what the module `name` imports of the packages at its top: modules, packages, and names in them."""
     names: list[str] = []
     for node in ast.parse(source).body:
-        if isinstance(node, ast.ImportFrom) and node.level == 1:
-            names += [node.module.partition(".")[0]] if node.module else [alias.name for alias in node.names]
+        if isinstance(node, ast.ImportFrom) and node.level:
+            path = [*name.split(".")[: -node.level], *((node.module or "").split("."))]
+            module = ".".join(part for part in path if part)
+            names += [module, *(f"{module}.{alias.name}" for alias in node.names)]
     return names
-
-
-def _full_name(name: str) -> str:
-    return PACKAGE if name == "__init__" else f"{PACKAGE}.{name}"
 
 
 @functools.cache

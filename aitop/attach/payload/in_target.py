@@ -15,7 +15,11 @@ if TYPE_CHECKING:
     from types import CodeType, ModuleType
     from typing import Any
 
-PACKAGE = "_aitop_hook"
+# The package that is made of the modules that travel, the hook's package in it, and where the hook of a process is
+# found, however it came in.
+ROOT = "_aitop"
+HOOK = "hook"
+ENTRANCE = "_aitop_hook"
 # Parts that wait are dropped when no more come for this long: the monitor may have been killed.
 PATIENCE_S = 2.0
 # Functions of importlib that take, hold or release a module's lock. Up to Python 3.11 an import that begins inside one
@@ -67,9 +71,9 @@ class Arriving:
         self.modules = forget()
         self.callbacks, self.clock = gc.callbacks, time.monotonic
         self.until = self.clock() + PATIENCE_S
-        stand_in: Any = self.modules.get(f"{PACKAGE}.stand_in")
-        if stand_in is not None:
-            stand_in.keep_from_compiling(Arriving.__call__.__code__)
+        compiler: Any = self.modules.get(f"{ROOT}.{HOOK}.compiler")
+        if compiler is not None:
+            compiler.keep_from_compiling(Arriving.__call__.__code__)
         self.callbacks.append(self)
 
 
@@ -91,33 +95,59 @@ def so_far(bundle: str, parts: int) -> "Arriving | None":
 
 
 def forget() -> "dict[str, ModuleType]":
-    """Removes the package from `sys.modules`, and returns what was there of it."""
-    names = [name for name in list(sys.modules) if name == PACKAGE or name.startswith(PACKAGE + ".")]
+    """Removes the packages from `sys.modules`, and returns what was there of them."""
+    names = [name for name in list(sys.modules) if name.partition(".")[0] in (ROOT, ENTRANCE)]
     return {name: sys.modules.pop(name) for name in names}
 
 
 def load(modules: "list[tuple[str, bytes, bytes | None]]", loads: "Any") -> "Any":
-    """Makes modules of (name, source, compiled code or None), each after those that it imports; the package is last.
+    """Makes modules of (name, source, compiled code or None), each after those that it imports; returns the last.
 
     `sys.meta_path` is left alone: a thread that imports at this moment iterates it, and would miss a finder.
     """
-    spec_of: Any = type(sys.__spec__)  # ModuleSpec, without importing importlib
-    module_of: Any = type(sys)
-    package = sys.modules.get(PACKAGE) or module_of(PACKAGE)
-    for name, source, compiled in modules:
-        origin = f"<aitop hook>/{name.rpartition('.')[2] if name != PACKAGE else '__init__'}.py"
+    module: Any = None
+    for path, source, compiled in modules:
+        origin = file_name(path.partition(".")[2])
         code: CodeType = loads(compiled) if compiled else compile(source, origin, "exec", dont_inherit=True)
-        module: ModuleType = package if name == PACKAGE else module_of(name)
-        module.__spec__ = spec_of(name, None, origin=origin, is_package=name == PACKAGE)
-        module.__package__ = PACKAGE
-        if PACKAGE not in sys.modules:
-            package.__path__ = []
-            sys.modules[PACKAGE] = package
-        sys.modules[name] = module
+        name, _, last = path.rpartition(".")
+        if last == "__init__":
+            module = package(name)
+        else:
+            above = package(name)
+            module = added(path, name)
+        module.__spec__.origin = origin
         exec(code, module.__dict__)  # noqa: S102
-        if module is not package:
-            setattr(package, name.rpartition(".")[2], module)
-    return package
+        if last != "__init__":
+            setattr(above, last, module)
+    return module
+
+
+def package(name: str) -> "Any":
+    """Returns the package of that name; makes it, and those above it, where it is not there yet."""
+    if name in sys.modules:
+        return sys.modules[name]
+    above, _, last = name.rpartition(".")
+    holder = package(above) if above else None
+    made = added(name, name)
+    made.__path__ = []
+    if holder is not None:
+        setattr(holder, last, made)
+    return made
+
+
+def added(name: str, package_name: str) -> "Any":
+    """Puts a new, empty module into the table of modules."""
+    spec_of: Any = type(sys.__spec__)  # ModuleSpec, without importing importlib
+    module: Any = type(sys)(name)
+    module.__spec__ = spec_of(name, None, is_package=name == package_name)
+    module.__package__ = package_name
+    sys.modules[name] = module
+    return module
+
+
+def file_name(module: str) -> str:
+    """The name of the file in the code of a module, by its name below aitop."""
+    return f"<aitop hook>/{module.removeprefix(HOOK + '.').replace('.', '/')}.py"
 
 
 def bring(start: "dict[str, Any]", modules: "list[tuple[str, bytes, bytes | None]]", loads: "Any") -> str:
@@ -127,7 +157,7 @@ def bring(start: "dict[str, Any]", modules: "list[tuple[str, bytes, bytes | None
     so that everything has to come in one block. Where the hook does not install itself nothing stays, except parts that
     wait for more or for a better moment.
     """
-    hook: Any = sys.modules.get(PACKAGE)
+    hook: Any = sys.modules.get(ENTRANCE)
     if hook is not None:
         return str(hook.install("attach"))
     arriving = so_far(start["bundle"], start["part"])
@@ -136,8 +166,10 @@ def bring(start: "dict[str, Any]", modules: "list[tuple[str, bytes, bytes | None
     answer = "error: interrupted"
     try:
         sys.modules.update(arriving.modules)
-        package = load(modules, loads)
-        answer = "next" if start["more"] else str(package.install("attach"))
+        hook = load(modules, loads)
+        if not start["more"]:
+            sys.modules[ENTRANCE] = hook
+        answer = "next" if start["more"] else str(hook.install("attach"))
     finally:
         if answer == "next":
             arriving.parts += 1
@@ -157,7 +189,7 @@ def drop() -> str:
 def remove() -> str:
     """Asks the hook to leave and then drops its package; also drops parts that wait for more."""
     drop()
-    hook: Any = sys.modules.get(PACKAGE)
+    hook: Any = sys.modules.get(ENTRANCE)
     if hook is None:
         return "absent"
     answer = str(hook.remove())
