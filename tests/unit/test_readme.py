@@ -1,19 +1,41 @@
-"""What README tells people to type is what there is."""
+"""What the documents tell people to type is what there is, and what they name exists."""
 
 from __future__ import annotations
 
+import importlib
 import re
 import shlex
 from pathlib import Path
 
 import pytest
 
+import aitop
 from aitop import cli
 
 ROOT = Path(__file__).parents[2]
+PACKAGE = ROOT / "aitop"
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-CONSOLE = [line for block in re.findall(r"```console\n(.*?)```", README, re.DOTALL) for line in block.splitlines()]
-EXAMPLES = [line.split("#")[0].split("|")[0].strip() for line in CONSOLE if line.startswith("aitop")]
+DOCUMENTS = (
+    "README.md", "SECURITY.md", "SCRIPTING.md", "CONTRIBUTING.md", "CHANGELOG.md", "aitop/README.md",
+    "tests/bench/README.md", "tests/accuracy/README.md", "tests/fakes/nvml/README.md",
+)  # fmt: skip
+TEXTS = {name: (ROOT / name).read_text(encoding="utf-8") for name in DOCUMENTS}
+MAP = TEXTS["aitop/README.md"]
+
+
+def console(text):
+    """The lines of the blocks that people type."""
+    return [line for block in re.findall(r"```console\n(.*?)```", text, re.DOTALL) for line in block.splitlines()]
+
+
+def heading(title):
+    """The anchor that a heading gets on GitHub."""
+    return re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-")
+
+
+CONSOLE = console(README)
+EXAMPLES = [line for text in TEXTS.values() for line in console(text) if line.startswith("aitop")]
+EXAMPLES = [line.split("#")[0].split("|")[0].strip() for line in EXAMPLES]
 EXAMPLES += [line.split("  ")[1] for line in cli.EXAMPLES.splitlines() if line.startswith("  aitop")]
 
 
@@ -25,7 +47,8 @@ def test_every_example_is_understood(line):
 
 
 def test_there_are_examples_of_every_verb():
-    assert {"aitop", *cli.VERBS} <= {word for line in EXAMPLES for word in line.split()[:2]}
+    in_readme = [line for line in CONSOLE if line.startswith("aitop")]
+    assert {"aitop", *cli.VERBS} <= {word for line in in_readme for word in line.split("#")[0].split()[:2]}
 
 
 def test_the_documented_tests_are_those_of_the_check():
@@ -35,17 +58,106 @@ def test_the_documented_tests_are_those_of_the_check():
     assert install in [line.replace("install -q", "install") for line in check]
 
 
-def test_what_holds_a_promise_is_there():
-    promises = README.partition("### The promises")[2].partition("\n## ")[0]
-    named = re.findall(r"`(tests/[\w/.]+)`|, `(test_\w+\.py)`|(?:,| and) `(\w+\.py)`", promises)
-    assert len(named) > 8
-    for path, test, bench in named:
-        assert (ROOT / (path or f"tests/unit/{test}" * bool(test) or f"tests/bench/{bench}")).exists()
+def test_the_readme_is_short():
+    assert len(README.splitlines()) < 150
+
+
+@pytest.mark.parametrize("name", DOCUMENTS)
+def test_every_link_leads_somewhere(name):
+    for link in re.findall(r"\]\(([^)\s]+)\)", TEXTS[name]):
+        file, _, anchor = link.partition("#")
+        if "://" in file:
+            continue
+        target = (ROOT / name).parent / file if file else ROOT / name
+        assert target.exists(), link
+        if anchor:
+            titles = re.findall(r"^#+ (.+)$", target.read_text(encoding="utf-8"), re.MULTILINE)
+            assert anchor in map(heading, titles), link
+
+
+def test_the_readme_leads_to_every_document():
+    linked = set(re.findall(r"\]\(([\w./]+\.md)\)", README))
+    assert linked >= set(DOCUMENTS) - {"README.md", "tests/fakes/nvml/README.md"}
+
+
+def test_every_document_is_in_the_source_distribution():
+    settings = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    included = settings.partition("[tool.hatch.build.targets.sdist]")[2].partition("\n[")[0]
+    assert [name for name in DOCUMENTS if f'"{name.split("/")[0]}"' not in included] == []
+
+
+PROMISES = TEXTS["SECURITY.md"].partition("## The promises\n")[2].partition("\n## ")[0].split("### ")[1:]
+
+
+@pytest.mark.parametrize("promise", PROMISES, ids=[promise.splitlines()[0] for promise in PROMISES])
+def test_what_holds_a_promise_is_there(promise):
+    named = re.findall(r"`(tests/[\w/.]+)`", promise)
+    assert named
+    assert [path for path in named if not (ROOT / path).exists()] == []
+
+
+def test_no_promise_is_lost():
+    assert len(PROMISES) == 7
 
 
 def test_every_exit_code_is_documented():
     from aitop import errors
 
     codes = {kind.exit_code for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, Exception)}
-    documented = {int(code) for code in re.findall(r"^\| (\d+) \|", README, re.MULTILINE)}
+    documented = {int(code) for code in re.findall(r"^\| (\d+) \|", TEXTS["SCRIPTING.md"], re.MULTILINE)}
     assert codes | {0, 130} == documented
+
+
+def test_every_key_of_the_report_is_documented():
+    from aitop.model.verdict import Verdict
+    from aitop.outputs.report import Report, ReportEntry, ReportTarget
+
+    kinds = (Report, ReportTarget, ReportEntry, Verdict)
+    missing = {field for kind in kinds for field in kind.__struct_fields__ if f"`{field}`" not in TEXTS["SCRIPTING.md"]}
+    assert missing <= {"schema"}
+    assert '"schema": 1' in TEXTS["SCRIPTING.md"]
+
+
+def test_every_path_on_the_map_is_there():
+    named = re.findall(r"`([\w./-]+(?:/|\.\w+))`", MAP)
+    paths = [path for path in named if "/" in path or path.endswith((".py", ".md"))]
+    assert len(paths) > 80
+    rooms = {entry.name for entry in PACKAGE.iterdir()}
+    roots = {path: PACKAGE if path.split("/")[0] in rooms - {"README.md"} else ROOT for path in paths}
+    of_rows = {"steps.py", "maker.py", "__init__.py"}
+    assert [path for path, root in roots.items() if path not in of_rows and not (root / path).exists()] == []
+
+
+def test_every_room_is_on_the_map():
+    entries = [entry for entry in PACKAGE.iterdir() if entry.name[0] not in "_." and entry.suffix in ("", ".py")]
+    rooms = [entry.name + "/" * entry.is_dir() for entry in entries]
+    assert [room for room in rooms if f"| `{room}`" not in MAP and f", `{room}`" not in MAP] == []
+
+
+def test_the_names_on_the_map_are_those_of_the_code():
+    rooms = {entry.name for entry in PACKAGE.iterdir() if entry.is_dir()}
+    named = {name for name in re.findall(r"`((?:\w+\.)+\w+)(?:\([^`]*\))?`", MAP) if name.split(".")[0] in rooms}
+    assert len(named) > 20
+    for name in named:
+        module = aitop
+        for part in name.split("."):
+            # Raises where there is neither a name nor a module.
+            module = getattr(module, part, None) or importlib.import_module(f"{module.__name__}.{part}")
+
+
+def test_the_figures_of_the_readme_are_those_of_the_benches():
+    told = README.partition("Measured on")[2].partition("\n\n")[0]
+    results = TEXTS["tests/bench/README.md"]
+    figures = re.findall(r"\d+\.\d+", told)
+    assert len(figures) >= 3
+    assert [figure for figure in figures if figure not in results] == []
+
+
+def test_every_bench_is_described():
+    programs = [
+        file.name for file in (ROOT / "tests" / "bench").glob("*.py") if "__main__" in file.read_text(encoding="utf-8")
+    ]
+    assert len(programs) > 20
+    of_others = {"fault_target.py", "four_workers.py", "rights_run.py", "together.py", "hook_cost_traceml.py"}
+    described = {name for name in programs if f"`{name}`" in TEXTS["tests/bench/README.md"]}
+    assert set(programs) - of_others <= described
