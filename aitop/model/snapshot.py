@@ -6,6 +6,7 @@ import msgspec
 
 from aitop.model.gpu import GpuSample
 from aitop.model.host import HostSample, Role
+from aitop.model.ledger import Ledger
 from aitop.model.ranks import Ranks, Standstill
 from aitop.model.source import SourceName, SourceStatus
 from aitop.model.stacks import Frame, StackDump
@@ -244,3 +245,4 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     series: dict[str, Series] = {}
     cost: Cost = Cost()
     diagnosis: Diagnosis = Diagnosis()
+    ledgers: tuple[Ledger, ...] = ()

@@ -19,18 +19,21 @@ from textual.app import App, SuspendNotSupported
 
 from aitop.model.text import printable
 from aitop.sources.editable import lends_rights, readable_path
-from aitop.ui.code_lines import Place
+from aitop.ui.panes.code.hot_lines import Place
 from aitop.ui.terminal import LEAVE
 from aitop.ui.words import base_name
 
 FALLBACKS = ("editor", "nano", "vim", "vi")
+
+
 # How an editor is told the line, where that is not `+LINE FILE`.
 _GOTO = frozenset({"code", "code-insiders", "code-oss", "codium", "vscodium", "cursor", "windsurf", "positron"})
 _COLON = frozenset({"subl", "sublime_text", "zed", "zeditor", "hx", "helix"})
 _LINE_OPTION = frozenset({"pycharm", "charm", "idea", "kate"})
+
+
 # Those with a window of their own leave the terminal to us.
 _WINDOWED = (_GOTO | _COLON | _LINE_OPTION | {"gedit", "gvim", "mousepad", "xed"}) - {"hx", "helix"}
-
 _LENT = threading.Event()
 
 

@@ -8,8 +8,7 @@ from aitop.model.source import SourceState, SourceStatus
 from aitop.model.text import printable
 from aitop.model.units import NOT_SUPPORTED, NOT_YET, percent
 from aitop.model.verdict import Verdict, Where
-from aitop.ui.line import Line
-from aitop.ui.palette import (
+from aitop.ui.theme.palette import (
     CALM_LABEL,
     DIM,
     FAINT,
@@ -22,6 +21,7 @@ from aitop.ui.palette import (
     STATE_STALE,
     TEXT,
 )
+from aitop.ui.widgets.line import Line
 
 STATES: dict[SourceState, tuple[str, Style]] = {
     "ok": ("●", STATE_OK),

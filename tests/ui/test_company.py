@@ -2,12 +2,11 @@
 
 import sample_snapshots as samples
 
-from aitop.ui.call_tree import forest
-from aitop.ui.company import flame_below, lines_below, lines_of, room_below
 from aitop.ui.layout import plan
+from aitop.ui.panes.code.call_tree import forest
+from aitop.ui.panes.spare_rows import flame_below, lines_below, lines_of, room_below
 from aitop.ui.panes.verdict import headline
-from aitop.ui.view import View
-from aitop.ui.who import EVERYBODY
+from aitop.ui.state import EVERYBODY, View
 
 STACKS = samples.input_bound().stacks
 VIEW = View(snapshot=samples.input_bound())

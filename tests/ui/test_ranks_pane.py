@@ -7,7 +7,7 @@ import sample_snapshots as samples
 from aitop.diagnosis.hang import Odd
 from aitop.model.ranks import RankView
 from aitop.ui.layout import plan
-from aitop.ui.panes.hang import places
+from aitop.ui.screens.hang import places
 
 
 def job(count, **fields):

@@ -3,7 +3,7 @@
 import pytest
 
 from aitop.model.verdict import Fix
-from aitop.ui.fix_edit import edit_of
+from aitop.ui.screens.fix_edit import edit_of
 
 SCRIPT = """import torch
 # num_workers=1 was too few

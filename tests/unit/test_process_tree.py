@@ -11,12 +11,10 @@ from hypothesis import strategies as st
 from aitop.model.gpu import GpuDevice, GpuProcess, GpuSample
 from aitop.model.host import HostSample, MachineSample, ProcessSample
 from aitop.model.snapshot import Phases, ProcessStacks, Snapshot, Stacks, Steps, Target
-from aitop.ui.folding import refit
-from aitop.ui.layout import plan
-from aitop.ui.narrowing import devices_for, family, process_words, scope_of, steps_for
-from aitop.ui.process_columns import age_text, fit, heading, row_line
-from aitop.ui.process_tree import BY_ROLE, Order, ProcessRow, process_rows
-from aitop.ui.view import View
+from aitop.ui.layout import plan, refit
+from aitop.ui.panes.processes.columns import age_text, fit, heading, row_line
+from aitop.ui.panes.processes.tree import BY_ROLE, Order, ProcessRow, process_rows
+from aitop.ui.state import View, devices_for, family, process_words, scope_of, steps_for
 
 WALL = 1000.0
 

@@ -10,15 +10,14 @@ import msgspec
 from aitop.model.gpu import GpuDevice
 from aitop.model.snapshot import Series, Snapshot
 from aitop.model.units import NOT_SUPPORTED, NOT_YET, rate, size
-from aitop.ui.changes import WIDTH, change, recent
-from aitop.ui.line import Line, shorten
-from aitop.ui.narrowing import devices_for
-from aitop.ui.palette import BRIGHT, DEVICE_CHART, DIM, FAINT, LOSS, TEXT
-from aitop.ui.view import View
-from aitop.ui.widgets.cursor import ChartPane
+from aitop.ui.panes.since_mark import WIDTH, change, recent
+from aitop.ui.state import View, devices_for
+from aitop.ui.theme.palette import BRIGHT, DEVICE_CHART, DIM, FAINT, LOSS, TEXT
+from aitop.ui.widgets.bars import bar, braille
+from aitop.ui.widgets.chart_pane import ChartPane
+from aitop.ui.widgets.line import Line, shorten
 from aitop.ui.widgets.pane import Drawing
 from aitop.ui.widgets.plot import Curve, ago, curves, scaled, slots, span_of, time_axis, typical_gap, value_at
-from aitop.ui.widgets.timeline import bar, braille
 from aitop.ui.words import one_line, share_text, state_line
 
 BLOCK_ROWS = 4

@@ -9,9 +9,9 @@ from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.screen import ModalScreen, Screen
 
-from aitop.ui.line import Line, wrap
-from aitop.ui.palette import BRIGHT, DIM, PHASES, RAISED, TEXT
-from aitop.ui.view import View
+from aitop.ui.state import View
+from aitop.ui.theme.palette import BRIGHT, DIM, PHASES, RAISED, TEXT
+from aitop.ui.widgets.line import Line, wrap
 from aitop.ui.widgets.pane import Drawing, Pane
 from aitop.ui.words import STATES
 

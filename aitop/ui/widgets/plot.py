@@ -14,17 +14,20 @@ from rich.style import Style
 
 from aitop.model.snapshot import Series
 from aitop.model.units import duration
-from aitop.ui.line import Line
-from aitop.ui.palette import DIM, FAINT, lifted
+from aitop.ui.theme.palette import DIM, FAINT, lifted
+from aitop.ui.widgets.line import Line
 
 AXIS = 8
 SPANS = (30.0, 60.0, 120.0, 300.0, 600.0, 1800.0, 3600.0)
+
+
 # Masks of the lowest 0 to 4 dots of a braille cell's two columns.
 _LEFT = (0x00, 0x40, 0x44, 0x46, 0x47)
+
+
 # A blank of braille takes three bytes, and some fonts draw it.
 _BRAILLE = [" ", *(chr(0x2800 | mask) for mask in range(1, 256))]
 _RIGHT = (0x00, 0x80, 0xA0, 0xB0, 0xB8)
-
 Values = Sequence["float | None"]
 
 
