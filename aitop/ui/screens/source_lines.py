@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 
-from pygments.lexers.python import PythonLexer
-from pygments.token import Comment, Keyword, Name, Number, Operator, String, _TokenType
 from rich.style import Style
 from textual.message import Message
 
@@ -41,13 +40,11 @@ SourceAround = Callable[[int, str, int], "list[tuple[int, str]] | None"]
 
 def read_source(source_around: SourceAround, pid: int, place: tuple[str, int]) -> SourceRead:
     """The coloured lines around a place (file, line), as a message. May be slow; never raises."""
-    from aitop.ui.syntax import coloured  # noqa: PLC0415 - the lexer is slow to load, and this is not the UI thread
-
     try:
         lines = source_around(pid, *place)
         return SourceRead(place, coloured(lines) if lines else None)
     except Exception:
-        # Whatever keeps the file from being read: the view says that it is not readable.
+        # Whatever keeps the file from being read: the screen says that it is not readable.
         return SourceRead(place, None)
 
 
@@ -66,30 +63,36 @@ def source_line(number: int, code: Line, guilty: bool, width: int) -> Line:
     return lit(line) if guilty else line
 
 
-_COLOURS: tuple[tuple[_TokenType, Style], ...] = (
-    (Comment, SYNTAX_COMMENT),
-    (String, SYNTAX_STRING),
-    (Number, SYNTAX_NUMBER),
-    (Keyword, SYNTAX_KEYWORD),
-    (Operator.Word, SYNTAX_KEYWORD),
-    (Name.Builtin, SYNTAX_BUILTIN),
-    (Name.Decorator, SYNTAX_DECORATOR),
-    (Name.Function, SYNTAX_NAME),
-    (Name.Class, SYNTAX_NAME),
-)
+SYNTAX = {
+    "Comment": SYNTAX_COMMENT,
+    "Literal.String": SYNTAX_STRING,
+    "Literal.Number": SYNTAX_NUMBER,
+    "Keyword": SYNTAX_KEYWORD,
+    "Operator.Word": SYNTAX_KEYWORD,
+    "Name.Builtin": SYNTAX_BUILTIN,
+    "Name.Decorator": SYNTAX_DECORATOR,
+    "Name.Function": SYNTAX_NAME,
+    "Name.Class": SYNTAX_NAME,
+}
+"""Styles by kind of Pygments token; a kind includes those below it."""
 
 
 def coloured(lines: list[tuple[int, str]]) -> list[tuple[int, Line]]:
-    """Numbered lines of Python with syntax colours; code that is cut in the middle is coloured as far as it goes."""
+    """Numbered lines of Python with syntax colours. Code that begins or ends in the middle is coloured too."""
+    # The lexer takes long to load, and is needed only for source. This is not the UI thread.
+    from pygments.lexers.python import PythonLexer  # type: ignore[import-untyped]  # noqa: PLC0415
+
     text = "\n".join(line.rstrip("\n") for _, line in lines)
     drawn = [Line()]
     for token, value in PythonLexer(stripnl=False, ensurenl=False).get_tokens(text):
         for number, piece in enumerate(value.split("\n")):
             if number:
                 drawn.append(Line())
-            drawn[-1].add(piece, _style(token))
+            drawn[-1].add(piece, _style(str(token)))
     return [(number, line) for (number, _), line in zip(lines, drawn, strict=False)]
 
 
-def _style(token: _TokenType) -> Style:
-    return next((style for kind, style in _COLOURS if token in kind), TEXT)
+@lru_cache(maxsize=128)
+def _style(token: str) -> Style:
+    kind = token.removeprefix("Token.")
+    return next((style for name, style in SYNTAX.items() if kind == name or kind.startswith(f"{name}.")), TEXT)
