@@ -16,7 +16,7 @@ UNTIMED = 7
 LEAST_RANKS, MOST_RANKS, LEAST_CODE, ENOUGH_CODE = 4, 12, 3, 8
 """Rows with the frame. Beyond MOST_RANKS the ranks leave the code ENOUGH_CODE; neither gets less than its least."""
 LEDGER_ROWS, CODE_BELOW_LEDGER = 8, 12
-LEDGER_WIDTH, CODE_BESIDE_LEDGER = 50, 50
+LEDGER_WIDTH, CODE_BESIDE_LEDGER = 54, 46
 STEADY = frozenset({"verdict"})
 """Panes that gain nothing from more rows."""
 

@@ -19,7 +19,7 @@ ACTIVITIES: dict[Activity, str] = {
     "wait": "waits",
     "wait-lock": "waits for a lock",
     "wait-core": "waits for a core",
-    "wait-disk": "waits for the disk",
+    "wait-disk": "waits for disk",
     "wait-network": "waits for network",
     "wait-queue": "waits for a queue",
     "wait-child": "waits for a child",
@@ -35,7 +35,7 @@ LANES: dict[Lane, str] = {
     "device": "the device",
     "exchange": "exchange between ranks",
 }
-PHASE_CELLS, ACTIVITY_CELLS, SECONDS_CELLS = 11, 17, 8
+PHASE_CELLS, ACTIVITY_CELLS, SECONDS_CELLS = 12, 17, 8
 MOST_BAR, LEAST_BAR, LEAST_PLACE = 16, 3, 14
 LEAST_SHARE = 0.005
 """Entries below this share are left out."""
@@ -48,9 +48,11 @@ class LedgerPane(Pane):
         ledger = shown_ledger(view)
         if ledger is None:
             return Drawing([Line(NOT_SUPPORTED, DIM)], "Time")
-        lines: list[Line] = []
-        for lane, entries in groupby(_by_lane(ledger), key=lambda entry: entry.lane):
-            rows = [entry_line(entry, width) for entry in entries if _wanted(entry, view.filter)]
+        shown, lines = _by_lane(ledger, view.filter), list[Line]()
+        longest = max((len(_place(entry)) for entry in shown), default=0)
+        timed = any(entry.seconds is not None for entry in shown)
+        for lane, entries in groupby(shown, key=lambda entry: entry.lane):
+            rows = [entry_line(entry, width, longest, timed=timed) for entry in entries]
             if rows and (lines or lane != "main"):
                 lines.append(rule(LANES[lane], width))
             lines += rows
@@ -67,13 +69,14 @@ def shown_ledger(view: View) -> Ledger | None:
     return next((ledger for ledger in ledgers if pids is None or ledger.pid in pids), None)
 
 
-def entry_line(entry: Entry, width: int) -> Line:
-    """Share, a bar in the hue of the phase, phase, activity, time per unit where there is room, and the line."""
+def entry_line(entry: Entry, width: int, longest: int, *, timed: bool) -> Line:
+    """Share, a bar in the hue of the phase, phase, activity, seconds a unit where there is room, and the line.
+
+    `longest` is the length of the longest place in the list, `timed` says whether any of its entries has seconds.
+    """
     phase = ledger_phase(entry)
-    at = place(entry.where) if entry.where is not None else ""
-    fixed = 5 + PHASE_CELLS + 1 + ACTIVITY_CELLS + 1
-    spare = width - fixed - max(LEAST_PLACE, len(at))
-    timed = entry.seconds is not None and spare >= SECONDS_CELLS + LEAST_BAR + 2
+    spare = width - (5 + PHASE_CELLS + 1 + ACTIVITY_CELLS + 1) - max(LEAST_PLACE, min(longest, width // 3))
+    timed = timed and spare >= SECONDS_CELLS + LEAST_BAR + 2
     cells = min(MOST_BAR, spare - 1 - (SECONDS_CELLS + 1 if timed else 0))
     line = Line(share_text(entry.share), BRIGHT).add(" ")
     if cells >= LEAST_BAR:
@@ -83,7 +86,7 @@ def entry_line(entry: Entry, width: int) -> Line:
     line.join(Line(ACTIVITIES[entry.activity], TEXT).fit(ACTIVITY_CELLS)).add(" ")
     if timed:
         line.add(duration(entry.seconds).rjust(SECONDS_CELLS), DIM).add(" ")
-    line.add(shorten_left(at, width - line.width), BRIGHT)
+    line.add(shorten_left(_place(entry), width - line.width), BRIGHT)
     function = one_line(entry.where.function) if entry.where is not None else ""
     room = width - line.width - 2
     return line.add("  ").add(shorten(function, room), FAINT) if function and room >= 8 else line
@@ -99,9 +102,13 @@ def phase_name(entry: Entry) -> str:
     return "host code" if entry.phase == "host" else entry.phase
 
 
-def _by_lane(ledger: Ledger) -> list[Entry]:
-    """The entries lane by lane, each heaviest first."""
-    shown = [entry for entry in ledger.entries if entry.share >= LEAST_SHARE]
+def _place(entry: Entry) -> str:
+    return place(entry.where) if entry.where is not None else ""
+
+
+def _by_lane(ledger: Ledger, text: str) -> list[Entry]:
+    """The entries that the filter wants, lane by lane, each heaviest first."""
+    shown = [entry for entry in ledger.entries if entry.share >= LEAST_SHARE and _wanted(entry, text)]
     return sorted(shown, key=lambda entry: (list(LANES).index(entry.lane), -entry.share))
 
 
