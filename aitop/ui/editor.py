@@ -1,4 +1,4 @@
-"""Opens a line of code in the user's own editor, and has the terminal back whatever that does."""
+"""Open a line of code in the user's own editor, and take the terminal back whatever the editor does to it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from aitop.ui.words import base_name
 FALLBACKS = ("editor", "nano", "vim", "vi")
 
 
-# How an editor is told the line, where that is not `+LINE FILE`.
+# Editors that do not take `+LINE FILE`.
 _GOTO = frozenset({"code", "code-insiders", "code-oss", "codium", "vscodium", "cursor", "windsurf", "positron"})
 _COLON = frozenset({"subl", "sublime_text", "zed", "zeditor", "hx", "helix"})
 _LINE_OPTION = frozenset({"pycharm", "charm", "idea", "kate"})
@@ -67,7 +67,7 @@ def has_window(command: list[str]) -> bool:
 
 
 def edit(app: App[Any], place: Place) -> str:
-    """Open the place; what to tell the user of it, in a line. Waits for an editor in the terminal to end."""
+    """Open the place, and return a line for the user. Waits for an editor in the terminal to end."""
     if lends_rights(place.pid):
         return f"process {place.pid} is another user's: an editor of yours is not opened on that user's files"
     path = readable_path(place.pid, place.file)

@@ -287,20 +287,20 @@ def _placed(part: _Part, y: int, height: int, closed: Collection[str]) -> Plan:
     if part.named is not None:
         name, box = part.named
         return {name: box._replace(y=y, height=1 if name in closed else height)}
-    found: Plan = {}
+    boxes: Plan = {}
     if not part.stacked:
-        for one in part.parts:
-            found |= _placed(one, y, height, closed)
-        return found
-    least = [_least(one, closed) for one in part.parts]
-    growing = [number for number, one in enumerate(part.parts) if _grows(one, closed)]
+        for part_of in part.parts:
+            boxes |= _placed(part_of, y, height, closed)
+        return boxes
+    least = [_least(part_of, closed) for part_of in part.parts]
+    growing = [number for number, part_of in enumerate(part.parts) if _grows(part_of, closed)]
     spare, weight = height - sum(least), sum(least[number] for number in growing)
-    for number, one in enumerate(part.parts):
+    for number, part_of in enumerate(part.parts):
         more = 0
         if number in growing:
             more = spare if number == growing[-1] else spare * least[number] // weight
             spare, weight = spare - more, weight - least[number]
         rows = least[number] + more
-        found |= _placed(one, y, rows, closed)
+        boxes |= _placed(part_of, y, rows, closed)
         y += rows
-    return found
+    return boxes

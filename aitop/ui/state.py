@@ -19,7 +19,7 @@ PART_NAMES: dict[Part, str] = {"main": "main", "worker": "workers", "other": "ot
 
 @dataclass(frozen=True)
 class Who:
-    """None asks for all: parts of the job, processes (pid), threads (by name) of a process."""
+    """Whose stacks the code pane shows: a part of the job, a process, a thread of it. None is all."""
 
     part: Part | None = None
     pid: int | None = None
@@ -30,7 +30,7 @@ class Who:
         return self.part in (None, part) and self.pid in (None, pid) and self.thread in (None, thread)
 
     def words(self) -> str:
-        """Who that is, for a title; nothing for everybody."""
+        """The selection in words, for a title; empty for all."""
         if self.thread is not None:
             return f"{self.pid} {self.thread}"
         if self.pid is not None:
@@ -42,7 +42,7 @@ EVERYBODY = Who()
 
 
 def part_of(role: Role, leads: bool) -> Part:
-    """The part a thread plays: the one that steps is main, those that load are workers. `leads`: see ProcessStacks."""
+    """The part of the job that a thread belongs to. `leads`: it is the one that ProcessStacks names for its process."""
     if role == "rank" and leads:
         return "main"
     return "worker" if role == "loader-worker" and leads else "other"
@@ -50,14 +50,18 @@ def part_of(role: Role, leads: bool) -> Part:
 
 def threads_of(stacks: Stacks, pids: frozenset[int] | None = None) -> list[tuple[Part, int, str]]:
     """Every thread that has a tree, with the part it plays: main ones first, then by pid and name."""
-    found = [(part_of(one.role, True), one.pid, one.thread) for one in stacks.processes if one.tree is not None]
-    found += [(part_of(one.role, False), one.pid, one.thread) for one in stacks.trees]
-    kept = [one for one in found if pids is None or one[1] in pids]
-    return sorted(kept, key=lambda one: (PARTS.index(one[0]), one[1], one[2] != "MainThread", one[2]))
+    threads = [
+        (part_of(thread.role, True), thread.pid, thread.thread)
+        for thread in stacks.processes
+        if thread.tree is not None
+    ]
+    threads += [(part_of(thread.role, False), thread.pid, thread.thread) for thread in stacks.trees]
+    wanted = [thread for thread in threads if pids is None or thread[1] in pids]
+    return sorted(wanted, key=lambda thread: (PARTS.index(thread[0]), thread[1], thread[2] != "MainThread", thread[2]))
 
 
 def next_part(stacks: Stacks, pids: frozenset[int] | None, who: Who) -> Who:
-    """Everybody, then each part that there is, then everybody again."""
+    """The next selection: all, then each part of the job that has stacks, then all again."""
     there = {part for part, _, _ in threads_of(stacks, pids)}
     row: list[Part | None] = [None, *(part for part in PARTS if part in there)]
     at = row.index(who.part) if who.part in row else 0
@@ -65,7 +69,7 @@ def next_part(stacks: Stacks, pids: frozenset[int] | None, who: Who) -> Who:
 
 
 def next_thread(stacks: Stacks, pids: frozenset[int] | None, who: Who) -> Who:
-    """All of the part at hand, then each process of it, those of several threads followed by these."""
+    """The next selection within a part: all of it, then each process, followed by its threads where it has several."""
     threads = [(pid, thread) for part, pid, thread in threads_of(stacks, pids) if who.part in (None, part)]
     row = [Who(who.part)]
     for pid in dict.fromkeys(pid for pid, _ in threads):
@@ -77,40 +81,40 @@ def next_thread(stacks: Stacks, pids: frozenset[int] | None, who: Who) -> Who:
 
 
 def children(processes: Sequence[ProcessSample]) -> dict[int, list[ProcessSample]]:
-    """By pid, the processes whose parent that is; under 0 those whose parent is not among them."""
+    """The children of each pid; under 0 the processes whose parent is not among them."""
     pids = {process.pid for process in processes}
-    found: dict[int, list[ProcessSample]] = {}
+    below: dict[int, list[ProcessSample]] = {}
     for process in processes:
         known = process.ppid in pids and process.ppid != process.pid
-        found.setdefault(process.ppid if known else 0, []).append(process)
-    return found
+        below.setdefault(process.ppid if known else 0, []).append(process)
+    return below
 
 
 def descendants(pid: int, below: Mapping[int, Sequence[ProcessSample]]) -> list[int]:
-    """The pids below one, each once."""
-    found: list[int] = []
+    """All pids below a process."""
+    pids: list[int] = []
     waiting = [child.pid for child in below.get(pid, ())]
     while waiting:
-        one = waiting.pop()
-        if one not in found and one != pid:
-            found.append(one)
-            waiting += [child.pid for child in below.get(one, ())]
-    return found
+        current = waiting.pop()
+        if current not in pids and current != pid:
+            pids.append(current)
+            waiting += [child.pid for child in below.get(current, ())]
+    return pids
 
 
 def labels_of(processes: Sequence[ProcessSample]) -> dict[int, str]:
     """By pid, what a process is to the job: launcher, rank 1, worker 3 (by age in its family), or its name."""
-    found: dict[int, str] = {}
-    counted: dict[int, int] = {}
-    for one in sorted(processes, key=lambda one: (one.started, one.pid)):
-        if one.role == "rank":
-            found[one.pid] = "rank" if one.rank is None else f"rank {one.rank}"
-        elif one.role == "loader-worker":
-            number = counted[one.ppid] = counted.get(one.ppid, -1) + 1
-            found[one.pid] = f"worker {number}"
+    labels: dict[int, str] = {}
+    workers: dict[int, int] = {}
+    for process in sorted(processes, key=lambda process: (process.started, process.pid)):
+        if process.role == "rank":
+            labels[process.pid] = "rank" if process.rank is None else f"rank {process.rank}"
+        elif process.role == "loader-worker":
+            number = workers[process.ppid] = workers.get(process.ppid, -1) + 1
+            labels[process.pid] = f"worker {number}"
         else:
-            found[one.pid] = one.role if one.role == "launcher" else one.name
-    return found
+            labels[process.pid] = process.role if process.role == "launcher" else process.name
+    return labels
 
 
 WHOLE_JOB = "whole job"
@@ -137,8 +141,8 @@ def process_words(snapshot: Snapshot | None, pid: int) -> str:
 def steps_for(snapshot: Snapshot, pids: frozenset[int] | None) -> tuple[Steps | None, str | None]:
     """The steps of the processes the screen is narrowed to, and whose they are where they are of others.
 
-    Steps are kept of one rank. Of another one the stacks tell shares of phases; where not even that, the steps are the
-    job's.
+    Step times are known of one rank. For another rank there are shares of phases from its stacks; without those the
+    steps are the job's.
     """
     steps = snapshot.steps
     if pids is None or steps is None or steps.pid in pids:
@@ -158,9 +162,9 @@ def devices_for(sample: GpuSample, pids: frozenset[int] | None) -> tuple[tuple[G
 
 
 def scope_of(pane: str, snapshot: Snapshot | None, pids: frozenset[int] | None) -> str | None:
-    """What a pane says of its reach while the screen is narrowed: words where not all it shows is of these processes.
+    """What a pane shows of the whole job although the screen is narrowed, in words.
 
-    None where all of it is, and while nothing is narrowed.
+    None where everything it shows is of the chosen processes, and while nothing is narrowed.
     """
     if pids is None or snapshot is None:
         return None
@@ -179,9 +183,9 @@ def scope_of(pane: str, snapshot: Snapshot | None, pids: frozenset[int] | None) 
 
 
 def matches(wanted: str, *texts: str | None) -> bool:
-    """Whether every word of `wanted` occurs in one of `texts`; nothing wanted matches everything.
+    """Whether every word of the filter `wanted` occurs in one of `texts`; an empty filter matches everything.
 
-    A word in lower case ignores case; one with a capital means it. A word after `!` must not occur.
+    A word in lower case ignores case; a word with a capital does not. A word after `!` must not occur.
     """
     found = [text for text in texts if text]
     return all(_holds(word, found) for word in wanted.split())
@@ -233,7 +237,7 @@ class View:
         return self.snapshot.sources.get(name) if self.snapshot else None
 
     def stale(self, name: SourceName) -> str | None:
-        """How old the newest data of a source is and why, if it has gone stale or failed; None while it is fresh."""
+        """The age of a source's newest data, and why it failed; None unless it is stale or failed."""
         status = self.source(name)
         if status is None or status.state not in ("stale", "failed") or status.age is None:
             return None
@@ -248,7 +252,7 @@ class View:
         )
 
     def pids(self) -> frozenset[int] | None:
-        """The processes that the screen is narrowed to: those of a rank, or a chosen one with all below it.
+        """The processes that the screen is narrowed to: those of a rank, or a chosen process with all below it.
 
         None when it shows all.
         """

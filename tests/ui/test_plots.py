@@ -13,7 +13,7 @@ from rich.style import Style
 from aitop.model.snapshot import Series
 from aitop.ui.panes.code.pane import gil_line
 from aitop.ui.panes.data import copies, pageable_share, use_of
-from aitop.ui.panes.step.figures import figure_lines, found_figures
+from aitop.ui.panes.step.figures import figure_lines, measured_figures
 from aitop.ui.state import View
 from aitop.ui.widgets.chart_pane import nearest
 from aitop.ui.widgets.plot import Curve, Span, ago, curves, slots, span_of, time_axis, value_at
@@ -92,10 +92,10 @@ def test_what_a_worker_does_adds_up():
 
 
 def test_figures_are_there_only_where_they_were_measured():
-    assert figure_lines(found_figures(View(samples.input_bound()), 60), 60, 5) == []
+    assert figure_lines(measured_figures(View(samples.input_bound()), 60), 60, 5) == []
     assert copies(View(samples.input_bound()), samples.input_bound(), 60) is None
     speed, syncs, comms, compiler, scaler = (
-        line.text for line in figure_lines(found_figures(View(samples.measured()), 100), 100, 5)
+        line.text for line in figure_lines(measured_figures(View(samples.measured()), 100), 100, 5)
     )
     assert "347 TFLOP/s" in speed
     assert "35%" in speed
@@ -111,11 +111,11 @@ def test_figures_are_there_only_where_they_were_measured():
 
 
 def test_few_rows_show_the_figures_side_by_side():
-    (line,) = figure_lines(found_figures(View(samples.measured()), 70), 70, 1)
+    (line,) = figure_lines(measured_figures(View(samples.measured()), 70), 70, 1)
     assert line.text.split(" · ")[0].strip() == "347 TFLOP/s MFU  35%"
     assert "syncs 3.00/step" in line.text
     assert line.width <= 70
-    assert figure_lines(found_figures(View(samples.measured()), 70), 70, 0) == []
+    assert figure_lines(measured_figures(View(samples.measured()), 70), 70, 0) == []
 
 
 def test_copies_say_how_much_of_them_is_pageable():

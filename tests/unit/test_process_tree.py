@@ -72,7 +72,7 @@ def test_siblings_are_sorted_by_a_column_and_what_is_not_measured_comes_last() -
 
 def test_the_filter_keeps_the_way_to_what_it_found_even_below_folded_ones() -> None:
     rows = process_rows(JOB, None, WALL, wanted="decode", folded={10})
-    assert [(row.process.pid, row.found) for row in rows] == [(10, False), (12, False), (21, True)]
+    assert [(row.process.pid, row.matches) for row in rows] == [(10, False), (12, False), (21, True)]
     assert process_rows(JOB, None, WALL, wanted="nothing like it") == []
 
 

@@ -57,7 +57,7 @@ SCALE = 13
 
 
 class DataPane(ChartPane):
-    """Is there a batch ready when the step asks for one; and if not, what are the workers doing."""
+    """Whether a batch is ready when the step asks for it, and what the workers are doing."""
 
     def draw(self, view: View, width: int, height: int) -> Drawing:
         self.moments = ()
@@ -108,15 +108,15 @@ def _at_once(view: View, snapshot: Snapshot, workers: list[ProcessSample], width
 def _facts(  # noqa: PLR0917
     view: View, snapshot: Snapshot, loader: LoaderInfo | None, workers: list[ProcessSample], width: int, rows: int
 ) -> list[Line]:
-    """How the loader is set up, copies to the device, disk and network: the more the more rows there are."""
-    found = [
+    """How the loader is set up, copies to the device, disk and network: as many of them as there are rows."""
+    facts = [
         (1, loader_line(loader, len(workers), width)),
         (2, copies(view, snapshot, width)),
         (0, _traffic(view, snapshot.host.machine, width) if snapshot.host else None),
     ]
-    known = [(rank, line) for rank, line in found if line is not None]
-    kept = sorted(rank for rank, _ in known)[: max(1, rows)]
-    return [line for rank, line in known if rank in kept]
+    known = [(rank, line) for rank, line in facts if line is not None]
+    shown = sorted(rank for rank, _ in known)[: max(1, rows)]
+    return [line for rank, line in known if rank in shown]
 
 
 def _queue_chart(  # noqa: PLR0917
@@ -241,8 +241,8 @@ def _rate(view: View, way: str, rate_of: Callable[[MachineSample], float | None]
 def _workers(view: View, snapshot: Snapshot) -> list[ProcessSample]:
     pids = view.pids()
     host = snapshot.host
-    found = [process for process in host.processes if process.role == "loader-worker"] if host else []
-    return [process for process in found if pids is None or process.pid in pids]
+    workers = [process for process in host.processes if process.role == "loader-worker"] if host else []
+    return [process for process in workers if pids is None or process.pid in pids]
 
 
 def _cpu_note(view: View, workers: list[ProcessSample]) -> Line | None:
@@ -292,11 +292,11 @@ def _copy_rate(snapshot: Snapshot) -> float | None:
 
 
 def pageable_share(facts: HookFacts | None) -> float | None:
-    """Which share of the copied bytes came from memory that is not pinned, None where no call site tells."""
-    told = [call for call in facts.calls if call.kind == "transfer" and call.bytes] if facts else []
-    told = [call for call in told if call.pageable_bytes is not None]
-    total = sum(call.bytes or 0 for call in told)
-    return sum(call.pageable_bytes or 0 for call in told) / total if total else None
+    """The share (0..1) of copied bytes that came from memory that is not pinned; None where that was not measured."""
+    copies = [call for call in facts.calls if call.kind == "transfer" and call.bytes] if facts else []
+    copies = [call for call in copies if call.pageable_bytes is not None]
+    total = sum(call.bytes or 0 for call in copies)
+    return sum(call.pageable_bytes or 0 for call in copies) / total if total else None
 
 
 LANE = 22
@@ -307,7 +307,7 @@ _EIGHTHS = " ▁▂▃▄▅▆▇█"
 
 
 class Use(NamedTuple):
-    """Shares of a worker's time; they add up to one. `idle` is None where no stacks tell it from waiting."""
+    """Shares of a worker's time; they add up to 1. `idle` is None where no stacks distinguish it from waiting."""
 
     busy: float
     waiting: float
@@ -315,7 +315,7 @@ class Use(NamedTuple):
 
 
 def use_of(cpu: float | None, idle: float | None) -> Use | None:
-    """Busy is what it used of a core; of the rest, `idle` (share of its stacks without work) is no wait."""
+    """`cpu` (cores) is busy; of the rest, `idle` (share of its stacks without work) is not waiting."""
     if cpu is None:
         return None
     busy = min(1.0, max(0.0, cpu))

@@ -17,7 +17,7 @@ from aitop.ui.widgets.pane import Drawing, Pane
 ROOM_FOR_COST = 50
 ROOM_FOR_WORDS = 140
 LEAST_COUNTED = 3.0
-"""Seconds of watching before its cost is told: what starts says nothing of what goes on."""
+"""Seconds before the cost is shown: starting costs more than watching."""
 ROOM_FOR_SHARE = 140
 KEYS = (
     ("?", "help", "screen.help"),
@@ -40,7 +40,7 @@ MEAN_ELSE = {
     "code": {"why": "line"},
     "ranks": {"why": "enter"},
 }
-"""What keys do while a pane has the focus."""
+"""What keys do instead while a pane has the focus."""
 
 
 class Footer(Pane):
@@ -58,7 +58,7 @@ class Footer(Pane):
 
 
 def cost_line(view: View, width: int) -> Line:
-    """What aitop takes for itself: its CPU over the last half minute, and the hook's time in each step."""
+    """What watching costs: CPU of aitop over the last half minute, and the hook's time in each step."""
     snapshot = view.snapshot
     cost = snapshot.cost if snapshot else None
     if snapshot is None or cost is None or cost.monitor_cpu is None or snapshot.window < LEAST_COUNTED:
@@ -147,7 +147,7 @@ class FilterLine(Pane):
         self._change(self.typed + " ".join(event.text.split()))
 
     def on_blur(self) -> None:
-        """Clicked away from: what was typed stays."""
+        """The focus went elsewhere: keep what was typed."""
         self.post_message(Filtered(self.typed, done=True))
 
     def _take(self, event: events.Key, text: str) -> None:

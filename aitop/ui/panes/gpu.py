@@ -358,7 +358,7 @@ COUNTERS: tuple[tuple[str, Callable[[GpuDevice], float | None]], ...] = (
 
 
 class LinePart(NamedTuple):
-    """A figure in a device's line: its text, how wide that is, and what its change since the mark is told of."""
+    """A figure in a device's line: its text, its width in cells, and the value whose change since the mark is shown."""
 
     text_of: Callable[[GpuDevice], str]
     cells: int

@@ -82,19 +82,19 @@ class Fit(NamedTuple):
 
 
 def fit(width: int, *, gpu: bool) -> Fit:
-    """The columns for a pane of `width` cells; those that tell least go first."""
+    """The columns for a pane of `width` cells; the least useful ones are dropped first."""
     wanted = [column for column in COLUMNS if gpu or not column.heading.startswith("gpu")]
     room = width - MARK - NAME - GAP - LATE
-    kept = []
+    shown = []
     for column in sorted(wanted, key=lambda one: one.keep):
         if column.keep > 10 and room < GAP + column.cells + GAP + LEAST_SKEW:
             break
         if GAP + column.cells > room:
             break
         room -= GAP + column.cells
-        kept.append(column)
+        shown.append(column)
     skew = min(MOST_SKEW, room - GAP)
-    return Fit(tuple(column for column in wanted if column in kept), skew if skew >= LEAST_SKEW else 0)
+    return Fit(tuple(column for column in wanted if column in shown), skew if skew >= LEAST_SKEW else 0)
 
 
 def sorted_ranks(ranks: Ranks) -> list[RankView]:
@@ -124,8 +124,8 @@ def row_line(one: RankView, ranks: Ranks, shape: Fit, width: int, *, cursor: boo
     late = share >= LATE_SHARE
     line = Line("● " if chosen else "▸ " if cursor else "  ", BRIGHT)
     line.add(("?" if one.rank is None else str(one.rank)).rjust(NAME), LOSS if late else BRIGHT)
-    told = NOT_SUPPORTED if one.lateness is None else duration(one.lateness) if share >= 0.005 else "0"
-    line.add(" " * GAP).add(told.rjust(LATE), LOSS if late else DIM)
+    late_text = NOT_SUPPORTED if one.lateness is None else duration(one.lateness) if share >= 0.005 else "0"
+    line.add(" " * GAP).add(late_text.rjust(LATE), LOSS if late else DIM)
     others = [other.phases for other in ranks.ranks if other is not one and other.phases is not None]
     for column in shape.columns:
         line.add(" " * GAP)

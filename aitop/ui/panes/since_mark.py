@@ -1,4 +1,4 @@
-"""How figures differ from those at the mark. Pure: a view in, pieces of lines of fixed width out."""
+"""How figures have changed since the mark that the user set. Pure: a view in, pieces of lines of fixed width out."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ def change(
 ) -> Line:
     """The change of a figure since the mark, in WIDTH cells; empty without a mark.
 
-    In percent of what it was, or for shares in percentage `points`. Coloured only where one direction is `better` and
-    the steps are faster or slower by more than noise explains: a figure alone does not tell.
+    In percent of the old value, or for shares in percentage `points`. Coloured only where one direction is `better` and
+    the steps got faster or slower by more than noise: a single figure is no evidence.
     """
     if view.mark is None:
         return Line()
@@ -56,7 +56,7 @@ def change(
 
 
 def recent(snapshot: Snapshot, name: str) -> float | None:
-    """The mean of a series over its last seconds: what goes up and down by itself has not changed by that."""
+    """The mean of a series over its last seconds, so that ordinary ups and downs do not look like a change."""
     series = snapshot.series.get(name)
     if series is None:
         return None

@@ -323,7 +323,7 @@ class EvidenceScreen(Screen[None]):
 
 def find_edits(source_around: SourceAround, fixes: tuple[Fix, ...], files: tuple[tuple[int, str], ...]) -> EditsFound:
     """The first line in these files (pid, path) that each fix changes, as a message. May be slow; never raises."""
-    found: dict[str, Edit] = {}
+    edits: dict[str, Edit] = {}
     for pid, file in files:
         try:
             lines = source_around(pid, file, 0) or []
@@ -331,7 +331,7 @@ def find_edits(source_around: SourceAround, fixes: tuple[Fix, ...], files: tuple
             # As below: what cannot be read has no line to change.
             lines = []
         for fix in fixes:
-            edit_found = edit_of(fix, lines) if fix.text not in found else None
+            edit_found = edit_of(fix, lines) if fix.text not in edits else None
             if edit_found is not None:
-                found[fix.text] = edit_found._replace(file=file)
-    return EditsFound(found)
+                edits[fix.text] = edit_found._replace(file=file)
+    return EditsFound(edits)

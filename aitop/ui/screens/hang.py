@@ -76,8 +76,8 @@ def places(still: Standstill, odd: Odd) -> tuple[StandingPlace, ...]:
     for one in (*still.ranks, *busy):
         key = (one.pid in odd_ones, one.role, one.doing, one.call, one.where and (one.where.file, one.where.line))
         groups.setdefault(key, []).append(one)
-    found = [StandingPlace(tuple(members), bool(key[0])) for key, members in groups.items()]
-    return tuple(sorted(found, key=lambda place: (not place.odd, place.one.role != "rank", -len(place.members))))
+    places_found = [StandingPlace(tuple(members), bool(key[0])) for key, members in groups.items()]
+    return tuple(sorted(places_found, key=lambda place: (not place.odd, place.one.role != "rank", -len(place.members))))
 
 
 class StandingPane(Pane):
@@ -99,8 +99,8 @@ class StandingPane(Pane):
         self.odd = odd_one(still) if still is not None and (still.ranks or still.gone) else None
         self.groups = places(still, self.odd) if still is not None and self.odd is not None else ()
 
-    def told(self, view: View, width: int) -> list[Line]:
-        """What stands above the places."""
+    def lines_above(self, view: View, width: int) -> list[Line]:
+        """The lines above the list of places."""
         lines = [Line(self.problem, STATE_DENIED)] if self.problem else []
         if self.still is None or self.odd is None:
             return [*lines, Line(self.doing or "no rank has been looked at yet", DIM)]
@@ -125,13 +125,13 @@ class StandingPane(Pane):
         for place in self.groups:
             frames = self.native.get(place.one.pid)
             if frames is not None:
-                told = " ← ".join(one_line(name) for name in frames) or "nothing: it is in Python code"
+                names = " ← ".join(one_line(name) for name in frames) or "nothing: it is in Python code"
                 start = Line(f"below Python, {named(place.members[:1])}: ", DIM)
-                lines.append(start.add(shorten(told, max(12, width - start.width)), TEXT))
+                lines.append(start.add(shorten(names, max(12, width - start.width)), TEXT))
         return [*lines, Line()]
 
     def draw(self, view: View, width: int, height: int) -> Drawing:
-        above = self.told(view, width)
+        above = self.lines_above(view, width)
         rows = [_row(place, width, number == self.selected) for number, place in enumerate(self.groups)]
         row = len(above) + self.selected
         self.top = max(0, min(self.top, row), row - height + 1) if self.selected else 0
@@ -304,7 +304,7 @@ class HangScreen(Screen[None]):
         header.display = not small
         pane.display = not self._full
         stack.display = self._full or (stack.group is not None and not small)
-        rows = len(pane.groups) + len(pane.told(self.view, max(20, self.size.width - 4))) + 2
+        rows = len(pane.groups) + len(pane.lines_above(self.view, max(20, self.size.width - 4))) + 2
         pane.styles.height = max(4, min(rows, self.size.height * 3 // 5)) if stack.display else "1fr"
         for one in (header, pane, stack):
             one.show(self.view)

@@ -108,7 +108,7 @@ class HelpScreen(ModalScreen[None]):
 def our_bindings(screen: Screen[Any]) -> list[Binding]:
     """The keys of a screen and of the program itself, without those of the toolkit: its own ones first.
 
-    A key that a screen takes for itself is not told of the kind of screen that it is made from.
+    A key that a screen redefines is not listed for its base class.
     """
     kinds = [kind for kind in (*type(screen).__mro__, *type(screen.app).__mro__) if kind.__module__.startswith("aitop")]
     found: list[Binding] = []

@@ -23,7 +23,7 @@ from aitop.ui.words import one_line, short_command
 
 
 class CandidatesFound(Message):
-    """The jobs on this machine, or the `error` that kept us from looking."""
+    """The jobs on this machine, or the `error` that prevented the search."""
 
     def __init__(self, candidates: list[Candidate], error: BaseException | None = None) -> None:
         super().__init__()

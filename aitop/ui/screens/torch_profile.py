@@ -160,7 +160,7 @@ class TraceWritten(Message):
 
 
 class ProfileScreen(Screen[None]):
-    """Runs one burst when it opens, and shows what it found."""
+    """Profiles a few steps when it opens, and shows the result."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("w", "write", "write the Chrome trace to a file here"),

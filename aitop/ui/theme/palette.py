@@ -1,7 +1,7 @@
-"""What is drawn how: a style a meaning, one hue a phase, red only for loss, green only for gain.
+"""A style for each meaning: one hue a phase, red only for loss, green only for gain.
 
-The colours in these styles are roles. Which colour a role has is the theme's matter (see themes), and is looked up when
-a line is put on the screen; until then a role has the colour of the dark theme.
+The colours in these styles are roles. The theme (see themes) gives each role its colour when a line is put on the
+screen; until then a role has the colour of the dark theme.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ SYNTAX_NAME = _style("syntax-name")
 
 
 class Kind(NamedTuple):
-    """How a kind of thing is drawn that has a hue of its own: its key, its name and its letter without colour."""
+    """A kind of thing with a hue of its own: its key, its name, and its letter where there are no colours."""
 
     key: str
     name: str
@@ -101,7 +101,7 @@ PROCESS_KINDS = (LAUNCHER, RANK, WORKER, OTHER_PROCESS)
 
 
 class Phase(NamedTuple):
-    """How one phase of a step is drawn: its key, its names (full and short), its letter without colour, its hue."""
+    """A phase of a step: its key, its names (full and short), its letter where there are no colours, its hue."""
 
     key: str
     name: str
@@ -149,19 +149,19 @@ def phase_of(key: str) -> Phase:
 
 @lru_cache(maxsize=512)
 def dimmed(style: Style) -> Style:
-    """The same style with its hues drawn back: for values that have gone stale."""
+    """The style with faded colours: for stale values."""
     return Style(color=_changed(style.color, FADED), bgcolor=_changed(style.bgcolor, FADED), bold=style.bold)
 
 
 @lru_cache(maxsize=512)
 def lifted(style: Style) -> Style:
-    """The same style further from the background: what the cursor stands on."""
+    """The style further from the background: for what is under the cursor."""
     ground = _changed(style.bgcolor, LIFTED) or role(SELECTED)
     return Style(color=_changed(style.color, LIFTED), bgcolor=ground, bold=style.bold)
 
 
 def _changed(color: Color | None, how: str) -> Color | None:
-    """The role, faded or lifted; what is changed already stays as it is."""
+    """The role, faded or lifted unless it already is."""
     return color if color is None or color.name.endswith((FADED, LIFTED)) else role(color.name + how)
 
 
@@ -173,13 +173,13 @@ def over(ink: Style, under: Style) -> Style:
 
 @lru_cache(maxsize=512)
 def clickable(style: Style, action: str) -> Style:
-    """The same style; a click on it runs the screen's action of this name."""
+    """The style, with a click on it running this action of the screen."""
     return style + Style(meta={"@click": action})
 
 
 @lru_cache(maxsize=1024)
 def on(style: Style, background: str) -> Style:
-    """The same style on this background (a role), unless it has one of its own."""
+    """The style on this background (a role), unless it has its own."""
     return style if style.bgcolor else style + Style(bgcolor=role(background))
 
 

@@ -20,9 +20,10 @@ LIFT = 0.45
 
 @dataclass(frozen=True, eq=False)
 class Theme:
-    """A colour for each role, as #rrggbb or as the name of one of a terminal's sixteen; `words` say what it is like.
+    """A colour for each role, as #rrggbb or as the name of one of a terminal's sixteen; `words` describe the theme.
 
-    `ansi` themes use the terminal's own colours. `mono` ones have no colour at all: letters, bold and reverse instead.
+    `ansi` themes use the terminal's own colours. `mono` themes have none: letters, bold and reverse instead.
+    Panes draw Rich styles, so roles are resolved to Rich colours here; Textual's own themes are made of the same table.
     """
 
     name: str
@@ -35,7 +36,7 @@ class Theme:
 
 DARK = Theme(
     "dark",
-    "light letters on a dark ground",
+    "light text on a dark background",
     {
         "ground": "#10141a",
         "raised": "#1b212a",
@@ -98,7 +99,7 @@ DARK = Theme(
 ROLES = frozenset(DARK.colours)
 LIGHT = Theme(
     "light",
-    "dark letters on a light ground",
+    "dark text on a light background",
     {
         "ground": "#fbfcfd",
         "raised": "#eef1f4",
@@ -298,7 +299,7 @@ def themed(style: Style, theme: Theme) -> Style:
 
 
 def _without_colour(ink: str, ground: str) -> Style:
-    """What is told by a coloured ground is told in reverse; what is less important is dim."""
+    """Without colours: reverse video in place of a coloured ground, dim for what is less important."""
     reverse = ground.partition("/")[0] not in _UNDERLAID and (ink.startswith("on-") or ground.startswith("selected"))
     return Style(color="default", bgcolor="default", reverse=reverse or None, dim=ink in _SOFT or None)
 
@@ -312,7 +313,7 @@ class Look:
 
     @property
     def mono(self) -> bool:
-        """Whether there are no colours, so that phases have to be told apart by letters."""
+        """Whether there are no colours: phases then have letters."""
         return self.theme.mono
 
 
@@ -322,7 +323,7 @@ LIGHT_GROUNDS = frozenset({"7", "15"})
 
 
 def look_for(settings: Settings, environment: Mapping[str, str], encoding: str | None) -> Look:
-    """What the settings ask for; what they leave open is told from the terminal and the locale's `encoding`."""
+    """The look that the settings ask for; the rest follows from the terminal and the locale's `encoding`."""
     theme = THEMES[settings.theme] if settings.theme else theme_for(environment)
     plain = settings.ascii
     if plain is None:
@@ -331,7 +332,7 @@ def look_for(settings: Settings, environment: Mapping[str, str], encoding: str |
 
 
 def theme_for(environment: Mapping[str, str]) -> Theme:
-    """By NO_COLOR, TERM, COLORTERM and COLORFGBG, the last of which some terminals use to tell what they stand on."""
+    """The theme that suits NO_COLOR, TERM, COLORTERM and COLORFGBG (in which some terminals name their background)."""
     terminal = environment.get("TERM", "")
     if environment.get("NO_COLOR") or terminal in NO_COLOURS:
         return MONO
@@ -342,7 +343,7 @@ def theme_for(environment: Mapping[str, str]) -> Theme:
 
 
 def textual_theme(theme: Theme) -> TextualTheme:
-    """The same for what Textual itself draws: the command palette, and the ground under the panes."""
+    """The theme for what Textual draws itself: the command palette, and the ground under the panes."""
     colours = {name: _textual_colour(theme, colour) for name, colour in theme.colours.items()}
     return TextualTheme(
         name=f"aitop-{theme.name}",

@@ -134,8 +134,8 @@ def _cell(row: int, edges: Sequence[tuple[float, Phase]], reached: float, letter
         largest = max(inside, key=lambda part: part[0])[1]
         return (largest.letter if empty < 0.75 else "."), largest.ink
     if len(inside) > 2:
-        kept = sorted(inside, key=lambda part: -part[0])[:2]
-        inside = [part for part in inside if part in kept]
+        largest_two = sorted(inside, key=lambda part: -part[0])[:2]
+        inside = [part for part in inside if part in largest_two]
     if len(inside) == 1:
         amount, phase = inside[0]
         return _EIGHTHS[8 if empty < 0.0625 else max(1, round(amount * 8))], phase.ink

@@ -75,34 +75,34 @@ def slots(series: Series, span: Span, hold: float = 0.0, *, mean: bool = False) 
     """The largest value (or the mean) in each slot; where there is none, the one before, for at most `hold` seconds."""
     count = 2 * span.cells
     start, slot = span.start, span.slot
-    found: list[float | None] = [None] * count
+    values: list[float | None] = [None] * count
     seen = [0] * count
     for at in range(bisect_right(series.times, start), len(series.times)):
         value = series.values[at]
         if value is None:
             continue
         place = min(count - 1, int((series.times[at] - start) / slot))
-        known = found[place]
+        known = values[place]
         seen[place] += 1
         if known is None:
-            found[place] = value
+            values[place] = value
         elif mean:
-            found[place] = known + (value - known) / seen[place]
+            values[place] = known + (value - known) / seen[place]
         elif value > known:
-            found[place] = value
-    return _held(found, math.ceil(hold / slot))
+            values[place] = value
+    return _held(values, math.ceil(hold / slot))
 
 
-def _held(found: list[float | None], reach: int) -> list[float | None]:
+def _held(values: list[float | None], reach: int) -> list[float | None]:
     """Each value goes on for at most `reach` slots in which there is no other."""
     left, last = 0, None
-    for place, value in enumerate(found):
+    for place, value in enumerate(values):
         if value is not None:
             left, last = reach, value
         elif left > 0:
             left -= 1
-            found[place] = last
-    return found
+            values[place] = last
+    return values
 
 
 def typical_gap(series: Series) -> float:

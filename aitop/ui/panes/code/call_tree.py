@@ -102,12 +102,12 @@ def merged(nodes: Iterable[CallNode]) -> list[CallNode]:
 
 def find(nodes: Sequence[Node], path: Path) -> Node | None:
     """The node at `path`; where that is gone, the one furthest down the way to it."""
-    found: Node | None = None
+    last: Node | None = None
     while True:
         below = next((node for node in nodes if node.path == path[: len(node.path)]), None)
         if below is None:
-            return found
-        found, nodes = below, below.children
+            return last
+        last, nodes = below, below.children
 
 
 def _trees(stacks: Stacks) -> Iterable[_Tree]:

@@ -45,7 +45,7 @@ NAME, LONG_NAME = 14, 26
 
 
 def gil_line(stacks: Stacks, pids: frozenset[int] | None, width: int) -> Line | None:
-    """Who holds the interpreter's lock how often, in the processes that step; None where no window asked."""
+    """The share of time that each thread holds the GIL, in the ranks; None where it was not sampled."""
     ranks = {process.pid for process in stacks.processes if process.role == "rank"}
     shown = [one for one in stacks.threads if one.pid in ranks and (pids is None or one.pid in pids)]
     asked = sorted((one for one in shown if one.gil is not None), key=lambda one: -(one.gil or 0.0))
@@ -130,7 +130,7 @@ class CodePane(Pane):
             foot = [whose] if whose is not None else []
             draw = self._tree if view.code == "tree" else self._lines
             lines = draw(stacks, view, width, height - len(foot))
-            foot = self._company(stacks, view, width, room_below(len(lines), height - len(foot))) + foot
+            foot = self._spare_rows(stacks, view, width, room_below(len(lines), height - len(foot))) + foot
         nothing = "no line of the user's own code was seen"
         if view.who.words():
             nothing = f"nothing of {view.who.words()} was seen"
@@ -185,14 +185,14 @@ class CodePane(Pane):
         shown = find(nodes, self._pointed or path) or nodes[0]
         return [*head, *lines], [node_line(shown, width, node_change(view, shown))][:foot]
 
-    def _company(self, stacks: Stacks, view: View, width: int, room: int) -> list[Line]:
-        """Below a list the flame, below the tree the hot lines."""
+    def _spare_rows(self, stacks: Stacks, view: View, width: int, room: int) -> list[Line]:
+        """What fills spare rows: below a list the flame, below the tree the hot lines."""
         if view.code == "lines":
             return flame_below(self._trees(stacks, view), view, width, room) if room else []
         return lines_below(stacks, view, width, room)
 
     def _trees(self, stacks: Stacks, view: View) -> list[Node]:
-        """The trees of those that are asked for; worked out once for the stacks at hand."""
+        """The call trees of the selection; computed once for each Stacks."""
         asked = view.pids(), view.who
         if self._forest is None or self._forest[0] is not stacks or self._forest[1] != asked:
             self._forest = stacks, asked, forest(stacks, *asked)
@@ -299,7 +299,7 @@ class CodePane(Pane):
         self.redraw()
 
     def on_focus(self) -> None:
-        # The toolkit says that a pane has the focus only after it has told the pane.
+        # Textual sets has_focus only after this event.
         self.call_later(self.redraw)
 
     def on_blur(self) -> None:

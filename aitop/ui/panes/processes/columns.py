@@ -139,7 +139,7 @@ class Fit(NamedTuple):
 
 
 def fit(width: int, *, gpu: bool, longest: int = TREE_LEAST, marked: bool = False) -> Fit:
-    """The columns for a pane of `width` cells; those that tell least go first.
+    """The columns for a pane of `width` cells; the least useful ones are dropped first.
 
     `gpu` says whether there is a device, `longest` how many cells the longest branch of the tree takes, `marked`
     whether changes are shown.
@@ -148,19 +148,19 @@ def fit(width: int, *, gpu: bool, longest: int = TREE_LEAST, marked: bool = Fals
     wanted = [(column.keep, column) for column in COLUMNS if gpu or not column.gpu]
     ordered: list[tuple[int, Column | None]] = sorted([*wanted, (PID_KEEP, None)], key=lambda entry: entry[0])
     room = width - MARK - TREE_LEAST
-    kept: list[Column | None] = []
+    shown: list[Column | None] = []
     for _, column in ordered:
         cells = GAP + (PID if column is None else bare.cells(column))
         if cells > room:
             break
         room -= cells
-        kept.append(column)
+        shown.append(column)
     # In steps, so that a branch more or less moves nothing.
     wished = max(0, min(TREE_MOST, TREE_STEP * math.ceil(longest / TREE_STEP)) - TREE_LEAST)
     grown = min(wished, room)
     tree, room = TREE_LEAST + grown, room - grown
     command = room - GAP if room >= COMMAND_LEAST + GAP else 0
-    return Fit(tree, None in kept, tuple(column for column in COLUMNS if column in kept), command, marked)
+    return Fit(tree, None in shown, tuple(column for column in COLUMNS if column in shown), command, marked)
 
 
 def heading(shape: Fit, order: Order) -> Line:
@@ -200,7 +200,7 @@ def row_line(
         line.to(MARK + shape.tree + GAP).add(str(row.process.pid).rjust(PID), DIM)
     for column in shape.columns:
         text, style = column.write(row.figures)
-        line.add(" " * GAP).add(shorten(text, column.cells).rjust(column.cells), style if row.found else FAINT)
+        line.add(" " * GAP).add(shorten(text, column.cells).rjust(column.cells), style if row.matches else FAINT)
         if shape.marked and column.field in CHANGING:
             line.join(_changed(view, column, row.figures, before))
     if shape.command:
@@ -220,7 +220,7 @@ def _tree_cell(row: ProcessRow, kind: Kind, cells: int) -> Line:
     if row.parent:
         action = f"fold({row.process.pid})"
         line.add("▸ " if row.folded else "▾ ", clickable(DIM, action))
-    line.add(one_line(row.label), kind.ink if row.found else FAINT)
+    line.add(one_line(row.label), kind.ink if row.matches else FAINT)
     if row.folded:
         line.add(f" +{row.folded}", BRIGHT)
     return line.fit(cells)

@@ -94,7 +94,7 @@ class ProcessPane(Pane):
             then, chosen = before.get(row.process.pid), row.process.pid == view.chosen
             lines.append(row_line(row, shape, width, view, then, cursor=at, chosen=chosen))
         if view.filter:
-            title += f" · /{view.filter} {sum(row.found for row in self.rows)} match"
+            title += f" · /{view.filter} {sum(row.matches for row in self.rows)} match"
         return Drawing(lines, title, self._note(), view.stale("host"), foot)
 
     def _foot(self, view: View, snapshot: Snapshot, width: int, height: int) -> list[Line]:

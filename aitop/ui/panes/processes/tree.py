@@ -37,8 +37,8 @@ class Figures:
 class ProcessRow:
     """A row: the process, the lines that lead to it in the tree, its name to people, and its figures.
 
-    `folded` counts the processes hidden below it. `parent` tells whether anything is below it, shown or not. `found` is
-    False for a row that only leads to one that the filter wanted.
+    `folded` counts the processes hidden below it. `parent` tells whether anything is below it, shown or not. `matches`
+    is False for a row that is shown only because it leads to one that the filter wants.
     """
 
     process: ProcessSample
@@ -47,7 +47,7 @@ class ProcessRow:
     figures: Figures
     folded: int = 0
     parent: bool = False
-    found: bool = True
+    matches: bool = True
 
 
 @dataclass(frozen=True)
@@ -79,11 +79,11 @@ def process_rows(
         if pid in figures:
             figures[pid] = replace(figures[pid], gpu=used[0], gpu_memory=used[1], on_gpu=True)
     below, labels = children(processes), labels_of(processes)
-    kept = _wanted(processes, below, labels, wanted)
+    wanted_pids = _wanted(processes, below, labels, wanted)
     rows: list[ProcessRow] = []
 
     def walk(siblings: Iterable[ProcessSample], guide: str, top: bool) -> None:
-        shown = [process for process in _sorted(siblings, figures, order) if process.pid in kept]
+        shown = [process for process in _sorted(siblings, figures, order) if process.pid in wanted_pids]
         for number, process in enumerate(shown):
             last = number == len(shown) - 1
             mine = below.get(process.pid, [])
@@ -97,7 +97,7 @@ def process_rows(
                     figures=_summed([figures[process.pid], *(figures[pid] for pid in all_below)]),
                     folded=len(all_below),
                     parent=bool(mine),
-                    found=not wanted or kept[process.pid],
+                    matches=not wanted or wanted_pids[process.pid],
                 )
             )
             if not closed:
@@ -141,16 +141,16 @@ def _wanted(
     """Pids to show: True for those that hold what is wanted, False for those on the way to one."""
     if not wanted:
         return {process.pid: True for process in processes}
-    found = {
+    matching = {
         process.pid: True
         for process in processes
         if matches(wanted, str(process.pid), labels[process.pid], process.role, process.name, process.command)
     }
     parents = {child.pid: pid for pid, some in below.items() for child in some}
-    for pid in list(found):
-        while (pid := parents.get(pid, 0)) and pid not in found:
-            found[pid] = False
-    return found
+    for pid in list(matching):
+        while (pid := parents.get(pid, 0)) and pid not in matching:
+            matching[pid] = False
+    return matching
 
 
 def _sorted(siblings: Iterable[ProcessSample], figures: Mapping[int, Figures], order: Order) -> list[ProcessSample]:

@@ -84,10 +84,10 @@ def groups_of(recent: Sequence[StepRecord], cells: int) -> list[Group]:
     groups: dict[int, list[StepRecord]] = {}
     for record in recent[-cells * per_column :]:
         groups.setdefault(record.index // per_column, []).append(record)
-    found = list(groups.values())
-    if len(found) > 1 and 2 * len(found[-1]) < len(found[-2]):
-        found.pop()
-    return [Group(records) for records in found][-cells:]
+    columns = list(groups.values())
+    if len(columns) > 1 and 2 * len(columns[-1]) < len(columns[-2]):
+        columns.pop()
+    return [Group(records) for records in columns][-cells:]
 
 
 def timeline(
@@ -150,13 +150,13 @@ def readout(group: Group, now: float, width: int) -> Line:
     if width >= ROOM_FOR_NUMBER:
         line.add(f"step {count(group.records[-1].index)}  ", DIM)
     line.add(duration(column.total), TEXT)
-    room, kept = width - line.width, []
+    room, pieces = width - line.width, []
     for phase, seconds in sorted(column.parts, key=lambda part: -part[1]):
         piece = Line(f"  {phase.short} ", phase.ink).add(duration(seconds), TEXT)
         if seconds > 0.002 * column.total and piece.width <= room:
             room -= piece.width
-            kept.append((PHASES.index(phase), piece))
-    for _, piece in sorted(kept, key=lambda one: one[0]):
+            pieces.append((PHASES.index(phase), piece))
+    for _, piece in sorted(pieces, key=lambda one: one[0]):
         line.join(piece)
     return line
 

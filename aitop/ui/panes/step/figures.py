@@ -37,19 +37,19 @@ class PerStep(NamedTuple):
     share: float
 
 
-def found_figures(view: View, width: int) -> list[Figure]:
+def measured_figures(view: View, width: int) -> list[Figure]:
     """Every figure that was measured, in its order, with its change since the mark."""
     if view.snapshot is None:
         return []
     return [figure for make in FIGURES if (figure := make(view, view.snapshot, width)) is not None]
 
 
-def figure_lines(found: Sequence[Figure], width: int, rows: int) -> list[Line]:
+def figure_lines(figures: Sequence[Figure], width: int, rows: int) -> list[Line]:
     """The figures in at most `rows` lines: one each where there is room, else side by side, the rest left out."""
-    if len(found) <= rows:
-        return [figure.full.fit(width) for figure in found]
+    if len(figures) <= rows:
+        return [figure.full.fit(width) for figure in figures]
     lines: list[Line] = []
-    for figure in found:
+    for figure in figures:
         if lines and lines[-1].width + 3 + figure.short.width <= width:
             lines[-1].add(" · ", FAINT).join(figure.short)
         elif len(lines) < rows:
@@ -160,13 +160,13 @@ def _share_change(view: View, each_of: Callable[[Snapshot], PerStep | None]) -> 
 def per_step(
     steps: Steps | None, calls: Callable[[StepRecord], int | None], seconds: Callable[[StepRecord], float | None]
 ) -> PerStep | None:
-    """The mean over the steps that tell, None where none does."""
-    told = [record for record in steps.recent if seconds(record) is not None] if steps else []
-    total = sum(record.seconds for record in told)
+    """The mean over the steps of which it was measured; None where there are none."""
+    timed = [record for record in steps.recent if seconds(record) is not None] if steps else []
+    total = sum(record.seconds for record in timed)
     if total <= 0:
         return None
-    taken = sum(seconds(record) or 0.0 for record in told)
-    return PerStep(sum(calls(record) or 0 for record in told) / len(told), taken / len(told), taken / total)
+    taken = sum(seconds(record) or 0.0 for record in timed)
+    return PerStep(sum(calls(record) or 0 for record in timed) / len(timed), taken / len(timed), taken / total)
 
 
 def dearest(calls: Sequence[CallSite], kind: CallKind) -> CallSite | None:

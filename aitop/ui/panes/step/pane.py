@@ -19,7 +19,7 @@ from aitop.ui.panes.step.charts import (
     readout,
     timeline,
 )
-from aitop.ui.panes.step.figures import figure_lines, found_figures
+from aitop.ui.panes.step.figures import figure_lines, measured_figures
 from aitop.ui.state import View, steps_for
 from aitop.ui.theme.palette import (
     BACKWARD,
@@ -66,7 +66,7 @@ class StepPane(ChartPane):
             return Drawing(_waiting(view, width), "Step", Line(NOT_YET, DIM))
         shares = phase_shares(steps)
         lines = [phase_bar(shares, width, letters=view.look.mono)]
-        figures = found_figures(view, width) if steps is snapshot.steps else []
+        figures = measured_figures(view, width) if steps is snapshot.steps else []
         least = LEAST_CHART + bool(figures)
         room = max(2 if height >= ROOM_FOR_TWO else 1, min((height - 1) // 2, height - 1 - least))
         lines += _legend(shares, steps.mean, width, room, view)
@@ -173,8 +173,8 @@ def _legend(
             return rows
     # Too many for the room there is even so: the smallest ones go.
     largest = sorted(listed, key=lambda entry: -(entry[1] or 0.0))[: per_row * most]
-    kept = [cell for entry, cell in zip(listed, cells, strict=True) if entry in largest]
-    return [columns(kept[start : start + per_row], LEGEND_GAP) for start in range(0, len(kept), per_row)]
+    shown = [cell for entry, cell in zip(listed, cells, strict=True) if entry in largest]
+    return [columns(shown[start : start + per_row], LEGEND_GAP) for start in range(0, len(shown), per_row)]
 
 
 def _phase_change(view: View, phase: Phase) -> Line:
@@ -208,9 +208,9 @@ def _basis(steps: Steps, snapshot: Snapshot) -> Line:
 
 
 def _without_hook(view: View, width: int, *, other: bool) -> list[Line]:
-    """Why there are shares but no times; `other` is a rank that is not the one whose steps are kept."""
+    """Why there are shares but no times. `other`: this is not the rank whose steps are timed."""
     if other:
-        return [Line("step times are kept of one rank only", DIM)]
+        return [Line("step times are measured in one rank only", DIM)]
     lines = [Line("step times need the hook", DIM)]
     status = view.source("hook")
     if status is not None and status.state != "ok":
