@@ -42,6 +42,8 @@ def test_a_change_is_as_wide_as_the_pieces_that_differ():
     after = Line("step ", DIM).add("13", BRIGHT).add(" of ", DIM).add("90", BRIGHT).add(" done", DIM)
     assert changed_columns(before, before) is None
     assert changed_columns(before, after) == (5, 7)
-    assert changed_columns(Line("火 火", DIM), Line(" 火火", DIM)) == (0, 5)
+    assert changed_columns(Line("a long line", DIM), Line("a wide line", DIM)) == (0, 6)
+    assert changed_columns(Line("火 火", DIM), Line(" 火火", DIM)) == (0, 3)
+    assert changed_columns(Line("a火b", DIM), Line("a水b", DIM)) == (0, 3)
     assert changed_columns(Line("one", DIM), Line("one", BRIGHT)) == (0, 3)
     assert changed_columns(Line("a long line", DIM), Line("a long", DIM).add(" line", BRIGHT)) == (0, 11)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from functools import lru_cache
+from os.path import commonprefix
 
 from rich.cells import cell_len
 from rich.segment import Segment
@@ -169,16 +170,20 @@ def lit(line: Line) -> Line:
 
 
 def changed_columns(before: Line, after: Line) -> tuple[int, int] | None:
-    """The first and the last column (exclusive) of the pieces in which two lines of one width differ; None: nowhere."""
+    """The first and the last column (exclusive) in which two lines of one width differ; None where they do not.
+
+    Exact at the right end. The left end is that of a piece of text, which is enough: Textual writes from the left edge.
+    """
     old, new = before.spans, after.spans
     most = min(len(old), len(new))
     first = next((at for at in range(most) if old[at] != new[at]), most)
     if first == len(old) == len(new):
         return None
     last = next((at for at in range(most - first) if old[-1 - at] != new[-1 - at]), most - first)
-    return sum(cell_len(text) for text, _ in old[:first]), after.width - sum(
-        cell_len(text) for text, _ in new[len(new) - last :]
-    )
+    same = sum(cell_len(text) for text, _ in new[len(new) - last :])
+    if last < most - first and old[-1 - last][1] == new[-1 - last][1]:
+        same += cell_len(commonprefix([old[-1 - last][0][::-1], new[-1 - last][0][::-1]])[::-1])
+    return sum(cell_len(text) for text, _ in old[:first]), after.width - same
 
 
 _ASCII = str.maketrans(
