@@ -131,10 +131,18 @@ def test_an_entry_of_the_ledger_fits_its_pane(width):
             assert ":41" in line.text
 
 
-async def test_the_filter_and_the_rank_narrow_the_ledger(look_at):
-    other = msgspec.structs.replace(LEDGER, pid=1)
-    snapshot = msgspec.structs.replace(samples.input_bound(), ledgers=(LEDGER, other))
-    async with look_at(snapshot, size=(200, 50)) as eyes:
+async def test_the_rank_chooses_the_ledger_and_the_filter_its_entries(look_at):
+    snapshot = samples.two_ranks()
+    first, second = (process.pid for process in snapshot.host.processes if process.role == "rank")
+    ledgers = (
+        msgspec.structs.replace(LEDGER, pid=first),
+        msgspec.structs.replace(LEDGER, pid=second, length=0.5),
+    )
+    async with look_at(msgspec.structs.replace(snapshot, ledgers=ledgers), size=(200, 50)) as eyes:
+        assert "Time · 250 ms a step" in eyes.pane("ledger")
+        assert f"pid {first}" in eyes.pane("ledger")
+        await eyes.press("2")
+        assert "Time · 500 ms a step" in eyes.pane("ledger")
         await eyes.press("slash", *"lock", "enter")
         assert "waits for a lock" in eyes.pane("ledger")
         assert "waits for a queue" not in eyes.pane("ledger")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from functools import lru_cache
-from os.path import commonprefix
 
 from rich.cells import cell_len
 from rich.segment import Segment
@@ -182,7 +181,10 @@ def changed_columns(before: Line, after: Line) -> tuple[int, int] | None:
     last = next((at for at in range(most - first) if old[-1 - at] != new[-1 - at]), most - first)
     same = sum(cell_len(text) for text, _ in new[len(new) - last :])
     if last < most - first and old[-1 - last][1] == new[-1 - last][1]:
-        same += cell_len(commonprefix([old[-1 - last][0][::-1], new[-1 - last][0][::-1]])[::-1])
+        was, now = old[-1 - last][0], new[-1 - last][0]
+        shorter = min(len(was), len(now))
+        tail = next((at for at in range(shorter) if was[-1 - at] != now[-1 - at]), shorter)
+        same += cell_len(now[len(now) - tail :])
     return sum(cell_len(text) for text, _ in old[:first]), after.width - same
 
 
