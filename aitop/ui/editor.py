@@ -38,7 +38,7 @@ _LENT = threading.Event()
 
 
 def editor_command(environment: Mapping[str, str]) -> list[str] | None:
-    """What starts the user's editor: $VISUAL, else $EDITOR, else one that is installed; None without any.
+    """The command of the user's editor: $VISUAL, else $EDITOR, else an installed editor; None without any.
 
     Raises ValueError where the setting cannot be split into words.
     """
@@ -119,7 +119,7 @@ def is_lent() -> bool:
 
 @contextmanager
 def _as_it_was() -> Iterator[None]:
-    """The terminal's settings, its foreground group and our signals, as they are now again at the end."""
+    """Restore the terminal's settings, its foreground group and our signals at the end."""
     terminal = sys.__stdin__.fileno() if sys.__stdin__ is not None else -1
     before = termios.tcgetattr(terminal) if os.isatty(terminal) else None
     # A key that interrupts the editor is not meant for us; one that stops it stops us with it.

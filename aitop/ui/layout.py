@@ -107,12 +107,12 @@ def _ledger_with_code(boxes: Plan) -> Plan:
 
 
 def _below(box: Box, rows: int) -> Box:
-    """What is left of a box when so many rows at its top are taken."""
+    """The box without this many rows at its top."""
     return box._replace(y=box.y + rows, height=box.height - rows)
 
 
 def _tiny(width: int, height: int, zoom: str | None) -> Plan:
-    """A few lines: the verdict in words, whatever else there is to say in them."""
+    """Only a few rows: the verdict in words."""
     if height >= 4:
         return {
             zoom or "verdict": Box(0, 0, width, height - 1, False),

@@ -172,7 +172,7 @@ def main_loader(snapshot: Snapshot) -> LoaderInfo | None:
 
 
 def queue_lines(view: View, snapshot: Snapshot, loader: LoaderInfo | None, width: int, rows: int) -> list[Line]:
-    """Batches that lay ready at the last step, of how many there is room for, and how that went."""
+    """Batches that were ready at the last step, the queue's capacity, and both over time."""
     series = snapshot.series.get("queue_ready", Series())
     known = [value for value in series.values if value is not None]
     line = Line("queue   ", DIM)
@@ -210,7 +210,7 @@ def loader_line(loader: LoaderInfo | None, workers: int, width: int) -> Line:
 
 
 def _no_queue(snapshot: Snapshot, loader: LoaderInfo | None) -> tuple[str, str]:
-    """Why there are no figures of it, with the mark for that."""
+    """Why nothing is known of the queue, after the mark for that."""
     if loader is not None and loader.workers == 0:
         return NOT_SUPPORTED, "no queue: batches are made in the main process"
     hook = snapshot.sources.get("hook")
@@ -281,7 +281,7 @@ def copies(view: View, snapshot: Snapshot, width: int) -> Line | None:
 
 
 def _copying(snapshot: Snapshot) -> list[StepRecord]:
-    """The steps of which is known what they copied."""
+    """The steps of which the copied bytes are known."""
     return [one for one in snapshot.steps.recent if one.transfer_bytes is not None] if snapshot.steps else []
 
 

@@ -166,6 +166,6 @@ class FilterLine(Pane):
 
 
 def _mine(event: events.Key) -> None:
-    """The key is used up: no binding sees it."""
+    """Consume the key, so that no binding sees it."""
     event.stop()
     event.prevent_default()

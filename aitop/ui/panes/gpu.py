@@ -334,7 +334,7 @@ def _fraction(part: float | None, whole: float | None) -> float | None:
 
 
 def _warmth(device: GpuDevice) -> float | None:
-    """Hundreds of degrees: changes of shares are written in hundredths."""
+    """The temperature in hundreds of degrees, because changes are written in hundredths."""
     return None if device.temperature is None else device.temperature / 100
 
 

@@ -42,7 +42,7 @@ class Banner(Pane):
 
 
 def header_line(view: View, width: int) -> Line:
-    """The header, with what matters less left out where there is no room."""
+    """The header; less important parts are left out where there is no room."""
     who, rates = _who(view), _rates(view)
     state = _state(view).join(_sources(view, short=False))
     command = shorten(_command(view), MOST_COMMAND)

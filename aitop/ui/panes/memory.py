@@ -268,7 +268,7 @@ def _allocator_bar(view: View, snapshot: Snapshot, allocator: AllocatorSample, w
 
 
 def allocator_figures(view: View, allocator: AllocatorSample, width: int) -> Line:
-    """Peak, what lies split, and how often it ran out: what fits."""
+    """Peak, share split, retries and OOMs: as many of them as fit."""
     parts: list[Line] = []
     if allocator.peak_allocated is not None:
         by = _allocator_change(view, allocator.device, lambda one: one.peak_allocated)

@@ -93,7 +93,7 @@ class StandingPane(Pane):
     when = ""
 
     def take(self, still: Standstill | None) -> None:
-        """What a look has shown; None: nothing."""
+        """Take what was seen; None: nothing."""
         self.native = {}
         self.still = still
         self.odd = odd_one(still) if still is not None and (still.ranks or still.gone) else None

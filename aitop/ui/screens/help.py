@@ -106,7 +106,7 @@ class HelpScreen(ModalScreen[None]):
 
 
 def our_bindings(screen: Screen[Any]) -> list[Binding]:
-    """The keys of a screen and of the program itself, without those of the toolkit: its own ones first.
+    """The keys of a screen, then those of the app, without Textual's own.
 
     A key that a screen redefines is not listed for its base class.
     """

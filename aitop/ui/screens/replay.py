@@ -24,7 +24,7 @@ FOLLOW_SECONDS = 0.2
 
 
 class SeekTo(Message):
-    """Somebody wants to be so many seconds after the start."""
+    """The user wants to go to this many seconds after the start."""
 
     def __init__(self, seconds: float) -> None:
         super().__init__()
@@ -151,7 +151,7 @@ def clock(seconds: float) -> str:
 
 
 def seconds_of(text: str) -> float | None:
-    """The other way round, plain seconds too; None for what is no time."""
+    """Seconds from m:ss, h:mm:ss or plain seconds; None if it is no time."""
     seconds = 0.0
     try:
         for part in text.split(":"):
@@ -229,7 +229,7 @@ class ReplayScreen(MonitorScreen):
         return feed
 
     def _follow(self) -> None:
-        """Bring the line to where the replay stands."""
+        """Show the current position of the replay."""
         position = self._replay.position()
         bar = self.query_one(ReplayBar)
         bar.position = position

@@ -45,7 +45,7 @@ class GroupList(Pane):
     when = ""
 
     def notes(self) -> list[Line]:
-        """What is to be said besides the groups."""
+        """The lines above the groups."""
         lines = [Line(self.doing, DIM)] if self.doing and not self.groups else []
         lines += [Line(self.problem, STATE_DENIED)] if self.problem else []
         return lines + [Line(f"no stacks of {pid}: {why}", STATE_DENIED) for pid, why in self.refused]

@@ -149,7 +149,7 @@ def _cell(row: int, edges: Sequence[tuple[float, Phase]], reached: float, letter
 
 
 def _merged(line: Line, cells: Sequence[Span]) -> Line:
-    """The line with these cells behind it, neighbours of one style put together: less to compare and to write."""
+    """The line with these cells appended; neighbours of one style become one piece."""
     run, ink = "", TROUGH
     for glyph, style in cells:
         if style is not ink and run:

@@ -40,7 +40,7 @@ class ChartPane(Pane):
         self.redraw()
 
     def action_drop_cursor(self) -> None:
-        """Point at nothing; without a cursor the key means what it means elsewhere."""
+        """Remove the cursor; without one the key does what it does elsewhere."""
         if self.cursor is None:
             raise SkipAction
         self.cursor = None

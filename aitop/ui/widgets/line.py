@@ -93,11 +93,11 @@ class Line:
 
     @property
     def text(self) -> str:
-        """What can be read, without styles."""
+        """The text without styles."""
         return "".join(text for text, _ in self.spans)
 
     def add(self, text: str, style: Style = TEXT) -> Line:
-        """Append text; whatever a terminal would obey is taken out of it."""
+        """Append text, with control characters removed."""
         text = printable(text)
         if text:
             self.spans.append((text, style))
@@ -111,7 +111,7 @@ class Line:
         return self
 
     def to(self, column: int, fill: str = " ", style: Style = TEXT) -> Line:
-        """Fill up to `column`; nothing if that is behind."""
+        """Fill up to `column`; nothing if the line is longer."""
         return self.add(fill * (column - self.width), style) if column > self.width else self
 
     def fit(self, width: int) -> Line:

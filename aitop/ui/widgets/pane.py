@@ -98,7 +98,7 @@ class Pane(Widget, can_focus=True):
             self.refresh(*changed)
 
     def render_line(self, y: int) -> Strip:
-        """Textual asks for one row."""
+        """One row for Textual."""
         if y < len(self._strips):
             return self._strips[y]
         return Line().fit(self.size.width).to_strip(self.ground, theme=self.view.look.theme)

@@ -55,7 +55,7 @@ class Span(NamedTuple):
 
 
 class Curve(NamedTuple):
-    """One thing to draw: a value a slot. `filled` as an area, `dashed` as every other dot; else as a line."""
+    """A curve: one value a slot. Drawn as an area if `filled`, as every other dot if `dashed`, else as a line."""
 
     values: Values
     ink: Style
@@ -106,7 +106,7 @@ def _held(values: list[float | None], reach: int) -> list[float | None]:
 
 
 def typical_gap(series: Series) -> float:
-    """How far apart the values are as a rule, so that a chart with more slots than values has no holes; in seconds."""
+    """The usual distance of the values in seconds, so that a chart with more slots than values has no holes."""
     gaps = sorted(later - earlier for earlier, later in zip(series.times, series.times[1:], strict=False))
     return 1.5 * gaps[int(len(gaps) * 0.9)] if gaps else 0.0
 

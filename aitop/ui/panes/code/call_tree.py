@@ -36,7 +36,7 @@ Path = tuple[Step, ...]
 
 @dataclass(frozen=True, eq=False)
 class Node:
-    """A function below its caller, or (without a `file`) those who run what is below it.
+    """A function below its caller; without a `file`, the heading for the processes or threads that run what is below.
 
     A straight run of library functions is one node: `function`, `file` and `line` are of its first, `last` is the name
     of its last one. `share` is of the samples of those who run it. `own` says that user code is in it or below.
@@ -60,7 +60,7 @@ class Node:
 
     @property
     def name(self) -> str:
-        """What to call it: one function, or the first and the last one of a run."""
+        """The function's name, or the first and the last name of a run."""
         return f"{self.function} › {self.last}" if self.last and self.last != self.function else self.function
 
 
@@ -75,7 +75,7 @@ class _Tree:
 
 
 def forest(stacks: Stacks, pids: frozenset[int] | None = None, who: Who = EVERYBODY) -> list[Node]:
-    """A node for each kind of who runs code, the main threads first; `pids` and `who` narrow it.
+    """One tree for each role or thread that runs code, main threads first; `pids` and `who` narrow the selection.
 
     Threads beside those that step show only where they work or where they are asked for.
     """
@@ -93,7 +93,7 @@ def forest(stacks: Stacks, pids: frozenset[int] | None = None, who: Who = EVERYB
 
 
 def merged(nodes: Iterable[CallNode]) -> list[CallNode]:
-    """Nodes of the same function put together, children too, heaviest first; the line is the heaviest one's."""
+    """Nodes merged by function, children too, heaviest first; the line is that of the heaviest."""
     groups: dict[Step, list[CallNode]] = {}
     for node in nodes:
         groups.setdefault((node.function, node.file), []).append(node)
@@ -101,7 +101,7 @@ def merged(nodes: Iterable[CallNode]) -> list[CallNode]:
 
 
 def find(nodes: Sequence[Node], path: Path) -> Node | None:
-    """The node at `path`; where that is gone, the one furthest down the way to it."""
+    """The node at `path`; if that is gone, its nearest ancestor."""
     last: Node | None = None
     while True:
         below = next((node for node in nodes if node.path == path[: len(node.path)]), None)
@@ -122,7 +122,7 @@ def _trees(stacks: Stacks) -> Iterable[_Tree]:
 
 
 def _group(one: _Tree, who: Who) -> tuple[int, str]:
-    """The order and the heading of whatever the tree is shown under."""
+    """The sort key and the heading under which the tree is shown."""
     order = ("main", "worker", "other").index(one.part)
     if who.pid is not None:
         return order, f"{one.pid} {one.thread}"
@@ -145,7 +145,7 @@ def _headed(heading: str, trees: list[_Tree]) -> Node:
 
 
 def _roots(trees: Iterable[CallNode]) -> Iterable[CallNode]:
-    """The outermost frames: a node without a file stands only for several of them."""
+    """The outermost frames: a node without a file only groups several of them."""
     for tree in trees:
         yield from (tree,) if tree.file else tree.children
 
@@ -167,7 +167,7 @@ def _one(group: list[CallNode]) -> CallNode:
 
 
 def _node(first: CallNode, above: Path, total: int) -> Node:
-    """The node and all below it. What it has in samples beyond the next one of a run, the run has spent itself."""
+    """The node with all below it; a straight run of library frames becomes one node."""
     last, frames, origin = first, 1, origin_of(first.file, first.user)
     while not last.user and len(last.children) == 1 and not last.children[0].user and frames < MOST_DEPTH:
         last, frames = last.children[0], frames + 1
@@ -198,7 +198,7 @@ class Settled:
         key: Callable[[Item], Hashable],
         weight: Callable[[Item], float],
     ) -> list[Item]:
-        """The items of the list `name`, heaviest first but for the inertia; new ones come in by their weight."""
+        """The items of the list `name`, heaviest first, except that small differences do not reorder them."""
         before = self._before.get(name, {})
         ordered = sorted((one for one in items if key(one) in before), key=lambda one: before[key(one)])
         for index in range(1, len(ordered)):
@@ -221,7 +221,7 @@ State = Literal["open", "closed", "leaf"]
 
 @dataclass(frozen=True, eq=False)
 class TreeRow:
-    """A node so deep in the tree, and whether what is below it shows."""
+    """A node, its depth, and whether its children are shown."""
 
     node: Node
     depth: int
@@ -229,7 +229,7 @@ class TreeRow:
 
 
 def tree_rows(nodes: Sequence[Node], folds: Mapping[Path, bool], settled: Settled, wanted: str = "") -> list[TreeRow]:
-    """Rows from the top. `folds` has what was opened (True) or closed; else libraries' insides are closed.
+    """The visible rows. `folds` has nodes that the user opened (True) or closed; other library code is closed.
 
     `wanted` keeps only what it matches with what leads there, all of it open.
     """
@@ -296,7 +296,7 @@ _STATES = {"open": "▾ ", "closed": "▸ ", "leaf": "  "}
 
 
 def tree_line(row: TreeRow, width: int, by: Line = NO_CHANGE) -> Line:
-    """Share, function and place, as deep as it is; or who runs what is below."""
+    """Share, function and place, indented by depth; or the heading of a tree."""
     node = row.node
     kind = kind_of(node)
     if not node.file:

@@ -54,7 +54,7 @@ def icicle(nodes: Sequence[Node], width: int) -> Rows:
 
 
 def in_order(nodes: Sequence[Node]) -> list[Node]:
-    """Siblings as they stand side by side. Those at the top are in their own order."""
+    """Siblings from left to right: by name, at the top in their given order."""
     return sorted(nodes, key=lambda node: (node.function, node.file)) if nodes and nodes[0].file else list(nodes)
 
 
@@ -110,13 +110,13 @@ def _index(rows: Rows, path: Path) -> tuple[int, int]:
 
 @dataclass(frozen=True)
 class _Scale:
-    """So many samples on so many columns."""
+    """How samples map to columns."""
 
     samples: int
     columns: int
 
     def column(self, samples: int) -> int:
-        """The column that so many samples reach to, to the nearest one."""
+        """The column, rounded, that this many samples reach."""
         return (2 * samples * self.columns + self.samples) // (2 * self.samples)
 
 
@@ -170,7 +170,7 @@ def node_line(node: Node, width: int, by: Line = NO_CHANGE) -> Line:
 
 
 def legend() -> Line:
-    """Which hue is whose code."""
+    """What the hues mean: whose code it is."""
     line = Line()
     for number, kind in enumerate(CODE_KINDS):
         line.add("  " if number else "").add("■ ", kind.ink).add(kind.name, DIM)
@@ -199,7 +199,7 @@ def _row(
 
 
 def _label(cell: Cell, letters: bool) -> str:
-    """The name with its share, as much of it as goes into the cell; the last part of a name says most."""
+    """The name with its share, shortened to the cell; the last part of a dotted name is kept longest."""
     room = cell.width - 1
     node = cell.node
     if room < LEAST_NAME:

@@ -44,7 +44,7 @@ class HotRow:
 
     @property
     def key(self) -> HotKey:
-        """The same for the same line at any time, however many processes run it."""
+        """Identifies the line over time, however many processes run it."""
         return self.file, self.line, self.function, self.phase, self.runner
 
 

@@ -34,7 +34,7 @@ from aitop.ui.words import one_line, share_text, state_line
 
 
 class LineWanted(Message):
-    """A line of code is to be looked at."""
+    """The user wants to see a line of code."""
 
     def __init__(self, place: Place) -> None:
         super().__init__()
@@ -292,7 +292,7 @@ class CodePane(Pane):
         self.post_message(LineWanted(place))
 
     def action_out(self) -> None:
-        """Out of the zoom of the flame; where there is none, the key means what it means elsewhere."""
+        """Zoom out of the flame; if it is not zoomed, the key does what it does elsewhere."""
         if not (self._zoom and self._cells):
             raise SkipAction
         self._path, self._zoom = self._zoom, self._zoom[:-1]
@@ -342,7 +342,7 @@ class CodePane(Pane):
         self.redraw()
 
     def _click_cell(self, cell: Cell, clicks: int) -> None:
-        """Zoom in; out where it has the whole width already. What has nothing below it shows by a second click."""
+        """Zoom in, or out of the cell with the whole width. A second click on a leaf shows its line."""
         self._path = cell.node.path
         if cell.node.path == self._zoom:
             self.action_out()
@@ -364,7 +364,7 @@ def _sign(number: int) -> int:
 
 
 def _gil_of(stacks: Stacks, view: View) -> float | None:
-    """The share of the interpreter's lock of the one thread that the pane is narrowed to."""
+    """The share of time in which the selected thread holds the GIL."""
     who = view.who
     if who.thread is None:
         return None

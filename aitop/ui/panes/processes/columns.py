@@ -51,7 +51,7 @@ class Column(NamedTuple):
 
 
 def _missing(figures: Figures) -> tuple[str, Style]:
-    """A rate takes two looks at a process: of a new one it is not there yet."""
+    """A rate needs two samples: a new process has none yet."""
     new = figures.age is not None and figures.age < NEW_SECONDS
     return NOT_YET if new else NOT_SUPPORTED, FAINT
 
