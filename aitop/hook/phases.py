@@ -79,7 +79,7 @@ def wrap_next(original: Callable[..., Any], keeper: Keeper) -> Callable[..., Any
     def __next__(self: Any) -> Any:  # noqa: N807
         if journal.busy if ident() == journal.owner else keeper.not_owner():
             return original(self)
-        kind, key = none_came, identity(self)
+        kind = none_came
         waiting = -1 if journal.skip else ask_feed(self, keeper)
         start = clock()
         try:
@@ -93,7 +93,7 @@ def wrap_next(original: Callable[..., Any], keeper: Keeper) -> Callable[..., Any
             if journal.counting and (kind != came or end - start >= journal.longest or end > journal.count_until):
                 journal.stop_counting(start)
             if not journal.counting:
-                extend((kind, start, end, key, waiting))
+                extend((kind, start, end, identity(self), waiting))
                 if journal.skip and end - journal.due < late:
                     journal.skip -= 1
                 else:
