@@ -164,14 +164,14 @@ def wrap_forward(original: Callable[..., Any], keeper: Keeper, holder: Any = Non
             return call(*args, **kwargs)
         finally:
             journal.busy = False
-            end = clock()
-            grad = grad_enabled()
             if journal.counting:
-                if end > journal.count_until or not (grad or journal.has_teacher):
+                if start > journal.count_until or not (grad_enabled() or journal.has_teacher):
                     journal.stop_counting(start)
                 elif journal.forward_began < journal.last_step:
                     journal.forward_began = start
             if not journal.counting:
+                end = clock()
+                grad = grad_enabled()
                 if span is not None:
                     device.end(span, grad)
                 if not journal.skip:

@@ -1,7 +1,7 @@
 """Which steps are timed and which are only counted.
 
 Timing a step costs about 15 µs, which is more than 1 % of steps shorter than 1.5 ms. So where steps are short,
-`COUNT_NS` of only counting them (about 8 µs each) and `TIME_NS` of timing them take turns. The reader gives the steps
+`COUNT_NS` of only counting them (about 9 µs each) and `TIME_NS` of timing them take turns. The reader gives the steps
 that were only counted the phases of steps that were timed shortly before.
 
 While steps are counted, the wrappers still look for what is rare: a step or a wait for a batch that is much longer than
