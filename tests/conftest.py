@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import gc
 import signal
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pytest
-
-sys.path.insert(0, str(Path(__file__).parent / "fakes" / "nvml"))
-
 import fake_nvml as fake
+import pytest
 
 # What these say depends on how a run spends its time: one after the other, so as not to take each other the cores.
 ONE_BY_ONE = (

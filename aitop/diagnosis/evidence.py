@@ -54,8 +54,8 @@ class Lines:
 NO_LINES = Lines(0.0, ())
 # What waits for storage or a service, by the kernel's word or by the library that is called.
 STORAGE_WAITS: frozenset[Activity] = frozenset({"wait-disk", "wait-network"})
-# A line that waits for storage in this part of its time is one that reads or writes.
-LEAST_STORED = 0.2
+# A line that waits for storage in this part of its time, and of all time, is one that reads or writes.
+LEAST_STORED, LEAST_WAITED = 0.2, 0.015
 STORAGE_WORK = frozenset({"file", "network", "database"})
 # What waits for others of the run's own, or for whoever hands it work.
 HANDED_WAITS: frozenset[Activity] = frozenset({"wait-queue", "wait-lock", "wait-child", "wait"})
@@ -85,8 +85,7 @@ def storage_lines(lines: Lines) -> Lines:
         entry
         for entry in lines.entries
         if of_storage.get((entry.file, entry.line), 0.0)
-        >= LEAST_STORED * whole.get((entry.file, entry.line), 0.0)
-        > 0.0
+        >= max(LEAST_WAITED, LEAST_STORED * whole.get((entry.file, entry.line), 0.0))
     )
     return Lines(sum(entry.share for entry in chosen), chosen)
 

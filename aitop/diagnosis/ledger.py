@@ -114,25 +114,28 @@ def _measured(records: Sequence[StepRecord], phases: Phases) -> dict[Phase, floa
     """Shares of step time by phase from the hook's clock, "host" being what is left; empty without steps.
 
     `phases` know how much of the exchange between ranks lies in the backward pass: it is moved where it belongs.
+    What nobody watches (copies, the exchange) is left out, and so a part of the host's time.
     """
     if not records:
         return {}
     shares: dict[Phase, float] = {
         "data": _share(records, lambda step: step.data_wait + step.loader_start),
-        "transfer": _share(records, lambda step: step.transfer_apart or 0.0),
         "forward": _share(records, lambda step: step.forward),
         "backward": _share(records, lambda step: step.backward),
         "optimizer": _share(records, lambda step: step.optimizer),
-        "exchange": _share(records, lambda step: step.communication_apart or 0.0),
         "evaluation": _share(records, lambda step: step.evaluation),
         "save": _share(records, lambda step: step.save),
     }
-    exchanged = max(0.0, (phases.communication or 0.0) - shares["exchange"])
-    for phase in ("backward", "forward"):
-        moved = min(exchanged, shares[phase])
+    if any(step.transfer_apart is not None for step in records):
+        shares["transfer"] = _share(records, lambda step: step.transfer_apart or 0.0)
+    if phases.communication or any(step.communication_apart is not None for step in records):
+        shares["exchange"] = _share(records, lambda step: step.communication_apart or 0.0)
+    hidden = max(0.0, (phases.communication or 0.0) - shares.get("exchange", 0.0))
+    for phase in ("backward", "forward") if hidden else ():
+        moved = min(hidden, shares[phase])
         shares[phase] -= moved
         shares["exchange"] += moved
-        exchanged -= moved
+        hidden -= moved
     shares["host"] = max(0.0, 1.0 - sum(shares.values()))
     return shares
 
@@ -201,7 +204,7 @@ def _fitted(sampled: list[Entry], measured: dict[Phase, float], process: Process
     """Entries scaled so that each phase has its measured length."""
     by_phase: dict[Phase, list[Entry]] = {}
     for entry in sampled:
-        by_phase.setdefault("host" if entry.phase == "environment" else entry.phase, []).append(entry)
+        by_phase.setdefault(entry.phase if entry.phase in measured else "host", []).append(entry)
     measured = dict(measured)
     for phase in ("evaluation", "save"):
         seen = sum(entry.share for entry in by_phase.get(phase, ()))
@@ -219,7 +222,7 @@ def _fitted(sampled: list[Entry], measured: dict[Phase, float], process: Process
             low, high = _interval(entry.share / seen, round(samples))
             fitted.append(
                 msgspec.structs.replace(
-                    entry, share=entry.share * scale, low=low * share, high=high * share, basis="measured"
+                    entry, share=entry.share * scale, low=low * scale * seen, high=high * share, basis="measured"
                 )
             )
         rest = share - scale * seen
@@ -256,7 +259,10 @@ def _filled(sampled: list[Entry], process: ProcessStacks) -> list[Entry]:
     """Sampled entries, with one for the stacks that have no line of the user's, so that they add up to 1."""
     whole = sum(entry.share for entry in sampled)
     if whole >= 1.0:
-        return [msgspec.structs.replace(entry, share=entry.share / whole) for entry in sampled]
+        return [
+            msgspec.structs.replace(entry, share=entry.share / whole, low=entry.low / whole, high=entry.high / whole)
+            for entry in sampled
+        ]
     if whole < 1.0 - 1e-6:
         return [*sampled, _nowhere(process, "host", "wait", 1.0 - whole, "sampled")]
     return sampled

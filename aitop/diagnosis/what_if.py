@@ -117,7 +117,7 @@ def gain_range(verdict: Verdict, claims: Sequence[Entry], snapshot: Snapshot) ->
         below = above = UNSAMPLED
     low = min(0.99, max(0.0, share * (1.0 - below) * ENDED))
     high = min(0.99, share * (1.0 + above))
-    least = 1.0 / ((1.0 - low) * (1.0 + LEFT * share))
+    least = max(1.0, 1.0 / ((1.0 - low) * (1.0 + LEFT * share)))
     most = 1.0 / max(1.0 / MOST_SPEEDUP, (1.0 - high) * (1.0 - LEFT))
     return round(min(least, verdict.speedup or least), 3), round(max(most, verdict.speedup or most), 3)
 

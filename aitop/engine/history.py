@@ -59,7 +59,8 @@ class History:
     tick_count: int = 0
     first_time: float | None = None
     newest: dict[SourceName, float] = field(default_factory=dict)
-    stacks: StackView = field(default_factory=StackView)
+    # What it remembers of windows can be worked out anew, and is no part of what happened.
+    stacks: StackView = field(default_factory=StackView, compare=False)
 
     def add(self, event: Event) -> None:
         """Take one event."""

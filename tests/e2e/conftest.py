@@ -12,9 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "scenarios"))
-
 from expected import WORKLOAD_DIR
 from launch import Training
 

@@ -11,9 +11,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
-
 from attach_targets import STAND_IN, Victim, leftovers
 from interpreters import interpreters
 

@@ -7,12 +7,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
-
 from attach_targets import STAND_IN
 from interpreters import VERSIONS, interpreters
 

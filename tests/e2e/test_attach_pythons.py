@@ -13,9 +13,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
-
 from attach_targets import STAND_IN, Victim, leftovers, torch_stand_in
 from interpreters import VERSIONS, interpreters
 

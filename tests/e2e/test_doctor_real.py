@@ -8,12 +8,8 @@ import platform
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
-
-sys.path.append(str(Path(__file__).parents[1] / "bench"))
-
 from rights_settings import FILTERED
 
 pytestmark = pytest.mark.e2e

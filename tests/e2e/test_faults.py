@@ -9,12 +9,8 @@ import resource
 import signal
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "bench"))
-
 from fault_scene import SCRIPT, Scene, Target
 
 pytestmark = pytest.mark.e2e

@@ -8,9 +8,6 @@ import sys
 from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "frameworks"))
-
 import watch
 from watch import PHASES, Script, check_losses, check_nothing_stays, check_steps
 

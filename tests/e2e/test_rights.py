@@ -15,9 +15,6 @@ import tempfile
 from pathlib import Path
 
 import pytest
-
-sys.path += [str(Path(__file__).parents[1]), str(Path(__file__).parents[1] / "bench")]
-
 from attach_targets import torch_stand_in
 from rights_settings import FILTERED, without
 

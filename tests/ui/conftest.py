@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import sys
 from contextlib import asynccontextmanager
-from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
-
 from settled_app import settled
 
 from aitop.ui.app import MonitorApp

@@ -179,21 +179,21 @@ def hot_lines() -> tuple[HotLine, ...]:
     worker = [
         HotLine(
             pid=pid, role="loader-worker", file=DECODE, line=41, function="JpegFolder.__getitem__", phase="data_wait",
-            activity="transform", samples=470 - 6 * number, share=0.81, text="image = decode_jpeg(raw, size=None)",
+            activity="python", samples=470 - 6 * number, share=0.81, text="image = decode_jpeg(raw, size=None)",
         )
         for number, pid in enumerate(WORKERS)
     ]  # fmt: skip
     crop = [
         HotLine(
             pid=pid, role="loader-worker", file=DECODE, line=42, function="JpegFolder.__getitem__", phase="data_wait",
-            activity="transform", samples=62, share=0.11, text="image = random_crop(image, 224)",
+            activity="python", samples=62, share=0.11, text="image = random_crop(image, 224)",
         )
         for pid in WORKERS
     ]  # fmt: skip
 
     def main(line: int, function: str, phase: str, samples: int, text: str, file: str = TRAIN) -> HotLine:
         return HotLine(
-            pid=MAIN, role="rank", file=file, line=line, function=function, phase=phase, activity="compute",
+            pid=MAIN, role="rank", file=file, line=line, function=function, phase=phase, activity="native",
             samples=samples, share=samples / 600, text=text,
         )  # fmt: skip
 

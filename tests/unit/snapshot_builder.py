@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import msgspec
+
+from aitop.diagnosis.ledger import ledgers
 from aitop.engine.steps_view import steps_view
 from aitop.model.host import HostSample, MachineSample, ProcessSample
 from aitop.model.snapshot import HotLine, Phases, ProcessStacks, Series, Snapshot, Stacks, Steps, Target
@@ -21,9 +24,9 @@ def steps(count=40, seconds=0.1, **durations):
     return [step(index, seconds, **durations) for index in range(count)]
 
 
-def line(
-    function, share, *, pid=RANK, phase="outside", activity="python", number=10, text=None, via=(), file="/x/train.py"
-):
+def line(function, share, *, pid=RANK, phase="outside", number=10, file="/x/train.py", via=(), **fields):
+    """A line of the user's. `via` has (function, line, text) of its callers, the outermost first."""
+    fields.setdefault("activity", "python")
     return HotLine(
         pid=pid,
         role="loader-worker" if pid >= WORKER else "rank",
@@ -31,11 +34,10 @@ def line(
         line=number,
         function=function,
         phase=phase,
-        activity=activity,
         samples=round(share * 100),
         share=share,
-        text=text,
         via=tuple(Frame(function=name, file=file, line=at, user=True, text=words) for name, at, words in via),
+        **fields,
     )
 
 
@@ -92,13 +94,25 @@ def snapshot(
         fields.setdefault("stacks", stacks(lines, workers, main_samples, phases))
     stepping = {RANK: records[-1].kind} if records else {}
     fields.setdefault("working", working(fields.get("stacks"), stepping, RANK))
-    return Snapshot(
-        tick=5,
-        time=time,
-        wall=0.0,
-        window=10.0,
-        target=Target(pid=RANK, command="python train.py"),
-        kind=kind,
-        steps=view,
-        **fields,
+    return accounted(
+        Snapshot(
+            tick=5,
+            time=time,
+            wall=0.0,
+            window=10.0,
+            target=Target(pid=RANK, command="python train.py"),
+            kind=kind,
+            steps=view,
+            **fields,
+        )
     )
+
+
+def accounted(seen):
+    """The Snapshot with its ledgers made anew, as the engine does before it judges."""
+    return msgspec.structs.replace(seen, ledgers=ledgers(seen))
+
+
+def changed(seen, **fields):
+    """The Snapshot with other fields, and the ledgers that follow from them."""
+    return accounted(msgspec.structs.replace(seen, **fields))

@@ -1,6 +1,8 @@
 """Hand-made stacks: `stack("train.py:12 main | for x in loader", "torch/utils/data/dataloader.py next")`."""
 
-from aitop.model.stacks import Frame, StackCount, StackWindow
+import msgspec
+
+from aitop.model.stacks import Frame, Look, StackCount, StackWindow, ThreadState
 
 LIB = "/home/ada/venv/lib/python3.11/site-packages/"
 STD = "/usr/lib/python3.11/"
@@ -35,3 +37,21 @@ def window(time: float, *samples: tuple[int, str, bool, list[Frame], int], secon
         for pid, thread, main, frames, count in samples
     ]
     return StackWindow(time=time, seconds=seconds, rate=20.0, frames=tuple(table), stacks=tuple(stacks))
+
+
+def looks(pid: int, kind: str, asked: int, *hits: tuple[list[Frame], int], thread: str = "MainThread"):
+    """Adds to a window the looks at a process that met its thread in one state: (stack, count)."""
+
+    def added(seen: StackWindow) -> StackWindow:
+        table = {one: number for number, one in enumerate(seen.frames)}
+        numbered = [(tuple(table.setdefault(one, len(table)) for one in frames), count) for frames, count in hits]
+        stacks = tuple(StackCount(pid, thread, thread == "MainThread", at, count) for at, count in numbered)
+        look = Look(pid=pid, kind=kind, asked=asked, stacks=stacks)
+        return msgspec.structs.replace(seen, frames=tuple(table), looks=(*seen.looks, look))
+
+    return added
+
+
+def state(pid: int, asked: int, *, running: int, thread: str = "MainThread", **waits: int) -> ThreadState:
+    """What the kernel said of a thread: `running` looks on a core, the others in those kinds of waiting."""
+    return ThreadState(pid=pid, thread=thread, main=thread == "MainThread", asked=asked, running=running, waits=waits)

@@ -4,16 +4,11 @@ from __future__ import annotations
 
 import gzip
 import re
-import sys
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "scenarios"))
-sys.path.insert(0, str(Path(__file__).parents[1] / "accuracy"))
-
 from expected import BY_NAME
 from msgspec import json, structs
 from recorded import Recorded, read, recording_name, recordings, scenario_and_tier

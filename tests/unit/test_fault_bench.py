@@ -5,9 +5,6 @@ from __future__ import annotations
 import random
 import sys
 import time
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "bench"))
 
 import faults
 from fault_screen import OnTerminal, Screen, _Awake

@@ -4,8 +4,8 @@ import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aitop.stacks.origin import origin_of
 from aitop.model.snapshot import CallNode, Phases, ProcessStacks, Stacks, ThreadShare, ThreadTree
+from aitop.stacks.origin import origin_of
 from aitop.ui.call_tree import Node, find, forest
 from aitop.ui.flame import flame_lines, node_line
 from aitop.ui.icicle import icicle, in_order, neighbour, row_of, zoomed

@@ -2,13 +2,7 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import pytest
-
-sys.path.append(str(Path(__file__).parents[1] / "bench"))
-
 from fuzz import Lines, feed, fuzz
 from fuzz_subjects import SUBJECTS, Subject, forget_ring
 

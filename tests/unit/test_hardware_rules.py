@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import pytest
+from judgements import fired, unjudged
 from snapshot_builder import RANK, constant, snapshot, steps
 
-from aitop.diagnosis import clocks, hardware
-from aitop.diagnosis.rule import Finding
+from aitop.diagnosis.conditions import clocks, hardware
 from aitop.model.gpu import GpuDevice, GpuProcess, GpuSample
 from aitop.model.snapshot import Series
 from aitop.model.steps import HookFacts
-from aitop.model.verdict import Abstention
 
 ON_CUDA = HookFacts(way="attach", python="3.11", torch="2", cuda=True)
 
@@ -22,16 +21,6 @@ def on(*devices, **fields):
 def gpu(index=0, **fields):
     fields.setdefault("mine", True)
     return GpuDevice(index=index, memory_total=100, **fields)
-
-
-def fired(judgement):
-    assert isinstance(judgement, Finding), judgement
-    return judgement.verdict
-
-
-def unjudged(judgement):
-    assert isinstance(judgement, Abstention), judgement
-    return judgement.reason
 
 
 HARDWARE = [hardware.shared, hardware.slow_link, hardware.fault, clocks.throttled, clocks.power_capped]

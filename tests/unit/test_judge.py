@@ -7,10 +7,15 @@ from itertools import pairwise
 
 import msgspec
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from snapshot_builder import constant, host, line, snapshot, step, steps
 
+from aitop.diagnosis.causes import collector
 from aitop.diagnosis.judge import DWELL_SECONDS, Judge
-from aitop.diagnosis.rule import Band, Finding, Rule
-from aitop.model.snapshot import Snapshot, Target
+from aitop.diagnosis.rule import Band, Finding, Rule, claim
+from aitop.diagnosis.rules import CAUSES
+from aitop.model.snapshot import Phases, Snapshot, Target
 from aitop.model.verdict import Abstention, Verdict
 
 
@@ -139,3 +144,157 @@ def test_a_rule_that_fails_does_not_silence_the_others():
     told = judge.judge(picture(1))
     assert [one.id for one in told.verdicts] == ["input-bound"]
     assert "mean of nothing" in told.abstained[0].reason
+
+
+# claims -----------------------------------------------------------------------------------------------------------
+
+LINES = [
+    line("load", 0.4, number=10, activity="wait-disk", position="before"),
+    line("main", 0.4, phase="forward", activity="native", number=12),
+    line("log", 0.2, number=16, position="after"),
+]
+
+
+class Claiming:
+    """A rule that claims the host's entries of some lines, as far as they are left, and is as strong as a test sets."""
+
+    def __init__(self, id_, *numbers):
+        self.level = 0.5
+        self.saw: list[int] = []
+        self.rule = Rule(id_, self._judge, Band(enter=0.2, leave=0.1))
+        self._numbers = numbers
+
+    def _judge(self, snapshot):
+        entries = snapshot.ledgers[0].entries
+        self.saw = sorted(entry.line for entry in entries)
+        claims = tuple(entry for entry in entries if entry.line in self._numbers)
+        return Finding(verdict(self.rule.id, share=sum(entry.share for entry in claims)), self.level, claims)
+
+
+def at(time):
+    return snapshot(phases=Phases(forward=0.4, outside=0.6), lines=LINES, time=time)
+
+
+def test_what_a_finding_claims_is_not_seen_by_the_rules_after_it():
+    first, second = Claiming("input-bound", 10), Claiming("host-bound", 10, 16)
+    judge = Judge([first.rule, second.rule])
+    judge.judge(at(0))
+    shares = {one.id: one.share for one in judge.judge(at(1)).verdicts}
+    assert second.saw == [12, 16], "line 10 is claimed"
+    assert shares == {"input-bound": pytest.approx(0.4), "host-bound": pytest.approx(0.2)}
+
+
+def test_a_finding_below_its_band_claims_nothing():
+    first, second = Claiming("input-bound", 10), Claiming("host-bound", 10, 16)
+    first.level = 0.05
+    judge = Judge([first.rule, second.rule])
+    judge.judge(at(0))
+    assert [one.id for one in judge.judge(at(1)).verdicts] == ["host-bound"]
+    assert second.saw == [10, 12, 16]
+
+
+def test_a_finding_keeps_its_claims_while_it_is_shown():
+    first, second = Claiming("input-bound", 10), Claiming("host-bound", 10)
+    judge = Judge([first.rule, second.rule])
+    for time in range(3):
+        judge.judge(at(time))
+    first.level = 0.01
+    assert [one.id for one in judge.judge(at(3)).verdicts if one.share] == ["input-bound"], "it dwells"
+    assert second.saw == [12, 16]
+    judge.judge(at(3 + DWELL_SECONDS))
+    judge.judge(at(4 + DWELL_SECONDS))
+    assert second.saw == [10, 12, 16], "and lets go of it when it goes"
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.data())
+def test_no_entry_is_blamed_twice(data):
+    """All rules there are, on runs of any make-up: what the verdicts claim is claimed once."""
+    cases = st.lists(
+        st.tuples(
+            st.integers(1, 30),
+            st.sampled_from(("outside", "forward", "backward", "data_wait", "save", "evaluation", "environment")),
+            st.sampled_from(("python", "native", "wait-disk", "wait-network", "wait-queue", "sleep", "compile")),
+            st.sampled_from((None, "before", "within", "after")),
+            st.sampled_from((None, "file", "log", "tensor", "network", "collate")),
+        ),
+        min_size=1,
+        max_size=8,
+    )
+    made = data.draw(cases)
+    whole = sum(count for count, *_ in made)
+    lines = [
+        line("main", count / whole, phase=phase, activity=activity, position=position, work=work, number=number)
+        for number, (count, phase, activity, position, work) in enumerate(made)
+    ]
+    claimed: list[tuple[object, ...]] = []
+
+    def watched(rule):
+        def judge(seen):
+            judgement = rule.judge(seen)
+            if isinstance(judgement, Finding) and judgement.level >= rule.band.leave:
+                claimed.extend(map(claim, judgement.claims))
+            return judgement
+
+        return Rule(rule.id, judge, rule.band, rule.only_alone)
+
+    kind = data.draw(st.sampled_from(("training", "inference", "unknown")))
+    seen = snapshot(phases=Phases(forward=0.5, outside=0.5), lines=lines, kind=kind)
+    Judge([watched(rule) for rule in CAUSES]).judge(seen)
+    assert len(claimed) == len(set(claimed))
+
+
+def test_every_finding_with_a_gain_has_a_range_around_it():
+    judge = Judge()
+    judge.judge(at(0))
+    verdicts = judge.judge(at(1)).verdicts
+    gains = [one for one in verdicts if one.speedup is not None]
+    assert gains
+    for one in gains:
+        assert one.speedup_range is not None and one.speedup_range[0] <= one.speedup <= one.speedup_range[1]
+
+
+# quiet when healthy -----------------------------------------------------------------------------------------------
+
+
+def healthy(tick, noise, stall=False):
+    """A window of a run that computes, on a machine whose other programs come and go."""
+    records = []
+    for index in range(60):
+        delay = max(0.0, noise.gauss(0.15, 0.12))
+        own = 0.02 * max(0.6, noise.gauss(1.0, 0.08))
+        extra = 0.3 if stall and index == 30 else 0.0
+        phases = {"data_wait": 0.0004, "forward": 0.33 * own, "backward": 0.5 * own, "optimizer": 0.12 * own}
+        records.append(step(index, own * (1 + delay) + extra, cpu=own, gc=0.0001, save=extra, **phases))
+    busy = min(1.0, max(0.3, noise.gauss(0.7, 0.2)))
+    return snapshot(
+        records,
+        time=1000.0 + tick,
+        host=host(0, main_cpu=0.8, busy=(busy, busy)),
+        series={"run_delay": constant(0.15, until=1000.0 + tick)},
+        lines=[
+            line("main", 0.33, phase="forward", activity="native"),
+            line("main", 0.52, phase="backward", activity="native", number=11),
+            line("main", 0.13, phase="optimizer", activity="native", number=12),
+            line("main", 0.02, number=13, position="after"),
+        ],
+    )
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_a_noisy_healthy_run_gets_no_warning_and_its_verdict_stays(seed):
+    noise, judge = random.Random(seed), Judge()
+    told = [judge.judge(healthy(tick, noise, stall=tick in (40, 100))) for tick in range(120)]
+    loud = {one.id for diagnosis in told for one in diagnosis.verdicts if one.severity != "info"}
+    assert loud == set()
+    assert {diagnosis.verdicts[0].id for diagnosis in told[2:]} == {"compute-bound"}
+
+
+def test_a_share_that_wavers_about_its_threshold_does_not_flicker():
+    noise, judge = random.Random(5), Judge([collector.RULE])
+    states = []
+    for tick in range(300):
+        pause = max(0.0, noise.gauss(0.0045, 0.001))
+        told = judge.judge(snapshot(steps(seconds=0.1, gc=pause), time=1000.0 + tick))
+        states.append(bool(told.verdicts))
+    assert sum(before != after for before, after in pairwise(states)) <= 3

@@ -3,6 +3,7 @@
 from aitop.engine.long_view import KEEP_SECONDS, LANE_SAMPLES, MOST_LANES, StepSeconds, worker_lanes
 from aitop.model.host import HostSample, MachineSample, ProcessSample
 from aitop.model.steps import StepRecord
+from aitop.stacks.view import StackView
 
 
 def step(index, end, seconds=0.1, **more):
@@ -37,11 +38,11 @@ def test_each_worker_has_a_lane():
         )
         return HostSample(time=time, processes=workers, machine=MachineSample(cores=2))
 
-    lanes = worker_lanes([host(1.0, [7]), host(2.0, [7, 8])], [])
+    lanes = worker_lanes([host(1.0, [7]), host(2.0, [7, 8])], [], StackView())
     assert lanes["worker7.cpu"].values == (0.5, 0.5)
     assert lanes["worker8.cpu"].values == (None, 0.5)
     assert "worker7.idle" not in lanes
-    many = worker_lanes([host(float(n), range(40)) for n in range(300)], [])
+    many = worker_lanes([host(float(n), range(40)) for n in range(300)], [], StackView())
     assert len(many) == MOST_LANES
     assert len(many["worker0.cpu"].times) == LANE_SAMPLES
-    assert worker_lanes([], []) == {}
+    assert worker_lanes([], [], StackView()) == {}

@@ -6,9 +6,10 @@ import msgspec
 import pytest
 from snapshot_builder import line, snapshot, steps
 
-from aitop.diagnosis import between_steps, input_bound, python_overhead
-from aitop.diagnosis.evidence import CLOSED
+from aitop.diagnosis.causes import between_steps, python_overhead
+from aitop.diagnosis.causes import input as input_bound
 from aitop.diagnosis.conditions.hang import hang
+from aitop.diagnosis.evidence import CLOSED
 from aitop.diagnosis.rule import Finding
 from aitop.diagnosis.rules import RULES
 from aitop.model.ranks import Ranks, RankView, Standing, Standstill
@@ -57,11 +58,11 @@ def test_what_can_never_come_is_not_waited_for():
 
 
 def test_a_few_samples_of_printing_are_chance():
-    def found(share):
-        prints = line("main", share, activity="log", text="print(step, loss)")
+    def printing(share):
+        prints = line("main", share, activity="native", work="log", text="print(step, loss)")
         return between_steps.host_io(snapshot(phases=Phases(forward=0.4, backward=0.5, outside=0.1), lines=[prints]))
 
-    assert found(0.03) is None and found(0.06).level >= 0.05
+    assert printing(0.03) is None and printing(0.06).level >= 0.05
 
 
 def test_a_standstill_without_stacks_blames_nobody():
@@ -73,18 +74,19 @@ def test_a_standstill_without_stacks_blames_nobody():
 
 
 @pytest.mark.parametrize(
-    ("judge", "phase", "activity"),
+    ("judge", "seen"),
     [
-        (between_steps.checkpoint, "save", "save"),
-        (between_steps.evaluation, "evaluation", "compute"),
-        (between_steps.host_io, "outside", "io-file"),
-        (python_overhead.judge, "outside", "python"),
+        (between_steps.checkpoint, {"phase": "save", "activity": "native", "work": "save"}),
+        (between_steps.evaluation, {"phase": "evaluation", "activity": "native"}),
+        (between_steps.host_io, {"activity": "wait-disk"}),
+        (python_overhead.judge, {"activity": "python"}),
     ],
 )
-def test_what_stacks_show_in_one_stretch_of_time_may_never_come_again(judge, phase, activity):
+def test_what_stacks_show_in_one_stretch_of_time_may_never_come_again(judge, seen):
     def severity(*windows):
-        seen = msgspec.structs.replace(line("aside", 0.3, phase=phase, activity=activity), seen_in=windows)
-        verdict = judge(snapshot(phases=Phases(forward=0.3, backward=0.4, outside=0.3), lines=[seen])).verdict
+        counts = tuple(9 if number in windows else 0 for number in range(6)) if windows else ()
+        aside = line("aside", 0.3, by_window=counts, **seen)
+        verdict = judge(snapshot(phases=Phases(forward=0.3, backward=0.4, outside=0.3), lines=[aside])).verdict
         assert ("how often it comes is not known" in " ".join(verdict.evidence)) == (verdict.severity == "info")
         return verdict.severity
 

@@ -1,12 +1,15 @@
 """A wait for data that was only how the run began is no warning; one that comes and goes is."""
 
+import msgspec
 import pytest
-from snapshot_builder import constant, host, line, snapshot, step
+from snapshot_builder import WORKER, constant, host, line, snapshot, step
 
-from aitop.diagnosis import input_bound, passing
+from aitop.diagnosis.causes import input as input_bound
+from aitop.diagnosis.causes import passing
 from aitop.diagnosis.rule import Finding
 from aitop.model.snapshot import Phases, Series
 
+WORKERS = [line("__getitem__", 0.9, pid=pid) for pid in (WORKER, WORKER + 1)]
 LOADS = line("__getitem__", 0.4, phase="data_wait")
 
 
@@ -17,7 +20,8 @@ def windows(*shares):
 
 def without_hook(*shares, wait=0.4, **fields):
     phases = Phases(data_wait=wait, forward=1.0 - wait)
-    return snapshot(phases=phases, lines=[LOADS], series=windows(*shares), **fields)
+    fields.setdefault("lines", [msgspec.structs.replace(LOADS, share=wait)])
+    return snapshot(phases=phases, series=windows(*shares), **fields)
 
 
 def judged(seen):
@@ -48,7 +52,7 @@ def test_a_wait_seen_in_few_windows_is_too_little_to_tell_it_from_a_start(shares
 
 
 def test_waiting_for_loader_workers_is_told_at_once():
-    seen = without_hook(0.4, 0.5, workers=2, host=host(2, worker_cpu=1.0))
+    seen = without_hook(0.4, 0.5, workers=2, host=host(2, worker_cpu=1.0), lines=[LOADS, *WORKERS])
     assert judged(seen).severity != "info"
 
 
@@ -79,10 +83,10 @@ def test_a_sample_or_two_in_a_window_do_not_keep_a_wait_alive():
 
 def test_a_wait_seen_for_a_second_is_information():
     brief = [step(i, 0.05, data_wait=0.03, forward=0.02) for i in range(20)]
-    judged_soon = judged(snapshot(brief, workers=2, host=host(2, worker_cpu=1.0)))
+    judged_soon = judged(snapshot(brief, lines=WORKERS, workers=2, host=host(2, worker_cpu=1.0)))
     assert judged_soon.severity == "info" and input_bound.FEW_SECONDS in judged_soon.evidence
     longer = [step(i, 0.05, data_wait=0.03, forward=0.02) for i in range(80)]
-    assert judged(snapshot(longer, workers=2, host=host(2, worker_cpu=1.0))).severity != "info"
+    assert judged(snapshot(longer, lines=WORKERS, workers=2, host=host(2, worker_cpu=1.0))).severity != "info"
 
 
 @pytest.mark.parametrize(

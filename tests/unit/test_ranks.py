@@ -9,12 +9,11 @@ import pytest
 from snapshot_builder import line, process, snapshot, stacks
 
 from aitop.diagnosis.causes.comm_bound import comm_bound
-from aitop.diagnosis.conditions.hang import hang, odd_one
 from aitop.diagnosis.causes.straggler import straggler
+from aitop.diagnosis.conditions.hang import hang, odd_one
 from aitop.engine.history import History
 from aitop.engine.ranks import ranks_view
 from aitop.engine.standstill import standing_for, standstill, wants_look
-from aitop.stacks.standing import waiting_for
 from aitop.model.gpu import GpuDevice, GpuProcess, GpuSample
 from aitop.model.host import HostSample, MachineSample
 from aitop.model.ranks import ExchangeNotes, Standing, Standstill
@@ -23,6 +22,7 @@ from aitop.model.stacks import Frame, StackDump, ThreadStack
 from aitop.model.steps import CallSite, DdpInfo, HookFacts, HookSample, StepRecord
 from aitop.model.verdict import Abstention
 from aitop.sources.stacks.guards import guard
+from aitop.stacks.standing import waiting_for
 
 PIDS = (100, 101)
 BACKWARD = Frame("_engine_run_backward", "/lib/python3.11/site-packages/torch/autograd/graph.py", 9)

@@ -3,21 +3,12 @@
 from __future__ import annotations
 
 import pytest
+from judgements import fired, level
 from snapshot_builder import snapshot, steps
 
-from aitop.diagnosis import optimizer
-from aitop.diagnosis.rule import Finding
+from aitop.diagnosis.causes import optimizer
 from aitop.model.snapshot import Phases
 from aitop.model.steps import HookFacts
-
-
-def fired(judgement):
-    assert isinstance(judgement, Finding), judgement
-    return judgement.verdict
-
-
-def level(judgement):
-    return judgement.level if isinstance(judgement, Finding) else 0.0
 
 
 def adam(parameters, tensors, **fields):

@@ -3,23 +3,14 @@
 from __future__ import annotations
 
 import pytest
+from judgements import fired, level
 from snapshot_builder import constant, line, snapshot, steps
 
-from aitop.diagnosis import between_steps, computing, input_bound, launch_bound, optimizer, python_overhead
-from aitop.diagnosis.rule import Finding
+from aitop.diagnosis.causes import between_steps, computing, launch_bound, optimizer, python_overhead
+from aitop.diagnosis.causes import input as input_bound
 from aitop.model.gpu import GpuDevice, GpuSample
 from aitop.model.snapshot import Phases
 from aitop.model.steps import HookFacts
-
-
-def fired(judgement):
-    assert isinstance(judgement, Finding), judgement
-    return judgement.verdict
-
-
-def level(judgement):
-    return judgement.level if isinstance(judgement, Finding) else 0.0
-
 
 ON_CUDA = HookFacts(way="attach", python="3.11", torch="2", cuda=True, ops=4000, parameters=1_000_000)
 
@@ -32,7 +23,7 @@ def on_gpu(busy, records=None, index=0, **fields):
     return snapshot(records, gpu=gpu, **fields)
 
 
-LAUNCHING = line("forward", 0.6, phase="forward", activity="compute", text="x = self.block(x)")
+LAUNCHING = line("forward", 0.6, phase="forward", activity="native", text="x = self.block(x)")
 
 
 def test_launching_for_a_busy_gpu_is_no_python_overhead():
@@ -79,7 +70,7 @@ def test_a_busy_gpu_computes_wherever_the_host_waits_for_it():
 
 
 def test_io_beside_a_busy_gpu_holds_nothing_up():
-    writing = line("log_metrics", 0.4, activity="io-database", text="db.execute(sql)")
+    writing = line("log_metrics", 0.4, activity="wait-network", work="database", text="db.execute(sql)")
     assert between_steps.host_io(on_gpu(0.99, steps(), lines=[writing])) is None
     assert fired(between_steps.host_io(on_gpu(0.4, steps(), lines=[writing]))).severity == "critical"
 

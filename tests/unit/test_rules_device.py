@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from judgements import fired, level
 from snapshot_builder import constant, line, snapshot, steps
 
-from aitop.diagnosis import bandwidth, launch_bound, sync_stall, transfer_bound
-from aitop.diagnosis.rule import Finding
+from aitop.diagnosis.causes import bandwidth, launch_bound, sync_stall, transfer_bound
 from aitop.model.gpu import GpuDevice, GpuSample
 from aitop.model.snapshot import Phases
 from aitop.model.steps import CallSite, HookFacts, LoaderInfo
@@ -33,15 +33,6 @@ def on_gpu(records=None, *, busy=None, device=None, facts=None, **more):
     )
 
 
-def fired(judgement):
-    assert isinstance(judgement, Finding), judgement
-    return judgement.verdict
-
-
-def level(judgement):
-    return judgement.level if isinstance(judgement, Finding) else 0.0
-
-
 @pytest.mark.parametrize("rule", ALL, ids=lambda rule: rule.id)
 def test_too_little_evidence_is_said(rule):
     told = rule.judge(on_gpu(steps(3), busy=0.2, main_samples=0))
@@ -50,8 +41,8 @@ def test_too_little_evidence_is_said(rule):
 
 @pytest.mark.parametrize("rule", ALL, ids=lambda rule: rule.id)
 def test_without_a_device_nothing_is_said_of_one(rule):
-    copying = line("main", 0.3, phase="transfer", activity="copy", text="x = x.to(device)")
-    reading = line("main", 0.4, activity="sync", text="total += loss.item()")
+    copying = line("main", 0.3, phase="transfer", activity="native", work="copy", text="x = x.to(device)")
+    reading = line("main", 0.4, activity="wait-device", text="total += loss.item()")
     host_steps = steps(seconds=0.1, forward=0.05, backward=0.04, blocking=0.04, transfer=0.02)
     assert rule.judge(snapshot(host_steps, lines=[copying, reading])) is None
 
@@ -59,7 +50,7 @@ def test_without_a_device_nothing_is_said_of_one(rule):
 # sync-stall -------------------------------------------------------------------------------------------------------
 
 ITEM = CallSite(kind="blocking", name="item", file="/x/train.py", line=88, function="main", calls=80, seconds=1.6)
-READS = line("main", 0.4, activity="sync", number=88, text="total += loss.item()")
+READS = line("main", 0.4, activity="wait-device", number=88, text="total += loss.item()")
 
 
 def reading(busy, **fields):
@@ -121,7 +112,7 @@ def test_stacks_alone_find_the_line_that_waits():
     ],
 )
 def test_the_fix_fits_the_call(text, told):
-    waits = line("main", 0.4, activity="sync", number=31, text=text)
+    waits = line("main", 0.4, activity="wait-device", number=31, text=text)
     seen = on_gpu(phases=Phases(forward=0.3, backward=0.3, outside=0.4), busy=0.5, lines=[waits])
     assert (
         told in fired(sync_stall.judge(seen)).fixes[0].text
@@ -130,7 +121,7 @@ def test_the_fix_fits_the_call(text, told):
 
 
 def test_waits_of_saving_and_evaluating_are_theirs():
-    saving = line("save", 0.4, phase="save", activity="sync", text="state = model.cpu()")
+    saving = line("save", 0.4, phase="save", activity="wait-device", text="state = model.cpu()")
     assert sync_stall.judge(on_gpu(phases=Phases(forward=0.5, outside=0.5), busy=0.3, lines=[saving])) is None
 
 
@@ -140,8 +131,15 @@ TO = CallSite(
     kind="transfer", name="to", file="/x/train.py", line=40, function="main", calls=40, seconds=1.6,
     bytes=40 * 80 * 2**20, pageable_bytes=40 * 80 * 2**20,
 )  # fmt: skip
-COPY = line("main", 0.4, phase="transfer", activity="copy", number=40, text="x = x.to(device)")
-COPYING = {"seconds": 0.1, "forward": 0.02, "backward": 0.02, "transfer": 0.04, "transfer_bytes": 80 * 2**20}
+COPY = line("main", 0.4, phase="transfer", activity="native", work="copy", number=40, text="x = x.to(device)")
+COPYING = {
+    "seconds": 0.1,
+    "forward": 0.02,
+    "backward": 0.02,
+    "transfer": 0.04,
+    "transfer_apart": 0.04,
+    "transfer_bytes": 80 * 2**20,
+}
 
 
 def test_pageable_copies_that_hold_up_the_device():
@@ -199,7 +197,7 @@ def test_stacks_alone_find_the_copy():
 # launch-bound -----------------------------------------------------------------------------------------------------
 
 LAUNCHES = {"seconds": 0.05, "forward": 0.018, "backward": 0.022, "optimizer": 0.008, "samples": 32}
-MODEL = line("forward", 0.36, phase="forward", activity="compute", number=12, text="x = self.block(x)")
+MODEL = line("forward", 0.36, phase="forward", activity="native", number=12, text="x = self.block(x)")
 
 
 def test_a_device_starved_by_launches():

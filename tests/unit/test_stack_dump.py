@@ -7,8 +7,8 @@ import sys
 import pytest
 
 from aitop.engine.stack_dump import NoDumpError, take_stacks
-from aitop.stacks.groups import stack_groups
 from aitop.sources.editable import readable_path
+from aitop.stacks.groups import stack_groups
 
 WAITING = """
 import queue, sys, threading

@@ -2,8 +2,8 @@
 
 from stack_maker import frame, stack
 
-from aitop.stacks.groups import stack_groups
 from aitop.model.stacks import StackDump, ThreadStack
+from aitop.stacks.groups import stack_groups
 
 GET = stack(
     "std/threading.py:1002 Thread._bootstrap",

@@ -1,12 +1,13 @@
 """Windows to phases, hot lines and trees."""
 
+import pytest
 from stack_maker import USER, frame, stack, window
 
-from aitop.stacks.call_tree import MOST_CHILDREN, MOST_DEPTH, call_tree
-from aitop.engine.stack_digest import look_at
-from aitop.stacks.view import StackView
 from aitop.model.snapshot import Phases, Stacks
 from aitop.model.stacks import Frame, StackWindow
+from aitop.stacks.call_tree import MOST_CHILDREN, MOST_DEPTH, call_tree
+from aitop.stacks.reading import read_stack
+from aitop.stacks.view import StackView
 
 RANK, WORKER = 100, 101
 ROLES = {RANK: "rank", WORKER: "loader-worker"}
@@ -66,12 +67,14 @@ def test_old_windows_do_not_count():
 def test_hot_lines_of_ranks_and_workers():
     samples = [*main(RANK, (WAIT, 30), (BACK, 10)), *main(WORKER, (DECODE, 30), (COLLATE, 4), (IDLE, 6))]
     stacks = view(window(2.0, *samples))
-    lines = [(line.pid, line.function, line.line, line.phase, line.activity, line.share) for line in stacks.lines]
+    lines = [
+        (line.pid, line.function, line.line, line.phase, line.activity, line.work, line.share) for line in stacks.lines
+    ]
     assert lines == [
-        (RANK, "main", 12, "data_wait", "queue", 0.75),
-        (WORKER, "decode", 41, "data_wait", "python", 0.75),
-        (RANK, "main", 15, "backward", "compute", 0.25),
-        (WORKER, "main", 12, "data_wait", "collate", 0.1),
+        (RANK, "main", 12, "data_wait", "wait-queue", None, 0.75),
+        (WORKER, "decode", 41, "data_wait", "python", None, 0.75),
+        (RANK, "main", 15, "backward", "native", "tensor", 0.25),
+        (WORKER, "main", 12, "data_wait", "python", "collate", 0.1),
     ]
     decode = stacks.lines[1]
     assert (decode.file, decode.text, [frame.text for frame in decode.via]) == (
@@ -82,9 +85,20 @@ def test_hot_lines_of_ranks_and_workers():
     assert decode.role == "loader-worker"
 
 
-def test_a_line_knows_the_windows_in_which_it_was_seen():
-    stacks = view(window(2.0, *main(RANK, (WAIT, 30))), window(4.0, *main(RANK, (WAIT, 30), (BACK, 2))))
-    assert {line.line: line.seen_in for line in stacks.lines} == {12: (0, 1), 15: (1,)}
+def test_a_line_knows_how_often_each_window_saw_it():
+    stacks = view(window(2.0, *main(RANK, (WAIT, 30))), window(4.0, *main(RANK, (WAIT, 28), (BACK, 2))))
+    assert {line.line: line.by_window for line in stacks.lines} == {12: (30, 28), 15: (0, 2)}
+    assert stacks.processes[0].by_window == (30, 30)
+
+
+def test_one_line_in_two_positions_is_two_lines():
+    model = stack(*TOP, "user/train.py:14 main", "torch/nn/modules/module.py Module._call_impl")
+    ahead, behind = (stack(*TOP, f"user/train.py:{at} main", "user/log.py:7 note") for at in (13, 16))
+    stacks = view(window(2.0, *main(RANK, (model, 20), (BACK, 20), (ahead, 5), (behind, 5))))
+    assert {(line.line, line.position, line.samples) for line in stacks.lines if line.line == 7} == {
+        (7, "before", 5),
+        (7, "after", 5),
+    }
 
 
 def test_an_idle_worker_says_so_and_has_no_phases():
@@ -118,16 +132,17 @@ def test_code_that_trains_while_it_is_imported_is_seen():
 def test_other_threads_have_lines_but_no_part_in_the_phases():
     thread = stack("std/threading.py Thread._bootstrap", "user/log.py:7 push | requests.post(url)")
     stacks = view(window(2.0, *main(RANK, (BACK, 20)), (RANK, "uploader", False, thread, 20)))
-    assert [(line.thread, line.activity, line.share) for line in stacks.lines] == [
-        ("uploader", "io-network", 1.0),
-        ("MainThread", "compute", 1.0),
+    assert [(line.thread, line.phase, line.share) for line in stacks.lines] == [
+        ("uploader", "outside", 1.0),
+        ("MainThread", "backward", 1.0),
     ]
     [process] = stacks.processes
     assert process.phases.backward == 1.0
 
 
 def test_evaluation_and_saving_count_as_outside():
-    inside = stack(*TOP, "user/train.py:30 evaluate | out = net(x)", "torch/nn/modules/module.py Module._call_impl")
+    below = ("user/train.py:16 main", "user/train.py:30 evaluate")
+    inside = stack(*TOP, *below, "torch/nn/modules/module.py Module._call_impl")
     save = stack(*TOP, "user/train.py:40 main | torch.save(s, p)", "torch/serialization.py save")
     stacks = view(window(2.0, *main(RANK, (BACK, 5), (inside, 4), (save, 1))))
     assert stacks.processes[0].phases.outside == 0.5
@@ -135,19 +150,18 @@ def test_evaluation_and_saving_count_as_outside():
 
 
 def test_evaluation_is_known_from_all_windows_together():
-    wait = stack(*TOP, "user/train.py:30 validate_all | for x in loader:", NEXT)
-    run = stack(*TOP, "user/train.py:31 validate_all | net(x)", "torch/nn/modules/module.py Module._call_impl")
-    step = stack(*TOP, "user/train.py:30 validate_all | loss.backward()", "torch/_tensor.py Tensor.backward")
+    wait = stack(*TOP, "user/train.py:30 main", "user/score.py:4 score", NEXT)
+    run = stack(*TOP, "user/train.py:30 main", "user/score.py:5 score", "torch/nn/modules/module.py Module._call_impl")
     keep = StackView()
     first, second, third = (
-        window(time, *main(RANK, (frames, 1))) for time, frames in ((1.0, wait), (2.0, run), (3.0, step))
+        window(time, *main(RANK, (frames, 9))) for time, frames in ((1.0, wait), (2.0, run), (3.0, BACK))
     )
     two = keep.view([first, second], ROLES, 0.0)
     assert two is not None
-    assert {line.phase for line in two.lines} == {"evaluation"}
+    assert {line.phase for line in two.lines} == {"data_wait", "forward"}
     three = keep.view([first, second, third], ROLES, 0.0)
     assert three is not None
-    assert {line.phase for line in three.lines} == {"data_wait", "forward", "backward"}
+    assert {line.phase for line in three.lines} == {"evaluation", "backward"}
 
 
 def test_the_tree_joins_lines_of_a_function_and_starts_at_the_process():
@@ -185,7 +199,7 @@ def test_stacks_with_different_roots_get_a_node_above_them():
 
 
 def test_a_stack_without_user_code_has_no_line():
-    assert look_at(stack("std/threading.py Thread._bootstrap", "std/threading.py Thread.run")).line is None
+    assert read_stack(stack("std/threading.py Thread._bootstrap", "std/threading.py Thread.run")).line is None
 
 
 def test_the_same_windows_give_the_same_picture_until_something_changes():
@@ -233,3 +247,41 @@ def test_threads_beside_the_one_that_steps_have_trees_of_their_own():
         (WORKER, "loader-worker", "spinner", 5), (RANK, "rank", "idle", 10),
     ]  # fmt: skip
     assert (stacks.trees[0].tree.function, stacks.trees[0].tree.user) == ("spin", True)
+
+
+CALL = "torch/nn/modules/module.py Module._call_impl"
+PUTS = stack("user/serve.py:5 main | q.put(x)", "std/queue.py Queue.put", "std/threading.py Condition.wait")
+SERVES = stack("user/serve.py:20 worker | net(x)", CALL)
+ENCODES = stack("user/serve.py:19 worker | ids = encode(text)")
+
+
+@pytest.mark.parametrize(
+    ("of_main", "of_other", "steps"),
+    [
+        ([(PUTS, 50)], [(SERVES, 3), (ENCODES, 47)], "Thread-1"),
+        ([(PUTS, 50)], [(ENCODES, 50)], "Thread-1"),
+        ([(BACK, 50)], [(SERVES, 50)], "MainThread"),
+        ([(ENCODES, 50)], [(PUTS, 50)], "MainThread"),
+        ([(PUTS, 50)], [(PUTS, 50)], "MainThread"),
+    ],
+    ids=["serves beside", "encodes beside", "both", "main works", "nobody"],
+)
+def test_the_thread_that_steps(of_main, of_other, steps):
+    others = [(RANK, "Thread-1", False, frames, count) for frames, count in of_other]
+    stacks = view(window(2.0, *main(RANK, *of_main), *others))
+    assert [process.thread for process in stacks.processes] == [steps]
+    assert stacks.processes[0].samples == 50
+
+
+def test_a_state_and_phases_over_time():
+    compiles = stack(*LOOP, "torch/_dynamo/eval_frame.py compile_wrapper", "torch/_dynamo/convert_frame.py __call__")
+    windows = [window(2.0, *main(RANK, (compiles, 30), (BACK, 10))), window(4.0, *main(RANK, (BACK, 40)))]
+    keep = StackView()
+    compiling = keep.state_over_time(windows, RANK, "MainThread", "compile")
+    assert (compiling.times, compiling.values) == ((2.0, 4.0), (0.75, 0.0))
+    assert keep.phases_over_time(windows, RANK, "MainThread", {"backward"}).values == (0.25, 1.0)
+
+
+def test_how_long_a_worker_had_nothing_to_do_over_time():
+    windows = [window(2.0, *main(WORKER, (DECODE, 30), (IDLE, 10))), window(4.0, *main(WORKER, (IDLE, 5)))]
+    assert StackView().idle_over_time(windows, {WORKER})[WORKER].values == (0.25, 1.0)

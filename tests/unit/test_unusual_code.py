@@ -4,23 +4,16 @@ from __future__ import annotations
 
 import msgspec
 import pytest
+from judgements import fired
 from snapshot_builder import RANK, constant, host, line, snapshot, step, steps
 from stack_maker import stack, window
 
-from aitop.diagnosis import between_steps, gil, optimizer
-from aitop.diagnosis.composition import composed
-from aitop.diagnosis.evidence import Lines, within_first
-from aitop.diagnosis.input_bound import judge as input_bound
+from aitop.diagnosis.causes import between_steps, gil, optimizer
+from aitop.diagnosis.evidence import main_lines, within_first
 from aitop.diagnosis.rule import Finding
 from aitop.engine.core import Engine
 from aitop.model.snapshot import Phases, ProcessStacks, Stacks, Target, ThreadShare, Tick
 from aitop.model.steps import HookFacts, HookSample
-from aitop.model.verdict import Verdict, Where
-
-
-def fired(judgement):
-    assert isinstance(judgement, Finding), judgement
-    return judgement.verdict
 
 
 @pytest.mark.parametrize(("below", "kind"), [("torch/autograd/__init__.py grad", "training"), (None, "inference")])
@@ -69,44 +62,28 @@ def test_parameters_of_one_of_many_modules_are_not_all_that_is_updated(forwards,
     assert ("need" in " ".join(found.verdict.evidence)) == known
 
 
-def test_an_evaluation_is_told_by_the_line_that_calls_the_model():
-    inside = line("net", 0.3, number=17, phase="evaluation", activity="compute", via=[("score", 31, "net(part)")])
-    train = line("net", 0.2, number=17, phase="forward", activity="compute", via=[("fit", 39, "loss = net(x)")])
+def test_an_evaluation_is_named_by_the_line_that_calls_the_model():
+    inside = line("net", 0.3, number=17, phase="evaluation", activity="native", via=[("score", 31, "net(part)")])
+    train = line("net", 0.2, number=17, phase="forward", activity="native", via=[("fit", 39, "loss = net(x)")])
     records = steps(seconds=0.1, evaluation=0.03, forward=0.03)
-    [first] = fired(between_steps.evaluation(snapshot(records, lines=[inside, train]))).where
+    finding = between_steps.evaluation(snapshot(records, lines=[inside, train]))
+    [first] = fired(finding).where
     assert (first.function, first.line, first.text) == ("score", 31, "net(part)")
+    assert [entry.line for entry in finding.claims] == [17], "what it claims is what was sampled"
     [alone] = fired(between_steps.evaluation(snapshot(records, lines=[inside]))).where
     assert (alone.function, alone.line) == ("net", 17), "a function of its own"
 
 
-def _batches_by(*lines, series):
-    train = [line("fit", 0.1, number=20, phase=phase, activity="compute") for phase in ("forward", "backward")]
-    phases = Phases(data_wait=0.0, forward=0.1, backward=0.1, outside=0.8)
-    return snapshot(phases=phases, lines=[*lines, *train], series=series, host=host(main_cpu=1.0))
-
-
-@pytest.mark.parametrize(("ran", "subtype"), [(0.4, "storage"), (0.97, "transform")])
-def test_a_nap_beside_a_thread_that_computes_is_no_computing(ran, subtype):
-    nap = line("take", 0.6, number=34, activity="sleep", text="time.sleep(0.02)", via=[("fit", 12, "x = take()")])
-    found = fired(input_bound(_batches_by(nap, series={"main_cpu": constant(1.05), "main_thread": constant(ran)})))
-    assert found.subtype == subtype
-
-
-def test_a_cheaper_function_gives_back_what_is_made_in_it():
-    rows = line("prepared", 0.5, number=25, text="return chunk.apply(cost)", via=[("fit", 12, "x = prepared(c)")])
-    read = line(
-        "forever", 0.2, number=30, text="yield from pd.read_csv(path)", via=[("fit", 11, "for c in forever():")]
-    )
-    found = fired(input_bound(_batches_by(rows, read, series={"main_thread": constant(0.97)})))
-    gains = {fix.text[:13]: fix.speedup for fix in found.fixes}
-    assert gains["make prepared"] == pytest.approx(2.0, rel=0.02) and found.speedup == pytest.approx(3.3, rel=0.03)
-
-
 def test_a_comprehension_is_a_part_of_the_function_that_has_it():
-    row = line("batch.<locals>.<listcomp>", 0.4, number=19, text="[row[k] for k in ks]", via=[("batch", 19, "rows")])
-    rest = line("batch", 0.3, number=18, text="row = frame.iloc[i]", via=[("fit", 12, "x = batch(ids)")])
-    assert within_first(Lines(0.7, (row, rest))) == 1.0
-    assert within_first(Lines(0.7, (row, line("fit", 0.4, number=12)))) == pytest.approx(0.5)
+    row = line("batch.<locals>.<listcomp>", 0.4, number=19, via=[("batch", 19, None)])
+    rest = line("batch", 0.3, number=18, via=[("fit", 12, None)])
+    other = line("fit", 0.4, number=12)
+
+    def made_by(*lines):
+        return main_lines(snapshot(phases=Phases(forward=0.3), lines=lines), lambda entry: entry.where is not None)
+
+    assert within_first(made_by(row, rest)) == 1.0
+    assert within_first(made_by(row, other)) == pytest.approx(0.5)
 
 
 def _contended(held, ran):
@@ -123,15 +100,3 @@ def _contended(held, ran):
 )
 def test_who_holds_the_lock_is_sampled_but_how_long_one_stands_is_measured(held, ran, share):
     assert fired(gil.judge(_contended(held, ran))).share == pytest.approx(share, abs=0.01)
-
-
-def _collecting(lock, where):
-    places = (Where(pid=RANK, file="/x/train.py", line=3, function="tidy"),) if where else ()
-    gc = Verdict(id="gc-stall", severity="warning", title="t", confidence=0.8, share=0.28, speedup=1.4, where=places)
-    held = msgspec.structs.replace(gc, id="gil-contention", share=lock, where=())
-    return [one.id for one in composed([held, gc], snapshot(steps()))]
-
-
-def test_objects_of_a_thread_that_holds_the_lock_are_collected_with_its_work():
-    assert _collecting(0.7, where=False) == ["gil-contention"]
-    assert _collecting(0.7, where=True) == _collecting(0.15, where=False) == ["gil-contention", "gc-stall"]

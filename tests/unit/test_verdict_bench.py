@@ -3,16 +3,9 @@
 from __future__ import annotations
 
 import re
-import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "scenarios"))
-sys.path.insert(0, str(Path(__file__).parents[1] / "accuracy"))
-sys.path.insert(0, str(Path(__file__).parents[1] / "bench"))
-
 from expectation import Row, Seen, predicted, row_of
 from expected import BY_NAME, SCENARIOS, WORKLOAD_DIR, Scenario
 from verdict_table import bars, error, in_range, show_bars, unsure

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from aitop.diagnosis import op_cost
 from aitop.diagnosis.causes.device_gaps import activity_of_devices, idle_share, idle_words, share_of
 from aitop.diagnosis.evidence import Lines, confidence, enough, main_lines, on_gpu, records
 from aitop.diagnosis.rule import Band, Finding, Judgement, Rule
@@ -16,8 +17,6 @@ ID = "launch-bound"
 CRITICAL_SHARE = 0.3
 BAND = Band(enter=0.2, leave=0.14)
 MANY_OPS = 100
-# What it takes the host to launch an operation and its backward, Python included: more than this is other work.
-LAUNCH_US = 60.0
 
 
 def judge(snapshot: Snapshot) -> Judgement:
@@ -36,7 +35,7 @@ def judge(snapshot: Snapshot) -> Judgement:
         return Abstention(id=ID, reason=reason)
     share = min(launching, idle - _explained(snapshot))
     each = op_seconds(snapshot)
-    if share < BAND.leave or (each is not None and each * 1e6 > LAUNCH_US):
+    if share < BAND.leave or (each is not None and each * 1e6 > op_cost.LAUNCH * 1e6):
         return None
     return Finding(_verdict(snapshot, share, launching, each), level=share)
 

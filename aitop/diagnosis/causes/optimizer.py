@@ -18,6 +18,7 @@ from aitop.diagnosis.evidence import (
     running,
     timed_on_device,
 )
+from aitop.diagnosis.op_cost import CUDA_TOGETHER, FOREACH, FUSED, ONE_BY_ONE
 from aitop.diagnosis.rule import Band, Finding, Judgement, Rule
 from aitop.diagnosis.what_if import without
 from aitop.model.snapshot import Snapshot
@@ -26,17 +27,12 @@ from aitop.model.units import count, percent
 from aitop.model.verdict import Abstention, Fix, Severity, Verdict
 
 CRITICAL_SHARE = 0.3
-# Seconds of a core a tensor and a parameter, one by one, with foreach, and fused: Adam's, measured; for other
-# optimizers only their proportions count.
-ONE_BY_ONE, FOREACH, FUSED = (24.5e-6, 1.8e-9), (14e-6, 3e-9), (4.5e-6, 0.8e-9)
 # Where nobody counted the parameters: what foreach saves of a loop over many small ones.
 UNCOUNTED = 1.0 - FOREACH[0] / ONE_BY_ONE[0]
 # The same machine may be so much slower than the one on which those were measured.
 SLOWER = 1.5
 # What torch's own optimizer takes beyond so many times as long is a fight for cores or memory, and none of its doing.
 NOT_ITS_OWN = 6.0
-# On a GPU the same on the device; a call for each tensor costs its host the launches.
-CUDA_TOGETHER = (0.3e-6, 3e-11)
 
 
 def judge(snapshot: Snapshot) -> Judgement:

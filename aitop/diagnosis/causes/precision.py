@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from aitop.diagnosis import op_cost
 from aitop.diagnosis.causes.device_gaps import activity_of_devices, idle_share
 from aitop.diagnosis.evidence import (
     UNPROVEN,
@@ -32,8 +33,6 @@ BAND = Band(enter=0.15, leave=0.1)
 FLOAT64_SAVED = 0.5
 # What is bound by memory or by calls gains less; float64 kernels may be much slower than twice.
 LEAST_SAVED, MOST_SAVED = 0.25, 0.6
-# Host time of dispatching one operation, its node of the graph and its backward: the same in every type.
-DISPATCH_SECONDS = 10e-6
 # Tensor cores multiply TF32 four times as fast as plain cores do float32, and some of them more.
 TENSOR_CORES = 4.0
 # What good matrix products reach of the figure in the data sheet.
@@ -124,7 +123,11 @@ def _computing(snapshot: Snapshot, facts: HookFacts, lines: Lines) -> float:
     known += part(snapshot, "evaluation") or 0.0
     # A model that is no module, or a loss by hand, computes outside of the phases.
     beside = sum(entry.share for entry in lines.entries if entry.phase == "host")
-    calls = (facts.ops or 0) * DISPATCH_SECONDS / (steps.mean * running(snapshot)) if steps and steps.mean else 0.0
+    calls = (
+        (facts.ops or 0) * (op_cost.FORWARD + op_cost.BACKWARD) / (steps.mean * running(snapshot))
+        if steps and steps.mean
+        else 0.0
+    )
     return max(0.0, min(1.0, known + beside) - calls)
 
 

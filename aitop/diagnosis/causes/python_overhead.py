@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from aitop.diagnosis import op_cost
 from aitop.diagnosis.causes.device_gaps import short_place
 from aitop.diagnosis.evidence import (
     UNPROVEN,
@@ -38,10 +39,6 @@ CRITICAL_SHARE = 0.3
 LEAST_HELD, LEAST_HELD_UNCOUNTED = 0.06, 0.25
 # Of a smaller part of the time too few looks at the lock are had to judge it without a count.
 LEAST_SEEN = 0.1
-# The longest operation that is small, in microseconds.
-TINY_OP_US = 30.0
-# What dispatching one operation and its node of the graph costs on the host, however little it computes.
-DISPATCH_US = 4.5
 # The same work in one operation still takes some of the time.
 BATCHED_AWAY = 0.88
 SOME = 0.05
@@ -50,7 +47,7 @@ ONCE = "seen in one stretch of time so far: how often it comes is not known yet"
 
 @dataclass(frozen=True)
 class Overhead:
-    """Shares of step time: `model` around tiny operations, `beside` between the phases. `per_op` in microseconds."""
+    """Shares of step time: `model` around tiny operations, `beside` between the phases. `per_op` in seconds."""
 
     model: float
     of_model: Lines
@@ -90,15 +87,15 @@ def _overhead(snapshot: Snapshot) -> Overhead:
     model = main_lines(snapshot, lambda entry: entry.phase == "forward" or _model(entry))
     python = Lines(*_python(model))
     held = python.share / model.share if model.share > 0 else 0.0
-    per_op = None if gpu else _microseconds_per_op(snapshot, model.share)
+    per_op = None if gpu else _seconds_per_op(snapshot, model.share)
     share = 0.0
     if gpu:
         # What launches take is told by how long the device waits for them; Python proper stays Python.
         share = python.share
-    elif per_op is not None and per_op >= TINY_OP_US:
+    elif per_op is not None and per_op >= op_cost.SMALL:
         share = python.share
     elif per_op is not None and held >= LEAST_HELD:
-        part = max(held, min(BATCHED_AWAY, DISPATCH_US / per_op))
+        part = max(held, min(BATCHED_AWAY, op_cost.FORWARD / per_op))
         share = (model.share + phase_share(snapshot, "backward")) * part
     elif held >= LEAST_HELD_UNCOUNTED and model.share >= LEAST_SEEN and snapshot.kind == "training":
         # In inference the cost of calling the model for a few samples is a matter of the batch.
@@ -118,13 +115,13 @@ def _python(lines: Lines) -> tuple[float, tuple[Entry, ...]]:
     return sum(entry.share for entry in entries), entries
 
 
-def _microseconds_per_op(snapshot: Snapshot, share: float) -> float | None:
+def _seconds_per_op(snapshot: Snapshot, share: float) -> float | None:
     """Mean CPU time of one autograd node's forward; None where the graph was not counted."""
     ops = snapshot.facts.ops if snapshot.facts else None
     mean = snapshot.steps.mean if snapshot.steps else None
     if not ops or not mean:
         return None
-    return share * mean * running(snapshot) * 1e6 / ops
+    return share * mean * running(snapshot) / ops
 
 
 def _verdict(snapshot: Snapshot, overhead: Overhead, share: float) -> Verdict:
@@ -159,7 +156,9 @@ def _evidence(snapshot: Snapshot, overhead: Overhead) -> tuple[str, ...]:
     if overhead.model:
         evidence.append(f"the interpreter's lock is held {percent(overhead.held)} of the forward pass")
     if overhead.mostly_model and overhead.per_op is not None and facts is not None:
-        evidence.append(f"{count(facts.ops)} operations a step at {overhead.per_op:.0f} µs each: hardly worth a call")
+        evidence.append(
+            f"{count(facts.ops)} operations a step at {overhead.per_op * 1e6:.0f} µs each: hardly worth a call"
+        )
     if overhead.mostly_model:
         evidence.append("how long one large operation would take instead is not known: the gain may be larger")
     where = overhead.lines.where

@@ -97,7 +97,8 @@ def judge(snapshot: Snapshot) -> Judgement:
     lasting = LASTING_WAIT if growth.phase == "data_wait" else LASTING
     if growth.seconds < lasting and growth.part < UNEXPLAINED:
         reason = f"steps got slower for {growth.seconds:.0f} s: whether it goes on is not known yet"
-        return _of_stacks(snapshot) or Abstention(id=ID, reason=reason)
+        sampled = _of_stacks(snapshot)
+        return sampled if isinstance(sampled, Finding) else Abstention(id=ID, reason=reason)
     lines = _lines(snapshot, growth.phase)
     # What grows explains its line; a small drift of a large phase does not explain the phase.
     claims = lines.entries if growth.phase == "outside" or growth.part >= EXPLAINS * lines.share else ()

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import msgspec
 
+from aitop.diagnosis import op_cost
 from aitop.diagnosis.causes.device_gaps import idle_share
 from aitop.diagnosis.causes.requests import takes_request
 from aitop.diagnosis.evidence import (
@@ -35,11 +36,6 @@ FEW_SAMPLES = 4
 BATCH = 32
 # What one core does with products of matrices, and reads of weights, in a second; more cores share the memory.
 CORE_FLOPS, CORE_BYTES, MOST_READERS = 70e9, 10e9, 4
-# Calling a layer on one sample: its operations, beside what they compute.
-TENSOR_SECONDS = 8e-6
-DISPATCH_SECONDS = 3.5e-6
-# Of a step whose operations take no longer than this each, little is computing.
-FLOOR_SECONDS = 15e-6
 # What does not depend on the batch has to be so much of a forward pass.
 LEAST_FIXED = 0.3
 # Weights that would take longer to read than the step takes are not all read: those of embeddings.
@@ -69,9 +65,7 @@ class Cost:
 def judge(snapshot: Snapshot) -> Judgement:
     """Whether the same work would be done sooner in larger batches."""
     if snapshot.steps is None or snapshot.steps.basis != "hook":
-        full = "requests wait in a full queue; " if snapshot.kind == "inference" and queue_is_full(snapshot) else ""
-        reason = f"{full}how many samples a step takes is known only from inside of the process"
-        return Abstention(id=ID, reason=reason)
+        return Abstention(id=ID, reason="how many samples a step takes is known only from inside of the process")
     missing = enough(snapshot)
     if missing:
         return Abstention(id=ID, reason=missing)
@@ -138,10 +132,10 @@ def _of_training(steps: Sequence[StepRecord], samples: float, facts: HookFacts, 
     if not facts.ops:
         return None
     each = _middle([step.forward for step in steps]) * ran / facts.ops
-    if not 0.0 < each <= FLOOR_SECONDS:
+    if not 0.0 < each <= op_cost.MOSTLY_CALLING:
         return None
     whole = _middle([step.seconds for step in steps])
-    computes = max(0.05, 1.0 - DISPATCH_SECONDS / each) * _middle([step.forward + step.backward for step in steps])
+    computes = max(0.05, 1.0 - op_cost.FORWARD / each) * _middle([step.forward + step.backward for step in steps])
     # What is computed on few samples is mostly what vectors of one sample cannot fill.
     return Cost(samples, whole - computes / FEW_SAMPLES, computes / FEW_SAMPLES / samples, False)
 
@@ -171,7 +165,7 @@ def _of_weights(steps: Sequence[StepRecord], samples: float, facts: HookFacts, r
     threads = max(1, facts.threads or 1)
     width = ITEM_BYTES.get(facts.parameter_dtypes[0] if facts.parameter_dtypes else "", 4)
     reading = facts.parameters * width / (CORE_BYTES * min(threads, MOST_READERS))
-    calling = facts.parameter_tensors * TENSOR_SECONDS
+    calling = facts.parameter_tensors * op_cost.LAYER
     if reading > ALL_READ * forward:
         reading = 0.0
     products = min(forward, 2.0 * facts.parameters * samples / (CORE_FLOPS * threads) * width / 4) if reading else 0.0

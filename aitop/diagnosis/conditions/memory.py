@@ -16,9 +16,9 @@ MIN_SECONDS = 3.5
 # Warming up looks like a leak for a while: growth has to last. What the source code says of growing things only names
 # the line; it decides nothing.
 PATIENCE_SECONDS = 20.0
-# Reading a data set looks like a leak as well: where nothing shows whether the run steps, only this long a rise counts.
+# Reading a data set looks like a leak as well: where nothing shows that the run steps, only this long a rise counts.
 BLIND_SECONDS = 55.0
-BLIND = "without stacks or the hook, a leak and the loading of a data set look the same"
+BLIND = "where no step was seen, a leak and the loading of a data set look the same"
 MIN_GROWTH = 8 * 2**20
 MIN_SLOPE = 0.5 * 2**20
 SOON_SECONDS = 1800.0
@@ -29,7 +29,8 @@ _NUMBERS = re.compile(r"\.\w+\((?:.*\.item\(\)|(?:float|int|len)\(.*\))\)$|\+= *
 
 def leak(snapshot: Snapshot) -> Judgement:
     """Memory of the training process, of its workers, or allocated on a device, that rises steadily as it steps."""
-    starting, blind = enough(snapshot), snapshot.stacks is None and not records(snapshot)
+    stepping = bool(records(snapshot)) or (snapshot.stacks is not None and snapshot.kind != "unknown")
+    starting, blind = enough(snapshot), not stepping
     since = max(snapshot.time - WATCH_SECONDS, _stepping_since(snapshot))
     found = [
         (name, line)

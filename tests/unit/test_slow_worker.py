@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from judgements import fired
 from snapshot_builder import WORKER, host, line, snapshot, stacks, steps
 
-from aitop.diagnosis import input_bound
-from aitop.diagnosis.lagging import laggard
-from aitop.diagnosis.rule import Finding
+from aitop.diagnosis.causes import input as input_bound
 from aitop.model.snapshot import Phases, Series
 
 READINGS = 8
@@ -36,15 +35,14 @@ def seen(*cores, readings=READINGS):
         records=records,
         phases=Phases(data_wait=0.51, forward=0.24, backward=0.25, optimizer=0.0, outside=0.0),
         host=host(workers=len(cores), worker_cpu=sum(cores) / len(cores)),
+        lines=[slow],
         stacks=stacks([slow], workers=len(cores)),
         series=workers_using(*cores, readings=readings),
     )
 
 
 def test_the_line_of_the_worker_that_all_wait_for_is_named():
-    found = input_bound.judge(seen(0.95, 0.06, 0.05))
-    assert isinstance(found, Finding)
-    verdict = found.verdict
+    verdict = fired(input_bound.judge(seen(0.95, 0.06, 0.05)))
     assert (verdict.id, verdict.subtype) == ("input-bound", "transform")
     assert (verdict.where[0].file, verdict.where[0].line) == ("/x/data.py", 41)
     assert f"worker {WORKER} is at work 95 % of the time, the other 2 6 % at most" in " ".join(verdict.evidence)
@@ -52,17 +50,17 @@ def test_the_line_of_the_worker_that_all_wait_for_is_named():
     assert 1.4 < verdict.fixes[1].speedup < verdict.fixes[0].speedup
 
 
-def test_workers_that_work_alike_have_no_laggard():
-    assert laggard(seen(0.9, 0.8, 0.85)) is None
+def test_workers_that_work_alike_have_no_slow_one():
+    assert input_bound.slow_worker(seen(0.9, 0.8, 0.85)) is None
 
 
-def test_workers_that_all_rest_have_no_laggard():
-    assert laggard(seen(0.2, 0.02, 0.02)) is None
+def test_workers_that_all_rest_have_no_slow_one():
+    assert input_bound.slow_worker(seen(0.2, 0.02, 0.02)) is None
 
 
 def test_workers_just_started_are_not_told_apart():
-    assert laggard(seen(0.95, 0.05, 0.05, readings=2)) is None
+    assert input_bound.slow_worker(seen(0.95, 0.05, 0.05, readings=2)) is None
 
 
-def test_one_worker_alone_does_not_lag():
-    assert laggard(seen(0.95)) is None
+def test_one_worker_alone_is_not_slower():
+    assert input_bound.slow_worker(seen(0.95)) is None

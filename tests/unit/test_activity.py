@@ -1,0 +1,157 @@
+"""What a thread does on its lines: from libraries, from looks at it, and from what the kernel says it waits in."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from stack_maker import looks, stack, state, window
+
+from aitop.stacks.activity import Parts, ThreadLooks, parts_of_groups
+from aitop.stacks.reading import read_stack
+from aitop.stacks.view import StackView
+
+TOP = "user/train.py:90 <module>"
+PYTHON = stack(TOP, "user/train.py:11 parse")
+NATIVE = stack(TOP, "user/train.py:12 main", "torch/nn/functional.py linear")
+READS = stack(TOP, "user/train.py:13 read")
+QUEUE = stack(TOP, "user/train.py:14 take", "std/queue.py Queue.get", "std/threading.py Condition.wait")
+FETCH = stack(TOP, "user/train.py:15 fetch", "requests/api.py get", "std/socket.py SocketIO.readinto")
+
+
+def doing(*samples, cpu=None, gil=None, states=()):
+    """Parts of the time of each line (by number) of a main thread with these (stack, count) samples.
+
+    `cpu` and `gil` are (asked, (stack, hits), …) of looks at it.
+    """
+    seen = window(2.0, *((1, "MainThread", True, frames, count) for frames, count in samples))
+    made = [looks(1, kind, asked[0], *asked[1:]) for kind, asked in (("cpu", cpu), ("gil", gil)) if asked is not None]
+    for look in made:
+        seen = look(seen)
+    seen = msgspec.structs.replace(seen, states=tuple(states))
+    stacks = StackView().view([seen], {1: "rank"}, 0.0)
+    return {line.line: dict(line.parts) for line in stacks.lines}
+
+
+# --- without looks --------------------------------------------------------------------------------------------------
+
+
+def test_libraries_tell_what_nobody_looked_at():
+    parts = doing((PYTHON, 10), (NATIVE, 10), (QUEUE, 10))
+    assert {line: max(shares, key=shares.get) for line, shares in parts.items()} == {
+        11: "python",
+        12: "native",
+        14: "wait-queue",
+    }
+    assert all(sum(shares.values()) == pytest.approx(1.0) for shares in parts.values())
+
+
+# --- looks ----------------------------------------------------------------------------------------------------------
+
+
+def test_who_holds_the_lock_on_a_line_runs_python_there():
+    """Both lines call a library of arrays; on one of them the lock is held in four of five looks."""
+    small = stack(TOP, "user/train.py:21 small", "torch/nn/functional.py linear")
+    parts = doing((NATIVE, 50), (small, 50), cpu=(100, (NATIVE, 50), (small, 50)), gil=(100, (NATIVE, 2), (small, 40)))
+    assert parts[12]["python"] < 0.1 < 0.7 < parts[21]["python"]
+
+
+def test_a_line_that_is_not_on_a_core_waits():
+    parts = doing((PYTHON, 50), (READS, 50), cpu=(100, (PYTHON, 50)))
+    assert parts[11].get("wait", 0.0) < 0.1 and parts[13]["wait"] > 0.9
+
+
+def test_few_looks_say_nothing():
+    parts = doing((PYTHON, 50), (READS, 50), cpu=(5, (PYTHON, 5)))
+    assert parts[13].get("wait", 0.0) == parts[11].get("wait", 0.0) == 0.0
+
+
+# --- the kernel -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("kind", "activity"),
+    [
+        ("disk", "wait-disk"),
+        ("network", "wait-network"),
+        ("child", "wait-child"),
+        ("sleep", "sleep"),
+        ("lock", "wait-lock"),
+        ("device", "wait-device"),
+        ("queue", "wait-queue"),
+        ("other", "wait"),
+    ],
+)
+def test_the_kernel_says_what_a_line_waits_for(kind, activity):
+    parts = doing(
+        (PYTHON, 50),
+        (READS, 50),
+        cpu=(100, (PYTHON, 50)),
+        states=[state(1, 100, running=50, **{kind: 50})],
+    )
+    assert parts[13][activity] > 0.8
+    assert parts[11].get(activity, 0.0) < 0.1
+
+
+def test_the_kernel_says_how_long_a_thread_waits_in_all():
+    """Looks at single lines are few; the thread waits for 30 % of its time, whatever they say."""
+    parts = doing(
+        (PYTHON, 50),
+        (READS, 50),
+        cpu=(20, (PYTHON, 10)),
+        states=[state(1, 100, running=70, disk=30)],
+    )
+    waits = sum(0.5 * shares.get("wait-disk", 0.0) for shares in parts.values())
+    assert waits == pytest.approx(0.3, abs=0.01)
+
+
+def test_waits_that_a_library_names_are_not_given_to_other_lines():
+    parts = doing((PYTHON, 50), (QUEUE, 50), states=[state(1, 100, running=50, lock=50)])
+    assert parts[14] == {"wait-queue": 1.0}
+    assert parts[11].get("wait-lock", 0.0) < 0.05
+
+
+def test_array_operations_wait_for_no_file():
+    parts = doing((NATIVE, 50), (READS, 50), states=[state(1, 100, running=70, disk=30)])
+    assert parts[12].get("wait-disk", 0.0) == 0.0 and parts[13]["wait-disk"] == pytest.approx(0.6, abs=0.01)
+
+
+def test_without_the_kernel_the_library_below_says_what_is_waited_for():
+    parts = doing((PYTHON, 50), (FETCH, 50), cpu=(100, (PYTHON, 50)))
+    assert parts[15]["wait-network"] > 0.9
+
+
+# --- always ---------------------------------------------------------------------------------------------------------
+
+SEEN = [read_stack(frames) for frames in (PYTHON, NATIVE, READS, QUEUE, FETCH)]
+KINDS = ("lock", "disk", "network", "queue", "child", "device", "sleep", "other")
+COUNTS = st.lists(st.integers(0, 60), min_size=len(SEEN), max_size=len(SEEN))
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    COUNTS.filter(any),
+    COUNTS,
+    COUNTS,
+    st.integers(0, 100),
+    st.one_of(st.none(), st.floats(0, 1)),
+    st.lists(st.floats(0, 1), min_size=len(KINDS), max_size=len(KINDS)),
+)
+def test_parts_of_a_line_add_up_whatever_was_looked_at(samples, on_core, held, asked, running, waits):
+    groups = {seen: {seen: count} for seen, count in zip(SEEN, samples, strict=True) if count}
+    whole = sum(waits)
+    left = (1.0 - running) / whole if running is not None and whole else 0.0
+    told = ThreadLooks(
+        cpu={seen: min(count, asked) for seen, count in zip(SEEN, on_core, strict=True)},
+        cpu_asked=asked,
+        gil={seen: min(count, asked) for seen, count in zip(SEEN, held, strict=True)},
+        gil_asked=asked,
+        running=running,
+        waits={kind: share * left for kind, share in zip(KINDS, waits, strict=True)},
+    )
+    parts: dict[object, Parts] = parts_of_groups(groups, told)
+    assert parts.keys() == groups.keys()
+    for shares in parts.values():
+        assert sum(shares.values()) == pytest.approx(1.0, abs=1e-6)
+        assert all(-1e-9 <= share <= 1.0 + 1e-9 for share in shares.values())

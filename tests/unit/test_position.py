@@ -1,0 +1,171 @@
+"""Where host code stands in a step, and which forward passes evaluate: from what else runs in the same functions."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from stack_maker import stack
+
+from aitop.stacks.position import Steps
+from aitop.stacks.reading import read_stack
+
+NEXT = "torch/utils/data/dataloader.py _BaseDataLoaderIter.__next__"
+CALL = "torch/nn/modules/module.py Module._call_impl"
+BACK = "torch/_tensor.py Tensor.backward"
+STEP = "torch/optim/adamw.py AdamW.step"
+ENV = "gymnasium/core.py Wrapper.step"
+MODEL = "user/model.py:8 Net.forward"
+TOP = "user/train.py:90 <module>"
+
+
+def at(line, *below, function="main", file="user/train.py", above=(TOP,)):
+    """A stack that stands in `line` of a function, and in `below` it."""
+    return stack(*above, f"{file}:{line} {function}", *below)
+
+
+# A loop in one function: data at 10, the model at 12, its gradients at 14, the update at 15.
+LOOP = [(at(10, NEXT), 20), (at(12, CALL, MODEL), 30), (at(14, BACK), 30), (at(15, STEP), 10)]
+
+
+def position(samples, frames):
+    """Where `frames` stand beside these samples."""
+    seen = read_stack(frames)
+    return Steps([*((read_stack(other), count) for other, count in samples), (seen, 10)]).position(seen)
+
+
+def phase(samples, frames):
+    seen = read_stack(frames)
+    return Steps([*((read_stack(other), count) for other, count in samples), (seen, 10)]).phase(seen)
+
+
+# --- positions ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [(9, "before"), (11, "before"), (12, "within"), (13, "within"), (14, "within"), (16, "after"), (60, "after")],
+)
+@pytest.mark.parametrize("below", [(), ("user/other.py:5 work",), ("user/other.py:5 work", "user/more.py:7 deeper")])
+def test_a_line_stands_where_its_function_has_it(line, expected, below):
+    if line == 12 and below:
+        expected = "before"  # what is called in the line of the model's call is mostly an argument of it
+    assert position(LOOP, at(line, *below)) == expected
+
+
+def test_a_function_that_makes_no_steps_has_no_positions():
+    assert position(LOOP, stack("user/setup.py:3 read_all")) is None
+    assert position([(at(10, "user/x.py:4 work"), 50)], at(11)) is None
+
+
+def test_a_batch_that_is_fetched_at_the_end_of_the_loop_is_of_the_next_step():
+    prefetch = [*LOOP[1:], (at(20, NEXT), 20)]
+    assert position(prefetch, at(20)) == "before"
+    assert position(prefetch, at(17)) == "after"
+
+
+def test_where_the_update_is_made_by_the_caller_the_caller_tells():
+    """`loss = compute(x)` at line 12 has the model's call; its caller updates at 14."""
+    inner = (TOP, "user/train.py:12 main")
+    samples = [
+        (at(10, NEXT), 20),
+        (at(5, CALL, function="compute", above=inner), 30),
+        (at(14, BACK), 30),
+        (at(15, STEP), 10),
+    ]
+    assert position(samples, at(4, function="compute", above=inner)) == "before"
+    assert position(samples, at(7, function="compute", above=inner)) == "within", "the update is still to come"
+    assert position(samples, at(16)) == "after"
+
+
+def test_what_computes_before_the_gradients_is_the_model_where_no_module_is():
+    by_hand = [(at(14, BACK), 30), (at(10, NEXT), 20)]
+    assert position(by_hand, at(12)) == "within"
+    assert position([*by_hand, (at(3, CALL, function="other"), 9)], at(12)) == "before"
+
+
+def test_in_inference_what_follows_the_model_is_after_it():
+    serving = [(at(12, CALL, MODEL), 50)]
+    assert [position(serving, at(line)) for line in (11, 12, 13)] == ["before", "within", "after"]
+
+
+def test_samples_read_while_the_stack_changed_move_no_anchor():
+    torn = [(at(50, CALL), 1), (at(3, STEP), 1), (at(50), 40)]
+    assert position([*LOOP, *torn], at(16)) == "after"
+    assert position([*LOOP, *torn], at(11)) == "before"
+
+
+# --- phases ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_forward_pass_below_the_update_evaluates():
+    own = at(17, CALL, MODEL)
+    assert phase(LOOP, own) == "evaluation"
+    assert phase(LOOP, at(12, CALL, MODEL)) == "forward"
+
+
+def test_a_function_with_data_of_its_own_that_is_called_below_the_update_evaluates_as_a_whole():
+    inside = {"function": "check", "file": "user/check.py", "above": (TOP, "user/train.py:20 main")}
+    samples = [*LOOP, (at(4, NEXT, **inside), 20), (at(5, CALL, MODEL, **inside), 30)]
+    assert phase(samples, at(4, NEXT, **inside)) == "evaluation"
+    assert phase(samples, at(5, CALL, MODEL, **inside)) == "evaluation"
+    assert phase(samples, at(6, **inside)) == "evaluation", "what it counts, too"
+    assert phase(samples, at(10, NEXT)) == "data_wait"
+
+
+def test_a_function_that_trains_does_not_evaluate_wherever_it_is_called():
+    inside = {"function": "epoch", "file": "user/epoch.py", "above": (TOP, "user/train.py:20 main")}
+    samples = [*LOOP, (at(5, CALL, MODEL, **inside), 30), (at(6, BACK, **inside), 30), (at(4, NEXT, **inside), 10)]
+    assert phase(samples, at(5, CALL, MODEL, **inside)) == "forward"
+    assert phase(samples, at(4, NEXT, **inside)) == "data_wait"
+
+
+def test_inference_evaluates_nothing():
+    assert phase([(at(10, NEXT), 10), (at(12, CALL), 50)], at(17, CALL, MODEL)) == "forward"
+
+
+def test_a_loop_around_a_loop_of_another_function_is_no_evaluation_of_it():
+    """A rollout calls the model before the update of the same function: that is acting, not evaluating."""
+    acts = [(at(5, CALL, MODEL), 30), (at(6, ENV), 30), (at(12, CALL, MODEL), 20), (at(14, BACK), 20)]
+    assert phase(acts, at(5, CALL, MODEL)) == "forward"
+    assert position(acts, at(6)) == "within"
+
+
+# --- names ----------------------------------------------------------------------------------------------------------
+
+INSIDE = {"function": "check", "file": "user/check.py", "above": (TOP, "user/train.py:20 main")}
+PROGRAM = [
+    *LOOP,
+    (at(11, "user/prep.py:5 prepare"), 9),
+    (at(13, "user/loss.py:5 loss"), 9),
+    (at(16, "user/log.py:5 log"), 9),
+    (at(4, NEXT, **INSIDE), 9),
+    (at(5, CALL, MODEL, **INSIDE), 9),
+    (at(6, **INSIDE), 9),
+    (stack("user/setup.py:3 read_all"), 9),
+]
+OWN = sorted({name for frames, _ in PROGRAM for seen in frames if seen.user for name in (seen.function, seen.file)})
+TEMPTING = [
+    "evaluate", "validate", "backward", "forward", "step", "load_data", "optimizer", "tokenize", "save_checkpoint",
+    "collate", "log", "train", "test", "fit", "f", "x1", "Zug", "données",
+]  # fmt: skip
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.permutations(TEMPTING), st.one_of(st.none(), st.text(max_size=20)))
+def test_no_name_and_no_source_text_changes_anything(names, text):
+    renamed = dict(zip(OWN, names, strict=False))
+
+    def other(seen):
+        if not seen.user:
+            return seen
+        function, file = renamed[seen.function], f"/home/b/{renamed[seen.file]}.py"
+        return msgspec.structs.replace(seen, function=function, file=file, text=text, loop=text, guard=text)
+
+    def said(program):
+        seen = [(read_stack(frames), count) for frames, count in program]
+        steps = Steps(seen)
+        return [(steps.phase(one), steps.position(one), one.state, one.work, one.idle) for one, _ in seen]
+
+    assert said([([other(seen) for seen in frames], count) for frames, count in PROGRAM]) == said(PROGRAM)
