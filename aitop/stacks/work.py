@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
+from aitop.model.ledger import Activity
 from aitop.model.snapshot import ProcessStacks, Stacks
 from aitop.model.steps import StepKind
 
@@ -17,9 +18,11 @@ Level = Literal[0, 1, 2]
 # Parts of a step that were met in fewer samples, or in less than this share of them, are no evidence of one.
 LEAST_SAMPLES, LEAST_SHARE = 2, 0.02
 # A thread that runs for less than this share of its time only hands out work and waits for it.
-RUNS = 0.1
+LEAST_ACTIVE = 0.1
 # Processes that do at least this part of what the busiest does are its peers, and stand in the order of their pids.
 PEER = 0.5
+_RUNS: tuple[Activity, ...] = ("python", "native", "compile", "collect", "spawn")
+_OWN_WAITS: tuple[Activity, ...] = ("wait-disk", "wait-device")
 
 
 def step_levels(stacks: Stacks | None, stepping: Mapping[int, StepKind]) -> dict[int, Level]:
@@ -82,7 +85,7 @@ def _amount(stacks: Stacks | None, process: ProcessStacks) -> float:
 
 def _running(stacks: Stacks | None, processes: Sequence[ProcessStacks]) -> list[ProcessStacks]:
     """Those whose leading thread does something itself; of these the ranks, where any does: the others feed them."""
-    running = [one for one in processes if _active(stacks, one) > RUNS]
+    running = [one for one in processes if _active(stacks, one) > LEAST_ACTIVE]
     return [one for one in running if one.role == "rank"] or running
 
 
@@ -93,5 +96,6 @@ def _active(stacks: Stacks | None, process: ProcessStacks) -> float:
     mine = process.pid, process.thread
     runs = next((one.active for one in stacks.threads if (one.pid, one.thread) == mine), None)
     lines = [line for line in stacks.lines if (line.pid, line.thread) == mine]
-    waits = sum(line.share * line.part("wait-disk", "wait-device") for line in lines)
-    return (runs or 0.0) + waits
+    # The kernel says best how long a thread runs; it is not asked about every thread.
+    own = _OWN_WAITS if runs is not None else (*_RUNS, *_OWN_WAITS)
+    return (runs or 0.0) + sum(line.share * line.part(*own) for line in lines)
