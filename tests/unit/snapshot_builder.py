@@ -116,7 +116,4 @@ def accounted(seen):
 
 def changed(seen, **fields):
     """The Snapshot with other fields, and the ledgers that follow from them."""
-    if "stacks" in fields:
-        steps = seen.steps.recent if seen.steps else ()
-        fields.setdefault("working", working(fields["stacks"], {RANK: steps[-1].kind} if steps else {}, RANK))
     return accounted(msgspec.structs.replace(seen, **fields))
