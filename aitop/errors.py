@@ -4,9 +4,17 @@ from __future__ import annotations
 
 
 class AitopError(Exception):
-    """Something the user has to know: printed as one sentence on stderr, without a traceback."""
+    """Something the user has to know: printed as one sentence on stderr, without a traceback.
+
+    The sentence is `reason`, and after a colon `remedy`, which says what to do, where that is known.
+    """
 
     exit_code = 1
+
+    def __init__(self, reason: str, remedy: str | None = None) -> None:
+        super().__init__(reason if remedy is None else f"{reason}: {remedy}")
+        self.reason = reason
+        self.remedy = remedy
 
 
 class WrongUsageError(AitopError):

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
 
+from aitop.attach.ways.gdb import fault_of_gdb
+
 STAND_IN = (
     (
-        "__init__",
+        "hook.__init__",
         "from .store import STATE\n"
         "def install(way):\n"
         "    if STATE: return 'already'\n"
@@ -19,7 +22,7 @@ STAND_IN = (
         "    if not STATE: return 'absent'\n"
         "    STATE.clear(); return 'removed'\n",
     ),
-    ("store", "STATE = []\n"),
+    ("hook.store", "STATE = []\n"),
 )
 
 # Every target runs `turn()` until it is told to stop, then says how long its turns took (p50, p99, p99.9 and the
@@ -216,6 +219,15 @@ class Victim:
         self.process.kill()
         self.process.communicate()
         self._folder.cleanup()
+
+
+def why_no_gdb() -> str | None:
+    """Why there is no gdb to test with on this machine, None where there is one that works."""
+    program = shutil.which("gdb")
+    if program is None:
+        return "no gdb at hand"
+    fault = fault_of_gdb(program)
+    return None if fault is None else fault.reason
 
 
 def leftovers(pid: int) -> list[str]:

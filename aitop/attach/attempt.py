@@ -1,47 +1,64 @@
-"""One attempt to get a request into a process: down the ladder politely, then waiting, withdrawn at any moment."""
+"""One attempt to get a request into a process: the ways in are tried best first, then the answer is waited for.
+
+The hook arrives in parts, one request after the other, and the target runs on in between. Where the target is slow to
+answer, or each way in is costly, the rest comes in one block instead. Why parts: loading and installing 260 kB of
+bytecode in one block took the main thread of a torch process 5.2 to 5.7 ms of CPU time, and in six parts at most 2.3 ms
+at a time (Python 3.11); the budget of an attach is a pause of 5 ms (DESIGN §10). A hook that loads well within that in
+one block needs neither the parts nor what follows from them:
+
+Between two parts the target holds modules that are not in use yet. They go away by themselves in the end (`Arriving` in
+payload/in_target.py), sooner where the attempt is closed (`_drop_parts`) or the monitor is killed (watchdog.py).
+"""
 
 from __future__ import annotations
 
+import errno
+import fcntl
+import os
 import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from types import TracebackType
 
-from aitop.attach.bundle import Action, Sources, pack, parts
-from aitop.attach.debugger import MISSING
-from aitop.attach.other_python import interpreter_of
-from aitop.attach.preflight import check_alive, check_consent, check_torch, open_memory
-from aitop.attach.proc_status import ProcStatus, same_process
-from aitop.attach.python_image import locate_python
+from aitop.attach.inspection.preflight import check_alive, check_consent, check_torch, open_memory
+from aitop.attach.inspection.process import ProcStatus, interpreter_of, same_process
+from aitop.attach.inspection.python_image import locate_python
+from aitop.attach.payload.bundle import Action, Sources, pack, parts
+from aitop.attach.payload.request import Request
 from aitop.attach.refusal import AttachRefused, NotNow
-from aitop.attach.request import Request
-from aitop.attach.target import Target
-from aitop.attach.turn import Turn
 from aitop.attach.watchdog import WATCHDOG
-from aitop.attach.ways import WayIn
+from aitop.attach.ways import TargetProcess, WayIn
+from aitop.attach.ways.gdb import Gdb
+from aitop.attach.ways.remote_debug import RemoteDebug
+from aitop.attach.ways.signal_frame import SignalFrame, SleepingCall
 
-# Once an answer is late it is looked for less often, down to ANSWER_POLLS_S[1] from one to the next.
+# Best first.
+WAYS: tuple[WayIn, ...] = (RemoteDebug(), SignalFrame(), SleepingCall(), Gdb())
+
+# Pauses between looks for the answer, the first and the longest.
 ANSWER_POLLS_S = (0.001, 0.02)
-# A moment that did not suit is followed by longer and longer pauses.
+# Pauses before a way is tried again after a moment that did not suit, the first and the longest.
 RETRIES_S = (0.03, 0.5)
-# After its answer the target still has to leave CPython's pending-call machinery; nobody may come in before.
+# After its answer the target still has to leave CPython's pending-call machinery before anybody comes in again.
 SETTLE_S = 0.005
-# A hook that has begun is waited for: it cannot be taken back half-way.
+# A hook that has begun to install itself cannot be taken back: it is waited for.
 BEGUN_PATIENCE_S = 3.0
 DROP_PATIENCE_S = 1.0
-# A target that lets a part wait for longer is sent all in one go: it would have to come back for each, and stands still
-# for long anyway.
+# A target that takes longer than this to answer a part gets the rest in one block: it would take as long for each part,
+# and a long pause is nothing new to it.
 SLOW_S = 0.25
+TURN_POLL_S = 0.01
 
 
 @dataclass(frozen=True)
 class Attachment:
-    """The target has answered.
+    """The target's answer.
 
-    `way` names the way in. `answer` is the hook's: `installed` or `already`, `removed` or `absent`, or words of
-    woe. `pause_us` is the longest time for which a thread of the target stood still, in microseconds; `ack_ms`
-    the time from the first touch to the answer, in milliseconds.
+    `way` names the way in. `answer` is the hook's: `installed` or `already`, `removed` or `absent`, or what went wrong.
+    `pause_us` is the longest time for which a thread of the target was stopped, in microseconds; `ack_ms` the time from
+    the first touch to the answer, in milliseconds.
     """
 
     way: str
@@ -52,7 +69,7 @@ class Attachment:
 
 @dataclass(frozen=True)
 class Limit:
-    """How long to wait for the target: until `deadline` (monotonic seconds), or until `given_up` says so."""
+    """How long to wait for the target: until `deadline` (monotonic seconds), or until `given_up` returns True."""
 
     deadline: float
     given_up: Callable[[], bool] = lambda: False
@@ -61,9 +78,46 @@ class Limit:
         return time.monotonic() >= self.deadline or self.given_up()
 
 
+class Turn:
+    """Context manager: a lock between all monitors, so that one at a time attaches to process `pid`.
+
+    It is waited for until `deadline` (monotonic seconds). It lies on `/proc/PID/mem`: only those who may attach can
+    open that, and the kernel frees the lock when its owner dies. Raises OSError where that file cannot be opened.
+    """
+
+    def __init__(self, pid: int, deadline: float) -> None:
+        self._pid, self._deadline = pid, deadline
+        self._fd = -1
+
+    def __enter__(self) -> None:
+        self._fd = os.open(f"/proc/{self._pid}/mem", os.O_RDWR | os.O_CLOEXEC)
+        try:
+            while not self._take():
+                if time.monotonic() > self._deadline:
+                    reason = f"another aitop is attaching to process {self._pid}"
+                    raise AttachRefused("other-monitor", reason, "try again")
+                time.sleep(TURN_POLL_S)
+        except BaseException:
+            os.close(self._fd)
+            raise
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        os.close(self._fd)
+
+    def _take(self) -> bool:
+        """Tries to take the lock, and returns whether it is ours now."""
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno in (errno.EWOULDBLOCK, errno.EINTR):
+                return False
+            raise
+        return True
+
+
 @dataclass
-class _Rung:
-    """One way on the ladder: when it may be tried again (monotonic seconds), and the pause after the next failure."""
+class _Retry:
+    """When a way may be tried again (monotonic seconds), and the pause after the next failure (seconds)."""
 
     way: WayIn
     again_at: float = 0.0
@@ -75,11 +129,11 @@ class _Rung:
 
 
 @dataclass
-class _Knock:
-    """One request on its way: what brought it in so far, and what is still to be tried."""
+class _Pending:
+    """A request under way: all the ways that may be tried, and those that brought it in."""
 
     request: Request
-    ladder: list[_Rung]
+    ways: list[_Retry]
     entered: list[WayIn] = field(default_factory=list)
     next_way_at: float = 0.0
 
@@ -89,11 +143,11 @@ class _Knock:
 
 
 class Attempt:
-    """From `open` to `close` nobody else gets at the target; at the end the request is taken back.
+    """One action on one process. From `open` to `close` no other monitor attaches to it.
 
-    A request that was brought in stays queued in the target until it is answered or withdrawn, whether anybody
-    waits for it or not, and costs it nothing. Raises AttachRefused, with the target as it was, where there is no
-    way in. `torch` False lets a process without torch pass.
+    A request that was brought in stays queued in the target, at no cost to it, until it is answered or withdrawn,
+    whether anybody waits or not. Raises AttachRefused, with the target as it was, where there is no way in. With
+    `torch` False a process without torch is entered as well.
     """
 
     def __init__(
@@ -102,23 +156,23 @@ class Attempt:
         self._pid, self._ways = pid, ways
         self._action, self._sources = action, tuple(sources)
         self._interpreter: str | None = None
-        self._parcels: list[bytes] = []
+        self._blocks: list[bytes] = []  # still to be brought in
         self._needs_torch = torch and action == "install"
         self._held = ExitStack()
-        self._knock: _Knock | None = None
+        self._pending: _Pending | None = None
         self._again_at, self._again_pause = 0.0, RETRIES_S[0]
         self._since = self._asked_at = time.monotonic()
         self._pause_us = 0.0
         self._obstacle = ""
-        self._taken_back = self._parts_wait = False
+        self._has_withdrawn = self._parts_wait = False
 
     def open(self, deadline: float) -> None:
-        """Looks at the target and takes the turn, waiting for it until `deadline` (monotonic seconds)."""
+        """Inspects the target, and waits until `deadline` (monotonic seconds) while another monitor attaches to it."""
         status = check_alive(self._pid)
         try:
             memory = self._held.enter_context(open_memory(status))
             check_consent(self._pid)
-            self._target = Target(status, memory, locate_python(self._pid, memory))
+            self._target = TargetProcess(status, memory, locate_python(self._pid, memory))
             if self._needs_torch:
                 check_torch(self._pid)
             if self._action == "install" and self._target.python.version != sys.version_info[:2]:
@@ -126,7 +180,7 @@ class Attempt:
             self._open_ways = _open_ways(self._target, self._ways)
             self._prepare(whole=self._open_ways[0].costly)
             self._held.enter_context(Turn(self._pid, deadline))
-            if len(self._parcels) > 1:
+            if len(self._blocks) > 1:
                 self._held.enter_context(WATCHDOG.over(status))
         except OSError as error:
             self._held.close()
@@ -136,12 +190,12 @@ class Attempt:
             raise
 
     def _prepare(self, *, whole: bool) -> None:
-        make = pack if whole else parts
-        made = make(self._action, self._sources, self._interpreter)
-        self._parcels = [made] if isinstance(made, bytes) else list(made)
+        """Sets what is to be brought in: all of it in one block, or in parts."""
+        action, sources, interpreter = self._action, self._sources, self._interpreter
+        self._blocks = [pack(action, sources, interpreter)] if whole else list(parts(action, sources, interpreter))
 
     def wait(self, limit: Limit) -> Attachment | None:
-        """The answer, None where there is none yet when the `limit` is reached. Goes on with what is to be tried."""
+        """Goes on with the attempt. Returns the answer, None where there is none when the `limit` is reached."""
         poll = ANSWER_POLLS_S[0]
         try:
             while True:
@@ -155,22 +209,23 @@ class Attempt:
                 time.sleep(poll)
                 poll = min(1.03 * poll, ANSWER_POLLS_S[1])
         except OSError as error:
-            # Wherever it ended, /proc and ptrace say so in words of their own.
+            # A process that ends meanwhile shows in /proc and ptrace as errors of many kinds.
             raise unreachable(self._target.status, error) from error
 
     def why_not(self) -> AttachRefused:
-        """What there is to say when no answer came."""
+        """The refusal where no answer came."""
         if not same_process(self._target.status):
             return _ended(self._pid)
-        if self._knock is None or not self._knock.entered:
+        if self._pending is None or not self._pending.entered:
             what, remedy = self._obstacle or "the hook says that the moment does not suit it", "try again"
         else:
             what, remedy = f"process {self._pid} is inside one long call", "try again when it is back in Python code"
-        return AttachRefused("absent", f"hook waiting for the target: {what}", remedy, passing=True)
+        return AttachRefused("waiting", f"hook waiting for the target: {what}", remedy)
 
     def close(self) -> Attachment | None:
-        """Takes the request back, and the parts that have come. What had already begun is waited for, and its answer
-        returned. Idempotent.
+        """Withdraws the request, and the parts that have arrived. Idempotent.
+
+        A request that the target has begun is waited for, and its answer returned.
         """
         with self._held:
             done = self._withdraw()
@@ -180,7 +235,7 @@ class Attempt:
             return done
 
     def _drop_parts(self) -> None:
-        """Has the target forget the parts that wait in it for the rest."""
+        """Has the target drop the parts that wait in it for the rest."""
         self._parts_wait = False
         self._action, self._sources = "drop", ()
         self._prepare(whole=True)
@@ -191,50 +246,51 @@ class Attempt:
                 time.sleep(ANSWER_POLLS_S[0])
             self._withdraw()
         except (AttachRefused, OSError):
-            # It is gone, or stopped: there is nobody to ask.
+            # It has ended, or is stopped.
             pass
 
     def _step(self) -> Attachment | None:
-        """Looks for the answer; where there is none, does what is due."""
-        if self._knock is None:
+        """Looks for the answer; where there is none, tries the next way that is due."""
+        if self._pending is None:
             if time.monotonic() < self._again_at:
                 return None
-            request = Request(self._target.status, self._parcels[0], file=any(way.alone for way in self._open_ways))
+            needs_file = any(way.exclusive for way in self._open_ways)
+            request = Request(self._target.status, self._blocks[0], file=needs_file)
             request.open()
             self._asked_at = time.monotonic()
-            self._knock = _Knock(request, [_Rung(way) for way in self._open_ways])
-        answer = self._knock.request.answer()
+            self._pending = _Pending(request, [_Retry(way) for way in self._open_ways])
+        answer = self._pending.request.answer()
         if answer is None:
-            self._climb(self._knock)
-            answer = self._knock.request.answer()
+            self._try_next_way(self._pending)
+            answer = self._pending.request.answer()
         if answer is not None:
-            return self._settle(self._knock, answer)
-        if len(self._parcels) > 1 and self._knock.entered and time.monotonic() - self._asked_at > SLOW_S:
-            self._take_back(self._knock)
+            return self._settle(self._pending, answer)
+        if len(self._blocks) > 1 and self._pending.entered and time.monotonic() - self._asked_at > SLOW_S:
+            self._send_whole(self._pending)
         return None
 
-    def _take_back(self, knock: _Knock) -> None:
-        """Has all come in one block instead of a part that the target has not begun with."""
-        for way in knock.entered:
+    def _send_whole(self, pending: _Pending) -> None:
+        """Withdraws a part that the target has not begun with, and has everything come in one block."""
+        for way in pending.entered:
             way.withdraw(self._target, in_use=True)
-        if knock.request.cancel():
-            knock.request.close()
-            self._knock, self._taken_back = None, True
+        if pending.request.cancel():
+            pending.request.close()
+            self._pending, self._has_withdrawn = None, True
             self._prepare(whole=True)
 
-    def _settle(self, knock: _Knock, answer: str) -> Attachment | None:
-        """Clears up after an answer; None where more is to be brought in, or the hook asks for another moment."""
+    def _settle(self, pending: _Pending, answer: str) -> Attachment | None:
+        """Cleans up after an answer. None where more is to be brought in, or the hook asks for another moment."""
         ack_ms = (time.monotonic() - self._since) * 1e3
-        self._knock = None
-        for way in knock.entered:
-            # What another way brought in, or was queued for what was taken back, may be running this moment.
-            way.withdraw(self._target, in_use=len(knock.entered) > 1 or self._taken_back)
-        knock.request.close()
+        self._pending = None
+        for way in pending.entered:
+            # Where a second way, or a request that was withdrawn, queued the line too, it may be read at this moment.
+            way.withdraw(self._target, in_use=len(pending.entered) > 1 or self._has_withdrawn)
+        pending.request.close()
         time.sleep(SETTLE_S)
         self._parts_wait = answer == "next" or (answer == "busy" and self._parts_wait)
         if answer in ("next", "lost"):
-            if answer == "next" and time.monotonic() - self._asked_at < SLOW_S and not knock.entered[-1].costly:
-                del self._parcels[0]
+            if answer == "next" and time.monotonic() - self._asked_at < SLOW_S and not pending.entered[-1].costly:
+                del self._blocks[0]
             else:
                 self._prepare(whole=True)
             return None
@@ -242,71 +298,74 @@ class Attempt:
             self._again_at = time.monotonic() + self._again_pause
             self._again_pause = min(2 * self._again_pause, RETRIES_S[1])
             return None
-        return Attachment(knock.way, answer, self._pause_us, ack_ms)
+        return Attachment(pending.way, answer, self._pause_us, ack_ms)
 
-    def _climb(self, knock: _Knock) -> None:
-        """Tries the next way that is due, if there is one. A way that brought the request in is not used again."""
+    def _try_next_way(self, pending: _Pending) -> None:
+        """Tries the best way that is due. A way that brought the request in is not used again."""
         now = time.monotonic()
-        if now < knock.next_way_at:
+        if now < pending.next_way_at:
             return
-        for rung in knock.ladder:
-            if rung.way in knock.entered or now < rung.again_at or (rung.way.costly and knock.entered):
+        for retry in pending.ways:
+            way = retry.way
+            if way in pending.entered or now < retry.again_at or (way.costly and pending.entered):
                 continue
-            if knock.entered and knock.entered[-1].alone and not self._let_go_of(knock):
+            if pending.entered and pending.entered[-1].exclusive and not self._withdraw_last_way(pending):
                 return
             try:
-                self._pause_us = max(self._pause_us, rung.way.enter(self._target, knock.request))
-            except NotNow as moment:
-                self._obstacle = str(moment)
-                rung.put_off()
+                self._pause_us = max(self._pause_us, way.enter(self._target, pending.request))
+            except NotNow as not_now:
+                self._obstacle = str(not_now)
+                retry.put_off()
                 continue
-            knock.entered.append(rung.way)
-            knock.next_way_at = time.monotonic() + rung.way.patience
+            pending.entered.append(way)
+            pending.next_way_at = time.monotonic() + way.patience
             return
 
-    def _let_go_of(self, knock: _Knock) -> bool:
-        """Takes the last way's request back; False where the target has begun with it."""
-        knock.entered[-1].withdraw(self._target, in_use=True)
-        return knock.request.is_there()
+    def _withdraw_last_way(self, pending: _Pending) -> bool:
+        """Withdraws what the last way brought in; False where the target has begun with it."""
+        pending.entered[-1].withdraw(self._target, in_use=True)
+        return pending.request.is_there()
 
     def _withdraw(self) -> Attachment | None:
-        knock, self._knock = self._knock, None
-        if knock is None:
+        """Withdraws the request; where the target has begun with it, waits for the answer and returns that."""
+        pending, self._pending = self._pending, None
+        if pending is None:
             return None
-        with knock.request as request:
+        with pending.request as request:
             try:
-                for way in knock.entered:
+                for way in pending.entered:
                     way.withdraw(self._target, in_use=True)
             except OSError:  # the process is gone, and the request with it
                 return None
-            if not knock.entered or request.cancel():
+            if not pending.entered or request.cancel():
                 return None
             limit = Limit(time.monotonic() + BEGUN_PATIENCE_S)
             while not limit.over() and same_process(self._target.status):
                 if (answer := request.answer()) is not None:
                     self._parts_wait = answer == "next" or (answer == "busy" and self._parts_wait)
-                    return Attachment(knock.way, answer, self._pause_us, (time.monotonic() - self._since) * 1e3)
+                    return Attachment(pending.way, answer, self._pause_us, (time.monotonic() - self._since) * 1e3)
                 time.sleep(ANSWER_POLLS_S[0])
         return None
 
 
-def _open_ways(target: Target, ways: Sequence[WayIn]) -> list[WayIn]:
-    """The ways that are not closed for this target; raises AttachRefused where all are."""
+def _open_ways(target: TargetProcess, ways: Sequence[WayIn]) -> list[WayIn]:
+    """The ways that are open for this target; raises AttachRefused where none is."""
     obstacles = [(way, way.obstacle(target)) for way in ways]
-    free = [way for way, obstacle in obstacles if obstacle is None]
-    if not free:
-        reasons = ", ".join(dict.fromkeys(str(obstacle) for _, obstacle in obstacles))
-        remedy = "install gdb, or start it with: aitop run -- CMD" if MISSING in reasons else "aitop run -- CMD"
-        raise AttachRefused("absent", f"there is no way into process {target.pid}: {reasons}", remedy)
-    return free
+    usable = [way for way, obstacle in obstacles if obstacle is None]
+    if not usable:
+        closed = [obstacle for _, obstacle in obstacles if obstacle is not None]
+        reasons = ", ".join(dict.fromkeys(obstacle.reason for obstacle in closed))
+        remedy = next((obstacle.remedy for obstacle in closed if obstacle.remedy), "aitop run -- CMD")
+        raise AttachRefused("no-way-in", f"there is no way into process {target.pid}: {reasons}", remedy)
+    return usable
 
 
 def unreachable(status: ProcStatus, error: OSError) -> AttachRefused:
-    """What an error of the system's means for the target."""
+    """The refusal that an error of the system means."""
     if not same_process(status):
         return _ended(status.pid)
-    return AttachRefused("failed", f"process {status.pid} could not be reached: {error}")
+    return AttachRefused("way-failed", f"process {status.pid} could not be reached: {error}")
 
 
 def _ended(pid: int) -> AttachRefused:
-    return AttachRefused("absent", f"process {pid} ended")
+    return AttachRefused("ended", f"process {pid} ended")

@@ -1,7 +1,7 @@
-"""System calls made while holding our own GIL.
+"""System calls made without releasing our own GIL.
 
-Between stopping a thread of the target and letting it go, no other thread of the monitor may get in
-between: it could keep the GIL for milliseconds while the target stands still.
+While a thread of the target is stopped, no other thread of the monitor may run: it could keep the GIL for
+milliseconds, and the target would stand still for them.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def _checked(result: int, what: str) -> int:
 
 
 def ptrace(request: int, tid: int, address: int = 0, data: int = 0) -> int:
-    """Raises OSError."""
+    """`ptrace`; raises OSError."""
     ctypes.set_errno(0)
     return _checked(_libc().ptrace(request, tid, address, data), f"ptrace {request:#x}")
 
@@ -57,7 +57,7 @@ def wait_event(tid: int, options: int) -> WaitEvent | None:
 
 
 def pause(microseconds: int) -> None:
-    """Gives the processor away for a moment, but not the GIL."""
+    """Sleeps without releasing the GIL."""
     _libc().usleep(microseconds)
 
 

@@ -206,7 +206,9 @@ def _sources(history: History, now: float, steps: Steps | None) -> dict[SourceNa
         if name == "hook" and steps is not None and steps.p95 is not None:
             patience = max(patience, 5 * steps.p95)  # a hook speaks once a step
         if status.state == "ok" and age is not None and age > patience:
-            changed = msgspec.structs.replace(changed, state="stale", reason=f"nothing new for {age:.0f} s")
+            changed = msgspec.structs.replace(
+                changed, state="stale", reason=f"nothing new for {age:.0f} s", code="nothing-new"
+            )
         found[name] = changed
     return found
 

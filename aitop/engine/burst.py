@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from aitop.engine.trace import TraceError, analyse
 from aitop.model.profile import Profile
 from aitop.sources.burst import serial_number, wait_for
-from aitop.sources.hook_ring import HookRing
+from aitop.sources.ring.reader import HookRing
 from aitop.sources.source import SourceError
 
 LEAST_SECONDS, SECONDS_PER_STEP = 30.0, 10.0

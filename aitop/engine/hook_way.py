@@ -7,7 +7,8 @@ import time
 from collections.abc import Iterable
 
 from aitop.attach import AttachRefused, Attempt, Limit, begin, remove, settled
-from aitop.sources.hook_ring import find_ring, should_stay
+from aitop.model.source import StatusCode
+from aitop.sources.ring.reader import find_ring, should_stay
 from aitop.sources.source import SourceError
 
 SELF_REMOVAL_SECONDS = 0.6
@@ -37,7 +38,10 @@ class HooksOnTheWay:
         try:
             self._bring_in(pid)
         except AttachRefused as refused:
-            raise SourceError(refused.state, refused.reason, refused.remedy, passing=refused.passing) from refused
+            waits: StatusCode | None = "waiting-for-target" if refused.code == "waiting" else None
+            raise SourceError(
+                refused.state, refused.reason, refused.remedy, passing=refused.passing, code=waits
+            ) from refused
         finally:
             with self._changed:
                 self._busy -= 1
@@ -53,7 +57,7 @@ class HooksOnTheWay:
 
     def _bring_in(self, pid: int) -> None:
         if self._given_up.is_set():
-            raise AttachRefused("absent", "detached on request")
+            raise AttachRefused("withdrawn", "detached on request")
         attempt, patience, kept = self._attempts.pop(pid, None), NEXT_WAIT_SECONDS, False
         if attempt is None:
             attempt, patience = begin(pid), FIRST_WAIT_SECONDS
@@ -69,7 +73,7 @@ class HooksOnTheWay:
                 late = attempt.close()
         done = done or late
         if done is None:
-            raise AttachRefused("absent", "detached on request")
+            raise AttachRefused("withdrawn", "detached on request")
         settled(pid, done)
         self.brought_to.add(pid)
 

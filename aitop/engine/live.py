@@ -25,10 +25,10 @@ from aitop.model.event import Event
 from aitop.model.snapshot import Snapshot, Target, Tick
 from aitop.model.source import SourceName, SourceState, SourceStatus
 from aitop.model.stacks import StackDump, StackWindow
-from aitop.sources.hook_ring import HookSource
 from aitop.sources.host import HostSource
 from aitop.sources.host.job import same_process, started, whole_jobs
 from aitop.sources.nvml import NvmlSource
+from aitop.sources.ring.source import HookSource
 from aitop.sources.source import Source
 from aitop.sources.stacks import StackSource
 from aitop.sources.target import still_there

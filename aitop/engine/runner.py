@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 
 from aitop.model.event import Event
-from aitop.model.source import SourceState, SourceStatus
+from aitop.model.source import SourceState, SourceStatus, StatusCode
 from aitop.sources.source import Noting, Source, SourceError, unexpected
 
 FIRST_RETRY_SECONDS = 2.0
@@ -62,7 +62,7 @@ class SourceRunner:
                     self._stopping.wait(max(0.0, started + self.source.interval - time.monotonic()))
             except Exception as error:  # a broken source must not take the others with it
                 told = error if isinstance(error, SourceError) else unexpected(error)
-                self._set(told.state, told.reason, told.remedy)
+                self._set(told.state, told.reason, told.remedy, told.code)
                 if told.passing:
                     retry = FIRST_RETRY_SECONDS
             self._close()
@@ -83,10 +83,14 @@ class SourceRunner:
         except Exception as error:
             self._set("failed", f"{type(error).__name__}: {error}")
 
-    def _set(self, state: SourceState, reason: str | None, remedy: str | None = None) -> None:
+    def _set(
+        self, state: SourceState, reason: str | None, remedy: str | None = None, code: StatusCode | None = None
+    ) -> None:
         if (state, reason) == (self._state, self._reason):
             return
         self._state, self._reason = state, reason
         self._emit(
-            SourceStatus(time=time.monotonic(), source=self.source.name, state=state, reason=reason, remedy=remedy)
+            SourceStatus(
+                time=time.monotonic(), source=self.source.name, state=state, reason=reason, remedy=remedy, code=code
+            )
         )

@@ -1,21 +1,21 @@
-"""What runs inside the target: the standard library and the torch that is already there.
+"""What runs inside the target: it uses the standard library and the torch that is already there, nothing else.
 
 `import aitop.hook` in a script puts the hook in, at once or as soon as torch is imported. An attach recreates this
-package in the target under the name `_aitop_hook` and calls `install`.
+package in the target, together with `aitop.protocol`, under the name `_aitop`, and calls `install`. However it came in,
+the hook of a process is `sys.modules["_aitop_hook"]`.
 """
 
 from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
 from typing import Any
-
-from . import late
 
 NAME = "_aitop_hook"
 
 _session: Any = None
-_watch: late.TorchWatch | None = None
+_torch_watch: TorchWatch | None = None
 
 
 def install(way: str) -> str:
@@ -31,8 +31,10 @@ def install(way: str) -> str:
 
 
 def remove() -> str:
-    """Take the hook out. Returns removed, absent, or busy: an optimizer is stepping, and the hook leaves by itself
-    at the next batch, forward or backward. Never raises.
+    """Take the hook out. Never raises.
+
+    Returns removed, absent, or busy: an optimizer is stepping, and the hook leaves by itself at the next batch, forward
+    or backward.
     """
     try:
         return _remove()
@@ -42,19 +44,20 @@ def remove() -> str:
 
 def install_when_torch_is_there(way: str) -> str:
     """Install now if torch is imported, else right after it is. Returns what `install` does, or waiting."""
-    global _watch
+    global _torch_watch
     try:
         if "torch" in sys.modules:
             return install(way)
-        if _watch is None:
-            _watch = late.when_torch_is_imported(lambda: _install_quietly(way))
+        if _torch_watch is None:
+            _torch_watch = TorchWatch(lambda: _install_quietly(way))
+            sys.meta_path.insert(0, _torch_watch)
     except Exception as error:
         return f"error: {type(error).__name__}: {error}"
     return "waiting"
 
 
 def _install_quietly(way: str) -> None:
-    """Called when torch's own code has run, while Python still counts its import as under way."""
+    """Install when torch's own code has run, while Python still counts its import as under way."""
     try:
         _install(way, imported=True)
     except Exception:
@@ -77,18 +80,18 @@ def _install(way: str, imported: bool) -> str:
     other = sys.modules.get(NAME)
     if other is not None and other is not sys.modules[__name__]:
         return str(other.install(way))
-    from . import frames, process, session
+    from . import optimizer, session
 
     if _session is not None and not _session.gone:
         if _session.pid == os.getpid():
             return "already"
-        # A copy that a fork brought along: it has never been of use in this process.
+        # A copy from before a fork, which does nothing in this process.
         _session.remove()
-    if process.is_loader_worker():
+    if session.is_loader_worker():
         return "error: a loader worker takes no hook"
-    if frames.hooks_are_iterated():
+    if optimizer.hooks_are_iterated():
         return "busy"
-    # A child of multiprocessing may be about to become a loader worker: it shows no ring before its first step.
+    # A child of multiprocessing may become a loader worker: it shows no ring before its first step.
     child = way != "attach" and _is_multiprocessing_child()
     _session = mine = session.Session(torch, way, waits_for_a_step=child)
     sys.modules[NAME] = sys.modules[__name__]
@@ -97,15 +100,15 @@ def _install(way: str, imported: bool) -> str:
     except BaseException:
         mine.remove()
         raise
-    # A removal may have come while we were at it.
+    # A removal may have come meanwhile.
     return "busy" if mine.gone else "installed"
 
 
 def _remove() -> str:
-    global _session, _watch
-    if _watch is not None:
-        _watch.stop()
-        _watch = None
+    global _session, _torch_watch
+    if _torch_watch is not None:
+        _torch_watch.stop()
+        _torch_watch = None
     other = sys.modules.get(NAME)
     if _session is None and other is not None and other is not sys.modules[__name__]:
         return str(other.remove())
@@ -116,7 +119,7 @@ def _remove() -> str:
         return "busy"
     _session.remove()
     _session = None
-    if sys.modules.get(NAME) is sys.modules.get(__name__) and __name__ != NAME:
+    if sys.modules.get(NAME) is sys.modules.get(__name__):
         del sys.modules[NAME]
     return "removed"
 
@@ -127,6 +130,58 @@ def _is_multiprocessing_child() -> bool:
         return False
     # While a spawned child is still unpickling what it is to do, it is only marked as inheriting.
     return process.parent_process() is not None or getattr(process.current_process(), "_inheriting", False)
+
+
+class TorchWatch:
+    """Calls `imported`, which must not raise, right after torch was imported.
+
+    It is a finder of modules that finds none itself: it lets the other finders find torch, and then waits for the end
+    of its import. Until then it costs one string comparison per import, afterwards nothing.
+    """
+
+    def __init__(self, imported: Callable[[], object]) -> None:
+        self._imported = imported
+        self._asking = False
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
+        """Return the spec that another finder has for torch, None for other modules."""
+        if name != "torch" or self._asking:
+            return None
+        self._asking = True
+        try:
+            for finder in list(sys.meta_path):
+                find = getattr(finder, "find_spec", None)
+                spec = find(name, path, target) if find is not None and finder is not self else None
+                if spec is not None:
+                    self._arrange(spec)
+                    return spec
+        finally:
+            self._asking = False
+        return None
+
+    def stop(self) -> None:
+        """Take this finder out."""
+        # A new list: a thread that imports at this moment iterates the old one, and would miss a finder in it.
+        if self in sys.meta_path:
+            sys.meta_path = [finder for finder in sys.meta_path if finder is not self]
+
+    def _arrange(self, spec: Any) -> None:
+        loader = spec.loader
+        if loader is None or not hasattr(loader, "exec_module"):
+            return
+        execute = loader.exec_module
+
+        def exec_module(module: Any) -> None:
+            vars(loader).pop("exec_module", None)
+            execute(module)
+            self.stop()
+            self._imported()
+
+        try:
+            loader.exec_module = exec_module
+        except AttributeError:
+            # A loader with slots: torch is imported without the hook.
+            self.stop()
 
 
 if __name__ == "aitop.hook":

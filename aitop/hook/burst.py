@@ -1,7 +1,7 @@
-"""A burst on request: torch.profiler around a few steps of the run, and the trace handed out through anonymous memory.
+"""Runs torch.profiler around a few steps when a monitor asks for it (a burst), and hands out the trace.
 
-It begins and ends between two steps, in the thread that steps. The trace is written by torch to a file in a directory
-of its own, copied into a memfd that the monitor reads, and removed at once.
+It begins and ends between two steps, in the thread that steps. torch writes the trace to a file in a directory of its
+own, which is copied into anonymous memory that the monitor reads, and removed at once.
 """
 
 from __future__ import annotations
@@ -10,28 +10,21 @@ import _thread
 import ctypes
 import os
 import shutil
-import struct
 import sys
 import tempfile
 import time
 from collections.abc import Callable
 from typing import Any
 
+from ..protocol import burst as at
 from .patches import Patches
 
-MEMFD_NAME = "aitop-burst"
-MAGIC = int.from_bytes(b"AITOPBST", "little")
-# Header of the memfd, 8-byte words; then, at `TEXT_AT`, the reason of a refusal; at `TRACE_AT` the trace.
-HEADER = struct.Struct("=10Q")
-TEXT_AT, TEXT_ROOM, TRACE_AT = 128, 1024, 4096
-WAITING, RUNNING, DONE, REFUSED = 1, 2, 3, 4
-MOST_STEPS = 1000
 LONGEST_NS = 60_000_000_000
 TRAINING_ENDS_AFTER_NS = 60_000_000_000
-# How long a finished trace is held for a monitor to read it.
-KEPT_FOR_NS = 60_000_000_000
-# A variable of c10's: messages below this level are not printed. Without it, memory that is older than the profile and
-# is freed in it would be warned about in the user's output.
+# How long a finished trace is there for a monitor to read it.
+HELD_FOR_NS = 60_000_000_000
+# A variable of c10: messages below this level are not printed. Otherwise torch would warn, in the user's output, of
+# memory that is older than the profile and freed in it.
 LOG_LEVEL_SYMBOL, FATAL = "FLAGS_caffe2_log_level", 3
 QUIET = {"KINETO_LOG_LEVEL": "99"}
 TEARDOWN = "TEARDOWN_CUPTI"
@@ -61,46 +54,47 @@ class Burst:
 
     @property
     def active(self) -> bool:
-        """Whether `tick` has to be called at every phase."""
-        return self._state in (WAITING, RUNNING)
+        """Whether `tick` has to be called after every phase."""
+        return self._state in (at.WAITING, at.RUNNING)
 
     def ask(self, request: int, now: int) -> None:
-        """Look at the monitor's request: a serial number above 16 bits, the steps below; 0 is none."""
-        if self._fd >= 0 and not self.active and now > self._ended + KEPT_FOR_NS:
+        """Take a request of a monitor: a serial number above 16 bits, the number of steps below; 0 for none."""
+        if self._fd >= 0 and not self.active and now > self._ended + HELD_FOR_NS:
             self._close()
         serial, steps = request >> 16, request & 0xFFFF
         if not steps or serial == self._serial or self.active:
             return
         self._close()
-        self._serial, self._steps = serial, min(steps, MOST_STEPS)
-        self._fd = os.memfd_create(MEMFD_NAME, _CLOEXEC)
+        self._serial, self._steps = serial, min(steps, at.MOST_STEPS)
+        self._fd = os.memfd_create(at.MEMFD_NAME, _CLOEXEC)
         self._thread = self._last_step = 0
         self._holds = [0, 0, 0]
         self._begun = self._ended = now
-        self._say(WAITING)
+        self._say(at.WAITING)
 
     def tick(self, now: int, last_step: int, forward: bool) -> None:
-        """A phase has ended: a `forward` or another one; `last_step` is when the last optimizer step did, 0 for never.
+        """Begin or end the profile if a step has ended. Called after a phase, a `forward` or another one.
 
-        A step is from the first phase after an optimizer step to the next such: inside the optimizer its own range in
-        the trace would be cut. Where nothing trains, it is from forward to forward.
+        `last_step` is when the last optimizer step ended, 0 for never. A step is from the first phase after an
+        optimizer step to the next such: inside the optimizer, its own range in the trace would be cut. Where nothing
+        trains, a step is from forward to forward.
         """
         thread = _thread.get_ident()
         if self._thread not in (0, thread):
             return
-        if self._state == RUNNING and now > self._begun + LONGEST_NS:
+        if self._state == at.RUNNING and now > self._begun + LONGEST_NS:
             self._stop()
         elif now - last_step > TRAINING_ENDS_AFTER_NS:
             if forward:
                 self._step_ended(thread)
         elif last_step not in (now, self._last_step):
             first, self._last_step = not self._last_step, last_step
-            # The step in which the request was met is not taken: its beginning is past.
+            # The step in which the request came is not profiled: its beginning is past.
             if not first:
                 self._step_ended(thread)
 
     def _step_ended(self, thread: int) -> None:
-        if self._state == WAITING:
+        if self._state == at.WAITING:
             self._thread = thread
             self._start()
             return
@@ -110,29 +104,27 @@ class Burst:
 
     @property
     def runs_elsewhere(self) -> bool:
-        """Whether a profile runs in another thread, which alone can end it. For a thread that stopped stepping nobody
-        waits for ever.
-        """
+        """Whether a profile runs in another thread, which alone can end it, and seems to step still."""
         if self._profile is None or self._thread == _thread.get_ident() or self._pid != os.getpid():
             return False
         return time.monotonic_ns() < self._begun + 2 * LONGEST_NS
 
     def abandon(self) -> None:
-        """The hook leaves: end the profile without a trace, and let go of the memory. Torch's errors end here."""
-        kept: dict[str, str | None] = {}
+        """End the profile without a trace, as the hook leaves. Does not raise errors of torch."""
+        before: dict[str, str | None] = {}
         try:
             self._guards.take_all_back()
             # In a forked child neither the profiler's threads nor the device are there.
             if self._profile is not None and self._pid == os.getpid():
-                kept = self._let_cupti_go()
+                before = self._let_cupti_go()
                 profile, self._profile = self._profile, None
                 self._exit(profile)
         except Exception:
-            # The hook leaves all the same.
+            # The hook leaves nevertheless.
             pass
         finally:
             self._speak()
-            _restore(kept)
+            _restore(before)
             self._close()
 
     def _start(self) -> None:
@@ -149,13 +141,13 @@ class Burst:
         self._stand_guard()
         self._begun = time.monotonic_ns()
         self._holds[0] = self._begun - start
-        self._say(RUNNING)
+        self._say(at.RUNNING)
 
     def _stand_guard(self) -> None:
-        """Make way where the thread forks, as a child would go on recording for as long as it lives, and where the
-        program starts a profiler of its own.
+        """Have the profile ended before the thread forks, as the child would go on recording for as long as it lives,
+        and before the program starts a profiler of its own.
         """
-        # Each set of patches is good for one time.
+        # A set of patches can be taken back only once.
         self._guards = Patches()
         profiler = self._torch.autograd.profiler
         for owner, name in ((os, "fork"), (profiler, "_prepare_profiler"), (profiler, "_enable_profiler")):
@@ -175,28 +167,28 @@ class Burst:
         return guarded
 
     def _make_way(self) -> None:
-        """End the profile early: with the steps that are done, or none, and then at the next step again."""
+        """End the profile early, with the steps that are done. If there are none, start again at the next step."""
         if self._left < self._steps:
             self._stop()
             return
         profile, self._profile = self._profile, None
         self._guards.take_all_back()
         self._last_step = 0
-        self._say(WAITING)
+        self._say(at.WAITING)
         try:
             self._exit(profile)
         finally:
             self._speak()
 
     def _entered(self) -> Any:
-        """A running profile. The settings that keep it from printing hold only while it is made."""
-        kept = {name: os.environ.get(name) for name in QUIET}
+        """Return a running profile. The settings that keep it from printing hold only while it is made."""
+        before = {name: os.environ.get(name) for name in QUIET}
         os.environ.update(QUIET)
         try:
             device = "cuda" if self._torch.cuda.is_initialized() else None
             make = self._torch.autograd.profiler.profile
             profile = make(use_kineto=True, use_device=device, record_shapes=True, profile_memory=True)
-            # Older torch makes Python objects of all events as it stops, which takes seconds. Nobody needs them.
+            # Older torch makes Python objects of all events as it stops, which takes seconds and is not needed.
             profile._parse_kineto_results = lambda *args, **kwargs: []
             self._hush()
             return profile.__enter__()
@@ -205,10 +197,10 @@ class Burst:
             self._speak()
             raise
         finally:
-            _restore(kept)
+            _restore(before)
 
     def _hush(self) -> None:
-        """Hold torch's C++ messages back for as long as the profile runs, where torch has the switch for that."""
+        """Suppress C++ messages of torch while the profile runs, where torch has the switch for that."""
         level = _level_of_torch()
         if level is not None:
             self._level = level, level.value
@@ -222,33 +214,34 @@ class Burst:
 
     def _stop(self) -> None:
         start = self._ended = time.monotonic_ns()
-        kept: dict[str, str | None] = {}
+        before: dict[str, str | None] = {}
         try:
             self._guards.take_all_back()
-            kept = self._let_cupti_go()
+            before = self._let_cupti_go()
             profile, self._profile = self._profile, None
             self._exit(profile)
             self._holds[1] = time.monotonic_ns() - start
             size = self._save(profile.kineto_results)
             self._holds[2] = time.monotonic_ns() - start - self._holds[1]
-            self._say(DONE, size)
+            self._say(at.DONE, size)
         except Exception as error:
             self._refuse(f"the trace could not be written: {type(error).__name__}: {error}")
         finally:
             self._speak()
-            _restore(kept)
+            _restore(before)
 
     def _let_cupti_go(self) -> dict[str, str | None]:
-        """Have CUPTI detached with the profile: otherwise every launch of the run pays for it from then on. Returns
-        what to restore in the environment.
+        """Have CUPTI detached when the profile ends: otherwise every later launch of the run is slower.
+
+        Returns what to restore in the environment.
         """
-        kept = {TEARDOWN: os.environ.get(TEARDOWN)}
-        if kept[TEARDOWN] is None and self._torch.cuda.is_initialized() and not _graphs_in_use():
+        before = {TEARDOWN: os.environ.get(TEARDOWN)}
+        if before[TEARDOWN] is None and self._torch.cuda.is_initialized() and not _graphs_in_use():
             os.environ[TEARDOWN] = "1"
-        return kept
+        return before
 
     def _exit(self, profile: Any) -> None:
-        """End the profile, also where an interrupt of the user's comes in the middle of that."""
+        """End the profile, even if a KeyboardInterrupt comes in the middle."""
         try:
             profile.__exit__(None, None, None)
         except BaseException:
@@ -256,24 +249,24 @@ class Burst:
             raise
 
     def _end_recording(self) -> None:
-        """Have nothing recorded any more, after whatever went wrong. Does not raise."""
+        """Stop recording after whatever went wrong. Does not raise."""
         try:
             autograd = self._torch.autograd
             if autograd._profiler_enabled():
                 autograd._disable_profiler()
         except Exception:
-            # Torch has taken its profiler back by itself.
+            # torch has ended its profiler by itself.
             pass
 
     def _save(self, results: Any) -> int:
-        """Bytes of the trace, which now is in the memfd."""
+        """Copy the trace into the memory. Returns its size in bytes."""
         folder = _folder()
         try:
             path = os.path.join(folder, "trace.json")
             results.save(path)
             with open(path, "rb") as trace:
                 size = os.fstat(trace.fileno()).st_size
-                os.lseek(self._fd, TRACE_AT, os.SEEK_SET)
+                os.lseek(self._fd, at.TRACE_AT, os.SEEK_SET)
                 sent = 0
                 while sent < size:
                     some = os.sendfile(self._fd, trace.fileno(), sent, size - sent)
@@ -285,17 +278,17 @@ class Burst:
             shutil.rmtree(folder, ignore_errors=True)
 
     def _refuse(self, reason: str) -> None:
-        text = reason.encode(errors="replace")[:TEXT_ROOM]
+        text = reason.encode(errors="replace")[: at.TEXT_ROOM]
         if self._fd >= 0:
-            os.pwrite(self._fd, text, TEXT_AT)
-        self._say(REFUSED, len(text))
+            os.pwrite(self._fd, text, at.TEXT_AT)
+        self._say(at.REFUSED, len(text))
 
     def _say(self, state: int, size: int = 0) -> None:
         self._state = state
         if self._fd >= 0:
-            done = max(0, self._steps - max(0, self._left)) if state != WAITING else 0
-            words = (MAGIC, self._serial, state, done, self._begun, self._ended, *self._holds, size)
-            os.pwrite(self._fd, HEADER.pack(*words), 0)
+            done = max(0, self._steps - max(0, self._left)) if state != at.WAITING else 0
+            words = (at.MAGIC, self._serial, state, done, self._begun, self._ended, *self._holds, size)
+            os.pwrite(self._fd, at.HEADER.pack(*words), 0)
 
     def _close(self) -> None:
         self._state = 0
@@ -305,10 +298,11 @@ class Burst:
 
 
 def _folder() -> str:
-    """A new directory that only this user can look into, in memory where that is there. If we are killed meanwhile,
-    a monitor that comes by its name knows that it may go.
+    """Make a directory that only this user can look into, in memory where possible.
+
+    If the process is killed meanwhile, a monitor recognises the directory by its name and removes it.
     """
-    prefix = f"aitop-burst-{os.getpid()}-"
+    prefix = f"{at.FOLDER_PREFIX}{os.getpid()}-"
     try:
         return tempfile.mkdtemp(prefix=prefix, dir="/dev/shm")
     except OSError:
@@ -316,12 +310,12 @@ def _folder() -> str:
 
 
 def _graphs_in_use() -> bool:
-    """Tearing CUPTI down crashes CUDA graphs, as torch's own profiler knows."""
+    """Return whether CUDA graphs may be in use, which crash when CUPTI is torn down, as torch's own profiler says."""
     return "torch._inductor.cudagraph_trees" in sys.modules
 
 
-def _restore(kept: dict[str, str | None]) -> None:
-    for name, value in kept.items():
+def _restore(before: dict[str, str | None]) -> None:
+    for name, value in before.items():
         if value is None:
             os.environ.pop(name, None)
         else:
@@ -329,7 +323,7 @@ def _restore(kept: dict[str, str | None]) -> None:
 
 
 def _level_of_torch() -> Any:
-    """The switch in the libraries that torch's extension module brings along; None where there is none."""
+    """Return the log level variable in the libraries of torch's extension module; None where there is none."""
     extension = getattr(sys.modules.get("torch._C"), "__file__", None)
     try:
         return ctypes.c_int.in_dll(ctypes.CDLL(extension), LOG_LEVEL_SYMBOL) if extension else None

@@ -1,50 +1,77 @@
-"""What torch.compile has counted of itself: compilations, those made again, graph breaks. It is never imported."""
+"""How the hook keeps out of the way of torch.compile, and what torch.compile has counted of itself.
+
+Nothing of torch.compile is imported for this.
+"""
 
 from __future__ import annotations
 
 import os
 import sys
+from types import CodeType
 from typing import Any
-
-from .patches import Patches
-from .wrappers import Keeper
 
 MOST_REASONS = 3
 LONGEST_REASON = 300
 
 
-class Compiler:
-    """Reads dynamo's counters, where it is in use."""
+def keep_from_compiling(*codes: CodeType, inner: bool = False) -> None:
+    """Make dynamo pass over these functions, with `inner` also over what they call.
 
-    def __init__(self, torch: Any, patches: Patches, keeper: Keeper) -> None:
-        self.watches: tuple[str, ...] = ()
+    That is for where dynamo looks at frames as they are entered, after a graph break. A call within code that it traces
+    is not affected.
+    """
+    frames: Any = sys.modules.get("torch._C._dynamo.eval_frame")
+    try:
+        if hasattr(frames, "set_code_exec_strategy"):
+            action = frames._FrameAction
+            strategy = frames._FrameExecStrategy(action.SKIP, action.SKIP if inner else action.DEFAULT)
+            for code in codes:
+                frames.set_code_exec_strategy(code, strategy)
+        elif hasattr(frames, "skip_code"):
+            for code in codes:
+                frames.skip_code(code)
+    except (AttributeError, TypeError):
+        # Another version of torch: dynamo may count a frame of ours, which does no harm.
+        pass
 
-    def look(self, now: int) -> None:
-        """Nothing to look after."""
 
-    def facts(self) -> dict[str, Any]:
-        """Empty where torch.compile is not in use."""
-        utils: Any = sys.modules.get("torch._dynamo.utils")
-        convert: Any = sys.modules.get("torch._dynamo.convert_frame")
-        counters = getattr(utils, "counters", None)
-        times = getattr(convert, "FRAME_COMPILE_COUNTER", None)
-        if counters is None or times is None:
-            return {}
-        # A compiling thread may add to them meanwhile.
-        counts = [count for count in list(times.values()) if isinstance(count, int)]
-        if not counts:
-            return {}
-        return {
-            "compiles": sum(counts),
-            "recompiles": sum(count - 1 for count in counts),
-            "graph_breaks": sum(list(counters.get("graph_break", {}).values())),
-            "recompile_reasons": reasons(utils),
-        }
+def compiles() -> bool:
+    """Return whether torch.compile has looked at any code of this program."""
+    dynamo: Any = sys.modules.get("torch._dynamo.utils")
+    frames = getattr(dynamo, "counters", {}).get("frames")
+    return bool(frames and frames.get("total"))
+
+
+def compiler_facts() -> dict[str, Any]:
+    """Return the numbers of compilations, recompilations and graph breaks; empty where torch.compile is not in use."""
+    try:
+        return _compiler_facts()
+    except Exception:
+        # A compiling thread may change the counters meanwhile.
+        return {}
+
+
+def _compiler_facts() -> dict[str, Any]:
+    utils: Any = sys.modules.get("torch._dynamo.utils")
+    convert: Any = sys.modules.get("torch._dynamo.convert_frame")
+    counters = getattr(utils, "counters", None)
+    times = getattr(convert, "FRAME_COMPILE_COUNTER", None)
+    if counters is None or times is None:
+        return {}
+    counts = [count for count in list(times.values()) if isinstance(count, int)]
+    if not counts:
+        return {}
+    return {
+        "compiles": sum(counts),
+        "recompiles": sum(count - 1 for count in counts),
+        "graph_breaks": sum(list(counters.get("graph_break", {}).values())),
+        "recompile_reasons": reasons(utils),
+    }
 
 
 def reasons(utils: Any) -> list[str]:
-    """Why the last recompilations were made, the newest first: where, and which guard failed."""
-    found: list[str] = []
+    """Return why the last recompilations were made, the newest first: where, and which guard failed."""
+    texts: list[str] = []
     for metrics in reversed(list(getattr(utils, "_compilation_metrics", ()))):
         reason = getattr(metrics, "recompile_reason", None)
         if not isinstance(reason, str) or not reason:
@@ -52,8 +79,8 @@ def reasons(utils: Any) -> list[str]:
         file = os.path.basename(str(getattr(metrics, "co_filename", "")))
         line = getattr(metrics, "co_firstlineno", None)
         text = f"{getattr(metrics, 'co_name', '')} ({file}:{line}): {reason.strip()}"[:LONGEST_REASON]
-        if text not in found:
-            found.append(text)
-        if len(found) >= MOST_REASONS:
+        if text not in texts:
+            texts.append(text)
+        if len(texts) >= MOST_REASONS:
             break
-    return found
+    return texts

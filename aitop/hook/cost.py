@@ -1,4 +1,4 @@
-"""What the hook costs: measured on its own wrappers around nothing, now and then, and while events are written."""
+"""Measures what the hook costs: its wrappers around empty functions, now and then, and each of its ticks."""
 
 from __future__ import annotations
 
@@ -8,27 +8,27 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from . import wrappers
 from .journal import PHASES_SKIPPED, Journal
-from .stepping import optimizer_hooks
+from .optimizer import optimizer_hooks
+from .phases import wrap_backward, wrap_forward, wrap_next
 
 SAMPLES = 15
 WARM_PASSES = 1
 FIRST_ROUNDS = 5
-# Coming in has made the run wait already.
+# Not at once: coming in has held up the run already.
 FIRST_AFTER_NS = 100_000_000
 FIRST_EVERY_NS, EVERY_NS = 1_000_000_000, 30_000_000_000
-# More than the caches next to a core hold.
+# More than fits into the caches of a core.
 COLD_BYTES = 5 << 18
 
 _now = time.monotonic_ns
 
 
-def cpu_clock(dearest: int) -> Callable[[], int]:
-    """The CPU clock of the calling thread; one that always says -1 where reading takes over `dearest` nanoseconds."""
+def cpu_clock(most_ns: int) -> Callable[[], int]:
+    """Return the CPU clock of the calling thread; a clock that is always -1 if reading takes over `most_ns`."""
     clock = time.thread_time_ns
     best = min(_timed(clock) for _ in range(5))
-    return clock if best <= dearest else lambda: -1
+    return clock if best <= most_ns else lambda: -1
 
 
 def _timed(call: Callable[[], Any], rounds: int = 20) -> float:
@@ -39,48 +39,48 @@ def _timed(call: Callable[[], Any], rounds: int = 20) -> float:
 
 
 class SelfTimer:
-    """The wrappers' time from calls around nothing, and the ticks' time from the ticks themselves. In a rest (rest.py)
-    steps cost less: the figure is the mean of those in rests and those that were timed.
+    """Gives the mean cost of a step: the wrappers' time in steps that are timed and in steps that are counted, and the
+    ticks' time.
 
-    Between entering a wrapper and leaving it a step fills the processor's caches with something else. So does a round,
-    which times both ways, and takes a millisecond.
+    Between entering a wrapper and leaving it, a step fills the processor's caches with something else. So does a round
+    of measurements, which takes a millisecond.
     """
 
     def __init__(self) -> None:
         self._scratch = _Scratch()
         self._timed: deque[int] = deque(maxlen=SAMPLES)
-        self._rested: deque[int] = deque(maxlen=SAMPLES)
+        self._counted: deque[int] = deque(maxlen=SAMPLES)
         self._ticks: deque[tuple[int, int, int]] = deque(maxlen=SAMPLES)
         self._due = _now() + FIRST_AFTER_NS
 
-    def look(self, now: int, deep: bool = False) -> None:
-        """Called a few times a second: a round now and then, the first ones sooner. `deep`: rests are deep."""
+    def look(self, now: int) -> None:
+        """Measure a round if it is time. Called a few times a second."""
         if now > self._due:
             self._due = now + (FIRST_EVERY_NS if len(self._timed) < FIRST_ROUNDS else EVERY_NS)
-            self._round(deep)
+            self._round()
 
-    def _round(self, deep: bool) -> None:
+    def _round(self) -> None:
         with self._scratch as scratch:
-            # What a run does in each step is never so cold as what was not done for a second.
+            # The first pass only warms up: what a run does in each step is never as cold as a first call.
             for _ in range(WARM_PASSES + 1):
-                plain, timed, rested = scratch.plain_step(), scratch.wrapped_step(), scratch.rested_step(deep)
+                plain, timed, counted = scratch.plain_step(), scratch.timed_step(), scratch.counted_step()
         self._timed.append(max(0, timed - plain))
-        self._rested.append(max(0, rested - plain))
+        self._counted.append(max(0, counted - plain))
 
-    def ticked(self, timed: int, rested: int, length: int) -> None:
-        """A tick after so many more steps, timed ones and those in rests, took so many nanoseconds."""
-        if timed + rested:
-            self._ticks.append((timed, rested, length))
+    def ticked(self, timed: int, counted: int, length: int) -> None:
+        """Add a tick that took `length` nanoseconds, and the steps since the last tick, timed and counted."""
+        if timed + counted:
+            self._ticks.append((timed, counted, length))
 
     def us_per_step(self) -> float | None:
-        """None before the first round. Medians: what was put off the processor has not cost so much."""
+        """Return microseconds, None before the first round. Of medians: a measurement may have been preempted."""
         if not self._timed:
             return None
-        timed, rested = (sum(tick[at] for tick in self._ticks) for at in (0, 1))
-        steps = max(1, timed + rested)
+        timed, counted = (sum(tick[at] for tick in self._ticks) for at in (0, 1))
+        steps = max(1, timed + counted)
         ticks = _median([tick[2] for tick in self._ticks]) * len(self._ticks) / steps if self._ticks else 0.0
-        share = rested / steps
-        cost = (1 - share) * _median(self._timed) + share * _median(self._rested)
+        share = counted / steps
+        cost = (1 - share) * _median(self._timed) + share * _median(self._counted)
         return round((cost + ticks) / 1000, 2)
 
 
@@ -90,7 +90,7 @@ def _median(values: Iterable[float]) -> float:
 
 
 class _Scratch:
-    """A keeper whose wrappers stand around a function that fills the caches, and whose journal nobody reads."""
+    """A keeper of its own, with wrappers around a function that fills the caches, and a journal that nobody reads."""
 
     def __init__(self) -> None:
         self.journal = Journal(time.thread_time_ns, lambda now: None)
@@ -104,13 +104,13 @@ class _Scratch:
         self.local: Any = None
         self._cold = b""
         self._began = self._ended = 0
-        self._next = wrappers.wrap_next(self._inside, self)
-        self._forward = wrappers.wrap_forward(self._inside, self)
-        self._backward = wrappers.wrap_backward(self._inside, self)
+        self._next = wrap_next(self._inside, self)
+        self._forward = wrap_forward(self._inside, self)
+        self._backward = wrap_backward(self._inside, self)
         self._before, self._after = optimizer_hooks(self)
 
     def __enter__(self) -> _Scratch:
-        # Not zeros, which are the same few bytes of memory again and again.
+        # Not zeros, for which the kernel may map one page again and again.
         self._cold = b"\1" * COLD_BYTES
         return self
 
@@ -118,27 +118,26 @@ class _Scratch:
         self._cold = b""
 
     def plain_step(self) -> int:
-        """Nanoseconds of the calls that a step makes anyway."""
+        """Return the nanoseconds of the calls that a step makes anyway."""
         return sum(self._around(self._inside) for _ in range(3)) + 2 * self._around(_nothing, self, (self,), {})
 
-    def wrapped_step(self) -> int:
-        """Nanoseconds of the same calls through the wrappers, as in a fast run."""
+    def timed_step(self) -> int:
+        """Return the nanoseconds of the same calls through the wrappers, as in a fast run."""
         journal = self.journal
         journal.fast, journal.skip, journal.cpu_reads = True, PHASES_SKIPPED, 0
         length = self._through_wrappers()
         journal.take()
         return length
 
-    def rested_step(self, deep: bool) -> int:
-        """The same in a rest."""
+    def counted_step(self) -> int:
+        """Return the same for a step that is only counted."""
         journal = self.journal
-        journal.deep = 8 if deep else 0
-        journal.optimizer = id(self)
-        journal.longest = journal.rests_until = _now() + 10**15
-        journal.resting = True
+        journal.optimizer, journal.skip = id(self), 1
+        journal.longest = journal.count_until = _now() + 10**15
+        journal.counting = True
         length = self._through_wrappers()
-        journal.resting = False
-        journal.optimizer = journal.deep = 0
+        journal.counting = False
+        journal.optimizer = 0
         return length
 
     def _through_wrappers(self) -> int:
@@ -147,7 +146,7 @@ class _Scratch:
         return length + around(self._before, self, (self,), {}) + around(self._after, self, (self,), {})
 
     def _around(self, call: Callable[..., Any], *args: Any) -> int:
-        """How long it took to get in and out again, each after the caches were filled."""
+        """Return how long it took to get in and out again, each after the caches were filled."""
         self._began = self._ended = 0
         self._cold.find(0)
         start = _now()
@@ -161,10 +160,10 @@ class _Scratch:
         self._ended = _now()
 
     def failed(self) -> None:
-        """The timing is of no use then, and harms nothing."""
+        """Nothing: then the measurement is of no use, but does no harm."""
 
     def not_owner(self, training: bool = False) -> bool:
-        self.journal.own(_thread.get_ident())
+        self.journal.owner = _thread.get_ident()
         return False
 
     def aside(self, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:

@@ -1,8 +1,8 @@
-"""The device clock: CUDA events from a pool around the phases, read when they are done and never waited for.
+"""Times the phases on the device by CUDA events from a pool, which are read when they are done and never waited for.
 
-Every call into CUDA is guarded: while a graph is being captured, by whatever thread, nothing is recorded or asked, as
-that would end the capture, and after a few errors the clock switches itself off. Steps shorter than `ALWAYS_ABOVE_NS`
-are timed for a twentieth of each second only.
+While a CUDA graph is being captured, by whatever thread, nothing is recorded or queried, as that would end the capture.
+After a few errors the clock switches itself off. Steps shorter than `ALWAYS_ABOVE_NS` are timed for a twentieth of each
+second only.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from .journal import DEVICE, DEVICE_REST, TIMED, Journal
-from .layout import NOT_MEASURED
+from ..protocol.events import DEVICE, DEVICE_REST, NOT_MEASURED, TIMED
+from .journal import Journal
 from .patches import Patches
 
 FORWARD, BACKWARD, OPTIMIZER = 0, 1, 2
@@ -30,7 +30,7 @@ Timing = tuple[list[tuple[int, Any, Any]], Any, Any]
 
 
 class DeviceClock:
-    """Times the steps of one thread, each under a number, and notes in its journal what came out, in order."""
+    """Times the steps of one thread, each under a number, and notes the times in its journal in that order."""
 
     def __init__(self, torch: Any, journal: Journal, patches: Patches) -> None:
         self._new_event = torch.cuda.Event
@@ -73,19 +73,20 @@ class DeviceClock:
             try:
                 return original(*args, **kwargs)
             finally:
-                # One that began before we came has not been counted.
+                # A capture that began before the hook came in was not counted.
                 self._captures = max(0, self._captures - 1)
 
         return capture_end
 
     def begin(self, phase: int) -> Span | None:
-        """Note the start of a phase on the current stream; None when this step is not timed."""
+        """Record the start of a phase on the current stream. Returns None when this step is not timed."""
         if not self._on:
             return None
         event = self._recorded()
         return None if event is None else (phase, event)
 
     def end(self, span: Span, keep: bool) -> None:
+        """Record the end of a phase; without `keep` the phase is dropped."""
         phase, begun = span
         event = self._recorded() if keep and len(self._spans) < MOST_SPANS else None
         if event is not None:
@@ -95,10 +96,11 @@ class DeviceClock:
             self._pool.append(begun)
 
     def begin_optimizer(self) -> None:
+        """Record the start of an optimizer step, which `step_ends` ends."""
         self._optimizer = self.begin(OPTIMIZER)
 
     def step_ends(self, now: int) -> None:
-        """End the optimizer and with it a step or a part of one; say so where all of it was timed."""
+        """Record the end of an optimizer step, which ends a (part of a) step; note its number if all was timed."""
         if self._optimizer is not None:
             self.end(self._optimizer, True)
             self._optimizer = None
@@ -114,25 +116,25 @@ class DeviceClock:
             self._journal.note(TIMED, now, now, self._number)
 
     def _in_window(self, now: int) -> bool:
-        """Whether short steps are timed now."""
+        """Return whether short steps are timed now."""
         if now > self._window_due:
             self._window_due, self._window_ends = now + EVERY_NS, now + WINDOW_NS
         return now < self._window_ends
 
     def pause(self) -> None:
-        """The steps that follow are not timed."""
-        # Of a step that still waits for the device, the boundary is the last event.
+        """Time no steps until `resume`."""
+        # A step that still waits for the device has the boundary as its last event.
         if self._boundary is not None and not self._pending:
             self._pool.append(self._boundary)
         self._pool += [event for _, begun, ended in self._spans for event in (begun, ended)]
         self._spans, self._whole, self._boundary, self._optimizer, self._on = [], True, None, None, False
 
     def resume(self, last_end: int) -> None:
-        """They are timed again; a step ended last at `last_end`."""
+        """Time steps again; the last one ended at `last_end`."""
         self._last_end = last_end
 
     def flush(self) -> None:
-        """Give up what still waits."""
+        """Note that the steps that still wait for the device have no times."""
         while self._pending:
             self._note(self._pending.popleft()[0], UNKNOWN)
 
@@ -163,13 +165,13 @@ class DeviceClock:
         self._journal.note(DEVICE_REST, number, idle)
 
     def _recycle(self, timing: Timing) -> None:
-        # The last event is the next step's first, and comes back with that step.
+        # The last event is the next step's first, and goes back to the pool with that step.
         self._pool.append(timing[1])
         for _, begun, ended in timing[0]:
             self._pool += (begun, ended)
 
     def _recorded(self) -> Any:
-        """An event that was just recorded on the current stream, None where that cannot be."""
+        """Return an event just recorded on the current stream, None where that is not possible."""
         try:
             if self._capturing():
                 self._whole = False
@@ -188,7 +190,7 @@ def _done(timing: Timing) -> bool:
 
 
 def _read(timing: Timing) -> tuple[int, int, int, int]:
-    """Nanoseconds in forward, backward, optimizer, and between them."""
+    """Return the nanoseconds in forward, backward, optimizer, and between them."""
     spans, first, last = timing
     sums = [0.0, 0.0, 0.0]
     for phase, begun, ended in spans:
@@ -199,13 +201,13 @@ def _read(timing: Timing) -> tuple[int, int, int, int]:
 
 
 def allocators(torch: Any) -> list[dict[str, int]]:
-    """What the caching allocator holds on each device in use, in bytes. Asks the allocator only, not the driver."""
-    found = []
+    """Return what the caching allocator holds on each device in use, in bytes. The driver is not asked."""
+    samples = []
     for device in range(min(torch.cuda.device_count(), 16)):
         try:
             stats = torch.cuda.memory_stats(device)
         except RuntimeError:
-            # An allocator that the program plugged in may keep no figures.
+            # The program may have plugged in an allocator that has no figures.
             break
         reserved = stats.get("reserved_bytes.all.current", 0)
         if not reserved:
@@ -224,5 +226,5 @@ def allocators(torch: Any) -> list[dict[str, int]]:
             "ooms": "num_ooms",
         }
         sample.update({name: stats[key] for name, key in optional.items() if key in stats})
-        found.append(sample)
-    return found
+        samples.append(sample)
+    return samples

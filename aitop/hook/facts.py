@@ -1,4 +1,4 @@
-"""Slow-moving facts: how the loaders are set up, which optimizers and model run, how large a step's graph is."""
+"""Facts that change rarely: how the loaders are set up, which optimizers and model run, how large a step's graph is."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import weakref
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from .compiler import compiler_facts
 from .flops import Graphs
 
 MOST_LOADERS = 8
@@ -24,7 +25,7 @@ LONGEST_NAME = 120
 
 
 class Facts:
-    """What is known so far. `changed` is set by every addition."""
+    """The facts known so far. `changed` is set by every addition."""
 
     def __init__(self, torch: Any, way: str) -> None:
         self._torch = torch
@@ -42,7 +43,7 @@ class Facts:
         self.changed = True
 
     def met_iterator(self, iterator: Any) -> Callable[[Any], int] | None:
-        """Note a loader's settings. Returns the function that counts its ready batches, None without workers."""
+        """Add a loader's settings. Returns the function that counts its ready batches, None without workers."""
         workers = int(getattr(iterator, "_num_workers", 0))
         pids = [worker.pid for worker in getattr(iterator, "_workers", ()) if worker.pid]
         info = {
@@ -65,6 +66,7 @@ class Facts:
         return ready_batches if workers and hasattr(iterator, "_task_info") else None
 
     def met_optimizer(self, optimizer: Any) -> None:
+        """Add an optimizer's class and settings, and the size of what it updates."""
         name = type(optimizer).__name__
         if name not in self._optimizers and len(self._optimizers) < MOST_OPTIMIZERS:
             self._optimizers.append(name[:LONGEST_NAME])
@@ -77,9 +79,9 @@ class Facts:
         self.changed = True
 
     def met_root(self, module: Any) -> None:
-        """Note the largest root module: its class, its parameters and their dtypes."""
+        """Add the largest root module: its class, its parameters and their dtypes."""
         count, names, tensors = _extent(module.parameters())
-        # The first one met may be a part of the model, if the hook came in within a forward: it has no more parameters.
+        # If the hook came in within a forward, the first module met is a part of the model, with fewer parameters.
         if self._root is None or count >= self._root[1]:
             inner = _unwrapped(module)
             self.root_module = weakref.ref(module)
@@ -87,12 +89,12 @@ class Facts:
             self.changed = True
 
     def count_ops(self, outputs: Any) -> None:
-        """Count the operations of the autograd graph under `outputs`, leaves left out, and what they compute."""
+        """Count the operations of the autograd graph under `outputs`, and their floating-point operations."""
         self.ops = self.graphs.add(outputs)
         self.changed = self.changed or not self.graphs.wants_more
 
-    def text(self, allocators: list[dict[str, int]], found: dict[str, Any]) -> bytes:
-        """All of it as JSON, with what the measures have `found`."""
+    def text(self, allocators: list[dict[str, int]], measured: dict[str, Any]) -> bytes:
+        """Return all facts as JSON, with those of the measures."""
         torch = self._torch
         rank, world = _rank()
         facts: dict[str, Any] = {
@@ -109,28 +111,29 @@ class Facts:
             "cost_us": self.cost_us,
             "rank": rank,
             "world_size": world,
-            **found,
+            **measured,
+            **compiler_facts(),
             **self.graphs.facts(),
         }
         if self._root is not None:
             facts["root"], facts["parameters"], facts["parameter_dtypes"], facts["parameter_tensors"] = self._root
         elif self._updated[0]:
-            # A model that is no module: what an optimizer updates is as much of it as can be seen.
+            # The model is no module: only what an optimizer updates can be seen of it.
             facts["parameters"], facts["parameter_dtypes"], facts["parameter_tensors"] = self._updated
         return json.dumps({"facts": facts, "allocators": allocators}).encode()
 
 
 def ready_batches(iterator: Any) -> int:
-    """How many batches of a multi-process iterator lie ready. Takes no lock."""
+    """Return how many batches of a multi-process iterator lie ready. Takes no lock."""
     queue = iterator._data_queue
     plain = getattr(queue, "queue", None)  # a queue.Queue behind the pinning thread, whose qsize takes a lock
     waiting = queue.qsize() if plain is None else len(plain)
-    # Batches that came out of order are kept with their task, after they were counted as received.
+    # Batches that came out of order are stored with their task, after they were counted as received.
     return int(waiting + max(0, len(iterator._task_info) - iterator._tasks_outstanding))
 
 
 def _extent(tensors: Iterable[Any]) -> tuple[int, list[str], int]:
-    """How many parameters in tensors, of which dtypes, and how many tensors they are."""
+    """Return the number of parameters in these tensors, their dtypes, and the number of tensors."""
     count, dtypes, number = 0, [], 0
     for number, tensor in enumerate(itertools.islice(tensors, MOST_PARAMETERS), 1):  # noqa: B007 - the count is wanted
         count += tensor.numel()
@@ -140,7 +143,7 @@ def _extent(tensors: Iterable[Any]) -> tuple[int, list[str], int]:
 
 
 def _unwrapped(module: Any) -> Any:
-    """The user's model inside what torch.compile or data parallelism put around it."""
+    """Return the user's model inside what torch.compile or data parallelism put around it."""
     children = module._modules
     while len(children) == 1 and (inner := children.get("_orig_mod") or children.get("module")) is not None:
         module, children = inner, inner._modules
@@ -148,7 +151,7 @@ def _unwrapped(module: Any) -> Any:
 
 
 def _foreach(group: dict[str, Any]) -> bool:
-    """Whether the optimizer handles all tensors at once. torch's own choice, where none was made, depends on CUDA."""
+    """Return whether the optimizer handles all tensors at once. Where it was not set, torch does so on CUDA."""
     if group["foreach"] is not None or group.get("fused"):
         return bool(group["foreach"] or group.get("fused"))
     return all(parameter.is_cuda for parameter in group["params"][:4])
@@ -161,7 +164,7 @@ def _rank() -> tuple[int | None, int | None]:
             rank, world = dist.get_rank(), dist.get_world_size()
         else:
             rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-        # Some set -1 for what is not distributed.
+        # Some programs set -1 where nothing is distributed.
         return (rank, world) if 0 <= rank < world <= MOST_RANKS else (None, None)
     except (KeyError, ValueError, RuntimeError):
         return None, None

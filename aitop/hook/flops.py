@@ -1,8 +1,8 @@
-"""Floating-point operations of a backward and the forward before it, from the shapes in the autograd graph.
+"""Counts the floating-point operations of a backward and the forward before it, by the shapes in the autograd graph.
 
-Only what the graph says of itself is read: the shapes of what flows along its edges. Saved tensors are left alone, as
-asking for one may run its owner's code (checkpointing computes it anew). Counted like torch.utils.flop_counter does:
-matrix products, convolutions and attention; a multiplication with its addition is two operations.
+Only the shapes along the edges of the graph are read. Saved tensors are left alone: reading one may run code of its
+owner (checkpointing computes it again). Counted as torch.utils.flop_counter does: matrix products, convolutions and
+attention; a multiplication with its addition is two operations.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Shape = tuple[int, ...]
 # A large model's graph has some thousand nodes, each of which takes a microsecond or two.
 MOST_NODES = 20_000
 MOST_NS = 15_000_000
-# What divides into most numbers of backwards that steps have.
+# Backwards in a round: divisible by most numbers of backwards that a step may have.
 GRAPHS = 12
 MOST_NS_A_ROUND = 3_000_000
 
@@ -29,9 +29,14 @@ OPAQUE = ("CompiledFunction", "CheckpointFunction")
 
 
 class Walk:
-    """What was found on one way through a graph. `hidden` names functions that may compute what no shape tells;
-    `whole` is False where bounds ended the way, `convolutions` the part of `flops` that these make, `dtypes` that of
-    each dtype.
+    """The result of one walk through a graph.
+
+    ops             operations in the graph, leaves left out
+    flops           floating-point operations
+    convolutions    those of them in convolutions
+    dtypes          those of each dtype
+    hidden          functions that may compute something that no shape tells
+    whole           False where a limit ended the walk
     """
 
     __slots__ = ("convolutions", "dtypes", "flops", "hidden", "ops", "whole")
@@ -59,7 +64,7 @@ class Walk:
 
 
 def walk(outputs: Any, custom: Any, most_nodes: int, most_ns: int) -> Walk:
-    """Go through the graph under `outputs` (a sequence). `custom` is the class of functions written in Python."""
+    """Walk through the graph under `outputs` (a sequence). `custom` is the class of functions written in Python."""
     until = time.monotonic_ns() + most_ns
     waiting = [output.grad_fn for output in outputs if getattr(output, "grad_fn", None) is not None]
     seen, ops, convolutions = set(waiting), 0, 0.0
@@ -75,7 +80,7 @@ def walk(outputs: Any, custom: Any, most_nodes: int, most_ns: int) -> Walk:
             try:
                 made = count(node, inputs)
             except (AttributeError, RuntimeError, IndexError):
-                # Another torch, or a tensor without one shape (nested).
+                # Another version of torch, or a tensor that has no single shape (nested).
                 made = None
             if made is None:
                 hidden.append(kind)
@@ -105,18 +110,18 @@ def _result(node: Any) -> Shape:
 
 
 def _input(inputs: Any, position: int) -> Shape | None:
-    """The shape of an input that a gradient flows to, None of another."""
+    """Return the shape of an input that a gradient flows to, None for another input."""
     node, output = inputs[position]
     return None if node is None else tuple(node._input_metadata[output].shape)
 
 
 def _passes(inputs: Any, first: int, second: int) -> int:
-    """The forward, and a product of the same size for each factor that a gradient flows to."""
+    """Return the number of products: the forward, and one of the same size per factor that a gradient flows to."""
     return 1 + (inputs[first][0] is not None) + (inputs[second][0] is not None)
 
 
 def _product(first: int, second: int) -> Callable[[Any, Any], float | None]:
-    """Of matrices at these positions, batched or not: each value of the result is a sum over the inner dimension."""
+    """Return a counter for the product of matrices at these positions, batched or not."""
 
     def count(node: Any, inputs: Any) -> float | None:
         left, right = _input(inputs, first), _input(inputs, second)
@@ -146,7 +151,7 @@ def _convolution(node: Any, inputs: Any) -> float | None:
 
 
 def _attention(node: Any, inputs: Any) -> float | None:
-    """Two products forward and five backward (the scores are computed again), the causal half not left out."""
+    """Count two products forward and five backward, as the scores are computed again. A causal mask saves none."""
     query, key, value = (_input(inputs, position) for position in range(3))
     if query is None or key is None or value is None:
         return None
@@ -156,7 +161,7 @@ def _attention(node: Any, inputs: Any) -> float | None:
 
 
 def _recurrent(node: Any, inputs: Any) -> float | None:
-    """Every weight matrix is used once for each row of each moment."""
+    """Count each weight matrix once per row and time step."""
     shapes = [_input(inputs, position) for position in range(len(inputs))]
     weights = sum(prod(shape) for shape in shapes if shape is not None and len(shape) == 2)
     return 6.0 * prod(_result(node)[:2]) * weights if weights else None
@@ -184,43 +189,41 @@ COUNTS: dict[str, Callable[[Any, Any], float | None]] = {
 
 
 class Graphs:
-    """What the graphs of a few backwards in a row have come to: their mean stands for all, as a step may have several
-    different ones (adversarial training).
-    """
+    """The mean over the graphs of a few backwards in a row, as a step may have several different ones."""
 
     def __init__(self, torch: Any) -> None:
         self._torch = torch
         self._custom = getattr(torch.autograd.function, "BackwardCFunction", ())
         self._walks: list[Walk] = []
         self._spent = 0
-        self._known: dict[str, Any] = {}
+        self._facts: dict[str, Any] = {}
 
     def add(self, outputs: Any) -> int:
-        """Go through one more graph. Returns the number of operations in it."""
+        """Walk through one more graph. Returns the number of operations in it."""
         start = time.monotonic_ns()
-        found = walk(outputs, self._custom, MOST_NODES, MOST_NS)
+        result = walk(outputs, self._custom, MOST_NODES, MOST_NS)
         self._spent += time.monotonic_ns() - start
-        self._walks.append(found)
+        self._walks.append(result)
         if not self.wants_more:
-            self._known = self._sum_up(self._walks)
+            self._facts = self._sum_up(self._walks)
             self._walks, self._spent = [], 0
-        return found.ops
+        return result.ops
 
     @property
     def wants_more(self) -> bool:
-        """Whether the graph of the next backward should be added too: a round is a few of them, as time allows."""
+        """Whether the graph of the next backward should be added too: a round has a few, as time allows."""
         return 0 < len(self._walks) < GRAPHS and self._spent < MOST_NS_A_ROUND
 
     def facts(self) -> dict[str, Any]:
-        """By the fields of `HookFacts`."""
-        return self._known
+        """Return the figures of the last round, by the fields of `HookFacts`."""
+        return self._facts
 
     def _sum_up(self, walks: list[Walk]) -> dict[str, Any]:
-        hidden = list(dict.fromkeys(name for one in walks for name in one.hidden))
-        flops = sum(one.flops for one in walks) / len(walks)
-        if not all(one.whole for one in walks):
+        hidden = list(dict.fromkeys(name for each in walks for name in each.hidden))
+        flops = sum(each.flops for each in walks) / len(walks)
+        if not all(each.whole for each in walks):
             return {"flops_basis": "the graph is too large to be looked at"}
-        if any(one.opaque for one in walks):
+        if any(each.opaque for each in walks):
             return {"flops_basis": f"{hidden[0]} hides its shapes"}
         if not flops:
             return {}
@@ -230,20 +233,21 @@ class Graphs:
         return {"flops_per_backward": flops, "flops_basis": basis[:200], "flops_dtype": self._dtype(walks)}
 
     def _dtype(self, walks: list[Walk]) -> str:
-        """The dtype of most operations; tf32 where torch may round their float32 to it."""
+        """Return the dtype of most operations; tf32 where torch may round float32 to it."""
         sums: dict[str, float] = {}
-        for one in walks:
-            for dtype, flops in one.dtypes.items():
+        for each in walks:
+            for dtype, flops in each.dtypes.items():
                 sums[dtype] = sums.get(dtype, 0.0) + flops
         most = max(sums, key=lambda dtype: sums[dtype])
         if most != "float32" or not self._torch.cuda.is_initialized():
             return most
-        convolving = sum(one.convolutions for one in walks) > sum(sums.values()) / 2
+        convolving = sum(each.convolutions for each in walks) > sum(sums.values()) / 2
         return "tf32" if rounds_to_tf32(self._torch, "conv" if convolving else "matmul") else most
 
 
 def rounds_to_tf32(torch: Any, operation: str) -> bool:
-    """Whether matmul or conv may compute float32 in TF32. Where it was set in the new way, the old questions raise."""
+    """Return whether matmul or conv may compute float32 in TF32."""
+    # If it was set in the newer way, the older getters raise.
     getter = getattr(torch._C, "_get_fp32_precision_getter", None)
     if getter is not None:
         return bool(getter("cuda", operation) == "tf32")

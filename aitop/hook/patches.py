@@ -1,19 +1,16 @@
-"""Attributes replaced and put back: afterwards each is the very same object in the very same place."""
+"""Replaces attributes of torch, and puts them back: afterwards each is the very same object in the very same place."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from types import FunctionType, ModuleType
+from types import FunctionType, MethodType, ModuleType
 from typing import Any
 
-from .stand_in import keep_from_compiling
-
-# An attribute is wrapped no more often than that.
-MOST_OF_ONE = 4
+from .compiler import keep_from_compiling
 
 
 class _Patch:
-    """A plain class: a dataclass would take the run that we come into most of a millisecond to make."""
+    """One replaced attribute. A plain class: making a dataclass would hold up the target for most of a millisecond."""
 
     __slots__ = ("inherited", "name", "original", "owner", "wrapper")
 
@@ -26,14 +23,14 @@ class _Patch:
 
 
 class Patches:
-    """What has been replaced so far, newest last."""
+    """The attributes that are replaced now, newest last."""
 
     def __init__(self) -> None:
         self._made: list[_Patch] = []
         self._over = False
 
     def put(self, owner: Any, name: str, wrap: Callable[[Any], Any]) -> None:
-        """Replace `owner.name` (of a class or a module) by `wrap(original)`. Nothing stays once all was taken back."""
+        """Replace `owner.name` (of a class or a module) by `wrap(original)`. No effect after `take_all_back`."""
         own = vars(owner)
         inherited = name not in own
         original = getattr(owner, name) if inherited else own[name]
@@ -43,60 +40,36 @@ class Patches:
         if isinstance(wrapper, FunctionType):
             _dress(wrapper, original)
             if isinstance(owner, ModuleType):
-                # Pickle looks a function up where it says that it is, and must find the very same there.
+                # Pickle looks a function up by the module that it names, and must find the same object there.
                 wrapper.__module__ = owner.__name__
         patch = _Patch(owner, name, inherited, original, wrapper)
-        # Noted first: an interrupt of the user's may come in between.
+        # Noted first: a KeyboardInterrupt may come in between.
         self._made.append(patch)
         setattr(owner, name, wrapper)
         if self._over:
-            # A removal may come between any two of our bytecodes, and what it interrupted goes on after it.
+            # A removal may have interrupted us between any two bytecodes; then we go on after it.
             self.take_all_back()
             _restore(patch)
 
     def has(self, owner: Any, name: str) -> bool:
+        """Return whether this attribute is replaced by us."""
         return any(patch.owner is owner and patch.name == name for patch in self._made)
 
     def take_back(self, owner: Any, name: str) -> None:
-        """Undo one patch."""
+        """Put one attribute back."""
         for patch in [made for made in reversed(self._made) if made.owner is owner and made.name == name]:
             self._made.remove(patch)
             _restore(patch)
 
-    def lift(self, owner: Any, name: str) -> bool:
-        """Put the original back for a while, unless somebody wrapped our wrapper meanwhile. Whether it was put back."""
-        for patch in self._made:
-            if patch.owner is owner and patch.name == name and vars(owner).get(name) is patch.wrapper:
-                setattr(owner, name, patch.original)
-                return True
-        return False
-
-    def lower(self, owner: Any, name: str, wrap: Callable[[Any], Any]) -> None:
-        """Put the wrapper in again after a lift; where somebody wrapped the original meanwhile, one around that.
-        One that wraps and unwraps again and again is left alone in the end: each of its wrappers would be kept.
-        """
-        made = [patch for patch in self._made if patch.owner is owner and patch.name == name]
-        now = vars(owner).get(name)
-        if any(now is patch.wrapper for patch in made):
-            return
-        for patch in made:
-            if now is patch.original:
-                setattr(owner, name, patch.wrapper)
-                if self._over:
-                    _restore(patch)
-                return
-        if len(made) < MOST_OF_ONE:
-            self.put(owner, name, wrap)
-
     def take_all_back(self) -> None:
-        """Undo every patch, those still to come included."""
+        """Put every attribute back, for good."""
         self._over = True
         while self._made:
             _restore(self._made.pop())
 
 
 def _dress(wrapper: Any, original: Any) -> None:
-    """Let it look like what it stands for to those that ask for a name, a signature or the source."""
+    """Give the wrapper the name, signature and source of the original, for those that ask."""
     for name in ("__module__", "__name__", "__qualname__", "__doc__"):
         value = getattr(original, name, None)
         if isinstance(value, str):
@@ -105,10 +78,66 @@ def _dress(wrapper: Any, original: Any) -> None:
 
 
 def _restore(patch: _Patch) -> None:
-    """Put the original back, unless somebody wrapped our wrapper meanwhile: then ours stays and only forwards."""
+    """Put the original back. If somebody has wrapped our wrapper meanwhile, ours stays, and only forwards."""
     if vars(patch.owner).get(patch.name) is not patch.wrapper:
         return
     if patch.inherited:
         delattr(patch.owner, patch.name)
     else:
         setattr(patch.owner, patch.name, patch.original)
+
+
+def put_method(patches: Patches, owner: Any, name: str, wrap: Callable[[Any], Callable[..., Any]]) -> None:
+    """Replace a method that `owner`, a C type, has or inherits, by `wrap(original)`. No effect where it has none."""
+    if not hasattr(owner, name):
+        return
+
+    def stand_in(original: Any) -> Any:
+        call: Any = wrap(original)
+        keep_from_compiling(call.__code__)
+        call.__name__, call.__qualname__ = name, f"Tensor.{name}"
+        return StandIn(call, original, (owner, name))
+
+    patches.put(owner, name, stand_in)
+
+
+class StandIn:
+    """Replaces a method of a C type: runs `call`, but equals the `original` and has its hash.
+
+    Libraries look up methods of Tensor in sets and dictionaries to decide what to do for a subclass, and torch.compile
+    looks at them too. `place` is the class and the name by which the method is found.
+    """
+
+    __slots__ = ("call", "original", "place")
+
+    def __init__(self, call: Callable[..., Any], original: Any, place: tuple[Any, str]) -> None:
+        self.call = call
+        self.original = original
+        self.place = place
+
+    def __get__(self, instance: Any, owner: Any = None, bound: Any = MethodType) -> Any:
+        return self if instance is None else bound(self.call, instance)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.call(*args, **kwargs)
+
+    def __eq__(self, other: object) -> bool:
+        mine = self.original
+        return other is self or other is mine or (isinstance(other, StandIn) and other.original is mine)
+
+    def __hash__(self) -> int:
+        return hash(self.original)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.original, name)
+
+    def __reduce__(self) -> tuple[Any, tuple[Any, str]]:
+        """Pickle and copy by name: where it is read there may be no hook."""
+        return getattr, self.place
+
+    def __repr__(self) -> str:
+        return repr(self.original)
+
+
+keep_from_compiling(StandIn.__get__.__code__)
+keep_from_compiling(StandIn.__eq__.__code__, StandIn.__hash__.__code__, StandIn.__getattr__.__code__, inner=True)

@@ -1,6 +1,6 @@
-"""The way out: a ring of events in anonymous shared memory, which monitors open through /proc/PID/fd.
+"""Writes events and facts to the ring, anonymous shared memory that monitors open through /proc/PID/fd.
 
-Nothing here blocks, and nothing is on disk. One process writes; a forked child must not (callers compare pids).
+Nothing here blocks, and nothing is on disk. One process writes; a forked child must not (callers check that).
 """
 
 from __future__ import annotations
@@ -11,41 +11,24 @@ import os
 import time
 from array import array
 
-from . import layout as at
-from .journal import WORDS
+from ..protocol import ring as at
 
 _SEALS = 0x0002 | 0x0004  # F_SEAL_SHRINK | F_SEAL_GROW: nobody can cut the memory from under the process
 _ADD_SEALS = 1033
 _ALLOW_SEALING = 0x0002
 _CLOEXEC = 0x0001
 
-_WIPE_ON_FORK = 18
 
-_kept_open: list[object] = []
+# How long the hook stays before any monitor has taken a lease. With the time between two looks, and with an attach that
+# a busy target takes late, that is less than two leases: a monitor may be killed before its first.
+GRACE_NS = 6_000_000_000
 
-
-class Presence:
-    """`presence[0]` is 1 in the process that made it and 0 in children forked off later; quicker than `getpid`."""
-
-    def __new__(cls) -> Presence:
-        """A page that the kernel wipes on fork, or where it cannot, an object that compares pids."""
-        try:
-            page = mmap.mmap(-1, mmap.PAGESIZE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-            page.madvise(_WIPE_ON_FORK)
-        except OSError:
-            return super().__new__(cls)
-        page[0] = 1
-        return page  # type: ignore[return-value]
-
-    def __init__(self) -> None:
-        self._pid = os.getpid()
-
-    def __getitem__(self, index: int) -> int:
-        return int(os.getpid() == self._pid)
+# Maps that cannot be closed.
+_never_closed: list[object] = []
 
 
 class Ring:
-    """The writer's end."""
+    """The ring of this process, from the writer's end."""
 
     def __init__(self, way: str) -> None:
         self.pid = os.getpid()
@@ -75,35 +58,35 @@ class Ring:
         words[at.W_MAGIC] = at.MAGIC
 
     def write(self, words: list[int]) -> None:
-        """Append events, five words each. Raises OverflowError or TypeError for what is no word, and writes nothing."""
+        """Append events, five words each. Writes nothing and raises OverflowError or TypeError for other values."""
         events = self._events
         if len(words) > len(events):
             words = words[-len(events) :]
         packed = memoryview(array("q", words))
-        at_word = self.written * WORDS % len(events)
+        at_word = self.written * at.EVENT_WORDS % len(events)
         before_end = len(events) - at_word
-        self._words[at.W_WRITING] = self.written + len(packed) // WORDS
+        self._words[at.W_WRITING] = self.written + len(packed) // at.EVENT_WORDS
         events[at_word : at_word + len(packed)] = packed[:before_end]
         if len(packed) > before_end:
             events[: len(packed) - before_end] = packed[before_end:]
-        self.written += len(packed) // WORDS
+        self.written += len(packed) // at.EVENT_WORDS
         self._words[at.W_WRITTEN] = self.written
 
-    def tell(self, steps: int, trains_until: int) -> None:
-        """For monitors that come later: how many steps there were, and until when the run counts as training."""
+    def write_progress(self, steps: int, trains_until: int) -> None:
+        """Write for monitors that come later how many steps there were, and until when the run counts as training."""
         self._words[at.W_STEPS] = steps
         self._words[at.W_TRAINS_UNTIL] = trains_until
 
-    def calls(self, sequence: int) -> None:
-        """A collective begins now that has this number in the group of all ranks."""
+    def write_sequence(self, sequence: int) -> None:
+        """Write that the collective with this number in the group of all ranks begins now."""
         self._words[at.W_SEQUENCE] = sequence
 
     def write_facts(self, text: bytes) -> None:
-        """Replace the JSON area; a text that has no room is left out."""
+        """Replace the JSON area. A text that does not fit is not written."""
         if len(text) > at.JSON_ROOM:
             return
         words = self._words
-        # Odd also where an interrupt of the user's left the last text half written.
+        # Odd also where a KeyboardInterrupt left the last text half written.
         writing = words[at.W_FACTS_SEQ] + 1 | 1
         words[at.W_FACTS_SEQ] = writing
         self._bytes[at.HEADER_SIZE : at.HEADER_SIZE + len(text)] = text
@@ -111,7 +94,7 @@ class Ring:
         words[at.W_FACTS_SEQ] = writing + 1
 
     def wanted(self, now: int, stays: bool) -> bool:
-        """Whether the hook should stay: a monitor holds a lease, or none has come yet and the grace is not over.
+        """Return whether the hook should stay: a monitor holds a lease, or none has come yet within the grace period.
 
         With `stays` only a monitor's explicit request ends it.
         """
@@ -127,18 +110,19 @@ class Ring:
                 taken = True
                 if words[slot] and deadline > now:
                     return True
-        return not taken and now - words[at.W_INSTALLED] < at.GRACE_NS
+        return not taken and now - words[at.W_INSTALLED] < GRACE_NS
 
     @property
     def burst(self) -> int:
-        """The monitors' newest request for a burst, 0 before the first."""
+        """The newest request of a monitor for a profile, 0 before the first."""
         return int(self._words[at.W_BURST])
 
     def leaving(self) -> None:
+        """Let monitors see that the hook is about to leave."""
         self._words[at.W_STATE] = at.STATE_REMOVING
 
     def close(self, mark: bool = True) -> None:
-        """Give the memory back. With `mark` monitors that still have it open see that the hook is gone."""
+        """Give the memory back. With `mark`, monitors that still have it open see that the hook is gone."""
         if mark:
             self._words[at.W_STATE] = at.STATE_REMOVED
         self._words.release()
@@ -148,7 +132,7 @@ class Ring:
             self._map.close()
         else:
             # Closing the map would close whatever file now has the number of our descriptor.
-            _kept_open.append(self._map)
+            _never_closed.append(self._map)
 
     def _descriptor_is_ours(self) -> bool:
         for name in os.listdir("/proc/self/fd"):

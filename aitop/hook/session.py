@@ -8,40 +8,33 @@ import os
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from typing import Any
 
-from . import cost, wrappers
-from .arguments import leading
-from .backward import Backwards
-from .burst import Burst
-from .collector import gc_callback
-from .device import DeviceClock, allocators
-from .facts import Facts
-from .frames import hooks_are_iterated
-from .journal import (
+from ..protocol.events import (
     ASIDE,
     BACKWARD,
     FORWARD,
     FORWARD_ALONE,
-    GONE,
-    MOST_WORDS,
-    NOBODY,
     OPTIMIZER_ENDS,
     OWNER,
     TRAINED,
-    WORDS,
-    Journal,
 )
-from .known import Known
+from ..protocol.ring import EVENT_WORDS
+from . import phases
+from .burst import Burst
+from .compiler import keep_from_compiling
+from .cost import SelfTimer, cpu_clock
+from .device import DeviceClock, allocators
+from .facts import Facts
+from .journal import GONE, MOST_WORDS, NOBODY, Journal
 from .measures import MEASURES, Measure, gathered
-from .optimizers import OptimizerWatch
+from .optimizer import OptimizerWatch, hooks_are_iterated
 from .patches import Patches
-from .process import forget_modules, is_loader_worker
-from .rest import Rest
-from .ring import Presence, Ring
+from .ring import Ring
 from .roots import Roots
-from .stand_in import keep_from_compiling
+from .sampling import Sampling
 
 TICK_EVERY_NS = 50_000_000
 FAST_STEPS_IN_A_TICK = 12
@@ -52,16 +45,43 @@ OPS_AT_BACKWARD = 3
 OPS_EVERY_NS = 60_000_000_000
 MOST_ERRORS = 3
 NEW_OWNER_AFTER_NS = 5_000_000_000
-DEAREST_CPU_CLOCK_NS = 1000
-# A run that for so long has made no gradients is taken for inference from then on.
+MOST_CPU_CLOCK_NS = 1000
+# A run that has made no gradients for so long is taken for inference from then on.
 TRAINING_ENDS_AFTER_NS = 300_000_000_000
 GUESSED_TRAINING_ENDS_AFTER_NS = 20_000_000_000
-# More forwards with gradient than that before a backward mean inference that forgot no_grad.
+# More forwards with gradient than that, without a backward, mean inference that lacks no_grad.
 MOST_UNUSED = 8
+MOST_KNOWN = 64
+
+
+class Known(dict[int, Any]):
+    """What is known of objects of the program, by their id, for as long as they live. It does not keep them alive."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._alive: dict[int, Any] = {}
+
+    def add(self, thing: Any, value: Any = None) -> None:
+        """Add an object. Raises TypeError for one that has no weak references."""
+        key = id(thing)
+        if len(self) >= MOST_KNOWN:
+            self.forget_all()
+
+        def died(_: Any) -> None:
+            self._alive.pop(key, None)
+            self.pop(key, None)
+
+        self._alive[key] = weakref.ref(thing, died)
+        self[key] = value
+
+    def forget_all(self) -> None:
+        """Remove everything."""
+        self.clear()
+        self._alive.clear()
 
 
 class Session:
-    """The hook at work. It is the keeper of its wrappers, which may call it from any thread."""
+    """The hook at work. It is the `Keeper` of its wrappers, which may call it from any thread."""
 
     def __init__(self, torch: Any, way: str, waits_for_a_step: bool) -> None:
         self.torch = torch
@@ -73,29 +93,27 @@ class Session:
         self.grad_enabled: Callable[[], bool] = torch.is_grad_enabled
         self.tensor: Any = torch.Tensor
         self.facts = Facts(torch, way)
-        self.journal = Journal(cost.cpu_clock(DEAREST_CPU_CLOCK_NS), self.tick)
+        self.journal = Journal(cpu_clock(MOST_CPU_CLOCK_NS), self.tick)
         self.iterators = Known()
         self.optimizers = Known()
         self._way = way
-        self._presence = Presence()
         self._ring: Ring | None = None if waits_for_a_step else Ring(way)
         self._patches = Patches()
-        self._backwards = Backwards(torch, self._patches, self)
         self._roots: Roots | None = None
         self._measures: list[Measure] = []
         self._burst = Burst(torch)
         self._optimizers = OptimizerWatch(torch, self._patches, self)
-        self.rest = Rest(self.journal, self._backwards.rest, self._optimizers.rest)
-        self._gc = gc_callback(self)
+        self.sampling = Sampling(self.journal)
+        self._gc = phases.gc_callback(self)
         self.local: Any = threading.local()
         self._errors = 0
         self._leaving = self._gone = False
         self.journal.ops_due = OPS_AT_BACKWARD
         self._steps = 0
-        # Those of them that went by in rests.
-        self._rested = 0
+        # Those of them that were only counted.
+        self._counted = 0
         self._trains_until = 0
-        # Whether the last optimizer step came without a forward, and the forwards since then.
+        # Whether the last optimizer step came without a forward; the forwards since then.
         self._blind = False
         self._forwards = 0
         # Forwards with gradient since the last backward.
@@ -103,19 +121,21 @@ class Session:
         self._count_ops_at = 0
         self._ticking = False
         self._look_due = self._allocators_due = self._facts_due = 0
-        self._cost = cost.SelfTimer()
+        self._cost = SelfTimer()
 
-    # Coming and going.
+    # Coming in and leaving.
 
     def install(self) -> None:
         """Put every patch in. Raises if torch is not as expected; `remove` then takes back what was put in."""
         torch = self.torch
         loader = sys.modules.get("torch.utils.data.dataloader")
         if loader is not None:
-            self._patches.put(loader._BaseDataLoaderIter, "__next__", lambda call: wrappers.wrap_next(call, self))
-            self._patches.put(loader.DataLoader, "__iter__", lambda call: wrappers.wrap_iter(call, self))
-        self._backwards.put()
-        self._patches.put(torch, "save", lambda call: wrappers.wrap_save(call, self))
+            self._patches.put(loader._BaseDataLoaderIter, "__next__", lambda call: phases.wrap_next(call, self))
+            self._patches.put(loader.DataLoader, "__iter__", lambda call: phases.wrap_iter(call, self))
+        # All backwards go through it.
+        entry = "_engine_run_backward" if hasattr(torch.autograd, "_engine_run_backward") else "backward"
+        self._patches.put(torch.autograd, entry, lambda call: phases.wrap_backward(call, self))
+        self._patches.put(torch, "save", lambda call: phases.wrap_save(call, self))
         self._roots = Roots(torch.nn.Module, self._patches, self)
         self._roots.watch(time.monotonic_ns())
         self._optimizers.install()
@@ -123,11 +143,11 @@ class Session:
             try:
                 self._measures.append(make(torch, self._patches, self))
             except Exception:
-                # Of use where it works; what it patched before it failed only forwards.
+                # The hook goes on without it; patches that it has put in before it failed only forward.
                 self._errors += 1
         gc.callbacks.append(self._gc)
         if self._gone:
-            # A removal may come between any two of our bytecodes, and what it interrupted goes on after it.
+            # A removal may have interrupted us between any two bytecodes; then we go on after it.
             self._take_out()
             return
         self._write_facts(time.monotonic_ns())
@@ -137,8 +157,8 @@ class Session:
         if self._gone:
             return
         self._gone = True
-        self.rest.over()
-        self.journal.own(GONE)
+        self.sampling.over()
+        self.journal.owner = GONE
         self._take_out()
         self._burst.abandon()
         ring, self._ring = self._ring, None
@@ -162,11 +182,11 @@ class Session:
         self.optimizers.forget_all()
 
     def leave_soon(self) -> None:
-        """Ask the hook to remove itself at the next call that it wraps."""
+        """Make the hook remove itself at the next call that it wraps."""
         if not self._leaving and not self._gone:
             self._leaving = True
-            self.rest.over()
-            self.journal.own(GONE)
+            self.sampling.over()
+            self.journal.owner = GONE
             if self._ring is not None and os.getpid() == self.pid:
                 self._ring.leaving()
 
@@ -176,32 +196,32 @@ class Session:
 
     @property
     def must_wait(self) -> bool:
-        """Whether `remove` would come at a wrong moment, or in a thread that cannot end what another one began."""
+        """Whether `remove` must not be called now, or not in this thread: only a profile's own thread can end it."""
         return self._burst.runs_elsewhere or hooks_are_iterated()
 
-    # What the wrappers ask.
+    # What the wrappers ask (see Keeper).
 
     def failed(self) -> None:
-        """Count our own errors, and leave after a few. A half-counted step is dropped."""
+        """Count an error of our own; after a few of them, leave."""
         self._errors += 1
         if self._errors >= MOST_ERRORS:
             self.leave_soon()
 
     def not_owner(self, training: bool = False) -> bool:
-        """Whether the calling thread cannot become the one that steps."""
+        """Return whether the calling thread cannot become the one that steps."""
         journal = self.journal
         if journal.owner == GONE:
             if self._leaving and not self._gone and not training:
                 self._leave()
             return True
         if journal.owner == NOBODY:
-            journal.own(_thread.get_ident())
+            journal.owner = _thread.get_ident()
             return False
         now = time.monotonic_ns()
         if training and now - journal.last_step > NEW_OWNER_AFTER_NS:
-            # Whoever was first to fetch a batch or call a model is not the thread that trains.
-            self.rest.over()
-            journal.own(_thread.get_ident())
+            # The thread that was first to fetch a batch or to call a model is not the one that trains.
+            self.sampling.over()
+            journal.owner = _thread.get_ident()
             journal.busy = False
             journal.stepping = 0
             journal.optimizer = 0
@@ -210,7 +230,7 @@ class Session:
         return True
 
     def aside(self, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """A forward in another thread. Where nothing trains, threads serve requests: each is a step."""
+        """Call a forward in a thread that is not the owner; where nothing trains, it serves a request and is a step."""
         local, start = self.local, time.monotonic_ns()
         if (
             self.journal.owner == GONE
@@ -227,16 +247,18 @@ class Session:
             try:
                 if not self.grad_enabled():
                     end = time.monotonic_ns()
-                    self.journal.note(ASIDE, start, end, leading(args[1:], kwargs, self.tensor), -1)
+                    self.journal.note(ASIDE, start, end, phases.leading(args[1:], kwargs, self.tensor), -1)
                     if end > self.journal.due:
                         self.journal.tick(end)
             except Exception:
                 self.failed()
 
     def met_iterator(self, iterator: Any) -> None:
+        """Remember an iterator, and take the settings of its loader."""
         self.iterators.add(iterator, self.facts.met_iterator(iterator))
 
     def met_optimizer(self, optimizer: Any) -> None:
+        """Remember an optimizer, and take its settings."""
         try:
             self.optimizers.add(optimizer)
             self.facts.met_optimizer(optimizer)
@@ -244,13 +266,14 @@ class Session:
             self.failed()
 
     def met_module(self, module: Any) -> bool:
+        """Return whether this outermost module is a root, and take its facts."""
         try:
             if self._roots is None or not self._roots.met(module):
                 return False
             self.facts.met_root(module)
             now = time.monotonic_ns()
             if now > self._trains_until and any(p.grad is not None for p in module.parameters()):
-                # It was trained before we came: this may be the evaluation of a training run.
+                # It was trained before the hook came in: this may be the evaluation of a training run.
                 self.journal.note(TRAINED, now, now)
                 self._trains_until = now + GUESSED_TRAINING_ENDS_AFTER_NS
         except Exception:
@@ -258,6 +281,7 @@ class Session:
         return True
 
     def count_ops(self, arguments: tuple[Any, ...]) -> None:
+        """Count the operations of the graph that this backward goes through, if it is its turn."""
         self.journal.ops_due -= 1
         if self.journal.ops_due:
             return
@@ -268,56 +292,52 @@ class Session:
         except Exception:
             self.failed()
 
-    # Looking after itself.
+    # Housekeeping.
 
     def tick(self, now: int) -> None:
-        """Send the events off; from time to time look after everything else. Never raises."""
+        """Write the events to the ring; from time to time `look` after everything else. Never raises."""
         self.journal.due = now + TICK_EVERY_NS
-        if not self._presence[0]:
-            # A child that was forked off: it only forwards from now on, and what is patched in it is a copy.
-            self.journal.own(GONE)
+        if os.getpid() != self.pid:
+            # This is a forked child: the wrappers only forward in it from now on.
+            self.journal.owner = GONE
             return
         if self._ticking or self._gone:
-            # In a program that serves requests in threads, another one is at it.
+            # In a program that serves requests in threads, another thread may be in here.
             return
         try:
             self._ticking = True
-            newest, before, rested = self.journal.newest, self._steps, self._rested
+            newest, steps, counted = self.journal.newest, self._steps, self._counted
             self._send(now)
             if now > self._look_due:
                 self.look(now)
-            rested = self._rested - rested
-            self._cost.ticked(self._steps - before - rested, rested, time.monotonic_ns() - now)
+            counted = self._counted - counted
+            self._cost.ticked(self._steps - steps - counted, counted, time.monotonic_ns() - now)
             if self._burst.active:
                 served = newest in (FORWARD_ALONE, ASIDE) or (newest == FORWARD and self._unused > MOST_UNUSED)
                 self._burst.tick(now, self.journal.last_step, served)
                 self.journal.due = 0
-                self.journal.pause_due = False
+                self.journal.count_soon = False
         except Exception:
             self.failed()
         finally:
             self._ticking = False
 
     def look(self, now: int) -> None:
-        """Housekeeping: the roots, the lease, the facts."""
+        """Look after the roots, the lease, the measures and the facts."""
         journal = self.journal
         self._look_due = now + LOOK_EVERY_NS
         if self._roots is not None:
             self._roots.look(now, self._blind)
             if self._roots.watching:
                 journal.due = self._look_due = 0
-                journal.pause_due = False
+                journal.count_soon = False
         self._optimizers.look()
-        if not journal.resting:
-            # An interrupt of the user's may have kept it out as a rest ended.
-            self._backwards.rest(False)
-            self._optimizers.rest(False)
-        self._cost.look(now, self.rest.deep)
+        self._cost.look(now)
         for measure in list(self._measures):
             try:
                 measure.look(now)
             except Exception:
-                # Of no more use here; the rest goes on without it.
+                # The hook goes on without this measure.
                 self._measures.remove(measure)
                 self._errors += 1
         if self._ring is None:
@@ -345,40 +365,40 @@ class Session:
         self._ring.write_facts(self.facts.text(held, gathered(self._measures)))
 
     def _send(self, now: int) -> None:
-        """Write what was noted, and keep the little that we want to know of it ourselves."""
+        """Write the events that were noted, and draw from them what the hook itself has to know."""
         journal = self.journal
         if journal.device is not None:
             journal.device.drain()
         if self._ring is None and not self._open_ring():
             return
-        if journal.owned():
-            self.rest.over()
+        if _thread.get_ident() == journal.owner:
+            self.sampling.over()
         words = journal.take()
-        kinds = bytes(words[::WORDS])
+        kinds = bytes(words[::EVENT_WORDS])
         steps, forwards = kinds.count(OPTIMIZER_ENDS), kinds.count(FORWARD)
         served = kinds.count(FORWARD_ALONE) + kinds.count(ASIDE)
         if steps or BACKWARD in kinds:
             self._trains_until = now + TRAINING_ENDS_AFTER_NS
         trains = now < self._trains_until
-        rested, self._rested = self._rested, self.rest.steps
-        self._steps += steps + self._rested - rested if trains else served
+        counted, self._counted = self._counted, self.sampling.counted
+        self._steps += steps + self._counted - counted if trains else served
         self._forwards += forwards
         if steps:
-            # In a slow run each phase has a tick of its own.
+            # Over several ticks, as in a slow run each phase has a tick of its own.
             self._blind, self._forwards = not self._forwards, 0
         self._unused = 0 if BACKWARD in kinds else self._unused + forwards
         journal.fast = steps + served > FAST_STEPS_IN_A_TICK
-        self.rest.consider(words, kinds)
+        self.sampling.consider(words, kinds)
         if words and self._ring is not None:
             self._ring.write(words)
-            self._ring.tell(self._steps, self._trains_until)
+            self._ring.write_progress(self._steps, self._trains_until)
 
     def _open_ring(self) -> bool:
-        """At the first step of a process that might have been a loader worker. Whether there is a ring now."""
+        """Open the ring at the first step, in a process that might be a loader worker. Returns whether it is open."""
         words = self.journal.words
         if len(words) > MOST_WORDS:
             self.journal.take()
-        if self._gone or self._leaving or not {OPTIMIZER_ENDS, FORWARD_ALONE}.intersection(words[::WORDS]):
+        if self._gone or self._leaving or not {OPTIMIZER_ENDS, FORWARD_ALONE}.intersection(words[::EVENT_WORDS]):
             return False
         if is_loader_worker():
             self.leave_soon()
@@ -393,6 +413,18 @@ class Session:
                 forget_modules()
         except Exception:
             self._errors += 1
+
+
+def is_loader_worker() -> bool:
+    """Return whether this process is a worker of a DataLoader."""
+    worker = sys.modules.get("torch.utils.data._utils.worker")
+    return worker is not None and getattr(worker, "_worker_info", None) is not None
+
+
+def forget_modules() -> None:
+    """Drop the hook's modules as an attach or `aitop run` has put them in; an imported `aitop.hook` loses its alias."""
+    for name in [name for name in list(sys.modules) if name.partition(".")[0] in ("_aitop", "_aitop_hook")]:
+        sys.modules.pop(name, None)
 
 
 for _name in "aside tick not_owner failed met_iterator met_optimizer met_module count_ops".split():  # noqa: SIM905

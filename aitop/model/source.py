@@ -8,6 +8,9 @@ import msgspec
 
 SourceName = Literal["host", "gpu", "stacks", "hook"]
 SourceState = Literal["ok", "absent", "denied", "stale", "failed"]
+# What programs decide by where the state alone does not say enough. `waiting-for-target`: the hook is asked for, and
+# comes in as soon as the target is back in Python code. `nothing-new`: the source works, and has been silent.
+StatusCode = Literal["waiting-for-target", "nothing-new"]
 
 SOURCE_NAMES: tuple[SourceName, ...] = ("host", "gpu", "stacks", "hook")
 
@@ -15,7 +18,8 @@ SOURCE_NAMES: tuple[SourceName, ...] = ("host", "gpu", "stacks", "hook")
 class SourceStatus(msgspec.Struct, frozen=True, kw_only=True, tag="status"):
     """One source's state since `time` (sampler's monotonic clock, seconds).
 
-    `reason` says in words why the state is not `ok`; `remedy` is a command or an action that would mend it.
+    `reason` says in words why the state is not `ok`; `remedy` is a command or an action that would mend it. `code` is
+    for programs, `reason` for people.
     `age` is how old the newest data is, in seconds, None before the first.
     """
 
@@ -25,3 +29,4 @@ class SourceStatus(msgspec.Struct, frozen=True, kw_only=True, tag="status"):
     reason: str | None = None
     remedy: str | None = None
     age: float | None = None
+    code: StatusCode | None = None

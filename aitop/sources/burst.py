@@ -1,29 +1,34 @@
 """Asks the hook in a process for a burst of torch.profiler, and reads what comes out of it.
 
-The layout is that of aitop/hook/burst.py, stated again here; a test holds the two equal. All of it is the target's to
-write: sizes are bounded and nothing is mapped.
+The layout is in aitop/protocol/burst.py. All of it is the target's to write: sizes are bounded and nothing is mapped.
 """
 
 from __future__ import annotations
 
 import os
 import stat
-import struct
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from aitop.model.profile import Holds
 from aitop.model.text import printable
-from aitop.sources.shared_memory import open_memfd
+from aitop.protocol.burst import (
+    DONE,
+    HEADER,
+    MAGIC,
+    MEMFD_LINK,
+    MOST_STEPS,
+    REFUSED,
+    RUNNING,
+    TEXT_AT,
+    TEXT_ROOM,
+    TRACE_AT,
+    WAITING,
+)
+from aitop.sources.ring.memfd import open_memfd
 from aitop.sources.source import SourceError
 
-MEMFD_LINK = "/memfd:aitop-burst (deleted)"
-MAGIC = int.from_bytes(b"AITOPBST", "little")
-HEADER = struct.Struct("=10Q")
-TEXT_AT, TEXT_ROOM, TRACE_AT = 128, 1024, 4096
-WAITING, RUNNING, DONE, REFUSED = 1, 2, 3, 4
-MOST_STEPS = 1000
 LARGEST_TRACE = 1 << 30
 LONGEST_SECONDS = 3600.0
 POLL_SECONDS = 0.05

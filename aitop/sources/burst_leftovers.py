@@ -8,9 +8,11 @@ import shutil
 import stat
 import time
 
+from aitop.protocol.burst import FOLDER_PREFIX
+
 FOLDER = "/dev/shm"  # noqa: S108 - nothing is made there
-# As aitop/hook/burst.py names them: the pid, and what makes them unique.
-NAME = re.compile(r"aitop-burst-([1-9][0-9]{0,9})-\w+")
+# The pid, and what makes the name unique.
+NAME = re.compile(rf"{FOLDER_PREFIX}([1-9][0-9]{{0,9}})-\w+")
 # A profile takes less to be written. A pid may be of another pid namespace, and its process there be at it still.
 OLD_SECONDS = 300.0
 

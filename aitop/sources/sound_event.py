@@ -1,4 +1,4 @@
-"""Whether a recorded event, whose types are right, can also be true: what cannot is taken for a damaged line."""
+"""Checks the values of a recorded event whose types are right. A line with impossible values is a damaged line."""
 
 from __future__ import annotations
 
@@ -12,16 +12,17 @@ from aitop.model.event import Event
 from aitop.model.snapshot import GrowthSites
 from aitop.model.stacks import Frame, StackDump, StackWindow
 
-LATEST = 1e10  # seconds of uptime; nothing that was ever up so long wrote this
+# Seconds of uptime, beyond that of any machine.
+LATEST = 1e10
 LARGEST = 1e18
-# No source line, name or file name is written longer; searches take the square of it.
+# Longer source lines and names are never written. Searching in a text may take time that grows with its square.
 LONGEST_TEXT = 4096
-# Lines without these have no number above LARGEST; those with them may have it in a text as well.
+# A line without a match has no number above LARGEST. In one with a match, it may be in a text.
 _LONG_NUMBER = re.compile(rb"\d{18}|\d[eE]\+?\d\d")
 
 
 def is_sound(event: Event, line: bytes) -> bool:
-    """`line` is the text that `event` was read from."""
+    """Return whether all values of `event`, which was read from the text `line`, are possible."""
     if not 0 <= event.time < LATEST:
         return False
     if isinstance(event, StackWindow) and not _sampled(event):
@@ -41,7 +42,7 @@ def _sampled(window: StackWindow) -> bool:
 
 
 def _short(frames: Sequence[Frame]) -> bool:
-    texts = (text for one in frames for text in (one.function, one.file, one.text, one.loop, one.guard))
+    texts = (text for frame in frames for text in (frame.function, frame.file, frame.text, frame.loop, frame.guard))
     return all(text is None or len(text) <= LONGEST_TEXT for text in texts)
 
 
@@ -50,14 +51,14 @@ def _in_range(stacks: list[tuple[int, ...]], frames: int) -> bool:
 
 
 def _bounded(value: Any) -> bool:
-    """Whether no number in it is larger than anything that is measured."""
+    """Return whether no number in it is larger than anything that is measured."""
     todo = [value]
     while todo:
-        one = todo.pop()
-        if isinstance(one, dict):
-            todo += one.values()
-        elif isinstance(one, (list, tuple)):
-            todo += one
-        elif isinstance(one, (int, float)) and not -LARGEST < one < LARGEST:
+        item = todo.pop()
+        if isinstance(item, dict):
+            todo += item.values()
+        elif isinstance(item, (list, tuple)):
+            todo += item
+        elif isinstance(item, (int, float)) and not -LARGEST < item < LARGEST:
             return False
     return True

@@ -6,21 +6,30 @@ import errno
 from typing import Protocol, runtime_checkable
 
 from aitop.model.event import Sample
-from aitop.model.source import SourceName, SourceState
+from aitop.model.source import SourceName, SourceState, StatusCode
 
 
 class SourceError(Exception):
     """A source cannot give anything now. The engine shows the state and the words, and goes on with the others.
 
-    `passing`: it is only a matter of time, and asking again soon costs nothing.
+    `passing`: it is only a matter of time, and asking again soon costs nothing. `code` as in SourceStatus.
     """
 
-    def __init__(self, state: SourceState, reason: str, remedy: str | None = None, *, passing: bool = False) -> None:
+    def __init__(
+        self,
+        state: SourceState,
+        reason: str,
+        remedy: str | None = None,
+        *,
+        passing: bool = False,
+        code: StatusCode | None = None,
+    ) -> None:
         super().__init__(reason)
         self.state: SourceState = state
         self.reason = reason
         self.remedy = remedy
         self.passing = passing
+        self.code: StatusCode | None = code
 
 
 def unexpected(error: Exception) -> SourceError:

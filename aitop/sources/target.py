@@ -28,7 +28,7 @@ def look(pid: int) -> Target:
     main = _main_python(pid)
     if main is None:
         raise NoTargetError(
-            f"process {pid} ({printable(stat.comm)}) is not a Python process and none runs below it: {CHOOSE}"
+            f"process {pid} ({printable(stat.comm)}) is not a Python process and none runs below it", CHOOSE
         )
     return Target(
         pid=pid,
@@ -57,8 +57,10 @@ def _existing(pid: int) -> Stat:
     if stat is not None:
         return stat
     if pid > 0 and _hidden(pid):
-        raise NotPermittedError(f"process {pid} is hidden from you: run aitop as the user who started it, or with sudo")
-    raise NoTargetError(f"there is no process with pid {pid}: {CHOOSE}")
+        raise NotPermittedError(
+            f"process {pid} is hidden from you", "run aitop as the user who started it, or with sudo"
+        )
+    raise NoTargetError(f"there is no process with pid {pid}", CHOOSE)
 
 
 def _hidden(pid: int) -> bool:
@@ -75,21 +77,25 @@ def _hidden(pid: int) -> bool:
 def _refuse_unwatchable(pid: int, stat: Stat) -> None:
     name = printable(stat.comm)
     if pid == os.getpid():
-        raise NoTargetError(f"process {pid} is aitop itself: {CHOOSE}")
+        raise NoTargetError(f"process {pid} is aitop itself", CHOOSE)
     if stat.flags & procfs.KERNEL_THREAD:
-        raise NoTargetError(f"pid {pid} ({name}) is a thread of the kernel, not a program: {CHOOSE}")
+        raise NoTargetError(f"pid {pid} ({name}) is a thread of the kernel, not a program", CHOOSE)
     group = procfs.status(pid).get("Tgid", str(pid))
     if group != str(pid):
-        raise NoTargetError(f"{pid} is a thread of process {group}: use --pid {group}")
+        raise NoTargetError(f"{pid} is a thread of process {group}", f"use --pid {group}")
     if stat.state in "ZXx":
         raise NoTargetError(
-            f"process {pid} ({name}) has ended; it is a zombie until its parent {stat.ppid} collects it: {CHOOSE}"
+            f"process {pid} ({name}) has ended; it is a zombie until its parent {stat.ppid} collects it", CHOOSE
         )
     if stat.state == "T":
-        raise NoTargetError(f"process {pid} ({name}) is stopped: continue it with `kill -CONT {pid}`, then try again")
+        raise NoTargetError(
+            f"process {pid} ({name}) is stopped", f"continue it with `kill -CONT {pid}`, then try again"
+        )
     if stat.state == "t" and _held(pid):
         tracer = procfs.status(pid).get("TracerPid", "?")
-        raise NoTargetError(f"process {pid} ({name}) is held by the debugger {tracer}: let it continue, then try again")
+        raise NoTargetError(
+            f"process {pid} ({name}) is held by the debugger {tracer}", "let it continue, then try again"
+        )
 
 
 def _held(pid: int) -> bool:
@@ -111,12 +117,12 @@ def _refuse_forbidden(pid: int) -> None:
     name = user_name(owner)
     if os.geteuid() == 0:
         raise NotPermittedError(
-            f"process {pid} belongs to {name}, and root lacks CAP_SYS_PTRACE or CAP_DAC_OVERRIDE here: "
-            f"run aitop as {name}, or with both capabilities (in a container: --cap-add)"
+            f"process {pid} belongs to {name}, and root lacks CAP_SYS_PTRACE or CAP_DAC_OVERRIDE here",
+            f"run aitop as {name}, or with both capabilities (in a container: --cap-add)",
         )
     raise NotPermittedError(
-        f"process {pid} belongs to {name} and you are {user_name(os.geteuid())}: "
-        f"run aitop as {name}, or with `sudo aitop --pid {pid}`"
+        f"process {pid} belongs to {name} and you are {user_name(os.geteuid())}",
+        f"run aitop as {name}, or with `sudo aitop --pid {pid}`",
     )
 
 

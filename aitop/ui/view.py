@@ -63,7 +63,7 @@ class View:
         if status is None or status.state not in ("stale", "failed") or status.age is None:
             return None
         # That there is nothing new its age says already.
-        reason = "" if (status.reason or "").startswith("nothing new") else status.reason
+        reason = None if status.code == "nothing-new" else status.reason
         return f"{status.age:.0f} s old" + (f" · {reason}" if reason else "")
 
     def ranks(self) -> tuple[int, ...]:

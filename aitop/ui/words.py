@@ -31,13 +31,12 @@ STATES: dict[SourceState, tuple[str, Style]] = {
     "failed": ("✗", STATE_FAILED),
 }
 FLOP_SCALES = ((1e15, "P"), (1e12, "T"), (1e9, "G"))
-HOOK_WAITS = "hook waiting for the target"
 SEVERITY_LABELS = {"critical": LOSS_LABEL, "warning": LOSS_SOFT_LABEL, "info": CALM_LABEL}
 
 
 def waits_for_target(status: SourceStatus | None) -> bool:
     """Whether the hook is on its way in: asked for, and taken as soon as the target comes back to Python code."""
-    return status is not None and status.state == "absent" and (status.reason or "").startswith(HOOK_WAITS)
+    return status is not None and status.code == "waiting-for-target"
 
 
 def state_mark(status: SourceStatus | None) -> tuple[str, Style]:

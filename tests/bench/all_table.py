@@ -50,7 +50,7 @@ def steps(figures: Figures) -> Iterable[Row]:
     """hook_cost_steps.py: microseconds that the hook adds, from single steps with and without it in turns."""
     what = "added to a step of a small MLP, told from single steps in turns"
     if "in_all" in figures:
-        yield Row(what, "µs", figures["in_all"], bar=10.0, spread=f"{figures['rested']:.0%} of the steps only counted")
+        yield Row(what, "µs", figures["in_all"], bar=10.0, spread=f"{figures['counted_share']:.0%} only counted")
     yield Row(f"{what}, where each one is timed", "µs", figures.get("timed"))
 
 

@@ -20,8 +20,8 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 
-from aitop.attach.bundle import hook_sources
-from aitop.attach.session import deliver
+from aitop.attach.entrance import deliver
+from aitop.attach.payload.bundle import hook_sources
 
 # The clock goes to a file at the end of each turn, eight bytes each.
 TARGET = """
@@ -30,7 +30,7 @@ torch.set_num_threads(1)
 net = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.ReLU(), torch.nn.Linear(256, 8))
 optimizer = torch.optim.AdamW(net.parameters())
 x, y = torch.randn(64, 64), torch.randn(64, 8)
-with open(sys.argv[1], "wb") as file:
+with open(sys.argv[1], "wb", buffering=0) as file:
     while True:
         loss = ((net(x) - y) ** 2).mean()
         optimizer.zero_grad(); loss.backward(); optimizer.step()

@@ -28,8 +28,9 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from attach_targets import KINDS, STAND_IN, Victim, leftovers
 from interpreters import interpreters
 
-from aitop.attach import AttachRefused, bundle
-from aitop.attach.session import deliver
+from aitop.attach import AttachRefused
+from aitop.attach.entrance import deliver
+from aitop.attach.payload import bundle
 
 DEFAULT = [
     *("training", "busy", "c-call", "sleep", "longsleep", "lock", "queue", "select", "epoll"),

@@ -16,7 +16,7 @@ import psutil
 from fault_scene import AITOP, Scene
 from fault_screen import COLUMNS, ROWS, OnTerminal, awake
 
-from aitop.sources.hook_ring import LEASE_SECONDS, find_ring
+from aitop.sources.ring.reader import LEASE_SECONDS, find_ring
 
 UP = r"host."
 READY = r"host●"

@@ -17,8 +17,8 @@ from fault_kinds import READY, UP, fault
 from fault_scene import Scene
 from fault_screen import awake
 
-from aitop.sources.hook_ring import find_ring
 from aitop.sources.nvml import NvmlSource
+from aitop.sources.ring.reader import find_ring
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "fakes" / "nvml"))
 

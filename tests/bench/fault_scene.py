@@ -19,8 +19,8 @@ import psutil
 from fault_screen import OnTerminal, awake
 
 from aitop.errors import AitopError
-from aitop.sources.hook_ring import LEASE_SECONDS, find_ring
 from aitop.sources.replay import Recording
+from aitop.sources.ring.reader import LEASE_SECONDS, find_ring
 
 SCRIPT = Path(__file__).with_name("fault_target.py")
 AITOP = [sys.executable, "-m", "aitop"]

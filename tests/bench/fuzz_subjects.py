@@ -27,9 +27,10 @@ from aitop.model.stacks import StackDump, StackWindow
 from aitop.outputs.html import to_html
 from aitop.outputs.report import report_of, to_json
 from aitop.outputs.text import to_text
-from aitop.sources import ring_format as ring
-from aitop.sources.hook_ring import HookRing
+from aitop.protocol import ring
+from aitop.protocol.events import KINDS
 from aitop.sources.replay import read_recording
+from aitop.sources.ring.reader import HookRing
 from aitop.sources.source import SourceError
 from aitop.sources.stacks import dump, speedscope
 from aitop.sources.stacks.window import CodeOfProcesses, WindowBuilder
@@ -68,7 +69,7 @@ def ring_seeds() -> list[bytes]:
     area = json.dumps(FACTS).encode()
     now = time.monotonic_ns()
     seeds = []
-    for kinds in ((0, 1, 3, 5, 6, 7, 16, 17, 18), (4, 4, 14), tuple(range(ring.KINDS)), ()):
+    for kinds in ((0, 1, 3, 5, 6, 7, 16, 17, 18), (4, 4, 14), tuple(range(KINDS)), ()):
         events = [
             (kind, now - 10**9 + step * 10**7 + at * 10**6, now - 10**9 + step * 10**7 + (at + 1) * 10**6, 1, 32)
             for step in range(12)

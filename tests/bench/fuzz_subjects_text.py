@@ -12,10 +12,10 @@ from pathlib import Path
 
 import msgspec
 
-from aitop.attach.elf import ElfImage, NotElfError
-from aitop.attach.memory import LARGEST_READ
-from aitop.attach.proc_status import parse_status
-from aitop.attach.python_image import WANTED
+from aitop.attach.inspection.elf import ElfImage, NotElfError
+from aitop.attach.inspection.process import parse_status
+from aitop.attach.inspection.process_memory import LARGEST_READ
+from aitop.attach.inspection.python_image import WANTED
 from aitop.engine.trace import TraceError, analyse
 from aitop.model.profile import Holds
 from aitop.model.ranks import ExchangeNotes

@@ -41,7 +41,7 @@ from hook_cost_models import MODELS, steps_of
 import aitop.hook
 
 WARM_SECONDS = 0.3
-# Finding the root module, the time before the hook's first rest, a monitor's or a sampler's start are over by then.
+# Finding the root module, the time before the hook counts steps, a monitor's or a sampler's start are over by then.
 START_SECONDS = {"hook": 2.0, "everything": 4.0, "py-spy": 2.0}
 
 

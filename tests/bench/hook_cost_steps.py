@@ -1,17 +1,16 @@
 """What the hook adds to one step, from single steps of two like runs in one process, of which it watches one.
 
-    python tests/bench/hook_cost_steps.py [--seconds 45] [--only nothing,run,timed,resting,deep]
+    python tests/bench/hook_cost_steps.py [--seconds 45] [--only nothing,run,timed,counted]
 
 The runs take turns, step by step, so that whatever else the machine does meets both alike: this tells microseconds
 where rounds of a second (hook_cost.py) tell tens of them. Times are CPU times of the thread, which is never idle here.
 Each step finds the caches filled by the other run.
 
   nothing   neither is watched: what the order of the two makes, and is taken off the others
-  run       the hook as it is from its first rest on: most short steps are only counted, the others are timed, and what
+  run       the hook as it is once it has begun to count: most short steps are only counted, the others are timed; what
             either adds is printed apart, with the mean of both; what is done a few times a second comes on top
   timed     each step timed, as where steps are not short
-  resting   each step only counted, its wait and forward timed
-  deep      each step only counted
+  counted   each step only counted
 """
 
 from __future__ import annotations
@@ -33,11 +32,10 @@ from torch.utils.data import DataLoader
 from torch.utils.data import dataloader as data
 
 import aitop.hook
-from aitop.hook import rest as rest_module
-from aitop.hook import stepping, wrappers
-from aitop.hook.optimizers import before_nothing
+from aitop.hook import phases, sampling
+from aitop.hook.optimizer import optimizer_hooks
 
-# Steps of a block; those of `run` are several rests, and all is held against `nothing`.
+# Steps of a block; those of `run` are enough for several turns, and all is held against `nothing`.
 WARM_STEPS, BLOCK, BLOCKS = 20, 400, {"run": 1600, "nothing": 1600}
 LONG_NS = 10**18
 
@@ -77,42 +75,38 @@ class Switch:
         session._patches.take_all_back()
         session._optimizers.remove()
         session._roots = None
-        iterate = wrappers.wrap_next(data._BaseDataLoaderIter.__next__, session)
-        call = wrappers.wrap_forward(torch.nn.Module.__call__, session, torch.nn.Module)
+        iterate = phases.wrap_next(data._BaseDataLoaderIter.__next__, session)
+        call = phases.wrap_forward(torch.nn.Module.__call__, session, torch.nn.Module)
         self.classes = [(WatchedIterator, "__next__", iterate), (WatchedMlp, "__call__", call)]
         self.backward = torch.autograd._engine_run_backward
-        self.watched_backward = wrappers.wrap_backward(self.backward, session)
-        self.hooks = stepping.optimizer_hooks(session)
+        self.watched_backward = phases.wrap_backward(self.backward, session)
+        self.hooks = optimizer_hooks(session)
         self.optimizer = 0
         # Nanoseconds in which the run was at it, and all of its blocks, which are the other run's as well.
         self.at_it = self.in_all = 0
 
     def begin(self, variant: str) -> None:
-        """Wrap the classes, and let the hook rest always, never, or as it likes."""
+        """Wrap the classes, and let the hook count always, never, or as it likes."""
         journal, now = self.journal, time.monotonic_ns()
-        self.session.rest.over()
-        journal.last_step, journal.due, journal.skip, journal.pause_due = now, 0, 0, False
-        rest_module.FAST_TICKS = 2 if variant == "run" else LONG_NS
+        self.session.sampling.over()
+        journal.last_step, journal.due, journal.skip, journal.count_soon = now, 0, 0, False
+        sampling.FAST_TICKS = 2 if variant == "run" else LONG_NS
         for owner, name, wrapper in self.classes:
             if variant != "nothing":
                 setattr(owner, name, wrapper)
             elif name in vars(owner):
                 delattr(owner, name)
-        if variant in ("resting", "deep"):
-            self.session.rest._shallow_until = LONG_NS if variant == "resting" else 1
-            journal.longest, journal.rests_until = LONG_NS, LONG_NS
-            self.session.rest.begin(now, self.optimizer)
-            journal.deep *= LONG_NS
-        else:
-            self.session.rest._shallow_until = 1
+        if variant == "counted":
+            journal.longest = LONG_NS
+            self.session.sampling.begin(now, self.optimizer)
+            journal.count_until = LONG_NS
 
     @contextlib.contextmanager
     def on(self, variant: str) -> Iterator[None]:
         if variant != "nothing":
-            if not self.journal.resting:
-                torch.autograd._engine_run_backward = self.watched_backward
+            torch.autograd._engine_run_backward = self.watched_backward
             before, after = self.hooks
-            optim._global_optimizer_pre_hooks[0] = before_nothing if self.journal.resting else before
+            optim._global_optimizer_pre_hooks[0] = before
             optim._global_optimizer_post_hooks[0] = after
         try:
             yield
@@ -129,7 +123,7 @@ class Switch:
 
 
 def pairs(switch: Switch, variant: str, plain: Iterator[None], watched: Iterator[None]) -> list[Pair]:
-    """The steps of a block; of `run` those from its first rest on."""
+    """The steps of a block; of `run` those from where counting begins for the first time."""
     switch.begin(variant)
     found: list[Pair] = []
     clock, journal, began = time.thread_time_ns, switch.journal, time.thread_time_ns()
@@ -137,15 +131,15 @@ def pairs(switch: Switch, variant: str, plain: Iterator[None], watched: Iterator
         start = clock()
         next(plain)
         without = clock() - start
-        rested = journal.resting
+        counted = journal.counting
         with switch.on(variant):
             start = clock()
             next(watched)
-            found.append((without, clock() - start, rested and journal.resting))
+            found.append((without, clock() - start, counted and journal.counting))
     if variant == "run":
         switch.at_it += sum(pair[1] for pair in found)
         switch.in_all += clock() - began
-    switch.session.rest.over()
+    switch.session.sampling.over()
     first = next((at for at, pair in enumerate(found) if pair[2]), len(found)) if variant == "run" else WARM_STEPS
     return found[first:]
 
@@ -171,7 +165,7 @@ def _quick(times: list[int]) -> float:
 
 def report(times: dict[str, list[Pair]], switch: Switch) -> dict[str, float | None]:
     """Print it; gives microseconds by variant, of `run` the mean, of the `ticks`, and of both `in_all`, what the hook
-    says itself, and the share of steps that `run` only counted, `rested`.
+    says itself, and the share of steps that `run` only counted, `counted_share`.
     """
     figures: dict[str, float | None] = {}
     base, base_error = added(times["nothing"])
@@ -187,8 +181,8 @@ def report(times: dict[str, list[Pair]], switch: Switch) -> dict[str, float | No
         if name != "run":
             figures[name] = line(name, taken)
             continue
-        counted, others = ([pair for pair in taken if pair[2] is rested] for rested in (True, False))
-        share = figures["rested"] = len(counted) / len(taken)
+        counted, others = ([pair for pair in taken if pair[2] is only_counted] for only_counted in (True, False))
+        share = figures["counted_share"] = len(counted) / len(taken)
         figures["run"] = share * line("run, counted", counted) + (1 - share) * line("run, timed", others)
         ticks = figures["ticks"] = _ticks(switch)
         figures["in_all"] = figures["run"] + ticks
@@ -200,18 +194,18 @@ def report(times: dict[str, list[Pair]], switch: Switch) -> dict[str, float | No
 
 
 def _ticks(switch: Switch) -> float:
-    """Microseconds of a step for the ticks between rests, by the usual one. While the watched run waits for the other
+    """Microseconds of a step for the ticks, by the median one. While the watched run waits for the other
     one, time goes on: one that has it all to itself makes so many more steps between two ticks.
     """
     ticks = [tick for tick in switch.session._cost._ticks if tick[1]]
     usual = statistics.median(length for _, _, length in ticks) * len(ticks) / 1000
-    return usual / sum(timed + rested for timed, rested, _ in ticks) * switch.at_it / switch.in_all
+    return usual / sum(timed + counted for timed, counted, _ in ticks) * switch.at_it / switch.in_all
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=45.0)
-    parser.add_argument("--only", default="nothing,run,timed,resting,deep")
+    parser.add_argument("--only", default="nothing,run,timed,counted")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures here as well")
     options = parser.parse_args()
     variants = ["nothing", *(name for name in options.only.split(",") if name != "nothing")]

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from aitop.sources.hook_ring import LEASE_SECONDS
+from aitop.sources.ring.reader import LEASE_SECONDS
 
 SCRIPT = Path(__file__).parents[1] / "frameworks" / "loops.py"
 KINDS = ("plain", "accumulate", "amp", "gan", "loaders", "compiled")

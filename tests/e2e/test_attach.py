@@ -15,15 +15,14 @@ from attach_targets import STAND_IN, Victim, leftovers
 from interpreters import interpreters
 
 from aitop.attach import AttachRefused, install, remove
-from aitop.attach.elf import ElfImage
-from aitop.attach.memory import Memory, mappings
-from aitop.attach.preflight import check_alive
-from aitop.attach.ptrace import StoppedThread
-from aitop.attach.python_image import locate_python
-from aitop.attach.session import Attachment, deliver, settled
-from aitop.attach.signal_frame import SYS_POLL, Call
-from aitop.attach.target import Target, anywhere, call_in_main_thread
-from aitop.attach.undisturbed import in_own_thread
+from aitop.attach.entrance import Attachment, deliver, settled
+from aitop.attach.inspection.elf import ElfImage
+from aitop.attach.inspection.preflight import check_alive
+from aitop.attach.inspection.process_memory import Memory, mappings
+from aitop.attach.inspection.python_image import locate_python
+from aitop.attach.ways import TargetProcess
+from aitop.attach.ways.signal_frame import SYS_POLL, Call, anywhere, call_in_main_thread
+from aitop.attach.ways.stopped_thread import StoppedThread, in_own_thread
 
 pytestmark = pytest.mark.e2e
 
@@ -89,7 +88,10 @@ def test_a_second_install_finds_the_first(start: Callable[..., Victim]) -> None:
     unharmed(victim)
 
 
-TORN = (("__init__", "from .store import STATE, NOT_WRITTEN_YET\ndef install(way): return 'installed'\n"), STAND_IN[1])
+TORN = (
+    ("hook.__init__", "from .store import STATE, NOT_WRITTEN_YET\ndef install(way): return 'installed'\n"),
+    STAND_IN[1],
+)
 
 
 def test_a_hook_whose_files_do_not_fit_each_other_leaves_nothing(start: Callable[..., Victim]) -> None:
@@ -122,7 +124,7 @@ KILLED_IN_FLIGHT = """
 import os, random, signal, sys, time
 sys.path.insert(0, sys.argv[2])
 from attach_targets import STAND_IN
-from aitop.attach.session import deliver
+from aitop.attach.entrance import deliver
 pid = int(sys.argv[1])
 for _ in range(25):
     child = os.fork()
@@ -161,7 +163,7 @@ def test_a_long_call_is_waited_for_and_the_request_withdrawn() -> None:
             time.sleep(0.001)
         with pytest.raises(AttachRefused, match="hook waiting for the target") as refusal:
             put_in(process.pid, timeout=0.3)
-        assert refusal.value.state == "absent"
+        assert (refusal.value.code, refusal.value.state) == ("waiting", "absent")
         assert leftovers(process.pid) == []
         assert process.stdout.read() == "[]\n"
     assert process.returncode == 0
@@ -246,7 +248,7 @@ def test_errno_and_the_signal_mask_are_as_they_were(tmp_path: Path) -> None:
         assert process.stdout is not None and process.stdout.readline() == "ready\n"
         time.sleep(0.1)
         with Memory(process.pid) as memory:
-            target = Target(check_alive(process.pid), memory, locate_python(process.pid, memory))
+            target = TargetProcess(check_alive(process.pid), memory, locate_python(process.pid, memory))
             base = next(m.start for m in mappings(process.pid) if m.path.endswith("/libc.so.6"))
             close = ElfImage(memory.read, base).symbols(("close",))["close"].address
             for _ in range(20):
@@ -268,6 +270,7 @@ def test_a_process_without_torch_is_refused(start: Callable[..., Victim]) -> Non
     victim = start("busy")
     refused = refusal_of(lambda: install(victim.pid))
     assert refused.state == "absent" and refused.reason == f"process {victim.pid} has not loaded torch"
+    assert refused.code == "no-torch" and refused.passing
     assert remove(victim.pid) == "absent"
     unharmed(victim)
 
@@ -333,7 +336,7 @@ def test_the_owner_can_switch_it_off(how: str) -> None:
 AS_NOBODY = """
 import os, sys
 from aitop.attach import install, AttachRefused
-from aitop.attach.bundle import hook_sources
+from aitop.attach.payload.bundle import hook_sources
 hook_sources()  # nobody cannot read our files
 os.setgroups([]); os.setgid(65534); os.setuid(65534)
 try: install(int(sys.argv[1]))
@@ -358,7 +361,7 @@ def test_an_interrupt_of_the_user_is_never_swallowed() -> None:
     """Ctrl-C while our line runs arrives in the user's own code."""
     hook = (
         (
-            "__init__",
+            "hook.__init__",
             "import _thread\n"
             "def install(way):\n    _thread.interrupt_main()\n    for _ in range(9): len(())\n    return 'x'\n",
         ),

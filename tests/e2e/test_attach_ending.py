@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 import sys
 import time
 from collections.abc import Sequence
 
 import pytest
-from attach_targets import STAND_IN
+from attach_targets import STAND_IN, why_no_gdb
 from interpreters import VERSIONS, interpreters
 
 from aitop.attach import AttachRefused
-from aitop.attach.debugger import Gdb
-from aitop.attach.session import deliver
-from aitop.attach.ways import WAYS, WayIn
+from aitop.attach.attempt import WAYS
+from aitop.attach.entrance import deliver
+from aitop.attach.ways import WayIn
+from aitop.attach.ways.gdb import Gdb
 
 pytestmark = pytest.mark.e2e
 
@@ -35,8 +35,9 @@ def test_a_process_that_is_ending_ends_as_it_would_have(version: str) -> None:
     ends_as_it_would_have(interpreters()[version], WAYS)
 
 
-@pytest.mark.skipif(shutil.which("gdb") is None, reason="no gdb at hand")
 def test_gdb_leaves_a_process_alone_that_is_ending() -> None:
+    if why := why_no_gdb():
+        pytest.skip(why)
     ends_as_it_would_have(sys.executable, (Gdb(always=True),))
 
 

@@ -12,9 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from aitop.attach.attempt import Attempt, Limit
+from aitop.attach.attempt import WAYS, Attempt, Limit
 from aitop.attach.watchdog import WATCHDOG
-from aitop.attach.ways import WAYS
 
 pytestmark = pytest.mark.e2e
 
@@ -34,18 +33,21 @@ while True:
 KILLED = """
 import os, signal, sys, time
 from aitop.attach.attempt import Attempt, Limit
-from aitop.attach.ways import WAYS
+from aitop.attach.attempt import WAYS
 attempt = Attempt(int(sys.argv[1]), "install", eval(sys.stdin.read()), WAYS, torch=False)
 attempt.open(time.monotonic() + 5)
-parts = len(attempt._parcels)
-attempt.wait(Limit(time.monotonic() + 20, lambda: len(attempt._parcels) < parts and os.killpg(0, signal.SIGKILL)))
+parts = len(attempt._blocks)
+attempt.wait(Limit(time.monotonic() + 20, lambda: len(attempt._blocks) < parts and os.killpg(0, signal.SIGKILL)))
 """
 PATIENCE_S = 20.0
 PART = "numbers = (" + ", ".join(str(1_000_000 + number) for number in range(20_000)) + ")\n"
 HOOK = (
-    ("__init__", "from . import first, second\ndef install(way): return 'installed'\ndef remove(): return 'removed'\n"),
-    ("first", PART),
-    ("second", PART),
+    (
+        "hook.__init__",
+        "from . import first, second\ndef install(way): return 'installed'\ndef remove(): return 'removed'\n",
+    ),
+    ("hook.first", PART),
+    ("hook.second", PART),
 )
 
 
@@ -73,11 +75,11 @@ def test_parts_that_came_are_taken_back(given_up):
     with target() as process:
         attempt = Attempt(process.pid, "install", HOOK, WAYS, torch=False)
         attempt.open(time.monotonic() + 5)
-        parts = len(attempt._parcels)
+        parts = len(attempt._blocks)
         assert parts >= 3
 
         def enough() -> bool:
-            return given_up and len(attempt._parcels) < parts
+            return given_up and len(attempt._blocks) < parts
 
         done = attempt.wait(Limit(time.monotonic() + PATIENCE_S, enough))
         assert (done is None) == given_up

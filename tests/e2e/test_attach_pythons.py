@@ -13,14 +13,15 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from attach_targets import STAND_IN, Victim, leftovers, torch_stand_in
+from attach_targets import STAND_IN, Victim, leftovers, torch_stand_in, why_no_gdb
 from interpreters import VERSIONS, interpreters
 
 from aitop.attach import AttachRefused, install
-from aitop.attach.debugger import Gdb
-from aitop.attach.proc_status import read_status
-from aitop.attach.session import Attachment, deliver
-from aitop.attach.ways import WAYS, WayIn
+from aitop.attach.attempt import WAYS
+from aitop.attach.entrance import Attachment, deliver
+from aitop.attach.inspection.process import read_status
+from aitop.attach.ways import WayIn
+from aitop.attach.ways.gdb import Gdb
 
 pytestmark = pytest.mark.e2e
 
@@ -119,13 +120,10 @@ def test_an_owner_who_switched_pep_768_off_is_obeyed(how: str) -> None:
 
 
 def test_gdb_queues_the_line_where_nothing_else_can(start: Callable[..., Victim]) -> None:
+    if why := why_no_gdb():
+        pytest.skip(why)
     victim = start("allocating", sys.executable)
-    try:
-        came = in_and_out(victim, (Gdb(always=True),))
-    except AttachRefused as refused:
-        if "not installed" in refused.reason:
-            pytest.skip("no gdb at hand")
-        raise
+    came = in_and_out(victim, (Gdb(always=True),))
     assert came.way == "gdb"
     status = read_status(victim.pid)
     assert status is not None and status.tracer == 0 and status.state in "RS"

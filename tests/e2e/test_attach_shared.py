@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from aitop.sources.hook_ring import find_ring
+from aitop.sources.ring.reader import find_ring
 
 pytestmark = pytest.mark.e2e
 
@@ -28,7 +28,7 @@ MONITOR = f"""
 PATIENCE = {PATIENCE}
 import sys, time
 from aitop.engine.hook_way import HooksOnTheWay, take_out
-from aitop.sources.hook_ring import HookSource
+from aitop.sources.ring.source import HookSource
 from aitop.sources.source import SourceError
 pid, on_the_way = int(sys.argv[1]), HooksOnTheWay()
 source = HookSource(lambda: [pid], on_the_way.bring_in)

@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 
 from aitop.attach import install
-from aitop.attach.already import hook_is_there
-from aitop.attach.signal_frame import SYS_POLL
+from aitop.attach.inspection.hook_presence import hook_is_there
+from aitop.attach.ways.signal_frame import SYS_POLL
 from aitop.engine import hook_way
 from aitop.engine.hook_way import HooksOnTheWay
-from aitop.sources.hook_ring import HookRing, find_ring
+from aitop.sources.ring.reader import HookRing, find_ring
 from aitop.sources.source import SourceError
 
 pytestmark = pytest.mark.e2e
@@ -72,6 +72,7 @@ def waits(process: subprocess.Popen[str], on_the_way: HooksOnTheWay) -> None:
     with pytest.raises(SourceError, match="hook waiting for the target") as refusal:
         on_the_way.bring_in(process.pid)
     assert refusal.value.state == "absent" and refusal.value.passing
+    assert refusal.value.code == "waiting-for-target"
 
 
 def gets_in(process: subprocess.Popen[str], on_the_way: HooksOnTheWay) -> bool:
@@ -146,9 +147,9 @@ from aitop.attach import begin
 from aitop.attach.attempt import Limit
 attempt = begin(int(sys.argv[1]))
 until = time.monotonic() + float(sys.argv[2])
-while not (attempt._knock and attempt._knock.entered) and time.monotonic() < until:
+while not (attempt._pending and attempt._pending.entered) and time.monotonic() < until:
     attempt.wait(Limit(time.monotonic() + 0.1))
-print(len(attempt._knock.entered), flush=True)
+print(len(attempt._pending.entered), flush=True)
 time.sleep(60)
 """
 

@@ -7,13 +7,15 @@ import sys
 
 import pytest
 
-from aitop.attach.session import deliver
+from aitop.attach.entrance import deliver
 
 pytestmark = pytest.mark.e2e
 
 CYCLES = 25
-HOOK = (("__init__", "from . import inner\ndef install(way): return 'installed'\ndef remove(): return 'removed'\n"),)
-INNER = (("inner", "x = 1\n"),)
+HOOK = (
+    ("hook.__init__", "from . import inner\ndef install(way): return 'installed'\ndef remove(): return 'removed'\n"),
+)
+INNER = (("hook.inner", "x = 1\n"),)
 # A module that says that it is still being initialised makes each import of it take its lock.
 IMPORTING = """
 import sys, colorsys

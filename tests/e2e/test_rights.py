@@ -36,7 +36,7 @@ sys.addaudithook(watch)
 sys.path.insert(0, sys.argv[2])
 from attach_targets import STAND_IN
 from aitop.attach import AttachRefused
-from aitop.attach.session import deliver
+from aitop.attach.entrance import deliver
 from aitop.commands.doctor import examine
 from aitop.sources.source import SourceError
 from aitop.sources.stacks.dump import take_dump

@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 import time
 
-from aitop.attach.session import install
-from aitop.sources.hook_ring import HookRing
+from aitop.attach.entrance import install
+from aitop.sources.ring.reader import HookRing
 
 if __name__ == "__main__":
     pid, lease = int(sys.argv[1]), float(sys.argv[2])

@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from aitop.attach.session import install, remove
+from aitop.attach.entrance import install, remove
 from aitop.model.steps import HookFacts, StepRecord
-from aitop.sources.hook_ring import HookRing
+from aitop.sources.ring.reader import HookRing
 
 FOLDER = Path(__file__).parent
 PHASES = ("data_wait", "forward", "backward", "optimizer")

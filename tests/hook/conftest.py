@@ -9,7 +9,7 @@ import pytest
 from fast_run import Fast
 
 import aitop.hook
-from aitop.hook import rest as rest_module
+from aitop.hook import sampling as sampling_module
 
 # The import puts it in.
 aitop.hook.remove()
@@ -42,5 +42,5 @@ def unhooked():
 
 @pytest.fixture
 def fast(watched, monkeypatch):
-    monkeypatch.setattr(rest_module, "FAST_TICKS", 2)
+    monkeypatch.setattr(sampling_module, "FAST_TICKS", 2)
     return Fast(watched)

@@ -1,4 +1,4 @@
-"""A run with short steps, in which the hook rests."""
+"""A run with short steps, most of which the hook only counts."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Fast:
 
     def __init__(self, watched) -> None:
         self.watched = watched
-        self.journal, self.rest = watched.session.journal, watched.session.rest
+        self.journal, self.sampling = watched.session.journal, watched.session.sampling
         torch.manual_seed(0)
         self.net = Net()
         self.optimizer = torch.optim.SGD(self.net.parameters(), 1e-3)
@@ -52,15 +52,15 @@ class Fast:
     def read(self) -> None:
         self.records += self.watched.ring.read(time.monotonic()).steps
 
-    def until_it_rests(self, most: int = 20000) -> None:
-        """Go on to somewhere in the middle of a rest."""
+    def until_it_counts(self, most: int = 20000) -> None:
+        """Go on to somewhere in the middle of a time in which steps are only counted."""
         for _ in range(most):
             self.steps(1)
-            if self.journal.resting and self.journal.rests_until - time.monotonic_ns() > 30_000_000:
+            if self.journal.counting and self.journal.count_until - time.monotonic_ns() > 30_000_000:
                 self.steps(2)
-                if self.journal.resting:
+                if self.journal.counting:
                     return
-        raise AssertionError("it never rests")
+        raise AssertionError("it never counts")
 
     def after(self, steps: int = 5):
         """The records, when some more steps have been made and everything was sent."""

@@ -10,7 +10,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 import aitop.hook
-from aitop.sources.hook_ring import HookRing
+from aitop.sources.ring.reader import HookRing
 
 torch.set_num_threads(1)
 

@@ -99,7 +99,7 @@ def test_records_wait_for_their_events_in_order(gpu, watched):
     assert indices == sorted(indices)
 
 
-def test_a_step_that_the_device_is_not_done_with_keeps_its_end_through_a_rest(gpu, watched):
+def test_a_step_that_the_device_is_not_done_with_keeps_its_end_while_steps_are_counted(gpu, watched):
     gpu.done = False
     step_a_little()
     watched.session.journal.device.pause()

@@ -15,9 +15,9 @@ import torch
 from hook_runs import Net
 
 import aitop.hook
-from aitop.hook import blocking, calls, callsites, device_calls, transfers
+from aitop.hook.measures import callsites, device_calls
 
-METHODS = (*transfers.RETURNING, "copy_", *blocking.VALUES, *blocking.SHAPES)
+METHODS = (*device_calls.COPIES, "copy_", *device_calls.VALUES, *device_calls.SHAPES)
 
 
 def own_methods() -> set[str]:
@@ -311,8 +311,8 @@ def test_the_table_of_lines_is_bounded():
         ("<stdin>", callsites.USER),
         ("<ipython-input-3-a>", callsites.USER),
         ("<string>", callsites.NOBODYS),
-        ("<aitop hook>/calls.py", callsites.NOBODYS),
-        (calls.__file__, callsites.NOBODYS),
+        ("<aitop hook>/measures/device_calls.py", callsites.NOBODYS),
+        (device_calls.__file__, callsites.NOBODYS),
         (torch.nn.__file__, callsites.NOBODYS),
         (threading.__file__, callsites.NOBODYS),
         ("/x/.venv/lib/python3.11/site-packages/accelerate/a.py", callsites.LIBRARY),

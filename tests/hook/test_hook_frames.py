@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from aitop.hook import frames
+from aitop.hook import optimizer as frames
 
 torch = pytest.importorskip("torch")
 

@@ -52,8 +52,8 @@ def test_a_tracer_of_fx_sees_modules_of_a_roots_class(unhooked):
     assert traced() == before
     watched.session.journal.skip = 100
     assert traced() == before, "in a fast run too"
-    watched.session.rest.begin(time.monotonic_ns(), 0)
-    assert traced() == before and watched.session.journal.resting
+    watched.session.sampling.begin(time.monotonic_ns(), 0)
+    assert traced() == before and watched.session.journal.counting
     watched.ring.close()
 
 
@@ -163,13 +163,13 @@ def test_a_removal_in_the_midst_of_coming_in(unhooked, monkeypatch):
 
     run_a_little()
     before, callbacks = patched_attributes(), list(gc.callbacks)
-    original = session_module.wrappers.wrap_save
+    original = session_module.phases.wrap_save
 
     def removed_meanwhile(*args):
         assert aitop.hook.remove() == "removed"
         return original(*args)
 
-    monkeypatch.setattr(session_module.wrappers, "wrap_save", removed_meanwhile)
+    monkeypatch.setattr(session_module.phases, "wrap_save", removed_meanwhile)
     assert aitop.hook.install("attach") == "busy"
     assert patched_attributes() == before
     assert list(gc.callbacks) == callbacks

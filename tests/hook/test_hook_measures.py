@@ -15,9 +15,10 @@ from torch import nn
 from torch.amp import grad_scaler
 
 import aitop.hook
-from aitop.hook import compiler, generation
-from aitop.hook.inputs import autocast_dtype, matmul_precision
-from aitop.hook.scaler import Scaler
+from aitop.hook import compiler
+from aitop.hook.measures import generation
+from aitop.hook.measures.inputs import autocast_dtype, matmul_precision
+from aitop.hook.measures.scaler import Scaler
 
 
 class Words(nn.Module):
@@ -234,9 +235,8 @@ def test_what_came_out_by_kind_of_model():
 
 
 def test_counters_of_torch_compile(monkeypatch):
-    measure = compiler.Compiler(torch, None, None)
     monkeypatch.setitem(sys.modules, "torch._dynamo.utils", None)
-    assert measure.facts() == {}
+    assert compiler.compiler_facts() == {}
     metrics = [
         SimpleNamespace(recompile_reason=None, co_name="a", co_filename="/x/a.py", co_firstlineno=1),
         SimpleNamespace(recompile_reason="0/0: size mismatch", co_name="f", co_filename="/x/a.py", co_firstlineno=7),
@@ -246,13 +246,13 @@ def test_counters_of_torch_compile(monkeypatch):
     convert = SimpleNamespace(FRAME_COMPILE_COUNTER={0: 3, 1: 1})
     monkeypatch.setitem(sys.modules, "torch._dynamo.utils", utils)
     monkeypatch.setitem(sys.modules, "torch._dynamo.convert_frame", convert)
-    assert measure.facts() == {
+    assert compiler.compiler_facts() == {
         "compiles": 4,
         "recompiles": 2,
         "graph_breaks": 3,
         "recompile_reasons": ["f (a.py:7): 0/0: size mismatch"],
     }
     convert.FRAME_COMPILE_COUNTER.clear()
-    assert measure.facts() == {}
+    assert compiler.compiler_facts() == {}
     monkeypatch.setitem(sys.modules, "torch._dynamo.utils", SimpleNamespace())
-    assert measure.facts() == {}
+    assert compiler.compiler_facts() == {}

@@ -8,7 +8,8 @@ import time
 
 import pytest
 
-from aitop.sources.hook_ring import HookRing, HookSource
+from aitop.sources.ring.reader import HookRing
+from aitop.sources.ring.source import HookSource
 from aitop.sources.source import SourceError
 
 HOLDS_A_RING = """

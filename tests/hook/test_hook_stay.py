@@ -15,7 +15,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 import aitop.hook
 from aitop.hook import session as session_module
-from aitop.sources.hook_ring import HookRing, find_ring
+from aitop.sources.ring.reader import HookRing, find_ring
 
 
 def run_a_little():
@@ -162,7 +162,7 @@ class TestRemoval:
         aitop.hook.install("attach")
         run_a_little()
         assert not session_of().gone
-        monkeypatch.setattr("aitop.hook.layout.GRACE_NS", 0)
+        monkeypatch.setattr("aitop.hook.ring.GRACE_NS", 0)
         left = session_of()
         run_a_little()
         assert left.gone
@@ -171,7 +171,7 @@ class TestRemoval:
     def test_a_hook_that_came_with_the_program_stays_until_asked(self, monkeypatch):
         monkeypatch.setattr(session_module, "LOOK_EVERY_NS", 0)
         monkeypatch.setattr(session_module, "TICK_EVERY_NS", 0)
-        monkeypatch.setattr("aitop.hook.layout.GRACE_NS", 0)
+        monkeypatch.setattr("aitop.hook.ring.GRACE_NS", 0)
         aitop.hook.install("run")
         reader = HookRing(os.getpid())
         reader.renew()

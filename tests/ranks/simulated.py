@@ -12,8 +12,8 @@ import subprocess
 import sys
 import time
 
-from aitop.hook import journal
 from aitop.hook.ring import Ring
+from aitop.protocol import events
 
 STEP_NS, LATE_RANK = 50_000_000, 3
 
@@ -37,11 +37,11 @@ def step(number: int, *, late: bool, own: int) -> list[int]:
     ready = begin + (34_000_000 if late else 12_000_000 + own * 300_000)
     forward = ready - 8_000_000
     return [
-        *(journal.NEXT, begin, forward, 1, -1),
-        *(journal.FORWARD, forward, forward + 3_000_000, 32, -1),
-        *(journal.BACKWARD, forward + 3_000_000, ready, 1, 0),
-        *(journal.COLLECTIVE, ready, end - 1_000_000, 4096, -1),
-        *(journal.OPTIMIZER_ENDS, end - 1_000_000, end, 1, -1),
+        *(events.NEXT, begin, forward, 1, -1),
+        *(events.FORWARD, forward, forward + 3_000_000, 32, -1),
+        *(events.BACKWARD, forward + 3_000_000, ready, 1, 0),
+        *(events.COLLECTIVE, ready, end - 1_000_000, 4096, -1),
+        *(events.OPTIMIZER_ENDS, end - 1_000_000, end, 1, -1),
     ]
 
 

@@ -20,7 +20,7 @@ from aitop.model.snapshot import (
     Steps,
     Target,
 )
-from aitop.model.source import SourceName, SourceState, SourceStatus
+from aitop.model.source import SourceName, SourceStatus
 from aitop.model.steps import AllocatorSample, HookFacts, LoaderInfo, StepRecord
 
 GB = 2**30
@@ -47,14 +47,16 @@ def source_around(pid: int, file: str, line: int) -> list[tuple[int, str]]:
     return [(first + number, text) for number, text in enumerate(SOURCE.splitlines())]
 
 
-def states(**changed: tuple[SourceState, str, str | None, float | None]) -> dict[SourceName, SourceStatus]:
-    """All four sources ok, but for those given as (state, reason, remedy, age)."""
+def states(**changed: tuple[object, ...]) -> dict[SourceName, SourceStatus]:
+    """All four sources ok, but for those given as (state, reason, remedy, age) and a code, where there is one."""
     names: tuple[SourceName, ...] = ("host", "gpu", "stacks", "hook")
     found = {name: SourceStatus(time=START, source=name, state="ok", age=0.4) for name in names}
     for name in names:
         if name in changed:
-            state, reason, remedy, age = changed[name]
-            found[name] = SourceStatus(time=START, source=name, state=state, reason=reason, remedy=remedy, age=age)
+            state, reason, remedy, age, code = (*changed[name], None)[:5]
+            found[name] = SourceStatus(
+                time=START, source=name, state=state, reason=reason, remedy=remedy, age=age, code=code
+            )
     return found
 
 

@@ -240,7 +240,7 @@ def hook_on_its_way() -> Snapshot:
         sources=states(
             gpu=("absent", "no NVIDIA driver", None, None),
             hook=("absent", f"hook waiting for the target: process {MAIN} is inside one long call",
-                  "try again when it is back in Python code", None),
+                  "try again when it is back in Python code", None, "waiting-for-target"),
         ),
     )  # fmt: skip
 
@@ -266,7 +266,7 @@ def stale() -> Snapshot:
         input_bound(),
         sources=states(
             gpu=("stale", "no answer for 12 s", None, 12.0),
-            hook=("stale", "nothing new for 34 s", None, 34.0),
+            hook=("stale", "nothing new for 34 s", None, 34.0, "nothing-new"),
             stacks=("failed", "py-spy ended with code 1", None, 31.0),
         ),
     )

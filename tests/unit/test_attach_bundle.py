@@ -7,7 +7,6 @@ import dis
 import gc
 import importlib.util
 import marshal
-import math
 import os
 import subprocess
 import sys
@@ -19,16 +18,19 @@ from typing import Any
 
 import pytest
 
-from aitop.attach import attempt, bundle, in_target, other_python, preflight, request
-from aitop.attach.bundle import hook_sources, pack, parts
-from aitop.attach.compiling import compiled
-from aitop.attach.proc_status import read_status
+from aitop.attach import attempt
+from aitop.attach.attempt import Turn
+from aitop.attach.inspection.process import interpreter_of, read_status
+from aitop.attach.payload import bundle, bytecode, in_target, request
+from aitop.attach.payload.bundle import hook_sources, pack, parts
+from aitop.attach.payload.bytecode import compiled
 from aitop.attach.refusal import AttachRefused
-from aitop.attach.turn import Turn
 
 GOOD = (
-    ("__init__", "from .a import VALUE\ndef install(way): return 'installed'\ndef remove(): return 'removed'\n"),
-    ("a", "VALUE = 1\n"),
+    ("hook.__init__", "from .a import VALUE\ndef install(way): return 'installed'\ndef remove(): return 'removed'\n"),
+    ("hook.a", "from ..protocol import ring\nVALUE = ring.WORD\n"),
+    ("protocol.__init__", ""),
+    ("protocol.ring", "WORD = 1\n"),
 )
 
 
@@ -58,10 +60,18 @@ class Untouchable(list):  # type: ignore[type-arg]
 
 
 def test_modules_come_after_what_they_import() -> None:
-    sources = (("a", "from .c import X\nfrom . import b\n"), ("b", "from .c import X\n"), ("c", "X = 1\n"))
-    *_, start = marshal.loads(pack("install", (("__init__", "from . import a\n"), *sources)))
-    assert [name for name, _, _ in start["modules"]] == [
-        "_aitop_hook.c", "_aitop_hook.b", "_aitop_hook.a", "_aitop_hook",
+    sources = (
+        ("hook.a", "from .c import X\nfrom . import b\n"),
+        ("hook.b", "from .c import X\nfrom .d import e\n"),
+        ("hook.c", "from ..protocol.z import Z\nX = Z\n"),
+        ("hook.d.__init__", "from .e import Y\n"),
+        ("hook.d.e", "from ..c import X\nfrom ...protocol import z\nY = X\n"),
+        ("protocol.__init__", ""),
+        ("protocol.z", "Z = 1\n"),
+    )
+    *_, start = marshal.loads(pack("install", (("hook.__init__", "from . import a\n"), *sources)))
+    assert [name.removeprefix("_aitop.") for name, _, _ in start["modules"]] == [
+        "protocol.z", "hook.c", "protocol.__init__", "hook.d.e", "hook.d.__init__", "hook.b", "hook.a", "hook.__init__",
     ]  # fmt: skip
 
 
@@ -71,7 +81,7 @@ def test_the_package_comes_and_goes(magic: bytes | None, monkeypatch: pytest.Mon
     before, finders = set(sys.modules), Untouchable(sys.meta_path)
     monkeypatch.setattr(sys, "meta_path", finders)
     assert run("install", GOOD, magic) == "installed"
-    assert sys.modules["_aitop_hook.a"].VALUE == 1 and sys.meta_path is finders
+    assert sys.modules["_aitop.hook.a"].VALUE == 1 and sys.meta_path is finders
     assert sys.modules["_aitop_hook"].install.__code__.co_filename == "<aitop hook>/__init__.py"
     assert run("remove", GOOD) == "removed"
     assert set(sys.modules) == before
@@ -82,29 +92,32 @@ def test_the_package_comes_and_goes(magic: bytes | None, monkeypatch: pytest.Mon
     ("source", "answer"),
     [
         ("1 / 0", "error: ZeroDivisionError: division by zero"),
-        ("from . import gone", "error: ImportError: cannot import name 'gone' from '_aitop_hook' (unknown location)"),
+        ("from . import gone", "error: ImportError: cannot import name 'gone' from '_aitop.hook' (unknown location)"),
         ("def install(way): raise SystemExit(3)", "error: SystemExit: 3"),
         ("def install(way): return 'busy'", "busy"),
-        ("", "error: AttributeError: module '_aitop_hook' has no attribute 'install'"),
+        ("", "error: AttributeError: module '_aitop.hook' has no attribute 'install'"),
     ],
 )
 def test_what_goes_wrong_becomes_an_answer_and_leaves_nothing(source: str, answer: str) -> None:
     pack("remove", ())  # what reading our own files imports is not the target's
     before, finders = set(sys.modules), list(sys.meta_path)
-    assert run("install", (("__init__", source), ("a", "A = 1"))) == answer
+    assert run("install", (("hook.__init__", source), ("hook.a", "A = 1"))) == answer
     assert set(sys.modules) == before and sys.meta_path == finders
 
 
 def test_an_interrupt_goes_through() -> None:
     with pytest.raises(KeyboardInterrupt):
-        run("install", (("__init__", "raise KeyboardInterrupt"),))
-    assert "_aitop_hook" not in sys.modules
+        run("install", (("hook.__init__", "raise KeyboardInterrupt"),))
+    assert not {"_aitop", "_aitop_hook"} & set(sys.modules)
 
 
 LARGE = (
-    ("__init__", "from . import a, b\ndef install(way): return a.ANSWERS.pop(0)\ndef remove(): return 'removed'\n"),
-    ("a", "ANSWERS = ['busy', 'installed']\n"),
-    ("b", "from .a import ANSWERS\n"),
+    (
+        "hook.__init__",
+        "from . import a, b\ndef install(way): return a.ANSWERS.pop(0)\ndef remove(): return 'removed'\n",
+    ),
+    ("hook.a", "ANSWERS = ['busy', 'installed']\n"),
+    ("hook.b", "from .a import ANSWERS\n"),
 )
 
 
@@ -126,7 +139,7 @@ def test_a_package_arrives_in_parts_and_waits_between_them_where_nobody_looks(bl
     assert deliver(blocks[-1]) == "busy", "and is kept for a better moment"
     assert set(sys.modules) == modules and len(gc.callbacks) == len(callbacks) + 1
     assert deliver(blocks[-1]) == "installed"
-    assert gc.callbacks == callbacks and sys.modules["_aitop_hook.b"].ANSWERS == []
+    assert gc.callbacks == callbacks and sys.modules["_aitop.hook.b"].ANSWERS == []
     assert run("remove", LARGE) == "removed"
     assert set(sys.modules) == modules
 
@@ -167,19 +180,6 @@ def test_what_is_left_half_way_drops_itself(blocks: tuple[bytes, ...], monkeypat
     assert gc.callbacks == callbacks
 
 
-def test_a_few_new_objects_are_enough_for_it_to_be_asked_again(
-    blocks: tuple[bytes, ...], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    callbacks = list(gc.callbacks)
-    assert deliver(blocks[0]) == "next"
-    for late in (False, True):
-        gc.collect()  # there is time yet: the next one is to come soon again
-        monkeypatch.setattr(gc.callbacks[-1], "until", 0.0 if late else math.inf)
-        some = list(map(set, ((),) * 60))
-        assert (gc.callbacks == callbacks) is late
-    assert len(some) == 60
-
-
 def test_one_block_takes_the_place_of_parts_that_have_come(blocks: tuple[bytes, ...]) -> None:
     callbacks = list(gc.callbacks)
     assert deliver(blocks[0]) == "next"
@@ -202,40 +202,45 @@ def test_where_a_target_is_slow_or_dear_to_enter_the_rest_comes_in_one_go(
     answer: str, seconds: float, costly: bool, left: str, blocks: tuple[bytes, ...]
 ) -> None:
     way = SimpleNamespace(name="way", costly=costly, withdraw=lambda target, in_use: None)
-    knock = SimpleNamespace(entered=[way], way="way", request=SimpleNamespace(close=lambda: None))
+    pending = SimpleNamespace(entered=[way], way="way", request=SimpleNamespace(close=lambda: None))
     on_its_way = attempt.Attempt(os.getpid(), "install", LARGE, ())
     on_its_way._target = SimpleNamespace()  # type: ignore[assignment]
     on_its_way._prepare(whole=False)
     on_its_way._asked_at = time.monotonic() - seconds
-    assert on_its_way._settle(knock, answer) is None  # type: ignore[arg-type]
+    assert on_its_way._settle(pending, answer) is None  # type: ignore[arg-type]
     expected = {"parts": list(blocks[1:]), "whole": [pack("install", LARGE)], "all": list(blocks)}
-    assert on_its_way._parcels == expected[left]
+    assert on_its_way._blocks == expected[left]
     assert (on_its_way._again_at > time.monotonic() - 0.1) is (answer == "busy")
 
 
 def test_the_bundle_is_made_of_the_hooks_own_files() -> None:
     hook_sources.cache_clear()
-    folder = Path(preflight.__file__).parents[1] / "hook"
-    assert dict(hook_sources()) == {path.stem: path.read_text() for path in folder.glob("*.py")}
+    root = Path(bundle.__file__).parents[2]
+    files = [
+        path for name in ("hook", "protocol") for path in (root / name).rglob("*.py") if path.parent.name != "site"
+    ]
+    texts = {".".join(path.relative_to(root).with_suffix("").parts): path.read_text() for path in files}
+    assert dict(hook_sources()) == texts
+    assert {"hook.session", "hook.measures.collectives", "protocol.ring"} <= set(texts)
 
 
 def test_bytecode_comes_from_the_targets_own_interpreter_and_only_from_a_plain_one_of_our_user(tmp_path: Path) -> None:
     program = os.path.realpath(sys.executable)
-    made = other_python.bytecode_by(program, (("x.py", "def f(a: int) -> int:\n    'Doc.'\n    return a\n"),))
+    made = bytecode.compiled_by(program, (("x.py", "def f(a: int) -> int:\n    'Doc.'\n    return a\n"),))
     assert made is not None
     magic, (code,) = made
     namespace: dict[str, Any] = {}
     assert magic == importlib.util.MAGIC_NUMBER
     exec(marshal.loads(code), namespace)
     assert namespace["f"](3) == 3 and namespace["f"].__doc__ is None and not namespace["f"].__annotations__
-    assert other_python.bytecode_by("/bin/true", (("x.py", ""),)) is None
+    assert bytecode.compiled_by("/bin/true", (("x.py", ""),)) is None
     ours = read_status(os.getpid())
     assert ours is not None
-    assert other_python.interpreter_of(ours) == os.readlink("/proc/self/exe")
-    assert other_python.interpreter_of(dataclasses.replace(ours, uids=(ours.uids[0] + 1,) * 4)) is None
-    assert other_python.interpreter_of(dataclasses.replace(ours, started=ours.started - 1)) is None, "who had the pid"
+    assert interpreter_of(ours) == os.readlink("/proc/self/exe")
+    assert interpreter_of(dataclasses.replace(ours, uids=(ours.uids[0] + 1,) * 4)) is None
+    assert interpreter_of(dataclasses.replace(ours, started=ours.started - 1)) is None, "who had the pid"
     with subprocess.Popen(["sleep", "20"]) as process:
-        assert other_python.interpreter_of(dataclasses.replace(ours, pid=process.pid)) is None
+        assert interpreter_of(dataclasses.replace(ours, pid=process.pid)) is None
         process.kill()
 
 
@@ -243,9 +248,9 @@ def test_an_interpreter_that_failed_once_is_asked_again(tmp_path: Path) -> None:
     program, ready = tmp_path / "python3", tmp_path / "ready"
     program.write_text(f'#!/bin/sh\n[ -e {ready} ] && exec {sys.executable} "$@"\nexit 1\n')
     program.chmod(0o755)
-    assert other_python.bytecode_by(str(program), (("x.py", "X = 1\n"),)) is None
+    assert bytecode.compiled_by(str(program), (("x.py", "X = 1\n"),)) is None
     ready.touch()
-    assert other_python.bytecode_by(str(program), (("x.py", "X = 1\n"),)) is not None
+    assert bytecode.compiled_by(str(program), (("x.py", "X = 1\n"),)) is not None
 
 
 def test_one_injector_at_a_time() -> None:

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from aitop.attach import carriers
-from aitop.attach.carriers import FREE, Carrier, Named, Nameless, may_look_into_us
-from aitop.attach.proc_status import ProcStatus, own_status, read_status
+from aitop.attach.inspection.process import ProcStatus, own_status, read_status
+from aitop.attach.payload import carriers
+from aitop.attach.payload.carriers import FREE, Carrier, Named, Nameless, may_look_into_us
+from aitop.attach.payload.request import Request
 from aitop.attach.refusal import AttachRefused
-from aitop.attach.request import Request
 
 # The target's part of it, in a process of its own: it takes the carrier, says so, and waits.
 TAKE = """

@@ -15,23 +15,16 @@ from types import SimpleNamespace
 
 import pytest
 
-from aitop.attach import (
-    AttachRefused,
-    already,
-    attempt,
-    debugger,
-    from_outside,
-    preflight,
-    session,
-)
-from aitop.attach.bundle import pack
-from aitop.attach.folder import open_folder, open_inside
-from aitop.attach.proc_status import own_status, parse_status, read_status, seconds_old
-from aitop.attach.ptrace import REGISTER_NAMES, ThreadState
-from aitop.attach.python_image import NEEDED
-from aitop.attach.signal_frame import Call, KeptErrno, build, resumption
-from aitop.attach.xsave_layout import xsave_layout
-from aitop.hook import layout
+from aitop.attach import AttachRefused, attempt, entrance
+from aitop.attach.inspection import preflight
+from aitop.attach.inspection import process as inspected_process
+from aitop.attach.inspection.process import own_status, parse_status, read_status, seconds_old
+from aitop.attach.inspection.python_image import NEEDED
+from aitop.attach.payload.bundle import pack
+from aitop.attach.payload.carriers import open_folder, open_inside
+from aitop.attach.ways import gdb
+from aitop.attach.ways.signal_frame import Call, SavedErrno, build, resumption, xsave_layout
+from aitop.attach.ways.stopped_thread import REGISTER_NAMES, ThreadState
 from aitop.model.tracing import SYS_PTRACE
 
 STATUS = """Name:\tpython (x) y
@@ -85,30 +78,33 @@ def test_a_denial_is_explained(target: dict, own: dict, scope: int, words: str) 
 
 
 @pytest.mark.parametrize(
-    ("changes", "words"),
+    ("changes", "words", "code", "state", "passing"),
     [
-        ({"seccomp": 1}, "forbidden itself every system call"),
-        ({"forked": True}, "only just been forked"),
-        ({"state": "Z"}, "is a zombie"),
-        ({"state": "T"}, "is stopped"),
-        ({"tracer": 1 << 30}, f"being traced by {1 << 30}"),
-        ({"leader": 41}, "is a thread of process 41"),
+        ({"seccomp": 1}, "forbidden itself every system call", "strict-seccomp", "absent", False),
+        ({"forked": True}, "only just been forked", "just-forked", "absent", True),
+        ({"state": "Z"}, "is a zombie", "ended", "absent", False),
+        ({"state": "T"}, "is stopped", "stopped", "absent", True),
+        ({"tracer": 1 << 30}, f"being traced by {1 << 30}", "traced", "denied", True),
+        ({"leader": 41}, "is a thread of process 41", "not-a-process", "absent", False),
     ],
 )
-def test_what_cannot_be_asked_is_refused(monkeypatch, changes: dict, words: str) -> None:
+def test_what_cannot_be_asked_is_refused(
+    monkeypatch, changes: dict, words: str, code: str, state: str, passing: bool
+) -> None:
     ticks = int(time.clock_gettime(time.CLOCK_BOOTTIME) * os.sysconf("SC_CLK_TCK"))
     status = plain(**{"tracer": 0, "started": ticks, **changes})
     monkeypatch.setattr(preflight, "shares_memory", lambda *_: False)
     monkeypatch.setattr(preflight, "read_status", lambda pid: status if pid == 42 else None)
-    with pytest.raises(AttachRefused, match=words):
+    with pytest.raises(AttachRefused, match=words) as refusal:
         preflight.check_alive(42)
+    assert (refusal.value.code, refusal.value.state, refusal.value.passing) == (code, state, passing)
 
 
 @pytest.mark.parametrize(("seconds_run", "settled"), [(0.0001, False), (1.0, True), (None, True)])
 def test_a_fork_that_has_been_there_for_a_while_is_like_any_other(monkeypatch, seconds_run, settled) -> None:
     status = plain(tracer=0, forked=True)
     monkeypatch.setattr(preflight, "read_status", lambda _: status)
-    monkeypatch.setattr(preflight, "seconds_run", lambda _: seconds_run)
+    monkeypatch.setattr(preflight, "main_thread_cpu_ns", lambda _: seconds_run and int(seconds_run * 1e9))
     monkeypatch.setattr(preflight, "shares_memory", lambda *_: False)
     if settled:
         assert preflight.check_alive(42) is status
@@ -120,15 +116,42 @@ def test_a_fork_that_has_been_there_for_a_while_is_like_any_other(monkeypatch, s
 def test_gdb_is_for_other_machines_and_its_absence_says_what_to_install(monkeypatch) -> None:
     python = SimpleNamespace(symbols=dict.fromkeys(NEEDED), scratch=object())
     target = SimpleNamespace(pid=42, python=python)
-    monkeypatch.setattr(debugger.shutil, "which", lambda _: None)
-    monkeypatch.setattr(debugger, "on_x86_64", lambda: True)
+    monkeypatch.setattr(gdb.shutil, "which", lambda _: None)
+    monkeypatch.setattr(gdb, "on_x86_64", lambda: True)
     with pytest.raises(AttachRefused, match="gdb is for other machines") as refusal:
-        attempt._open_ways(target, [debugger.Gdb()])  # type: ignore[arg-type]
+        attempt._open_ways(target, [gdb.Gdb()])  # type: ignore[arg-type]
     assert refusal.value.remedy == "aitop run -- CMD"
-    monkeypatch.setattr(debugger, "on_x86_64", lambda: False)
+    monkeypatch.setattr(gdb, "on_x86_64", lambda: False)
     with pytest.raises(AttachRefused, match="gdb is not installed") as refusal:
-        attempt._open_ways(target, [debugger.Gdb()])  # type: ignore[arg-type]
+        attempt._open_ways(target, [gdb.Gdb()])  # type: ignore[arg-type]
     assert refusal.value.remedy == "install gdb, or start it with: aitop run -- CMD"
+
+
+@pytest.mark.parametrize(
+    ("script", "fault"),
+    [
+        ("echo '$1 = 1'", None),
+        (
+            'echo "Couldn\'t write extended state status: Bad address."; exit 1',
+            "gdb does not work here: Couldn't write",
+        ),
+        ("exit 3", "gdb does not work here: it says nothing"),
+        ("for p; do case $before in -p) kill -9 $p;; esac; before=$p; done; echo '$1 = 1'", "gdb harms processes here"),
+    ],
+)
+def test_a_gdb_is_tried_on_a_process_of_our_own_before_it_is_used(
+    monkeypatch, tmp_path: Path, script: str, fault: str | None
+) -> None:
+    program = tmp_path / "gdb"
+    program.write_text(f"#!/bin/sh\n{script}\n")
+    program.chmod(0o755)
+    monkeypatch.setattr(gdb.shutil, "which", lambda _: str(program))
+    python = SimpleNamespace(symbols=dict.fromkeys(NEEDED), scratch=object())
+    obstacle = gdb.Gdb(always=True).obstacle(SimpleNamespace(pid=42, python=python))  # type: ignore[arg-type]
+    if fault is None:
+        assert obstacle is None
+    else:
+        assert obstacle is not None and obstacle.reason.startswith(fault) and "newer gdb" in (obstacle.remedy or "")
 
 
 # A child of vfork waits in the kernel, for a pipe that is nobody's to open, before it has a program of its own.
@@ -161,7 +184,7 @@ def test_a_child_in_its_parents_memory_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("torn", ["def install(way):\n    return (", "x = (1,", "from . import b\0", "class"])
 def test_a_hook_whose_files_are_half_written_is_refused(torn: str) -> None:
     with pytest.raises(AttachRefused, match="being changed, or are damaged") as refusal:
-        pack("install", (("__init__", "from .a import x"), ("a", torn)))
+        pack("install", (("hook.__init__", "from .a import x"), ("hook.a", torn)))
     assert refusal.value.state == "failed" and refusal.value.remedy
 
 
@@ -227,14 +250,6 @@ def test_root_makes_no_file_where_the_target_could_not(tmp_path: Path) -> None:
             os.close(open_folder(stranger, str(inner)))
 
 
-def test_what_says_that_a_hook_is_there_knows_the_hooks_own_layout() -> None:
-    for name in ("VERSION", "MAGIC", "W_MAGIC", "W_VERSION", "W_PID", "W_STATE", "W_WAY", "W_CONTROL"):
-        assert getattr(already, name) == getattr(layout, name)
-    assert (already.W_SLOTS, already.SLOTS) == (layout.W_SLOTS, layout.SLOTS)
-    assert f"/memfd:{layout.MEMFD_NAME} (deleted)" == already.LINK
-    assert (already.INSTALLED, layout.WAYS[already.BY_ATTACH]) == (layout.STATE_INSTALLED, "attach")
-
-
 def test_our_own_status_is_that_of_this_process() -> None:
     assert own_status().leader == own_status().pid and own_status().state in "RS"
 
@@ -291,8 +306,8 @@ def test_a_frame_lies_below_the_stack_and_is_aligned_like_a_call() -> None:
 
 def test_errno_is_put_back_behind_the_calls() -> None:
     before = state(orig_rax=(1 << 64) - 1)
-    kept = KeptErrno(0x9000, b"\x01\x02\x03\x04", swab=0x8000)
-    frame = build(before, [Call(0x5000)], restorer=0x7000, layout=xsave_layout(), errno=kept)
+    saved = SavedErrno(0x9000, b"\x01\x02\x03\x04", swab=0x8000)
+    frame = build(before, [Call(0x5000)], restorer=0x7000, layout=xsave_layout(), saved_errno=saved)
     at = frame.content.index(b"\x02\x01\x04\x03") + frame.address
     assert frame.registers["rip"] == 0x5000
     # In the frame that the first call returns into: rdi, rsi, (rbp, rbx,) rdx, (rax, rcx, rsp,) rip of the next call.
@@ -313,24 +328,24 @@ def test_a_process_that_ends_under_our_hands_is_a_refusal(monkeypatch, ends: boo
 
         monkeypatch.setattr(attempt, "locate_python", locate)
         with pytest.raises(AttachRefused, match=words):
-            session.remove(child.pid)
+            entrance.remove(child.pid)
         child.kill()
 
 
 def test_a_main_thread_is_let_finish_until_it_has_run_for_some_time_or_sleeps(monkeypatch: pytest.MonkeyPatch) -> None:
     runs, slept = iter(range(0, 50_000_000, 300_000)), []
-    monkeypatch.setattr(from_outside, "_time_run", lambda pid: next(runs) + 1)
-    monkeypatch.setattr(from_outside, "_state", lambda pid: "R")
-    monkeypatch.setattr(from_outside.time, "sleep", slept.append)
-    from_outside.let_it_finish(1, cpu_ns=1_000_000, least_s=0.005, most_s=60)
+    monkeypatch.setattr(inspected_process, "main_thread_cpu_ns", lambda pid: next(runs) + 1)
+    monkeypatch.setattr(inspected_process, "main_thread_state", lambda pid: "R")
+    monkeypatch.setattr(inspected_process.time, "sleep", slept.append)
+    inspected_process.let_it_finish(1, cpu_ns=1_000_000, least_s=0.005, most_s=60)
     assert slept == [0.005, 0.001, 0.001, 0.001]
     slept.clear()
-    monkeypatch.setattr(from_outside, "_state", lambda pid: "S")
-    from_outside.let_it_finish(1, cpu_ns=10**9, least_s=0.005, most_s=60)
+    monkeypatch.setattr(inspected_process, "main_thread_state", lambda pid: "S")
+    inspected_process.let_it_finish(1, cpu_ns=10**9, least_s=0.005, most_s=60)
     assert slept == [0.005]
-    monkeypatch.setattr(from_outside, "_time_run", lambda pid: 0)
-    monkeypatch.setattr(from_outside, "_state", lambda pid: "R")
-    from_outside.let_it_finish(1, cpu_ns=10**9, least_s=0.005, most_s=60)
+    monkeypatch.setattr(inspected_process, "main_thread_cpu_ns", lambda pid: 0)
+    monkeypatch.setattr(inspected_process, "main_thread_state", lambda pid: "R")
+    inspected_process.let_it_finish(1, cpu_ns=10**9, least_s=0.005, most_s=60)
     assert slept == [0.005, 0.005]
 
 
@@ -341,6 +356,6 @@ def test_the_line_is_left_to_its_readers_where_two_ways_brought_it_in() -> None:
     tried = attempt.Attempt(1, "install", (), ())
     tried._target = None  # type: ignore[assignment]
     for entered in ([way], [way, way]):
-        knock = SimpleNamespace(entered=entered, request=request, way="x")
-        tried._settle(knock, "installed")  # type: ignore[arg-type]
+        pending = SimpleNamespace(entered=entered, request=request, way="x")
+        tried._settle(pending, "installed")  # type: ignore[arg-type]
     assert withdrawn == [False, True, True]

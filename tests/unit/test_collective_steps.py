@@ -8,10 +8,10 @@ from types import SimpleNamespace
 import pytest
 
 from aitop.engine.steps_view import steps_view
-from aitop.hook.collectives import DdpLog
-from aitop.sources.ring_format import decode_facts
-from aitop.sources.step_maker import StepMaker
-from aitop.sources.step_maker import events as at
+from aitop.hook.measures.collectives import DdpLog
+from aitop.protocol import events as at
+from aitop.sources.ring.facts import decode_facts
+from aitop.sources.ring.maker import StepMaker
 
 MS = 1_000_000
 

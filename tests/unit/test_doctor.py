@@ -11,20 +11,22 @@ from pathlib import Path
 import pytest
 
 from aitop import cli
+from aitop.attach.entrance import Survey
 from aitop.attach.refusal import AttachRefused
-from aitop.attach.survey import Survey
-from aitop.attach.trial import Trial, attempt
+from aitop.attach.ways import Obstacle
 from aitop.commands import doctor
-from aitop.commands.doctor import gpu, limits, report, rights, sampler, settings, target, terminal
-from aitop.commands.doctor.check import Check
-from aitop.commands.doctor.place import Place, read_place
+from aitop.commands.doctor import machine as machine_checks
+from aitop.commands.doctor import process, report, rights
+from aitop.commands.doctor.ptrace_trial import PtraceTrial, try_ptrace
+from aitop.commands.doctor.report import Check
+from aitop.commands.doctor.rights import Place, read_place
 from aitop.model.host import CgroupSample
 from aitop.sources.nvml.abilities import Abilities, DeviceAbilities
 from aitop.sources.source import SourceError
 
-GOOD = Trial(None, None, None)
-REFUSED = Trial("EACCES", "EPERM", "EPERM")
-FILTERED = Trial(None, "EPERM", "EPERM")
+GOOD = PtraceTrial(None, None, None)
+REFUSED = PtraceTrial("EACCES", "EPERM", "EPERM")
+FILTERED = PtraceTrial(None, "EPERM", "EPERM")
 CAPABLE = 1 << 19
 
 
@@ -37,7 +39,7 @@ def by_name(checks) -> dict[str, Check]:
     return {check.name: check for check in checks}
 
 
-def rights_lines(tried: Trial, here: Place) -> dict[str, Check]:
+def rights_lines(tried: PtraceTrial, here: Place) -> dict[str, Check]:
     cause = rights.cause_of(tried, here)
     return by_name([rights.ptrace(tried, here, cause), *rights.facts(here, cause)])
 
@@ -140,11 +142,11 @@ def test_the_condition_that_failed_is_at_fault_and_no_other(tried, here, faults,
 
 
 def test_a_debugger_around_aitop_is_no_refusal():
-    assert rights_lines(Trial(None, None, "EPERM"), place(tracer=12))["ptrace"].state == "works"
+    assert rights_lines(PtraceTrial(None, None, "EPERM"), place(tracer=12))["ptrace"].state == "works"
 
 
 def test_memory_that_can_be_opened_needs_no_system_call_to_read_it():
-    line = rights_lines(Trial(None, "ENOSYS", None), place(seccomp=True))["ptrace"]
+    line = rights_lines(PtraceTrial(None, "ENOSYS", None), place(seccomp=True))["ptrace"]
     assert (line.state, "process_vm_readv is refused" in line.reason) == ("works", True)
 
 
@@ -167,7 +169,7 @@ def test_whose_processes_a_user_may_look_at(here, words):
 
 
 def test_the_trial_agrees_with_the_kernel():
-    tried = attempt()
+    tried = try_ptrace()
     try:
         Path("/proc/self/mem").open("rb").close()
     except OSError:
@@ -175,8 +177,24 @@ def test_the_trial_agrees_with_the_kernel():
     assert {word for word in (tried.open, tried.read, tried.trace) if word} <= {"EPERM", "EACCES", "ENOSYS"}
 
 
+@pytest.mark.parametrize(
+    ("gdb", "fault", "state", "words"),
+    [
+        ("/usr/bin/gdb", None, "works", "with /usr/bin/gdb"),
+        ("/usr/bin/gdb", Obstacle("gdb does not work here: Bad address", "newer"), "does-not", "Bad address"),
+        (None, None, "does-not", "gdb is missing"),
+    ],
+)
+def test_on_other_machines_the_hook_needs_a_gdb_that_works(monkeypatch, gdb, fault, state, words):
+    monkeypatch.setattr(rights.platform, "machine", lambda: "aarch64")
+    monkeypatch.setattr(rights.shutil, "which", lambda _: gdb)
+    monkeypatch.setattr(rights, "fault_of_gdb", lambda _: fault)
+    line = rights.attach()
+    assert (line.state, words in line.reason) == (state, True)
+
+
 def gpus(*devices: DeviceAbilities) -> dict[str, Check]:
-    return by_name(gpu.devices(Abilities("570.1", devices)))
+    return by_name(machine_checks.nvml_works(Abilities("570.1", devices)))
 
 
 @pytest.mark.parametrize(
@@ -215,7 +233,7 @@ NO_LIBRARY = SourceError("absent", "no NVIDIA driver here", "install the NVIDIA 
     ],
 )
 def test_no_nvml_is_a_fault_only_where_there_is_a_card(error, present, here, state, remedy):
-    lines = by_name(gpu.without(error, present, here))
+    lines = by_name(machine_checks.nvml_missing(error, present, here))
     assert lines["nvml"].state == state
     assert lines["nvml"].remedy is None if remedy is None else remedy in lines["nvml"].remedy
     assert (lines["gpm"].state, lines["mig"].state) == ("not-needed", "not-needed")
@@ -225,8 +243,8 @@ def test_cards_are_counted_on_the_bus(tmp_path):
     files = {"a__vendor": "0x10de\n", "a__class": "0x030200\n", "b__vendor": "0x10de\n", "b__class": "0x040300\n"}
     files |= {"c__vendor": "0x8086\n", "c__class": "0x030000\n"}
     root = machine(tmp_path, **{f"sys__bus__pci__devices__{name}": text for name, text in files.items()})
-    assert gpu.cards(root) == 1
-    assert gpu.cards(str(tmp_path / "none")) == 0
+    assert machine_checks.count_cards(root) == 1
+    assert machine_checks.count_cards(str(tmp_path / "none")) == 0
 
 
 @pytest.mark.parametrize(
@@ -242,16 +260,16 @@ def test_cards_are_counted_on_the_bus(tmp_path):
     ],
 )
 def test_what_a_terminal_can_show(size, environment, encoding, states):
-    lines = by_name(terminal.judge(size, environment, encoding))
+    lines = by_name(machine_checks.terminal_of(size, environment, encoding))
     assert tuple(lines[name].state for name in ("terminal", "colours", "utf-8")) == states
     assert all(line.remedy for line in lines.values() if line.state == "does-not")
 
 
 def test_limits_are_facts_and_no_fault():
-    assert limits.judge(None).state == "not-needed"
+    assert machine_checks.cgroup_of(None).state == "not-needed"
     sample = CgroupSample(version=2, cpu_quota=1.5, memory_limit=2 << 30, memory_used=1 << 30)
-    assert limits.judge(sample).reason == "v2; limits: 1.5 cores; 2.0 GB of memory, 1.0 GB of it used"
-    assert limits.judge(CgroupSample(version=1)).reason == "v1; limits: none"
+    assert machine_checks.cgroup_of(sample).reason == "v2; limits: 1.5 cores; 2.0 GB of memory, 1.0 GB of it used"
+    assert machine_checks.cgroup_of(CgroupSample(version=1)).reason == "v1; limits: none"
 
 
 @pytest.mark.parametrize(
@@ -267,22 +285,25 @@ def test_limits_are_facts_and_no_fault():
 )
 def test_the_number_of_descriptors(monkeypatch, most, state, words):
     monkeypatch.setattr(resource, "getrlimit", lambda which: most)
-    line = limits.check_descriptors()
+    line = machine_checks.descriptors()
     assert line.state == state
     assert words in f"{line.reason} {line.remedy}"
 
 
 def test_a_limit_on_files_is_told_only_where_it_is_too_low(monkeypatch):
     monkeypatch.setattr(resource, "getrlimit", lambda which: (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
-    assert limits.check_files() is None
+    assert machine_checks.file_size() is None
     monkeypatch.setattr(resource, "getrlimit", lambda which: (0, resource.RLIM_INFINITY))
-    assert (limits.check_files().state, limits.check_files().remedy) == ("does-not", "ulimit -S -f unlimited")
+    assert (machine_checks.file_size().state, machine_checks.file_size().remedy) == (
+        "does-not",
+        "ulimit -S -f unlimited",
+    )
     monkeypatch.setattr(resource, "getrlimit", lambda which: (1000, 1000))
-    assert "hard limit" in limits.check_files().remedy
+    assert "hard limit" in machine_checks.file_size().remedy
 
 
 def test_too_few_threads_are_told(monkeypatch):
-    assert limits.check_threads() is None
+    assert machine_checks.threads() is None
     real, count = threading.Thread.start, [3]
 
     def start(thread):
@@ -292,20 +313,20 @@ def test_too_few_threads_are_told(monkeypatch):
         real(thread)
 
     monkeypatch.setattr(threading.Thread, "start", start)
-    line = limits.check_threads()
+    line = machine_checks.threads()
     assert (line.state, "only 3 threads" in line.reason, "ulimit -u" in line.remedy) == ("does-not", True, True)
     assert not [thread for thread in threading.enumerate() if thread.name == "aitop-doctor"]
 
 
 def test_settings_at_fault_are_told(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
-    assert settings.check().state == "not-needed"
+    assert machine_checks.settings_file().state == "not-needed"
     (tmp_path / "aitop").mkdir()
     (tmp_path / "aitop" / "config.toml").write_text('theme = "light"\n')
-    assert settings.check().state == "works"
+    assert machine_checks.settings_file().state == "works"
     (tmp_path / "aitop" / "config.toml").write_text("theme = 7\n")
-    assert settings.check().state == "does-not"
-    assert "line 1: theme must be" in settings.check().reason
+    assert machine_checks.settings_file().state == "does-not"
+    assert "line 1: theme must be" in machine_checks.settings_file().reason
 
 
 LADDER = (("remote-debug", "its Python is older than 3.14"), ("signal-frame", None))
@@ -320,38 +341,38 @@ SHUT = (("remote-debug", "its Python is older than 3.14"), ("signal-frame", "its
         ([Survey(False, SHUT, "/tmp")], ("does-not", "does-not", "does-not", "works"), "aitop run -- CMD"),
         ([Survey(True, SHUT, None)], ("works", "not-needed", "not-needed"), "in already"),
         (
-            [Survey(False, LADDER, "/tmp"), Survey(False, (), None, AttachRefused("denied", "it is traced", "end it"))],
+            [Survey(False, LADDER, "/tmp"), Survey(False, (), None, AttachRefused("traced", "it is traced", "end it"))],
             ("does-not",),
             "in 1 of 2 processes: it is traced",
         ),
-        ([Survey(False, LADDER, None, AttachRefused("failed", "no folder", "TMPDIR"))], ("does-not",), "TMPDIR"),
+        ([Survey(False, LADDER, None, AttachRefused("no-carrier", "no folder", "TMPDIR"))], ("does-not",), "TMPDIR"),
     ],
 )
 def test_the_ways_of_the_hook(surveys, states, words):
-    lines = target.hook([(pid, survey) for pid, survey in enumerate(surveys, 1)])
+    lines = process.hook([(pid, survey) for pid, survey in enumerate(surveys, 1)])
     assert tuple(line.state for line in lines)[: len(states)] == states
     assert words in f"{lines[0].reason} {lines[0].remedy}"
 
 
 def test_where_a_filter_refuses_ptrace_only_the_way_through_memory_is_open():
     both = Survey(False, (("remote-debug", None), ("signal-frame", None)), "/tmp")
-    assert target.closed_to_ptrace(both, None).open == ("remote-debug", "signal-frame")
-    assert target.closed_to_ptrace(both, "EPERM").open == ("remote-debug",)
-    [line, *_] = target.hook([(1, target.closed_to_ptrace(Survey(False, LADDER, "/tmp"), "EPERM"))])
+    assert process.closed_to_ptrace(both, None).open == ("remote-debug", "signal-frame")
+    assert process.closed_to_ptrace(both, "EPERM").open == ("remote-debug",)
+    [line, *_] = process.hook([(1, process.closed_to_ptrace(Survey(False, LADDER, "/tmp"), "EPERM"))])
     assert (line.state, line.remedy) == ("does-not", "start the run with: aitop run -- CMD")
 
 
 def test_a_sampler_that_is_not_there_or_does_not_run(monkeypatch, tmp_path):
-    monkeypatch.setattr(sampler, "find_py_spy", lambda: str(tmp_path / "py-spy"))
-    assert sampler.installed().state == "does-not"
+    monkeypatch.setattr(machine_checks, "find_py_spy", lambda: str(tmp_path / "py-spy"))
+    assert machine_checks.py_spy().state == "does-not"
 
     def missing():
         raise SourceError("absent", "py-spy is not installed", "pip install py-spy")
 
-    monkeypatch.setattr(sampler, "find_py_spy", missing)
-    assert sampler.installed() == Check("py-spy", "does-not", "py-spy is not installed", "pip install py-spy")
-    monkeypatch.setattr(sampler, "find_py_spy", lambda: "/bin/false")
-    assert "leaves with code 1" in sampler.installed().reason
+    monkeypatch.setattr(machine_checks, "find_py_spy", missing)
+    assert machine_checks.py_spy() == Check("py-spy", "does-not", "py-spy is not installed", "pip install py-spy")
+    monkeypatch.setattr(machine_checks, "find_py_spy", lambda: "/bin/false")
+    assert "leaves with code 1" in machine_checks.py_spy().reason
 
 
 HOSTILE = [

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from aitop.attach.elf import ElfImage, NotElfError, gnu_hash
-from aitop.attach.memory import Memory, mappings
-from aitop.attach.python_image import NEEDED, _find_scratch, locate_python
+from aitop.attach.inspection.elf import ElfImage, NotElfError, gnu_hash
+from aitop.attach.inspection.process_memory import Memory, mappings
+from aitop.attach.inspection.python_image import NEEDED, _find_scratch, locate_python
 
 
 @pytest.fixture

@@ -8,16 +8,15 @@ from dataclasses import replace
 
 import pytest
 
-from aitop.attach import already
-from aitop.attach.preflight import open_memory
-from aitop.attach.proc_status import own_status
+from aitop.attach.inspection import hook_presence
+from aitop.attach.inspection.preflight import open_memory
+from aitop.attach.inspection.process import own_status
 from aitop.attach.refusal import AttachRefused
-from aitop.hook import layout
 from aitop.hook.ring import Ring
-from aitop.sources import ring_format
+from aitop.protocol import ring as ring_layout
 from aitop.sources.burst import MEMFD_LINK
-from aitop.sources.hook_ring import find_ring
-from aitop.sources.shared_memory import open_memfd
+from aitop.sources.ring.memfd import open_memfd
+from aitop.sources.ring.reader import find_ring
 
 
 def link_of(handle):
@@ -38,7 +37,7 @@ def test_memory_is_opened(handles):
     os.write(memory, b"here")
     fd = handles(open_memfd(f"/proc/self/fd/{memory}", MEMFD_LINK, os.O_RDONLY))
     assert os.pread(fd, 10, 0) == b"here"
-    assert open_memfd(f"/proc/self/fd/{memory}", ring_format.MEMFD_LINK, os.O_RDONLY) is None
+    assert open_memfd(f"/proc/self/fd/{memory}", ring_layout.MEMFD_LINK, os.O_RDONLY) is None
 
 
 def test_what_has_the_pid_of_a_process_that_is_gone_is_not_taken_for_it():
@@ -52,20 +51,19 @@ def test_what_has_the_pid_of_a_process_that_is_gone_is_not_taken_for_it():
 
 def test_what_only_bears_the_name_is_not_opened(tmp_path, handles, monkeypatch):
     os.mkfifo(tmp_path / "pipe")
-    (tmp_path / "file").write_bytes(struct.pack("=QQ", ring_format.MAGIC, ring_format.VERSION))
+    (tmp_path / "file").write_bytes(struct.pack("=QQ", ring_layout.MAGIC, ring_layout.VERSION))
     names = [tmp_path / "pipe", tmp_path / "file", "/dev/null", tmp_path]
     found = [handles(os.open(name, os.O_PATH)) for name in names]
     real, opened = os.open, []
     monkeypatch.setattr(os, "open", lambda path, flags, **how: opened.append(flags) or real(path, flags, **how))
     for handle in found:
         assert open_memfd(f"/proc/self/fd/{handle}", link_of(handle), os.O_RDWR) is None
-    assert not already._stays(f"/proc/self/fd/{found[0]}", os.getpid())
+    assert not hook_presence._stays(f"/proc/self/fd/{found[0]}", os.getpid())
     assert opened and all(flags & os.O_PATH for flags in opened)
 
 
 def test_the_ring_is_found_by_its_own_user_and_by_no_other():
     ring = Ring("import")
-    assert layout.MAGIC == ring_format.MAGIC
     if find_ring(os.getpid()) is None:
         pytest.skip("descriptors cannot be seen here")
     if os.geteuid() != 0:
@@ -78,7 +76,7 @@ def test_the_ring_is_found_by_its_own_user_and_by_no_other():
             os.setgroups([])
             os.setgid(65534)
             os.setuid(65534)
-            code = 0 if find_ring(os.getppid()) is None and not already.hook_is_there(os.getppid()) else 1
+            code = 0 if find_ring(os.getppid()) is None and not hook_presence.hook_is_there(os.getppid()) else 1
         finally:
             os._exit(code)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0

@@ -7,7 +7,8 @@ import json
 import pytest
 
 from aitop.model.steps import CallSite
-from aitop.sources.ring_format import JSON_ROOM, decode_facts
+from aitop.protocol.ring import JSON_ROOM
+from aitop.sources.ring.facts import decode_facts
 
 SITE = {
     "kind": "blocking",

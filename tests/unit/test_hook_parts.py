@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import threading
 
-from aitop.hook import wrappers
-from aitop.hook.arguments import leading
-from aitop.hook.collector import gc_callback
-from aitop.hook.journal import GONE, MOST_WORDS, WORDS, Journal
+from aitop.hook.journal import GONE, MOST_WORDS, Journal
 from aitop.hook.patches import Patches
+from aitop.hook.phases import gc_callback, leading, wrap_forward
+from aitop.protocol.ring import EVENT_WORDS
 
 
 class Parent:
@@ -98,14 +97,14 @@ class Keeper:
         self.errors += 1
 
     def not_owner(self, training=False):
-        self.journal.own(threading.get_ident())
+        self.journal.owner = threading.get_ident()
         return False
 
 
 def test_a_model_called_with_a_scalar_is_no_error():
     keeper = Keeper()
     keeper.journal.due = 1 << 62
-    call = wrappers.wrap_forward(lambda self, *args: args, keeper)
+    call = wrap_forward(lambda self, *args: args, keeper)
     first, second = Tensor(), Tensor(8, 3)
     assert call(None, first, second) == (first, second)
     assert keeper.errors == 0
@@ -115,11 +114,11 @@ def test_a_model_called_with_a_scalar_is_no_error():
 def test_collections_that_nobody_reads_do_not_pile_up():
     keeper = Keeper()
     collected = gc_callback(keeper)
-    for _ in range(2 * MOST_WORDS // WORDS):
+    for _ in range(2 * MOST_WORDS // EVENT_WORDS):
         collected("start", {"generation": 2})
         collected("stop", {"generation": 2})
     assert len(keeper.journal.words) == MOST_WORDS
     keeper.journal.take()
-    keeper.journal.own(GONE)
+    keeper.journal.owner = GONE
     collected("stop", {"generation": 2})
     assert not keeper.journal.words

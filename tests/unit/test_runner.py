@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 
+import msgspec
 import pytest
 
 from aitop.engine import runner as runner_module
@@ -12,6 +13,7 @@ from aitop.engine.runner import SourceRunner
 from aitop.model.gpu import GpuSample
 from aitop.model.source import SourceStatus
 from aitop.sources.source import SourceError
+from aitop.ui.words import waits_for_target
 
 
 class Scripted:
@@ -86,6 +88,14 @@ def test_a_source_that_cannot_open_says_why_and_is_tried_again():
     events = run_until(source, lambda _: source.opened >= 3)
     assert events[0].reason == "not allowed" and events[0].remedy == "ask root"
     assert len(events) == 1, "the same state is told once"
+
+
+def test_what_programs_decide_by_is_no_sentence():
+    waiting = SourceError("absent", "not yet", passing=True, code="waiting-for-target")
+    events = run_until(Scripted("sample", open_error=waiting), state("absent"))
+    assert [event.code for event in events] == ["waiting-for-target"]
+    assert waits_for_target(events[0])
+    assert not waits_for_target(msgspec.structs.replace(events[0], code=None))
 
 
 def test_an_unexpected_error_is_a_state_and_the_source_recovers():

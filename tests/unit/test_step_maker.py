@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aitop.sources.step_maker import StepMaker
-from aitop.sources.step_maker import events as at
-from aitop.sources.step_maker import maker as maker_module
-from aitop.sources.step_maker.serving import TRAINING_ENDS_AFTER_NS
+from aitop.protocol import events as at
+from aitop.sources.ring import maker as maker_module
+from aitop.sources.ring.maker import StepMaker
+from aitop.sources.ring.steps import TRAINING_ENDS_AFTER_NS
 
 MS = 1_000_000
 START = 10**12

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from aitop.commands.doctor import rights as doctors_rights
-from aitop.commands.doctor.place import read_place
+from aitop.commands.doctor.rights import read_place
 from aitop.model.tracing import DAC_OVERRIDE, SYS_PTRACE, Rights, why_denied
 
 PLAIN = Rights(1000, "me", frozenset((1000,)), inner_pid=42)

@@ -6,6 +6,7 @@ Exit code 0 if nothing is at fault, 1 if something is. What is not needed here i
 from __future__ import annotations
 
 import argparse
+import os
 import shutil
 import sys
 from typing import TYPE_CHECKING
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING
 from aitop.commands.options import process_id
 
 if TYPE_CHECKING:
-    from aitop.commands.doctor.check import Check
+    from aitop.commands.doctor.report import Check
 
 FORMATS = ("text", "json")
 
@@ -25,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Write one line a check; 1 if any does not work."""
+    """Writes one line a check. Returns 1 if something does not work."""
     from aitop.commands.doctor import report
 
     checks = examine(args.pid)
@@ -37,15 +38,16 @@ def run(args: argparse.Namespace) -> int:
 
 def examine(pid: int | None) -> list[Check]:
     """All checks of the machine, and of process `pid` where there is one."""
-    from aitop.commands.doctor import gpu, limits, place, rights, sampler, settings, target, terminal
+    from aitop.commands.doctor import machine, process, rights
 
-    here, tried = place.read_place(), rights.tried_out()
-    found = [rights.python(), *rights.checks(here, tried), rights.attach(), sampler.installed(), *terminal.checks()]
-    small, few = limits.check_files(), limits.check_threads()
-    found += [settings.check(), limits.check_descriptors(), *(check for check in (small, few) if check)]
-    found += gpu.checks(here) if few is None else gpu.not_asked("NVML needs a thread of its own")
+    place, tried = rights.read_place(), rights.tried_out()
+    checks = [machine.python(), *rights.checks(place, tried), rights.attach(), machine.py_spy()]
+    checks += [*machine.terminal_checks(), machine.settings_file(), machine.descriptors()]
+    too_low = [check for check in (machine.file_size(), machine.threads()) if check is not None]
+    no_threads = any(check.name == "threads" for check in too_low)
+    checks += too_low
+    checks += machine.gpu_not_asked("NVML needs a thread of its own") if no_threads else machine.gpu_checks(place)
     if pid is None:
-        return [*found, limits.check_own()]
-    return found + target.checks(
-        pid, rights.refused(tried, here), short_of=next((check.name for check in (few, small) if check), None)
-    )
+        return [*checks, machine.cgroup(os.getpid())]
+    short_of = too_low[-1].name if too_low else None
+    return checks + process.checks(pid, rights.refused(tried, place), short_of=short_of)

@@ -1,15 +1,17 @@
-"""The doctor's report as text and as JSON."""
+"""One line of the doctor's report, and the whole report as text and as JSON."""
 
 from __future__ import annotations
 
 import textwrap
 from collections.abc import Sequence
+from typing import Literal
 
 import msgspec
 
 from aitop import __version__
-from aitop.commands.doctor.check import Check
 from aitop.model.text import printable
+
+State = Literal["works", "does-not", "not-needed"]
 
 SCHEMA = 1
 MARKS = {"works": "works", "does-not": "does not", "not-needed": "not needed"}
@@ -17,8 +19,35 @@ INDENT = 12
 NARROWEST = 24
 
 
+class Check(msgspec.Struct, frozen=True):
+    """One line of the report: what was looked at, how it is, why, and what mends it (only where it `does-not` work).
+
+    `not-needed`: it is not there, and nothing here would be better with it, as NVML on a machine without a GPU.
+    """
+
+    name: str
+    state: State
+    reason: str
+    remedy: str | None = None
+
+
+def works(name: str, reason: str) -> Check:
+    """A check of something that is as it should be."""
+    return Check(name, "works", reason)
+
+
+def fault(name: str, reason: str, remedy: str | None = None) -> Check:
+    """A check of something that does not work, with what would mend it."""
+    return Check(name, "does-not", reason, remedy)
+
+
+def not_needed(name: str, reason: str) -> Check:
+    """A check of something that is not there and need not be."""
+    return Check(name, "not-needed", reason)
+
+
 def as_text(checks: Sequence[Check], columns: int | None = None) -> str:
-    """One line a check, and one with what mends it; broken between words at `columns`, None breaks none."""
+    """One line a check, and one with what mends it. Lines are broken between words at `columns`; None breaks none."""
     indent = INDENT + max((len(check.name) for check in checks), default=0) + 2
     lines = []
     for check in checks:
@@ -30,7 +59,7 @@ def as_text(checks: Sequence[Check], columns: int | None = None) -> str:
 
 
 def _broken(head: str, text: str, indent: int, columns: int | None) -> list[str]:
-    """`text` after `head`, going on under its own start."""
+    """`text` after `head`; further lines begin under its start."""
     if columns is None:
         return [head + text]
     room = max(columns - indent, NARROWEST)

@@ -1,21 +1,32 @@
-"""The right to look into other processes: what the trial showed, and which of the kernel's conditions failed."""
+"""The right to look into other processes: what was tried, and which of the kernel's conditions refused it."""
 
 from __future__ import annotations
 
 import errno
 import os
 import platform
-import sys
-from typing import TYPE_CHECKING
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
 
-from aitop.attach import trial
-from aitop.commands.doctor.check import Check, fault, not_needed, works
-from aitop.commands.doctor.place import Place
+from aitop.attach.ways.gdb import fault_of_gdb
+from aitop.commands.doctor.ptrace_trial import PtraceTrial, try_ptrace
+from aitop.commands.doctor.report import Check, fault, not_needed, works
+from aitop.sources import procfs
 from aitop.sources.target import user_name
 
-if TYPE_CHECKING:
-    from aitop.attach.trial import Trial
+Kind = Literal["kubernetes", "docker", "podman", "lxc", "container"]
 
+# The kernel gives its first pid and user namespaces these numbers (include/linux/proc_ns.h).
+FIRST_PIDS, FIRST_USERS = "pid:[4026531836]", "user:[4026531837]"
+SYS_PTRACE, DAC_OVERRIDE = 19, 1
+_GROUPS: tuple[tuple[str, Kind], ...] = (
+    ("kubepods", "kubernetes"),
+    ("/docker", "docker"),
+    ("libpod", "podman"),
+    ("/lxc", "lxc"),
+)
 WITHOUT = "start the run with: aitop run -- CMD"
 WORDS = {
     "docker": "a Docker container",
@@ -27,16 +38,94 @@ WORDS = {
 CAUSES = ("yama", "seccomp", "security module", "capability")
 
 
-def tried_out() -> Trial | OSError:
-    """What the kernel allows here, or why it could not be tried."""
+@dataclass(frozen=True)
+class Place:
+    """Which user aitop runs as, with which capabilities, in which container.
+
+    `container` is None where none is seen. `own_pids`: a pid namespace that does not show the machine's processes.
+    `own_users`: a user namespace whose root is not the machine's. `tracer` is 0 where nobody traces aitop. `yama` is
+    ptrace_scope as text, None without Yama. `profile` is the security module's confinement, None for none.
+    """
+
+    uid: int
+    capabilities: int
+    seccomp: bool
+    tracer: int
+    yama: str | None
+    container: Kind | None
+    own_pids: bool
+    own_users: bool
+    profile: str | None
+
+    @property
+    def capable(self) -> bool:
+        """Whether aitop holds CAP_SYS_PTRACE."""
+        return bool(self.capabilities >> SYS_PTRACE & 1)
+
+    @property
+    def everybody(self) -> bool:
+        """Whether aitop may look into every user's processes (a process's memory is a file of mode 0600)."""
+        return self.capable and bool(self.capabilities >> DAC_OVERRIDE & 1)
+
+
+def read_place(root: str = "", environment: Mapping[str, str] = os.environ) -> Place:
+    """Reads the place of this process. `root` stands for / and exists for tests."""
+    text, link = procfs.text, procfs.link
+    fields = _fields(text(f"{root}/proc/self/status") or "")
+    own_pids = (link(f"{root}/proc/self/ns/pid") or FIRST_PIDS) != FIRST_PIDS
+    return Place(
+        uid=_number(fields.get("Uid", "").split()[1:2], os.geteuid()),
+        capabilities=_number([fields.get("CapEff", "")], 0, 16),
+        seccomp=fields.get("Seccomp", "0") not in ("0", ""),
+        tracer=_number([fields.get("TracerPid", "")], 0),
+        yama=text(f"{root}/proc/sys/kernel/yama/ptrace_scope"),
+        container=_container_kind(root, environment) or ("container" if own_pids else None),
+        own_pids=own_pids,
+        own_users=(link(f"{root}/proc/self/ns/user") or FIRST_USERS) != FIRST_USERS,
+        profile=_profile(text(f"{root}/proc/self/attr/current")),
+    )
+
+
+def _container_kind(root: str, environment: Mapping[str, str]) -> Kind | None:
+    if "KUBERNETES_SERVICE_HOST" in environment:
+        return "kubernetes"
+    membership = procfs.text(f"{root}/proc/self/cgroup") or ""
+    by_group = next((kind for mark, kind in _GROUPS if mark in membership), None)
+    if by_group is not None:
+        return by_group
+    if os.path.exists(f"{root}/run/.containerenv"):
+        return "podman"
+    return "docker" if os.path.exists(f"{root}/.dockerenv") else None
+
+
+def _profile(text: str | None) -> str | None:
+    """AppArmor says `docker-default (enforce)` or `unconfined`, SELinux a label."""
+    words = (text or "").rstrip("\0").strip()
+    return None if not words or words.startswith("unconfined") or ":unconfined_t:" in words else words
+
+
+def _fields(status: str) -> dict[str, str]:
+    pairs = (line.partition(":") for line in status.splitlines())
+    return {name: value.strip() for name, colon, value in pairs if colon}
+
+
+def _number(words: list[str], otherwise: int, base: int = 10) -> int:
     try:
-        return trial.attempt()
+        return int(words[0], base)
+    except (ValueError, IndexError):
+        return otherwise
+
+
+def tried_out() -> PtraceTrial | OSError:
+    """What the kernel allows here, found by trying, or why it could not be tried."""
+    try:
+        return try_ptrace()
     except OSError as error:
         return error
 
 
-def checks(place: Place, tried: Trial | OSError) -> list[Check]:
-    """What this user may do here."""
+def checks(place: Place, tried: PtraceTrial | OSError) -> list[Check]:
+    """The checks of what this user may do here."""
     if isinstance(tried, OSError):
         why = f"{tried.filename}: {tried.strerror}" if tried.filename else tried.strerror
         return [fault("ptrace", f"it cannot be tried: {why}"), *facts(place, None), memfd()]
@@ -44,7 +133,7 @@ def checks(place: Place, tried: Trial | OSError) -> list[Check]:
     return [ptrace(tried, place, cause), *facts(place, cause), memfd()]
 
 
-def cause_of(tried: Trial, place: Place) -> str | None:
+def cause_of(tried: PtraceTrial, place: Place) -> str | None:
     """Which of CAUSES refused the trial, None where nothing did."""
     if tried.open is None and (tried.trace is None or place.tracer):
         return None
@@ -55,12 +144,12 @@ def cause_of(tried: Trial, place: Place) -> str | None:
     return "security module" if place.profile else "seccomp" if place.seccomp else "capability"
 
 
-def refused(tried: Trial | OSError, place: Place) -> str | None:
+def refused(tried: PtraceTrial | OSError, place: Place) -> str | None:
     """The error with which ptrace itself is refused to aitop whatever the process; None where it is not."""
     return None if isinstance(tried, OSError) or place.tracer else tried.trace
 
 
-def ptrace(tried: Trial, place: Place, cause: str | None) -> Check:
+def ptrace(tried: PtraceTrial, place: Place, cause: str | None) -> Check:
     """Whether processes of the same user can be looked into and entered."""
     if cause is None:
         aside = f"; process_vm_readv is refused ({tried.read}) and not needed" if tried.read else ""
@@ -80,12 +169,12 @@ def ptrace(tried: Trial, place: Place, cause: str | None) -> Check:
 
 
 def facts(place: Place, cause: str | None) -> list[Check]:
-    """The conditions one by one."""
+    """The kernel's conditions, a check each."""
     return [_user(place), _yama(place, cause), _capability(place, cause), _seccomp(place, cause), _container(place)]
 
 
 def memfd() -> Check:
-    """Memory without a file: the hook's ring and py-spy's output are kept in it."""
+    """Whether there is memory without a file, in which the hook's ring and py-spy's output lie."""
     try:
         handle = os.memfd_create("aitop-doctor", os.MFD_CLOEXEC)
         try:
@@ -107,18 +196,14 @@ def attach() -> Check:
         return works("attach", f"Linux on {machine}: the step hook can be put into a running process")
     if system != "Linux":
         return fault("attach", f"{system}: the step hook cannot be put into a running process here", WITHOUT)
-    import shutil
-
-    debugger = shutil.which("gdb")
-    if debugger:
-        return works("attach", f"Linux on {machine}: the hook can be put into a running process with {debugger}")
-    words = f"Linux on {machine}: the hook gets only into Python 3.14; for older ones gdb is missing"
-    return fault("attach", words, f"install gdb, or {WITHOUT}")
-
-
-def python() -> Check:
-    """The Python that aitop itself runs on."""
-    return works("python", f"{platform.python_version()} at {sys.executable}")
+    program = shutil.which("gdb")
+    only = f"Linux on {machine}: the hook gets only into Python 3.14"
+    if program is None:
+        return fault("attach", f"{only}; for older ones gdb is missing", f"install gdb, or {WITHOUT}")
+    broken = fault_of_gdb(program)
+    if broken is not None:
+        return fault("attach", f"{only}; for older ones {broken.reason}", broken.remedy)
+    return works("attach", f"Linux on {machine}: the hook can be put into a running process with {program}")
 
 
 def _user(place: Place) -> Check:
@@ -174,7 +259,7 @@ def _container(place: Place) -> Check:
 
 
 def _remedy(place: Place, cause: str) -> str:
-    """The command that mends this cause here; with the fewest rights that do."""
+    """The command that mends this cause here, with the fewest rights that do."""
     boxed = place.container if place.own_pids else None
     if place.yama == "3":
         return f"only a reboot without kernel.yama.ptrace_scope=3 in /etc/sysctl.d; until then {WITHOUT}"
@@ -198,7 +283,7 @@ def _remedy(place: Place, cause: str) -> str:
 
 
 def _ambient(place: Place) -> str:
-    """aitop as this user with this one capability and no other."""
+    """The command that runs aitop as this user with CAP_SYS_PTRACE and no other capability."""
     if place.uid == 0:
         return "start aitop from a root shell that holds CAP_SYS_PTRACE (capsh --print shows what it holds)"
     who = f"--reuid={place.uid} --regid={os.getegid()} --init-groups"

@@ -2,12 +2,12 @@
 
 `aitop run` starts the command with two variables, where SITE is the directory of this file:
 
-    AITOP_RUN=1                           without it this file does nothing but hand over
+    AITOP_RUN=1                           without it this file only hands over
     PYTHONPATH=SITE[:the old PYTHONPATH]  joined with os.pathsep, SITE first and only once
 
-Python imports `sitecustomize` at its start. This one loads the hook package that lies above it as `_aitop_hook`
-(aitop need not be importable there), asks it to install once torch is imported, takes SITE off `sys.path`, and hands
-over to the `sitecustomize` that would have been imported without it. If anything is odd it adds nothing.
+Python imports `sitecustomize` at its start. This one makes a package `_aitop` of the directory of aitop (which need not
+be importable there), imports the hook from it, asks it to install once torch is imported, takes SITE off `sys.path`,
+and hands over to the `sitecustomize` that would have been imported without it. If anything goes wrong it adds nothing.
 """
 
 import os
@@ -20,21 +20,18 @@ def _put_hook_in() -> None:
     if os.environ.get("AITOP_RUN") != "1" or "_aitop_hook" in sys.modules:
         return
     import importlib.util
+    from importlib.machinery import ModuleSpec
 
-    package = os.path.dirname(_SITE)
-    name = "_aitop_hook"
-    spec = importlib.util.spec_from_file_location(
-        name, os.path.join(package, "__init__.py"), submodule_search_locations=[package]
-    )
-    if spec is None or spec.loader is None:
-        return
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
+    spec = ModuleSpec("_aitop", None, is_package=True)
+    spec.submodule_search_locations = [os.path.dirname(os.path.dirname(_SITE))]
+    sys.modules["_aitop"] = importlib.util.module_from_spec(spec)
     try:
-        spec.loader.exec_module(module)
-        module.install_when_torch_is_there("run")
+        hook = importlib.import_module("_aitop.hook")
+        sys.modules["_aitop_hook"] = hook
+        hook.install_when_torch_is_there("run")
     except BaseException:
-        sys.modules.pop(name, None)
+        for name in [name for name in sys.modules if name.partition(".")[0] in ("_aitop", "_aitop_hook")]:
+            sys.modules.pop(name, None)
         raise
 
 

@@ -1,0 +1,167 @@
+"""Gets the hook into a running process and out again, and says beforehand which ways are open. What others call."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from aitop.attach.attempt import WAYS, Attachment, Attempt, Limit, unreachable
+from aitop.attach.inspection.hook_presence import hook_is_there
+from aitop.attach.inspection.preflight import check_alive, check_consent, check_torch, open_memory, without_torch
+from aitop.attach.inspection.process import read_status
+from aitop.attach.inspection.python_image import locate_python
+from aitop.attach.payload.bundle import Action, Sources, hook_sources
+from aitop.attach.payload.carriers import first_folder, may_look_into_us
+from aitop.attach.refusal import AttachRefused
+from aitop.attach.ways import TargetProcess, WayIn
+
+# How long to wait for another monitor that is attaching to the same process.
+TURN_S = 1.0
+ALREADY = Attachment("already-there", "already", 0.0, 0.0)
+
+
+def _never() -> bool:
+    return False
+
+
+def install(pid: int, *, timeout: float = 5.0, given_up: Callable[[], bool] = _never) -> Attachment:
+    """Puts the hook into process `pid`, waiting at most about `timeout` seconds for a safe point.
+
+    A hook that is installed and in use is recognised without touching the process. `given_up` is asked while waiting;
+    once it returns True, the request is withdrawn. Raises AttachRefused, with the target as it was.
+    """
+    if hook_is_there(pid):
+        return ALREADY
+    return settled(pid, deliver(pid, "install", hook_sources(), timeout=timeout, given_up=given_up))
+
+
+def begin(pid: int) -> Attempt:
+    """Begins to put the hook into process `pid`. The attempt may be waited for repeatedly, and must be closed.
+
+    Raises AttachRefused, with the target as it was, where there is no way in.
+    """
+    attempt = Attempt(pid, "install", hook_sources(), WAYS)
+    attempt.open(time.monotonic() + TURN_S)
+    return attempt
+
+
+def settled(pid: int, done: Attachment) -> Attachment:
+    """The answer to an install; raises AttachRefused where it means that the hook is not in."""
+    if done.answer in ("installed", "already"):
+        return done
+    if done.answer == "no-torch":
+        raise without_torch(pid)
+    raise AttachRefused("hook-failed", f"the hook did not settle in process {pid}: {done.answer}")
+
+
+def remove(pid: int, *, timeout: float = 3.0) -> str:
+    """Takes the hook out of process `pid`. Returns `removed`, or `absent` where it was not in.
+
+    Raises AttachRefused where the process cannot be reached or the hook could not leave.
+    """
+    done = deliver(pid, "remove", (), timeout=timeout)
+    if done.answer in ("removed", "absent"):
+        return done.answer
+    raise AttachRefused("hook-failed", f"the hook did not leave process {pid}: {done.answer}")
+
+
+def begin_dropping(pid: int, started: int) -> Attempt:
+    """Begins to have process `pid` drop the parts of an attach that was never finished.
+
+    `started` is its start in clock ticks after boot. To be waited for and closed like the attempt of `begin`. Raises
+    AttachRefused.
+    """
+    status = read_status(pid)
+    if status is None or status.started != started:
+        raise AttachRefused("ended", f"process {pid} ended")
+    # Leftover parts do no harm: they are not worth a stop of the whole program.
+    attempt = Attempt(pid, "drop", (), [way for way in WAYS if not way.costly])
+    attempt.open(time.monotonic() + TURN_S)
+    return attempt
+
+
+def deliver(
+    pid: int,
+    action: Action,
+    sources: Sources,
+    *,
+    timeout: float,
+    ways: Sequence[WayIn] = WAYS,
+    torch: bool = True,
+    given_up: Callable[[], bool] = _never,
+) -> Attachment:
+    """Brings one request in and returns the hook's answer, whatever it is. Raises AttachRefused where none came.
+
+    With `torch` False a process without torch is entered as well.
+    """
+    limit = Limit(time.monotonic() + timeout, given_up)
+    attempt = Attempt(pid, action, sources, ways, torch=torch)
+    attempt.open(limit.deadline)
+    try:
+        done = attempt.wait(limit)
+        refusal = None if done else attempt.why_not()
+    finally:
+        late = attempt.close()
+    if done is None and late is None and refusal is not None:
+        raise refusal
+    answer = done or late
+    assert answer is not None
+    return answer
+
+
+@dataclass(frozen=True)
+class Survey:
+    """What stands in the way of the hook, before it is tried.
+
+    `ways` has each way in with the reason why it is closed, None where it is open; it is empty where the process cannot
+    be entered at all, and `refused` says why. `folder` takes the file that carries the hook, as the target names it; ""
+    where no file is needed, because memory of ours carries it.
+    """
+
+    already: bool
+    ways: tuple[tuple[str, str | None], ...] = ()
+    folder: str | None = None
+    refused: AttachRefused | None = None
+
+    @property
+    def open(self) -> tuple[str, ...]:
+        """The names of the ways that are open, best first."""
+        return tuple(name for name, obstacle in self.ways if obstacle is None)
+
+
+def survey(pid: int, ways: Sequence[WayIn] = WAYS) -> Survey:
+    """Says which ways into process `pid` are open, by reading its memory only. Never raises for what the process is."""
+    already = hook_is_there(pid)
+    try:
+        status = check_alive(pid)
+        memory = open_memory(status)
+    except AttachRefused as refused:
+        return Survey(already, refused=refused)
+    closed: list[tuple[str, str | None]] = []
+    folder = None
+    try:
+        check_consent(pid)
+        target = TargetProcess(status, memory, locate_python(pid, memory))
+        obstacles = [(way, way.obstacle(target)) for way in ways]
+        closed = [(way.name, obstacle.reason if obstacle else None) for way, obstacle in obstacles]
+        needs_file = any(way.exclusive and obstacle is None for way, obstacle in obstacles)
+        folder = "" if not needs_file and may_look_into_us(status) else first_folder(status)
+        check_torch(pid)
+    except AttachRefused as refused:
+        return Survey(already, tuple(closed), folder, refused)
+    except OSError as error:
+        return Survey(already, tuple(closed), folder, unreachable(status, error))
+    finally:
+        memory.close()
+    return Survey(already, tuple(closed), folder)
+
+
+def readable(pid: int) -> bool:
+    """Whether the kernel lets us read the process's memory; asking touches nothing."""
+    try:
+        os.close(os.open(f"/proc/{pid}/mem", os.O_RDONLY | os.O_CLOEXEC))
+    except OSError:
+        return False
+    return True

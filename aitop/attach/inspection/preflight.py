@@ -1,0 +1,172 @@
+"""Checks, from what `/proc` says, that a process may be entered; each refusal says why.
+
+Whether tracing is allowed is asked of the kernel itself: opening `/proc/PID/mem` needs the same right. Only where it
+refuses is the reason looked for.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import pwd
+
+from aitop.attach.inspection.process import (
+    ProcStatus,
+    main_thread_cpu_ns,
+    own_status,
+    read_status,
+    same_process,
+    seconds_old,
+    shares_memory,
+)
+from aitop.attach.inspection.process_memory import Memory, mappings
+from aitop.attach.refusal import AttachRefused
+from aitop.model import tracing
+
+YAMA_SCOPE = "/proc/sys/kernel/yama/ptrace_scope"
+SECCOMP_STRICT = 1
+# A forked process is entered once it is this old, and its main thread has had this much CPU time.
+YOUNG_SECONDS, SETTLED_CPU_NS = 0.3, 2_000_000
+SWITCH = "PYTHON_DISABLE_REMOTE_DEBUG"
+# More than the kernel takes for arguments and environment. Bounded: a process can point both at all of its memory.
+LARGEST = 8 << 20
+
+
+def check_alive(pid: int) -> ProcStatus:
+    """The status of a process whose main thread can be asked to run something; raises AttachRefused for any other."""
+    if platform.system() != "Linux":
+        reason = f"the hook cannot get into a running process on {platform.system()}"
+        raise AttachRefused("unsupported-machine", reason, "aitop run -- CMD")
+    status = read_status(pid) if pid > 0 else None
+    if status is None:
+        raise AttachRefused("no-process", f"there is no process {pid}")
+    if status.leader != pid:
+        raise AttachRefused(
+            "not-a-process", f"{pid} is a thread of process {status.leader}", f"aitop --pid {status.leader}"
+        )
+    if pid == os.getpid():
+        raise AttachRefused("own-process", f"process {pid} is aitop itself")
+    if status.state in "ZX":
+        raise AttachRefused("ended", f"process {pid} has ended and is a zombie")
+    if status.tracer:
+        tracer = read_status(status.tracer)
+        by = f"{tracer.name} ({status.tracer})" if tracer else str(status.tracer)
+        reason = f"process {pid} is already being traced by {by}"
+        raise AttachRefused("traced", reason, "end the other tracer")
+    if status.state == "T":
+        raise AttachRefused("stopped", f"process {pid} is stopped", f"kill -CONT {pid}")
+    if status.seccomp == SECCOMP_STRICT:
+        raise AttachRefused("strict-seccomp", f"process {pid} has forbidden itself every system call (strict seccomp)")
+    if status.forked:
+        check_settled(status)
+    return status
+
+
+def check_settled(status: ProcStatus) -> None:
+    """Raises AttachRefused for a process that was forked just now: it may have no memory of its own (vfork), or hold
+    locks that nobody in it will release.
+
+    A child of fork first makes the interpreter's locks anew, in a fraction of `SETTLED_CPU_NS`. CPU time is asked as
+    well as age, because on a loaded machine it may have had no processor yet.
+    """
+    pid = status.pid
+    if shares_memory(pid, status.parent):
+        reason = f"process {pid} still uses its parent's memory (vfork)"
+        raise AttachRefused("just-forked", reason, "try again when it has started its program")
+    cpu_ns = main_thread_cpu_ns(pid)
+    if seconds_old(status) < YOUNG_SECONDS or (cpu_ns is not None and cpu_ns < SETTLED_CPU_NS):
+        raise AttachRefused("just-forked", f"process {pid} has only just been forked", "try again")
+
+
+def open_memory(status: ProcStatus) -> Memory:
+    """The target's memory; raises AttachRefused with the reason where the kernel refuses it."""
+    try:
+        memory = Memory(status.pid)
+    except (FileNotFoundError, ProcessLookupError) as error:
+        raise AttachRefused("ended", f"process {status.pid} ended") from error
+    except PermissionError as error:
+        raise explain_denial(status, own_status(), yama_scope()) from error
+    # The open file stays bound to that process; another one may have taken its pid since the status was read.
+    if not same_process(status):
+        memory.close()
+        raise AttachRefused("ended", f"process {status.pid} ended")
+    return memory
+
+
+def explain_denial(target: ProcStatus, own: ProcStatus, scope: int) -> AttachRefused:
+    """Why `own` may not trace `target`; `scope` is Yama's setting, 0 where there is none."""
+    try:
+        closed = os.stat(f"/proc/{target.pid}").st_uid not in target.uids[:3]
+    except OSError:
+        closed = False
+    denial = tracing.why_denied(target.pid, _rights(own), _rights(target), scope, closed=closed)
+    return AttachRefused("not-permitted", denial.reason, denial.remedy)
+
+
+def _rights(status: ProcStatus) -> tracing.Rights:
+    return tracing.Rights(
+        user=status.uids[1],
+        name=_user_name(status.uids[1]),
+        users=frozenset(status.uids[:3]),
+        capabilities=status.capabilities,
+        permitted=status.capabilities,
+        filtered=status.seccomp == 2,
+        inner_pid=status.inner_pid,
+    )
+
+
+def check_consent(pid: int) -> None:
+    """Raises AttachRefused where the target's owner switched remote debugging off."""
+    try:
+        with open(f"/proc/{pid}/environ", "rb") as file:
+            environment = file.read(LARGEST).split(b"\0")
+        with open(f"/proc/{pid}/cmdline", "rb") as file:
+            arguments = file.read(LARGEST).split(b"\0")
+    except OSError as error:
+        raise AttachRefused("ended", f"process {pid} ended") from error
+    by_variable = any(entry.startswith(SWITCH.encode() + b"=") and entry[len(SWITCH) + 1 :] for entry in environment)
+    by_option = any(
+        argument in (b"disable-remote-debug", b"-Xdisable-remote-debug") for argument in _interpreter_options(arguments)
+    )
+    if by_variable or by_option:
+        how = SWITCH if by_variable else "-X disable-remote-debug"
+        raise AttachRefused("switched-off", f"the owner of process {pid} switched remote debugging off ({how})")
+
+
+def check_torch(pid: int) -> None:
+    """Raises AttachRefused where torch is not loaded, or not yet."""
+    names = {os.path.basename(mapping.path) for mapping in mappings(pid)}
+    if not any(name.startswith("libtorch") for name in names):
+        raise without_torch(pid)
+
+
+def without_torch(pid: int) -> AttachRefused:
+    """The refusal for a process without torch, which may load it later."""
+    remedy = "nothing to do if it is about to: aitop looks again"
+    return AttachRefused("no-torch", f"process {pid} has not loaded torch", remedy)
+
+
+def yama_scope() -> int:
+    """Yama's ptrace_scope, 0 where the kernel has no Yama."""
+    try:
+        with open(YAMA_SCOPE, encoding="ascii") as file:
+            return int(file.read())
+    except (OSError, ValueError):
+        return 0
+
+
+def _interpreter_options(arguments: list[bytes]) -> list[bytes]:
+    """The interpreter's options: everything up to the first `-c`, `-m` or file name."""
+    options: list[bytes] = []
+    for argument in arguments[1:]:
+        if argument in (b"-c", b"-m") or (not argument.startswith(b"-") and options[-1:] not in ([b"-X"], [b"-W"])):
+            break
+        options.append(argument)
+    return options
+
+
+def _user_name(uid: int) -> str:
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)

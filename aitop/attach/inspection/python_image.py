@@ -1,0 +1,231 @@
+"""Finds CPython and its C library in a running process: functions, variables, and room for the injected line."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from aitop.attach.inspection.elf import PAGE, ElfImage, NotElfError, Symbol
+from aitop.attach.inspection.machine_code import current_thread_state, errno_offset, initialized_at
+from aitop.attach.inspection.process_memory import Mapping, Memory, mappings
+from aitop.attach.refusal import AttachRefused
+
+NEEDED = (
+    *("Py_AddPendingCall", "Py_MakePendingCalls", "PyRun_SimpleString", "PyGILState_Ensure", "PyGILState_Release"),
+    "Py_IsInitialized",
+)
+# The last two name one function before and after 3.13.
+WANTED = (*NEEDED, "_PyRuntime", "Py_Version", "Py_NewRef", "_PyThreadState_UncheckedGet", "PyThreadState_GetUnchecked")
+OLDEST, NEWEST = (3, 10), (3, 14)
+LONGEST_LINE = 640
+MARK = b"#aitop\n"
+MOST_STACK_PADDING = 8192
+ARGUMENTS_START_FIELD = 45
+# Up to 3.11 "the current thread state" is that of whichever thread holds the GIL. Its structure holds that thread's
+# pthread_self(), which is the base of its fs segment, within this many bytes.
+THREAD_STATE_SIZE = 512
+FIRST_WITH_OWN_THREAD_STATES = (3, 12)
+# mov $15,%rax; syscall: what every C library has signal handlers return to.
+SIGRETURN = b"\x48\xc7\xc0\x0f\x00\x00\x00\x0f\x05"
+
+
+@dataclass(frozen=True)
+class Scratch:
+    """Room in the target for the injected line: address and size in bytes."""
+
+    address: int
+    size: int
+
+
+@dataclass(frozen=True)
+class ErrnoPlace:
+    """Where each thread's errno is: `offset` bytes from its fs base. `swab` is the address of the C function."""
+
+    offset: int
+    swab: int
+
+
+@dataclass(frozen=True)
+class LibcImage:
+    """The C library as it is loaded. `restorer` is the address of the return path of signal handlers.
+
+    What was not found is None.
+    """
+
+    restorer: int | None
+    errno: ErrnoPlace | None
+    is_musl: bool
+
+
+@dataclass(frozen=True)
+class PythonImage:
+    """CPython as it is loaded in one process.
+
+    `version` is (major, minor); `scratch` is None where there is no room. `initialized` is the address of a number
+    that is 0 before the interpreter has begun and from its end on, None where that is not known.
+    """
+
+    version: tuple[int, int]
+    symbols: dict[str, Symbol]
+    libc: LibcImage
+    scratch: Scratch | None
+    initialized: int | None
+
+    def address(self, name: str) -> int:
+        return self.symbols[name].address
+
+    def holds_gil(self, memory: Memory, fs_base: int) -> bool | None:
+        """Whether the stopped thread whose fs segment begins at `fs_base` holds the GIL; None where not known."""
+        function = self.symbols.get("PyThreadState_GetUnchecked") or self.symbols.get("_PyThreadState_UncheckedGet")
+        if function is None:
+            return None
+        current = current_thread_state(memory, function, fs_base, is_musl=self.libc.is_musl)
+        if current is None or current == 0:
+            return None if current is None else False
+        if self.version >= FIRST_WITH_OWN_THREAD_STATES:
+            return True
+        return fs_base.to_bytes(8, "little") in memory.read(current, THREAD_STATE_SIZE)
+
+
+def locate_python(pid: int, memory: Memory) -> PythonImage:
+    """Finds CPython in the process; raises AttachRefused where there is none that can be entered."""
+    maps = list(mappings(pid))
+    files = _loaded_files(maps)
+    program = os.readlink(f"/proc/{pid}/exe")
+    symbols, path = _find_interpreter(pid, memory, files, program)
+    version = _version(memory, symbols)
+    if not OLDEST <= version <= NEWEST:
+        raise AttachRefused(
+            "unsupported-python",
+            f"process {pid} runs Python {version[0]}.{version[1]}, and the hook knows 3.10 to 3.14",
+            "run the job with a Python from 3.10 to 3.14",
+        )
+    libc = locate_libc(memory, maps, program)
+    # musl gives the padding behind each library's data to malloc.
+    scratch = None if libc.is_musl else _find_scratch(memory, maps, files, path, "rw")
+    scratch = scratch or _find_stack_padding(pid, memory, maps) or _find_scratch(memory, maps, files, path, "r--p")
+    return PythonImage(version, symbols, libc, scratch, initialized_at(memory, symbols["Py_IsInitialized"]))
+
+
+def _loaded_files(maps: Sequence[Mapping]) -> dict[str, int]:
+    """Path of each mapped file → address of its first page."""
+    files: dict[str, int] = {}
+    for mapping in maps:
+        if mapping.offset == 0 and mapping.path.startswith("/"):
+            files.setdefault(mapping.path, mapping.start)
+    return files
+
+
+def _find_interpreter(pid: int, memory: Memory, files: dict[str, int], program: str) -> tuple[dict[str, Symbol], str]:
+    """CPython's symbols and the file that holds them: libpython, or the program itself."""
+    candidates = [path for path in files if path == program or "python" in os.path.basename(path)]
+    for path in sorted(candidates, key=lambda path: ("libpython" not in path, path != program)):
+        try:
+            symbols = ElfImage(memory.read, files[path]).symbols(WANTED)
+        except NotElfError:
+            continue
+        if all(name in symbols for name in NEEDED):
+            return symbols, path
+    if candidates and any("libpython" in path for path in candidates):
+        raise AttachRefused(
+            "unsupported-python", f"the Python of process {pid} does not export its functions", "aitop run -- CMD"
+        )
+    raise AttachRefused("not-python", f"process {pid} is not a Python process", "give the pid of the Python process")
+
+
+def _version(memory: Memory, symbols: dict[str, Symbol]) -> tuple[int, int]:
+    """The version of the interpreter: `Py_Version` has it since 3.11, and `Py_NewRef` came with 3.10."""
+    if (symbol := symbols.get("Py_Version")) is not None:
+        number = memory.read_word(symbol.address)
+        return number >> 24 & 0xFF, number >> 16 & 0xFF
+    return (3, 10) if "Py_NewRef" in symbols else (3, 9)
+
+
+def _find_scratch(
+    memory: Memory, maps: Sequence[Mapping], files: dict[str, int], first: str, permissions: str
+) -> Scratch | None:
+    """The unused end of the last page of a library's data ("rw") or constants ("r--p"), the interpreter's first.
+
+    Nothing is allocated in the target; a page of constants becomes the target's own copy when it is written. Room that
+    is all zero is preferred to room that still holds the line of an aitop that was killed.
+    """
+    libraries = [first, *(path for path in files if ".so" in os.path.basename(path) and "ld-" not in path)]
+    used: Scratch | None = None
+    for path in libraries:
+        for scratch in _page_ends(memory, maps, files[path], permissions):
+            content = memory.read(scratch.address, scratch.size)
+            if not content.strip(b"\0"):
+                return scratch
+            # A line is wiped from its first byte on.
+            if content[1:].startswith(MARK[1:]) and used is None:
+                used = scratch
+    return used
+
+
+def _page_ends(memory: Memory, maps: Sequence[Mapping], base: int, permissions: str) -> Iterator[Scratch]:
+    try:
+        image = ElfImage(memory.read, base)
+        ends = image.ends_of_writable_data() if permissions == "rw" else image.ends_of_constants()
+    except NotElfError:
+        return
+    for end in ends:
+        start = (end + 63) & ~63
+        size = -start % PAGE
+        inside = any(m.start <= start and start + size <= m.end and m.permissions.startswith(permissions) for m in maps)
+        if size >= LONGEST_LINE and inside:
+            yield Scratch(start, size)
+
+
+def _find_stack_padding(pid: int, memory: Memory, maps: Sequence[Mapping]) -> Scratch | None:
+    """The unused bytes between the program's arguments and what the kernel put below them.
+
+    The kernel leaves a random number of bytes there, up to 8192, to shift the stack; nothing ever uses them.
+    """
+    with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
+        end = int(file.read().rsplit(")", 1)[1].split()[ARGUMENTS_START_FIELD])
+    stack = next((m for m in maps if m.start <= end < m.end and m.permissions.startswith("rw")), None)
+    if stack is None:
+        return None
+    start = max(stack.start, end - MOST_STACK_PADDING)
+    content = memory.read(start, end - start)
+    # The mark tells what an aitop that was killed left there.
+    left = content.rfind(MARK[1:])
+    used = left - 1 if left > 0 else len(content.rstrip(b"\0"))
+    first = (start + used + 63) & ~63
+    return Scratch(first, end - first) if end - first >= LONGEST_LINE else None
+
+
+def locate_libc(memory: Memory, maps: Sequence[Mapping], program: str) -> LibcImage:
+    """Finds the C library, which may be linked into the `program` itself."""
+    shared = {mapping.path for mapping in maps if _is_libc(mapping.path)}
+    paths = shared or {program}
+    first = {mapping.path: mapping.start for mapping in reversed(maps) if mapping.offset == 0}
+    errno = next((place for path in paths if (place := _find_errno(memory, first.get(path, 0)))), None)
+    # A program without a shared library has static musl in it, or static glibc: only the former is common.
+    is_musl = not shared or any("musl" in path for path in shared)
+    return LibcImage(_find_restorer(memory, maps, paths), errno, is_musl)
+
+
+def _is_libc(path: str) -> bool:
+    return os.path.basename(path).startswith(("libc.so", "libc-2", "ld-musl", "libc.musl"))
+
+
+def _find_restorer(memory: Memory, maps: Sequence[Mapping], paths: set[str]) -> int | None:
+    for mapping in maps:
+        if mapping.path in paths and "x" in mapping.permissions:
+            at = memory.read(mapping.start, mapping.end - mapping.start).find(SIGRETURN)
+            if at >= 0:
+                return mapping.start + at
+    return None
+
+
+def _find_errno(memory: Memory, base: int) -> ErrnoPlace | None:
+    try:
+        symbols = ElfImage(memory.read, base).symbols(("__errno_location", "swab"))
+        if len(symbols) != 2:
+            return None
+        offset = errno_offset(memory, symbols["__errno_location"])
+    except (NotElfError, OSError):
+        return None
+    return None if offset is None else ErrnoPlace(offset, symbols["swab"].address)

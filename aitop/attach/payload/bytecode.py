@@ -1,0 +1,80 @@
+"""Compiles our files for a target: in this interpreter, or in the target's own Python, beside the target.
+
+Compiling takes tens of milliseconds, for which a target that had to do it itself would stand still. For another
+Python this very file is run as a script: it reads JSON from stdin, [[file name, source]], and writes what `compiled`
+returns as one list of texts in hexadecimal digits. So it imports nothing of aitop.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import importlib.resources
+import importlib.util
+import json
+import marshal
+import subprocess
+import sys
+
+# aitop's end waits for a compilation under way.
+SECONDS = 2.0
+
+
+class _WithoutAnnotations(ast.NodeTransformer):
+    """Removes the annotations of functions, which a target would only make and drop again."""
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
+        self.generic_visit(node)
+        node.returns = None
+        arguments = node.args
+        for argument in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs):
+            argument.annotation = None
+        for rest in (arguments.vararg, arguments.kwarg):
+            if rest is not None:
+                rest.annotation = None
+        return node
+
+
+def compiled(files: list[tuple[str, str]]) -> tuple[bytes, list[bytes]]:
+    """This interpreter's magic number, and the marshalled code of each (file name, source), without docstrings.
+
+    Raises SyntaxError and ValueError as `compile` does.
+    """
+    codes = [
+        marshal.dumps(
+            compile(_WithoutAnnotations().visit(ast.parse(source)), name, "exec", dont_inherit=True, optimize=2)
+        )
+        for name, source in files
+    ]
+    return importlib.util.MAGIC_NUMBER, codes
+
+
+def compiled_by(program: str, files: tuple[tuple[str, str], ...]) -> tuple[bytes, list[bytes]] | None:
+    """What `compiled` returns in the interpreter `program`; None where it gives no answer now."""
+    try:
+        return _compiled_by(program, files)
+    except (OSError, subprocess.SubprocessError, ValueError, TypeError):
+        return None
+
+
+@functools.cache
+def _compiled_by(program: str, files: tuple[tuple[str, str], ...]) -> tuple[bytes, list[bytes]]:
+    script = importlib.resources.files("aitop.attach.payload").joinpath("bytecode.py").read_text(encoding="utf-8")
+    done = subprocess.run(
+        [program, "-I", "-S", "-B", "-c", script],
+        input=json.dumps(files).encode(),
+        capture_output=True,
+        timeout=SECONDS,
+        check=True,
+        env={},
+        cwd="/",
+    )
+    magic, *codes = (bytes.fromhex(text) for text in json.loads(done.stdout))
+    if len(codes) != len(files):
+        raise ValueError(f"{len(codes)} texts came back for {len(files)}")
+    return magic, codes
+
+
+if __name__ == "__main__":
+    magic_number, all_code = compiled([(name, source) for name, source in json.load(sys.stdin)])
+    json.dump([item.hex() for item in (magic_number, *all_code)], sys.stdout)

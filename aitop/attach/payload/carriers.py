@@ -1,0 +1,322 @@
+"""What a request lies in while it waits for its target, and how exactly one of the two takes it.
+
+Where the target may look into our own process, the carrier is memory of ours without a name (memfd): a monitor that is
+killed leaves nothing behind, and takes along what had not begun. Elsewhere (another user or namespace, other rights) it
+is a file, which the target unlinks as its first act.
+
+The names on the way to that file belong to the target: a link among them must not lead a monitor with more rights to a
+place that the target could not reach. So the kernel follows no link for us: `open_inside` reads each one and walks its
+text from the target's own root.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import os
+import re
+import secrets
+import stat
+import time
+from collections.abc import Callable, Iterator
+from typing import Protocol
+
+from aitop.attach.inspection.preflight import LARGEST
+from aitop.attach.inspection.process import ProcStatus, own_status
+from aitop.attach.refusal import AttachRefused
+
+ABANDONED_SECONDS = 60.0
+# The file is made with O_EXCL, for the target's user alone, under a name nobody can guess.
+FOLDERS = ("/tmp", "/dev/shm", "/var/tmp")  # noqa: S108
+MEMFD_NAME = "aitop-request"
+# The names of our own files: only those are cleaned up.
+REQUEST = re.compile(r"\.aitop-[0-9]+-[0-9a-f]{12}")
+PR_GET_DUMPABLE = 3
+MOST_LINKS = 40
+SEARCH, MAKE = 1, 3
+# The byte that says whose the request is: nobody's yet, the target's, or ours again. It is changed under a lock that
+# nobody waits for.
+FREE, BEGUN, TAKEN_BACK = b"-", b"b", b"x"
+
+
+class Carrier(Protocol):
+    """What a request lies in. `fd` is our descriptor; the target opens `path` with `flags`, and `claim` takes it."""
+
+    fd: int
+    path: str
+    flags: int
+    claim: str
+
+    def is_there(self) -> bool:
+        """Whether the target has not begun with the request."""
+        ...
+
+    def take_away(self) -> bool:
+        """Takes the request back. True: the target will never run it. False: it had already begun."""
+        ...
+
+    def close(self) -> None:
+        """Idempotent."""
+        ...
+
+
+class Nameless:
+    """Memory of ours (memfd), which the target opens through `/proc`. Raises OSError where the system has none.
+
+    The byte at `state_at` must be FREE before the target learns of it.
+    """
+
+    flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOCTTY | os.O_NONBLOCK
+
+    def __init__(self, state_at: int) -> None:
+        self._state_at = state_at
+        self.fd = os.memfd_create(MEMFD_NAME, os.MFD_CLOEXEC)
+        self.path = f"/proc/{os.getpid()}/fd/{self.fd}"
+        self.claim = f"o.lockf(d,o.F_TLOCK,0);o.pread(d,1,{state_at})=={FREE!r}or 1/0;o.pwrite(d,{BEGUN!r},{state_at})"
+
+    def is_there(self) -> bool:
+        return os.pread(self.fd, 1, self._state_at) == FREE
+
+    def take_away(self) -> bool:
+        try:
+            os.lockf(self.fd, os.F_TLOCK, 0)
+        except OSError:
+            return False
+        try:
+            begun = os.pread(self.fd, 1, self._state_at) == BEGUN
+            if not begun:
+                os.pwrite(self.fd, TAKEN_BACK, self._state_at)
+        finally:
+            os.lockf(self.fd, os.F_ULOCK, 0)
+        return not begun
+
+    def close(self) -> None:
+        if self.fd >= 0:
+            os.close(self.fd)
+        self.fd = -1
+
+
+class Named:
+    """A file in a folder that the target knows as `path`. `folder` is a descriptor of it, closed with the carrier.
+
+    Raises OSError.
+    """
+
+    flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
+    claim = "o.unlink(p)"
+
+    def __init__(self, target: ProcStatus, folder: int, path: str) -> None:
+        self._target, self._folder, self.fd = target, folder, -1
+        self._name = f"{_prefix(target.pid)}{secrets.token_hex(6)}"
+        self.path = f"{path.rstrip('/')}/{self._name}"
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        try:
+            self.fd = os.open(self._name, flags, stat.S_IRUSR | stat.S_IWUSR, dir_fd=folder)
+            # Only where the user differs: the target's group may be one that we may not give files to.
+            if target.uids[1] != os.geteuid():
+                os.fchown(self.fd, target.uids[1], target.gids[1])
+        except OSError:
+            if self.fd >= 0:
+                self.take_away()
+            self.close()
+            raise
+
+    def is_there(self) -> bool:
+        return bool(os.fstat(self.fd).st_nlink)
+
+    def take_away(self) -> bool:
+        try:
+            os.unlink(self._name, dir_fd=self._folder)
+        except FileNotFoundError:
+            return os.path.isdir(f"/proc/{self._target.pid}") is False
+        except OSError:
+            return True
+        return True
+
+    def close(self) -> None:
+        if self.fd >= 0:
+            os.close(self.fd)
+        if self._folder >= 0:
+            os.close(self._folder)
+        self.fd = self._folder = -1
+
+
+def may_look_into_us(target: ProcStatus) -> bool:
+    """Whether the kernel lets the target open a descriptor of ours through `/proc` (ptrace(2), access mode checking).
+
+    True only for the same user, namespaces, security profile and restrictions, and where we have no right that the
+    target lacks.
+    """
+    try:
+        ours = own_status()
+        here, there = "/proc/self", f"/proc/{target.pid}"
+        alike = (
+            {*target.uids, *ours.uids} == {ours.uids[1]}
+            and {*target.gids, *ours.gids} == {ours.gids[1]}
+            and not ours.permitted & ~target.capabilities
+            and target.no_new_privileges == ours.no_new_privileges
+            and all(os.readlink(f"{here}/ns/{kind}") == os.readlink(f"{there}/ns/{kind}") for kind in ("pid", "user"))
+            and _profile(here) == _profile(there)
+            and ctypes.CDLL(None).prctl(PR_GET_DUMPABLE, 0, 0, 0, 0) == 1
+        )
+        # Its /proc may be another one, or none.
+        return alike and os.path.samestat(os.stat(f"{there}/root/proc/{os.getpid()}/ns/pid"), os.stat(f"{here}/ns/pid"))
+    except OSError:
+        return False
+
+
+def _profile(process: str) -> bytes:
+    """What a security module calls the process's profile, empty where there is no such module."""
+    try:
+        with open(f"{process}/attr/current", "rb") as file:
+            return file.read()
+    except OSError:
+        return b""
+
+
+def carriers(target: ProcStatus, state_at: int, problems: list[str], *, file: bool) -> Iterator[Carrier]:
+    """New carriers to try, best first; only files where `file` asks for one. What went wrong is added to `problems`."""
+    folders = _folders(target.pid)
+    if not file and may_look_into_us(target):
+        with contextlib.suppress(OSError):
+            os.close(_cleaned_folder(target, folders[0]))
+        try:
+            yield Nameless(state_at)
+        except OSError as error:
+            problems.append(f"memory: {error.strerror}")
+    for path in folders:
+        try:
+            yield Named(target, _cleaned_folder(target, path), path)
+        except OSError as error:
+            problems.append(f"{path}: {error.strerror}")
+
+
+def first_folder(target: ProcStatus) -> str:
+    """The folder in which a request would make its file, as the target names it. Raises AttachRefused for none."""
+    problems: list[str] = []
+    if target.uids[1] != os.geteuid() and not own_status().may_give_files:
+        reason = f"a file for the user of process {target.pid} cannot be made: root lacks CAP_CHOWN"
+        raise AttachRefused("not-permitted", reason, "run aitop as that user, or in a container with: --cap-add CHOWN")
+    for path in _folders(target.pid):
+        try:
+            folder = open_folder(target, path)
+        except OSError as error:
+            problems.append(f"{path}: {error.strerror}")
+            continue
+        try:
+            read_only = os.fstatvfs(folder).f_flag & os.ST_RDONLY
+        finally:
+            os.close(folder)
+        if not read_only:
+            return path
+        problems.append(f"{path}: {os.strerror(errno.EROFS)}")
+    raise no_carrier(target.pid, problems)
+
+
+def no_carrier(pid: int, problems: list[str]) -> AttachRefused:
+    """The refusal where nothing carries a request to the process."""
+    reason = f"no folder of process {pid} takes a file ({'; '.join(problems)})"
+    return AttachRefused("no-carrier", reason, "give the run a TMPDIR that it may write to, or: aitop run -- CMD")
+
+
+def _prefix(pid: int) -> str:
+    return f".aitop-{pid}-"
+
+
+def _cleaned_folder(target: ProcStatus, path: str) -> int:
+    """A descriptor of the folder that the target knows as `path`; raises OSError.
+
+    Removes what an aitop that was killed left there. Nobody else attaches to this target now, so its files can go at
+    once; files for other targets stay until no request could still be under way.
+    """
+    folder, now = open_folder(target, path), time.time()
+    with contextlib.suppress(OSError):  # not readable, or read and unlinked by the target just now
+        for name in os.listdir(folder):
+            if not REQUEST.fullmatch(name):
+                continue
+            status = os.stat(name, dir_fd=folder, follow_symlinks=False)
+            ours = name.startswith(_prefix(target.pid)) or now - status.st_mtime > ABANDONED_SECONDS
+            if ours and stat.S_ISREG(status.st_mode) and status.st_uid in (target.uids[1], os.geteuid()):
+                os.unlink(name, dir_fd=folder)
+    return folder
+
+
+def _folders(pid: int) -> list[str]:
+    """Where the target can read and unlink a file, best first, as the target names them."""
+    folders = list(FOLDERS)
+    try:
+        with open(f"/proc/{pid}/environ", "rb") as file:
+            for entry in file.read(LARGEST).split(b"\0"):
+                if entry.startswith(b"TMPDIR=/"):
+                    folders.insert(1, os.fsdecode(entry[7:]))
+        folders.append(os.readlink(f"/proc/{pid}/cwd"))
+    except OSError:
+        pass
+    return [folder for folder in folders if folder.startswith("/") and not folder.endswith(" (deleted)")]
+
+
+def open_folder(target: ProcStatus, path: str) -> int:
+    """A descriptor of the folder that `target` knows as `path`, to make files in; raises OSError.
+
+    A folder in which the target itself may not make files is refused with EACCES: it must not profit from our rights.
+    """
+    root = os.open(f"/proc/{target.pid}/root", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        folder = open_inside(root, path, lambda step: _may(target, step, SEARCH))
+    finally:
+        os.close(root)
+    if not _may(target, os.fstat(folder), MAKE):
+        os.close(folder)
+        raise OSError(errno.EACCES, os.strerror(errno.EACCES))
+    return folder
+
+
+def _may(target: ProcStatus, folder: os.stat_result, rights: int) -> bool:
+    """Whether the folder's mode lets the target go through it (SEARCH), or make and open files in it (MAKE)."""
+    user = target.uids[-1]
+    if user == 0:
+        return True
+    groups = (target.gids[-1], *target.groups)
+    shift = 6 if folder.st_uid == user else 3 if folder.st_gid in groups else 0
+    return folder.st_mode >> shift & rights == rights
+
+
+def open_inside(root: int, path: str, may_pass: Callable[[os.stat_result], bool] = lambda _: True) -> int:
+    """A descriptor of folder `path` below the folder that descriptor `root` stands for; raises OSError.
+
+    `..` stays below the root, and an absolute link starts at it again. `may_pass` is asked for each folder on the way.
+    """
+    todo = [part for part in reversed(path.split("/")) if part]
+    way = [os.open(".", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=root)]
+    links = 0
+    try:
+        while todo:
+            part = todo.pop()
+            if part == ".":
+                continue
+            if part == "..":
+                if len(way) > 1:
+                    os.close(way.pop())
+                continue
+            if not may_pass(os.fstat(way[-1])):
+                raise OSError(errno.EACCES, os.strerror(errno.EACCES))
+            step = os.open(part, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=way[-1])
+            if not stat.S_ISLNK(os.fstat(step).st_mode):
+                way.append(step)
+                continue
+            try:
+                text = os.readlink("", dir_fd=step)
+            finally:
+                os.close(step)
+            links += 1
+            if links > MOST_LINKS:
+                raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
+            todo += [part for part in reversed(text.split("/")) if part]
+            if text.startswith("/"):
+                while len(way) > 1:
+                    os.close(way.pop())
+        return os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=way[-1])
+    finally:
+        for step in way:
+            os.close(step)

@@ -1,0 +1,131 @@
+"""One request to a target: the injected line, the carrier with the rest of it, and the answer.
+
+The target takes the carrier away as its first act; at the latest we do when the request ends. Both keep their own
+descriptor of it: the target appends its answer, and we read it there.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from types import TracebackType
+
+from aitop.attach.inspection.process import ProcStatus
+from aitop.attach.inspection.python_image import LONGEST_LINE, MARK
+from aitop.attach.payload.carriers import FREE, Carrier, carriers, no_carrier
+
+LONGEST_ANSWER = 4096
+
+# Runs in a namespace of its own. `d` is the carrier: only the inode that we made is read, and only by the process that
+# it is meant for (a child forked meanwhile has the request too). `k` is what the outer line runs through at the end:
+# nothing, or the user's interrupt. The text is compiled first: an interrupt that leaves the `exec` of a text makes
+# CPython end as if nobody had caught it.
+_INNER = """\
+import posix as o
+k=()
+try:
+ if o.getpid()=={pid}:
+  p={path!r};d=o.open(p,{flags})
+  try:
+   if o.fstat(d).st_ino=={inode}:exec(compile(o.pread(d,{size},{at}),'','exec'))
+  finally:o.close(d)
+except KeyboardInterrupt:
+ import _thread
+ k=iter(_thread.interrupt_main,None)
+"""
+# No exception may leave the line: it would end the target. An interrupt (Ctrl-C) that arrives meanwhile is the user's:
+# stepping through `k` raises it again as the very last thing, after which CPython looks for signals no more before it
+# is back in the user's own code.
+_OUTER = """\
+try:
+ for _ in (lambda n:(exec({inner!r},n),n['k']))({{}})[1]:pass
+except BaseException:pass
+"""
+# The injected line must be short; it continues with this, which lies in the carrier.
+_SECOND = """\
+import marshal as m,sys
+{claim};b=m.loads(o.pread(d,{size},{at}));g=b[3];a='error: interrupted'
+try:
+ exec(m.loads(b[1])if b[0]==sys.modules['_frozen_importlib_external'].MAGIC_NUMBER else compile(b[2],'','exec'),g)
+ a=g['run'](g,m.loads)
+finally:o.pwrite(d,a.encode()+b'\\n',{end})
+"""
+SECOND_ROOM = 640
+STATE_AT = LONGEST_LINE + SECOND_ROOM
+PAYLOAD_AT = STATE_AT + len(FREE)
+
+
+class Request:
+    """One request, which has a carrier from `open` to `close`, or until the target has taken it. A context manager.
+
+    `line` is the text to inject, closed by a zero. `path` is the carrier's name in the target: running it as a script,
+    up to its first zero, runs the same line. `file` asks for a file as carrier, for a way in that would make the target
+    complain where nothing is at the path any more.
+    """
+
+    def __init__(self, target: ProcStatus, payload: bytes, *, file: bool = False) -> None:
+        self._target, self._payload, self._file = target, payload, file
+        self._end = PAYLOAD_AT + len(payload)
+        self._carrier: Carrier | None = None
+        self.path = ""
+        self.line = b""
+
+    def open(self) -> None:
+        """Writes the request to the first carrier that takes it; raises AttachRefused where none does."""
+        problems: list[str] = []
+        for carrier in carriers(self._target, STATE_AT, problems, file=self._file):
+            try:
+                self._fill(carrier)
+            except OSError as error:
+                carrier.take_away()
+                carrier.close()
+                problems.append(f"{os.path.dirname(carrier.path)}: {error.strerror}")
+                continue
+            self._carrier = carrier
+            return
+        raise no_carrier(self._target.pid, problems)
+
+    def __enter__(self) -> Request:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    def answer(self) -> str | None:
+        """The target's answer, None while there is none."""
+        data = os.pread(self._carrier.fd, LONGEST_ANSWER, self._end) if self._carrier is not None else b""
+        return data[:-1].decode("utf-8", "replace") if data.endswith(b"\n") else None
+
+    def is_there(self) -> bool:
+        """Whether the target has not begun with the request."""
+        return self._carrier is not None and self._carrier.is_there()
+
+    def cancel(self) -> bool:
+        """Takes the request back. True: the target will never run it. False: it had already begun."""
+        return self._carrier is None or self._carrier.take_away()
+
+    def close(self) -> None:
+        """Idempotent."""
+        carrier, self._carrier = self._carrier, None
+        if carrier is not None:
+            carrier.take_away()
+            carrier.close()
+
+    def _fill(self, carrier: Carrier) -> None:
+        second = _SECOND.format(claim=carrier.claim, size=len(self._payload), at=PAYLOAD_AT, end=self._end).encode()
+        inner = _INNER.format(
+            pid=self._target.inner_pid,
+            path=carrier.path,
+            flags=int(carrier.flags),
+            inode=os.fstat(carrier.fd).st_ino,
+            at=LONGEST_LINE,
+            size=len(second),
+        )
+        line = MARK + _OUTER.format(inner=inner).encode() + b"\0"
+        if len(line) > LONGEST_LINE:
+            raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG))
+        content = line.ljust(LONGEST_LINE, b"\0") + second.ljust(SECOND_ROOM, b"\0") + FREE + self._payload
+        # Not `write`: the file is locked from its current position, which stays the beginning.
+        if os.pwrite(carrier.fd, content, 0) != len(content):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        self.path, self.line = carrier.path, line

@@ -1,0 +1,164 @@
+"""The last way in, for machines other than x86-64: the user's gdb queues the line as a pending call.
+
+gdb stops the whole program for a moment, has the main thread call `Py_AddPendingCall`, and lets go. It needs no symbols
+for that: the function's address is known. It runs under a guard (gdb_guard.py), which bounds its time and outlives us.
+
+gdb must never be killed: the process would run into the breakpoint that gdb has left on its stack, and die (30 of 30
+did where gdb was killed inside the call, 1 of 35 at a random moment). So it is not used on x86-64, where the other ways
+have no such moment, and nothing here kills it. lldb has the same flaw and stops a torch process for seconds: it is not
+used at all.
+
+A gdb that is installed need not work: one that is older than the machine may fail to write its vector registers
+("Couldn't write extended state status: Bad address"), in the middle of the call. So it is tried first on a process of
+our own (`fault_of_gdb`).
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from aitop.attach.inspection.process import cannot_be_woken, on_x86_64, same_process
+from aitop.attach.inspection.python_image import NEEDED, PythonImage
+from aitop.attach.payload.request import Request
+from aitop.attach.refusal import AttachRefused, NotNow
+from aitop.attach.ways import NO_ROOM, NO_SYMBOLS, Obstacle, TargetProcess, WayName, gdb_guard, put_line, wipe_line
+
+# When gdb is interrupted, and how long we then wait for it.
+GDB_SECONDS = 10.0
+GUARD_SECONDS = 6.0
+NOWHERE = "/nonexistent"
+MISSING = Obstacle("gdb is not installed", "install gdb, or start it with: aitop run -- CMD")
+QUEUED, ENDING = re.compile(r"^\$\d+ = 0$", re.M), re.compile(r"^\$\d+ = 7$", re.M)
+# What gdb is tried on: a Python that prints where its `Py_IsInitialized` lies, waits, and exits with 0 unless harmed.
+TRIAL = (
+    "import ctypes, sys; print(ctypes.cast(ctypes.pythonapi.Py_IsInitialized, ctypes.c_void_p).value, flush=True); "
+    "sys.stdin.read()"
+)
+CALLED = re.compile(r"^\$\d+ = 1$", re.M)
+TRIAL_SECONDS = 5.0
+REPLACE_GDB = "install a newer gdb, or start it with: aitop run -- CMD"
+
+
+def gdb_command(program: str, pid: int, call: str) -> list[str]:
+    """A gdb that reads none of the user's settings, and no symbols, which would make it stop the program for long."""
+    settings = (
+        *("auto-load off", "auto-solib-add off", "debuginfod enabled off", f"sysroot {NOWHERE}", "pagination off"),
+        *("confirm off", "unwindonsignal on", "print thread-events off"),
+    )
+    before = [word for setting in settings for word in ("-iex", f"set {setting}")]
+    return [program, "-batch", "-nx", "-nh", "-q", *before, "-p", str(pid), "-ex", f"print {call}", "-ex", "detach"]
+
+
+def queue_if_initialized(python: PythonImage, line: int) -> str:
+    """The expression for gdb: 0 where the text at `line` was queued, 7 where the interpreter does not run."""
+    queue, run = python.address("Py_AddPendingCall"), python.address("PyRun_SimpleString")
+    initialized = python.address("Py_IsInitialized")
+    queued = f"((int (*)(unsigned long, unsigned long)) {queue:#x})({run:#x}, {line:#x})"
+    return f"((int (*)(void)) {initialized:#x})() ? {queued} : 7"
+
+
+class Gdb:
+    """Has the user's gdb queue the line. `always`: also on x86-64, where better ways are open (for tests)."""
+
+    name: WayName = "gdb"
+    patience = 1.0
+    costly = True
+    exclusive = False
+
+    def __init__(self, *, always: bool = False) -> None:
+        self._always = always
+
+    def obstacle(self, target: TargetProcess) -> Obstacle | None:
+        if on_x86_64() and not self._always:
+            return Obstacle("gdb is for other machines than x86-64")
+        if not all(name in target.python.symbols for name in NEEDED):
+            return NO_SYMBOLS
+        if target.python.scratch is None:
+            return NO_ROOM
+        program = shutil.which("gdb")
+        return MISSING if program is None else fault_of_gdb(program)
+
+    def enter(self, target: TargetProcess, request: Request) -> float:
+        program = shutil.which("gdb")
+        if program is None or not sys.executable:
+            raise NotNow(MISSING.reason)
+        if cannot_be_woken(target.pid):
+            raise NotNow("the main thread is in an uninterruptible system call")
+        call = queue_if_initialized(target.python, target.scratch.address)
+        put_line(target, request.line)
+        target.memory.write(target.scratch.address, request.line[:1])
+        if not same_process(target.status):
+            raise AttachRefused("ended", f"process {target.pid} ended")
+        traced_us, output = run_guarded(target.pid, GDB_SECONDS, gdb_command(program, target.pid, call))
+        if ENDING.search(output):
+            raise NotNow("its Python has not begun, or is ending")
+        if not QUEUED.search(output):
+            raise AttachRefused("way-failed", f"gdb did not get into process {target.pid}: {_end_of(output)}")
+        return traced_us
+
+    def withdraw(self, target: TargetProcess, *, in_use: bool) -> None:
+        wipe_line(target, in_use=in_use)
+
+
+def run_guarded(pid: int, seconds: float, command: list[str]) -> tuple[float, str]:
+    """Runs gdb under its guard. Returns for how many microseconds the process was traced, and gdb's output."""
+    guard = [sys.executable, "-I", "-S", str(Path(gdb_guard.__file__)), str(pid), str(seconds), *command]
+    process = subprocess.Popen(
+        guard,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        errors="replace",
+        # A Ctrl-C that ends us must not reach it.
+        start_new_session=True,
+    )
+    try:
+        output, _ = process.communicate(timeout=seconds + GUARD_SECONDS)
+    except subprocess.TimeoutExpired:
+        # Neither the guard nor gdb is killed: they end by themselves.
+        raise AttachRefused("way-failed", "gdb does not come back") from None
+    traced_us, _, output = output.partition("\n")
+    return float(traced_us) if traced_us.isdigit() else 0.0, output
+
+
+@functools.cache
+def fault_of_gdb(program: str) -> Obstacle | None:
+    """Tries this gdb on a Python of our own. None where it works: its call returns, and that Python is unharmed.
+
+    Takes about a third of a second, once.
+    """
+    pipe = subprocess.PIPE
+    try:
+        with subprocess.Popen([sys.executable, "-I", "-S", "-c", TRIAL], stdin=pipe, stdout=pipe) as child:
+            try:
+                assert child.stdin is not None and child.stdout is not None
+                call = f"((int (*)(void)) {int(child.stdout.readline()):#x})()"
+                _, output = run_guarded(child.pid, TRIAL_SECONDS, gdb_command(program, child.pid, call))
+                child.stdin.close()
+                harmed = _exit_status(child) != 0
+            finally:
+                child.kill()
+    except (OSError, ValueError, AttachRefused) as error:
+        return Obstacle(f"gdb cannot be tried: {error}", REPLACE_GDB)
+    if harmed:
+        return Obstacle(f"gdb harms processes here: {_end_of(output)}", REPLACE_GDB)
+    return None if CALLED.search(output) else Obstacle(f"gdb does not work here: {_end_of(output)}", REPLACE_GDB)
+
+
+def _exit_status(child: subprocess.Popen[bytes]) -> int | None:
+    """None where the child does not end."""
+    try:
+        return child.wait(TRIAL_SECONDS)
+    except subprocess.TimeoutExpired:
+        return None
+
+
+def _end_of(output: str) -> str:
+    """The end of gdb's output, where its complaint is, on one line."""
+    return " ".join(output.split())[-200:] or "it says nothing"

@@ -1,0 +1,122 @@
+"""The way in for Python 3.14 and later: CPython's remote debugging protocol (PEP 768), spoken by ourselves.
+
+A few bytes written into the target's memory make its main thread run a script at its next safe point. Nothing is
+stopped.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+
+from aitop.attach.payload.request import Request
+from aitop.attach.refusal import AttachRefused, NotNow
+from aitop.attach.ways import Obstacle, TargetProcess, WayName, check_running, wait_for_reader
+
+COOKIE = b"xdebugpy"
+FIRST = (3, 14)
+# Where `debugger_support` lies in struct _Py_DebugOffsets (Include/internal/pycore_debug_offsets.h).
+SUPPORT_AT = {(3, 14): 712}
+# runtime_state.interpreters_head; interpreter_state.threads_main
+INTERPRETERS_AT, MAIN_THREAD_AT = 40, 80
+PLEASE_STOP = 1 << 5
+SHORTEST_PATH, LARGEST_OFFSET = 64, 1 << 24
+
+
+@dataclass(frozen=True)
+class _Mailbox:
+    """Addresses in the target: the main thread's flags, the "script pending" switch, and `room` bytes for its path."""
+
+    breaker: int
+    pending: int
+    path: int
+    room: int
+
+
+class RemoteDebug:
+    """Has the main thread run the request's file as a script."""
+
+    name: WayName = "remote-debug"
+    patience = 0.3
+    costly = False
+    # An interpreter that finds no file at the path complains on the target's stderr.
+    exclusive = True
+
+    def obstacle(self, target: TargetProcess) -> Obstacle | None:
+        """Raises AttachRefused where the target's owner does not want this."""
+        if target.python.version < FIRST:
+            return Obstacle("its Python is older than 3.14")
+        if target.python.version not in SUPPORT_AT:
+            return Obstacle("the layout of its Python is not known")
+        try:
+            return None if _find(target) else Obstacle("its main thread has not begun")
+        except _UnknownLayoutError as error:
+            return Obstacle(str(error))
+
+    def enter(self, target: TargetProcess, request: Request) -> float:
+        try:
+            mailbox = _find(target)
+        except _UnknownLayoutError as error:
+            raise NotNow(str(error)) from error
+        if mailbox is None:
+            raise NotNow("the main thread has not begun")
+        check_running(target)
+        path = request.path.encode("utf-8", "surrogateescape") + b"\0"
+        if len(path) > mailbox.room:
+            raise NotNow("the path of the hook's file is too long")
+        memory = target.memory
+        memory.write(mailbox.path, path)
+        memory.write(mailbox.pending, struct.pack("<i", 1))
+        # Only the byte that has the flag: the target may change the others at the same time.
+        flags = memory.read(mailbox.breaker, 1)[0]
+        memory.write(mailbox.breaker, bytes((flags | PLEASE_STOP,)))
+        return 0.0
+
+    def withdraw(self, target: TargetProcess, *, in_use: bool) -> None:
+        """Clears the switch; a main thread that has just seen it gets time to open the file."""
+        try:
+            mailbox = _find(target)
+            if mailbox is None:
+                return
+            target.memory.write(mailbox.pending, struct.pack("<i", 0))
+            if in_use:
+                wait_for_reader(target)
+            target.memory.write(mailbox.path, bytes(mailbox.room))
+        except (OSError, _UnknownLayoutError):  # the process is gone, and the switch with it
+            pass
+
+
+class _UnknownLayoutError(Exception):
+    """What lies in the target's memory is not what this version of Python has there."""
+
+
+def _find(target: TargetProcess) -> _Mailbox | None:
+    """The mailbox, None where there is no main thread yet. Raises AttachRefused where the owner switched it off."""
+    symbol = target.python.symbols.get("_PyRuntime")
+    if symbol is None:
+        raise _UnknownLayoutError("its Python does not export its runtime")
+    runtime, read = symbol.address, target.memory.read
+    major, minor = target.python.version
+    cookie, number = struct.unpack("<8sQ", read(runtime, 16))
+    if cookie != COOKIE or (number >> 24, number >> 16 & 0xFF) != (major, minor):
+        raise _UnknownLayoutError("its Python has no table for debuggers")
+    table = read(runtime + SUPPORT_AT[major, minor], 48)
+    breaker_at, support_at, enabled_at, pending_at, path_at, room = struct.unpack("<6Q", table)
+    interpreters_at = target.memory.read_word(runtime + INTERPRETERS_AT)
+    main_thread_at = target.memory.read_word(runtime + MAIN_THREAD_AT)
+    offsets = (breaker_at, support_at, enabled_at, pending_at, path_at, interpreters_at, main_thread_at)
+    if max(offsets) > LARGEST_OFFSET or not SHORTEST_PATH <= room <= LARGEST_OFFSET:
+        raise _UnknownLayoutError("the layout of its Python is not known")
+    interpreter = target.memory.read_word(runtime + interpreters_at)
+    if not interpreter:
+        return None
+    if int.from_bytes(read(interpreter + enabled_at, 4), "little") != 1:
+        raise AttachRefused(
+            "switched-off",
+            f"the owner of process {target.pid} switched remote debugging off, or its Python was built without",
+        )
+    thread = target.memory.read_word(interpreter + main_thread_at)
+    if not thread:
+        return None
+    support = thread + support_at
+    return _Mailbox(thread + breaker_at, support + pending_at, support + path_at, room)

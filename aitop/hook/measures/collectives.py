@@ -1,0 +1,297 @@
+"""Measures calls into `torch.distributed`, and reads what DistributedDataParallel measures of itself.
+
+The methods of a process group are wrapped, not the functions that call them: those may have been imported by name, and
+torch.compile looks at them. The waits inside of DistributedDataParallel's backward cannot be seen from here; they are
+in its own figures.
+"""
+
+from __future__ import annotations
+
+import _thread
+import sys
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+from ...protocol.events import COLLECTIVE
+from ..compiler import keep_from_compiling
+from ..patches import Patches
+from ..phases import Keeper
+from .callsites import Sites
+
+# Methods of a process group, and the function of torch.distributed that calls them.
+NAMES = {
+    "allreduce": "all_reduce",
+    "allreduce_coalesced": "all_reduce_coalesced",
+    "broadcast": "broadcast",
+    "reduce": "reduce",
+    "allgather": "all_gather",
+    "allgather_coalesced": "all_gather_coalesced",
+    "_allgather_base": "all_gather_into_tensor",
+    "all_gather_single": "all_gather_single",
+    "allgather_into_tensor_coalesced": "all_gather_into_tensor",
+    "all_gather_single_coalesced": "all_gather_single",
+    "reduce_scatter": "reduce_scatter",
+    "_reduce_scatter_base": "reduce_scatter_tensor",
+    "reduce_scatter_single": "reduce_scatter_single",
+    "reduce_scatter_tensor_coalesced": "reduce_scatter_tensor",
+    "reduce_scatter_single_coalesced": "reduce_scatter_single",
+    "alltoall": "all_to_all",
+    "alltoall_base": "all_to_all_single",
+    "all_to_all_single": "all_to_all_single",
+    "gather": "gather",
+    "scatter": "scatter",
+    "send": "send",
+    "recv": "recv",
+    "recv_anysource": "recv",
+    "barrier": "barrier",
+    "monitored_barrier": "monitored_barrier",
+}
+WAIT = "wait"
+# The size that is noted for a wait, which is no call of its own.
+NO_CALL = -1
+MOST_TENSORS = 64
+MOST_MODULES = 64
+SAMPLES = 16
+NS = 1e-9
+
+_now = time.monotonic_ns
+_ident = _thread.get_ident
+
+
+def _nobody() -> None:
+    """Stands for the group of all ranks while there is none."""
+
+
+class Collectives:
+    """Puts its patches in as soon as the program has joined a process group."""
+
+    def __init__(self, torch: Any, patches: Patches, keeper: Keeper) -> None:
+        self.watches: tuple[str, ...] = ()
+        self._patches = patches
+        self._sites = Sites("collective", torch)
+        # The session's facts, to be told of changes; a test may have no session.
+        self._facts: Any = getattr(keeper, "facts", None) or SimpleNamespace(root_module=None)
+        self._ddp = DdpLog(self._facts)
+        self._known = 0
+        self._watch = Watch(keeper, self._sites)
+        self.look(0)
+
+    def look(self, now: int) -> None:
+        if self.watches:
+            self._sites.tick()
+            self._ddp.look()
+            self._tell_at_first()
+            self._watch.follow(sys.modules.get("torch.distributed"))
+            return
+        distributed = sys.modules.get("torch.distributed")
+        if distributed is None or not distributed.is_available() or not distributed.is_initialized():
+            return
+        own = sys.modules["torch._C._distributed_c10d"]
+        watch = self._watch
+        watch.follow(distributed)
+        for method, name in NAMES.items():
+            if method in vars(own.ProcessGroup):
+                self._patches.put(own.ProcessGroup, method, partial(wrap_call, name=name, watch=watch))
+        self._patches.put(own.Work, "wait", partial(wrap_wait, watch=watch))
+        self.watches = ("collective",)
+        self._facts.changed = True
+
+    def _tell_at_first(self) -> None:
+        """Have the facts written at once when there are new ones, not only when their turn comes."""
+        known = bool(self._sites.facts()) + self._ddp.known
+        if known > self._known:
+            self._known = known
+            self._facts.changed = True
+
+    def facts(self) -> dict[str, Any]:
+        return {"calls": self._sites.facts(), "ddp": self._ddp.facts()}
+
+
+class Watch:
+    """What the wrappers share. `dispatched` is the id of the `Work` that the newest call returned, `name` that call's.
+
+    `world` returns the group of all ranks, which numbers its collectives itself, as long as the program keeps it.
+    """
+
+    def __init__(self, keeper: Keeper, sites: Sites) -> None:
+        self.keeper = keeper
+        self.journal = keeper.journal
+        self.sites = sites
+        self.dispatched = 0
+        self.name = ""
+        self.world: Callable[[], Any] = _nobody
+        self._numbered = True
+
+    def follow(self, distributed: Any) -> None:
+        """Find out which group has all ranks: a program may leave it and join another one."""
+        world = getattr(getattr(distributed, "group", None), "WORLD", None)
+        if world is not self.world():
+            self.world = _nobody if world is None else weakref.ref(world)
+            self._numbered = True
+
+    def begins(self, group: Any) -> None:
+        """Write the number of a collective that begins to the ring at once: it may never end."""
+        try:
+            ring = getattr(self.keeper, "_ring", None)
+            if ring is not None and self._numbered and group is self.world():
+                ring.write_sequence(group._get_sequence_number_for_group() + 1)
+        except Exception:
+            self._numbered = False  # this kind of group has none
+
+    def counts(self) -> bool:
+        """Return whether a call in this thread belongs to the thread that steps.
+
+        That includes threads that Python did not start: the engine of autograd calls hooks in such threads.
+        """
+        ident, journal = _ident(), self.journal
+        return ident == journal.owner or (journal.busy and ident not in threading._active)  # type: ignore[attr-defined]
+
+    def called(self, name: str, start: int, work: Any, args: tuple[Any, ...]) -> None:
+        """Note a call of a collective that ends now; what it asked for may still be under way."""
+        try:
+            end = _now()
+            size = max((size_of(value) for value in args[:2]), default=0)
+            self.dispatched, self.name = id(work), name
+            self.journal.note(COLLECTIVE, start, end, size, NO_CALL)
+            if self.sites.wants_next():
+                self.sites.add(name, end - start, size)
+        except Exception:
+            self.keeper.failed()
+
+    def waited(self, start: int, work: Any) -> None:
+        """Note a wait that ends now: that of the call just made, or a later one of the program's own."""
+        try:
+            end = _now()
+            own = id(work) == self.dispatched
+            self.dispatched = 0
+            self.journal.note(COLLECTIVE, start, end, NO_CALL, NO_CALL)
+            if self.sites.wants_next():
+                self.sites.add(self.name if own else WAIT, end - start, counted=not own)
+        except Exception:
+            self.keeper.failed()
+
+
+keep_from_compiling(Watch.counts.__code__)
+keep_from_compiling(Watch.begins.__code__, Watch.called.__code__, Watch.waited.__code__, inner=True)
+
+
+def wrap_call(original: Callable[..., Any], name: str, watch: Watch) -> Callable[..., Any]:
+    """Wrap a method of a process group."""
+    compiling, counts = watch.keeper.compiling, watch.counts
+
+    def collective(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if compiling() or not counts():
+            return original(self, *args, **kwargs)
+        watch.begins(self)
+        start = _now()
+        work = original(self, *args, **kwargs)
+        watch.called(name, start, work, args)
+        return work
+
+    keep_from_compiling(collective.__code__)
+    return collective
+
+
+def wrap_wait(original: Callable[..., Any], watch: Watch) -> Callable[..., Any]:
+    """Wrap `Work.wait`."""
+    compiling, counts = watch.keeper.compiling, watch.counts
+
+    def wait(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if compiling() or not counts():
+            return original(self, *args, **kwargs)
+        start = _now()
+        done = original(self, *args, **kwargs)
+        watch.waited(start, self)
+        return done
+
+    keep_from_compiling(wait.__code__)
+    return wait
+
+
+def size_of(value: Any) -> int:
+    """Return the bytes of a tensor, or of all tensors in lists (up to `MOST_TENSORS` in each); 0 for anything else."""
+    if isinstance(value, (list, tuple)):
+        return sum(size_of(item) for item in value[:MOST_TENSORS])
+    numel = getattr(value, "numel", None)
+    return numel() * value.element_size() if numel is not None else 0
+
+
+class DdpLog:
+    """Reads the figures that DistributedDataParallel logs of itself, between two iterations.
+
+    It times its first ten iterations, and then one in a hundred.
+    """
+
+    def __init__(self, facts: Any) -> None:
+        self._facts = facts
+        self._iteration = -1
+        self._said: dict[str, Any] = {}
+        self._samples: deque[tuple[int, int, int, int]] = deque(maxlen=SAMPLES)
+        # What lies there at the first look may be old: of the first iterations, say.
+        self._old = False
+
+    @property
+    def known(self) -> bool:
+        """Whether the times of an iteration were read."""
+        return bool(self._samples)
+
+    def look(self) -> None:
+        """Read the times of an iteration that was timed since the last look."""
+        logger = getattr(self._module(), "logger", None)
+        if logger is None:
+            return
+        data = logger._get_ddp_logging_data()
+        whole, words = data.ints_map, data.strs_map
+        if whole.get("iteration", -1) == self._iteration:
+            return
+        self._iteration = whole.get("iteration", -1)
+        self._said = {
+            "backend": words.get("backend_name"),
+            "world_size": whole.get("world_size"),
+            "bucket_cap_mb": whole["bucket_cap_bytes"] / 2**20 if whole.get("bucket_cap_bytes", -1) > 0 else None,
+            "find_unused_parameters": bool(whole["find_unused_parameters"])
+            if "find_unused_parameters" in whole
+            else None,
+            "gradient_bytes": whole.get("total_parameter_size_bytes"),
+        }
+        if whole.get("backward_compute_time", 0) > 0:
+            if self._old:
+                self._samples.clear()
+            self._old = not self._samples and not self._old
+            self._samples.append(
+                (
+                    whole.get("forward_compute_time", 0),
+                    whole["backward_compute_time"],
+                    whole.get("backward_comm_time", 0),
+                    whole.get("backward_compute_comm_overlap_time", 0),
+                )
+            )
+
+    def facts(self) -> dict[str, Any] | None:
+        """Return the means by the fields of `DdpInfo`; None without DistributedDataParallel."""
+        if not self._said:
+            return None
+        if not self._samples:
+            return self._said
+        means = [sum(values) * NS / len(self._samples) for values in zip(*self._samples, strict=True)]
+        return self._said | dict(zip(("forward", "backward", "communication", "overlap"), means, strict=True))
+
+    def _module(self) -> Any:
+        """Return the DistributedDataParallel in the root module, None where there is none."""
+        parallel = sys.modules.get("torch.nn.parallel.distributed")
+        root = self._facts.root_module
+        module = root() if root is not None else None
+        if parallel is None or module is None:
+            return None
+        for number, inner in enumerate(module.modules()):
+            if number >= MOST_MODULES:
+                break
+            if isinstance(inner, parallel.DistributedDataParallel):
+                return inner
+        return None

@@ -1,0 +1,143 @@
+"""Measures text generation with transformers: each call of `generate` is a step, with its tokens and the time to the
+first of them. The forwards inside are no steps of their own. Without transformers nothing is patched.
+"""
+
+from __future__ import annotations
+
+import _thread
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+from ...protocol.events import GENERATE
+from ..compiler import keep_from_compiling
+from ..journal import GONE, Journal
+from ..patches import Patches
+from ..phases import Keeper
+
+MODULE, CLASS = "transformers.generation.utils", "GenerationMixin"
+# The condition of the loop over tokens: when it is asked for the second time, the first token has reached the host.
+CONDITION = "_has_unfinished_sequences"
+# The same for older releases: called after each forward.
+UPDATE = "_update_model_kwargs_for_generation"
+PROMPTS = ("input_ids", "inputs", "inputs_ids")
+
+_now = time.monotonic_ns
+_ident = _thread.get_ident
+
+
+class Call:
+    """A call of `generate` under way since `start`: how often its condition was asked, when the first token came."""
+
+    __slots__ = ("asked", "first", "start")
+
+    def __init__(self) -> None:
+        self.asked = self.first = 0
+        self.start = _now()
+
+
+class Generation:
+    """Puts its patches in as soon as transformers' generation is imported. `calls` are those under way, by thread."""
+
+    def __init__(self, torch: Any, patches: Patches, keeper: Keeper) -> None:
+        self.watches: tuple[str, ...] = ()
+        self.keeper = keeper
+        self.tensor = torch.Tensor
+        self.calls: dict[int, Call] = {}
+        self.asks_before_first = 2
+        self._patches = patches
+        self._in = False
+        self.look(0)
+
+    def look(self, now: int) -> None:
+        if self._in:
+            return
+        owner = getattr(sys.modules.get(MODULE), CLASS, None)
+        if owner is None or "generate" not in vars(owner):
+            return
+        self._in = True
+        watched = CONDITION if CONDITION in vars(owner) else UPDATE
+        self.asks_before_first = 2 if watched == CONDITION else 1
+        if watched in vars(owner):
+            self._patches.put(owner, watched, lambda original: wrap_round(original, self))
+        self._patches.put(owner, "generate", lambda original: wrap_generate(original, self))
+
+    def facts(self) -> dict[str, Any]:
+        return {}
+
+    def made(self, call: Call, model: Any, args: Any, kwargs: Any, result: Any) -> None:
+        """Note a call of `generate` that has returned `result`."""
+        try:
+            end = _now()
+            journal = self.keeper.journal
+            to_first = call.first - call.start if call.first else -1
+            journal.note(GENERATE, call.start, end, self._tokens(model, args, kwargs, result), to_first)
+            if end > journal.due:
+                journal.tick(end)
+        except Exception:
+            self.keeper.failed()
+
+    def _tokens(self, model: Any, args: Any, kwargs: Any, result: Any) -> int:
+        """Return how many tokens came out, padding of shorter sequences included; -1 where that is not known."""
+        out = result if isinstance(result, self.tensor) else getattr(result, "sequences", None)
+        if not isinstance(out, self.tensor) or out.dim() != 2:
+            return -1
+        rows, length = int(out.shape[0]), int(out.shape[1])
+        if getattr(getattr(model, "config", None), "is_encoder_decoder", False):
+            return rows * max(0, length - 1)
+        prompt = args[0] if args else next((kwargs[name] for name in PROMPTS if name in kwargs), None)
+        if isinstance(prompt, self.tensor) and prompt.dim() == 2:
+            length -= int(prompt.shape[1])
+        elif kwargs.get("inputs_embeds") is None:
+            length -= 1
+        return rows * max(0, length)
+
+
+def wrap_generate(original: Callable[..., Any], generation: Generation) -> Callable[..., Any]:
+    """Wrap `GenerationMixin.generate`. Servers that stream call it in a thread of its own for each text."""
+    keeper, calls = generation.keeper, generation.calls
+    journal: Journal = keeper.journal
+
+    def generate(self: Any, *args: Any, **kwargs: Any) -> Any:
+        thread = _ident()
+        if thread == journal.owner or not keeper.not_owner():
+            place: Any = journal
+        else:
+            # Beside a training run it is no step.
+            place = None if journal.steps or journal.owner == GONE else keeper.local
+        if place is None or getattr(place, "busy", False):
+            return original(self, *args, **kwargs)
+        call = Call()
+        try:
+            calls[thread] = call
+            place.busy = True
+            result = original(self, *args, **kwargs)
+        finally:
+            place.busy = False
+            calls.pop(thread, None)
+        generation.made(call, self, args, kwargs, result)
+        return result
+
+    keep_from_compiling(generate.__code__)
+    return generate
+
+
+def wrap_round(original: Callable[..., Any], generation: Generation) -> Callable[..., Any]:
+    """Wrap what `generate` calls once for each token."""
+    calls = generation.calls
+
+    def each_round(*args: Any, **kwargs: Any) -> Any:
+        result = original(*args, **kwargs)
+        call = calls.get(_ident())
+        if call is not None and not call.first:
+            call.asked += 1
+            if call.asked == generation.asks_before_first:
+                call.first = _now()
+        return result
+
+    keep_from_compiling(each_round.__code__)
+    return each_round
+
+
+keep_from_compiling(Generation.made.__code__, inner=True)

@@ -1,0 +1,76 @@
+"""Counts the steps that a GradScaler leaves out because gradients have overflowed.
+
+Such a step is recognised by the optimizer not having been called: what the scaler finds is on the device, and reading
+it would wait. A fused optimizer is always called and decides on the device, so of its steps nothing is known.
+"""
+
+from __future__ import annotations
+
+import _thread
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+from ...protocol.events import SKIPPED
+from ..compiler import keep_from_compiling
+from ..patches import Patches
+from ..phases import Keeper
+
+MODULES = ("torch.amp.grad_scaler", "torch.cuda.amp.grad_scaler")
+METHOD = "_maybe_opt_step"
+
+_ident = _thread.get_ident
+
+
+class Scaler:
+    """Wraps the method in which scalers decide. `skips` is None before the first decision."""
+
+    def __init__(self, torch: Any, patches: Patches, keeper: Keeper) -> None:
+        self.watches: tuple[str, ...] = ()
+        self.keeper = keeper
+        self.skips: int | None = None
+        for name in MODULES:
+            owner = getattr(sys.modules.get(name), "GradScaler", None)
+            if owner is not None and METHOD in vars(owner):
+                patches.put(owner, METHOD, lambda original: wrap_decision(original, self))
+                break
+
+    def look(self, now: int) -> None:
+        """Nothing to look after."""
+
+    def facts(self) -> dict[str, Any]:
+        return {} if self.skips is None else {"scaler_skips": self.skips}
+
+    def decided(self, optimizer: Any, steps_before: int, start: int) -> None:
+        """Count and note the step if the scaler did not let the optimizer step."""
+        try:
+            journal = self.keeper.journal
+            self.skips = self.skips or 0
+            if journal.steps == steps_before and not journal.stepping:
+                self.skips += 1
+                now = time.monotonic_ns()
+                if journal.counting:
+                    journal.stop_counting(now, True)
+                journal.note(SKIPPED, start, now, id(optimizer))
+        except Exception:
+            self.keeper.failed()
+
+
+def wrap_decision(original: Callable[..., Any], scaler: Scaler) -> Callable[..., Any]:
+    """Wrap `GradScaler._maybe_opt_step(optimizer, state, …)`, which calls the optimizer or does not."""
+    journal = scaler.keeper.journal
+
+    def _maybe_opt_step(self: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+        if _ident() != journal.owner:
+            return original(self, optimizer, *args, **kwargs)
+        before, start = journal.steps, time.monotonic_ns()
+        result = original(self, optimizer, *args, **kwargs)
+        scaler.decided(optimizer, before, start)
+        return result
+
+    keep_from_compiling(_maybe_opt_step.__code__)
+    return _maybe_opt_step
+
+
+keep_from_compiling(Scaler.decided.__code__, inner=True)

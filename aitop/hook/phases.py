@@ -1,0 +1,334 @@
+"""Wrappers around torch's functions that time the phases of a step: batch, forward, backward, save, garbage collection.
+
+Each calls the original exactly once and lets its result or exception through untouched; our own part cannot raise. In
+the common case it reads the clock, calls, reads the clock and notes an event.
+
+They run with cold caches, and every object that they touch costs more than an instruction. So what does not change is
+bound to names of the enclosing function, and no globals are used. A function that is called is first bound to a name:
+Python caches where an attribute is, but looks up a method each time if it is not one of the class.
+
+A KeyboardInterrupt may come after any call. So `busy` is set after our last call before the original, inside the `try`,
+and reset before any other call.
+"""
+
+from __future__ import annotations
+
+import _thread
+import time
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from ..protocol.events import BACKWARD, COLLECT, FORWARD, FORWARD_ALONE, LOADER, NEXT, NO_NEXT, SAVE
+from .journal import GONE, LATE_NS, MOST_WORDS, PHASES_SKIPPED, Journal
+
+_now = time.monotonic_ns
+_ident = _thread.get_ident
+
+
+class Keeper(Protocol):
+    """What the wrappers ask of the session that they belong to.
+
+    `iterators` maps the id of a loader's iterator that is alive to the function that counts its ready batches, None
+    without workers. `traced` tells whether torch.jit is recording what is done to tensors.
+    `local.busy` is set in threads other than the owner's inside an outermost forward.
+    """
+
+    journal: Journal
+    compiling: Callable[[], bool]
+    traced: Callable[[], Any]
+    local: Any
+    grad_enabled: Callable[[], bool]
+    tensor: Any
+
+    @property
+    def iterators(self) -> Any: ...
+
+    @property
+    def optimizers(self) -> Any: ...
+
+    def failed(self) -> None:
+        """Count an error of our own. Called in an `except` block."""
+
+    def not_owner(self, training: bool = False) -> bool:
+        """Return whether the calling thread, known not to be the owner, cannot become it.
+
+        A hook that is due to leave, leaves here.
+        """
+
+    def aside(self, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """Call a forward in another thread than the owner's; `args` begin with the module."""
+
+    def met_iterator(self, iterator: Any) -> None:
+        """Remember an iterator that was not known yet."""
+
+    def met_optimizer(self, optimizer: Any) -> None:
+        """Remember an optimizer that was not known yet."""
+
+    def met_module(self, module: Any) -> bool:
+        """Return whether this outermost module is a root."""
+
+    def count_ops(self, arguments: tuple[Any, ...]) -> None:
+        """Count the operations of the graph that this backward goes through."""
+
+
+def wrap_next(original: Callable[..., Any], keeper: Keeper) -> Callable[..., Any]:
+    """Wrap `_BaseDataLoaderIter.__next__`: the wait for a batch."""
+    journal, clock, ident, identity, extend = keeper.journal, _now, _ident, id, keeper.journal.extend
+    came, none_came, late = NEXT, NO_NEXT, LATE_NS
+
+    def __next__(self: Any) -> Any:  # noqa: N807
+        if journal.busy if ident() == journal.owner else keeper.not_owner():
+            return original(self)
+        kind, key = none_came, identity(self)
+        waiting = -1 if journal.skip else ask_feed(self, keeper)
+        start = clock()
+        try:
+            journal.busy = True
+            batch = original(self)
+            kind = came
+            return batch
+        finally:
+            journal.busy = False
+            end = clock()
+            if journal.counting and (kind != came or end - start >= journal.longest or end > journal.count_until):
+                journal.stop_counting(start)
+            if not journal.counting:
+                extend((kind, start, end, key, waiting))
+                if journal.skip and end - journal.due < late:
+                    journal.skip -= 1
+                else:
+                    look_after(journal, end)
+
+    return __next__
+
+
+def ask_feed(iterator: Any, keeper: Keeper) -> int:
+    """Return how many batches lie ready, -1 where the iterator has no workers."""
+    try:
+        key = id(iterator)
+        if key not in keeper.iterators:
+            keeper.met_iterator(iterator)
+        ready = keeper.iterators[key]
+        return -1 if ready is None else int(ready(iterator))
+    except Exception:
+        keeper.failed()
+        return -1
+
+
+def wrap_iter(original: Callable[..., Any], keeper: Keeper) -> Callable[..., Any]:
+    """Wrap `DataLoader.__iter__`: making an iterator, which starts the workers."""
+    journal, ident = keeper.journal, _ident
+
+    def __iter__(self: Any) -> Any:  # noqa: N807
+        if journal.busy if ident() == journal.owner else keeper.not_owner():
+            return original(self)
+        start = _now()
+        if journal.counting:
+            journal.stop_counting(start)
+        try:
+            journal.busy = True
+            return original(self)
+        finally:
+            journal.busy = False
+            journal.note(LOADER, start, _now())
+
+    return __iter__
+
+
+def wrap_forward(original: Callable[..., Any], keeper: Keeper, holder: Any = None) -> Callable[..., Any]:
+    """Wrap `__call__` of a root's class.
+
+    If it was inherited from the class `holder`, what that class has at the time of the call is called: it may have been
+    patched since, as a tracer of torch.fx does.
+    """
+    journal, clock, ident, extend = keeper.journal, _now, _ident, keeper.journal.extend
+    compiling, grad_enabled = keeper.compiling, keeper.grad_enabled
+    with_gradient, alone, late = FORWARD, FORWARD_ALONE, LATE_NS
+    holder = _Own(original) if holder is None else holder
+
+    # One function, as each further call costs; `args` are passed on as they came, the module first.
+    def __call__(*args: Any, **kwargs: Any) -> Any:  # noqa: N807, PLR0912
+        call = holder.__call__
+        if compiling():
+            return call(*args, **kwargs)
+        if ident() == journal.owner:
+            if journal.busy:
+                return call(*args, **kwargs)
+        elif keeper.not_owner():
+            return keeper.aside(call, args, kwargs)
+        device = journal.device
+        span = None if device is None else device.begin(0)
+        start = clock()
+        try:
+            journal.busy = True
+            return call(*args, **kwargs)
+        finally:
+            journal.busy = False
+            end = clock()
+            grad = grad_enabled()
+            if journal.counting:
+                if end > journal.count_until or not (grad or journal.has_teacher):
+                    journal.stop_counting(start)
+                elif journal.forward_began < journal.last_step:
+                    journal.forward_began = start
+            if not journal.counting:
+                if span is not None:
+                    device.end(span, grad)
+                if not journal.skip:
+                    look_at(args[1:], kwargs, end, keeper)
+                extend((with_gradient if grad else alone, start, end, journal.size, journal.tokens))
+                if journal.skip and end - journal.due < late:
+                    journal.skip -= 1
+                else:
+                    look_after(journal, end)
+
+    return __call__
+
+
+class _Own:
+    """Stands for a class that has a `__call__` of its own."""
+
+    __slots__ = ("__call__",)
+
+    def __init__(self, call: Callable[..., Any]) -> None:
+        self.__call__ = call
+
+
+def wrap_watched(
+    original: Callable[..., Any], keeper: Keeper, within: Callable[[], object] | None = None
+) -> Callable[..., Any]:
+    """Wrap `__call__` of all modules, while roots are looked for. `within` is called inside of a root."""
+    journal, compiling, forward, ident = keeper.journal, keeper.compiling, wrap_forward(original, keeper), _ident
+
+    def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N807
+        if compiling():
+            return original(self, *args, **kwargs)
+        if ident() == journal.owner:
+            if journal.busy:
+                if within is not None:
+                    within()
+                return original(self, *args, **kwargs)
+        elif keeper.not_owner():
+            return keeper.aside(original, (self, *args), kwargs)
+        if not keeper.met_module(self):
+            return original(self, *args, **kwargs)
+        return forward(self, *args, **kwargs)
+
+    return __call__
+
+
+def look_at(args: Any, kwargs: Any, now: int, keeper: Keeper) -> None:
+    """Take the leading dimension and the token ids from the arguments of a forward."""
+    journal = keeper.journal
+    try:
+        journal.size = journal.tokens = -1
+        # A trace of torch.jit would record that we ask.
+        if not keeper.traced():
+            journal.size = leading(args, kwargs, keeper.tensor)
+            if journal.inputs is not None:
+                journal.tokens = journal.inputs(args, kwargs, now)
+    except Exception:
+        keeper.failed()
+
+
+def leading(args: Any, kwargs: Any, tensor: type, depth: int = 0) -> int:
+    """Return the first dimension of the first tensor that has one among the arguments, -1 without one."""
+    for value in (*args, *kwargs.values()) if kwargs else args:
+        if isinstance(value, tensor):
+            if value.dim():  # type: ignore[attr-defined]
+                size = value.size(0)  # type: ignore[attr-defined]
+                return size if type(size) is int else -1
+            continue
+        if depth < 2 and isinstance(value, (list, tuple)):
+            inner = leading(value, None, tensor, depth + 1)
+        elif depth < 2 and isinstance(value, dict):
+            inner = leading((), value, tensor, depth + 1)
+        else:
+            continue
+        if inner >= 0:
+            return inner
+    return -1
+
+
+def look_after(journal: Journal, now: int) -> None:
+    """Do what need not be done at the end of each phase. In a fast run it is called once in `PHASES_SKIPPED` + 1."""
+    if now > journal.due:
+        journal.tick(now)
+        # Two readings in a row make one figure. Each is a system call.
+        journal.cpu_reads = 2
+    journal.skip = PHASES_SKIPPED if journal.fast and journal.due and not journal.count_soon else 0
+    if not journal.fast:
+        journal.cpu_reads = 2
+
+
+def wrap_backward(original: Callable[..., Any], keeper: Keeper) -> Callable[..., Any]:
+    """Wrap `torch.autograd._engine_run_backward` (or `torch.autograd.backward`)."""
+    journal, clock, ident, extend = keeper.journal, _now, _ident, keeper.journal.extend
+    kind, late = BACKWARD, LATE_NS
+
+    def _engine_run_backward(*args: Any, **kwargs: Any) -> Any:
+        if journal.counting:
+            return original(*args, **kwargs)
+        if journal.busy if ident() == journal.owner else keeper.not_owner():
+            return original(*args, **kwargs)
+        if journal.ops_due:
+            keeper.count_ops(args)
+        device = journal.device
+        span = None if device is None else device.begin(1)
+        start = clock()
+        try:
+            journal.busy = True
+            return original(*args, **kwargs)
+        finally:
+            journal.busy = False
+            end = clock()
+            if span is not None:
+                device.end(span, True)
+            # Without `accumulate_grad` only the gradients that were asked for are made, none of parameters.
+            extend((kind, start, end, 1 if kwargs.get("accumulate_grad", True) else 0, 0))
+            if journal.skip and end - journal.due < late:
+                journal.skip -= 1
+            else:
+                look_after(journal, end)
+
+    return _engine_run_backward
+
+
+def wrap_save(original: Callable[..., Any], keeper: Keeper) -> Callable[..., Any]:
+    """Wrap `torch.save`."""
+    journal, ident = keeper.journal, _ident
+
+    def save(*args: Any, **kwargs: Any) -> Any:
+        if journal.busy if ident() == journal.owner else keeper.not_owner():
+            return original(*args, **kwargs)
+        start = _now()
+        if journal.counting:
+            journal.stop_counting(start)
+        try:
+            return original(*args, **kwargs)
+        finally:
+            end = _now()
+            journal.note(SAVE, start, end)
+            # A program that prepares data may save again and again, and do nothing else that we see.
+            if end > journal.due:
+                journal.tick(end)
+
+    return save
+
+
+def gc_callback(keeper: Keeper) -> Callable[[str, Any], None]:
+    """Return a callback for `gc.callbacks`. A collection stops every thread, so it does not matter which one ran it.
+
+    Collections of the youngest objects are left out: they are many, and over in some microseconds.
+    """
+    journal = keeper.journal
+
+    def collected(phase: str, info: Any) -> None:
+        if not info["generation"]:
+            return
+        if phase == "start":
+            journal.collecting = _now()
+        elif journal.owner != GONE and len(journal.words) < MOST_WORDS:
+            journal.extend((COLLECT, journal.collecting, _now(), 0, 0))
+
+    return collected

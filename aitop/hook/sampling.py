@@ -1,0 +1,118 @@
+"""Which steps are timed and which are only counted.
+
+Timing a step costs about 15 µs, which is more than 1 % of steps shorter than 1.5 ms. So where steps are short,
+`COUNT_NS` of only counting them (about 8 µs each) and `TIME_NS` of timing them take turns. The reader gives the steps
+that were only counted the phases of steps that were timed shortly before.
+
+While steps are counted, the wrappers still look for what is rare: a step or a wait for a batch that is much longer than
+the others, a new iterator, a save, a forward without gradient. It ends the counting, and is noted as always.
+"""
+
+from __future__ import annotations
+
+import time
+from itertools import pairwise
+
+from ..protocol.events import (
+    BACKWARD,
+    COUNTED,
+    COUNTING_BEGINS,
+    FORWARD_ALONE,
+    OPTIMIZER_BEGINS,
+    OPTIMIZER_ENDS,
+    UNSEEN,
+)
+from ..protocol.ring import EVENT_WORDS
+from .compiler import keep_from_compiling
+from .journal import Journal
+
+COUNT_NS, TIME_NS = 500_000_000, 50_000_000
+# Ticks with short steps before counting begins; one tick with long steps takes TICKS_LOST of them back.
+FAST_TICKS, TICKS_LOST = 20, 5
+# A step is much longer than the others if it is longer than so many median steps and this on top.
+MEDIAN_STEPS, LEAST_LONG_NS = 4, 1_000_000
+
+
+class Sampling:
+    """Begins and ends the counting of steps, in the thread that steps. `counted` is the number of such steps so far."""
+
+    def __init__(self, journal: Journal) -> None:
+        self.counted = 0
+        self._journal = journal
+        self._fast_ticks = 0
+        self._began = 0
+        self._steps_then = 0
+        journal.begin_counting, journal.stop_counting = self.begin, self.end
+
+    def consider(self, words: list[int], kinds: bytes) -> None:
+        """Decide, by the events of a tick and their kinds, whether counting begins after the step under way."""
+        journal = self._journal
+        tail = kinds[kinds.rfind(COUNTED) + 1 :]
+        steps = tail.count(OPTIMIZER_ENDS)
+        # An evaluation has many forwards without gradient in one step; a teacher model has some in most steps.
+        alone = sum(FORWARD_ALONE in part for part in tail.split(bytes((OPTIMIZER_ENDS,))))
+        journal.has_teacher = 2 * alone > steps
+        journal.count_soon = False
+        if not journal.fast or BACKWARD not in tail:
+            # One tick does not make a slow run: it may be a stall.
+            self._fast_ticks = max(0, self._fast_ticks - TICKS_LOST)
+            return
+        self._fast_ticks = min(FAST_TICKS, self._fast_ticks + 1)
+        if (
+            self._fast_ticks < FAST_TICKS
+            or steps < 2
+            or journal.nests
+            or journal.ops_due
+            or OPTIMIZER_BEGINS in tail
+            or (alone and not journal.has_teacher)
+        ):
+            return
+        first = len(kinds) - len(tail)
+        ends = [(first + at) * EVENT_WORDS for at, kind in enumerate(tail) if kind == OPTIMIZER_ENDS]
+        if len({words[at + 3] for at in ends}) > 1:
+            # Several optimizers may make one step together, which a count of one optimizer's steps would not tell.
+            return
+        lengths = sorted(words[after + 2] - words[before + 2] for before, after in pairwise(ends))
+        journal.longest = MEDIAN_STEPS * max(1, lengths[len(lengths) // 2]) + LEAST_LONG_NS
+        journal.count_soon = True
+
+    def begin(self, now: int, optimizer: int) -> None:
+        """Only count steps from now on. A step of this optimizer has just ended."""
+        journal = self._journal
+        journal.count_soon = False
+        journal.count_until = journal.due = now + COUNT_NS
+        journal.note(COUNTING_BEGINS, now, now, journal.longest)
+        if journal.device is not None:
+            journal.device.pause()
+        self._began, self._steps_then = now, journal.steps
+        journal.forward_began = 0
+        # Steps end with a step of this one.
+        journal.optimizer = optimizer
+        journal.skip = 1
+        journal.counting = True
+
+    def end(self, now: int, whole: bool = False) -> None:
+        """Time everything from now on. `whole` tells that the step under way ends now."""
+        journal = self._journal
+        if not journal.counting:
+            return
+        journal.counting = False
+        journal.optimizer = 0
+        last, count = journal.last_step, journal.steps - self._steps_then
+        self.counted += count
+        journal.note(COUNTED, self._began, last, count)
+        # What came before the first forward of the step is known: nothing that was worth noting.
+        unseen = max(journal.forward_began, last)
+        if whole or unseen > last:
+            journal.note(UNSEEN, unseen, now)
+        if journal.device is not None:
+            journal.device.resume(last)
+        journal.skip = 0
+        journal.due = now + TIME_NS
+
+    def over(self) -> None:
+        """Stop counting, if steps are counted now."""
+        self.end(time.monotonic_ns())
+
+
+keep_from_compiling(Sampling.begin.__code__, Sampling.end.__code__, inner=True)

@@ -1,0 +1,50 @@
+"""The layout of the ring: anonymous shared memory in the target, written by its hook and read by monitors.
+
+It has three areas: a header of 8-byte words in the machine's byte order, JSON text (facts and allocator figures), and
+`CAPACITY` events of `STRIDE` bytes (see events.py). All times are nanoseconds of CLOCK_MONOTONIC.
+"""
+
+from __future__ import annotations
+
+MEMFD_NAME = "aitop-hook"
+# What a descriptor of that memory is called under /proc/PID/fd.
+MEMFD_LINK = f"/memfd:{MEMFD_NAME} (deleted)"
+MAGIC = int.from_bytes(b"AITOPRNG", "little")
+VERSION = 2
+
+WORD = 8
+# Words of the header, by index.
+W_MAGIC, W_VERSION, W_PID, W_STRIDE, W_CAPACITY, W_JSON_ROOM = 0, 1, 2, 3, 4, 5
+# W_WRITTEN: events written so far. W_INSTALLED: when the hook came in.
+W_WRITTEN, W_STATE, W_WAY, W_CONTROL, W_INSTALLED = 6, 7, 8, 9, 10
+# W_FACTS_SEQ is odd while the JSON area is being written. W_FACTS_LENGTH: bytes of the text in it.
+W_FACTS_SEQ, W_FACTS_LENGTH = 11, 12
+# A monitor's request for a profile: a serial number above 16 bits, the number of steps below.
+W_BURST = 13
+# Lease slots, two words each: the monitor's pid and the deadline of its lease. A slot that was given back has no pid
+# and the deadline RELEASED, which tells it from a slot that was never taken.
+W_SLOTS, SLOTS = 16, 8
+RELEASED = 1
+# W_WRITING: events written so far and those being written now. Events older than W_WRITING - CAPACITY may be
+# overwritten at any moment.
+# W_STEPS: steps up to W_WRITTEN, roughly. W_TRAINS_UNTIL: until when the run counts as training.
+W_WRITING, W_STEPS, W_TRAINS_UNTIL = 32, 33, 34
+# The number, in the group of all ranks, of the collective that was called last; 0 before the first.
+W_SEQUENCE = 35
+# All words that are in use, the slots included.
+HEADER_WORDS = W_SEQUENCE + 1
+
+HEADER_SIZE = 4096
+JSON_ROOM = 28672
+RECORDS_AT = HEADER_SIZE + JSON_ROOM
+CAPACITY = 65536
+EVENT_WORDS = 5
+STRIDE = WORD * EVENT_WORDS
+SIZE = RECORDS_AT + CAPACITY * STRIDE
+
+STATE_INSTALLED, STATE_REMOVING, STATE_REMOVED = 1, 2, 3
+# How the hook came in: W_WAY is an index into these.
+WAYS = ("attach", "run", "import")
+WAY_ATTACH = WAYS.index("attach")
+# Written to W_CONTROL by a monitor that wants the hook to leave.
+CONTROL_LEAVE = 1

@@ -1,0 +1,81 @@
+"""Fills in steps that the hook only counted, by steps that were timed shortly before.
+
+Those are repeated, and scaled to the time that all counted steps took together. So the number of steps and the sum of
+their lengths are exact; single lengths and phases are estimates.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from itertools import accumulate, cycle, islice
+from typing import Any
+
+from aitop.sources.ring.parts import Made, Parts
+
+MOST_MODELS = 64
+# Counting lasts a fraction of a second: more steps between two reads cannot be what a hook has seen.
+MOST_AT_ONCE = 65536
+
+_COUNTS = frozenset(
+    ("forwards", "backwards", "transfer_bytes", "blockings", "collectives", "samples", "tokens", "queue_ready", "calls")
+)
+_SCALED = tuple(name not in _COUNTS for name in Parts._fields)
+
+
+class CountedSteps:
+    """The steps timed last, which stand for those that are counted. `room` is the number of steps still to be made."""
+
+    def __init__(self) -> None:
+        self.room = MOST_AT_ONCE
+        self._timed: deque[Made] = deque(maxlen=MOST_MODELS)
+        self._models: list[Made] = []
+
+    def met(self, made: Made) -> None:
+        """Remember a step that was timed, unless it has something in it that would have ended the counting."""
+        parts = made.parts
+        if not (made.estimated or made.skipped or parts.save or parts.loader_start or parts.evaluation):
+            self._timed.append(made)
+
+    def begin(self, longest: int) -> None:
+        """Choose the steps that stand for counted ones, none of which is longer than `longest`."""
+        self._models = [made for made in self._timed if 0 < made.length <= longest] or self._models
+
+    def stand_ins(self, number: int, start: int, end: int, count: int) -> Iterator[Made]:
+        """Yield `count` steps from `start` to `end`, numbered after `number`; none if there is no model for them."""
+        models = self._models[:count]
+        if not models or count > self.room or end - start < count:
+            return
+        self.room -= count
+        rounds, rest = divmod(count, len(models))
+        whole = rounds * sum(made.length for made in models) + sum(made.length for made in models[:rest])
+        scale = (end - start) / whole
+        parts = cycle([_scaled(made.parts, scale) for made in models])
+        before = start
+        for passed in islice(accumulate(cycle([made.length for made in models])), count):
+            number += 1
+            # Not beyond the end, by rounding.
+            now = min(end, start + round(passed * scale))
+            yield Made(number, "train", now, now - before, next(parts), estimated=True)
+            before = now
+
+    def unseen(self, length: int, whole: bool) -> Parts | None:
+        """Return where so much time of a step probably went: the `whole` step, or from its first forward on."""
+        model = self._models[-1] if self._models else None
+        if model is None:
+            return None
+        parts = model.parts
+        span = model.length if whole else model.length - parts.data_wait - parts.prepare
+        if span <= 0:
+            return None
+        if not whole:
+            return _scaled(parts._replace(data_wait=0, prepare=0), length / span)
+        # Not scaled up: what made the step longer than others is not known.
+        return _scaled(parts, min(1.0, length / span))
+
+
+def _scaled(parts: Parts, scale: float) -> Parts:
+    """Return the parts with scaled times and the same counts, without single calls."""
+    values: tuple[Any, ...] = parts
+    scaled: list[Any] = [int(value * scale) if times else value for value, times in zip(values, _SCALED, strict=True)]
+    return Parts(*scaled)._replace(calls=())

@@ -1,0 +1,157 @@
+"""Makes step records of a hook's events. Whatever the events say is only ever a value here: nothing raises."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+
+from aitop.model.steps import StepRecord
+from aitop.protocol import events as at
+from aitop.protocol.events import NOT_MEASURED
+from aitop.sources.ring.parts import Made
+from aitop.sources.ring.steps import Event, Steps
+
+NS = 1e-9
+LONGEST_STEP_NS = 10**15
+MOST_FORWARDS = 10**6
+MOST_COUNTED = 10**15
+# Steps wait for their times on the device, which come when the device is done with them.
+MOST_WAITING = 512
+LONGEST_WAIT_NS = 30_000_000_000
+MOST_DEVICE_TIMES = 1024
+
+_UNKNOWN = (NOT_MEASURED,) * 4
+
+
+class StepMaker:
+    """Makes the steps of one process."""
+
+    def __init__(self) -> None:
+        self._steps = Steps()
+        self._before = 0
+        self._until_now: int | None = None
+        self._waiting: deque[Made] = deque()
+        self._begun: dict[int, tuple[int, int, int]] = {}
+        self._device: dict[int, tuple[int, int, int, int]] = {}
+
+    def join_late(self, steps: int, trains: bool) -> None:
+        """Take, before the first events, the number of steps after them, and whether the run trains."""
+        self._until_now = steps
+        self._steps.training = trains
+
+    def gap(self) -> None:
+        """Note that events are missing here: the step they belong to is not reported."""
+        self._steps.begin(0)
+
+    def read(self, events: Sequence[Event], watches: Sequence[str] = ()) -> list[StepRecord]:
+        """Return the steps that are finished with these events, in order. What is not in `watches` is None in them."""
+        newest = 0
+        for event in events:
+            if event[0] in at.UNTIMED:
+                self._timed(*event)
+            elif event[2] > newest:
+                newest = event[2]
+        self._steps.read(events)
+        made, self._steps.made = self._steps.made, []
+        if self._until_now is not None:
+            self._before, self._until_now = max(0, self._until_now - self._steps.index), None
+        self._waiting.extend(made)
+        records = []
+        while self._waiting:
+            first = self._waiting[0]
+            times = self._times(first)
+            if times is None:
+                if len(self._waiting) <= MOST_WAITING and newest - first.end <= LONGEST_WAIT_NS:
+                    break
+                times = _UNKNOWN
+            self._waiting.popleft()
+            record = _record(first, self._before, times, watches)
+            if record is not None:
+                records.append(record)
+        return records
+
+    def _timed(self, kind: int, number: int, one: int, two: int, three: int) -> None:
+        """Take times on the device: forward, backward and optimizer, then, in an event of its own, the idle rest."""
+        if kind == at.DEVICE:
+            self._begun[number] = (one, two, three)
+            _bound(self._begun)
+        elif number in self._begun:
+            self._device[number] = (*self._begun.pop(number), one)
+            _bound(self._device)
+
+    def _times(self, made: Made) -> tuple[int, ...] | None:
+        """Return the step's times on the device, None where they are still to come."""
+        if made.timing is None:
+            return _UNKNOWN
+        parts = [self._device.get(number) for number in made.timing]
+        if not all(parts):
+            return None
+        for number in made.timing:
+            self._device.pop(number, None)
+        known = [part for part in parts if part]
+        if any(value < 0 for part in known for value in part):
+            return _UNKNOWN
+        return tuple(sum(values) for values in zip(*known, strict=True))
+
+
+def _bound(times: dict[int, tuple[int, int, int]] | dict[int, tuple[int, int, int, int]]) -> None:
+    while len(times) > MOST_DEVICE_TIMES:
+        del times[next(iter(times))]
+
+
+def _record(made: Made, before: int, device: tuple[int, ...], watches: Sequence[str]) -> StepRecord | None:
+    """Return the record of a step, None where it makes no sense."""
+    length, parts = made.length, made.parts
+    if not 0 <= length <= LONGEST_STEP_NS:
+        return None
+    transfers, blocks, collectives = ("transfer" in watches, "blocking" in watches, "collective" in watches)
+    return StepRecord(
+        index=before + made.number,
+        end=made.end * NS,
+        seconds=length * NS,
+        kind=made.kind,
+        data_wait=_within(parts.data_wait, length),
+        loader_start=_within(parts.loader_start, length),
+        prepare=_within(parts.prepare, length),
+        forward=_within(parts.forward, length),
+        backward=_within(parts.backward, length),
+        optimizer=_within(parts.optimizer, length),
+        save=_within(parts.save, length),
+        evaluation=_within(parts.evaluation, length),
+        gc=_within(parts.gc, length),
+        cpu=_time(made.cpu, length),
+        forwards=min(parts.forwards, MOST_FORWARDS),
+        backwards=min(parts.backwards, MOST_FORWARDS),
+        samples=_count(parts.samples),
+        queue_ready=_count(parts.queue_ready),
+        # The device may still be busy with a step whose host side was short.
+        device_forward=_time(device[0], LONGEST_STEP_NS),
+        device_backward=_time(device[1], LONGEST_STEP_NS),
+        device_optimizer=_time(device[2], LONGEST_STEP_NS),
+        device_idle=_time(device[3], LONGEST_STEP_NS),
+        transfer=_within(parts.transfer, length) if transfers else None,
+        transfer_apart=_within(parts.transfer_apart, length) if transfers else None,
+        transfer_bytes=_count(parts.transfer_bytes) if transfers else None,
+        blocking=_within(parts.blocking, length) if blocks else None,
+        blockings=_count(parts.blockings) if blocks else None,
+        communication=_within(parts.communication, length) if collectives else None,
+        communication_apart=_within(parts.communication_apart, length) if collectives else None,
+        collectives=_count(parts.collectives) if collectives else None,
+        collective_calls=tuple(_within(call, length) for call in parts.calls),
+        tokens=_count(parts.tokens),
+        first_token=_time(made.first_token, length),
+        skipped=made.skipped,
+        estimated=made.estimated,
+    )
+
+
+def _within(value: int, length: int) -> float:
+    return min(max(value, 0), length) * NS
+
+
+def _time(value: int, longest: int) -> float | None:
+    return None if value < 0 else min(value, longest) * NS
+
+
+def _count(value: int) -> int | None:
+    return value if 0 <= value <= MOST_COUNTED else None

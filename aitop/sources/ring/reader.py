@@ -1,0 +1,335 @@
+"""Reads the ring of one process's hook, and keeps the hook there by a lease.
+
+A ring is read with plain `pread` through /proc/PID/fd and never mapped, so a target cannot hurt its reader with it.
+Whatever the target writes is only ever a value here: what makes no sense is dropped or clamped, and nothing raises.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import time
+
+import msgspec
+
+from aitop.model.steps import AllocatorSample, HookFacts, HookSample
+from aitop.protocol import ring
+from aitop.protocol.events import KINDS, UNTIMED
+from aitop.sources import procfs
+from aitop.sources.ring.facts import decode_facts
+from aitop.sources.ring.maker import StepMaker
+from aitop.sources.ring.memfd import open_memfd
+from aitop.sources.ring.steps import Event
+from aitop.sources.source import SourceError
+
+# Events of the past that a reader begins with.
+FIRST_EVENTS = 2048
+LEASE_SECONDS = 5.0
+MOST_LOST = 10**9
+MOST_COLLECTIVES = 10**15
+# An event that ends so much later than now makes no sense.
+AHEAD_NS = 10**9
+
+_HEADER = struct.Struct(f"={ring.HEADER_WORDS}Q")
+_SLOTS = struct.Struct(f"={2 * ring.SLOTS}Q")
+_EVENT = struct.Struct(f"={ring.EVENT_WORDS}q")
+
+
+class Header(msgspec.Struct, frozen=True):
+    """The header of a ring. Times are monotonic nanoseconds.
+
+    `written` counts the events written so far, `writing` those being written too. There were `steps` so far, roughly;
+    the run counts as training until `trains_until`. `sequence` is the number of the collective called last, 0 before
+    the first.
+    """
+
+    pid: int
+    written: int
+    state: int
+    way: str
+    control: int
+    facts_seq: int
+    facts_length: int
+    writing: int
+    steps: int
+    trains_until: int
+    sequence: int
+
+
+def decode_header(data: bytes) -> Header | None:
+    """Return the header of a ring, None where these bytes are not a ring of our version."""
+    if len(data) < _HEADER.size:
+        return None
+    words = _HEADER.unpack_from(data)
+    layout = [words[at] for at in (ring.W_MAGIC, ring.W_VERSION, ring.W_STRIDE, ring.W_CAPACITY, ring.W_JSON_ROOM)]
+    if layout != [ring.MAGIC, ring.VERSION, ring.STRIDE, ring.CAPACITY, ring.JSON_ROOM]:
+        return None
+    way, state, length = words[ring.W_WAY], words[ring.W_STATE], words[ring.W_FACTS_LENGTH]
+    if way >= len(ring.WAYS) or length > ring.JSON_ROOM or not ring.STATE_INSTALLED <= state <= ring.STATE_REMOVED:
+        return None
+    return Header(
+        pid=words[ring.W_PID],
+        written=words[ring.W_WRITTEN],
+        state=state,
+        way=ring.WAYS[way],
+        control=words[ring.W_CONTROL],
+        facts_seq=words[ring.W_FACTS_SEQ],
+        facts_length=length,
+        writing=words[ring.W_WRITING],
+        steps=words[ring.W_STEPS],
+        trains_until=words[ring.W_TRAINS_UNTIL],
+        sequence=words[ring.W_SEQUENCE],
+    )
+
+
+def slot_offset(slot: int) -> int:
+    """Return where lease slot `slot` is: the monitor's pid, then its deadline."""
+    return ring.WORD * (ring.W_SLOTS + 2 * slot)
+
+
+def decode_slots(data: bytes) -> list[tuple[int, int]]:
+    """Return the lease slots of a header, (pid, deadline in monotonic nanoseconds); empty where it is too short."""
+    if len(data) < slot_offset(ring.SLOTS):
+        return []
+    words = _SLOTS.unpack_from(data, slot_offset(0))
+    return [(words[index], words[index + 1]) for index in range(0, 2 * ring.SLOTS, 2)]
+
+
+def decode_events(data: bytes, now_ns: int) -> tuple[list[Event], int]:
+    """Return the events in these bytes, and the number of those that make no sense."""
+    events: list[Event] = []
+    latest, count = now_ns + AHEAD_NS, len(data) // ring.STRIDE
+    for words in _EVENT.iter_unpack(memoryview(data)[: count * ring.STRIDE]):
+        kind, start, end = words[:3]
+        if (0 < start <= end <= latest and 0 <= kind < KINDS) or kind in UNTIMED:
+            events.append(words)
+    return events, count - len(events)
+
+
+def find_ring(pid: int) -> str | None:
+    """Return the path under /proc/PID/fd of the ring of the hook in `pid`; None if none can be seen."""
+    try:
+        opened = _open(pid, os.O_RDONLY)
+    except (OSError, ValueError):
+        return None
+    if opened is None:
+        return None
+    path, fd = opened
+    os.close(fd)
+    return path
+
+
+def should_stay(pid: int) -> bool:
+    """Return whether the hook in `pid` should stay when we go: it came with the program, or another monitor uses it."""
+    try:
+        opened = _open(pid, os.O_RDONLY)
+        if opened is None:
+            return False
+        _, fd = opened
+        try:
+            data = os.pread(fd, ring.HEADER_SIZE, 0)
+        finally:
+            os.close(fd)
+    except (OSError, ValueError):
+        return False
+    header = decode_header(data)
+    if header is None:
+        return False
+    now = time.monotonic_ns()
+    leases = [slot for slot in decode_slots(data) if slot[0] not in (0, os.getpid()) and slot[1] > now]
+    return header.way != "attach" or bool(leases)
+
+
+def _open(pid: int, access: int) -> tuple[str, int] | None:
+    """Return the path of the process's ring and a descriptor of ours; None without a ring. Raises OSError, ValueError.
+
+    The descriptor that was examined is returned: the path may lead to another file a moment later.
+    """
+    folder = f"/proc/{pid}/fd"
+    inner = procfs.inner_pid(pid)
+    for name in os.listdir(folder):
+        path = f"{folder}/{name}"
+        try:
+            fd = open_memfd(path, ring.MEMFD_LINK, access)
+        except FileNotFoundError:
+            continue
+        if fd is None:
+            continue
+        wanted = False
+        try:
+            header = decode_header(os.pread(fd, ring.HEADER_SIZE, 0))
+            # A forked worker inherits the descriptor of its parent's ring.
+            wanted = header is not None and header.pid == inner and header.state != ring.STATE_REMOVED
+        finally:
+            if not wanted:
+                os.close(fd)
+        if wanted:
+            return path, fd
+    return None
+
+
+def _number(sequence: int) -> int | None:
+    """Return the number of a collective; None for what cannot be one."""
+    return sequence if 0 < sequence < MOST_COLLECTIVES else None
+
+
+class HookRing:
+    """One process's ring. Raises SourceError where there is none or it may not be read."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self._maker = StepMaker()
+        self._read_up_to: int | None = None
+        self._watches: tuple[str, ...] = ()
+        self._facts_seq = -1
+        self._slot: int | None = None
+        self._quiet, self._stack = True, procfs.main_stack(pid)
+        try:
+            opened = _open(pid, os.O_RDWR)
+            if opened is None:
+                raise SourceError("absent", f"no hook in process {pid}")
+            _, self._fd = opened
+        except PermissionError as error:
+            raise SourceError(
+                "denied", f"the descriptors of process {pid} may not be read", "run aitop as the same user, or as root"
+            ) from error
+        except (FileNotFoundError, ProcessLookupError) as error:
+            raise SourceError("absent", f"process {pid} is gone") from error
+        except (OSError, ValueError) as error:
+            raise SourceError("failed", f"the ring of process {pid} cannot be opened: {error}") from error
+
+    @property
+    def state(self) -> str:
+        """The state of the hook: installed, removing, removed, or unreadable."""
+        header = self._header()
+        if header is None:
+            return "unreadable"
+        return {ring.STATE_INSTALLED: "installed", ring.STATE_REMOVING: "removing"}.get(header.state, "removed")
+
+    @property
+    def outlived(self) -> bool:
+        """Whether the process is gone, or has become another program, so that nobody writes to the ring any more."""
+        if not self._quiet:
+            return False
+        now = procfs.main_stack(self.pid)
+        return procfs.gone(self.pid) if now is None else self._stack not in (None, now)
+
+    @property
+    def way(self) -> str | None:
+        """How the hook came in: attach, run or import."""
+        header = self._header()
+        return None if header is None else header.way
+
+    def read(self, now: float) -> HookSample:
+        """Return the steps finished since the last read, the first time some before, and facts that have changed."""
+        header = self._header()
+        if header is None:
+            return HookSample(time=now, pid=self.pid)
+        facts = self._read_facts(header)
+        if facts is not None:
+            self._watches = facts[0].watches
+        events, lost = self._read_events(header, int(now * 1e9))
+        steps = tuple(self._maker.read(events, self._watches))
+        lost = min(lost, MOST_LOST)
+        sample = HookSample(time=now, pid=self.pid, steps=steps, lost=lost, sequence=_number(header.sequence))
+        if facts is None:
+            return sample
+        return msgspec.structs.replace(sample, facts=facts[0], allocators=facts[1])
+
+    def renew(self, seconds: float = LEASE_SECONDS) -> None:
+        """Ask the hook to stay for so many seconds from now."""
+        now = time.monotonic_ns()
+        slots = decode_slots(self._pread(ring.HEADER_SIZE, 0))
+        mine = os.getpid()
+        if self._slot is None or self._slot >= len(slots) or slots[self._slot][0] != mine:
+            free = [i for i, (pid, deadline) in enumerate(slots) if pid == mine or not pid or deadline <= now]
+            if not free:
+                return
+            self._slot = free[0]
+        self._write_slot(mine, now + int(seconds * 1e9))
+
+    def release(self) -> None:
+        """Give up our lease. When nobody has one any more, a hook that came by attach leaves."""
+        if self._slot is not None:
+            slots = decode_slots(self._pread(ring.HEADER_SIZE, 0))
+            if self._slot < len(slots) and slots[self._slot][0] == os.getpid():
+                self._write_slot(0, ring.RELEASED)
+            self._slot = None
+
+    def ask_to_leave(self) -> None:
+        """Make the hook leave at its next step, however it came in, and even if others use it."""
+        self._pwrite(struct.pack("=Q", ring.CONTROL_LEAVE), ring.WORD * ring.W_CONTROL)
+
+    def ask_for_burst(self, serial: int, steps: int) -> None:
+        """Ask for a profile of so many steps (1 to 1000) under a serial number of ours. See aitop.sources.burst."""
+        self._pwrite(struct.pack("=Q", serial << 16 | steps), ring.WORD * ring.W_BURST)
+
+    def close(self) -> None:
+        """Close the ring. The lease runs out unless it was released."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def _read_events(self, header: Header, now_ns: int) -> tuple[list[Event], int]:
+        """Return the events since the last read, and how many were overwritten before or while they were read."""
+        first, written = self._read_up_to, header.written
+        self._read_up_to = written
+        self._quiet = first in (None, written)
+        if first is None:
+            first = max(0, written - FIRST_EVENTS)
+            if first:
+                self._maker.join_late(header.steps, now_ns < header.trains_until)
+        elif written < first:
+            first = written  # The count went backwards: which events are new cannot be known.
+        oldest = max(first, written - ring.CAPACITY)
+        data = b"".join(
+            self._pread(count * ring.STRIDE, ring.RECORDS_AT + (start % ring.CAPACITY) * ring.STRIDE)
+            for start, count in _runs(oldest, written)
+        )
+        after = self._header()
+        whole = max(oldest, min(written, (written if after is None else after.writing) - ring.CAPACITY))
+        events, odd = decode_events(data[(whole - oldest) * ring.STRIDE :], now_ns)
+        if whole > first:
+            self._maker.gap()
+        return events, whole - first + odd
+
+    def _read_facts(self, header: Header) -> tuple[HookFacts, tuple[AllocatorSample, ...]] | None:
+        """Return what the JSON area says; None where it has not changed, is being written, or makes no sense."""
+        if header.facts_seq == self._facts_seq or header.facts_seq % 2:
+            return None
+        data = self._pread(header.facts_length, ring.HEADER_SIZE)
+        after = self._header()
+        if after is None or after.facts_seq != header.facts_seq:
+            return None
+        self._facts_seq = header.facts_seq
+        return decode_facts(data)
+
+    def _header(self) -> Header | None:
+        return decode_header(self._pread(ring.HEADER_SIZE, 0))
+
+    def _pread(self, size: int, offset: int) -> bytes:
+        try:
+            return os.pread(self._fd, size, offset)
+        except OSError:
+            return b""
+
+    def _pwrite(self, data: bytes, offset: int) -> None:
+        try:
+            os.pwrite(self._fd, data, offset)
+        except OSError:
+            # The ring is gone, and a lease is not needed any more.
+            pass
+
+    def _write_slot(self, pid: int, deadline: int) -> None:
+        if self._slot is not None:
+            self._pwrite(struct.pack("=2Q", pid, deadline), slot_offset(self._slot))
+
+
+def _runs(first: int, end: int) -> list[tuple[int, int]]:
+    """Return the records first..end-1 as (start, count) runs that do not wrap around."""
+    runs = []
+    while first < end:
+        count = min(end - first, ring.CAPACITY - first % ring.CAPACITY)
+        runs.append((first, count))
+        first += count
+    return runs
