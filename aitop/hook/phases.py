@@ -79,7 +79,7 @@ def wrap_next(original: Callable[..., Any], keeper: Keeper) -> Callable[..., Any
     def __next__(self: Any) -> Any:  # noqa: N807
         if journal.busy if ident() == journal.owner else keeper.not_owner():
             return original(self)
-        kind, key = none_came, identity(self)
+        kind = none_came
         waiting = -1 if journal.skip else ask_feed(self, keeper)
         start = clock()
         try:
@@ -93,7 +93,7 @@ def wrap_next(original: Callable[..., Any], keeper: Keeper) -> Callable[..., Any
             if journal.counting and (kind != came or end - start >= journal.longest or end > journal.count_until):
                 journal.stop_counting(start)
             if not journal.counting:
-                extend((kind, start, end, key, waiting))
+                extend((kind, start, end, identity(self), waiting))
                 if journal.skip and end - journal.due < late:
                     journal.skip -= 1
                 else:
@@ -164,14 +164,14 @@ def wrap_forward(original: Callable[..., Any], keeper: Keeper, holder: Any = Non
             return call(*args, **kwargs)
         finally:
             journal.busy = False
-            end = clock()
-            grad = grad_enabled()
             if journal.counting:
-                if end > journal.count_until or not (grad or journal.has_teacher):
+                if start > journal.count_until or not (grad_enabled() or journal.has_teacher):
                     journal.stop_counting(start)
                 elif journal.forward_began < journal.last_step:
                     journal.forward_began = start
             if not journal.counting:
+                end = clock()
+                grad = grad_enabled()
                 if span is not None:
                     device.end(span, grad)
                 if not journal.skip:

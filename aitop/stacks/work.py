@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
-from aitop.model.snapshot import ProcessStacks, Stacks
+from aitop.model.ledger import Activity
+from aitop.model.snapshot import HotLine, ProcessStacks, Stacks
 from aitop.model.steps import StepKind
 
 # How far a process steps: not at all; it runs a model, or waits for its data as a rank; it also updates a model.
@@ -17,9 +18,12 @@ Level = Literal[0, 1, 2]
 # Parts of a step that were met in fewer samples, or in less than this share of them, are no evidence of one.
 LEAST_SAMPLES, LEAST_SHARE = 2, 0.02
 # A thread that runs for less than this share of its time only hands out work and waits for it.
-RUNS = 0.1
+LEAST_ACTIVE = 0.1
 # Processes that do at least this part of what the busiest does are its peers, and stand in the order of their pids.
 PEER = 0.5
+_RUNS: tuple[Activity, ...] = ("python", "native", "compile", "collect", "spawn")
+_FOR_OTHERS: tuple[Activity, ...] = ("wait", "wait-lock", "wait-network", "wait-queue")
+_OWN_WAITS: tuple[Activity, ...] = ("wait-disk", "wait-device")
 
 
 def step_levels(stacks: Stacks | None, stepping: Mapping[int, StepKind]) -> dict[int, Level]:
@@ -76,22 +80,33 @@ def _steps(process: ProcessStacks) -> float:
 
 
 def _amount(stacks: Stacks | None, process: ProcessStacks) -> float:
-    """How much it does (0..1): the share of its leading thread that steps, or else that runs or waits for a disk."""
-    return _steps(process) or _active(stacks, process)
+    """How much it does (0..1): the share of its leading thread that steps, or else that runs or waits for a disk.
+
+    What a rank waits for in a backward pass or an exchange are the other ranks: the late one waits least.
+    """
+    steps = _steps(process)
+    if steps == 0.0:
+        return _active(stacks, process)
+    exchanges = [line for line in _lines(stacks, process) if line.phase in ("backward", "communication")]
+    return max(0.0, steps - sum(line.share * line.part(*_FOR_OTHERS) for line in exchanges))
+
+
+def _lines(stacks: Stacks | None, process: ProcessStacks) -> list[HotLine]:
+    mine = process.pid, process.thread
+    return [line for line in (stacks.lines if stacks else ()) if (line.pid, line.thread) == mine]
 
 
 def _running(stacks: Stacks | None, processes: Sequence[ProcessStacks]) -> list[ProcessStacks]:
     """Those whose leading thread does something itself; of these the ranks, where any does: the others feed them."""
-    running = [one for one in processes if _active(stacks, one) > RUNS]
+    running = [one for one in processes if _active(stacks, one) > LEAST_ACTIVE]
     return [one for one in running if one.role == "rank"] or running
 
 
 def _active(stacks: Stacks | None, process: ProcessStacks) -> float:
     """The share of its leading thread's time in which it runs, or waits for a disk or a device."""
-    if stacks is None:
-        return 0.0
     mine = process.pid, process.thread
-    runs = next((one.active for one in stacks.threads if (one.pid, one.thread) == mine), None)
-    lines = [line for line in stacks.lines if (line.pid, line.thread) == mine]
-    waits = sum(line.share * line.part("wait-disk", "wait-device") for line in lines)
-    return (runs or 0.0) + waits
+    threads = stacks.threads if stacks else ()
+    runs = next((one.active for one in threads if (one.pid, one.thread) == mine), None)
+    # The kernel says best how long a thread runs; it is not asked about every thread.
+    own = _OWN_WAITS if runs is not None else (*_RUNS, *_OWN_WAITS)
+    return (runs or 0.0) + sum(line.share * line.part(*own) for line in _lines(stacks, process))

@@ -6,42 +6,42 @@ import asyncio
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from types import FrameType
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
+from textual.actions import ActionParseResult
 from textual.app import App, SystemCommand
 from textual.binding import Binding, BindingType
+from textual.dom import DOMNode
 from textual.driver import Driver
 from textual.screen import Screen
 
 from aitop.model.candidate import Candidate
 from aitop.model.settings import Settings
-from aitop.ui.appearance import look_for, textual_theme
-from aitop.ui.line import to_ascii
-from aitop.ui.messages import FeedFailed
-from aitop.ui.screens.evidence import SourceAround
+from aitop.ui.driver import condensing
+from aitop.ui.feeds import Seekable
+from aitop.ui.messages import Failed
 from aitop.ui.screens.help import key_name, our_bindings
-from aitop.ui.screens.monitor import MonitorScreen
+from aitop.ui.screens.monitor import PANES, MonitorScreen
 from aitop.ui.screens.picker import PickerScreen
-from aitop.ui.screens.replay import ReplayScreen, Seekable
+from aitop.ui.screens.replay import ReplayScreen
+from aitop.ui.screens.source_lines import SourceAround
+from aitop.ui.state import View
 from aitop.ui.terminal import LastResort, believe_the_terminal
-from aitop.ui.themes import DARK, THEMES, Theme, after
-from aitop.ui.thrift import narrowed, thrifty
-from aitop.ui.view import Look, View
+from aitop.ui.theme.themes import DARK, THEMES, Look, Theme, after, look_for, textual_theme
+from aitop.ui.widgets.line import to_ascii
 from aitop.ui.widgets.pane import Pane
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
-
     from aitop.engine.feed import Feed
     from aitop.engine.recorder import Recorder
 
-ResultType = TypeVar("ResultType")
 
+ResultType = TypeVar("ResultType")
 INTERRUPTED = 130
 ENDING_SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT)
 
@@ -49,7 +49,7 @@ ENDING_SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT)
 class AitopApp(App[ResultType]):
     """A terminal application that ends in order, with the terminal restored, whatever ends it."""
 
-    CSS_PATH = "theme.tcss"
+    CSS_PATH = "theme/theme.tcss"
     TITLE = "aitop"
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("C", "next_theme", "colours: the next theme"),
@@ -69,39 +69,40 @@ class AitopApp(App[ResultType]):
         self.failure: BaseException | None = None
         self._last_resort = LastResort(clean_up)
         self._loop_for_signals: asyncio.AbstractEventLoop | None = None
-        self._told_to_end: int | None = None
+        self._ending_signal: int | None = None
         self.animation_level = "none"
 
     def settled_look(self) -> Look:
-        """The look to begin with: without a terminal what is left open is the same everywhere."""
+        """The look to begin with; without a terminal what the settings leave open has fixed defaults."""
         if self.is_headless:
             self.look = look_for(self.settings, {}, "utf-8")
             self._wear(self.look)
         return self.look
 
     def get_driver_class(self) -> type[Driver]:
-        """The driver for this system, that spares the link to the terminal."""
-        return thrifty(super().get_driver_class())
-
-    def _display(self, screen: Screen[Any], renderable: RenderableType | None) -> None:
-        super()._display(screen, narrowed(renderable))
+        """The driver for this system, writing fewer bytes."""
+        return condensing(super().get_driver_class())
 
     def get_theme_variable_defaults(self) -> dict[str, str]:
-        """What theme.tcss is read with before a theme is there."""
+        """The variables of theme.tcss before the first theme is set."""
         return textual_theme(DARK).variables
 
     def get_system_commands(self, screen: Screen[Any]) -> Iterable[SystemCommand]:
-        """Every key that works here, by what it does."""
+        """Every key that works here, by what it does; every pane; every theme."""
         plain = to_ascii if self.look.ascii else str
-        told: set[str] = set()
+        listed: set[str] = set()
         for binding in our_bindings(screen):
-            if binding.action not in ("none", "command_palette") and binding.description not in told:
-                told.add(binding.description)
+            if binding.action not in ("none", "command_palette") and binding.description not in listed:
+                listed.add(binding.description)
                 keys = plain(key_name(binding.key))
                 action = binding.action if "." in binding.action else f"screen.{binding.action}"
-                if any(binding is one for one in self.BINDINGS):
+                if any(binding is own for own in self.BINDINGS):
                     action = f"app.{binding.action}"
                 yield SystemCommand(plain(binding.description), f"key {keys}", partial(self.run_action, action))
+        if isinstance(screen, MonitorScreen):
+            for name in screen.panes():
+                words = PANES.get(name, name)
+                yield SystemCommand(f"show {words}", f"pane: {name}", partial(screen.show_pane, name))
         for theme in THEMES.values():
             yield SystemCommand(f"theme: {theme.name}", theme.words, partial(self.wear, theme))
 
@@ -119,14 +120,24 @@ class AitopApp(App[ResultType]):
             for pane in screen.query(Pane):
                 pane.show(replace(pane.view, look=self.look, notice=f"theme: {theme.name}"))
 
-    def _handle_exception(self, error: Exception) -> None:
-        """A fault of our own ends the program in order; what it was is said by who started us, in a sentence."""
-        if self.is_headless:
-            super()._handle_exception(error)
-        elif self._told_to_end is not None:
-            # A screen that was told to end while it was being made has not got all its parts.
-            self.exit(return_code=self._told_to_end)
-        elif self.failure is None:
+    async def run_action(
+        self,
+        action: str | ActionParseResult,
+        default_namespace: DOMNode | None = None,
+        namespaces: Mapping[str, DOMNode] | None = None,
+    ) -> bool:
+        """Run an action; a fault of our own in it ends the program in order."""
+        try:
+            return await super().run_action(action, default_namespace, namespaces)
+        except Exception as error:
+            if self.is_headless:
+                raise
+            self.end_with(error)
+            return True
+
+    def end_with(self, error: BaseException) -> None:
+        """Give the terminal back and end; whoever started the screen says what the error was."""
+        if self.failure is None:
             self.failure = error
             self.exit(return_code=1)
 
@@ -137,36 +148,38 @@ class AitopApp(App[ResultType]):
     def on_mount(self) -> None:
         # The shell has written over the screen while we were stopped.
         self.app_resume_signal.subscribe(self, lambda _: self.refresh(layout=True))
-        self._loop_for_signals = asyncio.get_running_loop()
-        if self._told_to_end is not None:
-            self.exit(return_code=self._told_to_end)
 
-    def on_feed_failed(self, message: FeedFailed) -> None:
-        self.failure = message.error
-        self.exit(return_code=1)
+    def on_ready(self) -> None:
+        """From now on a signal ends the program at once. Earlier the screen has not got all its parts yet."""
+        self._loop_for_signals = asyncio.get_running_loop()
+        if self._ending_signal is not None:
+            self.exit(return_code=128 + self._ending_signal)
+
+    def on_failed(self, message: Failed) -> None:
+        self.end_with(message.error)
 
     def action_interrupt(self) -> None:
         self.exit(return_code=INTERRUPTED)
 
     def _end_by(self, number: int, frame: FrameType | None) -> None:
-        code = self._told_to_end = 128 + number
+        self._ending_signal, code = number, 128 + number
         self._last_resort.arm(code)
-        # Before there is a loop, and after it, the code is all that is needed.
+        # Before the loop runs, and after it, the exit code is all that is needed.
         if self._loop_for_signals is not None and not self._loop_for_signals.is_closed():
             self._loop_for_signals.call_soon_threadsafe(lambda: self.exit(return_code=code))
 
     @property
     def code(self) -> int:
-        """The exit code: 128 and the signal that told it to end, else what the screen left with."""
-        return self._told_to_end or self.return_code or 0
+        """The exit code: 128 + the signal that ended the screen, else the code it ended with."""
+        return self.return_code or 0 if self._ending_signal is None else 128 + self._ending_signal
 
     def run_to_end(self) -> ResultType | None:
-        """Run until it is over; the signals that ended it mean again afterwards what they meant before."""
+        """Run until the end; afterwards signals have the handlers again that they had before."""
         believe_the_terminal()
         before = {number: signal.getsignal(number) for number in ENDING_SIGNALS}
         try:
-            # From the first moment on, and not the event loop's own handlers: those lose an interrupt that comes while
-            # the screen starts, and would wait for a loop that is stuck writing to a dead terminal.
+            # Not the event loop's own handlers: those lose an interrupt that comes while the screen starts, and wait
+            # for a loop that may be stuck writing to a dead terminal.
             for number in ENDING_SIGNALS:
                 signal.signal(number, self._end_by)
             return self.run()
@@ -177,7 +190,7 @@ class AitopApp(App[ResultType]):
 
 
 class MonitorApp(AitopApp[None]):
-    """Watches what the feed gives."""
+    """Watches a run: shows the Snapshots of a feed."""
 
     def __init__(
         self,
@@ -195,10 +208,8 @@ class MonitorApp(AitopApp[None]):
 
     def get_default_screen(self) -> MonitorScreen:
         screen = ReplayScreen if isinstance(self._feed, Seekable) else MonitorScreen
-        shown = screen(self._feed, View(look=self.settled_look(), title=self._run_title), self._source_around)
-        shown.recorder = self._recorder
-        shown.fold(self.settings.folded)
-        return shown
+        view = View(look=self.settled_look(), title=self._run_title)
+        return screen(self._feed, view, self._source_around, self._recorder, self.settings.folded)
 
 
 class PickerApp(AitopApp[int]):
@@ -222,10 +233,10 @@ def run_monitor(
 ) -> int:
     """Show the feed until the user quits or a signal comes; the exit code (0, or 128 + signal).
 
-    `title` stands in the header in place of the target's command. `source_around` reads the target's own source
-    for the evidence view; it is called off the UI thread and may fail. The feed is started here and stopped when the
-    terminal is itself again. An error of the feed's start is raised from here, after both. `recorder` is where the feed
-    writes its events, None where there is nothing to record.
+    `title` replaces the target's command in the header. `source_around` reads the target's own source for the evidence
+    screen; it is called off the UI thread and may fail. The feed is started here, and stopped after the terminal is
+    restored; an error of its start is raised after that. `recorder` is where the feed writes its events, None where
+    there is nothing to record.
     """
     app = MonitorApp(feed, title, source_around, settings, recorder)
     try:
@@ -255,10 +266,10 @@ def pick(find: Callable[[], list[Candidate]], settings: Settings | None = None) 
 
 @contextmanager
 def _colours_are_ours() -> Iterator[None]:
-    """Textual turns colours to greys when NO_COLOR is set; what is drawn without colour here is made for it."""
-    asked = os.environ.pop("NO_COLOR", None)
+    """Hide NO_COLOR from Textual, which would turn colours to greys: the monochrome theme is made to be read."""
+    value = os.environ.pop("NO_COLOR", None)
     try:
         yield
     finally:
-        if asked is not None:
-            os.environ["NO_COLOR"] = asked
+        if value is not None:
+            os.environ["NO_COLOR"] = value

@@ -1,4 +1,4 @@
-"""Opens a line of code in the user's own editor, and has the terminal back whatever that does."""
+"""Open a line of code in the user's own editor, and take the terminal back whatever the editor does to it."""
 
 from __future__ import annotations
 
@@ -19,23 +19,26 @@ from textual.app import App, SuspendNotSupported
 
 from aitop.model.text import printable
 from aitop.sources.editable import lends_rights, readable_path
-from aitop.ui.code_lines import Place
+from aitop.ui.panes.code.hot_lines import Place
 from aitop.ui.terminal import LEAVE
 from aitop.ui.words import base_name
 
 FALLBACKS = ("editor", "nano", "vim", "vi")
-# How an editor is told the line, where that is not `+LINE FILE`.
+
+
+# Editors that do not take `+LINE FILE`.
 _GOTO = frozenset({"code", "code-insiders", "code-oss", "codium", "vscodium", "cursor", "windsurf", "positron"})
 _COLON = frozenset({"subl", "sublime_text", "zed", "zeditor", "hx", "helix"})
 _LINE_OPTION = frozenset({"pycharm", "charm", "idea", "kate"})
+
+
 # Those with a window of their own leave the terminal to us.
 _WINDOWED = (_GOTO | _COLON | _LINE_OPTION | {"gedit", "gvim", "mousepad", "xed"}) - {"hx", "helix"}
-
 _LENT = threading.Event()
 
 
 def editor_command(environment: Mapping[str, str]) -> list[str] | None:
-    """What starts the user's editor: $VISUAL, else $EDITOR, else one that is installed; None without any.
+    """The command of the user's editor: $VISUAL, else $EDITOR, else an installed editor; None without any.
 
     Raises ValueError where the setting cannot be split into words.
     """
@@ -64,7 +67,7 @@ def has_window(command: list[str]) -> bool:
 
 
 def edit(app: App[Any], place: Place) -> str:
-    """Open the place; what to tell the user of it, in a line. Waits for an editor in the terminal to end."""
+    """Open the place, and return a line for the user. Waits for an editor in the terminal to end."""
     if lends_rights(place.pid):
         return f"process {place.pid} is another user's: an editor of yours is not opened on that user's files"
     path = readable_path(place.pid, place.file)
@@ -116,7 +119,7 @@ def is_lent() -> bool:
 
 @contextmanager
 def _as_it_was() -> Iterator[None]:
-    """The terminal's settings, its foreground group and our signals, as they are now again at the end."""
+    """Restore the terminal's settings, its foreground group and our signals at the end."""
     terminal = sys.__stdin__.fileno() if sys.__stdin__ is not None else -1
     before = termios.tcgetattr(terminal) if os.isatty(terminal) else None
     # A key that interrupts the editor is not meant for us; one that stops it stops us with it.

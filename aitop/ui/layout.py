@@ -1,7 +1,8 @@
-"""Where every pane goes at a size. Pure: a terminal size and a few facts in, boxes out."""
+"""Where every pane goes at a size, and what folded panes leave to the others. Pure: sizes and facts in, boxes out."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection, Sequence
 from typing import NamedTuple
 
 TWO_COLUMNS = 100
@@ -9,10 +10,15 @@ THREE_COLUMNS = 160
 TINY_ROWS = 10
 TALL_ROWS = 27
 ROOM_FOR_PROCESSES = 26
+ROOM_FOR_REPLAY_BAR = 12
 MANY = 1000
 UNTIMED = 7
-# Beyond so many rows the ranks leave the code some lines.
 LEAST_RANKS, MOST_RANKS, LEAST_CODE, ENOUGH_CODE = 4, 12, 3, 8
+"""Rows with the frame. Beyond MOST_RANKS the ranks leave the code ENOUGH_CODE; neither gets less than its least."""
+LEDGER_ROWS, CODE_BELOW_LEDGER = 8, 12
+LEDGER_WIDTH, CODE_BESIDE_LEDGER = 54, 46
+STEADY = frozenset({"verdict"})
+"""Panes that gain nothing from more rows."""
 
 
 class Box(NamedTuple):
@@ -36,16 +42,27 @@ def plan(
     gpus: int = 0,
     ranks: int = 0,
     processes: int = MANY,
+    ledger: bool = False,
     timed: bool = True,
     banner: bool = False,
+    replay: bool = False,
     zoom: str | None = None,
 ) -> Plan:
     """The layout for a terminal of this size.
 
     `gpus` is the number of devices (0: one line says why there is none), `ranks` that of the job's ranks here,
-    `processes` that of its processes. `timed` is False where steps will have no times, so that less is to be drawn.
-    `banner` reserves a line below the header. `zoom` names a pane that gets everything between header and footer.
+    `processes` that of its processes. `ledger` says that there is one to show. `timed` is False where steps will have
+    no times, so that less is to be drawn. `banner` reserves a line below the header, `replay` one above the footer.
+    `zoom` names a pane that gets everything between header and footer.
     """
+    if replay and height >= ROOM_FOR_REPLAY_BAR:
+        boxes = plan(
+            width, height - 1, gpus=gpus, ranks=ranks, processes=processes, ledger=ledger, timed=timed, banner=banner,
+            zoom=zoom,
+        )  # fmt: skip
+        last = height - 1
+        bars = {"replay": Box(0, last - 1, width, 1, False), "footer": Box(0, last, width, 1, False)}
+        return boxes | bars
     if height < TINY_ROWS or width < 40:
         return _tiny(width, height, zoom)
     boxes = {"header": Box(0, 0, width, 1, False), "footer": Box(0, height - 1, width, 1, False)}
@@ -55,31 +72,47 @@ def plan(
         top = 2
     rows = height - 1 - top
     if zoom is not None:
-        boxes[zoom] = Box(0, top, width, rows)
-    elif width < TWO_COLUMNS or rows < TALL_ROWS - 2:
+        return boxes | {zoom: Box(0, top, width, rows)}
+    if width < TWO_COLUMNS or rows < TALL_ROWS - 2:
         boxes |= _one_column(width, top, rows, gpus)
     elif width < THREE_COLUMNS:
-        boxes |= _two_columns(width, top, rows, gpus, timed)
+        boxes |= _two_columns(width, top, rows, gpus, ranks, timed)
     else:
         boxes |= _three_columns(width, top, rows, gpus, processes)
-    return _with_ranks(boxes, ranks) if ranks > 1 and zoom is None else boxes
+    if ranks > 1 and "ranks" not in boxes:
+        boxes |= _ranks_above_code(boxes, ranks)
+    return boxes | _ledger_with_code(boxes) if ledger else boxes
 
 
-def _with_ranks(boxes: Plan, ranks: int) -> Plan:
-    """The ranks above the code, in rows that it had; where those do not do for both, in its place."""
+def _ranks_above_code(boxes: Plan, ranks: int) -> Plan:
+    """The ranks in rows that the code had; nothing where these are too few for both."""
     code = boxes.get("code")
-    if code is None or code.height < LEAST_RANKS:
-        return boxes
-    wanted = min(ranks + 3, max(MOST_RANKS, code.height - ENOUGH_CODE))
-    if code.height - wanted >= LEAST_CODE:
-        below = code._replace(y=code.y + wanted, height=code.height - wanted)
-        return boxes | {"ranks": code._replace(height=wanted), "code": below}
-    without = {name: box for name, box in boxes.items() if name != "code"}
-    return without | {"ranks": code}
+    if code is None or code.height < LEAST_RANKS + LEAST_CODE:
+        return {}
+    wanted = min(ranks + 3, max(MOST_RANKS, code.height - ENOUGH_CODE), code.height - LEAST_CODE)
+    return {"ranks": code._replace(height=wanted), "code": _below(code, wanted)}
+
+
+def _ledger_with_code(boxes: Plan) -> Plan:
+    """The ledger above the code where that has rows to spare, else beside it; nothing where there is no room."""
+    code = boxes.get("code")
+    if code is None:
+        return {}
+    if code.height >= LEDGER_ROWS + CODE_BELOW_LEDGER:
+        return {"ledger": code._replace(height=LEDGER_ROWS), "code": _below(code, LEDGER_ROWS)}
+    if code.width >= LEDGER_WIDTH + CODE_BESIDE_LEDGER:
+        left = code.width - LEDGER_WIDTH
+        return {"code": code._replace(width=left), "ledger": code._replace(x=code.x + left, width=LEDGER_WIDTH)}
+    return {}
+
+
+def _below(box: Box, rows: int) -> Box:
+    """The box without this many rows at its top."""
+    return box._replace(y=box.y + rows, height=box.height - rows)
 
 
 def _tiny(width: int, height: int, zoom: str | None) -> Plan:
-    """A few lines: the verdict in words, whatever else there is to say in them."""
+    """Only a few rows: the verdict in words."""
     if height >= 4:
         return {
             zoom or "verdict": Box(0, 0, width, height - 1, False),
@@ -112,8 +145,11 @@ def _one_column(width: int, top: int, rows: int, gpus: int) -> Plan:
     return boxes
 
 
-def _two_columns(width: int, top: int, rows: int, gpus: int, timed: bool) -> Plan:
-    """Verdict across; step beside GPU; data beside memory; code across. Without a GPU its line goes under the code."""
+def _two_columns(width: int, top: int, rows: int, gpus: int, ranks: int, timed: bool) -> Plan:  # noqa: PLR0917
+    """Verdict across; step beside GPU; data beside memory; code across.
+
+    Without a GPU its line goes under the code, and ranks, where there are several, take its place beside the step.
+    """
     half = width // 2
     verdict = 6
     rest = rows - verdict
@@ -129,6 +165,9 @@ def _two_columns(width: int, top: int, rows: int, gpus: int, timed: bool) -> Pla
         boxes["code"] = Box(0, y + step + data, width, rest - step - data)
         return boxes
     boxes["step"] = Box(0, y, width, step)
+    if ranks > 1:
+        boxes["step"] = Box(0, y, half, step)
+        boxes["ranks"] = Box(half, y, width - half, step)
     boxes["data"] = Box(0, y + step, half, data)
     boxes["memory"] = Box(half, y + step, width - half, data)
     boxes["code"] = Box(0, y + step + data, width, rest - step - data - 1)
@@ -164,4 +203,104 @@ def _three_columns(width: int, top: int, rows: int, gpus: int, processes: int) -
         code = max(round(rest * 0.6), rest - 4 * -(-(processes + 3) // 4))
         boxes["code"] = Box(first + second, y, third, code)
         boxes["processes"] = Box(first + second, y + code, third, rest - code)
+    return boxes
+
+
+Named = tuple[str, Box]
+
+
+class _Part(NamedTuple):
+    """A pane, or parts below (`stacked`) or beside each other."""
+
+    named: Named | None
+    parts: tuple[_Part, ...] = ()
+    stacked: bool = False
+
+
+def refit(boxes: Plan, folded: Collection[str]) -> Plan:
+    """The same layout with the folded panes one row high. Unframed ones are a line or so anyway and stay."""
+    closed = {name for name in folded if name in boxes and boxes[name].framed}
+    whole = _cut(list(boxes.items())) if closed else None
+    if whole is None:
+        return boxes
+    top = min(box.y for box in boxes.values())
+    bottom = max(box.y + box.height for box in boxes.values())
+    return _placed(whole, top, bottom - top, closed)
+
+
+def _cut(items: Sequence[Named]) -> _Part | None:
+    """The boxes as nested rows and columns, columns that run on over several rows taken together."""
+    if len(items) == 1:
+        return _Part(items[0])
+    rows = _groups(items, lambda box: (box.y, box.y + box.height))
+    merged: list[list[Named]] = []
+    for row in rows:
+        if merged and (edges := _edges(row)) and edges == _edges(merged[-1]):
+            merged[-1] += row
+        else:
+            merged.append(list(row))
+    stacked = len(merged) > 1
+    groups = merged if stacked else _groups(items, lambda box: (box.x, box.x + box.width))
+    if len(groups) == 1:
+        return None
+    parts = [_cut(group) for group in groups]
+    known = tuple(part for part in parts if part is not None)
+    return _Part(None, known, stacked) if len(known) == len(parts) else None
+
+
+def _groups(items: Sequence[Named], extent: Callable[[Box], tuple[int, int]]) -> list[list[Named]]:
+    """Boxes apart from each other along one axis, in order."""
+    groups: list[list[Named]] = []
+    reached = 0
+    for item in sorted(items, key=lambda item: extent(item[1])):
+        start, end = extent(item[1])
+        if groups and start < reached:
+            groups[-1].append(item)
+        else:
+            groups.append([item])
+        reached = max(reached, end)
+    return groups
+
+
+def _edges(items: Sequence[Named]) -> tuple[int, ...]:
+    """Where the columns of some boxes begin, after the first."""
+    columns = _groups(items, lambda box: (box.x, box.x + box.width))
+    return tuple(min(box.x for _, box in column) for column in columns[1:])
+
+
+def _least(part: _Part, closed: Collection[str]) -> int:
+    """Rows that a part takes when nothing in it grows."""
+    if part.named is not None:
+        return 1 if part.named[0] in closed else part.named[1].height
+    heights = [_least(one, closed) for one in part.parts]
+    return sum(heights) if part.stacked else max(heights)
+
+
+def _grows(part: _Part, closed: Collection[str]) -> bool:
+    if part.named is not None:
+        name, box = part.named
+        return box.framed and name not in closed and name not in STEADY
+    return any(_grows(one, closed) for one in part.parts)
+
+
+def _placed(part: _Part, y: int, height: int, closed: Collection[str]) -> Plan:
+    if part.named is not None:
+        name, box = part.named
+        return {name: box._replace(y=y, height=1 if name in closed else height)}
+    boxes: Plan = {}
+    if not part.stacked:
+        for part_of in part.parts:
+            boxes |= _placed(part_of, y, height, closed)
+        return boxes
+    least = [_least(part_of, closed) for part_of in part.parts]
+    growing = [number for number, part_of in enumerate(part.parts) if _grows(part_of, closed)]
+    spare, weight = height - sum(least), sum(least[number] for number in growing)
+    for number, part_of in enumerate(part.parts):
+        more = 0
+        if number in growing:
+            more = spare if number == growing[-1] else spare * least[number] // weight
+            spare, weight = spare - more, weight - least[number]
+        rows = least[number] + more
+        boxes |= _placed(part_of, y, rows, closed)
+        y += rows
     return boxes

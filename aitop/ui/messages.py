@@ -1,18 +1,18 @@
-"""What threads say to the screen. Facts come in as messages and nothing else."""
+"""How threads reach the screen: by messages and nothing else; and calls that may be slow or hang, off the UI thread."""
 
 from __future__ import annotations
 
-from textual.message import Message
+import threading
+from collections.abc import Callable
 
-from aitop.model.candidate import Candidate
+from textual.message import Message
+from textual.message_pump import MessagePump
+
 from aitop.model.snapshot import Snapshot
-from aitop.ui.code_lines import Place
-from aitop.ui.fix_edit import Edit
-from aitop.ui.line import Line
 
 
 class SnapshotArrived(Message):
-    """A new picture. A newer one takes the place of one that was not handled yet, so a slow screen never lags."""
+    """A new Snapshot. It replaces one that was not handled yet, so a slow screen never lags."""
 
     def __init__(self, snapshot: Snapshot) -> None:
         super().__init__()
@@ -22,51 +22,29 @@ class SnapshotArrived(Message):
         return isinstance(message, SnapshotArrived)
 
 
-class FeedFailed(Message):
-    """The feed could not start."""
+class Failed(Message):
+    """The feed could not start, or aitop itself has a fault: the program ends with this error."""
 
     def __init__(self, error: BaseException) -> None:
         super().__init__()
         self.error = error
 
 
-class Detached(Message):
-    """The hook was taken out, or `error` says why not."""
-
-    def __init__(self, error: BaseException | None) -> None:
-        super().__init__()
-        self.error = error
-
-
-class SourceRead(Message):
-    """The user's numbered lines around a place (file, line), coloured; None when they could not be read."""
-
-    def __init__(self, place: tuple[str, int], lines: list[tuple[int, Line]] | None) -> None:
-        super().__init__()
-        self.place = place
-        self.lines = lines
+def deliver(target: MessagePump, message: Message) -> None:
+    """Post from any thread; nothing happens if the app has closed in the meantime."""
+    try:
+        target.post_message(message)
+    except RuntimeError:
+        # The event loop has ended.
+        pass
 
 
-class EditsFound(Message):
-    """The lines of the user's own source that fixes change, by the text of the fix."""
+def in_background(target: MessagePump, name: str, work: Callable[[], Message | None]) -> None:
+    """Run `work` in a daemon thread and post what it returns. A thread that hangs does not keep the program alive."""
 
-    def __init__(self, edits: dict[str, Edit]) -> None:
-        super().__init__()
-        self.edits = edits
+    def run() -> None:
+        message = work()
+        if message is not None:
+            deliver(target, message)
 
-
-class LineWanted(Message):
-    """A line of code is to be looked at."""
-
-    def __init__(self, place: Place) -> None:
-        super().__init__()
-        self.place = place
-
-
-class CandidatesFound(Message):
-    """The jobs on this machine, or the `error` that kept us from looking."""
-
-    def __init__(self, candidates: list[Candidate], error: BaseException | None = None) -> None:
-        super().__init__()
-        self.candidates = candidates
-        self.error = error
+    threading.Thread(target=run, name=f"aitop-{name}", daemon=True).start()

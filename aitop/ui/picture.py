@@ -10,14 +10,13 @@ from aitop.model.candidate import Candidate
 from aitop.model.settings import Settings
 from aitop.model.snapshot import Snapshot
 from aitop.ui.app import MonitorApp, PickerApp
-from aitop.ui.screens.evidence import EvidenceScreen, SourceAround
+from aitop.ui.screens.evidence import EvidenceScreen
 from aitop.ui.screens.monitor import MonitorScreen
+from aitop.ui.screens.source_lines import SourceAround
 from aitop.ui.widgets.pane import Pane
 
 POLL_SECONDS = 0.01
-
 ScreenName = Literal["monitor", "evidence", "help", "tree", "flame", "stacks", "processes", "hang"]
-
 KEYS: dict[ScreenName, tuple[str, ...]] = {
     "monitor": (),
     "evidence": ("enter",),

@@ -1,4 +1,7 @@
-"""Files that the user asks for, in the working directory: never over others, and for nobody else's eyes."""
+"""Files that the user asks for, in the working directory: they replace no other file, and only the user can read them.
+
+The functions for the screen return what to say in the notice, an error in words included.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +12,13 @@ from typing import Any
 
 from textual.screen import Screen
 
+from aitop.engine.recorder import Recorder
+from aitop.model.text import printable
+from aitop.model.units import size
 from aitop.ui.widgets.pane import Pane
 
 MOST_FILES = 10_000
+RECORDING_SUFFIX = ".jsonl.gz"
 
 
 def free_stem(folder: Path, stem: str, suffixes: tuple[str, ...]) -> str:
@@ -41,6 +48,16 @@ def write_new(folder: Path, stem: str, contents: Mapping[str, str | bytes]) -> l
     return written
 
 
+def save_screen(screen: Screen[Any], pid: int) -> str:
+    """Save the screen as a picture (SVG) and as text."""
+    pictures = {".svg": screen.app.export_screenshot(title="aitop"), ".txt": text_of(screen)}
+    try:
+        saved = write_new(Path.cwd(), f"aitop-{pid}", pictures)
+    except OSError as error:
+        return f"nothing saved: {_reason(error)}"
+    return f"saved {saved[0].name} and {saved[1].suffix} in {printable(str(saved[0].parent))}"
+
+
 def text_of(screen: Screen[Any]) -> str:
     """What the panes of a screen show, as plain text: each row from the panes that lie on it, left to right."""
     rows: dict[int, list[tuple[int, str]]] = {}
@@ -49,3 +66,32 @@ def text_of(screen: Screen[Any]) -> str:
             for number, line in enumerate(pane.drawn):
                 rows.setdefault(pane.region.y + number, []).append((pane.region.x, line.text))
     return "".join("".join(text for _, text in sorted(row)).rstrip() + "\n" for _, row in sorted(rows.items()))
+
+
+def start_or_end_recording(recorder: Recorder | None, pid: int) -> str:
+    """End the recording that runs, else begin one."""
+    if recorder is None:
+        return "only a live run can be recorded"
+    ended = recorder.end()
+    if ended is not None:
+        return printable(ended.failed or f"recorded {size(ended.written)} in {ended.path.name}")
+    try:
+        folder = Path.cwd()
+        name = free_stem(folder, f"aitop-{pid}", (RECORDING_SUFFIX,))
+        recording = recorder.begin(folder / f"{name}{RECORDING_SUFFIX}")
+    except Exception as error:
+        return f"not recording: {_reason(error)}"
+    return f"recording to {printable(str(recording.path))}"
+
+
+def recording_state(recorder: Recorder | None) -> str | None:
+    """How large the recording is, or that it has stopped; None while there is none."""
+    recording = recorder.recording if recorder else None
+    if recording is None:
+        return None
+    return "REC STOPPED" if recording.failed else f"●REC {size(recording.written).rjust(7)}"
+
+
+def _reason(error: BaseException) -> str:
+    """An error in words, without the number of an OSError."""
+    return printable((error.strerror if isinstance(error, OSError) else None) or str(error))

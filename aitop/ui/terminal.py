@@ -1,4 +1,4 @@
-"""The terminal as it was before the screen came up, and the way back to it when the screen cannot find it itself."""
+"""The terminal: its size, whether it takes more output, and how to give it back when the screen cannot do so itself."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LEAVE = (
 
 
 def believe_the_terminal() -> None:
-    """Forget COLUMNS and LINES where the terminal tells its own size: a parent's shell may have left old ones there."""
+    """Forget COLUMNS and LINES where the terminal knows its size: a shell may have exported old ones."""
     try:
         size = os.get_terminal_size(sys.__stdout__.fileno()) if sys.__stdout__ else None
     except (OSError, ValueError):
@@ -28,10 +28,19 @@ def believe_the_terminal() -> None:
             os.environ.pop(name, None)
 
 
-class LastResort:
-    """Ends the process when it was asked to end and does not, as when its terminal is gone or takes no more output.
+def output_is_blocked() -> bool:
+    """Whether the terminal takes no more output now: a slow link, or somebody who has stopped it."""
+    try:
+        out = sys.__stderr__.fileno() if sys.__stderr__ is not None else -1
+        return os.isatty(out) and not select.select([], [out], [], 0)[1]
+    except (OSError, ValueError):
+        return False
 
-    `clean_up` is called before; it has to be bounded in time. `disarm` when the screen has ended by itself.
+
+class LastResort:
+    """Ends the process if it has not ended some seconds after it was asked to, as when its terminal is gone.
+
+    `clean_up` is called first; it must be bounded in time. `disarm` when the screen has ended by itself.
     """
 
     def __init__(self, clean_up: Callable[[], None]) -> None:

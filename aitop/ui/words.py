@@ -8,8 +8,7 @@ from aitop.model.source import SourceState, SourceStatus
 from aitop.model.text import printable
 from aitop.model.units import NOT_SUPPORTED, NOT_YET, percent
 from aitop.model.verdict import Verdict, Where
-from aitop.ui.line import Line
-from aitop.ui.palette import (
+from aitop.ui.theme.palette import (
     CALM_LABEL,
     DIM,
     FAINT,
@@ -22,6 +21,7 @@ from aitop.ui.palette import (
     STATE_STALE,
     TEXT,
 )
+from aitop.ui.widgets.line import Line
 
 STATES: dict[SourceState, tuple[str, Style]] = {
     "ok": ("●", STATE_OK),
@@ -35,19 +35,19 @@ SEVERITY_LABELS = {"critical": LOSS_LABEL, "warning": LOSS_SOFT_LABEL, "info": C
 
 
 def waits_for_target(status: SourceStatus | None) -> bool:
-    """Whether the hook is on its way in: asked for, and taken as soon as the target comes back to Python code."""
+    """Whether the hook has been asked for and enters as soon as the target runs Python code again."""
     return status is not None and status.code == "waiting-for-target"
 
 
 def state_mark(status: SourceStatus | None) -> tuple[str, Style]:
-    """Glyph and colour of a source's state; a source not heard of yet, or on its way in, has `…`."""
+    """Glyph and colour of a source's state; `…` before the first state and while the hook waits to enter."""
     if status is None:
         return NOT_YET, FAINT
     return (NOT_YET, STATE_STALE) if waits_for_target(status) else STATES[status.state]
 
 
 def state_line(name: str, status: SourceStatus | None) -> Line:
-    """One source in words: what is the matter and what would mend it."""
+    """A source in words: its state, why, and what would mend it."""
     glyph, style = state_mark(status)
     line = Line(f"{glyph} ", style).add(name, TEXT)
     if status is None:
@@ -68,13 +68,13 @@ def label(verdict: Verdict) -> tuple[str, Style]:
 
 
 def confidence_dots(confidence: float) -> Line:
-    """How sure, as five dots."""
+    """A confidence (0..1) as five dots."""
     full = max(0, min(5, round(confidence * 5)))
     return Line("●" * full, TEXT).add("○" * (5 - full), FAINT)
 
 
 def confidence_words(confidence: float) -> str:
-    """How sure, in words with the figure."""
+    """A confidence (0..1) in words, with the figure."""
     words = ((0.85, "very sure"), (0.65, "fairly sure"), (0.4, "likely"), (0.0, "a first guess"))
     return f"{next(word for least, word in words if confidence >= least)} ({percent(confidence)})"
 

@@ -82,6 +82,8 @@ class Switch:
         self.watched_backward = phases.wrap_backward(self.backward, session)
         self.hooks = optimizer_hooks(session)
         self.optimizer = 0
+        # The ticks of the run, as SelfTimer has them.
+        self.ticks: list[tuple[int, int, int]] = []
         # Nanoseconds in which the run was at it, and all of its blocks, which are the other run's as well.
         self.at_it = self.in_all = 0
 
@@ -89,6 +91,7 @@ class Switch:
         """Wrap the classes, and let the hook count always, never, or as it likes."""
         journal, now = self.journal, time.monotonic_ns()
         self.session.sampling.over()
+        self.session._cost._ticks.clear()
         journal.last_step, journal.due, journal.skip, journal.count_soon = now, 0, 0, False
         sampling.FAST_TICKS = 2 if variant == "run" else LONG_NS
         for owner, name, wrapper in self.classes:
@@ -139,6 +142,7 @@ def pairs(switch: Switch, variant: str, plain: Iterator[None], watched: Iterator
     if variant == "run":
         switch.at_it += sum(pair[1] for pair in found)
         switch.in_all += clock() - began
+        switch.ticks += switch.session._cost._ticks
     switch.session.sampling.over()
     first = next((at for at, pair in enumerate(found) if pair[2]), len(found)) if variant == "run" else WARM_STEPS
     return found[first:]
@@ -197,7 +201,7 @@ def _ticks(switch: Switch) -> float:
     """Microseconds of a step for the ticks, by the median one. While the watched run waits for the other
     one, time goes on: one that has it all to itself makes so many more steps between two ticks.
     """
-    ticks = [tick for tick in switch.session._cost._ticks if tick[1]]
+    ticks = switch.ticks
     usual = statistics.median(length for _, _, length in ticks) * len(ticks) / 1000
     return usual / sum(timed + counted for timed, counted, _ in ticks) * switch.at_it / switch.in_all
 

@@ -36,7 +36,7 @@ async def settled(min_sleep: float = 0.0, max_sleep: float = LONGEST_SECONDS) ->
 
 def in_the_background() -> bool:
     return any(
-        getattr(getattr(thread, "_target", None), "__module__", "") == "aitop.ui.background"
+        getattr(getattr(thread, "_target", None), "__module__", "") == "aitop.ui.messages"
         for thread in threading.enumerate()
     )
 

@@ -8,13 +8,13 @@ from rich.cells import cell_len
 
 from aitop.model.snapshot import CallNode
 from aitop.model.text import printable
-from aitop.ui.call_tree import forest, merged
-from aitop.ui.hot_lines import hot_rows
-from aitop.ui.line import Line, columns, shorten, shorten_left, spread, wrap
-from aitop.ui.palette import DATA, FORWARD, HOST_CHART, PHASES, SAVE
-from aitop.ui.panes.step import phase_bar, phase_shares
-from aitop.ui.panes.step_charts import groups_of, scale_top, timeline
-from aitop.ui.widgets.timeline import Column, bar, braille, layered_bar, nice_ceiling, stacked
+from aitop.ui.panes.code.call_tree import forest, merged
+from aitop.ui.panes.code.hot_lines import hot_rows
+from aitop.ui.panes.step.charts import groups_of, scale_top, timeline
+from aitop.ui.panes.step.pane import phase_bar, phase_shares
+from aitop.ui.theme.palette import DATA, FORWARD, HOST_CHART, PHASES, SAVE
+from aitop.ui.widgets.bars import Column, bar, braille, layered_bar, nice_ceiling, stacked
+from aitop.ui.widgets.line import Line, columns, shorten, shorten_left, spread, wrap
 from aitop.ui.words import short_command, significant
 
 texts = st.text(max_size=60)

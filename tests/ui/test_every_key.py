@@ -21,10 +21,6 @@ MAIN = {"snapshot": samples.measured, "keys": ()}
 PLACES = {
     "AitopApp": MAIN,
     "MonitorScreen": MAIN,
-    "NarrowingScreen": MAIN,
-    "SessionScreen": MAIN,
-    "StackActionsScreen": MAIN,
-    "RankActionsScreen": MAIN,
     "Pane": MAIN,
     "ChartPane": MAIN | {"focus": "step"},
     "CodePane": MAIN | {"focus": "code"},

@@ -11,11 +11,11 @@ from rich.cells import cell_len
 from rich.style import Style
 
 from aitop.model.snapshot import Series
-from aitop.ui.figures import copies, figure_lines, found_figures, gil_line, pageable_share
-from aitop.ui.panes.lanes import use_of
-from aitop.ui.panes.memory import full_in
-from aitop.ui.view import View
-from aitop.ui.widgets.cursor import nearest
+from aitop.ui.panes.code.pane import gil_line
+from aitop.ui.panes.data import copies, pageable_share, use_of
+from aitop.ui.panes.step.figures import figure_lines, measured_figures
+from aitop.ui.state import View
+from aitop.ui.widgets.chart_pane import nearest
 from aitop.ui.widgets.plot import Curve, Span, ago, curves, slots, span_of, time_axis, value_at
 
 INK, OVER = Style(color="red"), Style(color="blue")
@@ -92,10 +92,10 @@ def test_what_a_worker_does_adds_up():
 
 
 def test_figures_are_there_only_where_they_were_measured():
-    assert figure_lines(found_figures(View(samples.input_bound()), 60), 60, 5) == []
+    assert figure_lines(measured_figures(View(samples.input_bound()), 60), 60, 5) == []
     assert copies(View(samples.input_bound()), samples.input_bound(), 60) is None
     speed, syncs, comms, compiler, scaler = (
-        line.text for line in figure_lines(found_figures(View(samples.measured()), 100), 100, 5)
+        line.text for line in figure_lines(measured_figures(View(samples.measured()), 100), 100, 5)
     )
     assert "347 TFLOP/s" in speed
     assert "35%" in speed
@@ -111,11 +111,11 @@ def test_figures_are_there_only_where_they_were_measured():
 
 
 def test_few_rows_show_the_figures_side_by_side():
-    (line,) = figure_lines(found_figures(View(samples.measured()), 70), 70, 1)
+    (line,) = figure_lines(measured_figures(View(samples.measured()), 70), 70, 1)
     assert line.text.split(" · ")[0].strip() == "347 TFLOP/s MFU  35%"
     assert "syncs 3.00/step" in line.text
     assert line.width <= 70
-    assert figure_lines(found_figures(View(samples.measured()), 70), 70, 0) == []
+    assert figure_lines(measured_figures(View(samples.measured()), 70), 70, 0) == []
 
 
 def test_copies_say_how_much_of_them_is_pageable():
@@ -138,9 +138,11 @@ def test_threads_that_hold_the_lock_are_named_and_idle_ones_not():
     assert gil_line(samples.stacks(), None, 100) is None
 
 
-def test_the_time_left_comes_from_the_verdict():
-    assert full_in(samples.input_bound()) is None
-    assert full_in(samples.measured()) == ("cuda 0", "12 m 10 s")
+async def test_a_verdict_about_memory_stands_beside_the_memory(look_at):
+    async with look_at(samples.healthy()) as eyes:
+        assert "oom-risk" not in eyes.pane("memory")
+        await eyes.give(samples.measured())
+        assert "oom-risk" in eyes.pane("memory").split("\n")[0]
 
 
 @pytest.mark.parametrize(
@@ -149,7 +151,7 @@ def test_the_time_left_comes_from_the_verdict():
         ("step", ("TFLOP/s", "syncs", "comms", "skipped", "last 127 steps", "-5 m")),
         ("gpu", ("100%▕", "busy")),
         ("data", ("copies", "pageable", "busy", "idle", "3731")),
-        ("memory", ("peak", "split  12%", "retry  2", "OOM  1", "cuda 0 full in 12 m 10 s")),
+        ("memory", ("peak", "split  12%", "retry  2", "OOM  1", "oom-risk")),
         ("code", ("GIL   37% main",)),
     ],
 )

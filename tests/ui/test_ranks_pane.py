@@ -7,7 +7,7 @@ import sample_snapshots as samples
 from aitop.diagnosis.conditions.hang import Odd
 from aitop.model.ranks import RankView
 from aitop.ui.layout import plan
-from aitop.ui.panes.hang import places
+from aitop.ui.screens.hang import places
 
 
 def job(count, **fields):
@@ -53,7 +53,8 @@ def test_the_matrix_has_room_at_every_size():
     for width, height in ((80, 24), (120, 36), (200, 50)):
         for ranks in (2, 8, 64):
             boxes = plan(width, height, ranks=ranks)
-            assert boxes["ranks"].height >= min(ranks + 3, 7), (width, height, ranks)
+            assert boxes["ranks"].height >= min(ranks + 3, 6), (width, height, ranks)
+            assert boxes["code"].height >= 3, (width, height, ranks)
             assert sum(box.width * box.height for box in boxes.values()) <= width * height
         assert "ranks" not in plan(width, height, ranks=1)
     many, few = plan(300, 70, ranks=64), plan(300, 70, ranks=4)

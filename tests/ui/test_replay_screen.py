@@ -8,7 +8,7 @@ import pytest
 
 from aitop.engine.replay import ReplayFeed
 from aitop.sources.replay import Recording
-from aitop.ui.panes.replay_bar import clock, seconds_of
+from aitop.ui.screens.replay import clock, seconds_of
 
 SLOW_LOADER = Path(__file__).parents[1] / "recordings" / "slow-loader.jsonl.gz"
 

@@ -16,7 +16,7 @@ from aitop.model.source import SourceStatus
 from aitop.outputs.recording import RecordingWriter
 from aitop.sources.replay import read_recording
 from aitop.ui.app import MonitorApp
-from aitop.ui.themes import THEMES
+from aitop.ui.theme.themes import THEMES
 
 
 def later(seconds=0.18, wait=0.5, *, after=60.0):
@@ -241,10 +241,10 @@ async def test_the_command_palette_finds_an_action_by_its_name(look_at):
 
 async def test_a_slow_link_gets_the_newest_picture_when_it_has_caught_up(look_at, monkeypatch):
     async with look_at(samples.input_bound()) as eyes:
-        monkeypatch.setattr(type(eyes.app._driver), "behind", True, raising=False)
+        monkeypatch.setattr("aitop.ui.screens.monitor.output_is_blocked", lambda: True)
         await eyes.give(samples.healthy())
         assert "COMPUTE-BOUND" not in eyes.text()
-        monkeypatch.setattr(type(eyes.app._driver), "behind", False, raising=False)
+        monkeypatch.setattr("aitop.ui.screens.monitor.output_is_blocked", lambda: False)
         await eyes.until("COMPUTE-BOUND")
 
 

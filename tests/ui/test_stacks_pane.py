@@ -10,8 +10,8 @@ from textual.geometry import Offset
 
 from aitop.engine.stack_dump import NoDumpError
 from aitop.model.stacks import Frame, StackDump, ThreadStack
-from aitop.ui.code_lines import Place
 from aitop.ui.editor import arguments, edit, editor_command, has_window
+from aitop.ui.panes.code.hot_lines import Place
 
 FRAMES = (
     Frame("feed", "/home/ada/data.py", 31, True, "batch = queue.get()"),

@@ -92,8 +92,6 @@ def snapshot(
     fields.setdefault("host", host(workers))
     if lines or main_samples:
         fields.setdefault("stacks", stacks(lines, workers, main_samples, phases))
-    stepping = {RANK: records[-1].kind} if records else {}
-    fields.setdefault("working", working(fields.get("stacks"), stepping, RANK))
     return accounted(
         Snapshot(
             tick=5,
@@ -109,13 +107,13 @@ def snapshot(
 
 
 def accounted(seen):
-    """The Snapshot with its ledgers made anew, as the engine does before it judges."""
+    """The Snapshot with those who work and their ledgers made anew, as the engine does before it judges."""
+    made = seen.steps if seen.steps is not None and seen.steps.recent else None
+    stepping = {made.pid: made.recent[-1].kind} if made else {}
+    seen = msgspec.structs.replace(seen, working=working(seen.stacks, stepping, seen.target.pid))
     return msgspec.structs.replace(seen, ledgers=ledgers(seen))
 
 
 def changed(seen, **fields):
     """The Snapshot with other fields, and the ledgers that follow from them."""
-    if "stacks" in fields:
-        steps = seen.steps.recent if seen.steps else ()
-        fields.setdefault("working", working(fields["stacks"], {RANK: steps[-1].kind} if steps else {}, RANK))
     return accounted(msgspec.structs.replace(seen, **fields))

@@ -9,10 +9,20 @@ from rich.color import Color
 from rich.style import Style
 
 from aitop.model.settings import THEME_NAMES, Settings
-from aitop.ui.appearance import look_for, theme_for
-from aitop.ui.palette import CODE_KINDS, PHASES, PROCESS_KINDS, clickable, dimmed, lifted
-from aitop.ui.themes import COLOUR_BLIND, DARK, LIGHT, MONO, SIXTEEN, THEMES, colour_of, themed
-from aitop.ui.thrift import condensed
+from aitop.ui.driver import condensed
+from aitop.ui.theme.palette import CODE_KINDS, PHASES, PROCESS_KINDS, clickable, dimmed, lifted
+from aitop.ui.theme.themes import (
+    COLOUR_BLIND,
+    DARK,
+    LIGHT,
+    MONO,
+    SIXTEEN,
+    THEMES,
+    colour_of,
+    look_for,
+    theme_for,
+    themed,
+)
 
 # Machado, Oliveira and Fernandes 2009, complete loss of one kind of cone, for linear RGB.
 SIGHTS = {

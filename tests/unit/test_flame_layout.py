@@ -5,13 +5,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aitop.model.snapshot import CallNode, Phases, ProcessStacks, Stacks, ThreadShare, ThreadTree
-from aitop.stacks.origin import origin_of
-from aitop.ui.call_tree import Node, find, forest
-from aitop.ui.flame import flame_lines, node_line
-from aitop.ui.icicle import icicle, in_order, neighbour, row_of, zoomed
-from aitop.ui.settled import Settled
-from aitop.ui.tree_rows import tree_rows
-from aitop.ui.who import EVERYBODY, Who, next_part, next_thread
+from aitop.ui.panes.code.call_tree import Node, Settled, find, forest, tree_rows
+from aitop.ui.panes.code.flame import flame_lines, icicle, in_order, neighbour, node_line, row_of, zoomed
+from aitop.ui.state import EVERYBODY, Who, next_part, next_thread
 
 LIB = "/usr/lib/python3.11/site-packages/torch/a.py"
 MINE = "/home/ada/train.py"

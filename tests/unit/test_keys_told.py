@@ -7,10 +7,10 @@ from textual.binding import Binding
 
 from aitop.ui.app import AitopApp
 from aitop.ui.panes.footer import KEYS
-from aitop.ui.panes.processes import ProcessPane
+from aitop.ui.panes.processes.pane import ProcessPane
+from aitop.ui.screens.code_line import LineScreen
 from aitop.ui.screens.hang import HangScreen
 from aitop.ui.screens.help import key_name
-from aitop.ui.screens.line import LineScreen
 from aitop.ui.screens.monitor import MonitorScreen
 from aitop.ui.screens.replay import ReplayScreen
 

@@ -44,8 +44,8 @@ def test_no_look_begins_before_the_last_one_is_over(monkeypatch):
 class Host:
     """Knows nobody until it has looked."""
 
-    def __init__(self, ranks, launchers):
-        self.found, self.seen = (ranks, launchers), False
+    def __init__(self, ranks, launchers, parents=()):
+        self.found, self.seen, self.parents = (ranks, launchers), False, lambda: frozenset(parents)
 
     def wait_for_look(self, seconds):
         self.seen = True
@@ -64,6 +64,35 @@ def test_no_hook_goes_into_what_only_started_the_ranks(ranks, launchers, hooked)
     feed = live.LiveFeed([Target(time=time.monotonic(), pid=os.getpid(), command="x")], live.Options(passive=True))
     feed._pids, feed._host = (1,), Host(ranks, launchers)
     assert feed._hook_pids() == hooked
+
+
+@pytest.mark.parametrize(
+    ("ranks", "stepping", "hooked"),
+    [
+        ((8, 9), {}, (8,)),
+        ((9,), {}, ()),
+        ((9,), {9: 2}, (9,)),
+        ((9,), {10: 2}, ()),
+        ((8, 9), {9: 2}, (8, 9)),
+    ],
+)
+def test_what_started_others_is_hooked_once_it_was_seen_to_step(monkeypatch, ranks, stepping, hooked):
+    feed = live.LiveFeed([Target(time=time.monotonic(), pid=os.getpid(), command="x")], live.Options(passive=True))
+    monkeypatch.setattr(live, "FIRST_LOOK_SECONDS", 0.05)
+    feed._pids, feed._host = (9,), Host(ranks, (), parents={9})
+    feed._runners["stacks"] = Idle()
+    feed._seen.update(stepping, tuple(stepping), {8, 9, 10})
+    assert feed._hook_pids() == hooked
+
+
+@pytest.mark.parametrize("state", ["denied", "absent", "failed"])
+def test_without_stacks_nobody_can_tell_who_steps(state):
+    feed = live.LiveFeed([Target(time=time.monotonic(), pid=os.getpid(), command="x")], live.Options(passive=True))
+    feed._pids, feed._host = (9,), Host((9,), (), parents={9})
+    assert feed._hook_pids() == (9,), "stacks are switched off"
+    feed._runners["stacks"] = Idle()
+    feed._stacks_state = state
+    assert feed._hook_pids() == (9,)
 
 
 def test_who_launched_is_told_from_who_trains(monkeypatch):

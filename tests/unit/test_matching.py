@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from aitop.ui.matching import matches
+from aitop.ui.state import matches
 
 
 @pytest.mark.parametrize(

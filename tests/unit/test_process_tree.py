@@ -11,12 +11,10 @@ from hypothesis import strategies as st
 from aitop.model.gpu import GpuDevice, GpuProcess, GpuSample
 from aitop.model.host import HostSample, MachineSample, ProcessSample
 from aitop.model.snapshot import Phases, ProcessStacks, Snapshot, Stacks, Steps, Target
-from aitop.ui.folding import refit
-from aitop.ui.layout import plan
-from aitop.ui.narrowing import devices_for, family, process_words, scope_of, steps_for
-from aitop.ui.process_columns import age_text, fit, heading, row_line
-from aitop.ui.process_tree import BY_ROLE, Order, ProcessRow, process_rows
-from aitop.ui.view import View
+from aitop.ui.layout import plan, refit
+from aitop.ui.panes.processes.columns import age_text, fit, heading, row_line
+from aitop.ui.panes.processes.tree import BY_ROLE, Order, ProcessRow, process_rows
+from aitop.ui.state import View, devices_for, family, process_words, scope_of, steps_for
 
 WALL = 1000.0
 
@@ -74,7 +72,7 @@ def test_siblings_are_sorted_by_a_column_and_what_is_not_measured_comes_last() -
 
 def test_the_filter_keeps_the_way_to_what_it_found_even_below_folded_ones() -> None:
     rows = process_rows(JOB, None, WALL, wanted="decode", folded={10})
-    assert [(row.process.pid, row.found) for row in rows] == [(10, False), (12, False), (21, True)]
+    assert [(row.process.pid, row.matches) for row in rows] == [(10, False), (12, False), (21, True)]
     assert process_rows(JOB, None, WALL, wanted="nothing like it") == []
 
 

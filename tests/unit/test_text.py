@@ -13,7 +13,7 @@ from aitop import cli
 from aitop.model.text import escaped_json, printable
 from aitop.sources import procfs
 from aitop.sources.nvml import plausible
-from aitop.ui.line import Line, wrap
+from aitop.ui.widgets.line import Line, wrap
 from aitop.ui.words import one_line
 
 # What moves a cursor, changes a colour, reverses reading or breaks a line.

@@ -77,6 +77,16 @@ def test_ranks_of_which_one_was_seen_in_a_step_only_now_and_then():
     assert working(stacks, {}, MAIN) == (FIRST, SECOND)
 
 
+def test_the_rank_that_is_late_before_the_one_that_waits_for_it_in_its_backward_pass():
+    waits = line("train", 0.8, pid=FIRST, phase="backward", activity="wait-lock")
+    loads = line("load", 0.6, pid=SECOND, phase="data_wait", activity="sleep")
+    early = sampled(FIRST, "rank", Phases(forward=0.1, backward=0.85, outside=0.05))
+    late = sampled(SECOND, "rank", Phases(data_wait=0.6, forward=0.1, backward=0.2, outside=0.1))
+    stacks = seen(early, late, lines=[waits, loads])
+    assert working(stacks, {}, MAIN) == (SECOND, FIRST)
+    assert working(stacks, {FIRST: "train"}, MAIN) == (FIRST, SECOND), "counted steps are compared by rank"
+
+
 def test_there_is_always_somebody_but_never_a_helper():
     assert working(None, {}, MAIN) == ()
     everybody_waits = seen(sampled(MAIN, "rank"), sampled(FIRST, "helper", active=1.0), sampled(SECOND))

@@ -104,7 +104,7 @@ def _screen(screen: tuple[int, int], name: str) -> Check:
 
 
 def _colours(environment: Mapping[str, str]) -> Check:
-    from aitop.ui.appearance import theme_for
+    from aitop.ui.theme.themes import theme_for
 
     theme = theme_for(environment)
     if environment.get("NO_COLOR"):
@@ -118,7 +118,7 @@ def _colours(environment: Mapping[str, str]) -> Check:
 
 def _characters(environment: Mapping[str, str], encoding: str) -> Check:
     from aitop.model.settings import Settings
-    from aitop.ui.appearance import look_for
+    from aitop.ui.theme.themes import look_for
 
     if "utf" not in encoding.lower():
         return fault("utf-8", f"the locale is {encoding}: ASCII is drawn", "export LC_ALL=C.UTF-8")

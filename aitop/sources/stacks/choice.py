@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 
 from aitop.sources import procfs
@@ -11,6 +12,7 @@ from aitop.sources.source import SourceError
 Working = Callable[[], Sequence[int]]
 MANY = 4
 FEW = 2
+BUSY = 0.1
 
 
 def nobody_yet() -> Sequence[int]:
@@ -31,6 +33,8 @@ class Chooser:
         self._evidence = ProcessEvidence(stepping=stepping)
         self._embeds: dict[tuple[int, int], bool] = {}
         self._turn = 0
+        self._used: dict[tuple[int, int], tuple[float, float]] = {}
+        self._cores: dict[int, float] = {}
 
     def next(self, few: bool) -> list[int]:
         """Pids for the next window: up to FEW or MANY processes that do the work, and as many others.
@@ -44,6 +48,8 @@ class Chooser:
         first = [pid for pid in self._working() if pid in everyone] or usual
         # Whoever waits now may work later, and says what the others wait for.
         feeding = [pid for role in ("rank", "loader-worker", "other") for pid in roles.get(role, [])]
+        # A server that hands its requests to others may have much to do with each of them itself.
+        feeding += [pid for pid in roles.get("launcher", []) if self._cores.get(pid, 0.0) > BUSY]
         feeding = [pid for pid in feeding if pid not in first]
         self._turn += 1
         most = FEW if few else MANY
@@ -58,6 +64,7 @@ class Chooser:
         members = [member for member in self._tree.update() if member.stat.state not in "ZXx"]
         if not members:
             raise SourceError("absent", f"process {self._tops[0]} has ended")
+        self._measure(members)
         python = {member.stat.pid for member in members if self._is_python(member)}
         if not python:
             raise SourceError("absent", f"process {self._tops[0]} is no Python process and has none below it")
@@ -66,6 +73,18 @@ class Chooser:
             if pid in python:
                 roles.setdefault(place.role, []).append(pid)
         return roles
+
+    def _measure(self, members: Sequence[Member]) -> None:
+        """Take the cores that each process has used since the last time."""
+        now, before = time.monotonic(), self._used
+        self._used = {
+            member.key: (now, (member.stat.user + member.stat.system) / procfs.TICKS_PER_SECOND) for member in members
+        }
+        self._cores = {
+            key[0]: (used - before[key][1]) / (now - before[key][0])
+            for key, (_, used) in self._used.items()
+            if key in before and now > before[key][0]
+        }
 
     def _is_python(self, member: Member) -> bool:
         if member.facts().python:

@@ -1,23 +1,37 @@
-"""The way of the data: queue, loader workers, disk and network."""
+"""The way of the data: queue, copies to the device, loader workers, disk and network."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 from rich.cells import cell_len
+from rich.style import Style
 
 from aitop.model.host import MachineSample, ProcessSample
 from aitop.model.snapshot import Series, Snapshot
-from aitop.model.steps import LoaderInfo
-from aitop.model.units import NOT_SUPPORTED, NOT_YET, count, percent, rate
-from aitop.ui.changes import WIDTH, change
-from aitop.ui.company import lines_of, room_below
-from aitop.ui.figures import copies
-from aitop.ui.line import Line
-from aitop.ui.palette import DATA, DIM, FAINT, TEXT
-from aitop.ui.panes.lanes import idle_shares, lane_lines, legend, strip_lines
-from aitop.ui.view import View
-from aitop.ui.widgets.cursor import ChartPane
+from aitop.model.steps import HookFacts, LoaderInfo, StepRecord
+from aitop.model.units import NOT_SUPPORTED, NOT_YET, count, duration, percent, rate, size
+from aitop.ui.panes.since_mark import WIDTH, change, recent
+from aitop.ui.panes.spare_rows import lines_of, room_below
+from aitop.ui.panes.step.figures import GAP, LABEL, _site
+from aitop.ui.state import View
+from aitop.ui.theme.palette import (
+    BRIGHT,
+    DATA,
+    DIM,
+    FAINT,
+    LOSS,
+    TEXT,
+    TRANSFER,
+    TROUGH,
+    WAITING,
+    lifted,
+    over,
+)
+from aitop.ui.widgets.bars import braille, layered_bar
+from aitop.ui.widgets.chart_pane import ChartPane
+from aitop.ui.widgets.line import Line, columns
 from aitop.ui.widgets.pane import Drawing
 from aitop.ui.widgets.plot import (
     Curve,
@@ -32,8 +46,7 @@ from aitop.ui.widgets.plot import (
     typical_gap,
     value_at,
 )
-from aitop.ui.widgets.timeline import braille
-from aitop.ui.words import one_line, plural, state_line
+from aitop.ui.words import one_line, plural, share_text, state_line
 
 ROOM_FOR_STRIPS = 9
 MOST_STRIPS = 16
@@ -44,7 +57,7 @@ SCALE = 13
 
 
 class DataPane(ChartPane):
-    """Is there a batch ready when the step asks for one; and if not, what are the workers doing."""
+    """Whether a batch is ready when the step asks for it, and what the workers are doing."""
 
     def draw(self, view: View, width: int, height: int) -> Drawing:
         self.moments = ()
@@ -95,15 +108,15 @@ def _at_once(view: View, snapshot: Snapshot, workers: list[ProcessSample], width
 def _facts(  # noqa: PLR0917
     view: View, snapshot: Snapshot, loader: LoaderInfo | None, workers: list[ProcessSample], width: int, rows: int
 ) -> list[Line]:
-    """How the loader is set up, copies to the device, disk and network: the more the more rows there are."""
-    found = [
+    """How the loader is set up, copies to the device, disk and network: as many of them as there are rows."""
+    facts = [
         (1, loader_line(loader, len(workers), width)),
         (2, copies(view, snapshot, width)),
         (0, _traffic(view, snapshot.host.machine, width) if snapshot.host else None),
     ]
-    known = [(rank, line) for rank, line in found if line is not None]
-    kept = sorted(rank for rank, _ in known)[: max(1, rows)]
-    return [line for rank, line in known if rank in kept]
+    known = [(rank, line) for rank, line in facts if line is not None]
+    shown = sorted(rank for rank, _ in known)[: max(1, rows)]
+    return [line for rank, line in known if rank in shown]
 
 
 def _queue_chart(  # noqa: PLR0917
@@ -159,7 +172,7 @@ def main_loader(snapshot: Snapshot) -> LoaderInfo | None:
 
 
 def queue_lines(view: View, snapshot: Snapshot, loader: LoaderInfo | None, width: int, rows: int) -> list[Line]:
-    """Batches that lay ready at the last step, of how many there is room for, and how that went."""
+    """Batches that were ready at the last step, the queue's capacity, and both over time."""
     series = snapshot.series.get("queue_ready", Series())
     known = [value for value in series.values if value is not None]
     line = Line("queue   ", DIM)
@@ -197,7 +210,7 @@ def loader_line(loader: LoaderInfo | None, workers: int, width: int) -> Line:
 
 
 def _no_queue(snapshot: Snapshot, loader: LoaderInfo | None) -> tuple[str, str]:
-    """Why there are no figures of it, with the mark for that."""
+    """Why nothing is known of the queue, after the mark for that."""
     if loader is not None and loader.workers == 0:
         return NOT_SUPPORTED, "no queue: batches are made in the main process"
     hook = snapshot.sources.get("hook")
@@ -228,8 +241,8 @@ def _rate(view: View, way: str, rate_of: Callable[[MachineSample], float | None]
 def _workers(view: View, snapshot: Snapshot) -> list[ProcessSample]:
     pids = view.pids()
     host = snapshot.host
-    found = [process for process in host.processes if process.role == "loader-worker"] if host else []
-    return [process for process in found if pids is None or process.pid in pids]
+    workers = [process for process in host.processes if process.role == "loader-worker"] if host else []
+    return [process for process in workers if pids is None or process.pid in pids]
 
 
 def _cpu_note(view: View, workers: list[ProcessSample]) -> Line | None:
@@ -242,3 +255,159 @@ def _cpu_note(view: View, workers: list[ProcessSample]) -> Line | None:
 def _cores(workers: list[ProcessSample]) -> float | None:
     used = [process.cpu for process in workers if process.cpu is not None]
     return sum(used) if used else None
+
+
+PAGEABLE = 0.5
+
+
+def copies(view: View, snapshot: Snapshot, width: int) -> Line | None:
+    """Host-to-device copies: rate, bytes a step, the share from pageable memory, time, and the dearest line."""
+    facts, recent = snapshot.facts, _copying(snapshot)
+    seconds = sum(record.seconds for record in recent)
+    if seconds <= 0:
+        return None
+    moved = sum(record.transfer_bytes or 0 for record in recent)
+    taken = sum(record.transfer or 0.0 for record in recent)
+    line = Line("copies".ljust(LABEL), DIM).add(rate(moved / seconds).rjust(8), TEXT)
+    line.join(change(view, _copy_rate))
+    line.add(GAP).add(size(moved / len(recent)).rjust(7), TEXT).add("/step", DIM)
+    share = pageable_share(facts)
+    if share is not None and width >= 50:
+        line.add(GAP).add(share_text(share), LOSS if share >= PAGEABLE else TEXT).add(" pageable", DIM)
+    if line.width + 16 <= width:
+        line.add(GAP).add(duration(taken / len(recent)).rjust(7), TEXT)
+        line.add(" ").add(share_text(taken / seconds), TRANSFER.ink)
+    return _site(line, facts, "transfer", width)
+
+
+def _copying(snapshot: Snapshot) -> list[StepRecord]:
+    """The steps of which the copied bytes are known."""
+    return [one for one in snapshot.steps.recent if one.transfer_bytes is not None] if snapshot.steps else []
+
+
+def _copy_rate(snapshot: Snapshot) -> float | None:
+    recent = _copying(snapshot)
+    seconds = sum(record.seconds for record in recent)
+    return sum(record.transfer_bytes or 0 for record in recent) / seconds if seconds > 0 else None
+
+
+def pageable_share(facts: HookFacts | None) -> float | None:
+    """The share (0..1) of copied bytes that came from memory that is not pinned; None where that was not measured."""
+    copies = [call for call in facts.calls if call.kind == "transfer" and call.bytes] if facts else []
+    copies = [call for call in copies if call.pageable_bytes is not None]
+    total = sum(call.bytes or 0 for call in copies)
+    return sum(call.pageable_bytes or 0 for call in copies) / total if total else None
+
+
+LANE = 22
+ROOMY = 30
+LEAST_BUSY = 0.02
+STATE_WORDS = {"R": "runs", "S": "sleeps", "D": "disk", "T": "stopped", "t": "traced", "Z": "zombie", "I": "idle"}
+_EIGHTHS = " ▁▂▃▄▅▆▇█"
+
+
+class Use(NamedTuple):
+    """Shares of a worker's time; they add up to 1. `idle` is None where no stacks distinguish it from waiting."""
+
+    busy: float
+    waiting: float
+    idle: float | None
+
+
+def use_of(cpu: float | None, idle: float | None) -> Use | None:
+    """`cpu` (cores) is busy; of the rest, `idle` (share of its stacks without work) is not waiting."""
+    if cpu is None:
+        return None
+    busy = min(1.0, max(0.0, cpu))
+    if idle is None:
+        return Use(busy, 0.0, None)
+    without_work = min(1.0 - busy, idle)
+    return Use(busy, max(0.0, 1.0 - busy - without_work), without_work)
+
+
+def idle_shares(snapshot: Snapshot) -> dict[int, float]:
+    """By process, the share of its samples in which it had nothing to do."""
+    processes = snapshot.stacks.processes if snapshot.stacks else ()
+    return {process.pid: process.idle for process in processes if process.idle is not None}
+
+
+def lane_lines(
+    view: View, workers: Sequence[ProcessSample], idle: Mapping[int, float], width: int, height: int
+) -> list[Line]:
+    """A bar for each worker as it is now, side by side where rows are few."""
+    lane = LANE + (WIDTH if view.mark is not None else 0)
+    per_row = 1 if len(workers) <= height else max(1, (width + 2) // (lane + 2))
+    cell = (width - 2 * (per_row - 1)) // per_row
+    lanes = [_lane(view, process, idle.get(process.pid), cell) for process in workers]
+    return [columns([(lane, cell) for lane in lanes[at : at + per_row]]) for at in range(0, len(lanes), per_row)]
+
+
+def _lane(view: View, process: ProcessSample, idle: float | None, width: int) -> Line:
+    state = STATE_WORDS.get(process.state or "", process.state or NOT_SUPPORTED)
+    state = state if width < ROOMY else state.ljust(7)
+    line = Line(str(process.pid).ljust(7 if width < ROOMY else 8), DIM).add(share_text(process.cpu), BRIGHT)
+    line.join(_cpu_change(view, process.pid)).add(" ")
+    return line.join(_bar(use_of(process.cpu, idle), max(3, width - line.width - 8), view.look.mono)).add(
+        f" {state}", DIM
+    )
+
+
+def _bar(use: Use | None, width: int, mono: bool) -> Line:
+    if use is None:
+        return Line("·" * width, TROUGH)
+    return layered_bar(((use.busy, DATA.ink, "█"), (use.waiting, WAITING, "▒" if mono else "█")), width)
+
+
+def _cpu_change(view: View, pid: int) -> Line:
+    """The change of what a process uses of a core since the mark, in percentage points."""
+
+    def cpu_of(snapshot: Snapshot) -> float | None:
+        return recent(snapshot, f"worker{pid}.cpu")
+
+    return change(view, cpu_of, points=True)
+
+
+def strip_lines(  # noqa: PLR0917
+    view: View,
+    snapshot: Snapshot,
+    workers: Sequence[ProcessSample],
+    span: Span,
+    axis: int,
+    cursor: int | None = None,
+) -> list[Line]:
+    """A row for each worker over the time of `span`: the lower part of a cell is busy, what is above waits or idles."""
+    return [_strip(view, snapshot, process, span, axis, cursor) for process in workers]
+
+
+def _strip(  # noqa: PLR0917
+    view: View, snapshot: Snapshot, process: ProcessSample, span: Span, axis: int, cursor: int | None
+) -> Line:
+    by = _cpu_change(view, process.pid)
+    line = Line(str(process.pid).ljust(axis - 5 - by.width), DIM).add(share_text(process.cpu), BRIGHT).join(by).add(" ")
+    cpu = snapshot.series.get(f"worker{process.pid}.cpu", Series())
+    idle = snapshot.series.get(f"worker{process.pid}.idle", Series())
+    used, without = slots(cpu, span, typical_gap(cpu)), slots(idle, span, typical_gap(idle))
+    run, ink = "", FAINT
+    for cell in range(span.cells):
+        glyph, style = _cell(use_of(used[2 * cell + 1], without[2 * cell + 1]))
+        style = lifted(style) if cell == cursor else style
+        if style is not ink and run:
+            line.add(run, ink)
+            run = ""
+        run, ink = run + glyph, style
+    return line.add(run, ink)
+
+
+def _cell(use: Use | None) -> tuple[str, Style]:
+    """Busy as high as it was, on the hue of what the worker did for the rest of the time."""
+    if use is None:
+        return " ", FAINT
+    waits = use.waiting > (use.idle or 0.0)
+    glyph = _EIGHTHS[max(1 if use.busy > LEAST_BUSY else 0, round(use.busy * 8))]
+    return glyph, over(DATA.ink, WAITING if waits else TROUGH)
+
+
+def legend() -> Line:
+    """What the hues of the lanes mean."""
+    line = Line("█", DATA.ink).add(" busy  ", FAINT).add("█", WAITING).add(" waits  ", FAINT)
+    return line.add("█", TROUGH).add(" idle", FAINT)

@@ -1,21 +1,24 @@
-"""The last line: the keys that matter here, and what watching costs."""
+"""The last line: the keys that matter here and what watching costs; or the filter while it is typed."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
+from textual import events
+from textual.message import Message
+
+from aitop.model.text import printable
 from aitop.model.units import NOT_YET
-from aitop.ui.line import Line, spread
-from aitop.ui.palette import DIM, KEY, TEXT, clickable
-from aitop.ui.view import View
+from aitop.ui.state import View
+from aitop.ui.theme.palette import BRIGHT, DIM, KEY, NOTICE, TEXT, clickable
+from aitop.ui.widgets.line import Line, shorten_left, spread
 from aitop.ui.widgets.pane import Drawing, Pane
 
 ROOM_FOR_COST = 50
 ROOM_FOR_WORDS = 140
 LEAST_COUNTED = 3.0
-"""Seconds of watching before its cost is told: what starts says nothing of what goes on."""
+"""Seconds before the cost is shown: starting costs more than watching."""
 ROOM_FOR_SHARE = 140
-
 KEYS = (
     ("?", "help", "screen.help"),
     ("q", "quit", "screen.leave"),
@@ -27,19 +30,17 @@ KEYS = (
     ("z", "zoom", "screen.zoom"),
     ("d", "detach", "screen.detach"),
     ("p", "profile", "screen.profile"),
-    ("tab", "pane", "app.focus_next"),
+    ("tab", "pane", "screen.next_pane(1)"),
     ("f", "flame", "screen.flame"),
     ("S", "stacks", "screen.stacks"),
     ("e", "edit", "screen.edit"),
 )
-
-
 MEAN_ELSE = {
     "processes": {"why": "narrow", "pause": "narrow, stay"},
     "code": {"why": "line"},
     "ranks": {"why": "enter"},
 }
-"""What keys do while a pane has the focus."""
+"""What keys do instead while a pane has the focus."""
 
 
 class Footer(Pane):
@@ -57,7 +58,7 @@ class Footer(Pane):
 
 
 def cost_line(view: View, width: int) -> Line:
-    """What aitop takes for itself: its CPU over the last half minute, and the hook's time in each step."""
+    """What watching costs: CPU of aitop over the last half minute, and the hook's time in each step."""
     snapshot = view.snapshot
     cost = snapshot.cost if snapshot else None
     if snapshot is None or cost is None or cost.monitor_cpu is None or snapshot.window < LEAST_COUNTED:
@@ -89,3 +90,82 @@ def _keys(view: View, room: int, meant: Mapping[str, str]) -> Line:
 
 def _is_on(view: View, word: str) -> bool:
     return (word == "pause" and view.paused) or word == view.code
+
+
+LONGEST = 200
+
+
+class Filtered(Message):
+    """What is typed so far; `done` when the user is through with it."""
+
+    def __init__(self, text: str, *, done: bool = False) -> None:
+        super().__init__()
+        self.text = text
+        self.done = done
+
+
+class FilterLine(Pane):
+    """Takes every key while it has the focus: text narrows at once, enter keeps it, escape drops it."""
+
+    framed = False
+
+    def __init__(self, *, id: str) -> None:  # noqa: A002 - Textual's own name
+        super().__init__(id=id)
+        self.typed = ""
+
+    def draw(self, view: View, width: int, height: int) -> Drawing:
+        hint = (
+            Line("⏎", KEY)
+            .add(" keep  ", DIM)
+            .add("esc", KEY)
+            .add(" drop  ", DIM)
+            .add("!word", KEY)
+            .add(" without ", DIM)
+        )
+        room = max(1, width - 12)
+        line = Line(" filter ", BRIGHT).add("/", KEY).add(shorten_left(self.typed, room), TEXT).add(" ", NOTICE)
+        return Drawing([spread(line, hint, width) if line.width + hint.width < width else line])
+
+    def on_key(self, event: events.Key) -> None:
+        if event.key in ("enter", "tab"):
+            self._end(event, self.typed)
+        elif event.key == "escape":
+            self._end(event, "")
+        elif event.key in ("backspace", "ctrl+h"):
+            self._take(event, self.typed[:-1])
+        elif event.key == "ctrl+u":
+            self._take(event, "")
+        elif event.key == "ctrl+w":
+            self._take(event, self.typed.rstrip().rpartition(" ")[0])
+        elif event.is_printable and event.character is not None:
+            self._take(event, self.typed + event.character)
+        elif event.key in ("up", "down", "left", "right", "home", "end", "pageup", "pagedown"):
+            _mine(event)
+
+    def on_paste(self, event: events.Paste) -> None:
+        event.stop()
+        self._change(self.typed + " ".join(event.text.split()))
+
+    def on_blur(self) -> None:
+        """The focus went elsewhere: keep what was typed."""
+        self.post_message(Filtered(self.typed, done=True))
+
+    def _take(self, event: events.Key, text: str) -> None:
+        _mine(event)
+        self._change(text)
+
+    def _change(self, text: str) -> None:
+        self.typed = printable(text)[:LONGEST]
+        self.post_message(Filtered(self.typed))
+        self.redraw()
+
+    def _end(self, event: events.Key, text: str) -> None:
+        _mine(event)
+        self.typed = text
+        self.post_message(Filtered(text, done=True))
+
+
+def _mine(event: events.Key) -> None:
+    """Consume the key, so that no binding sees it."""
+    event.stop()
+    event.prevent_default()

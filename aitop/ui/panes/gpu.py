@@ -10,15 +10,14 @@ import msgspec
 from aitop.model.gpu import GpuDevice
 from aitop.model.snapshot import Series, Snapshot
 from aitop.model.units import NOT_SUPPORTED, NOT_YET, rate, size
-from aitop.ui.changes import WIDTH, change, recent
-from aitop.ui.line import Line, shorten
-from aitop.ui.narrowing import devices_for
-from aitop.ui.palette import BRIGHT, DEVICE_CHART, DIM, FAINT, LOSS, TEXT
-from aitop.ui.view import View
-from aitop.ui.widgets.cursor import ChartPane
+from aitop.ui.panes.since_mark import WIDTH, change, recent
+from aitop.ui.state import View, devices_for
+from aitop.ui.theme.palette import BRIGHT, DEVICE_CHART, DIM, FAINT, LOSS, TEXT
+from aitop.ui.widgets.bars import bar, braille
+from aitop.ui.widgets.chart_pane import ChartPane
+from aitop.ui.widgets.line import Line, shorten
 from aitop.ui.widgets.pane import Drawing
 from aitop.ui.widgets.plot import Curve, ago, curves, scaled, slots, span_of, time_axis, typical_gap, value_at
-from aitop.ui.widgets.timeline import bar, braille
 from aitop.ui.words import one_line, share_text, state_line
 
 BLOCK_ROWS = 4
@@ -335,7 +334,7 @@ def _fraction(part: float | None, whole: float | None) -> float | None:
 
 
 def _warmth(device: GpuDevice) -> float | None:
-    """Hundreds of degrees: changes of shares are written in hundredths."""
+    """The temperature in hundreds of degrees, because changes are written in hundredths."""
     return None if device.temperature is None else device.temperature / 100
 
 
@@ -359,7 +358,7 @@ COUNTERS: tuple[tuple[str, Callable[[GpuDevice], float | None]], ...] = (
 
 
 class LinePart(NamedTuple):
-    """A figure in a device's line: its text, how wide that is, and what its change since the mark is told of."""
+    """A figure in a device's line: its text, its width in cells, and the value whose change since the mark is shown."""
 
     text_of: Callable[[GpuDevice], str]
     cells: int

@@ -7,10 +7,10 @@ from functools import partial
 from aitop.model.snapshot import Snapshot
 from aitop.model.source import SOURCE_NAMES
 from aitop.model.units import NOT_SUPPORTED, NOT_YET, count, duration
-from aitop.ui.changes import change
-from aitop.ui.line import Line, shorten, spread
-from aitop.ui.palette import BRAND, BRIGHT, DIM, LOSS, NOTICE, TEXT
-from aitop.ui.view import View
+from aitop.ui.panes.since_mark import change
+from aitop.ui.state import View
+from aitop.ui.theme.palette import BRAND, BRIGHT, DIM, LOSS, NOTICE, TEXT
+from aitop.ui.widgets.line import Line, shorten, spread
 from aitop.ui.widgets.pane import Drawing, Pane
 from aitop.ui.words import plural, share_text, short_command, significant, state_mark
 
@@ -42,7 +42,7 @@ class Banner(Pane):
 
 
 def header_line(view: View, width: int) -> Line:
-    """The header, with what matters less left out where there is no room."""
+    """The header; less important parts are left out where there is no room."""
     who, rates = _who(view), _rates(view)
     state = _state(view).join(_sources(view, short=False))
     command = shorten(_command(view), MOST_COMMAND)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 
 from rich.cells import cell_len
@@ -12,13 +11,13 @@ from aitop.model.host import HostSample, ProcessSample
 from aitop.model.snapshot import Series, Snapshot
 from aitop.model.steps import AllocatorSample
 from aitop.model.units import NOT_YET, count, size
-from aitop.ui.changes import change
-from aitop.ui.company import heading
-from aitop.ui.line import Line, shorten
-from aitop.ui.palette import BRIGHT, DEVICE_CHART, DEVICE_SOFT, DIM, FAINT, HOST_CHART, LOSS, TEXT
-from aitop.ui.process_tree import labels_of
-from aitop.ui.view import Look, View
-from aitop.ui.widgets.cursor import ChartPane
+from aitop.ui.panes.since_mark import change
+from aitop.ui.state import View, labels_of
+from aitop.ui.theme.palette import BRIGHT, DEVICE_CHART, DEVICE_SOFT, DIM, FAINT, HOST_CHART, LOSS, TEXT
+from aitop.ui.theme.themes import Look
+from aitop.ui.widgets.bars import bar, braille, layered_bar, nice_bytes
+from aitop.ui.widgets.chart_pane import ChartPane
+from aitop.ui.widgets.line import Line, rule, shorten
 from aitop.ui.widgets.pane import Drawing
 from aitop.ui.widgets.plot import (
     Curve,
@@ -33,7 +32,6 @@ from aitop.ui.widgets.plot import (
     typical_gap,
     value_at,
 )
-from aitop.ui.widgets.timeline import bar, braille, layered_bar, nice_bytes
 from aitop.ui.words import one_line, plural, share_text, state_line
 
 NEARLY_FULL = 0.95
@@ -46,9 +44,7 @@ ROOM_FOR_LIST = 20
 ROOM_FOR_WORD = 3
 LEAST_WIDTH = 40
 LEAST_STRIP = 6
-FORETELLING = frozenset({"oom-risk", "memory-leak", "host-memory-pressure"})
-DEVICE = re.compile(r"GPU (\d+)'s memory")
-TIME_LEFT = re.compile(r"full in ([^:,]+)")
+MEMORY_VERDICTS = frozenset({"oom-risk", "memory-leak", "host-memory-pressure"})
 
 
 class MemoryPane(ChartPane):
@@ -136,7 +132,7 @@ def _holders(view: View, snapshot: Snapshot, width: int, most: int) -> list[Line
     if not shown:
         return []
     labels, room = labels_of(processes), max(4, width - NAMED - 19)
-    lines = [heading("who has it", width)]
+    lines = [rule("who has it", width)]
     for pid, held in shown:
         line = Line(shorten(one_line(labels[pid]), NAMED - 2).ljust(NAMED), DIM).add(str(pid).rjust(8), FAINT)
         lines.append(line.add(size(held).rjust(9), TEXT).add("  ").join(bar(held / shown[0][1], room, HOST_CHART)))
@@ -272,7 +268,7 @@ def _allocator_bar(view: View, snapshot: Snapshot, allocator: AllocatorSample, w
 
 
 def allocator_figures(view: View, allocator: AllocatorSample, width: int) -> Line:
-    """Peak, what lies split, and how often it ran out: what fits."""
+    """Peak, share split, retries and OOMs: as many of them as fit."""
     parts: list[Line] = []
     if allocator.peak_allocated is not None:
         by = _allocator_change(view, allocator.device, lambda one: one.peak_allocated)
@@ -308,16 +304,6 @@ def _allocator_change(
     return change(view, of_device, points=points)
 
 
-def full_in(snapshot: Snapshot) -> tuple[str, str] | None:
-    """Whose memory will be full, and in what time, as the first verdict that foretells it says."""
-    for verdict in snapshot.diagnosis.verdicts:
-        found = TIME_LEFT.search(verdict.title)
-        if verdict.id in FORETELLING and found:
-            device = DEVICE.match(verdict.title)
-            return (f"cuda {device.group(1)}" if device else "memory"), found.group(1)
-    return None
-
-
 def _soft(look: Look) -> str:
     return "▒" if look.mono else "█"
 
@@ -328,11 +314,12 @@ def _device_memory(snapshot: Snapshot, device: int) -> int | None:
 
 
 def _note(snapshot: Snapshot, host: HostSample) -> Line | None:
-    """What will be full and when, and what lies in swap."""
-    swap, soon = host.machine.swap_used, full_in(snapshot)
+    """The first verdict about memory, and how much lies in swap."""
+    swap, verdicts = host.machine.swap_used, snapshot.diagnosis.verdicts
     line = Line()
-    if soon is not None:
-        line.add(f"{soon[0]} full in ", DIM).add(soon[1], LOSS)
+    verdict = next((verdict for verdict in verdicts if verdict.id in MEMORY_VERDICTS), None)
+    if verdict is not None:
+        line.add(verdict.id, LOSS)
     if swap is not None:
         line.add(" · " if line.width else "", FAINT).add(f"swap {size(swap)}", DIM if swap else FAINT)
     return line if line.width else None

@@ -10,15 +10,24 @@ from rich.style import Style
 from aitop.model.snapshot import Snapshot
 from aitop.model.source import SOURCE_NAMES
 from aitop.model.units import factor, percent
-from aitop.model.verdict import Diagnosis, Verdict, Where
-from aitop.ui.changes import since_mark
-from aitop.ui.company import heading
-from aitop.ui.line import Line, shorten, spread, wrap
-from aitop.ui.page import unjudged_lines
-from aitop.ui.palette import BRIGHT, DIM, FAINT, GAIN, LOSS, NOTICE, TEXT
-from aitop.ui.view import View
+from aitop.model.verdict import Diagnosis, Verdict, Where, by_reason
+from aitop.ui.panes.since_mark import since_mark
+from aitop.ui.state import View
+from aitop.ui.theme.palette import BRIGHT, DIM, FAINT, GAIN, LOSS, NOTICE, TEXT
+from aitop.ui.widgets.line import Line, rule, shorten, spread, wrap
 from aitop.ui.widgets.pane import Drawing, Pane
 from aitop.ui.words import confidence_dots, label, one_line, place, plural, state_line
+
+
+def unjudged_lines(diagnosis: Diagnosis, width: int) -> list[Line]:
+    """For want of what which verdicts could not be judged: a line or two for each reason."""
+    lines = []
+    for reason, ids in by_reason(diagnosis.abstained):
+        first, *rest = wrap(f"{one_line(reason)}: {', '.join(ids)}", width - 4) or [""]
+        lines.append(Line("  ? ", FAINT).add(first, DIM))
+        lines += [Line("    ").add(text, DIM) for text in rest]
+    return lines
+
 
 ROOM_FOR_SHARE = 60
 LEAST_CODE = 8
@@ -75,7 +84,7 @@ def all_lines(verdicts: tuple[Verdict, ...], diagnosis: Diagnosis, width: int) -
     for verdict in verdicts:
         lines += [*verdict_lines((verdict,), width, MOST_OF_ONE), Line()]
     silent = unjudged_lines(diagnosis, width)
-    return [*lines, heading("could not be judged", width), *silent] if silent else lines
+    return [*lines, rule("could not be judged", width), *silent] if silent else lines
 
 
 def headline(verdict: Verdict, width: int) -> Line:

@@ -1,29 +1,206 @@
-"""Why: every verdict with its evidence, the user's own lines, the fixes and how sure all that is."""
+"""Why: every verdict with its evidence, the user's own lines, the fixes, and how sure all that is."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
+from functools import lru_cache, partial
 from typing import ClassVar
 
 from textual import events
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
+from textual.message import Message
 from textual.screen import Screen
 
-from aitop.model.verdict import Fix, Verdict
-from aitop.ui.background import in_background
-from aitop.ui.code_lines import Place
+from aitop.diagnosis.catalogue import Block, page
+from aitop.model.units import factor, percent
+from aitop.model.verdict import Fix, Verdict, Where
 from aitop.ui.editor import edit
-from aitop.ui.fix_edit import Edit, edit_of, editable
-from aitop.ui.messages import EditsFound, SourceRead
-from aitop.ui.panes.evidence import EvidencePane, Excerpt, VerdictList
+from aitop.ui.messages import in_background
+from aitop.ui.panes.code.hot_lines import Place
 from aitop.ui.panes.header import Header
-from aitop.ui.panes.verdict import shown_verdicts
-from aitop.ui.view import View
+from aitop.ui.panes.verdict import figure_style, looking_lines, shown_verdicts, unjudged_lines
+from aitop.ui.screens.fix_edit import Edit, edit_of, editable
+from aitop.ui.screens.source_lines import Excerpt, SourceAround, SourceRead, read_source, source_line
+from aitop.ui.state import View
+from aitop.ui.theme.palette import BRIGHT, DIM, FAINT, GAIN, LOSS, TEXT, TITLE
+from aitop.ui.widgets.line import Line, columns, lit, shorten, shorten_left, spread, wrap
+from aitop.ui.widgets.pane import Drawing, Pane
+from aitop.ui.words import base_name, confidence_dots, confidence_words, label, one_line, place, share_text
 
-SourceAround = Callable[[int, str, int], "list[tuple[int, str]] | None"]
-"""The target's own source around (pid, file, line) as numbered lines, line 0: all; None when it cannot be read."""
+
+class EditsFound(Message):
+    """The lines of the user's own source that fixes change, by the text of the fix."""
+
+    def __init__(self, edits: dict[str, Edit]) -> None:
+        super().__init__()
+        self.edits = edits
+
+
+MARGIN = 2
+
+
+# A figure at the right is not read with its line from further off.
+WIDEST_GAIN = 120
+
+
+class VerdictList(Pane):
+    """One line a verdict, the selected one marked. `notice` is about what was just done."""
+
+    selected = 0
+    notice = ""
+
+    def draw(self, view: View, width: int, height: int) -> Drawing:
+        verdicts = shown_verdicts(view)
+        self.top = max(0, min(self.top, self.selected), self.selected - height + 1)
+        lines = [_list_line(verdict, width, number == self.selected) for number, verdict in enumerate(verdicts)]
+        note = Line(self.notice or "↑↓ choose · pgup pgdn scroll · e edit · esc back", TEXT if self.notice else DIM)
+        return Drawing(lines or [Line("no verdict yet", DIM)], "Why", note)
+
+
+class EvidencePane(Pane):
+    """Evidence, place with source, fixes and how sure; below them what could not be judged, and the verdict's page."""
+
+    verdict: Verdict | None = None
+    excerpts: dict[tuple[str, int], Excerpt] = {}  # noqa: RUF012 - replaced by the screen that owns it
+    edits: dict[str, Edit | None] = {}  # noqa: RUF012 - as above
+
+    def draw(self, view: View, width: int, height: int) -> Drawing:
+        if self.verdict is None:
+            return Drawing(looking_lines(view, width, height), "Evidence")
+        verdict = self.verdict
+        lines = _what(verdict, width)
+        if verdict.where:
+            lines += _section("Where")
+            for where in verdict.where:
+                lines += self._where(where, width)
+        if verdict.evidence:
+            lines += _section("Evidence")
+            for sentence in verdict.evidence:
+                lines += _bullet("·", sentence, width)
+        if verdict.fixes:
+            lines += _section("What to do")
+            for fix in verdict.fixes:
+                gain = f"{factor(fix.speedup)} predicted" if fix.speedup is not None else ""
+                lines += _bullet("→", fix.text, min(width, WIDEST_GAIN), gain)
+                change = self.edits.get(fix.text)
+                lines += edit_lines(change, width) if change is not None else []
+        unjudged = unjudged_lines(view.snapshot.diagnosis, width) if view.snapshot else []
+        if unjudged:
+            lines += [*_section("Could not be judged"), *unjudged]
+        lines += page_lines(verdict.id, width)
+        return Drawing(lines, f"{verdict.id}{' · ' + verdict.subtype if verdict.subtype else ''}")
+
+    def _where(self, where: Where, width: int) -> list[Line]:
+        head = Line("  ").add(one_line(where.function), BRIGHT).add("  ").add(place(where), TEXT).add("  ")
+        right = Line(f"{percent(where.share)} of samples" if where.share is not None else "", DIM)
+        head.add(shorten_left(where.file, width - head.width - right.width - 2), FAINT)
+        lines = [spread(head, right, min(width, WIDEST_GAIN))]
+        excerpt = self.excerpts.get((where.file, where.line))
+        if excerpt is None or excerpt.lines is None:
+            if where.text:
+                lines.append(source_line(where.line, Line(where.text, TEXT), True, width))
+            if excerpt is not None:
+                word = "reading the source…" if excerpt.reading else "source not readable"
+                lines.append(Line(f"    {word}", FAINT))
+            return lines
+        return lines + [source_line(number, code, number == where.line, width) for number, code in excerpt.lines]
+
+
+def _list_line(verdict: Verdict, width: int, selected: bool) -> Line:
+    text, style = label(verdict)
+    title = Line("▸ " if selected else "  ", BRIGHT).add(text, style)
+    if verdict.subtype:
+        title.add(f" {verdict.subtype}", TEXT)
+    gain = factor(verdict.speedup) if verdict.speedup is not None and verdict.severity != "info" else ""
+    where = place(verdict.where[0]) if verdict.where else ""
+    cells = [
+        (title, 34),
+        (Line(share_text(verdict.share), DIM if verdict.share is None else figure_style(verdict)), 4),
+        (Line(gain.rjust(6), GAIN), 6),
+        (confidence_dots(verdict.confidence), 5),
+    ]
+    room = width - sum(cell + 2 for _, cell in cells)
+    if room > 30:
+        cells.append((Line(shorten(where, 24), TEXT), 24))
+        room -= 26
+    if room > 12:
+        cells.append((Line(shorten(one_line(verdict.title), room), DIM), room))
+    line = columns(cells).fit(width)
+    return lit(line) if selected else line
+
+
+def _what(verdict: Verdict, width: int) -> list[Line]:
+    """The finding in a sentence, its figures, and how sure we are."""
+    lines = [Line(text, BRIGHT) for text in wrap(one_line(verdict.title), width)]
+    figures = Line()
+    if verdict.share is not None:
+        figures.add(percent(verdict.share), figure_style(verdict)).add(" of step time   ", DIM)
+    if verdict.speedup is not None and verdict.severity != "info":
+        figures.add(factor(verdict.speedup), GAIN).add(" as fast if it were gone   ", DIM)
+    figures.join(confidence_dots(verdict.confidence)).add(f" {confidence_words(verdict.confidence)}", DIM)
+    if verdict.ranks:
+        ranks = Line(f"rank {', '.join(map(str, verdict.ranks))}", DIM)
+        if figures.width + 3 + ranks.width > width:
+            return [*lines, figures, ranks]
+        figures.add("   ").join(ranks)
+    return [*lines, figures]
+
+
+def _section(title: str) -> list[Line]:
+    return [Line(), Line(title, TITLE)]
+
+
+def _bullet(mark: str, text: str, width: int, gain: str = "") -> list[Line]:
+    """A sentence with a hanging indent; a predicted gain at the right of its first line."""
+    room = width - 2 * MARGIN - (len(gain) + 2 if gain else 0)
+    parts = wrap(text, max(8, room)) or [""]
+    first = Line(" " * MARGIN).add(f"{mark} ", GAIN if mark == "→" else DIM).add(parts[0], TEXT)
+    if gain:
+        first = spread(first, Line(gain, GAIN), width)
+    return [first, *(Line(" " * (MARGIN + 2)).add(part, TEXT) for part in parts[1:])]
+
+
+def edit_lines(change: Edit, width: int) -> list[Line]:
+    """The line that a fix changes, without its indentation, before and after; where it stands."""
+    name = f"{base_name(change.file)}:{change.number}" if change.file else f"line {change.number}"
+    head = Line(" " * (MARGIN + 2)).add(shorten_left(name, width // 3), TEXT).add("  ")
+    below = Line().to(head.width)
+    room = width - head.width - 2
+    return [
+        head.add("- ", LOSS).add(shorten(change.before.strip(), room), DIM),
+        below.add("+ ", GAIN).add(shorten(change.after.strip(), room), TEXT),
+    ]
+
+
+# Longer lines of prose are hard to follow.
+WIDEST = 100
+
+
+@lru_cache(maxsize=8)
+def page_lines(verdict: str, width: int) -> tuple[Line, ...]:
+    """The page of a verdict id, wrapped to `width` or what reads well; empty where the catalogue has none."""
+    found = page(verdict)
+    if found is None:
+        return ()
+    lines = [Line(), Line("─" * width, FAINT)]
+    width = min(width, WIDEST)
+    lines += [Line(text, BRIGHT) for text in wrap(f"{found.id}: {found.summary}", width)]
+    for title, blocks in found.parts:
+        lines += [Line(), Line(title, TITLE)]
+        for number, block in enumerate(blocks):
+            follows = number > 0 and not (block.kind == "item" and blocks[number - 1].kind == "item")
+            lines += [Line()] if follows else []
+            lines += _lines(block, width)
+    return tuple(lines)
+
+
+def _lines(block: Block, width: int) -> list[Line]:
+    if block.kind == "code":
+        return [Line("    ").add(text, BRIGHT) for text in block.text.split("\n")]
+    mark = "· " if block.kind == "item" else ""
+    parts = wrap(block.text, width - len(mark))
+    return [Line(mark if not row else " " * len(mark), DIM).add(text, TEXT) for row, text in enumerate(parts)]
+
 
 LIST_ROWS = 8
 
@@ -146,7 +323,7 @@ class EvidenceScreen(Screen[None]):
 
 def find_edits(source_around: SourceAround, fixes: tuple[Fix, ...], files: tuple[tuple[int, str], ...]) -> EditsFound:
     """The first line in these files (pid, path) that each fix changes, as a message. May be slow; never raises."""
-    found: dict[str, Edit] = {}
+    edits: dict[str, Edit] = {}
     for pid, file in files:
         try:
             lines = source_around(pid, file, 0) or []
@@ -154,19 +331,7 @@ def find_edits(source_around: SourceAround, fixes: tuple[Fix, ...], files: tuple
             # As below: what cannot be read has no line to change.
             lines = []
         for fix in fixes:
-            edit_found = edit_of(fix, lines) if fix.text not in found else None
+            edit_found = edit_of(fix, lines) if fix.text not in edits else None
             if edit_found is not None:
-                found[fix.text] = edit_found._replace(file=file)
-    return EditsFound(found)
-
-
-def read_source(source_around: SourceAround, pid: int, place: tuple[str, int]) -> SourceRead:
-    """The coloured lines around a place (file, line), as a message. May be slow; never raises."""
-    from aitop.ui.syntax import coloured  # noqa: PLC0415 - the lexer is slow to load, and this is not the UI thread
-
-    try:
-        lines = source_around(pid, *place)
-        return SourceRead(place, coloured(lines) if lines else None)
-    except Exception:
-        # Whatever keeps the file from being read: the view says that it is not readable.
-        return SourceRead(place, None)
+                edits[fix.text] = edit_found._replace(file=file)
+    return EditsFound(edits)

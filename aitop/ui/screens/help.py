@@ -9,9 +9,9 @@ from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.screen import ModalScreen, Screen
 
-from aitop.ui.line import Line, wrap
-from aitop.ui.palette import BRIGHT, DIM, PHASES, RAISED, TEXT
-from aitop.ui.view import View
+from aitop.ui.state import View
+from aitop.ui.theme.palette import BRIGHT, DIM, PHASES, RAISED, TEXT
+from aitop.ui.widgets.line import Line, wrap
 from aitop.ui.widgets.pane import Drawing, Pane
 from aitop.ui.words import STATES
 
@@ -106,9 +106,9 @@ class HelpScreen(ModalScreen[None]):
 
 
 def our_bindings(screen: Screen[Any]) -> list[Binding]:
-    """The keys of a screen and of the program itself, without those of the toolkit: its own ones first.
+    """The keys of a screen, then those of the app, without Textual's own.
 
-    A key that a screen takes for itself is not told of the kind of screen that it is made from.
+    A key that a screen redefines is not listed for its base class.
     """
     kinds = [kind for kind in (*type(screen).__mro__, *type(screen.app).__mro__) if kind.__module__.startswith("aitop")]
     found: list[Binding] = []

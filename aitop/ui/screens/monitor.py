@@ -1,75 +1,89 @@
-"""The main screen: holds the feed and the newest picture, and hands views down to the panes."""
+"""The main screen: holds the feed and the newest Snapshot, hands views down to the panes, and obeys the keys."""
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterable
 from dataclasses import replace
-from typing import TYPE_CHECKING, ClassVar, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, ClassVar
 
 from textual import events
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.message import Message
+from textual.screen import Screen
 from textual.widget import Widget
 
+from aitop.engine.recorder import Recorder
 from aitop.model.snapshot import Snapshot
 from aitop.model.text import printable
-from aitop.ui.background import deliver, in_background
-from aitop.ui.editor import is_lent
-from aitop.ui.layout import Plan, plan
-from aitop.ui.messages import Detached, FeedFailed, SnapshotArrived
-from aitop.ui.panes.code import CodePane
+from aitop.ui.editor import edit, is_lent
+from aitop.ui.feeds import Detachable, Pausable, Profilable
+from aitop.ui.layout import Plan, plan, refit
+from aitop.ui.messages import Failed, SnapshotArrived, deliver, in_background
+from aitop.ui.panes.code.hot_lines import Place
+from aitop.ui.panes.code.pane import CodePane, LineWanted
 from aitop.ui.panes.data import DataPane
-from aitop.ui.panes.filter_line import FilterLine
-from aitop.ui.panes.footer import Footer
+from aitop.ui.panes.footer import Filtered, FilterLine, Footer
 from aitop.ui.panes.gpu import GpuPane
 from aitop.ui.panes.header import Banner, Header
+from aitop.ui.panes.ledger import LedgerPane
 from aitop.ui.panes.memory import MemoryPane
-from aitop.ui.panes.processes import ProcessPane
-from aitop.ui.panes.ranks import RankPane
-from aitop.ui.panes.step import StepPane
-from aitop.ui.panes.verdict import VerdictPane
-from aitop.ui.screens.evidence import EvidenceScreen, SourceAround
+from aitop.ui.panes.processes.pane import ProcessChosen, ProcessPane
+from aitop.ui.panes.ranks import RankChosen, RankPane
+from aitop.ui.panes.step.pane import StepPane
+from aitop.ui.panes.verdict import VerdictPane, shown_verdicts
+from aitop.ui.saving import recording_state, save_screen, start_or_end_recording
+from aitop.ui.screens.code_line import LineScreen
+from aitop.ui.screens.evidence import EvidenceScreen
+from aitop.ui.screens.hang import HangScreen
 from aitop.ui.screens.help import HelpScreen, our_bindings
-from aitop.ui.screens.narrowing import NarrowingScreen
-from aitop.ui.screens.profile import Profilable, ProfileScreen
-from aitop.ui.screens.rank_actions import RankActionsScreen
-from aitop.ui.screens.session import SessionScreen
-from aitop.ui.screens.stack_actions import StackActionsScreen
-from aitop.ui.view import View
+from aitop.ui.screens.source_lines import SourceAround
+from aitop.ui.screens.stacks import StacksScreen
+from aitop.ui.screens.torch_profile import ProfileScreen
+from aitop.ui.state import CodeView, View, next_part, next_thread
+from aitop.ui.terminal import output_is_blocked
 from aitop.ui.widgets.pane import Pane
 
 if TYPE_CHECKING:
     from aitop.engine.feed import Feed
 
-FOCUSABLE = ("verdict", "step", "gpu", "data", "memory", "ranks", "code", "processes")
+PANES = {
+    "verdict": "the verdict",
+    "step": "the step",
+    "gpu": "the GPUs",
+    "data": "the way of the data",
+    "memory": "memory",
+    "ledger": "where the time goes",
+    "ranks": "the ranks",
+    "code": "the code",
+    "processes": "the processes",
+}
+"""The panes that tab goes through, in order, and what each is about."""
+CATCH_UP_SECONDS = 0.5
+NOTICE_TICKS = 6
+"""Snapshots for which a notice stays."""
 
 
-@runtime_checkable
-class Detachable(Protocol):
-    """A feed that can take the hook out and go on without it."""
+class Detached(Message):
+    """The hook was taken out, or `error` says why not."""
 
-    def detach(self) -> None: ...
-
-
-@runtime_checkable
-class Pausable(Protocol):
-    """A feed that can hold still: a replay."""
-
-    def pause(self) -> None: ...
-
-    def resume(self) -> None: ...
+    def __init__(self, error: BaseException | None) -> None:
+        super().__init__()
+        self.error = error
 
 
-class MonitorScreen(SessionScreen, NarrowingScreen, StackActionsScreen, RankActionsScreen):
-    """Verdict, step, GPU, data, memory, code and processes, live."""
+class MonitorScreen(Screen[int]):
+    """Every pane of a run. One that does not fit beside the others gets the whole screen when tab comes to it."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("question_mark", "help", "this help"),
         Binding("f1", "help", "this help"),
         Binding("enter", "why", "why: evidence, source and fixes of every verdict"),
         Binding("z", "zoom", "zoom the focused pane, and back"),
-        Binding("tab", "app.focus_next", "next pane"),
-        Binding("shift+tab", "app.focus_previous", "previous pane"),
+        Binding("tab", "next_pane(1)", "next pane; one without room here gets the whole screen"),
+        Binding("shift+tab", "next_pane(-1)", "previous pane"),
+        Binding("minus", "fold", "fold the focused pane to its title, and back"),
         Binding("up", "none", "scroll the focused pane"),
         Binding("down", "none", "scroll the focused pane"),
         Binding("left", "none", "read the focused pane's charts at a cursor"),
@@ -77,6 +91,24 @@ class MonitorScreen(SessionScreen, NarrowingScreen, StackActionsScreen, RankActi
         Binding("space", "pause", "hold the picture still, and go on"),
         *[Binding(str(number), f"rank({number})", "show one rank only") for number in range(1, 10)],
         Binding("0", "rank(0)", "show all ranks"),
+        Binding("h,H", "hang", "where every rank stands at this moment, and which one keeps the others waiting"),
+        Binding("T", "processes", "the job's processes as a tree: ⏎ narrows every pane to one"),
+        Binding("f5", "processes", "the job's processes as a tree: ⏎ narrows every pane to one"),
+        Binding("less_than_sign", "none", "sort the process tree by another column"),
+        Binding("greater_than_sign", "none", "sort the process tree by another column"),
+        Binding("I", "none", "turn that order round"),
+        Binding("slash", "filter", "filter processes and code by text"),
+        Binding("f4", "filter", "filter processes and code by text"),
+        Binding("t", "tree", "code: call tree, ←→ fold and unfold, ⏎ the line; and back to hot lines"),
+        Binding("f", "flame", "code: flame view, ⏎ zooms in, esc out, o the line; and back to hot lines"),
+        Binding("w", "part", "code: of all, of main threads, of workers, of others"),
+        Binding("W", "thread", "code: of one process or thread after the other"),
+        Binding("S", "stacks", "all stacks of this moment, equal ones together"),
+        Binding("e", "edit", "open the line in your editor"),
+        Binding("m", "mark", "mark this moment: every figure then shows its change"),
+        Binding("M", "unmark", "forget the mark"),
+        Binding("r", "record", "record to a file here, and stop"),
+        Binding("s", "save", "save this screen here as a picture and as text"),
         Binding("p", "profile", "profile 5 steps with torch.profiler"),
         Binding("d", "detach", "take the hook out of the target and go on without it"),
         Binding("escape", "back", "back: out of filter, zoom, process, rank or pause"),
@@ -84,14 +116,30 @@ class MonitorScreen(SessionScreen, NarrowingScreen, StackActionsScreen, RankActi
         Binding("f10", "leave", "quit"),
     ]
 
-    def __init__(self, feed: Feed, view: View, source_around: SourceAround | None = None) -> None:
+    has_replay_bar = False
+
+    def __init__(
+        self,
+        feed: Feed,
+        view: View,
+        source_around: SourceAround | None = None,
+        recorder: Recorder | None = None,
+        folded: Iterable[str] = (),
+    ) -> None:
         super().__init__()
         self._feed = feed
         self._source_around = source_around
+        self.recorder = recorder
+        self._folded = frozenset(folded)
         self._newest: Snapshot | None = None
-        self._zoomed: str | None = None
         self._plan: Plan = {}
-        self._most = 0
+        self._zoomed: str | None = None
+        self._zoomed_for_room = False
+        self._typing = False
+        self._focused_before: str | None = None
+        self._most_processes = 0
+        self._shown_notice: str | None = None
+        self._notice_ticks = 0
         self.view = replace(view, live=feed.live, can_detach=isinstance(feed, Detachable) and feed.live)
 
     def compose(self) -> ComposeResult:
@@ -102,6 +150,7 @@ class MonitorScreen(SessionScreen, NarrowingScreen, StackActionsScreen, RankActi
         yield GpuPane(id="gpu")
         yield DataPane(id="data")
         yield MemoryPane(id="memory")
+        yield LedgerPane(id="ledger")
         yield RankPane(id="ranks")
         yield CodePane(id="code")
         yield ProcessPane(id="processes")
@@ -120,28 +169,53 @@ class MonitorScreen(SessionScreen, NarrowingScreen, StackActionsScreen, RankActi
             try:
                 self._feed.start(publish)
             except Exception as error:
-                return FeedFailed(error)
+                return Failed(error)
             return None
 
-        # What the feed imports would stand in the way of the first frame.
+        # Starting the feed imports much: the first frame comes before that.
         self.call_after_refresh(lambda: in_background(self, "start", start))
 
-    # What comes in
+    # Snapshots
 
     def on_snapshot_arrived(self, message: SnapshotArrived) -> None:
         self._newest = message.snapshot
-        if self._link_is_behind():
-            return
-        # A replay that is held gives only what it was asked for.
-        if not self.view.paused or not self.view.live:
-            self._change(snapshot=message.snapshot, **self._at_tick())
-            self._forget_the_dead()
+        if output_is_blocked():
+            # The terminal has not taken the last picture yet. A later one, drawn when it has, costs the link less.
+            self.set_timer(CATCH_UP_SECONDS, self._catch_up)
+        # A replay that is paused still shows the moment that the user went to.
+        elif not self.view.paused or not self.view.live:
+            try:
+                self._take(message.snapshot)
+            except Exception as error:
+                if self.app.is_headless:
+                    raise
+                self.post_message(Failed(error))
 
-    def on_detached(self, message: Detached) -> None:
-        if message.error is None:
-            self._change(notice="the hook is out of the target", can_detach=False)
-        else:
-            self._change(notice=f"could not detach: {printable(str(message.error))}")
+    def _take(self, snapshot: Snapshot) -> None:
+        self._change(snapshot=snapshot, recording=recording_state(self.recorder), notice=self._notice())
+        self._forget_ended_process()
+
+    def _catch_up(self) -> None:
+        """Draw the newest snapshot, if it is not on the screen yet."""
+        if self._newest is not None and self._newest is not self.view.snapshot:
+            self.post_message(SnapshotArrived(self._newest))
+
+    def _notice(self) -> str | None:
+        """The notice to show with the next snapshot: that a recording has failed, else the last notice for a while."""
+        notice = self.view.notice
+        recording = self.recorder.recording if self.recorder else None
+        if recording is not None and recording.failed and recording_state(self.recorder) != self.view.recording:
+            notice = printable(recording.failed)
+        if notice != self._shown_notice:
+            self._shown_notice, self._notice_ticks = notice, NOTICE_TICKS
+        self._notice_ticks -= 1
+        return notice if self._notice_ticks > 0 else None
+
+    def _forget_ended_process(self) -> None:
+        """A chosen process that has ended leaves nothing to narrow to."""
+        host, chosen = self.view.snapshot.host if self.view.snapshot else None, self.view.chosen
+        if chosen is not None and host is not None and all(process.pid != chosen for process in host.processes):
+            self._change(chosen=None, notice=f"process {chosen} has ended: all are shown again")
 
     def on_resize(self, event: events.Resize) -> None:
         self._arrange()
@@ -150,10 +224,7 @@ class MonitorScreen(SessionScreen, NarrowingScreen, StackActionsScreen, RankActi
     def on_screen_resume(self) -> None:
         self._show()
 
-    # What the user wants
-
-    def action_none(self) -> None:
-        """Scrolling and reading charts happen in the panes; here they are only described."""
+    # Other screens
 
     def action_leave(self) -> None:
         self.app.exit()
@@ -164,39 +235,57 @@ class MonitorScreen(SessionScreen, NarrowingScreen, StackActionsScreen, RankActi
     def action_why(self) -> None:
         self.app.push_screen(EvidenceScreen(self.view, self._source_around))
 
+    def action_hang(self) -> None:
+        self.app.push_screen(HangScreen(self._feed, self.view))
+
+    def action_stacks(self) -> None:
+        self.app.push_screen(StacksScreen(self._feed, self.view))
+
+    def on_line_wanted(self, message: LineWanted) -> None:
+        self.app.push_screen(LineScreen(self.view, message.place, self._source_around))
+
     def action_profile(self) -> None:
         if self.view.live and isinstance(self._feed, Profilable):
             self.app.push_screen(ProfileScreen(self._feed, self.view))
         else:
             self._change(notice="only a live run can be profiled")
 
-    def action_pause(self) -> None:
-        if self.view.paused:
-            self._hold(False)
-            self._change(paused=False, snapshot=self._newest)
+    def action_edit(self) -> None:
+        """Open the selected line where the code has the focus, else the line that the verdict points to."""
+        place = self._line_to_edit()
+        self._change(notice=edit(self.app, place) if place else "there is no line of code to open yet")
+
+    def _line_to_edit(self) -> Place | None:
+        code = self.query_one(CodePane)
+        if code.has_focus:
+            return code.place()
+        where = next((where for verdict in shown_verdicts(self.view) for where in verdict.where), None)
+        if where is None:
+            return code.place()
+        return Place(where.pid, where.file, where.line, where.function, where.share)
+
+    # Marks, files, and the hook
+
+    def action_mark(self) -> None:
+        """Compare every figure with its value of now."""
+        snapshot = self.view.snapshot
+        if snapshot is None:
+            self._change(notice="nothing to mark yet")
         else:
-            self._hold(True)
-            self._change(paused=True)
+            self._change(mark=snapshot, notice="marked: every figure now shows its change; M forgets it")
 
-    def action_zoom(self) -> None:
-        if self._zoomed is None:
-            focused = self.focused.id if isinstance(self.focused, Pane) else None
-            self._zoomed = focused if focused in FOCUSABLE else "verdict"
-        else:
-            self._zoomed = None
-        self._change()
+    def action_unmark(self) -> None:
+        self._change(mark=None, notice="the mark is forgotten" if self.view.mark else "there is no mark")
 
-    def action_rank(self, number: int) -> None:
-        ranks = self.view.ranks()
-        if number == 0:
-            self._change(rank=None, chosen=None)
-        elif len(ranks) > 1 and number <= len(ranks):
-            wanted = ranks[number - 1]
-            self._change(rank=None if self.view.rank == wanted else wanted, chosen=None)
+    def action_save(self) -> None:
+        self._change(notice=save_screen(self, self._target_pid()))
 
-    def action_back(self) -> None:
-        if not self._step_back() and self.view.paused:
-            self.action_pause()
+    def action_record(self) -> None:
+        notice = start_or_end_recording(self.recorder, self._target_pid())
+        self._change(notice=notice, recording=recording_state(self.recorder))
+
+    def _target_pid(self) -> int:
+        return self.view.snapshot.target.pid if self.view.snapshot else os.getpid()
 
     def action_detach(self) -> None:
         feed = self._feed
@@ -214,15 +303,193 @@ class MonitorScreen(SessionScreen, NarrowingScreen, StackActionsScreen, RankActi
 
         in_background(self, "detach", work)
 
-    # How it gets onto the screen
+    def on_detached(self, message: Detached) -> None:
+        if message.error is None:
+            self._change(notice="the hook is out of the target", can_detach=False)
+        else:
+            self._change(notice=f"could not detach: {printable(str(message.error))}")
 
-    def _hold(self, still: bool) -> None:
-        """A replay stands still with its picture; a live run goes on behind it."""
+    # What is shown: pause, ranks, processes, filter, kind of code view
+
+    def action_none(self) -> None:
+        """The focused pane obeys these keys itself; here they are only described."""
+
+    def action_pause(self) -> None:
+        """Hold the picture. A replay stands still; a live run goes on unseen."""
+        paused = not self.view.paused
         if isinstance(self._feed, Pausable):
-            if still:
-                self._feed.pause()
-            else:
-                self._feed.resume()
+            (self._feed.pause if paused else self._feed.resume)()
+        self._change(paused=paused, snapshot=self.view.snapshot if paused else self._newest)
+
+    def action_rank(self, number: int) -> None:
+        ranks = self.view.ranks()
+        if number == 0:
+            self._change(rank=None, chosen=None)
+        elif len(ranks) > 1 and number <= len(ranks):
+            self._choose_rank(ranks[number - 1])
+
+    def on_rank_chosen(self, message: RankChosen) -> None:
+        self._choose_rank(message.rank)
+
+    def _choose_rank(self, rank: int) -> None:
+        """Narrow to a rank; asked for a second time, show all again."""
+        self._change(rank=None if self.view.rank == rank else rank, chosen=None)
+
+    def action_processes(self) -> None:
+        """The process tree on the whole screen, and back to what was there."""
+        if self._zoomed == "processes":
+            self._leave_zoom()
+        else:
+            self._focused_before = self.focused.id if isinstance(self.focused, Pane) else None
+            self._zoom("processes")
+
+    def on_process_chosen(self, message: ProcessChosen) -> None:
+        """Narrow to a process; chosen for a second time, show all again."""
+        chosen = None if self.view.chosen == message.pid else message.pid
+        if not message.stay and self._zoomed == "processes":
+            self._leave_zoom()
+        self._change(chosen=chosen, rank=None)
+
+    def action_filter(self) -> None:
+        """Take what is typed next as the filter."""
+        self._focused_before = self.focused.id if isinstance(self.focused, Pane) else self._focused_before
+        self._typing = True
+        line = self.query_one(FilterLine)
+        line.typed = self.view.filter
+        self._change()
+        if line.display:
+            self.set_focus(line)
+        else:
+            self._typing = False
+
+    def on_filtered(self, message: Filtered) -> None:
+        if not message.done:
+            self._change(filter=message.text)
+        elif self._typing:
+            self._typing = False
+            self._change(filter=message.text.strip())
+            self._focus_what_had_it()
+
+    def action_tree(self) -> None:
+        self._show_code("lines" if self.view.code == "tree" else "tree")
+
+    def action_flame(self) -> None:
+        self._show_code("lines" if self.view.code == "flame" else "flame")
+
+    def _show_code(self, how: CodeView) -> None:
+        """Show the code in this way, with the focus on it."""
+        code = self.query_one(CodePane)
+        code.top = 0
+        self._change(code=how)
+        if code.display:
+            self.set_focus(code)
+        else:
+            self.show_pane("code")
+
+    def action_part(self) -> None:
+        stacks = self.view.snapshot.stacks if self.view.snapshot else None
+        if stacks is not None:
+            self._change(who=next_part(stacks, self.view.pids(), self.view.who))
+
+    def action_thread(self) -> None:
+        stacks = self.view.snapshot.stacks if self.view.snapshot else None
+        if stacks is not None:
+            self._change(who=next_thread(stacks, self.view.pids(), self.view.who))
+
+    def action_back(self) -> None:
+        """Undo the innermost narrowing of what is shown."""
+        if self.view.filter:
+            self._change(filter="")
+        elif self._zoomed is not None:
+            self._leave_zoom()
+        elif self.view.chosen is not None:
+            self._change(chosen=None)
+        elif self.view.rank is not None:
+            self._change(rank=None)
+        elif self.view.paused:
+            self.action_pause()
+
+    # Focus, zoom and fold
+
+    def panes(self) -> list[str]:
+        """The panes that tab goes through: all but those of which this run has nothing."""
+        snapshot = self.view.snapshot
+        absent = set()
+        if snapshot is None or not snapshot.ledgers:
+            absent.add("ledger")
+        if snapshot is None or snapshot.ranks is None or len(snapshot.ranks.ranks) <= 1:
+            absent.add("ranks")
+        return [name for name in PANES if name not in absent]
+
+    def action_next_pane(self, by: int) -> None:
+        """Go to the next pane. While one is zoomed by the user, the next one is zoomed in its place."""
+        panes, focused = self.panes(), self.focused.id if self.focused is not None else None
+        at = panes.index(focused) if focused in panes else -1 if by > 0 else 0
+        wanted = panes[(at + by) % len(panes)]
+        if wanted in PANES and self._zoomed is not None and not self._zoomed_for_room:
+            self._zoom(wanted)
+        else:
+            self.show_pane(wanted)
+
+    def show_pane(self, name: str) -> None:
+        """Give a pane the focus, and where it has no place beside the others the whole screen."""
+        if name in self._plan_for(None):
+            self._zoomed = None
+            self._change()
+            self.set_focus(self._pane(name))
+        elif self._zoomed != name:
+            self._zoom(name, for_room=True)
+
+    def action_zoom(self) -> None:
+        """Give the focused pane the whole screen, and back."""
+        if self._zoomed is None:
+            focused = self.focused.id if isinstance(self.focused, Pane) else None
+            self._zoom(focused if focused in PANES else "verdict")
+        else:
+            self._leave_zoom()
+
+    def action_zoom_pane(self, name: str) -> None:
+        """Give a pane the whole screen, and back; a folded one opens."""
+        if self._zoomed is not None:
+            self._leave_zoom()
+        elif name in self._folded:
+            self.action_fold_pane(name)
+        elif name in PANES:
+            self._zoom(name)
+
+    def action_fold(self) -> None:
+        if isinstance(self.focused, Pane):
+            self.action_fold_pane(self.focused.id or "")
+
+    def action_fold_pane(self, name: str) -> None:
+        """Fold a pane to its title, or open it; a zoomed pane goes back to its place."""
+        if self._zoomed is not None:
+            self._leave_zoom()
+        elif name in PANES:
+            self._folded ^= {name}
+            self._change()
+
+    def _zoom(self, name: str, *, for_room: bool = False) -> None:
+        """Give a pane the whole screen; `for_room`: only because it has no place beside the others."""
+        self._zoomed, self._zoomed_for_room = name, for_room
+        self._change()
+        self.set_focus(self._pane(name))
+
+    def _leave_zoom(self) -> None:
+        self._zoomed = None
+        self._change()
+        self._focus_what_had_it()
+
+    def _focus_what_had_it(self) -> None:
+        before, self._focused_before = self._focused_before, None
+        if before is not None and self._pane(before).display:
+            self.set_focus(self._pane(before))
+
+    def on_descendant_focus(self) -> None:
+        """Some keys mean something else in another pane."""
+        self.query_one(Footer).redraw()
+
+    # How it gets onto the screen
 
     def _change(self, **changes: object) -> None:
         self.view = replace(self.view, **changes)  # type: ignore[arg-type]
@@ -230,7 +497,7 @@ class MonitorScreen(SessionScreen, NarrowingScreen, StackActionsScreen, RankActi
         self._show()
 
     def _show(self) -> None:
-        """Hand the view down; while the evidence covers this screen, it alone is kept up to date."""
+        """Hand the view down; while the evidence covers this screen, only the evidence is kept up to date."""
         evidence = next((screen for screen in self.app.screen_stack if isinstance(screen, EvidenceScreen)), None)
         if evidence is not None:
             if evidence.is_mounted:
@@ -241,18 +508,9 @@ class MonitorScreen(SessionScreen, NarrowingScreen, StackActionsScreen, RankActi
 
     def _arrange(self) -> None:
         """Put every pane where the plan for this size and these facts has it."""
-        snapshot, hook = self.view.snapshot, self.view.source("hook")
-        wanted = plan(
-            self.size.width,
-            self.size.height - self._rows_below(),
-            gpus=len(snapshot.gpu.devices) if snapshot and snapshot.gpu else 0,
-            ranks=len(snapshot.ranks.ranks) if snapshot and snapshot.ranks else 0,
-            processes=self._most_processes(snapshot),
-            timed=hook is None or hook.state not in ("absent", "denied"),
-            banner=bool(snapshot and snapshot.target.ended),
-            zoom=self._zoomed,
-        )
-        wanted = self._refitted(wanted)
+        wanted = self._plan_for(self._zoomed)
+        if self._typing and "footer" in wanted:
+            wanted = {("filter" if name == "footer" else name): box for name, box in wanted.items()}
         if wanted == self._plan:
             return
         self._plan = wanted
@@ -271,15 +529,26 @@ class MonitorScreen(SessionScreen, NarrowingScreen, StackActionsScreen, RankActi
         if focused is None or not focused.display:
             self.set_focus(self._pane(self._zoomed or "verdict"))
 
-    def _most_processes(self, snapshot: Snapshot | None) -> int:
-        """Processes at their most: workers that come and go move no pane."""
-        seen = len(snapshot.host.processes) if snapshot and snapshot.host else 0
-        self._most = max(self._most, seen)
-        return self._most
-
-    def _rows_below(self) -> int:
-        """Rows that a kind of this screen keeps for itself."""
-        return 0
+    def _plan_for(self, zoomed: str | None) -> Plan:
+        """Where every pane goes, with the pane `zoomed` on the whole screen or none."""
+        snapshot, hook = self.view.snapshot, self.view.source("hook")
+        # The most so far: workers that come and go move no pane.
+        self._most_processes = max(
+            self._most_processes, len(snapshot.host.processes) if snapshot and snapshot.host else 0
+        )
+        boxes = plan(
+            self.size.width,
+            self.size.height,
+            gpus=len(snapshot.gpu.devices) if snapshot and snapshot.gpu else 0,
+            ranks=len(snapshot.ranks.ranks) if snapshot and snapshot.ranks else 0,
+            processes=self._most_processes,
+            ledger=bool(snapshot and snapshot.ledgers),
+            timed=hook is None or hook.state not in ("absent", "denied"),
+            banner=bool(snapshot and snapshot.target.ended),
+            replay=self.has_replay_bar,
+            zoom=zoomed,
+        )
+        return boxes if zoomed is not None else refit(boxes, self._folded)
 
     def _pane(self, name: str) -> Pane:
         return self.query_one(f"#{name}", Pane)

@@ -1,36 +1,170 @@
-"""The main screen on a recording: the same panes, and a line to play, hold, step, seek and change the speed with."""
+"""The main screen on a recording: the same panes, and a bar to play, hold, step, seek and change the speed with."""
 
 from __future__ import annotations
 
-from typing import ClassVar, Protocol, runtime_checkable
+from typing import ClassVar
 
+from textual import events
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
+from textual.message import Message
 
 from aitop.engine.position import SPEEDS, Position
-from aitop.ui.layout import Box, Plan
-from aitop.ui.panes.replay_bar import ReplayBar, SeekTo
+from aitop.model.units import NOT_YET
+from aitop.ui.feeds import Seekable
 from aitop.ui.screens.monitor import MonitorScreen
+from aitop.ui.state import View
+from aitop.ui.theme.palette import BRIGHT, DIM, FAINT, KEY, NOTICE, TEXT, WAITING
+from aitop.ui.widgets.line import Line
+from aitop.ui.widgets.pane import Drawing, Pane
 
-LEAST_ROWS = 12
-LOOK_SECONDS = 0.2
+LEAST_BAR = 8
+LONGEST_TIME = 9
+FOLLOW_SECONDS = 0.2
 
 
-@runtime_checkable
-class Seekable(Protocol):
-    """A feed that can be played from anywhere: see engine.replay."""
+class SeekTo(Message):
+    """The user wants to go to this many seconds after the start."""
 
-    def position(self) -> Position: ...
-    def pause(self) -> None: ...
-    def resume(self) -> None: ...
-    def step(self, ticks: int) -> None: ...
-    def seek_by(self, seconds: float) -> None: ...
-    def seek_to(self, seconds: float) -> None: ...
-    def set_speed(self, speed: float) -> None: ...
+    def __init__(self, seconds: float) -> None:
+        super().__init__()
+        self.seconds = seconds
+
+
+class ReplayBar(Pane):
+    """Draws a Position. A click on the bar goes there; after `g` it takes a time, typed."""
+
+    framed = False
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("left", "screen.seek_by(-10)", "back", show=False),
+        Binding("right", "screen.seek_by(10)", "on", show=False),
+        Binding("home", "screen.seek_to(0)", "start", show=False),
+        Binding("end", "screen.seek_to(1e9)", "end", show=False),
+    ]
+
+    def __init__(self, *, id: str) -> None:  # noqa: A002 - Textual's own name
+        super().__init__(id=id)
+        self.position = Position()
+        self.typed: str | None = None
+        self._bar = (0, 0)
+
+    def draw(self, view: View, width: int, height: int) -> Drawing:
+        left, right = self._state(), self._keys(width)
+        room = width - left.width - right.width - 2
+        if room < LEAST_BAR:
+            right = Line()
+            room = width - left.width - 1
+        self._bar = (left.width, room) if room >= LEAST_BAR else (0, 0)
+        if room >= LEAST_BAR:
+            left.join(self._track(room)).add(" ")
+        return Drawing([left.join(right)])
+
+    def ask(self) -> None:
+        """Take a time from the keyboard."""
+        self.typed = ""
+        self.focus()
+        self.redraw()
+
+    def on_key(self, event: events.Key) -> None:
+        if self.typed is None:
+            return
+        if event.key == "enter" and (wanted := seconds_of(self.typed)) is not None:
+            self.post_message(SeekTo(wanted))
+        if event.key in ("enter", "escape", "tab"):
+            self.typed = None
+        elif event.key in ("backspace", "ctrl+h"):
+            self.typed = self.typed[:-1]
+        elif event.character is not None and event.character in "0123456789:." and len(self.typed) < LONGEST_TIME:
+            self.typed += event.character
+        event.stop()
+        event.prevent_default()
+        self.redraw()
+
+    def on_blur(self) -> None:
+        self.typed = None
+        self.redraw()
+
+    def on_mouse_down(self, event: events.MouseDown) -> None:
+        self._go_to_column(event.x)
+
+    def on_mouse_move(self, event: events.MouseMove) -> None:
+        if event.button:
+            self._go_to_column(event.x)
+
+    def _go_to_column(self, column: int) -> None:
+        start, width = self._bar
+        duration = self.position.duration
+        if duration is not None and width and start <= column < start + width:
+            self.post_message(SeekTo(duration * (column - start) / (width - 1)))
+
+    def _state(self) -> Line:
+        now = self.position
+        ink = NOTICE if self.has_focus else BRIGHT
+        line = Line(f" {'■' if now.ended else '▶' if now.playing else '‖'} ", ink).add(" ")
+        if self.typed is not None:
+            return line.add("go to ", DIM).add(self.typed, BRIGHT).add(" ", NOTICE).add(" m:ss ⏎  ", DIM)
+        whole = NOT_YET if now.duration is None else clock(now.duration)
+        line.add(clock(now.seconds).rjust(len(whole)), BRIGHT).add(f" / {whole}  ", DIM)
+        if now.seeking is not None:
+            return line.add(f"going there {now.seeking:4.0%}  ", WAITING)
+        return line.add("   max" if now.speed is None else f"{now.speed:g}×".rjust(6), TEXT).add("  ")
+
+    def _track(self, width: int) -> Line:
+        """The bar: what was played, a knob, what is to come, and a mark wherever something changed."""
+        now = self.position
+        if now.duration is None:
+            return Line("─" * width, FAINT)
+        whole = max(now.duration, 1e-9)
+        knob = min(width - 1, round(now.seconds / whole * (width - 1)))
+        marked = {round(mark.seconds / whole * (width - 1)) for mark in now.marks}
+        line = Line()
+        for column in range(width):
+            if column == knob:
+                line.add("●", BRIGHT)
+            elif column in marked:
+                line.add("◆", WAITING)
+            else:
+                line.add("━" if column < knob else "─", TEXT if column < knob else FAINT)
+        return line
+
+    def _keys(self, width: int) -> Line:
+        line = Line()
+        near = self._near()
+        if near is not None and width >= 100:
+            line.add(f"◆ {near}  ", WAITING)
+        if width >= 120:
+            for key, word in (("[ ]", "10 s"), (", .", "step"), ("- +", "speed"), ("g", "go to")):
+                line.add(key, KEY).add(f" {word}  ", DIM)
+        return line
+
+    def _near(self) -> str | None:
+        """The newest mark that was passed."""
+        passed = [mark for mark in self.position.marks if mark.seconds <= self.position.seconds]
+        return passed[-1].words if passed else None
+
+
+def clock(seconds: float) -> str:
+    """m:ss, or h:mm:ss from an hour on."""
+    whole = int(seconds)
+    hours, minutes = divmod(whole // 60, 60)
+    return f"{hours}:{minutes:02}:{whole % 60:02}" if hours else f"{minutes}:{whole % 60:02}"
+
+
+def seconds_of(text: str) -> float | None:
+    """Seconds from m:ss, h:mm:ss or plain seconds; None if it is no time."""
+    seconds = 0.0
+    try:
+        for part in text.split(":"):
+            seconds = seconds * 60 + float(part)
+    except ValueError:
+        return None
+    return seconds
 
 
 class ReplayScreen(MonitorScreen):
-    """The main screen with a line for the replay above the footer, where there is room for one."""
+    """The main screen with a bar for the replay above the footer, where there is room for one."""
+
+    has_replay_bar = True
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("space", "pause", "hold the replay, and go on"),
@@ -50,7 +184,10 @@ class ReplayScreen(MonitorScreen):
         yield ReplayBar(id="replay")
 
     def on_mount(self) -> None:
-        self.set_interval(LOOK_SECONDS, self._follow)
+        self.set_interval(FOLLOW_SECONDS, self._follow)
+
+    def panes(self) -> list[str]:
+        return [*super().panes(), *(["replay"] if self.query_one(ReplayBar).display else [])]
 
     def on_seek_to(self, message: SeekTo) -> None:
         self.action_seek_to(message.seconds)
@@ -92,7 +229,7 @@ class ReplayScreen(MonitorScreen):
         return feed
 
     def _follow(self) -> None:
-        """Bring the line to where the replay stands."""
+        """Show the current position of the replay."""
         position = self._replay.position()
         bar = self.query_one(ReplayBar)
         bar.position = position
@@ -101,17 +238,3 @@ class ReplayScreen(MonitorScreen):
             self._change(paused=held)
         elif self.is_current:
             bar.redraw()
-
-    def _rows_below(self) -> int:
-        return 1 if self.size.height >= LEAST_ROWS else 0
-
-    def _refitted(self, wanted: Plan) -> Plan:
-        wanted = super()._refitted(wanted)
-        if not self._rows_below():
-            return wanted
-        last = self.size.height - 1
-        moved = {
-            name: Box(0, last, box.width, 1, False) if name in ("footer", "filter") else box
-            for name, box in wanted.items()
-        }
-        return {**moved, "replay": Box(0, last - 1, self.size.width, 1, False)}

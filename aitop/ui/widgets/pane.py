@@ -12,10 +12,11 @@ from textual.geometry import Region
 from textual.strip import Strip
 from textual.widget import Widget
 
-from aitop.ui.line import Line, changed_cells, shorten
-from aitop.ui.narrowing import scope_of
-from aitop.ui.palette import BACKGROUND, DIM, FRAME, FRAME_FOCUSED, STATE_STALE, TITLE, clickable, dimmed
-from aitop.ui.view import Look, View
+from aitop.ui.messages import Failed
+from aitop.ui.state import View, scope_of
+from aitop.ui.theme.palette import BACKGROUND, DIM, FRAME, FRAME_FOCUSED, STATE_STALE, TITLE, clickable, dimmed
+from aitop.ui.theme.themes import Look
+from aitop.ui.widgets.line import Line, changed_columns, shorten
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,8 +60,8 @@ class Pane(Widget, can_focus=True):
         self._inner_lines = 0
 
     def draw(self, view: View, width: int, height: int) -> Drawing:
-        """The content for a field of this size in cells."""
-        raise NotImplementedError
+        """The content for a field of this size in cells; an empty pane unless a subclass draws something."""
+        return Drawing()
 
     def show(self, view: View) -> None:
         """Take a new view; repaint the cells in which it looks different."""
@@ -72,7 +73,13 @@ class Pane(Widget, can_focus=True):
         width, height = self.size
         if width <= 0 or height <= 0 or not self.is_attached or not self.display:
             return
-        lines = self._compose_lines(width, height)
+        try:
+            lines = self._compose_lines(width, height)
+        except Exception as error:
+            if self.app.is_headless:
+                raise
+            self.post_message(Failed(error))
+            return
         look = self.view.look
         if len(lines) != len(self.drawn) or len(self._strips) != height or look != self._drawn_for:
             self.drawn, self._drawn_for = lines, look
@@ -81,16 +88,17 @@ class Pane(Widget, can_focus=True):
             return
         changed: list[Region] = []
         for row in range(height):
-            if lines[row] != self.drawn[row]:
+            columns = changed_columns(self.drawn[row], lines[row])
+            if columns is not None:
                 self._strips[row] = lines[row].to_strip(self.ground, look.ascii, look.theme)
-                parts = changed_cells(self.drawn[row], lines[row])
-                changed += [Region(start, row, end - start, 1) for start, end in parts]
+                # One region a row: Textual writes each one from the left edge of the pane.
+                changed.append(Region(columns[0], row, columns[1] - columns[0], 1))
         self.drawn = lines
         if changed:
             self.refresh(*changed)
 
     def render_line(self, y: int) -> Strip:
-        """Textual asks for one row."""
+        """One row for Textual."""
         if y < len(self._strips):
             return self._strips[y]
         return Line().fit(self.size.width).to_strip(self.ground, theme=self.view.look.theme)

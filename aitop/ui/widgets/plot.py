@@ -14,17 +14,20 @@ from rich.style import Style
 
 from aitop.model.snapshot import Series
 from aitop.model.units import duration
-from aitop.ui.line import Line
-from aitop.ui.palette import DIM, FAINT, lifted
+from aitop.ui.theme.palette import DIM, FAINT, lifted
+from aitop.ui.widgets.line import Line
 
 AXIS = 8
 SPANS = (30.0, 60.0, 120.0, 300.0, 600.0, 1800.0, 3600.0)
+
+
 # Masks of the lowest 0 to 4 dots of a braille cell's two columns.
 _LEFT = (0x00, 0x40, 0x44, 0x46, 0x47)
+
+
 # A blank of braille takes three bytes, and some fonts draw it.
 _BRAILLE = [" ", *(chr(0x2800 | mask) for mask in range(1, 256))]
 _RIGHT = (0x00, 0x80, 0xA0, 0xB0, 0xB8)
-
 Values = Sequence["float | None"]
 
 
@@ -52,7 +55,7 @@ class Span(NamedTuple):
 
 
 class Curve(NamedTuple):
-    """One thing to draw: a value a slot. `filled` as an area, `dashed` as every other dot; else as a line."""
+    """A curve: one value a slot. Drawn as an area if `filled`, as every other dot if `dashed`, else as a line."""
 
     values: Values
     ink: Style
@@ -72,38 +75,38 @@ def slots(series: Series, span: Span, hold: float = 0.0, *, mean: bool = False) 
     """The largest value (or the mean) in each slot; where there is none, the one before, for at most `hold` seconds."""
     count = 2 * span.cells
     start, slot = span.start, span.slot
-    found: list[float | None] = [None] * count
+    values: list[float | None] = [None] * count
     seen = [0] * count
     for at in range(bisect_right(series.times, start), len(series.times)):
         value = series.values[at]
         if value is None:
             continue
         place = min(count - 1, int((series.times[at] - start) / slot))
-        known = found[place]
+        known = values[place]
         seen[place] += 1
         if known is None:
-            found[place] = value
+            values[place] = value
         elif mean:
-            found[place] = known + (value - known) / seen[place]
+            values[place] = known + (value - known) / seen[place]
         elif value > known:
-            found[place] = value
-    return _held(found, math.ceil(hold / slot))
+            values[place] = value
+    return _held(values, math.ceil(hold / slot))
 
 
-def _held(found: list[float | None], reach: int) -> list[float | None]:
+def _held(values: list[float | None], reach: int) -> list[float | None]:
     """Each value goes on for at most `reach` slots in which there is no other."""
     left, last = 0, None
-    for place, value in enumerate(found):
+    for place, value in enumerate(values):
         if value is not None:
             left, last = reach, value
         elif left > 0:
             left -= 1
-            found[place] = last
-    return found
+            values[place] = last
+    return values
 
 
 def typical_gap(series: Series) -> float:
-    """How far apart the values are as a rule, so that a chart with more slots than values has no holes; in seconds."""
+    """The usual distance of the values in seconds, so that a chart with more slots than values has no holes."""
     gaps = sorted(later - earlier for earlier, later in zip(series.times, series.times[1:], strict=False))
     return 1.5 * gaps[int(len(gaps) * 0.9)] if gaps else 0.0
 

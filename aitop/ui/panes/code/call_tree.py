@@ -1,0 +1,315 @@
+"""The call tree: who runs what, which rows are open, and how a row is drawn. Pure but for the remembered order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Literal, TypeVar
+
+from aitop.model.host import Role
+from aitop.model.snapshot import CallNode, Snapshot, Stacks
+from aitop.model.units import percent
+from aitop.stacks.origin import Origin, origin_of
+from aitop.ui.panes.since_mark import NO_CHANGE, share_change
+from aitop.ui.state import EVERYBODY, Part, View, Who, matches, part_of
+from aitop.ui.theme.palette import (
+    BRIGHT,
+    CODE_KINDS,
+    DIM,
+    FAINT,
+    OTHER_PROCESS,
+    RANK,
+    TEXT,
+    WORKER,
+    Kind,
+)
+from aitop.ui.widgets.line import Line, shorten
+from aitop.ui.words import base_name, one_line, share_text
+
+MOST_DEPTH = 60
+WORKS = 0.1
+Step = tuple[str, str]
+Path = tuple[Step, ...]
+"""Where a node is in its tree: function and file of each node from the top to it."""
+
+
+@dataclass(frozen=True, eq=False)
+class Node:
+    """A function below its caller; without a `file`, the heading for the processes or threads that run what is below.
+
+    A straight run of library functions is one node: `function`, `file` and `line` are of its first, `last` is the name
+    of its last one. `share` is of the samples of those who run it. `own` says that user code is in it or below.
+    Those who run it have the `part` they play, the `pid` of one of them and, if it is one thread, its share of the GIL.
+    """
+
+    path: Path
+    function: str
+    file: str
+    line: int
+    samples: int
+    share: float
+    origin: Origin
+    own: bool
+    children: tuple[Node, ...] = ()
+    frames: int = 1
+    last: str = ""
+    part: Part | None = None
+    gil: float | None = None
+    pid: int = 0
+
+    @property
+    def name(self) -> str:
+        """The function's name, or the first and the last name of a run."""
+        return f"{self.function} › {self.last}" if self.last and self.last != self.function else self.function
+
+
+@dataclass(frozen=True)
+class _Tree:
+    part: Part
+    pid: int
+    thread: str
+    role: Role
+    tree: CallNode
+    gil: float | None
+
+
+def forest(stacks: Stacks, pids: frozenset[int] | None = None, who: Who = EVERYBODY) -> list[Node]:
+    """One tree for each role or thread that runs code, main threads first; `pids` and `who` narrow the selection.
+
+    Threads beside those that step show only where they work or where they are asked for.
+    """
+    shares = {(one.pid, one.thread): one for one in stacks.threads}
+    found: dict[tuple[int, str], list[_Tree]] = {}
+    for one in _trees(stacks):
+        share = shares.get((one.pid, one.thread))
+        if (pids is not None and one.pid not in pids) or not who.wants(one.pid, one.thread, one.part):
+            continue
+        idle = share is not None and (share.active or 0.0) < WORKS
+        if who == EVERYBODY and one.part == "other" and idle:
+            continue
+        found.setdefault(_group(one, who), []).append(one)
+    return [_headed(heading, trees) for (_, heading), trees in sorted(found.items(), key=lambda item: item[0])]
+
+
+def merged(nodes: Iterable[CallNode]) -> list[CallNode]:
+    """Nodes merged by function, children too, heaviest first; the line is that of the heaviest."""
+    groups: dict[Step, list[CallNode]] = {}
+    for node in nodes:
+        groups.setdefault((node.function, node.file), []).append(node)
+    return sorted((_one(group) for group in groups.values()), key=lambda node: -node.samples)
+
+
+def find(nodes: Sequence[Node], path: Path) -> Node | None:
+    """The node at `path`; if that is gone, its nearest ancestor."""
+    last: Node | None = None
+    while True:
+        below = next((node for node in nodes if node.path == path[: len(node.path)]), None)
+        if below is None:
+            return last
+        last, nodes = below, below.children
+
+
+def _trees(stacks: Stacks) -> Iterable[_Tree]:
+    gil = {(one.pid, one.thread): one.gil for one in stacks.threads}
+    for process in stacks.processes:
+        if process.tree is not None:
+            key = process.pid, process.thread
+            yield _Tree(part_of(process.role, True), *key, process.role, process.tree, gil.get(key))
+    for tree in stacks.trees:
+        key = tree.pid, tree.thread
+        yield _Tree(part_of(tree.role, False), *key, tree.role, tree.tree, gil.get(key))
+
+
+def _group(one: _Tree, who: Who) -> tuple[int, str]:
+    """The sort key and the heading under which the tree is shown."""
+    order = ("main", "worker", "other").index(one.part)
+    if who.pid is not None:
+        return order, f"{one.pid} {one.thread}"
+    if one.part == "other":
+        return order, one.thread if one.thread != "MainThread" else one.role
+    return order, one.role
+
+
+def _headed(heading: str, trees: list[_Tree]) -> Node:
+    samples = sum(one.tree.samples for one in trees)
+    name = heading if len(trees) == 1 else f"{heading} ×{len(trees)}"
+    path: Path = ((heading, ""),)
+    children = [_node(root, path, max(1, samples)) for root in merged(_roots(one.tree for one in trees))]
+    gil = trees[0].gil if len(trees) == 1 else None
+    own = any(child.own for child in children)
+    return Node(
+        path, name, "", 0, samples, 1.0, "user", own, tuple(children), part=trees[0].part, gil=gil,
+        pid=trees[0].pid,
+    )  # fmt: skip
+
+
+def _roots(trees: Iterable[CallNode]) -> Iterable[CallNode]:
+    """The outermost frames: a node without a file only groups several of them."""
+    for tree in trees:
+        yield from (tree,) if tree.file else tree.children
+
+
+def _one(group: list[CallNode]) -> CallNode:
+    if len(group) == 1:
+        return group[0]
+    first = max(group, key=lambda node: node.samples)
+    children = merged(child for node in group for child in node.children)
+    samples = sum(node.samples for node in group)
+    return CallNode(
+        function=first.function,
+        file=first.file,
+        line=first.line,
+        samples=samples,
+        user=first.user,
+        children=tuple(children),
+    )
+
+
+def _node(first: CallNode, above: Path, total: int) -> Node:
+    """The node with all below it; a straight run of library frames becomes one node."""
+    last, frames, origin = first, 1, origin_of(first.file, first.user)
+    while not last.user and len(last.children) == 1 and not last.children[0].user and frames < MOST_DEPTH:
+        last, frames = last.children[0], frames + 1
+    path = (*above, (first.function, first.file))
+    deep = len(path) > MOST_DEPTH
+    children = () if deep else tuple(_node(child, path, total) for child in last.children)
+    return Node(
+        path, first.function, first.file, first.line, first.samples, first.samples / total, origin,
+        first.user or any(child.own for child in children), children, frames, last.function if frames > 1 else "",
+    )  # fmt: skip
+
+
+Item = TypeVar("Item")
+OVERTAKES = 1.25
+MOST_LISTS = 2000
+
+
+class Settled:
+    """Remembers the order of lists. One item moves before another only when it weighs OVERTAKES times as much."""
+
+    def __init__(self) -> None:
+        self._before: dict[Hashable, dict[Hashable, int]] = {}
+
+    def order(
+        self,
+        name: Hashable,
+        items: Sequence[Item],
+        key: Callable[[Item], Hashable],
+        weight: Callable[[Item], float],
+    ) -> list[Item]:
+        """The items of the list `name`, heaviest first, except that small differences do not reorder them."""
+        before = self._before.get(name, {})
+        ordered = sorted((one for one in items if key(one) in before), key=lambda one: before[key(one)])
+        for index in range(1, len(ordered)):
+            place = index
+            while place > 0 and weight(ordered[place]) > OVERTAKES * weight(ordered[place - 1]):
+                ordered[place - 1], ordered[place] = ordered[place], ordered[place - 1]
+                place -= 1
+        for one in sorted((one for one in items if key(one) not in before), key=weight, reverse=True):
+            place = next((at for at, other in enumerate(ordered) if weight(other) < weight(one)), len(ordered))
+            ordered.insert(place, one)
+        if len(self._before) > MOST_LISTS:
+            self._before.clear()
+        self._before[name] = {key(one): place for place, one in enumerate(ordered)}
+        return ordered
+
+
+LEAST_SHARE = 0.01
+State = Literal["open", "closed", "leaf"]
+
+
+@dataclass(frozen=True, eq=False)
+class TreeRow:
+    """A node, its depth, and whether its children are shown."""
+
+    node: Node
+    depth: int
+    state: State
+
+
+def tree_rows(nodes: Sequence[Node], folds: Mapping[Path, bool], settled: Settled, wanted: str = "") -> list[TreeRow]:
+    """The visible rows. `folds` has nodes that the user opened (True) or closed; other library code is closed.
+
+    `wanted` keeps only what it matches with what leads there, all of it open.
+    """
+    rows: list[TreeRow] = []
+    for node in nodes:
+        _add(node, 0, folds, settled, wanted, rows)
+    return rows
+
+
+def holds(node: Node, wanted: str) -> bool:
+    """Whether the node, or one below it, matches."""
+    return matches(wanted, node.name, node.file) or any(holds(child, wanted) for child in node.children)
+
+
+def _add(  # noqa: PLR0917 - one walk's state
+    node: Node, depth: int, folds: Mapping[Path, bool], settled: Settled, wanted: str, rows: list[TreeRow]
+) -> None:
+    if node.share < LEAST_SHARE or (wanted and not holds(node, wanted)):
+        return
+    below = [child for child in node.children if child.share >= LEAST_SHARE]
+    state: State = "leaf"
+    if below:
+        state = "open" if wanted or folds.get(node.path, not node.file or node.own) else "closed"
+    rows.append(TreeRow(node, depth, state))
+    if state == "open":
+        children = settled.order(node.path, below, lambda child: child.path, lambda child: child.samples)
+        for child in children:
+            _add(child, depth + 1, folds, settled, wanted, rows)
+
+
+def node_change(view: View, node: Node) -> Line:
+    """The change of the share of a node of the call tree since the mark; empty without a mark."""
+    if view.mark is None:
+        return Line()
+    then = _nodes_at(view.mark, view.pids(), view.who)
+    return share_change(view, node.share, None if then is None else then.get(node.path, 0.0))
+
+
+@lru_cache(maxsize=2)
+def _nodes_at(mark: Snapshot, pids: frozenset[int] | None, who: Who) -> Mapping[Path, float] | None:
+    if mark.stacks is None or not mark.stacks.samples:
+        return None
+    found: dict[Path, float] = {}
+
+    def note(nodes: Iterable[Node]) -> None:
+        for node in nodes:
+            found[node.path] = node.share
+            note(node.children)
+
+    note(forest(mark.stacks, pids, who))
+    return found
+
+
+_PARTS = {"main": RANK, "worker": WORKER, "other": OTHER_PROCESS}
+_KINDS = {kind.key: kind for kind in CODE_KINDS}
+
+
+def kind_of(node: Node) -> Kind:
+    """How a node is coloured: by whose code it is, or by what runs it."""
+    return _PARTS[node.part] if node.part is not None else _KINDS[node.origin]
+
+
+_STATES = {"open": "▾ ", "closed": "▸ ", "leaf": "  "}
+
+
+def tree_line(row: TreeRow, width: int, by: Line = NO_CHANGE) -> Line:
+    """Share, function and place, indented by depth; or the heading of a tree."""
+    node = row.node
+    kind = kind_of(node)
+    if not node.file:
+        line = Line(_STATES[row.state], FAINT).add("■ ", kind.ink).add(one_line(node.name), BRIGHT)
+        line.add(f"  {node.samples} samples", DIM)
+        return line if node.gil is None else line.add(f"  GIL {percent(node.gil)}", DIM)
+    # A deep tree does not run out of the pane: from some depth on it goes down straight.
+    indent = min(2 * row.depth, max(2, width // 3))
+    line = Line(share_text(node.share), TEXT if node.own else DIM).join(by).add(" ").to(5 + by.width + indent)
+    line.add(_STATES[row.state], FAINT).add("▌", kind.ink)
+    place = f"{base_name(node.file)}:{node.line}"
+    room = width - line.width - len(place) - 2
+    name = shorten(one_line(node.name), max(6, room))
+    return line.add(name, BRIGHT if node.origin == "user" else DIM).add(
+        f"  {place}", TEXT if node.origin == "user" else FAINT
+    )

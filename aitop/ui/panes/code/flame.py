@@ -1,0 +1,213 @@
+"""The flame view, growing downwards: which cells each function has, and how they are drawn. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rich.cells import cell_len
+from rich.style import Style
+
+from aitop.model.units import percent
+from aitop.ui.panes.code.call_tree import Node, Path, kind_of
+from aitop.ui.panes.since_mark import NO_CHANGE
+from aitop.ui.state import matches
+from aitop.ui.theme.palette import (
+    BRIGHT,
+    CODE_KINDS,
+    DIM,
+    FAINT,
+    SELECTED,
+    TEXT,
+    dimmed,
+    on,
+    role,
+)
+from aitop.ui.widgets.line import Line, cut, shorten
+from aitop.ui.words import base_name, one_line
+
+
+@dataclass(frozen=True, eq=False)
+class Cell:
+    """A node's place: `width` cells from column `x` of the row of its depth. `share` is of the row's whole width."""
+
+    node: Node
+    x: int
+    width: int
+    share: float
+
+
+Rows = list[list[Cell]]
+
+
+def icicle(nodes: Sequence[Node], width: int) -> Rows:
+    """Rows from the top down; each node stands under its parent, widths go by samples.
+
+    Siblings are in the order of their names, so that they stay where they are when the numbers change. What would be
+    narrower than half a cell is left out.
+    """
+    total = sum(node.samples for node in nodes)
+    rows: Rows = []
+    if total > 0 and width > 0:
+        _place(nodes, 0, total, _Scale(total, width), rows)
+    return rows
+
+
+def in_order(nodes: Sequence[Node]) -> list[Node]:
+    """Siblings from left to right: by name, at the top in their given order."""
+    return sorted(nodes, key=lambda node: (node.function, node.file)) if nodes and nodes[0].file else list(nodes)
+
+
+def zoomed(nodes: Sequence[Node], path: Path) -> tuple[list[Node], list[Node]]:
+    """The way down to `path` (or as far as it is there), and the nodes that fill the width: the last one alone."""
+    way: list[Node] = []
+    level: Sequence[Node] = nodes
+    while True:
+        below = next((node for node in level if node.path == path[: len(node.path)]), None)
+        if below is None:
+            return way, [way[-1]] if way else list(nodes)
+        way.append(below)
+        level = below.children
+
+
+def at(rows: Rows, x: int, row: int) -> Cell | None:
+    """The cell under a place."""
+    if not 0 <= row < len(rows):
+        return None
+    return next((cell for cell in rows[row] if cell.x <= x < cell.x + cell.width), None)
+
+
+def neighbour(rows: Rows, path: Path, across: int, down: int) -> Path | None:
+    """Where an arrow leads from the cell at `path`: to its parent, its widest child, or the next cell of its row."""
+    row, index = _index(rows, path)
+    if row < 0:
+        return rows[0][0].node.path if rows else None
+    if across:
+        beside = rows[row][max(0, min(len(rows[row]) - 1, index + across))]
+        return beside.node.path
+    cell, wanted = rows[row][index], row + down
+    if not 0 <= wanted < len(rows):
+        return path
+    if down < 0:
+        above = at(rows, cell.x, wanted)
+        return above.node.path if above else path
+    below = [one for one in rows[wanted] if cell.x <= one.x < cell.x + cell.width]
+    return max(below, key=lambda one: one.node.samples).node.path if below else path
+
+
+def row_of(rows: Rows, path: Path) -> int:
+    """The row in which the cell of `path` is, -1 where it has none."""
+    return _index(rows, path)[0]
+
+
+def _index(rows: Rows, path: Path) -> tuple[int, int]:
+    for number, row in enumerate(rows):
+        for index, cell in enumerate(row):
+            if cell.node.path == path:
+                return number, index
+    return -1, -1
+
+
+@dataclass(frozen=True)
+class _Scale:
+    """How samples map to columns."""
+
+    samples: int
+    columns: int
+
+    def column(self, samples: int) -> int:
+        """The column, rounded, that this many samples reach."""
+        return (2 * samples * self.columns + self.samples) // (2 * self.samples)
+
+
+def _place(nodes: Sequence[Node], start: int, end: int, scale: _Scale, rows: Rows, depth: int = 0) -> None:  # noqa: PLR0917
+    """Cells between two counts of samples. Both ends of each are rounded from the left edge: no two cells meet."""
+    for node in in_order(nodes):
+        beyond = min(end, start + node.samples)
+        x = scale.column(start)
+        width = scale.column(beyond) - x
+        if width > 0:
+            while len(rows) <= depth:
+                rows.append([])
+            rows[depth].append(Cell(node, x, width, node.samples / scale.samples))
+            _place(node.children, start, beyond, scale, rows, depth + 1)
+        start = beyond
+
+
+LEAST_NAME = 3
+
+
+# What parts two cells of one hue.
+_EDGE = "▕"
+
+
+# No hue reads well on what is lifted from a hue: the cell that is meant is the dark one.
+_CHOSEN = on(BRIGHT, SELECTED) + Style(underline=True)
+_POINTED = on(BRIGHT, SELECTED)
+
+
+def flame_lines(
+    rows: Rows, selected: Path | None, pointed: Path | None, *, letters: bool, wanted: str, each: int = 1
+) -> list[Line]:
+    """`each` lines a row. `letters` stand for hues where there are none; what `wanted` does not match is drawn back."""
+    return [_row(row, selected, pointed, letters, wanted, named=not number) for row in rows for number in range(each)]
+
+
+def node_line(node: Node, width: int, by: Line = NO_CHANGE) -> Line:
+    """All that a cell has no room for: name, place, share, samples, whose code it is."""
+    kind = kind_of(node)
+    right = Line(percent(node.share), BRIGHT).join(by).add(f" · {node.samples} samples · ", DIM)
+    right.add("■ ", kind.ink).add(kind.name if node.file else "who runs it", DIM)
+    if not node.file:
+        return (
+            Line(shorten(one_line(node.name), max(8, width - right.width - 2)), BRIGHT).add("  ").join(right).fit(width)
+        )
+    place = f"{base_name(node.file)}:{node.line}"
+    inner = f" · {node.frames} frames" if node.frames > 1 else ""
+    room = max(8, width - right.width - len(place) - len(inner) - 4)
+    line = Line(shorten(one_line(node.name), room), BRIGHT).add(f"  {place}", TEXT).add(inner, FAINT).add("  ")
+    return line.join(right).fit(width)
+
+
+def legend() -> Line:
+    """What the hues mean: whose code it is."""
+    line = Line()
+    for number, kind in enumerate(CODE_KINDS):
+        line.add("  " if number else "").add("■ ", kind.ink).add(kind.name, DIM)
+    return line
+
+
+def _row(
+    cells: list[Cell], selected: Path | None, pointed: Path | None, letters: bool, wanted: str, *, named: bool
+) -> Line:
+    line = Line()
+    for cell in cells:
+        node = cell.node
+        style = kind_of(node).fill
+        if wanted and not matches(wanted, node.name, node.file):
+            style = dimmed(style)
+        if node.path == selected:
+            style = _CHOSEN
+        elif node.path == pointed:
+            style = _POINTED
+        line.to(cell.x)
+        text = _label(cell, letters) if named else ""
+        line.add(text, style).to(cell.x + cell.width - 1, " ", style)
+        if line.width < cell.x + cell.width:
+            line.add(_EDGE, style + Style(color=role("ground")))
+    return line
+
+
+def _label(cell: Cell, letters: bool) -> str:
+    """The name with its share, shortened to the cell; the last part of a dotted name is kept longest."""
+    room = cell.width - 1
+    node = cell.node
+    if room < LEAST_NAME:
+        return (kind_of(node).letter if letters else "")[: max(0, room)]
+    mark = f"{kind_of(node).letter}:" if letters else " " if room > LEAST_NAME + 3 else ""
+    share = f" {cell.share * 100:.0f}%"
+    for name in (one_line(node.name), one_line(node.function), one_line(node.function).rsplit(".", 1)[-1]):
+        for text in (f"{mark}{name}{share}", f"{mark}{name}"):
+            if cell_len(text) <= room:
+                return text
+    return cut(shorten(f"{mark}{one_line(node.function).rsplit('.', 1)[-1]}", room), room)

@@ -1,0 +1,169 @@
+"""Hot lines: equal ones of several processes as one row, and how a row is drawn. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+from aitop.model.host import Role
+from aitop.model.snapshot import HotLine, Snapshot, Stacks
+from aitop.stacks.origin import Origin
+from aitop.ui.panes.since_mark import NO_CHANGE, share_change
+from aitop.ui.state import EVERYBODY, View, Who, part_of
+from aitop.ui.theme.palette import BRIGHT, DIM, TEXT, TROUGH, phase_of
+from aitop.ui.widgets.bars import bar
+from aitop.ui.widgets.line import Line, columns, shorten, shorten_left
+from aitop.ui.words import base_name, one_line, share_text
+
+_ROLE_NAMES: dict[Role, str] = {"rank": "main", "loader-worker": "worker"}
+HotKey = tuple[str, int, str, str, str]
+
+
+@dataclass(frozen=True)
+class HotRow:
+    """A line with its share (0..1) of the samples of all processes of its role.
+
+    `runner` names the role or the thread that runs it, in `processes` processes; `pid` is one of them.
+    """
+
+    file: str
+    line: int
+    function: str
+    text: str | None
+    phase: str
+    share: float
+    runner: str
+    processes: int | None = None
+    pid: int = 0
+
+    @property
+    def who(self) -> str:
+        """Who runs it, and in how many processes where that is known."""
+        return self.runner if self.processes is None else f"{self.runner} ×{self.processes}"
+
+    @property
+    def key(self) -> HotKey:
+        """Identifies the line over time, however many processes run it."""
+        return self.file, self.line, self.function, self.phase, self.runner
+
+
+def hot_rows(stacks: Stacks, pids: frozenset[int] | None = None, who: Who = EVERYBODY) -> list[HotRow]:
+    """Rows, heaviest first; `pids` and `who` narrow them."""
+    leads = {process.pid: process.thread for process in stacks.processes}
+    groups: dict[tuple[str, int, str, str, Role, str], list[HotLine]] = {}
+    for line in stacks.lines:
+        part = part_of(line.role, leads.get(line.pid) == line.thread)
+        if (pids is None or line.pid in pids) and who.wants(line.pid, line.thread, part):
+            key = (line.file, line.line, line.function, line.phase, line.role, _thread(line))
+            groups.setdefault(key, []).append(line)
+    sampled = _samples_of_roles(stacks, pids)
+    rows = [_row(group, sampled) for group in groups.values()]
+    return sorted(rows, key=lambda row: -row.share)
+
+
+def _row(group: list[HotLine], sampled: dict[Role, int]) -> HotRow:
+    first = group[0]
+    total = sampled.get(first.role, 0)
+    share = sum(line.samples for line in group) / total if total else max(line.share for line in group)
+    name = _ROLE_NAMES.get(first.role, first.role)
+    if _thread(first):
+        name = _thread(first)
+    count = len({line.pid for line in group})
+    return HotRow(
+        first.file, first.line, first.function, first.text, first.phase, min(1.0, share), name,
+        None if count == 1 and first.role == "rank" else count, first.pid,
+    )  # fmt: skip
+
+
+def _thread(line: HotLine) -> str:
+    """The name of a thread that is not the main one, else nothing."""
+    return "" if line.thread == "MainThread" else line.thread
+
+
+def _samples_of_roles(stacks: Stacks, pids: frozenset[int] | None) -> dict[Role, int]:
+    """Main-thread samples of each role."""
+    found: dict[Role, int] = {}
+    for process in stacks.processes:
+        if pids is None or process.pid in pids:
+            found[process.role] = found.get(process.role, 0) + process.samples
+    return found
+
+
+BAR = 8
+ROOMY = 90
+LEAST_FOR_TEXT = 90
+
+
+@dataclass(frozen=True)
+class Place:
+    """A line of code in a process: what can be looked at and opened. `above` leads to it, the outermost
+    first: function, file and whose code it is.
+    """
+
+    pid: int
+    file: str
+    line: int
+    function: str
+    share: float | None = None
+    who: str = ""
+    above: tuple[tuple[str, str, Origin], ...] = ()
+
+    @classmethod
+    def of_hot(cls, row: HotRow) -> Place:
+        """The place of a hot line."""
+        return cls(row.pid, row.file, row.line, row.function, row.share, row.who)
+
+
+def hot_line(row: HotRow, width: int, by: Line = NO_CHANGE) -> Line:
+    """Share, function and place, the line's own text, the phase it belongs to and who runs it.
+
+    `by` is the change of the share since the mark, without width where there is none.
+    """
+    phase = phase_of(row.phase)
+    who = Line(row.who, DIM)
+    doing = Line("▌", phase.ink).add(phase.name, DIM)
+    left = Line(share_text(row.share), BRIGHT).join(by).add(" ")
+    left.join(bar(row.share, BAR, phase.ink, TROUGH)).add("  ")
+    if width < ROOMY:
+        tail = columns([(Line(row.who, DIM), 10)])
+        room = width - left.width - tail.width - 1
+        name = Line(shorten(one_line(row.function), max(8, room - 20)), TEXT).add("  ")
+        name.add(shorten_left(_place(row), max(8, room - name.width)), BRIGHT)
+        if row.text and room - name.width > 8:
+            name.add("  ").add(shorten(one_line(row.text), room - name.width - 2), DIM)
+        return left.join(name.fit(room)).add(" ").join(tail)
+    room = width - left.width - 11 - 12 - 4
+    name_width = max(30, min(44, room // 2))
+    place = _place(row)
+    function = shorten(one_line(row.function), max(6, name_width - len(place) - 2))
+    name = Line(function, TEXT).add("  ").add(shorten_left(place, name_width - len(function) - 2), BRIGHT)
+    text = Line(one_line(row.text), DIM) if row.text else Line()
+    return left.join(columns([(name, name_width), (text, room - name_width - 2), (doing, 11), (who, 12)]))
+
+
+def hot_line_and_text(row: HotRow, width: int, by: Line = NO_CHANGE) -> list[Line]:
+    """The same in two lines, the second with the whole text of the source line."""
+    bare = replace(row, text=None)
+    indent = 7 + BAR + by.width
+    return [hot_line(bare, width, by), Line().to(indent).add(shorten(one_line(row.text or ""), width - indent), DIM)]
+
+
+def _place(row: HotRow) -> str:
+    return f"{base_name(row.file)}:{row.line}"
+
+
+def line_change(view: View, row: HotRow, pids: frozenset[int] | None, who: Who) -> Line:
+    """The change of a hot line's share since the mark; empty without a mark."""
+    if view.mark is None:
+        return Line()
+    then = _lines_at(view.mark, pids, who)
+    return share_change(view, row.share, None if then is None else then.get(row.key, 0.0))
+
+
+@lru_cache(maxsize=4)
+def _lines_at(mark: Snapshot, pids: frozenset[int] | None, who: Who) -> Mapping[HotKey, float] | None:
+    """Shares at the mark by line; what was not seen then had none. None where no stacks were known."""
+    if mark.stacks is None or not mark.stacks.samples:
+        return None
+    return {row.key: row.share for row in hot_rows(mark.stacks, pids, who)}

@@ -1,0 +1,371 @@
+"""The code pane: the user's lines on which the time is spent, the call tree, or the flame view."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from textual import events
+from textual.actions import SkipAction
+from textual.binding import Binding, BindingType
+from textual.message import Message
+
+from aitop.model.snapshot import Stacks
+from aitop.model.units import NOT_YET, percent
+from aitop.ui.panes.code.call_tree import Node, Path, Settled, TreeRow, find, forest, node_change, tree_line, tree_rows
+from aitop.ui.panes.code.flame import Cell, Rows, flame_lines, icicle, legend, neighbour, node_line, row_of, zoomed
+from aitop.ui.panes.code.flame import at as cell_at
+from aitop.ui.panes.code.hot_lines import (
+    LEAST_FOR_TEXT,
+    HotKey,
+    HotRow,
+    Place,
+    hot_line,
+    hot_line_and_text,
+    hot_rows,
+    line_change,
+)
+from aitop.ui.panes.spare_rows import flame_below, lines_below, room_below, tallness
+from aitop.ui.panes.step.figures import GAP
+from aitop.ui.state import View, matches
+from aitop.ui.theme.palette import DIM, FAINT, TEXT
+from aitop.ui.widgets.line import Line, lit, shorten_left
+from aitop.ui.widgets.pane import Drawing, Pane
+from aitop.ui.words import one_line, share_text, state_line
+
+
+class LineWanted(Message):
+    """The user wants to see a line of code."""
+
+    def __init__(self, place: Place) -> None:
+        super().__init__()
+        self.place = place
+
+
+NAME, LONG_NAME = 14, 26
+
+
+def gil_line(stacks: Stacks, pids: frozenset[int] | None, width: int) -> Line | None:
+    """The share of time that each thread holds the GIL, in the ranks; None where it was not sampled."""
+    ranks = {process.pid for process in stacks.processes if process.role == "rank"}
+    shown = [one for one in stacks.threads if one.pid in ranks and (pids is None or one.pid in pids)]
+    asked = sorted((one for one in shown if one.gil is not None), key=lambda one: -(one.gil or 0.0))
+    if not asked:
+        return None
+    line = Line("GIL".ljust(5), DIM)
+    for number, one in enumerate(asked):
+        if number and not one.gil:
+            return line
+        name = "main" if one.thread == "MainThread" else one_line(one.thread)
+        cells = NAME if len(name) <= NAME or line.width + LONG_NAME + 7 > width else LONG_NAME
+        if number and line.width + cells + 7 > width:
+            left = sum(1 for other in asked[number:] if other.gil)
+            return line.add(f"  {left} more", FAINT) if line.width + 10 <= width else line
+        line.add(GAP if number else "").add(share_text(one.gil), TEXT).add(" ").join(Line(name, DIM).fit(cells))
+    return line
+
+
+ROOM_FOR_GIL = 6
+LEAST_FOR_GIL = 78
+ROOM_FOR_LEGEND = 78
+ROOM_FOR_LINES = 12
+"""Rows that a flame leaves to the hot lines below it before it grows."""
+NAMES = {"lines": "hot lines", "tree": "call tree", "flame": "flame"}
+
+
+class CodePane(Pane):
+    """Hot lines, heaviest first, or what calls what as a tree or as a flame. One row or cell of it is selected."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("up,k", "go(0, -1)", "go up", show=False),
+        Binding("down,j", "go(0, 1)", "go down", show=False),
+        Binding("left,h", "go(-1, 0)", "fold, or go left", show=False),
+        Binding("right,l", "go(1, 0)", "unfold, or go right", show=False),
+        Binding("enter", "open", "the line, or zoom into the flame", show=False),
+        Binding("o", "look", "the line", show=False),
+        Binding("escape,backspace", "out", "zoom out of the flame", show=False),
+        Binding("pageup", "go(0, -10)", "go up", show=False),
+        Binding("pagedown", "go(0, 10)", "go down", show=False),
+        Binding("home", "go(0, -100000)", "go up", show=False),
+        Binding("end", "go(0, 100000)", "go down", show=False),
+    ]
+
+    def __init__(self, *, id: str) -> None:  # noqa: A002 - Textual's own name
+        super().__init__(id=id)
+        self._settled = Settled()
+        self._forest: tuple[Stacks, object, list[Node]] | None = None
+        self._hot: list[HotRow] = []
+        self._rows: list[TreeRow] = []
+        self._cells: Rows = []
+        self._heights = 1
+        self._hot_at: HotKey | None = None
+        self._path: Path | None = None
+        self._pointed: Path | None = None
+        self._zoom: Path = ()
+        self._folds: dict[Path, bool] = {}
+        self._above = 0
+        self._tall = 1
+
+    # What is drawn
+
+    def draw(self, view: View, width: int, height: int) -> Drawing:
+        snapshot = view.snapshot
+        title = " · ".join(word for word in ("Code", NAMES[view.code], view.who.words()) if word)
+        stacks = snapshot.stacks if snapshot else None
+        self._hot, self._rows, self._cells = [], [], []
+        if snapshot is None or stacks is None or not stacks.samples:
+            status = view.source("stacks")
+            waiting = status is None or status.state == "ok"
+            line = Line(f"{NOT_YET} waiting for the first stacks", DIM) if waiting else state_line("stacks", status)
+            return Drawing([line], title)
+        gil = _gil_of(stacks, view)
+        title += f" · GIL {percent(gil)}" if gil is not None else ""
+        note = Line(f"{stacks.samples} samples · {stacks.seconds:.0f} s", DIM)
+        stale = view.stale("stacks")
+        if view.code == "flame":
+            lines, foot = self._flame(stacks, view, width, height)
+            note = legend() if width >= ROOM_FOR_LEGEND else note
+            foot += lines_below(stacks, view, width, room_below(len(lines) + len(foot), height))
+        else:
+            whose = gil_line(stacks, view.pids(), width) if height >= ROOM_FOR_GIL and width >= LEAST_FOR_GIL else None
+            foot = [whose] if whose is not None else []
+            draw = self._tree if view.code == "tree" else self._lines
+            lines = draw(stacks, view, width, height - len(foot))
+            foot = self._spare_rows(stacks, view, width, room_below(len(lines), height - len(foot))) + foot
+        nothing = "no line of the user's own code was seen"
+        if view.who.words():
+            nothing = f"nothing of {view.who.words()} was seen"
+        if view.filter and not lines:
+            nothing = f"nothing here matches {one_line(view.filter)}"
+        return Drawing(lines or [Line(nothing, DIM)], title, note, stale, foot)
+
+    def _lines(self, stacks: Stacks, view: View, width: int, height: int) -> list[Line]:
+        rows = [
+            row
+            for row in hot_rows(stacks, view.pids(), view.who)
+            if matches(view.filter, row.function, row.file, row.text, row.who)
+        ]
+        self._hot = self._settled.order(("hot", view.who), rows, lambda row: row.key, lambda row: row.share)
+        self._heights = 2 if width < LEAST_FOR_TEXT and len(rows) * 2 <= height else 1
+        draw = hot_line_and_text if self._heights == 2 else lambda row, width, by: [hot_line(row, width, by)]
+        chosen = self._hot_index()
+        self._keep_in_sight(chosen * self._heights, height - self._heights + 1)
+        return [
+            lit(line.fit(width)) if self.has_focus and number == chosen else line
+            for number, row in enumerate(self._hot)
+            for line in draw(row, width, line_change(view, row, view.pids(), view.who))
+        ]
+
+    def _tree(self, stacks: Stacks, view: View, width: int, height: int) -> list[Line]:
+        self._rows = tree_rows(self._trees(stacks, view), self._folds, self._settled, view.filter)
+        chosen = self._row_index()
+        self._keep_in_sight(chosen, height)
+        lines = [tree_line(row, width, node_change(view, row.node)) for row in self._rows]
+        if self.has_focus and lines:
+            lines[chosen] = lit(lines[chosen].fit(width))
+        return lines
+
+    def _flame(self, stacks: Stacks, view: View, width: int, height: int) -> tuple[list[Line], list[Line]]:
+        way, nodes = zoomed(self._trees(stacks, view), self._zoom)
+        self._cells = icicle(nodes, width)
+        crumbs = " › ".join(one_line(node.function) for node in way[:-1])
+        head = [Line(shorten_left(f"{crumbs} ›", width), DIM)] if crumbs else []
+        self._above = len(head)
+        if not self._cells:
+            return [], []
+        if self._path is None or row_of(self._cells, self._path) < 0:
+            self._path = self._cells[0][0].node.path
+        path = self._path
+        foot = 1 if height > 2 else 0
+        self._tall = tallness(len(self._cells), height - foot - self._above - ROOM_FOR_LINES)
+        self._keep_in_sight(row_of(self._cells, path) * self._tall + self._above, height - foot)
+        selected = path if self.has_focus else None
+        lines = flame_lines(
+            self._cells, selected, self._pointed, letters=view.look.mono, wanted=view.filter, each=self._tall
+        )
+        shown = find(nodes, self._pointed or path) or nodes[0]
+        return [*head, *lines], [node_line(shown, width, node_change(view, shown))][:foot]
+
+    def _spare_rows(self, stacks: Stacks, view: View, width: int, room: int) -> list[Line]:
+        """What fills spare rows: below a list the flame, below the tree the hot lines."""
+        if view.code == "lines":
+            return flame_below(self._trees(stacks, view), view, width, room) if room else []
+        return lines_below(stacks, view, width, room)
+
+    def _trees(self, stacks: Stacks, view: View) -> list[Node]:
+        """The call trees of the selection; computed once for each Stacks."""
+        asked = view.pids(), view.who
+        if self._forest is None or self._forest[0] is not stacks or self._forest[1] != asked:
+            self._forest = stacks, asked, forest(stacks, *asked)
+        return self._forest[2]
+
+    def _keep_in_sight(self, row: int, height: int) -> None:
+        if self.has_focus and height > 0:
+            self.top = max(0, row if row < self.top else max(self.top, row - height + 1))
+
+    # What is selected
+
+    def place(self) -> Place | None:
+        """The selected line of code; None where the selected row is none."""
+        if self._hot:
+            return Place.of_hot(self._hot[self._hot_index()])
+        node = self._selected_node()
+        return None if node is None or not node.file else self._place_of(node)
+
+    def _place_of(self, node: Node) -> Place:
+        way = zoomed(self._forest[2], node.path)[0] if self._forest else []
+        top = way[0] if way else node
+        above = tuple((one.name, one.file, one.origin) for one in way[1:-1])
+        return Place(top.pid, node.file, node.line, node.function, node.share, one_line(top.name), above)
+
+    def _selected_node(self) -> Node | None:
+        if self._rows:
+            return self._rows[self._row_index()].node
+        if self._cells and self._path is not None:
+            return find([cell.node for cell in self._cells[0]], self._path)
+        return None
+
+    def _hot_index(self) -> int:
+        keys = [row.key for row in self._hot]
+        return keys.index(self._hot_at) if self._hot_at in keys else 0
+
+    def _row_index(self) -> int:
+        """The selected row; where it is folded away, the row it is folded into."""
+        path = self._path or ()
+        for length in range(len(path), 0, -1):
+            for number, row in enumerate(self._rows):
+                if row.node.path == path[:length]:
+                    return number
+        return 0
+
+    # What the user does
+
+    def action_scroll_by(self, lines: int) -> None:
+        """The wheel moves the selection: it is always in sight."""
+        self.action_go(0, lines)
+
+    def action_go(self, across: int, down: int) -> None:
+        """Move the selection; in a tree, left and right fold and unfold."""
+        self._pointed = None
+        if self._hot and down:
+            index = max(0, min(len(self._hot) - 1, self._hot_index() + down))
+            self._hot_at = self._hot[index].key
+        elif self._rows:
+            self._go_in_tree(across, down)
+        elif self._cells and self._path is not None:
+            for _ in range(min(abs(down or across), 50)):
+                self._path = neighbour(self._cells, self._path, _sign(across), _sign(down)) or self._path
+        self.redraw()
+
+    def _go_in_tree(self, across: int, down: int) -> None:
+        index = self._row_index()
+        row = self._rows[index]
+        if down:
+            row = self._rows[max(0, min(len(self._rows) - 1, index + down))]
+            self._path = row.node.path
+        elif across > 0 and row.state == "closed":
+            self._folds[row.node.path] = True
+        elif across > 0 and row.state == "open":
+            self._path = self._rows[min(index + 1, len(self._rows) - 1)].node.path
+        elif across < 0 and row.state == "open":
+            self._folds[row.node.path] = False
+        elif across < 0 and len(row.node.path) > 1:
+            self._path = row.node.path[:-1]
+
+    def action_open(self) -> None:
+        """Zoom into the selected cell of the flame; of a tree or a list, look at the selected line."""
+        node = self._selected_node()
+        if self._cells and node is not None and node.path != self._zoom and node.children:
+            self._zoom = node.path
+            self.top = 0
+            self.redraw()
+        elif self._rows and node is not None and not node.file:
+            self._folds[node.path] = self._rows[self._row_index()].state == "closed"
+            self.redraw()
+        else:
+            self.action_look()
+
+    def action_look(self) -> None:
+        """Show the selected line with what is known of it."""
+        place = self.place()
+        if place is None:
+            raise SkipAction
+        self.post_message(LineWanted(place))
+
+    def action_out(self) -> None:
+        """Zoom out of the flame; if it is not zoomed, the key does what it does elsewhere."""
+        if not (self._zoom and self._cells):
+            raise SkipAction
+        self._path, self._zoom = self._zoom, self._zoom[:-1]
+        self.redraw()
+
+    def on_focus(self) -> None:
+        # Textual sets has_focus only after this event.
+        self.call_later(self.redraw)
+
+    def on_blur(self) -> None:
+        self.call_later(self.redraw)
+
+    # The mouse
+
+    def on_mouse_move(self, event: events.MouseMove) -> None:
+        cell = self._cell_under(event)
+        pointed = cell.node.path if cell else None
+        if pointed != self._pointed:
+            self._pointed = pointed
+            self.redraw()
+
+    def on_leave(self, event: events.Leave) -> None:
+        if self._pointed is not None:
+            self._pointed = None
+            self.redraw()
+
+    async def on_click(self, event: events.Click) -> None:
+        row = event.y - 1 + self.top
+        if event.y < 1 or event.y >= self.size.height - 1:
+            return
+        cell = self._cell_under(event)
+        if cell is not None:
+            self._click_cell(cell, event.chain)
+        elif self._rows and row < len(self._rows):
+            self._click_row(self._rows[row])
+        elif self._hot and row // self._heights < len(self._hot):
+            key = self._hot[row // self._heights].key
+            again, self._hot_at = key == self._hot_at and event.chain > 1, key
+            self.redraw()
+            if again:
+                self.action_look()
+
+    def _click_row(self, row: TreeRow) -> None:
+        self._path = row.node.path
+        if row.state != "leaf":
+            self._folds[row.node.path] = row.state == "closed"
+        self.redraw()
+
+    def _click_cell(self, cell: Cell, clicks: int) -> None:
+        """Zoom in, or out of the cell with the whole width. A second click on a leaf shows its line."""
+        self._path = cell.node.path
+        if cell.node.path == self._zoom:
+            self.action_out()
+        elif cell.node.children:
+            self.action_open()
+        elif clicks > 1:
+            self.action_look()
+        else:
+            self.redraw()
+
+    def _cell_under(self, event: events.MouseEvent) -> Cell | None:
+        if not self._cells:
+            return None
+        return cell_at(self._cells, event.x - 2, (event.y - 1 + self.top - self._above) // self._tall)
+
+
+def _sign(number: int) -> int:
+    return (number > 0) - (number < 0)
+
+
+def _gil_of(stacks: Stacks, view: View) -> float | None:
+    """The share of time in which the selected thread holds the GIL."""
+    who = view.who
+    if who.thread is None:
+        return None
+    return next((one.gil for one in stacks.threads if (one.pid, one.thread) == (who.pid, who.thread)), None)

@@ -1,0 +1,1 @@
+"""The process pane: rows, columns, and the pane itself."""

@@ -1,0 +1,199 @@
+"""The job's processes as rows of a tree: order, folding, sorting and filtering. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from aitop.model.gpu import GpuSample
+from aitop.model.host import ProcessSample, Role
+from aitop.ui.state import children, descendants, labels_of, matches
+
+ROLE_ORDER: dict[Role, int] = {"launcher": 0, "rank": 1, "loader-worker": 2, "helper": 3, "other": 4}
+UNNUMBERED = 1 << 30
+
+
+@dataclass(frozen=True)
+class Figures:
+    """What one process uses, or a folded one with all below it. None is not measured.
+
+    `cpu` in cores, `rss` and `gpu_memory` in bytes, `reads` and `writes` in bytes per second, `gpu` a share of its
+    devices, `age` in seconds, `state` the kernel's letter. `on_gpu` says that a device lists it.
+    """
+
+    cpu: float | None = None
+    rss: int | None = None
+    reads: float | None = None
+    writes: float | None = None
+    threads: int | None = None
+    state: str | None = None
+    age: float | None = None
+    gpu: float | None = None
+    gpu_memory: int | None = None
+    on_gpu: bool = False
+
+
+@dataclass(frozen=True)
+class ProcessRow:
+    """A row: the process, the lines that lead to it in the tree, its name to people, and its figures.
+
+    `folded` counts the processes hidden below it. `parent` tells whether anything is below it, shown or not. `matches`
+    is False for a row that is shown only because it leads to one that the filter wants.
+    """
+
+    process: ProcessSample
+    guide: str
+    label: str
+    figures: Figures
+    folded: int = 0
+    parent: bool = False
+    matches: bool = True
+
+
+@dataclass(frozen=True)
+class Order:
+    """How siblings are sorted: by a field of Figures or 'pid', largest first unless `inverted`; None by role."""
+
+    by: str | None = None
+    inverted: bool = False
+
+
+BY_ROLE = Order()
+
+
+def process_rows(
+    processes: Sequence[ProcessSample],
+    gpu: GpuSample | None,
+    wall: float,
+    *,
+    folded: Collection[int] = (),
+    order: Order = BY_ROLE,
+    wanted: str = "",
+) -> list[ProcessRow]:
+    """Rows from the top down, children below their parents. `wall` (seconds since the epoch) gives the ages.
+
+    While something is `wanted`, rows that hold it are shown with those that lead to them, whatever is folded.
+    """
+    figures = {process.pid: figures_of(process, wall) for process in processes}
+    for pid, used in gpu_use(gpu).items():
+        if pid in figures:
+            figures[pid] = replace(figures[pid], gpu=used[0], gpu_memory=used[1], on_gpu=True)
+    below, labels = children(processes), labels_of(processes)
+    wanted_pids = _wanted(processes, below, labels, wanted)
+    rows: list[ProcessRow] = []
+
+    def walk(siblings: Iterable[ProcessSample], guide: str, top: bool) -> None:
+        shown = [process for process in _sorted(siblings, figures, order) if process.pid in wanted_pids]
+        for number, process in enumerate(shown):
+            last = number == len(shown) - 1
+            mine = below.get(process.pid, [])
+            closed = not wanted and process.pid in folded and bool(mine)
+            all_below = descendants(process.pid, below) if closed else []
+            rows.append(
+                ProcessRow(
+                    process=process,
+                    guide=guide if top else guide + ("└ " if last else "├ "),
+                    label=labels[process.pid],
+                    figures=_summed([figures[process.pid], *(figures[pid] for pid in all_below)]),
+                    folded=len(all_below),
+                    parent=bool(mine),
+                    matches=not wanted or wanted_pids[process.pid],
+                )
+            )
+            if not closed:
+                walk(mine, guide if top else guide + ("  " if last else "│ "), False)
+
+    walk(below.get(0, []), "", True)
+    return rows
+
+
+def figures_of(process: ProcessSample, wall: float) -> Figures:
+    """What the host source says of one process."""
+    return Figures(
+        cpu=process.cpu,
+        rss=process.rss,
+        reads=process.read_bytes,
+        writes=process.write_bytes,
+        threads=process.threads,
+        state=process.state,
+        age=max(0.0, wall - process.started) if process.started > 0 else None,
+    )
+
+
+def gpu_use(sample: GpuSample | None) -> dict[int, tuple[float | None, int | None]]:
+    """By pid, its share of the multiprocessors (the most of its devices) and its memory on all devices together."""
+    found: dict[int, tuple[float | None, int | None]] = {}
+    for device in sample.devices if sample else ():
+        for process in device.processes or ():
+            sm, memory = found.get(process.pid, (None, None))
+            shares = [share for share in (sm, process.sm) if share is not None]
+            sizes = [size for size in (memory, process.memory) if size is not None]
+            found[process.pid] = (max(shares, default=None), sum(sizes) if sizes else None)
+    return found
+
+
+def _wanted(
+    processes: Sequence[ProcessSample],
+    below: Mapping[int, Sequence[ProcessSample]],
+    labels: Mapping[int, str],
+    wanted: str,
+) -> dict[int, bool]:
+    """Pids to show: True for those that hold what is wanted, False for those on the way to one."""
+    if not wanted:
+        return {process.pid: True for process in processes}
+    matching = {
+        process.pid: True
+        for process in processes
+        if matches(wanted, str(process.pid), labels[process.pid], process.role, process.name, process.command)
+    }
+    parents = {child.pid: pid for pid, some in below.items() for child in some}
+    for pid in list(matching):
+        while (pid := parents.get(pid, 0)) and pid not in matching:
+            matching[pid] = False
+    return matching
+
+
+def _sorted(siblings: Iterable[ProcessSample], figures: Mapping[int, Figures], order: Order) -> list[ProcessSample]:
+    """By role, rank and age; or by a column, what is not measured last in either direction."""
+    by_role = sorted(
+        siblings,
+        key=lambda one: (
+            ROLE_ORDER[one.role],
+            one.rank if one.role == "rank" and one.rank is not None else UNNUMBERED,
+            one.started,
+            one.pid,
+        ),
+    )
+    if order.by is None:
+        return by_role[::-1] if order.inverted else by_role
+    if order.by == "pid":
+        return sorted(by_role, key=lambda one: one.pid, reverse=order.inverted)
+    by = order.by
+    known = [one for one in by_role if getattr(figures[one.pid], by) is not None]
+    known.sort(key=lambda one: getattr(figures[one.pid], by), reverse=not order.inverted)
+    return known + [one for one in by_role if getattr(figures[one.pid], by) is None]
+
+
+def _summed(all_figures: Sequence[Figures]) -> Figures:
+    """Several processes as one: what adds up is added, the rest is the first one's."""
+    first = all_figures[0]
+    if len(all_figures) == 1:
+        return first
+
+    def total(name: str) -> float | None:
+        known = [value for one in all_figures if (value := getattr(one, name)) is not None]
+        return sum(known) if known else None
+
+    rss, memory, threads = total("rss"), total("gpu_memory"), total("threads")
+    shares = [one.gpu for one in all_figures if one.gpu is not None]
+    return replace(
+        first,
+        cpu=total("cpu"),
+        rss=None if rss is None else int(rss),
+        reads=total("reads"),
+        writes=total("writes"),
+        threads=None if threads is None else int(threads),
+        gpu=max(shares, default=None),
+        gpu_memory=None if memory is None else int(memory),
+        on_gpu=any(one.on_gpu for one in all_figures),
+    )

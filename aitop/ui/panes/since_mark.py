@@ -1,0 +1,109 @@
+"""How figures have changed since the mark that the user set. Pure: a view in, pieces of lines of fixed width out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Literal
+
+from rich.style import Style
+
+from aitop.diagnosis.comparison import Comparison, compare
+from aitop.model.snapshot import Snapshot
+from aitop.model.units import duration
+from aitop.ui.state import View
+from aitop.ui.theme.palette import BRIGHT, DIM, FAINT, GAIN, LOSS, TEXT
+from aitop.ui.widgets.line import Line
+
+WIDTH = 6
+NO_CHANGE = Line()
+LEAST_SHARE, LEAST_POINTS = 0.005, 0.005
+MOST = 9.99
+SETTLING_SECONDS = 10.0
+MINUTE = 59.5
+Better = Literal["more", "less"]
+OUTCOMES: dict[str, Style] = {"faster": GAIN, "slower": LOSS, "same": TEXT, "unknown": DIM}
+
+
+def change(
+    view: View,
+    value_of: Callable[[Snapshot], float | None],
+    *,
+    better: Better | None = None,
+    points: bool = False,
+) -> Line:
+    """The change of a figure since the mark, in WIDTH cells; empty without a mark.
+
+    In percent of the old value, or for shares in percentage `points`. Coloured only where one direction is `better` and
+    the steps got faster or slower by more than noise: a single figure is no evidence.
+    """
+    if view.mark is None:
+        return Line()
+    now = value_of(view.snapshot) if view.snapshot else None
+    then = value_of(view.mark)
+    if now is None or then is None or then < 0:
+        return Line("–".rjust(WIDTH), FAINT)
+    if not points and then == 0:
+        return Line(("▲" if now else "=").rjust(WIDTH), DIM if now else FAINT)
+    by = now - then if points else now / then - 1
+    if abs(by) < (LEAST_POINTS if points else LEAST_SHARE):
+        return Line("=".rjust(WIDTH), FAINT)
+    style = DIM
+    if better is not None and judged(view).outcome in ("faster", "slower"):
+        style = GAIN if (by > 0) == (better == "more") else LOSS
+    amount = f"{abs(by) * 100:.0f}" if abs(by) < MOST else f">{MOST * 100:.0f}"
+    return Line(f"{'▲' if by > 0 else '▼'}{amount}{'' if points else '%'}".rjust(WIDTH), style)
+
+
+def recent(snapshot: Snapshot, name: str) -> float | None:
+    """The mean of a series over its last seconds, so that ordinary ups and downs do not look like a change."""
+    series = snapshot.series.get(name)
+    if series is None:
+        return None
+    known = zip(series.times, series.values, strict=False)
+    values = [value for time, value in known if value is not None and time > snapshot.time - SETTLING_SECONDS]
+    return sum(values) / len(values) if values else None
+
+
+def share_change(view: View, now: float | None, then: float | None) -> Line:
+    """The same for a share of which both values are at hand."""
+    return change(view, lambda snapshot: now if snapshot is view.snapshot else then, points=True)
+
+
+def value_change(view: View, now: float | None, then: float | None) -> Line:
+    """The same for any other figure."""
+    return change(view, lambda snapshot: now if snapshot is view.snapshot else then)
+
+
+def judged(view: View) -> Comparison:
+    """The steps since the mark against those before it."""
+    return _judged(view.mark, view.snapshot)
+
+
+@lru_cache(maxsize=1)
+def _judged(mark: Snapshot | None, snapshot: Snapshot | None) -> Comparison:
+    if mark is None or snapshot is None:
+        return compare((), ())
+    before = mark.steps.recent if mark.steps else ()
+    recent = snapshot.steps.recent if snapshot.steps else ()
+    return compare(before, [record for record in recent if record.end - record.seconds >= mark.time])
+
+
+def since_mark(view: View, width: int) -> Line | None:
+    """Whether what was changed since the mark helped; None without a mark."""
+    if view.mark is None or view.snapshot is None:
+        return None
+    found = judged(view)
+    seconds = max(0.0, view.snapshot.time - view.mark.time)
+    line = Line(f"since the mark, {f'{seconds:.0f} s' if seconds < MINUTE else duration(round(seconds))}: ", DIM)
+    if view.snapshot.steps is None or not view.snapshot.steps.recent:
+        return line.add("step times need the hook", DIM)
+    line.add(found.words, OUTCOMES[found.outcome])
+    if found.before is not None and found.after is not None:
+        more = Line("  ").add(f"{duration(found.before)} → {duration(found.after)} a step", BRIGHT)
+        if line.width + more.width <= width:
+            line.join(more)
+    was, now = (one.diagnosis.verdicts[0].id if one.diagnosis.verdicts else None for one in (view.mark, view.snapshot))
+    if was is not None and was != now and line.width + len(was) + 6 <= width:
+        line.add("  was ", DIM).add(was, BRIGHT)
+    return line

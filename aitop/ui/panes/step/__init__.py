@@ -1,0 +1,1 @@
+"""The step pane: phases, figures and charts."""

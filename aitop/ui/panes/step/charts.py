@@ -1,0 +1,267 @@
+"""The charts of the step pane: the last steps stacked by phase, and step times over minutes. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from aitop.model.snapshot import Series, Snapshot
+from aitop.model.steps import StepRecord
+from aitop.model.units import count, duration
+from aitop.ui.theme.palette import (
+    BACKWARD,
+    BRIGHT,
+    COMMUNICATION,
+    DATA,
+    DIM,
+    FAINT,
+    FORWARD,
+    HOST_CHART,
+    HOST_SOFT,
+    OPTIMIZER,
+    OUTSIDE,
+    PHASES,
+    SAVE,
+    TEXT,
+    TRANSFER,
+)
+from aitop.ui.widgets.bars import Column, nice_ceiling, stacked
+from aitop.ui.widgets.chart_pane import nearest
+from aitop.ui.widgets.line import Line
+from aitop.ui.widgets.plot import (
+    AXIS,
+    Curve,
+    Span,
+    ago,
+    curves,
+    scale_labels,
+    scaled,
+    slots,
+    span_of,
+    time_axis,
+    typical_gap,
+    value_at,
+)
+from aitop.ui.words import plural
+
+PER_COLUMN = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
+"""Steps that one column may stand for: few values, so that the chart does not change its scale with every step."""
+LEAST_HISTORY = 5
+CAPTIONED = 4
+ROOM_FOR_NUMBER = 44
+EVENTS = (("step_save", "s"), ("step_evaluation", "e"))
+_PARTS = (DATA, TRANSFER, FORWARD, BACKWARD, OPTIMIZER, COMMUNICATION, SAVE, OUTSIDE)
+"""The phases of a column from the bottom up."""
+MOST_COLUMNS = 1024
+Columns = dict[tuple[int, int, float], Column]
+"""Columns that were made before, by what their group is: a fast run has thousands of steps, of which few are new."""
+
+
+class Group(NamedTuple):
+    """Neighbouring steps that one column stands for."""
+
+    records: Sequence[StepRecord]
+
+    @property
+    def end(self) -> float:
+        """The moment (monotonic seconds) at which the last of them ended."""
+        return self.records[-1].end
+
+    @property
+    def key(self) -> tuple[int, int, float]:
+        """Tells it from every other group of one process."""
+        return self.records[0].index, len(self.records), self.end
+
+
+def groups_of(recent: Sequence[StepRecord], cells: int) -> list[Group]:
+    """The steps for at most `cells` columns; groups start at fixed step numbers, so that columns keep their place.
+
+    One that has only just begun is left out: the mean of a few steps would stick out of the others.
+    """
+    cells = max(1, cells)
+    needed = -(-len(recent) // cells)
+    per_column = next((number for number in PER_COLUMN if number >= needed), PER_COLUMN[-1])
+    groups: dict[int, list[StepRecord]] = {}
+    for record in recent[-cells * per_column :]:
+        groups.setdefault(record.index // per_column, []).append(record)
+    columns = list(groups.values())
+    if len(columns) > 1 and 2 * len(columns[-1]) < len(columns[-2]):
+        columns.pop()
+    return [Group(records) for records in columns][-cells:]
+
+
+def timeline(
+    groups: Sequence[Group],
+    width: int,
+    height: int,
+    *,
+    letters: bool = False,
+    now: float = 0.0,
+    cursor: float | None = None,
+    mark: float | None = None,
+    known: Columns | None = None,
+) -> list[Line]:
+    """The last steps as columns stacked by phase, a scale at the left; from four rows on with a caption.
+
+    The caption tells what is shown or, with a `cursor` on one of the columns, what that column has. It also points to
+    the first column since the `mark`. Columns are taken from `known`, and those that are new put there.
+    """
+    if height < 1 or not groups:
+        return []
+    cells = max(1, width - AXIS)
+    drawn = _columns(groups, {} if known is None else known)[-cells:]
+    caption = height >= CAPTIONED
+    rows = height - caption
+    top = scale_top([column.total for column in drawn], low=rows < 4)
+    at = column_at(groups, cursor)
+    chart = stacked(drawn, cells, rows, top, letters=letters, cursor=at)
+    lines = scaled(chart, scale_labels(rows, top, duration))
+    if caption:
+        words = _pointing_at_mark(groups, cells, mark) if at is None else readout(groups[at], now, cells)
+        lines.append(Line().to(AXIS).join(words))
+    return lines
+
+
+def _pointing_at_mark(groups: Sequence[Group], cells: int, mark: float | None) -> Line:
+    """What is shown, and below the first column that ends after the mark an arrow: before the words or behind them."""
+    words = _span_words(groups)
+    first = next((number for number, group in enumerate(groups) if mark is not None and group.end > mark), None)
+    if first is None or mark is None or groups[0].end - groups[0].records[0].seconds > mark:
+        return words
+    place = first + max(0, cells - len(groups))
+    pointer = Line("▲", BRIGHT).add(" mark", DIM)
+    if place > words.width:
+        return words.to(place).join(pointer if place + pointer.width <= cells else Line("▲", BRIGHT))
+    pointer = Line().to(place).join(pointer).add("  ")
+    return pointer.join(words) if pointer.width + words.width <= cells else pointer
+
+
+def column_at(groups: Sequence[Group], cursor: float | None) -> int | None:
+    """The column that a moment belongs to, None for one before the first."""
+    if cursor is None or not groups or cursor < groups[0].end - groups[0].records[-1].seconds:
+        return None
+    return nearest([group.end for group in groups], cursor)
+
+
+def readout(group: Group, now: float, width: int) -> Line:
+    """When the column was, its steps, and what they took in each phase: the largest phases where not all fit."""
+    column = _column(group)
+    line = Line(f"{ago(now, group.end).strip()}  ", TEXT)
+    if width >= ROOM_FOR_NUMBER:
+        line.add(f"step {count(group.records[-1].index)}  ", DIM)
+    line.add(duration(column.total), TEXT)
+    room, pieces = width - line.width, []
+    for phase, seconds in sorted(column.parts, key=lambda part: -part[1]):
+        piece = Line(f"  {phase.short} ", phase.ink).add(duration(seconds), TEXT)
+        if seconds > 0.002 * column.total and piece.width <= room:
+            room -= piece.width
+            pieces.append((PHASES.index(phase), piece))
+    for _, piece in sorted(pieces, key=lambda one: one[0]):
+        line.join(piece)
+    return line
+
+
+def _span_words(groups: Sequence[Group]) -> Line:
+    records = [record for group in groups for record in group.records]
+    span = records[-1].end - records[0].end + records[0].seconds
+    most = max(len(group.records) for group in groups)
+    each = "" if most == 1 else f", {most:2} a column"
+    return Line(f"last {plural(len(records), 'step')}{each}, {duration(span).rjust(6)}", FAINT)
+
+
+def scale_top(totals: Sequence[float], *, low: bool = False) -> float:
+    """Full height of the chart: a few times the median at most, so that one long step does not flatten the others.
+
+    A `low` chart has no room to spare: it cuts off whatever is above most steps.
+    """
+    if not totals:
+        return 1.0
+    ordered = sorted(totals)
+    most = 1.05 * ordered[int(len(ordered) * 0.9)]
+    if low:
+        return nice_ceiling(min(ordered[-1], most))
+    return nice_ceiling(min(ordered[-1], max(3.0 * ordered[len(ordered) // 2], most)))
+
+
+def _columns(groups: Sequence[Group], known: Columns) -> list[Column]:
+    if len(known) > MOST_COLUMNS:
+        known.clear()
+    drawn = []
+    for group in groups:
+        column = known.get(group.key)
+        if column is None:
+            column = known[group.key] = _column(group)
+        drawn.append(column)
+    return drawn
+
+
+def _column(group: Group) -> Column:
+    count = len(group.records)
+    sums = map(sum, zip(*map(_parts, group.records), strict=True))
+    return Column(tuple((phase, seconds / count) for phase, seconds in zip(_PARTS, sums, strict=True)))
+
+
+def _parts(record: StepRecord) -> tuple[float, ...]:
+    """Seconds of one step in each of these phases, on the device's clock where there is one."""
+    wait = record.data_wait + record.loader_start
+    if record.device_forward is None:
+        forward, backward, optimizer = record.forward, record.backward, record.optimizer
+    else:
+        wait = wait if record.device_idle is None else min(wait, record.device_idle)
+        forward = record.device_forward
+        backward, optimizer = record.device_backward or 0.0, record.device_optimizer or 0.0
+    transfer, apart = record.transfer_apart or 0.0, record.communication_apart or 0.0
+    rest = max(0.0, record.seconds - wait - transfer - forward - backward - optimizer - apart)
+    save = min(rest, record.save + record.evaluation)
+    return wait, transfer, forward, backward, optimizer, apart, save, rest - save
+
+
+def history_span(snapshot: Snapshot, width: int) -> Span | None:
+    """The minutes that the history of step times covers, None where nothing is known of them."""
+    known = snapshot.series.get("step_p50")
+    return span_of([known], snapshot.time, width - AXIS) if known is not None and known.times else None
+
+
+def history(
+    snapshot: Snapshot, span: Span, height: int, cursor: float | None = None, mark: float | None = None
+) -> list[Line]:
+    """Median (area) and 95th percentile (line) of step times second by second.
+
+    Above them are letters for saves and evaluations, and an arrow at the moment that was marked.
+    """
+    p50, p95 = (snapshot.series.get(name, Series()) for name in ("step_p50", "step_p95"))
+    hold = typical_gap(p50)
+    middle, high = slots(p50, span, hold), slots(p95, span, hold)
+    top = scale_top([value / 1e3 for value in high if value is not None]) * 1e3
+    rows = height - 2
+    at = span.cell(cursor)
+    layers = (Curve(middle, HOST_SOFT, filled=True), Curve(high, HOST_CHART))
+    chart = scaled(
+        curves(layers, span.cells, rows, top, at), scale_labels(rows, top, lambda value: duration(value / 1e3))
+    )
+    axis = time_axis(span)
+    if cursor is not None and at is not None:
+        axis = Line().to(AXIS).add(f"{ago(snapshot.time, cursor).strip()}  ", TEXT)
+        for name, values in (("p50", middle), ("p95", high)):
+            value = value_at(values, span, cursor)
+            axis.add(f"{name} ", DIM).add(duration(None if value is None else value / 1e3).rjust(7), TEXT).add("  ")
+    return [_marks(snapshot, span, mark), *chart, axis]
+
+
+def _marks(snapshot: Snapshot, span: Span, mark: float | None) -> Line:
+    """A letter where checkpoints were saved or the model evaluated; an arrow where the user set the mark."""
+    letters = [" "] * span.cells
+    for name, letter in EVENTS:
+        events = snapshot.series.get(name, Series())
+        for moment, seconds in zip(events.times, events.values, strict=True):
+            # The second's own time is its end: what happened in it came before.
+            cell = span.cell(moment - 0.5)
+            if seconds and cell is not None:
+                letters[cell] = letter
+    line = Line("step".rjust(AXIS - 2), DIM).add("  ")
+    marked = span.cell(mark)
+    if marked is not None:
+        rest = "".join(letters[marked + 1 :])
+        return line.add("".join(letters[:marked]), SAVE.ink).add("▼", BRIGHT).add(rest, SAVE.ink)
+    words = "" if any(letter != " " for letter in letters) else "p50 and p95 of each second"
+    return line.add(words, FAINT) if words else line.add("".join(letters), SAVE.ink)

@@ -1,0 +1,226 @@
+"""Where a step goes: one stacked bar, a legend with figures, and the last steps as stacked columns."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+
+from aitop.model.snapshot import Snapshot, Steps
+from aitop.model.units import NOT_YET, duration
+from aitop.ui.panes.since_mark import WIDTH, change
+from aitop.ui.panes.step.charts import (
+    CAPTIONED,
+    LEAST_HISTORY,
+    Columns,
+    column_at,
+    groups_of,
+    history,
+    history_span,
+    readout,
+    timeline,
+)
+from aitop.ui.panes.step.figures import figure_lines, measured_figures
+from aitop.ui.state import View, steps_for
+from aitop.ui.theme.palette import (
+    BACKWARD,
+    COMMUNICATION,
+    DATA,
+    DIM,
+    FAINT,
+    FORWARD,
+    OPTIMIZER,
+    OUTSIDE,
+    SAVE,
+    TEXT,
+    TRANSFER,
+    Phase,
+)
+from aitop.ui.widgets.chart_pane import ChartPane
+from aitop.ui.widgets.line import Line, columns, wrap
+from aitop.ui.widgets.pane import Drawing
+from aitop.ui.widgets.plot import AXIS
+from aitop.ui.words import share_text, state_line, waits_for_target
+
+LEAST_CHART = 3
+ROOM_FOR_HISTORY = 12
+ROOM_FOR_TWO = 6
+LEGEND_GAP = 2
+LEGENDS = ((24, True, True), (16, False, True), (10, False, False))
+"""Forms of the legend from full to terse: cells an entry takes, with its time, with its full name."""
+
+
+class StepPane(ChartPane):
+    """Phase shares of a step, its figures and its history; without the hook the shares alone, from stacks."""
+
+    _captioned = False
+
+    @cached_property
+    def _columns(self) -> Columns:
+        return {}
+
+    def draw(self, view: View, width: int, height: int) -> Drawing:
+        self.moments = ()
+        snapshot = view.snapshot
+        steps = steps_for(snapshot, view.pids())[0] if snapshot else None
+        if snapshot is None or steps is None:
+            return Drawing(_waiting(view, width), "Step", Line(NOT_YET, DIM))
+        shares = phase_shares(steps)
+        lines = [phase_bar(shares, width, letters=view.look.mono)]
+        figures = measured_figures(view, width) if steps is snapshot.steps else []
+        least = LEAST_CHART + bool(figures)
+        room = max(2 if height >= ROOM_FOR_TWO else 1, min((height - 1) // 2, height - 1 - least))
+        lines += _legend(shares, steps.mean, width, room, view)
+        lines += figure_lines(figures, width, max(0, height - len(lines) - LEAST_CHART))
+        rest = height - len(lines)
+        if steps.recent:
+            lines += self._charts(view, snapshot, steps, width, rest)
+        else:
+            lines += _without_hook(view, width, other=steps is not snapshot.steps)[-rest:] if rest > 0 else []
+        stale = view.stale("hook" if steps.basis == "hook" else "stacks")
+        return Drawing(lines, _title(steps, view), self._note(view, snapshot, steps, width), stale)
+
+    def _charts(self, view: View, snapshot: Snapshot, steps: Steps, width: int, height: int) -> list[Line]:
+        """The last steps by phase; below them, where there is room, step times over minutes."""
+        groups = groups_of(steps.recent, width - AXIS)
+        span = history_span(snapshot, width) if height >= ROOM_FOR_HISTORY else None
+        below = max(LEAST_HISTORY, height * 2 // 5) if span is not None else 0
+        recent = [group.end for group in groups]
+        earlier = [moment for moment in span.moments() if moment < recent[0]] if span else []
+        self.moments = earlier + recent
+        self._captioned = height - below >= CAPTIONED
+        mark = view.mark.time if view.mark else None
+        lines = timeline(
+            groups,
+            width,
+            height - below,
+            letters=view.look.mono,
+            now=snapshot.time,
+            cursor=self.cursor,
+            mark=mark,
+            known=self._columns,
+        )
+        return lines + (history(snapshot, span, below, self.cursor, mark) if span is not None else [])
+
+    def _note(self, view: View, snapshot: Snapshot, steps: Steps, width: int) -> Line:
+        """What the cursor stands on; without one, where the figures come from."""
+        groups = groups_of(steps.recent, width - AXIS) if self.cursor is not None and not self._captioned else []
+        at = column_at(groups, self.cursor)
+        if at is not None:
+            return readout(groups[at], snapshot.time, max(24, width - len(_title(steps, view)) - 7))
+        if waits_for_target(view.source("hook")):
+            return Line("hook waiting for the target", TEXT)
+        return _basis(steps, snapshot)
+
+
+def phase_shares(steps: Steps) -> list[tuple[Phase, float | None]]:
+    """Every phase with its share; saving and evaluating are taken out of what is outside, where they were timed."""
+    phases = steps.phases
+    save, outside = None, phases.outside
+    total = sum(record.seconds for record in steps.recent)
+    if total > 0 and outside is not None:
+        save = min(outside, sum(record.save + record.evaluation for record in steps.recent) / total)
+        outside -= save
+    return [
+        (DATA, phases.data_wait),
+        (TRANSFER, phases.transfer),
+        (FORWARD, phases.forward),
+        (BACKWARD, phases.backward),
+        (OPTIMIZER, phases.optimizer),
+        (COMMUNICATION, phases.communication),
+        (SAVE, save or None),
+        (OUTSIDE, outside),
+    ]
+
+
+def phase_bar(shares: Sequence[tuple[Phase, float | None]], width: int, *, letters: bool = False) -> Line:
+    """One bar of `width` cells: a field a phase, with its name and share in it where they fit."""
+    line = Line()
+    present = [(phase, share) for phase, share in shares if share and share > 0.002]
+    total = sum(share for _, share in present)
+    reached = 0.0
+    for phase, share in present:
+        reached += share
+        cells = max(1, round(width * reached / total) - line.width)
+        cells = min(cells, width - line.width)
+        texts = (f" {phase.name} {share * 100:.0f}%", f" {phase.short} {share * 100:.0f}%", f" {phase.short}", "")
+        text = next(text for text in texts if len(text) < cells or not text)
+        fill = phase.letter if letters else " "
+        line.add((text + " " if text and letters else text).ljust(cells, fill)[:cells], phase.fill)
+    return line.to(width, "·", FAINT)
+
+
+def _legend(
+    shares: Sequence[tuple[Phase, float | None]], mean: float | None, width: int, most: int, view: View
+) -> list[Line]:
+    """Every phase with its share and, where there is room, its time: the fullest form that takes `most` rows.
+
+    With a mark each share has its change behind it, in percentage points.
+    """
+    listed = [(phase, share) for phase, share in shares if share is not None]
+    more = WIDTH if view.mark is not None else 0
+    if more:
+        # What is said in addition does not take rows from the charts.
+        full = max(1, (width + LEGEND_GAP) // (LEGENDS[0][0] + LEGEND_GAP))
+        most = min(most, -(-len(listed) // full))
+    for cell, timed, full in ((cell + more, timed, full) for cell, timed, full in LEGENDS):
+        per_row = max(1, (width + LEGEND_GAP) // (cell + LEGEND_GAP))
+        cells = [
+            (_legend_cell(view, phase, share, mean if timed else None, full).join(_phase_change(view, phase)), cell)
+            for phase, share in listed
+        ]
+        rows = [columns(cells[start : start + per_row], LEGEND_GAP) for start in range(0, len(cells), per_row)]
+        if len(rows) <= most:
+            return rows
+    # Too many for the room there is even so: the smallest ones go.
+    largest = sorted(listed, key=lambda entry: -(entry[1] or 0.0))[: per_row * most]
+    shown = [cell for entry, cell in zip(listed, cells, strict=True) if entry in largest]
+    return [columns(shown[start : start + per_row], LEGEND_GAP) for start in range(0, len(shown), per_row)]
+
+
+def _phase_change(view: View, phase: Phase) -> Line:
+    def share_of(snapshot: Snapshot) -> float | None:
+        return dict(phase_shares(snapshot.steps)).get(phase) if snapshot.steps else None
+
+    return change(view, share_of, points=True)
+
+
+def _legend_cell(view: View, phase: Phase, share: float | None, mean: float | None, full: bool) -> Line:
+    name = phase.name.ljust(9) if full else phase.short.ljust(4)
+    line = Line(f"{phase.letter if view.look.mono else '■'} ", phase.ink).add(name, DIM).add(share_text(share), TEXT)
+    if share is not None and mean is not None:
+        line.add(duration(share * mean).rjust(8), DIM)
+    return line
+
+
+def _title(steps: Steps, view: View) -> str:
+    if steps.p50 is None:
+        return "Step"
+    middle = change(view, lambda one: one.steps.p50 if one.steps else None).text
+    high = change(view, lambda one: one.steps.p95 if one.steps else None).text
+    return f"Step · {duration(steps.p50)} p50{middle} · {duration(steps.p95)} p95{high}"
+
+
+def _basis(steps: Steps, snapshot: Snapshot) -> Line:
+    if steps.basis == "hook":
+        return Line("timed in the process", DIM)
+    samples = snapshot.stacks.samples if snapshot.stacks else 0
+    return Line(f"estimated from {samples} stacks", DIM)
+
+
+def _without_hook(view: View, width: int, *, other: bool) -> list[Line]:
+    """Why there are shares but no times. `other`: this is not the rank whose steps are timed."""
+    if other:
+        return [Line("step times are measured in one rank only", DIM)]
+    lines = [Line("step times need the hook", DIM)]
+    status = view.source("hook")
+    if status is not None and status.state != "ok":
+        lines += [Line(text, DIM) for text in wrap(state_line("hook", status).text, width)]
+    return lines
+
+
+def _waiting(view: View, width: int) -> list[Line]:
+    """Nothing known of steps: what each of the two sources for them is doing."""
+    if view.snapshot is None:
+        return [Line(NOT_YET, DIM)]
+    lines = [Line(f"{NOT_YET} no step was seen yet", DIM)]
+    return lines + [state_line(name, view.source(name)) for name in ("hook", "stacks")]

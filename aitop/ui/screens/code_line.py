@@ -1,0 +1,138 @@
+"""All there is to know about one line of code."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import ClassVar
+
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.screen import Screen
+
+from aitop.model.units import percent
+from aitop.ui.editor import edit
+from aitop.ui.messages import in_background
+from aitop.ui.panes.code.hot_lines import HotRow, Place, hot_rows
+from aitop.ui.panes.header import Header
+from aitop.ui.panes.verdict import shown_verdicts
+from aitop.ui.screens.source_lines import Excerpt, SourceAround, SourceRead, read_source, source_line
+from aitop.ui.state import View
+from aitop.ui.theme.palette import BRIGHT, CODE_KINDS, DIM, FAINT, TEXT, TITLE
+from aitop.ui.widgets.line import Line, shorten_left, spread
+from aitop.ui.widgets.pane import Drawing, Pane
+from aitop.ui.words import base_name, label, one_line, share_text
+
+_KINDS = {kind.key: kind for kind in CODE_KINDS}
+
+
+class LinePane(Pane):
+    """`excerpt` is the source around it, None where nobody reads it; `notice` is about what was just done."""
+
+    excerpt: Excerpt | None = None
+    notice = ""
+
+    def __init__(self, place: Place, *, id: str) -> None:  # noqa: A002 - Textual's own name
+        super().__init__(id=id)
+        self._place = place
+
+    def draw(self, view: View, width: int, height: int) -> Drawing:
+        place = self._place
+        lines = [self._head(width), *self._verdicts(view, width), *self._way(width), Line()]
+        lines += self._source(view, width)
+        title = f"{base_name(place.file)}:{place.line}"
+        return Drawing(lines, title, Line(self.notice or "e edit · ↑↓ scroll · esc back", TEXT if self.notice else DIM))
+
+    def _head(self, width: int) -> Line:
+        place = self._place
+        line = Line(one_line(place.function), BRIGHT)
+        if place.share is not None:
+            line.add(f"  {percent(place.share)}", BRIGHT).add(
+                f" of the samples of {place.who}" if place.who else "", DIM
+            )
+        return spread(line.add("  "), Line(shorten_left(place.file, max(8, width - line.width)), FAINT), width)
+
+    def _verdicts(self, view: View, width: int) -> list[Line]:
+        """The verdicts that have this line among their places."""
+        here = (self._place.file, self._place.line)
+        lines = []
+        for verdict in shown_verdicts(view):
+            if any((where.file, where.line) == here for where in verdict.where):
+                text, style = label(verdict)
+                lines.append(Line(text, style).add(f" {one_line(verdict.title)}", TEXT))
+        return [Line(), *lines] if lines else []
+
+    def _way(self, width: int) -> list[Line]:
+        """The functions that lead to it, the outermost first."""
+        if not self._place.above:
+            return []
+        lines = [Line(), Line("Called by", TITLE)]
+        for depth, (function, file, origin) in enumerate(self._place.above):
+            kind = _KINDS[origin]
+            step = Line("  " * min(depth + 1, width // 8)).add("▌", kind.ink).add(one_line(function), TEXT)
+            lines.append(step.add(f"  {base_name(file)}", FAINT))
+        return lines
+
+    def _source(self, view: View, width: int) -> list[Line]:
+        excerpt = self.excerpt
+        if excerpt is None or excerpt.reading:
+            return [Line("reading the source…" if excerpt else "no source here: only a live run has it", FAINT)]
+        if excerpt.lines is None:
+            return [Line("source not readable", FAINT)]
+        shares = self._shares(view)
+        lines = [Line("Source", TITLE).add("   share of samples of whoever runs it most", FAINT)]
+        for number, code in excerpt.lines:
+            share = shares.get(number)
+            mark = Line(share_text(share) if share else "    ", BRIGHT)
+            lines.append(mark.join(source_line(number, code, number == self._place.line, width - 4)))
+        return lines
+
+    def _shares(self, view: View) -> dict[int, float]:
+        """How hot the lines of the same file are."""
+        stacks = view.snapshot.stacks if view.snapshot else None
+        rows: list[HotRow] = hot_rows(stacks, view.pids()) if stacks else []
+        found: dict[int, float] = {}
+        for row in rows:
+            if row.file == self._place.file:
+                found[row.line] = max(found.get(row.line, 0.0), row.share)
+        return found
+
+
+class LineScreen(Screen[None]):
+    """Opens over the main screen for one place."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("e", "edit", "open the line in your editor"),
+        Binding("escape,enter,q,o,backspace", "dismiss", "back"),
+    ]
+
+    def __init__(self, view: View, place: Place, source_around: SourceAround | None) -> None:
+        super().__init__()
+        self.view = view
+        self._place = place
+        self._source_around = source_around
+
+    def compose(self) -> ComposeResult:
+        yield Header(id="header", focusable=False)
+        yield LinePane(self._place, id="line")
+
+    def on_mount(self) -> None:
+        pane = self.query_one(LinePane)
+        if self._source_around is not None:
+            pane.excerpt = Excerpt(None, reading=True)
+            place = self._place
+            in_background(
+                self, "source", partial(read_source, self._source_around, place.pid, (place.file, place.line))
+            )
+        self.query_one(Header).show(self.view)
+        pane.show(self.view)
+        pane.focus()
+
+    def on_source_read(self, message: SourceRead) -> None:
+        pane = self.query_one(LinePane)
+        pane.excerpt = Excerpt(message.lines)
+        pane.redraw()
+
+    def action_edit(self) -> None:
+        pane = self.query_one(LinePane)
+        pane.notice = edit(self.app, self._place)
+        pane.redraw()

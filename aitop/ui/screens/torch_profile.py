@@ -1,0 +1,230 @@
+"""A short run of torch.profiler in the process that is watched, asked for with `p`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar
+
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.message import Message
+from textual.screen import Screen
+
+from aitop.model.profile import KernelRow, OpRow, Profile
+from aitop.model.units import count, duration, percent, size
+from aitop.ui.feeds import Profilable
+from aitop.ui.messages import deliver, in_background
+from aitop.ui.panes.header import Header
+from aitop.ui.saving import write_new
+from aitop.ui.state import View
+from aitop.ui.theme.palette import BRIGHT, DEVICE_CHART, DIM, FAINT, GAIN, HOST_CHART, STATE_FAILED, TEXT, TITLE, TROUGH
+from aitop.ui.widgets.line import Line, columns, shorten, spread, wrap
+from aitop.ui.widgets.pane import Drawing, Pane
+from aitop.ui.words import plural
+
+if TYPE_CHECKING:
+    from aitop.engine.burst import Taken
+
+
+BAR = 24
+NUMBER = 9
+LEAST_NAME = 16
+
+
+class ProfilePane(Pane):
+    """`profile` is None while the burst is under way, `doing` says what happens, `problem` why there is none.
+
+    `written` is where the trace has been put, or why not.
+    """
+
+    profile: Profile | None = None
+    doing = ""
+    problem: str | None = None
+    written: str | None = None
+
+    def draw(self, view: View, width: int, height: int) -> Drawing:
+        if self.problem is not None:
+            lines = [
+                Line(text, STATE_FAILED if not row else TEXT) for row, text in enumerate(wrap(self.problem, width))
+            ]
+            return Drawing(lines, "Profile", Line("esc back", DIM))
+        if self.profile is None:
+            return Drawing([Line(self.doing, TEXT)], "Profile", Line("esc back", DIM))
+        profile = self.profile
+        lines = [Line(text, GAIN) for text in wrap(self.written, width)] if self.written else []
+        lines += [*_head(profile, width), Line(), *_classes(profile, width)]
+        lines += [Line(), *_operators(profile, width)]
+        if profile.kernels:
+            lines += [Line(), *_kernels(profile, width)]
+        return Drawing(lines, f"Profile of {profile.pid}", Line("w write trace · ↑↓ scroll · esc back", DIM))
+
+
+def _head(profile: Profile, width: int) -> list[Line]:
+    each = duration(profile.seconds / profile.steps) if profile.steps else "–"
+    lines = [
+        Line(plural(profile.steps, "step"), BRIGHT).add(
+            f" in {duration(profile.seconds)}, {each} each with the profiler on", TEXT
+        )
+    ]
+    holds = profile.holds
+    held = f"the run was held for {duration(holds.total)} by this profile; {count(profile.events)} events"
+    lines += [Line(text, DIM) for text in wrap(held, width)]
+    if profile.peak_memory is not None:
+        lines.append(Line("peak memory allocated ", DIM).add(size(profile.peak_memory), TEXT))
+    for use in profile.devices:
+        total = use.busy + use.idle
+        line = Line(f"device {use.device} idle ", DIM).add(percent(use.idle / total) if total else "–", BRIGHT)
+        line.add(f" in {count(use.gaps)} gaps, the longest {duration(use.longest_gap)}", TEXT)
+        if use.launch_delay is not None:
+            line.add(f"; launch to kernel {duration(use.launch_delay)}", DIM)
+        lines.append(line)
+    return lines
+
+
+def _classes(profile: Profile, width: int) -> list[Line]:
+    """A bar for each kind of work."""
+    ink = DEVICE_CHART if profile.kernels else HOST_CHART
+    lines = [Line(f"{'device' if profile.kernels else 'host'} time by kind", TITLE)]
+    for row in profile.classes:
+        full = round(row.share * BAR)
+        bar = Line("█" * full, ink).add("·" * (BAR - full), TROUGH)
+        cells = [(Line(row.kind, TEXT), 14), (bar, BAR), (Line(percent(row.share).rjust(5), BRIGHT), 5)]
+        lines.append(columns([*cells, (Line(duration(row.seconds).rjust(NUMBER), DIM), NUMBER)]).fit(width))
+    return lines
+
+
+def _operators(profile: Profile, width: int) -> list[Line]:
+    """The dearest operators; where the pane is narrow, fewer of their figures."""
+    device = any(row.device is not None for row in profile.ops)
+    memory = any(row.allocated is not None for row in profile.ops)
+    titles = ["calls", "host", "own", *(["device"] if device else []), *(["allocated"] if memory else [])]
+    fit = max(1, min(len(titles), (width - LEAST_NAME) // (NUMBER + 1)))
+    titles = titles[-fit:] if width < 60 else titles[:fit]
+    room = width - len(titles) * (NUMBER + 1)
+    head = spread(Line("operator", TITLE), Line("".join(f" {title:>{NUMBER}}" for title in titles), DIM), width)
+    return [head, *[_operator(row, titles, room) for row in profile.ops]]
+
+
+def _operator(row: OpRow, titles: list[str], room: int) -> Line:
+    figures = {
+        "calls": count(row.calls),
+        "host": duration(row.host),
+        "own": duration(row.self_host),
+        "device": duration(row.device),
+        "allocated": size(row.allocated),
+    }
+    line = Line(shorten(row.name, room - 1), TEXT).to(room, " ", FAINT)
+    for title in titles:
+        line.add(f" {figures[title]:>{NUMBER}}", BRIGHT if title in ("own", "device") else DIM)
+    return line
+
+
+def _kernels(profile: Profile, width: int) -> list[Line]:
+    room = width - 2 * (NUMBER + 1)
+    head = spread(Line("kernel", TITLE), Line(f" {'calls':>{NUMBER}} {'device':>{NUMBER}}", DIM), width)
+    return [head, *[_kernel(row, room) for row in profile.kernels]]
+
+
+def _kernel(row: KernelRow, room: int) -> Line:
+    line = Line(shorten(row.name, room - 1), TEXT).to(room, " ", FAINT)
+    return line.add(f" {count(row.calls):>{NUMBER}}", DIM).add(f" {duration(row.device):>{NUMBER}}", BRIGHT)
+
+
+STEPS = 5
+
+
+class Profiling(Message):
+    """How far the burst is: waiting or running."""
+
+    def __init__(self, state: str) -> None:
+        super().__init__()
+        self.state = state
+
+
+class Profiled(Message):
+    """The burst is over."""
+
+    def __init__(self, taken: Taken | None, error: BaseException | None = None) -> None:
+        super().__init__()
+        self.taken = taken
+        self.error = error
+
+
+class TraceWritten(Message):
+    """The trace is in `file`, or `error` says why not."""
+
+    def __init__(self, file: Path | None, error: BaseException | None = None) -> None:
+        super().__init__()
+        self.file = file
+        self.error = error
+
+
+class ProfileScreen(Screen[None]):
+    """Profiles a few steps when it opens, and shows the result."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("w", "write", "write the Chrome trace to a file here"),
+        Binding("escape,q,p", "dismiss", "back"),
+    ]
+
+    def __init__(self, feed: Profilable, view: View) -> None:
+        super().__init__()
+        self._feed = feed
+        self._taken: Taken | None = None
+        self.view = view
+
+    def compose(self) -> ComposeResult:
+        yield Header(id="header", focusable=False)
+        yield ProfilePane(id="profile")
+
+    def on_mount(self) -> None:
+        pane = self.query_one(ProfilePane)
+        pane.doing = "asking the run for a profile…"
+        self._show()
+        pane.focus()
+
+        def work() -> Message:
+            try:
+                return Profiled(self._feed.profile(STEPS, lambda state: deliver(self, Profiling(state))))
+            except Exception as error:
+                return Profiled(None, error)
+
+        in_background(self, "profile", work)
+
+    def on_profiling(self, message: Profiling) -> None:
+        steps = plural(STEPS, "step")
+        doing = {"running": f"torch.profiler is on for {steps}…", "waiting": "waiting for the next step to begin…"}
+        self.query_one(ProfilePane).doing = doing.get(message.state, message.state)
+        self._show()
+
+    def on_profiled(self, message: Profiled) -> None:
+        pane = self.query_one(ProfilePane)
+        self._taken = message.taken
+        if message.taken is None:
+            pane.problem = str(message.error)
+        else:
+            pane.profile = message.taken.profile
+        self._show()
+
+    def on_trace_written(self, message: TraceWritten) -> None:
+        where = f"trace written to {message.file}" if message.file else f"trace not written: {message.error}"
+        self.query_one(ProfilePane).written = where
+        self._show()
+
+    def action_write(self) -> None:
+        taken = self._taken
+        if taken is None:
+            return
+
+        def work() -> Message:
+            try:
+                written = write_new(Path.cwd(), f"aitop-{taken.profile.pid}", {".trace.json": taken.trace})
+                return TraceWritten(written[0])
+            except OSError as error:
+                return TraceWritten(None, error)
+
+        in_background(self, "trace", work)
+
+    def _show(self) -> None:
+        self.query_one(Header).show(self.view)
+        self.query_one(ProfilePane).show(self.view)

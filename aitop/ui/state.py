@@ -1,0 +1,271 @@
+"""What the panes draw from: one Snapshot, how to look at it, and what of it is shown."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from aitop.model.gpu import GpuDevice, GpuSample
+from aitop.model.host import ProcessSample, Role
+from aitop.model.snapshot import Phases, Snapshot, Stacks, Steps
+from aitop.model.source import SourceName, SourceStatus
+from aitop.ui.theme.themes import Look
+
+Part = Literal["main", "worker", "other"]
+PARTS: tuple[Part, ...] = ("main", "worker", "other")
+PART_NAMES: dict[Part, str] = {"main": "main", "worker": "workers", "other": "others"}
+
+
+@dataclass(frozen=True)
+class Who:
+    """Whose stacks the code pane shows: a part of the job, a process, a thread of it. None is all."""
+
+    part: Part | None = None
+    pid: int | None = None
+    thread: str | None = None
+
+    def wants(self, pid: int, thread: str, part: Part) -> bool:
+        """Whether a thread of this part is among those asked for."""
+        return self.part in (None, part) and self.pid in (None, pid) and self.thread in (None, thread)
+
+    def words(self) -> str:
+        """The selection in words, for a title; empty for all."""
+        if self.thread is not None:
+            return f"{self.pid} {self.thread}"
+        if self.pid is not None:
+            return f"process {self.pid}"
+        return PART_NAMES[self.part] if self.part is not None else ""
+
+
+EVERYBODY = Who()
+
+
+def part_of(role: Role, leads: bool) -> Part:
+    """The part of the job that a thread belongs to. `leads`: it is the one that ProcessStacks names for its process."""
+    if role == "rank" and leads:
+        return "main"
+    return "worker" if role == "loader-worker" and leads else "other"
+
+
+def threads_of(stacks: Stacks, pids: frozenset[int] | None = None) -> list[tuple[Part, int, str]]:
+    """Every thread that has a tree, with the part it plays: main ones first, then by pid and name."""
+    threads = [
+        (part_of(thread.role, True), thread.pid, thread.thread)
+        for thread in stacks.processes
+        if thread.tree is not None
+    ]
+    threads += [(part_of(thread.role, False), thread.pid, thread.thread) for thread in stacks.trees]
+    wanted = [thread for thread in threads if pids is None or thread[1] in pids]
+    return sorted(wanted, key=lambda thread: (PARTS.index(thread[0]), thread[1], thread[2] != "MainThread", thread[2]))
+
+
+def next_part(stacks: Stacks, pids: frozenset[int] | None, who: Who) -> Who:
+    """The next selection: all, then each part of the job that has stacks, then all again."""
+    there = {part for part, _, _ in threads_of(stacks, pids)}
+    row: list[Part | None] = [None, *(part for part in PARTS if part in there)]
+    at = row.index(who.part) if who.part in row else 0
+    return Who(row[(at + 1) % len(row)])
+
+
+def next_thread(stacks: Stacks, pids: frozenset[int] | None, who: Who) -> Who:
+    """The next selection within a part: all of it, then each process, followed by its threads where it has several."""
+    threads = [(pid, thread) for part, pid, thread in threads_of(stacks, pids) if who.part in (None, part)]
+    row = [Who(who.part)]
+    for pid in dict.fromkeys(pid for pid, _ in threads):
+        row.append(Who(who.part, pid))
+        names = [thread for other, thread in threads if other == pid]
+        row += [Who(who.part, pid, name) for name in names] if len(names) > 1 else []
+    at = row.index(who) if who in row else 0
+    return row[(at + 1) % len(row)]
+
+
+def children(processes: Sequence[ProcessSample]) -> dict[int, list[ProcessSample]]:
+    """The children of each pid; under 0 the processes whose parent is not among them."""
+    pids = {process.pid for process in processes}
+    below: dict[int, list[ProcessSample]] = {}
+    for process in processes:
+        known = process.ppid in pids and process.ppid != process.pid
+        below.setdefault(process.ppid if known else 0, []).append(process)
+    return below
+
+
+def descendants(pid: int, below: Mapping[int, Sequence[ProcessSample]]) -> list[int]:
+    """All pids below a process."""
+    pids: list[int] = []
+    waiting = [child.pid for child in below.get(pid, ())]
+    while waiting:
+        current = waiting.pop()
+        if current not in pids and current != pid:
+            pids.append(current)
+            waiting += [child.pid for child in below.get(current, ())]
+    return pids
+
+
+def labels_of(processes: Sequence[ProcessSample]) -> dict[int, str]:
+    """By pid, what a process is to the job: launcher, rank 1, worker 3 (by age in its family), or its name."""
+    labels: dict[int, str] = {}
+    workers: dict[int, int] = {}
+    for process in sorted(processes, key=lambda process: (process.started, process.pid)):
+        if process.role == "rank":
+            labels[process.pid] = "rank" if process.rank is None else f"rank {process.rank}"
+        elif process.role == "loader-worker":
+            number = workers[process.ppid] = workers.get(process.ppid, -1) + 1
+            labels[process.pid] = f"worker {number}"
+        else:
+            labels[process.pid] = process.role if process.role == "launcher" else process.name
+    return labels
+
+
+WHOLE_JOB = "whole job"
+
+
+def family(processes: tuple[ProcessSample, ...], pid: int) -> frozenset[int]:
+    """A process with all below it; itself alone when it is not among them any more."""
+    return frozenset({pid, *descendants(pid, children(processes))})
+
+
+def process_words(snapshot: Snapshot | None, pid: int) -> str:
+    """The process in words: rank 1, worker 2 of rank 0, tensorboard; with what is below it."""
+    processes = snapshot.host.processes if snapshot and snapshot.host else ()
+    process = next((one for one in processes if one.pid == pid), None)
+    if process is None:
+        return f"process {pid}"
+    words = labels_of(processes)[pid]
+    if process.role == "loader-worker" and process.rank is not None:
+        words += f" of rank {process.rank}"
+    below = len(family(processes, pid)) - 1
+    return f"{words} +{below}" if below else words
+
+
+def steps_for(snapshot: Snapshot, pids: frozenset[int] | None) -> tuple[Steps | None, str | None]:
+    """The steps of the processes the screen is narrowed to, and whose they are where they are of others.
+
+    Step times are known of one rank. For another rank there are shares of phases from its stacks; without those the
+    steps are the job's.
+    """
+    steps = snapshot.steps
+    if pids is None or steps is None or steps.pid in pids:
+        return steps, None
+    for process in snapshot.stacks.processes if snapshot.stacks else ():
+        if process.pid in pids and process.role == "rank" and process.phases != Phases():
+            return Steps(basis="stacks", pid=process.pid, phases=process.phases), None
+    return steps, WHOLE_JOB
+
+
+def devices_for(sample: GpuSample, pids: frozenset[int] | None) -> tuple[tuple[GpuDevice, ...], str | None]:
+    """The devices that list one of the processes; all of them, with word of it, where none does."""
+    if pids is None:
+        return sample.devices, None
+    used = tuple(device for device in sample.devices if any(process.pid in pids for process in device.processes or ()))
+    return (used, None) if used else (sample.devices, WHOLE_JOB)
+
+
+def scope_of(pane: str, snapshot: Snapshot | None, pids: frozenset[int] | None) -> str | None:
+    """What a pane shows of the whole job although the screen is narrowed, in words.
+
+    None where everything it shows is of the chosen processes, and while nothing is narrowed.
+    """
+    if pids is None or snapshot is None:
+        return None
+    led = snapshot.steps is not None and snapshot.steps.pid in pids
+    if pane == "verdict":
+        return WHOLE_JOB
+    if pane == "step":
+        return steps_for(snapshot, pids)[1]
+    if pane == "gpu":
+        return devices_for(snapshot.gpu, pids)[1] if snapshot.gpu else None
+    if pane == "data":
+        return "queue, disk, net: whole job"
+    if pane == "memory":
+        return "chart: whole job" if led or not snapshot.allocators else "chart, cuda: whole job"
+    return None
+
+
+def matches(wanted: str, *texts: str | None) -> bool:
+    """Whether every word of the filter `wanted` occurs in one of `texts`; an empty filter matches everything.
+
+    A word in lower case ignores case; a word with a capital does not. A word after `!` must not occur.
+    """
+    found = [text for text in texts if text]
+    return all(_holds(word, found) for word in wanted.split())
+
+
+def _holds(word: str, texts: Iterable[str]) -> bool:
+    if word.startswith("!"):
+        return len(word) == 1 or not _occurs(word[1:], texts)
+    return _occurs(word, texts)
+
+
+def _occurs(word: str, texts: Iterable[str]) -> bool:
+    if word == word.lower():
+        return any(word in text.lower() for text in texts)
+    return any(word in text for text in texts)
+
+
+CodeView = Literal["lines", "tree", "flame"]
+
+
+@dataclass(frozen=True, eq=False)
+class View:
+    """The state of the screen that panes draw from.
+
+    `snapshot` is None before the first. `rank` narrows processes and code to one rank, None for all. `code` says how
+    the code is shown and `who` whose it is. `live` is False for a replay. `notice` is a short line about what was
+    just done. `filter` is the text that rows of lists and trees must hold (see ui.matching), empty to show all.
+    `chosen` is the process (pid) that the screen is narrowed to, None for all. `mark` is the moment that figures are
+    held against, None without one; `recording` says in a word or two how far a recording is.
+    """
+
+    snapshot: Snapshot | None = None
+    look: Look = field(default_factory=Look)
+    title: str | None = None
+    live: bool = True
+    paused: bool = False
+    code: CodeView = "lines"
+    who: Who = EVERYBODY
+    rank: int | None = None
+    can_detach: bool = False
+    notice: str | None = None
+    filter: str = ""
+    chosen: int | None = None
+    mark: Snapshot | None = None
+    recording: str | None = None
+
+    def source(self, name: SourceName) -> SourceStatus | None:
+        """The state of a source, None before it was heard of."""
+        return self.snapshot.sources.get(name) if self.snapshot else None
+
+    def stale(self, name: SourceName) -> str | None:
+        """The age of a source's newest data, and why it failed; None unless it is stale or failed."""
+        status = self.source(name)
+        if status is None or status.state not in ("stale", "failed") or status.age is None:
+            return None
+        # Its age says already that there is nothing new.
+        reason = None if status.code == "nothing-new" else status.reason
+        return f"{status.age:.0f} s old" + (f" · {reason}" if reason else "")
+
+    def ranks(self) -> tuple[int, ...]:
+        """The ranks of the job, in order."""
+        host = self.snapshot.host if self.snapshot else None
+        return (
+            tuple(sorted({p.rank for p in host.processes if p.role == "rank" and p.rank is not None})) if host else ()
+        )
+
+    def pids(self) -> frozenset[int] | None:
+        """The processes that the screen is narrowed to: those of a rank, or a chosen process with all below it.
+
+        None when it shows all.
+        """
+        host = self.snapshot.host if self.snapshot else None
+        if host is None or (self.rank is None and self.chosen is None):
+            return None
+        if self.chosen is not None:
+            return family(host.processes, self.chosen)
+        return frozenset(process.pid for process in host.processes if process.rank == self.rank)
+
+    def narrowed(self) -> str | None:
+        """What the screen is narrowed to, in words; None when it shows all."""
+        if self.chosen is not None:
+            return process_words(self.snapshot, self.chosen)
+        return None if self.rank is None else f"rank {self.rank}"

@@ -1,0 +1,1 @@
+"""Colours by meaning, and the themes that give each meaning its colour."""

@@ -1,0 +1,64 @@
+"""A pane with charts over which a cursor can be moved, to read off what was when."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from typing import ClassVar
+
+from textual.actions import SkipAction
+from textual.binding import Binding, BindingType
+
+from aitop.ui.state import View
+from aitop.ui.widgets.pane import Pane
+
+
+class ChartPane(Pane):
+    """`cursor` is a moment (monotonic seconds), None when nothing is pointed at: it stays with what it points at.
+
+    `draw` of a subclass sets `moments` to those that its columns stand for, oldest first.
+    """
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("left,h", "move_cursor(-1)", "cursor", show=False),
+        Binding("right,l", "move_cursor(1)", "cursor", show=False),
+        Binding("shift+left", "move_cursor(-10)", "cursor", show=False),
+        Binding("shift+right", "move_cursor(10)", "cursor", show=False),
+        Binding("escape", "drop_cursor", "cursor", show=False),
+    ]
+
+    cursor: float | None = None
+    moments: Sequence[float] = ()
+
+    def action_move_cursor(self, columns: int) -> None:
+        """To an earlier or a later column; past the newest one the cursor goes away."""
+        if not self.moments:
+            return
+        at = len(self.moments) if self.cursor is None else nearest(self.moments, self.cursor)
+        at += columns
+        self.cursor = None if at >= len(self.moments) else self.moments[max(0, at)]
+        self.redraw()
+
+    def action_drop_cursor(self) -> None:
+        """Remove the cursor; without one the key does what it does elsewhere."""
+        if self.cursor is None:
+            raise SkipAction
+        self.cursor = None
+        self.redraw()
+
+    def show(self, view: View) -> None:
+        """Take a new view; what has left the charts at the left cannot be pointed at any more."""
+        super().show(view)
+        if self.cursor is not None and self.moments and self.cursor < self.moments[0]:
+            self.cursor = None
+            self.redraw()
+
+
+def nearest(moments: Sequence[float], moment: float) -> int:
+    """The index of the moment that is closest; `moments` is not empty and in order."""
+    at = bisect_left(moments, moment)
+    if at == 0:
+        return 0
+    if at == len(moments):
+        return at - 1
+    return at if moments[at] - moment < moment - moments[at - 1] else at - 1
