@@ -14,10 +14,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from aitop.stacks.view import StackView
 from aitop.model.stacks import StackWindow
 from aitop.sources.source import SourceError
 from aitop.sources.stacks import StackSource
+from aitop.stacks.view import StackView
 
 pytestmark = pytest.mark.e2e
 
