@@ -11,11 +11,14 @@ import msgspec
 from aitop.diagnosis import what_if
 from aitop.diagnosis.rule import Finding, Judgement, Rule, claim
 from aitop.diagnosis.rules import RULES
+from aitop.model.ledger import Ledger
 from aitop.model.snapshot import Snapshot
 from aitop.model.verdict import SEVERITY_ORDER, Abstention, Diagnosis, Verdict
 
 DWELL_SECONDS = 4.0
 CONFIRM_TICKS = 2
+# Another process loses time in the same way if it spends at least this part of the first one's share at its lines.
+PEER = 0.5
 
 
 @dataclass(frozen=True)
@@ -77,7 +80,7 @@ class Judge:
         ranks, pid = _ranks(snapshot), _judged_pid(snapshot)
         verdicts = [
             msgspec.structs.replace(
-                verdict, ranks=verdict.ranks or ranks, processes=verdict.processes or _processes(verdict, pid)
+                verdict, ranks=verdict.ranks or ranks, processes=verdict.processes or _processes(verdict, pid, snapshot)
             )
             for verdict in verdicts
         ]
@@ -142,9 +145,18 @@ def _judged_pid(snapshot: Snapshot) -> int:
     return snapshot.steps.pid if snapshot.steps and snapshot.steps.pid else snapshot.target.pid
 
 
-def _processes(verdict: Verdict, pid: int) -> tuple[int, ...]:
-    """The processes that lose the time: the one that was judged first."""
-    return tuple(dict.fromkeys((pid, *(where.pid for where in verdict.where))))
+def _processes(verdict: Verdict, pid: int, snapshot: Snapshot) -> tuple[int, ...]:
+    """The processes that lose the time: the one that was judged first, then those that lose as much at its lines."""
+    places = {(where.file, where.line) for where in verdict.where}
+    shares = {ledger.pid: _share_at(places, ledger) for ledger in snapshot.ledgers}
+    peers = [other for other, share in shares.items() if share > 0.0 and share >= PEER * shares.get(pid, 0.0)]
+    return tuple(dict.fromkeys((pid, *(where.pid for where in verdict.where), *peers)))
+
+
+def _share_at(places: set[tuple[str, int]], ledger: Ledger) -> float:
+    """The share of the process's own time at these lines."""
+    entries = [entry for entry in ledger.entries if entry.lane == "main"]
+    return sum(entry.share for entry in entries if (entry.file, entry.line) in places)
 
 
 def _ranks(snapshot: Snapshot) -> tuple[int, ...]:

@@ -37,47 +37,17 @@ _PHASES: Mapping[str, Phase] = {"data_wait": "data", "communication": "exchange"
 
 def ledgers(snapshot: Snapshot) -> tuple[Ledger, ...]:
     """One ledger of each process that works, the one to show first in front; empty where nothing was sampled."""
-    processes = working(snapshot)
+    processes = _working(snapshot)
     if not processes:
         alone = _measured_only(snapshot)
         return (alone,) if alone is not None else ()
     return tuple(_ledger(snapshot, process, first=index == 0) for index, process in enumerate(processes))
 
 
-def working(snapshot: Snapshot) -> list[ProcessStacks]:
-    """The processes that make steps or requests, or else run anything, the one to show first in front."""
-    processes = snapshot.stacks.processes if snapshot.stacks else ()
-    stepping = snapshot.steps.pid if snapshot.steps and snapshot.steps.basis == "hook" else None
-    roles = [process for process in processes if process.role == "rank"]
-    roles = [process for process in roles if process.pid == stepping or _work(process) > 0] or roles
-    others = [process for process in processes if process.role not in ("rank", "helper") and _steps(process) > 0]
-    chosen = roles if any(_works(snapshot, process) for process in roles) else others or roles
-    if not chosen:
-        chosen = [process for process in processes if _works(snapshot, process)] or list(processes)
-
-    def order(process: ProcessStacks) -> tuple[bool, bool, float, int]:
-        return process.pid != stepping, process.pid != snapshot.target.pid, -_work(process), process.pid
-
-    return sorted(chosen, key=order)
-
-
-def _steps(process: ProcessStacks) -> float:
-    """Samples in phases that only a step has."""
-    phases = process.phases
-    return process.samples * sum(share or 0.0 for share in (phases.forward, phases.backward, phases.optimizer))
-
-
-def _work(process: ProcessStacks) -> float:
-    return _steps(process) + process.samples * (process.phases.data_wait or 0.0)
-
-
-def _works(snapshot: Snapshot, process: ProcessStacks) -> bool:
-    """Whether its leading thread does anything but wait for others."""
-    if snapshot.steps is not None and snapshot.steps.basis == "hook" and snapshot.steps.pid == process.pid:
-        return True
-    waits: tuple[Activity, ...] = ("wait", "wait-lock", "wait-queue", "wait-child", "sleep")
-    lines = _lines_of(snapshot, process)
-    return sum(line.share * (1.0 - line.part(*waits)) for line in lines) > 0.1 or _work(process) > 0.1 * process.samples
+def _working(snapshot: Snapshot) -> list[ProcessStacks]:
+    """The processes that do the work, the one to show first in front."""
+    processes = {process.pid: process for process in snapshot.stacks.processes} if snapshot.stacks else {}
+    return [processes[pid] for pid in snapshot.working if pid in processes]
 
 
 def _lines_of(snapshot: Snapshot, process: ProcessStacks) -> list[HotLine]:

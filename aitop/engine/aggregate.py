@@ -19,16 +19,16 @@ from aitop.model.ranks import Ranks
 from aitop.model.snapshot import Cost, Phases, ProcessStacks, Series, Snapshot, Stacks, Steps, Tick
 from aitop.model.source import SourceName, SourceStatus
 from aitop.model.stacks import StackWindow
-from aitop.model.steps import Kind, StepRecord
+from aitop.model.steps import Kind, StepKind, StepRecord
 from aitop.stacks.libraries import Phase
+from aitop.stacks.work import working
 
 WINDOW_SECONDS = 30.0
 LONG_WINDOW_SECONDS = 120.0
 ENOUGH_STEPS = 30
 STALE_SECONDS = 10.0
+# A forward pass is followed by a backward pass of about twice its time: its absence takes samples to notice.
 ENOUGH_FORWARD_SAMPLES = 5
-# Where the code that runs has no word for training, one is enough.
-FORWARD_SAMPLES = 1
 SETUP_SLACK_SECONDS = 0.5
 # Phases that neither compute a step nor move its data, and those that a step of training alone has.
 BESIDE: frozenset[Phase] = frozenset({"data_wait", "outside"})
@@ -37,7 +37,7 @@ UPDATING: frozenset[Phase] = frozenset({"backward", "optimizer"})
 
 def aggregate(history: History, tick: Tick) -> Snapshot:
     """The picture at `tick`, without verdicts."""
-    lead = lead_pid(history)
+    lead = lead_pid(history, tick.time)
     hook = history.hooks.get(lead) if lead is not None else None
     since, records = _window(history, hook, tick.time)
     steps = steps_view(lead, records, hook.count) if hook and lead is not None else None
@@ -47,9 +47,11 @@ def aggregate(history: History, tick: Tick) -> Snapshot:
     host = history.hosts.last
     roles: dict[int, Role] = {process.pid: process.role for process in host.processes} if host else {}
     roles.setdefault(history.target.pid, "rank")
-    stacks = history.stacks.view(_stepping_windows(history, hook), roles, since)
+    stacks = history.stacks.view(_stepping_windows(history, lead), roles, since)
     ranks = ranks_view(history, tick.time)
     steps = _with_exchange(steps, ranks)
+    workers = working(stacks, _stepping(history, tick.time), history.target.pid)
+    process = _first(stacks, workers)
     first = history.first_time if history.first_time is not None else tick.time
     return Snapshot(
         tick=history.tick_count,
@@ -57,11 +59,11 @@ def aggregate(history: History, tick: Tick) -> Snapshot:
         wall=tick.wall,
         window=min(tick.time - first, tick.time - since),
         target=history.target,
-        kind=_kind(records, stacks, history.growth.may_train if history.growth else None),
+        kind=_kind(records, stacks),
         sources=_sources(history, tick.time, steps),
         host=host,
         gpu=gpu,
-        steps=steps or _steps_from_stacks(stacks, history.target.pid),
+        steps=steps or _steps_from_stacks(process),
         facts=with_operations(facts, steps),
         allocators=hook.allocators if hook else (),
         stacks=stacks,
@@ -70,10 +72,11 @@ def aggregate(history: History, tick: Tick) -> Snapshot:
         ranks=ranks,
         growth_sites=history.growth.sites if history.growth else (),
         series=series(history, tuple(hook.steps) if hook else ())
-        | _by_windows(history, hook, stacks)
+        | _by_windows(history, hook, stacks, process)
         | (hook.seconds.series() if hook else {})
         | worker_lanes(history.hosts, history.windows, history.stacks),
         cost=_cost(history, hook, steps),
+        working=workers,
     )
 
 
@@ -104,30 +107,41 @@ def _with_exchange(steps: Steps | None, ranks: Ranks | None) -> Steps | None:
     return msgspec.structs.replace(steps, phases=changed)
 
 
-def _by_windows(history: History, hook: HookHistory | None, stacks: Stacks | None) -> dict[str, Series]:
+def _by_windows(
+    history: History, hook: HookHistory | None, stacks: Stacks | None, process: ProcessStacks | None
+) -> dict[str, Series]:
     """Windows of stacks one by one: what goes beside the steps, and how torch.compile is at work where it is."""
     found = {"recompiles": recompiles(hook.recompiles)} if hook and hook.recompiles else {}
-    process = main_process(stacks, history.target.pid)
     if process is None or stacks is None:
         return found
-    windows = _stepping_windows(history, hook)
+    windows = list(history.windows)
     if hook is None:
         found["beside"] = history.stacks.phases_over_time(windows, process.pid, process.thread, BESIDE)
     if any(line.activity == "compile" for line in stacks.lines):
-        all_windows = list(history.windows)
-        found["compiling"] = history.stacks.state_over_time(all_windows, process.pid, process.thread, "compile")
-        found["updating"] = history.stacks.phases_over_time(all_windows, process.pid, process.thread, UPDATING)
+        found["compiling"] = history.stacks.state_over_time(windows, process.pid, process.thread, "compile")
+        found["updating"] = history.stacks.phases_over_time(windows, process.pid, process.thread, UPDATING)
     return found
 
 
-def lead_pid(history: History) -> int | None:
-    """The process whose steps stand for the job: rank 0, else the target, else whoever steps."""
-    if not history.hooks:
-        return None
+def lead_pid(history: History, now: float) -> int | None:
+    """The process whose measured steps stand for the job: rank 0, else the target, else whoever steps."""
+    return next(iter(_stepping(history, now)), min(history.hooks, default=None))
+
+
+def _stepping(history: History, now: float) -> dict[int, StepKind]:
+    """The processes whose steps were counted lately, by the kind of these; the one to show first in front."""
     host = history.hosts.last
     ranks = {process.pid: process.rank for process in host.processes} if host else {}
-    stepping = [pid for pid, hook in history.hooks.items() if hook.steps] or list(history.hooks)
-    return min(stepping, key=lambda pid: (ranks.get(pid) is None, ranks.get(pid) or 0, pid != history.target.pid, pid))
+    made = {pid: hook.steps[-1] for pid, hook in history.hooks.items() if hook.steps}
+    lately = {pid: last for pid, last in made.items() if last.end >= now - WINDOW_SECONDS}
+    # Steps may be longer than the window.
+    lately = lately or {pid: last for pid, last in made.items() if last.end >= now - LONG_WINDOW_SECONDS}
+
+    def order(pid: int) -> tuple[bool, bool, int, bool, int]:
+        rank = ranks.get(pid)
+        return lately[pid].kind != "train", rank is None, rank or 0, pid != history.target.pid, pid
+
+    return {pid: lately[pid].kind for pid in sorted(lately, key=order)}
 
 
 def _window(history: History, hook: HookHistory | None, now: float) -> tuple[float, list[StepRecord]]:
@@ -143,15 +157,19 @@ def _window(history: History, hook: HookHistory | None, now: float) -> tuple[flo
     return since, training or records
 
 
-def _stepping_windows(history: History, hook: HookHistory | None) -> list[StackWindow]:
+def _stepping_windows(history: History, lead: int | None) -> list[StackWindow]:
     """Stack windows of the time in which the process stepped: importing and setting up say nothing of a step."""
-    if hook is None or hook.began is None:
-        return list(history.windows)
+    hook = history.hooks.get(lead) if lead is not None else None
+    windows = list(history.windows)
+    if lead is None or hook is None or hook.began is None:
+        return windows
     began = hook.began - SETUP_SLACK_SECONDS
-    return [window for window in history.windows if window.time - window.seconds >= began]
+    # The hook may have come in long after the first step; a window in which it was made may have begun before it.
+    early = next((window.time for window in windows if history.stacks.steps_in(window, lead)), began)
+    return [window for window in windows if window.time - window.seconds >= min(began, early)]
 
 
-def _kind(records: list[StepRecord], stacks: Stacks | None, may_train: bool | None) -> Kind:
+def _kind(records: list[StepRecord], stacks: Stacks | None) -> Kind:
     if records and records[-1].kind == "train":
         return "training"
     shares: dict[str, int] = {}
@@ -162,23 +180,20 @@ def _kind(records: list[StepRecord], stacks: Stacks | None, may_train: bool | No
         return "training"
     if records:
         return "inference"
-    # A forward pass is followed by a backward pass of about twice its time: its absence takes samples to notice.
-    enough = FORWARD_SAMPLES if may_train is False else ENOUGH_FORWARD_SAMPLES
-    return "inference" if shares.get("forward", 0) >= enough else "unknown"
+    return "inference" if shares.get("forward", 0) >= ENOUGH_FORWARD_SAMPLES else "unknown"
 
 
-def _steps_from_stacks(stacks: Stacks | None, target: int) -> Steps | None:
-    """Without the hook: phase shares of the busiest rank's main thread, and nothing that stacks cannot tell."""
-    process = main_process(stacks, target)
+def _first(stacks: Stacks | None, workers: Sequence[int]) -> ProcessStacks | None:
+    """The stacks of the process that stands for the job: the first of those that do the work."""
+    processes = {process.pid: process for process in stacks.processes} if stacks else {}
+    return next((processes[pid] for pid in workers if pid in processes), None)
+
+
+def _steps_from_stacks(process: ProcessStacks | None) -> Steps | None:
+    """Without the hook: phase shares of the first process's leading thread, and nothing that stacks cannot tell."""
     if process is None or process.phases == Phases():
         return None
     return Steps(basis="stacks", pid=process.pid, phases=process.phases)
-
-
-def main_process(stacks: Stacks | None, target: int) -> ProcessStacks | None:
-    """The rank whose stacks stand for the job: the target itself if it is one, else the most sampled rank."""
-    ranks = [process for process in stacks.processes if process.role == "rank"] if stacks else []
-    return min(ranks, key=lambda process: (process.pid != target, -process.samples), default=None)
 
 
 def _sources(history: History, now: float, steps: Steps | None) -> dict[SourceName, SourceStatus]:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from aitop.model.event import Event
 from aitop.model.snapshot import GrowthSites
 from aitop.model.stacks import StackWindow
-from aitop.sources.code import growth_sites, may_train
+from aitop.sources.code import growth_sites
 from aitop.sources.stacks.window import CodeOfProcesses
 
 MOST_FILES = 30
@@ -50,5 +50,4 @@ class GrowthFinder:
         readers = {file: code.of(pid) for file, pid in files.items()}
         self._files |= {file: reader.pid for file, reader in readers.items()}
         texts = {file: reader.text(file) for file, reader in readers.items()}
-        trains = may_train(texts)
-        self._emit(GrowthSites(time=time.monotonic(), sites=growth_sites(texts), may_train=trains))
+        self._emit(GrowthSites(time=time.monotonic(), sites=growth_sites(texts)))

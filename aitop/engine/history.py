@@ -102,7 +102,10 @@ class History:
         if len(self.numbers) > KEEP_RANKS:
             self.numbers.clear()
         for process in host.processes:
-            if process.role == "rank" and process.rank is not None and process.state != "Z":
+            if process.role == "launcher":
+                # It looked like a rank until what it started was seen to be the ranks.
+                self.numbers.pop(process.pid, None)
+            elif process.role == "rank" and process.rank is not None and process.state != "Z":
                 self.numbers.setdefault(process.pid, process.rank)
 
     def _add_hook(self, sample: HookSample) -> None:

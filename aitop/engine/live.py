@@ -19,10 +19,11 @@ from aitop.engine.feed import EventSink, Publish, own_failure
 from aitop.engine.growth import GrowthFinder
 from aitop.engine.hook_way import HooksOnTheWay, take_out
 from aitop.engine.runner import SourceRunner
+from aitop.engine.seen_to_step import SeenToStep
 from aitop.engine.stack_dump import NoDumpError, take_native, take_stacks
 from aitop.model.event import Event
-from aitop.model.snapshot import Target, Tick
-from aitop.model.source import SourceName, SourceStatus
+from aitop.model.snapshot import Snapshot, Target, Tick
+from aitop.model.source import SourceName, SourceState, SourceStatus
 from aitop.model.stacks import StackDump, StackWindow
 from aitop.sources.hook_ring import HookSource
 from aitop.sources.host import HostSource
@@ -31,6 +32,7 @@ from aitop.sources.nvml import NvmlSource
 from aitop.sources.source import Source
 from aitop.sources.stacks import StackSource
 from aitop.sources.target import still_there
+from aitop.stacks.work import step_levels
 
 STOP_SECONDS = 3.0
 BETWEEN_LOOKS = 2.0
@@ -67,10 +69,12 @@ class LiveFeed:
         self._engine = Engine(self.target)
         self._growth = GrowthFinder(self.target.pid, self._events.put)
         self._on_the_way = HooksOnTheWay()
-        self._host = HostSource(self._pids, interval=options.interval)
+        self._seen = SeenToStep()
+        self._host = HostSource(self._pids, interval=options.interval, stepping=self._seen.pids)
         self._runners: dict[SourceName, SourceRunner] = {}
         self._thread: threading.Thread | None = None
         self._stepping: int | None = None
+        self._stacks_state: SourceState | None = None
         self._looked = 0.0
         self._look: threading.Thread | None = None
         self._numbers: dict[int, int | None] = {}
@@ -165,7 +169,8 @@ class LiveFeed:
         if options.gpu:
             found.append(NvmlSource(self._host.tree))
         if options.stacks and not options.passive:
-            found.append(StackSource(self._pids, script=self.target.script))
+            working, stepping = self._seen.working, self._seen.pids
+            found.append(StackSource(self._pids, script=self.target.script, working=working, stepping=stepping))
         if options.hook and not options.passive:
             found.append(HookSource(self._hook_pids, self._on_the_way.bring_in))
         return found
@@ -182,11 +187,29 @@ class LiveFeed:
         return off
 
     def _hook_pids(self) -> tuple[int, ...]:
-        """The ranks, else what was asked for; never a launcher, in which no step is ever made."""
+        """The ranks, else what was asked for; never a launcher, in which no step is ever made.
+
+        Of a process that has started others, which may do its work, the stacks are waited for: they tell who steps.
+        """
         if not self._host.ranks():
             self._host.wait_for_look(FIRST_LOOK_SECONDS)
+        pids = self._may_step()
+        if not self._stacks_tell() or self._stopping.is_set():
+            return pids
+        hooked = self._on_the_way.brought_to
+        if not hooked and self._host.parents().issuperset(pids):
+            self._seen.wait_until_known(FIRST_LOOK_SECONDS)
+            pids = self._may_step()
+        known = self._seen.pids() | hooked
+        return tuple(pid for pid in pids if pid in known or pid not in self._host.parents())
+
+    def _may_step(self) -> tuple[int, ...]:
         launchers = self._host.launchers()
         return self._host.ranks() or tuple(pid for pid in self._pids if pid not in launchers)
+
+    def _stacks_tell(self) -> bool:
+        """Whether stacks are sampled here, or will soon be."""
+        return "stacks" in self._runners and self._stacks_state in (None, "ok")
 
     def _run(self, publish: Publish) -> None:
         try:
@@ -236,8 +259,17 @@ class LiveFeed:
         snapshot = self._engine.handle(event)
         if snapshot is not None and not self._stopping.is_set():
             self._stepping = snapshot.steps.pid if snapshot.steps else None
+            self._learn(snapshot)
             self._numbers = {one.pid: one.rank for one in snapshot.ranks.ranks} if snapshot.ranks else {}
             publish(snapshot)
+
+    def _learn(self, snapshot: Snapshot) -> None:
+        """Let the sources know who works: whom to sample first, and where the hook belongs."""
+        steps = snapshot.steps
+        counted = {steps.pid: steps.recent[-1].kind} if steps and steps.pid is not None and steps.recent else {}
+        self._seen.update(step_levels(snapshot.stacks, counted), snapshot.working, self._host.tree())
+        status = snapshot.sources.get("stacks")
+        self._stacks_state = status.state if status is not None else None
 
     def _end_of_target(self, publish: Publish) -> None:
         ended = still_there(self.target)

@@ -39,6 +39,9 @@ def ranks_view(history: History, now: float) -> Ranks | None:
     processes = [one for one in host.processes if one.role == "rank" and one.state != "Z"]
     told = [hook.facts.world_size for hook in history.hooks.values() if hook.facts is not None]
     world = max([0, *(one.world_size or 0 for one in processes), *(size or 0 for size in told)])
+    if world < 2:
+        # Trainers that form no group have no numbers, and no step in common.
+        processes = [one for one in processes if rank_number(history, one) is not None]
     if len(processes) < 2 and world < 2:
         return None
     since = now - WINDOW_SECONDS

@@ -192,15 +192,10 @@ class GrowthSite(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GrowthSites(msgspec.Struct, frozen=True, kw_only=True, tag="growth"):
-    """What the files say that the target was seen to run: the growth sites in them.
-
-    `may_train` tells whether any of them has a word for training (backward, fit, an optimizer, a trainer); None where
-    some could not be read.
-    """
+    """What the files say that the target was seen to run: the growth sites in them."""
 
     time: float
     sites: tuple[GrowthSite, ...] = ()
-    may_train: bool | None = None
 
 
 class Cost(msgspec.Struct, frozen=True, kw_only=True):
@@ -233,7 +228,8 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     `ranks` has the ranks of the job on this machine, None of a process that is none of several; `standstill` where all
     of them stand while none moves.
     `dump` is the last look at all threads at once that somebody asked for, None where nobody has.
-    `ledgers` has the account of each process that does the work, and the one to show first comes first.
+    `working` are the processes that do the work, the one to show first in front; empty where nothing was sampled.
+    `ledgers` has the account of each of them, in that order.
     For charts of minutes it has, of each second in which steps ended, step_p50 and step_p95 (milliseconds), step_save
     and step_evaluation (seconds), and of each loader worker (sixteen at most) worker<pid>.cpu (cores) and
     worker<pid>.idle (share of its stacks in which it had no work).
@@ -258,5 +254,6 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     growth_sites: tuple[GrowthSite, ...] = ()
     series: dict[str, Series] = {}
     cost: Cost = Cost()
+    working: tuple[int, ...] = ()
     ledgers: tuple[Ledger, ...] = ()
     diagnosis: Diagnosis = Diagnosis()

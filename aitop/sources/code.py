@@ -14,10 +14,6 @@ from aitop.sources import procfs
 from aitop.sources.foreign_file import open_as
 from aitop.sources.growth import find_all
 
-# Words of code that trains, or calls what does.
-TRAINS = re.compile(
-    r"backward|\.fit\w*\(|\btrain\w*\(|\.train|optim\b|optimi[sz]er|trainer|fine_?tun|\bgrad\(", re.IGNORECASE
-)
 LARGEST_FILE = 2 << 20
 LARGEST_PARSED = 400_000
 # Of a line that is longer, only so much is looked at: searches take the square of its length.
@@ -133,16 +129,6 @@ class SourceCode:
         text = data.decode("utf-8", "replace")
         lines = tuple(printable(line[:LONGEST_LINE].expandtabs(4))[:LONGEST_LINE] for line in _LINE_END.split(text))
         return _File(identity, text, lines)
-
-
-def may_train(texts: Mapping[str, str | None]) -> bool | None:
-    """Whether any of these files (path to text, None for what cannot be read) has a word for training.
-
-    None where one of them cannot be read and no other has.
-    """
-    if any(text is not None and TRAINS.search(text) for text in texts.values()):
-        return True
-    return None if None in texts.values() else False
 
 
 def growth_sites(texts: Mapping[str, str | None]) -> tuple[GrowthSite, ...]:

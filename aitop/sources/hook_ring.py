@@ -387,4 +387,4 @@ class HookSource:
         if self._entries.under_way():
             raise SourceError("absent", "the hook is on its way in", passing=True)
         # Those that are to come are looked for as often as at first.
-        raise SourceError("absent", "there is no process to hook", passing=True)
+        raise SourceError("absent", "there is no process to hook: none was seen to make steps", passing=True)

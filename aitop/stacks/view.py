@@ -19,6 +19,7 @@ from aitop.stacks.call_tree import call_tree
 from aitop.stacks.libraries import Phase, State
 from aitop.stacks.position import Steps
 from aitop.stacks.reading import Seen, read_stack
+from aitop.stacks.short_threads import SHORT_THREADS, Digest, ThreadKey, as_one, relabelled, short_threads
 
 MOST_LINES = 200
 MOST_TREES = 48
@@ -35,14 +36,6 @@ _TAKEN, _LEAST_MISSING, _MOST_WEIGHT = 0.96, 0.1, 3.0
 _CHANGING = frozenset({None, "decode", "tokenize", "collate", "log"})
 
 
-class ThreadKey(NamedTuple):
-    """A thread of the windows; all threads of a process with one name are one. `main` for its main thread."""
-
-    pid: int
-    thread: str
-    main: bool
-
-
 class Group(NamedTuple):
     """Stacks that are told apart: one line in one phase, position and state. `line` is None where there is none to show."""
 
@@ -51,9 +44,6 @@ class Group(NamedTuple):
     position: Position | None
     state: State | None
     work: str | None
-
-
-Digest = dict[ThreadKey, dict[Seen, int]]
 
 
 class StackView:
@@ -88,6 +78,12 @@ class StackView:
     ) -> Series:
         """Share of one thread's samples in any of the phases, imports left out, window by window."""
         return self._over_time(windows, pid, thread, lambda seen: seen.phase in phases and not seen.importing)
+
+    def steps_in(self, window: StackWindow, pid: int) -> bool:
+        """Whether any thread of the process was met in a part of a step in that window."""
+        with self._lock:
+            digest = self._digester.digest(window)
+        return any(_stepping(stacks) for key, stacks in digest.items() if key.pid == pid)
 
     def _over_time(
         self, windows: Sequence[StackWindow], pid: int, thread: str, wanted: Callable[[Seen], bool]
@@ -166,7 +162,10 @@ def _same(some: Sequence[StackWindow], others: Sequence[StackWindow]) -> bool:
 
 def _merged_view(windows: Sequence[StackWindow], digester: _Digester, roles: Mapping[int, Role]) -> Stacks | None:
     digests = [digester.digest(window) for window in windows]
-    looks = [look for window in windows for look in digester.looks(window)]
+    one = short_threads(windows, digests)
+    digests = [as_one(digest, one) for digest in digests]
+    looks = [(look, as_one(met, one)) for window in windows for look, met in digester.looks(window)]
+    windows = [relabelled(window, one) for window in windows]
     merged: Digest = {}
     for digest in digests:
         for key, stacks in digest.items():
@@ -189,7 +188,10 @@ def _merged_view(windows: Sequence[StackWindow], digester: _Digester, roles: Map
             steps = Steps(stacks.items())
             weight = 1.0
             if key == lead:
-                weight = _weight_of_changing(stacks, _missing(windows, digests, pid, sum(merged[key].values())))
+                # Between requests there is no thread to be missed.
+                taken = sum(merged[key].values())
+                missing = 0.0 if key.thread == SHORT_THREADS else _missing(windows, digests, pid, taken)
+                weight = _weight_of_changing(stacks, missing)
                 by_window = [digest.get(key, {}) for digest in digests]
                 processes.append(_process(pid, role, key.thread, stacks, steps, weight=weight, by_window=by_window))
             else:
@@ -339,13 +341,14 @@ def _process(
     by_window: Sequence[Mapping[Seen, int]],
 ) -> ProcessStacks:
     samples = sum(stacks.values())
-    worker = role == "loader-worker" or all(seen.worker for seen in stacks)
+    loads = all(seen.worker for seen in stacks)
+    worker = loads or role == "loader-worker"
     idle = sum(count for seen, count in stacks.items() if seen.idle)
     return ProcessStacks(
         pid=pid,
         role=role,
         samples=samples,
-        phases=Phases() if worker else _phases(stacks, steps, weight),
+        phases=Phases() if loads else _phases(stacks, steps, weight),
         tree=call_tree((seen.frames, count) for seen, count in stacks.items()),
         idle=idle / samples if worker and samples else None,
         thread=thread,

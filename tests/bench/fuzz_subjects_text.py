@@ -21,7 +21,7 @@ from aitop.model.profile import Holds
 from aitop.model.ranks import ExchangeNotes
 from aitop.outputs.profile import profile_text
 from aitop.sources import procfs
-from aitop.sources.code import TRAINS, SourceCode
+from aitop.sources.code import SourceCode
 from aitop.sources.flight_recorder import last_of
 from aitop.sources.growth import find_all
 from aitop.sources.host.cgroup import _groups, _mounts
@@ -60,7 +60,6 @@ def feed_source(data: bytes) -> None:
                 raise Obeyed(repr(shown)[:300])
     finally:
         place.unlink()
-    TRAINS.search(text)
     for _, site in find_all({"/home/ada/train.py": text}):
         if not site.text.isprintable():
             raise Obeyed(repr(site)[:300])

@@ -10,6 +10,7 @@ from aitop.model.host import HostSample, MachineSample, ProcessSample
 from aitop.model.snapshot import HotLine, Phases, ProcessStacks, Series, Snapshot, Stacks, Steps, Target
 from aitop.model.stacks import Frame
 from aitop.model.steps import HookFacts, LoaderInfo, StepRecord
+from aitop.stacks.work import working
 
 RANK, WORKER = 100, 200
 
@@ -91,6 +92,8 @@ def snapshot(
     fields.setdefault("host", host(workers))
     if lines or main_samples:
         fields.setdefault("stacks", stacks(lines, workers, main_samples, phases))
+    stepping = {RANK: records[-1].kind} if records else {}
+    fields.setdefault("working", working(fields.get("stacks"), stepping, RANK))
     return accounted(
         Snapshot(
             tick=5,
@@ -112,4 +115,7 @@ def accounted(seen):
 
 def changed(seen, **fields):
     """The Snapshot with other fields, and the ledgers that follow from them."""
+    if "stacks" in fields:
+        steps = seen.steps.recent if seen.steps else ()
+        fields.setdefault("working", working(fields["stacks"], {RANK: steps[-1].kind} if steps else {}, RANK))
     return accounted(msgspec.structs.replace(seen, **fields))

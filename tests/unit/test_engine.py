@@ -15,7 +15,7 @@ from aitop.engine.replay import ReplayFeed
 from aitop.engine.steps_view import steps_view
 from aitop.model.event import Event
 from aitop.model.host import HostSample, MachineSample
-from aitop.model.snapshot import GrowthSites, Target, Tick
+from aitop.model.snapshot import Target, Tick
 from aitop.model.source import SourceStatus
 from aitop.model.steps import HookFacts, HookSample
 
@@ -65,23 +65,13 @@ def test_steps_are_summed_over_the_window():
     assert last.cost.monitor_cpu == pytest.approx(0.02)
 
 
-@pytest.mark.parametrize(
-    ("may_train", "forwards", "kind"),
-    [
-        (None, 1, "unknown"),
-        (True, 4, "unknown"),
-        (True, 5, "inference"),
-        (False, 1, "inference"),
-        (False, 0, "unknown"),
-    ],
-)
-def test_code_without_a_word_for_training_is_soon_known_to_infer(may_train, forwards, kind):
+@pytest.mark.parametrize(("forwards", "kind"), [(0, "unknown"), (4, "unknown"), (5, "inference")])
+def test_the_absence_of_backward_passes_takes_samples_to_notice(forwards, kind):
     model = stack("user/serve.py:9 main | y = model(x)", "torch/nn/modules/module.py:1773 _wrapped_call_impl")
     text = stack("user/serve.py:8 main | x = clean(words)", "user/text.py:3 clean | out = []")
     samples = [(RANK, "MainThread", True, model, forwards), (RANK, "MainThread", True, text, 20)]
     seen = window(1.0, *[one for one in samples if one[-1]], seconds=1.0)
-    events = [at(1.0, host()), seen, GrowthSites(time=1.0, may_train=may_train), Tick(time=1.1, wall=1e9)]
-    assert play(events)[-1].kind == kind
+    assert play([at(1.0, host()), seen, Tick(time=1.1, wall=1e9)])[-1].kind == kind
 
 
 def test_p50_and_p95_tell_a_bursty_step():
@@ -154,7 +144,7 @@ def test_rank_zero_leads():
     history.add(HostSample(time=1.0, processes=ranks, machine=machine))
     for pid in (RANK + 1, RANK + 2):
         history.add(HookSample(time=1.0, pid=pid, steps=tuple(steps(3))))
-    assert lead_pid(history) == RANK + 2
+    assert lead_pid(history, 1.0) == RANK + 2
 
 
 def test_a_replay_gives_the_same_snapshots():

@@ -8,7 +8,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from snapshot_builder import RANK, WORKER, changed, constant, line, snapshot, step, steps
 
-from aitop.diagnosis.ledger import working
 from aitop.model.snapshot import HotLine, Phases, ProcessStacks, Stacks
 
 LINES = [
@@ -244,13 +243,13 @@ def test_a_parent_that_works_itself_comes_before_its_children():
     trains = line("main", 1.0, phase="forward", activity="native")
     child = msgspec.structs.replace(line("serve", 1.0, pid=301), role="other")
     seen = beside(process(RANK, "rank", SAMPLED), process(301), lines=(trains, child))
-    assert [one.pid for one in working(seen)] == [RANK]
+    assert [ledger.pid for ledger in seen.ledgers] == [RANK]
 
 
 def test_the_process_whose_steps_are_measured_comes_first():
     lines = tuple(line("main", 1.0, pid=pid, phase="forward", activity="native") for pid in (RANK, 101))
     ranks = process(101, "rank", Phases(forward=0.9, outside=0.1)), process(RANK, "rank", SAMPLED)
-    assert working(beside(*ranks, lines=lines, records=steps(**MEASURED)))[0].pid == RANK
+    assert beside(*ranks, lines=lines, records=steps(**MEASURED)).ledgers[0].pid == RANK
 
 
 def test_a_program_without_any_step_still_has_a_ledger():

@@ -15,14 +15,17 @@ TRAIN = ("python", "train.py")
 class Known:
     """Evidence given in advance."""
 
-    def __init__(self, trains=(), frameworks=()):
-        self._trains, self._frameworks = trains, frameworks
+    def __init__(self, trains=(), frameworks=(), steps=()):
+        self._trains, self._frameworks, self._steps = trains, frameworks, steps
 
     def trains(self, pid):
         return pid in self._trains
 
     def has_framework(self, pid):
         return pid in self._frameworks
+
+    def steps(self, pid):
+        return pid in self._steps
 
 
 def process(pid, ppid, argv=TRAIN, *, comm="python", forked=False, rank=None, local=None, world=None, python=None):
@@ -106,6 +109,38 @@ def test_a_python_that_starts_a_training_script_is_a_launcher():
     tree = [process(10, 1, "python sweep.py"), process(11, 10)]
     assert roles(*tree, frameworks={11}) == {10: ("launcher", None), 11: ("rank", 0)}
     assert roles(*tree, frameworks={10, 11}) == {10: ("rank", 0), 11: ("other", None)}
+
+
+def test_trainers_that_were_seen_to_step_below_a_process_that_joins_them():
+    tree = [process(10, 1), process(11, 10, TRACKER), process(12, 10, SPAWNED), process(13, 10, SPAWNED)]
+    joined = roles(*tree, process(14, 13, SPAWNED), steps={12, 13})
+    assert joined == {
+        10: ("launcher", None),
+        11: ("helper", None),
+        12: ("rank", None),
+        13: ("rank", None),
+        14: ("loader-worker", None),
+    }, "without a group they have no numbers"
+    served = roles(*tree, steps={12})
+    assert served[12] == ("rank", None) and served[13][0] == "loader-worker", "a sibling may do anything else"
+
+
+def test_a_trainer_whose_child_steps_too_is_no_launcher():
+    found = roles(process(10, 1), process(12, 10, SPAWNED), steps={10, 12})
+    assert found == {10: ("rank", 0), 12: ("rank", None)}
+
+
+def test_a_script_that_was_seen_to_step_below_one_that_has_loaded_torch_as_well():
+    tree = [process(9, 1, "bash run.sh"), process(10, 9), process(11, 10, "python train.py --child")]
+    assert roles(*tree, frameworks={10, 11}, steps={11}) == {
+        9: ("launcher", None),
+        10: ("launcher", None),
+        11: ("rank", None),
+    }
+
+
+def test_a_loader_worker_that_runs_a_model_still_feeds_its_rank():
+    assert roles(process(10, 1), worker(11, 10), steps={11})[11] == ("loader-worker", 0)
 
 
 def test_a_sweep_that_runs_torchrun():

@@ -8,7 +8,7 @@ import pytest
 
 from aitop.sources import code as code_module
 from aitop.sources import editable, foreign_file, procfs
-from aitop.sources.code import SourceCode, growth_sites, may_train
+from aitop.sources.code import SourceCode, growth_sites
 from aitop.sources.editable import lends_rights, readable_path
 from aitop.sources.foreign_file import READ, User, open_as
 from aitop.sources.stacks import window
@@ -195,21 +195,6 @@ def test_growth_sites_of_files_the_likeliest_first(tmp_path):
         (files[1], 4, True),
         (files[0], 4, False),
     ]
-
-
-@pytest.mark.parametrize(
-    ("text", "trains"),
-    [
-        ("loss.backward()\n", True),
-        ("learner.fit_one_cycle(3)\n", True),
-        ("engine = Trainer(model)\n", True),
-        ("opt = torch.optim.SGD(weights, 1e-3)\n", True),
-        ("with torch.no_grad():\n    scores = model.eval()(ids)\n", False),
-    ],
-)
-def test_code_that_may_train(text, trains):
-    assert may_train({"job.py": text}) is trains
-    assert may_train({"job.py": text, "gone.py": None}) is (trains or None)
 
 
 def test_no_process_is_read_for_with_the_rights_of_another(monkeypatch):

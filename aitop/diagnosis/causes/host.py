@@ -55,6 +55,8 @@ def judge(snapshot: Snapshot) -> Judgement:
         lambda entry: (
             entry.phase in ("host", "environment")
             and entry.where is not None
+            # Array operations between the model's call and its update are the loss.
+            and not (entry.position == "within" and entry.work == "tensor")
             and not (serving and takes_request(entry))
         ),
     )

@@ -1,11 +1,12 @@
 """Who is who in a process tree: launcher, ranks, loader workers, helpers.
 
 Told from command lines, fork or exec, the launcher's environment variables and, where these leave it open, from
-what a process has inside (threads of autograd or a process group, an open GPU). Limits: ranks started by
-`torch.multiprocessing.spawn` or by fork set their number only at run time, where nobody outside can see it, so they are
-numbered in the order of their start; until such a rank has a process group, a GPU or loader workers of its own it
-looks like a loader worker, unless a rank beside it is already known. Before torch named its loader processes, a
-user's own multiprocessing workers look like those of a DataLoader; they feed the rank all the same.
+what a process has inside (threads of autograd or a process group, an open GPU) or was seen to do (steps on its stacks).
+Limits: ranks started by `torch.multiprocessing.spawn` or by fork set their number only at run time, where nobody
+outside can see it, so they are numbered in the order of their start; until such a rank has a process group, a GPU or
+loader workers of its own, or was seen to step, it looks like a loader worker, unless a rank beside it is already known.
+Before torch named its loader processes, a user's own multiprocessing workers look like those of a DataLoader; they feed
+the rank all the same.
 """
 
 from __future__ import annotations
@@ -28,6 +29,10 @@ class Evidence(Protocol):
 
     def has_framework(self, pid: int) -> bool:
         """Whether torch, JAX or TensorFlow is loaded."""
+        ...
+
+    def steps(self, pid: int) -> bool:
+        """Whether it was seen to make steps of training or to answer requests with a model."""
         ...
 
 
@@ -59,6 +64,8 @@ class _Node:
         self.kind = kind_of(facts.argv, facts.python)
         self.worker = facts.comm.startswith(WORKER_NAME)
         self.server = False
+        # Whether it is a rank only because it was seen to step: it has no number, and its siblings may be anything.
+        self.steps = False
         self.parent: _Node | None = None
         self.boss: _Node | None = None
         self.children: list[_Node] = []
@@ -149,8 +156,12 @@ def _below_python(node: _Node, boss: _Node, evidence: Evidence) -> Role:
         return "rank"
     if not node.multiprocessing:
         launched = evidence.has_framework(node.facts.pid) and not evidence.has_framework(boss.facts.pid)
-        return "rank" if launched else "other"
+        node.steps = not launched and evidence.steps(node.facts.pid)
+        return "rank" if launched or node.steps else "other"
     if any(child.worker for child in _started_by(node)) or evidence.trains(node.facts.pid):
+        return "rank"
+    if evidence.steps(node.facts.pid):
+        node.steps = True
         return "rank"
     named_siblings = any(child.worker for child in _started_by(boss))
     return "other" if named_siblings else "loader-worker"
@@ -164,7 +175,7 @@ def _started_by(boss: _Node) -> list[_Node]:
 def _join_siblings(node: _Node) -> None:
     """Where one multiprocessing child of a parent trains, the others started the same way do too."""
     group = [child for child in _started_by(node) if child.multiprocessing and child.kind == "python"]
-    if any(child.role == "rank" for child in group):
+    if any(child.role == "rank" and not child.steps for child in group):
         for child in group:
             if child.role in ("loader-worker", "other") and not child.worker:
                 child.role = "rank"
@@ -174,7 +185,7 @@ def _demote_launcher(node: _Node, evidence: Evidence) -> None:
     if node.role not in ("rank", "other") or node.kind == "helper":
         return
     below = [child for child in _descendants(node) if child.role == "rank"]
-    if not below:
+    if not below or (node.role == "rank" and evidence.steps(node.facts.pid)):
         return
     if node.role == "other":
         node.role = "launcher"
@@ -190,7 +201,7 @@ def _demote_launcher(node: _Node, evidence: Evidence) -> None:
 
 def _number(nodes: Sequence[_Node]) -> None:
     """Number the ranks that nobody numbered: alone it is 0, several count in the order of their start."""
-    ranks = [node for node in nodes if node.role == "rank"]
+    ranks = [node for node in nodes if node.role == "rank" and not node.steps]
     nameless = [node for node in ranks if node.numbers.rank is None or _inherited(node)]
     if len(ranks) != len(nameless) or not ranks:
         return

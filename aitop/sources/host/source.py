@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from aitop.model.event import Sample
 from aitop.model.host import CgroupSample, HostSample
@@ -14,8 +14,8 @@ from aitop.sources import procfs
 from aitop.sources.host.cgroup import Cgroup
 from aitop.sources.host.machine import Machine
 from aitop.sources.host.rates import ProcessRates
-from aitop.sources.host.roles import Place, ranks_of
-from aitop.sources.host.tree import Member, ProcessEvidence, ProcessTree, places_of
+from aitop.sources.host.roles import WORKER_NAME, Place, ranks_of
+from aitop.sources.host.tree import Member, ProcessEvidence, ProcessTree, Stepping, nobody, places_of
 from aitop.sources.source import SourceError
 
 # CPU time is counted in steps of 10 ms: rates over less than this say little.
@@ -28,12 +28,12 @@ class HostSource:
     name: SourceName = "host"
     patience = 3.0
 
-    def __init__(self, pids: Sequence[int], *, interval: float = 1.0) -> None:
+    def __init__(self, pids: Sequence[int], *, interval: float = 1.0, stepping: Stepping = nobody) -> None:
         self.interval = interval
         self._usual_interval = interval
         self._starts: dict[int, int | None] = dict.fromkeys(pids)
         self._tree = ProcessTree(self._starts.items())
-        self._evidence = ProcessEvidence()
+        self._evidence = ProcessEvidence(stepping=stepping)
         self._rates = ProcessRates()
         self._machine = Machine()
         self._cgroup: tuple[tuple[int, int], Cgroup] | None = None
@@ -41,6 +41,7 @@ class HostSource:
         self._pids: frozenset[int] = frozenset()
         self._ranks: tuple[int, ...] = ()
         self._launchers: frozenset[int] = frozenset()
+        self._parents: frozenset[int] = frozenset()
         self._looked = threading.Event()
 
     def open(self) -> None:
@@ -80,6 +81,10 @@ class HostSource:
         """The living processes of the last read that only started the ranks. Any thread may ask."""
         return self._launchers
 
+    def parents(self) -> frozenset[int]:
+        """The living processes that started Python processes which may do their work. Any thread may ask."""
+        return self._parents
+
     def wait_for_look(self, seconds: float) -> None:
         """Wait until the processes were looked at for the first time, or could not be. Any thread may ask."""
         self._looked.wait(seconds)
@@ -90,7 +95,7 @@ class HostSource:
         living = [member for member in members if member.stat.state != "Z"]
         self._pids = frozenset(member.stat.pid for member in living)
         if not living:
-            self._ranks, self._launchers = (), frozenset()
+            self._ranks, self._launchers, self._parents = (), frozenset(), frozenset()
             asked = ", ".join(str(pid) for pid in self._starts)
             if not members and not all(procfs.gone(pid) for pid in self._starts):
                 raise SourceError("failed", f"process {asked} cannot be read just now")
@@ -98,6 +103,7 @@ class HostSource:
         places = places_of(members, self._evidence)
         self._ranks = tuple(pid for pid in ranks_of(places) if pid in self._pids)
         self._launchers = frozenset(pid for pid in self._pids if places[pid].role == "launcher")
+        self._parents = parents_of_workers(living, places)
         speaker = next((member for member in living if member.stat.pid in self._ranks[:1]), living[0])
         cgroup = self._read_cgroup(speaker)
         return HostSample(
@@ -113,6 +119,20 @@ class HostSource:
         if self._cgroup is None or self._cgroup[0] != speaker.key:
             self._cgroup = speaker.key, Cgroup(speaker.stat.pid)
         return self._cgroup[1].read()
+
+
+def parents_of_workers(members: Sequence[Member], places: Mapping[int, Place]) -> frozenset[int]:
+    """The processes above Python processes that are neither ranks nor helpers, nor workers of a torch DataLoader."""
+    above = {member.stat.pid: member.ppid for member in members}
+    parents: set[int] = set()
+    for member in members:
+        own = places[member.stat.pid].role in ("loader-worker", "other") and member.python
+        if own and not member.stat.comm.startswith(WORKER_NAME):
+            pid = above.get(member.stat.pid)
+            while pid is not None and pid not in parents:
+                parents.add(pid)
+                pid = above.get(pid)
+    return frozenset(parents)
 
 
 def usable_cores(members: Sequence[Member], places: dict[int, Place], cgroup: CgroupSample | None) -> float | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 from aitop.sources import procfs
 from aitop.sources.host.commands import NO_NUMBERS, RankNumbers, rank_numbers
@@ -129,11 +129,21 @@ class ProcessTree:
         self._outside.update(pid for pid in stats if pid not in self._members)
 
 
+Stepping = Callable[[], Collection[int]]
+
+
+def nobody() -> Collection[int]:
+    """The pids that were seen to step before anything was seen."""
+    return ()
+
+
 class ProcessEvidence:
     """What processes have inside, looked up when asked and kept: for good if found, for a few seconds if not."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic, stepping: Stepping = nobody) -> None:
+        """`stepping` has the pids that were seen to step."""
         self._clock = clock
+        self._stepping = stepping
         self._members: dict[int, Member] = {}
         self._found: dict[tuple[str, int, int], tuple[bool, float]] = {}
 
@@ -149,6 +159,9 @@ class ProcessEvidence:
 
     def has_framework(self, pid: int) -> bool:
         return self._known("framework", pid, self._look_for_framework)
+
+    def steps(self, pid: int) -> bool:
+        return pid in self._stepping()
 
     def _known(self, what: str, pid: int, look: Callable[[Member], bool]) -> bool:
         member = self._members.get(pid)

@@ -2,35 +2,49 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from aitop.sources import procfs
-from aitop.sources.host.tree import Member, ProcessEvidence, ProcessTree, places_of
+from aitop.sources.host.tree import Member, ProcessEvidence, ProcessTree, Stepping, nobody, places_of
 from aitop.sources.source import SourceError
 
+Working = Callable[[], Sequence[int]]
 MANY = 4
 FEW = 2
 
 
-class Chooser:
-    """Follows the trees below some processes and picks a few of them, in turn, so that a window's cost is bounded."""
+def nobody_yet() -> Sequence[int]:
+    """The pids that do the work before anything was seen."""
+    return ()
 
-    def __init__(self, tops: Sequence[int]) -> None:
+
+class Chooser:
+    """Follows the trees below some processes and picks a few of them, in turn, so that a window's cost is bounded.
+
+    `working` has the pids that were seen to do the work, the first to show in front; `stepping` those that step.
+    """
+
+    def __init__(self, tops: Sequence[int], working: Working = nobody_yet, stepping: Stepping = nobody) -> None:
         self._tops = tuple(tops)
         self._tree = ProcessTree((pid, None) for pid in tops)
-        self._evidence = ProcessEvidence()
+        self._working = working
+        self._evidence = ProcessEvidence(stepping=stepping)
         self._embeds: dict[tuple[int, int], bool] = {}
         self._turn = 0
 
     def next(self, few: bool) -> list[int]:
-        """Pids for the next window: up to FEW or MANY training processes and as many that feed them.
+        """Pids for the next window: up to FEW or MANY processes that do the work, and as many others.
 
-        The first training process is always among them, the others take turns.
-        Raises SourceError when the target is gone or nothing in its tree is Python.
+        The first that works is always among them, the others take turns. Until it is known who works these are the
+        ranks. Raises SourceError when the target is gone or nothing in its tree is Python.
         """
         roles = self._by_role()
-        first = roles.get("rank") or roles.get("other") or roles.get("launcher") or roles.get("helper") or []
-        feeding = roles.get("loader-worker", []) + (roles.get("other", []) if roles.get("rank") else [])
+        usual = roles.get("rank") or roles.get("other") or roles.get("launcher") or roles.get("helper") or []
+        everyone = {pid for pids in roles.values() for pid in pids}
+        first = [pid for pid in self._working() if pid in everyone] or usual
+        # Whoever waits now may work later, and says what the others wait for.
+        feeding = [pid for role in ("rank", "loader-worker", "other") for pid in roles.get(role, [])]
+        feeding = [pid for pid in feeding if pid not in first]
         self._turn += 1
         most = FEW if few else MANY
         return first[:1] + _some(first[1:], most - 1, self._turn) + _some(feeding, most, self._turn)

@@ -11,9 +11,10 @@ from aitop.model.event import Sample
 from aitop.model.source import SourceName
 from aitop.model.stacks import Look, StackWindow
 from aitop.sources import procfs
+from aitop.sources.host.tree import Stepping, nobody
 from aitop.sources.source import SourceError
 from aitop.sources.stacks.budget import Budget, rate_of
-from aitop.sources.stacks.choice import Chooser
+from aitop.sources.stacks.choice import Chooser, Working, nobody_yet
 from aitop.sources.stacks.gil import GilWatch
 from aitop.sources.stacks.kernel_waits import KernelWaits
 from aitop.sources.stacks.refusal import explain
@@ -51,12 +52,20 @@ class StackSource:
 
     name: SourceName = "stacks"
 
-    def __init__(self, pid_roots: Sequence[int], *, script: str | None, seconds: float = 2.0) -> None:
+    def __init__(
+        self,
+        pid_roots: Sequence[int],
+        *,
+        script: str | None,
+        seconds: float = 2.0,
+        working: Working = nobody_yet,
+        stepping: Stepping = nobody,
+    ) -> None:
         self.interval = 0.0
         self.patience = seconds + GRACE_SECONDS + 4.0
         self._seconds = seconds
         self._script = script
-        self._chooser = Chooser(pid_roots)
+        self._chooser = Chooser(pid_roots, working, stepping)
         self._code = CodeOfProcesses()
         self._budget = Budget(time.monotonic())
         self._gil = GilWatch()

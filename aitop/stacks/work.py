@@ -1,0 +1,97 @@
+"""Who does the work: the processes of a tree that make steps or answer requests, the one to show first in front. Pure.
+
+Decided by what was measured: steps that the hook counted, phases on the stacks, and how long the kernel says that a
+thread runs. How a process was started says little: one that starts trainers and joins them looks like a trainer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+from aitop.model.snapshot import ProcessStacks, Stacks
+from aitop.model.steps import StepKind
+
+# How far a process steps: not at all; it runs a model, or waits for its data as a rank; it also updates a model.
+Level = Literal[0, 1, 2]
+# Parts of a step that were met in fewer samples, or in less than this share of them, are no evidence of one.
+LEAST_SAMPLES, LEAST_SHARE = 2, 0.02
+# A thread that runs for less than this share of its time only hands out work and waits for it.
+RUNS = 0.1
+# Processes that do at least this part of what the busiest does are its peers, and stand in the order of their pids.
+PEER = 0.5
+
+
+def step_levels(stacks: Stacks | None, stepping: Mapping[int, StepKind]) -> dict[int, Level]:
+    """How far each process steps. `stepping` has those whose steps the hook counted lately, by the kind of these."""
+    levels: dict[int, Level] = {}
+    for process in stacks.processes if stacks else ():
+        phases = process.phases
+        updating = process.samples * ((phases.backward or 0.0) + (phases.optimizer or 0.0))
+        waiting = phases.data_wait or 0.0 if process.role == "rank" else 0.0
+        running = updating + process.samples * ((phases.forward or 0.0) + waiting)
+        levels[process.pid] = 2 if _seen(updating, process) else 1 if _seen(running, process) else 0
+    for pid, kind in stepping.items():
+        levels[pid] = 2 if kind == "train" else max(1, levels.get(pid, 0))
+    return levels
+
+
+def _seen(samples: float, process: ProcessStacks) -> bool:
+    return samples >= max(LEAST_SAMPLES - 0.5, LEAST_SHARE * process.samples)
+
+
+def working(stacks: Stacks | None, stepping: Mapping[int, StepKind], target: int) -> tuple[int, ...]:
+    """The processes that do the work, the one to show first in front; empty where nothing was sampled.
+
+    These are those that update a model; else those that run one or wait for their data; else those that run at all. A
+    rank belongs to them if its stacks show any part of a step, and a loader's worker never does: it feeds a rank.
+    `stepping` is in order: its first process comes first.
+    """
+    processes = [process for process in (stacks.processes if stacks else ()) if process.role != "helper"]
+    levels = step_levels(stacks, stepping)
+    most = max((levels[process.pid] for process in processes), default=0)
+    first = next(iter(stepping), None)
+    ranks = [one for one in processes if one.role == "rank"]
+    if most:
+        chosen = [one for one in processes if levels[one.pid] == most or (one in ranks and _steps(one) > 0)]
+    else:
+        chosen = _running(stacks, processes) or ranks or processes
+    busiest = max((_amount(stacks, one) for one in chosen), default=0.0)
+
+    def order(one: ProcessStacks) -> tuple[bool, bool, bool, bool, bool, float, int]:
+        amount = _amount(stacks, one)
+        peer = amount >= PEER * busiest
+        less = 0.0 if peer else -amount
+        return (
+            one.pid != first, levels[one.pid] != most, one.pid != target, one.role != "rank", not peer, less, one.pid
+        )  # fmt: skip
+
+    return tuple(one.pid for one in sorted(chosen, key=order))
+
+
+def _steps(process: ProcessStacks) -> float:
+    """The share of its samples in which it made a step or waited for data."""
+    phases = process.phases
+    return sum(share or 0.0 for share in (phases.data_wait, phases.forward, phases.backward, phases.optimizer))
+
+
+def _amount(stacks: Stacks | None, process: ProcessStacks) -> float:
+    """How much it does (0..1): the share of its leading thread that steps, or else that runs or waits for a disk."""
+    return _steps(process) or _active(stacks, process)
+
+
+def _running(stacks: Stacks | None, processes: Sequence[ProcessStacks]) -> list[ProcessStacks]:
+    """Those whose leading thread does something itself; of these the ranks, where any does: the others feed them."""
+    running = [one for one in processes if _active(stacks, one) > RUNS]
+    return [one for one in running if one.role == "rank"] or running
+
+
+def _active(stacks: Stacks | None, process: ProcessStacks) -> float:
+    """The share of its leading thread's time in which it runs, or waits for a disk or a device."""
+    if stacks is None:
+        return 0.0
+    mine = process.pid, process.thread
+    runs = next((one.active for one in stacks.threads if (one.pid, one.thread) == mine), None)
+    lines = [line for line in stacks.lines if (line.pid, line.thread) == mine]
+    waits = sum(line.share * line.part("wait-disk", "wait-device") for line in lines)
+    return (runs or 0.0) + waits

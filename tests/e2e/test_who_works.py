@@ -1,0 +1,120 @@
+"""Programs whose work is not done by the main thread of the process that was asked for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import psutil
+import pytest
+
+from aitop.sources.hook_ring import find_ring
+
+pytestmark = pytest.mark.e2e
+
+PROGRAMS = Path(__file__).parents[1] / "who"
+WATCH_SECONDS, LIFE_SECONDS = 6.0, 100
+
+
+def below(pid):
+    """Every process below this one."""
+    return {child.pid for child in psutil.Process(pid).children(recursive=True)}
+
+
+def roles(report):
+    return {one["pid"]: one["role"] for one in report["target"]["processes"]}
+
+
+def mains(report):
+    """The places of the entries that stand for the leading threads of the processes that work."""
+    return [entry["where"] for entry in report["ledger"] if entry["lane"] == "main" and entry["where"]]
+
+
+def check_nothing_stays(process):
+    """The program runs on, and nothing of ours is in it."""
+    assert process.alive()
+    assert [pid for pid in {process.pid, *below(process.pid)} if find_ring(pid)] == []
+
+
+@pytest.mark.parametrize(("method", "flags"), [("spawn", ()), ("fork", ("--no-hook",))])
+def test_trainers_that_another_process_started_and_joins(method, flags, training, diagnose):
+    process = training(PROGRAMS / "hogwild.py", method, 2, LIFE_SECONDS).wait_steps(1)
+
+    report = diagnose(process.pid, WATCH_SECONDS, *flags)
+
+    parts = roles(report)
+    trainers = {pid for pid, role in parts.items() if role == "rank"}
+    assert parts[process.pid] == "launcher" and trainers and trainers <= below(process.pid), parts
+    assert report["target"]["kind"] == "training"
+    places = mains(report)
+    assert places and {place["pid"] for place in places} <= trainers
+    assert {Path(place["file"]).name for place in places} == {"hogwild.py"}
+    assert not [one for one in report["verdicts"] if process.pid in one["processes"]], report["verdicts"]
+    assert not [one for one in report["verdicts"] if one["id"] in ("straggler", "input-bound")], "they form no group"
+    if not flags:
+        assert report["step"]["count"], "the hook counts the steps of a trainer"
+    check_nothing_stays(process)
+
+
+@pytest.mark.parametrize("flags", [(), ("--no-hook",)])
+def test_a_server_whose_model_runs_in_a_worker(flags, training, diagnose):
+    process = training(PROGRAMS / "worker_server.py", LIFE_SECONDS).wait_steps(1)
+
+    report = diagnose(process.pid, WATCH_SECONDS, *flags)
+
+    workers = {pid for pid, role in roles(report).items() if role == "rank"}
+    assert len(workers) == 1 and workers <= below(process.pid), roles(report)
+    assert report["target"]["kind"] == "inference"
+    places = mains(report)
+    assert {place["pid"] for place in places} == workers
+    assert "predict" in {place["function"] for place in places}
+    assert all(workers <= set(one["processes"]) for one in report["verdicts"]), report["verdicts"]
+    if not flags:
+        assert report["step"]["count"]
+    check_nothing_stays(process)
+
+
+@pytest.mark.parametrize("kind", ["pool", "http", "asyncio"])
+def test_a_model_in_another_thread_than_the_main_one(kind, training, diagnose):
+    process = training(PROGRAMS / "thread_server.py", kind, LIFE_SECONDS).wait_steps(1)
+
+    report = diagnose(process.pid, WATCH_SECONDS, "--no-hook")
+
+    assert report["target"]["kind"] == "inference"
+    forwards = [entry for entry in report["ledger"] if entry["lane"] == "main" and entry["phase"] == "forward"]
+    assert forwards and forwards[0]["where"]["function"] == "predict", report["ledger"]
+
+
+@pytest.mark.parametrize(("kind", "method"), [("pool", "fork"), ("executor", "spawn")])
+def test_a_pool_of_processes_that_prepares_while_the_main_one_waits(kind, method, training, diagnose):
+    process = training(PROGRAMS / "pool.py", kind, method, LIFE_SECONDS).wait_steps(1)
+
+    report = diagnose(process.pid, WATCH_SECONDS)
+
+    places = mains(report)
+    assert places and {place["pid"] for place in places} <= below(process.pid)
+    assert places[0]["function"] == "prepare"
+    verdict = report["verdicts"][0]
+    assert verdict["where"][0]["function"] == "prepare", report["verdicts"]
+    assert set(verdict["processes"]) <= below(process.pid), "the one that waits in map() loses nothing"
+    check_nothing_stays(process)
+
+
+def test_whoever_asks_for_a_worker_gets_that_worker(training, diagnose):
+    process = training(PROGRAMS / "hogwild.py", "spawn", 2, LIFE_SECONDS).wait_steps(1)
+    asked = max(below(process.pid))
+
+    report = diagnose(asked, WATCH_SECONDS, "--no-hook")
+
+    assert report["target"]["working"][0]["pid"] == asked, report["target"]
+    assert asked in {place["pid"] for place in mains(report)}
+
+
+def test_a_script_below_a_script_below_a_shell(training, diagnose):
+    process = training(PROGRAMS / "wrapped.py", LIFE_SECONDS).wait_steps(1)
+
+    report = diagnose(process.pid, WATCH_SECONDS, "--no-hook")
+
+    parts = roles(report)
+    (child,) = below(process.pid)
+    assert (parts[process.pid], parts[child]) == ("launcher", "rank")
+    assert [one["pid"] for one in report["target"]["working"]] == [child]
