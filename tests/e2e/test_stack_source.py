@@ -160,7 +160,7 @@ def test_a_training_run_with_workers_and_a_foreign_child_below_a_shell(tmp_path:
         inside = sum(line.share for line in stacks.lines if line.pid == worker and line.function.endswith("slow"))
         assert inside > 0.6
     waiting = next(line for line in stacks.lines if line.pid == rank.pid)
-    assert (waiting.phase, waiting.activity) == ("data_wait", "queue")
+    assert (waiting.phase, waiting.activity) == ("data_wait", "wait-queue")
     assert waiting.text is not None
     assert waiting.text.startswith("for step, x in")
 
