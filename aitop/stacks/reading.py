@@ -28,7 +28,7 @@ class Seen:
     for a phase, the number of frames where none does. `leaf`: the user's line itself is the innermost frame, so what it
     does below that is native code or plain Python.
     `worker`: a DataLoader's worker; `idle`: such a worker waits for something to do. `importing`: a library is being
-    imported, which happens once and belongs to no step. `no_grad`: indices of user frames that torch's no_grad wraps.
+    imported, which happens once and belongs to no step.
     """
 
     frames: tuple[Frame, ...]
@@ -42,7 +42,6 @@ class Seen:
     worker: bool
     idle: bool
     importing: bool
-    no_grad: frozenset[int] = frozenset()
 
     @property
     def callers(self) -> tuple[Frame, ...]:
@@ -74,9 +73,6 @@ def read_stack(frames: Sequence[Frame]) -> Seen:
         worker=worker,
         idle=worker and not users and state in ("wait-queue", "wait-lock"),
         importing=_imports(own),
-        no_grad=frozenset(
-            index for index in users if index and own[index - 1].file.endswith("/torch/utils/_contextlib.py")
-        ),
     )
 
 
