@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from aitop.model.stacks import Frame
 from aitop.stacks.libraries import Phase, State, Work, meaning
@@ -115,7 +116,7 @@ def _collates(frames: Sequence[Frame]) -> bool:
 
     The fetcher calls the data set's `__getitem__` or `__getitems__` by that name, and the collate function otherwise.
     """
-    for above, frame in zip(frames, frames[1:], strict=False):
+    for above, frame in pairwise(frames):
         # An IterableDataset's own generator is called from the other fetcher.
         if frame.user and above.function.endswith("_MapDatasetFetcher.fetch") and not above.user:
             return frame.function.rpartition(".")[2] not in ("__getitem__", "__getitems__")
