@@ -204,16 +204,6 @@ def _part(steps: tuple[StepRecord, ...], name: str) -> float | None:
     return sum(map(attrgetter(name), steps)) / total if total > 0 else None
 
 
-def outside_work(snapshot: Snapshot) -> float | None:
-    """Share of the steps' time outside of every phase that was no saving and no evaluation; None without the hook."""
-    return _outside_work(records(snapshot))
-
-
-@kept
-def _outside_work(steps: tuple[StepRecord, ...]) -> float | None:
-    return summed(steps, lambda step: max(0.0, step.outside - step.save - step.evaluation))
-
-
 def on_core(snapshot: Snapshot) -> list[StepRecord]:
     """The steps of which the thread's CPU time is known."""
     return _on_core(records(snapshot))

@@ -27,7 +27,8 @@ MOST_SCALED = 2.0
 ROLLOUT_CALLS = 4
 # A known environment has at least this share of the time where a model acts in it.
 LEAST_ENVIRONMENT = 0.02
-# A line that takes as long as all collections, give or take this factor, asks for them, unless they take next to no time.
+# A line that takes as long as all collections, give or take this factor, asks for them. Of collections that take next
+# to no time none is asked for.
 ASKED_FOR, LEAST_ASKED = 0.7, 0.03
 # Samples tell a phase better than a clock that saw less than this part of it (a saved reference to torch.save, say).
 LEAST_MEASURED = 0.5

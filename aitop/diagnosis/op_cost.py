@@ -1,9 +1,9 @@
 """What calling an operation costs on the host, however little it computes: one model for every cause that needs it.
 
 Figures are CPU seconds of one core of an AMD EPYC, torch 2.13.0, measured on 2026-11-22: a loop over small additions
-with gradients took 3.4 microseconds an operation and 5.5 a node of its backward pass, `nn.Linear(8, 8)` on one sample 6.3
-a call. The optimizer's are of Adam over many small tensors. A slower machine, or one whose cores others use, takes longer:
-hold them against seconds that were multiplied by `evidence.running`.
+with gradients took 3.4 microseconds an operation and 5.5 a node of its backward pass, `nn.Linear(8, 8)` on one sample
+6.3 a call. The optimizer's are of Adam over many small tensors. A slower machine, or one whose cores others use, takes
+longer: hold them against seconds that were multiplied by `evidence.running`.
 """
 
 from __future__ import annotations

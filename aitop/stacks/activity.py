@@ -145,36 +145,27 @@ def _waits_of_groups(
     left = _left(looks.waits, by_library)
     room = dict(open_groups)
     own = [key for key in open_groups if next(iter(groups[key])).work != "tensor"]
+    # The largest wait goes where the looks missed the thread most.
     for kind in sorted(left, key=lambda kind: (kind in _ANYWHERE, -left[kind])):
         chosen = list(open_groups) if kind in _ANYWHERE or not own else own
-        # The largest wait goes where the looks missed the thread most.
-        _spread(left[kind], kind, chosen, off_core, room, open_groups, waits)
+        for key, mass in _spread(left[kind], chosen, off_core, room).items():
+            activity = _OF_KIND[kind]
+            waits[key][activity] = waits[key].get(activity, 0.0) + mass / open_groups[key]
+            room[key] -= mass
+            off_core[key] = max(0.0, off_core[key] - mass)
     return waits
 
 
 def _spread(
-    mass: float,
-    kind: WaitKind,
-    keys: Sequence[Key],
-    off_core: dict[Key, float],
-    room: dict[Key, float],
-    shares: Mapping[Key, float],
-    waits: dict[Key, Parts],
-) -> None:
-    """Divide a kind of waiting among groups in proportion to their time off a core, as far as they have room."""
-    whole = sum(off_core[key] for key in keys)
-    weights = off_core if whole > 0.0 else room
-    whole = whole or sum(room[key] for key in keys)
+    mass: float, keys: Sequence[Key], off_core: Mapping[Key, float], room: Mapping[Key, float]
+) -> dict[Key, float]:
+    """A kind of waiting divided among groups in proportion to their time off a core, as far as they have room."""
+    weights = off_core if any(off_core[key] > 0.0 for key in keys) else room
+    whole = sum(weights[key] for key in keys)
     if whole <= 0.0:
-        return
-    for key in keys:
-        taken = min(mass * weights[key] / whole, room[key])
-        if taken > 0.0:
-            activity = _OF_KIND[kind]
-            waits[key][activity] = waits[key].get(activity, 0.0) + taken / shares[key]
-            room[key] -= taken
-            if weights is off_core:
-                off_core[key] = max(0.0, off_core[key] - taken)
+        return {}
+    taken = {key: min(mass * weights[key] / whole, room[key]) for key in keys}
+    return {key: part for key, part in taken.items() if part > 0.0}
 
 
 def _looked_up(stacks: Mapping[Seen, int], hits: Mapping[Seen, int], asked: int, samples: int) -> float | None:
@@ -207,7 +198,8 @@ def _running_of_open(groups: Mapping[Key, float], looks: ThreadLooks, known_wait
 def _left(waits: Mapping[WaitKind, float], by_library: Mapping[str, float]) -> dict[WaitKind, float]:
     """The kernel's waits without those that libraries account for."""
     left = dict(waits)
-    for state, share in by_library.items():
+    for state, whole in by_library.items():
+        share = whole
         # What a library calls a wait is one, whatever the kernel makes of it: the likely kinds first, then any.
         for kind in (*_KINDS_OF[state], *left):
             taken = min(share, left.get(kind, 0.0))

@@ -67,7 +67,8 @@ TABLE: tuple[Row, ...] = (
     _row(r"/torch/(?:_tensor|autograd/\w+)\.py$", r"backward|grad|_engine_run_backward",
          phase="backward", work="tensor"),
     _row(r"/torch/optim/(?:lr_scheduler|swa_utils)\.py$", phase="outside"),
-    _row(r"/torch/optim/", r"state_dict|load_state_dict|add_param_group|__init__|__setstate__|zero_grad", phase="outside"),
+    _row(r"/torch/optim/", r"state_dict|load_state_dict|add_param_group|__init__|__setstate__|zero_grad",
+         phase="outside"),
     _row(r"/torch/optim/", phase="optimizer", work="tensor"),
     _row(r"/torch/(?:cuda/)?amp/grad_scaler\.py$", r"step|unscale_|update", phase="optimizer"),
     # torch: the rest

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from aitop.model.stacks import Frame
 from aitop.stacks.libraries import Phase, State, Work, meaning
@@ -28,7 +29,7 @@ class Seen:
     for a phase, the number of frames where none does. `leaf`: the user's line itself is the innermost frame, so what it
     does below that is native code or plain Python.
     `worker`: a DataLoader's worker; `idle`: such a worker waits for something to do. `importing`: a library is being
-    imported, which happens once and belongs to no step. `no_grad`: indices of user frames that torch's no_grad wraps.
+    imported, which happens once and belongs to no step.
     """
 
     frames: tuple[Frame, ...]
@@ -42,7 +43,6 @@ class Seen:
     worker: bool
     idle: bool
     importing: bool
-    no_grad: frozenset[int] = frozenset()
 
     @property
     def callers(self) -> tuple[Frame, ...]:
@@ -74,9 +74,6 @@ def read_stack(frames: Sequence[Frame]) -> Seen:
         worker=worker,
         idle=worker and not users and state in ("wait-queue", "wait-lock"),
         importing=_imports(own),
-        no_grad=frozenset(
-            index for index in users if index and own[index - 1].file.endswith("/torch/utils/_contextlib.py")
-        ),
     )
 
 
@@ -119,7 +116,7 @@ def _collates(frames: Sequence[Frame]) -> bool:
 
     The fetcher calls the data set's `__getitem__` or `__getitems__` by that name, and the collate function otherwise.
     """
-    for above, frame in zip(frames, frames[1:], strict=False):
+    for above, frame in pairwise(frames):
         # An IterableDataset's own generator is called from the other fetcher.
         if frame.user and above.function.endswith("_MapDatasetFetcher.fetch") and not above.user:
             return frame.function.rpartition(".")[2] not in ("__getitem__", "__getitems__")

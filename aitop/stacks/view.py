@@ -37,7 +37,7 @@ _CHANGING = frozenset({None, "decode", "tokenize", "collate", "log"})
 
 
 class Group(NamedTuple):
-    """Stacks that are told apart: one line in one phase, position and state. `line` is None where there is none to show."""
+    """Stacks that are told apart: a line in one phase, position and state. `line` is None where none is to be shown."""
 
     line: Frame | None
     phase: Phase

@@ -6,7 +6,7 @@ from judgements import fired
 from snapshot_builder import constant, host, line, loaders, process, snapshot, step, steps
 
 from aitop.diagnosis.causes import between_steps
-from aitop.diagnosis.causes import input as input_bound
+from aitop.diagnosis.causes import input_bound as input_bound
 from aitop.diagnosis.evidence import COLD, left_cold
 from aitop.model.snapshot import Phases
 

@@ -191,3 +191,21 @@ def test_what_aitop_costs_is_a_mean_over_time_and_not_over_its_first_short_ticks
     for at, cores in ((0.1, 0.9), (0.3, 0.6), (0.7, 0.5), (1.7, 0.05), (2.7, 0.05), (3.7, 0.05)):
         snapshot = engine.handle(Tick(time=at, wall=at, monitor_cpu=cores))
     assert snapshot.cost.monitor_cpu == pytest.approx((0.2 * 0.6 + 0.4 * 0.5 + 3 * 0.05) / 3.6)
+
+
+def test_every_snapshot_has_its_ledgers_and_is_judged_by_them():
+    waits = stack("user/train.py:9 main", "torch/utils/data/dataloader.py _BaseDataLoaderIter.__next__")
+    model = stack("user/train.py:10 main", "torch/nn/modules/module.py:1773 _wrapped_call_impl")
+    events = []
+    for event in session(data_wait=0.06, forward=0.02, backward=0.01, optimizer=0.01):
+        if isinstance(event, Tick):
+            samples = [(RANK, "MainThread", True, frames, count) for frames, count in ((waits, 24), (model, 16))]
+            events.append(window(event.time, *samples, seconds=1.0))
+        events.append(event)
+    last = play(events)[-1]
+    entries = [entry for entry in last.ledgers[0].entries if entry.lane == "main"]
+    assert (last.ledgers[0].pid, last.ledgers[0].unit) == (RANK, "step")
+    assert sum(entry.share for entry in entries) == pytest.approx(1.0, abs=1e-6)
+    assert sum(entry.share for entry in entries if entry.phase == "data") == pytest.approx(0.6)
+    assert last.diagnosis.primary is not None and last.diagnosis.primary.id == "input-bound"
+    assert last.diagnosis.primary.share == pytest.approx(0.6, abs=0.01)

@@ -5,6 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aitop.model.snapshot import CallNode, Phases, ProcessStacks, Stacks, ThreadShare, ThreadTree
+from aitop.stacks.origin import origin_of
 from aitop.ui.panes.code.call_tree import Node, Settled, find, forest, tree_rows
 from aitop.ui.panes.code.flame import flame_lines, icicle, in_order, neighbour, node_line, row_of, zoomed
 from aitop.ui.state import EVERYBODY, Who, next_part, next_thread

@@ -7,7 +7,7 @@ from judgements import fired, level, unjudged
 from snapshot_builder import line, snapshot, steps
 
 from aitop.diagnosis.causes import host as host_bound
-from aitop.diagnosis.causes import input as input_bound
+from aitop.diagnosis.causes import input_bound as input_bound
 from aitop.diagnosis.judge import CONFIRM_TICKS, Judge
 from aitop.model.ledger import Activity
 from aitop.model.ledger_words import ACTIVITIES

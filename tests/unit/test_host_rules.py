@@ -8,7 +8,7 @@ from judgements import fired, level
 from snapshot_builder import RANK, WORKER, changed, constant, line, process, snapshot, stacks, steps
 
 from aitop.diagnosis.causes import collector, gil, oversubscription, step_growth
-from aitop.diagnosis.causes import input as input_bound
+from aitop.diagnosis.causes import input_bound as input_bound
 from aitop.engine.steps_view import steps_view
 from aitop.model.host import HostSample, MachineSample
 from aitop.model.snapshot import HotLine, Phases, ThreadShare

@@ -7,7 +7,7 @@ import pytest
 from snapshot_builder import line, snapshot, steps
 
 from aitop.diagnosis.causes import between_steps, python_overhead
-from aitop.diagnosis.causes import input as input_bound
+from aitop.diagnosis.causes import input_bound as input_bound
 from aitop.diagnosis.conditions.hang import hang
 from aitop.diagnosis.evidence import CLOSED
 from aitop.diagnosis.rule import Finding

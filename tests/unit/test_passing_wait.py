@@ -4,7 +4,7 @@ import msgspec
 import pytest
 from snapshot_builder import WORKER, constant, host, line, snapshot, step
 
-from aitop.diagnosis.causes import input as input_bound
+from aitop.diagnosis.causes import input_bound as input_bound
 from aitop.diagnosis.causes import passing
 from aitop.diagnosis.rule import Finding
 from aitop.model.snapshot import Phases, Series

@@ -154,8 +154,3 @@ def test_an_import_below_the_users_line_is_none_of_the_steps():
     assert read_stack(stack(*MAIN, importing, "sympy/core/expr.py <module>")).importing
     assert not read_stack(stack("user/run.py:1 <module>", importing, *MAIN, NEXT)).importing
     assert not read_stack(stack(*MAIN, NEXT)).importing
-
-
-def test_frames_under_no_grad_are_known():
-    seen = read_stack(stack(*MAIN, "torch/utils/_contextlib.py decorate_context", "user/train.py:30 score", CALL))
-    assert {seen.frames[index].function for index in seen.no_grad} == {"score"}

@@ -8,7 +8,7 @@ from judgements import fired, level
 from snapshot_builder import WORKER, constant, host, line, loaders, snapshot, step, steps
 
 from aitop.diagnosis.causes import between_steps, computing, optimizer, python_overhead
-from aitop.diagnosis.causes import input as input_bound
+from aitop.diagnosis.causes import input_bound as input_bound
 from aitop.diagnosis.conditions import memory
 from aitop.diagnosis.rule import Finding
 from aitop.diagnosis.what_if import gain_range

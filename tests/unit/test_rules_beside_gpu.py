@@ -7,7 +7,7 @@ from judgements import fired, level
 from snapshot_builder import constant, line, snapshot, steps
 
 from aitop.diagnosis.causes import between_steps, computing, launch_bound, optimizer, python_overhead
-from aitop.diagnosis.causes import input as input_bound
+from aitop.diagnosis.causes import input_bound as input_bound
 from aitop.model.gpu import GpuDevice, GpuSample
 from aitop.model.snapshot import Phases
 from aitop.model.steps import HookFacts

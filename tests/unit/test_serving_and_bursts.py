@@ -7,7 +7,7 @@ from judgements import fired, level
 from snapshot_builder import WORKER, host, line, loaders, snapshot, step, steps
 
 from aitop.diagnosis.causes import between_steps, computing, preprocessing, underbatched
-from aitop.diagnosis.causes import input as input_bound
+from aitop.diagnosis.causes import input_bound as input_bound
 from aitop.diagnosis.what_if import gain_range
 from aitop.model.snapshot import Phases
 from aitop.model.verdict import Abstention, Setting

@@ -6,7 +6,7 @@ import pytest
 from judgements import fired
 from snapshot_builder import WORKER, host, line, snapshot, stacks, steps
 
-from aitop.diagnosis.causes import input as input_bound
+from aitop.diagnosis.causes import input_bound as input_bound
 from aitop.model.snapshot import Phases, Series
 
 READINGS = 8

@@ -58,6 +58,15 @@ def test_a_wait_for_others_that_gets_longer_has_to_last_for_longer():
     assert step_growth.judge(snapshot(waiting(600))).level >= 1.0
 
 
+@pytest.mark.parametrize("wait", [0.01, 0.1], ids=["short", "long"])
+def test_a_wait_that_gets_longer_is_measured_by_the_rest_of_the_step(wait):
+    grown = [wait * (1 + n / 600) for n in range(600)]
+    records = [step(n, 0.02 + more, data_wait=more, forward=0.02, cpu=0.02) for n, more in enumerate(grown)]
+    records = [msgspec.structs.replace(one, end=900.0 + 0.12 * one.index) for one in records]
+    finding = step_growth.judge(snapshot(records))
+    assert any("the time grows in: data wait" in told for told in fired(finding).evidence)
+
+
 @pytest.mark.parametrize(
     "records",
     [

@@ -1,4 +1,4 @@
-"""host-bound: host code on the critical path that no other cause explains, with its line. The last cause to be asked."""
+"""host-bound: host code on the critical path that no other cause explains, with its line. Asked last."""
 
 from __future__ import annotations
 

@@ -60,6 +60,8 @@ _PHASES: tuple[tuple[str, Callable[[StepRecord], float]], ...] = (
     ("evaluation", lambda step: step.evaluation),
     ("outside", lambda step: max(0.0, step.outside - step.save - step.evaluation)),
 )
+# Phases that no other one is measured by.
+_WAITS = frozenset({"data_wait", "save", "evaluation"})
 
 
 @dataclass(frozen=True)
@@ -249,7 +251,8 @@ def _of_phases(steps: Sequence[StepRecord]) -> dict[str, float]:
         own = _medians(steps, value)
         if sum(own) < LEAST_PART * sum(whole):
             continue
-        rest = _medians(steps, lambda step, value=value: max(0.0, step.seconds - value(step) - _waits(step)))  # type: ignore[misc]
+        beside = (lambda step: 0.0) if name in _WAITS else value
+        rest = _medians(steps, lambda step, beside=beside: max(0.0, step.seconds - beside(step) - _waits(step)))  # type: ignore[misc]
         if sum(rest) < LEAST_PART * sum(whole) or min(rest) <= 0:
             continue
         ratios = [one / other for one, other in zip(own, rest, strict=True)]
@@ -266,6 +269,7 @@ def _risen_most(steps: Sequence[StepRecord]) -> str:
 
 
 def _waits(step: StepRecord) -> float:
+    """Seconds in the phases of _WAITS."""
     return step.data_wait + step.loader_start + step.save + step.evaluation
 
 

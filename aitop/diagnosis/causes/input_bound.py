@@ -148,7 +148,7 @@ def judge(snapshot: Snapshot) -> Judgement:
 
 
 def _wait(snapshot: Snapshot) -> Wait | None:
-    """The largest of: a loader, batches made by the thread that steps, waits for those who make them, an environment."""
+    """The largest of: a loader, batches made by the stepping thread, waits for those who make them, an environment."""
     waits = [
         _in_loader(snapshot),
         Wait("own code", *_limited(snapshot, own_code(snapshot))),
@@ -728,7 +728,7 @@ def _of_environment(snapshot: Snapshot, wait: Wait) -> Why:
                 speedup=round(without(wait.share * within_first(wait.lines)), 2),
             ),
             Fix(
-                text=f"step {max(2, workers)} environments in processes (AsyncVectorEnv) and call the policy once for all",
+                text=f"step {max(2, workers)} environments in processes (AsyncVectorEnv), one policy call for all",
                 speedup=round(loading.speedup_with(workers), 2),
             ),
         ),
