@@ -7,7 +7,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from aitop.sources.ring.source import find_ring
+from aitop.sources.ring.reader import find_ring
 
 pytestmark = pytest.mark.e2e
 
