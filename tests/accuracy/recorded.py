@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from expectation import Row, Seen, row_of
@@ -14,6 +14,8 @@ from aitop.engine.core import Engine
 from aitop.model.event import Event
 from aitop.model.recording import Header
 from aitop.model.snapshot import Target
+from aitop.model.source import SourceStatus
+from aitop.model.steps import HookSample
 from aitop.sources.replay import read_recording
 
 RECORDINGS = Path(__file__).resolve().parent / "recordings"
@@ -35,6 +37,15 @@ class Recorded:
     def target(self) -> Target:
         return self.header.target
 
+    def without_hook(self) -> Recorded:
+        """The same run at tier 2: without anything that came from the hook."""
+        events = tuple(
+            event
+            for event in self.events
+            if not isinstance(event, HookSample) and not (isinstance(event, SourceStatus) and event.source == "hook")
+        )
+        return replace(self, tier=2, events=events)
+
     def row(self) -> Row:
         """Replay it, and hold the verdicts against what is expected."""
         return row_of(self.scenario, self.tier, self.ticks(), self.files)
@@ -46,14 +57,30 @@ class Recorded:
         return [Seen(snapshot.time - snapshots[0].time, snapshot.diagnosis.verdicts) for snapshot in snapshots]
 
 
-def read(path: Path) -> Recorded:
-    """Read NAME.tTIER.jsonl.gz. Raises ValueError where the file holds lines that are no events."""
-    name, tier = scenario_and_tier(path)
+def read(path: Path, tier: int | None = None) -> Recorded:
+    """Read NAME.tTIER.jsonl.gz, at a lower tier if one is given.
+
+    Raises ValueError where the file holds lines that are no events.
+    """
+    name, recorded_tier = scenario_and_tier(path)
     header, events = read_recording(path)
-    recorded = Recorded(BY_NAME[name], tier, header, tuple(events))
+    recorded = Recorded(BY_NAME[name], recorded_tier, header, tuple(events))
     if events.skipped:
         raise ValueError(f"{path}: {events.skipped} lines are no events")
-    return recorded
+    return recorded.without_hook() if tier == 2 < recorded_tier else recorded
+
+
+def cases(folder: Path = RECORDINGS) -> list[tuple[Path, int]]:
+    """Recordings and the tiers to judge them at: one of tier 3 stands for tier 2 as well where that has none."""
+    paths = list(recordings(folder))
+    own = {scenario_and_tier(path) for path in paths}
+    found = []
+    for path in paths:
+        name, tier = scenario_and_tier(path)
+        if tier == 3 and (name, 2) not in own:
+            found.append((path, 2))
+        found.append((path, tier))
+    return found
 
 
 def recordings(folder: Path = RECORDINGS) -> Iterator[Path]:

@@ -25,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from expectation import Row
 from expected import BY_NAME
-from recorded import RECORDINGS, read, recordings, scenario_and_tier
+from recorded import RECORDINGS, cases, read, scenario_and_tier
 from renamed import renamed
 from transform import Transform, shuffled, without_source
 
@@ -41,7 +41,9 @@ class Judged:
 
     def changed(self) -> dict[str, Row]:
         """The transformations under which the answer is another one."""
-        return {name: row for name, row in self.under.items() if row.answer != self.row.answer}
+        return {
+            name: row for name, row in self.under.items() if not row.same_as(self.row, source_gone=name == "no-source")
+        }
 
 
 def transform(name: str, seed: int) -> Transform:
@@ -49,21 +51,21 @@ def transform(name: str, seed: int) -> Transform:
     return {"renamed": renamed(seed), "no-source": without_source(), "shuffled": shuffled(seed)}[name]
 
 
-def judged(path: Path, transforms: Sequence[str], seed: int) -> Judged:
-    """Judge a recording as it is and under the transformations."""
-    recorded = read(path)
+def judged(case: tuple[Path, int], transforms: Sequence[str], seed: int) -> Judged:
+    """Judge a recording at a tier as it is and under the transformations."""
+    recorded = read(*case)
     under = {name: transform(name, seed)(recorded).row() for name in transforms}
     return Judged(recorded.row(), under)
 
 
-def all_judged(paths: Sequence[Path], transforms: Sequence[str], seed: int, jobs: int) -> Iterator[Judged]:
+def all_judged(chosen: Sequence[tuple[Path, int]], transforms: Sequence[str], seed: int, jobs: int) -> Iterator[Judged]:
     """Judge all recordings, in their order."""
     one = partial(judged, transforms=transforms, seed=seed)
     if jobs == 1:
-        yield from map(one, paths)
+        yield from map(one, chosen)
         return
     with ProcessPoolExecutor(jobs) as pool:
-        yield from pool.map(one, paths, chunksize=4)
+        yield from pool.map(one, chosen, chunksize=4)
 
 
 def show(row: Row) -> None:
@@ -176,19 +178,18 @@ def options() -> argparse.Namespace:
 
 def main() -> int:
     args = options()
-    paths = [
-        path
-        for path in recordings(args.recordings)
-        if (not args.names or scenario_and_tier(path)[0] in args.names)
-        and args.tier in (None, scenario_and_tier(path)[1])
+    chosen = [
+        (path, tier)
+        for path, tier in cases(args.recordings)
+        if (not args.names or scenario_and_tier(path)[0] in args.names) and args.tier in (None, tier)
     ]
-    if not paths:
+    if not chosen:
         print(f"no recordings in {args.recordings}", file=sys.stderr)
         return 2
     transforms = {"none": (), "all": TRANSFORMS}.get(args.transform, (args.transform,))
     results = []
     show_head()
-    for result in all_judged(paths, transforms, args.seed, args.jobs):
+    for result in all_judged(chosen, transforms, args.seed, args.jobs):
         row = result.row
         results.append(result)
         if not args.wrong or not row.right or row.right_line is False or row.alarms:

@@ -13,29 +13,35 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from expectation import Row
 from expected import BY_NAME
-from recorded import RECORDINGS, Recorded, read, recording_name, recordings
+from recorded import RECORDINGS, Recorded, cases, read, recording_name, scenario_and_tier
 from renamed import renamed
 from transform import shuffled, without_source
 
-PATHS = list(recordings(RECORDINGS))
-TIERS = (2, 3)
+CASES = cases(RECORDINGS)
+IDS = [f"{scenario_and_tier(path)[0]}-tier{tier}" for path, tier in CASES]
 RIGHT_MARKS = {3: 0.95, 2: 0.9}
 LINE_MARK = 0.9
 
-KNOWN_MISSES: dict[tuple[str, int], str] = {}
+KNOWN_MISSES: dict[tuple[str, int], str] = {
+    ("surrogate", 2): "in which types a model computes is known only from inside of the process",
+    ("embedding_server", 2): "how many samples a request brings is known only from inside of the process",
+    ("tidy_trainer", 2): "a collection that a line asks for looks like any Python of that line from outside",
+    ("gait", 2): "without a count of operations few looks at the lock say too little of a short forward pass",
+    ("taxi_dispatch", 2): "the line that grows stands before the model's call, and its share rises too slowly in 25 s",
+}
 """Recordings (scenario, tier) with a wrong first verdict or line, or an untrue warning, and why it is so."""
 
-pytestmark = pytest.mark.skipif(not PATHS, reason="no recordings here: make them as tests/accuracy/README.md says")
+pytestmark = pytest.mark.skipif(not CASES, reason="no recordings here: make them as tests/accuracy/README.md says")
 
 
 @cache
-def recorded(path: Path) -> Recorded:
-    return read(path)
+def recorded(path: Path, tier: int) -> Recorded:
+    return read(path, tier)
 
 
 @cache
-def row(path: Path) -> Row:
-    return recorded(path).row()
+def row(path: Path, tier: int) -> Row:
+    return recorded(path, tier).row()
 
 
 def missed(row: Row) -> list[str]:
@@ -46,28 +52,29 @@ def missed(row: Row) -> list[str]:
 
 
 def test_every_scenario_has_its_recordings() -> None:
-    assert {path.name for path in PATHS} == {recording_name(name, tier) for name in BY_NAME for tier in TIERS}
+    assert {path.name for path, _ in CASES} == {recording_name(name, 3) for name in BY_NAME}
 
 
-@pytest.mark.parametrize("path", PATHS, ids=lambda path: path.name)
-def test_the_fault_and_its_line_are_named_and_nothing_else(path: Path) -> None:
-    got = row(path)
+@pytest.mark.parametrize(("path", "tier"), CASES, ids=IDS)
+def test_the_fault_and_its_line_are_named_and_nothing_else(path: Path, tier: int) -> None:
+    got = row(path, tier)
 
     assert bool(missed(got)) == ((got.name, got.tier) in KNOWN_MISSES), missed(got) or "right, but a known miss"
 
 
-@pytest.mark.parametrize("path", PATHS, ids=lambda path: path.name)
+@pytest.mark.parametrize(("path", "tier"), CASES, ids=IDS)
 @pytest.mark.parametrize("change", ["renamed", "no-source", "shuffled"])
-def test_names_source_text_and_order_change_nothing(path: Path, change: str) -> None:
+def test_names_source_text_and_order_change_nothing(path: Path, tier: int, change: str) -> None:
     seed = zlib.crc32(path.name.encode())
     transform = {"renamed": renamed(seed), "no-source": without_source(), "shuffled": shuffled(seed)}[change]
 
-    assert transform(recorded(path)).row().answer == row(path).answer
+    changed = transform(recorded(path, tier)).row()
+    assert changed.same_as(row(path, tier), source_gone=change == "no-source"), changed.answer
 
 
-@pytest.mark.parametrize("tier", TIERS)
+@pytest.mark.parametrize("tier", RIGHT_MARKS)
 def test_the_pass_marks_are_reached(tier: int) -> None:
-    rows = [got for path in PATHS if (got := row(path)).tier == tier]
+    rows = [row(*case) for case in CASES if case[1] == tier]
     lines = [got.right_line for got in rows if got.right_line is not None]
     warned = [got.name for got in rows if got.alarms and BY_NAME[got.name].healthy()]
 
@@ -77,5 +84,5 @@ def test_the_pass_marks_are_reached(tier: int) -> None:
 
 
 def test_known_misses_are_recordings_with_a_reason() -> None:
-    assert {recording_name(*key) for key in KNOWN_MISSES} <= {path.name for path in PATHS}
+    assert KNOWN_MISSES.keys() <= {(scenario_and_tier(path)[0], tier) for path, tier in CASES}
     assert all(KNOWN_MISSES.values())

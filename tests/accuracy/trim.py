@@ -20,8 +20,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import msgspec
-from expectation import Row
-from recorded import read, recording_name, recordings, scenario_and_tier
+from recorded import Recorded, read, recording_name, recordings, scenario_and_tier
 
 # Moments rather than durations: seconds since the machine or the epoch began.
 MOMENTS = frozenset({"time", "wall", "end", "started"})
@@ -44,7 +43,7 @@ def trimmed(raw: Path, out: Path) -> int:
     Raises ValueError where even the longest form is judged otherwise, or a path of this machine would be left.
     """
     recorded = read(raw)
-    wanted = _judgement(recorded.row())
+    wanted = _judgement(recorded)
     paths = NeutralPaths(str(recorded.target.script or ""))
     for digits in DIGITS:
         lines = [msgspec.json.encode(slim(one, digits, paths)) for one in (recorded.header, *recorded.events)]
@@ -52,14 +51,17 @@ def trimmed(raw: Path, out: Path) -> int:
             raise ValueError(f"{raw.name}: paths of this machine are left: {', '.join(left)}")
         with gzip.GzipFile(out, "wb", compresslevel=9, mtime=0) as file:
             file.write(b"".join(line + b"\n" for line in lines))
-        if _judgement(read(out).row()) == wanted:
+        if _judgement(read(out)) == wanted:
             return out.stat().st_size
     out.unlink()
     raise ValueError(f"{raw.name}: judged otherwise without this machine's paths")
 
 
-def _judgement(row: Row) -> tuple[object, ...]:
-    return row.answer, row.right, row.right_line, sorted(row.others)
+def _judgement(recorded: Recorded) -> list[tuple[object, ...]]:
+    """What is said of it, at tier 2 as well where it has more than that."""
+    tiers = [recorded, recorded.without_hook()] if recorded.tier == 3 else [recorded]
+    rows = [one.row() for one in tiers]
+    return [(row.answer, row.right, row.right_line, sorted(row.others)) for row in rows]
 
 
 def slim(value: Any, digits: int | None, text: Callable[[str], str]) -> Any:
