@@ -3,7 +3,7 @@
 The hook arrives in parts, one request after the other, and the target runs on in between. Where the target is slow to
 answer, or each way in is costly, the rest comes in one block instead. Why parts: loading and installing 260 kB of
 bytecode in one block took the main thread of a torch process 5.2 to 5.7 ms of CPU time, and in six parts at most 2.3 ms
-at a time (Python 3.11); the budget of an attach is a pause of 5 ms (DESIGN §10). A hook that loads well within that in
+at a time (Python 3.11); the budget of an attach is a pause of 5 ms. A hook that loads well within that in
 one block needs neither the parts nor what follows from them:
 
 Between two parts the target holds modules that are not in use yet. They go away by themselves in the end (`Arriving` in

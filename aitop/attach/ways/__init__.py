@@ -8,7 +8,7 @@ released the GIL. None runs Python in a thread that was interrupted anywhere.
                    call, runs the line there (SleepingCall)
     gdb            other machines: the user's gdb queues the pending call
 
-What was measured of each is in the table of DESIGN §5: no target harmed in thousands of cycles.
+What was measured of each is in tests/bench/README.md: no target harmed in thousands of cycles.
 """
 
 from __future__ import annotations
