@@ -184,6 +184,7 @@ def _entries(lane: Lane, lines: Iterable[HotLine], *, samples: int, basis: Basis
                     position=line.position,
                     work=line.work,
                     via=line.via,
+                    callers=line.callers,
                     by_window=line.by_window,
                 )
             )

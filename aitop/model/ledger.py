@@ -30,7 +30,8 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
     length of a unit is not known. `low` and `high` bound the share (95 %). `samples` is how many stack samples stand
     for it, 0 where it was only measured. `where` is the user's innermost line, None where none was on the stack.
     `position` says where host code stands in the function that makes steps, `work` what the library below the line
-    does, `via` has the user's frames above it, the outermost first; `thread` and `role` say whose time it is.
+    does, `via` has the user's frames above it, the outermost first, of which the first `callers` (with the line itself
+    counted last) stand above the library code of its phase; `thread` and `role` say whose time it is.
     `instead` is what a line that waits for a core would do if it had one.
     `by_window` counts the samples of its line in each window of stacks, the oldest first.
     """
@@ -52,6 +53,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
     work: str | None = None
     instead: Activity | None = None
     via: tuple[Frame, ...] = ()
+    callers: int = 0
     by_window: tuple[int, ...] = ()
 
     @property

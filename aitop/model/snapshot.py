@@ -71,8 +71,9 @@ class HotLine(msgspec.Struct, frozen=True, kw_only=True):
     update), None where no such function is on the stack. `parts` are shares of the line's time by activity, the largest
     first, and `activity` is that one. `work` is what the library below it does (see stacks.libraries), None where the
     line is the user's own code or calls native code directly.
-    `via` has the user's frames above it, outermost first. `loop` is the head of the innermost loop around it, for
-    showing only. `by_window` counts its samples in each window of stacks, the oldest first.
+    `via` has the user's frames above it, outermost first; the first `callers` of them (with the line itself counted
+    last) stand above the library code of its phase, such as the model's call. `loop` is the head of the innermost loop
+    around it, for showing only. `by_window` counts its samples in each window of stacks, the oldest first.
     """
 
     pid: int
@@ -90,6 +91,7 @@ class HotLine(msgspec.Struct, frozen=True, kw_only=True):
     text: str | None = None
     thread: str = "MainThread"
     via: tuple[Frame, ...] = ()
+    callers: int = 0
     loop: str | None = None
     by_window: tuple[int, ...] = ()
 

@@ -424,6 +424,7 @@ def _hot_lines(
                 text=group.line.text,
                 thread=key.thread,
                 via=heaviest.via,
+                callers=len(heaviest.callers),
                 loop=group.line.loop,
                 by_window=tuple(sum(window.get(seen, 0) for seen in stacks) for window in by_window),
             )

@@ -137,7 +137,7 @@ def test_requests_one_at_a_time_read_all_weights_for_each():
 def test_batches_are_put_together_where_the_model_is_called():
     from aitop.model.stacks import Frame
 
-    inside = line("Scorer.forward", 0.9, phase="forward", activity="native", number=7, text="x = layer(x)")
+    inside = line("Scorer.history", 0.9, phase="forward", activity="native", number=7, text="x = layer(x)", callers=1)
     inside = replace(inside, via=(Frame(function="serve", file="serve.py", line=31, user=True, text="y = net(x)"),))
     place = fired(underbatched.judge(snapshot(served(), kind="inference", facts=DENSE, lines=[inside]))).where[0]
     assert (place.file, place.line, place.function) == ("serve.py", 31, "serve")

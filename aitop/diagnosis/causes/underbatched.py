@@ -230,13 +230,10 @@ def _calls_of_model(snapshot: Snapshot) -> tuple[Where, ...]:
 
 
 def _above_forward(entry: Entry) -> Entry:
-    """The same on the line that calls the model: the innermost caller outside of the model's own functions."""
-    inner = next((at for at, frame in enumerate(entry.via) if frame.function.rpartition(".")[2] == "forward"), None)
-    if inner is None:
-        inner = len(entry.via) if entry.function.rpartition(".")[2] == "forward" else 0
-    if not inner:
+    """The same on the line that calls the model, above whatever runs inside of it."""
+    if not 0 < entry.callers <= len(entry.via):
         return entry
-    caller = entry.via[inner - 1]
+    caller = entry.via[entry.callers - 1]
     where = Where(pid=entry.pid, file=caller.file, line=caller.line, function=caller.function, text=caller.text)
     return msgspec.structs.replace(entry, where=where)
 
