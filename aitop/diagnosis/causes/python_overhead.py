@@ -74,6 +74,8 @@ def judge(snapshot: Snapshot) -> Judgement:
     missing = enough(snapshot)
     if missing:
         return Abstention(id=ID, reason=missing)
+    if snapshot.kind == "unknown" and not records(snapshot):
+        return Abstention(id=ID, reason="no phase of a step was seen: Python may be all that the program is there for")
     overhead = _overhead(snapshot)
     share = min(0.99, overhead.beside + overhead.model, device_idle(snapshot))
     if share <= 0.0:
