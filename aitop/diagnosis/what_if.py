@@ -20,8 +20,8 @@ from aitop.model.verdict import Fix, Verdict
 MOST_SPEEDUP = 100.0
 MOST_WORKERS = 32
 HEADROOM = 0.9
-# A fix rarely ends all of a cause, and what is left of a step changes with it (caches, clocks, cores). Chosen so that the
-# range is as wide as that; of 29 real gains it held 25 (tests/bench/README.md, verdicts.py).
+# A fix rarely ends all of a cause, and what is left of a step changes with it (caches, clocks, cores). Chosen so that
+# the range is as wide as that; of 29 real gains it held 25 (tests/bench/README.md, verdicts.py).
 ENDED, LEFT = 0.85, 0.15
 # Where no sample divides the time, the share itself is known so well.
 UNSAMPLED = 0.05
