@@ -21,8 +21,6 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))
-
 from expectation import Row
 from expected import BY_NAME
 from recorded import RECORDINGS, cases, read, scenario_and_tier

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 import zlib
 from functools import cache
 from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).resolve().parent))
-
 from expectation import Row
 from expected import BY_NAME
 from recorded import RECORDINGS, Recorded, cases, read, recording_name, scenario_and_tier

@@ -1,4 +1,4 @@
-"""The programs that benches of the monitor run beside each other, and the job that they watch."""
+"""The programs that watch a job beside each other, the jobs that they watch, and what each of them uses."""
 
 from __future__ import annotations
 
@@ -7,12 +7,16 @@ import importlib.util
 import os
 import shutil
 import signal
+import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
+
+from terminal import OnTerminal
 
 FOLDER = Path(__file__).resolve().parent
 sys.path.insert(0, str(FOLDER.parent / "fakes" / "nvml"))
@@ -20,39 +24,79 @@ sys.path.insert(0, str(FOLDER.parent / "fakes" / "nvml"))
 import fake_nvml  # noqa: E402
 
 FIRST_STEP_SECONDS = 60.0
+SCENARIO = "h200-starved"
 
 
 @contextlib.contextmanager
 def training() -> Iterator[int]:
     """The pid of a training job with four loader workers, from its first step on."""
+    with job(FOLDER / "four_workers.py") as pid:
+        yield pid
+
+
+@contextlib.contextmanager
+def simulated_ranks(count: int) -> Iterator[int]:
+    """The pid of the launcher of so many ranks that only write the events of steps."""
+    with job(FOLDER.parent / "e2e" / "ranks" / "simulated.py", str(count)) as pid:
+        yield pid
+
+
+@contextlib.contextmanager
+def job(*command: Path | str) -> Iterator[int]:
+    """The pid of a script that prints "step 0" when it is under way."""
     with tempfile.NamedTemporaryFile("w+") as log:
-        command = [sys.executable, str(FOLDER / "four_workers.py")]
-        with subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, start_new_session=True) as job:
+        python = [sys.executable, *map(str, command)]
+        with subprocess.Popen(python, stdout=log, stderr=subprocess.STDOUT, start_new_session=True) as process:
             try:
                 deadline = time.monotonic() + FIRST_STEP_SECONDS
                 while "step 0" not in Path(log.name).read_text():
-                    if job.poll() is not None or time.monotonic() > deadline:
+                    if process.poll() is not None or time.monotonic() > deadline:
                         raise SystemExit(f"the training job did not start: {Path(log.name).read_text()}")
                     time.sleep(0.1)
-                yield job.pid
+                yield process.pid
             finally:
-                os.killpg(job.pid, signal.SIGKILL)
+                os.killpg(process.pid, signal.SIGKILL)
 
 
-def commands(pid: int, nvitop: str | None) -> dict[str, list[str]]:
-    """By name, how each program that is installed here is told to watch `pid` once a second."""
+def commands(pid: int) -> dict[str, list[str]]:
+    """By name, the command of each program that is installed here, to watch `pid` once a second."""
     found = {"aitop": [sys.executable, "-m", "aitop", "--pid", str(pid)]}
-    nvitop = nvitop or shutil.which("nvitop")
-    if nvitop is not None or importlib.util.find_spec("nvitop"):
-        program = [nvitop] if nvitop is not None else [sys.executable, "-m", "nvitop"]
-        found["nvitop"] = [*program, "--interval", "1", "--pid", str(pid)]
-    py_spy = shutil.which("py-spy", path=f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}")
-    if py_spy is not None:
+    path = f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}"
+    if nvitop := shutil.which("nvitop", path=path):
+        found["nvitop"] = [nvitop, "--interval", "1", "--pid", str(pid)]
+    elif importlib.util.find_spec("nvitop"):
+        found["nvitop"] = [sys.executable, "-m", "nvitop", "--interval", "1", "--pid", str(pid)]
+    if py_spy := shutil.which("py-spy", path=path):
         found["py-spy top"] = [py_spy, "top", "--nonblocking", "--pid", str(pid)]
-        found["py-spy top -s"] = [py_spy, "top", "--nonblocking", "--subprocesses", "--pid", str(pid)]
     return found
 
 
-def environment(pid: int, scenario: str) -> dict[str, str]:
+def environment(pid: int) -> dict[str, str]:
     """An environment in which NVML is the fake one and `pid` uses its device."""
-    return fake_nvml.environment(scenario, TARGET_PID=str(pid))
+    return fake_nvml.environment(SCENARIO, TARGET_PID=str(pid))
+
+
+@dataclass(frozen=True)
+class Use:
+    """Of one program: its CPU in cores and the bytes it wrote, a value for each second; bytes of memory."""
+
+    cpu: list[float]
+    written: list[float]
+    memory: int
+
+    def mean_cpu(self) -> float:
+        return statistics.fmean(self.cpu)
+
+
+def use_of(command: list[str], pid: int, start: int, seconds: int) -> Use:
+    """What a program uses on a terminal for so many seconds, once `start` seconds have passed."""
+    with OnTerminal(command, environment(pid)) as program:
+        time.sleep(start)
+        cpu, written = [], []
+        for _ in range(seconds):
+            before = time.monotonic(), program.cpu(), program.written
+            time.sleep(1.0)
+            elapsed = time.monotonic() - before[0]
+            cpu.append((program.cpu() - before[1]) / elapsed)
+            written.append((program.written - before[2]) / elapsed)
+        return Use(cpu, written, program.memory()[0])

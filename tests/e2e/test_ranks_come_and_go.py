@@ -16,7 +16,7 @@ from aitop.sources.target import look
 
 pytestmark = pytest.mark.e2e
 
-JOB = Path(__file__).parents[1] / "ranks" / "simulated.py"
+JOB = Path(__file__).parent / "ranks" / "simulated.py"
 RANKS, KILLS = 4, 6
 
 

@@ -11,7 +11,7 @@ from aitop.sources.ring.reader import find_ring
 
 pytestmark = pytest.mark.e2e
 
-PROGRAMS = Path(__file__).parents[1] / "who"
+PROGRAMS = Path(__file__).parent / "programs"
 WATCH_SECONDS, LIFE_SECONDS = 6.0, 100
 
 
