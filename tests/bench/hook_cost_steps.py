@@ -37,6 +37,8 @@ from aitop.hook.optimizer import optimizer_hooks
 # Steps of a block; those of `run` are enough for several turns, and all is held against `nothing`.
 WARM_STEPS, BLOCK, BLOCKS = 20, 400, {"run": 1600, "nothing": 1600}
 LONG_NS = 10**18
+# Of fewer steps no figure is given: on a loaded machine the run may not get to counting, or count nearly all the time.
+FEWEST = 40
 
 # Nanoseconds of a step of the other run, and of the watched one's that came just after: was that one only counted?
 Pair = tuple[int, int, bool]
@@ -171,6 +173,8 @@ def figures(times: dict[str, list[Pair]], switch: Switch, step_us: float) -> Ite
     base, base_error = added(times["nothing"])
 
     def line(what: str, taken: list[Pair], most: float | None = None) -> Figure:
+        if len(taken) < FEWEST:
+            return Figure(what, None, "µs", most=most, spread=f"only {len(taken)} steps")
         found, error = added(taken)
         spread = f"± {(error**2 + base_error**2) ** 0.5:.1f}, {len(taken)} steps"
         return Figure(what, found - base, "µs", most=most, spread=spread)
@@ -178,15 +182,18 @@ def figures(times: dict[str, list[Pair]], switch: Switch, step_us: float) -> Ite
     yield line("added where each step is only counted", times["counted"])
     yield line("added where each step is timed", times["timed"])
     counted, timed = ([pair for pair in times["run"] if pair[2] is only_counted] for only_counted in (True, False))
-    share = len(counted) / len(times["run"])
+    share = len(counted) / max(1, len(times["run"]))
     each = [line("added to a counted step of a run", counted, 10), line("added to a timed step of a run", timed, 30)]
     yield from each
+    parts = zip(each, (len(counted), len(timed)), strict=True)
+    known = [(figure.value, count) for figure, count in parts if figure.value is not None]
+    if not known:
+        return
     ticks = _ticks(switch)
-    mean = share * (each[0].value or 0.0) + (1 - share) * (each[1].value or 0.0) + ticks
+    mean = sum(value * count for value, count in known) / sum(count for _, count in known) + ticks
     spread = f"{share:.0%} of the steps only counted, {ticks:.1f} µs for what is done a few times a second"
     yield Figure("added to a step in the mean", mean, "µs", spread=spread)
     yield Figure(f"the same, of a step of {step_us / 1000:.2f} ms", mean / step_us * 100, "%", most=1)
-    yield Figure("what the hook says of itself", switch.session._cost.us_per_step(), "µs")
 
 
 def _ticks(switch: Switch) -> float:

@@ -1,6 +1,6 @@
 """Hundreds of attach/detach cycles for each kind of target: harm, refusals, leftovers.
 
-A cycle is one install and one remove of a stand-in hook, which comes in two parts. "harmed" counts targets that died,
+A cycle is one install and one remove of a stand-in hook. "harmed" counts targets that died,
 froze or computed something wrong (the losses of `training` are held against those of a run that nobody attached to);
 "refused" the requests that were withdrawn in time. "stop" is how long the thread that we stop stood still; "turn"
 how long one turn of the target's own loop took, beside the same of a run without attach. The kind `killed` has
@@ -31,7 +31,6 @@ from interpreters import interpreters
 
 from aitop.attach import AttachRefused
 from aitop.attach.entrance import deliver
-from aitop.attach.payload import bundle
 
 DEFAULT = [
     *("training", "busy", "c-call", "sleep", "longsleep", "lock", "queue", "select", "epoll"),
@@ -175,8 +174,6 @@ def main() -> int:
     parser.add_argument("--python", nargs="+", help="the interpreters of the targets")
     parser.add_argument("kinds", nargs="*", metavar="KIND", help=f"{', '.join([*KINDS, 'killed'])}")
     args = parser.parse_args()
-    # Each of its modules is a part of its own.
-    bundle.PART_BYTES = 1
     found = []
     for python in args.python or default_pythons():
         print(f"\n{python}\n{HEAD}", flush=True)
