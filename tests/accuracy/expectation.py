@@ -60,6 +60,10 @@ class Row:
             return self.answer[2] == other.answer[2]
         return self.answer == other.answer
 
+    def flawless(self) -> bool:
+        """Whether verdict and line are right, and nothing else is warned of."""
+        return self.right and self.right_line is not False and not self.alarms
+
     @property
     def answer(self) -> tuple[str, str | None, tuple[str, ...]]:
         """What must not depend on names, source text or order: first verdict, its line, the untrue warnings."""

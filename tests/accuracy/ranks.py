@@ -20,7 +20,6 @@ from contextlib import AbstractContextManager
 from dataclasses import astuple, dataclass, replace
 from pathlib import Path
 
-import msgspec
 import psutil
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "bench"))
@@ -28,7 +27,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "bench"))
 from results import Figure, options, publish  # isort: split
 
 from aitop.engine.live import LiveFeed, Options
-from aitop.model.ranks import Ranks, RankView
 from aitop.model.snapshot import Snapshot
 from aitop.model.verdict import Verdict
 from aitop.outputs.recording import RecordingWriter
@@ -240,7 +238,8 @@ def row(case: Case, seen: Seen, actual: str) -> str:
     told = f"{launch}{seen.tier:<8}{named:<33}{'      '.join(marks):<23}{seen.seconds:<9.1f}{predicted:<11}{actual}"
     if "NO" not in marks:
         return told
-    words = [verdict.title, *verdict.evidence] if verdict is not None else [_others(seen)]
+    others = seen.snapshot.diagnosis.verdicts if seen.snapshot else ()
+    words = [verdict.title, *verdict.evidence] if verdict is not None else [each.title for each in others]
     return "\n      ".join([told, *words])
 
 
@@ -261,27 +260,6 @@ def judged(case: Case, expected: Expected, verdict: Verdict | None) -> tuple[boo
 
 def _mark(right: bool | None) -> str:
     return "–" if right is None else "yes" if right else "NO"
-
-
-def _others(seen: Seen) -> str:
-    if seen.snapshot is None:
-        return "no snapshot"
-    told = ", ".join(f"{one.id}/{one.subtype} {one.share}" for one in seen.snapshot.diagnosis.verdicts)
-    ranks = seen.snapshot.ranks
-    if ranks is None:
-        return f"{told}; no ranks"
-    each = "".join(f"\n      {figures(one)}" for one in ranks.ranks)
-    return f"{told}; {figures(ranks)}{each}"
-
-
-def figures(told: Ranks | RankView) -> str:
-    """Its figures, without what is a list."""
-    fields = msgspec.structs.asdict(told)
-    return ", ".join(f"{name} {_short(value)}" for name, value in fields.items() if not isinstance(value, tuple))
-
-
-def _short(value: object) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def main() -> int:

@@ -6,9 +6,7 @@ import contextlib
 import importlib.util
 import os
 import shutil
-import signal
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -16,14 +14,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import results  # noqa: F401 - it makes the next two importable
+
+# isort: split
+import fake_nvml
+from launch import Training
 from terminal import OnTerminal
 
 FOLDER = Path(__file__).resolve().parent
-sys.path.insert(0, str(FOLDER.parent / "fakes" / "nvml"))
-
-import fake_nvml  # noqa: E402
-
-FIRST_STEP_SECONDS = 60.0
 SCENARIO = "h200-starved"
 
 
@@ -37,25 +35,19 @@ def training() -> Iterator[int]:
 @contextlib.contextmanager
 def simulated_ranks(count: int) -> Iterator[int]:
     """The pid of the launcher of so many ranks that only write the events of steps."""
-    with job(FOLDER.parent / "e2e" / "ranks" / "simulated.py", str(count)) as pid:
+    with job(FOLDER.parent / "e2e" / "ranks" / "simulated.py", count) as pid:
         yield pid
 
 
 @contextlib.contextmanager
-def job(*command: Path | str) -> Iterator[int]:
-    """The pid of a script that prints "step 0" when it is under way."""
-    with tempfile.NamedTemporaryFile("w+") as log:
-        python = [sys.executable, *map(str, command)]
-        with subprocess.Popen(python, stdout=log, stderr=subprocess.STDOUT, start_new_session=True) as process:
-            try:
-                deadline = time.monotonic() + FIRST_STEP_SECONDS
-                while "step 0" not in Path(log.name).read_text():
-                    if process.poll() is not None or time.monotonic() > deadline:
-                        raise SystemExit(f"the training job did not start: {Path(log.name).read_text()}")
-                    time.sleep(0.1)
-                yield process.pid
-            finally:
-                os.killpg(process.pid, signal.SIGKILL)
+def job(script: Path, *arguments: object) -> Iterator[int]:
+    """The pid of a script, from the first step that it prints until it is ended."""
+    with tempfile.TemporaryDirectory() as folder:
+        process = Training(script, *arguments, log=Path(folder, "log"))
+        try:
+            yield process.wait_steps(1).pid
+        finally:
+            process.stop()
 
 
 def commands(pid: int) -> dict[str, list[str]]:

@@ -68,7 +68,6 @@ BENCHES = {
         Bench("robustness/rights.py"),
         Bench("robustness/fuzz.py", "--minutes 5"),
         Bench("robustness/soak.py", "--minutes 30"),
-        Bench("robustness/rank_churn.py", "--minutes 5"),
     ),
     "How right the verdicts are": (
         Bench("accuracy/verdicts.py", "--tiers 3,2 --mended", resumes=True),

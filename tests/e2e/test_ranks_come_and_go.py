@@ -22,7 +22,7 @@ RANKS, KILLS = 4, 6
 
 def test_ranks_that_are_killed_and_started_again_are_followed(training):
     launcher = training(JOB, RANKS, "--restart")
-    launcher.wait_steps(0)
+    launcher.wait_steps(1)
     seen = []
     feed = LiveFeed([look(launcher.pid)], Options(gpu=False, stacks=False, interval=0.2))
     feed.start(seen.append)

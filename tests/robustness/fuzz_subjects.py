@@ -14,7 +14,6 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
-from xml.etree import ElementTree
 
 import fuzz_subjects_text as text
 import msgspec
@@ -34,7 +33,6 @@ from aitop.sources.ring.reader import HookRing
 from aitop.sources.source import SourceError
 from aitop.sources.stacks import dump, speedscope
 from aitop.sources.stacks.window import CodeOfProcesses, WindowBuilder
-from aitop.ui.picture import svg
 
 if TYPE_CHECKING:
     from fuzz_screen import Screen
@@ -84,7 +82,7 @@ def _header(events: int, facts: int) -> bytes:
     words[:13] = (
         ring.MAGIC,
         ring.VERSION,
-        _inner_pid(),
+        os.getpid(),
         ring.STRIDE,
         ring.CAPACITY,
         ring.JSON_ROOM,
@@ -98,10 +96,6 @@ def _header(events: int, facts: int) -> bytes:
     )
     words[ring.W_WRITING], words[ring.W_STEPS], words[ring.W_TRAINS_UNTIL] = events, 12, time.monotonic_ns() + 10**9
     return struct.pack(f"={WORDS}Q", *words)
-
-
-def _inner_pid() -> int:
-    return os.getpid()
 
 
 def feed_ring(data: bytes) -> None:
@@ -201,18 +195,6 @@ def feed_screen(data: bytes) -> None:
         raise Finding("a control character on the screen")
 
 
-def feed_picture(data: bytes) -> None:
-    """The same to pictures of the screen, each of a program of its own, which have to be XML."""
-    snapshot = _last_snapshot(data)
-    if snapshot is None:
-        return
-    for size, screen in (((200, 50), "monitor"), ((120, 36), "evidence")):
-        picture = svg(snapshot, size, screen=screen)
-        if not picture.replace("\n", "").isprintable():
-            raise Finding("a control character on the screen")
-        ElementTree.fromstring(picture)
-
-
 def _last_snapshot(data: bytes) -> Snapshot | None:
     """What a replay of these bytes ends with; None where they are no recording."""
     path = Path("/dev/shm") / f"aitop-fuzz-{os.getpid()}"
@@ -299,7 +281,6 @@ SUBJECTS = {
         Subject("ring", ring_seeds, feed_ring, _area),
         Subject("recording", recording_seeds, feed_recording, _lines),
         Subject("screen", recording_seeds, feed_screen, _lines),
-        Subject("picture", recording_seeds, feed_picture, _lines),
         Subject("spy", spy_seeds, feed_spy, lambda data: [(0, len(data))]),
         Subject("dump", dump_seeds, feed_dump, lambda data: [(0, len(data))]),
         Subject("source", text.source_seeds, text.feed_source, lambda data: []),

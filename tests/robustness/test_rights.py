@@ -1,6 +1,6 @@
 """What the doctor says of stacks and hook is what then happens, with more and with fewer rights.
 
-Every setting there is, and the whole program in it: tests/bench/rights.py.
+Every setting there is, and the whole program in it: rights.py.
 """
 
 from __future__ import annotations

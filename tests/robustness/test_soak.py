@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
 import soak
 
 from aitop.engine import recorder as recorder_module
@@ -46,12 +45,3 @@ def test_what_was_said_of_processes_that_are_gone_is_forgotten(monkeypatch):
     told = [event.pid for event in kept if isinstance(event, HookSample)]
     assert told[-1] == last[HookSample].pid
     assert len(told) <= 4
-
-
-@pytest.mark.parametrize(("values", "flat"), [([50.0] * 9, True), ([50.0 + 3 * n for n in range(9)], False)])
-def test_growth_is_told(capsys, values, flat):
-    figures = soak.Figures("hour")
-    for hour, value in enumerate(values):
-        figures.add(float(hour), memory_MB=value)
-    assert figures.show() is flat
-    assert ("GROWS" in capsys.readouterr().out) is not flat

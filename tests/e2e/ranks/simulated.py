@@ -54,7 +54,7 @@ def launch(ranks: int, *, restart: bool) -> None:
         return subprocess.Popen([sys.executable, __file__], env=os.environ | meeting | numbers)
 
     running = [start(rank) for rank in range(ranks)]
-    print("step 0", flush=True)
+    print("step 1: all ranks are started", flush=True)
     while any(process.poll() is None for process in running) or restart:
         time.sleep(0.1)
         if restart:
