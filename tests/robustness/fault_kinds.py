@@ -42,6 +42,29 @@ def fault(name: str, kind: str = "steady") -> Callable[[Callable[[Scene], None]]
     return register
 
 
+def disturbance(
+    name: str, *, up: str = UP, moment: bool = True
+) -> Callable[[Callable[[Scene, OnTerminal], None]], None]:
+    """Register a fault after which the monitor has to show everything again, and to end when it is asked to.
+
+    The monitor shows `up` before, "" for anything; then a random `moment` is waited for.
+    """
+
+    def register(do: Callable[[Scene, OnTerminal], None]) -> None:
+        def whole(scene: Scene) -> None:
+            monitor = scene.watch()
+            scene.expect(monitor.until(up, 20.0), "no screen")
+            if moment:
+                scene.moment(monitor)
+            do(scene, monitor)
+            scene.recovers(monitor)
+            scene.quits(monitor)
+
+        FAULTS[name] = Fault(whole)
+
+    return register
+
+
 def ended_by(number: signal.Signals) -> Callable[[Scene], None]:
     """The monitor gets a signal, while it records."""
 
@@ -136,12 +159,9 @@ def target_killed(scene: Scene) -> None:
     scene.readable(path, whole=True)
 
 
-@fault("target-stopped")
-def target_stopped(scene: Scene) -> None:
+@disturbance("target-stopped")
+def target_stopped(scene: Scene, monitor: OnTerminal) -> None:
     """Stopped for long enough that it must be told, or for a moment."""
-    monitor = scene.watch()
-    scene.expect(monitor.until(UP, 20.0), "no screen")
-    scene.moment(monitor)
     os.killpg(scene.target.pid, signal.SIGSTOP)
     try:
         if scene.dice.random() < 0.6:
@@ -153,8 +173,6 @@ def target_stopped(scene: Scene) -> None:
             scene.pause(0.1, 2.0)
     finally:
         os.killpg(scene.target.pid, signal.SIGCONT)
-    scene.recovers(monitor)
-    scene.quits(monitor)
 
 
 def spies(monitor: OnTerminal) -> list[psutil.Process]:
@@ -183,17 +201,12 @@ def to_spies(scene: Scene, monitor: OnTerminal, number: signal.Signals, seconds:
     return len(hit)
 
 
-@fault("spy-killed")
-def spy_killed(scene: Scene) -> None:
-    monitor = scene.watch()
-    scene.expect(monitor.until(READY, 20.0), "no screen")
-    scene.moment(monitor)
+@disturbance("spy-killed", up=READY)
+def spy_killed(scene: Scene, monitor: OnTerminal) -> None:
     long = scene.dice.random() < 0.5
     to_spies(scene, monitor, signal.SIGKILL, 4.0 if long else 0.0)
     if long:
         scene.tells(monitor, r"stacks[✗◐○]", 15.0)
-    scene.recovers(monitor)
-    scene.quits(monitor)
 
 
 @fault("spy-stopped")
@@ -210,53 +223,38 @@ def spy_stopped(scene: Scene) -> None:
     scene.quits(monitor)
 
 
-@fault("resize-storm")
-def resize_storm(scene: Scene) -> None:
-    monitor = scene.watch()
-    scene.moment(monitor)
+@disturbance("resize-storm", up="")
+def resize_storm(scene: Scene, monitor: OnTerminal) -> None:
     for _ in range(scene.dice.randint(40, 120)):
         rows, columns = scene.dice.choice(((0, 0), (1, 1), (2, 300), (90, 10), (24, 80), (50, 200), (7, 33)))
         monitor.resize(rows, columns)
         time.sleep(scene.dice.uniform(0.0, 0.04))
     monitor.resize(ROWS, COLUMNS)
-    scene.recovers(monitor)
-    scene.quits(monitor)
 
 
-@fault("monitor-starved")
-def monitor_starved(scene: Scene) -> None:
+@disturbance("monitor-starved", up="")
+def monitor_starved(scene: Scene, monitor: OnTerminal) -> None:
     """It gets a few milliseconds of CPU now and then."""
-    monitor = scene.watch()
-    scene.moment(monitor)
     deadline = time.monotonic() + scene.dice.uniform(2.0, 5.0)
     while time.monotonic() < deadline:
         os.kill(monitor.pid, signal.SIGSTOP)
         time.sleep(scene.dice.uniform(0.2, 0.8))
         os.kill(monitor.pid, signal.SIGCONT)
         time.sleep(scene.dice.uniform(0.005, 0.03))
-    scene.recovers(monitor)
-    scene.quits(monitor)
 
 
-@fault("monitor-frozen")
-def monitor_frozen(scene: Scene) -> None:
+@disturbance("monitor-frozen")
+def monitor_frozen(scene: Scene, monitor: OnTerminal) -> None:
     """It stands for longer than the hook waits for it, and comes back."""
-    monitor = scene.watch()
-    scene.expect(monitor.until(UP, 20.0), "no screen")
-    scene.moment(monitor)
     os.kill(monitor.pid, signal.SIGSTOP)
     scene.pause(LEASE_SECONDS + 1.0, LEASE_SECONDS + 4.0)
     os.kill(monitor.pid, signal.SIGCONT)
-    scene.recovers(monitor)
-    scene.quits(monitor)
 
 
-@fault("monitor-idle")
-def monitor_idle(scene: Scene) -> None:
+@disturbance("monitor-idle", up="")
+def monitor_idle(scene: Scene, monitor: OnTerminal) -> None:
     """The least priority, on one core with somebody who takes all of it."""
     core = scene.dice.choice(sorted(os.sched_getaffinity(0)))
-    monitor = scene.watch()
-    scene.moment(monitor)
     everything = os.sched_getaffinity(monitor.pid)
     burner = psutil.Popen([sys.executable, "-S", "-c", "while True: pass"], start_new_session=True)
     try:
@@ -274,8 +272,6 @@ def monitor_idle(scene: Scene) -> None:
             os.sched_setaffinity(int(thread), everything)
             # On a machine with no time to spare it would be starved still, and nothing be learned of what comes after.
             os.sched_setscheduler(int(thread), os.SCHED_OTHER, os.sched_param(0))
-    scene.recovers(monitor)
-    scene.quits(monitor)
 
 
 @fault("no-descriptors")

@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 import fake_nvml
-from fault_kinds import READY, UP, fault
+from fault_kinds import READY, UP, disturbance, fault
 from fault_scene import Scene
 
 from aitop.sources.nvml import NvmlSource
@@ -170,17 +170,14 @@ def clock_jumps(scene: Scene) -> None:
     scene.readable(path, whole=True)
 
 
-@fault("target-forks")
-def target_forks(scene: Scene) -> None:
+@disturbance("target-forks", up="", moment=False)
+def target_forks(scene: Scene, monitor: OnTerminal) -> None:
     """Children that train, that become other programs and that are started by subprocess, in the midst of attach."""
-    monitor = scene.watch()
     scene.pause(0.5, 3.0)
     for _ in range(3):
         answer = scene.target.ask("fork")
         scene.expect(not answer["bad"], f"a child was harmed: {answer['bad']}")
         scene.pause(0.0, 0.6)
-    scene.recovers(monitor)
-    scene.quits(monitor)
 
 
 @fault("target-execs")
