@@ -15,6 +15,7 @@ from pathlib import Path
 import fake_nvml
 from fault_kinds import READY, UP, disturbance, fault
 from fault_scene import Scene
+from terminal import OnTerminal
 
 from aitop.sources.nvml import NvmlSource
 from aitop.sources.ring.reader import find_ring

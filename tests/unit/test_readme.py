@@ -156,7 +156,7 @@ def test_the_figures_of_the_readme_are_those_of_the_benches():
 
 
 def test_the_page_of_the_benches_is_the_one_that_they_write():
-    assert results.page(results.read()) == TEXTS["tests/bench/README.md"]
+    assert results.page(results.read()) == TEXTS["tests/bench/README.md"], "run python tests/bench/results.py"
 
 
 def test_every_bench_is_on_the_page():
