@@ -101,10 +101,13 @@ class Figure:
         """Its line in Markdown."""
         bar = f"≤ {number(self.most)}" if self.most is not None else ""
         bar += f"≥ {number(self.least)}" if self.least is not None else ""
-        ours = f"{number(self.value)} {self.unit}".strip() + (f" ({self.spread})" if self.spread else "")
+        ours = self._with_unit(self.value) + (f" ({self.spread})" if self.spread else "")
         ours += " **missed**" if self.missed() else ""
-        theirs = f"{number(self.theirs)} {self.unit}".strip() if self.peer else ""
+        theirs = self._with_unit(self.theirs) if self.peer else ""
         return f"| {self.what} | {ours} | {bar} | {self.peer} | {theirs} |"
+
+    def _with_unit(self, value: float | None) -> str:
+        return number(value) if value is None else f"{number(value)} {self.unit}".strip()
 
 
 def number(value: float | None) -> str:
@@ -225,10 +228,9 @@ python tests/bench/all.py faults verdicts
 ```
 
 With `--resume` a bench that has a result of this commit is not run again, and one that takes hours goes on where it was
-interrupted. Every bench also runs by itself
-(`--help` explains its figures) and exits with 4 where a bar is missed. Where NVML is needed and there is no GPU, the
-fake one of the tests plays it. The bars are those of the design: what watching may cost, and how right it has to be.
-The verdicts on committed recordings are proven apart: [tests/accuracy](../accuracy/README.md).
+interrupted. Every bench also runs by itself (`--help` explains its figures) and exits with 4 where a bar is missed.
+Where NVML is needed and there is no GPU, the fake one of the tests plays it. The verdicts on committed recordings are
+proven apart: [tests/accuracy](../accuracy/README.md).
 """
 
 
