@@ -121,3 +121,16 @@ def diagnose(aitop: Aitop) -> Callable[..., dict[str, Any]]:
         return report
 
     return run
+
+
+@pytest.fixture(scope="session")
+def printed() -> Callable[..., list[str]]:
+    """`printed(environment, script, *arguments)` are the lines that a Python program prints, which must end well."""
+
+    def run(environment: dict[str, str], script: str, *arguments: object) -> list[str]:
+        command = [sys.executable, "-c", script, *map(str, arguments)]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+        assert done.returncode == 0, done.stderr
+        return done.stdout.splitlines()
+
+    return run
