@@ -200,26 +200,34 @@ def run(case: Case, port: int, folder: Path, *, gains: bool, keep: Path | None) 
 
 
 def watch(pid: int, case: Case, keep: Path | None = None) -> Seen:
-    """Watch until a hang is told, or for `SLOW_SECONDS` what is merely slow."""
+    """Watch for a fixed time, whatever is shown; the verdict is that of the end, and the time is since it stays."""
     newest: list[Snapshot] = []
+    since: list[tuple[float, float]] = []
     wanted = EXPECTED[case.fault].verdict
     target = look(pid)
     name = "-".join(str(part) for part in astuple(case))
     sink = RecordingWriter(keep / f"{name}.jsonl.gz", target) if keep else None
     feed = LiveFeed([target], Options(passive=case.passive), sink)
-    begun = time.monotonic()
-    feed.start(newest.append)
+    seconds, begun = LONGEST if case.hangs else SLOW_SECONDS, time.monotonic()
+
+    def publish_(snapshot: Snapshot) -> None:
+        newest[:] = [snapshot]
+        told = snapshot.diagnosis.verdicts
+        if told and told[0].id == wanted:
+            since.append((time.monotonic() - begun, time.time()))
+        else:
+            since.clear()
+
+    feed.start(publish_)
     try:
-        while (elapsed := time.monotonic() - begun) < (LONGEST if wanted else SLOW_SECONDS):
-            time.sleep(0.1)
-            told = newest[-1].diagnosis.verdicts if newest else ()
-            about = [one for one in told if one.id in ABOUT_RANKS]
-            right = wanted and told and told[0].id == wanted and (case.hangs or elapsed > SLOW_SECONDS)
-            if right or (not wanted and about and elapsed > SLOW_SECONDS - 1.0):
-                return Seen(about[0], elapsed, newest[-1], time.time())
+        time.sleep(seconds)
     finally:
         feed.stop()
-    return Seen(None, elapsed, newest[-1] if newest else None, time.time())
+    told = newest[0].diagnosis.verdicts if newest else ()
+    about = [one for one in told if one.id in ABOUT_RANKS]
+    verdict = about[0] if about and (not wanted or told[0].id == wanted) else None
+    elapsed, wall = since[0] if since else (seconds, time.time())
+    return Seen(verdict, elapsed, newest[0] if newest else None, wall)
 
 
 HEADING = (
