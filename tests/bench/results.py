@@ -99,8 +99,8 @@ class Figure:
 
     def row(self) -> str:
         """Its line in Markdown."""
-        bar = f"≤ {number(self.most)}" if self.most is not None else ""
-        bar += f"≥ {number(self.least)}" if self.least is not None else ""
+        bar = f"≤ {self.most:g}" if self.most is not None else ""
+        bar += f"≥ {self.least:g}" if self.least is not None else ""
         ours = self._with_unit(self.value) + (f" ({self.spread})" if self.spread else "")
         ours += " **missed**" if self.missed() else ""
         theirs = self._with_unit(self.theirs) if self.peer else ""

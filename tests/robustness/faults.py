@@ -64,7 +64,7 @@ def once(name: str, dice: random.Random) -> Result:
             except Exception:
                 scene.bad.append(traceback.format_exc())
             scene.clear()
-        harm = target.harm()
+        harm, seconds = target.harm(), time.monotonic() - began
         target.end()
         runs = target.runs()
         harm += other_losses(target.kind, runs)
@@ -73,8 +73,7 @@ def once(name: str, dice: random.Random) -> Result:
         target.clear()
     for words in (*harm, *scene.bad, *([scene.untold] if scene.untold else [])):
         print(f"{name}: {words}", file=sys.stderr, flush=True)
-    seconds, losses = time.monotonic() - began, sum(map(len, runs))
-    return Result(name, harm, scene.bad, scene.told, scene.hooked, seconds, losses)
+    return Result(name, harm, scene.bad, scene.told, scene.hooked, seconds, sum(map(len, runs)))
 
 
 _right: dict[str, list[str]] = {}
