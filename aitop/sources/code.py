@@ -5,17 +5,13 @@ from __future__ import annotations
 import os
 import re
 from collections import OrderedDict
-from collections.abc import Mapping
 from typing import NamedTuple
 
-from aitop.model.snapshot import GrowthSite
 from aitop.model.text import printable
 from aitop.sources import procfs
 from aitop.sources.foreign_file import open_as
-from aitop.sources.growth import find_all
 
 LARGEST_FILE = 2 << 20
-LARGEST_PARSED = 400_000
 # Of a line that is longer, only so much is looked at: searches take the square of its length.
 LONGEST_LINE = 500
 FILES_KEPT = 64
@@ -129,9 +125,3 @@ class SourceCode:
         text = data.decode("utf-8", "replace")
         lines = tuple(printable(line[:LONGEST_LINE].expandtabs(4))[:LONGEST_LINE] for line in _LINE_END.split(text))
         return _File(identity, text, lines)
-
-
-def growth_sites(texts: Mapping[str, str | None]) -> tuple[GrowthSite, ...]:
-    """The lines in these files that make something longer step by step, those that keep a graph alive first."""
-    found = find_all({file: text for file, text in texts.items() if text is not None and len(text) <= LARGEST_PARSED})
-    return tuple(site for _, site in sorted(found, key=lambda ranked: ranked[0]))

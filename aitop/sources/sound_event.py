@@ -31,7 +31,7 @@ def is_sound(event: Event, line: bytes) -> bool:
         return False
     if isinstance(event, (StackWindow, StackDump)) and len(line) > LONGEST_TEXT and not _short(event.frames):
         return False
-    if isinstance(event, GrowthSites) and any(len(site.text + site.grown) > LONGEST_TEXT for site in event.sites):
+    if isinstance(event, GrowthSites) and any(len(site.text) > LONGEST_TEXT for site in event.sites):
         return False
     return _LONG_NUMBER.search(line) is None or _bounded(msgspec.to_builtins(event))
 

@@ -8,7 +8,7 @@ import pytest
 
 from aitop.sources import code as code_module
 from aitop.sources import editable, foreign_file, procfs
-from aitop.sources.code import SourceCode, growth_sites
+from aitop.sources.code import SourceCode
 from aitop.sources.editable import lends_rights, readable_path
 from aitop.sources.foreign_file import READ, User, open_as
 from aitop.sources.stacks import window
@@ -183,18 +183,6 @@ def test_what_has_effects_when_opened_is_not_opened(tmp_path, monkeypatch):
 
 def test_no_process_has_no_source():
     assert SourceCode(1 << 40).line("/etc/hostname", 1) is None
-
-
-def test_growth_sites_of_files_the_likeliest_first(tmp_path):
-    loop = "for x in loader:\n    loss = model(x)\n    loss.backward()\n    seen.append({})\n"
-    (tmp_path / "a.py").write_text(loop.format("loss.item()"))
-    (tmp_path / "b.py").write_text(loop.format("loss"))
-    files = [str(tmp_path / name) for name in ("a.py", "b.py", "missing.py")]
-    found = growth_sites({file: SourceCode(os.getpid()).text(file) for file in [*files, "<string>"]})
-    assert [(site.file, site.line, site.keeps_graph) for site in found] == [
-        (files[1], 4, True),
-        (files[0], 4, False),
-    ]
 
 
 def test_no_process_is_read_for_with_the_rights_of_another(monkeypatch):
