@@ -50,6 +50,7 @@ _MODEL = re.compile(
 )
 _WITHOUT_GRAD = re.compile(r"no_grad|inference_mode|set_grad_enabled\(False\)")
 
+Scope = ast.Module | ast.FunctionDef | ast.AsyncFunctionDef
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 _LOOPS = (ast.For, ast.AsyncFor, ast.While)
 _OF_FLAGS = (
@@ -104,13 +105,11 @@ class _File:
         try:
             tree = ast.Module([], []) if not LIMITS_DEPTH and _may_be_deep(text) else ast.parse(text, WATCHED)
             nodes = list(ast.walk(tree))
-            self._retains = any(_retains(node) for node in nodes)
             given = [pair for node in nodes if isinstance(node, ast.stmt) for pair in _assignments(node)]
-            dictionaries = {
-                name for name, value in given if isinstance(value, ast.Dict) or _called(value, _DICTIONARIES)
-            }
-            self._queues = {name for name, value in given if _called(value, {"deque"}) and _has_limit(value)}
-            self.functions = [_Function(node, name, dictionaries, self._retains) for node, name in _named(tree)]
+            dictionaries = {name for name, value in given if _is_dictionary(value)}
+            self._queues = {name for name, value in given if _is_bounded(value)}
+            retains = any(_retains(node) for node in nodes)
+            self.functions = [_Function(node, name, dictionaries, retains) for node, name in _named(tree)]
         except (SyntaxError, ValueError, RecursionError, MemoryError, tokenize.TokenError):
             return
 
@@ -291,9 +290,7 @@ class _Calls:
         return called and not anew and not isinstance(function.node, ast.Module)
 
 
-def _named(
-    tree: ast.AST, prefix: str = ""
-) -> Iterator[tuple[ast.Module | ast.FunctionDef | ast.AsyncFunctionDef, str]]:
+def _named(tree: ast.AST, prefix: str = "") -> Iterator[tuple[Scope, str]]:
     """The module and every function in it, with its qualified name."""
     if isinstance(tree, ast.Module):
         yield tree, "<module>"
@@ -450,19 +447,18 @@ def _started_from(call: ast.Call) -> Iterator[str]:
 
 def _retains(node: ast.AST) -> bool:
     """Whether it is a call of a backward that keeps the graph that it went through, or may."""
-    return isinstance(node, ast.Call) and any(
-        one.arg in ("retain_graph", "create_graph")
-        and not (isinstance(one.value, ast.Constant) and not one.value.value)
-        for one in node.keywords
-    )
+    keeping = [one.value for one in getattr(node, "keywords", ()) if one.arg in ("retain_graph", "create_graph")]
+    return any(not isinstance(value, ast.Constant) or value.value for value in keeping)
 
 
-def _called(value: ast.expr, names: Iterable[str]) -> bool:
-    return isinstance(value, ast.Call) and last_name(value.func) in names
+def _is_dictionary(value: ast.expr) -> bool:
+    return isinstance(value, ast.Dict) or (isinstance(value, ast.Call) and last_name(value.func) in _DICTIONARIES)
 
 
-def _has_limit(value: ast.expr) -> bool:
-    return isinstance(value, ast.Call) and (len(value.args) > 1 or bool(value.keywords))
+def _is_bounded(value: ast.expr) -> bool:
+    """Whether it makes a queue that is never longer than it says."""
+    bounded = isinstance(value, ast.Call) and (len(value.args) > 1 or bool(value.keywords))
+    return isinstance(value, ast.Call) and last_name(value.func) == "deque" and bounded
 
 
 def name_of(node: ast.AST | None) -> str | None:

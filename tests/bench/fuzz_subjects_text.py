@@ -23,7 +23,7 @@ from aitop.outputs.profile import profile_text
 from aitop.sources import procfs
 from aitop.sources.code import SourceCode
 from aitop.sources.flight_recorder import last_of
-from aitop.sources.growth import find_all
+from aitop.sources.growth import growth_sites
 from aitop.sources.host.cgroup import _groups, _mounts
 from aitop.sources.host.commands import kind_of, rank_numbers
 from aitop.sources.nccl_ras import troubles
@@ -60,7 +60,7 @@ def feed_source(data: bytes) -> None:
                 raise Obeyed(repr(shown)[:300])
     finally:
         place.unlink()
-    for _, site in find_all({"/home/ada/train.py": text}):
+    for site in growth_sites({"/home/ada/train.py": text}):
         if not site.text.isprintable():
             raise Obeyed(repr(site)[:300])
 

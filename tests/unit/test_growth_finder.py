@@ -72,7 +72,8 @@ def test_what_python_thinks_of_the_users_code_is_not_told():
     """It would be written into the screen."""
     code = r"""
 from aitop.sources.growth import growth_sites
-assert growth_sites({"x.py": "xs = ['\\d']\nfor step in range(9):\n    xs.append(1if step else 2)\n    loss.backward()\n"})
+code = "xs = ['\\d']\nfor step in range(9):\n    xs.append(1if step else 2)\n    loss.backward()\n"
+assert growth_sites({"x.py": code})
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stderr) == (0, "")
