@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import struct
 import time
+from typing import NamedTuple
 
 import msgspec
 
@@ -32,10 +33,11 @@ AHEAD_NS = 10**9
 
 _HEADER = struct.Struct(f"={ring.HEADER_WORDS}Q")
 _SLOTS = struct.Struct(f"={2 * ring.SLOTS}Q")
+_STATES = {ring.STATE_INSTALLED: "installed", ring.STATE_REMOVING: "removing"}
 _EVENT = struct.Struct(f"={ring.EVENT_WORDS}q")
 
 
-class Header(msgspec.Struct, frozen=True):
+class Header(NamedTuple):
     """The header of a ring. Times are monotonic nanoseconds.
 
     `written` counts the events written so far, `writing` those being written too. There were `steps` so far, roughly;
@@ -47,7 +49,6 @@ class Header(msgspec.Struct, frozen=True):
     written: int
     state: int
     way: str
-    control: int
     facts_seq: int
     facts_length: int
     writing: int
@@ -67,19 +68,8 @@ def decode_header(data: bytes) -> Header | None:
     way, state, length = words[ring.W_WAY], words[ring.W_STATE], words[ring.W_FACTS_LENGTH]
     if way >= len(ring.WAYS) or length > ring.JSON_ROOM or not ring.STATE_INSTALLED <= state <= ring.STATE_REMOVED:
         return None
-    return Header(
-        pid=words[ring.W_PID],
-        written=words[ring.W_WRITTEN],
-        state=state,
-        way=ring.WAYS[way],
-        control=words[ring.W_CONTROL],
-        facts_seq=words[ring.W_FACTS_SEQ],
-        facts_length=length,
-        writing=words[ring.W_WRITING],
-        steps=words[ring.W_STEPS],
-        trains_until=words[ring.W_TRAINS_UNTIL],
-        sequence=words[ring.W_SEQUENCE],
-    )
+    rest = (ring.W_FACTS_SEQ, ring.W_FACTS_LENGTH, ring.W_WRITING, ring.W_STEPS, ring.W_TRAINS_UNTIL, ring.W_SEQUENCE)
+    return Header(words[ring.W_PID], words[ring.W_WRITTEN], state, ring.WAYS[way], *(words[at] for at in rest))
 
 
 def slot_offset(slot: int) -> int:
@@ -202,9 +192,7 @@ class HookRing:
     def state(self) -> str:
         """The state of the hook: installed, removing, removed, or unreadable."""
         header = self._header()
-        if header is None:
-            return "unreadable"
-        return {ring.STATE_INSTALLED: "installed", ring.STATE_REMOVING: "removing"}.get(header.state, "removed")
+        return "unreadable" if header is None else _STATES.get(header.state, "removed")
 
     @property
     def outlived(self) -> bool:
