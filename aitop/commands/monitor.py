@@ -104,10 +104,10 @@ def pick_pids(settings: Settings) -> list[int]:
 
 def find() -> list[Candidate]:
     """The AI processes of this machine, GPU users among them."""
+    from aitop.sources.devices import device_users
     from aitop.sources.discovery import candidates
-    from aitop.sources.nvml import gpu_users
 
-    return list(candidates(gpu_users=gpu_users()))
+    return list(candidates(gpu_users=device_users()))
 
 
 def check_terminal(instead: str) -> None:

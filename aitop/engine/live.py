@@ -25,9 +25,9 @@ from aitop.model.event import Event
 from aitop.model.snapshot import Snapshot, Target, Tick
 from aitop.model.source import SourceName, SourceState, SourceStatus
 from aitop.model.stacks import StackDump, StackWindow
+from aitop.sources.devices import device_source
 from aitop.sources.host import HostSource
 from aitop.sources.host.job import same_process, started, whole_jobs
-from aitop.sources.nvml import NvmlSource
 from aitop.sources.ring.source import HookSource
 from aitop.sources.source import Source
 from aitop.sources.stacks import StackSource
@@ -167,7 +167,7 @@ class LiveFeed:
         options = self._options
         found: list[Source] = [self._host]
         if options.gpu:
-            found.append(NvmlSource(self._host.tree))
+            found.append(device_source(self._host.tree))
         if options.stacks and not options.passive:
             working, stepping = self._seen.working, self._seen.pids
             found.append(StackSource(self._pids, script=self.target.script, working=working, stepping=stepping))

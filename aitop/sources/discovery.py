@@ -8,13 +8,12 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from aitop.model.candidate import Candidate
 from aitop.sources import procfs
+from aitop.sources.devices import DeviceUsers
 from aitop.sources.host.commands import kind_of
 from aitop.sources.host.roles import ranks_of
 from aitop.sources.host.tree import Member, ProcessEvidence, ProcessTree, places_of
 from aitop.sources.procfs import Stat
 from aitop.sources.target import user_name
-
-GpuUsers = Mapping[int, tuple[tuple[int, ...], int | None]]
 
 # CPU is counted in steps of 10 ms; less than this between two reads says nothing of it.
 CPU_WINDOW = 0.1
@@ -23,7 +22,7 @@ BIG_MAP = 1 << 29
 _PYTHON_NAMES = ("python", "pypy", "pt_", "ray::", "torchrun", "accelerate", "deepspeed", "jupyter", "ipython")
 
 
-def candidates(gpu_users: GpuUsers | None = None) -> list[Candidate]:
+def candidates(gpu_users: DeviceUsers | None = None) -> list[Candidate]:
     """The AI jobs running now, heaviest first. Takes about CPU_WINDOW seconds.
 
     `gpu_users` gives, for each process that has a context on a GPU, its devices and its memory there in bytes.
@@ -44,7 +43,7 @@ def candidates(gpu_users: GpuUsers | None = None) -> list[Candidate]:
     )
 
 
-def _frameworks(stats: Mapping[int, Stat], gpu_users: GpuUsers) -> dict[int, str | None]:
+def _frameworks(stats: Mapping[int, Stat], gpu_users: DeviceUsers) -> dict[int, str | None]:
     """The AI processes with their framework; a GPU user may have none. A forked child has its parent's."""
     found: dict[int, str | None] = {}
     for pid, stat in sorted(stats.items(), key=lambda item: item[1].start):
@@ -101,7 +100,7 @@ def _row(
     job: Sequence[Member],
     stats: Mapping[int, Stat],
     frameworks: Mapping[int, str | None],
-    gpu_users: GpuUsers,
+    gpu_users: DeviceUsers,
     seconds: float,
 ) -> Candidate:
     """One job as a row. `stats` are of `seconds` ago."""
