@@ -241,10 +241,10 @@ class _Function:
         if isinstance(value, (ast.ListComp, ast.SetComp, ast.GeneratorExp)):
             sources = {name_of(one.target): one.iter for one in value.generators}
             return self._holds(sources.get(name_of(value.elt), value.elt))
-        name = name_of(value)
-        if name is not None and (name in self._graph or name in self._backward):
-            known = self._graph.get(name)
-            return name in self._backward or None if known is None else known
+        chain = name_of(value)
+        if chain in self._graph or chain in self._backward:
+            known = self._graph.get(chain or "")
+            return chain in self._backward or None if known is None else known
         if isinstance(value, (ast.Attribute, ast.Subscript)):
             return self._holds(value.value)
         states = [self._holds(part) for part in parts]

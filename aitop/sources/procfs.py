@@ -127,9 +127,9 @@ def gone(pid: int) -> bool:
     """Whether there is no such process. Needs no descriptor, so it also tells one that just cannot be read."""
     try:
         os.kill(pid, 0)
-    except ProcessLookupError:
+    except (ProcessLookupError, OverflowError):
         return True
-    except (OSError, OverflowError):
+    except OSError:
         return False
     return False
 
@@ -166,6 +166,16 @@ def status(pid: int) -> dict[str, str]:
         return {}
     pairs = (line.partition(":") for line in data.decode("utf-8", "replace").splitlines())
     return {name: value.strip() for name, colon, value in pairs if colon}
+
+
+def numbers(path: str) -> dict[str, int]:
+    """The `name number` and `name: number` lines of a file; what it has in kB comes in bytes."""
+    found = {}
+    for line in (read(path) or b"").splitlines():
+        words = line.split()
+        if len(words) > 1 and words[1].isdigit():
+            found[words[0].decode("ascii", "replace").rstrip(":")] = int(words[1]) * (1024 if b"kB" in words else 1)
+    return found
 
 
 def inner_pid(pid: int) -> int:

@@ -56,22 +56,11 @@ def _existing(pid: int) -> Stat:
     stat = procfs.stat(pid) if pid > 0 else None
     if stat is not None:
         return stat
-    if pid > 0 and _hidden(pid):
+    if pid > 0 and not procfs.gone(pid):
         raise NotPermittedError(
             f"process {pid} is hidden from you", "run aitop as the user who started it, or with sudo"
         )
     raise NoTargetError(f"there is no process with pid {pid}", CHOOSE)
-
-
-def _hidden(pid: int) -> bool:
-    """Whether a process exists although /proc does not show it (mounted with hidepid)."""
-    try:
-        os.kill(pid, 0)
-    except PermissionError:
-        return True
-    except (OSError, OverflowError):
-        return False
-    return False
 
 
 def _refuse_unwatchable(pid: int, stat: Stat) -> None:

@@ -24,7 +24,6 @@ from aitop.sources import procfs
 from aitop.sources.code import SourceCode
 from aitop.sources.flight_recorder import last_of
 from aitop.sources.growth import growth_sites
-from aitop.sources.host.cgroup import _groups, _mounts
 from aitop.sources.host.commands import kind_of, rank_numbers
 from aitop.sources.nccl_ras import troubles
 from aitop.sources.stacks.guards import guard
@@ -185,8 +184,6 @@ def feed_kernel(data: bytes) -> None:
     kind_of(words, True)
     kind_of(words, False)
     rank_numbers({key: value for key, _, value in (word.partition("=") for word in words)})
-    _mounts(text)
-    _groups(text)
     if "\nState:\t" in text:
         try:
             parse_status(7, text, 0)

@@ -64,19 +64,18 @@ def read_counters(member: Member, *, computes: bool = False) -> Counters:
     Its line of /proc/PID/stat was read a moment before.
     """
     folder = f"{procfs.PROC}/{member.stat.pid}"
-    switches = _fields(procfs.read(f"{folder}/status"), b"voluntary_ctxt_switches")
-    io = _fields(procfs.read(f"{folder}/io"))
+    status, io = procfs.numbers(f"{folder}/status"), procfs.numbers(f"{folder}/io")
     main = scheduled(procfs.read(f"{folder}/schedstat"))
     return Counters(
         time=time.monotonic(),
         user=member.stat.user / procfs.TICKS_PER_SECOND,
         system=member.stat.system / procfs.TICKS_PER_SECOND,
         delay=main[1] if main else None,
-        voluntary=switches.get(b"voluntary_ctxt_switches"),
-        forced=switches.get(b"nonvoluntary_ctxt_switches"),
-        read_bytes=io.get(b"read_bytes"),
-        write_bytes=io.get(b"write_bytes"),
-        read_chars=io.get(b"rchar"),
+        voluntary=status.get("voluntary_ctxt_switches"),
+        forced=status.get("nonvoluntary_ctxt_switches"),
+        read_bytes=io.get("read_bytes"),
+        write_bytes=io.get("write_bytes"),
+        read_chars=io.get("rchar"),
         main=main[0] if main else None,
         threads=_threads(member, main) if computes else None,
     )
@@ -104,13 +103,6 @@ def _threads(member: Member, main: tuple[float, float] | None) -> dict[int, tupl
         return None
     found = {int(name): scheduled(procfs.read(f"{folder}/task/{name}/schedstat")) for name in names}
     return {thread: times for thread, times in found.items() if times is not None}
-
-
-def _fields(data: bytes | None, first: bytes = b"") -> dict[bytes, int]:
-    """The `name: number` lines of a file of /proc, from the line that starts with `first`."""
-    start = (data or b"").find(first)
-    pairs = (line.split(b":", 1) for line in (data or b"")[max(0, start) :].splitlines())
-    return {pair[0]: int(pair[1]) for pair in pairs if len(pair) == 2 and pair[1].strip().isdigit()}
 
 
 def _sample(member: Member, place: Place, before: Counters | None, now: Counters) -> ProcessSample:
