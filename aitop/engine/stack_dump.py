@@ -6,8 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from aitop.model.stacks import StackDump
 from aitop.sources.source import SourceError
-from aitop.sources.stacks.dump import take_dump
-from aitop.sources.stacks.native import native_frames
+from aitop.sources.stacks.dump import native_frames, take_dump
 
 
 class NoDumpError(Exception):
@@ -32,7 +31,7 @@ def take_stacks(
 def take_native(pids: Iterable[int], switched_off: str | None) -> dict[int, tuple[str, ...]]:
     """What the main threads of these processes are in below Python, by pid. Stops each for some tenths of a second.
 
-    See sources.stacks.native. Raises NoDumpError.
+    See sources.stacks.dump. Raises NoDumpError.
     """
     if switched_off is not None:
         raise NoDumpError(f"stacks are {switched_off}: they are not looked at")

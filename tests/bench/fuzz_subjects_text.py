@@ -26,7 +26,6 @@ from aitop.sources.flight_recorder import last_of
 from aitop.sources.growth import growth_sites
 from aitop.sources.host.commands import kind_of, rank_numbers
 from aitop.sources.nccl_ras import troubles
-from aitop.sources.stacks.guards import guard
 
 TESTS = Path(__file__).parents[1]
 PROC = ("stat", "status", "cgroup", "mountinfo", "maps", "cmdline", "environ", "schedstat", "io")
@@ -51,12 +50,11 @@ def feed_source(data: bytes) -> None:
         code = SourceCode(os.getpid())
         text = code.text(str(place)) or ""
         for line in range(1, 60, 7):
-            found = code.place(str(place), line, 40)
+            found = code.place(str(place), line)
             if found is None:
                 break
-            shown = [found[0], found[1] or "", guard(found[2]) or ""]
-            if not all(one.isprintable() for one in shown):
-                raise Obeyed(repr(shown)[:300])
+            if not all(one is None or one.isprintable() for one in found):
+                raise Obeyed(repr(found)[:300])
     finally:
         place.unlink()
     for site in growth_sites({"/home/ada/train.py": text}):
