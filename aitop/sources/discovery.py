@@ -13,7 +13,6 @@ from aitop.sources.host.commands import kind_of
 from aitop.sources.host.roles import ranks_of
 from aitop.sources.host.tree import Member, ProcessEvidence, ProcessTree, places_of
 from aitop.sources.procfs import Stat
-from aitop.sources.target import user_name
 
 # CPU is counted in steps of 10 ms; less than this between two reads says nothing of it.
 CPU_WINDOW = 0.1
@@ -114,7 +113,7 @@ def _row(
     owner = procfs.user_id(top.stat.pid)
     return Candidate(
         pid=top.stat.pid,
-        user=user_name(owner),
+        user=procfs.user_name(owner),
         command=top.command,
         framework=next((name for name in names if name), None),
         ranks=len(ranks),

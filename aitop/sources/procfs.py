@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import pwd
 import re
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -188,6 +189,14 @@ def user_id(pid: int) -> int | None:
     """The user the process runs as (effective), None when it is gone."""
     words = status(pid).get("Uid", "").split()
     return int(words[1]) if len(words) == 4 and words[1].isdigit() else None
+
+
+def user_name(user: int | None) -> str:
+    """A user's name, or the number where there is none."""
+    try:
+        return pwd.getpwuid(user).pw_name if user is not None else "?"
+    except KeyError:
+        return str(user)
 
 
 def maps(pid: int) -> bytes | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import pwd
 import time
 
 from aitop.errors import NoTargetError, NotPermittedError
@@ -103,24 +102,16 @@ def _refuse_forbidden(pid: int) -> None:
     owner = procfs.user_id(pid)
     if owner in (None, os.geteuid()) or procfs.environ(pid) is not None or procfs.stat(pid) is None:
         return
-    name = user_name(owner)
+    name = procfs.user_name(owner)
     if os.geteuid() == 0:
         raise NotPermittedError(
             f"process {pid} belongs to {name}, and root lacks CAP_SYS_PTRACE or CAP_DAC_OVERRIDE here",
             f"run aitop as {name}, or with both capabilities (in a container: --cap-add)",
         )
     raise NotPermittedError(
-        f"process {pid} belongs to {name} and you are {user_name(os.geteuid())}",
+        f"process {pid} belongs to {name} and you are {procfs.user_name(os.geteuid())}",
         f"run aitop as {name}, or with `sudo aitop --pid {pid}`",
     )
-
-
-def user_name(user: int | None) -> str:
-    """A user's name, or the number where there is none."""
-    try:
-        return pwd.getpwuid(user).pw_name if user is not None else "?"
-    except KeyError:
-        return str(user)
 
 
 def _main_python(pid: int) -> Member | None:
