@@ -135,12 +135,23 @@ def gone(pid: int) -> bool:
     return False
 
 
-def pids() -> list[int]:
-    """Every process that this user can see."""
+def numbered(folder: str) -> list[int]:
+    """The entries of a folder of /proc whose names are numbers, sorted; empty where it cannot be read."""
     try:
-        return [int(name) for name in os.listdir(PROC) if name.isdigit()]
+        return sorted(int(name) for name in os.listdir(folder) if name.isdigit())
     except OSError:
         return []
+
+
+def pids() -> list[int]:
+    """Every process that this user can see."""
+    return numbered(PROC)
+
+
+def descriptors(pid: int) -> dict[int, str]:
+    """What the open descriptors of a process are, by number; empty without permission."""
+    links = {number: link(f"{PROC}/{pid}/fd/{number}") for number in numbered(f"{PROC}/{pid}/fd")}
+    return {number: path for number, path in links.items() if path}
 
 
 def argv(pid: int) -> tuple[str, ...]:
@@ -212,22 +223,12 @@ def framework_of(memory_map: bytes) -> str | None:
 def thread_names(pid: int) -> frozenset[str]:
     """The names of the threads alive now."""
     folder = f"{PROC}/{pid}/task"
-    try:
-        threads = os.listdir(folder)
-    except OSError:
-        return frozenset()
-    return frozenset(name for thread in threads if (name := text(f"{folder}/{thread}/comm")))
+    return frozenset(name for thread in numbered(folder) if (name := text(f"{folder}/{thread}/comm")))
 
 
 def open_devices(pid: int) -> frozenset[str]:
     """The /dev/nvidia* files that the process holds open; empty without permission."""
-    folder = f"{PROC}/{pid}/fd"
-    try:
-        handles = os.listdir(folder)
-    except OSError:
-        return frozenset()
-    paths = (link(f"{folder}/{handle}") for handle in handles)
-    return frozenset(path for path in paths if path and path.startswith("/dev/nvidia"))
+    return frozenset(path for path in descriptors(pid).values() if path.startswith("/dev/nvidia"))
 
 
 @functools.lru_cache(maxsize=1)

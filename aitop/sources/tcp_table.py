@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 import re
 from collections.abc import Iterable
 from typing import NamedTuple
@@ -47,14 +45,8 @@ def _parsed(fields: list[str]) -> Connection | None:
 
 def own_sockets(pid: int) -> frozenset[int]:
     """The inodes of the sockets that the process holds."""
-    found = set()
-    folder = f"{procfs.PROC}/{pid}/fd"
-    with contextlib.suppress(OSError):
-        for name in os.listdir(folder):
-            with contextlib.suppress(OSError):
-                held = _OWN_SOCKET.fullmatch(os.readlink(f"{folder}/{name}"))
-                found |= {int(held[1])} if held else set()
-    return frozenset(found)
+    held = (_OWN_SOCKET.fullmatch(path) for path in procfs.descriptors(pid).values())
+    return frozenset(int(match[1]) for match in held if match)
 
 
 def is_loopback(address: str) -> bool:

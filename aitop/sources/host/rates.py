@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Iterable
 from typing import NamedTuple
@@ -94,14 +93,11 @@ def _threads(member: Member, main: tuple[float, float] | None) -> dict[int, tupl
     pid = member.stat.pid
     if member.stat.threads == 1:
         return {} if main is None else {pid: main}
-    folder = f"{procfs.PROC}/{pid}"
-    try:
-        names = os.listdir(f"{folder}/task")
-    except OSError:
+    folder = f"{procfs.PROC}/{pid}/task"
+    numbers = procfs.numbered(folder)
+    if not 0 < len(numbers) <= MOST_THREADS:
         return None
-    if len(names) > MOST_THREADS:
-        return None
-    found = {int(name): scheduled(procfs.read(f"{folder}/task/{name}/schedstat")) for name in names}
+    found = {number: scheduled(procfs.read(f"{folder}/{number}/schedstat")) for number in numbers}
     return {thread: times for thread, times in found.items() if times is not None}
 
 
