@@ -112,22 +112,13 @@ def find_ring(pid: int) -> str | None:
 def should_stay(pid: int) -> bool:
     """Return whether the hook in `pid` should stay when we go: it came with the program, or another monitor uses it."""
     try:
-        opened = _open(pid, os.O_RDONLY)
-        if opened is None:
-            return False
-        _, fd = opened
-        try:
-            data = os.pread(fd, ring.HEADER_SIZE, 0)
-        finally:
-            os.close(fd)
-    except (OSError, ValueError):
+        opened = HookRing(pid)
+    except SourceError:
         return False
-    header = decode_header(data)
-    if header is None:
-        return False
-    now = time.monotonic_ns()
-    leases = [slot for slot in decode_slots(data) if slot[0] not in (0, os.getpid()) and slot[1] > now]
-    return header.way != "attach" or bool(leases)
+    try:
+        return opened.way not in (None, "attach") or opened.leased_by_others()
+    finally:
+        opened.close()
 
 
 def _open(pid: int, access: int) -> tuple[str, int] | None:
@@ -227,7 +218,7 @@ class HookRing:
     def renew(self, seconds: float = LEASE_SECONDS) -> None:
         """Ask the hook to stay for so many seconds from now."""
         now = time.monotonic_ns()
-        slots = decode_slots(self._pread(ring.HEADER_SIZE, 0))
+        slots = self._slots()
         mine = os.getpid()
         if self._slot is None or self._slot >= len(slots) or slots[self._slot][0] != mine:
             free = [i for i, (pid, deadline) in enumerate(slots) if pid == mine or not pid or deadline <= now]
@@ -239,10 +230,15 @@ class HookRing:
     def release(self) -> None:
         """Give up our lease. When nobody has one any more, a hook that came by attach leaves."""
         if self._slot is not None:
-            slots = decode_slots(self._pread(ring.HEADER_SIZE, 0))
+            slots = self._slots()
             if self._slot < len(slots) and slots[self._slot][0] == os.getpid():
                 self._write_slot(0, ring.RELEASED)
             self._slot = None
+
+    def leased_by_others(self) -> bool:
+        """Return whether another monitor has a lease now."""
+        now, mine = time.monotonic_ns(), os.getpid()
+        return any(pid not in (0, mine) and deadline > now for pid, deadline in self._slots())
 
     def ask_to_leave(self) -> None:
         """Make the hook leave at its next step, however it came in, and even if others use it."""
@@ -291,6 +287,9 @@ class HookRing:
             return None
         self._facts_seq = header.facts_seq
         return decode_facts(data)
+
+    def _slots(self) -> list[tuple[int, int]]:
+        return decode_slots(self._pread(ring.HEADER_SIZE, 0))
 
     def _header(self) -> Header | None:
         return decode_header(self._pread(ring.HEADER_SIZE, 0))
