@@ -48,4 +48,3 @@ def test_what_a_process_lays_out_for_py_spy_cannot_fill_the_memory(tmp_path):
         assert resource.prlimit(spy._child.pid, resource.RLIMIT_AS) == (MOST_MEMORY, MOST_MEMORY)
     finally:
         spy.stop()
-        spy.result()

@@ -13,17 +13,15 @@ from aitop.sources.nvml import library, plausible
 from aitop.sources.nvml.device import Device
 from aitop.sources.nvml.events import XidWatch
 from aitop.sources.nvml.gate import SYSTEM, DeviceLostError, Gate
-from aitop.sources.source import SourceError
+from aitop.sources.source import Source, SourceError
 
 WAIT_FOR_TURN_SECONDS = 2.0
 
 
-class NvmlSource:
-    """See `aitop.sources.source.Source`. `tree` gives the pids of the watched process tree at this moment."""
+class NvmlSource(Source):
+    """All devices of the driver. `tree` gives the pids of the watched process tree at this moment."""
 
     name: SourceName = "gpu"
-    interval = 1.0
-    patience = 3.0
 
     def __init__(self, tree: Callable[[], frozenset[int]]) -> None:
         self._tree = tree
@@ -81,9 +79,6 @@ class NvmlSource:
                 self._xids.close()
             library.stop(self._nvml)
         self._devices, self._xids, self._gate, self._nvml = [], None, None, None
-
-    def interrupt(self) -> None:
-        """A call into NVML cannot be cut short."""
 
     def _measure_one_pcie(self) -> None:
         """Ask one device for its PCIe traffic, those of the watched tree first; the others keep their last figure.

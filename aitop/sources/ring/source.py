@@ -11,7 +11,7 @@ from aitop.model.event import Sample
 from aitop.model.source import SourceName
 from aitop.sources.burst_leftovers import remove_leftovers
 from aitop.sources.ring.reader import HookRing
-from aitop.sources.source import SourceError, unexpected
+from aitop.sources.source import Source, SourceError, unexpected
 
 WAIT_FOR_RING_SECONDS = 1.0
 LONGEST_ENTRY_SECONDS, BRIEF_SECONDS = 4.0, 0.1
@@ -32,7 +32,7 @@ class _Failure:
         self.again_at = now + self.pause
 
 
-class HookSource:
+class HookSource(Source):
     """The source. `pids` returns the processes to hook; `way_in` puts the hook into one, or raises SourceError."""
 
     name: SourceName = "hook"
@@ -76,9 +76,6 @@ class HookSource:
             if sample.steps or sample.lost or sample.facts:
                 samples.append(sample)
         return samples
-
-    def interrupt(self) -> None:
-        """Nothing to do: a read is short."""
 
     def close(self) -> None:
         """Release the leases: hooks that came by attach leave unless another monitor uses them."""
