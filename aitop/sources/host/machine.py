@@ -33,7 +33,6 @@ class Machine:
         # Bytes since boot, by their names in MachineSample; None where they cannot be read.
         self._counters: dict[str, int | None] = {}
         self._physical: dict[str, bool] = {}
-        self._numa = numa_nodes()
 
     def read(self, pid: int | None = None) -> MachineSample:
         """One sample. Network rates are those of `pid`'s network namespace."""
@@ -55,9 +54,7 @@ class Machine:
             load=_load(),
             memory_total=memory.get("MemTotal"),
             memory_available=memory.get("MemAvailable"),
-            swap_total=swap,
             swap_used=swap - free if swap is not None and free is not None else None,
-            numa_nodes=self._numa,
             memory_stalled=procfs.stalled(f"{procfs.PROC}/pressure/memory"),
             **rates,
         )
@@ -98,15 +95,6 @@ def interface_bytes(data: str) -> tuple[int, int] | None:
         if real and fields[0].isdigit() and fields[8].isdigit():
             counted.append((int(fields[0]), int(fields[8])))
     return (sum(one[0] for one in counted), sum(one[1] for one in counted)) if counted else None
-
-
-def numa_nodes() -> int | None:
-    """How many NUMA nodes there are, None where the kernel does not say."""
-    try:
-        names = os.listdir("/sys/devices/system/node")
-    except OSError:
-        return None
-    return sum(1 for name in names if re.fullmatch(r"node\d+", name)) or None
 
 
 def _core_times() -> list[CoreTimes]:

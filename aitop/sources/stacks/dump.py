@@ -42,7 +42,6 @@ class Thread(msgspec.Struct):
     """One thread as py-spy has it, the innermost frame first."""
 
     frames: list[_Frame]
-    thread_id: int | str | None = None
     thread_name: str | None = None
     os_thread_id: int | None = None
     active: bool | None = None
