@@ -100,7 +100,7 @@ def training(script: Path, arguments: list[str]) -> Iterator[int]:
 
 def _watch(pid: int, args: argparse.Namespace) -> int:
     from aitop.commands.monitor import check_terminal, watch
-    from aitop.sources.target import look
+    from aitop.sources.host.target import look
 
     try:
         check_terminal("")
@@ -116,7 +116,7 @@ def _report(pid: int, args: argparse.Namespace) -> int:
     from aitop.commands.headless import watching
     from aitop.engine.live import LiveFeed
     from aitop.outputs.recording import RecordingWriter
-    from aitop.sources.target import look
+    from aitop.sources.host.target import look
 
     target = look(pid)
     recording = RecordingWriter(args.record, target) if args.record else None

@@ -33,7 +33,7 @@ def run(args: argparse.Namespace) -> int:
     """Watch, write the report; 1 where --fail-on is reached, NotEnoughEvidenceError where nothing was sampled."""
     from aitop.commands.headless import progress, watching
     from aitop.engine.live import LiveFeed
-    from aitop.sources.target import look
+    from aitop.sources.host.target import look
 
     check_writable(args.output)
     feed = LiveFeed([look(args.pid)], watch_options(args))

@@ -31,7 +31,7 @@ def run(args: argparse.Namespace) -> int:
     from aitop.commands.headless import progress, watching
     from aitop.engine.live import LiveFeed
     from aitop.outputs.recording import RecordingWriter
-    from aitop.sources.target import look
+    from aitop.sources.host.target import look
 
     targets = [look(pid) for pid in args.pid]
     recording = RecordingWriter(args.output, targets[0])

@@ -6,9 +6,9 @@ import time
 from collections.abc import Mapping
 
 from aitop.model.ranks import ExchangeNotes
-from aitop.sources.flight_recorder import flight_record
-from aitop.sources.nccl_ras import ras_words
-from aitop.sources.tcp_table import meet_on_this_machine
+from aitop.sources.exchange.flight_recorder import flight_record
+from aitop.sources.exchange.nccl_ras import ras_words
+from aitop.sources.exchange.tcp_table import meet_on_this_machine
 
 
 def exchange_notes(ranks: Mapping[int, int | None], *, passive: bool) -> ExchangeNotes:

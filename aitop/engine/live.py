@@ -28,10 +28,10 @@ from aitop.model.stacks import StackDump, StackWindow
 from aitop.sources.devices import device_source
 from aitop.sources.host import HostSource
 from aitop.sources.host.job import same_process, started, whole_jobs
+from aitop.sources.host.target import still_there
 from aitop.sources.ring.source import HookSource
 from aitop.sources.source import Source
 from aitop.sources.stacks import StackSource
-from aitop.sources.target import still_there
 from aitop.stacks.work import step_levels
 
 STOP_SECONDS = 3.0

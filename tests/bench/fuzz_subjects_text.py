@@ -21,11 +21,11 @@ from aitop.model.profile import Holds
 from aitop.model.ranks import ExchangeNotes
 from aitop.outputs.profile import profile_text
 from aitop.sources import procfs
-from aitop.sources.code import SourceCode
-from aitop.sources.flight_recorder import last_of
-from aitop.sources.growth import growth_sites
+from aitop.sources.code.growth import growth_sites
+from aitop.sources.code.lines import SourceCode
+from aitop.sources.exchange.flight_recorder import last_of
+from aitop.sources.exchange.nccl_ras import troubles
 from aitop.sources.host.commands import kind_of, rank_numbers
-from aitop.sources.nccl_ras import troubles
 
 TESTS = Path(__file__).parents[1]
 PROC = ("stat", "status", "cgroup", "mountinfo", "maps", "cmdline", "environ", "schedstat", "io")

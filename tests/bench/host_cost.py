@@ -9,8 +9,7 @@ import subprocess
 import sys
 import time
 
-from aitop.sources import discovery
-from aitop.sources.host import HostSource
+from aitop.sources.host import HostSource, discovery
 
 TREE = """
 import os, sys, time

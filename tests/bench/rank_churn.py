@@ -27,7 +27,7 @@ import together
 
 from aitop.engine.live import LiveFeed, Options
 from aitop.model.snapshot import Snapshot
-from aitop.sources.target import look
+from aitop.sources.host.target import look
 
 JOB = Path(__file__).parents[1] / "ranks" / "job.py"
 PATIENCE_SECONDS = 120.0

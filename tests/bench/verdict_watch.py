@@ -18,7 +18,7 @@ from aitop.engine.live import LiveFeed, Options
 from aitop.model.snapshot import Snapshot
 from aitop.outputs.recording import RecordingWriter
 from aitop.outputs.report import report_of
-from aitop.sources.target import look
+from aitop.sources.host.target import look
 
 TIERS = {
     1: Options(stacks=False, hook=False),

@@ -13,7 +13,7 @@ import torch
 
 from aitop.engine.burst import NoProfileError, take_profile
 from aitop.protocol.burst import MOST_STEPS
-from aitop.sources import burst as read
+from aitop.sources.ring import burst as read
 
 # A machine with many other things to do takes its time.
 PATIENCE = 60.0

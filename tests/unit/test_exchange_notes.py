@@ -17,10 +17,10 @@ from snapshot_builder import snapshot
 from aitop.diagnosis.conditions.hang import hang
 from aitop.model.gpu import GpuDevice, GpuSample
 from aitop.model.ranks import ExchangeNotes, FlightRecord, Standing, Standstill
-from aitop.sources import nccl_ras, plain_pickle, tcp_table
-from aitop.sources.flight_recorder import MOST_FRAMES, flight_record, last_of, prefixes
-from aitop.sources.nccl_ras import port_of, ras_words, troubles
-from aitop.sources.plain_pickle import read_plain
+from aitop.sources.exchange import nccl_ras, plain_pickle, tcp_table
+from aitop.sources.exchange.flight_recorder import MOST_FRAMES, flight_record, last_of, prefixes
+from aitop.sources.exchange.nccl_ras import port_of, ras_words, troubles
+from aitop.sources.exchange.plain_pickle import read_plain
 from aitop.sources.stacks.dump import innermost, parse
 
 FRAMES = [

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aitop.sources.growth import growth_sites
+from aitop.sources.code.growth import growth_sites
 
 SHAPES = {
     "list of losses at module level": """

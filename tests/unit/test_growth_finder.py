@@ -11,7 +11,7 @@ from types import SimpleNamespace
 from aitop.engine import growth
 from aitop.engine.growth import GrowthFinder
 from aitop.model.stacks import Frame, StackCount, StackWindow
-from aitop.sources import growth as reading
+from aitop.sources.code import growth as reading
 
 
 def window(file):
@@ -71,7 +71,7 @@ def test_a_hanging_file_system_holds_nothing_up(tmp_path, monkeypatch):
 def test_what_python_thinks_of_the_users_code_is_not_told():
     """It would be written into the screen."""
     code = r"""
-from aitop.sources.growth import growth_sites
+from aitop.sources.code.growth import growth_sites
 code = "xs = ['\\d']\nfor step in range(9):\n    xs.append(1if step else 2)\n    loss.backward()\n"
 assert growth_sites({"x.py": code})
 """

@@ -6,11 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from aitop.sources import code as code_module
-from aitop.sources import editable, foreign_file, procfs
-from aitop.sources.code import SourceCode
-from aitop.sources.editable import lends_rights, readable_path
-from aitop.sources.foreign_file import READ, User, open_as
+from aitop.sources import procfs
+from aitop.sources.code import editable, foreign_file
+from aitop.sources.code import lines as code_module
+from aitop.sources.code.editable import lends_rights, readable_path
+from aitop.sources.code.foreign_file import READ, User, open_as
+from aitop.sources.code.lines import SourceCode
 from aitop.sources.stacks import window
 
 

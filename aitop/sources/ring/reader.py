@@ -245,7 +245,7 @@ class HookRing:
         self._pwrite(struct.pack("=Q", ring.CONTROL_LEAVE), ring.WORD * ring.W_CONTROL)
 
     def ask_for_burst(self, serial: int, steps: int) -> None:
-        """Ask for a profile of so many steps (1 to 1000) under a serial number of ours. See aitop.sources.burst."""
+        """Ask for a profile of so many steps (1 to 1000) under a serial number of ours. See burst.py."""
         self._pwrite(struct.pack("=Q", serial << 16 | steps), ring.WORD * ring.W_BURST)
 
     def close(self) -> None:

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 from aitop.model.stacks import Frame, StackCount
 from aitop.sources import procfs
-from aitop.sources.code import SourceCode
-from aitop.sources.foreign_file import User, user_of
+from aitop.sources.code.foreign_file import User, user_of
+from aitop.sources.code.lines import SourceCode
 from aitop.sources.stacks.speedscope import RawFrame, ThreadSamples
 from aitop.stacks.origin import is_user
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from aitop.sources import procfs
-from aitop.sources.foreign_file import open_as, user_of
+from aitop.sources.code.foreign_file import open_as, user_of
 
 
 def lends_rights(pid: int) -> bool:

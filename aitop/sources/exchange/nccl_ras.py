@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 
 from aitop.model.text import printable
 from aitop.sources import procfs
-from aitop.sources.tcp_table import LISTENS, connections, own_sockets
+from aitop.sources.exchange.tcp_table import LISTENS, connections, own_sockets
 
 PORT, VARIABLE = 28028, "NCCL_RAS_ADDR"
 QUESTION = b"verbose status\n"
