@@ -5,7 +5,6 @@ attempt.py      one request on its way: tries the ways in, waits, withdraws it
 inspection/     looks at the process first: may it be entered, where does its Python lie?
 ways/           the ways in: CPython's remote debugging, a synthetic signal frame on x86-64, gdb elsewhere
 payload/        what is carried in: the injected line, the hook's modules, the memory or file that carries them
-watchdog.py     cleans up where the monitor is killed in the middle of an attach
 refusal.py      how an attach says no
 """
 

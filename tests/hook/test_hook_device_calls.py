@@ -29,7 +29,7 @@ REPR_BEFORE = vars(torch.Tensor)["__repr__"]
 
 
 def measure_of(session) -> device_calls.DeviceCalls:
-    return next(measure for measure in session._measures if isinstance(measure, device_calls.DeviceCalls))
+    return next(measure for measure in session.measures if isinstance(measure, device_calls.DeviceCalls))
 
 
 @pytest.fixture

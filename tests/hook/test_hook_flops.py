@@ -12,7 +12,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
-from aitop.hook.flops import MOST_NODES, MOST_NS, Graphs, walk
+from aitop.hook.measures.flops import MOST_NODES, MOST_NS, Graphs, walk
 
 CUSTOM = torch.autograd.function.BackwardCFunction
 
@@ -196,4 +196,5 @@ def test_losses_are_the_same(unhooked):
     aitop.hook.install("run")
     assert losses() == plain
     aitop.hook._session.look(time.monotonic_ns())
-    assert aitop.hook._session.facts.graphs.facts()["flops_per_backward"] > 0
+    graphs = next(measure for measure in aitop.hook._session.measures if isinstance(measure, Graphs))
+    assert graphs.facts()["flops_per_backward"] > 0

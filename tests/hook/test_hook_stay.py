@@ -58,15 +58,32 @@ class TestRemoval:
         assert patched_attributes() == before
         optimizer.step(closure)
 
-    def test_it_does_not_leave_while_the_hooks_of_an_optimizer_run(self):
-        answers = []
-        handle = register_optimizer_step_post_hook(lambda *_: answers.append(aitop.hook.remove()))
+    @pytest.mark.parametrize("registered_before", [True, False])
+    def test_it_leaves_while_the_hooks_of_an_optimizer_run(self, registered_before):
+        answers, later = [], []
+
+        def register():
+            register_here = register_optimizer_step_post_hook
+            return [
+                register_here(lambda *_: answers.append(aitop.hook.remove())),
+                register_here(lambda *_: later.append(1)),
+            ]
+
+        before = patched_attributes()
+        handles = register() if registered_before else []
         try:
             assert aitop.hook.install("attach") == "installed"
+            handles = handles or register()
             run_a_little()
         finally:
-            handle.remove()
-        assert answers[0] == "busy" and answers[-1] == "absent", "it left at the next wrapped call"
+            for handle in handles:
+                handle.remove()
+        assert answers[0] == "removed" and len(answers) == len(later) > 1, "the program's own hooks go on"
+        run_a_little()
+        assert len(answers) == len(later), "and are gone when it removes them"
+        after = patched_attributes()
+        assert all(after[name] is before[name] for name in before if registered_before or name != "post")
+        torch.optim.optimizer._global_optimizer_post_hooks = before["post"]
 
     def test_everything_is_the_same_object_again(self):
         run_a_little()
@@ -80,8 +97,7 @@ class TestRemoval:
             assert aitop.hook.remove() == "removed"
             assert aitop.hook.remove() == "absent"
             after = patched_attributes()
-            assert all(after[name] is before[name] for name in before if name not in ("pre", "post"))
-            assert (after["pre"], after["post"], list(gc.callbacks)) == (before["pre"], before["post"], callbacks)
+            assert all(after[name] is before[name] for name in before) and list(gc.callbacks) == callbacks
             assert "_aitop_hook" not in sys.modules
             assert not is_open()
             assert find_ring(os.getpid()) is None
@@ -225,14 +241,16 @@ class TestRemoval:
         assert watched.session._errors == 0
         watched.ring.close()
 
-    def test_it_does_not_come_in_while_the_hooks_of_an_optimizer_run(self):
+    def test_it_comes_in_while_the_hooks_of_an_optimizer_run(self):
         answers = []
         handle = register_optimizer_step_post_hook(lambda *_: answers.append(aitop.hook.install("attach")))
         try:
             run_a_little()
         finally:
             handle.remove()
-        assert set(answers) == {"busy"}
+        assert answers[0] == "installed" and set(answers[1:]) == {"already"}
+        run_a_little()
+        assert session_of()._errors == 0 and session_of()._steps
 
     def test_our_own_errors_do_not_reach_the_run(self, monkeypatch):
         watched = Watched()

@@ -181,7 +181,9 @@ def test_a_child_in_its_parents_memory_is_refused(tmp_path: Path) -> None:
     assert parent.returncode == 0
 
 
-@pytest.mark.parametrize("torn", ["def install(way):\n    return (", "x = (1,", "from . import b\0", "class"])
+@pytest.mark.parametrize(
+    "torn", ["def install(way, load=None):\n    return (", "x = (1,", "from . import b\0", "class"]
+)
 def test_a_hook_whose_files_are_half_written_is_refused(torn: str) -> None:
     with pytest.raises(AttachRefused, match="being changed, or are damaged") as refusal:
         pack("install", (("hook.__init__", "from .a import x"), ("hook.a", torn)))
@@ -353,8 +355,8 @@ def test_the_line_is_left_to_its_readers_where_two_ways_brought_it_in() -> None:
     withdrawn: list[bool] = []
     way = SimpleNamespace(withdraw=lambda target, *, in_use: withdrawn.append(in_use))
     request = SimpleNamespace(close=lambda: None)
-    tried = attempt.Attempt(1, "install", (), ())
-    tried._target = None  # type: ignore[assignment]
+    tried = attempt.Attempt.__new__(attempt.Attempt)
+    tried._target, tried._since, tried._pause_us = None, 0.0, 0.0  # type: ignore[assignment]
     for entered in ([way], [way, way]):
         pending = SimpleNamespace(entered=entered, request=request, way="x")
         tried._settle(pending, "installed")  # type: ignore[arg-type]

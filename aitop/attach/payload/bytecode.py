@@ -35,7 +35,8 @@ class _WithoutAnnotations(ast.NodeTransformer):
         return node
 
 
-def compiled(files: list[tuple[str, str]]) -> tuple[bytes, list[bytes]]:
+@functools.cache
+def compiled(files: tuple[tuple[str, str], ...]) -> tuple[bytes, list[bytes]]:
     """This interpreter's magic number, and the marshalled code of each (file name, source), without docstrings.
 
     Raises SyntaxError and ValueError as `compile` does.
@@ -76,5 +77,5 @@ def _compiled_by(program: str, files: tuple[tuple[str, str], ...]) -> tuple[byte
 
 
 if __name__ == "__main__":
-    magic_number, all_code = compiled([(name, source) for name, source in json.load(sys.stdin)])
+    magic_number, all_code = compiled(tuple((name, source) for name, source in json.load(sys.stdin)))
     json.dump([item.hex() for item in (magic_number, *all_code)], sys.stdout)

@@ -13,14 +13,17 @@ import time
 from collections.abc import Callable
 from functools import partial
 from operator import attrgetter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ...protocol.events import BLOCKING, TRANSFER
 from ..compiler import keep_from_compiling
 from ..journal import Journal
 from ..patches import Patches, put_method
-from ..phases import Keeper
+from . import Measure
 from .callsites import Sites
+
+if TYPE_CHECKING:
+    from ..session import Session
 
 # Methods of Tensor that copy it.
 COPIES = ("to", "cuda", "cpu")
@@ -33,14 +36,13 @@ _now = time.monotonic_ns
 _ident = _thread.get_ident
 
 
-class DeviceCalls:
+class DeviceCalls(Measure):
     """Puts its patches in as soon as the program uses a device."""
 
-    def __init__(self, torch: Any, patches: Patches, keeper: Keeper) -> None:
-        self.watches: tuple[str, ...] = ()
+    def __init__(self, torch: Any, patches: Patches, session: Session) -> None:
         self._torch = torch
         self._patches = patches
-        self._keeper = keeper
+        self._session = session
         self._watch: Watch | None = None
         self.look(0)
 
@@ -52,7 +54,7 @@ class DeviceCalls:
             return
         far = device_in_use(self._torch)
         if far is not None:
-            self._watch = watch = Watch(self._torch, self._keeper, far)
+            self._watch = watch = Watch(self._torch, self._session, far)
             put_in(self._torch, self._patches, watch)
             self.watches = ("transfer", "blocking")
 
@@ -75,10 +77,10 @@ class Watch:
     a whole.
     """
 
-    def __init__(self, torch: Any, keeper: Keeper, far: Callable[[Any], bool]) -> None:
-        self.keeper = keeper
-        self.journal: Journal = keeper.journal
-        self.compiling = keeper.compiling
+    def __init__(self, torch: Any, session: Session, far: Callable[[Any], bool]) -> None:
+        self.session = session
+        self.journal: Journal = session.journal
+        self.compiling = session.compiling
         self.far = far
         self.plain = frozenset((torch.Tensor, torch.nn.Parameter))
         self.nested = False
@@ -93,13 +95,13 @@ class Watch:
             if self.waits.wants_next():
                 self.waits.add(name, end - start)
         except Exception:
-            self.keeper.failed()
+            self.session.failed()
 
     def moved(self, name: str, start: int, source: Any) -> None:
         """Note a copy from the tensor `source` in host memory to a device, which ends now as far as the host sees."""
         try:
             end = _now()
-            if self.keeper.traced():
+            if self.session.traced():
                 # A trace of torch.jit would record that we ask.
                 return
             size = source.numel() * source.element_size()
@@ -107,7 +109,7 @@ class Watch:
             if self.transfers.wants_next():
                 self.transfers.add(name, end - start, size, 0 if source.is_pinned() else size)
         except Exception:
-            self.keeper.failed()
+            self.session.failed()
 
 
 keep_from_compiling(Watch.waited.__code__, Watch.moved.__code__, inner=True)
