@@ -33,14 +33,11 @@ from torch.utils.data import dataloader as data
 
 import aitop.hook
 from aitop.hook import phases, sampling
-from aitop.hook.measures.cost import Cost
 from aitop.hook.optimizer import optimizer_hooks
 
 # Steps of a block; those of `run` are enough for several turns, and all is held against `nothing`.
 WARM_STEPS, BLOCK, BLOCKS = 20, 400, {"run": 1600, "nothing": 1600}
 LONG_NS = 10**18
-# Of fewer steps no figure is given: on a loaded machine the run may not get to counting, or count nearly all the time.
-FEWEST = 40
 
 # Nanoseconds of a step of the other run, and of the watched one's that came just after: was that one only counted?
 Pair = tuple[int, int, bool]
@@ -189,21 +186,13 @@ def report(times: dict[str, list[Pair]], switch: Switch) -> dict[str, float | No
             figures[name] = line(name, taken)
             continue
         counted, others = ([pair for pair in taken if pair[2] is only_counted] for only_counted in (True, False))
-        share = figures["counted_share"] = len(counted) / max(1, len(taken))
-        enough = [
-            (name, part) for name, part in (("run, counted", counted), ("run, timed", others)) if len(part) >= FEWEST
-        ]
-        if not enough:
-            print("  run: too few steps")
-            continue
-        figures["run"] = sum(len(part) * line(name, part) for name, part in enough) / sum(
-            len(part) for _, part in enough
-        )
+        share = figures["counted_share"] = len(counted) / len(taken)
+        figures["run"] = share * line("run, counted", counted) + (1 - share) * line("run, timed", others)
         ticks = figures["ticks"] = _ticks(switch)
         figures["in_all"] = figures["run"] + ticks
         print(f"  run: {share:.0%} of the steps were only counted, so {figures['run']:.1f} us in the mean")
         print(f"  and {ticks:.1f} us a step for what is done a few times a second: {figures['in_all']:.1f} us in all")
-    figures["own_us"] = next(each.us_per_step() for each in switch.session.measures if isinstance(each, Cost))
+    figures["own_us"] = switch.session._cost.us_per_step()
     print(f"  the hook says of itself: {figures['own_us']} us per step")
     return figures
 

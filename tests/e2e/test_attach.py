@@ -363,7 +363,8 @@ def test_an_interrupt_of_the_user_is_never_swallowed() -> None:
         (
             "hook.__init__",
             "import _thread\n"
-            "def install(way, load=None):\n    _thread.interrupt_main()\n    for _ in range(9): len(())\n    return 'x'\n",
+            "def install(way, load=None):\n    _thread.interrupt_main()\n"
+            "    for _ in range(9): len(())\n    return 'x'\n",
         ),
     )
     code = "try:\n    print(1, flush=True)\n    while True: sum(range(100))\nexcept KeyboardInterrupt: print('mine')"

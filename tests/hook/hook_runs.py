@@ -58,7 +58,7 @@ def loader(count: int = 32, pause: float = 0.0, **options) -> DataLoader:
 
 def patched_attributes() -> dict[str, object]:
     """Every attribute that the hook may replace, as it is now."""
-    import torch.optim.optimizer as optim
+    from torch.optim import optimizer as optim
     import torch.utils.data.dataloader as data
 
     return {

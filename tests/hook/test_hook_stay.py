@@ -83,7 +83,7 @@ class TestRemoval:
         assert len(answers) == len(later), "and are gone when it removes them"
         after = patched_attributes()
         assert all(after[name] is before[name] for name in before if registered_before or name != "post")
-        torch.optim.optimizer._global_optimizer_post_hooks = before["post"]
+        sys.modules["torch.optim.optimizer"]._global_optimizer_post_hooks = before["post"]
 
     def test_everything_is_the_same_object_again(self):
         run_a_little()
