@@ -10,6 +10,9 @@ refusal.py      how an attach says no
 
 from aitop.attach.attempt import Attachment, Attempt, Limit
 from aitop.attach.entrance import begin, install, remove, settled
-from aitop.attach.refusal import AttachRefused
+from aitop.attach.refusal import AttachRefused, WaitingForTarget
 
-__all__ = ["AttachRefused", "Attachment", "Attempt", "Limit", "begin", "install", "remove", "settled"]
+__all__ = [
+    *("AttachRefused", "Attachment", "Attempt", "Limit", "WaitingForTarget"),
+    *("begin", "install", "remove", "settled"),
+]

@@ -17,7 +17,7 @@ from aitop.attach.inspection.process import ProcStatus, interpreter_of, same_pro
 from aitop.attach.inspection.python_image import locate_python
 from aitop.attach.payload.bundle import Action, Sources, pack
 from aitop.attach.payload.request import Request
-from aitop.attach.refusal import AttachRefused, NotNow
+from aitop.attach.refusal import AttachRefused, NotNow, WaitingForTarget, ended
 from aitop.attach.ways import TargetProcess, WayIn
 from aitop.attach.ways.gdb import Gdb
 from aitop.attach.ways.remote_debug import RemoteDebug
@@ -80,7 +80,7 @@ class Turn:
             while not self._take():
                 if time.monotonic() > self._deadline:
                     reason = f"another aitop is attaching to process {self._pid}"
-                    raise AttachRefused("other-monitor", reason, "try again")
+                    raise AttachRefused("failed", reason, "try again", passing=True)
                 time.sleep(TURN_POLL_S)
         except BaseException:
             os.close(self._fd)
@@ -180,7 +180,7 @@ class Attempt:
                 if done is not None:
                     return done
                 if not same_process(self._target.status):
-                    raise _ended(self._pid)
+                    raise ended(self._pid)
                 if limit.over():
                     return None
                 time.sleep(poll)
@@ -192,12 +192,12 @@ class Attempt:
     def why_not(self) -> AttachRefused:
         """The refusal where no answer came."""
         if not same_process(self._target.status):
-            return _ended(self._pid)
+            return ended(self._pid)
         if self._pending is None or not self._pending.entered:
             what, remedy = self._obstacle or "the hook says that the moment does not suit it", "try again"
         else:
             what, remedy = f"process {self._pid} is inside one long call", "try again when it is back in Python code"
-        return AttachRefused("waiting", f"hook waiting for the target: {what}", remedy)
+        return WaitingForTarget(what, remedy)
 
     def close(self) -> Attachment | None:
         """Withdraws the request. Idempotent.
@@ -292,16 +292,12 @@ def _open_ways(target: TargetProcess, ways: Sequence[WayIn]) -> list[WayIn]:
         closed = [obstacle for _, obstacle in obstacles if obstacle is not None]
         reasons = ", ".join(dict.fromkeys(obstacle.reason for obstacle in closed))
         remedy = next((obstacle.remedy for obstacle in closed if obstacle.remedy), "aitop run -- CMD")
-        raise AttachRefused("no-way-in", f"there is no way into process {target.pid}: {reasons}", remedy)
+        raise AttachRefused("absent", f"there is no way into process {target.pid}: {reasons}", remedy)
     return usable
 
 
 def unreachable(status: ProcStatus, error: OSError) -> AttachRefused:
     """The refusal that an error of the system means."""
     if not same_process(status):
-        return _ended(status.pid)
-    return AttachRefused("way-failed", f"process {status.pid} could not be reached: {error}")
-
-
-def _ended(pid: int) -> AttachRefused:
-    return AttachRefused("ended", f"process {pid} ended")
+        return ended(status.pid)
+    return AttachRefused("failed", f"process {status.pid} could not be reached: {error}")

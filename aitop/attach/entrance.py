@@ -50,7 +50,7 @@ def settled(pid: int, done: Attachment) -> Attachment:
         return done
     if done.answer == "no-torch":
         raise without_torch(pid)
-    raise AttachRefused("hook-failed", f"the hook did not settle in process {pid}: {done.answer}")
+    raise AttachRefused("failed", f"the hook did not settle in process {pid}: {done.answer}")
 
 
 def remove(pid: int, *, timeout: float = 3.0) -> str:
@@ -61,7 +61,7 @@ def remove(pid: int, *, timeout: float = 3.0) -> str:
     done = deliver(pid, "remove", (), timeout=timeout)
     if done.answer in ("removed", "absent"):
         return done.answer
-    raise AttachRefused("hook-failed", f"the hook did not leave process {pid}: {done.answer}")
+    raise AttachRefused("failed", f"the hook did not leave process {pid}: {done.answer}")
 
 
 def deliver(

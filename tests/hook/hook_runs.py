@@ -58,8 +58,8 @@ def loader(count: int = 32, pause: float = 0.0, **options) -> DataLoader:
 
 def patched_attributes() -> dict[str, object]:
     """Every attribute that the hook may replace, as it is now."""
-    from torch.optim import optimizer as optim
     import torch.utils.data.dataloader as data
+    from torch.optim import optimizer as optim
 
     return {
         "next": vars(data._BaseDataLoaderIter)["__next__"],

@@ -78,26 +78,24 @@ def test_a_denial_is_explained(target: dict, own: dict, scope: int, words: str) 
 
 
 @pytest.mark.parametrize(
-    ("changes", "words", "code", "state", "passing"),
+    ("changes", "words", "state", "passing"),
     [
-        ({"seccomp": 1}, "forbidden itself every system call", "strict-seccomp", "absent", False),
-        ({"forked": True}, "only just been forked", "just-forked", "absent", True),
-        ({"state": "Z"}, "is a zombie", "ended", "absent", False),
-        ({"state": "T"}, "is stopped", "stopped", "absent", True),
-        ({"tracer": 1 << 30}, f"being traced by {1 << 30}", "traced", "denied", True),
-        ({"leader": 41}, "is a thread of process 41", "not-a-process", "absent", False),
+        ({"seccomp": 1}, "forbidden itself every system call", "absent", False),
+        ({"forked": True}, "only just been forked", "absent", True),
+        ({"state": "Z"}, "is a zombie", "absent", False),
+        ({"state": "T"}, "is stopped", "absent", True),
+        ({"tracer": 1 << 30}, f"being traced by {1 << 30}", "denied", True),
+        ({"leader": 41}, "is a thread of process 41", "absent", False),
     ],
 )
-def test_what_cannot_be_asked_is_refused(
-    monkeypatch, changes: dict, words: str, code: str, state: str, passing: bool
-) -> None:
+def test_what_cannot_be_asked_is_refused(monkeypatch, changes: dict, words: str, state: str, passing: bool) -> None:
     ticks = int(time.clock_gettime(time.CLOCK_BOOTTIME) * os.sysconf("SC_CLK_TCK"))
     status = plain(**{"tracer": 0, "started": ticks, **changes})
     monkeypatch.setattr(preflight, "shares_memory", lambda *_: False)
     monkeypatch.setattr(preflight, "read_status", lambda pid: status if pid == 42 else None)
     with pytest.raises(AttachRefused, match=words) as refusal:
         preflight.check_alive(42)
-    assert (refusal.value.code, refusal.value.state, refusal.value.passing) == (code, state, passing)
+    assert (refusal.value.state, refusal.value.passing) == (state, passing)
 
 
 @pytest.mark.parametrize(("seconds_run", "settled"), [(0.0001, False), (1.0, True), (None, True)])

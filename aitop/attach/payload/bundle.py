@@ -91,7 +91,7 @@ def _layout(texts: tuple[tuple[str, str], ...]) -> tuple[list[str], dict[str, li
 def _damaged(error: Exception) -> AttachRefused:
     """The refusal for files that are damaged or being written at this moment."""
     reason = f"aitop's own files are being changed, or are damaged: {error}"
-    return AttachRefused("damaged-files", reason, "install aitop again, and restart it")
+    return AttachRefused("failed", reason, "install aitop again, and restart it")
 
 
 def _with_imports(roots: Sequence[str], texts: dict[str, str], loaded: Sequence[str] = ()) -> list[str]:

@@ -197,7 +197,7 @@ def first_folder(target: ProcStatus) -> str:
     problems: list[str] = []
     if target.uids[1] != os.geteuid() and not own_status().may_give_files:
         reason = f"a file for the user of process {target.pid} cannot be made: root lacks CAP_CHOWN"
-        raise AttachRefused("not-permitted", reason, "run aitop as that user, or in a container with: --cap-add CHOWN")
+        raise AttachRefused("denied", reason, "run aitop as that user, or in a container with: --cap-add CHOWN")
     for path in _folders(target.pid):
         try:
             folder = open_folder(target, path)
@@ -217,7 +217,7 @@ def first_folder(target: ProcStatus) -> str:
 def no_carrier(pid: int, problems: list[str]) -> AttachRefused:
     """The refusal where nothing carries a request to the process."""
     reason = f"no folder of process {pid} takes a file ({'; '.join(problems)})"
-    return AttachRefused("no-carrier", reason, "give the run a TMPDIR that it may write to, or: aitop run -- CMD")
+    return AttachRefused("failed", reason, "give the run a TMPDIR that it may write to, or: aitop run -- CMD")
 
 
 def _prefix(pid: int) -> str:
