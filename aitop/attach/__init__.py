@@ -13,6 +13,13 @@ from aitop.attach.entrance import begin, install, remove, settled
 from aitop.attach.refusal import AttachRefused, WaitingForTarget
 
 __all__ = [
-    *("AttachRefused", "Attachment", "Attempt", "Limit", "WaitingForTarget"),
-    *("begin", "install", "remove", "settled"),
+    "AttachRefused",
+    "Attachment",
+    "Attempt",
+    "Limit",
+    "WaitingForTarget",
+    "begin",
+    "install",
+    "remove",
+    "settled",
 ]

@@ -17,7 +17,7 @@ from hook_runs import Net
 import aitop.hook
 from aitop.hook.measures import callsites, device_calls
 
-METHODS = (*device_calls.COPIES, "copy_", *device_calls.VALUES, *device_calls.SHAPES)
+METHODS = tuple(name for name in (*device_calls.COPIES, *device_calls.WAITS) if name != "__repr__")
 
 
 def own_methods() -> set[str]:
