@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import importlib
 import os
 import sys
 import time
@@ -15,6 +16,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 import aitop.hook
 from aitop.hook import session as session_module
+from aitop.hook.measures import MEASURES
 from aitop.sources.ring.reader import HookRing, find_ring
 
 
@@ -346,3 +348,23 @@ def test_a_model_first_compiled_while_hooked():
     train(compiled, loader(), torch.optim.SGD(model.parameters(), 0.1))
     assert counters["stats"]["unique_graphs"] == 1
     watched.ring.close()
+
+
+def test_the_measures_of_an_attached_hook_are_loaded_one_at_a_time(monkeypatch):
+    aitop.hook.remove()
+    monkeypatch.setattr(session_module, "TICK_EVERY_NS", 0)
+    loaded = []
+
+    def load(name):
+        loaded.append(name)
+        if name == "measures.flops":
+            raise ImportError(name)
+        return importlib.import_module(f"aitop.hook.{name}")
+
+    assert aitop.hook.install("attach", load) == "installed"
+    session = session_of()
+    assert not loaded and not session.measures, "coming in is quick"
+    run_a_little()
+    assert loaded == [f"measures.{row.partition('.')[0]}" for row in MEASURES]
+    assert len(session.measures) == len(MEASURES) - 1, "the hook goes on without one that fails"
+    assert aitop.hook.remove() == "removed"
