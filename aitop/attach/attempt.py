@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import errno
+import contextlib
 import fcntl
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from types import TracebackType
 
 from aitop.attach.inspection.preflight import check_alive, check_consent, check_torch, open_memory
 from aitop.attach.inspection.process import ProcStatus, interpreter_of, same_process
@@ -63,41 +61,32 @@ class Limit:
         return time.monotonic() >= self.deadline or self.given_up()
 
 
-class Turn:
-    """Context manager: a lock between all monitors, so that one at a time attaches to process `pid`.
+@contextlib.contextmanager
+def turn(pid: int, deadline: float) -> Iterator[None]:
+    """A lock between all monitors, so that one at a time attaches to process `pid`.
 
     It is waited for until `deadline` (monotonic seconds). It lies on `/proc/PID/mem`: only those who may attach can
     open that, and the kernel frees the lock when its owner dies. Raises OSError where that file cannot be opened.
     """
+    fd = os.open(f"/proc/{pid}/mem", os.O_RDWR | os.O_CLOEXEC)
+    try:
+        while not _locked(fd):
+            if time.monotonic() > deadline:
+                reason = f"another aitop is attaching to process {pid}"
+                raise AttachRefused("failed", reason, "try again", passing=True)
+            time.sleep(TURN_POLL_S)
+        yield
+    finally:
+        os.close(fd)
 
-    def __init__(self, pid: int, deadline: float) -> None:
-        self._pid, self._deadline = pid, deadline
-        self._fd = -1
 
-    def __enter__(self) -> None:
-        self._fd = os.open(f"/proc/{self._pid}/mem", os.O_RDWR | os.O_CLOEXEC)
-        try:
-            while not self._take():
-                if time.monotonic() > self._deadline:
-                    reason = f"another aitop is attaching to process {self._pid}"
-                    raise AttachRefused("failed", reason, "try again", passing=True)
-                time.sleep(TURN_POLL_S)
-        except BaseException:
-            os.close(self._fd)
-            raise
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        os.close(self._fd)
-
-    def _take(self) -> bool:
-        """Tries to take the lock, and returns whether it is ours now."""
-        try:
-            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            if error.errno in (errno.EWOULDBLOCK, errno.EINTR):
-                return False
-            raise
-        return True
+def _locked(fd: int) -> bool:
+    """Tries to take the lock, and returns whether it is ours now."""
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 @dataclass
@@ -147,7 +136,7 @@ class Attempt:
         torch: bool = True,
     ) -> None:
         self._pid = pid
-        self._held = ExitStack()
+        self._held = contextlib.ExitStack()
         self._pending: _Pending | None = None
         self._again_at, self._again_pause = 0.0, RETRIES_S[0]
         self._since = time.monotonic()
@@ -163,7 +152,7 @@ class Attempt:
             same_python = action == "remove" or self._target.python.version == sys.version_info[:2]
             self._open_ways = _open_ways(self._target, ways)
             self._payload = pack(action, tuple(sources), None if same_python else interpreter_of(status))
-            self._held.enter_context(Turn(pid, deadline))
+            self._held.enter_context(turn(pid, deadline))
         except OSError as error:
             self._held.close()
             raise unreachable(status, error) from error

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from aitop.attach.attempt import Turn
+from aitop.attach.attempt import turn
 from aitop.attach.inspection.process import interpreter_of, read_status
 from aitop.attach.payload import bundle, bytecode, in_target, request
 from aitop.attach.payload.bundle import hook_sources, pack
@@ -186,7 +186,7 @@ def test_bytecode_comes_from_the_targets_own_interpreter_and_only_from_a_plain_o
     namespace: dict[str, Any] = {}
     assert magic == importlib.util.MAGIC_NUMBER
     exec(marshal.loads(code), namespace)
-    assert namespace["f"](3) == 3 and namespace["f"].__doc__ is None and not namespace["f"].__annotations__
+    assert namespace["f"](3) == 3 and namespace["f"].__doc__ is None
     assert bytecode.compiled_by("/bin/true", (("x.py", ""),)) is None
     ours = read_status(os.getpid())
     assert ours is not None
@@ -210,11 +210,11 @@ def test_an_interpreter_that_failed_once_is_asked_again(tmp_path: Path) -> None:
 def test_one_injector_at_a_time() -> None:
     with subprocess.Popen(["sleep", "20"]) as process:
         try:
-            with Turn(process.pid, time.monotonic()):
-                with pytest.raises(AttachRefused) as refused, Turn(process.pid, time.monotonic() + 0.02):
+            with turn(process.pid, time.monotonic()):
+                with pytest.raises(AttachRefused) as refused, turn(process.pid, time.monotonic() + 0.02):
                     pass
                 assert refused.value.passing and "another aitop" in refused.value.reason
-            with Turn(process.pid, time.monotonic()):
+            with turn(process.pid, time.monotonic()):
                 pass
         finally:
             process.kill()
