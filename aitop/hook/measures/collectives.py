@@ -78,7 +78,6 @@ class Collectives(Measure):
         self._sites = Sites("collective", torch)
         self._facts = session.facts
         self._ddp = DdpLog(self._facts)
-        self._known = 0
         self._watch = Watch(session, self._sites)
         self.look(0)
 
@@ -86,7 +85,6 @@ class Collectives(Measure):
         if self.watches:
             self._sites.tick()
             self._ddp.look()
-            self._tell_at_first()
             self._watch.follow(sys.modules.get("torch.distributed"))
             return
         distributed = sys.modules.get("torch.distributed")
@@ -101,13 +99,6 @@ class Collectives(Measure):
         self._patches.put(own.Work, "wait", partial(wrap_wait, watch=watch))
         self.watches = ("collective",)
         self._facts.changed = True
-
-    def _tell_at_first(self) -> None:
-        """Have the facts written at once when there are new ones, not only when their turn comes."""
-        known = bool(self._sites.facts()) + self._ddp.known
-        if known > self._known:
-            self._known = known
-            self._facts.changed = True
 
     def facts(self) -> dict[str, Any]:
         return {"calls": self._sites.facts(), "ddp": self._ddp.facts()}
@@ -235,11 +226,6 @@ class DdpLog:
         self._samples: deque[tuple[int, int, int, int]] = deque(maxlen=SAMPLES)
         # What lies there at the first look may be old: of the first iterations, say.
         self._old = False
-
-    @property
-    def known(self) -> bool:
-        """Whether the times of an iteration were read."""
-        return bool(self._samples)
 
     def look(self) -> None:
         """Read the times of an iteration that was timed since the last look."""
