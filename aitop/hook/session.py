@@ -146,10 +146,10 @@ class Session:
     def _load_measure(self, load: Callable[[str], Any]) -> None:
         module, _, name = self._to_load.pop(0).partition(".")
         try:
-            measure = getattr(load(f"measures.{module}"), name)(self.torch, self._patches, self)
-            self.measures.append(measure)
+            self.measures.append(getattr(load(f"measures.{module}"), name)(self.torch, self._patches, self))
             if self._gone:
-                measure.over()
+                # A removal has come in between.
+                self.measures[-1].over()
         except Exception:
             # The hook goes on without it; patches that it has put in before it failed only forward.
             self._errors += 1
@@ -163,7 +163,10 @@ class Session:
         self.journal.owner = GONE
         self._take_out()
         for measure in self.measures:
-            measure.over()
+            try:
+                measure.over()
+            except Exception:
+                self._errors += 1
         ring, self.ring = self.ring, None
         if ring is None:
             return
@@ -200,7 +203,7 @@ class Session:
         """Whether `remove` must not be called now, or not in this thread: only a profile's own thread can end it."""
         return self.burst is not None and self.burst.runs_elsewhere
 
-    # What the wrappers ask (see Keeper).
+    # What the wrappers ask.
 
     def failed(self) -> None:
         """Count an error of our own; after a few of them, leave."""
@@ -212,7 +215,7 @@ class Session:
         """Return whether the calling thread cannot become the one that steps."""
         journal = self.journal
         if journal.owner == GONE:
-            if self._leaving and not self._gone and not training:
+            if self._leaving and not self._gone:
                 self._leave()
             return True
         if journal.owner == NOBODY:
