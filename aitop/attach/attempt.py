@@ -90,10 +90,9 @@ def _locked(fd: int) -> bool:
 
 
 @dataclass
-class _Retry:
-    """When a way may be tried again (monotonic seconds), and the pause after the next failure (seconds)."""
+class _Backoff:
+    """When something may be tried again (monotonic seconds), and the pause after the next failure (seconds)."""
 
-    way: WayIn
     again_at: float = 0.0
     pause: float = RETRIES_S[0]
 
@@ -107,7 +106,7 @@ class _Pending:
     """A request under way: all the ways that may be tried, and those that brought it in."""
 
     request: Request
-    ways: list[_Retry]
+    ways: dict[WayIn, _Backoff]
     entered: list[WayIn] = field(default_factory=list)
     next_way_at: float = 0.0
 
@@ -138,7 +137,7 @@ class Attempt:
         self._pid = pid
         self._held = contextlib.ExitStack()
         self._pending: _Pending | None = None
-        self._again_at, self._again_pause = 0.0, RETRIES_S[0]
+        self._busy = _Backoff()
         self._since = time.monotonic()
         self._pause_us = 0.0
         self._obstacle = ""
@@ -199,12 +198,12 @@ class Attempt:
     def _step(self) -> Attachment | None:
         """Looks for the answer; where there is none, tries the next way that is due."""
         if self._pending is None:
-            if time.monotonic() < self._again_at:
+            if time.monotonic() < self._busy.again_at:
                 return None
             needs_file = any(way.exclusive for way in self._open_ways)
             request = Request(self._target.status, self._payload, file=needs_file)
             request.open()
-            self._pending = _Pending(request, [_Retry(way) for way in self._open_ways])
+            self._pending = _Pending(request, {way: _Backoff() for way in self._open_ways})
         answer = self._pending.request.answer()
         if answer is None:
             self._try_next_way(self._pending)
@@ -221,8 +220,7 @@ class Attempt:
         pending.request.close()
         time.sleep(SETTLE_S)
         if answer == "busy":
-            self._again_at = time.monotonic() + self._again_pause
-            self._again_pause = min(2 * self._again_pause, RETRIES_S[1])
+            self._busy.put_off()
             return None
         return Attachment(pending.way, answer, self._pause_us, ack_ms)
 
@@ -231,26 +229,22 @@ class Attempt:
         now = time.monotonic()
         if now < pending.next_way_at:
             return
-        for retry in pending.ways:
-            way = retry.way
-            if way in pending.entered or now < retry.again_at or (way.costly and pending.entered):
+        for way, backoff in pending.ways.items():
+            if way in pending.entered or now < backoff.again_at or (way.costly and pending.entered):
                 continue
-            if pending.entered and pending.entered[-1].exclusive and not self._withdraw_last_way(pending):
-                return
+            if pending.entered and pending.entered[-1].exclusive:
+                pending.entered[-1].withdraw(self._target, in_use=True)
+                if not pending.request.is_there():  # the target has begun with it
+                    return
             try:
                 self._pause_us = max(self._pause_us, way.enter(self._target, pending.request))
             except NotNow as not_now:
                 self._obstacle = str(not_now)
-                retry.put_off()
+                backoff.put_off()
                 continue
             pending.entered.append(way)
             pending.next_way_at = time.monotonic() + way.patience
             return
-
-    def _withdraw_last_way(self, pending: _Pending) -> bool:
-        """Withdraws what the last way brought in; False where the target has begun with it."""
-        pending.entered[-1].withdraw(self._target, in_use=True)
-        return pending.request.is_there()
 
     def _withdraw(self) -> Attachment | None:
         """Withdraws the request; where the target has begun with it, waits for the answer and returns that."""
