@@ -223,38 +223,41 @@ class Graphs(Measure):
         self._spent += time.monotonic_ns() - start
         self._facts["ops"] = walks[-1].ops
         if len(walks) >= GRAPHS or self._spent >= MOST_NS_A_ROUND:
-            self._facts = {"ops": walks[-1].ops, **self._sum_up(walks)}
+            self._facts = {"ops": walks[-1].ops, **figures(self._torch, walks)}
             self._walks, self._spent = [], 0
             self._session.facts.changed = True
 
-    def _sum_up(self, walks: list[Walk]) -> dict[str, Any]:
-        hidden = list(dict.fromkeys(name for each in walks for name in each.hidden))
-        flops = sum(each.flops for each in walks) / len(walks)
-        if not all(each.whole for each in walks):
-            return {"flops_basis": "the graph is too large to be looked at"}
-        if any(name.startswith(OPAQUE) for name in hidden):
-            return {"flops_basis": f"{hidden[0]} hides its shapes"}
-        if not flops:
-            return {}
-        basis = "shapes in the autograd graph"
-        if hidden:
-            basis += f", without {', '.join(hidden[:3])}"
-        return {"flops_per_backward": flops, "flops_basis": basis[:200], "flops_dtype": self._dtype(walks)}
-
-    def _dtype(self, walks: list[Walk]) -> str:
-        """Return the dtype of most operations; tf32 where torch may round float32 to it."""
-        sums: dict[str, float] = {}
-        for each in walks:
-            for dtype, flops in each.dtypes.items():
-                sums[dtype] = sums.get(dtype, 0.0) + flops
-        most = max(sums, key=lambda dtype: sums[dtype])
-        if most != "float32" or not self._torch.cuda.is_initialized():
-            return most
-        convolving = sum(each.convolutions for each in walks) > sum(sums.values()) / 2
-        return "tf32" if rounds_to_tf32(self._torch, "conv" if convolving else "matmul") else most
-
 
 keep_from_compiling(Graphs.backward_begins.__code__, inner=True)
+
+
+def figures(torch: Any, walks: list[Walk]) -> dict[str, Any]:
+    """Return the mean over these graphs, by the fields of `HookFacts`."""
+    hidden = list(dict.fromkeys(name for each in walks for name in each.hidden))
+    flops = sum(each.flops for each in walks) / len(walks)
+    if not all(each.whole for each in walks):
+        return {"flops_basis": "the graph is too large to be looked at"}
+    if any(name.startswith(OPAQUE) for name in hidden):
+        return {"flops_basis": f"{hidden[0]} hides its shapes"}
+    if not flops:
+        return {}
+    basis = "shapes in the autograd graph"
+    if hidden:
+        basis += f", without {', '.join(hidden[:3])}"
+    return {"flops_per_backward": flops, "flops_basis": basis[:200], "flops_dtype": _dtype(torch, walks)}
+
+
+def _dtype(torch: Any, walks: list[Walk]) -> str:
+    """Return the dtype of most operations; tf32 where torch may round float32 to it."""
+    sums: dict[str, float] = {}
+    for each in walks:
+        for dtype, flops in each.dtypes.items():
+            sums[dtype] = sums.get(dtype, 0.0) + flops
+    most = max(sums, key=lambda dtype: sums[dtype])
+    if most != "float32" or not torch.cuda.is_initialized():
+        return most
+    convolving = sum(each.convolutions for each in walks) > sum(sums.values()) / 2
+    return "tf32" if rounds_to_tf32(torch, "conv" if convolving else "matmul") else most
 
 
 def rounds_to_tf32(torch: Any, operation: str) -> bool:
