@@ -30,6 +30,7 @@ from interpreters import interpreters
 
 from aitop.attach import AttachRefused
 from aitop.attach.entrance import deliver
+from aitop.attach.payload import bundle
 
 DEFAULT = [
     *("training", "busy", "c-call", "sleep", "longsleep", "lock", "queue", "select", "epoll"),
@@ -170,6 +171,8 @@ def main() -> None:
     parser.add_argument("--python", nargs="+", help="the interpreters of the targets")
     parser.add_argument("kinds", nargs="*", default=DEFAULT, metavar="KIND", help=f"{', '.join([*KINDS, 'killed'])}")
     chosen = parser.parse_args()
+    # Each of its modules is a part of its own.
+    bundle.PART_BYTES = 1
     for python in chosen.python or default_pythons():
         print(f"\n{python}\n{HEAD}", flush=True)
         for kind in chosen.kinds:
