@@ -18,13 +18,14 @@ _session: Any = None
 _torch_watch: TorchWatch | None = None
 
 
-def install(way: str, load: Callable[[str], Any] | None = None) -> str:
-    """Put the hook in. `way` is attach, run or import. An attach gives `load`: see `session.Session`.
+def install(way: str, load: Callable[[str], Any] | None = None, *, imported: bool = False) -> str:
+    """Put the hook in. `way` is attach, run or import. An attach gives `load`: see `session.Session`. `imported` says
+    that torch's own code has run, though Python may still count its import as under way.
 
     Returns installed, already, busy (ask again: torch is being imported), no-torch, or `error: …`. Never raises.
     """
     try:
-        return _install(way, _is_torch_imported(), load)
+        return _install(way, imported or _is_torch_imported(), load)
     except Exception as error:
         return f"error: {type(error).__name__}: {error}"
 
@@ -47,20 +48,11 @@ def install_when_torch_is_there(way: str) -> str:
         if "torch" in sys.modules:
             return install(way)
         if _torch_watch is None:
-            _torch_watch = TorchWatch(lambda: _install_quietly(way))
+            _torch_watch = TorchWatch(lambda: install(way, imported=True))
             sys.meta_path.insert(0, _torch_watch)
     except Exception as error:
         return f"error: {type(error).__name__}: {error}"
     return "waiting"
-
-
-def _install_quietly(way: str) -> None:
-    """Install when torch's own code has run, while Python still counts its import as under way."""
-    try:
-        _install(way, imported=True)
-    except Exception:
-        # The user's program goes on without the hook; the monitor says that there is none.
-        pass
 
 
 def _is_torch_imported() -> bool:
@@ -68,7 +60,7 @@ def _is_torch_imported() -> bool:
     return not getattr(spec, "_initializing", False) and "torch.nn.modules.module" in sys.modules
 
 
-def _install(way: str, imported: bool, load: Callable[[str], Any] | None = None) -> str:
+def _install(way: str, imported: bool, load: Callable[[str], Any] | None) -> str:
     global _session
     torch = sys.modules.get("torch")
     if torch is None:
