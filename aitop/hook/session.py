@@ -305,8 +305,10 @@ class Session:
             counted = self._counted - counted
             if self._steps > steps:
                 self.ticks.append((self._steps - steps - counted, counted, time.monotonic_ns() - now))
-            if self._to_load and self._load is not None:
+            if self._load is not None:
                 self._load_measure(self._load)
+                # With the last of them the bytes of what was brought go, too.
+                self._load = self._load if self._to_load else None
             if self.burst is not None and self.burst.active:
                 served = newest in (FORWARD_ALONE, ASIDE) or (newest == FORWARD and self._unused > MOST_UNUSED)
                 self.burst.tick(now, self.journal.last_step, served)
