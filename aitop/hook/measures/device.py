@@ -9,11 +9,15 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ..protocol.events import DEVICE, DEVICE_REST, NOT_MEASURED, TIMED
-from .journal import Journal
-from .patches import Patches
+from ...protocol.events import DEVICE, DEVICE_REST, NOT_MEASURED, TIMED
+from ..journal import Journal
+from ..patches import Patches
+from . import Measure
+
+if TYPE_CHECKING:
+    from ..session import Session
 
 FORWARD, BACKWARD, OPTIMIZER = 0, 1, 2
 ALWAYS_ABOVE_NS = 10_000_000
@@ -27,6 +31,26 @@ UNKNOWN = (NOT_MEASURED,) * 4
 Span = tuple[int, Any]
 # The spans (phase, begin, end) of a step and the events at its two ends.
 Timing = tuple[list[tuple[int, Any, Any]], Any, Any]
+
+
+class Device(Measure):
+    """Has the steps timed on the device as well, as soon as the program uses it, and reports its memory."""
+
+    def __init__(self, torch: Any, patches: Patches, session: Session) -> None:
+        self._torch = torch
+        self._patches = patches
+        self._journal = session.journal
+
+    def look(self, now: int) -> None:
+        if self._journal.device is None and self._torch.cuda.is_initialized():
+            self._journal.device = DeviceClock(self._torch, self._journal, self._patches)
+
+    def facts(self) -> dict[str, Any]:
+        return {"allocators": allocators(self._torch)} if self._journal.device is not None else {}
+
+    def over(self) -> None:
+        if self._journal.device is not None:
+            self._journal.device.flush()
 
 
 class DeviceClock:

@@ -14,10 +14,14 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ..protocol import burst as at
-from .patches import Patches
+from ...protocol import burst as at
+from ..patches import Patches
+from . import Measure
+
+if TYPE_CHECKING:
+    from ..session import Session
 
 LONGEST_NS = 60_000_000_000
 TRAINING_ENDS_AFTER_NS = 60_000_000_000
@@ -32,11 +36,13 @@ TEARDOWN = "TEARDOWN_CUPTI"
 _CLOEXEC = 0x0001
 
 
-class Burst:
+class Burst(Measure):
     """At most one at a time. `tick` is called in the thread that steps, between two of its phases."""
 
-    def __init__(self, torch: Any) -> None:
+    def __init__(self, torch: Any, patches: Patches, session: Session) -> None:
+        session.burst = self
         self._torch = torch
+        self._session = session
         self._pid = os.getpid()
         self._serial = 0
         self._steps = 0
@@ -57,8 +63,9 @@ class Burst:
         """Whether `tick` has to be called after every phase."""
         return self._state in (at.WAITING, at.RUNNING)
 
-    def ask(self, request: int, now: int) -> None:
-        """Take a request of a monitor: a serial number above 16 bits, the number of steps below; 0 for none."""
+    def look(self, now: int) -> None:
+        """Take a request of a monitor."""
+        request = self._session.ring.burst if self._session.ring is not None else 0
         if self._fd >= 0 and not self.active and now > self._ended + HELD_FOR_NS:
             self._close()
         serial, steps = request >> 16, request & 0xFFFF
@@ -109,7 +116,7 @@ class Burst:
             return False
         return time.monotonic_ns() < self._begun + 2 * LONGEST_NS
 
-    def abandon(self) -> None:
+    def over(self) -> None:
         """End the profile without a trace, as the hook leaves. Does not raise errors of torch."""
         before: dict[str, str | None] = {}
         try:

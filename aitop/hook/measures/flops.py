@@ -10,9 +10,21 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from math import prod
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ..compiler import keep_from_compiling
+from ..patches import Patches
+from . import Measure
+
+if TYPE_CHECKING:
+    from ..session import Session
 
 Shape = tuple[int, ...]
+
+# The graphs of some backwards in a row are counted, as a step may have several different ones: from this backward on,
+# and again after this time.
+FIRST_BACKWARD = 3
+EVERY_NS = 60_000_000_000
 
 # A large model's graph has some thousand nodes, each of which takes a microsecond or two.
 MOST_NODES = 20_000
@@ -28,39 +40,25 @@ MOST_HIDDEN = 8
 OPAQUE = ("CompiledFunction", "CheckpointFunction")
 
 
-class Walk:
+class Walk(NamedTuple):
     """The result of one walk through a graph.
 
     ops             operations in the graph, leaves left out
-    flops           floating-point operations
+    dtypes          floating-point operations of each dtype
     convolutions    those of them in convolutions
-    dtypes          those of each dtype
     hidden          functions that may compute something that no shape tells
     whole           False where a limit ended the walk
     """
 
-    __slots__ = ("convolutions", "dtypes", "flops", "hidden", "ops", "whole")
-
-    def __init__(
-        self,
-        *,
-        ops: int,
-        flops: float,
-        convolutions: float,
-        dtypes: dict[str, float],
-        hidden: tuple[str, ...],
-        whole: bool,
-    ) -> None:
-        self.ops = ops
-        self.flops = flops
-        self.convolutions = convolutions
-        self.dtypes = dtypes
-        self.hidden = hidden
-        self.whole = whole
+    ops: int
+    dtypes: dict[str, float]
+    convolutions: float
+    hidden: tuple[str, ...]
+    whole: bool
 
     @property
-    def opaque(self) -> bool:
-        return any(name.startswith(OPAQUE) for name in self.hidden)
+    def flops(self) -> float:
+        return sum(self.dtypes.values())
 
 
 def walk(outputs: Any, custom: Any, most_nodes: int, most_ns: int) -> Walk:
@@ -94,15 +92,7 @@ def walk(outputs: Any, custom: Any, most_nodes: int, most_ns: int) -> Walk:
             if other is not None and other not in seen:
                 seen.add(other)
                 waiting.append(other)
-    flops = sum(dtypes.values())
-    return Walk(
-        ops=ops,
-        flops=flops,
-        convolutions=convolutions,
-        dtypes=dtypes,
-        hidden=tuple(dict.fromkeys(hidden))[:MOST_HIDDEN],
-        whole=not waiting,
-    )
+    return Walk(ops, dtypes, convolutions, tuple(dict.fromkeys(hidden))[:MOST_HIDDEN], not waiting)
 
 
 def _result(node: Any) -> Shape:
@@ -188,61 +178,86 @@ COUNTS: dict[str, Callable[[Any, Any], float | None]] = {
 }
 
 
-class Graphs:
-    """The mean over the graphs of a few backwards in a row, as a step may have several different ones."""
+class Graphs(Measure):
+    """Gives the mean over the graphs of a few backwards in a row."""
 
-    def __init__(self, torch: Any) -> None:
+    def __init__(self, torch: Any, patches: Patches, session: Session) -> None:
         self._torch = torch
+        self._session = session
+        self._journal = session.journal
         self._custom = getattr(torch.autograd.function, "BackwardCFunction", ())
         self._walks: list[Walk] = []
         self._spent = 0
+        self._again_at = 0
         self._facts: dict[str, Any] = {}
+        self._journal.count_ops = self.backward_begins
 
-    def add(self, outputs: Any) -> int:
-        """Walk through one more graph. Returns the number of operations in it."""
-        start = time.monotonic_ns()
-        result = walk(outputs, self._custom, MOST_NODES, MOST_NS)
-        self._spent += time.monotonic_ns() - start
-        self._walks.append(result)
-        if not self.wants_more:
-            self._facts = self._sum_up(self._walks)
-            self._walks, self._spent = [], 0
-        return result.ops
-
-    @property
-    def wants_more(self) -> bool:
-        """Whether the graph of the next backward should be added too: a round has a few, as time allows."""
-        return 0 < len(self._walks) < GRAPHS and self._spent < MOST_NS_A_ROUND
+    def look(self, now: int) -> None:
+        if now > self._again_at:
+            self._again_at = now + EVERY_NS
+            self._journal.ops_due = self._journal.ops_due or FIRST_BACKWARD
 
     def facts(self) -> dict[str, Any]:
-        """Return the figures of the last round, by the fields of `HookFacts`."""
         return self._facts
 
-    def _sum_up(self, walks: list[Walk]) -> dict[str, Any]:
-        hidden = list(dict.fromkeys(name for each in walks for name in each.hidden))
-        flops = sum(each.flops for each in walks) / len(walks)
-        if not all(each.whole for each in walks):
-            return {"flops_basis": "the graph is too large to be looked at"}
-        if any(each.opaque for each in walks):
-            return {"flops_basis": f"{hidden[0]} hides its shapes"}
-        if not flops:
-            return {}
-        basis = "shapes in the autograd graph"
-        if hidden:
-            basis += f", without {', '.join(hidden[:3])}"
-        return {"flops_per_backward": flops, "flops_basis": basis[:200], "flops_dtype": self._dtype(walks)}
+    def over(self) -> None:
+        self._journal.ops_due = 0
 
-    def _dtype(self, walks: list[Walk]) -> str:
-        """Return the dtype of most operations; tf32 where torch may round float32 to it."""
-        sums: dict[str, float] = {}
-        for each in walks:
-            for dtype, flops in each.dtypes.items():
-                sums[dtype] = sums.get(dtype, 0.0) + flops
-        most = max(sums, key=lambda dtype: sums[dtype])
-        if most != "float32" or not self._torch.cuda.is_initialized():
-            return most
-        convolving = sum(each.convolutions for each in walks) > sum(sums.values()) / 2
-        return "tf32" if rounds_to_tf32(self._torch, "conv" if convolving else "matmul") else most
+    def backward_begins(self, arguments: tuple[Any, ...]) -> None:
+        """Count the operations of the graph that this backward goes through, if it is its turn."""
+        self._journal.ops_due -= 1
+        if self._journal.ops_due:
+            return
+        try:
+            outputs = arguments[0]
+            self.add(outputs if isinstance(outputs, (tuple, list)) else (outputs,))
+            self._journal.ops_due = int(bool(self._walks))
+        except Exception:
+            self._session.failed()
+
+    def add(self, outputs: Any) -> None:
+        """Walk through one more graph; a round has a few, as time allows."""
+        start = time.monotonic_ns()
+        walks = self._walks
+        walks.append(walk(outputs, self._custom, MOST_NODES, MOST_NS))
+        self._spent += time.monotonic_ns() - start
+        self._facts["ops"] = walks[-1].ops
+        if len(walks) >= GRAPHS or self._spent >= MOST_NS_A_ROUND:
+            self._facts = {"ops": walks[-1].ops, **figures(self._torch, walks)}
+            self._walks, self._spent = [], 0
+            self._session.facts.changed = True
+
+
+keep_from_compiling(Graphs.backward_begins.__code__, inner=True)
+
+
+def figures(torch: Any, walks: list[Walk]) -> dict[str, Any]:
+    """Return the mean over these graphs, by the fields of `HookFacts`."""
+    hidden = list(dict.fromkeys(name for each in walks for name in each.hidden))
+    flops = sum(each.flops for each in walks) / len(walks)
+    if not all(each.whole for each in walks):
+        return {"flops_basis": "the graph is too large to be looked at"}
+    if any(name.startswith(OPAQUE) for name in hidden):
+        return {"flops_basis": f"{hidden[0]} hides its shapes"}
+    if not flops:
+        return {}
+    basis = "shapes in the autograd graph"
+    if hidden:
+        basis += f", without {', '.join(hidden[:3])}"
+    return {"flops_per_backward": flops, "flops_basis": basis[:200], "flops_dtype": _dtype(torch, walks)}
+
+
+def _dtype(torch: Any, walks: list[Walk]) -> str:
+    """Return the dtype of most operations; tf32 where torch may round float32 to it."""
+    sums: dict[str, float] = {}
+    for each in walks:
+        for dtype, flops in each.dtypes.items():
+            sums[dtype] = sums.get(dtype, 0.0) + flops
+    most = max(sums, key=lambda dtype: sums[dtype])
+    if most != "float32" or not torch.cuda.is_initialized():
+        return most
+    convolving = sum(each.convolutions for each in walks) > sum(sums.values()) / 2
+    return "tf32" if rounds_to_tf32(torch, "conv" if convolving else "matmul") else most
 
 
 def rounds_to_tf32(torch: Any, operation: str) -> bool:
