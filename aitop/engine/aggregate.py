@@ -8,9 +8,8 @@ from itertools import pairwise
 import msgspec
 
 from aitop.engine.history import History, HookHistory
-from aitop.engine.long_view import worker_lanes
 from aitop.engine.ranks import ranks_view
-from aitop.engine.series import recompiles, series
+from aitop.engine.series import recompiles, series, worker_lanes
 from aitop.engine.standstill import standstill
 from aitop.engine.steps_view import steps_view
 from aitop.engine.throughput import with_operations, with_throughput

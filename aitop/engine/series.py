@@ -8,9 +8,13 @@ from aitop.engine.history import History
 from aitop.model.gpu import GpmSample
 from aitop.model.host import HostSample, ProcessSample, Role
 from aitop.model.snapshot import Series
+from aitop.model.stacks import StackWindow
 from aitop.model.steps import StepRecord
+from aitop.stacks.view import StackView
 
 CHART_STEPS = 300
+MOST_LANES = 16
+LANE_SAMPLES = 120
 
 
 def series(history: History, steps: Sequence[StepRecord]) -> dict[str, Series]:
@@ -129,4 +133,23 @@ def _allocators(history: History) -> dict[str, Series]:
         found[f"alloc{device}.reserved"] = Series(times=times, values=tuple(one.reserved for _, one in of_device))
         found[f"alloc{device}.retries"] = Series(times=times, values=tuple(one.retries for _, one in of_device))
         found[f"alloc{device}.ooms"] = Series(times=times, values=tuple(one.ooms for _, one in of_device))
+    return found
+
+
+def worker_lanes(hosts: Iterable[HostSample], windows: Sequence[StackWindow], stacks: StackView) -> dict[str, Series]:
+    """Of each loader worker (the first sixteen) the cores it used and, where stacks tell, how far it had no work."""
+    kept = list(hosts)[-LANE_SAMPLES:]
+    if not kept:
+        return {}
+    pids = [process.pid for process in kept[-1].processes if process.role == "loader-worker"][:MOST_LANES]
+    wanted = set(pids)
+    used: dict[int, list[float | None]] = {pid: [None] * len(kept) for pid in pids}
+    for number, host in enumerate(kept):
+        for process in host.processes:
+            if process.pid in wanted:
+                used[process.pid][number] = process.cpu
+    times = tuple(host.time for host in kept)
+    found = {f"worker{pid}.cpu": Series(times=times, values=tuple(values)) for pid, values in used.items()}
+    for pid, idle in stacks.idle_over_time(windows, wanted).items():
+        found[f"worker{pid}.idle"] = idle
     return found
