@@ -36,7 +36,7 @@ def steps(text: str) -> int:
 def run(args: argparse.Namespace) -> int:
     """Hook in, profile, hook out; one sentence where that is not possible."""
     from aitop.commands.headless import progress, watching
-    from aitop.engine.burst import NoProfileError, take_profile
+    from aitop.engine.burst import take_profile
     from aitop.engine.live import LiveFeed, Options
     from aitop.outputs.profile import profile_text
     from aitop.sources.target import look
@@ -48,10 +48,10 @@ def run(args: argparse.Namespace) -> int:
             watcher.wait(HOOK_PATIENCE_SECONDS, tick, until=has_steps)
             pid = stepping_pid(watcher.snapshot, args.pid)
             taken = take_profile(pid, args.steps, wanted=lambda: not watcher.ended)
-    except NoProfileError as error:
+    except AitopError as error:
         if watcher.ended and watcher.snapshot is not None:
             raise NoTargetError(f"{watcher.snapshot.target.ended}, before its steps could be profiled") from error
-        raise AitopError(str(error)) from error
+        raise
     if args.output is not None:
         write(args.output, taken.trace)
     sys.stdout.write(profile_text(taken.profile))

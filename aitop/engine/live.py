@@ -7,31 +7,36 @@ import queue
 import resource
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import msgspec
 
 from aitop.engine.burst import Taken, take_profile
 from aitop.engine.core import Engine
-from aitop.engine.exchange_notes import exchange_notes
 from aitop.engine.feed import EventSink, Publish, own_failure
 from aitop.engine.growth import GrowthFinder
 from aitop.engine.hook_way import HooksOnTheWay, take_out
 from aitop.engine.runner import SourceRunner
 from aitop.engine.seen_to_step import SeenToStep
-from aitop.engine.stack_dump import NoDumpError, take_native, take_stacks
+from aitop.errors import AitopError
 from aitop.model.event import Event
+from aitop.model.ranks import ExchangeNotes
 from aitop.model.snapshot import Snapshot, Target, Tick
 from aitop.model.source import SourceName, SourceState, SourceStatus
 from aitop.model.stacks import StackDump, StackWindow
+from aitop.sources.flight_recorder import flight_record
 from aitop.sources.host import HostSource
 from aitop.sources.host.job import same_process, started, whole_jobs
+from aitop.sources.nccl_ras import ras_words
 from aitop.sources.nvml import NvmlSource
 from aitop.sources.ring.source import HookSource
-from aitop.sources.source import Source
+from aitop.sources.source import Source, SourceError
 from aitop.sources.stacks import StackSource
+from aitop.sources.stacks.dump import take_dump
+from aitop.sources.stacks.native import native_frames
 from aitop.sources.target import still_there
+from aitop.sources.tcp_table import meet_on_this_machine
 from aitop.stacks.work import step_levels
 
 STOP_SECONDS = 3.0
@@ -82,10 +87,8 @@ class LiveFeed:
     def start(self, publish: Publish) -> None:
         for source in self._sources():
             self._runners[source.name] = SourceRunner(source, self._events.put)
-        for name, reason, remedy in self._switched_off():
-            self._events.put(
-                SourceStatus(time=time.monotonic(), source=name, state="absent", reason=reason, remedy=remedy)
-            )
+        for name, reason in self._switched_off():
+            self._events.put(SourceStatus(time=time.monotonic(), source=name, state="absent", reason=reason))
         for runner in list(self._runners.values()):
             runner.start()
         self._thread = threading.Thread(target=self._run, args=(publish,), name="aitop-engine", daemon=True)
@@ -126,24 +129,32 @@ class LiveFeed:
         )
 
     def profile(self, steps: int, progress: Callable[[str], None]) -> Taken:
-        """A burst of torch.profiler in the process whose steps are shown. Raises NoProfileError, in words."""
+        """A burst of torch.profiler in the process whose steps are shown. Raises AitopError."""
         pid = self._stepping or self.target.pid
         return take_profile(pid, steps, wanted=lambda: not self._stopping.is_set(), progress=progress)
 
     def dump(self) -> StackDump:
-        """All stacks of all processes at this moment. Takes a while; raises NoDumpError, in words."""
-        off = self._no_stacks()
-        found = take_stacks(self._pids, self.target.script, off, wanted=lambda: not self._stopping.is_set())
-        self._events.put(found)
-        return found
+        """All stacks of all processes at this moment. Takes a while; raises AitopError."""
+        with self._stacks_wanted():
+            dump = take_dump(self._pids, script=self.target.script, wanted=lambda: not self._stopping.is_set())
+        self._events.put(dump)
+        return dump
 
     def native(self, pids: Sequence[int]) -> dict[int, tuple[str, ...]]:
-        """What these processes are in below Python. Stops them for a moment; raises NoDumpError, in words."""
-        return take_native(pids, self._no_stacks())
+        """The frames of main threads below Python, by pid. Stops each for tenths of a second; raises AitopError."""
+        with self._stacks_wanted():
+            return native_frames(pids)
 
-    def _no_stacks(self) -> str | None:
-        """Why stacks are not looked at here; None where they are."""
-        return next((reason for name, reason, _ in self._switched_off() if name == "stacks"), None)
+    @contextlib.contextmanager
+    def _stacks_wanted(self) -> Iterator[None]:
+        """Turn whatever keeps stacks from being looked at into an AitopError."""
+        off = next((reason for name, reason in self._switched_off() if name == "stacks"), None)
+        if off is not None:
+            raise AitopError(f"stacks are {off}: they are not looked at")
+        try:
+            yield
+        except SourceError as error:
+            raise AitopError(error.reason, error.remedy) from error
 
     def _look_if_still(self) -> None:
         """Look at all stacks where nothing has moved for a while, one look after the other: some take long."""
@@ -156,7 +167,7 @@ class LiveFeed:
 
         def look() -> None:
             # The source of stacks says why there are none.
-            with contextlib.suppress(NoDumpError):
+            with contextlib.suppress(AitopError):
                 self.dump()
             self._events.put(exchange_notes(self._numbers, passive=self._options.passive))
 
@@ -175,15 +186,14 @@ class LiveFeed:
             found.append(HookSource(self._hook_pids, self._on_the_way.bring_in))
         return found
 
-    def _switched_off(self) -> list[tuple[SourceName, str, str | None]]:
+    def _switched_off(self) -> list[tuple[SourceName, str]]:
+        """The sources that the user does not want, and why, in words."""
         options = self._options
-        off: list[tuple[SourceName, str, str | None]] = []
-        if not options.gpu:
-            off.append(("gpu", "switched off by --no-gpu", None))
+        off: list[tuple[SourceName, str]] = [] if options.gpu else [("gpu", "switched off by --no-gpu")]
         if options.passive or not options.stacks:
-            off.append(("stacks", f"switched off by {'--passive' if options.passive else '--no-stacks'}", None))
+            off.append(("stacks", f"switched off by {'--passive' if options.passive else '--no-stacks'}"))
         if options.passive or not options.hook:
-            off.append(("hook", f"switched off by {'--passive' if options.passive else '--no-hook'}", None))
+            off.append(("hook", f"switched off by {'--passive' if options.passive else '--no-hook'}"))
         return off
 
     def _hook_pids(self) -> tuple[int, ...]:
@@ -277,6 +287,17 @@ class LiveFeed:
         if ended is not None and not any(same_process(pid, begun) for pid, begun in self._tops.items()):
             self.target = msgspec.structs.replace(self.target, ended=ended, time=time.monotonic())
             self._take(self.target, publish)
+
+
+def exchange_notes(ranks: Mapping[int, int | None], *, passive: bool) -> ExchangeNotes:
+    """What the libraries that exchange data say of these ranks (numbers by pid). Takes some seconds.
+
+    `passive` asks nobody, and only reads what was written.
+    """
+    records = (flight_record(pid, rank) for pid, rank in ranks.items() if rank is not None)
+    flights = tuple(record for record in records if record is not None)
+    ras = () if passive else ras_words(ranks)
+    return ExchangeNotes(time=time.monotonic(), flights=flights, ras=ras, local=meet_on_this_machine(ranks))
 
 
 class _CpuMeter:
