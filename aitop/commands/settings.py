@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import argparse
+import json
 import os
 import re
 import sys
@@ -22,12 +24,15 @@ LARGEST_FILE = 1_000_000
 
 
 class Key(NamedTuple):
-    """One setting: what it is for, how its value in the file is taken (ValueError says what it must be), and back."""
+    """One setting: what it is for, what its value must be, and how that is taken from the file (None: it is wrong).
 
-    name: str
+    `none` is what stands in the file for a setting that is None, where it may be.
+    """
+
     words: str
+    must_be: str
     take: Callable[[Any], Any]
-    give: Callable[[Any], str]
+    none: str | None = None
 
 
 def path() -> Path:
@@ -63,19 +68,18 @@ def read(file: Path | None = None) -> Settings:
         line = error.object[: error.start].count(b"\n") + 1
         raise WrongUsageError(f"{file}, line {line}: not UTF-8") from None
     try:
-        found = tomllib.loads(text)
+        values = tomllib.loads(text)
     except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise WrongUsageError(_not_toml(file, text, str(error))) from None
     taken = {}
-    for name, value in found.items():
-        key = KEYS.get(name)
+    for name, value in values.items():
+        key, where = KEYS.get(name), f"{file}, line {_line_of(text, name)}"
         if key is None:
-            known = ", ".join(KEYS)
-            raise WrongUsageError(f"{file}, line {_line_of(text, name)}: there is no setting {name!r}, only {known}")
-        try:
+            raise WrongUsageError(f"{where}: there is no setting {name!r}, only {', '.join(KEYS)}")
+        if key.none is None or value != key.none:
             taken[name] = key.take(value)
-        except ValueError as error:
-            raise WrongUsageError(f"{file}, line {_line_of(text, name)}: {name} must be {error}") from None
+            if taken[name] is None:
+                raise WrongUsageError(f"{where}: {name} must be {key.must_be}")
     return Settings(**taken)
 
 
@@ -84,9 +88,12 @@ def as_toml(settings: Settings, file: Path | None = None) -> str:
     lines = [
         f"# Settings of aitop{f', read from {file}' if file else ''}. What the command line says goes before them."
     ]
-    for key in KEYS.values():
+    for name, key in KEYS.items():
+        value = getattr(settings, name)
+        written = f"{value:.10g}s" if name == "interval" else key.none if value is None else value
+        # Of these types, JSON is TOML.
         lines += ["", *(f"# {line}" for line in key.words.splitlines())]
-        lines.append(f"{key.name} = {key.give(getattr(settings, key.name))}")
+        lines.append(f"{name} = {json.dumps(written, ensure_ascii=False)}")
     return "\n".join(lines) + "\n"
 
 
@@ -103,93 +110,59 @@ def _line_of(text: str, name: str) -> int:
     return next((number for number, line in enumerate(text.splitlines(), 1) if start.match(line)), 1)
 
 
-def _flag(value: Any) -> bool:
-    if not isinstance(value, bool):
-        raise ValueError("true or false")
-    return value
-
-
-def _flag_or_auto(value: Any) -> bool | None:
-    if value == "auto":
-        return None
-    if not isinstance(value, bool):
-        raise ValueError('true, false or "auto"')
-    return value
+def _flag(value: Any) -> bool | None:
+    return value if isinstance(value, bool) else None
 
 
 def _theme(value: Any) -> str | None:
-    if value not in ("auto", *THEME_NAMES):
-        raise ValueError(f"one of auto, {', '.join(THEME_NAMES)}")
-    return None if value == "auto" else str(value)
+    return value if value in THEME_NAMES else None
 
 
-def _interval(value: Any) -> float:
+def _interval(value: Any) -> float | None:
     try:
-        if isinstance(value, bool) or not isinstance(value, (str, int, float)):
-            raise ValueError
-        return interval(str(value))
-    except Exception:
-        raise ValueError('a time of at least 0.1 s, such as "1s" or 0.5') from None
+        return None if isinstance(value, bool) else interval(str(value))
+    except argparse.ArgumentTypeError:
+        return None
 
 
-def _panes(value: Any) -> tuple[str, ...]:
-    if not isinstance(value, list) or any(one not in FOLDABLE for one in value):
-        raise ValueError(f"a list of some of {', '.join(FOLDABLE)}")
-    return tuple(value)
+def _panes(value: Any) -> tuple[str, ...] | None:
+    return tuple(value) if isinstance(value, list) and all(one in FOLDABLE for one in value) else None
 
 
 def _command(value: Any) -> str | None:
-    if not isinstance(value, str) or not value.isprintable():
-        raise ValueError('a command, such as "vim" or "code --wait"')
-    return value.strip() or None
+    return value.strip() if isinstance(value, str) and value.isprintable() else None
 
 
-def _text(value: str | None, default: str) -> str:
-    escaped = (value or default).replace("\\", "\\\\").replace('"', '\\"')
-    return f'"{escaped}"'
-
-
-def _word(value: bool) -> str:
-    return "true" if value else "false"
-
-
+TRUE_OR_FALSE = "true or false"
 KEYS = {
-    key.name: key
-    for key in (
-        Key(
-            "theme",
-            f"Colours: {', '.join(THEME_NAMES)}; or auto: what suits the terminal\n"
-            "(TERM, COLORTERM, NO_COLOR). --theme",
-            _theme,
-            lambda value: _text(value, "auto"),
-        ),
-        Key(
-            "ascii",
-            "Draw with ASCII characters only; auto: where the locale is not UTF-8. --ascii, --no-ascii",
-            _flag_or_auto,
-            lambda value: '"auto"' if value is None else _word(value),
-        ),
-        Key(
-            "folded",
-            f"Panes that are folded to their titles at the start: {', '.join(FOLDABLE)}.",
-            _panes,
-            lambda value: "[" + ", ".join(_text(one, "") for one in value) + "]",
-        ),
-        Key(
-            "editor",
-            "The command that opens a line of source; empty: $VISUAL or $EDITOR.",
-            _command,
-            lambda value: _text(value, ""),
-        ),
-        Key("interval", "Time between two looks. --interval", _interval, lambda value: f'"{value:.10g}s"'),
-        Key(
-            "passive",
-            "Never touch the process: no hook, no stack sampling. --passive, --no-passive",
-            _flag,
-            _word,
-        ),
-        Key("gpu", "Ask NVML about GPUs. --gpu, --no-gpu", _flag, _word),
-        Key("stacks", "Sample Python stacks. --stacks, --no-stacks", _flag, _word),
-        Key("hook", "Put the step hook into the process. --hook, --no-hook", _flag, _word),
-    )
+    "theme": Key(
+        f"Colours: {', '.join(THEME_NAMES)}; or auto: what suits the terminal\n(TERM, COLORTERM, NO_COLOR). --theme",
+        f"one of auto, {', '.join(THEME_NAMES)}",
+        _theme,
+        "auto",
+    ),
+    "ascii": Key(
+        "Draw with ASCII characters only; auto: where the locale is not UTF-8. --ascii, --no-ascii",
+        'true, false or "auto"',
+        _flag,
+        "auto",
+    ),
+    "folded": Key(
+        f"Panes that are folded to their titles at the start: {', '.join(FOLDABLE)}.",
+        f"a list of some of {', '.join(FOLDABLE)}",
+        _panes,
+    ),
+    "editor": Key(
+        "The command that opens a line of source; empty: $VISUAL or $EDITOR.",
+        'a command, such as "vim" or "code --wait"',
+        _command,
+        "",
+    ),
+    "interval": Key("Time between two looks. --interval", 'a time of at least 0.1 s, such as "1s" or 0.5', _interval),
+    "passive": Key(
+        "Never touch the process: no hook, no stack sampling. --passive, --no-passive", TRUE_OR_FALSE, _flag
+    ),
+    "gpu": Key("Ask NVML about GPUs. --gpu, --no-gpu", TRUE_OR_FALSE, _flag),
+    "stacks": Key("Sample Python stacks. --stacks, --no-stacks", TRUE_OR_FALSE, _flag),
+    "hook": Key("Put the step hook into the process. --hook, --no-hook", TRUE_OR_FALSE, _flag),
 }
