@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import islice
+from statistics import fmean
 
 from aitop.engine.history import History
 
@@ -28,7 +29,7 @@ class OnCores:
 
 def on_cores(history: History) -> dict[int, OnCores]:
     """By pid; without the ranks whose waits the kernel does not tell."""
-    found: dict[int, dict[str, list[float]]] = {}
+    samples: dict[int, dict[str, list[float]]] = {}
     for host in islice(reversed(history.hosts), DELAYS):
         for one in host.processes:
             if one.role != "rank":
@@ -36,8 +37,8 @@ def on_cores(history: History) -> dict[int, OnCores]:
             fields = {"ran": one.main_cpu, "delay": one.run_delay, "wanted": one.wanted, "waited": one.waited}
             for name, value in fields.items():
                 if value is not None:
-                    found.setdefault(one.pid, {}).setdefault(name, []).append(value)
-    means = {pid: {name: sum(each) / len(each) for name, each in fields.items()} for pid, fields in found.items()}
+                    samples.setdefault(one.pid, {}).setdefault(name, []).append(value)
+    means = {pid: {name: fmean(each) for name, each in fields.items()} for pid, fields in samples.items()}
     return {
         pid: OnCores(mean.get("ran", 0.0), mean["delay"], mean.get("wanted"), mean.get("waited"))
         for pid, mean in means.items()
@@ -56,7 +57,7 @@ def held(cores: Mapping[int, OnCores], work: Mapping[int, float], step: float) -
         return None, 0.0
     last = max(known, key=lambda pid: known[pid].delay)
     mine, others = known[last], [pid for pid in known if pid != last]
-    excess = mine.delay - _mean(known[pid].delay for pid in others)
+    excess = mine.delay - fmean(known[pid].delay for pid in others)
     if excess <= 0:
         return last, 0.0
     left = max([step - _waited(mine, work[last], step), *(_needed(known[pid], work[pid], step) for pid in others)])
@@ -103,8 +104,3 @@ def apart(cores: Mapping[int, OnCores], work: Mapping[int, float], step: float, 
     undisturbed = {pid: max(0.0, seconds - delays[pid]) for pid, seconds in work.items()}
     on_cores = sum(min(cores[pid].ran * step, seconds) for pid, seconds in undisturbed.items() if pid in cores)
     return max(*undisturbed.values(), on_cores / at_hand)
-
-
-def _mean(values: Iterable[float]) -> float:
-    known = list(values)
-    return sum(known) / len(known)

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import bisect
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice, takewhile
-from statistics import median
+from statistics import fmean, median
 
 from msgspec.structs import replace
 
@@ -37,8 +37,8 @@ def ranks_view(history: History, now: float) -> Ranks | None:
     if host is None:
         return None
     processes = [one for one in host.processes if one.role == "rank" and one.state != "Z"]
-    told = [hook.facts.world_size for hook in history.hooks.values() if hook.facts is not None]
-    world = max([0, *(one.world_size or 0 for one in processes), *(size or 0 for size in told)])
+    sizes = [hook.facts.world_size for hook in history.hooks.values() if hook.facts is not None]
+    world = max([0, *(one.world_size or 0 for one in processes), *(size or 0 for size in sizes)])
     if world < 2:
         # Trainers that form no group have no numbers, and no step in common.
         processes = [one for one in processes if rank_number(history, one) is not None]
@@ -46,59 +46,62 @@ def ranks_view(history: History, now: float) -> Ranks | None:
         return None
     since = now - WINDOW_SECONDS
     most = max(FEW, min(MOST_STEPS, MOST_RECORDS // max(1, len(processes))))
-    recent = {one.pid: _last(_newest(history.hooks.get(one.pid), since), most) for one in processes}
-    timed = {pid: _timed(history.hooks.get(pid), since, records) for pid, records in recent.items()}
+    recent = {one.pid: _recent(history.hooks.get(one.pid), since, most) for one in processes}
+    timed = {
+        pid: _recent(history.hooks.get(pid), since, len(records), timed=True) if _any_estimated(records) else records
+        for pid, records in recent.items()
+    }
     aligned = _aligned({pid: records for pid, records in timed.items() if len(records) >= FEWEST})
     own = _own_backward(history, aligned)
     waits = {pid: [_wait(record, own[pid]) for record in records] for pid, records in aligned.items()}
-    work = _work(aligned, waits)
-    bounds = [(min(step), max(step)) for step in zip(*work.values(), strict=True)]
-    compared = _Compared(aligned, waits, work, bounds)
+    work = {
+        pid: [record.seconds - wait for record, wait in zip(records, waits[pid], strict=True)]
+        for pid, records in aligned.items()
+    }
+    together = list(zip(*work.values(), strict=True))
+    compared = _Compared(aligned, waits, work, [(min(step), max(step)) for step in together])
     cores = on_cores(history)
     views = [_one(history, one, recent[one.pid], compared, cores) for one in processes]
     ordered = tuple(sorted(views, key=lambda view: (view.rank is None, view.rank or 0, view.pid)))
     if len(aligned) < 2:
         return Ranks(ranks=ordered, world_size=world or None)
-    steps = next(iter(aligned.values()))
     inside, calls = _exchange(aligned, own)
-    step = _mean(_mean(record.seconds for record in records) for records in aligned.values())
-    means = {pid: _mean(each) for pid, each in work.items()}
+    exchange = inside + calls
+    step = fmean(fmean(record.seconds for record in records) for records in aligned.values())
+    means = {pid: fmean(each) for pid, each in work.items()}
     held_by, held_back = held(cores, means, step)
     beside = max(0.0, held_back - next((view.lateness or 0.0 for view in views if view.pid == held_by), 0.0))
     own_cores = own_part(history)
     delays = [(1.0 - own_cores) * cores[pid].delay * step if pid in cores else 0.0 for pid in aligned]
-    kept = _kept_by_exchange(delays, inside + calls, beside)
+    # Of what looks like exchange, the part that is left without the time in which ranks wait for a core.
+    left = max(0.0, 1.0 - (min(delays) + beside) / exchange) if exchange else 0.0
     return Ranks(
         ranks=ordered,
         world_size=world or None,
-        steps=len(steps),
+        steps=len(together),
         step=step,
-        exchange=kept * (inside + calls),
-        calls=kept * calls,
+        exchange=left * exchange,
+        calls=left * calls,
         apart=min(step, beside + apart(cores, means, step, own_cores, host.usable_cores or host.machine.cores)),
-        uneven=_uneven(work),
+        uneven=fmean(max(each) - fmean(each) for each in together),
         held=held_back,
         held_by=held_by,
-        efficiency=_efficiency(aligned, work),
+        efficiency=min(1.0, fmean(means.values()) / step) if step > 0 else None,
         collectives=_collectives(aligned, {view.pid: view.rank for view in views}),
     )
 
 
-def _newest(hook: HookHistory | None, since: float) -> Iterator[StepRecord]:
-    """The steps that ended since then, the newest first."""
-    return takewhile(lambda record: record.end >= since, reversed(hook.steps if hook else ()))
+def _recent(hook: HookHistory | None, since: float, most: int, *, timed: bool = False) -> list[StepRecord]:
+    """The last steps that ended since then, at most so many; with `timed` none of those that were only counted.
+
+    What was only counted says nothing of what another rank did at that time.
+    """
+    newest_first = takewhile(lambda record: record.end >= since, reversed(hook.steps if hook else ()))
+    return list(islice((record for record in newest_first if not (timed and record.estimated)), most))[::-1]
 
 
-def _last(newest_first: Iterator[StepRecord], most: int) -> list[StepRecord]:
-    """So many of them, in the order in which they were made."""
-    return list(islice(newest_first, most))[::-1]
-
-
-def _timed(hook: HookHistory | None, since: float, recent: list[StepRecord]) -> list[StepRecord]:
-    """As many of those that were not only counted: what was says nothing of what another rank did at that time."""
-    if not any(record.estimated for record in recent):
-        return recent
-    return _last((record for record in _newest(hook, since) if not record.estimated), len(recent))
+def _any_estimated(records: Iterable[StepRecord]) -> bool:
+    return any(record.estimated for record in records)
 
 
 def _aligned(recent: Mapping[int, Sequence[StepRecord]]) -> dict[int, list[StepRecord]]:
@@ -178,25 +181,6 @@ def _exchanged_in_calls(step: Sequence[tuple[StepRecord, float | None]]) -> floa
     return min(together)
 
 
-def _kept_by_exchange(delays: Iterable[float], exchange: float, held: float) -> float:
-    """The part of what looks like exchange that is left when the time is taken away in which ranks wait for a core."""
-    return max(0.0, 1.0 - (min(delays) + held) / exchange) if exchange else 0.0
-
-
-def _work(aligned: Mapping[int, Sequence[StepRecord]], waits: Mapping[int, Sequence[float]]) -> dict[int, list[float]]:
-    """Seconds that each rank worked itself, step by step."""
-    return {
-        pid: [record.seconds - wait for record, wait in zip(records, waits[pid], strict=True)]
-        for pid, records in aligned.items()
-    }
-
-
-def _uneven(work: Mapping[int, Sequence[float]]) -> float:
-    """Mean seconds a step that would be saved if all ranks had the mean work of each step."""
-    steps = list(zip(*work.values(), strict=True))
-    return float(sum(max(step) - sum(step) / len(step) for step in steps)) / len(steps)
-
-
 def _collectives(
     aligned: Mapping[int, Sequence[StepRecord]], numbers: Mapping[int, int | None]
 ) -> tuple[CollectiveWait, ...]:
@@ -215,17 +199,11 @@ def _collectives(
                 place=place + 1,
                 last=ranks[last],
                 often=count / len(times),
-                waited=_mean((sum(one) - len(one) * min(one)) / (len(one) - 1) for one in times),
-                exchange=_mean(min(one) for one in times),
+                waited=fmean((sum(one) - len(one) * min(one)) / (len(one) - 1) for one in times),
+                exchange=fmean(min(one) for one in times),
             )
         )
     return tuple(found)
-
-
-def _efficiency(aligned: Mapping[int, Sequence[StepRecord]], work: Mapping[int, Sequence[float]]) -> float | None:
-    """The share of their time in which the ranks worked themselves."""
-    whole = sum(record.seconds for records in aligned.values() for record in records)
-    return min(1.0, sum(sum(one) for one in work.values()) / whole) if whole > 0 else None
 
 
 @dataclass(frozen=True)
@@ -274,35 +252,29 @@ def _one(
     tokens = [record.tokens for record in mine if record.tokens is not None]
     return replace(
         view,
-        work=_mean(own),
-        lateness=_mean(skew),
-        latest=_mean(last),
-        samples=_mean(samples) if samples else None,
-        tokens=_mean(tokens) if tokens else None,
+        work=fmean(own),
+        lateness=fmean(skew),
+        latest=fmean(last),
+        samples=fmean(samples) if samples else None,
+        tokens=fmean(tokens) if tokens else None,
         skew=skew,
         skew_since=mine[0].end,
     )
 
 
-def _mean(values: Iterable[float]) -> float:
-    """Without the exact sums of the statistics module, which take their time with many ranks."""
-    known = list(values)
-    return sum(known) / len(known)
-
-
 def _phases(records: Sequence[StepRecord], waits: Sequence[float] | None) -> RankPhases | None:
     if not records:
         return None
-    wait = _mean(waits) if waits else None
-    backward = _mean(record.backward for record in records)
-    apart = _mean(record.communication_apart or 0.0 for record in records)
+    wait = fmean(waits) if waits else None
+    backward = fmean(record.backward for record in records)
+    apart = fmean(record.communication_apart or 0.0 for record in records)
     inside = max(0.0, (wait or 0.0) - apart)
     return RankPhases(
-        data_wait=_mean(record.data_wait + record.loader_start for record in records),
-        forward=_mean(record.forward for record in records),
+        data_wait=fmean(record.data_wait + record.loader_start for record in records),
+        forward=fmean(record.forward for record in records),
         backward=max(0.0, backward - inside),
-        optimizer=_mean(record.optimizer for record in records),
-        outside=_mean(record.outside for record in records),
+        optimizer=fmean(record.optimizer for record in records),
+        outside=fmean(record.outside for record in records),
         wait=wait,
     )
 
@@ -313,7 +285,7 @@ def _clock(history: History, device: GpuDevice | None) -> float | None:
         return None
     samples = islice(reversed(history.gpus), DELAYS)
     known = [one.sm_clock for sample in samples for one in sample.devices if one.index == device.index and one.sm_clock]
-    return _mean(known) if known else None
+    return fmean(known) if known else None
 
 
 def _device(history: History, pid: int) -> GpuDevice | None:
