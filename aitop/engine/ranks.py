@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from aitop.engine.history import History, HookHistory
 from aitop.engine.rank_cores import DELAYS, OnCores, apart, held, on_cores, own_part
-from aitop.engine.standstill import rank_number
+from aitop.engine.standstill import rank_number, world_size
 from aitop.engine.steps_view import quantile
 from aitop.model.gpu import GpuDevice
 from aitop.model.host import ProcessSample
@@ -37,8 +37,7 @@ def ranks_view(history: History, now: float) -> Ranks | None:
     if host is None:
         return None
     processes = [one for one in host.processes if one.role == "rank" and one.state != "Z"]
-    sizes = [hook.facts.world_size for hook in history.hooks.values() if hook.facts is not None]
-    world = max([0, *(one.world_size or 0 for one in processes), *(size or 0 for size in sizes)])
+    world = world_size(history, host)
     if world < 2:
         # Trainers that form no group have no numbers, and no step in common.
         processes = [one for one in processes if rank_number(history, one) is not None]
