@@ -16,9 +16,9 @@ from aitop.engine.burst import Taken, take_profile
 from aitop.engine.core import Engine
 from aitop.engine.feed import EventSink, Publish, own_failure
 from aitop.engine.growth import GrowthFinder
-from aitop.engine.hook_way import HooksOnTheWay, take_out
+from aitop.engine.hook_requests import HookRequests, take_out
 from aitop.engine.runner import SourceRunner
-from aitop.engine.seen_to_step import SeenToStep
+from aitop.engine.stepping_processes import SteppingProcesses
 from aitop.errors import AitopError
 from aitop.model.event import Event
 from aitop.model.ranks import ExchangeNotes
@@ -73,9 +73,9 @@ class LiveFeed:
         self._stop_lock = threading.Lock()
         self._engine = Engine(self.target)
         self._growth = GrowthFinder(self.target.pid, self._events.put)
-        self._on_the_way = HooksOnTheWay()
-        self._seen = SeenToStep()
-        self._host = HostSource(self._pids, interval=options.interval, stepping=self._seen.pids)
+        self._hook_requests = HookRequests()
+        self._stepping_processes = SteppingProcesses()
+        self._host = HostSource(self._pids, interval=options.interval, stepping=self._stepping_processes.pids)
         self._runners: dict[SourceName, SourceRunner] = {}
         self._thread: threading.Thread | None = None
         self._stepping: int | None = None
@@ -101,14 +101,14 @@ class LiveFeed:
             self._stopped = True
         self._stopping.set()
         # A request left behind would put the hook in when nobody is there any more.
-        self._on_the_way.give_up()
+        self._hook_requests.give_up()
         for runner in list(self._runners.values()):
             runner.ask_to_stop()
         deadline = time.monotonic() + STOP_SECONDS
         for runner in list(self._runners.values()):
             runner.join(max(0.1, deadline - time.monotonic()))
         if "hook" in self._runners:
-            take_out({*self._on_the_way.brought_to, *self._hook_pids()})
+            take_out({*self._hook_requests.hooked, *self._hook_pids()})
         thread = self._thread
         if thread is not None and thread.ident is not None and thread is not threading.current_thread():
             thread.join(2.0)
@@ -120,10 +120,10 @@ class LiveFeed:
         runner = self._runners.pop("hook", None)
         if runner is None:
             return
-        self._on_the_way.give_up()
+        self._hook_requests.give_up()
         runner.ask_to_stop()
         runner.join(STOP_SECONDS)
-        take_out({*self._on_the_way.brought_to, *self._hook_pids()})
+        take_out({*self._hook_requests.hooked, *self._hook_pids()})
         self._events.put(
             SourceStatus(time=time.monotonic(), source="hook", state="absent", reason="detached on request")
         )
@@ -180,10 +180,10 @@ class LiveFeed:
         if options.gpu:
             found.append(NvmlSource(self._host.tree))
         if options.stacks and not options.passive:
-            working, stepping = self._seen.working, self._seen.pids
+            working, stepping = self._stepping_processes.working, self._stepping_processes.pids
             found.append(StackSource(self._pids, script=self.target.script, working=working, stepping=stepping))
         if options.hook and not options.passive:
-            found.append(HookSource(self._hook_pids, self._on_the_way.bring_in))
+            found.append(HookSource(self._hook_pids, self._hook_requests.bring_in))
         return found
 
     def _switched_off(self) -> list[tuple[SourceName, str]]:
@@ -206,11 +206,11 @@ class LiveFeed:
         pids = self._may_step()
         if not self._stacks_tell() or self._stopping.is_set():
             return pids
-        hooked = self._on_the_way.brought_to
+        hooked = self._hook_requests.hooked
         if not hooked and self._host.parents().issuperset(pids):
-            self._seen.wait_until_known(FIRST_LOOK_SECONDS)
+            self._stepping_processes.wait_until_known(FIRST_LOOK_SECONDS)
             pids = self._may_step()
-        known = self._seen.pids() | hooked
+        known = self._stepping_processes.pids() | hooked
         return tuple(pid for pid in pids if pid in known or pid not in self._host.parents())
 
     def _may_step(self) -> tuple[int, ...]:
@@ -277,7 +277,7 @@ class LiveFeed:
         """Let the sources know who works: whom to sample first, and where the hook belongs."""
         steps = snapshot.steps
         counted = {steps.pid: steps.recent[-1].kind} if steps and steps.pid is not None and steps.recent else {}
-        self._seen.update(step_levels(snapshot.stacks, counted), snapshot.working, self._host.tree())
+        self._stepping_processes.update(step_levels(snapshot.stacks, counted), snapshot.working, self._host.tree())
         status = snapshot.sources.get("stacks")
         self._stacks_state = status.state if status is not None else None
 

@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from aitop.commands.doctor.report import Check, fault, not_needed, works
-from aitop.commands.doctor.rights import Place
+from aitop.commands.doctor.rights import Confinement
 from aitop.commands.settings import path as settings_path
 from aitop.commands.settings import read as read_settings
 from aitop.errors import WrongUsageError
@@ -204,7 +204,7 @@ def threads() -> Check | None:
     return None
 
 
-def gpu_checks(place: Place) -> list[Check]:
+def gpu_checks(place: Confinement) -> list[Check]:
     """What NVML says of the GPUs, asked in a thread of its own: a broken driver may hang."""
     answers: list[Abilities | SourceError] = []
     thread = threading.Thread(target=_ask, args=(answers,), name="aitop-doctor-gpu", daemon=True)
@@ -230,7 +230,7 @@ def count_cards(root: str = "") -> int:
     )
 
 
-def nvml_missing(error: SourceError, present: int, place: Place) -> list[Check]:
+def nvml_missing(error: SourceError, present: int, place: Confinement) -> list[Check]:
     """The checks where NVML does not work: no fault without a card. `present` is the number of cards."""
     if error.state == "absent" and not present and "pip install" not in (error.remedy or ""):
         return [not_needed("nvml", "no NVIDIA GPU in this machine"), *_unasked("no GPU")]
