@@ -23,7 +23,7 @@ from aitop.errors import AitopError
 from aitop.model.event import Event
 from aitop.model.ranks import ExchangeNotes
 from aitop.model.snapshot import Snapshot, Target, Tick
-from aitop.model.source import SourceName, SourceState, SourceStatus
+from aitop.model.source import SourceName, SourceStatus
 from aitop.model.stacks import StackDump, StackWindow
 from aitop.sources.flight_recorder import flight_record
 from aitop.sources.host import HostSource
@@ -69,8 +69,7 @@ class LiveFeed:
         self._sink = sink
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self._stopping = threading.Event()
-        self._stopped = False
-        self._stop_lock = threading.Lock()
+        self._stop_once = threading.Lock()
         self._engine = Engine(self.target)
         self._growth = GrowthFinder(self.target.pid, self._events.put)
         self._hook_requests = HookRequests()
@@ -78,11 +77,9 @@ class LiveFeed:
         self._host = HostSource(self._pids, interval=options.interval, stepping=self._stepping_processes.pids)
         self._runners: dict[SourceName, SourceRunner] = {}
         self._thread: threading.Thread | None = None
-        self._stepping: int | None = None
-        self._stacks_state: SourceState | None = None
+        self._snapshot: Snapshot | None = None
         self._looked = 0.0
         self._look: threading.Thread | None = None
-        self._numbers: dict[int, int | None] = {}
 
     def start(self, publish: Publish) -> None:
         for source in self._sources():
@@ -95,10 +92,8 @@ class LiveFeed:
         self._thread.start()
 
     def stop(self) -> None:
-        with self._stop_lock:
-            if self._stopped:
-                return
-            self._stopped = True
+        if not self._stop_once.acquire(blocking=False):
+            return
         self._stopping.set()
         # A request left behind would put the hook in when nobody is there any more.
         self._hook_requests.give_up()
@@ -130,7 +125,8 @@ class LiveFeed:
 
     def profile(self, steps: int, progress: Callable[[str], None]) -> Taken:
         """A burst of torch.profiler in the process whose steps are shown. Raises AitopError."""
-        pid = self._stepping or self.target.pid
+        shown = self._snapshot.steps if self._snapshot else None
+        pid = (shown.pid if shown else None) or self.target.pid
         return take_profile(pid, steps, wanted=lambda: not self._stopping.is_set(), progress=progress)
 
     def dump(self) -> StackDump:
@@ -169,7 +165,9 @@ class LiveFeed:
             # The source of stacks says why there are none.
             with contextlib.suppress(AitopError):
                 self.dump()
-            self._events.put(exchange_notes(self._numbers, passive=self._options.passive))
+            ranks = self._snapshot.ranks if self._snapshot else None
+            numbers = {view.pid: view.rank for view in ranks.ranks} if ranks else {}
+            self._events.put(exchange_notes(numbers, passive=self._options.passive))
 
         self._look = threading.Thread(target=look, name="aitop-look", daemon=True)
         self._look.start()
@@ -219,7 +217,8 @@ class LiveFeed:
 
     def _stacks_tell(self) -> bool:
         """Whether stacks are sampled here, or will soon be."""
-        return "stacks" in self._runners and self._stacks_state in (None, "ok")
+        status = self._snapshot.sources.get("stacks") if self._snapshot else None
+        return "stacks" in self._runners and (status is None or status.state == "ok")
 
     def _run(self, publish: Publish) -> None:
         try:
@@ -268,9 +267,8 @@ class LiveFeed:
             self._growth.consider(event)
         snapshot = self._engine.handle(event)
         if snapshot is not None and not self._stopping.is_set():
-            self._stepping = snapshot.steps.pid if snapshot.steps else None
+            self._snapshot = snapshot
             self._learn(snapshot)
-            self._numbers = {one.pid: one.rank for one in snapshot.ranks.ranks} if snapshot.ranks else {}
             publish(snapshot)
 
     def _learn(self, snapshot: Snapshot) -> None:
@@ -278,8 +276,6 @@ class LiveFeed:
         steps = snapshot.steps
         counted = {steps.pid: steps.recent[-1].kind} if steps and steps.pid is not None and steps.recent else {}
         self._stepping_processes.update(step_levels(snapshot.stacks, counted), snapshot.working, self._host.tree())
-        status = snapshot.sources.get("stacks")
-        self._stacks_state = status.state if status is not None else None
 
     def _end_of_target(self, publish: Publish) -> None:
         ended = still_there(self.target)

@@ -51,7 +51,6 @@ class TraceError(ValueError):
 class _Event(msgspec.Struct):
     """What is used of a trace event; `ts` and `dur` are microseconds."""
 
-    ph: str = ""
     name: str = ""
     cat: str = ""
     ts: float = 0.0

@@ -10,7 +10,8 @@ import pytest
 
 from aitop.attach import Attachment
 from aitop.engine import hook_requests, live
-from aitop.model.snapshot import Target
+from aitop.model.snapshot import Snapshot, Target
+from aitop.model.source import SourceStatus
 from aitop.sources.host import source
 from aitop.sources.host.roles import Place
 
@@ -91,7 +92,8 @@ def test_without_stacks_nobody_can_tell_who_steps(state):
     feed._pids, feed._host = (9,), Host((9,), (), parents={9})
     assert feed._hook_pids() == (9,), "stacks are switched off"
     feed._runners["stacks"] = Idle()
-    feed._stacks_state = state
+    status = SourceStatus(time=0.0, source="stacks", state=state)
+    feed._snapshot = Snapshot(tick=1, time=0.0, wall=0.0, window=0.0, target=feed.target, sources={"stacks": status})
     assert feed._hook_pids() == (9,)
 
 
