@@ -126,7 +126,7 @@ def _interval(value: Any) -> float | None:
 
 
 def _panes(value: Any) -> tuple[str, ...] | None:
-    return tuple(value) if isinstance(value, list) and all(one in FOLDABLE for one in value) else None
+    return tuple(value) if isinstance(value, list) and all(name in FOLDABLE for name in value) else None
 
 
 def _command(value: Any) -> str | None:

@@ -58,7 +58,7 @@ class HookRequests:
     def _bring_in(self, pid: int) -> None:
         if self._given_up.is_set():
             raise AttachRefused("withdrawn", "detached on request")
-        attempt, patience, kept = self._attempts.pop(pid, None), NEXT_WAIT_SECONDS, False
+        attempt, patience, waits_on = self._attempts.pop(pid, None), NEXT_WAIT_SECONDS, False
         if attempt is None:
             attempt, patience = begin(pid), FIRST_WAIT_SECONDS
         try:
@@ -66,10 +66,10 @@ class HookRequests:
             if done is None and not self._given_up.is_set():
                 refusal = attempt.why_not()
                 if refusal.passing:
-                    self._attempts[pid], kept = attempt, True
+                    self._attempts[pid], waits_on = attempt, True
                 raise refusal
         finally:
-            if not kept:
+            if not waits_on:
                 late = attempt.close()
         done = done or late
         if done is None:

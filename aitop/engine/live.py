@@ -174,15 +174,15 @@ class LiveFeed:
 
     def _sources(self) -> list[Source]:
         options = self._options
-        found: list[Source] = [self._host]
+        sources: list[Source] = [self._host]
         if options.gpu:
-            found.append(NvmlSource(self._host.tree))
+            sources.append(NvmlSource(self._host.tree))
         if options.stacks and not options.passive:
             working, stepping = self._stepping_processes.working, self._stepping_processes.pids
-            found.append(StackSource(self._pids, script=self.target.script, working=working, stepping=stepping))
+            sources.append(StackSource(self._pids, script=self.target.script, working=working, stepping=stepping))
         if options.hook and not options.passive:
-            found.append(HookSource(self._hook_pids, self._hook_requests.bring_in))
-        return found
+            sources.append(HookSource(self._hook_pids, self._hook_requests.bring_in))
+        return sources
 
     def _switched_off(self) -> list[tuple[SourceName, str]]:
         """The sources that the user does not want, and why, in words."""

@@ -140,7 +140,7 @@ def _worth_marking(before: Snapshot | None, now: Snapshot) -> str | None:
         return None
     if now.target.ended and not before.target.ended:
         return "target ended"
-    first, was = (one.diagnosis.verdicts[0].id if one.diagnosis.verdicts else None for one in (now, before))
+    first, was = (seen.diagnosis.primary.id if seen.diagnosis.primary else None for seen in (now, before))
     if first != was:
         return first or "no verdict"
     saves = now.series.get("step_save")

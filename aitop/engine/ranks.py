@@ -36,16 +36,16 @@ def ranks_view(history: History, now: float) -> Ranks | None:
     host = history.hosts.last
     if host is None:
         return None
-    processes = [one for one in host.processes if one.role == "rank" and one.state != "Z"]
+    processes = [process for process in host.processes if process.role == "rank" and process.state != "Z"]
     world = world_size(history, host)
     if world < 2:
         # Trainers that form no group have no numbers, and no step in common.
-        processes = [one for one in processes if rank_number(history, one) is not None]
+        processes = [process for process in processes if rank_number(history, process) is not None]
     if len(processes) < 2 and world < 2:
         return None
     since = now - WINDOW_SECONDS
     most = max(FEW, min(MOST_STEPS, MOST_RECORDS // max(1, len(processes))))
-    recent = {one.pid: _recent(history.hooks.get(one.pid), since, most) for one in processes}
+    recent = {process.pid: _recent(history.hooks.get(process.pid), since, most) for process in processes}
     timed = {
         pid: _recent(history.hooks.get(pid), since, len(records), timed=True) if _any_estimated(records) else records
         for pid, records in recent.items()
@@ -60,7 +60,7 @@ def ranks_view(history: History, now: float) -> Ranks | None:
     together = list(zip(*work.values(), strict=True))
     compared = _Compared(aligned, waits, work, [(min(step), max(step)) for step in together])
     cores = on_cores(history)
-    views = [_one(history, one, recent[one.pid], compared, cores) for one in processes]
+    views = [_one(history, process, recent[process.pid], compared, cores) for process in processes]
     ordered = tuple(sorted(views, key=lambda view: (view.rank is None, view.rank or 0, view.pid)))
     if len(aligned) < 2:
         return Ranks(ranks=ordered, world_size=world or None)
@@ -110,14 +110,14 @@ def _aligned(recent: Mapping[int, Sequence[StepRecord]]) -> dict[int, list[StepR
     first, *others = sorted(recent, key=lambda pid: len(recent[pid]))
     near = 0.5 * median(record.seconds for record in recent[first])
     ends = {pid: [record.end for record in recent[pid]] for pid in others}
-    found: dict[int, list[StepRecord]] = {pid: [] for pid in recent}
+    aligned: dict[int, list[StepRecord]] = {pid: [] for pid in recent}
     for record in recent[first]:
         matches = {pid: _nearest(ends[pid], record.end) for pid in others}
         if all(abs(ends[pid][index] - record.end) <= near for pid, index in matches.items()):
-            found[first].append(record)
+            aligned[first].append(record)
             for pid, index in matches.items():
-                found[pid].append(recent[pid][index])
-    return found if len(found[first]) >= FEWEST else {}
+                aligned[pid].append(recent[pid][index])
+    return aligned if len(aligned[first]) >= FEWEST else {}
 
 
 def _nearest(ends: Sequence[float], wanted: float) -> int:
@@ -132,16 +132,16 @@ def _own_backward(history: History, aligned: Mapping[int, Sequence[StepRecord]])
 
     DistributedDataParallel times that itself now and then, and waits where no Python call is seen.
     """
-    found: dict[int, float | None] = {}
+    backward: dict[int, float | None] = {}
     for pid, records in aligned.items():
         facts = history.hooks[pid].facts
         ddp = facts.ddp if facts else None
         least = quantile(sorted(record.backward / max(1, record.backwards) for record in records), SMALL)
         if ddp is None:
-            found[pid] = None
+            backward[pid] = None
         else:
-            found[pid] = least if ddp.backward is None else min(least, ddp.backward)
-    return found
+            backward[pid] = least if ddp.backward is None else min(least, ddp.backward)
+    return backward
 
 
 def _wait(record: StepRecord, own_backward: float | None) -> float:
@@ -189,20 +189,20 @@ def _collectives(
     if len(lengths) != 1:
         return ()
     ranks = [numbers[pid] for pid in aligned]
-    found = []
+    waits = []
     for place in range(min(lengths.pop(), MOST_COLLECTIVES)):
         times = [[calls[place] for calls in step] for step in steps]
-        last, count = Counter(one.index(min(one)) for one in times).most_common(1)[0]
-        found.append(
+        last, count = Counter(calls.index(min(calls)) for calls in times).most_common(1)[0]
+        waits.append(
             CollectiveWait(
                 place=place + 1,
                 last=ranks[last],
                 often=count / len(times),
-                waited=fmean((sum(one) - len(one) * min(one)) / (len(one) - 1) for one in times),
-                exchange=fmean(min(one) for one in times),
+                waited=fmean((sum(calls) - len(calls) * min(calls)) / (len(calls) - 1) for calls in times),
+                exchange=fmean(min(calls) for calls in times),
             )
         )
-    return tuple(found)
+    return tuple(waits)
 
 
 @dataclass(frozen=True)
@@ -245,8 +245,8 @@ def _one(
     if not mine:
         return view
     own = compared.work[pid]
-    skew = tuple(one - least for one, (least, _) in zip(own, compared.bounds, strict=True))
-    last = [one >= most for one, (_, most) in zip(own, compared.bounds, strict=True)]
+    skew = tuple(seconds - least for seconds, (least, _) in zip(own, compared.bounds, strict=True))
+    last = [seconds >= most for seconds, (_, most) in zip(own, compared.bounds, strict=True)]
     samples = [record.samples for record in mine if record.samples is not None]
     tokens = [record.tokens for record in mine if record.tokens is not None]
     return replace(
@@ -283,7 +283,8 @@ def _clock(history: History, device: GpuDevice | None) -> float | None:
     if device is None:
         return None
     samples = islice(reversed(history.gpus), DELAYS)
-    known = [one.sm_clock for sample in samples for one in sample.devices if one.index == device.index and one.sm_clock]
+    same = (then for sample in samples for then in sample.devices if then.index == device.index)
+    known = [then.sm_clock for then in same if then.sm_clock]
     return fmean(known) if known else None
 
 
@@ -291,4 +292,4 @@ def _device(history: History, pid: int) -> GpuDevice | None:
     """The device that a rank is on."""
     gpu = history.gpus.last
     devices = gpu.devices if gpu is not None else ()
-    return next((one for one in devices if any(process.pid == pid for process in one.processes or ())), None)
+    return next((device for device in devices if any(process.pid == pid for process in device.processes or ())), None)

@@ -82,7 +82,7 @@ def series(history: History, steps: Sequence[StepRecord]) -> dict[str, Series]:
         made |= _made(f"gpu{index}.", OF_DEVICES, of_device)
     for index, of_allocator in sorted(allocators.items()):
         made |= _made(f"alloc{index}.", OF_ALLOCATORS, of_allocator)
-    return {name: one for name, one in made.items() if any(value is not None for value in one.values)}
+    return {name: points for name, points in made.items() if any(value is not None for value in points.values)}
 
 
 def recompiles(counts: Iterable[tuple[float, int]]) -> Series:

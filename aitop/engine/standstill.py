@@ -55,13 +55,13 @@ def standstill(history: History, now: float) -> Standstill | None:
         {pid: hook.sequence for pid, hook in history.hooks.items()},
     )
     gone = _gone(history, ranks, host)
-    known = all(one.doing is not None for one in ranks)
+    known = all(standing.doing is not None for standing in ranks)
     limit = FIRST_SECONDS if known else BLIND_SECONDS
     if usual is not None:
         limit = max(limit, OF_LONGEST * usual)
-    if any(one.doing == "sleeping" for one in (*ranks, *workers)):
+    if any(standing.doing == "sleeping" for standing in (*ranks, *workers)):
         limit = max(limit, SLEEPING_SECONDS)
-    if seconds < limit or any(one.doing == "serving" for one in ranks) or not _waits(ranks, gone, usual):
+    if seconds < limit or any(standing.doing == "serving" for standing in ranks) or not _waits(ranks, gone, usual):
         return None
     world = world_size(history, host)
     elsewhere = max(0, world - len(ranks) - len(gone))
@@ -78,9 +78,9 @@ def standstill(history: History, now: float) -> Standstill | None:
 
 def _waits(ranks: Sequence[Standing], gone: Sequence[int], usual: float | None) -> bool:
     """Whether these may be ranks that do not get on, and not a process that has nothing to do."""
-    if gone or any(one.doing in ("collective", "loading") for one in ranks):
+    if gone or any(standing.doing in ("collective", "loading") for standing in ranks):
         return True
-    if all(one.doing is None for one in ranks):
+    if all(standing.doing is None for standing in ranks):
         return len(ranks) > 1
     return usual is not None
 
@@ -117,12 +117,14 @@ def _is_still(process: ProcessSample, history: History) -> bool:
 
 def _spins(pid: int, history: History) -> bool:
     """Whether the last windows have one and the same stack of its main thread, and that waits for other ranks."""
-    last = [window for window in history.windows if any(one.pid == pid and one.main for one in window.stacks)][-2:]
+    last = [window for window in history.windows if any(stack.pid == pid and stack.main for stack in window.stacks)][
+        -2:
+    ]
     stacks = {
-        tuple(window.frames[index] for index in one.frames)
+        tuple(window.frames[index] for index in stack.frames)
         for window in last
-        for one in window.stacks
-        if one.pid == pid and one.main
+        for stack in window.stacks
+        if stack.pid == pid and stack.main
     }
     if len(last) < 2 or len(stacks) != 1 or not history.gpus:
         return False
@@ -140,9 +142,9 @@ def standing_at(snapshot: Snapshot, dump: StackDump) -> Standstill:
     views = snapshot.ranks.ranks if snapshot.ranks else ()
     host = snapshot.host
     processes = host.processes if host else ()
-    numbers = {process.pid: process.rank for process in processes} | {one.pid: one.rank for one in views}
-    steps = {one.pid: one.step for one in views if one.step is not None}
-    sequences = {one.pid: one.sequence for one in snapshot.standstill.ranks} if snapshot.standstill else {}
+    numbers = {process.pid: process.rank for process in processes} | {view.pid: view.rank for view in views}
+    steps = {view.pid: view.step for view in views if view.step is not None}
+    sequences = {rank.pid: rank.sequence for rank in snapshot.standstill.ranks} if snapshot.standstill else {}
     ranks, workers = _standing(host, dump, numbers, steps, sequences) if host else ((), ())
     if snapshot.standstill is not None:
         return replace(snapshot.standstill, ranks=ranks, workers=workers)
@@ -180,9 +182,9 @@ def _standing(
                 sequence=sequences.get(process.pid),
             )
         )
-    standing.sort(key=lambda one: (one.rank is None, one.rank or 0, one.pid))
-    ranks = tuple(one for one in standing if one.role == "rank")
-    return ranks, tuple(one for one in standing if one.role == "loader-worker")
+    standing.sort(key=lambda place: (place.rank is None, place.rank or 0, place.pid))
+    ranks = tuple(place for place in standing if place.role == "rank")
+    return ranks, tuple(place for place in standing if place.role == "loader-worker")
 
 
 def _main_stacks(dump: StackDump | None) -> dict[int, tuple[Frame, ...]]:
@@ -208,18 +210,18 @@ def rank_number(history: History, process: ProcessSample) -> int | None:
 
 def _gone(history: History, ranks: Sequence[Standing], host: HostSample) -> tuple[int, ...]:
     """The numbers of ranks of this machine that have ended and that no other process has taken over."""
-    present = {one.rank for one in ranks if one.rank is not None}
+    present = {rank.rank for rank in ranks if rank.rank is not None}
     missing = set(history.numbers.values()) - present
-    processes = [one for one in host.processes if one.role == "rank" and one.state != "Z"]
-    here = max((one.local_world_size or 0 for one in processes), default=0)
+    processes = [process for process in host.processes if process.role == "rank" and process.state != "Z"]
+    here = max((process.local_world_size or 0 for process in processes), default=0)
     offsets = {one.rank - one.local_rank for one in processes if one.rank is not None and one.local_rank is not None}
     if here and len(offsets) == 1:
         first = offsets.pop()
         missing |= set(range(first, first + here)) - present
     if not missing and len(present) == len(ranks):
         unseen = set(range(world_size(history, host))) - present
-        parents = {one.ppid for one in processes}
-        ended = sum(one.state == "Z" and one.ppid in parents for one in host.processes)
+        parents = {process.ppid for process in processes}
+        ended = sum(process.state == "Z" and process.ppid in parents for process in host.processes)
         # All ranks meet on this machine, or whoever started them has as many children that ended.
         if (history.notes is not None and history.notes.local) or len(unseen) == ended:
             missing = unseen

@@ -53,9 +53,9 @@ def compute_dtype(facts: HookFacts) -> str | None:
 def device_of(pid: int | None, gpu: GpuSample | None) -> GpuDevice | None:
     """A device that the process computes on; of several the first, as long as all are of one name."""
     devices = gpu.devices if gpu is not None else ()
-    used = [one for one in devices if any(process.pid == pid for process in one.processes or ())]
-    used = used or [one for one in devices if one.mine]
-    return used[0] if used and len({one.name for one in used}) == 1 else None
+    used = [device for device in devices if any(process.pid == pid for process in device.processes or ())]
+    used = used or [device for device in devices if device.mine]
+    return used[0] if used and len({device.name for device in used}) == 1 else None
 
 
 def with_throughput(steps: Steps, facts: HookFacts | None, gpu: GpuSample | None) -> Steps:

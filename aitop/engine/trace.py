@@ -110,9 +110,9 @@ def _events(trace: bytes) -> list[_Event]:
         raise TraceError(f"this is not a trace: {error}") from None
     decoder = msgspec.json.Decoder(_Event)
     events = []
-    for one in raw:
+    for line in raw:
         try:
-            event = decoder.decode(one)
+            event = decoder.decode(line)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             continue  # other kinds of events have other types in the same fields
         if 0 <= event.dur <= LONGEST_US and 0 <= event.ts < 1e18:
@@ -183,7 +183,7 @@ def _classes(rows: Sequence[KernelRow] | Sequence[OpRow]) -> tuple[ClassRow, ...
     for row in rows:
         sums[row.kind] += row.device if isinstance(row, KernelRow) else row.self_host
     total = sum(sums.values())
-    classes = [ClassRow(kind=kind, seconds=one, share=one / total) for kind, one in sums.items() if total > 0]
+    classes = (ClassRow(kind=kind, seconds=taken, share=taken / total) for kind, taken in sums.items() if total > 0)
     return tuple(sorted(classes, key=lambda row: -row.seconds))
 
 
@@ -196,13 +196,13 @@ def _devices(on_device: Sequence[_Event], events: Iterable[_Event], begin: float
     devices: dict[int, list[_Event]] = defaultdict(list)
     for event in on_device:
         devices[_number(event, "device")].append(event)
-    found = []
+    uses = []
     for device, work in sorted(devices.items()):
         busy, gaps = _covered(work, begin, end)
         delays = [
             event.ts - launched[number] for event in work if (number := _number(event, "correlation")) in launched
         ]
-        found.append(
+        uses.append(
             DeviceUse(
                 device=device,
                 busy=busy / 1e6,
@@ -212,7 +212,7 @@ def _devices(on_device: Sequence[_Event], events: Iterable[_Event], begin: float
                 launch_delay=max(0.0, statistics.median(delays)) / 1e6 if delays else None,
             )
         )
-    return tuple(found)
+    return tuple(uses)
 
 
 def _covered(work: Sequence[_Event], begin: float, end: float) -> tuple[float, list[float]]:

@@ -14,11 +14,11 @@ def printable(text: str) -> str:
     if text.isprintable():
         return text
     expanded = text.replace("\t", "    ")
-    return "".join(one if one.isprintable() else " " if one.isspace() else "·" for one in expanded)
+    return "".join(letter if letter.isprintable() else " " if letter.isspace() else "·" for letter in expanded)
 
 
 def escaped_json(text: str) -> str:
     """A JSON text that says the same without anything that a terminal would obey: such characters as \\uXXXX."""
     if text.replace("\n", "").isprintable():
         return text
-    return "".join(one if one.isprintable() or one == "\n" else json.dumps(one)[1:-1] for one in text)
+    return "".join(letter if letter.isprintable() or letter == "\n" else json.dumps(letter)[1:-1] for letter in text)

@@ -71,10 +71,10 @@ def tables(report: Report) -> list[Table]:
         return []
     first, *others = workers
     lanes = [(lane, [entry for entry in accounts[first.pid] if entry.lane == lane]) for lane in ("main", *SIDE_LANES)]
-    found = [_lane_table(first, lane, entries) for lane, entries in lanes if entries]
+    made = [_lane_table(first, lane, entries) for lane, entries in lanes if entries]
     if others:
-        found.append(_process_table([accounts[worker.pid] for worker in others]))
-    return found
+        made.append(_process_table([accounts[worker.pid] for worker in others]))
+    return made
 
 
 def _lane_table(worker: ReportWorker, lane: Lane, entries: Sequence[ReportEntry]) -> Table:
