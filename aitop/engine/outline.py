@@ -26,9 +26,8 @@ MOST_MARKS = 500
 
 
 class Bookmark(NamedTuple):
-    """`lines` of the recording lie before it, and so many ticks. `history` is what was known there for good."""
+    """`lines` of the recording lie before it. `history` is what was known there for good."""
 
-    tick: int
     lines: int
     history: History
 
@@ -37,15 +36,19 @@ class Outline:
     """Goes through a recording in a thread of its own: quickly for the ticks, then at half speed for the rest.
 
     Everything may be read from any thread meanwhile; `times` is complete once `measured` is set. A recording that
-    cannot be read to its end has an outline of what could be read.
+    cannot be read to its end has an outline of what could be read. While `free` is not set it stands still: whoever
+    clears it is in a hurry, and two threads at once would take several times as long.
     """
 
     def __init__(self, recording: Recording) -> None:
         self.times: list[float] = []
         self.marks: tuple[Mark, ...] = ()
         self.measured = threading.Event()
-        self._bookmarks: list[Bookmark] = []
+        self._bookmarks: dict[int, Bookmark] = {}
+        self._apart = BOOKMARK_TICKS
         self._recording = recording
+        self.free = threading.Event()
+        self.free.set()
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="aitop-outline", daemon=True)
 
@@ -56,13 +59,23 @@ class Outline:
     def stop(self) -> None:
         """Read no further."""
         self._stopping.set()
+        self.free.set()
 
-    def bookmark_before(self, tick: int) -> Bookmark | None:
-        """The last place from which a tick can be reached with all that is known there, None: only from the start."""
+    def passed(self, tick: int, lines: int, history: History) -> None:
+        """Leave a bookmark now and then: so many ticks and lines were read, and this is known. From any thread."""
+        if tick % self._apart == 0 and tick not in self._bookmarks:
+            self._bookmarks[tick] = Bookmark(lines, lasting(history))
+
+    def tick_to_read_from(self, tick: int) -> int:
+        """The last tick with a bookmark from which this one can be reached with all that is known there; 0: none."""
         if not 0 < tick <= len(self.times):
-            return None
+            return 0
         latest = self.times[tick - 1] - KEEP_SECONDS - SLACK_SECONDS
-        return next((mark for mark in reversed(self._bookmarks) if self.times[mark.tick - 1] <= latest), None)
+        return max((mark for mark in list(self._bookmarks) if self.times[mark - 1] <= latest), default=0)
+
+    def bookmark(self, tick: int) -> Bookmark:
+        """The bookmark behind a tick that has one."""
+        return self._bookmarks[tick]
 
     def tick_at(self, seconds: float) -> int:
         """The number (from 1) of the first tick so many seconds after the first one, or of the last there is."""
@@ -77,6 +90,7 @@ class Outline:
                     return
                 times.append(tick.time)
             self.times = times
+            self._apart = max(BOOKMARK_TICKS, len(times) // MOST_BOOKMARKS)
             self.measured.set()
             self._judge_all()
         except Exception:  # the player meets the same and tells of it
@@ -87,16 +101,15 @@ class Outline:
     def _judge_all(self) -> None:
         history = History(self._recording.header.target)
         engine, before, ticks = Engine(history.target, history), None, 0
-        apart = max(BOOKMARK_TICKS, len(self.times) // MOST_BOOKMARKS)
         events = self._recording.events()
         for event in events:
+            self.free.wait()
             started = time.monotonic()
             snapshot = engine.handle(event)
             if snapshot is None:
                 continue
             ticks += 1
-            if ticks % apart == 0:
-                self._bookmarks.append(Bookmark(ticks, events.lines, lasting(history)))
+            self.passed(ticks, events.lines, history)
             words = _worth_marking(before, snapshot)
             if words and len(self.marks) < MOST_MARKS:
                 self.marks = (*self.marks, Mark(snapshot.time - self.times[0], words))

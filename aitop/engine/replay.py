@@ -7,6 +7,7 @@ import time
 
 from aitop.engine.core import Engine
 from aitop.engine.feed import Publish, own_failure
+from aitop.engine.history import History
 from aitop.engine.outline import Outline, lasting
 from aitop.engine.position import Position
 from aitop.model.snapshot import Tick
@@ -138,7 +139,9 @@ class ReplayFeed:
         """Go to the place that is wanted, else play a tick when it is due, else wait for a request."""
         wanted = self._wanted
         if wanted is not None:
+            self._outline.free.clear()
             self._go_to(wanted, publish)
+            self._outline.free.set()
         elif self._ended or not self._playing:
             with self._wake:
                 if self._wanted is None and (self._ended or not self._playing) and not self._stopping:
@@ -169,6 +172,8 @@ class ReplayFeed:
             return
         snapshot = self._engine.handle(tick, judged=judged)
         self._at += 1
+        if self._outline.measured.is_set():
+            self._outline.passed(self._at, self._events.lines, self._history)
         self._first = tick.time if self._first is None else self._first
         self._last = tick
         self._shown = publish is not None
@@ -195,12 +200,12 @@ class ReplayFeed:
         # Another place may have been wanted on the way to one that lies further on.
         if wanted < self._at or (wanted == self._at and not self._shown):
             self._rewind()
-        bookmark = self._outline.bookmark_before(wanted)
-        if bookmark is not None and bookmark.tick > self._at:
-            self._rewind()
+        start = self._outline.tick_to_read_from(wanted)
+        if start > self._at:
+            bookmark = self._outline.bookmark(start)
+            self._rewind(lasting(bookmark.history))
             self._events.skip(bookmark.lines)
-            self._engine = Engine(self._target, lasting(bookmark.history))
-            self._at, self._first = bookmark.tick, self._outline.times[0]
+            self._at, self._first = start, self._outline.times[0]
         self._way = (self._at, wanted)
         while self._at < wanted and self._wanted == wanted and self._ahead() is not None:
             left = wanted - self._at
@@ -212,9 +217,10 @@ class ReplayFeed:
             self._due = 0.0
         self._way = None
 
-    def _rewind(self) -> None:
+    def _rewind(self, history: History | None = None) -> None:
         self._events = self._recording.events()
-        self._engine = Engine(self._target)
+        self._history = history or History(self._target)
+        self._engine = Engine(self._target, self._history)
         self._pending = self._last = self._first = None
         self._at = 0
         self._ended = False
