@@ -15,7 +15,7 @@ from aitop.sources.replay import Recording
 
 BEHIND_SECONDS = 1.0
 # Of the ticks before a place that is sought, only so many are judged: no verdict needs more of them to appear or to go.
-JUDGED_TICKS = 40
+JUDGED_TICKS = 20
 
 
 class ReplayFeed:
