@@ -13,7 +13,7 @@ from aitop.engine.ranks import ranks_view
 from aitop.engine.series import recompiles, series, worker_lanes
 from aitop.engine.standstill import standstill
 from aitop.engine.steps_view import steps_view
-from aitop.engine.throughput import with_operations, with_throughput
+from aitop.engine.throughput import with_throughput
 from aitop.model.host import Role
 from aitop.model.ranks import Ranks
 from aitop.model.snapshot import Cost, Phases, ProcessStacks, Series, Snapshot, Stacks, Steps, Tick
@@ -43,7 +43,7 @@ def aggregate(history: History, tick: Tick) -> Snapshot:
     steps = steps_view(lead, records, hook.count) if hook and lead is not None else None
     gpu, facts = history.gpus.last, hook.facts if hook else None
     if steps is not None:
-        steps = with_throughput(steps, facts, gpu)
+        steps, facts = with_throughput(steps, facts, gpu)
     host = history.hosts.last
     roles: dict[int, Role] = {process.pid: process.role for process in host.processes} if host else {}
     roles.setdefault(history.target.pid, "rank")
@@ -64,7 +64,7 @@ def aggregate(history: History, tick: Tick) -> Snapshot:
         host=host,
         gpu=gpu,
         steps=steps or _steps_from_stacks(process),
-        facts=with_operations(facts, steps),
+        facts=facts,
         allocators=hook.allocators if hook else (),
         stacks=stacks,
         dump=history.dump,

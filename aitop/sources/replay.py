@@ -12,8 +12,7 @@ from typing import BinaryIO, cast
 import msgspec
 
 from aitop.errors import UnreadableRecordingError
-from aitop.model.event import Event
-from aitop.model.recording import RECORDING_VERSION, Header
+from aitop.model.event import RECORDING_VERSION, Event, Header
 from aitop.model.snapshot import Tick
 from aitop.model.text import printable
 from aitop.sources.sound_event import is_sound
