@@ -46,7 +46,7 @@ def seek(feed: ReplayFeed, arrival: Arrival, whole: float) -> None:
 def measure(path: Path, *, whole: bool) -> None:
     """Open the recording as the screen does; seek at once, a little later, and when all of it was looked through."""
     recording = Recording(path)
-    feed, arrival = ReplayFeed(recording.header.target, recording.events), Arrival()
+    feed, arrival = ReplayFeed(recording), Arrival()
     feed.pause()
     started = time.monotonic()
     feed.start(arrival)
@@ -56,9 +56,6 @@ def measure(path: Path, *, whole: bool) -> None:
     print(f"{length / 60:.0f} min, {path.stat().st_size / 1e6:.1f} MB; length known", end=" ")
     print(f"after {time.monotonic() - started:.2f} s")
     print(f"at once, to the tenth minute: {arrival.after(feed.seek_to, 600.0):.2f} s")
-    while feed._outline.bookmark_before(len(feed._outline.times)) is None or not feed._outline.read.is_set():
-        time.sleep(0.05)
-    print(f"once it was read ({time.monotonic() - started:.1f} s after the start)")
     seek(feed, arrival, length)
     if whole:
         while feed._outline._thread.is_alive():

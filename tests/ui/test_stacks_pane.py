@@ -8,7 +8,7 @@ import pytest
 import sample_snapshots as samples
 from textual.geometry import Offset
 
-from aitop.engine.stack_dump import NoDumpError
+from aitop.errors import AitopError
 from aitop.model.stacks import Frame, StackDump, ThreadStack
 from aitop.ui.editor import arguments, edit, editor_command, has_window
 from aitop.ui.panes.code.hot_lines import Place
@@ -156,7 +156,7 @@ async def test_s_groups_all_stacks(look_at, feeds, size):
 async def test_where_nothing_can_be_looked_at_it_says_why_and_shows_what_was_seen(look_at, feeds):
     class Refusing(feeds["scripted"]):
         def dump(self):
-            raise NoDumpError("stacks are switched off by --passive: they are not looked at")
+            raise AitopError("stacks are switched off by --passive: they are not looked at")
 
     async with look_at(feed=Refusing(samples.input_bound())) as eyes:
         await eyes.press("S")

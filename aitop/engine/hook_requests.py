@@ -16,11 +16,11 @@ SELF_REMOVAL_SECONDS = 0.6
 FIRST_WAIT_SECONDS, NEXT_WAIT_SECONDS = 3.0, 0.2
 
 
-class HooksOnTheWay:
+class HookRequests:
     """The requests for the hook that are under way to their processes.
 
     One that a process does not take in time stays queued in it, at no cost to it, until it comes back to Python
-    code or everything is given up. Any thread may call, for one process one at a time. `brought_to` are the processes
+    code or everything is given up. Any thread may call, for one process one at a time. `hooked` are the processes
     into which the hook has been brought, also those that nobody asks for any more.
     """
 
@@ -29,7 +29,7 @@ class HooksOnTheWay:
         self._given_up = threading.Event()
         self._changed = threading.Condition()
         self._busy = 0
-        self.brought_to: set[int] = set()
+        self.hooked: set[int] = set()
 
     def bring_in(self, pid: int) -> None:
         """Put the hook into `pid`. Raises SourceError with the reason and the remedy where it is not in yet."""
@@ -58,7 +58,7 @@ class HooksOnTheWay:
     def _bring_in(self, pid: int) -> None:
         if self._given_up.is_set():
             raise AttachRefused("absent", "detached on request")
-        attempt, patience, kept = self._attempts.pop(pid, None), NEXT_WAIT_SECONDS, False
+        attempt, patience, waits_on = self._attempts.pop(pid, None), NEXT_WAIT_SECONDS, False
         if attempt is None:
             attempt, patience = begin(pid), FIRST_WAIT_SECONDS
         try:
@@ -66,16 +66,16 @@ class HooksOnTheWay:
             if done is None and not self._given_up.is_set():
                 refusal = attempt.why_not()
                 if refusal.passing:
-                    self._attempts[pid], kept = attempt, True
+                    self._attempts[pid], waits_on = attempt, True
                 raise refusal
         finally:
-            if not kept:
+            if not waits_on:
                 late = attempt.close()
         done = done or late
         if done is None:
             raise AttachRefused("absent", "detached on request")
         settled(pid, done)
-        self.brought_to.add(pid)
+        self.hooked.add(pid)
 
 
 def take_out(pids: Iterable[int]) -> None:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import pytest
 
-from aitop.engine.kept_samples import APART_SECONDS, DENSE_SECONDS, KEEP_SECONDS, KeptSamples
+from aitop.engine.history import APART_SECONDS, DENSE_SECONDS, KEEP_SECONDS, RecentSamples
 
 
 class Seen(NamedTuple):
@@ -15,7 +15,7 @@ class Seen(NamedTuple):
 
 
 def taken(times, kept=None):
-    kept = KeptSamples() if kept is None else kept
+    kept = RecentSamples() if kept is None else kept
     for time in times:
         kept.append(Seen(time))
         kept.forget(time)
@@ -49,7 +49,7 @@ def test_what_is_kept_does_not_depend_on_where_reading_began():
 
 
 def test_looked_at_from_both_ends():
-    kept = KeptSamples()
+    kept = RecentSamples()
     assert kept.last is None and not kept and list(kept) == []
     taken([float(number) for number in range(100)], kept)
     assert kept.last == Seen(99.0) and len(kept) == 100

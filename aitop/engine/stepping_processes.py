@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 from aitop.stacks.work import Level
 
 
-class SeenToStep:
+class SteppingProcesses:
     """Remembers who stepped, for as long as it lives: a trainer that evaluates or saves for a minute stays one.
 
     Where some update a model, whoever only runs one does not count: it feeds them. Any thread may ask.

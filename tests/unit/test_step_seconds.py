@@ -1,6 +1,7 @@
 """Series for charts of minutes."""
 
-from aitop.engine.long_view import KEEP_SECONDS, LANE_SAMPLES, MOST_LANES, StepSeconds, worker_lanes
+from aitop.engine.history import CHART_SECONDS, StepSeconds
+from aitop.engine.series import LANE_SAMPLES, MOST_LANES, worker_lanes
 from aitop.model.host import HostSample, MachineSample, ProcessSample
 from aitop.model.steps import StepRecord
 from aitop.stacks.view import StackView
@@ -26,7 +27,7 @@ def test_steps_are_put_together_by_the_second_in_which_they_end():
 def test_it_does_not_grow_without_bound():
     seconds = StepSeconds()
     seconds.add(step(n, float(n)) for n in range(2000))
-    assert len(seconds.series()["step_p50"].times) == KEEP_SECONDS
+    assert len(seconds.series()["step_p50"].times) == CHART_SECONDS
     assert seconds.series()["step_p50"].times[-1] == 1999.0
 
 
