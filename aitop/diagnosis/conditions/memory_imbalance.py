@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from statistics import median
 
-from aitop.diagnosis.rule import Finding, Judgement
+from aitop.diagnosis.rule import Explanation
+from aitop.diagnosis.what_if import fix
 from aitop.model.gpu import GpuDevice
 from aitop.model.ranks import RankView
 from aitop.model.snapshot import Snapshot
 from aitop.model.units import percent, size
-from aitop.model.verdict import Fix, Verdict
 
 # More than the others by this part of theirs, and by so many bytes, which libraries and chance do not explain.
 MORE, LEAST_BYTES = 0.25, 1 << 30
@@ -19,7 +19,7 @@ STRANGERS = "`torch.cuda.set_device(local_rank)` before anything else, and `torc
 UNEVEN = "give ranks equal shares: of the batch by length, of layers, of optimizer state; gather results in pieces"
 
 
-def memory_imbalance(snapshot: Snapshot) -> Judgement:
+def memory_imbalance(snapshot: Snapshot) -> Explanation | None:
     """By the devices of the ranks, else by their memory on the host. The level is 1 where it is much."""
     ranks = snapshot.ranks.ranks if snapshot.ranks else ()
     devices = {one.index: one for one in snapshot.gpu.devices} if snapshot.gpu else {}
@@ -29,7 +29,7 @@ def memory_imbalance(snapshot: Snapshot) -> Judgement:
     return _found(ranks, {one.pid: one.rss for one in ranks if one.rss}, {})
 
 
-def _found(ranks: Sequence[RankView], held: Mapping[int, int], devices: Mapping[int, GpuDevice]) -> Judgement:
+def _found(ranks: Sequence[RankView], held: Mapping[int, int], devices: Mapping[int, GpuDevice]) -> Explanation | None:
     known = [one for one in ranks if one.pid in held]
     if len(known) < 2:
         return None
@@ -46,17 +46,14 @@ def _found(ranks: Sequence[RankView], held: Mapping[int, int], devices: Mapping[
         evidence.append(f"GPU {most.gpu} also holds memory of rank {', '.join(map(str, others))}")
     if filled is not None:
         evidence.append(f"GPU {most.gpu} is {percent(filled)} full")
-    return Finding(
-        Verdict(
-            id="oom-risk",
-            subtype="imbalance",
-            severity="warning" if (filled or 0.0) >= TIGHT else "info",
-            confidence=0.8 if strangers else 0.6,
-            title=f"rank {most.rank} holds {size(over)} more memory than the others: it bounds the batch of all",
-            evidence=tuple(evidence),
-            fixes=(Fix(text=STRANGERS if strangers else UNEVEN),),
-            ranks=(most.rank,) if most.rank is not None else (),
-        ),
+    return Explanation(
+        subtype="imbalance",
+        severity="warning" if (filled or 0.0) >= TIGHT else "info",
+        confidence=0.8 if strangers else 0.6,
+        title=f"rank {most.rank} holds {size(over)} more memory than the others: it bounds the batch of all",
+        evidence=tuple(evidence),
+        fixes=(fix(STRANGERS if strangers else UNEVEN),),
+        ranks=(most.rank,) if most.rank is not None else (),
         level=over / usual / MORE if over >= LEAST_BYTES and usual > 0 else 0.0,
     )
 
