@@ -54,7 +54,7 @@ CAUSES: tuple[Rule, ...] = (
 CONDITIONS: tuple[Rule, ...] = (
     hang.hang,
     memory.leak,
-    device_memory.full_or_uneven,
+    device_memory.oom_risk,
     device_memory.fragmentation,
     host_memory.pressure,
     clocks.throttled,

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from statistics import median
 
 from aitop.diagnosis.conditions.memory import left_of, steady
-from aitop.diagnosis.conditions.memory_imbalance import memory_imbalance
 from aitop.diagnosis.device import own_devices, without_figures
 from aitop.diagnosis.evidence import records
 from aitop.diagnosis.rule import Explanation, condition
 from aitop.diagnosis.series import rise, trend
 from aitop.diagnosis.what_if import fix
 from aitop.model.gpu import GpuDevice
+from aitop.model.ranks import RankView
 from aitop.model.snapshot import Snapshot
 from aitop.model.steps import AllocatorSample, Kind
 from aitop.model.units import duration, percent, rate, size
@@ -28,6 +30,11 @@ CONTEXT_BYTES = 1.5 * 2**30
 LEAST_WASTE = 256 * 2**20
 CROWDED = 0.7
 FEW_SIZES = 3
+# More than the others by this part of theirs, and by so many bytes, which libraries and chance do not explain.
+MORE, LEAST_BYTES = 0.25, 1 << 30
+TIGHT = 0.8
+STRANGERS = "`torch.cuda.set_device(local_rank)` before anything else, and `torch.load(..., map_location=...)`"
+UNEVEN = "give ranks equal shares: of the batch by length, of layers, of optimizer state; gather results in pieces"
 EXPANDABLE = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
 
 
@@ -59,7 +66,7 @@ class Held:
         return max(self.share, RETRIED if self.retries or self.ooms else 0.0)
 
 
-def oom_risk(snapshot: Snapshot) -> Explanation | str | None:
+def _full(snapshot: Snapshot) -> Explanation | str | None:
     """A device that the run uses is nearly full at its peak, or its allocator ran out a moment ago."""
     held = max(_held(snapshot), key=lambda one: one.level, default=None)
     if held is None:
@@ -227,10 +234,57 @@ def _times(number: float) -> str:
 
 
 @condition("oom-risk", FULL, 0.88)
-def full_or_uneven(snapshot: Snapshot) -> Explanation | str | None:
+def oom_risk(snapshot: Snapshot) -> Explanation | str | None:
     """A device that is nearly full; else a rank that holds much more than the others."""
-    full = oom_risk(snapshot)
+    full = _full(snapshot)
     if isinstance(full, Explanation) and (full.level or 0.0) >= FULL:
         return full
-    uneven = memory_imbalance(snapshot)
+    uneven = _uneven(snapshot)
     return uneven if uneven is not None and (uneven.level or 0.0) >= 1.0 else full
+
+
+def _uneven(snapshot: Snapshot) -> Explanation | None:
+    """By the devices of the ranks, else by their memory on the host. The level is 1 where it is much."""
+    ranks = snapshot.ranks.ranks if snapshot.ranks else ()
+    devices = {one.index: one for one in snapshot.gpu.devices} if snapshot.gpu else {}
+    apart = [one for one in ranks if one.gpu is not None and one.gpu_memory]
+    if len({one.gpu for one in apart}) == len(apart) > 1:
+        return _beside_others(apart, {one.pid: one.gpu_memory or 0 for one in apart}, devices)
+    return _beside_others(ranks, {one.pid: one.rss for one in ranks if one.rss}, {})
+
+
+def _beside_others(
+    ranks: Sequence[RankView], held: Mapping[int, int], devices: Mapping[int, GpuDevice]
+) -> Explanation | None:
+    known = [one for one in ranks if one.pid in held]
+    if len(known) < 2:
+        return None
+    most = max(known, key=lambda one: held[one.pid])
+    usual = median(held[one.pid] for one in known if one is not most)
+    over = held[most.pid] - usual
+    device = devices.get(most.gpu) if most.gpu is not None else None
+    filled = held[most.pid] / device.memory_total if device and device.memory_total else None
+    strangers = _strangers(device, ranks, most)
+    where = f"on GPU {device.index}" if device else "of the machine"
+    evidence = [f"rank {most.rank}: {size(held[most.pid])} {where}, the others {size(usual)} (median)"]
+    if strangers:
+        others = sorted(one.rank for one in ranks if one.pid in strangers and one.rank is not None)
+        evidence.append(f"GPU {most.gpu} also holds memory of rank {', '.join(map(str, others))}")
+    if filled is not None:
+        evidence.append(f"GPU {most.gpu} is {percent(filled)} full")
+    return Explanation(
+        subtype="imbalance",
+        severity="warning" if (filled or 0.0) >= TIGHT else "info",
+        confidence=0.8 if strangers else 0.6,
+        title=f"rank {most.rank} holds {size(over)} more memory than the others: it bounds the batch of all",
+        evidence=tuple(evidence),
+        fixes=(fix(STRANGERS if strangers else UNEVEN),),
+        ranks=(most.rank,) if most.rank is not None else (),
+        level=over / usual / MORE if over >= LEAST_BYTES and usual > 0 else 0.0,
+    )
+
+
+def _strangers(device: GpuDevice | None, ranks: Sequence[RankView], most: RankView) -> set[int]:
+    """Other ranks that have memory on the device."""
+    users = {process.pid for process in (device.processes or ())} if device else set()
+    return users & {one.pid for one in ranks} - {most.pid}
