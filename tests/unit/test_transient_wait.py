@@ -5,7 +5,7 @@ import pytest
 from snapshot_builder import WORKER, constant, host, line, snapshot, step
 
 from aitop.diagnosis.causes import input_bound as input_bound
-from aitop.diagnosis.causes import passing
+from aitop.diagnosis.causes.transient import FEW_SECONDS, FIRST_TIME, PASSED, STARVED, why_transient
 from aitop.diagnosis.rule import Finding
 from aitop.model.snapshot import Phases, Series
 
@@ -30,10 +30,14 @@ def judged(seen):
     return finding.verdict
 
 
+def past(seen, share, *, in_loader):
+    return why_transient(seen, share, in_loader=in_loader, by_others=False) == PASSED
+
+
 def test_a_wait_that_ended_and_did_not_come_back_is_told_as_past():
     verdict = judged(without_hook(0.8, 0.7, 0.8, 0.05, 0.03))
     assert verdict.severity == "info"
-    assert input_bound.PASSED in verdict.evidence
+    assert PASSED in verdict.evidence
 
 
 def test_a_wait_that_came_back_after_a_rest_is_a_warning():
@@ -48,7 +52,7 @@ def test_a_steady_wait_is_a_warning():
 def test_a_wait_seen_in_few_windows_is_too_little_to_tell_it_from_a_start(shares):
     verdict = judged(without_hook(*shares))
     assert verdict.severity == "info"
-    assert input_bound.FIRST_TIME in verdict.evidence
+    assert FIRST_TIME in verdict.evidence
 
 
 def test_waiting_for_loader_workers_is_told_at_once():
@@ -60,19 +64,19 @@ def test_waiting_for_loader_workers_is_told_at_once():
 def test_measured_steps_tell_the_same(late, expected):
     records = [step(i, 0.1, forward=0.03, backward=0.01, data_wait=0.06) for i in range(40)]
     records += [step(i, 0.1, forward=0.09, backward=0.01, data_wait=late) for i in range(40, 80)]
-    assert passing.over(snapshot(records), 0.3, in_loader=True) is expected
+    assert (past(snapshot(records), 0.3, in_loader=True)) is expected
 
 
 def test_nothing_is_said_to_be_over_where_no_window_was_kept():
-    assert not passing.over(snapshot(phases=Phases(data_wait=0.5, forward=0.5), lines=[LOADS]), 0.5, in_loader=False)
-    assert not passing.brief(snapshot(phases=Phases(data_wait=0.5, forward=0.5), lines=[LOADS]), 0.5, in_loader=False)
+    seen = snapshot(phases=Phases(data_wait=0.5, forward=0.5), lines=[LOADS])
+    assert why_transient(seen, 0.5, in_loader=False, by_others=False) is None
 
 
 def test_what_else_is_beside_the_phases_does_not_keep_a_loaders_wait_alive():
     records = [step(i, 0.1, forward=0.05, backward=0.02, data_wait=0.02) for i in range(20)]
     records += [step(i, 0.1, forward=0.07, backward=0.02) for i in range(20, 80)]
-    assert passing.over(snapshot(records), 0.05, in_loader=True)
-    assert not passing.over(snapshot(records), 0.05, in_loader=False)
+    assert past(snapshot(records), 0.05, in_loader=True)
+    assert not past(snapshot(records), 0.05, in_loader=False)
 
 
 def test_a_sample_or_two_in_a_window_do_not_keep_a_wait_alive():
@@ -84,7 +88,7 @@ def test_a_sample_or_two_in_a_window_do_not_keep_a_wait_alive():
 def test_a_wait_seen_for_a_second_is_information():
     brief = [step(i, 0.05, data_wait=0.03, forward=0.02) for i in range(20)]
     judged_soon = judged(snapshot(brief, lines=WORKERS, workers=2, host=host(2, worker_cpu=1.0)))
-    assert judged_soon.severity == "info" and input_bound.FEW_SECONDS in judged_soon.evidence
+    assert judged_soon.severity == "info" and FEW_SECONDS in judged_soon.evidence
     longer = [step(i, 0.05, data_wait=0.03, forward=0.02) for i in range(80)]
     assert judged(snapshot(longer, lines=WORKERS, workers=2, host=host(2, worker_cpu=1.0))).severity != "info"
 
@@ -104,4 +108,4 @@ def test_workers_that_others_starve_may_keep_up_when_left_alone(share, delay, se
     )
     verdict = judged(seen)
     assert verdict.severity == severity
-    assert (input_bound.STARVED in verdict.evidence) == (severity == "info")
+    assert (STARVED in verdict.evidence) == (severity == "info")
