@@ -22,7 +22,7 @@ from textual.screen import Screen
 
 from aitop.model.candidate import Candidate
 from aitop.model.settings import Settings
-from aitop.ui.driver import condensing
+from aitop.ui.driver import taken_once
 from aitop.ui.feeds import Seekable
 from aitop.ui.messages import Failed
 from aitop.ui.screens.help import key_name, our_bindings
@@ -80,8 +80,8 @@ class AitopApp(App[ResultType]):
         return self.look
 
     def get_driver_class(self) -> type[Driver]:
-        """The driver for this system, writing fewer bytes."""
-        return condensing(super().get_driver_class())
+        """The driver for this system, which takes the terminal once."""
+        return taken_once(super().get_driver_class())
 
     def get_theme_variable_defaults(self) -> dict[str, str]:
         """The variables of theme.tcss before the first theme is set."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection
 from typing import NamedTuple
 
 TWO_COLUMNS = 100
@@ -206,101 +206,35 @@ def _three_columns(width: int, top: int, rows: int, gpus: int, processes: int) -
     return boxes
 
 
-Named = tuple[str, Box]
-
-
-class _Part(NamedTuple):
-    """A pane, or parts below (`stacked`) or beside each other."""
-
-    named: Named | None
-    parts: tuple[_Part, ...] = ()
-    stacked: bool = False
-
-
 def refit(boxes: Plan, folded: Collection[str]) -> Plan:
-    """The same layout with the folded panes one row high. Unframed ones are a line or so anyway and stay."""
+    """The same layout with the folded panes one row high, their room given to the panes of their columns.
+
+    Everything moves up as far as it can; then, from the bottom up, what can grow takes the rows left free below it,
+    and what cannot is moved down to its lower neighbour. Panes without a frame are not folded.
+    """
     closed = {name for name in folded if name in boxes and boxes[name].framed}
-    whole = _cut(list(boxes.items())) if closed else None
-    if whole is None:
+    if not closed:
         return boxes
-    top = min(box.y for box in boxes.values())
-    bottom = max(box.y + box.height for box in boxes.values())
-    return _placed(whole, top, bottom - top, closed)
-
-
-def _cut(items: Sequence[Named]) -> _Part | None:
-    """The boxes as nested rows and columns, columns that run on over several rows taken together."""
-    if len(items) == 1:
-        return _Part(items[0])
-    rows = _groups(items, lambda box: (box.y, box.y + box.height))
-    merged: list[list[Named]] = []
-    for row in rows:
-        if merged and (edges := _edges(row)) and edges == _edges(merged[-1]):
-            merged[-1] += row
+    downwards = sorted(boxes, key=lambda name: boxes[name].y)
+    top, bottom = min(box.y for box in boxes.values()), max(box.y + box.height for box in boxes.values())
+    placed: Plan = {}
+    for name in downwards:
+        above = [other.y + other.height for other in placed.values() if _beside(other, boxes[name])]
+        height = 1 if name in closed else boxes[name].height
+        placed[name] = boxes[name]._replace(y=max(above, default=top), height=height)
+    settled: Plan = {}
+    for name in reversed(downwards):
+        box = placed[name]
+        floor = min((other.y for other in settled.values() if _beside(other, box)), default=bottom)
+        if name in STEADY:
+            settled[name] = box
+        elif box.framed and name not in closed:
+            settled[name] = box._replace(height=floor - box.y)
         else:
-            merged.append(list(row))
-    stacked = len(merged) > 1
-    groups = merged if stacked else _groups(items, lambda box: (box.x, box.x + box.width))
-    if len(groups) == 1:
-        return None
-    parts = [_cut(group) for group in groups]
-    known = tuple(part for part in parts if part is not None)
-    return _Part(None, known, stacked) if len(known) == len(parts) else None
+            settled[name] = box._replace(y=floor - box.height)
+    return settled
 
 
-def _groups(items: Sequence[Named], extent: Callable[[Box], tuple[int, int]]) -> list[list[Named]]:
-    """Boxes apart from each other along one axis, in order."""
-    groups: list[list[Named]] = []
-    reached = 0
-    for item in sorted(items, key=lambda item: extent(item[1])):
-        start, end = extent(item[1])
-        if groups and start < reached:
-            groups[-1].append(item)
-        else:
-            groups.append([item])
-        reached = max(reached, end)
-    return groups
-
-
-def _edges(items: Sequence[Named]) -> tuple[int, ...]:
-    """Where the columns of some boxes begin, after the first."""
-    columns = _groups(items, lambda box: (box.x, box.x + box.width))
-    return tuple(min(box.x for _, box in column) for column in columns[1:])
-
-
-def _least(part: _Part, closed: Collection[str]) -> int:
-    """Rows that a part takes when nothing in it grows."""
-    if part.named is not None:
-        return 1 if part.named[0] in closed else part.named[1].height
-    heights = [_least(one, closed) for one in part.parts]
-    return sum(heights) if part.stacked else max(heights)
-
-
-def _grows(part: _Part, closed: Collection[str]) -> bool:
-    if part.named is not None:
-        name, box = part.named
-        return box.framed and name not in closed and name not in STEADY
-    return any(_grows(one, closed) for one in part.parts)
-
-
-def _placed(part: _Part, y: int, height: int, closed: Collection[str]) -> Plan:
-    if part.named is not None:
-        name, box = part.named
-        return {name: box._replace(y=y, height=1 if name in closed else height)}
-    boxes: Plan = {}
-    if not part.stacked:
-        for part_of in part.parts:
-            boxes |= _placed(part_of, y, height, closed)
-        return boxes
-    least = [_least(part_of, closed) for part_of in part.parts]
-    growing = [number for number, part_of in enumerate(part.parts) if _grows(part_of, closed)]
-    spare, weight = height - sum(least), sum(least[number] for number in growing)
-    for number, part_of in enumerate(part.parts):
-        more = 0
-        if number in growing:
-            more = spare if number == growing[-1] else spare * least[number] // weight
-            spare, weight = spare - more, weight - least[number]
-        rows = least[number] + more
-        boxes |= _placed(part_of, y, rows, closed)
-        y += rows
-    return boxes
+def _beside(one: Box, other: Box) -> bool:
+    """Whether two boxes share columns."""
+    return one.x < other.x + other.width and other.x < one.x + one.width

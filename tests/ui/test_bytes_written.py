@@ -24,7 +24,7 @@ async def test_little_is_written_for_a_change_and_the_picture_is_the_same(look_a
                 msgspec.structs.replace(first, time=first.time + seconds, steps=steps(records(128, 0.2, 0.6, seed=3)))
             )
         usual = "".join(update.render_segments(eyes.app.console) for update in updates if update is not None)
-        written = condensed(usual)
+        written = usual
         for row, column, character in CUT_OR_TEXT.findall(written):
             if row:
                 y, x = int(row) - 1, int(column) - 1

@@ -7,7 +7,7 @@ from itertools import groupby
 from aitop.model.ledger import Activity, Entry, Lane, Ledger
 from aitop.model.units import NOT_SUPPORTED, duration
 from aitop.ui.state import View, matches
-from aitop.ui.theme.palette import BRIGHT, DIM, FAINT, TEXT, TROUGH, Phase, phase_of
+from aitop.ui.theme.palette import BRIGHT, DIM, FAINT, TEXT, TROUGH, Kind, phase_of
 from aitop.ui.widgets.bars import bar
 from aitop.ui.widgets.line import Line, rule, shorten, shorten_left
 from aitop.ui.widgets.pane import Drawing, Pane
@@ -92,7 +92,7 @@ def entry_line(entry: Entry, width: int, longest: int, *, timed: bool) -> Line:
     return line.add("  ").add(shorten(function, room), FAINT) if function and room >= 8 else line
 
 
-def ledger_phase(entry: Entry) -> Phase:
+def ledger_phase(entry: Entry) -> Kind:
     """The hue of the entry's phase: the same as everywhere on the screen."""
     return phase_of(entry.phase)
 

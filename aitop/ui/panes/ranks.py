@@ -27,7 +27,7 @@ from aitop.ui.theme.palette import (
     OPTIMIZER,
     OUTSIDE,
     TEXT,
-    Phase,
+    Kind,
 )
 from aitop.ui.widgets.line import Line, lit, shorten
 from aitop.ui.widgets.pane import Drawing, Pane
@@ -50,7 +50,7 @@ class Column(NamedTuple):
     heading: str
     cells: int
     keep: int
-    phase: Phase | None = None
+    phase: Kind | None = None
     write: Callable[[RankView], str] = lambda one: NOT_SUPPORTED
 
 

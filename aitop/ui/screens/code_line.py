@@ -17,12 +17,10 @@ from aitop.ui.panes.header import Header
 from aitop.ui.panes.verdict import shown_verdicts
 from aitop.ui.screens.source_lines import Excerpt, SourceAround, SourceRead, read_source, source_line
 from aitop.ui.state import View
-from aitop.ui.theme.palette import BRIGHT, CODE_KINDS, DIM, FAINT, TEXT, TITLE
+from aitop.ui.theme.palette import BRIGHT, CODE_KIND, DIM, FAINT, TEXT, TITLE
 from aitop.ui.widgets.line import Line, shorten_left, spread
 from aitop.ui.widgets.pane import Drawing, Pane
 from aitop.ui.words import base_name, label, one_line, share_text
-
-_KINDS = {kind.key: kind for kind in CODE_KINDS}
 
 
 class LinePane(Pane):
@@ -67,7 +65,7 @@ class LinePane(Pane):
             return []
         lines = [Line(), Line("Called by", TITLE)]
         for depth, (function, file, origin) in enumerate(self._place.above):
-            kind = _KINDS[origin]
+            kind = CODE_KIND[origin]
             step = Line("  " * min(depth + 1, width // 8)).add("▌", kind.ink).add(one_line(function), TEXT)
             lines.append(step.add(f"  {base_name(file)}", FAINT))
         return lines

@@ -15,9 +15,7 @@ from aitop.ui.theme.palette import (
     LOSS,
     SYNTAX_BUILTIN,
     SYNTAX_COMMENT,
-    SYNTAX_DECORATOR,
     SYNTAX_KEYWORD,
-    SYNTAX_NAME,
     SYNTAX_NUMBER,
     SYNTAX_STRING,
     TEXT,
@@ -70,9 +68,9 @@ SYNTAX = {
     "Keyword": SYNTAX_KEYWORD,
     "Operator.Word": SYNTAX_KEYWORD,
     "Name.Builtin": SYNTAX_BUILTIN,
-    "Name.Decorator": SYNTAX_DECORATOR,
-    "Name.Function": SYNTAX_NAME,
-    "Name.Class": SYNTAX_NAME,
+    "Name.Decorator": SYNTAX_NUMBER,
+    "Name.Function": SYNTAX_BUILTIN,
+    "Name.Class": SYNTAX_BUILTIN,
 }
 """Styles by kind of Pygments token; a kind includes those below it."""
 

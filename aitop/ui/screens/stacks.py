@@ -20,7 +20,7 @@ from aitop.ui.messages import in_background
 from aitop.ui.panes.code.hot_lines import Place
 from aitop.ui.panes.header import Header
 from aitop.ui.state import View
-from aitop.ui.theme.palette import BRIGHT, CODE_KINDS, DIM, FAINT, GAIN, STATE_DENIED, TEXT
+from aitop.ui.theme.palette import BRIGHT, CODE_KIND, DIM, FAINT, GAIN, STATE_DENIED, TEXT
 from aitop.ui.widgets.line import Line, columns, lit, shorten, shorten_left, spread, wrap
 from aitop.ui.widgets.pane import Drawing, Pane
 from aitop.ui.words import base_name, one_line, plural
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from aitop.engine.feed import Feed
 
 
-_KINDS = {kind.key: kind for kind in CODE_KINDS}
 _ROLES = {"rank": "main", "loader-worker": "worker"}
 COUNT, PLACE, STATE = 11, 26, 9
 
@@ -135,7 +134,7 @@ def _member_line(member: ThreadStack, roles: dict[int, str], width: int) -> Line
 
 
 def _frame_line(frame: Frame, guilty: bool, width: int) -> Line:
-    kind = _KINDS[origin_of(frame.file, frame.user)]
+    kind = CODE_KIND[origin_of(frame.file, frame.user)]
     left = Line("▌", kind.ink).add(" ").add(one_line(frame.function), BRIGHT if frame.user else TEXT)
     left.add(f"  {base_name(frame.file)}:{frame.line}", TEXT if frame.user else DIM)
     if frame.text:

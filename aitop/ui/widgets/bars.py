@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from rich.style import Style
 
-from aitop.ui.theme.palette import TROUGH, Phase, lifted, over
+from aitop.ui.theme.palette import TROUGH, Kind, lifted, over
 from aitop.ui.widgets.line import Line, Span
 
 _LEFT_DOTS = (0x40, 0x04, 0x02, 0x01)
@@ -61,7 +61,7 @@ def braille(values: Values, width: int, height: int, top: float, *, filled: bool
 class Column(NamedTuple):
     """One column of a stacked chart: phases and their values from the bottom up."""
 
-    parts: tuple[tuple[Phase, float], ...]
+    parts: tuple[tuple[Kind, float], ...]
 
     @property
     def total(self) -> float:
@@ -99,7 +99,7 @@ def stacked(
 def _column_cells(column: Column, height: int, top: float, letters: bool) -> list[tuple[str, Style]]:
     """The cells of a column from the bottom up."""
     scale = height / top if top > 0 else 0.0
-    edges: list[tuple[float, Phase]] = []
+    edges: list[tuple[float, Kind]] = []
     reached = 0.0
     for phase, value in column.parts:
         if value > 0:
@@ -111,7 +111,7 @@ def _column_cells(column: Column, height: int, top: float, letters: bool) -> lis
     return cells
 
 
-def _cell(row: int, edges: Sequence[tuple[float, Phase]], reached: float, letters: bool) -> tuple[str, Style]:
+def _cell(row: int, edges: Sequence[tuple[float, Kind]], reached: float, letters: bool) -> tuple[str, Style]:
     """The glyph of one cell: the two phases with most of it, the lower one drawn over the upper one."""
     if reached <= row:
         return " ", TROUGH
@@ -123,7 +123,7 @@ def _cell(row: int, edges: Sequence[tuple[float, Phase]], reached: float, letter
             break
         bottom = edge
     low = float(row)
-    inside: list[tuple[float, Phase]] = []
+    inside: list[tuple[float, Kind]] = []
     for edge, phase in edges:
         amount = min(edge, row + 1) - max(low, float(row))
         if amount > 0:

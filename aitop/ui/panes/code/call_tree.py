@@ -15,7 +15,7 @@ from aitop.ui.panes.since_mark import NO_CHANGE, share_change
 from aitop.ui.state import EVERYBODY, Part, View, Who, matches, part_of
 from aitop.ui.theme.palette import (
     BRIGHT,
-    CODE_KINDS,
+    CODE_KIND,
     DIM,
     FAINT,
     OTHER_PROCESS,
@@ -284,12 +284,11 @@ def _nodes_at(mark: Snapshot, pids: frozenset[int] | None, who: Who) -> Mapping[
 
 
 _PARTS = {"main": RANK, "worker": WORKER, "other": OTHER_PROCESS}
-_KINDS = {kind.key: kind for kind in CODE_KINDS}
 
 
 def kind_of(node: Node) -> Kind:
     """How a node is coloured: by whose code it is, or by what runs it."""
-    return _PARTS[node.part] if node.part is not None else _KINDS[node.origin]
+    return _PARTS[node.part] if node.part is not None else CODE_KIND[node.origin]
 
 
 _STATES = {"open": "▾ ", "closed": "▸ ", "leaf": "  "}

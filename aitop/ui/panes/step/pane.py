@@ -33,7 +33,7 @@ from aitop.ui.theme.palette import (
     SAVE,
     TEXT,
     TRANSFER,
-    Phase,
+    Kind,
 )
 from aitop.ui.widgets.chart_pane import ChartPane
 from aitop.ui.widgets.line import Line, columns, wrap
@@ -50,7 +50,7 @@ LEGENDS = ((24, True, True), (16, False, True), (10, False, False))
 
 
 class StepPane(ChartPane):
-    """Phase shares of a step, its figures and its history; without the hook the shares alone, from stacks."""
+    """Kind shares of a step, its figures and its history; without the hook the shares alone, from stacks."""
 
     _captioned = False
 
@@ -112,7 +112,7 @@ class StepPane(ChartPane):
         return _basis(steps, snapshot)
 
 
-def phase_shares(steps: Steps) -> list[tuple[Phase, float | None]]:
+def phase_shares(steps: Steps) -> list[tuple[Kind, float | None]]:
     """Every phase with its share; saving and evaluating are taken out of what is outside, where they were timed."""
     phases = steps.phases
     save, outside = None, phases.outside
@@ -132,7 +132,7 @@ def phase_shares(steps: Steps) -> list[tuple[Phase, float | None]]:
     ]
 
 
-def phase_bar(shares: Sequence[tuple[Phase, float | None]], width: int, *, letters: bool = False) -> Line:
+def phase_bar(shares: Sequence[tuple[Kind, float | None]], width: int, *, letters: bool = False) -> Line:
     """One bar of `width` cells: a field a phase, with its name and share in it where they fit."""
     line = Line()
     present = [(phase, share) for phase, share in shares if share and share > 0.002]
@@ -150,7 +150,7 @@ def phase_bar(shares: Sequence[tuple[Phase, float | None]], width: int, *, lette
 
 
 def _legend(
-    shares: Sequence[tuple[Phase, float | None]], mean: float | None, width: int, most: int, view: View
+    shares: Sequence[tuple[Kind, float | None]], mean: float | None, width: int, most: int, view: View
 ) -> list[Line]:
     """Every phase with its share and, where there is room, its time: the fullest form that takes `most` rows.
 
@@ -177,14 +177,14 @@ def _legend(
     return [columns(shown[start : start + per_row], LEGEND_GAP) for start in range(0, len(shown), per_row)]
 
 
-def _phase_change(view: View, phase: Phase) -> Line:
+def _phase_change(view: View, phase: Kind) -> Line:
     def share_of(snapshot: Snapshot) -> float | None:
         return dict(phase_shares(snapshot.steps)).get(phase) if snapshot.steps else None
 
     return change(view, share_of, points=True)
 
 
-def _legend_cell(view: View, phase: Phase, share: float | None, mean: float | None, full: bool) -> Line:
+def _legend_cell(view: View, phase: Kind, share: float | None, mean: float | None, full: bool) -> Line:
     name = phase.name.ljust(9) if full else phase.short.ljust(4)
     line = Line(f"{phase.letter if view.look.mono else '■'} ", phase.ink).add(name, DIM).add(share_text(share), TEXT)
     if share is not None and mean is not None:
