@@ -102,7 +102,7 @@ def together():
 async def test_every_key_asks_for_what_its_binding_says(place, names, look_at, feeds, monkeypatch):
     snapshot = place["snapshot"]()
 
-    class Profiles(feeds["scripted"]):
+    class Profiles(feeds["run"]):
         def profile(self, steps, progress):
             raise RuntimeError("not now")
 

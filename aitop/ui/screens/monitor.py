@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
 from textual import events
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
-from textual.message import Message
 from textual.screen import Screen
 from textual.widget import Widget
 
@@ -18,7 +18,7 @@ from aitop.engine.recorder import Recorder
 from aitop.model.snapshot import Snapshot
 from aitop.model.text import printable
 from aitop.ui.editor import edit, is_lent
-from aitop.ui.feeds import Detachable, Pausable, Profilable
+from aitop.ui.feeds import LiveRun
 from aitop.ui.layout import Plan, plan, refit
 from aitop.ui.messages import Failed, SnapshotArrived, deliver, in_background
 from aitop.ui.panes.code.hot_lines import Place
@@ -63,14 +63,6 @@ PANES = {
 CATCH_UP_SECONDS = 0.5
 NOTICE_TICKS = 6
 """Snapshots for which a notice stays."""
-
-
-class Detached(Message):
-    """The hook was taken out, or `error` says why not."""
-
-    def __init__(self, error: BaseException | None) -> None:
-        super().__init__()
-        self.error = error
 
 
 class MonitorScreen(Screen[int]):
@@ -140,7 +132,7 @@ class MonitorScreen(Screen[int]):
         self._most_processes = 0
         self._shown_notice: str | None = None
         self._notice_ticks = 0
-        self.view = replace(view, live=feed.live, can_detach=isinstance(feed, Detachable) and feed.live)
+        self.view = replace(view, live=feed.live, can_detach=isinstance(feed, LiveRun) and feed.live)
 
     def compose(self) -> ComposeResult:
         yield Header(id="header", focusable=False)
@@ -163,17 +155,15 @@ class MonitorScreen(Screen[int]):
 
         def publish(snapshot: Snapshot) -> None:
             if not is_lent():
-                deliver(self, SnapshotArrived(snapshot))
-
-        def start() -> Message | None:
-            try:
-                self._feed.start(publish)
-            except Exception as error:
-                return Failed(error)
-            return None
+                deliver(self.post_message, SnapshotArrived(snapshot))
 
         # Starting the feed imports much: the first frame comes before that.
-        self.call_after_refresh(lambda: in_background(self, "start", start))
+        start = partial(self._feed.start, publish)
+        self.call_after_refresh(lambda: in_background(self, "start", start, self._started))
+
+    def _started(self, error: Exception | None) -> None:
+        if error is not None:
+            self.post_message(Failed(error))
 
     # Snapshots
 
@@ -245,7 +235,7 @@ class MonitorScreen(Screen[int]):
         self.app.push_screen(LineScreen(self.view, message.place, self._source_around))
 
     def action_profile(self) -> None:
-        if self.view.live and isinstance(self._feed, Profilable):
+        if self.view.live and isinstance(self._feed, LiveRun):
             self.app.push_screen(ProfileScreen(self._feed, self.view))
         else:
             self._change(notice="only a live run can be profiled")
@@ -289,25 +279,17 @@ class MonitorScreen(Screen[int]):
 
     def action_detach(self) -> None:
         feed = self._feed
-        if not self.view.can_detach or not isinstance(feed, Detachable):
+        if not self.view.can_detach or not isinstance(feed, LiveRun):
             self._change(notice="there is no hook to take out")
             return
         self._change(notice="taking the hook out…")
+        in_background(self, "detach", feed.detach, self._detached)
 
-        def work() -> Message:
-            try:
-                feed.detach()
-            except Exception as error:
-                return Detached(error)
-            return Detached(None)
-
-        in_background(self, "detach", work)
-
-    def on_detached(self, message: Detached) -> None:
-        if message.error is None:
+    def _detached(self, error: Exception | None) -> None:
+        if error is None:
             self._change(notice="the hook is out of the target", can_detach=False)
         else:
-            self._change(notice=f"could not detach: {printable(str(message.error))}")
+            self._change(notice=f"could not detach: {printable(str(error))}")
 
     # What is shown: pause, ranks, processes, filter, kind of code view
 
@@ -315,10 +297,8 @@ class MonitorScreen(Screen[int]):
         """The focused pane obeys these keys itself; here they are only described."""
 
     def action_pause(self) -> None:
-        """Hold the picture. A replay stands still; a live run goes on unseen."""
+        """Hold the picture; the run goes on unseen."""
         paused = not self.view.paused
-        if isinstance(self._feed, Pausable):
-            (self._feed.pause if paused else self._feed.resume)()
         self._change(paused=paused, snapshot=self.view.snapshot if paused else self._newest)
 
     def action_rank(self, number: int) -> None:

@@ -8,7 +8,6 @@ from typing import ClassVar
 from rich.style import Style
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
-from textual.message import Message
 from textual.screen import Screen
 
 from aitop.model.candidate import Candidate
@@ -20,16 +19,6 @@ from aitop.ui.theme.palette import BRAND, BRIGHT, DIM, FAINT, KEY, LOSS, TEXT
 from aitop.ui.widgets.line import Line, columns, lit, shorten, wrap
 from aitop.ui.widgets.pane import Drawing, Pane
 from aitop.ui.words import one_line, short_command
-
-
-class CandidatesFound(Message):
-    """The jobs on this machine, or the `error` that prevented the search."""
-
-    def __init__(self, candidates: list[Candidate], error: BaseException | None = None) -> None:
-        super().__init__()
-        self.candidates = candidates
-        self.error = error
-
 
 ROOMY = 110
 COLUMNS = (
@@ -171,27 +160,20 @@ class PickerScreen(Screen[int]):
         self.action_find()
         self.set_interval(REFRESH_SECONDS, self.action_find)
 
-    def on_candidates_found(self, message: CandidatesFound) -> None:
-        self._finding = False
-        self._candidates = message.candidates
-        pane = self.query_one(CandidatesPane)
-        pane.searched = True
-        pane.problem = str(message.error) if message.error else None
-        self._refresh()
-
     def action_find(self) -> None:
         """Look for jobs, unless that is going on already."""
         if self._finding:
             return
         self._finding = True
+        in_background(self, "find", self._find, self._found)
 
-        def work() -> Message:
-            try:
-                return CandidatesFound(self._find())
-            except Exception as error:
-                return CandidatesFound([], error)
-
-        in_background(self, "find", work)
+    def _found(self, answer: list[Candidate] | Exception) -> None:
+        self._finding = False
+        failed = isinstance(answer, Exception)
+        self._candidates = [] if isinstance(answer, Exception) else answer
+        pane = self.query_one(CandidatesPane)
+        pane.searched, pane.problem = True, str(answer) if failed else None
+        self._refresh()
 
     def action_move(self, by: int) -> None:
         if self._candidates:

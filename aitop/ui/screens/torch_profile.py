@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
-from textual.message import Message
 from textual.screen import Screen
 
 from aitop.model.profile import KernelRow, OpRow, Profile
 from aitop.model.units import count, duration, percent, size
-from aitop.ui.feeds import Profilable
+from aitop.ui.feeds import LiveRun
 from aitop.ui.messages import deliver, in_background
 from aitop.ui.panes.header import Header
 from aitop.ui.saving import write_new
@@ -133,32 +133,6 @@ def _kernel(row: KernelRow, room: int) -> Line:
 STEPS = 5
 
 
-class Profiling(Message):
-    """How far the burst is: waiting or running."""
-
-    def __init__(self, state: str) -> None:
-        super().__init__()
-        self.state = state
-
-
-class Profiled(Message):
-    """The burst is over."""
-
-    def __init__(self, taken: Taken | None, error: BaseException | None = None) -> None:
-        super().__init__()
-        self.taken = taken
-        self.error = error
-
-
-class TraceWritten(Message):
-    """The trace is in `file`, or `error` says why not."""
-
-    def __init__(self, file: Path | None, error: BaseException | None = None) -> None:
-        super().__init__()
-        self.file = file
-        self.error = error
-
-
 class ProfileScreen(Screen[None]):
     """Profiles a few steps when it opens, and shows the result."""
 
@@ -167,7 +141,7 @@ class ProfileScreen(Screen[None]):
         Binding("escape,q,p", "dismiss", "back"),
     ]
 
-    def __init__(self, feed: Profilable, view: View) -> None:
+    def __init__(self, feed: LiveRun, view: View) -> None:
         super().__init__()
         self._feed = feed
         self._taken: Taken | None = None
@@ -183,47 +157,37 @@ class ProfileScreen(Screen[None]):
         self._show()
         pane.focus()
 
-        def work() -> Message:
-            try:
-                return Profiled(self._feed.profile(STEPS, lambda state: deliver(self, Profiling(state))))
-            except Exception as error:
-                return Profiled(None, error)
+        def progress(state: str) -> None:
+            deliver(self.call_later, self._under_way, state)
 
-        in_background(self, "profile", work)
+        in_background(self, "profile", lambda: self._feed.profile(STEPS, progress), self._profiled)
 
-    def on_profiling(self, message: Profiling) -> None:
+    def _under_way(self, state: str) -> None:
         steps = plural(STEPS, "step")
         doing = {"running": f"torch.profiler is on for {steps}…", "waiting": "waiting for the next step to begin…"}
-        self.query_one(ProfilePane).doing = doing.get(message.state, message.state)
+        self.query_one(ProfilePane).doing = doing.get(state, state)
         self._show()
 
-    def on_profiled(self, message: Profiled) -> None:
+    def _profiled(self, answer: Taken | Exception) -> None:
         pane = self.query_one(ProfilePane)
-        self._taken = message.taken
-        if message.taken is None:
-            pane.problem = str(message.error)
+        if isinstance(answer, Exception):
+            pane.problem = str(answer)
         else:
-            pane.profile = message.taken.profile
-        self._show()
-
-    def on_trace_written(self, message: TraceWritten) -> None:
-        where = f"trace written to {message.file}" if message.file else f"trace not written: {message.error}"
-        self.query_one(ProfilePane).written = where
+            self._taken, pane.profile = answer, answer.profile
         self._show()
 
     def action_write(self) -> None:
-        taken = self._taken
-        if taken is None:
-            return
+        if self._taken is not None:
+            trace = {".trace.json": self._taken.trace}
+            write = partial(write_new, Path.cwd(), f"aitop-{self._taken.profile.pid}", trace)
+            in_background(self, "trace", write, self._written)
 
-        def work() -> Message:
-            try:
-                written = write_new(Path.cwd(), f"aitop-{taken.profile.pid}", {".trace.json": taken.trace})
-                return TraceWritten(written[0])
-            except OSError as error:
-                return TraceWritten(None, error)
-
-        in_background(self, "trace", work)
+    def _written(self, answer: list[Path] | Exception) -> None:
+        failed = isinstance(answer, Exception)
+        self.query_one(ProfilePane).written = (
+            f"trace not written: {answer}" if failed else f"trace written to {answer[0]}"
+        )
+        self._show()
 
     def _show(self) -> None:
         self.query_one(Header).show(self.view)
