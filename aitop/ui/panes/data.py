@@ -29,7 +29,7 @@ from aitop.ui.theme.palette import (
     lifted,
     over,
 )
-from aitop.ui.widgets.bars import braille, layered_bar
+from aitop.ui.widgets.bars import EIGHTHS, layered_bar
 from aitop.ui.widgets.chart_pane import ChartPane
 from aitop.ui.widgets.line import Line, columns
 from aitop.ui.widgets.pane import Drawing
@@ -37,6 +37,7 @@ from aitop.ui.widgets.plot import (
     Curve,
     Span,
     ago,
+    area,
     curves,
     scale_labels,
     scaled,
@@ -184,9 +185,8 @@ def queue_lines(view: View, snapshot: Snapshot, loader: LoaderInfo | None, width
     of = f" of {capacity} ready" if capacity else " ready"
     line.add(f"{ready:2.0f}", TEXT).join(_ready_change(view)).add(of, DIM).add("  ")
     chart = max(4, width - line.width)
-    drawn = braille(series.values, chart, rows, capacity or max(known) or 1)
-    rest = [Line().to(width - chart).add(row, DATA.ink) for row in drawn[1:]]
-    return [line.add(drawn[0], DATA.ink), *rest]
+    drawn = area(series.values, chart, rows, capacity or max(known) or 1, DATA.ink)
+    return [line.join(drawn[0]), *(Line().to(width - chart).join(row) for row in drawn[1:])]
 
 
 def loader_line(loader: LoaderInfo | None, workers: int, width: int) -> Line:
@@ -303,7 +303,6 @@ LANE = 22
 ROOMY = 30
 LEAST_BUSY = 0.02
 STATE_WORDS = {"R": "runs", "S": "sleeps", "D": "disk", "T": "stopped", "t": "traced", "Z": "zombie", "I": "idle"}
-_EIGHTHS = " ▁▂▃▄▅▆▇█"
 
 
 class Use(NamedTuple):
@@ -387,15 +386,10 @@ def _strip(  # noqa: PLR0917
     cpu = snapshot.series.get(f"worker{process.pid}.cpu", Series())
     idle = snapshot.series.get(f"worker{process.pid}.idle", Series())
     used, without = slots(cpu, span, typical_gap(cpu)), slots(idle, span, typical_gap(idle))
-    run, ink = "", FAINT
-    for cell in range(span.cells):
-        glyph, style = _cell(use_of(used[2 * cell + 1], without[2 * cell + 1]))
-        style = lifted(style) if cell == cursor else style
-        if style is not ink and run:
-            line.add(run, ink)
-            run = ""
-        run, ink = run + glyph, style
-    return line.add(run, ink)
+    cells = [_cell(use_of(*uses)) for uses in zip(used[1::2], without[1::2], strict=True)]
+    if cursor is not None:
+        cells[cursor] = cells[cursor][0], lifted(cells[cursor][1])
+    return line.extend(cells)
 
 
 def _cell(use: Use | None) -> tuple[str, Style]:
@@ -403,7 +397,7 @@ def _cell(use: Use | None) -> tuple[str, Style]:
     if use is None:
         return " ", FAINT
     waits = use.waiting > (use.idle or 0.0)
-    glyph = _EIGHTHS[max(1 if use.busy > LEAST_BUSY else 0, round(use.busy * 8))]
+    glyph = EIGHTHS[max(1 if use.busy > LEAST_BUSY else 0, round(use.busy * 8))]
     return glyph, over(DATA.ink, WAITING if waits else TROUGH)
 
 

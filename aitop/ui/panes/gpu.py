@@ -13,11 +13,11 @@ from aitop.model.units import NOT_SUPPORTED, NOT_YET, rate, size
 from aitop.ui.panes.since_mark import WIDTH, change, recent
 from aitop.ui.state import View, devices_for
 from aitop.ui.theme.palette import BRIGHT, DEVICE_CHART, DIM, FAINT, LOSS, TEXT
-from aitop.ui.widgets.bars import bar, braille
+from aitop.ui.widgets.bars import bar
 from aitop.ui.widgets.chart_pane import ChartPane
 from aitop.ui.widgets.line import Line, shorten
 from aitop.ui.widgets.pane import Drawing
-from aitop.ui.widgets.plot import Curve, ago, curves, scaled, slots, span_of, time_axis, typical_gap, value_at
+from aitop.ui.widgets.plot import Curve, ago, area, curves, scaled, slots, span_of, time_axis, typical_gap, value_at
 from aitop.ui.words import one_line, share_text, state_line
 
 BLOCK_ROWS = 4
@@ -103,7 +103,7 @@ def _past_lines(view: View, devices: Sequence[GpuDevice], width: int) -> list[Li
     """How busy each device was, a row each, under its bar."""
     room = max(4, width - BAR_AT)
     known = [() if device.lost else _history(view, device, "busy").values for device in devices]
-    return [Line().to(BAR_AT).add(braille(values, room, 1, 1.0)[0], DEVICE_CHART) for values in known]
+    return [Line().to(BAR_AT).join(area(values, room, 1, 1.0, DEVICE_CHART)[0]) for values in known]
 
 
 def _device_line(  # noqa: PLR0917
@@ -156,11 +156,11 @@ def _busy_rows(view: View, device: GpuDevice, width: int, rows: int, *, name: st
     line.join(_change(view, device, lambda one: one.busy, series="busy")).add(" ")
     counters = _counters(view, device, width - line.width - (LEAST_BAR + 2 if rows == 1 else 0))
     if rows == 1:
-        row = braille(series.values, max(4, width - line.width - 2 - counters.width), 1, 1.0)[0]
-        return [line.add(row, DEVICE_CHART).add("  ").join(counters)]
+        row = area(series.values, max(4, width - line.width - 2 - counters.width), 1, 1.0, DEVICE_CHART)[0]
+        return [line.join(row).add("  ").join(counters)]
     if rows < LEAST_CHART or view.snapshot is None:
-        drawn = braille(series.values, max(4, width - line.width), rows - 1, 1.0)
-        return [line.join(counters), *(Line().to(SCALE).add(row, DEVICE_CHART) for row in drawn)]
+        drawn = area(series.values, max(4, width - SCALE), rows - 1, 1.0, DEVICE_CHART)
+        return [line.join(counters), *(Line().to(SCALE).join(row) for row in drawn)]
     span = span_of([series], view.snapshot.time, width - SCALE)
     at = span.cell(cursor)
     gap = typical_gap(series)

@@ -15,7 +15,7 @@ from aitop.ui.panes.since_mark import change
 from aitop.ui.state import View, labels_of
 from aitop.ui.theme.palette import BRIGHT, DEVICE_CHART, DEVICE_SOFT, DIM, FAINT, HOST_CHART, LOSS, TEXT
 from aitop.ui.theme.themes import Look
-from aitop.ui.widgets.bars import bar, braille, layered_bar, nice_bytes
+from aitop.ui.widgets.bars import bar, layered_bar, nice_bytes
 from aitop.ui.widgets.chart_pane import ChartPane
 from aitop.ui.widgets.line import Line, rule, shorten
 from aitop.ui.widgets.pane import Drawing
@@ -23,6 +23,7 @@ from aitop.ui.widgets.plot import (
     Curve,
     Span,
     ago,
+    area,
     curves,
     scale_labels,
     scaled,
@@ -108,7 +109,7 @@ def _one_row(snapshot: Snapshot, name: str, line: Line, width: int, ink: Style) 
     gap = "" if line.width == SCALE else "  "
     values, chart = snapshot.series.get(name, Series()).values, width - line.width - len(gap)
     top = nice_bytes(max((value for value in values if value is not None), default=1.0))
-    return line.add(gap).add(braille(values, chart, 1, top)[0], ink) if values and chart >= LEAST_STRIP else line
+    return line.add(gap).join(area(values, chart, 1, top, ink)[0]) if values and chart >= LEAST_STRIP else line
 
 
 def _job_line(view: View, snapshot: Snapshot, width: int) -> Line:

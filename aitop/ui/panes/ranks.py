@@ -29,6 +29,7 @@ from aitop.ui.theme.palette import (
     TEXT,
     Kind,
 )
+from aitop.ui.widgets.bars import EIGHTHS
 from aitop.ui.widgets.line import Line, lit, shorten
 from aitop.ui.widgets.pane import Drawing, Pane
 from aitop.ui.words import plural
@@ -41,7 +42,6 @@ LATE_SHARE = 0.1
 # Ranks change places only when one is later than another by this part of a step.
 SORTED_BY = 0.05
 ODD_RATIO, ODD_SHARE = 1.2, 0.03
-_EIGHTHS = " ▁▂▃▄▅▆▇█"
 
 
 class Column(NamedTuple):
@@ -176,7 +176,7 @@ def _skew(skew: Sequence[float], step: float | None, cells: int, late: bool) -> 
     count = min(cells, len(skew))
     edges = [round(number * len(skew) / count) for number in range(count + 1)]
     means = [fmean(skew[first:last]) for first, last in pairwise(edges)]
-    glyphs = "".join(_EIGHTHS[max(0, min(8, round(8 * mean / step)))] for mean in means)
+    glyphs = "".join(EIGHTHS[max(0, min(8, round(8 * mean / step)))] for mean in means)
     return Line(glyphs.replace(" ", "·"), LOSS if late else FAINT)
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from typing import Any, ClassVar
 
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
+from textual.keys import format_key
 from textual.screen import ModalScreen, Screen
 
 from aitop.ui.state import View
@@ -16,38 +18,8 @@ from aitop.ui.widgets.pane import Drawing, Pane
 from aitop.ui.words import STATES
 
 INDENT = 11
+FUNCTION_KEY = re.compile(r"f\d+")
 WIDTH = 76
-KEY_NAMES = {
-    "question_mark": "?",
-    "space": "space",
-    "enter": "⏎",
-    "escape": "esc",
-    "slash": "/",
-    "minus": "-",
-    "less_than_sign": "<",
-    "greater_than_sign": ">",
-    "f1": "F1",
-    "f4": "F4",
-    "f5": "F5",
-    "f10": "F10",
-    "plus": "+",
-    "equals_sign": "=",
-    "comma": ",",
-    "full_stop": ".",
-    "left_square_bracket": "[",
-    "right_square_bracket": "]",
-    "ctrl+c": "^c",
-    "ctrl+p": "^p",
-    "ctrl+z": "^z",
-    "up": "↑",
-    "down": "↓",
-    "left": "←",
-    "right": "→",
-    "ctrl+left": "^←",
-    "ctrl+right": "^→",
-    "ctrl+home": "^home",
-    "ctrl+end": "^end",
-}
 STATE_MEANINGS = {
     "ok": "works",
     "absent": "not there",
@@ -122,7 +94,9 @@ def our_bindings(screen: Screen[Any]) -> list[Binding]:
 
 def key_name(key: str) -> str:
     """A key as people write it."""
-    return KEY_NAMES.get(key, key)
+    *modifiers, name = key.split("+")
+    shown = name.upper() if FUNCTION_KEY.fullmatch(name) else format_key(name)
+    return "".join("^" if modifier == "ctrl" else f"{modifier}+" for modifier in modifiers) + shown
 
 
 def described(bindings: Iterable[Binding]) -> list[tuple[str, str]]:

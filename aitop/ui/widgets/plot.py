@@ -126,6 +126,12 @@ def curves(layers: Sequence[Curve], cells: int, height: int, top: float, cursor:
     return [_row(mask, owner, inks, cursor) for mask, owner in zip(masks, owners, strict=True)]
 
 
+def area(values: Values, cells: int, height: int, top: float, ink: Style) -> list[Line]:
+    """The last values as an area, two a cell, the newest at the right edge."""
+    shown = list(values[-2 * cells :])
+    return curves([Curve([None] * (2 * cells - len(shown)) + shown, ink, filled=True)], cells, height, top)
+
+
 def _row(masks: bytearray, owners: bytearray, inks: Sequence[Style], cursor: int | None) -> Line:
     """Neighbouring cells of one layer are one piece; the cursor's cell is a piece of its own."""
     line, start, count = Line(), 0, len(masks)

@@ -52,9 +52,6 @@ ROOM_FOR_NUMBER = 44
 EVENTS = (("step_save", "s"), ("step_evaluation", "e"))
 _PARTS = (DATA, TRANSFER, FORWARD, BACKWARD, OPTIMIZER, COMMUNICATION, SAVE, OUTSIDE)
 """The phases of a column from the bottom up."""
-MOST_COLUMNS = 1024
-Columns = dict[tuple[int, int, float], Column]
-"""Columns that were made before, by what their group is: a fast run has thousands of steps, of which few are new."""
 
 
 class Group(NamedTuple):
@@ -66,11 +63,6 @@ class Group(NamedTuple):
     def end(self) -> float:
         """The moment (monotonic seconds) at which the last of them ended."""
         return self.records[-1].end
-
-    @property
-    def key(self) -> tuple[int, int, float]:
-        """Tells it from every other group of one process."""
-        return self.records[0].index, len(self.records), self.end
 
 
 def groups_of(recent: Sequence[StepRecord], cells: int) -> list[Group]:
@@ -99,17 +91,16 @@ def timeline(
     now: float = 0.0,
     cursor: float | None = None,
     mark: float | None = None,
-    known: Columns | None = None,
 ) -> list[Line]:
     """The last steps as columns stacked by phase, a scale at the left; from four rows on with a caption.
 
     The caption tells what is shown or, with a `cursor` on one of the columns, what that column has. It also points to
-    the first column since the `mark`. Columns are taken from `known`, and those that are new put there.
+    the first column since the `mark`.
     """
     if height < 1 or not groups:
         return []
     cells = max(1, width - AXIS)
-    drawn = _columns(groups, {} if known is None else known)[-cells:]
+    drawn = [_column(group) for group in groups][-cells:]
     caption = height >= CAPTIONED
     rows = height - caption
     top = scale_top([column.total for column in drawn], low=rows < 4)
@@ -181,18 +172,6 @@ def scale_top(totals: Sequence[float], *, low: bool = False) -> float:
     if low:
         return nice_ceiling(min(ordered[-1], most))
     return nice_ceiling(min(ordered[-1], max(3.0 * ordered[len(ordered) // 2], most)))
-
-
-def _columns(groups: Sequence[Group], known: Columns) -> list[Column]:
-    if len(known) > MOST_COLUMNS:
-        known.clear()
-    drawn = []
-    for group in groups:
-        column = known.get(group.key)
-        if column is None:
-            column = known[group.key] = _column(group)
-        drawn.append(column)
-    return drawn
 
 
 def _column(group: Group) -> Column:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cached_property
 
 from aitop.model.snapshot import Snapshot, Steps
 from aitop.model.units import NOT_YET, duration
@@ -11,7 +10,6 @@ from aitop.ui.panes.since_mark import WIDTH, change
 from aitop.ui.panes.step.charts import (
     CAPTIONED,
     LEAST_HISTORY,
-    Columns,
     column_at,
     groups_of,
     history,
@@ -54,10 +52,6 @@ class StepPane(ChartPane):
 
     _captioned = False
 
-    @cached_property
-    def _columns(self) -> Columns:
-        return {}
-
     def draw(self, view: View, width: int, height: int) -> Drawing:
         self.moments = ()
         snapshot = view.snapshot
@@ -97,7 +91,6 @@ class StepPane(ChartPane):
             now=snapshot.time,
             cursor=self.cursor,
             mark=mark,
-            known=self._columns,
         )
         return lines + (history(snapshot, span, below, self.cursor, mark) if span is not None else [])
 
