@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from rich.cells import cell_len
@@ -33,20 +33,7 @@ from aitop.ui.widgets.bars import EIGHTHS, layered_bar
 from aitop.ui.widgets.chart_pane import ChartPane
 from aitop.ui.widgets.line import Line, columns
 from aitop.ui.widgets.pane import Drawing
-from aitop.ui.widgets.plot import (
-    Curve,
-    Span,
-    ago,
-    area,
-    curves,
-    scale_labels,
-    scaled,
-    slots,
-    span_of,
-    time_axis,
-    typical_gap,
-    value_at,
-)
+from aitop.ui.widgets.plot import Curve, Field, area
 from aitop.ui.words import one_line, plural, share_text, state_line
 
 ROOM_FOR_STRIPS = 9
@@ -68,73 +55,74 @@ class DataPane(ChartPane):
             return Drawing([state_line("host", status) if status else Line(NOT_YET, DIM)], "Data")
         workers = _workers(view, snapshot)
         room = len(workers) <= MOST_STRIPS and height >= len(workers) + ROOM_FOR_STRIPS
-        if room and width >= LEAST_WIDTH:
-            lines = self._over_time(view, snapshot, workers, width, height)
-        else:
-            lines = _at_once(view, snapshot, workers, width, height)
+        draw = self._over_time if room and width >= LEAST_WIDTH else _at_once
+        lines = draw(view, snapshot, workers, width, height)
         return Drawing(lines, "Data", _cpu_note(view, workers), view.stale("host"))
 
     def _over_time(
         self, view: View, snapshot: Snapshot, workers: list[ProcessSample], width: int, height: int
     ) -> list[Line]:
         """Queue and workers on one axis of time, the facts above them."""
-        loader = main_loader(snapshot)
-        lines = _facts(view, snapshot, loader, workers, width, 4)
-        scale = SCALE + (WIDTH if view.mark is not None else 0)
-        series = {name: one for name, one in snapshot.series.items() if name.startswith(("worker", "queue_"))}
-        span = span_of(series.values(), snapshot.time, width - scale)
-        self.moments = span.moments()
-        at = span.cell(self.cursor)
+        lines = _facts(view, snapshot, workers, width, 4)
+        names = [name for name in snapshot.series if name.startswith(("worker", "queue_"))]
+        field = self.field(snapshot, names, width, SCALE + (WIDTH if view.mark is not None else 0))
         free = height - len(lines) - len(workers) - 2
         rows = max(2, free if free < ROOM_FOR_LINES else free * 3 // 5)
-        lines += _queue_chart(view, snapshot, loader, span, rows, at, scale)
-        lines += strip_lines(view, snapshot, workers, span, scale, at)
-        reading = at is not None and self.cursor is not None
-        axis = time_axis(span, scale, legend() if workers else None)
-        lines.append(_reading(snapshot, workers, span, self.cursor or 0.0) if reading else axis)
-        pids = frozenset(process.pid for process in workers)
-        room = room_below(len(lines), height)
+        lines += _queue_chart(view, snapshot, field, rows)
+        lines += [_strip(view, process, field) for process in workers]
+        lines.append(field.axis(lambda line: _reading(line, field, workers), legend() if workers else None))
+        pids, room = frozenset(process.pid for process in workers), room_below(len(lines), height)
         return [*lines, *lines_of(snapshot.stacks, pids, view, "what the workers run", width, room)]
 
 
 def _at_once(view: View, snapshot: Snapshot, workers: list[ProcessSample], width: int, height: int) -> list[Line]:
     """The facts, and a bar for each worker as it is now."""
-    loader = main_loader(snapshot)
-    lanes = lane_lines(view, workers, idle_shares(snapshot), width, height - 6)
-    facts = _facts(view, snapshot, loader, workers, width, height - 1 - len(lanes))
-    spare = height - len(facts) - len(lanes)
-    return [*queue_lines(view, snapshot, loader, width, max(1, min(7, spare))), *facts, *lanes]
+    lanes = lane_lines(view, snapshot, workers, width, height - 6)
+    facts = _facts(view, snapshot, workers, width, height - 1 - len(lanes))
+    rows = max(1, min(7, height - len(facts) - len(lanes)))
+    return [*queue_lines(view, snapshot, width, rows), *facts, *lanes]
 
 
-def _facts(  # noqa: PLR0917
-    view: View, snapshot: Snapshot, loader: LoaderInfo | None, workers: list[ProcessSample], width: int, rows: int
-) -> list[Line]:
+def _facts(view: View, snapshot: Snapshot, workers: list[ProcessSample], width: int, rows: int) -> list[Line]:
     """How the loader is set up, copies to the device, disk and network: as many of them as there are rows."""
-    facts = [
-        (1, loader_line(loader, len(workers), width)),
-        (2, copies(view, snapshot, width)),
-        (0, _traffic(view, snapshot.host.machine, width) if snapshot.host else None),
-    ]
-    known = [(rank, line) for rank, line in facts if line is not None]
-    shown = sorted(rank for rank, _ in known)[: max(1, rows)]
-    return [line for rank, line in known if rank in shown]
+    traffic = _traffic(view, snapshot.host.machine, width) if snapshot.host else None
+    lines = [loader_line(main_loader(snapshot), len(workers), width), copies(view, snapshot, width), traffic]
+    known = [line for line in lines if line is not None]
+    while len(known) > max(1, rows):
+        # Disk and network last: the loader changes seldom.
+        known.pop(1 if len(known) > 2 else 0)
+    return known
 
 
-def _queue_chart(  # noqa: PLR0917
-    view: View, snapshot: Snapshot, loader: LoaderInfo | None, span: Span, rows: int, cursor: int | None, scale: int
-) -> list[Line]:
-    """Batches that lay ready, as an area over time."""
-    series = snapshot.series.get("queue_ready", Series())
-    known = [value for value in series.values if value is not None]
+def _queue_head(view: View, snapshot: Snapshot) -> tuple[Line, float | None]:
+    """How many batches were ready at the last step, and of how many; what full height is, None where it is unknown."""
+    line, loader = Line("queue   ", DIM), main_loader(snapshot)
+    known = [value for value in snapshot.series.get("queue_ready", Series()).values if value is not None]
     if not known:
-        return queue_lines(view, snapshot, loader, scale + span.cells, 1)
+        missing, why = _no_queue(snapshot, loader)
+        return line.add(missing, DIM).add("  " + why, FAINT), None
     capacity = _capacity(loader)
-    top = capacity or max(known) or 1
-    area = Curve(slots(series, span, typical_gap(series), mean=True), DATA.ink, True)
-    drawn = curves([area], span.cells, rows, top, cursor)
-    head = Line("queue   ", DIM).add(f"{known[-1]:2.0f}", TEXT).join(_ready_change(view))
-    head.add(f" of {capacity} ready" if capacity else " ready", DIM)
-    return [head, *scaled(drawn, scale_labels(rows, top, lambda value: f"{value:.0f}"), scale)]
+    line.add(f"{known[-1]:2.0f}", TEXT).join(_ready_change(view))
+    return line.add(f" of {capacity} ready" if capacity else " ready", DIM), capacity or max(known) or 1
+
+
+def _queue_chart(view: View, snapshot: Snapshot, field: Field, rows: int) -> list[Line]:
+    """Batches that lay ready, as an area over time."""
+    head, top = _queue_head(view, snapshot)
+    if top is None:
+        return [head]
+    layer = Curve(field.values("queue_ready", mean=True), DATA.ink, filled=True)
+    return [head, *field.chart([layer], rows, top, lambda value: f"{value:.0f}")]
+
+
+def queue_lines(view: View, snapshot: Snapshot, width: int, rows: int) -> list[Line]:
+    """The same in as many rows, its history beside the words."""
+    head, top = _queue_head(view, snapshot)
+    if top is None:
+        return [head]
+    cells = max(4, width - head.add("  ").width)
+    drawn = area(snapshot.series["queue_ready"].values, cells, rows, top, DATA.ink)
+    return [head.join(drawn[0]), *(Line().to(width - cells).join(row) for row in drawn[1:])]
 
 
 def _ready_change(view: View) -> Line:
@@ -147,16 +135,11 @@ def _ready_change(view: View) -> Line:
     return change(view, ready_of, points=True)
 
 
-def _reading(snapshot: Snapshot, workers: list[ProcessSample], span: Span, cursor: float) -> Line:
+def _reading(line: Line, field: Field, workers: list[ProcessSample]) -> Line:
     """What the queue and the workers had at the cursor."""
-    line = Line(ago(snapshot.time, cursor), TEXT).add("  ")
-    queue = snapshot.series.get("queue_ready", Series())
-    ready = value_at(slots(queue, span, typical_gap(queue), mean=True), span, cursor)
+    ready = field.at_cursor("queue_ready", mean=True)
     line.add("ready ", DIM).add(NOT_SUPPORTED if ready is None else f"{ready:.1f}", TEXT)
-    used = []
-    for process in workers:
-        series = snapshot.series.get(f"worker{process.pid}.cpu", Series())
-        used.append(value_at(slots(series, span, typical_gap(series)), span, cursor))
+    used = [field.at_cursor(f"worker{process.pid}.cpu") for process in workers]
     known = [value for value in used if value is not None]
     return line.add("  workers ", DIM).add(f"{sum(known):.1f} cores" if known else NOT_SUPPORTED, TEXT)
 
@@ -170,23 +153,6 @@ def main_loader(snapshot: Snapshot) -> LoaderInfo | None:
     """The loader with most workers: that is the one that feeds the training."""
     loaders = snapshot.facts.loaders if snapshot.facts else ()
     return max(loaders, key=lambda loader: loader.workers, default=None)
-
-
-def queue_lines(view: View, snapshot: Snapshot, loader: LoaderInfo | None, width: int, rows: int) -> list[Line]:
-    """Batches that were ready at the last step, the queue's capacity, and both over time."""
-    series = snapshot.series.get("queue_ready", Series())
-    known = [value for value in series.values if value is not None]
-    line = Line("queue   ", DIM)
-    if not known:
-        missing, why = _no_queue(snapshot, loader)
-        return [line.add(missing, DIM).add("  " + why, FAINT)]
-    capacity = _capacity(loader)
-    ready = known[-1]
-    of = f" of {capacity} ready" if capacity else " ready"
-    line.add(f"{ready:2.0f}", TEXT).join(_ready_change(view)).add(of, DIM).add("  ")
-    chart = max(4, width - line.width)
-    drawn = area(series.values, chart, rows, capacity or max(known) or 1, DATA.ink)
-    return [line.join(drawn[0]), *(Line().to(width - chart).join(row) for row in drawn[1:])]
 
 
 def loader_line(loader: LoaderInfo | None, workers: int, width: int) -> Line:
@@ -324,21 +290,15 @@ def use_of(cpu: float | None, idle: float | None) -> Use | None:
     return Use(busy, max(0.0, 1.0 - busy - without_work), without_work)
 
 
-def idle_shares(snapshot: Snapshot) -> dict[int, float]:
-    """By process, the share of its samples in which it had nothing to do."""
-    processes = snapshot.stacks.processes if snapshot.stacks else ()
-    return {process.pid: process.idle for process in processes if process.idle is not None}
-
-
-def lane_lines(
-    view: View, workers: Sequence[ProcessSample], idle: Mapping[int, float], width: int, height: int
-) -> list[Line]:
+def lane_lines(view: View, snapshot: Snapshot, workers: Sequence[ProcessSample], width: int, height: int) -> list[Line]:
     """A bar for each worker as it is now, side by side where rows are few."""
     lane = LANE + (WIDTH if view.mark is not None else 0)
     per_row = 1 if len(workers) <= height else max(1, (width + 2) // (lane + 2))
     cell = (width - 2 * (per_row - 1)) // per_row
-    lanes = [_lane(view, process, idle.get(process.pid), cell) for process in workers]
-    return [columns([(lane, cell) for lane in lanes[at : at + per_row]]) for at in range(0, len(lanes), per_row)]
+    # The share of a worker's samples in which it had nothing to do.
+    idle = {process.pid: process.idle for process in (snapshot.stacks.processes if snapshot.stacks else ())}
+    lanes = [(_lane(view, process, idle.get(process.pid), cell), cell) for process in workers]
+    return [columns(lanes[at : at + per_row]) for at in range(0, len(lanes), per_row)]
 
 
 def _lane(view: View, process: ProcessSample, idle: float | None, width: int) -> Line:
@@ -346,49 +306,30 @@ def _lane(view: View, process: ProcessSample, idle: float | None, width: int) ->
     state = state if width < ROOMY else state.ljust(7)
     line = Line(str(process.pid).ljust(7 if width < ROOMY else 8), DIM).add(share_text(process.cpu), BRIGHT)
     line.join(_cpu_change(view, process.pid)).add(" ")
-    return line.join(_bar(use_of(process.cpu, idle), max(3, width - line.width - 8), view.look.mono)).add(
-        f" {state}", DIM
-    )
-
-
-def _bar(use: Use | None, width: int, mono: bool) -> Line:
+    use, cells = use_of(process.cpu, idle), max(3, width - line.width - 8)
     if use is None:
-        return Line("·" * width, TROUGH)
-    return layered_bar(((use.busy, DATA.ink, "█"), (use.waiting, WAITING, "▒" if mono else "█")), width)
+        line.add("·" * cells, TROUGH)
+    else:
+        waits = (use.waiting, WAITING, "▒" if view.look.mono else "█")
+        line.join(layered_bar(((use.busy, DATA.ink, "█"), waits), cells))
+    return line.add(f" {state}", DIM)
 
 
 def _cpu_change(view: View, pid: int) -> Line:
     """The change of what a process uses of a core since the mark, in percentage points."""
 
-    def cpu_of(snapshot: Snapshot) -> float | None:
-        return recent(snapshot, f"worker{pid}.cpu")
-
-    return change(view, cpu_of, points=True)
+    return change(view, lambda one: recent(one, f"worker{pid}.cpu"), points=True)
 
 
-def strip_lines(  # noqa: PLR0917
-    view: View,
-    snapshot: Snapshot,
-    workers: Sequence[ProcessSample],
-    span: Span,
-    axis: int,
-    cursor: int | None = None,
-) -> list[Line]:
-    """A row for each worker over the time of `span`: the lower part of a cell is busy, what is above waits or idles."""
-    return [_strip(view, snapshot, process, span, axis, cursor) for process in workers]
-
-
-def _strip(  # noqa: PLR0917
-    view: View, snapshot: Snapshot, process: ProcessSample, span: Span, axis: int, cursor: int | None
-) -> Line:
+def _strip(view: View, process: ProcessSample, field: Field) -> Line:
+    """A worker over time: the lower part of a cell is busy, what is above waits or idles."""
     by = _cpu_change(view, process.pid)
-    line = Line(str(process.pid).ljust(axis - 5 - by.width), DIM).add(share_text(process.cpu), BRIGHT).join(by).add(" ")
-    cpu = snapshot.series.get(f"worker{process.pid}.cpu", Series())
-    idle = snapshot.series.get(f"worker{process.pid}.idle", Series())
-    used, without = slots(cpu, span, typical_gap(cpu)), slots(idle, span, typical_gap(idle))
-    cells = [_cell(use_of(*uses)) for uses in zip(used[1::2], without[1::2], strict=True)]
-    if cursor is not None:
-        cells[cursor] = cells[cursor][0], lifted(cells[cursor][1])
+    line = Line(str(process.pid).ljust(field.scale - 5 - by.width), DIM)
+    line.add(share_text(process.cpu), BRIGHT).join(by).add(" ")
+    used, idle = (field.values(f"worker{process.pid}.{name}") for name in ("cpu", "idle"))
+    cells = [_cell(use_of(*uses)) for uses in zip(used[1::2], idle[1::2], strict=True)]
+    if field.cell is not None:
+        cells[field.cell] = cells[field.cell][0], lifted(cells[field.cell][1])
     return line.extend(cells)
 
 
