@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from aitop.model.snapshot import Snapshot, Steps
+from aitop.model.snapshot import Series, Snapshot, Steps
 from aitop.model.units import NOT_YET, duration
 from aitop.ui.panes.since_mark import WIDTH, change
 from aitop.ui.panes.step.charts import (
@@ -13,26 +13,12 @@ from aitop.ui.panes.step.charts import (
     column_at,
     groups_of,
     history,
-    history_span,
     readout,
     timeline,
 )
 from aitop.ui.panes.step.figures import figure_lines, measured_figures
 from aitop.ui.state import View, steps_for
-from aitop.ui.theme.palette import (
-    BACKWARD,
-    COMMUNICATION,
-    DATA,
-    DIM,
-    FAINT,
-    FORWARD,
-    OPTIMIZER,
-    OUTSIDE,
-    SAVE,
-    TEXT,
-    TRANSFER,
-    Kind,
-)
+from aitop.ui.theme.palette import DIM, FAINT, PHASES, TEXT, Kind
 from aitop.ui.widgets.chart_pane import ChartPane
 from aitop.ui.widgets.line import Line, columns, wrap
 from aitop.ui.widgets.pane import Drawing
@@ -76,11 +62,11 @@ class StepPane(ChartPane):
     def _charts(self, view: View, snapshot: Snapshot, steps: Steps, width: int, height: int) -> list[Line]:
         """The last steps by phase; below them, where there is room, step times over minutes."""
         groups = groups_of(steps.recent, width - AXIS)
-        span = history_span(snapshot, width) if height >= ROOM_FOR_HISTORY else None
-        below = max(LEAST_HISTORY, height * 2 // 5) if span is not None else 0
+        timed = height >= ROOM_FOR_HISTORY and snapshot.series.get("step_p50", Series()).times
+        field = self.field(snapshot, ["step_p50"], width, AXIS) if timed else None
+        below = max(LEAST_HISTORY, height * 2 // 5) if field is not None else 0
         recent = [group.end for group in groups]
-        earlier = [moment for moment in span.moments() if moment < recent[0]] if span else []
-        self.moments = earlier + recent
+        self.moments = [moment for moment in self.moments if moment < recent[0]] + recent
         self._captioned = height - below >= CAPTIONED
         mark = view.mark.time if view.mark else None
         lines = timeline(
@@ -92,7 +78,7 @@ class StepPane(ChartPane):
             cursor=self.cursor,
             mark=mark,
         )
-        return lines + (history(snapshot, span, below, self.cursor, mark) if span is not None else [])
+        return lines + (history(field, below, mark) if field is not None else [])
 
     def _note(self, view: View, snapshot: Snapshot, steps: Steps, width: int) -> Line:
         """What the cursor stands on; without one, where the figures come from."""
@@ -113,16 +99,8 @@ def phase_shares(steps: Steps) -> list[tuple[Kind, float | None]]:
     if total > 0 and outside is not None:
         save = min(outside, sum(record.save + record.evaluation for record in steps.recent) / total)
         outside -= save
-    return [
-        (DATA, phases.data_wait),
-        (TRANSFER, phases.transfer),
-        (FORWARD, phases.forward),
-        (BACKWARD, phases.backward),
-        (OPTIMIZER, phases.optimizer),
-        (COMMUNICATION, phases.communication),
-        (SAVE, save or None),
-        (OUTSIDE, outside),
-    ]
+    of_loop = phases.data_wait, phases.transfer, phases.forward, phases.backward, phases.optimizer
+    return list(zip(PHASES, (*of_loop, phases.communication, save or None, outside), strict=True))
 
 
 def phase_bar(shares: Sequence[tuple[Kind, float | None]], width: int, *, letters: bool = False) -> Line:
