@@ -14,7 +14,7 @@ from aitop.model.steps import HookFacts, LoaderInfo, StepRecord
 from aitop.model.units import NOT_SUPPORTED, NOT_YET, count, duration, percent, rate, size
 from aitop.ui.panes.since_mark import WIDTH, change, recent
 from aitop.ui.panes.spare_rows import lines_of, room_below
-from aitop.ui.panes.step.figures import GAP, LABEL, _site
+from aitop.ui.panes.step.figures import Figure, dearest
 from aitop.ui.state import View
 from aitop.ui.theme.palette import (
     BRIGHT,
@@ -234,16 +234,15 @@ def copies(view: View, snapshot: Snapshot, width: int) -> Line | None:
         return None
     moved = sum(record.transfer_bytes or 0 for record in recent)
     taken = sum(record.transfer or 0.0 for record in recent)
-    line = Line("copies".ljust(LABEL), DIM).add(rate(moved / seconds).rjust(8), TEXT)
-    line.join(change(view, _copy_rate))
-    line.add(GAP).add(size(moved / len(recent)).rjust(7), TEXT).add("/step", DIM)
+    parts = [
+        Line(rate(moved / seconds).rjust(8), TEXT).join(change(view, _copy_rate)),
+        Line(size(moved / len(recent)).rjust(7), TEXT).add("/step", DIM),
+    ]
     share = pageable_share(facts)
-    if share is not None and width >= 50:
-        line.add(GAP).add(share_text(share), LOSS if share >= PAGEABLE else TEXT).add(" pageable", DIM)
-    if line.width + 16 <= width:
-        line.add(GAP).add(duration(taken / len(recent)).rjust(7), TEXT)
-        line.add(" ").add(share_text(taken / seconds), TRANSFER.ink)
-    return _site(line, facts, "transfer", width)
+    if share is not None:
+        parts.append(Line(share_text(share), LOSS if share >= PAGEABLE else TEXT).add(" pageable", DIM))
+    time = Line(duration(taken / len(recent)).rjust(7), TEXT).add(" ").add(share_text(taken / seconds), TRANSFER.ink)
+    return Figure("copies", [*parts, time, *dearest(facts, "transfer")]).line(width)
 
 
 def _copying(snapshot: Snapshot) -> list[StepRecord]:

@@ -46,7 +46,7 @@ class StepPane(ChartPane):
             return Drawing(_waiting(view, width), "Step", Line(NOT_YET, DIM))
         shares = phase_shares(steps)
         lines = [phase_bar(shares, width, letters=view.look.mono)]
-        figures = measured_figures(view, width) if steps is snapshot.steps else []
+        figures = measured_figures(view) if steps is snapshot.steps else []
         least = LEAST_CHART + bool(figures)
         room = max(2 if height >= ROOM_FOR_TWO else 1, min((height - 1) // 2, height - 1 - least))
         lines += _legend(shares, steps.mean, width, room, view)
