@@ -13,7 +13,7 @@ from aitop.model.snapshot import Series, Snapshot
 from aitop.model.steps import HookFacts, LoaderInfo, StepRecord
 from aitop.model.units import NOT_SUPPORTED, NOT_YET, count, duration, percent, rate, size
 from aitop.ui.panes.since_mark import WIDTH, change, recent
-from aitop.ui.panes.spare_rows import lines_of, room_below
+from aitop.ui.panes.spare_rows import lines_below, room_below
 from aitop.ui.panes.step.figures import Figure, dearest
 from aitop.ui.state import View
 from aitop.ui.theme.palette import (
@@ -72,7 +72,7 @@ class DataPane(ChartPane):
         lines += [_strip(view, process, field) for process in workers]
         lines.append(field.axis(lambda line: _reading(line, field, workers), legend() if workers else None))
         pids, room = frozenset(process.pid for process in workers), room_below(len(lines), height)
-        return [*lines, *lines_of(snapshot.stacks, pids, view, "what the workers run", width, room)]
+        return [*lines, *lines_below(snapshot.stacks, view, "what the workers run", width, room, pids=pids)]
 
 
 def _at_once(view: View, snapshot: Snapshot, workers: list[ProcessSample], width: int, height: int) -> list[Line]:

@@ -146,11 +146,9 @@ _CHOSEN = on(BRIGHT, SELECTED) + Style(underline=True)
 _POINTED = on(BRIGHT, SELECTED)
 
 
-def flame_lines(
-    rows: Rows, selected: Path | None, pointed: Path | None, *, letters: bool, wanted: str, each: int = 1
-) -> list[Line]:
-    """`each` lines a row. `letters` stand for hues where there are none; what `wanted` does not match is drawn back."""
-    return [_row(row, selected, pointed, letters, wanted, named=not number) for row in rows for number in range(each)]
+def flame_lines(rows: Rows, selected: Path | None, pointed: Path | None, *, letters: bool, wanted: str) -> list[Line]:
+    """A line a row. `letters` stand for hues where there are none; what `wanted` does not match is drawn back."""
+    return [_row(row, selected, pointed, letters, wanted) for row in rows]
 
 
 def node_line(node: Node, width: int, by: Line = NO_CHANGE) -> Line:
@@ -177,9 +175,7 @@ def legend() -> Line:
     return line
 
 
-def _row(
-    cells: list[Cell], selected: Path | None, pointed: Path | None, letters: bool, wanted: str, *, named: bool
-) -> Line:
+def _row(cells: list[Cell], selected: Path | None, pointed: Path | None, letters: bool, wanted: str) -> Line:
     line = Line()
     for cell in cells:
         node = cell.node
@@ -191,8 +187,7 @@ def _row(
         elif node.path == pointed:
             style = _POINTED
         line.to(cell.x)
-        text = _label(cell, letters) if named else ""
-        line.add(text, style).to(cell.x + cell.width - 1, " ", style)
+        line.add(_label(cell, letters), style).to(cell.x + cell.width - 1, " ", style)
         if line.width < cell.x + cell.width:
             line.add(_EDGE, style + Style(color=role("ground")))
     return line

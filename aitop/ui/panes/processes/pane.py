@@ -11,7 +11,7 @@ from aitop.model.snapshot import Snapshot
 from aitop.model.units import NOT_YET
 from aitop.ui.panes.processes.columns import fit, heading, longest_branch, row_line, sort_word, sorted_next
 from aitop.ui.panes.processes.tree import BY_ROLE, Figures, Order, ProcessRow, process_rows
-from aitop.ui.panes.spare_rows import room_below, runs_below
+from aitop.ui.panes.spare_rows import lines_below, room_below
 from aitop.ui.state import View, family, process_words
 from aitop.ui.theme.palette import BRIGHT, DIM, FAINT
 from aitop.ui.widgets.line import Line
@@ -93,7 +93,7 @@ class ProcessPane(RowPane[ProcessRow]):
         pids = family(snapshot.host.processes, row.process.pid) if snapshot.host else frozenset()
         title = f"what {process_words(snapshot, row.process.pid)} runs"
         room = room_below(len(self.rows) + 1, height - 1)
-        return [*runs_below(snapshot.stacks, pids, view, title, width, room), _keys()]
+        return [*lines_below(snapshot.stacks, view, title, width, room, pids=pids), _keys()]
 
     def pid_of(self, row: ProcessRow) -> int:
         return row.process.pid
