@@ -9,7 +9,7 @@ from rich.cells import cell_len
 from rich.style import Style
 
 from aitop.model.units import percent
-from aitop.ui.panes.code.call_tree import Node, Path, kind_of
+from aitop.ui.panes.code.call_tree import Node, Path, kind_of, way_to
 from aitop.ui.panes.since_mark import NO_CHANGE
 from aitop.ui.state import matches
 from aitop.ui.theme.palette import (
@@ -48,8 +48,20 @@ def icicle(nodes: Sequence[Node], width: int) -> Rows:
     """
     total = sum(node.samples for node in nodes)
     rows: Rows = []
+
+    def place(nodes: Sequence[Node], start: int, end: int, depth: int) -> None:
+        """Cells between two counts of samples. Both ends of each are rounded from the left edge: no two cells meet."""
+        for node in in_order(nodes):
+            beyond = min(end, start + node.samples)
+            x, right = ((2 * samples * width + total) // (2 * total) for samples in (start, beyond))
+            if right > x:
+                rows.extend([] for _ in range(depth + 1 - len(rows)))
+                rows[depth].append(Cell(node, x, right - x, node.samples / total))
+                place(node.children, start, beyond, depth + 1)
+            start = beyond
+
     if total > 0 and width > 0:
-        _place(nodes, 0, total, _Scale(total, width), rows)
+        place(nodes, 0, total, 0)
     return rows
 
 
@@ -60,14 +72,8 @@ def in_order(nodes: Sequence[Node]) -> list[Node]:
 
 def zoomed(nodes: Sequence[Node], path: Path) -> tuple[list[Node], list[Node]]:
     """The way down to `path` (or as far as it is there), and the nodes that fill the width: the last one alone."""
-    way: list[Node] = []
-    level: Sequence[Node] = nodes
-    while True:
-        below = next((node for node in level if node.path == path[: len(node.path)]), None)
-        if below is None:
-            return way, [way[-1]] if way else list(nodes)
-        way.append(below)
-        level = below.children
+    way = way_to(nodes, path)
+    return way, way[-1:] or list(nodes)
 
 
 def at(rows: Rows, x: int, row: int) -> Cell | None:
@@ -106,32 +112,6 @@ def _index(rows: Rows, path: Path) -> tuple[int, int]:
             if cell.node.path == path:
                 return number, index
     return -1, -1
-
-
-@dataclass(frozen=True)
-class _Scale:
-    """How samples map to columns."""
-
-    samples: int
-    columns: int
-
-    def column(self, samples: int) -> int:
-        """The column, rounded, that this many samples reach."""
-        return (2 * samples * self.columns + self.samples) // (2 * self.samples)
-
-
-def _place(nodes: Sequence[Node], start: int, end: int, scale: _Scale, rows: Rows, depth: int = 0) -> None:  # noqa: PLR0917
-    """Cells between two counts of samples. Both ends of each are rounded from the left edge: no two cells meet."""
-    for node in in_order(nodes):
-        beyond = min(end, start + node.samples)
-        x = scale.column(start)
-        width = scale.column(beyond) - x
-        if width > 0:
-            while len(rows) <= depth:
-                rows.append([])
-            rows[depth].append(Cell(node, x, width, node.samples / scale.samples))
-            _place(node.children, start, beyond, scale, rows, depth + 1)
-        start = beyond
 
 
 LEAST_NAME = 3

@@ -11,7 +11,17 @@ from textual.message import Message
 
 from aitop.model.snapshot import Stacks
 from aitop.model.units import NOT_YET, percent
-from aitop.ui.panes.code.call_tree import Node, Path, Settled, TreeRow, find, forest, node_change, tree_line, tree_rows
+from aitop.ui.panes.code.call_tree import (
+    Node,
+    Path,
+    Settled,
+    TreeRow,
+    forest,
+    node_change,
+    tree_line,
+    tree_rows,
+    way_to,
+)
 from aitop.ui.panes.code.flame import Cell, Rows, flame_lines, icicle, legend, neighbour, node_line, row_of, zoomed
 from aitop.ui.panes.code.flame import at as cell_at
 from aitop.ui.panes.code.hot_lines import (
@@ -178,7 +188,7 @@ class CodePane(Pane):
         self._keep_in_sight(row_of(self._cells, path) + self._above, height - foot)
         selected = path if self.has_focus else None
         lines = flame_lines(self._cells, selected, self._pointed, letters=view.look.mono, wanted=view.filter)
-        shown = find(nodes, self._pointed or path) or nodes[0]
+        shown = (way_to(nodes, self._pointed or path) or nodes)[-1]
         return [*head, *lines], [node_line(shown, width, node_change(view, shown))][:foot]
 
     def _flame_below(self, stacks: Stacks, view: View, width: int, room: int) -> list[Line]:
@@ -208,7 +218,7 @@ class CodePane(Pane):
         return None if node is None or not node.file else self._place_of(node)
 
     def _place_of(self, node: Node) -> Place:
-        way = zoomed(self._forest[2], node.path)[0] if self._forest else []
+        way = way_to(self._forest[2], node.path) if self._forest else []
         top = way[0] if way else node
         above = tuple((one.name, one.file, one.origin) for one in way[1:-1])
         return Place(top.pid, node.file, node.line, node.function, node.share, one_line(top.name), above)
@@ -217,7 +227,7 @@ class CodePane(Pane):
         if self._rows:
             return self._rows[self._row_index()].node
         if self._cells and self._path is not None:
-            return find([cell.node for cell in self._cells[0]], self._path)
+            return next(reversed(way_to([cell.node for cell in self._cells[0]], self._path)), None)
         return None
 
     def _hot_index(self) -> int:
