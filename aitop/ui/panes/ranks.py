@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from statistics import fmean
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from rich.style import Style
 from textual.binding import Binding, BindingType
@@ -45,32 +45,36 @@ ODD_RATIO, ODD_SHARE = 1.2, 0.03
 
 
 class Column(NamedTuple):
-    """A heading, its cells, the text of a rank in it; `keep`: the lower the longer it stays as the pane narrows."""
+    """A heading, its cells, the field of RankView (of its phases where there is a hue) and how that is written.
+
+    `keep`: the lower the longer it stays as the pane narrows.
+    """
 
     heading: str
     cells: int
     keep: int
+    field: str
+    text_of: Callable[[Any], str] = duration
     phase: Kind | None = None
-    write: Callable[[RankView], str] = lambda one: NOT_SUPPORTED
 
 
-def _share(value: float | None) -> str:
-    return NOT_SUPPORTED if value is None else f"{value * 100:.0f}%"
+def _percent(share: float) -> str:
+    return f"{share * 100:.0f}%"
 
 
 COLUMNS = (
-    Column("step", STEP, 1, None, lambda one: duration(one.p50)),
-    Column("data", CELL, 2, DATA),
-    Column("forward", CELL, 3, FORWARD),
-    Column("backward", CELL, 4, BACKWARD),
-    Column("optimizer", CELL, 11, OPTIMIZER),
-    Column("else", CELL, 12, OUTSIDE),
-    Column("wait", CELL, 0, COMMUNICATION),
-    Column("gpu", 4, 5, None, lambda one: _share(one.gpu_busy)),
-    Column("gpu mem", 7, 6, None, lambda one: size(one.gpu_memory)),
-    Column("memory", 7, 8, None, lambda one: size(one.rss)),
-    Column("cpu", 5, 7, None, lambda one: _share(one.cpu)),
-    Column("at step", 8, 13, None, lambda one: NOT_SUPPORTED if one.step is None else f"{one.step:,}"),
+    Column("step", STEP, 1, "p50"),
+    Column("data", CELL, 2, "data_wait", phase=DATA),
+    Column("forward", CELL, 3, "forward", phase=FORWARD),
+    Column("backward", CELL, 4, "backward", phase=BACKWARD),
+    Column("optimizer", CELL, 11, "optimizer", phase=OPTIMIZER),
+    Column("else", CELL, 12, "outside", phase=OUTSIDE),
+    Column("wait", CELL, 0, "wait", phase=COMMUNICATION),
+    Column("gpu", 4, 5, "gpu_busy", _percent),
+    Column("gpu mem", 7, 6, "gpu_memory", size),
+    Column("memory", 7, 8, "rss", size),
+    Column("cpu", 5, 7, "cpu", _percent),
+    Column("at step", 8, 13, "step", "{:,}".format),
 )
 
 
@@ -130,8 +134,9 @@ def row_line(one: RankView, ranks: Ranks, shape: Fit, width: int, *, cursor: boo
     for column in shape.columns:
         line.add(" " * GAP)
         if column.phase is None:
-            text = shorten(column.write(one), column.cells)
-            line.add(text.rjust(column.cells), FAINT if text == NOT_SUPPORTED else TEXT)
+            value = getattr(one, column.field)
+            text = NOT_SUPPORTED if value is None else shorten(column.text_of(value), column.cells)
+            line.add(text.rjust(column.cells), FAINT if value is None else TEXT)
         else:
             line.join(_heat(one, column, ranks, others, late))
     if shape.skew:
@@ -141,32 +146,17 @@ def row_line(one: RankView, ranks: Ranks, shape: Fit, width: int, *, cursor: boo
 
 def _heat(one: RankView, column: Column, ranks: Ranks, others: Sequence[RankPhases], late: bool) -> Line:
     """A phase's mean time, the cell filled as far as its share of the step goes; bold where a late rank differs."""
-    value = _seconds(one.phases, column.heading)
+    value = getattr(one.phases, column.field, None)
     step = ranks.step or one.p50
     if value is None or not step:
         return Line(NOT_SUPPORTED.rjust(column.cells), FAINT)
     text = duration(value).rjust(column.cells)
     filled = max(0, min(column.cells, round(column.cells * value / step)))
-    known = [seconds for other in others if (seconds := _seconds(other, column.heading)) is not None]
+    known = [seconds for other in others if (seconds := getattr(other, column.field)) is not None]
     usual = fmean(known) if known else value
     odd = late and value > ODD_RATIO * usual and value - usual > ODD_SHARE * step
-    phase = column.phase or OUTSIDE
     rest: Style = LOSS if odd else TEXT
-    return Line(text[:filled], phase.fill if filled else rest).add(text[filled:], rest)
-
-
-def _seconds(phases: RankPhases | None, name: str) -> float | None:
-    if phases is None:
-        return None
-    values = {
-        "data": phases.data_wait,
-        "forward": phases.forward,
-        "backward": phases.backward,
-        "optimizer": phases.optimizer,
-        "else": phases.outside,
-        "wait": phases.wait,
-    }
-    return values[name]
+    return Line(text[:filled], column.phase.fill if filled and column.phase else rest).add(text[filled:], rest)
 
 
 def _skew(skew: Sequence[float], step: float | None, cells: int, late: bool) -> Line:

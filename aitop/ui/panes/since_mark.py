@@ -55,6 +55,11 @@ def change(
     return Line(f"{'▲' if by > 0 else '▼'}{amount}{'' if points else '%'}".rjust(WIDTH), style)
 
 
+def steps_change(view: View, field: str, *, better: Better | None = None, points: bool = False) -> Line:
+    """The same for a field of Steps."""
+    return change(view, lambda one: getattr(one.steps, field) if one.steps else None, better=better, points=points)
+
+
 def recent(snapshot: Snapshot, name: str) -> float | None:
     """The mean of a series over its last seconds, so that ordinary ups and downs do not look like a change."""
     series = snapshot.series.get(name)

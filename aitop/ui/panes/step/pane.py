@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from aitop.model.snapshot import Series, Snapshot, Steps
 from aitop.model.units import NOT_YET, duration
-from aitop.ui.panes.since_mark import WIDTH, change
+from aitop.ui.panes.since_mark import WIDTH, change, steps_change
 from aitop.ui.panes.step.charts import (
     CAPTIONED,
     LEAST_HISTORY,
@@ -166,8 +166,8 @@ def _legend_cell(view: View, phase: Kind, share: float | None, mean: float | Non
 def _title(steps: Steps, view: View) -> str:
     if steps.p50 is None:
         return "Step"
-    middle = change(view, lambda one: one.steps.p50 if one.steps else None).text
-    high = change(view, lambda one: one.steps.p95 if one.steps else None).text
+    middle = steps_change(view, "p50").text
+    high = steps_change(view, "p95").text
     return f"Step · {duration(steps.p50)} p50{middle} · {duration(steps.p95)} p95{high}"
 
 
