@@ -121,28 +121,40 @@ def _tiny(width: int, height: int, zoom: str | None) -> Plan:
     return {zoom or "verdict": Box(0, 0, width, height, False)}
 
 
+def _stack(x: int, y: int, width: int, *panes: tuple[str, int]) -> Plan:
+    """Panes below each other, each as many rows high as it says; those without rows are left out."""
+    boxes: Plan = {}
+    for name, height in panes:
+        if height > 0:
+            boxes[name] = Box(x, y, width, height)
+        y += height
+    return boxes
+
+
+def _gpu_lines(x: int, y: int, width: int, rows: int) -> Plan:
+    """The GPUs, a line each without a frame."""
+    return {"gpu": Box(x, y, width, rows, False)}
+
+
 def _one_column(width: int, top: int, rows: int, gpus: int) -> Plan:
     """Verdict, step, a line for each GPU, code; what does not fit goes from the bottom, the code first."""
     verdict = 6 if rows >= 16 else 4
     gpu = min(max(1, gpus), max(1, (rows - 12) // 4))
     step = 6 if rows >= 18 else 4
-    boxes: Plan = {"verdict": Box(0, top, width, verdict)}
     y, left = top + verdict, rows - verdict
+    boxes = _stack(0, top, width, ("verdict", verdict))
     if width >= 120 and left >= 6:
-        half = width // 2
-        boxes["step"] = Box(0, y, half, left - gpu)
-        boxes["code"] = Box(half, y, width - half, left - gpu)
-        boxes["gpu"] = Box(0, y + left - gpu, width, gpu, False)
-        return boxes
+        half, y = width // 2, y + left - gpu
+        boxes |= _stack(0, top + verdict, half, ("step", left - gpu))
+        boxes |= _stack(half, top + verdict, width - half, ("code", left - gpu))
+        return boxes | _gpu_lines(0, y, width, gpu)
     if left >= step:
-        boxes["step"] = Box(0, y, width, step)
+        boxes |= _stack(0, y, width, ("step", step))
         y, left = y + step, left - step
     if left >= gpu:
-        boxes["gpu"] = Box(0, y, width, gpu, False)
+        boxes |= _gpu_lines(0, y, width, gpu)
         y, left = y + gpu, left - gpu
-    if left >= 3:
-        boxes["code"] = Box(0, y, width, left)
-    return boxes
+    return boxes | _stack(0, y, width, ("code", left if left >= 3 else 0))
 
 
 def _two_columns(width: int, top: int, rows: int, gpus: int, ranks: int, timed: bool) -> Plan:  # noqa: PLR0917
@@ -150,29 +162,18 @@ def _two_columns(width: int, top: int, rows: int, gpus: int, ranks: int, timed: 
 
     Without a GPU its line goes under the code, and ranks, where there are several, take its place beside the step.
     """
-    half = width // 2
-    verdict = 6
-    rest = rows - verdict
+    half, verdict = width // 2, 6
+    y, rest = top + verdict, rows - verdict
     step = max(8, round(rest * 0.4)) if timed or gpus else UNTIMED
     data = max(6, round(rest * 0.28))
-    y = top + verdict
-    boxes: Plan = {"verdict": Box(0, top, width, verdict)}
-    if gpus:
-        boxes["step"] = Box(0, y, half, step)
-        boxes["gpu"] = Box(half, y, width - half, step)
-        boxes["data"] = Box(0, y + step, half, data)
-        boxes["memory"] = Box(half, y + step, width - half, data)
-        boxes["code"] = Box(0, y + step + data, width, rest - step - data)
-        return boxes
-    boxes["step"] = Box(0, y, width, step)
-    if ranks > 1:
-        boxes["step"] = Box(0, y, half, step)
-        boxes["ranks"] = Box(half, y, width - half, step)
-    boxes["data"] = Box(0, y + step, half, data)
-    boxes["memory"] = Box(half, y + step, width - half, data)
-    boxes["code"] = Box(0, y + step + data, width, rest - step - data - 1)
-    boxes["gpu"] = Box(0, top + rows - 1, width, 1, False)
-    return boxes
+    below = rest - step - data
+    beside = "gpu" if gpus else "ranks" if ranks > 1 else None
+    boxes = _stack(0, top, width, ("verdict", verdict))
+    boxes |= _stack(0, y, half if beside else width, ("step", step))
+    boxes |= _stack(half, y, width - half, (beside, step)) if beside else {}
+    boxes |= _stack(0, y + step, half, ("data", data)) | _stack(half, y + step, width - half, ("memory", data))
+    boxes |= _stack(0, y + step + data, width, ("code", below if gpus else below - 1))
+    return boxes if gpus else boxes | _gpu_lines(0, top + rows - 1, width, 1)
 
 
 def _three_columns(width: int, top: int, rows: int, gpus: int, processes: int) -> Plan:
@@ -180,30 +181,19 @@ def _three_columns(width: int, top: int, rows: int, gpus: int, processes: int) -
 
     Without a GPU its line goes to the bottom, and the step has the width of two columns.
     """
-    verdict = 6
+    verdict, column = 6, max(52, min(90, width * 28 // 100))
     y, rest = top + verdict, rows - verdict
-    first = second = max(52, min(90, width * 28 // 100))
-    third = width - first - second
     upper = max(8, round(rest * 0.6))
     lower = rest - upper - (0 if gpus else 1)
-    boxes: Plan = {
-        "verdict": Box(0, top, width, verdict),
-        "data": Box(0, y + upper, first, lower),
-        "memory": Box(first, y + upper, second, lower),
-        "code": Box(first + second, y, third, rest),
-    }
-    if gpus:
-        boxes["step"] = Box(0, y, first, upper)
-        boxes["gpu"] = Box(first, y, second, upper)
-    else:
-        boxes["step"] = Box(0, y, first + second, upper)
-        boxes["gpu"] = Box(0, y + rest - 1, first + second, 1, False)
-    if rest >= ROOM_FOR_PROCESSES:
-        # In steps, so that a process more or less moves nothing.
-        code = max(round(rest * 0.6), rest - 4 * -(-(processes + 3) // 4))
-        boxes["code"] = Box(first + second, y, third, code)
-        boxes["processes"] = Box(first + second, y + code, third, rest - code)
-    return boxes
+    # In steps, so that a process more or less moves nothing.
+    code = max(round(rest * 0.6), rest - 4 * -(-(processes + 3) // 4)) if rest >= ROOM_FOR_PROCESSES else rest
+    boxes = _stack(0, top, width, ("verdict", verdict))
+    boxes |= _stack(0, y, column if gpus else 2 * column, ("step", upper)) | _stack(
+        0, y + upper, column, ("data", lower)
+    )
+    boxes |= _stack(column, y, column, ("gpu", upper)) if gpus else _gpu_lines(0, y + rest - 1, 2 * column, 1)
+    boxes |= _stack(column, y + upper, column, ("memory", lower))
+    return boxes | _stack(2 * column, y, width - 2 * column, ("code", code), ("processes", rest - code))
 
 
 def refit(boxes: Plan, folded: Collection[str]) -> Plan:

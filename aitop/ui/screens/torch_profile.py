@@ -6,19 +6,20 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
+from rich.style import Style
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.screen import Screen
 
-from aitop.model.profile import KernelRow, OpRow, Profile
+from aitop.model.profile import Profile
 from aitop.model.units import count, duration, percent, size
 from aitop.ui.feeds import LiveRun
 from aitop.ui.messages import deliver, in_background
 from aitop.ui.panes.header import Header
 from aitop.ui.saving import write_new
 from aitop.ui.state import View
-from aitop.ui.theme.palette import BRIGHT, DEVICE_CHART, DIM, FAINT, GAIN, HOST_CHART, STATE_FAILED, TEXT, TITLE, TROUGH
-from aitop.ui.widgets.line import Line, columns, shorten, spread, wrap
+from aitop.ui.theme.palette import BRIGHT, DEVICE_CHART, DIM, GAIN, HOST_CHART, STATE_FAILED, TEXT, TITLE, TROUGH
+from aitop.ui.widgets.line import Line, columns, wrap
 from aitop.ui.widgets.pane import Drawing, Pane
 from aitop.ui.words import plural
 
@@ -100,34 +101,33 @@ def _operators(profile: Profile, width: int) -> list[Line]:
     titles = ["calls", "host", "own", *(["device"] if device else []), *(["allocated"] if memory else [])]
     fit = max(1, min(len(titles), (width - LEAST_NAME) // (NUMBER + 1)))
     titles = titles[-fit:] if width < 60 else titles[:fit]
-    room = width - len(titles) * (NUMBER + 1)
-    head = spread(Line("operator", TITLE), Line("".join(f" {title:>{NUMBER}}" for title in titles), DIM), width)
-    return [head, *[_operator(row, titles, room) for row in profile.ops]]
-
-
-def _operator(row: OpRow, titles: list[str], room: int) -> Line:
-    figures = {
-        "calls": count(row.calls),
-        "host": duration(row.host),
-        "own": duration(row.self_host),
-        "device": duration(row.device),
-        "allocated": size(row.allocated),
-    }
-    line = Line(shorten(row.name, room - 1), TEXT).to(room, " ", FAINT)
-    for title in titles:
-        line.add(f" {figures[title]:>{NUMBER}}", BRIGHT if title in ("own", "device") else DIM)
-    return line
+    lines = [_row(Line("operator", TITLE), [(title, DIM) for title in titles], width)]
+    for op in profile.ops:
+        figures = {
+            "calls": (count(op.calls), DIM),
+            "host": (duration(op.host), DIM),
+            "own": (duration(op.self_host), BRIGHT),
+            "device": (duration(op.device), BRIGHT),
+            "allocated": (size(op.allocated), DIM),
+        }
+        lines.append(_row(Line(op.name), [figures[title] for title in titles], width))
+    return lines
 
 
 def _kernels(profile: Profile, width: int) -> list[Line]:
-    room = width - 2 * (NUMBER + 1)
-    head = spread(Line("kernel", TITLE), Line(f" {'calls':>{NUMBER}} {'device':>{NUMBER}}", DIM), width)
-    return [head, *[_kernel(row, room) for row in profile.kernels]]
+    lines = [_row(Line("kernel", TITLE), [("calls", DIM), ("device", DIM)], width)]
+    for kernel in profile.kernels:
+        figures = [(count(kernel.calls), DIM), (duration(kernel.device), BRIGHT)]
+        lines.append(_row(Line(kernel.name), figures, width))
+    return lines
 
 
-def _kernel(row: KernelRow, room: int) -> Line:
-    line = Line(shorten(row.name, room - 1), TEXT).to(room, " ", FAINT)
-    return line.add(f" {count(row.calls):>{NUMBER}}", DIM).add(f" {duration(row.device):>{NUMBER}}", BRIGHT)
+def _row(name: Line, figures: list[tuple[str, Style]], width: int) -> Line:
+    """A name at the left, figures in columns at the right."""
+    line = name.fit(width - len(figures) * (NUMBER + 1) - 1).add(" ")
+    for text, style in figures:
+        line.add(f" {text:>{NUMBER}}", style)
+    return line
 
 
 STEPS = 5
