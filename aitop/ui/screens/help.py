@@ -39,7 +39,7 @@ class HelpPane(Pane):
         self._keys = described(bindings)
 
     def draw(self, view: View, width: int, height: int) -> Drawing:
-        lines = [Line(key.ljust(INDENT), BRIGHT).add(text, TEXT) for key, text in self._keys]
+        lines = [Line(keys.ljust(INDENT), BRIGHT).add(one.description, TEXT) for keys, one in self._keys]
         lines.append(Line())
         sources = Line("sources".ljust(INDENT), DIM)
         for state, (glyph, style) in STATES.items():
@@ -99,13 +99,15 @@ def key_name(key: str) -> str:
     return "".join("^" if modifier == "ctrl" else f"{modifier}+" for modifier in modifiers) + shown
 
 
-def described(bindings: Iterable[Binding]) -> list[tuple[str, str]]:
-    """Keys and what they do; keys with one description are put on one line."""
-    keys: dict[str, list[str]] = {}
+def described(bindings: Iterable[Binding]) -> list[tuple[str, Binding]]:
+    """The keys of each description as people write them, and the first of its bindings."""
+    same: dict[str, list[Binding]] = {}
     for binding in bindings:
-        if binding.description:
-            keys.setdefault(binding.description, []).extend(key_name(key.strip()) for key in binding.key.split(","))
-    return [(_key_range(names), text) for text, names in keys.items()]
+        same.setdefault(binding.description, []).append(binding)
+    return [
+        (_key_range([key_name(key.strip()) for one in group for key in one.key.split(",")]), group[0])
+        for group in same.values()
+    ]
 
 
 def _key_range(names: list[str]) -> str:
