@@ -208,6 +208,9 @@ class HangScreen(StackScreen[StandingPlace]):
         self.show()
 
     def _native_seen(self, answer: dict[int, tuple[str, ...]] | Exception) -> None:
-        listing, failed = self.listing, isinstance(answer, Exception)
-        listing.native, listing.problem, listing.doing = ({} if failed else answer), str(answer) if failed else "", ""
+        self.listing.native, self.listing.problem, self.listing.doing = {}, "", ""
+        if isinstance(answer, Exception):
+            self.listing.problem = str(answer)
+        else:
+            self.listing.native = answer
         self.show()

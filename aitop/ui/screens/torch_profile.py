@@ -183,10 +183,8 @@ class ProfileScreen(Screen[None]):
             in_background(self, "trace", write, self._written)
 
     def _written(self, answer: list[Path] | Exception) -> None:
-        failed = isinstance(answer, Exception)
-        self.query_one(ProfilePane).written = (
-            f"trace not written: {answer}" if failed else f"trace written to {answer[0]}"
-        )
+        where = f"not written: {answer}" if isinstance(answer, Exception) else f"written to {answer[0]}"
+        self.query_one(ProfilePane).written = f"trace {where}"
         self._show()
 
     def _show(self) -> None:

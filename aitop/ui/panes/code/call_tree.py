@@ -9,7 +9,7 @@ from typing import Literal, TypeVar
 
 import msgspec
 
-from aitop.model.snapshot import CallNode, Snapshot, Stacks
+from aitop.model.snapshot import CallNode, ProcessStacks, Snapshot, Stacks, ThreadTree
 from aitop.model.units import percent
 from aitop.stacks.origin import Origin, origin_of
 from aitop.ui.panes.since_mark import NO_CHANGE, share_change
@@ -72,17 +72,17 @@ def forest(stacks: Stacks, pids: frozenset[int] | None = None, who: Who = EVERYB
     """
     shares = {(one.pid, one.thread): one for one in stacks.threads}
     groups: dict[tuple[int, str], list[tuple[int, CallNode, float | None]]] = {}
-    leading = [(True, one, one.tree) for one in stacks.processes if one.tree is not None]
-    for leads, one, tree in [*leading, *((False, one, one.tree) for one in stacks.trees)]:
+    threads: list[tuple[bool, ProcessStacks | ThreadTree]] = [(True, one) for one in stacks.processes]
+    for leads, one in [*threads, *((False, tree) for tree in stacks.trees)]:
         part, share = part_of(one.role, leads), shares.get((one.pid, one.thread))
-        if (pids is not None and one.pid not in pids) or not who.wants(one.pid, one.thread, part):
+        if one.tree is None or (pids is not None and one.pid not in pids) or not who.wants(one.pid, one.thread, part):
             continue
         if who == EVERYBODY and part == "other" and share is not None and (share.active or 0.0) < WORKS:
             continue
         heading = one.thread if part == "other" and one.thread != "MainThread" else one.role
         heading = heading if who.pid is None else f"{one.pid} {one.thread}"
         runners = groups.setdefault((PARTS.index(part), heading), [])
-        runners.append((one.pid, tree, share.gil if share is not None else None))
+        runners.append((one.pid, one.tree, share.gil if share is not None else None))
     return [_headed(PARTS[order], heading, groups[order, heading]) for order, heading in sorted(groups)]
 
 
