@@ -114,10 +114,7 @@ def _below(box: Box, rows: int) -> Box:
 def _tiny(width: int, height: int, zoom: str | None) -> Plan:
     """Only a few rows: the verdict in words."""
     if height >= 4:
-        return {
-            zoom or "verdict": Box(0, 0, width, height - 1, False),
-            "footer": Box(0, height - 1, width, 1, False),
-        }
+        return {zoom or "verdict": Box(0, 0, width, height - 1, False), "footer": Box(0, height - 1, width, 1, False)}
     return {zoom or "verdict": Box(0, 0, width, height, False)}
 
 

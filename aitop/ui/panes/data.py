@@ -16,19 +16,7 @@ from aitop.ui.panes.since_mark import WIDTH, change, recent
 from aitop.ui.panes.spare_rows import lines_below, room_below
 from aitop.ui.panes.step.figures import Figure, dearest
 from aitop.ui.state import View
-from aitop.ui.theme.palette import (
-    BRIGHT,
-    DATA,
-    DIM,
-    FAINT,
-    LOSS,
-    TEXT,
-    TRANSFER,
-    TROUGH,
-    WAITING,
-    lifted,
-    over,
-)
+from aitop.ui.theme.palette import BRIGHT, DATA, DIM, FAINT, LOSS, TEXT, TRANSFER, TROUGH, WAITING, lifted, over
 from aitop.ui.widgets.bars import EIGHTHS, layered_bar
 from aitop.ui.widgets.chart_pane import ChartPane
 from aitop.ui.widgets.line import Line, columns

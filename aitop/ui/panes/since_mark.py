@@ -26,11 +26,7 @@ OUTCOMES: dict[str, Style] = {"faster": GAIN, "slower": LOSS, "same": TEXT, "unk
 
 
 def change(
-    view: View,
-    value_of: Callable[[Snapshot], float | None],
-    *,
-    better: Better | None = None,
-    points: bool = False,
+    view: View, value_of: Callable[[Snapshot], float | None], *, better: Better | None = None, points: bool = False
 ) -> Line:
     """The change of a figure since the mark, in WIDTH cells; empty without a mark.
 

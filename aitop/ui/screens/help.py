@@ -57,9 +57,7 @@ class HelpPane(Pane):
 class HelpScreen(ModalScreen[None]):
     """The keys that work here, over the screen they work on."""
 
-    BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("escape,question_mark,q,enter,space,f1,f10", "dismiss", "close"),
-    ]
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,question_mark,q,enter,space,f1,f10", "dismiss", "close")]
 
     def __init__(self, bindings: Iterable[Binding], view: View) -> None:
         super().__init__()

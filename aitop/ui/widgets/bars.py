@@ -47,13 +47,7 @@ class Column(NamedTuple):
 
 
 def stacked(
-    columns: Sequence[Column],
-    width: int,
-    height: int,
-    top: float,
-    *,
-    letters: bool = False,
-    cursor: int | None = None,
+    columns: Sequence[Column], width: int, height: int, top: float, *, letters: bool = False, cursor: int | None = None
 ) -> list[Line]:
     """Columns stacked by phase, one cell wide, the newest at the right edge; `top` is the value of full height.
 

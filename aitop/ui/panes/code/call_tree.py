@@ -14,17 +14,7 @@ from aitop.model.units import percent
 from aitop.stacks.origin import Origin, origin_of
 from aitop.ui.panes.since_mark import NO_CHANGE, share_change
 from aitop.ui.state import EVERYBODY, PARTS, Part, View, Who, matches, part_of
-from aitop.ui.theme.palette import (
-    BRIGHT,
-    CODE_KIND,
-    DIM,
-    FAINT,
-    OTHER_PROCESS,
-    RANK,
-    TEXT,
-    WORKER,
-    Kind,
-)
+from aitop.ui.theme.palette import BRIGHT, CODE_KIND, DIM, FAINT, OTHER_PROCESS, RANK, TEXT, WORKER, Kind
 from aitop.ui.widgets.line import Line, shorten
 from aitop.ui.words import base_name, one_line, share_text
 
@@ -149,11 +139,7 @@ class Settled:
         self._before: dict[Hashable, dict[Hashable, int]] = {}
 
     def order(
-        self,
-        name: Hashable,
-        items: Sequence[Item],
-        key: Callable[[Item], Hashable],
-        weight: Callable[[Item], float],
+        self, name: Hashable, items: Sequence[Item], key: Callable[[Item], Hashable], weight: Callable[[Item], float]
     ) -> list[Item]:
         """The items of the list `name`, heaviest first, except that small differences do not reorder them."""
         before = self._before.get(name, {})

@@ -12,17 +12,7 @@ from aitop.model.units import percent
 from aitop.ui.panes.code.call_tree import Node, Path, kind_of, way_to
 from aitop.ui.panes.since_mark import NO_CHANGE
 from aitop.ui.state import matches
-from aitop.ui.theme.palette import (
-    BRIGHT,
-    CODE_KINDS,
-    DIM,
-    FAINT,
-    SELECTED,
-    TEXT,
-    dimmed,
-    on,
-    role,
-)
+from aitop.ui.theme.palette import BRIGHT, CODE_KINDS, DIM, FAINT, SELECTED, TEXT, dimmed, on, role
 from aitop.ui.widgets.line import Line, cut, shorten
 from aitop.ui.words import base_name, one_line
 

@@ -172,10 +172,7 @@ def history(field: Field, height: int, mark: float | None = None) -> list[Line]:
     Above them are letters for saves and evaluations, and an arrow at the moment that was marked.
     """
     known = [value / 1e3 for value in field.values("step_p95") if value is not None]
-    layers = (
-        Curve(field.values("step_p50"), HOST_SOFT, filled=True),
-        Curve(field.values("step_p95"), HOST_CHART),
-    )
+    layers = (Curve(field.values("step_p50"), HOST_SOFT, filled=True), Curve(field.values("step_p95"), HOST_CHART))
     chart = field.chart(layers, height - 2, scale_top(known) * 1e3, lambda value: duration(value / 1e3))
 
     def reading(line: Line) -> Line:

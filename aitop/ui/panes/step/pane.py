@@ -7,15 +7,7 @@ from collections.abc import Sequence
 from aitop.model.snapshot import Series, Snapshot, Steps
 from aitop.model.units import NOT_YET, duration
 from aitop.ui.panes.since_mark import WIDTH, change, steps_change
-from aitop.ui.panes.step.charts import (
-    CAPTIONED,
-    LEAST_HISTORY,
-    column_at,
-    groups_of,
-    history,
-    readout,
-    timeline,
-)
+from aitop.ui.panes.step.charts import CAPTIONED, LEAST_HISTORY, column_at, groups_of, history, readout, timeline
 from aitop.ui.panes.step.figures import figure_lines, measured_figures
 from aitop.ui.state import View, steps_for
 from aitop.ui.theme.palette import DIM, FAINT, PHASES, TEXT, Kind
@@ -70,13 +62,7 @@ class StepPane(ChartPane):
         self._captioned = height - below >= CAPTIONED
         mark = view.mark.time if view.mark else None
         lines = timeline(
-            groups,
-            width,
-            height - below,
-            letters=view.look.mono,
-            now=snapshot.time,
-            cursor=self.cursor,
-            mark=mark,
+            groups, width, height - below, letters=view.look.mono, now=snapshot.time, cursor=self.cursor, mark=mark
         )
         return lines + (history(field, below, mark) if field is not None else [])
 
