@@ -39,8 +39,7 @@ class DataPane(ChartPane):
         self.moments = ()
         snapshot = view.snapshot
         if snapshot is None or snapshot.host is None:
-            status = view.source("host")
-            return Drawing([state_line("host", status) if status else Line(NOT_YET, DIM)], "Data")
+            return Drawing([state_line("host", view.source("host"))], "Data")
         workers = _workers(view, snapshot)
         room = len(workers) <= MOST_STRIPS and height >= len(workers) + ROOM_FOR_STRIPS
         draw = self._over_time if room and width >= LEAST_WIDTH else _at_once

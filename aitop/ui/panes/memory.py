@@ -10,7 +10,7 @@ from rich.style import Style
 from aitop.model.host import HostSample, ProcessSample
 from aitop.model.snapshot import Series, Snapshot
 from aitop.model.steps import AllocatorSample
-from aitop.model.units import NOT_YET, count, size
+from aitop.model.units import count, size
 from aitop.ui.panes.since_mark import change
 from aitop.ui.state import View, labels_of
 from aitop.ui.theme.palette import BRIGHT, DEVICE_CHART, DEVICE_SOFT, DIM, FAINT, HOST_CHART, LOSS, TEXT
@@ -41,8 +41,7 @@ class MemoryPane(ChartPane):
         self.moments = ()
         snapshot = view.snapshot
         if snapshot is None or snapshot.host is None:
-            status = view.source("host")
-            return Drawing([state_line("host", status) if status else Line(NOT_YET, DIM)], "Memory")
+            return Drawing([state_line("host", view.source("host"))], "Memory")
         lines, allocators = _gauges(view, snapshot.host, width), snapshot.allocators
         resident = {"rss": "ranks"}
         if height >= ROOM_FOR_LIST and snapshot.series.get("workers_rss", Series()).times:

@@ -304,13 +304,6 @@ class CodePane(Pane):
         self._path, self._zoom = self._zoom, self._zoom[:-1]
         self.redraw()
 
-    def on_focus(self) -> None:
-        # Textual sets has_focus only after this event.
-        self.call_later(self.redraw)
-
-    def on_blur(self) -> None:
-        self.call_later(self.redraw)
-
     # The mouse
 
     def on_mouse_move(self, event: events.MouseMove) -> None:

@@ -8,7 +8,6 @@ from textual.binding import Binding, BindingType
 from textual.message import Message
 
 from aitop.model.snapshot import Snapshot
-from aitop.model.units import NOT_YET
 from aitop.ui.panes.processes.columns import fit, heading, longest_branch, row_line, sort_word, sorted_next
 from aitop.ui.panes.processes.tree import BY_ROLE, Figures, Order, ProcessRow, process_rows
 from aitop.ui.panes.spare_rows import lines_below, room_below
@@ -61,8 +60,7 @@ class ProcessPane(RowPane[ProcessRow]):
     def draw(self, view: View, width: int, height: int) -> Drawing:
         snapshot = view.snapshot
         if snapshot is None or snapshot.host is None:
-            status = view.source("host")
-            return Drawing([state_line("host", status) if status else Line(NOT_YET, DIM)], "Processes")
+            return Drawing([state_line("host", view.source("host"))], "Processes")
         processes = snapshot.host.processes
         rows = process_rows(
             processes, snapshot.gpu, snapshot.wall, folded=self._shut, order=self._order, wanted=view.filter
