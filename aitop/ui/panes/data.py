@@ -44,7 +44,10 @@ class DataPane(ChartPane):
         room = len(workers) <= MOST_STRIPS and height >= len(workers) + ROOM_FOR_STRIPS
         draw = self._over_time if room and width >= LEAST_WIDTH else _at_once
         lines = draw(view, snapshot, workers, width, height)
-        return Drawing(lines, "Data", _cpu_note(view, workers), view.stale("host"))
+        used, note = _cores(view, snapshot), None
+        if used is not None:
+            note = Line(f"workers use {used:.1f} cores", DIM).join(change(view, lambda one: _cores(view, one)))
+        return Drawing(lines, "Data", note, view.stale("host"))
 
     def _over_time(
         self, view: View, snapshot: Snapshot, workers: list[ProcessSample], width: int, height: int
@@ -81,15 +84,26 @@ def _facts(view: View, snapshot: Snapshot, workers: list[ProcessSample], width: 
     return known
 
 
+def _known_ready(snapshot: Snapshot) -> list[float]:
+    return [value for value in snapshot.series.get("queue_ready", Series()).values if value is not None]
+
+
+def _hundredth_ready(snapshot: Snapshot) -> float | None:
+    """The batches that lay ready, in hundreds, because changes are written in hundredths."""
+    known = _known_ready(snapshot)
+    return known[-1] / 100 if known else None
+
+
 def _queue_head(view: View, snapshot: Snapshot) -> tuple[Line, float | None]:
     """How many batches were ready at the last step, and of how many; what full height is, None where it is unknown."""
     line, loader = Line("queue   ", DIM), main_loader(snapshot)
-    known = [value for value in snapshot.series.get("queue_ready", Series()).values if value is not None]
+    known = _known_ready(snapshot)
     if not known:
         missing, why = _no_queue(snapshot, loader)
         return line.add(missing, DIM).add("  " + why, FAINT), None
-    capacity = _capacity(loader)
-    line.add(f"{known[-1]:2.0f}", TEXT).join(_ready_change(view))
+    # Batches that there is room for in the queue.
+    capacity = loader.workers * (loader.prefetch or 2) if loader and loader.workers else None
+    line.add(f"{known[-1]:2.0f}", TEXT).join(change(view, _hundredth_ready, points=True))
     return line.add(f" of {capacity} ready" if capacity else " ready", DIM), capacity or max(known) or 1
 
 
@@ -112,16 +126,6 @@ def queue_lines(view: View, snapshot: Snapshot, width: int, rows: int) -> list[L
     return [head.join(drawn[0]), *(Line().to(width - cells).join(row) for row in drawn[1:])]
 
 
-def _ready_change(view: View) -> Line:
-    """The change of the batches that lay ready since the mark, in batches."""
-
-    def ready_of(snapshot: Snapshot) -> float | None:
-        known = [one for one in snapshot.series.get("queue_ready", Series()).values if one is not None]
-        return known[-1] / 100 if known else None
-
-    return change(view, ready_of, points=True)
-
-
 def _reading(line: Line, field: Field, workers: list[ProcessSample]) -> Line:
     """What the queue and the workers had at the cursor."""
     ready = field.at_cursor("queue_ready", mean=True)
@@ -129,11 +133,6 @@ def _reading(line: Line, field: Field, workers: list[ProcessSample]) -> Line:
     used = [field.at_cursor(f"worker{process.pid}.cpu") for process in workers]
     known = [value for value in used if value is not None]
     return line.add("  workers ", DIM).add(f"{sum(known):.1f} cores" if known else NOT_SUPPORTED, TEXT)
-
-
-def _capacity(loader: LoaderInfo | None) -> int | None:
-    """Batches that there is room for in the queue."""
-    return loader.workers * (loader.prefetch or 2) if loader and loader.workers else None
 
 
 def main_loader(snapshot: Snapshot) -> LoaderInfo | None:
@@ -198,15 +197,8 @@ def _workers(view: View, snapshot: Snapshot) -> list[ProcessSample]:
     return [process for process in workers if pids is None or process.pid in pids]
 
 
-def _cpu_note(view: View, workers: list[ProcessSample]) -> Line | None:
-    used = _cores(workers)
-    if used is None:
-        return None
-    return Line(f"workers use {used:.1f} cores", DIM).join(change(view, lambda one: _cores(_workers(view, one))))
-
-
-def _cores(workers: list[ProcessSample]) -> float | None:
-    used = [process.cpu for process in workers if process.cpu is not None]
+def _cores(view: View, snapshot: Snapshot) -> float | None:
+    used = [process.cpu for process in _workers(view, snapshot) if process.cpu is not None]
     return sum(used) if used else None
 
 

@@ -52,7 +52,12 @@ class GpuPane(ChartPane):
         else:
             lines = device_lines(view, devices, width)
             if height >= 2 * count:
-                lines = [line for pair in zip(lines, _past_lines(view, devices, width), strict=True) for line in pair]
+                known = [() if device.lost else _history(view, device).values for device in devices]
+                past = [
+                    Line().to(BAR_AT).join(area(values, max(4, width - BAR_AT), 1, 1.0, DEVICE_CHART)[0])
+                    for values in known
+                ]
+                lines = [line for pair in zip(lines, past, strict=True) for line in pair]
         lost = sum(device.lost for device in devices)
         title = f"GPU {devices[0].index} · {name}" if count == 1 else f"GPU · {count} × {name}"
         return Drawing(lines, title, Line(f"{lost} lost", LOSS) if lost else None, stale)
@@ -88,13 +93,6 @@ def device_lines(view: View, devices: Sequence[GpuDevice], width: int) -> list[L
         _device_line(view, device, bar_width, LINE_PARTS[:parts], reason, width)
         for device, reason in zip(devices, reasons, strict=True)
     ]
-
-
-def _past_lines(view: View, devices: Sequence[GpuDevice], width: int) -> list[Line]:
-    """How busy each device was, a row each, under its bar."""
-    room = max(4, width - BAR_AT)
-    known = [() if device.lost else _history(view, device).values for device in devices]
-    return [Line().to(BAR_AT).join(area(values, room, 1, 1.0, DEVICE_CHART)[0]) for values in known]
 
 
 def _device_line(  # noqa: PLR0917

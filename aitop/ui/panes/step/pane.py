@@ -74,7 +74,9 @@ class StepPane(ChartPane):
             return readout(groups[at], snapshot.time, max(24, width - len(_title(steps, view)) - 7))
         if waits_for_target(view.source("hook")):
             return Line("hook waiting for the target", TEXT)
-        return _basis(steps, snapshot)
+        if steps.basis == "hook":
+            return Line("timed in the process", DIM)
+        return Line(f"estimated from {snapshot.stacks.samples if snapshot.stacks else 0} stacks", DIM)
 
 
 def phase_shares(steps: Steps) -> list[tuple[Kind, float | None]]:
@@ -121,10 +123,7 @@ def _legend(
         most = min(most, -(-len(listed) // full))
     for cell, timed, full in ((cell + more, timed, full) for cell, timed, full in LEGENDS):
         per_row = max(1, (width + LEGEND_GAP) // (cell + LEGEND_GAP))
-        cells = [
-            (_legend_cell(view, phase, share, mean if timed else None, full).join(_phase_change(view, phase)), cell)
-            for phase, share in listed
-        ]
+        cells = [(_legend_cell(view, phase, share, mean if timed else None, full), cell) for phase, share in listed]
         rows = [columns(cells[start : start + per_row], LEGEND_GAP) for start in range(0, len(cells), per_row)]
         if len(rows) <= most:
             return rows
@@ -134,19 +133,15 @@ def _legend(
     return [columns(shown[start : start + per_row], LEGEND_GAP) for start in range(0, len(shown), per_row)]
 
 
-def _phase_change(view: View, phase: Kind) -> Line:
+def _legend_cell(view: View, phase: Kind, share: float | None, mean: float | None, full: bool) -> Line:
     def share_of(snapshot: Snapshot) -> float | None:
         return dict(phase_shares(snapshot.steps)).get(phase) if snapshot.steps else None
 
-    return change(view, share_of, points=True)
-
-
-def _legend_cell(view: View, phase: Kind, share: float | None, mean: float | None, full: bool) -> Line:
     name = phase.name.ljust(9) if full else phase.short.ljust(4)
     line = Line(f"{phase.letter if view.look.mono else '■'} ", phase.ink).add(name, DIM).add(share_text(share), TEXT)
     if share is not None and mean is not None:
         line.add(duration(share * mean).rjust(8), DIM)
-    return line
+    return line.join(change(view, share_of, points=True))
 
 
 def _title(steps: Steps, view: View) -> str:
@@ -155,13 +150,6 @@ def _title(steps: Steps, view: View) -> str:
     middle = steps_change(view, "p50").text
     high = steps_change(view, "p95").text
     return f"Step · {duration(steps.p50)} p50{middle} · {duration(steps.p95)} p95{high}"
-
-
-def _basis(steps: Steps, snapshot: Snapshot) -> Line:
-    if steps.basis == "hook":
-        return Line("timed in the process", DIM)
-    samples = snapshot.stacks.samples if snapshot.stacks else 0
-    return Line(f"estimated from {samples} stacks", DIM)
 
 
 def _without_hook(view: View, width: int, *, other: bool) -> list[Line]:
