@@ -282,8 +282,8 @@ class StackScreen(Screen[None], Generic[Entry]):
         header.display = not small
         self.listing.display = not self._full
         self.stack.display = self._full or (self.stack.group is not None and not small)
-        rows = len(self.listing.entries) + len(self.listing.above(self.view, max(20, self.size.width - 4))) + 2
-        most = self.size.height * (3 if self.listing.above(self.view, 80) else 2) // 5
+        above = self.listing.above(self.view, max(20, self.size.width - 4))
+        rows, most = len(above) + len(self.listing.entries) + 2, self.size.height * (3 if above else 2) // 5
         self.listing.styles.height = max(4, min(rows, most)) if self.stack.display else "1fr"
         for pane in (header, self.listing, self.stack):
             pane.show(self.view)
