@@ -86,13 +86,19 @@ def find_all(sources: Mapping[str, str]) -> list[tuple[Rank, GrowthSite]]:
     return [found for file, functions in read.items() for found in _sites(file, sources[file], functions, stepping)]
 
 
-def _read(source: str) -> list[_Function]:
+def parsed(source: str) -> ast.Module | None:
+    """The tree of a source text, whoever wrote it; None for text that is not Python or nests too deeply."""
     try:
-        if not LIMITS_DEPTH and _may_be_deep(source):
-            return []
-        tree = ast.parse(source, WATCHED)
-        return [_Function(scope, name, list(places(scope))) for scope, name in _scopes(tree)]
+        return None if not LIMITS_DEPTH and _may_be_deep(source) else ast.parse(source, WATCHED)
     except (SyntaxError, ValueError, RecursionError, MemoryError, tokenize.TokenError):
+        return None
+
+
+def _read(source: str) -> list[_Function]:
+    tree = parsed(source)
+    try:
+        return [_Function(scope, name, list(places(scope))) for scope, name in _scopes(tree)] if tree else []
+    except RecursionError:
         return []
 
 

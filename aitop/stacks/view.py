@@ -13,7 +13,7 @@ from typing import NamedTuple
 from aitop.model.host import Role
 from aitop.model.ledger import Position
 from aitop.model.snapshot import HotLine, Phases, ProcessStacks, Series, Stacks, ThreadShare, ThreadTree
-from aitop.model.stacks import Frame, Look, StackCount, StackWindow
+from aitop.model.stacks import Flow, Frame, Look, StackCount, StackWindow
 from aitop.stacks.activity import Parts, looks_of, parts_of_groups
 from aitop.stacks.call_tree import call_tree
 from aitop.stacks.libraries import Phase, State
@@ -178,6 +178,7 @@ def _merged_view(windows: Sequence[StackWindow], digester: _Digester, roles: Map
     lines: list[HotLine] = []
     beside: dict[ThreadKey, dict[Seen, int]] = {}
     known: dict[int, Role] = {}
+    flows = _flows(windows)
     for pid, threads in _by_process(merged).items():
         lead = lead_thread(threads)
         main = threads.get(lead, {}) if lead is not None else {}
@@ -185,7 +186,7 @@ def _merged_view(windows: Sequence[StackWindow], digester: _Digester, roles: Map
         known[pid] = role
         samples = sum(main.values())
         for key, stacks in threads.items():
-            steps = Steps(stacks.items())
+            steps = Steps(stacks.items(), flows)
             weight = 1.0
             if key == lead:
                 # Between requests there is no thread to be missed.
@@ -214,6 +215,15 @@ def _merged_view(windows: Sequence[StackWindow], digester: _Digester, roles: Map
         threads=thread_shares(windows, merged),
         trees=_trees(beside, known),
     )
+
+
+def _flows(windows: Sequence[StackWindow]) -> dict[str, list[Flow]]:
+    """The dataflow of functions by file, the newest for each."""
+    newest = {(flow.file, flow.first): flow for window in windows for flow in window.flows}
+    by_file: dict[str, list[Flow]] = {}
+    for flow in newest.values():
+        by_file.setdefault(flow.file, []).append(flow)
+    return by_file
 
 
 def _by_process(merged: Digest) -> dict[int, dict[ThreadKey, dict[Seen, int]]]:

@@ -205,6 +205,7 @@ class StackSource:
             gil=gil,
             looks=tuple(looks),
             states=states,
+            flows=builder.flows(),
         )
 
     def _account_for_nothing(self, outcomes: Sequence[Outcome]) -> None:
