@@ -62,6 +62,20 @@ def test_an_environment_makes_the_next_input_of_the_last_output() -> None:
     assert not found.answers(at["keep"]) and not found.answers(at["returns"])
 
 
+def test_environments_in_processes_behind_pipes() -> None:
+    found, at = calls("""
+        def gather(net, pipes, seen):
+            while True:
+                for _ in range(64):
+                    picks = net(seen)  # MODEL
+                    for pipe, pick in zip(pipes, picks):
+                        pipe.send(pick)
+                    answers = [each.recv() for each in pipes]  # environment
+                    seen = torch.stack([answer[0] for answer in answers])
+        """)
+    assert found.answers(at["environment"])
+
+
 def test_acting_and_learning_in_one_loop() -> None:
     found, at = calls("""
         class Agent:

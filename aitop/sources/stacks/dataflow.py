@@ -76,6 +76,8 @@ class _Reading:
         self._ends: dict[int, int] = {}
         self._used: dict[int, set[int]] = {}
         self._loops: list[tuple[int, int]] = []
+        # What the variable of a loop is an element of: to change the one is to change the other.
+        self._whole: dict[str, set[str]] = {}
 
     def flow(self) -> Flow:
         """The statements of the function with what they use."""
@@ -132,6 +134,11 @@ class _Reading:
 
     def _loop(self, node: ast.For | ast.AsyncFor | ast.While, state: _State) -> _State:
         self._loops.append(_span(node))
+        if not isinstance(node, ast.While):
+            elements: set[str] = set()
+            self._target(node.target, elements, _Uses())
+            for name in elements:
+                self._whole.setdefault(name, set()).update(self._uses(node.iter).reads)
         for _ in range(2):
             before = state
             if isinstance(node, ast.While):
@@ -166,6 +173,7 @@ class _Reading:
         names: set[str] = set()
         for target in targets:
             self._target(target, names, uses)
+        uses.changes |= {whole for name in uses.changes for whole in self._whole.get(name, ())}
         if adds:
             uses.reads |= names
         for name in uses.reads | uses.changes:
