@@ -30,7 +30,7 @@ from aitop.engine.live import LiveFeed, Options
 from aitop.model.snapshot import Snapshot
 from aitop.model.verdict import Verdict
 from aitop.outputs.recording import RecordingWriter
-from aitop.sources.target import look
+from aitop.sources.host.target import look
 
 JOB = Path(__file__).parents[1] / "e2e" / "ranks" / "job.py"
 LONGEST, SLOW_SECONDS, RATE_SECONDS = 30.0, 14.0, 6.0

@@ -92,7 +92,7 @@ class Switch:
         """Wrap the classes, and let the hook count always, never, or as it likes."""
         journal, now = self.journal, time.monotonic_ns()
         self.session.sampling.over()
-        self.session._cost._ticks.clear()
+        self.session.ticks.clear()
         journal.last_step, journal.due, journal.skip, journal.count_soon = now, 0, 0, False
         sampling.FAST_TICKS = 2 if variant == "run" else LONG_NS
         for owner, name, wrapper in self.classes:
@@ -143,7 +143,7 @@ def pairs(switch: Switch, variant: str, plain: Iterator[None], watched: Iterator
     if variant == "run":
         switch.at_it += sum(pair[1] for pair in found)
         switch.in_all += clock() - began
-        switch.ticks += switch.session._cost._ticks
+        switch.ticks += switch.session.ticks
     switch.session.sampling.over()
     first = next((at for at, pair in enumerate(found) if pair[2]), len(found)) if variant == "run" else WARM_STEPS
     return found[first:]

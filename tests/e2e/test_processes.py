@@ -15,11 +15,10 @@ import pytest
 
 from aitop.errors import NoTargetError, NotPermittedError
 from aitop.model.host import HostSample
-from aitop.sources import discovery
-from aitop.sources.discovery import candidates
-from aitop.sources.host import HostSource
+from aitop.sources.host import HostSource, discovery
+from aitop.sources.host.discovery import candidates
+from aitop.sources.host.target import look, still_there
 from aitop.sources.source import SourceError
-from aitop.sources.target import look, still_there
 
 pytestmark = pytest.mark.e2e
 
@@ -314,7 +313,7 @@ def test_another_users_process_for_real(start):
         pytest.skip("needs setpriv")
     process = start(SLEEP)
     code = (
-        f"from aitop.sources.target import look\ntry: look({process.pid})\n"
+        f"from aitop.sources.host.target import look\ntry: look({process.pid})\n"
         "except Exception as e: print(type(e).__name__, e)"
     )
     done = subprocess.run(

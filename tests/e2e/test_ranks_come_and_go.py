@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from aitop.engine.live import LiveFeed, Options
-from aitop.sources.target import look
+from aitop.sources.host.target import look
 
 pytestmark = pytest.mark.e2e
 

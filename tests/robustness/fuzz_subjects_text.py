@@ -21,13 +21,11 @@ from aitop.model.profile import Holds
 from aitop.model.ranks import ExchangeNotes
 from aitop.outputs.profile import profile_text
 from aitop.sources import procfs
-from aitop.sources.code import SourceCode
-from aitop.sources.flight_recorder import last_of
-from aitop.sources.growth import find_all
-from aitop.sources.host.cgroup import _groups, _mounts
+from aitop.sources.code.growth import growth_sites
+from aitop.sources.code.lines import SourceCode
+from aitop.sources.exchange.flight_recorder import last_of
+from aitop.sources.exchange.nccl_ras import troubles
 from aitop.sources.host.commands import kind_of, rank_numbers
-from aitop.sources.nccl_ras import troubles
-from aitop.sources.stacks.guards import guard
 
 TESTS = Path(__file__).parents[1]
 PROC = ("stat", "status", "cgroup", "mountinfo", "maps", "cmdline", "environ", "schedstat", "io")
@@ -55,15 +53,14 @@ def feed_source(data: bytes) -> None:
         code = SourceCode(os.getpid())
         text = code.text(str(place)) or ""
         for line in range(1, 60, 7):
-            found = code.place(str(place), line, 40)
+            found = code.place(str(place), line)
             if found is None:
                 break
-            shown = [found[0], found[1] or "", guard(found[2]) or ""]
-            if not all(one.isprintable() for one in shown):
-                raise Obeyed(repr(shown)[:300])
+            if not all(one is None or one.isprintable() for one in found):
+                raise Obeyed(repr(found)[:300])
     finally:
         place.unlink()
-    for _, site in find_all({"/home/ada/train.py": text}):
+    for site in growth_sites({"/home/ada/train.py": text}):
         if not site.text.isprintable():
             raise Obeyed(repr(site)[:300])
 
@@ -188,8 +185,6 @@ def feed_kernel(data: bytes) -> None:
     kind_of(words, True)
     kind_of(words, False)
     rank_numbers({key: value for key, _, value in (word.partition("=") for word in words)})
-    _mounts(text)
-    _groups(text)
     if "\nState:\t" in text:
         try:
             parse_status(7, text, 0)
