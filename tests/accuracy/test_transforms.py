@@ -10,14 +10,13 @@ from pathlib import Path
 
 import pytest
 from expected import BY_NAME
-from msgspec import json, structs
-from recorded import Recorded, read, recording_name, recordings, scenario_and_tier
+from msgspec import structs
+from recorded import Recorded, read, recording_name
 from renamed import WORDS, names_defined_for, renamed
 from transform import shuffled, without_source
-from trim import NeutralPaths, slim, trimmed
+from trim import trimmed
 
 from aitop.model.event import Event
-from aitop.model.host import HostSample
 from aitop.model.snapshot import GrowthSite, GrowthSites
 from aitop.model.stacks import Frame, GilHold, Look, StackCount, StackWindow, ThreadState
 from aitop.model.steps import HookFacts, HookSample, LoaderInfo
@@ -167,38 +166,3 @@ def test_trimming_keeps_the_verdicts_and_no_path_of_the_machine(slow_loader: Rec
     assert read(out).row().answer == read(raw).row().answer
     with gzip.open(out, "rb") as file:
         assert b"/root/" not in file.read()
-
-
-def test_paths_of_a_machine_become_neutral_ones() -> None:
-    paths = NeutralPaths("/srv/me/aitop/tests/scenarios/leak.py")
-
-    assert paths("/srv/me/aitop/tests/scenarios/leak.py") == "/home/user/project/tests/scenarios/leak.py"
-    assert paths("/srv/venv/lib/python3.11/site-packages/torch/a.py") == "/usr/lib/python3.11/site-packages/torch/a.py"
-    assert paths("/root/.pyenv/versions/3.11.7/lib/python3.11/queue.py") == "/usr/lib/python3.11/queue.py"
-    assert paths("/srv/venv/bin/python -B x.py") == "/usr/bin/python -B x.py"
-    assert paths.foreign() == []
-    paths("open /srv/data/file")
-    assert paths.foreign() == ["/srv/data/file"]
-
-
-def test_a_slim_event_is_read_as_the_same(slow_loader: Recorded) -> None:
-    host = next(event for event in slow_loader.events if isinstance(event, HostSample))
-
-    whole = json.decode(json.encode(slim(host, None, str)), type=Event)
-    short = json.decode(json.encode(slim(host, 3, str)), type=Event)
-
-    assert structs.replace(whole, time=host.time).processes == host.processes
-    assert short.processes[0].rss == host.processes[0].rss
-    assert len(json.encode(slim(host, 3, str))) < len(json.encode(host))
-
-
-def test_recordings_are_found_by_scenario_and_tier(tmp_path: Path) -> None:
-    for name in ("leak.t2.jsonl.gz", "leak.t3.jsonl.gz", "host_io+http.t3.jsonl.gz", "no-such.t3.jsonl.gz", "log"):
-        (tmp_path / name).touch()
-
-    assert [scenario_and_tier(path) for path in recordings(tmp_path)] == [
-        ("host_io:http", 3),
-        ("leak", 2),
-        ("leak", 3),
-    ]
-    assert recording_name("host_io:http", 3) == "host_io+http.t3.jsonl.gz"
