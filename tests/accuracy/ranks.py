@@ -95,14 +95,14 @@ class Case:
 
 def all_cases() -> list[Case]:
     slow = ("healthy", "input", "compute", "batches", "contention", "comm")
-    found = [Case(fault, ranks, launcher) for ranks in (2, 4) for launcher in ("torchrun", "spawn") for fault in slow]
+    cases = [Case(fault, ranks, launcher) for ranks in (2, 4) for launcher in ("torchrun", "spawn") for fault in slow]
     for fault in HANGS:
         # torchrun and spawn see a rank that was killed, and end the others.
         launchers = ("processes",) if fault == "killed" else ("torchrun", "spawn")
         for ranks in (2, 4):
-            found += [Case(fault, ranks, launcher, when) for launcher in launchers for when in ("before", "after")]
-        found.append(Case(fault, 4, launchers[0], "passive"))
-    return found
+            cases += [Case(fault, ranks, launcher, when) for launcher in launchers for when in ("before", "after")]
+        cases.append(Case(fault, 4, launchers[0], "passive"))
+    return cases
 
 
 class Job(AbstractContextManager["Job"]):
@@ -137,14 +137,14 @@ class Job(AbstractContextManager["Job"]):
 
     def rate(self, seconds: float) -> float:
         """Steps a second, from now on for so long, by what it prints."""
-        told = []
+        prints = []
         for _ in range(2):
             before = self._last()
             while self._last() == before:
                 time.sleep(0.005)
-            told.append((self._last(), time.monotonic()))
-            time.sleep(seconds if len(told) == 1 else 0.0)
-        (first, began), (last, ended) = told
+            prints.append((self._last(), time.monotonic()))
+            time.sleep(seconds if len(prints) == 1 else 0.0)
+        (first, began), (last, ended) = prints
         return (last - first) / (ended - began)
 
     def _last(self) -> int:
@@ -153,9 +153,12 @@ class Job(AbstractContextManager["Job"]):
     def __exit__(self, *_: object) -> None:
         # torchrun gives each rank a session of its own: they would outlive it.
         with contextlib.suppress(psutil.NoSuchProcess):
-            for one in [*psutil.Process(self.process.pid).children(recursive=True), psutil.Process(self.process.pid)]:
+            for process in [
+                *psutil.Process(self.process.pid).children(recursive=True),
+                psutil.Process(self.process.pid),
+            ]:
                 with contextlib.suppress(psutil.NoSuchProcess):
-                    one.kill()
+                    process.kill()
         for process in self.burners:
             process.kill()
         for process in (self.process, *self.burners):
@@ -212,8 +215,8 @@ def watch(pid: int, case: Case, keep: Path | None = None) -> Seen:
 
     def publish_(snapshot: Snapshot) -> None:
         newest[:] = [snapshot]
-        told = snapshot.diagnosis.verdicts
-        if told and told[0].id == wanted:
+        verdicts = snapshot.diagnosis.verdicts
+        if verdicts and verdicts[0].id == wanted:
             since.append((time.monotonic() - begun, time.time()))
         else:
             since.clear()
@@ -223,9 +226,9 @@ def watch(pid: int, case: Case, keep: Path | None = None) -> Seen:
         time.sleep(seconds)
     finally:
         feed.stop()
-    told = newest[0].diagnosis.verdicts if newest else ()
-    about = [one for one in told if one.id in ABOUT_RANKS]
-    verdict = about[0] if about and (not wanted or told[0].id == wanted) else None
+    verdicts = newest[0].diagnosis.verdicts if newest else ()
+    about = [each for each in verdicts if each.id in ABOUT_RANKS]
+    verdict = about[0] if about and (not wanted or verdicts[0].id == wanted) else None
     elapsed, wall = since[0] if since else (seconds, time.time())
     return Seen(verdict, elapsed, newest[0] if newest else None, wall)
 

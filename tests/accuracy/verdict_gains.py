@@ -22,12 +22,12 @@ POLL_SECONDS = 0.01
 
 
 class Runner:
-    """One of the two scripts. `told` has (seconds that it ran, steps that it told of), from the first turn on."""
+    """One of the two scripts. `prints` has (seconds that it ran, steps that it printed), from the first turn on."""
 
     def __init__(self, training: Training) -> None:
         self.training = training
         self.ran = 0.0
-        self.told: list[tuple[float, int]] = []
+        self.prints: list[tuple[float, int]] = []
 
     def turn(self, seconds: float, *, last: bool) -> None:
         """Let it run for a while; the last turn ends with a word about the steps."""
@@ -41,7 +41,7 @@ class Runner:
             news = steps != known
             if news:
                 known = steps
-                self.told.append((self.ran + elapsed, steps))
+                self.prints.append((self.ran + elapsed, steps))
             if not self.training.alive():
                 raise RuntimeError(f"{self.training.script.name} has ended:\n{self.training.output()}")
             if elapsed >= seconds and (news or not last or elapsed >= seconds + LAST_WORD_SECONDS):
@@ -51,9 +51,9 @@ class Runner:
 
     def rate(self) -> float:
         """Steps per second of its own turns."""
-        if len(self.told) < 2:
-            raise RuntimeError(f"{self.training.script.name} told of its steps fewer than twice")
-        (begun, first), (ended, last) = self.told[0], self.told[-1]
+        if len(self.prints) < 2:
+            raise RuntimeError(f"{self.training.script.name} printed its steps fewer than twice")
+        (begun, first), (ended, last) = self.prints[0], self.prints[-1]
         return (last - first) / (ended - begun)
 
     def stop(self) -> None:

@@ -56,8 +56,10 @@ def main() -> int:
         words += " --resume" * (args.resume and bench.resumes)
         print(f"\n{name} {words}", flush=True)
         ended[name] = run_to_end([sys.executable, str(results.TESTS / bench.path), *shlex.split(words)])
-    told = {0: "every bar reached", results.MISSED_BAR: "MISSED A BAR"}
-    print("\n" + "\n".join(f"{name}: {told.get(code, f'FAILED, exit code {code}')}" for name, code in ended.items()))
+    outcomes = {0: "every bar reached", results.MISSED_BAR: "MISSED A BAR"}
+    print(
+        "\n" + "\n".join(f"{name}: {outcomes.get(code, f'FAILED, exit code {code}')}" for name, code in ended.items())
+    )
     return int(any(ended.values()))
 
 

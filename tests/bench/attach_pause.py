@@ -101,37 +101,39 @@ def timed(run: TimedRun, action: Callable[[int], object]) -> tuple[float, float]
 
 def measure(way: Way, cycles: int, losses: list[float]) -> Cycles:
     """So many times in and out of a run; `losses` are those of the run that nobody entered, and are filled by it."""
-    found = Cycles()
+    result = Cycles()
     with TimedRun() as run:
         for _ in range(cycles):
             try:
                 ack, pause = timed(run, way.enter)
-                found.acks.append(ack)
-                found.entering.append(pause)
+                result.acks.append(ack)
+                result.entering.append(pause)
                 if way.leave is not None:
-                    found.leaving.append(timed(run, way.leave)[1])
+                    result.leaving.append(timed(run, way.leave)[1])
             except (AttachRefused, ValueError):
-                found.refused += 1
+                result.refused += 1
             except subprocess.TimeoutExpired:
                 break
             if run.process.poll() is not None:
                 break
         if run.process.poll() is not None:
-            found.harm = f"died ({run.process.returncode})"
+            result.harm = f"died ({run.process.returncode})"
         elif not run.goes_on():
-            found.harm = "froze"
+            result.harm = "froze"
         mine = [loss for _, loss in run.steps()]
         if way.name == "nobody":
             losses += mine
         compared = min(len(mine), len(losses))
         if mine[:compared] != losses[:compared]:
-            found.harm = f"other losses within {compared} steps"
-    print(f"{way.name}: {len(found.acks)} times in, {found.refused} refused, harm: {found.harm or 'none'}", flush=True)
-    return found
+            result.harm = f"other losses within {compared} steps"
+    print(
+        f"{way.name}: {len(result.acks)} times in, {result.refused} refused, harm: {result.harm or 'none'}", flush=True
+    )
+    return result
 
 
-def figures(found: dict[str, Cycles]) -> Iterator[Figure]:
-    ours, alone = found.pop("aitop"), found.pop("nobody")
+def figures(cycles_by_way: dict[str, Cycles]) -> Iterator[Figure]:
+    ours, alone = cycles_by_way.pop("aitop"), cycles_by_way.pop("nobody")
     most = f"{len(ours.acks)} times, longest step with nobody {max(alone.entering):.1f}"
     yield Figure("longest step at an attach, median", median(ours.entering), "ms", most=5, spread=most)
     yield Figure("longest step at an attach, worst", max(ours.entering), "ms", most=10)
@@ -139,7 +141,7 @@ def figures(found: dict[str, Cycles]) -> Iterator[Figure]:
     yield Figure("longest step at a detach, worst", max(ours.leaving), "ms", most=10)
     yield Figure("runs harmed", int(bool(ours.harm)), most=0, spread=ours.harm)
     yield Figure("until the code is in, median", median(ours.acks), "ms")
-    for name, theirs in found.items():
+    for name, theirs in cycles_by_way.items():
         yield Figure("longest step at an attach, median", median(ours.entering), "ms", peer=name,
                      theirs=median(theirs.entering))  # fmt: skip
         harm = f", which {theirs.harm}" if theirs.harm else ""
@@ -157,8 +159,8 @@ def main() -> int:
     args = parser.parse_args()
     losses: list[float] = []
     with tempfile.TemporaryDirectory() as folder:
-        found = {way.name: measure(way, args.cycles, losses) for way in ways(folder)}
-    return publish(args, list(figures(found)))
+        cycles_by_way = {way.name: measure(way, args.cycles, losses) for way in ways(folder)}
+    return publish(args, list(figures(cycles_by_way)))
 
 
 if __name__ == "__main__":

@@ -45,16 +45,16 @@ def block(run: TimedRun, since: int) -> float:
 
 def pairs(watcher: OnTerminal, run: TimedRun, seconds: float) -> list[tuple[float, float]]:
     """(step time while the watcher is stopped, and while it goes on) of pairs of blocks."""
-    found, end = [], time.monotonic() + seconds
+    blocks, end = [], time.monotonic() + seconds
     since = len(run.steps())
     while time.monotonic() < end:
         taken = {}
         for number in random.sample((signal.SIGSTOP, signal.SIGCONT), 2):
             send(watcher, number)
             taken[number] = block(run, since)
-        found.append((taken[signal.SIGSTOP], taken[signal.SIGCONT]))
+        blocks.append((taken[signal.SIGSTOP], taken[signal.SIGCONT]))
     send(watcher, signal.SIGCONT)
-    return found
+    return blocks
 
 
 def send(watcher: OnTerminal, number: signal.Signals) -> None:
@@ -69,9 +69,9 @@ def interval(ratios: list[float]) -> tuple[float, float]:
     return medians[50], medians[1949]
 
 
-def ratio(found: list[tuple[float, float]]) -> tuple[float, str]:
+def ratio(blocks: list[tuple[float, float]]) -> tuple[float, str]:
     """The median of the pairs, and its interval in words."""
-    ratios = [watched / alone for alone, watched in found]
+    ratios = [watched / alone for alone, watched in blocks]
     low, high = interval(ratios)
     return statistics.median(ratios), f"{low:.3f}–{high:.3f} of {len(ratios)} pairs"
 
@@ -80,13 +80,13 @@ def measure(
     command: list[str], run: TimedRun, starts: int, start: float, seconds: float
 ) -> dict[str, list[tuple[float, float]]]:
     """Pairs of blocks in the `start` of so many watchers, and `after` it, beside the last one."""
-    found: dict[str, list[tuple[float, float]]] = {"start": [], "after": []}
+    blocks: dict[str, list[tuple[float, float]]] = {"start": [], "after": []}
     for number in range(starts):
         with OnTerminal(command) as watcher:
-            found["start"] += pairs(watcher, run, start)
+            blocks["start"] += pairs(watcher, run, start)
             if number == starts - 1:
-                found["after"] += pairs(watcher, run, seconds)
-    return found
+                blocks["after"] += pairs(watcher, run, seconds)
+    return blocks
 
 
 def figures(model: str, full: bool, starts: int, seconds: float) -> Iterator[Figure]:

@@ -42,15 +42,15 @@ def seconds_until(command: list[str], environment: dict[str, str], words: tuple[
 
 
 def figures(rounds: int) -> Iterator[Figure]:
-    found: dict[str, list[list[float | None]]] = {}
+    starts_of: dict[str, list[list[float | None]]] = {}
     with peers.training() as pid:
         for name, command in peers.commands(pid).items():
-            found[name] = [seconds_until(command, peers.environment(pid), FIRST[name]) for _ in range(rounds)]
+            starts_of[name] = [seconds_until(command, peers.environment(pid), FIRST[name]) for _ in range(rounds)]
     for number, what in enumerate(WHAT):
-        times = [PATIENCE if start[number] is None else start[number] for start in found["aitop"]]
+        times = [PATIENCE if start[number] is None else start[number] for start in starts_of["aitop"]]
         ours, worst = statistics.median(times), f"worst of {rounds} starts {max(times):.2f}"
         yield Figure(what, ours, "s", most=BARS[number], spread=worst)
-        for name, starts in found.items():
+        for name, starts in starts_of.items():
             if name != "aitop" and number < len(FIRST[name]):
                 seen = [start[number] for start in starts if start[number] is not None]
                 yield Figure(what, ours, "s", peer=name, theirs=statistics.median(seen) if seen else None)

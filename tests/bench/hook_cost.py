@@ -90,8 +90,8 @@ def measure_traceml(model: str, rounds: int, seconds: float) -> list[float]:
         done = subprocess.run(command, env=environment, cwd=folder, capture_output=True, text=True)
         if not Path(asked["file"]).exists():
             raise RuntimeError(f"TraceML did not run: {(done.stdout + done.stderr)[-500:]}")
-        found = json.loads(Path(asked["file"]).read_text())
-        return [traced / plain for traced, plain in zip(found["traceml"], found["plain"], strict=True)]
+        measured = json.loads(Path(asked["file"]).read_text())
+        return [traced / plain for traced, plain in zip(measured["traceml"], measured["plain"], strict=True)]
 
 
 def figures(model: str, rounds: int, seconds: float) -> Iterator[Figure]:

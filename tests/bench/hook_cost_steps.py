@@ -129,7 +129,7 @@ class Switch:
 def pairs(switch: Switch, variant: str, plain: Iterator[None], watched: Iterator[None]) -> list[Pair]:
     """The steps of a block; of `run` those from where counting begins for the first time."""
     switch.begin(variant)
-    found: list[Pair] = []
+    steps: list[Pair] = []
     clock, journal, began = time.thread_time_ns, switch.journal, time.thread_time_ns()
     for _ in range(BLOCKS.get(variant, BLOCK)):
         start = clock()
@@ -139,14 +139,14 @@ def pairs(switch: Switch, variant: str, plain: Iterator[None], watched: Iterator
         with switch.on(variant):
             start = clock()
             next(watched)
-            found.append((without, clock() - start, counted and journal.counting))
+            steps.append((without, clock() - start, counted and journal.counting))
     if variant == "run":
-        switch.at_it += sum(pair[1] for pair in found)
+        switch.at_it += sum(pair[1] for pair in steps)
         switch.in_all += clock() - began
         switch.ticks += switch.session.ticks
     switch.session.sampling.over()
-    first = next((at for at, pair in enumerate(found) if pair[2]), len(found)) if variant == "run" else WARM_STEPS
-    return found[first:]
+    first = next((at for at, pair in enumerate(steps) if pair[2]), len(steps)) if variant == "run" else WARM_STEPS
+    return steps[first:]
 
 
 def added(taken: list[Pair]) -> tuple[float, float]:
@@ -175,9 +175,9 @@ def figures(times: dict[str, list[Pair]], switch: Switch, step_us: float) -> Ite
     def line(what: str, taken: list[Pair], most: float | None = None) -> Figure:
         if len(taken) < FEWEST:
             return Figure(what, None, "µs", most=most, spread=f"only {len(taken)} steps")
-        found, error = added(taken)
+        microseconds, error = added(taken)
         spread = f"± {(error**2 + base_error**2) ** 0.5:.1f}, {len(taken)} steps"
-        return Figure(what, found - base, "µs", most=most, spread=spread)
+        return Figure(what, microseconds - base, "µs", most=most, spread=spread)
 
     yield line("added where each step is only counted", times["counted"])
     yield line("added where each step is timed", times["timed"])

@@ -52,15 +52,15 @@ def job(script: Path, *arguments: object) -> Iterator[int]:
 
 def commands(pid: int) -> dict[str, list[str]]:
     """By name, the command of each program that is installed here, to watch `pid` once a second."""
-    found = {"aitop": [sys.executable, "-m", "aitop", "--pid", str(pid)]}
+    installed = {"aitop": [sys.executable, "-m", "aitop", "--pid", str(pid)]}
     path = f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}"
     if nvitop := shutil.which("nvitop", path=path):
-        found["nvitop"] = [nvitop, "--interval", "1", "--pid", str(pid)]
+        installed["nvitop"] = [nvitop, "--interval", "1", "--pid", str(pid)]
     elif importlib.util.find_spec("nvitop"):
-        found["nvitop"] = [sys.executable, "-m", "nvitop", "--interval", "1", "--pid", str(pid)]
+        installed["nvitop"] = [sys.executable, "-m", "nvitop", "--interval", "1", "--pid", str(pid)]
     if py_spy := shutil.which("py-spy", path=path):
-        found["py-spy top"] = [py_spy, "top", "--nonblocking", "--pid", str(pid)]
-    return found
+        installed["py-spy top"] = [py_spy, "top", "--nonblocking", "--pid", str(pid)]
+    return installed
 
 
 def environment(pid: int) -> dict[str, str]:

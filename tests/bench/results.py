@@ -177,9 +177,9 @@ def read(file: Path = RESULTS) -> dict[str, Any]:
 def commit() -> str:
     """The commit of the code that is run, with a + where it was changed since; empty where that is not known."""
     git = ["git", "-C", str(TESTS.parent)]
-    told = subprocess.run([*git, "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
+    head = subprocess.run([*git, "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
     changed = subprocess.run([*git, "diff", "--quiet", "HEAD", "--", "aitop"], capture_output=True, check=False)
-    return told.stdout.strip() + "+" * (changed.returncode == 1)
+    return head.stdout.strip() + "+" * (changed.returncode == 1)
 
 
 def machine() -> str:
@@ -199,16 +199,16 @@ def machine() -> str:
 
 def versions() -> dict[str, str]:
     """Of Python and of what is measured beside aitop, as far as it is installed."""
-    found = {"Python": platform.python_version()}
+    installed = {"Python": platform.python_version()}
     for name in PACKAGES:
         try:
-            found[name] = importlib.metadata.version(name)
+            installed[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
             continue
     if gdb := shutil.which("gdb"):
         words = subprocess.run([gdb, "--version"], capture_output=True, text=True, check=False).stdout.split("\n")[0]
-        found["gdb"] = words.split()[-1]
-    return found
+        installed["gdb"] = words.split()[-1]
+    return installed
 
 
 INTRODUCTION = """\

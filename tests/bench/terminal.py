@@ -72,7 +72,7 @@ class Screen:
         self._pending = text[at:]
 
     def _obey(self, prefix: str, numbers: str, letter: str) -> None:
-        values = [int(one) if one.isdigit() else 0 for one in numbers.split(";")]
+        values = [int(each) if each.isdigit() else 0 for each in numbers.split(";")]
         if prefix == "?" and letter in "hl":
             switched = "1049" in numbers and self.modes.get("1049", False) != (letter == "h")
             for mode in numbers.split(";"):
@@ -210,12 +210,12 @@ class OnTerminal:
     def not_restored(self) -> list[str]:
         """What of the terminal is not as it was before."""
         modes = self.screen.modes
-        found = [f"mode {mode} is on" for mode in OFF if modes.get(mode)]
-        found += [f"mode {mode} is off" for mode in ON if modes.get(mode) is False]
+        changed = [f"mode {mode} is on" for mode in OFF if modes.get(mode)]
+        changed += [f"mode {mode} is off" for mode in ON if modes.get(mode) is False]
         try:
-            return found + (["line discipline"] if termios.tcgetattr(self._end) != self._line else [])
+            return changed + (["line discipline"] if termios.tcgetattr(self._end) != self._line else [])
         except (OSError, termios.error):
-            return found
+            return changed
 
     def tree(self) -> list[psutil.Process]:
         """The program and its living descendants."""
@@ -255,7 +255,7 @@ class OnTerminal:
                 self._unparsed += data
             if len(self._unparsed) > MOST_UNPARSED:
                 _ = self.screen
-            for pattern in [one for one in self._wanted if re.search(one, self.raw)]:
+            for pattern in [each for each in self._wanted if re.search(each, self.raw)]:
                 self.first[pattern] = time.monotonic() - self._started
                 self._wanted.remove(pattern)
             del self.raw[:-KEPT]
