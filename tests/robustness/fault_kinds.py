@@ -139,8 +139,8 @@ def detach_in_attach(scene: Scene) -> None:
     scene.expect(monitor.until(UP, 20.0), "no screen")
     scene.pause(0.0, 1.5)
     monitor.press(b"d")
-    if scene.tells(monitor, r"hook○", 15.0):
-        scene.tells(monitor, "detached|the hook is out of the target", 5.0)
+    if scene.shows(monitor, r"hook○", 15.0):
+        scene.shows(monitor, "detached|the hook is out of the target", 5.0)
     scene.expect(find_ring(scene.target.pid) is None, "the hook is in after a detach")
     scene.recovers(monitor, sources="host●.* stacks●.* hook○")
     scene.expect(find_ring(scene.target.pid) is None, "the hook came back after a detach")
@@ -154,7 +154,7 @@ def target_killed(scene: Scene) -> None:
     scene.expect(monitor.until(UP, 20.0), "no screen")
     scene.moment(monitor)
     scene.target.kill()
-    scene.tells(monitor, rf"target ended: process {scene.target.pid} has ended", 15.0)
+    scene.shows(monitor, rf"target ended: process {scene.target.pid} has ended", 15.0)
     scene.quits(monitor)
     scene.readable(path, whole=True)
 
@@ -167,7 +167,7 @@ def target_stopped(scene: Scene, monitor: OnTerminal) -> None:
         if scene.dice.random() < 0.6:
             # Without a step seen before, a process that stands is one that has nothing to do.
             wanted = r"is stopped|stopped by a signal|CONT"
-            if not scene.tells(monitor, wanted, 30.0):
+            if not scene.shows(monitor, wanted, 30.0):
                 scene.bad.append("nothing said of a stopped target")
         else:
             scene.pause(0.1, 2.0)
@@ -206,7 +206,7 @@ def spy_killed(scene: Scene, monitor: OnTerminal) -> None:
     long = scene.dice.random() < 0.5
     to_spies(scene, monitor, signal.SIGKILL, 4.0 if long else 0.0)
     if long:
-        scene.tells(monitor, r"stacks[✗◐○]", 15.0)
+        scene.shows(monitor, r"stacks[✗◐○]", 15.0)
 
 
 @fault("spy-stopped")
@@ -286,7 +286,7 @@ def no_descriptors(scene: Scene) -> None:
     resource.prlimit(monitor.pid, resource.RLIMIT_NOFILE, (open_now + scene.dice.randint(-4, 4), hard))
     scene.pause(1.0, 4.0)
     if drawn:
-        scene.told = re.search(r"[✗◐⊘]", monitor.screen.text().partition("\n")[0]) is not None or None
+        scene.shown = re.search(r"[✗◐⊘]", monitor.screen.text().partition("\n")[0]) is not None or None
     with contextlib.suppress(ProcessLookupError):
         resource.prlimit(monitor.pid, resource.RLIMIT_NOFILE, (soft, hard))
     if not drawn and monitor.wait(1.0) is not None:

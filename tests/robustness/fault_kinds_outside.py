@@ -46,7 +46,7 @@ def disk_full(scene: Scene) -> None:
     wrap = f'exec unshare -m sh -c \'{place}exec "$@"\' sh "$@"' if place else f'{limit}exec "$@"'
     monitor = scene.watch("--record", str(path), "--interval", "0.2", wrap=wrap)
     scene.expect(monitor.until(UP, 20.0), "no screen")
-    scene.tells(monitor, "REC STOPPED", 60.0)
+    scene.shows(monitor, "REC STOPPED", 60.0)
     seen = Path(f"/proc/{monitor.pid}/root{path}")
     kept = scene.folder / "kept.jsonl"
     shutil.copyfile(seen, kept)
@@ -72,10 +72,10 @@ def nvml_hangs(scene: Scene) -> None:
     length = f"{seconds:.2f}" if passes else ""
     env = driver(scene, f"include h200-busy.txt\nhang {function} {moment:.2f} {length}\n")
     monitor = scene.watch(env=env)
-    scene.tells(monitor, "gpu◐", 30.0)
+    scene.shows(monitor, "gpu◐", 30.0)
     if passes and seconds < TOLD_OF_HANGS:
         # The driver was called late, and it was over before anybody had to be told.
-        scene.told, scene.untold = scene.told or None, ""
+        scene.shown, scene.not_shown = scene.shown or None, ""
     if passes:
         scene.recovers(monitor, sources="host●.* gpu●.* stacks●.* hook●")
     else:
@@ -88,7 +88,7 @@ def nvml_loses_a_gpu(scene: Scene) -> None:
     moment = scene.dice.uniform(0.0, 4.0)
     env = driver(scene, f"include two-gpus.txt\ngpu 1 xid 79 {moment:.2f}\ngpu 1 lost {moment:.2f}\n")
     monitor = scene.watch(env=env)
-    scene.tells(monitor, r"(?i)lost|fell off", 25.0)
+    scene.shows(monitor, r"(?i)lost|fell off", 25.0)
     scene.recovers(monitor, sources="host●.* gpu●.* stacks●.* hook●")
     scene.quits(monitor)
 
@@ -102,7 +102,7 @@ def nvml_errors(scene: Scene) -> None:
     env = driver(scene, f"include h200-busy.txt\nreturn * {code} {moment:.2f} {until}\n")
     monitor = scene.watch(env=env)
     if not passes:
-        scene.tells(monitor, "gpu[✗⊘○]", 25.0)
+        scene.shows(monitor, "gpu[✗⊘○]", 25.0)
     else:
         time.sleep(moment + 1.0)
     scene.recovers(monitor)
@@ -216,5 +216,5 @@ def worker_killed(scene: Scene) -> None:
     # told of the worker's end may come in the midst of Python's telling of that.
     told = any(words in scene.target.log() for words in ("DataLoader worker", "multiprocessing", "lost sys.stderr"))
     scene.expect(code == 1 and told, f"the target ended with {code}: {scene.target.log()}")
-    scene.tells(monitor, "target ended", 20.0)
+    scene.shows(monitor, "target ended", 20.0)
     scene.quits(monitor)

@@ -168,16 +168,16 @@ class Target:
 
 @dataclass
 class Scene:
-    """One time that a fault happens. `bad` is what the monitors did wrong; `told` whether the screen said what it was,
-    None where there is nothing that it could say; `untold` is what it showed where it did not.
+    """One time that a fault happens. `bad` is what the monitors did wrong; `shown` whether the screen said what it was,
+    None where there is nothing that it could say; `not_shown` is what it showed where it did not.
     """
 
     target: Target
     dice: random.Random
     folder: Path
     bad: list[str] = field(default_factory=list)
-    told: bool | None = None
-    untold: str = ""
+    shown: bool | None = None
+    not_shown: str = ""
     hooked: bool = False
     monitors: list[OnTerminal] = field(default_factory=list)
     seen: dict[int, float] = field(default_factory=dict)
@@ -228,12 +228,12 @@ class Scene:
                     continue
         self.hooked = self.hooked or find_ring(self.target.pid) is not None
 
-    def tells(self, monitor: OnTerminal, pattern: str, seconds: float) -> bool:
+    def shows(self, monitor: OnTerminal, pattern: str, seconds: float) -> bool:
         """Whether the screen says so in time; counts."""
-        self.told = monitor.until(pattern, seconds) is not None
-        if not self.told:
-            self.untold = f"{pattern} is not on the screen after {seconds:g} s:\n{monitor.screen.text()}"
-        return self.told
+        self.shown = monitor.until(pattern, seconds) is not None
+        if not self.shown:
+            self.not_shown = f"{pattern} is not on the screen after {seconds:g} s:\n{monitor.screen.text()}"
+        return self.shown
 
     def expect(self, good: object, words: str) -> None:
         if not good:

@@ -32,21 +32,21 @@ from fault_kinds import FAULTS
 from fault_scene import SCRIPT, Scene, Target
 
 LEAST_STEPS = 5000
-HEAD = f"{'fault':18}{'times':>6}{'hook in':>8}{'harmed':>7}{'monitor':>8}{'told':>9}{'s each':>8}"
+HEAD = f"{'fault':18}{'times':>6}{'hook in':>8}{'harmed':>7}{'monitor':>8}{'shown':>9}{'s each':>8}"
 
 
 @dataclass
 class Result:
     """What came of one time that a fault was done.
 
-    `harm` is what the run noticed, `bad` what a monitor did wrong; `told` whether the screen said what had happened,
+    `harm` is what the run noticed, `bad` what a monitor did wrong; `shown` whether the screen said what had happened,
     None where it could not; `losses` were compared.
     """
 
     name: str
     harm: list[str] = field(default_factory=list)
     bad: list[str] = field(default_factory=list)
-    told: bool | None = None
+    shown: bool | None = None
     hooked: bool = False
     seconds: float = 0.0
     losses: int = 0
@@ -71,9 +71,9 @@ def once(name: str, dice: random.Random) -> Result:
     finally:
         target.kill()
         target.clear()
-    for words in (*harm, *scene.bad, *([scene.untold] if scene.untold else [])):
+    for words in (*harm, *scene.bad, *([scene.not_shown] if scene.not_shown else [])):
         print(f"{name}: {words}", file=sys.stderr, flush=True)
-    return Result(name, harm, scene.bad, scene.told, scene.hooked, seconds, sum(map(len, runs)))
+    return Result(name, harm, scene.bad, scene.shown, scene.hooked, seconds, sum(map(len, runs)))
 
 
 _right: dict[str, list[str]] = {}
@@ -101,7 +101,7 @@ def show(names: Sequence[str], done: Sequence[Result]) -> None:
     print(HEAD)
     for name in names:
         times = [one for one in done if one.name == name]
-        could = [one.told for one in times if one.told is not None]
+        could = [one.shown for one in times if one.shown is not None]
         print(
             f"{name:18}{len(times):6}{sum(one.hooked for one in times):8}{sum(bool(one.harm) for one in times):7}"
             f"{sum(bool(one.bad) for one in times):8}{f'{sum(could)}/{len(could)}' if could else '–':>9}"
@@ -115,7 +115,7 @@ def figures(names: Sequence[str], done: Sequence[Result]) -> list[Figure]:
     return [
         Figure("runs harmed", sum(bool(one.harm) for one in done), most=0, spread=compared),
         Figure("monitors that neither recovered nor ended cleanly", sum(bool(one.bad) for one in done), most=0),
-        Figure("faults that the screen did not tell", sum(one.told is False for one in done), most=0),
+        Figure("faults that the screen did not tell", sum(one.shown is False for one in done), most=0),
     ]
 
 
