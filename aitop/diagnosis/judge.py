@@ -18,6 +18,8 @@ from aitop.model.verdict import SEVERITY_ORDER, Abstention, Diagnosis, Verdict
 
 DWELL_SECONDS = 4.0
 CONFIRM_TICKS = 2
+# What gains less than this factor is worth knowing, but no warning.
+LEAST_GAIN = 1.1
 # Another process loses time in the same way if it spends at least this part of the first one's share at its lines.
 PEER = 0.5
 
@@ -74,7 +76,7 @@ class Judge:
                 claims |= frozenset(map(claim, finding.claims))
             if claims:
                 left = _without(left, claims)
-        verdicts = sorted((shown.verdict for shown in self._shown.values()), key=_importance)
+        verdicts = sorted((_weighed(shown.verdict) for shown in self._shown.values()), key=_importance)
         verdicts = _alone_or_not(verdicts, {rule.id for rule in self._rules if rule.only_alone})
         verdicts = what_if.together(verdicts, self._scopes, snapshot)
         ranks = _ranks(snapshot)
@@ -116,6 +118,12 @@ def _without(snapshot: Snapshot, claims: frozenset[tuple[object, ...]]) -> Snaps
         for ledger in snapshot.ledgers
     )
     return msgspec.structs.replace(snapshot, ledgers=ledgers)
+
+
+def _weighed(verdict: Verdict) -> Verdict:
+    """The verdict, as information only where next to nothing would be gained."""
+    little = verdict.severity == "warning" and verdict.speedup is not None and verdict.speedup < LEAST_GAIN
+    return msgspec.structs.replace(verdict, severity="info") if little else verdict
 
 
 def _alone_or_not(verdicts: list[Verdict], lonely: set[str]) -> list[Verdict]:
