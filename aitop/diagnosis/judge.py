@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -64,16 +64,22 @@ class Judge:
         """The findings and abstentions of this tick, the primary finding first. The Snapshot has its ledgers."""
         abstained: list[Abstention] = []
         left = snapshot
+        owned: frozenset[tuple[object, ...]] = frozenset()
+        shares = {claim(entry): entry.share for ledger in snapshot.ledgers for entry in ledger.entries}
         for rule in self._rules:
             judgement = _judged(rule, left)
             if isinstance(judgement, Abstention):
                 abstained.append(judgement)
             finding = judgement if isinstance(judgement, Finding) else None
             self._update(rule, finding, snapshot.time)
+            if rule.id in self._shown and _explained(self._shown[rule.id].claims, owned, shares):
+                del self._shown[rule.id]
             # A finding keeps its claims while it is shown, so that another rule does not take them for a moment.
             claims = self._shown[rule.id].claims if rule.id in self._shown else frozenset()
             if finding is not None and finding.level >= rule.band.leave:
                 claims |= frozenset(map(claim, finding.claims))
+                if rule.id in self._shown:
+                    owned |= claims
             if claims:
                 left = _without(left, claims)
         verdicts = sorted((_weighed(shown.verdict) for shown in self._shown.values()), key=_importance)
@@ -118,6 +124,15 @@ def _without(snapshot: Snapshot, claims: frozenset[tuple[object, ...]]) -> Snaps
         for ledger in snapshot.ledgers
     )
     return msgspec.structs.replace(snapshot, ledgers=ledgers)
+
+
+def _explained(
+    claims: frozenset[tuple[object, ...]],
+    owned: frozenset[tuple[object, ...]],
+    shares: Mapping[tuple[object, ...], float],
+) -> bool:
+    """Whether rules that come first explain most of these entries by now: there is no reason to wait for a dwell."""
+    return sum(shares.get(each, 0.0) for each in claims & owned) > 0.5 * sum(shares.get(each, 0.0) for each in claims)
 
 
 def _weighed(verdict: Verdict) -> Verdict:
