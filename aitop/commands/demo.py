@@ -105,7 +105,7 @@ def _watch(pid: int, args: argparse.Namespace) -> int:
     from aitop.commands.diagnose import conclude
     from aitop.commands.headless import watching
     from aitop.commands.monitor import check_terminal, watch
-    from aitop.sources.target import look
+    from aitop.sources.host.target import look
 
     try:
         check_terminal("")

@@ -32,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Watch, write the report; 1 where --fail-on is reached, NotEnoughEvidenceError where nothing was sampled."""
     from aitop.commands.headless import watching
-    from aitop.sources.target import look
+    from aitop.sources.host.target import look
 
     check_writable(args.output)
     with watching([look(args.pid)], watch_options(args)) as watcher:

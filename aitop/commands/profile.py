@@ -39,7 +39,7 @@ def run(args: argparse.Namespace) -> int:
     from aitop.engine.burst import take_profile
     from aitop.engine.live import Options
     from aitop.outputs.profile import profile_text
-    from aitop.sources.target import look
+    from aitop.sources.host.target import look
 
     check_writable(args.output)
     target, options = look(args.pid), Options(gpu=False, stacks=False, interval=0.25)

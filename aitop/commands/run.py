@@ -117,7 +117,7 @@ def _target(pid: int, command: list[str]) -> Target:
     from aitop.errors import AitopError
     from aitop.model.snapshot import Target
     from aitop.sources import procfs
-    from aitop.sources.target import look
+    from aitop.sources.host.target import look
 
     try:
         return look(pid)

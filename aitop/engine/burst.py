@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from aitop.engine.trace import TraceError, analyse
 from aitop.errors import AitopError
 from aitop.model.profile import Profile
-from aitop.sources.burst import serial_number, wait_for
+from aitop.sources.ring.burst import serial_number, wait_for
 from aitop.sources.ring.reader import HookRing
 from aitop.sources.source import SourceError
 

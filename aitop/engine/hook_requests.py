@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Iterable
 
-from aitop.attach import AttachRefused, Attempt, Limit, begin, remove, settled
+from aitop.attach import AttachRefused, Attempt, Limit, WaitingForTarget, begin, remove, settled
 from aitop.model.source import StatusCode
 from aitop.sources.ring.reader import find_ring, should_stay
 from aitop.sources.source import SourceError
@@ -38,7 +38,7 @@ class HookRequests:
         try:
             self._bring_in(pid)
         except AttachRefused as refused:
-            waits: StatusCode | None = "waiting-for-target" if refused.code == "waiting" else None
+            waits: StatusCode | None = "waiting-for-target" if isinstance(refused, WaitingForTarget) else None
             raise SourceError(
                 refused.state, refused.reason, refused.remedy, passing=refused.passing, code=waits
             ) from refused
@@ -57,7 +57,7 @@ class HookRequests:
 
     def _bring_in(self, pid: int) -> None:
         if self._given_up.is_set():
-            raise AttachRefused("withdrawn", "detached on request")
+            raise AttachRefused("absent", "detached on request")
         attempt, patience, waits_on = self._attempts.pop(pid, None), NEXT_WAIT_SECONDS, False
         if attempt is None:
             attempt, patience = begin(pid), FIRST_WAIT_SECONDS
@@ -73,7 +73,7 @@ class HookRequests:
                 late = attempt.close()
         done = done or late
         if done is None:
-            raise AttachRefused("withdrawn", "detached on request")
+            raise AttachRefused("absent", "detached on request")
         settled(pid, done)
         self.hooked.add(pid)
 

@@ -25,18 +25,17 @@ from aitop.model.ranks import ExchangeNotes
 from aitop.model.snapshot import Snapshot, Target, Tick
 from aitop.model.source import SourceName, SourceStatus
 from aitop.model.stacks import StackDump, StackWindow
-from aitop.sources.flight_recorder import flight_record
+from aitop.sources.devices import device_source
+from aitop.sources.exchange.flight_recorder import flight_record
+from aitop.sources.exchange.nccl_ras import ras_words
+from aitop.sources.exchange.tcp_table import meet_on_this_machine
 from aitop.sources.host import HostSource
 from aitop.sources.host.job import same_process, started, whole_jobs
-from aitop.sources.nccl_ras import ras_words
-from aitop.sources.nvml import NvmlSource
+from aitop.sources.host.target import still_there
 from aitop.sources.ring.source import HookSource
 from aitop.sources.source import Source, SourceError
 from aitop.sources.stacks import StackSource
-from aitop.sources.stacks.dump import take_dump
-from aitop.sources.stacks.native import native_frames
-from aitop.sources.target import still_there
-from aitop.sources.tcp_table import meet_on_this_machine
+from aitop.sources.stacks.dump import native_frames, take_dump
 from aitop.stacks.work import step_levels
 
 STOP_SECONDS = 3.0
@@ -176,7 +175,7 @@ class LiveFeed:
         options = self._options
         sources: list[Source] = [self._host]
         if options.gpu:
-            sources.append(NvmlSource(self._host.tree))
+            sources.append(device_source(self._host.tree))
         if options.stacks and not options.passive:
             working, stepping = self._stepping_processes.working, self._stepping_processes.pids
             sources.append(StackSource(self._pids, script=self.target.script, working=working, stepping=stepping))

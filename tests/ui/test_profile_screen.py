@@ -43,7 +43,7 @@ def profile(device: bool = False) -> Profile:
 def profiling(feeds):
     """A feed whose burst ends when the test says so."""
 
-    class Feed(feeds["scripted"]):
+    class Feed(feeds["run"]):
         result: object = Taken(profile(), TRACE)
 
         def __init__(self, *snapshots):
@@ -120,6 +120,6 @@ async def test_a_trace_that_cannot_be_written_says_so(look_at, profiling, monkey
 
 
 async def test_a_replay_cannot_be_profiled(look_at, feeds):
-    async with look_at(feed=feeds["replaying"](samples.input_bound())) as eyes:
+    async with look_at(feed=feeds["scripted"](samples.input_bound(), live=False)) as eyes:
         await eyes.press("p")
         assert "only a live run can be profiled" in eyes.text()

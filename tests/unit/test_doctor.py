@@ -341,11 +341,14 @@ SHUT = (("remote-debug", "its Python is older than 3.14"), ("signal-frame", "its
         ([Survey(False, SHUT, "/tmp")], ("does-not", "does-not", "does-not", "works"), "aitop run -- CMD"),
         ([Survey(True, SHUT, None)], ("works", "not-needed", "not-needed"), "in already"),
         (
-            [Survey(False, LADDER, "/tmp"), Survey(False, (), None, AttachRefused("traced", "it is traced", "end it"))],
+            [
+                Survey(False, LADDER, "/tmp"),
+                Survey(False, (), None, AttachRefused("denied", "it is traced", "end it")),
+            ],
             ("does-not",),
             "in 1 of 2 processes: it is traced",
         ),
-        ([Survey(False, LADDER, None, AttachRefused("no-carrier", "no folder", "TMPDIR"))], ("does-not",), "TMPDIR"),
+        ([Survey(False, LADDER, None, AttachRefused("failed", "no folder", "TMPDIR"))], ("does-not",), "TMPDIR"),
     ],
 )
 def test_the_ways_of_the_hook(surveys, states, words):

@@ -88,4 +88,4 @@ def test_an_environment_that_takes_most_of_the_time():
 
 
 def test_a_quick_environment_is_no_fault():
-    assert level(input_bound.judge(acting(0.05, 0.5, 0.45))) < input_bound.RULE.band.leave
+    assert level(input_bound.judge(acting(0.05, 0.5, 0.45))) < input_bound.judge.band.leave

@@ -14,7 +14,7 @@ from aitop.attach.ways.gdb import fault_of_gdb
 from aitop.commands.doctor.ptrace_trial import PtraceTrial, try_ptrace
 from aitop.commands.doctor.report import Check, fault, not_needed, works
 from aitop.sources import procfs
-from aitop.sources.target import user_name
+from aitop.sources.procfs import user_name
 
 ContainerKind = Literal["kubernetes", "docker", "podman", "lxc", "container"]
 
