@@ -12,8 +12,7 @@ from aitop.engine.history import History, HookHistory
 from aitop.engine.snapshot.ranks import ranks_view
 from aitop.engine.snapshot.series import recompiles, series, worker_lanes
 from aitop.engine.snapshot.standstill import standstill
-from aitop.engine.snapshot.steps_view import steps_view
-from aitop.engine.snapshot.throughput import with_throughput
+from aitop.engine.snapshot.steps import steps_view, with_throughput
 from aitop.model.host import Role
 from aitop.model.ranks import Ranks
 from aitop.model.snapshot import Cost, Phases, ProcessStacks, Series, Snapshot, Stacks, Steps, Tick

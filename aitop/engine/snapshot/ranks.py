@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from aitop.engine.history import History, HookHistory
 from aitop.engine.snapshot.rank_cores import DELAYS, OnCores, apart, held, on_cores, own_part
 from aitop.engine.snapshot.standstill import rank_number, world_size
-from aitop.engine.snapshot.steps_view import quantile
+from aitop.engine.snapshot.steps import quantile
 from aitop.model.gpu import GpuDevice
 from aitop.model.host import ProcessSample
 from aitop.model.ranks import CollectiveWait, RankPhases, Ranks, RankView
