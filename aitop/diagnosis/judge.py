@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import msgspec
 
@@ -31,13 +30,6 @@ class _Shown:
     claims: frozenset[tuple[object, ...]] = frozenset()
 
 
-class Memory(NamedTuple):
-    """What a Judge remembers of the ticks before: see `Judge.memory`."""
-
-    shown: dict[str, _Shown]
-    entering: dict[str, int]
-
-
 class Judge:
     """Remembers which findings are shown. A finding is shown once it entered its band in `CONFIRM_TICKS` ticks
     running, and stays until it was below its band's `leave` for `DWELL_SECONDS`.
@@ -51,14 +43,6 @@ class Judge:
         self._scopes = {rule.id: rule.scope for rule in rules}
         self._shown: dict[str, _Shown] = {}
         self._entering: dict[str, int] = {}
-
-    def memory(self) -> Memory:
-        """A copy of what is remembered now."""
-        return Memory(dict(self._shown), dict(self._entering))
-
-    def recall(self, memory: Memory) -> None:
-        """Remember this and nothing else."""
-        self._shown, self._entering = dict(memory.shown), dict(memory.entering)
 
     def judge(self, snapshot: Snapshot) -> Diagnosis:
         """The findings and abstentions of this tick, the primary finding first. The Snapshot has its ledgers."""

@@ -11,7 +11,7 @@ from textual.binding import Binding, BindingType
 
 from aitop.diagnosis.conditions.hang import Odd, named, odd_one
 from aitop.diagnosis.conditions.hang_notes import noted
-from aitop.engine.standstill import standing_at
+from aitop.engine.snapshot.standstill import standing_at
 from aitop.model.ranks import Standing, Standstill
 from aitop.model.snapshot import Snapshot
 from aitop.model.stacks import Frame, StackDump, ThreadStack
