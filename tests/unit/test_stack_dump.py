@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from aitop.engine.stack_dump import NoDumpError, take_stacks
-from aitop.sources.code.editable import readable_path
+from aitop.sources.code.foreign_file import readable_path
 from aitop.stacks.groups import stack_groups
 
 WAITING = """
