@@ -61,9 +61,9 @@ class SourceRunner:
                     retry = FIRST_RETRY_SECONDS
                     self._stopping.wait(max(0.0, started + self.source.interval - time.monotonic()))
             except Exception as error:  # a broken source must not take the others with it
-                told = error if isinstance(error, SourceError) else unexpected(error)
-                self._set(told.state, told.reason, told.remedy, told.code)
-                if told.passing:
+                failure = error if isinstance(error, SourceError) else unexpected(error)
+                self._set(failure.state, failure.reason, failure.remedy, failure.code)
+                if failure.passing:
                     retry = FIRST_RETRY_SECONDS
             self._close()
             self._stopping.wait(retry)

@@ -16,8 +16,7 @@ from typing import Any, BinaryIO, cast
 import msgspec
 
 from aitop.errors import UnreadableRecordingError
-from aitop.model.event import Event
-from aitop.model.recording import RECORDING_VERSION, Header
+from aitop.model.event import RECORDING_VERSION, Event, Header
 from aitop.model.snapshot import GrowthSites, Tick
 from aitop.model.stacks import Frame, StackDump, StackWindow
 from aitop.model.text import printable

@@ -54,29 +54,6 @@ SLEEP = "import time; print('ready', flush=True); time.sleep(60)"
 
 
 @pytest.fixture
-def start(tmp_path):
-    """`start(argv or code)` starts a process group and waits until it prints `ready`; all are killed at the end."""
-    started = []
-
-    def run(what, *, wait=True, **more):
-        argv = [sys.executable, "-c", what] if isinstance(what, str) else what
-        process = subprocess.Popen(argv, stdout=subprocess.PIPE, start_new_session=True, text=True, **more)
-        started.append(process)
-        if wait:
-            assert process.stdout.readline() == "ready\n"
-        return process
-
-    yield run
-    for process in started:
-        try:
-            os.killpg(process.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
-        process.wait()
-        process.stdout.close()
-
-
-@pytest.fixture
 def script(tmp_path):
     """`script(text)` writes a file and gives its path."""
 

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import time
 
-from aitop.hook import burst
+from aitop.hook.measures import burst
 from aitop.sources.ring.burst_leftovers import NAME, OLD_SECONDS, remove_leftovers
 
 
