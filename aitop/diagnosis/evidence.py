@@ -1,31 +1,38 @@
-"""Questions that several rules ask of a Snapshot. Pure."""
+"""Questions that several rules ask of a Snapshot and of its ledger. Pure."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from operator import attrgetter
 
-from aitop.diagnosis.kept import kept
-from aitop.model.gpu import GpuDevice
+from aitop.diagnosis.series import mean_of
 from aitop.model.host import ProcessSample
-from aitop.model.ledger import Activity, Entry, Ledger, Phase
+from aitop.model.ledger import Activity, Entry, Ledger
 from aitop.model.snapshot import ProcessStacks, Snapshot
 from aitop.model.steps import StepRecord
 from aitop.model.verdict import Where
 
 MIN_STEPS = 8
 MIN_SAMPLES = 15
-MOST_LINES = 5
-LEAST_SHARE = 0.03
+# At most so many places are named, and none with less than this share of the time.
+MOST_LINES, LEAST_SHARE = 5, 0.03
 SEVERAL_WINDOWS = 3
+MAIN = "MainThread"
 CLOSED = "without stack samples and without the hook nothing tells where the time of a step goes"
-# The most that one is sure of where times of the host are all there is to a run on a GPU.
-UNPROVEN = 0.45
-FAR = 0.4
-# In about so long a core reads again from memory what its caches hold.
-REFILL_SECONDS = 0.001
+ONCE = "seen in one stretch of time so far: how often it comes is not known yet"
+# In about so long a core reads again from memory what its caches hold: work between waits that is shorter than a few
+# times that may run faster without the waits.
+REFILL_SECONDS, FAR = 0.001, 0.4
 COLD = "after each wait, or other work, caches are cold: how much faster the little that is left runs is not known"
+RUNNING: frozenset[Activity] = frozenset({"python", "native"})
+# What waits for storage or a service, by the kernel's word or by the library that is called.
+STORAGE_WAITS: frozenset[Activity] = frozenset({"wait-disk", "wait-network"})
+STORAGE_WORK = frozenset({"file", "network", "database"})
+# A line that waits for storage in this part of its time, and of all time, is one that reads or writes.
+LEAST_STORED, LEAST_WAITED = 0.2, 0.015
+# What waits for others of the run's own, or for whoever hands it work.
+HANDED_WAITS: frozenset[Activity] = frozenset({"wait-queue", "wait-lock", "wait-child", "wait"})
 
 
 @dataclass(frozen=True)
@@ -42,52 +49,47 @@ class Lines:
 
     @property
     def where(self) -> tuple[Where, ...]:
-        """The lines as places, the same line counted once, heaviest first."""
-        return places(self.lines)
+        """The lines as places, the same line counted once, heaviest first; shares are relative to all of them."""
+        weights: dict[tuple[str, int], float] = {}
+        first: dict[tuple[str, int], Where] = {}
+        for entry in self.entries:
+            if entry.where is not None:
+                key = entry.file, entry.line
+                weights[key] = weights.get(key, 0.0) + entry.share
+                first.setdefault(key, entry.where)
+        total = sum(weights.values())
+        ordered = sorted(weights, key=lambda key: -weights[key])
+        return tuple(
+            Where(
+                pid=first[key].pid,
+                file=first[key].file,
+                line=first[key].line,
+                function=first[key].function,
+                share=weights[key] / total if total else None,
+                text=first[key].text,
+            )
+            for key in ordered[:MOST_LINES]
+            if key == ordered[0] or weights[key] >= LEAST_SHARE * total
+        )
 
     def part(self, wanted: Callable[[Entry], bool]) -> float:
         """The part (0..1) of their time in entries that are `wanted`."""
         whole = sum(entry.share for entry in self.entries)
         return sum(entry.share for entry in self.entries if wanted(entry)) / whole if whole > 0 else 0.0
 
+    @property
+    def samples(self) -> float:
+        """How many stack samples they stand for."""
+        return sum(entry.samples for entry in self.entries)
+
 
 NO_LINES = Lines(0.0, ())
-# What waits for storage or a service, by the kernel's word or by the library that is called.
-STORAGE_WAITS: frozenset[Activity] = frozenset({"wait-disk", "wait-network"})
-# A line that waits for storage in this part of its time, and of all time, is one that reads or writes.
-LEAST_STORED, LEAST_WAITED = 0.2, 0.015
-STORAGE_WORK = frozenset({"file", "network", "database"})
-# What waits for others of the run's own, or for whoever hands it work.
-HANDED_WAITS: frozenset[Activity] = frozenset({"wait-queue", "wait-lock", "wait-child", "wait"})
-BLOCKED: frozenset[Activity] = frozenset({*STORAGE_WAITS, "sleep", "wait"})
 
 
-def stored(entry: Entry) -> bool:
-    """Whether an entry waits for storage or a service, or works in a library for them."""
-    return entry.activity in STORAGE_WAITS or entry.work in STORAGE_WORK
-
-
-def storage_lines(lines: Lines) -> Lines:
-    """The entries of lines that wait for storage or a service for a good part of their time, or work for them.
-
-    What such a line runs beside its waits belongs to the same call: a write goes through the kernel.
-    """
-    whole: dict[tuple[str, int], float] = {}
-    of_storage: dict[tuple[str, int], float] = {}
-    for entry in lines.entries:
-        if entry.activity == "wait-core":
-            continue
-        key = entry.file, entry.line
-        whole[key] = whole.get(key, 0.0) + entry.share
-        if stored(entry):
-            of_storage[key] = of_storage.get(key, 0.0) + entry.share
-    chosen = tuple(
-        entry
-        for entry in lines.entries
-        if of_storage.get((entry.file, entry.line), 0.0)
-        >= max(LEAST_WAITED, LEAST_STORED * whole.get((entry.file, entry.line), 0.0))
-    )
-    return Lines(sum(entry.share for entry in chosen), chosen)
+def lines_of(entries: Iterable[Entry]) -> Lines:
+    """These entries, heaviest first."""
+    ordered = tuple(sorted(entries, key=lambda entry: -entry.share))
+    return Lines(math.fsum(entry.share for entry in ordered), ordered)
 
 
 def lead_ledger(snapshot: Snapshot) -> Ledger | None:
@@ -95,71 +97,70 @@ def lead_ledger(snapshot: Snapshot) -> Ledger | None:
     return snapshot.ledgers[0] if snapshot.ledgers else None
 
 
+def judged_pid(snapshot: Snapshot) -> int:
+    """The process whose time is judged."""
+    if snapshot.ledgers:
+        return snapshot.ledgers[0].pid
+    return snapshot.steps.pid if snapshot.steps and snapshot.steps.pid else snapshot.target.pid
+
+
 def main_stacks(snapshot: Snapshot) -> ProcessStacks | None:
-    """Stacks of that process."""
+    """Stacks of the process to show first."""
     ledger = lead_ledger(snapshot)
-    if ledger is None or snapshot.stacks is None:
-        return None
-    return next((process for process in snapshot.stacks.processes if process.pid == ledger.pid), None)
+    processes = snapshot.stacks.processes if snapshot.stacks is not None else ()
+    return next((process for process in processes if ledger and process.pid == ledger.pid), None)
+
+
+def samples_of(snapshot: Snapshot) -> int:
+    """How many stack samples of that process what was not measured rests on."""
+    process = main_stacks(snapshot)
+    return process.samples if process is not None else 0
 
 
 def main_lines(snapshot: Snapshot, wanted: Callable[[Entry], bool]) -> Lines:
     """What the stepping thread does that is `wanted`, and that no other cause has claimed."""
     ledger = lead_ledger(snapshot)
-    entries = ledger.entries if ledger is not None else ()
-    return _lines(entry for entry in entries if entry.lane == "main" and wanted(entry))
+    return lines_of(entry for entry in (ledger.entries if ledger else ()) if entry.lane == "main" and wanted(entry))
 
 
-def phase_share(snapshot: Snapshot, *phases: Phase) -> float:
-    """Share of the stepping thread's time in these phases, that no other cause has claimed."""
-    return main_lines(snapshot, lambda entry: entry.phase in phases).share
-
-
-MAIN = "MainThread"
+def beside_lines(snapshot: Snapshot) -> tuple[Entry, ...]:
+    """What threads and processes beside the stepping thread do; shares are of each one's own time."""
+    ledger = lead_ledger(snapshot)
+    return tuple(entry for entry in (ledger.entries if ledger else ()) if entry.lane == "producers")
 
 
 def worker_lines(snapshot: Snapshot, wanted: Callable[[Entry], bool] = lambda entry: True) -> Lines:
     """What loader workers do, idle waiting left out; `share` is the mean over the workers."""
-    ledger = lead_ledger(snapshot)
-    if snapshot.stacks is None or ledger is None:
-        return NO_LINES
-    workers = {process.pid for process in snapshot.stacks.processes if process.role == "loader-worker"}
-    working = _lines(
+    sampled = snapshot.stacks.processes if snapshot.stacks is not None else ()
+    workers = {process.pid for process in sampled if process.role == "loader-worker"}
+    working = lines_of(
         entry
-        for entry in ledger.entries
-        if entry.lane == "producers" and entry.pid in workers and entry.activity != "wait-queue" and wanted(entry)
+        for entry in beside_lines(snapshot)
+        if entry.pid in workers and entry.activity != "wait-queue" and wanted(entry)
     )
     return Lines(working.share / len(workers) if workers else 0.0, working.entries)
 
 
-def _lines(entries: Iterable[Entry]) -> Lines:
-    ordered = sorted(entries, key=lambda entry: -entry.share)
-    return Lines(sum(entry.share for entry in ordered), tuple(ordered))
+def stored(entry: Entry) -> bool:
+    """Whether an entry waits for storage or a service, or works in a library for them."""
+    return entry.activity in STORAGE_WAITS or entry.work in STORAGE_WORK
 
 
-def places(entries: Sequence[Entry]) -> tuple[Where, ...]:
-    """The lines of entries as places: one a line of code, shares relative to all of them, heaviest first."""
-    located = [(entry.where, entry.share) for entry in entries if entry.where is not None]
-    total = sum(share for _, share in located)
-    weights: dict[tuple[str, int], float] = {}
-    first: dict[tuple[str, int], Where] = {}
-    for where, share in located:
-        key = (where.file, where.line)
-        weights[key] = weights.get(key, 0.0) + share
-        first.setdefault(key, where)
-    ordered = sorted(weights, key=lambda key: -weights[key])
-    return tuple(
-        Where(
-            pid=first[key].pid,
-            file=first[key].file,
-            line=first[key].line,
-            function=first[key].function,
-            share=weights[key] / total if total else None,
-            text=first[key].text,
-        )
-        for key in ordered[:MOST_LINES]
-        if key == ordered[0] or weights[key] >= LEAST_SHARE * total
-    )
+def storage_lines(entries: Iterable[Entry]) -> Lines:
+    """The entries of lines that wait for storage or a service for a good part of their time, or work for them.
+
+    What such a line runs beside its waits belongs to the same call: a write goes through the kernel.
+    """
+    entries = tuple(entries)
+    whole: dict[tuple[str, int], float] = {}
+    of_storage: dict[tuple[str, int], float] = {}
+    for entry in entries:
+        if entry.activity != "wait-core":
+            key = entry.file, entry.line
+            whole[key] = whole.get(key, 0.0) + entry.share
+            of_storage[key] = of_storage.get(key, 0.0) + (entry.share if stored(entry) else 0.0)
+    chosen = {key for key in whole if of_storage[key] >= max(LEAST_WAITED, LEAST_STORED * whole[key])}
+    return lines_of(entry for entry in entries if (entry.file, entry.line) in chosen)
 
 
 def within_first(lines: Lines) -> float:
@@ -168,9 +169,8 @@ def within_first(lines: Lines) -> float:
     if not located:
         return 1.0
     stacks = [_functions(entry) for entry in located]
-    first = stacks[0][-1]
     total = sum(entry.share for entry in located)
-    within = sum(entry.share for entry, above in zip(located, stacks, strict=True) if first in above)
+    within = sum(entry.share for entry, above in zip(located, stacks, strict=True) if stacks[0][-1] in above)
     return within / total if total else 1.0
 
 
@@ -181,6 +181,16 @@ def _functions(entry: Entry) -> list[tuple[str, str]]:
     return named or stack
 
 
+def short_place(where: Where) -> str:
+    """train.py:88."""
+    return f"{where.file.rsplit('/', 1)[-1]}:{where.line}"
+
+
+def place_of(where: Where) -> str:
+    """decode (data.py:88)."""
+    return f"{where.function} ({short_place(where)})"
+
+
 def records(snapshot: Snapshot) -> tuple[StepRecord, ...]:
     """Steps of the window; empty without the hook."""
     return snapshot.steps.recent if snapshot.steps else ()
@@ -189,42 +199,18 @@ def records(snapshot: Snapshot) -> tuple[StepRecord, ...]:
 def summed(steps: Sequence[StepRecord], value: Callable[[StepRecord], float]) -> float | None:
     """Share of the steps' time that `value` (seconds of a step) makes up; None without steps."""
     total = sum(step.seconds for step in steps)
-    return sum(value(step) for step in steps) / total if total > 0 else None
-
-
-def part(snapshot: Snapshot, name: str) -> float | None:
-    """Share of the steps' time that the phase of this name makes up; None without the hook."""
-    return _part(records(snapshot), name)
-
-
-@kept
-def _part(steps: tuple[StepRecord, ...], name: str) -> float | None:
-    # Without a call of ours for each of thousands of steps.
-    total = sum(map(attrgetter("seconds"), steps))
-    return sum(map(attrgetter(name), steps)) / total if total > 0 else None
+    return sum(map(value, steps)) / total if total > 0 else None
 
 
 def on_core(snapshot: Snapshot) -> list[StepRecord]:
     """The steps of which the thread's CPU time is known."""
-    return _on_core(records(snapshot))
+    return [step for step in records(snapshot) if step.cpu is not None]
 
 
-@kept
-def _on_core(steps: tuple[StepRecord, ...]) -> list[StepRecord]:
-    return [step for step in steps if step.cpu is not None]
-
-
-def mean_of(snapshot: Snapshot, name: str, seconds: float = 30.0) -> float | None:
-    """Mean of a series over the last `seconds`; None where there is nothing."""
-    one = snapshot.series.get(name)
-    if one is None:
-        return None
-    values = [
-        value
-        for time, value in zip(one.times, one.values, strict=True)
-        if value is not None and time >= snapshot.time - seconds
-    ]
-    return sum(values) / len(values) if values else None
+def ran(snapshot: Snapshot) -> float | None:
+    """Share of the time (0..1) in which the stepping thread ran; None where nobody measured it."""
+    measured = summed(on_core(snapshot), lambda step: min(step.cpu or 0.0, step.seconds))
+    return measured if measured is not None else mean_of(snapshot, "main_thread", 20.0)
 
 
 def running(snapshot: Snapshot) -> float:
@@ -232,20 +218,16 @@ def running(snapshot: Snapshot) -> float:
 
     What is held against absolute times has to be multiplied by it. 1 where nobody measured it.
     """
-    delayed = mean_of(snapshot, "run_delay", 20.0)
-    ran = summed(on_core(snapshot), lambda step: min(step.cpu or 0.0, step.seconds))
-    if ran is None:
-        ran = mean_of(snapshot, "main_thread", 20.0)
-    if delayed is None or not ran:
+    delayed, on_a_core = mean_of(snapshot, "run_delay", 20.0), ran(snapshot)
+    if delayed is None or not on_a_core:
         return 1.0
-    return max(0.05, min(1.0, ran / (ran + delayed)))
+    return max(0.05, min(1.0, on_a_core / (on_a_core + delayed)))
 
 
 def loader_workers(snapshot: Snapshot) -> tuple[ProcessSample, ...]:
     """Loader worker processes that live now."""
-    if snapshot.host is None:
-        return ()
-    return tuple(process for process in snapshot.host.processes if process.role == "loader-worker")
+    processes = snapshot.host.processes if snapshot.host is not None else ()
+    return tuple(process for process in processes if process.role == "loader-worker")
 
 
 def free_cores(snapshot: Snapshot) -> float | None:
@@ -256,77 +238,28 @@ def free_cores(snapshot: Snapshot) -> float | None:
     idle = sum(max(0.0, 1.0 - busy) for busy in host.machine.core_busy)
     if host.usable_cores is None:
         return idle
-    used = sum(process.cpu or 0.0 for process in host.processes)
-    return max(0.0, min(idle, host.usable_cores - used))
+    return max(0.0, min(idle, host.usable_cores - sum(process.cpu or 0.0 for process in host.processes)))
 
 
-def own_devices(snapshot: Snapshot) -> tuple[GpuDevice, ...]:
-    """Devices that the watched tree is on and that still answer."""
-    devices = snapshot.gpu.devices if snapshot.gpu else ()
-    return tuple(device for device in devices if device.mine and not device.lost)
-
-
-def on_gpu(snapshot: Snapshot) -> bool:
-    """Whether the steps may run on a GPU: what the host does then overlaps with what the device does."""
-    return bool(snapshot.facts is not None and snapshot.facts.cuda) or bool(own_devices(snapshot))
-
-
-def device_busy(snapshot: Snapshot) -> float | None:
-    """Mean share of time in which the devices of the run had work; None where that is not measured, or not its own."""
-    found = [mean_of(snapshot, f"gpu{one.index}.busy") for one in own_devices(snapshot) if not _others_compute(one)]
-    known = [busy for busy in found if busy is not None]
-    return sum(known) / len(known) if known else None
-
-
-def _others_compute(device: GpuDevice) -> bool:
-    return any(process.sm for process in device.processes or () if not process.mine)
-
-
-def timed_on_device(snapshot: Snapshot) -> bool:
-    """Whether the phases are on the device clock."""
-    return sum(step.device_forward is not None for step in records(snapshot)) >= MIN_STEPS
-
-
-def device_idle(snapshot: Snapshot) -> float:
-    """The most (0..1) of a step that any work of the host can hold up: all of it, but on a GPU what the device idles.
-
-    There, host times are launch times, and a wait for the device may fall on any line.
-    """
-    busy = device_busy(snapshot) if on_gpu(snapshot) else None
-    return 1.0 if busy is None else max(0.0, 1.0 - busy)
-
-
-def host_limit(snapshot: Snapshot) -> float:
-    """The same of work outside of the phases, for which the device clock leaves so much at most."""
-    outside = snapshot.steps.phases.outside if snapshot.steps else None
-    idle = device_idle(snapshot)
-    return idle if outside is None or not timed_on_device(snapshot) else min(idle, outside)
-
-
-def host_unproven(snapshot: Snapshot) -> bool:
-    """Whether steps run on a GPU and nothing tells how much of its time it idles."""
-    return on_gpu(snapshot) and device_busy(snapshot) is None and not timed_on_device(snapshot)
+def others_cores(snapshot: Snapshot) -> float | None:
+    """Cores that processes outside of the run use; None where that is not known."""
+    host = snapshot.host
+    if host is None or host.machine.core_busy is None:
+        return None
+    return max(0.0, sum(host.machine.core_busy) - sum(process.cpu or 0.0 for process in host.processes))
 
 
 def enough(snapshot: Snapshot) -> str | None:
     """None where there is enough to judge steps by; else what is missing, in words."""
-    steps = records(snapshot)
-    if len(steps) >= MIN_STEPS:
+    steps, process = records(snapshot), main_stacks(snapshot)
+    if len(steps) >= MIN_STEPS or (process is not None and process.samples >= MIN_SAMPLES):
         return None
-    process = main_stacks(snapshot)
-    seen = process.samples if process else 0
-    if not steps and process is None and _closed(snapshot):
-        return CLOSED
-    if process is None or seen < MIN_SAMPLES:
-        needed = f"{MIN_STEPS} steps or {MIN_SAMPLES} samples are needed"
-        return f"{len(steps)} steps and {seen} stack samples so far; {needed}"
-    return None
-
-
-def _closed(snapshot: Snapshot) -> bool:
-    """Whether neither stacks nor steps are to be expected."""
     states = [snapshot.sources[name].state for name in ("stacks", "hook") if name in snapshot.sources]
-    return len(states) == 2 and all(state in ("absent", "denied", "failed") for state in states)
+    closed = len(states) == 2 and all(state in ("absent", "denied", "failed") for state in states)
+    if not steps and process is None and closed:
+        return CLOSED
+    needed = f"{MIN_STEPS} steps or {MIN_SAMPLES} samples are needed"
+    return f"{len(steps)} steps and {samples_of(snapshot)} stack samples so far; {needed}"
 
 
 def seen_once(snapshot: Snapshot, lines: Lines) -> bool:
@@ -356,16 +289,12 @@ def left_cold(snapshot: Snapshot, share: float, *, computed: bool = False) -> bo
     return FAR * (1.0 - share) / often < REFILL_SECONDS
 
 
-def samples_of(snapshot: Snapshot) -> int | None:
-    """How many stack samples of the stepping thread what was not measured rests on; None without any."""
-    process = main_stacks(snapshot)
-    return process.samples if process is not None else None
+def takes_request(entry: Entry) -> bool:
+    """Whether an entry of inference outside of every phase waits for the next request, or rests.
 
-
-def confidence(*signals: bool, base: float = 0.55, steps: int = 0) -> float:
-    """How sure a cause is (0..0.95): from independent signals that agree and the number of steps seen.
-
-    How far the gain may be from the predicted one is another matter: see what_if.gain_range.
+    Who asks a service through a client library waits for data; who waits on a bare socket is given requests.
     """
-    seen = 0.1 if steps >= 50 else 0.05 if steps >= 20 else 0.0
-    return round(min(0.95, base + 0.12 * sum(signals) + seen), 2)
+    if entry.phase != "host" or entry.work == "log":
+        return False
+    waits = entry.activity in HANDED_WAITS or entry.activity == "sleep"
+    return waits or (entry.activity == "wait-network" and entry.work is None)

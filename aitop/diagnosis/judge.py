@@ -9,6 +9,7 @@ from typing import NamedTuple
 import msgspec
 
 from aitop.diagnosis import what_if
+from aitop.diagnosis.evidence import judged_pid
 from aitop.diagnosis.rule import Finding, Judgement, Rule, claim
 from aitop.diagnosis.rules import RULES
 from aitop.model.ledger import Ledger
@@ -45,6 +46,7 @@ class Judge:
 
     def __init__(self, rules: Sequence[Rule] = RULES) -> None:
         self._rules = rules
+        self._scopes = {rule.id: rule.scope for rule in rules}
         self._shown: dict[str, _Shown] = {}
         self._entering: dict[str, int] = {}
 
@@ -65,8 +67,6 @@ class Judge:
             if isinstance(judgement, Abstention):
                 abstained.append(judgement)
             finding = judgement if isinstance(judgement, Finding) else None
-            if finding is not None:
-                finding = _with_range(finding, snapshot)
             self._update(rule, finding, snapshot.time)
             # A finding keeps its claims while it is shown, so that another rule does not take them for a moment.
             claims = self._shown[rule.id].claims if rule.id in self._shown else frozenset()
@@ -76,11 +76,11 @@ class Judge:
                 left = _without(left, claims)
         verdicts = sorted((shown.verdict for shown in self._shown.values()), key=_importance)
         verdicts = _alone_or_not(verdicts, {rule.id for rule in self._rules if rule.only_alone})
-        verdicts = what_if.together(verdicts, snapshot)
-        ranks, pid = _ranks(snapshot), _judged_pid(snapshot)
+        verdicts = what_if.together(verdicts, self._scopes, snapshot)
+        ranks = _ranks(snapshot)
         verdicts = [
             msgspec.structs.replace(
-                verdict, ranks=verdict.ranks or ranks, processes=verdict.processes or _processes(verdict, pid, snapshot)
+                verdict, ranks=verdict.ranks or ranks, processes=verdict.processes or _processes(verdict, snapshot)
             )
             for verdict in verdicts
         ]
@@ -89,25 +89,22 @@ class Judge:
     def _update(self, rule: Rule, finding: Finding | None, now: float) -> None:
         shown = self._shown.get(rule.id)
         level = finding.level if finding else 0.0
-        if shown is not None:
-            if finding is not None and level >= rule.band.leave:
-                self._shown[rule.id] = _Shown(finding.verdict, now, frozenset(map(claim, finding.claims)))
-            elif now - shown.last_seen >= DWELL_SECONDS:
-                del self._shown[rule.id]
-            return
-        if finding is None or level < rule.band.enter:
+        if finding is not None and shown is None and level >= rule.band.enter:
+            self._entering[rule.id] = self._entering.get(rule.id, 0) + 1
+        else:
             self._entering.pop(rule.id, None)
-            return
-        seen = self._entering.get(rule.id, 0) + 1
-        self._entering[rule.id] = seen
-        if seen >= CONFIRM_TICKS:
-            del self._entering[rule.id]
+        if finding is not None and (
+            self._entering.get(rule.id, 0) >= CONFIRM_TICKS or (shown is not None and level >= rule.band.leave)
+        ):
+            self._entering.pop(rule.id, None)
             self._shown[rule.id] = _Shown(finding.verdict, now, frozenset(map(claim, finding.claims)))
+        elif shown is not None and now - shown.last_seen >= DWELL_SECONDS:
+            del self._shown[rule.id]
 
 
 def _judged(rule: Rule, snapshot: Snapshot) -> Judgement:
     try:
-        return rule.judge(snapshot)
+        return rule(snapshot)
     except Exception as error:  # one rule's mistake must not silence the others
         return Abstention(id=rule.id, reason=f"this rule failed ({type(error).__name__}: {error})")
 
@@ -121,14 +118,6 @@ def _without(snapshot: Snapshot, claims: frozenset[tuple[object, ...]]) -> Snaps
     return msgspec.structs.replace(snapshot, ledgers=ledgers)
 
 
-def _with_range(finding: Finding, snapshot: Snapshot) -> Finding:
-    verdict = finding.verdict
-    if verdict.speedup is None or verdict.speedup_range is not None:
-        return finding
-    bounds = what_if.gain_range(verdict, finding.claims, snapshot)
-    return Finding(msgspec.structs.replace(verdict, speedup_range=bounds), finding.level, finding.claims)
-
-
 def _alone_or_not(verdicts: list[Verdict], lonely: set[str]) -> list[Verdict]:
     """Without the `lonely` ones where another one is more than information and has a share, else with them ahead of
     all information.
@@ -138,15 +127,9 @@ def _alone_or_not(verdicts: list[Verdict], lonely: set[str]) -> list[Verdict]:
     return sorted(verdicts, key=lambda verdict: (SEVERITY_ORDER[verdict.severity], verdict.id not in lonely))
 
 
-def _judged_pid(snapshot: Snapshot) -> int:
-    """The process whose time was judged."""
-    if snapshot.ledgers:
-        return snapshot.ledgers[0].pid
-    return snapshot.steps.pid if snapshot.steps and snapshot.steps.pid else snapshot.target.pid
-
-
-def _processes(verdict: Verdict, pid: int, snapshot: Snapshot) -> tuple[int, ...]:
+def _processes(verdict: Verdict, snapshot: Snapshot) -> tuple[int, ...]:
     """The processes that lose the time: the one that was judged first, then those that lose as much at its lines."""
+    pid = judged_pid(snapshot)
     places = {(where.file, where.line) for where in verdict.where}
     shares = {ledger.pid: _share_at(places, ledger) for ledger in snapshot.ledgers}
     peers = [other for other, share in shares.items() if share > 0.0 and share >= PEER * shares.get(pid, 0.0)]
@@ -161,9 +144,9 @@ def _share_at(places: set[tuple[str, int]], ledger: Ledger) -> float:
 
 def _ranks(snapshot: Snapshot) -> tuple[int, ...]:
     """The rank whose time was judged; empty where it has no number."""
-    judged = _judged_pid(snapshot)
+    pid = judged_pid(snapshot)
     processes = snapshot.host.processes if snapshot.host else ()
-    return tuple(process.rank for process in processes if process.pid == judged and process.rank is not None)
+    return tuple(process.rank for process in processes if process.pid == pid and process.rank is not None)
 
 
 def _importance(verdict: Verdict) -> tuple[int, float, str]:

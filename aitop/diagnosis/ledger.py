@@ -12,12 +12,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import msgspec
 
+from aitop.diagnosis.evidence import RUNNING
 from aitop.model.ledger import Activity, Basis, Entry, Lane, Ledger, Phase, Unit
 from aitop.model.snapshot import HotLine, Phases, ProcessStacks, Snapshot
 from aitop.model.steps import StepRecord
 from aitop.model.verdict import Where
 
-RUNNING: frozenset[Activity] = frozenset({"python", "native"})
 # Parts of less than this share of a lane are put to the largest part of their line.
 LEAST_PART = 0.004
 # Where far more was measured in a phase than was seen there, samples tell only so much of it.

@@ -79,7 +79,11 @@ TABLE: tuple[Row, ...] = (
     _row(r"/torch/serialization\.py$", work="file"),
     _row(r"/torch/distributed/checkpoint/", r"save|async_save|save_state_dict", phase="save", work="save"),
     _row(r"/torch/distributed/checkpoint/", work="save"),
-    _row(r"/torch/distributed/(?:distributed_c10d|c10d_logger)\.py$", phase="communication"),
+    _row(r"/torch/distributed/(?:distributed_c10d|c10d_logger|_functional_collectives|rendezvous)\.py$"
+         r"|/torch/distributed/(?:_symmetric_memory|elastic)/|/deepspeed/comm/|/horovod/torch/mpi_ops\.py$",
+         phase="communication"),
+    _row(r"/torch/nn/parallel/distributed\.py$", r"_sync\w*|_verify\w*|_broadcast\w*|_distributed_broadcast\w*",
+         phase="communication"),
     _row(r"/torch/utils/tensorboard/", work="log"),
     # libraries that train with torch
     _row(r"/transformers/trainer\w*\.py$", r"evaluate|evaluation_loop|prediction_loop|predict", phase="evaluation"),

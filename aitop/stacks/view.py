@@ -19,8 +19,9 @@ from aitop.stacks.call_tree import call_tree
 from aitop.stacks.libraries import Phase, State
 from aitop.stacks.position import Steps
 from aitop.stacks.reading import Seen, read_stack
-from aitop.stacks.short_threads import SHORT_THREADS, Digest, ThreadKey, as_one, relabelled, short_threads
+from aitop.stacks.short_threads import Digest, ThreadKey, as_one, relabelled, short_threads
 
+ROLES: tuple[Role, ...] = ("rank", "loader-worker", "launcher", "helper", "other")
 MOST_LINES = 200
 MOST_TREES = 48
 MOST_STACKS = 20_000
@@ -29,11 +30,6 @@ WAITS: frozenset[str] = frozenset({"wait-queue", "wait-lock", "wait-child", "sle
 STEPPING: frozenset[Phase] = frozenset({"data_wait", "environment", "forward", "backward", "optimizer"})
 # A main thread that does more than this besides waiting is the one to look at.
 _MAIN_WORKS = 0.1
-# Without stopping a process its stack is read while it changes: where deep Python comes and goes many readings fail,
-# where a thread waits or one operation computes none does. What is missing beyond a part is therefore the Python's;
-# a sampler that is a little late takes a few less than it was asked for.
-_TAKEN, _LEAST_MISSING, _MOST_WEIGHT = 0.96, 0.1, 3.0
-_CHANGING = frozenset({None, "decode", "tokenize", "collate", "log"})
 
 
 class Group(NamedTuple):
@@ -50,7 +46,7 @@ class StackView:
     """Merges windows. Calls may come from any thread."""
 
     def __init__(self) -> None:
-        self._digester = _Digester()
+        self._reader = _Reader()
         self._lock = threading.Lock()
         self._last: tuple[tuple[StackWindow, ...], dict[int, Role], Stacks] | None = None
 
@@ -64,107 +60,103 @@ class StackView:
             last = self._last
             if last is not None and last[1] == known and _same(last[0], recent):
                 return last[2]
-            stacks = _merged_view(recent, self._digester, known)
+            stacks = _merged_view([self._reader.read(window) for window in recent], known)
             if stacks is not None:
                 self._last = recent, known, stacks
             return stacks
 
     def state_over_time(self, windows: Sequence[StackWindow], pid: int, thread: str, state: State) -> Series:
         """Share of one thread's samples in that state, window by window."""
-        return self._over_time(windows, pid, thread, lambda seen: seen.state == state)
+        return self._over_time(windows, lambda key: key[:2] == (pid, thread), lambda seen: seen.state == state)[pid]
 
     def phases_over_time(
         self, windows: Sequence[StackWindow], pid: int, thread: str, phases: Collection[Phase]
     ) -> Series:
         """Share of one thread's samples in any of the phases, imports left out, window by window."""
-        return self._over_time(windows, pid, thread, lambda seen: seen.phase in phases and not seen.importing)
-
-    def steps_in(self, window: StackWindow, pid: int) -> bool:
-        """Whether any thread of the process was met in a part of a step in that window."""
-        with self._lock:
-            digest = self._digester.digest(window)
-        return any(_stepping(stacks) for key, stacks in digest.items() if key.pid == pid)
-
-    def _over_time(
-        self, windows: Sequence[StackWindow], pid: int, thread: str, wanted: Callable[[Seen], bool]
-    ) -> Series:
-        times, shares = [], []
-        for window in windows:
-            with self._lock:
-                digest = self._digester.digest(window)
-            stacks = next((seen for key, seen in digest.items() if (key.pid, key.thread) == (pid, thread)), None)
-            if stacks:
-                times.append(window.time)
-                shares.append(sum(count for seen, count in stacks.items() if wanted(seen)) / sum(stacks.values()))
-        return Series(times=tuple(times), values=tuple(shares))
+        return self._over_time(
+            windows, lambda key: key[:2] == (pid, thread), lambda seen: seen.phase in phases and not seen.importing
+        )[pid]
 
     def idle_over_time(self, windows: Sequence[StackWindow], pids: Collection[int]) -> dict[int, Series]:
         """Share of the samples of each of these workers in which it had nothing to do, window by window."""
-        points: dict[int, tuple[list[float], list[float]]] = {}
+        return self._over_time(windows, lambda key: key.pid in pids and key.main, lambda seen: seen.idle)
+
+    def steps_in(self, window: StackWindow, pid: int) -> bool:
+        """Whether any thread of the process was met in a part of a step in that window."""
+        return any(_stepping(stacks) for key, stacks in self._digest(window).items() if key.pid == pid)
+
+    def _digest(self, window: StackWindow) -> Digest:
+        with self._lock:
+            return self._reader.read(window).digest
+
+    def _over_time(
+        self, windows: Sequence[StackWindow], of: Callable[[ThreadKey], bool], wanted: Callable[[Seen], bool]
+    ) -> defaultdict[int, Series]:
+        """Share of the samples that are `wanted`, window by window, for the thread of each process that is meant."""
+        points: dict[int, list[tuple[float, float]]] = {}
         for window in windows:
-            with self._lock:
-                digest = self._digester.digest(window)
-            for key, stacks in digest.items():
-                if key.pid in pids and key.main and stacks:
-                    times, shares = points.setdefault(key.pid, ([], []))
-                    times.append(window.time)
-                    shares.append(sum(count for seen, count in stacks.items() if seen.idle) / sum(stacks.values()))
-        return {pid: Series(times=tuple(times), values=tuple(shares)) for pid, (times, shares) in points.items()}
+            for key, stacks in self._digest(window).items():
+                if of(key) and stacks:
+                    share = sum(count for seen, count in stacks.items() if wanted(seen)) / sum(stacks.values())
+                    points.setdefault(key.pid, []).append((window.time, share))
+        series = {
+            pid: Series(times=tuple(t for t, _ in each), values=tuple(v for _, v in each))
+            for pid, each in points.items()
+        }
+        return defaultdict(lambda: Series(times=(), values=()), series)
 
 
-class _Digester:
-    """Turns windows into counts of distinct stacks, remembering both windows and stacks."""
+class _Read(NamedTuple):
+    """A window whose stacks are read: samples of each distinct stack by thread, and those of its looks."""
+
+    window: StackWindow
+    digest: Digest
+    looks: tuple[tuple[Look, Digest], ...]
+
+
+class _Reader:
+    """Reads windows, remembering both windows and stacks. Equal stacks of all windows are the same object."""
 
     def __init__(self) -> None:
-        self._frames: dict[Frame, int] = {}
-        self._stacks: dict[tuple[int, ...], Seen] = {}
-        self._windows: dict[int, tuple[StackWindow, Digest]] = {}
+        self._stacks: dict[tuple[Frame, ...], Seen] = {}
+        self._windows: dict[int, _Read] = {}
 
-    def digest(self, window: StackWindow) -> Digest:
-        """Samples of each distinct stack by thread. Equal stacks of all windows are the same object."""
+    def read(self, window: StackWindow) -> _Read:
+        """The window with its stacks read."""
         known = self._windows.get(id(window))
-        # The window is kept, so that its id cannot become another window's.
-        if known is not None and known[0] is window:
-            return known[1]
-        self._make_room()
-        digest = self._counted(window, window.stacks)
-        self._windows[id(window)] = window, digest
-        return digest
-
-    def looks(self, window: StackWindow) -> list[tuple[Look, Digest]]:
-        """The looks of a window with their stacks by thread."""
-        return [(look, self._counted(window, look.stacks)) for look in window.looks]
-
-    def _counted(self, window: StackWindow, counts: Iterable[StackCount]) -> Digest:
-        numbers = [self._frames.setdefault(frame, len(self._frames)) for frame in window.frames]
-        digest: Digest = {}
-        for stack in counts:
-            thread = digest.setdefault(ThreadKey(stack.pid, stack.thread, stack.main), {})
-            key = tuple(numbers[index] for index in stack.frames)
-            seen = self._stacks.get(key)
-            if seen is None:
-                seen = self._stacks[key] = read_stack([window.frames[index] for index in stack.frames])
-            thread[seen] = thread.get(seen, 0) + stack.count
-        return digest
-
-    def _make_room(self) -> None:
-        if len(self._stacks) > MOST_STACKS or len(self._frames) > MOST_STACKS:
-            self._frames.clear()
+        # The window is remembered with it, so that its id cannot become another window's.
+        if known is not None and known.window is window:
+            return known
+        if len(self._stacks) > MOST_STACKS:
             self._stacks.clear()
             self._windows.clear()
         while len(self._windows) >= MOST_WINDOWS:
             del self._windows[next(iter(self._windows))]
+        looks = tuple((look, self._counted(window, look.stacks)) for look in window.looks)
+        read = self._windows[id(window)] = _Read(window, self._counted(window, window.stacks), looks)
+        return read
+
+    def _counted(self, window: StackWindow, counts: Iterable[StackCount]) -> Digest:
+        digest: Digest = {}
+        for stack in counts:
+            thread = digest.setdefault(ThreadKey(stack.pid, stack.thread, stack.main), {})
+            frames = tuple(window.frames[index] for index in stack.frames)
+            seen = self._stacks.get(frames)
+            if seen is None:
+                seen = self._stacks[frames] = read_stack(frames)
+            thread[seen] = thread.get(seen, 0) + stack.count
+        return digest
 
 
 def _same(some: Sequence[StackWindow], others: Sequence[StackWindow]) -> bool:
     return len(some) == len(others) and all(one is other for one, other in zip(some, others, strict=True))
 
 
-def _merged_view(windows: Sequence[StackWindow], digester: _Digester, roles: Mapping[int, Role]) -> Stacks | None:
-    digests = [digester.digest(window) for window in windows]
+def _merged_view(reads: Sequence[_Read], roles: Mapping[int, Role]) -> Stacks | None:
+    windows, digests = [read.window for read in reads], [read.digest for read in reads]
     one = short_threads(windows, digests)
     digests = [as_one(digest, one) for digest in digests]
-    looks = [(look, as_one(met, one)) for window in windows for look, met in digester.looks(window)]
+    looks = [(look, as_one(met, one)) for read in reads for look, met in read.looks]
     windows = [relabelled(window, one) for window in windows]
     merged: Digest = {}
     for digest in digests:
@@ -183,33 +175,28 @@ def _merged_view(windows: Sequence[StackWindow], digester: _Digester, roles: Map
         main = threads.get(lead, {}) if lead is not None else {}
         role = roles.get(pid) or ("loader-worker" if any(seen.worker for seen in main) else "other")
         known[pid] = role
-        samples = sum(main.values())
         for key, stacks in threads.items():
             steps = Steps(stacks.items())
-            weight = 1.0
+            by_window = [digest.get(key, {}) for digest in digests]
             if key == lead:
-                # Between requests there is no thread to be missed.
-                taken = sum(merged[key].values())
-                missing = 0.0 if key.thread == SHORT_THREADS else _missing(windows, digests, pid, taken)
-                weight = _weight_of_changing(stacks, missing)
-                by_window = [digest.get(key, {}) for digest in digests]
-                processes.append(_process(pid, role, key.thread, stacks, steps, weight=weight, by_window=by_window))
+                processes.append(_process(key, role, stacks, steps, by_window))
             else:
                 beside[key] = stacks
             groups = _groups(stacks, steps)
-            of_thread = looks_of(
-                windows, [(look, met.get(key, {})) for look, met in looks if look.pid == pid], pid, key.thread
-            )
-            parts = parts_of_groups(groups, of_thread)
-            whole = samples or sum(stacks.values())
-            by_window = [digest.get(key, {}) for digest in digests]
-            lines += _hot_lines(key, role, groups, parts, whole, by_window=by_window, weight=weight)
+            of_thread = [(look, met.get(key, {})) for look, met in looks if look.pid == pid]
+            parts = parts_of_groups(groups, looks_of(windows, of_thread, pid, key.thread))
+            samples = sum(main.values()) or sum(stacks.values())
+            lines += [
+                _hot_line(key, role, group, members, doing=parts.get(group, {}), samples=samples, by_window=by_window)
+                for group, members in groups.items()
+                if group.line is not None
+            ]
     if not processes and not lines:
         return None
     return Stacks(
         seconds=sum(window.seconds for window in windows),
         samples=sum(sum(stacks.values()) for stacks in merged.values()),
-        processes=tuple(sorted(processes, key=lambda process: (_order(process.role), process.pid))),
+        processes=tuple(sorted(processes, key=lambda process: (ROLES.index(process.role), process.pid))),
         lines=tuple(sorted(lines, key=lambda line: (-line.samples, line.pid, line.file, line.line))[:MOST_LINES]),
         threads=thread_shares(windows, merged),
         trees=_trees(beside, known),
@@ -224,10 +211,6 @@ def _by_process(merged: Digest) -> dict[int, dict[ThreadKey, dict[Seen, int]]]:
         if steady:
             processes.setdefault(key.pid, {})[key] = steady
     return processes
-
-
-def _order(role: Role) -> int:
-    return ("rank", "loader-worker", "launcher", "helper", "other").index(role)
 
 
 def lead_thread(threads: Mapping[ThreadKey, Mapping[Seen, int]]) -> ThreadKey | None:
@@ -308,59 +291,29 @@ def _trees(threads: Mapping[ThreadKey, Mapping[Seen, int]], roles: Mapping[int, 
     return tuple(trees)
 
 
-def _missing(windows: Sequence[StackWindow], digests: Sequence[Digest], pid: int, taken: int) -> float:
-    """How many samples of process `pid` are missing beside the `taken` ones of its thread; 0 for a few."""
-    asked = sum(
-        window.seconds * window.rate
-        for window, digest in zip(windows, digests, strict=True)
-        if any(key.pid == pid for key in digest)
-    )
-    missing = _TAKEN * asked - taken
-    return missing if missing >= _LEAST_MISSING * asked else 0.0
-
-
-def _weight_of_changing(stacks: Mapping[Seen, int], missing: float) -> float:
-    """By how much a sample of a stack that changes counts for more than one that stands still (1 and more)."""
-    changing = sum(count for seen, count in stacks.items() if _changes(seen))
-    return min(_MOST_WEIGHT, 1.0 + missing / changing) if changing else 1.0
-
-
-def _changes(seen: Seen) -> bool:
-    """Whether Python functions come and go on this stack."""
-    return seen.state is None and seen.work in _CHANGING and not seen.idle
-
-
 def _process(
-    pid: int,
-    role: Role,
-    thread: str,
-    stacks: Mapping[Seen, int],
-    steps: Steps,
-    *,
-    weight: float,
-    by_window: Sequence[Mapping[Seen, int]],
+    key: ThreadKey, role: Role, stacks: Mapping[Seen, int], steps: Steps, by_window: Sequence[Mapping[Seen, int]]
 ) -> ProcessStacks:
     samples = sum(stacks.values())
     loads = all(seen.worker for seen in stacks)
-    worker = loads or role == "loader-worker"
     idle = sum(count for seen, count in stacks.items() if seen.idle)
     return ProcessStacks(
-        pid=pid,
+        pid=key.pid,
         role=role,
         samples=samples,
-        phases=Phases() if loads else _phases(stacks, steps, weight),
+        phases=Phases() if loads else _phases(stacks, steps),
         tree=call_tree((seen.frames, count) for seen, count in stacks.items()),
-        idle=idle / samples if worker and samples else None,
-        thread=thread,
+        idle=idle / samples if samples and (loads or role == "loader-worker") else None,
+        thread=key.thread,
         by_window=tuple(sum(window.values()) for window in by_window),
     )
 
 
-def _phases(stacks: Mapping[Seen, int], steps: Steps, weight: float) -> Phases:
+def _phases(stacks: Mapping[Seen, int], steps: Steps) -> Phases:
     """Shares of the thread's samples. What only now and then shows on a stack is None when it never did."""
     counts: dict[Phase, float] = defaultdict(float)
     for seen, count in stacks.items():
-        counts[steps.phase(seen)] += count * weight if _changes(seen) else count
+        counts[steps.phase(seen)] += count
     samples = sum(counts.values())
     if not samples:
         return Phases()
@@ -387,46 +340,37 @@ def _groups(stacks: Mapping[Seen, int], steps: Steps) -> dict[Group, dict[Seen, 
     return groups
 
 
-def _hot_lines(
+def _hot_line(
     key: ThreadKey,
     role: Role,
-    groups: Mapping[Group, Mapping[Seen, int]],
-    parts: Mapping[Group, Parts],
-    samples: int,
+    group: Group,
+    stacks: Mapping[Seen, int],
     *,
+    doing: Parts,
+    samples: int,
     by_window: Sequence[Mapping[Seen, int]],
-    weight: float,
-) -> list[HotLine]:
-    """Lines of one thread with their samples. A sample of a stack that changes counts `weight` times."""
-    changing = sum(sum(stacks.values()) for stacks in groups.values() if _changes(next(iter(stacks))))
-    whole = samples + (weight - 1.0) * changing
-    lines = []
-    for group, stacks in groups.items():
-        if group.line is None:
-            continue
-        heaviest = max(stacks, key=lambda seen: stacks[seen])
-        count = sum(stacks.values())
-        doing = parts.get(group, {})
-        lines.append(
-            HotLine(
-                pid=key.pid,
-                role=role,
-                file=group.line.file,
-                line=group.line.line,
-                function=group.line.function,
-                phase=group.phase,
-                position=group.position,
-                activity=max(doing, key=lambda activity: doing[activity], default="python"),
-                parts=tuple(sorted(doing.items(), key=lambda part: -part[1])),
-                work=group.work,
-                samples=count,
-                share=count * (weight if _changes(heaviest) else 1.0) / whole,
-                text=group.line.text,
-                thread=key.thread,
-                via=heaviest.via,
-                callers=len(heaviest.callers),
-                loop=group.line.loop,
-                by_window=tuple(sum(window.get(seen, 0) for seen in stacks) for window in by_window),
-            )
-        )
-    return lines
+) -> HotLine:
+    """A line of one thread with its share of `samples`. The group has a line."""
+    line = group.line or Frame("", "", 0)
+    heaviest = max(stacks, key=lambda seen: stacks[seen])
+    count = sum(stacks.values())
+    return HotLine(
+        pid=key.pid,
+        role=role,
+        file=line.file,
+        line=line.line,
+        function=line.function,
+        phase=group.phase,
+        position=group.position,
+        activity=max(doing, key=lambda activity: doing[activity], default="python"),
+        parts=tuple(sorted(doing.items(), key=lambda part: -part[1])),
+        work=group.work,
+        samples=count,
+        share=count / samples,
+        text=line.text,
+        thread=key.thread,
+        via=heaviest.via,
+        callers=len(heaviest.callers),
+        loop=line.loop,
+        by_window=tuple(sum(window.get(seen, 0) for seen in stacks) for window in by_window),
+    )

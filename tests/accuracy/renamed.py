@@ -97,7 +97,6 @@ class _Renaming:
                     file=self._file(site.file),
                     function=self._function(site.function),
                     text=self._text(site.text),
-                    grown=self._text(site.grown),
                 )
                 for site in event.sites
             )

@@ -11,9 +11,10 @@ import hook_runs
 import pytest
 import torch
 
-from aitop.engine.burst import NoProfileError, take_profile
+from aitop.engine.burst import take_profile
+from aitop.errors import AitopError
 from aitop.protocol.burst import MOST_STEPS
-from aitop.sources import burst as read
+from aitop.sources.ring import burst as read
 
 # A machine with many other things to do takes its time.
 PATIENCE = 60.0
@@ -42,7 +43,7 @@ class Asking(threading.Thread):
     def run(self) -> None:
         try:
             self.taken = take_profile(os.getpid(), self.steps, progress=self.states.append)
-        except NoProfileError as error:
+        except AitopError as error:
             self.problem = str(error)
 
 

@@ -11,37 +11,6 @@ from aitop.diagnosis.evidence import COLD, left_cold
 from aitop.model.snapshot import Phases
 
 
-def waiting(ran, delay, *, busy=(1.0, 1.0), cpu=0.8):
-    """39 % of samples wait for workers that compute; the kernel says how much the main thread ran and was kept off."""
-    return snapshot(
-        phases=Phases(data_wait=0.39, forward=0.36, backward=0.25, outside=0.0),
-        lines=[
-            line("main", 0.39, phase="data_wait", activity="wait-queue"),
-            line("get", 0.9, pid=200, phase="data_wait"),
-            line("get", 0.9, pid=201, phase="data_wait"),
-        ],
-        workers=2,
-        host=host(2, worker_cpu=cpu / 2, main_cpu=ran, busy=busy),
-        series={
-            "run_delay": constant(delay),
-            "main_thread": constant(ran),
-            "main_cpu": constant(ran),
-            "workers_cpu": constant(cpu),
-            "workers_delay": constant(1.0),
-        },
-    )
-
-
-def test_what_the_main_thread_computes_is_left_when_nothing_waits_any_more():
-    """A thread that waits for a batch, then for a core, waits once: not 39 % and 47 % of the time."""
-    crowded = fired(input_bound.judge(waiting(0.5, 0.45)))
-    assert crowded.subtype == "transform" and crowded.speedup <= 1 / 0.5
-    assert all(fix.speedup <= 1 / 0.5 for fix in crowded.fixes)
-    # With cores that are only its own workers', what remains is what it computes.
-    alone = fired(input_bound.judge(waiting(0.37, 0.47, busy=(0.785, 0.785), cpu=1.2)))
-    assert alone.speedup == pytest.approx(1 / 0.37, rel=0.02)
-
-
 def test_what_starting_workers_computes_ends_with_it():
     records = [
         step(index, 0.1, data_wait=0.001, loader_start=0.5 if index % 5 == 0 else 0.0, cpu=0.09) for index in range(40)
@@ -52,27 +21,6 @@ def test_what_starting_workers_computes_ends_with_it():
     seen = snapshot(started, workers=2, lines=spawning, host=crowd)
     verdict = fired(input_bound.judge(seen))
     assert verdict.subtype == "respawn" and verdict.speedup == pytest.approx(2.0, rel=0.02)
-
-
-def test_what_is_computed_with_data_from_afar_stays_when_they_come_at_once():
-    """66 % make batches, of which the process computed 8 %: the rest is all that nearer storage can end."""
-    reading = [
-        line("read", 0.58, activity="wait-disk", position="before"),
-        line("read_batch", 0.08, position="before", number=12),
-        line("main", 0.34, phase="forward", activity="native", number=40),
-    ]
-    seen = snapshot(
-        steps(seconds=0.1, forward=0.014, backward=0.02, cpu=0.042),
-        lines=reading,
-        host=host(main_cpu=0.42, busy=(0.4, 0.1)),
-        series={"main_thread": constant(0.42), "run_delay": constant(0.0)},
-    )
-    verdict = fired(input_bound.judge(seen))
-    assert verdict.subtype == "storage" and verdict.speedup == pytest.approx(1 / 0.42, rel=0.02)
-
-
-def test_waits_for_cores_that_others_take_stay():
-    assert fired(input_bound.judge(waiting(0.4, 0.4, cpu=0.4))).speedup < 1.4 / 0.8
 
 
 def test_what_the_process_loads_itself_is_not_left():

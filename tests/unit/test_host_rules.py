@@ -18,9 +18,9 @@ from aitop.model.verdict import Abstention, Setting
 FEW = snapshot(steps(3), main_samples=0)
 
 
-@pytest.mark.parametrize("rule", [gil.RULE, collector.RULE, step_growth.RULE, oversubscription.RULE])
+@pytest.mark.parametrize("rule", [gil.judge, collector.judge, step_growth.judge, oversubscription.judge])
 def test_too_little_evidence_is_said(rule):
-    told = rule.judge(FEW)
+    told = rule(FEW)
     assert isinstance(told, Abstention) and told.id == rule.id and told.reason
 
 
@@ -83,7 +83,7 @@ def test_many_threads_that_hold_the_lock_alike_are_counted():
 
 @pytest.mark.parametrize(("held", "cpu"), [(0.8, 0.97), (0.03, 0.4), (0.0, 0.2)])
 def test_a_lock_that_nobody_waits_for_is_no_contention(held, cpu):
-    assert level(gil.judge(threaded(held, cpu))) < gil.RULE.band.leave
+    assert level(gil.judge(threaded(held, cpu))) < gil.judge.band.leave
 
 
 def test_a_main_thread_that_waits_for_data_does_not_want_the_lock():
@@ -95,7 +95,7 @@ def test_a_main_thread_that_waits_for_data_does_not_want_the_lock():
     seen = threaded(held=0.8, cpu=0.38)
     seen = changed(seen, steps=steps_view(RANK, steps(seconds=0.1, forward=0.04, cpu=0.038), 1000))
     waiting = changed(seen, stacks=msgspec.structs.replace(seen.stacks, lines=tuple(lines)))
-    assert level(gil.judge(waiting)) < gil.RULE.band.leave < level(gil.judge(seen))
+    assert level(gil.judge(waiting)) < gil.judge.band.leave < level(gil.judge(seen))
 
 
 def test_nobody_asked_who_holds_the_lock():
@@ -109,12 +109,10 @@ def test_nobody_asked_who_holds_the_lock():
 def crowded(wanting=16, wanted=8.0, cores=2, system=0.22, delay=0.5, busy=None, throttled=None, switches=4000.0):
     rank = process(
         cpu=1.0,
-        cpu_system=system,
         wanting=wanting,
         wanted=wanted,
         waited=wanted - 1.0,
         voluntary_switches=switches / 2,
-        forced_switches=switches / 2,
     )
     machine = MachineSample(cores=cores, core_busy=busy or (0.5,) * cores)
     return snapshot(
@@ -253,12 +251,12 @@ def test_threads_that_wait_for_the_network_may_be_more():
 
 def test_makers_that_wait_for_room_are_not_why_the_step_waits():
     full = of_thread("produce", 0.95, activity="wait-queue", text="ready.put(batch)")
-    assert level(input_bound.judge(fed(full, of_thread("parse", 0.05)))) < input_bound.RULE.band.leave
+    assert level(input_bound.judge(fed(full, of_thread("parse", 0.05)))) < input_bound.judge.band.leave
 
 
 def test_a_server_that_waits_for_requests_is_not_input_bound():
     client = of_thread("client", 0.9, activity="sleep", text="time.sleep(pause)")
-    assert level(input_bound.judge(fed(client, kind="inference"))) < input_bound.RULE.band.leave
+    assert level(input_bound.judge(fed(client, kind="inference"))) < input_bound.judge.band.leave
 
 
 def test_a_process_that_makes_batches_for_a_queue_is_found():

@@ -104,7 +104,7 @@ def test_order_is_severity_then_share():
 
 def test_computing_is_told_only_where_nothing_else_is_to_be_gained():
     computing, waiting = Level("compute-bound", "info"), Level()
-    alone = Rule("compute-bound", computing.rule.judge, computing.rule.band, only_alone=True)
+    alone = Rule("compute-bound", computing.rule, computing.rule.band, only_alone=True)
     judge = Judge([alone, waiting.rule])
     computing.level = 0.7
     shown(judge, 0)
@@ -116,7 +116,7 @@ def test_computing_is_told_only_where_nothing_else_is_to_be_gained():
 
 def test_information_with_a_share_does_not_hide_computing():
     computing, crowd = Level("compute-bound", "info"), Level("cpu-oversubscription", "info")
-    alone = Rule("compute-bound", computing.rule.judge, computing.rule.band, only_alone=True)
+    alone = Rule("compute-bound", computing.rule, computing.rule.band, only_alone=True)
     judge = Judge([crowd.rule, alone])
     computing.level, crowd.level = 0.7, 0.9
     shown(judge, 0)
@@ -231,7 +231,7 @@ def test_no_entry_is_blamed_twice(data):
 
     def watched(rule):
         def judge(seen):
-            judgement = rule.judge(seen)
+            judgement = rule(seen)
             if isinstance(judgement, Finding) and judgement.level >= rule.band.leave:
                 claimed.extend(map(claim, judgement.claims))
             return judgement
@@ -291,7 +291,7 @@ def test_a_noisy_healthy_run_gets_no_warning_and_its_verdict_stays(seed):
 
 
 def test_a_share_that_wavers_about_its_threshold_does_not_flicker():
-    noise, judge = random.Random(5), Judge([collector.RULE])
+    noise, judge = random.Random(5), Judge([collector.judge])
     states = []
     for tick in range(300):
         pause = max(0.0, noise.gauss(0.0045, 0.001))

@@ -35,7 +35,7 @@ KINDS = {"preprocessing-bound": "inference"}
 
 @pytest.mark.parametrize("rule", [rule for rule in RULES if rule.id != "hang"], ids=lambda rule: rule.id)
 def test_every_rule_says_what_is_missing(rule):
-    told = rule.judge(poor(kind=KINDS.get(rule.id, "training")))
+    told = rule(poor(kind=KINDS.get(rule.id, "training")))
     assert isinstance(told, Abstention) and told.id == rule.id, told
     assert len(told.reason) > 10
 
@@ -43,8 +43,8 @@ def test_every_rule_says_what_is_missing(rule):
 @pytest.mark.parametrize("kind", ["training", "inference", "unknown"])
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.id)
 def test_no_rule_guesses(rule, kind):
-    assert not isinstance(rule.judge(poor(kind=kind)), Finding)
-    assert not isinstance(rule.judge(msgspec.structs.replace(poor(kind=kind), steps=None, facts=None)), Finding)
+    assert not isinstance(rule(poor(kind=kind)), Finding)
+    assert not isinstance(rule(msgspec.structs.replace(poor(kind=kind), steps=None, facts=None)), Finding)
 
 
 def test_what_can_never_come_is_not_waited_for():

@@ -38,9 +38,9 @@ def test_an_optimizer_with_many_parameters_may_take_long():
 
 def test_what_a_crowded_machine_adds_to_an_update_is_not_the_optimizers():
     stock = adam(1_100_000, 6, foreach=False)
-    assert level(optimizer.judge(snapshot(steps(seconds=0.7, optimizer=0.2), facts=stock))) < optimizer.RULE.band.enter
+    assert level(optimizer.judge(snapshot(steps(seconds=0.7, optimizer=0.2), facts=stock))) < optimizer.judge.band.enter
     own = adam(1_100_000, 6)
-    assert level(optimizer.judge(snapshot(steps(seconds=0.7, optimizer=0.2), facts=own))) > optimizer.RULE.band.enter
+    assert level(optimizer.judge(snapshot(steps(seconds=0.7, optimizer=0.2), facts=own))) > optimizer.judge.band.enter
     fought_for = snapshot(steps(seconds=0.76, optimizer=0.23), facts=adam(925_000, 18, foreach=False))
     assert level(optimizer.judge(fought_for)) < 0.05, "2 ms of it is the update's own"
 
@@ -56,7 +56,7 @@ def test_many_small_tensors_cost_something_even_when_batched():
 
 def test_an_uncounted_optimizer_may_take_a_usual_share():
     usual = Phases(data_wait=0.0, forward=0.3, backward=0.4, optimizer=0.28, outside=0.02)
-    assert level(optimizer.judge(snapshot(phases=usual))) < optimizer.RULE.band.leave
+    assert level(optimizer.judge(snapshot(phases=usual))) < optimizer.judge.band.leave
 
 
 def test_an_optimizer_that_is_batched_already_is_not_told_to_be():

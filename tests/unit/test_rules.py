@@ -11,7 +11,6 @@ from aitop.diagnosis.causes import between_steps, computing, optimizer, python_o
 from aitop.diagnosis.causes import input_bound as input_bound
 from aitop.diagnosis.conditions import memory
 from aitop.diagnosis.rule import Finding
-from aitop.diagnosis.what_if import gain_range
 from aitop.model.snapshot import Phases
 from aitop.model.steps import HookFacts
 from aitop.model.verdict import Abstention, Setting
@@ -140,7 +139,7 @@ def test_what_stands_before_the_model_feeds_it(position, feeds):
         verdict = fired(input_bound.judge(seen))
         assert verdict.subtype == "transform" and verdict.where[0].line == 51
     else:
-        assert level(input_bound.judge(seen)) < input_bound.RULE.band.leave
+        assert level(input_bound.judge(seen)) < input_bound.judge.band.leave
 
 
 def test_python_after_the_update_is_python_between_the_phases():
@@ -153,7 +152,7 @@ def test_a_fed_step_is_not_input_bound():
     judged = input_bound.judge(
         snapshot(steps(seconds=0.1, data_wait=0.002, forward=0.05, backward=0.04, queue_ready=2))
     )
-    assert not isinstance(judged, Finding) or judged.level < input_bound.RULE.band.leave
+    assert not isinstance(judged, Finding) or judged.level < input_bound.judge.band.leave
 
 
 @pytest.mark.parametrize("measured", [True, False])
@@ -164,7 +163,7 @@ def test_taking_ready_batches_from_idle_workers_is_no_wait_for_data(measured):
     else:
         seen = snapshot(phases=Phases(data_wait=0.3, forward=0.5, backward=0.2), **fields)
     judged = input_bound.judge(seen)
-    assert not isinstance(judged, Finding) or judged.level < input_bound.RULE.band.leave
+    assert not isinstance(judged, Finding) or judged.level < input_bound.judge.band.leave
 
 
 def test_without_the_hook_stacks_are_enough():
@@ -289,7 +288,7 @@ def test_a_factor_that_rests_on_next_to_nothing_has_a_wide_range():
     lines = [WAITS, line("__getitem__", 0.95, pid=WORKER)]
     seen = snapshot(waiting, lines=lines, workers=1, host=host(1, worker_cpu=0.02), facts=loaders(1))
     finding = input_bound.judge(seen)
-    low, high = gain_range(finding.verdict, finding.claims, seen)
+    low, high = finding.verdict.speedup_range
     assert high > 10 * low
 
 

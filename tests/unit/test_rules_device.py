@@ -12,7 +12,7 @@ from aitop.model.snapshot import Phases
 from aitop.model.steps import CallSite, HookFacts, LoaderInfo
 from aitop.model.verdict import Abstention, Setting
 
-ALL = (sync_stall.RULE, transfer_bound.RULE, launch_bound.RULE, bandwidth.RULE)
+ALL = (sync_stall.judge, transfer_bound.judge, launch_bound.judge, bandwidth.judge)
 
 
 def cuda(**fields):
@@ -35,7 +35,7 @@ def on_gpu(records=None, *, busy=None, device=None, facts=None, **more):
 
 @pytest.mark.parametrize("rule", ALL, ids=lambda rule: rule.id)
 def test_too_little_evidence_is_said(rule):
-    told = rule.judge(on_gpu(steps(3), busy=0.2, main_samples=0))
+    told = rule(on_gpu(steps(3), busy=0.2, main_samples=0))
     assert isinstance(told, Abstention) and "needed" in told.reason
 
 
@@ -44,7 +44,7 @@ def test_without_a_device_nothing_is_said_of_one(rule):
     copying = line("main", 0.3, phase="transfer", activity="native", work="copy", text="x = x.to(device)")
     reading = line("main", 0.4, activity="wait-device", text="total += loss.item()")
     host_steps = steps(seconds=0.1, forward=0.05, backward=0.04, blocking=0.04, transfer=0.02)
-    assert rule.judge(snapshot(host_steps, lines=[copying, reading])) is None
+    assert rule(snapshot(host_steps, lines=[copying, reading])) is None
 
 
 # sync-stall -------------------------------------------------------------------------------------------------------
@@ -74,7 +74,7 @@ def test_results_that_somebody_waits_for_are_not_read_more_rarely():
 
 
 def test_waiting_for_a_busy_device_is_no_loss():
-    assert level(sync_stall.judge(reading(0.97))) < sync_stall.BAND.leave
+    assert level(sync_stall.judge(reading(0.97))) < sync_stall.judge.band.leave
 
 
 def test_only_what_the_device_idles_is_lost():
@@ -172,7 +172,9 @@ def test_many_small_copies_are_to_be_joined():
 
 
 def test_copies_under_a_busy_device_cost_nothing():
-    assert level(transfer_bound.judge(on_gpu(steps(**COPYING), busy=0.97, lines=[COPY]))) < transfer_bound.BAND.leave
+    assert (
+        level(transfer_bound.judge(on_gpu(steps(**COPYING), busy=0.97, lines=[COPY]))) < transfer_bound.judge.band.leave
+    )
 
 
 def test_a_full_link_is_the_limit_however_copies_are_made():
@@ -217,12 +219,12 @@ def test_launching_ahead_of_a_busy_device_is_how_it_should_be():
 
 def test_a_device_that_waits_for_data_is_not_starved_by_launches():
     waiting = steps(seconds=0.05, data_wait=0.035, forward=0.005, backward=0.007, optimizer=0.002)
-    assert level(launch_bound.judge(on_gpu(waiting, busy=0.25))) < launch_bound.BAND.leave
+    assert level(launch_bound.judge(on_gpu(waiting, busy=0.25))) < launch_bound.judge.band.leave
 
 
 def test_waits_inside_of_the_phases_are_no_launching():
     synced = steps(seconds=0.05, forward=0.03, backward=0.015, optimizer=0.004, blocking=0.04)
-    assert level(launch_bound.judge(on_gpu(synced, busy=0.3))) < launch_bound.BAND.leave
+    assert level(launch_bound.judge(on_gpu(synced, busy=0.3))) < launch_bound.judge.band.leave
 
 
 def test_few_dear_calls_are_not_launches():
@@ -266,7 +268,7 @@ def test_half_precision_is_not_advised_twice():
     ids=["quiet memory", "busy tensor cores", "idle device"],
 )
 def test_memory_that_is_not_the_limit(figures):
-    assert level(bandwidth.judge(on_gpu(steps(**COMPUTES), **{"busy": 0.98, **figures}))) < bandwidth.BAND.leave
+    assert level(bandwidth.judge(on_gpu(steps(**COMPUTES), **{"busy": 0.98, **figures}))) < bandwidth.judge.band.leave
 
 
 def test_a_device_without_counters_is_not_judged():

@@ -21,7 +21,7 @@ def facts(**fields):
 
 @pytest.mark.parametrize(
     "rule",
-    [precision.RULE, underbatched.RULE, preprocessing.RULE, python_overhead.RULE, recompile.RULE],
+    [precision.judge, underbatched.judge, preprocessing.judge, python_overhead.judge, recompile.judge],
     ids=lambda rule: rule.id,
 )
 def test_too_little_evidence_is_said(rule):
@@ -29,7 +29,7 @@ def test_too_little_evidence_is_said(rule):
     few = snapshot(
         steps(3), main_samples=0, kind="inference", facts=facts(), series={"recompiles": compiling}, time=3.0
     )
-    assert "needed" in unjudged(rule.judge(few))
+    assert "needed" in unjudged(rule(few))
 
 
 # precision --------------------------------------------------------------------------------------------------------
@@ -52,12 +52,15 @@ def test_evaluation_computes_in_float64_as_well():
 
 
 def test_float64_in_tiny_operations_costs_nothing():
-    assert level(precision.judge(snapshot(steps(**COMPUTES), facts=facts(**DOUBLE, ops=9000)))) < precision.BAND.leave
+    assert (
+        level(precision.judge(snapshot(steps(**COMPUTES), facts=facts(**DOUBLE, ops=9000))))
+        < precision.judge.band.leave
+    )
 
 
 def test_float64_beside_a_slow_loader_costs_nothing():
     waiting = steps(seconds=0.1, data_wait=0.09, forward=0.005, backward=0.004)
-    assert level(precision.judge(snapshot(waiting, facts=facts(**DOUBLE)))) < precision.BAND.leave
+    assert level(precision.judge(snapshot(waiting, facts=facts(**DOUBLE)))) < precision.judge.band.leave
 
 
 def test_float32_on_a_cpu_is_as_it_should_be():
@@ -156,7 +159,9 @@ def test_large_batches_are_enough():
 def test_a_model_that_computes_much_with_few_weights_gains_little():
     convolutional = facts(parameters=2_000_000, parameter_tensors=60, parameter_dtypes=("float32",), threads=1)
     slow = served(forward=0.048, seconds=0.05)
-    assert level(underbatched.judge(snapshot(slow, kind="inference", facts=convolutional))) < underbatched.BAND.leave
+    assert (
+        level(underbatched.judge(snapshot(slow, kind="inference", facts=convolutional))) < underbatched.judge.band.leave
+    )
 
 
 def test_batches_of_several_sizes_tell_what_does_not_depend_on_them():
@@ -164,7 +169,7 @@ def test_batches_of_several_sizes_tell_what_does_not_depend_on_them():
     verdict = fired(underbatched.judge(snapshot(flat, kind="inference", facts=DENSE)))
     assert "from batches of several sizes" in verdict.evidence[1] and verdict.severity == "critical"
     grows = [step(i, 0.011, kind="infer", forward=0.0025 * (1 + i % 4), samples=1 + i % 4) for i in range(40)]
-    assert level(underbatched.judge(snapshot(grows, kind="inference", facts=DENSE))) < underbatched.BAND.leave
+    assert level(underbatched.judge(snapshot(grows, kind="inference", facts=DENSE))) < underbatched.judge.band.leave
 
 
 def test_training_on_one_sample_at_the_cost_of_calls():
@@ -234,7 +239,7 @@ def test_the_fix_fits_the_work(work, told):
 def test_a_model_that_takes_most_of_a_request():
     little = line("encode", 0.05, text="ids = table[words]")
     judged = preprocessing.judge(requests([little, line("serve", 0.9, phase="forward")], forward=0.0095))
-    assert level(judged) < preprocessing.BAND.leave
+    assert level(judged) < preprocessing.judge.band.leave
 
 
 def test_a_server_at_leisure_is_told_of_latency_only():

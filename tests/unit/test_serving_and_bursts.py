@@ -8,7 +8,6 @@ from snapshot_builder import WORKER, host, line, loaders, snapshot, step, steps
 
 from aitop.diagnosis.causes import between_steps, computing, preprocessing, underbatched
 from aitop.diagnosis.causes import input_bound as input_bound
-from aitop.diagnosis.what_if import gain_range
 from aitop.model.snapshot import Phases
 from aitop.model.verdict import Abstention, Setting
 
@@ -148,7 +147,7 @@ def test_a_gain_that_hangs_on_what_is_hardly_left_of_a_step_has_a_wide_range():
             host=host(1, worker_cpu=1.0, busy=(0.6, 0.6)),
         )
         finding = input_bound.judge(seen)
-        low, high = gain_range(finding.verdict, finding.claims, seen)
+        low, high = finding.verdict.speedup_range
         return high / low
 
     assert width(0.089) > 2 * width(0.05)

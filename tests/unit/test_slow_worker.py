@@ -7,6 +7,7 @@ from judgements import fired
 from snapshot_builder import WORKER, host, line, snapshot, stacks, steps
 
 from aitop.diagnosis.causes import input_bound as input_bound
+from aitop.diagnosis.causes.producers import slow_worker
 from aitop.model.snapshot import Phases, Series
 
 READINGS = 8
@@ -51,16 +52,16 @@ def test_the_line_of_the_worker_that_all_wait_for_is_named():
 
 
 def test_workers_that_work_alike_have_no_slow_one():
-    assert input_bound.slow_worker(seen(0.9, 0.8, 0.85)) is None
+    assert slow_worker(seen(0.9, 0.8, 0.85)) is None
 
 
 def test_workers_that_all_rest_have_no_slow_one():
-    assert input_bound.slow_worker(seen(0.2, 0.02, 0.02)) is None
+    assert slow_worker(seen(0.2, 0.02, 0.02)) is None
 
 
 def test_workers_just_started_are_not_told_apart():
-    assert input_bound.slow_worker(seen(0.95, 0.05, 0.05, readings=2)) is None
+    assert slow_worker(seen(0.95, 0.05, 0.05, readings=2)) is None
 
 
 def test_one_worker_alone_is_not_slower():
-    assert input_bound.slow_worker(seen(0.95)) is None
+    assert slow_worker(seen(0.95)) is None

@@ -81,7 +81,7 @@ def test_a_wait_that_gets_longer_is_measured_by_the_rest_of_the_step(wait):
     ids=["noise", "faster", "others take the core", "all phases alike", "few", "bursts", "warming up"],
 )
 def test_other_changes_are_no_growth(records):
-    assert level(step_growth.judge(snapshot(records))) < step_growth.RULE.band.leave
+    assert level(step_growth.judge(snapshot(records))) < step_growth.judge.band.leave
 
 
 def test_longer_batches_take_longer():
@@ -111,7 +111,7 @@ def test_a_line_that_takes_more_and_more_of_the_samples_grows():
     ids=["steady", "falling", "up and down", "hardly"],
 )
 def test_other_shares_are_no_growth(counts):
-    assert level(step_growth.judge(sampled(*counts))) < step_growth.RULE.band.leave
+    assert level(step_growth.judge(sampled(*counts))) < step_growth.judge.band.leave
 
 
 def test_few_samples_show_no_trend():

@@ -2,47 +2,52 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from snapshot_builder import RANK, host, line, snapshot, steps
 
-from aitop.diagnosis.what_if import Loading, gain_range, together, without
+from aitop.diagnosis.rules import RULES
+from aitop.diagnosis.what_if import Timeline, together
 from aitop.model.snapshot import Phases
 from aitop.model.verdict import Fix, Verdict, Where
 
+SCOPES = {rule.id: rule.scope for rule in RULES}
+
 
 def test_amdahl():
-    assert without(0.0) == 1.0
-    assert without(0.5) == pytest.approx(2.0)
-    assert without(1.0) == pytest.approx(100.0)
+    assert Timeline().without(0.0).speedup == 1.0
+    assert Timeline().without(0.5).speedup == pytest.approx(2.0)
+    assert Timeline().without(1.0).speedup == pytest.approx(100.0)
 
 
 def test_saturated_sleeping_workers_scale_until_loading_is_hidden():
-    # A step of 100 ms waits 80; two workers, so one batch takes one worker 200 ms and computing takes 20 ms.
-    loading = Loading(step=0.1, wait=0.08, workers=2, cores_per_worker=0.0, free_cores=1.0)
-    assert loading.load == pytest.approx(0.2)
-    assert loading.speedup_with(4) == pytest.approx(2.0)
-    assert loading.best_workers() == 12
-    assert loading.speedup_with(12) == pytest.approx(5.0)
+    # A step waits for 80 % of its time; two workers, so one batch takes one worker two steps and computing a fifth.
+    timeline = Timeline(wait=0.8, makers=2, cores_each=0.0, free_cores=1.0)
+    assert timeline.with_workers(4).speedup == pytest.approx(2.0)
+    assert timeline.best_workers() == 12
+    assert timeline.with_workers(12).speedup == pytest.approx(5.0)
 
 
 def test_computing_workers_are_capped_by_the_cores():
-    loading = Loading(step=0.1, wait=0.08, workers=2, cores_per_worker=1.0, free_cores=0.1)
-    assert loading.best_workers() == 2
-    assert loading.speedup_with(2) == pytest.approx(1.0)
+    timeline = Timeline(wait=0.8, makers=2, cores_each=1.0, free_cores=0.1)
+    assert timeline.best_workers() == 2
+    assert timeline.with_workers(2).speedup == pytest.approx(1.0)
 
 
 def test_loading_in_the_main_process_can_only_be_overlapped():
-    loading = Loading(step=0.1, wait=0.05, workers=0, cores_per_worker=1.0, free_cores=1.0)
-    assert loading.speedup_with(1) == pytest.approx(2.0)
-    no_core = Loading(step=0.1, wait=0.05, workers=0, cores_per_worker=1.0, free_cores=0.0)
-    assert no_core.speedup_with(1) == pytest.approx(1.0)
-    slow = Loading(step=0.1, wait=0.09, workers=0, cores_per_worker=1.0, free_cores=1.0)
+    assert Timeline(wait=0.5, free_cores=1.0).with_workers(1).speedup == pytest.approx(2.0)
+    assert Timeline(wait=0.5, free_cores=0.0).with_workers(1).speedup == pytest.approx(1.0)
+    slow = Timeline(wait=0.9, free_cores=1.0)
     assert slow.best_workers() == 1
-    assert slow.speedup_with(1) == pytest.approx(1 / 0.9)
+    assert slow.with_workers(1).speedup == pytest.approx(1 / 0.9)
+
+
+def test_a_batch_shares_what_is_fixed():
+    # Of a step of one sample 90 % is the same for any number: with 9 of them each takes a tenth and a tenth.
+    assert Timeline(wait=1).with_batch(9, 0.9, 0.1, surely=True).speedup == pytest.approx(5.0)
+    sure, guess = (Timeline(wait=1).with_batch(9, 0.9, 0.1, surely=surely).speedup_range for surely in (True, False))
+    assert guess[0] < sure[0] < 5.0 < sure[1] < guess[1]
 
 
 # the range of a gain ----------------------------------------------------------------------------------------------
@@ -56,34 +61,33 @@ def said(id_, share, *, speedup=2.0, severity="warning", at=1, **fields):
 
 
 def sampled(share, samples):
-    """A Snapshot of so many samples, of which that share is a line of the host's, and the entries of that line."""
+    """The entries of a line of the host's that has that share of so many samples."""
     lines = [
         line("log", share, position="after"),
         line("main", 1.0 - share, phase="forward", activity="native", number=12),
     ]
     seen = snapshot(phases=Phases(forward=1.0 - share, outside=share), lines=lines, main_samples=samples)
-    return seen, [entry for entry in seen.ledgers[0].entries if entry.phase == "host"]
+    return [entry for entry in seen.ledgers[0].entries if entry.phase == "host"]
 
 
 @settings(max_examples=100, deadline=None)
 @given(st.floats(0.02, 0.98), st.integers(15, 5000))
 def test_the_range_contains_the_gain_and_is_narrower_with_more_samples(share, samples):
-    verdict = said("host-bound", share, speedup=without(share))
-    few, many = (gain_range(verdict, claims, seen) for seen, claims in (sampled(share, samples), sampled(share, 9000)))
-    assert 1.0 <= few[0] <= verdict.speedup <= few[1] <= 100.0
+    few, many = (Timeline().without(share, sampled(share, number)) for number in (samples, 9000))
+    assert 0.999 <= few.speedup_range[0] <= few.speedup <= few.speedup_range[1] + 0.001 <= 100.1
     # Figures are rounded to thousandths.
-    assert few[0] <= many[0] + 0.002 and many[1] <= few[1] + 0.002
+    assert few.speedup_range[0] <= many.speedup_range[0] + 0.002
+    assert many.speedup_range[1] <= few.speedup_range[1] + 0.002
 
 
 def test_few_samples_of_a_large_share_promise_little():
-    verdict = said("host-bound", 0.75, speedup=4.0)
-    ranges = [gain_range(verdict, claims, seen) for seen, claims in map(partial(sampled, 0.75), (20, 200, 2000))]
+    ranges = [Timeline().without(0.75, sampled(0.75, samples)).speedup_range for samples in (20, 200, 2000)]
     widths = [high / low for low, high in ranges]
     assert widths == sorted(widths, reverse=True) and widths[0] > 1.4 * widths[-1]
 
 
 def test_a_share_that_no_sample_divides_has_a_range_as_well():
-    low, high = gain_range(said("gc-stall", 0.5), (), snapshot(steps()))
+    low, high = Timeline().without(0.5).speedup_range
     assert low < 2.0 < high < 4.0
 
 
@@ -91,25 +95,27 @@ def test_a_share_that_no_sample_divides_has_a_range_as_well():
 
 
 def test_the_next_limit_is_told():
-    first, second = together([said("checkpoint-stall", 0.5), said("eval-stall", 0.25)], snapshot(steps()))
+    first, second = together([said("checkpoint-stall", 0.5), said("eval-stall", 0.25)], SCOPES, snapshot(steps()))
     assert first.evidence[-1] == "next limit: eval-stall, 50 % of the step that is left (both gone: 4.0×)"
     assert second.evidence == ()
     alone = said("comm-bound", 0.3, speedup=2.3)
-    assert together([alone, said("eval-stall", 0.1)], snapshot(steps()))[0].evidence == (), "it gains more alone"
+    assert together([alone, said("eval-stall", 0.1)], SCOPES, snapshot(steps()))[0].evidence == (), (
+        "it gains more alone"
+    )
 
 
 def test_what_slows_every_phase_alike_leaves_their_proportions():
-    first, _ = together([said("precision", 0.5), said("eval-stall", 0.3)], snapshot(steps()))
+    first, _ = together([said("precision", 0.5), said("eval-stall", 0.3)], SCOPES, snapshot(steps()))
     assert first.evidence[-1] == "next limit: eval-stall, 30 % of the step that is left (both gone: 2.9×)"
 
 
 @pytest.mark.parametrize("id_", ["memory-bandwidth-bound", "underbatched"])
 def test_how_busy_a_part_of_the_device_is_leaves_no_rest_of_a_step(id_):
-    assert together([said(id_, 0.8), said("sync-stall", 0.2)], snapshot(steps()))[0].evidence == ()
+    assert together([said(id_, 0.8), said("sync-stall", 0.2)], SCOPES, snapshot(steps()))[0].evidence == ()
 
 
 def test_information_is_no_next_limit():
-    told = together([said("eval-stall", 0.5), said("host-bound", 0.3, severity="info")], snapshot(steps()))
+    told = together([said("eval-stall", 0.5), said("host-bound", 0.3, severity="info")], SCOPES, snapshot(steps()))
     assert told[0].evidence == ()
 
 
@@ -117,8 +123,8 @@ def test_a_shorter_step_gains_nothing_while_loading_cannot_keep_up():
     seen = snapshot(steps(data_wait=0.02, queue_ready=0), workers=2, host=host(2, worker_cpu=0.9))
     loading = said("input-bound", 0.2, subtype="workers")
     fixes = (Fix(text="one batched operation", speedup=2.0), Fix(text="torch.compile"))
-    first, second = together([said("python-overhead", 0.5, fixes=fixes), loading], seen)
+    first, second = together([said("python-overhead", 0.5, fixes=fixes), loading], SCOPES, seen)
     assert (first.id, second.id, second.speedup) == ("input-bound", "python-overhead", 1.0)
     assert second.speedup_range[0] == 1.0 and [fix.speedup for fix in second.fixes] == [1.0, None]
     hidden = snapshot(steps(data_wait=0.02, queue_ready=2), workers=2, host=host(2, worker_cpu=0.9))
-    assert together([said("python-overhead", 0.5), loading], hidden)[0].id == "python-overhead"
+    assert together([said("python-overhead", 0.5), loading], SCOPES, hidden)[0].id == "python-overhead"

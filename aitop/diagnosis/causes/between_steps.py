@@ -3,98 +3,76 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import replace
 
 import msgspec
 
-from aitop.diagnosis.causes.requests import takes_request
+from aitop.diagnosis.device import host_limit, host_unproven
 from aitop.diagnosis.evidence import (
     COLD,
-    UNPROVEN,
+    ONCE,
+    STORAGE_WAITS,
     Lines,
-    confidence,
-    enough,
-    host_limit,
-    host_unproven,
     left_cold,
+    lines_of,
     main_lines,
-    mean_of,
-    part,
     records,
     seen_once,
+    short_place,
     storage_lines,
+    summed,
+    takes_request,
 )
-from aitop.diagnosis.rule import Band, Finding, Judgement, Rule
-from aitop.diagnosis.what_if import without
+from aitop.diagnosis.rule import UNPROVEN, Explanation, rule
+from aitop.diagnosis.series import mean_of
+from aitop.diagnosis.what_if import Scope, fix
 from aitop.model.ledger import Entry
 from aitop.model.snapshot import Snapshot
 from aitop.model.steps import StepRecord
 from aitop.model.units import duration, percent, size
-from aitop.model.verdict import Abstention, Fix, Severity, Verdict, Where
+from aitop.model.verdict import Fix, Where
 
-CRITICAL_SHARE = 0.3
+ENTER, LEAVE = 0.05, 0.03
 # Two or three samples come by chance where each step prints a line.
 LEAST_SAMPLES = 4
-BAND = Band(enter=0.05, leave=0.03)
 # What may be left of a stall once it is rare, and what is worth calling a size.
 CHEAP = 0.02
 LEAST_BYTES = 1_000_000
 
 
-def checkpoint(snapshot: Snapshot) -> Judgement:
-    """Time inside `torch.save` and what belongs to it."""
-    lines = main_lines(snapshot, lambda entry: entry.phase == "save" or entry.work == "save")
-    lines = _with_the_rest_of_saving(snapshot, lines)
-    measured = part(snapshot, "save")
-    bursts = _bursts(records(snapshot), lambda step: step.save)
-    place = f" at {_place(lines)}" if lines.lines else ""
+@rule("checkpoint-stall", ENTER, LEAVE)
+def checkpoint(snapshot: Snapshot) -> Explanation | None:
+    """Time inside `torch.save` and what belongs to it: opening, writing and closing files in functions that save."""
+    saving = main_lines(snapshot, lambda entry: entry.phase == "save" or entry.work == "save")
+    functions = {(entry.file, entry.function) for entry in saving.lines}
+    host = main_lines(snapshot, lambda entry: entry.phase == "host" and (entry.file, entry.function) in functions)
+    files = [entry for entry in storage_lines(host.entries).entries if entry.work != "save"]
+    lines = lines_of((*saving.entries, *files))
+    bursts = _bursts(snapshot, lambda step: step.save)
     each = _bytes_each(snapshot, len(bursts))
-    what = f"saving{f' {size(each)}' if each else ''}{place}"
+    what = f"saving{f' {size(each)}' if each else ''}{f' at {short_place(lines.where[0])}' if lines.where else ''}"
     fixes = (
-        Fix(
-            text=f"{what}: {_rarely(len(records(snapshot)), len(bursts), lines.share)}",
-            speedup=_if_rarely(lines.share),
-        ),
-        Fix(
-            text=f"{what}: copy the state to host memory and write it in a background thread or process",
-            speedup=round(without(lines.share), 2),
-        ),
+        _rarer(snapshot, f"{what}:", lines.share, bursts),
+        fix(f"{what}: copy the state to host memory and write it in a background thread or process", lines.share),
     )
-    return _judged(snapshot, Stall("checkpoint-stall", "goes into saving checkpoints", lines, measured, bursts, fixes))
+    measured = summed(records(snapshot), lambda step: step.save)
+    return _stall(snapshot, "goes into saving checkpoints", lines, fixes, measured=measured, bursts=bursts)
 
 
-def _with_the_rest_of_saving(snapshot: Snapshot, lines: Lines) -> Lines:
-    """The same, with the opening, writing and closing of files in the functions that save."""
-    functions = {(entry.file, entry.function) for entry in lines.lines}
-    beside = storage_lines(
-        main_lines(snapshot, lambda entry: entry.phase == "host" and (entry.file, entry.function) in functions)
-    )
-    known = set(map(id, lines.entries))
-    more = tuple(entry for entry in beside.entries if id(entry) not in known)
-    return Lines(lines.share + sum(entry.share for entry in more), (*lines.entries, *more))
-
-
-def evaluation(snapshot: Snapshot) -> Judgement:
+@rule("eval-stall", 0.12, 0.08, applies=lambda snapshot: snapshot.kind == "training")
+def evaluation(snapshot: Snapshot) -> Explanation | None:
     """Forward passes without gradient between training steps."""
-    if snapshot.kind != "training":
-        return None
-    measured = part(snapshot, "evaluation")
     own = main_lines(snapshot, lambda entry: entry.phase == "evaluation")
     lines = _calling_model(snapshot, own)
-    bursts = _bursts(records(snapshot), lambda step: step.evaluation)
-    place = f" ({_place(lines)})" if lines.lines else ""
-    share = lines.share
+    bursts = _bursts(snapshot, lambda step: step.evaluation)
     fixes = (
-        Fix(text=f"evaluate{place} {_rarely(len(records(snapshot)), len(bursts), share)}", speedup=_if_rarely(share)),
-        Fix(
-            text="evaluate on a sample of the validation set: half as much gives back half",
-            speedup=round(without(share) / without(share / 2), 2),
-        ),
-        Fix(text="evaluate checkpoints in a process of its own", speedup=round(without(share), 2)),
+        _rarer(snapshot, f"evaluate{f' ({short_place(lines.where[0])})' if lines.where else ''}", lines.share, bursts),
+        fix("evaluate on a sample of the validation set: half as much gives back half", lines.share / 2),
+        fix("evaluate checkpoints in a process of its own", lines.share),
     )
-    return _judged(
-        snapshot, Stall("eval-stall", "goes into evaluation", lines, measured, bursts, fixes, claims=own.entries)
-    )
+    measured = summed(records(snapshot), lambda step: step.evaluation)
+    stall = _stall(snapshot, "goes into evaluation", lines, fixes, measured=measured, bursts=bursts)
+    return stall and replace(stall, claims=own.entries)
 
 
 def _calling_model(snapshot: Snapshot, lines: Lines) -> Lines:
@@ -115,94 +93,74 @@ def _outside_of(entry: Entry, shared: Set[tuple[str, str]]) -> Entry:
     return msgspec.structs.replace(entry, where=where)
 
 
-def host_io(snapshot: Snapshot) -> Judgement:
+@rule("host-io-stall", ENTER, LEAVE, scope=Scope(each_unit=True))
+def host_io(snapshot: Snapshot) -> Explanation | None:
     """Files, network and databases touched by the stepping thread outside of loading and saving."""
     serving = snapshot.kind == "inference"
     host = main_lines(snapshot, lambda entry: entry.phase == "host" and not (serving and takes_request(entry)))
-    logging = tuple(entry for entry in host.entries if entry.work == "log")
-    storage = storage_lines(Lines(host.share, tuple(entry for entry in host.entries if entry.work != "log")))
-    entries = (*storage.entries, *logging)
-    lines = Lines(sum(entry.share for entry in entries), entries)
-    seen = sum(entry.samples for entry in lines.entries)
-    share = min(lines.share, host_limit(snapshot)) if seen >= LEAST_SAMPLES else 0.0
-    place = f": {_place(lines)}" if lines.lines else ""
-    fixes = (
-        Fix(text=f"hand it to a background thread{place}", speedup=round(without(share), 2)),
-        Fix(text=f"collect, and do it {_factor(share)} times as rarely{place}", speedup=_if_rarely(share)),
-    )
-    stall = Stall("host-io-stall", "goes into files or services", Lines(share, lines.entries), None, (), fixes, True)
-    return _judged(snapshot, stall)
+    logging = [entry for entry in host.entries if entry.work == "log"]
+    lines = lines_of((*storage_lines(entry for entry in host.entries if entry.work != "log").entries, *logging))
+    share = min(lines.share, host_limit(snapshot)) if lines.samples >= LEAST_SAMPLES else 0.0
+    place = f": {short_place(lines.where[0])}" if lines.where else ""
+    often = f"collect, and do it {_factor(share)} times as rarely{place}"
+    fixes = (fix(f"hand it to a background thread{place}", share), fix(often, _saved_rarely(share)))
+    return _stall(snapshot, "goes into files or services", Lines(share, lines.entries), fixes, waits=True)
 
 
-@dataclass(frozen=True)
-class Stall:
-    """Time lost between steps. `measured` is its share from inside the process, None where it is not timed there.
-
-    `bursts` are the seconds of each step that it fell into, empty where that was not timed. `waits`: for others.
-    `claims` are the entries of the ledger that it stands for, where `lines` names them by other lines.
+def _stall(
+    snapshot: Snapshot,
+    title: str,
+    lines: Lines,
+    fixes: Sequence[Fix],
+    *,
+    measured: float | None = None,
+    bursts: Sequence[float] = (),
+    waits: bool = False,
+) -> Explanation | None:
+    """The verdict on time lost between steps. `measured` is its share from inside the process, None where it is not
+    timed there, `bursts` the seconds of each step that it fell into. `waits`: for others.
     """
-
-    id: str
-    title: str
-    lines: Lines
-    measured: float | None
-    bursts: tuple[float, ...]
-    fixes: tuple[Fix, ...]
-    waits: bool = False
-    claims: tuple[Entry, ...] = ()
-
-
-def _judged(snapshot: Snapshot, stall: Stall) -> Judgement:
-    """The verdict on a stall."""
-    missing = enough(snapshot)
-    if missing:
-        return Abstention(id=stall.id, reason=missing)
-    lines, measured = stall.lines, stall.measured
-    share = lines.share
-    if share < BAND.leave:
+    share, steps = lines.share, records(snapshot)
+    if share < LEAVE:
         return None
-    timed = measured is not None and measured >= BAND.leave
-    sampled = bool(lines.lines) and sum(entry.samples for entry in lines.entries) >= LEAST_SAMPLES
-    kernel = lines.part(lambda entry: entry.activity in ("wait-disk", "wait-network")) > 0.5
+    timed = measured is not None and measured >= LEAVE
+    sampled = bool(lines.lines) and lines.samples >= LEAST_SAMPLES
+    kernel = lines.part(lambda entry: entry.activity in STORAGE_WAITS) > 0.5
     # One burst tells what it costs, but not how often it comes; on a GPU, times of the host may be waits for it.
-    once = len(stall.bursts) == 1 if timed else seen_once(snapshot, lines)
-    doubtful = once or host_unproven(snapshot)
-    twice = (timed or kernel or bool(records(snapshot))) and sampled and not doubtful
-    severity: Severity = "info" if once else "critical" if share >= CRITICAL_SHARE and twice else "warning"
-    sure = confidence(timed, sampled, kernel or timed, steps=len(records(snapshot)))
-    evidence = _often(stall.bursts, len(records(snapshot)))
+    once = len(bursts) == 1 if timed else seen_once(snapshot, lines)
+    evidence = _often(bursts, len(steps))
     if measured:
         evidence.append(f"{percent(measured)} of step time, measured in the process")
-    if once and not stall.bursts:
-        evidence.append("seen in one stretch of time so far: how often it comes is not known yet")
-    if stall.waits and left_cold(snapshot, share):
+    if once and not bursts:
+        evidence.append(ONCE)
+    if waits and left_cold(snapshot, share):
         evidence.append(COLD)
-    if lines.lines:
-        samples = round(sum(entry.samples for entry in lines.entries))
-        evidence.append(f"{samples} stack samples ({percent(lines.share)}), most of them at {_place(lines)}")
-    verdict = Verdict(
-        id=stall.id,
-        severity=severity,
-        share=round(share, 4),
-        speedup=round(without(share), 3),
-        confidence=min(sure, UNPROVEN) if doubtful else sure,
-        title=f"{percent(share)} of the time {stall.title}",
-        where=lines.where,
-        evidence=tuple(evidence),
-        fixes=stall.fixes,
+    if lines.where:
+        at = short_place(lines.where[0])
+        evidence.append(f"{lines.samples:.0f} stack samples ({percent(share)}), most of them at {at}")
+    return Explanation(
+        severity="info" if once else None,
+        critical=(timed or kernel or bool(steps)) and sampled,
+        share=share,
+        signals=(timed, sampled, kernel or timed),
+        doubtful=host_unproven(snapshot),
+        most_sure=UNPROVEN if once else 1.0,
+        title=f"{percent(share)} of the time {title}",
+        lines=lines,
+        evidence=evidence,
+        fixes=fixes,
     )
-    return Finding(verdict, level=share, claims=stall.claims or lines.entries)
 
 
-def _rarely(steps: int, bursts: int, share: float) -> str:
+def _rarer(snapshot: Snapshot, what: str, share: float, bursts: Sequence[float]) -> Fix:
     """How seldom it has to be for it to cost next to nothing, in steps where its rhythm is known."""
-    factor = _factor(share)
-    if bursts < 2 or steps < bursts:
-        return f"{factor} times as rarely"
-    every = steps / bursts
-    return (
-        f"every {round(every * factor)} steps instead of every {every:.0f}" if every >= 1.5 else f"every {factor} steps"
-    )
+    factor, steps = _factor(share), len(records(snapshot))
+    often = f"{factor} times as rarely"
+    if 2 <= len(bursts) <= steps:
+        every = steps / len(bursts)
+        instead = f" instead of every {every:.0f}" if every >= 1.5 else ""
+        often = f"every {round(every * factor) if instead else factor} steps{instead}"
+    return fix(f"{what} {often}", _saved_rarely(share))
 
 
 def _factor(share: float) -> int:
@@ -211,9 +169,12 @@ def _factor(share: float) -> int:
     return next((factor for factor in (2, 5, 10, 20, 50, 100, 200, 500) if factor >= needed), 1000)
 
 
-def _if_rarely(share: float) -> float:
-    left = 1.0 - share
-    return round(1.0 / (left + share / _factor(share)), 2)
+def _saved_rarely(share: float) -> float:
+    return share * (1.0 - 1.0 / _factor(share))
+
+
+def _bursts(snapshot: Snapshot, value: Callable[[StepRecord], float]) -> list[float]:
+    return [seconds for step in records(snapshot) if (seconds := value(step)) > 0.0]
 
 
 def _bytes_each(snapshot: Snapshot, bursts: int) -> int | None:
@@ -225,10 +186,6 @@ def _bytes_each(snapshot: Snapshot, bursts: int) -> int | None:
     return each if each >= LEAST_BYTES else None
 
 
-def _bursts(steps: Sequence[StepRecord], value: Callable[[StepRecord], float]) -> tuple[float, ...]:
-    return tuple(seconds for step in steps if (seconds := value(step)) > 0.0)
-
-
 def _often(bursts: Sequence[float], steps: int) -> list[str]:
     """How often it came and what it cost each time, in words."""
     if not bursts:
@@ -237,15 +194,3 @@ def _often(bursts: Sequence[float], steps: int) -> list[str]:
         return [f"once in {steps} steps so far, {duration(bursts[0])}: how often it comes is not known yet"]
     cost = duration(sum(bursts) / len(bursts))
     return [f"{len(bursts)} times in {steps} steps (every {steps / len(bursts):.0f}), {cost} each"]
-
-
-def _place(lines: Lines) -> str:
-    first = lines.where[0]
-    return f"{first.file.rsplit('/', 1)[-1]}:{first.line}"
-
-
-SAVING_AND_EVALUATION = (
-    Rule("checkpoint-stall", checkpoint, BAND),
-    Rule("eval-stall", evaluation, Band(enter=0.12, leave=0.08)),
-)
-HOST_IO = Rule("host-io-stall", host_io, BAND)

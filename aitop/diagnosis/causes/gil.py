@@ -2,32 +2,28 @@
 
 from __future__ import annotations
 
+from aitop.diagnosis.device import host_limit, host_unproven
 from aitop.diagnosis.evidence import (
     HANDED_WAITS,
     MAIN,
-    UNPROVEN,
-    confidence,
-    enough,
-    host_limit,
-    host_unproven,
+    beside_lines,
+    lines_of,
     main_lines,
     main_stacks,
-    mean_of,
     on_core,
-    places,
-    records,
-    summed,
+    others_cores,
+    ran,
+    short_place,
 )
-from aitop.diagnosis.rule import Band, Finding, Judgement, Rule
-from aitop.diagnosis.what_if import without
+from aitop.diagnosis.rule import CRITICAL_SHARE, Explanation, rule
+from aitop.diagnosis.series import mean_of
+from aitop.diagnosis.what_if import Scope, fix
 from aitop.model.ledger import Activity, Entry
-from aitop.model.snapshot import Snapshot, ThreadShare
+from aitop.model.snapshot import Snapshot
 from aitop.model.units import percent
-from aitop.model.verdict import Abstention, Fix, Severity, Verdict
+from aitop.model.verdict import Where
 
-ID = "gil-contention"
-CRITICAL_SHARE = 0.3
-BAND = Band(enter=0.12, leave=0.07)
+ENTER, LEAVE = 0.12, 0.07
 # A wait of the main thread that has nothing to do with the lock.
 WAITS: frozenset[Activity] = frozenset(
     {"wait-queue", "wait-child", "wait-disk", "wait-network", "wait-device", "sleep", "spawn"}
@@ -39,99 +35,73 @@ LEAST_STILL = 0.04
 LOOKED_AT_RARELY = 2.0
 
 
-def judge(snapshot: Snapshot) -> Judgement:
+@rule("gil-contention", ENTER, LEAVE, scope=Scope(everywhere=True))
+def judge(snapshot: Snapshot) -> Explanation | str | None:
     """Whether the main thread stands still while other threads hold the lock: the smaller of the two shares counts."""
-    missing = enough(snapshot)
-    if missing:
-        return Abstention(id=ID, reason=missing)
     process = main_stacks(snapshot)
-    threads = snapshot.stacks.threads if snapshot.stacks else ()
     if process is not None and process.thread != MAIN:
-        return Abstention(id=ID, reason=f"steps are made by {process.thread}, not by the main thread")
-    others = [one for one in threads if process and one.pid == process.pid and one.thread != MAIN and one.gil]
-    if process is None or not any(one.pid == process.pid and one.gil is not None for one in threads):
-        return Abstention(id=ID, reason="GIL not sampled yet")
+        return f"steps are made by {process.thread}, not by the main thread"
+    own = [one for one in (snapshot.stacks.threads if snapshot.stacks else ()) if process and one.pid == process.pid]
+    if process is None or all(one.gil is None for one in own):
+        return "GIL not sampled yet"
+    others = sorted((one for one in own if one.thread != MAIN and one.gil), key=lambda one: -(one.gil or 0.0))
     held = min(1.0, sum(one.gil or 0.0 for one in others))
     still = _standing_still(snapshot)
     if still is None:
-        return Abstention(id=ID, reason="how much of the time the main thread runs is not known")
-    # Who holds the lock is looked at now and then: where that is often others, they are what the thread stands for.
+        return "how much of the time the main thread runs is not known"
     seen = held * LOOKED_AT_RARELY if held >= CRITICAL_SHARE else held
     share = min(seen, still + _crowding(snapshot, held), host_limit(snapshot), 0.97)
     # Threads that hold the lock where nobody wants it at that moment cost nothing.
-    if not others or share < BAND.leave or still < LEAST_STILL:
+    if not others or share < LEAVE or still < LEAST_STILL:
         return None
-    waits = main_lines(snapshot, lambda entry: entry.activity == "wait-lock")
-    return Finding(_verdict(snapshot, others, held, still, share), level=share, claims=waits.entries)
-
-
-def _standing_still(snapshot: Snapshot) -> float | None:
-    """Share of the time in which the main thread neither ran, nor could have, nor waited for something else."""
-    timed = on_core(snapshot)
-    ran = summed(timed, lambda step: min(step.cpu or 0.0, step.seconds))
-    if ran is None:
-        ran = mean_of(snapshot, "main_thread", 20.0)
-    if ran is None:
-        return None
-    delayed = mean_of(snapshot, "run_delay", 20.0) or 0.0
-    waiting = main_lines(snapshot, lambda entry: entry.activity in WAITS).share
-    return max(0.0, 1.0 - ran - delayed - waiting)
-
-
-def _crowding(snapshot: Snapshot, held: float) -> float:
-    """Share of the time in which the main thread waits for a core because of those threads rather than of others."""
-    host = snapshot.host
-    delayed = mean_of(snapshot, "run_delay", 20.0)
-    if host is None or delayed is None or host.machine.core_busy is None:
-        return 0.0
-    others = max(0.0, sum(host.machine.core_busy) - sum(one.cpu or 0.0 for one in host.processes))
-    return delayed * held / (held + others) if held + others > 0 else 0.0
-
-
-def _verdict(snapshot: Snapshot, others: list[ThreadShare], held: float, still: float, share: float) -> Verdict:
-    others = sorted(others, key=lambda one: -(one.gil or 0.0))
     # Of many threads that hold it alike, each has a small part.
     least = min(0.2 * held, 0.5 * (others[0].gil or 0.0))
-    guilty = [one.thread for one in others if (one.gil or 0.0) >= least]
-    lines = _lines(snapshot, others[0].pid, guilty)
-    where = places(lines)
-    unproven = host_unproven(snapshot)
-    measured = any(step.cpu is not None for step in records(snapshot))
-    severity: Severity = "critical" if share >= CRITICAL_SHARE and where and not unproven else "warning"
-    # Who holds the lock is sampled, too, but how much the main thread stands still is the kernel's word.
-    sure = confidence(bool(where), measured, held > 0.4, steps=len(records(snapshot)))
-    name = f"thread {guilty[0]!r}" if len(guilty) == 1 else f"{len(guilty)} threads"
-    place = f" ({where[0].file.rsplit('/', 1)[-1]}:{where[0].line})" if where else ""
-    gain = round(without(share), 2)
-    return Verdict(
-        id=ID,
-        severity=severity,
-        share=round(share, 4),
-        speedup=round(without(share), 3),
-        confidence=min(sure, UNPROVEN) if unproven else sure,
+    holders = [one.thread for one in others if (one.gil or 0.0) >= least]
+    where = _working(snapshot, process.pid, holders)
+    name = f"thread {holders[0]!r}" if len(holders) == 1 else f"{len(holders)} threads"
+    place = f" ({short_place(where[0])})" if where else ""
+    return Explanation(
+        share=share,
+        critical=bool(where),
+        # Who holds the lock is sampled, too, but how much the main thread stands still is the kernel's word.
+        signals=(bool(where), bool(on_core(snapshot)), held > 0.4),
+        doubtful=host_unproven(snapshot),
         title=f"{percent(share)} of each step waits for the interpreter's lock, held by {name}",
         where=where,
+        claims=main_lines(snapshot, lambda entry: entry.activity == "wait-lock").entries,
         evidence=(
             f"other Python threads hold the GIL {percent(held)} of the time: "
             + ", ".join(f"{one.thread} {percent(one.gil)}" for one in others[:3]),
             f"the main thread stands still {percent(still)} of the time without waiting for data, a core or a service",
         ),
         fixes=(
-            Fix(text=f"move the work of {name}{place} into a process of its own (multiprocessing)", speedup=gain),
-            Fix(text="do it rarely, or in calls that release the lock (numpy, torch, zlib) instead of Python loops"),
+            fix(f"move the work of {name}{place} into a process of its own (multiprocessing)", share),
+            fix("do it rarely, or in calls that release the lock (numpy, torch, zlib) instead of Python loops"),
         ),
     )
 
 
-def _lines(snapshot: Snapshot, pid: int, threads: list[str]) -> tuple[Entry, ...]:
-    """What those threads do when they do not wait."""
-    entries = snapshot.ledgers[0].entries if snapshot.ledgers else ()
-    working = [
-        entry
-        for entry in entries
-        if entry.lane == "producers" and entry.pid == pid and entry.thread in threads and entry.activity not in IDLE
-    ]
-    return tuple(sorted(working, key=lambda entry: -entry.samples))
+def _standing_still(snapshot: Snapshot) -> float | None:
+    """Share of the time in which the main thread neither ran, nor could have, nor waited for something else."""
+    running = ran(snapshot)
+    if running is None:
+        return None
+    waiting = main_lines(snapshot, lambda entry: entry.activity in WAITS).share
+    return max(0.0, 1.0 - running - (mean_of(snapshot, "run_delay", 20.0) or 0.0) - waiting)
 
 
-RULE = Rule(ID, judge, BAND)
+def _crowding(snapshot: Snapshot, held: float) -> float:
+    """Share of the time in which the main thread waits for a core because of those threads rather than of others."""
+    delayed, others = mean_of(snapshot, "run_delay", 20.0), others_cores(snapshot)
+    if delayed is None or others is None or held + others <= 0:
+        return 0.0
+    return delayed * held / (held + others)
+
+
+def _working(snapshot: Snapshot, pid: int, threads: list[str]) -> tuple[Where, ...]:
+    """The lines on which those threads are when they do not wait."""
+
+    def at_work(entry: Entry) -> bool:
+        return entry.pid == pid and entry.thread in threads and entry.activity not in IDLE
+
+    return lines_of(entry for entry in beside_lines(snapshot) if at_work(entry)).where

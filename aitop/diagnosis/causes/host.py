@@ -2,30 +2,27 @@
 
 from __future__ import annotations
 
-from aitop.diagnosis.causes.device_gaps import short_place
-from aitop.diagnosis.causes.requests import takes_request
+from aitop.diagnosis.device import host_limit, host_unproven
 from aitop.diagnosis.evidence import (
     MIN_SAMPLES,
-    UNPROVEN,
+    RUNNING,
     Lines,
-    confidence,
-    host_limit,
-    host_unproven,
     main_lines,
-    main_stacks,
+    place_of,
     records,
+    samples_of,
+    short_place,
+    takes_request,
     within_first,
 )
-from aitop.diagnosis.rule import Band, Finding, Judgement, Rule
-from aitop.diagnosis.what_if import without
+from aitop.diagnosis.rule import UNPROVEN, Explanation, rule
+from aitop.diagnosis.what_if import Scope, fix
 from aitop.model.ledger import Activity
 from aitop.model.snapshot import Snapshot
 from aitop.model.units import percent
-from aitop.model.verdict import Abstention, Fix, Severity, Verdict
+from aitop.model.verdict import Where
 
-ID = "host-bound"
-BAND = Band(enter=0.15, leave=0.1)
-CRITICAL_SHARE = 0.3
+ENTER, LEAVE = 0.15, 0.1
 DOING: dict[Activity, str] = {
     "python": "runs Python",
     "native": "runs native code",
@@ -44,11 +41,11 @@ DOING: dict[Activity, str] = {
 }
 
 
-def judge(snapshot: Snapshot) -> Judgement:
+@rule("host-bound", ENTER, LEAVE, scope=Scope(each_unit=True))
+def judge(snapshot: Snapshot) -> Explanation | str | None:
     """What is left of the host's time when every other cause has claimed its own."""
-    process = main_stacks(snapshot)
-    if process is None or process.samples < MIN_SAMPLES:
-        return Abstention(id=ID, reason=f"{MIN_SAMPLES} stack samples are needed")
+    if samples_of(snapshot) < MIN_SAMPLES:
+        return f"{MIN_SAMPLES} stack samples are needed"
     serving = snapshot.kind == "inference"
     lines = main_lines(
         snapshot,
@@ -61,62 +58,43 @@ def judge(snapshot: Snapshot) -> Judgement:
         ),
     )
     share = min(lines.share, host_limit(snapshot), 0.99)
-    if share < BAND.leave or not lines.where:
+    if share < LEAVE or not lines.where:
         return None
-    return Finding(_verdict(snapshot, lines, share), level=share, claims=lines.entries)
-
-
-def _verdict(snapshot: Snapshot, lines: Lines, share: float) -> Verdict:
-    first = lines.where[0]
+    first, *others = lines.where
     steps = records(snapshot)
     # Without any phase of a step the line is all the program does: that says where the time goes, not that it is lost.
+    # Where it computes, it may be the work itself; a wait or a sleep is none.
     stepping = bool(steps) or snapshot.kind != "unknown"
-    unproven = host_unproven(snapshot)
-    # A line that computes may be the work itself; a wait or a sleep is none.
-    computes = lines.part(lambda entry: entry.does in ("python", "native")) > 0.5
+    computes = lines.part(lambda entry: entry.does in RUNNING) > 0.5
+    lost = stepping or not computes
     top = share * (first.share or 1.0)
-    critical = stepping and not unproven and share >= CRITICAL_SHARE and (not computes or bool(steps))
-    severity: Severity = "info" if not stepping and computes else "critical" if critical else "warning"
-    doing = _doing(lines, first.file, first.line)
-    place = short_place(first.file, first.line)
-    gone = share * within_first(lines)
-    fixes = (
-        (Fix(text=f"shorten {first.function} ({place}), or overlap it with the step", speedup=round(without(gone), 2)),)
-        if stepping or not computes
-        else (Fix(text=f"look at {first.function} ({place}) first"),)
-    )
-    unit = "each step" if steps else "the time"
-    return Verdict(
-        id=ID,
-        severity=severity,
-        share=round(share, 4),
-        speedup=round(without(min(0.99, share)), 3) if stepping or not computes else None,
-        confidence=UNPROVEN if unproven or not stepping else confidence(bool(steps), top > 0.5 * share, base=0.5),
-        title=f"{percent(share)} of {unit} is host code: {first.function} {doing}",
-        where=lines.where,
-        evidence=(
-            f"{percent(top)} at {place}, which {doing}",
-            *_others(lines),
-            *(() if stepping else ("no phase of a training step and no model call was seen in its stacks",)),
-        ),
-        fixes=fixes,
+    doing = _doing(lines, first)
+    evidence = [f"{percent(top)} at {short_place(first)}, which {doing}"]
+    if others:
+        evidence.append("then " + ", ".join(f"{short_place(where)} {percent(where.share)}" for where in others[:2]))
+    if not stepping:
+        evidence.append("no phase of a training step and no model call was seen in its stacks")
+    shorter = fix(f"shorten {place_of(first)}, or overlap it with the step", share * within_first(lines))
+    return Explanation(
+        severity=None if lost else "info",
+        critical=stepping and (not computes or bool(steps)),
+        doubtful=host_unproven(snapshot),
+        share=share,
+        gains=lost,
+        signals=(bool(steps), top > 0.5 * share),
+        base=0.5,
+        confidence=None if stepping else UNPROVEN,
+        title=f"{percent(share)} of {'each step' if steps else 'the time'} is host code: {first.function} {doing}",
+        lines=lines,
+        evidence=evidence,
+        fixes=(shorter if lost else fix(f"look at {place_of(first)} first"),),
     )
 
 
-def _doing(lines: Lines, file: str, line: int) -> str:
-    """What the heaviest line does most, in words."""
+def _doing(lines: Lines, where: Where) -> str:
+    """What a line does most, in words."""
     weights: dict[Activity, float] = {}
     for entry in lines.entries:
-        if (entry.file, entry.line) == (file, line):
+        if (entry.file, entry.line) == (where.file, where.line):
             weights[entry.does] = weights.get(entry.does, 0.0) + entry.share
     return DOING[max(weights, key=lambda activity: weights[activity])]
-
-
-def _others(lines: Lines) -> tuple[str, ...]:
-    rest = lines.where[1:3]
-    if not rest:
-        return ()
-    return ("then " + ", ".join(f"{short_place(where.file, where.line)} {percent(where.share)}" for where in rest),)
-
-
-RULE = Rule(ID, judge, BAND)

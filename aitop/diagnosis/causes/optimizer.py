@@ -7,26 +7,16 @@ import math
 import msgspec
 
 from aitop.diagnosis.causes.oversubscription import others_have_cores
-from aitop.diagnosis.evidence import (
-    UNPROVEN,
-    confidence,
-    enough,
-    host_limit,
-    main_lines,
-    on_gpu,
-    records,
-    running,
-    timed_on_device,
-)
+from aitop.diagnosis.device import host_limit, on_gpu, timed_on_device
+from aitop.diagnosis.evidence import main_lines, records, running
 from aitop.diagnosis.op_cost import CUDA_TOGETHER, FOREACH, FUSED, ONE_BY_ONE
-from aitop.diagnosis.rule import Band, Finding, Judgement, Rule
-from aitop.diagnosis.what_if import without
+from aitop.diagnosis.rule import CRITICAL_SHARE, Explanation, rule
+from aitop.diagnosis.what_if import Scope, fix
 from aitop.model.snapshot import Snapshot
 from aitop.model.steps import HookFacts
 from aitop.model.units import count, percent
-from aitop.model.verdict import Abstention, Fix, Severity, Verdict
+from aitop.model.verdict import Fix
 
-CRITICAL_SHARE = 0.3
 # Where nobody counted the parameters: what foreach saves of a loop over many small ones.
 UNCOUNTED = 1.0 - FOREACH[0] / ONE_BY_ONE[0]
 # The same machine may be so much slower than the one on which those were measured.
@@ -35,33 +25,28 @@ SLOWER = 1.5
 NOT_ITS_OWN = 6.0
 
 
-def judge(snapshot: Snapshot) -> Judgement:
+@rule("optimizer-bound", 0.2, 0.14, scope=Scope(each_unit=True))
+def judge(snapshot: Snapshot) -> Explanation | None:
     """The optimizer takes far longer than its parameters justify."""
-    missing = enough(snapshot)
-    if missing:
-        return Abstention(id="optimizer-bound", reason=missing)
-    share = snapshot.steps.phases.optimizer if snapshot.steps else None
-    if share is None or snapshot.steps is None:
+    steps = snapshot.steps
+    share = steps.phases.optimizer if steps else None
+    if share is None or steps is None:
         return None
-    mean = snapshot.steps.mean
     facts = _of_whole_step(snapshot, share)
     expected, own = None, share
-    if facts is not None and mean:
-        ran = mean * running(snapshot)
-        needed = batched_seconds(facts, share * ran)
-        expected = None if needed is None else min(share, needed / ran)
-        own = min(share, _most_of_its_own(facts) / ran)
+    if facts is not None and steps.mean:
+        seconds = steps.mean * running(snapshot)
+        needed = _batched_seconds(facts, share * seconds)
+        expected = None if needed is None else min(share, needed / seconds)
+        own = min(share, _most_of_its_own(facts) / seconds)
     lost = own - min(own, expected) if expected is not None else share * UNCOUNTED
     unproven = on_gpu(snapshot) and not timed_on_device(snapshot)
     if unproven:
         lost = min(lost, host_limit(snapshot))
+    lost = min(0.99, lost)
     lines = main_lines(snapshot, lambda entry: entry.phase == "optimizer")
-    signals = (expected is not None, snapshot.steps.basis == "hook" and lines.share > 0.5 * share, share > 0.4)
-    severity: Severity = "critical" if lost >= CRITICAL_SHARE and sum(signals) >= 2 and not unproven else "warning"
-    if lost < CRITICAL_SHARE and others_have_cores(snapshot):
-        # Phases of so little are stretched by whoever has the core.
-        severity = "info"
-    sure = confidence(*signals, base=0.45, steps=len(records(snapshot)))
+    # Phases of so little are stretched by whoever has the core.
+    stretched = lost < CRITICAL_SHARE and others_have_cores(snapshot)
     beyond = "lost in the optimizer if it updates parameters one by one"
     if expected is not None:
         batched = facts is not None and facts.foreach
@@ -74,24 +59,20 @@ def judge(snapshot: Snapshot) -> Judgement:
         evidence.append(
             f"{names}: {count(facts.parameters)} parameters{tensors} updated {how} need {percent(expected)}"
         )
-    return Finding(
-        Verdict(
-            id="optimizer-bound",
-            severity=severity,
-            share=round(lost, 4),
-            speedup=round(without(min(0.99, lost)), 3),
-            confidence=min(sure, UNPROVEN) if unproven else sure,
-            title=f"{percent(lost)} of each step is {beyond}",
-            where=lines.where,
-            evidence=tuple(evidence),
-            fixes=_fixes(facts, lost),
-        ),
-        level=lost,
-        claims=lines.entries,
+    return Explanation(
+        severity="info" if stretched else None,
+        share=lost,
+        signals=(expected is not None, steps.basis == "hook" and lines.share > 0.5 * share, share > 0.4),
+        base=0.45,
+        doubtful=unproven,
+        title=f"{percent(lost)} of each step is {beyond}",
+        lines=lines,
+        evidence=evidence,
+        fixes=_fixes(facts, lost),
     )
 
 
-def batched_seconds(facts: HookFacts, taken: float) -> float | None:
+def _batched_seconds(facts: HookFacts, taken: float) -> float | None:
     """What the update would take if it were made together, of the `taken` seconds; None without a count of parameters.
 
     How much faster that is was measured; the run's own time says how fast its machine is, and of an optimizer that is
@@ -103,10 +84,8 @@ def batched_seconds(facts: HookFacts, taken: float) -> float | None:
         return _seconds(facts, CUDA_TOGETHER)
     if facts.fused:
         return taken
-    now = FOREACH if facts.foreach else ONE_BY_ONE
-    then = FUSED if facts.foreach or _large(facts) else FOREACH
-    target = _seconds(facts, then)
-    in_proportion = taken * min(1.0, target / _seconds(facts, now))
+    target = _seconds(facts, FUSED if facts.foreach or _large(facts) else FOREACH)
+    in_proportion = taken * min(1.0, target / _seconds(facts, FOREACH if facts.foreach else ONE_BY_ONE))
     # How torch's own do it is known: what they take beyond that is the machine's, and stays with any of them.
     return in_proportion if facts.foreach is not None else min(in_proportion, SLOWER * target)
 
@@ -139,21 +118,16 @@ def _large(facts: HookFacts) -> bool:
 
 
 def _seconds(facts: HookFacts, cost: tuple[float, float]) -> float:
-    tensors = facts.parameter_tensors or 1
-    return max(1e-9, tensors * cost[0] + (facts.parameters or 0) * cost[1])
+    return max(1e-9, (facts.parameter_tensors or 1) * cost[0] + (facts.parameters or 0) * cost[1])
 
 
 def _fixes(facts: HookFacts | None, lost: float) -> tuple[Fix, ...]:
-    gain = round(without(min(0.99, lost)), 2)
-    rarely = Fix(text="accumulate gradients over several batches and update less often")
+    rarely = fix("accumulate gradients over several batches and update less often")
     if facts is not None and facts.fused:
         return (rarely,)
     if facts is not None and (facts.foreach or (not facts.cuda and facts.parameters is not None and _large(facts))):
-        return (Fix(text="fused=True updates all parameters in one operation", speedup=gain), rarely)
+        return (fix("fused=True updates all parameters in one operation", lost), rarely)
     return (
-        Fix(text="foreach=True updates all parameters in a few operations", speedup=gain),
-        Fix(text="fused=True, where the optimizer has it, takes a third of that again"),
+        fix("foreach=True updates all parameters in a few operations", lost),
+        fix("fused=True, where the optimizer has it, takes a third of that again"),
     )
-
-
-RULE = Rule("optimizer-bound", judge, Band(enter=0.2, leave=0.14))

@@ -4,29 +4,23 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from aitop.diagnosis.evidence import (
-    UNPROVEN,
-    confidence,
-    host_limit,
-    host_unproven,
-    mean_of,
-    records,
-)
-from aitop.diagnosis.rule import Band, Finding, Judgement, Rule
-from aitop.diagnosis.what_if import without
+from aitop.diagnosis.device import host_limit, host_unproven
+from aitop.diagnosis.evidence import others_cores
+from aitop.diagnosis.rule import Band, Explanation, Rule
+from aitop.diagnosis.series import mean_of
+from aitop.diagnosis.what_if import Scope, fix
 from aitop.model.snapshot import Snapshot
 from aitop.model.units import percent
-from aitop.model.verdict import Abstention, Fix, Setting, Severity, Verdict
+from aitop.model.verdict import Fix, Setting
 
-ID = "cpu-oversubscription"
-BAND = Band(enter=0.12, leave=0.07)
-CRITICAL_SHARE = 0.3
-CROWDED = 1.5
-# Threads of one process alone that are more than its cores need not want so much to be in each other's way.
-OWN_CROWD = 1.1
+ENTER, LEAVE = 0.12, 0.07
+# So many times more cores wanted than there are is a crowd; threads of one process, whose barriers wait for each
+# other, need not want so much.
+CROWDED, OWN_CROWD = 1.5, 1.1
 # Cores that a process wants which has more than one thread at work, and one that is at work at all.
 MORE_THAN_ONE, SOME = 1.3, 0.3
 THROTTLED = 0.1
+# The main thread waits for a core for so much of the time, and others use such a part of the cores.
 OTHERS_DELAY, OTHERS_PART = 0.25, 0.3
 # Fewer threads compute less side by side, too, and no barrier waits for one without a core: the gain is an estimate.
 SURE = 0.45
@@ -36,15 +30,15 @@ SURE = 0.45
 class Crowd:
     """Threads of the run that want cores at the same time. Cores, but for the counts.
 
-    `usable` are there, `used` by the run, `wanted` by it (running or waiting), `others` used by everybody else.
-    `most` threads are those of the rank that has most. One process alone wants at most `one_rank` or `one` cores, and
-    `computing` of them want more than SOME.
+    `usable` are there, `wanted` by the run (running or waiting), `others` used by everybody else, and `delay` is the
+    share of the time in which the main thread waits for one. `most` threads are those of the rank that has most. One
+    process alone wants at most `one_rank` or `one` cores, and `computing` of them want more than SOME.
     """
 
     usable: float
-    used: float
     wanted: float
     others: float
+    delay: float
     ranks: int
     threads: int
     workers: int
@@ -55,6 +49,11 @@ class Crowd:
     computing: int
 
     @property
+    def everyone(self) -> int:
+        """All threads of the run that want a core."""
+        return self.threads + self.worker_threads
+
+    @property
     def own(self) -> bool:
         """Whether it is the run's own threads that are too many: those of one process alone, or of all together.
 
@@ -63,101 +62,91 @@ class Crowd:
         """
         if self.most > self.usable and self.one_rank >= OWN_CROWD * self.usable:
             return True
-        everyone = self.threads + self.worker_threads
-        if self.wanted < CROWDED * self.usable or everyone < CROWDED * self.usable + 1:
+        if self.wanted < CROWDED * self.usable or self.everyone < CROWDED * self.usable + 1:
             return False
         return self.one >= MORE_THAN_ONE or self.computing > self.usable + 1
 
+    @property
+    def held_up(self) -> bool:
+        """Whether the run wants no more cores than there are, and does not get them because of somebody else's load."""
+        return not self.own and self.others >= OTHERS_PART * self.usable and self.delay >= OTHERS_DELAY
 
-def judge(snapshot: Snapshot) -> Judgement:
+
+def _look(snapshot: Snapshot) -> Explanation | str | None:
     """Whether the run's own threads take each other's cores, or its quota stops them; else who takes them."""
     crowd = _crowd(snapshot)
-    delay = mean_of(snapshot, "run_delay", 20.0)
-    if crowd is None or delay is None:
-        return Abstention(id=ID, reason="run queues of the threads have not been read twice yet")
+    if crowd is None:
+        return "run queues of the threads have not been read twice yet"
     throttled = mean_of(snapshot, "throttled", 20.0) or 0.0
     if throttled >= THROTTLED:
-        return _of_quota(snapshot, crowd, delay, throttled)
-    if not crowd.own:
-        return _of_others(snapshot, crowd, delay)
-    share = min(_owed_to_own_threads(crowd, delay), host_limit(snapshot), 0.95)
-    return Finding(_verdict(snapshot, crowd, share, delay), level=share)
+        return _of_quota(snapshot, crowd, throttled)
+    return _of_own_threads(snapshot, crowd) if crowd.own else _of_others(snapshot, crowd)
 
 
 def _crowd(snapshot: Snapshot) -> Crowd | None:
-    host = snapshot.host
-    wanted = mean_of(snapshot, "cores_wanted", 20.0)
-    if host is None or wanted is None or host.machine.core_busy is None:
+    host, others = snapshot.host, others_cores(snapshot)
+    wanted, delay = mean_of(snapshot, "cores_wanted", 20.0), mean_of(snapshot, "run_delay", 20.0)
+    if host is None or others is None or wanted is None or delay is None:
         return None
-    ranks = [one for one in host.processes if one.role == "rank"]
-    workers = [one for one in host.processes if one.role == "loader-worker"]
-    used = sum(one.cpu or 0.0 for one in host.processes)
+    ranks = [process for process in host.processes if process.role == "rank"]
+    workers = [process for process in host.processes if process.role == "loader-worker"]
     # What each wants now as a part of what all want on average.
-    now = sum(one.wanted or 0.0 for one in host.processes)
-    scale = wanted / now if now else 0.0
+    now = sum(process.wanted or 0.0 for process in host.processes)
+    each = {process.pid: (process.wanted or 0.0) * (wanted / now if now else 0.0) for process in (*ranks, *workers)}
     return Crowd(
         usable=host.usable_cores or float(host.machine.cores),
-        used=used,
         wanted=wanted,
-        others=max(0.0, sum(host.machine.core_busy) - used),
+        others=others,
+        delay=delay,
         ranks=len(ranks),
-        threads=sum(one.wanting or 0 for one in ranks),
+        threads=sum(process.wanting or 0 for process in ranks),
         workers=len(workers),
-        worker_threads=sum(one.wanting or 0 for one in workers),
-        most=max((one.wanting or 0 for one in ranks), default=0),
-        one_rank=max((scale * (one.wanted or 0.0) for one in ranks), default=0.0),
-        one=max((scale * (one.wanted or 0.0) for one in (*ranks, *workers)), default=0.0),
-        computing=sum(scale * (one.wanted or 0.0) >= SOME for one in (*ranks, *workers)),
+        worker_threads=sum(process.wanting or 0 for process in workers),
+        most=max((process.wanting or 0 for process in ranks), default=0),
+        one_rank=max((each[process.pid] for process in ranks), default=0.0),
+        one=max(each.values(), default=0.0),
+        computing=sum(cores >= SOME for cores in each.values()),
     )
 
 
-def _owed_to_own_threads(crowd: Crowd, delay: float) -> float:
-    """The part of the main thread's waits for a core in which the run's own threads have it, rather than others."""
+def _of_own_threads(snapshot: Snapshot, crowd: Crowd) -> Explanation:
+    # The part of the main thread's waits for a core in which the run's own threads have it, rather than others.
     own = max(0.0, crowd.wanted - 1.0)
-    return delay * own / (own + crowd.others) if own > 0 else 0.0
-
-
-def _verdict(snapshot: Snapshot, crowd: Crowd, share: float, delay: float) -> Verdict:
-    unproven = host_unproven(snapshot)
-    waiting = delay > 0.15
-    severity: Severity = "critical" if share >= CRITICAL_SHARE and waiting and not unproven else "warning"
-    sure = confidence(waiting, crowd.wanted > 2 * crowd.usable, base=0.45, steps=len(records(snapshot)))
-    everyone = crowd.threads + crowd.worker_threads
+    share = min(crowd.delay * own / (own + crowd.others) if own else 0.0, host_limit(snapshot), 0.95)
+    waiting = crowd.delay > 0.15
     evidence = [
-        f"{everyone} threads want {crowd.wanted:.1f} cores, and {crowd.usable:g} are there",
-        f"the main thread waits for a core {percent(delay)} of the time",
+        f"{crowd.everyone} threads want {crowd.wanted:.1f} cores, and {crowd.usable:g} are there",
+        f"the main thread waits for a core {percent(crowd.delay)} of the time",
     ]
-    set_to = snapshot.facts.threads if snapshot.facts else None
-    if set_to is not None and set_to > crowd.usable:
-        evidence.append(f"torch is set to {set_to} threads, as on a machine with so many cores")
+    threads = snapshot.facts.threads if snapshot.facts else None
+    if threads is not None and threads > crowd.usable:
+        evidence.append(f"torch is set to {threads} threads, as on a machine with so many cores")
     if crowd.others > 0.25 * crowd.usable:
         evidence.append(f"processes outside of this run use {crowd.others:.1f} cores")
-    return Verdict(
-        id=ID,
-        severity=severity,
-        share=round(share, 4),
-        speedup=round(without(share), 3),
-        confidence=min(sure, UNPROVEN if unproven else SURE),
-        title=f"{everyone} threads compete for {crowd.usable:g} cores",
-        evidence=tuple(evidence),
+    return Explanation(
+        share=share,
+        critical=waiting,
+        signals=(waiting, crowd.wanted > 2 * crowd.usable),
+        base=0.45,
+        doubtful=host_unproven(snapshot),
+        most_sure=SURE,
+        title=f"{crowd.everyone} threads compete for {crowd.usable:g} cores",
+        evidence=evidence,
         fixes=_fixes(snapshot, crowd, share),
     )
 
 
-def _fixes(snapshot: Snapshot, crowd: Crowd, share: float) -> tuple[Fix, ...]:
-    gain = round(without(share), 2)
+def _fixes(snapshot: Snapshot, crowd: Crowd, share: float) -> list[Fix]:
     fixes = []
     if crowd.threads > crowd.usable:
-        fixes.append(Fix(text=_fewer_threads(snapshot, crowd), speedup=gain))
+        fixes.append(fix(_fewer_threads(snapshot, crowd), share))
     if crowd.workers and crowd.worker_threads > 1.5 * crowd.workers:
-        text = "torch.set_num_threads(1) or OMP_NUM_THREADS=1 in each worker (worker_init_fn)"
-        fixes.append(Fix(text=text, speedup=gain))
+        fixes.append(fix("torch.set_num_threads(1) or OMP_NUM_THREADS=1 in each worker (worker_init_fn)", share))
     elif crowd.workers > crowd.usable:
         fewer = max(1, int(crowd.usable))
         setting = Setting(name="num_workers", to=fewer, current=crowd.workers)
-        text = f"num_workers {crowd.workers} → {fewer}: more only wait for a core"
-        fixes.append(Fix(text=text, speedup=gain, setting=setting))
-    return tuple(fixes) or (Fix(text=f"start no more threads than there are cores ({crowd.usable:g})", speedup=gain),)
+        fixes.append(fix(f"num_workers {crowd.workers} → {fewer}: more only wait for a core", share, setting))
+    return fixes or [fix(f"start no more threads than there are cores ({crowd.usable:g})", share)]
 
 
 def _fewer_threads(snapshot: Snapshot, crowd: Crowd) -> str:
@@ -168,66 +157,49 @@ def _fewer_threads(snapshot: Snapshot, crowd: Crowd) -> str:
     return f"torch.set_num_threads({each}) or OMP_NUM_THREADS={each} in each process that computes{before}"
 
 
-def _of_quota(snapshot: Snapshot, crowd: Crowd, delay: float, throttled: float) -> Judgement:
+def _of_quota(snapshot: Snapshot, crowd: Crowd, throttled: float) -> Explanation:
     """The control group's quota ran out: the kernel stops every thread until the next period."""
-    share = min(delay, throttled, host_limit(snapshot), 0.95)
-    if share < BAND.leave:
-        return None
-    everyone = crowd.threads + crowd.worker_threads
+    share = min(crowd.delay, throttled, host_limit(snapshot), 0.95)
     enough = max(1, int(crowd.usable // max(1, crowd.ranks)))
-    return Finding(
-        Verdict(
-            id=ID,
-            severity="critical" if share >= CRITICAL_SHARE else "warning",
-            share=round(share, 4),
-            speedup=round(without(share), 3),
-            confidence=SURE,
-            title=f"the quota of {crowd.usable:g} cores runs out in {percent(throttled)} of the kernel's periods",
-            evidence=(
-                f"{everyone} threads want {crowd.wanted:.1f} cores, the control group allows {crowd.usable:g}",
-                f"the main thread is kept waiting {percent(delay)} of the time",
-            ),
-            fixes=(
-                Fix(text="raise the CPU limit of the container or job", speedup=round(without(share), 2)),
-                Fix(text=f"use no more threads than the quota: torch.set_num_threads({enough}), fewer workers"),
-            ),
+    return Explanation(
+        share=share,
+        critical=True,
+        confidence=SURE,
+        title=f"the quota of {crowd.usable:g} cores runs out in {percent(throttled)} of the kernel's periods",
+        evidence=(
+            f"{crowd.everyone} threads want {crowd.wanted:.1f} cores, the control group allows {crowd.usable:g}",
+            f"the main thread is kept waiting {percent(crowd.delay)} of the time",
         ),
-        level=share,
+        fixes=(
+            fix("raise the CPU limit of the container or job", share),
+            fix(f"use no more threads than the quota: torch.set_num_threads({enough}), fewer workers"),
+        ),
     )
 
 
 def others_have_cores(snapshot: Snapshot) -> bool:
-    """Whether the run wants no more cores than there are, and does not get them because of somebody else's load."""
+    """Whether somebody else's load keeps the run from its cores."""
     crowd = _crowd(snapshot)
-    return crowd is not None and not crowd.own and _held_up(crowd, mean_of(snapshot, "run_delay", 20.0) or 0.0)
+    return crowd is not None and crowd.held_up
 
 
-def _held_up(crowd: Crowd, delay: float) -> bool:
-    return crowd.others >= OTHERS_PART * crowd.usable and delay >= OTHERS_DELAY
-
-
-def _of_others(snapshot: Snapshot, crowd: Crowd, delay: float) -> Judgement:
-    """The run wants no more than there is, and does not get it: somebody else's load. Said, but no fault of the run."""
-    if not _held_up(crowd, delay):
+def _of_others(snapshot: Snapshot, crowd: Crowd) -> Explanation | None:
+    """The run wants no more than there is, and does not get it: somebody else's load, and no fault of the run."""
+    if not crowd.held_up:
         return None
-    own = (Fix(text=_fewer_threads(snapshot, crowd)),) if crowd.most > crowd.usable else ()
-    return Finding(
-        Verdict(
-            id=ID,
-            severity="info",
-            confidence=0.6,
-            title=f"other programs use {crowd.others:.1f} of {crowd.usable:g} cores: this run waits for them",
-            evidence=(
-                f"the main thread waits for a core {percent(delay)} of the time",
-                f"this run's own threads want {crowd.wanted:.1f} cores",
-            ),
-            fixes=(
-                *own,
-                Fix(text="look for stray processes on this machine, or give the run cores of its own (taskset)"),
-            ),
+    own = [fix(_fewer_threads(snapshot, crowd))] if crowd.most > crowd.usable else []
+    return Explanation(
+        severity="info",
+        level=crowd.delay,
+        confidence=0.6,
+        title=f"other programs use {crowd.others:.1f} of {crowd.usable:g} cores: this run waits for them",
+        evidence=(
+            f"the main thread waits for a core {percent(crowd.delay)} of the time",
+            f"this run's own threads want {crowd.wanted:.1f} cores",
         ),
-        level=delay,
+        fixes=(*own, fix("look for stray processes on this machine, or give the run cores of its own (taskset)")),
     )
 
 
-RULE = Rule(ID, judge, BAND)
+# The kernel's queues tell of a crowd before any step was seen.
+judge = Rule("cpu-oversubscription", _look, Band(ENTER, LEAVE), Scope(everywhere=True))

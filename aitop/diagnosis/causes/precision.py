@@ -5,34 +5,17 @@ from __future__ import annotations
 import re
 
 from aitop.diagnosis import op_cost
-from aitop.diagnosis.causes.device_gaps import activity_of_devices, idle_share
-from aitop.diagnosis.evidence import (
-    UNPROVEN,
-    Lines,
-    confidence,
-    enough,
-    main_lines,
-    on_gpu,
-    own_devices,
-    part,
-    records,
-    running,
-)
-from aitop.diagnosis.ledger import RUNNING
-from aitop.diagnosis.rule import Band, Finding, Judgement, Rule
-from aitop.diagnosis.what_if import range_of, without
+from aitop.diagnosis.device import activity_of_devices, idle_share, on_gpu, own_devices
+from aitop.diagnosis.evidence import RUNNING, Lines, main_lines, records, running, summed
+from aitop.diagnosis.rule import UNPROVEN, Explanation, rule
+from aitop.diagnosis.what_if import Scope, estimated, fix
 from aitop.model.snapshot import Phases, Snapshot
 from aitop.model.steps import HookFacts
 from aitop.model.units import percent
-from aitop.model.verdict import Abstention, Fix, Severity, Verdict
 
-ID = "precision"
-CRITICAL_SHARE = 0.3
-BAND = Band(enter=0.15, leave=0.1)
-# Half the bytes and twice the lanes: what computes in float64 takes half the time in float32. GPUs gain more.
-FLOAT64_SAVED = 0.5
-# What is bound by memory or by calls gains less; float64 kernels may be much slower than twice.
-LEAST_SAVED, MOST_SAVED = 0.25, 0.6
+# Half the bytes and twice the lanes: what computes in float64 takes half the time in float32. What is bound by memory
+# or by calls gains less; float64 kernels, and those of most GPUs, may be much slower than twice.
+FLOAT64_SAVED, LEAST_SAVED, MOST_SAVED = 0.5, 0.25, 0.6
 # Tensor cores multiply TF32 four times as fast as plain cores do float32, and some of them more.
 TENSOR_CORES = 4.0
 # What good matrix products reach of the figure in the data sheet.
@@ -44,16 +27,14 @@ TF32 = re.compile(r"\b(?:A\d+|H\d{2,3}|B\d{3}|GH\d+|GB\d+|L4|L40S?|RTX [3-5]0\d\
 HALF_ONLY = re.compile(r"\b(?:V100|T4|TITAN V|TITAN RTX|RTX 20\d\d|Quadro RTX)\b")
 
 
-def judge(snapshot: Snapshot) -> Judgement:
+@rule("precision", 0.15, 0.1, scope=Scope(each_unit=True, everywhere=True))
+def judge(snapshot: Snapshot) -> Explanation | str | None:
     """Whether a narrower type would make the device faster, where the device is the limit."""
     facts = snapshot.facts
     if facts is None:
-        return Abstention(id=ID, reason="in which types the model computes is known only from inside of the process")
-    missing = enough(snapshot)
-    if missing:
-        return Abstention(id=ID, reason=missing)
+        return "in which types the model computes is known only from inside of the process"
     if not facts.parameter_dtypes:
-        return Abstention(id=ID, reason="no model with parameters was seen to run yet")
+        return "no model with parameters was seen to run yet"
     if "float64" in facts.parameter_dtypes and not facts.autocast:
         return _float64(snapshot, facts)
     if on_gpu(snapshot) and facts.parameter_dtypes[0] == "float32":
@@ -61,56 +42,43 @@ def judge(snapshot: Snapshot) -> Judgement:
     return None
 
 
-def _float64(snapshot: Snapshot, facts: HookFacts) -> Judgement:
+def _float64(snapshot: Snapshot, facts: HookFacts) -> Explanation | str:
     device = on_gpu(snapshot)
     idle = idle_share(snapshot) if device else 0.0
     if idle is None:
-        return Abstention(id=ID, reason="the parameters are float64; whether the GPU is the limit is not measured")
-    lines = _computing_lines(snapshot)
+        return "the parameters are float64; whether the GPU is the limit is not measured"
+    lines = main_lines(
+        snapshot,
+        lambda entry: (
+            entry.does in RUNNING
+            and (entry.phase == "forward" or (entry.phase == "host" and entry.position == "within"))
+        ),
+    )
     computing = (1.0 - idle) if device else _computing(snapshot, facts, lines)
     share = computing * FLOAT64_SAVED
     pipe = activity_of_devices(snapshot, "fp64") if device else None
     only = facts.parameter_dtypes == ("float64",)
-    # Where only some parameters are float64 it is not known how much of the time is theirs.
-    signals = (only, "float64" in facts.input_dtypes or bool(pipe), computing > 0.7)
-    severity: Severity = "critical" if share >= CRITICAL_SHARE and sum(signals) >= 2 else "warning"
-    sure = confidence(*signals, base=0.5, steps=len(records(snapshot)))
-    evidence = [f"parameters of {facts.root or 'the model'} are {' and '.join(facts.parameter_dtypes)}"]
+    root = facts.root or "the model"
+    evidence = [f"parameters of {root} are {' and '.join(facts.parameter_dtypes)}"]
     if facts.input_dtypes:
         evidence.append(f"its inputs are {', '.join(facts.input_dtypes)}")
     evidence.append(f"{percent(computing)} of each step computes in it, beyond the cost of calling operations")
     if pipe is not None:
         evidence.append(f"float64 units at work {percent(pipe)} of the time")
-    root = facts.root or "the model"
-    return Finding(
-        Verdict(
-            id=ID,
-            severity=severity,
-            share=round(share, 4),
-            speedup=round(without(share), 3),
-            speedup_range=range_of(computing * LEAST_SAVED, computing * MOST_SAVED),
-            confidence=sure if only else min(sure, UNPROVEN),
-            title=f"{root} computes in float64: float32 takes half the time" + (" or less" if device else ""),
-            where=lines.where,
-            evidence=tuple(evidence),
-            fixes=(
-                Fix(
-                    text=f"{root} and its inputs in float32: model.float(), batch.float(), and no set_default_dtype",
-                    speedup=round(without(share), 2),
-                ),
-                Fix(text="NumPy makes float64 unless told: .astype(np.float32) before torch.from_numpy"),
-            ),
-        ),
-        level=share,
-    )
-
-
-def _computing_lines(snapshot: Snapshot) -> Lines:
-    return main_lines(
-        snapshot,
-        lambda entry: (
-            entry.does in RUNNING
-            and (entry.phase == "forward" or (entry.phase == "host" and entry.position == "within"))
+    return Explanation(
+        share=share,
+        gone=estimated(share, computing * LEAST_SAVED, computing * MOST_SAVED),
+        signals=(only, "float64" in facts.input_dtypes or bool(pipe), computing > 0.7),
+        base=0.5,
+        # Where only some parameters are float64 it is not known how much of the time is theirs.
+        most_sure=1.0 if only else UNPROVEN,
+        title=f"{root} computes in float64: float32 takes half the time" + (" or less" if device else ""),
+        lines=lines,
+        claims=(),
+        evidence=evidence,
+        fixes=(
+            fix(f"{root} and its inputs in float32: model.float(), batch.float(), and no set_default_dtype", share),
+            fix("NumPy makes float64 unless told: .astype(np.float32) before torch.from_numpy"),
         ),
     )
 
@@ -120,74 +88,55 @@ def _computing(snapshot: Snapshot, facts: HookFacts, lines: Lines) -> float:
     steps = snapshot.steps
     phases = steps.phases if steps else Phases()
     known = sum(share or 0.0 for share in (phases.forward, phases.backward, phases.optimizer))
-    known += part(snapshot, "evaluation") or 0.0
+    known += summed(records(snapshot), lambda step: step.evaluation) or 0.0
     # A model that is no module, or a loss by hand, computes outside of the phases.
     beside = sum(entry.share for entry in lines.entries if entry.phase == "host")
-    calls = (
-        (facts.ops or 0) * (op_cost.FORWARD + op_cost.BACKWARD) / (steps.mean * running(snapshot))
-        if steps and steps.mean
-        else 0.0
-    )
-    return max(0.0, min(1.0, known + beside) - calls)
+    calls = (facts.ops or 0) * (op_cost.FORWARD + op_cost.BACKWARD)
+    seconds = steps.mean * running(snapshot) if steps and steps.mean else None
+    return max(0.0, min(1.0, known + beside) - (calls / seconds if seconds else 0.0))
 
 
-def _float32(snapshot: Snapshot, facts: HookFacts) -> Judgement:
+def _float32(snapshot: Snapshot, facts: HookFacts) -> Explanation | str | None:
     """float32 products on plain cores, with tensor cores idle beside them."""
     if facts.autocast or (facts.matmul_precision or "highest") != "highest":
         return None
     if facts.matmul_precision is None:
-        return Abstention(id=ID, reason="parameters are float32; whether products may use TF32 is not known")
+        return "parameters are float32; whether products may use TF32 is not known"
     names = [device.name for device in own_devices(snapshot) if device.name]
     tf32 = any(TF32.search(name) for name in names)
     if names and not tf32 and not any(HALF_ONLY.search(name) for name in names):
         return None
     idle = idle_share(snapshot)
     if idle is None:
-        return Abstention(id=ID, reason="parameters are float32; whether the GPU is the limit is not measured")
+        return "parameters are float32; whether the GPU is the limit is not measured"
     tensor = activity_of_devices(snapshot, "tensor")
     if idle > MOST_IDLE or (tensor is not None and tensor >= TENSOR_CORES_IN_USE):
         return None
     mfu = snapshot.steps.mfu if snapshot.steps else None
-    pipe = activity_of_devices(snapshot, "fp32")
-    products = mfu / REACHED if mfu is not None else pipe
+    products = mfu / REACHED if mfu is not None else activity_of_devices(snapshot, "fp32")
     if products is None:
-        reason = "parameters are float32 and tensor cores unused; how much of a step is products is not measured"
-        return Abstention(id=ID, reason=reason)
+        return "parameters are float32 and tensor cores unused; how much of a step is products is not measured"
     share = min(0.95, products, 1.0 - idle) * (1.0 - 1.0 / TENSOR_CORES)
-    return Finding(_float32_verdict(snapshot, share, tensor, tf32), level=share)
-
-
-def _float32_verdict(snapshot: Snapshot, share: float, tensor: float | None, tf32: bool) -> Verdict:
-    facts, mfu = snapshot.facts, snapshot.steps.mfu if snapshot.steps else None
-    root = facts.root if facts is not None and facts.root else "the model"
-    signals = (tensor is not None, mfu is not None, tf32)
-    severity: Severity = "critical" if share >= CRITICAL_SHARE and sum(signals) >= 2 else "warning"
+    root = facts.root or "the model"
     evidence = [f"parameters of {root} are float32, no autocast, float32_matmul_precision is highest"]
     if mfu is not None:
         evidence.append(f"products reach {percent(mfu)} of what the GPU can do in float32")
     if tensor is not None:
         evidence.append(f"tensor cores at work {percent(tensor)} of the time")
-    fixes = [
-        Fix(text=f'torch.autocast("cuda", dtype=torch.bfloat16) around the forward pass of {root}')
-        if tf32
-        else Fix(text=f'torch.autocast("cuda", dtype=torch.float16) around {root}, with a GradScaler in training')
-    ]
-    if tf32:
-        text = 'torch.set_float32_matmul_precision("high"): TF32 on tensor cores, no other change'
-        fixes.insert(0, Fix(text=text, speedup=round(without(share), 2)))
-    lines = main_lines(snapshot, lambda entry: entry.phase == "forward")
-    return Verdict(
-        id=ID,
-        severity=severity,
-        share=round(share, 4),
-        speedup=round(without(share), 3),
-        # The gain hangs on how much of the time is products, which is an estimate.
-        confidence=min(0.6, confidence(*signals, base=0.4, steps=len(records(snapshot)))),
-        title="float32 products leave the tensor cores idle",
-        where=lines.where,
-        evidence=tuple(evidence),
-        fixes=tuple(fixes),
+    half = f'torch.autocast("cuda", dtype=torch.float16) around {root}, with a GradScaler in training'
+    wide = (
+        fix('torch.set_float32_matmul_precision("high"): TF32 on tensor cores, no other change', share),
+        fix(f'torch.autocast("cuda", dtype=torch.bfloat16) around the forward pass of {root}'),
     )
-
-
-RULE = Rule(ID, judge, BAND)
+    return Explanation(
+        share=share,
+        signals=(tensor is not None, mfu is not None, tf32),
+        base=0.4,
+        # The gain hangs on how much of the time is products, which is an estimate.
+        most_sure=0.6,
+        title="float32 products leave the tensor cores idle",
+        lines=main_lines(snapshot, lambda entry: entry.phase == "forward"),
+        claims=(),
+        evidence=evidence,
+        fixes=wide if tf32 else (fix(half),),
+    )

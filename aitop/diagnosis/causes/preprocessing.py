@@ -2,145 +2,98 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-from aitop.diagnosis.causes.device_gaps import short_place
-from aitop.diagnosis.causes.requests import leisure
+from aitop.diagnosis.device import host_limit, host_unproven
 from aitop.diagnosis.evidence import (
     COLD,
-    NO_LINES,
-    UNPROVEN,
     Lines,
-    confidence,
-    enough,
     free_cores,
-    host_limit,
-    host_unproven,
     left_cold,
     main_lines,
+    place_of,
     records,
     samples_of,
+    takes_request,
     within_first,
 )
-from aitop.diagnosis.rule import Band, Finding, Judgement, Rule
-from aitop.diagnosis.what_if import Loading, without
+from aitop.diagnosis.rule import CRITICAL_SHARE, Explanation, rule
+from aitop.diagnosis.what_if import Timeline, fix
 from aitop.model.ledger import Activity
 from aitop.model.snapshot import Snapshot
 from aitop.model.units import percent
-from aitop.model.verdict import Abstention, Fix, Severity, Verdict
+from aitop.model.verdict import Fix
 
-ID = "preprocessing-bound"
-CRITICAL_SHARE = 0.3
-BAND = Band(enter=0.2, leave=0.14)
 # A server that waits for so much of its time is not held up by anything: requests come too seldom.
 AT_LEISURE = 0.3
+WORTH_IT = 1.05
 WORKING: frozenset[Activity] = frozenset({"python", "native", "wait-core"})
 
 
-@dataclass(frozen=True)
-class Work:
-    """What a request costs beside the model. Shares of all time; `waiting` is waiting for requests."""
-
-    share: float
-    lines: Lines
-    measured: bool
-    waiting: float
-
-
-def judge(snapshot: Snapshot) -> Judgement:
-    """Whether requests spend their time on the way to the model rather than in it."""
-    if snapshot.kind == "training":
-        return None
-    missing = enough(snapshot)
-    if missing:
-        return Abstention(id=ID, reason=missing)
+@rule("preprocessing-bound", 0.2, 0.14, applies=lambda snapshot: snapshot.kind != "training")
+def judge(snapshot: Snapshot) -> Explanation | str | None:
+    """Whether requests spend their time on the way to the model: in host work before its call, or in a data loader."""
     if snapshot.kind == "unknown":
-        return Abstention(id=ID, reason="too few samples show a forward pass to tell inference from training")
-    lines = making_input(snapshot)
-    share = min(lines.share, host_limit(snapshot))
-    work = Work(share, lines, bool(records(snapshot)), leisure(snapshot).share)
-    if not lines.lines:
-        return None
-    return Finding(_verdict(snapshot, work), level=work.share, claims=lines.entries)
-
-
-def making_input(snapshot: Snapshot) -> Lines:
-    """Host work of inference that stands before the model's call, or in a data loader."""
-    if snapshot.kind != "inference":
-        return NO_LINES
-    return main_lines(
+        return "too few samples show a forward pass to tell inference from training"
+    lines = main_lines(
         snapshot,
         lambda entry: (
             entry.activity in WORKING
             and (entry.phase == "data" or (entry.phase == "host" and entry.position == "before"))
         ),
     )
-
-
-def _verdict(snapshot: Snapshot, work: Work) -> Verdict:
-    share, lines = work.share, work.lines
-    leisure = work.waiting >= AT_LEISURE
+    if not lines.lines:
+        return None
+    share = min(lines.share, host_limit(snapshot))
+    waiting = main_lines(snapshot, takes_request).share
+    leisure = waiting >= AT_LEISURE
     # Of a server at leisure only the requests get faster, not how many there are.
-    of_request = min(0.99, share / max(0.01, 1.0 - work.waiting) if leisure else share)
-    unproven = host_unproven(snapshot)
-    signals = (work.measured, bool(lines.lines), of_request >= 0.5)
-    critical = of_request >= CRITICAL_SHARE and sum(signals) >= 2 and not unproven
-    severity: Severity = "info" if leisure else "critical" if critical else "warning"
-    samples = samples_of(snapshot) or 0
-    sure = confidence(*signals, base=0.5, steps=len(records(snapshot)))
-    evidence = [f"{percent(lines.share)} of {samples} stack samples make the input, most of them: {_doing(lines)}"]
+    of_request = min(0.99, share / max(0.01, 1.0 - waiting) if leisure else share)
+    signals = (bool(records(snapshot)), True, of_request >= 0.5)
     gone = of_request * within_first(lines)
-    cold = left_cold(snapshot, gone, computed=True)
-    if cold:
+    work = _most_work(lines)
+    doing = {"decode": "decoding", "tokenize": "tokenising", "collate": "collating"}.get(work, "computing")
+    made = f"{percent(lines.share)} of {samples_of(snapshot)} stack samples make the input, most of them: {doing}"
+    evidence = [f"{made} in {place_of(lines.where[0])}"]
+    if left_cold(snapshot, gone, computed=True):
         evidence.append(COLD)
     forward = snapshot.steps.phases.forward if snapshot.steps else None
     if forward is not None:
         evidence.append(f"the model itself takes {percent(forward)}")
     if leisure:
-        evidence.append(f"{percent(work.waiting)} of the time is waiting for requests: they get faster, not more")
-    return Verdict(
-        id=ID,
-        severity=severity,
-        share=round(share, 4),
-        speedup=round(without(gone), 3),
-        confidence=min(sure, UNPROVEN) if unproven else sure,
+        evidence.append(f"{percent(waiting)} of the time is waiting for requests: they get faster, not more")
+    return Explanation(
+        severity="info" if leisure else None,
+        critical=of_request >= CRITICAL_SHARE and sum(signals) >= 2,
+        share=share,
+        gone=gone,
+        signals=signals,
+        base=0.5,
+        doubtful=host_unproven(snapshot),
         title=f"{percent(of_request)} of each request is spent making the model's input",
-        where=lines.where,
-        evidence=tuple(evidence),
-        fixes=_fixes(snapshot, of_request, gone, lines),
+        lines=lines,
+        evidence=evidence,
+        fixes=_fixes(snapshot, of_request, gone, lines, work),
     )
 
 
-def _doing(lines: Lines) -> str:
-    """What most of the work is and where it is called, in words."""
-    first = lines.where[0]
-    named = {"decode": "decoding", "tokenize": "tokenising", "collate": "collating"}.get(_dominant(lines), "computing")
-    return f"{named} in {first.function} ({short_place(first.file, first.line)})"
-
-
-def _dominant(lines: Lines) -> str:
+def _most_work(lines: Lines) -> str:
+    """What the libraries below the lines work with for most of the time."""
     weights: dict[str, float] = {}
     for entry in lines.entries:
         weights[entry.work or ""] = weights.get(entry.work or "", 0.0) + entry.share
     return max(weights, key=lambda work: weights[work])
 
 
-def _fixes(snapshot: Snapshot, share: float, gone: float, lines: Lines) -> tuple[Fix, ...]:
-    first = lines.where[0]
-    place = f"{first.function} ({short_place(first.file, first.line)})"
+def _fixes(snapshot: Snapshot, share: float, gone: float, lines: Lines, work: str) -> list[Fix]:
+    place = place_of(lines.where[0])
     cheaper = {
         "tokenize": f"tokenise at {place} with a compiled tokenizer, several texts in a call, or keep known texts",
         "decode": f"make decoding in {place} cheaper: a faster decoder, a binary format, the size that the model needs",
-    }.get(_dominant(lines), f"make {place} cheaper: vectorise it, keep results that come again, or do it once ahead")
-    loading = Loading(1.0, share, 0, 1.0, free_cores(snapshot))
-    processes = loading.best_workers()
-    gain = loading.speedup_with(processes)
-    found = [Fix(text=cheaper, speedup=round(without(gone), 2))]
-    if gain > 1.05:
+    }.get(work, f"make {place} cheaper: vectorise it, keep results that come again, or do it once ahead")
+    timeline = Timeline(wait=share, free_cores=free_cores(snapshot))
+    processes = timeline.best_workers()
+    ahead = timeline.with_workers(processes)
+    fixes = [fix(cheaper, gone)]
+    if ahead.speedup > WORTH_IT:
         named = "process" if processes == 1 else "processes"
-        text = f"make inputs ahead in {processes} {named} of their own while the model runs"
-        found.append(Fix(text=text, speedup=round(gain, 2)))
-    return tuple(found)
-
-
-RULE = Rule(ID, judge, BAND)
+        fixes.append(fix(f"make inputs ahead in {processes} {named} of their own while the model runs", ahead))
+    return fixes

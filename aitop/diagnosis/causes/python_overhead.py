@@ -6,34 +6,16 @@ the forward pass is what Python and the calls of operations cost, whatever the c
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from aitop.diagnosis import op_cost
-from aitop.diagnosis.causes.device_gaps import short_place
-from aitop.diagnosis.evidence import (
-    UNPROVEN,
-    Lines,
-    confidence,
-    device_idle,
-    enough,
-    host_limit,
-    host_unproven,
-    main_lines,
-    on_gpu,
-    phase_share,
-    records,
-    running,
-    seen_once,
-)
-from aitop.diagnosis.rule import Band, Finding, Judgement, Rule
-from aitop.diagnosis.what_if import range_of, without
+from aitop.diagnosis.device import host_limit, host_unproven, on_gpu
+from aitop.diagnosis.evidence import ONCE, Lines, lines_of, main_lines, records, running, seen_once, short_place
+from aitop.diagnosis.rule import UNPROVEN, Explanation, rule
+from aitop.diagnosis.what_if import Scope, estimated, fix
 from aitop.model.ledger import Entry
 from aitop.model.snapshot import Snapshot
 from aitop.model.units import count, percent
-from aitop.model.verdict import Abstention, Fix, Severity, Verdict
+from aitop.model.verdict import Fix
 
-ID = "python-overhead"
-CRITICAL_SHARE = 0.3
 # The interpreter's lock is held for at least this part of a forward pass whose operations are called one by one from
 # Python, and more where they were not counted. One call that runs many operations inside hardly holds it.
 LEAST_HELD, LEAST_HELD_UNCOUNTED = 0.06, 0.25
@@ -41,70 +23,71 @@ LEAST_HELD, LEAST_HELD_UNCOUNTED = 0.06, 0.25
 LEAST_SEEN = 0.1
 # The same work in one operation still takes some of the time.
 BATCHED_AWAY = 0.88
+# Python between the phases is not worth naming beside that of the model below this share.
 SOME = 0.05
-ONCE = "seen in one stretch of time so far: how often it comes is not known yet"
 
 
-@dataclass(frozen=True)
-class Overhead:
-    """Shares of step time: `model` around tiny operations, `beside` between the phases. `per_op` in seconds."""
-
-    model: float
-    of_model: Lines
-    beside: float
-    of_beside: Lines
-    per_op: float | None
-    held: float
-
-    @property
-    def mostly_model(self) -> bool:
-        """Whether the larger of the two is around tiny operations."""
-        return self.model > self.beside
-
-    @property
-    def lines(self) -> Lines:
-        """The entries of what counts, those of the larger one first."""
-        parts = [self.of_model.entries if self.model else (), self.of_beside.entries if self.beside else ()]
-        first, then = parts if self.mostly_model else reversed(parts)
-        return Lines(sum(entry.share for entry in (*first, *then)), (*first, *then))
-
-
-def judge(snapshot: Snapshot) -> Judgement:
+@rule("python-overhead", 0.15, 0.1, scope=Scope(each_unit=True))
+def judge(snapshot: Snapshot) -> Explanation | str | None:
     """Python between tiny operations, in the forward pass or beside it."""
-    missing = enough(snapshot)
-    if missing:
-        return Abstention(id=ID, reason=missing)
     if snapshot.kind == "unknown" and not records(snapshot):
-        return Abstention(id=ID, reason="no phase of a step was seen: Python may be all that the program is there for")
-    overhead = _overhead(snapshot)
-    share = min(0.99, overhead.beside + overhead.model, device_idle(snapshot))
-    if share <= 0.0:
-        return None
-    return Finding(_verdict(snapshot, overhead, share), level=share, claims=overhead.lines.entries)
-
-
-def _overhead(snapshot: Snapshot) -> Overhead:
+        return "no phase of a step was seen: Python may be all that the program is there for"
     gpu = on_gpu(snapshot)
     beside = main_lines(snapshot, lambda entry: entry.phase == "host" and entry.does == "python" and not _model(entry))
     model = main_lines(snapshot, lambda entry: entry.phase == "forward" or _model(entry))
-    python = Lines(*_python(model))
+    python = lines_of(entry for entry in model.entries if entry.does == "python")
     held = python.share / model.share if model.share > 0 else 0.0
+    # On a GPU what launches take is told by how long the device waits for them; Python proper stays Python.
     per_op = None if gpu else _seconds_per_op(snapshot, model.share)
-    share = 0.0
-    if gpu:
-        # What launches take is told by how long the device waits for them; Python proper stays Python.
-        share = python.share
-    elif per_op is not None and per_op >= op_cost.SMALL:
-        share = python.share
-    elif per_op is not None and held >= LEAST_HELD:
-        part = max(held, min(BATCHED_AWAY, op_cost.FORWARD / per_op))
-        share = (model.share + phase_share(snapshot, "backward")) * part
-    elif held >= LEAST_HELD_UNCOUNTED and model.share >= LEAST_SEEN and snapshot.kind == "training":
-        # In inference the cost of calling the model for a few samples is a matter of the batch.
-        # As much of the backward pass goes back through calls as the forward pass was made of.
-        share = (model.share + phase_share(snapshot, "backward")) * held
-    share_beside = min(beside.share, host_limit(snapshot)) if beside.share >= SOME or not share else 0.0
-    return Overhead(share, python if gpu else model, share_beside, beside, per_op, held)
+    in_model = python.share if gpu else _around_operations(snapshot, model.share, python.share, per_op)
+    between = min(beside.share, host_limit(snapshot)) if beside.share >= SOME or not in_model else 0.0
+    share = min(0.99, between + in_model, host_limit(snapshot, in_phases=True))
+    if share <= 0.0:
+        return None
+    mostly_model = in_model > between
+    parts = [(python if gpu else model).entries if in_model else (), beside.entries if between else ()]
+    entries = tuple(entry for part in (parts if mostly_model else reversed(parts)) for entry in part)
+    lines = Lines(sum(entry.share for entry in entries), entries)
+    around = "around tiny operations" if mostly_model else "between its phases"
+    once = not in_model and seen_once(snapshot, lines)
+    evidence = [f"the interpreter's lock is held {percent(held)} of the forward pass"] if in_model else []
+    if mostly_model and per_op is not None and snapshot.facts is not None:
+        each = f"{count(snapshot.facts.ops)} operations a step at {per_op * 1e6:.0f} µs each"
+        evidence.append(f"{each}: hardly worth a call")
+    if mostly_model:
+        evidence.append("how long one large operation would take instead is not known: the gain may be larger")
+    evidence += [f"most of it at {short_place(lines.where[0])}"] if lines.where else []
+    return Explanation(
+        severity="info" if once else None,
+        share=share,
+        # What large operations would take instead is not known: at the least what Python takes goes, at most all of it.
+        gone=estimated(share, 0.7 * share, share + 0.9 * (1.0 - share)) if mostly_model else share,
+        signals=(per_op is not None and bool(in_model), held >= LEAST_HELD or between > 0.1, bool(lines.lines)),
+        base=0.45,
+        # On a GPU every operation takes the host a few microseconds, however much it computes: does the device idle?
+        doubtful=host_unproven(snapshot),
+        most_sure=UNPROVEN if once else 1.0,
+        title=f"{percent(share)} of each step is Python {around}",
+        lines=lines,
+        evidence=[*evidence, ONCE] if once else evidence,
+        fixes=_fixes(lines, share, mostly_model=mostly_model),
+    )
+
+
+def _around_operations(snapshot: Snapshot, model: float, python: float, per_op: float | None) -> float:
+    """Share of a step that goes into calling operations on the CPU, where `python` of the `model`'s share runs Python.
+
+    As much of the backward pass goes back through calls as the forward pass was made of.
+    """
+    held = python / model if model > 0 else 0.0
+    both = model + main_lines(snapshot, lambda entry: entry.phase == "backward").share
+    if per_op is not None:
+        if per_op >= op_cost.SMALL:
+            return python
+        return both * max(held, min(BATCHED_AWAY, op_cost.FORWARD / per_op)) if held >= LEAST_HELD else 0.0
+    # In inference the cost of calling the model for a few samples is a matter of the batch.
+    uncounted = held >= LEAST_HELD_UNCOUNTED and model >= LEAST_SEEN and snapshot.kind == "training"
+    return both * held if uncounted else 0.0
 
 
 def _model(entry: Entry) -> bool:
@@ -112,74 +95,19 @@ def _model(entry: Entry) -> bool:
     return entry.phase == "host" and entry.position == "within" and entry.work in ("tensor", None)
 
 
-def _python(lines: Lines) -> tuple[float, tuple[Entry, ...]]:
-    entries = tuple(entry for entry in lines.entries if entry.does == "python")
-    return sum(entry.share for entry in entries), entries
-
-
 def _seconds_per_op(snapshot: Snapshot, share: float) -> float | None:
     """Mean CPU time of one autograd node's forward; None where the graph was not counted."""
     ops = snapshot.facts.ops if snapshot.facts else None
     mean = snapshot.steps.mean if snapshot.steps else None
-    if not ops or not mean:
-        return None
-    return share * mean * running(snapshot) / ops
+    return share * mean * running(snapshot) / ops if ops and mean else None
 
 
-def _verdict(snapshot: Snapshot, overhead: Overhead, share: float) -> Verdict:
-    # On a GPU every operation takes the host a few microseconds, however much it computes: does the device idle?
-    unproven = host_unproven(snapshot)
-    counted = overhead.per_op is not None and bool(overhead.model)
-    lines = overhead.lines
-    signals = (counted, overhead.held >= LEAST_HELD or overhead.beside > 0.1, bool(lines.lines))
-    once = not overhead.model and seen_once(snapshot, lines)
-    critical = share >= CRITICAL_SHARE and sum(signals) >= 2 and not unproven
-    severity: Severity = "info" if once else "critical" if critical else "warning"
-    sure = confidence(*signals, base=0.45, steps=len(records(snapshot)))
-    around = "around tiny operations" if overhead.mostly_model else "between its phases"
-    return Verdict(
-        id=ID,
-        severity=severity,
-        share=round(share, 4),
-        speedup=round(without(share), 3),
-        # What large operations would take instead is not known: at the least what Python takes goes, at most all of it.
-        speedup_range=range_of(0.7 * share, share + 0.9 * (1.0 - share)) if overhead.mostly_model else None,
-        confidence=min(sure, UNPROVEN) if unproven or once else sure,
-        title=f"{percent(share)} of each step is Python {around}",
-        where=lines.where,
-        evidence=(*_evidence(snapshot, overhead), *((ONCE,) if once else ())),
-        fixes=_fixes(overhead, share),
-    )
-
-
-def _evidence(snapshot: Snapshot, overhead: Overhead) -> tuple[str, ...]:
-    evidence = []
-    facts = snapshot.facts
-    if overhead.model:
-        evidence.append(f"the interpreter's lock is held {percent(overhead.held)} of the forward pass")
-    if overhead.mostly_model and overhead.per_op is not None and facts is not None:
-        evidence.append(
-            f"{count(facts.ops)} operations a step at {overhead.per_op * 1e6:.0f} µs each: hardly worth a call"
-        )
-    if overhead.mostly_model:
-        evidence.append("how long one large operation would take instead is not known: the gain may be larger")
-    where = overhead.lines.where
-    if where:
-        evidence.append(f"most of it at {short_place(where[0].file, where[0].line)}")
-    return tuple(evidence)
-
-
-def _fixes(overhead: Overhead, share: float) -> tuple[Fix, ...]:
-    where = overhead.lines.where
-    gone = round(without(share), 2)
-    place = f" at {short_place(where[0].file, where[0].line)}" if where else ""
-    if overhead.mostly_model:
+def _fixes(lines: Lines, share: float, *, mostly_model: bool) -> tuple[Fix, ...]:
+    place = f" at {short_place(lines.where[0])}" if lines.where else ""
+    if mostly_model:
         return (
-            Fix(text=f"do the work{place} in fewer, larger tensor operations", speedup=gone),
-            Fix(text="torch.compile fuses small operations where they cannot be put together by hand"),
+            fix(f"do the work{place} in fewer, larger tensor operations", share),
+            fix("torch.compile fuses small operations where they cannot be put together by hand"),
         )
-    doing = f"what {where[0].function}{place} does" if where else "it"
-    return (Fix(text=f"do {doing} less often, vectorise it, or move it out of the loop", speedup=gone),)
-
-
-RULE = Rule(ID, judge, Band(enter=0.15, leave=0.1))
+    doing = f"what {lines.where[0].function}{place} does" if lines.where else "it"
+    return (fix(f"do {doing} less often, vectorise it, or move it out of the loop", share),)

@@ -1,26 +1,25 @@
-"""One rank is late and all others wait for it: straggler."""
+"""straggler: one rank is late and all others wait for it."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from statistics import fmean
 
-from aitop.diagnosis.causes.comm_bound import each_collective, scaling
-from aitop.diagnosis.evidence import confidence, places
-from aitop.diagnosis.rule import Band, Finding, Judgement, Rule
-from aitop.diagnosis.what_if import without
+from aitop.diagnosis.causes.comm_bound import scaling, too_few_steps
+from aitop.diagnosis.evidence import lines_of
+from aitop.diagnosis.rule import Band, Explanation, Rule
+from aitop.diagnosis.what_if import fix
 from aitop.model.ledger import Entry
 from aitop.model.ranks import RankPhases, Ranks, RankView
 from aitop.model.snapshot import Snapshot
 from aitop.model.units import percent
-from aitop.model.verdict import Abstention, Fix, Verdict, Where
+from aitop.model.verdict import Where
 
-MIN_STEPS = 10
 MOSTLY = 0.6
-CRITICAL_SHARE = 0.25
 LONGER, SLOWER = 1.2, 0.9
 WAITED = 0.05
 HELD = 0.1
+UNEVEN = 0.15
 FIXES = {
     "input": "give this rank the data as fast as the others: local copies, more loader workers, equal shards",
     "batches": "give ranks equal work: bucket samples by length over all ranks, equal numbers of samples",
@@ -38,71 +37,74 @@ WORDS = {
 }
 
 
-def straggler(snapshot: Snapshot) -> Judgement:
+def _look(snapshot: Snapshot) -> Explanation | None:
     """The rank that waits least is the one that the others wait for."""
     ranks = snapshot.ranks
-    if ranks is None:
-        return None
-    if ranks.steps < MIN_STEPS or not ranks.step:
-        return Abstention(id="straggler", reason=f"{ranks.steps} steps of several ranks so far; {MIN_STEPS} are needed")
-    timed = [one for one in ranks.ranks if one.work is not None and one.phases is not None]
-    if len(timed) < 2:
+    timed = [one for one in ranks.ranks if one.work is not None and one.phases is not None] if ranks else []
+    if ranks is None or not ranks.step or len(timed) < 2:
         return None
     late = max(timed, key=lambda one: one.lateness or 0.0)
+    others = [one for one in timed if one is not late]
     often = (late.latest or 0.0) >= MOSTLY
     held = (ranks.held or 0.0) / ranks.step
-    lost = _lost(late, _without(late, timed), ranks) if often else 0.0
+    lost = _lost(late, others, ranks) if often else 0.0
     if held >= HELD and held > lost and (late.pid != ranks.held_by or not often):
         late, often = next((one for one in timed if one.pid == ranks.held_by), late), False
+        others = [one for one in timed if one is not late]
     elif not often:
         return _uneven(ranks)
-    others = _without(late, timed)
     cause = _cause(late, others, ranks.step) if often else "contention"
     share = _lost(late, others, ranks)
     if cause == "contention" and late.pid == ranks.held_by:
         share = min(0.95, max(share, held))
     where = _where(snapshot, late, cause)
-    least = (late.phases.wait or 0.0) <= min((one.phases.wait or 0.0) for one in others if one.phases)  # type: ignore[union-attr]
+    least = (_phases(late).wait or 0.0) <= min(_phases(one).wait or 0.0 for one in others)
     when = f"is late in {percent(late.latest or 0.0)} of the steps" if often else "comes back late from each exchange"
-    told = f"rank {late.rank} {when}: {WORDS[cause]}"
-    return Finding(
-        Verdict(
-            id="straggler",
-            subtype=cause,
-            severity="critical" if share >= CRITICAL_SHARE and least else "warning",
-            share=round(share, 4),
-            speedup=round(without(share), 3),
-            confidence=confidence(least, (late.latest or 0.0) > 0.9, bool(where), steps=ranks.steps),
-            title=f"{told}; the others wait {percent(share)} of each step for it",
-            where=where,
-            evidence=(
-                _side_by_side(late, others),
-                *_for_a_core(late, others, ranks.step),
-                *([_since(late, snapshot.time)] if often else []),
-                *scaling(ranks),
-                *_waits(ranks),
-            ),
-            fixes=(Fix(text=FIXES[cause], speedup=round(without(share), 3)),),
-            ranks=(late.rank,) if late.rank is not None else (),
+    return Explanation(
+        subtype=cause,
+        share=share,
+        critical=least,
+        signals=(least, (late.latest or 0.0) > 0.9, bool(where)),
+        title=f"rank {late.rank} {when}: {WORDS[cause]}; the others wait {percent(share)} of each step for it",
+        where=where,
+        evidence=(
+            _side_by_side(late, others),
+            *_for_a_core(late, others, ranks.step),
+            *([_since(late, snapshot.time)] if often else []),
+            *scaling(ranks),
+            *_each_collective(ranks, WAITED * ranks.step),
         ),
-        level=share,
+        fixes=(fix(FIXES[cause], share),),
+        ranks=(late.rank,) if late.rank is not None else (),
     )
 
 
-def _without(late: RankView, timed: Sequence[RankView]) -> list[RankView]:
-    return [one for one in timed if one is not late]
+def _phases(one: RankView) -> RankPhases:
+    return one.phases or RankPhases(data_wait=0.0, forward=0.0, backward=0.0, optimizer=0.0, outside=0.0)
 
 
-def _waits(ranks: Ranks) -> list[str]:
-    return each_collective(ranks, WAITED * (ranks.step or 0.0))
+def _each_collective(ranks: Ranks, least: float) -> list[str]:
+    """Who comes last to the collectives of a step, in words, for those in which at least `least` seconds are waited."""
+    return [
+        f"collective {one.place} of {len(ranks.collectives)} in a step: rank {one.last} comes last in "
+        f"{percent(one.often)} of the steps, the others wait {1e3 * one.waited:.1f} ms for the last one"
+        for one in ranks.collectives
+        if one.waited >= least
+    ]
+
+
+def _over_others(late: RankView, others: Sequence[RankView]) -> float | None:
+    """By how much more of the time this rank's main thread waits for a core than those of the others."""
+    delays = [one.run_delay for one in others if one.run_delay is not None]
+    return late.run_delay - fmean(delays) if late.run_delay is not None and delays else None
 
 
 def _for_a_core(late: RankView, others: Sequence[RankView], step: float) -> list[str]:
     """What the main thread waits for a core beside those of the others, where it is worth telling."""
-    delays = [one.run_delay for one in others if one.run_delay is not None]
-    if late.run_delay is None or not delays or late.run_delay - fmean(delays) < WAITED:
+    more = _over_others(late, others)
+    if more is None or more < WAITED or late.run_delay is None:
         return []
-    mine, theirs = 1e3 * step * late.run_delay, 1e3 * step * fmean(delays)
+    mine, theirs = 1e3 * step * late.run_delay, 1e3 * step * (late.run_delay - more)
     return [f"rank {late.rank} could run and waits for a core for {mine:.1f} ms of a step, the others {theirs:.1f} ms"]
 
 
@@ -112,40 +114,32 @@ def _lost(late: RankView, others: Sequence[RankView], ranks: Ranks) -> float:
     return max(0.0, min(0.95, gap / (ranks.step or 1.0)))
 
 
-def _uneven(ranks: Ranks) -> Judgement:
+def _uneven(ranks: Ranks) -> Explanation:
     """Now one rank is late and now another."""
     share = (ranks.uneven or 0.0) / (ranks.step or 1.0)
-    return Finding(
-        Verdict(
-            id="straggler",
-            subtype="uneven",
-            severity="warning",
-            share=round(share, 4),
-            speedup=round(without(share), 3),
-            confidence=confidence(ranks.steps >= 50, steps=ranks.steps),
-            title=f"now one rank is late and now another: {percent(share)} of each step goes by in waiting for it",
-            evidence=(f"{ranks.steps} steps compared; no rank is the last one in {percent(MOSTLY)} of them",),
-            fixes=(Fix(text=FIXES["uneven"], speedup=round(without(share), 3)),),
-        ),
-        level=share if share >= 0.15 else 0.0,
+    return Explanation(
+        subtype="uneven",
+        severity="warning",
+        share=share,
+        level=share if share >= UNEVEN else 0.0,
+        signals=(ranks.steps >= 50,),
+        title=f"now one rank is late and now another: {percent(share)} of each step goes by in waiting for it",
+        evidence=(f"{ranks.steps} steps compared; no rank is the last one in {percent(MOSTLY)} of them",),
+        fixes=(fix(FIXES["uneven"], share),),
     )
 
 
 def _cause(late: RankView, others: Sequence[RankView], step: float) -> str:
     """What this rank spends its lateness on, beside the mean of the others."""
-    gap = _over(late, others, "data_wait")
-    if gap >= 0.5 * (late.lateness or 0.0):
+    most = 0.5 * (late.lateness or 0.0)
+    if _phases(late).data_wait - fmean(_phases(one).data_wait for one in others) >= most:
         return "input"
     for name in ("tokens", "samples"):
         mine, theirs = getattr(late, name), [getattr(one, name) for one in others]
         if mine and all(theirs) and mine > LONGER * fmean(theirs):
             return "batches"
-    delays = [one.run_delay for one in others if one.run_delay is not None]
-    if (
-        late.run_delay is not None
-        and delays
-        and (late.run_delay - fmean(delays)) * step >= 0.5 * (late.lateness or 0.0)
-    ):
+    delayed = _over_others(late, others)
+    if delayed is not None and delayed * step >= most:
         return "contention"
     clocks = [one.gpu_clock for one in others if one.gpu_clock]
     if late.gpu_clock and clocks and late.gpu_clock < SLOWER * fmean(clocks):
@@ -153,35 +147,28 @@ def _cause(late: RankView, others: Sequence[RankView], step: float) -> str:
     return "compute"
 
 
-def _over(late: RankView, others: Sequence[RankView], phase: str) -> float:
-    """By how many seconds a phase of this rank is longer than the mean of the others."""
-    phases = [one.phases for one in others if one.phases is not None]
-    return float(getattr(late.phases, phase) - fmean(getattr(one, phase) for one in phases))
-
-
 def _where(snapshot: Snapshot, late: RankView, cause: str) -> tuple[Where, ...]:
     """Lines of that rank in the phase that is longer than those of the others."""
     entries = [entry for ledger in snapshot.ledgers for entry in ledger.entries]
-    feeding = {
-        process.pid for process in (snapshot.host.processes if snapshot.host else ()) if process.rank == late.rank
-    }
+    processes = snapshot.host.processes if snapshot.host else ()
+    feeding = {process.pid for process in processes if process.rank == late.rank}
 
     def wanted(entry: Entry) -> bool:
         if cause == "input":
             return entry.pid in feeding and (entry.phase == "data" or entry.role == "loader-worker")
         return entry.pid == late.pid and entry.lane == "main" and entry.phase not in ("exchange", "backward")
 
-    chosen = sorted((entry for entry in entries if wanted(entry)), key=lambda entry: -entry.share)
-    if cause == "compute":
-        elsewhere = {(entry.file, entry.line): entry.share for entry in entries if entry.pid != late.pid}
-        chosen.sort(key=lambda entry: elsewhere.get((entry.file, entry.line), 0.0) - entry.share)
-        return places(chosen[:1])
-    return places(chosen)
+    chosen = lines_of(filter(wanted, entries))
+    if cause != "compute" or not chosen.entries:
+        return chosen.where
+    elsewhere = {(entry.file, entry.line): entry.share for entry in entries if entry.pid != late.pid}
+    most = max(chosen.entries, key=lambda entry: entry.share - elsewhere.get((entry.file, entry.line), 0.0))
+    return lines_of([most]).where
 
 
 def _side_by_side(late: RankView, others: Sequence[RankView]) -> str:
-    def told(one: RankView) -> str:
-        phases = one.phases or RankPhases(data_wait=0.0, forward=0.0, backward=0.0, optimizer=0.0, outside=0.0)
+    def words(one: RankView) -> str:
+        phases = _phases(one)
         parts = {
             "data": phases.data_wait,
             "forward": phases.forward,
@@ -191,8 +178,7 @@ def _side_by_side(late: RankView, others: Sequence[RankView]) -> str:
         }
         return f"rank {one.rank}: " + ", ".join(f"{name} {1e3 * value:.1f} ms" for name, value in parts.items())
 
-    first = min(others, key=lambda one: one.lateness or 0.0)
-    return f"{told(late)} – {told(first)}"
+    return f"{words(late)} – {words(min(others, key=lambda one: one.lateness or 0.0))}"
 
 
 def _since(late: RankView, now: float) -> str:
@@ -204,4 +190,4 @@ def _since(late: RankView, now: float) -> str:
     return f"late in every step seen, for at least {now - late.skew_since:.0f} s"
 
 
-RULE = Rule("straggler", straggler, Band(enter=0.1, leave=0.06))
+straggler = Rule("straggler", _look, Band(enter=0.1, leave=0.06), ready=too_few_steps)

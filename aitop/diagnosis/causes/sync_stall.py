@@ -8,56 +8,82 @@ from __future__ import annotations
 
 import re
 
-from aitop.diagnosis.causes.device_gaps import (
-    call_places,
-    calls_of,
-    idle_share,
-    idle_words,
-    per_step,
-    share_of,
-    short_place,
-)
-from aitop.diagnosis.evidence import UNPROVEN, Lines, confidence, enough, main_lines, on_gpu, records
-from aitop.diagnosis.rule import Band, Finding, Judgement, Rule
-from aitop.diagnosis.what_if import without
+from aitop.diagnosis.device import call_places, calls_of, idle_share, idle_words, on_gpu, per_step, share_of
+from aitop.diagnosis.evidence import main_lines, records, short_place
+from aitop.diagnosis.rule import UNPROVEN, Explanation, rule
+from aitop.diagnosis.what_if import Scope, fix
 from aitop.model.ledger import Entry
 from aitop.model.snapshot import Snapshot
 from aitop.model.steps import CallSite
 from aitop.model.units import duration, percent
-from aitop.model.verdict import Abstention, Fix, Severity, Verdict, Where
+from aitop.model.verdict import Fix, Where
 
-ID = "sync-stall"
-CRITICAL_SHARE = 0.3
-BAND = Band(enter=0.08, leave=0.05)
+ENTER, LEAVE = 0.08, 0.05
 READ_EVERY = 50
+SELDOM = 1.0 - 1.0 / READ_EVERY
 
-# What a call is, told from its name or the text of its line; the first that fits counts.
+# What a call is, by its name or the text of its line (the first that fits counts), what to do about it, and how much
+# of the wait goes with that. This only words the fix.
 _KINDS = (
-    (re.compile(r"synchronize"), "synchronize"),
-    (re.compile(r"\bprint\(|__repr__|__format__|__str__|^repr$|^format$|f['\"].*\{"), "print"),
-    (re.compile(r"nonzero|masked_select|unique|\bif |\bassert |\bwhile |__bool__|^bool$"), "branch"),
-    (re.compile(r"\.?(?:cpu|numpy|tolist|to)\b"), "copy"),
-    (re.compile(r"\.?item\b|__float__|__int__|^float$|^int$|float\(|int\("), "read"),
+    (
+        re.compile(r"synchronize"),
+        "take the synchronize() at {at} out; CUDA events time the device without stopping it",
+        1.0,
+    ),
+    (
+        re.compile(r"\bprint\(|__repr__|__format__|__str__|^repr$|^format$|f['\"].*\{"),
+        f"print the tensor at {{at}} every {READ_EVERY} steps",
+        SELDOM,
+    ),
+    (
+        re.compile(r"nonzero|masked_select|unique|\bif |\bassert |\bwhile |__bool__|^bool$"),
+        f"decide on the device at {{at}} (torch.where, masks), or check every {READ_EVERY} steps",
+        1.0,
+    ),
+    (
+        re.compile(r"\.?(?:cpu|numpy|tolist|to)\b"),
+        "copy at {at} with non_blocking=True into pinned memory, and read it a step later",
+        1.0,
+    ),
+    (
+        re.compile(r"\.?item\b|__float__|__int__|^float$|^int$|float\(|int\("),
+        f"keep the value at {{at}} on the device (detach(), summed up there), and read it every {READ_EVERY} steps",
+        SELDOM,
+    ),
 )
+_READS = _KINDS[3:]
 
 
-def judge(snapshot: Snapshot) -> Judgement:
+@rule("sync-stall", ENTER, LEAVE, applies=on_gpu, scope=Scope(each_unit=True))
+def judge(snapshot: Snapshot) -> Explanation | str | None:
     """Whether the device idles because the host keeps waiting for it."""
-    if not on_gpu(snapshot):
-        return None
-    missing = enough(snapshot)
-    if missing:
-        return Abstention(id=ID, reason=missing)
     lines = main_lines(snapshot, _waits)
     measured = share_of(records(snapshot), lambda step: step.blocking)
     waiting = measured if measured is not None else lines.share
-    if waiting < BAND.leave:
+    if waiting < LEAVE:
         return None
-    idle = idle_share(snapshot)
+    idle, words = idle_share(snapshot), idle_words(snapshot)
     if idle is None:
         reason = f"the host waits for the GPU in {percent(waiting)} of each step; whether that costs is not measured"
-        return Abstention(id=ID, reason=f"{reason}: nothing tells how much the GPU idles")
-    return Finding(_verdict(snapshot, min(waiting, idle), waiting, measured, lines), level=min(waiting, idle))
+        return f"{reason}: nothing tells how much the GPU idles"
+    share = min(0.99, waiting, idle)
+    calls = calls_of(snapshot, "blocking")
+    where = call_places(snapshot, calls, lines.lines) or lines.where
+    how = "measured in the process" if measured is not None else "of stack samples"
+    return Explanation(
+        share=share,
+        signals=(measured is not None, lines.share >= LEAVE, len(words) > 1),
+        base=0.45,
+        most_sure=1.0 if where else UNPROVEN,
+        title=f"{percent(share)} of each step the GPU idles because the host stopped to wait for it",
+        where=where,
+        evidence=(
+            f"the host waits for the GPU in {percent(waiting)} of each step ({how})",
+            *words,
+            *(_call_words(snapshot, call) for call in calls[:2] if per_step(snapshot, call) is not None),
+        ),
+        fixes=[_fix(snapshot, place, calls, share) for place in where[:2]] or [_general_fix(snapshot, share)],
+    )
 
 
 def _waits(entry: Entry) -> bool:
@@ -65,78 +91,29 @@ def _waits(entry: Entry) -> bool:
     return waits and entry.phase not in ("save", "evaluation", "data")
 
 
-def _verdict(snapshot: Snapshot, share: float, waiting: float, measured: float | None, lines: Lines) -> Verdict:
-    calls = calls_of(snapshot, "blocking")
-    where = call_places(snapshot, calls, lines.lines) or lines.where
-    signals = (measured is not None, lines.share >= BAND.leave, len(idle_words(snapshot)) > 1)
-    severity: Severity = "critical" if share >= CRITICAL_SHARE and sum(signals) >= 2 else "warning"
-    sure = confidence(*signals, base=0.45, steps=len(records(snapshot)))
-    how = "measured in the process" if measured is not None else "of stack samples"
-    return Verdict(
-        id=ID,
-        severity=severity,
-        share=round(share, 4),
-        speedup=round(without(min(0.99, share)), 3),
-        confidence=sure if where else min(sure, UNPROVEN),
-        title=f"{percent(share)} of each step the GPU idles because the host stopped to wait for it",
-        where=where,
-        evidence=(
-            f"the host waits for the GPU in {percent(waiting)} of each step ({how})",
-            *idle_words(snapshot),
-            *(told for call in calls[:2] if (told := _call_words(snapshot, call))),
-        ),
-        fixes=tuple(_fix(snapshot, place, calls, share) for place in where[:2]) or (_general_fix(snapshot, share),),
-    )
-
-
-def _call_words(snapshot: Snapshot, call: CallSite) -> str | None:
-    often = per_step(snapshot, call)
-    if often is None:
-        return None
+def _call_words(snapshot: Snapshot, call: CallSite) -> str:
     each = f", {duration(call.seconds / call.calls)} each" if call.seconds and call.calls else ""
-    return f"{call.name} at {short_place(call.file, call.line)}: {often:.1f} calls a step{each}"
+    return (
+        f"{call.name} at {call.file.rsplit('/', 1)[-1]}:{call.line}: {per_step(snapshot, call):.1f} calls a step{each}"
+    )
 
 
 def _fix(snapshot: Snapshot, place: Where, calls: tuple[CallSite, ...], share: float) -> Fix:
     """What to do about the wait at one line."""
     names = [call.name for call in calls if (call.file, call.line) == (place.file, place.line)]
-    at = short_place(place.file, place.line)
-    part = min(0.99, share * (1.0 if place.share is None else place.share))
-    seldom = without(part * (1.0 - 1.0 / READ_EVERY))
-    kind = _kind(names, place.text or "")
-    if snapshot.kind == "inference" and kind in ("copy", "read"):
+    at, part = short_place(place), share * (1.0 if place.share is None else place.share)
+    texts = [text for text in (*names, place.text or "") if text]
+    fits = next((kind for text in texts for kind in _KINDS if kind[0].search(text)), _KINDS[-1])
+    if snapshot.kind == "inference" and fits in _READS:
         # Somebody waits for these results: they can be read later, not more rarely.
-        text = f"launch the next batch before results are read at {at}, and read all of a batch in one call"
-        return Fix(text=text, speedup=round(without(part), 2))
-    text, gain = {
-        "synchronize": (f"take the synchronize() at {at} out; CUDA events time the device without stopping it", None),
-        "print": (f"print the tensor at {at} every {READ_EVERY} steps", seldom),
-        "branch": (f"decide on the device at {at} (torch.where, masks), or check every {READ_EVERY} steps", None),
-        "copy": (f"copy at {at} with non_blocking=True into pinned memory, and read it a step later", None),
-        "read": (
-            f"keep the value at {at} on the device (detach(), summed up there), and read it every {READ_EVERY} steps",
-            seldom,
-        ),
-    }[kind]
-    return Fix(text=text, speedup=round(gain if gain is not None else without(part), 2))
-
-
-def _kind(names: list[str], text: str) -> str:
-    for said in (*names, text):
-        for pattern, kind in _KINDS:
-            if said and pattern.search(said):
-                return kind
-    return "read"
+        return fix(f"launch the next batch before results are read at {at}, and read all of a batch in one call", part)
+    _, text, ended = fits
+    return fix(text.format(at=at), part * ended)
 
 
 def _general_fix(snapshot: Snapshot, share: float) -> Fix:
     if snapshot.kind == "inference":
-        return Fix(
-            text="launch the next batch before the results of the last one are read, all of them in one call",
-            speedup=round(without(min(0.99, share)), 2),
-        )
-    text = f"read losses and metrics from the device every {READ_EVERY} steps instead of at each one"
-    return Fix(text=text, speedup=round(without(min(0.99, share * (1.0 - 1.0 / READ_EVERY))), 2))
-
-
-RULE = Rule(ID, judge, BAND)
+        return fix("launch the next batch before the results of the last one are read, all of them in one call", share)
+    return fix(
+        f"read losses and metrics from the device every {READ_EVERY} steps instead of at each one", share * SELDOM
+    )

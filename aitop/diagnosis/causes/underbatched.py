@@ -4,34 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import median_high
 
 import msgspec
 
 from aitop.diagnosis import op_cost
-from aitop.diagnosis.causes.device_gaps import idle_share
-from aitop.diagnosis.causes.requests import takes_request
-from aitop.diagnosis.evidence import (
-    MIN_STEPS,
-    UNPROVEN,
-    confidence,
-    enough,
-    main_lines,
-    on_gpu,
-    places,
-    records,
-    running,
-)
-from aitop.diagnosis.rule import Band, Finding, Judgement, Rule
-from aitop.diagnosis.what_if import range_of, without
+from aitop.diagnosis.device import idle_share, on_gpu
+from aitop.diagnosis.evidence import MIN_STEPS, lines_of, main_lines, records, running, takes_request
+from aitop.diagnosis.rule import UNPROVEN, Explanation, rule
+from aitop.diagnosis.what_if import Scope, Timeline, estimated, fix
 from aitop.model.ledger import Entry
 from aitop.model.snapshot import Snapshot
 from aitop.model.steps import HookFacts, StepRecord
 from aitop.model.units import count, duration, percent
-from aitop.model.verdict import Abstention, Fix, Setting, Severity, Verdict, Where
+from aitop.model.verdict import Fix, Setting, Where
 
-ID = "underbatched"
-BAND = Band(enter=0.3, leave=0.22)
-CRITICAL_SHARE = 0.5
 FEW_SAMPLES = 4
 BATCH = 32
 # What one core does with products of matrices, and reads of weights, in a second; more cores share the memory.
@@ -40,8 +27,7 @@ CORE_FLOPS, CORE_BYTES, MOST_READERS = 70e9, 10e9, 4
 LEAST_FIXED = 0.3
 # Weights that would take longer to read than the step takes are not all read: those of embeddings.
 ALL_READ = 3.0
-MOSTLY_IDLE = 0.5
-MOSTLY_FULL = 0.5
+MOSTLY_IDLE, MOSTLY_FULL = 0.5, 0.5
 AT_LEISURE = 0.25
 ITEM_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 
@@ -55,60 +41,62 @@ class Cost:
     each: float
     measured: bool
 
-    @property
-    def share(self) -> float:
-        """What is left over of the time of a sample when BATCH of them share what is fixed (0..1)."""
-        now = self.fixed / self.samples + self.each
-        return max(0.0, 1.0 - (self.fixed / BATCH + self.each) / now) if now > 0 else 0.0
 
-
-def judge(snapshot: Snapshot) -> Judgement:
+@rule("underbatched", 0.3, 0.22, scope=Scope(capacity=True))
+def judge(snapshot: Snapshot) -> Explanation | str | None:
     """Whether the same work would be done sooner in larger batches."""
+    facts, training = snapshot.facts, snapshot.kind == "training"
     if snapshot.steps is None or snapshot.steps.basis != "hook":
-        return Abstention(id=ID, reason="how many samples a step takes is known only from inside of the process")
-    missing = enough(snapshot)
-    if missing:
-        return Abstention(id=ID, reason=missing)
+        return "how many samples a step takes is known only from inside of the process"
     steps = [step for step in records(snapshot) if step.samples]
     if len(steps) < MIN_STEPS:
-        return Abstention(id=ID, reason="the model's inputs have no first dimension that could be a batch")
-    samples = _middle([float(step.samples or 1) for step in steps])
-    if samples > FEW_SAMPLES or snapshot.facts is None or any(step.kind == "generate" for step in steps):
+        return "the model's inputs have no first dimension that could be a batch"
+    samples = median_high(float(step.samples or 1) for step in steps)
+    if samples > FEW_SAMPLES or facts is None or any(step.kind == "generate" for step in steps):
         return None
-    waiting = 0.0 if queue_is_full(snapshot) else main_lines(snapshot, _waits).share
-    if waiting > AT_LEISURE:
-        return None
-    cost = _cost(snapshot, steps, samples, snapshot.facts)
+    full = _queue_is_full(snapshot)
+    waiting = 0.0 if full else main_lines(snapshot, takes_request).share
+    cost = _cost(snapshot, steps, samples, facts) if waiting <= AT_LEISURE else None
     if cost is None:
         return None
-    training = snapshot.kind == "training"
-    share = cost.share * (1.0 if training else _of_the_model(snapshot, steps))
-    return Finding(_verdict(snapshot, cost, share, waiting), level=share)
+    batched = Timeline(wait=cost.samples).with_batch(BATCH, cost.fixed, cost.each, surely=cost.measured)
+    part = 1.0 if training else _of_the_model(snapshot, steps, full=full)
+    share, low, high = (part * (1.0 - length) for length in (batched.likely, batched.most, batched.least))
+    gone = estimated(share, low, high if cost.measured else share + 0.6 * (1.0 - share))
+    return Explanation(
+        # How large a batch may be in training is not only a matter of speed.
+        severity="info" if training and cost.samples > 1 else None,
+        critical=cost.measured,
+        share=share,
+        gone=gone,
+        signals=(cost.measured, waiting < 0.1, cost.samples <= 1),
+        base=0.4,
+        # Where batches of several sizes were not seen, the cost of a sample is an estimate.
+        most_sure=0.9 if cost.measured else UNPROVEN,
+        title=f"{'samples' if training else 'requests'} are taken {cost.samples:.0f} at a time: "
+        f"{percent(share)} of the time could serve {BATCH}",
+        # Where the model is called a batch is put together, however the model is written.
+        where=lines_of(map(_above_forward, main_lines(snapshot, lambda entry: entry.phase == "forward").lines)).where,
+        evidence=_evidence(snapshot, cost, waiting, gone.speedup, full=full),
+        fixes=_fixes(cost, share, training=training),
+    )
 
 
-def queue_is_full(snapshot: Snapshot) -> bool:
+def _queue_is_full(snapshot: Snapshot) -> bool:
     """Whether another thread stands in putting a request: then taking one takes a turn of that thread, no waiting."""
-    ledger = snapshot.ledgers[0] if snapshot.ledgers else None
-    if ledger is None or not records(snapshot):
-        return False
     depths = [step.queue_ready for step in records(snapshot) if step.queue_ready is not None]
     return bool(depths) and sum(map(bool, depths)) >= MOSTLY_FULL * len(depths)
 
 
-def _waits(entry: Entry) -> bool:
-    return takes_request(entry)
-
-
-def _of_the_model(snapshot: Snapshot, steps: Sequence[StepRecord]) -> float:
+def _of_the_model(snapshot: Snapshot, steps: Sequence[StepRecord], *, full: bool) -> float:
     """Share of all time that comes once a batch: calling the model, and what is done for it in the line that does.
 
-    Taking requests from a full queue is a change of threads, of which there are fewer then.
+    Taking requests from a `full` queue is a change of threads, of which there are fewer then.
     """
     forward = sum(step.forward for step in steps) / sum(step.seconds for step in steps)
-    full = queue_is_full(snapshot)
     beside = main_lines(
         snapshot,
-        lambda entry: entry.phase == "host" and (entry.position == "within" or (full and _waits(entry))),
+        lambda entry: entry.phase == "host" and (entry.position == "within" or (full and takes_request(entry))),
     ).share
     return min(0.99, forward + min(beside, max(0.0, 1.0 - forward)))
 
@@ -119,39 +107,38 @@ def _cost(snapshot: Snapshot, steps: Sequence[StepRecord], samples: float, facts
         idle = idle_share(snapshot)
         if idle is None or idle < MOSTLY_IDLE:
             return None
-        whole = _middle([step.seconds for step in steps])
+        whole = median_high(step.seconds for step in steps)
         # A device that idles has room for more at no cost; what it computes now grows with the batch.
         return Cost(samples, whole * idle, whole * (1.0 - idle) / samples, True)
     if snapshot.kind == "training":
         return _of_training(steps, samples, facts, running(snapshot))
-    return _of_sizes(steps) or _of_weights(steps, samples, facts, running(snapshot))
+    return _of_sizes(steps, samples) or _of_weights(steps, samples, facts, running(snapshot))
 
 
 def _of_training(steps: Sequence[StepRecord], samples: float, facts: HookFacts, ran: float) -> Cost | None:
     """Operations that take hardly longer than it takes to call them."""
     if not facts.ops:
         return None
-    each = _middle([step.forward for step in steps]) * ran / facts.ops
+    each = median_high(step.forward for step in steps) * ran / facts.ops
     if not 0.0 < each <= op_cost.MOSTLY_CALLING:
         return None
-    whole = _middle([step.seconds for step in steps])
-    computes = max(0.05, 1.0 - op_cost.FORWARD / each) * _middle([step.forward + step.backward for step in steps])
+    whole = median_high(step.seconds for step in steps)
+    computes = max(0.05, 1.0 - op_cost.FORWARD / each) * median_high(step.forward + step.backward for step in steps)
     # What is computed on few samples is mostly what vectors of one sample cannot fill.
     return Cost(samples, whole - computes / FEW_SAMPLES, computes / FEW_SAMPLES / samples, False)
 
 
-def _of_sizes(steps: Sequence[StepRecord]) -> Cost | None:
+def _of_sizes(steps: Sequence[StepRecord], samples: float) -> Cost | None:
     """From batches of different sizes: the straight line of time over size, where there are enough of them."""
     sizes: dict[int, list[float]] = {}
     for step in steps:
         sizes.setdefault(step.samples or 1, []).append(step.forward)
-    known = sorted((size, _middle(times)) for size, times in sizes.items() if len(times) >= 3)
+    known = sorted((size, median_high(times)) for size, times in sizes.items() if len(times) >= 3)
     if len(known) < 2 or known[-1][0] < 2 * known[0][0]:
         return None
     (small, quick), (large, slow) = known[0], known[-1]
     each = max(0.0, (slow - quick) / (large - small))
-    fixed = max(0.0, quick - each * small)
-    return Cost(_middle([float(step.samples or 1) for step in steps]), fixed, each, True)
+    return Cost(samples, max(0.0, quick - each * small), each, True)
 
 
 def _of_weights(steps: Sequence[StepRecord], samples: float, facts: HookFacts, ran: float) -> Cost | None:
@@ -161,72 +148,39 @@ def _of_weights(steps: Sequence[StepRecord], samples: float, facts: HookFacts, r
     """
     if not facts.parameters or not facts.parameter_tensors:
         return None
-    forward = _middle([step.forward for step in steps]) * ran
+    forward = median_high(step.forward for step in steps) * ran
     threads = max(1, facts.threads or 1)
     width = ITEM_BYTES.get(facts.parameter_dtypes[0] if facts.parameter_dtypes else "", 4)
     reading = facts.parameters * width / (CORE_BYTES * min(threads, MOST_READERS))
-    calling = facts.parameter_tensors * op_cost.LAYER
     if reading > ALL_READ * forward:
         reading = 0.0
     products = min(forward, 2.0 * facts.parameters * samples / (CORE_FLOPS * threads) * width / 4) if reading else 0.0
-    fixed = min(reading + calling, forward - products)
+    fixed = min(reading + facts.parameter_tensors * op_cost.LAYER, forward - products)
     if fixed < LEAST_FIXED * forward:
         return None
     return Cost(samples, fixed / ran, (forward - fixed) / samples / ran, False)
 
 
-def _verdict(snapshot: Snapshot, cost: Cost, share: float, waiting: float) -> Verdict:
-    facts = snapshot.facts
-    training = snapshot.kind == "training"
-    steps = records(snapshot)
-    signals = (cost.measured, waiting < 0.1, cost.samples <= 1)
-    severity: Severity = "critical" if share >= CRITICAL_SHARE and cost.measured else "warning"
-    # How large a batch may be in training is not only a matter of speed.
-    if training and cost.samples > 1:
-        severity = "info"
-    one = cost.fixed + cost.each * cost.samples
-    sure = confidence(*signals, base=0.4, steps=len(steps))
-    how = "from batches of several sizes" if cost.measured and not on_gpu(snapshot) else "by the size of the model"
-    evidence = [f"{cost.samples:.0f} sample{'s' * (cost.samples > 1)} a step, {duration(one)} each time"]
-    if on_gpu(snapshot):
-        evidence.append(f"GPU idle {percent(idle_share(snapshot))} of the time")
-    else:
-        evidence.append(f"about {duration(cost.fixed)} of it is the same for any number of samples ({how})")
+def _evidence(snapshot: Snapshot, cost: Cost, waiting: float, speedup: float, *, full: bool) -> list[str]:
+    facts, training, gpu = snapshot.facts, snapshot.kind == "training", on_gpu(snapshot)
+    how = "from batches of several sizes" if cost.measured else "by the size of the model"
+    each_time = duration(cost.fixed + cost.each * cost.samples)
+    evidence = [
+        f"{cost.samples:.0f} sample{'s' * (cost.samples > 1)} a step, {each_time} each time",
+        f"GPU idle {percent(idle_share(snapshot))} of the time"
+        if gpu
+        else f"about {duration(cost.fixed)} of it is the same for any number of samples ({how})",
+    ]
     if facts is not None and facts.parameters:
         evidence.append(f"{count(facts.parameters)} parameters are read for every one of them")
-    if not training and queue_is_full(snapshot):
+    if not training and full:
         evidence.append("the queue of requests is full: another thread waits to put one")
     elif not training:
         evidence.append(f"{percent(waiting)} of the time is waiting for requests: more of them are there to be taken")
     if not cost.measured:
-        evidence.append(
-            f"at least {without(min(0.99, share)):.1f}×: what else is done for each one alone is not counted"
-            if training
-            else f"at least {without(min(0.99, share)):.1f}×: waking up for each request alone is not counted"
-        )
-    what = "samples" if training else "requests"
-    return Verdict(
-        id=ID,
-        severity=severity,
-        share=round(share, 4),
-        speedup=round(without(min(0.99, share)), 3),
-        # Where batches of several sizes were not seen, the cost of a sample is an estimate.
-        speedup_range=range_of(share * 0.9, share * 1.05)
-        if cost.measured
-        else range_of(share * 0.7, share + (1.0 - share) * 0.6),
-        confidence=min(sure, 0.9 if cost.measured else UNPROVEN),
-        title=f"{what} are taken {cost.samples:.0f} at a time: {percent(share)} of the time could serve {BATCH}",
-        where=_calls_of_model(snapshot),
-        evidence=tuple(evidence),
-        fixes=_fixes(cost, share, training),
-    )
-
-
-def _calls_of_model(snapshot: Snapshot) -> tuple[Where, ...]:
-    """The lines that call the model: there a batch is put together, however the model is written."""
-    return places(
-        [_above_forward(entry) for entry in main_lines(snapshot, lambda entry: entry.phase == "forward").lines]
-    )
+        what = "what else is done for each one alone" if training else "waking up for each request alone"
+        evidence.append(f"at least {speedup:.1f}×: {what} is not counted")
+    return evidence
 
 
 def _above_forward(entry: Entry) -> Entry:
@@ -238,22 +192,11 @@ def _above_forward(entry: Entry) -> Entry:
     return msgspec.structs.replace(entry, where=where)
 
 
-def _fixes(cost: Cost, share: float, training: bool) -> tuple[Fix, ...]:
-    gone = round(without(min(0.99, share)), 2)
+def _fixes(cost: Cost, share: float, *, training: bool) -> tuple[Fix, ...]:
     if training:
         text = f"batch {cost.samples:.0f} → {BATCH}: more samples a second (adapt the learning rate)"
-        return (
-            Fix(text=text, speedup=gone, setting=Setting(name="batch_size", to=BATCH, current=round(cost.samples))),
-        )
+        return (fix(text, share, Setting(name="batch_size", to=BATCH, current=round(cost.samples))),)
     return (
-        Fix(text=f"take up to {BATCH} waiting requests at once and stack them into one forward pass", speedup=gone),
-        Fix(text="a serving layer with dynamic batching does so within a time limit"),
+        fix(f"take up to {BATCH} waiting requests at once and stack them into one forward pass", share),
+        fix("a serving layer with dynamic batching does so within a time limit"),
     )
-
-
-def _middle(values: Sequence[float]) -> float:
-    ordered = sorted(values)
-    return ordered[len(ordered) // 2] if ordered else 0.0
-
-
-RULE = Rule(ID, judge, BAND)

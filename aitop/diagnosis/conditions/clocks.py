@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import math
 
-from aitop.diagnosis.conditions.devices import without_figures
-from aitop.diagnosis.evidence import own_devices
-from aitop.diagnosis.rule import Band, Finding, Judgement, Rule
-from aitop.diagnosis.what_if import without
+from aitop.diagnosis.device import own_devices, without_figures
+from aitop.diagnosis.rule import Explanation, condition
+from aitop.diagnosis.what_if import fix
 from aitop.model.gpu import GpuDevice
 from aitop.model.snapshot import Snapshot
 from aitop.model.units import percent
-from aitop.model.verdict import Abstention, Fix, Severity, Verdict
+from aitop.model.verdict import Fix, Severity
 
-CRITICAL_SHARE = 0.3
 # Clocks that are held back by less cost nothing to speak of.
 LEAST_HELD_BACK = 0.05
 # A limit below this part of what the maker set was lowered by somebody.
@@ -24,9 +22,10 @@ PREDICTED = 0.5
 UNTOLD = "the driver does not tell what holds the clocks back"
 
 
-def throttled(snapshot: Snapshot) -> Judgement:
+@condition("thermal-throttle")
+def throttled(snapshot: Snapshot) -> Explanation | str | None:
     """The clocks are held back by heat."""
-    missing = _missing(snapshot, "thermal-throttle")
+    missing = _missing(snapshot)
     hot = [device for device in own_devices(snapshot) if any("thermal" in reason for reason in device.throttle or ())]
     if missing or not hot:
         return missing
@@ -36,28 +35,22 @@ def throttled(snapshot: Snapshot) -> Judgement:
     if known and held_back < LEAST_HELD_BACK:
         return None
     share = _worth(device, held_back)
-    severity: Severity = "critical" if share >= CRITICAL_SHARE else "warning"
     clocks = f"SM clock {device.sm_clock} of {device.sm_clock_max} MHz" if known else "its clock is not known"
-    return Finding(
-        Verdict(
-            id="thermal-throttle",
-            severity=severity,
-            share=round(share, 4) if known else None,
-            speedup=round(without(min(0.9, share)), 3) if known else None,
-            confidence=0.9,
-            title=f"GPU {device.index} is held back by heat: {clocks}",
-            evidence=(f"reasons: {', '.join(device.throttle or ())}", *_heat(device)),
-            fixes=(
-                Fix(text="check fans, airflow and neighbours; a lower power limit often runs faster than throttling"),
-            ),
-        ),
+    return Explanation(
+        critical=True,
+        share=share if known else None,
+        confidence=0.9,
+        title=f"GPU {device.index} is held back by heat: {clocks}",
+        evidence=(f"reasons: {', '.join(device.throttle or ())}", *_heat(device)),
+        fixes=(fix("check fans, airflow and neighbours; a lower power limit often runs faster than throttling"),),
         level=1.0,
     )
 
 
-def power_capped(snapshot: Snapshot) -> Judgement:
+@condition("power-cap")
+def power_capped(snapshot: Snapshot) -> Explanation | str | None:
     """The clocks are held back by a limit on power: as designed, or because somebody lowered it."""
-    missing = _missing(snapshot, "power-cap")
+    missing = _missing(snapshot)
     capped = [device for device in own_devices(snapshot) if _by_power(device)]
     if missing or not capped:
         return missing
@@ -73,26 +66,22 @@ def power_capped(snapshot: Snapshot) -> Judgement:
         told = f"GPU {device.index} may draw {device.power_limit:.0f} W of its {device.power_limit_default:.0f} W"
     else:
         told = f"GPU {device.index} runs at its power limit, as it does when it works hard{_clock_words(device)}"
-    return Finding(
-        Verdict(
-            id="power-cap",
-            severity=severity,
-            share=None if share is None else round(share, 4),
-            speedup=None if share is None else round(without(min(0.9, share)), 3),
-            confidence=0.85 if share is None else PREDICTED,
-            title=told,
-            evidence=(f"reasons: {', '.join(device.throttle or ())}", *_power(device), *_heat(device)),
-            fixes=_fixes(device, braked=braked, lowered=lowered),
-        ),
+    return Explanation(
+        severity=severity,
+        share=share,
+        confidence=0.85 if share is None else PREDICTED,
+        title=told,
+        evidence=(f"reasons: {', '.join(device.throttle or ())}", *_power(device), *_heat(device)),
+        fixes=_fixes(device, braked=braked, lowered=lowered),
         level=1.0,
     )
 
 
-def _missing(snapshot: Snapshot, rule: str) -> Abstention | None:
+def _missing(snapshot: Snapshot) -> str | None:
     devices = own_devices(snapshot)
     if devices and all(device.throttle is None for device in devices):
-        return Abstention(id=rule, reason=UNTOLD)
-    return without_figures(snapshot, rule)
+        return UNTOLD
+    return without_figures(snapshot)
 
 
 def _by_power(device: GpuDevice) -> bool:
@@ -144,17 +133,9 @@ def _heat(device: GpuDevice) -> tuple[str, ...]:
 
 def _fixes(device: GpuDevice, *, braked: bool, lowered: bool) -> tuple[Fix, ...]:
     if braked:
-        return (Fix(text="the power supply or the rack asks for less: have its load and cabling checked"),)
+        return (fix("the power supply or the rack asks for less: have its load and cabling checked"),)
     if lowered:
         share = _worth(device, 1.0 - 1.0 / _gain(device))
         restore = f"nvidia-smi -i {device.index} -pl {device.power_limit_default:.0f}"
-        return (
-            Fix(text=f"if nobody lowered it on purpose: sudo {restore}", speedup=round(without(min(0.9, share)), 2)),
-        )
-    return (Fix(text="nothing to mend: lower precision or fewer operations get more done for the same power"),)
-
-
-RULES = (
-    Rule("thermal-throttle", throttled, Band(enter=0.5, leave=0.5)),
-    Rule("power-cap", power_capped, Band(enter=0.5, leave=0.5)),
-)
+        return (fix(f"if nobody lowered it on purpose: sudo {restore}", share),)
+    return (fix("nothing to mend: lower precision or fewer operations get more done for the same power"),)

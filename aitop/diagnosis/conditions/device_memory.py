@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from statistics import median
 
-from aitop.diagnosis.causes.trend import trend
-from aitop.diagnosis.conditions.devices import rise, without_figures
 from aitop.diagnosis.conditions.memory import left_of, steady
-from aitop.diagnosis.conditions.memory_imbalance import memory_imbalance
-from aitop.diagnosis.evidence import own_devices, records
-from aitop.diagnosis.rule import Band, Finding, Judgement, Rule
+from aitop.diagnosis.device import own_devices, without_figures
+from aitop.diagnosis.evidence import records
+from aitop.diagnosis.rule import Explanation, condition
+from aitop.diagnosis.series import rise, trend
+from aitop.diagnosis.what_if import fix
 from aitop.model.gpu import GpuDevice
+from aitop.model.ranks import RankView
 from aitop.model.snapshot import Snapshot
 from aitop.model.steps import AllocatorSample, Kind
 from aitop.model.units import duration, percent, rate, size
-from aitop.model.verdict import Abstention, Fix, Severity, Verdict
+from aitop.model.verdict import Fix, Severity
 
 FULL = 0.92
 SOON_SECONDS = 600.0
@@ -27,6 +30,11 @@ CONTEXT_BYTES = 1.5 * 2**30
 LEAST_WASTE = 256 * 2**20
 CROWDED = 0.7
 FEW_SIZES = 3
+# More than the others by this part of theirs, and by so many bytes, which libraries and chance do not explain.
+MORE, LEAST_BYTES = 0.25, 1 << 30
+TIGHT = 0.8
+STRANGERS = "`torch.cuda.set_device(local_rank)` before anything else, and `torch.load(..., map_location=...)`"
+UNEVEN = "give ranks equal shares: of the batch by length, of layers, of optimizer state; gather results in pieces"
 EXPANDABLE = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
 
 
@@ -58,13 +66,13 @@ class Held:
         return max(self.share, RETRIED if self.retries or self.ooms else 0.0)
 
 
-def oom_risk(snapshot: Snapshot) -> Judgement:
+def _full(snapshot: Snapshot) -> Explanation | str | None:
     """A device that the run uses is nearly full at its peak, or its allocator ran out a moment ago."""
     held = max(_held(snapshot), key=lambda one: one.level, default=None)
     if held is None:
         untold = [device for device in own_devices(snapshot) if not device.memory_total]
         reason = "the driver does not tell how much memory the GPU has"
-        return Abstention(id="oom-risk", reason=reason) if untold else without_figures(snapshot, "oom-risk")
+        return reason if untold else without_figures(snapshot)
     if held.level <= 0:
         return None
     allocator, ran_out = held.allocator, bool(held.retries or held.ooms)
@@ -76,16 +84,13 @@ def oom_risk(snapshot: Snapshot) -> Judgement:
     else:
         told = "ran out a moment ago"
     soon = f", full in {duration(full_in)}" if full_in is not None else ""
-    return Finding(
-        Verdict(
-            id="oom-risk",
-            severity=severity,
-            # Without the hook, much of what the driver counts as used may be the allocator's cache.
-            confidence=0.85 if allocator is not None and allocator.peak_allocated else 0.5,
-            title=f"GPU {held.index}'s memory {told}{soon}: a longer batch may not fit",
-            evidence=_signs(held, slope, full_in),
-            fixes=_remedies(held, snapshot.kind),
-        ),
+    return Explanation(
+        severity=severity,
+        # Without the hook, much of what the driver counts as used may be the allocator's cache.
+        confidence=0.85 if allocator is not None and allocator.peak_allocated else 0.5,
+        title=f"GPU {held.index}'s memory {told}{soon}: a longer batch may not fit",
+        evidence=_signs(held, slope, full_in),
+        fixes=_remedies(held, snapshot.kind),
         level=held.level,
     )
 
@@ -146,18 +151,19 @@ def _remedies(held: Held, kind: Kind) -> tuple[Fix, ...]:
     smaller = "smaller batch with gradient accumulation, or activation checkpointing"
     if kind == "inference":
         smaller = "smaller batches, a bound on the length of inputs, weights in a narrower type, torch.inference_mode()"
-    fixes = [Fix(text=smaller)]
+    fixes = [fix(smaller)]
     allocator = held.allocator
     if allocator is not None and (waste := _waste(allocator)) is not None and waste > LEAST_WASTE:
-        fixes.append(Fix(text=f"{EXPANDABLE}: {size(waste)} lies in pieces that no large tensor fits into"))
+        fixes.append(fix(f"{EXPANDABLE}: {size(waste)} lies in pieces that no large tensor fits into"))
     elif allocator is None:
-        fixes.append(Fix(text=f"{EXPANDABLE} if reserved is far above allocated"))
+        fixes.append(fix(f"{EXPANDABLE} if reserved is far above allocated"))
     if held.others is not None and held.others > CONTEXT_BYTES:
-        fixes.append(Fix(text=f"see who holds the other {size(held.others)}: nvidia-smi -i {held.index}"))
+        fixes.append(fix(f"see who holds the other {size(held.others)}: nvidia-smi -i {held.index}"))
     return tuple(fixes)
 
 
-def fragmentation(snapshot: Snapshot) -> Judgement:
+@condition("fragmentation", 0.2, 0.15)
+def fragmentation(snapshot: Snapshot) -> Explanation | str | None:
     """Memory that the allocator holds in pieces: free, but between blocks in use, so that it can give none back."""
     told = [one for one in _held(snapshot) if one.allocator is not None and _waste(one.allocator) is not None]
     if not told:
@@ -165,7 +171,7 @@ def fragmentation(snapshot: Snapshot) -> Judgement:
         if not cuda and not own_devices(snapshot):
             return None
         hooked = "" if snapshot.facts is not None else ": only the hook sees it"
-        return Abstention(id="fragmentation", reason=f"no figures of PyTorch's allocator{hooked}")
+        return f"no figures of PyTorch's allocator{hooked}"
     held = max(told, key=_fragmented)
     allocator, level = held.allocator, _fragmented(held)
     if allocator is None or level <= 0:
@@ -185,19 +191,16 @@ def fragmentation(snapshot: Snapshot) -> Judgement:
         )
     if sizes is not None and sizes > FEW_SIZES:
         signs.append(f"the last {len(records(snapshot))} steps had {sizes} different sizes")
-    fixes = [Fix(text=f"start it with {EXPANDABLE}: gives back up to {size(waste)}")]
+    fixes = [fix(f"start it with {EXPANDABLE}: gives back up to {size(waste)}")]
     if sizes is None or sizes > FEW_SIZES:
-        fixes.append(Fix(text="fewer distinct shapes: sort or bucket by length and pad to a few sizes"))
-    return Finding(
-        Verdict(
-            id="fragmentation",
-            severity=severity,
-            confidence=0.85 if held.retries and allocator.peak_allocated is not None else 0.65,
-            title=f"{percent(waste / allocator.reserved)} of PyTorch's memory on GPU {held.index} lies in pieces"
-            + ("" if crowded or held.retries else ", and there is room yet"),
-            evidence=tuple(signs),
-            fixes=tuple(fixes),
-        ),
+        fixes.append(fix("fewer distinct shapes: sort or bucket by length and pad to a few sizes"))
+    return Explanation(
+        severity=severity,
+        confidence=0.85 if held.retries and allocator.peak_allocated is not None else 0.65,
+        title=f"{percent(waste / allocator.reserved)} of PyTorch's memory on GPU {held.index} lies in pieces"
+        + ("" if crowded or held.retries else ", and there is room yet"),
+        evidence=tuple(signs),
+        fixes=tuple(fixes),
         level=level,
     )
 
@@ -230,16 +233,58 @@ def _times(number: float) -> str:
     return "once" if number == 1 else f"{number:.0f} times"
 
 
-def full_or_uneven(snapshot: Snapshot) -> Judgement:
+@condition("oom-risk", FULL, 0.88)
+def oom_risk(snapshot: Snapshot) -> Explanation | str | None:
     """A device that is nearly full; else a rank that holds much more than the others."""
-    full = oom_risk(snapshot)
-    if isinstance(full, Finding) and full.level >= FULL:
+    full = _full(snapshot)
+    if isinstance(full, Explanation) and (full.level or 0.0) >= FULL:
         return full
-    uneven = memory_imbalance(snapshot)
-    return uneven if isinstance(uneven, Finding) and uneven.level >= 1.0 else full
+    uneven = _uneven(snapshot)
+    return uneven if uneven is not None and (uneven.level or 0.0) >= 1.0 else full
 
 
-RULES = (
-    Rule("oom-risk", full_or_uneven, Band(enter=FULL, leave=0.88)),
-    Rule("fragmentation", fragmentation, Band(enter=0.2, leave=0.15)),
-)
+def _uneven(snapshot: Snapshot) -> Explanation | None:
+    """By the devices of the ranks, else by their memory on the host. The level is 1 where it is much."""
+    ranks = snapshot.ranks.ranks if snapshot.ranks else ()
+    devices = {one.index: one for one in snapshot.gpu.devices} if snapshot.gpu else {}
+    apart = [one for one in ranks if one.gpu is not None and one.gpu_memory]
+    if len({one.gpu for one in apart}) == len(apart) > 1:
+        return _beside_others(apart, {one.pid: one.gpu_memory or 0 for one in apart}, devices)
+    return _beside_others(ranks, {one.pid: one.rss for one in ranks if one.rss}, {})
+
+
+def _beside_others(
+    ranks: Sequence[RankView], held: Mapping[int, int], devices: Mapping[int, GpuDevice]
+) -> Explanation | None:
+    known = [one for one in ranks if one.pid in held]
+    if len(known) < 2:
+        return None
+    most = max(known, key=lambda one: held[one.pid])
+    usual = median(held[one.pid] for one in known if one is not most)
+    over = held[most.pid] - usual
+    device = devices.get(most.gpu) if most.gpu is not None else None
+    filled = held[most.pid] / device.memory_total if device and device.memory_total else None
+    strangers = _strangers(device, ranks, most)
+    where = f"on GPU {device.index}" if device else "of the machine"
+    evidence = [f"rank {most.rank}: {size(held[most.pid])} {where}, the others {size(usual)} (median)"]
+    if strangers:
+        others = sorted(one.rank for one in ranks if one.pid in strangers and one.rank is not None)
+        evidence.append(f"GPU {most.gpu} also holds memory of rank {', '.join(map(str, others))}")
+    if filled is not None:
+        evidence.append(f"GPU {most.gpu} is {percent(filled)} full")
+    return Explanation(
+        subtype="imbalance",
+        severity="warning" if (filled or 0.0) >= TIGHT else "info",
+        confidence=0.8 if strangers else 0.6,
+        title=f"rank {most.rank} holds {size(over)} more memory than the others: it bounds the batch of all",
+        evidence=tuple(evidence),
+        fixes=(fix(STRANGERS if strangers else UNEVEN),),
+        ranks=(most.rank,) if most.rank is not None else (),
+        level=over / usual / MORE if over >= LEAST_BYTES and usual > 0 else 0.0,
+    )
+
+
+def _strangers(device: GpuDevice | None, ranks: Sequence[RankView], most: RankView) -> set[int]:
+    """Other ranks that have memory on the device."""
+    users = {process.pid for process in (device.processes or ())} if device else set()
+    return users & {one.pid for one in ranks} - {most.pid}

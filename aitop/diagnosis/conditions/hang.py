@@ -7,11 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from aitop.diagnosis.conditions.hang_notes import behind, noted
-from aitop.diagnosis.rule import Band, Finding, Judgement, Rule
+from aitop.diagnosis.rule import Explanation, condition
+from aitop.diagnosis.what_if import fix
 from aitop.model.ranks import Standing, Standstill
 from aitop.model.snapshot import Snapshot
 from aitop.model.units import duration
-from aitop.model.verdict import Fix, Verdict, Where
+from aitop.model.verdict import Where
 
 SURE, LIKELY, UNSURE, BLIND = 0.95, 0.85, 0.6, 0.5
 MOST_GROUPS = 6
@@ -34,7 +35,8 @@ class Odd:
     fix: str = ""
 
 
-def hang(snapshot: Snapshot) -> Judgement:
+@condition("hang")
+def hang(snapshot: Snapshot) -> Explanation | str | None:
     """All ranks stand still for longer than is usual for this run."""
     still = snapshot.standstill
     if still is None or (not still.ranks and not still.gone):
@@ -42,19 +44,16 @@ def hang(snapshot: Snapshot) -> Judgement:
     odd = odd_one(still)
     where = tuple(place for one in odd.standing if (place := _place(one)) is not None)
     others = tuple(place for one in still.ranks if one not in odd.standing and (place := _place(one)) is not None)
-    return Finding(
-        Verdict(
-            id="hang",
-            subtype=odd.subtype,
-            severity="critical",
-            share=1.0,
-            confidence=odd.confidence,
-            title=odd.title,
-            where=(where + others)[:MOST_GROUPS],
-            evidence=(*_evidence(still), *noted(still, snapshot)),
-            fixes=(Fix(text=odd.fix),) if odd.fix else (),
-            ranks=odd.ranks,
-        ),
+    return Explanation(
+        subtype=odd.subtype,
+        severity="critical",
+        share=1.0,
+        confidence=odd.confidence,
+        title=odd.title,
+        where=(where + others)[:MOST_GROUPS],
+        evidence=(*_evidence(still), *noted(still, snapshot)),
+        fixes=(fix(odd.fix),) if odd.fix else (),
+        ranks=odd.ranks,
         level=1.0,
     )
 
@@ -262,6 +261,3 @@ def _calls(standing: Sequence[Standing]) -> str:
 
 def _list(words: Sequence[str]) -> str:
     return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}" if words else ""
-
-
-RULE = Rule("hang", hang, Band(enter=0.5, leave=0.5))

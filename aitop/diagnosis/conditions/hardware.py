@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from aitop.diagnosis.causes.device_gaps import share_of
-from aitop.diagnosis.conditions.devices import LANE_BYTES, link_rate, lost_devices, recent, rise, without_figures
-from aitop.diagnosis.evidence import own_devices, records
-from aitop.diagnosis.rule import Band, Finding, Judgement, Rule
-from aitop.diagnosis.what_if import without
+from aitop.diagnosis.device import LANE_BYTES, link_rate, lost_devices, own_devices, share_of, without_figures
+from aitop.diagnosis.evidence import records
+from aitop.diagnosis.rule import Explanation, condition
+from aitop.diagnosis.series import rise
+from aitop.diagnosis.what_if import fix
 from aitop.model.gpu import GpuDevice, GpuProcess
 from aitop.model.snapshot import Snapshot
 from aitop.model.units import percent, rate, size
-from aitop.model.verdict import Abstention, Fix, Severity, Verdict
+from aitop.model.verdict import Fix, Severity
 
 SHARED_MEMORY = 0.05
 CONTENDED = 0.8
@@ -43,17 +43,18 @@ HARDWARE_XIDS = {
 MILD_XIDS = {63, 92, 94}
 
 
-def shared(snapshot: Snapshot) -> Judgement:
+@condition("gpu-shared", 0.05, 0.03)
+def shared(snapshot: Snapshot) -> Explanation | str | None:
     """Somebody else computes on a device that the run uses."""
     devices = own_devices(snapshot)
     listed = [device for device in devices if _listed(device)]
     if devices and not listed:
         told = all(device.processes is None for device in devices)
         reason = "the driver does not list" if told else "the driver names only from outside of the container"
-        return Abstention(id="gpu-shared", reason=f"{reason} who is on the GPU")
+        return f"{reason} who is on the GPU"
     device = max(listed, key=_taken, default=None)
     if device is None or _taken(device) <= 0:
-        return without_figures(snapshot, "gpu-shared")
+        return without_figures(snapshot)
     others = [process for process in device.processes or () if not process.mine]
     busiest = max(others, key=lambda process: (process.sm or 0.0, process.memory or 0))
     computing = [process.sm for process in others if process.sm is not None]
@@ -64,17 +65,13 @@ def shared(snapshot: Snapshot) -> Judgement:
     severity: Severity = "critical" if taken is not None and taken >= 0.5 and contended else "warning"
     if computing and taken is None:
         severity = "info"
-    return Finding(
-        Verdict(
-            id="gpu-shared",
-            severity=severity,
-            share=None if taken is None else round(taken, 4),
-            speedup=None if taken is None else round(without(taken), 3),
-            confidence=0.85 if taken else 0.5,
-            title=f"GPU {device.index} is shared with {len(others)} other process{'es' if len(others) > 1 else ''}",
-            evidence=tuple(_uses(process) for process in others[:4]),
-            fixes=(Fix(text=f"use another device (CUDA_VISIBLE_DEVICES), or end pid {busiest.pid} if it is stray"),),
-        ),
+    return Explanation(
+        severity=severity,
+        share=taken,
+        confidence=0.85 if taken else 0.5,
+        title=f"GPU {device.index} is shared with {len(others)} other process{'es' if len(others) > 1 else ''}",
+        evidence=tuple(_uses(process) for process in others[:4]),
+        fixes=(fix(f"use another device (CUDA_VISIBLE_DEVICES), or end pid {busiest.pid} if it is stray"),),
         level=_taken(device),
     )
 
@@ -99,15 +96,15 @@ def _taken(device: GpuDevice) -> float:
     return max(computing, memory if memory > SHARED_MEMORY else 0.0)
 
 
-def slow_link(snapshot: Snapshot) -> Judgement:
+@condition("pcie-degraded")
+def slow_link(snapshot: Snapshot) -> Explanation | str | None:
     """The PCIe link runs below what card and slot can do, although the device works."""
     slow = [device for device in own_devices(snapshot) if _link_share(device) < 1.0]
     if not slow:
-        return without_figures(snapshot, "pcie-degraded")
+        return without_figures(snapshot)
     loaded = [device for device in slow if _loaded(snapshot, device)]
     if not loaded:
-        reason = "the PCIe link is below its best, as in any idle GPU: it is judged only while the GPU works"
-        return Abstention(id="pcie-degraded", reason=reason)
+        return "the PCIe link is below its best, as in any idle GPU: it is judged only while the GPU works"
     device = min(loaded, key=_link_share)
     share, used = _transfer(snapshot), _link_used(device)
     lost = share * (1.0 - _link_share(device)) if share is not None else None
@@ -119,21 +116,15 @@ def slow_link(snapshot: Snapshot) -> Judgement:
         evidence.append(f"{traffic}: {percent(used)} of what the link can carry now")
     if share is not None:
         evidence.append(f"copies to the device take {percent(share)} of each step")
-    return Finding(
-        Verdict(
-            id="pcie-degraded",
-            severity=severity,
-            share=round(lost, 4) if felt and lost else None,
-            speedup=round(without(min(0.95, lost)), 3) if felt and lost else None,
-            confidence=0.8 if felt else 0.6,
-            title=f"GPU {device.index} has {percent(_link_share(device))} of its PCIe bandwidth: {_link_words(device)}",
-            evidence=tuple(evidence),
-            fixes=(
-                Fix(
-                    text="move the card to a slot with all lanes, reseat it or its riser, and look at the BIOS's limit"
-                ),
-                Fix(text="until then copy less: pin_memory=True, smaller dtypes, decode or augment on the GPU"),
-            ),
+    return Explanation(
+        severity=severity,
+        share=lost if felt and lost else None,
+        confidence=0.8 if felt else 0.6,
+        title=f"GPU {device.index} has {percent(_link_share(device))} of its PCIe bandwidth: {_link_words(device)}",
+        evidence=tuple(evidence),
+        fixes=(
+            Fix(text="move the card to a slot with all lanes, reseat it or its riser, and look at the BIOS's limit"),
+            fix("until then copy less: pin_memory=True, smaller dtypes, decode or augment on the GPU"),
         ),
         level=1.0,
     )
@@ -157,8 +148,9 @@ def _link_words(device: GpuDevice) -> str:
 
 
 def _loaded(snapshot: Snapshot, device: GpuDevice) -> bool:
-    busy = recent(snapshot, f"gpu{device.index}.busy", LINK_POINTS)
-    return busy is not None and min(busy) >= LEAST_LOAD
+    series = snapshot.series.get(f"gpu{device.index}.busy")
+    known = [value for value in series.values if value is not None] if series is not None else []
+    return len(known) >= LINK_POINTS and min(known[-LINK_POINTS:]) >= LEAST_LOAD
 
 
 def _link_used(device: GpuDevice) -> float | None:
@@ -174,19 +166,20 @@ def _transfer(snapshot: Snapshot) -> float | None:
     return measured if measured is not None or snapshot.steps is None else snapshot.steps.phases.transfer
 
 
-def fault(snapshot: Snapshot) -> Judgement:
+@condition("gpu-fault")
+def fault(snapshot: Snapshot) -> Explanation | str | None:
     """A device of the run was lost, or reports errors: memory that could not be corrected, Xids."""
     found = [*(_lost(device) for device in lost_devices(snapshot))]
     found += [one for device in own_devices(snapshot) if (one := _errors(snapshot, device)) is not None]
     if found:
-        return max(found, key=lambda finding: (finding.verdict.severity == "critical", finding.verdict.confidence))
+        return max(found, key=lambda fault: (fault.severity == "critical", fault.confidence))
     devices = own_devices(snapshot)
     if devices and all(device.xid is None and device.ecc_uncorrected is None for device in devices):
-        return Abstention(id="gpu-fault", reason="the driver reports neither Xids nor memory errors of this GPU")
-    return without_figures(snapshot, "gpu-fault")
+        return "the driver reports neither Xids nor memory errors of this GPU"
+    return without_figures(snapshot)
 
 
-def _lost(device: GpuDevice) -> Finding:
+def _lost(device: GpuDevice) -> Explanation:
     return _fault(
         "critical",
         0.95,
@@ -196,7 +189,7 @@ def _lost(device: GpuDevice) -> Finding:
     )
 
 
-def _errors(snapshot: Snapshot, device: GpuDevice) -> Finding | None:
+def _errors(snapshot: Snapshot, device: GpuDevice) -> Explanation | None:
     new = rise(snapshot, f"gpu{device.index}.ecc_uncorrected", COUNTER_SECONDS) or 0.0
     broken = [xid for xid in device.xid or () if xid not in PROGRAM_XIDS]
     evidence = _xid_words(device)
@@ -229,20 +222,14 @@ def _xid_words(device: GpuDevice) -> tuple[str, ...]:
     )
 
 
-def _fault(severity: Severity, sure: float, title: str, evidence: tuple[str, ...], fixes: tuple[str, ...]) -> Finding:
-    told = Verdict(
-        id="gpu-fault",
+def _fault(
+    severity: Severity, sure: float, title: str, evidence: tuple[str, ...], fixes: tuple[str, ...]
+) -> Explanation:
+    return Explanation(
         severity=severity,
         confidence=sure,
         title=title,
         evidence=evidence,
-        fixes=tuple(Fix(text=text) for text in fixes),
+        fixes=tuple(map(fix, fixes)),
+        level=1.0,
     )
-    return Finding(told, level=1.0)
-
-
-RULES = (
-    Rule("gpu-shared", shared, Band(enter=0.05, leave=0.03)),
-    Rule("pcie-degraded", slow_link, Band(enter=0.5, leave=0.5)),
-    Rule("gpu-fault", fault, Band(enter=0.5, leave=0.5)),
-)

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from aitop.diagnosis.causes.trend import Trend, trend
 from aitop.diagnosis.conditions.memory import steady
-from aitop.diagnosis.evidence import mean_of
-from aitop.diagnosis.rule import Band, Finding, Judgement, Rule
-from aitop.diagnosis.what_if import without
+from aitop.diagnosis.rule import Explanation, condition
+from aitop.diagnosis.series import Trend, mean_of, trend
+from aitop.diagnosis.what_if import fix
 from aitop.model.host import HostSample, ProcessSample
 from aitop.model.snapshot import Series, Snapshot
 from aitop.model.units import duration, percent, rate, size
-from aitop.model.verdict import Abstention, Fix, Setting, Severity, Verdict
+from aitop.model.verdict import Fix, Setting, Severity
 
 FULL = 0.93
 NEARLY_GONE = 0.97
@@ -51,12 +50,13 @@ class Pressure:
         return max(self.used, NEARLY_GONE if self.felt else 0.0)
 
 
-def pressure(snapshot: Snapshot) -> Judgement:
+@condition("host-memory-pressure", FULL, 0.9)
+def pressure(snapshot: Snapshot) -> Explanation | str | None:
     """Hardly any host memory is left for the run, or it waits for memory already."""
     host = snapshot.host
     found = _pressure(snapshot, host) if host is not None else None
     if host is None or found is None:
-        return Abstention(id="host-memory-pressure", reason="how much memory is left is not known")
+        return "how much memory is left is not known"
     filling = _filling(snapshot)
     full_in = found.left / filling.slope if filling is not None else None
     share = found.stalled if found.stalled is not None and found.stalled >= STALLED else None
@@ -64,17 +64,13 @@ def pressure(snapshot: Snapshot) -> Judgement:
     severity: Severity = "critical" if signs >= 2 else "warning"
     whose = "the control group's memory" if found.grouped else "the machine's memory"
     told = f"{percent(found.used)} of {whose} is taken: {size(found.left)} left"
-    return Finding(
-        Verdict(
-            id="host-memory-pressure",
-            severity=severity,
-            share=None if share is None else round(share, 4),
-            speedup=None if share is None else round(without(min(0.9, share)), 3),
-            confidence=0.85 if signs >= 2 else 0.65,
-            title=told + (f", full in {duration(full_in)}" if full_in is not None else ""),
-            evidence=(*_signs(found, filling), *_who(host, found)),
-            fixes=_fixes(snapshot, host, found),
-        ),
+    return Explanation(
+        severity=severity,
+        share=share,
+        confidence=0.85 if signs >= 2 else 0.65,
+        title=told + (f", full in {duration(full_in)}" if full_in is not None else ""),
+        evidence=(*_signs(found, filling), *_who(host, found)),
+        fixes=_fixes(snapshot, host, found),
         level=found.level,
     )
 
@@ -149,15 +145,15 @@ def _fixes(snapshot: Snapshot, host: HostSample, found: Pressure) -> tuple[Fix, 
         half = len(workers) // 2
         setting = Setting(name="num_workers", to=half, current=len(workers))
         text = f"num_workers {len(workers)} → {half}, or a smaller prefetch_factor, costs less memory"
-        fixes.append(Fix(text=text, setting=setting))
+        fixes.append(fix(text, setting=setting))
     if not workers and ranks and snapshot.kind == "inference":
-        fixes.append(Fix(text="map the weights instead of reading them (safetensors, torch.load(mmap=True))"))
+        fixes.append(fix("map the weights instead of reading them (safetensors, torch.load(mmap=True))"))
     elif not workers and ranks:
-        fixes.append(Fix(text="read the data set piece by piece (memory map, Arrow, IterableDataset), not as a whole"))
+        fixes.append(fix("read the data set piece by piece (memory map, Arrow, IterableDataset), not as a whole"))
     if _resident(host.processes) < 0.5 * (found.total - found.left):
-        fixes.append(Fix(text="see who else holds memory: ps aux --sort=-rss | head"))
+        fixes.append(fix("see who else holds memory: ps aux --sort=-rss | head"))
     if found.grouped:
-        fixes.append(Fix(text="or raise the memory limit of the container or job"))
+        fixes.append(fix("or raise the memory limit of the container or job"))
     return tuple(fixes)
 
 
@@ -177,6 +173,3 @@ def _resident(processes: tuple[ProcessSample, ...]) -> float:
 
 def _counted(processes: tuple[ProcessSample, ...], word: str) -> str:
     return f"{len(processes)} {word}" + ("s" if len(processes) > 1 else "")
-
-
-RULES = (Rule("host-memory-pressure", pressure, Band(enter=FULL, leave=0.9)),)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 
-from aitop.diagnosis.causes.trend import Trend, trend
-from aitop.diagnosis.evidence import enough, own_devices, records
-from aitop.diagnosis.rule import Band, Finding, Judgement, Rule
+from aitop.diagnosis.device import own_devices
+from aitop.diagnosis.evidence import enough, records, short_place
+from aitop.diagnosis.rule import Explanation, condition
+from aitop.diagnosis.series import Trend, trend
+from aitop.diagnosis.what_if import fix
 from aitop.model.snapshot import GrowthSite, Snapshot
 from aitop.model.units import duration, percent, rate, size
-from aitop.model.verdict import Abstention, Fix, Severity, Verdict, Where
+from aitop.model.verdict import Fix, Severity, Where
 
 WATCH_SECONDS = 60.0
 MIN_SECONDS = 3.5
@@ -27,7 +29,8 @@ SOON_SECONDS = 1800.0
 _NUMBERS = re.compile(r"\.\w+\((?:.*\.item\(\)|(?:float|int|len)\(.*\))\)$|\+= *(?:.*\.item\(\)|len\(.*\))$")
 
 
-def leak(snapshot: Snapshot) -> Judgement:
+@condition("memory-leak", 1.0, 0.5)
+def leak(snapshot: Snapshot) -> Explanation | str | None:
     """Memory of the training process, of its workers, or allocated on a device, that rises steadily as it steps."""
     stepping = bool(records(snapshot)) or (snapshot.stacks is not None and snapshot.kind != "unknown")
     starting, blind = enough(snapshot), not stepping
@@ -38,12 +41,12 @@ def leak(snapshot: Snapshot) -> Judgement:
         if line is not None
     ]
     if (starting and not blind) or not found:
-        return Abstention(id="memory-leak", reason=starting or "memory was read fewer than four times")
+        return starting or "memory was read fewer than four times"
     sites = _sites(snapshot)
     patience = BLIND_SECONDS if blind else PATIENCE_SECONDS
     rising = [(name, line) for name, line in found if line.seconds >= patience and steady(line)]
     if not rising:
-        return Abstention(id="memory-leak", reason=BLIND) if blind else None
+        return BLIND if blind else None
     name, line = max(rising, key=lambda pair: pair[1].slope)
     sites = sites if name != "workers_rss" else ()
     keeps_graph = bool(sites) and sites[0].keeps_graph
@@ -59,17 +62,13 @@ def leak(snapshot: Snapshot) -> Judgement:
     if blind:
         severity, sure = "info", 0.3
     what = what_grows(name)
-    return Finding(
-        Verdict(
-            id="memory-leak",
-            severity=severity,
-            confidence=round(sure, 2),
-            title=f"{what} grows by {rate(line.slope)}"
-            + (f": full in {duration(full_in)}" if full_in is not None else ""),
-            where=where,
-            evidence=(*_evidence(what, line, left, full_in), *((BLIND,) if blind else ())),
-            fixes=_fixes(where, keeps_graph, name),
-        ),
+    return Explanation(
+        severity=severity,
+        confidence=round(sure, 2),
+        title=f"{what} grows by {rate(line.slope)}" + (f": full in {duration(full_in)}" if full_in is not None else ""),
+        where=where,
+        evidence=(*_evidence(what, line, left, full_in), *((BLIND,) if blind else ())),
+        fixes=_fixes(where, keeps_graph, name),
         level=line.slope / MIN_SLOPE,
     )
 
@@ -145,16 +144,12 @@ def _evidence(what: str, line: Trend, left: float | None, full_in: float | None)
 def _fixes(where: tuple[Where, ...], keeps_graph: bool, name: str) -> tuple[Fix, ...]:
     if name == "workers_rss":
         return (
-            Fix(text="bound what the data set caches (each worker fills a cache of its own), or cache on disk"),
-            Fix(text="keep samples in numpy arrays: Python objects shared with the parent are copied as they are read"),
+            fix("bound what the data set caches (each worker fills a cache of its own), or cache on disk"),
+            fix("keep samples in numpy arrays: Python objects shared with the parent are copied as they are read"),
         )
     if not where:
-        return (Fix(text="look for a list, dict or cache that is added to at every step and never cleared"),)
-    first = where[0]
-    place = f"{first.file.rsplit('/', 1)[-1]}:{first.line}"
+        return (fix("look for a list, dict or cache that is added to at every step and never cleared"),)
+    place = short_place(where[0])
     if keeps_graph:
-        return (Fix(text=f"{place} keeps the whole graph of every step alive: store loss.item() or loss.detach()"),)
-    return (Fix(text=f"{place} grows at every step: keep a bounded window, or write it out and clear it"),)
-
-
-RULES = (Rule("memory-leak", leak, Band(enter=1.0, leave=0.5)),)
+        return (fix(f"{place} keeps the whole graph of every step alive: store loss.item() or loss.detach()"),)
+    return (fix(f"{place} grows at every step: keep a bounded window, or write it out and clear it"),)

@@ -7,13 +7,10 @@ from collections.abc import Sequence
 
 from aitop.model.stacks import Frame, StackCount
 from aitop.sources import procfs
-from aitop.sources.code import SourceCode
-from aitop.sources.foreign_file import User, user_of
-from aitop.sources.stacks.frames import is_user
-from aitop.sources.stacks.guards import guard
+from aitop.sources.code.foreign_file import User, user_of
+from aitop.sources.code.lines import SourceCode
 from aitop.sources.stacks.speedscope import RawFrame, ThreadSamples
-
-LINES_ABOVE = 400
+from aitop.stacks.origin import is_user
 
 _View = tuple[str, "str | None", "User | None"]
 
@@ -43,7 +40,7 @@ def _view_of(pid: int) -> _View:
 
 
 class WindowBuilder:
-    """Collects what one window saw. `script` is the path of the target's main script, see frames.is_user."""
+    """Collects what one window saw. `script` is the path of the target's main script, see stacks.origin.is_user."""
 
     def __init__(self, script: str | None, code: CodeOfProcesses) -> None:
         self._script = script
@@ -90,8 +87,7 @@ class WindowBuilder:
         if index is None:
             user = is_user(file, self._script)
             index = self._frames[key] = len(self._table)
-            place = code.place(file, line, LINES_ABOVE) if user and line > 0 else None
-            text, loop, above = place if place and place[0] else (None, None, [])
-            condition = guard(above) if above else None
-            self._table.append(Frame(raw.name, file, line, user, text.strip() if text else None, loop, condition))
+            place = code.place(file, line) if user and line > 0 else None
+            text, loop, guard = place if place is not None and place.text else (None, None, None)
+            self._table.append(Frame(raw.name, file, line, user, text, loop, guard))
         return index

@@ -1,0 +1,441 @@
+"""Who makes the data that steps wait for, why they are late, and what would hide or end the wait."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from aitop.diagnosis.evidence import (
+    HANDED_WAITS,
+    RUNNING,
+    STORAGE_WAITS,
+    STORAGE_WORK,
+    Lines,
+    beside_lines,
+    free_cores,
+    lead_ledger,
+    loader_workers,
+    main_lines,
+    place_of,
+    records,
+    stored,
+    within_first,
+    worker_lines,
+)
+from aitop.diagnosis.series import mean_of, values_since
+from aitop.diagnosis.what_if import WAITING, Timeline, fix
+from aitop.model.ledger import Activity, Entry
+from aitop.model.snapshot import Snapshot
+from aitop.model.units import percent, rate
+from aitop.model.verdict import Fix, Setting, Where
+
+# Workers that use less of a core than this part of the time in which they work are waiting rather than computing.
+BUSY_CORES = 0.5
+READING_BYTES = 20e6
+# A smaller gain than this is not worth a change; more than half of what the wait costs is, and names the cause.
+WORTH_IT, MOST_OF_IT = 1.03, 0.5
+# Workers that rest for more of the time are not all that steps wait for.
+RESTS, LEAST_AT_WORK = 0.25, 0.05
+# Threads and processes that wait for nearly all of the time are not why the step waits.
+LEAST_MAKING = 0.3
+# A worker is slower than the others when they are busy for less than this part of its time.
+SLOW_READINGS, SLOW_BUSY, MOST_OF_OTHERS, SLOW_SECONDS = 3, 0.5, 0.5, 15.0
+# A start of a loader takes longer than this (seconds); such waits are most of all where workers are made anew.
+START, MOSTLY_STARTS = 0.002, 0.6
+BLOCKED: frozenset[Activity] = frozenset({*STORAGE_WAITS, "sleep", "wait"})
+
+
+@dataclass(frozen=True)
+class Why:
+    """Why data come late. `confirmed`: a second signal agrees."""
+
+    subtype: str
+    where: tuple[Where, ...]
+    evidence: tuple[str, ...]
+    fixes: tuple[Fix, ...]
+    confirmed: bool
+
+
+# --- a torch DataLoader ---------------------------------------------------------------------------------------------
+
+
+def of_loader(snapshot: Snapshot, share: float) -> Why:
+    """Why a DataLoader is late."""
+    respawn = _respawn(snapshot, share)
+    if respawn is not None:
+        return respawn
+    slow = slow_worker(snapshot)
+    if slow is not None:
+        return _of_slow_worker(slow, share)
+    lines = worker_lines(snapshot)
+    if not loader_workers(snapshot) and not lines.lines:
+        return _in_main_process(snapshot, share)
+    return _in_workers(snapshot, share, lines)
+
+
+def _respawn(snapshot: Snapshot, share: float) -> Why | None:
+    """Waits only where a loader is started anew: its workers are made again at every epoch."""
+    steps = records(snapshot)
+    starts = [step for step in steps if step.loader_start > START]
+    spawning = main_lines(snapshot, lambda entry: entry.activity == "spawn")
+    if steps:
+        lost = sum(step.loader_start + step.data_wait for step in starts)
+        # Taking a batch that lies ready is no wait, however long it takes on a crowded machine.
+        waited = sum(step.loader_start + step.data_wait for step in steps if step.loader_start or not step.queue_ready)
+        if len(starts) < 2 or waited <= 0 or lost < MOSTLY_STARTS * waited:
+            return None
+        times = f"the loader was started {len(starts)} times in {len(steps)} steps"
+        evidence = f"{times}, {lost / len(starts) * 1e3:.0f} ms each (every {len(steps) / len(starts):.0f} steps)"
+    else:
+        if spawning.share < 0.5 * share:
+            return None
+        evidence = f"{percent(spawning.share)} of samples start loader workers"
+    setting = Setting(name="persistent_workers", to=True, current=False)
+    return Why(
+        subtype="respawn",
+        where=spawning.where or main_lines(snapshot, lambda entry: entry.phase == "data").where,
+        evidence=(
+            evidence,
+            "worker processes are created again for every pass over the data",
+            "creating and ending them slows the steps beside them as well: the gain may be larger",
+        ),
+        fixes=(fix("persistent_workers=True keeps the loader's workers between epochs", share, setting),),
+        confirmed=bool(starts) and spawning.share > 0.02,
+    )
+
+
+def workers_at_work(snapshot: Snapshot) -> float | None:
+    """Share of their time in which loader workers make samples; None where there are none or no stacks of them."""
+    sampled = snapshot.stacks.processes if snapshot.stacks else ()
+    return worker_lines(snapshot).share if any(process.role == "loader-worker" for process in sampled) else None
+
+
+def _in_main_process(snapshot: Snapshot, share: float) -> Why:
+    """num_workers=0: loading happens inside `next()`."""
+    lines = main_lines(snapshot, lambda entry: entry.phase == "data" and entry.activity != "wait-queue")
+    free, blocked = free_cores(snapshot), _waits(lines)
+    timeline = Timeline(wait=share, cores_each=WAITING if blocked else 1.0, free_cores=free)
+    workers = timeline.best_workers()
+    beside = timeline.with_workers(workers)
+    enough = blocked or beside.speedup >= _most_of(timeline, share)
+    subtype = "storage" if blocked and lines.part(stored) > 0.5 else "workers" if enough else "transform"
+    fixes = []
+    if beside.speedup >= WORTH_IT or not lines.where or blocked:
+        setting = Setting(name="num_workers", to=workers, current=0)
+        fixes.append(fix(f"num_workers 0 → {workers}: load while the step computes", beside, setting))
+    if lines.where and not blocked:
+        fixes.append(fix(f"make {place_of(lines.where[0])} cheaper", share * within_first(lines)))
+    return Why(
+        subtype="collate" if _collates(lines) else subtype,
+        where=lines.where,
+        evidence=("num_workers=0: samples are loaded by the process that computes, nothing overlaps", *_free(free)),
+        fixes=tuple(fixes),
+        confirmed=bool(lines.lines),
+    )
+
+
+def _in_workers(snapshot: Snapshot, share: float, lines: Lines) -> Why:
+    loaders = snapshot.facts.loaders if snapshot.facts else ()
+    info = max(loaders, key=lambda loader: loader.workers, default=None)
+    workers = max(len(loader_workers(snapshot)), info.workers if info else 0)
+    free = free_cores(snapshot)
+    used = mean_of(snapshot, "workers_cpu", 15.0)
+    each = used / workers if used is not None and workers else None
+    wanted = (each or 0.0) + ((mean_of(snapshot, "workers_delay", 15.0) or 0.0) / workers if workers else 0.0)
+    blocked = each is not None and wanted < BUSY_CORES * max(lines.share, 0.3)
+    working = workers_at_work(snapshot)
+    rests = working is not None and working <= 1.0 - RESTS
+    timeline = Timeline(
+        wait=share,
+        makers=workers,
+        cores_each=0.0 if blocked else max(wanted if each is not None else 1.0, BUSY_CORES),
+        free_cores=free,
+        at_work=max(working or 0.0, LEAST_AT_WORK) if rests else 1.0,
+    )
+    best = timeline.best_workers()
+    if blocked:
+        # How many wait at once costs nothing; what they all compute needs cores, and others may have those.
+        timeline = replace(timeline, cores_each=wanted)
+    more = timeline.with_workers(best)
+    stores = lines.part(stored) > 0.4 or _reads_from_disk(snapshot)
+    enough = blocked or more.speedup >= _most_of(timeline, share)
+    subtype = "storage" if blocked and stores else "workers" if enough else "transform"
+    subtype = "collate" if _collates(lines) else subtype
+    evidence, fixes = [], []
+    if rests:
+        burst, ahead = _bursts(snapshot, timeline, info.prefetch if info else None)
+        evidence.append(burst)
+        fixes.append(ahead)
+    if best > workers and more.speedup >= WORTH_IT:
+        setting = Setting(name="num_workers", to=best, current=workers)
+        fixes.append(fix(f"num_workers {workers} → {best}", more, setting))
+    if lines.where and not blocked:
+        cheaper = f"make {place_of(lines.where[0])} cheaper: vectorise it, cache it, or do it once ahead"
+        fixes.append(fix(cheaper, share))
+    elif lines.where and subtype == "storage":
+        fixes.append(fix(_faster_source(lines), share))
+    depths = [step.queue_ready for step in records(snapshot) if step.queue_ready is not None]
+    if depths:
+        empty = percent(depths.count(0) / len(depths))
+        evidence.append(f"no batch lay ready at {empty} of the requests")
+    return Why(
+        subtype=subtype,
+        where=lines.where,
+        evidence=(
+            *evidence,
+            _workers(workers, each, blocked, lines),
+            *_free(free),
+            *([f"workers read {rate(reading)} from storage"] if (reading := _disk_rate(snapshot)) > 1e6 else []),
+        ),
+        fixes=tuple(fixes),
+        confirmed=lines.share > 0.5,
+    )
+
+
+def _bursts(snapshot: Snapshot, timeline: Timeline, ahead: int | None) -> tuple[str, Fix]:
+    """What to say and do where workers rest although steps wait: several batches are taken at once, then none."""
+    evidence = (
+        f"workers have nothing to do {percent(1.0 - timeline.at_work)} of the time although steps wait: batches are "
+        "taken in bursts, and no more are made ahead than the queue holds"
+    )
+    taken = sorted(step.backwards for step in records(snapshot))
+    at_once = taken[len(taken) // 2] if taken else 0
+    wanted = max(2 * (ahead or 2), math.ceil(2 * at_once / max(1, timeline.makers)))
+    text = f"prefetch_factor {f'{ahead} → {wanted}' if ahead else 'higher'}: more batches lie ready for the next burst"
+    setting = Setting(name="prefetch_factor", to=wanted, current=ahead) if ahead else None
+    return evidence, fix(text, replace(timeline, free_cores=None).with_workers(timeline.makers), setting)
+
+
+# --- one loader worker that holds up the others: batches come in order, so all wait for the slowest -----------------
+
+
+@dataclass(frozen=True)
+class SlowWorker:
+    """A loader worker that is at work while the others wait: how busy it is (0..1) and how busy they are, at most."""
+
+    pid: int
+    busy: float
+    others: float
+    count: int
+    lines: Lines
+
+
+def slow_worker(snapshot: Snapshot) -> SlowWorker | None:
+    """The one worker that all wait for, None where they work alike or were not watched for long enough."""
+    pids = [process.pid for process in loader_workers(snapshot)]
+    busy = {pid: mean_of(snapshot, f"worker{pid}.cpu", SLOW_SECONDS) or 0.0 for pid in pids}
+    if len(pids) < 2 or any(len(values_since(snapshot, f"worker{pid}.cpu", math.inf)) < SLOW_READINGS for pid in pids):
+        return None
+    slowest, *others = sorted(busy, key=lambda pid: -busy[pid])
+    most = busy[others[0]]
+    if busy[slowest] < SLOW_BUSY or most > MOST_OF_OTHERS * busy[slowest]:
+        return None
+    lines = worker_lines(snapshot, lambda entry: entry.pid == slowest)
+    return SlowWorker(slowest, min(1.0, busy[slowest]), most, len(busy), lines)
+
+
+def _of_slow_worker(slow: SlowWorker, share: float) -> Why:
+    those = f"the other {slow.count - 1}" if slow.count > 2 else "the other one"
+    work = f"worker {slow.pid} is at work {percent(slow.busy)} of the time, {those} {percent(slow.others)} at most"
+    even = (slow.busy + (slow.count - 1) * slow.others) / slow.count
+    shared = f"share the work out evenly: worker {slow.pid} gets the slow part of the data, all {slow.count} could"
+    fixes = [fix(shared, share * (1.0 - even / slow.busy))]
+    if slow.lines.where:
+        cheaper = f"make {place_of(slow.lines.where[0])} cheaper: convert what it reads once, ahead"
+        fixes.insert(0, fix(cheaper, share))
+    return Why(
+        subtype="transform",
+        where=slow.lines.where,
+        evidence=(f"{work}: batches come in order, so all wait for its",),
+        fixes=tuple(fixes),
+        confirmed=bool(slow.lines.where),
+    )
+
+
+# --- batches made by the stepping thread itself, without a loader; and a simulated environment ----------------------
+
+
+def of_own_code(snapshot: Snapshot, share: float, lines: Lines) -> Why:
+    """Why the stepping thread takes long to make batches."""
+    blocked = _waits(lines)
+    doing = _source_words(lines) or ("waiting" if blocked else "computing")
+    place = place_of(lines.where[0]) if lines.where else "code before the model's call"
+    timeline = Timeline(wait=share, cores_each=WAITING if blocked else 1.0, free_cores=free_cores(snapshot))
+    ahead = timeline.with_workers(timeline.best_workers())
+    return Why(
+        subtype="storage" if blocked else "transform",
+        where=lines.where,
+        evidence=(f"batches are made by the thread that computes, {doing}: {place}",),
+        fixes=(
+            fix(f"make batches ahead in worker processes (a DataLoader with workers) instead of {place}", ahead),
+            fix(f"make {place} cheaper: vectorise it, or do it once ahead of time", share * within_first(lines)),
+        ),
+        confirmed=True,
+    )
+
+
+def of_environment(snapshot: Snapshot, share: float, lines: Lines) -> Why:
+    """Reinforcement learning: the environment is stepped by the thread that computes."""
+    free = free_cores(snapshot)
+    timeline = Timeline(wait=share, cores_each=WAITING if _waits(lines) else 1.0, free_cores=free)
+    workers = timeline.best_workers()
+    policy = main_lines(snapshot, lambda entry: entry.phase == "forward").share
+    learning = main_lines(snapshot, lambda entry: entry.phase in ("backward", "optimizer")).share
+    place = place_of(lines.where[0]) if lines.where else "the environment"
+    cheaper = f"make {place} cheaper: a compiled or vectorised environment, less work for each step of it"
+    several = f"step {max(2, workers)} environments in processes (AsyncVectorEnv), one policy call for all"
+    return Why(
+        subtype="environment",
+        where=lines.where,
+        evidence=(
+            f"the environment takes {percent(share)}, model calls {percent(policy)}, "
+            f"backward and update {percent(learning)}",
+            *_free(free),
+        ),
+        fixes=(fix(cheaper, share * within_first(lines)), fix(several, timeline.with_workers(workers))),
+        confirmed=bool(lines.where),
+    )
+
+
+# --- batches made by threads or processes of the run's own ----------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Makers:
+    """The threads, or processes, that make batches, and how much of their time is work."""
+
+    count: int
+    processes: bool
+    lines: Lines
+    blocked: bool
+
+
+def makers(snapshot: Snapshot) -> Makers | None:
+    """Who makes the batches: other threads of the process, else processes below it; None where nobody works on any."""
+    ledger = lead_ledger(snapshot)
+    others = beside_lines(snapshot)
+    threads = [entry for entry in others if ledger and entry.pid == ledger.pid]
+    children = [entry for entry in others if ledger and entry.pid != ledger.pid and entry.role != "rank"]
+    return _makers(snapshot, threads, processes=False) or _makers(snapshot, children, processes=True)
+
+
+def _makers(snapshot: Snapshot, entries: Sequence[Entry], *, processes: bool) -> Makers | None:
+    """The same of these entries. Clients of a server rest between requests: there, a wait is no work."""
+    rests = HANDED_WAITS if snapshot.kind == "training" else HANDED_WAITS | {"sleep", "wait-network"}
+    samples: dict[tuple[int, str], float] = {}
+    for entry in entries:
+        key = (entry.pid, "" if processes else entry.thread)
+        samples[key] = samples.get(key, 0.0) + entry.samples
+    working = [entry for entry in entries if entry.activity not in rests and entry.work != "log"]
+    busy = {(entry.pid, "" if processes else entry.thread) for entry in working}
+    total = sum(samples[key] for key in busy)
+    at_work = sum(entry.samples for entry in working) / total if total else 0.0
+    if at_work < LEAST_MAKING:
+        return None
+    lines = Lines(at_work, tuple(sorted(working, key=lambda entry: -entry.samples)))
+    return Makers(len(busy), processes, lines, lines.part(lambda entry: entry.activity in BLOCKED) > 0.5)
+
+
+def of_threads_or_processes(snapshot: Snapshot, share: float) -> Why:
+    """Why those who make the batches are too slow. There must be some, see `makers`."""
+    made = makers(snapshot)
+    if made is None:
+        return Why("workers", (), ("nobody was seen to make batches",), (), confirmed=False)
+    free, blocked = free_cores(snapshot), made.blocked
+    timeline = Timeline(wait=share, makers=made.count, cores_each=WAITING if blocked else 1.0, free_cores=free)
+    best = timeline.best_workers()
+    more = timeline.with_workers(best)
+    subtype = "workers" if made.processes and more.speedup >= _most_of(timeline, share) else "transform"
+    if blocked:
+        subtype = "storage" if made.lines.part(stored) > 0.4 else "workers"
+    what = "process" if made.processes else "thread"
+    who = f"{made.count} {what}{('es' if made.processes else 's') if made.count > 1 else ''}"
+    doing = (_source_words(made.lines) or "waiting for something other than the CPU") if blocked else "computing"
+    at_work = percent(min(1.0, made.lines.share))
+    evidence = [f"batches are made by {who} of the run's own, {at_work} of the time at work: {doing}"]
+    if not blocked and not made.processes:
+        evidence.append("threads of one process take turns at running Python: they share one interpreter's lock")
+    place = place_of(made.lines.where[0]) if made.lines.where else "their work"
+    shorter = f"shorten the wait at {place}: cache it, or ask for more at once"
+    cheaper = f"make {place} cheaper: vectorise it, or do it once ahead of time"
+    fixes = [fix(shorter if blocked else cheaper, share)]
+    if best > made.count and more.speedup >= WORTH_IT:
+        kind = "processes" if made.processes else "threads" if blocked else "worker processes (a DataLoader)"
+        before = f"{made.count} → {best}" if made.processes or blocked else f"{best}"
+        fixes.append(fix(f"{before} {kind} to make batches", more))
+    return Why(subtype, made.lines.where, (*evidence, *_free(free)), tuple(fixes), confirmed=made.lines.share > 0.6)
+
+
+# --- words ----------------------------------------------------------------------------------------------------------
+
+
+def _most_of(timeline: Timeline, share: float) -> float:
+    """The factor from which more workers are a cure: more than half of what the end of the wait would give."""
+    return 1.0 + MOST_OF_IT * (timeline.without(share).speedup - 1.0)
+
+
+def _waits(lines: Lines) -> bool:
+    """Whether whoever makes the data mostly sleeps rather than computes."""
+    return lines.part(lambda entry: entry.does not in RUNNING) > 0.5
+
+
+def _collates(lines: Lines) -> bool:
+    return lines.part(lambda entry: entry.work in ("collate", "pin")) > 0.5
+
+
+def reads(entry: Entry) -> bool:
+    """Whether a library that reads data works there."""
+    return entry.work in STORAGE_WORK
+
+
+def _source(lines: Lines) -> str | None:
+    """What those entries wait for: file, network or database; None where nothing tells."""
+    weights = {
+        "database": lines.part(lambda entry: entry.work == "database"),
+        "network": lines.part(lambda entry: entry.activity == "wait-network" or entry.work == "network"),
+        "file": lines.part(lambda entry: entry.activity == "wait-disk" or entry.work == "file"),
+    }
+    largest = max(weights, key=lambda name: weights[name])
+    return largest if weights[largest] > 0.0 else None
+
+
+def _source_words(lines: Lines) -> str | None:
+    words = {"file": "reading files", "network": "waiting for the network", "database": "asking a database"}
+    return words.get(_source(lines) or "")
+
+
+def _faster_source(lines: Lines) -> str:
+    place = place_of(lines.where[0])
+    return {
+        "network": f"fetch more at once at {place}, keep connections open, or keep a local copy",
+        "database": f"read many rows with one query at {place}, or export them to files once",
+    }.get(_source(lines) or "", f"read at {place} from faster or nearer storage, larger files, or a local cache")
+
+
+def _workers(count: int, each: float | None, blocked: bool, lines: Lines) -> str:
+    alone = count == 1
+    named = f"{count} worker{'' if alone else 's'}"
+    if each is None:
+        return named
+    why = "it computes" if alone else "they compute"
+    if blocked:
+        source = _source_words(lines) or "waiting for something other than the CPU"
+        why = f"{'it is' if alone else 'they are'} {source}"
+    use = f"{named} at {percent(each)} of a core{'' if alone else ' each'}"
+    return f"{use}, {percent(min(1.0, lines.share))} of {'its' if alone else 'their'} samples at work: {why}"
+
+
+def _free(free: float | None) -> list[str]:
+    return [] if free is None else [f"{free:.1f} cores idle"]
+
+
+def _disk_rate(snapshot: Snapshot) -> float:
+    return sum(process.read_bytes or 0.0 for process in loader_workers(snapshot))
+
+
+def _reads_from_disk(snapshot: Snapshot) -> bool:
+    """Whether loader workers read much from storage, or half of them wait for it."""
+    workers = loader_workers(snapshot)
+    asleep = bool(workers) and sum(process.state == "D" for process in workers) * 2 >= len(workers)
+    return asleep or _disk_rate(snapshot) > READING_BYTES

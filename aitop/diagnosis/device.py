@@ -1,0 +1,167 @@
+"""Questions about the devices of a run: whose they are, how busy, and which calls tie the host to them. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+
+from aitop.diagnosis.evidence import LEAST_SHARE, MIN_STEPS, MOST_LINES, judged_pid, main_lines, records
+from aitop.diagnosis.series import mean_of
+from aitop.model.gpu import GpuDevice
+from aitop.model.ledger import Entry
+from aitop.model.snapshot import Snapshot
+from aitop.model.steps import CallKind, CallSite, StepRecord
+from aitop.model.units import percent
+from aitop.model.verdict import Where
+
+# Bytes per second of one PCIe lane, by generation, after the line code; of these about nine tenths are data.
+LANE_BYTES = {1: 0.25e9, 2: 0.5e9, 3: 0.985e9, 4: 1.97e9, 5: 3.94e9, 6: 7.56e9, 7: 15.1e9}
+PAYLOAD = 0.9
+
+
+def own_devices(snapshot: Snapshot) -> tuple[GpuDevice, ...]:
+    """Devices that the watched tree is on and that still answer."""
+    return tuple(device for device in _devices(snapshot) if device.mine and not device.lost)
+
+
+def lost_devices(snapshot: Snapshot) -> tuple[GpuDevice, ...]:
+    """Devices that the driver lost under the run, or that were gone before and that it may have been on."""
+    lost = tuple(device for device in _devices(snapshot) if device.lost)
+    mine = tuple(device for device in lost if device.mine)
+    return mine or (lost if _on_cuda(snapshot) and not own_devices(snapshot) else ())
+
+
+def on_gpu(snapshot: Snapshot) -> bool:
+    """Whether the steps may run on a GPU: what the host does then overlaps with what the device does."""
+    return _on_cuda(snapshot) or bool(own_devices(snapshot))
+
+
+def without_figures(snapshot: Snapshot) -> str | None:
+    """What is missing where the run is on a GPU and nothing is known of it; None where there is, or it is on none."""
+    if not _on_cuda(snapshot) or own_devices(snapshot) or any(device.lost for device in _devices(snapshot)):
+        return None
+    if snapshot.gpu is None:
+        return "no GPU figures"
+    return "which of the GPUs the run is on is not known"
+
+
+def device_busy(snapshot: Snapshot) -> float | None:
+    """Mean share of time in which the devices of the run had work; None where that is not measured, or not its own."""
+    shared = {
+        device.index
+        for device in own_devices(snapshot)
+        if any(process.sm for process in device.processes or () if not process.mine)
+    }
+    return activity_of_devices(snapshot, "busy", without=shared)
+
+
+def activity_of_devices(snapshot: Snapshot, name: str, without: Collection[int] = ()) -> float | None:
+    """Mean over the devices of the run of one of NVML's performance counters (sm, tensor, dram, …), 0..1."""
+    indices = [device.index for device in own_devices(snapshot) if device.index not in without]
+    known = [value for index in indices if (value := mean_of(snapshot, f"gpu{index}.{name}")) is not None]
+    return sum(known) / len(known) if known else None
+
+
+def timed_on_device(snapshot: Snapshot) -> bool:
+    """Whether the phases are on the device clock."""
+    return sum(step.device_forward is not None for step in records(snapshot)) >= MIN_STEPS
+
+
+def share_of(steps: Sequence[StepRecord], value: Callable[[StepRecord], float | None]) -> float | None:
+    """Share of the time of those steps for which `value` (seconds of a step) is known; None with too few of them."""
+    known = [(step.seconds, seconds) for step in steps if (seconds := value(step)) is not None]
+    total = sum(seconds for seconds, _ in known)
+    if len(known) < MIN_STEPS or total <= 0:
+        return None
+    return min(1.0, sum(seconds for _, seconds in known) / total)
+
+
+def idle_share(snapshot: Snapshot) -> float | None:
+    """Share of time (0..1) in which the devices of the run had nothing to do; None where nobody measured it.
+
+    NVML sees every gap but those too short for it, the device clock those between the phases: the larger one counts.
+    """
+    busy, gaps = device_busy(snapshot), _gaps(snapshot)
+    known = [idle for idle in (None if busy is None else max(0.0, 1.0 - busy), gaps) if idle is not None]
+    return max(known) if known else None
+
+
+def idle_words(snapshot: Snapshot) -> list[str]:
+    """How it is known that the device idles."""
+    busy, gaps = device_busy(snapshot), _gaps(snapshot)
+    words = [] if busy is None else [f"GPU busy {percent(busy)} of the time"]
+    return words if gaps is None else [*words, f"{percent(gaps)} of each step are gaps on the device clock"]
+
+
+def host_limit(snapshot: Snapshot, *, in_phases: bool = False) -> float:
+    """The most (0..1) of a step that work of the host can hold up: all of it, but on a GPU what the device idles.
+
+    There, host times are launch times, and a wait for the device may fall on any line. Work outside of the phases
+    holds up no more than the device clock leaves between them.
+    """
+    busy = device_busy(snapshot) if on_gpu(snapshot) else None
+    idle = 1.0 if busy is None else max(0.0, 1.0 - busy)
+    outside = snapshot.steps.phases.outside if snapshot.steps else None
+    return idle if in_phases or outside is None or not timed_on_device(snapshot) else min(idle, outside)
+
+
+def host_unproven(snapshot: Snapshot) -> bool:
+    """Whether steps run on a GPU and nothing tells how much of its time it idles."""
+    return on_gpu(snapshot) and device_busy(snapshot) is None and not timed_on_device(snapshot)
+
+
+def link_rate(device: GpuDevice) -> float | None:
+    """Bytes per second of data that the device's PCIe link carries each way as it is now; None where not known."""
+    lane = LANE_BYTES.get(device.pcie_generation or 0)
+    return PAYLOAD * lane * device.pcie_width if lane and device.pcie_width else None
+
+
+def calls_of(snapshot: Snapshot, kind: CallKind) -> tuple[CallSite, ...]:
+    """Call sites of one kind, the dearest first."""
+    calls = [call for call in snapshot.facts.calls if call.kind == kind] if snapshot.facts else []
+    return tuple(sorted(calls, key=lambda call: (-(call.seconds or 0.0), -call.calls)))
+
+
+def per_step(snapshot: Snapshot, call: CallSite) -> float | None:
+    """Calls a step of one site; None without steps to hold them against."""
+    count = snapshot.steps.count if snapshot.steps else None
+    return call.calls / count if count else None
+
+
+def call_places(snapshot: Snapshot, calls: Sequence[CallSite], lines: Sequence[Entry]) -> tuple[Where, ...]:
+    """Call sites as places, the dearest first, with the text of a sampled line where there is one."""
+    texts = {(entry.file, entry.line): entry.where.text for entry in lines if entry.where is not None}
+    seconds: dict[tuple[str, int, str], float] = {}
+    for call in calls:
+        key = call.file, call.line, call.function
+        seconds[key] = seconds.get(key, 0.0) + (call.seconds or 0.0)
+    total = sum(seconds.values())
+    return tuple(
+        Where(
+            pid=judged_pid(snapshot),
+            file=key[0],
+            line=key[1],
+            function=key[2],
+            share=seconds[key] / total if total else None,
+            text=texts.get(key[:2]),
+        )
+        for key in sorted(seconds, key=lambda key: -seconds[key])[:MOST_LINES]
+        if not total or seconds[key] >= LEAST_SHARE * total
+    )
+
+
+def text_of(snapshot: Snapshot, file: str, line: int) -> str:
+    """The source line as sampled, empty where it never was."""
+    entries = main_lines(snapshot, lambda entry: (entry.file, entry.line) == (file, line)).lines
+    return next((entry.where.text for entry in entries if entry.where is not None and entry.where.text), "")
+
+
+def _gaps(snapshot: Snapshot) -> float | None:
+    return share_of(records(snapshot), lambda step: step.device_idle)
+
+
+def _on_cuda(snapshot: Snapshot) -> bool:
+    return snapshot.facts is not None and snapshot.facts.cuda
+
+
+def _devices(snapshot: Snapshot) -> tuple[GpuDevice, ...]:
+    return snapshot.gpu.devices if snapshot.gpu else ()
