@@ -12,6 +12,7 @@ from aitop.engine import growth
 from aitop.engine.growth import GrowthFinder
 from aitop.model.stacks import Frame, StackCount, StackWindow
 from aitop.sources.code import growth as reading
+from aitop.sources.code import syntax
 
 
 def window(file):
@@ -81,8 +82,8 @@ assert growth_sites({"x.py": code})
 
 def test_what_would_overflow_the_parsers_stack_is_not_read(monkeypatch):
     loop = "seen = []\nfor step in range(9):\n    seen.append(step)\n"
-    monkeypatch.setattr(reading, "LIMITS_DEPTH", False)
+    monkeypatch.setattr(syntax, "LIMITS_DEPTH", False)
     for one in ("+1", ".b", "()", "[0]", "**a"):
-        assert reading.growth_sites({"x.py": f"{loop}x = a{one * 2 * reading.DEEPEST}\n"}) == ()
-    flat = f"x = [{'1.5, -2, ' * reading.DEEPEST}]\n".replace("-", "") + "y = a.b + c(1)\n" * reading.DEEPEST
+        assert reading.growth_sites({"x.py": f"{loop}x = a{one * 2 * syntax.DEEPEST}\n"}) == ()
+    flat = f"x = [{'1.5, -2, ' * syntax.DEEPEST}]\n".replace("-", "") + "y = a.b + c(1)\n" * syntax.DEEPEST
     assert len(reading.growth_sites({"x.py": loop + flat})) == 1

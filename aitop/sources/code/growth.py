@@ -7,28 +7,15 @@ order of lines stands for the order of execution, and a call of `update` for eve
 from __future__ import annotations
 
 import ast
-import io
 import re
-import sys
-import tokenize
-import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Literal, NamedTuple
 
 from aitop.model.snapshot import GrowthSite
 from aitop.model.text import printable
+from aitop.sources.code.syntax import parsed
 
-LARGEST_PARSED = 400_000
 LONGEST_TEXT = 200
-# Up to Python 3.10 the parser makes its tree without a limit to how deep it is, and a thread's stack overflows.
-LIMITS_DEPTH = sys.version_info >= (3, 11)
-DEEPEST = 10_000
-_FLAT = frozenset(",:=)]}")
-
-# What Python has to say of the code of others would be written into our screen and reports.
-WATCHED = "<watched>"
-for _category in (SyntaxWarning, DeprecationWarning):
-    warnings.filterwarnings("ignore", category=_category, module=WATCHED)
 
 _GROWING_METHODS = {"append": 0, "appendleft": 0, "extend": 0, "insert": 1}
 _SHRINKING_METHODS = frozenset({"clear", "pop", "popleft", "popitem", "remove", "detach_"})
@@ -86,7 +73,7 @@ class _Emptied(NamedTuple):
 
 def growth_sites(texts: Mapping[str, str | None]) -> tuple[GrowthSite, ...]:
     """The lines in these files that make something longer step by step, the likeliest leak first."""
-    files = [_File(file, text) for file, text in texts.items() if text is not None and len(text) <= LARGEST_PARSED]
+    files = [_File(file, text) for file, text in texts.items() if text is not None]
     try:
         calls = _Calls([function for file in files for function in file.functions])
         ranked = [site for file in files for site in file.sites(calls)]
@@ -102,15 +89,17 @@ class _File:
         self.file = file
         self._lines = text.splitlines()
         self.functions: list[_Function] = []
+        tree = parsed(text)
+        if tree is None:
+            return
         try:
-            tree = ast.Module([], []) if not LIMITS_DEPTH and _may_be_deep(text) else ast.parse(text, WATCHED)
             nodes = list(ast.walk(tree))
             given = [pair for node in nodes if isinstance(node, ast.stmt) for pair in _assignments(node)]
             dictionaries = {name for name, value in given if _is_dictionary(value)}
             self._queues = {name for name, value in given if _is_bounded(value)}
             retains = any(_retains(node) for node in nodes)
             self.functions = [_Function(node, name, dictionaries, retains) for node, name in _named(tree)]
-        except (SyntaxError, ValueError, RecursionError, MemoryError, tokenize.TokenError):
+        except (RecursionError, MemoryError):
             return
 
     def sites(self, calls: _Calls) -> Iterator[tuple[Rank, GrowthSite]]:
@@ -474,18 +463,3 @@ def last_name(function: ast.expr) -> str:
     if isinstance(function, ast.Attribute):
         return function.attr
     return function.id if isinstance(function, ast.Name) else ""
-
-
-def _may_be_deep(source: str) -> bool:
-    """Whether a statement has more than DEEPEST operators and brackets: `a.b.c`, `1 + 1 + 1` and `f()()()` nest."""
-    if len(source) < DEEPEST:
-        return False
-    count = 0
-    for token in tokenize.generate_tokens(io.StringIO(source).readline):
-        if token.type == tokenize.NEWLINE:
-            count = 0
-        elif token.type == tokenize.OP and token.string not in _FLAT:
-            count += 1
-            if count > DEEPEST:
-                return True
-    return False

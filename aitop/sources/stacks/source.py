@@ -183,6 +183,7 @@ class StackSource(Source):
             gil=gil,
             looks=tuple(looks),
             states=states,
+            flows=builder.flows(),
         )
 
     def _account_for_nothing(self, spies: Sequence[Spy]) -> None:
