@@ -19,7 +19,7 @@ from aitop.model.units import duration
 from aitop.stacks.groups import StackGroup, grouped
 from aitop.ui.feeds import LiveRun
 from aitop.ui.messages import in_background
-from aitop.ui.screens.stacks import StackList, StackScreen, StacksSeen
+from aitop.ui.screens.stacks import StackList, StackScreen
 from aitop.ui.state import View
 from aitop.ui.theme.palette import BRIGHT, DIM, FAINT, GAIN, LOSS, LOSS_LABEL, STATE_DENIED, TEXT
 from aitop.ui.widgets.line import Line, columns, shorten, wrap
@@ -187,9 +187,9 @@ class HangScreen(StackScreen[StandingPlace]):
     def __init__(self, feed: Feed, view: View) -> None:
         super().__init__(feed, view, StandingPane(id="standing", focusable=False))
 
-    def take(self, seen: StacksSeen) -> None:
+    def take(self, dump: StackDump | None) -> None:
         snapshot = self.view.snapshot
-        dump = seen.dump or StackDump(time=0.0, frames=(), threads=())
+        dump = dump or StackDump(time=0.0, frames=(), threads=())
         self.listing.take(standing_at(snapshot, dump) if snapshot is not None else None)
         if not self.listing.problem:
             self.listing.problem = "; ".join(f"no stack of {pid}: {why}" for pid, why in dump.refused)
