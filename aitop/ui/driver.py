@@ -6,17 +6,10 @@ import contextlib
 import os
 import termios
 from functools import lru_cache
-from typing import Any
 
 from textual.driver import Driver
 
-
-def _attributes(driver: Any) -> list[Any] | None:
-    """The settings of the driver's terminal, None where it has none."""
-    try:
-        return termios.tcgetattr(driver.fileno)
-    except (AttributeError, OSError, ValueError, termios.error):
-        return None
+from aitop.ui.terminal import settings_of
 
 
 def _in_background(terminal: int) -> bool:
@@ -45,7 +38,7 @@ def taken_once(driver: type[Driver]) -> type[Driver]:
                 return
             self._drawing = True
             super().start_application_mode()
-            self._as_drawn = _attributes(self)
+            self._as_drawn = settings_of(getattr(self, "fileno", -1))
 
         def stop_application_mode(self) -> None:
             """Give the terminal back."""

@@ -46,7 +46,7 @@ class LastResort:
     def __init__(self, clean_up: Callable[[], None]) -> None:
         self._clean_up = clean_up
         self._timer: threading.Timer | None = None
-        self._attributes = _attributes()
+        self._settings = settings_of(keyboard())
 
     def arm(self, exit_code: int) -> None:
         """From now on there are `GRACE_SECONDS` to end in order."""
@@ -70,8 +70,8 @@ class LastResort:
     def _restore(self) -> None:
         """Give the terminal back, as far as it still takes anything."""
         try:
-            if self._attributes is not None and sys.__stdin__ is not None:
-                termios.tcsetattr(sys.__stdin__.fileno(), termios.TCSANOW, self._attributes)
+            if self._settings is not None:
+                termios.tcsetattr(keyboard(), termios.TCSANOW, self._settings)
             if sys.__stderr__ is not None:
                 out = sys.__stderr__.fileno()
                 if select.select([], [out], [], 0)[1]:
@@ -81,8 +81,17 @@ class LastResort:
             pass
 
 
-def _attributes() -> list[Any] | None:
+def keyboard() -> int:
+    """The file descriptor of standard input, -1 where there is none."""
     try:
-        return termios.tcgetattr(sys.__stdin__.fileno()) if sys.__stdin__ is not None else None
+        return sys.__stdin__.fileno() if sys.__stdin__ is not None else -1
+    except ValueError:
+        return -1
+
+
+def settings_of(terminal: int) -> list[Any] | None:
+    """The settings of a terminal, None where it is none."""
+    try:
+        return termios.tcgetattr(terminal)
     except (OSError, ValueError, termios.error):
         return None
