@@ -11,7 +11,7 @@ from aitop.model.text import printable
 from aitop.model.units import NOT_YET
 from aitop.ui.state import View
 from aitop.ui.theme.palette import BRIGHT, DIM, KEY, NOTICE, TEXT, clickable
-from aitop.ui.widgets.line import Line, shorten_left, spread
+from aitop.ui.widgets.line import Line, key_hints, shorten_left, spread
 from aitop.ui.widgets.pane import Drawing, Pane
 
 ROOM_FOR_COST = 50
@@ -119,9 +119,7 @@ class FilterLine(Pane):
         self.typed = ""
 
     def draw(self, view: View, width: int, height: int) -> Drawing:
-        hint = Line()
-        for key, word in (("⏎", "keep"), ("esc", "drop"), ("!word", "without")):
-            hint.add(key, KEY).add(f" {word}  ", DIM)
+        hint = key_hints((("⏎", "keep"), ("esc", "drop"), ("!word", "without")))
         room = max(1, width - 12)
         line = Line(" filter ", BRIGHT).add("/", KEY).add(shorten_left(self.typed, room), TEXT).add(" ", NOTICE)
         return Drawing([spread(line, hint, width) if line.width + hint.width < width else line])

@@ -158,6 +158,14 @@ def rule(title: str, width: int, key: str = "") -> Line:
     return line.add(" ").to(width, "─", FRAME)
 
 
+def key_hints(hints: Iterable[tuple[str, str]]) -> Line:
+    """Keys, each with what it does in a word or two."""
+    line = Line()
+    for key, word in hints:
+        line.add(key, KEY).add(f" {word}  ", DIM)
+    return line
+
+
 def columns(cells: Iterable[tuple[Line, int]], gap: int = 2) -> Line:
     """Lines side by side, each fitted to its width, so that nothing moves when a value gets longer."""
     row = Line()
