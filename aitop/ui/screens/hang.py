@@ -22,7 +22,7 @@ from aitop.ui.messages import in_background
 from aitop.ui.screens.stacks import StackList, StackScreen
 from aitop.ui.state import View
 from aitop.ui.theme.palette import BRIGHT, DIM, FAINT, GAIN, LOSS, LOSS_LABEL, STATE_DENIED, TEXT
-from aitop.ui.widgets.line import Line, columns, shorten, wrap
+from aitop.ui.widgets.line import Line, columns, hanging, shorten
 from aitop.ui.words import base_name, confidence_dots, confidence_words, one_line, plural
 
 if TYPE_CHECKING:
@@ -97,17 +97,11 @@ class StandingPane(StackList[StandingPlace]):
         moving = self.still.seconds <= 0
         lines.append(_how_still(self.still, view.snapshot))
         mark = Line("if it hangs ", DIM) if moving else Line(" HANG ", LOSS_LABEL).add(" ")
-        rest = width - mark.width
-        for number, text in enumerate(wrap(one_line(self.odd.title), max(20, rest))):
-            start = mark if number == 0 else Line(" " * mark.width)
-            lines.append(start.add(text, TEXT if moving else BRIGHT))
+        lines += hanging(mark, one_line(self.odd.title), width, TEXT if moving else BRIGHT)
         sure = Line("sure ", DIM).join(confidence_dots(self.odd.confidence))
         lines.append(sure.add(f"  {confidence_words(self.odd.confidence)}", DIM))
         if self.odd.fix:
-            lines += [
-                Line("→ " if not number else "  ", GAIN).add(text, TEXT)
-                for number, text in enumerate(wrap(one_line(self.odd.fix), max(20, width - 2)))
-            ]
+            lines += hanging(Line("→ ", GAIN), one_line(self.odd.fix), width)
         if view.snapshot is not None and not moving:
             lines += [
                 Line(shorten(one_line(text), width), DIM) for text in noted(self.still, view.snapshot)[:MOST_NOTES]

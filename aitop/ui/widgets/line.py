@@ -144,6 +144,12 @@ class Line:
         return Strip(segments, self.width)
 
 
+def hanging(head: Line, text: str, width: int, style: Style = TEXT) -> list[Line]:
+    """`text` broken into lines of `width` cells: the first begins with `head`, the others stand under its text."""
+    parts = wrap(text, max(8, width - head.width)) or [""]
+    return [Line().join(Line() if row else head).to(head.width).add(part, style) for row, part in enumerate(parts)]
+
+
 def spread(left: Line, right: Line, width: int) -> Line:
     """`left` at the left edge and `right` at the right one; where both do not fit, the left gives way."""
     if right.width >= width:

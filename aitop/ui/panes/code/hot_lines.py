@@ -92,7 +92,7 @@ def _samples_of_roles(stacks: Stacks, pids: frozenset[int] | None) -> dict[Role,
 
 BAR = 8
 ROOMY = 90
-LEAST_TEXT = 10
+LEAST_TEXT = 7
 LEAST_FOR_TEXT = 90
 
 
@@ -123,16 +123,19 @@ def hot_line(row: HotRow, width: int, by: Line = NO_CHANGE) -> Line:
     """
     phase = phase_of(row.phase)
     left = Line(share_text(row.share), BRIGHT).join(by).add(" ").join(bar(row.share, BAR, phase.ink)).add("  ")
-    right = [(Line(row.who, DIM), 12)]
-    if width >= ROOMY:
+    right, wide = [(Line(row.who, DIM), 12 if width >= ROOMY else 10)], width >= ROOMY
+    if wide:
         right.insert(0, (Line("▌", phase.ink).add(phase.name, DIM), 11))
     room = width - left.width - sum(cells + 2 for _, cells in right)
-    cells = max(30, min(44, room // 2)) if row.text and room >= 30 + LEAST_TEXT else max(LEAST_TEXT, room)
-    place = _place(row)
+    cells, place = max(30, min(44, room // 2)) if wide else room, _place(row)
     name = Line(shorten(one_line(row.function), max(6, cells - len(place) - 2)), TEXT).add("  ")
-    name.add(shorten_left(place, cells - name.width), BRIGHT)
-    text = [(Line(one_line(row.text or ""), DIM), room - cells - 2)] if cells < room else []
-    return left.join(columns([(name, cells), *text, *right]))
+    name.add(shorten_left(place, max(8, cells - name.width)), BRIGHT)
+    # Where there is little room, the text follows the name at once.
+    cells = cells if wide else min(name.width, room)
+    text = Line(one_line(row.text or ""), DIM) if room - cells - 2 >= LEAST_TEXT else Line()
+    return left.join(
+        columns([(name, cells), (text, room - cells - 2), *right]) if text.width else columns([(name, room), *right])
+    )
 
 
 def hot_line_and_text(row: HotRow, width: int, by: Line = NO_CHANGE) -> list[Line]:
