@@ -123,7 +123,8 @@ def hot_line(row: HotRow, width: int, by: Line = NO_CHANGE) -> Line:
     """
     phase = phase_of(row.phase)
     left = Line(share_text(row.share), BRIGHT).join(by).add(" ").join(bar(row.share, BAR, phase.ink)).add("  ")
-    right, wide = [(Line(row.who, DIM), 12 if width >= ROOMY else 10)], width >= ROOMY
+    wide = width >= ROOMY
+    right = [(Line(row.who, DIM), 12 if wide else 10)]
     if wide:
         right.insert(0, (Line("▌", phase.ink).add(phase.name, DIM), 11))
     room = width - left.width - sum(cells + 2 for _, cells in right)
@@ -132,10 +133,10 @@ def hot_line(row: HotRow, width: int, by: Line = NO_CHANGE) -> Line:
     name.add(shorten_left(place, max(8, cells - name.width)), BRIGHT)
     # Where there is little room, the text follows the name at once.
     cells = cells if wide else min(name.width, room)
-    text = Line(one_line(row.text or ""), DIM) if room - cells - 2 >= LEAST_TEXT else Line()
-    return left.join(
-        columns([(name, cells), (text, room - cells - 2), *right]) if text.width else columns([(name, room), *right])
-    )
+    named = [(name, room)]
+    if row.text and room - cells - 2 >= LEAST_TEXT:
+        named = [(name, cells), (Line(one_line(row.text), DIM), room - cells - 2)]
+    return left.join(columns([*named, *right]))
 
 
 def hot_line_and_text(row: HotRow, width: int, by: Line = NO_CHANGE) -> list[Line]:
