@@ -20,8 +20,6 @@ from aitop.model.verdict import Where
 
 # Parts of less than this share of a lane are put to the largest part of their line.
 LEAST_PART = 0.004
-# Where far more was measured in a phase than was seen there, samples tell only so much of it.
-MOST_SCALED = 2.0
 # Model calls for each backward pass from which on the model acts rather than learns: a teacher or a frozen part is
 # called once or twice.
 ROLLOUT_CALLS = 4
@@ -30,6 +28,8 @@ LEAST_ENVIRONMENT = 0.02
 # A line that takes as long as all collections, give or take this factor, asks for them. Of collections that take next
 # to no time none is asked for.
 ASKED_FOR, LEAST_ASKED = 0.7, 0.03
+# Where far more was measured in a phase than was seen there, samples tell only so much of it.
+MOST_SCALED = 2.0
 # Samples tell a phase better than a clock that saw less than this part of it (a saved reference to torch.save, say).
 LEAST_MEASURED = 0.5
 
