@@ -58,7 +58,7 @@ def judge(snapshot: Snapshot) -> Explanation | str | None:
     cost = _cost(snapshot, steps, samples, facts) if waiting <= AT_LEISURE else None
     if cost is None:
         return None
-    batched = Timeline(wait=cost.samples).with_batch(BATCH, cost.fixed, cost.each, surely=cost.measured)
+    batched = Timeline.with_batch(BATCH, cost.samples, cost.fixed, cost.each, surely=cost.measured)
     part = 1.0 if training else _of_the_model(snapshot, steps)
     share, low, high = (part * (1.0 - length) for length in (batched.likely, batched.most, batched.least))
     gone = estimated(share, low, high if cost.measured else share + 0.6 * (1.0 - share))
