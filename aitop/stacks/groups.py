@@ -46,8 +46,8 @@ def stack_groups(dump: StackDump) -> tuple[StackGroup, ...]:
         frames = own_frames([dump.frames[index] for index in thread.frames])
         if frames:
             groups.setdefault(frames, []).append(thread)
-    found = [grouped(frames, members) for frames, members in groups.items()]
-    return tuple(sorted(found, key=_order))
+    together = [grouped(frames, members) for frames, members in groups.items()]
+    return tuple(sorted(together, key=_order))
 
 
 def own_frames(frames: Sequence[Frame]) -> tuple[Frame, ...]:
