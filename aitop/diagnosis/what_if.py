@@ -148,6 +148,10 @@ class Scope:
     capacity: bool = False
 
 
+# Just a part of the time.
+PART = Scope()
+
+
 def together(verdicts: Sequence[Verdict], scopes: Mapping[str, Scope], snapshot: Snapshot) -> list[Verdict]:
     """The verdicts, in their order, each gain held against what limits the unit next."""
     return _with_next_limit(_held_up_by_loading(list(verdicts), scopes, snapshot), scopes)
