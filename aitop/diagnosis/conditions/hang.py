@@ -48,6 +48,7 @@ def hang(snapshot: Snapshot) -> Explanation | str | None:
         subtype=odd.subtype,
         severity="critical",
         share=1.0,
+        gains=False,
         confidence=odd.confidence,
         title=odd.title,
         where=(where + others)[:MOST_GROUPS],
