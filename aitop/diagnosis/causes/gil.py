@@ -28,6 +28,8 @@ ENTER, LEAVE = 0.12, 0.07
 WAITS: frozenset[Activity] = frozenset(
     {"wait-queue", "wait-child", "wait-disk", "wait-network", "wait-device", "sleep", "spawn"}
 )
+# The thread that steps has to stand still for so much of the time, of which the kernel is sure.
+LEAST_STILL = 0.04
 IDLE: frozenset[Activity] = frozenset({*HANDED_WAITS, "sleep", "wait-network"})
 
 
@@ -47,7 +49,7 @@ def judge(snapshot: Snapshot) -> Explanation | str | None:
         return "how much of the time the main thread runs is not known"
     share = min(held, still + _crowding(snapshot, held), host_limit(snapshot), 0.97)
     # Threads that hold the lock where nobody wants it at that moment cost nothing.
-    if not others or share < LEAVE:
+    if not others or share < LEAVE or still < LEAST_STILL:
         return None
     # Of many threads that hold it alike, each has a small part.
     least = min(0.2 * held, 0.5 * (others[0].gil or 0.0))

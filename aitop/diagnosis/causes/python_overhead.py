@@ -21,6 +21,8 @@ from aitop.model.verdict import Fix
 LEAST_HELD, LEAST_HELD_UNCOUNTED = 0.06, 0.25
 # Of a smaller part of the time too few looks at the lock are had to judge it without a count.
 LEAST_SEEN = 0.1
+# Python between the phases is not worth naming beside that of the model below this share.
+SOME = 0.05
 # The same work in one operation still takes some of the time.
 BATCHED_AWAY = 0.88
 
@@ -38,7 +40,7 @@ def judge(snapshot: Snapshot) -> Explanation | str | None:
     # On a GPU what launches take is told by how long the device waits for them; Python proper stays Python.
     per_op = None if gpu else _seconds_per_op(snapshot, model.share)
     in_model = python.share if gpu else _around_operations(snapshot, model.share, python.share, per_op)
-    between = min(beside.share, host_limit(snapshot))
+    between = min(beside.share, host_limit(snapshot)) if beside.share >= SOME or not in_model else 0.0
     share = min(0.99, between + in_model, host_limit(snapshot, in_phases=True))
     if share <= 0.0:
         return None
