@@ -94,9 +94,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
         parser.error("only `aitop run` takes a command after --")
     args.command = command
     if args.verb not in WITHOUT_SETTINGS:
-        from aitop.commands.settings import read
-
-        settle(args, read())
+        settle(args, config.read())
     return args
 
 

@@ -25,7 +25,7 @@ from aitop.ui.picture import ScreenName, picker_svg, svg
 HERE = Path(__file__).parent
 TESTS = HERE.parent / "tests"
 RECORDINGS = TESTS / "recordings"
-SCRIPTS = (HERE.parent / "aitop" / "workloads", TESTS / "ranks")
+SCRIPTS = (HERE.parent / "aitop" / "workloads", TESTS / "e2e" / "ranks")
 
 PANES = ("verdict", "step", "gpu", "data", "memory", "code")
 

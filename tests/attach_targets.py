@@ -15,7 +15,7 @@ STAND_IN = (
     (
         "hook.__init__",
         "from .store import STATE\n"
-        "def install(way):\n"
+        "def install(way, load=None):\n"
         "    if STATE: return 'already'\n"
         "    STATE.append(way); return 'installed'\n"
         "def remove():\n"

@@ -20,7 +20,7 @@ ONE_BY_ONE = (
     "test_demo.py",
 )
 # And these come first because they take long.
-EARLY = (*ONE_BY_ONE, "test_frameworks.py", "test_attach.py")
+EARLY = (*ONE_BY_ONE, "test_who_works.py", "test_frameworks.py", "test_recordings.py", "test_attach.py")
 
 
 # A shell that has them run in the background starts them, and all that they start, deaf to Ctrl-C.

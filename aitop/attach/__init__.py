@@ -5,12 +5,21 @@ attempt.py      one request on its way: tries the ways in, waits, withdraws it
 inspection/     looks at the process first: may it be entered, where does its Python lie?
 ways/           the ways in: CPython's remote debugging, a synthetic signal frame on x86-64, gdb elsewhere
 payload/        what is carried in: the injected line, the hook's modules, the memory or file that carries them
-watchdog.py     cleans up where the monitor is killed in the middle of an attach
 refusal.py      how an attach says no
 """
 
 from aitop.attach.attempt import Attachment, Attempt, Limit
 from aitop.attach.entrance import begin, install, remove, settled
-from aitop.attach.refusal import AttachRefused
+from aitop.attach.refusal import AttachRefused, WaitingForTarget
 
-__all__ = ["AttachRefused", "Attachment", "Attempt", "Limit", "begin", "install", "remove", "settled"]
+__all__ = [
+    "AttachRefused",
+    "Attachment",
+    "Attempt",
+    "Limit",
+    "WaitingForTarget",
+    "begin",
+    "install",
+    "remove",
+    "settled",
+]

@@ -1,34 +1,21 @@
-"""One attempt to get a request into a process: the ways in are tried best first, then the answer is waited for.
-
-The hook arrives in parts, one request after the other, and the target runs on in between. Where the target is slow to
-answer, or each way in is costly, the rest comes in one block instead. Why parts: loading and installing 260 kB of
-bytecode in one block took the main thread of a torch process 5.2 to 5.7 ms of CPU time, and in six parts at most 2.3 ms
-at a time (Python 3.11); the budget of an attach is a pause of 5 ms. A hook that loads well within that in
-one block needs neither the parts nor what follows from them:
-
-Between two parts the target holds modules that are not in use yet. They go away by themselves in the end (`Arriving` in
-payload/in_target.py), sooner where the attempt is closed (`_drop_parts`) or the monitor is killed (watchdog.py).
-"""
+"""One attempt to get a request into a process: the ways in are tried best first, then the answer is waited for."""
 
 from __future__ import annotations
 
-import errno
+import contextlib
 import fcntl
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from types import TracebackType
 
 from aitop.attach.inspection.preflight import check_alive, check_consent, check_torch, open_memory
 from aitop.attach.inspection.process import ProcStatus, interpreter_of, same_process
 from aitop.attach.inspection.python_image import locate_python
-from aitop.attach.payload.bundle import Action, Sources, pack, parts
+from aitop.attach.payload.bundle import Action, Sources, pack
 from aitop.attach.payload.request import Request
-from aitop.attach.refusal import AttachRefused, NotNow
-from aitop.attach.watchdog import WATCHDOG
+from aitop.attach.refusal import AttachRefused, NotNow, WaitingForTarget, ended
 from aitop.attach.ways import TargetProcess, WayIn
 from aitop.attach.ways.gdb import Gdb
 from aitop.attach.ways.remote_debug import RemoteDebug
@@ -45,10 +32,6 @@ RETRIES_S = (0.03, 0.5)
 SETTLE_S = 0.005
 # A hook that has begun to install itself cannot be taken back: it is waited for.
 BEGUN_PATIENCE_S = 3.0
-DROP_PATIENCE_S = 1.0
-# A target that takes longer than this to answer a part gets the rest in one block: it would take as long for each part,
-# and a long pause is nothing new to it.
-SLOW_S = 0.25
 TURN_POLL_S = 0.01
 
 
@@ -78,48 +61,38 @@ class Limit:
         return time.monotonic() >= self.deadline or self.given_up()
 
 
-class Turn:
-    """Context manager: a lock between all monitors, so that one at a time attaches to process `pid`.
+@contextlib.contextmanager
+def turn(pid: int, deadline: float) -> Iterator[None]:
+    """A lock between all monitors, so that one at a time attaches to process `pid`.
 
     It is waited for until `deadline` (monotonic seconds). It lies on `/proc/PID/mem`: only those who may attach can
     open that, and the kernel frees the lock when its owner dies. Raises OSError where that file cannot be opened.
     """
+    fd = os.open(f"/proc/{pid}/mem", os.O_RDWR | os.O_CLOEXEC)
+    try:
+        while not _locked(fd):
+            if time.monotonic() > deadline:
+                reason = f"another aitop is attaching to process {pid}"
+                raise AttachRefused("failed", reason, "try again", passing=True)
+            time.sleep(TURN_POLL_S)
+        yield
+    finally:
+        os.close(fd)
 
-    def __init__(self, pid: int, deadline: float) -> None:
-        self._pid, self._deadline = pid, deadline
-        self._fd = -1
 
-    def __enter__(self) -> None:
-        self._fd = os.open(f"/proc/{self._pid}/mem", os.O_RDWR | os.O_CLOEXEC)
-        try:
-            while not self._take():
-                if time.monotonic() > self._deadline:
-                    reason = f"another aitop is attaching to process {self._pid}"
-                    raise AttachRefused("other-monitor", reason, "try again")
-                time.sleep(TURN_POLL_S)
-        except BaseException:
-            os.close(self._fd)
-            raise
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        os.close(self._fd)
-
-    def _take(self) -> bool:
-        """Tries to take the lock, and returns whether it is ours now."""
-        try:
-            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            if error.errno in (errno.EWOULDBLOCK, errno.EINTR):
-                return False
-            raise
-        return True
+def _locked(fd: int) -> bool:
+    """Tries to take the lock, and returns whether it is ours now."""
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 @dataclass
-class _Retry:
-    """When a way may be tried again (monotonic seconds), and the pause after the next failure (seconds)."""
+class _Backoff:
+    """When something may be tried again (monotonic seconds), and the pause after the next failure (seconds)."""
 
-    way: WayIn
     again_at: float = 0.0
     pause: float = RETRIES_S[0]
 
@@ -133,7 +106,7 @@ class _Pending:
     """A request under way: all the ways that may be tried, and those that brought it in."""
 
     request: Request
-    ways: list[_Retry]
+    ways: dict[WayIn, _Backoff]
     entered: list[WayIn] = field(default_factory=list)
     next_way_at: float = 0.0
 
@@ -143,56 +116,48 @@ class _Pending:
 
 
 class Attempt:
-    """One action on one process. From `open` to `close` no other monitor attaches to it.
+    """One action on one process. From here to `close` no other monitor attaches to it.
 
     A request that was brought in stays queued in the target, at no cost to it, until it is answered or withdrawn,
-    whether anybody waits or not. Raises AttachRefused, with the target as it was, where there is no way in. With
-    `torch` False a process without torch is entered as well.
+    whether anybody waits or not. While another monitor attaches to the target, it is waited for until `deadline`
+    (monotonic seconds). Raises AttachRefused, with the target as it was, where there is no way in. With `torch` False a
+    process without torch is entered as well.
     """
 
     def __init__(
-        self, pid: int, action: Action, sources: Sources, ways: Sequence[WayIn], *, torch: bool = True
+        self,
+        pid: int,
+        action: Action,
+        sources: Sources,
+        ways: Sequence[WayIn],
+        deadline: float,
+        *,
+        torch: bool = True,
     ) -> None:
-        self._pid, self._ways = pid, ways
-        self._action, self._sources = action, tuple(sources)
-        self._interpreter: str | None = None
-        self._blocks: list[bytes] = []  # still to be brought in
-        self._needs_torch = torch and action == "install"
-        self._held = ExitStack()
+        self._pid = pid
+        self._held = contextlib.ExitStack()
         self._pending: _Pending | None = None
-        self._again_at, self._again_pause = 0.0, RETRIES_S[0]
-        self._since = self._asked_at = time.monotonic()
+        self._busy = _Backoff()
+        self._since = time.monotonic()
         self._pause_us = 0.0
         self._obstacle = ""
-        self._has_withdrawn = self._parts_wait = False
-
-    def open(self, deadline: float) -> None:
-        """Inspects the target, and waits until `deadline` (monotonic seconds) while another monitor attaches to it."""
-        status = check_alive(self._pid)
+        status = check_alive(pid)
         try:
             memory = self._held.enter_context(open_memory(status))
-            check_consent(self._pid)
-            self._target = TargetProcess(status, memory, locate_python(self._pid, memory))
-            if self._needs_torch:
-                check_torch(self._pid)
-            if self._action == "install" and self._target.python.version != sys.version_info[:2]:
-                self._interpreter = interpreter_of(status)
-            self._open_ways = _open_ways(self._target, self._ways)
-            self._prepare(whole=self._open_ways[0].costly)
-            self._held.enter_context(Turn(self._pid, deadline))
-            if len(self._blocks) > 1:
-                self._held.enter_context(WATCHDOG.over(status))
+            check_consent(pid)
+            self._target = TargetProcess(status, memory, locate_python(pid, memory))
+            if torch and action == "install":
+                check_torch(pid)
+            same_python = action == "remove" or self._target.python.version == sys.version_info[:2]
+            self._open_ways = _open_ways(self._target, ways)
+            self._payload = pack(action, tuple(sources), None if same_python else interpreter_of(status))
+            self._held.enter_context(turn(pid, deadline))
         except OSError as error:
             self._held.close()
             raise unreachable(status, error) from error
         except BaseException:
             self._held.close()
             raise
-
-    def _prepare(self, *, whole: bool) -> None:
-        """Sets what is to be brought in: all of it in one block, or in parts."""
-        action, sources, interpreter = self._action, self._sources, self._interpreter
-        self._blocks = [pack(action, sources, interpreter)] if whole else list(parts(action, sources, interpreter))
 
     def wait(self, limit: Limit) -> Attachment | None:
         """Goes on with the attempt. Returns the answer, None where there is none when the `limit` is reached."""
@@ -203,7 +168,7 @@ class Attempt:
                 if done is not None:
                     return done
                 if not same_process(self._target.status):
-                    raise _ended(self._pid)
+                    raise ended(self._pid)
                 if limit.over():
                     return None
                 time.sleep(poll)
@@ -215,88 +180,47 @@ class Attempt:
     def why_not(self) -> AttachRefused:
         """The refusal where no answer came."""
         if not same_process(self._target.status):
-            return _ended(self._pid)
+            return ended(self._pid)
         if self._pending is None or not self._pending.entered:
             what, remedy = self._obstacle or "the hook says that the moment does not suit it", "try again"
         else:
             what, remedy = f"process {self._pid} is inside one long call", "try again when it is back in Python code"
-        return AttachRefused("waiting", f"hook waiting for the target: {what}", remedy)
+        return WaitingForTarget(what, remedy)
 
     def close(self) -> Attachment | None:
-        """Withdraws the request, and the parts that have arrived. Idempotent.
+        """Withdraws the request. Idempotent.
 
         A request that the target has begun is waited for, and its answer returned.
         """
         with self._held:
-            done = self._withdraw()
-            if self._parts_wait and (done is None or done.answer in ("next", "busy")):
-                self._drop_parts()
-                return None
-            return done
-
-    def _drop_parts(self) -> None:
-        """Has the target drop the parts that wait in it for the rest."""
-        self._parts_wait = False
-        self._action, self._sources = "drop", ()
-        self._prepare(whole=True)
-        self._again_at = 0.0
-        limit = Limit(time.monotonic() + DROP_PATIENCE_S)
-        try:
-            while self._step() is None and same_process(self._target.status) and not limit.over():
-                time.sleep(ANSWER_POLLS_S[0])
-            self._withdraw()
-        except (AttachRefused, OSError):
-            # It has ended, or is stopped.
-            pass
+            return self._withdraw()
 
     def _step(self) -> Attachment | None:
         """Looks for the answer; where there is none, tries the next way that is due."""
         if self._pending is None:
-            if time.monotonic() < self._again_at:
+            if time.monotonic() < self._busy.again_at:
                 return None
             needs_file = any(way.exclusive for way in self._open_ways)
-            request = Request(self._target.status, self._blocks[0], file=needs_file)
+            request = Request(self._target.status, self._payload, file=needs_file)
             request.open()
-            self._asked_at = time.monotonic()
-            self._pending = _Pending(request, [_Retry(way) for way in self._open_ways])
+            self._pending = _Pending(request, {way: _Backoff() for way in self._open_ways})
         answer = self._pending.request.answer()
         if answer is None:
             self._try_next_way(self._pending)
             answer = self._pending.request.answer()
-        if answer is not None:
-            return self._settle(self._pending, answer)
-        if len(self._blocks) > 1 and self._pending.entered and time.monotonic() - self._asked_at > SLOW_S:
-            self._send_whole(self._pending)
-        return None
-
-    def _send_whole(self, pending: _Pending) -> None:
-        """Withdraws a part that the target has not begun with, and has everything come in one block."""
-        for way in pending.entered:
-            way.withdraw(self._target, in_use=True)
-        if pending.request.cancel():
-            pending.request.close()
-            self._pending, self._has_withdrawn = None, True
-            self._prepare(whole=True)
+        return None if answer is None else self._settle(self._pending, answer)
 
     def _settle(self, pending: _Pending, answer: str) -> Attachment | None:
-        """Cleans up after an answer. None where more is to be brought in, or the hook asks for another moment."""
+        """Cleans up after an answer. None where the hook asks for another moment."""
         ack_ms = (time.monotonic() - self._since) * 1e3
         self._pending = None
         for way in pending.entered:
-            # Where a second way, or a request that was withdrawn, queued the line too, it may be read at this moment.
-            way.withdraw(self._target, in_use=len(pending.entered) > 1 or self._has_withdrawn)
+            # Where a second way queued the line too, it may be read at this moment.
+            way.withdraw(self._target, in_use=len(pending.entered) > 1)
         pending.request.close()
         time.sleep(SETTLE_S)
-        self._parts_wait = answer == "next" or (answer == "busy" and self._parts_wait)
-        if answer in ("next", "lost"):
-            if answer == "next" and time.monotonic() - self._asked_at < SLOW_S and not pending.entered[-1].costly:
-                del self._blocks[0]
-            else:
-                self._prepare(whole=True)
-            return None
         if answer == "busy":
-            self._again_at = time.monotonic() + self._again_pause
-            self._again_pause = min(2 * self._again_pause, RETRIES_S[1])
+            self._busy.put_off()
             return None
         return Attachment(pending.way, answer, self._pause_us, ack_ms)
 
@@ -305,26 +229,22 @@ class Attempt:
         now = time.monotonic()
         if now < pending.next_way_at:
             return
-        for retry in pending.ways:
-            way = retry.way
-            if way in pending.entered or now < retry.again_at or (way.costly and pending.entered):
+        for way, backoff in pending.ways.items():
+            if way in pending.entered or now < backoff.again_at or (way.costly and pending.entered):
                 continue
-            if pending.entered and pending.entered[-1].exclusive and not self._withdraw_last_way(pending):
-                return
+            if pending.entered and pending.entered[-1].exclusive:
+                pending.entered[-1].withdraw(self._target, in_use=True)
+                if not pending.request.is_there():  # the target has begun with it
+                    return
             try:
                 self._pause_us = max(self._pause_us, way.enter(self._target, pending.request))
             except NotNow as not_now:
                 self._obstacle = str(not_now)
-                retry.put_off()
+                backoff.put_off()
                 continue
             pending.entered.append(way)
             pending.next_way_at = time.monotonic() + way.patience
             return
-
-    def _withdraw_last_way(self, pending: _Pending) -> bool:
-        """Withdraws what the last way brought in; False where the target has begun with it."""
-        pending.entered[-1].withdraw(self._target, in_use=True)
-        return pending.request.is_there()
 
     def _withdraw(self) -> Attachment | None:
         """Withdraws the request; where the target has begun with it, waits for the answer and returns that."""
@@ -342,7 +262,6 @@ class Attempt:
             limit = Limit(time.monotonic() + BEGUN_PATIENCE_S)
             while not limit.over() and same_process(self._target.status):
                 if (answer := request.answer()) is not None:
-                    self._parts_wait = answer == "next" or (answer == "busy" and self._parts_wait)
                     return Attachment(pending.way, answer, self._pause_us, (time.monotonic() - self._since) * 1e3)
                 time.sleep(ANSWER_POLLS_S[0])
         return None
@@ -356,16 +275,12 @@ def _open_ways(target: TargetProcess, ways: Sequence[WayIn]) -> list[WayIn]:
         closed = [obstacle for _, obstacle in obstacles if obstacle is not None]
         reasons = ", ".join(dict.fromkeys(obstacle.reason for obstacle in closed))
         remedy = next((obstacle.remedy for obstacle in closed if obstacle.remedy), "aitop run -- CMD")
-        raise AttachRefused("no-way-in", f"there is no way into process {target.pid}: {reasons}", remedy)
+        raise AttachRefused("absent", f"there is no way into process {target.pid}: {reasons}", remedy)
     return usable
 
 
 def unreachable(status: ProcStatus, error: OSError) -> AttachRefused:
     """The refusal that an error of the system means."""
     if not same_process(status):
-        return _ended(status.pid)
-    return AttachRefused("way-failed", f"process {status.pid} could not be reached: {error}")
-
-
-def _ended(pid: int) -> AttachRefused:
-    return AttachRefused("ended", f"process {pid} ended")
+        return ended(status.pid)
+    return AttachRefused("failed", f"process {status.pid} could not be reached: {error}")

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from aitop.attach.attempt import WAYS, Attachment, Attempt, Limit, unreachable
 from aitop.attach.inspection.hook_presence import hook_is_there
 from aitop.attach.inspection.preflight import check_alive, check_consent, check_torch, open_memory, without_torch
-from aitop.attach.inspection.process import read_status
 from aitop.attach.inspection.python_image import locate_python
 from aitop.attach.payload.bundle import Action, Sources, hook_sources
 from aitop.attach.payload.carriers import first_folder, may_look_into_us
@@ -42,9 +41,7 @@ def begin(pid: int) -> Attempt:
 
     Raises AttachRefused, with the target as it was, where there is no way in.
     """
-    attempt = Attempt(pid, "install", hook_sources(), WAYS)
-    attempt.open(time.monotonic() + TURN_S)
-    return attempt
+    return Attempt(pid, "install", hook_sources(), WAYS, time.monotonic() + TURN_S)
 
 
 def settled(pid: int, done: Attachment) -> Attachment:
@@ -53,7 +50,7 @@ def settled(pid: int, done: Attachment) -> Attachment:
         return done
     if done.answer == "no-torch":
         raise without_torch(pid)
-    raise AttachRefused("hook-failed", f"the hook did not settle in process {pid}: {done.answer}")
+    raise AttachRefused("failed", f"the hook did not settle in process {pid}: {done.answer}")
 
 
 def remove(pid: int, *, timeout: float = 3.0) -> str:
@@ -64,22 +61,7 @@ def remove(pid: int, *, timeout: float = 3.0) -> str:
     done = deliver(pid, "remove", (), timeout=timeout)
     if done.answer in ("removed", "absent"):
         return done.answer
-    raise AttachRefused("hook-failed", f"the hook did not leave process {pid}: {done.answer}")
-
-
-def begin_dropping(pid: int, started: int) -> Attempt:
-    """Begins to have process `pid` drop the parts of an attach that was never finished.
-
-    `started` is its start in clock ticks after boot. To be waited for and closed like the attempt of `begin`. Raises
-    AttachRefused.
-    """
-    status = read_status(pid)
-    if status is None or status.started != started:
-        raise AttachRefused("ended", f"process {pid} ended")
-    # Leftover parts do no harm: they are not worth a stop of the whole program.
-    attempt = Attempt(pid, "drop", (), [way for way in WAYS if not way.costly])
-    attempt.open(time.monotonic() + TURN_S)
-    return attempt
+    raise AttachRefused("failed", f"the hook did not leave process {pid}: {done.answer}")
 
 
 def deliver(
@@ -97,8 +79,7 @@ def deliver(
     With `torch` False a process without torch is entered as well.
     """
     limit = Limit(time.monotonic() + timeout, given_up)
-    attempt = Attempt(pid, action, sources, ways, torch=torch)
-    attempt.open(limit.deadline)
+    attempt = Attempt(pid, action, sources, ways, limit.deadline, torch=torch)
     try:
         done = attempt.wait(limit)
         refusal = None if done else attempt.why_not()

@@ -1,66 +1,38 @@
-"""How an attach says no: a code for programs, a sentence and a remedy for people."""
+"""How an attach says no."""
 
 from __future__ import annotations
 
 from typing import Literal
 
+# `absent`: it cannot work here. `denied`: the system or the owner forbids it. `failed`: tried in vain.
 RefusalState = Literal["absent", "denied", "failed"]
-RefusalCode = Literal[
-    "no-process",
-    "not-a-process",
-    "own-process",
-    "ended",
-    "stopped",
-    "traced",
-    "strict-seccomp",
-    "just-forked",
-    "not-permitted",
-    "switched-off",
-    "not-python",
-    "unsupported-python",
-    "unsupported-machine",
-    "no-torch",
-    "no-way-in",
-    "no-carrier",
-    "damaged-files",
-    "other-monitor",
-    "waiting",
-    "withdrawn",
-    "way-failed",
-    "hook-failed",
-]
-
-DENIED: frozenset[RefusalCode] = frozenset(("traced", "not-permitted", "switched-off"))
-FAILED: frozenset[RefusalCode] = frozenset(
-    ("no-carrier", "damaged-files", "other-monitor", "way-failed", "hook-failed")
-)
-PASSING: frozenset[RefusalCode] = frozenset(
-    ("stopped", "traced", "just-forked", "no-torch", "other-monitor", "waiting")
-)
 
 
 class AttachRefused(Exception):  # noqa: N818
     """The hook cannot get into, or out of, that process now, and nothing was changed there.
 
-    `code` is what programs decide by. `reason` is one sentence; `remedy` is a command or an action that would mend
-    it, None where there is none.
+    `reason` is one sentence; `remedy` is a command or an action that would mend it, None where there is none.
+    `passing`: it is only a matter of time, and asking again soon makes sense.
     """
 
-    def __init__(self, code: RefusalCode, reason: str, remedy: str | None = None) -> None:
+    def __init__(self, state: RefusalState, reason: str, remedy: str | None = None, *, passing: bool = False) -> None:
         super().__init__(reason)
-        self.code: RefusalCode = code
+        self.state = state
         self.reason = reason
         self.remedy = remedy
+        self.passing = passing
 
-    @property
-    def state(self) -> RefusalState:
-        """`absent`: it cannot work here. `denied`: the system or the owner forbids it. `failed`: tried in vain."""
-        return "denied" if self.code in DENIED else "failed" if self.code in FAILED else "absent"
 
-    @property
-    def passing(self) -> bool:
-        """Whether it is only a matter of time: asking again soon makes sense."""
-        return self.code in PASSING
+class WaitingForTarget(AttachRefused):
+    """The target has not answered yet."""
+
+    def __init__(self, what: str, remedy: str) -> None:
+        super().__init__("absent", f"hook waiting for the target: {what}", remedy, passing=True)
+
+
+def ended(pid: int) -> AttachRefused:
+    """The refusal for a process that is gone."""
+    return AttachRefused("absent", f"process {pid} ended")
 
 
 class NotNow(Exception):  # noqa: N818

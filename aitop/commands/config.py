@@ -3,9 +3,36 @@
 from __future__ import annotations
 
 import argparse
+import json
+import os
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
 
-from aitop.commands.settings import as_toml, path, read
+from aitop.commands.options import interval
 from aitop.errors import WrongUsageError
+from aitop.model.settings import FOLDABLE, THEME_NAMES, Settings
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+LARGEST_FILE = 1_000_000
+
+
+class Key(NamedTuple):
+    """One setting: what it is for, what its value must be, and how that is taken from the file (None: it is wrong).
+
+    `none` is what stands in the file for a setting that is None, where it may be.
+    """
+
+    words: str
+    must_be: str
+    take: Callable[[Any], Any]
+    none: str | None = None
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -28,3 +55,136 @@ def run(args: argparse.Namespace) -> int:
         file = None
     print(as_toml(read(file), file), end="")
     return 0
+
+
+def path() -> Path:
+    """Where the settings are looked for: $XDG_CONFIG_HOME/aitop/config.toml, by default under ~/.config.
+
+    Raises WrongUsageError where nobody knows a home.
+    """
+    base = os.environ.get("XDG_CONFIG_HOME", "")
+    try:
+        folder = Path(base) if base.startswith("/") else Path.home() / ".config"
+    except RuntimeError:  # no HOME, and a user without an entry, as in many containers
+        raise WrongUsageError("no home is known for this user: set HOME or XDG_CONFIG_HOME") from None
+    return folder / "aitop" / "config.toml"
+
+
+def read(file: Path | None = None) -> Settings:
+    """What the file says; defaults where there is none. Raises WrongUsageError: file, line and key in a sentence."""
+    if file is None:
+        try:
+            file = path()
+        except WrongUsageError:
+            return Settings()
+    try:
+        text = file.read_bytes()[:LARGEST_FILE].decode()
+    except (FileNotFoundError, NotADirectoryError):
+        return Settings()
+    except OSError as error:
+        if not os.path.lexists(file):
+            # A home that is another user's: whether there are settings in it is not ours to know.
+            return Settings()
+        raise WrongUsageError(f"cannot read the settings in {file}: {error.strerror or error}") from None
+    except UnicodeDecodeError as error:
+        line = error.object[: error.start].count(b"\n") + 1
+        raise WrongUsageError(f"{file}, line {line}: not UTF-8") from None
+    try:
+        values = tomllib.loads(text)
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        raise WrongUsageError(_not_toml(file, text, str(error))) from None
+    taken = {}
+    for name, value in values.items():
+        key, where = KEYS.get(name), f"{file}, line {_line_of(text, name)}"
+        if key is None:
+            raise WrongUsageError(f"{where}: there is no setting {name!r}, only {', '.join(KEYS)}")
+        if key.none is None or value != key.none:
+            taken[name] = key.take(value)
+            if taken[name] is None:
+                raise WrongUsageError(f"{where}: {name} must be {key.must_be}")
+    return Settings(**taken)
+
+
+def as_toml(settings: Settings, file: Path | None = None) -> str:
+    """All settings as a file that says the same, each under what it is for; `file` is where they belong."""
+    lines = [
+        f"# Settings of aitop{f', read from {file}' if file else ''}. What the command line says goes before them."
+    ]
+    for name, key in KEYS.items():
+        value = getattr(settings, name)
+        written = f"{value:.10g}s" if name == "interval" else key.none if value is None else value
+        # Of these types, JSON is TOML.
+        lines += ["", *(f"# {line}" for line in key.words.splitlines())]
+        lines.append(f"{name} = {json.dumps(written, ensure_ascii=False)}")
+    return "\n".join(lines) + "\n"
+
+
+def _not_toml(file: Path, text: str, words: str) -> str:
+    at = re.search(r"\(at line (\d+), column \d+\)", words)
+    line = at.group(1) if at else str(text.count("\n") + 1)
+    reason = words.partition(" (at ")[0]
+    return f"{file}, line {line}: not TOML: {reason[:1].lower()}{reason[1:]}"
+
+
+def _line_of(text: str, name: str) -> int:
+    """The line on which a key or a table of this name begins; the first where it is written in another way."""
+    start = re.compile(rf"\s*(\[+\s*)?[\"']?{re.escape(name)}[\"']?\s*[=.\]]")
+    return next((number for number, line in enumerate(text.splitlines(), 1) if start.match(line)), 1)
+
+
+def _flag(value: Any) -> bool | None:
+    return value if isinstance(value, bool) else None
+
+
+def _theme(value: Any) -> str | None:
+    return value if value in THEME_NAMES else None
+
+
+def _interval(value: Any) -> float | None:
+    try:
+        return None if isinstance(value, bool) else interval(str(value))
+    except argparse.ArgumentTypeError:
+        return None
+
+
+def _panes(value: Any) -> tuple[str, ...] | None:
+    return tuple(value) if isinstance(value, list) and all(name in FOLDABLE for name in value) else None
+
+
+def _command(value: Any) -> str | None:
+    return value.strip() if isinstance(value, str) and value.isprintable() else None
+
+
+TRUE_OR_FALSE = "true or false"
+KEYS = {
+    "theme": Key(
+        f"Colours: {', '.join(THEME_NAMES)}; or auto: what suits the terminal\n(TERM, COLORTERM, NO_COLOR). --theme",
+        f"one of auto, {', '.join(THEME_NAMES)}",
+        _theme,
+        "auto",
+    ),
+    "ascii": Key(
+        "Draw with ASCII characters only; auto: where the locale is not UTF-8. --ascii, --no-ascii",
+        'true, false or "auto"',
+        _flag,
+        "auto",
+    ),
+    "folded": Key(
+        f"Panes that are folded to their titles at the start: {', '.join(FOLDABLE)}.",
+        f"a list of some of {', '.join(FOLDABLE)}",
+        _panes,
+    ),
+    "editor": Key(
+        "The command that opens a line of source; empty: $VISUAL or $EDITOR.",
+        'a command, such as "vim" or "code --wait"',
+        _command,
+        "",
+    ),
+    "interval": Key("Time between two looks. --interval", 'a time of at least 0.1 s, such as "1s" or 0.5', _interval),
+    "passive": Key(
+        "Never touch the process: no hook, no stack sampling. --passive, --no-passive", TRUE_OR_FALSE, _flag
+    ),
+    "gpu": Key("Ask NVML about GPUs. --gpu, --no-gpu", TRUE_OR_FALSE, _flag),
+    "stacks": Key("Sample Python stacks. --stacks, --no-stacks", TRUE_OR_FALSE, _flag),
+    "hook": Key("Put the step hook into the process. --hook, --no-hook", TRUE_OR_FALSE, _flag),
+}

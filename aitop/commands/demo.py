@@ -16,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 from aitop.commands.options import add_record_option, add_screen_options, add_watch_options, watch_options
@@ -82,6 +82,7 @@ def check_torch() -> None:
 @contextlib.contextmanager
 def training(script: Path, arguments: list[str]) -> Iterator[int]:
     """The pid of the script, run by this Python, from its first step on. It ends with the block, or with us."""
+    prctl = ctypes.CDLL(None).prctl
     with tempfile.TemporaryFile("w+b") as output:
         child = subprocess.Popen(
             [sys.executable, str(script), *arguments],
@@ -89,7 +90,8 @@ def training(script: Path, arguments: list[str]) -> Iterator[int]:
             stdout=output,
             stderr=subprocess.STDOUT,
             start_new_session=True,
-            preexec_fn=_end_with_parent(),  # noqa: PLW1509 - no thread of ours is running yet
+            # It is not to outlive us even if we are killed.
+            preexec_fn=lambda: prctl(PR_SET_PDEATHSIG, int(signal.SIGTERM), 0, 0, 0),  # noqa: PLW1509 - no threads yet
         )
         try:
             _wait_for_line(child, output.fileno(), script.name)
@@ -100,7 +102,7 @@ def training(script: Path, arguments: list[str]) -> Iterator[int]:
 
 def _watch(pid: int, args: argparse.Namespace) -> int:
     from aitop.commands.monitor import check_terminal, watch
-    from aitop.sources.target import look
+    from aitop.sources.host.target import look
 
     try:
         check_terminal("")
@@ -114,19 +116,14 @@ def _report(pid: int, args: argparse.Namespace) -> int:
     """Watch for a while without a screen; the report as text."""
     from aitop.commands.diagnose import conclude
     from aitop.commands.headless import watching
-    from aitop.engine.live import LiveFeed
-    from aitop.outputs.recording import RecordingWriter
-    from aitop.sources.target import look
+    from aitop.sources.host.target import look
 
-    target = look(pid)
-    recording = RecordingWriter(args.record, target) if args.record else None
     print(f"No terminal: watching process {pid} for {REPORT_SECONDS:g} s, then reporting.", file=sys.stderr)
-    with watching(LiveFeed([target], watch_options(args), recording)) as watcher:
+    with watching([look(pid)], watch_options(args), args.record) as watcher:
         watcher.wait(REPORT_SECONDS)
-        snapshot = watcher.snapshot
-    if recording is not None and recording.failed is not None:
-        raise AitopError(recording.failed)
-    return conclude(snapshot, pid, "text", None)
+    if watcher.recording_failed is not None:
+        raise AitopError(watcher.recording_failed)
+    return conclude(watcher.snapshot, pid, "text", None)
 
 
 def _wait_for_line(child: subprocess.Popen[bytes], output: int, name: str) -> None:
@@ -165,13 +162,3 @@ def _group_lives(child: subprocess.Popen[bytes]) -> bool:
     except ProcessLookupError:
         return False
     return True
-
-
-def _end_with_parent() -> Callable[[], None]:
-    """What the child does before exec so that it does not outlive us even if we are killed."""
-    prctl = ctypes.CDLL(None).prctl
-
-    def ask_for_signal() -> None:
-        prctl(PR_SET_PDEATHSIG, int(signal.SIGTERM), 0, 0, 0)
-
-    return ask_for_signal

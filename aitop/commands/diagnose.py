@@ -31,16 +31,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Watch, write the report; 1 where --fail-on is reached, NotEnoughEvidenceError where nothing was sampled."""
-    from aitop.commands.headless import progress, watching
-    from aitop.engine.live import LiveFeed
-    from aitop.sources.target import look
+    from aitop.commands.headless import watching
+    from aitop.sources.host.target import look
 
     check_writable(args.output)
-    feed = LiveFeed([look(args.pid)], watch_options(args))
-    with progress(f"Watching {args.pid} for {args.seconds:g} s …") as tick, watching(feed) as watcher:
-        watcher.wait(args.seconds, tick, until=hangs)
-        snapshot = watcher.snapshot
-    return conclude(snapshot, args.pid, args.format, args.output, args.fail_on)
+    with watching([look(args.pid)], watch_options(args)) as watcher:
+        watcher.wait(args.seconds, f"Watching {args.pid} for {args.seconds:g} s …", until=hangs)
+    return conclude(watcher.snapshot, args.pid, args.format, args.output, args.fail_on)
 
 
 def hangs(snapshot: Snapshot) -> bool:
@@ -92,11 +89,16 @@ def write_report(text: str, output: Path | None) -> None:
     """To stdout, or to the file that was asked for."""
     if output is None:
         sys.stdout.write(text)
-        return
+    else:
+        write_file(output, text.encode())
+
+
+def write_file(output: Path, data: bytes) -> None:
+    """To a file that the user named. Raises WrongUsageError."""
     from aitop.outputs.output_file import write_output
 
     try:
-        write_output(output, text.encode())
+        write_output(output, data)
     except OSError as error:
         raise WrongUsageError(f"cannot write {output}: {error.strerror or error}") from None
 

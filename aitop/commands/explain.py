@@ -23,10 +23,10 @@ def run(args: argparse.Namespace) -> int:
     if args.id is None:
         sys.stdout.write(contents(width))
         return 0
-    found = page(args.id.strip().lower())
-    if found is None:
+    shown = page(args.id.strip().lower())
+    if shown is None:
         meant = nearest(args.id)
         hint = f"did you mean {' or '.join(meant)}?" if meant else "`aitop explain` lists them"
         raise WrongUsageError(f"there is no verdict {args.id!r}; {hint}")
-    sys.stdout.write(explanation(found, width))
+    sys.stdout.write(explanation(shown, width))
     return 0

@@ -6,10 +6,15 @@ import contextlib
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
 
-from aitop.engine.feed import Feed
-from aitop.model.snapshot import Snapshot
+from aitop.model.snapshot import Snapshot, Target
+
+if TYPE_CHECKING:
+    from aitop.engine.live import Options
+    from aitop.outputs.recording import RecordingWriter
 
 SIGNAL_CHECK_SECONDS = 0.25
 
@@ -17,9 +22,10 @@ SIGNAL_CHECK_SECONDS = 0.25
 class Watcher:
     """Holds the newest Snapshot of a feed, and knows when the target has ended."""
 
-    def __init__(self) -> None:
+    def __init__(self, recording: RecordingWriter | None) -> None:
         self.snapshot: Snapshot | None = None
         self._ended = threading.Event()
+        self._recording = recording
 
     def publish(self, snapshot: Snapshot) -> None:
         """Take a Snapshot; called from the feed's thread."""
@@ -32,52 +38,44 @@ class Watcher:
         """True once the target is gone."""
         return self._ended.is_set()
 
+    @property
+    def recording_failed(self) -> str | None:
+        """Why the recording has stopped early, in words."""
+        return self._recording.failed if self._recording is not None else None
+
     def wait(
-        self,
-        seconds: float | None,
-        tick: Callable[[float], None] = lambda elapsed: None,
-        until: Callable[[Snapshot], bool] = lambda snapshot: False,
+        self, seconds: float | None, words: str = "", until: Callable[[Snapshot], bool] = lambda snapshot: False
     ) -> None:
         """Wait until the target has ended, the time is over or `until` is true of the newest Snapshot.
 
-        `tick` hears the seconds that have passed.
+        `words` are shown meanwhile with the seconds that have passed, if a person is there to read them.
         """
+        shown = words and sys.stderr is not None and sys.stderr.isatty()
         started = time.monotonic()
-        while not self._ended.is_set():
-            if self.snapshot is not None and until(self.snapshot):
-                return
-            elapsed = time.monotonic() - started
-            left = SIGNAL_CHECK_SECONDS if seconds is None else min(SIGNAL_CHECK_SECONDS, seconds - elapsed)
-            if left <= 0:
-                return
-            tick(elapsed)
-            self._ended.wait(left)
+        try:
+            while not self.ended and not (self.snapshot is not None and until(self.snapshot)):
+                elapsed = time.monotonic() - started
+                left = SIGNAL_CHECK_SECONDS if seconds is None else min(SIGNAL_CHECK_SECONDS, seconds - elapsed)
+                if left <= 0:
+                    return
+                if shown:
+                    print(f"\r\x1b[2K{words} {elapsed:.0f} s", end="", file=sys.stderr, flush=True)
+                self._ended.wait(left)
+        finally:
+            if shown:
+                print("\r\x1b[2K", end="", file=sys.stderr, flush=True)
 
 
 @contextlib.contextmanager
-def watching(feed: Feed, watcher: Watcher | None = None) -> Iterator[Watcher]:
-    """Run the feed for as long as the block runs, and stop it (hook out) however the block ends."""
-    watcher = watcher or Watcher()
+def watching(targets: Sequence[Target], options: Options, record: Path | None = None) -> Iterator[Watcher]:
+    """Watch these processes for as long as the block runs, and stop (hook out) however the block ends."""
+    from aitop.engine.live import LiveFeed
+    from aitop.outputs.recording import RecordingWriter
+
+    recording = RecordingWriter(record, targets[0]) if record is not None else None
+    watcher, feed = Watcher(recording), LiveFeed(targets, options, recording)
     try:
         feed.start(watcher.publish)
         yield watcher
     finally:
         feed.stop()
-
-
-@contextlib.contextmanager
-def progress(words: str) -> Iterator[Callable[[float], None]]:
-    """A line on stderr that says how long it has been going on, if a person is there to read it."""
-    shown = sys.stderr is not None and sys.stderr.isatty()
-
-    def tick(elapsed: float) -> None:
-        if shown:
-            sys.stderr.write(f"\r\x1b[2K{words} {elapsed:.0f} s")
-            sys.stderr.flush()
-
-    try:
-        yield tick
-    finally:
-        if shown:
-            sys.stderr.write("\r\x1b[2K")
-            sys.stderr.flush()

@@ -47,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Show the screen for the processes named, or for the one picked from a list."""
     check_terminal("`aitop diagnose --pid PID` writes a report without one")
-    from aitop.sources.target import look
+    from aitop.sources.host.target import look
 
     pids = args.pid or pick_pids(args.settings)
     return watch([look(pid) for pid in pids], args) if pids else 0
@@ -84,7 +84,7 @@ def _all_kept(recorder: Recorder) -> bool:
 
 def source_around(pid: int, file: str, line: int) -> list[tuple[int, str]] | None:
     """The numbered lines of a file of process `pid` around `line` (0: all of them), as that process sees the file."""
-    from aitop.sources.code import SourceCode
+    from aitop.sources.code.lines import SourceCode
 
     return SourceCode(pid).around(file, line) if line else SourceCode(pid).around(file, 1, after=LONGEST_FILE)
 
@@ -104,10 +104,10 @@ def pick_pids(settings: Settings) -> list[int]:
 
 def find() -> list[Candidate]:
     """The AI processes of this machine, GPU users among them."""
-    from aitop.sources.discovery import candidates
-    from aitop.sources.nvml import gpu_users
+    from aitop.sources.devices import device_users
+    from aitop.sources.host.discovery import candidates
 
-    return list(candidates(gpu_users=gpu_users()))
+    return list(candidates(gpu_users=device_users()))
 
 
 def check_terminal(instead: str) -> None:

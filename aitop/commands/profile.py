@@ -6,9 +6,9 @@ import argparse
 import sys
 from pathlib import Path
 
-from aitop.commands.diagnose import check_writable
+from aitop.commands.diagnose import check_writable, write_file
 from aitop.commands.options import process_id
-from aitop.errors import AitopError, NoTargetError, NotEnoughEvidenceError, NotPermittedError, WrongUsageError
+from aitop.errors import AitopError, NoTargetError, NotEnoughEvidenceError, NotPermittedError
 from aitop.model.snapshot import Snapshot
 
 MOST_STEPS = 100
@@ -35,25 +35,25 @@ def steps(text: str) -> int:
 
 def run(args: argparse.Namespace) -> int:
     """Hook in, profile, hook out; one sentence where that is not possible."""
-    from aitop.commands.headless import progress, watching
-    from aitop.engine.burst import NoProfileError, take_profile
-    from aitop.engine.live import LiveFeed, Options
+    from aitop.commands.headless import watching
+    from aitop.engine.burst import take_profile
+    from aitop.engine.live import Options
     from aitop.outputs.profile import profile_text
-    from aitop.sources.target import look
+    from aitop.sources.host.target import look
 
     check_writable(args.output)
-    feed = LiveFeed([look(args.pid)], Options(gpu=False, stacks=False, interval=0.25))
-    try:
-        with progress(f"Waiting for the steps of {args.pid} …") as tick, watching(feed) as watcher:
-            watcher.wait(HOOK_PATIENCE_SECONDS, tick, until=has_steps)
+    target, options = look(args.pid), Options(gpu=False, stacks=False, interval=0.25)
+    with watching([target], options) as watcher:
+        watcher.wait(HOOK_PATIENCE_SECONDS, f"Waiting for the steps of {args.pid} …", until=has_steps)
+        try:
             pid = stepping_pid(watcher.snapshot, args.pid)
             taken = take_profile(pid, args.steps, wanted=lambda: not watcher.ended)
-    except NoProfileError as error:
-        if watcher.ended and watcher.snapshot is not None:
-            raise NoTargetError(f"{watcher.snapshot.target.ended}, before its steps could be profiled") from error
-        raise AitopError(str(error)) from error
+        except AitopError as error:
+            if watcher.ended and watcher.snapshot is not None:
+                raise NoTargetError(f"{watcher.snapshot.target.ended}, before its steps could be profiled") from error
+            raise
     if args.output is not None:
-        write(args.output, taken.trace)
+        write_file(args.output, taken.trace)
     sys.stdout.write(profile_text(taken.profile))
     return 0
 
@@ -65,8 +65,6 @@ def has_steps(snapshot: Snapshot) -> bool:
 
 def stepping_pid(snapshot: Snapshot | None, pid: int) -> int:
     """The process whose steps are seen; raises with the reason where none is."""
-    if snapshot is not None and snapshot.target.ended is not None:
-        raise NoTargetError(f"{snapshot.target.ended}, before its steps could be profiled")
     if snapshot is not None and has_steps(snapshot) and snapshot.steps is not None:
         return snapshot.steps.pid or pid
     hook = snapshot.sources.get("hook") if snapshot is not None else None
@@ -75,13 +73,3 @@ def stepping_pid(snapshot: Snapshot | None, pid: int) -> int:
     if hook is not None and hook.state != "ok" and hook.reason:
         raise AitopError(f"no profile without the hook: {hook.reason}" + (f" ({hook.remedy})" if hook.remedy else ""))
     raise NotEnoughEvidenceError(f"process {pid} made no step in {HOOK_PATIENCE_SECONDS:.0f} s: nothing to profile")
-
-
-def write(output: Path, trace: bytes) -> None:
-    """The trace as torch wrote it."""
-    from aitop.outputs.output_file import write_output
-
-    try:
-        write_output(output, trace)
-    except OSError as error:
-        raise WrongUsageError(f"cannot write {output}: {error.strerror or error}") from None

@@ -28,21 +28,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Record until the time is over, the target has ended or the user has had enough; all of these are success."""
-    from aitop.commands.headless import progress, watching
-    from aitop.engine.live import LiveFeed
-    from aitop.outputs.recording import RecordingWriter
-    from aitop.sources.target import look
+    from aitop.commands.headless import Watcher, watching
+    from aitop.sources.host.target import look
 
-    targets = [look(pid) for pid in args.pid]
-    recording = RecordingWriter(args.output, targets[0])
-    feed = LiveFeed(targets, watch_options(args), recording)
+    watcher: Watcher | None = None
     try:
-        with progress(f"Recording {args.output}, Ctrl-C ends it …") as tick, watching(feed) as watcher:
-            watcher.wait(args.seconds, tick)
+        with watching([look(pid) for pid in args.pid], watch_options(args), args.output) as watcher:
+            watcher.wait(args.seconds, f"Recording {args.output}, Ctrl-C ends it …")
     except KeyboardInterrupt:
-        if args.seconds is not None:
+        if args.seconds is not None or watcher is None:
             raise
-    if recording.failed is not None:
-        raise AitopError(recording.failed)
+    if watcher.recording_failed is not None:
+        raise AitopError(watcher.recording_failed)
     print(f"Recorded {args.output}; look at it with: aitop replay {args.output}", file=sys.stderr)
     return 0

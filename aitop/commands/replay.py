@@ -46,7 +46,7 @@ def run(args: argparse.Namespace) -> int:
         from aitop.ui.app import run_monitor
 
         code = run_monitor(
-            ReplayFeed(target, recording.events, args.speed),
+            ReplayFeed(recording, args.speed),
             title=f"replay of {args.file.name}",
             settings=args.settings,
         )

@@ -74,15 +74,11 @@ def _on_screen(args: argparse.Namespace, environment: dict[str, str]) -> int:
 def _headless(args: argparse.Namespace, environment: dict[str, str]) -> int:
     from aitop.commands.diagnose import render
     from aitop.commands.headless import Watcher, watching
-    from aitop.engine.live import LiveFeed
-    from aitop.outputs.recording import RecordingWriter
 
     child = _start(args.command, environment, None)
-    watcher, recording = Watcher(), None
+    watcher: Watcher | None = None
     try:
-        target = _target(child.pid, args.command)
-        recording = RecordingWriter(args.record, target) if args.record else None
-        with watching(LiveFeed([target], watch_options(args), recording), watcher):
+        with watching([_target(child.pid, args.command)], watch_options(args), args.record) as watcher:
             watcher.wait(None)
         child.wait()
     except KeyboardInterrupt:
@@ -91,10 +87,10 @@ def _headless(args: argparse.Namespace, environment: dict[str, str]) -> int:
     except BaseException:
         child.terminate()
         raise
-    if watcher.snapshot is not None:
+    if watcher is not None and watcher.snapshot is not None:
         sys.stderr.write("\n" + render(watcher.snapshot, "text"))
-    if recording is not None and recording.failed is not None:
-        print(f"aitop: {recording.failed}", file=sys.stderr)
+    if watcher is not None and watcher.recording_failed is not None:
+        print(f"aitop: {watcher.recording_failed}", file=sys.stderr)
     return _exit_code(child)
 
 
@@ -121,7 +117,7 @@ def _target(pid: int, command: list[str]) -> Target:
     from aitop.errors import AitopError
     from aitop.model.snapshot import Target
     from aitop.sources import procfs
-    from aitop.sources.target import look
+    from aitop.sources.host.target import look
 
     try:
         return look(pid)

@@ -21,10 +21,7 @@ from aitop.model.verdict import Where
 
 # Parts of less than this share of a lane are put to the largest part of their line.
 LEAST_PART = 0.004
-# Model calls for each backward pass from which on the model acts rather than learns: a teacher or a frozen part is
-# called once or twice.
-ROLLOUT_CALLS = 4
-# A known environment has at least this share of the time where a model acts in it.
+# An environment has at least this share of the time where a model acts in it.
 LEAST_ENVIRONMENT = 0.02
 # A line that takes as long as all collections, give or take this factor, asks for them. Of collections that take next
 # to no time none is asked for.
@@ -62,9 +59,9 @@ def _ledger(snapshot: Snapshot, process: ProcessStacks, *, first: bool) -> Ledge
     records = steps.recent if first and steps is not None and steps.pid == process.pid else ()
     lines = _lines_of(snapshot, process)
     sampled = _entries("main", lines, samples=process.samples)
-    acts = _acts(sampled, records)
+    acts = sum(entry.share for entry in sampled if entry.phase == "environment") >= LEAST_ENVIRONMENT
     if acts:
-        sampled = [_of_rollout(entry, records) for entry in sampled]
+        sampled = [_of_rollout(entry) for entry in sampled]
     measured = _measured(records, steps.phases if steps is not None else Phases())
     if measured and acts:
         # The model is called without gradients to act, not to be evaluated.
@@ -82,25 +79,9 @@ def _ledger(snapshot: Snapshot, process: ProcessStacks, *, first: bool) -> Ledge
     return Ledger(pid=process.pid, thread=process.thread, unit=unit, entries=tuple(ordered), length=length)
 
 
-def _rolls_out(records: Sequence[StepRecord]) -> bool:
-    """Whether the model is called many times for each backward pass: it acts in an environment before it learns."""
-    training = [step for step in records if step.kind == "train"]
-    calls = sum(step.forwards for step in training)
-    return bool(training) and calls >= ROLLOUT_CALLS * max(1, sum(step.backwards for step in training))
-
-
-def _acts(sampled: Sequence[Entry], records: Sequence[StepRecord]) -> bool:
-    """Whether the model acts in an environment between its updates."""
-    environment = sum(entry.share for entry in sampled if entry.phase == "environment")
-    return environment >= LEAST_ENVIRONMENT or _rolls_out(records)
-
-
-def _of_rollout(entry: Entry, records: Sequence[StepRecord]) -> Entry:
-    """Calls of a model that acts are forward passes; host code between many of them is the environment."""
-    if entry.phase == "evaluation":
-        return msgspec.structs.replace(entry, phase="forward")
-    between = entry.phase == "host" and entry.position == "within" and entry.activity in RUNNING
-    return msgspec.structs.replace(entry, phase="environment") if between and _rolls_out(records) else entry
+def _of_rollout(entry: Entry) -> Entry:
+    """Calls of a model that acts are forward passes, not an evaluation, though they need no gradient."""
+    return msgspec.structs.replace(entry, phase="forward") if entry.phase == "evaluation" else entry
 
 
 def _measured_only(snapshot: Snapshot) -> Ledger | None:

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from itertools import pairwise
 
 import msgspec
 
 from aitop.engine.history import History, HookHistory
-from aitop.engine.long_view import worker_lanes
 from aitop.engine.ranks import ranks_view
-from aitop.engine.series import recompiles, series
+from aitop.engine.series import recompiles, series, worker_lanes
 from aitop.engine.standstill import standstill
 from aitop.engine.steps_view import steps_view
-from aitop.engine.throughput import with_operations, with_throughput
+from aitop.engine.throughput import with_throughput
 from aitop.model.host import Role
 from aitop.model.ranks import Ranks
 from aitop.model.snapshot import Cost, Phases, ProcessStacks, Series, Snapshot, Stacks, Steps, Tick
@@ -43,7 +43,7 @@ def aggregate(history: History, tick: Tick) -> Snapshot:
     steps = steps_view(lead, records, hook.count) if hook and lead is not None else None
     gpu, facts = history.gpus.last, hook.facts if hook else None
     if steps is not None:
-        steps = with_throughput(steps, facts, gpu)
+        steps, facts = with_throughput(steps, facts, gpu)
     host = history.hosts.last
     roles: dict[int, Role] = {process.pid: process.role for process in host.processes} if host else {}
     roles.setdefault(history.target.pid, "rank")
@@ -64,7 +64,7 @@ def aggregate(history: History, tick: Tick) -> Snapshot:
         host=host,
         gpu=gpu,
         steps=steps or _steps_from_stacks(process),
-        facts=with_operations(facts, steps),
+        facts=facts,
         allocators=hook.allocators if hook else (),
         stacks=stacks,
         dump=history.dump,
@@ -86,8 +86,7 @@ def _with_exchange(steps: Steps | None, ranks: Ranks | None) -> Steps | None:
     DistributedDataParallel exchanges gradients inside the backward pass; only a comparison of the ranks tells how long
     a rank waits there.
     """
-    rank = next((view for view in ranks.ranks if steps and view.pid == steps.pid), None) if ranks else None
-    own = rank.phases if rank is not None else None
+    own = next((view.phases for view in ranks.ranks if steps and view.pid == steps.pid), None) if ranks else None
     if steps is None or own is None or own.wait is None:
         return steps
     length = own.data_wait + own.forward + own.backward + own.optimizer + own.outside + own.wait
@@ -111,16 +110,16 @@ def _by_windows(
     history: History, hook: HookHistory | None, stacks: Stacks | None, process: ProcessStacks | None
 ) -> dict[str, Series]:
     """Windows of stacks one by one: what goes beside the steps, and how torch.compile is at work where it is."""
-    found = {"recompiles": recompiles(hook.recompiles)} if hook and hook.recompiles else {}
+    made = {"recompiles": recompiles(hook.recompiles)} if hook and hook.recompiles else {}
     if process is None or stacks is None:
-        return found
+        return made
     windows = list(history.windows)
     if hook is None:
-        found["beside"] = history.stacks.phases_over_time(windows, process.pid, process.thread, BESIDE)
+        made["beside"] = history.stacks.phases_over_time(windows, process.pid, process.thread, BESIDE)
     if any(line.activity == "compile" for line in stacks.lines):
-        found["compiling"] = history.stacks.state_over_time(windows, process.pid, process.thread, "compile")
-        found["updating"] = history.stacks.phases_over_time(windows, process.pid, process.thread, UPDATING)
-    return found
+        made["compiling"] = history.stacks.state_over_time(windows, process.pid, process.thread, "compile")
+        made["updating"] = history.stacks.phases_over_time(windows, process.pid, process.thread, UPDATING)
+    return made
 
 
 def lead_pid(history: History, now: float) -> int | None:
@@ -172,15 +171,13 @@ def _stepping_windows(history: History, lead: int | None) -> list[StackWindow]:
 def _kind(records: list[StepRecord], stacks: Stacks | None) -> Kind:
     if records and records[-1].kind == "train":
         return "training"
-    shares: dict[str, int] = {}
+    samples: Counter[str] = Counter()
     for line in stacks.lines if stacks else ():
-        shares[line.phase] = shares.get(line.phase, 0) + line.samples
+        samples[line.phase] += line.samples
     # Whoever asks for gradients by hand and updates by hand has forward passes alone where steps are counted.
-    if "backward" in shares or "optimizer" in shares:
+    if "backward" in samples or "optimizer" in samples:
         return "training"
-    if records:
-        return "inference"
-    return "inference" if shares.get("forward", 0) >= ENOUGH_FORWARD_SAMPLES else "unknown"
+    return "inference" if records or samples["forward"] >= ENOUGH_FORWARD_SAMPLES else "unknown"
 
 
 def _first(stacks: Stacks | None, workers: Sequence[int]) -> ProcessStacks | None:
@@ -197,20 +194,18 @@ def _steps_from_stacks(process: ProcessStacks | None) -> Steps | None:
 
 
 def _sources(history: History, now: float, steps: Steps | None) -> dict[SourceName, SourceStatus]:
-    found: dict[SourceName, SourceStatus] = {}
+    statuses: dict[SourceName, SourceStatus] = {}
     for name, status in history.statuses.items():
         newest = history.newest.get(name)
         age = None if newest is None else max(0.0, now - newest)
-        changed = msgspec.structs.replace(status, age=age)
-        patience = STALE_SECONDS
-        if name == "hook" and steps is not None and steps.p95 is not None:
-            patience = max(patience, 5 * steps.p95)  # a hook speaks once a step
+        statuses[name] = msgspec.structs.replace(status, age=age)
+        # The hook gives something once a step.
+        patience = max(STALE_SECONDS, 5 * steps.p95) if name == "hook" and steps and steps.p95 else STALE_SECONDS
         if status.state == "ok" and age is not None and age > patience:
-            changed = msgspec.structs.replace(
-                changed, state="stale", reason=f"nothing new for {age:.0f} s", code="nothing-new"
+            statuses[name] = msgspec.structs.replace(
+                statuses[name], state="stale", reason=f"nothing new for {age:.0f} s", code="nothing-new"
             )
-        found[name] = changed
-    return found
+    return statuses
 
 
 def _cost(history: History, hook: HookHistory | None, steps: Steps | None) -> Cost:

@@ -6,16 +6,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from aitop.engine.trace import TraceError, analyse
+from aitop.errors import AitopError
 from aitop.model.profile import Profile
-from aitop.sources.burst import serial_number, wait_for
+from aitop.sources.ring.burst import serial_number, wait_for
 from aitop.sources.ring.reader import HookRing
 from aitop.sources.source import SourceError
 
 LEAST_SECONDS, SECONDS_PER_STEP = 30.0, 10.0
-
-
-class NoProfileError(Exception):
-    """In words: why there is no profile, and what would mend it."""
 
 
 @dataclass(frozen=True)
@@ -35,13 +32,13 @@ def take_profile(
 ) -> Taken:
     """Profile `steps` steps of process `pid`, whose hook somebody else keeps there.
 
-    `progress` hears waiting, then running. Raises NoProfileError where there is no hook, the profiler does not start,
+    `progress` hears waiting, then running. Raises AitopError where there is no hook, the profiler does not start,
     the process ends or makes no steps, or `wanted` says that nobody waits any more.
     """
     try:
         ring = HookRing(pid)
     except SourceError as error:
-        raise NoProfileError(f"no profile without the hook: {error}") from error
+        raise AitopError(f"no profile without the hook: {error}") from error
     try:
         serial = serial_number()
         ring.ask_for_burst(serial, steps)
@@ -49,10 +46,10 @@ def take_profile(
         burst = wait_for(pid, serial, timeout, wanted=wanted, progress=progress)
     except SourceError as error:
         ring.ask_for_burst(0, 0)
-        raise NoProfileError(str(error)) from error
+        raise AitopError(error.reason) from error
     finally:
         ring.close()
     try:
         return Taken(analyse(burst.trace, pid=pid, steps=burst.steps, holds=burst.holds), burst.trace)
     except TraceError as error:
-        raise NoProfileError(f"the profile of process {pid} cannot be read: {error}") from error
+        raise AitopError(f"the profile of process {pid} cannot be read: {error}") from error

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from aitop.model.event import Event
 from aitop.model.snapshot import GrowthSites
 from aitop.model.stacks import StackWindow
-from aitop.sources.code import growth_sites
+from aitop.sources.code.growth import growth_sites
 from aitop.sources.stacks.window import CodeOfProcesses
 
 MOST_FILES = 30

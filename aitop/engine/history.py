@@ -3,25 +3,121 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
+from typing import Generic, NamedTuple, TypeVar
 
-from aitop.engine.kept_samples import KEEP_SECONDS, KeptSamples
-from aitop.engine.long_view import StepSeconds
 from aitop.model.event import Event
 from aitop.model.gpu import GpuSample
 from aitop.model.host import HostSample
 from aitop.model.ranks import ExchangeNotes
-from aitop.model.snapshot import GrowthSites, Target, Tick
+from aitop.model.snapshot import GrowthSites, Series, Target, Tick
 from aitop.model.source import SourceName, SourceStatus
 from aitop.model.stacks import StackDump, StackWindow
 from aitop.model.steps import AllocatorSample, HookFacts, HookSample, StepRecord
 from aitop.stacks.view import StackView
 
+KEEP_SECONDS = 300.0
+DENSE_SECONDS, APART_SECONDS = 30.0, 0.5
+CHART_SECONDS = 300
 KEEP_STEPS = 4096
 KEEP_WINDOWS = 40
 KEEP_COUNTS = 256
 KEEP_RANKS = 4096
 ENDING_SECONDS = 3.0
+
+
+SampleType = TypeVar("SampleType", HostSample, GpuSample)
+
+
+@dataclass
+class RecentSamples(Generic[SampleType]):
+    """Samples of the last minutes in order: all of the newest, and of the older ones as many as a chart can show.
+
+    Of those older than `DENSE_SECONDS` the first of each `APART_SECONDS` stays: which ones those are depends on their
+    times alone, so that a recording shows the same wherever its reading began.
+    """
+
+    _older: deque[SampleType] = field(default_factory=deque)
+    _newest: deque[SampleType] = field(default_factory=deque)
+
+    def append(self, sample: SampleType) -> None:
+        """Take the newest one."""
+        self._newest.append(sample)
+
+    def forget(self, now: float) -> None:
+        """Leave out what is too old, or too close to others for its age."""
+        while self._newest and self._newest[0].time < now - DENSE_SECONDS:
+            sample = self._newest.popleft()
+            if not self._older or sample.time // APART_SECONDS != self._older[-1].time // APART_SECONDS:
+                self._older.append(sample)
+        while self._older and self._older[0].time < now - KEEP_SECONDS:
+            self._older.popleft()
+
+    @property
+    def last(self) -> SampleType | None:
+        """The newest one, None where there is none."""
+        samples = self._newest or self._older
+        return samples[-1] if samples else None
+
+    def __len__(self) -> int:
+        return len(self._older) + len(self._newest)
+
+    def __iter__(self) -> Iterator[SampleType]:
+        return chain(self._older, self._newest)
+
+    def __reversed__(self) -> Iterator[SampleType]:
+        return chain(reversed(self._newest), reversed(self._older))
+
+
+class Second(NamedTuple):
+    """The steps that ended in one second, `time` its end (monotonic): their times in seconds, and what they contain."""
+
+    time: float
+    p50: float
+    p95: float
+    save: float
+    evaluation: float
+
+
+@dataclass
+class StepSeconds:
+    """Steps of one process by the second in which they ended; as many seconds as a chart can show."""
+
+    done: deque[Second] = field(default_factory=lambda: deque(maxlen=CHART_SECONDS))
+    current: list[StepRecord] = field(default_factory=list)
+
+    def add(self, records: Iterable[StepRecord]) -> None:
+        """Take steps, oldest first."""
+        for record in records:
+            if self.current and int(record.end) != int(self.current[-1].end):
+                self.done.append(_second(self.current))
+                self.current = []
+            self.current.append(record)
+
+    def series(self) -> dict[str, Series]:
+        """Times in milliseconds, and seconds of saving and evaluating; empty before the first second is over."""
+        if not self.done:
+            return {}
+        times, p50, p95, save, evaluation = zip(*self.done, strict=True)
+        return {
+            "step_p50": Series(times=times, values=tuple(value * 1e3 for value in p50)),
+            "step_p95": Series(times=times, values=tuple(value * 1e3 for value in p95)),
+            "step_save": Series(times=times, values=save),
+            "step_evaluation": Series(times=times, values=evaluation),
+        }
+
+
+def _second(records: Sequence[StepRecord]) -> Second:
+    ordered = sorted(record.seconds for record in records)
+    return Second(
+        float(int(records[-1].end) + 1),
+        ordered[len(ordered) // 2],
+        ordered[min(len(ordered) - 1, int(len(ordered) * 0.95))],
+        sum(record.save for record in records),
+        sum(record.evaluation for record in records),
+    )
 
 
 @dataclass
@@ -46,8 +142,8 @@ class History:
     target: Target
     statuses: dict[SourceName, SourceStatus] = field(default_factory=dict)
     was_ok: dict[SourceName, SourceStatus] = field(default_factory=dict)
-    hosts: KeptSamples[HostSample] = field(default_factory=KeptSamples)
-    gpus: KeptSamples[GpuSample] = field(default_factory=KeptSamples)
+    hosts: RecentSamples[HostSample] = field(default_factory=RecentSamples)
+    gpus: RecentSamples[GpuSample] = field(default_factory=RecentSamples)
     windows: deque[StackWindow] = field(default_factory=lambda: deque(maxlen=KEEP_WINDOWS))
     hooks: dict[int, HookHistory] = field(default_factory=dict)
     allocators: deque[tuple[float, tuple[AllocatorSample, ...]]] = field(default_factory=deque)
@@ -59,7 +155,7 @@ class History:
     tick_count: int = 0
     first_time: float | None = None
     newest: dict[SourceName, float] = field(default_factory=dict)
-    # What it remembers of windows can be worked out anew, and is no part of what happened.
+    # A cache: no part of what happened.
     stacks: StackView = field(default_factory=StackView, compare=False)
 
     def add(self, event: Event) -> None:

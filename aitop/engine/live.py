@@ -7,31 +7,35 @@ import queue
 import resource
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import msgspec
 
 from aitop.engine.burst import Taken, take_profile
 from aitop.engine.core import Engine
-from aitop.engine.exchange_notes import exchange_notes
 from aitop.engine.feed import EventSink, Publish, own_failure
 from aitop.engine.growth import GrowthFinder
-from aitop.engine.hook_way import HooksOnTheWay, take_out
+from aitop.engine.hook_requests import HookRequests, take_out
 from aitop.engine.runner import SourceRunner
-from aitop.engine.seen_to_step import SeenToStep
-from aitop.engine.stack_dump import NoDumpError, take_native, take_stacks
+from aitop.engine.stepping_processes import SteppingProcesses
+from aitop.errors import AitopError
 from aitop.model.event import Event
+from aitop.model.ranks import ExchangeNotes
 from aitop.model.snapshot import Snapshot, Target, Tick
-from aitop.model.source import SourceName, SourceState, SourceStatus
+from aitop.model.source import SourceName, SourceStatus
 from aitop.model.stacks import StackDump, StackWindow
+from aitop.sources.devices import device_source
+from aitop.sources.exchange.flight_recorder import flight_record
+from aitop.sources.exchange.nccl_ras import ras_words
+from aitop.sources.exchange.tcp_table import meet_on_this_machine
 from aitop.sources.host import HostSource
 from aitop.sources.host.job import same_process, started, whole_jobs
-from aitop.sources.nvml import NvmlSource
+from aitop.sources.host.target import still_there
 from aitop.sources.ring.source import HookSource
-from aitop.sources.source import Source
+from aitop.sources.source import Source, SourceError
 from aitop.sources.stacks import StackSource
-from aitop.sources.target import still_there
+from aitop.sources.stacks.dump import native_frames, take_dump
 from aitop.stacks.work import step_levels
 
 STOP_SECONDS = 3.0
@@ -64,48 +68,41 @@ class LiveFeed:
         self._sink = sink
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self._stopping = threading.Event()
-        self._stopped = False
-        self._stop_lock = threading.Lock()
+        self._stop_once = threading.Lock()
         self._engine = Engine(self.target)
         self._growth = GrowthFinder(self.target.pid, self._events.put)
-        self._on_the_way = HooksOnTheWay()
-        self._seen = SeenToStep()
-        self._host = HostSource(self._pids, interval=options.interval, stepping=self._seen.pids)
+        self._hook_requests = HookRequests()
+        self._stepping_processes = SteppingProcesses()
+        self._host = HostSource(self._pids, interval=options.interval, stepping=self._stepping_processes.pids)
         self._runners: dict[SourceName, SourceRunner] = {}
         self._thread: threading.Thread | None = None
-        self._stepping: int | None = None
-        self._stacks_state: SourceState | None = None
+        self._snapshot: Snapshot | None = None
         self._looked = 0.0
         self._look: threading.Thread | None = None
-        self._numbers: dict[int, int | None] = {}
 
     def start(self, publish: Publish) -> None:
         for source in self._sources():
             self._runners[source.name] = SourceRunner(source, self._events.put)
-        for name, reason, remedy in self._switched_off():
-            self._events.put(
-                SourceStatus(time=time.monotonic(), source=name, state="absent", reason=reason, remedy=remedy)
-            )
+        for name, reason in self._switched_off():
+            self._events.put(SourceStatus(time=time.monotonic(), source=name, state="absent", reason=reason))
         for runner in list(self._runners.values()):
             runner.start()
         self._thread = threading.Thread(target=self._run, args=(publish,), name="aitop-engine", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
-        with self._stop_lock:
-            if self._stopped:
-                return
-            self._stopped = True
+        if not self._stop_once.acquire(blocking=False):
+            return
         self._stopping.set()
         # A request left behind would put the hook in when nobody is there any more.
-        self._on_the_way.give_up()
+        self._hook_requests.give_up()
         for runner in list(self._runners.values()):
             runner.ask_to_stop()
         deadline = time.monotonic() + STOP_SECONDS
         for runner in list(self._runners.values()):
             runner.join(max(0.1, deadline - time.monotonic()))
         if "hook" in self._runners:
-            take_out({*self._on_the_way.brought_to, *self._hook_pids()})
+            take_out({*self._hook_requests.hooked, *self._hook_pids()})
         thread = self._thread
         if thread is not None and thread.ident is not None and thread is not threading.current_thread():
             thread.join(2.0)
@@ -117,33 +114,42 @@ class LiveFeed:
         runner = self._runners.pop("hook", None)
         if runner is None:
             return
-        self._on_the_way.give_up()
+        self._hook_requests.give_up()
         runner.ask_to_stop()
         runner.join(STOP_SECONDS)
-        take_out({*self._on_the_way.brought_to, *self._hook_pids()})
+        take_out({*self._hook_requests.hooked, *self._hook_pids()})
         self._events.put(
             SourceStatus(time=time.monotonic(), source="hook", state="absent", reason="detached on request")
         )
 
     def profile(self, steps: int, progress: Callable[[str], None]) -> Taken:
-        """A burst of torch.profiler in the process whose steps are shown. Raises NoProfileError, in words."""
-        pid = self._stepping or self.target.pid
+        """A burst of torch.profiler in the process whose steps are shown. Raises AitopError."""
+        shown = self._snapshot.steps if self._snapshot else None
+        pid = (shown.pid if shown else None) or self.target.pid
         return take_profile(pid, steps, wanted=lambda: not self._stopping.is_set(), progress=progress)
 
     def dump(self) -> StackDump:
-        """All stacks of all processes at this moment. Takes a while; raises NoDumpError, in words."""
-        off = self._no_stacks()
-        found = take_stacks(self._pids, self.target.script, off, wanted=lambda: not self._stopping.is_set())
-        self._events.put(found)
-        return found
+        """All stacks of all processes at this moment. Takes a while; raises AitopError."""
+        with self._stacks_wanted():
+            dump = take_dump(self._pids, script=self.target.script, wanted=lambda: not self._stopping.is_set())
+        self._events.put(dump)
+        return dump
 
     def native(self, pids: Sequence[int]) -> dict[int, tuple[str, ...]]:
-        """What these processes are in below Python. Stops them for a moment; raises NoDumpError, in words."""
-        return take_native(pids, self._no_stacks())
+        """The frames of main threads below Python, by pid. Stops each for tenths of a second; raises AitopError."""
+        with self._stacks_wanted():
+            return native_frames(pids)
 
-    def _no_stacks(self) -> str | None:
-        """Why stacks are not looked at here; None where they are."""
-        return next((reason for name, reason, _ in self._switched_off() if name == "stacks"), None)
+    @contextlib.contextmanager
+    def _stacks_wanted(self) -> Iterator[None]:
+        """Turn whatever keeps stacks from being looked at into an AitopError."""
+        off = next((reason for name, reason in self._switched_off() if name == "stacks"), None)
+        if off is not None:
+            raise AitopError(f"stacks are {off}: they are not looked at")
+        try:
+            yield
+        except SourceError as error:
+            raise AitopError(error.reason, error.remedy) from error
 
     def _look_if_still(self) -> None:
         """Look at all stacks where nothing has moved for a while, one look after the other: some take long."""
@@ -156,34 +162,35 @@ class LiveFeed:
 
         def look() -> None:
             # The source of stacks says why there are none.
-            with contextlib.suppress(NoDumpError):
+            with contextlib.suppress(AitopError):
                 self.dump()
-            self._events.put(exchange_notes(self._numbers, passive=self._options.passive))
+            ranks = self._snapshot.ranks if self._snapshot else None
+            numbers = {view.pid: view.rank for view in ranks.ranks} if ranks else {}
+            self._events.put(exchange_notes(numbers, passive=self._options.passive))
 
         self._look = threading.Thread(target=look, name="aitop-look", daemon=True)
         self._look.start()
 
     def _sources(self) -> list[Source]:
         options = self._options
-        found: list[Source] = [self._host]
+        sources: list[Source] = [self._host]
         if options.gpu:
-            found.append(NvmlSource(self._host.tree))
+            sources.append(device_source(self._host.tree))
         if options.stacks and not options.passive:
-            working, stepping = self._seen.working, self._seen.pids
-            found.append(StackSource(self._pids, script=self.target.script, working=working, stepping=stepping))
+            working, stepping = self._stepping_processes.working, self._stepping_processes.pids
+            sources.append(StackSource(self._pids, script=self.target.script, working=working, stepping=stepping))
         if options.hook and not options.passive:
-            found.append(HookSource(self._hook_pids, self._on_the_way.bring_in))
-        return found
+            sources.append(HookSource(self._hook_pids, self._hook_requests.bring_in))
+        return sources
 
-    def _switched_off(self) -> list[tuple[SourceName, str, str | None]]:
+    def _switched_off(self) -> list[tuple[SourceName, str]]:
+        """The sources that the user does not want, and why, in words."""
         options = self._options
-        off: list[tuple[SourceName, str, str | None]] = []
-        if not options.gpu:
-            off.append(("gpu", "switched off by --no-gpu", None))
+        off: list[tuple[SourceName, str]] = [] if options.gpu else [("gpu", "switched off by --no-gpu")]
         if options.passive or not options.stacks:
-            off.append(("stacks", f"switched off by {'--passive' if options.passive else '--no-stacks'}", None))
+            off.append(("stacks", f"switched off by {'--passive' if options.passive else '--no-stacks'}"))
         if options.passive or not options.hook:
-            off.append(("hook", f"switched off by {'--passive' if options.passive else '--no-hook'}", None))
+            off.append(("hook", f"switched off by {'--passive' if options.passive else '--no-hook'}"))
         return off
 
     def _hook_pids(self) -> tuple[int, ...]:
@@ -196,11 +203,11 @@ class LiveFeed:
         pids = self._may_step()
         if not self._stacks_tell() or self._stopping.is_set():
             return pids
-        hooked = self._on_the_way.brought_to
+        hooked = self._hook_requests.hooked
         if not hooked and self._host.parents().issuperset(pids):
-            self._seen.wait_until_known(FIRST_LOOK_SECONDS)
+            self._stepping_processes.wait_until_known(FIRST_LOOK_SECONDS)
             pids = self._may_step()
-        known = self._seen.pids() | hooked
+        known = self._stepping_processes.pids() | hooked
         return tuple(pid for pid in pids if pid in known or pid not in self._host.parents())
 
     def _may_step(self) -> tuple[int, ...]:
@@ -209,7 +216,8 @@ class LiveFeed:
 
     def _stacks_tell(self) -> bool:
         """Whether stacks are sampled here, or will soon be."""
-        return "stacks" in self._runners and self._stacks_state in (None, "ok")
+        status = self._snapshot.sources.get("stacks") if self._snapshot else None
+        return "stacks" in self._runners and (status is None or status.state == "ok")
 
     def _run(self, publish: Publish) -> None:
         try:
@@ -258,18 +266,15 @@ class LiveFeed:
             self._growth.consider(event)
         snapshot = self._engine.handle(event)
         if snapshot is not None and not self._stopping.is_set():
-            self._stepping = snapshot.steps.pid if snapshot.steps else None
+            self._snapshot = snapshot
             self._learn(snapshot)
-            self._numbers = {one.pid: one.rank for one in snapshot.ranks.ranks} if snapshot.ranks else {}
             publish(snapshot)
 
     def _learn(self, snapshot: Snapshot) -> None:
         """Let the sources know who works: whom to sample first, and where the hook belongs."""
         steps = snapshot.steps
         counted = {steps.pid: steps.recent[-1].kind} if steps and steps.pid is not None and steps.recent else {}
-        self._seen.update(step_levels(snapshot.stacks, counted), snapshot.working, self._host.tree())
-        status = snapshot.sources.get("stacks")
-        self._stacks_state = status.state if status is not None else None
+        self._stepping_processes.update(step_levels(snapshot.stacks, counted), snapshot.working, self._host.tree())
 
     def _end_of_target(self, publish: Publish) -> None:
         ended = still_there(self.target)
@@ -277,6 +282,17 @@ class LiveFeed:
         if ended is not None and not any(same_process(pid, begun) for pid, begun in self._tops.items()):
             self.target = msgspec.structs.replace(self.target, ended=ended, time=time.monotonic())
             self._take(self.target, publish)
+
+
+def exchange_notes(ranks: Mapping[int, int | None], *, passive: bool) -> ExchangeNotes:
+    """What the libraries that exchange data say of these ranks (numbers by pid). Takes some seconds.
+
+    `passive` asks nobody, and only reads what was written.
+    """
+    records = (flight_record(pid, rank) for pid, rank in ranks.items() if rank is not None)
+    flights = tuple(record for record in records if record is not None)
+    ras = () if passive else ras_words(ranks)
+    return ExchangeNotes(time=time.monotonic(), flights=flights, ras=ras, local=meet_on_this_machine(ranks))
 
 
 class _CpuMeter:

@@ -1,54 +1,55 @@
-"""What there is in a recording: its ticks, where verdicts change, and what the judge remembered on the way."""
+"""What there is in a recording: its ticks, where verdicts change, and bookmarks to read on from.
+
+A bookmark holds what a History keeps for good. What it forgets with time is read again, so a bookmark does for places
+that lie further behind it than a History looks back.
+"""
 
 from __future__ import annotations
 
 import threading
 import time
 from bisect import bisect_left
-from collections.abc import Callable, Iterator
-from typing import NamedTuple, TypeVar
+from collections import deque
+from dataclasses import replace
+from typing import NamedTuple
 
-from aitop.diagnosis.judge import Memory
-from aitop.engine.bookmark import Bookmark, Bookmarks
 from aitop.engine.core import Engine
+from aitop.engine.history import KEEP_SECONDS, KEEP_STEPS, KEEP_WINDOWS, History, HookHistory, RecentSamples
 from aitop.engine.position import Mark
-from aitop.model.event import Event
-from aitop.model.snapshot import Snapshot, Target, Tick
+from aitop.model.snapshot import Snapshot
+from aitop.sources.replay import Recording
+from aitop.stacks.view import StackView
 
-KEYFRAME_TICKS = 10
+BOOKMARK_TICKS, MOST_BOOKMARKS = 60, 40
+SLACK_SECONDS = 5.0
 MOST_MARKS = 500
 
-AnyEvent = TypeVar("AnyEvent", bound="Event")
-OpenEvents = Callable[[], Iterator[Event]]
 
+class Bookmark(NamedTuple):
+    """`lines` of the recording lie before it. `history` is what was known there for good."""
 
-class Keyframe(NamedTuple):
-    """What the judge remembered after so many ticks."""
-
-    tick: int
-    memory: Memory
+    lines: int
+    history: History
 
 
 class Outline:
-    """Goes through a recording in a thread of its own: for the ticks, for bookmarks, and then slowly as a run.
+    """Goes through a recording in a thread of its own: quickly for the ticks, then at half speed for the rest.
 
-    Everything may be read from any thread while it goes; `times` is complete once `measured` is set, bookmarks once
-    `read` is. A recording that
-    cannot be read to its end has an outline of what could be read.
+    Everything may be read from any thread meanwhile; `times` is complete once `measured` is set. A recording that
+    cannot be read to its end has an outline of what could be read. While `free` is not set it stands still: whoever
+    clears it is in a hurry, and two threads at once would take several times as long.
     """
 
-    def __init__(self, target: Target, open_events: OpenEvents) -> None:
+    def __init__(self, recording: Recording) -> None:
         self.times: list[float] = []
         self.marks: tuple[Mark, ...] = ()
         self.measured = threading.Event()
-        self._keyframes: list[Keyframe] = []
-        self._bookmarks = Bookmarks(target)
-        self.read = threading.Event()
-        self._target = target
-        self._open_events = open_events
+        self._bookmarks: dict[int, Bookmark] = {}
+        self._apart = BOOKMARK_TICKS
+        self._recording = recording
+        self.free = threading.Event()
+        self.free.set()
         self._stopping = threading.Event()
-        self._free = threading.Event()
-        self._free.set()
         self._thread = threading.Thread(target=self._run, name="aitop-outline", daemon=True)
 
     def start(self) -> None:
@@ -58,26 +59,23 @@ class Outline:
     def stop(self) -> None:
         """Read no further."""
         self._stopping.set()
-        self._free.set()
+        self.free.set()
 
-    def give_way(self, wanted: bool) -> None:
-        """Stand still while the player is in a hurry: two at once would take twice as long."""
-        if wanted:
-            self._free.clear()
-        else:
-            self._free.set()
+    def passed(self, tick: int, lines: int, history: History) -> None:
+        """Leave a bookmark now and then: so many ticks and lines were read, and this is known. From any thread."""
+        if tick % self._apart == 0 and tick not in self._bookmarks:
+            self._bookmarks[tick] = Bookmark(lines, lasting(history))
 
-    def keyframe_before(self, tick: int) -> Keyframe | None:
-        """The last one with fewer ticks, None where there is none yet."""
-        found = None
-        # Keyframes come at equal distances: the wanted one is at its number, or is the last so far.
-        if self._keyframes and tick > KEYFRAME_TICKS:
-            found = self._keyframes[min(len(self._keyframes), (tick - 1) // KEYFRAME_TICKS) - 1]
-        return found
+    def tick_to_read_from(self, tick: int) -> int:
+        """The last tick with a bookmark from which this one can be reached with all that is known there; 0: none."""
+        if not 0 < tick <= len(self.times):
+            return 0
+        latest = self.times[tick - 1] - KEEP_SECONDS - SLACK_SECONDS
+        return max((mark for mark in list(self._bookmarks) if self.times[mark - 1] <= latest), default=0)
 
-    def bookmark_before(self, tick: int) -> Bookmark | None:
-        """The last place from which a tick can be reached with all that is known there, None: only from the start."""
-        return self._bookmarks.before(tick, self.times[tick - 1]) if 0 < tick <= len(self.times) else None
+    def bookmark(self, tick: int) -> Bookmark:
+        """The bookmark behind a tick that has one."""
+        return self._bookmarks[tick]
 
     def tick_at(self, seconds: float) -> int:
         """The number (from 1) of the first tick so many seconds after the first one, or of the last there is."""
@@ -86,52 +84,67 @@ class Outline:
 
     def _run(self) -> None:
         try:
-            self.times = [tick.time for tick in self._ticks()]
+            times = []
+            for tick in self._recording.events().ticks():
+                if self._stopping.is_set():
+                    return
+                times.append(tick.time)
+            self.times = times
+            self._apart = max(BOOKMARK_TICKS, len(times) // MOST_BOOKMARKS)
             self.measured.set()
-            events = self._open_events()
-            for number, event in enumerate(self._held(events), 1):
-                self._bookmarks.read(event, getattr(events, "lines", number))
-            self.read.set()
             self._judge_all()
         except Exception:  # the player meets the same and tells of it
             return
         finally:
             self.measured.set()
 
-    def _ticks(self) -> Iterator[Tick]:
-        """All ticks: recordings find them without reading the rest."""
-        events = self._open_events()
-        if hasattr(events, "ticks"):
-            yield from self._held(events.ticks())
-            return
-        for event in self._held(events):
-            if isinstance(event, Tick):
-                yield event
-
-    def _held(self, events: Iterator[AnyEvent]) -> Iterator[AnyEvent]:
-        """The same, standing still while the player is in a hurry; no more of them once it is to stop."""
-        for event in events:
-            self._free.wait()
-            if self._stopping.is_set():
-                return
-            yield event
-
     def _judge_all(self) -> None:
-        engine, before, ticks = Engine(self._target), None, 0
-        for event in self._held(self._open_events()):
+        history = History(self._recording.header.target)
+        engine, before, ticks = Engine(history.target, history), None, 0
+        events = self._recording.events()
+        for event in events:
+            self.free.wait()
             started = time.monotonic()
             snapshot = engine.handle(event)
             if snapshot is None:
                 continue
             ticks += 1
-            if ticks % KEYFRAME_TICKS == 0:
-                self._keyframes.append(Keyframe(ticks, engine.memory()))
+            self.passed(ticks, events.lines, history)
             words = _worth_marking(before, snapshot)
             if words and len(self.marks) < MOST_MARKS:
                 self.marks = (*self.marks, Mark(snapshot.time - self.times[0], words))
             before = snapshot
             # The player and the screen go first.
-            self._stopping.wait(time.monotonic() - started)
+            if self._stopping.wait(time.monotonic() - started):
+                return
+
+
+def lasting(history: History) -> History:
+    """A copy without what goes by: samples, windows, and steps where they come so fast that they are soon replaced."""
+    return replace(
+        history,
+        statuses=dict(history.statuses),
+        was_ok=dict(history.was_ok),
+        hosts=RecentSamples(),
+        gpus=RecentSamples(),
+        windows=deque(maxlen=KEEP_WINDOWS),
+        hooks={pid: _lasting_hook(hook) for pid, hook in history.hooks.items()},
+        allocators=deque(),
+        numbers=dict(history.numbers),
+        ticks=history.ticks.copy(),
+        newest=dict(history.newest),
+        stacks=StackView(),
+    )
+
+
+def _lasting_hook(hook: HookHistory) -> HookHistory:
+    fast = len(hook.steps) == KEEP_STEPS and hook.steps[-1].end - hook.steps[0].end < KEEP_SECONDS
+    return replace(
+        hook,
+        steps=deque(() if fast else hook.steps, maxlen=KEEP_STEPS),
+        seconds=replace(hook.seconds, done=hook.seconds.done.copy(), current=list(hook.seconds.current)),
+        recompiles=hook.recompiles.copy(),
+    )
 
 
 def _worth_marking(before: Snapshot | None, now: Snapshot) -> str | None:
@@ -140,7 +153,7 @@ def _worth_marking(before: Snapshot | None, now: Snapshot) -> str | None:
         return None
     if now.target.ended and not before.target.ended:
         return "target ended"
-    first, was = (one.diagnosis.verdicts[0].id if one.diagnosis.verdicts else None for one in (now, before))
+    first, was = (seen.diagnosis.primary.id if seen.diagnosis.primary else None for seen in (now, before))
     if first != was:
         return first or "no verdict"
     saves = now.series.get("step_save")

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import islice
+from statistics import fmean
 
 from aitop.engine.history import History
 
@@ -28,16 +29,21 @@ class OnCores:
 
 def on_cores(history: History) -> dict[int, OnCores]:
     """By pid; without the ranks whose waits the kernel does not tell."""
-    found: dict[int, dict[str, list[float]]] = {}
+    samples: dict[int, dict[str, list[float]]] = {}
     for host in islice(reversed(history.hosts), DELAYS):
-        for one in host.processes:
-            if one.role != "rank":
+        for process in host.processes:
+            if process.role != "rank":
                 continue
-            fields = {"ran": one.main_cpu, "delay": one.run_delay, "wanted": one.wanted, "waited": one.waited}
+            fields = {
+                "ran": process.main_cpu,
+                "delay": process.run_delay,
+                "wanted": process.wanted,
+                "waited": process.waited,
+            }
             for name, value in fields.items():
                 if value is not None:
-                    found.setdefault(one.pid, {}).setdefault(name, []).append(value)
-    means = {pid: {name: sum(each) / len(each) for name, each in fields.items()} for pid, fields in found.items()}
+                    samples.setdefault(process.pid, {}).setdefault(name, []).append(value)
+    means = {pid: {name: fmean(each) for name, each in fields.items()} for pid, fields in samples.items()}
     return {
         pid: OnCores(mean.get("ran", 0.0), mean["delay"], mean.get("wanted"), mean.get("waited"))
         for pid, mean in means.items()
@@ -51,12 +57,12 @@ def held(cores: Mapping[int, OnCores], work: Mapping[int, float], step: float) -
     `work` has the seconds that each rank works itself. The step then lasts as before without that wait, or as long as
     the others need, whichever is longer; the others keep their own waits. None where the kernel tells of no waits.
     """
-    known = {pid: one for pid, one in cores.items() if pid in work}
+    known = {pid: waits for pid, waits in cores.items() if pid in work}
     if len(known) < 2 or len(known) < len(work):
         return None, 0.0
     last = max(known, key=lambda pid: known[pid].delay)
     mine, others = known[last], [pid for pid in known if pid != last]
-    excess = mine.delay - _mean(known[pid].delay for pid in others)
+    excess = mine.delay - fmean(known[pid].delay for pid in others)
     if excess <= 0:
         return last, 0.0
     left = max([step - _waited(mine, work[last], step), *(_needed(known[pid], work[pid], step) for pid in others)])
@@ -64,29 +70,29 @@ def held(cores: Mapping[int, OnCores], work: Mapping[int, float], step: float) -
     return last, alone * max(0.0, step - left)
 
 
-def _waited(one: OnCores, work: float, step: float) -> float:
+def _waited(rank: OnCores, work: float, step: float) -> float:
     """Seconds of a step in which a rank gets no core: its main thread; and another thread, while the main one sleeps in
     an exchange. What several threads wait for at the same time may count more than once, but no longer than that sleep.
     """
-    main = (one.ran + one.delay) * step
+    main = (rank.ran + rank.delay) * step
     asleep = max(0.0, step - max(main, work))
-    return one.delay * step + min(asleep, max(0.0, ((one.waited or 0.0) - one.delay) * step))
+    return rank.delay * step + min(asleep, max(0.0, ((rank.waited or 0.0) - rank.delay) * step))
 
 
-def _needed(one: OnCores, work: float, step: float) -> float:
+def _needed(rank: OnCores, work: float, step: float) -> float:
     """Seconds of a step that a rank needs, were no other rank late: all its threads on cores, the waits of the main
     thread for one, and its sleep in work of its own, as for a device. Other threads mostly wait for those of their own
     rank.
     """
-    ran = one.ran if one.wanted is None else max(one.ran, one.wanted - (one.waited or 0.0))
-    return min(step, (ran + one.delay) * step + max(0.0, work - one.ran * step))
+    ran = rank.ran if rank.wanted is None else max(rank.ran, rank.wanted - (rank.waited or 0.0))
+    return min(step, (ran + rank.delay) * step + max(0.0, work - rank.ran * step))
 
 
 def own_part(history: History) -> float:
     """Of the time that is used on all cores lately, the part (0..1) that the job uses itself; 0 where not measured."""
     own, whole = 0.0, 0.0
     for host in islice(reversed(history.hosts), DELAYS):
-        used = [one.cpu for one in host.processes if one.cpu is not None]
+        used = [process.cpu for process in host.processes if process.cpu is not None]
         if host.machine.core_busy is not None and used:
             own += sum(used)
             whole += max(sum(used), sum(host.machine.core_busy))
@@ -103,8 +109,3 @@ def apart(cores: Mapping[int, OnCores], work: Mapping[int, float], step: float, 
     undisturbed = {pid: max(0.0, seconds - delays[pid]) for pid, seconds in work.items()}
     on_cores = sum(min(cores[pid].ran * step, seconds) for pid, seconds in undisturbed.items() if pid in cores)
     return max(*undisturbed.values(), on_cores / at_hand)
-
-
-def _mean(values: Iterable[float]) -> float:
-    known = list(values)
-    return sum(known) / len(known)

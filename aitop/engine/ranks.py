@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import bisect
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice, takewhile
-from statistics import median
+from statistics import fmean, median
 
 from msgspec.structs import replace
 
 from aitop.engine.history import History, HookHistory
 from aitop.engine.rank_cores import DELAYS, OnCores, apart, held, on_cores, own_part
-from aitop.engine.standstill import rank_number
+from aitop.engine.standstill import rank_number, world_size
 from aitop.engine.steps_view import quantile
 from aitop.model.gpu import GpuDevice
 from aitop.model.host import ProcessSample
@@ -36,69 +36,71 @@ def ranks_view(history: History, now: float) -> Ranks | None:
     host = history.hosts.last
     if host is None:
         return None
-    processes = [one for one in host.processes if one.role == "rank" and one.state != "Z"]
-    told = [hook.facts.world_size for hook in history.hooks.values() if hook.facts is not None]
-    world = max([0, *(one.world_size or 0 for one in processes), *(size or 0 for size in told)])
+    processes = [process for process in host.processes if process.role == "rank" and process.state != "Z"]
+    world = world_size(history, host)
     if world < 2:
         # Trainers that form no group have no numbers, and no step in common.
-        processes = [one for one in processes if rank_number(history, one) is not None]
+        processes = [process for process in processes if rank_number(history, process) is not None]
     if len(processes) < 2 and world < 2:
         return None
     since = now - WINDOW_SECONDS
     most = max(FEW, min(MOST_STEPS, MOST_RECORDS // max(1, len(processes))))
-    recent = {one.pid: _last(_newest(history.hooks.get(one.pid), since), most) for one in processes}
-    timed = {pid: _timed(history.hooks.get(pid), since, records) for pid, records in recent.items()}
+    recent = {process.pid: _recent(history.hooks.get(process.pid), since, most) for process in processes}
+    timed = {
+        pid: _recent(history.hooks.get(pid), since, len(records), timed=True) if _any_estimated(records) else records
+        for pid, records in recent.items()
+    }
     aligned = _aligned({pid: records for pid, records in timed.items() if len(records) >= FEWEST})
     own = _own_backward(history, aligned)
     waits = {pid: [_wait(record, own[pid]) for record in records] for pid, records in aligned.items()}
-    work = _work(aligned, waits)
-    bounds = [(min(step), max(step)) for step in zip(*work.values(), strict=True)]
-    compared = _Compared(aligned, waits, work, bounds)
+    work = {
+        pid: [record.seconds - wait for record, wait in zip(records, waits[pid], strict=True)]
+        for pid, records in aligned.items()
+    }
+    together = list(zip(*work.values(), strict=True))
+    compared = _Compared(aligned, waits, work, [(min(step), max(step)) for step in together])
     cores = on_cores(history)
-    views = [_one(history, one, recent[one.pid], compared, cores) for one in processes]
+    views = [_one(history, process, recent[process.pid], compared, cores) for process in processes]
     ordered = tuple(sorted(views, key=lambda view: (view.rank is None, view.rank or 0, view.pid)))
     if len(aligned) < 2:
         return Ranks(ranks=ordered, world_size=world or None)
-    steps = next(iter(aligned.values()))
     inside, calls = _exchange(aligned, own)
-    step = _mean(_mean(record.seconds for record in records) for records in aligned.values())
-    means = {pid: _mean(each) for pid, each in work.items()}
+    exchange = inside + calls
+    step = fmean(fmean(record.seconds for record in records) for records in aligned.values())
+    means = {pid: fmean(each) for pid, each in work.items()}
     held_by, held_back = held(cores, means, step)
     beside = max(0.0, held_back - next((view.lateness or 0.0 for view in views if view.pid == held_by), 0.0))
     own_cores = own_part(history)
     delays = [(1.0 - own_cores) * cores[pid].delay * step if pid in cores else 0.0 for pid in aligned]
-    kept = _kept_by_exchange(delays, inside + calls, beside)
+    # Of what looks like exchange, the part that is left without the time in which ranks wait for a core.
+    left = max(0.0, 1.0 - (min(delays) + beside) / exchange) if exchange else 0.0
     return Ranks(
         ranks=ordered,
         world_size=world or None,
-        steps=len(steps),
+        steps=len(together),
         step=step,
-        exchange=kept * (inside + calls),
-        calls=kept * calls,
+        exchange=left * exchange,
+        calls=left * calls,
         apart=min(step, beside + apart(cores, means, step, own_cores, host.usable_cores or host.machine.cores)),
-        uneven=_uneven(work),
+        uneven=fmean(max(each) - fmean(each) for each in together),
         held=held_back,
         held_by=held_by,
-        efficiency=_efficiency(aligned, work),
+        efficiency=min(1.0, fmean(means.values()) / step) if step > 0 else None,
         collectives=_collectives(aligned, {view.pid: view.rank for view in views}),
     )
 
 
-def _newest(hook: HookHistory | None, since: float) -> Iterator[StepRecord]:
-    """The steps that ended since then, the newest first."""
-    return takewhile(lambda record: record.end >= since, reversed(hook.steps if hook else ()))
+def _recent(hook: HookHistory | None, since: float, most: int, *, timed: bool = False) -> list[StepRecord]:
+    """The last steps that ended since then, at most so many; with `timed` none of those that were only counted.
+
+    What was only counted says nothing of what another rank did at that time.
+    """
+    newest_first = takewhile(lambda record: record.end >= since, reversed(hook.steps if hook else ()))
+    return list(islice((record for record in newest_first if not (timed and record.estimated)), most))[::-1]
 
 
-def _last(newest_first: Iterator[StepRecord], most: int) -> list[StepRecord]:
-    """So many of them, in the order in which they were made."""
-    return list(islice(newest_first, most))[::-1]
-
-
-def _timed(hook: HookHistory | None, since: float, recent: list[StepRecord]) -> list[StepRecord]:
-    """As many of those that were not only counted: what was says nothing of what another rank did at that time."""
-    if not any(record.estimated for record in recent):
-        return recent
-    return _last((record for record in _newest(hook, since) if not record.estimated), len(recent))
+def _any_estimated(records: Iterable[StepRecord]) -> bool:
+    return any(record.estimated for record in records)
 
 
 def _aligned(recent: Mapping[int, Sequence[StepRecord]]) -> dict[int, list[StepRecord]]:
@@ -108,14 +110,14 @@ def _aligned(recent: Mapping[int, Sequence[StepRecord]]) -> dict[int, list[StepR
     first, *others = sorted(recent, key=lambda pid: len(recent[pid]))
     near = 0.5 * median(record.seconds for record in recent[first])
     ends = {pid: [record.end for record in recent[pid]] for pid in others}
-    found: dict[int, list[StepRecord]] = {pid: [] for pid in recent}
+    aligned: dict[int, list[StepRecord]] = {pid: [] for pid in recent}
     for record in recent[first]:
         matches = {pid: _nearest(ends[pid], record.end) for pid in others}
         if all(abs(ends[pid][index] - record.end) <= near for pid, index in matches.items()):
-            found[first].append(record)
+            aligned[first].append(record)
             for pid, index in matches.items():
-                found[pid].append(recent[pid][index])
-    return found if len(found[first]) >= FEWEST else {}
+                aligned[pid].append(recent[pid][index])
+    return aligned if len(aligned[first]) >= FEWEST else {}
 
 
 def _nearest(ends: Sequence[float], wanted: float) -> int:
@@ -130,16 +132,16 @@ def _own_backward(history: History, aligned: Mapping[int, Sequence[StepRecord]])
 
     DistributedDataParallel times that itself now and then, and waits where no Python call is seen.
     """
-    found: dict[int, float | None] = {}
+    backward: dict[int, float | None] = {}
     for pid, records in aligned.items():
         facts = history.hooks[pid].facts
         ddp = facts.ddp if facts else None
         least = quantile(sorted(record.backward / max(1, record.backwards) for record in records), SMALL)
         if ddp is None:
-            found[pid] = None
+            backward[pid] = None
         else:
-            found[pid] = least if ddp.backward is None else min(least, ddp.backward)
-    return found
+            backward[pid] = least if ddp.backward is None else min(least, ddp.backward)
+    return backward
 
 
 def _wait(record: StepRecord, own_backward: float | None) -> float:
@@ -178,25 +180,6 @@ def _exchanged_in_calls(step: Sequence[tuple[StepRecord, float | None]]) -> floa
     return min(together)
 
 
-def _kept_by_exchange(delays: Iterable[float], exchange: float, held: float) -> float:
-    """The part of what looks like exchange that is left when the time is taken away in which ranks wait for a core."""
-    return max(0.0, 1.0 - (min(delays) + held) / exchange) if exchange else 0.0
-
-
-def _work(aligned: Mapping[int, Sequence[StepRecord]], waits: Mapping[int, Sequence[float]]) -> dict[int, list[float]]:
-    """Seconds that each rank worked itself, step by step."""
-    return {
-        pid: [record.seconds - wait for record, wait in zip(records, waits[pid], strict=True)]
-        for pid, records in aligned.items()
-    }
-
-
-def _uneven(work: Mapping[int, Sequence[float]]) -> float:
-    """Mean seconds a step that would be saved if all ranks had the mean work of each step."""
-    steps = list(zip(*work.values(), strict=True))
-    return float(sum(max(step) - sum(step) / len(step) for step in steps)) / len(steps)
-
-
 def _collectives(
     aligned: Mapping[int, Sequence[StepRecord]], numbers: Mapping[int, int | None]
 ) -> tuple[CollectiveWait, ...]:
@@ -206,26 +189,20 @@ def _collectives(
     if len(lengths) != 1:
         return ()
     ranks = [numbers[pid] for pid in aligned]
-    found = []
+    waits = []
     for place in range(min(lengths.pop(), MOST_COLLECTIVES)):
         times = [[calls[place] for calls in step] for step in steps]
-        last, count = Counter(one.index(min(one)) for one in times).most_common(1)[0]
-        found.append(
+        last, count = Counter(calls.index(min(calls)) for calls in times).most_common(1)[0]
+        waits.append(
             CollectiveWait(
                 place=place + 1,
                 last=ranks[last],
                 often=count / len(times),
-                waited=_mean((sum(one) - len(one) * min(one)) / (len(one) - 1) for one in times),
-                exchange=_mean(min(one) for one in times),
+                waited=fmean((sum(calls) - len(calls) * min(calls)) / (len(calls) - 1) for calls in times),
+                exchange=fmean(min(calls) for calls in times),
             )
         )
-    return tuple(found)
-
-
-def _efficiency(aligned: Mapping[int, Sequence[StepRecord]], work: Mapping[int, Sequence[float]]) -> float | None:
-    """The share of their time in which the ranks worked themselves."""
-    whole = sum(record.seconds for records in aligned.values() for record in records)
-    return min(1.0, sum(sum(one) for one in work.values()) / whole) if whole > 0 else None
+    return tuple(waits)
 
 
 @dataclass(frozen=True)
@@ -268,41 +245,35 @@ def _one(
     if not mine:
         return view
     own = compared.work[pid]
-    skew = tuple(one - least for one, (least, _) in zip(own, compared.bounds, strict=True))
-    last = [one >= most for one, (_, most) in zip(own, compared.bounds, strict=True)]
+    skew = tuple(seconds - least for seconds, (least, _) in zip(own, compared.bounds, strict=True))
+    last = [seconds >= most for seconds, (_, most) in zip(own, compared.bounds, strict=True)]
     samples = [record.samples for record in mine if record.samples is not None]
     tokens = [record.tokens for record in mine if record.tokens is not None]
     return replace(
         view,
-        work=_mean(own),
-        lateness=_mean(skew),
-        latest=_mean(last),
-        samples=_mean(samples) if samples else None,
-        tokens=_mean(tokens) if tokens else None,
+        work=fmean(own),
+        lateness=fmean(skew),
+        latest=fmean(last),
+        samples=fmean(samples) if samples else None,
+        tokens=fmean(tokens) if tokens else None,
         skew=skew,
         skew_since=mine[0].end,
     )
 
 
-def _mean(values: Iterable[float]) -> float:
-    """Without the exact sums of the statistics module, which take their time with many ranks."""
-    known = list(values)
-    return sum(known) / len(known)
-
-
 def _phases(records: Sequence[StepRecord], waits: Sequence[float] | None) -> RankPhases | None:
     if not records:
         return None
-    wait = _mean(waits) if waits else None
-    backward = _mean(record.backward for record in records)
-    apart = _mean(record.communication_apart or 0.0 for record in records)
+    wait = fmean(waits) if waits else None
+    backward = fmean(record.backward for record in records)
+    apart = fmean(record.communication_apart or 0.0 for record in records)
     inside = max(0.0, (wait or 0.0) - apart)
     return RankPhases(
-        data_wait=_mean(record.data_wait + record.loader_start for record in records),
-        forward=_mean(record.forward for record in records),
+        data_wait=fmean(record.data_wait + record.loader_start for record in records),
+        forward=fmean(record.forward for record in records),
         backward=max(0.0, backward - inside),
-        optimizer=_mean(record.optimizer for record in records),
-        outside=_mean(record.outside for record in records),
+        optimizer=fmean(record.optimizer for record in records),
+        outside=fmean(record.outside for record in records),
         wait=wait,
     )
 
@@ -312,12 +283,13 @@ def _clock(history: History, device: GpuDevice | None) -> float | None:
     if device is None:
         return None
     samples = islice(reversed(history.gpus), DELAYS)
-    known = [one.sm_clock for sample in samples for one in sample.devices if one.index == device.index and one.sm_clock]
-    return _mean(known) if known else None
+    same = (then for sample in samples for then in sample.devices if then.index == device.index)
+    known = [then.sm_clock for then in same if then.sm_clock]
+    return fmean(known) if known else None
 
 
 def _device(history: History, pid: int) -> GpuDevice | None:
     """The device that a rank is on."""
     gpu = history.gpus.last
     devices = gpu.devices if gpu is not None else ()
-    return next((one for one in devices if any(process.pid == pid for process in one.processes or ())), None)
+    return next((device for device in devices if any(process.pid == pid for process in device.processes or ())), None)

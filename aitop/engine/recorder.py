@@ -20,7 +20,7 @@ from aitop.model.steps import HookSample
 MOST_STANDING = 32
 
 
-class Recording(EventSink, Protocol):
+class OpenRecording(EventSink, Protocol):
     """A recording being written. `failed` says in words why it has stopped; `written` is its size so far in bytes."""
 
     path: Path
@@ -37,10 +37,10 @@ class Recorder:
     at which it begins. `open_recording` raises an error that says in words why it cannot be written there.
     """
 
-    def __init__(self, open_recording: Callable[[Path], Recording], path: Path | None = None) -> None:
+    def __init__(self, open_recording: Callable[[Path], OpenRecording], path: Path | None = None) -> None:
         self._open = open_recording
         self.recording = open_recording(path) if path is not None else None
-        self.made: list[Recording] = [self.recording] if self.recording else []
+        self.made: list[OpenRecording] = [self.recording] if self.recording else []
         self._standing: dict[tuple[str, object], Event] = {}
         self._time = 0.0
         # Written by the feed's thread; begun and ended by the screen's.
@@ -59,12 +59,12 @@ class Recorder:
             elif isinstance(event, HostSample) and len(self._standing) > MOST_STANDING:
                 alive = {process.pid for process in event.processes}
                 self._standing = {
-                    key: one for key, one in self._standing.items() if key[0] != "hook" or key[1] in alive
+                    key: said for key, said in self._standing.items() if key[0] != "hook" or key[1] in alive
                 }
             if self.recording is not None:
                 self.recording.write(event)
 
-    def begin(self, path: Path) -> Recording:
+    def begin(self, path: Path) -> OpenRecording:
         """Record to a file from now on; a recording that is under way ends."""
         recording = self._open(path)
         self.end()
@@ -75,7 +75,7 @@ class Recorder:
             self.made.append(recording)
         return recording
 
-    def end(self) -> Recording | None:
+    def end(self) -> OpenRecording | None:
         """Close the recording; which one that was, None if there is none."""
         with self._lock:
             recording, self.recording = self.recording, None

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from aitop.model.event import Event
 from aitop.model.source import SourceState, SourceStatus, StatusCode
-from aitop.sources.source import Noting, Source, SourceError, unexpected
+from aitop.sources.source import Source, SourceError, unexpected
 
 FIRST_RETRY_SECONDS = 2.0
 LAST_RETRY_SECONDS = 30.0
@@ -57,13 +57,13 @@ class SourceRunner:
                     samples = self._timed(self.source.read)
                     for sample in samples:
                         self._emit(sample)
-                    self._set("ok", self.source.note if isinstance(self.source, Noting) else None)
+                    self._set("ok", self.source.note)
                     retry = FIRST_RETRY_SECONDS
                     self._stopping.wait(max(0.0, started + self.source.interval - time.monotonic()))
             except Exception as error:  # a broken source must not take the others with it
-                told = error if isinstance(error, SourceError) else unexpected(error)
-                self._set(told.state, told.reason, told.remedy, told.code)
-                if told.passing:
+                failure = error if isinstance(error, SourceError) else unexpected(error)
+                self._set(failure.state, failure.reason, failure.remedy, failure.code)
+                if failure.passing:
                     retry = FIRST_RETRY_SECONDS
             self._close()
             self._stopping.wait(retry)

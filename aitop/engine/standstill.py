@@ -47,30 +47,40 @@ def standstill(history: History, now: float) -> Standstill | None:
     if seconds < LOOK_SECONDS or host is None:
         return None
     usual = _longest_step(history)
-    found = _standings(history, host)
-    ranks = tuple(one for one in found if one.role == "rank")
-    workers = tuple(one for one in found if one.role == "loader-worker")
+    ranks, workers = _standing(
+        host,
+        history.dump,
+        {process.pid: rank_number(history, process) for process in host.processes},
+        {pid: hook.steps[-1].index for pid, hook in history.hooks.items() if hook.steps},
+        {pid: hook.sequence for pid, hook in history.hooks.items()},
+    )
     gone = _gone(history, ranks, host)
-    known = all(one.doing is not None for one in ranks)
+    known = all(standing.doing is not None for standing in ranks)
     limit = FIRST_SECONDS if known else BLIND_SECONDS
     if usual is not None:
         limit = max(limit, OF_LONGEST * usual)
-    if any(one.doing == "sleeping" for one in found):
+    if any(standing.doing == "sleeping" for standing in (*ranks, *workers)):
         limit = max(limit, SLEEPING_SECONDS)
-    if seconds < limit or any(one.doing == "serving" for one in ranks) or not _waits(ranks, gone, usual):
+    if seconds < limit or any(standing.doing == "serving" for standing in ranks) or not _waits(ranks, gone, usual):
         return None
-    world = _world(history, host)
+    world = world_size(history, host)
     elsewhere = max(0, world - len(ranks) - len(gone))
-    found_still = Standstill(seconds=seconds, usual=usual, ranks=ranks, workers=workers, gone=gone, elsewhere=elsewhere)
-    notes = history.notes
-    return found_still if notes is None or notes.time < now - seconds else replace(found_still, notes=notes)
+    return Standstill(
+        seconds=seconds,
+        usual=usual,
+        ranks=ranks,
+        workers=workers,
+        gone=gone,
+        elsewhere=elsewhere,
+        notes=history.notes if history.notes is not None and history.notes.time >= now - seconds else None,
+    )
 
 
 def _waits(ranks: Sequence[Standing], gone: Sequence[int], usual: float | None) -> bool:
     """Whether these may be ranks that do not get on, and not a process that has nothing to do."""
-    if gone or any(one.doing in ("collective", "loading") for one in ranks):
+    if gone or any(standing.doing in ("collective", "loading") for standing in ranks):
         return True
-    if all(one.doing is None for one in ranks):
+    if all(standing.doing is None for standing in ranks):
         return len(ranks) > 1
     return usual is not None
 
@@ -107,12 +117,14 @@ def _is_still(process: ProcessSample, history: History) -> bool:
 
 def _spins(pid: int, history: History) -> bool:
     """Whether the last windows have one and the same stack of its main thread, and that waits for other ranks."""
-    last = [window for window in history.windows if any(one.pid == pid and one.main for one in window.stacks)][-2:]
+    last = [window for window in history.windows if any(stack.pid == pid and stack.main for stack in window.stacks)][
+        -2:
+    ]
     stacks = {
-        tuple(window.frames[index] for index in one.frames)
+        tuple(window.frames[index] for index in stack.frames)
         for window in last
-        for one in window.stacks
-        if one.pid == pid and one.main
+        for stack in window.stacks
+        if stack.pid == pid and stack.main
     }
     if len(last) < 2 or len(stacks) != 1 or not history.gpus:
         return False
@@ -125,25 +137,15 @@ def _longest_step(history: History) -> float | None:
     return max(longest, default=None)
 
 
-def _standings(history: History, host: HostSample) -> list[Standing]:
-    steps = {pid: hook.steps[-1].index for pid, hook in history.hooks.items() if hook.steps}
-    numbers = {process.pid: rank_number(history, process) for process in host.processes}
-    called = {pid: hook.sequence for pid, hook in history.hooks.items()}
-    return [replace(one, sequence=called.get(one.pid)) for one in _standing(host, history.dump, numbers, steps)]
-
-
 def standing_at(snapshot: Snapshot, dump: StackDump) -> Standstill:
     """Where ranks and workers stand by this look, whether or not they stand still for long."""
     views = snapshot.ranks.ranks if snapshot.ranks else ()
     host = snapshot.host
     processes = host.processes if host else ()
-    numbers = {process.pid: process.rank for process in processes} | {one.pid: one.rank for one in views}
-    steps = {one.pid: one.step for one in views if one.step is not None}
-    known = {one.pid: one.sequence for one in snapshot.standstill.ranks} if snapshot.standstill else {}
-    found = _standing(host, dump, numbers, steps) if host else []
-    found = [replace(one, sequence=known.get(one.pid)) for one in found]
-    ranks = tuple(one for one in found if one.role == "rank")
-    workers = tuple(one for one in found if one.role == "loader-worker")
+    numbers = {process.pid: process.rank for process in processes} | {view.pid: view.rank for view in views}
+    steps = {view.pid: view.step for view in views if view.step is not None}
+    sequences = {rank.pid: rank.sequence for rank in snapshot.standstill.ranks} if snapshot.standstill else {}
+    ranks, workers = _standing(host, dump, numbers, steps, sequences) if host else ((), ())
     if snapshot.standstill is not None:
         return replace(snapshot.standstill, ranks=ranks, workers=workers)
     world = (snapshot.ranks.world_size if snapshot.ranks else None) or 0
@@ -151,16 +153,21 @@ def standing_at(snapshot: Snapshot, dump: StackDump) -> Standstill:
 
 
 def _standing(
-    host: HostSample, dump: StackDump | None, numbers: Mapping[int, int | None], steps: Mapping[int, int]
-) -> list[Standing]:
+    host: HostSample,
+    dump: StackDump | None,
+    numbers: Mapping[int, int | None],
+    steps: Mapping[int, int],
+    sequences: Mapping[int, int | None],
+) -> tuple[tuple[Standing, ...], tuple[Standing, ...]]:
+    """Ranks and workers, by the last look at all stacks; the rest is by pid: see Standing."""
     stacks = _main_stacks(dump)
-    found = []
+    standing = []
     for process in host.processes:
         if process.role not in ("rank", "loader-worker") or process.state == "Z":
             continue
         frames = stacks.get(process.pid)
         doing, call = waiting_for(frames, process.channel) if frames else (None, None)
-        found.append(
+        standing.append(
             Standing(
                 pid=process.pid,
                 rank=numbers.get(process.pid),
@@ -172,9 +179,12 @@ def _standing(
                 state=process.state,
                 channel=process.channel,
                 step=steps.get(process.pid),
+                sequence=sequences.get(process.pid),
             )
         )
-    return sorted(found, key=lambda one: (one.rank is None, one.rank or 0, one.pid))
+    standing.sort(key=lambda place: (place.rank is None, place.rank or 0, place.pid))
+    ranks = tuple(place for place in standing if place.role == "rank")
+    return ranks, tuple(place for place in standing if place.role == "loader-worker")
 
 
 def _main_stacks(dump: StackDump | None) -> dict[int, tuple[Frame, ...]]:
@@ -200,34 +210,26 @@ def rank_number(history: History, process: ProcessSample) -> int | None:
 
 def _gone(history: History, ranks: Sequence[Standing], host: HostSample) -> tuple[int, ...]:
     """The numbers of ranks of this machine that have ended and that no other process has taken over."""
-    present = {one.rank for one in ranks}
-    missing = {number for number in history.numbers.values() if number not in present}
-    processes = [one for one in host.processes if one.role == "rank" and one.state != "Z"]
-    here = max((one.local_world_size or 0 for one in processes), default=0)
+    present = {rank.rank for rank in ranks if rank.rank is not None}
+    missing = set(history.numbers.values()) - present
+    processes = [process for process in host.processes if process.role == "rank" and process.state != "Z"]
+    here = max((process.local_world_size or 0 for process in processes), default=0)
     offsets = {one.rank - one.local_rank for one in processes if one.rank is not None and one.local_rank is not None}
     if here and len(offsets) == 1:
         first = offsets.pop()
-        missing |= set(range(first, first + here)) - {number for number in present if number is not None}
-    return tuple(sorted(missing or _uncollected(history, ranks, host) or _nowhere_else(history, ranks, host)))
+        missing |= set(range(first, first + here)) - present
+    if not missing and len(present) == len(ranks):
+        unseen = set(range(world_size(history, host))) - present
+        parents = {process.ppid for process in processes}
+        ended = sum(process.state == "Z" and process.ppid in parents for process in host.processes)
+        # All ranks meet on this machine, or whoever started them has as many children that ended.
+        if (history.notes is not None and history.notes.local) or len(unseen) == ended:
+            missing = unseen
+    return tuple(sorted(missing))
 
 
-def _nowhere_else(history: History, ranks: Sequence[Standing], host: HostSample) -> set[int]:
-    """The numbers that are missing, where all ranks meet at an address of this machine alone."""
-    present = {one.rank for one in ranks if one.rank is not None}
-    known = history.notes is not None and history.notes.local and len(present) == len(ranks)
-    return set(range(_world(history, host))) - present if known else set()
-
-
-def _uncollected(history: History, ranks: Sequence[Standing], host: HostSample) -> set[int]:
-    """The numbers that are missing, where whoever started the ranks has as many children that ended."""
-    parents = {one.ppid for one in host.processes if one.role == "rank" and one.state != "Z"}
-    ended = [one for one in host.processes if one.state == "Z" and one.ppid in parents]
-    present = {one.rank for one in ranks if one.rank is not None}
-    missing = set(range(_world(history, host))) - present
-    return missing if ended and len(missing) == len(ended) and len(present) == len(ranks) else set()
-
-
-def _world(history: History, host: HostSample) -> int:
+def world_size(history: History, host: HostSample) -> int:
     """How many ranks the job has, by what started it and by what it says itself; 0 where nobody does."""
-    told = [hook.facts.world_size for hook in history.hooks.values() if hook.facts is not None]
-    return max([*(one.world_size or 0 for one in host.processes), *(size or 0 for size in told)], default=0)
+    sizes = [process.world_size for process in host.processes]
+    sizes += [hook.facts.world_size for hook in history.hooks.values() if hook.facts is not None]
+    return max((size or 0 for size in sizes), default=0)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+
+import msgspec
 
 from aitop.model.snapshot import Phases, Steps
 from aitop.model.steps import StepRecord
@@ -46,50 +48,46 @@ def _phases(records: Sequence[StepRecord], total: float) -> Phases:
     on_device = [record for record in records if record.device_forward is not None]
     if len(on_device) >= ENOUGH_ON_DEVICE:
         return _device_phases(records, on_device, total)
-    data = sum(record.data_wait + record.loader_start for record in records)
-    forward = sum(record.forward for record in records)
-    backward = sum(record.backward for record in records)
-    optimizer = sum(record.optimizer for record in records)
-    transfers = [record.transfer_apart for record in records if record.transfer_apart is not None]
-    transfer = sum(transfers) if transfers else None
-    collectives = [record.communication_apart for record in records if record.communication_apart is not None]
-    communication = sum(collectives) if collectives else None
-    outside = max(0.0, total - data - forward - backward - optimizer - (transfer or 0.0) - (communication or 0.0))
-    return Phases(
-        data_wait=data / total,
-        transfer=None if transfer is None else transfer / total,
-        forward=forward / total,
-        backward=backward / total,
-        optimizer=optimizer / total,
-        communication=None if communication is None else communication / total,
-        outside=outside / total,
+
+    def share(values: Iterable[float | None]) -> float | None:
+        measured = [value for value in values if value is not None]
+        return sum(measured) / total if measured else None
+
+    phases = Phases(
+        data_wait=share(map(_waited, records)),
+        transfer=share(record.transfer_apart for record in records),
+        forward=share(record.forward for record in records),
+        backward=share(record.backward for record in records),
+        optimizer=share(record.optimizer for record in records),
+        communication=share(record.communication_apart for record in records),
     )
+    inside = sum(part for part in msgspec.structs.astuple(phases) if part is not None)
+    return msgspec.structs.replace(phases, outside=max(0.0, 1.0 - inside))
 
 
 def _device_phases(records: Sequence[StepRecord], timed: Sequence[StepRecord], total: float) -> Phases:
     """Shares by the device clock. What a step computes hardly varies: the mean of the `timed` steps stands for all."""
-    forward = sum(record.device_forward or 0.0 for record in timed) / len(timed)
-    backward = sum(record.device_backward or 0.0 for record in timed) / len(timed)
-    optimizer = sum(record.device_optimizer or 0.0 for record in timed) / len(timed)
+    count = len(records)
+    forward, backward, optimizer = (
+        sum(getattr(record, f"device_{phase}") or 0.0 for record in timed) / len(timed) * count
+        for phase in ("forward", "backward", "optimizer")
+    )
     busy = forward + backward + optimizer
+    # Where no device clock says how long the device was idle, it was while it did not compute.
     data = sum(
-        starved(record) if record.device_idle is not None else min(_waited(record), max(0.0, record.seconds - busy))
+        min(
+            _waited(record),
+            max(0.0, record.seconds - busy / count) if record.device_idle is None else record.device_idle,
+        )
         for record in records
     )
-    count = len(records)
     return Phases(
         data_wait=data / total,
-        forward=min(1.0, forward * count / total),
-        backward=min(1.0, backward * count / total),
-        optimizer=min(1.0, optimizer * count / total),
-        outside=max(0.0, total - data - busy * count) / total,
+        forward=min(1.0, forward / total),
+        backward=min(1.0, backward / total),
+        optimizer=min(1.0, optimizer / total),
+        outside=max(0.0, total - data - busy) / total,
     )
-
-
-def starved(record: StepRecord) -> float:
-    """Seconds of the step in which waiting for data held up the device (or, without one, the host)."""
-    waited = _waited(record)
-    return waited if record.device_idle is None else min(waited, record.device_idle)
 
 
 def _waited(record: StepRecord) -> float:

@@ -53,27 +53,23 @@ def compute_dtype(facts: HookFacts) -> str | None:
 def device_of(pid: int | None, gpu: GpuSample | None) -> GpuDevice | None:
     """A device that the process computes on; of several the first, as long as all are of one name."""
     devices = gpu.devices if gpu is not None else ()
-    used = [one for one in devices if any(process.pid == pid for process in one.processes or ())]
-    used = used or [one for one in devices if one.mine]
-    return used[0] if used and len({one.name for one in used}) == 1 else None
+    used = [device for device in devices if any(process.pid == pid for process in device.processes or ())]
+    used = used or [device for device in devices if device.mine]
+    return used[0] if used and len({device.name for device in used}) == 1 else None
 
 
-def with_throughput(steps: Steps, facts: HookFacts | None, gpu: GpuSample | None) -> Steps:
-    """`steps` with its rates of operations, and their share of the device's peak where it and the dtype are known."""
+def with_throughput(steps: Steps, facts: HookFacts | None, gpu: GpuSample | None) -> tuple[Steps, HookFacts | None]:
+    """`steps` with their rate of operations, and its share of the device's peak where that and the dtype are known.
+
+    `facts` come back with the operations of one step, the mean of the window's.
+    """
     total = sum(record.seconds for record in steps.recent)
     made = operations(facts, steps.recent) if facts is not None else None
     if facts is None or made is None or total <= 0:
-        return steps
+        return steps, facts
     rate = made.flops / total
     device, dtype = device_of(steps.pid, gpu), compute_dtype(facts)
     # A process that has not touched CUDA computes elsewhere.
     most = peak(device.name, dtype) if facts.cuda and device and device.name and dtype else None
-    return msgspec.structs.replace(steps, flops_per_second=rate, mfu=rate / most if most else None)
-
-
-def with_operations(facts: HookFacts | None, steps: Steps | None) -> HookFacts | None:
-    """`facts` with the operations of one step, as the mean of the window's steps."""
-    made = operations(facts, steps.recent) if facts is not None and steps is not None else None
-    if facts is None or steps is None or made is None:
-        return facts
-    return msgspec.structs.replace(facts, flops=made.flops / len(steps.recent), flops_basis=made.basis)
+    steps = msgspec.structs.replace(steps, flops_per_second=rate, mfu=rate / most if most else None)
+    return steps, msgspec.structs.replace(facts, flops=made.flops / len(steps.recent), flops_basis=made.basis)

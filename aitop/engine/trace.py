@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import re
 import statistics
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
-from aitop.engine.op_classes import class_of
 from aitop.model.profile import ClassRow, DeviceUse, Holds, KernelRow, OpClass, OpRow, Profile
 
 MOST_ROWS = 40
@@ -20,6 +21,27 @@ LEAST_GAP_US = 2.0
 ON_DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
 LAUNCHES = ("cuda_runtime", "cuda_driver")
 MEMORY = "[memory]"
+# In this order: a fused attention kernel has "gemm" in its name, and a copy kernel "elementwise".
+_CLASSES: tuple[tuple[OpClass, str], ...] = (
+    ("collective", r"nccl|all_?reduce|all_?gather|reduce_?scatter|c10d|broadcast_kernel|gloo"),
+    ("attention", r"flash|fmha|scaled_dot_product|attention|\bsdpa"),
+    ("convolution", r"conv(?!ert)|wgrad|dgrad|im2col|winograd|cudnn.*nchw"),
+    (
+        "matmul",
+        r"gemm|cutlass|xmma|matmul|addmm|\bbmm|\bbaddbmm|::mm\b|\bmm\b|linear|cublas|nvjet|::mv\b|addmv|::dot\b",
+    ),
+    ("normalization", r"norm|welford"),
+    ("copy", r"memcpy|memset|copy_|::copy|::to\b|_to_copy|contiguous|clone|direct_copy|catarray|::cat\b|::stack\b"),
+    (
+        "reduction",
+        r"reduce|::sum\b|::mean\b|::max\b|::min\b|argmax|softmax|logsumexp|nll_loss|cross_entropy|cumsum|sort",
+    ),
+    (
+        "elementwise",
+        r"elementwise|vectorized|foreach|multi_tensor|pointwise|fill_|::(add|sub|mul|div|relu|gelu|tanh|sigmoid|exp|sqrt|pow|"
+        r"clamp\w*|threshold\w*|zero|dropout|where|neg|lerp|addc\w+|silu|native_dropout)_?\b",
+    ),
+)
 
 
 class TraceError(ValueError):
@@ -29,7 +51,6 @@ class TraceError(ValueError):
 class _Event(msgspec.Struct):
     """What is used of a trace event; `ts` and `dur` are microseconds."""
 
-    ph: str = ""
     name: str = ""
     cat: str = ""
     ts: float = 0.0
@@ -42,32 +63,29 @@ class _Trace(msgspec.Struct):
     traceEvents: list[msgspec.Raw]  # noqa: N815 - the format's own name
 
 
+@dataclass(slots=True)
 class _Op:
-    """One call of an operator, on the stack of its thread."""
+    """One call of an operator. `inner` is the time of the calls in it; `outermost`: in no call of the same name."""
 
-    __slots__ = ("allocated", "device", "end", "inner", "name", "outermost", "seconds")
-
-    def __init__(self, name: str, end: float, seconds: float, outermost: bool) -> None:
-        self.name = name
-        self.end = end
-        self.seconds = seconds
-        self.outermost = outermost
-        self.inner = 0.0
-        self.device = 0.0
-        self.allocated = 0
+    name: str
+    end: float
+    seconds: float
+    outermost: bool
+    inner: float = 0.0
+    device: float = 0.0
+    allocated: int = 0
 
 
 def analyse(trace: bytes, *, pid: int, steps: int, holds: Holds) -> Profile:
     """The figures of a trace. Raises TraceError where it is none."""
     events = _events(trace)
-    ops, by_id = _nested([event for event in events if event.cat == "cpu_op"])
+    ops, by_id = _operators(events)
     on_device = [event for event in events if event.cat in ON_DEVICE]
     for event in on_device:
         op = by_id.get(_number(event, "External id"))
         if op is not None:
             op.device += event.dur / 1e6
     memory = [event for event in events if event.name == MEMORY]
-    _charge(memory, [event for event in events if event.cat == "cpu_op"], by_id)
     begin, end = _window(events)
     kernels = _kernels(on_device)
     rows = _rows(ops, bool(on_device), bool(memory))
@@ -92,9 +110,9 @@ def _events(trace: bytes) -> list[_Event]:
         raise TraceError(f"this is not a trace: {error}") from None
     decoder = msgspec.json.Decoder(_Event)
     events = []
-    for one in raw:
+    for line in raw:
         try:
-            event = decoder.decode(one)
+            event = decoder.decode(line)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             continue  # other kinds of events have other types in the same fields
         if 0 <= event.dur <= LONGEST_US and 0 <= event.ts < 1e18:
@@ -103,45 +121,31 @@ def _events(trace: bytes) -> list[_Event]:
     return events
 
 
-def _nested(events: Sequence[_Event]) -> tuple[list[_Op], dict[int, _Op]]:
-    """All calls with the time of the calls inside them, and each by its external id."""
+def _operators(events: Sequence[_Event]) -> tuple[list[_Op], dict[int, _Op]]:
+    """All calls with the time of the calls inside them and what they allocated; and each by its external id."""
     ops: list[_Op] = []
     by_id: dict[int, _Op] = {}
-    threads: dict[Any, list[_Event]] = defaultdict(list)
+    threads: dict[str, list[_Event]] = defaultdict(list)
     for event in events:
-        threads[str(event.tid)].append(event)
-    for calls in threads.values():
+        if event.cat == "cpu_op" or event.name == MEMORY:
+            threads[str(event.tid)].append(event)
+    for thread in threads.values():
         stack: list[_Op] = []
-        for event in sorted(calls, key=lambda event: (event.ts, -event.dur)):
+        for event in sorted(thread, key=lambda event: (event.ts, -event.dur)):
             while stack and stack[-1].end <= event.ts:
                 stack.pop()
+            if event.name == MEMORY:
+                if stack:
+                    stack[-1].allocated += max(0, _number(event, "Bytes"))
+                continue
             seconds = event.dur / 1e6
-            op = _Op(event.name, event.ts + event.dur, seconds, all(one.name != event.name for one in stack))
+            op = _Op(event.name, event.ts + event.dur, seconds, all(outer.name != event.name for outer in stack))
             if stack:
                 stack[-1].inner += seconds
             stack.append(op)
             ops.append(op)
             by_id[_number(event, "External id")] = op
     return ops, by_id
-
-
-def _charge(memory: Iterable[_Event], calls: Sequence[_Event], by_id: dict[int, _Op]) -> None:
-    """Add each allocation to the innermost call around it."""
-    threads: dict[str, list[_Event]] = defaultdict(list)
-    for event in [*calls, *memory]:
-        threads[str(event.tid)].append(event)
-    for thread in threads.values():
-        stack: list[_Event] = []
-        for event in sorted(thread, key=lambda event: (event.ts, -event.dur)):
-            while stack and stack[-1].ts + stack[-1].dur < event.ts:
-                stack.pop()
-            if event.name != MEMORY:
-                stack.append(event)
-                continue
-            taken = _number(event, "Bytes")
-            op = by_id.get(_number(stack[-1], "External id")) if stack else None
-            if op is not None and taken > 0:
-                op.allocated += taken
 
 
 def _rows(ops: Sequence[_Op], device: bool, memory: bool) -> tuple[OpRow, ...]:
@@ -179,8 +183,8 @@ def _classes(rows: Sequence[KernelRow] | Sequence[OpRow]) -> tuple[ClassRow, ...
     for row in rows:
         sums[row.kind] += row.device if isinstance(row, KernelRow) else row.self_host
     total = sum(sums.values())
-    found = [ClassRow(kind=kind, seconds=one, share=one / total) for kind, one in sums.items() if total > 0]
-    return tuple(sorted(found, key=lambda row: -row.seconds))
+    classes = (ClassRow(kind=kind, seconds=taken, share=taken / total) for kind, taken in sums.items() if total > 0)
+    return tuple(sorted(classes, key=lambda row: -row.seconds))
 
 
 def _devices(on_device: Sequence[_Event], events: Iterable[_Event], begin: float, end: float) -> tuple[DeviceUse, ...]:
@@ -192,13 +196,13 @@ def _devices(on_device: Sequence[_Event], events: Iterable[_Event], begin: float
     devices: dict[int, list[_Event]] = defaultdict(list)
     for event in on_device:
         devices[_number(event, "device")].append(event)
-    found = []
+    uses = []
     for device, work in sorted(devices.items()):
         busy, gaps = _covered(work, begin, end)
         delays = [
             event.ts - launched[number] for event in work if (number := _number(event, "correlation")) in launched
         ]
-        found.append(
+        uses.append(
             DeviceUse(
                 device=device,
                 busy=busy / 1e6,
@@ -208,7 +212,7 @@ def _devices(on_device: Sequence[_Event], events: Iterable[_Event], begin: float
                 launch_delay=max(0.0, statistics.median(delays)) / 1e6 if delays else None,
             )
         )
-    return tuple(found)
+    return tuple(uses)
 
 
 def _covered(work: Sequence[_Event], begin: float, end: float) -> tuple[float, list[float]]:
@@ -241,6 +245,14 @@ def _peak(memory: Sequence[_Event]) -> int | None:
         on_gpu = _number(event, "Device Type") > 0
         kinds[on_gpu] = max(kinds.get(on_gpu, 0), _number(event, "Total Allocated"))
     return kinds.get(True, kinds.get(False))
+
+
+def class_of(name: str) -> OpClass:
+    """The class of an operator (`aten::addmm`) or kernel (`sm90_xmma_gemm_…`); `other` where its name tells nothing."""
+    for kind, pattern in _CLASSES:
+        if re.search(pattern, name, re.IGNORECASE):
+            return kind
+    return "other"
 
 
 def _number(event: _Event, name: str) -> int:

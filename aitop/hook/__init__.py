@@ -18,14 +18,14 @@ _session: Any = None
 _torch_watch: TorchWatch | None = None
 
 
-def install(way: str) -> str:
-    """Put the hook in. `way` is attach, run or import.
+def install(way: str, load: Callable[[str], Any] | None = None, *, imported: bool = False) -> str:
+    """Put the hook in. `way` is attach, run or import. An attach gives `load`: see `session.Session`. `imported` says
+    that torch's own code has run, though Python may still count its import as under way.
 
-    Returns installed, already, busy (ask again: an optimizer is stepping, or torch is being imported), no-torch,
-    or `error: …`. Never raises.
+    Returns installed, already, busy (ask again: torch is being imported), no-torch, or `error: …`. Never raises.
     """
     try:
-        return _install(way, _is_torch_imported())
+        return _install(way, imported or _is_torch_imported(), load)
     except Exception as error:
         return f"error: {type(error).__name__}: {error}"
 
@@ -33,8 +33,7 @@ def install(way: str) -> str:
 def remove() -> str:
     """Take the hook out. Never raises.
 
-    Returns removed, absent, or busy: an optimizer is stepping, and the hook leaves by itself at the next batch, forward
-    or backward.
+    Returns removed, absent, or busy: another thread runs a profile, and the hook leaves by itself in that thread.
     """
     try:
         return _remove()
@@ -49,20 +48,11 @@ def install_when_torch_is_there(way: str) -> str:
         if "torch" in sys.modules:
             return install(way)
         if _torch_watch is None:
-            _torch_watch = TorchWatch(lambda: _install_quietly(way))
+            _torch_watch = TorchWatch(lambda: install(way, imported=True))
             sys.meta_path.insert(0, _torch_watch)
     except Exception as error:
         return f"error: {type(error).__name__}: {error}"
     return "waiting"
-
-
-def _install_quietly(way: str) -> None:
-    """Install when torch's own code has run, while Python still counts its import as under way."""
-    try:
-        _install(way, imported=True)
-    except Exception:
-        # The user's program goes on without the hook; the monitor says that there is none.
-        pass
 
 
 def _is_torch_imported() -> bool:
@@ -70,7 +60,7 @@ def _is_torch_imported() -> bool:
     return not getattr(spec, "_initializing", False) and "torch.nn.modules.module" in sys.modules
 
 
-def _install(way: str, imported: bool) -> str:
+def _install(way: str, imported: bool, load: Callable[[str], Any] | None) -> str:
     global _session
     torch = sys.modules.get("torch")
     if torch is None:
@@ -80,7 +70,7 @@ def _install(way: str, imported: bool) -> str:
     other = sys.modules.get(NAME)
     if other is not None and other is not sys.modules[__name__]:
         return str(other.install(way))
-    from . import optimizer, session
+    from . import session
 
     if _session is not None and not _session.gone:
         if _session.pid == os.getpid():
@@ -89,11 +79,9 @@ def _install(way: str, imported: bool) -> str:
         _session.remove()
     if session.is_loader_worker():
         return "error: a loader worker takes no hook"
-    if optimizer.hooks_are_iterated():
-        return "busy"
     # A child of multiprocessing may become a loader worker: it shows no ring before its first step.
     child = way != "attach" and _is_multiprocessing_child()
-    _session = mine = session.Session(torch, way, waits_for_a_step=child)
+    _session = mine = session.Session(torch, way, load, waits_for_a_step=child)
     sys.modules[NAME] = sys.modules[__name__]
     try:
         mine.install()

@@ -10,16 +10,17 @@ import platform
 import sys
 import types
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from .compiler import compiler_facts
-from .flops import Graphs
+from .measures import Measure
 
 MOST_LOADERS = 8
 MOST_OPTIMIZERS = 8
 MOST_PARAMETERS = 20_000
 MOST_PIDS = 64
+MOST_CALLS = 16
 MOST_RANKS = 1_000_000
 LONGEST_NAME = 120
 
@@ -36,10 +37,7 @@ class Facts:
         self._fused: bool | None = None
         self._root: tuple[str, int, list[str], int] | None = None
         self._updated: tuple[int, list[str], int] = (0, [], 0)
-        self.graphs = Graphs(torch)
         self.root_module: Callable[[], Any] | None = None
-        self.ops: int | None = None
-        self.cost_us: float | None = None
         self.changed = True
 
     def met_iterator(self, iterator: Any) -> Callable[[Any], int] | None:
@@ -88,12 +86,7 @@ class Facts:
             self._root = (type(inner).__name__[:LONGEST_NAME], count, names, tensors)
             self.changed = True
 
-    def count_ops(self, outputs: Any) -> None:
-        """Count the operations of the autograd graph under `outputs`, and their floating-point operations."""
-        self.ops = self.graphs.add(outputs)
-        self.changed = self.changed or not self.graphs.wants_more
-
-    def text(self, allocators: list[dict[str, int]], measured: dict[str, Any]) -> bytes:
+    def text(self, measures: Sequence[Measure]) -> bytes:
         """Return all facts as JSON, with those of the measures."""
         torch = self._torch
         rank, world = _rank()
@@ -107,20 +100,34 @@ class Facts:
             "optimizers": self._optimizers,
             "foreach": self._foreach,
             "fused": self._fused,
-            "ops": self.ops,
-            "cost_us": self.cost_us,
             "rank": rank,
             "world_size": world,
-            **measured,
             **compiler_facts(),
-            **self.graphs.facts(),
+            **_measured(measures),
         }
         if self._root is not None:
             facts["root"], facts["parameters"], facts["parameter_dtypes"], facts["parameter_tensors"] = self._root
         elif self._updated[0]:
             # The model is no module: only what an optimizer updates can be seen of it.
             facts["parameters"], facts["parameter_dtypes"], facts["parameter_tensors"] = self._updated
+        allocators = facts.pop("allocators", [])
         return json.dumps({"facts": facts, "allocators": allocators}).encode()
+
+
+def _measured(measures: Sequence[Measure]) -> dict[str, Any]:
+    """Return the facts of all measures: the call sites (`calls`) of all that cost most, of other facts the last."""
+    result: dict[str, Any] = {}
+    calls: list[dict[str, Any]] = []
+    for measure in measures:
+        try:
+            facts = dict(measure.facts())
+        except Exception:
+            # What it reports on may change meanwhile; the other measures still can report.
+            facts = {}
+        calls += facts.pop("calls", ())
+        result.update(facts)
+    calls.sort(key=lambda call: -(call.get("seconds") or 0.0))
+    return result | {"watches": [name for each in measures for name in each.watches], "calls": calls[:MOST_CALLS]}
 
 
 def ready_batches(iterator: Any) -> int:

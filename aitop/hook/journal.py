@@ -46,9 +46,8 @@ class Journal:
     due             when `tick` has to be called
     size, tokens    leading dimension and token ids of the forward that was looked at last
     inputs          counts the token ids in the arguments of a forward, -1 for none; None where nobody wants to know
-    cpu_clock       CPU clock of the thread in nanoseconds; -1 where reading it takes too long
-    cpu_reads       it is read after so many more steps
-    ops_due         at this backward from now the graph is counted; 0 for never
+    cpu_reads       the CPU clock of the thread is read after so many more steps
+    ops_due         at this backward from now `count_ops` is called, which counts the graph; 0 for never
     device          the clock of the device (DeviceClock), None without one
 
     While steps are only counted (see sampling.py):
@@ -65,10 +64,10 @@ class Journal:
         "begin_counting",
         "busy",
         "collecting",
+        "count_ops",
         "count_soon",
         "count_until",
         "counting",
-        "cpu_clock",
         "cpu_reads",
         "device",
         "due",
@@ -94,7 +93,7 @@ class Journal:
         "words",
     )
 
-    def __init__(self, cpu_clock: Callable[[], int], tick: Callable[[int], None]) -> None:
+    def __init__(self, tick: Callable[[int], None]) -> None:
         self.words: list[int] = []
         # Safe in any thread: it adds all five words or none, and nothing in between.
         self.extend = self.words.extend
@@ -108,9 +107,9 @@ class Journal:
         self.tick = tick
         self.size = self.tokens = -1
         self.inputs: Callable[[tuple[Any, ...], dict[str, Any], int], int] | None = None
-        self.cpu_clock = cpu_clock
         self.cpu_reads = 2
         self.ops_due = 0
+        self.count_ops: Callable[[tuple[Any, ...]], None] = _nothing
         self.device: Any = None
         self.counting = self.count_soon = self.has_teacher = False
         self.count_until = self.longest = self.forward_began = 0

@@ -16,71 +16,28 @@ from __future__ import annotations
 import _thread
 import time
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from ..protocol.events import BACKWARD, COLLECT, FORWARD, FORWARD_ALONE, LOADER, NEXT, NO_NEXT, SAVE
 from .journal import GONE, LATE_NS, MOST_WORDS, PHASES_SKIPPED, Journal
+
+if TYPE_CHECKING:
+    from .session import Session
 
 _now = time.monotonic_ns
 _ident = _thread.get_ident
 
 
-class Keeper(Protocol):
-    """What the wrappers ask of the session that they belong to.
-
-    `iterators` maps the id of a loader's iterator that is alive to the function that counts its ready batches, None
-    without workers. `traced` tells whether torch.jit is recording what is done to tensors.
-    `local.busy` is set in threads other than the owner's inside an outermost forward.
-    """
-
-    journal: Journal
-    compiling: Callable[[], bool]
-    traced: Callable[[], Any]
-    local: Any
-    grad_enabled: Callable[[], bool]
-    tensor: Any
-
-    @property
-    def iterators(self) -> Any: ...
-
-    @property
-    def optimizers(self) -> Any: ...
-
-    def failed(self) -> None:
-        """Count an error of our own. Called in an `except` block."""
-
-    def not_owner(self, training: bool = False) -> bool:
-        """Return whether the calling thread, known not to be the owner, cannot become it.
-
-        A hook that is due to leave, leaves here.
-        """
-
-    def aside(self, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """Call a forward in another thread than the owner's; `args` begin with the module."""
-
-    def met_iterator(self, iterator: Any) -> None:
-        """Remember an iterator that was not known yet."""
-
-    def met_optimizer(self, optimizer: Any) -> None:
-        """Remember an optimizer that was not known yet."""
-
-    def met_module(self, module: Any) -> bool:
-        """Return whether this outermost module is a root."""
-
-    def count_ops(self, arguments: tuple[Any, ...]) -> None:
-        """Count the operations of the graph that this backward goes through."""
-
-
-def wrap_next(original: Callable[..., Any], keeper: Keeper) -> Callable[..., Any]:
+def wrap_next(original: Callable[..., Any], session: Session) -> Callable[..., Any]:
     """Wrap `_BaseDataLoaderIter.__next__`: the wait for a batch."""
-    journal, clock, ident, identity, extend = keeper.journal, _now, _ident, id, keeper.journal.extend
+    journal, clock, ident, identity, extend = session.journal, _now, _ident, id, session.journal.extend
     came, none_came, late = NEXT, NO_NEXT, LATE_NS
 
     def __next__(self: Any) -> Any:  # noqa: N807
-        if journal.busy if ident() == journal.owner else keeper.not_owner():
+        if journal.busy if ident() == journal.owner else session.not_owner():
             return original(self)
         kind = none_came
-        waiting = -1 if journal.skip else ask_feed(self, keeper)
+        waiting = -1 if journal.skip else ask_feed(self, session)
         start = clock()
         try:
             journal.busy = True
@@ -102,25 +59,25 @@ def wrap_next(original: Callable[..., Any], keeper: Keeper) -> Callable[..., Any
     return __next__
 
 
-def ask_feed(iterator: Any, keeper: Keeper) -> int:
+def ask_feed(iterator: Any, session: Session) -> int:
     """Return how many batches lie ready, -1 where the iterator has no workers."""
     try:
         key = id(iterator)
-        if key not in keeper.iterators:
-            keeper.met_iterator(iterator)
-        ready = keeper.iterators[key]
+        if key not in session.iterators:
+            session.met_iterator(iterator)
+        ready = session.iterators[key]
         return -1 if ready is None else int(ready(iterator))
     except Exception:
-        keeper.failed()
+        session.failed()
         return -1
 
 
-def wrap_iter(original: Callable[..., Any], keeper: Keeper) -> Callable[..., Any]:
+def wrap_iter(original: Callable[..., Any], session: Session) -> Callable[..., Any]:
     """Wrap `DataLoader.__iter__`: making an iterator, which starts the workers."""
-    journal, ident = keeper.journal, _ident
+    journal, ident = session.journal, _ident
 
     def __iter__(self: Any) -> Any:  # noqa: N807
-        if journal.busy if ident() == journal.owner else keeper.not_owner():
+        if journal.busy if ident() == journal.owner else session.not_owner():
             return original(self)
         start = _now()
         if journal.counting:
@@ -135,14 +92,14 @@ def wrap_iter(original: Callable[..., Any], keeper: Keeper) -> Callable[..., Any
     return __iter__
 
 
-def wrap_forward(original: Callable[..., Any], keeper: Keeper, holder: Any = None) -> Callable[..., Any]:
+def wrap_forward(original: Callable[..., Any], session: Session, holder: Any = None) -> Callable[..., Any]:
     """Wrap `__call__` of a root's class.
 
     If it was inherited from the class `holder`, what that class has at the time of the call is called: it may have been
     patched since, as a tracer of torch.fx does.
     """
-    journal, clock, ident, extend = keeper.journal, _now, _ident, keeper.journal.extend
-    compiling, grad_enabled = keeper.compiling, keeper.grad_enabled
+    journal, clock, ident, extend = session.journal, _now, _ident, session.journal.extend
+    compiling, grad_enabled = session.compiling, session.grad_enabled
     with_gradient, alone, late = FORWARD, FORWARD_ALONE, LATE_NS
     holder = _Own(original) if holder is None else holder
 
@@ -154,8 +111,8 @@ def wrap_forward(original: Callable[..., Any], keeper: Keeper, holder: Any = Non
         if ident() == journal.owner:
             if journal.busy:
                 return call(*args, **kwargs)
-        elif keeper.not_owner():
-            return keeper.aside(call, args, kwargs)
+        elif session.not_owner():
+            return session.aside(call, args, kwargs)
         device = journal.device
         span = None if device is None else device.begin(0)
         start = clock()
@@ -175,7 +132,7 @@ def wrap_forward(original: Callable[..., Any], keeper: Keeper, holder: Any = Non
                 if span is not None:
                     device.end(span, grad)
                 if not journal.skip:
-                    look_at(args[1:], kwargs, end, keeper)
+                    look_at(args[1:], kwargs, end, session)
                 extend((with_gradient if grad else alone, start, end, journal.size, journal.tokens))
                 if journal.skip and end - journal.due < late:
                     journal.skip -= 1
@@ -195,10 +152,10 @@ class _Own:
 
 
 def wrap_watched(
-    original: Callable[..., Any], keeper: Keeper, within: Callable[[], object] | None = None
+    original: Callable[..., Any], session: Session, within: Callable[[], object] | None = None
 ) -> Callable[..., Any]:
     """Wrap `__call__` of all modules, while roots are looked for. `within` is called inside of a root."""
-    journal, compiling, forward, ident = keeper.journal, keeper.compiling, wrap_forward(original, keeper), _ident
+    journal, compiling, forward, ident = session.journal, session.compiling, wrap_forward(original, session), _ident
 
     def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N807
         if compiling():
@@ -208,27 +165,27 @@ def wrap_watched(
                 if within is not None:
                     within()
                 return original(self, *args, **kwargs)
-        elif keeper.not_owner():
-            return keeper.aside(original, (self, *args), kwargs)
-        if not keeper.met_module(self):
+        elif session.not_owner():
+            return session.aside(original, (self, *args), kwargs)
+        if not session.met_module(self):
             return original(self, *args, **kwargs)
         return forward(self, *args, **kwargs)
 
     return __call__
 
 
-def look_at(args: Any, kwargs: Any, now: int, keeper: Keeper) -> None:
+def look_at(args: Any, kwargs: Any, now: int, session: Session) -> None:
     """Take the leading dimension and the token ids from the arguments of a forward."""
-    journal = keeper.journal
+    journal = session.journal
     try:
         journal.size = journal.tokens = -1
         # A trace of torch.jit would record that we ask.
-        if not keeper.traced():
-            journal.size = leading(args, kwargs, keeper.tensor)
+        if not session.traced():
+            journal.size = leading(args, kwargs, session.tensor)
             if journal.inputs is not None:
                 journal.tokens = journal.inputs(args, kwargs, now)
     except Exception:
-        keeper.failed()
+        session.failed()
 
 
 def leading(args: Any, kwargs: Any, tensor: type, depth: int = 0) -> int:
@@ -261,18 +218,18 @@ def look_after(journal: Journal, now: int) -> None:
         journal.cpu_reads = 2
 
 
-def wrap_backward(original: Callable[..., Any], keeper: Keeper) -> Callable[..., Any]:
+def wrap_backward(original: Callable[..., Any], session: Session) -> Callable[..., Any]:
     """Wrap `torch.autograd._engine_run_backward` (or `torch.autograd.backward`)."""
-    journal, clock, ident, extend = keeper.journal, _now, _ident, keeper.journal.extend
+    journal, clock, ident, extend = session.journal, _now, _ident, session.journal.extend
     kind, late = BACKWARD, LATE_NS
 
     def _engine_run_backward(*args: Any, **kwargs: Any) -> Any:
         if journal.counting:
             return original(*args, **kwargs)
-        if journal.busy if ident() == journal.owner else keeper.not_owner():
+        if journal.busy if ident() == journal.owner else session.not_owner():
             return original(*args, **kwargs)
         if journal.ops_due:
-            keeper.count_ops(args)
+            journal.count_ops(args)
         device = journal.device
         span = None if device is None else device.begin(1)
         start = clock()
@@ -294,12 +251,12 @@ def wrap_backward(original: Callable[..., Any], keeper: Keeper) -> Callable[...,
     return _engine_run_backward
 
 
-def wrap_save(original: Callable[..., Any], keeper: Keeper) -> Callable[..., Any]:
+def wrap_save(original: Callable[..., Any], session: Session) -> Callable[..., Any]:
     """Wrap `torch.save`."""
-    journal, ident = keeper.journal, _ident
+    journal, ident = session.journal, _ident
 
     def save(*args: Any, **kwargs: Any) -> Any:
-        if journal.busy if ident() == journal.owner else keeper.not_owner():
+        if journal.busy if ident() == journal.owner else session.not_owner():
             return original(*args, **kwargs)
         start = _now()
         if journal.counting:
@@ -316,12 +273,12 @@ def wrap_save(original: Callable[..., Any], keeper: Keeper) -> Callable[..., Any
     return save
 
 
-def gc_callback(keeper: Keeper) -> Callable[[str, Any], None]:
+def gc_callback(session: Session) -> Callable[[str, Any], None]:
     """Return a callback for `gc.callbacks`. A collection stops every thread, so it does not matter which one ran it.
 
     Collections of the youngest objects are left out: they are many, and over in some microseconds.
     """
-    journal = keeper.journal
+    journal = session.journal
 
     def collected(phase: str, info: Any) -> None:
         if not info["generation"]:

@@ -114,7 +114,7 @@ class Ring:
 
     @property
     def burst(self) -> int:
-        """The newest request of a monitor for a profile, 0 before the first."""
+        """The newest request for a profile: a serial number above 16 bits, the number of steps below; 0 for none."""
         return int(self._words[at.W_BURST])
 
     def leaving(self) -> None:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .compiler import keep_from_compiling
 from .journal import Journal
 from .patches import Patches
-from .phases import Keeper, wrap_forward, wrap_watched
+from .phases import wrap_forward, wrap_watched
+
+if TYPE_CHECKING:
+    from .session import Session
 
 STEPS_TO_WATCH = 2
 STEPS_TO_SEARCH = 20
@@ -26,11 +29,11 @@ MOST_CLASSES = 64
 class Roots:
     """The classes of which an instance was called outermost. While `watching`, the calls of all modules are wrapped."""
 
-    def __init__(self, module_class: Any, patches: Patches, keeper: Keeper) -> None:
+    def __init__(self, module_class: Any, patches: Patches, session: Session) -> None:
         self._module_class = module_class
         self._patches = patches
-        self._keeper = keeper
-        self._journal: Journal = keeper.journal
+        self._session = session
+        self._journal: Journal = session.journal
         self._classes: list[Any] = []
         self._calls = 0
         self._began = 0
@@ -48,11 +51,11 @@ class Roots:
         self._since = now
         self._watches += 1
         self.watching = True
-        keeper = self._keeper
+        session = self._session
         self._patches.put(
             self._module_class,
             "__call__",
-            lambda original: wrap_watched(original, keeper, within=self._within),
+            lambda original: wrap_watched(original, session, within=self._within),
         )
 
     def met(self, module: Any) -> bool:
@@ -69,7 +72,7 @@ class Roots:
         try:
             return not self.watching or self.met(module)
         except Exception:
-            self._keeper.failed()
+            self._session.failed()
             return True
 
     def look(self, now: int, blind: bool) -> None:
@@ -94,19 +97,19 @@ class Roots:
             if self.watching and callable(self._tracer()):
                 self._narrow()
         except Exception:
-            self._keeper.failed()
+            self._session.failed()
 
     def _narrow(self) -> None:
         self.watching = False
         self._patches.take_back(self._module_class, "__call__")
-        keeper = self._keeper
+        session = self._session
         for root in self._classes:
             if root is not self._module_class and not self._patches.has(root, "__call__"):
-                self._patches.put(root, "__call__", _wrapping(keeper, _inherits_from(root)))
+                self._patches.put(root, "__call__", _wrapping(session, _inherits_from(root)))
 
 
-def _wrapping(keeper: Keeper, holder: Any) -> Callable[[Any], Any]:
-    return lambda original: wrap_forward(original, keeper, holder)
+def _wrapping(session: Session, holder: Any) -> Callable[[Any], Any]:
+    return lambda original: wrap_forward(original, session, holder)
 
 
 def _inherits_from(root: Any) -> Any:

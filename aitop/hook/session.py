@@ -4,33 +4,24 @@ from __future__ import annotations
 
 import _thread
 import gc
+import importlib
 import os
 import sys
 import threading
 import time
 import weakref
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from ..protocol.events import (
-    ASIDE,
-    BACKWARD,
-    FORWARD,
-    FORWARD_ALONE,
-    OPTIMIZER_ENDS,
-    OWNER,
-    TRAINED,
-)
+from ..protocol.events import ASIDE, BACKWARD, FORWARD, FORWARD_ALONE, OPTIMIZER_ENDS, OWNER, TRAINED
 from ..protocol.ring import EVENT_WORDS
 from . import phases
-from .burst import Burst
 from .compiler import keep_from_compiling
-from .cost import SelfTimer, cpu_clock
-from .device import DeviceClock, allocators
 from .facts import Facts
 from .journal import GONE, MOST_WORDS, NOBODY, Journal
-from .measures import MEASURES, Measure, gathered
-from .optimizer import OptimizerWatch, hooks_are_iterated
+from .measures import MEASURES, Measure
+from .optimizer import OptimizerWatch
 from .patches import Patches
 from .ring import Ring
 from .roots import Roots
@@ -39,13 +30,10 @@ from .sampling import Sampling
 TICK_EVERY_NS = 50_000_000
 FAST_STEPS_IN_A_TICK = 12
 LOOK_EVERY_NS = 200_000_000
-ALLOCATORS_EVERY_NS = 1_000_000_000
-FACTS_EVERY_NS = 3_000_000_000
-OPS_AT_BACKWARD = 3
-OPS_EVERY_NS = 60_000_000_000
+FACTS_EVERY_NS = 1_000_000_000
+TICKS_KEPT = 15
 MOST_ERRORS = 3
 NEW_OWNER_AFTER_NS = 5_000_000_000
-MOST_CPU_CLOCK_NS = 1000
 # A run that has made no gradients for so long is taken for inference from then on.
 TRAINING_ENDS_AFTER_NS = 300_000_000_000
 GUESSED_TRAINING_ENDS_AFTER_NS = 20_000_000_000
@@ -81,34 +69,43 @@ class Known(dict[int, Any]):
 
 
 class Session:
-    """The hook at work. It is the `Keeper` of its wrappers, which may call it from any thread."""
+    """The hook at work. Its wrappers may call it from any thread.
 
-    def __init__(self, torch: Any, way: str, waits_for_a_step: bool) -> None:
+    `load` imports a module below this package by its name; an attach gives its own, which finds what it has brought.
+    """
+
+    def __init__(self, torch: Any, way: str, load: Callable[[str], Any] | None, waits_for_a_step: bool) -> None:
         self.torch = torch
         self.pid = os.getpid()
         self.stays = way != "attach"
         # While tracing, dynamo takes this for True without looking, and so never looks into a wrapper.
         self.compiling: Callable[[], bool] = getattr(torch.compiler, "is_dynamo_compiling", torch.compiler.is_compiling)
+        # Whether torch.jit is recording what is done to tensors.
         self.traced: Callable[[], Any] = getattr(torch._C, "_get_tracing_state", lambda: None)
         self.grad_enabled: Callable[[], bool] = torch.is_grad_enabled
         self.tensor: Any = torch.Tensor
         self.facts = Facts(torch, way)
-        self.journal = Journal(cpu_clock(MOST_CPU_CLOCK_NS), self.tick)
+        self.journal = Journal(self.tick)
+        # Iterators of loaders, with the function that counts their ready batches, None without workers.
         self.iterators = Known()
         self.optimizers = Known()
+        # `busy` is set in threads other than the owner's inside an outermost forward.
+        self.local: Any = threading.local()
+        self.sampling = Sampling(self.journal)
+        # Steps timed and counted since the tick before, and how long the tick took, of the last ticks.
+        self.ticks: deque[tuple[int, int, int]] = deque(maxlen=TICKS_KEPT)
+        self.measures: list[Measure] = []
+        self.burst: Any = None
+        self.ring: Ring | None = None if waits_for_a_step else Ring(way)
         self._way = way
-        self._ring: Ring | None = None if waits_for_a_step else Ring(way)
+        self._load = load
+        self._to_load = list(MEASURES)
         self._patches = Patches()
         self._roots: Roots | None = None
-        self._measures: list[Measure] = []
-        self._burst = Burst(torch)
         self._optimizers = OptimizerWatch(torch, self._patches, self)
-        self.sampling = Sampling(self.journal)
         self._gc = phases.gc_callback(self)
-        self.local: Any = threading.local()
         self._errors = 0
         self._leaving = self._gone = False
-        self.journal.ops_due = OPS_AT_BACKWARD
         self._steps = 0
         # Those of them that were only counted.
         self._counted = 0
@@ -118,10 +115,8 @@ class Session:
         self._forwards = 0
         # Forwards with gradient since the last backward.
         self._unused = 0
-        self._count_ops_at = 0
         self._ticking = False
-        self._look_due = self._allocators_due = self._facts_due = 0
-        self._cost = SelfTimer()
+        self._look_due = self._facts_due = 0
 
     # Coming in and leaving.
 
@@ -139,43 +134,52 @@ class Session:
         self._roots = Roots(torch.nn.Module, self._patches, self)
         self._roots.watch(time.monotonic_ns())
         self._optimizers.install()
-        for make in MEASURES:
-            try:
-                self._measures.append(make(torch, self._patches, self))
-            except Exception:
-                # The hook goes on without it; patches that it has put in before it failed only forward.
-                self._errors += 1
         gc.callbacks.append(self._gc)
+        while self._load is None and self._to_load:
+            self._load_measure(lambda name: importlib.import_module(f"..{name}", __name__))
         if self._gone:
             # A removal may have interrupted us between any two bytecodes; then we go on after it.
             self._take_out()
             return
         self._write_facts(time.monotonic_ns())
 
+    def _load_measure(self, load: Callable[[str], Any]) -> None:
+        module, _, name = self._to_load.pop(0).partition(".")
+        try:
+            self.measures.append(getattr(load(f"measures.{module}"), name)(self.torch, self._patches, self))
+            if self._gone:
+                # A removal has come in between.
+                self.measures[-1].over()
+        except Exception:
+            # The hook goes on without it; patches that it has put in before it failed only forward.
+            self._errors += 1
+
     def remove(self) -> None:
-        """Take every patch back and close the ring. Idempotent. The caller knows that no optimizer is stepping."""
+        """Take every patch back and close the ring. Idempotent."""
         if self._gone:
             return
         self._gone = True
         self.sampling.over()
         self.journal.owner = GONE
         self._take_out()
-        self._burst.abandon()
-        ring, self._ring = self._ring, None
+        for measure in self.measures:
+            try:
+                measure.over()
+            except Exception:
+                self._errors += 1
+        ring, self.ring = self.ring, None
         if ring is None:
             return
         mine = os.getpid() == self.pid
         try:
             if mine:
-                if self.journal.device is not None:
-                    self.journal.device.flush()
                 ring.write(self.journal.take())
         finally:
             ring.close(mark=mine)
 
     def _take_out(self) -> None:
-        self._patches.take_all_back()
         self._optimizers.remove()
+        self._patches.take_all_back()
         if self._gc in gc.callbacks:
             gc.callbacks.remove(self._gc)
         self.iterators.forget_all()
@@ -187,8 +191,8 @@ class Session:
             self._leaving = True
             self.sampling.over()
             self.journal.owner = GONE
-            if self._ring is not None and os.getpid() == self.pid:
-                self._ring.leaving()
+            if self.ring is not None and os.getpid() == self.pid:
+                self.ring.leaving()
 
     @property
     def gone(self) -> bool:
@@ -197,9 +201,9 @@ class Session:
     @property
     def must_wait(self) -> bool:
         """Whether `remove` must not be called now, or not in this thread: only a profile's own thread can end it."""
-        return self._burst.runs_elsewhere or hooks_are_iterated()
+        return self.burst is not None and self.burst.runs_elsewhere
 
-    # What the wrappers ask (see Keeper).
+    # What the wrappers ask.
 
     def failed(self) -> None:
         """Count an error of our own; after a few of them, leave."""
@@ -211,7 +215,7 @@ class Session:
         """Return whether the calling thread cannot become the one that steps."""
         journal = self.journal
         if journal.owner == GONE:
-            if self._leaving and not self._gone and not training:
+            if self._leaving and not self._gone:
                 self._leave()
             return True
         if journal.owner == NOBODY:
@@ -280,18 +284,6 @@ class Session:
             self.failed()
         return True
 
-    def count_ops(self, arguments: tuple[Any, ...]) -> None:
-        """Count the operations of the graph that this backward goes through, if it is its turn."""
-        self.journal.ops_due -= 1
-        if self.journal.ops_due:
-            return
-        try:
-            outputs = arguments[0]
-            self.facts.count_ops(outputs if isinstance(outputs, (tuple, list)) else (outputs,))
-            self.journal.ops_due = int(self.facts.graphs.wants_more)
-        except Exception:
-            self.failed()
-
     # Housekeeping.
 
     def tick(self, now: int) -> None:
@@ -311,10 +303,15 @@ class Session:
             if now > self._look_due:
                 self.look(now)
             counted = self._counted - counted
-            self._cost.ticked(self._steps - steps - counted, counted, time.monotonic_ns() - now)
-            if self._burst.active:
+            if self._steps > steps:
+                self.ticks.append((self._steps - steps - counted, counted, time.monotonic_ns() - now))
+            if self._load is not None:
+                self._load_measure(self._load)
+                # With the last of them the bytes of what was brought go, too.
+                self._load = self._load if self._to_load else None
+            if self.burst is not None and self.burst.active:
                 served = newest in (FORWARD_ALONE, ASIDE) or (newest == FORWARD and self._unused > MOST_UNUSED)
-                self._burst.tick(now, self.journal.last_step, served)
+                self.burst.tick(now, self.journal.last_step, served)
                 self.journal.due = 0
                 self.journal.count_soon = False
         except Exception:
@@ -332,44 +329,32 @@ class Session:
                 journal.due = self._look_due = 0
                 journal.count_soon = False
         self._optimizers.look()
-        self._cost.look(now)
-        for measure in list(self._measures):
+        for measure in list(self.measures):
             try:
                 measure.look(now)
             except Exception:
                 # The hook goes on without this measure.
-                self._measures.remove(measure)
+                self.measures.remove(measure)
                 self._errors += 1
-        if self._ring is None:
+        if self.ring is None:
             return
-        if not self._ring.wanted(now, self.stays):
+        if not self.ring.wanted(now, self.stays):
             self.leave_soon()
-            return
-        self._burst.ask(self._ring.burst, now)
-        if journal.device is None and self.torch.cuda.is_initialized():
-            journal.device = DeviceClock(self.torch, journal, self._patches)
-        if now > self._count_ops_at:
-            self._count_ops_at = now + OPS_EVERY_NS
-            journal.ops_due = journal.ops_due or OPS_AT_BACKWARD
-        if self.facts.changed or now > (self._allocators_due if journal.device is not None else self._facts_due):
+        elif self.facts.changed or now > self._facts_due:
             self._write_facts(now)
 
     def _write_facts(self, now: int) -> None:
-        if self._ring is None:
-            return
-        self._allocators_due = now + ALLOCATORS_EVERY_NS
-        self._facts_due = now + FACTS_EVERY_NS
-        self.facts.changed = False
-        self.facts.cost_us = self._cost.us_per_step()
-        held = allocators(self.torch) if self.journal.device is not None else []
-        self._ring.write_facts(self.facts.text(held, gathered(self._measures)))
+        if self.ring is not None:
+            self._facts_due = now + FACTS_EVERY_NS
+            self.facts.changed = False
+            self.ring.write_facts(self.facts.text(self.measures))
 
     def _send(self, now: int) -> None:
         """Write the events that were noted, and draw from them what the hook itself has to know."""
         journal = self.journal
         if journal.device is not None:
             journal.device.drain()
-        if self._ring is None and not self._open_ring():
+        if self.ring is None and not self._open_ring():
             return
         if _thread.get_ident() == journal.owner:
             self.sampling.over()
@@ -389,9 +374,9 @@ class Session:
         self._unused = 0 if BACKWARD in kinds else self._unused + forwards
         journal.fast = steps + served > FAST_STEPS_IN_A_TICK
         self.sampling.consider(words, kinds)
-        if words and self._ring is not None:
-            self._ring.write(words)
-            self._ring.write_progress(self._steps, self._trains_until)
+        if words and self.ring is not None:
+            self.ring.write(words)
+            self.ring.write_progress(self._steps, self._trains_until)
 
     def _open_ring(self) -> bool:
         """Open the ring at the first step, in a process that might be a loader worker. Returns whether it is open."""
@@ -403,7 +388,7 @@ class Session:
         if is_loader_worker():
             self.leave_soon()
             return False
-        self._ring = Ring(self._way)
+        self.ring = Ring(self._way)
         return True
 
     def _leave(self) -> None:
@@ -427,5 +412,5 @@ def forget_modules() -> None:
         sys.modules.pop(name, None)
 
 
-for _name in "aside tick not_owner failed met_iterator met_optimizer met_module count_ops".split():  # noqa: SIM905
+for _name in "aside tick not_owner failed met_iterator met_optimizer met_module".split():  # noqa: SIM905
     keep_from_compiling(getattr(Session, _name).__code__, inner=_name != "aside")

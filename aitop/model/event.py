@@ -1,8 +1,10 @@
-"""Everything that flows into the engine, live or replayed."""
+"""Everything that flows into the engine, live or replayed, and what a recording of it begins with."""
 
 from __future__ import annotations
 
 from typing import Union
+
+import msgspec
 
 from aitop.model.gpu import GpuSample
 from aitop.model.host import HostSample
@@ -14,3 +16,17 @@ from aitop.model.steps import HookSample
 
 Sample = Union[HostSample, GpuSample, StackWindow, HookSample]  # noqa: UP007 - msgspec needs the union at run time
 Event = Union[Sample, SourceStatus, Target, Tick, GrowthSites, StackDump, ExchangeNotes]  # noqa: UP007
+
+RECORDING_VERSION = 1
+
+
+class Header(msgspec.Struct, frozen=True, kw_only=True):
+    """What a recording is of, written by which `aitop`. `aitop_recording` is the version of the format.
+
+    `created` is an ISO 8601 time in UTC. Every later line is one event.
+    """
+
+    aitop_recording: int
+    aitop: str
+    target: Target
+    created: str

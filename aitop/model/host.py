@@ -13,7 +13,7 @@ class ProcessSample(msgspec.Struct, frozen=True, kw_only=True):
     """One process at one moment. Rates are per second since the previous sample; None until there are two.
 
     `started` (seconds since the epoch) together with `pid` names a process for good.
-    `cpu` and `cpu_system` are in cores (1.0 = one core fully used). `run_delay` is the share of the interval
+    `cpu` is in cores (1.0 = one core fully used). `run_delay` is the share of the interval
     in which the main thread could have run but waited for a core. `state` is the kernel's letter (R S D T Z).
     `read_bytes`/`write_bytes` reached the storage; `read_chars` includes the page cache, pipes and sockets.
     `rank` of a loader worker is the rank it feeds. `main_cpu` is the share of a core that the main thread used.
@@ -33,13 +33,11 @@ class ProcessSample(msgspec.Struct, frozen=True, kw_only=True):
     local_rank: int | None = None
     world_size: int | None = None
     cpu: float | None = None
-    cpu_system: float | None = None
     rss: int | None = None
     threads: int | None = None
     state: str | None = None
     run_delay: float | None = None
     voluntary_switches: float | None = None
-    forced_switches: float | None = None
     read_bytes: float | None = None
     write_bytes: float | None = None
     read_chars: float | None = None
@@ -64,13 +62,11 @@ class MachineSample(msgspec.Struct, frozen=True, kw_only=True):
     load: float | None = None
     memory_total: int | None = None
     memory_available: int | None = None
-    swap_total: int | None = None
     swap_used: int | None = None
     disk_read: float | None = None
     disk_write: float | None = None
     net_received: float | None = None
     net_sent: float | None = None
-    numa_nodes: int | None = None
     swap_in: float | None = None
     memory_stalled: float | None = None
 

@@ -176,10 +176,7 @@ class Series(msgspec.Struct, frozen=True, kw_only=True):
 class GrowthSite(msgspec.Struct, frozen=True, kw_only=True):
     """A line in the user's training code that makes something longer at every step. Source: reading the code.
 
-    `grown` is what gets longer, as it is written there. `every_step` says that the code shows it to run at each step:
-    in a loop that makes steps, or in a function called from one; without it the line may run now and then, or once.
-    `within` has the first and last line of the loop in which the thing lives, None where it outlives its function.
-    `unless` is the line of a setting under which something takes from it again, so that it may be bounded.
+    `keeps_graph`: what it adds keeps the autograd graph of its step alive.
     """
 
     file: str
@@ -187,10 +184,6 @@ class GrowthSite(msgspec.Struct, frozen=True, kw_only=True):
     function: str
     text: str
     keeps_graph: bool = False
-    grown: str = ""
-    every_step: bool = False
-    within: tuple[int, int] | None = None
-    unless: int | None = None
 
 
 class GrowthSites(msgspec.Struct, frozen=True, kw_only=True, tag="growth"):

@@ -73,11 +73,34 @@ class ThreadState(msgspec.Struct, frozen=True, kw_only=True):
     waits: dict[WaitKind, int]
 
 
+class Statement(msgspec.Struct, frozen=True, kw_only=True):
+    """One statement, by its first and last line; of a compound one its head. `uses`: the first lines of the statements
+    of the same function that may have made the values that it uses, in an earlier round of a loop included."""
+
+    first: int
+    last: int
+    uses: tuple[int, ...] = ()
+
+
+class Flow(msgspec.Struct, frozen=True, kw_only=True):
+    """Which statements of one function use each other's values. `loops`: its loops, by their first and last lines.
+
+    A module is a function, too. Lines only: nothing here tells what anything is called.
+    """
+
+    file: str
+    first: int
+    last: int
+    statements: tuple[Statement, ...]
+    loops: tuple[tuple[int, int], ...] = ()
+
+
 class StackWindow(msgspec.Struct, frozen=True, kw_only=True, tag="stacks"):
     """What was sampled in the `seconds` before `time`, at `rate` samples a second, idle threads included.
 
     `sampler_cpu` is the CPU time in seconds that taking it has cost. `gil` has the threads that were seen to hold the
-    interpreter's lock; None where the window did not ask who holds it, which only some do.
+    interpreter's lock; None where the window did not ask who holds it, which only some do. `flows` has
+    the dataflow of the user's functions on these stacks, where it was not given by an earlier window.
     """
 
     time: float
@@ -89,6 +112,7 @@ class StackWindow(msgspec.Struct, frozen=True, kw_only=True, tag="stacks"):
     gil: tuple[GilHold, ...] | None = None
     looks: tuple[Look, ...] = ()
     states: tuple[ThreadState, ...] = ()
+    flows: tuple[Flow, ...] = ()
 
 
 class ThreadStack(msgspec.Struct, frozen=True, kw_only=True):

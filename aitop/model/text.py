@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 
 def printable(text: str) -> str:
     """`text` on one line, with nothing in it that a terminal would obey: no controls, escapes or direction marks.
@@ -12,17 +14,11 @@ def printable(text: str) -> str:
     if text.isprintable():
         return text
     expanded = text.replace("\t", "    ")
-    return "".join(one if one.isprintable() else " " if one.isspace() else "·" for one in expanded)
+    return "".join(letter if letter.isprintable() else " " if letter.isspace() else "·" for letter in expanded)
 
 
 def escaped_json(text: str) -> str:
     """A JSON text that says the same without anything that a terminal would obey: such characters as \\uXXXX."""
     if text.replace("\n", "").isprintable():
         return text
-    return "".join(one if one.isprintable() or one == "\n" else _escape(one) for one in text)
-
-
-def _escape(one: str) -> str:
-    """As JSON writes it: one unit of UTF-16, or two."""
-    units = one.encode("utf-16-be", "surrogatepass")
-    return "".join(f"\\u{units[at]:02x}{units[at + 1]:02x}" for at in range(0, len(units), 2))
+    return "".join(letter if letter.isprintable() or letter == "\n" else json.dumps(letter)[1:-1] for letter in text)

@@ -70,10 +70,10 @@ class Abstention(msgspec.Struct, frozen=True, kw_only=True):
 
 def by_reason(abstained: Iterable[Abstention]) -> tuple[tuple[str, tuple[str, ...]], ...]:
     """Each reason once, in the order in which they came up, with the ids of the verdicts that it keeps back."""
-    found: dict[str, list[str]] = {}
-    for one in abstained:
-        found.setdefault(one.reason, []).append(one.id)
-    return tuple((reason, tuple(ids)) for reason, ids in found.items())
+    ids_by_reason: dict[str, list[str]] = {}
+    for abstention in abstained:
+        ids_by_reason.setdefault(abstention.reason, []).append(abstention.id)
+    return tuple((reason, tuple(ids)) for reason, ids in ids_by_reason.items())
 
 
 class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):

@@ -105,11 +105,11 @@ def _finding(report: Report, verdict: Verdict) -> str:
 
 def _explanation(verdict: str) -> str:
     """The page of the catalogue, folded up; nothing where there is none."""
-    found = page(verdict)
-    if found is None:
+    about = page(verdict)
+    if about is None:
         return ""
-    parts = "".join(f"<h3>{title}</h3>{''.join(map(_block, blocks))}" for title, blocks in found.parts)
-    return f"<details><summary>About {found.id}: {_safe(found.summary)}</summary>{parts}</details>"
+    parts = "".join(f"<h3>{title}</h3>{''.join(map(_block, blocks))}" for title, blocks in about.parts)
+    return f"<details><summary>About {about.id}: {_safe(about.summary)}</summary>{parts}</details>"
 
 
 def _block(block: Block) -> str:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
-from aitop.model.ledger import Lane
-from aitop.model.ledger_words import ACTIVITIES, PHASES, UNITS
+from aitop.model.ledger import Activity, Lane, Unit
 from aitop.model.units import duration, percent
 from aitop.outputs.report import Report, ReportEntry, ReportPlace, ReportWorker
 
@@ -18,8 +17,30 @@ SIDE_LANES: dict[Lane, str] = {
     "device": "What its device does",
     "exchange": "Where its exchange with other ranks goes",
 }
+# Lighter entries are not listed.
 LEAST_SHARE = 0.01
-"""Lighter entries are not listed."""
+ACTIVITIES: dict[Activity, str] = {
+    "python": "runs Python",
+    "native": "runs native code",
+    "wait": "waits",
+    "wait-lock": "waits for a lock",
+    "wait-core": "waits for a core",
+    "wait-disk": "waits for a disk",
+    "wait-network": "waits for the network",
+    "wait-queue": "waits for a queue",
+    "wait-child": "waits for a child",
+    "wait-device": "waits for the device",
+    "sleep": "sleeps",
+    "spawn": "starts processes",
+    "collect": "collects garbage",
+    "compile": "compiles",
+}
+UNITS: dict[Unit, str] = {
+    "step": "a step",
+    "request": "a request",
+    "iteration": "an iteration",
+    "second": "a second",
+}
 
 
 class Row(NamedTuple):
@@ -50,17 +71,19 @@ def tables(report: Report) -> list[Table]:
         return []
     first, *others = workers
     lanes = [(lane, [entry for entry in accounts[first.pid] if entry.lane == lane]) for lane in ("main", *SIDE_LANES)]
-    found = [_lane_table(first, lane, entries) for lane, entries in lanes if entries]
+    made = [_lane_table(first, lane, entries) for lane, entries in lanes if entries]
     if others:
-        found.append(_process_table([accounts[worker.pid] for worker in others]))
-    return found
+        made.append(_process_table([accounts[worker.pid] for worker in others]))
+    return made
 
 
 def _lane_table(worker: ReportWorker, lane: Lane, entries: Sequence[ReportEntry]) -> Table:
     most = MAIN_ROWS if lane == "main" else SIDE_ROWS
     heavy = [entry for number, entry in enumerate(entries[:most]) if number == 0 or entry.share >= LEAST_SHARE]
     left_out = entries[len(heavy) :]
-    rest = f"{_percent_of(left_out)} in {len(left_out)} lighter {_entries(len(left_out))}" if left_out else ""
+    share = sum(entry.share for entry in left_out)
+    entries_left = f"{len(left_out)} lighter {'entry' if len(left_out) == 1 else 'entries'}"
+    rest = f"{percent(share) if share >= LEAST_SHARE else '<1 %'} in {entries_left}" if left_out else ""
     return Table(_title(worker, lane), tuple(map(_row, heavy)), rest)
 
 
@@ -83,18 +106,9 @@ def _process_table(accounts: Sequence[Sequence[ReportEntry]]) -> Table:
 
 def _row(entry: ReportEntry) -> Row:
     source = entry.where.text if entry.where is not None and entry.where.text else ""
-    return Row(entry.share, PHASES[entry.phase], ACTIVITIES[entry.activity], _place(entry.where), source.strip())
+    return Row(entry.share, entry.phase, ACTIVITIES[entry.activity], _place(entry.where), source.strip())
 
 
 def _place(place: ReportPlace | None) -> str:
     """train.py:41 main. The JSON report has the whole path."""
     return f"{place.file.rsplit('/', 1)[-1]}:{place.line} {place.function}" if place is not None else ""
-
-
-def _percent_of(entries: Iterable[ReportEntry]) -> str:
-    share = sum(entry.share for entry in entries)
-    return percent(share) if share >= LEAST_SHARE else "<1 %"
-
-
-def _entries(number: int) -> str:
-    return "entry" if number == 1 else "entries"

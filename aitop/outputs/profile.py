@@ -2,94 +2,89 @@
 
 from __future__ import annotations
 
-from aitop.model.profile import KernelRow, OpRow, Profile
+from collections.abc import Sequence
+
+from aitop.model.profile import DeviceUse, Profile
 from aitop.model.text import printable
 from aitop.model.units import count, duration, percent, size
 
 ROWS = 15
 WIDTH = 100
 NAME = 44
+KERNEL_NAME = NAME + 18
 
 
 def profile_text(profile: Profile, rows: int = ROWS, width: int = WIDTH) -> str:
     """Every part as lines of at most `width` columns, ending with a line feed."""
-    parts = [head(profile), classes(profile), devices(profile), operators(profile, rows), kernels(profile, rows)]
+    parts = [
+        _head(profile),
+        _classes(profile),
+        [_device(use) for use in profile.devices],
+        _operators(profile, rows),
+        _kernels(profile, rows),
+    ]
     return "\n\n".join("\n".join(line[:width].rstrip() for line in part) for part in parts if part) + "\n"
 
 
-def head(profile: Profile) -> list[str]:
+def _head(profile: Profile) -> list[str]:
     """What was profiled, and what that cost the run."""
     steps = f"{profile.steps} step{'s' if profile.steps != 1 else ''}"
     each = duration(profile.seconds / profile.steps) if profile.steps else "–"
-    took = duration(profile.seconds)
-    lines = [f"Profile of process {profile.pid}: {steps} in {took} ({each} a step, with the profiler on)"]
-    holds = profile.holds
-    lines.append(
+    holds, peak, length = profile.holds, profile.peak_memory, duration(profile.seconds)
+    return [
+        f"Profile of process {profile.pid}: {steps} in {length} ({each} a step, with the profiler on)",
         f"the run was held for {duration(holds.total)}: {duration(holds.start)} to start, {duration(holds.stop)} to "
-        f"stop, {duration(holds.save)} to write {count(profile.events)} events"
-    )
-    if profile.peak_memory is not None:
-        lines.append(f"peak memory allocated: {size(profile.peak_memory)}")
-    return lines
+        f"stop, {duration(holds.save)} to write {count(profile.events)} events",
+        *([f"peak memory allocated: {size(peak)}"] if peak is not None else []),
+    ]
 
 
-def classes(profile: Profile) -> list[str]:
+def _classes(profile: Profile) -> list[str]:
     """Time by kind of work."""
-    where = "device" if profile.kernels else "host"
-    lines = [f"{where + ' time by kind':<{NAME}}{'time':>10}{'share':>8}"]
-    lines += [f"{row.kind:<{NAME}}{duration(row.seconds):>10}{percent(row.share):>8}" for row in profile.classes]
-    return lines if profile.classes else []
+    title = f"{'device' if profile.kernels else 'host'} time by kind"
+    rows = [(row.kind, duration(row.seconds), percent(row.share)) for row in profile.classes]
+    return _table([(title, "time", "share"), *rows], (NAME, 10, 8)) if rows else []
 
 
-def devices(profile: Profile) -> list[str]:
-    """How each device spent the time; nothing where there is none."""
+def _device(use: DeviceUse) -> str:
+    """How a device spent the time."""
+    total = use.busy + use.idle
+    idle = percent(use.idle / total) if total else "–"
+    delay = f", a kernel begins {duration(use.launch_delay)} after its launch" if use.launch_delay is not None else ""
+    longest = f"the longest {duration(use.longest_gap)}"
+    return f"device {use.device}: idle {idle} of the time in {count(use.gaps)} gaps, {longest}{delay}"
+
+
+def _operators(profile: Profile, rows: int) -> list[str]:
+    """The dearest operators: by device time, else by their own time on the host."""
+    columns = [("operator", "calls", "host", "own", "device", "allocated")]
+    for row in profile.ops[:rows]:
+        device = duration(row.device) if row.device is not None else ""
+        allocated = size(row.allocated) if row.allocated is not None else ""
+        columns.append((row.name, count(row.calls), duration(row.host), duration(row.self_host), device, allocated))
+    if len(columns) == 1:
+        return []
+    # What was not measured of the first operator was measured of none.
+    shown = [place for place in range(6) if columns[1][place]]
+    widths = (NAME, 8, 10, 10, 10, 11)
+    return _table([[row[place] for place in shown] for row in columns], [widths[place] for place in shown])
+
+
+def _kernels(profile: Profile, rows: int) -> list[str]:
+    """The dearest kernels; nothing where there is no device."""
+    kernels = [(row.name, count(row.calls), duration(row.device)) for row in profile.kernels[:rows]]
+    return _table([("kernel", "calls", "device"), *kernels], (KERNEL_NAME, 8, 10)) if kernels else []
+
+
+def _table(rows: Sequence[Sequence[str]], widths: Sequence[int]) -> list[str]:
+    """Lines with a name first, its middle left out where it is too long, and the other columns right of it."""
     lines = []
-    for use in profile.devices:
-        total = use.busy + use.idle
-        idle = percent(use.idle / total) if total else "–"
-        delay = (
-            f", a kernel begins {duration(use.launch_delay)} after its launch" if use.launch_delay is not None else ""
-        )
+    for name, *others in rows:
+        room, shown = widths[0], printable(name)
+        if len(shown) >= room:
+            half = (room - 2) // 2
+            shown = f"{shown[:half]}…{shown[-(room - 2 - half) :]}"
         lines.append(
-            f"device {use.device}: idle {idle} of the time in {count(use.gaps)} gaps, the longest "
-            f"{duration(use.longest_gap)}{delay}"
+            f"{shown:<{room}}" + "".join(f"{text:>{wide}}" for text, wide in zip(others, widths[1:], strict=True))
         )
     return lines
-
-
-def operators(profile: Profile, rows: int) -> list[str]:
-    """The dearest operators: by device time, else by their own time on the host."""
-    shown = profile.ops[:rows]
-    if not shown:
-        return []
-    device, memory = shown[0].device is not None, shown[0].allocated is not None
-    title = f"{'operator':<{NAME}}{'calls':>8}{'host':>10}{'own':>10}"
-    title += f"{'device':>10}" if device else ""
-    title += f"{'allocated':>11}" if memory else ""
-    return [title, *[_operator(row, device, memory) for row in shown]]
-
-
-def kernels(profile: Profile, rows: int) -> list[str]:
-    """The dearest kernels; nothing where there is no device."""
-    if not profile.kernels:
-        return []
-    return [f"{'kernel':<{NAME + 18}}{'calls':>8}{'device':>10}", *[_kernel(row) for row in profile.kernels[:rows]]]
-
-
-def _operator(row: OpRow, device: bool, memory: bool) -> str:
-    line = f"{_name(row.name, NAME)}{count(row.calls):>8}{duration(row.host):>10}{duration(row.self_host):>10}"
-    line += f"{duration(row.device):>10}" if device else ""
-    return line + (f"{size(row.allocated):>11}" if memory else "")
-
-
-def _kernel(row: KernelRow) -> str:
-    return f"{_name(row.name, NAME + 18)}{count(row.calls):>8}{duration(row.device):>10}"
-
-
-def _name(name: str, room: int) -> str:
-    """The name in exactly `room` columns, its middle left out where it is too long."""
-    name = printable(name)
-    if len(name) >= room:
-        half = (room - 2) // 2
-        name = f"{name[:half]}…{name[-(room - 2 - half) :]}"
-    return f"{name:<{room}}"

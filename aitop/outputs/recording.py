@@ -13,8 +13,7 @@ import msgspec
 
 from aitop import __version__
 from aitop.errors import WrongUsageError
-from aitop.model.event import Event
-from aitop.model.recording import RECORDING_VERSION, Header
+from aitop.model.event import RECORDING_VERSION, Event, Header
 from aitop.model.snapshot import Target, Tick
 from aitop.outputs.output_file import open_output
 

@@ -6,6 +6,7 @@ Built from one Snapshot, without input, output or clock. None means not measured
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TypeVar
 
 import msgspec
 
@@ -17,6 +18,7 @@ from aitop.model.text import escaped_json
 from aitop.model.verdict import Abstention, Verdict
 
 SCHEMA = 1
+AnyStruct = TypeVar("AnyStruct", bound=msgspec.Struct)
 
 
 class ReportProcess(msgspec.Struct, frozen=True, kw_only=True):
@@ -133,7 +135,7 @@ def report_of(snapshot: Snapshot) -> Report:
             kind=snapshot.kind,
             processes=tuple(ReportProcess(pid=p.pid, role=p.role, rank=p.rank) for p in processes),
             working=tuple(
-                ReportWorker(pid=one.pid, thread=one.thread, unit=one.unit, seconds=_rounded(one.length, 6))
+                _rounded(ReportWorker(pid=one.pid, thread=one.thread, unit=one.unit, seconds=one.length), seconds=6)
                 for one in snapshot.ledgers
             ),
             ended=snapshot.target.ended,
@@ -142,12 +144,8 @@ def report_of(snapshot: Snapshot) -> Report:
         step=_step(snapshot.steps),
         ledger=_ledger(snapshot.ledgers),
         serving=None,
-        verdicts=tuple(_verdict(verdict) for verdict in snapshot.diagnosis.verdicts),
-        cost=Cost(
-            monitor_cpu=_rounded(snapshot.cost.monitor_cpu, 4),
-            hook_us_per_step=_rounded(snapshot.cost.hook_us_per_step, 2),
-            target_slowdown=_rounded(snapshot.cost.target_slowdown, 5),
-        ),
+        verdicts=tuple(map(_verdict, snapshot.diagnosis.verdicts)),
+        cost=_rounded(snapshot.cost, monitor_cpu=4, hook_us_per_step=2, target_slowdown=5),
         abstained=snapshot.diagnosis.abstained,
     )
 
@@ -160,27 +158,26 @@ def to_json(report: Report) -> str:
 def _source(status: SourceStatus | None) -> ReportSource:
     if status is None:
         return ReportSource(state="absent", reason="nothing was heard of it")
-    if status.state == "ok":
-        return ReportSource(state="ok", reason=status.reason)
-    return ReportSource(state=status.state, reason=status.reason, remedy=status.remedy)
+    remedy = status.remedy if status.state != "ok" else None
+    return ReportSource(state=status.state, reason=status.reason, remedy=remedy)
 
 
 def _step(steps: Steps | None) -> ReportStep:
     if steps is None:
         return ReportStep()
-    shares = msgspec.structs.asdict(steps.phases)
-    return ReportStep(
+    step = ReportStep(
         count=steps.count,
         p50_ms=_milliseconds(steps.p50),
         p95_ms=_milliseconds(steps.p95),
-        per_s=_rounded(steps.per_second, 3),
-        samples_per_s=_rounded(steps.samples_per_second, 2),
-        tokens_per_s=_rounded(steps.tokens_per_second, 2),
-        flops_per_s=_rounded(steps.flops_per_second, 0),
-        mfu=_rounded(steps.mfu, 4),
-        phases=Phases(**{phase: _rounded(share, 4) for phase, share in shares.items()}),
+        per_s=steps.per_second,
+        samples_per_s=steps.samples_per_second,
+        tokens_per_s=steps.tokens_per_second,
+        flops_per_s=steps.flops_per_second,
+        mfu=steps.mfu,
+        phases=_rounded(steps.phases, **dict.fromkeys(Phases.__struct_fields__, 4)),
         basis=steps.basis,
     )
+    return _rounded(step, p50_ms=3, p95_ms=3, per_s=3, samples_per_s=2, tokens_per_s=2, flops_per_s=0, mfu=4)
 
 
 def _ledger(ledgers: Sequence[Ledger]) -> tuple[ReportEntry, ...]:
@@ -191,39 +188,38 @@ def _ledger(ledgers: Sequence[Ledger]) -> tuple[ReportEntry, ...]:
 
 def _entry(pid: int, entry: Entry) -> ReportEntry:
     place = entry.where
-    return ReportEntry(
+    made = ReportEntry(
         pid=pid,
         lane=entry.lane,
         phase=entry.phase,
         activity=entry.activity,
-        # Six digits: the shares of many small entries still add up to 1.
-        share=round(entry.share, 6),
-        seconds=_rounded(entry.seconds, 6),
+        share=entry.share,
+        seconds=entry.seconds,
         basis=entry.basis,
         where=ReportPlace(pid=place.pid, file=place.file, line=place.line, function=place.function, text=place.text)
         if place
         else None,
     )
+    # Six digits: the shares of many small entries still add up to 1.
+    return _rounded(made, share=6, seconds=6)
 
 
 def _verdict(verdict: Verdict) -> Verdict:
-    replace = msgspec.structs.replace
-    return replace(
-        verdict,
-        confidence=round(verdict.confidence, 3),
-        share=_rounded(verdict.share, 4),
-        speedup=_rounded(verdict.speedup, 3),
-        speedup_range=(round(verdict.speedup_range[0], 3), round(verdict.speedup_range[1], 3))
-        if verdict.speedup_range
-        else None,
-        where=tuple(replace(place, share=_rounded(place.share, 4)) for place in verdict.where),
-        fixes=tuple(replace(fix, speedup=_rounded(fix.speedup, 3)) for fix in verdict.fixes),
+    low, high = verdict.speedup_range or (None, None)
+    return msgspec.structs.replace(
+        _rounded(verdict, confidence=3, share=4, speedup=3),
+        speedup_range=None if low is None or high is None else (round(low, 3), round(high, 3)),
+        where=tuple(_rounded(place, share=4) for place in verdict.where),
+        fixes=tuple(_rounded(fix, speedup=3) for fix in verdict.fixes),
     )
 
 
 def _milliseconds(seconds: float | None) -> float | None:
-    return None if seconds is None else round(seconds * 1e3, 3)
+    return None if seconds is None else seconds * 1e3
 
 
-def _rounded(number: float | None, digits: int) -> float | None:
-    return None if number is None else round(number, digits)
+def _rounded(values: AnyStruct, **digits: int) -> AnyStruct:
+    """The same with the numbers in these fields rounded to so many digits."""
+    numbers = {name: getattr(values, name) for name in digits}
+    rounded = {name: round(number, digits[name]) for name, number in numbers.items() if number is not None}
+    return msgspec.structs.replace(values, **rounded)

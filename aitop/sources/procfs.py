@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import pwd
 import re
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -127,19 +128,30 @@ def gone(pid: int) -> bool:
     """Whether there is no such process. Needs no descriptor, so it also tells one that just cannot be read."""
     try:
         os.kill(pid, 0)
-    except ProcessLookupError:
+    except (ProcessLookupError, OverflowError):
         return True
-    except (OSError, OverflowError):
+    except OSError:
         return False
     return False
 
 
-def pids() -> list[int]:
-    """Every process that this user can see."""
+def numbered(folder: str) -> list[int]:
+    """The entries of a folder of /proc whose names are numbers, sorted; empty where it cannot be read."""
     try:
-        return [int(name) for name in os.listdir(PROC) if name.isdigit()]
+        return sorted(int(name) for name in os.listdir(folder) if name.isdigit())
     except OSError:
         return []
+
+
+def pids() -> list[int]:
+    """Every process that this user can see."""
+    return numbered(PROC)
+
+
+def descriptors(pid: int) -> dict[int, str]:
+    """What the open descriptors of a process are, by number; empty without permission."""
+    links = {number: link(f"{PROC}/{pid}/fd/{number}") for number in numbered(f"{PROC}/{pid}/fd")}
+    return {number: path for number, path in links.items() if path}
 
 
 def argv(pid: int) -> tuple[str, ...]:
@@ -168,6 +180,16 @@ def status(pid: int) -> dict[str, str]:
     return {name: value.strip() for name, colon, value in pairs if colon}
 
 
+def numbers(path: str) -> dict[str, int]:
+    """The `name number` and `name: number` lines of a file; what it has in kB comes in bytes."""
+    found = {}
+    for line in (read(path) or b"").splitlines():
+        words = line.split()
+        if len(words) > 1 and words[1].isdigit():
+            found[words[0].decode("ascii", "replace").rstrip(":")] = int(words[1]) * (1024 if b"kB" in words else 1)
+    return found
+
+
 def inner_pid(pid: int) -> int:
     """The pid as the process itself sees it, in its own pid namespace."""
     words = status(pid).get("NSpid", "").split()
@@ -178,6 +200,14 @@ def user_id(pid: int) -> int | None:
     """The user the process runs as (effective), None when it is gone."""
     words = status(pid).get("Uid", "").split()
     return int(words[1]) if len(words) == 4 and words[1].isdigit() else None
+
+
+def user_name(user: int | None) -> str:
+    """A user's name, or the number where there is none."""
+    try:
+        return pwd.getpwuid(user).pw_name if user is not None else "?"
+    except KeyError:
+        return str(user)
 
 
 def maps(pid: int) -> bytes | None:
@@ -193,22 +223,12 @@ def framework_of(memory_map: bytes) -> str | None:
 def thread_names(pid: int) -> frozenset[str]:
     """The names of the threads alive now."""
     folder = f"{PROC}/{pid}/task"
-    try:
-        threads = os.listdir(folder)
-    except OSError:
-        return frozenset()
-    return frozenset(name for thread in threads if (name := text(f"{folder}/{thread}/comm")))
+    return frozenset(name for thread in numbered(folder) if (name := text(f"{folder}/{thread}/comm")))
 
 
 def open_devices(pid: int) -> frozenset[str]:
     """The /dev/nvidia* files that the process holds open; empty without permission."""
-    folder = f"{PROC}/{pid}/fd"
-    try:
-        handles = os.listdir(folder)
-    except OSError:
-        return frozenset()
-    paths = (link(f"{folder}/{handle}") for handle in handles)
-    return frozenset(path for path in paths if path and path.startswith("/dev/nvidia"))
+    return frozenset(path for path in descriptors(pid).values() if path.startswith("/dev/nvidia"))
 
 
 @functools.lru_cache(maxsize=1)

@@ -1,24 +1,34 @@
-"""Reads a recording. The file may be torn, foreign or hostile: what cannot be read is skipped and counted."""
+"""Reads a recording. The file may be torn, foreign or hostile: what cannot be read is skipped and counted.
+
+A line whose types are right and whose values are impossible is a damaged line as well.
+"""
 
 from __future__ import annotations
 
 import gzip
+import re
 import stat
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import BinaryIO, cast
+from typing import Any, BinaryIO, cast
 
 import msgspec
 
 from aitop.errors import UnreadableRecordingError
-from aitop.model.event import Event
-from aitop.model.recording import RECORDING_VERSION, Header
-from aitop.model.snapshot import Tick
+from aitop.model.event import RECORDING_VERSION, Event, Header
+from aitop.model.snapshot import GrowthSites, Tick
+from aitop.model.stacks import Frame, StackDump, StackWindow
 from aitop.model.text import printable
-from aitop.sources.sound_event import is_sound
 
 LONGEST_LINE = 16 * 1024 * 1024
+# Seconds of uptime, beyond that of any machine.
+LATEST = 1e10
+LARGEST = 1e18
+# Longer source lines and names are never written. Searching in a text may take time that grows with its square.
+LONGEST_TEXT = 4096
+# A line without a match has no number above LARGEST. In one with a match, it may be in a text.
+_LONG_NUMBER = re.compile(rb"\d{18}|\d[eE]\+?\d\d")
 _TICK = b'{"type":"tick"'
 _GZIP_MAGIC = b"\x1f\x8b"
 _NOT_READABLE = (msgspec.MsgspecError, ValueError, RecursionError)
@@ -79,7 +89,7 @@ class RecordedEvents(Iterator[Event]):
         except _NOT_READABLE:
             self.skipped += line.endswith(b"\n")
             return None
-        if is_sound(event, line):
+        if _is_sound(event, line):
             return event
         self.skipped += 1
         return None
@@ -127,26 +137,13 @@ def _open(path: Path) -> BinaryIO:
     try:
         if not stat.S_ISREG(path.stat().st_mode):
             raise UnreadableRecordingError(f"{path} is not a file, so it is no recording")
-        raw = path.open("rb")
-        compressed = raw.read(2) == _GZIP_MAGIC
-        raw.seek(0)
+        with path.open("rb") as raw:
+            compressed = raw.read(2) == _GZIP_MAGIC
+        return cast("BinaryIO", gzip.open(path)) if compressed else path.open("rb")
     except OSError as error:
         raise UnreadableRecordingError(f"cannot read the recording {path}: {error.strerror or error}") from None
     except ValueError:  # a null byte in the name
         raise UnreadableRecordingError(f"cannot read the recording {path!s:.200}: no such file") from None
-    return cast("BinaryIO", _Unzipped(raw)) if compressed else raw
-
-
-class _Unzipped(gzip.GzipFile):
-    """A gzip stream that takes its raw file along when it closes."""
-
-    def __init__(self, raw: BinaryIO) -> None:
-        super().__init__(fileobj=raw, mode="rb")
-        self._raw_file = raw
-
-    def close(self) -> None:
-        super().close()
-        self._raw_file.close()
 
 
 def _header(path: Path, stream: BinaryIO) -> Header:
@@ -182,3 +179,46 @@ def _next_line(stream: BinaryIO) -> bytes | None:
         return None
     except (*_STREAM_ENDS, ValueError):  # gzip cut off in the middle, a failing disk, closed: the recording ends here
         return b""
+
+
+def _is_sound(event: Event, line: bytes) -> bool:
+    """Return whether all values of `event`, which was read from the text `line`, are possible."""
+    if not 0 <= event.time < LATEST:
+        return False
+    if isinstance(event, StackWindow) and not _sampled(event):
+        return False
+    if isinstance(event, StackDump) and not _in_range([stack.frames for stack in event.threads], len(event.frames)):
+        return False
+    if isinstance(event, (StackWindow, StackDump)) and len(line) > LONGEST_TEXT and not _short(event.frames):
+        return False
+    if isinstance(event, GrowthSites) and any(len(site.text) > LONGEST_TEXT for site in event.sites):
+        return False
+    return _LONG_NUMBER.search(line) is None or _bounded(msgspec.to_builtins(event))
+
+
+def _sampled(window: StackWindow) -> bool:
+    counted = all(stack.count > 0 for stack in window.stacks) and window.seconds > 0 and window.rate > 0
+    return counted and _in_range([stack.frames for stack in window.stacks], len(window.frames))
+
+
+def _short(frames: Sequence[Frame]) -> bool:
+    texts = (text for frame in frames for text in (frame.function, frame.file, frame.text, frame.loop, frame.guard))
+    return all(text is None or len(text) <= LONGEST_TEXT for text in texts)
+
+
+def _in_range(stacks: list[tuple[int, ...]], frames: int) -> bool:
+    return all(0 <= index < frames for stack in stacks for index in stack)
+
+
+def _bounded(value: Any) -> bool:
+    """Return whether no number in it is larger than anything that is measured."""
+    todo = [value]
+    while todo:
+        item = todo.pop()
+        if isinstance(item, dict):
+            todo += item.values()
+        elif isinstance(item, (list, tuple)):
+            todo += item
+        elif isinstance(item, (int, float)) and not -LARGEST < item < LARGEST:
+            return False
+    return True

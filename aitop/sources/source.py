@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-from typing import Protocol, runtime_checkable
 
 from aitop.model.event import Sample
 from aitop.model.source import SourceName, SourceState, StatusCode
@@ -40,32 +39,31 @@ def unexpected(error: Exception) -> SourceError:
     return SourceError("failed", f"{type(error).__name__}: {error}")
 
 
-class Source(Protocol):
+class Source:
     """One source. All calls come from one thread of its own, never from the screen's; any of them may be slow.
 
-    `open` is called before the first read and after a failure, and raises SourceError where the source
-    cannot work. `read` returns the samples since the last call (often one, perhaps none).
     `interval` is the number of seconds from one read's start to the next one's; 0 reads back to back.
     `patience` is how long a read may take before its data count as stale.
     """
 
     name: SourceName
-    interval: float
-    patience: float
+    interval = 1.0
+    patience = 3.0
 
-    def open(self) -> None: ...
+    @property
+    def note(self) -> str | None:
+        """What a source that works has to say all the same; None where all is well."""
+        return None
 
-    def read(self) -> list[Sample]: ...
+    def open(self) -> None:
+        """Called before the first read and after a failure. Raises SourceError where the source cannot work."""
 
-    def close(self) -> None: ...
+    def read(self) -> list[Sample]:
+        """Return the samples since the last call, often one, perhaps none. Raises SourceError."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Give back what is held."""
 
     def interrupt(self) -> None:
         """Make a read that is under way return soon, if it can. The only call that may come from any thread."""
-
-
-@runtime_checkable
-class Noting(Protocol):
-    """A source that works and has something to say of it all the same; `note` is None where all is well."""
-
-    @property
-    def note(self) -> str | None: ...

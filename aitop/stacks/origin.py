@@ -1,7 +1,8 @@
-"""Whose code a frame is in. Pure."""
+"""Whose code a frame is in: the user's or a library's. Pure."""
 
 from __future__ import annotations
 
+import os
 import re
 from typing import Literal
 
@@ -10,6 +11,13 @@ Origin = Literal["user", "torch", "library", "stdlib", "native"]
 _TORCH = re.compile(r"/(?:torch|torchvision|torchaudio|torchgen|functorch|triton)/")
 _STANDARD_LIBRARY = re.compile(r"/lib(?:64)?/(?:python|pypy)\d[\d.]*t?/|/python\d+\.zip/|^<frozen ")
 _INSTALLED = re.compile(r"/(?:site|dist)-packages/")
+# A source checkout or a build of torch that was never installed.
+_TORCH_ITSELF = re.compile(
+    r"/torch/(?:_\w+|nn|utils|optim|autograd|cuda|distributed|distributions|fx|jit|amp)(?:/|\.py$)"
+)
+_HOOK = re.compile(r"/aitop/hook/|^<aitop hook>$")
+_COMMAND = re.compile(r"/s?bin/[^/.]+$")
+_TYPED_IN = re.compile(r"<stdin>|<ipython-input-|<console>")
 _PYTHON = re.compile(r"\.pyw?$|^<")
 
 
@@ -27,3 +35,50 @@ def origin_of(file: str, user: bool) -> Origin:
     if _STANDARD_LIBRARY.search(file):
         return "stdlib"
     return "torch" if _TORCH.search(file) else "library"
+
+
+def is_user(file: str, script: str | None) -> bool:
+    """Whether the file of a frame is the user's code.
+
+    `script` is the path of the target's main script: it and what lies beside it are the user's wherever they are.
+    None says that the target has none (`python -c`, an interactive session).
+    """
+    if _HOOK.search(file):
+        return False
+    if file.startswith("<"):
+        return bool(_TYPED_IN.match(file)) or (file == "<string>" and script is None)
+    if script is not None and _beside(file, script):
+        return True
+    return not (
+        not file
+        or _INSTALLED.search(file)
+        or _STANDARD_LIBRARY.search(file)
+        or _TORCH_ITSELF.search(file)
+        or _COMMAND.search(file)
+    )
+
+
+def _beside(file: str, script: str) -> bool:
+    """Whether the file is the script or below its folder, where that folder is the user's own project."""
+    folder = os.path.dirname(script)
+    tail = _INSTALLED.split(script)[-1]
+    # The folder of a launcher (torchrun, `python -m torch.…`) or of all packages is nobody's project.
+    shared = (
+        _COMMAND.search(script)
+        or _TORCH_ITSELF.search(script)
+        or (_STANDARD_LIBRARY.search(script) and not _INSTALLED.search(script))
+    )
+    if shared:
+        return False
+    if file == script:
+        return True
+    is_root_of_packages = _INSTALLED.search(script) is not None and "/" not in tail
+    return bool(folder.strip("/")) and not is_root_of_packages and _project_holds(folder, file)
+
+
+def _project_holds(folder: str, file: str) -> bool:
+    if not file.startswith(folder.rstrip("/") + "/"):
+        return False
+    # A virtual environment often lies inside the project.
+    rest = file[len(folder.rstrip("/")) :]
+    return not (_INSTALLED.search(rest) or _STANDARD_LIBRARY.search(rest))

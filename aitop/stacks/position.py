@@ -2,17 +2,19 @@
 
 The libraries' phases are seen on stacks, with the user's functions and lines that lead to them. A function that has the
 model's call on one line and the update on another is one that makes steps; whatever else it calls stands before,
-within or after those lines. No name and no source text is used.
+within or after those lines. Where the dataflow of the function is known, what goes into the model's call is its input
+wherever it stands, and what makes the next input of the last output is an environment. No name is used.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from aitop.model.ledger import Position
-from aitop.model.stacks import Frame
+from aitop.model.stacks import Flow, Frame
+from aitop.stacks.dataflow import ModelCalls, innermost
 from aitop.stacks.libraries import Phase
 from aitop.stacks.reading import Seen
 
@@ -51,7 +53,7 @@ class _Anchors:
 class Steps:
     """The step structure of one thread, learnt from all its stacks."""
 
-    def __init__(self, stacks: Iterable[tuple[Seen, int]]) -> None:
+    def __init__(self, stacks: Iterable[tuple[Seen, int]], flows: Mapping[str, Sequence[Flow]] | None = None) -> None:
         seen = [(stack, count) for stack, count in stacks if not stack.worker and not stack.importing]
         self._anchors: dict[Function, _Anchors] = {}
         for stack, count in seen:
@@ -59,6 +61,8 @@ class Steps:
                 anchors = self._anchors.setdefault((frame.file, frame.function), _Anchors())
                 anchors.add(stack.phase, frame.line, count)
         self._drop_chance_functions()
+        self._flows = flows or {}
+        self._model_calls: dict[Function, ModelCalls | None] = {}
         self.trains = any(stack.phase in UPDATES for stack, _ in seen)
         self._models = any(stack.phase == "forward" for stack, _ in seen)
         self._evaluating = self._functions_that_evaluate(seen) if self.trains else frozenset()
@@ -85,6 +89,8 @@ class Steps:
                 stack.phase == "forward" and self._evaluates(stack) is not None
             ):
                 return "evaluation"
+            if stack.phase == "outside" and self.trains and self._answers(users):
+                return "environment"
         return stack.phase
 
     def position(self, stack: Seen) -> Position | None:
@@ -94,6 +100,9 @@ class Steps:
             anchors = self._anchors.get((users[index].file, users[index].function))
             if anchors is None:
                 continue
+            calls = self._calls_in(users[index])
+            if calls is not None and calls.feeds(users[index].line):
+                return "before"
             place = self._place(anchors, users[index].line, inner=index < len(users) - 1)
             if place == "after" and not anchors.of("backward", "optimizer") and self.trains:
                 # The model was called here; whether the update is still to come is told by who called this.
@@ -101,6 +110,21 @@ class Steps:
             if place is not None:
                 return place
         return None
+
+    def _answers(self, users: Sequence[Frame]) -> bool:
+        """Whether one of these frames makes the model's next input out of its last output."""
+        return any(calls.answers(frame.line) for frame in users if (calls := self._calls_in(frame)) is not None)
+
+    def _calls_in(self, frame: Frame) -> ModelCalls | None:
+        """The model's calls in the function of a frame; None where there are none or its dataflow is not known."""
+        function = frame.file, frame.function
+        if function not in self._model_calls:
+            anchors = self._anchors.get(function)
+            flow = innermost(self._flows.get(frame.file, ()), frame.line)
+            calls = anchors.of("forward") if anchors is not None else frozenset()
+            updates = anchors.of("backward", "optimizer") if anchors is not None else frozenset()
+            self._model_calls[function] = ModelCalls(flow, calls, updates) if flow is not None and calls else None
+        return self._model_calls[function]
 
     def _outer_place(self, users: Sequence[Frame]) -> Position | None:
         for frame in reversed(users):

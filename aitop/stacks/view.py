@@ -13,7 +13,7 @@ from typing import NamedTuple
 from aitop.model.host import Role
 from aitop.model.ledger import Position
 from aitop.model.snapshot import HotLine, Phases, ProcessStacks, Series, Stacks, ThreadShare, ThreadTree
-from aitop.model.stacks import Frame, Look, StackCount, StackWindow
+from aitop.model.stacks import Flow, Frame, Look, StackCount, StackWindow
 from aitop.stacks.activity import Parts, looks_of, parts_of_groups
 from aitop.stacks.call_tree import call_tree
 from aitop.stacks.libraries import Phase, State
@@ -170,13 +170,14 @@ def _merged_view(reads: Sequence[_Read], roles: Mapping[int, Role]) -> Stacks | 
     lines: list[HotLine] = []
     beside: dict[ThreadKey, dict[Seen, int]] = {}
     known: dict[int, Role] = {}
+    flows = _flows(windows)
     for pid, threads in _by_process(merged).items():
         lead = lead_thread(threads)
         main = threads.get(lead, {}) if lead is not None else {}
         role = roles.get(pid) or ("loader-worker" if any(seen.worker for seen in main) else "other")
         known[pid] = role
         for key, stacks in threads.items():
-            steps = Steps(stacks.items())
+            steps = Steps(stacks.items(), flows)
             by_window = [digest.get(key, {}) for digest in digests]
             if key == lead:
                 processes.append(_process(key, role, stacks, steps, by_window))
@@ -201,6 +202,15 @@ def _merged_view(reads: Sequence[_Read], roles: Mapping[int, Role]) -> Stacks | 
         threads=thread_shares(windows, merged),
         trees=_trees(beside, known),
     )
+
+
+def _flows(windows: Sequence[StackWindow]) -> dict[str, list[Flow]]:
+    """The dataflow of functions by file, the newest for each."""
+    newest = {(flow.file, flow.first): flow for window in windows for flow in window.flows}
+    by_file: dict[str, list[Flow]] = {}
+    for flow in newest.values():
+        by_file.setdefault(flow.file, []).append(flow)
+    return by_file
 
 
 def _by_process(merged: Digest) -> dict[int, dict[ThreadKey, dict[Seen, int]]]:

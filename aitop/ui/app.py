@@ -22,10 +22,10 @@ from textual.screen import Screen
 
 from aitop.model.candidate import Candidate
 from aitop.model.settings import Settings
-from aitop.ui.driver import condensing
+from aitop.ui.driver import taken_once
 from aitop.ui.feeds import Seekable
 from aitop.ui.messages import Failed
-from aitop.ui.screens.help import key_name, our_bindings
+from aitop.ui.screens.help import described, our_bindings
 from aitop.ui.screens.monitor import PANES, MonitorScreen
 from aitop.ui.screens.picker import PickerScreen
 from aitop.ui.screens.replay import ReplayScreen
@@ -80,8 +80,8 @@ class AitopApp(App[ResultType]):
         return self.look
 
     def get_driver_class(self) -> type[Driver]:
-        """The driver for this system, writing fewer bytes."""
-        return condensing(super().get_driver_class())
+        """The driver for this system, which takes the terminal once."""
+        return taken_once(super().get_driver_class())
 
     def get_theme_variable_defaults(self) -> dict[str, str]:
         """The variables of theme.tcss before the first theme is set."""
@@ -90,15 +90,11 @@ class AitopApp(App[ResultType]):
     def get_system_commands(self, screen: Screen[Any]) -> Iterable[SystemCommand]:
         """Every key that works here, by what it does; every pane; every theme."""
         plain = to_ascii if self.look.ascii else str
-        listed: set[str] = set()
-        for binding in our_bindings(screen):
-            if binding.action not in ("none", "command_palette") and binding.description not in listed:
-                listed.add(binding.description)
-                keys = plain(key_name(binding.key))
-                action = binding.action if "." in binding.action else f"screen.{binding.action}"
-                if any(binding is own for own in self.BINDINGS):
-                    action = f"app.{binding.action}"
-                yield SystemCommand(plain(binding.description), f"key {keys}", partial(self.run_action, action))
+        for keys, binding in described(our_bindings(screen)):
+            if binding.action not in ("none", "command_palette"):
+                owner = "app" if any(binding is own for own in self.BINDINGS) else "screen"
+                action = binding.action if "." in binding.action else f"{owner}.{binding.action}"
+                yield SystemCommand(plain(binding.description), plain(f"key {keys}"), partial(self.run_action, action))
         if isinstance(screen, MonitorScreen):
             for name in screen.panes():
                 words = PANES.get(name, name)

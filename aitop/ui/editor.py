@@ -18,7 +18,7 @@ from typing import Any
 from textual.app import App, SuspendNotSupported
 
 from aitop.model.text import printable
-from aitop.sources.editable import lends_rights, readable_path
+from aitop.sources.code.editable import lends_rights, readable_path
 from aitop.ui.panes.code.hot_lines import Place
 from aitop.ui.terminal import LEAVE
 from aitop.ui.words import base_name

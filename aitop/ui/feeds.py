@@ -1,4 +1,4 @@
-"""What a feed can do beyond giving Snapshots. The screen offers a key only where the feed has what it needs."""
+"""What a feed can do beyond giving Snapshots: a live run can be looked into, a recording played from anywhere."""
 
 from __future__ import annotations
 
@@ -13,40 +13,20 @@ if TYPE_CHECKING:
 
 
 @runtime_checkable
-class Detachable(Protocol):
-    """A feed that can take the hook out of the target and go on without it."""
+class LiveRun(Protocol):
+    """A feed whose target can be asked for more. All of it is slow, and raises an error that says in words why not."""
 
-    def detach(self) -> None: ...
+    def detach(self) -> None:
+        """Take the hook out of the target, and go on without it."""
 
+    def profile(self, steps: int, progress: Callable[[str], None]) -> Taken:
+        """Run torch.profiler in the target for some steps."""
 
-@runtime_checkable
-class Profilable(Protocol):
-    """A feed whose target can be profiled. Raises an error that says in words why not."""
+    def dump(self) -> StackDump:
+        """Read the stacks of all threads."""
 
-    def profile(self, steps: int, progress: Callable[[str], None]) -> Taken: ...
-
-
-@runtime_checkable
-class Dumpable(Protocol):
-    """A feed that can read the stacks of all threads now. Slow; raises an error that says in words why not."""
-
-    def dump(self) -> StackDump: ...
-
-
-@runtime_checkable
-class NativeDumpable(Protocol):
-    """A feed that can read the frames below Python. Stops the processes for a moment; raises an error in words."""
-
-    def native(self, pids: Sequence[int]) -> dict[int, tuple[str, ...]]: ...
-
-
-@runtime_checkable
-class Pausable(Protocol):
-    """A feed that can stand still: a replay."""
-
-    def pause(self) -> None: ...
-
-    def resume(self) -> None: ...
+    def native(self, pids: Sequence[int]) -> dict[int, tuple[str, ...]]:
+        """Read the frames below Python, which stops these processes for a moment."""
 
 
 @runtime_checkable

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection
 from typing import NamedTuple
 
 TWO_COLUMNS = 100
@@ -114,11 +114,23 @@ def _below(box: Box, rows: int) -> Box:
 def _tiny(width: int, height: int, zoom: str | None) -> Plan:
     """Only a few rows: the verdict in words."""
     if height >= 4:
-        return {
-            zoom or "verdict": Box(0, 0, width, height - 1, False),
-            "footer": Box(0, height - 1, width, 1, False),
-        }
+        return {zoom or "verdict": Box(0, 0, width, height - 1, False), "footer": Box(0, height - 1, width, 1, False)}
     return {zoom or "verdict": Box(0, 0, width, height, False)}
+
+
+def _stack(x: int, y: int, width: int, *panes: tuple[str, int]) -> Plan:
+    """Panes below each other, each as many rows high as it says; those without rows are left out."""
+    boxes: Plan = {}
+    for name, height in panes:
+        if height > 0:
+            boxes[name] = Box(x, y, width, height)
+        y += height
+    return boxes
+
+
+def _gpu_lines(x: int, y: int, width: int, rows: int) -> Plan:
+    """The GPUs, a line each without a frame."""
+    return {"gpu": Box(x, y, width, rows, False)}
 
 
 def _one_column(width: int, top: int, rows: int, gpus: int) -> Plan:
@@ -126,23 +138,20 @@ def _one_column(width: int, top: int, rows: int, gpus: int) -> Plan:
     verdict = 6 if rows >= 16 else 4
     gpu = min(max(1, gpus), max(1, (rows - 12) // 4))
     step = 6 if rows >= 18 else 4
-    boxes: Plan = {"verdict": Box(0, top, width, verdict)}
     y, left = top + verdict, rows - verdict
+    boxes = _stack(0, top, width, ("verdict", verdict))
     if width >= 120 and left >= 6:
-        half = width // 2
-        boxes["step"] = Box(0, y, half, left - gpu)
-        boxes["code"] = Box(half, y, width - half, left - gpu)
-        boxes["gpu"] = Box(0, y + left - gpu, width, gpu, False)
-        return boxes
+        half, y = width // 2, y + left - gpu
+        boxes |= _stack(0, top + verdict, half, ("step", left - gpu))
+        boxes |= _stack(half, top + verdict, width - half, ("code", left - gpu))
+        return boxes | _gpu_lines(0, y, width, gpu)
     if left >= step:
-        boxes["step"] = Box(0, y, width, step)
+        boxes |= _stack(0, y, width, ("step", step))
         y, left = y + step, left - step
     if left >= gpu:
-        boxes["gpu"] = Box(0, y, width, gpu, False)
+        boxes |= _gpu_lines(0, y, width, gpu)
         y, left = y + gpu, left - gpu
-    if left >= 3:
-        boxes["code"] = Box(0, y, width, left)
-    return boxes
+    return boxes | _stack(0, y, width, ("code", left if left >= 3 else 0))
 
 
 def _two_columns(width: int, top: int, rows: int, gpus: int, ranks: int, timed: bool) -> Plan:  # noqa: PLR0917
@@ -150,29 +159,18 @@ def _two_columns(width: int, top: int, rows: int, gpus: int, ranks: int, timed: 
 
     Without a GPU its line goes under the code, and ranks, where there are several, take its place beside the step.
     """
-    half = width // 2
-    verdict = 6
-    rest = rows - verdict
+    half, verdict = width // 2, 6
+    y, rest = top + verdict, rows - verdict
     step = max(8, round(rest * 0.4)) if timed or gpus else UNTIMED
     data = max(6, round(rest * 0.28))
-    y = top + verdict
-    boxes: Plan = {"verdict": Box(0, top, width, verdict)}
-    if gpus:
-        boxes["step"] = Box(0, y, half, step)
-        boxes["gpu"] = Box(half, y, width - half, step)
-        boxes["data"] = Box(0, y + step, half, data)
-        boxes["memory"] = Box(half, y + step, width - half, data)
-        boxes["code"] = Box(0, y + step + data, width, rest - step - data)
-        return boxes
-    boxes["step"] = Box(0, y, width, step)
-    if ranks > 1:
-        boxes["step"] = Box(0, y, half, step)
-        boxes["ranks"] = Box(half, y, width - half, step)
-    boxes["data"] = Box(0, y + step, half, data)
-    boxes["memory"] = Box(half, y + step, width - half, data)
-    boxes["code"] = Box(0, y + step + data, width, rest - step - data - 1)
-    boxes["gpu"] = Box(0, top + rows - 1, width, 1, False)
-    return boxes
+    below = rest - step - data
+    beside = "gpu" if gpus else "ranks" if ranks > 1 else None
+    boxes = _stack(0, top, width, ("verdict", verdict))
+    boxes |= _stack(0, y, half if beside else width, ("step", step))
+    boxes |= _stack(half, y, width - half, (beside, step)) if beside else {}
+    boxes |= _stack(0, y + step, half, ("data", data)) | _stack(half, y + step, width - half, ("memory", data))
+    boxes |= _stack(0, y + step + data, width, ("code", below if gpus else below - 1))
+    return boxes if gpus else boxes | _gpu_lines(0, top + rows - 1, width, 1)
 
 
 def _three_columns(width: int, top: int, rows: int, gpus: int, processes: int) -> Plan:
@@ -180,127 +178,50 @@ def _three_columns(width: int, top: int, rows: int, gpus: int, processes: int) -
 
     Without a GPU its line goes to the bottom, and the step has the width of two columns.
     """
-    verdict = 6
+    verdict, column = 6, max(52, min(90, width * 28 // 100))
     y, rest = top + verdict, rows - verdict
-    first = second = max(52, min(90, width * 28 // 100))
-    third = width - first - second
     upper = max(8, round(rest * 0.6))
     lower = rest - upper - (0 if gpus else 1)
-    boxes: Plan = {
-        "verdict": Box(0, top, width, verdict),
-        "data": Box(0, y + upper, first, lower),
-        "memory": Box(first, y + upper, second, lower),
-        "code": Box(first + second, y, third, rest),
-    }
-    if gpus:
-        boxes["step"] = Box(0, y, first, upper)
-        boxes["gpu"] = Box(first, y, second, upper)
-    else:
-        boxes["step"] = Box(0, y, first + second, upper)
-        boxes["gpu"] = Box(0, y + rest - 1, first + second, 1, False)
-    if rest >= ROOM_FOR_PROCESSES:
-        # In steps, so that a process more or less moves nothing.
-        code = max(round(rest * 0.6), rest - 4 * -(-(processes + 3) // 4))
-        boxes["code"] = Box(first + second, y, third, code)
-        boxes["processes"] = Box(first + second, y + code, third, rest - code)
-    return boxes
-
-
-Named = tuple[str, Box]
-
-
-class _Part(NamedTuple):
-    """A pane, or parts below (`stacked`) or beside each other."""
-
-    named: Named | None
-    parts: tuple[_Part, ...] = ()
-    stacked: bool = False
+    # In steps, so that a process more or less moves nothing.
+    code = max(round(rest * 0.6), rest - 4 * -(-(processes + 3) // 4)) if rest >= ROOM_FOR_PROCESSES else rest
+    boxes = _stack(0, top, width, ("verdict", verdict))
+    boxes |= _stack(0, y, column if gpus else 2 * column, ("step", upper)) | _stack(
+        0, y + upper, column, ("data", lower)
+    )
+    boxes |= _stack(column, y, column, ("gpu", upper)) if gpus else _gpu_lines(0, y + rest - 1, 2 * column, 1)
+    boxes |= _stack(column, y + upper, column, ("memory", lower))
+    return boxes | _stack(2 * column, y, width - 2 * column, ("code", code), ("processes", rest - code))
 
 
 def refit(boxes: Plan, folded: Collection[str]) -> Plan:
-    """The same layout with the folded panes one row high. Unframed ones are a line or so anyway and stay."""
+    """The same layout with the folded panes one row high, their room given to the panes of their columns.
+
+    Everything moves up as far as it can; then, from the bottom up, what can grow takes the rows left free below it,
+    and what cannot is moved down to its lower neighbour. Panes without a frame are not folded.
+    """
     closed = {name for name in folded if name in boxes and boxes[name].framed}
-    whole = _cut(list(boxes.items())) if closed else None
-    if whole is None:
+    if not closed:
         return boxes
-    top = min(box.y for box in boxes.values())
-    bottom = max(box.y + box.height for box in boxes.values())
-    return _placed(whole, top, bottom - top, closed)
-
-
-def _cut(items: Sequence[Named]) -> _Part | None:
-    """The boxes as nested rows and columns, columns that run on over several rows taken together."""
-    if len(items) == 1:
-        return _Part(items[0])
-    rows = _groups(items, lambda box: (box.y, box.y + box.height))
-    merged: list[list[Named]] = []
-    for row in rows:
-        if merged and (edges := _edges(row)) and edges == _edges(merged[-1]):
-            merged[-1] += row
+    downwards = sorted(boxes, key=lambda name: boxes[name].y)
+    top, bottom = min(box.y for box in boxes.values()), max(box.y + box.height for box in boxes.values())
+    placed: Plan = {}
+    for name in downwards:
+        above = [other.y + other.height for other in placed.values() if _beside(other, boxes[name])]
+        height = 1 if name in closed else boxes[name].height
+        placed[name] = boxes[name]._replace(y=max(above, default=top), height=height)
+    settled: Plan = {}
+    for name in reversed(downwards):
+        box = placed[name]
+        floor = min((other.y for other in settled.values() if _beside(other, box)), default=bottom)
+        if name in STEADY:
+            settled[name] = box
+        elif box.framed and name not in closed:
+            settled[name] = box._replace(height=floor - box.y)
         else:
-            merged.append(list(row))
-    stacked = len(merged) > 1
-    groups = merged if stacked else _groups(items, lambda box: (box.x, box.x + box.width))
-    if len(groups) == 1:
-        return None
-    parts = [_cut(group) for group in groups]
-    known = tuple(part for part in parts if part is not None)
-    return _Part(None, known, stacked) if len(known) == len(parts) else None
+            settled[name] = box._replace(y=floor - box.height)
+    return settled
 
 
-def _groups(items: Sequence[Named], extent: Callable[[Box], tuple[int, int]]) -> list[list[Named]]:
-    """Boxes apart from each other along one axis, in order."""
-    groups: list[list[Named]] = []
-    reached = 0
-    for item in sorted(items, key=lambda item: extent(item[1])):
-        start, end = extent(item[1])
-        if groups and start < reached:
-            groups[-1].append(item)
-        else:
-            groups.append([item])
-        reached = max(reached, end)
-    return groups
-
-
-def _edges(items: Sequence[Named]) -> tuple[int, ...]:
-    """Where the columns of some boxes begin, after the first."""
-    columns = _groups(items, lambda box: (box.x, box.x + box.width))
-    return tuple(min(box.x for _, box in column) for column in columns[1:])
-
-
-def _least(part: _Part, closed: Collection[str]) -> int:
-    """Rows that a part takes when nothing in it grows."""
-    if part.named is not None:
-        return 1 if part.named[0] in closed else part.named[1].height
-    heights = [_least(one, closed) for one in part.parts]
-    return sum(heights) if part.stacked else max(heights)
-
-
-def _grows(part: _Part, closed: Collection[str]) -> bool:
-    if part.named is not None:
-        name, box = part.named
-        return box.framed and name not in closed and name not in STEADY
-    return any(_grows(one, closed) for one in part.parts)
-
-
-def _placed(part: _Part, y: int, height: int, closed: Collection[str]) -> Plan:
-    if part.named is not None:
-        name, box = part.named
-        return {name: box._replace(y=y, height=1 if name in closed else height)}
-    boxes: Plan = {}
-    if not part.stacked:
-        for part_of in part.parts:
-            boxes |= _placed(part_of, y, height, closed)
-        return boxes
-    least = [_least(part_of, closed) for part_of in part.parts]
-    growing = [number for number, part_of in enumerate(part.parts) if _grows(part_of, closed)]
-    spare, weight = height - sum(least), sum(least[number] for number in growing)
-    for number, part_of in enumerate(part.parts):
-        more = 0
-        if number in growing:
-            more = spare if number == growing[-1] else spare * least[number] // weight
-            spare, weight = spare - more, weight - least[number]
-        rows = least[number] + more
-        boxes |= _placed(part_of, y, rows, closed)
-        y += rows
-    return boxes
+def _beside(one: Box, other: Box) -> bool:
+    """Whether two boxes share columns."""
+    return one.x < other.x + other.width and other.x < one.x + one.width

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from typing import TypeVar
 
 from textual.message import Message
 from textual.message_pump import MessagePump
 
 from aitop.model.snapshot import Snapshot
+
+Answer = TypeVar("Answer")
 
 
 class SnapshotArrived(Message):
@@ -30,21 +33,28 @@ class Failed(Message):
         self.error = error
 
 
-def deliver(target: MessagePump, message: Message) -> None:
-    """Post from any thread; nothing happens if the app has closed in the meantime."""
-    try:
-        target.post_message(message)
-    except RuntimeError:
-        # The event loop has ended.
-        pass
+def in_background(
+    target: MessagePump, name: str, work: Callable[[], Answer], done: Callable[[Answer | Exception], None]
+) -> None:
+    """Call `work` in a daemon thread, then `done` in a message of `target`, with what it returned or raised.
 
-
-def in_background(target: MessagePump, name: str, work: Callable[[], Message | None]) -> None:
-    """Run `work` in a daemon thread and post what it returns. A thread that hangs does not keep the program alive."""
+    A thread that hangs does not keep the program alive.
+    """
 
     def run() -> None:
-        message = work()
-        if message is not None:
-            deliver(target, message)
+        answer: Answer | Exception
+        try:
+            answer = work()
+        except Exception as error:
+            answer = error
+        deliver(target.call_later, done, answer)
 
     threading.Thread(target=run, name=f"aitop-{name}", daemon=True).start()
+
+
+def deliver(post: Callable[..., object], *arguments: object) -> None:
+    """Post something from any thread; nothing happens if the event loop has ended in the meantime."""
+    try:
+        post(*arguments)
+    except RuntimeError:
+        pass

@@ -14,7 +14,6 @@ from aitop.ui.theme.palette import (
     FAINT,
     LOSS_LABEL,
     LOSS_SOFT_LABEL,
-    STATE_ABSENT,
     STATE_DENIED,
     STATE_FAILED,
     STATE_OK,
@@ -25,7 +24,7 @@ from aitop.ui.widgets.line import Line
 
 STATES: dict[SourceState, tuple[str, Style]] = {
     "ok": ("●", STATE_OK),
-    "absent": ("○", STATE_ABSENT),
+    "absent": ("○", DIM),
     "denied": ("⊘", STATE_DENIED),
     "stale": ("◐", STATE_STALE),
     "failed": ("✗", STATE_FAILED),

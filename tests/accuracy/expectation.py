@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "scenarios"))
+sys.path.insert(0, str(Path(__file__).resolve().parent / "scenarios"))
 
 from expected import HEALTHY, Scenario
 
@@ -59,6 +59,10 @@ class Row:
         if source_gone and self.said == other.said == "memory-leak":
             return self.answer[2] == other.answer[2]
         return self.answer == other.answer
+
+    def flawless(self) -> bool:
+        """Whether verdict and line are right, and nothing else is warned of."""
+        return self.right and self.right_line is not False and not self.alarms
 
     @property
     def answer(self) -> tuple[str, str | None, tuple[str, ...]]:

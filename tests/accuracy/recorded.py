@@ -11,8 +11,7 @@ from expectation import Row, Seen, row_of
 from expected import BY_NAME, Scenario
 
 from aitop.engine.core import Engine
-from aitop.model.event import Event
-from aitop.model.recording import Header
+from aitop.model.event import Event, Header
 from aitop.model.snapshot import Target
 from aitop.model.source import SourceStatus
 from aitop.model.steps import HookSample

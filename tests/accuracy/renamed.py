@@ -80,7 +80,8 @@ class _Renaming:
                 for look in event.looks
             )
             states = tuple(replace(one, thread=self._thread(one.thread)) for one in event.states)
-            return replace(event, frames=frames, stacks=stacks, gil=gil, looks=looks, states=states)
+            flows = tuple(replace(flow, file=self._file(flow.file)) for flow in event.flows)
+            return replace(event, frames=frames, stacks=stacks, gil=gil, looks=looks, states=states, flows=flows)
         if isinstance(event, StackDump):
             frames = tuple(self._frame(frame) for frame in event.frames)
             threads = tuple(replace(one, thread=self._thread(one.thread)) for one in event.threads)
@@ -97,7 +98,6 @@ class _Renaming:
                     file=self._file(site.file),
                     function=self._function(site.function),
                     text=self._text(site.text),
-                    grown=self._text(site.grown),
                 )
                 for site in event.sites
             )

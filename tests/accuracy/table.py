@@ -21,13 +21,15 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "bench"))
 
+import results  # noqa: F401  # isort: split
 from expectation import Row
 from expected import BY_NAME
 from recorded import RECORDINGS, cases, read, scenario_and_tier
 from renamed import renamed
 from transform import Transform, shuffled, without_source
+from verdict_table import figures, rows_in_markdown
 
 TRANSFORMS = ("renamed", "no-source", "shuffled")
 
@@ -68,30 +70,6 @@ def all_judged(chosen: Sequence[tuple[Path, int]], transforms: Sequence[str], se
         yield from pool.map(one, chosen, chunksize=4)
 
 
-def show(row: Row) -> None:
-    """One line for a recording."""
-    print(
-        f"{row.name:<22}{row.tier:<5}{row.expected:<31}{row.said:<26}{_mark(row.right):<4}{_mark(row.right_line):<5}"
-        f"{_number(row.share, '.0%'):>6}{_number(row.if_gone, '.2f'):>8}{_number(row.seconds, '.1f'):>6}  "
-        + "; ".join(_notes(row)),
-        flush=True,
-    )
-
-
-def show_head() -> None:
-    print(
-        f"{'scenario':<22}{'tier':<5}{'expected':<31}{'said':<26}{'ok':<4}{'line':<5}{'share':>6}{'gone ×':>8}"
-        f"{'s':>6}  line; UNTRUE warnings; other verdicts"
-    )
-
-
-def _notes(row: Row) -> list[str]:
-    notes = [row.where or "–"]
-    if row.alarms:
-        notes.append("UNTRUE " + ", ".join(row.alarms))
-    return notes + row.others
-
-
 def show_change(row: Row, name: str, changed: Row) -> None:
     """One line for a recording whose answer a transformation changes."""
     before, after = _answer(row), _answer(changed)
@@ -101,24 +79,6 @@ def show_change(row: Row, name: str, changed: Row) -> None:
 def _answer(row: Row) -> str:
     untrue = f" UNTRUE {', '.join(sorted(row.alarms))}" if row.alarms else ""
     return f"{row.said} {row.where or '–'}{untrue}"
-
-
-def summarize(rows: Sequence[Row]) -> None:
-    """How many are right at each tier."""
-    print()
-    for tier in sorted({row.tier for row in rows}, reverse=True):
-        of_tier = [row for row in rows if row.tier == tier]
-        lines = [bool(row.right_line) for row in of_tier if row.right_line is not None]
-        healthy = [row for row in of_tier if BY_NAME[row.name].healthy()]
-        faulty = [row for row in of_tier if not BY_NAME[row.name].healthy()]
-        print(
-            f"tier {tier}: right {_of([row.right for row in of_tier])}, lines {_of(lines)}, "
-            f"untrue warnings on {_of([bool(row.alarms) for row in healthy])} healthy "
-            f"and {_of([bool(row.alarms) for row in faulty])} others"
-        )
-        wrong = [row.name for row in of_tier if not row.right]
-        wrong_lines = [row.name for row in of_tier if row.right and row.right_line is False]
-        print(f"        wrong: {' '.join(wrong) or 'none'}; wrong line alone: {' '.join(wrong_lines) or 'none'}")
 
 
 def show_diff(old: Sequence[Row], new: Sequence[Row]) -> None:
@@ -140,18 +100,6 @@ def show_diff(old: Sequence[Row], new: Sequence[Row]) -> None:
 
 def _progress(was: bool | None, now: bool | None, what: str = "") -> str:
     return "" if bool(was) == bool(now) else ("+" if now else "-") + (what or "right")
-
-
-def _of(marks: Sequence[bool]) -> str:
-    return f"{sum(marks)}/{len(marks)}" + (f" ({sum(marks) / len(marks):.0%})" if marks else "")
-
-
-def _mark(good: bool | None) -> str:
-    return "–" if good is None else "yes" if good else "NO"
-
-
-def _number(value: float | None, form: str) -> str:
-    return "–" if value is None else format(value, form)
 
 
 def load(file: Path) -> list[Row]:
@@ -187,25 +135,23 @@ def main() -> int:
         print(f"no recordings in {args.recordings}", file=sys.stderr)
         return 2
     transforms = {"none": (), "all": TRANSFORMS}.get(args.transform, (args.transform,))
-    results = []
-    show_head()
+    judgements: list[Judged] = []
     for result in all_judged(chosen, transforms, args.seed, args.jobs):
-        row = result.row
-        results.append(result)
-        if not args.wrong or not row.right or row.right_line is False or row.alarms:
-            show(row)
+        judgements.append(result)
         for name, changed in result.changed().items():
-            show_change(row, name, changed)
-    rows = [result.row for result in results]
-    summarize(rows)
+            show_change(result.row, name, changed)
+    rows = [result.row for result in judgements]
+    print(rows_in_markdown([row for row in rows if not args.wrong or not row.flawless()], {}))
+    for figure in figures(rows, {}):
+        print(figure.row())
     for name in transforms:
-        changed = [result.row.name + f" t{result.row.tier}" for result in results if name in result.changed()]
-        print(f"{name}: changed {len(changed)}/{len(results)}: {', '.join(changed) or 'none'}")
+        changed = [result.row.name + f" t{result.row.tier}" for result in judgements if name in result.changed()]
+        print(f"{name}: changed {len(changed)}/{len(judgements)}: {', '.join(changed) or 'none'}")
     if args.diff:
         show_diff(load(args.diff), rows)
     if args.json:
         args.json.write_text(json.dumps([asdict(row) for row in rows], indent=1))
-    return int(any(result.changed() for result in results))
+    return int(any(result.changed() for result in judgements))
 
 
 if __name__ == "__main__":

@@ -17,8 +17,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))
-
 import msgspec
 from recorded import Recorded, read, recording_name, recordings, scenario_and_tier
 
@@ -29,7 +27,7 @@ DIGITS = (4, 6, None)
 MOMENT_DECIMALS = 6
 
 PROJECT = "/home/user/project"
-_CHECKOUT = re.compile(r"(?P<checkout>/.+)/(?:tests/scenarios|aitop/workloads)/[^/]+\.py")
+_CHECKOUT = re.compile(r"(?P<checkout>/.+)/(?:tests/(?:accuracy/)?scenarios|aitop/workloads)/[^/]+\.py")
 _FOLDERS = r"(?:/[\w.+-]+)+"
 _LIBRARY = re.compile(rf"{_FOLDERS}(?=/lib(?:64)?/python\d)")
 _PROGRAM = re.compile(rf"{_FOLDERS}(?=/bin/python)")

@@ -1,106 +1,165 @@
-"""For how long a run stands still when the hook comes in and when it leaves.
+"""How long a training run stands still as code comes into it and leaves, and whether that harms it.
 
-    python tests/bench/attach_pause.py [-n CYCLES]
+A small MLP notes the end of each step. Each way in gets a run of its own and enters and leaves it at random moments:
+aitop, `memray attach`, gdb with PyRun_SimpleString (as pyrasite does), and nobody. A pause is the longest step between
+the request and a moment after the answer. A run is harmed that died, froze, or has other losses than the one that
+nobody entered.
 
-A small MLP trains in a loop that takes the time of each of its turns. "longest" is the longest turn from the request
-until WINDOW_S after its answer, which the hook's first steps are part of; "pause" is that without the usual (median)
-turn. "nothing" are windows of the same length in the same run, before each attach, in which nothing is done: what the
-machine itself does to such a loop. "stop" is how long the thread was stopped from outside.
+    python tests/bench/attach_pause.py -n 50
 """
 
 from __future__ import annotations
 
-import argparse
+import importlib.util
+import random
+import shutil
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
-from pathlib import Path
 
-from aitop.attach.entrance import deliver
-from aitop.attach.payload.bundle import hook_sources
+from results import Figure, options, publish
+from timed_run import TimedRun
 
-# The clock goes to a file at the end of each turn, eight bytes each.
-TARGET = """
-import sys, time, torch
-torch.set_num_threads(1)
-net = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.ReLU(), torch.nn.Linear(256, 8))
-optimizer = torch.optim.AdamW(net.parameters())
-x, y = torch.randn(64, 64), torch.randn(64, 8)
-with open(sys.argv[1], "wb", buffering=0) as file:
-    while True:
-        loss = ((net(x) - y) ** 2).mean()
-        optimizer.zero_grad(); loss.backward(); optimizer.step()
-        file.write(time.monotonic_ns().to_bytes(8, "little"))
-"""
-WARM_S = 5.0
-WINDOW_S = 0.3
+from aitop.attach import AttachRefused, install, remove
+
+# What the hook does in its first steps belongs to the attach.
+AFTERWARDS, PATIENCE = 0.3, 30.0
+# As quick as gdb can be: it loads the symbols of Python alone.
+GDB = ("-batch", "-nx", "-iex", "set debuginfod enabled off", "-iex", "set auto-solib-add off")
+CALLS = (
+    "sharedlibrary libpython",
+    "set $state = (int)PyGILState_Ensure()",
+    'call (int)PyRun_SimpleString("import sys")',
+    "call (void)PyGILState_Release($state)",
+)
+
+
+@dataclass(frozen=True)
+class Way:
+    """How to get in and out of a process; `leave` None where there is nothing to take out."""
+
+    name: str
+    enter: Callable[[int], object]
+    leave: Callable[[int], object] | None = None
 
 
 @dataclass
-class Windows:
-    """What was done, the moments (ns) between which it shows, and the stops (µs)."""
+class Cycles:
+    """What the cycles of a way came to, in milliseconds; `harm` is empty where there was none."""
 
-    what: str
-    moments: list[tuple[int, int]] = field(default_factory=list)
-    stops: list[float] = field(default_factory=list)
-
-
-def watch(pid: int, cycles: int) -> list[Windows]:
-    nothing, attach, detach = Windows("nothing"), Windows("attach"), Windows("detach")
-    for _ in range(cycles):
-        for windows in (nothing, attach, detach):
-            began = time.monotonic_ns()
-            if windows is attach:
-                done = deliver(pid, "install", hook_sources(), timeout=5)
-                windows.stops.append(done.pause_us)
-            elif windows is detach:
-                windows.stops.append(deliver(pid, "remove", (), timeout=5).pause_us)
-            time.sleep(WINDOW_S)
-            windows.moments.append((began, time.monotonic_ns()))
-    return [nothing, attach, detach]
+    acks: list[float] = field(default_factory=list)
+    entering: list[float] = field(default_factory=list)
+    leaving: list[float] = field(default_factory=list)
+    refused: int = 0
+    harm: str = ""
 
 
-def longest_turns(ends: list[int], moments: list[tuple[int, int]]) -> list[float]:
-    """The longest turn in each window, in ms."""
-    turns = list(pairwise(ends))
-    longest = []
-    for first, last in moments:
-        within = [end - begin for begin, end in turns if end > first and begin < last]
-        longest.append(max(within) / 1e6)
-    return longest
+def call(*command: str) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, stdin=subprocess.DEVNULL)
+    if done.returncode:
+        raise ValueError((done.stdout + done.stderr).strip()[-200:])
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("-n", "--cycles", type=int, default=30)
-    options = parser.parse_args()
+def ways(folder: str) -> Iterator[Way]:
+    """Nobody first, then those whose programs are installed."""
+    yield Way("nobody", lambda pid: None, lambda pid: None)
+    yield Way("aitop", install, remove)
+    if not shutil.which("gdb"):
+        return
+    if importlib.util.find_spec("memray"):
+        memray = (sys.executable, "-m", "memray")
+
+        def attach(pid: int) -> None:
+            call(*memray, "attach", "--method", "gdb", "-o", f"{folder}/{time.monotonic()}.bin", str(pid))
+
+        yield Way("`memray attach`", attach, lambda pid: call(*memray, "detach", "--method", "gdb", str(pid)))
+    script = [word for line in CALLS for word in ("-ex", line)]
+    yield Way("gdb and PyRun_SimpleString", lambda pid: call("gdb", *GDB, "-p", str(pid), *script))
+
+
+def longest_ms(run: TimedRun, began: int, ended: int) -> float:
+    """The longest step that had to do with this window of the clock."""
+    run.goes_on()
+    ends = [end for end, _ in run.steps()]
+    return max((later - end for end, later in pairwise(ends) if later > began and end < ended), default=0) / 1e6
+
+
+def timed(run: TimedRun, action: Callable[[int], object]) -> tuple[float, float]:
+    """Milliseconds until the action was done, and the longest step meanwhile."""
+    time.sleep(random.uniform(0.0, 0.2))
+    began = time.monotonic_ns()
+    action(run.pid)
+    took = time.monotonic_ns() - began
+    time.sleep(AFTERWARDS)
+    return took / 1e6, longest_ms(run, began, time.monotonic_ns())
+
+
+def measure(way: Way, cycles: int, losses: list[float]) -> Cycles:
+    """So many times in and out of a run; `losses` are those of the run that nobody entered, and are filled by it."""
+    found = Cycles()
+    with TimedRun() as run:
+        for _ in range(cycles):
+            try:
+                ack, pause = timed(run, way.enter)
+                found.acks.append(ack)
+                found.entering.append(pause)
+                if way.leave is not None:
+                    found.leaving.append(timed(run, way.leave)[1])
+            except (AttachRefused, ValueError):
+                found.refused += 1
+            except subprocess.TimeoutExpired:
+                break
+            if run.process.poll() is not None:
+                break
+        if run.process.poll() is not None:
+            found.harm = f"died ({run.process.returncode})"
+        elif not run.goes_on():
+            found.harm = "froze"
+        mine = [loss for _, loss in run.steps()]
+        if way.name == "nobody":
+            losses += mine
+        compared = min(len(mine), len(losses))
+        if mine[:compared] != losses[:compared]:
+            found.harm = f"other losses within {compared} steps"
+    print(f"{way.name}: {len(found.acks)} times in, {found.refused} refused, harm: {found.harm or 'none'}", flush=True)
+    return found
+
+
+def figures(found: dict[str, Cycles]) -> Iterator[Figure]:
+    ours, alone = found.pop("aitop"), found.pop("nobody")
+    most = f"{len(ours.acks)} times, longest step with nobody {max(alone.entering):.1f}"
+    yield Figure("longest step at an attach, median", median(ours.entering), "ms", most=5, spread=most)
+    yield Figure("longest step at an attach, worst", max(ours.entering), "ms", most=10)
+    yield Figure("longest step at a detach, median", median(ours.leaving), "ms", most=5)
+    yield Figure("longest step at a detach, worst", max(ours.leaving), "ms", most=10)
+    yield Figure("runs harmed", int(bool(ours.harm)), most=0, spread=ours.harm)
+    yield Figure("until the code is in, median", median(ours.acks), "ms")
+    for name, theirs in found.items():
+        yield Figure("longest step at an attach, median", median(ours.entering), "ms", peer=name,
+                     theirs=median(theirs.entering))  # fmt: skip
+        harm = f", which {theirs.harm}" if theirs.harm else ""
+        yield Figure("until the code is in, median", median(ours.acks), "ms", peer=name + harm,
+                     theirs=median(theirs.acks))  # fmt: skip
+
+
+def median(values: list[float]) -> float | None:
+    return statistics.median(values) if values else None
+
+
+def main() -> int:
+    parser = options(__doc__)
+    parser.add_argument("-n", "--cycles", type=int, default=50)
+    args = parser.parse_args()
+    losses: list[float] = []
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, "turns")
-        process = subprocess.Popen([sys.executable, "-c", TARGET, str(path)])
-        try:
-            time.sleep(WARM_S)
-            seen = watch(process.pid, options.cycles)
-        finally:
-            process.kill()
-            process.wait()
-        raw = path.read_bytes()
-    ends = [int.from_bytes(raw[at : at + 8], "little") for at in range(0, len(raw) // 8 * 8, 8)]
-    usual = statistics.median(end - begin for begin, end in pairwise(ends)) / 1e6
-    print(f"a turn takes {usual:.2f} ms; {options.cycles} cycles")
-    print(f"{'':10}{'longest ms p50':>16}{'worst':>8}{'pause ms p50':>14}{'worst':>8}{'stop ms p50':>13}{'worst':>8}")
-    for windows in seen:
-        longest = sorted(longest_turns(ends, windows.moments))
-        middle, worst = statistics.median(longest), longest[-1]
-        stops = [us / 1e3 for us in windows.stops] or [0.0]
-        print(
-            f"{windows.what:10}{middle:16.1f}{worst:8.1f}{middle - usual:14.1f}{worst - usual:8.1f}"
-            f"{statistics.median(stops):13.2f}{max(stops):8.2f}"
-        )
+        found = {way.name: measure(way, args.cycles, losses) for way in ways(folder)}
+    return publish(args, list(figures(found)))
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

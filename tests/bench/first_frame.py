@@ -1,71 +1,68 @@
-"""How long after Enter something stands on the screen, beside our peers: python tests/bench/first_frame.py.
+"""How long after Enter something stands on the screen: the first frame, the first measured figure, the first verdict.
 
-Each program starts in a process of its own, with everything imported anew, on a terminal of 120 × 36 cells. Told are
-the seconds until its first frame (its own name, or the head of its table) and until the first figure that was measured.
-aitop is compiled before, as what was installed or started once is.
-`--nvitop PATH` names nvitop's program where it is not on the PATH.
+Each program starts in a process of its own on a terminal of 120 × 36 cells and watches a job of about 25 steps a
+second. aitop is compiled before, as what was installed or started once is.
+
+    python tests/bench/first_frame.py
 """
 
 from __future__ import annotations
 
-import argparse
 import compileall
-import json
 import statistics
+import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import peers
-from in_terminal import InTerminal
+from results import Figure, options, publish
+from terminal import OnTerminal
 
 import aitop
 
-ROUNDS = 5
-PATIENCE = 12.0
-
+PATIENCE = 15.0
+# What tells the first frame, the first figure that was measured and, of aitop, the first verdict.
 FIRST = {
-    "aitop": (rb"Verdict", rb"machine +(?:\x1b\[[\d;]*m)* *\d+%"),
+    "aitop": (rb"Verdict", rb"machine +(?:\x1b\[[\d;]*m)* *\d+%", rb"-BOUND"),
     "nvitop": (rb"NVITOP", rb"\d+(\.\d+)?[MG]iB"),
     "py-spy top": (rb"Collecting|Total Samples", rb"Samples +[1-9]|\d+\.\d\ds +\d+\.\d\ds"),
 }
+WHAT = ("until the first frame", "until the first measured figure", "until the first verdict")
+BARS = (0.5, None, 3.0)
 
 
-def measure(command: list[str], environment: dict[str, str], words: tuple[bytes, ...]) -> tuple[float | None, ...]:
+def seconds_until(command: list[str], environment: dict[str, str], words: tuple[bytes, ...]) -> list[float | None]:
     """Seconds until each of `words` (patterns) was written, None for one that did not come."""
-    with InTerminal(command, environment, words) as program:
+    with OnTerminal(command, environment, watch_for=words) as program:
         deadline = time.monotonic() + PATIENCE
         while len(program.first) < len(words) and time.monotonic() < deadline:
             time.sleep(0.02)
-        return tuple(program.first.get(word) for word in words)
+        return [program.first.get(word) for word in words]
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--nvitop", help="path of nvitop's program")
-    parser.add_argument("--rounds", type=int, default=ROUNDS)
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures here as well")
+def figures(rounds: int) -> Iterator[Figure]:
+    found: dict[str, list[list[float | None]]] = {}
+    with peers.training() as pid:
+        for name, command in peers.commands(pid).items():
+            found[name] = [seconds_until(command, peers.environment(pid), FIRST[name]) for _ in range(rounds)]
+    for number, what in enumerate(WHAT):
+        times = [PATIENCE if start[number] is None else start[number] for start in found["aitop"]]
+        ours, worst = statistics.median(times), f"worst of {rounds} starts {max(times):.2f}"
+        yield Figure(what, ours, "s", most=BARS[number], spread=worst)
+        for name, starts in found.items():
+            if name != "aitop" and number < len(FIRST[name]):
+                seen = [start[number] for start in starts if start[number] is not None]
+                yield Figure(what, ours, "s", peer=name, theirs=statistics.median(seen) if seen else None)
+
+
+def main() -> int:
+    parser = options(__doc__)
+    parser.add_argument("--rounds", type=int, default=5)
     args = parser.parse_args()
     compileall.compile_dir(Path(aitop.__file__).parent, quiet=2)
-    figures: dict[str, list[tuple[float | None, ...]]] = {}
-    print(f"{'':14} first frame s: median worst   first live figure s: median worst   ({args.rounds} starts each)")
-    with peers.training() as pid:
-        environment = peers.environment(pid, "h200-starved")
-        known = peers.commands(pid, args.nvitop)
-        for name, words in FIRST.items():
-            if name not in known:
-                print(f"{name:14} is not installed")
-                continue
-            found = figures[name] = [measure(known[name], environment, words) for _ in range(args.rounds)]
-            cells = []
-            for times in zip(*found, strict=True):
-                seen = [one for one in times if one is not None]
-                cells.append(
-                    f"{statistics.median(seen):22.2f} {max(seen):5.2f}" if len(seen) == len(times) else f"{'–':>28}"
-                )
-            print(f"{name:14} {'   '.join(cells)}")
-    if args.json is not None:
-        args.json.write_text(json.dumps(figures))
+    return publish(args, list(figures(args.rounds)))
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

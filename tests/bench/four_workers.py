@@ -23,7 +23,7 @@ def main() -> None:
         loss.backward()
         optimizer.step()
         if step % 50 == 0:
-            print(f"step {step}", flush=True)
+            print(f"step {step + 1}: loss {float(loss):.3f}", flush=True)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,5 @@
 """What the hook adds to one step, from single steps of two like runs in one process, of which it watches one.
 
-    python tests/bench/hook_cost_steps.py [--seconds 45] [--only nothing,run,timed,counted]
-
 The runs take turns, step by step, so that whatever else the machine does meets both alike: this tells microseconds
 where rounds of a second (hook_cost.py) tell tens of them. Times are CPU times of the thread, which is never idle here.
 Each step finds the caches filled by the other run.
@@ -11,22 +9,23 @@ Each step finds the caches filled by the other run.
             either adds is printed apart, with the mean of both; what is done a few times a second comes on top
   timed     each step timed, as where steps are not short
   counted   each step only counted
+
+    python tests/bench/hook_cost_steps.py --seconds 45
 """
 
 from __future__ import annotations
 
-import argparse
 import contextlib
-import json
 import random
 import statistics
+import sys
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import torch
 from hook_cost_models import Mlp, Rows, steps_of
+from results import Figure, options, publish
 from torch.optim import optimizer as optim
 from torch.utils.data import DataLoader
 from torch.utils.data import dataloader as data
@@ -38,6 +37,8 @@ from aitop.hook.optimizer import optimizer_hooks
 # Steps of a block; those of `run` are enough for several turns, and all is held against `nothing`.
 WARM_STEPS, BLOCK, BLOCKS = 20, 400, {"run": 1600, "nothing": 1600}
 LONG_NS = 10**18
+# Of fewer steps no figure is given: on a loaded machine the run may not get to counting, or count nearly all the time.
+FEWEST = 40
 
 # Nanoseconds of a step of the other run, and of the watched one's that came just after: was that one only counted?
 Pair = tuple[int, int, bool]
@@ -91,7 +92,7 @@ class Switch:
         """Wrap the classes, and let the hook count always, never, or as it likes."""
         journal, now = self.journal, time.monotonic_ns()
         self.session.sampling.over()
-        self.session._cost._ticks.clear()
+        self.session.ticks.clear()
         journal.last_step, journal.due, journal.skip, journal.count_soon = now, 0, 0, False
         sampling.FAST_TICKS = 2 if variant == "run" else LONG_NS
         for owner, name, wrapper in self.classes:
@@ -142,7 +143,7 @@ def pairs(switch: Switch, variant: str, plain: Iterator[None], watched: Iterator
     if variant == "run":
         switch.at_it += sum(pair[1] for pair in found)
         switch.in_all += clock() - began
-        switch.ticks += switch.session._cost._ticks
+        switch.ticks += switch.session.ticks
     switch.session.sampling.over()
     first = next((at for at, pair in enumerate(found) if pair[2]), len(found)) if variant == "run" else WARM_STEPS
     return found[first:]
@@ -167,34 +168,32 @@ def _quick(times: list[int]) -> float:
     return statistics.fmean(ordered[len(ordered) // 20 : len(ordered) // 3])
 
 
-def report(times: dict[str, list[Pair]], switch: Switch) -> dict[str, float | None]:
-    """Print it; gives microseconds by variant, of `run` the mean, of the `ticks`, and of both `in_all`, what the hook
-    says itself, and the share of steps that `run` only counted, `counted_share`.
-    """
-    figures: dict[str, float | None] = {}
+def figures(times: dict[str, list[Pair]], switch: Switch, step_us: float) -> Iterator[Figure]:
+    """What each variant adds beyond the order of the two runs."""
     base, base_error = added(times["nothing"])
 
-    def line(name: str, taken: list[Pair]) -> float:
+    def line(what: str, taken: list[Pair], most: float | None = None) -> Figure:
+        if len(taken) < FEWEST:
+            return Figure(what, None, "µs", most=most, spread=f"only {len(taken)} steps")
         found, error = added(taken)
-        error = (error**2 + base_error**2) ** 0.5
-        print(f"  {name:14s} {found - base:+6.1f} us  (give or take {error:.1f}, {len(taken)} steps)")
-        return found - base
+        spread = f"± {(error**2 + base_error**2) ** 0.5:.1f}, {len(taken)} steps"
+        return Figure(what, found - base, "µs", most=most, spread=spread)
 
-    print("mlp: what the hook adds to a step, from single steps with and without it in turns")
-    for name, taken in times.items():
-        if name != "run":
-            figures[name] = line(name, taken)
-            continue
-        counted, others = ([pair for pair in taken if pair[2] is only_counted] for only_counted in (True, False))
-        share = figures["counted_share"] = len(counted) / len(taken)
-        figures["run"] = share * line("run, counted", counted) + (1 - share) * line("run, timed", others)
-        ticks = figures["ticks"] = _ticks(switch)
-        figures["in_all"] = figures["run"] + ticks
-        print(f"  run: {share:.0%} of the steps were only counted, so {figures['run']:.1f} us in the mean")
-        print(f"  and {ticks:.1f} us a step for what is done a few times a second: {figures['in_all']:.1f} us in all")
-    figures["own_us"] = switch.session._cost.us_per_step()
-    print(f"  the hook says of itself: {figures['own_us']} us per step")
-    return figures
+    yield line("added where each step is only counted", times["counted"])
+    yield line("added where each step is timed", times["timed"])
+    counted, timed = ([pair for pair in times["run"] if pair[2] is only_counted] for only_counted in (True, False))
+    share = len(counted) / max(1, len(times["run"]))
+    each = [line("added to a counted step of a run", counted, 10), line("added to a timed step of a run", timed, 30)]
+    yield from each
+    parts = zip(each, (len(counted), len(timed)), strict=True)
+    known = [(figure.value, count) for figure, count in parts if figure.value is not None]
+    if not known:
+        return
+    ticks = _ticks(switch)
+    mean = sum(value * count for value, count in known) / sum(count for _, count in known) + ticks
+    spread = f"{share:.0%} of the steps only counted, {ticks:.1f} µs for what is done a few times a second"
+    yield Figure("added to a step in the mean", mean, "µs", spread=spread)
+    yield Figure(f"the same, of a step of {step_us / 1000:.2f} ms", mean / step_us * 100, "%", most=1)
 
 
 def _ticks(switch: Switch) -> float:
@@ -206,13 +205,11 @@ def _ticks(switch: Switch) -> float:
     return usual / sum(timed + counted for timed, counted, _ in ticks) * switch.at_it / switch.in_all
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def main() -> int:
+    parser = options(__doc__)
     parser.add_argument("--seconds", type=float, default=45.0)
-    parser.add_argument("--only", default="nothing,run,timed,counted")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures here as well")
-    options = parser.parse_args()
-    variants = ["nothing", *(name for name in options.only.split(",") if name != "nothing")]
+    args = parser.parse_args()
+    variants = ["nothing", "run", "timed", "counted"]
     torch.set_num_threads(1)
     aitop.hook.remove()
     assert aitop.hook.install("run") == "installed"
@@ -224,16 +221,16 @@ def main() -> None:
         next(watched)
     switch.meet(watched)
     times: dict[str, list[Pair]] = {name: [] for name in variants}
-    until = time.monotonic() + options.seconds
+    until = time.monotonic() + args.seconds
     while time.monotonic() < until:
         random.shuffle(variants)
         for name in variants:
             times[name] += pairs(switch, name, plain, watched)
-    figures = report(times, switch)
-    if options.json is not None:
-        options.json.write_text(json.dumps(figures))
+    step_us = statistics.median(pair[0] for pair in times["run"]) / 1000
+    code = publish(args, list(figures(times, switch, step_us)))
     aitop.hook.remove()
+    return code
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 import traceml_ai
-from hook_cost import run_for
+from hook_cost import step_us
 from hook_cost_models import MODELS, steps_of
 
 
@@ -28,12 +28,12 @@ def main() -> None:
     torch.set_num_threads(1)
     model = MODELS[asked["model"]][0]()
     run = steps_of(model)
-    run_for(run, 2.0)
-    plain = [run_for(run, asked["seconds"]) for _ in range(asked["rounds"])]
+    step_us(run, 2.0)
+    plain = [step_us(run, asked["seconds"]) for _ in range(asked["rounds"])]
     traceml_ai.init(mode="auto", on_missing_aggregator="raise")
     run = traced(run, model)
-    run_for(run, 1.0)
-    figures = {"plain": plain, "traceml": [run_for(run, asked["seconds"]) for _ in range(asked["rounds"])]}
+    step_us(run, 1.0)
+    figures = {"plain": plain, "traceml": [step_us(run, asked["seconds"]) for _ in range(asked["rounds"])]}
     Path(asked["file"]).write_text(json.dumps(figures))
 
 

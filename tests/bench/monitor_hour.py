@@ -1,48 +1,34 @@
-"""Memory of engine and screen over an hour of samples, fed as they take them: python tests/bench/monitor_hour.py.
+"""Memory of engine and screen over an hour of samples, fed as fast as they take them.
 
 The samples are those of a recorded run, again and again with their times moved on, so that every second of the hour
-brings other figures than the one before. A screen of 120 × 36 cells draws each of them.
+brings other figures than the one before. A screen of 120 × 36 cells draws each of them. The bench's own memory counts.
+
+    python tests/bench/monitor_hour.py
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import gc
-import json
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
 import psutil
+from handed_feed import HandedFeed
+from results import Figure, options, publish
 
 from aitop.engine.core import Engine
-from aitop.engine.feed import Publish
 from aitop.model.event import Event
 from aitop.model.snapshot import Tick
 from aitop.model.steps import HookSample
 from aitop.sources.replay import Recording
 from aitop.ui.app import MonitorApp
-from aitop.ui.screens.monitor import MonitorScreen
 
 RECORDING = Path(__file__).resolve().parents[1] / "recordings" / "simulated-gpu.jsonl.gz"
-QUARTERS = (0, 15, 30, 45, 60)
-
-
-class PushedFeed:
-    """A feed that publishes when it is told to."""
-
-    live = True
-
-    def __init__(self) -> None:
-        self.publish: Publish | None = None
-
-    def start(self, publish: Publish) -> None:
-        self.publish = publish
-
-    def stop(self) -> None:
-        """Nothing runs."""
+QUARTER = 15.0
 
 
 def samples(minutes: int) -> Iterator[Event]:
@@ -67,50 +53,42 @@ def moved(event: Event, seconds: float) -> Event:
     return msgspec.structs.replace(event, time=event.time + seconds)
 
 
-async def feed(minutes: int) -> dict[str, float]:
-    """Feed it all; print the memory at each quarter. Gives MB at the end and milliseconds of CPU of a tick."""
-    me = psutil.Process()
-    memory = 0.0
-    with_screen = PushedFeed()
-    app = MonitorApp(with_screen)
-    async with app.run_test(size=(120, 36)) as pilot:
-        screen = app.screen
-        assert isinstance(screen, MonitorScreen)
-        while with_screen.publish is None:
+async def feed(minutes: int) -> list[Figure]:
+    """Feed it all, and print the memory at each quarter of an hour."""
+    handed, me = HandedFeed(), psutil.Process()
+    async with MonitorApp(handed).run_test(size=(120, 36)) as pilot:
+        while handed.publish is None:
             await pilot.pause(0.01)
         engine = Engine(Recording(RECORDING).header.target)
-        due = [quarter for quarter in QUARTERS if quarter <= minutes]
-        began, start, ticks, cpu = None, time.monotonic(), 0, time.process_time()
+        began, due, ticks, cpu = None, 0.0, 0, time.process_time()
         for event in samples(minutes):
             began = event.time if began is None else began
             snapshot = engine.handle(event)
             if not isinstance(event, Tick) or snapshot is None:
                 continue
-            with_screen.publish(snapshot)
+            handed.publish(snapshot)
             ticks += 1
             # Messages are handled and lines are drawn before the next one comes.
-            await asyncio.sleep(0)
-            if ticks % 20 == 0:
-                await asyncio.sleep(0.02)
+            await asyncio.sleep(0.02 if ticks % 20 == 0 else 0)
             minute = (event.time - began) / 60
-            if due and minute >= due[0]:
+            if minute >= due:
                 gc.collect()
-                memory = me.memory_info().rss / 1e6
-                print(f"{due.pop(0):3} min: {memory:5.1f} MB", flush=True)
+                print(f"{minute:3.0f} min: {me.memory_info().rss / 1e6:5.1f} MB", flush=True)
+                due += QUARTER
         used = (time.process_time() - cpu) / max(1, ticks)
-        print(f"{ticks} ticks in {time.monotonic() - start:.0f} s; {used * 1e3:.1f} ms CPU a tick, engine and screen")
-    return {"minutes": minutes, "memory_mb": memory, "tick_ms": used * 1e3}
+    gc.collect()
+    return [
+        Figure(f"memory after {minutes} min of samples", me.memory_info().rss / 1e6, "MB", most=60),
+        Figure("CPU of a tick, engine and screen", used * 1e3, "ms"),
+    ]
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--minutes", type=int, default=61, help="how much to feed (default: a little over an hour)")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures here as well")
+def main() -> int:
+    parser = options(__doc__)
+    parser.add_argument("--minutes", type=int, default=61, help="how much to feed")
     args = parser.parse_args()
-    figures = asyncio.run(feed(args.minutes))
-    if args.json is not None:
-        args.json.write_text(json.dumps(figures))
+    return publish(args, asyncio.run(feed(args.minutes)))
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -1,4 +1,4 @@
-"""The programs that benches of the monitor run beside each other, and the job that they watch."""
+"""The programs that watch a job beside each other, the jobs that they watch, and what each of them uses."""
 
 from __future__ import annotations
 
@@ -6,53 +6,89 @@ import contextlib
 import importlib.util
 import os
 import shutil
-import signal
-import subprocess
+import statistics
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
+import results  # noqa: F401 - it makes the next two importable
+
+# isort: split
+import fake_nvml
+from launch import Training
+from terminal import OnTerminal
+
 FOLDER = Path(__file__).resolve().parent
-sys.path.insert(0, str(FOLDER.parent / "fakes" / "nvml"))
-
-import fake_nvml  # noqa: E402
-
-FIRST_STEP_SECONDS = 60.0
+SCENARIO = "h200-starved"
 
 
 @contextlib.contextmanager
 def training() -> Iterator[int]:
     """The pid of a training job with four loader workers, from its first step on."""
-    with tempfile.NamedTemporaryFile("w+") as log:
-        command = [sys.executable, str(FOLDER / "four_workers.py")]
-        with subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, start_new_session=True) as job:
-            try:
-                deadline = time.monotonic() + FIRST_STEP_SECONDS
-                while "step 0" not in Path(log.name).read_text():
-                    if job.poll() is not None or time.monotonic() > deadline:
-                        raise SystemExit(f"the training job did not start: {Path(log.name).read_text()}")
-                    time.sleep(0.1)
-                yield job.pid
-            finally:
-                os.killpg(job.pid, signal.SIGKILL)
+    with job(FOLDER / "four_workers.py") as pid:
+        yield pid
 
 
-def commands(pid: int, nvitop: str | None) -> dict[str, list[str]]:
-    """By name, how each program that is installed here is told to watch `pid` once a second."""
+@contextlib.contextmanager
+def simulated_ranks(count: int) -> Iterator[int]:
+    """The pid of the launcher of so many ranks that only write the events of steps."""
+    with job(FOLDER.parent / "e2e" / "ranks" / "simulated.py", count) as pid:
+        yield pid
+
+
+@contextlib.contextmanager
+def job(script: Path, *arguments: object) -> Iterator[int]:
+    """The pid of a script, from the first step that it prints until it is ended."""
+    with tempfile.TemporaryDirectory() as folder:
+        process = Training(script, *arguments, log=Path(folder, "log"))
+        try:
+            yield process.wait_steps(1).pid
+        finally:
+            process.stop()
+
+
+def commands(pid: int) -> dict[str, list[str]]:
+    """By name, the command of each program that is installed here, to watch `pid` once a second."""
     found = {"aitop": [sys.executable, "-m", "aitop", "--pid", str(pid)]}
-    nvitop = nvitop or shutil.which("nvitop")
-    if nvitop is not None or importlib.util.find_spec("nvitop"):
-        program = [nvitop] if nvitop is not None else [sys.executable, "-m", "nvitop"]
-        found["nvitop"] = [*program, "--interval", "1", "--pid", str(pid)]
-    py_spy = shutil.which("py-spy", path=f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}")
-    if py_spy is not None:
+    path = f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}"
+    if nvitop := shutil.which("nvitop", path=path):
+        found["nvitop"] = [nvitop, "--interval", "1", "--pid", str(pid)]
+    elif importlib.util.find_spec("nvitop"):
+        found["nvitop"] = [sys.executable, "-m", "nvitop", "--interval", "1", "--pid", str(pid)]
+    if py_spy := shutil.which("py-spy", path=path):
         found["py-spy top"] = [py_spy, "top", "--nonblocking", "--pid", str(pid)]
-        found["py-spy top -s"] = [py_spy, "top", "--nonblocking", "--subprocesses", "--pid", str(pid)]
     return found
 
 
-def environment(pid: int, scenario: str) -> dict[str, str]:
+def environment(pid: int) -> dict[str, str]:
     """An environment in which NVML is the fake one and `pid` uses its device."""
-    return fake_nvml.environment(scenario, TARGET_PID=str(pid))
+    return fake_nvml.environment(SCENARIO, TARGET_PID=str(pid))
+
+
+@dataclass(frozen=True)
+class Use:
+    """Of one program: its CPU in cores and the bytes it wrote, a value for each second; bytes of memory."""
+
+    cpu: list[float]
+    written: list[float]
+    memory: int
+
+    def mean_cpu(self) -> float:
+        return statistics.fmean(self.cpu)
+
+
+def use_of(command: list[str], pid: int, start: int, seconds: int) -> Use:
+    """What a program uses on a terminal for so many seconds, once `start` seconds have passed."""
+    with OnTerminal(command, environment(pid)) as program:
+        time.sleep(start)
+        cpu, written = [], []
+        for _ in range(seconds):
+            before = time.monotonic(), program.cpu(), program.written
+            time.sleep(1.0)
+            elapsed = time.monotonic() - before[0]
+            cpu.append((program.cpu() - before[1]) / elapsed)
+            written.append((program.written - before[2]) / elapsed)
+        return Use(cpu, written, program.memory()[0])

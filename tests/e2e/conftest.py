@@ -1,4 +1,4 @@
-"""Fixtures that start real training processes and the real command."""
+"""Fixtures that start real processes and the real command."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ import pytest
 from expected import WORKLOAD_DIR
 from launch import Training
 
-AITOP = [sys.executable, "-m", "aitop"]
+Aitop = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
 @pytest.fixture
@@ -48,13 +48,46 @@ def slow_loader_script(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return script
 
 
-@pytest.fixture
-def aitop() -> Callable[..., subprocess.CompletedProcess[str]]:
-    """`aitop(*arguments, timeout=60)` runs the command to its end, without a terminal."""
+@pytest.fixture(scope="module")
+def slow_loader(slow_loader_script: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Training]:
+    """That run with its two loader workers, from its first step on. The last test that needs it may end it."""
+    run = Training(slow_loader_script, log=tmp_path_factory.mktemp("training") / "log")
+    yield run.wait_steps(1)
+    run.stop()
 
-    def run(*arguments: object, timeout: float = 60.0, **more: Any) -> subprocess.CompletedProcess[str]:
+
+@pytest.fixture
+def start() -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    """`start(code or argv)` starts a process group and waits for its first line; all are killed at the end."""
+    started: list[subprocess.Popen[str]] = []
+
+    def run(what: str | list[str], *, wait: bool = True, **more: Any) -> subprocess.Popen[str]:
+        argv = [sys.executable, "-c", what] if isinstance(what, str) else what
+        process = subprocess.Popen(argv, stdout=subprocess.PIPE, start_new_session=True, text=True, **more)
+        started.append(process)
+        assert process.stdout is not None
+        assert not wait or process.stdout.readline(), f"{argv[:3]} said nothing"
+        return process
+
+    yield run
+    for process in started:
+        try:
+            os.killpg(process.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+        process.communicate()
+
+
+@pytest.fixture(scope="session")
+def aitop() -> Aitop:
+    """`aitop(*arguments, timeout=60, before=())` runs the command to its end, without a terminal.
+
+    `before` are words of a command that runs it with other rights.
+    """
+
+    def run(*arguments: object, timeout: float = 60.0, before: tuple[str, ...] = (), **more: Any) -> Any:
         with subprocess.Popen(
-            [*AITOP, *map(str, arguments)],
+            [*before, sys.executable, "-m", "aitop", *map(str, arguments)],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -74,18 +107,30 @@ def aitop() -> Callable[..., subprocess.CompletedProcess[str]]:
 
 
 @pytest.fixture
-def diagnose(aitop: Callable[..., subprocess.CompletedProcess[str]]) -> Callable[..., dict[str, Any]]:
+def diagnose(aitop: Aitop) -> Callable[..., dict[str, Any]]:
     """`diagnose(pid, seconds, *flags)` is the report of `aitop diagnose --format json`.
 
     It must leave with 0, or one of the exit codes that are `allowed`.
     """
 
-    def run(pid: int, seconds: float = 10.0, *flags: str, allowed: tuple[int, ...] = (0,)) -> dict[str, Any]:
-        done = aitop(
-            "diagnose", "--pid", pid, "--for", f"{seconds}s", "--format", "json", *flags, timeout=seconds + 120
-        )
+    def run(pid: int, seconds: float = 10.0, *flags: str, allowed: Sequence[int] = (0,), **more: Any) -> dict[str, Any]:
+        asked = ("diagnose", "--pid", pid, "--for", f"{seconds}s", "--format", "json", *flags)
+        done = aitop(*asked, timeout=seconds + 120, **more)
         assert done.returncode in allowed, f"exit code {done.returncode}\n{done.stdout}\n{done.stderr}"
         report: dict[str, Any] = json.loads(done.stdout)
         return report
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def printed() -> Callable[..., list[str]]:
+    """`printed(environment, script, *arguments)` are the lines that a Python program prints, which must end well."""
+
+    def run(environment: dict[str, str], script: str, *arguments: object) -> list[str]:
+        command = [sys.executable, "-c", script, *map(str, arguments)]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+        assert done.returncode == 0, done.stderr
+        return done.stdout.splitlines()
 
     return run

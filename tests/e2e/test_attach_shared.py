@@ -27,10 +27,10 @@ PATIENCE = 60.0
 MONITOR = f"""
 PATIENCE = {PATIENCE}
 import sys, time
-from aitop.engine.hook_way import HooksOnTheWay, take_out
+from aitop.engine.hook_requests import HookRequests, take_out
 from aitop.sources.ring.source import HookSource
 from aitop.sources.source import SourceError
-pid, on_the_way = int(sys.argv[1]), HooksOnTheWay()
+pid, on_the_way = int(sys.argv[1]), HookRequests()
 source = HookSource(lambda: [pid], on_the_way.bring_in)
 until, steps = time.monotonic() + PATIENCE, 0
 while not steps and time.monotonic() < until:

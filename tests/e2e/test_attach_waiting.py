@@ -14,8 +14,8 @@ import pytest
 from aitop.attach import install
 from aitop.attach.inspection.hook_presence import hook_is_there
 from aitop.attach.ways.signal_frame import SYS_POLL
-from aitop.engine import hook_way
-from aitop.engine.hook_way import HooksOnTheWay
+from aitop.engine import hook_requests
+from aitop.engine.hook_requests import HookRequests
 from aitop.sources.ring.reader import HookRing, find_ring
 from aitop.sources.source import SourceError
 
@@ -68,14 +68,14 @@ def say(process: subprocess.Popen[str], character: str) -> None:
     process.stdin.flush()
 
 
-def waits(process: subprocess.Popen[str], on_the_way: HooksOnTheWay) -> None:
+def waits(process: subprocess.Popen[str], on_the_way: HookRequests) -> None:
     with pytest.raises(SourceError, match="hook waiting for the target") as refusal:
         on_the_way.bring_in(process.pid)
     assert refusal.value.state == "absent" and refusal.value.passing
     assert refusal.value.code == "waiting-for-target"
 
 
-def gets_in(process: subprocess.Popen[str], on_the_way: HooksOnTheWay) -> bool:
+def gets_in(process: subprocess.Popen[str], on_the_way: HookRequests) -> bool:
     """Whether it is in; on a full machine the target may not have had its turn yet."""
     try:
         on_the_way.bring_in(process.pid)
@@ -95,7 +95,7 @@ def requests(pid: int) -> list[int]:
 def test_it_stays_queued_and_gets_in_late_or_is_given_up_and_never_gets_in(
     target: subprocess.Popen[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(hook_way, "FIRST_WAIT_SECONDS", 1.0)
+    monkeypatch.setattr(hook_requests, "FIRST_WAIT_SECONDS", 1.0)
     says(target, "ready")
     gets_in_as_soon_as_the_target_is_back(target)
     says(target, "ready")
@@ -107,7 +107,7 @@ def test_it_stays_queued_and_gets_in_late_or_is_given_up_and_never_gets_in(
 
 
 def gets_in_as_soon_as_the_target_is_back(target: subprocess.Popen[str]) -> None:
-    on_the_way = HooksOnTheWay()
+    on_the_way = HookRequests()
     waits(target, on_the_way)
     (request,) = requests(target.pid)
     waits(target, on_the_way)
@@ -129,7 +129,7 @@ def gets_in_as_soon_as_the_target_is_back(target: subprocess.Popen[str]) -> None
 
 
 def what_is_given_up_never_gets_in(target: subprocess.Popen[str]) -> None:
-    on_the_way = HooksOnTheWay()
+    on_the_way = HookRequests()
     waits(target, on_the_way)
     on_the_way.give_up()
     assert requests(target.pid) == []

@@ -13,7 +13,10 @@ pytestmark = pytest.mark.e2e
 
 CYCLES = 25
 HOOK = (
-    ("hook.__init__", "from . import inner\ndef install(way): return 'installed'\ndef remove(): return 'removed'\n"),
+    (
+        "hook.__init__",
+        "from . import inner\ndef install(way, load=None): return 'installed'\ndef remove(): return 'removed'\n",
+    ),
 )
 INNER = (("hook.inner", "x = 1\n"),)
 # A module that says that it is still being initialised makes each import of it take its lock.

@@ -12,39 +12,20 @@ import time
 from pathlib import Path
 
 import pytest
-from launch import Training
 
 pytestmark = pytest.mark.e2e
 
 AITOP = [sys.executable, "-m", "aitop"]
-SLEEPER = [sys.executable, "-c", "import time; print('up', flush=True); time.sleep(600)"]
-BUSY = [sys.executable, "-c", "print('up', flush=True)\nwhile True: sum(range(1000))"]
+SLEEPER = "import time; print('up', flush=True); time.sleep(600)"
+BUSY = "print('up', flush=True)\nwhile True: sum(range(1000))"
 
 
 @pytest.fixture
-def started():
-    """Starts processes that print a line when they are up, and ends them."""
-    children = []
-
-    def start(command, **more):
-        child = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True, **more)
-        children.append(child)
-        assert child.stdout.readline()
-        return child
-
-    yield start
-    for child in children:
-        try:
-            os.killpg(child.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
-        child.wait()
-        child.stdout.close()
-
-
-def diagnose(pid, *more, seconds="1s", prefix=(), **how):
-    command = [*prefix, *AITOP, "diagnose", "--pid", str(pid), "--for", seconds, *more]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, **how)
+def diagnosed(aitop):
+    """`diagnosed(pid, *flags, seconds="1s")` is the command, ended."""
+    return lambda pid, *flags, seconds="1s", **how: aitop(
+        "diagnose", "--pid", pid, "--for", seconds, *flags, timeout=120, **how
+    )
 
 
 def diagnosing(pid, *more):
@@ -80,23 +61,22 @@ def a_pid_of_nobody():
 
 
 @pytest.mark.parametrize("verb", ["diagnose", "record"])
-def test_no_such_process(verb, tmp_path):
+def test_no_such_process(verb, tmp_path, aitop):
     arguments = ["-o", str(tmp_path / "out")] if verb == "record" else []
-    command = [*AITOP, verb, "--pid", str(a_pid_of_nobody()), *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    done = aitop(verb, "--pid", a_pid_of_nobody(), *arguments)
     one_sentence(done, 3, "there is no process", "run aitop without arguments")
     assert list(tmp_path.iterdir()) == []
 
 
-def test_not_a_python_process(started):
-    sleep = started(["/bin/sh", "-c", "echo up; exec sleep 600"])
-    one_sentence(diagnose(sleep.pid), 3, f"process {sleep.pid} (sleep) is not a Python process")
+def test_not_a_python_process(start, diagnosed):
+    sleep = start(["/bin/sh", "-c", "echo up; exec sleep 600"])
+    one_sentence(diagnosed(sleep.pid), 3, f"process {sleep.pid} (sleep) is not a Python process")
     assert sleep.poll() is None
 
 
-def test_python_without_torch_is_watched_as_far_as_it_goes(started):
-    busy = started(BUSY)
-    done = diagnose(busy.pid, "--format", "json", seconds="2s")
+def test_python_without_torch_is_watched_as_far_as_it_goes(start, diagnosed):
+    busy = start(BUSY)
+    done = diagnosed(busy.pid, "--format", "json", seconds="2s")
     assert done.returncode in (0, 5), done.stderr
     hook = json.loads(done.stdout)["sources"]["hook"]
     assert hook["state"] != "ok"
@@ -104,20 +84,20 @@ def test_python_without_torch_is_watched_as_far_as_it_goes(started):
     assert busy.poll() is None
 
 
-def test_a_zombie():
+def test_a_zombie(diagnosed):
     zombie = subprocess.Popen(["true"])
     deadline = time.monotonic() + 60
     while state(zombie.pid) != "Z":
         assert time.monotonic() < deadline
         time.sleep(0.01)
-    one_sentence(diagnose(zombie.pid), 3, "has ended", "zombie")
+    one_sentence(diagnosed(zombie.pid), 3, "has ended", "zombie")
     zombie.wait()
 
 
-def test_a_stopped_process_stays_stopped(started):
-    sleeper = started(SLEEPER)
+def test_a_stopped_process_stays_stopped(start, diagnosed):
+    sleeper = start(SLEEPER)
     os.kill(sleeper.pid, signal.SIGSTOP)
-    one_sentence(diagnose(sleeper.pid), 3, "is stopped", f"kill -CONT {sleeper.pid}")
+    one_sentence(diagnosed(sleeper.pid), 3, "is stopped", f"kill -CONT {sleeper.pid}")
     assert state(sleeper.pid) == "T"
 
 
@@ -136,33 +116,25 @@ def can_run(command):
         return False
 
 
-def test_another_users_process(started):
+def test_another_users_process(start, diagnosed):
     needs_root()
     if not can_run([*AITOP, "--version"]):
         pytest.skip("another user cannot run aitop from this folder")
-    sleeper = started(SLEEPER)
-    one_sentence(diagnose(sleeper.pid, **NOBODY), 4, "belongs to root", "sudo aitop")
+    sleeper = start(SLEEPER)
+    one_sentence(diagnosed(sleeper.pid, **NOBODY), 4, "belongs to root", "sudo aitop")
     assert sleeper.poll() is None
 
 
-def test_another_users_process_for_a_root_that_may_not_ptrace(started):
+def test_another_users_process_for_a_root_that_may_not_ptrace(start, diagnosed):
     needs_root()
     python = "/usr/bin/python3"
     if shutil.which("setpriv") is None or not can_run([python, "--version"]):
         pytest.skip("needs setpriv and a Python that another user can run")
-    sleeper = started([python, *SLEEPER[1:]], **NOBODY)
+    sleeper = start([python, "-c", SLEEPER], **NOBODY)
     without_rights = ["setpriv", "--bounding-set", "-all", "--inh-caps", "-all"]
-    done = diagnose(sleeper.pid, prefix=without_rights)
+    done = diagnosed(sleeper.pid, before=without_rights)
     one_sentence(done, 4, f"process {sleeper.pid} belongs to", "run aitop as")
     assert sleeper.poll() is None
-
-
-@pytest.fixture(scope="module")
-def slow_loader(slow_loader_script, tmp_path_factory):
-    """A real training run with two loader workers, from its first step on."""
-    run = Training(slow_loader_script, log=tmp_path_factory.mktemp("training") / "log")
-    yield run.wait_steps(1)
-    run.stop()
 
 
 @pytest.fixture
@@ -174,12 +146,12 @@ def no_nvml(tmp_path):
     return {**os.environ, "LD_LIBRARY_PATH": str(folder)}
 
 
-def test_without_ptrace_and_nvml_it_goes_on_with_what_is_left(slow_loader, no_nvml):
+def test_without_ptrace_and_nvml_it_goes_on_with_what_is_left(slow_loader, no_nvml, diagnosed):
     needs_root()
     if shutil.which("setpriv") is None:
         pytest.skip("setpriv is not installed")
     tied = ["setpriv", "--bounding-set", "-sys_ptrace", "--inh-caps", "-sys_ptrace"]
-    done = diagnose(slow_loader.pid, "--format", "json", seconds="3s", prefix=tied, env=no_nvml)
+    done = diagnosed(slow_loader.pid, "--format", "json", seconds="3s", before=tied, env=no_nvml)
     assert done.returncode in (0, 5), done.stderr
     said = json.loads(done.stdout)
     assert said["sources"]["host"] == {"state": "ok"}
@@ -219,8 +191,8 @@ def test_without_py_spy_it_goes_on_with_the_hook(slow_loader):
     assert sources["hook"]["state"] == "ok"
 
 
-def test_a_process_that_ends_while_it_is_watched(started):
-    sleeper = started(SLEEPER)
+def test_a_process_that_ends_while_it_is_watched(start):
+    sleeper = start(SLEEPER)
     watching = diagnosing(sleeper.pid, "--no-gpu", "--no-stacks", "--no-hook")
     wait_until(watching, lambda: len(os.listdir(f"/proc/{watching.pid}/task")) > 1)
     sleeper.kill()
@@ -274,7 +246,7 @@ def run_as(pid):
     """A busy Python that gets that very pid; None where others were quicker too often."""
     for _ in range(50):
         LAST_PID.write_text(str(pid - 1))
-        child = subprocess.Popen(BUSY, stdout=subprocess.DEVNULL, start_new_session=True)
+        child = subprocess.Popen([sys.executable, "-c", BUSY], stdout=subprocess.DEVNULL, start_new_session=True)
         if child.pid == pid:
             return child
         child.kill()
@@ -283,8 +255,8 @@ def run_as(pid):
 
 
 @pytest.mark.skipif(not os.access(LAST_PID, os.W_OK), reason="the next pid cannot be chosen here")
-def test_a_pid_that_another_process_got_is_not_watched_on(started):
-    first = started(BUSY)
+def test_a_pid_that_another_process_got_is_not_watched_on(start):
+    first = start(BUSY)
     watching = diagnosing(first.pid, "--no-stacks", "--no-hook")
     wait_until(watching, lambda: len(os.listdir(f"/proc/{watching.pid}/task")) > 1)
     first.kill()

@@ -29,7 +29,7 @@ def check(report, name):
     return primary
 
 
-@pytest.mark.parametrize("name", ["tutorial_loader", "tutorial_latency", "custom_loop"])
+@pytest.mark.parametrize("name", ["tutorial_loader", "tutorial_latency"])
 def test_a_run_that_waits_for_its_data_is_told_why_and_where(name, training, diagnose):
     process = training(name, "--width", NARROW).wait_steps(10)
 

@@ -8,36 +8,20 @@ import platform
 import shutil
 import subprocess
 import sys
+from functools import partial
 
 import pytest
 from rights_settings import FILTERED
 
 pytestmark = pytest.mark.e2e
 
-DOCTOR = [sys.executable, "-m", "aitop", "doctor"]
-SLEEP = "import time; time.sleep(600)"
-AS_NOBODY = "import os; os.setgroups([]); os.setgid(65534); os.setuid(65534); print(flush=True); " + SLEEP
+SLEEP = "import time; print(flush=True); time.sleep(600)"
+AS_NOBODY = "import os; os.setgroups([]); os.setgid(65534); os.setuid(65534); " + SLEEP
 
 
 @pytest.fixture
-def sleeper():
-    """`sleeper(code)` starts a Python that sleeps."""
-    started = []
-
-    def start(code=SLEEP):
-        process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
-        started.append(process)
-        return process
-
-    yield start
-    for process in started:
-        process.kill()
-        process.communicate()
-
-
-def doctor(*arguments, before=(), **more):
-    command = [*before, *DOCTOR, *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, **more)
+def doctor(aitop):
+    return partial(aitop, "doctor")
 
 
 def lines_of(done):
@@ -45,8 +29,8 @@ def lines_of(done):
     return {check["name"]: check for check in json.loads(done.stdout)["checks"]}
 
 
-def test_the_text_speaks_of_everything_and_the_process_is_as_before(sleeper):
-    target = sleeper()
+def test_the_text_speaks_of_everything_and_the_process_is_as_before(start, doctor):
+    target = start(SLEEP)
     done = doctor("--pid", target.pid)
     assert done.returncode == 1  # no framework in it
     names = "python ptrace user yama capability seccomp container memfd attach py-spy terminal nvml gpm mig"
@@ -57,7 +41,7 @@ def test_the_text_speaks_of_everything_and_the_process_is_as_before(sleeper):
     assert target.poll() is None
 
 
-def test_a_machine_without_a_gpu_and_a_terminal_is_well():
+def test_a_machine_without_a_gpu_and_a_terminal_is_well(doctor):
     done = doctor("--format", "json")
     lines = lines_of(done)
     if lines["ptrace"]["state"] != "works" or lines["nvml"]["state"] == "does-not":
@@ -75,14 +59,14 @@ def test_a_machine_without_a_gpu_and_a_terminal_is_well():
         ("include base-h200.txt\nreturn nvmlGpmSampleGet 4\n", "works", "does-not", "not-needed"),
     ],
 )
-def test_drivers(fake_nvml, scenario, nvml, gpm, mig):
+def test_drivers(fake_nvml, doctor, scenario, nvml, gpm, mig):
     lines = lines_of(doctor("--format", "json", env=fake_nvml(scenario)))
     assert lines["nvml"]["state"] == nvml, lines["nvml"]
     assert gpm in (None, lines["gpm"]["state"]), lines["gpm"]
     assert lines["mig"]["state"] == mig, lines["mig"]
 
 
-def test_a_process_that_is_not_there_is_a_fault():
+def test_a_process_that_is_not_there_is_a_fault(doctor):
     ended = subprocess.Popen(["true"])
     ended.wait()
     done = doctor("--pid", ended.pid, "--format", "json")
@@ -99,10 +83,9 @@ def tied(*words):
     return words
 
 
-def test_root_without_the_capability_is_told_so(sleeper):
+def test_root_without_the_capability_is_told_so(start, doctor):
     before = tied("setpriv", "--bounding-set=-sys_ptrace")
-    theirs = sleeper(AS_NOBODY)
-    theirs.stdout.readline()
+    theirs = start(AS_NOBODY)
     done = doctor("--pid", theirs.pid, "--format", "json", before=before)
     lines = lines_of(done)
     assert done.returncode == 1
@@ -113,7 +96,7 @@ def test_root_without_the_capability_is_told_so(sleeper):
     assert lines["hook"]["state"] == "does-not"
 
 
-def test_in_namespaces_of_its_own():
+def test_in_namespaces_of_its_own(doctor):
     before = tied("unshare", "--pid", "--fork", "--mount-proc", "setpriv", "--bounding-set=-sys_ptrace,-sys_admin")
     lines = lines_of(doctor("--format", "json", before=before))
     assert "only the processes in it are seen" in lines["container"]["reason"]
@@ -121,8 +104,8 @@ def test_in_namespaces_of_its_own():
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="the numbers of the calls are those of x86-64")
-def test_under_a_filter_that_refuses_ptrace(sleeper):
-    target = sleeper()
+def test_under_a_filter_that_refuses_ptrace(start, doctor):
+    target = start(SLEEP)
     before = [sys.executable, *FILTERED[1:]]
     done = doctor("--pid", target.pid, "--format", "json", before=before)
     if done.returncode == 77:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -23,39 +21,13 @@ gpu 0 throttle 1
 OF_DEVICES = {"thermal-throttle", "power-cap", "pcie-degraded", "gpu-fault", "gpu-shared", "oom-risk"}
 
 
-@pytest.fixture
-def busy():
-    child = subprocess.Popen([sys.executable, "-c", BUSY], stdout=subprocess.PIPE, text=True)
-    child.stdout.readline()
-    yield child.pid
-    child.kill()
-    child.wait()
-    child.stdout.close()
-
-
-def reports(pid, *environments):
-    """What `aitop diagnose` says of the process in each environment, all of them looking at the same time."""
-    command = [sys.executable, "-m", "aitop", "diagnose", "--pid", str(pid), "--for", "9s", "--format", "json"]
-    started = [
-        subprocess.Popen(
-            [*command, "--no-stacks", "--no-hook", "--interval", "0.5s"],
-            env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        )
-        for environment in environments
-    ]  # fmt: skip
-    try:
-        outputs = [process.communicate(timeout=60) for process in started]
-    finally:
-        for process in started:
-            process.kill()
-            process.wait()
-    for out, err in outputs:
-        assert out, err
-    return [json.loads(out) for out, _ in outputs]
-
-
-def test_six_devices_with_a_fault_each_and_one_at_rest(fake_nvml, busy):
-    faulty, at_rest = reports(busy, fake_nvml("faults", TARGET_PID=str(busy)), fake_nvml(AT_REST, TARGET_PID=str(busy)))
+def test_six_devices_with_a_fault_each_and_one_at_rest(fake_nvml, start, diagnose):
+    pid = start(BUSY).pid
+    # Both look at the same time.
+    with ThreadPoolExecutor() as both:
+        worlds = (fake_nvml("faults", TARGET_PID=str(pid)), fake_nvml(AT_REST, TARGET_PID=str(pid)))
+        flags = ("--no-stacks", "--no-hook", "--interval", "0.5s")
+        faulty, at_rest = both.map(lambda world: diagnose(pid, 9, *flags, allowed=(0, 5), env=world), worlds)
     assert faulty["sources"]["gpu"]["state"] == "ok"
     said = {verdict["id"]: verdict for verdict in faulty["verdicts"]}
     assert said["gpu-fault"]["title"].startswith("GPU 3 is lost") and said["gpu-fault"]["severity"] == "critical"

@@ -10,7 +10,7 @@ import pytest
 
 pytestmark = pytest.mark.e2e
 
-JOB = Path(__file__).parents[1] / "ranks" / "job.py"
+JOB = Path(__file__).parent / "ranks" / "job.py"
 
 
 def test_the_rank_that_stands_in_a_lock_is_named_with_its_line(training, diagnose):

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
 
 pytestmark = pytest.mark.e2e
@@ -45,64 +42,51 @@ if sys.argv[1:]:
 """
 
 
-def output_of(environment: dict[str, str], script: str, *arguments: str) -> list[str]:
-    done = subprocess.run(
-        [sys.executable, "-c", script, *arguments],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout.splitlines()
-
-
-def test_a_hang_for_good_is_stale_and_the_program_ends_all_the_same(fake_nvml):
+def test_a_hang_for_good_is_stale_and_the_program_ends_all_the_same(fake_nvml, printed):
     text = """
         include h200-busy.txt
         hang nvmlDeviceGetUtilizationRates 0.5
     """
-    lines = output_of(fake_nvml(text), WATCHED, "1.5")
+    lines = printed(fake_nvml(text), WATCHED, "1.5")
     assert lines[:2] == ["sample", "ok: None"]
     assert lines[-2].startswith("stale: no answer for")
     assert lines[-1] == "left behind"
 
 
-def test_a_hang_that_passes_is_stale_and_then_well_again(fake_nvml):
+def test_a_hang_that_passes_is_stale_and_then_well_again(fake_nvml, printed):
     text = """
         include h200-busy.txt
         hang nvmlDeviceGetUtilizationRates 0.5 0.9
     """
-    lines = output_of(fake_nvml(text), WATCHED, "2")
+    lines = printed(fake_nvml(text), WATCHED, "2")
     states = [line.split(":")[0] for line in lines if line != "sample"]
     assert states == ["ok", "stale", "ok", "ended"]
 
 
-def test_gpu_users_folds_devices(fake_nvml):
+def test_gpu_users_folds_devices(fake_nvml, printed):
     text = """
         include two-gpus.txt
         gpu 1 process $TARGET_PID 5G 0 0
         gpu 1 process 77 - 0 0
     """
-    (line,) = output_of(fake_nvml(text, TARGET_PID="4242"), USERS)
+    (line,) = printed(fake_nvml(text, TARGET_PID="4242"), USERS)
     assert line == f"{{4242: ((0, 1), {100 << 30}), 77: ((1,), None)}} True"
 
 
-def test_gpu_users_of_a_hanging_driver_is_empty_and_the_source_says_why_it_waits(fake_nvml):
+def test_gpu_users_of_a_hanging_driver_is_empty_and_the_source_says_why_it_waits(fake_nvml, printed):
     text = """
         include h200-busy.txt
         hang nvmlDeviceGetComputeRunningProcesses_v3 0
     """
-    lines = output_of(fake_nvml(text), USERS, "and-open")
+    lines = printed(fake_nvml(text), USERS, "and-open")
     assert lines == ["{} True", "stale an earlier call into the NVIDIA driver has not come back"]
 
 
-def test_gpu_users_without_a_driver_is_empty(tmp_path, fake_nvml):
-    assert output_of(fake_nvml("no-gpu"), USERS) == ["{} True"]
+def test_gpu_users_without_a_driver_is_empty(tmp_path, fake_nvml, printed):
+    assert printed(fake_nvml("no-gpu"), USERS) == ["{} True"]
 
 
-def test_nvml_is_called_from_one_thread_at_a_time(fake_nvml, tmp_path):
+def test_nvml_is_called_from_one_thread_at_a_time(fake_nvml, tmp_path, printed):
     """Two threads want it all the time; in the log their calls never lie inside one another's turn."""
     log = tmp_path / "calls"
     script = """
@@ -116,7 +100,7 @@ while looker.is_alive():
     source.read()
 source.close()
 """
-    output_of(fake_nvml("two-gpus", log=log), script)
+    printed(fake_nvml("two-gpus", log=log), script)
     threads = [line.split()[1:3] for line in log.read_text().splitlines()]
     looks = [thread for thread, function in threads if function == "nvmlShutdown"]
     assert len(set(looks)) == 21

@@ -15,11 +15,10 @@ import pytest
 
 from aitop.errors import NoTargetError, NotPermittedError
 from aitop.model.host import HostSample
-from aitop.sources import discovery
-from aitop.sources.discovery import candidates
-from aitop.sources.host import HostSource
+from aitop.sources.host import HostSource, discovery
+from aitop.sources.host.discovery import candidates
+from aitop.sources.host.target import look, still_there
 from aitop.sources.source import SourceError
-from aitop.sources.target import look, still_there
 
 pytestmark = pytest.mark.e2e
 
@@ -52,29 +51,6 @@ if __name__ == "__main__":
     time.sleep(60)
 """
 SLEEP = "import time; print('ready', flush=True); time.sleep(60)"
-
-
-@pytest.fixture
-def start(tmp_path):
-    """`start(argv or code)` starts a process group and waits until it prints `ready`; all are killed at the end."""
-    started = []
-
-    def run(what, *, wait=True, **more):
-        argv = [sys.executable, "-c", what] if isinstance(what, str) else what
-        process = subprocess.Popen(argv, stdout=subprocess.PIPE, start_new_session=True, text=True, **more)
-        started.append(process)
-        if wait:
-            assert process.stdout.readline() == "ready\n"
-        return process
-
-    yield run
-    for process in started:
-        try:
-            os.killpg(process.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
-        process.wait()
-        process.stdout.close()
 
 
 @pytest.fixture
@@ -337,7 +313,7 @@ def test_another_users_process_for_real(start):
         pytest.skip("needs setpriv")
     process = start(SLEEP)
     code = (
-        f"from aitop.sources.target import look\ntry: look({process.pid})\n"
+        f"from aitop.sources.host.target import look\ntry: look({process.pid})\n"
         "except Exception as e: print(type(e).__name__, e)"
     )
     done = subprocess.run(

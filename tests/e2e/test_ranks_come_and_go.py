@@ -12,17 +12,17 @@ import psutil
 import pytest
 
 from aitop.engine.live import LiveFeed, Options
-from aitop.sources.target import look
+from aitop.sources.host.target import look
 
 pytestmark = pytest.mark.e2e
 
-JOB = Path(__file__).parents[1] / "ranks" / "simulated.py"
+JOB = Path(__file__).parent / "ranks" / "simulated.py"
 RANKS, KILLS = 4, 6
 
 
 def test_ranks_that_are_killed_and_started_again_are_followed(training):
     launcher = training(JOB, RANKS, "--restart")
-    launcher.wait_steps(0)
+    launcher.wait_steps(1)
     seen = []
     feed = LiveFeed([look(launcher.pid)], Options(gpu=False, stacks=False, interval=0.2))
     feed.start(seen.append)

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
-from expected import SCENARIOS
+from expected import SCENARIO_DIR, SCENARIOS
 
 pytestmark = pytest.mark.e2e
-
-SCENARIO_DIR = Path(__file__).resolve().parents[1] / "scenarios"
 
 # Forks of a process that has imported everything already: starting each script afresh takes seconds.
 RUN_THEM = """

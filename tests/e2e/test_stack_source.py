@@ -1,14 +1,13 @@
 """py-spy on real processes."""
 
 import os
-import signal
 import subprocess
 import sys
 import textwrap
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -81,35 +80,9 @@ BUSY = """
 Start = Callable[..., subprocess.Popen[str]]
 
 
-def started(folder: Path, code: str, *before: str) -> subprocess.Popen[str]:
-    """The code as a script in a process (group) of its own, once it has printed something."""
-    script = folder / "script.py"
-    script.write_text(textwrap.dedent(code))
-    process = subprocess.Popen(
-        [*before, sys.executable, str(script)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-        start_new_session=True,
-    )
-    assert process.stdout is not None
-    assert process.stdout.readline()
-    return process
-
-
-def end(process: subprocess.Popen[str]) -> None:
-    try:
-        os.killpg(process.pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
-    process.wait()
-
-
 @pytest.fixture
-def busy(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
-    process = started(tmp_path, BUSY)
-    yield process
-    end(process)
+def busy(start: Start) -> subprocess.Popen[str]:
+    return start(textwrap.dedent(BUSY))
 
 
 def windows_of(source: StackSource, least: int) -> list[StackWindow]:
@@ -128,9 +101,10 @@ def windows_of(source: StackSource, least: int) -> list[StackWindow]:
     pytest.fail(f"only {counts} samples in {HANG} s")
 
 
-def test_a_training_run_with_workers_and_a_foreign_child_below_a_shell(tmp_path: Path) -> None:
-    shell = started(tmp_path, TRAINING, "bash", "-c", '"$@"; exit', "bash")
+def test_a_training_run_with_workers_and_a_foreign_child_below_a_shell(tmp_path: Path, start: Start) -> None:
     script = tmp_path / "script.py"
+    script.write_text(textwrap.dedent(TRAINING))
+    shell = start(["bash", "-c", '"$@"; exit', "bash", sys.executable, str(script)], stderr=subprocess.DEVNULL)
     source = StackSource([shell.pid], script=str(script))
     try:
         windows = windows_of(source, 50)
@@ -138,7 +112,6 @@ def test_a_training_run_with_workers_and_a_foreign_child_below_a_shell(tmp_path:
         workers = {child.pid for child in rank.children() if child.name() != "sleep"}
     finally:
         source.close()
-        end(shell)
     assert windows[0].seconds == 1.0
     assert all(window.sampler_cpu is not None and 0.0 < window.sampler_cpu < window.seconds for window in windows)
     on_cores = {look.pid for window in windows for look in window.looks if look.kind == "cpu"}
@@ -179,7 +152,7 @@ def test_threads_have_names_and_one_is_the_main_one(busy: subprocess.Popen[str])
 def test_a_target_that_dies_in_a_window_ends_it(busy: subprocess.Popen[str]) -> None:
     source = StackSource([busy.pid], script=None)
     source.open()
-    threading.Timer(0.6, end, [busy]).start()
+    threading.Timer(0.6, busy.kill).start()
     began = time.monotonic()
     source.read()
     assert time.monotonic() - began < HANG

@@ -1,13 +1,12 @@
 """What the kernel and the interpreter's lock say of the threads of a real process that does known things."""
 
 import os
-import signal
 import subprocess
 import sys
 import textwrap
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -108,22 +107,12 @@ def totals_of(windows: list[StackWindow]) -> Totals:
 
 
 @pytest.fixture
-def script(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[int]:
+def script(tmp_path: Path, request: pytest.FixtureRequest, start: Callable[..., subprocess.Popen[str]]) -> int:
     """The pid of a process that runs the code and has printed something."""
     path = tmp_path / "script.py"
     path.write_text(textwrap.dedent(request.param))
-    process = subprocess.Popen(
-        [sys.executable, str(path), str(tmp_path / "saved")],
-        stdout=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
-    assert process.stdout is not None
-    assert process.stdout.readline()
-    yield process.pid
-    os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    return start([sys.executable, str(path), str(tmp_path / "saved")], env=environment).pid
 
 
 def windows_of(pid: int, number: int) -> list[StackWindow]:

@@ -12,7 +12,6 @@ import time
 from pathlib import Path
 
 import pytest
-from launch import Training
 
 pytestmark = [
     pytest.mark.e2e,
@@ -74,13 +73,6 @@ def terminal(tmp_path):
     yield open_terminal
     for each in opened:
         each.close()
-
-
-@pytest.fixture(scope="module")
-def slow_loader(slow_loader_script, tmp_path_factory):
-    run = Training(slow_loader_script, log=tmp_path_factory.mktemp("training") / "log")
-    yield run.wait_steps(1)
-    run.stop()
 
 
 def test_a_terminal_of_20x5_shows_the_verdict_and_nothing_else(terminal, slow_loader):

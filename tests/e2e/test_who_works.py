@@ -11,7 +11,7 @@ from aitop.sources.ring.reader import find_ring
 
 pytestmark = pytest.mark.e2e
 
-PROGRAMS = Path(__file__).parents[1] / "who"
+PROGRAMS = Path(__file__).parent / "programs"
 WATCH_SECONDS, LIFE_SECONDS = 6.0, 100
 
 
@@ -52,7 +52,15 @@ def test_trainers_that_another_process_started_and_joins(method, flags, training
     assert not [one for one in report["verdicts"] if one["id"] in ("straggler", "input-bound")], "they form no group"
     if not flags:
         assert report["step"]["count"], "the hook counts the steps of a trainer"
+        whoever_asks_for_a_worker_gets_that_worker(max(below(process.pid)), diagnose)
     check_nothing_stays(process)
+
+
+def whoever_asks_for_a_worker_gets_that_worker(asked, diagnose):
+    report = diagnose(asked, WATCH_SECONDS, "--no-hook")
+
+    assert report["target"]["working"][0]["pid"] == asked, report["target"]
+    assert asked in {place["pid"] for place in mains(report)}
 
 
 @pytest.mark.parametrize("flags", [(), ("--no-hook",)])
@@ -97,16 +105,6 @@ def test_a_pool_of_processes_that_prepares_while_the_main_one_waits(kind, method
     assert verdict["where"][0]["function"] == "prepare", report["verdicts"]
     assert set(verdict["processes"]) <= below(process.pid), "the one that waits in map() loses nothing"
     check_nothing_stays(process)
-
-
-def test_whoever_asks_for_a_worker_gets_that_worker(training, diagnose):
-    process = training(PROGRAMS / "hogwild.py", "spawn", 2, LIFE_SECONDS).wait_steps(1)
-    asked = max(below(process.pid))
-
-    report = diagnose(asked, WATCH_SECONDS, "--no-hook")
-
-    assert report["target"]["working"][0]["pid"] == asked, report["target"]
-    assert asked in {place["pid"] for place in mains(report)}
 
 
 def test_a_script_below_a_script_below_a_shell(training, diagnose):

@@ -59,7 +59,7 @@ def loader(count: int = 32, pause: float = 0.0, **options) -> DataLoader:
 def patched_attributes() -> dict[str, object]:
     """Every attribute that the hook may replace, as it is now."""
     import torch.utils.data.dataloader as data
-    from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
+    from torch.optim import optimizer as optim
 
     return {
         "next": vars(data._BaseDataLoaderIter)["__next__"],
@@ -70,8 +70,8 @@ def patched_attributes() -> dict[str, object]:
         "net": vars(Net).get("__call__"),
         "linear": vars(nn.Linear).get("__call__"),
         "sequential": vars(nn.Sequential).get("__call__"),
-        "pre": dict(_global_optimizer_pre_hooks),
-        "post": dict(_global_optimizer_post_hooks),
+        "pre": optim._global_optimizer_pre_hooks,
+        "post": optim._global_optimizer_post_hooks,
     }
 
 
@@ -82,6 +82,11 @@ class Watched:
         assert aitop.hook.install("run") == "installed"
         self.session = aitop.hook._session
         self.ring = HookRing(os.getpid())
+
+    @property
+    def cost(self):
+        """The measure of what the hook itself costs."""
+        return next(measure for measure in self.session.measures if type(measure).__name__ == "Cost")
 
     def records(self):
         """All steps so far, sent off without waiting for the hook's own moment."""

@@ -11,9 +11,10 @@ import hook_runs
 import pytest
 import torch
 
-from aitop.engine.burst import NoProfileError, take_profile
+from aitop.engine.burst import take_profile
+from aitop.errors import AitopError
 from aitop.protocol.burst import MOST_STEPS
-from aitop.sources import burst as read
+from aitop.sources.ring import burst as read
 
 # A machine with many other things to do takes its time.
 PATIENCE = 60.0
@@ -42,7 +43,7 @@ class Asking(threading.Thread):
     def run(self) -> None:
         try:
             self.taken = take_profile(os.getpid(), self.steps, progress=self.states.append)
-        except NoProfileError as error:
+        except AitopError as error:
             self.problem = str(error)
 
 
@@ -132,7 +133,7 @@ def test_a_hook_that_leaves_ends_the_burst(watched, run):
     asking = Asking(steps=MOST_STEPS)
     asking.start()
     model, data, optimizer = run
-    while not (watched.session._burst._profile and asking.states):  # it has seen the burst, too
+    while not (watched.session.burst._profile and asking.states):  # it has seen the burst, too
         hook_runs.train(model, data, optimizer)
     watched.session.remove()
     assert not torch.autograd._profiler_enabled()
@@ -144,7 +145,7 @@ def test_a_hook_that_leaves_ends_the_burst(watched, run):
 def until_profiling(watched, run, asking):
     """Train until the profile has a whole step in it."""
     deadline = time.monotonic() + PATIENCE
-    burst = watched.session._burst
+    burst = watched.session.burst
     while burst._profile is None or burst._left > asking.steps - 1:
         assert time.monotonic() < deadline, "the burst never began"
         hook_runs.train(*run)

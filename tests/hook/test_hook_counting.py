@@ -13,7 +13,7 @@ import torch
 from fast_run import Fast, Stalling
 from hook_runs import Net, Rows, loader, train
 from torch import nn
-from torch.optim.optimizer import _global_optimizer_pre_hooks
+from torch.optim import optimizer as optim
 from torch.utils.data import DataLoader
 
 import aitop.hook
@@ -174,7 +174,7 @@ def test_leaving_while_steps_are_counted_takes_everything_back_and_tells_the_cou
 
 def test_a_hook_that_nobody_wants_leaves_while_steps_are_counted(fast):
     fast.until_it_counts()
-    fast.watched.session._ring._words[ring.W_CONTROL] = ring.CONTROL_LEAVE
+    fast.watched.session.ring._words[ring.W_CONTROL] = ring.CONTROL_LEAVE
     until = time.monotonic() + 60
     while not fast.watched.session.gone and time.monotonic() < until:
         fast.steps(1)
@@ -185,10 +185,10 @@ def test_a_burst_is_taken_from_a_run_whose_steps_are_counted(fast):
     fast.until_it_counts()
     fast.watched.ring.ask_for_burst(7, 3)
     until = time.monotonic() + 60
-    while not (fast.watched.session._burst._fd >= 0 and not fast.watched.session._burst.active):
+    while not (fast.watched.session.burst._fd >= 0 and not fast.watched.session.burst.active):
         fast.steps(1)
         assert time.monotonic() < until
-    assert fast.watched.session._burst._state == 3, "a trace was made"
+    assert fast.watched.session.burst._state == 3, "a trace was made"
     records = fast.after(300)
     assert records[-1].index + 1 == fast.made
 
@@ -206,7 +206,7 @@ def test_counting_changes_no_result(fast):
 
 def test_a_child_that_was_forked_while_steps_are_counted_writes_nothing(fast):
     fast.until_it_counts()
-    written = fast.watched.session._ring.written
+    written = fast.watched.session.ring.written
     child = os.fork()
     if not child:
         try:
@@ -214,7 +214,7 @@ def test_a_child_that_was_forked_while_steps_are_counted_writes_nothing(fast):
             while time.monotonic() < until:
                 fast.net(torch.ones(4, 8)).sum().backward()
                 fast.optimizer.step()
-            os._exit(int(fast.watched.session._ring.written != written))
+            os._exit(int(fast.watched.session.ring.written != written))
         finally:
             os._exit(2)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
@@ -250,7 +250,7 @@ def test_counting_replaces_nothing(fast):
         assert hook_runs.patched_attributes() == before
         fast.sampling.over()
         assert hook_runs.patched_attributes() == before
-    assert aitop.hook.remove() == "removed" and not _global_optimizer_pre_hooks
+    assert aitop.hook.remove() == "removed" and not optim._global_optimizer_pre_hooks
 
 
 def test_where_a_program_began_to_compile_meanwhile_steps_are_seen_from_elsewhere_after_it(fast, monkeypatch):
@@ -258,7 +258,7 @@ def test_where_a_program_began_to_compile_meanwhile_steps_are_seen_from_elsewher
     monkeypatch.setattr(optimizer_module, "compiles", lambda: True)
     fast.sampling.over()
     fast.watched.session.look(time.monotonic_ns())
-    assert not _global_optimizer_pre_hooks
+    assert not optim._global_optimizer_pre_hooks
     assert all(record.optimizer > 0 for record in fast.after(20)[-5:])
 
 

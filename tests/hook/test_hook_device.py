@@ -8,7 +8,7 @@ import pytest
 import torch
 from hook_runs import Net, loader, train
 
-from aitop.hook import device as device_module
+from aitop.hook.measures import device as device_module
 
 
 class Gpu:

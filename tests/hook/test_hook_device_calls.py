@@ -17,7 +17,7 @@ from hook_runs import Net
 import aitop.hook
 from aitop.hook.measures import callsites, device_calls
 
-METHODS = (*device_calls.COPIES, "copy_", *device_calls.VALUES, *device_calls.SHAPES)
+METHODS = tuple(name for name in (*device_calls.COPIES, *device_calls.WAITS) if name != "__repr__")
 
 
 def own_methods() -> set[str]:
@@ -29,7 +29,7 @@ REPR_BEFORE = vars(torch.Tensor)["__repr__"]
 
 
 def measure_of(session) -> device_calls.DeviceCalls:
-    return next(measure for measure in session._measures if isinstance(measure, device_calls.DeviceCalls))
+    return next(measure for measure in session.measures if isinstance(measure, device_calls.DeviceCalls))
 
 
 @pytest.fixture

@@ -97,7 +97,7 @@ def scaled(times, bad=()):
 
 
 def scaler_of(session) -> Scaler:
-    return next(measure for measure in session._measures if isinstance(measure, Scaler))
+    return next(measure for measure in session.measures if isinstance(measure, Scaler))
 
 
 def test_steps_that_a_scaler_leaves_out(unhooked):

@@ -330,7 +330,7 @@ def test_a_new_epoch_of_the_same_loader_is_no_news():
 def test_queue_depth_and_loader_facts(watched):
     model = Net()
     # Else it times itself only once the run has gone on for some time.
-    watched.session._cost._due = 0
+    watched.cost._due = 0
     optimizer = torch.optim.AdamW(model.parameters(), foreach=True)
     for number, (rows, labels) in enumerate(loader(count=48, num_workers=2, prefetch_factor=3)):
         time.sleep(0.01 if number else 0.2)  # by then the workers are at work

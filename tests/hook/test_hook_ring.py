@@ -163,7 +163,7 @@ def test_facts_only_when_they_changed(ring, reader):
         b'{"facts": {"way": "run", "python": "3", "torch": "2", "cost_us": 1e999}}',
         b'{"facts": {"way": "run", "python": "3", "torch": "2", "parameters": -1}}',
         b'{"facts": {"way": "run", "python": "3", "torch": "2", "parameters": 99999999999999999999999}}',
-        b'{"facts": {"way": "' + b"x" * 300 + b'", "python": "3", "torch": "2"}}',
+        b'{"facts": {"way": "' + b"x" * 1001 + b'", "python": "3", "torch": "2"}}',
         b'{"facts": {"way": "run", "python": "3", "torch": "2", "loaders": [{"workers": 1, "worker_pids": [-9]}]}}',
     ],
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import importlib
 import os
 import sys
 import time
@@ -15,6 +16,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 import aitop.hook
 from aitop.hook import session as session_module
+from aitop.hook.measures import MEASURES
 from aitop.sources.ring.reader import HookRing, find_ring
 
 
@@ -58,15 +60,32 @@ class TestRemoval:
         assert patched_attributes() == before
         optimizer.step(closure)
 
-    def test_it_does_not_leave_while_the_hooks_of_an_optimizer_run(self):
-        answers = []
-        handle = register_optimizer_step_post_hook(lambda *_: answers.append(aitop.hook.remove()))
+    @pytest.mark.parametrize("registered_before", [True, False])
+    def test_it_leaves_while_the_hooks_of_an_optimizer_run(self, registered_before):
+        answers, later = [], []
+
+        def register():
+            register_here = register_optimizer_step_post_hook
+            return [
+                register_here(lambda *_: answers.append(aitop.hook.remove())),
+                register_here(lambda *_: later.append(1)),
+            ]
+
+        before = patched_attributes()
+        handles = register() if registered_before else []
         try:
             assert aitop.hook.install("attach") == "installed"
+            handles = handles or register()
             run_a_little()
         finally:
-            handle.remove()
-        assert answers[0] == "busy" and answers[-1] == "absent", "it left at the next wrapped call"
+            for handle in handles:
+                handle.remove()
+        assert answers[0] == "removed" and len(answers) == len(later) > 1, "the program's own hooks go on"
+        run_a_little()
+        assert len(answers) == len(later), "and are gone when it removes them"
+        after = patched_attributes()
+        assert all(after[name] is before[name] for name in before if registered_before or name != "post")
+        sys.modules["torch.optim.optimizer"]._global_optimizer_post_hooks = before["post"]
 
     def test_everything_is_the_same_object_again(self):
         run_a_little()
@@ -80,8 +99,7 @@ class TestRemoval:
             assert aitop.hook.remove() == "removed"
             assert aitop.hook.remove() == "absent"
             after = patched_attributes()
-            assert all(after[name] is before[name] for name in before if name not in ("pre", "post"))
-            assert (after["pre"], after["post"], list(gc.callbacks)) == (before["pre"], before["post"], callbacks)
+            assert all(after[name] is before[name] for name in before) and list(gc.callbacks) == callbacks
             assert "_aitop_hook" not in sys.modules
             assert not is_open()
             assert find_ring(os.getpid()) is None
@@ -225,14 +243,16 @@ class TestRemoval:
         assert watched.session._errors == 0
         watched.ring.close()
 
-    def test_it_does_not_come_in_while_the_hooks_of_an_optimizer_run(self):
+    def test_it_comes_in_while_the_hooks_of_an_optimizer_run(self):
         answers = []
         handle = register_optimizer_step_post_hook(lambda *_: answers.append(aitop.hook.install("attach")))
         try:
             run_a_little()
         finally:
             handle.remove()
-        assert set(answers) == {"busy"}
+        assert answers[0] == "installed" and set(answers[1:]) == {"already"}
+        run_a_little()
+        assert session_of()._errors == 0 and session_of()._steps
 
     def test_our_own_errors_do_not_reach_the_run(self, monkeypatch):
         watched = Watched()
@@ -328,3 +348,23 @@ def test_a_model_first_compiled_while_hooked():
     train(compiled, loader(), torch.optim.SGD(model.parameters(), 0.1))
     assert counters["stats"]["unique_graphs"] == 1
     watched.ring.close()
+
+
+def test_the_measures_of_an_attached_hook_are_loaded_one_at_a_time(monkeypatch):
+    aitop.hook.remove()
+    monkeypatch.setattr(session_module, "TICK_EVERY_NS", 0)
+    loaded = []
+
+    def load(name):
+        loaded.append(name)
+        if name == "measures.flops":
+            raise ImportError(name)
+        return importlib.import_module(f"aitop.hook.{name}")
+
+    assert aitop.hook.install("attach", load) == "installed"
+    session = session_of()
+    assert not loaded and not session.measures, "coming in is quick"
+    run_a_little()
+    assert loaded == [f"measures.{row.partition('.')[0]}" for row in MEASURES]
+    assert len(session.measures) == len(MEASURES) - 1, "the hook goes on without one that fails"
+    assert aitop.hook.remove() == "removed"

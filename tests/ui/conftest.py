@@ -33,7 +33,9 @@ class ScriptedFeed:
         self.asked.append("stop")
 
 
-class DetachableFeed(ScriptedFeed):
+class RunFeed(ScriptedFeed):
+    """A live run that can be asked for more; `problem` is why it refuses."""
+
     problem = None
 
     def detach(self):
@@ -41,16 +43,14 @@ class DetachableFeed(ScriptedFeed):
         if self.problem:
             raise RuntimeError(self.problem)
 
+    def profile(self, steps, progress):
+        raise RuntimeError("no profile here")
 
-class ReplayingFeed(ScriptedFeed):
-    def __init__(self, *snapshots):
-        super().__init__(*snapshots, live=False)
+    def dump(self):
+        raise RuntimeError("no stacks here")
 
-    def pause(self):
-        self.asked.append("pause")
-
-    def resume(self):
-        self.asked.append("resume")
+    def native(self, pids):
+        raise RuntimeError("nothing below Python here")
 
 
 class Eyes:
@@ -120,5 +120,5 @@ def look_at():
 
 @pytest.fixture
 def feeds():
-    """The kinds of feed: scripted, one that can detach, one that replays."""
-    return {"scripted": ScriptedFeed, "detachable": DetachableFeed, "replaying": ReplayingFeed}
+    """The kinds of feed: scripted, and one that can be asked for more."""
+    return {"scripted": ScriptedFeed, "run": RunFeed}

@@ -140,7 +140,7 @@ def processes(worker_cpu: float = 0.97, main_cpu: float = 0.41) -> tuple[Process
 def host(tree: tuple[ProcessSample, ...] | None = None) -> HostSample:
     machine = MachineSample(
         cores=16, core_busy=(0.6, 0.5, 0.9, 0.97) * 4, iowait=0.02, load=5.2, memory_total=64 * GB,
-        memory_available=33 * GB, swap_total=8 * GB, swap_used=0, disk_read=12.4 * MB, disk_write=0.3 * MB,
+        memory_available=33 * GB, swap_used=0, disk_read=12.4 * MB, disk_write=0.3 * MB,
         net_received=41_000.0, net_sent=12_000.0,
     )  # fmt: skip
     cgroup = CgroupSample(version=2, cpu_quota=12.0, throttled=0.0, memory_limit=32 * GB, memory_used=9 * GB)

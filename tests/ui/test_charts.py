@@ -13,8 +13,9 @@ from aitop.ui.panes.code.hot_lines import hot_rows
 from aitop.ui.panes.step.charts import groups_of, scale_top, timeline
 from aitop.ui.panes.step.pane import phase_bar, phase_shares
 from aitop.ui.theme.palette import DATA, FORWARD, HOST_CHART, PHASES, SAVE
-from aitop.ui.widgets.bars import Column, bar, braille, layered_bar, nice_ceiling, stacked
+from aitop.ui.widgets.bars import Column, bar, layered_bar, nice_ceiling, stacked
 from aitop.ui.widgets.line import Line, columns, shorten, shorten_left, spread, wrap
+from aitop.ui.widgets.plot import area
 from aitop.ui.words import short_command, significant
 
 texts = st.text(max_size=60)
@@ -42,18 +43,14 @@ def test_ascii_has_the_same_width():
     assert len(strip.text) == cell_len(line.text)
 
 
-def test_braille_draws_from_the_right_and_scales():
-    assert braille([1.0, 1.0], 2, 1, 1.0) == [" ⣿"]
-    assert braille([0.5, 0.5], 1, 2, 1.0) == [" ", "⣿"]
-    assert braille([None, 1.0], 1, 1, 1.0) == ["⢸"]
-    assert braille([0.0001, 0.0], 1, 1, 1.0) == ["⡀"]
-    assert braille([1.0], 1, 1, 1.0, filled=False) == ["⠈"]
+def test_an_area_is_drawn_from_the_right_and_scales():
+    def drawn(values, cells, height):
+        return [line.text for line in area(values, cells, height, 1.0, HOST_CHART)]
 
-
-@given(st.lists(st.one_of(st.none(), st.floats(0, 1e9)), max_size=50), st.integers(1, 20), st.integers(1, 6))
-def test_braille_fills_its_field(values, width, height):
-    rows = braille(values, width, height, 100.0)
-    assert [len(row) for row in rows] == [width] * height
+    assert drawn([1.0, 1.0], 2, 1) == [" ⣿"]
+    assert drawn([0.5, 0.5], 1, 2) == [" ", "⣿"]
+    assert drawn([None, 1.0], 1, 1) == ["⢸"]
+    assert drawn([0.0001, 0.0], 1, 1) == ["⡀"]
 
 
 @given(

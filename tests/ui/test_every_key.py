@@ -25,10 +25,12 @@ PLACES = {
     "ChartPane": MAIN | {"focus": "step"},
     "CodePane": MAIN | {"focus": "code"},
     "ProcessPane": MAIN | {"keys": ("T",)},
+    "RowPane": MAIN | {"keys": ("T",)},
     "RankPane": {"snapshot": samples.many_ranks, "keys": (), "focus": "ranks", "size": (200, 50)},
     "EvidenceScreen": MAIN | {"keys": ("enter",)},
     "HelpScreen": MAIN | {"keys": ("question_mark",)},
     "HangScreen": {"snapshot": samples.many_ranks, "keys": ("h",)},
+    "StackScreen": MAIN | {"keys": ("S",)},
     "StacksScreen": MAIN | {"keys": ("S",)},
     "LineScreen": MAIN | {"focus": "code", "keys": ("o",)},
     "ProfileScreen": MAIN | {"keys": ("p",), "feed": "profiles"},
@@ -102,7 +104,7 @@ def together():
 async def test_every_key_asks_for_what_its_binding_says(place, names, look_at, feeds, monkeypatch):
     snapshot = place["snapshot"]()
 
-    class Profiles(feeds["scripted"]):
+    class Profiles(feeds["run"]):
         def profile(self, steps, progress):
             raise RuntimeError("not now")
 

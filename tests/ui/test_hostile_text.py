@@ -103,7 +103,7 @@ async def test_the_choice_of_jobs_and_all_stacks_pass_nothing_on(look_at, feeds)
             await pilot.pause(0.01)
         assert_safe(app.screen)
 
-    class Dumping(feeds["scripted"]):
+    class Dumping(feeds["run"]):
         def dump(self):
             return poisoned(DUMP, StackDump, EVIL)
 

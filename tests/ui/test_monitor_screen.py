@@ -151,14 +151,11 @@ async def test_healthy_runs_are_not_red(look_at):
         assert "faster" not in eyes.pane("verdict")
 
 
-async def test_a_replay_says_so_and_pauses_its_feed(look_at, feeds):
-    feed = feeds["replaying"](samples.input_bound())
+async def test_a_replay_says_so(look_at, feeds):
+    feed = feeds["scripted"](samples.input_bound(), live=False)
     async with look_at(feed=feed) as eyes:
         assert "REPLAY" in eyes.pane("header")
         assert "detach" not in eyes.pane("footer")
-        await eyes.press("space")
-        await eyes.press("space")
-        assert feed.asked == ["pause", "resume"]
 
 
 async def test_space_holds_the_picture_and_goes_on_with_the_newest(look_at):
@@ -232,7 +229,7 @@ async def test_one_rank_has_no_rank_key(look_at):
 
 
 async def test_d_takes_the_hook_out_and_says_so(look_at, feeds):
-    feed = feeds["detachable"](samples.input_bound())
+    feed = feeds["run"](samples.input_bound())
     async with look_at(feed=feed) as eyes:
         assert "d detach" in eyes.pane("footer")
         await eyes.press("d")
@@ -245,7 +242,7 @@ async def test_d_takes_the_hook_out_and_says_so(look_at, feeds):
 
 
 async def test_a_failed_detach_is_told(look_at, feeds):
-    feed = feeds["detachable"](samples.input_bound())
+    feed = feeds["run"](samples.input_bound())
     feed.problem = "the target does not answer"
     async with look_at(feed=feed) as eyes:
         await eyes.press("d")

@@ -116,7 +116,7 @@ def test_a_state_looks_as_it_did(look_same, state):
 
 async def test_a_replay_looks_as_it_did(look_same):
     recording = Recording(RECORDINGS / "slow-loader.jsonl.gz")
-    feed = ReplayFeed(recording.header.target, recording.events)
+    feed = ReplayFeed(recording)
     app = MonitorApp(feed, title="replay of slow-loader.jsonl.gz", settings=DARK)
     async with app.run_test(size=(120, 36)) as pilot:
         await pilot.press("space")

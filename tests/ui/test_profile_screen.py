@@ -6,7 +6,8 @@ import threading
 import pytest
 import sample_snapshots as samples
 
-from aitop.engine.burst import NoProfileError, Taken
+from aitop.engine.burst import Taken
+from aitop.errors import AitopError
 from aitop.model.profile import ClassRow, DeviceUse, Holds, KernelRow, OpRow, Profile
 
 HOLDS = Holds(start=0.001, stop=0.08, save=0.03)
@@ -42,7 +43,7 @@ def profile(device: bool = False) -> Profile:
 def profiling(feeds):
     """A feed whose burst ends when the test says so."""
 
-    class Feed(feeds["scripted"]):
+    class Feed(feeds["run"]):
         result: object = Taken(profile(), TRACE)
 
         def __init__(self, *snapshots):
@@ -88,7 +89,7 @@ async def test_a_device_shows_its_gaps_and_kernels(look_at, profiling):
 
 
 async def test_why_there_is_no_profile_is_said(look_at, profiling):
-    profiling.result = NoProfileError("a profiler is already running in the process")
+    profiling.result = AitopError("a profiler is already running in the process")
     async with look_at(feed=profiling) as eyes:
         await eyes.press("p")
         await eyes.until("a profiler is already running in the process")
@@ -119,6 +120,6 @@ async def test_a_trace_that_cannot_be_written_says_so(look_at, profiling, monkey
 
 
 async def test_a_replay_cannot_be_profiled(look_at, feeds):
-    async with look_at(feed=feeds["replaying"](samples.input_bound())) as eyes:
+    async with look_at(feed=feeds["scripted"](samples.input_bound(), live=False)) as eyes:
         await eyes.press("p")
         assert "only a live run can be profiled" in eyes.text()

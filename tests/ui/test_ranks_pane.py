@@ -96,7 +96,7 @@ async def test_ranks_that_get_on_are_not_called_hanging(look_at):
 
 
 async def test_what_ranks_are_in_below_python_is_asked_for_by_a_key(look_at, feeds):
-    class Native(feeds["scripted"]):
+    class Native(feeds["run"]):
         asked = ()
 
         def dump(self):

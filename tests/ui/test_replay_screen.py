@@ -19,7 +19,7 @@ def replay():
 
     def make(speed):
         recording = Recording(SLOW_LOADER)
-        return ReplayFeed(recording.header.target, recording.events, speed)
+        return ReplayFeed(recording, speed)
 
     return make
 

@@ -87,7 +87,7 @@ async def test_no_change_is_not_called_one(look_at):
 
 
 async def test_marks_work_in_a_replay_and_survive_going_back(look_at, feeds):
-    feed = feeds["replaying"](samples.input_bound())
+    feed = feeds["scripted"](samples.input_bound(), live=False)
     async with look_at(feed=feed) as eyes:
         await eyes.press("m")
         await eyes.give(later())
@@ -190,7 +190,7 @@ async def test_a_full_disk_is_said_and_the_screen_goes_on(look_at):
 
 
 async def test_only_a_live_run_can_be_recorded(look_at, feeds):
-    async with look_at(feed=feeds["replaying"](samples.input_bound())) as eyes:
+    async with look_at(feed=feeds["scripted"](samples.input_bound(), live=False)) as eyes:
         await eyes.press("r")
         assert "only a live run can be recorded" in eyes.pane("footer")
 

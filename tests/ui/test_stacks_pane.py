@@ -8,7 +8,7 @@ import pytest
 import sample_snapshots as samples
 from textual.geometry import Offset
 
-from aitop.engine.stack_dump import NoDumpError
+from aitop.errors import AitopError
 from aitop.model.stacks import Frame, StackDump, ThreadStack
 from aitop.ui.editor import arguments, edit, editor_command, has_window
 from aitop.ui.panes.code.hot_lines import Place
@@ -125,7 +125,7 @@ async def test_w_goes_through_parts_and_threads(look_at):
 
 @pytest.mark.parametrize("size", [(80, 24), (200, 50)])
 async def test_s_groups_all_stacks(look_at, feeds, size):
-    class Dumping(feeds["scripted"]):
+    class Dumping(feeds["run"]):
         def dump(self):
             nonlocal asked
             asked += 1
@@ -154,9 +154,9 @@ async def test_s_groups_all_stacks(look_at, feeds, size):
 
 
 async def test_where_nothing_can_be_looked_at_it_says_why_and_shows_what_was_seen(look_at, feeds):
-    class Refusing(feeds["scripted"]):
+    class Refusing(feeds["run"]):
         def dump(self):
-            raise NoDumpError("stacks are switched off by --passive: they are not looked at")
+            raise AitopError("stacks are switched off by --passive: they are not looked at")
 
     async with look_at(feed=Refusing(samples.input_bound())) as eyes:
         await eyes.press("S")
@@ -164,7 +164,7 @@ async def test_where_nothing_can_be_looked_at_it_says_why_and_shows_what_was_see
         assert "most seen in 30 s" in eyes.pane("groups")
         assert "4 threads" in eyes.pane("groups")
     recorded = msgspec.structs.replace(samples.input_bound(), dump=dump(), time=samples.START + 5)
-    async with look_at(feed=feeds["replaying"](recorded)) as eyes:
+    async with look_at(feed=feeds["scripted"](recorded, live=False)) as eyes:
         await eyes.press("S")
         assert "recorded 5 s ago" in eyes.pane("groups")
 

@@ -78,26 +78,24 @@ def test_a_denial_is_explained(target: dict, own: dict, scope: int, words: str) 
 
 
 @pytest.mark.parametrize(
-    ("changes", "words", "code", "state", "passing"),
+    ("changes", "words", "state", "passing"),
     [
-        ({"seccomp": 1}, "forbidden itself every system call", "strict-seccomp", "absent", False),
-        ({"forked": True}, "only just been forked", "just-forked", "absent", True),
-        ({"state": "Z"}, "is a zombie", "ended", "absent", False),
-        ({"state": "T"}, "is stopped", "stopped", "absent", True),
-        ({"tracer": 1 << 30}, f"being traced by {1 << 30}", "traced", "denied", True),
-        ({"leader": 41}, "is a thread of process 41", "not-a-process", "absent", False),
+        ({"seccomp": 1}, "forbidden itself every system call", "absent", False),
+        ({"forked": True}, "only just been forked", "absent", True),
+        ({"state": "Z"}, "is a zombie", "absent", False),
+        ({"state": "T"}, "is stopped", "absent", True),
+        ({"tracer": 1 << 30}, f"being traced by {1 << 30}", "denied", True),
+        ({"leader": 41}, "is a thread of process 41", "absent", False),
     ],
 )
-def test_what_cannot_be_asked_is_refused(
-    monkeypatch, changes: dict, words: str, code: str, state: str, passing: bool
-) -> None:
+def test_what_cannot_be_asked_is_refused(monkeypatch, changes: dict, words: str, state: str, passing: bool) -> None:
     ticks = int(time.clock_gettime(time.CLOCK_BOOTTIME) * os.sysconf("SC_CLK_TCK"))
     status = plain(**{"tracer": 0, "started": ticks, **changes})
     monkeypatch.setattr(preflight, "shares_memory", lambda *_: False)
     monkeypatch.setattr(preflight, "read_status", lambda pid: status if pid == 42 else None)
     with pytest.raises(AttachRefused, match=words) as refusal:
         preflight.check_alive(42)
-    assert (refusal.value.code, refusal.value.state, refusal.value.passing) == (code, state, passing)
+    assert (refusal.value.state, refusal.value.passing) == (state, passing)
 
 
 @pytest.mark.parametrize(("seconds_run", "settled"), [(0.0001, False), (1.0, True), (None, True)])
@@ -181,7 +179,9 @@ def test_a_child_in_its_parents_memory_is_refused(tmp_path: Path) -> None:
     assert parent.returncode == 0
 
 
-@pytest.mark.parametrize("torn", ["def install(way):\n    return (", "x = (1,", "from . import b\0", "class"])
+@pytest.mark.parametrize(
+    "torn", ["def install(way, load=None):\n    return (", "x = (1,", "from . import b\0", "class"]
+)
 def test_a_hook_whose_files_are_half_written_is_refused(torn: str) -> None:
     with pytest.raises(AttachRefused, match="being changed, or are damaged") as refusal:
         pack("install", (("hook.__init__", "from .a import x"), ("hook.a", torn)))
@@ -353,8 +353,8 @@ def test_the_line_is_left_to_its_readers_where_two_ways_brought_it_in() -> None:
     withdrawn: list[bool] = []
     way = SimpleNamespace(withdraw=lambda target, *, in_use: withdrawn.append(in_use))
     request = SimpleNamespace(close=lambda: None)
-    tried = attempt.Attempt(1, "install", (), ())
-    tried._target = None  # type: ignore[assignment]
+    tried = attempt.Attempt.__new__(attempt.Attempt)
+    tried._target, tried._since, tried._pause_us = None, 0.0, 0.0  # type: ignore[assignment]
     for entered in ([way], [way, way]):
         pending = SimpleNamespace(entered=entered, request=request, way="x")
         tried._settle(pending, "installed")  # type: ignore[arg-type]

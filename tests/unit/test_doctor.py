@@ -19,7 +19,7 @@ from aitop.commands.doctor import machine as machine_checks
 from aitop.commands.doctor import process, report, rights
 from aitop.commands.doctor.ptrace_trial import PtraceTrial, try_ptrace
 from aitop.commands.doctor.report import Check
-from aitop.commands.doctor.rights import Place, read_place
+from aitop.commands.doctor.rights import Confinement, read_confinement
 from aitop.model.host import CgroupSample
 from aitop.sources.nvml.abilities import Abilities, DeviceAbilities
 from aitop.sources.source import SourceError
@@ -30,16 +30,16 @@ FILTERED = PtraceTrial(None, "EPERM", "EPERM")
 CAPABLE = 1 << 19
 
 
-def place(**changes) -> Place:
+def place(**changes) -> Confinement:
     plain = {"uid": 1000, "capabilities": 0, "seccomp": False, "tracer": 0, "yama": "0", "container": None}
-    return Place(**{**plain, "own_pids": False, "own_users": False, "profile": None, **changes})
+    return Confinement(**{**plain, "own_pids": False, "own_users": False, "profile": None, **changes})
 
 
 def by_name(checks) -> dict[str, Check]:
     return {check.name: check for check in checks}
 
 
-def rights_lines(tried: PtraceTrial, here: Place) -> dict[str, Check]:
+def rights_lines(tried: PtraceTrial, here: Confinement) -> dict[str, Check]:
     cause = rights.cause_of(tried, here)
     return by_name([rights.ptrace(tried, here, cause), *rights.facts(here, cause)])
 
@@ -63,7 +63,7 @@ FIRST = {"proc__self__ns__pid": "-> pid:[4026531836]", "proc__self__ns__user": "
 
 def test_a_user_on_a_plain_machine(tmp_path):
     files = {"proc__self__status": NOBODY, "proc__self__cgroup": "0::/user.slice\n"}
-    here = read_place(machine(tmp_path, **files, **FIRST), {})
+    here = read_confinement(machine(tmp_path, **files, **FIRST), {})
     assert here == place(yama=None)
 
 
@@ -76,7 +76,7 @@ def test_root_in_a_docker_container_under_a_filter_and_a_profile(tmp_path):
         "proc__sys__kernel__yama__ptrace_scope": "1\n",
         "proc__self__attr__current": "docker-default (enforce)\n",
     }
-    here = read_place(machine(tmp_path, **files), {})
+    here = read_confinement(machine(tmp_path, **files), {})
     assert (here.container, here.own_pids, here.own_users) == ("docker", True, False)
     assert (here.uid, here.capable, here.seccomp, here.tracer, here.yama) == (0, False, True, 7, "1")
     assert here.profile == "docker-default (enforce)"
@@ -95,7 +95,7 @@ def test_root_in_a_docker_container_under_a_filter_and_a_profile(tmp_path):
     ],
 )
 def test_the_kind_of_container(tmp_path, files, environment, kind):
-    here = read_place(machine(tmp_path, **files), environment)
+    here = read_confinement(machine(tmp_path, **files), environment)
     assert here.container == kind
     assert here.profile is None
 
@@ -341,11 +341,14 @@ SHUT = (("remote-debug", "its Python is older than 3.14"), ("signal-frame", "its
         ([Survey(False, SHUT, "/tmp")], ("does-not", "does-not", "does-not", "works"), "aitop run -- CMD"),
         ([Survey(True, SHUT, None)], ("works", "not-needed", "not-needed"), "in already"),
         (
-            [Survey(False, LADDER, "/tmp"), Survey(False, (), None, AttachRefused("traced", "it is traced", "end it"))],
+            [
+                Survey(False, LADDER, "/tmp"),
+                Survey(False, (), None, AttachRefused("denied", "it is traced", "end it")),
+            ],
             ("does-not",),
             "in 1 of 2 processes: it is traced",
         ),
-        ([Survey(False, LADDER, None, AttachRefused("no-carrier", "no folder", "TMPDIR"))], ("does-not",), "TMPDIR"),
+        ([Survey(False, LADDER, None, AttachRefused("failed", "no folder", "TMPDIR"))], ("does-not",), "TMPDIR"),
     ],
 )
 def test_the_ways_of_the_hook(surveys, states, words):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import msgspec
 import pytest
 from snapshot_builder import RANK, host, process, step, steps
@@ -9,8 +11,7 @@ from stack_maker import stack, window
 
 from aitop.engine.aggregate import lead_pid
 from aitop.engine.core import Engine
-from aitop.engine.history import KEEP_STEPS, History
-from aitop.engine.kept_samples import KEEP_SECONDS
+from aitop.engine.history import KEEP_SECONDS, KEEP_STEPS, History
 from aitop.engine.replay import ReplayFeed
 from aitop.engine.steps_view import steps_view
 from aitop.model.event import Event
@@ -147,12 +148,20 @@ def test_rank_zero_leads():
     assert lead_pid(history, 1.0) == RANK + 2
 
 
+class Recorded:
+    """What a recording of these events gives."""
+
+    header = SimpleNamespace(target=TARGET)
+
+    def __init__(self, make):
+        self.events = lambda: iter(make())
+
+
 def test_a_replay_gives_the_same_snapshots():
     events = session(10, data_wait=0.05, forward=0.03)
     decoder = msgspec.json.Decoder(Event)
     replayed = []
-    decoded = [decoder.decode(msgspec.json.encode(event)) for event in events]
-    feed = ReplayFeed(TARGET, lambda: decoded, speed=None)
+    feed = ReplayFeed(Recorded(lambda: [decoder.decode(msgspec.json.encode(event)) for event in events]), speed=None)
     feed.start(replayed.append)
     assert feed.finished.wait(10)
     feed.stop()
@@ -161,7 +170,7 @@ def test_a_replay_gives_the_same_snapshots():
 
 
 def test_a_paused_replay_waits():
-    feed = ReplayFeed(TARGET, lambda: session(50), speed=None)
+    feed = ReplayFeed(Recorded(lambda: session(50)), speed=None)
     feed.pause()
     seen = []
     feed.start(seen.append)
@@ -179,7 +188,7 @@ def test_a_replay_that_fails_says_so():
         raise RuntimeError("a bug of ours")
 
     seen = []
-    feed = ReplayFeed(TARGET, broken, speed=None)
+    feed = ReplayFeed(Recorded(broken), speed=None)
     feed.start(seen.append)
     assert feed.finished.wait(10)
     feed.stop()

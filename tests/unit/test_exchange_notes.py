@@ -17,11 +17,11 @@ from snapshot_builder import snapshot
 from aitop.diagnosis.conditions.hang import hang
 from aitop.model.gpu import GpuDevice, GpuSample
 from aitop.model.ranks import ExchangeNotes, FlightRecord, Standing, Standstill
-from aitop.sources import nccl_ras, plain_pickle, tcp_table
-from aitop.sources.flight_recorder import MOST_FRAMES, flight_record, last_of, prefixes
-from aitop.sources.nccl_ras import port_of, ras_words, troubles
-from aitop.sources.plain_pickle import read_plain
-from aitop.sources.stacks.native import innermost
+from aitop.sources.exchange import nccl_ras, plain_pickle, tcp_table
+from aitop.sources.exchange.flight_recorder import MOST_FRAMES, flight_record, last_of, prefixes
+from aitop.sources.exchange.nccl_ras import port_of, ras_words, troubles
+from aitop.sources.exchange.plain_pickle import read_plain
+from aitop.sources.stacks.dump import innermost, parse
 
 FRAMES = [
     {"name": "all_reduce", "filename": "/lib/torch/distributed/distributed_c10d.py", "line": 3},
@@ -239,8 +239,8 @@ def test_frames_below_python_are_those_above_its_newest():
               {"name": "gloo::wait(int)", "module": "/x/libtorch_cpu.so"}, {"name": "step", "module": None},
               {"name": "PyEval", "module": "/lib/libpython3.so"}]  # fmt: skip
     threads = [{"frames": frames[2:], "os_thread_id": 8}, {"frames": frames, "os_thread_id": 7}]
-    assert innermost(json.dumps(threads).encode(), 7) == ("libc.so.6", "gloo::wait (libtorch_cpu.so)")
-    assert innermost(b"no json", 7) == innermost(b"[]", 7) == ()
+    assert innermost(parse(json.dumps(threads).encode()), 7) == ("libc.so.6", "gloo::wait (libtorch_cpu.so)")
+    assert innermost([], 7) == ()
 
 
 def row(local, remote, state, inode):

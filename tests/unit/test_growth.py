@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aitop.sources.growth import find_growth
+from aitop.sources.code.growth import growth_sites
 
 SHAPES = {
     "list of losses at module level": """
@@ -233,7 +233,7 @@ SHAPES = {
                 loss = loss.item()
             history.append(loss)  # G
         """,
-    "made plain on both ways, which is not seen": """
+    "made plain on both ways": """
         history = []
         for x, y in loader:
             loss = criterion(model(x), y)
@@ -242,7 +242,7 @@ SHAPES = {
                 loss = loss.mean().item()
             else:
                 loss = float(loss)
-            history.append(loss)  # G
+            history.append(loss)  # g
         """,
     "plain in the branch that keeps it": """
         for step, (x, y) in enumerate(loader):
@@ -251,12 +251,6 @@ SHAPES = {
             if step % 10 == 0:
                 loss = loss.item()
                 history.append(loss)  # g
-        """,
-    "an unknown step function": """
-        total_loss = 0
-        for batch in loader:
-            loss = train_step(batch)
-            total_loss += loss  # g
         """,
     "a global": """
         seen = []
@@ -270,7 +264,7 @@ SHAPES = {
 
 
 def sites(source):
-    return [site for _, site in sorted(find_growth(source, "train.py"), key=lambda ranked: ranked[0])]
+    return growth_sites({"train.py": source})
 
 
 @pytest.mark.parametrize("name", SHAPES)
@@ -303,9 +297,143 @@ def test_methods_have_qualified_names():
     assert site.function == "Trainer.training_step"
 
 
+LOOP = """
+    for x, y in loader:
+        loss = criterion(model(x), y)
+        loss.backward()
+        {}
+"""
+TRACKER = """
+    class Tracker:
+        def __init__(self, keep):
+            self.keep = keep
+            self.count = 0
+            self.seen = []
+
+        def rank(self, losses):
+            self.count += 1
+            self.seen.extend(losses)
+            {}
+            return sorted(self.seen)
+
+    tracker = Tracker(9)
+""" + LOOP.format("tracker.rank(loss.tolist())")
+
+
+def texts(source):
+    return [site.text for site in sites(textwrap.dedent(source))]
+
+
+def test_the_loop_may_call_it_through_others_and_from_another_file():
+    tracker = textwrap.dedent(TRACKER).partition("tracker =")[0].format("pass")
+    main = "def one(batch):\n    loss = net(batch)\n    loss.backward()\n    tracker.rank(loss)\n\n"
+    main += "def epoch():\n    for batch in batches:\n        one(batch)\n"
+    assert [site.line for site in growth_sites({"tracker.py": tracker, "main.py": main})] == [10]
+    assert texts(tracker) == []
+
+
+@pytest.mark.parametrize(
+    ("trim", "grows"),
+    [
+        ("pass", True),
+        ("if self.keep:\n                self.seen = self.seen[-self.keep:]", True),
+        ("if self.keep and len(self.seen) > 99:\n                del self.seen[:9]", True),
+        ("if self.keep is not None:\n                self.seen.clear()", True),
+        ("self.seen = self.seen[-9:]", False),
+        ("if len(self.seen) > self.keep:\n                self.seen.pop(0)", False),
+        ("if self.count % 100 == 0:\n                self.seen.clear()", False),
+        ("while len(self.seen) > self.keep:\n                self.seen.pop(0)", False),
+    ],
+)
+def test_what_is_shortened_now_and_then_does_not_grow_unless_a_flag_decides(trim, grows):
+    assert texts(TRACKER.format(trim)) == ["self.seen.extend(losses)"] * grows
+
+
+def test_what_is_made_for_each_step_does_not_grow():
+    assert texts(TRACKER.format("pass").replace("tracker.rank", "Tracker(3).rank")) == []
+
+
+def test_taking_what_waits_in_a_queue_is_no_growth():
+    source = """
+        class Service:
+            def take(self):
+                taken = [self.requests.get()]
+                while len(taken) < self.most:
+                    taken.append(self.requests.get_nowait())
+                return taken
+
+            def run(self):
+                while True:
+                    taken = self.take()
+                    answers = self.model(taken)
+    """
+    assert texts(source) == []
+
+
+def test_what_grows_at_every_step_comes_before_the_reading_of_a_data_set():
+    source = """
+    class Rows:
+        def load(self, file):
+            for line in file:
+                self.rows.append(line)
+
+    rows = Rows()
+    rows.load(open("rows"))
+    """ + LOOP.format("seen.append(x)")
+    assert texts(source) == ["seen.append(x)", "self.rows.append(line)"]
+
+
+CARRIED = """
+    state = torch.zeros(4, 9)
+    for x, y in stream:
+        out, state = cell(x, state)
+        loss = criterion(out, y)
+        loss.backward({})
+        {}
+"""
+
+
+@pytest.mark.parametrize(
+    ("retain", "then", "grows"),
+    [
+        ("retain_graph=True", "pass", True),
+        ("retain_graph=not args.cut", "if args.cut:\n            state = state.detach()", True),
+        ("", "pass", False),
+        ("retain_graph=True", "state = state.detach()", False),
+        ("retain_graph=True", "state.detach_()", False),
+        ("retain_graph=True", "state = repackage(state)", False),
+    ],
+)
+def test_a_state_that_carries_its_graph_on(retain, then, grows):
+    found = sites(textwrap.dedent(CARRIED.format(retain, then)))
+    assert [(site.line, site.keeps_graph) for site in found] == [(4, True)] * grows
+
+
+HOOKED = """
+    kept = {{}}
+
+    def watch(name):
+        def hook(module, args, output):
+            {}
+        return hook
+
+    for name, module in net.named_modules():
+        module.register_forward_hook(watch(name))
+""" + LOOP.format("pass")
+
+
+def test_what_a_forward_hook_keeps_grows_at_every_step():
+    keeps = "kept.setdefault(name, []).append(output)"
+    (site,) = sites(textwrap.dedent(HOOKED.format(keeps)))
+    assert site.function == "watch.<locals>.hook"
+    assert texts(HOOKED.format("kept[name].append(output)")) == ["kept[name].append(output)"]
+    assert texts(HOOKED.format("kept[name] = output")) == [], "one output for each module"
+    assert texts(HOOKED.format(keeps).replace("register_forward_hook", "note")) == []
+
+
 @pytest.mark.parametrize("source", ["def f(:", "\0", "x = " + "(" * 500 + ")" * 500, ""])
 def test_what_is_not_python_has_no_sites(source):
-    assert find_growth(source, "x.py") == []
+    assert sites(source) == ()
 
 
 def test_a_long_chain_of_assignments_is_read_at_once():
@@ -332,4 +460,4 @@ WORDS += [
 @settings(max_examples=300, deadline=None)
 @given(st.lists(st.sampled_from(WORDS), max_size=40).map("".join))
 def test_never_raises(source):
-    find_growth(source, "x.py")
+    sites(source)

@@ -11,7 +11,8 @@ from types import SimpleNamespace
 from aitop.engine import growth
 from aitop.engine.growth import GrowthFinder
 from aitop.model.stacks import Frame, StackCount, StackWindow
-from aitop.sources import growth as reading
+from aitop.sources.code import growth as reading
+from aitop.sources.code import syntax
 
 
 def window(file):
@@ -71,8 +72,9 @@ def test_a_hanging_file_system_holds_nothing_up(tmp_path, monkeypatch):
 def test_what_python_thinks_of_the_users_code_is_not_told():
     """It would be written into the screen."""
     code = r"""
-from aitop.sources.growth import find_growth
-assert find_growth("xs = ['\\d']\nfor step in range(9):\n    xs.append(1if step else 2)\n    loss.backward()\n", "x.py")
+from aitop.sources.code.growth import growth_sites
+code = "xs = ['\\d']\nfor step in range(9):\n    xs.append(1if step else 2)\n    loss.backward()\n"
+assert growth_sites({"x.py": code})
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stderr) == (0, "")
@@ -80,8 +82,8 @@ assert find_growth("xs = ['\\d']\nfor step in range(9):\n    xs.append(1if step 
 
 def test_what_would_overflow_the_parsers_stack_is_not_read(monkeypatch):
     loop = "seen = []\nfor step in range(9):\n    seen.append(step)\n"
-    monkeypatch.setattr(reading, "LIMITS_DEPTH", False)
+    monkeypatch.setattr(syntax, "LIMITS_DEPTH", False)
     for one in ("+1", ".b", "()", "[0]", "**a"):
-        assert reading.find_growth(f"{loop}x = a{one * 2 * reading.DEEPEST}\n", "x.py") == []
-    flat = f"x = [{'1.5, -2, ' * reading.DEEPEST}]\n".replace("-", "") + "y = a.b + c(1)\n" * reading.DEEPEST
-    assert len(reading.find_growth(loop + flat, "x.py")) == 1
+        assert reading.growth_sites({"x.py": f"{loop}x = a{one * 2 * syntax.DEEPEST}\n"}) == ()
+    flat = f"x = [{'1.5, -2, ' * syntax.DEEPEST}]\n".replace("-", "") + "y = a.b + c(1)\n" * syntax.DEEPEST
+    assert len(reading.growth_sites({"x.py": loop + flat})) == 1

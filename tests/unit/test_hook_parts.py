@@ -84,9 +84,9 @@ class TestLeading:
         assert leading(([Tensor(Symbol())],), {}, Tensor) == -1
 
 
-class Keeper:
+class Session:
     def __init__(self):
-        self.journal = Journal(lambda: -1, lambda now: None)
+        self.journal = Journal(lambda now: None)
         self.compiling = lambda: False
         self.grad_enabled = lambda: True
         self.traced = lambda: None
@@ -102,23 +102,23 @@ class Keeper:
 
 
 def test_a_model_called_with_a_scalar_is_no_error():
-    keeper = Keeper()
-    keeper.journal.due = 1 << 62
-    call = wrap_forward(lambda self, *args: args, keeper)
+    session = Session()
+    session.journal.due = 1 << 62
+    call = wrap_forward(lambda self, *args: args, session)
     first, second = Tensor(), Tensor(8, 3)
     assert call(None, first, second) == (first, second)
-    assert keeper.errors == 0
-    assert keeper.journal.words[3] == 8
+    assert session.errors == 0
+    assert session.journal.words[3] == 8
 
 
 def test_collections_that_nobody_reads_do_not_pile_up():
-    keeper = Keeper()
-    collected = gc_callback(keeper)
+    session = Session()
+    collected = gc_callback(session)
     for _ in range(2 * MOST_WORDS // EVENT_WORDS):
         collected("start", {"generation": 2})
         collected("stop", {"generation": 2})
-    assert len(keeper.journal.words) == MOST_WORDS
-    keeper.journal.take()
-    keeper.journal.owner = GONE
+    assert len(session.journal.words) == MOST_WORDS
+    session.journal.take()
+    session.journal.owner = GONE
     collected("stop", {"generation": 2})
-    assert not keeper.journal.words
+    assert not session.journal.words

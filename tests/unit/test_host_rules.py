@@ -109,12 +109,10 @@ def test_nobody_asked_who_holds_the_lock():
 def crowded(wanting=16, wanted=8.0, cores=2, system=0.22, delay=0.5, busy=None, throttled=None, switches=4000.0):
     rank = process(
         cpu=1.0,
-        cpu_system=system,
         wanting=wanting,
         wanted=wanted,
         waited=wanted - 1.0,
         voluntary_switches=switches / 2,
-        forced_switches=switches / 2,
     )
     machine = MachineSample(cores=cores, core_busy=busy or (0.5,) * cores)
     return snapshot(

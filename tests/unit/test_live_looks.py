@@ -9,8 +9,9 @@ import time
 import pytest
 
 from aitop.attach import Attachment
-from aitop.engine import hook_way, live
-from aitop.model.snapshot import Target
+from aitop.engine import hook_requests, live
+from aitop.model.snapshot import Snapshot, Target
+from aitop.model.source import SourceStatus
 from aitop.sources.host import source
 from aitop.sources.host.roles import Place
 
@@ -81,7 +82,7 @@ def test_what_started_others_is_hooked_once_it_was_seen_to_step(monkeypatch, ran
     monkeypatch.setattr(live, "FIRST_LOOK_SECONDS", 0.05)
     feed._pids, feed._host = (9,), Host(ranks, (), parents={9})
     feed._runners["stacks"] = Idle()
-    feed._seen.update(stepping, tuple(stepping), {8, 9, 10})
+    feed._stepping_processes.update(stepping, tuple(stepping), {8, 9, 10})
     assert feed._hook_pids() == hooked
 
 
@@ -91,7 +92,8 @@ def test_without_stacks_nobody_can_tell_who_steps(state):
     feed._pids, feed._host = (9,), Host((9,), (), parents={9})
     assert feed._hook_pids() == (9,), "stacks are switched off"
     feed._runners["stacks"] = Idle()
-    feed._stacks_state = state
+    status = SourceStatus(time=0.0, source="stacks", state=state)
+    feed._snapshot = Snapshot(tick=1, time=0.0, wall=0.0, window=0.0, target=feed.target, sources={"stacks": status})
     assert feed._hook_pids() == (9,)
 
 
@@ -109,9 +111,9 @@ def test_who_launched_is_told_from_who_trains(monkeypatch):
 def test_a_hook_is_taken_out_of_what_is_no_rank_any_more(monkeypatch, end):
     feed = live.LiveFeed([Target(time=time.monotonic(), pid=os.getpid(), command="x")], live.Options(passive=True))
     feed._pids, feed._host, taken_out = (1,), Host((8, 9), (1,)), []
-    monkeypatch.setattr(hook_way, "begin", lambda pid: InAtOnce())
+    monkeypatch.setattr(hook_requests, "begin", lambda pid: InAtOnce())
     monkeypatch.setattr(live, "take_out", taken_out.append)
-    feed._on_the_way.bring_in(7)
+    feed._hook_requests.bring_in(7)
     feed._runners["hook"] = Idle()
     getattr(feed, end)()
     assert taken_out == [{7, 8, 9}]

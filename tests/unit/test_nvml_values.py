@@ -12,10 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from aitop.sources import procfs
 from aitop.sources.nvml import plausible, processes
+from aitop.sources.nvml.device import reason_names
 from aitop.sources.nvml.gate import Gate, Handle
-from aitop.sources.nvml.links import NvlinkMeter, Rotation
-from aitop.sources.nvml.throttle import reason_names
+from aitop.sources.nvml.links import NvlinkMeter
 
 ALL_BITS = 4294967295
 
@@ -61,14 +62,6 @@ def test_escape_codes_leave_names():
 )
 def test_reasons_are_those_that_hold_the_clocks_back(mask, names):
     assert reason_names(mask) == names
-
-
-def test_the_rotation_reaches_everybody_and_survives_changes():
-    rotation = Rotation()
-    assert [rotation.next([0, 2, 5]) for _ in range(4)] == [0, 2, 5, 0]
-    assert rotation.next([0]) == 0
-    assert rotation.next([]) is None
-    assert rotation.next([3, 4]) == 3
 
 
 class Nvml:
@@ -127,13 +120,11 @@ def test_a_process_of_the_tree_makes_the_device_ours():
 
 
 def test_a_pid_of_another_namespace_is_ours_if_our_tree_holds_the_device(monkeypatch):
-    asked = []
-    monkeypatch.setattr(processes, "_has_open", lambda pid, path: asked.append((pid, path)) or True)
+    monkeypatch.setattr(procfs, "open_devices", lambda pid: {"/dev/nvidia3"} if pid == os.getpid() else set())
     meter = processes.ProcessMeter(Gate(listing((dead_pid(), 100))), Handle("gpu0", "pointer"))
     found, ours = meter.read(frozenset({os.getpid()}), None)
     assert ours
     assert found[0].mine
-    assert asked == [(os.getpid(), "/dev/nvidia3")]
 
 
 def test_a_pid_of_another_namespace_is_not_ours_if_our_tree_does_not_hold_the_device():
@@ -144,15 +135,8 @@ def test_a_pid_of_another_namespace_is_not_ours_if_our_tree_does_not_hold_the_de
 
 
 def test_a_process_of_somebody_else_here_is_never_taken_for_ours(monkeypatch):
-    monkeypatch.setattr(processes, "_has_open", lambda _pid, _path: True)
+    monkeypatch.setattr(procfs, "open_devices", lambda _pid: {"/dev/nvidia3"})
     meter = processes.ProcessMeter(Gate(listing((1, 100))), Handle("gpu0", "pointer"))
     found, ours = meter.read(frozenset({os.getpid()}), None)
     assert not ours
     assert not found[0].mine
-
-
-def test_an_open_file_of_a_process_is_seen(tmp_path):
-    path = tmp_path / "device"
-    with path.open("w"):
-        assert processes._has_open(os.getpid(), str(path))
-    assert not processes._has_open(os.getpid(), str(path))

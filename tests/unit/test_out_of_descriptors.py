@@ -17,9 +17,9 @@ from aitop.model.source import SourceStatus
 from aitop.sources import procfs
 from aitop.sources.host import HostSource
 from aitop.sources.host.job import same_process, started
-from aitop.sources.source import SourceError
+from aitop.sources.host.target import still_there
+from aitop.sources.source import Source, SourceError
 from aitop.sources.stacks.spy import Spy
-from aitop.sources.target import still_there
 
 
 def full(*_, **__):
@@ -60,22 +60,13 @@ def test_a_process_that_cannot_be_read_has_not_ended(child, monkeypatch):
         source.read()
 
 
-class Starved:
+class Starved(Source):
     name = "stacks"
     interval = 0.0
     patience = 1.0
 
     def open(self):
         full()
-
-    def read(self):
-        return []
-
-    def close(self):
-        pass
-
-    def interrupt(self):
-        pass
 
 
 def test_what_is_lacking_is_said_with_the_command_that_mends_it():

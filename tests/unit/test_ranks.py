@@ -21,7 +21,6 @@ from aitop.model.snapshot import Target
 from aitop.model.stacks import Frame, StackDump, ThreadStack
 from aitop.model.steps import CallSite, DdpInfo, HookFacts, HookSample, StepRecord
 from aitop.model.verdict import Abstention
-from aitop.sources.stacks.guards import guard
 from aitop.stacks.standing import waiting_for
 
 PIDS = (100, 101)
@@ -375,10 +374,3 @@ def test_ranks_that_come_and_go_are_followed(seed):
         for rule in (hang, straggler, comm_bound):
             rule(picture)
         assert {one.pid for one in (picture.ranks.ranks if picture.ranks else ())} <= set(alive)
-
-
-def test_conditions_by_indentation():
-    lines = ["def f():", "    if a:", "        g()", "    else:", "        h()"]
-    assert guard(lines[:3]) == "if a:"
-    assert guard(lines) == "else of if a:"
-    assert guard(["if x:", "    def f():", "        g()"]) is None

@@ -8,6 +8,7 @@ import shlex
 from pathlib import Path
 
 import pytest
+import results
 
 import aitop
 from aitop import cli
@@ -154,11 +155,16 @@ def test_the_figures_of_the_readme_are_those_of_the_benches():
     assert [figure for figure in figures if figure not in results] == []
 
 
-def test_every_bench_is_described():
-    programs = [
-        file.name for file in (ROOT / "tests" / "bench").glob("*.py") if "__main__" in file.read_text(encoding="utf-8")
-    ]
-    assert len(programs) > 20
-    of_others = {"fault_target.py", "four_workers.py", "rights_run.py", "together.py", "hook_cost_traceml.py"}
-    described = {name for name in programs if f"`{name}`" in TEXTS["tests/bench/README.md"]}
-    assert set(programs) - of_others <= described
+def test_the_page_of_the_benches_is_the_one_that_they_write():
+    assert results.page(results.read()) == TEXTS["tests/bench/README.md"], "run python tests/bench/results.py"
+
+
+def test_every_bench_is_on_the_page():
+    benches = {bench.path for group in results.BENCHES.values() for bench in group}
+    programs = {
+        str(path.relative_to(results.TESTS))
+        for folder in ("bench", "robustness", "accuracy")
+        for path in (results.TESTS / folder).glob("*.py")
+        if "return publish(" in path.read_text(encoding="utf-8")
+    }
+    assert programs <= benches

@@ -12,11 +12,11 @@ from aitop.engine import runner as runner_module
 from aitop.engine.runner import SourceRunner
 from aitop.model.gpu import GpuSample
 from aitop.model.source import SourceStatus
-from aitop.sources.source import SourceError
+from aitop.sources.source import Source, SourceError
 from aitop.ui.words import waits_for_target
 
 
-class Scripted:
+class Scripted(Source):
     """A source that does in each read what the test says."""
 
     name = "gpu"

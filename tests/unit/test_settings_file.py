@@ -5,8 +5,8 @@ import os
 import pytest
 
 from aitop.cli import parse, run
+from aitop.commands.config import KEYS, as_toml, path, read
 from aitop.commands.options import watch_options
-from aitop.commands.settings import KEYS, as_toml, path, read
 from aitop.errors import WrongUsageError
 from aitop.model.settings import Settings
 

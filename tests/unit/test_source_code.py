@@ -6,11 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from aitop.sources import code as code_module
-from aitop.sources import editable, foreign_file, procfs
-from aitop.sources.code import SourceCode, growth_sites
-from aitop.sources.editable import lends_rights, readable_path
-from aitop.sources.foreign_file import READ, User, open_as
+from aitop.sources import procfs
+from aitop.sources.code import editable, foreign_file
+from aitop.sources.code import lines as code_module
+from aitop.sources.code.editable import lends_rights, readable_path
+from aitop.sources.code.foreign_file import READ, User, open_as
+from aitop.sources.code.lines import SourceCode
 from aitop.sources.stacks import window
 
 
@@ -19,21 +20,27 @@ def code():
     return SourceCode(os.getpid())
 
 
+def line_of(code, file, line):
+    """A line as it is, None if there is no such line."""
+    found = code.around(file, line, before=0, after=0)
+    return found[0][1] if found else None
+
+
 def test_lines(code, tmp_path):
     file = tmp_path / "train.py"
     file.write_bytes(b"one\r\ntwo\n\tthree\x1b[31m \xe2\x80\xaered\nb\xff")
-    assert code.line(str(file), 1) == "one"
-    assert code.line(str(file), 3) == "    three·[31m ·red"
-    assert code.line(str(file), 4) == "b\ufffd"
-    assert code.line(str(file), 0) is None and code.line(str(file), 5) is None
+    assert line_of(code, str(file), 1) == "one"
+    assert line_of(code, str(file), 3) == "    three·[31m ·red"
+    assert line_of(code, str(file), 4) == "b\ufffd"
+    assert line_of(code, str(file), 0) is None and line_of(code, str(file), 5) is None
 
 
 def test_a_very_long_line_is_cut(code, tmp_path):
     """Rules search lines in ways that take the square of their length; a file of data may be one line."""
     file = tmp_path / "data.py"
     file.write_text("DATA = '" + "a" * 1_000_000 + "'\n\t\tx = 1\n")
-    assert code.line(str(file), 1) == "DATA = '" + "a" * (code_module.LONGEST_LINE - 8)
-    assert code.line(str(file), 2) == "        x = 1"
+    assert line_of(code, str(file), 1) == "DATA = '" + "a" * (code_module.LONGEST_LINE - 8)
+    assert line_of(code, str(file), 2) == "        x = 1"
     assert len(code.text(str(file))) > 1_000_000
 
 
@@ -50,11 +57,19 @@ def test_the_loop_around_a_line(code, tmp_path):
         "        return h\n"
         "    train(forward)\n"
     )
-    loops = [code.loop(str(file), number) for number in range(1, 11)]
+    loops = [code.place(str(file), number).loop for number in range(1, 11)]
     inside = "for t in range(x.shape[1]):"
     epochs = "for epoch in range(3):"
     assert (loops[2], loops[4], loops[6], loops[7]) == (None, inside, inside, None), "a function is no part of a loop"
     assert (loops[8], loops[9]) == (epochs, None)
+
+
+def test_the_condition_around_a_line(code, tmp_path):
+    file = tmp_path / "model.py"
+    file.write_text("def f():\n    if a:\n        g()\n    else:\n        for _ in x:\n            h()\n    i()\n")
+    places = [code.place(str(file), number) for number in range(1, 8)]
+    assert [place.guard for place in places[1:]] == [None, "if a:", None, *["else of if a:"] * 2, None]
+    assert (places[5].text, places[5].loop) == ("h()", "for _ in x:")
 
 
 def test_around_is_cut_at_both_ends(code, tmp_path):
@@ -68,9 +83,9 @@ def test_around_is_cut_at_both_ends(code, tmp_path):
 def test_a_changed_file_is_read_again(code, tmp_path):
     file = tmp_path / "train.py"
     file.write_text("old")
-    assert code.line(str(file), 1) == "old"
+    assert line_of(code, str(file), 1) == "old"
     file.write_text("newer")
-    assert code.line(str(file), 1) == "newer"
+    assert line_of(code, str(file), 1) == "newer"
 
 
 def test_links_are_followed_within_the_root(code, tmp_path):
@@ -79,9 +94,9 @@ def test_links_are_followed_within_the_root(code, tmp_path):
     (tmp_path / "absolute.py").symlink_to(tmp_path / "real" / "train.py")
     (tmp_path / "relative.py").symlink_to("real/train.py")
     (tmp_path / "loop.py").symlink_to("loop.py")
-    assert code.line(str(tmp_path / "absolute.py"), 1) == "real"
-    assert code.line(str(tmp_path / "relative.py"), 1) == "real"
-    assert code.line(str(tmp_path / "loop.py"), 1) is None
+    assert line_of(code, str(tmp_path / "absolute.py"), 1) == "real"
+    assert line_of(code, str(tmp_path / "relative.py"), 1) == "real"
+    assert line_of(code, str(tmp_path / "loop.py"), 1) is None
 
 
 def test_what_is_no_regular_file_of_reasonable_size_is_none(code, tmp_path, monkeypatch):
@@ -91,14 +106,14 @@ def test_what_is_no_regular_file_of_reasonable_size_is_none(code, tmp_path, monk
     monkeypatch.setattr(code_module, "LARGEST_FILE", 99)
     names = [str(tmp_path / "pipe"), str(file), str(tmp_path), str(tmp_path / "missing"), "/dev/zero"]
     names += ["<string>", "<frozen importlib._bootstrap>", "", "a\0b", "x" * 5000]
-    assert [code.line(name, 1) for name in names] == [None] * len(names)
+    assert [line_of(code, name, 1) for name in names] == [None] * len(names)
     assert [code.around(name, 1) for name in names] == [None] * len(names)
 
 
 def test_relative_names_are_relative_to_the_processs_folder(tmp_path, monkeypatch):
     (tmp_path / "train.py").write_text("here")
     monkeypatch.chdir(tmp_path)
-    assert SourceCode(os.getpid()).line("train.py", 1) == "here"
+    assert line_of(SourceCode(os.getpid()), "train.py", 1) == "here"
 
 
 STRANGER = {"Uid": "12345 12345 12345 12345", "Gid": "1 1 1 1", "Groups": "1 77"}
@@ -117,11 +132,11 @@ def test_of_another_users_process_only_what_that_user_may_read(public, monkeypat
     file.write_text("secret")
     file.chmod(0o600)
     monkeypatch.setattr(procfs, "status", lambda pid: STRANGER)
-    assert SourceCode(os.getpid()).line(str(file), 1) is None
+    assert line_of(SourceCode(os.getpid()), str(file), 1) is None
     file.chmod(0o604)
-    assert SourceCode(os.getpid()).line(str(file), 1) == "secret"
+    assert line_of(SourceCode(os.getpid()), str(file), 1) == "secret"
     public.chmod(0o700)
-    assert SourceCode(os.getpid()).line(str(file), 1) is None
+    assert line_of(SourceCode(os.getpid()), str(file), 1) is None
     assert readable_path(os.getpid(), str(file)) is None
 
 
@@ -131,7 +146,7 @@ def test_an_editor_of_ours_is_not_opened_on_another_users_files(public, monkeypa
     file.chmod(0o644)
     assert readable_path(os.getpid(), str(file)) == str(file) and not lends_rights(os.getpid())
     monkeypatch.setattr(procfs, "status", lambda pid: STRANGER)
-    assert SourceCode(os.getpid()).line(str(file), 1) == "x = 1"
+    assert line_of(SourceCode(os.getpid()), str(file), 1) == "x = 1"
     assert readable_path(os.getpid(), str(file)) is None and lends_rights(os.getpid())
 
 
@@ -182,19 +197,7 @@ def test_what_has_effects_when_opened_is_not_opened(tmp_path, monkeypatch):
 
 
 def test_no_process_has_no_source():
-    assert SourceCode(1 << 40).line("/etc/hostname", 1) is None
-
-
-def test_growth_sites_of_files_the_likeliest_first(tmp_path):
-    loop = "for x in loader:\n    loss = model(x)\n    loss.backward()\n    seen.append({})\n"
-    (tmp_path / "a.py").write_text(loop.format("loss.item()"))
-    (tmp_path / "b.py").write_text(loop.format("loss"))
-    files = [str(tmp_path / name) for name in ("a.py", "b.py", "missing.py")]
-    found = growth_sites({file: SourceCode(os.getpid()).text(file) for file in [*files, "<string>"]})
-    assert [(site.file, site.line, site.keeps_graph) for site in found] == [
-        (files[1], 4, True),
-        (files[0], 4, False),
-    ]
+    assert line_of(SourceCode(1 << 40), "/etc/hostname", 1) is None
 
 
 def test_no_process_is_read_for_with_the_rights_of_another(monkeypatch):

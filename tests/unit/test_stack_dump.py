@@ -6,8 +6,10 @@ import sys
 
 import pytest
 
-from aitop.engine.stack_dump import NoDumpError, take_stacks
-from aitop.sources.editable import readable_path
+from aitop.engine.live import LiveFeed, Options
+from aitop.errors import AitopError
+from aitop.model.snapshot import Target
+from aitop.sources.code.editable import readable_path
 from aitop.stacks.groups import stack_groups
 
 WAITING = """
@@ -19,12 +21,16 @@ sys.stdin.read()
 """
 
 
+def feed(pid, *, passive=False):
+    return LiveFeed([Target(pid=pid, command="python wait.py")], Options(passive=passive))
+
+
 def test_all_threads_of_a_process_are_seen_and_grouped(tmp_path):
     script = tmp_path / "wait.py"
     script.write_text(WAITING)
     with subprocess.Popen([sys.executable, str(script)], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
         assert child.stdout.readline() == b"ready\n"
-        dump = take_stacks((child.pid,), str(script), None)
+        dump = feed(child.pid).dump()
         child.stdin.close()
     first, main = stack_groups(dump)
     assert (first.what, first.place.line, len(first.members)) == ("Queue.get", 3, 3)
@@ -34,12 +40,13 @@ def test_all_threads_of_a_process_are_seen_and_grouped(tmp_path):
 
 
 def test_where_stacks_are_off_or_nobody_lives_it_says_so():
-    with pytest.raises(NoDumpError, match="switched off by --passive"):
-        take_stacks((1,), None, "switched off by --passive")
+    with pytest.raises(AitopError, match="switched off by --passive"):
+        feed(os.getpid(), passive=True).dump()
     with subprocess.Popen([sys.executable, "-c", ""]) as child:
+        ended = feed(child.pid)
         child.wait()
-    with pytest.raises(NoDumpError, match="has ended"):
-        take_stacks((child.pid,), None, None)
+    with pytest.raises(AitopError, match="has ended"):
+        ended.dump()
 
 
 def test_files_are_found_as_the_process_sees_them(tmp_path):

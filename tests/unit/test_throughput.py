@@ -6,7 +6,7 @@ import pytest
 
 from aitop.engine.peaks import peak
 from aitop.engine.steps_view import steps_view
-from aitop.engine.throughput import compute_dtype, operations, with_operations, with_throughput
+from aitop.engine.throughput import compute_dtype, operations, with_throughput
 from aitop.model.gpu import GpuDevice, GpuProcess, GpuSample
 from aitop.model.steps import HookFacts, StepRecord
 
@@ -44,7 +44,7 @@ def test_operations_of_an_accumulating_step():
     made = operations(known, records(backwards=4))
     assert made is not None
     assert made.flops == 4e10
-    told = with_operations(known, view(records(backwards=4)))
+    _, told = with_throughput(view(records(backwards=4)), known, None)
     assert told is not None
     assert (told.flops, told.flops_basis) == (4e9, "shapes")
 
@@ -65,11 +65,11 @@ def test_operations_by_tokens_only_where_the_graph_says_nothing():
 def test_share_of_the_peak():
     # A step of 0.1 s with 49.47e12 operations is half of what an H200 does in bfloat16.
     known = facts(flops_per_backward=49.47e12, flops_dtype="bfloat16")
-    steps = with_throughput(view(records()), known, gpus("NVIDIA H200"))
+    steps, _ = with_throughput(view(records()), known, gpus("NVIDIA H200"))
     assert steps.flops_per_second == pytest.approx(494.7e12)
     assert steps.mfu == pytest.approx(0.5)
     # More devices of the same kind are not more peak.
-    assert with_throughput(view(records()), known, gpus("NVIDIA H200", "NVIDIA H200")).mfu == pytest.approx(0.5)
+    assert with_throughput(view(records()), known, gpus("NVIDIA H200", "NVIDIA H200"))[0].mfu == pytest.approx(0.5)
 
 
 @pytest.mark.parametrize(
@@ -78,16 +78,16 @@ def test_share_of_the_peak():
 )
 def test_no_share_without_a_known_peak(gpu):
     known = facts(flops_per_backward=1e12, flops_dtype="bfloat16")
-    steps = with_throughput(view(records()), known, gpu)
+    steps, _ = with_throughput(view(records()), known, gpu)
     assert steps.mfu is None
     assert steps.flops_per_second is not None
 
 
 def test_no_share_on_the_cpu_or_in_an_unknown_dtype():
     on_cpu = HookFacts(way="run", python="3.12", torch="2.9", flops_per_backward=1e12, flops_dtype="float32")
-    assert with_throughput(view(records()), on_cpu, gpus("NVIDIA H200")).mfu is None
+    assert with_throughput(view(records()), on_cpu, gpus("NVIDIA H200"))[0].mfu is None
     strange = facts(flops_per_backward=1e12, flops_dtype="float8_e4m3fn")
-    assert with_throughput(view(records()), strange, gpus("NVIDIA H200")).mfu is None
+    assert with_throughput(view(records()), strange, gpus("NVIDIA H200"))[0].mfu is None
 
 
 def test_dtype_of_the_products():

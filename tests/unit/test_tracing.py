@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from aitop.commands.doctor import rights as doctors_rights
-from aitop.commands.doctor.rights import read_place
+from aitop.commands.doctor.rights import read_confinement
 from aitop.model.tracing import DAC_OVERRIDE, SYS_PTRACE, Rights, why_denied
 
 PLAIN = Rights(1000, "me", frozenset((1000,)), inner_pid=42)
@@ -63,7 +63,7 @@ def test_what_the_status_does_not_tell(closed: bool, boxed: bool, reason: str) -
 
 
 def test_a_trial_that_cannot_be_made_names_what_does_not_start():
-    here = read_place("/nonexistent", {})
+    here = read_confinement("/nonexistent", {})
     [said, *_] = doctors_rights.checks(here, PermissionError(errno.EACCES, "Permission denied", "/root/bin/python"))
     assert (said.state, said.reason) == ("does-not", "it cannot be tried: /root/bin/python: Permission denied")
     [said, *_] = doctors_rights.checks(here, FileNotFoundError(errno.ENOENT, "the path of Python is not known"))

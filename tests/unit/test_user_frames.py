@@ -2,7 +2,7 @@
 
 import pytest
 
-from aitop.sources.stacks.frames import is_user
+from aitop.stacks.origin import is_user
 
 SCRIPT = "/home/ada/proj/train.py"
 BUNDLED = "/home/ada/venv/lib/python3.12/site-packages/aitop/workloads/slow_loader.py"

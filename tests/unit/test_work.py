@@ -9,7 +9,7 @@ from stack_maker import stack, window
 
 from aitop.diagnosis.ledger import ledgers
 from aitop.engine.core import Engine
-from aitop.engine.seen_to_step import SeenToStep
+from aitop.engine.stepping_processes import SteppingProcesses
 from aitop.model.host import HostSample, MachineSample
 from aitop.model.snapshot import Phases, ProcessStacks, Stacks, Target, ThreadShare, Tick
 from aitop.model.stacks import ThreadState
@@ -114,7 +114,7 @@ def test_counted_steps_are_proof_where_stacks_show_little():
 
 
 def test_whoever_stepped_once_is_remembered_while_it_lives():
-    stepping = SeenToStep()
+    stepping = SteppingProcesses()
     stepping.update({MAIN: 0, FIRST: 1, SECOND: 1}, (FIRST, SECOND), {MAIN, FIRST, SECOND})
     assert stepping.pids() == {FIRST, SECOND} and stepping.working() == (FIRST, SECOND)
     stepping.update({MAIN: 0, FIRST: 0}, (FIRST,), {MAIN, FIRST})

@@ -20,7 +20,7 @@ from aitop.attach.inspection.process import (
     shares_memory,
 )
 from aitop.attach.inspection.process_memory import Memory, mappings
-from aitop.attach.refusal import AttachRefused
+from aitop.attach.refusal import AttachRefused, ended
 from aitop.model import tracing
 
 YAMA_SCOPE = "/proc/sys/kernel/yama/ptrace_scope"
@@ -36,27 +36,25 @@ def check_alive(pid: int) -> ProcStatus:
     """The status of a process whose main thread can be asked to run something; raises AttachRefused for any other."""
     if platform.system() != "Linux":
         reason = f"the hook cannot get into a running process on {platform.system()}"
-        raise AttachRefused("unsupported-machine", reason, "aitop run -- CMD")
+        raise AttachRefused("absent", reason, "aitop run -- CMD")
     status = read_status(pid) if pid > 0 else None
     if status is None:
-        raise AttachRefused("no-process", f"there is no process {pid}")
+        raise AttachRefused("absent", f"there is no process {pid}")
     if status.leader != pid:
-        raise AttachRefused(
-            "not-a-process", f"{pid} is a thread of process {status.leader}", f"aitop --pid {status.leader}"
-        )
+        raise AttachRefused("absent", f"{pid} is a thread of process {status.leader}", f"aitop --pid {status.leader}")
     if pid == os.getpid():
-        raise AttachRefused("own-process", f"process {pid} is aitop itself")
+        raise AttachRefused("absent", f"process {pid} is aitop itself")
     if status.state in "ZX":
-        raise AttachRefused("ended", f"process {pid} has ended and is a zombie")
+        raise AttachRefused("absent", f"process {pid} has ended and is a zombie")
     if status.tracer:
         tracer = read_status(status.tracer)
         by = f"{tracer.name} ({status.tracer})" if tracer else str(status.tracer)
         reason = f"process {pid} is already being traced by {by}"
-        raise AttachRefused("traced", reason, "end the other tracer")
+        raise AttachRefused("denied", reason, "end the other tracer", passing=True)
     if status.state == "T":
-        raise AttachRefused("stopped", f"process {pid} is stopped", f"kill -CONT {pid}")
+        raise AttachRefused("absent", f"process {pid} is stopped", f"kill -CONT {pid}", passing=True)
     if status.seccomp == SECCOMP_STRICT:
-        raise AttachRefused("strict-seccomp", f"process {pid} has forbidden itself every system call (strict seccomp)")
+        raise AttachRefused("absent", f"process {pid} has forbidden itself every system call (strict seccomp)")
     if status.forked:
         check_settled(status)
     return status
@@ -72,10 +70,10 @@ def check_settled(status: ProcStatus) -> None:
     pid = status.pid
     if shares_memory(pid, status.parent):
         reason = f"process {pid} still uses its parent's memory (vfork)"
-        raise AttachRefused("just-forked", reason, "try again when it has started its program")
+        raise AttachRefused("absent", reason, "try again when it has started its program", passing=True)
     cpu_ns = main_thread_cpu_ns(pid)
     if seconds_old(status) < YOUNG_SECONDS or (cpu_ns is not None and cpu_ns < SETTLED_CPU_NS):
-        raise AttachRefused("just-forked", f"process {pid} has only just been forked", "try again")
+        raise AttachRefused("absent", f"process {pid} has only just been forked", "try again", passing=True)
 
 
 def open_memory(status: ProcStatus) -> Memory:
@@ -83,13 +81,13 @@ def open_memory(status: ProcStatus) -> Memory:
     try:
         memory = Memory(status.pid)
     except (FileNotFoundError, ProcessLookupError) as error:
-        raise AttachRefused("ended", f"process {status.pid} ended") from error
+        raise ended(status.pid) from error
     except PermissionError as error:
         raise explain_denial(status, own_status(), yama_scope()) from error
     # The open file stays bound to that process; another one may have taken its pid since the status was read.
     if not same_process(status):
         memory.close()
-        raise AttachRefused("ended", f"process {status.pid} ended")
+        raise ended(status.pid)
     return memory
 
 
@@ -100,7 +98,7 @@ def explain_denial(target: ProcStatus, own: ProcStatus, scope: int) -> AttachRef
     except OSError:
         closed = False
     denial = tracing.why_denied(target.pid, _rights(own), _rights(target), scope, closed=closed)
-    return AttachRefused("not-permitted", denial.reason, denial.remedy)
+    return AttachRefused("denied", denial.reason, denial.remedy)
 
 
 def _rights(status: ProcStatus) -> tracing.Rights:
@@ -123,14 +121,14 @@ def check_consent(pid: int) -> None:
         with open(f"/proc/{pid}/cmdline", "rb") as file:
             arguments = file.read(LARGEST).split(b"\0")
     except OSError as error:
-        raise AttachRefused("ended", f"process {pid} ended") from error
+        raise ended(pid) from error
     by_variable = any(entry.startswith(SWITCH.encode() + b"=") and entry[len(SWITCH) + 1 :] for entry in environment)
     by_option = any(
         argument in (b"disable-remote-debug", b"-Xdisable-remote-debug") for argument in _interpreter_options(arguments)
     )
     if by_variable or by_option:
         how = SWITCH if by_variable else "-X disable-remote-debug"
-        raise AttachRefused("switched-off", f"the owner of process {pid} switched remote debugging off ({how})")
+        raise AttachRefused("denied", f"the owner of process {pid} switched remote debugging off ({how})")
 
 
 def check_torch(pid: int) -> None:
@@ -143,7 +141,7 @@ def check_torch(pid: int) -> None:
 def without_torch(pid: int) -> AttachRefused:
     """The refusal for a process without torch, which may load it later."""
     remedy = "nothing to do if it is about to: aitop looks again"
-    return AttachRefused("no-torch", f"process {pid} has not loaded torch", remedy)
+    return AttachRefused("absent", f"process {pid} has not loaded torch", remedy, passing=True)
 
 
 def yama_scope() -> int:

@@ -161,29 +161,14 @@ def interpreter_of(status: ProcStatus) -> str | None:
     return program if same_file and same_place and ours and plain else None
 
 
-@dataclass(frozen=True)
-class SystemCall:
-    """A system call that a thread sleeps in. `text` is the line of `/proc/PID/syscall`, with arguments and place."""
-
-    number: int
-    text: str
-
-
-def sleeping_in(pid: int) -> SystemCall | None:
-    """The system call that the main thread sleeps in, None where it runs. Raises OSError where the kernel hides it."""
-    with open(f"/proc/{pid}/task/{pid}/syscall", encoding="ascii") as file:
-        text = file.read()
-    number = text.split(None, 1)[0]
-    return SystemCall(int(number), text) if number.lstrip("-").isdigit() and int(number) >= 0 else None
-
-
 def may_be_asleep(pid: int) -> bool:
     """Whether the main thread sleeps in one of SLEEPS; also True where the kernel hides it."""
     try:
-        call = sleeping_in(pid)
+        with open(f"/proc/{pid}/task/{pid}/syscall", encoding="ascii") as file:
+            number = (file.read().split() or [""])[0]
     except OSError:
         return os.path.isdir(f"/proc/{pid}")
-    return call is not None and (call.number in SLEEPS or call.number == SYS_RESTART)
+    return number.isdigit() and int(number) in SLEEPS | {SYS_RESTART}
 
 
 def let_it_finish(pid: int, cpu_ns: int, least_s: float, most_s: float) -> None:

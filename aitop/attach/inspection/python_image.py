@@ -97,7 +97,7 @@ def locate_python(pid: int, memory: Memory) -> PythonImage:
     version = _version(memory, symbols)
     if not OLDEST <= version <= NEWEST:
         raise AttachRefused(
-            "unsupported-python",
+            "absent",
             f"process {pid} runs Python {version[0]}.{version[1]}, and the hook knows 3.10 to 3.14",
             "run the job with a Python from 3.10 to 3.14",
         )
@@ -128,10 +128,8 @@ def _find_interpreter(pid: int, memory: Memory, files: dict[str, int], program: 
         if all(name in symbols for name in NEEDED):
             return symbols, path
     if candidates and any("libpython" in path for path in candidates):
-        raise AttachRefused(
-            "unsupported-python", f"the Python of process {pid} does not export its functions", "aitop run -- CMD"
-        )
-    raise AttachRefused("not-python", f"process {pid} is not a Python process", "give the pid of the Python process")
+        raise AttachRefused("absent", f"the Python of process {pid} does not export its functions", "aitop run -- CMD")
+    raise AttachRefused("absent", f"process {pid} is not a Python process", "give the pid of the Python process")
 
 
 def _version(memory: Memory, symbols: dict[str, Symbol]) -> tuple[int, int]:

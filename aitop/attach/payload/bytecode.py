@@ -7,7 +7,6 @@ returns as one list of texts in hexadecimal digits. So it imports nothing of ait
 
 from __future__ import annotations
 
-import ast
 import functools
 import importlib.resources
 import importlib.util
@@ -20,32 +19,13 @@ import sys
 SECONDS = 2.0
 
 
-class _WithoutAnnotations(ast.NodeTransformer):
-    """Removes the annotations of functions, which a target would only make and drop again."""
-
-    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
-        self.generic_visit(node)
-        node.returns = None
-        arguments = node.args
-        for argument in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs):
-            argument.annotation = None
-        for rest in (arguments.vararg, arguments.kwarg):
-            if rest is not None:
-                rest.annotation = None
-        return node
-
-
-def compiled(files: list[tuple[str, str]]) -> tuple[bytes, list[bytes]]:
+@functools.cache
+def compiled(files: tuple[tuple[str, str], ...]) -> tuple[bytes, list[bytes]]:
     """This interpreter's magic number, and the marshalled code of each (file name, source), without docstrings.
 
     Raises SyntaxError and ValueError as `compile` does.
     """
-    codes = [
-        marshal.dumps(
-            compile(_WithoutAnnotations().visit(ast.parse(source)), name, "exec", dont_inherit=True, optimize=2)
-        )
-        for name, source in files
-    ]
+    codes = [marshal.dumps(compile(source, name, "exec", dont_inherit=True, optimize=2)) for name, source in files]
     return importlib.util.MAGIC_NUMBER, codes
 
 
@@ -76,5 +56,5 @@ def _compiled_by(program: str, files: tuple[tuple[str, str], ...]) -> tuple[byte
 
 
 if __name__ == "__main__":
-    magic_number, all_code = compiled([(name, source) for name, source in json.load(sys.stdin)])
+    magic_number, all_code = compiled(tuple((name, source) for name, source in json.load(sys.stdin)))
     json.dump([item.hex() for item in (magic_number, *all_code)], sys.stdout)

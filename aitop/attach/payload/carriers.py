@@ -20,7 +20,6 @@ import secrets
 import stat
 import time
 from collections.abc import Callable, Iterator
-from typing import Protocol
 
 from aitop.attach.inspection.preflight import LARGEST
 from aitop.attach.inspection.process import ProcStatus, own_status
@@ -40,28 +39,30 @@ SEARCH, MAKE = 1, 3
 FREE, BEGUN, TAKEN_BACK = b"-", b"b", b"x"
 
 
-class Carrier(Protocol):
+class Carrier:
     """What a request lies in. `fd` is our descriptor; the target opens `path` with `flags`, and `claim` takes it."""
 
-    fd: int
+    fd = -1
     path: str
     flags: int
     claim: str
 
     def is_there(self) -> bool:
         """Whether the target has not begun with the request."""
-        ...
+        raise NotImplementedError
 
     def take_away(self) -> bool:
         """Takes the request back. True: the target will never run it. False: it had already begun."""
-        ...
+        raise NotImplementedError
 
     def close(self) -> None:
         """Idempotent."""
-        ...
+        if self.fd >= 0:
+            os.close(self.fd)
+        self.fd = -1
 
 
-class Nameless:
+class Nameless(Carrier):
     """Memory of ours (memfd), which the target opens through `/proc`. Raises OSError where the system has none.
 
     The byte at `state_at` must be FREE before the target learns of it.
@@ -91,13 +92,8 @@ class Nameless:
             os.lockf(self.fd, os.F_ULOCK, 0)
         return not begun
 
-    def close(self) -> None:
-        if self.fd >= 0:
-            os.close(self.fd)
-        self.fd = -1
 
-
-class Named:
+class Named(Carrier):
     """A file in a folder that the target knows as `path`. `folder` is a descriptor of it, closed with the carrier.
 
     Raises OSError.
@@ -107,7 +103,7 @@ class Named:
     claim = "o.unlink(p)"
 
     def __init__(self, target: ProcStatus, folder: int, path: str) -> None:
-        self._target, self._folder, self.fd = target, folder, -1
+        self._target, self._folder = target, folder
         self._name = f"{_prefix(target.pid)}{secrets.token_hex(6)}"
         self.path = f"{path.rstrip('/')}/{self._name}"
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -135,11 +131,10 @@ class Named:
         return True
 
     def close(self) -> None:
-        if self.fd >= 0:
-            os.close(self.fd)
+        super().close()
         if self._folder >= 0:
             os.close(self._folder)
-        self.fd = self._folder = -1
+        self._folder = -1
 
 
 def may_look_into_us(target: ProcStatus) -> bool:
@@ -197,7 +192,7 @@ def first_folder(target: ProcStatus) -> str:
     problems: list[str] = []
     if target.uids[1] != os.geteuid() and not own_status().may_give_files:
         reason = f"a file for the user of process {target.pid} cannot be made: root lacks CAP_CHOWN"
-        raise AttachRefused("not-permitted", reason, "run aitop as that user, or in a container with: --cap-add CHOWN")
+        raise AttachRefused("denied", reason, "run aitop as that user, or in a container with: --cap-add CHOWN")
     for path in _folders(target.pid):
         try:
             folder = open_folder(target, path)
@@ -217,7 +212,7 @@ def first_folder(target: ProcStatus) -> str:
 def no_carrier(pid: int, problems: list[str]) -> AttachRefused:
     """The refusal where nothing carries a request to the process."""
     reason = f"no folder of process {pid} takes a file ({'; '.join(problems)})"
-    return AttachRefused("no-carrier", reason, "give the run a TMPDIR that it may write to, or: aitop run -- CMD")
+    return AttachRefused("failed", reason, "give the run a TMPDIR that it may write to, or: aitop run -- CMD")
 
 
 def _prefix(pid: int) -> str:

@@ -12,7 +12,7 @@ import sys
 # Not from `typing`, which the target may not have loaded.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from types import CodeType, ModuleType
+    from types import CodeType
     from typing import Any
 
 # The package that is made of the modules that travel, the hook's package in it, and where the hook of a process is
@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 ROOT = "_aitop"
 HOOK = "hook"
 ENTRANCE = "_aitop_hook"
-# Parts that wait are dropped when no more come for this long: the monitor may have been killed.
-PATIENCE_S = 2.0
 # Functions of importlib that take, hold or release a module's lock. Up to Python 3.11 an import that begins inside one
 # of them breaks the import that it interrupts (KeyError in _ModuleLock.acquire), and so the program.
 LOCKING = frozenset(
@@ -39,76 +37,22 @@ def taking_an_import_lock() -> bool:
     return False
 
 
-class Arriving:
-    """The modules that have arrived so far, and in how many parts. `bundle` identifies the version they belong to.
-
-    Between two parts it is a callback of the garbage collector, the only place that every program comes through by
-    itself: so it can drop itself where no more parts come. That is the last resort: a monitor that gives up asks for it
-    (`drop`), and so does watchdog.py for one that was killed.
-    """
-
-    def __init__(self, bundle: str) -> None:
-        self.bundle = bundle
-        self.parts = 0
-        self.modules: dict[str, ModuleType] = {}
-        self.until = 0.0
-        self.callbacks: list[Any] = []
-        self.clock: Any = None
-
-    def __call__(self, phase: str, info: "Any") -> None:
-        if phase == "stop" and self.clock() > self.until:
-            self.modules.clear()
-            # The list is being iterated: removed anywhere but at its end, this would hide the next callback.
-            if self.callbacks and self.callbacks[-1] is self:
-                self.callbacks.pop()
-
-    def wait(self) -> None:
-        """Takes the package out of `sys.modules` and holds it for the next part."""
-        # Imported only where parts wait: the program may not have loaded them.
-        import gc  # noqa: PLC0415
-        import time  # noqa: PLC0415
-
-        self.modules = forget()
-        self.callbacks, self.clock = gc.callbacks, time.monotonic
-        self.until = self.clock() + PATIENCE_S
-        compiler: Any = self.modules.get(f"{ROOT}.{HOOK}.compiler")
-        if compiler is not None:
-            compiler.keep_from_compiling(Arriving.__call__.__code__)
-        self.callbacks.append(self)
+def forget() -> None:
+    """Removes the packages from `sys.modules`."""
+    for name in [name for name in list(sys.modules) if name.partition(".")[0] in (ROOT, ENTRANCE)]:
+        sys.modules.pop(name, None)
 
 
-def so_far(bundle: str, parts: int) -> "Arriving | None":
-    """What has arrived of this bundle: new where it begins, None where other than `parts` parts are there."""
-    collector: Any = sys.modules.get("gc")
-    callbacks: list[Any] = collector.callbacks if collector is not None else []
-    # By name: each part has defined a class of its own.
-    waiting = [callback for callback in callbacks if type(callback).__name__ == Arriving.__name__]
-    for callback in waiting:
-        callbacks.remove(callback)
-    arriving = Arriving(bundle)
-    if parts:
-        before = [each for each in waiting if each.modules and (each.bundle, each.parts) == (bundle, parts)]
-        if not before:
-            return None
-        arriving.modules, arriving.parts = before[0].modules, parts
-    return arriving
+def load(modules: "list[tuple[str, bytes, bytes]]", loads: "Any") -> "Any":
+    """Makes modules of (name, source, bytecode), each after those that it imports; returns the last.
 
-
-def forget() -> "dict[str, ModuleType]":
-    """Removes the packages from `sys.modules`, and returns what was there of them."""
-    names = [name for name in list(sys.modules) if name.partition(".")[0] in (ROOT, ENTRANCE)]
-    return {name: sys.modules.pop(name) for name in names}
-
-
-def load(modules: "list[tuple[str, bytes, bytes | None]]", loads: "Any") -> "Any":
-    """Makes modules of (name, source, compiled code or None), each after those that it imports; returns the last.
-
+    `loads` makes code of bytecode, None where this interpreter does not read it.
     `sys.meta_path` is left alone: a thread that imports at this moment iterates it, and would miss a finder.
     """
     module: Any = None
     for path, source, compiled in modules:
         origin = file_name(path.partition(".")[2])
-        code: CodeType = loads(compiled) if compiled else compile(source, origin, "exec", dont_inherit=True)
+        code: CodeType = loads(compiled) if loads else compile(source, origin, "exec", dont_inherit=True)
         name, _, last = path.rpartition(".")
         if last == "__init__":
             module = package(name)
@@ -150,45 +94,39 @@ def file_name(module: str) -> str:
     return f"<aitop hook>/{module.removeprefix(HOOK + '.').replace('.', '/')}.py"
 
 
-def bring(start: "dict[str, Any]", modules: "list[tuple[str, bytes, bytes | None]]", loads: "Any") -> str:
-    """Loads a part of the package, and after the last one asks the package to install itself.
+def bring(start: "dict[str, Any]", loads: "Any") -> str:
+    """Loads the core of the hook and asks it to install itself. Returns its answer.
 
-    Returns the hook's answer; `next` for a part that is not the last; `lost` where the parts before it are not there,
-    so that everything has to come in one block. Where the hook does not install itself nothing stays, except parts that
-    wait for more or for a better moment.
+    The hook gets a function that loads the rest, by module: it does so later, while the run goes on. Where it does not
+    install itself nothing stays.
     """
     hook: Any = sys.modules.get(ENTRANCE)
     if hook is not None:
         return str(hook.install("attach"))
-    arriving = so_far(start["bundle"], start["part"])
-    if arriving is None:
-        return "lost"
+    rest = start["rest"]
+
+    def load_later(name: str) -> "Any":
+        try:
+            load([module for module in rest[name] if module[0] not in sys.modules], loads)
+            return sys.modules[f"{ROOT}.{HOOK}.{name}"]
+        finally:
+            # The hook may have left meanwhile.
+            if ENTRANCE not in sys.modules:
+                forget()
+
     answer = "error: interrupted"
     try:
-        sys.modules.update(arriving.modules)
-        hook = load(modules, loads)
-        if not start["more"]:
-            sys.modules[ENTRANCE] = hook
-        answer = "next" if start["more"] else str(hook.install("attach"))
+        hook = load(start.pop("core"), loads)
+        sys.modules[ENTRANCE] = hook
+        answer = str(hook.install("attach", load_later))
     finally:
-        if answer == "next":
-            arriving.parts += 1
-        if answer == "next" or (answer == "busy" and arriving.parts):
-            arriving.wait()
-        elif answer not in ("installed", "already"):
+        if answer not in ("installed", "already"):
             forget()
     return answer
 
 
-def drop() -> str:
-    """Drops parts that wait for more; a hook that is installed stays."""
-    so_far("", 0)
-    return "dropped"
-
-
 def remove() -> str:
-    """Asks the hook to leave and then drops its package; also drops parts that wait for more."""
-    drop()
+    """Asks the hook to leave and then drops its package."""
     hook: Any = sys.modules.get(ENTRANCE)
     if hook is None:
         return "absent"
@@ -206,15 +144,10 @@ def run(start: "dict[str, Any]", loads: "Any") -> str:
     try:
         if taking_an_import_lock():
             return "busy"
-        modules = start["modules"]
         frozen: Any = sys.modules["_frozen_importlib_external"]
         if start["magic"] != frozen.MAGIC_NUMBER:
-            modules = [(name, source, None) for name, source, _ in modules]
-            if start["more"] or start["part"]:
-                return "lost"
-        if start["action"] == "install":
-            return bring(start, modules, loads)
-        return remove() if start["action"] == "remove" else drop()
+            loads = None
+        return bring(start, loads) if start["action"] == "install" else remove()
     except KeyboardInterrupt:
         raise
     except BaseException as error:

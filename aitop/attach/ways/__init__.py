@@ -14,7 +14,7 @@ What was measured of each is in tests/bench/README.md: no target harmed in thous
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING
 
 from aitop.attach.inspection.process import ProcStatus, let_it_finish
 from aitop.attach.inspection.process_memory import Memory
@@ -24,9 +24,8 @@ from aitop.attach.refusal import NotNow
 if TYPE_CHECKING:
     from aitop.attach.payload.request import Request
 
-WayName = Literal["remote-debug", "signal-frame", "sleeping-call", "gdb"]
 # Ways that write the target's memory and do not trace it.
-WITHOUT_PTRACE: frozenset[str] = frozenset(("remote-debug",))
+WITHOUT_PTRACE = frozenset(("remote-debug",))
 
 # Copying the line takes the target microseconds of CPU time; on a loaded machine it may wait for a processor meanwhile.
 COPYING_NS, COPYING_S, LONGEST_COPYING_S = 1_000_000, 0.005, 1.0
@@ -62,35 +61,6 @@ class TargetProcess:
         if self.python.scratch is None:
             raise NotNow("there is no room for the hook's first line")
         return self.python.scratch
-
-
-class WayIn(Protocol):
-    """One way in.
-
-    `patience` is how long to wait for the answer before the next way is tried as well, in seconds. A `costly` way
-    stops the whole program for long and is tried only where no other got in. What an `exclusive` way brought in is
-    withdrawn before the next way is tried.
-    """
-
-    name: WayName
-    patience: float
-    costly: bool
-    exclusive: bool
-
-    def obstacle(self, target: TargetProcess) -> Obstacle | None:
-        """What closes this way for the target, None where it is open."""
-        ...
-
-    def enter(self, target: TargetProcess, request: Request) -> float:
-        """Brings the request in, once. Returns for how many microseconds a thread of the target stood still.
-
-        Raises NotNow, with the target as it was, where another moment may suit, and AttachRefused where none will.
-        """
-        ...
-
-    def withdraw(self, target: TargetProcess, *, in_use: bool) -> None:
-        """Takes back what `enter` left. `in_use`: the target may be reading it at this moment."""
-        ...
 
 
 def check_running(target: TargetProcess) -> None:
@@ -134,3 +104,32 @@ def wipe_line(target: TargetProcess, *, in_use: bool) -> None:
 def wait_for_reader(target: TargetProcess) -> None:
     """Waits until a main thread that may be copying the line at this moment has surely done so."""
     let_it_finish(target.pid, COPYING_NS, COPYING_S, LONGEST_COPYING_S)
+
+
+class WayIn:
+    """One way in.
+
+    `patience` is how long to wait for the answer before the next way is tried as well, in seconds. A `costly` way
+    stops the whole program for long and is tried only where no other got in. What an `exclusive` way brought in is
+    withdrawn before the next way is tried.
+    """
+
+    name: str
+    patience: float
+    costly = False
+    exclusive = False
+
+    def obstacle(self, target: TargetProcess) -> Obstacle | None:
+        """What closes this way for the target, None where it is open."""
+        raise NotImplementedError
+
+    def enter(self, target: TargetProcess, request: Request) -> float:
+        """Brings the request in, once. Returns for how many microseconds a thread of the target stood still.
+
+        Raises NotNow, with the target as it was, where another moment may suit, and AttachRefused where none will.
+        """
+        raise NotImplementedError
+
+    def withdraw(self, target: TargetProcess, *, in_use: bool) -> None:
+        """Takes back what `enter` left. `in_use`: the target may be reading it at this moment."""
+        wipe_line(target, in_use=in_use)

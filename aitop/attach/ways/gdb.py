@@ -25,8 +25,8 @@ from pathlib import Path
 from aitop.attach.inspection.process import cannot_be_woken, on_x86_64, same_process
 from aitop.attach.inspection.python_image import NEEDED, PythonImage
 from aitop.attach.payload.request import Request
-from aitop.attach.refusal import AttachRefused, NotNow
-from aitop.attach.ways import NO_ROOM, NO_SYMBOLS, Obstacle, TargetProcess, WayName, gdb_guard, put_line, wipe_line
+from aitop.attach.refusal import AttachRefused, NotNow, ended
+from aitop.attach.ways import NO_ROOM, NO_SYMBOLS, Obstacle, TargetProcess, WayIn, gdb_guard, put_line
 
 # When gdb is interrupted, and how long we then wait for it.
 GDB_SECONDS = 10.0
@@ -62,13 +62,12 @@ def queue_if_initialized(python: PythonImage, line: int) -> str:
     return f"((int (*)(void)) {initialized:#x})() ? {queued} : 7"
 
 
-class Gdb:
+class Gdb(WayIn):
     """Has the user's gdb queue the line. `always`: also on x86-64, where better ways are open (for tests)."""
 
-    name: WayName = "gdb"
+    name = "gdb"
     patience = 1.0
     costly = True
-    exclusive = False
 
     def __init__(self, *, always: bool = False) -> None:
         self._always = always
@@ -93,16 +92,13 @@ class Gdb:
         put_line(target, request.line)
         target.memory.write(target.scratch.address, request.line[:1])
         if not same_process(target.status):
-            raise AttachRefused("ended", f"process {target.pid} ended")
+            raise ended(target.pid)
         traced_us, output = run_guarded(target.pid, GDB_SECONDS, gdb_command(program, target.pid, call))
         if ENDING.search(output):
             raise NotNow("its Python has not begun, or is ending")
         if not QUEUED.search(output):
-            raise AttachRefused("way-failed", f"gdb did not get into process {target.pid}: {_end_of(output)}")
+            raise AttachRefused("failed", f"gdb did not get into process {target.pid}: {_end_of(output)}")
         return traced_us
-
-    def withdraw(self, target: TargetProcess, *, in_use: bool) -> None:
-        wipe_line(target, in_use=in_use)
 
 
 def run_guarded(pid: int, seconds: float, command: list[str]) -> tuple[float, str]:
@@ -122,7 +118,7 @@ def run_guarded(pid: int, seconds: float, command: list[str]) -> tuple[float, st
         output, _ = process.communicate(timeout=seconds + GUARD_SECONDS)
     except subprocess.TimeoutExpired:
         # Neither the guard nor gdb is killed: they end by themselves.
-        raise AttachRefused("way-failed", "gdb does not come back") from None
+        raise AttachRefused("failed", "gdb does not come back") from None
     traced_us, _, output = output.partition("\n")
     return float(traced_us) if traced_us.isdigit() else 0.0, output
 

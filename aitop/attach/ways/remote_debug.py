@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from aitop.attach.payload.request import Request
 from aitop.attach.refusal import AttachRefused, NotNow
-from aitop.attach.ways import Obstacle, TargetProcess, WayName, check_running, wait_for_reader
+from aitop.attach.ways import Obstacle, TargetProcess, WayIn, check_running, wait_for_reader
 
 COOKIE = b"xdebugpy"
 FIRST = (3, 14)
@@ -33,12 +33,11 @@ class _Mailbox:
     room: int
 
 
-class RemoteDebug:
+class RemoteDebug(WayIn):
     """Has the main thread run the request's file as a script."""
 
-    name: WayName = "remote-debug"
+    name = "remote-debug"
     patience = 0.3
-    costly = False
     # An interpreter that finds no file at the path complains on the target's stderr.
     exclusive = True
 
@@ -112,7 +111,7 @@ def _find(target: TargetProcess) -> _Mailbox | None:
         return None
     if int.from_bytes(read(interpreter + enabled_at, 4), "little") != 1:
         raise AttachRefused(
-            "switched-off",
+            "denied",
             f"the owner of process {target.pid} switched remote debugging off, or its Python was built without",
         )
     thread = target.memory.read_word(interpreter + main_thread_at)

@@ -41,10 +41,9 @@ from aitop.attach.ways import (
     NO_SYMBOLS,
     Obstacle,
     TargetProcess,
-    WayName,
+    WayIn,
     check_running,
     put_line,
-    wipe_line,
 )
 from aitop.attach.ways.stopped_thread import Registers, StoppedThread, ThreadState, in_own_thread
 
@@ -84,13 +83,11 @@ AMX_FEATURES = 3 << 17
 SA_SIGINFO = 4
 
 
-class SignalFrame:
+class SignalFrame(WayIn):
     """Stops the main thread for a moment and has it queue the line as a pending call."""
 
-    name: WayName = "signal-frame"
+    name = "signal-frame"
     patience = 0.3
-    costly = False
-    exclusive = False
 
     def obstacle(self, target: TargetProcess) -> Obstacle | None:
         return frame_obstacle(target)
@@ -100,21 +97,16 @@ class SignalFrame:
         queue = [Call(target.python.address("Py_AddPendingCall"), (run, target.scratch.address))]
         return in_own_thread(lambda: call_in_main_thread(target, queue, anywhere, request.line))
 
-    def withdraw(self, target: TargetProcess, *, in_use: bool) -> None:
-        wipe_line(target, in_use=in_use)
 
-
-class SleepingCall:
+class SleepingCall(WayIn):
     """Runs the line in the main thread while it sleeps, as a C extension's callback would run Python.
 
     Two looks must show the thread at the same place of the same system call, without the GIL. The thread takes the
     GIL, runs the line and gives the GIL back by itself, through chained signal frames.
     """
 
-    name: WayName = "sleeping-call"
+    name = "sleeping-call"
     patience = 1.0
-    costly = False
-    exclusive = False
 
     def obstacle(self, target: TargetProcess) -> Obstacle | None:
         return frame_obstacle(target)
@@ -131,9 +123,6 @@ class SleepingCall:
         if not may_be_asleep(target.pid):
             raise NotNow("the main thread is not asleep")
         return max(pause_us, in_own_thread(lambda: _run_asleep(target, request.line, first)))
-
-    def withdraw(self, target: TargetProcess, *, in_use: bool) -> None:
-        wipe_line(target, in_use=in_use)
 
 
 def _run_asleep(target: TargetProcess, line: bytes, first: ThreadState) -> float:
@@ -404,7 +393,7 @@ class XsaveLayout:
             (supported,) = struct.unpack_from("<Q", xstate, SOFTWARE_BYTES_AT)
             return XsaveLayout(supported, len(xstate))
         if len(xstate) < self.size:
-            raise AttachRefused("way-failed", f"the kernel gave {len(xstate)} bytes of vector state, not {self.size}")
+            raise AttachRefused("failed", f"the kernel gave {len(xstate)} bytes of vector state, not {self.size}")
         return self
 
 
@@ -435,7 +424,5 @@ def xsave_layout() -> XsaveLayout:
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     if not seen or seen[0][0] != MAGIC_1:
-        raise AttachRefused(
-            "unsupported-machine", "this processor has no XSAVE state that aitop knows how to bring back"
-        )
+        raise AttachRefused("absent", "this processor has no XSAVE state that aitop knows how to bring back")
     return XsaveLayout(features=seen[0][2], size=seen[0][3])

@@ -23,7 +23,7 @@ from types import TracebackType
 from typing import TypeVar
 
 from aitop.attach.held_libc import pause, ptrace, wait_event
-from aitop.attach.refusal import AttachRefused, NotNow
+from aitop.attach.refusal import AttachRefused, NotNow, ended
 
 SEIZE, INTERRUPT, CONT, DETACH = 0x4206, 0x4207, 7, 17
 GETREGSET, SETREGSET, GETSIGMASK, RSEQ_CONFIGURATION = 0x4204, 0x4205, 0x420A, 0x420F
@@ -141,13 +141,13 @@ class StoppedThread:
         try:
             # A traced process keeps its pid until we release it.
             if not self._is_same_process():
-                raise _gone(self.tid)
+                raise ended(self.tid)
             self._since = time.monotonic_ns()
             ptrace(INTERRUPT, self.tid)
             self._await_stop()
         except OSError as error:
             self._let_go()
-            raise _gone(self.tid) from error
+            raise ended(self.tid) from error
         except BaseException:
             self._let_go()
             raise
@@ -172,7 +172,7 @@ class StoppedThread:
             if event == EVENT_STOP:
                 if what != signal.SIGTRAP:
                     reason = f"process {self.tid} is stopped"
-                    raise AttachRefused("stopped", reason, f"kill -CONT {self.tid}")
+                    raise AttachRefused("absent", reason, f"kill -CONT {self.tid}", passing=True)
                 return
             ptrace(CONT, self.tid, 0, 0 if event else what)
 
@@ -190,7 +190,7 @@ class StoppedThread:
                 self._since = looked
             else:
                 if seen.code in (os.CLD_EXITED, os.CLD_KILLED, os.CLD_DUMPED):
-                    raise _gone(self.tid)
+                    raise ended(self.tid)
                 wait_event(self.tid, os.WSTOPPED | WALL)
                 return seen.status
             now = time.monotonic()
@@ -236,15 +236,11 @@ class StoppedThread:
         return buffer.raw
 
 
-def _gone(pid: int) -> AttachRefused:
-    return AttachRefused("ended", f"process {pid} ended")
-
-
 def _explain_seize(pid: int, error: OSError) -> AttachRefused:
     if error.errno == errno.ESRCH:
-        return _gone(pid)
+        return ended(pid)
     return AttachRefused(
-        "not-permitted",
+        "denied",
         f"the system forbids tracing process {pid}: {os.strerror(error.errno or errno.EPERM)}",
         "allow ptrace here (in a container: --cap-add SYS_PTRACE)",
     )

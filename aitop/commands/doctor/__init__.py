@@ -40,7 +40,7 @@ def examine(pid: int | None) -> list[Check]:
     """All checks of the machine, and of process `pid` where there is one."""
     from aitop.commands.doctor import machine, process, rights
 
-    place, tried = rights.read_place(), rights.tried_out()
+    place, tried = rights.read_confinement(), rights.tried_out()
     checks = [machine.python(), *rights.checks(place, tried), rights.attach(), machine.py_spy()]
     checks += [*machine.terminal_checks(), machine.settings_file(), machine.descriptors()]
     too_low = [check for check in (machine.file_size(), machine.threads()) if check is not None]

@@ -16,10 +16,9 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from aitop.commands import config
 from aitop.commands.doctor.report import Check, fault, not_needed, works
-from aitop.commands.doctor.rights import Place
-from aitop.commands.settings import path as settings_path
-from aitop.commands.settings import read as read_settings
+from aitop.commands.doctor.rights import Confinement
 from aitop.errors import WrongUsageError
 from aitop.model.host import CgroupSample
 from aitop.model.units import size
@@ -130,11 +129,11 @@ def _characters(environment: Mapping[str, str], encoding: str) -> Check:
 def settings_file() -> Check:
     """Whether there is a settings file, and what is wrong with it: other verbs refuse to start then."""
     try:
-        file = settings_path()
+        file = config.path()
     except WrongUsageError as error:
         return not_needed("settings", f"{error}; everything is as `aitop config` prints it")
     try:
-        read_settings(file)
+        config.read(file)
         there = file.exists()
     except WrongUsageError as error:
         return fault("settings", str(error), f"mend or remove {file}")
@@ -204,7 +203,7 @@ def threads() -> Check | None:
     return None
 
 
-def gpu_checks(place: Place) -> list[Check]:
+def gpu_checks(place: Confinement) -> list[Check]:
     """What NVML says of the GPUs, asked in a thread of its own: a broken driver may hang."""
     answers: list[Abilities | SourceError] = []
     thread = threading.Thread(target=_ask, args=(answers,), name="aitop-doctor-gpu", daemon=True)
@@ -230,7 +229,7 @@ def count_cards(root: str = "") -> int:
     )
 
 
-def nvml_missing(error: SourceError, present: int, place: Place) -> list[Check]:
+def nvml_missing(error: SourceError, present: int, place: Confinement) -> list[Check]:
     """The checks where NVML does not work: no fault without a card. `present` is the number of cards."""
     if error.state == "absent" and not present and "pip install" not in (error.remedy or ""):
         return [not_needed("nvml", "no NVIDIA GPU in this machine"), *_unasked("no GPU")]

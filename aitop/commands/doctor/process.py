@@ -12,11 +12,11 @@ from aitop.commands.doctor.report import Check, fault, not_needed, works
 from aitop.errors import AitopError
 from aitop.sources import procfs
 from aitop.sources.host.roles import ranks_of
+from aitop.sources.host.target import look
 from aitop.sources.host.tree import ProcessEvidence, ProcessTree, places_of
 from aitop.sources.source import SourceError
 from aitop.sources.stacks.dump import take_dump
 from aitop.sources.stacks.refusal import why_denied
-from aitop.sources.target import look
 
 ANOTHER = "name the process that trains, or wait until it begins"
 

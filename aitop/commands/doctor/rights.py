@@ -14,14 +14,14 @@ from aitop.attach.ways.gdb import fault_of_gdb
 from aitop.commands.doctor.ptrace_trial import PtraceTrial, try_ptrace
 from aitop.commands.doctor.report import Check, fault, not_needed, works
 from aitop.sources import procfs
-from aitop.sources.target import user_name
+from aitop.sources.procfs import user_name
 
-Kind = Literal["kubernetes", "docker", "podman", "lxc", "container"]
+ContainerKind = Literal["kubernetes", "docker", "podman", "lxc", "container"]
 
 # The kernel gives its first pid and user namespaces these numbers (include/linux/proc_ns.h).
 FIRST_PIDS, FIRST_USERS = "pid:[4026531836]", "user:[4026531837]"
 SYS_PTRACE, DAC_OVERRIDE = 19, 1
-_GROUPS: tuple[tuple[str, Kind], ...] = (
+_GROUPS: tuple[tuple[str, ContainerKind], ...] = (
     ("kubepods", "kubernetes"),
     ("/docker", "docker"),
     ("libpod", "podman"),
@@ -39,7 +39,7 @@ CAUSES = ("yama", "seccomp", "security module", "capability")
 
 
 @dataclass(frozen=True)
-class Place:
+class Confinement:
     """Which user aitop runs as, with which capabilities, in which container.
 
     `container` is None where none is seen. `own_pids`: a pid namespace that does not show the machine's processes.
@@ -52,7 +52,7 @@ class Place:
     seccomp: bool
     tracer: int
     yama: str | None
-    container: Kind | None
+    container: ContainerKind | None
     own_pids: bool
     own_users: bool
     profile: str | None
@@ -68,12 +68,12 @@ class Place:
         return self.capable and bool(self.capabilities >> DAC_OVERRIDE & 1)
 
 
-def read_place(root: str = "", environment: Mapping[str, str] = os.environ) -> Place:
+def read_confinement(root: str = "", environment: Mapping[str, str] = os.environ) -> Confinement:
     """Reads the place of this process. `root` stands for / and exists for tests."""
     text, link = procfs.text, procfs.link
     fields = _fields(text(f"{root}/proc/self/status") or "")
     own_pids = (link(f"{root}/proc/self/ns/pid") or FIRST_PIDS) != FIRST_PIDS
-    return Place(
+    return Confinement(
         uid=_number(fields.get("Uid", "").split()[1:2], os.geteuid()),
         capabilities=_number([fields.get("CapEff", "")], 0, 16),
         seccomp=fields.get("Seccomp", "0") not in ("0", ""),
@@ -86,7 +86,7 @@ def read_place(root: str = "", environment: Mapping[str, str] = os.environ) -> P
     )
 
 
-def _container_kind(root: str, environment: Mapping[str, str]) -> Kind | None:
+def _container_kind(root: str, environment: Mapping[str, str]) -> ContainerKind | None:
     if "KUBERNETES_SERVICE_HOST" in environment:
         return "kubernetes"
     membership = procfs.text(f"{root}/proc/self/cgroup") or ""
@@ -124,7 +124,7 @@ def tried_out() -> PtraceTrial | OSError:
         return error
 
 
-def checks(place: Place, tried: PtraceTrial | OSError) -> list[Check]:
+def checks(place: Confinement, tried: PtraceTrial | OSError) -> list[Check]:
     """The checks of what this user may do here."""
     if isinstance(tried, OSError):
         why = f"{tried.filename}: {tried.strerror}" if tried.filename else tried.strerror
@@ -133,7 +133,7 @@ def checks(place: Place, tried: PtraceTrial | OSError) -> list[Check]:
     return [ptrace(tried, place, cause), *facts(place, cause), memfd()]
 
 
-def cause_of(tried: PtraceTrial, place: Place) -> str | None:
+def cause_of(tried: PtraceTrial, place: Confinement) -> str | None:
     """Which of CAUSES refused the trial, None where nothing did."""
     if tried.open is None and (tried.trace is None or place.tracer):
         return None
@@ -144,12 +144,12 @@ def cause_of(tried: PtraceTrial, place: Place) -> str | None:
     return "security module" if place.profile else "seccomp" if place.seccomp else "capability"
 
 
-def refused(tried: PtraceTrial | OSError, place: Place) -> str | None:
+def refused(tried: PtraceTrial | OSError, place: Confinement) -> str | None:
     """The error with which ptrace itself is refused to aitop whatever the process; None where it is not."""
     return None if isinstance(tried, OSError) or place.tracer else tried.trace
 
 
-def ptrace(tried: PtraceTrial, place: Place, cause: str | None) -> Check:
+def ptrace(tried: PtraceTrial, place: Confinement, cause: str | None) -> Check:
     """Whether processes of the same user can be looked into and entered."""
     if cause is None:
         aside = f"; process_vm_readv is refused ({tried.read}) and not needed" if tried.read else ""
@@ -168,7 +168,7 @@ def ptrace(tried: PtraceTrial, place: Place, cause: str | None) -> Check:
     return fault("ptrace", f"{because} ({said}): {lost}", _remedy(place, cause))
 
 
-def facts(place: Place, cause: str | None) -> list[Check]:
+def facts(place: Confinement, cause: str | None) -> list[Check]:
     """The kernel's conditions, a check each."""
     return [_user(place), _yama(place, cause), _capability(place, cause), _seccomp(place, cause), _container(place)]
 
@@ -206,7 +206,7 @@ def attach() -> Check:
     return works("attach", f"Linux on {machine}: the hook can be put into a running process with {program}")
 
 
-def _user(place: Place) -> Check:
+def _user(place: Confinement) -> Check:
     if place.uid != 0:
         words = f"{user_name(place.uid)} ({place.uid}): others' processes need their user, or sudo"
         return works("user", words if not place.everybody else f"{user_name(place.uid)}, who may look at all users'")
@@ -216,7 +216,7 @@ def _user(place: Place) -> Check:
     return works("user", f"root without {missing}: only root's own processes")
 
 
-def _yama(place: Place, cause: str | None) -> Check:
+def _yama(place: Confinement, cause: str | None) -> Check:
     if place.yama is None:
         return works("yama", "this kernel has no Yama")
     words = {
@@ -230,7 +230,7 @@ def _yama(place: Place, cause: str | None) -> Check:
     return works("yama", words + (", but aitop holds CAP_SYS_PTRACE" if place.yama in ("1", "2") else ""))
 
 
-def _capability(place: Place, cause: str | None) -> Check:
+def _capability(place: Confinement, cause: str | None) -> Check:
     if place.capable:
         return works("capability", "CAP_SYS_PTRACE is held")
     if cause is None:
@@ -242,7 +242,7 @@ def _capability(place: Place, cause: str | None) -> Check:
     return fault("capability", "CAP_SYS_PTRACE is not held, and here it is needed", _remedy(place, "capability"))
 
 
-def _seccomp(place: Place, cause: str | None) -> Check:
+def _seccomp(place: Confinement, cause: str | None) -> Check:
     if not place.seccomp:
         return works("seccomp", "no filter around aitop")
     if cause == "seccomp":
@@ -250,7 +250,7 @@ def _seccomp(place: Place, cause: str | None) -> Check:
     return works("seccomp", "a filter around aitop, which " + ("lets it work" if cause is None else "is not the cause"))
 
 
-def _container(place: Place) -> Check:
+def _container(place: Confinement) -> Check:
     if place.container is None:
         return works("container", "none")
     if not place.own_pids:
@@ -258,7 +258,7 @@ def _container(place: Place) -> Check:
     return works("container", f"{WORDS[place.container]}: only the processes in it are seen")
 
 
-def _remedy(place: Place, cause: str) -> str:
+def _remedy(place: Confinement, cause: str) -> str:
     """The command that mends this cause here, with the fewest rights that do."""
     boxed = place.container if place.own_pids else None
     if place.yama == "3":
@@ -282,7 +282,7 @@ def _remedy(place: Place, cause: str) -> str:
     return _ambient(place)
 
 
-def _ambient(place: Place) -> str:
+def _ambient(place: Confinement) -> str:
     """The command that runs aitop as this user with CAP_SYS_PTRACE and no other capability."""
     if place.uid == 0:
         return "start aitop from a root shell that holds CAP_SYS_PTRACE (capsh --print shows what it holds)"

@@ -15,9 +15,9 @@ from aitop.model.verdict import Fix, Severity, Where
 
 WATCH_SECONDS = 60.0
 MIN_SECONDS = 3.5
-# Warming up looks like a leak for a while: growth has to last. What the source code says of growing things only names
-# the line; it decides nothing.
-PATIENCE_SECONDS = 20.0
+# Warming up looks like a leak for a while: growth has to last, but no longer than `diagnose` looks when nothing else is
+# asked. What the source code says of growing things only names the line; it decides nothing.
+PATIENCE_SECONDS = 12.0
 # Reading a data set looks like a leak as well: where nothing shows that the run steps, only this long a rise counts.
 BLIND_SECONDS = 55.0
 BLIND = "where no step was seen, a leak and the loading of a data set look the same"

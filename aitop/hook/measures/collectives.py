@@ -15,14 +15,16 @@ import weakref
 from collections import deque
 from collections.abc import Callable
 from functools import partial
-from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ...protocol.events import COLLECTIVE
 from ..compiler import keep_from_compiling
 from ..patches import Patches
-from ..phases import Keeper
+from . import Measure
 from .callsites import Sites
+
+if TYPE_CHECKING:
+    from ..session import Session
 
 # Methods of a process group, and the function of torch.distributed that calls them.
 NAMES = {
@@ -68,25 +70,21 @@ def _nobody() -> None:
     """Stands for the group of all ranks while there is none."""
 
 
-class Collectives:
+class Collectives(Measure):
     """Puts its patches in as soon as the program has joined a process group."""
 
-    def __init__(self, torch: Any, patches: Patches, keeper: Keeper) -> None:
-        self.watches: tuple[str, ...] = ()
+    def __init__(self, torch: Any, patches: Patches, session: Session) -> None:
         self._patches = patches
         self._sites = Sites("collective", torch)
-        # The session's facts, to be told of changes; a test may have no session.
-        self._facts: Any = getattr(keeper, "facts", None) or SimpleNamespace(root_module=None)
+        self._facts = session.facts
         self._ddp = DdpLog(self._facts)
-        self._known = 0
-        self._watch = Watch(keeper, self._sites)
+        self._watch = Watch(session, self._sites)
         self.look(0)
 
     def look(self, now: int) -> None:
         if self.watches:
             self._sites.tick()
             self._ddp.look()
-            self._tell_at_first()
             self._watch.follow(sys.modules.get("torch.distributed"))
             return
         distributed = sys.modules.get("torch.distributed")
@@ -102,13 +100,6 @@ class Collectives:
         self.watches = ("collective",)
         self._facts.changed = True
 
-    def _tell_at_first(self) -> None:
-        """Have the facts written at once when there are new ones, not only when their turn comes."""
-        known = bool(self._sites.facts()) + self._ddp.known
-        if known > self._known:
-            self._known = known
-            self._facts.changed = True
-
     def facts(self) -> dict[str, Any]:
         return {"calls": self._sites.facts(), "ddp": self._ddp.facts()}
 
@@ -119,9 +110,9 @@ class Watch:
     `world` returns the group of all ranks, which numbers its collectives itself, as long as the program keeps it.
     """
 
-    def __init__(self, keeper: Keeper, sites: Sites) -> None:
-        self.keeper = keeper
-        self.journal = keeper.journal
+    def __init__(self, session: Session, sites: Sites) -> None:
+        self.session = session
+        self.journal = session.journal
         self.sites = sites
         self.dispatched = 0
         self.name = ""
@@ -138,7 +129,7 @@ class Watch:
     def begins(self, group: Any) -> None:
         """Write the number of a collective that begins to the ring at once: it may never end."""
         try:
-            ring = getattr(self.keeper, "_ring", None)
+            ring = self.session.ring
             if ring is not None and self._numbered and group is self.world():
                 ring.write_sequence(group._get_sequence_number_for_group() + 1)
         except Exception:
@@ -162,7 +153,7 @@ class Watch:
             if self.sites.wants_next():
                 self.sites.add(name, end - start, size)
         except Exception:
-            self.keeper.failed()
+            self.session.failed()
 
     def waited(self, start: int, work: Any) -> None:
         """Note a wait that ends now: that of the call just made, or a later one of the program's own."""
@@ -174,7 +165,7 @@ class Watch:
             if self.sites.wants_next():
                 self.sites.add(self.name if own else WAIT, end - start, counted=not own)
         except Exception:
-            self.keeper.failed()
+            self.session.failed()
 
 
 keep_from_compiling(Watch.counts.__code__)
@@ -183,7 +174,7 @@ keep_from_compiling(Watch.begins.__code__, Watch.called.__code__, Watch.waited._
 
 def wrap_call(original: Callable[..., Any], name: str, watch: Watch) -> Callable[..., Any]:
     """Wrap a method of a process group."""
-    compiling, counts = watch.keeper.compiling, watch.counts
+    compiling, counts = watch.session.compiling, watch.counts
 
     def collective(self: Any, *args: Any, **kwargs: Any) -> Any:
         if compiling() or not counts():
@@ -200,7 +191,7 @@ def wrap_call(original: Callable[..., Any], name: str, watch: Watch) -> Callable
 
 def wrap_wait(original: Callable[..., Any], watch: Watch) -> Callable[..., Any]:
     """Wrap `Work.wait`."""
-    compiling, counts = watch.keeper.compiling, watch.counts
+    compiling, counts = watch.session.compiling, watch.counts
 
     def wait(self: Any, *args: Any, **kwargs: Any) -> Any:
         if compiling() or not counts():
@@ -235,11 +226,6 @@ class DdpLog:
         self._samples: deque[tuple[int, int, int, int]] = deque(maxlen=SAMPLES)
         # What lies there at the first look may be old: of the first iterations, say.
         self._old = False
-
-    @property
-    def known(self) -> bool:
-        """Whether the times of an iteration were read."""
-        return bool(self._samples)
 
     def look(self) -> None:
         """Read the times of an iteration that was timed since the last look."""

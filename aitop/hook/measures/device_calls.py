@@ -13,34 +13,41 @@ import time
 from collections.abc import Callable
 from functools import partial
 from operator import attrgetter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ...protocol.events import BLOCKING, TRANSFER
 from ..compiler import keep_from_compiling
 from ..journal import Journal
 from ..patches import Patches, put_method
-from ..phases import Keeper
+from . import Measure
 from .callsites import Sites
 
+if TYPE_CHECKING:
+    from ..session import Session
+
 # Methods of Tensor that copy it.
-COPIES = ("to", "cuda", "cpu")
+COPIES = ("to", "cuda", "cpu", "copy_")
 # Methods of Tensor that wait for their result on the host. `numpy` wants its tensor on the host already.
-VALUES = ("item", "tolist", "__bool__", "__int__", "__float__", "__index__", "__complex__", "is_nonzero", "equal")
-SHAPES = ("nonzero", "argwhere", "masked_select", "unique", "unique_consecutive")
-NAMES = {"__bool__": "bool", "__int__": "int", "__float__": "float", "__index__": "index", "__complex__": "complex"}
+WAITS = (
+    *("item", "tolist", "__bool__", "__int__", "__float__", "__index__", "__complex__", "is_nonzero", "equal"),
+    *("nonzero", "argwhere", "masked_select", "unique", "unique_consecutive", "__repr__"),
+)
+NAMES = {
+    **{f"__{name}__": name for name in ("bool", "int", "float", "index", "complex")},
+    "__repr__": "print",
+}
 
 _now = time.monotonic_ns
 _ident = _thread.get_ident
 
 
-class DeviceCalls:
+class DeviceCalls(Measure):
     """Puts its patches in as soon as the program uses a device."""
 
-    def __init__(self, torch: Any, patches: Patches, keeper: Keeper) -> None:
-        self.watches: tuple[str, ...] = ()
+    def __init__(self, torch: Any, patches: Patches, session: Session) -> None:
         self._torch = torch
         self._patches = patches
-        self._keeper = keeper
+        self._session = session
         self._watch: Watch | None = None
         self.look(0)
 
@@ -52,7 +59,7 @@ class DeviceCalls:
             return
         far = device_in_use(self._torch)
         if far is not None:
-            self._watch = watch = Watch(self._torch, self._keeper, far)
+            self._watch = watch = Watch(self._torch, self._session, far)
             put_in(self._torch, self._patches, watch)
             self.watches = ("transfer", "blocking")
 
@@ -71,14 +78,12 @@ def device_in_use(torch: Any) -> Callable[[Any], bool] | None:
 
 
 class Watch:
-    """What the wrappers share. `far` tests for a tensor on a device; `nested` is set inside a call that is counted as
-    a whole.
-    """
+    """What the wrappers share. `far` tests for a tensor on a device; `nested` is set inside a call that waits."""
 
-    def __init__(self, torch: Any, keeper: Keeper, far: Callable[[Any], bool]) -> None:
-        self.keeper = keeper
-        self.journal: Journal = keeper.journal
-        self.compiling = keeper.compiling
+    def __init__(self, torch: Any, session: Session, far: Callable[[Any], bool]) -> None:
+        self.session = session
+        self.journal: Journal = session.journal
+        self.compiling = session.compiling
         self.far = far
         self.plain = frozenset((torch.Tensor, torch.nn.Parameter))
         self.nested = False
@@ -93,13 +98,13 @@ class Watch:
             if self.waits.wants_next():
                 self.waits.add(name, end - start)
         except Exception:
-            self.keeper.failed()
+            self.session.failed()
 
     def moved(self, name: str, start: int, source: Any) -> None:
         """Note a copy from the tensor `source` in host memory to a device, which ends now as far as the host sees."""
         try:
             end = _now()
-            if self.keeper.traced():
+            if self.session.traced():
                 # A trace of torch.jit would record that we ask.
                 return
             size = source.numel() * source.element_size()
@@ -107,7 +112,7 @@ class Watch:
             if self.transfers.wants_next():
                 self.transfers.add(name, end - start, size, 0 if source.is_pinned() else size)
         except Exception:
-            self.keeper.failed()
+            self.session.failed()
 
 
 keep_from_compiling(Watch.waited.__code__, Watch.moved.__code__, inner=True)
@@ -116,13 +121,11 @@ keep_from_compiling(Watch.waited.__code__, Watch.moved.__code__, inner=True)
 def put_in(torch: Any, patches: Patches, watch: Watch) -> None:
     """Wrap the copies and the calls that wait."""
     for name in COPIES:
-        put_method(patches, torch.Tensor, name, partial(wrap_move, name=name, watch=watch))
-    put_method(patches, torch.Tensor, "copy_", partial(wrap_copy, watch=watch))
-    for name in VALUES + SHAPES:
+        put_method(patches, torch.Tensor, name, partial(wrap_copy, name=name, watch=watch))
+    for name in WAITS:
         put_method(patches, torch.Tensor, name, partial(wrap_wait, name=NAMES.get(name, name), watch=watch))
-    put_method(patches, torch.Tensor, "__repr__", partial(wrap_print, watch=watch))
     for owner, name, shown in _synchronisations(torch):
-        patches.put(owner, name, partial(wrap_synchronize, name=shown, watch=watch))
+        patches.put(owner, name, partial(wrap_wait, name=shown, watch=watch, of_tensor=False))
 
 
 def _synchronisations(torch: Any) -> list[tuple[Any, str, str]]:
@@ -145,97 +148,57 @@ def is_async(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     return len(args) > 1 and args[-1] is True
 
 
-def wrap_move(original: Callable[..., Any], name: str, watch: Watch) -> Callable[..., Any]:
-    """Wrap a method that returns the tensor in another place, or the tensor itself if it is there already.
+def wrap_copy(original: Callable[..., Any], name: str, watch: Watch) -> Callable[..., Any]:
+    """Wrap a method that returns the tensor in another place, or the tensor itself if it is there already; or `copy_`,
+    which fills the tensor from another one.
 
     A copy to the device is a transfer. A copy back to the host blocks, unless it was asked not to.
     """
-    compiling, journal, plain, far = watch.compiling, watch.journal, watch.plain, watch.far
+    compiling, journal, plain, far, fills = watch.compiling, watch.journal, watch.plain, watch.far, name == "copy_"
 
-    def move(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def copy(self: Any, *args: Any, **kwargs: Any) -> Any:
         if compiling() or type(self) not in plain or _ident() != journal.owner or watch.nested:
             return original(self, *args, **kwargs)
         start = _now()
-        moved = original(self, *args, **kwargs)
+        result = original(self, *args, **kwargs)
+        source = self
+        if fills:
+            source = args[0] if args else kwargs.get("other", kwargs.get("src"))
         # Anything else came from a class or a mode of the user's that overrides torch's functions.
-        if moved is not self and type(moved) in plain:
-            was_far = far(self)
-            if was_far is not far(moved):
+        if result is not source and type(result) in plain and type(source) in plain:
+            was_far = far(source)
+            if was_far is not far(result):
                 if not was_far:
-                    watch.moved(name, start, self)
+                    watch.moved(name, start, source)
                 elif not is_async(args, kwargs):
                     watch.waited(name, start)
-        return moved
-
-    return move
-
-
-def wrap_copy(original: Callable[..., Any], watch: Watch) -> Callable[..., Any]:
-    """Wrap `Tensor.copy_`, which fills `self` from another tensor."""
-    compiling, journal, plain, far = watch.compiling, watch.journal, watch.plain, watch.far
-
-    def copy_(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if compiling() or type(self) not in plain or _ident() != journal.owner or watch.nested:
-            return original(self, *args, **kwargs)
-        start = _now()
-        result = original(self, *args, **kwargs)
-        source = args[0] if args else kwargs.get("other", kwargs.get("src"))
-        if type(source) in plain:
-            was_far = far(source)
-            if was_far is not far(self):
-                if not was_far:
-                    watch.moved("copy_", start, source)
-                elif not is_async(args, kwargs):
-                    watch.waited("copy_", start)
         return result
 
-    return copy_
+    return copy
 
 
-def wrap_wait(original: Callable[..., Any], name: str, watch: Watch) -> Callable[..., Any]:
-    """Wrap a method of a tensor that waits if the tensor is on a device."""
+def wrap_wait(original: Callable[..., Any], name: str, watch: Watch, *, of_tensor: bool = True) -> Callable[..., Any]:
+    """Wrap a method of a tensor that waits if the tensor is on a device, or another function that waits for one.
+
+    What it does inside belongs to it: a tensor is printed by many small calls.
+    """
     compiling, journal, plain, far = watch.compiling, watch.journal, watch.plain, watch.far
 
-    def wait(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if compiling() or type(self) not in plain or not far(self) or _ident() != journal.owner or watch.nested:
-            return original(self, *args, **kwargs)
-        start = _now()
-        result = original(self, *args, **kwargs)
-        watch.waited(name, start)
-        return result
-
-    return wait
-
-
-def wrap_print(original: Callable[..., Any], watch: Watch) -> Callable[..., Any]:
-    """Wrap `Tensor.__repr__`, which reads the tensor in many small calls: they count as one."""
-    compiling, journal, plain, far = watch.compiling, watch.journal, watch.plain, watch.far
-
-    def __repr__(self: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N807
-        if compiling() or type(self) not in plain or not far(self) or _ident() != journal.owner or watch.nested:
-            return original(self, *args, **kwargs)
+    def wait(*args: Any, **kwargs: Any) -> Any:
+        if (
+            compiling()
+            or (of_tensor and not (args and type(args[0]) in plain and far(args[0])))
+            or _ident() != journal.owner
+            or watch.nested
+        ):
+            return original(*args, **kwargs)
         start = _now()
         try:
             watch.nested = True
-            return original(self, *args, **kwargs)
+            return original(*args, **kwargs)
         finally:
             watch.nested = False
-            watch.waited("print", start)
+            watch.waited(name, start)
 
-    return __repr__
-
-
-def wrap_synchronize(original: Callable[..., Any], name: str, watch: Watch) -> Callable[..., Any]:
-    """Wrap a function or method that waits for a device, a stream or an event."""
-    compiling, journal = watch.compiling, watch.journal
-
-    def synchronize(*args: Any, **kwargs: Any) -> Any:
-        if compiling() or _ident() != journal.owner or watch.nested:
-            return original(*args, **kwargs)
-        start = _now()
-        result = original(*args, **kwargs)
-        watch.waited(name, start)
-        return result
-
-    keep_from_compiling(synchronize.__code__)
-    return synchronize
+    keep_from_compiling(wait.__code__)
+    return wait

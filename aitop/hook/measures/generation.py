@@ -8,13 +8,16 @@ import _thread
 import sys
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ...protocol.events import GENERATE
 from ..compiler import keep_from_compiling
 from ..journal import GONE, Journal
 from ..patches import Patches
-from ..phases import Keeper
+from . import Measure
+
+if TYPE_CHECKING:
+    from ..session import Session
 
 MODULE, CLASS = "transformers.generation.utils", "GenerationMixin"
 # The condition of the loop over tokens: when it is asked for the second time, the first token has reached the host.
@@ -37,12 +40,11 @@ class Call:
         self.start = _now()
 
 
-class Generation:
+class Generation(Measure):
     """Puts its patches in as soon as transformers' generation is imported. `calls` are those under way, by thread."""
 
-    def __init__(self, torch: Any, patches: Patches, keeper: Keeper) -> None:
-        self.watches: tuple[str, ...] = ()
-        self.keeper = keeper
+    def __init__(self, torch: Any, patches: Patches, session: Session) -> None:
+        self.session = session
         self.tensor = torch.Tensor
         self.calls: dict[int, Call] = {}
         self.asks_before_first = 2
@@ -63,20 +65,17 @@ class Generation:
             self._patches.put(owner, watched, lambda original: wrap_round(original, self))
         self._patches.put(owner, "generate", lambda original: wrap_generate(original, self))
 
-    def facts(self) -> dict[str, Any]:
-        return {}
-
     def made(self, call: Call, model: Any, args: Any, kwargs: Any, result: Any) -> None:
         """Note a call of `generate` that has returned `result`."""
         try:
             end = _now()
-            journal = self.keeper.journal
+            journal = self.session.journal
             to_first = call.first - call.start if call.first else -1
             journal.note(GENERATE, call.start, end, self._tokens(model, args, kwargs, result), to_first)
             if end > journal.due:
                 journal.tick(end)
         except Exception:
-            self.keeper.failed()
+            self.session.failed()
 
     def _tokens(self, model: Any, args: Any, kwargs: Any, result: Any) -> int:
         """Return how many tokens came out, padding of shorter sequences included; -1 where that is not known."""
@@ -96,16 +95,16 @@ class Generation:
 
 def wrap_generate(original: Callable[..., Any], generation: Generation) -> Callable[..., Any]:
     """Wrap `GenerationMixin.generate`. Servers that stream call it in a thread of its own for each text."""
-    keeper, calls = generation.keeper, generation.calls
-    journal: Journal = keeper.journal
+    session, calls = generation.session, generation.calls
+    journal: Journal = session.journal
 
     def generate(self: Any, *args: Any, **kwargs: Any) -> Any:
         thread = _ident()
-        if thread == journal.owner or not keeper.not_owner():
+        if thread == journal.owner or not session.not_owner():
             place: Any = journal
         else:
             # Beside a training run it is no step.
-            place = None if journal.steps or journal.owner == GONE else keeper.local
+            place = None if journal.steps or journal.owner == GONE else session.local
         if place is None or getattr(place, "busy", False):
             return original(self, *args, **kwargs)
         call = Call()

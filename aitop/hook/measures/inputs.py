@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..patches import Patches
-from ..phases import Keeper
+from . import Measure
+
+if TYPE_CHECKING:
+    from ..session import Session
 
 ASK_EVERY_NS = 3_000_000_000
 MOST_DTYPES = 8
@@ -14,13 +17,12 @@ MOST_DEPTH = 2
 NAMES = ("input_ids", "ids", "tokens", "idx")
 
 
-class Inputs:
+class Inputs(Measure):
     """Looks at the arguments of a root's forward every few seconds; at those of each forward if they have token ids."""
 
-    def __init__(self, torch: Any, patches: Patches, keeper: Keeper) -> None:
-        self.watches: tuple[str, ...] = ()
+    def __init__(self, torch: Any, patches: Patches, session: Session) -> None:
         self._torch = torch
-        self._journal = keeper.journal
+        self._journal = session.journal
         self._tensor = torch.Tensor
         self._whole = frozenset((torch.int64, torch.int32))
         self._where: str | int | None = None

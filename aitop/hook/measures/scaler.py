@@ -10,12 +10,15 @@ import _thread
 import sys
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ...protocol.events import SKIPPED
 from ..compiler import keep_from_compiling
 from ..patches import Patches
-from ..phases import Keeper
+from . import Measure
+
+if TYPE_CHECKING:
+    from ..session import Session
 
 MODULES = ("torch.amp.grad_scaler", "torch.cuda.amp.grad_scaler")
 METHOD = "_maybe_opt_step"
@@ -23,12 +26,11 @@ METHOD = "_maybe_opt_step"
 _ident = _thread.get_ident
 
 
-class Scaler:
+class Scaler(Measure):
     """Wraps the method in which scalers decide. `skips` is None before the first decision."""
 
-    def __init__(self, torch: Any, patches: Patches, keeper: Keeper) -> None:
-        self.watches: tuple[str, ...] = ()
-        self.keeper = keeper
+    def __init__(self, torch: Any, patches: Patches, session: Session) -> None:
+        self.session = session
         self.skips: int | None = None
         for name in MODULES:
             owner = getattr(sys.modules.get(name), "GradScaler", None)
@@ -36,16 +38,13 @@ class Scaler:
                 patches.put(owner, METHOD, lambda original: wrap_decision(original, self))
                 break
 
-    def look(self, now: int) -> None:
-        """Nothing to look after."""
-
     def facts(self) -> dict[str, Any]:
         return {} if self.skips is None else {"scaler_skips": self.skips}
 
     def decided(self, optimizer: Any, steps_before: int, start: int) -> None:
         """Count and note the step if the scaler did not let the optimizer step."""
         try:
-            journal = self.keeper.journal
+            journal = self.session.journal
             self.skips = self.skips or 0
             if journal.steps == steps_before and not journal.stepping:
                 self.skips += 1
@@ -54,12 +53,12 @@ class Scaler:
                     journal.stop_counting(now, True)
                 journal.note(SKIPPED, start, now, id(optimizer))
         except Exception:
-            self.keeper.failed()
+            self.session.failed()
 
 
 def wrap_decision(original: Callable[..., Any], scaler: Scaler) -> Callable[..., Any]:
     """Wrap `GradScaler._maybe_opt_step(optimizer, state, …)`, which calls the optimizer or does not."""
-    journal = scaler.keeper.journal
+    journal = scaler.session.journal
 
     def _maybe_opt_step(self: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
         if _ident() != journal.owner:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Iterable
 from typing import NamedTuple
@@ -18,25 +17,20 @@ NANOSECONDS = 1e9
 MOST_THREADS = 256
 SOME = 0.02
 
+# Seconds on a core and seconds runnable without one.
+Scheduled = tuple[float, float]
+
 
 class Counters(NamedTuple):
-    """What a process has used since its start; None is not readable. CPU in seconds, the rest counts or bytes.
+    """What a process has used since its start. `used` has numbers by name, None is not readable.
 
-    `main` (seconds on a core), `delay` (seconds runnable without one) and the switches are those of the main thread;
-    `threads` has the first two of every thread.
+    They are `cpu` (seconds); of the main thread `main` (seconds on a core), `delay` (seconds runnable without one) and
+    `switches`; and bytes. `threads` has the times of every thread.
     """
 
     time: float
-    user: float
-    system: float
-    delay: float | None
-    voluntary: int | None
-    forced: int | None
-    read_bytes: int | None
-    write_bytes: int | None
-    read_chars: int | None
-    main: float | None
-    threads: dict[int, tuple[float, float]] | None
+    used: dict[str, float | None]
+    threads: dict[int, Scheduled] | None
 
 
 class ProcessRates:
@@ -64,64 +58,52 @@ def read_counters(member: Member, *, computes: bool = False) -> Counters:
     Its line of /proc/PID/stat was read a moment before.
     """
     folder = f"{procfs.PROC}/{member.stat.pid}"
-    switches = _fields(procfs.read(f"{folder}/status"), b"voluntary_ctxt_switches")
-    io = _fields(procfs.read(f"{folder}/io"))
+    status, io = procfs.numbers(f"{folder}/status"), procfs.numbers(f"{folder}/io")
     main = scheduled(procfs.read(f"{folder}/schedstat"))
-    return Counters(
-        time=time.monotonic(),
-        user=member.stat.user / procfs.TICKS_PER_SECOND,
-        system=member.stat.system / procfs.TICKS_PER_SECOND,
-        delay=main[1] if main else None,
-        voluntary=switches.get(b"voluntary_ctxt_switches"),
-        forced=switches.get(b"nonvoluntary_ctxt_switches"),
-        read_bytes=io.get(b"read_bytes"),
-        write_bytes=io.get(b"write_bytes"),
-        read_chars=io.get(b"rchar"),
-        main=main[0] if main else None,
-        threads=_threads(member, main) if computes else None,
-    )
+    used = {
+        "cpu": (member.stat.user + member.stat.system) / procfs.TICKS_PER_SECOND,
+        "main": main[0] if main else None,
+        "delay": main[1] if main else None,
+        "switches": status.get("voluntary_ctxt_switches"),
+        "read_bytes": io.get("read_bytes"),
+        "write_bytes": io.get("write_bytes"),
+        "read_chars": io.get("rchar"),
+    }
+    return Counters(time.monotonic(), used, _threads(member, main) if computes else None)
 
 
-def scheduled(schedstat: bytes | None) -> tuple[float, float] | None:
-    """Seconds on a core and waiting for one, from the text of a schedstat file; None on kernels without it."""
+def scheduled(schedstat: bytes | None) -> Scheduled | None:
+    """The times in the text of a schedstat file; None on kernels without it."""
     fields = (schedstat or b"").split()
     if len(fields) != 3 or not (fields[0].isdigit() and fields[1].isdigit()) or fields == [b"0", b"0", b"0"]:
         return None
     return int(fields[0]) / NANOSECONDS, int(fields[1]) / NANOSECONDS
 
 
-def _threads(member: Member, main: tuple[float, float] | None) -> dict[int, tuple[float, float]] | None:
-    """The same of each thread by its id; None where there are too many to read so often."""
+def _threads(member: Member, main: Scheduled | None) -> dict[int, Scheduled] | None:
+    """The times of each thread by its id; None where there are too many to read so often."""
     pid = member.stat.pid
     if member.stat.threads == 1:
         return {} if main is None else {pid: main}
-    folder = f"{procfs.PROC}/{pid}"
-    try:
-        names = os.listdir(f"{folder}/task")
-    except OSError:
+    folder = f"{procfs.PROC}/{pid}/task"
+    numbers = procfs.numbered(folder)
+    if not 0 < len(numbers) <= MOST_THREADS:
         return None
-    if len(names) > MOST_THREADS:
-        return None
-    found = {int(name): scheduled(procfs.read(f"{folder}/task/{name}/schedstat")) for name in names}
+    found = {number: scheduled(procfs.read(f"{folder}/{number}/schedstat")) for number in numbers}
     return {thread: times for thread, times in found.items() if times is not None}
-
-
-def _fields(data: bytes | None, first: bytes = b"") -> dict[bytes, int]:
-    """The `name: number` lines of a file of /proc, from the line that starts with `first`."""
-    start = (data or b"").find(first)
-    pairs = (line.split(b":", 1) for line in (data or b"")[max(0, start) :].splitlines())
-    return {pair[0]: int(pair[1]) for pair in pairs if len(pair) == 2 and pair[1].strip().isdigit()}
 
 
 def _sample(member: Member, place: Place, before: Counters | None, now: Counters) -> ProcessSample:
     seconds = now.time - before.time if before else 0.0
-
-    def rate(name: str) -> float | None:
-        old, new = getattr(before, name, None), getattr(now, name)
-        return None if old is None or new is None or seconds <= 0 else max(0.0, (new - old) / seconds)
-
-    user, system, delay, main = rate("user"), rate("system"), rate("delay"), rate("main")
-    threads = _wanting(before.threads if before else None, now.threads, seconds)
+    old = before.used if before else {}
+    rates = {
+        name: None
+        if value is None or (then := old.get(name)) is None or seconds <= 0
+        else max(0.0, value - then) / seconds
+        for name, value in now.used.items()
+    }
+    delay, main = rates["delay"], rates["main"]
+    wanting, wanted, waited = _wanting(before.threads if before else None, now.threads, seconds)
     stat = member.stat
     return ProcessSample(
         pid=stat.pid,
@@ -134,22 +116,20 @@ def _sample(member: Member, place: Place, before: Counters | None, now: Counters
         local_rank=place.numbers.local_rank,
         world_size=place.numbers.world_size,
         local_world_size=place.numbers.local_world,
-        channel=_channel(stat.pid) if rate("voluntary") == 0 else None,
-        cpu=None if user is None or system is None else user + system,
-        cpu_system=system,
+        channel=_channel(stat.pid) if rates["switches"] == 0 else None,
+        cpu=rates["cpu"],
         rss=None if stat.state == "Z" else stat.rss * procfs.PAGE_SIZE,
         threads=stat.threads,
         state=stat.state,
         run_delay=None if delay is None else min(1.0, delay),
-        voluntary_switches=rate("voluntary"),
-        forced_switches=rate("forced"),
-        read_bytes=rate("read_bytes"),
-        write_bytes=rate("write_bytes"),
-        read_chars=rate("read_chars"),
+        voluntary_switches=rates["switches"],
+        read_bytes=rates["read_bytes"],
+        write_bytes=rates["write_bytes"],
+        read_chars=rates["read_chars"],
         main_cpu=None if main is None else min(1.0, main),
-        wanting=threads[0] if threads else None,
-        wanted=threads[1] if threads else None,
-        waited=threads[2] if threads else None,
+        wanting=wanting,
+        wanted=wanted,
+        waited=waited,
     )
 
 
@@ -160,11 +140,11 @@ def _channel(pid: int) -> str | None:
 
 
 def _wanting(
-    before: dict[int, tuple[float, float]] | None, now: dict[int, tuple[float, float]] | None, seconds: float
-) -> tuple[int, float, float] | None:
+    before: dict[int, Scheduled] | None, now: dict[int, Scheduled] | None, seconds: float
+) -> tuple[int, float, float] | tuple[None, None, None]:
     """Threads that wanted a core, the cores they wanted, and those they did not get; None where not measured."""
     if before is None or now is None or seconds <= 0:
-        return None
+        return None, None, None
     spans = [
         (max(0.0, ran - before[thread][0]) / seconds, max(0.0, waited - before[thread][1]) / seconds)
         for thread, (ran, waited) in now.items()

@@ -16,17 +16,16 @@ from aitop.sources.host.machine import Machine
 from aitop.sources.host.rates import ProcessRates
 from aitop.sources.host.roles import WORKER_NAME, Place, ranks_of
 from aitop.sources.host.tree import Member, ProcessEvidence, ProcessTree, Stepping, nobody, places_of
-from aitop.sources.source import SourceError
+from aitop.sources.source import Source, SourceError
 
 # CPU time is counted in steps of 10 ms: rates over less than this say little.
 SHORTEST_INTERVAL = 0.3
 
 
-class HostSource:
+class HostSource(Source):
     """Processes below the given pids, machine and control group. A pid is held to the process that had it first."""
 
     name: SourceName = "host"
-    patience = 3.0
 
     def __init__(self, pids: Sequence[int], *, interval: float = 1.0, stepping: Stepping = nobody) -> None:
         self.interval = interval
@@ -62,12 +61,6 @@ class HostSource:
             return [first]
         self.interval = self._usual_interval
         return [self._sample()]
-
-    def close(self) -> None:
-        """Nothing is held open."""
-
-    def interrupt(self) -> None:
-        """A read is short."""
 
     def tree(self) -> frozenset[int]:
         """The living pids of the last read. Any thread may ask."""

@@ -41,15 +41,11 @@ class Abilities:
 
 def abilities() -> Abilities:
     """Start NVML, ask, and end it. Raises SourceError where it does not work at all."""
-    with library.turn(WAIT_SECONDS):
-        nvml = library.start()
-        try:
-            gate = Gate(nvml)
-            driver = plausible.clean(gate.ask(SYSTEM, "nvmlSystemGetDriverVersion"))
-            found = [_device(gate, index, handle) for index, handle in library.handles(nvml).items()]
-        finally:
-            library.stop(nvml)
-    return Abilities(driver, tuple(found))
+    with library.started(WAIT_SECONDS) as nvml:
+        gate = Gate(nvml)
+        driver = plausible.clean(gate.ask(SYSTEM, "nvmlSystemGetDriverVersion"))
+        devices = tuple(_device(gate, index, handle) for index, handle in library.handles(nvml).items())
+    return Abilities(driver, devices)
 
 
 def _device(gate: Gate, index: int, handle: Handle | None) -> DeviceAbilities:

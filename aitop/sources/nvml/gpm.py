@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from aitop.model.gpu import GpmSample
 from aitop.sources.nvml import plausible
@@ -13,23 +12,25 @@ from aitop.sources.nvml.gate import SYSTEM, Gate, Handle
 SHORTEST_INTERVAL_SECONDS = 0.11
 MEBIBYTE = 1 << 20
 
-SM_ACTIVE, SM_OCCUPANCY, TENSOR, DRAM, FP64, FP32, FP16 = 2, 3, 5, 10, 11, 12, 13
-PCIE_SENT, PCIE_RECEIVED, NVLINK_RECEIVED, NVLINK_SENT = 20, 21, 60, 61
-METRICS = (
-    *(SM_ACTIVE, SM_OCCUPANCY, TENSOR, DRAM, FP64, FP32, FP16),
-    *(PCIE_SENT, PCIE_RECEIVED, NVLINK_RECEIVED, NVLINK_SENT),
-)
+# NVML's numbers of its metrics: percentages, then MiB per second.
+SHARES = {
+    "sm_active": 2,
+    "sm_occupancy": 3,
+    "tensor_active": 5,
+    "dram_active": 10,
+    "fp64_active": 11,
+    "fp32_active": 12,
+    "fp16_active": 13,
+}
+RATES = {"pcie_sent": 20, "pcie_received": 21, "nvlink_received": 60, "nvlink_sent": 61}
+METRICS = tuple({**SHARES, **RATES}.values())
 
 
-@dataclass(frozen=True)
-class GpmReading:
-    """Shares of the interval, and link traffic in bytes per second as the device counted it."""
+class GpmReading(NamedTuple):
+    """Shares of the interval, and by their names in GpuDevice the link traffic in bytes per second."""
 
     sample: GpmSample
-    pcie_received: float | None = None
-    pcie_sent: float | None = None
-    nvlink_received: float | None = None
-    nvlink_sent: float | None = None
+    links: dict[str, float | None]
 
 
 class GpmMeter:
@@ -44,14 +45,10 @@ class GpmMeter:
         self._buffers: list[Any] = []
         self._sampled_at: float | None = None
         self._reading: GpmReading | None = None
-        self.working = False
         support = gate.ask(handle, "nvmlGpmQueryDeviceSupport")
-        if support is None or not support.isSupportedDevice:
-            return
-        for _ in range(2):
-            buffer = gate.ask(SYSTEM, "nvmlGpmSampleAlloc")
-            if buffer is not None:
-                self._buffers.append(buffer)
+        if support is not None and support.isSupportedDevice:
+            allocated = (gate.ask(SYSTEM, "nvmlGpmSampleAlloc") for _ in range(2))
+            self._buffers = [buffer for buffer in allocated if buffer is not None]
         self.working = len(self._buffers) == 2
 
     def read(self, now: float) -> GpmReading | None:
@@ -61,11 +58,10 @@ class GpmMeter:
         if self._sampled_at is not None and now - self._sampled_at < SHORTEST_INTERVAL_SECONDS:
             return self._reading
         older, newer = self._buffers
-        if self._gate.ask(self._handle, "nvmlGpmSampleGet", newer, variant="gpm") is None:
+        self.working = self._gate.ask(self._handle, "nvmlGpmSampleGet", newer, variant="gpm") is not None
+        if not self.working:
             self._sampled_at = self._reading = None
-            self.working = False
             return None
-        self.working = True
         self._reading = self._between(older, newer) if self._sampled_at is not None else None
         self._sampled_at = now
         self._buffers = [newer, older]
@@ -93,31 +89,6 @@ class GpmMeter:
             for position, metric in enumerate(METRICS)
             if got.metrics[position].nvmlReturn == 0
         }
-        return _reading_of(values)
-
-
-def _reading_of(values: dict[int, float]) -> GpmReading:
-    def share(metric: int) -> float | None:
-        return plausible.share(values.get(metric))
-
-    def rate(metric: int) -> float | None:
-        mebibytes = values.get(metric)
-        return plausible.within(
-            None if mebibytes is None else mebibytes * MEBIBYTE, 0.0, plausible.HIGHEST_BYTES_PER_SECOND
-        )
-
-    return GpmReading(
-        GpmSample(
-            sm_active=share(SM_ACTIVE),
-            sm_occupancy=share(SM_OCCUPANCY),
-            tensor_active=share(TENSOR),
-            dram_active=share(DRAM),
-            fp64_active=share(FP64),
-            fp32_active=share(FP32),
-            fp16_active=share(FP16),
-        ),
-        pcie_received=rate(PCIE_RECEIVED),
-        pcie_sent=rate(PCIE_SENT),
-        nvlink_received=rate(NVLINK_RECEIVED),
-        nvlink_sent=rate(NVLINK_SENT),
-    )
+        shares = {name: plausible.share(values.get(metric)) for name, metric in SHARES.items()}
+        links = {name: plausible.rate(values.get(metric), MEBIBYTE) for name, metric in RATES.items()}
+        return GpmReading(GpmSample(**shares), links)

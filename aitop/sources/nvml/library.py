@@ -34,6 +34,17 @@ def turn(seconds: float) -> Iterator[None]:
         _ONE_AT_A_TIME.release()
 
 
+@contextmanager
+def started(patience: float) -> Iterator[Any]:
+    """NVML for one look: the pynvml module, and NVML ended afterwards. Raises SourceError."""
+    with turn(patience):
+        nvml = start()
+        try:
+            yield nvml
+        finally:
+            stop(nvml)
+
+
 def start() -> Any:
     """The pynvml module with NVML started. Raises SourceError."""
     try:

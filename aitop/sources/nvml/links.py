@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from aitop.sources.nvml import plausible
 from aitop.sources.nvml.gate import Gate, Handle
 
@@ -12,48 +10,27 @@ NVLINK_SENT_FIELD, NVLINK_RECEIVED_FIELD, ALL_LINKS = 138, 139, 0xFFFFFFFF
 MOST_NVLINKS = 36
 KIBIBYTE, KILOBYTE = 1024, 1000
 
-
-def pcie_rate(gate: Gate, handle: Handle) -> tuple[float | None, float | None]:
-    """Bytes per second received and sent by the device, measured by the driver over 20 ms for each direction."""
-
-    def one(counter: int) -> float | None:
-        kilobytes = gate.ask(handle, "nvmlDeviceGetPcieThroughput", counter)
-        return plausible.within(
-            None if kilobytes is None else kilobytes * KILOBYTE, 0.0, plausible.HIGHEST_BYTES_PER_SECOND
-        )
-
-    return one(PCIE_RECEIVED_COUNTER), one(PCIE_SENT_COUNTER)
+# Bytes per second, received and sent by the device.
+Traffic = tuple[float | None, float | None]
 
 
-class Rotation:
-    """Chooses one device a tick.
-
-    Each PCIe direction keeps the calling thread for the 20 ms over which the driver counts: eight devices would cost
-    a third of a second at every tick, so only one device is measured a tick and the others keep their last figure.
-    """
-
-    def __init__(self) -> None:
-        self._last = -1
-
-    def next(self, indices: Sequence[int]) -> int | None:
-        """The one after the last one chosen, going round; None if there is nobody to choose."""
-        if not indices:
-            return None
-        later = [index for index in indices if index > self._last]
-        self._last = min(later) if later else min(indices)
-        return self._last
+def pcie_rate(gate: Gate, handle: Handle) -> Traffic:
+    """What the driver measures over 20 ms for each direction, while the caller waits."""
+    counters = (PCIE_RECEIVED_COUNTER, PCIE_SENT_COUNTER)
+    received, sent = (gate.ask(handle, "nvmlDeviceGetPcieThroughput", counter) for counter in counters)
+    return plausible.rate(received, KILOBYTE), plausible.rate(sent, KILOBYTE)
 
 
 class NvlinkMeter:
-    """Turns the device's NVLink byte counters, over all links, into rates."""
+    """Turns the device's NVLink counters into rates."""
 
     def __init__(self, gate: Gate, handle: Handle) -> None:
         self._gate = gate
         self._handle = handle
         self._before: tuple[float, int, int] | None = None
 
-    def read(self, now: float) -> tuple[float | None, float | None]:
-        """Bytes per second received and sent since the last call; None before there are two."""
+    def read(self, now: float) -> Traffic:
+        """Bytes per second since the last call."""
         fields = [(NVLINK_RECEIVED_FIELD, ALL_LINKS), (NVLINK_SENT_FIELD, ALL_LINKS)]
         values = self._gate.ask(self._handle, "nvmlDeviceGetFieldValues", fields, variant="nvlink")
         before, self._before = self._before, None
@@ -63,8 +40,8 @@ class NvlinkMeter:
         self._before = (now, received, sent)
         if before is None or now <= before[0]:
             return None, None
-        seconds = now - before[0]
-        return _rate(received - before[1], seconds), _rate(sent - before[2], seconds)
+        scale = KIBIBYTE / (now - before[0])
+        return plausible.rate(received - before[1], scale), plausible.rate(sent - before[2], scale)
 
 
 def active_nvlinks(gate: Gate, handle: Handle) -> int | None:
@@ -75,8 +52,4 @@ def active_nvlinks(gate: Gate, handle: Handle) -> int | None:
         if state is None:
             break
         states.append(int(state))
-    return sum(1 for state in states if state == 1) if states else None
-
-
-def _rate(kibibytes: int, seconds: float) -> float | None:
-    return plausible.within(kibibytes * KIBIBYTE / seconds, 0.0, plausible.HIGHEST_BYTES_PER_SECOND)
+    return states.count(1) if states else None

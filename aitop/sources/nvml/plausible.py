@@ -35,6 +35,11 @@ def share(percent: float | None) -> float | None:
     return None if checked is None else min(1.0, checked / 100.0)
 
 
+def rate(value: float | None, scale: float) -> float | None:
+    """`value` times `scale` as bytes per second."""
+    return within(None if value is None else value * scale, 0.0, HIGHEST_BYTES_PER_SECOND)
+
+
 def clean(text: str | bytes | None) -> str | None:
     """A name without anything that could move a cursor or change a colour; None if nothing is left."""
     if isinstance(text, bytes):

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Iterable
-from typing import Any
 
 from aitop.model.gpu import GpuProcess
+from aitop.sources import procfs
 from aitop.sources.nvml import plausible
 from aitop.sources.nvml.gate import SYSTEM, Gate, Handle
 
@@ -51,7 +50,7 @@ class ProcessMeter:
         self._names = {pid: self._names[pid] if pid in self._names else self._name(pid) for pid in listed}
         shares = self._shares(busy, bool(listed))
         mine = tree.intersection(listed)
-        strangers = {pid for pid in listed if pid not in mine and _of_another_namespace(pid)} if not mine else set()
+        strangers = {pid for pid in listed if pid not in mine and procfs.gone(pid)} if not mine else set()
         held = bool(strangers) and self._held_by(tree)
         if held and len(strangers) == 1:
             mine = frozenset(strangers)
@@ -74,55 +73,27 @@ class ProcessMeter:
             # No sample at all: nobody worked if the device says so too, else there is no new figure yet.
             nothing = 0.0 if busy == 0 else None
             return lambda pid: (nothing, nothing)
-        newest: dict[int, Any] = {}
-        for sample in samples:
-            if sample.pid not in newest or sample.timeStamp >= newest[sample.pid].timeStamp:
-                newest[sample.pid] = sample
+        newest = {sample.pid: sample for sample in sorted(samples, key=lambda sample: int(sample.timeStamp))}
         stamp = max(int(sample.timeStamp) for sample in samples)
         if self._seen_until < stamp < (time.time() + 60) * 1e6:
             self._seen_until = stamp
 
         def of(pid: int) -> tuple[float | None, float | None]:
-            if pid not in newest:
-                return 0.0, 0.0
-            return plausible.share(newest[pid].smUtil), plausible.share(newest[pid].memUtil)
+            sample = newest.get(pid)
+            return (plausible.share(sample.smUtil), plausible.share(sample.memUtil)) if sample else (0.0, 0.0)
 
         return of
 
     def _name(self, pid: int) -> str | None:
-        try:
-            with open(f"/proc/{pid}/comm", encoding="utf-8", errors="replace") as file:
-                return plausible.clean(file.read())
-        except OSError:
-            return plausible.clean(self._gate.ask(SYSTEM, "nvmlSystemGetProcessName", pid, variant="name"))
+        name = procfs.text(f"{procfs.PROC}/{pid}/comm")
+        if name is None:
+            name = self._gate.ask(SYSTEM, "nvmlSystemGetProcessName", pid, variant="name")
+        return plausible.clean(name)
 
     def _held_by(self, tree: Iterable[int]) -> bool:
         """Whether a process of the tree has the device's file open.
 
         In a container with its own pid namespace NVML may tell the pids of the host, which mean nothing here.
         """
-        return self._minor is not None and any(_has_open(pid, f"/dev/nvidia{self._minor}") for pid in tree)
-
-
-def _of_another_namespace(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return True
-    except OSError:
-        return False
-    return False
-
-
-def _has_open(pid: int, path: str) -> bool:
-    try:
-        numbers = os.listdir(f"/proc/{pid}/fd")
-    except OSError:
-        return False
-    for number in numbers:
-        try:
-            if os.readlink(f"/proc/{pid}/fd/{number}") == path:
-                return True
-        except OSError:
-            continue
-    return False
+        file = f"/dev/nvidia{self._minor}"
+        return self._minor is not None and any(file in procfs.open_devices(pid) for pid in tree)

@@ -13,18 +13,15 @@ from aitop.sources.nvml import library, plausible
 from aitop.sources.nvml.device import Device
 from aitop.sources.nvml.events import XidWatch
 from aitop.sources.nvml.gate import SYSTEM, DeviceLostError, Gate
-from aitop.sources.nvml.links import Rotation
-from aitop.sources.source import SourceError
+from aitop.sources.source import Source, SourceError
 
 WAIT_FOR_TURN_SECONDS = 2.0
 
 
-class NvmlSource:
-    """See `aitop.sources.source.Source`. `tree` gives the pids of the watched process tree at this moment."""
+class NvmlSource(Source):
+    """All devices of the driver. `tree` gives the pids of the watched process tree at this moment."""
 
     name: SourceName = "gpu"
-    interval = 1.0
-    patience = 3.0
 
     def __init__(self, tree: Callable[[], frozenset[int]]) -> None:
         self._tree = tree
@@ -33,7 +30,7 @@ class NvmlSource:
         self._devices: list[Device] = []
         self._lost_at_start: list[int] = []
         self._xids: XidWatch | None = None
-        self._rotation = Rotation()
+        self._turn = 0
         self._driver: str | None = None
 
     def open(self) -> None:
@@ -83,14 +80,13 @@ class NvmlSource:
             library.stop(self._nvml)
         self._devices, self._xids, self._gate, self._nvml = [], None, None, None
 
-    def interrupt(self) -> None:
-        """A call into NVML cannot be cut short."""
-
     def _measure_one_pcie(self) -> None:
-        """The devices of the watched tree first, since only one can be measured at a tick; see `Rotation`."""
+        """Ask one device for its PCIe traffic, those of the watched tree first; the others keep their last figure.
+
+        Each direction takes the 20 ms over which the driver counts: eight devices would cost a third of a second.
+        """
         waiting = [device for device in self._devices if device.needs_pcie and not device.lost]
         ours = [device for device in waiting if device.mine] or waiting
-        chosen = self._rotation.next([device.index for device in ours])
-        for device in ours:
-            if device.index == chosen:
-                device.measure_pcie()
+        if ours:
+            ours[self._turn % len(ours)].measure_pcie()
+            self._turn += 1

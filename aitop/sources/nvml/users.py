@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 
 from aitop.sources.nvml import library
@@ -9,7 +10,7 @@ from aitop.sources.nvml.gate import DeviceLostError, Gate
 from aitop.sources.nvml.processes import running
 from aitop.sources.source import SourceError
 
-# pid to the indices of its devices and the bytes it has on them together, None where NVML does not tell.
+# By pid, the indices of its devices and the bytes it has on them together, None where NVML does not tell.
 GpuUsers = dict[int, tuple[tuple[int, ...], int | None]]
 
 
@@ -26,27 +27,15 @@ def gpu_users(timeout: float = 1.0) -> GpuUsers:
 
 
 def _look(timeout: float) -> GpuUsers:
+    users: GpuUsers = {}
     try:
-        with library.turn(timeout):
-            nvml = library.start()
-            try:
-                return _users_of(nvml)
-            finally:
-                library.stop(nvml)
+        with library.started(timeout) as nvml:
+            gate = Gate(nvml)
+            for index, handle in library.handles(nvml).items():
+                with contextlib.suppress(DeviceLostError):
+                    for pid, memory in ((running(gate, handle) if handle else None) or {}).items():
+                        indices, before = users.get(pid, ((), None))
+                        users[pid] = (*indices, index), before if memory is None else (before or 0) + memory
     except SourceError:
         return {}
-
-
-def _users_of(nvml: object) -> GpuUsers:
-    gate = Gate(nvml)
-    users: GpuUsers = {}
-    for index, handle in library.handles(nvml).items():
-        try:
-            listed = None if handle is None else running(gate, handle)
-        except DeviceLostError:
-            listed = None
-        for pid, memory in (listed or {}).items():
-            indices, before = users.get(pid, ((), None))
-            together = before if memory is None else (before or 0) + memory
-            users[pid] = ((*indices, index), together)
     return users

@@ -4,4 +4,5 @@
 - reader.py: the ring of one process: header, lease, events
 - facts.py: the JSON area of a ring
 - maker.py: events to step records; steps.py says what a step is, counted.py fills in steps that were not timed
+- burst.py: profiles that were asked for, which the hook writes to memory of their own
 """

@@ -8,19 +8,14 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import accumulate, cycle, islice
-from typing import Any
 
 from aitop.sources.ring.parts import Made, Parts
 
 MOST_MODELS = 64
 # Counting lasts a fraction of a second: more steps between two reads cannot be what a hook has seen.
 MOST_AT_ONCE = 65536
-
-_COUNTS = frozenset(
-    ("forwards", "backwards", "transfer_bytes", "blockings", "collectives", "samples", "tokens", "queue_ready", "calls")
-)
-_SCALED = tuple(name not in _COUNTS for name in Parts._fields)
 
 
 class CountedSteps:
@@ -50,7 +45,7 @@ class CountedSteps:
         rounds, rest = divmod(count, len(models))
         whole = rounds * sum(made.length for made in models) + sum(made.length for made in models[:rest])
         scale = (end - start) / whole
-        parts = cycle([_scaled(made.parts, scale) for made in models])
+        parts = cycle([made.parts.scaled(scale) for made in models])
         before = start
         for passed in islice(accumulate(cycle([made.length for made in models])), count):
             number += 1
@@ -69,13 +64,6 @@ class CountedSteps:
         if span <= 0:
             return None
         if not whole:
-            return _scaled(parts._replace(data_wait=0, prepare=0), length / span)
+            return replace(parts, data_wait=0, prepare=0).scaled(length / span)
         # Not scaled up: what made the step longer than others is not known.
-        return _scaled(parts, min(1.0, length / span))
-
-
-def _scaled(parts: Parts, scale: float) -> Parts:
-    """Return the parts with scaled times and the same counts, without single calls."""
-    values: tuple[Any, ...] = parts
-    scaled: list[Any] = [int(value * scale) if times else value for value, times in zip(values, _SCALED, strict=True)]
-    return Parts(*scaled)._replace(calls=())
+        return parts.scaled(min(1.0, length / span))

@@ -5,106 +5,21 @@ Whatever the target writes is only ever a value here. What makes no sense is dro
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Any
 
 import msgspec
 
-from aitop.model.steps import AllocatorSample, CallKind, CallSite, DdpInfo, HookFacts, LoaderInfo
+from aitop.model.steps import AllocatorSample, HookFacts
 
+LONGEST_TEXT = 1000
+MOST_ITEMS = 1024
+LARGEST_COUNT, LARGEST_FLOAT = 10**15, 1e24
 MOST_RANKS = 10**6
-
-_Name = Annotated[str, msgspec.Meta(max_length=200)]
-_Path = Annotated[str, msgspec.Meta(max_length=1000)]
-_Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e9)]
-_Small = Annotated[int, msgspec.Meta(ge=0, le=10**6)]
-_Large = Annotated[int, msgspec.Meta(ge=0, le=10**15)]
-_Pids = Annotated[tuple[Annotated[int, msgspec.Meta(gt=0, le=2**22)], ...], msgspec.Meta(max_length=1024)]
-
-
-class _Loader(msgspec.Struct, frozen=True):
-    workers: _Small
-    batch_size: _Large | None = None
-    prefetch: _Small | None = None
-    pin_memory: bool = False
-    persistent: bool = False
-    dataset: _Name | None = None
-    collate: _Name | None = None
-    worker_pids: _Pids = ()
-
-
-class _Call(msgspec.Struct, frozen=True):
-    kind: CallKind
-    name: _Name
-    file: _Path
-    line: _Small
-    function: _Name
-    calls: _Large
-    seconds: _Seconds | None = None
-    bytes: _Large | None = None
-    pageable_bytes: _Large | None = None
-
-
-class _Ddp(msgspec.Struct, frozen=True):
-    backend: _Name | None = None
-    world_size: _Small | None = None
-    bucket_cap_mb: _Seconds | None = None
-    find_unused_parameters: bool | None = None
-    gradient_bytes: _Large | None = None
-    forward: _Seconds | None = None
-    backward: _Seconds | None = None
-    communication: _Seconds | None = None
-    overlap: _Seconds | None = None
-
-
-class _Facts(msgspec.Struct, frozen=True):
-    way: _Name
-    python: _Name
-    torch: _Name
-    cuda: bool = False
-    threads: _Small | None = None
-    loaders: Annotated[tuple[_Loader, ...], msgspec.Meta(max_length=64)] = ()
-    optimizers: Annotated[tuple[_Name, ...], msgspec.Meta(max_length=64)] = ()
-    foreach: bool | None = None
-    fused: bool | None = None
-    parameters: _Large | None = None
-    parameter_tensors: _Large | None = None
-    parameter_dtypes: Annotated[tuple[_Name, ...], msgspec.Meta(max_length=64)] = ()
-    root: _Name | None = None
-    ops: _Large | None = None
-    cost_us: Annotated[float, msgspec.Meta(ge=0, le=1e6)] | None = None
-    rank: int | None = None
-    world_size: int | None = None
-    calls: Annotated[tuple[_Call, ...], msgspec.Meta(max_length=64)] = ()
-    flops_per_backward: Annotated[float, msgspec.Meta(ge=0, le=1e24)] | None = None
-    flops_dtype: _Name | None = None
-    flops_basis: _Path | None = None
-    input_dtypes: Annotated[tuple[_Name, ...], msgspec.Meta(max_length=64)] = ()
-    autocast: _Name | None = None
-    matmul_precision: _Name | None = None
-    compiles: _Large | None = None
-    recompiles: _Large | None = None
-    graph_breaks: _Large | None = None
-    recompile_reasons: Annotated[tuple[_Path, ...], msgspec.Meta(max_length=16)] = ()
-    scaler_skips: _Large | None = None
-    ddp: _Ddp | None = None
-    watches: Annotated[tuple[_Name, ...], msgspec.Meta(max_length=64)] = ()
-
-
-class _Allocator(msgspec.Struct, frozen=True):
-    device: Annotated[int, msgspec.Meta(ge=0, le=1024)]
-    allocated: _Large
-    reserved: _Large
-    peak_allocated: _Large | None = None
-    active: _Large | None = None
-    inactive_split: _Large | None = None
-    retries: _Large | None = None
-    ooms: _Large | None = None
-    capacity: _Large | None = None
 
 
 class _Area(msgspec.Struct, frozen=True):
-    facts: _Facts
-    allocators: Annotated[tuple[_Allocator, ...], msgspec.Meta(max_length=64)] = ()
+    facts: HookFacts
+    allocators: tuple[AllocatorSample, ...] = ()
 
 
 _decoder = msgspec.json.Decoder(_Area)
@@ -116,12 +31,21 @@ def decode_facts(data: bytes) -> tuple[HookFacts, tuple[AllocatorSample, ...]] |
         area = _decoder.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
-    values = msgspec.structs.asdict(area.facts)
-    for name in ("rank", "world_size"):
-        # A program may say -1 for none.
-        values[name] = values[name] if 0 <= (values[name] or 0) <= MOST_RANKS else None
-    values["ddp"] = None if area.facts.ddp is None else DdpInfo(**msgspec.structs.asdict(area.facts.ddp))
-    values["calls"] = tuple(CallSite(**msgspec.structs.asdict(call)) for call in area.facts.calls)
-    values["loaders"] = tuple(LoaderInfo(**msgspec.structs.asdict(loader)) for loader in area.facts.loaders)
-    allocators = tuple(AllocatorSample(**msgspec.structs.asdict(item)) for item in area.allocators)
-    return HookFacts(**values), allocators
+    facts = area.facts
+    # A program may say -1 for none.
+    rank, world_size = (value if 0 <= (value or 0) <= MOST_RANKS else None for value in (facts.rank, facts.world_size))
+    facts = msgspec.structs.replace(facts, rank=rank, world_size=world_size)
+    return (facts, area.allocators) if _plausible(facts) and _plausible(area.allocators) else None
+
+
+def _plausible(value: Any) -> bool:
+    """Return whether all texts, numbers and lists in it are of a size that a hook writes; no number is negative."""
+    if isinstance(value, str):
+        return len(value) <= LONGEST_TEXT
+    if isinstance(value, int):
+        return 0 <= value <= LARGEST_COUNT
+    if isinstance(value, float):
+        return 0 <= value <= LARGEST_FLOAT
+    if isinstance(value, tuple):
+        return len(value) <= MOST_ITEMS and all(map(_plausible, value))
+    return value is None or all(_plausible(getattr(value, name)) for name in value.__struct_fields__)

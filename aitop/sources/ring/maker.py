@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from typing import Any
 
 from aitop.model.steps import StepRecord
 from aitop.protocol import events as at
 from aitop.protocol.events import NOT_MEASURED
-from aitop.sources.ring.parts import Made
+from aitop.sources.ring.parts import COUNTS, Made
 from aitop.sources.ring.steps import Event, Steps
 
 NS = 1e-9
@@ -21,6 +22,13 @@ LONGEST_WAIT_NS = 30_000_000_000
 MOST_DEVICE_TIMES = 1024
 
 _UNKNOWN = (NOT_MEASURED,) * 4
+_PHASES = ("data_wait", "loader_start", "prepare", "forward", "backward", "optimizer", "save", "evaluation", "gc")
+# What is in a step only where it is watched.
+_WATCHED = {
+    "transfer": ("transfer", "transfer_apart", "transfer_bytes"),
+    "blocking": ("blocking", "blockings"),
+    "collective": ("communication", "communication_apart", "collectives"),
+}
 
 
 class StepMaker:
@@ -31,8 +39,8 @@ class StepMaker:
         self._before = 0
         self._until_now: int | None = None
         self._waiting: deque[Made] = deque()
-        self._begun: dict[int, tuple[int, int, int]] = {}
-        self._device: dict[int, tuple[int, int, int, int]] = {}
+        self._begun: dict[int, tuple[int, ...]] = {}
+        self._device: dict[int, tuple[int, ...]] = {}
 
     def join_late(self, steps: int, trains: bool) -> None:
         """Take, before the first events, the number of steps after them, and whether the run trains."""
@@ -94,7 +102,7 @@ class StepMaker:
         return tuple(sum(values) for values in zip(*known, strict=True))
 
 
-def _bound(times: dict[int, tuple[int, int, int]] | dict[int, tuple[int, int, int, int]]) -> None:
+def _bound(times: dict[int, tuple[int, ...]]) -> None:
     while len(times) > MOST_DEVICE_TIMES:
         del times[next(iter(times))]
 
@@ -104,44 +112,29 @@ def _record(made: Made, before: int, device: tuple[int, ...], watches: Sequence[
     length, parts = made.length, made.parts
     if not 0 <= length <= LONGEST_STEP_NS:
         return None
-    transfers, blocks, collectives = ("transfer" in watches, "blocking" in watches, "collective" in watches)
+    values: dict[str, Any] = {name: _within(getattr(parts, name), length) for name in _PHASES}
+    for name in (name for watch, names in _WATCHED.items() if watch in watches for name in names):
+        value = getattr(parts, name)
+        values[name] = _count(value) if name in COUNTS else _within(value, length)
+    # The device may still be busy with a step whose host side was short.
+    for name, value in zip(("forward", "backward", "optimizer", "idle"), device, strict=True):
+        values[f"device_{name}"] = _time(value, LONGEST_STEP_NS)
     return StepRecord(
         index=before + made.number,
         end=made.end * NS,
         seconds=length * NS,
         kind=made.kind,
-        data_wait=_within(parts.data_wait, length),
-        loader_start=_within(parts.loader_start, length),
-        prepare=_within(parts.prepare, length),
-        forward=_within(parts.forward, length),
-        backward=_within(parts.backward, length),
-        optimizer=_within(parts.optimizer, length),
-        save=_within(parts.save, length),
-        evaluation=_within(parts.evaluation, length),
-        gc=_within(parts.gc, length),
         cpu=_time(made.cpu, length),
         forwards=min(parts.forwards, MOST_FORWARDS),
         backwards=min(parts.backwards, MOST_FORWARDS),
         samples=_count(parts.samples),
         queue_ready=_count(parts.queue_ready),
-        # The device may still be busy with a step whose host side was short.
-        device_forward=_time(device[0], LONGEST_STEP_NS),
-        device_backward=_time(device[1], LONGEST_STEP_NS),
-        device_optimizer=_time(device[2], LONGEST_STEP_NS),
-        device_idle=_time(device[3], LONGEST_STEP_NS),
-        transfer=_within(parts.transfer, length) if transfers else None,
-        transfer_apart=_within(parts.transfer_apart, length) if transfers else None,
-        transfer_bytes=_count(parts.transfer_bytes) if transfers else None,
-        blocking=_within(parts.blocking, length) if blocks else None,
-        blockings=_count(parts.blockings) if blocks else None,
-        communication=_within(parts.communication, length) if collectives else None,
-        communication_apart=_within(parts.communication_apart, length) if collectives else None,
-        collectives=_count(parts.collectives) if collectives else None,
         collective_calls=tuple(_within(call, length) for call in parts.calls),
         tokens=_count(parts.tokens),
         first_token=_time(made.first_token, length),
         skipped=made.skipped,
         estimated=made.estimated,
+        **values,
     )
 
 

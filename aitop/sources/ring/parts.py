@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from aitop.model.steps import StepKind
 from aitop.protocol.events import NOT_MEASURED
 
+# The lengths and the numbers in Parts; the others are added up in ways of their own.
+TIMES = (
+    *("data_wait", "loader_start", "prepare", "forward", "backward", "optimizer", "save", "evaluation", "gc"),
+    *("transfer", "transfer_apart", "blocking", "communication", "communication_apart"),
+)
+COUNTS = ("forwards", "backwards", "transfer_bytes", "blockings", "collectives")
 
-class Parts(NamedTuple):
+
+@dataclass(slots=True)
+class Parts:
     """Nanoseconds, bytes and counts of a step or of a part of one.
 
-    `calls` has the lengths of its collectives, in order; a wait counts as a part of the call before it.
+    `transfer_apart` and `communication_apart` are outside of the phases. `calls` has the lengths of its collectives, in
+    order; a wait counts as a part of the call before it.
     """
 
     data_wait: int = 0
@@ -23,20 +33,37 @@ class Parts(NamedTuple):
     save: int = 0
     evaluation: int = 0
     gc: int = 0
-    forwards: int = 0
-    backwards: int = 0
     transfer: int = 0
     transfer_apart: int = 0
-    transfer_bytes: int = 0
     blocking: int = 0
-    blockings: int = 0
     communication: int = 0
     communication_apart: int = 0
+    forwards: int = 0
+    backwards: int = 0
+    transfer_bytes: int = 0
+    blockings: int = 0
     collectives: int = 0
     samples: int = NOT_MEASURED
     tokens: int = NOT_MEASURED
     queue_ready: int = NOT_MEASURED
-    calls: tuple[int, ...] = ()
+    calls: list[int] = field(default_factory=list)
+
+    def scaled(self, scale: float) -> Parts:
+        """Return the parts with scaled times and the same counts, without single calls."""
+        times = {name: int(getattr(self, name) * scale) for name in TIMES}
+        return replace(self, calls=[], **times)
+
+    def joined(self, later: Parts) -> Parts:
+        """Return the sum with a later part of the same step. `prepare` and `queue_ready` are those of the first."""
+        sums = {name: getattr(self, name) + getattr(later, name) for name in (*TIMES, *COUNTS) if name != "prepare"}
+        return replace(
+            self,
+            samples=added(self.samples, later.samples),
+            tokens=added(self.tokens, later.tokens),
+            queue_ready=self.queue_ready if self.queue_ready >= 0 else later.queue_ready,
+            calls=self.calls + later.calls,
+            **sums,
+        )
 
 
 class Closed(NamedTuple):
@@ -44,9 +71,9 @@ class Closed(NamedTuple):
 
     end: int
     parts: Parts
-    cpu: int
-    timing: tuple[int, ...] | None
-    skipped: bool
+    cpu: int = NOT_MEASURED
+    timing: tuple[int, ...] | None = None
+    skipped: bool = False
 
 
 class Made(NamedTuple):
@@ -68,18 +95,6 @@ class Made(NamedTuple):
     estimated: bool = False
 
 
-def join(one: Parts, other: Parts) -> Parts:
-    """Return the sum of two parts of one step. `prepare` and `queue_ready` are those of the first one."""
-    firsts: tuple[Any, ...] = one
-    added = Parts(*(first + second for first, second in zip(firsts, other, strict=True)))
-    return added._replace(
-        prepare=one.prepare,
-        samples=_added(one.samples, other.samples),
-        tokens=_added(one.tokens, other.tokens),
-        queue_ready=one.queue_ready if one.queue_ready >= 0 else other.queue_ready,
-    )
-
-
-def _added(one: int, other: int) -> int:
+def added(one: int, other: int) -> int:
     """Return the sum of those that were measured."""
     return max(one, 0) + max(other, 0) if max(one, other) >= 0 else NOT_MEASURED

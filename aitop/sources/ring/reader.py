@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import struct
 import time
+from typing import NamedTuple
 
 import msgspec
 
@@ -32,10 +33,11 @@ AHEAD_NS = 10**9
 
 _HEADER = struct.Struct(f"={ring.HEADER_WORDS}Q")
 _SLOTS = struct.Struct(f"={2 * ring.SLOTS}Q")
+_STATES = {ring.STATE_INSTALLED: "installed", ring.STATE_REMOVING: "removing"}
 _EVENT = struct.Struct(f"={ring.EVENT_WORDS}q")
 
 
-class Header(msgspec.Struct, frozen=True):
+class Header(NamedTuple):
     """The header of a ring. Times are monotonic nanoseconds.
 
     `written` counts the events written so far, `writing` those being written too. There were `steps` so far, roughly;
@@ -47,7 +49,6 @@ class Header(msgspec.Struct, frozen=True):
     written: int
     state: int
     way: str
-    control: int
     facts_seq: int
     facts_length: int
     writing: int
@@ -67,19 +68,8 @@ def decode_header(data: bytes) -> Header | None:
     way, state, length = words[ring.W_WAY], words[ring.W_STATE], words[ring.W_FACTS_LENGTH]
     if way >= len(ring.WAYS) or length > ring.JSON_ROOM or not ring.STATE_INSTALLED <= state <= ring.STATE_REMOVED:
         return None
-    return Header(
-        pid=words[ring.W_PID],
-        written=words[ring.W_WRITTEN],
-        state=state,
-        way=ring.WAYS[way],
-        control=words[ring.W_CONTROL],
-        facts_seq=words[ring.W_FACTS_SEQ],
-        facts_length=length,
-        writing=words[ring.W_WRITING],
-        steps=words[ring.W_STEPS],
-        trains_until=words[ring.W_TRAINS_UNTIL],
-        sequence=words[ring.W_SEQUENCE],
-    )
+    rest = (ring.W_FACTS_SEQ, ring.W_FACTS_LENGTH, ring.W_WRITING, ring.W_STEPS, ring.W_TRAINS_UNTIL, ring.W_SEQUENCE)
+    return Header(words[ring.W_PID], words[ring.W_WRITTEN], state, ring.WAYS[way], *(words[at] for at in rest))
 
 
 def slot_offset(slot: int) -> int:
@@ -122,22 +112,13 @@ def find_ring(pid: int) -> str | None:
 def should_stay(pid: int) -> bool:
     """Return whether the hook in `pid` should stay when we go: it came with the program, or another monitor uses it."""
     try:
-        opened = _open(pid, os.O_RDONLY)
-        if opened is None:
-            return False
-        _, fd = opened
-        try:
-            data = os.pread(fd, ring.HEADER_SIZE, 0)
-        finally:
-            os.close(fd)
-    except (OSError, ValueError):
+        opened = HookRing(pid)
+    except SourceError:
         return False
-    header = decode_header(data)
-    if header is None:
-        return False
-    now = time.monotonic_ns()
-    leases = [slot for slot in decode_slots(data) if slot[0] not in (0, os.getpid()) and slot[1] > now]
-    return header.way != "attach" or bool(leases)
+    try:
+        return opened.way not in (None, "attach") or opened.leased_by_others()
+    finally:
+        opened.close()
 
 
 def _open(pid: int, access: int) -> tuple[str, int] | None:
@@ -202,9 +183,7 @@ class HookRing:
     def state(self) -> str:
         """The state of the hook: installed, removing, removed, or unreadable."""
         header = self._header()
-        if header is None:
-            return "unreadable"
-        return {ring.STATE_INSTALLED: "installed", ring.STATE_REMOVING: "removing"}.get(header.state, "removed")
+        return "unreadable" if header is None else _STATES.get(header.state, "removed")
 
     @property
     def outlived(self) -> bool:
@@ -239,7 +218,7 @@ class HookRing:
     def renew(self, seconds: float = LEASE_SECONDS) -> None:
         """Ask the hook to stay for so many seconds from now."""
         now = time.monotonic_ns()
-        slots = decode_slots(self._pread(ring.HEADER_SIZE, 0))
+        slots = self._slots()
         mine = os.getpid()
         if self._slot is None or self._slot >= len(slots) or slots[self._slot][0] != mine:
             free = [i for i, (pid, deadline) in enumerate(slots) if pid == mine or not pid or deadline <= now]
@@ -251,17 +230,22 @@ class HookRing:
     def release(self) -> None:
         """Give up our lease. When nobody has one any more, a hook that came by attach leaves."""
         if self._slot is not None:
-            slots = decode_slots(self._pread(ring.HEADER_SIZE, 0))
+            slots = self._slots()
             if self._slot < len(slots) and slots[self._slot][0] == os.getpid():
                 self._write_slot(0, ring.RELEASED)
             self._slot = None
+
+    def leased_by_others(self) -> bool:
+        """Return whether another monitor has a lease now."""
+        now, mine = time.monotonic_ns(), os.getpid()
+        return any(pid not in (0, mine) and deadline > now for pid, deadline in self._slots())
 
     def ask_to_leave(self) -> None:
         """Make the hook leave at its next step, however it came in, and even if others use it."""
         self._pwrite(struct.pack("=Q", ring.CONTROL_LEAVE), ring.WORD * ring.W_CONTROL)
 
     def ask_for_burst(self, serial: int, steps: int) -> None:
-        """Ask for a profile of so many steps (1 to 1000) under a serial number of ours. See aitop.sources.burst."""
+        """Ask for a profile of so many steps (1 to 1000) under a serial number of ours. See burst.py."""
         self._pwrite(struct.pack("=Q", serial << 16 | steps), ring.WORD * ring.W_BURST)
 
     def close(self) -> None:
@@ -303,6 +287,9 @@ class HookRing:
             return None
         self._facts_seq = header.facts_seq
         return decode_facts(data)
+
+    def _slots(self) -> list[tuple[int, int]]:
+        return decode_slots(self._pread(ring.HEADER_SIZE, 0))
 
     def _header(self) -> Header | None:
         return decode_header(self._pread(ring.HEADER_SIZE, 0))

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import queue
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 
 from aitop.model.event import Sample
 from aitop.model.source import SourceName
-from aitop.sources.burst_leftovers import remove_leftovers
+from aitop.sources.ring.burst_leftovers import remove_leftovers
 from aitop.sources.ring.reader import HookRing
-from aitop.sources.source import SourceError, unexpected
+from aitop.sources.source import Source, SourceError, unexpected
 
 WAIT_FOR_RING_SECONDS = 1.0
 LONGEST_ENTRY_SECONDS, BRIEF_SECONDS = 4.0, 0.1
@@ -19,7 +20,6 @@ OFTEN_SECONDS, SELDOM_SECONDS, MANY = 0.25, 1.0, 8
 FIRST_RETRY_SECONDS, LONGEST_RETRY_SECONDS, PASSING_RETRY_SECONDS = 5.0, 60.0, 1.0
 # Processes that are entered at the same time.
 ENTRIES_AT_ONCE = 4
-LOOK_SECONDS = 0.01
 
 
 class _Failure:
@@ -27,13 +27,12 @@ class _Failure:
 
     def __init__(self, error: SourceError, now: float, before: _Failure | None) -> None:
         self.error = error
-        self.pause: float = FIRST_RETRY_SECONDS if before is None else min(2 * before.pause, LONGEST_RETRY_SECONDS)
-        if error.passing:
-            self.pause = PASSING_RETRY_SECONDS
+        longer = FIRST_RETRY_SECONDS if before is None else min(2 * before.pause, LONGEST_RETRY_SECONDS)
+        self.pause: float = PASSING_RETRY_SECONDS if error.passing else longer
         self.again_at = now + self.pause
 
 
-class HookSource:
+class HookSource(Source):
     """The source. `pids` returns the processes to hook; `way_in` puts the hook into one, or raises SourceError."""
 
     name: SourceName = "hook"
@@ -45,7 +44,9 @@ class HookSource:
         self._way_in = way_in
         self._rings: dict[int, HookRing] = {}
         self._failures: dict[int, _Failure] = {}
-        self._entries = Entries(self._enter)
+        # Ways into processes that are under way, each in a thread of its own, as it may take long.
+        self._entering: set[int] = set()
+        self._results: queue.SimpleQueue[tuple[int, HookRing | SourceError]] = queue.SimpleQueue()
 
     @property
     def note(self) -> str | None:
@@ -76,9 +77,6 @@ class HookSource:
                 samples.append(sample)
         return samples
 
-    def interrupt(self) -> None:
-        """Nothing to do: a read is short."""
-
     def close(self) -> None:
         """Release the leases: hooks that came by attach leave unless another monitor uses them."""
         for pid in list(self._rings):
@@ -93,16 +91,33 @@ class HookSource:
             del self._failures[pid]
         due = [pid for pid in wanted if pid not in self._rings and self._is_due(pid, now)]
         deadline = now + LONGEST_ENTRY_SECONDS
-        self._entries.ask(due)
-        while self._entries.under_way():
+        self._begin(due)
+        while self._entering:
             # If there are rings, do not wait for long: they have to be read, and their leases renewed.
-            arrived = self._entries.collect(BRIEF_SECONDS if self._rings else deadline - time.monotonic())
-            for pid, result in arrived:
-                self._arrive(pid, result, pid in wanted)
-                due = [other for other in due if other != pid]
-            self._entries.ask(due)
-            if not arrived:
+            patience = BRIEF_SECONDS if self._rings else deadline - time.monotonic()
+            try:
+                pid, result = self._results.get(timeout=max(0.0, patience))
+            except queue.Empty:
                 return
+            self._entering.discard(pid)
+            self._arrive(pid, result, pid in wanted)
+            due = [other for other in due if other != pid]
+            self._begin(due)
+
+    def _begin(self, pids: Iterable[int]) -> None:
+        """Enter these processes, `ENTRIES_AT_ONCE` at most at a time."""
+        for pid in pids:
+            if len(self._entering) < ENTRIES_AT_ONCE and pid not in self._entering:
+                self._entering.add(pid)
+                threading.Thread(target=self._try, args=(pid,), name=f"aitop-hook-{pid}", daemon=True).start()
+
+    def _try(self, pid: int) -> None:
+        try:
+            self._results.put((pid, self._enter(pid)))
+        except SourceError as error:
+            self._results.put((pid, error))
+        except Exception as error:  # a failure in one process must not end the others
+            self._results.put((pid, unexpected(error)))
 
     def _is_due(self, pid: int, now: float) -> bool:
         failure = self._failures.get(pid)
@@ -148,66 +163,7 @@ class HookSource:
             return
         for failure in self._failures.values():
             raise failure.error
-        if self._entries.under_way():
+        if self._entering:
             raise SourceError("absent", "the hook is on its way in", passing=True)
         # `passing`: processes that come later are entered without a longer pause.
         raise SourceError("absent", "there is no process to hook: none was seen to make steps", passing=True)
-
-
-class _Entry:
-    """A way into one process, in a thread of its own, as it may take long: `ring` or `error` once it is `done`."""
-
-    def __init__(self, call: Callable[[int], HookRing], pid: int) -> None:
-        self.ring: HookRing | None = None
-        self.error: SourceError | None = None
-        self._thread = threading.Thread(target=self._run, args=(call, pid), name=f"aitop-hook-{pid}", daemon=True)
-        self._thread.start()
-
-    @property
-    def done(self) -> bool:
-        return not self._thread.is_alive()
-
-    def _run(self, call: Callable[[int], HookRing], pid: int) -> None:
-        try:
-            self.ring = call(pid)
-        except SourceError as error:
-            self.error = error
-        except Exception as error:  # a failure in one process must not end the others
-            self.error = unexpected(error)
-
-
-class Entries:
-    """The ways into processes that are under way: calls `enter` for each. All methods belong to one thread."""
-
-    def __init__(self, enter: Callable[[int], HookRing]) -> None:
-        self._enter = enter
-        self._under_way: dict[int, _Entry] = {}
-
-    def ask(self, pids: Iterable[int]) -> None:
-        """Begin with these processes, `ENTRIES_AT_ONCE` at most; one that is under way is not begun again."""
-        for pid in pids:
-            if len(self._under_way) >= ENTRIES_AT_ONCE:
-                return
-            if pid not in self._under_way:
-                self._under_way[pid] = _Entry(self._enter, pid)
-
-    def under_way(self) -> bool:
-        """Return whether any result has not been collected yet."""
-        return bool(self._under_way)
-
-    def collect(self, patience: float) -> list[tuple[int, HookRing | SourceError]]:
-        """Return the results of those that are done. Waits up to `patience` seconds for the first one."""
-        deadline = time.monotonic() + patience
-        while True:
-            done = [pid for pid, entry in self._under_way.items() if entry.done]
-            if done or not self._under_way or time.monotonic() >= deadline:
-                break
-            time.sleep(LOOK_SECONDS)
-        results: list[tuple[int, HookRing | SourceError]] = []
-        for pid in done:
-            entry = self._under_way.pop(pid)
-            if entry.error is not None:
-                results.append((pid, entry.error))
-            elif entry.ring is not None:
-                results.append((pid, entry.ring))
-        return results

@@ -15,23 +15,17 @@ FEW = 2
 BUSY = 0.1
 
 
-def nobody_yet() -> Sequence[int]:
-    """The pids that do the work before anything was seen."""
-    return ()
-
-
 class Chooser:
     """Follows the trees below some processes and picks a few of them, in turn, so that a window's cost is bounded.
 
     `working` has the pids that were seen to do the work, the first to show in front; `stepping` those that step.
     """
 
-    def __init__(self, tops: Sequence[int], working: Working = nobody_yet, stepping: Stepping = nobody) -> None:
+    def __init__(self, tops: Sequence[int], working: Working = tuple, stepping: Stepping = nobody) -> None:
         self._tops = tuple(tops)
         self._tree = ProcessTree((pid, None) for pid in tops)
         self._working = working
         self._evidence = ProcessEvidence(stepping=stepping)
-        self._embeds: dict[tuple[int, int], bool] = {}
         self._turn = 0
         self._used: dict[tuple[int, int], tuple[float, float]] = {}
         self._cores: dict[int, float] = {}
@@ -65,7 +59,7 @@ class Chooser:
         if not members:
             raise SourceError("absent", f"process {self._tops[0]} has ended")
         self._measure(members)
-        python = {member.stat.pid for member in members if self._is_python(member)}
+        python = {member.stat.pid for member in members if member.python}
         if not python:
             raise SourceError("absent", f"process {self._tops[0]} is no Python process and has none below it")
         roles: dict[str, list[int]] = {}
@@ -85,17 +79,6 @@ class Chooser:
             for key, (_, used) in self._used.items()
             if key in before and now > before[key][0]
         }
-
-    def _is_python(self, member: Member) -> bool:
-        if member.facts().python:
-            return True
-        known = self._embeds.get(member.key)
-        if known is None:
-            if len(self._embeds) > 1000:
-                self._embeds.clear()
-            library = procfs.python_version_of(None, procfs.maps(member.stat.pid))
-            known = self._embeds[member.key] = library is not None
-        return known
 
 
 def _some(pids: Sequence[int], most: int, turn: int) -> list[int]:

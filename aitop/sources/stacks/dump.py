@@ -1,15 +1,20 @@
-"""One look at every thread of the target's tree: `py-spy dump`, which stops nothing and is done in milliseconds."""
+"""One look at the threads of processes: `py-spy dump`.
+
+Without `--native` it stops nothing and is done in milliseconds. With it, which shows the C and C++ frames below Python,
+a process is stopped for some tenths of a second: only for one that stands still anyway, and where the user asks for it.
+"""
 
 from __future__ import annotations
 
 import subprocess
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
 
 from aitop.model.stacks import StackDump, ThreadStack
+from aitop.model.text import printable
 from aitop.sources.source import SourceError
 from aitop.sources.stacks.choice import Chooser
 from aitop.sources.stacks.refusal import explain
@@ -20,21 +25,23 @@ from aitop.sources.stacks.window import CodeOfProcesses, WindowBuilder
 
 MOST_PROCESSES = 256
 AT_ONCE = 4
-PATIENCE_SECONDS = 5.0
+PATIENCE_SECONDS, NATIVE_PATIENCE_SECONDS = 5.0, 20.0
 TRIES = 2
+MOST_NATIVE_FRAMES = 24
+LONGEST_NATIVE_FRAME = 120
 
 
 class _Frame(msgspec.Struct):
     name: str
     filename: str | None = None
     line: int | None = None
+    module: str | None = None
 
 
 class Thread(msgspec.Struct):
     """One thread as py-spy has it, the innermost frame first."""
 
     frames: list[_Frame]
-    thread_id: int | str | None = None
     thread_name: str | None = None
     os_thread_id: int | None = None
     active: bool | None = None
@@ -44,17 +51,23 @@ class Thread(msgspec.Struct):
 def take_dump(tops: Sequence[int], *, script: str | None, wanted: Callable[[], bool] = lambda: True) -> StackDump:
     """The stacks of all threads of the Python processes below `tops`, those that train first.
 
-    `script` is the path of the target's main script, see frames.is_user. Takes no further process once `wanted` says
-    that nobody waits any more. Raises SourceError where no process gave anything.
+    `script` is the path of the target's main script, see stacks.origin.is_user. Takes no further process once `wanted`
+    says that nobody waits any more. Raises SourceError where no process gave anything.
     """
     program = find_py_spy()
     pids = Chooser(tops).everyone()[:MOST_PROCESSES]
     builder = WindowBuilder(script, CodeOfProcesses())
     threads: list[ThreadStack] = []
     refused: list[tuple[int, SourceError]] = []
+
+    def look(pid: int) -> list[Thread] | SourceError:
+        try:
+            return _look(program, pid, "--nonblocking") if wanted() else []
+        except SourceError as error:
+            return error
+
     with ThreadPoolExecutor(AT_ONCE, thread_name_prefix="aitop-dump") as pool:
-        answers = pool.map(lambda pid: _look(program, pid) if wanted() else [], pids)
-        for pid, answer in zip(pids, answers, strict=True):
+        for pid, answer in zip(pids, pool.map(look, pids), strict=True):
             if isinstance(answer, SourceError):
                 refused.append((pid, answer))
             else:
@@ -69,21 +82,36 @@ def take_dump(tops: Sequence[int], *, script: str | None, wanted: Callable[[], b
     )
 
 
-def _look(program: str, pid: int) -> list[Thread] | SourceError:
-    """The threads of one process; empty where it has ended."""
-    command = [program, "dump", "--pid", str(pid), "--json", "--nonblocking"]
+def native_frames(pids: Iterable[int]) -> dict[int, tuple[str, ...]]:
+    """By pid, the native frames of the main thread, the innermost first. Raises SourceError where none can be seen."""
+    program, found, refused = find_py_spy(), {}, None
+    for pid in pids:
+        try:
+            found[pid] = innermost(_look(program, pid, "--native"), pid)
+        except SourceError as error:
+            refused = error
+    if not found and refused is not None:
+        raise refused
+    return found
+
+
+def _look(program: str, pid: int, how: str) -> list[Thread]:
+    """The threads of one process; empty where it has ended. Raises SourceError."""
+    patience = PATIENCE_SECONDS if how == "--nonblocking" else NATIVE_PATIENCE_SECONDS
+    command = [program, "dump", "--pid", str(pid), "--json", how]
     complaint = ""
-    for _ in range(TRIES):
+    # To be stopped once is enough.
+    for _ in range(TRIES if how == "--nonblocking" else 1):
         try:
             # A session of its own: the terminal's Ctrl-C is meant for us.
             done = subprocess.run(
-                command, stdin=subprocess.DEVNULL, capture_output=True, timeout=PATIENCE_SECONDS, check=False,
+                command, stdin=subprocess.DEVNULL, capture_output=True, timeout=patience, check=False,
                 start_new_session=True, env=quiet_environment(),
             )  # fmt: skip
         except subprocess.TimeoutExpired:
-            return SourceError("failed", f"py-spy had no answer in {PATIENCE_SECONDS:.0f} s")
+            raise SourceError("failed", f"py-spy had no answer in {patience:.0f} s") from None
         except OSError as error:
-            return SourceError("failed", f"py-spy does not start: {error.strerror}", "pip install py-spy")
+            raise SourceError("failed", f"py-spy does not start: {error.strerror}", "pip install py-spy") from error
         complaint = first_line(done.stderr.decode("utf-8", "replace"))
         # It reads without stopping the process, and may meet a stack in the middle of a change: it is asked again.
         if done.returncode == 0 and len(done.stdout) <= MOST_BYTES:
@@ -91,7 +119,9 @@ def _look(program: str, pid: int) -> list[Thread] | SourceError:
                 return parse(done.stdout)
             except ValueError as error:
                 complaint = f"something unreadable: {error}"
-    return explain(pid, complaint) if lives(pid) else []
+    if lives(pid):
+        raise explain(pid, complaint)
+    return []
 
 
 def parse(data: bytes) -> list[Thread]:
@@ -120,3 +150,19 @@ def threads_of(pid: int, answer: Sequence[Thread], builder: WindowBuilder) -> li
             )
         )
     return found
+
+
+def innermost(threads: Sequence[Thread], pid: int) -> tuple[str, ...]:
+    """The native frames above the newest of Python in the main thread; empty without any."""
+    main = next((one for one in threads if one.os_thread_id == pid or one.thread_name == MAIN_NAME), None)
+    names: list[str] = []
+    for frame in main.frames if main else ():
+        if frame.module is None:
+            break
+        library = frame.module.rpartition("/")[2]
+        # An address says nothing to anybody; which library it lies in does.
+        name = frame.name.partition("(")[0] if not frame.name.startswith("0x") else ""
+        shown = printable(f"{name} ({library})" if name else library)[:LONGEST_NATIVE_FRAME]
+        if names[-1:] != [shown]:
+            names.append(shown)
+    return tuple(names[:MOST_NATIVE_FRAMES])

@@ -12,7 +12,7 @@ import os
 import random
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
@@ -181,6 +181,10 @@ class Descriptors:
             self._types[descriptor] = descriptor_type(link, self._local or frozenset())
         return self._types[descriptor]
 
+    def waited_for(self, numbers: Iterable[int]) -> set[WaitKind]:
+        """What those who wait for some of these descriptors wait for."""
+        return {_WAITS.get(kind, "other") for number in numbers if (kind := self.type_of(number))}
+
     def watched_by(self, epoll: int) -> tuple[int, ...]:
         """The descriptors that an epoll descriptor waits for."""
         if epoll not in self._epolls:
@@ -191,11 +195,7 @@ class Descriptors:
     def everything(self) -> tuple[int, ...]:
         """All descriptors but the standard ones; empty where there are too many to look at."""
         if self._all is None:
-            try:
-                names = os.listdir(f"{self._folder}/fd")
-            except OSError:
-                names = []
-            numbers = sorted(int(name) for name in names if name.isdigit() and int(name) > 2)
+            numbers = [number for number in procfs.numbered(f"{self._folder}/fd") if number > 2]
             self._all = tuple(numbers) if len(numbers) <= MOST_DESCRIPTORS else ()
         return self._all
 
@@ -230,27 +230,21 @@ def wait_in_channel(channel: str, state: str, descriptors: Descriptors) -> WaitK
 
 def _in_poll(descriptors: Descriptors) -> WaitKind:
     """What a poll waits for. Its descriptors lie in the target's memory: known only where all in question are alike."""
-    kinds = {_WAITS.get(kind) for number in descriptors.everything() if (kind := descriptors.type_of(number))}
-    likely = [kind for kind in _POLLED if kind in kinds]
-    return likely[0] if len(likely) == 1 else "other"
+    likely = descriptors.waited_for(descriptors.everything()) & set(_POLLED)
+    return likely.pop() if len(likely) == 1 else "other"
 
 
 def _in_select(most: int, descriptors: Descriptors) -> WaitKind:
     """`most` is the highest of the descriptors, and one more."""
-    if most <= 0:
-        return "sleep"
-    kind = descriptors.type_of(most - 1)
-    return _WAITS.get(kind, "other") if kind else "other"
+    return next(iter(descriptors.waited_for([most - 1])), "other") if most > 0 else "sleep"
 
 
 def _in_epoll(watched: Sequence[int], endless: bool, descriptors: Descriptors) -> WaitKind:
     types = [kind for number in watched if (kind := descriptors.type_of(number))]
-    if not types:
-        return "other" if endless else "sleep"
     # An event loop has a descriptor by which other threads wake it. With nothing else to wait for, its timers are left.
-    if len(types) == 1 and types[0] in ("local", "event") and not endless:
+    if not endless and types in ([], ["local"], ["event"]):
         return "sleep"
-    kinds = {_WAITS.get(kind, "other") for kind in types}
+    kinds = descriptors.waited_for(watched)
     return next((kind for kind in (*_POLLED, "sleep") if kind in kinds), "other")
 
 
@@ -291,7 +285,6 @@ class KernelWaits:
         self._known: frozenset[str] | None = None
         self._last: dict[int, tuple[int, float]] = {}
         self._boxed = False
-        self._inner: dict[int, str] = {}
 
     def begin(self, pids: Sequence[int]) -> None:
         """Choose the threads of the next window."""
@@ -299,7 +292,7 @@ class KernelWaits:
         self._window += 1
         if list(pids[:1]) != [self._first]:
             self._first, self._known = pids[0] if pids else None, None
-            self._last, self._inner = {}, {}
+            self._last = {}
             self._boxed = self._first is not None and procfs.inner_pid(self._first) != self._first
         files = {pid: Descriptors(pid) for pid in pids}
         self._threads = [_Thread(pid, pid, files[pid]) for pid in pids]
@@ -344,8 +337,9 @@ class KernelWaits:
         seen: dict[tuple[int, str, bool], Counter[_Seen]] = {}
         for thread in self._threads:
             main = thread.number == thread.pid
-            name = MAIN_NAME if main else self._name(thread, names.get(thread.pid, {}))
-            if name is None or not thread.seen:
+            known = names.get(thread.pid, {})
+            name = MAIN_NAME if main else next((known[one] for one in self._ids(thread.number) if one in known), None)
+            if not name or not thread.seen:
                 continue
             if not main:
                 self._last[thread.number] = self._window, thread.seen["running"] / thread.seen.total()
@@ -370,32 +364,19 @@ class KernelWaits:
 
     def _others(self, room: int) -> list[int]:
         """Threads of the first process but the main one."""
-        pid = self._first
-        try:
-            numbers = [int(name) for name in os.listdir(f"{procfs.PROC}/{pid}/task") if name != str(pid)]
-        except OSError:
-            return []
+        numbers = [number for number in procfs.numbered(f"{procfs.PROC}/{self._first}/task") if number != self._first]
         self._last = {number: self._last[number] for number in numbers if number in self._last}
         if self._known is None:
             # The newest first: pools of native threads are mostly made when libraries are loaded.
-            return sorted(numbers, reverse=True)[:room]
-        numbers = [number for number in numbers if {str(number), self._inner_id(number)} & self._known]
+            return numbers[::-1][:room]
+        numbers = [number for number in numbers if self._known.intersection(self._ids(number))]
         numbers.sort(key=lambda number: self._last.get(number, (0, 1.0))[0])
         busy = [number for number in numbers if self._last.get(number, (0, 1.0))[1] >= BUSY][: max(1, room - 2)]
         return (busy + [number for number in numbers if number not in busy])[:room]
 
-    def _name(self, thread: _Thread, names: Mapping[str, str]) -> str | None:
-        return names.get(str(thread.number)) or names.get(self._inner_id(thread.number))
-
-    def _inner_id(self, number: int) -> str:
-        """The id of a thread of the first process in its own pid namespace."""
-        if not self._boxed:
-            return str(number)
-        if number not in self._inner:
-            fields = procfs.text(f"{procfs.PROC}/{self._first}/task/{number}/status") or ""
-            inner = next((line.split()[-1] for line in fields.splitlines() if line.startswith("NSpid:")), str(number))
-            self._inner[number] = inner
-        return self._inner[number]
+    def _ids(self, number: int) -> tuple[str, ...]:
+        """The ids that py-spy may have for a thread of the first process: here, and in its own pid namespace."""
+        return (str(number), str(procfs.inner_pid(number))) if self._boxed else (str(number),)
 
     def _kind_of(self, thread: _Thread, line: bytes | None) -> _Seen:
         """What the thread does, of which the kernel's file says `line`. Raises OSError where it has ended."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import pwd
 
 from aitop.model import tracing
 from aitop.sources import procfs
@@ -41,14 +40,15 @@ def _rights(pid: int) -> tracing.Rights:
     status = procfs.status(pid)
     users = [int(word) for word in status.get("Uid", "").split() if word.isdigit()]
     user = users[1] if len(users) == 4 else None
+    capabilities, permitted = (int(status.get(name, "0"), 16) for name in ("CapEff", "CapPrm"))
     return tracing.Rights(
         user=user,
-        name=_name(user),
+        name=procfs.user_name(user),
         users=frozenset(users[:3]),
-        capabilities=_hexadecimal(status.get("CapEff")),
-        permitted=_hexadecimal(status.get("CapPrm")),
+        capabilities=capabilities,
+        permitted=permitted,
         filtered=status.get("Seccomp") == "2",
-        inner_pid=_inner_pid(status.get("NSpid")),
+        inner_pid=procfs.inner_pid(pid) if "NSpid" in status else None,
     )
 
 
@@ -66,24 +66,3 @@ def _readable(pid: int) -> bool:
     except OSError:
         return False
     return True
-
-
-def _inner_pid(numbers: str | None) -> int | None:
-    words = (numbers or "").split()
-    return int(words[-1]) if words and words[-1].isdigit() else None
-
-
-def _hexadecimal(value: str | None) -> int:
-    try:
-        return int(value or "0", 16)
-    except ValueError:
-        return 0
-
-
-def _name(user: int | None) -> str:
-    if user is None:
-        return "?"
-    try:
-        return pwd.getpwuid(user).pw_name
-    except KeyError:
-        return str(user)

@@ -5,16 +5,15 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from aitop.model.event import Sample
 from aitop.model.source import SourceName
 from aitop.model.stacks import Look, StackWindow
 from aitop.sources import procfs
 from aitop.sources.host.tree import Stepping, nobody
-from aitop.sources.source import SourceError
+from aitop.sources.source import Source, SourceError
 from aitop.sources.stacks.budget import Budget, rate_of
-from aitop.sources.stacks.choice import Chooser, Working, nobody_yet
+from aitop.sources.stacks.choice import Chooser, Working
 from aitop.sources.stacks.gil import GilWatch
 from aitop.sources.stacks.kernel_waits import KernelWaits
 from aitop.sources.stacks.refusal import explain
@@ -30,19 +29,7 @@ GRACE_SECONDS = 4.0
 EMPTY_WINDOWS = 3
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """What one py-spy left of its `asked` looks: its output, the first line of its complaint, its exit code."""
-
-    pid: int
-    threads: Threads
-    asked: int
-    data: bytes
-    complaint: str
-    code: int | None
-
-
-class StackSource:
+class StackSource(Source):
     """Samples with py-spy, which reads the memory of the processes and never stops them.
 
     Windows follow each other back to back at first, with more samples, so that a good picture comes early; then
@@ -58,7 +45,7 @@ class StackSource:
         *,
         script: str | None,
         seconds: float = 2.0,
-        working: Working = nobody_yet,
+        working: Working = tuple,
         stepping: Stepping = nobody,
     ) -> None:
         self.interval = 0.0
@@ -75,7 +62,6 @@ class StackSource:
         self._program = ""
         self._taken = 0
         self._turn = 0
-        self._asked = 0.0
         self._sampled = 0.0
         self._empty = 0
 
@@ -113,14 +99,13 @@ class StackSource:
         finally:
             for spy in spies:
                 spy.stop()
-            outcomes = [Outcome(spy.pid, spy.threads, spy.asked, *spy.result(), spy.code) for spy in spies]
         cpu = sum(spy.cpu for spy in spies) + kernel_cpu
         self.interval = self._budget.spend(cpu, started, time.monotonic())
         if self._closing.is_set():
             return []
-        window = self._window(seconds, rate, outcomes, cpu)
+        window = self._window(seconds, rate, spies, cpu)
         if window is None:
-            self._account_for_nothing(outcomes)
+            self._account_for_nothing(spies)
             return []
         self._taken += 1
         self._sampled += seconds
@@ -147,7 +132,7 @@ class StackSource:
         before = time.thread_time()
         self._kernel.begin(pids)
         try:
-            while not self._ended(spies, now := time.monotonic(), planned_end) and now < deadline:
+            while not all(spy.finished() for spy in spies) and (now := time.monotonic()) < deadline:
                 if now < planned_end:
                     self._kernel.look()
                 # Short enough not to keep `close` waiting, and cheaper than to wait for its event.
@@ -158,39 +143,32 @@ class StackSource:
             self._kernel.end()
         return time.thread_time() - before
 
-    def _ended(self, spies: Sequence[Spy], now: float, planned_end: float) -> bool:
-        """Whether all have ended. Asked rarely before the end of the plan: before it they only end with the target."""
-        if planned_end - 0.05 > now < self._asked + 0.25:
-            return False
-        self._asked = now
-        return all(spy.finished() for spy in spies)
-
-    def _window(self, seconds: int, rate: int, outcomes: Sequence[Outcome], cpu: float) -> StackWindow | None:
+    def _window(self, seconds: int, rate: int, spies: Sequence[Spy], cpu: float) -> StackWindow | None:
         builder = WindowBuilder(self._script, self._code)
         names: dict[int, dict[str, str]] = {}
         mains: dict[int, frozenset[str]] = {}
         looks: list[Look] = []
         gil = None
         # Those of all threads come first: they tell which thread is the main one.
-        for outcome in outcomes:
-            pid = outcome.pid
-            if not outcome.data:
+        for spy in spies:
+            pid = spy.pid
+            if not spy.output:
                 continue
-            if outcome.threads == "all":
-                raw, threads = _parsed(outcome, main_threads(pid))
+            if spy.threads == "all":
+                raw, threads = _parsed(spy, main_threads(pid))
                 builder.add(pid, raw, threads)
                 names[pid] = {thread.id: thread.name for thread in threads if not thread.main}
                 mains[pid] = frozenset(thread.id for thread in threads if thread.main)
                 continue
-            raw, threads = _parsed(outcome, main_threads(pid) | mains.get(pid, frozenset()))
+            raw, threads = _parsed(spy, main_threads(pid) | mains.get(pid, frozenset()))
             # Before Python 3.11 py-spy has no ids of the kernel's, and takes every thread for a running one.
-            if outcome.threads == "cpu" and not all(thread.id.isdecimal() for thread in threads):
+            if spy.threads == "cpu" and not all(thread.id.isdecimal() for thread in threads):
                 continue
             stacks = tuple(builder.counts(pid, raw, threads))
-            asked = max([outcome.asked, *(thread.stacks.total() for thread in threads)])
-            looks.append(Look(pid=pid, kind=outcome.threads, asked=asked, stacks=stacks))
-            if outcome.threads == "gil":
-                gil = self._gil.taken(pid, threads, outcome.asked)
+            asked = max([spy.asked, *(thread.stacks.total() for thread in threads)])
+            looks.append(Look(pid=pid, kind=spy.threads, asked=asked, stacks=stacks))
+            if spy.threads == "gil":
+                gil = self._gil.taken(pid, threads, spy.asked)
         frames, stacks = builder.result()
         states = self._kernel.states(names)
         if not stacks:
@@ -205,12 +183,13 @@ class StackSource:
             gil=gil,
             looks=tuple(looks),
             states=states,
+            flows=builder.flows(),
         )
 
-    def _account_for_nothing(self, outcomes: Sequence[Outcome]) -> None:
+    def _account_for_nothing(self, spies: Sequence[Spy]) -> None:
         """Raise SourceError when a window without a sample is more than bad luck."""
-        alive = [outcome for outcome in outcomes if outcome.threads == "all" and lives(outcome.pid)]
-        refused = [outcome for outcome in alive if outcome.code != 0]
+        alive = [spy for spy in spies if spy.threads == "all" and lives(spy.pid)]
+        refused = [spy for spy in alive if spy.code != 0]
         if refused:
             raise explain(refused[0].pid, refused[0].complaint)
         self._empty += 1
@@ -218,9 +197,9 @@ class StackSource:
             raise SourceError("failed", f"py-spy saw no Python frame of process {alive[0].pid}: it may be starting up")
 
 
-def _parsed(outcome: Outcome, mains: frozenset[str]) -> tuple[list[RawFrame], list[ThreadSamples]]:
+def _parsed(spy: Spy, mains: frozenset[str]) -> tuple[list[RawFrame], list[ThreadSamples]]:
     try:
-        return parse(outcome.data, mains, every_thread=outcome.threads == "all")
+        return parse(spy.output, mains, every_thread=spy.threads == "all")
     except ValueError as error:
         raise SourceError("failed", f"py-spy wrote something unreadable: {error}") from error
 

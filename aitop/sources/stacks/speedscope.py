@@ -27,14 +27,12 @@ class RawFrame(msgspec.Struct, frozen=True):
 class ThreadSamples:
     """Samples of one thread: stacks (indices of frames, the outermost first) and how often each was seen.
 
-    `torn` samples were thrown away: py-spy reads without stopping the process, and sometimes meets a stack
-    in the middle of a change. `id` is py-spy's: since Python 3.11 the kernel's, in the process's own pid namespace.
+    `id` is py-spy's: since Python 3.11 the kernel's, in the process's own pid namespace.
     """
 
     name: str
     main: bool
     stacks: Counter[tuple[int, ...]]
-    torn: int = 0
     id: str = ""
 
 
@@ -75,11 +73,9 @@ def parse(
     main = _main(threads, main_threads, frames, every_thread=every_thread)
     found = []
     for index, (number, name, stacks) in enumerate(threads):
-        if index == main:
-            whole = _whole(stacks, frames)
-            found.append(ThreadSamples(MAIN_NAME, True, whole, stacks.total() - whole.total(), number))
-        else:
-            found.append(ThreadSamples(name, False, stacks, id=number))
+        # py-spy reads without stopping the process, and sometimes meets a stack in the middle of a change.
+        whole = _whole(stacks, frames) if index == main else stacks
+        found.append(ThreadSamples(MAIN_NAME if index == main else name, index == main, whole, number))
     return frames, found
 
 

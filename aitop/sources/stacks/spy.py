@@ -48,6 +48,8 @@ class Spy:
         self.asked = seconds * rate - 1
         self.cpu = 0.0
         self.code: int | None = None
+        # What it wrote, and the first line of its complaint (empty when it had none); after `stop`.
+        self.output, self.complaint = b"", ""
         self._output = os.memfd_create("aitop-stacks", os.MFD_CLOEXEC)
         try:
             self._errors = os.memfd_create("aitop-stacks-errors", os.MFD_CLOEXEC)
@@ -83,23 +85,19 @@ class Spy:
         return self.code is not None or self._collect(os.WNOHANG)
 
     def stop(self) -> None:
-        """End it now, if it runs, and collect it."""
+        """End it now, if it runs, collect it, and read what it wrote. Once."""
         for number, patience in ((signal.SIGTERM, TERM_SECONDS), (signal.SIGKILL, 2 * TERM_SECONDS)):
             if self.finished():
-                return
+                break
             os.kill(self._child.pid, number)
             deadline = time.monotonic() + patience
             while not self.finished() and time.monotonic() < deadline:
                 time.sleep(0.005)
-
-    def result(self) -> tuple[bytes, str]:
-        """What it wrote and the first line of its complaint (empty when it had none). Once, after its end."""
-        try:
+        with contextlib.suppress(OSError):
             size = min(os.fstat(self._output).st_size, MOST_BYTES + 1)
-            complaint = os.pread(self._errors, MOST_COMPLAINT, 0).decode("utf-8", "replace")
-            return os.pread(self._output, size, 0), first_line(complaint)
-        finally:
-            self._close_files()
+            self.complaint = first_line(os.pread(self._errors, MOST_COMPLAINT, 0).decode("utf-8", "replace"))
+            self.output = os.pread(self._output, size, 0)
+        self._close_files()
 
     def _collect(self, options: int) -> bool:
         try:

@@ -5,15 +5,16 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
-from aitop.model.stacks import Frame, StackCount
+from aitop.model.stacks import Flow, Frame, StackCount
 from aitop.sources import procfs
-from aitop.sources.code import SourceCode
-from aitop.sources.foreign_file import User, user_of
-from aitop.sources.stacks.frames import is_user
-from aitop.sources.stacks.guards import guard
+from aitop.sources.code.dataflow import flows
+from aitop.sources.code.foreign_file import User, user_of
+from aitop.sources.code.lines import SourceCode
 from aitop.sources.stacks.speedscope import RawFrame, ThreadSamples
+from aitop.stacks.dataflow import innermost
+from aitop.stacks.origin import is_user
 
-LINES_ABOVE = 400
+MOST_FLOWS = 40
 
 _View = tuple[str, "str | None", "User | None"]
 
@@ -23,6 +24,19 @@ class CodeOfProcesses:
 
     def __init__(self) -> None:
         self._readers: dict[_View, SourceCode] = {}
+        self._flows: dict[str, tuple[str, tuple[Flow, ...]]] = {}
+
+    def flows(self, code: SourceCode, file: str) -> tuple[Flow, ...]:
+        """The dataflow of all functions in a file, worked out anew only when its text has changed."""
+        text = code.text(file)
+        if text is None:
+            return ()
+        known = self._flows.get(file)
+        if known is None or known[0] != text:
+            if len(self._flows) > 100:
+                self._flows.clear()
+            known = self._flows[file] = text, flows(file, text)
+        return known[1]
 
     def of(self, pid: int) -> SourceCode:
         """The code as process `pid` sees it, with its rights: what it says that it runs may be any file's name."""
@@ -43,7 +57,7 @@ def _view_of(pid: int) -> _View:
 
 
 class WindowBuilder:
-    """Collects what one window saw. `script` is the path of the target's main script, see frames.is_user."""
+    """Collects what one window saw. `script` is the path of the target's main script, see stacks.origin.is_user."""
 
     def __init__(self, script: str | None, code: CodeOfProcesses) -> None:
         self._script = script
@@ -51,6 +65,7 @@ class WindowBuilder:
         self._frames: dict[tuple[str, str, int], int] = {}
         self._table: list[Frame] = []
         self._stacks: list[StackCount] = []
+        self._flows: dict[tuple[str, int], Flow] = {}
 
     def add(self, pid: int, raw: Sequence[RawFrame], threads: Sequence[ThreadSamples]) -> None:
         """Add the threads of one process."""
@@ -81,6 +96,10 @@ class WindowBuilder:
         """The table of frames and the stacks that index it."""
         return tuple(self._table), tuple(self._stacks)
 
+    def flows(self) -> tuple[Flow, ...]:
+        """The dataflow of the user's functions in the table."""
+        return tuple(self._flows.values())
+
     def _index(self, raw: RawFrame, folder: str, code: SourceCode) -> int:
         file, line = raw.file or "", raw.line or 0
         if file and not file.startswith(("/", "<")):
@@ -90,8 +109,11 @@ class WindowBuilder:
         if index is None:
             user = is_user(file, self._script)
             index = self._frames[key] = len(self._table)
-            place = code.place(file, line, LINES_ABOVE) if user and line > 0 else None
-            text, loop, above = place if place and place[0] else (None, None, [])
-            condition = guard(above) if above else None
-            self._table.append(Frame(raw.name, file, line, user, text.strip() if text else None, loop, condition))
+            place = code.place(file, line) if user and line > 0 else None
+            text, loop, guard = place if place is not None and place.text else (None, None, None)
+            self._table.append(Frame(raw.name, file, line, user, text, loop, guard))
+            if user and place and len(self._flows) < MOST_FLOWS:
+                flow = innermost(self._code.flows(code, file), line)
+                if flow is not None:
+                    self._flows[file, flow.first] = flow
         return index

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from rich.cells import cell_len
@@ -13,39 +13,15 @@ from aitop.model.snapshot import Series, Snapshot
 from aitop.model.steps import HookFacts, LoaderInfo, StepRecord
 from aitop.model.units import NOT_SUPPORTED, NOT_YET, count, duration, percent, rate, size
 from aitop.ui.panes.since_mark import WIDTH, change, recent
-from aitop.ui.panes.spare_rows import lines_of, room_below
-from aitop.ui.panes.step.figures import GAP, LABEL, _site
+from aitop.ui.panes.spare_rows import lines_below, room_below
+from aitop.ui.panes.step.figures import Figure, dearest
 from aitop.ui.state import View
-from aitop.ui.theme.palette import (
-    BRIGHT,
-    DATA,
-    DIM,
-    FAINT,
-    LOSS,
-    TEXT,
-    TRANSFER,
-    TROUGH,
-    WAITING,
-    lifted,
-    over,
-)
-from aitop.ui.widgets.bars import braille, layered_bar
+from aitop.ui.theme.palette import BRIGHT, DATA, DIM, FAINT, LOSS, TEXT, TRANSFER, TROUGH, WAITING, lifted, over
+from aitop.ui.widgets.bars import EIGHTHS, layered_bar
 from aitop.ui.widgets.chart_pane import ChartPane
 from aitop.ui.widgets.line import Line, columns
 from aitop.ui.widgets.pane import Drawing
-from aitop.ui.widgets.plot import (
-    Curve,
-    Span,
-    ago,
-    curves,
-    scale_labels,
-    scaled,
-    slots,
-    span_of,
-    time_axis,
-    typical_gap,
-    value_at,
-)
+from aitop.ui.widgets.plot import Curve, Field, area
 from aitop.ui.words import one_line, plural, share_text, state_line
 
 ROOM_FOR_STRIPS = 9
@@ -63,130 +39,106 @@ class DataPane(ChartPane):
         self.moments = ()
         snapshot = view.snapshot
         if snapshot is None or snapshot.host is None:
-            status = view.source("host")
-            return Drawing([state_line("host", status) if status else Line(NOT_YET, DIM)], "Data")
+            return Drawing([state_line("host", view.source("host"))], "Data")
         workers = _workers(view, snapshot)
         room = len(workers) <= MOST_STRIPS and height >= len(workers) + ROOM_FOR_STRIPS
-        if room and width >= LEAST_WIDTH:
-            lines = self._over_time(view, snapshot, workers, width, height)
-        else:
-            lines = _at_once(view, snapshot, workers, width, height)
-        return Drawing(lines, "Data", _cpu_note(view, workers), view.stale("host"))
+        draw = self._over_time if room and width >= LEAST_WIDTH else _at_once
+        lines = draw(view, snapshot, workers, width, height)
+        used, note = _cores(view, snapshot), None
+        if used is not None:
+            note = Line(f"workers use {used:.1f} cores", DIM).join(change(view, lambda one: _cores(view, one)))
+        return Drawing(lines, "Data", note, view.stale("host"))
 
     def _over_time(
         self, view: View, snapshot: Snapshot, workers: list[ProcessSample], width: int, height: int
     ) -> list[Line]:
         """Queue and workers on one axis of time, the facts above them."""
-        loader = main_loader(snapshot)
-        lines = _facts(view, snapshot, loader, workers, width, 4)
-        scale = SCALE + (WIDTH if view.mark is not None else 0)
-        series = {name: one for name, one in snapshot.series.items() if name.startswith(("worker", "queue_"))}
-        span = span_of(series.values(), snapshot.time, width - scale)
-        self.moments = span.moments()
-        at = span.cell(self.cursor)
+        lines = _facts(view, snapshot, workers, width, 4)
+        names = [name for name in snapshot.series if name.startswith(("worker", "queue_"))]
+        field = self.field(snapshot, names, width, SCALE + (WIDTH if view.mark is not None else 0))
         free = height - len(lines) - len(workers) - 2
         rows = max(2, free if free < ROOM_FOR_LINES else free * 3 // 5)
-        lines += _queue_chart(view, snapshot, loader, span, rows, at, scale)
-        lines += strip_lines(view, snapshot, workers, span, scale, at)
-        reading = at is not None and self.cursor is not None
-        axis = time_axis(span, scale, legend() if workers else None)
-        lines.append(_reading(snapshot, workers, span, self.cursor or 0.0) if reading else axis)
-        pids = frozenset(process.pid for process in workers)
-        room = room_below(len(lines), height)
-        return [*lines, *lines_of(snapshot.stacks, pids, view, "what the workers run", width, room)]
+        lines += _queue_chart(view, snapshot, field, rows)
+        lines += [_strip(view, process, field) for process in workers]
+        lines.append(field.axis(lambda line: _reading(line, field, workers), legend() if workers else None))
+        pids, room = frozenset(process.pid for process in workers), room_below(len(lines), height)
+        return [*lines, *lines_below(snapshot.stacks, view, "what the workers run", width, room, pids=pids)]
 
 
 def _at_once(view: View, snapshot: Snapshot, workers: list[ProcessSample], width: int, height: int) -> list[Line]:
     """The facts, and a bar for each worker as it is now."""
-    loader = main_loader(snapshot)
-    lanes = lane_lines(view, workers, idle_shares(snapshot), width, height - 6)
-    facts = _facts(view, snapshot, loader, workers, width, height - 1 - len(lanes))
-    spare = height - len(facts) - len(lanes)
-    return [*queue_lines(view, snapshot, loader, width, max(1, min(7, spare))), *facts, *lanes]
+    lanes = lane_lines(view, snapshot, workers, width, height - 6)
+    facts = _facts(view, snapshot, workers, width, height - 1 - len(lanes))
+    rows = max(1, min(7, height - len(facts) - len(lanes)))
+    return [*queue_lines(view, snapshot, width, rows), *facts, *lanes]
 
 
-def _facts(  # noqa: PLR0917
-    view: View, snapshot: Snapshot, loader: LoaderInfo | None, workers: list[ProcessSample], width: int, rows: int
-) -> list[Line]:
+def _facts(view: View, snapshot: Snapshot, workers: list[ProcessSample], width: int, rows: int) -> list[Line]:
     """How the loader is set up, copies to the device, disk and network: as many of them as there are rows."""
-    facts = [
-        (1, loader_line(loader, len(workers), width)),
-        (2, copies(view, snapshot, width)),
-        (0, _traffic(view, snapshot.host.machine, width) if snapshot.host else None),
-    ]
-    known = [(rank, line) for rank, line in facts if line is not None]
-    shown = sorted(rank for rank, _ in known)[: max(1, rows)]
-    return [line for rank, line in known if rank in shown]
+    traffic = _traffic(view, snapshot.host.machine, width) if snapshot.host else None
+    lines = [loader_line(main_loader(snapshot), len(workers), width), copies(view, snapshot, width), traffic]
+    known = [line for line in lines if line is not None]
+    while len(known) > max(1, rows):
+        # Disk and network last: the loader changes seldom.
+        known.pop(1 if len(known) > 2 else 0)
+    return known
 
 
-def _queue_chart(  # noqa: PLR0917
-    view: View, snapshot: Snapshot, loader: LoaderInfo | None, span: Span, rows: int, cursor: int | None, scale: int
-) -> list[Line]:
-    """Batches that lay ready, as an area over time."""
-    series = snapshot.series.get("queue_ready", Series())
-    known = [value for value in series.values if value is not None]
+def _known_ready(snapshot: Snapshot) -> list[float]:
+    return [value for value in snapshot.series.get("queue_ready", Series()).values if value is not None]
+
+
+def _hundredth_ready(snapshot: Snapshot) -> float | None:
+    """The batches that lay ready, in hundreds, because changes are written in hundredths."""
+    known = _known_ready(snapshot)
+    return known[-1] / 100 if known else None
+
+
+def _queue_head(view: View, snapshot: Snapshot) -> tuple[Line, float | None]:
+    """How many batches were ready at the last step, and of how many; what full height is, None where it is unknown."""
+    line, loader = Line("queue   ", DIM), main_loader(snapshot)
+    known = _known_ready(snapshot)
     if not known:
-        return queue_lines(view, snapshot, loader, scale + span.cells, 1)
-    capacity = _capacity(loader)
-    top = capacity or max(known) or 1
-    area = Curve(slots(series, span, typical_gap(series), mean=True), DATA.ink, True)
-    drawn = curves([area], span.cells, rows, top, cursor)
-    head = Line("queue   ", DIM).add(f"{known[-1]:2.0f}", TEXT).join(_ready_change(view))
-    head.add(f" of {capacity} ready" if capacity else " ready", DIM)
-    return [head, *scaled(drawn, scale_labels(rows, top, lambda value: f"{value:.0f}"), scale)]
+        missing, why = _no_queue(snapshot, loader)
+        return line.add(missing, DIM).add("  " + why, FAINT), None
+    # Batches that there is room for in the queue.
+    capacity = loader.workers * (loader.prefetch or 2) if loader and loader.workers else None
+    line.add(f"{known[-1]:2.0f}", TEXT).join(change(view, _hundredth_ready, points=True))
+    return line.add(f" of {capacity} ready" if capacity else " ready", DIM), capacity or max(known) or 1
 
 
-def _ready_change(view: View) -> Line:
-    """The change of the batches that lay ready since the mark, in batches."""
+def _queue_chart(view: View, snapshot: Snapshot, field: Field, rows: int) -> list[Line]:
+    """Batches that lay ready, as an area over time."""
+    head, top = _queue_head(view, snapshot)
+    if top is None:
+        return [head]
+    layer = Curve(field.values("queue_ready", mean=True), DATA.ink, filled=True)
+    return [head, *field.chart([layer], rows, top, lambda value: f"{value:.0f}")]
 
-    def ready_of(snapshot: Snapshot) -> float | None:
-        known = [one for one in snapshot.series.get("queue_ready", Series()).values if one is not None]
-        return known[-1] / 100 if known else None
 
-    return change(view, ready_of, points=True)
+def queue_lines(view: View, snapshot: Snapshot, width: int, rows: int) -> list[Line]:
+    """The same in as many rows, its history beside the words."""
+    head, top = _queue_head(view, snapshot)
+    if top is None:
+        return [head]
+    cells = max(4, width - head.add("  ").width)
+    drawn = area(snapshot.series["queue_ready"].values, cells, rows, top, DATA.ink)
+    return [head.join(drawn[0]), *(Line().to(width - cells).join(row) for row in drawn[1:])]
 
 
-def _reading(snapshot: Snapshot, workers: list[ProcessSample], span: Span, cursor: float) -> Line:
+def _reading(line: Line, field: Field, workers: list[ProcessSample]) -> Line:
     """What the queue and the workers had at the cursor."""
-    line = Line(ago(snapshot.time, cursor), TEXT).add("  ")
-    queue = snapshot.series.get("queue_ready", Series())
-    ready = value_at(slots(queue, span, typical_gap(queue), mean=True), span, cursor)
+    ready = field.at_cursor("queue_ready", mean=True)
     line.add("ready ", DIM).add(NOT_SUPPORTED if ready is None else f"{ready:.1f}", TEXT)
-    used = []
-    for process in workers:
-        series = snapshot.series.get(f"worker{process.pid}.cpu", Series())
-        used.append(value_at(slots(series, span, typical_gap(series)), span, cursor))
+    used = [field.at_cursor(f"worker{process.pid}.cpu") for process in workers]
     known = [value for value in used if value is not None]
     return line.add("  workers ", DIM).add(f"{sum(known):.1f} cores" if known else NOT_SUPPORTED, TEXT)
-
-
-def _capacity(loader: LoaderInfo | None) -> int | None:
-    """Batches that there is room for in the queue."""
-    return loader.workers * (loader.prefetch or 2) if loader and loader.workers else None
 
 
 def main_loader(snapshot: Snapshot) -> LoaderInfo | None:
     """The loader with most workers: that is the one that feeds the training."""
     loaders = snapshot.facts.loaders if snapshot.facts else ()
     return max(loaders, key=lambda loader: loader.workers, default=None)
-
-
-def queue_lines(view: View, snapshot: Snapshot, loader: LoaderInfo | None, width: int, rows: int) -> list[Line]:
-    """Batches that were ready at the last step, the queue's capacity, and both over time."""
-    series = snapshot.series.get("queue_ready", Series())
-    known = [value for value in series.values if value is not None]
-    line = Line("queue   ", DIM)
-    if not known:
-        missing, why = _no_queue(snapshot, loader)
-        return [line.add(missing, DIM).add("  " + why, FAINT)]
-    capacity = _capacity(loader)
-    ready = known[-1]
-    of = f" of {capacity} ready" if capacity else " ready"
-    line.add(f"{ready:2.0f}", TEXT).join(_ready_change(view)).add(of, DIM).add("  ")
-    chart = max(4, width - line.width)
-    drawn = braille(series.values, chart, rows, capacity or max(known) or 1)
-    rest = [Line().to(width - chart).add(row, DATA.ink) for row in drawn[1:]]
-    return [line.add(drawn[0], DATA.ink), *rest]
 
 
 def loader_line(loader: LoaderInfo | None, workers: int, width: int) -> Line:
@@ -245,15 +197,8 @@ def _workers(view: View, snapshot: Snapshot) -> list[ProcessSample]:
     return [process for process in workers if pids is None or process.pid in pids]
 
 
-def _cpu_note(view: View, workers: list[ProcessSample]) -> Line | None:
-    used = _cores(workers)
-    if used is None:
-        return None
-    return Line(f"workers use {used:.1f} cores", DIM).join(change(view, lambda one: _cores(_workers(view, one))))
-
-
-def _cores(workers: list[ProcessSample]) -> float | None:
-    used = [process.cpu for process in workers if process.cpu is not None]
+def _cores(view: View, snapshot: Snapshot) -> float | None:
+    used = [process.cpu for process in _workers(view, snapshot) if process.cpu is not None]
     return sum(used) if used else None
 
 
@@ -268,16 +213,15 @@ def copies(view: View, snapshot: Snapshot, width: int) -> Line | None:
         return None
     moved = sum(record.transfer_bytes or 0 for record in recent)
     taken = sum(record.transfer or 0.0 for record in recent)
-    line = Line("copies".ljust(LABEL), DIM).add(rate(moved / seconds).rjust(8), TEXT)
-    line.join(change(view, _copy_rate))
-    line.add(GAP).add(size(moved / len(recent)).rjust(7), TEXT).add("/step", DIM)
+    parts = [
+        Line(rate(moved / seconds).rjust(8), TEXT).join(change(view, _copy_rate)),
+        Line(size(moved / len(recent)).rjust(7), TEXT).add("/step", DIM),
+    ]
     share = pageable_share(facts)
-    if share is not None and width >= 50:
-        line.add(GAP).add(share_text(share), LOSS if share >= PAGEABLE else TEXT).add(" pageable", DIM)
-    if line.width + 16 <= width:
-        line.add(GAP).add(duration(taken / len(recent)).rjust(7), TEXT)
-        line.add(" ").add(share_text(taken / seconds), TRANSFER.ink)
-    return _site(line, facts, "transfer", width)
+    if share is not None:
+        parts.append(Line(share_text(share), LOSS if share >= PAGEABLE else TEXT).add(" pageable", DIM))
+    time = Line(duration(taken / len(recent)).rjust(7), TEXT).add(" ").add(share_text(taken / seconds), TRANSFER.ink)
+    return Figure("copies", [*parts, time, *dearest(facts, "transfer")]).line(width)
 
 
 def _copying(snapshot: Snapshot) -> list[StepRecord]:
@@ -303,7 +247,6 @@ LANE = 22
 ROOMY = 30
 LEAST_BUSY = 0.02
 STATE_WORDS = {"R": "runs", "S": "sleeps", "D": "disk", "T": "stopped", "t": "traced", "Z": "zombie", "I": "idle"}
-_EIGHTHS = " ▁▂▃▄▅▆▇█"
 
 
 class Use(NamedTuple):
@@ -325,21 +268,15 @@ def use_of(cpu: float | None, idle: float | None) -> Use | None:
     return Use(busy, max(0.0, 1.0 - busy - without_work), without_work)
 
 
-def idle_shares(snapshot: Snapshot) -> dict[int, float]:
-    """By process, the share of its samples in which it had nothing to do."""
-    processes = snapshot.stacks.processes if snapshot.stacks else ()
-    return {process.pid: process.idle for process in processes if process.idle is not None}
-
-
-def lane_lines(
-    view: View, workers: Sequence[ProcessSample], idle: Mapping[int, float], width: int, height: int
-) -> list[Line]:
+def lane_lines(view: View, snapshot: Snapshot, workers: Sequence[ProcessSample], width: int, height: int) -> list[Line]:
     """A bar for each worker as it is now, side by side where rows are few."""
     lane = LANE + (WIDTH if view.mark is not None else 0)
     per_row = 1 if len(workers) <= height else max(1, (width + 2) // (lane + 2))
     cell = (width - 2 * (per_row - 1)) // per_row
-    lanes = [_lane(view, process, idle.get(process.pid), cell) for process in workers]
-    return [columns([(lane, cell) for lane in lanes[at : at + per_row]]) for at in range(0, len(lanes), per_row)]
+    # The share of a worker's samples in which it had nothing to do.
+    idle = {process.pid: process.idle for process in (snapshot.stacks.processes if snapshot.stacks else ())}
+    lanes = [(_lane(view, process, idle.get(process.pid), cell), cell) for process in workers]
+    return [columns(lanes[at : at + per_row]) for at in range(0, len(lanes), per_row)]
 
 
 def _lane(view: View, process: ProcessSample, idle: float | None, width: int) -> Line:
@@ -347,55 +284,31 @@ def _lane(view: View, process: ProcessSample, idle: float | None, width: int) ->
     state = state if width < ROOMY else state.ljust(7)
     line = Line(str(process.pid).ljust(7 if width < ROOMY else 8), DIM).add(share_text(process.cpu), BRIGHT)
     line.join(_cpu_change(view, process.pid)).add(" ")
-    return line.join(_bar(use_of(process.cpu, idle), max(3, width - line.width - 8), view.look.mono)).add(
-        f" {state}", DIM
-    )
-
-
-def _bar(use: Use | None, width: int, mono: bool) -> Line:
+    use, cells = use_of(process.cpu, idle), max(3, width - line.width - 8)
     if use is None:
-        return Line("·" * width, TROUGH)
-    return layered_bar(((use.busy, DATA.ink, "█"), (use.waiting, WAITING, "▒" if mono else "█")), width)
+        line.add("·" * cells, TROUGH)
+    else:
+        waits = (use.waiting, WAITING, "▒" if view.look.mono else "█")
+        line.join(layered_bar(((use.busy, DATA.ink, "█"), waits), cells))
+    return line.add(f" {state}", DIM)
 
 
 def _cpu_change(view: View, pid: int) -> Line:
     """The change of what a process uses of a core since the mark, in percentage points."""
 
-    def cpu_of(snapshot: Snapshot) -> float | None:
-        return recent(snapshot, f"worker{pid}.cpu")
-
-    return change(view, cpu_of, points=True)
+    return change(view, lambda one: recent(one, f"worker{pid}.cpu"), points=True)
 
 
-def strip_lines(  # noqa: PLR0917
-    view: View,
-    snapshot: Snapshot,
-    workers: Sequence[ProcessSample],
-    span: Span,
-    axis: int,
-    cursor: int | None = None,
-) -> list[Line]:
-    """A row for each worker over the time of `span`: the lower part of a cell is busy, what is above waits or idles."""
-    return [_strip(view, snapshot, process, span, axis, cursor) for process in workers]
-
-
-def _strip(  # noqa: PLR0917
-    view: View, snapshot: Snapshot, process: ProcessSample, span: Span, axis: int, cursor: int | None
-) -> Line:
+def _strip(view: View, process: ProcessSample, field: Field) -> Line:
+    """A worker over time: the lower part of a cell is busy, what is above waits or idles."""
     by = _cpu_change(view, process.pid)
-    line = Line(str(process.pid).ljust(axis - 5 - by.width), DIM).add(share_text(process.cpu), BRIGHT).join(by).add(" ")
-    cpu = snapshot.series.get(f"worker{process.pid}.cpu", Series())
-    idle = snapshot.series.get(f"worker{process.pid}.idle", Series())
-    used, without = slots(cpu, span, typical_gap(cpu)), slots(idle, span, typical_gap(idle))
-    run, ink = "", FAINT
-    for cell in range(span.cells):
-        glyph, style = _cell(use_of(used[2 * cell + 1], without[2 * cell + 1]))
-        style = lifted(style) if cell == cursor else style
-        if style is not ink and run:
-            line.add(run, ink)
-            run = ""
-        run, ink = run + glyph, style
-    return line.add(run, ink)
+    line = Line(str(process.pid).ljust(field.scale - 5 - by.width), DIM)
+    line.add(share_text(process.cpu), BRIGHT).join(by).add(" ")
+    used, idle = (field.values(f"worker{process.pid}.{name}") for name in ("cpu", "idle"))
+    cells = [_cell(use_of(*uses)) for uses in zip(used[1::2], idle[1::2], strict=True)]
+    if field.cell is not None:
+        cells[field.cell] = cells[field.cell][0], lifted(cells[field.cell][1])
+    return line.extend(cells)
 
 
 def _cell(use: Use | None) -> tuple[str, Style]:
@@ -403,7 +316,7 @@ def _cell(use: Use | None) -> tuple[str, Style]:
     if use is None:
         return " ", FAINT
     waits = use.waiting > (use.idle or 0.0)
-    glyph = _EIGHTHS[max(1 if use.busy > LEAST_BUSY else 0, round(use.busy * 8))]
+    glyph = EIGHTHS[max(1 if use.busy > LEAST_BUSY else 0, round(use.busy * 8))]
     return glyph, over(DATA.ink, WAITING if waits else TROUGH)
 
 

@@ -79,17 +79,14 @@ def _keys(view: View, room: int, meant: Mapping[str, str]) -> Line:
         keys[4:4] = [("1-9", "rank", ""), ("h", "hang", "screen.hang")]
     keys = [(key, meant.get(word, word), "" if word in meant else action) for key, word, action in keys]
     for key, word, action in keys:
-        shown = {"pause": "go on", "tree": "lines", "flame": "lines"}.get(word, word) if _is_on(view, word) else word
+        is_on = (word == "pause" and view.paused) or word == view.code
+        shown = {"pause": "go on", "tree": "lines", "flame": "lines"}.get(word, word) if is_on else word
         if line.width + len(key) + len(shown) + 3 > room:
             break
         style = clickable(KEY, action) if action else KEY
         plain = clickable(DIM, action) if action else DIM
         line.add(key, style).add(" " + shown, plain).add("  ")
     return line
-
-
-def _is_on(view: View, word: str) -> bool:
-    return (word == "pause" and view.paused) or word == view.code
 
 
 LONGEST = 200

@@ -13,11 +13,11 @@ from aitop.model.units import NOT_SUPPORTED, NOT_YET, rate, size
 from aitop.ui.panes.since_mark import WIDTH, change, recent
 from aitop.ui.state import View, devices_for
 from aitop.ui.theme.palette import BRIGHT, DEVICE_CHART, DIM, FAINT, LOSS, TEXT
-from aitop.ui.widgets.bars import bar, braille
+from aitop.ui.widgets.bars import bar
 from aitop.ui.widgets.chart_pane import ChartPane
 from aitop.ui.widgets.line import Line, shorten
 from aitop.ui.widgets.pane import Drawing
-from aitop.ui.widgets.plot import Curve, ago, curves, scaled, slots, span_of, time_axis, typical_gap, value_at
+from aitop.ui.widgets.plot import Curve, Field, area
 from aitop.ui.words import one_line, share_text, state_line
 
 BLOCK_ROWS = 4
@@ -36,35 +36,31 @@ class GpuPane(ChartPane):
 
     def draw(self, view: View, width: int, height: int) -> Drawing:
         self.moments = ()
-        sample = view.snapshot.gpu if view.snapshot else None
-        if sample is None or not sample.devices:
+        snapshot = view.snapshot
+        if snapshot is None or snapshot.gpu is None or not snapshot.gpu.devices:
             return Drawing([_why_none(view, width)], "GPU")
-        devices, _ = devices_for(sample, view.pids())
-        stale = view.stale("gpu")
+        devices, _ = devices_for(snapshot.gpu, view.pids())
+        count, stale = len(devices), view.stale("gpu")
         if not self.framed:
-            return Drawing(
-                [Line(" gpu ", DIM).join(line) for line in line_each(view, devices, width - 6, height)], stale=stale
-            )
-        if len(devices) == 1 or height >= len(devices) * BLOCK_ROWS:
-            self.moments = _moments(view, devices, width)
-        if len(devices) == 1:
-            title = f"GPU {devices[0].index} · {one_line(devices[0].name or 'unnamed')}"
-            return Drawing(
-                _block(view, devices[0], width, height, cursor=self.cursor), title, _lost_note(devices), stale
-            )
-        title = f"GPU · {len(devices)} × {one_line(devices[0].name or 'unnamed')}"
-        if height >= len(devices) * BLOCK_ROWS:
-            each = height // len(devices)
-            lines = [
-                line
-                for device in devices
-                for line in _block(view, device, width, each, index=device.index, cursor=self.cursor)
-            ]
-            return Drawing(lines, title, _lost_note(devices), stale)
-        lines = device_lines(view, devices, width)
-        if height >= 2 * len(devices):
-            lines = [line for pair in zip(lines, _past_lines(view, devices, width), strict=True) for line in pair]
-        return Drawing(lines, title, _lost_note(devices), stale)
+            listed = line_each(view, devices, width - 6, height)
+            return Drawing([Line(" gpu ", DIM).join(line) for line in listed], stale=stale)
+        name = one_line(devices[0].name or "unnamed")
+        if count == 1 or height >= count * BLOCK_ROWS:
+            field = self.field(snapshot, [f"gpu{device.index}.busy" for device in devices], width, SCALE)
+            blocks = [_block(view, field, device, width, height // count, alone=count == 1) for device in devices]
+            lines = [line for block in blocks for line in block]
+        else:
+            lines = device_lines(view, devices, width)
+            if height >= 2 * count:
+                known = [() if device.lost else _history(view, device).values for device in devices]
+                past = [
+                    Line().to(BAR_AT).join(area(values, max(4, width - BAR_AT), 1, 1.0, DEVICE_CHART)[0])
+                    for values in known
+                ]
+                lines = [line for pair in zip(lines, past, strict=True) for line in pair]
+        lost = sum(device.lost for device in devices)
+        title = f"GPU {devices[0].index} · {name}" if count == 1 else f"GPU · {count} × {name}"
+        return Drawing(lines, title, Line(f"{lost} lost", LOSS) if lost else None, stale)
 
 
 def line_each(view: View, devices: tuple[GpuDevice, ...], width: int, height: int) -> list[Line]:
@@ -99,13 +95,6 @@ def device_lines(view: View, devices: Sequence[GpuDevice], width: int) -> list[L
     ]
 
 
-def _past_lines(view: View, devices: Sequence[GpuDevice], width: int) -> list[Line]:
-    """How busy each device was, a row each, under its bar."""
-    room = max(4, width - BAR_AT)
-    known = [() if device.lost else _history(view, device, "busy").values for device in devices]
-    return [Line().to(BAR_AT).add(braille(values, room, 1, 1.0)[0], DEVICE_CHART) for values in known]
-
-
 def _device_line(  # noqa: PLR0917
     view: View, device: GpuDevice, bar_width: int, parts: Sequence[LinePart], reason: str, width: int
 ) -> Line:
@@ -125,64 +114,44 @@ def held_back(device: GpuDevice) -> str:
     return ", ".join(reason for reason in reasons if reason not in CALM_REASONS)
 
 
-def _block(
-    view: View, device: GpuDevice, width: int, height: int, *, index: int | None = None, cursor: float | None = None
-) -> list[Line]:
-    """A device in at least four rows; with `index` its first row says which it is."""
-    name = "busy" if index is None else f"{'▸' if device.mine else ' '}gpu {index}"
+def _block(view: View, field: Field, device: GpuDevice, width: int, height: int, *, alone: bool) -> list[Line]:
+    """A device in at least four rows; unless it is alone its first row says which it is."""
+    name = "busy" if alone else f"{'▸' if device.mine else ' '}gpu {device.index}"
     if device.lost:
         return [Line(name.ljust(8), BRIGHT).add("lost: the driver no longer answers", LOSS)]
-    extra = max(0, height - _block_height(device)) if height > BLOCK_ROWS else 0
-    lines = _busy_rows(view, device, width, 1 + min(extra, 30), name=name, cursor=cursor)
-    lines.append(_memory_row(view, device, width))
-    lines.append(_power_row(view, device, width))
-    lines.append(_link_row(view, device, width))
+    below = [_memory_row(view, device, width), _power_row(view, device, width), _link_row(view, device, width)]
     if height > BLOCK_ROWS:
-        lines.append(_clock_row(view, device))
-        others = _others(device)
-        if others is not None:
-            lines.append(others)
-    return lines
+        below += [_clock_row(view, device), *_others(device)]
+    rows = 1 + max(0, min(30, height - 1 - len(below)))
+    return [*_busy_rows(view, field, device, width, rows=rows, name=name), *below]
 
 
-def _block_height(device: GpuDevice) -> int:
-    return BLOCK_ROWS + 1 + (_others(device) is not None)
-
-
-def _busy_rows(view: View, device: GpuDevice, width: int, rows: int, *, name: str, cursor: float | None) -> list[Line]:
+def _busy_rows(view: View, field: Field, device: GpuDevice, width: int, *, rows: int, name: str) -> list[Line]:
     """How busy, with its history; beside it what the counters of newer devices say."""
-    series = _history(view, device, "busy")
+    busy, sm = (f"gpu{device.index}.{of}" for of in ("busy", "sm"))
     line = Line(name.ljust(8), DIM if name == "busy" else BRIGHT).add(share_text(device.busy), BRIGHT)
     line.join(_change(view, device, lambda one: one.busy, series="busy")).add(" ")
     counters = _counters(view, device, width - line.width - (LEAST_BAR + 2 if rows == 1 else 0))
-    if rows == 1:
-        row = braille(series.values, max(4, width - line.width - 2 - counters.width), 1, 1.0)[0]
-        return [line.add(row, DEVICE_CHART).add("  ").join(counters)]
-    if rows < LEAST_CHART or view.snapshot is None:
-        drawn = braille(series.values, max(4, width - line.width), rows - 1, 1.0)
-        return [line.join(counters), *(Line().to(SCALE).add(row, DEVICE_CHART) for row in drawn)]
-    span = span_of([series], view.snapshot.time, width - SCALE)
-    at = span.cell(cursor)
-    gap = typical_gap(series)
-    busy, sm = (slots(one, span, gap) for one in (series, _history(view, device, "sm")))
-    layers = [Curve(busy, DEVICE_CHART, filled=True), *([Curve(sm, TEXT)] if rows >= ROOM_FOR_SM else [])]
-    chart = scaled(curves(layers, span.cells, rows - 2, 1.0, at), {0: "100%", rows - 3: "0"}, SCALE)
-    axis = time_axis(span, SCALE, BUSY_AND_SM if len(layers) > 1 else None)
-    if cursor is not None and at is not None:
-        axis = Line(ago(view.snapshot.time, cursor), TEXT).add("  ")
-        axis.add("busy ", DIM).add(share_text(value_at(busy, span, cursor)), TEXT)
-        axis.add("  sm ", DIM).add(share_text(value_at(sm, span, cursor)), TEXT)
-    return [line.join(counters), *chart, axis]
+    if rows < LEAST_CHART:
+        cells = max(4, width - SCALE if rows > 1 else width - line.width - 2 - counters.width)
+        drawn = area(_history(view, device).values, cells, max(1, rows - 1), 1.0, DEVICE_CHART)
+        if rows == 1:
+            return [line.join(drawn[0]).add("  ").join(counters)]
+        return [line.join(counters), *(Line().to(SCALE).join(row) for row in drawn)]
+    layers = [Curve(field.values(busy), DEVICE_CHART, filled=True)]
+    layers += [Curve(field.values(sm), TEXT)] if rows >= ROOM_FOR_SM else []
+
+    def reading(axis: Line) -> Line:
+        axis.add("busy ", DIM).add(share_text(field.at_cursor(busy)), TEXT)
+        return axis.add("  sm ", DIM).add(share_text(field.at_cursor(sm)), TEXT)
+
+    chart = field.chart(layers, rows - 2, 1.0, lambda share: f"{share * 100:.0f}%")
+    return [line.join(counters), *chart, field.axis(reading, BUSY_AND_SM if len(layers) > 1 else None)]
 
 
-def _history(view: View, device: GpuDevice, name: str) -> Series:
-    found = view.snapshot.series.get(f"gpu{device.index}.{name}") if view.snapshot else None
-    return found or Series()
-
-
-def _moments(view: View, devices: Sequence[GpuDevice], width: int) -> list[float]:
-    known = [series for device in devices if (series := _history(view, device, "busy")).times]
-    return span_of(known, view.snapshot.time, width - SCALE).moments() if view.snapshot and known else []
+def _history(view: View, device: GpuDevice) -> Series:
+    known = view.snapshot.series if view.snapshot else {}
+    return known.get(f"gpu{device.index}.busy", Series())
 
 
 def _counters(view: View, device: GpuDevice, room: int) -> Line:
@@ -221,24 +190,19 @@ def _change(
 
 
 def _memory_row(view: View, device: GpuDevice, width: int) -> Line:
-    used = _fraction(device.memory_used, device.memory_total)
-    line = Line("memory  ", DIM).add(share_text(used), BRIGHT)
+    line = Line("memory  ", DIM).add(share_text(_memory_share(device)), BRIGHT)
     line.join(_change(view, device, _memory_share)).add(" ")
     text = _memory(device).rjust(AMOUNTS)
-    return line.join(bar(used, max(4, width - line.width - len(text)), DEVICE_CHART)).add(text, TEXT)
+    return line.join(bar(_memory_share(device), max(4, width - line.width - len(text)), DEVICE_CHART)).add(text, TEXT)
 
 
 def _power_row(view: View, device: GpuDevice, width: int) -> Line:
-    used = _fraction(device.power, device.power_limit)
-    line = Line("power   ", DIM).add(share_text(used), BRIGHT)
+    line = Line("power   ", DIM).add(share_text(_power_share(device)), BRIGHT)
     line.join(_change(view, device, _power_share, series="power")).add(" ")
     text, hotter = f"{_watts(device)}  {_degrees(device)}".rjust(AMOUNTS), _change(view, device, _warmth)
     hotter = hotter if line.width + LEAST_BAR + len(text) + hotter.width <= width else Line()
-    return (
-        line.join(bar(used, max(4, width - line.width - len(text) - hotter.width), DEVICE_CHART))
-        .add(text, TEXT)
-        .join(hotter)
-    )
+    cells = max(4, width - line.width - len(text) - hotter.width)
+    return line.join(bar(_power_share(device), cells, DEVICE_CHART)).add(text, TEXT).join(hotter)
 
 
 def _link_row(view: View, device: GpuDevice, width: int) -> Line:
@@ -270,15 +234,15 @@ def _clock_row(view: View, device: GpuDevice) -> Line:
     return line if device.throttle is None else line.add("  not held back", DIM)
 
 
-def _others(device: GpuDevice) -> Line | None:
+def _others(device: GpuDevice) -> list[Line]:
     """Processes of others on this device."""
     others = [process for process in device.processes or () if not process.mine]
     if not others:
-        return None
-    memory = sum(process.memory or 0 for process in others)
-    noun = "process" if len(others) == 1 else "processes"
-    name = one_line(others[0].name or "") if len(others) == 1 else ""
-    return Line("shared  ", DIM).add(f"{len(others)} other {noun} {shorten(name, 24)} {size(memory)}", TEXT)
+        return []
+    memory = size(sum(process.memory or 0 for process in others))
+    name = f" {shorten(one_line(others[0].name or ''), 24)}" if len(others) == 1 else ""
+    words = f"{len(others)} other {'process' if len(others) == 1 else 'processes'}{name} {memory}"
+    return [Line("shared  ", DIM).add(words, TEXT)]
 
 
 def _why_none(view: View, width: int) -> Line:
@@ -287,23 +251,11 @@ def _why_none(view: View, width: int) -> Line:
         return Line(f" gpu {NOT_YET}", DIM)
     if status.state == "ok":
         return Line(" gpu: the driver reports no device", DIM)
-    reason = (status.reason or "").partition(" (")[0] or None
-    remedy = (status.remedy or "").partition(", or ")[0].partition(" (")[0] or None
-    shorter = (
-        (reason, status.remedy),
-        (status.reason, remedy),
-        (reason, remedy),
-        (status.reason, None),
-        (reason, None),
-    )
-    ways = [status, *(msgspec.structs.replace(status, reason=why, remedy=what) for why, what in shorter)]
+    reason, remedy = ((text or "").partition(" (")[0] or None for text in (status.reason, status.remedy))
+    wordings = ((status.reason, status.remedy), (reason, status.remedy), (reason, remedy), (reason, None))
+    ways = [msgspec.structs.replace(status, reason=why, remedy=what) for why, what in wordings]
     lines = [Line(" ").join(state_line("gpu", one)) for one in ways]
     return next((line for line in lines if line.width <= width), lines[-1]).fit(width)
-
-
-def _lost_note(devices: tuple[GpuDevice, ...]) -> Line | None:
-    lost = sum(device.lost for device in devices)
-    return Line(f"{lost} lost", LOSS) if lost else None
 
 
 def _memory(device: GpuDevice) -> str:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from functools import partial
+from rich.style import Style
 
-from aitop.model.snapshot import Snapshot
 from aitop.model.source import SOURCE_NAMES
 from aitop.model.units import NOT_SUPPORTED, NOT_YET, count, duration
-from aitop.ui.panes.since_mark import change
+from aitop.ui.panes.since_mark import steps_change
 from aitop.ui.state import View
 from aitop.ui.theme.palette import BRAND, BRIGHT, DIM, LOSS, NOTICE, TEXT
 from aitop.ui.widgets.line import Line, shorten, spread
@@ -93,39 +92,35 @@ def _rates(view: View) -> list[Line]:
         never = hook is not None and hook.state in ("absent", "denied")
         return [Line(f"{(NOT_SUPPORTED if never else NOT_YET).rjust(4)} step/s", DIM)]
     word = "req" if view.snapshot and view.snapshot.kind == "inference" else "step"
-    change_of = partial(change, view, better="more")
-    parts = [Line(significant(steps.per_second, 4), BRIGHT).add(f" {word}/s", DIM).join(change_of(_steps_per_second))]
+
+    def figure(text: str, word: str, field: str, style: Style = TEXT) -> Line:
+        by = steps_change(view, field, better="more", points=field == "mfu")
+        return Line(text, style).add(f" {word}", DIM).join(by)
+
+    parts = [figure(significant(steps.per_second, 4), f"{word}/s", "per_second", BRIGHT)]
     if steps.tokens_per_second is not None:
-        line = Line(significant(steps.tokens_per_second, 5), TEXT).add(" tokens/s", DIM)
-        parts.append(line.join(change_of(lambda one: one.steps.tokens_per_second if one.steps else None)))
+        parts.append(figure(significant(steps.tokens_per_second, 5), "tokens/s", "tokens_per_second"))
     elif steps.samples_per_second is not None:
-        line = Line(significant(steps.samples_per_second, 5), TEXT).add(" samples/s", DIM)
-        parts.append(line.join(change_of(lambda one: one.steps.samples_per_second if one.steps else None)))
+        parts.append(figure(significant(steps.samples_per_second, 5), "samples/s", "samples_per_second"))
     if steps.mfu is not None:
-        line = Line(share_text(steps.mfu), TEXT).add(" MFU", DIM)
-        parts.append(line.join(change(view, lambda one: one.steps.mfu if one.steps else None, points=True)))
+        parts.append(figure(share_text(steps.mfu), "MFU", "mfu"))
     if steps.count is not None:
         parts.append(Line(f"{word} ", DIM).add(count(steps.count).rjust(6), TEXT))
     return parts
 
 
-def _steps_per_second(snapshot: Snapshot) -> float | None:
-    return snapshot.steps.per_second if snapshot.steps else None
-
-
 def _state(view: View) -> Line:
-    line = Line()
     narrowed = view.narrowed()
-    if narrowed is not None:
-        line.add(f" only {narrowed} ", NOTICE).add("  ")
-    if view.filter:
-        line.add(f" /{shorten(view.filter, MOST_FILTER)} ", NOTICE).add("  ")
-    if view.recording:
-        line.add(f" {view.recording} ", NOTICE).add("  ")
-    if view.paused:
-        line.add(" PAUSED ", NOTICE).add("  ")
-    if not view.live:
-        line.add(" REPLAY ", NOTICE).add("  ")
+    notices = (
+        f"only {narrowed}" if narrowed is not None else None,
+        f"/{shorten(view.filter, MOST_FILTER)}" if view.filter else None,
+        view.recording,
+        "PAUSED" if view.paused else None,
+        None if view.live else "REPLAY",
+    )
+    line = Line()
+    for notice in filter(None, notices):
+        line.add(f" {notice} ", NOTICE).add("  ")
     return line
 
 

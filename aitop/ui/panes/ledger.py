@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from itertools import groupby
 
-from aitop.model.ledger import Activity, Entry, Lane, Ledger
+from aitop.model.ledger import Activity, Entry, Lane
 from aitop.model.units import NOT_SUPPORTED, duration
 from aitop.ui.state import View, matches
-from aitop.ui.theme.palette import BRIGHT, DIM, FAINT, TEXT, TROUGH, Phase, phase_of
+from aitop.ui.theme.palette import BRIGHT, DIM, FAINT, TEXT, TROUGH, phase_of
 from aitop.ui.widgets.bars import bar
 from aitop.ui.widgets.line import Line, rule, shorten, shorten_left
 from aitop.ui.widgets.pane import Drawing, Pane
@@ -45,28 +45,23 @@ class LedgerPane(Pane):
     """The entries of the main thread, heaviest first; below them those of the other lanes."""
 
     def draw(self, view: View, width: int, height: int) -> Drawing:
-        ledger = shown_ledger(view)
+        ledgers, pids = view.snapshot.ledgers if view.snapshot else (), view.pids()
+        ledger = next((one for one in ledgers if pids is None or one.pid in pids), None)
         if ledger is None:
             return Drawing([Line(NOT_SUPPORTED, DIM)], "Time")
-        shown, lines = _by_lane(ledger, view.filter), list[Line]()
-        longest = max((len(_place(entry)) for entry in shown), default=0)
-        timed = any(entry.seconds is not None for entry in shown)
-        for lane, entries in groupby(shown, key=lambda entry: entry.lane):
-            rows = [entry_line(entry, width, longest, timed=timed) for entry in entries]
-            if rows and (lines or lane != "main"):
+        entries = [entry for entry in ledger.entries if entry.share >= LEAST_SHARE and _wanted(entry, view.filter)]
+        entries.sort(key=lambda entry: (list(LANES).index(entry.lane), -entry.share))
+        lines: list[Line] = []
+        longest = max((len(_place(entry)) for entry in entries), default=0)
+        timed = any(entry.seconds is not None for entry in entries)
+        for lane, of_lane in groupby(entries, key=lambda entry: entry.lane):
+            if lines or lane != "main":
                 lines.append(rule(LANES[lane], width))
-            lines += rows
+            lines += [entry_line(entry, width, longest, timed=timed) for entry in of_lane]
         unit = f"a {ledger.unit}" if ledger.unit != "second" else "wall time"
         length = f"{duration(ledger.length)} " if ledger.length is not None else ""
-        ranks = "" if len(view.ranks()) < 2 else f"pid {ledger.pid}"
-        return Drawing(lines, f"Time · {length}{unit}", Line(ranks, DIM) if ranks else None, view.stale("stacks"))
-
-
-def shown_ledger(view: View) -> Ledger | None:
-    """The ledger of the process that the screen is narrowed to, else of the first working process."""
-    ledgers = view.snapshot.ledgers if view.snapshot else ()
-    pids = view.pids()
-    return next((ledger for ledger in ledgers if pids is None or ledger.pid in pids), None)
+        note = Line(f"pid {ledger.pid}", DIM) if len(view.ranks()) > 1 else None
+        return Drawing(lines, f"Time · {length}{unit}", note, view.stale("stacks"))
 
 
 def entry_line(entry: Entry, width: int, longest: int, *, timed: bool) -> Line:
@@ -74,7 +69,7 @@ def entry_line(entry: Entry, width: int, longest: int, *, timed: bool) -> Line:
 
     `longest` is the length of the longest place in the list, `timed` says whether any of its entries has seconds.
     """
-    phase = ledger_phase(entry)
+    phase, name = phase_of(entry.phase), "host code" if entry.phase == "host" else entry.phase
     spare = width - (5 + PHASE_CELLS + 1 + ACTIVITY_CELLS + 1) - max(LEAST_PLACE, min(longest, width // 3))
     timed = timed and spare >= SECONDS_CELLS + LEAST_BAR + 2
     cells = min(MOST_BAR, spare - 1 - (SECONDS_CELLS + 1 if timed else 0))
@@ -82,7 +77,7 @@ def entry_line(entry: Entry, width: int, longest: int, *, timed: bool) -> Line:
     if cells >= LEAST_BAR:
         line.join(bar(entry.share, cells, phase.ink, TROUGH)).add(" ")
     # Without a bar the phase still has its hue.
-    line.join(Line("▌", phase.ink).add(phase_name(entry), TEXT).fit(PHASE_CELLS)).add(" ")
+    line.join(Line("▌", phase.ink).add(name, TEXT).fit(PHASE_CELLS)).add(" ")
     line.join(Line(ACTIVITIES[entry.activity], TEXT).fit(ACTIVITY_CELLS)).add(" ")
     if timed:
         line.add(duration(entry.seconds).rjust(SECONDS_CELLS), DIM).add(" ")
@@ -92,24 +87,8 @@ def entry_line(entry: Entry, width: int, longest: int, *, timed: bool) -> Line:
     return line.add("  ").add(shorten(function, room), FAINT) if function and room >= 8 else line
 
 
-def ledger_phase(entry: Entry) -> Phase:
-    """The hue of the entry's phase: the same as everywhere on the screen."""
-    return phase_of(entry.phase)
-
-
-def phase_name(entry: Entry) -> str:
-    """The phase in a word that fits the column."""
-    return "host code" if entry.phase == "host" else entry.phase
-
-
 def _place(entry: Entry) -> str:
     return place(entry.where) if entry.where is not None else ""
-
-
-def _by_lane(ledger: Ledger, text: str) -> list[Entry]:
-    """The entries that the filter wants, lane by lane, each heaviest first."""
-    shown = [entry for entry in ledger.entries if entry.share >= LEAST_SHARE and _wanted(entry, text)]
-    return sorted(shown, key=lambda entry: (list(LANES).index(entry.lane), -entry.share))
 
 
 def _wanted(entry: Entry, text: str) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from rich.cells import cell_len
 from rich.style import Style
@@ -10,28 +10,15 @@ from rich.style import Style
 from aitop.model.host import HostSample, ProcessSample
 from aitop.model.snapshot import Series, Snapshot
 from aitop.model.steps import AllocatorSample
-from aitop.model.units import NOT_YET, count, size
+from aitop.model.units import count, size
 from aitop.ui.panes.since_mark import change
 from aitop.ui.state import View, labels_of
 from aitop.ui.theme.palette import BRIGHT, DEVICE_CHART, DEVICE_SOFT, DIM, FAINT, HOST_CHART, LOSS, TEXT
-from aitop.ui.theme.themes import Look
-from aitop.ui.widgets.bars import bar, braille, layered_bar, nice_bytes
+from aitop.ui.widgets.bars import bar, layered_bar, nice_bytes
 from aitop.ui.widgets.chart_pane import ChartPane
 from aitop.ui.widgets.line import Line, rule, shorten
 from aitop.ui.widgets.pane import Drawing
-from aitop.ui.widgets.plot import (
-    Curve,
-    Span,
-    ago,
-    curves,
-    scale_labels,
-    scaled,
-    slots,
-    span_of,
-    time_axis,
-    typical_gap,
-    value_at,
-)
+from aitop.ui.widgets.plot import Curve, Field, area
 from aitop.ui.words import one_line, plural, share_text, state_line
 
 NEARLY_FULL = 0.95
@@ -54,176 +41,140 @@ class MemoryPane(ChartPane):
         self.moments = ()
         snapshot = view.snapshot
         if snapshot is None or snapshot.host is None:
-            status = view.source("host")
-            return Drawing([state_line("host", status) if status else Line(NOT_YET, DIM)], "Memory")
-        gauges, allocators = _host_rows(view, snapshot.host, width), snapshot.allocators
-        charts = (2 if _workers_apart(snapshot, height) else 1) + len(allocators)
+            return Drawing([state_line("host", view.source("host"))], "Memory")
+        lines, allocators = _gauges(view, snapshot.host, width), snapshot.allocators
+        resident = {"rss": "ranks"}
+        if height >= ROOM_FOR_LIST and snapshot.series.get("workers_rss", Series()).times:
+            resident["workers_rss"] = "workers"
         listed = _holders(view, snapshot, width, height // 3) if height >= ROOM_FOR_LIST else []
-        each = min(MOST_ROWS, (height - 2 - len(gauges) - 2 * len(allocators) - len(listed)) // charts)
-        if each < LEAST_ROWS or width < LEAST_WIDTH or not snapshot.series.get("rss", Series()).times:
-            lines = _at_once(view, snapshot, gauges, width, height)
+        room = height - 2 - len(lines) - 2 * len(allocators) - len(listed)
+        rows = min(MOST_ROWS, room // (len(resident) + len(allocators)))
+        if rows < LEAST_ROWS or width < LEAST_WIDTH or not snapshot.series.get("rss", Series()).times:
+            lines += _at_once(view, snapshot, width, height - len(lines))
         else:
-            lines = self._over_time(view, snapshot, gauges, width, height, each) + listed
+            names = ["rss", *(f"alloc{one.device}.allocated" for one in allocators)]
+            field = self.field(snapshot, names, width, SCALE)
+            lines.append(_job_line(view, snapshot, width))
+            for name, word in resident.items():
+                lines += _resident_chart(field, name, word, rows)
+            for allocator in allocators:
+                lines += [_allocator_bar(view, allocator, width), allocator_figures(view, allocator, width)]
+                lines += _allocator_chart(view, field, allocator, rows)
+            lines += [field.axis(lambda line: _reading(line, field, allocators)), *listed]
         return Drawing(lines, "Memory", _note(snapshot, snapshot.host), view.stale("host"))
 
-    def _over_time(  # noqa: PLR0917
-        self, view: View, snapshot: Snapshot, gauges: list[Line], width: int, height: int, rows: int
-    ) -> list[Line]:
-        """Every chart of the pane on one axis of time, each of `rows` rows under its figures."""
-        names = ["rss", *(f"alloc{one.device}.allocated" for one in snapshot.allocators)]
-        known = [snapshot.series[name] for name in names if name in snapshot.series]
-        span = span_of(known, snapshot.time, width - SCALE)
-        self.moments = span.moments()
-        at = span.cell(self.cursor)
-        lines = [*gauges, _job_line(view, snapshot, width), *_resident_chart(snapshot, "rss", "ranks", span, rows, at)]
-        if _workers_apart(snapshot, height):
-            lines += _resident_chart(snapshot, "workers_rss", "workers", span, rows, at)
-        for allocator in snapshot.allocators:
-            lines += [
-                _allocator_bar(view, snapshot, allocator, width),
-                allocator_figures(view, allocator, width),
-            ]
-            lines += _allocator_chart(snapshot, allocator, span, rows, at)
-        if at is None or self.cursor is None:
-            return [*lines, time_axis(span, SCALE)]
-        return [*lines, _reading(snapshot, span, self.cursor)]
 
-
-def _at_once(view: View, snapshot: Snapshot, gauges: list[Line], width: int, height: int) -> list[Line]:
+def _at_once(view: View, snapshot: Snapshot, width: int, height: int) -> list[Line]:
     """Figures and bars; histories of one row where they fit."""
-    roomy = height >= 1 + len(gauges) + 2 * len(snapshot.allocators)
-    lines = [*gauges, _job_row(view, snapshot, width)]
-    if height > len(lines) + (2 if roomy else 1) * len(snapshot.allocators):
-        lines[-1:] = [_job_line(view, snapshot, width), _one_row(snapshot, "rss", Line().to(SCALE), width, HOST_CHART)]
+    roomy = height >= 1 + 2 * len(snapshot.allocators)
+    job = _job_line(view, snapshot, width)
+    if height > 1 + (2 if roomy else 1) * len(snapshot.allocators):
+        lines = [job, _with_history(snapshot, "rss", Line().to(SCALE), width, HOST_CHART)]
+    else:
+        lines = [_with_history(snapshot, "rss", job, width, HOST_CHART)]
     for allocator in snapshot.allocators:
-        lines.append(_allocator_bar(view, snapshot, allocator, width))
+        lines.append(_allocator_bar(view, allocator, width))
         if roomy:
             figures, name = allocator_figures(view, allocator, width), f"alloc{allocator.device}.allocated"
-            lines.append(_one_row(snapshot, name, figures, width, DEVICE_CHART))
+            lines.append(_with_history(snapshot, name, figures, width, DEVICE_CHART))
     return lines
 
 
-def _one_row(snapshot: Snapshot, name: str, line: Line, width: int, ink: Style) -> Line:
+def _with_history(snapshot: Snapshot, name: str, line: Line, width: int, ink: Style) -> Line:
     """A series in what is left of the line, where that is enough for anything."""
-    gap = "" if line.width == SCALE else "  "
-    values, chart = snapshot.series.get(name, Series()).values, width - line.width - len(gap)
-    top = nice_bytes(max((value for value in values if value is not None), default=1.0))
-    return line.add(gap).add(braille(values, chart, 1, top)[0], ink) if values and chart >= LEAST_STRIP else line
+    line = line if line.width == SCALE else line.add("  ")
+    values, cells = snapshot.series.get(name, Series()).values, width - line.width
+    return line.join(area(values, cells, 1, _top(values), ink)[0]) if values and cells >= LEAST_STRIP else line
+
+
+def _top(values: Sequence[float | None]) -> float:
+    return nice_bytes(max((value for value in values if value is not None), default=1.0))
+
+
+def _processes(view: View, snapshot: Snapshot) -> list[ProcessSample]:
+    """The processes that the screen shows and of which the memory is known."""
+    pids, host = view.pids(), snapshot.host
+    return [one for one in host.processes if one.rss and (pids is None or one.pid in pids)] if host else []
+
+
+def _resident(view: View, snapshot: Snapshot) -> int | None:
+    return sum(process.rss or 0 for process in _processes(view, snapshot)) or None
 
 
 def _job_line(view: View, snapshot: Snapshot, width: int) -> Line:
-    """Resident memory of the job's processes, and who has it."""
-    pids = view.pids()
-    processes = [p for p in (snapshot.host.processes if snapshot.host else ()) if pids is None or p.pid in pids]
-    sizes = [process.rss for process in processes if process.rss is not None]
-    line = Line("job     ", DIM).add(size(sum(sizes) if sizes else None).rjust(7), BRIGHT)
-    line.join(change(view, lambda one: _resident(view, one)))
-    line.add("  ")
-    fitting = (text for text in (_who_has_it(processes), _who_has_it(processes, short=True)) if text)
-    return line.add(next((text for text in fitting if line.width + cell_len(text) <= width), ""), DIM)
+    """Resident memory of the job's processes, and how much a rank and a loader worker have."""
+    line = Line("job     ", DIM).add(size(_resident(view, snapshot)).rjust(7), BRIGHT)
+    line.join(change(view, lambda one: _resident(view, one))).add("  ")
+    long, short = [], []
+    for role, noun in (("rank", "rank"), ("loader-worker", "worker")):
+        sizes = [process.rss or 0 for process in _processes(view, snapshot) if process.role == role]
+        if sizes:
+            mean = size(sum(sizes) / len(sizes))
+            long.append(f"{plural(len(sizes), noun)}{' of' if len(sizes) > 1 else ''} {mean}")
+            short.append(f"{noun} {mean}")
+    texts = (", ".join(long), ", ".join(short))
+    return line.add(next((text for text in texts if line.width + cell_len(text) <= width), ""), DIM)
 
 
 def _holders(view: View, snapshot: Snapshot, width: int, most: int) -> list[Line]:
     """Who has the job's memory: a bar each, the largest first."""
-    pids, processes = view.pids(), snapshot.host.processes if snapshot.host else ()
-    sizes = {one.pid: one.rss for one in processes if one.rss and (pids is None or one.pid in pids)}
-    largest = sorted(sizes.items(), key=lambda entry: -entry[1])
+    largest = sorted(_processes(view, snapshot), key=lambda process: -(process.rss or 0))
     shown = largest[: most - 2] if len(largest) > most - 1 else largest
-    if not shown:
+    if not shown or snapshot.host is None:
         return []
-    labels, room = labels_of(processes), max(4, width - NAMED - 19)
+    labels, room = labels_of(snapshot.host.processes), max(4, width - NAMED - 19)
     lines = [rule("who has it", width)]
-    for pid, held in shown:
-        line = Line(shorten(one_line(labels[pid]), NAMED - 2).ljust(NAMED), DIM).add(str(pid).rjust(8), FAINT)
-        lines.append(line.add(size(held).rjust(9), TEXT).add("  ").join(bar(held / shown[0][1], room, HOST_CHART)))
-    rest = sum(held for _, held in largest[len(shown) :])
+    for process in shown:
+        line = Line(shorten(one_line(labels[process.pid]), NAMED - 2).ljust(NAMED), DIM)
+        line.add(str(process.pid).rjust(8), FAINT).add(size(process.rss).rjust(9), TEXT).add("  ")
+        lines.append(line.join(bar((process.rss or 0) / (shown[0].rss or 1), room, HOST_CHART)))
+    rest = largest[len(shown) :]
     if rest:
-        lines.append(Line(f"{len(largest) - len(shown)} more".ljust(NAMED + 8), DIM).add(size(rest).rjust(9), TEXT))
+        held = size(sum(process.rss or 0 for process in rest))
+        lines.append(Line(f"{len(rest)} more".ljust(NAMED + 8), DIM).add(held.rjust(9), TEXT))
     return lines
 
 
-def _resident(view: View, snapshot: Snapshot) -> float | None:
-    pids = view.pids()
-    processes = snapshot.host.processes if snapshot.host else ()
-    sizes = [one.rss for one in processes if one.rss is not None and (pids is None or one.pid in pids)]
-    return float(sum(sizes)) if sizes else None
-
-
-def _job_row(view: View, snapshot: Snapshot, width: int) -> Line:
-    return _one_row(snapshot, "rss", _job_line(view, snapshot, width), width, HOST_CHART)
-
-
-def _workers_apart(snapshot: Snapshot, height: int) -> bool:
-    """Whether there is room for a chart of the loader workers' memory beside that of the ranks."""
-    return height >= ROOM_FOR_LIST and bool(snapshot.series.get("workers_rss", Series()).times)
-
-
-def _resident_chart(  # noqa: PLR0917
-    snapshot: Snapshot, name: str, word: str, span: Span, rows: int, cursor: int | None
-) -> list[Line]:
+def _resident_chart(field: Field, name: str, word: str, rows: int) -> list[Line]:
     """Resident memory of the ranks, or of the loader workers, over time."""
-    series = snapshot.series.get(name, Series())
-    top = nice_bytes(max((value for value in series.values if value is not None), default=1.0))
-    area = Curve(slots(series, span, typical_gap(series)), HOST_CHART, filled=True)
-    labels = scale_labels(rows, top, size)
+    values = field.values(name)
+    lines = field.chart([Curve(values, HOST_CHART, filled=True)], rows, _top(values), size)
     if rows >= ROOM_FOR_WORD:
-        labels[1] = word
-    return scaled(curves([area], span.cells, rows, top, cursor), labels, SCALE)
+        lines[1] = Line(word.rjust(SCALE - 2), DIM).extend(lines[1].spans[1:])
+    return lines
 
 
-def _allocator_chart(
-    snapshot: Snapshot, allocator: AllocatorSample, span: Span, rows: int, cursor: int | None
-) -> list[Line]:
+def _allocator_chart(view: View, field: Field, allocator: AllocatorSample, rows: int) -> list[Line]:
     """Allocated (area) within reserved (line) over time, the peak dashed; up to the capacity where that is near."""
-    allocated, reserved = (_series(snapshot, allocator, name) for name in ("allocated", "reserved"))
-    peak = max(allocator.peak_allocated or 0, allocator.reserved)
-    capacity = _capacity(snapshot, allocator)
+    peak, capacity = max(allocator.peak_allocated or 0, allocator.reserved), _capacity(view, allocator)
     top = float(capacity) if peak >= NEAR_CAPACITY * capacity else nice_bytes(1.1 * peak)
-    layers = [Curve(slots(allocated, span, typical_gap(allocated)), DEVICE_CHART, filled=True)]
+    layers = [Curve(field.values(f"alloc{allocator.device}.allocated"), DEVICE_CHART, filled=True)]
     if allocator.peak_allocated is not None:
-        layers.append(Curve([allocator.peak_allocated] * (2 * span.cells), DIM, dashed=True))
-    layers.append(Curve(slots(reserved, span, typical_gap(reserved)), TEXT))
-    return scaled(curves(layers, span.cells, rows, top, cursor), scale_labels(rows, top, size), SCALE)
+        layers.append(Curve([allocator.peak_allocated] * (2 * field.span.cells), DIM, dashed=True))
+    layers.append(Curve(field.values(f"alloc{allocator.device}.reserved"), TEXT))
+    return field.chart(layers, rows, top, size)
 
 
-def _series(snapshot: Snapshot, allocator: AllocatorSample, name: str) -> Series:
-    return snapshot.series.get(f"alloc{allocator.device}.{name}", Series())
-
-
-def _reading(snapshot: Snapshot, span: Span, cursor: float) -> Line:
+def _reading(line: Line, field: Field, allocators: Sequence[AllocatorSample]) -> Line:
     """What was held at the cursor."""
-    line = Line(ago(snapshot.time, cursor), TEXT).add("  ")
     names = [("ranks", "rss"), ("workers", "workers_rss")]
-    for one in snapshot.allocators:
+    for one in allocators:
         names += [(f"cuda {one.device}", f"alloc{one.device}.allocated"), ("of", f"alloc{one.device}.reserved")]
     for word, name in names:
-        series = snapshot.series.get(name, Series())
-        value = value_at(slots(series, span, typical_gap(series)), span, cursor)
+        value = field.at_cursor(name)
         if value is not None:
             line.add(f"{word} ", DIM).add(size(value).rjust(6), TEXT).add(" ")
     return line
-
-
-def _who_has_it(processes: list[ProcessSample], *, short: bool = False) -> str:
-    """How much a rank and a loader worker have; `short` leaves out how many there are."""
-    parts = []
-    for role, noun in (("rank", "rank"), ("loader-worker", "worker")):
-        sizes = [process.rss for process in processes if process.role == role and process.rss is not None]
-        if sizes:
-            of = "" if len(sizes) == 1 else "of "
-            name = noun if short else f"{plural(len(sizes), noun)} {of}".rstrip()
-            parts.append(f"{name} {size(sum(sizes) / len(sizes))}")
-    return ", ".join(parts)
 
 
 Filled = tuple["int | None", "int | None"]
 """Bytes used, and of how many."""
 
 
-def _host_rows(view: View, host: HostSample, width: int) -> list[Line]:
-    lines = [_gauge(view, "machine", _machine, _machine(host), width)]
+def _gauges(view: View, host: HostSample, width: int) -> list[Line]:
+    lines = [_gauge(view, host, "machine", _machine, width)]
     if host.cgroup is not None and host.cgroup.memory_limit is not None:
-        lines.append(_gauge(view, "cgroup", _group, _group(host), width))
+        lines.append(_gauge(view, host, "cgroup", _group, width))
     return lines
 
 
@@ -236,33 +187,36 @@ def _group(host: HostSample) -> Filled:
     return (host.cgroup.memory_used, host.cgroup.memory_limit) if host.cgroup else (None, None)
 
 
-def _gauge(view: View, name: str, filled_of: Callable[[HostSample], Filled], filled: Filled, width: int) -> Line:
+def _gauge(view: View, host: HostSample, name: str, filled_of: Callable[[HostSample], Filled], width: int) -> Line:
     """How full something is, its change since the mark, a bar and the amounts."""
-    (used, total), share = filled, _share(filled)
+
+    def share_of(host: HostSample | None) -> float | None:
+        used, total = filled_of(host) if host else (None, None)
+        return None if used is None or not total else used / total
+
+    (used, total), share = filled_of(host), share_of(host)
     line = Line(name.ljust(8), DIM).add(share_text(share), LOSS if (share or 0) >= NEARLY_FULL else TEXT)
-    line.join(change(view, lambda one: _share(filled_of(one.host)) if one.host else None, points=True)).add(" ")
+    line.join(change(view, lambda one: share_of(one.host), points=True)).add(" ")
     text = f" {size(used)} of {size(total)}".rjust(18)
     return line.join(bar(share, max(4, width - line.width - len(text)), HOST_CHART)).add(text, DIM)
 
 
-def _share(filled: Filled) -> float | None:
-    used, total = filled
-    return None if used is None or not total else used / total
+def _capacity(view: View, allocator: AllocatorSample) -> int:
+    """Bytes that the allocator can have, at the least what it has."""
+    devices = view.snapshot.gpu.devices if view.snapshot and view.snapshot.gpu else ()
+    memory = next((one.memory_total for one in devices if one.index == allocator.device), None)
+    return allocator.capacity or memory or max(1, allocator.reserved)
 
 
-def _capacity(snapshot: Snapshot, allocator: AllocatorSample) -> int:
-    return allocator.capacity or _device_memory(snapshot, allocator.device) or max(1, allocator.reserved)
-
-
-def _allocator_bar(view: View, snapshot: Snapshot, allocator: AllocatorSample, width: int) -> Line:
+def _allocator_bar(view: View, allocator: AllocatorSample, width: int) -> Line:
     """Allocated within reserved within capacity."""
-    capacity = _capacity(snapshot, allocator)
-    text = f" {size(allocator.allocated)} + {size(allocator.reserved - allocator.allocated)} cached".rjust(24)
+    capacity, cached = _capacity(view, allocator), allocator.reserved - allocator.allocated
+    text = f" {size(allocator.allocated)} + {size(cached)} cached".rjust(24)
     line = Line(f"cuda {allocator.device}".ljust(8), DIM).add(share_text(allocator.reserved / capacity), TEXT)
     line.join(_allocator_change(view, allocator.device, lambda one: one.reserved / capacity, points=True)).add(" ")
     parts = (
         (allocator.allocated / capacity, DEVICE_CHART, "█"),
-        ((allocator.reserved - allocator.allocated) / capacity, DEVICE_SOFT, _soft(view.look)),
+        (cached / capacity, DEVICE_SOFT, "▒" if view.look.mono else "█"),
     )
     return line.join(layered_bar(parts, max(4, width - line.width - len(text)))).add(text, DIM)
 
@@ -273,7 +227,7 @@ def allocator_figures(view: View, allocator: AllocatorSample, width: int) -> Lin
     if allocator.peak_allocated is not None:
         by = _allocator_change(view, allocator.device, lambda one: one.peak_allocated)
         parts.append(Line("peak ", DIM).add(size(allocator.peak_allocated).rjust(7), TEXT).join(by))
-    if allocator.inactive_split is not None and allocator.reserved:
+    if _split(allocator) is not None:
         by = _allocator_change(view, allocator.device, _split, points=True)
         parts.append(Line("split ", DIM).add(share_text(_split(allocator)), TEXT).join(by))
     for name, number in (("retry", allocator.retries), ("OOM", allocator.ooms)):
@@ -304,22 +258,11 @@ def _allocator_change(
     return change(view, of_device, points=points)
 
 
-def _soft(look: Look) -> str:
-    return "▒" if look.mono else "█"
-
-
-def _device_memory(snapshot: Snapshot, device: int) -> int | None:
-    devices = snapshot.gpu.devices if snapshot.gpu else ()
-    return next((one.memory_total for one in devices if one.index == device), None)
-
-
 def _note(snapshot: Snapshot, host: HostSample) -> Line | None:
     """The first verdict about memory, and how much lies in swap."""
     swap, verdicts = host.machine.swap_used, snapshot.diagnosis.verdicts
-    line = Line()
-    verdict = next((verdict for verdict in verdicts if verdict.id in MEMORY_VERDICTS), None)
-    if verdict is not None:
-        line.add(verdict.id, LOSS)
+    verdict = next((verdict.id for verdict in verdicts if verdict.id in MEMORY_VERDICTS), "")
+    line = Line(verdict, LOSS)
     if swap is not None:
-        line.add(" · " if line.width else "", FAINT).add(f"swap {size(swap)}", DIM if swap else FAINT)
+        line.add(" · " if verdict else "", FAINT).add(f"swap {size(swap)}", DIM if swap else FAINT)
     return line if line.width else None

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from statistics import fmean
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from rich.style import Style
-from textual import events
 from textual.binding import Binding, BindingType
 from textual.message import Message
 
@@ -27,10 +26,12 @@ from aitop.ui.theme.palette import (
     OPTIMIZER,
     OUTSIDE,
     TEXT,
-    Phase,
+    Kind,
 )
+from aitop.ui.widgets.bars import EIGHTHS
 from aitop.ui.widgets.line import Line, lit, shorten
-from aitop.ui.widgets.pane import Drawing, Pane
+from aitop.ui.widgets.pane import Drawing
+from aitop.ui.widgets.row_pane import RowPane
 from aitop.ui.words import plural
 
 MARK, NAME, LATE, STEP, CELL, GAP = 2, 4, 7, 7, 9, 1
@@ -41,36 +42,39 @@ LATE_SHARE = 0.1
 # Ranks change places only when one is later than another by this part of a step.
 SORTED_BY = 0.05
 ODD_RATIO, ODD_SHARE = 1.2, 0.03
-_EIGHTHS = " ▁▂▃▄▅▆▇█"
 
 
 class Column(NamedTuple):
-    """A heading, its cells, the text of a rank in it; `keep`: the lower the longer it stays as the pane narrows."""
+    """A heading, its cells, the field of RankView (of its phases where there is a hue) and how that is written.
+
+    `keep`: the lower the longer it stays as the pane narrows.
+    """
 
     heading: str
     cells: int
     keep: int
-    phase: Phase | None = None
-    write: Callable[[RankView], str] = lambda one: NOT_SUPPORTED
+    field: str
+    text_of: Callable[[Any], str] = duration
+    phase: Kind | None = None
 
 
-def _share(value: float | None) -> str:
-    return NOT_SUPPORTED if value is None else f"{value * 100:.0f}%"
+def _percent(share: float) -> str:
+    return f"{share * 100:.0f}%"
 
 
 COLUMNS = (
-    Column("step", STEP, 1, None, lambda one: duration(one.p50)),
-    Column("data", CELL, 2, DATA),
-    Column("forward", CELL, 3, FORWARD),
-    Column("backward", CELL, 4, BACKWARD),
-    Column("optimizer", CELL, 11, OPTIMIZER),
-    Column("else", CELL, 12, OUTSIDE),
-    Column("wait", CELL, 0, COMMUNICATION),
-    Column("gpu", 4, 5, None, lambda one: _share(one.gpu_busy)),
-    Column("gpu mem", 7, 6, None, lambda one: size(one.gpu_memory)),
-    Column("memory", 7, 8, None, lambda one: size(one.rss)),
-    Column("cpu", 5, 7, None, lambda one: _share(one.cpu)),
-    Column("at step", 8, 13, None, lambda one: NOT_SUPPORTED if one.step is None else f"{one.step:,}"),
+    Column("step", STEP, 1, "p50"),
+    Column("data", CELL, 2, "data_wait", phase=DATA),
+    Column("forward", CELL, 3, "forward", phase=FORWARD),
+    Column("backward", CELL, 4, "backward", phase=BACKWARD),
+    Column("optimizer", CELL, 11, "optimizer", phase=OPTIMIZER),
+    Column("else", CELL, 12, "outside", phase=OUTSIDE),
+    Column("wait", CELL, 0, "wait", phase=COMMUNICATION),
+    Column("gpu", 4, 5, "gpu_busy", _percent),
+    Column("gpu mem", 7, 6, "gpu_memory", size),
+    Column("memory", 7, 8, "rss", size),
+    Column("cpu", 5, 7, "cpu", _percent),
+    Column("at step", 8, 13, "step", "{:,}".format),
 )
 
 
@@ -130,8 +134,9 @@ def row_line(one: RankView, ranks: Ranks, shape: Fit, width: int, *, cursor: boo
     for column in shape.columns:
         line.add(" " * GAP)
         if column.phase is None:
-            text = shorten(column.write(one), column.cells)
-            line.add(text.rjust(column.cells), FAINT if text == NOT_SUPPORTED else TEXT)
+            value = getattr(one, column.field)
+            text = NOT_SUPPORTED if value is None else shorten(column.text_of(value), column.cells)
+            line.add(text.rjust(column.cells), FAINT if value is None else TEXT)
         else:
             line.join(_heat(one, column, ranks, others, late))
     if shape.skew:
@@ -141,32 +146,17 @@ def row_line(one: RankView, ranks: Ranks, shape: Fit, width: int, *, cursor: boo
 
 def _heat(one: RankView, column: Column, ranks: Ranks, others: Sequence[RankPhases], late: bool) -> Line:
     """A phase's mean time, the cell filled as far as its share of the step goes; bold where a late rank differs."""
-    value = _seconds(one.phases, column.heading)
+    value = getattr(one.phases, column.field, None)
     step = ranks.step or one.p50
     if value is None or not step:
         return Line(NOT_SUPPORTED.rjust(column.cells), FAINT)
     text = duration(value).rjust(column.cells)
     filled = max(0, min(column.cells, round(column.cells * value / step)))
-    known = [seconds for other in others if (seconds := _seconds(other, column.heading)) is not None]
+    known = [seconds for other in others if (seconds := getattr(other, column.field)) is not None]
     usual = fmean(known) if known else value
     odd = late and value > ODD_RATIO * usual and value - usual > ODD_SHARE * step
-    phase = column.phase or OUTSIDE
     rest: Style = LOSS if odd else TEXT
-    return Line(text[:filled], phase.fill if filled else rest).add(text[filled:], rest)
-
-
-def _seconds(phases: RankPhases | None, name: str) -> float | None:
-    if phases is None:
-        return None
-    values = {
-        "data": phases.data_wait,
-        "forward": phases.forward,
-        "backward": phases.backward,
-        "optimizer": phases.optimizer,
-        "else": phases.outside,
-        "wait": phases.wait,
-    }
-    return values[name]
+    return Line(text[:filled], column.phase.fill if filled and column.phase else rest).add(text[filled:], rest)
 
 
 def _skew(skew: Sequence[float], step: float | None, cells: int, late: bool) -> Line:
@@ -176,11 +166,10 @@ def _skew(skew: Sequence[float], step: float | None, cells: int, late: bool) -> 
     count = min(cells, len(skew))
     edges = [round(number * len(skew) / count) for number in range(count + 1)]
     means = [fmean(skew[first:last]) for first, last in pairwise(edges)]
-    glyphs = "".join(_EIGHTHS[max(0, min(8, round(8 * mean / step)))] for mean in means)
+    glyphs = "".join(EIGHTHS[max(0, min(8, round(8 * mean / step)))] for mean in means)
     return Line(glyphs.replace(" ", "·"), LOSS if late else FAINT)
 
 
-ROOMY = 100
 BESIDE_NOTE = 7
 
 
@@ -192,78 +181,43 @@ class RankChosen(Message):
         self.rank = rank
 
 
-class RankPane(Pane):
+class RankPane(RowPane[RankView]):
     """A heading, a row a rank, the one at the cursor lit up, the chosen one marked."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("up,k", "move(-1)", "cursor", show=False),
-        Binding("down,j", "move(1)", "cursor", show=False),
-        Binding("pageup", "move(-10)", "cursor", show=False),
-        Binding("pagedown", "move(10)", "cursor", show=False),
-        Binding("home", "move(-100000)", "cursor", show=False),
-        Binding("end", "move(100000)", "cursor", show=False),
         Binding("enter,right", "choose", "enter the rank", show=False),
         Binding("left", "leave", "all ranks", show=False),
     ]
-
-    def __init__(self, *, id: str) -> None:  # noqa: A002 - Textual's own name
-        super().__init__(id=id)
-        self.rows: list[RankView] = []
-        self.cursor = 0
-        self._pid: int | None = None
-        self._first = 0
 
     def draw(self, view: View, width: int, height: int) -> Drawing:
         ranks = view.snapshot.ranks if view.snapshot else None
         if ranks is None or not ranks.ranks:
             return Drawing([Line("one process, no ranks" if view.snapshot else NOT_YET, DIM)], "Ranks")
-        self.rows = sorted_ranks(ranks)
-        self._follow()
-        page = max(1, height - 1)
-        self._first = max(0, min(self._first, self.cursor, len(self.rows) - page), self.cursor + 1 - page)
+        shown = self.take(sorted_ranks(ranks), height - 1)
         shape = fit(width, gpu=any(one.gpu is not None for one in self.rows))
         lines = [heading(shape)]
-        for number, one in enumerate(self.rows[self._first : self._first + page], self._first):
-            at = self.has_focus and number == self.cursor
+        for one, at in shown:
             chosen = view.rank is not None and one.rank == view.rank
             lines.append(row_line(one, ranks, shape, width, cursor=at, chosen=chosen))
-        title, notes = _title(ranks), self._notes(ranks, page)
-        fitting = [note for note in notes if len(title) + note.width + BESIDE_NOTE <= width]
-        return Drawing(lines, title, fitting[0] if fitting else None, view.stale("hook"))
+        title = _title(ranks)
+        notes = (note for note in self._notes(ranks) if len(title) + note.width + BESIDE_NOTE <= width)
+        return Drawing(lines, title, next(notes, None), view.stale("hook"))
 
-    def _notes(self, ranks: Ranks, page: int) -> list[Line]:
+    def _notes(self, ranks: Ranks) -> list[Line]:
         """What may stand beside the title, the longest first."""
-        shown = Line("the latest first", DIM)
-        if len(self.rows) > page:
-            last = min(len(self.rows), self._first + page)
-            part = f"{self._first + 1}–{last} of {len(self.rows)}"
-            shown = Line(f"{part}, the latest first" if self.size.width >= ROOMY else part, DIM)
-            return [*(note.join(shown) for note in _measured(ranks)), shown, Line(part, DIM)]
-        compared = [Line(f"{plural(ranks.steps, 'step')} compared · ", DIM)] if ranks.steps else []
-        longest = [note.join(compared[0]).join(shown) for note in _measured(ranks)[:1] if compared]
-        return [*longest, *(note.join(shown) for note in _measured(ranks)), shown]
+        part = self.in_sight()
+        order = Line(f"{part}, the latest first" if part else "the latest first", DIM)
+        compared = Line(f"{plural(ranks.steps, 'step')} compared · " if ranks.steps else "", DIM)
+        measured = _measured(ranks)
+        longest = [Line().join(measured[0]).join(compared).join(order)] if measured else []
+        return [*longest, *(Line().join(note).join(order) for note in measured), order, Line(part, DIM)]
 
-    def _follow(self) -> None:
-        """Keep the cursor on its rank when ranks change places; else at its height."""
-        at = next((number for number, one in enumerate(self.rows) if one.pid == self._pid), None)
-        self.cursor = max(0, min(self.cursor if at is None else at, len(self.rows) - 1))
+    def pid_of(self, row: RankView) -> int:
+        return row.pid
 
-    # What the user does
-
-    def action_move(self, rows: int) -> None:
-        """Move the cursor; the ends stop it."""
-        if self.rows:
-            self.cursor = max(0, min(len(self.rows) - 1, self.cursor + rows))
-            self._pid = self.rows[self.cursor].pid
-        self.redraw()
-
-    def action_scroll_by(self, lines: int) -> None:
-        """The wheel moves the cursor."""
-        self.action_move(lines)
-
-    def action_choose(self) -> None:
+    def action_choose(self, stay: bool = False) -> None:
         """Enter the rank at the cursor."""
-        one = self.rows[self.cursor] if self.cursor < len(self.rows) else None
+        one = self.row()
         if one is not None and one.rank is not None:
             self._pid = one.pid
             self.post_message(RankChosen(one.rank))
@@ -272,15 +226,6 @@ class RankPane(Pane):
         """Show all ranks again."""
         if self.view.rank is not None:
             self.post_message(RankChosen(self.view.rank))
-
-    async def on_click(self, event: events.Click) -> None:
-        """A click puts the cursor on a row, a second one enters the rank."""
-        await super().on_click(event)
-        top = 2 if self.framed else 1
-        if top <= event.y < top + len(self.rows) - self._first:
-            self.action_move(self._first + event.y - top - self.cursor)
-            if event.chain >= 2:
-                self.action_choose()
 
 
 def _measured(ranks: Ranks) -> list[Line]:

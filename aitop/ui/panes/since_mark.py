@@ -26,11 +26,7 @@ OUTCOMES: dict[str, Style] = {"faster": GAIN, "slower": LOSS, "same": TEXT, "unk
 
 
 def change(
-    view: View,
-    value_of: Callable[[Snapshot], float | None],
-    *,
-    better: Better | None = None,
-    points: bool = False,
+    view: View, value_of: Callable[[Snapshot], float | None], *, better: Better | None = None, points: bool = False
 ) -> Line:
     """The change of a figure since the mark, in WIDTH cells; empty without a mark.
 
@@ -53,6 +49,11 @@ def change(
         style = GAIN if (by > 0) == (better == "more") else LOSS
     amount = f"{abs(by) * 100:.0f}" if abs(by) < MOST else f">{MOST * 100:.0f}"
     return Line(f"{'▲' if by > 0 else '▼'}{amount}{'' if points else '%'}".rjust(WIDTH), style)
+
+
+def steps_change(view: View, field: str, *, better: Better | None = None, points: bool = False) -> Line:
+    """The same for a field of Steps."""
+    return change(view, lambda one: getattr(one.steps, field) if one.steps else None, better=better, points=points)
 
 
 def recent(snapshot: Snapshot, name: str) -> float | None:

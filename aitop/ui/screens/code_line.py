@@ -15,14 +15,12 @@ from aitop.ui.messages import in_background
 from aitop.ui.panes.code.hot_lines import HotRow, Place, hot_rows
 from aitop.ui.panes.header import Header
 from aitop.ui.panes.verdict import shown_verdicts
-from aitop.ui.screens.source_lines import Excerpt, SourceAround, SourceRead, read_source, source_line
+from aitop.ui.screens.source_lines import Excerpt, SourceAround, source_line
 from aitop.ui.state import View
-from aitop.ui.theme.palette import BRIGHT, CODE_KINDS, DIM, FAINT, TEXT, TITLE
+from aitop.ui.theme.palette import BRIGHT, CODE_KIND, DIM, FAINT, TEXT, TITLE
 from aitop.ui.widgets.line import Line, shorten_left, spread
 from aitop.ui.widgets.pane import Drawing, Pane
 from aitop.ui.words import base_name, label, one_line, share_text
-
-_KINDS = {kind.key: kind for kind in CODE_KINDS}
 
 
 class LinePane(Pane):
@@ -67,7 +65,7 @@ class LinePane(Pane):
             return []
         lines = [Line(), Line("Called by", TITLE)]
         for depth, (function, file, origin) in enumerate(self._place.above):
-            kind = _KINDS[origin]
+            kind = CODE_KIND[origin]
             step = Line("  " * min(depth + 1, width // 8)).add("▌", kind.ink).add(one_line(function), TEXT)
             lines.append(step.add(f"  {base_name(file)}", FAINT))
         return lines
@@ -116,20 +114,18 @@ class LineScreen(Screen[None]):
         yield LinePane(self._place, id="line")
 
     def on_mount(self) -> None:
-        pane = self.query_one(LinePane)
+        pane, place = self.query_one(LinePane), self._place
         if self._source_around is not None:
             pane.excerpt = Excerpt(None, reading=True)
-            place = self._place
-            in_background(
-                self, "source", partial(read_source, self._source_around, place.pid, (place.file, place.line))
-            )
+            read = partial(Excerpt.around, self._source_around, place.pid, place.file, place.line)
+            in_background(self, "source", read, self._read)
         self.query_one(Header).show(self.view)
         pane.show(self.view)
         pane.focus()
 
-    def on_source_read(self, message: SourceRead) -> None:
+    def _read(self, excerpt: Excerpt | Exception) -> None:
         pane = self.query_one(LinePane)
-        pane.excerpt = Excerpt(message.lines)
+        pane.excerpt = excerpt if isinstance(excerpt, Excerpt) else None
         pane.redraw()
 
     def action_edit(self) -> None:

@@ -8,7 +8,6 @@ from typing import ClassVar
 from textual import events
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
-from textual.message import Message
 from textual.screen import Screen
 
 from aitop.diagnosis.catalogue import Block, page
@@ -20,21 +19,12 @@ from aitop.ui.panes.code.hot_lines import Place
 from aitop.ui.panes.header import Header
 from aitop.ui.panes.verdict import figure_style, looking_lines, shown_verdicts, unjudged_lines
 from aitop.ui.screens.fix_edit import Edit, edit_of, editable
-from aitop.ui.screens.source_lines import Excerpt, SourceAround, SourceRead, read_source, source_line
+from aitop.ui.screens.source_lines import Excerpt, SourceAround, source_line
 from aitop.ui.state import View
 from aitop.ui.theme.palette import BRIGHT, DIM, FAINT, GAIN, LOSS, TEXT, TITLE
 from aitop.ui.widgets.line import Line, columns, lit, shorten, shorten_left, spread, wrap
 from aitop.ui.widgets.pane import Drawing, Pane
 from aitop.ui.words import base_name, confidence_dots, confidence_words, label, one_line, place, share_text
-
-
-class EditsFound(Message):
-    """The lines of the user's own source that fixes change, by the text of the fix."""
-
-    def __init__(self, edits: dict[str, Edit]) -> None:
-        super().__init__()
-        self.edits = edits
-
 
 MARGIN = 2
 
@@ -262,15 +252,6 @@ class EvidenceScreen(Screen[None]):
         for pane in (self.query_one(Header), listing, evidence):
             pane.show(view)
 
-    def on_source_read(self, message: SourceRead) -> None:
-        self._excerpts[message.place] = Excerpt(message.lines)
-        self.query_one(EvidencePane).redraw()
-
-    def on_edits_found(self, message: EditsFound) -> None:
-        self._edits.update(message.edits)
-        self._looking -= 1
-        self.query_one(EvidencePane).redraw()
-
     def action_select(self, by: int) -> None:
         verdicts = shown_verdicts(self.view)
         if verdicts:
@@ -300,38 +281,48 @@ class EvidenceScreen(Screen[None]):
 
     def _read_source(self, verdict: Verdict) -> None:
         """Ask for the lines around each place once, off this thread: the file may be slow, gone or huge."""
-        read = self._source_around
         for where in verdict.where:
             place = (where.file, where.line)
-            if read is None or place in self._excerpts:
-                continue
-            self._excerpts[place] = Excerpt(None, reading=True)
+            if self._source_around is not None and place not in self._excerpts:
+                self._excerpts[place] = Excerpt(None, reading=True)
+                read = partial(Excerpt.around, self._source_around, where.pid, *place)
+                in_background(self, "source", read, partial(self._source_read, place))
 
-            in_background(self, "source", partial(read_source, read, where.pid, place))
+    def _source_read(self, place: tuple[str, int], excerpt: Excerpt | Exception) -> None:
+        self._excerpts[place] = excerpt if isinstance(excerpt, Excerpt) else Excerpt(None)
+        self.query_one(EvidencePane).redraw()
 
     def _read_edits(self, verdict: Verdict) -> None:
         """Look once for the lines that the fixes change, in the script and in the files that the verdict names."""
         read, target = self._source_around, self.view.snapshot.target if self.view.snapshot else None
-        fixes = [fix for fix in verdict.fixes if fix.text not in self._edits and editable(fix)]
+        fixes = tuple(fix for fix in verdict.fixes if fix.text not in self._edits and editable(fix))
         if read is None or target is None or not fixes:
             return
         self._edits |= dict.fromkeys(fix.text for fix in fixes)
         self._looking += 1
         files = dict.fromkeys([(target.pid, target.script or ""), *((one.pid, one.file) for one in verdict.where)])
-        in_background(self, "edits", partial(find_edits, read, tuple(fixes), tuple(files)))
+        in_background(self, "edits", partial(find_edits, read, fixes, tuple(files)), self._edits_read)
+
+    def _edits_read(self, edits: dict[str, Edit] | Exception) -> None:
+        self._looking -= 1
+        if not isinstance(edits, Exception):
+            self._edits.update(edits)
+        self.query_one(EvidencePane).redraw()
 
 
-def find_edits(source_around: SourceAround, fixes: tuple[Fix, ...], files: tuple[tuple[int, str], ...]) -> EditsFound:
-    """The first line in these files (pid, path) that each fix changes, as a message. May be slow; never raises."""
+def find_edits(
+    source_around: SourceAround, fixes: tuple[Fix, ...], files: tuple[tuple[int, str], ...]
+) -> dict[str, Edit]:
+    """The first line in these files (pid, path) that each fix changes, by the fix's text. May be slow; never raises."""
     edits: dict[str, Edit] = {}
     for pid, file in files:
         try:
             lines = source_around(pid, file, 0) or []
         except Exception:
-            # As below: what cannot be read has no line to change.
+            # What cannot be read has no line to change.
             lines = []
         for fix in fixes:
-            edit_found = edit_of(fix, lines) if fix.text not in edits else None
-            if edit_found is not None:
-                edits[fix.text] = edit_found._replace(file=file)
-    return EditsFound(edits)
+            edit = edit_of(fix, lines) if fix.text not in edits else None
+            if edit is not None:
+                edits[fix.text] = edit._replace(file=file)
+    return edits

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
-from textual import events
-from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
-from textual.message import Message
-from textual.screen import Screen
 
 from aitop.diagnosis.conditions.hang import Odd, named, odd_one
 from aitop.diagnosis.conditions.hang_notes import noted
@@ -19,15 +16,13 @@ from aitop.model.ranks import Standing, Standstill
 from aitop.model.snapshot import Snapshot
 from aitop.model.stacks import Frame, StackDump, ThreadStack
 from aitop.model.units import duration
-from aitop.stacks.groups import grouped
-from aitop.ui.feeds import NativeDumpable
+from aitop.stacks.groups import StackGroup, grouped
+from aitop.ui.feeds import LiveRun
 from aitop.ui.messages import in_background
-from aitop.ui.panes.header import Header
-from aitop.ui.screens.stacks import Dumped, GroupPane, read_stacks, stacks_seen
+from aitop.ui.screens.stacks import StackList, StackScreen, StacksSeen
 from aitop.ui.state import View
 from aitop.ui.theme.palette import BRIGHT, DIM, FAINT, GAIN, LOSS, LOSS_LABEL, STATE_DENIED, TEXT
-from aitop.ui.widgets.line import Line, columns, lit, shorten, wrap
-from aitop.ui.widgets.pane import Drawing, Pane
+from aitop.ui.widgets.line import Line, columns, shorten, wrap
 from aitop.ui.words import base_name, confidence_dots, confidence_words, one_line, plural
 
 if TYPE_CHECKING:
@@ -80,27 +75,22 @@ def places(still: Standstill, odd: Odd) -> tuple[StandingPlace, ...]:
     return tuple(sorted(places_found, key=lambda place: (not place.odd, place.one.role != "rank", -len(place.members))))
 
 
-class StandingPane(Pane):
-    """The odd one in words, then a line a place. `doing` is said while a look is taken, `problem` why there is none."""
+class StandingPane(StackList[StandingPlace]):
+    """The odd one in words, then a line a place."""
 
+    heading = "Where the ranks stand"
     still: Standstill | None = None
     odd: Odd | None = None
-    groups: tuple[StandingPlace, ...] = ()
-    selected = 0
     native: Mapping[int, Sequence[str]] = {}
-    doing = ""
-    problem = ""
-    when = ""
 
     def take(self, still: Standstill | None) -> None:
         """Take what was seen; None: nothing."""
         self.native = {}
         self.still = still
         self.odd = odd_one(still) if still is not None and (still.ranks or still.gone) else None
-        self.groups = places(still, self.odd) if still is not None and self.odd is not None else ()
+        self.entries = places(still, self.odd) if still is not None and self.odd is not None else ()
 
-    def lines_above(self, view: View, width: int) -> list[Line]:
-        """The lines above the list of places."""
+    def above(self, view: View, width: int) -> list[Line]:
         lines = [Line(self.problem, STATE_DENIED)] if self.problem else []
         if self.still is None or self.odd is None:
             return [*lines, Line(self.doing or "no rank has been looked at yet", DIM)]
@@ -122,7 +112,7 @@ class StandingPane(Pane):
             lines += [
                 Line(shorten(one_line(text), width), DIM) for text in noted(self.still, view.snapshot)[:MOST_NOTES]
             ]
-        for place in self.groups:
+        for place in self.entries:
             frames = self.native.get(place.one.pid)
             if frames is not None:
                 names = " ← ".join(one_line(name) for name in frames) or "nothing: it is in Python code"
@@ -130,15 +120,11 @@ class StandingPane(Pane):
                 lines.append(start.add(shorten(names, max(12, width - start.width)), TEXT))
         return [*lines, Line()]
 
-    def draw(self, view: View, width: int, height: int) -> Drawing:
-        above = self.lines_above(view, width)
-        rows = [_row(place, width, number == self.selected) for number, place in enumerate(self.groups)]
-        row = len(above) + self.selected
-        self.top = max(0, min(self.top, row), row - height + 1) if self.selected else 0
-        title = "Where the ranks stand" + (f" · {self.doing}" if self.doing else f" · {self.when}" if self.when else "")
-        return Drawing(
-            [*above, *rows], title, Line("↑↓ choose · ⏎ whole stack · h look again · n below Python · esc back", DIM)
-        )
+    def row(self, entry: StandingPlace, view: View, width: int) -> Line:
+        return _row(entry, width)
+
+    def note(self) -> str:
+        return "↑↓ choose · ⏎ whole stack · h look again · n below Python · esc back"
 
 
 def _how_still(still: Standstill, snapshot: Snapshot | None) -> Line:
@@ -153,9 +139,9 @@ def _how_still(still: Standstill, snapshot: Snapshot | None) -> Line:
     return Line("not known to hang: no long enough standstill was seen so far", TEXT)
 
 
-def _row(place: StandingPlace, width: int, selected: bool) -> Line:
+def _row(place: StandingPlace, width: int) -> Line:
     one = place.one
-    line = Line("▸" if selected else " ", BRIGHT).add("▌ " if place.odd else "  ", LOSS)
+    line = Line("▌ " if place.odd else "  ", LOSS)
     steps = [member.step for member in place.members if member.step is not None]
     step = "" if not steps else f"step {min(steps):,}" + (f"–{max(steps):,}" if max(steps) > min(steps) else "")
     where = one.where or (one.frames[-1] if one.frames else None)
@@ -175,8 +161,7 @@ def _row(place: StandingPlace, width: int, selected: bool) -> Line:
     cells += [(Line(shorten(at, PLACE), TEXT), PLACE)]
     if wide:
         cells += [(Line(step, DIM), STEP), (Line(shorten(state, STATE), FAINT), STATE)]
-    line.join(columns(cells))
-    return lit(line.fit(width)) if selected else line.fit(width)
+    return line.join(columns(cells))
 
 
 def _who(members: Sequence[Standing]) -> str:
@@ -187,124 +172,45 @@ def _who(members: Sequence[Standing]) -> str:
     return f"{len(members)} ranks"
 
 
-SMALL_ROWS = 14
 MOST_NATIVE = 4
 
 
-class NativeSeen(Message):
-    """The frames below Python by pid, or why there are none."""
-
-    def __init__(self, frames: dict[int, tuple[str, ...]], problem: str = "") -> None:
-        super().__init__()
-        self.frames = frames
-        self.problem = problem
-
-
-class HangScreen(Screen[None]):
-    """Looks when it opens, and again when asked to. A replay shows what was recorded."""
+class HangScreen(StackScreen[StandingPlace]):
+    """Where every rank stands, those that stand together in one line."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("up,k", "select(-1)", "previous place"),
-        Binding("down,j", "select(1)", "next place"),
-        Binding("enter", "full", "the whole stack, and back to the list"),
-        Binding("pageup,shift+up", "scroll(-8)", "scroll the stack"),
-        Binding("pagedown,shift+down", "scroll(8)", "scroll the stack"),
         Binding("h,H,r", "again", "look again"),
         Binding("n", "native", "what these ranks are in below Python; stops them for a moment"),
-        Binding("escape,q", "back", "back"),
     ]
+    listing: StandingPane
 
     def __init__(self, feed: Feed, view: View) -> None:
-        super().__init__()
-        self._feed = feed
-        self._full = False
-        self.view = view
+        super().__init__(feed, view, StandingPane(id="standing", focusable=False))
 
-    def compose(self) -> ComposeResult:
-        yield Header(id="header", focusable=False)
-        yield StandingPane(id="standing", focusable=False)
-        yield GroupPane(id="group", focusable=False)
+    def take(self, seen: StacksSeen) -> None:
+        snapshot = self.view.snapshot
+        dump = seen.dump or StackDump(time=0.0, frames=(), threads=())
+        self.listing.take(standing_at(snapshot, dump) if snapshot is not None else None)
+        if not self.listing.problem:
+            self.listing.problem = "; ".join(f"no stack of {pid}: {why}" for pid, why in dump.refused)
 
-    def on_mount(self) -> None:
-        self.action_again()
-
-    def on_resize(self, event: events.Resize) -> None:
-        self._show()
-
-    def on_dumped(self, message: Dumped) -> None:
-        self._take(message)
-
-    def action_again(self) -> None:
-        """Read the stacks of every rank."""
-        if read_stacks(self, self._feed, self.view.live):
-            self.query_one(StandingPane).doing = "looking at every rank…"
-            self._show()
-        else:
-            self._take(None)
+    def group_of(self, entry: StandingPlace) -> StackGroup | None:
+        members = [ThreadStack(pid=one.pid, thread="MainThread", main=True, frames=()) for one in entry.members]
+        return grouped(entry.frames, members) if entry.frames else None
 
     def action_native(self) -> None:
-        """Look below Python at one rank of each place, off this thread."""
-        pane, feed = self.query_one(StandingPane), self._feed
-        if not (self.view.live and isinstance(feed, NativeDumpable)) or not pane.groups:
+        """Look below Python at one rank of each place."""
+        if not (self.view.live and isinstance(self._feed, LiveRun)) or not self.listing.entries:
             return
-        pids = [place.one.pid for place in pane.groups[:MOST_NATIVE]]
-        pane.doing = "looking below Python…"
-        self._show()
+        pids = [place.one.pid for place in self.listing.entries[:MOST_NATIVE]]
+        self.listing.doing = "looking below Python…"
+        in_background(self, "native", partial(self._feed.native, pids), self._native_seen)
+        self.show()
 
-        def work() -> Message:
-            try:
-                return NativeSeen(feed.native(pids))
-            except Exception as error:
-                return NativeSeen({}, str(error))
-
-        in_background(self, "native", work)
-
-    def on_native_seen(self, message: NativeSeen) -> None:
-        pane = self.query_one(StandingPane)
-        pane.native, pane.problem, pane.doing = message.frames, message.problem, ""
-        self._show()
-
-    def _take(self, answer: Dumped | None) -> None:
-        """Show where the ranks stand, or why that is not known."""
-        seen, pane, snapshot = stacks_seen(self.view, answer), self.query_one(StandingPane), self.view.snapshot
-        dump = seen.dump or StackDump(time=0.0, frames=(), threads=())
-        pane.take(standing_at(snapshot, dump) if snapshot is not None else None)
-        refused = [f"no stack of {pid}: {why}" for pid, why in dump.refused]
-        pane.doing, pane.problem, pane.when = "", seen.problem or "; ".join(refused), seen.when
-        self.action_select(0)
-
-    def action_scroll(self, by: int) -> None:
-        self.query_one(GroupPane).action_scroll_by(by)
-
-    def action_full(self) -> None:
-        self._full = not self._full and self.query_one(GroupPane).group is not None
-        self._show()
-
-    def action_back(self) -> None:
-        if self._full:
-            self.action_full()
+    def _native_seen(self, answer: dict[int, tuple[str, ...]] | Exception) -> None:
+        self.listing.native, self.listing.problem, self.listing.doing = {}, "", ""
+        if isinstance(answer, Exception):
+            self.listing.problem = str(answer)
         else:
-            self.dismiss()
-
-    def action_select(self, by: int) -> None:
-        pane, stack = self.query_one(StandingPane), self.query_one(GroupPane)
-        pane.selected = max(0, min(len(pane.groups) - 1, pane.selected + by))
-        place = pane.groups[pane.selected] if pane.groups else None
-        stack.group = None
-        if place is not None and place.frames:
-            members = [ThreadStack(pid=one.pid, thread="MainThread", main=True, frames=()) for one in place.members]
-            stack.group = grouped(place.frames, members)
-        if by:
-            stack.top = 0
-        self._show()
-
-    def _show(self) -> None:
-        pane, stack, header = self.query_one(StandingPane), self.query_one(GroupPane), self.query_one(Header)
-        small = self.size.height < SMALL_ROWS
-        header.display = not small
-        pane.display = not self._full
-        stack.display = self._full or (stack.group is not None and not small)
-        rows = len(pane.groups) + len(pane.lines_above(self.view, max(20, self.size.width - 4))) + 2
-        pane.styles.height = max(4, min(rows, self.size.height * 3 // 5)) if stack.display else "1fr"
-        for one in (header, pane, stack):
-            one.show(self.view)
+            self.listing.native = answer
+        self.show()

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from typing import Any, ClassVar
 
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
+from textual.keys import format_key
 from textual.screen import ModalScreen, Screen
 
 from aitop.ui.state import View
@@ -16,38 +18,8 @@ from aitop.ui.widgets.pane import Drawing, Pane
 from aitop.ui.words import STATES
 
 INDENT = 11
+FUNCTION_KEY = re.compile(r"f\d+")
 WIDTH = 76
-KEY_NAMES = {
-    "question_mark": "?",
-    "space": "space",
-    "enter": "⏎",
-    "escape": "esc",
-    "slash": "/",
-    "minus": "-",
-    "less_than_sign": "<",
-    "greater_than_sign": ">",
-    "f1": "F1",
-    "f4": "F4",
-    "f5": "F5",
-    "f10": "F10",
-    "plus": "+",
-    "equals_sign": "=",
-    "comma": ",",
-    "full_stop": ".",
-    "left_square_bracket": "[",
-    "right_square_bracket": "]",
-    "ctrl+c": "^c",
-    "ctrl+p": "^p",
-    "ctrl+z": "^z",
-    "up": "↑",
-    "down": "↓",
-    "left": "←",
-    "right": "→",
-    "ctrl+left": "^←",
-    "ctrl+right": "^→",
-    "ctrl+home": "^home",
-    "ctrl+end": "^end",
-}
 STATE_MEANINGS = {
     "ok": "works",
     "absent": "not there",
@@ -67,7 +39,7 @@ class HelpPane(Pane):
         self._keys = described(bindings)
 
     def draw(self, view: View, width: int, height: int) -> Drawing:
-        lines = [Line(key.ljust(INDENT), BRIGHT).add(text, TEXT) for key, text in self._keys]
+        lines = [Line(keys.ljust(INDENT), BRIGHT).add(one.description, TEXT) for keys, one in self._keys]
         lines.append(Line())
         sources = Line("sources".ljust(INDENT), DIM)
         for state, (glyph, style) in STATES.items():
@@ -85,9 +57,7 @@ class HelpPane(Pane):
 class HelpScreen(ModalScreen[None]):
     """The keys that work here, over the screen they work on."""
 
-    BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("escape,question_mark,q,enter,space,f1,f10", "dismiss", "close"),
-    ]
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,question_mark,q,enter,space,f1,f10", "dismiss", "close")]
 
     def __init__(self, bindings: Iterable[Binding], view: View) -> None:
         super().__init__()
@@ -122,16 +92,20 @@ def our_bindings(screen: Screen[Any]) -> list[Binding]:
 
 def key_name(key: str) -> str:
     """A key as people write it."""
-    return KEY_NAMES.get(key, key)
+    *modifiers, name = key.split("+")
+    shown = name.upper() if FUNCTION_KEY.fullmatch(name) else format_key(name)
+    return "".join("^" if modifier == "ctrl" else f"{modifier}+" for modifier in modifiers) + shown
 
 
-def described(bindings: Iterable[Binding]) -> list[tuple[str, str]]:
-    """Keys and what they do; keys with one description are put on one line."""
-    keys: dict[str, list[str]] = {}
+def described(bindings: Iterable[Binding]) -> list[tuple[str, Binding]]:
+    """The keys of each description as people write them, and the first of its bindings."""
+    same: dict[str, list[Binding]] = {}
     for binding in bindings:
-        if binding.description:
-            keys.setdefault(binding.description, []).extend(key_name(key.strip()) for key in binding.key.split(","))
-    return [(_key_range(names), text) for text, names in keys.items()]
+        same.setdefault(binding.description, []).append(binding)
+    return [
+        (_key_range([key_name(key.strip()) for one in group for key in one.key.split(",")]), group[0])
+        for group in same.values()
+    ]
 
 
 def _key_range(names: list[str]) -> str:

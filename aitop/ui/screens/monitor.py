@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
 from textual import events
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
-from textual.message import Message
 from textual.screen import Screen
 from textual.widget import Widget
 
@@ -18,7 +18,7 @@ from aitop.engine.recorder import Recorder
 from aitop.model.snapshot import Snapshot
 from aitop.model.text import printable
 from aitop.ui.editor import edit, is_lent
-from aitop.ui.feeds import Detachable, Pausable, Profilable
+from aitop.ui.feeds import LiveRun
 from aitop.ui.layout import Plan, plan, refit
 from aitop.ui.messages import Failed, SnapshotArrived, deliver, in_background
 from aitop.ui.panes.code.hot_lines import Place
@@ -65,40 +65,26 @@ NOTICE_TICKS = 6
 """Snapshots for which a notice stays."""
 
 
-class Detached(Message):
-    """The hook was taken out, or `error` says why not."""
-
-    def __init__(self, error: BaseException | None) -> None:
-        super().__init__()
-        self.error = error
-
-
 class MonitorScreen(Screen[int]):
     """Every pane of a run. One that does not fit beside the others gets the whole screen when tab comes to it."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("question_mark", "help", "this help"),
-        Binding("f1", "help", "this help"),
+        Binding("question_mark,f1", "help", "this help"),
         Binding("enter", "why", "why: evidence, source and fixes of every verdict"),
         Binding("z", "zoom", "zoom the focused pane, and back"),
         Binding("tab", "next_pane(1)", "next pane; one without room here gets the whole screen"),
         Binding("shift+tab", "next_pane(-1)", "previous pane"),
         Binding("minus", "fold", "fold the focused pane to its title, and back"),
-        Binding("up", "none", "scroll the focused pane"),
-        Binding("down", "none", "scroll the focused pane"),
-        Binding("left", "none", "read the focused pane's charts at a cursor"),
-        Binding("right", "none", "read the focused pane's charts at a cursor"),
+        Binding("up,down", "none", "scroll the focused pane"),
+        Binding("left,right", "none", "read the focused pane's charts at a cursor"),
         Binding("space", "pause", "hold the picture still, and go on"),
         *[Binding(str(number), f"rank({number})", "show one rank only") for number in range(1, 10)],
         Binding("0", "rank(0)", "show all ranks"),
         Binding("h,H", "hang", "where every rank stands at this moment, and which one keeps the others waiting"),
-        Binding("T", "processes", "the job's processes as a tree: ⏎ narrows every pane to one"),
-        Binding("f5", "processes", "the job's processes as a tree: ⏎ narrows every pane to one"),
-        Binding("less_than_sign", "none", "sort the process tree by another column"),
-        Binding("greater_than_sign", "none", "sort the process tree by another column"),
+        Binding("T,f5", "processes", "the job's processes as a tree: ⏎ narrows every pane to one"),
+        Binding("less_than_sign,greater_than_sign", "none", "sort the process tree by another column"),
         Binding("I", "none", "turn that order round"),
-        Binding("slash", "filter", "filter processes and code by text"),
-        Binding("f4", "filter", "filter processes and code by text"),
+        Binding("slash,f4", "filter", "filter processes and code by text"),
         Binding("t", "tree", "code: call tree, ←→ fold and unfold, ⏎ the line; and back to hot lines"),
         Binding("f", "flame", "code: flame view, ⏎ zooms in, esc out, o the line; and back to hot lines"),
         Binding("w", "part", "code: of all, of main threads, of workers, of others"),
@@ -112,8 +98,7 @@ class MonitorScreen(Screen[int]):
         Binding("p", "profile", "profile 5 steps with torch.profiler"),
         Binding("d", "detach", "take the hook out of the target and go on without it"),
         Binding("escape", "back", "back: out of filter, zoom, process, rank or pause"),
-        Binding("q", "leave", "quit"),
-        Binding("f10", "leave", "quit"),
+        Binding("q,f10", "leave", "quit"),
     ]
 
     has_replay_bar = False
@@ -140,7 +125,7 @@ class MonitorScreen(Screen[int]):
         self._most_processes = 0
         self._shown_notice: str | None = None
         self._notice_ticks = 0
-        self.view = replace(view, live=feed.live, can_detach=isinstance(feed, Detachable) and feed.live)
+        self.view = replace(view, live=feed.live, can_detach=isinstance(feed, LiveRun) and feed.live)
 
     def compose(self) -> ComposeResult:
         yield Header(id="header", focusable=False)
@@ -163,17 +148,15 @@ class MonitorScreen(Screen[int]):
 
         def publish(snapshot: Snapshot) -> None:
             if not is_lent():
-                deliver(self, SnapshotArrived(snapshot))
-
-        def start() -> Message | None:
-            try:
-                self._feed.start(publish)
-            except Exception as error:
-                return Failed(error)
-            return None
+                deliver(self.post_message, SnapshotArrived(snapshot))
 
         # Starting the feed imports much: the first frame comes before that.
-        self.call_after_refresh(lambda: in_background(self, "start", start))
+        start = partial(self._feed.start, publish)
+        self.call_after_refresh(lambda: in_background(self, "start", start, self._started))
+
+    def _started(self, error: Exception | None) -> None:
+        if error is not None:
+            self.post_message(Failed(error))
 
     # Snapshots
 
@@ -245,7 +228,7 @@ class MonitorScreen(Screen[int]):
         self.app.push_screen(LineScreen(self.view, message.place, self._source_around))
 
     def action_profile(self) -> None:
-        if self.view.live and isinstance(self._feed, Profilable):
+        if self.view.live and isinstance(self._feed, LiveRun):
             self.app.push_screen(ProfileScreen(self._feed, self.view))
         else:
             self._change(notice="only a live run can be profiled")
@@ -289,25 +272,17 @@ class MonitorScreen(Screen[int]):
 
     def action_detach(self) -> None:
         feed = self._feed
-        if not self.view.can_detach or not isinstance(feed, Detachable):
+        if not self.view.can_detach or not isinstance(feed, LiveRun):
             self._change(notice="there is no hook to take out")
             return
         self._change(notice="taking the hook out…")
+        in_background(self, "detach", feed.detach, self._detached)
 
-        def work() -> Message:
-            try:
-                feed.detach()
-            except Exception as error:
-                return Detached(error)
-            return Detached(None)
-
-        in_background(self, "detach", work)
-
-    def on_detached(self, message: Detached) -> None:
-        if message.error is None:
+    def _detached(self, error: Exception | None) -> None:
+        if error is None:
             self._change(notice="the hook is out of the target", can_detach=False)
         else:
-            self._change(notice=f"could not detach: {printable(str(message.error))}")
+            self._change(notice=f"could not detach: {printable(str(error))}")
 
     # What is shown: pause, ranks, processes, filter, kind of code view
 
@@ -315,10 +290,8 @@ class MonitorScreen(Screen[int]):
         """The focused pane obeys these keys itself; here they are only described."""
 
     def action_pause(self) -> None:
-        """Hold the picture. A replay stands still; a live run goes on unseen."""
+        """Hold the picture; the run goes on unseen."""
         paused = not self.view.paused
-        if isinstance(self._feed, Pausable):
-            (self._feed.pause if paused else self._feed.resume)()
         self._change(paused=paused, snapshot=self.view.snapshot if paused else self._newest)
 
     def action_rank(self, number: int) -> None:

@@ -8,7 +8,6 @@ from typing import ClassVar
 from rich.style import Style
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
-from textual.message import Message
 from textual.screen import Screen
 
 from aitop.model.candidate import Candidate
@@ -19,17 +18,8 @@ from aitop.ui.state import View
 from aitop.ui.theme.palette import BRAND, BRIGHT, DIM, FAINT, KEY, LOSS, TEXT
 from aitop.ui.widgets.line import Line, columns, lit, shorten, wrap
 from aitop.ui.widgets.pane import Drawing, Pane
+from aitop.ui.widgets.row_pane import RowPane
 from aitop.ui.words import one_line, short_command
-
-
-class CandidatesFound(Message):
-    """The jobs on this machine, or the `error` that prevented the search."""
-
-    def __init__(self, candidates: list[Candidate], error: BaseException | None = None) -> None:
-        super().__init__()
-        self.candidates = candidates
-        self.error = error
-
 
 ROOMY = 110
 COLUMNS = (
@@ -53,11 +43,10 @@ NOTHING = (
 )
 
 
-class CandidatesPane(Pane):
+class CandidatesPane(RowPane[Candidate]):
     """Heading, a row a job, the selected one marked; words where there is none."""
 
     candidates: Sequence[Candidate] = ()
-    selected = 0
     searched = False
     problem: str | None = None
 
@@ -68,10 +57,17 @@ class CandidatesPane(Pane):
             return Drawing([Line("looking for AI processes…", DIM)], "AI processes")
         if not self.candidates:
             return Drawing([Line(text, TEXT) for text in wrap(NOTHING, width)], "AI processes")
-        self.top = max(0, min(self.top, self.selected), self.selected + 2 - height)
-        rows = [_heading(width)]
-        rows += [_row(one, width, number == self.selected) for number, one in enumerate(self.candidates)]
-        return Drawing(rows, "AI processes", Line(str(len(self.candidates)), DIM))
+        rows = [_heading(width)] if height > 1 else []
+        rows += [_row(one, width, at) for one, at in self.take(self.candidates, height - 1)]
+        return Drawing(rows, "AI processes", Line(self.in_sight() or str(len(self.candidates)), DIM))
+
+    def pid_of(self, row: Candidate) -> int:
+        return row.pid
+
+    def action_choose(self, stay: bool = False) -> None:
+        candidate = self.row()
+        if candidate is not None:
+            self.app.exit(candidate.pid)
 
 
 def _heading(width: int) -> Line:
@@ -144,8 +140,8 @@ class PickerScreen(Screen[int]):
     """A row a job; launcher, ranks and workers are one job."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("up,k", "move(-1)", "previous job"),
-        Binding("down,j", "move(1)", "next job"),
+        Binding("up,k", "none", "previous job"),
+        Binding("down,j", "none", "next job"),
         Binding("enter", "choose", "monitor the marked job"),
         Binding("r", "find", "look again"),
         Binding("question_mark", "help", "this help"),
@@ -156,13 +152,11 @@ class PickerScreen(Screen[int]):
         super().__init__()
         self._find = find
         self._finding = False
-        self._chosen: int | None = None
-        self._candidates: list[Candidate] = []
         self.view = view
 
     def compose(self) -> ComposeResult:
         yield Top(id="header", focusable=False)
-        yield CandidatesPane(id="candidates", focusable=False)
+        yield CandidatesPane(id="candidates")
         yield Hint(id="hint", focusable=False)
 
     def on_mount(self) -> None:
@@ -171,49 +165,28 @@ class PickerScreen(Screen[int]):
         self.action_find()
         self.set_interval(REFRESH_SECONDS, self.action_find)
 
-    def on_candidates_found(self, message: CandidatesFound) -> None:
-        self._finding = False
-        self._candidates = message.candidates
-        pane = self.query_one(CandidatesPane)
-        pane.searched = True
-        pane.problem = str(message.error) if message.error else None
-        self._refresh()
-
     def action_find(self) -> None:
         """Look for jobs, unless that is going on already."""
         if self._finding:
             return
         self._finding = True
+        in_background(self, "find", self._find, self._found)
 
-        def work() -> Message:
-            try:
-                return CandidatesFound(self._find())
-            except Exception as error:
-                return CandidatesFound([], error)
+    def _found(self, answer: list[Candidate] | Exception) -> None:
+        self._finding = False
+        pane, failed = self.query_one(CandidatesPane), isinstance(answer, Exception)
+        pane.searched, pane.problem = True, str(answer) if failed else None
+        pane.candidates = [] if isinstance(answer, Exception) else answer
+        pane.redraw()
 
-        in_background(self, "find", work)
-
-    def action_move(self, by: int) -> None:
-        if self._candidates:
-            at = max(0, min(len(self._candidates) - 1, self._position() + by))
-            self._chosen = self._candidates[at].pid
-            self._refresh()
+    def action_none(self) -> None:
+        """The list obeys these keys itself; here they are only described."""
 
     def action_choose(self) -> None:
-        if self._candidates:
-            self.app.exit(self._candidates[self._position()].pid)
+        self.query_one(CandidatesPane).action_choose()
 
     def action_help(self) -> None:
         self.app.push_screen(HelpScreen(our_bindings(self), self.view))
 
     def action_leave(self) -> None:
         self.app.exit()
-
-    def _position(self) -> int:
-        pids = [candidate.pid for candidate in self._candidates]
-        return pids.index(self._chosen) if self._chosen in pids else 0
-
-    def _refresh(self) -> None:
-        pane = self.query_one(CandidatesPane)
-        pane.candidates, pane.selected = self._candidates, self._position()
-        pane.show(self.view)

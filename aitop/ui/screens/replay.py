@@ -129,18 +129,13 @@ class ReplayBar(Pane):
 
     def _keys(self, width: int) -> Line:
         line = Line()
-        near = self._near()
-        if near is not None and width >= 100:
-            line.add(f"◆ {near}  ", WAITING)
+        passed = [mark.words for mark in self.position.marks if mark.seconds <= self.position.seconds]
+        if passed and width >= 100:
+            line.add(f"◆ {passed[-1]}  ", WAITING)
         if width >= 120:
             for key, word in (("[ ]", "10 s"), (", .", "step"), ("- +", "speed"), ("g", "go to")):
                 line.add(key, KEY).add(f" {word}  ", DIM)
         return line
-
-    def _near(self) -> str | None:
-        """The newest mark that was passed."""
-        passed = [mark for mark in self.position.marks if mark.seconds <= self.position.seconds]
-        return passed[-1].words if passed else None
 
 
 def clock(seconds: float) -> str:

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from rich.style import Style
-from textual.message import Message
 
 from aitop.ui.theme.palette import (
     BRIGHT,
@@ -15,37 +14,15 @@ from aitop.ui.theme.palette import (
     LOSS,
     SYNTAX_BUILTIN,
     SYNTAX_COMMENT,
-    SYNTAX_DECORATOR,
     SYNTAX_KEYWORD,
-    SYNTAX_NAME,
     SYNTAX_NUMBER,
     SYNTAX_STRING,
     TEXT,
 )
 from aitop.ui.widgets.line import Line, lit
 
-
-class SourceRead(Message):
-    """The user's numbered lines around a place (file, line), coloured; None when they could not be read."""
-
-    def __init__(self, place: tuple[str, int], lines: list[tuple[int, Line]] | None) -> None:
-        super().__init__()
-        self.place = place
-        self.lines = lines
-
-
 SourceAround = Callable[[int, str, int], "list[tuple[int, str]] | None"]
 """The target's own source around (pid, file, line) as numbered lines, line 0: all; None when it cannot be read."""
-
-
-def read_source(source_around: SourceAround, pid: int, place: tuple[str, int]) -> SourceRead:
-    """The coloured lines around a place (file, line), as a message. May be slow; never raises."""
-    try:
-        lines = source_around(pid, *place)
-        return SourceRead(place, coloured(lines) if lines else None)
-    except Exception:
-        # Whatever keeps the file from being read: the screen says that it is not readable.
-        return SourceRead(place, None)
 
 
 @dataclass(frozen=True)
@@ -54,6 +31,16 @@ class Excerpt:
 
     lines: list[tuple[int, Line]] | None
     reading: bool = False
+
+    @classmethod
+    def around(cls, source_around: SourceAround, pid: int, file: str, line: int) -> Excerpt:
+        """Read the lines around a place. May be slow; never raises."""
+        try:
+            lines = source_around(pid, file, line)
+            return cls(coloured(lines) if lines else None)
+        except Exception:
+            # Whatever keeps the file from being read: the screen says that it is not readable.
+            return cls(None)
 
 
 def source_line(number: int, code: Line, guilty: bool, width: int) -> Line:
@@ -70,9 +57,9 @@ SYNTAX = {
     "Keyword": SYNTAX_KEYWORD,
     "Operator.Word": SYNTAX_KEYWORD,
     "Name.Builtin": SYNTAX_BUILTIN,
-    "Name.Decorator": SYNTAX_DECORATOR,
-    "Name.Function": SYNTAX_NAME,
-    "Name.Class": SYNTAX_NAME,
+    "Name.Decorator": SYNTAX_NUMBER,
+    "Name.Function": SYNTAX_BUILTIN,
+    "Name.Class": SYNTAX_BUILTIN,
 }
 """Styles by kind of Pygments token; a kind includes those below it."""
 

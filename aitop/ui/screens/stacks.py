@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, ClassVar, Generic, NamedTuple, TypeVar
 
 from textual import events
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
-from textual.message import Message
 from textual.screen import Screen
 
 from aitop.model.stacks import Frame, StackDump, ThreadStack
 from aitop.stacks.groups import StackGroup, most_seen, stack_groups
 from aitop.stacks.origin import origin_of
 from aitop.ui.editor import edit
-from aitop.ui.feeds import Dumpable
+from aitop.ui.feeds import LiveRun
 from aitop.ui.messages import in_background
 from aitop.ui.panes.code.hot_lines import Place
 from aitop.ui.panes.header import Header
 from aitop.ui.state import View
-from aitop.ui.theme.palette import BRIGHT, CODE_KINDS, DIM, FAINT, GAIN, STATE_DENIED, TEXT
+from aitop.ui.theme.palette import BRIGHT, CODE_KIND, DIM, FAINT, GAIN, STATE_DENIED, TEXT
 from aitop.ui.widgets.line import Line, columns, lit, shorten, shorten_left, spread, wrap
 from aitop.ui.widgets.pane import Drawing, Pane
 from aitop.ui.words import base_name, one_line, plural
@@ -29,39 +28,70 @@ if TYPE_CHECKING:
     from aitop.engine.feed import Feed
 
 
-_KINDS = {kind.key: kind for kind in CODE_KINDS}
 _ROLES = {"rank": "main", "loader-worker": "worker"}
 COUNT, PLACE, STATE = 11, 26, 9
+SMALL_ROWS = 14
 
 
-class GroupList(Pane):
-    """One line a group, the largest first. `doing` is said while a look is taken, `problem` why there is none."""
+Entry = TypeVar("Entry")
 
-    groups: tuple[StackGroup, ...] = ()
-    refused: tuple[tuple[int, str], ...] = ()
+
+class StackList(Pane, Generic[Entry]):
+    """What stands together, a line each, under some lines in words.
+
+    `doing` is said while a look is taken, `problem` why there is none, `when` how old it is.
+    """
+
+    entries: tuple[Entry, ...] = ()
     selected = 0
     doing = ""
     problem = ""
     when = ""
+    heading = ""
 
-    def notes(self) -> list[Line]:
-        """The lines above the groups."""
-        lines = [Line(self.doing, DIM)] if self.doing and not self.groups else []
-        lines += [Line(self.problem, STATE_DENIED)] if self.problem else []
-        return lines + [Line(f"no stacks of {pid}: {why}", STATE_DENIED) for pid, why in self.refused]
+    def above(self, view: View, width: int) -> list[Line]:
+        """The lines above the list."""
+        raise NotImplementedError
+
+    def row(self, entry: Entry, view: View, width: int) -> Line:
+        """An entry in a line that begins with two free cells."""
+        raise NotImplementedError
+
+    def note(self) -> str:
+        """What stands beside the title."""
+        raise NotImplementedError
 
     def draw(self, view: View, width: int, height: int) -> Drawing:
-        roles = _roles(view)
-        notes = [Line(text, line.spans[0][1]) for line in self.notes() for text in wrap(line.text, width)]
-        row = self.selected + len(notes)
-        self.top = max(0, min(self.top, row), row - height + 1)
-        rows = [_group_line(group, roles, width, number == self.selected) for number, group in enumerate(self.groups)]
-        threads = sum(len(group.members) for group in self.groups)
-        title = "Stacks" + (
-            f" · {self.doing}" if self.doing and self.groups else f" · {self.when}" if self.when else ""
-        )
-        note = Line(f"{plural(threads, 'thread')} · ↑↓ choose · ⏎ whole stack · S look again · esc back", DIM)
-        return Drawing([*notes, *rows], title, note)
+        above = self.above(view, width)
+        row = len(above) + self.selected
+        self.top = max(0, min(self.top, row), row - height + 1) if self.selected else 0
+        rows = [self.row(entry, view, width - 1) for entry in self.entries]
+        lines = [
+            Line("▸" if at == self.selected else " ", BRIGHT).join(line).fit(width) for at, line in enumerate(rows)
+        ]
+        if lines:
+            lines[self.selected] = lit(lines[self.selected])
+        state = self.doing or self.when
+        return Drawing([*above, *lines], f"{self.heading} · {state}" if state else self.heading, Line(self.note(), DIM))
+
+
+class GroupList(StackList[StackGroup]):
+    """Groups of threads, the largest first."""
+
+    refused: tuple[tuple[int, str], ...] = ()
+    heading = "Stacks"
+
+    def above(self, view: View, width: int) -> list[Line]:
+        texts = [self.problem] if self.problem else []
+        texts += [f"no stacks of {pid}: {why}" for pid, why in self.refused]
+        return [Line(part, STATE_DENIED) for text in texts for part in wrap(text, width)]
+
+    def row(self, entry: StackGroup, view: View, width: int) -> Line:
+        return _group_line(entry, _roles(view), width)
+
+    def note(self) -> str:
+        threads = sum(len(group.members) for group in self.entries)
+        return f"{plural(threads, 'thread')} · ↑↓ choose · ⏎ whole stack · S look again · esc back"
 
 
 class GroupPane(Pane):
@@ -74,7 +104,7 @@ class GroupPane(Pane):
         if group is None:
             return Drawing([], "Stack")
         roles = _roles(view)
-        lines = [line for member in group.members for line in [_member_line(member, roles, width)]]
+        lines = [_member_line(member, roles, width) for member in group.members]
         lines.append(Line())
         lines += [_frame_line(frame, frame is group.where, width) for frame in reversed(group.frames)]
         return Drawing(lines, f"{one_line(group.what)} · {plural(len(group.members), 'thread')}")
@@ -91,21 +121,20 @@ def _roles(view: View) -> dict[int, str]:
     return found
 
 
-def _group_line(group: StackGroup, roles: dict[int, str], width: int, selected: bool) -> Line:
+def _group_line(group: StackGroup, roles: dict[int, str], width: int) -> Line:
     place = group.place
-    count = Line("▸" if selected else " ", BRIGHT).add(f"{len(group.members):3d}", BRIGHT)
+    count = Line(f"{len(group.members):3d}", BRIGHT)
     count.add(" threads" if len(group.members) > 1 else " thread", DIM)
     where = Line("at ", DIM).add(shorten_left(f"{base_name(place.file)}:{place.line}", PLACE - 3), TEXT)
-    cells = [(count, COUNT + 1)]
-    room = width - COUNT - 1 - PLACE - STATE - 6
+    cells = [(count, COUNT)]
+    room = width - COUNT - PLACE - STATE - 6
     who = _who(group.members, roles)
     what_width = max(14, min(36, room // 2)) if room >= 30 else max(10, room)
     cells += [(Line(shorten(one_line(group.what), what_width), BRIGHT if group.where else TEXT), what_width)]
     cells += [(where, PLACE), (_state(group.members), STATE)]
     if room - what_width >= 10:
         cells.append((Line(shorten(who, room - what_width - 2), DIM), room - what_width - 2))
-    line = columns(cells).fit(width)
-    return lit(line) if selected else line
+    return columns(cells)
 
 
 def _who(members: tuple[ThreadStack, ...], roles: dict[int, str]) -> str:
@@ -135,7 +164,7 @@ def _member_line(member: ThreadStack, roles: dict[int, str], width: int) -> Line
 
 
 def _frame_line(frame: Frame, guilty: bool, width: int) -> Line:
-    kind = _KINDS[origin_of(frame.file, frame.user)]
+    kind = CODE_KIND[origin_of(frame.file, frame.user)]
     left = Line("▌", kind.ink).add(" ").add(one_line(frame.function), BRIGHT if frame.user else TEXT)
     left.add(f"  {base_name(frame.file)}:{frame.line}", TEXT if frame.user else DIM)
     if frame.text:
@@ -146,15 +175,6 @@ def _frame_line(frame: Frame, guilty: bool, width: int) -> Line:
     return lit(line) if guilty else line
 
 
-class Dumped(Message):
-    """All stacks, or why there are none."""
-
-    def __init__(self, dump: StackDump | None, error: BaseException | None = None) -> None:
-        super().__init__()
-        self.dump = dump
-        self.error = error
-
-
 class StacksSeen(NamedTuple):
     """Stacks to show, when they were read (in words), and why there are no newer ones (empty where they are new)."""
 
@@ -163,26 +183,11 @@ class StacksSeen(NamedTuple):
     problem: str = ""
 
 
-def read_stacks(screen: Screen[None], feed: Feed, live: bool) -> bool:
-    """Read all stacks off the UI thread and post Dumped to the screen; False where this feed cannot be read now."""
-    if not (live and isinstance(feed, Dumpable)):
-        return False
-
-    def work() -> Message:
-        try:
-            return Dumped(feed.dump())
-        except Exception as error:
-            return Dumped(None, error)
-
-    in_background(screen, "dump", work)
-    return True
-
-
-def stacks_seen(view: View, answer: Dumped | None) -> StacksSeen:
+def stacks_seen(view: View, answer: StackDump | Exception | None) -> StacksSeen:
     """The stacks just read; without an answer (None) or after an error the newest ones that the Snapshot has."""
-    if answer is not None and answer.dump is not None:
-        return StacksSeen(answer.dump, "of this moment")
-    problem = str(answer.error) if answer is not None else "this run cannot be looked at" if view.live else ""
+    if isinstance(answer, StackDump):
+        return StacksSeen(answer, "of this moment")
+    problem = str(answer) if answer is not None else "this run cannot be looked at" if view.live else ""
     snapshot = view.snapshot
     if snapshot is not None and snapshot.dump is not None:
         ago = f"{max(0.0, snapshot.time - snapshot.dump.time):.0f} s ago"
@@ -193,62 +198,77 @@ def stacks_seen(view: View, answer: Dumped | None) -> StacksSeen:
     return StacksSeen(None, "", problem)
 
 
-class StacksScreen(Screen[None]):
-    """Reads the stacks when it opens, and again when asked to. A replay shows what was recorded."""
+class StackScreen(Screen[None], Generic[Entry]):
+    """A list of what stands together, and the stack of the selected entry below it.
+
+    Reads the stacks when it opens, and again when asked to. A replay shows what was recorded.
+    """
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("up,k", "select(-1)", "previous group"),
-        Binding("down,j", "select(1)", "next group"),
+        Binding("up,k", "select(-1)", "previous"),
+        Binding("down,j", "select(1)", "next"),
         Binding("enter", "full", "the whole stack, and back to the list"),
         Binding("pageup,shift+up", "scroll(-8)", "scroll the stack"),
         Binding("pagedown,shift+down", "scroll(8)", "scroll the stack"),
-        Binding("S,r", "again", "look again"),
-        Binding("e", "edit", "open the line in your editor"),
         Binding("escape,q", "back", "back"),
     ]
 
-    def __init__(self, feed: Feed, view: View) -> None:
+    def __init__(self, feed: Feed, view: View, listing: StackList[Entry]) -> None:
         super().__init__()
         self._feed = feed
         self._full = False
         self.view = view
+        self.listing = listing
+        self.stack = GroupPane(id="group", focusable=False)
+
+    def take(self, seen: StacksSeen) -> None:
+        """List what was seen."""
+        raise NotImplementedError
+
+    def group_of(self, entry: Entry) -> StackGroup | None:
+        """The stack of an entry, None where it is not known."""
+        raise NotImplementedError
 
     def compose(self) -> ComposeResult:
         yield Header(id="header", focusable=False)
-        yield GroupList(id="groups", focusable=False)
-        yield GroupPane(id="group", focusable=False)
+        yield self.listing
+        yield self.stack
 
     def on_mount(self) -> None:
         self.action_again()
 
     def on_resize(self, event: events.Resize) -> None:
-        self._show()
-
-    def on_dumped(self, message: Dumped) -> None:
-        self._take(message)
+        self.show()
 
     def action_again(self) -> None:
         """Read the stacks."""
-        if read_stacks(self, self._feed, self.view.live):
-            self.query_one(GroupList).doing = "looking at every thread…"
-            self._show()
+        if self.view.live and isinstance(self._feed, LiveRun):
+            self.listing.doing = "looking at every thread…"
+            in_background(self, "dump", self._feed.dump, self._seen)
+            self.show()
         else:
-            self._take(None)
+            self._seen(None)
+
+    def _seen(self, answer: StackDump | Exception | None) -> None:
+        seen = stacks_seen(self.view, answer)
+        self.listing.doing, self.listing.problem, self.listing.when = "", seen.problem, seen.when
+        self.take(seen)
+        self.action_select(0)
 
     def action_select(self, by: int) -> None:
-        listing, pane = self.query_one(GroupList), self.query_one(GroupPane)
-        listing.selected = max(0, min(len(listing.groups) - 1, listing.selected + by))
-        pane.group = listing.groups[listing.selected] if listing.groups else None
+        entries = self.listing.entries
+        self.listing.selected = max(0, min(len(entries) - 1, self.listing.selected + by))
+        self.stack.group = self.group_of(entries[self.listing.selected]) if entries else None
         if by:
-            pane.top = 0
-        self._show()
+            self.stack.top = 0
+        self.show()
 
     def action_scroll(self, by: int) -> None:
-        self.query_one(GroupPane).action_scroll_by(by)
+        self.stack.action_scroll_by(by)
 
     def action_full(self) -> None:
-        self._full = not self._full and self.query_one(GroupPane).group is not None
-        self._show()
+        self._full = not self._full and self.stack.group is not None
+        self.show()
 
     def action_back(self) -> None:
         if self._full:
@@ -256,31 +276,44 @@ class StacksScreen(Screen[None]):
         else:
             self.dismiss()
 
+    def show(self) -> None:
+        """Draw everything again, each part as high as it needs to be."""
+        header, small = self.query_one(Header), self.size.height < SMALL_ROWS
+        header.display = not small
+        self.listing.display = not self._full
+        self.stack.display = self._full or (self.stack.group is not None and not small)
+        above = self.listing.above(self.view, max(20, self.size.width - 4))
+        rows, most = len(above) + len(self.listing.entries) + 2, self.size.height * (3 if above else 2) // 5
+        self.listing.styles.height = max(4, min(rows, most)) if self.stack.display else "1fr"
+        for pane in (header, self.listing, self.stack):
+            pane.show(self.view)
+
+
+class StacksScreen(StackScreen[StackGroup]):
+    """Every thread, equal stacks together."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("S,r", "again", "look again"),
+        Binding("e", "edit", "open the line in your editor"),
+    ]
+    listing: GroupList
+
+    def __init__(self, feed: Feed, view: View) -> None:
+        super().__init__(feed, view, GroupList(id="groups", focusable=False))
+
+    def take(self, seen: StacksSeen) -> None:
+        listing, dump = self.listing, seen.dump
+        listing.entries = stack_groups(dump) if dump is not None else ()
+        listing.refused = dump.refused if dump is not None else ()
+        if dump is None and not listing.problem:
+            listing.problem = "the recording has no stacks up to here"
+
+    def group_of(self, entry: StackGroup) -> StackGroup:
+        return entry
+
     def action_edit(self) -> None:
-        listing = self.query_one(GroupList)
-        group = self.query_one(GroupPane).group
+        group = self.stack.group
         if group is not None:
             place = group.place
-            listing.problem = edit(self.app, Place(group.members[0].pid, place.file, place.line, place.function))
-            self._show()
-
-    def _take(self, answer: Dumped | None) -> None:
-        """Show these stacks, or why there are none."""
-        seen, listing = stacks_seen(self.view, answer), self.query_one(GroupList)
-        dump = seen.dump
-        listing.groups = stack_groups(dump) if dump is not None else ()
-        listing.refused = dump.refused if dump is not None else ()
-        none = "" if dump is not None else "the recording has no stacks up to here"
-        listing.doing, listing.problem, listing.when = "", seen.problem or none, seen.when
-        self.action_select(0)
-
-    def _show(self) -> None:
-        listing, pane, header = self.query_one(GroupList), self.query_one(GroupPane), self.query_one(Header)
-        small = self.size.height < 12
-        header.display = not small
-        listing.display = not self._full
-        pane.display = self._full or (bool(listing.groups) and not small)
-        rows = len(listing.groups) + len(listing.notes())
-        listing.styles.height = max(3, min(rows + 2, self.size.height * 2 // 5)) if pane.display else "1fr"
-        for part in (header, listing, pane):
-            part.show(self.view)
+            self.listing.problem = edit(self.app, Place(group.members[0].pid, place.file, place.line, place.function))
+            self.show()

@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
+from rich.style import Style
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
-from textual.message import Message
 from textual.screen import Screen
 
-from aitop.model.profile import KernelRow, OpRow, Profile
+from aitop.model.profile import Profile
 from aitop.model.units import count, duration, percent, size
-from aitop.ui.feeds import Profilable
+from aitop.ui.feeds import LiveRun
 from aitop.ui.messages import deliver, in_background
 from aitop.ui.panes.header import Header
 from aitop.ui.saving import write_new
 from aitop.ui.state import View
-from aitop.ui.theme.palette import BRIGHT, DEVICE_CHART, DIM, FAINT, GAIN, HOST_CHART, STATE_FAILED, TEXT, TITLE, TROUGH
-from aitop.ui.widgets.line import Line, columns, shorten, spread, wrap
+from aitop.ui.theme.palette import BRIGHT, DEVICE_CHART, DIM, GAIN, HOST_CHART, STATE_FAILED, TEXT, TITLE, TROUGH
+from aitop.ui.widgets.line import Line, columns, wrap
 from aitop.ui.widgets.pane import Drawing, Pane
 from aitop.ui.words import plural
 
@@ -100,63 +101,36 @@ def _operators(profile: Profile, width: int) -> list[Line]:
     titles = ["calls", "host", "own", *(["device"] if device else []), *(["allocated"] if memory else [])]
     fit = max(1, min(len(titles), (width - LEAST_NAME) // (NUMBER + 1)))
     titles = titles[-fit:] if width < 60 else titles[:fit]
-    room = width - len(titles) * (NUMBER + 1)
-    head = spread(Line("operator", TITLE), Line("".join(f" {title:>{NUMBER}}" for title in titles), DIM), width)
-    return [head, *[_operator(row, titles, room) for row in profile.ops]]
-
-
-def _operator(row: OpRow, titles: list[str], room: int) -> Line:
-    figures = {
-        "calls": count(row.calls),
-        "host": duration(row.host),
-        "own": duration(row.self_host),
-        "device": duration(row.device),
-        "allocated": size(row.allocated),
-    }
-    line = Line(shorten(row.name, room - 1), TEXT).to(room, " ", FAINT)
-    for title in titles:
-        line.add(f" {figures[title]:>{NUMBER}}", BRIGHT if title in ("own", "device") else DIM)
-    return line
+    lines = [_row(Line("operator", TITLE), [(title, DIM) for title in titles], width)]
+    for op in profile.ops:
+        figures = {
+            "calls": (count(op.calls), DIM),
+            "host": (duration(op.host), DIM),
+            "own": (duration(op.self_host), BRIGHT),
+            "device": (duration(op.device), BRIGHT),
+            "allocated": (size(op.allocated), DIM),
+        }
+        lines.append(_row(Line(op.name), [figures[title] for title in titles], width))
+    return lines
 
 
 def _kernels(profile: Profile, width: int) -> list[Line]:
-    room = width - 2 * (NUMBER + 1)
-    head = spread(Line("kernel", TITLE), Line(f" {'calls':>{NUMBER}} {'device':>{NUMBER}}", DIM), width)
-    return [head, *[_kernel(row, room) for row in profile.kernels]]
+    lines = [_row(Line("kernel", TITLE), [("calls", DIM), ("device", DIM)], width)]
+    for kernel in profile.kernels:
+        figures = [(count(kernel.calls), DIM), (duration(kernel.device), BRIGHT)]
+        lines.append(_row(Line(kernel.name), figures, width))
+    return lines
 
 
-def _kernel(row: KernelRow, room: int) -> Line:
-    line = Line(shorten(row.name, room - 1), TEXT).to(room, " ", FAINT)
-    return line.add(f" {count(row.calls):>{NUMBER}}", DIM).add(f" {duration(row.device):>{NUMBER}}", BRIGHT)
+def _row(name: Line, figures: list[tuple[str, Style]], width: int) -> Line:
+    """A name at the left, figures in columns at the right."""
+    line = name.fit(width - len(figures) * (NUMBER + 1) - 1).add(" ")
+    for text, style in figures:
+        line.add(f" {text:>{NUMBER}}", style)
+    return line
 
 
 STEPS = 5
-
-
-class Profiling(Message):
-    """How far the burst is: waiting or running."""
-
-    def __init__(self, state: str) -> None:
-        super().__init__()
-        self.state = state
-
-
-class Profiled(Message):
-    """The burst is over."""
-
-    def __init__(self, taken: Taken | None, error: BaseException | None = None) -> None:
-        super().__init__()
-        self.taken = taken
-        self.error = error
-
-
-class TraceWritten(Message):
-    """The trace is in `file`, or `error` says why not."""
-
-    def __init__(self, file: Path | None, error: BaseException | None = None) -> None:
-        super().__init__()
-        self.file = file
-        self.error = error
 
 
 class ProfileScreen(Screen[None]):
@@ -167,7 +141,7 @@ class ProfileScreen(Screen[None]):
         Binding("escape,q,p", "dismiss", "back"),
     ]
 
-    def __init__(self, feed: Profilable, view: View) -> None:
+    def __init__(self, feed: LiveRun, view: View) -> None:
         super().__init__()
         self._feed = feed
         self._taken: Taken | None = None
@@ -183,47 +157,35 @@ class ProfileScreen(Screen[None]):
         self._show()
         pane.focus()
 
-        def work() -> Message:
-            try:
-                return Profiled(self._feed.profile(STEPS, lambda state: deliver(self, Profiling(state))))
-            except Exception as error:
-                return Profiled(None, error)
+        def progress(state: str) -> None:
+            deliver(self.call_later, self._under_way, state)
 
-        in_background(self, "profile", work)
+        in_background(self, "profile", lambda: self._feed.profile(STEPS, progress), self._profiled)
 
-    def on_profiling(self, message: Profiling) -> None:
+    def _under_way(self, state: str) -> None:
         steps = plural(STEPS, "step")
         doing = {"running": f"torch.profiler is on for {steps}…", "waiting": "waiting for the next step to begin…"}
-        self.query_one(ProfilePane).doing = doing.get(message.state, message.state)
+        self.query_one(ProfilePane).doing = doing.get(state, state)
         self._show()
 
-    def on_profiled(self, message: Profiled) -> None:
+    def _profiled(self, answer: Taken | Exception) -> None:
         pane = self.query_one(ProfilePane)
-        self._taken = message.taken
-        if message.taken is None:
-            pane.problem = str(message.error)
+        if isinstance(answer, Exception):
+            pane.problem = str(answer)
         else:
-            pane.profile = message.taken.profile
-        self._show()
-
-    def on_trace_written(self, message: TraceWritten) -> None:
-        where = f"trace written to {message.file}" if message.file else f"trace not written: {message.error}"
-        self.query_one(ProfilePane).written = where
+            self._taken, pane.profile = answer, answer.profile
         self._show()
 
     def action_write(self) -> None:
-        taken = self._taken
-        if taken is None:
-            return
+        if self._taken is not None:
+            trace = {".trace.json": self._taken.trace}
+            write = partial(write_new, Path.cwd(), f"aitop-{self._taken.profile.pid}", trace)
+            in_background(self, "trace", write, self._written)
 
-        def work() -> Message:
-            try:
-                written = write_new(Path.cwd(), f"aitop-{taken.profile.pid}", {".trace.json": taken.trace})
-                return TraceWritten(written[0])
-            except OSError as error:
-                return TraceWritten(None, error)
-
-        in_background(self, "trace", work)
+    def _written(self, answer: list[Path] | Exception) -> None:
+        where = f"not written: {answer}" if isinstance(answer, Exception) else f"written to {answer[0]}"
+        self.query_one(ProfilePane).written = f"trace {where}"
+        self._show()
 
     def _show(self) -> None:
         self.query_one(Header).show(self.view)

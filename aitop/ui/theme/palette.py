@@ -21,6 +21,7 @@ def role(name: str) -> Color:
     return Color(name, ColorType.TRUECOLOR, None, colour_of(DARK, name).get_truecolor())
 
 
+@lru_cache(maxsize=256)
 def _style(ink: str, ground: str | None = None, *, bold: bool = False, italic: bool = False) -> Style:
     return Style(
         color=role(ink), bgcolor=None if ground is None else role(ground), bold=bold or None, italic=italic or None
@@ -38,16 +39,14 @@ FRAME = _style("frame")
 FRAME_FOCUSED = _style("frame-focused")
 TITLE = _style("title", bold=True)
 KEY = _style("bright", bold=True)
-BRAND = _style("on-notice", "brand", bold=True)
+BRAND = _style("on-notice", "title", bold=True)
 LOSS = _style("loss", bold=True)
 LOSS_LABEL = _style("on-loss", "loss-ground", bold=True)
 LOSS_SOFT_LABEL = _style("on-loss-soft", "loss-soft-ground", bold=True)
 CALM_LABEL = _style("on-calm", "calm-ground", bold=True)
 GAIN = _style("gain", bold=True)
 NOTICE = _style("on-notice", "notice", bold=True)
-ALARM = _style("on-loss", "loss-ground", bold=True)
-STATE_OK = _style("state-ok")
-STATE_ABSENT = _style("dim")
+STATE_OK = _style("gain")
 STATE_DENIED = _style("state-denied", bold=True)
 STATE_STALE = _style("state-stale")
 STATE_FAILED = _style("state-failed", bold=True)
@@ -57,92 +56,69 @@ DEVICE_CHART = _style("device-chart")
 DEVICE_SOFT = _style("device-soft")
 TROUGH = _style("trough")
 WAITING = _style("waiting")
-SYNTAX_COMMENT = _style("syntax-comment", italic=True)
+SYNTAX_COMMENT = _style("faint", italic=True)
 SYNTAX_STRING = _style("syntax-string")
 SYNTAX_NUMBER = _style("syntax-number")
 SYNTAX_KEYWORD = _style("syntax-keyword")
 SYNTAX_BUILTIN = _style("syntax-builtin")
-SYNTAX_DECORATOR = _style("syntax-decorator")
-SYNTAX_NAME = _style("syntax-name")
 
 
 class Kind(NamedTuple):
-    """A kind of thing with a hue of its own: its key, its name, and its letter where there are no colours."""
+    """Something with a hue of its own: key, name, the letter where there are no colours, role, and a shorter name."""
 
     key: str
     name: str
     letter: str
     hue: str
+    short: str = ""
 
     @property
     def ink(self) -> Style:
         """The hue as foreground: names, block characters, markers."""
-        return _ink(self.hue)
+        return _style(self.hue)
 
     @property
     def fill(self) -> Style:
         """The hue as background with its label on it: a box."""
-        return _fill(self.hue)
+        return _style("on-phase", self.hue, bold=True)
 
 
-USER_CODE = Kind("user", "yours", "U", "code-user")
-TORCH_CODE = Kind("torch", "torch", "T", "code-torch")
-LIBRARY_CODE = Kind("library", "library", "L", "code-library")
-STANDARD_CODE = Kind("stdlib", "Python", "P", "code-stdlib")
-NATIVE_CODE = Kind("native", "native", "N", "code-native")
-CODE_KINDS = (USER_CODE, TORCH_CODE, LIBRARY_CODE, STANDARD_CODE, NATIVE_CODE)
+CODE_KINDS = (
+    Kind("user", "yours", "U", "code-user"),
+    Kind("torch", "torch", "T", "code-torch"),
+    Kind("library", "library", "L", "code-library"),
+    Kind("stdlib", "Python", "P", "code-stdlib"),
+    Kind("native", "native", "N", "code-native"),
+)
 """Whose code a frame is in."""
-LAUNCHER = Kind("launcher", "launcher", "l", "process-launcher")
-RANK = Kind("rank", "rank", "r", "process-rank")
-WORKER = Kind("loader-worker", "worker", "w", "process-worker")
-OTHER_PROCESS = Kind("other", "other", "o", "process-other")
-PROCESS_KINDS = (LAUNCHER, RANK, WORKER, OTHER_PROCESS)
-"""What a process is to the job."""
+CODE_KIND = {kind.key: kind for kind in CODE_KINDS}
+LAUNCHER = Kind("launcher", "launcher", "l", "title")
+RANK = Kind("rank", "rank", "r", "code-library")
+WORKER = Kind("loader-worker", "worker", "w", "code-user")
+OTHER_PROCESS = Kind("other", "other", "o", "phase-outside")
 
 
-class Phase(NamedTuple):
-    """A phase of a step: its key, its names (full and short), its letter where there are no colours, its hue."""
-
-    key: str
-    name: str
-    short: str
-    letter: str
-    hue: str
-
-    @property
-    def ink(self) -> Style:
-        """The hue as foreground: block characters, charts, markers."""
-        return _ink(self.hue)
-
-    @property
-    def fill(self) -> Style:
-        """The hue as background with its label on it: a bar that carries its label."""
-        return _fill(self.hue)
-
-
-DATA = Phase("data_wait", "data", "data", "D", "phase-data")
-TRANSFER = Phase("transfer", "transfer", "copy", "T", "phase-transfer")
-FORWARD = Phase("forward", "forward", "fwd", "F", "phase-forward")
-BACKWARD = Phase("backward", "backward", "bwd", "B", "phase-backward")
-OPTIMIZER = Phase("optimizer", "optimizer", "opt", "O", "phase-optimizer")
-COMMUNICATION = Phase("communication", "comms", "comm", "C", "phase-communication")
-SAVE = Phase("save", "save/eval", "save", "S", "phase-save")
-OUTSIDE = Phase("outside", "outside", "else", "-", "phase-outside")
+DATA = Kind("data_wait", "data", "D", "phase-data", "data")
+TRANSFER = Kind("transfer", "transfer", "T", "phase-transfer", "copy")
+FORWARD = Kind("forward", "forward", "F", "phase-forward", "fwd")
+BACKWARD = Kind("backward", "backward", "B", "phase-backward", "bwd")
+OPTIMIZER = Kind("optimizer", "optimizer", "O", "phase-optimizer", "opt")
+COMMUNICATION = Kind("communication", "comms", "C", "phase-communication", "comm")
+SAVE = Kind("save", "save/eval", "S", "phase-save", "save")
+OUTSIDE = Kind("outside", "outside", "-", "phase-outside", "else")
 PHASES = (DATA, TRANSFER, FORWARD, BACKWARD, OPTIMIZER, COMMUNICATION, SAVE, OUTSIDE)
 """In the order in which they are stacked and listed."""
 _BY_KEY = {phase.key: phase for phase in PHASES} | {
     "evaluation": SAVE,
     "loader_start": DATA,
-    "gc": OUTSIDE,
     # As the ledger names them.
     "data": DATA,
     "environment": DATA,
     "exchange": COMMUNICATION,
-    "host": OUTSIDE,
 }
 
 
-def phase_of(key: str) -> Phase:
+def phase_of(key: str) -> Kind:
     """The phase with this key; anything unknown is outside the step."""
     return _BY_KEY.get(key, OUTSIDE)
 
@@ -181,13 +157,3 @@ def clickable(style: Style, action: str) -> Style:
 def on(style: Style, background: str) -> Style:
     """The style on this background (a role), unless it has its own."""
     return style if style.bgcolor else style + Style(bgcolor=role(background))
-
-
-@lru_cache(maxsize=64)
-def _ink(hue: str) -> Style:
-    return _style(hue)
-
-
-@lru_cache(maxsize=64)
-def _fill(hue: str) -> Style:
-    return _style("on-phase", hue, bold=True)

@@ -1,4 +1,4 @@
-"""Charts made of characters: braille areas and lines, stacked columns, bars. Pure: numbers in, text out."""
+"""Charts made of blocks: stacked columns and bars. Pure: numbers in, lines out."""
 
 from __future__ import annotations
 
@@ -7,15 +7,12 @@ from typing import NamedTuple
 
 from rich.style import Style
 
-from aitop.ui.theme.palette import TROUGH, Phase, lifted, over
+from aitop.ui.theme.palette import TROUGH, Kind, lifted, over
 from aitop.ui.widgets.line import Line, Span
 
-_LEFT_DOTS = (0x40, 0x04, 0x02, 0x01)
-_RIGHT_DOTS = (0x80, 0x20, 0x10, 0x08)
-_EIGHTHS = " ▁▂▃▄▅▆▇█"
+EIGHTHS = " ▁▂▃▄▅▆▇█"
 _PARTS = " ▏▎▍▌▋▊▉█"
 _NICE = (1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0, 10.0)
-Values = Sequence["float | None"]
 
 
 def nice_ceiling(value: float) -> float:
@@ -38,30 +35,10 @@ def nice_bytes(count: float) -> float:
     return nice_ceiling(count / unit) * unit
 
 
-def braille(values: Values, width: int, height: int, top: float, *, filled: bool = True) -> list[str]:
-    """A chart of the last `2 * width` values, the newest at the right edge, in `height` rows, the topmost first.
-
-    The scale runs from 0 to `top`. `filled` draws an area, otherwise only the uppermost dot of each value is set.
-    A value that is None leaves its column empty; a value above zero shows at least one dot.
-    """
-    dots = height * 4
-    shown = list(values[-2 * width :])
-    levels = [0] * (2 * width - len(shown))
-    for value in shown:
-        level = 0 if value is None or top <= 0 else round(min(1.0, value / top) * dots)
-        levels.append(max(level, 1) if value else level)
-    rows = [[0x2800] * width for _ in range(height)]
-    for column, level in enumerate(levels):
-        marks = _RIGHT_DOTS if column % 2 else _LEFT_DOTS
-        for dot in range(0 if filled else max(0, level - 1), level):
-            rows[height - 1 - dot // 4][column // 2] |= marks[dot % 4]
-    return ["".join(map(chr, row)).replace("\u2800", " ") for row in rows]
-
-
 class Column(NamedTuple):
     """One column of a stacked chart: phases and their values from the bottom up."""
 
-    parts: tuple[tuple[Phase, float], ...]
+    parts: tuple[tuple[Kind, float], ...]
 
     @property
     def total(self) -> float:
@@ -70,93 +47,52 @@ class Column(NamedTuple):
 
 
 def stacked(
-    columns: Sequence[Column],
-    width: int,
-    height: int,
-    top: float,
-    *,
-    letters: bool = False,
-    cursor: int | None = None,
+    columns: Sequence[Column], width: int, height: int, top: float, *, letters: bool = False, cursor: int | None = None
 ) -> list[Line]:
     """Columns stacked by phase, one cell wide, the newest at the right edge; `top` is the value of full height.
 
-    A cell holds at most two hues: the glyph's and its background's. A column above `top` ends in an arrow.
-    `letters` draws each cell as the letter of its largest phase, for terminals without colours. `cursor` is the column
-    to be lit up.
+    A column above `top` ends in an arrow. `letters` draws each cell as the letter of its largest phase, for terminals
+    without colours. `cursor` is the column to be lit up.
     """
-    cursor = None if cursor is None else cursor - max(0, len(columns) - width)
-    shown = columns[-width:]
-    grid: list[list[Span]] = [[] for _ in range(height)]
-    for number, column in enumerate(shown):
-        cells = _column_cells(column, height, top, letters)
-        if number == cursor:
-            cells = [("│" if glyph == " " else glyph, lifted(style)) for glyph, style in cells]
-        for row in range(height):
-            grid[row].append(cells[height - 1 - row])
-    return [_merged(Line().to(width - len(shown)), cells) for cells in grid]
+    shown = [_column_cells(column, height, top, letters) for column in columns[-width:]]
+    at = None if cursor is None else cursor - max(0, len(columns) - width)
+    if at is not None and 0 <= at < len(shown):
+        shown[at] = [("│" if glyph == " " else glyph, lifted(style)) for glyph, style in shown[at]]
+    return [Line().to(width - len(shown)).extend(column[row] for column in shown) for row in range(height)]
 
 
-def _column_cells(column: Column, height: int, top: float, letters: bool) -> list[tuple[str, Style]]:
-    """The cells of a column from the bottom up."""
-    scale = height / top if top > 0 else 0.0
-    edges: list[tuple[float, Phase]] = []
+def _column_cells(column: Column, height: int, top: float, letters: bool) -> list[Span]:
+    """The cells of a column from the top down."""
+    eighths: list[Kind | None] = []
     reached = 0.0
     for phase, value in column.parts:
-        if value > 0:
-            reached += value * scale
-            edges.append((reached, phase))
-    cells = [_cell(row, edges, reached, letters) for row in range(height)]
-    if reached > height * 1.02 and edges:
-        cells[-1] = ("▲", max(column.parts, key=lambda part: part[1])[0].ink)
+        reached += value
+        eighths += [phase] * (round(min(1.0, reached / top if top > 0 else 0.0) * 8 * height) - len(eighths))
+    eighths += [None] * (8 * height - len(eighths))
+    cells = [_cell(eighths[at : at + 8], letters) for at in range(8 * (height - 1), -1, -8)]
+    if reached > top * (1 + 0.02 / height) > 0:
+        cells[0] = ("▲", max(column.parts, key=lambda part: part[1])[0].ink)
     return cells
 
 
-def _cell(row: int, edges: Sequence[tuple[float, Phase]], reached: float, letters: bool) -> tuple[str, Style]:
-    """The glyph of one cell: the two phases with most of it, the lower one drawn over the upper one."""
-    if reached <= row:
+def _cell(eighths: Sequence[Kind | None], letters: bool) -> Span:
+    """One cell from the bottom up, None is empty: the two that have most of it, the lower one over the upper one."""
+    shown = list(dict.fromkeys(eighths))
+    if len(shown) > 2:
+        least = min(shown, key=eighths.count)
+        shown.remove(least)
+        return _cell([part for part in eighths if part is not least], letters)
+    lower, upper = shown[0], shown[-1]
+    if lower is None:
         return " ", TROUGH
-    bottom = 0.0
-    for edge, phase in edges:
-        if edge > row:
-            if edge >= row + 1 and bottom <= row and not letters:
-                return "█", phase.ink
-            break
-        bottom = edge
-    low = float(row)
-    inside: list[tuple[float, Phase]] = []
-    for edge, phase in edges:
-        amount = min(edge, row + 1) - max(low, float(row))
-        if amount > 0:
-            inside.append((amount, phase))
-        low = max(low, edge)
-    empty = max(0.0, row + 1 - reached)
+    part = eighths.count(lower) / len(eighths)
     if letters:
-        largest = max(inside, key=lambda part: part[0])[1]
-        return (largest.letter if empty < 0.75 else "."), largest.ink
-    if len(inside) > 2:
-        largest_two = sorted(inside, key=lambda part: -part[0])[:2]
-        inside = [part for part in inside if part in largest_two]
-    if len(inside) == 1:
-        amount, phase = inside[0]
-        return _EIGHTHS[8 if empty < 0.0625 else max(1, round(amount * 8))], phase.ink
-    (first, lower), (_, upper) = inside
-    if empty > 0.35:
-        return _EIGHTHS[max(1, round((1 - empty) * 8))], (lower if first >= 1 - empty - first else upper).ink
-    level = round(first * 8)
-    if level in (0, 8):
-        return "█", (lower if level else upper).ink
-    return _EIGHTHS[level], over(lower.ink, upper.ink)
-
-
-def _merged(line: Line, cells: Sequence[Span]) -> Line:
-    """The line with these cells appended; neighbours of one style become one piece."""
-    run, ink = "", TROUGH
-    for glyph, style in cells:
-        if style is not ink and run:
-            line.add(run, ink)
-            run = ""
-        run, ink = run + glyph, style
-    return line.add(run, ink)
+        largest = lower if upper is None or part >= 0.5 else upper
+        return ("." if upper is None and part <= 0.25 else largest.letter), largest.ink
+    if upper is lower:
+        return "█", lower.ink
+    glyph = EIGHTHS[max(1, min(7, round(8 * part)))]
+    return glyph, lower.ink if upper is None else over(lower.ink, upper.ink)
 
 
 def bar(share: float | None, width: int, ink: Style, trough: Style = TROUGH) -> Line:

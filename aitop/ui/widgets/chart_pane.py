@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import ClassVar
 
 from textual.actions import SkipAction
 from textual.binding import Binding, BindingType
 
+from aitop.model.snapshot import Snapshot
 from aitop.ui.state import View
 from aitop.ui.widgets.pane import Pane
+from aitop.ui.widgets.plot import Field, span_of
 
 
 class ChartPane(Pane):
     """`cursor` is a moment (monotonic seconds), None when nothing is pointed at: it stays with what it points at.
 
-    `draw` of a subclass sets `moments` to those that its columns stand for, oldest first.
+    `draw` of a subclass calls `field`, or sets `moments` to those that its columns stand for, oldest first.
     """
 
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -29,6 +31,13 @@ class ChartPane(Pane):
 
     cursor: float | None = None
     moments: Sequence[float] = ()
+
+    def field(self, snapshot: Snapshot, names: Iterable[str], width: int, scale: int) -> Field:
+        """One axis of time for charts of these series, at which the cursor points."""
+        known = [snapshot.series[name] for name in names if name in snapshot.series]
+        span = span_of(known, snapshot.time, width - scale)
+        self.moments = span.moments() if known else ()
+        return Field(snapshot.series, snapshot.time, span, scale, self.cursor)
 
     def action_move_cursor(self, columns: int) -> None:
         """To an earlier or a later column; past the newest one the cursor goes away."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from functools import lru_cache
+from itertools import groupby
+from operator import itemgetter
 
 from rich.cells import cell_len
 from rich.segment import Segment
@@ -113,6 +115,12 @@ class Line:
     def to(self, column: int, fill: str = " ", style: Style = TEXT) -> Line:
         """Fill up to `column`; nothing if the line is longer."""
         return self.add(fill * (column - self.width), style) if column > self.width else self
+
+    def extend(self, spans: Iterable[Span]) -> Line:
+        """Append pieces, neighbours of one style as one."""
+        for style, group in groupby(spans, key=itemgetter(1)):
+            self.add("".join(text for text, _ in group), style)
+        return self
 
     def fit(self, width: int) -> Line:
         """A line of exactly `width` cells: filled up with spaces, or cut with the cut marked."""

@@ -108,10 +108,11 @@ class Pane(Widget, can_focus=True):
         self.redraw()
 
     def on_focus(self) -> None:
-        self.redraw()
+        # Textual sets has_focus only after this event.
+        self.call_later(self.redraw)
 
     def on_blur(self) -> None:
-        self.redraw()
+        self.call_later(self.redraw)
 
     def on_mouse_scroll_down(self, event: events.MouseScrollDown) -> None:
         event.stop()

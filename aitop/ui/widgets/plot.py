@@ -8,13 +8,14 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from rich.style import Style
 
 from aitop.model.snapshot import Series
 from aitop.model.units import duration
-from aitop.ui.theme.palette import DIM, FAINT, lifted
+from aitop.ui.theme.palette import DIM, FAINT, TEXT, lifted
 from aitop.ui.widgets.line import Line
 
 AXIS = 8
@@ -126,6 +127,12 @@ def curves(layers: Sequence[Curve], cells: int, height: int, top: float, cursor:
     return [_row(mask, owner, inks, cursor) for mask, owner in zip(masks, owners, strict=True)]
 
 
+def area(values: Values, cells: int, height: int, top: float, ink: Style) -> list[Line]:
+    """The last values as an area, two a cell, the newest at the right edge."""
+    shown = list(values[-2 * cells :])
+    return curves([Curve([None] * (2 * cells - len(shown)) + shown, ink, filled=True)], cells, height, top)
+
+
 def _row(masks: bytearray, owners: bytearray, inks: Sequence[Style], cursor: int | None) -> Line:
     """Neighbouring cells of one layer are one piece; the cursor's cell is a piece of its own."""
     line, start, count = Line(), 0, len(masks)
@@ -173,6 +180,42 @@ def scaled(chart: Sequence[Line], labels: Mapping[int, str], axis: int = AXIS) -
 def scale_labels(height: int, top: float, text_of: Callable[[float], str]) -> dict[int, str]:
     """The top and the zero; on a chart of one row the top alone."""
     return {height - 1: "0", 0: text_of(top)} if height > 1 else {0: text_of(top)}
+
+
+@dataclass(frozen=True)
+class Field:
+    """Charts of some series on one axis of time; `cursor` is the moment pointed at, `scale` the cells at their left."""
+
+    series: Mapping[str, Series]
+    now: float
+    span: Span
+    scale: int
+    cursor: float | None = None
+
+    @property
+    def cell(self) -> int | None:
+        """The cell under the cursor."""
+        return self.span.cell(self.cursor)
+
+    def values(self, name: str, *, mean: bool = False) -> list[float | None]:
+        """The value of a series in each slot; where it has none for a moment, the one before."""
+        series = self.series.get(name, Series())
+        return slots(series, self.span, typical_gap(series), mean=mean)
+
+    def at_cursor(self, name: str, *, mean: bool = False) -> float | None:
+        """The value of a series at the cursor."""
+        return None if self.cursor is None else value_at(self.values(name, mean=mean), self.span, self.cursor)
+
+    def chart(self, layers: Sequence[Curve], rows: int, top: float, text_of: Callable[[float], str]) -> list[Line]:
+        """A chart with its scale."""
+        drawn = curves(layers, self.span.cells, rows, top, self.cell)
+        return scaled(drawn, scale_labels(rows, top, text_of), self.scale)
+
+    def axis(self, reading: Callable[[Line], Line], legend: Line | None = None) -> Line:
+        """The axis of time; with a cursor how long ago that is, followed by the `reading` there."""
+        if self.cursor is None or self.cell is None:
+            return time_axis(self.span, self.scale, legend)
+        return reading(Line(ago(self.now, self.cursor), TEXT).add("  "))
 
 
 def time_axis(span: Span, axis: int = AXIS, legend: Line | None = None) -> Line:

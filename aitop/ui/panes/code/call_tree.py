@@ -7,23 +7,14 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal, TypeVar
 
-from aitop.model.host import Role
-from aitop.model.snapshot import CallNode, Snapshot, Stacks
+import msgspec
+
+from aitop.model.snapshot import CallNode, ProcessStacks, Snapshot, Stacks, ThreadTree
 from aitop.model.units import percent
 from aitop.stacks.origin import Origin, origin_of
 from aitop.ui.panes.since_mark import NO_CHANGE, share_change
-from aitop.ui.state import EVERYBODY, Part, View, Who, matches, part_of
-from aitop.ui.theme.palette import (
-    BRIGHT,
-    CODE_KINDS,
-    DIM,
-    FAINT,
-    OTHER_PROCESS,
-    RANK,
-    TEXT,
-    WORKER,
-    Kind,
-)
+from aitop.ui.state import EVERYBODY, PARTS, Part, View, Who, matches, part_of
+from aitop.ui.theme.palette import BRIGHT, CODE_KIND, DIM, FAINT, OTHER_PROCESS, RANK, TEXT, WORKER, Kind
 from aitop.ui.widgets.line import Line, shorten
 from aitop.ui.words import base_name, one_line, share_text
 
@@ -64,32 +55,25 @@ class Node:
         return f"{self.function} › {self.last}" if self.last and self.last != self.function else self.function
 
 
-@dataclass(frozen=True)
-class _Tree:
-    part: Part
-    pid: int
-    thread: str
-    role: Role
-    tree: CallNode
-    gil: float | None
-
-
 def forest(stacks: Stacks, pids: frozenset[int] | None = None, who: Who = EVERYBODY) -> list[Node]:
     """One tree for each role or thread that runs code, main threads first; `pids` and `who` narrow the selection.
 
     Threads beside those that step show only where they work or where they are asked for.
     """
     shares = {(one.pid, one.thread): one for one in stacks.threads}
-    found: dict[tuple[int, str], list[_Tree]] = {}
-    for one in _trees(stacks):
-        share = shares.get((one.pid, one.thread))
-        if (pids is not None and one.pid not in pids) or not who.wants(one.pid, one.thread, one.part):
+    groups: dict[tuple[int, str], list[tuple[int, CallNode, float | None]]] = {}
+    threads: list[tuple[bool, ProcessStacks | ThreadTree]] = [(True, one) for one in stacks.processes]
+    for leads, one in [*threads, *((False, tree) for tree in stacks.trees)]:
+        part, share = part_of(one.role, leads), shares.get((one.pid, one.thread))
+        if one.tree is None or (pids is not None and one.pid not in pids) or not who.wants(one.pid, one.thread, part):
             continue
-        idle = share is not None and (share.active or 0.0) < WORKS
-        if who == EVERYBODY and one.part == "other" and idle:
+        if who == EVERYBODY and part == "other" and share is not None and (share.active or 0.0) < WORKS:
             continue
-        found.setdefault(_group(one, who), []).append(one)
-    return [_headed(heading, trees) for (_, heading), trees in sorted(found.items(), key=lambda item: item[0])]
+        heading = one.thread if part == "other" and one.thread != "MainThread" else one.role
+        heading = heading if who.pid is None else f"{one.pid} {one.thread}"
+        runners = groups.setdefault((PARTS.index(part), heading), [])
+        runners.append((one.pid, one.tree, share.gil if share is not None else None))
+    return [_headed(PARTS[order], heading, groups[order, heading]) for order, heading in sorted(groups)]
 
 
 def merged(nodes: Iterable[CallNode]) -> list[CallNode]:
@@ -100,70 +84,33 @@ def merged(nodes: Iterable[CallNode]) -> list[CallNode]:
     return sorted((_one(group) for group in groups.values()), key=lambda node: -node.samples)
 
 
-def find(nodes: Sequence[Node], path: Path) -> Node | None:
-    """The node at `path`; if that is gone, its nearest ancestor."""
-    last: Node | None = None
-    while True:
-        below = next((node for node in nodes if node.path == path[: len(node.path)]), None)
-        if below is None:
-            return last
-        last, nodes = below, below.children
+def way_to(nodes: Sequence[Node], path: Path) -> list[Node]:
+    """The nodes from the top to `path`, or as far as it is there."""
+    below = next((node for node in nodes if node.path == path[: len(node.path)]), None)
+    return [] if below is None else [below, *way_to(below.children, path)]
 
 
-def _trees(stacks: Stacks) -> Iterable[_Tree]:
-    gil = {(one.pid, one.thread): one.gil for one in stacks.threads}
-    for process in stacks.processes:
-        if process.tree is not None:
-            key = process.pid, process.thread
-            yield _Tree(part_of(process.role, True), *key, process.role, process.tree, gil.get(key))
-    for tree in stacks.trees:
-        key = tree.pid, tree.thread
-        yield _Tree(part_of(tree.role, False), *key, tree.role, tree.tree, gil.get(key))
-
-
-def _group(one: _Tree, who: Who) -> tuple[int, str]:
-    """The sort key and the heading under which the tree is shown."""
-    order = ("main", "worker", "other").index(one.part)
-    if who.pid is not None:
-        return order, f"{one.pid} {one.thread}"
-    if one.part == "other":
-        return order, one.thread if one.thread != "MainThread" else one.role
-    return order, one.role
-
-
-def _headed(heading: str, trees: list[_Tree]) -> Node:
-    samples = sum(one.tree.samples for one in trees)
-    name = heading if len(trees) == 1 else f"{heading} ×{len(trees)}"
+def _headed(part: Part, heading: str, runners: list[tuple[int, CallNode, float | None]]) -> Node:
+    """What those under a heading run, in one tree; a root without a file only groups several of them."""
+    trees = [tree for _, tree, _ in runners]
+    samples = sum(tree.samples for tree in trees)
+    roots = [root for tree in trees for root in ((tree,) if tree.file else tree.children)]
     path: Path = ((heading, ""),)
-    children = [_node(root, path, max(1, samples)) for root in merged(_roots(one.tree for one in trees))]
-    gil = trees[0].gil if len(trees) == 1 else None
-    own = any(child.own for child in children)
+    children = tuple(_node(root, path, max(1, samples)) for root in merged(roots))
+    name = heading if len(runners) == 1 else f"{heading} ×{len(runners)}"
+    pid, _, gil = runners[0]
     return Node(
-        path, name, "", 0, samples, 1.0, "user", own, tuple(children), part=trees[0].part, gil=gil,
-        pid=trees[0].pid,
+        path, name, "", 0, samples, 1.0, "user", any(child.own for child in children), children, part=part,
+        gil=gil if len(runners) == 1 else None, pid=pid,
     )  # fmt: skip
-
-
-def _roots(trees: Iterable[CallNode]) -> Iterable[CallNode]:
-    """The outermost frames: a node without a file only groups several of them."""
-    for tree in trees:
-        yield from (tree,) if tree.file else tree.children
 
 
 def _one(group: list[CallNode]) -> CallNode:
     if len(group) == 1:
         return group[0]
-    first = max(group, key=lambda node: node.samples)
-    children = merged(child for node in group for child in node.children)
-    samples = sum(node.samples for node in group)
-    return CallNode(
-        function=first.function,
-        file=first.file,
-        line=first.line,
-        samples=samples,
-        user=first.user,
-        children=tuple(children),
-    )
+    children = tuple(merged(child for node in group for child in node.children))
+    heaviest = max(group, key=lambda node: node.samples)
+    return msgspec.structs.replace(heaviest, samples=sum(node.samples for node in group), children=children)
 
 
 def _node(first: CallNode, above: Path, total: int) -> Node:
@@ -192,11 +139,7 @@ class Settled:
         self._before: dict[Hashable, dict[Hashable, int]] = {}
 
     def order(
-        self,
-        name: Hashable,
-        items: Sequence[Item],
-        key: Callable[[Item], Hashable],
-        weight: Callable[[Item], float],
+        self, name: Hashable, items: Sequence[Item], key: Callable[[Item], Hashable], weight: Callable[[Item], float]
     ) -> list[Item]:
         """The items of the list `name`, heaviest first, except that small differences do not reorder them."""
         before = self._before.get(name, {})
@@ -234,30 +177,27 @@ def tree_rows(nodes: Sequence[Node], folds: Mapping[Path, bool], settled: Settle
     `wanted` keeps only what it matches with what leads there, all of it open.
     """
     rows: list[TreeRow] = []
+
+    def add(node: Node, depth: int) -> None:
+        if node.share < LEAST_SHARE or (wanted and not holds(node, wanted)):
+            return
+        below = [child for child in node.children if child.share >= LEAST_SHARE]
+        state: State = "leaf"
+        if below:
+            state = "open" if wanted or folds.get(node.path, not node.file or node.own) else "closed"
+        rows.append(TreeRow(node, depth, state))
+        if state == "open":
+            for child in settled.order(node.path, below, lambda child: child.path, lambda child: child.samples):
+                add(child, depth + 1)
+
     for node in nodes:
-        _add(node, 0, folds, settled, wanted, rows)
+        add(node, 0)
     return rows
 
 
 def holds(node: Node, wanted: str) -> bool:
     """Whether the node, or one below it, matches."""
     return matches(wanted, node.name, node.file) or any(holds(child, wanted) for child in node.children)
-
-
-def _add(  # noqa: PLR0917 - one walk's state
-    node: Node, depth: int, folds: Mapping[Path, bool], settled: Settled, wanted: str, rows: list[TreeRow]
-) -> None:
-    if node.share < LEAST_SHARE or (wanted and not holds(node, wanted)):
-        return
-    below = [child for child in node.children if child.share >= LEAST_SHARE]
-    state: State = "leaf"
-    if below:
-        state = "open" if wanted or folds.get(node.path, not node.file or node.own) else "closed"
-    rows.append(TreeRow(node, depth, state))
-    if state == "open":
-        children = settled.order(node.path, below, lambda child: child.path, lambda child: child.samples)
-        for child in children:
-            _add(child, depth + 1, folds, settled, wanted, rows)
 
 
 def node_change(view: View, node: Node) -> Line:
@@ -284,12 +224,11 @@ def _nodes_at(mark: Snapshot, pids: frozenset[int] | None, who: Who) -> Mapping[
 
 
 _PARTS = {"main": RANK, "worker": WORKER, "other": OTHER_PROCESS}
-_KINDS = {kind.key: kind for kind in CODE_KINDS}
 
 
 def kind_of(node: Node) -> Kind:
     """How a node is coloured: by whose code it is, or by what runs it."""
-    return _PARTS[node.part] if node.part is not None else _KINDS[node.origin]
+    return _PARTS[node.part] if node.part is not None else CODE_KIND[node.origin]
 
 
 _STATES = {"open": "▾ ", "closed": "▸ ", "leaf": "  "}

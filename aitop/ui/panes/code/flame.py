@@ -9,20 +9,10 @@ from rich.cells import cell_len
 from rich.style import Style
 
 from aitop.model.units import percent
-from aitop.ui.panes.code.call_tree import Node, Path, kind_of
+from aitop.ui.panes.code.call_tree import Node, Path, kind_of, way_to
 from aitop.ui.panes.since_mark import NO_CHANGE
 from aitop.ui.state import matches
-from aitop.ui.theme.palette import (
-    BRIGHT,
-    CODE_KINDS,
-    DIM,
-    FAINT,
-    SELECTED,
-    TEXT,
-    dimmed,
-    on,
-    role,
-)
+from aitop.ui.theme.palette import BRIGHT, CODE_KINDS, DIM, FAINT, SELECTED, TEXT, dimmed, on, role
 from aitop.ui.widgets.line import Line, cut, shorten
 from aitop.ui.words import base_name, one_line
 
@@ -48,8 +38,20 @@ def icicle(nodes: Sequence[Node], width: int) -> Rows:
     """
     total = sum(node.samples for node in nodes)
     rows: Rows = []
+
+    def place(nodes: Sequence[Node], start: int, end: int, depth: int) -> None:
+        """Cells between two counts of samples. Both ends of each are rounded from the left edge: no two cells meet."""
+        for node in in_order(nodes):
+            beyond = min(end, start + node.samples)
+            x, right = ((2 * samples * width + total) // (2 * total) for samples in (start, beyond))
+            if right > x:
+                rows.extend([] for _ in range(depth + 1 - len(rows)))
+                rows[depth].append(Cell(node, x, right - x, node.samples / total))
+                place(node.children, start, beyond, depth + 1)
+            start = beyond
+
     if total > 0 and width > 0:
-        _place(nodes, 0, total, _Scale(total, width), rows)
+        place(nodes, 0, total, 0)
     return rows
 
 
@@ -60,14 +62,8 @@ def in_order(nodes: Sequence[Node]) -> list[Node]:
 
 def zoomed(nodes: Sequence[Node], path: Path) -> tuple[list[Node], list[Node]]:
     """The way down to `path` (or as far as it is there), and the nodes that fill the width: the last one alone."""
-    way: list[Node] = []
-    level: Sequence[Node] = nodes
-    while True:
-        below = next((node for node in level if node.path == path[: len(node.path)]), None)
-        if below is None:
-            return way, [way[-1]] if way else list(nodes)
-        way.append(below)
-        level = below.children
+    way = way_to(nodes, path)
+    return way, way[-1:] or list(nodes)
 
 
 def at(rows: Rows, x: int, row: int) -> Cell | None:
@@ -108,32 +104,6 @@ def _index(rows: Rows, path: Path) -> tuple[int, int]:
     return -1, -1
 
 
-@dataclass(frozen=True)
-class _Scale:
-    """How samples map to columns."""
-
-    samples: int
-    columns: int
-
-    def column(self, samples: int) -> int:
-        """The column, rounded, that this many samples reach."""
-        return (2 * samples * self.columns + self.samples) // (2 * self.samples)
-
-
-def _place(nodes: Sequence[Node], start: int, end: int, scale: _Scale, rows: Rows, depth: int = 0) -> None:  # noqa: PLR0917
-    """Cells between two counts of samples. Both ends of each are rounded from the left edge: no two cells meet."""
-    for node in in_order(nodes):
-        beyond = min(end, start + node.samples)
-        x = scale.column(start)
-        width = scale.column(beyond) - x
-        if width > 0:
-            while len(rows) <= depth:
-                rows.append([])
-            rows[depth].append(Cell(node, x, width, node.samples / scale.samples))
-            _place(node.children, start, beyond, scale, rows, depth + 1)
-        start = beyond
-
-
 LEAST_NAME = 3
 
 
@@ -146,11 +116,9 @@ _CHOSEN = on(BRIGHT, SELECTED) + Style(underline=True)
 _POINTED = on(BRIGHT, SELECTED)
 
 
-def flame_lines(
-    rows: Rows, selected: Path | None, pointed: Path | None, *, letters: bool, wanted: str, each: int = 1
-) -> list[Line]:
-    """`each` lines a row. `letters` stand for hues where there are none; what `wanted` does not match is drawn back."""
-    return [_row(row, selected, pointed, letters, wanted, named=not number) for row in rows for number in range(each)]
+def flame_lines(rows: Rows, selected: Path | None, pointed: Path | None, *, letters: bool, wanted: str) -> list[Line]:
+    """A line a row. `letters` stand for hues where there are none; what `wanted` does not match is drawn back."""
+    return [_row(row, selected, pointed, letters, wanted) for row in rows]
 
 
 def node_line(node: Node, width: int, by: Line = NO_CHANGE) -> Line:
@@ -177,9 +145,7 @@ def legend() -> Line:
     return line
 
 
-def _row(
-    cells: list[Cell], selected: Path | None, pointed: Path | None, letters: bool, wanted: str, *, named: bool
-) -> Line:
+def _row(cells: list[Cell], selected: Path | None, pointed: Path | None, letters: bool, wanted: str) -> Line:
     line = Line()
     for cell in cells:
         node = cell.node
@@ -191,8 +157,7 @@ def _row(
         elif node.path == pointed:
             style = _POINTED
         line.to(cell.x)
-        text = _label(cell, letters) if named else ""
-        line.add(text, style).to(cell.x + cell.width - 1, " ", style)
+        line.add(_label(cell, letters), style).to(cell.x + cell.width - 1, " ", style)
         if line.width < cell.x + cell.width:
             line.add(_EDGE, style + Style(color=role("ground")))
     return line

@@ -11,7 +11,17 @@ from textual.message import Message
 
 from aitop.model.snapshot import Stacks
 from aitop.model.units import NOT_YET, percent
-from aitop.ui.panes.code.call_tree import Node, Path, Settled, TreeRow, find, forest, node_change, tree_line, tree_rows
+from aitop.ui.panes.code.call_tree import (
+    Node,
+    Path,
+    Settled,
+    TreeRow,
+    forest,
+    node_change,
+    tree_line,
+    tree_rows,
+    way_to,
+)
 from aitop.ui.panes.code.flame import Cell, Rows, flame_lines, icicle, legend, neighbour, node_line, row_of, zoomed
 from aitop.ui.panes.code.flame import at as cell_at
 from aitop.ui.panes.code.hot_lines import (
@@ -24,7 +34,7 @@ from aitop.ui.panes.code.hot_lines import (
     hot_rows,
     line_change,
 )
-from aitop.ui.panes.spare_rows import flame_below, lines_below, room_below, tallness
+from aitop.ui.panes.spare_rows import flame_below, lines_below, room_below
 from aitop.ui.panes.step.figures import GAP
 from aitop.ui.state import View, matches
 from aitop.ui.theme.palette import DIM, FAINT, TEXT
@@ -67,8 +77,6 @@ def gil_line(stacks: Stacks, pids: frozenset[int] | None, width: int) -> Line | 
 ROOM_FOR_GIL = 6
 LEAST_FOR_GIL = 78
 ROOM_FOR_LEGEND = 78
-ROOM_FOR_LINES = 12
-"""Rows that a flame leaves to the hot lines below it before it grows."""
 NAMES = {"lines": "hot lines", "tree": "call tree", "flame": "flame"}
 
 
@@ -103,7 +111,6 @@ class CodePane(Pane):
         self._zoom: Path = ()
         self._folds: dict[Path, bool] = {}
         self._above = 0
-        self._tall = 1
 
     # What is drawn
 
@@ -124,13 +131,15 @@ class CodePane(Pane):
         if view.code == "flame":
             lines, foot = self._flame(stacks, view, width, height)
             note = legend() if width >= ROOM_FOR_LEGEND else note
-            foot += lines_below(stacks, view, width, room_below(len(lines) + len(foot), height))
+            foot += self._lines_below(stacks, view, width, room_below(len(lines) + len(foot), height))
         else:
             whose = gil_line(stacks, view.pids(), width) if height >= ROOM_FOR_GIL and width >= LEAST_FOR_GIL else None
             foot = [whose] if whose is not None else []
             draw = self._tree if view.code == "tree" else self._lines
             lines = draw(stacks, view, width, height - len(foot))
-            foot = self._spare_rows(stacks, view, width, room_below(len(lines), height - len(foot))) + foot
+            room = room_below(len(lines), height - len(foot))
+            below = self._lines_below if view.code == "tree" else self._flame_below
+            foot = below(stacks, view, width, room) + foot
         nothing = "no line of the user's own code was seen"
         if view.who.words():
             nothing = f"nothing of {view.who.words()} was seen"
@@ -176,20 +185,17 @@ class CodePane(Pane):
             self._path = self._cells[0][0].node.path
         path = self._path
         foot = 1 if height > 2 else 0
-        self._tall = tallness(len(self._cells), height - foot - self._above - ROOM_FOR_LINES)
-        self._keep_in_sight(row_of(self._cells, path) * self._tall + self._above, height - foot)
+        self._keep_in_sight(row_of(self._cells, path) + self._above, height - foot)
         selected = path if self.has_focus else None
-        lines = flame_lines(
-            self._cells, selected, self._pointed, letters=view.look.mono, wanted=view.filter, each=self._tall
-        )
-        shown = find(nodes, self._pointed or path) or nodes[0]
+        lines = flame_lines(self._cells, selected, self._pointed, letters=view.look.mono, wanted=view.filter)
+        shown = (way_to(nodes, self._pointed or path) or nodes)[-1]
         return [*head, *lines], [node_line(shown, width, node_change(view, shown))][:foot]
 
-    def _spare_rows(self, stacks: Stacks, view: View, width: int, room: int) -> list[Line]:
-        """What fills spare rows: below a list the flame, below the tree the hot lines."""
-        if view.code == "lines":
-            return flame_below(self._trees(stacks, view), view, width, room) if room else []
-        return lines_below(stacks, view, width, room)
+    def _flame_below(self, stacks: Stacks, view: View, width: int, room: int) -> list[Line]:
+        return flame_below(self._trees(stacks, view), view, width, room) if room else []
+
+    def _lines_below(self, stacks: Stacks, view: View, width: int, room: int) -> list[Line]:
+        return lines_below(stacks, view, "hot lines", width, room, pids=view.pids(), who=view.who)
 
     def _trees(self, stacks: Stacks, view: View) -> list[Node]:
         """The call trees of the selection; computed once for each Stacks."""
@@ -212,7 +218,7 @@ class CodePane(Pane):
         return None if node is None or not node.file else self._place_of(node)
 
     def _place_of(self, node: Node) -> Place:
-        way = zoomed(self._forest[2], node.path)[0] if self._forest else []
+        way = way_to(self._forest[2], node.path) if self._forest else []
         top = way[0] if way else node
         above = tuple((one.name, one.file, one.origin) for one in way[1:-1])
         return Place(top.pid, node.file, node.line, node.function, node.share, one_line(top.name), above)
@@ -221,7 +227,7 @@ class CodePane(Pane):
         if self._rows:
             return self._rows[self._row_index()].node
         if self._cells and self._path is not None:
-            return find([cell.node for cell in self._cells[0]], self._path)
+            return next(reversed(way_to([cell.node for cell in self._cells[0]], self._path)), None)
         return None
 
     def _hot_index(self) -> int:
@@ -298,13 +304,6 @@ class CodePane(Pane):
         self._path, self._zoom = self._zoom, self._zoom[:-1]
         self.redraw()
 
-    def on_focus(self) -> None:
-        # Textual sets has_focus only after this event.
-        self.call_later(self.redraw)
-
-    def on_blur(self) -> None:
-        self.call_later(self.redraw)
-
     # The mouse
 
     def on_mouse_move(self, event: events.MouseMove) -> None:
@@ -356,7 +355,7 @@ class CodePane(Pane):
     def _cell_under(self, event: events.MouseEvent) -> Cell | None:
         if not self._cells:
             return None
-        return cell_at(self._cells, event.x - 2, (event.y - 1 + self.top - self._above) // self._tall)
+        return cell_at(self._cells, event.x - 2, event.y - 1 + self.top - self._above)
 
 
 def _sign(number: int) -> int:

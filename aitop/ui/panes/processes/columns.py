@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from rich.style import Style
 
@@ -35,6 +35,7 @@ COMMAND_LEAST = 14
 NEW_SECONDS = 3.0
 GAP = 2
 STATES = {"R": "run", "S": "sleep", "D": "disk", "T": "stop", "t": "trace", "Z": "zombie", "I": "idle"}
+STATE_STYLES = {"R": TEXT, "D": STATE_STALE, "Z": STATE_FAILED, "T": STATE_STALE}
 KINDS: dict[str, Kind] = {"launcher": LAUNCHER, "rank": RANK, "loader-worker": WORKER}
 
 
@@ -45,53 +46,23 @@ class Column(NamedTuple):
     heading: str
     cells: int
     field: str
-    write: Callable[[Figures], tuple[str, Style]]
+    text_of: Callable[[Any], str]
     keep: int
+    style: Style = TEXT
     gpu: bool = False
 
-
-def _missing(figures: Figures) -> tuple[str, Style]:
-    """A rate needs two samples: a new process has none yet."""
-    new = figures.age is not None and figures.age < NEW_SECONDS
-    return NOT_YET if new else NOT_SUPPORTED, FAINT
-
-
-def _cpu(figures: Figures) -> tuple[str, Style]:
-    return _missing(figures) if figures.cpu is None else (f"{figures.cpu * 100:.0f}%", BRIGHT)
-
-
-def _bytes(name: str) -> Callable[[Figures], tuple[str, Style]]:
-    def write(figures: Figures) -> tuple[str, Style]:
-        value = getattr(figures, name)
+    def write(self, figures: Figures) -> tuple[str, Style]:
+        """The text and its style; empty for figures of a device that the process does not use."""
+        value = getattr(figures, self.field)
+        if self.gpu and not figures.on_gpu:
+            return "", FAINT
         if value is None:
-            return _missing(figures)
-        return size(value), TEXT if value >= 1 else FAINT
-
-    return write
-
-
-def _gpu_memory(figures: Figures) -> tuple[str, Style]:
-    return _bytes("gpu_memory")(figures) if figures.on_gpu else ("", FAINT)
-
-
-def _gpu(figures: Figures) -> tuple[str, Style]:
-    if not figures.on_gpu:
-        return "", FAINT
-    return (NOT_SUPPORTED, FAINT) if figures.gpu is None else (f"{figures.gpu * 100:.0f}%", BRIGHT)
-
-
-def _threads(figures: Figures) -> tuple[str, Style]:
-    return (NOT_SUPPORTED, FAINT) if figures.threads is None else (str(figures.threads), DIM)
-
-
-def _state(figures: Figures) -> tuple[str, Style]:
-    word = STATES.get(figures.state or "", figures.state or NOT_SUPPORTED)
-    styles = {"R": TEXT, "D": STATE_STALE, "Z": STATE_FAILED, "T": STATE_STALE}
-    return word, styles.get(figures.state or "", FAINT)
-
-
-def _age(figures: Figures) -> tuple[str, Style]:
-    return age_text(figures.age), DIM
+            # A rate needs two samples: a new process has none yet.
+            new = self.field in CHANGING and figures.age is not None and figures.age < NEW_SECONDS
+            return NOT_YET if new else NOT_SUPPORTED, FAINT
+        if self.field == "state":
+            return self.text_of(value), STATE_STYLES.get(value, FAINT)
+        return self.text_of(value), self.style if value >= 1 or self.field in SHARES else FAINT
 
 
 def age_text(seconds: float | None) -> str:
@@ -104,16 +75,20 @@ def age_text(seconds: float | None) -> str:
     return duration(float(int(seconds))) if seconds >= 10 else f"{int(seconds)} s"
 
 
+def _percent(share: float) -> str:
+    return f"{share * 100:.0f}%"
+
+
 COLUMNS = (
-    Column("cpu", 5, "cpu", _cpu, 0),
-    Column("memory", 7, "rss", _bytes("rss"), 1),
-    Column("gpu", 4, "gpu", _gpu, 2, gpu=True),
-    Column("gpu mem", 7, "gpu_memory", _gpu_memory, 3, gpu=True),
-    Column("read/s", 7, "reads", _bytes("reads"), 5),
-    Column("write/s", 7, "writes", _bytes("writes"), 6),
-    Column("thr", 4, "threads", _threads, 8),
-    Column("state", 6, "state", _state, 4),
-    Column("age", 5, "age", _age, 9),
+    Column("cpu", 5, "cpu", _percent, 0, BRIGHT),
+    Column("memory", 7, "rss", size, 1),
+    Column("gpu", 4, "gpu", _percent, 2, BRIGHT, gpu=True),
+    Column("gpu mem", 7, "gpu_memory", size, 3, gpu=True),
+    Column("read/s", 7, "reads", size, 5),
+    Column("write/s", 7, "writes", size, 6),
+    Column("thr", 4, "threads", str, 8, DIM),
+    Column("state", 6, "state", lambda letter: STATES.get(letter, letter), 4),
+    Column("age", 5, "age", age_text, 9, DIM),
 )
 PID = 7
 PID_KEEP = 7

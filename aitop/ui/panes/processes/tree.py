@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
-from aitop.model.gpu import GpuSample
+from aitop.model.gpu import GpuProcess, GpuSample
 from aitop.model.host import ProcessSample, Role
 from aitop.ui.state import children, descendants, labels_of, matches
 
 ROLE_ORDER: dict[Role, int] = {"launcher": 0, "rank": 1, "loader-worker": 2, "helper": 3, "other": 4}
 UNNUMBERED = 1 << 30
+ADDED = ("cpu", "rss", "reads", "writes", "threads", "gpu_memory")
 
 
 @dataclass(frozen=True)
@@ -74,10 +76,21 @@ def process_rows(
 
     While something is `wanted`, rows that hold it are shown with those that lead to them, whatever is folded.
     """
-    figures = {process.pid: figures_of(process, wall) for process in processes}
-    for pid, used in gpu_use(gpu).items():
-        if pid in figures:
-            figures[pid] = replace(figures[pid], gpu=used[0], gpu_memory=used[1], on_gpu=True)
+    use = gpu_use(gpu)
+    figures = {
+        process.pid: Figures(
+            cpu=process.cpu,
+            rss=process.rss,
+            reads=process.read_bytes,
+            writes=process.write_bytes,
+            threads=process.threads,
+            state=process.state,
+            age=max(0.0, wall - process.started) if process.started > 0 else None,
+            on_gpu=process.pid in use,
+            **use.get(process.pid, {}),
+        )
+        for process in processes
+    }
     below, labels = children(processes), labels_of(processes)
     wanted_pids = _wanted(processes, below, labels, wanted)
     rows: list[ProcessRow] = []
@@ -107,29 +120,19 @@ def process_rows(
     return rows
 
 
-def figures_of(process: ProcessSample, wall: float) -> Figures:
-    """What the host source says of one process."""
-    return Figures(
-        cpu=process.cpu,
-        rss=process.rss,
-        reads=process.read_bytes,
-        writes=process.write_bytes,
-        threads=process.threads,
-        state=process.state,
-        age=max(0.0, wall - process.started) if process.started > 0 else None,
-    )
-
-
-def gpu_use(sample: GpuSample | None) -> dict[int, tuple[float | None, int | None]]:
+def gpu_use(sample: GpuSample | None) -> dict[int, dict[str, Any]]:
     """By pid, its share of the multiprocessors (the most of its devices) and its memory on all devices together."""
-    found: dict[int, tuple[float | None, int | None]] = {}
+    uses: dict[int, list[GpuProcess]] = {}
     for device in sample.devices if sample else ():
         for process in device.processes or ():
-            sm, memory = found.get(process.pid, (None, None))
-            shares = [share for share in (sm, process.sm) if share is not None]
-            sizes = [size for size in (memory, process.memory) if size is not None]
-            found[process.pid] = (max(shares, default=None), sum(sizes) if sizes else None)
-    return found
+            uses.setdefault(process.pid, []).append(process)
+    return {
+        pid: {
+            "gpu": max((one.sm for one in some if one.sm is not None), default=None),
+            "gpu_memory": sum(one.memory or 0 for one in some) if any(one.memory is not None for one in some) else None,
+        }
+        for pid, some in uses.items()
+    }
 
 
 def _wanted(
@@ -175,25 +178,11 @@ def _sorted(siblings: Iterable[ProcessSample], figures: Mapping[int, Figures], o
 
 
 def _summed(all_figures: Sequence[Figures]) -> Figures:
-    """Several processes as one: what adds up is added, the rest is the first one's."""
-    first = all_figures[0]
+    """Several processes as one: what adds up is added, of the device the largest share, the rest is the first one's."""
     if len(all_figures) == 1:
-        return first
-
-    def total(name: str) -> float | None:
+        return all_figures[0]
+    changes: dict[str, Any] = {"on_gpu": any(one.on_gpu for one in all_figures)}
+    for name in (*ADDED, "gpu"):
         known = [value for one in all_figures if (value := getattr(one, name)) is not None]
-        return sum(known) if known else None
-
-    rss, memory, threads = total("rss"), total("gpu_memory"), total("threads")
-    shares = [one.gpu for one in all_figures if one.gpu is not None]
-    return replace(
-        first,
-        cpu=total("cpu"),
-        rss=None if rss is None else int(rss),
-        reads=total("reads"),
-        writes=total("writes"),
-        threads=None if threads is None else int(threads),
-        gpu=max(shares, default=None),
-        gpu_memory=None if memory is None else int(memory),
-        on_gpu=any(one.on_gpu for one in all_figures),
-    )
+        changes[name] = (max if name == "gpu" else sum)(known) if known else None
+    return replace(all_figures[0], **changes)

@@ -5,43 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from aitop.model.snapshot import Series, Snapshot
+from rich.style import Style
+
+from aitop.model.snapshot import Series
 from aitop.model.steps import StepRecord
 from aitop.model.units import count, duration
-from aitop.ui.theme.palette import (
-    BACKWARD,
-    BRIGHT,
-    COMMUNICATION,
-    DATA,
-    DIM,
-    FAINT,
-    FORWARD,
-    HOST_CHART,
-    HOST_SOFT,
-    OPTIMIZER,
-    OUTSIDE,
-    PHASES,
-    SAVE,
-    TEXT,
-    TRANSFER,
-)
+from aitop.ui.theme.palette import BRIGHT, DIM, FAINT, HOST_CHART, HOST_SOFT, PHASES, SAVE, TEXT
 from aitop.ui.widgets.bars import Column, nice_ceiling, stacked
 from aitop.ui.widgets.chart_pane import nearest
 from aitop.ui.widgets.line import Line
-from aitop.ui.widgets.plot import (
-    AXIS,
-    Curve,
-    Span,
-    ago,
-    curves,
-    scale_labels,
-    scaled,
-    slots,
-    span_of,
-    time_axis,
-    typical_gap,
-    value_at,
-)
+from aitop.ui.widgets.plot import AXIS, Curve, Field, ago, scale_labels, scaled
 from aitop.ui.words import plural
 
 PER_COLUMN = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
@@ -50,11 +23,6 @@ LEAST_HISTORY = 5
 CAPTIONED = 4
 ROOM_FOR_NUMBER = 44
 EVENTS = (("step_save", "s"), ("step_evaluation", "e"))
-_PARTS = (DATA, TRANSFER, FORWARD, BACKWARD, OPTIMIZER, COMMUNICATION, SAVE, OUTSIDE)
-"""The phases of a column from the bottom up."""
-MOST_COLUMNS = 1024
-Columns = dict[tuple[int, int, float], Column]
-"""Columns that were made before, by what their group is: a fast run has thousands of steps, of which few are new."""
 
 
 class Group(NamedTuple):
@@ -66,11 +34,6 @@ class Group(NamedTuple):
     def end(self) -> float:
         """The moment (monotonic seconds) at which the last of them ended."""
         return self.records[-1].end
-
-    @property
-    def key(self) -> tuple[int, int, float]:
-        """Tells it from every other group of one process."""
-        return self.records[0].index, len(self.records), self.end
 
 
 def groups_of(recent: Sequence[StepRecord], cells: int) -> list[Group]:
@@ -99,17 +62,16 @@ def timeline(
     now: float = 0.0,
     cursor: float | None = None,
     mark: float | None = None,
-    known: Columns | None = None,
 ) -> list[Line]:
     """The last steps as columns stacked by phase, a scale at the left; from four rows on with a caption.
 
     The caption tells what is shown or, with a `cursor` on one of the columns, what that column has. It also points to
-    the first column since the `mark`. Columns are taken from `known`, and those that are new put there.
+    the first column since the `mark`.
     """
     if height < 1 or not groups:
         return []
     cells = max(1, width - AXIS)
-    drawn = _columns(groups, {} if known is None else known)[-cells:]
+    drawn = [_column(group) for group in groups][-cells:]
     caption = height >= CAPTIONED
     rows = height - caption
     top = scale_top([column.total for column in drawn], low=rows < 4)
@@ -183,26 +145,14 @@ def scale_top(totals: Sequence[float], *, low: bool = False) -> float:
     return nice_ceiling(min(ordered[-1], max(3.0 * ordered[len(ordered) // 2], most)))
 
 
-def _columns(groups: Sequence[Group], known: Columns) -> list[Column]:
-    if len(known) > MOST_COLUMNS:
-        known.clear()
-    drawn = []
-    for group in groups:
-        column = known.get(group.key)
-        if column is None:
-            column = known[group.key] = _column(group)
-        drawn.append(column)
-    return drawn
-
-
 def _column(group: Group) -> Column:
     count = len(group.records)
     sums = map(sum, zip(*map(_parts, group.records), strict=True))
-    return Column(tuple((phase, seconds / count) for phase, seconds in zip(_PARTS, sums, strict=True)))
+    return Column(tuple((phase, seconds / count) for phase, seconds in zip(PHASES, sums, strict=True)))
 
 
 def _parts(record: StepRecord) -> tuple[float, ...]:
-    """Seconds of one step in each of these phases, on the device's clock where there is one."""
+    """Seconds of one step in each of PHASES, on the device's clock where there is one."""
     wait = record.data_wait + record.loader_start
     if record.device_forward is None:
         forward, backward, optimizer = record.forward, record.backward, record.optimizer
@@ -216,52 +166,38 @@ def _parts(record: StepRecord) -> tuple[float, ...]:
     return wait, transfer, forward, backward, optimizer, apart, save, rest - save
 
 
-def history_span(snapshot: Snapshot, width: int) -> Span | None:
-    """The minutes that the history of step times covers, None where nothing is known of them."""
-    known = snapshot.series.get("step_p50")
-    return span_of([known], snapshot.time, width - AXIS) if known is not None and known.times else None
-
-
-def history(
-    snapshot: Snapshot, span: Span, height: int, cursor: float | None = None, mark: float | None = None
-) -> list[Line]:
+def history(field: Field, height: int, mark: float | None = None) -> list[Line]:
     """Median (area) and 95th percentile (line) of step times second by second.
 
     Above them are letters for saves and evaluations, and an arrow at the moment that was marked.
     """
-    p50, p95 = (snapshot.series.get(name, Series()) for name in ("step_p50", "step_p95"))
-    hold = typical_gap(p50)
-    middle, high = slots(p50, span, hold), slots(p95, span, hold)
-    top = scale_top([value / 1e3 for value in high if value is not None]) * 1e3
-    rows = height - 2
-    at = span.cell(cursor)
-    layers = (Curve(middle, HOST_SOFT, filled=True), Curve(high, HOST_CHART))
-    chart = scaled(
-        curves(layers, span.cells, rows, top, at), scale_labels(rows, top, lambda value: duration(value / 1e3))
-    )
-    axis = time_axis(span)
-    if cursor is not None and at is not None:
-        axis = Line().to(AXIS).add(f"{ago(snapshot.time, cursor).strip()}  ", TEXT)
-        for name, values in (("p50", middle), ("p95", high)):
-            value = value_at(values, span, cursor)
-            axis.add(f"{name} ", DIM).add(duration(None if value is None else value / 1e3).rjust(7), TEXT).add("  ")
-    return [_marks(snapshot, span, mark), *chart, axis]
+    known = [value / 1e3 for value in field.values("step_p95") if value is not None]
+    layers = (Curve(field.values("step_p50"), HOST_SOFT, filled=True), Curve(field.values("step_p95"), HOST_CHART))
+    chart = field.chart(layers, height - 2, scale_top(known) * 1e3, lambda value: duration(value / 1e3))
+
+    def reading(line: Line) -> Line:
+        for name in ("p50", "p95"):
+            value = field.at_cursor(f"step_{name}")
+            line.add(f"{name} ", DIM).add(duration(None if value is None else value / 1e3).rjust(7), TEXT).add("  ")
+        return line
+
+    return [_marks(field, mark), *chart, field.axis(reading)]
 
 
-def _marks(snapshot: Snapshot, span: Span, mark: float | None) -> Line:
+def _marks(field: Field, mark: float | None) -> Line:
     """A letter where checkpoints were saved or the model evaluated; an arrow where the user set the mark."""
-    letters = [" "] * span.cells
+    cells: list[tuple[str, Style]] = [(" ", SAVE.ink)] * field.span.cells
     for name, letter in EVENTS:
-        events = snapshot.series.get(name, Series())
+        events = field.series.get(name, Series())
         for moment, seconds in zip(events.times, events.values, strict=True):
             # The second's own time is its end: what happened in it came before.
-            cell = span.cell(moment - 0.5)
+            cell = field.span.cell(moment - 0.5)
             if seconds and cell is not None:
-                letters[cell] = letter
-    line = Line("step".rjust(AXIS - 2), DIM).add("  ")
-    marked = span.cell(mark)
+                cells[cell] = letter, SAVE.ink
+    marked = field.span.cell(mark)
     if marked is not None:
-        rest = "".join(letters[marked + 1 :])
-        return line.add("".join(letters[:marked]), SAVE.ink).add("▼", BRIGHT).add(rest, SAVE.ink)
-    words = "" if any(letter != " " for letter in letters) else "p50 and p95 of each second"
-    return line.add(words, FAINT) if words else line.add("".join(letters), SAVE.ink)
+        cells[marked] = "▼", BRIGHT
+    line = Line("step".rjust(AXIS - 2), DIM).add("  ")
+    if all(letter == " " for letter, _ in cells):
+        return line.add("p50 and p95 of each second", FAINT)
+    return line.extend(cells)

@@ -3,38 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cached_property
 
-from aitop.model.snapshot import Snapshot, Steps
+from aitop.model.snapshot import Series, Snapshot, Steps
 from aitop.model.units import NOT_YET, duration
-from aitop.ui.panes.since_mark import WIDTH, change
-from aitop.ui.panes.step.charts import (
-    CAPTIONED,
-    LEAST_HISTORY,
-    Columns,
-    column_at,
-    groups_of,
-    history,
-    history_span,
-    readout,
-    timeline,
-)
+from aitop.ui.panes.since_mark import WIDTH, change, steps_change
+from aitop.ui.panes.step.charts import CAPTIONED, LEAST_HISTORY, column_at, groups_of, history, readout, timeline
 from aitop.ui.panes.step.figures import figure_lines, measured_figures
 from aitop.ui.state import View, steps_for
-from aitop.ui.theme.palette import (
-    BACKWARD,
-    COMMUNICATION,
-    DATA,
-    DIM,
-    FAINT,
-    FORWARD,
-    OPTIMIZER,
-    OUTSIDE,
-    SAVE,
-    TEXT,
-    TRANSFER,
-    Phase,
-)
+from aitop.ui.theme.palette import DIM, FAINT, PHASES, TEXT, Kind
 from aitop.ui.widgets.chart_pane import ChartPane
 from aitop.ui.widgets.line import Line, columns, wrap
 from aitop.ui.widgets.pane import Drawing
@@ -50,13 +26,9 @@ LEGENDS = ((24, True, True), (16, False, True), (10, False, False))
 
 
 class StepPane(ChartPane):
-    """Phase shares of a step, its figures and its history; without the hook the shares alone, from stacks."""
+    """Kind shares of a step, its figures and its history; without the hook the shares alone, from stacks."""
 
     _captioned = False
-
-    @cached_property
-    def _columns(self) -> Columns:
-        return {}
 
     def draw(self, view: View, width: int, height: int) -> Drawing:
         self.moments = ()
@@ -66,7 +38,7 @@ class StepPane(ChartPane):
             return Drawing(_waiting(view, width), "Step", Line(NOT_YET, DIM))
         shares = phase_shares(steps)
         lines = [phase_bar(shares, width, letters=view.look.mono)]
-        figures = measured_figures(view, width) if steps is snapshot.steps else []
+        figures = measured_figures(view) if steps is snapshot.steps else []
         least = LEAST_CHART + bool(figures)
         room = max(2 if height >= ROOM_FOR_TWO else 1, min((height - 1) // 2, height - 1 - least))
         lines += _legend(shares, steps.mean, width, room, view)
@@ -82,24 +54,17 @@ class StepPane(ChartPane):
     def _charts(self, view: View, snapshot: Snapshot, steps: Steps, width: int, height: int) -> list[Line]:
         """The last steps by phase; below them, where there is room, step times over minutes."""
         groups = groups_of(steps.recent, width - AXIS)
-        span = history_span(snapshot, width) if height >= ROOM_FOR_HISTORY else None
-        below = max(LEAST_HISTORY, height * 2 // 5) if span is not None else 0
+        timed = height >= ROOM_FOR_HISTORY and snapshot.series.get("step_p50", Series()).times
+        field = self.field(snapshot, ["step_p50"], width, AXIS) if timed else None
+        below = max(LEAST_HISTORY, height * 2 // 5) if field is not None else 0
         recent = [group.end for group in groups]
-        earlier = [moment for moment in span.moments() if moment < recent[0]] if span else []
-        self.moments = earlier + recent
+        self.moments = [moment for moment in self.moments if moment < recent[0]] + recent
         self._captioned = height - below >= CAPTIONED
         mark = view.mark.time if view.mark else None
         lines = timeline(
-            groups,
-            width,
-            height - below,
-            letters=view.look.mono,
-            now=snapshot.time,
-            cursor=self.cursor,
-            mark=mark,
-            known=self._columns,
+            groups, width, height - below, letters=view.look.mono, now=snapshot.time, cursor=self.cursor, mark=mark
         )
-        return lines + (history(snapshot, span, below, self.cursor, mark) if span is not None else [])
+        return lines + (history(field, below, mark) if field is not None else [])
 
     def _note(self, view: View, snapshot: Snapshot, steps: Steps, width: int) -> Line:
         """What the cursor stands on; without one, where the figures come from."""
@@ -109,10 +74,12 @@ class StepPane(ChartPane):
             return readout(groups[at], snapshot.time, max(24, width - len(_title(steps, view)) - 7))
         if waits_for_target(view.source("hook")):
             return Line("hook waiting for the target", TEXT)
-        return _basis(steps, snapshot)
+        if steps.basis == "hook":
+            return Line("timed in the process", DIM)
+        return Line(f"estimated from {snapshot.stacks.samples if snapshot.stacks else 0} stacks", DIM)
 
 
-def phase_shares(steps: Steps) -> list[tuple[Phase, float | None]]:
+def phase_shares(steps: Steps) -> list[tuple[Kind, float | None]]:
     """Every phase with its share; saving and evaluating are taken out of what is outside, where they were timed."""
     phases = steps.phases
     save, outside = None, phases.outside
@@ -120,19 +87,11 @@ def phase_shares(steps: Steps) -> list[tuple[Phase, float | None]]:
     if total > 0 and outside is not None:
         save = min(outside, sum(record.save + record.evaluation for record in steps.recent) / total)
         outside -= save
-    return [
-        (DATA, phases.data_wait),
-        (TRANSFER, phases.transfer),
-        (FORWARD, phases.forward),
-        (BACKWARD, phases.backward),
-        (OPTIMIZER, phases.optimizer),
-        (COMMUNICATION, phases.communication),
-        (SAVE, save or None),
-        (OUTSIDE, outside),
-    ]
+    of_loop = phases.data_wait, phases.transfer, phases.forward, phases.backward, phases.optimizer
+    return list(zip(PHASES, (*of_loop, phases.communication, save or None, outside), strict=True))
 
 
-def phase_bar(shares: Sequence[tuple[Phase, float | None]], width: int, *, letters: bool = False) -> Line:
+def phase_bar(shares: Sequence[tuple[Kind, float | None]], width: int, *, letters: bool = False) -> Line:
     """One bar of `width` cells: a field a phase, with its name and share in it where they fit."""
     line = Line()
     present = [(phase, share) for phase, share in shares if share and share > 0.002]
@@ -150,7 +109,7 @@ def phase_bar(shares: Sequence[tuple[Phase, float | None]], width: int, *, lette
 
 
 def _legend(
-    shares: Sequence[tuple[Phase, float | None]], mean: float | None, width: int, most: int, view: View
+    shares: Sequence[tuple[Kind, float | None]], mean: float | None, width: int, most: int, view: View
 ) -> list[Line]:
     """Every phase with its share and, where there is room, its time: the fullest form that takes `most` rows.
 
@@ -164,10 +123,7 @@ def _legend(
         most = min(most, -(-len(listed) // full))
     for cell, timed, full in ((cell + more, timed, full) for cell, timed, full in LEGENDS):
         per_row = max(1, (width + LEGEND_GAP) // (cell + LEGEND_GAP))
-        cells = [
-            (_legend_cell(view, phase, share, mean if timed else None, full).join(_phase_change(view, phase)), cell)
-            for phase, share in listed
-        ]
+        cells = [(_legend_cell(view, phase, share, mean if timed else None, full), cell) for phase, share in listed]
         rows = [columns(cells[start : start + per_row], LEGEND_GAP) for start in range(0, len(cells), per_row)]
         if len(rows) <= most:
             return rows
@@ -177,34 +133,23 @@ def _legend(
     return [columns(shown[start : start + per_row], LEGEND_GAP) for start in range(0, len(shown), per_row)]
 
 
-def _phase_change(view: View, phase: Phase) -> Line:
+def _legend_cell(view: View, phase: Kind, share: float | None, mean: float | None, full: bool) -> Line:
     def share_of(snapshot: Snapshot) -> float | None:
         return dict(phase_shares(snapshot.steps)).get(phase) if snapshot.steps else None
 
-    return change(view, share_of, points=True)
-
-
-def _legend_cell(view: View, phase: Phase, share: float | None, mean: float | None, full: bool) -> Line:
     name = phase.name.ljust(9) if full else phase.short.ljust(4)
     line = Line(f"{phase.letter if view.look.mono else '■'} ", phase.ink).add(name, DIM).add(share_text(share), TEXT)
     if share is not None and mean is not None:
         line.add(duration(share * mean).rjust(8), DIM)
-    return line
+    return line.join(change(view, share_of, points=True))
 
 
 def _title(steps: Steps, view: View) -> str:
     if steps.p50 is None:
         return "Step"
-    middle = change(view, lambda one: one.steps.p50 if one.steps else None).text
-    high = change(view, lambda one: one.steps.p95 if one.steps else None).text
+    middle = steps_change(view, "p50").text
+    high = steps_change(view, "p95").text
     return f"Step · {duration(steps.p50)} p50{middle} · {duration(steps.p95)} p95{high}"
-
-
-def _basis(steps: Steps, snapshot: Snapshot) -> Line:
-    if steps.basis == "hook":
-        return Line("timed in the process", DIM)
-    samples = snapshot.stacks.samples if snapshot.stacks else 0
-    return Line(f"estimated from {samples} stacks", DIM)
 
 
 def _without_hook(view: View, width: int, *, other: bool) -> list[Line]:

@@ -1,0 +1,96 @@
+"""Joins the way in (attach) to the channel (hook ring), which do not know each other."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterable
+
+from aitop.attach import AttachRefused, Attempt, Limit, WaitingForTarget, begin, remove, settled
+from aitop.model.source import StatusCode
+from aitop.sources.ring.reader import find_ring, should_stay
+from aitop.sources.source import SourceError
+
+SELF_REMOVAL_SECONDS = 0.6
+# How long a process is waited for at first, and each time that it is asked for again.
+FIRST_WAIT_SECONDS, NEXT_WAIT_SECONDS = 3.0, 0.2
+
+
+class HookRequests:
+    """The requests for the hook that are under way to their processes.
+
+    One that a process does not take in time stays queued in it, at no cost to it, until it comes back to Python
+    code or everything is given up. Any thread may call, for one process one at a time. `hooked` are the processes
+    into which the hook has been brought, also those that nobody asks for any more.
+    """
+
+    def __init__(self) -> None:
+        self._attempts: dict[int, Attempt] = {}
+        self._given_up = threading.Event()
+        self._changed = threading.Condition()
+        self._busy = 0
+        self.hooked: set[int] = set()
+
+    def bring_in(self, pid: int) -> None:
+        """Put the hook into `pid`. Raises SourceError with the reason and the remedy where it is not in yet."""
+        with self._changed:
+            self._busy += 1
+        try:
+            self._bring_in(pid)
+        except AttachRefused as refused:
+            waits: StatusCode | None = "waiting-for-target" if isinstance(refused, WaitingForTarget) else None
+            raise SourceError(
+                refused.state, refused.reason, refused.remedy, passing=refused.passing, code=waits
+            ) from refused
+        finally:
+            with self._changed:
+                self._busy -= 1
+                self._changed.notify_all()
+
+    def give_up(self) -> None:
+        """Withdraw every request. No other is begun."""
+        self._given_up.set()
+        with self._changed:
+            self._changed.wait_for(lambda: not self._busy)
+            for pid in list(self._attempts):
+                self._attempts.pop(pid).close()
+
+    def _bring_in(self, pid: int) -> None:
+        if self._given_up.is_set():
+            raise AttachRefused("absent", "detached on request")
+        attempt, patience, waits_on = self._attempts.pop(pid, None), NEXT_WAIT_SECONDS, False
+        if attempt is None:
+            attempt, patience = begin(pid), FIRST_WAIT_SECONDS
+        try:
+            done = attempt.wait(Limit(time.monotonic() + patience, self._given_up.is_set))
+            if done is None and not self._given_up.is_set():
+                refusal = attempt.why_not()
+                if refusal.passing:
+                    self._attempts[pid], waits_on = attempt, True
+                raise refusal
+        finally:
+            if not waits_on:
+                late = attempt.close()
+        done = done or late
+        if done is None:
+            raise AttachRefused("absent", "detached on request")
+        settled(pid, done)
+        self.hooked.add(pid)
+
+
+def take_out(pids: Iterable[int]) -> None:
+    """Make sure that no hook of ours stays: wait for it to leave by itself, else ask the process to drop it.
+
+    A hook that came with the program, or that another monitor uses, is left alone.
+    """
+    deadline = time.monotonic() + SELF_REMOVAL_SECONDS
+    left = [pid for pid in pids if find_ring(pid) and not should_stay(pid)]
+    while left and time.monotonic() < deadline:
+        time.sleep(0.02)
+        left = [pid for pid in left if find_ring(pid)]
+    for pid in left:
+        try:
+            remove(pid)
+        except AttachRefused:
+            # The lease has ended, so the hook leaves by itself as soon as the process runs Python again.
+            continue

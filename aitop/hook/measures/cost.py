@@ -1,0 +1,141 @@
+"""Measures what the hook costs: its wrappers around empty functions, now and then, and each of its ticks."""
+
+from __future__ import annotations
+
+import _thread
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+from ..journal import PHASES_SKIPPED, Journal
+from ..optimizer import optimizer_hooks
+from ..patches import Patches
+from ..phases import wrap_backward, wrap_forward, wrap_next
+from . import Measure
+
+if TYPE_CHECKING:
+    from ..session import Session
+
+SAMPLES = 15
+FIRST_ROUNDS = 5
+# Not at once: coming in has held up the run already.
+FIRST_AFTER_NS = 100_000_000
+FIRST_EVERY_NS, EVERY_NS = 1_000_000_000, 30_000_000_000
+# More than fits into the caches of a core.
+COLD_BYTES = 5 << 18
+NEVER_NS = 10**15
+
+# A function and its arguments.
+_Call = tuple[Callable[..., Any], tuple[Any, ...]]
+_now = time.monotonic_ns
+
+
+class Cost(Measure):
+    """Gives the mean cost of a step: the wrappers' time in timed and in counted steps, and the time of the ticks.
+
+    Between entering a wrapper and leaving it, a step fills the processor's caches with something else. So does a round
+    of measurements, which takes a millisecond.
+    """
+
+    def __init__(self, torch: Any, patches: Patches, session: Session) -> None:
+        self._ticks = session.ticks
+        self._timed: deque[int] = deque(maxlen=SAMPLES)
+        self._counted: deque[int] = deque(maxlen=SAMPLES)
+        self._due = _now() + FIRST_AFTER_NS
+        self._cold = b""
+        self._began = self._ended = 0
+        self._journal = journal = Journal(lambda now: None)
+        journal.owner, journal.due = _thread.get_ident(), _now() + NEVER_NS
+        # What the wrappers ask of a session, with nothing new to them.
+        stand_in: Any = SimpleNamespace(
+            journal=journal,
+            compiling=lambda: False,
+            grad_enabled=lambda: True,
+            iterators={id(self): None},
+            optimizers={id(self): None},
+            not_owner=self._own,
+        )
+        before, after = optimizer_hooks(stand_in)
+        self._plain: list[_Call] = [*3 * [(self._inside, (self,))], *2 * [(_nothing, (self, (self,), {}))]]
+        self._wrapped: list[_Call] = [
+            *((wrap(self._inside, stand_in), (self,)) for wrap in (wrap_next, wrap_forward, wrap_backward)),
+            *((hook, (self, (self,), {})) for hook in (before, after)),
+        ]
+
+    def look(self, now: int) -> None:
+        if now <= self._due:
+            return
+        self._due = now + (FIRST_EVERY_NS if len(self._timed) < FIRST_ROUNDS else EVERY_NS)
+        # Not zeros, for which the kernel may map one page again and again.
+        self._cold = b"\1" * COLD_BYTES
+        # The first pass only warms up: what a run does in each step is never as cold as a first call.
+        for _ in range(2):
+            plain, timed, counted = self._step(self._plain), self._timed_step(), self._counted_step()
+        self._cold = b""
+        self._timed.append(max(0, timed - plain))
+        self._counted.append(max(0, counted - plain))
+
+    def facts(self) -> dict[str, Any]:
+        return {"cost_us": self.us_per_step()}
+
+    def us_per_step(self) -> float | None:
+        """Return microseconds, None before the first round. Of medians: a measurement may have been preempted."""
+        if not self._timed:
+            return None
+        timed, counted = (sum(tick[at] for tick in self._ticks) for at in (0, 1))
+        steps = max(1, timed + counted)
+        ticks = _median([tick[2] for tick in self._ticks]) * len(self._ticks) / steps if self._ticks else 0.0
+        share = counted / steps
+        cost = (1 - share) * _median(self._timed) + share * _median(self._counted)
+        return round((cost + ticks) / 1000, 2)
+
+    def _timed_step(self) -> int:
+        """Return the nanoseconds of a timed step's calls, as in a fast run."""
+        journal = self._journal
+        journal.fast, journal.skip, journal.cpu_reads = True, PHASES_SKIPPED, 0
+        length = self._step(self._wrapped)
+        journal.take()
+        return length
+
+    def _counted_step(self) -> int:
+        """Return the nanoseconds of the calls of a step that is only counted."""
+        journal = self._journal
+        journal.optimizer, journal.skip = id(self), 1
+        journal.longest = journal.count_until = _now() + NEVER_NS
+        journal.counting = True
+        length = self._step(self._wrapped)
+        journal.counting = False
+        journal.optimizer = 0
+        return length
+
+    def _step(self, calls: list[_Call]) -> int:
+        """Return how long it took to get into each of these calls and out again, each after the caches were filled."""
+        length = 0
+        for call, args in calls:
+            self._began = self._ended = 0
+            self._cold.find(0)
+            start = _now()
+            call(*args)
+            end = _now()
+            length += end - start if not self._began else self._began - start + end - self._ended
+        return length
+
+    def _inside(self, *args: Any) -> None:
+        self._began = _now()
+        self._cold.find(0)
+        self._ended = _now()
+
+    def _own(self, training: bool = False) -> bool:
+        self._journal.owner = _thread.get_ident()
+        return False
+
+
+def _nothing(*args: Any) -> None:
+    pass
+
+
+def _median(values: Iterable[float]) -> float:
+    ordered = sorted(values)
+    return ordered[len(ordered) // 2]

@@ -1,0 +1,254 @@
+"""Times the phases on the device by CUDA events from a pool, which are read when they are done and never waited for.
+
+While a CUDA graph is being captured, by whatever thread, nothing is recorded or queried, as that would end the capture.
+After a few errors the clock switches itself off. Steps shorter than `ALWAYS_ABOVE_NS` are timed for a twentieth of each
+second only.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from ...protocol.events import DEVICE, DEVICE_REST, NOT_MEASURED, TIMED
+from ..journal import Journal
+from ..patches import Patches
+from . import Measure
+
+if TYPE_CHECKING:
+    from ..session import Session
+
+FORWARD, BACKWARD, OPTIMIZER = 0, 1, 2
+ALWAYS_ABOVE_NS = 10_000_000
+WINDOW_NS, EVERY_NS = 50_000_000, 1_000_000_000
+MOST_PENDING = 256
+MOST_SPANS = 64
+MOST_ERRORS = 3
+NS_PER_MS = 1e6
+UNKNOWN = (NOT_MEASURED,) * 4
+
+Span = tuple[int, Any]
+# The spans (phase, begin, end) of a step and the events at its two ends.
+Timing = tuple[list[tuple[int, Any, Any]], Any, Any]
+
+
+class Device(Measure):
+    """Has the steps timed on the device as well, as soon as the program uses it, and reports its memory."""
+
+    def __init__(self, torch: Any, patches: Patches, session: Session) -> None:
+        self._torch = torch
+        self._patches = patches
+        self._journal = session.journal
+
+    def look(self, now: int) -> None:
+        if self._journal.device is None and self._torch.cuda.is_initialized():
+            self._journal.device = DeviceClock(self._torch, self._journal, self._patches)
+
+    def facts(self) -> dict[str, Any]:
+        return {"allocators": allocators(self._torch)} if self._journal.device is not None else {}
+
+    def over(self) -> None:
+        if self._journal.device is not None:
+            self._journal.device.flush()
+
+
+class DeviceClock:
+    """Times the steps of one thread, each under a number, and notes the times in its journal in that order."""
+
+    def __init__(self, torch: Any, journal: Journal, patches: Patches) -> None:
+        self._new_event = torch.cuda.Event
+        self._captures_here: Callable[[], bool] = torch.cuda.is_current_stream_capturing
+        self._captures = 0
+        graph = getattr(torch.cuda, "CUDAGraph", None)
+        if hasattr(graph, "capture_begin") and hasattr(graph, "capture_end"):
+            patches.put(graph, "capture_begin", self._wrap_begin)
+            patches.put(graph, "capture_end", self._wrap_end)
+        self._journal = journal
+        self._pool: list[Any] = []
+        self._pending: deque[tuple[int, Timing]] = deque()
+        self._number = 0
+        self._spans: list[tuple[int, Any, Any]] = []
+        self._whole = True
+        self._on = False
+        self._boundary: Any = None
+        self._last_end = 0
+        self._window_ends = 0
+        self._window_due = 0
+        self._optimizer: Span | None = None
+        self._errors = 0
+
+    def _capturing(self) -> bool:
+        return self._captures > 0 or self._captures_here()
+
+    def _wrap_begin(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def capture_begin(*args: Any, **kwargs: Any) -> Any:
+            self._captures += 1
+            try:
+                return original(*args, **kwargs)
+            except BaseException:
+                self._captures -= 1
+                raise
+
+        return capture_begin
+
+    def _wrap_end(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def capture_end(*args: Any, **kwargs: Any) -> Any:
+            try:
+                return original(*args, **kwargs)
+            finally:
+                # A capture that began before the hook came in was not counted.
+                self._captures = max(0, self._captures - 1)
+
+        return capture_end
+
+    def begin(self, phase: int) -> Span | None:
+        """Record the start of a phase on the current stream. Returns None when this step is not timed."""
+        if not self._on:
+            return None
+        event = self._recorded()
+        return None if event is None else (phase, event)
+
+    def end(self, span: Span, keep: bool) -> None:
+        """Record the end of a phase; without `keep` the phase is dropped."""
+        phase, begun = span
+        event = self._recorded() if keep and len(self._spans) < MOST_SPANS else None
+        if event is not None:
+            self._spans.append((phase, begun, event))
+        else:
+            self._whole = self._whole and not keep
+            self._pool.append(begun)
+
+    def begin_optimizer(self) -> None:
+        """Record the start of an optimizer step, which `step_ends` ends."""
+        self._optimizer = self.begin(OPTIMIZER)
+
+    def step_ends(self, now: int) -> None:
+        """Record the end of an optimizer step, which ends a (part of a) step; note its number if all was timed."""
+        if self._optimizer is not None:
+            self.end(self._optimizer, True)
+            self._optimizer = None
+        was_on, first, spans, whole = self._on, self._boundary, self._spans, self._whole
+        length, self._last_end = now - self._last_end, now
+        on = self._errors < MOST_ERRORS and (length > ALWAYS_ABOVE_NS or self._in_window(now))
+        self._boundary = self._recorded() if was_on or on else None
+        self._on = on and self._boundary is not None
+        self._spans, self._whole = [], True
+        if was_on and whole and first is not None and self._boundary is not None:
+            self._number += 1
+            self._pending.append((self._number, (spans, first, self._boundary)))
+            self._journal.note(TIMED, now, now, self._number)
+
+    def _in_window(self, now: int) -> bool:
+        """Return whether short steps are timed now."""
+        if now > self._window_due:
+            self._window_due, self._window_ends = now + EVERY_NS, now + WINDOW_NS
+        return now < self._window_ends
+
+    def pause(self) -> None:
+        """Time no steps until `resume`."""
+        # A step that still waits for the device has the boundary as its last event.
+        if self._boundary is not None and not self._pending:
+            self._pool.append(self._boundary)
+        self._pool += [event for _, begun, ended in self._spans for event in (begun, ended)]
+        self._spans, self._whole, self._boundary, self._optimizer, self._on = [], True, None, None, False
+
+    def resume(self, last_end: int) -> None:
+        """Time steps again; the last one ended at `last_end`."""
+        self._last_end = last_end
+
+    def flush(self) -> None:
+        """Note that the steps that still wait for the device have no times."""
+        while self._pending:
+            self._note(self._pending.popleft()[0], UNKNOWN)
+
+    def drain(self) -> None:
+        """Note the times of the steps that the device is done with."""
+        if not self._pending:
+            return
+        try:
+            if self._capturing():
+                return
+            while self._pending:
+                number, timing = self._pending[0]
+                times = UNKNOWN
+                if _done(timing):
+                    times = _read(timing)
+                    self._recycle(timing)
+                elif len(self._pending) <= MOST_PENDING:
+                    return
+                self._pending.popleft()
+                self._note(number, times)
+        except Exception:
+            self._errors += 1
+            self.flush()
+
+    def _note(self, number: int, times: tuple[int, ...]) -> None:
+        forward, backward, optimizer, idle = times
+        self._journal.note(DEVICE, number, forward, backward, optimizer)
+        self._journal.note(DEVICE_REST, number, idle)
+
+    def _recycle(self, timing: Timing) -> None:
+        # The last event is the next step's first, and goes back to the pool with that step.
+        self._pool.append(timing[1])
+        for _, begun, ended in timing[0]:
+            self._pool += (begun, ended)
+
+    def _recorded(self) -> Any:
+        """Return an event just recorded on the current stream, None where that is not possible."""
+        try:
+            if self._capturing():
+                self._whole = False
+                return None
+            event = self._pool.pop() if self._pool else self._new_event(enable_timing=True)
+            event.record()
+        except Exception:
+            self._errors += 1
+            self._whole = False
+            return None
+        return event
+
+
+def _done(timing: Timing) -> bool:
+    return timing[2].query() and all(ended.query() for _, _, ended in timing[0])
+
+
+def _read(timing: Timing) -> tuple[int, int, int, int]:
+    """Return the nanoseconds in forward, backward, optimizer, and between them."""
+    spans, first, last = timing
+    sums = [0.0, 0.0, 0.0]
+    for phase, begun, ended in spans:
+        sums[phase] += begun.elapsed_time(ended)
+    idle = max(0.0, first.elapsed_time(last) - sum(sums))
+    forward, backward, optimizer = (int(value * NS_PER_MS) for value in sums)
+    return forward, backward, optimizer, int(idle * NS_PER_MS)
+
+
+def allocators(torch: Any) -> list[dict[str, int]]:
+    """Return what the caching allocator holds on each device in use, in bytes. The driver is not asked."""
+    samples = []
+    for device in range(min(torch.cuda.device_count(), 16)):
+        try:
+            stats = torch.cuda.memory_stats(device)
+        except RuntimeError:
+            # The program may have plugged in an allocator that has no figures.
+            break
+        reserved = stats.get("reserved_bytes.all.current", 0)
+        if not reserved:
+            continue
+        sample = {
+            "device": device,
+            "allocated": stats.get("allocated_bytes.all.current", 0),
+            "reserved": reserved,
+            "capacity": torch.cuda.get_device_properties(device).total_memory,
+        }
+        optional = {
+            "peak_allocated": "allocated_bytes.all.peak",
+            "active": "active_bytes.all.current",
+            "inactive_split": "inactive_split_bytes.all.current",
+            "retries": "num_alloc_retries",
+            "ooms": "num_ooms",
+        }
+        sample.update({name: stats[key] for name, key in optional.items() if key in stats})
+        samples.append(sample)
+    return samples

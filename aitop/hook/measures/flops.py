@@ -1,0 +1,271 @@
+"""Counts the floating-point operations of a backward and the forward before it, by the shapes in the autograd graph.
+
+Only the shapes along the edges of the graph are read. Saved tensors are left alone: reading one may run code of its
+owner (checkpointing computes it again). Counted as torch.utils.flop_counter does: matrix products, convolutions and
+attention; a multiplication with its addition is two operations.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from math import prod
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ..compiler import keep_from_compiling
+from ..patches import Patches
+from . import Measure
+
+if TYPE_CHECKING:
+    from ..session import Session
+
+Shape = tuple[int, ...]
+
+# The graphs of some backwards in a row are counted, as a step may have several different ones: from this backward on,
+# and again after this time.
+FIRST_BACKWARD = 3
+EVERY_NS = 60_000_000_000
+
+# A large model's graph has some thousand nodes, each of which takes a microsecond or two.
+MOST_NODES = 20_000
+MOST_NS = 15_000_000
+# Backwards in a round: divisible by most numbers of backwards that a step may have.
+GRAPHS = 12
+MOST_NS_A_ROUND = 3_000_000
+
+# Custom functions that compute nothing worth counting: what data parallelism puts around a model.
+TRANSPARENT = ("_DDPSink", "RegisterPostBackward", "PreBackward", "PostBackward", "PostAccumulate")
+MOST_HIDDEN = 8
+# Those that hide a whole model, or parts of it.
+OPAQUE = ("CompiledFunction", "CheckpointFunction")
+
+
+class Walk(NamedTuple):
+    """The result of one walk through a graph.
+
+    ops             operations in the graph, leaves left out
+    dtypes          floating-point operations of each dtype
+    convolutions    those of them in convolutions
+    hidden          functions that may compute something that no shape tells
+    whole           False where a limit ended the walk
+    """
+
+    ops: int
+    dtypes: dict[str, float]
+    convolutions: float
+    hidden: tuple[str, ...]
+    whole: bool
+
+    @property
+    def flops(self) -> float:
+        return sum(self.dtypes.values())
+
+
+def walk(outputs: Any, custom: Any, most_nodes: int, most_ns: int) -> Walk:
+    """Walk through the graph under `outputs` (a sequence). `custom` is the class of functions written in Python."""
+    until = time.monotonic_ns() + most_ns
+    waiting = [output.grad_fn for output in outputs if getattr(output, "grad_fn", None) is not None]
+    seen, ops, convolutions = set(waiting), 0, 0.0
+    dtypes: dict[str, float] = {}
+    hidden: list[str] = []
+    while waiting and len(seen) < most_nodes and time.monotonic_ns() < until:
+        node = waiting.pop()
+        inputs = node.next_functions
+        ops += bool(inputs)
+        kind = node.name().removesuffix("Backward0")
+        count = COUNTS.get(kind)
+        if count is not None:
+            try:
+                made = count(node, inputs)
+            except (AttributeError, RuntimeError, IndexError):
+                # Another version of torch, or a tensor that has no single shape (nested).
+                made = None
+            if made is None:
+                hidden.append(kind)
+            else:
+                dtype = str(node._input_metadata[0].dtype).removeprefix("torch.")
+                dtypes[dtype] = dtypes.get(dtype, 0.0) + made
+                convolutions += made if kind.startswith("Convolution") else 0.0
+        elif isinstance(node, custom) and not kind.startswith(TRANSPARENT):
+            hidden.append(kind.removesuffix("Backward"))
+        for other, _ in inputs:
+            if other is not None and other not in seen:
+                seen.add(other)
+                waiting.append(other)
+    return Walk(ops, dtypes, convolutions, tuple(dict.fromkeys(hidden))[:MOST_HIDDEN], not waiting)
+
+
+def _result(node: Any) -> Shape:
+    return tuple(node._input_metadata[0].shape)
+
+
+def _input(inputs: Any, position: int) -> Shape | None:
+    """Return the shape of an input that a gradient flows to, None for another input."""
+    node, output = inputs[position]
+    return None if node is None else tuple(node._input_metadata[output].shape)
+
+
+def _passes(inputs: Any, first: int, second: int) -> int:
+    """Return the number of products: the forward, and one of the same size per factor that a gradient flows to."""
+    return 1 + (inputs[first][0] is not None) + (inputs[second][0] is not None)
+
+
+def _product(first: int, second: int) -> Callable[[Any, Any], float | None]:
+    """Return a counter for the product of matrices at these positions, batched or not."""
+
+    def count(node: Any, inputs: Any) -> float | None:
+        left, right = _input(inputs, first), _input(inputs, second)
+        inner = left[-1] if left else right[-2] if right else None
+        if inner is None:
+            return None
+        return 2.0 * prod(_result(node)) * inner * _passes(inputs, first, second)
+
+    return count
+
+
+def _linear(node: Any, inputs: Any) -> float | None:
+    left, weight = _input(inputs, 0), _input(inputs, 1)
+    inner = left[-1] if left else weight[-1] if weight else None
+    return None if inner is None else 2.0 * prod(_result(node)) * inner * _passes(inputs, 0, 1)
+
+
+def _convolution(node: Any, inputs: Any) -> float | None:
+    weight = _input(inputs, 1)
+    if weight is None:
+        return None
+    if not node._saved_transposed:
+        size: Shape | None = _result(node)
+    else:
+        size = _input(inputs, 0)
+    return None if size is None else 2.0 * prod(size) * prod(weight[1:]) * _passes(inputs, 0, 1)
+
+
+def _attention(node: Any, inputs: Any) -> float | None:
+    """Count two products forward and five backward, as the scores are computed again. A causal mask saves none."""
+    query, key, value = (_input(inputs, position) for position in range(3))
+    if query is None or key is None or value is None:
+        return None
+    rows, columns = query[-2], key[-2]
+    forward = 2.0 * prod(query[:-2]) * rows * columns * (query[-1] + value[-1])
+    return forward + 2.0 * prod(query[:-2]) * rows * columns * (3 * query[-1] + 2 * value[-1])
+
+
+def _recurrent(node: Any, inputs: Any) -> float | None:
+    """Count each weight matrix once per row and time step."""
+    shapes = [_input(inputs, position) for position in range(len(inputs))]
+    weights = sum(prod(shape) for shape in shapes if shape is not None and len(shape) == 2)
+    return 6.0 * prod(_result(node)[:2]) * weights if weights else None
+
+
+COUNTS: dict[str, Callable[[Any, Any], float | None]] = {
+    "Addmm": _product(1, 2),
+    "Mm": _product(0, 1),
+    "Bmm": _product(0, 1),
+    "Baddbmm": _product(1, 2),
+    "Addbmm": _product(1, 2),
+    "Linear": _linear,
+    "MkldnnLinear": _linear,
+    "Convolution": _convolution,
+    "ConvolutionOverrideable": _convolution,
+    "ScaledDotProductFlashAttention": _attention,
+    "ScaledDotProductFlashAttentionForCpu": _attention,
+    "ScaledDotProductEfficientAttention": _attention,
+    "ScaledDotProductCudnnAttention": _attention,
+    "ScaledDotProductFusedAttentionOverrideable": _attention,
+    "CudnnRnn": _recurrent,
+    "MiopenRnn": _recurrent,
+    "MkldnnRnnLayer": _recurrent,
+}
+
+
+class Graphs(Measure):
+    """Gives the mean over the graphs of a few backwards in a row."""
+
+    def __init__(self, torch: Any, patches: Patches, session: Session) -> None:
+        self._torch = torch
+        self._session = session
+        self._journal = session.journal
+        self._custom = getattr(torch.autograd.function, "BackwardCFunction", ())
+        self._walks: list[Walk] = []
+        self._spent = 0
+        self._again_at = 0
+        self._facts: dict[str, Any] = {}
+        self._journal.count_ops = self.backward_begins
+
+    def look(self, now: int) -> None:
+        if now > self._again_at:
+            self._again_at = now + EVERY_NS
+            self._journal.ops_due = self._journal.ops_due or FIRST_BACKWARD
+
+    def facts(self) -> dict[str, Any]:
+        return self._facts
+
+    def over(self) -> None:
+        self._journal.ops_due = 0
+
+    def backward_begins(self, arguments: tuple[Any, ...]) -> None:
+        """Count the operations of the graph that this backward goes through, if it is its turn."""
+        self._journal.ops_due -= 1
+        if self._journal.ops_due:
+            return
+        try:
+            outputs = arguments[0]
+            self.add(outputs if isinstance(outputs, (tuple, list)) else (outputs,))
+            self._journal.ops_due = int(bool(self._walks))
+        except Exception:
+            self._session.failed()
+
+    def add(self, outputs: Any) -> None:
+        """Walk through one more graph; a round has a few, as time allows."""
+        start = time.monotonic_ns()
+        walks = self._walks
+        walks.append(walk(outputs, self._custom, MOST_NODES, MOST_NS))
+        self._spent += time.monotonic_ns() - start
+        self._facts["ops"] = walks[-1].ops
+        if len(walks) >= GRAPHS or self._spent >= MOST_NS_A_ROUND:
+            self._facts = {"ops": walks[-1].ops, **figures(self._torch, walks)}
+            self._walks, self._spent = [], 0
+            self._session.facts.changed = True
+
+
+keep_from_compiling(Graphs.backward_begins.__code__, inner=True)
+
+
+def figures(torch: Any, walks: list[Walk]) -> dict[str, Any]:
+    """Return the mean over these graphs, by the fields of `HookFacts`."""
+    hidden = list(dict.fromkeys(name for each in walks for name in each.hidden))
+    flops = sum(each.flops for each in walks) / len(walks)
+    if not all(each.whole for each in walks):
+        return {"flops_basis": "the graph is too large to be looked at"}
+    if any(name.startswith(OPAQUE) for name in hidden):
+        return {"flops_basis": f"{hidden[0]} hides its shapes"}
+    if not flops:
+        return {}
+    basis = "shapes in the autograd graph"
+    if hidden:
+        basis += f", without {', '.join(hidden[:3])}"
+    return {"flops_per_backward": flops, "flops_basis": basis[:200], "flops_dtype": _dtype(torch, walks)}
+
+
+def _dtype(torch: Any, walks: list[Walk]) -> str:
+    """Return the dtype of most operations; tf32 where torch may round float32 to it."""
+    sums: dict[str, float] = {}
+    for each in walks:
+        for dtype, flops in each.dtypes.items():
+            sums[dtype] = sums.get(dtype, 0.0) + flops
+    most = max(sums, key=lambda dtype: sums[dtype])
+    if most != "float32" or not torch.cuda.is_initialized():
+        return most
+    convolving = sum(each.convolutions for each in walks) > sum(sums.values()) / 2
+    return "tf32" if rounds_to_tf32(torch, "conv" if convolving else "matmul") else most
+
+
+def rounds_to_tf32(torch: Any, operation: str) -> bool:
+    """Return whether matmul or conv may compute float32 in TF32."""
+    # If it was set in the newer way, the older getters raise.
+    getter = getattr(torch._C, "_get_fp32_precision_getter", None)
+    if getter is not None:
+        return bool(getter("cuda", operation) == "tf32")
+    if operation == "conv":
+        return bool(torch.backends.cudnn.allow_tf32)
+    return bool(torch.get_float32_matmul_precision() != "highest")

@@ -1,0 +1,299 @@
+"""Which statement of a function uses values that which other one made: read from the file, kept as line numbers. Pure.
+
+What a line is for follows from where its values go. Only the structure of the code is used and only numbers leave this
+module, so no name can matter. It is a reading, not a proof: assignments are followed exactly within one function, a
+call may change the object whose method it is, and a call whose result is dropped may change what it is given.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from aitop.model.stacks import Flow, Statement
+from aitop.sources.code.syntax import parsed
+
+_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+_Method = ast.FunctionDef | ast.AsyncFunctionDef
+# Which statements, by their first lines, may have given a variable the value that it has.
+_State = dict[str, frozenset[int]]
+_NOTHING: frozenset[int] = frozenset()
+
+
+def flows(file: str, text: str) -> tuple[Flow, ...]:
+    """The dataflow of every function in a file, and of the module itself; empty for text that is not Python."""
+    tree = parsed(text)
+    if tree is None:
+        return ()
+    try:
+        modules = frozenset(_imported(tree))
+        bodies = [(tree, None), *_scopes(tree, None)]
+        return tuple(_Reading(file, scope, methods, modules).flow() for scope, methods in bodies)
+    except RecursionError:
+        return ()
+
+
+def _imported(tree: ast.Module) -> Iterator[str]:
+    """Names bound by imports: what is called through them is a function, and has no state of the program's."""
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.Import, ast.ImportFrom)):
+            yield from ((name.asname or name.name).partition(".")[0] for name in node.names)
+
+
+def _scopes(node: ast.AST, methods: dict[str, _Method] | None) -> Iterator[tuple[_Method, dict[str, _Method] | None]]:
+    """Every function below a node, with the methods of the class that it stands in."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.ClassDef):
+            yield from _scopes(child, {each.name: each for each in child.body if isinstance(each, _FUNCTIONS)})
+            continue
+        if isinstance(child, _FUNCTIONS):
+            yield child, methods
+        yield from _scopes(child, None if isinstance(child, _FUNCTIONS) else methods)
+
+
+@dataclass
+class _Uses:
+    """What an expression reads, and what objects its calls may change, as variables: `name` or `name.attribute`."""
+
+    reads: set[str] = field(default_factory=set)
+    changes: set[str] = field(default_factory=set)
+
+
+class _Reading:
+    """Follows the assignments of one function, loops included."""
+
+    def __init__(
+        self, file: str, scope: ast.Module | _Method, methods: dict[str, _Method] | None, modules: frozenset[str]
+    ) -> None:
+        self._file = file
+        self._scope = scope
+        self._methods = methods or {}
+        self._modules = modules
+        arguments = [] if isinstance(scope, ast.Module) else [*scope.args.posonlyargs, *scope.args.args]
+        self._self = arguments[0].arg if methods is not None and arguments else ""
+        self._ends: dict[int, int] = {}
+        self._used: dict[int, set[int]] = {}
+        self._loops: list[tuple[int, int]] = []
+        # What the variable of a loop is an element of: to change the one is to change the other.
+        self._whole: dict[str, set[str]] = {}
+
+    def flow(self) -> Flow:
+        """The statements of the function with what they use."""
+        state = self._block(self._scope.body, {})
+        # Attributes live on to the next call of the function.
+        self._block(self._scope.body, {name: made for name, made in state.items() if "." in name})
+        first, last = _span(self._scope)
+        statements = (
+            Statement(first=line, last=end, uses=tuple(sorted(self._used.get(line, ()))))
+            for line, end in sorted(self._ends.items())
+        )
+        return Flow(
+            file=self._file,
+            first=first,
+            last=last,
+            statements=tuple(statements),
+            loops=tuple(sorted(set(self._loops))),
+        )
+
+    def _block(self, body: Sequence[ast.stmt], state: _State) -> _State:
+        for statement in body:
+            state = self._statement(statement, state)
+        return state
+
+    def _statement(self, node: ast.stmt, state: _State) -> _State:
+        if isinstance(node, (ast.For, ast.AsyncFor, ast.While)):
+            return self._loop(node, state)
+        if isinstance(node, ast.If):
+            self._read(node, node.test, state)
+            return _either(self._block(node.body, state), self._block(node.orelse, state))
+        if isinstance(node, (ast.With, ast.AsyncWith)):
+            for item in node.items:
+                targets = [item.optional_vars] if item.optional_vars else []
+                state = self._assign(node, item.context_expr, targets, state)
+            return self._block(node.body, state)
+        if isinstance(node, ast.Try) or type(node).__name__ == "TryStar":
+            return self._try(node, state)  # type: ignore[arg-type]
+        if isinstance(node, ast.Match):
+            self._read(node, node.subject, state)
+            return _either(state, *(self._block(case.body, state) for case in node.cases))
+        if isinstance(node, (*_FUNCTIONS, ast.ClassDef, ast.Import, ast.ImportFrom)):
+            return state
+        if isinstance(node, ast.Assign):
+            return self._assign(node, node.value, node.targets, state)
+        if isinstance(node, (ast.AnnAssign, ast.AugAssign)):
+            adds = isinstance(node, ast.AugAssign)
+            return self._assign(node, node.value, [node.target], state, adds=adds) if node.value else state
+        if isinstance(node, ast.Expr):
+            return self._assign(node, node.value, [], state, dropped=True)
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, ast.expr):
+                state = self._assign(node, child, [], state)
+        return state
+
+    def _loop(self, node: ast.For | ast.AsyncFor | ast.While, state: _State) -> _State:
+        self._loops.append(_span(node))
+        if not isinstance(node, ast.While):
+            elements: set[str] = set()
+            self._target(node.target, elements, _Uses())
+            for name in elements:
+                self._whole.setdefault(name, set()).update(self._uses(node.iter).reads)
+        for _ in range(2):
+            before = state
+            if isinstance(node, ast.While):
+                state = self._assign(node, node.test, [], state)
+            else:
+                state = self._assign(node, node.iter, [node.target], state)
+            state = _either(before, self._block(node.body, state))
+        return _either(state, self._block(node.orelse, state))
+
+    def _try(self, node: ast.Try, state: _State) -> _State:
+        done = self._block(node.body, state)
+        handled = [self._block(handler.body, _either(state, done)) for handler in node.handlers]
+        return self._block(node.finalbody, _either(self._block(node.orelse, done), *handled))
+
+    def _read(self, node: ast.stmt, value: ast.expr, state: _State) -> None:
+        self._assign(node, value, [], state)
+
+    def _assign(
+        self,
+        node: ast.stmt,
+        value: ast.expr,
+        targets: Iterable[ast.expr],
+        state: _State,
+        *,
+        adds: bool = False,
+        dropped: bool = False,
+    ) -> _State:
+        """The state after `targets = value`. `adds`: they keep what they had; `dropped`: the value goes nowhere."""
+        line = node.lineno
+        self._ends[line] = max(self._ends.get(line, line), _head_end(node))
+        uses = self._uses(value, dropped=dropped)
+        names: set[str] = set()
+        for target in targets:
+            self._target(target, names, uses)
+        uses.changes |= {whole for name in uses.changes for whole in self._whole.get(name, ())}
+        if adds:
+            uses.reads |= names
+        for name in uses.reads | uses.changes:
+            self._used.setdefault(line, set()).update(_made(name, state))
+        state = dict(state)
+        for name in uses.changes:
+            state[name] = state.get(name, _NOTHING) | {line}
+        for name in names:
+            state[name] = frozenset({line})
+        return state
+
+    def _target(self, target: ast.expr, names: set[str], uses: _Uses) -> None:
+        """Add what an assignment replaces to `names`; of `a[i] = …` and `a.b.c = …` the object is changed."""
+        if isinstance(target, (ast.Tuple, ast.List)):
+            for each in target.elts:
+                self._target(each, names, uses)
+        elif isinstance(target, ast.Starred):
+            self._target(target.value, names, uses)
+        elif isinstance(target, ast.Name):
+            names.add(target.id)
+        elif (path := self._path(target)) is not None:
+            if isinstance(target, ast.Attribute) and isinstance(target.value, ast.Name):
+                names.add(path)
+            else:
+                uses.changes.add(path)
+
+    def _uses(self, value: ast.expr, *, dropped: bool = False) -> _Uses:
+        uses = _Uses()
+        self._collect(value, uses)
+        if dropped and isinstance(value, ast.Call):
+            for argument in (*value.args, *(keyword.value for keyword in value.keywords)):
+                if (path := self._path(argument)) is not None:
+                    uses.changes.add(path)
+        return uses
+
+    def _collect(self, node: ast.AST, uses: _Uses) -> None:
+        if isinstance(node, ast.Call):
+            self._call(node, uses)
+            return
+        if isinstance(node, ast.NamedExpr):
+            uses.changes.add(node.target.id)
+        if isinstance(node, (ast.Name, ast.Attribute)) and (path := self._path(node)) is not None:
+            uses.reads.add(path)
+            return
+        for child in ast.iter_child_nodes(node):
+            self._collect(child, uses)
+
+    def _call(self, node: ast.Call, uses: _Uses) -> None:
+        """A method reads its object, and may change it where it is given something; a function is no value."""
+        given = [*node.args, *(keyword.value for keyword in node.keywords)]
+        function = node.func
+        if isinstance(function, ast.Attribute):
+            base = function.value
+            if isinstance(base, ast.Name) and base.id == self._self:
+                reads, changes = self._method(function.attr, frozenset())
+                uses.reads |= reads
+                uses.changes |= changes
+            else:
+                self._collect(base, uses)
+                if given and (path := self._path(base)) is not None:
+                    uses.changes.add(path)
+        elif not isinstance(function, ast.Name):
+            self._collect(function, uses)
+        for argument in given:
+            self._collect(argument, uses)
+
+    def _method(self, name: str, seen: frozenset[str]) -> tuple[set[str], set[str]]:
+        """Attributes that a method of the same class reads and sets, the methods that it calls included."""
+        reads: set[str] = set()
+        changes: set[str] = set()
+        method = self._methods.get(name)
+        arguments = [*method.args.posonlyargs, *method.args.args] if method is not None else []
+        if method is None or name in seen or not arguments:
+            return reads, changes
+        own = arguments[0].arg
+        for node in ast.walk(method):
+            if not (isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == own):
+                continue
+            if node.attr in self._methods:
+                inner = self._method(node.attr, seen | {name})
+                reads |= inner[0]
+                changes |= inner[1]
+            else:
+                (reads if isinstance(node.ctx, ast.Load) else changes).add(f"{self._self}.{node.attr}")
+        return reads, changes
+
+    def _path(self, node: ast.AST) -> str | None:
+        """The variable at the root of `a`, `a.b.c`, `a[i].b`: a name, or a name with its first attribute."""
+        attribute = None
+        while isinstance(node, (ast.Attribute, ast.Subscript, ast.Starred)):
+            attribute = node.attr if isinstance(node, ast.Attribute) else None
+            node = node.value
+        if not isinstance(node, ast.Name) or node.id in self._modules:
+            return None
+        return f"{node.id}.{attribute}" if attribute else node.id
+
+
+def _made(name: str, state: _State) -> Iterator[int]:
+    """The statements that gave a variable, the object that it belongs to, or its attributes what they have."""
+    owner = name.partition(".")[0]
+    for other, lines in state.items():
+        if other in (name, owner) or (owner == name and other.startswith(f"{name}.")):
+            yield from lines
+
+
+def _either(*states: _State) -> _State:
+    merged: _State = {}
+    for state in states:
+        for name, lines in state.items():
+            merged[name] = merged.get(name, _NOTHING) | lines
+    return merged
+
+
+def _span(node: ast.Module | ast.stmt) -> tuple[int, int]:
+    if isinstance(node, ast.Module):
+        return 1, max((statement.end_lineno or statement.lineno for statement in node.body), default=1)
+    return node.lineno, node.end_lineno or node.lineno
+
+
+def _head_end(node: ast.stmt) -> int:
+    """The last line of a statement; of one with a body, of its head."""
+    body: Sequence[ast.stmt] = getattr(node, "body", ())
+    last = node.end_lineno or node.lineno
+    return min(last, body[0].lineno - 1) if body and body[0].lineno > node.lineno else last

@@ -1,0 +1,134 @@
+"""The user's source as the target sees it: read through its root, whatever container it is in."""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import NamedTuple
+
+from aitop.model.text import printable
+from aitop.sources import procfs
+from aitop.sources.code.foreign_file import open_as
+
+LARGEST_FILE = 2 << 20
+# Of a line that is longer, only so much is looked at: searches take the square of its length.
+LONGEST_LINE = 500
+LINES_ABOVE = 1000
+FILES_KEPT = 64
+_LOOP = re.compile(r"(?:async\s+)?(?:for|while)\b")
+_FUNCTION = re.compile(r"(?:(?:async\s+)?def|class)\b")
+_IF, _ELSE = re.compile(r"(?:el)?if\b"), re.compile(r"else\s*:")
+_LINE_END = re.compile(r"\r\n|\r|\n")
+
+
+class Place(NamedTuple):
+    """A line, stripped; the heads of the innermost loop and of the innermost `if` that it stands in, in its function.
+
+    Of an `else:` it is the head of its `if`, with "else of" before it.
+    """
+
+    text: str
+    loop: str | None
+    guard: str | None
+
+
+class _File(NamedTuple):
+    identity: tuple[int, int, int]
+    text: str
+    lines: tuple[str, ...]
+
+
+class SourceCode:
+    """Source files of one process. Nothing here raises; what cannot be read is None."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self._files: dict[str, _File] = {}
+        self._folder = procfs.link(f"{procfs.PROC}/{pid}/cwd") or "/"
+
+    def place(self, file: str, line: int) -> Place | None:
+        """A line (counted from 1) and what it stands in, None if there is no such line."""
+        lines = self._lines(file, line)
+        return Place(lines[line - 1].strip(), *_heads(lines, line)) if lines else None
+
+    def around(self, file: str, line: int, before: int = 6, after: int = 6) -> list[tuple[int, str]] | None:
+        """Numbered lines around one, None if there is no such line."""
+        lines = self._lines(file, line)
+        if not lines:
+            return None
+        first, last = max(1, line - before), min(len(lines), line + after)
+        return [(number, lines[number - 1]) for number in range(first, last + 1)]
+
+    def text(self, file: str) -> str | None:
+        """The whole file as it is, with its control characters."""
+        found = self._read(file)
+        return found.text if found is not None else None
+
+    def _lines(self, file: str, line: int) -> tuple[str, ...]:
+        """The file's lines without their ends, empty if there is no such line."""
+        found = self._read(file)
+        return found.lines if found is not None and 1 <= line <= len(found.lines) else ()
+
+    def _read(self, file: str) -> _File | None:
+        """The file from memory while it has not changed, and after the process is gone."""
+        if not file or file.startswith("<") or "\0" in file:
+            return None
+        path = os.path.normpath(os.path.join(self._folder, file))
+        known = self._files.pop(path, None)
+        try:
+            handle = open_as(self.pid, path)
+        except (OSError, ValueError):
+            found = known if not os.path.exists(f"{procfs.PROC}/{self.pid}/stat") else None
+        else:
+            with os.fdopen(handle, "rb") as opened:
+                found = _load(opened.fileno(), known)
+        if found is not None:
+            self._files[path] = found
+            if len(self._files) > FILES_KEPT:
+                del self._files[next(iter(self._files))]
+        return found
+
+
+def _load(handle: int, known: _File | None) -> _File | None:
+    """The content of an open regular file of reasonable size."""
+    try:
+        status = os.fstat(handle)
+        identity = (status.st_ino, status.st_mtime_ns, status.st_size)
+        if known is not None and known.identity == identity:
+            return known
+        data = b""
+        while len(data) <= LARGEST_FILE >= status.st_size and (more := os.read(handle, LARGEST_FILE + 1 - len(data))):
+            data += more
+    except OSError:
+        return None
+    if max(len(data), status.st_size) > LARGEST_FILE:
+        return None
+    text = data.decode("utf-8", "replace")
+    lines = tuple(printable(line[:LONGEST_LINE].expandtabs(4))[:LONGEST_LINE] for line in _LINE_END.split(text))
+    return _File(identity, text, lines)
+
+
+def _heads(lines: tuple[str, ...], line: int) -> tuple[str | None, str | None]:
+    """The heads of the loop and of the `if` that a line stands in within its function, told from indentation."""
+    loop = guard = None
+    depth, otherwise = _indentation(lines[line - 1]), False
+    for above in reversed(lines[max(0, line - 1 - LINES_ABOVE) : line - 1]):
+        indentation, head = _indentation(above), above.strip()
+        if not head or indentation > depth:
+            continue
+        if indentation == depth:
+            if otherwise and _IF.match(head):
+                guard, otherwise = guard or f"else of {head}", False
+            continue
+        if _FUNCTION.match(head):
+            break
+        depth, otherwise = indentation, _ELSE.match(head) is not None
+        if _IF.match(head):
+            guard = guard or head
+        if _LOOP.match(head):
+            loop = loop or head
+    return loop, guard
+
+
+def _indentation(line: str) -> int:
+    return len(line) - len(line.lstrip())

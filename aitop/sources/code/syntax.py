@@ -1,0 +1,45 @@
+"""The syntax tree of a text that anybody may have written, without harm to the process that reads it."""
+
+from __future__ import annotations
+
+import ast
+import io
+import sys
+import tokenize
+import warnings
+
+LARGEST_PARSED = 400_000
+# Up to Python 3.10 the parser makes its tree without a limit to how deep it is, and a thread's stack overflows.
+LIMITS_DEPTH = sys.version_info >= (3, 11)
+DEEPEST = 10_000
+_FLAT = frozenset(",:=)]}")
+
+# What Python has to say of the code of others would be written into our screen and reports.
+_WATCHED = "<watched>"
+for _category in (SyntaxWarning, DeprecationWarning):
+    warnings.filterwarnings("ignore", category=_category, module=_WATCHED)
+
+
+def parsed(text: str) -> ast.Module | None:
+    """The tree of a source text; None for one that is too long, nests too deeply, or is not Python."""
+    try:
+        if len(text) > LARGEST_PARSED or (not LIMITS_DEPTH and _may_be_deep(text)):
+            return None
+        return ast.parse(text, _WATCHED)
+    except (SyntaxError, ValueError, RecursionError, MemoryError, tokenize.TokenError):
+        return None
+
+
+def _may_be_deep(source: str) -> bool:
+    """Whether a statement has more than DEEPEST operators and brackets: `a.b.c`, `1 + 1 + 1` and `f()()()` nest."""
+    if len(source) < DEEPEST:
+        return False
+    count = 0
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type == tokenize.NEWLINE:
+            count = 0
+        elif token.type == tokenize.OP and token.string not in _FLAT:
+            count += 1
+            if count > DEEPEST:
+                return True
+    return False

@@ -1,0 +1,82 @@
+"""What NCCL's RAS threads (NCCL 2.24 and later) say of the health of a job: errors and outliers among its ranks.
+
+Source: the text that they answer a client with, https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting/ras.html
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import time
+from collections.abc import Iterable, Mapping
+
+from aitop.model.text import printable
+from aitop.sources import procfs
+from aitop.sources.exchange.tcp_table import LISTENS, connections, own_sockets
+
+PORT, VARIABLE = 28028, "NCCL_RAS_ADDR"
+QUESTION = b"verbose status\n"
+PATIENCE_SECONDS = 6.0
+MOST_BYTES, MOST_LINES, LONGEST = 1 << 20, 40, 160
+TROUBLES = frozenset({"Errors", "Warnings"})
+
+
+def ras_words(pids: Iterable[int]) -> tuple[str, ...]:
+    """The lines of trouble that RAS tells, where one of these processes has it listening on this machine."""
+    for pid in pids:
+        port = port_of(procfs.environ(pid) or {})
+        if _in_our_network(pid) and port in _listening(pid, port):
+            with contextlib.suppress(OSError):
+                return troubles(_asked(port))
+    return ()
+
+
+def port_of(environment: Mapping[str, str]) -> int:
+    """On which port the RAS thread of a process with this environment listens."""
+    told = environment.get(VARIABLE, "").rpartition(":")[2]
+    return int(told) if told.isascii() and told.isdigit() and 0 < int(told) < 65536 else PORT
+
+
+def troubles(text: str) -> tuple[str, ...]:
+    """The lines below the headings Errors and Warnings; a heading is underlined."""
+    lines = text.splitlines()
+    found, telling = [], False
+    for line, following in zip(lines, [*lines[1:], ""], strict=False):
+        if following and not following.strip("="):
+            telling = line.strip() in TROUBLES
+        elif telling and line.strip() and line.strip("= "):
+            found.append(printable(line.strip())[:LONGEST])
+    return tuple(found[:MOST_LINES])
+
+
+def _asked(port: int) -> str:
+    """What the thread behind the port answers."""
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    answer = b""
+    with socket.create_connection(("localhost", port), timeout=PATIENCE_SECONDS) as connection:
+        connection.sendall(QUESTION)
+        while len(answer) < MOST_BYTES and (left := deadline - time.monotonic()) > 0:
+            connection.settimeout(left)
+            try:
+                data = connection.recv(1 << 16)
+            except TimeoutError:
+                break
+            if not data:
+                break
+            answer += data
+    return answer.decode("utf-8", "replace")
+
+
+def _in_our_network(pid: int) -> bool:
+    """Whether our localhost is the process's: in a container's network it may be another one."""
+    try:
+        return os.readlink(f"{procfs.PROC}/{pid}/ns/net") == os.readlink(f"{procfs.PROC}/self/ns/net")
+    except OSError:
+        return False
+
+
+def _listening(pid: int, port: int) -> set[int]:
+    """The port, where a socket of the process itself listens on it: no other service is to be spoken to."""
+    mine = {one.inode for one in connections(pid) if one.local_port == port and one.state == LISTENS}
+    return {port} if mine and mine & own_sockets(pid) else set()

@@ -1,0 +1,77 @@
+"""The TCP sockets in a process's network, from /proc/PID/net, and which of them are its own."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from aitop.sources import procfs
+
+ESTABLISHED, LISTENS = "01", "0A"
+_OWN_SOCKET = re.compile(r"socket:\[(\d+)\]")
+_MAPPED, _SIX_LOOPBACK = "0000000000000000FFFF0000", "00000000000000000000000001000000"
+
+
+class Connection(NamedTuple):
+    """A socket. Addresses are the kernel's hexadecimal words; `state` is its two digits."""
+
+    local: str
+    local_port: int
+    remote: str
+    remote_port: int
+    state: str
+    inode: int
+
+
+def connections(pid: int) -> list[Connection]:
+    """All sockets of the network that the process is in, empty where they may not be read."""
+    found = []
+    for table in ("tcp", "tcp6"):
+        text = (procfs.read(f"{procfs.PROC}/{pid}/net/{table}") or b"").decode("ascii", "replace")
+        found += [one for line in text.splitlines()[1:] if (one := _parsed(line.split())) is not None]
+    return found
+
+
+def _parsed(fields: list[str]) -> Connection | None:
+    if len(fields) < 10:
+        return None
+    local, remote = fields[1].split(":"), fields[2].split(":")
+    try:
+        return Connection(local[0], int(local[1], 16), remote[0], int(remote[1], 16), fields[3], int(fields[9]))
+    except (ValueError, IndexError):
+        return None
+
+
+def own_sockets(pid: int) -> frozenset[int]:
+    """The inodes of the sockets that the process holds."""
+    held = (_OWN_SOCKET.fullmatch(path) for path in procfs.descriptors(pid).values())
+    return frozenset(int(match[1]) for match in held if match)
+
+
+def is_loopback(address: str) -> bool:
+    """Whether nobody on another machine can have this address, by the kernel's word for it."""
+    four = address.removeprefix(_MAPPED) if len(address) == 32 else address
+    return (len(four) == 8 and four.endswith("7F")) or address == _SIX_LOOPBACK
+
+
+def meet_on_this_machine(pids: Iterable[int]) -> bool:
+    """Whether these ranks meet at a store of their own to which all came by the loopback: no rank is elsewhere.
+
+    The store is what one of them, or whoever started them, listens with.
+    """
+    ranks = tuple(pids)
+    if not ranks:
+        return False
+    known = connections(ranks[0])
+    parents = {stat.ppid for pid in ranks if (stat := procfs.stat(pid)) is not None and stat.ppid > 1}
+    own = frozenset().union(*(own_sockets(pid) for pid in ranks))
+    listening = own.union(*(own_sockets(pid) for pid in parents))
+    stores = {one.local_port for one in known if one.state == LISTENS and one.inode in listening}
+    there = [one for one in known if one.state == ESTABLISHED]
+    met = {one.remote_port for one in there if one.inode in own and one.remote_port in stores}
+    return any(
+        all(is_loopback(one.remote) for one in there if one.local_port == port and one.inode != 0)
+        and all(is_loopback(one.remote) for one in there if one.remote_port == port and one.inode in own)
+        for port in met
+    )

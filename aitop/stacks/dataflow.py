@@ -1,0 +1,81 @@
+"""What a statement is for in the loop that calls the model: its value goes into the call, or comes from it. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Sequence
+
+from aitop.model.stacks import Flow, Statement
+
+
+def innermost(flows: Iterable[Flow], line: int) -> Flow | None:
+    """The innermost of these functions of one file that a line stands in; inner ones follow those around them."""
+    around = [flow for flow in flows if flow.first <= line <= flow.last]
+    return min(reversed(around), key=lambda flow: flow.last - flow.first, default=None)
+
+
+class ModelCalls:
+    """The calls of the model in one function, and what the function's other statements have to do with them.
+
+    `calls` and `updates` are lines below which the model, or its gradients and its optimizer, were seen to run.
+    """
+
+    def __init__(self, flow: Flow, calls: Collection[int], updates: Collection[int]) -> None:
+        self._statements = flow.statements
+        self._loops = flow.loops
+        self._updates = updates
+        self._calls = {each.first for each in map(self._at, calls) if each is not None}
+        uses = {each.first: each.uses for each in flow.statements}
+        users: dict[int, list[int]] = {}
+        for each in flow.statements:
+            for used in each.uses:
+                users.setdefault(used, []).append(each.first)
+        self._feeding = _reached(self._calls, lambda line: uses.get(line, ()))
+        self._following = _reached(self._calls, lambda line: users.get(line, ()))
+
+    def feeds(self, line: int) -> bool:
+        """Whether the value of a line goes into a call of the model."""
+        statement = self._at(line)
+        return statement is not None and statement.first in self._feeding - self._calls
+
+    def answers(self, line: int) -> bool:
+        """Whether a line makes the model's next input out of its last output, while the model acts, not learns.
+
+        That is what an environment does. The model acts in a loop without an update; in one with an update, by a call
+        that stands beside another.
+        """
+        statement = self._at(line)
+        if statement is None or statement.first not in (self._feeding & self._following) - self._calls:
+            return False
+        loop = self._loop(statement.first, with_call=True)
+        if loop is None:
+            return False
+        inside = [call for call in self._calls if _holds(loop, call)]
+        if not any(_holds(loop, update) for update in self._updates):
+            return True
+        return len(inside) > 1 and any(self._loop(call) == loop for call in inside)
+
+    def _at(self, line: int) -> Statement | None:
+        around = [each for each in self._statements if each.first <= line <= each.last]
+        return min(around, key=lambda each: each.last - each.first, default=None)
+
+    def _loop(self, line: int, *, with_call: bool = False) -> tuple[int, int] | None:
+        """The innermost loop around a line; with `with_call` the innermost that calls the model."""
+        around = [loop for loop in self._loops if _holds(loop, line)]
+        if with_call:
+            around = [loop for loop in around if any(_holds(loop, call) for call in self._calls)]
+        return min(around, key=lambda loop: loop[1] - loop[0], default=None)
+
+
+def _holds(loop: tuple[int, int], line: int) -> bool:
+    return loop[0] <= line <= loop[1]
+
+
+def _reached(start: Iterable[int], following: Callable[[int], Sequence[int]]) -> set[int]:
+    reached: set[int] = set()
+    ahead = list(start)
+    while ahead:
+        for line in following(ahead.pop()):
+            if line not in reached:
+                reached.add(line)
+                ahead.append(line)
+    return reached

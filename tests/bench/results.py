@@ -1,0 +1,265 @@
+"""Keeps what the benches measured in results.json, and writes README.md from it.
+
+A bench ends with `sys.exit(publish(args, figures))`: its figures replace its earlier ones, the page is written anew,
+and the exit code is 4 where a bar is missed. `python tests/bench/results.py` only writes the page.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import importlib.metadata
+import json
+import os
+import platform
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+TESTS = Path(__file__).resolve().parents[1]
+RESULTS = Path(__file__).with_name("results.json")
+MISSED_BAR = 4
+PACKAGES = ("torch", "textual", "py-spy", "nvitop", "traceml-ai", "memray")
+
+# Folders with modules that programs of several folders import; pytest has them from pyproject.toml.
+SHARED = ("", "bench", "robustness", "accuracy", "accuracy/scenarios", "e2e/frameworks", "fakes/nvml")
+sys.path += [str(TESTS / folder) for folder in SHARED]
+
+
+@dataclass(frozen=True)
+class Bench:
+    """A program below tests/ and its arguments; `quick` is None for what takes longer than a few minutes.
+
+    One that `resumes` keeps what it has done piece by piece, and goes on from there with --resume.
+    """
+
+    path: str
+    usual: str = ""
+    quick: str | None = None
+    resumes: bool = False
+
+
+BENCHES = {
+    "What watching costs the run": (
+        Bench("bench/hook_cost_steps.py", "--seconds 60", "--seconds 25"),
+        Bench("bench/hook_cost.py", "--rounds 7", "--rounds 2 --model mlp"),
+        Bench("bench/everything_cost.py", "--starts 5 --seconds 60", "--starts 2 --seconds 20"),
+        Bench("bench/burst_cost.py", "", "--bursts 2"),
+    ),
+    "Attach and detach": (
+        Bench("bench/attach_pause.py", "-n 50", "-n 8"),
+        Bench("robustness/attach_stress.py", "-n 200"),
+    ),
+    "What the watcher itself costs": (
+        Bench("bench/monitor_cost.py", "", "--start 12 --seconds 8"),
+        Bench("bench/growth.py", "", "--start 12 --seconds 10"),
+        Bench("bench/monitor_hour.py", "", "--minutes 16"),
+        Bench("bench/first_frame.py", "", "--rounds 2"),
+    ),
+    "Harm, hostile input, long runs": (
+        Bench("robustness/faults.py", "-n 20", resumes=True),
+        Bench("robustness/rights.py"),
+        Bench("robustness/fuzz.py", "--minutes 5"),
+        Bench("robustness/soak.py", "--minutes 30"),
+    ),
+    "How right the verdicts are": (
+        Bench("accuracy/verdicts.py", "--tiers 3,2 --mended", resumes=True),
+        Bench("accuracy/ranks.py", "--gains"),
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A line of a bench's table. `value` None was not measured; `most` or `least` is its bar."""
+
+    what: str
+    value: float | None
+    unit: str = ""
+    most: float | None = None
+    least: float | None = None
+    spread: str = ""
+    peer: str = ""
+    theirs: float | None = None
+
+    def missed(self) -> bool:
+        """Whether it was measured and is worse than its bar."""
+        if self.value is None:
+            return False
+        return (self.most is not None and self.value > self.most) or (
+            self.least is not None and self.value < self.least
+        )
+
+    def row(self) -> str:
+        """Its line in Markdown."""
+        bar = f"≤ {number(self.most)}" if self.most is not None else ""
+        bar += f"≥ {number(self.least)}" if self.least is not None else ""
+        ours = self._with_unit(self.value) + (f" ({self.spread})" if self.spread else "")
+        ours += " **missed**" if self.missed() else ""
+        theirs = self._with_unit(self.theirs) if self.peer else ""
+        return f"| {self.what} | {ours} | {bar} | {self.peer} | {theirs} |"
+
+    def _with_unit(self, value: float | None) -> str:
+        return number(value) if value is None else f"{number(value)} {self.unit}".strip()
+
+
+def number(value: float | None) -> str:
+    """Three significant digits, – where nothing was measured."""
+    if value is None:
+        return "–"
+    return f"{value:.0f}" if abs(value) >= 100 or float(value).is_integer() else f"{value:.3g}"
+
+
+def options(doc: str | None) -> argparse.ArgumentParser:
+    """The parser of a bench, with the option that every bench has."""
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--results", type=Path, default=RESULTS, metavar="FILE", help="keep the figures here")
+    return parser
+
+
+def publish(args: argparse.Namespace, figures: Sequence[Figure], *, whole: bool = True) -> int:
+    """Print the figures of the bench that runs, keep them and write the page; the exit code is 4 where a bar is missed.
+
+    What is not the `whole` bench is only printed.
+    """
+    record = {
+        "date": time.strftime("%Y-%m-%d"),
+        "commit": commit(),
+        "machine": machine(),
+        "versions": versions(),
+        "arguments": shlex.join(_without_results(sys.argv[1:])),
+        "figures": [asdict(figure) for figure in figures],
+    }
+    file: Path = args.results
+    if whole:
+        records = {**read(file), Path(sys.argv[0]).stem: record}
+        file.write_text(json.dumps(dict(sorted(records.items())), indent=1, ensure_ascii=False) + "\n")
+        file.with_name("README.md").write_text(page(records))
+    print("\n" + "\n".join(table(record)))
+    return MISSED_BAR if any(figure.missed() for figure in figures) else 0
+
+
+def _without_results(words: Sequence[str]) -> list[str]:
+    at = words.index("--results") if "--results" in words else len(words)
+    return [*words[:at], *words[at + 2 :]]
+
+
+class Pieces:
+    """What a long bench has done so far at this commit, a JSON value a line, in the folder for temporary files."""
+
+    def __init__(self, *, resume: bool) -> None:
+        self._file = Path(tempfile.gettempdir(), f"aitop-{Path(sys.argv[0]).stem}-{commit().rstrip('+')}.jsonl")
+        if not resume:
+            self._file.unlink(missing_ok=True)
+
+    def read(self) -> list[Any]:
+        """All of them, in the order in which they were added."""
+        return [json.loads(line) for line in self._file.read_text().splitlines()] if self._file.exists() else []
+
+    def add(self, piece: Any) -> None:
+        """Keep another one."""
+        with self._file.open("a") as file:
+            file.write(json.dumps(piece) + "\n")
+
+
+def read(file: Path = RESULTS) -> dict[str, Any]:
+    """The records of earlier runs by the name of the bench."""
+    return json.loads(file.read_text()) if file.exists() else {}
+
+
+def commit() -> str:
+    """The commit of the code that is run, with a + where it was changed since; empty where that is not known."""
+    git = ["git", "-C", str(TESTS.parent)]
+    told = subprocess.run([*git, "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
+    changed = subprocess.run([*git, "diff", "--quiet", "HEAD", "--", "aitop"], capture_output=True, check=False)
+    return told.stdout.strip() + "+" * (changed.returncode == 1)
+
+
+def machine() -> str:
+    """Cores, processor, memory and GPUs."""
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    model = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "a processor")
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30
+    gpus = ""
+    if smi := shutil.which("nvidia-smi"):
+        asked = [smi, "--query-gpu=name", "--format=csv,noheader"]
+        gpus = ", ".join(subprocess.run(asked, capture_output=True, text=True, check=False).stdout.split("\n")).strip(
+            ", "
+        )
+    cores = len(os.sched_getaffinity(0))
+    return f"{cores} cores of {model}, {memory:.0f} GiB, Linux {platform.release()}, {gpus or 'no GPU'}"
+
+
+def versions() -> dict[str, str]:
+    """Of Python and of what is measured beside aitop, as far as it is installed."""
+    found = {"Python": platform.python_version()}
+    for name in PACKAGES:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    if gdb := shutil.which("gdb"):
+        words = subprocess.run([gdb, "--version"], capture_output=True, text=True, check=False).stdout.split("\n")[0]
+        found["gdb"] = words.split()[-1]
+    return found
+
+
+INTRODUCTION = """\
+# Benches: what aitop costs, how robust it is, how right it is
+
+Every figure that another document quotes comes from this page. The page is written by the benches themselves, from
+`results.json` beside it; each section has the date and the commit of its last run. A `+` behind the commit says that
+files had changed since.
+
+Run them on a machine with nothing else to do. The first line takes less than ten minutes, the second about half an
+hour; the rest is run by name. Peers that are not installed are left out:
+
+```console
+pip install nvitop memray traceml-ai && python tests/bench/all.py --quick
+python tests/bench/all.py
+python tests/bench/all.py faults verdicts
+```
+
+With `--resume` a bench that has a result of this commit is not run again, and one that takes hours goes on where it was
+interrupted. Every bench also runs by itself (`--help` explains its figures) and exits with 4 where a bar is missed.
+Where NVML is needed and there is no GPU, the fake one of the tests plays it. The verdicts on committed recordings are
+proven apart: [tests/accuracy](../accuracy/README.md).
+"""
+
+
+def page(records: dict[str, Any]) -> str:
+    """README.md: a section for each bench with its last result."""
+    parts = [INTRODUCTION]
+    for group, benches in BENCHES.items():
+        parts.append(f"## {group}\n")
+        for bench in benches:
+            parts += _section(bench, records.get(Path(bench.path).stem))
+    return "\n".join(parts)
+
+
+def _section(bench: Bench, record: dict[str, Any] | None) -> list[str]:
+    words = ast.get_docstring(ast.parse((TESTS / bench.path).read_text())) or ""
+    title, _, rest = words.partition("\n\n")
+    about = [part for part in rest.split("\n\n") if not part.startswith(" ")][:1]
+    command = f"python tests/{bench.path} {record['arguments'] if record else bench.usual}".rstrip()
+    head = [f"### `{Path(bench.path).name}`", "", title, "", *about, *([""] if about else []), f"    {command}", ""]
+    return [*head, *(table(record) if record else ["No result is written down here yet."]), ""]
+
+
+def table(record: dict[str, Any]) -> list[str]:
+    """The figures of a bench in Markdown, and where they were measured."""
+    rows = [Figure(**figure).row() for figure in record["figures"]]
+    versions = ", ".join(f"{name} {version}" for name, version in record["versions"].items())
+    place = "; ".join(filter(None, (record["date"], record["commit"] or "no commit", record["machine"], versions)))
+    return ["| measured | aitop | bar | beside it | its figure |", "|---|--:|--:|---|--:|", *rows, "", f"{place}."]
+
+
+if __name__ == "__main__":
+    RESULTS.with_name("README.md").write_text(page(read()))

@@ -1,0 +1,55 @@
+"""Every bench can be loaded, and one that runs writes its section and fails on a missed bar."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import results
+from results import BENCHES, MISSED_BAR, TESTS, Figure, publish
+
+PATHS = [bench.path for group in BENCHES.values() for bench in group]
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_a_bench_can_be_loaded(path):
+    assert callable(importlib.import_module(Path(path).stem).main)
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_a_bench_says_how_it_is_run(path):
+    assert f"python tests/{path}" in (TESTS / path).read_text()
+
+
+def test_a_bench_that_runs_writes_its_section(tmp_path):
+    file = tmp_path / "results.json"
+    command = [sys.executable, str(TESTS / "bench" / "monitor_hour.py"), "--minutes", "1", "--results", str(file)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=tmp_path)
+    assert done.returncode in (0, MISSED_BAR), done.stderr
+    record = json.loads(file.read_text())["monitor_hour"]
+    assert record["arguments"] == "--minutes 1"
+    assert {figure["unit"] for figure in record["figures"]} == {"MB", "ms"}
+    page = (tmp_path / "README.md").read_text()
+    assert "| memory after 1 min of samples |" in page
+    assert f"{record['date']}; {record['commit'] or 'no commit'}; " in page
+
+
+@pytest.mark.parametrize(
+    ("figure", "code"),
+    [
+        (Figure("time", 3.0, "s", most=3), 0),
+        (Figure("time", 3.1, "s", most=3), MISSED_BAR),
+        (Figure("right", 89.0, "%", least=90), MISSED_BAR),
+        (Figure("beside a peer that is missing", None, "×", most=0.8), 0),
+    ],
+)
+def test_a_missed_bar_is_the_exit_code(tmp_path, monkeypatch, figure, code):
+    monkeypatch.setattr(sys, "argv", ["monitor_cost.py"])
+    monkeypatch.setattr(results, "versions", dict)
+    assert publish(argparse.Namespace(results=tmp_path / "results.json"), [figure]) == code
+    assert ("**missed**" in (tmp_path / "README.md").read_text()) == (code == MISSED_BAR)

@@ -1,0 +1,198 @@
+"""Hundreds of attach/detach cycles for each kind of target: harm, refusals, leftovers.
+
+A cycle is one install and one remove of a stand-in hook. "harmed" counts targets that died,
+froze or computed something wrong (the losses of `training` are held against those of a run that nobody attached to);
+"refused" the requests that were withdrawn in time. "stop" is how long the thread that we stop stood still; "turn"
+how long one turn of the target's own loop took, beside the same of a run without attach. The kind `killed` has
+the injector killed at a random moment of each cycle. Where no interpreter is given, ours and one of the other way of
+linking are used, if there is one (tests/interpreters.py); kinds that need torch run in ours only.
+
+    python tests/robustness/attach_stress.py [-n CYCLES] [--python PATH ...] [KIND ...]
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+import random
+import signal
+import statistics
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "bench"))
+
+from results import Figure, options, publish  # isort: split
+
+from attach_targets import KINDS, STAND_IN, Victim, leftovers
+from interpreters import interpreters
+
+from aitop.attach import AttachRefused
+from aitop.attach.entrance import deliver
+
+DEFAULT = [
+    *("training", "busy", "c-call", "sleep", "longsleep", "lock", "queue", "select", "epoll"),
+    *("allocating", "native-allocating", "importing", "timers", "forking", "vector", "killed"),
+]
+PLAIN_SECONDS = 4.0
+HEAD = (
+    f"{'kind':18}{'cycles':>7}{'acked':>7}{'refused':>9}{'ack ms p50':>12}{'p99':>8}{'stop µs p50':>13}{'p99':>7}"
+    f"{'turn µs p99 plain':>19}{'attached':>10}{'p99.9 plain':>13}{'attached':>10}"
+    f"{'harmed':>8}{'left':>6}{'seconds':>9}"
+)
+
+
+def percentile(values: list[float], share: float) -> float:
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(len(ordered) * share))] if ordered else float("nan")
+
+
+@dataclass
+class Outcome:
+    """What a target said at its end: its turns in µs (p50, p99, p99.9, longest), losses, and harm in words."""
+
+    turns: list[str] = field(default_factory=lambda: ["nan"] * 4)
+    losses: list[str] = field(default_factory=list)
+    harm: list[str] = field(default_factory=list)
+
+
+@dataclass
+class Tally:
+    """What the cycles came to: stops in µs, acknowledgements in ms, how many requests were refused."""
+
+    pauses: list[float] = field(default_factory=list)
+    acks: list[float] = field(default_factory=list)
+    refused: int = 0
+    cycles: int = 0
+
+    def cycle(self, pid: int) -> None:
+        """One install and one remove."""
+        for action in ("install", "remove"):
+            try:
+                done = deliver(pid, action, STAND_IN, timeout=5, torch=False)
+            except AttachRefused:
+                self.refused += 1
+            else:
+                self.pauses.append(done.pause_us)
+                self.acks.append(done.ack_ms)
+
+
+def killed_cycle(pid: int) -> None:
+    child = os.fork()
+    if not child:
+        while True:
+            Tally().cycle(pid)
+    time.sleep(random.uniform(0, 0.02))
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+
+
+def end(victim: Victim) -> Outcome:
+    outcome = Outcome()
+    code, out, err = victim.end(timeout=60)
+    for line in out.splitlines():
+        word, _, rest = line.partition(" ")
+        if word == "turns":
+            outcome.turns = rest.split()
+        elif word == "losses":
+            outcome.losses = ast.literal_eval(rest)
+    last = out.splitlines()[-1] if out else "nothing"
+    if code or err or not last.startswith("bad 0 same True"):
+        outcome.harm.append(f"{code} {last} {err[-200:]}")
+    return outcome
+
+
+def plain(kind: str, python: str) -> Outcome:
+    """The same target without attach."""
+    victim = Victim(kind, python=python)
+    try:
+        time.sleep(PLAIN_SECONDS)
+        return end(victim)
+    finally:
+        victim.kill()
+
+
+def attached(kind: str, cycles: int, python: str, killed: bool) -> tuple[Tally, Outcome, list[str]]:
+    """The tally, what the target said, and the files that were left."""
+    victim, tally, harm = Victim(kind, python=python), Tally(), []
+    try:
+        for _ in range(cycles):
+            if killed:
+                killed_cycle(victim.pid)
+            else:
+                tally.cycle(victim.pid)
+            tally.cycles += 1
+            if victim.process.poll() is not None:
+                harm.append(f"died {victim.process.returncode}")
+                break
+        if not harm and not victim.goes_on():
+            harm.append("froze")
+        if killed:
+            tally.cycle(victim.pid)
+        outcome = end(victim)
+        outcome.harm = harm + outcome.harm
+        return tally, outcome, leftovers(victim.pid)
+    finally:
+        victim.kill()
+
+
+def stress(kind: str, cycles: int, python: str) -> tuple[bool, int]:
+    """Print the line of a kind; whether it was harmed, and the files that were left."""
+    since = time.monotonic()
+    target = "busy" if kind == "killed" else kind
+    without = plain(target, python)
+    tally, outcome, left = attached(target, cycles, python, killed=kind == "killed")
+    compared = min(len(without.losses), len(outcome.losses))
+    if outcome.losses[:compared] != without.losses[:compared] or (kind == "training" and not compared):
+        outcome.harm.append(f"other losses within {compared} steps")
+    note = f"{compared} losses equal; " if compared and not outcome.harm else ""
+    print(
+        f"{kind:18}{tally.cycles:7}{len(tally.acks):7}{tally.refused:9}"
+        f"{statistics.median(tally.acks) if tally.acks else float('nan'):12.1f}{percentile(tally.acks, 0.99):8.1f}"
+        f"{percentile(tally.pauses, 0.5):13.0f}{percentile(tally.pauses, 0.99):7.0f}"
+        f"{without.turns[1]:>19}{outcome.turns[1]:>10}{without.turns[2]:>13}{outcome.turns[2]:>10}"
+        f"{len(outcome.harm):8}{len(left):6}{time.monotonic() - since:9.1f}  {note}{'; '.join(outcome.harm)}",
+        flush=True,
+    )
+    return bool(outcome.harm), len(left)
+
+
+def default_pythons() -> list[str]:
+    found = [sys.executable]
+    for linked in ("static", "shared"):
+        paths = [path for name, path in interpreters().items() if name.endswith(linked)]
+        if paths and sys.executable not in paths:
+            found.append(paths[0])
+    return found
+
+
+def main() -> int:
+    parser = options(__doc__)
+    parser.add_argument("-n", "--cycles", type=int, default=200)
+    parser.add_argument("--python", nargs="+", help="the interpreters of the targets")
+    parser.add_argument("kinds", nargs="*", metavar="KIND", help=f"{', '.join([*KINDS, 'killed'])}")
+    args = parser.parse_args()
+    found = []
+    for python in args.python or default_pythons():
+        print(f"\n{python}\n{HEAD}", flush=True)
+        kinds = [
+            kind
+            for kind in args.kinds or DEFAULT
+            if python == sys.executable or "import torch" not in KINDS.get(kind, ("",))[0]
+        ]
+        found += [stress(kind, args.cycles, python) for kind in kinds]
+    spread = f"of {len(found)} kinds of target, {args.cycles} cycles each"
+    return publish(
+        args,
+        [
+            Figure("targets harmed", sum(harmed for harmed, _ in found), most=0, spread=spread),
+            Figure("files left behind", sum(left for _, left in found), most=0),
+        ],
+        whole=not args.kinds,
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,140 @@
+"""What the lines around a model's call are for, read from the structure of the code."""
+
+from __future__ import annotations
+
+from textwrap import dedent
+
+from aitop.sources.code.dataflow import flows
+from aitop.stacks.dataflow import ModelCalls, innermost
+
+
+def calls(text: str, *, model: str = "MODEL", update: str = "UPDATE") -> tuple[ModelCalls, dict[str, int]]:
+    """The model's calls of the function with the line marked `# MODEL`, and the other marked lines."""
+    text = dedent(text).lstrip("\n")
+    marks: dict[str, list[int]] = {}
+    for number, line in enumerate(text.splitlines(), 1):
+        if "#" in line:
+            marks.setdefault(line.partition("#")[2].strip(), []).append(number)
+    flow = innermost(flows("a.py", text), marks[model][0])
+    assert flow is not None
+    lines = {mark: numbers[0] for mark, numbers in marks.items()}
+    return ModelCalls(flow, marks[model], marks.get(update, [])), lines
+
+
+def test_what_goes_into_the_call_feeds_it_wherever_it_stands() -> None:
+    found, at = calls("""
+        def train(net, opt, files):
+            x = first(files)
+            while True:
+                loss = net(x).mean()  # MODEL
+                opt.zero_grad()
+                loss.backward()  # UPDATE
+                opt.step()
+                note = summary(loss)  # note
+                raw = files.pop()  # read
+                x = decode(raw)  # decode
+        """)
+    assert found.feeds(at["read"]) and found.feeds(at["decode"])
+    assert not found.feeds(at["note"])
+    assert not any(found.answers(line) for line in at.values())
+
+
+def test_an_environment_makes_the_next_input_of_the_last_output() -> None:
+    found, at = calls("""
+        def learn(net, opt, pipe):
+            state = START
+            while True:
+                logs, gains = [], []
+                for _ in range(32):
+                    odds = net(state)  # MODEL
+                    pick = odds.sample()
+                    pipe.send(pick)
+                    logs.append(odds.log_prob(pick))  # keep
+                    state, gain = pipe.recv()  # environment
+                    gains.append(gain)
+                for gain in gains:
+                    total = gain + 0.9 * total  # returns
+                loss = -(torch.stack(logs) * total).sum()
+                loss.backward()  # UPDATE
+                opt.step()
+        """)
+    assert found.answers(at["environment"])
+    assert not found.answers(at["keep"]) and not found.answers(at["returns"])
+
+
+def test_environments_in_processes_behind_pipes() -> None:
+    found, at = calls("""
+        def gather(net, pipes, seen):
+            while True:
+                for _ in range(64):
+                    picks = net(seen)  # MODEL
+                    for pipe, pick in zip(pipes, picks):
+                        pipe.send(pick)
+                    answers = [each.recv() for each in pipes]  # environment
+                    seen = torch.stack([answer[0] for answer in answers])
+        """)
+    assert found.answers(at["environment"])
+
+
+def test_acting_and_learning_in_one_loop() -> None:
+    found, at = calls("""
+        class Agent:
+            def run(self):
+                while True:
+                    action = self.net(self.seen).argmax()  # MODEL
+                    self.advance(action)  # environment
+                    for rows in self.memory.draw(4):
+                        loss = (self.net(rows.seen) - rows.goal).square().mean()  # MODEL
+                        loss.backward()  # UPDATE
+                        self.opt.step()
+
+            def advance(self, action):
+                seen, reward = self.world.go(action)
+                self.memory.add(self.seen, action, reward)
+                self.seen = seen
+        """)
+    assert found.answers(at["environment"])
+
+
+def test_picking_examples_by_their_loss_is_no_environment() -> None:
+    found, at = calls("""
+        def train(net, opt, pool):
+            weights = [1.0] * len(pool)
+            while True:
+                rows = draw(pool, weights)  # draw
+                losses = net(rows)  # MODEL
+                losses.mean().backward()  # UPDATE
+                opt.step()
+                weights = update(weights, losses)  # weigh
+        """)
+    assert found.feeds(at["draw"]) and found.feeds(at["weigh"])
+    assert not found.answers(at["draw"]) and not found.answers(at["weigh"])
+
+
+def test_a_variable_that_is_set_anew_carries_nothing_over() -> None:
+    found, at = calls("""
+        def train(net, opt):
+            while True:
+                x = torch.randn(8, 4)
+                y = net(x)  # MODEL
+                y.sum().backward()  # UPDATE
+                x = y.detach().cpu()  # note
+                show(x)
+        """)
+    assert not found.feeds(at["note"])
+
+
+def test_a_hand_written_update_is_not_taken_for_the_models_input() -> None:
+    found, at = calls("""
+        def train(net, source):
+            for x in source:
+                loss = net(x)  # MODEL
+                grads = torch.autograd.grad(loss, list(net.parameters()))  # UPDATE
+                descend(net, grads)  # descend
+        """)
+    assert not found.feeds(at["descend"])
+
+
+def test_text_that_is_not_python_has_no_dataflow() -> None:
+    assert flows("a.py", "for for\x00") == ()
+    assert flows("a.py", "x" + "[0]" * 300_000) == ()
