@@ -98,6 +98,9 @@ TABLE: tuple[Row, ...] = (
     _row(r"/accelerate/utils/operations\.py$", r"send_to_device", phase="transfer", work="copy"),
     _row(r"/accelerate/data_loader\.py$", phase="data_wait"),
     _row(r"/(?:accelerate|deepspeed|lightning\w*|pytorch_lightning)/", r"backward", phase="backward"),
+    # servers: processes that hand work to each other by polling shared memory
+    _row(r"/vllm/distributed/device_communicators/shm_broadcast\.py$", state="wait-queue"),
+    _row(r"/vllm/distributed/utils\.py$", r"sched_yield", state="wait-queue"),
     # reinforcement learning
     _row(r"/(?:site|dist)-packages/(?:gymnasium|gym|pettingzoo|ale_py|dm_env|dm_control|envpool|procgen|minigrid"
          r"|shimmy|supersuit|pybullet_envs|mujoco)/", phase="environment"),

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from typing import Literal
 
 Origin = Literal["user", "torch", "library", "stdlib", "native"]
@@ -56,6 +58,23 @@ def is_user(file: str, script: str | None) -> bool:
         or _TORCH_ITSELF.search(file)
         or _COMMAND.search(file)
     )
+
+
+def application(stacks: Iterable[Sequence[str]], script: str | None) -> str | None:
+    """The folder of the installed package that a process runs which runs no code of the user's; None for others.
+
+    `stacks` have the files of the frames that it entered itself, the outermost first. `vllm serve` runs vllm: to who
+    watches it, that is the program. The package is the first to be entered on most stacks.
+    """
+    entered: Counter[str] = Counter()
+    for files in stacks:
+        if any(is_user(file, script) and not file.startswith("<") for file in files):
+            return None
+        installed = next((file for file in files if _INSTALLED.search(file)), None)
+        if installed is not None and origin_of(installed, False) == "library":
+            above, mark, package = re.split(r"(/(?:site|dist)-packages/)", installed)[-3:]
+            entered[f"{above}{mark}{package.partition('/')[0]}/"] += 1
+    return max(entered, key=lambda folder: entered[folder], default=None)
 
 
 def _beside(file: str, script: str) -> bool:

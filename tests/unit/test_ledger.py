@@ -154,15 +154,6 @@ def test_a_model_that_is_called_to_act_is_not_evaluated():
     assert share(alone, phase="evaluation") == pytest.approx(0.6)
 
 
-@pytest.mark.parametrize(("forwards", "phase"), [(16, "environment"), (1, "host")])
-def test_host_code_between_many_calls_of_a_model_is_the_environment(forwards, phase):
-    world = line("move", 0.4, position="within", number=30)
-    model = line("main", 0.6, phase="forward", activity="native", number=31)
-    seen = snapshot(steps(seconds=0.1, forward=0.06, forwards=forwards, backwards=1), lines=[world, model])
-    assert_adds_up(seen)
-    assert {entry.phase for entry in entries(seen) if entry.line == 30} == {phase}
-
-
 def test_threads_and_workers_beside_have_entries_of_their_own_time():
     makes = line("__getitem__", 0.9, pid=WORKER, phase="data_wait")
     beside = line("publish", 1.0, thread="metrics", number=50)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from aitop.stacks.origin import is_user
+from aitop.stacks.origin import application, is_user
 
 SCRIPT = "/home/ada/proj/train.py"
 BUNDLED = "/home/ada/venv/lib/python3.12/site-packages/aitop/workloads/slow_loader.py"
@@ -85,3 +85,20 @@ def test_a_script_in_the_root_folder_does_not_own_the_machine():
     assert is_user("/train.py", "/train.py")
     assert not is_user("/usr/lib/python3.12/threading.py", "/train.py")
     assert not is_user("/usr/lib/python3/dist-packages/yaml/loader.py", "/usr/train.py")
+
+
+SITE = "/venv/lib/python3.11/site-packages"
+SERVES = ["/usr/lib/python3.11/multiprocessing/process.py", f"{SITE}/vllm/v1/engine/core.py", f"{SITE}/torch/nn/x.py"]
+
+
+def test_a_process_without_code_of_the_user_runs_the_package_that_it_entered_first():
+    handles = [f"{SITE}/uvicorn/server.py", f"{SITE}/vllm/entrypoints/api.py"]
+    assert application([SERVES, SERVES, handles], None) == f"{SITE}/vllm/"
+
+
+def test_where_a_line_of_the_user_was_seen_no_package_stands_for_it():
+    assert application([SERVES, [f"{SITE}/uvicorn/server.py", "/home/me/app.py"]], None) is None
+
+
+def test_a_launcher_of_torch_runs_no_package_of_its_own():
+    assert application([[f"{SITE}/torch/distributed/run.py", "/usr/lib/python3.11/subprocess.py"]], None) is None

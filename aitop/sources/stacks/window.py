@@ -12,7 +12,9 @@ from aitop.sources.code.foreign_file import User, user_of
 from aitop.sources.code.lines import SourceCode
 from aitop.sources.stacks.speedscope import RawFrame, ThreadSamples
 from aitop.stacks.dataflow import innermost
-from aitop.stacks.origin import is_user
+from aitop.stacks.libraries import meaning
+from aitop.stacks.origin import application, is_user
+from aitop.stacks.reading import own_start
 
 MOST_FLOWS = 40
 
@@ -24,6 +26,8 @@ class CodeOfProcesses:
 
     def __init__(self) -> None:
         self._readers: dict[_View, SourceCode] = {}
+        # The package that stands for the user's code, by process; None for one whose user's code was seen.
+        self.applications: dict[int, str | None] = {}
         self._flows: dict[str, tuple[str, tuple[Flow, ...]]] = {}
 
     def flows(self, code: SourceCode, file: str) -> tuple[Flow, ...]:
@@ -62,7 +66,7 @@ class WindowBuilder:
     def __init__(self, script: str | None, code: CodeOfProcesses) -> None:
         self._script = script
         self._code = code
-        self._frames: dict[tuple[str, str, int], int] = {}
+        self._frames: dict[tuple[str, str, int, bool], int] = {}
         self._table: list[Frame] = []
         self._stacks: list[StackCount] = []
         self._flows: dict[tuple[str, int], Flow] = {}
@@ -73,6 +77,7 @@ class WindowBuilder:
 
     def counts(self, pid: int, raw: Sequence[RawFrame], threads: Sequence[ThreadSamples]) -> list[StackCount]:
         """The stacks of threads of one process, their frames in the table, but not among the result's stacks."""
+        self._learn_application(pid, raw, threads)
         indices = self.indices(pid, raw)
         return [
             StackCount(
@@ -89,8 +94,18 @@ class WindowBuilder:
     def indices(self, pid: int, raw: Sequence[RawFrame]) -> list[int]:
         """Where these frames of a process are in the table; new ones are added to it."""
         code = self._code.of(pid)
-        folder = procfs.link(f"{procfs.PROC}/{pid}/cwd") or "/"
-        return [self._index(frame, folder, code) for frame in raw]
+        package = self._code.applications.get(pid)
+        return [self._index(frame, file, code, package) for frame, file in zip(raw, _files(pid, raw), strict=True)]
+
+    def _learn_application(self, pid: int, raw: Sequence[RawFrame], threads: Sequence[ThreadSamples]) -> None:
+        """Note which package a process runs that runs none of the user's code, until a line of the user's is seen."""
+        known = self._code.applications
+        if known.get(pid, "") is None:
+            return
+        frames = [Frame(frame.name, file, 0) for frame, file in zip(raw, _files(pid, raw), strict=True)]
+        stacks = ([frames[index] for index in stack] for thread in threads for stack in thread.stacks)
+        own = ([frame.file for frame in stack[own_start(stack) :]] for stack in stacks)
+        known[pid] = application(own, self._script)
 
     def result(self) -> tuple[tuple[Frame, ...], tuple[StackCount, ...]]:
         """The table of frames and the stacks that index it."""
@@ -100,14 +115,14 @@ class WindowBuilder:
         """The dataflow of the user's functions in the table."""
         return tuple(self._flows.values())
 
-    def _index(self, raw: RawFrame, folder: str, code: SourceCode) -> int:
-        file, line = raw.file or "", raw.line or 0
-        if file and not file.startswith(("/", "<")):
-            file = os.path.normpath(os.path.join(folder, file))
-        key = raw.name, file, line
+    def _index(self, raw: RawFrame, file: str, code: SourceCode, package: str | None) -> int:
+        line = raw.line or 0
+        user = is_user(file, self._script)
+        if package is not None and file.startswith(package):
+            user = not any(meaning(file, raw.name))
+        key = raw.name, file, line, user
         index = self._frames.get(key)
         if index is None:
-            user = is_user(file, self._script)
             index = self._frames[key] = len(self._table)
             place = code.place(file, line) if user and line > 0 else None
             text, loop, guard = place if place is not None and place.text else (None, None, None)
@@ -117,3 +132,12 @@ class WindowBuilder:
                 if flow is not None:
                     self._flows[file, flow.first] = flow
         return index
+
+
+def _files(pid: int, raw: Sequence[RawFrame]) -> list[str]:
+    """The files of frames, with their folders."""
+    folder = procfs.link(f"{procfs.PROC}/{pid}/cwd") or "/"
+    return [
+        os.path.normpath(os.path.join(folder, file)) if file and not file.startswith(("/", "<")) else file
+        for file in (frame.file or "" for frame in raw)
+    ]
