@@ -126,7 +126,7 @@ def test_every_path_on_the_map_is_there():
     rooms = {entry.name for entry in PACKAGE.iterdir()}
     roots = {path: PACKAGE if path.split("/")[0] in rooms - {"README.md"} else ROOT for path in paths}
     # Files of a folder that stands beside them, and those of the example.
-    others = {"steps.py", "maker.py", "__init__.py", "train.py", "torch/optim/"}
+    others = {"steps.py", "parts.py", "__init__.py", "train.py", "torch/optim/"}
     assert [path for path, root in roots.items() if path not in others and not (root / path).exists()] == []
 
 
