@@ -21,10 +21,6 @@ SEVERAL_WINDOWS = 3
 MAIN = "MainThread"
 CLOSED = "without stack samples and without the hook nothing tells where the time of a step goes"
 ONCE = "seen in one stretch of time so far: how often it comes is not known yet"
-# In about so long a core reads again from memory what its caches hold: work between waits that is shorter than a few
-# times that may run faster without the waits.
-REFILL_SECONDS, FAR = 0.001, 0.4
-COLD = "after each wait, or other work, caches are cold: how much faster the little that is left runs is not known"
 RUNNING: frozenset[Activity] = frozenset({"python", "native"})
 # What waits for storage or a service, by the kernel's word or by the library that is called.
 STORAGE_WAITS: frozenset[Activity] = frozenset({"wait-disk", "wait-network"})
@@ -271,22 +267,6 @@ def seen_once(snapshot: Snapshot, lines: Lines) -> bool:
         return False
     windows = {number for entry in lines.lines for number, count in enumerate(entry.by_window) if count}
     return bool(windows) and len(windows) < SEVERAL_WINDOWS and max(windows) - min(windows) < SEVERAL_WINDOWS - 1
-
-
-def left_cold(snapshot: Snapshot, share: float, *, computed: bool = False) -> bool:
-    """Whether so little is run after each wait that filling caches again may be a good part of what is left of a step.
-
-    `share` (0..1) is what the waits take; where the thread that steps `computed` it, that used the caches once a step.
-    Not where the kernel did not count how often that thread waits.
-    """
-    pid = snapshot.steps.pid if snapshot.steps and snapshot.steps.pid else snapshot.target.pid
-    processes = snapshot.host.processes if snapshot.host else ()
-    waits = next((process.voluntary_switches for process in processes if process.pid == pid), None)
-    steps = snapshot.steps.per_second if snapshot.steps else None
-    often = steps if computed else min(waits, steps or waits) if waits else None
-    if not often or not 0.0 < share < 1.0:
-        return False
-    return FAR * (1.0 - share) / often < REFILL_SECONDS
 
 
 def takes_request(entry: Entry) -> bool:

@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import msgspec
 
-from aitop.diagnosis.evidence import RUNNING
+from aitop.diagnosis.evidence import RUNNING, summed
+from aitop.diagnosis.series import mean_of
 from aitop.model.ledger import Activity, Basis, Entry, Lane, Ledger, Phase, Unit
 from aitop.model.snapshot import HotLine, Phases, ProcessStacks, Snapshot
 from aitop.model.steps import StepRecord
@@ -20,13 +21,13 @@ from aitop.model.verdict import Where
 
 # Parts of less than this share of a lane are put to the largest part of their line.
 LEAST_PART = 0.004
-# Where far more was measured in a phase than was seen there, samples tell only so much of it.
-MOST_SCALED = 2.0
 # An environment has at least this share of the time where a model acts in it.
 LEAST_ENVIRONMENT = 0.02
 # A line that takes as long as all collections, give or take this factor, asks for them. Of collections that take next
 # to no time none is asked for.
 ASKED_FOR, LEAST_ASKED = 0.7, 0.03
+# Where far more was measured in a phase than was seen there, samples tell only so much of it.
+MOST_SCALED = 2.0
 # Samples tell a phase better than a clock that saw less than this part of it (a saved reference to torch.save, say).
 LEAST_MEASURED = 0.5
 
@@ -68,7 +69,7 @@ def _ledger(snapshot: Snapshot, process: ProcessStacks, *, first: bool) -> Ledge
         measured["evaluation"] = 0.0
     main = _fitted(sampled, measured, process) if measured else _filled(sampled, process)
     main = _without_core(main, _run_delay(snapshot, process))
-    main = _collecting(main, _share(records, lambda step: step.gc) if records else 0.0, process)
+    main = _collecting(main, _share(records, lambda step: step.gc), process)
     length = sum(step.seconds for step in records) / len(records) if records else None
     unit: Unit = "second" if not records else "step" if records[-1].kind == "train" else "request"
     if length is not None:
@@ -123,8 +124,7 @@ def _measured(records: Sequence[StepRecord], phases: Phases) -> dict[Phase, floa
 
 
 def _share(records: Sequence[StepRecord], value: Callable[[StepRecord], float]) -> float:
-    total = sum(step.seconds for step in records)
-    return sum(map(value, records)) / total if total > 0 else 0.0
+    return summed(records, value) or 0.0
 
 
 def _run_delay(snapshot: Snapshot, process: ProcessStacks) -> float:
@@ -132,9 +132,7 @@ def _run_delay(snapshot: Snapshot, process: ProcessStacks) -> float:
     if snapshot.host is None or process.thread != "MainThread":
         return 0.0
     pid_is_lead = snapshot.steps is None or snapshot.steps.pid in (None, process.pid)
-    series = snapshot.series.get("run_delay") if pid_is_lead else None
-    values = [value for value in (series.values[-20:] if series else ()) if value is not None]
-    return sum(values) / len(values) if values else 0.0
+    return (mean_of(snapshot, "run_delay", 20.0) if pid_is_lead else None) or 0.0
 
 
 def _entries(lane: Lane, lines: Iterable[HotLine], *, samples: int, basis: Basis = "sampled") -> list[Entry]:

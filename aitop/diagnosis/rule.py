@@ -7,11 +7,11 @@ gain (by `what_if`), how severe it is and how sure.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Union
 
 from aitop.diagnosis.evidence import NO_LINES, Lines, enough, records
-from aitop.diagnosis.what_if import Length, Scope, Timeline
+from aitop.diagnosis.what_if import PART, Length, Scope, Timeline
 from aitop.model.ledger import Entry
 from aitop.model.snapshot import Snapshot
 from aitop.model.verdict import Abstention, Fix, Severity, Verdict, Where
@@ -26,11 +26,12 @@ UNPROVEN = 0.45
 class Explanation:
     """What a rule has to say. `share` is of the time, None for a condition that takes none.
 
-    `gone` is the share that would go with the cause, or the new length; `share` where it is left out. `signals` speak
-    for the cause independently of each other, `base` is how sure it is without any, and `doubtful` where the evidence
-    cannot prove it. `critical`, `severity` and `confidence` are for rules that know better than by signals.
-    `claims` are the entries that it explains, those of `lines` where it is left out; `where` the places, likewise.
-    `level` is held against the rule's band, `share` where it is left out.
+    `gone` is the share that would go with the cause, or the new length; `share` where it is left out. With `gains`
+    False there is nothing to gain. `claims` are the entries that it explains, those of `lines` where it is left out;
+    `where` the places, likewise. `level` is held against the rule's band, `share` where it is left out.
+    `signals` speak for the cause independently of each other: two of them make a large share critical. `base` is how
+    sure it is without any, `most_sure` with all, and `doubtful` says that the evidence cannot prove it. `critical`,
+    `severity` and `confidence` are for rules that know better than by signals.
     """
 
     title: str
@@ -90,7 +91,7 @@ class Rule:
     id: str
     look: Callable[[Snapshot], Said]
     band: Band
-    scope: Scope = field(default_factory=Scope)
+    scope: Scope = PART
     ready: Callable[[Snapshot], str | None] | None = None
     applies: Callable[[Snapshot], bool] | None = None
     only_alone: bool = False
@@ -110,7 +111,7 @@ def rule(
     enter: float,
     leave: float,
     *,
-    scope: Scope = Scope(),  # noqa: B008 - it is frozen
+    scope: Scope = PART,
     applies: Callable[[Snapshot], bool] | None = None,
     only_alone: bool = False,
 ) -> Callable[[Callable[[Snapshot], Said]], Rule]:

@@ -88,11 +88,12 @@ class Timeline:
         likely = max(overlapped, self._core_bound())
         return Length(likely, overlapped * (1.0 - LEFT), likely + LEFT * (1.0 - likely))
 
-    def with_batch(self, size: int, fixed: float, each: float, *, surely: bool) -> Length:
-        """The time of a sample in batches of `size`, where `fixed` seconds of a step do not depend on how many there
-        are and each sample adds `each`; `wait` is how many there are now. `surely`: both were measured.
+    @staticmethod
+    def with_batch(size: int, samples: float, fixed: float, each: float, *, surely: bool) -> Length:
+        """The time of a sample in batches of `size` instead of `samples`, where `fixed` seconds of a unit do not depend
+        on how many there are, and each adds `each`. `surely`: both were measured.
         """
-        now = fixed / self.wait + each
+        now = fixed / samples + each
         share = max(0.0, 1.0 - (fixed / size + each) / now) if now > 0 else 0.0
         return estimated(share, *(0.9 * share, 1.05 * share) if surely else (0.7 * share, share + 0.6 * (1.0 - share)))
 
@@ -145,6 +146,10 @@ class Scope:
     each_unit: bool = False
     everywhere: bool = False
     capacity: bool = False
+
+
+# Just a part of the time.
+PART = Scope()
 
 
 def together(verdicts: Sequence[Verdict], scopes: Mapping[str, Scope], snapshot: Snapshot) -> list[Verdict]:

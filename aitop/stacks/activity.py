@@ -1,4 +1,4 @@
-"""What a thread does on each of its lines: told by libraries, by the kernel and by the interpreter's lock. Pure.
+"""What a thread does on each of its lines, by libraries, by the kernel and by the interpreter's lock. Pure.
 
 Libraries name some waits. For everything else py-spy's looks say on which lines the thread was on a core ("cpu") and
 held the interpreter's lock ("gil"), and the kernel says what it waited in. No name of the user's is used.

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 from aitop.model.snapshot import CallNode, Stacks
 from aitop.model.stacks import Frame, StackDump, ThreadStack
+from aitop.stacks.call_tree import OWN_HOOK
 from aitop.stacks.reading import own_start
 
-OWN_HOOK = "<aitop hook>"
 HALF = 0.5
 # Where a wait ends in the standard library, which says less than whoever waits there.
 _PLUMBING = re.compile(r"/(?:selectors|threading|socket|ssl|multiprocessing/(?:connection|popen_\w+|synchronize))\.py$")
@@ -46,8 +46,8 @@ def stack_groups(dump: StackDump) -> tuple[StackGroup, ...]:
         frames = own_frames([dump.frames[index] for index in thread.frames])
         if frames:
             groups.setdefault(frames, []).append(thread)
-    found = [grouped(frames, members) for frames, members in groups.items()]
-    return tuple(sorted(found, key=_order))
+    together = [grouped(frames, members) for frames, members in groups.items()]
+    return tuple(sorted(together, key=_order))
 
 
 def own_frames(frames: Sequence[Frame]) -> tuple[Frame, ...]:

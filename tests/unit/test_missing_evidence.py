@@ -69,6 +69,7 @@ def test_a_standstill_without_stacks_blames_nobody():
     """Both ranks have not run for a minute: that is certain, and why is not."""
     still = Standstill(seconds=60.0, usual=0.1, ranks=tuple(Standing(pid=100 + n, rank=n, role="rank") for n in (0, 1)))
     verdict = hang(msgspec.structs.replace(poor(), standstill=still)).verdict
+    assert verdict.speedup is None
     assert verdict.subtype == "unknown" and verdict.ranks == () and verdict.where == ()
     assert verdict.confidence <= 0.5 and "only stacks could tell" in verdict.title
 

@@ -80,7 +80,6 @@ def test_computing_workers_with_free_cores_are_too_few():
 
 def test_workers_that_read_files_wait_for_storage():
     assert fired(input_bound.judge(slow_workers(0.05, activity="wait-disk", work="file"))).subtype == "storage"
-    assert fired(input_bound.judge(slow_workers(0.05, state="D"))).subtype == "storage"
 
 
 def test_workers_that_collate():

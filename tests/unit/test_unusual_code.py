@@ -8,12 +8,11 @@ from judgements import fired
 from snapshot_builder import RANK, constant, host, line, snapshot, step, steps
 from stack_maker import stack, window
 
-from aitop.diagnosis.causes import between_steps, gil, optimizer
+from aitop.diagnosis.causes import between_steps, gil
 from aitop.diagnosis.evidence import main_lines, within_first
-from aitop.diagnosis.rule import Finding
 from aitop.engine.core import Engine
 from aitop.model.snapshot import Phases, ProcessStacks, Stacks, Target, ThreadShare, Tick
-from aitop.model.steps import HookFacts, HookSample
+from aitop.model.steps import HookSample
 
 
 @pytest.mark.parametrize(("below", "kind"), [("torch/autograd/__init__.py grad", "training"), (None, "inference")])
@@ -42,24 +41,6 @@ def test_a_run_so_fast_that_few_seconds_of_its_steps_are_kept_still_has_its_stac
             shots.append(engine.handle(event))
     stacks = shots[-1].stacks
     assert stacks is not None and stacks.processes[0].samples == 160
-
-
-@pytest.mark.parametrize(("forwards", "known"), [(30, False), (1, True)])
-def test_parameters_of_one_of_many_modules_are_not_all_that_is_updated(forwards, known):
-    facts = HookFacts(
-        way="attach",
-        python="3.11",
-        torch="2",
-        parameters=4160,
-        parameter_tensors=2,
-        foreach=False,
-        optimizers=("Adam",),
-    )
-    seen = snapshot(steps(seconds=0.01, optimizer=0.006, forwards=forwards), facts=facts)
-    found = optimizer.judge(seen)
-    assert isinstance(found, Finding)
-    assert (found.level > 0.2) != known, "of one module it would be somebody else's doing"
-    assert ("need" in " ".join(found.verdict.evidence)) == known
 
 
 def test_an_evaluation_is_named_by_the_line_that_calls_the_model():
@@ -95,8 +76,6 @@ def _contended(held, ran):
     return snapshot(records, stacks=found, series={"run_delay": constant(0.0)}, host=host())
 
 
-@pytest.mark.parametrize(
-    ("held", "ran", "share"), [(0.45, 0.2, 0.8), (0.35, 0.2, 0.7), (0.2, 0.2, 0.2), (0.6, 0.9, 0.1)]
-)
+@pytest.mark.parametrize(("held", "ran", "share"), [(0.45, 0.2, 0.45), (0.2, 0.2, 0.2), (0.6, 0.9, 0.1)])
 def test_who_holds_the_lock_is_sampled_but_how_long_one_stands_is_measured(held, ran, share):
     assert fired(gil.judge(_contended(held, ran))).share == pytest.approx(share, abs=0.01)

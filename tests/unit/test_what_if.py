@@ -45,8 +45,8 @@ def test_loading_in_the_main_process_can_only_be_overlapped():
 
 def test_a_batch_shares_what_is_fixed():
     # Of a step of one sample 90 % is the same for any number: with 9 of them each takes a tenth and a tenth.
-    assert Timeline(wait=1).with_batch(9, 0.9, 0.1, surely=True).speedup == pytest.approx(5.0)
-    sure, guess = (Timeline(wait=1).with_batch(9, 0.9, 0.1, surely=surely).speedup_range for surely in (True, False))
+    assert Timeline.with_batch(9, 1, 0.9, 0.1, surely=True).speedup == pytest.approx(5.0)
+    sure, guess = (Timeline.with_batch(9, 1, 0.9, 0.1, surely=surely).speedup_range for surely in (True, False))
     assert guess[0] < sure[0] < 5.0 < sure[1] < guess[1]
 
 

@@ -73,19 +73,19 @@ def _reported() -> frozenset[str]:
 
 
 def _parts(body: str) -> tuple[tuple[str, tuple[Block, ...]], ...]:
-    found: dict[str, list[str]] = {}
+    parts: dict[str, list[str]] = {}
     lines: list[str] = []
     for line in body.splitlines():
         if line in PARTS:
-            lines = found.setdefault(line, [])
+            lines = parts.setdefault(line, [])
         else:
             lines.append(line)
-    return tuple((title, _blocks(rest)) for title, rest in found.items())
+    return tuple((title, _blocks(rest)) for title, rest in parts.items())
 
 
 def _blocks(lines: list[str]) -> tuple[Block, ...]:
     """Lines to paragraphs, items and code; blank lines divide, and those within code are kept."""
-    found: list[Block] = []
+    blocks: list[Block] = []
     open_block = False
     for line in lines:
         if not line.strip():
@@ -95,12 +95,12 @@ def _blocks(lines: list[str]) -> tuple[Block, ...]:
             "code" if line.startswith("    ") else "item" if line.startswith("- ") else "text"
         )
         text = line[4:] if kind == "code" else line[2:] if kind == "item" else line.strip()
-        if found and kind == "code" and found[-1].kind == "code":
+        if blocks and kind == "code" and blocks[-1].kind == "code":
             gap = "\n" if open_block else "\n\n"
-            found[-1] = Block("code", f"{found[-1].text}{gap}{text}")
+            blocks[-1] = Block("code", f"{blocks[-1].text}{gap}{text}")
         elif open_block and kind == "text":
-            found[-1] = Block(found[-1].kind, f"{found[-1].text} {text}")
+            blocks[-1] = Block(blocks[-1].kind, f"{blocks[-1].text} {text}")
         else:
-            found.append(Block(kind, text))
+            blocks.append(Block(kind, text))
         open_block = True
-    return tuple(found)
+    return tuple(blocks)

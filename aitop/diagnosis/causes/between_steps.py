@@ -9,11 +9,9 @@ import msgspec
 
 from aitop.diagnosis.device import host_limit, host_unproven
 from aitop.diagnosis.evidence import (
-    COLD,
     ONCE,
     STORAGE_WAITS,
     Lines,
-    left_cold,
     lines_of,
     main_lines,
     records,
@@ -104,7 +102,7 @@ def host_io(snapshot: Snapshot) -> Explanation | None:
     place = f": {short_place(lines.where[0])}" if lines.where else ""
     often = f"collect, and do it {_factor(share)} times as rarely{place}"
     fixes = (fix(f"hand it to a background thread{place}", share), fix(often, _saved_rarely(share)))
-    return _stall(snapshot, "goes into files or services", Lines(share, lines.entries), fixes, waits=True)
+    return _stall(snapshot, "goes into files or services", Lines(share, lines.entries), fixes)
 
 
 def _stall(
@@ -115,10 +113,9 @@ def _stall(
     *,
     measured: float | None = None,
     bursts: Sequence[float] = (),
-    waits: bool = False,
 ) -> Explanation | None:
     """The verdict on time lost between steps. `measured` is its share from inside the process, None where it is not
-    timed there, `bursts` the seconds of each step that it fell into. `waits`: for others.
+    timed there, `bursts` the seconds of each step that it fell into.
     """
     share, steps = lines.share, records(snapshot)
     if share < LEAVE:
@@ -133,8 +130,6 @@ def _stall(
         evidence.append(f"{percent(measured)} of step time, measured in the process")
     if once and not bursts:
         evidence.append(ONCE)
-    if waits and left_cold(snapshot, share):
-        evidence.append(COLD)
     if lines.where:
         at = short_place(lines.where[0])
         evidence.append(f"{lines.samples:.0f} stack samples ({percent(share)}), most of them at {at}")

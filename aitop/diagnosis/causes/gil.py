@@ -15,7 +15,7 @@ from aitop.diagnosis.evidence import (
     ran,
     short_place,
 )
-from aitop.diagnosis.rule import CRITICAL_SHARE, Explanation, rule
+from aitop.diagnosis.rule import Explanation, rule
 from aitop.diagnosis.series import mean_of
 from aitop.diagnosis.what_if import Scope, fix
 from aitop.model.ledger import Activity, Entry
@@ -28,11 +28,9 @@ ENTER, LEAVE = 0.12, 0.07
 WAITS: frozenset[Activity] = frozenset(
     {"wait-queue", "wait-child", "wait-disk", "wait-network", "wait-device", "sleep", "spawn"}
 )
-IDLE: frozenset[Activity] = frozenset({*HANDED_WAITS, "sleep", "wait-network"})
-# The thread that steps has to stand still for so much of the time.
+# The thread that steps has to stand still for so much of the time, of which the kernel is sure.
 LEAST_STILL = 0.04
-# Who holds the lock is looked at now and then: they may hold it for so many times what was seen.
-LOOKED_AT_RARELY = 2.0
+IDLE: frozenset[Activity] = frozenset({*HANDED_WAITS, "sleep", "wait-network"})
 
 
 @rule("gil-contention", ENTER, LEAVE, scope=Scope(everywhere=True))
@@ -49,8 +47,7 @@ def judge(snapshot: Snapshot) -> Explanation | str | None:
     still = _standing_still(snapshot)
     if still is None:
         return "how much of the time the main thread runs is not known"
-    seen = held * LOOKED_AT_RARELY if held >= CRITICAL_SHARE else held
-    share = min(seen, still + _crowding(snapshot, held), host_limit(snapshot), 0.97)
+    share = min(held, still + _crowding(snapshot, held), host_limit(snapshot), 0.97)
     # Threads that hold the lock where nobody wants it at that moment cost nothing.
     if not others or share < LEAVE or still < LEAST_STILL:
         return None

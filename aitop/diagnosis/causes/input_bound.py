@@ -14,13 +14,10 @@ from aitop.diagnosis.causes import producers
 from aitop.diagnosis.causes.transient import why_transient
 from aitop.diagnosis.device import host_limit, host_unproven, timed_on_device
 from aitop.diagnosis.evidence import (
-    COLD,
     HANDED_WAITS,
     NO_LINES,
     Lines,
-    left_cold,
     lines_of,
-    loader_workers,
     main_lines,
     records,
     samples_of,
@@ -79,9 +76,6 @@ def _explained(snapshot: Snapshot, wait: Wait, why: producers.Why) -> Explanatio
         in_loader=wait.kind == "loader",
         by_others=wait.kind not in ("loader", "own code"),
     )
-    # A loader's queue is waited for several times a batch: where steps are not counted that tells nothing.
-    own = wait.kind in ("loader", "own code") and not loader_workers(snapshot) and why.subtype != "storage"
-    cold = bool(steps) and left_cold(snapshot, gone, computed=own)
     idle = ", device idle" if wait.covered else ""
     what = "is the environment" if wait.kind == "environment" else f"waits for data{idle}"
     return Explanation(
@@ -95,7 +89,7 @@ def _explained(snapshot: Snapshot, wait: Wait, why: producers.Why) -> Explanatio
         title=f"{percent(wait.share)} of each step {what}",
         where=why.where,
         claims=wait.lines.entries,
-        evidence=[_measure(snapshot, wait), *why.evidence, *([COLD] if cold else []), *filter(None, [transient])],
+        evidence=[_measure(snapshot, wait), *why.evidence, *filter(None, [transient])],
         fixes=_best_first(why.fixes, gone),
     )
 

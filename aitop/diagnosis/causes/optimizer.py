@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import math
-
-import msgspec
-
-from aitop.diagnosis.causes.oversubscription import others_have_cores
 from aitop.diagnosis.device import host_limit, on_gpu, timed_on_device
-from aitop.diagnosis.evidence import main_lines, records, running
+from aitop.diagnosis.evidence import main_lines, running
 from aitop.diagnosis.op_cost import CUDA_TOGETHER, FOREACH, FUSED, ONE_BY_ONE
-from aitop.diagnosis.rule import CRITICAL_SHARE, Explanation, rule
+from aitop.diagnosis.rule import Explanation, rule
 from aitop.diagnosis.what_if import Scope, fix
 from aitop.model.snapshot import Snapshot
 from aitop.model.steps import HookFacts
@@ -21,8 +16,6 @@ from aitop.model.verdict import Fix
 UNCOUNTED = 1.0 - FOREACH[0] / ONE_BY_ONE[0]
 # The same machine may be so much slower than the one on which those were measured.
 SLOWER = 1.5
-# What torch's own optimizer takes beyond so many times as long is a fight for cores or memory, and none of its doing.
-NOT_ITS_OWN = 6.0
 
 
 @rule("optimizer-bound", 0.2, 0.14, scope=Scope(each_unit=True))
@@ -32,21 +25,17 @@ def judge(snapshot: Snapshot) -> Explanation | None:
     share = steps.phases.optimizer if steps else None
     if share is None or steps is None:
         return None
-    facts = _of_whole_step(snapshot, share)
-    expected, own = None, share
+    facts, expected = snapshot.facts, None
     if facts is not None and steps.mean:
         seconds = steps.mean * running(snapshot)
         needed = _batched_seconds(facts, share * seconds)
         expected = None if needed is None else min(share, needed / seconds)
-        own = min(share, _most_of_its_own(facts) / seconds)
-    lost = own - min(own, expected) if expected is not None else share * UNCOUNTED
+    lost = share - expected if expected is not None else share * UNCOUNTED
     unproven = on_gpu(snapshot) and not timed_on_device(snapshot)
     if unproven:
         lost = min(lost, host_limit(snapshot))
     lost = min(0.99, lost)
     lines = main_lines(snapshot, lambda entry: entry.phase == "optimizer")
-    # Phases of so little are stretched by whoever has the core.
-    stretched = lost < CRITICAL_SHARE and others_have_cores(snapshot)
     beyond = "lost in the optimizer if it updates parameters one by one"
     if expected is not None:
         batched = facts is not None and facts.foreach
@@ -60,7 +49,6 @@ def judge(snapshot: Snapshot) -> Explanation | None:
             f"{names}: {count(facts.parameters)} parameters{tensors} updated {how} need {percent(expected)}"
         )
     return Explanation(
-        severity="info" if stretched else None,
         share=lost,
         signals=(expected is not None, steps.basis == "hook" and lines.share > 0.5 * share, share > 0.4),
         base=0.45,
@@ -88,28 +76,6 @@ def _batched_seconds(facts: HookFacts, taken: float) -> float | None:
     in_proportion = taken * min(1.0, target / _seconds(facts, FOREACH if facts.foreach else ONE_BY_ONE))
     # How torch's own do it is known: what they take beyond that is the machine's, and stays with any of them.
     return in_proportion if facts.foreach is not None else min(in_proportion, SLOWER * target)
-
-
-def _most_of_its_own(facts: HookFacts) -> float:
-    """The longest (seconds) that an update can take by the way it is made; no limit where that way is not known."""
-    if facts.cuda or facts.foreach is None or facts.parameters is None:
-        return math.inf
-    return NOT_ITS_OWN * _seconds(facts, FUSED if facts.fused else FOREACH if facts.foreach else ONE_BY_ONE)
-
-
-def _of_whole_step(snapshot: Snapshot, share: float) -> HookFacts | None:
-    """The facts, without a count of parameters that is of a part of them only.
-
-    Of a step that calls several modules by itself only the largest was counted: where its parameters cannot take so
-    long, there are more.
-    """
-    facts, mean = snapshot.facts, snapshot.steps.mean if snapshot.steps else None
-    calls = sorted(step.forwards for step in records(snapshot))
-    if facts is None or not mean or not calls or calls[len(calls) // 2] < 2:
-        return facts
-    if share * mean * running(snapshot) <= _most_of_its_own(facts):
-        return facts
-    return msgspec.structs.replace(facts, parameters=None, parameter_tensors=None)
 
 
 def _large(facts: HookFacts) -> bool:

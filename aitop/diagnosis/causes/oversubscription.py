@@ -62,9 +62,8 @@ class Crowd:
         """
         if self.most > self.usable and self.one_rank >= OWN_CROWD * self.usable:
             return True
-        if self.wanted < CROWDED * self.usable or self.everyone < CROWDED * self.usable + 1:
-            return False
-        return self.one >= MORE_THAN_ONE or self.computing > self.usable + 1
+        crowded = self.wanted >= CROWDED * self.usable and self.everyone >= CROWDED * self.usable + 1
+        return crowded and (self.one >= MORE_THAN_ONE or self.computing > self.usable + 1)
 
     @property
     def held_up(self) -> bool:

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from aitop.diagnosis.device import host_limit, host_unproven
 from aitop.diagnosis.evidence import (
-    COLD,
     Lines,
     free_cores,
-    left_cold,
     main_lines,
     place_of,
     records,
@@ -53,8 +51,6 @@ def judge(snapshot: Snapshot) -> Explanation | str | None:
     doing = {"decode": "decoding", "tokenize": "tokenising", "collate": "collating"}.get(work, "computing")
     made = f"{percent(lines.share)} of {samples_of(snapshot)} stack samples make the input, most of them: {doing}"
     evidence = [f"{made} in {place_of(lines.where[0])}"]
-    if left_cold(snapshot, gone, computed=True):
-        evidence.append(COLD)
     forward = snapshot.steps.phases.forward if snapshot.steps else None
     if forward is not None:
         evidence.append(f"the model itself takes {percent(forward)}")

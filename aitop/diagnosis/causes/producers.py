@@ -32,7 +32,6 @@ from aitop.model.verdict import Fix, Setting, Where
 
 # Workers that use less of a core than this part of the time in which they work are waiting rather than computing.
 BUSY_CORES = 0.5
-READING_BYTES = 20e6
 # A smaller gain than this is not worth a change; more than half of what the wait costs is, and names the cause.
 WORTH_IT, MOST_OF_IT = 1.03, 0.5
 # Workers that rest for more of the time are not all that steps wait for.
@@ -158,7 +157,7 @@ def _in_workers(snapshot: Snapshot, share: float, lines: Lines) -> Why:
         # How many wait at once costs nothing; what they all compute needs cores, and others may have those.
         timeline = replace(timeline, cores_each=wanted)
     more = timeline.with_workers(best)
-    stores = lines.part(stored) > 0.4 or _reads_from_disk(snapshot)
+    stores = lines.part(stored) > 0.4
     enough = blocked or more.speedup >= _most_of(timeline, share)
     subtype = "storage" if blocked and stores else "workers" if enough else "transform"
     subtype = "collate" if _collates(lines) else subtype
@@ -432,10 +431,3 @@ def _free(free: float | None) -> list[str]:
 
 def _disk_rate(snapshot: Snapshot) -> float:
     return sum(process.read_bytes or 0.0 for process in loader_workers(snapshot))
-
-
-def _reads_from_disk(snapshot: Snapshot) -> bool:
-    """Whether loader workers read much from storage, or half of them wait for it."""
-    workers = loader_workers(snapshot)
-    asleep = bool(workers) and sum(process.state == "D" for process in workers) * 2 >= len(workers)
-    return asleep or _disk_rate(snapshot) > READING_BYTES

@@ -21,10 +21,10 @@ from aitop.model.verdict import Fix
 LEAST_HELD, LEAST_HELD_UNCOUNTED = 0.06, 0.25
 # Of a smaller part of the time too few looks at the lock are had to judge it without a count.
 LEAST_SEEN = 0.1
-# The same work in one operation still takes some of the time.
-BATCHED_AWAY = 0.88
 # Python between the phases is not worth naming beside that of the model below this share.
 SOME = 0.05
+# The same work in one operation still takes some of the time.
+BATCHED_AWAY = 0.88
 
 
 @rule("python-overhead", 0.15, 0.1, scope=Scope(each_unit=True))

@@ -27,7 +27,7 @@ CORE_FLOPS, CORE_BYTES, MOST_READERS = 70e9, 10e9, 4
 LEAST_FIXED = 0.3
 # Weights that would take longer to read than the step takes are not all read: those of embeddings.
 ALL_READ = 3.0
-MOSTLY_IDLE, MOSTLY_FULL = 0.5, 0.5
+MOSTLY_IDLE = 0.5
 AT_LEISURE = 0.25
 ITEM_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 
@@ -54,13 +54,12 @@ def judge(snapshot: Snapshot) -> Explanation | str | None:
     samples = median_high(float(step.samples or 1) for step in steps)
     if samples > FEW_SAMPLES or facts is None or any(step.kind == "generate" for step in steps):
         return None
-    full = _queue_is_full(snapshot)
-    waiting = 0.0 if full else main_lines(snapshot, takes_request).share
+    waiting = main_lines(snapshot, takes_request).share
     cost = _cost(snapshot, steps, samples, facts) if waiting <= AT_LEISURE else None
     if cost is None:
         return None
-    batched = Timeline(wait=cost.samples).with_batch(BATCH, cost.fixed, cost.each, surely=cost.measured)
-    part = 1.0 if training else _of_the_model(snapshot, steps, full=full)
+    batched = Timeline.with_batch(BATCH, cost.samples, cost.fixed, cost.each, surely=cost.measured)
+    part = 1.0 if training else _of_the_model(snapshot, steps)
     share, low, high = (part * (1.0 - length) for length in (batched.likely, batched.most, batched.least))
     gone = estimated(share, low, high if cost.measured else share + 0.6 * (1.0 - share))
     return Explanation(
@@ -77,27 +76,15 @@ def judge(snapshot: Snapshot) -> Explanation | str | None:
         f"{percent(share)} of the time could serve {BATCH}",
         # Where the model is called a batch is put together, however the model is written.
         where=lines_of(map(_above_forward, main_lines(snapshot, lambda entry: entry.phase == "forward").lines)).where,
-        evidence=_evidence(snapshot, cost, waiting, gone.speedup, full=full),
+        evidence=_evidence(snapshot, cost, waiting, gone.speedup),
         fixes=_fixes(cost, share, training=training),
     )
 
 
-def _queue_is_full(snapshot: Snapshot) -> bool:
-    """Whether another thread stands in putting a request: then taking one takes a turn of that thread, no waiting."""
-    depths = [step.queue_ready for step in records(snapshot) if step.queue_ready is not None]
-    return bool(depths) and sum(map(bool, depths)) >= MOSTLY_FULL * len(depths)
-
-
-def _of_the_model(snapshot: Snapshot, steps: Sequence[StepRecord], *, full: bool) -> float:
-    """Share of all time that comes once a batch: calling the model, and what is done for it in the line that does.
-
-    Taking requests from a `full` queue is a change of threads, of which there are fewer then.
-    """
+def _of_the_model(snapshot: Snapshot, steps: Sequence[StepRecord]) -> float:
+    """Share of all time that comes once a batch: calling the model, and what is done for it in the line that does."""
     forward = sum(step.forward for step in steps) / sum(step.seconds for step in steps)
-    beside = main_lines(
-        snapshot,
-        lambda entry: entry.phase == "host" and (entry.position == "within" or (full and takes_request(entry))),
-    ).share
+    beside = main_lines(snapshot, lambda entry: entry.phase == "host" and entry.position == "within").share
     return min(0.99, forward + min(beside, max(0.0, 1.0 - forward)))
 
 
@@ -161,7 +148,7 @@ def _of_weights(steps: Sequence[StepRecord], samples: float, facts: HookFacts, r
     return Cost(samples, fixed / ran, (forward - fixed) / samples / ran, False)
 
 
-def _evidence(snapshot: Snapshot, cost: Cost, waiting: float, speedup: float, *, full: bool) -> list[str]:
+def _evidence(snapshot: Snapshot, cost: Cost, waiting: float, speedup: float) -> list[str]:
     facts, training, gpu = snapshot.facts, snapshot.kind == "training", on_gpu(snapshot)
     how = "from batches of several sizes" if cost.measured else "by the size of the model"
     each_time = duration(cost.fixed + cost.each * cost.samples)
@@ -173,9 +160,7 @@ def _evidence(snapshot: Snapshot, cost: Cost, waiting: float, speedup: float, *,
     ]
     if facts is not None and facts.parameters:
         evidence.append(f"{count(facts.parameters)} parameters are read for every one of them")
-    if not training and full:
-        evidence.append("the queue of requests is full: another thread waits to put one")
-    elif not training:
+    if not training:
         evidence.append(f"{percent(waiting)} of the time is waiting for requests: more of them are there to be taken")
     if not cost.measured:
         what = "what else is done for each one alone" if training else "waking up for each request alone"

@@ -61,16 +61,16 @@ def power_capped(snapshot: Snapshot) -> Explanation | str | None:
     share = _worth(device, 1.0 - 1.0 / gain) if lowered and gain > 1.0 else None
     severity: Severity = "warning" if braked or (lowered and (share or 0.0) >= LEAST_HELD_BACK) else "info"
     if braked:
-        told = f"GPU {device.index} is slowed down by its power supply{_clock_words(device)}"
+        title = f"GPU {device.index} is slowed down by its power supply{_clock_words(device)}"
     elif lowered:
-        told = f"GPU {device.index} may draw {device.power_limit:.0f} W of its {device.power_limit_default:.0f} W"
+        title = f"GPU {device.index} may draw {device.power_limit:.0f} W of its {device.power_limit_default:.0f} W"
     else:
-        told = f"GPU {device.index} runs at its power limit, as it does when it works hard{_clock_words(device)}"
+        title = f"GPU {device.index} runs at its power limit, as it does when it works hard{_clock_words(device)}"
     return Explanation(
         severity=severity,
         share=share,
         confidence=0.85 if share is None else PREDICTED,
-        title=told,
+        title=title,
         evidence=(f"reasons: {', '.join(device.throttle or ())}", *_power(device), *_heat(device)),
         fixes=_fixes(device, braked=braked, lowered=lowered),
         level=1.0,
@@ -89,7 +89,7 @@ def _by_power(device: GpuDevice) -> bool:
 
 
 def _limit_share(device: GpuDevice) -> float:
-    """The limit as a part of what the maker set; 1 where either is not told."""
+    """The limit as a part of what the maker set; 1 where either is not known."""
     if not device.power_limit or not device.power_limit_default:
         return 1.0
     return device.power_limit / device.power_limit_default
@@ -120,11 +120,11 @@ def _clock_words(device: GpuDevice) -> str:
 def _power(device: GpuDevice) -> tuple[str, ...]:
     if device.power is None or device.power_limit is None:
         return ()
-    told = f"{device.power:.0f} W drawn, limit {device.power_limit:.0f} W"
+    drawn = f"{device.power:.0f} W drawn, limit {device.power_limit:.0f} W"
     if device.power_limit_default is None:
-        return (told,)
+        return (drawn,)
     lowered = f", set to {percent(_limit_share(device))} of it" if _limit_share(device) < LOWERED else ""
-    return (f"{told}; the maker's limit is {device.power_limit_default:.0f} W{lowered}",)
+    return (f"{drawn}; the maker's limit is {device.power_limit_default:.0f} W{lowered}",)
 
 
 def _heat(device: GpuDevice) -> tuple[str, ...]:

@@ -80,15 +80,15 @@ def _full(snapshot: Snapshot) -> Explanation | str | None:
     gone = held.share >= FULL and ((full_in is not None and full_in < SOON_SECONDS) or bool(held.retries))
     severity: Severity = "critical" if held.ooms or gone else "warning"
     if held.share >= FULL or not ran_out:
-        told = f"is {percent(held.share)} full" + (" at its peak" if allocator and allocator.peak_allocated else "")
+        state = f"is {percent(held.share)} full" + (" at its peak" if allocator and allocator.peak_allocated else "")
     else:
-        told = "ran out a moment ago"
+        state = "ran out a moment ago"
     soon = f", full in {duration(full_in)}" if full_in is not None else ""
     return Explanation(
         severity=severity,
         # Without the hook, much of what the driver counts as used may be the allocator's cache.
         confidence=0.85 if allocator is not None and allocator.peak_allocated else 0.5,
-        title=f"GPU {held.index}'s memory {told}{soon}: a longer batch may not fit",
+        title=f"GPU {held.index}'s memory {state}{soon}: a longer batch may not fit",
         evidence=_signs(held, slope, full_in),
         fixes=_remedies(held, snapshot.kind),
         level=held.level,
@@ -98,7 +98,7 @@ def _full(snapshot: Snapshot) -> Explanation | str | None:
 def _held(snapshot: Snapshot) -> list[Held]:
     allocators = {one.device: one for one in snapshot.allocators}
     devices = {one.index: one for one in own_devices(snapshot)}
-    found = []
+    devices_held = []
     for index in sorted({*allocators, *devices}):
         allocator, device = allocators.get(index), devices.get(index)
         capacity = (allocator.capacity if allocator else None) or (device.memory_total if device else None)
@@ -112,8 +112,8 @@ def _held(snapshot: Snapshot) -> list[Held]:
             need = float(used or 0)
         retries = rise(snapshot, f"alloc{index}.retries", COUNTER_SECONDS)
         ooms = rise(snapshot, f"alloc{index}.ooms", COUNTER_SECONDS)
-        found.append(Held(index, capacity, need, others, retries, ooms, allocator, device))
-    return found
+        devices_held.append(Held(index, capacity, need, others, retries, ooms, allocator, device))
+    return devices_held
 
 
 def _filling(snapshot: Snapshot, index: int) -> tuple[float | None, float | None]:
@@ -127,24 +127,24 @@ def _filling(snapshot: Snapshot, index: int) -> tuple[float | None, float | None
 
 
 def _signs(held: Held, slope: float | None, full_in: float | None) -> tuple[str, ...]:
-    told = []
+    words = []
     if held.device is not None and held.device.memory_used is not None:
-        told.append(f"GPU {held.index}: {size(held.device.memory_used)} of {size(held.capacity)} in use")
+        words.append(f"GPU {held.index}: {size(held.device.memory_used)} of {size(held.capacity)} in use")
     allocator = held.allocator
     if allocator is not None and allocator.peak_allocated is not None:
         peak = f"{size(allocator.peak_allocated)} ({percent(allocator.peak_allocated / held.capacity)} of the device)"
-        told.append(f"tensors took {peak} at their peak, {size(allocator.allocated)} now")
-        told.append(f"PyTorch holds {size(allocator.reserved)} of it in reserve")
+        words.append(f"tensors took {peak} at their peak, {size(allocator.allocated)} now")
+        words.append(f"PyTorch holds {size(allocator.reserved)} of it in reserve")
     elif held.device is not None:
-        told.append("how much of it is PyTorch's cache, which it would give up, only the hook can tell")
+        words.append("how much of it is PyTorch's cache, which it would give up, only the hook can tell")
     if held.others is not None and held.others > CONTEXT_BYTES:
-        told.append(f"{size(held.others)} is held by CUDA itself, by libraries or by other processes")
+        words.append(f"{size(held.others)} is held by CUDA itself, by libraries or by other processes")
     if held.retries or held.ooms:
         counted = f"ran out {_times(held.ooms or 0)} and freed its cache to try again {_times(held.retries or 0)}"
-        told.append(f"in the last two minutes the allocator {counted}")
+        words.append(f"in the last two minutes the allocator {counted}")
     if slope is not None and full_in is not None:
-        told.append(f"it fills by {rate(slope)}: full in {duration(full_in)}")
-    return tuple(told)
+        words.append(f"it fills by {rate(slope)}: full in {duration(full_in)}")
+    return tuple(words)
 
 
 def _remedies(held: Held, kind: Kind) -> tuple[Fix, ...]:
@@ -165,14 +165,14 @@ def _remedies(held: Held, kind: Kind) -> tuple[Fix, ...]:
 @condition("fragmentation", 0.2, 0.15)
 def fragmentation(snapshot: Snapshot) -> Explanation | str | None:
     """Memory that the allocator holds in pieces: free, but between blocks in use, so that it can give none back."""
-    told = [one for one in _held(snapshot) if one.allocator is not None and _waste(one.allocator) is not None]
-    if not told:
+    counted = [one for one in _held(snapshot) if one.allocator is not None and _waste(one.allocator) is not None]
+    if not counted:
         cuda = snapshot.facts is not None and snapshot.facts.cuda
         if not cuda and not own_devices(snapshot):
             return None
         hooked = "" if snapshot.facts is not None else ": only the hook sees it"
         return f"no figures of PyTorch's allocator{hooked}"
-    held = max(told, key=_fragmented)
+    held = max(counted, key=_fragmented)
     allocator, level = held.allocator, _fragmented(held)
     if allocator is None or level <= 0:
         return None

@@ -48,6 +48,7 @@ def hang(snapshot: Snapshot) -> Explanation | str | None:
         subtype=odd.subtype,
         severity="critical",
         share=1.0,
+        gains=False,
         confidence=odd.confidence,
         title=odd.title,
         where=(where + others)[:MOST_GROUPS],
@@ -72,17 +73,17 @@ def odd_one(still: Standstill) -> Odd:
 
 
 def _stopped(standing: Sequence[Standing]) -> Odd | None:
-    found = [one for one in standing if one.state in ("T", "t")]
-    if not found:
+    stopped = [one for one in standing if one.state in ("T", "t")]
+    if not stopped:
         return None
-    ranks = [one for one in found if one.role == "rank"]
-    who = named(ranks) if ranks else f"loader worker {_list([str(one.pid) for one in found])}"
-    single = len(ranks or found) == 1
+    ranks = [one for one in stopped if one.role == "rank"]
+    who = named(ranks) if ranks else f"loader worker {_list([str(one.pid) for one in stopped])}"
+    single = len(ranks or stopped) == 1
     title = f"{who} {'is' if single else 'are'} stopped by a signal or a debugger"
-    if any(other.role == "rank" and other not in found for other in standing):
+    if any(other.role == "rank" and other not in stopped for other in standing):
         title += f": all others wait for {'it' if single else 'them'}"
-    pids = [str(one.pid) for one in found[:MOST_STOPPED]]
-    return Odd("stopped", title, SURE, tuple(found), _numbers(found), f"let it go on: kill -CONT {' '.join(pids)}")
+    pids = [str(one.pid) for one in stopped[:MOST_STOPPED]]
+    return Odd("stopped", title, SURE, tuple(stopped), _numbers(stopped), f"let it go on: kill -CONT {' '.join(pids)}")
 
 
 def _missing(still: Standstill) -> Odd | None:
@@ -202,10 +203,10 @@ def _where_key(one: Standing) -> tuple[str | None, str | None, int | None]:
 
 
 def _evidence(still: Standstill) -> list[str]:
-    told = f"nothing has run for {still.seconds:.0f} s"
+    since = f"nothing has run for {still.seconds:.0f} s"
     if still.usual is not None:
-        told += f"; the longest step so far took {duration(still.usual)}"
-    lines = [told]
+        since += f"; the longest step so far took {duration(still.usual)}"
+    lines = [since]
     groups: dict[tuple[object, ...], list[Standing]] = {}
     for one in (*still.ranks, *(worker for worker in still.workers if worker.doing == "fetching")):
         groups.setdefault((one.role, one.doing, *_where_key(one), one.state, one.channel), []).append(one)

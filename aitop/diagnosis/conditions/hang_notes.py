@@ -43,10 +43,10 @@ def _sequences(numbers: Mapping[int, int]) -> list[str]:
     by_number: dict[int, list[int]] = {}
     for rank, number in sorted(numbers.items()):
         by_number.setdefault(number, []).append(rank)
-    told = [f"{number:,} by rank {', '.join(map(str, ranks))}" for number, ranks in sorted(by_number.items())]
-    if len(told) == 1:
+    calls = [f"{number:,} by rank {', '.join(map(str, ranks))}" for number, ranks in sorted(by_number.items())]
+    if len(calls) == 1:
         return [f"all ranks called collective {next(iter(by_number)):,} last"]
-    return [f"last collective called: {'; '.join(told)}"]
+    return [f"last collective called: {'; '.join(calls)}"]
 
 
 def _telling(flights: Sequence[FlightRecord]) -> list[FlightRecord]:

@@ -49,8 +49,8 @@ def shared(snapshot: Snapshot) -> Explanation | str | None:
     devices = own_devices(snapshot)
     listed = [device for device in devices if _listed(device)]
     if devices and not listed:
-        told = all(device.processes is None for device in devices)
-        reason = "the driver does not list" if told else "the driver names only from outside of the container"
+        unlisted = all(device.processes is None for device in devices)
+        reason = "the driver does not list" if unlisted else "the driver names only from outside of the container"
         return f"{reason} who is on the GPU"
     device = max(listed, key=_taken, default=None)
     if device is None or _taken(device) <= 0:
@@ -89,7 +89,7 @@ def _uses(process: GpuProcess) -> str:
 
 
 def _taken(device: GpuDevice) -> float:
-    """How much of the device others take: their SM share, or their memory where that is not told."""
+    """How much of the device others take: their SM share, or their memory where that is not known."""
     others = [process for process in device.processes or () if not process.mine]
     computing = sum(process.sm or 0.0 for process in others)
     memory = sum(process.memory or 0 for process in others) / device.memory_total if device.memory_total else 0.0
@@ -131,7 +131,7 @@ def slow_link(snapshot: Snapshot) -> Explanation | str | None:
 
 
 def _link_share(device: GpuDevice) -> float:
-    """Bandwidth of the link as a part of the best that card and slot can do; 1 where that is not told."""
+    """Bandwidth of the link as a part of the best that card and slot can do; 1 where that is not known."""
     now, best = LANE_BYTES.get(device.pcie_generation or 0), LANE_BYTES.get(device.pcie_generation_max or 0)
     speed = now / best if now and best else 1.0
     width = device.pcie_width / device.pcie_width_max if device.pcie_width and device.pcie_width_max else 1.0
@@ -169,10 +169,10 @@ def _transfer(snapshot: Snapshot) -> float | None:
 @condition("gpu-fault")
 def fault(snapshot: Snapshot) -> Explanation | str | None:
     """A device of the run was lost, or reports errors: memory that could not be corrected, Xids."""
-    found = [*(_lost(device) for device in lost_devices(snapshot))]
-    found += [one for device in own_devices(snapshot) if (one := _errors(snapshot, device)) is not None]
-    if found:
-        return max(found, key=lambda fault: (fault.severity == "critical", fault.confidence))
+    faults = [*(_lost(device) for device in lost_devices(snapshot))]
+    faults += [one for device in own_devices(snapshot) if (one := _errors(snapshot, device)) is not None]
+    if faults:
+        return max(faults, key=lambda fault: (fault.severity == "critical", fault.confidence))
     devices = own_devices(snapshot)
     if devices and all(device.xid is None and device.ecc_uncorrected is None for device in devices):
         return "the driver reports neither Xids nor memory errors of this GPU"

@@ -54,24 +54,24 @@ class Pressure:
 def pressure(snapshot: Snapshot) -> Explanation | str | None:
     """Hardly any host memory is left for the run, or it waits for memory already."""
     host = snapshot.host
-    found = _pressure(snapshot, host) if host is not None else None
-    if host is None or found is None:
+    memory = _pressure(snapshot, host) if host is not None else None
+    if host is None or memory is None:
         return "how much memory is left is not known"
     filling = _filling(snapshot)
-    full_in = found.left / filling.slope if filling is not None else None
-    share = found.stalled if found.stalled is not None and found.stalled >= STALLED else None
-    signs = sum((found.used >= NEARLY_GONE, found.felt, full_in is not None and full_in < SOON_SECONDS))
+    full_in = memory.left / filling.slope if filling is not None else None
+    share = memory.stalled if memory.stalled is not None and memory.stalled >= STALLED else None
+    signs = sum((memory.used >= NEARLY_GONE, memory.felt, full_in is not None and full_in < SOON_SECONDS))
     severity: Severity = "critical" if signs >= 2 else "warning"
-    whose = "the control group's memory" if found.grouped else "the machine's memory"
-    told = f"{percent(found.used)} of {whose} is taken: {size(found.left)} left"
+    whose = "the control group's memory" if memory.grouped else "the machine's memory"
+    title = f"{percent(memory.used)} of {whose} is taken: {size(memory.left)} left"
     return Explanation(
         severity=severity,
         share=share,
         confidence=0.85 if signs >= 2 else 0.65,
-        title=told + (f", full in {duration(full_in)}" if full_in is not None else ""),
-        evidence=(*_signs(found, filling), *_who(host, found)),
-        fixes=_fixes(snapshot, host, found),
-        level=found.level,
+        title=title + (f", full in {duration(full_in)}" if full_in is not None else ""),
+        evidence=(*_signs(memory, filling), *_who(host, memory)),
+        fixes=_fixes(snapshot, host, memory),
+        level=memory.level,
     )
 
 
@@ -100,36 +100,36 @@ def _filling(snapshot: Snapshot) -> Trend | None:
     return line if line is not None and steady(line) else None
 
 
-def _signs(found: Pressure, filling: Trend | None) -> tuple[str, ...]:
-    told = [f"{size(found.total - found.left)} of {size(found.total)} in use, caches of files not counted"]
-    if found.stalled is not None and found.stalled >= 0.01:
-        told.append(f"some thread waited for memory in {percent(found.stalled)} of the last 10 s")
-    if found.swap_in is not None and found.swap_in >= SWAPPING / 4:
-        told.append(f"{rate(found.swap_in)} are read back from swap")
+def _signs(memory: Pressure, filling: Trend | None) -> tuple[str, ...]:
+    words = [f"{size(memory.total - memory.left)} of {size(memory.total)} in use, caches of files not counted"]
+    if memory.stalled is not None and memory.stalled >= 0.01:
+        words.append(f"some thread waited for memory in {percent(memory.stalled)} of the last 10 s")
+    if memory.swap_in is not None and memory.swap_in >= SWAPPING / 4:
+        words.append(f"{rate(memory.swap_in)} are read back from swap")
     if filling is not None:
-        told.append(f"what is left shrinks by {rate(filling.slope)}")
-    return tuple(told)
+        words.append(f"what is left shrinks by {rate(filling.slope)}")
+    return tuple(words)
 
 
-def _who(host: HostSample, found: Pressure) -> tuple[str, ...]:
+def _who(host: HostSample, memory: Pressure) -> tuple[str, ...]:
     """What the run's own processes hold, and whether it is they at all."""
     ranks, workers = _of(host, "rank"), _of(host, "loader-worker")
-    told = []
+    words = []
     if ranks:
-        told.append(f"{_counted(ranks, 'rank')}: {size(_resident(ranks))}")
+        words.append(f"{_counted(ranks, 'rank')}: {size(_resident(ranks))}")
     if workers:
         each = _resident(workers) / len(workers)
-        told.append(f"{_counted(workers, 'loader worker')}: {size(each)} each, with what they share with the rank")
-    taken = found.total - found.left
+        words.append(f"{_counted(workers, 'loader worker')}: {size(each)} each, with what they share with the rank")
+    taken = memory.total - memory.left
     everything = _resident(host.processes)
     if everything and everything < 0.5 * taken:
-        told.append(
+        words.append(
             f"all processes of the run hold {size(everything)} of the {size(taken)}: the rest is somebody else's"
         )
-    return tuple(told)
+    return tuple(words)
 
 
-def _fixes(snapshot: Snapshot, host: HostSample, found: Pressure) -> tuple[Fix, ...]:
+def _fixes(snapshot: Snapshot, host: HostSample, memory: Pressure) -> tuple[Fix, ...]:
     ranks, workers = _of(host, "rank"), _of(host, "loader-worker")
     fixes = []
     if workers and _inherited(ranks, workers):
@@ -150,9 +150,9 @@ def _fixes(snapshot: Snapshot, host: HostSample, found: Pressure) -> tuple[Fix, 
         fixes.append(fix("map the weights instead of reading them (safetensors, torch.load(mmap=True))"))
     elif not workers and ranks:
         fixes.append(fix("read the data set piece by piece (memory map, Arrow, IterableDataset), not as a whole"))
-    if _resident(host.processes) < 0.5 * (found.total - found.left):
+    if _resident(host.processes) < 0.5 * (memory.total - memory.left):
         fixes.append(fix("see who else holds memory: ps aux --sort=-rss | head"))
-    if found.grouped:
+    if memory.grouped:
         fixes.append(fix("or raise the memory limit of the container or job"))
     return tuple(fixes)
 

@@ -35,16 +35,16 @@ def leak(snapshot: Snapshot) -> Explanation | str | None:
     stepping = bool(records(snapshot)) or (snapshot.stacks is not None and snapshot.kind != "unknown")
     starting, blind = enough(snapshot), not stepping
     since = max(snapshot.time - WATCH_SECONDS, _stepping_since(snapshot))
-    found = [
+    trends = [
         (name, line)
         for name, line in ((name, trend(snapshot.series.get(name), since)) for name in watched(snapshot))
         if line is not None
     ]
-    if (starting and not blind) or not found:
+    if (starting and not blind) or not trends:
         return starting or "memory was read fewer than four times"
     sites = _sites(snapshot)
     patience = BLIND_SECONDS if blind else PATIENCE_SECONDS
-    rising = [(name, line) for name, line in found if line.seconds >= patience and steady(line)]
+    rising = [(name, line) for name, line in trends if line.seconds >= patience and steady(line)]
     if not rising:
         return BLIND if blind else None
     name, line = max(rising, key=lambda pair: pair[1].slope)
@@ -133,12 +133,12 @@ def left_of(snapshot: Snapshot, name: str) -> float | None:
 
 
 def _evidence(what: str, line: Trend, left: float | None, full_in: float | None) -> tuple[str, ...]:
-    found = [
+    evidence = [
         f"{what} rose by {size(line.growth)} in {duration(line.seconds)}, a straight line (fit {percent(line.fit)})"
     ]
     if left is not None and full_in is not None:
-        found.append(f"{size(left)} left: full in {duration(full_in)} at this rate")
-    return tuple(found)
+        evidence.append(f"{size(left)} left: full in {duration(full_in)} at this rate")
+    return tuple(evidence)
 
 
 def _fixes(where: tuple[Where, ...], keeps_graph: bool, name: str) -> tuple[Fix, ...]:
