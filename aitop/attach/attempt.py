@@ -40,14 +40,10 @@ class Attachment:
     """The target's answer.
 
     `way` names the way in. `answer` is the hook's: `installed` or `already`, `removed` or `absent`, or what went wrong.
-    `pause_us` is the longest time for which a thread of the target was stopped, in microseconds; `ack_ms` the time from
-    the first touch to the answer, in milliseconds.
     """
 
     way: str
     answer: str
-    pause_us: float
-    ack_ms: float
 
 
 @dataclass(frozen=True)
@@ -138,8 +134,6 @@ class Attempt:
         self._held = contextlib.ExitStack()
         self._pending: _Pending | None = None
         self._busy = _Backoff()
-        self._since = time.monotonic()
-        self._pause_us = 0.0
         self._obstacle = ""
         status = check_alive(pid)
         try:
@@ -212,7 +206,6 @@ class Attempt:
 
     def _settle(self, pending: _Pending, answer: str) -> Attachment | None:
         """Cleans up after an answer. None where the hook asks for another moment."""
-        ack_ms = (time.monotonic() - self._since) * 1e3
         self._pending = None
         for way in pending.entered:
             # Where a second way queued the line too, it may be read at this moment.
@@ -222,7 +215,7 @@ class Attempt:
         if answer == "busy":
             self._busy.put_off()
             return None
-        return Attachment(pending.way, answer, self._pause_us, ack_ms)
+        return Attachment(pending.way, answer)
 
     def _try_next_way(self, pending: _Pending) -> None:
         """Tries the best way that is due. A way that brought the request in is not used again."""
@@ -237,7 +230,7 @@ class Attempt:
                 if not pending.request.is_there():  # the target has begun with it
                     return
             try:
-                self._pause_us = max(self._pause_us, way.enter(self._target, pending.request))
+                way.enter(self._target, pending.request)
             except NotNow as not_now:
                 self._obstacle = str(not_now)
                 backoff.put_off()
@@ -262,7 +255,7 @@ class Attempt:
             limit = Limit(time.monotonic() + BEGUN_PATIENCE_S)
             while not limit.over() and same_process(self._target.status):
                 if (answer := request.answer()) is not None:
-                    return Attachment(pending.way, answer, self._pause_us, (time.monotonic() - self._since) * 1e3)
+                    return Attachment(pending.way, answer)
                 time.sleep(ANSWER_POLLS_S[0])
         return None
 

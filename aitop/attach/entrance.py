@@ -5,10 +5,9 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from aitop.attach.attempt import WAYS, Attachment, Attempt, Limit, unreachable
-from aitop.attach.inspection.hook_presence import hook_is_there
 from aitop.attach.inspection.preflight import check_alive, check_consent, check_torch, open_memory, without_torch
 from aitop.attach.inspection.python_image import locate_python
 from aitop.attach.payload.bundle import Action, Sources, hook_sources
@@ -18,7 +17,6 @@ from aitop.attach.ways import TargetProcess, WayIn
 
 # How long to wait for another monitor that is attaching to the same process.
 TURN_S = 1.0
-ALREADY = Attachment("already-there", "already", 0.0, 0.0)
 
 
 def _never() -> bool:
@@ -28,11 +26,9 @@ def _never() -> bool:
 def install(pid: int, *, timeout: float = 5.0, given_up: Callable[[], bool] = _never) -> Attachment:
     """Puts the hook into process `pid`, waiting at most about `timeout` seconds for a safe point.
 
-    A hook that is installed and in use is recognised without touching the process. `given_up` is asked while waiting;
-    once it returns True, the request is withdrawn. Raises AttachRefused, with the target as it was.
+    `given_up` is asked while waiting; once it returns True, the request is withdrawn. Raises AttachRefused, with the
+    target as it was.
     """
-    if hook_is_there(pid):
-        return ALREADY
     return settled(pid, deliver(pid, "install", hook_sources(), timeout=timeout, given_up=given_up))
 
 
@@ -96,12 +92,13 @@ def deliver(
 class Survey:
     """What stands in the way of the hook, before it is tried.
 
-    `ways` has each way in with the reason why it is closed, None where it is open; it is empty where the process cannot
-    be entered at all, and `refused` says why. `folder` takes the file that carries the hook, as the target names it; ""
-    where no file is needed, because memory of ours carries it.
+    `already`: a hook is in, and going to stay; that is left to whoever can read its ring. `ways` has each way in with
+    the reason why it is closed, None where it is open; it is empty where the process cannot be entered at all, and
+    `refused` says why. `folder` takes the file that carries the hook, as the target names it; "" where no file is
+    needed, because memory of ours carries it.
     """
 
-    already: bool
+    already: bool = False
     ways: tuple[tuple[str, str | None], ...] = ()
     folder: str | None = None
     refused: AttachRefused | None = None
@@ -114,29 +111,27 @@ class Survey:
 
 def survey(pid: int, ways: Sequence[WayIn] = WAYS) -> Survey:
     """Says which ways into process `pid` are open, by reading its memory only. Never raises for what the process is."""
-    already = hook_is_there(pid)
     try:
         status = check_alive(pid)
         memory = open_memory(status)
     except AttachRefused as refused:
-        return Survey(already, refused=refused)
-    closed: list[tuple[str, str | None]] = []
-    folder = None
+        return Survey(refused=refused)
+    seen = Survey()
     try:
         check_consent(pid)
         target = TargetProcess(status, memory, locate_python(pid, memory))
         obstacles = [(way, way.obstacle(target)) for way in ways]
-        closed = [(way.name, obstacle.reason if obstacle else None) for way, obstacle in obstacles]
+        seen = Survey(ways=tuple((way.name, obstacle.reason if obstacle else None) for way, obstacle in obstacles))
         needs_file = any(way.exclusive and obstacle is None for way, obstacle in obstacles)
-        folder = "" if not needs_file and may_look_into_us(status) else first_folder(status)
+        seen = replace(seen, folder="" if not needs_file and may_look_into_us(status) else first_folder(status))
         check_torch(pid)
     except AttachRefused as refused:
-        return Survey(already, tuple(closed), folder, refused)
+        return replace(seen, refused=refused)
     except OSError as error:
-        return Survey(already, tuple(closed), folder, unreachable(status, error))
+        return replace(seen, refused=unreachable(status, error))
     finally:
         memory.close()
-    return Survey(already, tuple(closed), folder)
+    return seen
 
 
 def readable(pid: int) -> bool:

@@ -101,29 +101,23 @@ def training(script: Path, arguments: list[str]) -> Iterator[int]:
 
 
 def _watch(pid: int, args: argparse.Namespace) -> int:
+    """The screen; without a terminal, watch for a while and write the report as text."""
+    from aitop.commands.diagnose import conclude
+    from aitop.commands.headless import watching
     from aitop.commands.monitor import check_terminal, watch
     from aitop.sources.host.target import look
 
     try:
         check_terminal("")
     except WrongUsageError:
-        return _report(pid, args)
+        print(f"No terminal: watching process {pid} for {REPORT_SECONDS:g} s, then reporting.", file=sys.stderr)
+        with watching([look(pid)], watch_options(args), args.record) as watcher:
+            watcher.wait(REPORT_SECONDS)
+        if watcher.recording_failed is not None:
+            raise AitopError(watcher.recording_failed) from None
+        return conclude(watcher.snapshot, pid, "text", None)
     watch([look(pid)], args)
     return 0
-
-
-def _report(pid: int, args: argparse.Namespace) -> int:
-    """Watch for a while without a screen; the report as text."""
-    from aitop.commands.diagnose import conclude
-    from aitop.commands.headless import watching
-    from aitop.sources.host.target import look
-
-    print(f"No terminal: watching process {pid} for {REPORT_SECONDS:g} s, then reporting.", file=sys.stderr)
-    with watching([look(pid)], watch_options(args), args.record) as watcher:
-        watcher.wait(REPORT_SECONDS)
-    if watcher.recording_failed is not None:
-        raise AitopError(watcher.recording_failed)
-    return conclude(watcher.snapshot, pid, "text", None)
 
 
 def _wait_for_line(child: subprocess.Popen[bytes], output: int, name: str) -> None:
@@ -144,21 +138,12 @@ def _wait_for_line(child: subprocess.Popen[bytes], output: int, name: str) -> No
 
 def _end(child: subprocess.Popen[bytes]) -> None:
     """End the child and its loader workers: politely, then for good. Bounded in time."""
-    for number in (signal.SIGTERM, signal.SIGKILL):
-        try:
+    with contextlib.suppress(ProcessLookupError):  # none of the group is left
+        for number in (signal.SIGTERM, signal.SIGKILL):
             os.killpg(child.pid, number)
-        except ProcessLookupError:
-            break
-        deadline = time.monotonic() + END_SECONDS
-        while _group_lives(child) and time.monotonic() < deadline:
-            time.sleep(LOOK_SECONDS)
+            deadline = time.monotonic() + END_SECONDS
+            while time.monotonic() < deadline:
+                child.poll()
+                os.killpg(child.pid, 0)
+                time.sleep(LOOK_SECONDS)
     child.wait()
-
-
-def _group_lives(child: subprocess.Popen[bytes]) -> bool:
-    child.poll()
-    try:
-        os.killpg(child.pid, 0)
-    except ProcessLookupError:
-        return False
-    return True

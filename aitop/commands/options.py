@@ -47,17 +47,14 @@ def process_id(text: str) -> int:
 def add_watch_options(parser: argparse.ArgumentParser) -> None:
     """How closely to watch: --passive --interval --no-gpu --no-stacks --no-hook. Not given is None: see `settle`."""
     group = parser.add_argument_group("how to watch")
-    group.add_argument(
-        "--passive", action="store_true", default=None, help="never touch the process: no hook, no stack sampling"
-    )
     group.add_argument("--interval", type=interval, metavar="S", help="time between two looks (default: 1s)")
-    group.add_argument("--no-gpu", action="store_true", default=None, help="do not ask NVML about GPUs")
-    group.add_argument("--no-stacks", action="store_true", default=None, help="do not sample Python stacks")
-    group.add_argument("--no-hook", action="store_true", default=None, help="do not put the step hook into the process")
-    # The opposites are there to take back what the settings file says.
-    group.add_argument("--no-passive", dest="passive", action="store_false", help=argparse.SUPPRESS)
-    for name in ("gpu", "stacks", "hook"):
-        group.add_argument(f"--{name}", dest=f"no_{name}", action="store_false", help=argparse.SUPPRESS)
+    for name, words in (
+        ("passive", "never touch the process: no hook, no stack sampling (default: no)"),
+        ("gpu", "ask NVML about GPUs (default: yes)"),
+        ("stacks", "sample Python stacks (default: yes)"),
+        ("hook", "put the step hook into the process (default: yes)"),
+    ):
+        group.add_argument(f"--{name}", action=argparse.BooleanOptionalAction, default=None, help=words)
 
 
 def add_screen_options(parser: argparse.ArgumentParser) -> None:
@@ -72,10 +69,7 @@ def add_screen_options(parser: argparse.ArgumentParser) -> None:
 def settle(args: argparse.Namespace, settings: Settings) -> None:
     """Fill in from the settings what the command line left open. `args.settings` is what both together say."""
     given = vars(args)
-    for name in ("gpu", "stacks", "hook"):
-        if given.get(f"no_{name}", False) is None:
-            setattr(args, f"no_{name}", not getattr(settings, name))
-    for name in ("passive", "interval"):
+    for name in ("passive", "interval", "gpu", "stacks", "hook"):
         if given.get(name, False) is None:
             setattr(args, name, getattr(settings, name))
     asked = {name: given[name] for name in ("theme", "ascii") if given.get(name) is not None}
@@ -91,10 +85,4 @@ def watch_options(args: argparse.Namespace) -> Options:
     """What `add_watch_options` has parsed, for the engine."""
     from aitop.engine.live import Options
 
-    return Options(
-        passive=args.passive,
-        interval=args.interval,
-        gpu=not args.no_gpu,
-        stacks=not args.no_stacks,
-        hook=not args.no_hook,
-    )
+    return Options(passive=args.passive, interval=args.interval, gpu=args.gpu, stacks=args.stacks, hook=args.hook)

@@ -36,8 +36,8 @@ def steps(text: str) -> int:
 def run(args: argparse.Namespace) -> int:
     """Hook in, profile, hook out; one sentence where that is not possible."""
     from aitop.commands.headless import watching
-    from aitop.engine.burst import take_profile
     from aitop.engine.live import Options
+    from aitop.engine.torch_profile import take_profile
     from aitop.outputs.profile import profile_text
     from aitop.sources.host.target import look
 

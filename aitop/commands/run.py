@@ -43,7 +43,7 @@ def run(args: argparse.Namespace) -> int:
     if not args.command:
         raise WrongUsageError("there is nothing to run: put the command after --, as in `aitop run -- python train.py`")
     environment = dict(os.environ)
-    if not (args.no_hook or args.passive):
+    if args.hook and not args.passive:
         environment = with_hook(environment)
     return _headless(args, environment) if args.headless else _on_screen(args, environment)
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import msgspec
 
@@ -18,6 +17,8 @@ from aitop.model.verdict import SEVERITY_ORDER, Abstention, Diagnosis, Verdict
 
 DWELL_SECONDS = 4.0
 CONFIRM_TICKS = 2
+# What gains less than this factor is worth knowing, but no warning.
+LEAST_GAIN = 1.1
 # Another process loses time in the same way if it spends at least this part of the first one's share at its lines.
 PEER = 0.5
 
@@ -27,13 +28,6 @@ class _Shown:
     verdict: Verdict
     last_seen: float
     claims: frozenset[tuple[object, ...]] = frozenset()
-
-
-class Memory(NamedTuple):
-    """What a Judge remembers of the ticks before: see `Judge.memory`."""
-
-    shown: dict[str, _Shown]
-    entering: dict[str, int]
 
 
 class Judge:
@@ -50,31 +44,29 @@ class Judge:
         self._shown: dict[str, _Shown] = {}
         self._entering: dict[str, int] = {}
 
-    def memory(self) -> Memory:
-        """A copy of what is remembered now."""
-        return Memory(dict(self._shown), dict(self._entering))
-
-    def recall(self, memory: Memory) -> None:
-        """Remember this and nothing else."""
-        self._shown, self._entering = dict(memory.shown), dict(memory.entering)
-
     def judge(self, snapshot: Snapshot) -> Diagnosis:
         """The findings and abstentions of this tick, the primary finding first. The Snapshot has its ledgers."""
         abstained: list[Abstention] = []
         left = snapshot
+        owned: frozenset[tuple[object, ...]] = frozenset()
+        shares = {claim(entry): entry.share for ledger in snapshot.ledgers for entry in ledger.entries}
         for rule in self._rules:
             judgement = _judged(rule, left)
             if isinstance(judgement, Abstention):
                 abstained.append(judgement)
             finding = judgement if isinstance(judgement, Finding) else None
             self._update(rule, finding, snapshot.time)
+            if rule.id in self._shown and _explained(self._shown[rule.id].claims, owned, shares):
+                del self._shown[rule.id]
             # A finding keeps its claims while it is shown, so that another rule does not take them for a moment.
             claims = self._shown[rule.id].claims if rule.id in self._shown else frozenset()
             if finding is not None and finding.level >= rule.band.leave:
                 claims |= frozenset(map(claim, finding.claims))
+                if rule.id in self._shown:
+                    owned |= claims
             if claims:
                 left = _without(left, claims)
-        verdicts = sorted((shown.verdict for shown in self._shown.values()), key=_importance)
+        verdicts = sorted((_weighed(shown.verdict) for shown in self._shown.values()), key=_importance)
         verdicts = _alone_or_not(verdicts, {rule.id for rule in self._rules if rule.only_alone})
         verdicts = what_if.together(verdicts, self._scopes, snapshot)
         ranks = _ranks(snapshot)
@@ -116,6 +108,21 @@ def _without(snapshot: Snapshot, claims: frozenset[tuple[object, ...]]) -> Snaps
         for ledger in snapshot.ledgers
     )
     return msgspec.structs.replace(snapshot, ledgers=ledgers)
+
+
+def _explained(
+    claims: frozenset[tuple[object, ...]],
+    owned: frozenset[tuple[object, ...]],
+    shares: Mapping[tuple[object, ...], float],
+) -> bool:
+    """Whether rules that come first explain most of these entries by now: there is no reason to wait for a dwell."""
+    return sum(shares.get(each, 0.0) for each in claims & owned) > 0.5 * sum(shares.get(each, 0.0) for each in claims)
+
+
+def _weighed(verdict: Verdict) -> Verdict:
+    """The verdict, as information only where next to nothing would be gained."""
+    little = verdict.severity == "warning" and verdict.speedup is not None and verdict.speedup < LEAST_GAIN
+    return msgspec.structs.replace(verdict, severity="info") if little else verdict
 
 
 def _alone_or_not(verdicts: list[Verdict], lonely: set[str]) -> list[Verdict]:

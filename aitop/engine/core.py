@@ -6,9 +6,9 @@ import msgspec
 
 from aitop.diagnosis.judge import Judge
 from aitop.diagnosis.ledger import ledgers
-from aitop.engine.aggregate import aggregate
 from aitop.engine.history import History
-from aitop.engine.standstill import wants_look
+from aitop.engine.snapshot.aggregate import aggregate
+from aitop.engine.snapshot.standstill import wants_look
 from aitop.model.event import Event
 from aitop.model.snapshot import Snapshot, Target, Tick
 

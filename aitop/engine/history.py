@@ -23,8 +23,8 @@ DENSE_SECONDS, APART_SECONDS = 30.0, 0.5
 CHART_SECONDS = 300
 KEEP_STEPS = 4096
 KEEP_WINDOWS = 40
-KEEP_COUNTS = 256
-KEEP_RANKS = 4096
+KEEP_RECOMPILES = 256
+MOST_RANKS = 4096
 ENDING_SECONDS = 3.0
 
 
@@ -132,7 +132,7 @@ class HookHistory:
     time: float = 0.0
     sequence: int | None = None
     seconds: StepSeconds = field(default_factory=StepSeconds)
-    recompiles: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=KEEP_COUNTS))
+    recompiles: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=KEEP_RECOMPILES))
 
 
 @dataclass
@@ -141,7 +141,7 @@ class History:
 
     target: Target
     statuses: dict[SourceName, SourceStatus] = field(default_factory=dict)
-    was_ok: dict[SourceName, SourceStatus] = field(default_factory=dict)
+    last_ok: dict[SourceName, SourceStatus] = field(default_factory=dict)
     hosts: RecentSamples[HostSample] = field(default_factory=RecentSamples)
     gpus: RecentSamples[GpuSample] = field(default_factory=RecentSamples)
     windows: deque[StackWindow] = field(default_factory=lambda: deque(maxlen=KEEP_WINDOWS))
@@ -149,8 +149,8 @@ class History:
     allocators: deque[tuple[float, tuple[AllocatorSample, ...]]] = field(default_factory=deque)
     growth: GrowthSites | None = None
     dump: StackDump | None = None
-    notes: ExchangeNotes | None = None
-    numbers: dict[int, int] = field(default_factory=dict)
+    exchange_notes: ExchangeNotes | None = None
+    rank_numbers: dict[int, int] = field(default_factory=dict)
     ticks: deque[Tick] = field(default_factory=lambda: deque(maxlen=30))
     tick_count: int = 0
     first_time: float | None = None
@@ -180,29 +180,29 @@ class History:
         elif isinstance(event, SourceStatus):
             before = self.statuses.get(event.source)
             if before is not None and before.state == "ok":
-                self.was_ok[event.source] = before
+                self.last_ok[event.source] = before
             self.statuses[event.source] = event
         elif isinstance(event, GrowthSites):
             self.growth = event
         elif isinstance(event, StackDump):
             self.dump = event
         elif isinstance(event, ExchangeNotes):
-            self.notes = event
+            self.exchange_notes = event
         else:
             self.target = event
             if event.ended is not None:
-                self._overlook_the_end(event.time)
+                self._ignore_failures_at_the_end(event.time)
 
     def _number(self, host: HostSample) -> None:
         """Keep the number under which each rank was seen first: nobody else numbers those of a spawn."""
-        if len(self.numbers) > KEEP_RANKS:
-            self.numbers.clear()
+        if len(self.rank_numbers) > MOST_RANKS:
+            self.rank_numbers.clear()
         for process in host.processes:
             if process.role == "launcher":
                 # It looked like a rank until what it started was seen to be the ranks.
-                self.numbers.pop(process.pid, None)
+                self.rank_numbers.pop(process.pid, None)
             elif process.role == "rank" and process.rank is not None and process.state != "Z":
-                self.numbers.setdefault(process.pid, process.rank)
+                self.rank_numbers.setdefault(process.pid, process.rank)
 
     def _add_hook(self, sample: HookSample) -> None:
         hook = self.hooks.setdefault(sample.pid, HookHistory())
@@ -221,9 +221,9 @@ class History:
             self.allocators.append((sample.time, sample.allocators))
         self.newest["hook"] = sample.time
 
-    def _overlook_the_end(self, time: float) -> None:
+    def _ignore_failures_at_the_end(self, time: float) -> None:
         """Sources that worked until the target ended did not fail: what they gave is what is known of it."""
-        for name, before in self.was_ok.items():
+        for name, before in self.last_ok.items():
             if self.statuses[name].time > time - ENDING_SECONDS:
                 self.statuses[name] = before
 

@@ -1,15 +1,16 @@
-"""Joins the way in (attach) to the channel (hook ring), which do not know each other."""
+"""Which processes the hook belongs into, and the requests that bring it in: joins attach to the hook's ring."""
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from aitop.attach import AttachRefused, Attempt, Limit, WaitingForTarget, begin, remove, settled
 from aitop.model.source import StatusCode
 from aitop.sources.ring.reader import find_ring, should_stay
 from aitop.sources.source import SourceError
+from aitop.stacks.work import Level
 
 SELF_REMOVAL_SECONDS = 0.6
 # How long a process is waited for at first, and each time that it is asked for again.
@@ -94,3 +95,40 @@ def take_out(pids: Iterable[int]) -> None:
         except AttachRefused:
             # The lease has ended, so the hook leaves by itself as soon as the process runs Python again.
             continue
+
+
+class SteppingProcesses:
+    """Remembers who stepped, for as long as it lives: a trainer that evaluates or saves for a minute stays one.
+
+    Where some update a model, whoever only runs one does not count: it feeds them. Any thread may ask.
+    """
+
+    def __init__(self) -> None:
+        self._levels: dict[int, Level] = {}
+        self._pids: frozenset[int] = frozenset()
+        self._working: tuple[int, ...] = ()
+        self._known = threading.Event()
+
+    def update(self, levels: Mapping[int, Level], working: Sequence[int], alive: Collection[int]) -> None:
+        """Take what was seen now: who steps, and who does the work, the first to show in front."""
+        known = {pid: level for pid, level in self._levels.items() if pid in alive}
+        for pid, level in levels.items():
+            known[pid] = max(level, known.get(pid, 0))
+        self._levels = known
+        most = max(known.values(), default=0)
+        self._pids = frozenset(pid for pid, level in known.items() if level == most and level)
+        self._working = tuple(working)
+        if self._pids:
+            self._known.set()
+
+    def pids(self) -> frozenset[int]:
+        """The living processes that step."""
+        return self._pids
+
+    def working(self) -> tuple[int, ...]:
+        """The processes that do the work by the last Snapshot, the first to show in front."""
+        return self._working
+
+    def wait_until_known(self, seconds: float) -> None:
+        """Wait until any of them was seen to step."""
+        self._known.wait(seconds)

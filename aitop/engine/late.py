@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from aitop.engine.feed import Publish
 
 if TYPE_CHECKING:
-    from aitop.engine.burst import Taken
     from aitop.engine.live import LiveFeed
+    from aitop.engine.torch_profile import TakenProfile
     from aitop.model.stacks import StackDump
 
 PATIENCE_SECONDS = 10.0
@@ -51,7 +51,7 @@ class LateFeed:
     def detach(self) -> None:
         self._when_made().detach()
 
-    def profile(self, steps: int, progress: Callable[[str], None]) -> Taken:
+    def profile(self, steps: int, progress: Callable[[str], None]) -> TakenProfile:
         return self._when_made().profile(steps, progress)
 
     def dump(self) -> StackDump:

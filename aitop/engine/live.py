@@ -12,13 +12,12 @@ from dataclasses import dataclass
 
 import msgspec
 
-from aitop.engine.burst import Taken, take_profile
 from aitop.engine.core import Engine
 from aitop.engine.feed import EventSink, Publish, own_failure
 from aitop.engine.growth import GrowthFinder
-from aitop.engine.hook_requests import HookRequests, take_out
+from aitop.engine.hook_requests import HookRequests, SteppingProcesses, take_out
 from aitop.engine.runner import SourceRunner
-from aitop.engine.stepping_processes import SteppingProcesses
+from aitop.engine.torch_profile import TakenProfile, take_profile
 from aitop.errors import AitopError
 from aitop.model.event import Event
 from aitop.model.ranks import ExchangeNotes
@@ -122,7 +121,7 @@ class LiveFeed:
             SourceStatus(time=time.monotonic(), source="hook", state="absent", reason="detached on request")
         )
 
-    def profile(self, steps: int, progress: Callable[[str], None]) -> Taken:
+    def profile(self, steps: int, progress: Callable[[str], None]) -> TakenProfile:
         """A burst of torch.profiler in the process whose steps are shown. Raises AitopError."""
         shown = self._snapshot.steps if self._snapshot else None
         pid = (shown.pid if shown else None) or self.target.pid

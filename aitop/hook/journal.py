@@ -60,39 +60,6 @@ class Journal:
     begin_counting, stop_counting   see Sampling
     """
 
-    __slots__ = (
-        "begin_counting",
-        "busy",
-        "collecting",
-        "count_ops",
-        "count_soon",
-        "count_until",
-        "counting",
-        "cpu_reads",
-        "device",
-        "due",
-        "extend",
-        "fast",
-        "forward_began",
-        "has_teacher",
-        "inputs",
-        "last_step",
-        "longest",
-        "nested",
-        "nests",
-        "ops_due",
-        "optimizer",
-        "owner",
-        "size",
-        "skip",
-        "stepping",
-        "steps",
-        "stop_counting",
-        "tick",
-        "tokens",
-        "words",
-    )
-
     def __init__(self, tick: Callable[[int], None]) -> None:
         self.words: list[int] = []
         # Safe in any thread: it adds all five words or none, and nothing in between.

@@ -3,30 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from types import FunctionType, MethodType, ModuleType
+from types import FunctionType, MethodType, ModuleType, SimpleNamespace
 from typing import Any
 
 from .compiler import keep_from_compiling
 
 
-class _Patch:
-    """One replaced attribute. A plain class: making a dataclass would hold up the target for most of a millisecond."""
-
-    __slots__ = ("inherited", "name", "original", "owner", "wrapper")
-
-    def __init__(self, owner: Any, name: str, inherited: bool, original: Any, wrapper: Any) -> None:
-        self.owner = owner
-        self.name = name
-        self.inherited = inherited
-        self.original = original
-        self.wrapper = wrapper
-
-
 class Patches:
-    """The attributes that are replaced now, newest last."""
+    """The attributes that are replaced now, newest last: their owner and name, the original and its wrapper."""
 
     def __init__(self) -> None:
-        self._made: list[_Patch] = []
+        self._made: list[SimpleNamespace] = []
         self._over = False
 
     def put(self, owner: Any, name: str, wrap: Callable[[Any], Any]) -> None:
@@ -42,7 +29,7 @@ class Patches:
             if isinstance(owner, ModuleType):
                 # Pickle looks a function up by the module that it names, and must find the same object there.
                 wrapper.__module__ = owner.__name__
-        patch = _Patch(owner, name, inherited, original, wrapper)
+        patch = SimpleNamespace(owner=owner, name=name, inherited=inherited, original=original, wrapper=wrapper)
         # Noted first: a KeyboardInterrupt may come in between.
         self._made.append(patch)
         setattr(owner, name, wrapper)
@@ -77,7 +64,7 @@ def _dress(wrapper: Any, original: Any) -> None:
     wrapper.__wrapped__ = original
 
 
-def _restore(patch: _Patch) -> None:
+def _restore(patch: SimpleNamespace) -> None:
     """Put the original back. If somebody has wrapped our wrapper meanwhile, ours stays, and only forwards."""
     if vars(patch.owner).get(patch.name) is not patch.wrapper:
         return

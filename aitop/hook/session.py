@@ -31,6 +31,8 @@ TICK_EVERY_NS = 50_000_000
 FAST_STEPS_IN_A_TICK = 12
 LOOK_EVERY_NS = 200_000_000
 FACTS_EVERY_NS = 1_000_000_000
+# Measures are loaded for so long at a time, the last of which may take up to 0.8 ms.
+LOAD_NS = 300_000
 TICKS_KEPT = 15
 MOST_ERRORS = 3
 NEW_OWNER_AFTER_NS = 5_000_000_000
@@ -141,7 +143,20 @@ class Session:
             # A removal may have interrupted us between any two bytecodes; then we go on after it.
             self._take_out()
             return
-        self._write_facts(time.monotonic_ns())
+        now = time.monotonic_ns()
+        self._write_facts(now)
+        if self._load is not None:
+            # Coming in has held up the run already.
+            self.journal.due = now + TICK_EVERY_NS
+
+    def _load_some(self, load: Callable[[str], Any]) -> None:
+        """Load measures for a moment."""
+        until = time.monotonic_ns() + LOAD_NS
+        while self._to_load and time.monotonic_ns() < until:
+            self._load_measure(load)
+        if not self._to_load:
+            # The bytes of what was brought can go, too.
+            self._load = None
 
     def _load_measure(self, load: Callable[[str], Any]) -> None:
         module, _, name = self._to_load.pop(0).partition(".")
@@ -306,9 +321,7 @@ class Session:
             if self._steps > steps:
                 self.ticks.append((self._steps - steps - counted, counted, time.monotonic_ns() - now))
             if self._load is not None:
-                self._load_measure(self._load)
-                # With the last of them the bytes of what was brought go, too.
-                self._load = self._load if self._to_load else None
+                self._load_some(self._load)
             if self.burst is not None and self.burst.active:
                 served = newest in (FORWARD_ALONE, ASIDE) or (newest == FORWARD and self._unused > MOST_UNUSED)
                 self.burst.tick(now, self.journal.last_step, served)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from aitop.model.text import printable
 from aitop.model.units import duration, factor, factor_range, percent
@@ -31,11 +31,13 @@ def to_text(report: Report) -> str:
     """The whole report. Text of the target (names, command lines) is stripped of control characters."""
     parts = [
         _head(report),
-        *_findings(report),
+        *[_finding(report, verdict) for verdict in report.verdicts],
+        *([] if report.verdicts else [_paragraph(f"NO VERDICT: {no_verdict(report)}")]),
         *map(_table, tables(report)),
         _step(report),
-        *_missing(report),
-        _cost(report),
+        _section("Not measured:", gaps(report)),
+        _section("Could not be judged:", abstentions(report)),
+        _paragraph(f"Watching cost {', '.join(costs(report))}.") if costs(report) else "",
     ]
     text = "\n\n".join(part for part in parts if part)
     return "".join(f"{printable(line)}\n" for line in text.split("\n"))
@@ -50,22 +52,16 @@ def measured_phases(report: Report) -> list[tuple[str, float]]:
 def step_figures(report: Report) -> list[str]:
     """What is known about the pace: step/s, tokens/s or else samples/s, MFU, p50, p95, number of steps."""
     step = report.step
-    figures = []
-    if step.per_s is not None:
-        figures.append(f"{step.per_s:.3g} step/s")
-    if step.tokens_per_s is not None:
-        figures.append(f"{step.tokens_per_s:,.0f} tokens/s")
-    elif step.samples_per_s is not None:
-        figures.append(f"{step.samples_per_s:.3g} samples/s")
-    if step.mfu is not None:
-        figures.append(f"{100 * step.mfu:.0f} % MFU")
-    if step.p50_ms is not None:
-        figures.append(f"{duration(step.p50_ms / 1e3)} p50")
-    if step.p95_ms is not None:
-        figures.append(f"{duration(step.p95_ms / 1e3)} p95")
-    if step.count is not None:
-        figures.append(f"{step.count:,} steps seen")
-    return figures
+    figures: list[tuple[float | None, Callable[[float], str]]] = [
+        (step.per_s, lambda rate: f"{rate:.3g} step/s"),
+        (step.tokens_per_s, lambda rate: f"{rate:,.0f} tokens/s"),
+        (step.samples_per_s if step.tokens_per_s is None else None, lambda rate: f"{rate:.3g} samples/s"),
+        (step.mfu, lambda share: f"{100 * share:.0f} % MFU"),
+        (step.p50_ms, lambda length: f"{duration(length / 1e3)} p50"),
+        (step.p95_ms, lambda length: f"{duration(length / 1e3)} p95"),
+        (step.count, lambda number: f"{number:,} steps seen"),
+    ]
+    return [words(value) for value, words in figures if value is not None]
 
 
 def gaps(report: Report) -> list[str]:
@@ -94,14 +90,12 @@ def no_verdict(report: Report) -> str:
 def costs(report: Report) -> list[str]:
     """What watching cost, as far as it was measured."""
     cost = report.cost
-    parts = []
-    if cost.monitor_cpu is not None:
-        parts.append(f"{percent(cost.monitor_cpu, 1)} of a core")
-    if cost.hook_us_per_step is not None:
-        parts.append(f"{cost.hook_us_per_step:.1f} µs a step in the target")
-    if cost.target_slowdown is not None:
-        parts.append(f"{percent(cost.target_slowdown, 2)} of its step time")
-    return parts
+    figures: list[tuple[float | None, Callable[[float], str]]] = [
+        (cost.monitor_cpu, lambda cores: f"{percent(cores, 1)} of a core"),
+        (cost.hook_us_per_step, lambda length: f"{length:.1f} µs a step in the target"),
+        (cost.target_slowdown, lambda share: f"{percent(share, 2)} of its step time"),
+    ]
+    return [words(value) for value, words in figures if value is not None]
 
 
 def losses(report: Report, verdict: Verdict) -> list[str]:
@@ -159,12 +153,6 @@ def _head(report: Report) -> str:
     return "\n".join([*lines, *(_indented(target.ended, "") if target.ended else [])])
 
 
-def _findings(report: Report) -> list[str]:
-    if not report.verdicts:
-        return ["\n".join(_indented(f"NO VERDICT: {no_verdict(report)}", ""))]
-    return [_finding(report, verdict) for verdict in report.verdicts]
-
-
 def _finding(report: Report, verdict: Verdict) -> str:
     name = verdict.id.upper() + (f" · {verdict.subtype}" if verdict.subtype else "")
     lines = [f"{name}   [{verdict.severity}]", *_indented(verdict.title), *_listed("  ", losses(report, verdict))]
@@ -215,19 +203,13 @@ def _bar(share: float) -> str:
     return "█" * round(min(max(share, 0.0), 1.0) * BAR)
 
 
-def _missing(report: Report) -> list[str]:
-    parts = []
-    if gaps(report):
-        parts.append("Not measured:\n" + "\n".join(row for line in gaps(report) for row in _indented(line)))
-    if report.abstained:
-        parts.append(
-            "Could not be judged:\n" + "\n".join(row for line in abstentions(report) for row in _indented(line))
-        )
-    return parts
+def _section(title: str, lines: Sequence[str]) -> str:
+    """A title and what stands under it; nothing where that is nothing."""
+    return "\n".join([title, *(row for line in lines for row in _indented(line))]) if lines else ""
 
 
-def _cost(report: Report) -> str:
-    return "\n".join(_indented(f"Watching cost {', '.join(costs(report))}.", "")) if costs(report) else ""
+def _paragraph(text: str) -> str:
+    return "\n".join(_indented(text, ""))
 
 
 def _listed(start: str, parts: list[str]) -> list[str]:

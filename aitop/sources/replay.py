@@ -105,15 +105,13 @@ class Recording:
     def __init__(self, path: Path) -> None:
         self._path = path
         self.header, self._newest = read_recording(path)
+        self._newest.close()
         self._skipped = 0
-        self._fresh = True
 
     def events(self) -> RecordedEvents:
         """The events from the first one on."""
-        if not self._fresh:
-            self._skipped = self.skipped
-            self._newest = read_recording(self._path)[1]
-        self._fresh = False
+        self._skipped = self.skipped
+        self._newest = read_recording(self._path)[1]
         return self._newest
 
     @property

@@ -22,7 +22,6 @@ from textual.screen import Screen
 
 from aitop.model.candidate import Candidate
 from aitop.model.settings import Settings
-from aitop.ui.driver import taken_once
 from aitop.ui.feeds import Seekable
 from aitop.ui.messages import Failed
 from aitop.ui.screens.help import described, our_bindings
@@ -31,7 +30,7 @@ from aitop.ui.screens.picker import PickerScreen
 from aitop.ui.screens.replay import ReplayScreen
 from aitop.ui.screens.source_lines import SourceAround
 from aitop.ui.state import View
-from aitop.ui.terminal import LastResort, believe_the_terminal
+from aitop.ui.terminal import LastResort, believe_the_terminal, taken_once
 from aitop.ui.theme.themes import DARK, THEMES, Look, Theme, after, look_for, textual_theme
 from aitop.ui.widgets.line import to_ascii
 from aitop.ui.widgets.pane import Pane

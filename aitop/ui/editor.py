@@ -7,7 +7,6 @@ import shlex
 import shutil
 import signal
 import subprocess
-import sys
 import termios
 import threading
 from collections.abc import Iterator, Mapping
@@ -18,9 +17,9 @@ from typing import Any
 from textual.app import App, SuspendNotSupported
 
 from aitop.model.text import printable
-from aitop.sources.code.editable import lends_rights, readable_path
+from aitop.sources.code.foreign_file import lends_rights, readable_path
 from aitop.ui.panes.code.hot_lines import Place
-from aitop.ui.terminal import LEAVE
+from aitop.ui.terminal import LEAVE, keyboard, settings_of
 from aitop.ui.words import base_name
 
 FALLBACKS = ("editor", "nano", "vim", "vi")
@@ -120,8 +119,8 @@ def is_lent() -> bool:
 @contextmanager
 def _as_it_was() -> Iterator[None]:
     """Restore the terminal's settings, its foreground group and our signals at the end."""
-    terminal = sys.__stdin__.fileno() if sys.__stdin__ is not None else -1
-    before = termios.tcgetattr(terminal) if os.isatty(terminal) else None
+    terminal = keyboard()
+    before = settings_of(terminal)
     # A key that interrupts the editor is not meant for us; one that stops it stops us with it.
     wanted: dict[int, Any] = {signal.SIGINT: _ignore, signal.SIGQUIT: _ignore, signal.SIGTSTP: signal.SIG_DFL}
     handlers = {number: signal.signal(number, handler) for number, handler in wanted.items()}

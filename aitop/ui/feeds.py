@@ -9,7 +9,7 @@ from aitop.engine.position import Position
 from aitop.model.stacks import StackDump
 
 if TYPE_CHECKING:
-    from aitop.engine.burst import Taken
+    from aitop.engine.torch_profile import TakenProfile
 
 
 @runtime_checkable
@@ -19,7 +19,7 @@ class LiveRun(Protocol):
     def detach(self) -> None:
         """Take the hook out of the target, and go on without it."""
 
-    def profile(self, steps: int, progress: Callable[[str], None]) -> Taken:
+    def profile(self, steps: int, progress: Callable[[str], None]) -> TakenProfile:
         """Run torch.profiler in the target for some steps."""
 
     def dump(self) -> StackDump:

@@ -1,14 +1,18 @@
-"""The terminal: its size, whether it takes more output, and how to give it back when the screen cannot do so itself."""
+"""The terminal: its size, whether it takes more output, how it is taken once, and given back whatever happens."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import sys
 import termios
 import threading
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any
+
+from textual.driver import Driver
 
 GRACE_SECONDS = 3.0
 LEAVE = (
@@ -46,7 +50,7 @@ class LastResort:
     def __init__(self, clean_up: Callable[[], None]) -> None:
         self._clean_up = clean_up
         self._timer: threading.Timer | None = None
-        self._attributes = _attributes()
+        self._settings = settings_of(keyboard())
 
     def arm(self, exit_code: int) -> None:
         """From now on there are `GRACE_SECONDS` to end in order."""
@@ -70,8 +74,8 @@ class LastResort:
     def _restore(self) -> None:
         """Give the terminal back, as far as it still takes anything."""
         try:
-            if self._attributes is not None and sys.__stdin__ is not None:
-                termios.tcsetattr(sys.__stdin__.fileno(), termios.TCSANOW, self._attributes)
+            if self._settings is not None:
+                termios.tcsetattr(keyboard(), termios.TCSANOW, self._settings)
             if sys.__stderr__ is not None:
                 out = sys.__stderr__.fileno()
                 if select.select([], [out], [], 0)[1]:
@@ -81,8 +85,64 @@ class LastResort:
             pass
 
 
-def _attributes() -> list[Any] | None:
+def keyboard() -> int:
+    """The file descriptor of standard input, -1 where there is none."""
     try:
-        return termios.tcgetattr(sys.__stdin__.fileno()) if sys.__stdin__ is not None else None
+        return sys.__stdin__.fileno() if sys.__stdin__ is not None else -1
+    except ValueError:
+        return -1
+
+
+def settings_of(terminal: int) -> list[Any] | None:
+    """The settings of a terminal, None where it is none."""
+    try:
+        return termios.tcgetattr(terminal)
     except (OSError, ValueError, termios.error):
         return None
+
+
+def _in_background(terminal: int) -> bool:
+    """Whether another job of the shell has the terminal: changing its settings would stop us."""
+    try:
+        return os.tcgetpgrp(terminal) != os.getpgrp()
+    except OSError:
+        return False  # no job control
+
+
+@lru_cache(maxsize=4)
+def taken_once(driver: type[Driver]) -> type[Driver]:
+    """The same driver, taking the terminal only once."""
+
+    class TakenOnce(driver):  # type: ignore[misc, valid-type]
+        """Takes the terminal only once, and leaves no picture on it."""
+
+        _drawing = False
+
+        def start_application_mode(self) -> None:
+            """Take the terminal. Textual calls this on every SIGCONT, also on one that follows no suspension of ours:
+            taking the terminal twice would read keys twice, and restore the wrong settings at the end.
+            """
+            if self._drawing:
+                self._draw_again()
+                return
+            self._drawing = True
+            super().start_application_mode()
+            self._as_drawn = settings_of(getattr(self, "fileno", -1))
+
+        def stop_application_mode(self) -> None:
+            """Give the terminal back."""
+            if self._drawing:
+                # A terminal without a second screen (GNU screen by default) would keep our picture.
+                super().write("\x1b[H\x1b[2J")
+            self._drawing = False
+            super().stop_application_mode()
+
+        def _draw_again(self) -> None:
+            """Restore settings and picture: somebody may have used the terminal while we were stopped from outside."""
+            if self._as_drawn is not None and not _in_background(self.fileno):
+                with contextlib.suppress(OSError, termios.error):
+                    # If the terminal is gone, the next write says so.
+                    termios.tcsetattr(self.fileno, termios.TCSANOW, self._as_drawn)
+            self.send_message(self.SignalResume())
+
+    return TakenOnce

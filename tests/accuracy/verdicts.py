@@ -26,7 +26,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "bench"))
 
 from results import RESULTS, Pieces, commit, options, publish  # isort: split
 
-from aitop.sources.target import look
 from expectation import Row, Seen, row_of
 from expected import BY_NAME, SCENARIOS, Scenario
 from launch import Training
@@ -37,6 +36,7 @@ from verdict_table import Gains, figures, rows_in_markdown
 from aitop.engine.live import LiveFeed, Options
 from aitop.model.snapshot import Snapshot
 from aitop.outputs.recording import RecordingWriter
+from aitop.sources.host.target import look
 
 TIERS = {1: Options(stacks=False, hook=False), 2: Options(hook=False), 3: Options()}
 LATEST_ATTACH = 3.0

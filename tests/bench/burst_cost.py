@@ -18,7 +18,7 @@ from hook_cost_models import MODELS, steps_of
 from results import Figure, options, publish
 
 import aitop.hook
-from aitop.engine.burst import Taken, take_profile
+from aitop.engine.torch_profile import TakenProfile, take_profile
 
 STEPS = 5
 
@@ -33,9 +33,9 @@ def timed(run, count: int) -> float:
     return statistics.median(times) * 1e3
 
 
-def burst(run) -> Taken:
+def burst(run) -> TakenProfile:
     """Train until a profile has been taken."""
-    taken: list[Taken] = []
+    taken: list[TakenProfile] = []
     asking = threading.Thread(target=lambda: taken.append(take_profile(os.getpid(), STEPS)))
     asking.start()
     while asking.is_alive():

@@ -11,7 +11,7 @@ import hook_runs
 import pytest
 import torch
 
-from aitop.engine.burst import take_profile
+from aitop.engine.torch_profile import take_profile
 from aitop.errors import AitopError
 from aitop.protocol.burst import MOST_STEPS
 from aitop.sources.ring import burst as read

@@ -350,7 +350,7 @@ def test_a_model_first_compiled_while_hooked():
     watched.ring.close()
 
 
-def test_the_measures_of_an_attached_hook_are_loaded_one_at_a_time(monkeypatch):
+def test_the_measures_of_an_attached_hook_are_loaded_later(monkeypatch):
     aitop.hook.remove()
     monkeypatch.setattr(session_module, "TICK_EVERY_NS", 0)
     loaded = []

@@ -16,7 +16,7 @@ from aitop.attach.inspection.elf import ElfImage, NotElfError
 from aitop.attach.inspection.process import parse_status
 from aitop.attach.inspection.process_memory import LARGEST_READ
 from aitop.attach.inspection.python_image import WANTED
-from aitop.engine.trace import TraceError, analyse
+from aitop.engine.torch_profile import TraceError, analyse
 from aitop.model.profile import Holds
 from aitop.model.ranks import ExchangeNotes
 from aitop.outputs.profile import profile_text

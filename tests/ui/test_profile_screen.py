@@ -6,7 +6,7 @@ import threading
 import pytest
 import sample_snapshots as samples
 
-from aitop.engine.burst import Taken
+from aitop.engine.torch_profile import TakenProfile
 from aitop.errors import AitopError
 from aitop.model.profile import ClassRow, DeviceUse, Holds, KernelRow, OpRow, Profile
 
@@ -44,7 +44,7 @@ def profiling(feeds):
     """A feed whose burst ends when the test says so."""
 
     class Feed(feeds["run"]):
-        result: object = Taken(profile(), TRACE)
+        result: object = TakenProfile(profile(), TRACE)
 
         def __init__(self, *snapshots):
             super().__init__(*snapshots)
@@ -81,7 +81,7 @@ async def test_p_profiles_and_shows_the_dearest_operators(look_at, profiling):
 
 
 async def test_a_device_shows_its_gaps_and_kernels(look_at, profiling):
-    profiling.result = Taken(profile(device=True), TRACE)
+    profiling.result = TakenProfile(profile(device=True), TRACE)
     async with look_at(feed=profiling) as eyes:
         await eyes.press("p")
         await eyes.until("sm90_xmma_gemm_bf16")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from aitop.diagnosis.ledger import ledgers
-from aitop.engine.steps_view import steps_view
+from aitop.engine.snapshot.steps import steps_view
 from aitop.model.host import HostSample, MachineSample, ProcessSample
 from aitop.model.snapshot import HotLine, Phases, ProcessStacks, Series, Snapshot, Stacks, Steps, Target
 from aitop.model.stacks import Frame

@@ -354,7 +354,7 @@ def test_the_line_is_left_to_its_readers_where_two_ways_brought_it_in() -> None:
     way = SimpleNamespace(withdraw=lambda target, *, in_use: withdrawn.append(in_use))
     request = SimpleNamespace(close=lambda: None)
     tried = attempt.Attempt.__new__(attempt.Attempt)
-    tried._target, tried._since, tried._pause_us = None, 0.0, 0.0  # type: ignore[assignment]
+    tried._target = None  # type: ignore[assignment]
     for entered in ([way], [way, way]):
         pending = SimpleNamespace(entered=entered, request=request, way="x")
         tried._settle(pending, "installed")  # type: ignore[arg-type]

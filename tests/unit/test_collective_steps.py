@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from aitop.engine.steps_view import steps_view
+from aitop.engine.snapshot.steps import steps_view
 from aitop.hook.measures.collectives import DdpLog
 from aitop.protocol import events as at
 from aitop.sources.ring.facts import decode_facts

@@ -39,7 +39,8 @@ XTERM = {
 
 ON_THE_GROUND = (
     "text", "bright", "dim", "faint", "title", "loss", "gain", "state-denied", "state-stale",
-    "state-failed", *(role for role in sorted(DARK.colours) if role.startswith("syntax-")),
+    "state-failed", "process-rank", "process-worker",
+    *(role for role in sorted(DARK.colours) if role.startswith("syntax-")),
     *(one.hue for one in (*PHASES, *CODE_KINDS)),
 )  # fmt: skip
 ON_LABELS = (

@@ -9,11 +9,11 @@ import pytest
 from snapshot_builder import RANK, host, process, step, steps
 from stack_maker import stack, window
 
-from aitop.engine.aggregate import lead_pid
 from aitop.engine.core import Engine
 from aitop.engine.history import KEEP_SECONDS, KEEP_STEPS, History
 from aitop.engine.replay import ReplayFeed
-from aitop.engine.steps_view import steps_view
+from aitop.engine.snapshot.aggregate import lead_pid
+from aitop.engine.snapshot.steps import steps_view
 from aitop.model.event import Event
 from aitop.model.host import HostSample, MachineSample
 from aitop.model.snapshot import Target, Tick

@@ -9,7 +9,7 @@ from snapshot_builder import RANK, WORKER, changed, constant, line, process, sna
 
 from aitop.diagnosis.causes import collector, gil, oversubscription, step_growth
 from aitop.diagnosis.causes import input_bound as input_bound
-from aitop.engine.steps_view import steps_view
+from aitop.engine.snapshot.steps import steps_view
 from aitop.model.host import HostSample, MachineSample
 from aitop.model.snapshot import HotLine, Phases, ThreadShare
 from aitop.model.steps import HookFacts

@@ -6,7 +6,7 @@ import pytest
 from snapshot_builder import process
 
 from aitop.engine.history import History
-from aitop.engine.rank_cores import OnCores, apart, held, on_cores, own_part
+from aitop.engine.snapshot.rank_cores import OnCores, apart, held, on_cores, own_part
 from aitop.model.host import HostSample, MachineSample
 from aitop.model.snapshot import Target
 

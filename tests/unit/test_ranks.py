@@ -12,8 +12,8 @@ from aitop.diagnosis.causes.comm_bound import comm_bound
 from aitop.diagnosis.causes.straggler import straggler
 from aitop.diagnosis.conditions.hang import hang, odd_one
 from aitop.engine.history import History
-from aitop.engine.ranks import ranks_view
-from aitop.engine.standstill import standing_for, standstill, wants_look
+from aitop.engine.snapshot.ranks import ranks_view
+from aitop.engine.snapshot.standstill import standing_for, standstill, wants_look
 from aitop.model.gpu import GpuDevice, GpuProcess, GpuSample
 from aitop.model.host import HostSample, MachineSample
 from aitop.model.ranks import ExchangeNotes, Standing, Standstill

@@ -7,10 +7,9 @@ from pathlib import Path
 import pytest
 
 from aitop.sources import procfs
-from aitop.sources.code import editable, foreign_file
+from aitop.sources.code import foreign_file
 from aitop.sources.code import lines as code_module
-from aitop.sources.code.editable import lends_rights, readable_path
-from aitop.sources.code.foreign_file import READ, User, open_as
+from aitop.sources.code.foreign_file import READ, User, lends_rights, open_as, readable_path
 from aitop.sources.code.lines import SourceCode
 from aitop.sources.stacks import window
 
@@ -163,7 +162,7 @@ def test_what_a_link_leads_to_in_a_container_is_opened_and_not_what_it_leads_to_
     (tmp_path / "proc" / "7" / "cwd").symlink_to("/")
     monkeypatch.setattr(procfs, "PROC", str(tmp_path / "proc"))
     monkeypatch.setattr(foreign_file, "user_of", lambda pid: User(os.geteuid(), frozenset()))
-    monkeypatch.setattr(editable, "user_of", lambda pid: User(os.geteuid(), frozenset()))
+    monkeypatch.setattr(foreign_file, "user_of", lambda pid: User(os.geteuid(), frozenset()))
     path = readable_path(7, "/app.py")
     assert path is not None and Path(path).read_text() == "of the container"
 

@@ -1,6 +1,6 @@
 """How often to sample."""
 
-from aitop.sources.stacks.budget import CORES, CREDIT_SECONDS, LONGEST_INTERVAL, QUICK_SECONDS, Budget, rate_of
+from aitop.sources.stacks.pace import CORES, CREDIT_SECONDS, LONGEST_INTERVAL, QUICK_SECONDS, Budget, rate_of
 
 
 def spent(cpu: float, windows: int) -> list[tuple[float, float]]:

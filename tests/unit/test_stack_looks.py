@@ -2,7 +2,7 @@
 
 from collections import Counter
 
-from aitop.sources.stacks.gil import RARELY, GilWatch
+from aitop.sources.stacks.pace import RARELY, GilWatch
 from aitop.sources.stacks.speedscope import ThreadSamples
 
 

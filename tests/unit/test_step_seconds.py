@@ -1,7 +1,7 @@
 """Series for charts of minutes."""
 
 from aitop.engine.history import CHART_SECONDS, StepSeconds
-from aitop.engine.series import LANE_SAMPLES, MOST_LANES, worker_lanes
+from aitop.engine.snapshot.series import LANE_SAMPLES, MOST_LANES, worker_lanes
 from aitop.model.host import HostSample, MachineSample, ProcessSample
 from aitop.model.steps import StepRecord
 from aitop.stacks.view import StackView

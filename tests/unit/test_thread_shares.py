@@ -8,7 +8,7 @@ import msgspec
 from stack_maker import stack, window
 
 from aitop.model.stacks import GilHold, ThreadState
-from aitop.sources.stacks.gil import GilWatch
+from aitop.sources.stacks.pace import GilWatch
 from aitop.sources.stacks.speedscope import ThreadSamples, parse
 from aitop.stacks.view import StackView
 

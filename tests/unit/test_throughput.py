@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from aitop.engine.peaks import peak
-from aitop.engine.steps_view import steps_view
-from aitop.engine.throughput import compute_dtype, operations, with_throughput
+from aitop.engine.snapshot.peaks import peak
+from aitop.engine.snapshot.steps import compute_dtype, operations, steps_view, with_throughput
 from aitop.model.gpu import GpuDevice, GpuProcess, GpuSample
 from aitop.model.steps import HookFacts, StepRecord
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aitop.engine.trace import TraceError, analyse, class_of
+from aitop.engine.torch_profile import TraceError, analyse, class_of
 from aitop.model.profile import Holds
 from aitop.outputs.profile import profile_text
 

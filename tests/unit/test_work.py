@@ -9,7 +9,7 @@ from stack_maker import stack, window
 
 from aitop.diagnosis.ledger import ledgers
 from aitop.engine.core import Engine
-from aitop.engine.stepping_processes import SteppingProcesses
+from aitop.engine.hook_requests import SteppingProcesses
 from aitop.model.host import HostSample, MachineSample
 from aitop.model.snapshot import Phases, ProcessStacks, Stacks, Target, ThreadShare, Tick
 from aitop.model.stacks import ThreadState

@@ -123,8 +123,8 @@ class WayIn:
         """What closes this way for the target, None where it is open."""
         raise NotImplementedError
 
-    def enter(self, target: TargetProcess, request: Request) -> float:
-        """Brings the request in, once. Returns for how many microseconds a thread of the target stood still.
+    def enter(self, target: TargetProcess, request: Request) -> None:
+        """Brings the request in, once.
 
         Raises NotNow, with the target as it was, where another moment may suit, and AttachRefused where none will.
         """

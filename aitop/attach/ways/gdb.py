@@ -82,7 +82,7 @@ class Gdb(WayIn):
         program = shutil.which("gdb")
         return MISSING if program is None else fault_of_gdb(program)
 
-    def enter(self, target: TargetProcess, request: Request) -> float:
+    def enter(self, target: TargetProcess, request: Request) -> None:
         program = shutil.which("gdb")
         if program is None or not sys.executable:
             raise NotNow(MISSING.reason)
@@ -93,16 +93,15 @@ class Gdb(WayIn):
         target.memory.write(target.scratch.address, request.line[:1])
         if not same_process(target.status):
             raise ended(target.pid)
-        traced_us, output = run_guarded(target.pid, GDB_SECONDS, gdb_command(program, target.pid, call))
+        output = run_guarded(target.pid, GDB_SECONDS, gdb_command(program, target.pid, call))
         if ENDING.search(output):
             raise NotNow("its Python has not begun, or is ending")
         if not QUEUED.search(output):
             raise AttachRefused("failed", f"gdb did not get into process {target.pid}: {_end_of(output)}")
-        return traced_us
 
 
-def run_guarded(pid: int, seconds: float, command: list[str]) -> tuple[float, str]:
-    """Runs gdb under its guard. Returns for how many microseconds the process was traced, and gdb's output."""
+def run_guarded(pid: int, seconds: float, command: list[str]) -> str:
+    """Runs gdb under its guard. Returns gdb's output."""
     guard = [sys.executable, "-I", "-S", str(Path(gdb_guard.__file__)), str(pid), str(seconds), *command]
     process = subprocess.Popen(
         guard,
@@ -119,8 +118,7 @@ def run_guarded(pid: int, seconds: float, command: list[str]) -> tuple[float, st
     except subprocess.TimeoutExpired:
         # Neither the guard nor gdb is killed: they end by themselves.
         raise AttachRefused("failed", "gdb does not come back") from None
-    traced_us, _, output = output.partition("\n")
-    return float(traced_us) if traced_us.isdigit() else 0.0, output
+    return output
 
 
 @functools.cache
@@ -135,7 +133,7 @@ def fault_of_gdb(program: str) -> Obstacle | None:
             try:
                 assert child.stdin is not None and child.stdout is not None
                 call = f"((int (*)(void)) {int(child.stdout.readline()):#x})()"
-                _, output = run_guarded(child.pid, TRIAL_SECONDS, gdb_command(program, child.pid, call))
+                output = run_guarded(child.pid, TRIAL_SECONDS, gdb_command(program, child.pid, call))
                 child.stdin.close()
                 harmed = _exit_status(child) != 0
             finally:

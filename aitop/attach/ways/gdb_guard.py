@@ -5,7 +5,7 @@
 It outlives the monitor that started it, so that nothing is left half-way when the monitor is killed. After SECONDS it
 interrupts gdb, which then takes back the call that it has the process make, and lets go. It never kills gdb: that would
 cost the process its life in the middle of a call. Where somebody else kills gdb, a process that is left stopped is
-continued. Prints for how many microseconds the process was traced, then gdb's output.
+continued. Prints gdb's output.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ import sys
 import tempfile
 import time
 
-POLL_S = 0.001
 INTERRUPT_AGAIN_S = 5.0
 SETTLE_S = 0.2
 
@@ -31,35 +30,19 @@ def status(pid: int) -> dict[str, str]:
         return {}
 
 
-def is_traced(pid: int) -> bool:
-    """Whether anybody traces the process."""
-    return status(pid).get("TracerPid", "0") != "0"
-
-
-def run(pid: int, seconds: float, command: list[str]) -> tuple[int, float, str]:
-    """Runs gdb to its end. Returns its exit status, for how many seconds it traced, and its output."""
+def run(seconds: float, command: list[str]) -> tuple[int, str]:
+    """Runs gdb to its end, and interrupts it once its time is over. Returns its exit status and its output."""
+    # Not a pipe to the monitor, which may be killed.
     with tempfile.TemporaryFile() as output:
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT)
-        traced = watch(pid, process, seconds)
+        while process.returncode is None:
+            try:
+                process.wait(seconds)
+            except subprocess.TimeoutExpired:
+                process.send_signal(signal.SIGINT)
+                seconds = INTERRUPT_AGAIN_S
         output.seek(0)
-        return process.returncode, traced, output.read().decode("utf-8", "replace")
-
-
-def watch(pid: int, process: subprocess.Popen[bytes], seconds: float) -> float:
-    """Waits for gdb, and interrupts it once its time is over. Returns for how many seconds it traced."""
-    last = time.monotonic()
-    interrupt_at = last + seconds
-    traced = 0.0
-    while process.poll() is None:
-        time.sleep(POLL_S)
-        now = time.monotonic()
-        if is_traced(pid):
-            traced += now - last
-        last = now
-        if now > interrupt_at:
-            process.send_signal(signal.SIGINT)
-            interrupt_at = now + INTERRUPT_AGAIN_S
-    return traced
+        return process.returncode, output.read().decode("utf-8", "replace")
 
 
 def continue_stopped(pid: int, started: str) -> None:
@@ -88,10 +71,10 @@ def main() -> None:
         signal.signal(number, lambda *_: None)
     pid, seconds, command = int(sys.argv[1]), float(sys.argv[2]), sys.argv[3:]
     started = start_time(pid)
-    code, traced, output = run(pid, seconds, command)
+    code, output = run(seconds, command)
     if code:
         continue_stopped(pid, started)
-    sys.stdout.write(f"{traced * 1e6:.0f}\n{output}")
+    sys.stdout.write(output)
 
 
 if __name__ == "__main__":

@@ -52,7 +52,7 @@ class RemoteDebug(WayIn):
         except _UnknownLayoutError as error:
             return Obstacle(str(error))
 
-    def enter(self, target: TargetProcess, request: Request) -> float:
+    def enter(self, target: TargetProcess, request: Request) -> None:
         try:
             mailbox = _find(target)
         except _UnknownLayoutError as error:
@@ -69,7 +69,6 @@ class RemoteDebug(WayIn):
         # Only the byte that has the flag: the target may change the others at the same time.
         flags = memory.read(mailbox.breaker, 1)[0]
         memory.write(mailbox.breaker, bytes((flags | PLEASE_STOP,)))
-        return 0.0
 
     def withdraw(self, target: TargetProcess, *, in_use: bool) -> None:
         """Clears the switch; a main thread that has just seen it gets time to open the file."""

@@ -92,10 +92,10 @@ class SignalFrame(WayIn):
     def obstacle(self, target: TargetProcess) -> Obstacle | None:
         return frame_obstacle(target)
 
-    def enter(self, target: TargetProcess, request: Request) -> float:
+    def enter(self, target: TargetProcess, request: Request) -> None:
         run = target.python.address("PyRun_SimpleString")
         queue = [Call(target.python.address("Py_AddPendingCall"), (run, target.scratch.address))]
-        return in_own_thread(lambda: call_in_main_thread(target, queue, anywhere, request.line))
+        in_own_thread(lambda: call_in_main_thread(target, queue, anywhere, request.line))
 
 
 class SleepingCall(WayIn):
@@ -111,21 +111,21 @@ class SleepingCall(WayIn):
     def obstacle(self, target: TargetProcess) -> Obstacle | None:
         return frame_obstacle(target)
 
-    def enter(self, target: TargetProcess, request: Request) -> float:
+    def enter(self, target: TargetProcess, request: Request) -> None:
         check_running(target)
         # A thread that is seen to run is not stopped for a look.
         for pause in (BETWEEN_LOOKS_S, 0):
             if not may_be_asleep(target.pid):
                 raise NotNow("the main thread is not asleep")
             time.sleep(pause)
-        pause_us, first = in_own_thread(lambda: look_in(target, _asleep))
+        first = in_own_thread(lambda: look_in(target, _asleep))
         time.sleep(BETWEEN_LOOKS_S)
         if not may_be_asleep(target.pid):
             raise NotNow("the main thread is not asleep")
-        return max(pause_us, in_own_thread(lambda: _run_asleep(target, request.line, first)))
+        in_own_thread(lambda: _run_asleep(target, request.line, first))
 
 
-def _run_asleep(target: TargetProcess, line: bytes, first: ThreadState) -> float:
+def _run_asleep(target: TargetProcess, line: bytes, first: ThreadState) -> None:
     python = target.python
     calls = [
         Call(python.address("PyGILState_Ensure")),
@@ -143,7 +143,7 @@ def _run_asleep(target: TargetProcess, line: bytes, first: ThreadState) -> float
         _check_no_gil(target, state)
         return state
 
-    return call_in_main_thread(target, calls, still_asleep, line)
+    call_in_main_thread(target, calls, still_asleep, line)
 
 
 def _asleep(thread: StoppedThread, target: TargetProcess) -> ThreadState:
@@ -170,18 +170,17 @@ def _check_no_gil(target: TargetProcess, state: ThreadState) -> None:
 Look = Callable[[StoppedThread, TargetProcess], ThreadState]
 
 
-def look_in(target: TargetProcess, look: Look) -> tuple[float, ThreadState]:
-    """Stops the main thread for a look. Returns for how many microseconds it stood still, and its state."""
+def look_in(target: TargetProcess, look: Look) -> ThreadState:
+    """Stops the main thread for a look. Returns its state."""
     with _stopped(target) as thread:
-        state = look(thread, target)
-    return thread.pause_us, state
+        return look(thread, target)
 
 
-def call_in_main_thread(target: TargetProcess, calls: Sequence[Call], look: Look, line: bytes) -> float:
+def call_in_main_thread(target: TargetProcess, calls: Sequence[Call], look: Look, line: bytes) -> None:
     """Puts the line in place and has the main thread make the calls and then go on with what it was doing.
 
-    Returns for how many microseconds it stood still; to be called within `in_own_thread`. Until the registers are set
-    nothing has happened to the target; from then on everything happens without us.
+    To be called within `in_own_thread`. Until the registers are set nothing has happened to the target; from then on
+    everything happens without us.
     """
     if cannot_be_woken(target.pid):
         raise NotNow("the main thread is in an uninterruptible system call")
@@ -203,7 +202,6 @@ def call_in_main_thread(target: TargetProcess, calls: Sequence[Call], look: Look
                 raise NotNow("the main thread's stack is at its end") from error
             raise
         thread.set_registers(frame.registers)
-    return thread.pause_us
 
 
 def _errno_of(target: TargetProcess, state: ThreadState) -> SavedErrno | None:

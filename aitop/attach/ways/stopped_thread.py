@@ -122,14 +122,12 @@ class StoppedThread:
     be waited for (`Popen.poll`) elsewhere while it is stopped here.
 
     Raises AttachRefused where the kernel does not allow it or the process is going away, and NotNow where the thread
-    does not stop in time. `pause_us`, valid after the end, is the longest that the thread can have stood still.
+    does not stop in time.
     """
 
     def __init__(self, tid: int, is_same_process: Callable[[], bool]) -> None:
         self.tid = tid
         self._is_same_process = is_same_process
-        self.pause_us = 0.0
-        self._since = 0
         self._attached = False
 
     def __enter__(self) -> StoppedThread:
@@ -142,7 +140,6 @@ class StoppedThread:
             # A traced process keeps its pid until we release it.
             if not self._is_same_process():
                 raise ended(self.tid)
-            self._since = time.monotonic_ns()
             ptrace(INTERRUPT, self.tid)
             self._await_stop()
         except OSError as error:
@@ -162,7 +159,6 @@ class StoppedThread:
             # Refused for a thread that died or did not stop; then the end of our own thread ends the tracing.
             with contextlib.suppress(OSError):
                 ptrace(DETACH, self.tid)
-            self.pause_us = (time.monotonic_ns() - self._since) / 1e3
 
     def _await_stop(self) -> None:
         """Waits for the requested stop; a signal that arrives first is passed on to the target."""
@@ -183,12 +179,8 @@ class StoppedThread:
         """
         hold_until = time.monotonic() + HELD_S
         while True:
-            looked = time.monotonic_ns()
             seen = wait_event(self.tid, os.WEXITED | os.WSTOPPED | os.WNOWAIT | WALL)
-            if seen is None:
-                # Until now it ran, or waited for a processor.
-                self._since = looked
-            else:
+            if seen is not None:
                 if seen.code in (os.CLD_EXITED, os.CLD_KILLED, os.CLD_DUMPED):
                     raise ended(self.tid)
                 wait_event(self.tid, os.WSTOPPED | WALL)

@@ -39,8 +39,9 @@ def run(args: argparse.Namespace) -> int:
 def examine(pid: int | None) -> list[Check]:
     """All checks of the machine, and of process `pid` where there is one."""
     from aitop.commands.doctor import machine, process, rights
+    from aitop.commands.doctor.ptrace_trial import try_ptrace
 
-    place, tried = rights.read_confinement(), rights.tried_out()
+    place, tried = rights.read_confinement(), try_ptrace()
     checks = [machine.python(), *rights.checks(place, tried), rights.attach(), machine.py_spy()]
     checks += [*machine.terminal_checks(), machine.settings_file(), machine.descriptors()]
     too_low = [check for check in (machine.file_size(), machine.threads()) if check is not None]

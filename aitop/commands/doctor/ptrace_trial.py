@@ -31,17 +31,19 @@ class PtraceTrial:
     trace: str | None
 
 
-def try_ptrace() -> PtraceTrial:
-    """Tries all three. Raises OSError where no child can be started, or it gave no answer."""
+def try_ptrace() -> PtraceTrial | OSError:
+    """The outcome of all three; the error where no child can be started, or it gave no answer."""
     if not sys.executable:
-        raise FileNotFoundError(errno.ENOENT, "the path of Python is not known")
+        return FileNotFoundError(errno.ENOENT, "the path of Python is not known")
     place = ctypes.create_string_buffer(8)
     command = [sys.executable, "-I", "-S", __file__, str(os.getpid()), str(ctypes.addressof(place))]
     try:
         done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=SECONDS, check=False)
         return PtraceTrial(*(_name(int(word)) for word in done.stdout.split()))
-    except (subprocess.TimeoutExpired, ValueError, TypeError) as error:
-        raise OSError(errno.EIO, "the trial gave no answer") from error
+    except OSError as error:
+        return error
+    except (subprocess.TimeoutExpired, ValueError, TypeError):
+        return OSError(errno.EIO, "the trial gave no answer")
 
 
 def _name(number: int) -> str | None:

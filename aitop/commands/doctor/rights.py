@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from aitop.attach.ways.gdb import fault_of_gdb
-from aitop.commands.doctor.ptrace_trial import PtraceTrial, try_ptrace
+from aitop.commands.doctor.ptrace_trial import PtraceTrial
 from aitop.commands.doctor.report import Check, fault, not_needed, works
 from aitop.sources import procfs
 from aitop.sources.procfs import user_name
@@ -114,14 +114,6 @@ def _number(words: list[str], otherwise: int, base: int = 10) -> int:
         return int(words[0], base)
     except (ValueError, IndexError):
         return otherwise
-
-
-def tried_out() -> PtraceTrial | OSError:
-    """What the kernel allows here, found by trying, or why it could not be tried."""
-    try:
-        return try_ptrace()
-    except OSError as error:
-        return error
 
 
 def checks(place: Confinement, tried: PtraceTrial | OSError) -> list[Check]:

@@ -1,6 +1,6 @@
 """What the hook measures beside the phases of each step: a file each, in a row of `MEASURES`.
 
-The core of the hook comes in first; then measures are loaded one at a time, a tick apart, while the run goes on. To add
+The core of the hook comes in first; then measures are loaded, a few in each tick, while the run goes on. To add
 one: a file with a class like `Measure`, a row below, and its facts in `HookFacts` (model/steps.py).
 """
 

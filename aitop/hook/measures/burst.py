@@ -7,13 +7,14 @@ own, which is copied into anonymous memory that the monitor reads, and removed a
 from __future__ import annotations
 
 import _thread
+import contextlib
 import ctypes
 import os
 import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from ...protocol import burst as at
@@ -118,20 +119,15 @@ class Burst(Measure):
 
     def over(self) -> None:
         """End the profile without a trace, as the hook leaves. Does not raise errors of torch."""
-        before: dict[str, str | None] = {}
         try:
-            self._guards.take_all_back()
             # In a forked child neither the profiler's threads nor the device are there.
-            if self._profile is not None and self._pid == os.getpid():
-                before = self._let_cupti_go()
-                profile, self._profile = self._profile, None
-                self._exit(profile)
+            with self._ending() as profile:
+                if profile is not None and self._pid == os.getpid():
+                    self._exit(profile)
         except Exception:
             # The hook leaves nevertheless.
             pass
         finally:
-            self._speak()
-            _restore(before)
             self._close()
 
     def _start(self) -> None:
@@ -221,31 +217,33 @@ class Burst(Measure):
 
     def _stop(self) -> None:
         start = self._ended = time.monotonic_ns()
-        before: dict[str, str | None] = {}
         try:
-            self._guards.take_all_back()
-            before = self._let_cupti_go()
-            profile, self._profile = self._profile, None
-            self._exit(profile)
-            self._holds[1] = time.monotonic_ns() - start
-            size = self._save(profile.kineto_results)
+            with self._ending() as profile:
+                self._exit(profile)
+                self._holds[1] = time.monotonic_ns() - start
+                size = self._save(profile.kineto_results)
             self._holds[2] = time.monotonic_ns() - start - self._holds[1]
             self._say(at.DONE, size)
         except Exception as error:
             self._refuse(f"the trace could not be written: {type(error).__name__}: {error}")
-        finally:
-            self._speak()
-            _restore(before)
 
-    def _let_cupti_go(self) -> dict[str, str | None]:
-        """Have CUPTI detached when the profile ends: otherwise every later launch of the run is slower.
+    @contextlib.contextmanager
+    def _ending(self) -> Iterator[Any]:
+        """Give the profile, to be ended, without its guards; all settings are as before afterwards.
 
-        Returns what to restore in the environment.
+        CUPTI is detached with it: otherwise every later launch of the run is slower.
         """
         before = {TEARDOWN: os.environ.get(TEARDOWN)}
-        if before[TEARDOWN] is None and self._torch.cuda.is_initialized() and not _graphs_in_use():
-            os.environ[TEARDOWN] = "1"
-        return before
+        try:
+            self._guards.take_all_back()
+            if before[TEARDOWN] is None and self._torch.cuda.is_initialized() and not _graphs_in_use():
+                os.environ[TEARDOWN] = "1"
+            profile, self._profile = self._profile, None
+            yield profile
+        finally:
+            self._speak()
+            if before != {TEARDOWN: os.environ.get(TEARDOWN)}:
+                _restore(before)
 
     def _exit(self, profile: Any) -> None:
         """End the profile, even if a KeyboardInterrupt comes in the middle."""

@@ -142,13 +142,7 @@ class _File:
 class _Function:
     """What one function, or a module outside of its functions, makes longer and empties, in the order of its lines."""
 
-    def __init__(
-        self,
-        node: ast.Module | ast.FunctionDef | ast.AsyncFunctionDef,
-        name: str,
-        dictionaries: set[str],
-        retains: bool,
-    ) -> None:
+    def __init__(self, node: Scope, name: str, dictionaries: set[str], retains: bool) -> None:
         self.node, self.name = node, name
         self.makes = name.endswith("__init__")
         self.grows: list[_Growth] = []
@@ -192,6 +186,7 @@ class _Function:
                 self._read(statement.body, within, flagged=flag, no_grad=off)
                 either, self._graph = self._graph, before
                 self._read(statement.orelse, within, flagged=flag, no_grad=off)
+                # What holds a graph after one of both branches may hold it.
                 self._graph |= {name: either[name] or self._graph.get(name) for name in either}
                 continue
             blocks = [getattr(statement, field, []) for field in ("body", "orelse", "finalbody")]

@@ -6,7 +6,6 @@ The layout is in aitop/protocol/burst.py. All of it is the target's to write: si
 from __future__ import annotations
 
 import os
-import stat
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -26,7 +25,7 @@ from aitop.protocol.burst import (
     TRACE_AT,
     WAITING,
 )
-from aitop.sources.ring.memfd import open_memfd
+from aitop.sources.ring.memfd import find_memfd
 from aitop.sources.source import SourceError
 
 LARGEST_TRACE = 1 << 30
@@ -93,37 +92,18 @@ def wait_for(
 
 
 def _find(pid: int, serial: int) -> tuple[int, _Header] | None:
-    """Our own descriptor of the burst's memory, and its header."""
-    folder = f"/proc/{pid}/fd"
-    try:
-        names = os.listdir(folder)
-    except PermissionError as error:
-        raise SourceError(
-            "denied", f"the descriptors of process {pid} may not be read", "run aitop as the same user, or as root"
-        ) from error
-    except OSError as error:
-        raise SourceError("absent", f"process {pid} ended") from error
-    for name in names:
-        try:
-            fd = open_memfd(f"{folder}/{name}", MEMFD_LINK, os.O_RDONLY)
-        except OSError:
-            continue
-        if fd is None:
-            continue
-        header = _header(fd)
-        if header is not None and header.serial == serial:
-            return fd, header
-        os.close(fd)
-    return None
+    """Our own descriptor of the burst's memory, and its header. Raises SourceError."""
+
+    def look(fd: int) -> _Header | None:
+        header = _header(os.pread(fd, HEADER.size, 0))
+        return header if header is not None and header.serial == serial else None
+
+    found = find_memfd(pid, MEMFD_LINK, os.O_RDONLY, look)
+    return found[1:] if found is not None else None
 
 
-def _header(fd: int) -> _Header | None:
-    try:
-        status = os.fstat(fd)
-        data = os.pread(fd, HEADER.size, 0)
-    except OSError:
-        return None
-    if not stat.S_ISREG(status.st_mode) or len(data) < HEADER.size:
+def _header(data: bytes) -> _Header | None:
+    if len(data) < HEADER.size:
         return None
     magic, serial, state, steps, begun, ended, start, stop, save, size = HEADER.unpack(data)
     if magic != MAGIC or state not in (WAITING, RUNNING, DONE, REFUSED):
@@ -140,14 +120,9 @@ def _seconds(nanoseconds: int) -> float:
 def _read(fd: int, header: _Header) -> Burst:
     if header.size > LARGEST_TRACE:
         raise SourceError("failed", f"the trace is too large to be read ({header.size} bytes): ask for fewer steps")
-    parts, at = [], 0
-    while at < header.size:
-        part = os.pread(fd, min(1 << 24, header.size - at), TRACE_AT + at)
-        if not part:
-            break
-        parts.append(part)
-        at += len(part)
-    return Burst(b"".join(parts), header.steps, header.seconds, header.holds)
+    with os.fdopen(os.dup(fd), "rb") as opened:
+        opened.seek(TRACE_AT)
+        return Burst(opened.read(header.size), header.steps, header.seconds, header.holds)
 
 
 def _text(fd: int, header: _Header) -> str:

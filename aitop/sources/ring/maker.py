@@ -9,7 +9,7 @@ from typing import Any
 from aitop.model.steps import StepRecord
 from aitop.protocol import events as at
 from aitop.protocol.events import NOT_MEASURED
-from aitop.sources.ring.parts import COUNTS, Made
+from aitop.sources.ring.parts import COUNTS, PHASES, WATCHED, Made
 from aitop.sources.ring.steps import Event, Steps
 
 NS = 1e-9
@@ -22,13 +22,6 @@ LONGEST_WAIT_NS = 30_000_000_000
 MOST_DEVICE_TIMES = 1024
 
 _UNKNOWN = (NOT_MEASURED,) * 4
-_PHASES = ("data_wait", "loader_start", "prepare", "forward", "backward", "optimizer", "save", "evaluation", "gc")
-# What is in a step only where it is watched.
-_WATCHED = {
-    "transfer": ("transfer", "transfer_apart", "transfer_bytes"),
-    "blocking": ("blocking", "blockings"),
-    "collective": ("communication", "communication_apart", "collectives"),
-}
 
 
 class StepMaker:
@@ -112,8 +105,8 @@ def _record(made: Made, before: int, device: tuple[int, ...], watches: Sequence[
     length, parts = made.length, made.parts
     if not 0 <= length <= LONGEST_STEP_NS:
         return None
-    values: dict[str, Any] = {name: _within(getattr(parts, name), length) for name in _PHASES}
-    for name in (name for watch, names in _WATCHED.items() if watch in watches for name in names):
+    values: dict[str, Any] = {name: _within(getattr(parts, name), length) for name in PHASES}
+    for name in (name for watch, names in WATCHED.items() if watch in watches for name in names):
         value = getattr(parts, name)
         values[name] = _count(value) if name in COUNTS else _within(value, length)
     # The device may still be busy with a step whose host side was short.

@@ -4,6 +4,12 @@ from __future__ import annotations
 
 import os
 import stat
+from collections.abc import Callable
+from typing import TypeVar
+
+from aitop.sources.source import SourceError
+
+T = TypeVar("T")
 
 
 def open_memfd(path: str, link: str, access: int) -> int | None:
@@ -23,3 +29,36 @@ def open_memfd(path: str, link: str, access: int) -> int | None:
         return os.open(f"/proc/self/fd/{held}", access | os.O_CLOEXEC | os.O_NONBLOCK)
     finally:
         os.close(held)
+
+
+def find_memfd(pid: int, link: str, access: int, look: Callable[[int], T | None]) -> tuple[str, int, T] | None:
+    """Return the path, our own descriptor, and what `look` sees in it, of the first such memory of process `pid` in
+    which it sees anything. Raises SourceError where the descriptors of the process may not be read.
+
+    The descriptor that was looked at is returned: the path may lead to another file a moment later.
+    """
+    folder = f"/proc/{pid}/fd"
+    try:
+        for name in os.listdir(folder):
+            path = f"{folder}/{name}"
+            try:
+                fd = open_memfd(path, link, access)
+            except FileNotFoundError:
+                continue
+            found = None
+            try:
+                found = look(fd) if fd is not None else None
+            finally:
+                if fd is not None and found is None:
+                    os.close(fd)
+            if fd is not None and found is not None:
+                return path, fd, found
+    except PermissionError as error:
+        raise SourceError(
+            "denied", f"the descriptors of process {pid} may not be read", "run aitop as the same user, or as root"
+        ) from error
+    except (FileNotFoundError, ProcessLookupError) as error:
+        raise SourceError("absent", f"process {pid} is gone") from error
+    except (OSError, ValueError) as error:
+        raise SourceError("failed", f"the memory of process {pid} cannot be opened: {error}") from error
+    return None

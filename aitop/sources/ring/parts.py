@@ -8,12 +8,17 @@ from typing import NamedTuple
 from aitop.model.steps import StepKind
 from aitop.protocol.events import NOT_MEASURED
 
-# The lengths and the numbers in Parts; the others are added up in ways of their own.
-TIMES = (
-    *("data_wait", "loader_start", "prepare", "forward", "backward", "optimizer", "save", "evaluation", "gc"),
-    *("transfer", "transfer_apart", "blocking", "communication", "communication_apart"),
-)
-COUNTS = ("forwards", "backwards", "transfer_bytes", "blockings", "collectives")
+# Fields of Parts that are in every step, and those that are in it only where they are watched.
+PHASES = ("data_wait", "loader_start", "prepare", "forward", "backward", "optimizer", "save", "evaluation", "gc")
+WATCHED = {
+    "transfer": ("transfer", "transfer_apart", "transfer_bytes"),
+    "blocking": ("blocking", "blockings"),
+    "collective": ("communication", "communication_apart", "collectives"),
+}
+# Of these, the numbers that are no lengths.
+COUNTS = ("transfer_bytes", "blockings", "collectives")
+_SUMS = (*PHASES, *(name for names in WATCHED.values() for name in names), "forwards", "backwards")
+_TIMES = tuple(name for name in _SUMS if name not in (*COUNTS, "forwards", "backwards"))
 
 
 @dataclass(slots=True)
@@ -50,12 +55,12 @@ class Parts:
 
     def scaled(self, scale: float) -> Parts:
         """Return the parts with scaled times and the same counts, without single calls."""
-        times = {name: int(getattr(self, name) * scale) for name in TIMES}
+        times = {name: int(getattr(self, name) * scale) for name in _TIMES}
         return replace(self, calls=[], **times)
 
     def joined(self, later: Parts) -> Parts:
         """Return the sum with a later part of the same step. `prepare` and `queue_ready` are those of the first."""
-        sums = {name: getattr(self, name) + getattr(later, name) for name in (*TIMES, *COUNTS) if name != "prepare"}
+        sums = {name: getattr(self, name) + getattr(later, name) for name in _SUMS if name != "prepare"}
         return replace(
             self,
             samples=added(self.samples, later.samples),

@@ -19,7 +19,7 @@ from aitop.protocol.events import KINDS, UNTIMED
 from aitop.sources import procfs
 from aitop.sources.ring.facts import decode_facts
 from aitop.sources.ring.maker import StepMaker
-from aitop.sources.ring.memfd import open_memfd
+from aitop.sources.ring.memfd import find_memfd
 from aitop.sources.ring.steps import Event
 from aitop.sources.source import SourceError
 
@@ -100,13 +100,12 @@ def find_ring(pid: int) -> str | None:
     """Return the path under /proc/PID/fd of the ring of the hook in `pid`; None if none can be seen."""
     try:
         opened = _open(pid, os.O_RDONLY)
-    except (OSError, ValueError):
+    except SourceError:
         return None
     if opened is None:
         return None
-    path, fd = opened
-    os.close(fd)
-    return path
+    os.close(opened[1])
+    return opened[0]
 
 
 def should_stay(pid: int) -> bool:
@@ -122,31 +121,16 @@ def should_stay(pid: int) -> bool:
 
 
 def _open(pid: int, access: int) -> tuple[str, int] | None:
-    """Return the path of the process's ring and a descriptor of ours; None without a ring. Raises OSError, ValueError.
-
-    The descriptor that was examined is returned: the path may lead to another file a moment later.
-    """
-    folder = f"/proc/{pid}/fd"
+    """Return the path of the process's ring and a descriptor of ours; None without a ring. Raises SourceError."""
     inner = procfs.inner_pid(pid)
-    for name in os.listdir(folder):
-        path = f"{folder}/{name}"
-        try:
-            fd = open_memfd(path, ring.MEMFD_LINK, access)
-        except FileNotFoundError:
-            continue
-        if fd is None:
-            continue
-        wanted = False
-        try:
-            header = decode_header(os.pread(fd, ring.HEADER_SIZE, 0))
-            # A forked worker inherits the descriptor of its parent's ring.
-            wanted = header is not None and header.pid == inner and header.state != ring.STATE_REMOVED
-        finally:
-            if not wanted:
-                os.close(fd)
-        if wanted:
-            return path, fd
-    return None
+
+    def look(fd: int) -> Header | None:
+        header = decode_header(os.pread(fd, ring.HEADER_SIZE, 0))
+        # A forked worker inherits the descriptor of its parent's ring.
+        return header if header and header.pid == inner and header.state != ring.STATE_REMOVED else None
+
+    found = find_memfd(pid, ring.MEMFD_LINK, access, look)
+    return found[:2] if found is not None else None
 
 
 def _number(sequence: int) -> int | None:
@@ -165,19 +149,10 @@ class HookRing:
         self._facts_seq = -1
         self._slot: int | None = None
         self._quiet, self._stack = True, procfs.main_stack(pid)
-        try:
-            opened = _open(pid, os.O_RDWR)
-            if opened is None:
-                raise SourceError("absent", f"no hook in process {pid}")
-            _, self._fd = opened
-        except PermissionError as error:
-            raise SourceError(
-                "denied", f"the descriptors of process {pid} may not be read", "run aitop as the same user, or as root"
-            ) from error
-        except (FileNotFoundError, ProcessLookupError) as error:
-            raise SourceError("absent", f"process {pid} is gone") from error
-        except (OSError, ValueError) as error:
-            raise SourceError("failed", f"the ring of process {pid} cannot be opened: {error}") from error
+        opened = _open(pid, os.O_RDWR)
+        if opened is None:
+            raise SourceError("absent", f"no hook in process {pid}")
+        self._fd = opened[1]
 
     @property
     def state(self) -> str:

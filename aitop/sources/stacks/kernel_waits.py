@@ -14,6 +14,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache, cached_property
 from typing import Literal, NamedTuple
 
 from aitop.model.stacks import ThreadState, WaitKind
@@ -163,41 +164,38 @@ def local_sockets(table: bytes | None) -> frozenset[int]:
 
 
 class Descriptors:
-    """The open files of one process, each looked up once: by their links, which cannot block."""
+    """The open files of one process, each looked up once: by their links, which cannot block.
+
+    `type_of` says what a descriptor is, None where there is none of that number; `watched_by` for which descriptors an
+    epoll descriptor waits.
+    """
 
     def __init__(self, pid: int) -> None:
         self._folder = f"{procfs.PROC}/{pid}"
-        self._types: dict[int, DescriptorType | None] = {}
-        self._local: frozenset[int] | None = None
-        self._epolls: dict[int, tuple[int, ...]] = {}
-        self._all: tuple[int, ...] | None = None
-
-    def type_of(self, descriptor: int) -> DescriptorType | None:
-        """What a descriptor is; None where there is none of that number."""
-        if descriptor not in self._types:
-            link = procfs.link(f"{self._folder}/fd/{descriptor}")
-            if self._local is None and link is not None and link.startswith("socket:"):
-                self._local = local_sockets(procfs.read(f"{self._folder}/net/unix"))
-            self._types[descriptor] = descriptor_type(link, self._local or frozenset())
-        return self._types[descriptor]
+        self.type_of = cache(self._type_of)
+        self.watched_by = cache(self._watched_by)
 
     def waited_for(self, numbers: Iterable[int]) -> set[WaitKind]:
         """What those who wait for some of these descriptors wait for."""
         return {_WAITS.get(kind, "other") for number in numbers if (kind := self.type_of(number))}
 
-    def watched_by(self, epoll: int) -> tuple[int, ...]:
-        """The descriptors that an epoll descriptor waits for."""
-        if epoll not in self._epolls:
-            data = procfs.read(f"{self._folder}/fdinfo/{epoll}") or b""
-            self._epolls[epoll] = tuple(int(number) for number in _TARGET.findall(data))
-        return self._epolls[epoll]
-
+    @cached_property
     def everything(self) -> tuple[int, ...]:
         """All descriptors but the standard ones; empty where there are too many to look at."""
-        if self._all is None:
-            numbers = [number for number in procfs.numbered(f"{self._folder}/fd") if number > 2]
-            self._all = tuple(numbers) if len(numbers) <= MOST_DESCRIPTORS else ()
-        return self._all
+        numbers = tuple(number for number in procfs.numbered(f"{self._folder}/fd") if number > 2)
+        return numbers if len(numbers) <= MOST_DESCRIPTORS else ()
+
+    @cached_property
+    def _local(self) -> frozenset[int]:
+        return local_sockets(procfs.read(f"{self._folder}/net/unix"))
+
+    def _type_of(self, descriptor: int) -> DescriptorType | None:
+        link = procfs.link(f"{self._folder}/fd/{descriptor}")
+        return descriptor_type(link, self._local if (link or "").startswith("socket:") else frozenset())
+
+    def _watched_by(self, epoll: int) -> tuple[int, ...]:
+        data = procfs.read(f"{self._folder}/fdinfo/{epoll}") or b""
+        return tuple(int(number) for number in _TARGET.findall(data))
 
 
 def wait_in_call(call: Call, rules: Mapping[int, _Rule], descriptors: Descriptors) -> WaitKind | None:
@@ -230,7 +228,7 @@ def wait_in_channel(channel: str, state: str, descriptors: Descriptors) -> WaitK
 
 def _in_poll(descriptors: Descriptors) -> WaitKind:
     """What a poll waits for. Its descriptors lie in the target's memory: known only where all in question are alike."""
-    likely = descriptors.waited_for(descriptors.everything()) & set(_POLLED)
+    likely = descriptors.waited_for(descriptors.everything) & set(_POLLED)
     return likely.pop() if len(likely) == 1 else "other"
 
 

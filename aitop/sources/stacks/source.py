@@ -12,10 +12,9 @@ from aitop.model.stacks import Look, StackWindow
 from aitop.sources import procfs
 from aitop.sources.host.tree import Stepping, nobody
 from aitop.sources.source import Source, SourceError
-from aitop.sources.stacks.budget import Budget, rate_of
 from aitop.sources.stacks.choice import Chooser, Working
-from aitop.sources.stacks.gil import GilWatch
 from aitop.sources.stacks.kernel_waits import KernelWaits
+from aitop.sources.stacks.pace import Budget, GilWatch, rate_of
 from aitop.sources.stacks.refusal import explain
 from aitop.sources.stacks.speedscope import RawFrame, ThreadSamples, parse
 from aitop.sources.stacks.spy import Spy, Threads, find_py_spy

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from textual import events
 from textual.message import Message
@@ -11,7 +11,7 @@ from aitop.model.text import printable
 from aitop.model.units import NOT_YET
 from aitop.ui.state import View
 from aitop.ui.theme.palette import BRIGHT, DIM, KEY, NOTICE, TEXT, clickable
-from aitop.ui.widgets.line import Line, shorten_left, spread
+from aitop.ui.widgets.line import Line, key_hints, shorten_left, spread
 from aitop.ui.widgets.pane import Drawing, Pane
 
 ROOM_FOR_COST = 50
@@ -90,6 +90,14 @@ def _keys(view: View, room: int, meant: Mapping[str, str]) -> Line:
 
 
 LONGEST = 200
+EDITS: dict[str, Callable[[str], str]] = {
+    "backspace": lambda text: text[:-1],
+    "ctrl+h": lambda text: text[:-1],
+    "ctrl+u": lambda _: "",
+    "ctrl+w": lambda text: text.rstrip().rpartition(" ")[0],
+}
+ENDS = ("enter", "tab", "escape")
+WITHOUT_MEANING = ("up", "down", "left", "right", "home", "end", "pageup", "pagedown")
 
 
 class Filtered(Message):
@@ -111,33 +119,24 @@ class FilterLine(Pane):
         self.typed = ""
 
     def draw(self, view: View, width: int, height: int) -> Drawing:
-        hint = (
-            Line("⏎", KEY)
-            .add(" keep  ", DIM)
-            .add("esc", KEY)
-            .add(" drop  ", DIM)
-            .add("!word", KEY)
-            .add(" without ", DIM)
-        )
+        hint = key_hints((("⏎", "keep"), ("esc", "drop"), ("!word", "without")))
         room = max(1, width - 12)
         line = Line(" filter ", BRIGHT).add("/", KEY).add(shorten_left(self.typed, room), TEXT).add(" ", NOTICE)
         return Drawing([spread(line, hint, width) if line.width + hint.width < width else line])
 
     def on_key(self, event: events.Key) -> None:
-        if event.key in ("enter", "tab"):
-            self._end(event, self.typed)
-        elif event.key == "escape":
-            self._end(event, "")
-        elif event.key in ("backspace", "ctrl+h"):
-            self._take(event, self.typed[:-1])
-        elif event.key == "ctrl+u":
-            self._take(event, "")
-        elif event.key == "ctrl+w":
-            self._take(event, self.typed.rstrip().rpartition(" ")[0])
-        elif event.is_printable and event.character is not None:
-            self._take(event, self.typed + event.character)
-        elif event.key in ("up", "down", "left", "right", "home", "end", "pageup", "pagedown"):
-            _mine(event)
+        typed = EDITS[event.key](self.typed) if event.key in EDITS else None
+        if event.is_printable and event.character is not None:
+            typed = self.typed + event.character
+        if typed is None and event.key not in (*ENDS, *WITHOUT_MEANING):
+            return
+        event.stop()
+        event.prevent_default()
+        if event.key in ENDS:
+            self.typed = "" if event.key == "escape" else self.typed
+            self.post_message(Filtered(self.typed, done=True))
+        elif typed is not None:
+            self._change(typed)
 
     def on_paste(self, event: events.Paste) -> None:
         event.stop()
@@ -147,22 +146,7 @@ class FilterLine(Pane):
         """The focus went elsewhere: keep what was typed."""
         self.post_message(Filtered(self.typed, done=True))
 
-    def _take(self, event: events.Key, text: str) -> None:
-        _mine(event)
-        self._change(text)
-
     def _change(self, text: str) -> None:
         self.typed = printable(text)[:LONGEST]
         self.post_message(Filtered(self.typed))
         self.redraw()
-
-    def _end(self, event: events.Key, text: str) -> None:
-        _mine(event)
-        self.typed = text
-        self.post_message(Filtered(text, done=True))
-
-
-def _mine(event: events.Key) -> None:
-    """Consume the key, so that no binding sees it."""
-    event.stop()
-    event.prevent_default()

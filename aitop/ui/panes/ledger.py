@@ -7,7 +7,7 @@ from itertools import groupby
 from aitop.model.ledger import Activity, Entry, Lane
 from aitop.model.units import NOT_SUPPORTED, duration
 from aitop.ui.state import View, matches
-from aitop.ui.theme.palette import BRIGHT, DIM, FAINT, TEXT, TROUGH, phase_of
+from aitop.ui.theme.palette import BRIGHT, DIM, FAINT, TEXT, phase_of
 from aitop.ui.widgets.bars import bar
 from aitop.ui.widgets.line import Line, rule, shorten, shorten_left
 from aitop.ui.widgets.pane import Drawing, Pane
@@ -75,7 +75,7 @@ def entry_line(entry: Entry, width: int, longest: int, *, timed: bool) -> Line:
     cells = min(MOST_BAR, spare - 1 - (SECONDS_CELLS + 1 if timed else 0))
     line = Line(share_text(entry.share), BRIGHT).add(" ")
     if cells >= LEAST_BAR:
-        line.join(bar(entry.share, cells, phase.ink, TROUGH)).add(" ")
+        line.join(bar(entry.share, cells, phase.ink)).add(" ")
     # Without a bar the phase still has its hue.
     line.join(Line("▌", phase.ink).add(name, TEXT).fit(PHASE_CELLS)).add(" ")
     line.join(Line(ACTIVITIES[entry.activity], TEXT).fit(ACTIVITY_CELLS)).add(" ")

@@ -14,18 +14,16 @@ from aitop.model.verdict import Diagnosis, Verdict, Where, by_reason
 from aitop.ui.panes.since_mark import since_mark
 from aitop.ui.state import View
 from aitop.ui.theme.palette import BRIGHT, DIM, FAINT, GAIN, LOSS, NOTICE, TEXT
-from aitop.ui.widgets.line import Line, rule, shorten, spread, wrap
+from aitop.ui.widgets.line import Line, hanging, rule, shorten, spread, wrap
 from aitop.ui.widgets.pane import Drawing, Pane
 from aitop.ui.words import confidence_dots, label, one_line, place, plural, state_line
 
 
 def unjudged_lines(diagnosis: Diagnosis, width: int) -> list[Line]:
     """For want of what which verdicts could not be judged: a line or two for each reason."""
-    lines = []
+    lines: list[Line] = []
     for reason, ids in by_reason(diagnosis.abstained):
-        first, *rest = wrap(f"{one_line(reason)}: {', '.join(ids)}", width - 4) or [""]
-        lines.append(Line("  ? ", FAINT).add(first, DIM))
-        lines += [Line("    ").add(text, DIM) for text in rest]
+        lines += hanging(Line("  ? ", FAINT), f"{one_line(reason)}: {', '.join(ids)}", width, DIM)
     return lines
 
 

@@ -22,7 +22,7 @@ from aitop.ui.screens.fix_edit import Edit, edit_of, editable
 from aitop.ui.screens.source_lines import Excerpt, SourceAround, source_line
 from aitop.ui.state import View
 from aitop.ui.theme.palette import BRIGHT, DIM, FAINT, GAIN, LOSS, TEXT, TITLE
-from aitop.ui.widgets.line import Line, columns, lit, shorten, shorten_left, spread, wrap
+from aitop.ui.widgets.line import Line, columns, hanging, lit, shorten, shorten_left, spread, wrap
 from aitop.ui.widgets.pane import Drawing, Pane
 from aitop.ui.words import base_name, confidence_dots, confidence_words, label, one_line, place, share_text
 
@@ -142,12 +142,9 @@ def _section(title: str) -> list[Line]:
 
 def _bullet(mark: str, text: str, width: int, gain: str = "") -> list[Line]:
     """A sentence with a hanging indent; a predicted gain at the right of its first line."""
-    room = width - 2 * MARGIN - (len(gain) + 2 if gain else 0)
-    parts = wrap(text, max(8, room)) or [""]
-    first = Line(" " * MARGIN).add(f"{mark} ", GAIN if mark == "→" else DIM).add(parts[0], TEXT)
-    if gain:
-        first = spread(first, Line(gain, GAIN), width)
-    return [first, *(Line(" " * (MARGIN + 2)).add(part, TEXT) for part in parts[1:])]
+    head = Line(" " * MARGIN).add(f"{mark} ", GAIN if mark == "→" else DIM)
+    lines = hanging(head, text, width - (len(gain) + 2 if gain else 0))
+    return [spread(lines[0], Line(gain, GAIN), width), *lines[1:]] if gain else lines
 
 
 def edit_lines(change: Edit, width: int) -> list[Line]:
@@ -187,9 +184,7 @@ def page_lines(verdict: str, width: int) -> tuple[Line, ...]:
 def _lines(block: Block, width: int) -> list[Line]:
     if block.kind == "code":
         return [Line("    ").add(text, BRIGHT) for text in block.text.split("\n")]
-    mark = "· " if block.kind == "item" else ""
-    parts = wrap(block.text, width - len(mark))
-    return [Line(mark if not row else " " * len(mark), DIM).add(text, TEXT) for row, text in enumerate(parts)]
+    return hanging(Line("· " if block.kind == "item" else "", DIM), block.text, width)
 
 
 LIST_ROWS = 8

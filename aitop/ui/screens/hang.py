@@ -11,7 +11,7 @@ from textual.binding import Binding, BindingType
 
 from aitop.diagnosis.conditions.hang import Odd, named, odd_one
 from aitop.diagnosis.conditions.hang_notes import noted
-from aitop.engine.standstill import standing_at
+from aitop.engine.snapshot.standstill import standing_at
 from aitop.model.ranks import Standing, Standstill
 from aitop.model.snapshot import Snapshot
 from aitop.model.stacks import Frame, StackDump, ThreadStack
@@ -19,10 +19,10 @@ from aitop.model.units import duration
 from aitop.stacks.groups import StackGroup, grouped
 from aitop.ui.feeds import LiveRun
 from aitop.ui.messages import in_background
-from aitop.ui.screens.stacks import StackList, StackScreen, StacksSeen
+from aitop.ui.screens.stacks import StackList, StackScreen
 from aitop.ui.state import View
 from aitop.ui.theme.palette import BRIGHT, DIM, FAINT, GAIN, LOSS, LOSS_LABEL, STATE_DENIED, TEXT
-from aitop.ui.widgets.line import Line, columns, shorten, wrap
+from aitop.ui.widgets.line import Line, columns, hanging, shorten
 from aitop.ui.words import base_name, confidence_dots, confidence_words, one_line, plural
 
 if TYPE_CHECKING:
@@ -97,17 +97,11 @@ class StandingPane(StackList[StandingPlace]):
         moving = self.still.seconds <= 0
         lines.append(_how_still(self.still, view.snapshot))
         mark = Line("if it hangs ", DIM) if moving else Line(" HANG ", LOSS_LABEL).add(" ")
-        rest = width - mark.width
-        for number, text in enumerate(wrap(one_line(self.odd.title), max(20, rest))):
-            start = mark if number == 0 else Line(" " * mark.width)
-            lines.append(start.add(text, TEXT if moving else BRIGHT))
+        lines += hanging(mark, one_line(self.odd.title), width, TEXT if moving else BRIGHT)
         sure = Line("sure ", DIM).join(confidence_dots(self.odd.confidence))
         lines.append(sure.add(f"  {confidence_words(self.odd.confidence)}", DIM))
         if self.odd.fix:
-            lines += [
-                Line("→ " if not number else "  ", GAIN).add(text, TEXT)
-                for number, text in enumerate(wrap(one_line(self.odd.fix), max(20, width - 2)))
-            ]
+            lines += hanging(Line("→ ", GAIN), one_line(self.odd.fix), width)
         if view.snapshot is not None and not moving:
             lines += [
                 Line(shorten(one_line(text), width), DIM) for text in noted(self.still, view.snapshot)[:MOST_NOTES]
@@ -187,9 +181,9 @@ class HangScreen(StackScreen[StandingPlace]):
     def __init__(self, feed: Feed, view: View) -> None:
         super().__init__(feed, view, StandingPane(id="standing", focusable=False))
 
-    def take(self, seen: StacksSeen) -> None:
+    def take(self, dump: StackDump | None) -> None:
         snapshot = self.view.snapshot
-        dump = seen.dump or StackDump(time=0.0, frames=(), threads=())
+        dump = dump or StackDump(time=0.0, frames=(), threads=())
         self.listing.take(standing_at(snapshot, dump) if snapshot is not None else None)
         if not self.listing.problem:
             self.listing.problem = "; ".join(f"no stack of {pid}: {why}" for pid, why in dump.refused)

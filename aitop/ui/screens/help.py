@@ -13,7 +13,7 @@ from textual.screen import ModalScreen, Screen
 
 from aitop.ui.state import View
 from aitop.ui.theme.palette import BRIGHT, DIM, PHASES, RAISED, TEXT
-from aitop.ui.widgets.line import Line, wrap
+from aitop.ui.widgets.line import Line, hanging
 from aitop.ui.widgets.pane import Drawing, Pane
 from aitop.ui.words import STATES
 
@@ -120,10 +120,7 @@ def _wrapped(line: Line, width: int) -> list[Line]:
         return [line]
     if len(line.spans) == 2:
         (head, head_style), (text, style) = line.spans
-        parts = wrap(text, width - len(head))
-        return [
-            Line(head if not row else " " * len(head), head_style).add(part, style) for row, part in enumerate(parts)
-        ]
+        return hanging(Line(head, head_style), text, width, style)
     rows, current = [], Line()
     for text, style in line.spans:
         if current.width + len(text) > width and current.width:

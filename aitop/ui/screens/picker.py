@@ -15,8 +15,8 @@ from aitop.model.units import NOT_SUPPORTED, duration, size
 from aitop.ui.messages import in_background
 from aitop.ui.screens.help import HelpScreen, our_bindings
 from aitop.ui.state import View
-from aitop.ui.theme.palette import BRAND, BRIGHT, DIM, FAINT, KEY, LOSS, TEXT
-from aitop.ui.widgets.line import Line, columns, lit, shorten, wrap
+from aitop.ui.theme.palette import BRAND, BRIGHT, DIM, FAINT, LOSS, TEXT
+from aitop.ui.widgets.line import Line, columns, key_hints, lit, shorten, wrap
 from aitop.ui.widgets.pane import Drawing, Pane
 from aitop.ui.widgets.row_pane import RowPane
 from aitop.ui.words import one_line, short_command
@@ -130,10 +130,8 @@ class Hint(Pane):
     framed = False
 
     def draw(self, view: View, width: int, height: int) -> Drawing:
-        line = Line(" ")
-        for key, word in (("↑↓", "choose"), ("⏎", "monitor"), ("r", "look again"), ("?", "help"), ("q", "quit")):
-            line.add(key, KEY).add(f" {word}  ", DIM)
-        return Drawing([line])
+        hints = (("↑↓", "choose"), ("⏎", "monitor"), ("r", "look again"), ("?", "help"), ("q", "quit"))
+        return Drawing([Line(" ").join(key_hints(hints))])
 
 
 class PickerScreen(Screen[int]):

@@ -14,8 +14,8 @@ from aitop.model.units import NOT_YET
 from aitop.ui.feeds import Seekable
 from aitop.ui.screens.monitor import MonitorScreen
 from aitop.ui.state import View
-from aitop.ui.theme.palette import BRIGHT, DIM, FAINT, KEY, NOTICE, TEXT, WAITING
-from aitop.ui.widgets.line import Line
+from aitop.ui.theme.palette import BRIGHT, DIM, FAINT, NOTICE, TEXT, WAITING
+from aitop.ui.widgets.line import Line, key_hints
 from aitop.ui.widgets.pane import Drawing, Pane
 
 LEAST_BAR = 8
@@ -133,8 +133,7 @@ class ReplayBar(Pane):
         if passed and width >= 100:
             line.add(f"◆ {passed[-1]}  ", WAITING)
         if width >= 120:
-            for key, word in (("[ ]", "10 s"), (", .", "step"), ("- +", "speed"), ("g", "go to")):
-                line.add(key, KEY).add(f" {word}  ", DIM)
+            line.join(key_hints((("[ ]", "10 s"), (", .", "step"), ("- +", "speed"), ("g", "go to"))))
         return line
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING, ClassVar, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, ClassVar, Generic, TypeVar
 
 from textual import events
 from textual.app import ComposeResult
@@ -175,29 +175,6 @@ def _frame_line(frame: Frame, guilty: bool, width: int) -> Line:
     return lit(line) if guilty else line
 
 
-class StacksSeen(NamedTuple):
-    """Stacks to show, when they were read (in words), and why there are no newer ones (empty where they are new)."""
-
-    dump: StackDump | None
-    when: str = ""
-    problem: str = ""
-
-
-def stacks_seen(view: View, answer: StackDump | Exception | None) -> StacksSeen:
-    """The stacks just read; without an answer (None) or after an error the newest ones that the Snapshot has."""
-    if isinstance(answer, StackDump):
-        return StacksSeen(answer, "of this moment")
-    problem = str(answer) if answer is not None else "this run cannot be looked at" if view.live else ""
-    snapshot = view.snapshot
-    if snapshot is not None and snapshot.dump is not None:
-        ago = f"{max(0.0, snapshot.time - snapshot.dump.time):.0f} s ago"
-        return StacksSeen(snapshot.dump, ago if view.live else f"recorded {ago}", problem)
-    if snapshot is not None and snapshot.stacks is not None:
-        seconds = snapshot.stacks.seconds
-        return StacksSeen(most_seen(snapshot.stacks, snapshot.time), f"most seen in {seconds:.0f} s", problem)
-    return StacksSeen(None, "", problem)
-
-
 class StackScreen(Screen[None], Generic[Entry]):
     """A list of what stands together, and the stack of the selected entry below it.
 
@@ -221,7 +198,7 @@ class StackScreen(Screen[None], Generic[Entry]):
         self.listing = listing
         self.stack = GroupPane(id="group", focusable=False)
 
-    def take(self, seen: StacksSeen) -> None:
+    def take(self, dump: StackDump | None) -> None:
         """List what was seen."""
         raise NotImplementedError
 
@@ -250,9 +227,20 @@ class StackScreen(Screen[None], Generic[Entry]):
             self._seen(None)
 
     def _seen(self, answer: StackDump | Exception | None) -> None:
-        seen = stacks_seen(self.view, answer)
-        self.listing.doing, self.listing.problem, self.listing.when = "", seen.problem, seen.when
-        self.take(seen)
+        """Show the stacks just read; without an answer or after an error the newest ones that the Snapshot has."""
+        listing, snapshot, dump = self.listing, self.view.snapshot, None
+        listing.doing = listing.when = listing.problem = ""
+        if isinstance(answer, StackDump):
+            dump, listing.when = answer, "of this moment"
+        elif answer is not None or self.view.live:
+            listing.problem = str(answer or "this run cannot be looked at")
+        if dump is None and snapshot is not None and snapshot.dump is not None:
+            dump, ago = snapshot.dump, f"{max(0.0, snapshot.time - snapshot.dump.time):.0f} s ago"
+            listing.when = ago if self.view.live else f"recorded {ago}"
+        elif dump is None and snapshot is not None and snapshot.stacks is not None:
+            dump = most_seen(snapshot.stacks, snapshot.time)
+            listing.when = f"most seen in {snapshot.stacks.seconds:.0f} s"
+        self.take(dump)
         self.action_select(0)
 
     def action_select(self, by: int) -> None:
@@ -301,8 +289,8 @@ class StacksScreen(StackScreen[StackGroup]):
     def __init__(self, feed: Feed, view: View) -> None:
         super().__init__(feed, view, GroupList(id="groups", focusable=False))
 
-    def take(self, seen: StacksSeen) -> None:
-        listing, dump = self.listing, seen.dump
+    def take(self, dump: StackDump | None) -> None:
+        listing = self.listing
         listing.entries = stack_groups(dump) if dump is not None else ()
         listing.refused = dump.refused if dump is not None else ()
         if dump is None and not listing.problem:

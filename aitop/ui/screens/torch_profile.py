@@ -24,7 +24,7 @@ from aitop.ui.widgets.pane import Drawing, Pane
 from aitop.ui.words import plural
 
 if TYPE_CHECKING:
-    from aitop.engine.burst import Taken
+    from aitop.engine.torch_profile import TakenProfile
 
 
 BAR = 24
@@ -144,7 +144,7 @@ class ProfileScreen(Screen[None]):
     def __init__(self, feed: LiveRun, view: View) -> None:
         super().__init__()
         self._feed = feed
-        self._taken: Taken | None = None
+        self._taken: TakenProfile | None = None
         self.view = view
 
     def compose(self) -> ComposeResult:
@@ -168,7 +168,7 @@ class ProfileScreen(Screen[None]):
         self.query_one(ProfilePane).doing = doing.get(state, state)
         self._show()
 
-    def _profiled(self, answer: Taken | Exception) -> None:
+    def _profiled(self, answer: TakenProfile | Exception) -> None:
         pane = self.query_one(ProfilePane)
         if isinstance(answer, Exception):
             pane.problem = str(answer)

@@ -93,8 +93,8 @@ CODE_KINDS = (
 """Whose code a frame is in."""
 CODE_KIND = {kind.key: kind for kind in CODE_KINDS}
 LAUNCHER = Kind("launcher", "launcher", "l", "title")
-RANK = Kind("rank", "rank", "r", "code-library")
-WORKER = Kind("loader-worker", "worker", "w", "code-user")
+RANK = Kind("rank", "rank", "r", "process-rank")
+WORKER = Kind("loader-worker", "worker", "w", "process-worker")
 OTHER_PROCESS = Kind("other", "other", "o", "phase-outside")
 
 

@@ -64,6 +64,8 @@ _TABLE = {
     "code-library": ("#7fa6c9", "#2b6296", "#5ab4ff", "bright_cyan"),
     "code-stdlib": ("#8fae8b", "#3c6b36", "#b8bec6", "white"),
     "code-native": ("#9a94b8", "#5f5690", "#8a86d8", "bright_blue"),
+    "process-rank": ("#7fb2e5", "#0b66a8", "#5ab4ff", "bright_cyan"),
+    "process-worker": ("#d3ab6a", "#8a5a00", "#e5b94e", "bright_yellow"),
     "syntax-string": ("#a8c690", "#3c6b1e", "#a8c690", "bright_green"),
     "syntax-number": ("#d8b48a", "#94520f", "#d8b48a", "bright_yellow"),
     "syntax-keyword": ("#c59ad6", "#7a3596", "#c59ad6", "bright_magenta"),

@@ -1,1 +1,1 @@
-"""Drawing primitives that know nothing of Snapshots."""
+"""What several panes are drawn with: lines, bars, charts, and the panes that others build on."""

@@ -95,22 +95,22 @@ def _cell(eighths: Sequence[Kind | None], letters: bool) -> Span:
     return glyph, lower.ink if upper is None else over(lower.ink, upper.ink)
 
 
-def bar(share: float | None, width: int, ink: Style, trough: Style = TROUGH) -> Line:
+def bar(share: float | None, width: int, ink: Style) -> Line:
     """A horizontal bar of `width` cells, filled to `share` (0..1) in steps of an eighth of a cell."""
     if share is None:
-        return Line("·" * width, trough)
+        return Line("·" * width, TROUGH)
     eighths = round(min(1.0, max(0.0, share)) * width * 8)
     if share > 0:
         eighths = max(1, eighths)
     whole, part = divmod(eighths, 8)
     line = Line("█" * whole, ink)
     if part:
-        line.add(_PARTS[part], over(ink, trough))
+        line.add(_PARTS[part], over(ink, TROUGH))
         whole += 1
-    return line.add(" " * (width - whole), over(trough, trough))
+    return line.add(" " * (width - whole), over(TROUGH, TROUGH))
 
 
-def layered_bar(parts: Sequence[tuple[float, Style, str]], width: int, trough: Style = TROUGH) -> Line:
+def layered_bar(parts: Sequence[tuple[float, Style, str]], width: int) -> Line:
     """Shares (0..1) side by side in whole cells, each with its style and glyph; what is small but there gets a cell."""
     line = Line()
     reached = 0.0
@@ -120,4 +120,4 @@ def layered_bar(parts: Sequence[tuple[float, Style, str]], width: int, trough: S
         if share > 0.001 and cells <= 0 and line.width < width:
             cells = 1
         line.add(glyph * cells, ink)
-    return line.add(" " * (width - line.width), over(trough, trough))
+    return line.add(" " * (width - line.width), over(TROUGH, TROUGH))

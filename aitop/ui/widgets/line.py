@@ -144,6 +144,12 @@ class Line:
         return Strip(segments, self.width)
 
 
+def hanging(head: Line, text: str, width: int, style: Style = TEXT) -> list[Line]:
+    """`text` broken into lines of `width` cells: the first begins with `head`, the others stand under its text."""
+    parts = wrap(text, max(8, width - head.width)) or [""]
+    return [Line().join(Line() if row else head).to(head.width).add(part, style) for row, part in enumerate(parts)]
+
+
 def spread(left: Line, right: Line, width: int) -> Line:
     """`left` at the left edge and `right` at the right one; where both do not fit, the left gives way."""
     if right.width >= width:
@@ -156,6 +162,14 @@ def rule(title: str, width: int, key: str = "") -> Line:
     """A horizontal rule with a title for what is below it, and the key that shows that in the whole pane."""
     line = Line("── ", FRAME).add(key, KEY).add(" " if key else "").add(title, DIM)
     return line.add(" ").to(width, "─", FRAME)
+
+
+def key_hints(hints: Iterable[tuple[str, str]]) -> Line:
+    """Keys, each with what it does in a word or two."""
+    line = Line()
+    for key, word in hints:
+        line.add(key, KEY).add(f" {word}  ", DIM)
+    return line
 
 
 def columns(cells: Iterable[tuple[Line, int]], gap: int = 2) -> Line:

@@ -11,7 +11,7 @@ from aitop.model.snapshot import HotLine, Snapshot, Stacks
 from aitop.stacks.origin import Origin
 from aitop.ui.panes.since_mark import NO_CHANGE, share_change
 from aitop.ui.state import EVERYBODY, View, Who, part_of
-from aitop.ui.theme.palette import BRIGHT, DIM, TEXT, TROUGH, phase_of
+from aitop.ui.theme.palette import BRIGHT, DIM, TEXT, phase_of
 from aitop.ui.widgets.bars import bar
 from aitop.ui.widgets.line import Line, columns, shorten, shorten_left
 from aitop.ui.words import base_name, one_line, share_text
@@ -92,6 +92,7 @@ def _samples_of_roles(stacks: Stacks, pids: frozenset[int] | None) -> dict[Role,
 
 BAR = 8
 ROOMY = 90
+LEAST_TEXT = 7
 LEAST_FOR_TEXT = 90
 
 
@@ -121,25 +122,21 @@ def hot_line(row: HotRow, width: int, by: Line = NO_CHANGE) -> Line:
     `by` is the change of the share since the mark, without width where there is none.
     """
     phase = phase_of(row.phase)
-    who = Line(row.who, DIM)
-    doing = Line("▌", phase.ink).add(phase.name, DIM)
-    left = Line(share_text(row.share), BRIGHT).join(by).add(" ")
-    left.join(bar(row.share, BAR, phase.ink, TROUGH)).add("  ")
-    if width < ROOMY:
-        tail = columns([(Line(row.who, DIM), 10)])
-        room = width - left.width - tail.width - 1
-        name = Line(shorten(one_line(row.function), max(8, room - 20)), TEXT).add("  ")
-        name.add(shorten_left(_place(row), max(8, room - name.width)), BRIGHT)
-        if row.text and room - name.width > 8:
-            name.add("  ").add(shorten(one_line(row.text), room - name.width - 2), DIM)
-        return left.join(name.fit(room)).add(" ").join(tail)
-    room = width - left.width - 11 - 12 - 4
-    name_width = max(30, min(44, room // 2))
-    place = _place(row)
-    function = shorten(one_line(row.function), max(6, name_width - len(place) - 2))
-    name = Line(function, TEXT).add("  ").add(shorten_left(place, name_width - len(function) - 2), BRIGHT)
-    text = Line(one_line(row.text), DIM) if row.text else Line()
-    return left.join(columns([(name, name_width), (text, room - name_width - 2), (doing, 11), (who, 12)]))
+    left = Line(share_text(row.share), BRIGHT).join(by).add(" ").join(bar(row.share, BAR, phase.ink)).add("  ")
+    wide = width >= ROOMY
+    right = [(Line(row.who, DIM), 12 if wide else 10)]
+    if wide:
+        right.insert(0, (Line("▌", phase.ink).add(phase.name, DIM), 11))
+    room = width - left.width - sum(cells + 2 for _, cells in right)
+    cells, place = max(30, min(44, room // 2)) if wide else room, _place(row)
+    name = Line(shorten(one_line(row.function), max(6, cells - len(place) - 2)), TEXT).add("  ")
+    name.add(shorten_left(place, max(8, cells - name.width)), BRIGHT)
+    # Where there is little room, the text follows the name at once.
+    cells = cells if wide else min(name.width, room)
+    named = [(name, room)]
+    if row.text and room - cells - 2 >= LEAST_TEXT:
+        named = [(name, cells), (Line(one_line(row.text), DIM), room - cells - 2)]
+    return left.join(columns([*named, *right]))
 
 
 def hot_line_and_text(row: HotRow, width: int, by: Line = NO_CHANGE) -> list[Line]:

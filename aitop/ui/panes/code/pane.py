@@ -124,7 +124,8 @@ class CodePane(Pane):
             waiting = status is None or status.state == "ok"
             line = Line(f"{NOT_YET} waiting for the first stacks", DIM) if waiting else state_line("stacks", status)
             return Drawing([line], title)
-        gil = _gil_of(stacks, view)
+        chosen = view.who.pid, view.who.thread
+        gil = next((one.gil for one in stacks.threads if (one.pid, one.thread) == chosen), None)
         title += f" · GIL {percent(gil)}" if gil is not None else ""
         note = Line(f"{stacks.samples} samples · {stacks.seconds:.0f} s", DIM)
         stale = view.stale("stacks")
@@ -215,13 +216,11 @@ class CodePane(Pane):
         if self._hot:
             return Place.of_hot(self._hot[self._hot_index()])
         node = self._selected_node()
-        return None if node is None or not node.file else self._place_of(node)
-
-    def _place_of(self, node: Node) -> Place:
-        way = way_to(self._forest[2], node.path) if self._forest else []
-        top = way[0] if way else node
+        if node is None or not node.file or self._forest is None:
+            return None
+        way = way_to(self._forest[2], node.path)
         above = tuple((one.name, one.file, one.origin) for one in way[1:-1])
-        return Place(top.pid, node.file, node.line, node.function, node.share, one_line(top.name), above)
+        return Place(way[0].pid, node.file, node.line, node.function, node.share, one_line(way[0].name), above)
 
     def _selected_node(self) -> Node | None:
         if self._rows:
@@ -259,7 +258,7 @@ class CodePane(Pane):
             self._go_in_tree(across, down)
         elif self._cells and self._path is not None:
             for _ in range(min(abs(down or across), 50)):
-                self._path = neighbour(self._cells, self._path, _sign(across), _sign(down)) or self._path
+                self._path = neighbour(self._cells, self._path, across, max(-1, min(1, down))) or self._path
         self.redraw()
 
     def _go_in_tree(self, across: int, down: int) -> None:
@@ -326,19 +325,17 @@ class CodePane(Pane):
         if cell is not None:
             self._click_cell(cell, event.chain)
         elif self._rows and row < len(self._rows):
-            self._click_row(self._rows[row])
+            clicked = self._rows[row]
+            self._path = clicked.node.path
+            if clicked.state != "leaf":
+                self._folds[self._path] = clicked.state == "closed"
+            self.redraw()
         elif self._hot and row // self._heights < len(self._hot):
             key = self._hot[row // self._heights].key
             again, self._hot_at = key == self._hot_at and event.chain > 1, key
             self.redraw()
             if again:
                 self.action_look()
-
-    def _click_row(self, row: TreeRow) -> None:
-        self._path = row.node.path
-        if row.state != "leaf":
-            self._folds[row.node.path] = row.state == "closed"
-        self.redraw()
 
     def _click_cell(self, cell: Cell, clicks: int) -> None:
         """Zoom in, or out of the cell with the whole width. A second click on a leaf shows its line."""
@@ -356,15 +353,3 @@ class CodePane(Pane):
         if not self._cells:
             return None
         return cell_at(self._cells, event.x - 2, event.y - 1 + self.top - self._above)
-
-
-def _sign(number: int) -> int:
-    return (number > 0) - (number < 0)
-
-
-def _gil_of(stacks: Stacks, view: View) -> float | None:
-    """The share of time in which the selected thread holds the GIL."""
-    who = view.who
-    if who.thread is None:
-        return None
-    return next((one.gil for one in stacks.threads if (one.pid, one.thread) == (who.pid, who.thread)), None)

@@ -80,6 +80,7 @@ def _percent(share: float) -> str:
 
 
 COLUMNS = (
+    Column("pid", 7, "pid", str, 7, DIM),
     Column("cpu", 5, "cpu", _percent, 0, BRIGHT),
     Column("memory", 7, "rss", size, 1),
     Column("gpu", 4, "gpu", _percent, 2, BRIGHT, gpu=True),
@@ -90,20 +91,17 @@ COLUMNS = (
     Column("state", 6, "state", lambda letter: STATES.get(letter, letter), 4),
     Column("age", 5, "age", age_text, 9, DIM),
 )
-PID = 7
-PID_KEEP = 7
 SHARES = frozenset({"cpu", "gpu"})
 CHANGING = SHARES | {"rss", "gpu_memory", "reads", "writes"}
 """Figures that show their change since the mark."""
-SORTABLE = (None, "pid", *(column.field for column in COLUMNS))
+SORTABLE = (None, *(column.field for column in COLUMNS))
 """What `<` and `>` go through; None is the order of the job: launcher, ranks, workers, others."""
 
 
 class Fit(NamedTuple):
-    """What there is room for: cells of the tree, whether the pid is shown, the columns, cells of the command or 0."""
+    """What there is room for: cells of the tree, the columns, cells of the command or 0."""
 
     tree: int
-    pid: bool
     columns: tuple[Column, ...]
     command: int
     marked: bool = False
@@ -119,13 +117,11 @@ def fit(width: int, *, gpu: bool, longest: int = TREE_LEAST, marked: bool = Fals
     `gpu` says whether there is a device, `longest` how many cells the longest branch of the tree takes, `marked`
     whether changes are shown.
     """
-    bare = Fit(0, False, (), 0, marked)
-    wanted = [(column.keep, column) for column in COLUMNS if gpu or not column.gpu]
-    ordered: list[tuple[int, Column | None]] = sorted([*wanted, (PID_KEEP, None)], key=lambda entry: entry[0])
+    bare = Fit(0, (), 0, marked)
     room = width - MARK - TREE_LEAST
-    shown: list[Column | None] = []
-    for _, column in ordered:
-        cells = GAP + (PID if column is None else bare.cells(column))
+    shown: list[Column] = []
+    for column in sorted((one for one in COLUMNS if gpu or not one.gpu), key=lambda one: one.keep):
+        cells = GAP + bare.cells(column)
         if cells > room:
             break
         room -= cells
@@ -135,15 +131,13 @@ def fit(width: int, *, gpu: bool, longest: int = TREE_LEAST, marked: bool = Fals
     grown = min(wished, room)
     tree, room = TREE_LEAST + grown, room - grown
     command = room - GAP if room >= COMMAND_LEAST + GAP else 0
-    return Fit(tree, None in shown, tuple(column for column in COLUMNS if column in shown), command, marked)
+    return Fit(tree, tuple(column for column in COLUMNS if column in shown), command, marked)
 
 
 def heading(shape: Fit, order: Order) -> Line:
     """The headings; the one sorted by has an arrow, and a click on one sorts by it."""
     line = Line().to(MARK)
     line.join(_heading("process", None, order, shape.tree, right=False))
-    if shape.pid:
-        line.to(line.width + GAP).join(_heading("pid", "pid", order, PID))
     for column in shape.columns:
         line.to(line.width + GAP).join(_heading(column.heading, column.field, order, column.cells))
         line.to(line.width + shape.cells(column) - column.cells)
@@ -171,8 +165,6 @@ def row_line(
     kind = KINDS.get(row.process.role, OTHER_PROCESS)
     line = Line("● " if chosen else "▸ " if cursor else "  ", BRIGHT)
     line.join(_tree_cell(row, kind, shape.tree))
-    if shape.pid:
-        line.to(MARK + shape.tree + GAP).add(str(row.process.pid).rjust(PID), DIM)
     for column in shape.columns:
         text, style = column.write(row.figures)
         line.add(" " * GAP).add(shorten(text, column.cells).rjust(column.cells), style if row.matches else FAINT)

@@ -12,8 +12,8 @@ from aitop.ui.panes.processes.columns import fit, heading, longest_branch, row_l
 from aitop.ui.panes.processes.tree import BY_ROLE, Figures, Order, ProcessRow, process_rows
 from aitop.ui.panes.spare_rows import lines_below, room_below
 from aitop.ui.state import View, family, process_words
-from aitop.ui.theme.palette import BRIGHT, DIM, FAINT
-from aitop.ui.widgets.line import Line
+from aitop.ui.theme.palette import DIM
+from aitop.ui.widgets.line import Line, key_hints
 from aitop.ui.widgets.pane import Drawing
 from aitop.ui.widgets.row_pane import RowPane
 from aitop.ui.words import state_line
@@ -91,7 +91,7 @@ class ProcessPane(RowPane[ProcessRow]):
         pids = family(snapshot.host.processes, row.process.pid) if snapshot.host else frozenset()
         title = f"what {process_words(snapshot, row.process.pid)} runs"
         room = room_below(len(self.rows) + 1, height - 1)
-        return [*lines_below(snapshot.stacks, view, title, width, room, pids=pids), _keys()]
+        return [*lines_below(snapshot.stacks, view, title, width, room, pids=pids), key_hints(KEYS)]
 
     def pid_of(self, row: ProcessRow) -> int:
         return row.process.pid
@@ -140,10 +140,3 @@ class ProcessPane(RowPane[ProcessRow]):
         if row is not None:
             self._pid = row.process.pid
             self.post_message(ProcessChosen(row.process.pid, stay=stay))
-
-
-def _keys() -> Line:
-    line = Line()
-    for key, word in KEYS:
-        line.add(key, BRIGHT).add(f" {word}  ", FAINT)
-    return line

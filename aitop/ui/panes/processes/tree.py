@@ -23,6 +23,7 @@ class Figures:
     devices, `age` in seconds, `state` the kernel's letter. `on_gpu` says that a device lists it.
     """
 
+    pid: int = 0
     cpu: float | None = None
     rss: int | None = None
     reads: float | None = None
@@ -79,6 +80,7 @@ def process_rows(
     use = gpu_use(gpu)
     figures = {
         process.pid: Figures(
+            pid=process.pid,
             cpu=process.cpu,
             rss=process.rss,
             reads=process.read_bytes,
@@ -169,11 +171,9 @@ def _sorted(siblings: Iterable[ProcessSample], figures: Mapping[int, Figures], o
     )
     if order.by is None:
         return by_role[::-1] if order.inverted else by_role
-    if order.by == "pid":
-        return sorted(by_role, key=lambda one: one.pid, reverse=order.inverted)
     by = order.by
     known = [one for one in by_role if getattr(figures[one.pid], by) is not None]
-    known.sort(key=lambda one: getattr(figures[one.pid], by), reverse=not order.inverted)
+    known.sort(key=lambda one: getattr(figures[one.pid], by), reverse=order.inverted == (by == "pid"))
     return known + [one for one in by_role if getattr(figures[one.pid], by) is None]
 
 

@@ -16,18 +16,21 @@ from statistics import fmean, median
 from msgspec.structs import replace
 
 from aitop.engine.history import History, HookHistory
-from aitop.engine.rank_cores import DELAYS, OnCores, apart, held, on_cores, own_part
-from aitop.engine.standstill import rank_number, world_size
-from aitop.engine.steps_view import quantile
+from aitop.engine.snapshot.rank_cores import DELAYS, OnCores, apart, held, on_cores, own_part
+from aitop.engine.snapshot.standstill import rank_number, world_size
+from aitop.engine.snapshot.steps import quantile
 from aitop.model.gpu import GpuDevice
 from aitop.model.host import ProcessSample
 from aitop.model.ranks import CollectiveWait, RankPhases, Ranks, RankView
 from aitop.model.steps import StepRecord
 
 WINDOW_SECONDS = 30.0
-MOST_STEPS, MOST_RECORDS, FEW = 200, 3200, 40
-FEWEST = 5
-SMALL = 0.1
+MOST_STEPS = 200
+# Steps of all ranks together, and how many of each are compared however many ranks there are.
+MOST_STEPS_TOGETHER, MOST_STEPS_OF_MANY = 3200, 40
+LEAST_STEPS = 5
+# The quantile of backward passes that is taken as one without any wait.
+FAST = 0.1
 MOST_COLLECTIVES = 4
 
 
@@ -44,13 +47,13 @@ def ranks_view(history: History, now: float) -> Ranks | None:
     if len(processes) < 2 and world < 2:
         return None
     since = now - WINDOW_SECONDS
-    most = max(FEW, min(MOST_STEPS, MOST_RECORDS // max(1, len(processes))))
+    most = max(MOST_STEPS_OF_MANY, min(MOST_STEPS, MOST_STEPS_TOGETHER // max(1, len(processes))))
     recent = {process.pid: _recent(history.hooks.get(process.pid), since, most) for process in processes}
     timed = {
         pid: _recent(history.hooks.get(pid), since, len(records), timed=True) if _any_estimated(records) else records
         for pid, records in recent.items()
     }
-    aligned = _aligned({pid: records for pid, records in timed.items() if len(records) >= FEWEST})
+    aligned = _aligned({pid: records for pid, records in timed.items() if len(records) >= LEAST_STEPS})
     own = _own_backward(history, aligned)
     waits = {pid: [_wait(record, own[pid]) for record in records] for pid, records in aligned.items()}
     work = {
@@ -60,7 +63,7 @@ def ranks_view(history: History, now: float) -> Ranks | None:
     together = list(zip(*work.values(), strict=True))
     compared = _Compared(aligned, waits, work, [(min(step), max(step)) for step in together])
     cores = on_cores(history)
-    views = [_one(history, process, recent[process.pid], compared, cores) for process in processes]
+    views = [_rank_view(history, process, recent[process.pid], compared, cores) for process in processes]
     ordered = tuple(sorted(views, key=lambda view: (view.rank is None, view.rank or 0, view.pid)))
     if len(aligned) < 2:
         return Ranks(ranks=ordered, world_size=world or None)
@@ -117,7 +120,7 @@ def _aligned(recent: Mapping[int, Sequence[StepRecord]]) -> dict[int, list[StepR
             aligned[first].append(record)
             for pid, index in matches.items():
                 aligned[pid].append(recent[pid][index])
-    return aligned if len(aligned[first]) >= FEWEST else {}
+    return aligned if len(aligned[first]) >= LEAST_STEPS else {}
 
 
 def _nearest(ends: Sequence[float], wanted: float) -> int:
@@ -136,7 +139,7 @@ def _own_backward(history: History, aligned: Mapping[int, Sequence[StepRecord]])
     for pid, records in aligned.items():
         facts = history.hooks[pid].facts
         ddp = facts.ddp if facts else None
-        least = quantile(sorted(record.backward / max(1, record.backwards) for record in records), SMALL)
+        least = quantile(sorted(record.backward / max(1, record.backwards) for record in records), FAST)
         if ddp is None:
             backward[pid] = None
         else:
@@ -217,7 +220,7 @@ class _Compared:
     bounds: Sequence[tuple[float, float]]
 
 
-def _one(
+def _rank_view(
     history: History,
     process: ProcessSample,
     recent: Sequence[StepRecord],

@@ -1,17 +1,56 @@
-"""Who holds the interpreter's lock, and who is on a core: when to ask, and what the answer says."""
+"""How often to sample so that watching stays cheap, and when to look at who is on a core or holds the lock."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 from aitop.model.stacks import GilHold
 from aitop.sources.stacks.speedscope import ThreadSamples
+
+CORES = 0.015
+CREDIT_SECONDS = 0.6
+LONGEST_INTERVAL = 8.0
+# At first a picture is wanted soon, and a part of few samples is known only so well; so many in all at most.
+QUICK_SECONDS, QUICK_RATE, RATE = 15.0, 50, 20
+QUICK_IN_ALL = 150
 
 # Once in so many windows both are asked even of a process in which only the main thread was seen to hold the lock.
 RARELY = 6
 CONTENDED = 0.04
 # It is asked on for so many windows after the last sight: a thread may work in bursts.
 GOES_ON = 3
+
+
+class Budget:
+    """CPU time that sampling may take: CORES of a core, and CREDIT_SECONDS more at the start or after a rest.
+
+    Times are monotonic seconds.
+    """
+
+    def __init__(self, now: float) -> None:
+        self._left = CREDIT_SECONDS
+        self._then = now
+
+    @property
+    def tight(self) -> bool:
+        """Whether the credit is used up."""
+        return self._left < 0
+
+    def spend(self, cpu: float, started: float, now: float) -> float:
+        """Account for `cpu` seconds of a window that began at `started`: seconds from there to the next one's start."""
+        self._left = min(CREDIT_SECONDS, self._left + CORES * (now - self._then)) - cpu
+        self._then = now
+        if self._left >= 0:
+            return 0.0
+        return min(LONGEST_INTERVAL, now - started - self._left / CORES)
+
+
+def rate_of(sampled: float, processes: int) -> int:
+    """How often a second to sample each of so many processes, after `sampled` seconds of windows."""
+    if sampled >= QUICK_SECONDS:
+        return RATE
+    return max(RATE, min(QUICK_RATE, QUICK_IN_ALL // max(1, processes)))
 
 
 class GilWatch:
@@ -38,10 +77,9 @@ class GilWatch:
 
     def taken(self, pid: int, threads: Sequence[ThreadSamples], asked: int) -> tuple[GilHold, ...]:
         """What was seen in a window that looked `asked` times at process `pid`. Threads of one name are one."""
-        samples: dict[tuple[str, bool], int] = {}
+        samples: Counter[tuple[str, bool]] = Counter()
         for thread in threads:
-            key = thread.name, thread.main
-            samples[key] = samples.get(key, 0) + thread.stacks.total()
+            samples[thread.name, thread.main] += thread.stacks.total()
         held = sum(count for (_, main), count in samples.items() if not main)
         # A single sample of a short window says little.
         if held > max(1.0, CONTENDED * asked):

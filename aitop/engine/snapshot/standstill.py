@@ -63,7 +63,7 @@ def standstill(history: History, now: float) -> Standstill | None:
         limit = max(limit, SLEEPING_SECONDS)
     if seconds < limit or any(standing.doing == "serving" for standing in ranks) or not _waits(ranks, gone, usual):
         return None
-    world = world_size(history, host)
+    world, notes = world_size(history, host), history.exchange_notes
     elsewhere = max(0, world - len(ranks) - len(gone))
     return Standstill(
         seconds=seconds,
@@ -72,7 +72,7 @@ def standstill(history: History, now: float) -> Standstill | None:
         workers=workers,
         gone=gone,
         elsewhere=elsewhere,
-        notes=history.notes if history.notes is not None and history.notes.time >= now - seconds else None,
+        notes=notes if notes is not None and notes.time >= now - seconds else None,
     )
 
 
@@ -205,13 +205,13 @@ def rank_number(history: History, process: ProcessSample) -> int | None:
     hook = history.hooks.get(process.pid)
     if process.role == "rank" and hook is not None and hook.facts is not None and hook.facts.rank is not None:
         return hook.facts.rank
-    return history.numbers.get(process.pid, process.rank)
+    return history.rank_numbers.get(process.pid, process.rank)
 
 
 def _gone(history: History, ranks: Sequence[Standing], host: HostSample) -> tuple[int, ...]:
     """The numbers of ranks of this machine that have ended and that no other process has taken over."""
     present = {rank.rank for rank in ranks if rank.rank is not None}
-    missing = set(history.numbers.values()) - present
+    missing = set(history.rank_numbers.values()) - present
     processes = [process for process in host.processes if process.role == "rank" and process.state != "Z"]
     here = max((process.local_world_size or 0 for process in processes), default=0)
     offsets = {one.rank - one.local_rank for one in processes if one.rank is not None and one.local_rank is not None}
@@ -223,7 +223,7 @@ def _gone(history: History, ranks: Sequence[Standing], host: HostSample) -> tupl
         parents = {process.ppid for process in processes}
         ended = sum(process.state == "Z" and process.ppid in parents for process in host.processes)
         # All ranks meet on this machine, or whoever started them has as many children that ended.
-        if (history.notes is not None and history.notes.local) or len(unseen) == ended:
+        if (history.exchange_notes is not None and history.exchange_notes.local) or len(unseen) == ended:
             missing = unseen
     return tuple(sorted(missing))
 

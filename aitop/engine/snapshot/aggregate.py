@@ -9,11 +9,10 @@ from itertools import pairwise
 import msgspec
 
 from aitop.engine.history import History, HookHistory
-from aitop.engine.ranks import ranks_view
-from aitop.engine.series import recompiles, series, worker_lanes
-from aitop.engine.standstill import standstill
-from aitop.engine.steps_view import steps_view
-from aitop.engine.throughput import with_throughput
+from aitop.engine.snapshot.ranks import ranks_view
+from aitop.engine.snapshot.series import recompiles, series, worker_lanes
+from aitop.engine.snapshot.standstill import standstill
+from aitop.engine.snapshot.steps import steps_view, with_throughput
 from aitop.model.host import Role
 from aitop.model.ranks import Ranks
 from aitop.model.snapshot import Cost, Phases, ProcessStacks, Series, Snapshot, Stacks, Steps, Tick
