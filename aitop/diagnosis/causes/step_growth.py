@@ -221,15 +221,19 @@ def _of_phases(steps: Sequence[StepRecord]) -> dict[str, float]:
     whole = sum(_medians(steps, lambda step: step.seconds))
     rises = {}
     for name, value in _PHASES.items():
-        beside = {*_WAITS, name}
         own = _medians(steps, value)
-        rest = _medians(steps, lambda step, beside=beside: step.seconds - sum(_PHASES[each](step) for each in beside))  # type: ignore[misc]
+        rest = _medians(steps, _working if name in _WAITS else lambda step, value=value: _working(step) - value(step))  # type: ignore[misc]
         if sum(own) < LEAST_PART * whole or sum(rest) < LEAST_PART * whole or min(rest) <= 0:
             continue
         ratios = [part / other for part, other in zip(own, rest, strict=True)]
         steady = _rises(ratios) and _rises(own, fit=0.3)
         rises[name] = _slope(ratios) * (PARTS - 1) * sum(rest) / PARTS if steady else 0.0
     return rises
+
+
+def _working(step: StepRecord) -> float:
+    """Seconds of a step outside of the phases of _WAITS."""
+    return step.seconds - step.data_wait - step.loader_start - step.save - step.evaluation
 
 
 def _medians(steps: Sequence[StepRecord], value: Callable[[StepRecord], float]) -> list[float]:
