@@ -123,7 +123,7 @@ class InAtOnce:
     """An attempt that has come in when it is first asked."""
 
     def wait(self, limit):
-        return Attachment("signal-frame", "installed", 1.0, 1.0)
+        return Attachment("signal-frame", "installed")
 
     def close(self):
         return None
