@@ -15,7 +15,7 @@ import msgspec
 from aitop.diagnosis.evidence import RUNNING, summed
 from aitop.diagnosis.series import mean_of
 from aitop.model.ledger import Activity, Basis, Entry, Lane, Ledger, Phase, Unit
-from aitop.model.snapshot import HotLine, Phases, ProcessStacks, Snapshot
+from aitop.model.snapshot import HotLine, ProcessStacks, Snapshot
 from aitop.model.steps import StepRecord
 from aitop.model.verdict import Where
 
@@ -62,7 +62,7 @@ def _ledger(snapshot: Snapshot, process: ProcessStacks, *, first: bool) -> Ledge
     acts = sum(entry.share for entry in sampled if entry.phase == "environment") >= LEAST_ENVIRONMENT
     if acts:
         sampled = [_of_rollout(entry) for entry in sampled]
-    measured = _measured(records, steps.phases if steps is not None else Phases())
+    measured = _measured(records)
     if measured and acts:
         # The model is called without gradients to act, not to be evaluated.
         measured["forward"] += measured["evaluation"]
@@ -93,10 +93,9 @@ def _measured_only(snapshot: Snapshot) -> Ledger | None:
     return _ledger(snapshot, process, first=True)
 
 
-def _measured(records: Sequence[StepRecord], phases: Phases) -> dict[Phase, float]:
+def _measured(records: Sequence[StepRecord]) -> dict[Phase, float]:
     """Shares of step time by phase from the hook's clock, "host" being what is left; empty without steps.
 
-    `phases` know how much of the exchange between ranks lies in the backward pass: it is moved where it belongs.
     What nobody watches (copies, the exchange) is left out, and so a part of the host's time.
     """
     if not records:
@@ -111,14 +110,8 @@ def _measured(records: Sequence[StepRecord], phases: Phases) -> dict[Phase, floa
     }
     if any(step.transfer_apart is not None for step in records):
         shares["transfer"] = _share(records, lambda step: step.transfer_apart or 0.0)
-    if phases.communication or any(step.communication_apart is not None for step in records):
+    if any(step.communication_apart is not None for step in records):
         shares["exchange"] = _share(records, lambda step: step.communication_apart or 0.0)
-    hidden = max(0.0, (phases.communication or 0.0) - shares.get("exchange", 0.0))
-    for phase in ("backward", "forward") if hidden else ():
-        moved = min(hidden, shares[phase])
-        shares[phase] -= moved
-        shares["exchange"] += moved
-        hidden -= moved
     shares["host"] = max(0.0, 1.0 - sum(shares.values()))
     return shares
 

@@ -12,12 +12,13 @@ from aitop.diagnosis.causes.comm_bound import comm_bound
 from aitop.diagnosis.causes.straggler import straggler
 from aitop.diagnosis.conditions.hang import hang, odd_one
 from aitop.engine.history import History
+from aitop.engine.snapshot.aggregate import aggregate
 from aitop.engine.snapshot.ranks import ranks_view
 from aitop.engine.snapshot.standstill import standing_for, standstill, wants_look
 from aitop.model.gpu import GpuDevice, GpuProcess, GpuSample
 from aitop.model.host import HostSample, MachineSample
 from aitop.model.ranks import ExchangeNotes, Standing, Standstill
-from aitop.model.snapshot import Target
+from aitop.model.snapshot import Target, Tick
 from aitop.model.stacks import Frame, StackDump, ThreadStack
 from aitop.model.steps import CallSite, DdpInfo, HookFacts, HookSample, StepRecord
 from aitop.model.verdict import Abstention
@@ -141,6 +142,16 @@ def test_what_even_the_last_rank_waits_is_the_exchange():
     assert any("in the shadow" in told and told.startswith("20") for told in found.verdict.evidence)
     late = history(*LATE_BY_INPUT)
     assert comm_bound(seen(late)).level < 0.02, "waiting for a late rank is no exchange"
+
+
+def test_phases_and_single_steps_say_the_same_of_what_a_rank_waits_for_in_its_backward_pass():
+    ddp = DdpInfo(backward=0.02, backend="gloo", gradient_bytes=10**8, communication=0.05, overlap=0.01)
+    seen = aggregate(history((0.0, 0.06, 0.08), (0.0, 0.06, 0.08), ddp=ddp), Tick(time=1000.0, wall=0.0))
+    phases, records = seen.steps.phases, seen.steps.recent
+    total = sum(step.seconds for step in records)
+    assert 0.0 < phases.backward < 0.5 < phases.communication + phases.backward
+    assert sum(step.backward for step in records) / total == pytest.approx(phases.backward)
+    assert sum(step.communication_apart for step in records) / total == pytest.approx(phases.communication)
 
 
 def with_calls(*rank_calls, estimated=False):

@@ -80,7 +80,7 @@ def aggregate(history: History, tick: Tick) -> Snapshot:
 
 
 def _with_exchange(steps: Steps | None, ranks: Ranks | None) -> Steps | None:
-    """The steps with what their rank waits for the others taken out of the phases that it lies in.
+    """The steps with what their rank waits for the others taken out of the phases that it lies in, in every step alike.
 
     DistributedDataParallel exchanges gradients inside the backward pass; only a comparison of the ranks tells how long
     a rank waits there.
@@ -102,7 +102,20 @@ def _with_exchange(steps: Steps | None, ranks: Ranks | None) -> Steps | None:
         backward=None if phases.backward is None else phases.backward - of_backward,
         forward=None if phases.forward is None else phases.forward - of_forward,
     )
-    return msgspec.structs.replace(steps, phases=changed)
+    recent = tuple(_exchanging(record, of_backward, of_forward) for record in steps.recent) if inside else steps.recent
+    return msgspec.structs.replace(steps, phases=changed, recent=recent)
+
+
+def _exchanging(record: StepRecord, of_backward: float, of_forward: float) -> StepRecord:
+    """A step with these shares of it moved from its backward and forward pass to the exchange."""
+    backward = min(record.backward, of_backward * record.seconds)
+    forward = min(record.forward, of_forward * record.seconds)
+    return msgspec.structs.replace(
+        record,
+        backward=record.backward - backward,
+        forward=record.forward - forward,
+        communication_apart=(record.communication_apart or 0.0) + backward + forward,
+    )
 
 
 def _by_windows(
