@@ -68,7 +68,8 @@ class Judge:
                 left = _without(left, claims)
         verdicts = sorted((_weighed(shown.verdict) for shown in self._shown.values()), key=_importance)
         verdicts = _alone_or_not(verdicts, {rule.id for rule in self._rules if rule.only_alone})
-        verdicts = what_if.together(verdicts, self._scopes, snapshot)
+        verdicts = [_weighed(verdict) for verdict in what_if.together(verdicts, self._scopes, snapshot)]
+        verdicts = sorted(verdicts, key=lambda verdict: SEVERITY_ORDER[verdict.severity])
         ranks = _ranks(snapshot)
         verdicts = [
             msgspec.structs.replace(

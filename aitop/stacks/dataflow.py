@@ -24,18 +24,25 @@ class ModelCalls:
         self._loops = flow.loops
         self._updates = updates
         self._calls = {each.first for each in map(self._at, calls) if each is not None}
-        uses = {each.first: each.uses for each in flow.statements}
+        updating = {each.first for each in map(self._at, updates) if each is not None}
+        # A line below which the model is updated, too, is a whole step: the model does not act there.
+        acting = self._calls - updating
+        # What an update changes are the model's weights, which are no data.
+        uses = {each.first: [used for used in each.uses if used not in updating] for each in flow.statements}
         users: dict[int, list[int]] = {}
-        for each in flow.statements:
-            for used in each.uses:
-                users.setdefault(used, []).append(each.first)
-        self._feeding = _reached(self._calls, lambda line: uses.get(line, ()))
-        self._following = _reached(self._calls, lambda line: users.get(line, ()))
+        for user, used in uses.items():
+            for line in used:
+                users.setdefault(line, []).append(user)
+        following = _reached(self._calls, lambda line: users.get(line, ()))
+        self._inputs = _reached(self._calls, lambda line: uses.get(line, ())) - following - self._calls
+        self._between = (
+            _reached(acting, lambda line: uses.get(line, ())) & _reached(acting, lambda line: users.get(line, ()))
+        ) - self._calls
 
     def feeds(self, line: int) -> bool:
-        """Whether the value of a line goes into a call of the model."""
+        """Whether a line makes input: its value goes into a call of the model, and comes from none of its outputs."""
         statement = self._at(line)
-        return statement is not None and statement.first in self._feeding - self._calls
+        return statement is not None and statement.first in self._inputs
 
     def answers(self, line: int) -> bool:
         """Whether a line makes the model's next input out of its last output, while the model acts, not learns.
@@ -44,7 +51,7 @@ class ModelCalls:
         that stands beside another.
         """
         statement = self._at(line)
-        if statement is None or statement.first not in (self._feeding & self._following) - self._calls:
+        if statement is None or statement.first not in self._between:
             return False
         loop = self._loop(statement.first, with_call=True)
         if loop is None:

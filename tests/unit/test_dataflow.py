@@ -14,7 +14,8 @@ def calls(text: str, *, model: str = "MODEL", update: str = "UPDATE") -> tuple[M
     marks: dict[str, list[int]] = {}
     for number, line in enumerate(text.splitlines(), 1):
         if "#" in line:
-            marks.setdefault(line.partition("#")[2].strip(), []).append(number)
+            for mark in line.partition("#")[2].split():
+                marks.setdefault(mark, []).append(number)
     flow = innermost(flows("a.py", text), marks[model][0])
     assert flow is not None
     lines = {mark: numbers[0] for mark, numbers in marks.items()}
@@ -96,6 +97,17 @@ def test_acting_and_learning_in_one_loop() -> None:
     assert found.answers(at["environment"])
 
 
+def test_what_learning_is_given_of_what_acting_gave_is_no_input() -> None:
+    found, at = calls("""
+        def run(policy, world):
+            while True:
+                seen, values = act(policy, world)  # MODEL
+                gains = advantages(values)  # gains
+                learn(policy, seen, gains)  # MODEL UPDATE
+        """)
+    assert not found.feeds(at["gains"]) and not found.answers(at["gains"])
+
+
 def test_picking_examples_by_their_loss_is_no_environment() -> None:
     found, at = calls("""
         def train(net, opt, pool):
@@ -107,7 +119,7 @@ def test_picking_examples_by_their_loss_is_no_environment() -> None:
                 opt.step()
                 weights = update(weights, losses)  # weigh
         """)
-    assert found.feeds(at["draw"]) and found.feeds(at["weigh"])
+    assert not found.feeds(at["draw"]) and not found.feeds(at["weigh"])
     assert not found.answers(at["draw"]) and not found.answers(at["weigh"])
 
 
