@@ -28,7 +28,8 @@ LEAST_ENVIRONMENT = 0.02
 ASKED_FOR, LEAST_ASKED = 0.7, 0.03
 # Where far more was measured in a phase than was seen there, samples tell only so much of it.
 MOST_SCALED = 2.0
-# Samples tell a phase better than a clock that saw less than this part of it (a saved reference to torch.save, say).
+# Samples tell a phase better than a clock that saw less than this part of it (a saved reference to torch.save, or
+# gradients by torch.func, say).
 LEAST_MEASURED = 0.5
 
 _PHASES: Mapping[str, Phase] = {"data_wait": "data", "communication": "exchange", "outside": "host"}
@@ -180,7 +181,7 @@ def _fitted(sampled: list[Entry], measured: dict[Phase, float], process: Process
     for entry in sampled:
         by_phase.setdefault(entry.phase if entry.phase in measured else "host", []).append(entry)
     measured = dict(measured)
-    for phase in ("evaluation", "save"):
+    for phase in ("backward", "optimizer", "evaluation", "save"):
         seen = sum(entry.share for entry in by_phase.get(phase, ()))
         if measured[phase] < LEAST_MEASURED * seen:
             moved = min(seen - measured[phase], measured["host"])
