@@ -336,7 +336,7 @@ def _phases(stacks: Mapping[Seen, int], steps: Steps) -> Phases:
         backward=counts["backward"] / samples,
         optimizer=counts["optimizer"] / samples,
         communication=communication,
-        outside=(counts["outside"] + counts["environment"] + counts["evaluation"] + counts["save"]) / samples,
+        outside=sum(count for phase, count in counts.items() if phase not in Phases.__struct_fields__[:-1]) / samples,
     )
 
 
