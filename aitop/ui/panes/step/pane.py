@@ -93,8 +93,10 @@ class StepPane(ChartPane):
 
 def phase_shares(steps: Steps) -> list[tuple[Kind, float | None]]:
     """Every phase with its share; saving and what else lies apart is taken out of what is outside, where timed."""
-    known = msgspec.structs.asdict(steps.phases)
-    shares = {phase_of(key): share for key, share in known.items() if share is not None}
+    shares: dict[Kind, float] = {}
+    for key, share in msgspec.structs.asdict(steps.phases).items():
+        if share is not None:
+            shares[phase_of(key)] = shares.get(phase_of(key), 0.0) + share
     total = sum(record.seconds for record in steps.recent)
     if total > 0 and OUTSIDE in shares:
         apart = {phase.key: sum(map(phase.seconds, steps.recent)) / total for phase in APART}
