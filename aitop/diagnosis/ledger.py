@@ -14,7 +14,8 @@ import msgspec
 
 from aitop.diagnosis.evidence import RUNNING, summed
 from aitop.diagnosis.series import mean_of
-from aitop.model.ledger import Activity, Basis, Entry, Lane, Ledger, Phase, Unit
+from aitop.model.ledger import Activity, Basis, Entry, Lane, Ledger, Unit
+from aitop.model.phases import APART, MEASURED, Phase
 from aitop.model.snapshot import HotLine, ProcessStacks, Snapshot
 from aitop.model.steps import StepRecord
 from aitop.model.verdict import Where
@@ -102,17 +103,8 @@ def _measured(records: Sequence[StepRecord]) -> dict[Phase, float]:
     if not records:
         return {}
     shares: dict[Phase, float] = {
-        "data": _share(records, lambda step: step.data_wait + step.loader_start),
-        "forward": _share(records, lambda step: step.forward),
-        "backward": _share(records, lambda step: step.backward),
-        "optimizer": _share(records, lambda step: step.optimizer),
-        "evaluation": _share(records, lambda step: step.evaluation),
-        "save": _share(records, lambda step: step.save),
+        phase.key: _share(records, phase.seconds) for phase in MEASURED if any(map(phase.is_measured, records))
     }
-    if any(step.transfer_apart is not None for step in records):
-        shares["transfer"] = _share(records, lambda step: step.transfer_apart or 0.0)
-    if any(step.communication_apart is not None for step in records):
-        shares["exchange"] = _share(records, lambda step: step.communication_apart or 0.0)
     shares["host"] = max(0.0, 1.0 - sum(shares.values()))
     return shares
 
@@ -181,7 +173,7 @@ def _fitted(sampled: list[Entry], measured: dict[Phase, float], process: Process
     for entry in sampled:
         by_phase.setdefault(entry.phase if entry.phase in measured else "host", []).append(entry)
     measured = dict(measured)
-    for phase in ("backward", "optimizer", "evaluation", "save"):
+    for phase in ("backward", "optimizer", *(each.key for each in APART if each.key in measured)):
         seen = sum(entry.share for entry in by_phase.get(phase, ()))
         if measured[phase] < LEAST_MEASURED * seen:
             moved = min(seen - measured[phase], measured["host"])
@@ -210,9 +202,7 @@ def _activity_of_rest(phase: Phase) -> Activity:
     """What a measured phase without samples does: it computes, waits for data, or is not known to do anything else."""
     if phase == "data":
         return "wait-queue"
-    if phase == "exchange":
-        return "wait"
-    return "native" if phase in ("forward", "backward", "optimizer", "evaluation") else "wait"
+    return "native" if any(one.computes for one in MEASURED if one.key == phase) else "wait"
 
 
 def _nowhere(process: ProcessStacks, phase: Phase, activity: Activity, share: float, basis: Basis) -> Entry:

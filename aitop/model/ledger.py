@@ -7,13 +7,11 @@ from typing import Literal
 import msgspec
 
 from aitop.model.host import Role
+from aitop.model.phases import Phase
 from aitop.model.stacks import Frame
 from aitop.model.verdict import Where
 
 Lane = Literal["main", "producers", "device", "exchange"]
-Phase = Literal[
-    "data", "environment", "transfer", "forward", "backward", "optimizer", "exchange", "evaluation", "save", "host"
-]
 Activity = Literal[
     "python", "native", "wait", "wait-lock", "wait-core", "wait-disk", "wait-network", "wait-queue", "wait-child",
     "wait-device", "sleep", "spawn", "collect", "compile",

@@ -30,9 +30,11 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True):
     are those parts of the first and the last which lie in no other phase; `collective_calls` has how long each
     call took with the wait for it, in order, of the first few of a step. `tokens` counts the integer ids that went in
     (for `generate`, those that came out); `first_token` is the time from the call of `generate` to its first one.
-    `skipped` marks a step whose update a GradScaler left out. Where steps are short the hook times only some of them:
-    one that is `estimated` was counted but not timed, and has the phases of one that was timed shortly before, scaled
-    to the time that all such steps took together; or it is a long one among those, of a length that was measured.
+    `others` has the phases that have no field here (see model.phases), those of them that came, by their key; they
+    lie outside of those above. `skipped` marks a step whose update a GradScaler left out. Where steps are short the
+    hook times only some of them: one that is `estimated` was counted but not timed, and has the phases of one that
+    was timed shortly before, scaled to the time that all such steps took together; or it is a long one among those,
+    of a length that was measured.
     """
 
     index: int
@@ -68,6 +70,7 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True):
     collective_calls: tuple[float, ...] = ()
     tokens: int | None = None
     first_token: float | None = None
+    others: dict[str, float] = {}
     skipped: bool = False
     estimated: bool = False
 

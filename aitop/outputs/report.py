@@ -11,7 +11,8 @@ from typing import TypeVar
 import msgspec
 
 from aitop import __version__
-from aitop.model.ledger import Activity, Basis, Entry, Lane, Ledger, Phase, Unit
+from aitop.model.ledger import Activity, Basis, Entry, Lane, Ledger, Unit
+from aitop.model.phases import Phase
 from aitop.model.snapshot import Cost, Phases, Snapshot, Steps
 from aitop.model.source import SOURCE_NAMES, SourceStatus
 from aitop.model.text import escaped_json

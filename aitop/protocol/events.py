@@ -39,6 +39,7 @@ OWNER, TRAINED, TIMED, DEVICE, DEVICE_REST = range(16, 21)
 #   COUNTED             `a` steps went by between `start`, where counting began, and `end`; events that follow are timed
 #   UNSEEN              nothing is known of the step under way between `start` and `end`
 COUNTING_BEGINS, COUNTED, UNSEEN = range(21, 24)
+# The next one is 24. A phase with an event of its own has its row in model/phases.py, and is no further one of PHASES.
 KINDS = 24
 
 # The events above that end a phase: what happened within the phase was noted before.

@@ -9,10 +9,10 @@ import functools
 import re
 from typing import Literal, NamedTuple
 
-Phase = Literal[
-    "data_wait", "environment", "transfer", "forward", "backward", "optimizer", "communication", "evaluation", "save",
-    "outside",
-]  # fmt: skip
+from aitop.model import phases
+
+# As the ledger names them, apart from these.
+Phase = Literal["data_wait", "communication", "outside"] | phases.Phase
 # What a library does to its caller's time whatever the kernel says: it waits, starts processes, or compiles.
 State = Literal["wait-queue", "wait-lock", "wait-child", "wait-device", "sleep", "spawn", "compile", "collect"]
 # What the work below a line is about. "tensor" computes with arrays.
@@ -45,6 +45,9 @@ def _row(
 
 # The first row that fits a frame says what it means; rows of one library stand together, special ones first.
 TABLE: tuple[Row, ...] = (
+    # phases with an event of their own
+    *(_row(*frames, phase=phase.key, work="tensor" if phase.computes else None)
+      for phase in phases.MEASURED for frames in phase.frames),
     # torch: loading data
     _row(r"/torch/utils/data/dataloader\.py$", r"__iter__|_get_iterator|__init__|_shutdown_workers|__del__",
          phase="data_wait", state="spawn"),

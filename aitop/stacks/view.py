@@ -27,6 +27,8 @@ MOST_TREES = 48
 MOST_STACKS = 20_000
 MOST_WINDOWS = 128
 WAITS: frozenset[str] = frozenset({"wait-queue", "wait-lock", "wait-child", "sleep"})
+# Phases with a share of their own in `Phases`; what else is known of a stack lies outside.
+INSIDE: frozenset[Phase] = frozenset({"data_wait", "transfer", "forward", "backward", "optimizer", "communication"})
 STEPPING: frozenset[Phase] = frozenset({"data_wait", "environment", "forward", "backward", "optimizer"})
 # A main thread that does more than this besides waiting is the one to look at.
 _MAIN_WORKS = 0.1
@@ -336,7 +338,7 @@ def _phases(stacks: Mapping[Seen, int], steps: Steps) -> Phases:
         backward=counts["backward"] / samples,
         optimizer=counts["optimizer"] / samples,
         communication=communication,
-        outside=(counts["outside"] + counts["environment"] + counts["evaluation"] + counts["save"]) / samples,
+        outside=sum(count for phase, count in counts.items() if phase not in INSIDE) / samples,
     )
 
 

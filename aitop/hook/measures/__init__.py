@@ -1,7 +1,8 @@
 """What the hook measures beside the phases of each step: a file each, in a row of `MEASURES`.
 
 The core of the hook comes in first; then measures are loaded, a few in each tick, while the run goes on. To add
-one: a file with a class like `Measure`, a row below, and its facts in `HookFacts` (model/steps.py).
+one: a file with a class like `Measure`, a row below, and its facts in `HookFacts` (model/steps.py). One that times
+a phase of its own notes an event, which has a row in model/phases.py.
 """
 
 from __future__ import annotations

@@ -125,6 +125,7 @@ def _record(made: Made, before: int, device: tuple[int, ...], watches: Sequence[
         collective_calls=tuple(_within(call, length) for call in parts.calls),
         tokens=_count(parts.tokens),
         first_token=_time(made.first_token, length),
+        others={key: _within(value, length) for key, value in parts.others.items()},
         skipped=made.skipped,
         estimated=made.estimated,
         **values,

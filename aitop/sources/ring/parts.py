@@ -26,7 +26,8 @@ class Parts:
     """Nanoseconds, bytes and counts of a step or of a part of one.
 
     `transfer_apart` and `communication_apart` are outside of the phases. `calls` has the lengths of its collectives, in
-    order; a wait counts as a part of the call before it.
+    order; a wait counts as a part of the call before it. `others` are phases with an event of their own, by their key
+    (see model.phases).
     """
 
     data_wait: int = 0
@@ -52,11 +53,13 @@ class Parts:
     tokens: int = NOT_MEASURED
     queue_ready: int = NOT_MEASURED
     calls: list[int] = field(default_factory=list)
+    others: dict[str, int] = field(default_factory=dict)
 
     def scaled(self, scale: float) -> Parts:
         """Return the parts with scaled times and the same counts, without single calls."""
         times = {name: int(getattr(self, name) * scale) for name in _TIMES}
-        return replace(self, calls=[], **times)
+        others = {key: int(length * scale) for key, length in self.others.items()}
+        return replace(self, calls=[], others=others, **times)
 
     def joined(self, later: Parts) -> Parts:
         """Return the sum with a later part of the same step. `prepare` and `queue_ready` are those of the first."""
@@ -67,6 +70,7 @@ class Parts:
             tokens=added(self.tokens, later.tokens),
             queue_ready=self.queue_ready if self.queue_ready >= 0 else later.queue_ready,
             calls=self.calls + later.calls,
+            others={key: self.others.get(key, 0) + later.others.get(key, 0) for key in {**self.others, **later.others}},
             **sums,
         )
 

@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import replace
 
+from aitop.model.phases import TIMED_ALONE
 from aitop.model.steps import StepKind
 from aitop.protocol import events as at
 from aitop.protocol.events import NOT_MEASURED
@@ -151,7 +152,7 @@ class Steps:
     def take(self, event: Event) -> None:
         """Take one event. What a and b mean is in protocol/events.py."""
         kind, start, end, a, b = event
-        if kind in at.PHASES and (self.recent or self.copies):
+        if (kind in at.PHASES or kind in TIMED_ALONE) and (self.recent or self.copies):
             self.phase_ended(start)
         match kind:
             case at.NEXT | at.NO_NEXT:
@@ -173,6 +174,8 @@ class Steps:
             case at.UNSEEN:
                 self.was_unseen(start, end)
             case at.TRANSFER | at.BLOCKING | at.COLLECTIVE | at.COLLECT | at.SAVE | at.LOADER:
+                self.add(kind, start, end, a)
+            case _ if kind in TIMED_ALONE:
                 self.add(kind, start, end, a)
             case _:
                 self.note(kind, start, end, a)
@@ -226,6 +229,10 @@ class Steps:
                 sums.calls.append(length)
             if len(self.recent) < MOST_RECENT:
                 self.recent.append((start, end))
+        else:
+            key = TIMED_ALONE[kind].key
+            sums.others[key] = sums.others.get(key, 0) + length
+            self.known += length
 
     def phase_ended(self, start: int) -> None:
         """Take the collectives and copies within the phase that began at `start` from those apart from phases."""

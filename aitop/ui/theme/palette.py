@@ -12,6 +12,7 @@ from typing import NamedTuple
 from rich.color import Color, ColorType
 from rich.style import Style
 
+from aitop.model.phases import MEASURED
 from aitop.ui.theme.themes import DARK, FADED, LIFTED, colour_of
 
 
@@ -108,14 +109,9 @@ SAVE = Kind("save", "save/eval", "S", "phase-save", "save")
 OUTSIDE = Kind("outside", "outside", "-", "phase-outside", "else")
 PHASES = (DATA, TRANSFER, FORWARD, BACKWARD, OPTIMIZER, COMMUNICATION, SAVE, OUTSIDE)
 """In the order in which they are stacked and listed."""
-_BY_KEY = {phase.key: phase for phase in PHASES} | {
-    "evaluation": SAVE,
-    "loader_start": DATA,
-    # As the ledger names them.
-    "data": DATA,
-    "environment": DATA,
-    "exchange": COMMUNICATION,
-}
+_BY_KEY = {phase.key: phase for phase in PHASES} | {"loader_start": DATA, "environment": DATA}
+# As the ledger names them.
+_BY_KEY |= {phase.key: _BY_KEY[phase.hue] for phase in MEASURED}
 
 
 def phase_of(key: str) -> Kind:

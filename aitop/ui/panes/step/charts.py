@@ -2,15 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from rich.style import Style
 
+from aitop.model.phases import APART
 from aitop.model.snapshot import Series
 from aitop.model.steps import StepRecord
 from aitop.model.units import count, duration
-from aitop.ui.theme.palette import BRIGHT, DIM, FAINT, HOST_CHART, HOST_SOFT, PHASES, SAVE, TEXT
+from aitop.ui.theme.palette import (
+    BACKWARD,
+    BRIGHT,
+    COMMUNICATION,
+    DATA,
+    DIM,
+    FAINT,
+    FORWARD,
+    HOST_CHART,
+    HOST_SOFT,
+    OPTIMIZER,
+    OUTSIDE,
+    PHASES,
+    SAVE,
+    TEXT,
+    TRANSFER,
+    Kind,
+    phase_of,
+)
 from aitop.ui.widgets.bars import Column, nice_ceiling, stacked
 from aitop.ui.widgets.chart_pane import nearest
 from aitop.ui.widgets.line import Line
@@ -147,12 +166,12 @@ def scale_top(totals: Sequence[float], *, low: bool = False) -> float:
 
 def _column(group: Group) -> Column:
     count = len(group.records)
-    sums = map(sum, zip(*map(_parts, group.records), strict=True))
-    return Column(tuple((phase, seconds / count) for phase, seconds in zip(PHASES, sums, strict=True)))
+    parts = list(map(_parts, group.records))
+    return Column(tuple((phase, sum(part.get(phase, 0.0) for part in parts) / count) for phase in PHASES))
 
 
-def _parts(record: StepRecord) -> tuple[float, ...]:
-    """Seconds of one step in each of PHASES, on the device's clock where there is one."""
+def _parts(record: StepRecord) -> dict[Kind, float]:
+    """Seconds of one step in each kind of phase, on the device's clock where there is one."""
     wait = record.data_wait + record.loader_start
     if record.device_forward is None:
         forward, backward, optimizer = record.forward, record.backward, record.optimizer
@@ -162,8 +181,21 @@ def _parts(record: StepRecord) -> tuple[float, ...]:
         backward, optimizer = record.device_backward or 0.0, record.device_optimizer or 0.0
     transfer, apart = record.transfer_apart or 0.0, record.communication_apart or 0.0
     rest = max(0.0, record.seconds - wait - transfer - forward - backward - optimizer - apart)
-    save = min(rest, record.save + record.evaluation)
-    return wait, transfer, forward, backward, optimizer, apart, save, rest - save
+    inside = {
+        DATA: wait, TRANSFER: transfer, FORWARD: forward, BACKWARD: backward, OPTIMIZER: optimizer,
+        COMMUNICATION: apart, OUTSIDE: rest,
+    }  # fmt: skip
+    return with_apart(inside, {phase.key: phase.seconds(record) for phase in APART})
+
+
+def with_apart(parts: Mapping[Kind, float], apart: Mapping[str, float]) -> dict[Kind, float]:
+    """The parts of a step, with the phases that lie `apart`, by key, taken out of what is outside and put to theirs."""
+    divided = dict(parts)
+    for key, length in apart.items():
+        taken = min(divided[OUTSIDE], length)
+        divided[phase_of(key)] = divided.get(phase_of(key), 0.0) + taken
+        divided[OUTSIDE] -= taken
+    return divided
 
 
 def history(field: Field, height: int, mark: float | None = None) -> list[Line]:

@@ -4,13 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import msgspec
+
+from aitop.model.phases import APART
 from aitop.model.snapshot import Series, Snapshot, Steps
 from aitop.model.units import NOT_YET, duration
 from aitop.ui.panes.since_mark import WIDTH, change, steps_change
-from aitop.ui.panes.step.charts import CAPTIONED, LEAST_HISTORY, column_at, groups_of, history, readout, timeline
+from aitop.ui.panes.step.charts import (
+    CAPTIONED,
+    LEAST_HISTORY,
+    column_at,
+    groups_of,
+    history,
+    readout,
+    timeline,
+    with_apart,
+)
 from aitop.ui.panes.step.figures import figure_lines, measured_figures
 from aitop.ui.state import View, steps_for
-from aitop.ui.theme.palette import DIM, FAINT, PHASES, TEXT, Kind
+from aitop.ui.theme.palette import DIM, FAINT, OUTSIDE, PHASES, TEXT, Kind, phase_of
 from aitop.ui.widgets.chart_pane import ChartPane
 from aitop.ui.widgets.line import Line, columns, wrap
 from aitop.ui.widgets.pane import Drawing
@@ -80,15 +92,16 @@ class StepPane(ChartPane):
 
 
 def phase_shares(steps: Steps) -> list[tuple[Kind, float | None]]:
-    """Every phase with its share; saving and evaluating are taken out of what is outside, where they were timed."""
-    phases = steps.phases
-    save, outside = None, phases.outside
+    """Every phase with its share; saving and what else lies apart is taken out of what is outside, where timed."""
+    shares: dict[Kind, float] = {}
+    for key, share in msgspec.structs.asdict(steps.phases).items():
+        if share is not None:
+            shares[phase_of(key)] = shares.get(phase_of(key), 0.0) + share
     total = sum(record.seconds for record in steps.recent)
-    if total > 0 and outside is not None:
-        save = min(outside, sum(record.save + record.evaluation for record in steps.recent) / total)
-        outside -= save
-    of_loop = phases.data_wait, phases.transfer, phases.forward, phases.backward, phases.optimizer
-    return list(zip(PHASES, (*of_loop, phases.communication, save or None, outside), strict=True))
+    if total > 0 and OUTSIDE in shares:
+        apart = {phase.key: sum(map(phase.seconds, steps.recent)) / total for phase in APART}
+        shares = with_apart(shares, {key: share for key, share in apart.items() if share})
+    return [(phase, shares.get(phase)) for phase in PHASES]
 
 
 def phase_bar(shares: Sequence[tuple[Kind, float | None]], width: int, *, letters: bool = False) -> Line:

@@ -1,0 +1,109 @@
+"""A row of model.phases is all that a phase with an event of its own needs, from the ring to the screen."""
+
+from __future__ import annotations
+
+import importlib
+from typing import get_args
+
+import pytest
+from snapshot_builder import line, snapshot, step, steps
+
+from aitop.model.phases import APART, MEASURED, TIMED_ALONE, MeasuredPhase, Phase
+from aitop.model.steps import StepRecord
+from aitop.protocol import events as at
+from aitop.sources.ring.maker import StepMaker
+from aitop.ui.panes.step.charts import Group, _column
+from aitop.ui.panes.step.pane import phase_shares
+from aitop.ui.theme.palette import OPTIMIZER, OUTSIDE, PHASES
+
+EVENT = at.KINDS
+CLIP = MeasuredPhase("clip", "optimizer", computes=True, event=EVENT)  # type: ignore[arg-type]
+MS = 1_000_000
+
+
+@pytest.fixture
+def clip(monkeypatch):
+    """A row for a phase that the hook times with an event of its own."""
+    monkeypatch.setitem(TIMED_ALONE, EVENT, CLIP)
+    for module, name in (
+        ("diagnosis.ledger", "MEASURED"),
+        ("diagnosis.ledger", "APART"),
+        ("ui.panes.step.pane", "APART"),
+        ("ui.panes.step.charts", "APART"),
+    ):
+        where = importlib.import_module(f"aitop.{module}")
+        monkeypatch.setattr(where, name, (*getattr(where, name), CLIP))
+    monkeypatch.setitem(importlib.import_module("aitop.ui.theme.palette")._BY_KEY, "clip", OPTIMIZER)
+    return CLIP
+
+
+def test_every_row_has_a_name_a_hue_and_a_length():
+    kinds = {kind.key for kind in PHASES}
+    assert len({phase.key for phase in MEASURED}) == len(MEASURED)
+    for phase in MEASURED:
+        assert phase.key in get_args(Phase) and phase.hue in kinds
+        assert set(phase.fields) <= set(StepRecord.__struct_fields__)
+        assert bool(phase.fields) != (phase.event is not None)
+        assert phase.event is None or (phase.event < at.KINDS and phase.event not in at.PHASES)
+        assert phase in APART or phase.event is None
+
+
+def events(rounds, optimizers=1):
+    """Rounds of 10 ms, of which 2 ms are the phase's; so many optimizers, each with its loader, take turns."""
+    now = 10**12
+    for number in range(rounds):
+        turn = number % optimizers
+        for kind, length, a, b in (
+            (at.NEXT, MS, 5 + turn, -1),
+            (at.FORWARD, 2 * MS, 8, -1),
+            (at.BACKWARD, 4 * MS, 1, 0),
+            (EVENT, 2 * MS, 0, 0),
+            (at.OPTIMIZER_ENDS, MS, 1 + turn, -1),
+        ):
+            yield kind, now, now + length, a, b
+            now += length
+
+
+def test_the_reader_sums_it_up_and_repeats_it_in_counted_steps(clip):
+    maker = StepMaker()
+    made = list(events(4))
+    records = maker.read(made)
+    assert [record.others for record in records] == [{"clip": pytest.approx(0.002)}] * 3
+    end = made[-1][2]
+    counted = [(at.COUNTING_BEGINS, end, end, 100 * MS, 0), (at.COUNTED, end, end + 20 * MS, 4, 0)]
+    records = maker.read(counted)
+    assert [record.estimated for record in records] == [True] * 4
+    assert [record.others["clip"] for record in records] == pytest.approx([0.001] * 4)
+
+
+def test_several_optimizers_of_a_step_add_it_up(clip):
+    assert StepMaker().read(list(events(12, optimizers=2)))[-1].others == {"clip": pytest.approx(0.004)}
+
+
+def test_the_ledger_gives_it_the_length_that_was_measured(clip):
+    lines = [
+        line("main", 0.6, phase="forward", activity="native", number=12),
+        line("main", 0.1, phase="clip", activity="native", number=14),
+        line("main", 0.3, number=16, activity="python"),
+    ]
+    seen = snapshot(steps(seconds=0.1, forward=0.05, others={"clip": 0.02}), lines=lines)
+    (entry,) = [entry for entry in seen.ledgers[0].entries if entry.phase == "clip"]
+    assert (entry.share, entry.basis, entry.line) == (pytest.approx(0.2), "measured", 14)
+    host = sum(entry.share for entry in seen.ledgers[0].entries if entry.phase == "host")
+    assert host == pytest.approx(0.3)
+
+
+def test_the_ledger_leaves_its_samples_alone_where_nothing_times_it(clip):
+    lines = [line("main", 0.6, phase="forward", activity="native"), line("main", 0.4, phase="clip", activity="native")]
+    seen = snapshot(steps(seconds=0.1, forward=0.06), lines=lines)
+    assert sum(entry.share for entry in seen.ledgers[0].entries if entry.phase == "clip") == pytest.approx(0.4)
+
+
+def test_the_step_pane_draws_it_in_its_hue(clip):
+    records = [step(index, 0.1, forward=0.05, optimizer=0.01, others={"clip": 0.02}) for index in range(5)]
+    seconds = dict(_column(Group(records)).parts)
+    assert (seconds[OPTIMIZER], seconds[OUTSIDE]) == pytest.approx((0.03, 0.02))
+    shares = dict(phase_shares(snapshot(records).steps))
+    inside = shares[OPTIMIZER], shares[OUTSIDE]
+    known = snapshot(records).steps.phases
+    assert inside == pytest.approx(((known.optimizer or 0.0) + 0.2, (known.outside or 0.0) - 0.2))
