@@ -24,9 +24,11 @@ def compute_bound(snapshot: Snapshot) -> Explanation | None:
     known = {name: share for name, share in parts.items() if share is not None}
     if not on_gpu(snapshot):
         # The ledger also knows what no clock of the hook's saw, such as gradients by torch.func.
-        lines = main_lines(snapshot, lambda entry: entry.phase in known)
-        for name in known:
-            known[name] = max(known[name], sum(entry.share for entry in lines.entries if entry.phase == name))
+        lines = main_lines(snapshot, lambda entry: entry.phase in parts)
+        known = {
+            name: max(share, sum(entry.share for entry in lines.entries if entry.phase == name))
+            for name, share in known.items()
+        }
     if not known:
         return None
     computing = sum(known.values())
