@@ -28,7 +28,7 @@ ASKED_FOR, LEAST_ASKED = 0.7, 0.03
 # Entries of a phase are scaled by at most this factor to its measured length; the rest becomes an entry without a line.
 MOST_SCALED = 2.0
 # If the hook measured less than this part of what was sampled in a phase, the samples are used: the hook missed calls
-# (through a saved reference to torch.save, say).
+# (through a saved reference to torch.save, or gradients by torch.func, say).
 LEAST_MEASURED = 0.5
 
 _PHASES: Mapping[str, Phase] = {"data_wait": "data", "communication": "exchange", "outside": "host"}
@@ -180,7 +180,7 @@ def _fitted(sampled: list[Entry], measured: dict[Phase, float], process: Process
     for entry in sampled:
         by_phase.setdefault(entry.phase if entry.phase in measured else "host", []).append(entry)
     measured = dict(measured)
-    for phase in ("evaluation", "save"):
+    for phase in ("backward", "optimizer", "evaluation", "save"):
         seen = sum(entry.share for entry in by_phase.get(phase, ()))
         if measured[phase] < LEAST_MEASURED * seen:
             moved = min(seen - measured[phase], measured["host"])

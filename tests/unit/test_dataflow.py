@@ -108,6 +108,23 @@ def test_what_learning_is_given_of_what_acting_gave_is_no_input() -> None:
     assert not found.feeds(at["gains"]) and not found.answers(at["gains"])
 
 
+def test_what_is_printed_or_logged_changes_no_number() -> None:
+    found, at = calls("""
+        def train(net, opt, rows):
+            at = 0
+            x = rows[:8]
+            while True:
+                loss = net(x)  # MODEL
+                loss.backward()  # UPDATE
+                opt.step()
+                print(loss, at)
+                note(loss, at)
+                x = decode(rows[at : at + 8])  # decode
+                at += 8
+        """)
+    assert found.feeds(at["decode"]) and not found.answers(at["decode"])
+
+
 def test_picking_examples_by_their_loss_is_no_environment() -> None:
     found, at = calls("""
         def train(net, opt, pool):

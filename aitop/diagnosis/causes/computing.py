@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from aitop.diagnosis.device import device_busy, host_unproven, timed_on_device
+from aitop.diagnosis.device import device_busy, host_unproven, on_gpu, timed_on_device
 from aitop.diagnosis.evidence import NO_LINES, main_lines, takes_request
 from aitop.diagnosis.rule import UNPROVEN, Explanation, rule
 from aitop.model.snapshot import Phases, Snapshot
@@ -22,6 +22,11 @@ def compute_bound(snapshot: Snapshot) -> Explanation | None:
     phases = snapshot.steps.phases if snapshot.steps else Phases()
     parts = {"forward": phases.forward, "backward": phases.backward, "optimizer": phases.optimizer}
     known = {name: share for name, share in parts.items() if share is not None}
+    if not on_gpu(snapshot):
+        # The ledger also knows what no clock of the hook's saw, such as gradients by torch.func.
+        lines = main_lines(snapshot, lambda entry: entry.phase in known)
+        for name in known:
+            known[name] = max(known[name], sum(entry.share for entry in lines.entries if entry.phase == name))
     if not known:
         return None
     computing = sum(known.values())

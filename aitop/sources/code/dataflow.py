@@ -8,6 +8,7 @@ call may change the object whose method it is, and a call whose result is droppe
 from __future__ import annotations
 
 import ast
+import builtins
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -16,6 +17,7 @@ from aitop.sources.code.syntax import parsed
 
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 _Method = ast.FunctionDef | ast.AsyncFunctionDef
+_PYTHONS_OWN = frozenset(dir(builtins))
 # Which statements, by their first lines, may have given a variable the value that it has.
 _State = dict[str, frozenset[int]]
 _NOTHING: frozenset[int] = frozenset()
@@ -70,6 +72,14 @@ class _Reading:
         self._scope = scope
         self._methods = methods or {}
         self._modules = modules
+        # Numbers and texts, which no call can change.
+        self._constants = {
+            target.id
+            for node in ast.walk(scope)
+            if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant)
+            for target in node.targets
+            if isinstance(target, ast.Name)
+        }
         arguments = [] if isinstance(scope, ast.Module) else [*scope.args.posonlyargs, *scope.args.args]
         self._self = arguments[0].arg if methods is not None and arguments else ""
         self._ends: dict[int, int] = {}
@@ -202,9 +212,11 @@ class _Reading:
     def _uses(self, value: ast.expr, *, dropped: bool = False) -> _Uses:
         uses = _Uses()
         self._collect(value, uses)
-        if dropped and isinstance(value, ast.Call):
+        called = value.func if isinstance(value, ast.Call) else None
+        own = isinstance(called, ast.Name) and called.id in _PYTHONS_OWN
+        if dropped and isinstance(value, ast.Call) and not own:
             for argument in (*value.args, *(keyword.value for keyword in value.keywords)):
-                if (path := self._path(argument)) is not None:
+                if (path := self._path(argument)) is not None and path not in self._constants:
                     uses.changes.add(path)
         return uses
 
