@@ -47,7 +47,7 @@ VERBS: dict[str, tuple[ModuleType, str]] = {
     "config": (config, "say what is set, and in which file"),
 }
 WITHOUT_SETTINGS = ("config", "doctor", "explain")
-"""Verbs that work although the settings file is at fault."""
+"""Verbs that work even if the settings file is invalid."""
 PIPE_CLOSED = 128 + signal.SIGPIPE
 INTERRUPTED = 130
 NO_MORE_THREADS = "can't start new thread"
@@ -79,17 +79,17 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
-    """Arguments to a namespace whose `run(args)` does the work. Wrong usage leaves with 2 (SystemExit).
+    """Parse the command line; `run(args)` of the result does the work. Wrong usage exits with 2 (SystemExit).
 
-    What the command line leaves open is taken from the settings file; one that is at fault raises WrongUsageError.
+    Options that are not given come from the settings file. Raises WrongUsageError if that file is invalid.
     """
-    own, command = split_command(arguments)
+    options, command = split_command(arguments)
     parser = build_parser()
-    if own and own[0].isdecimal():
-        parser.error(f"to watch process {own[0]}: aitop --pid {own[0]}")
-    args = parser.parse_args(own)
-    if args.verb and own[0] != args.verb:
-        parser.error(f"the options of {args.verb} stand behind it: aitop {args.verb} {own[0]} …")
+    if options and options[0].isdecimal():
+        parser.error(f"to watch process {options[0]}: aitop --pid {options[0]}")
+    args = parser.parse_args(options)
+    if args.verb and options[0] != args.verb:
+        parser.error(f"the options of {args.verb} stand behind it: aitop {args.verb} {options[0]} …")
     if command is not None and args.verb != "run":
         parser.error("only `aitop run` takes a command after --")
     args.command = command

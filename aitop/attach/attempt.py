@@ -1,4 +1,4 @@
-"""One attempt to get a request into a process: the ways in are tried best first, then the answer is waited for."""
+"""One attempt to bring a request into a process: tries the ways in, best first, and waits for the answer."""
 
 from __future__ import annotations
 
@@ -24,22 +24,22 @@ from aitop.attach.ways.signal_frame import SignalFrame, SleepingCall
 # Best first.
 WAYS: tuple[WayIn, ...] = (RemoteDebug(), SignalFrame(), SleepingCall(), Gdb())
 
-# Pauses between looks for the answer, the first and the longest.
+# Seconds between polls for the answer: first and longest.
 ANSWER_POLLS_S = (0.001, 0.02)
-# Pauses before a way is tried again after a moment that did not suit, the first and the longest.
+# Seconds before a way is tried again after NotNow: first and longest.
 RETRIES_S = (0.03, 0.5)
-# After its answer the target still has to leave CPython's pending-call machinery before anybody comes in again.
+# After the answer the target still has to return from CPython's pending calls before the next attach.
 SETTLE_S = 0.005
-# A hook that has begun to install itself cannot be taken back: it is waited for.
+# How long to wait for a hook that has begun to install itself: it cannot be withdrawn any more.
 BEGUN_PATIENCE_S = 3.0
 TURN_POLL_S = 0.01
 
 
 @dataclass(frozen=True)
 class Attachment:
-    """The target's answer.
+    """The answer from the target.
 
-    `way` names the way in. `answer` is the hook's: `installed` or `already`, `removed` or `absent`, or what went wrong.
+    `way` is the name of the way in. `answer` is `installed`, `already`, `removed`, `absent`, or an error in words.
     """
 
     way: str
@@ -59,10 +59,11 @@ class Limit:
 
 @contextlib.contextmanager
 def turn(pid: int, deadline: float) -> Iterator[None]:
-    """A lock between all monitors, so that one at a time attaches to process `pid`.
+    """Hold the lock that lets one monitor at a time attach to process `pid`.
 
-    It is waited for until `deadline` (monotonic seconds). It lies on `/proc/PID/mem`: only those who may attach can
-    open that, and the kernel frees the lock when its owner dies. Raises OSError where that file cannot be opened.
+    Waits until `deadline` (monotonic seconds). The lock is on `/proc/PID/mem`: only those who may attach can open it,
+    and the kernel frees the lock when its owner dies. Raises OSError if that file cannot be opened, and AttachRefused
+    if the lock is still taken at the deadline.
     """
     fd = os.open(f"/proc/{pid}/mem", os.O_RDWR | os.O_CLOEXEC)
     try:
@@ -77,7 +78,7 @@ def turn(pid: int, deadline: float) -> Iterator[None]:
 
 
 def _locked(fd: int) -> bool:
-    """Tries to take the lock, and returns whether it is ours now."""
+    """Try to take the lock; whether that succeeded."""
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -87,7 +88,7 @@ def _locked(fd: int) -> bool:
 
 @dataclass
 class _Backoff:
-    """When something may be tried again (monotonic seconds), and the pause after the next failure (seconds)."""
+    """When to try again (monotonic seconds), and the pause after the next failure (seconds)."""
 
     again_at: float = 0.0
     pause: float = RETRIES_S[0]
@@ -99,7 +100,7 @@ class _Backoff:
 
 @dataclass
 class _Pending:
-    """A request under way: all the ways that may be tried, and those that brought it in."""
+    """A request that waits for its answer: the ways that may be tried, and `entered`, those that brought it in."""
 
     request: Request
     ways: dict[WayIn, _Backoff]
@@ -112,12 +113,12 @@ class _Pending:
 
 
 class Attempt:
-    """One action on one process. From here to `close` no other monitor attaches to it.
+    """One action (install or remove) on one process. Until `close` no other monitor can attach to it.
 
-    A request that was brought in stays queued in the target, at no cost to it, until it is answered or withdrawn,
-    whether anybody waits or not. While another monitor attaches to the target, it is waited for until `deadline`
-    (monotonic seconds). Raises AttachRefused, with the target as it was, where there is no way in. With `torch` False a
-    process without torch is entered as well.
+    A request that was brought in stays queued in the target, at no cost to it, until it is answered or withdrawn, even
+    while nobody is in `wait`. If another monitor is attaching, the constructor waits until `deadline` (monotonic
+    seconds). It raises AttachRefused, and leaves the target unchanged, if there is no way in. With `torch` False it
+    also enters a process without torch.
     """
 
     def __init__(
@@ -154,7 +155,7 @@ class Attempt:
             raise
 
     def wait(self, limit: Limit) -> Attachment | None:
-        """Goes on with the attempt. Returns the answer, None where there is none when the `limit` is reached."""
+        """Go on with the attempt. Returns the answer, or None if there is none when the `limit` is reached."""
         poll = ANSWER_POLLS_S[0]
         try:
             while True:
@@ -172,7 +173,7 @@ class Attempt:
             raise unreachable(self._target.status, error) from error
 
     def why_not(self) -> AttachRefused:
-        """The refusal where no answer came."""
+        """The refusal to raise if no answer came."""
         if not same_process(self._target.status):
             return ended(self._pid)
         if self._pending is None or not self._pending.entered:
@@ -182,15 +183,15 @@ class Attempt:
         return WaitingForTarget(what, remedy)
 
     def close(self) -> Attachment | None:
-        """Withdraws the request. Idempotent.
+        """Withdraw the request. Idempotent.
 
-        A request that the target has begun is waited for, and its answer returned.
+        If the target has already begun with it, wait for the answer and return it.
         """
         with self._held:
             return self._withdraw()
 
     def _step(self) -> Attachment | None:
-        """Looks for the answer; where there is none, tries the next way that is due."""
+        """Check for the answer; if there is none, try the next way that is due."""
         if self._pending is None:
             if time.monotonic() < self._busy.again_at:
                 return None
@@ -205,10 +206,10 @@ class Attempt:
         return None if answer is None else self._settle(self._pending, answer)
 
     def _settle(self, pending: _Pending, answer: str) -> Attachment | None:
-        """Cleans up after an answer. None where the hook asks for another moment."""
+        """Clean up after an answer. Returns None if the hook answered "busy": then the request is made again later."""
         self._pending = None
         for way in pending.entered:
-            # Where a second way queued the line too, it may be read at this moment.
+            # If a second way queued the line as well, the target may be reading it now.
             way.withdraw(self._target, in_use=len(pending.entered) > 1)
         pending.request.close()
         time.sleep(SETTLE_S)
@@ -218,7 +219,7 @@ class Attempt:
         return Attachment(pending.way, answer)
 
     def _try_next_way(self, pending: _Pending) -> None:
-        """Tries the best way that is due. A way that brought the request in is not used again."""
+        """Try the best way that is due. A way that has brought the request in is not used again."""
         now = time.monotonic()
         if now < pending.next_way_at:
             return
@@ -240,7 +241,7 @@ class Attempt:
             return
 
     def _withdraw(self) -> Attachment | None:
-        """Withdraws the request; where the target has begun with it, waits for the answer and returns that."""
+        """Withdraw the request; if the target has already begun with it, wait for the answer and return it."""
         pending, self._pending = self._pending, None
         if pending is None:
             return None
@@ -261,7 +262,7 @@ class Attempt:
 
 
 def _open_ways(target: TargetProcess, ways: Sequence[WayIn]) -> list[WayIn]:
-    """The ways that are open for this target; raises AttachRefused where none is."""
+    """The ways that are open for this target. Raises AttachRefused if there are none."""
     obstacles = [(way, way.obstacle(target)) for way in ways]
     usable = [way for way, obstacle in obstacles if obstacle is None]
     if not usable:
@@ -273,7 +274,7 @@ def _open_ways(target: TargetProcess, ways: Sequence[WayIn]) -> list[WayIn]:
 
 
 def unreachable(status: ProcStatus, error: OSError) -> AttachRefused:
-    """The refusal that an error of the system means."""
+    """The refusal for an error of the operating system."""
     if not same_process(status):
         return ended(status.pid)
     return AttachRefused("failed", f"process {status.pid} could not be reached: {error}")

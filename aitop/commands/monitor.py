@@ -55,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
 
 def watch(targets: Sequence[Target], args: argparse.Namespace) -> int:
     """The screen on live processes, recorded if asked for; the exit code."""
-    from aitop.engine.late import LateFeed
+    from aitop.engine.late_feed import LateFeed
     from aitop.engine.recorder import Recorder
     from aitop.outputs.recording import RecordingWriter
     from aitop.ui.app import run_monitor

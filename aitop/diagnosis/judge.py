@@ -1,4 +1,4 @@
-"""Runs the rules over successive Snapshots: claims, bands, dwell and order. The only state of the diagnosis."""
+"""Runs the rules on each Snapshot and decides which findings are shown. Holds all state of the diagnosis."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from aitop.model.verdict import SEVERITY_ORDER, Abstention, Diagnosis, Verdict
 
 DWELL_SECONDS = 4.0
 CONFIRM_TICKS = 2
-# What gains less than this factor is worth knowing, but no warning.
+# A verdict whose speedup is below this factor is information, not a warning.
 LEAST_GAIN = 1.1
-# Another process loses time in the same way if it spends at least this part of the first one's share at its lines.
+# Another process counts as affected if its share at the verdict's lines is at least this part of the judged one's.
 PEER = 0.5
 
 
@@ -31,11 +31,11 @@ class _Shown:
 
 
 class Judge:
-    """Remembers which findings are shown. A finding is shown once it entered its band in `CONFIRM_TICKS` ticks
-    running, and stays until it was below its band's `leave` for `DWELL_SECONDS`.
+    """Turns the findings of successive ticks into a stable list of verdicts.
 
-    Rules claim entries of the ledger in their order: what a finding explains is not seen by the rules after it, so no
-    moment is blamed twice.
+    A finding is shown once it was at or above its band's `enter` in `CONFIRM_TICKS` ticks in a row, and is dropped once
+    it was below `leave` for `DWELL_SECONDS`. Rules run in order. Later rules do not see the ledger entries that an
+    earlier finding has claimed, so no time is counted twice.
     """
 
     def __init__(self, rules: Sequence[Rule] = RULES) -> None:
@@ -45,27 +45,27 @@ class Judge:
         self._entering: dict[str, int] = {}
 
     def judge(self, snapshot: Snapshot) -> Diagnosis:
-        """The findings and abstentions of this tick, the primary finding first. The Snapshot has its ledgers."""
+        """The verdicts and abstentions of this tick, the main verdict first. The Snapshot must have its ledgers."""
         abstained: list[Abstention] = []
-        left = snapshot
+        unclaimed = snapshot
         owned: frozenset[tuple[object, ...]] = frozenset()
         shares = {claim(entry): entry.share for ledger in snapshot.ledgers for entry in ledger.entries}
         for rule in self._rules:
-            judgement = _judged(rule, left)
+            judgement = _judged(rule, unclaimed)
             if isinstance(judgement, Abstention):
                 abstained.append(judgement)
             finding = judgement if isinstance(judgement, Finding) else None
             self._update(rule, finding, snapshot.time)
             if rule.id in self._shown and _explained(self._shown[rule.id].claims, owned, shares):
                 del self._shown[rule.id]
-            # A finding keeps its claims while it is shown, so that another rule does not take them for a moment.
+            # A finding keeps its claims while it is shown, so that no other rule claims them in between.
             claims = self._shown[rule.id].claims if rule.id in self._shown else frozenset()
             if finding is not None and finding.level >= rule.band.leave:
                 claims |= frozenset(map(claim, finding.claims))
                 if rule.id in self._shown:
                     owned |= claims
             if claims:
-                left = _without(left, claims)
+                unclaimed = _without(unclaimed, claims)
         verdicts = sorted((_weighed(shown.verdict) for shown in self._shown.values()), key=_importance)
         verdicts = _alone_or_not(verdicts, {rule.id for rule in self._rules if rule.only_alone})
         verdicts = [_weighed(verdict) for verdict in what_if.together(verdicts, self._scopes, snapshot)]
@@ -98,7 +98,7 @@ class Judge:
 def _judged(rule: Rule, snapshot: Snapshot) -> Judgement:
     try:
         return rule(snapshot)
-    except Exception as error:  # one rule's mistake must not silence the others
+    except Exception as error:  # an error in one rule must not stop the others
         return Abstention(id=rule.id, reason=f"this rule failed ({type(error).__name__}: {error})")
 
 
@@ -116,19 +116,20 @@ def _explained(
     owned: frozenset[tuple[object, ...]],
     shares: Mapping[tuple[object, ...], float],
 ) -> bool:
-    """Whether rules that come first explain most of these entries by now: there is no reason to wait for a dwell."""
-    return sum(shares.get(each, 0.0) for each in claims & owned) > 0.5 * sum(shares.get(each, 0.0) for each in claims)
+    """Whether earlier rules claim most of these entries now (`owned`): then the finding goes without a dwell."""
+    return sum(shares.get(key, 0.0) for key in claims & owned) > 0.5 * sum(shares.get(key, 0.0) for key in claims)
 
 
 def _weighed(verdict: Verdict) -> Verdict:
-    """The verdict, as information only where next to nothing would be gained."""
+    """The verdict, its severity lowered from warning to info if its speedup is below LEAST_GAIN."""
     little = verdict.severity == "warning" and verdict.speedup is not None and verdict.speedup < LEAST_GAIN
     return msgspec.structs.replace(verdict, severity="info") if little else verdict
 
 
 def _alone_or_not(verdicts: list[Verdict], lonely: set[str]) -> list[Verdict]:
-    """Without the `lonely` ones where another one is more than information and has a share, else with them ahead of
-    all information.
+    """Drop the verdicts with ids in `lonely` if another one is a warning or worse and has a share of the time.
+
+    Otherwise keep them, ahead of all others of their severity.
     """
     if any(verdict.share and verdict.severity != "info" and verdict.id not in lonely for verdict in verdicts):
         return [verdict for verdict in verdicts if verdict.id not in lonely]
@@ -136,7 +137,7 @@ def _alone_or_not(verdicts: list[Verdict], lonely: set[str]) -> list[Verdict]:
 
 
 def _processes(verdict: Verdict, snapshot: Snapshot) -> tuple[int, ...]:
-    """The processes that lose the time: the one that was judged first, then those that lose as much at its lines."""
+    """The processes that lose this time: the judged one, then those with a similar share at its lines (PEER)."""
     pid = judged_pid(snapshot)
     places = {(where.file, where.line) for where in verdict.where}
     shares = {ledger.pid: _share_at(places, ledger) for ledger in snapshot.ledgers}
@@ -145,13 +146,13 @@ def _processes(verdict: Verdict, snapshot: Snapshot) -> tuple[int, ...]:
 
 
 def _share_at(places: set[tuple[str, int]], ledger: Ledger) -> float:
-    """The share of the process's own time at these lines."""
+    """The share of the process's main lane at these lines."""
     entries = [entry for entry in ledger.entries if entry.lane == "main"]
     return sum(entry.share for entry in entries if (entry.file, entry.line) in places)
 
 
 def _ranks(snapshot: Snapshot) -> tuple[int, ...]:
-    """The rank whose time was judged; empty where it has no number."""
+    """The number of the rank that was judged; empty if it has none."""
     pid = judged_pid(snapshot)
     processes = snapshot.host.processes if snapshot.host else ()
     return tuple(process.rank for process in processes if process.pid == pid and process.rank is not None)

@@ -1,8 +1,7 @@
-"""A Snapshot to ledgers: where the time of each working process goes, every moment in exactly one entry. Pure.
+"""Makes the ledgers of a Snapshot: where the time of each working process goes, each moment in one entry. Pure.
 
-The hook's clock gives the length of each phase where it is there; stack samples divide a phase among lines; the kernel
-and the interpreter's lock divide a line among activities (see stacks.activity). Without the hook the samples give the
-phases as well.
+The hook's clock gives the length of each phase; without the hook, stack samples do. Stack samples divide a phase among
+lines. The kernel's thread states and GIL samples divide a line among activities (see stacks.activity).
 """
 
 from __future__ import annotations
@@ -20,24 +19,24 @@ from aitop.model.snapshot import HotLine, ProcessStacks, Snapshot
 from aitop.model.steps import StepRecord
 from aitop.model.verdict import Where
 
-# Parts of less than this share of a lane are put to the largest part of their line.
+# A part of a line below this share of the lane is added to the line's other parts.
 LEAST_PART = 0.004
-# An environment has at least this share of the time where a model acts in it.
+# From this share of the time in an environment on, the run counts as one in which a model acts (RL).
 LEAST_ENVIRONMENT = 0.02
-# A line that takes as long as all collections, give or take this factor, asks for them. Of collections that take next
-# to no time none is asked for.
+# A line that takes as long as all garbage collections, within this factor, is taken to call gc.collect. Below the
+# second share of the time, collections are too short to tell.
 ASKED_FOR, LEAST_ASKED = 0.7, 0.03
-# Where far more was measured in a phase than was seen there, samples tell only so much of it.
+# Entries of a phase are scaled by at most this factor to its measured length; the rest becomes an entry without a line.
 MOST_SCALED = 2.0
-# Samples tell a phase better than a clock that saw less than this part of it (a saved reference to torch.save, or
-# gradients by torch.func, say).
+# If the hook measured less than this part of what was sampled in a phase, the samples are used: the hook missed calls
+# (through a saved reference to torch.save, or gradients by torch.func, say).
 LEAST_MEASURED = 0.5
 
 _PHASES: Mapping[str, Phase] = {"data_wait": "data", "communication": "exchange", "outside": "host"}
 
 
 def ledgers(snapshot: Snapshot) -> tuple[Ledger, ...]:
-    """One ledger of each process that works, the one to show first in front; empty where nothing was sampled."""
+    """One ledger per working process, the one shown first in front; empty if nothing was sampled or measured."""
     processes = _working(snapshot)
     if not processes:
         alone = _measured_only(snapshot)
@@ -46,7 +45,7 @@ def ledgers(snapshot: Snapshot) -> tuple[Ledger, ...]:
 
 
 def _working(snapshot: Snapshot) -> list[ProcessStacks]:
-    """The processes that do the work, the one to show first in front."""
+    """The working processes, the one shown first in front."""
     processes = {process.pid: process for process in snapshot.stacks.processes} if snapshot.stacks else {}
     return [processes[pid] for pid in snapshot.working if pid in processes]
 
@@ -66,7 +65,7 @@ def _ledger(snapshot: Snapshot, process: ProcessStacks, *, first: bool) -> Ledge
         sampled = [_of_rollout(entry) for entry in sampled]
     measured = _measured(records)
     if measured and acts:
-        # The model is called without gradients to act, not to be evaluated.
+        # The hook counts forward passes without gradients as evaluation; here the model acts.
         measured["forward"] += measured["evaluation"]
         measured["evaluation"] = 0.0
     main = _fitted(sampled, measured, process) if measured else _filled(sampled, process)
@@ -82,7 +81,7 @@ def _ledger(snapshot: Snapshot, process: ProcessStacks, *, first: bool) -> Ledge
 
 
 def _of_rollout(entry: Entry) -> Entry:
-    """Calls of a model that acts are forward passes, not an evaluation, though they need no gradient."""
+    """The entry with evaluation as forward: a model that acts runs without gradients, and is not evaluated."""
     return msgspec.structs.replace(entry, phase="forward") if entry.phase == "evaluation" else entry
 
 
@@ -114,7 +113,7 @@ def _share(records: Sequence[StepRecord], value: Callable[[StepRecord], float]) 
 
 
 def _run_delay(snapshot: Snapshot, process: ProcessStacks) -> float:
-    """Share of the time in which the main thread could run but had no core."""
+    """Share of the time in which the main thread was runnable but had no core."""
     if snapshot.host is None or process.thread != "MainThread":
         return 0.0
     pid_is_lead = snapshot.steps is None or snapshot.steps.pid in (None, process.pid)
@@ -122,7 +121,7 @@ def _run_delay(snapshot: Snapshot, process: ProcessStacks) -> float:
 
 
 def _entries(lane: Lane, lines: Iterable[HotLine], *, samples: int, basis: Basis = "sampled") -> list[Entry]:
-    """An entry for each line and activity; shares are those of the lines."""
+    """One entry per line and activity. The entries of a line add up to its share."""
     entries = []
     for line in lines:
         parts = [part for part in line.parts or ((line.activity, 1.0),) if part[1] > 0.0]
@@ -157,7 +156,7 @@ def _entries(lane: Lane, lines: Iterable[HotLine], *, samples: int, basis: Basis
 
 
 def _interval(share: float, samples: int) -> tuple[float, float]:
-    """A 95 % interval of a share that was sampled so often (Wilson's)."""
+    """The 95 % interval (Wilson) of a share seen in this many samples."""
     if samples <= 0:
         return 0.0, 1.0
     share = min(1.0, share)
@@ -199,7 +198,7 @@ def _fitted(sampled: list[Entry], measured: dict[Phase, float], process: Process
 
 
 def _activity_of_rest(phase: Phase) -> Activity:
-    """What a measured phase without samples does: it computes, waits for data, or is not known to do anything else."""
+    """The activity assumed for the part of a measured phase that no sample covers."""
     if phase == "data":
         return "wait-queue"
     return "native" if any(one.computes for one in MEASURED if one.key == phase) else "wait"
@@ -221,7 +220,7 @@ def _nowhere(process: ProcessStacks, phase: Phase, activity: Activity, share: fl
 
 
 def _filled(sampled: list[Entry], process: ProcessStacks) -> list[Entry]:
-    """Sampled entries, with one for the stacks that have no line of the user's, so that they add up to 1."""
+    """Sampled entries that add up to 1: the rest, stacks without a line of the user's, becomes one entry."""
     whole = sum(entry.share for entry in sampled)
     if whole >= 1.0:
         return [
@@ -234,7 +233,7 @@ def _filled(sampled: list[Entry], process: ProcessStacks) -> list[Entry]:
 
 
 def _without_core(entries: list[Entry], share: float) -> list[Entry]:
-    """Entries with `share` of the lane taken out of what runs, in proportion, as waits of the same lines for a core."""
+    """Move `share` of the lane from running entries to `wait-core` entries of the same lines, in proportion."""
     part = _part_of_running(entries, share)
     if part is None:
         return entries
@@ -250,10 +249,10 @@ def _without_core(entries: list[Entry], share: float) -> list[Entry]:
 
 
 def _collecting(entries: list[Entry], share: float, process: ProcessStacks) -> list[Entry]:
-    """Entries with `share` of the lane taken out of what runs as garbage collection.
+    """Move `share` of the lane from running entries to garbage collection (`collect`).
 
-    A collection that a line asks for is met on that line; those that start by themselves fall on whatever allocates,
-    and are taken out in proportion, as collection of the phases.
+    A line that calls gc.collect gets all of it. Collections that start by themselves interrupt whatever allocates: they
+    are taken from all running entries in proportion, as one entry per phase.
     """
     asking = [entry for entry in entries if entry.phase == "host" and entry.does in RUNNING and entry.where is not None]
     on_lines: dict[tuple[str, int], float] = {}
@@ -270,18 +269,18 @@ def _collecting(entries: list[Entry], share: float, process: ProcessStacks) -> l
     part = _part_of_running(entries, share)
     if part is None:
         return entries
-    left: list[Entry] = []
+    rest: list[Entry] = []
     taken: dict[Phase, float] = {}
     for entry in entries:
         if entry.does in RUNNING:
             taken[entry.phase] = taken.get(entry.phase, 0.0) + entry.share * part
-            entry = _scaled(entry, 1.0 - part)  # noqa: PLW2901 - the rest of it goes on
-        left.append(entry)
-    return left + [_nowhere(process, phase, "collect", mass, "measured") for phase, mass in taken.items()]
+            entry = _scaled(entry, 1.0 - part)  # noqa: PLW2901 - the part that is not collection
+        rest.append(entry)
+    return rest + [_nowhere(process, phase, "collect", mass, "measured") for phase, mass in taken.items()]
 
 
 def _part_of_running(entries: list[Entry], share: float) -> float | None:
-    """Which part of what runs `share` of the lane is; None for a share that is not worth an entry."""
+    """`share` of the lane as a part of what runs in it; None if it is too small for an entry."""
     running = sum(entry.share for entry in entries if entry.does in RUNNING)
     return min(0.95, share / running) if share >= LEAST_PART and running > 0 else None
 
@@ -297,7 +296,7 @@ def _scaled(entry: Entry, part: float) -> Entry:
 
 
 def _others(snapshot: Snapshot, lead: ProcessStacks) -> list[Entry]:
-    """Entries of the threads and processes beside the leading thread: shares are of each one's own time."""
+    """Entries of all other threads and processes. Each share is of that thread's own time."""
     if snapshot.stacks is None:
         return []
     samples = {process.pid: process.samples for process in snapshot.stacks.processes}

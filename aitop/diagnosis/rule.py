@@ -1,7 +1,7 @@
-"""What a rule is: a function that looks at a Snapshot and explains what it sees there, and when that is shown.
+"""Rules: functions from a Snapshot to an Explanation, and the band that decides when it is shown.
 
-A rule gives an Explanation, the reason why it cannot tell, or None. What all verdicts share is made of it here: the
-gain (by `what_if`), how severe it is and how sure.
+A rule returns an Explanation, a reason why it cannot judge (a string), or None. This module makes the verdict from an
+Explanation, with what all verdicts have in common: predicted gain (`what_if`), severity and confidence.
 """
 
 from __future__ import annotations
@@ -16,22 +16,26 @@ from aitop.model.ledger import Entry
 from aitop.model.snapshot import Snapshot
 from aitop.model.verdict import Abstention, Fix, Severity, Verdict, Where
 
-# A cause that takes this part of the time is critical, if two independent signals speak for it.
+# A cause is critical if it takes at least this share of the time and two independent signals support it.
 CRITICAL_SHARE = 0.3
-# The most that one is sure of where times of the host are all there is to a run on a GPU, or one reading of a cause.
+# Highest confidence where the evidence cannot prove the cause: only host times of a run on a GPU, say, or one reading.
 UNPROVEN = 0.45
 
 
 @dataclass(frozen=True, kw_only=True)
 class Explanation:
-    """What a rule has to say. `share` is of the time, None for a condition that takes none.
+    """The result of a rule that found something.
 
-    `gone` is the share that would go with the cause, or the new length; `share` where it is left out. With `gains`
-    False there is nothing to gain. `claims` are the entries that it explains, those of `lines` where it is left out;
-    `where` the places, likewise. `level` is held against the rule's band, `share` where it is left out.
-    `signals` speak for the cause independently of each other: two of them make a large share critical. `base` is how
-    sure it is without any, `most_sure` with all, and `doubtful` says that the evidence cannot prove it. `critical`,
-    `severity` and `confidence` are for rules that know better than by signals.
+    share       share of the time (0..1); None for a condition that takes no time
+    gone        the share that fixing the cause would save, or the new length of a step; default: `share`
+    gains       False: no speedup is predicted
+    lines       the lines to blame: the default for `claims` and `where`
+    claims      the ledger entries that it explains; where: the places to show
+    level       what is compared with the rule's band; default: `share`
+    signals     independent pieces of evidence; two that are True make a large share critical
+    base        confidence (0..1) without any signal; each one adds to it, up to `most_sure`
+    doubtful    the evidence cannot prove the cause: never critical, confidence at most UNPROVEN
+    critical, severity, confidence   given by rules that do not derive them from signals
     """
 
     title: str
@@ -57,9 +61,9 @@ class Explanation:
 
 @dataclass(frozen=True)
 class Finding:
-    """A verdict that could be given, and how strongly: `level` is held against the rule's band.
+    """A verdict that may be shown. `level` is compared with the rule's band.
 
-    `claims` are the entries of the ledger that it explains; no later rule sees them while it is shown.
+    `claims` are the ledger entries that it explains; later rules do not see them while it is shown.
     """
 
     verdict: Verdict
@@ -69,7 +73,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Band:
-    """A finding appears at `enter` and goes only below `leave`, so that it does not flicker."""
+    """Two thresholds: a finding appears at `enter` and goes only below `leave`, so that it does not flicker."""
 
     enter: float
     leave: float
@@ -83,9 +87,9 @@ Said = Union[Explanation, Finding, Abstention, str, None]  # noqa: UP007
 class Rule:
     """One verdict id, the function that looks for it, and its band.
 
-    `ready` says what is missing before it can be asked; `where` it does not apply at all, it is silent. With
-    `only_alone` the finding is shown only where no other one of more than information has a share of the time, and then
-    ahead of all information.
+    `ready` returns what is missing before the rule can judge, or None. The rule says nothing if `applies` returns
+    False. With `only_alone` the finding is shown only if no other warning has a share of the time, and then ahead of
+    all others of its severity.
     """
 
     id: str
@@ -97,7 +101,7 @@ class Rule:
     only_alone: bool = False
 
     def __call__(self, snapshot: Snapshot) -> Judgement:
-        """What this rule says of a Snapshot."""
+        """Judge a Snapshot."""
         if self.applies is not None and not self.applies(snapshot):
             return None
         said = (self.ready(snapshot) if self.ready is not None else None) or self.look(snapshot)
@@ -115,12 +119,12 @@ def rule(
     applies: Callable[[Snapshot], bool] | None = None,
     only_alone: bool = False,
 ) -> Callable[[Callable[[Snapshot], Said]], Rule]:
-    """Make a rule of a function that explains where time goes: it is asked once there is enough to judge steps by."""
+    """Decorator: a rule for a cause. It is asked only once enough steps or samples were seen (`enough`)."""
     return lambda look: Rule(name, look, Band(enter, leave), scope, enough, applies, only_alone)
 
 
 def condition(name: str, enter: float = 0.5, leave: float = 0.5) -> Callable[[Callable[[Snapshot], Said]], Rule]:
-    """Make a rule of a function that looks at a state of the run, which needs no steps."""
+    """Decorator: a rule for a condition. It needs no steps."""
     return lambda look: Rule(name, look, Band(enter, leave))
 
 
@@ -152,16 +156,14 @@ def _finding(name: str, said: Explanation, snapshot: Snapshot) -> Finding:
 
 
 def _confidence(said: Explanation, steps: int) -> float:
-    """How sure a cause is: from signals that agree and the number of steps seen. The width of the gain is another
-    matter.
-    """
+    """Confidence (0..1) in a cause, from its signals and the number of steps. The gain's range is separate."""
     seen = 0.1 if steps >= 50 else 0.05 if steps >= 20 else 0.0
     sure = round(min(0.95, said.base + 0.12 * sum(said.signals) + seen), 2)
     return min(sure, said.most_sure, UNPROVEN if said.doubtful else 1.0)
 
 
 def claim(entry: Entry) -> tuple[object, ...]:
-    """What names an entry from tick to tick, whatever its share."""
+    """The key of an entry: the same from tick to tick, whatever its share."""
     return (
         entry.lane, entry.pid, entry.thread, entry.phase, entry.activity, entry.file, entry.line, entry.position,
         entry.work, entry.instead,

@@ -1,8 +1,8 @@
 """What if: how long a unit of work would be without a part of it, with more workers, or with a larger batch.
 
-One model of the timeline gives every predicted gain. Its lanes: the stepping thread does one thing after the other;
-those who make its data work beside it; on a GPU the device works beside both, so that only its gaps count
-(`device.host_limit`); and the cores carry so much. All lengths are parts of the unit's length now.
+All predicted gains come from one model of the timeline. The lead thread does one thing after the other. The producers
+of its data work in parallel. A GPU works in parallel to both, so only the time in which it is idle can be gained
+(`device.host_limit`). The number of cores limits all of them. All lengths are relative to the unit's length now.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ from aitop.model.verdict import Fix, Setting, Verdict
 
 MOST_SPEEDUP = 100.0
 MOST_WORKERS = 32
-# More workers than hide the load by so much are not recommended: a queue evens out the rest.
+# Recommend enough workers that loading takes at most this part of the time in which it can be hidden.
 HEADROOM = 0.9
-# A fix rarely ends all of a cause, and what is left of a step changes with it (caches, clocks, cores). Chosen so that
-# the range is as wide as that; of 29 real gains it held 25 (tests/bench/README.md, verdicts.py).
+# A fix rarely removes all of a cause (ENDED), and the rest of the step changes with it: caches, clocks, cores (LEFT).
+# Chosen to fit real gains: the range contained 25 of 29 (tests/bench/README.md, verdicts.py).
 ENDED, LEFT = 0.85, 0.15
-# Where no sample divides the time, the share itself is known so well.
+# Relative error of a share that was measured and not sampled.
 UNSAMPLED = 0.05
-# Who uses less of a core than this waits for something else: cores do not limit how many there can be.
+# A producer that uses less of a core than this mostly waits: the number of cores does not limit how many can run.
 WAITING = 0.05
-# A loader that is behind at this part of the steps cannot keep up.
+# A loader cannot keep up if its queue is empty at this part of the steps.
 EMPTY = 0.8
 HELD_UP = "alone it gains nothing: while loading cannot keep up, a shorter step only waits longer for its data"
 
 
 @dataclass(frozen=True)
 class Length:
-    """The new length of a unit as a part of its length now, with its bounds (95 %)."""
+    """The new length of a unit relative to its length now, with its 95 % bounds."""
 
     likely: float
     least: float
@@ -57,11 +57,13 @@ class Length:
 
 @dataclass(frozen=True)
 class Timeline:
-    """One unit of work. The stepping thread loses `wait` of it to data: it makes them itself (`makers` is 0), or waits
-    for so many threads or processes beside it.
+    """One unit of work, and what its data loading costs.
 
-    Each of these uses `cores_each` of a core while it works, for `at_work` of its time: less than 1 where nobody asks
-    it for more. `free_cores` can be used on top (None: not known).
+    wait         part of the unit that the lead thread loses to data
+    makers       threads or processes that make the data; 0 if the lead thread makes them itself
+    cores_each   cores that a maker uses while it works
+    at_work      part of the time in which a maker works; below 1 it sometimes has nothing to do
+    free_cores   idle cores that could be used as well; None if not known
     """
 
     wait: float = 0.0
@@ -71,7 +73,7 @@ class Timeline:
     at_work: float = 1.0
 
     def without(self, share: float, entries: Sequence[Entry] = ()) -> Length:
-        """The unit without `share` of the stepping thread's time, which these entries of the ledger stand for."""
+        """The unit without `share` of the lead thread's time. The error comes from its ledger `entries`."""
         share = min(0.99, max(0.0, share))
         whole = sum(entry.share for entry in entries)
         below = above = UNSAMPLED
@@ -83,15 +85,16 @@ class Timeline:
         return Length(1.0 - share, (1.0 - min(0.99, share * (1.0 + above))) * (1.0 - LEFT), min(1.0, most))
 
     def with_workers(self, workers: int) -> Length:
-        """The unit with that many workers: loading and computing overlap, as far as the cores carry both."""
+        """The unit with this many workers: loading and computing overlap as far as there are cores for both."""
         overlapped = max(self._compute, self._load / workers)
         likely = max(overlapped, self._core_bound())
         return Length(likely, overlapped * (1.0 - LEFT), likely + LEFT * (1.0 - likely))
 
     @staticmethod
     def with_batch(size: int, samples: float, fixed: float, each: float, *, surely: bool) -> Length:
-        """The time of a sample in batches of `size` instead of `samples`, where `fixed` seconds of a unit do not depend
-        on how many there are, and each adds `each`. `surely`: both were measured.
+        """The time per sample in batches of `size` instead of `samples`, relative to now.
+
+        A unit takes `fixed` seconds plus `each` seconds per sample. `surely`: both were measured, not estimated.
         """
         now = fixed / samples + each
         share = max(0.0, 1.0 - (fixed / size + each) / now) if now > 0 else 0.0
@@ -104,18 +107,18 @@ class Timeline:
 
     @property
     def _load(self) -> float:
-        """One worker's time for one batch: saturated workers each take as many units as there are workers."""
+        """One worker's time for one batch: N busy workers make a batch a unit, so each takes N units for one."""
         return self.makers * self.at_work if self.makers else self.wait
 
     def _core_bound(self) -> float:
-        """The shortest unit in which the cores in reach can do the CPU work of loading and computing."""
+        """The shortest unit that the available cores allow, given the CPU work of loading and computing."""
         if self.free_cores is None:
             return 0.0
-        in_reach = 1.0 + self.makers * self.cores_each + self.free_cores
-        return (self._compute + self._load * self.cores_each) / in_reach
+        available = 1.0 + self.makers * self.cores_each + self.free_cores
+        return (self._compute + self._load * self.cores_each) / available
 
     def best_workers(self) -> int:
-        """The fewest workers that hide loading, with a little headroom, within what the cores allow."""
+        """The fewest workers that hide loading (with HEADROOM), as far as the cores allow."""
         affordable = MOST_WORKERS
         if self.cores_each >= WAITING and self.free_cores is not None:
             affordable = min(MOST_WORKERS, self.makers + math.floor(self.free_cores / self.cores_each + 0.3))
@@ -124,12 +127,12 @@ class Timeline:
 
 
 def estimated(share: float, low: float, high: float) -> Length:
-    """The unit without `share` of it, of which only is known that it lies between two figures."""
+    """The unit without `share` of it, which is only known to lie between `low` and `high`."""
     return Length(1.0 - min(0.99, share), 1.0 - min(0.99, high), 1.0 - max(0.0, min(low, high)))
 
 
 def fix(text: str, gone: float | Length | None = None, setting: Setting | None = None) -> Fix:
-    """A fix with its gain: the share of a unit that goes with it, or the new length."""
+    """A fix with its gain, from the share of a unit that it saves or the new length."""
     length = gone if gone is None or isinstance(gone, Length) else Timeline().without(gone)
     return Fix(text=text, speedup=None if length is None else round(length.speedup, 2), setting=setting)
 
@@ -139,8 +142,11 @@ def fix(text: str, gone: float | Length | None = None, setting: Setting | None =
 
 @dataclass(frozen=True)
 class Scope:
-    """What the time of a cause is. `each_unit`: work of every unit, which a late loader hides. `everywhere`: a part of
-    each phase, whose end leaves their proportions. `capacity`: what could be done beside it, and no time lost.
+    """How the time of a cause relates to other causes.
+
+    each_unit    work within every unit: making it faster gains nothing while the loader cannot keep up
+    everywhere   spread over all phases: without it, the phases keep their proportions
+    capacity     not lost time but unused capacity (a larger batch, say)
     """
 
     each_unit: bool = False
@@ -148,17 +154,17 @@ class Scope:
     capacity: bool = False
 
 
-# Just a part of the time.
+# A part of the time, with none of these.
 PART = Scope()
 
 
 def together(verdicts: Sequence[Verdict], scopes: Mapping[str, Scope], snapshot: Snapshot) -> list[Verdict]:
-    """The verdicts, in their order, each gain held against what limits the unit next."""
+    """The verdicts with their gains corrected for each other, the next limit named in the first one."""
     return _with_next_limit(_held_up_by_loading(list(verdicts), scopes, snapshot), scopes)
 
 
 def _held_up_by_loading(verdicts: list[Verdict], scopes: Mapping[str, Scope], snapshot: Snapshot) -> list[Verdict]:
-    """While loading cannot keep up, less work in the step gains nothing before loading is faster."""
+    """If loading cannot keep up, set the gain of causes within the step to 1 and put loading ahead of them."""
     loading = next((each for each in verdicts if each.id == "input-bound" and each.severity != "info"), None)
     if loading is None or not loader_saturated(snapshot, loading):
         return verdicts
@@ -178,7 +184,7 @@ def _gaining_nothing(verdict: Verdict) -> Verdict:
 
 
 def loader_saturated(snapshot: Snapshot, loading: Verdict) -> bool:
-    """Whether batches are made beside the step, and never lie ready for it."""
+    """Whether batches are made in parallel to the step, and (almost) none is ready when it is needed."""
     if loading.subtype not in ("workers", "transform", "storage", "collate"):
         return False
     depths = [step.queue_ready for step in records(snapshot) if step.queue_ready is not None]
@@ -193,21 +199,21 @@ def loader_saturated(snapshot: Snapshot, loading: Verdict) -> bool:
 
 
 def _with_next_limit(verdicts: list[Verdict], scopes: Mapping[str, Scope]) -> list[Verdict]:
-    """The first of them, with what is left to gain when it is gone."""
+    """The verdicts, with the next limit added to the first one's evidence: what is left to gain once it is fixed."""
     timed = [verdict for verdict in verdicts if verdict.share and verdict.severity != "info"]
     if len(timed) < 2 or verdicts[0] is not timed[0]:
         return verdicts
     (first, share), (second, other) = ((verdict, verdict.share or 0.0) for verdict in timed[:2])
     if scopes[first.id].capacity or scopes[second.id].capacity:
         return verdicts
-    left = 1.0 - share
-    rest = left * other if scopes[first.id].everywhere or scopes[second.id].everywhere else min(other, left)
-    if left <= 0.02 or rest <= 0.0:
+    remaining = 1.0 - share
+    rest = remaining * other if scopes[first.id].everywhere or scopes[second.id].everywhere else min(other, remaining)
+    if remaining <= 0.02 or rest <= 0.0:
         return verdicts
     both = Timeline().without(share + rest).speedup
-    # What takes time from other parts of the step too may gain more alone than by its share.
+    # A cause that also slows other parts of the step may gain more on its own than its share says.
     if both <= (first.speedup or 0.0):
         return verdicts
-    then = f"next limit: {second.id}, {percent(min(0.99, rest / left))} of the step that is left"
+    then = f"next limit: {second.id}, {percent(min(0.99, rest / remaining))} of the step that is left"
     evidence = (*first.evidence, f"{then} (both gone: {both:.1f}×)")
     return [msgspec.structs.replace(first, evidence=evidence), *verdicts[1:]]

@@ -1,4 +1,4 @@
-"""A live run as a feed: starts the sources, ticks the clock, records, and cleans up behind itself."""
+"""The feed of a live run: starts the sources, ticks at each interval, records events, and cleans up at the end."""
 
 from __future__ import annotations
 
@@ -37,9 +37,13 @@ from aitop.sources.stacks import StackSource
 from aitop.sources.stacks.dump import native_frames, take_dump
 from aitop.stacks.work import step_levels
 
+# How long `stop` waits for all sources together.
 STOP_SECONDS = 3.0
+# Seconds between two dumps of all stacks while the job stands still.
 BETWEEN_LOOKS = 2.0
+# How long the hook waits for the first look at the process tree, and for the stacks to tell who steps.
 FIRST_LOOK_SECONDS = 2.0
+# Seconds after the start; the first ticks come early, so that the screen is not empty for a whole interval.
 FIRST_TICKS = (0.1, 0.4, 0.8)
 
 
@@ -93,7 +97,7 @@ class LiveFeed:
         if not self._stop_once.acquire(blocking=False):
             return
         self._stopping.set()
-        # A request left behind would put the hook in when nobody is there any more.
+        # A request left queued in the target would put the hook in after aitop has ended.
         self._hook_requests.give_up()
         for runner in list(self._runners.values()):
             runner.ask_to_stop()
@@ -122,26 +126,26 @@ class LiveFeed:
         )
 
     def profile(self, steps: int, progress: Callable[[str], None]) -> TakenProfile:
-        """A burst of torch.profiler in the process whose steps are shown. Raises AitopError."""
+        """Run torch.profiler for `steps` steps in the process whose steps are shown. Raises AitopError."""
         shown = self._snapshot.steps if self._snapshot else None
         pid = (shown.pid if shown else None) or self.target.pid
         return take_profile(pid, steps, wanted=lambda: not self._stopping.is_set(), progress=progress)
 
     def dump(self) -> StackDump:
-        """All stacks of all processes at this moment. Takes a while; raises AitopError."""
+        """Read all stacks of all processes now. May take seconds; raises AitopError."""
         with self._stacks_wanted():
             dump = take_dump(self._pids, script=self.target.script, wanted=lambda: not self._stopping.is_set())
         self._events.put(dump)
         return dump
 
     def native(self, pids: Sequence[int]) -> dict[int, tuple[str, ...]]:
-        """The frames of main threads below Python, by pid. Stops each for tenths of a second; raises AitopError."""
+        """Read the native frames of main threads, by pid. Stops each for tenths of a second; raises AitopError."""
         with self._stacks_wanted():
             return native_frames(pids)
 
     @contextlib.contextmanager
     def _stacks_wanted(self) -> Iterator[None]:
-        """Turn whatever keeps stacks from being looked at into an AitopError."""
+        """Raise an AitopError if stacks are switched off, or instead of a SourceError while they are read."""
         off = next((reason for name, reason in self._switched_off() if name == "stacks"), None)
         if off is not None:
             raise AitopError(f"stacks are {off}: they are not looked at")
@@ -151,7 +155,7 @@ class LiveFeed:
             raise AitopError(error.reason, error.remedy) from error
 
     def _look_if_still(self) -> None:
-        """Look at all stacks where nothing has moved for a while, one look after the other: some take long."""
+        """Dump all stacks if the job stands still. Only one dump runs at a time, as some take long."""
         now = time.monotonic()
         if self._look is not None and self._look.is_alive():
             return
@@ -160,7 +164,7 @@ class LiveFeed:
         self._looked = now
 
         def look() -> None:
-            # The source of stacks says why there are none.
+            # The state of the stack source already tells why stacks cannot be read.
             with contextlib.suppress(AitopError):
                 self.dump()
             ranks = self._snapshot.ranks if self._snapshot else None
@@ -193,9 +197,9 @@ class LiveFeed:
         return off
 
     def _hook_pids(self) -> tuple[int, ...]:
-        """The ranks, else what was asked for; never a launcher, in which no step is ever made.
+        """The processes to put the hook into: the ranks, or else the targets. Never a launcher: it makes no steps.
 
-        Of a process that has started others, which may do its work, the stacks are waited for: they tell who steps.
+        A process with children may leave the work to them. So it is hooked only once stacks have shown that it steps.
         """
         if not self._host.ranks():
             self._host.wait_for_look(FIRST_LOOK_SECONDS)
@@ -224,7 +228,7 @@ class LiveFeed:
         except Exception as error:
             publish(own_failure(self.target, error, time=time.monotonic(), wall=time.time()))
         finally:
-            # Nobody takes what they give any more: it would only pile up.
+            # Nothing empties the queue any more.
             for runner in list(self._runners.values()):
                 runner.ask_to_stop()
 
@@ -270,23 +274,23 @@ class LiveFeed:
             publish(snapshot)
 
     def _learn(self, snapshot: Snapshot) -> None:
-        """Let the sources know who works: whom to sample first, and where the hook belongs."""
+        """Tell the sources which processes do the work: they are sampled first, and the hook goes into them."""
         steps = snapshot.steps
         counted = {steps.pid: steps.recent[-1].kind} if steps and steps.pid is not None and steps.recent else {}
         self._stepping_processes.update(step_levels(snapshot.stacks, counted), snapshot.working, self._host.tree())
 
     def _end_of_target(self, publish: Publish) -> None:
         ended = still_there(self.target)
-        # A rank that is gone leaves the rest of its job to watch.
+        # If only one rank has ended, the rest of the job is still watched.
         if ended is not None and not any(same_process(pid, begun) for pid, begun in self._tops.items()):
             self.target = msgspec.structs.replace(self.target, ended=ended, time=time.monotonic())
             self._take(self.target, publish)
 
 
 def exchange_notes(ranks: Mapping[int, int | None], *, passive: bool) -> ExchangeNotes:
-    """What the libraries that exchange data say of these ranks (numbers by pid). Takes some seconds.
+    """What torch's Flight Recorder and NCCL report of these ranks (rank numbers by pid). Takes some seconds.
 
-    `passive` asks nobody, and only reads what was written.
+    With `passive` no process is asked: only files and /proc are read.
     """
     records = (flight_record(pid, rank) for pid, rank in ranks.items() if rank is not None)
     flights = tuple(record for record in records if record is not None)
@@ -295,16 +299,16 @@ def exchange_notes(ranks: Mapping[int, int | None], *, passive: bool) -> Exchang
 
 
 class _CpuMeter:
-    """CPU time of this process and of its finished children, in cores since the last call."""
+    """CPU use of this process and of its finished children since the last call, in cores."""
 
     def __init__(self) -> None:
-        self._then = time.monotonic()
-        self._used = self._total()
+        self._last_time = time.monotonic()
+        self._last_used = self._total()
 
     def cores(self) -> float | None:
         now, used = time.monotonic(), self._total()
-        elapsed, spent = now - self._then, used - self._used
-        self._then, self._used = now, used
+        elapsed, spent = now - self._last_time, used - self._last_used
+        self._last_time, self._last_used = now, used
         return spent / elapsed if elapsed > 0 else None
 
     @staticmethod

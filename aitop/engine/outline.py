@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from aitop.engine.core import Engine
 from aitop.engine.history import KEEP_SECONDS, KEEP_STEPS, KEEP_WINDOWS, History, HookHistory, RecentSamples
-from aitop.engine.position import Mark
+from aitop.engine.replay_position import Mark
 from aitop.model.snapshot import Snapshot
 from aitop.sources.replay import Recording
 from aitop.stacks.view import StackView

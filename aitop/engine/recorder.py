@@ -16,7 +16,7 @@ from aitop.model.snapshot import GrowthSites, Target
 from aitop.model.source import SourceStatus
 from aitop.model.steps import HookSample
 
-# From so many on, what was said of processes that are gone is forgotten.
+# Above this many standing events, those of processes that are gone are dropped.
 MOST_STANDING = 32
 
 
@@ -31,10 +31,11 @@ class OpenRecording(EventSink, Protocol):
 
 
 class Recorder:
-    """The sink of a live feed. `recording` is what is being written, None while nothing is; `made` all that there were.
+    """The sink of a live feed. `recording` is the one being written, or None; `made` are all recordings so far.
 
-    What is said once and holds from then on is kept in mind: a recording that begins later begins with it, at the time
-    at which it begins. `open_recording` raises an error that says in words why it cannot be written there.
+    Events that stay valid until they are replaced (`_standing`: source states, target, hook facts) are kept, and a
+    recording that begins later starts with them. `open_recording` raises an error whose text says why a file cannot be
+    written.
     """
 
     def __init__(self, open_recording: Callable[[Path], OpenRecording], path: Path | None = None) -> None:
@@ -47,7 +48,7 @@ class Recorder:
         self._lock = threading.Lock()
 
     def write(self, event: Event) -> None:
-        """Take one event, recorded or not."""
+        """Take one event, whether a recording is being written or not."""
         with self._lock:
             self._time = event.time
             if isinstance(event, SourceStatus):
@@ -76,7 +77,7 @@ class Recorder:
         return recording
 
     def end(self) -> OpenRecording | None:
-        """Close the recording; which one that was, None if there is none."""
+        """Close the recording and return it; None if there was none."""
         with self._lock:
             recording, self.recording = self.recording, None
             if recording is not None:

@@ -9,7 +9,7 @@ from aitop.engine.core import Engine
 from aitop.engine.feed import Publish, own_failure
 from aitop.engine.history import History
 from aitop.engine.outline import Outline, lasting
-from aitop.engine.position import Position
+from aitop.engine.replay_position import Position
 from aitop.model.snapshot import Tick
 from aitop.sources.replay import Recording
 

@@ -1,14 +1,14 @@
 """Wrappers around torch's functions that time the phases of a step: batch, forward, backward, save, garbage collection.
 
-Each calls the original exactly once and lets its result or exception through untouched; our own part cannot raise. In
-the common case it reads the clock, calls, reads the clock and notes an event.
+Each wrapper calls the original exactly once and passes on its result or exception; the wrapper itself never raises. In
+the common case it reads the clock, calls the original, reads the clock again and notes an event.
 
-They run with cold caches, and every object that they touch costs more than an instruction. So what does not change is
-bound to names of the enclosing function, and no globals are used. A function that is called is first bound to a name:
-Python caches where an attribute is, but looks up a method each time if it is not one of the class.
+Wrappers run with cold CPU caches, where touching an object costs more than an instruction. So constants are bound to
+names of the enclosing function, and no globals are used. Bound methods are stored in a name first, because Python
+caches attribute lookups, but not the lookup of a method that is not one of the class.
 
-A KeyboardInterrupt may come after any call. So `busy` is set after our last call before the original, inside the `try`,
-and reset before any other call.
+A KeyboardInterrupt may come after any call. So `busy` is set after the wrapper's last call before the original, inside
+the `try`, and reset before any other call.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def wrap_next(original: Callable[..., Any], session: Session) -> Callable[..., A
 
 
 def ask_feed(iterator: Any, session: Session) -> int:
-    """Return how many batches lie ready, -1 where the iterator has no workers."""
+    """Return how many batches are ready in the queue, -1 if the iterator has no workers."""
     try:
         key = id(iterator)
         if key not in session.iterators:
@@ -95,15 +95,15 @@ def wrap_iter(original: Callable[..., Any], session: Session) -> Callable[..., A
 def wrap_forward(original: Callable[..., Any], session: Session, holder: Any = None) -> Callable[..., Any]:
     """Wrap `__call__` of a root's class.
 
-    If it was inherited from the class `holder`, what that class has at the time of the call is called: it may have been
-    patched since, as a tracer of torch.fx does.
+    If `__call__` was inherited from the class `holder`, look it up there at each call: others may patch it later,
+    as the tracer of torch.fx does.
     """
     journal, clock, ident, extend = session.journal, _now, _ident, session.journal.extend
     compiling, grad_enabled = session.compiling, session.grad_enabled
     with_gradient, alone, late = FORWARD, FORWARD_ALONE, LATE_NS
     holder = _Own(original) if holder is None else holder
 
-    # One function, as each further call costs; `args` are passed on as they came, the module first.
+    # One long function, as each call costs time. `args[0]` is the module.
     def __call__(*args: Any, **kwargs: Any) -> Any:  # noqa: N807, PLR0912
         call = holder.__call__
         if compiling():
@@ -154,7 +154,7 @@ class _Own:
 def wrap_watched(
     original: Callable[..., Any], session: Session, within: Callable[[], object] | None = None
 ) -> Callable[..., Any]:
-    """Wrap `__call__` of all modules, while roots are looked for. `within` is called inside of a root."""
+    """Wrap `__call__` of all modules while roots are searched for. `within` is called for modules inside a root."""
     journal, compiling, forward, ident = session.journal, session.compiling, wrap_forward(original, session), _ident
 
     def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N807
@@ -175,11 +175,11 @@ def wrap_watched(
 
 
 def look_at(args: Any, kwargs: Any, now: int, session: Session) -> None:
-    """Take the leading dimension and the token ids from the arguments of a forward."""
+    """Note the leading dimension and the number of token ids of a forward's arguments in the journal."""
     journal = session.journal
     try:
         journal.size = journal.tokens = -1
-        # A trace of torch.jit would record that we ask.
+        # A torch.jit trace would record our own look at the tensors.
         if not session.traced():
             journal.size = leading(args, kwargs, session.tensor)
             if journal.inputs is not None:
@@ -208,10 +208,10 @@ def leading(args: Any, kwargs: Any, tensor: type, depth: int = 0) -> int:
 
 
 def look_after(journal: Journal, now: int) -> None:
-    """Do what need not be done at the end of each phase. In a fast run it is called once in `PHASES_SKIPPED` + 1."""
+    """Tick if it is due. In a fast run this is called only at every (`PHASES_SKIPPED` + 1)th phase."""
     if now > journal.due:
         journal.tick(now)
-        # Two readings in a row make one figure. Each is a system call.
+        # Two readings of the CPU clock in a row make one figure; each is a system call.
         journal.cpu_reads = 2
     journal.skip = PHASES_SKIPPED if journal.fast and journal.due and not journal.count_soon else 0
     if not journal.fast:
@@ -241,7 +241,7 @@ def wrap_backward(original: Callable[..., Any], session: Session) -> Callable[..
             end = clock()
             if span is not None:
                 device.end(span, True)
-            # Without `accumulate_grad` only the gradients that were asked for are made, none of parameters.
+            # Without `accumulate_grad` (torch.autograd.grad) no gradients of parameters are filled.
             extend((kind, start, end, 1 if kwargs.get("accumulate_grad", True) else 0, 0))
             if journal.skip and end - journal.due < late:
                 journal.skip -= 1
@@ -266,7 +266,7 @@ def wrap_save(original: Callable[..., Any], session: Session) -> Callable[..., A
         finally:
             end = _now()
             journal.note(SAVE, start, end)
-            # A program that prepares data may save again and again, and do nothing else that we see.
+            # A program that only prepares data may save repeatedly and never reach another wrapper.
             if end > journal.due:
                 journal.tick(end)
 
@@ -276,7 +276,7 @@ def wrap_save(original: Callable[..., Any], session: Session) -> Callable[..., A
 def gc_callback(session: Session) -> Callable[[str, Any], None]:
     """Return a callback for `gc.callbacks`. A collection stops every thread, so it does not matter which one ran it.
 
-    Collections of the youngest objects are left out: they are many, and over in some microseconds.
+    Collections of generation 0 are left out: they are frequent and take microseconds.
     """
     journal = session.journal
 

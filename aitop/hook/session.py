@@ -1,4 +1,4 @@
-"""One stay of the hook in a process: puts the patches in, looks after the lease, and takes everything back."""
+"""The hook in one process, from install to remove: puts patches in, renews what is due, and takes everything back."""
 
 from __future__ import annotations
 
@@ -31,21 +31,21 @@ TICK_EVERY_NS = 50_000_000
 FAST_STEPS_IN_A_TICK = 12
 LOOK_EVERY_NS = 200_000_000
 FACTS_EVERY_NS = 1_000_000_000
-# Measures are loaded for so long at a time, the last of which may take up to 0.8 ms.
+# Measures are loaded in slices of this length, so that no step waits long; the last one in a slice may take 0.8 ms.
 LOAD_NS = 300_000
 TICKS_KEPT = 15
 MOST_ERRORS = 3
 NEW_OWNER_AFTER_NS = 5_000_000_000
-# A run that has made no gradients for so long is taken for inference from then on.
+# After this long without gradients a run counts as inference; after the second time if training was only guessed.
 TRAINING_ENDS_AFTER_NS = 300_000_000_000
 GUESSED_TRAINING_ENDS_AFTER_NS = 20_000_000_000
-# More forwards with gradient than that, without a backward, mean inference that lacks no_grad.
+# Above this many forwards with gradient but without a backward, the run is inference without no_grad.
 MOST_UNUSED = 8
 MOST_KNOWN = 64
 
 
 class Known(dict[int, Any]):
-    """What is known of objects of the program, by their id, for as long as they live. It does not keep them alive."""
+    """A dict from objects of the program (by id) to values. It holds weak references: an entry goes with its object."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -71,30 +71,32 @@ class Known(dict[int, Any]):
 
 
 class Session:
-    """The hook at work. Its wrappers may call it from any thread.
+    """The running hook. Wrappers call it from any thread.
 
-    `load` imports a module below this package by its name; an attach gives its own, which finds what it has brought.
+    `load` imports a module of this package by name. An attach passes its own, which imports from what it has brought
+    along; None imports as usual. `way` is how the hook came in. With `waits_for_a_step` the ring is opened at the first
+    step.
     """
 
     def __init__(self, torch: Any, way: str, load: Callable[[str], Any] | None, waits_for_a_step: bool) -> None:
         self.torch = torch
         self.pid = os.getpid()
         self.stays = way != "attach"
-        # While tracing, dynamo takes this for True without looking, and so never looks into a wrapper.
+        # While tracing, dynamo replaces this call with True, and so never traces a wrapper.
         self.compiling: Callable[[], bool] = getattr(torch.compiler, "is_dynamo_compiling", torch.compiler.is_compiling)
-        # Whether torch.jit is recording what is done to tensors.
+        # The state of a torch.jit trace that is being recorded, or None.
         self.traced: Callable[[], Any] = getattr(torch._C, "_get_tracing_state", lambda: None)
         self.grad_enabled: Callable[[], bool] = torch.is_grad_enabled
         self.tensor: Any = torch.Tensor
         self.facts = Facts(torch, way)
         self.journal = Journal(self.tick)
-        # Iterators of loaders, with the function that counts their ready batches, None without workers.
+        # Iterators of loaders, each with a function that counts its ready batches; None without workers.
         self.iterators = Known()
         self.optimizers = Known()
-        # `busy` is set in threads other than the owner's inside an outermost forward.
+        # In threads other than the owner, `busy` is set inside an outermost forward.
         self.local: Any = threading.local()
         self.sampling = Sampling(self.journal)
-        # Steps timed and counted since the tick before, and how long the tick took, of the last ticks.
+        # For each of the last ticks: steps timed, steps counted, and how long the tick took (ns).
         self.ticks: deque[tuple[int, int, int]] = deque(maxlen=TICKS_KEPT)
         self.measures: list[Measure] = []
         self.burst: Any = None
@@ -109,10 +111,10 @@ class Session:
         self._errors = 0
         self._leaving = self._gone = False
         self._steps = 0
-        # Those of them that were only counted.
+        # How many of `_steps` were only counted.
         self._counted = 0
         self._trains_until = 0
-        # Whether the last optimizer step came without a forward; the forwards since then.
+        # Whether no forward was seen before the last optimizer step; the forwards since then.
         self._blind = False
         self._forwards = 0
         # Forwards with gradient since the last backward.
@@ -123,13 +125,13 @@ class Session:
     # Coming in and leaving.
 
     def install(self) -> None:
-        """Put every patch in. Raises if torch is not as expected; `remove` then takes back what was put in."""
+        """Put all patches in. Raises if torch is not as expected; then `remove` takes back those already in."""
         torch = self.torch
         loader = sys.modules.get("torch.utils.data.dataloader")
         if loader is not None:
             self._patches.put(loader._BaseDataLoaderIter, "__next__", lambda call: phases.wrap_next(call, self))
             self._patches.put(loader.DataLoader, "__iter__", lambda call: phases.wrap_iter(call, self))
-        # All backwards go through it.
+        # Every backward goes through this function.
         entry = "_engine_run_backward" if hasattr(torch.autograd, "_engine_run_backward") else "backward"
         self._patches.put(torch.autograd, entry, lambda call: phases.wrap_backward(call, self))
         self._patches.put(torch, "save", lambda call: phases.wrap_save(call, self))
@@ -140,22 +142,22 @@ class Session:
         while self._load is None and self._to_load:
             self._load_measure(lambda name: importlib.import_module(f"..{name}", __name__))
         if self._gone:
-            # A removal may have interrupted us between any two bytecodes; then we go on after it.
+            # A removal may interrupt us between any two bytecodes. We go on after it, and undo the rest.
             self._take_out()
             return
         now = time.monotonic_ns()
         self._write_facts(now)
         if self._load is not None:
-            # Coming in has held up the run already.
+            # The attach has already held up the run: do not tick at once.
             self.journal.due = now + TICK_EVERY_NS
 
     def _load_some(self, load: Callable[[str], Any]) -> None:
-        """Load measures for a moment."""
+        """Load measures for LOAD_NS."""
         until = time.monotonic_ns() + LOAD_NS
         while self._to_load and time.monotonic_ns() < until:
             self._load_measure(load)
         if not self._to_load:
-            # The bytes of what was brought can go, too.
+            # Free the code that the attach brought along.
             self._load = None
 
     def _load_measure(self, load: Callable[[str], Any]) -> None:
@@ -163,10 +165,10 @@ class Session:
         try:
             self.measures.append(getattr(load(f"measures.{module}"), name)(self.torch, self._patches, self))
             if self._gone:
-                # A removal has come in between.
+                # The hook was removed in between.
                 self.measures[-1].over()
         except Exception:
-            # The hook goes on without it; patches that it has put in before it failed only forward.
+            # The hook goes on without this measure. Patches that it put in before it failed only forward calls.
             self._errors += 1
 
     def remove(self) -> None:
@@ -215,19 +217,19 @@ class Session:
 
     @property
     def must_wait(self) -> bool:
-        """Whether `remove` must not be called now, or not in this thread: only a profile's own thread can end it."""
+        """Whether `remove` must not be called here: only the thread that began a profile can end it."""
         return self.burst is not None and self.burst.runs_elsewhere
 
-    # What the wrappers ask.
+    # Called by the wrappers.
 
     def failed(self) -> None:
-        """Count an error of our own; after a few of them, leave."""
+        """Count an error in the hook; leave after MOST_ERRORS."""
         self._errors += 1
         if self._errors >= MOST_ERRORS:
             self.leave_soon()
 
     def not_owner(self, training: bool = False) -> bool:
-        """Return whether the calling thread cannot become the one that steps."""
+        """Return whether the calling thread is not the owner (the thread that steps) and cannot become it."""
         journal = self.journal
         if journal.owner == GONE:
             if self._leaving and not self._gone:
@@ -238,7 +240,7 @@ class Session:
             return False
         now = time.monotonic_ns()
         if training and now - journal.last_step > NEW_OWNER_AFTER_NS:
-            # The thread that was first to fetch a batch or to call a model is not the one that trains.
+            # The first thread that fetched a batch or called a model became the owner, but another one trains.
             self.sampling.over()
             journal.owner = _thread.get_ident()
             journal.busy = False
@@ -249,7 +251,7 @@ class Session:
         return True
 
     def aside(self, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """Call a forward in a thread that is not the owner; where nothing trains, it serves a request and is a step."""
+        """Call a forward in another thread than the owner. If nothing trains, it serves a request: a step."""
         local, start = self.local, time.monotonic_ns()
         if (
             self.journal.owner == GONE
@@ -273,11 +275,11 @@ class Session:
                 self.failed()
 
     def met_iterator(self, iterator: Any) -> None:
-        """Remember an iterator, and take the settings of its loader."""
+        """Remember an iterator and note the settings of its loader."""
         self.iterators.add(iterator, self.facts.met_iterator(iterator))
 
     def met_optimizer(self, optimizer: Any) -> None:
-        """Remember an optimizer, and take its settings."""
+        """Remember an optimizer and note its settings."""
         try:
             self.optimizers.add(optimizer)
             self.facts.met_optimizer(optimizer)
@@ -285,14 +287,14 @@ class Session:
             self.failed()
 
     def met_module(self, module: Any) -> bool:
-        """Return whether this outermost module is a root, and take its facts."""
+        """Return whether this outermost module is a root; if so, note its facts."""
         try:
             if self._roots is None or not self._roots.met(module):
                 return False
             self.facts.met_root(module)
             now = time.monotonic_ns()
             if now > self._trains_until and any(p.grad is not None for p in module.parameters()):
-                # It was trained before the hook came in: this may be the evaluation of a training run.
+                # It has gradients from before the hook came in: this may be the evaluation of a training run.
                 self.journal.note(TRAINED, now, now)
                 self._trains_until = now + GUESSED_TRAINING_ENDS_AFTER_NS
         except Exception:
@@ -302,14 +304,14 @@ class Session:
     # Housekeeping.
 
     def tick(self, now: int) -> None:
-        """Write the events to the ring; from time to time `look` after everything else. Never raises."""
+        """Write the events to the ring, and call `look` when it is due. Never raises."""
         self.journal.due = now + TICK_EVERY_NS
         if os.getpid() != self.pid:
-            # This is a forked child: the wrappers only forward in it from now on.
+            # This is a forked child: from now on its wrappers only forward calls.
             self.journal.owner = GONE
             return
         if self._ticking or self._gone:
-            # In a program that serves requests in threads, another thread may be in here.
+            # Another thread may be in here, in a program that serves requests in threads.
             return
         try:
             self._ticking = True
@@ -333,7 +335,7 @@ class Session:
             self._ticking = False
 
     def look(self, now: int) -> None:
-        """Look after the roots, the lease, the measures and the facts."""
+        """Update roots, optimizers and measures; leave if the lease has run out, else write changed facts."""
         journal = self.journal
         self._look_due = now + LOOK_EVERY_NS
         if self._roots is not None:
@@ -363,7 +365,7 @@ class Session:
             self.ring.write_facts(self.facts.text(self.measures))
 
     def _send(self, now: int) -> None:
-        """Write the events that were noted, and draw from them what the hook itself has to know."""
+        """Write the noted events to the ring, and update from them whether the run trains and how fast it steps."""
         journal = self.journal
         if journal.device is not None:
             journal.device.drain()
@@ -382,7 +384,7 @@ class Session:
         self._steps += steps + self._counted - counted if trains else served
         self._forwards += forwards
         if steps:
-            # Over several ticks, as in a slow run each phase has a tick of its own.
+            # Counted over several ticks: in a slow run each phase has its own tick.
             self._blind, self._forwards = not self._forwards, 0
         self._unused = 0 if BACKWARD in kinds else self._unused + forwards
         journal.fast = steps + served > FAST_STEPS_IN_A_TICK
@@ -392,7 +394,7 @@ class Session:
             self.ring.write_progress(self._steps, self._trains_until)
 
     def _open_ring(self) -> bool:
-        """Open the ring at the first step, in a process that might be a loader worker. Returns whether it is open."""
+        """Open the ring at the first step, but not in a loader worker. Returns whether it is open."""
         words = self.journal.words
         if len(words) > MOST_WORDS:
             self.journal.take()

@@ -137,10 +137,10 @@ def _phases(report: Report) -> str:
     if not phases:
         return ""
     bar = "".join(f'<i style="width:{share * 100:.1f}%;background:{_HUES[name]}"></i>' for name, share in phases)
-    key = "".join(
+    legend = "".join(
         f'<span><i style="background:{_HUES[name]}"></i> {name} {percent(share)}</span>' for name, share in phases
     )
-    return f'<h2>Where a step goes</h2><div class="bar">{bar}</div><p class="key">{key}</p>'
+    return f'<h2>Where a step goes</h2><div class="bar">{bar}</div><p class="key">{legend}</p>'
 
 
 def _list(title: str, lines: list[str] | tuple[str, ...]) -> str:

@@ -1,7 +1,8 @@
-"""What a thread does on each of its lines, by libraries, by the kernel and by the interpreter's lock. Pure.
+"""Divides the time of each line among activities: Python, native code, and kinds of waiting. Pure.
 
-Libraries name some waits. For everything else py-spy's looks say on which lines the thread was on a core ("cpu") and
-held the interpreter's lock ("gil"), and the kernel says what it waited in. No name of the user's is used.
+Some waits are known from the library on the stack. For all other lines, py-spy's looks tell where the thread was on a
+core ("cpu") and where it held the GIL ("gil"), and the kernel tells what it waited for. Names in the user's code are
+not used.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ _OF_KIND: dict[WaitKind, Activity] = {
     "sleep": "sleep",
     "other": "wait",
 }
-# Kinds of waiting that the kernel may show for what a library calls a wait.
+# What the kernel may report during a wait that is known from the library.
 _KINDS_OF: dict[str, tuple[WaitKind, ...]] = {
     "wait-queue": ("queue", "lock", "other"),
     "wait-lock": ("lock", "other"),
@@ -36,20 +37,21 @@ _KINDS_OF: dict[str, tuple[WaitKind, ...]] = {
     "wait-device": ("device", "lock", "other"),
     "sleep": ("sleep", "other"),
 }
-# Kinds of waiting that any line may do; the others need a call that asks for them.
+# Kinds of waiting that can happen on any line; the others need a call.
 _ANYWHERE: frozenset[WaitKind] = frozenset({"lock", "device", "other"})
-# How many samples the thread's own mean counts for beside the looks at one line.
+# The weight of the thread's mean, in looks, beside the looks at one line.
 _PRIOR = 2.0
-# Below this many looks at a thread they say too little to be used.
+# With fewer looks at a thread they are not used.
 _LEAST_LOOKS = 10
 
 
 @dataclass(frozen=True)
 class ThreadLooks:
-    """What was looked up of one thread in all windows: None where it was not.
+    """All looks at one thread, and its states in the kernel, over all windows.
 
-    `cpu` and `gil` count, by stack, how often it was on a core or held the lock, of `cpu_asked` and `gil_asked` looks.
-    `waits` are shares of its time by kind, `running` the share on or for a core; both from the kernel.
+    `cpu` and `gil` count by stack how often it was on a core or held the GIL, in `cpu_asked` and `gil_asked` looks.
+    From the kernel: `waits` are shares of its time (0..1) by kind; `running` is the share on or for a core, None if it
+    was not read.
     """
 
     cpu: Mapping[Seen, int]
@@ -89,7 +91,7 @@ def looks_of(
 
 
 def parts_of_groups(groups: Mapping[Key, Mapping[Seen, int]], looks: ThreadLooks) -> dict[Key, Parts]:
-    """What the thread does in each group of its stacks (those of one line and phase), by activity."""
+    """The activities of each group of stacks (those of one line and phase), as shares of the group's time."""
     samples = sum(sum(stacks.values()) for stacks in groups.values())
     if not samples:
         return {}
@@ -126,9 +128,9 @@ def _waits_of_groups(
     samples: int,
     by_library: Mapping[str, float],
 ) -> dict[Key, Parts]:
-    """What each group waits for, as parts of its time: looks at its lines say where, the kernel how long and for what.
+    """The waits of each group, as shares of its time: looks tell on which lines, the kernel how long and for what.
 
-    Array operations wait for locks and cores, never for files, services or processes: such waits are others'.
+    Array operations may wait for locks and cores, but not for files, services or processes: other groups get those.
     """
     waits: dict[Key, Parts] = {key: {} for key in open_groups}
     mean = _running_of_open(open_groups, looks, sum(by_library.values()))
@@ -144,10 +146,10 @@ def _waits_of_groups(
         return waits
     left = _left(looks.waits, by_library)
     room = dict(open_groups)
-    own = [key for key in open_groups if next(iter(groups[key])).work != "tensor"]
-    # The largest wait goes where the looks missed the thread most.
+    no_tensor_work = [key for key in open_groups if next(iter(groups[key])).work != "tensor"]
+    # The largest wait is placed first, where the looks found the thread off a core most often.
     for kind in sorted(left, key=lambda kind: (kind in _ANYWHERE, -left[kind])):
-        chosen = list(open_groups) if kind in _ANYWHERE or not own else own
+        chosen = list(open_groups) if kind in _ANYWHERE or not no_tensor_work else no_tensor_work
         for key, mass in _spread(left[kind], chosen, off_core, room).items():
             activity = _OF_KIND[kind]
             waits[key][activity] = waits[key].get(activity, 0.0) + mass / open_groups[key]
@@ -159,7 +161,7 @@ def _waits_of_groups(
 def _spread(
     mass: float, keys: Sequence[Key], off_core: Mapping[Key, float], room: Mapping[Key, float]
 ) -> dict[Key, float]:
-    """A kind of waiting divided among groups in proportion to their time off a core, as far as they have room."""
+    """Divide the time of one kind of waiting among groups by their time off a core, up to the room that each has."""
     weights = off_core if any(off_core[key] > 0.0 for key in keys) else room
     whole = sum(weights[key] for key in keys)
     if whole <= 0.0:
@@ -169,22 +171,22 @@ def _spread(
 
 
 def _looked_up(stacks: Mapping[Seen, int], hits: Mapping[Seen, int], asked: int, samples: int) -> float | None:
-    """The share of a group's time in which looks met the thread there; None where there were too few looks."""
+    """The share of a group's time in which the looks saw the thread there; None if there were too few looks."""
     if asked < _LEAST_LOOKS:
         return None
     lines = {(seen.line, seen.phase, seen.work) for seen in stacks}
-    met = sum(count for seen, count in hits.items() if (seen.line, seen.phase, seen.work) in lines)
+    seen_there = sum(count for seen, count in hits.items() if (seen.line, seen.phase, seen.work) in lines)
     expected = sum(stacks.values()) / samples * asked
-    return min(1.0, met / expected)
+    return min(1.0, seen_there / expected)
 
 
 def _pulled(value: float, mean: float, looks: float) -> float:
-    """A share seen in few looks, pulled towards the thread's mean."""
+    """A share from few looks, pulled towards the thread's mean (weight _PRIOR)."""
     return (value * looks + mean * _PRIOR) / (looks + _PRIOR)
 
 
 def _running_of_open(groups: Mapping[Key, float], looks: ThreadLooks, known_waits: float) -> float:
-    """The mean share on a core of the groups that no library calls a wait; 1 where nothing tells."""
+    """The mean share on a core over the groups without a known wait; 1 if neither kernel nor looks tell."""
     mass = sum(groups.values())
     if not mass:
         return 1.0
@@ -196,11 +198,11 @@ def _running_of_open(groups: Mapping[Key, float], looks: ThreadLooks, known_wait
 
 
 def _left(waits: Mapping[WaitKind, float], by_library: Mapping[str, float]) -> dict[WaitKind, float]:
-    """The kernel's waits without those that libraries account for."""
+    """The kernel's waits without those already known from libraries."""
     left = dict(waits)
     for state, whole in by_library.items():
         share = whole
-        # What a library calls a wait is one, whatever the kernel makes of it: the likely kinds first, then any.
+        # A wait known from the library is one whatever kind the kernel reports: take the likely kinds first, then any.
         for kind in (*_KINDS_OF[state], *left):
             taken = min(share, left.get(kind, 0.0))
             if taken > 0.0:
@@ -210,7 +212,7 @@ def _left(waits: Mapping[WaitKind, float], by_library: Mapping[str, float]) -> d
 
 
 def _by_work(seen: Seen) -> Activity:
-    """What a line most likely waits for where the kernel was not asked: what the library below it works with."""
+    """The likely wait of a line, from what the library below it works with; used if the kernel was not read."""
     by_work: dict[str, Activity] = {
         "network": "wait-network",
         "database": "wait-network",

@@ -1,4 +1,4 @@
-"""What a statement is for in the loop that calls the model: its value goes into the call, or comes from it. Pure."""
+"""Tells from the dataflow of a function which statements make the model's input and which use its output. Pure."""
 
 from __future__ import annotations
 
@@ -8,26 +8,26 @@ from aitop.model.stacks import Flow, Statement
 
 
 def innermost(flows: Iterable[Flow], line: int) -> Flow | None:
-    """The innermost of these functions of one file that a line stands in; inner ones follow those around them."""
+    """The innermost of these functions of one file that contains the line. Outer functions come before inner ones."""
     around = [flow for flow in flows if flow.first <= line <= flow.last]
     return min(reversed(around), key=lambda flow: flow.last - flow.first, default=None)
 
 
 class ModelCalls:
-    """The calls of the model in one function, and what the function's other statements have to do with them.
+    """The calls of the model in one function, and how its other statements relate to them.
 
-    `calls` and `updates` are lines below which the model, or its gradients and its optimizer, were seen to run.
+    `calls` are lines below which the model was seen to run, `updates` lines with its backward or optimizer below them.
     """
 
     def __init__(self, flow: Flow, calls: Collection[int], updates: Collection[int]) -> None:
         self._statements = flow.statements
         self._loops = flow.loops
         self._updates = updates
-        self._calls = {each.first for each in map(self._at, calls) if each is not None}
-        updating = {each.first for each in map(self._at, updates) if each is not None}
-        # A line below which the model is updated, too, is a whole step: the model does not act there.
+        self._calls = {statement.first for statement in map(self._at, calls) if statement is not None}
+        updating = {statement.first for statement in map(self._at, updates) if statement is not None}
+        # A line that also updates the model is a whole step: the model does not act there.
         acting = self._calls - updating
-        # What an update changes are the model's weights, which are no data.
+        # Values that an update changes are weights, not data.
         uses = {each.first: [used for used in each.uses if used not in updating] for each in flow.statements}
         users: dict[int, list[int]] = {}
         for user, used in uses.items():
@@ -40,15 +40,14 @@ class ModelCalls:
         ) - self._calls
 
     def feeds(self, line: int) -> bool:
-        """Whether a line makes input: its value goes into a call of the model, and comes from none of its outputs."""
+        """Whether the value of a line goes into a call of the model and does not come from the model's output."""
         statement = self._at(line)
         return statement is not None and statement.first in self._inputs
 
     def answers(self, line: int) -> bool:
-        """Whether a line makes the model's next input out of its last output, while the model acts, not learns.
+        """Whether a line makes the model's next input from its last output while the model acts: an environment.
 
-        That is what an environment does. The model acts in a loop without an update; in one with an update, by a call
-        that stands beside another.
+        The model acts in a loop without an update, or in a loop with an update that calls it more than once.
         """
         statement = self._at(line)
         if statement is None or statement.first not in self._between:

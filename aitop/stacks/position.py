@@ -1,9 +1,9 @@
-"""Where host code stands in a step, and which forward passes evaluate: from what else runs in the same functions. Pure.
+"""Finds the position of host code in a step, and the forward passes that are an evaluation. Pure.
 
-The libraries' phases are seen on stacks, with the user's functions and lines that lead to them. A function that has the
-model's call on one line and the update on another is one that makes steps; whatever else it calls stands before,
-within or after those lines. Where the dataflow of the function is known, what goes into the model's call is its input
-wherever it stands, and what makes the next input of the last output is an environment. No name is used.
+Stacks show below which lines of the user's functions the libraries run each phase. A function that calls the model on
+one line and updates it on another makes steps; its other lines are before, within or after these. If the dataflow of
+the function is known, a line whose value goes into the model's call is input wherever it is, and a line that makes the
+next input from the last output is an environment. Names in the user's code are not used.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ Function = tuple[str, str]
 
 UPDATES: frozenset[Phase] = frozenset({"backward", "optimizer"})
 _ANCHORS: frozenset[Phase] = frozenset({"data_wait", "environment", "forward", "backward", "optimizer"})
-# A stack that was read while it changed shows a phase on a line, or in a function, that has none. Such a place has few
-# of the samples of the phase, or the phase few of the line's.
+# A stack that changed while it was read can show a phase on a line, or in a function, that never runs it. A place is
+# believed only from these shares on: of all samples of the phase, and of all samples of the line.
 _LEAST_OF_PHASE, _LEAST_OF_LINE = 0.1, 0.05
 
 
@@ -35,13 +35,13 @@ class _Anchors:
     all: dict[int, int] = field(default_factory=dict)
 
     def add(self, phase: Phase, line: int, count: int) -> None:
-        """Count samples of a line; those outside of every phase only tell how many the line has in all."""
+        """Add samples to a line. Samples outside of every phase count only towards the line's total (`all`)."""
         self.all[line] = self.all.get(line, 0) + count
         if phase in _ANCHORS:
             self.lines[phase][line] = self.lines[phase].get(line, 0) + count
 
     def of(self, *phases: Phase) -> frozenset[int]:
-        """The lines with any of these phases, chance samples left out."""
+        """The lines below which any of these phases runs, without chance samples."""
         lines: set[int] = set()
         for phase in phases:
             counts = self.lines.get(phase, {})
@@ -51,7 +51,7 @@ class _Anchors:
 
 
 class Steps:
-    """The step structure of one thread, learnt from all its stacks."""
+    """Which functions and lines of one thread make its steps, learnt from all its stacks."""
 
     def __init__(self, stacks: Iterable[tuple[Seen, int]], flows: Mapping[str, Sequence[Flow]] | None = None) -> None:
         seen = [(stack, count) for stack, count in stacks if not stack.worker and not stack.importing]
@@ -68,7 +68,7 @@ class Steps:
         self._evaluating = self._functions_that_evaluate(seen) if self.trains else frozenset()
 
     def _drop_chance_functions(self) -> None:
-        """Forget phases in functions that lead to hardly any of their samples."""
+        """Drop phases from functions that have hardly any of the phase's samples."""
         totals: dict[Phase, int] = {}
         for anchors in self._anchors.values():
             for phase, counts in anchors.lines.items():
@@ -82,7 +82,7 @@ class Steps:
                 del anchors.lines[phase]
 
     def phase(self, stack: Seen) -> Phase:
-        """The phase of a stack, told from the others as well: forward passes behind the update evaluate."""
+        """The phase of a stack, corrected by the other stacks (a forward pass after the update evaluates, say)."""
         if stack.phase in ("forward", "outside", "data_wait") and not stack.worker:
             users = [frame for frame in stack.frames if frame.user]
             if any((frame.file, frame.function) in self._evaluating for frame in users) or (
@@ -94,7 +94,7 @@ class Steps:
         return stack.phase
 
     def position(self, stack: Seen) -> Position | None:
-        """Where in a step a stack outside of every phase stands; None where no function that makes steps is on it."""
+        """The position in a step of a stack outside of every phase; None if no function that makes steps is on it."""
         users = [frame for frame in stack.frames if frame.user]
         for index in range(len(users) - 1, -1, -1):
             anchors = self._anchors.get((users[index].file, users[index].function))
@@ -105,18 +105,18 @@ class Steps:
                 return "before"
             place = self._place(anchors, users[index].line, inner=index < len(users) - 1)
             if place == "after" and not anchors.of("backward", "optimizer") and self.trains:
-                # The model was called here; whether the update is still to come is told by who called this.
+                # This function calls the model but does not update it: its callers tell whether the update is to come.
                 return self._outer_place(users[:index]) or place
             if place is not None:
                 return place
         return None
 
     def _answers(self, users: Sequence[Frame]) -> bool:
-        """Whether one of these frames makes the model's next input out of its last output."""
+        """Whether one of these frames makes the model's next input from its last output."""
         return any(calls.answers(frame.line) for frame in users if (calls := self._calls_in(frame)) is not None)
 
     def _calls_in(self, frame: Frame) -> ModelCalls | None:
-        """The model's calls in the function of a frame; None where there are none or its dataflow is not known."""
+        """The model's calls in the function of a frame; None if there are none or its dataflow is not known."""
         function = frame.file, frame.function
         if function not in self._model_calls:
             anchors = self._anchors.get(function)
@@ -141,10 +141,10 @@ class Steps:
         first = min(forwards or updates)
         last = max(forwards | updates)
         if line < first:
-            # A model that is no module: what computes before the gradients are asked for is the model.
+            # Without a forward pass the model is no module: what runs before the backward is the model.
             return "before" if forwards or self._models else "within"
         if line == first:
-            # What is called in the line of the model's call is mostly an argument of it.
+            # A function called on the same line as the model mostly makes an argument for it.
             return "before" if inner else "within"
         if line <= last:
             return "within"
@@ -152,7 +152,7 @@ class Steps:
         return "before" if later and line >= min(later) else "after"
 
     def _evaluates(self, stack: Seen) -> int | None:
-        """Index among the user's callers of the function below which this forward pass evaluates; None if it trains."""
+        """The index in `callers` of the training function that starts this evaluation; None if the pass trains."""
         callers = stack.callers
         for index in range(len(callers) - 1, -1, -1):
             frame = callers[index]
@@ -170,7 +170,7 @@ class Steps:
         return None
 
     def _functions_that_evaluate(self, seen: Sequence[tuple[Seen, int]]) -> frozenset[Function]:
-        """The user's functions below which only evaluating forward passes run, never a step."""
+        """The user's functions that only run evaluations, never steps."""
         evaluating: dict[Function, int] = {}
         training: dict[Function, int] = {}
         for stack, count in seen:

@@ -1,6 +1,6 @@
-"""Windows of sampled stacks to what screens and verdicts get: lines with their phase and activity, trees, threads.
+"""Merges windows of sampled stacks into the Stacks of a Snapshot: lines with phase and activity, call trees, threads.
 
-Pure but for its memory: what was worked out of one window or one stack is kept for the next call.
+Pure, apart from a cache of the windows and stacks that were read before.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ WAITS: frozenset[str] = frozenset({"wait-queue", "wait-lock", "wait-child", "sle
 # Phases with a share of their own in `Phases`; what else is known of a stack lies outside.
 INSIDE: frozenset[Phase] = frozenset({"data_wait", "transfer", "forward", "backward", "optimizer", "communication"})
 STEPPING: frozenset[Phase] = frozenset({"data_wait", "environment", "forward", "backward", "optimizer"})
-# A main thread that does more than this besides waiting is the one to look at.
+# The main thread is the lead thread if more than this share of its samples are no waits.
 _MAIN_WORKS = 0.1
 
 
 class Group(NamedTuple):
-    """Stacks that are told apart: a line in one phase, position and state. `line` is None where none is to be shown."""
+    """The key by which stacks are grouped: a line in one phase, position and state. `line` is None if none is shown."""
 
     line: Frame | None
     phase: Phase
@@ -45,7 +45,7 @@ class Group(NamedTuple):
 
 
 class StackView:
-    """Merges windows. Calls may come from any thread."""
+    """Merges windows; thread-safe."""
 
     def __init__(self) -> None:
         self._reader = _Reader()
@@ -53,7 +53,7 @@ class StackView:
         self._last: tuple[tuple[StackWindow, ...], dict[int, Role], Stacks] | None = None
 
     def view(self, windows: Sequence[StackWindow], roles: Mapping[int, Role], since: float) -> Stacks | None:
-        """The windows taken after `since` (monotonic seconds) as one; None where nothing was sampled."""
+        """Merge the windows taken after `since` (monotonic seconds); None if nothing was sampled."""
         recent = tuple(window for window in windows if window.time > since)
         if not recent:
             return None
@@ -74,17 +74,17 @@ class StackView:
     def phases_over_time(
         self, windows: Sequence[StackWindow], pid: int, thread: str, phases: Collection[Phase]
     ) -> Series:
-        """Share of one thread's samples in any of the phases, imports left out, window by window."""
+        """Share of one thread's samples in any of the phases, without imports, window by window."""
         return self._over_time(
             windows, lambda key: key[:2] == (pid, thread), lambda seen: seen.phase in phases and not seen.importing
         )[pid]
 
     def idle_over_time(self, windows: Sequence[StackWindow], pids: Collection[int]) -> dict[int, Series]:
-        """Share of the samples of each of these workers in which it had nothing to do, window by window."""
+        """Share of samples in which each of these workers was idle, by pid, window by window."""
         return self._over_time(windows, lambda key: key.pid in pids and key.main, lambda seen: seen.idle)
 
     def steps_in(self, window: StackWindow, pid: int) -> bool:
-        """Whether any thread of the process was met in a part of a step in that window."""
+        """Whether any thread of the process was sampled in a phase of a step in that window."""
         return any(_stepping(stacks) for key, stacks in self._digest(window).items() if key.pid == pid)
 
     def _digest(self, window: StackWindow) -> Digest:
@@ -94,7 +94,7 @@ class StackView:
     def _over_time(
         self, windows: Sequence[StackWindow], of: Callable[[ThreadKey], bool], wanted: Callable[[Seen], bool]
     ) -> defaultdict[int, Series]:
-        """Share of the samples that are `wanted`, window by window, for the thread of each process that is meant."""
+        """Share of samples for which `wanted` is true, window by window, by pid. `of` selects the threads."""
         points: dict[int, list[tuple[float, float]]] = {}
         for window in windows:
             for key, stacks in self._digest(window).items():
@@ -109,7 +109,7 @@ class StackView:
 
 
 class _Read(NamedTuple):
-    """A window whose stacks are read: samples of each distinct stack by thread, and those of its looks."""
+    """A window with its stacks read: sample counts by thread and distinct stack, for the window and for each look."""
 
     window: StackWindow
     digest: Digest
@@ -117,7 +117,7 @@ class _Read(NamedTuple):
 
 
 class _Reader:
-    """Reads windows, remembering both windows and stacks. Equal stacks of all windows are the same object."""
+    """Reads windows and caches both windows and stacks. Equal stacks are one object, in all windows."""
 
     def __init__(self) -> None:
         self._stacks: dict[tuple[Frame, ...], Seen] = {}
@@ -125,10 +125,10 @@ class _Reader:
 
     def read(self, window: StackWindow) -> _Read:
         """The window with its stacks read."""
-        known = self._windows.get(id(window))
-        # The window is remembered with it, so that its id cannot become another window's.
-        if known is not None and known.window is window:
-            return known
+        cached = self._windows.get(id(window))
+        # The cache holds the window itself, so that its id cannot be reused for another window.
+        if cached is not None and cached.window is window:
+            return cached
         if len(self._stacks) > MOST_STACKS:
             self._stacks.clear()
             self._windows.clear()
@@ -156,10 +156,10 @@ def _same(some: Sequence[StackWindow], others: Sequence[StackWindow]) -> bool:
 
 def _merged_view(reads: Sequence[_Read], roles: Mapping[int, Role]) -> Stacks | None:
     windows, digests = [read.window for read in reads], [read.digest for read in reads]
-    one = short_threads(windows, digests)
-    digests = [as_one(digest, one) for digest in digests]
-    looks = [(look, as_one(met, one)) for read in reads for look, met in read.looks]
-    windows = [relabelled(window, one) for window in windows]
+    short = short_threads(windows, digests)
+    digests = [as_one(digest, short) for digest in digests]
+    looks = [(look, as_one(digest, short)) for read in reads for look, digest in read.looks]
+    windows = [relabelled(window, short) for window in windows]
     merged: Digest = {}
     for digest in digests:
         for key, stacks in digest.items():
@@ -186,7 +186,7 @@ def _merged_view(reads: Sequence[_Read], roles: Mapping[int, Role]) -> Stacks | 
             else:
                 beside[key] = stacks
             groups = _groups(stacks, steps)
-            of_thread = [(look, met.get(key, {})) for look, met in looks if look.pid == pid]
+            of_thread = [(look, digest.get(key, {})) for look, digest in looks if look.pid == pid]
             parts = parts_of_groups(groups, looks_of(windows, of_thread, pid, key.thread))
             samples = sum(main.values()) or sum(stacks.values())
             lines += [
@@ -216,7 +216,7 @@ def _flows(windows: Sequence[StackWindow]) -> dict[str, list[Flow]]:
 
 
 def _by_process(merged: Digest) -> dict[int, dict[ThreadKey, dict[Seen, int]]]:
-    """Threads of each process, without the samples in which a library was being imported."""
+    """The threads of each process, without samples of imports."""
     processes: dict[int, dict[ThreadKey, dict[Seen, int]]] = {}
     for key, stacks in merged.items():
         steady = {seen: count for seen, count in stacks.items() if not seen.importing}
@@ -226,9 +226,9 @@ def _by_process(merged: Digest) -> dict[int, dict[ThreadKey, dict[Seen, int]]]:
 
 
 def lead_thread(threads: Mapping[ThreadKey, Mapping[Seen, int]]) -> ThreadKey | None:
-    """The thread of a process that steps: the main one, unless that only waits while another runs the model.
+    """The lead thread of a process: the main thread, unless that only waits while another thread runs the model.
 
-    None where the main thread was not sampled and no other one steps.
+    None if the main thread was not sampled and no other thread makes steps.
     """
     main = next((key for key in threads if key.main), None)
     if main is not None and (_stepping(threads[main]) or _working(threads[main]) > _MAIN_WORKS):
@@ -237,7 +237,7 @@ def lead_thread(threads: Mapping[ThreadKey, Mapping[Seen, int]]) -> ThreadKey | 
     most = max(others, key=lambda key: others[key], default=None)
     if most is not None and others[most]:
         return most
-    # A step may be so long that its model was not met yet.
+    # A step may be so long that no sample shows the model yet.
     busy = [key for key in others if _working(threads[key]) > 0.5 and any(seen.line for seen in threads[key])]
     return busy[0] if main is not None and len(busy) == 1 else main
 
@@ -247,7 +247,7 @@ def _stepping(stacks: Mapping[Seen, int]) -> int:
 
 
 def _working(stacks: Mapping[Seen, int]) -> float:
-    """Share of samples that no library calls a wait."""
+    """Share of samples that are not known to wait."""
     samples = sum(stacks.values())
     return sum(count for seen, count in stacks.items() if not _waits(seen)) / samples if samples else 0.0
 
@@ -257,37 +257,37 @@ def _waits(seen: Seen) -> bool:
 
 
 def thread_shares(windows: Sequence[StackWindow], merged: Digest) -> tuple[ThreadShare, ...]:
-    """Every sampled thread, the main one of each process first, then by the share in which it held the lock.
+    """Every sampled thread, the main thread of each process first, then by the share of time in which it held the GIL.
 
-    `gil` is None for processes of which no window asked.
+    `gil` is None for processes in which no window sampled the GIL.
     """
-    asked: dict[int, int] = {}
-    held: dict[tuple[int, str], int] = {}
+    gil_looks: dict[int, int] = {}
+    gil_held: dict[tuple[int, str], int] = {}
     for window in windows:
         for pid, looks in {hold.pid: hold.asked for hold in window.gil or ()}.items():
-            asked[pid] = asked.get(pid, 0) + looks
+            gil_looks[pid] = gil_looks.get(pid, 0) + looks
         for hold in window.gil or ():
-            held[hold.pid, hold.thread] = held.get((hold.pid, hold.thread), 0) + hold.samples
+            gil_held[hold.pid, hold.thread] = gil_held.get((hold.pid, hold.thread), 0) + hold.samples
     shares = []
     for key, stacks in merged.items():
         samples = sum(stacks.values())
         states = [state for window in windows for state in window.states if (state.pid, state.thread) == key[:2]]
         looked = sum(state.asked for state in states)
         running = sum(state.running for state in states) / looked if looked else None
-        asked_of = asked.get(key.pid)
+        looks_of_process = gil_looks.get(key.pid)
         share = ThreadShare(
             pid=key.pid,
             thread=key.thread,
             samples=samples,
             active=running if running is not None else _working(stacks) if samples else None,
-            gil=min(1.0, held.get((key.pid, key.thread), 0) / asked_of) if asked_of else None,
+            gil=min(1.0, gil_held.get((key.pid, key.thread), 0) / looks_of_process) if looks_of_process else None,
         )
         shares.append((not key.main, share))
     return tuple(share for _, share in sorted(shares, key=lambda pair: (pair[1].pid, pair[0], -(pair[1].gil or 0.0))))
 
 
 def _trees(threads: Mapping[ThreadKey, Mapping[Seen, int]], roles: Mapping[int, Role]) -> tuple[ThreadTree, ...]:
-    """The trees of these threads, those that do most besides waiting first, and MOST_TREES at most."""
+    """The call trees of the MOST_TREES busiest of these threads, the busiest first."""
 
     def work(stacks: Mapping[Seen, int]) -> int:
         return sum(count for seen, count in stacks.items() if not _waits(seen))
@@ -322,15 +322,15 @@ def _process(
 
 
 def _phases(stacks: Mapping[Seen, int], steps: Steps) -> Phases:
-    """Shares of the thread's samples. What only now and then shows on a stack is None when it never did."""
+    """Shares of the thread's samples. Phases that stacks often miss are None, not 0, if they were never seen."""
     counts: dict[Phase, float] = defaultdict(float)
     for seen, count in stacks.items():
         counts[steps.phase(seen)] += count
     samples = sum(counts.values())
     if not samples:
         return Phases()
-    rarely: tuple[Phase, ...] = ("transfer", "communication")
-    transfer, communication = (counts[phase] / samples if counts[phase] else None for phase in rarely)
+    rare: tuple[Phase, ...] = ("transfer", "communication")
+    transfer, communication = (counts[phase] / samples if counts[phase] else None for phase in rare)
     return Phases(
         data_wait=counts["data_wait"] / samples,
         transfer=transfer,
@@ -362,7 +362,7 @@ def _hot_line(
     samples: int,
     by_window: Sequence[Mapping[Seen, int]],
 ) -> HotLine:
-    """A line of one thread with its share of `samples`. The group has a line."""
+    """A line of one thread with its share of `samples`. `group.line` must not be None."""
     line = group.line or Frame("", "", 0)
     heaviest = max(stacks, key=lambda seen: stacks[seen])
     count = sum(stacks.values())

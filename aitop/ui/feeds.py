@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
-from aitop.engine.position import Position
+from aitop.engine.replay_position import Position
 from aitop.model.stacks import StackDump
 
 if TYPE_CHECKING:

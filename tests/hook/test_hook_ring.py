@@ -20,9 +20,9 @@ from aitop.protocol import events as kinds
 from aitop.protocol import ring as layout
 from aitop.sources.ring import reader as reader_module
 from aitop.sources.ring import source as source_module
-from aitop.sources.ring.maker import StepMaker
 from aitop.sources.ring.reader import HookRing, find_ring, should_stay
 from aitop.sources.ring.source import HookSource
+from aitop.sources.ring.step_maker import StepMaker
 from aitop.sources.source import SourceError
 
 

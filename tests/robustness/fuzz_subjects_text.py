@@ -25,7 +25,7 @@ from aitop.sources.code.growth import growth_sites
 from aitop.sources.code.lines import SourceCode
 from aitop.sources.exchange.flight_recorder import last_of
 from aitop.sources.exchange.nccl_ras import troubles
-from aitop.sources.host.commands import kind_of, rank_numbers
+from aitop.sources.host.command_lines import kind_of, rank_numbers
 
 TESTS = Path(__file__).parents[1]
 PROC = ("stat", "status", "cgroup", "mountinfo", "maps", "cmdline", "environ", "schedstat", "io")

@@ -9,7 +9,7 @@ import sample_snapshots as samples
 from rich.cells import cell_len
 from textual import events
 
-from aitop.engine.position import Mark, Position
+from aitop.engine.replay_position import Mark, Position
 from aitop.ui.screens.help import our_bindings
 
 KEYS = 500

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from aitop.protocol import events as at
 from aitop.sources.ring import counted as counted_module
-from aitop.sources.ring.maker import StepMaker
+from aitop.sources.ring.step_maker import StepMaker
 
 US = 1000
 LONGEST = 5000 * US

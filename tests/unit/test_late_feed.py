@@ -9,7 +9,7 @@ import threading
 
 import pytest
 
-from aitop.engine.late import LateFeed
+from aitop.engine.late_feed import LateFeed
 from aitop.engine.live import LiveFeed
 
 
@@ -113,7 +113,7 @@ def test_stopped_before_it_started_it_never_starts():
 
 def test_the_screen_is_there_without_rules_and_sources():
     code = (
-        "import sys, aitop.cli, aitop.commands.monitor, aitop.ui.app, aitop.engine.late\n"
+        "import sys, aitop.cli, aitop.commands.monitor, aitop.ui.app, aitop.engine.late_feed\n"
         "heavy = 'aitop.diagnosis.rules', 'aitop.engine.core', 'aitop.engine.live', 'aitop.attach'\n"
         "print(*(name for name in sys.modules if name.startswith(heavy)))"
     )

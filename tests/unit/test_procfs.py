@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aitop.sources import procfs
-from aitop.sources.host.commands import Invocation, RankNumbers, invocation, kind_of, rank_numbers
+from aitop.sources.host.command_lines import Invocation, RankNumbers, invocation, kind_of, rank_numbers
 from aitop.sources.host.machine import interface_bytes
 from aitop.sources.host.rates import scheduled
 

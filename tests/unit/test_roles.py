@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aitop.sources.host.commands import RankNumbers
+from aitop.sources.host.command_lines import RankNumbers
 from aitop.sources.host.roles import Facts, assign, ranks_of
 
 TRACKER = ("python", "-c", "from multiprocessing.resource_tracker import main;main(5)")

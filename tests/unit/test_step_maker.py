@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aitop.protocol import events as at
-from aitop.sources.ring import maker as maker_module
-from aitop.sources.ring.maker import StepMaker
+from aitop.sources.ring import step_maker as maker_module
+from aitop.sources.ring.step_maker import StepMaker
 from aitop.sources.ring.steps import TRAINING_ENDS_AFTER_NS
 
 MS = 1_000_000

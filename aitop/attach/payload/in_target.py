@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from types import CodeType
     from typing import Any
 
-# The package that is made of the modules that travel, the hook's package in it, and where the hook of a process is
-# found, however it came in.
+# The package made of the modules that travel, the hook's package in it, and the name in sys.modules under which the
+# hook of a process is found, however it came in.
 ROOT = "_aitop"
 HOOK = "hook"
 ENTRANCE = "_aitop_hook"
@@ -28,7 +28,7 @@ LOCKING = frozenset(
 
 
 def taking_an_import_lock() -> bool:
-    """Whether the main thread was interrupted at a moment at which nothing may be imported."""
+    """Whether the main thread was interrupted in a function of LOCKING: then nothing may be imported."""
     frame: Any = sys._getframe()
     while frame is not None:
         if frame.f_code.co_name in LOCKING and frame.f_code.co_filename == "<frozen importlib._bootstrap>":

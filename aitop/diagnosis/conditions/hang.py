@@ -131,24 +131,24 @@ def _elsewhere(still: Standstill) -> Odd | None:
 
 
 def _different_calls(ranks: Sequence[Standing]) -> Odd | None:
-    """All are in collectives, and not in the same one."""
-    waiting = [one for one in ranks if one.doing == "collective"]
-    if len(waiting) < 2 or len({_where_key(one) for one in waiting}) < 2:
+    """Some ranks wait in one collective, the others in another."""
+    waiting = [rank for rank in ranks if rank.doing == "collective"]
+    if len(waiting) < 2 or len({_where_key(rank) for rank in waiting}) < 2:
         return None
-    conditions = [_conditions(one) for one in waiting]
+    conditions = [_conditions(rank) for rank in waiting]
     shared = frozenset.intersection(*conditions)
-    guarded = [one for one, under in zip(waiting, conditions, strict=True) if under - shared]
+    guarded = [rank for rank, under in zip(waiting, conditions, strict=True) if under - shared]
     fix = "let every rank make the same collectives in the same order: none under a condition that not all ranks share"
     if guarded and len(guarded) < len(waiting):
-        odd = [one for one in waiting if one not in guarded]
-        if len({_where_key(one) for one in guarded}) == 1 and len({_where_key(one) for one in odd}) == 1:
+        odd = [rank for rank in waiting if rank not in guarded]
+        if len({_where_key(rank) for rank in guarded}) == 1 and len({_where_key(rank) for rank in odd}) == 1:
             left_out = guarded[0]
             title = (
                 f"{named(odd)} left out {left_out.call} at {_line(left_out)} and is in {odd[0].call} at {_line(odd[0])}"
             )
             return Odd("skipped-collective", title, LIKELY, (*odd, *guarded[:1]), _numbers(odd), fix)
     odd = _minority(waiting)
-    rest = [one for one in waiting if one not in odd]
+    rest = [rank for rank in waiting if rank not in odd]
     title = f"{named(odd)} is in {odd[0].call} at {_line(odd[0])}, {_ranks(rest)} in {_calls(rest)} at {_line(rest[0])}"
     sure = LIKELY if len(odd) < len(rest) else UNSURE
     return Odd("mismatched-collectives", title, sure, tuple(odd), _numbers(odd), fix)

@@ -211,9 +211,9 @@ def _sources(history: History, now: float, steps: Steps | None) -> dict[SourceNa
         newest = history.newest.get(name)
         age = None if newest is None else max(0.0, now - newest)
         statuses[name] = msgspec.structs.replace(status, age=age)
-        # The hook gives something once a step.
-        patience = max(STALE_SECONDS, 5 * steps.p95) if name == "hook" and steps and steps.p95 else STALE_SECONDS
-        if status.state == "ok" and age is not None and age > patience:
+        # The hook reports once a step, so a run with long steps gets more time.
+        limit = max(STALE_SECONDS, 5 * steps.p95) if name == "hook" and steps and steps.p95 else STALE_SECONDS
+        if status.state == "ok" and age is not None and age > limit:
             statuses[name] = msgspec.structs.replace(
                 statuses[name], state="stale", reason=f"nothing new for {age:.0f} s", code="nothing-new"
             )

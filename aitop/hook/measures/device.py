@@ -195,7 +195,7 @@ class DeviceClock:
             self._pool += (begun, ended)
 
     def _recorded(self) -> Any:
-        """Return an event just recorded on the current stream, None where that is not possible."""
+        """Record an event on the current stream and return it; None on an error or during a CUDA graph capture."""
         try:
             if self._capturing():
                 self._whole = False

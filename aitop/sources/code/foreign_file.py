@@ -58,7 +58,7 @@ def open_as(pid: int, path: str) -> int:
 
 
 def open_below(root: int, path: str, user: User | None) -> int:
-    """The same below the folder that descriptor `root` stands for; `user` None leaves the rights to the kernel."""
+    """Like `open_as`, but below the folder of descriptor `root`. With `user` None only the kernel checks the rights."""
     way = [os.open(".", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=root)]
     try:
         _walk(way, [part for part in reversed(path.split("/")) if part not in ("", ".")], user)
@@ -67,7 +67,7 @@ def open_below(root: int, path: str, user: User | None) -> int:
             raise OSError(errno.EINVAL, "not a regular file")
         if user is not None and not user.may(status, READ):
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
-        # The very file that was looked at, whatever has its name by now.
+        # By its descriptor: the name may lead to another file by now.
         return os.open(f"/proc/self/fd/{way[-1]}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
     finally:
         for step in way:
@@ -75,7 +75,10 @@ def open_below(root: int, path: str, user: User | None) -> int:
 
 
 def _walk(way: list[int], todo: list[str], user: User | None) -> None:
-    """Go on from the last of `way` through the names in `todo`, the next one last; `..` stays below the first."""
+    """Open the names in `todo` (a stack: the next one is last), each below the one before, and append them to `way`.
+
+    Symbolic links are followed here, so that `..` and absolute links never lead out of the first folder in `way`.
+    """
     links = 0
     while todo:
         part = todo.pop()
@@ -94,7 +97,7 @@ def _walk(way: list[int], todo: list[str], user: User | None) -> None:
         links += 1
         if links > MOST_LINKS:
             raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
-        todo += [one for one in reversed(text.split("/")) if one not in ("", ".")]
+        todo += [name for name in reversed(text.split("/")) if name not in ("", ".")]
         if text.startswith("/"):
             while len(way) > 1:
                 os.close(way.pop())

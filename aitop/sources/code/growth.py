@@ -121,11 +121,14 @@ class _File:
                 yield (not growth.graph, growth.how == "key", not trains), site
 
     def _grows_over_steps(self, growth: _Growth, function: _Function, calls: _Calls) -> bool | None:
-        """Whether it grows in a loop that makes steps; None where it does not grow from step to step."""
+        """True if it grows in a training loop, False if in another loop or function that runs the model at each step.
+
+        None if it does not grow from step to step: something empties it, or it is made anew.
+        """
         if growth.grown in self._queues or (growth.how == "key" and calls.hooks(function)):
             return None
-        elsewhere = [other for other in self.functions if other is not function and not other.makes]
-        if growth.grown.startswith("self.") and any(other.empties(growth.grown) for other in elsewhere):
+        others = [other for other in self.functions if other is not function and not other.makes]
+        if growth.grown.startswith("self.") and any(other.empties(growth.grown) for other in others):
             return None
         lasting = [loop for loop in growth.loops if not function.empties(growth.grown, loop)]
         owned = function.owns(growth.grown)

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from aitop.model.candidate import Candidate
 from aitop.sources import procfs
 from aitop.sources.devices import DeviceUsers
-from aitop.sources.host.commands import kind_of
+from aitop.sources.host.command_lines import kind_of
 from aitop.sources.host.roles import ranks_of
 from aitop.sources.host.tree import Member, ProcessEvidence, ProcessTree, places_of
 from aitop.sources.procfs import Stat

@@ -13,7 +13,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from aitop.sources import procfs
-from aitop.sources.host.commands import RankNumbers, invocation, kind_of, rank_numbers, spawned
+from aitop.sources.host.command_lines import RankNumbers, invocation, kind_of, rank_numbers, spawned
 from aitop.sources.procfs import Stat
 
 MOST_ABOVE = 32

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from aitop.model.host import Role
-from aitop.sources.host.commands import NO_NUMBERS, RankNumbers, invocation, kind_of, spawned
+from aitop.sources.host.command_lines import NO_NUMBERS, RankNumbers, invocation, kind_of, spawned
 
 WORKER_NAME = "pt_data_worker"
 

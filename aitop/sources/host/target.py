@@ -9,7 +9,7 @@ from aitop.errors import NoTargetError, NotPermittedError
 from aitop.model.snapshot import Target
 from aitop.model.text import printable
 from aitop.sources import procfs
-from aitop.sources.host.commands import invocation, kind_of
+from aitop.sources.host.command_lines import invocation, kind_of
 from aitop.sources.host.roles import ranks_of
 from aitop.sources.host.tree import Member, ProcessEvidence, ProcessTree, places_of
 from aitop.sources.procfs import Stat

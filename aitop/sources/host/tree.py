@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 
 from aitop.sources import procfs
-from aitop.sources.host.commands import NO_NUMBERS, RankNumbers, rank_numbers
+from aitop.sources.host.command_lines import NO_NUMBERS, RankNumbers, rank_numbers
 from aitop.sources.host.roles import Facts, Place, assign
 from aitop.sources.procfs import Stat
 

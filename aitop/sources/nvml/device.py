@@ -64,7 +64,7 @@ class Device:
             self.lost = True
 
     def read(self, now: float, tree: frozenset[int], xid: tuple[int, ...] | None) -> GpuDevice:
-        """The device at this moment; only its identity, `lost` and Xids once the driver has lost it."""
+        """The device now. Once the driver has lost it, only its identity, `lost` and its Xid errors."""
         if not self.lost:
             try:
                 return self._read(now, tree, xid)

@@ -3,6 +3,6 @@
 - source.py: the hooks of all ranks, as a source: brings them in, reads them, lets them go
 - reader.py: the ring of one process: header, lease, events
 - facts.py: the JSON area of a ring
-- maker.py: events to step records; steps.py says what a step is, counted.py fills in steps that were not timed
+- step_maker.py: events to step records; steps.py says what a step is, counted.py fills in steps that were not timed
 - burst.py: profiles that were asked for, which the hook writes to memory of their own
 """

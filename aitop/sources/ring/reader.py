@@ -18,8 +18,8 @@ from aitop.protocol import ring
 from aitop.protocol.events import KINDS, UNTIMED
 from aitop.sources import procfs
 from aitop.sources.ring.facts import decode_facts
-from aitop.sources.ring.maker import StepMaker
 from aitop.sources.ring.memfd import find_memfd
+from aitop.sources.ring.step_maker import StepMaker
 from aitop.sources.ring.steps import Event
 from aitop.sources.source import SourceError
 

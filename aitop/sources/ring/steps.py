@@ -1,12 +1,13 @@
-"""What a step is, and where its time went. All times are nanoseconds of CLOCK_MONOTONIC.
+"""Turns the hook's events into steps and sums up where their time went. All times are ns of CLOCK_MONOTONIC.
 
-A training step ends with an optimizer step, or where a GradScaler leaves one out. Several optimizers make one step
-together: it ends at the last optimizer step before any of its optimizers or loaders comes round again. Without an
-optimizer, a root forward without gradient, or a call of `generate`, is a step (inference); where gradients are made but
-no optimizer of torch is used, a step ends where the next forward or batch begins.
+Where a step ends:
+- training: at an optimizer step, or where a GradScaler skips one
+- several optimizers: at the last optimizer step before one of them, or a loader, is used again
+- gradients without an optimizer of torch: where the next forward or batch begins
+- inference: each root forward without gradient, or call of `generate`, is a step
 
-Waits for data are held back until it is known what the batch was for: a batch that met only forwards without gradient
-belongs to `evaluation`.
+Waits for data are held back until it is known what the batch was used for. If only forwards without gradient follow,
+the wait belongs to `evaluation`.
 """
 
 from __future__ import annotations
@@ -22,22 +23,23 @@ from aitop.protocol.events import NOT_MEASURED
 from aitop.sources.ring.counted import MOST_AT_ONCE, CountedSteps
 from aitop.sources.ring.parts import Closed, Made, Parts, added
 
-# A training run that has only done forwards without gradient for so long is taken for inference from then on.
+# A run that trained counts as inference after this long with only forwards without gradient; after the second time if
+# training was only guessed (gradients were there when the hook came in).
 TRAINING_ENDS_AFTER_NS = 300_000_000_000
 GUESSED_TRAINING_ENDS_AFTER_NS = 20_000_000_000
 FORGET_OPTIMIZER_AFTER = 64
-# So many backwards without any optimizer step mean that the script updates its parameters itself.
+# Above this many backwards without an optimizer step, the script updates its parameters itself.
 BACKWARDS_WITHOUT_OPTIMIZER = 64
-# So many forwards with gradient and without a backward mean inference that lacks no_grad.
+# Above this many forwards with gradient but without a backward, the run is inference without no_grad.
 FORWARDS_WITHOUT_BACKWARD = 8
-# Optimizer steps that never come round again make no step: at most so many are joined, with work between them or not.
+# At most so many optimizer steps are joined to one step: with forwards, backwards or batches between them, and without.
 MOST_TOGETHER = 64
 MOST_IN_A_ROW = 4096
-# Of the events while steps were only counted, only the newest may belong to the step that follows.
+# Only the newest of the events noted while steps were only counted can belong to the step that follows.
 MOST_MEANWHILE = 1024
-# Collectives or transfers between two phases; further ones are taken to lie in no phase.
+# Collectives, and transfers, that are remembered between two phases; further ones count as outside of phases.
 MOST_RECENT = 1024
-# Calls of a step whose lengths are reported; the last of these includes all further ones.
+# At most so many collectives of a step have their own length; the last one includes all further ones.
 MOST_CALLS = 16
 
 # kind, start, end, a, b (see protocol/events.py).
@@ -45,28 +47,32 @@ Event = tuple[int, int, int, int, int]
 
 
 class Steps:
-    """Reads events in their order and makes steps of them. `made` takes those that are finished, `index` counts them.
+    """Reads events in order and makes steps of them.
 
-    `sums` are since `mark`, the end of the last step or part of a step; `known` is all time that is accounted for.
-    Waits for data (`held_wait`, `held_start`) and forwards without gradient (`held_forward`) are held back until it is
-    known what they were for. `batch` is the largest leading dimension of the forwards since the last backward,
-    `batch_tokens` the most token ids. `recent` are the collectives since the last phase and `copies` the transfers.
-    `guessed` has the parts that stand for time in which nothing was seen.
+    made, index         the finished steps, and their number so far
+    mark                the end of the last step, or part of a step
+    sums, known         times by part since `mark`, and how much of the time since then they account for (ns)
+    held_wait, held_start, held_forward
+                        waits for data, starts of loaders and forwards without gradient, held back until it is known
+                        what they were for (ns)
+    batch, batch_tokens the largest leading dimension, and the most token ids, of the forwards since the last backward
+    recent, copies      collectives and transfers since the last phase, by start and end
+    guessed             parts that stand in for time that the hook did not see
     """
 
     def __init__(self) -> None:
         self.made: list[Made] = []
         self.index = 0
-        # Forwards without gradient belonged to the last step; they do to this one.
+        # Whether the last step, and this one, had forwards without gradient within them (a teacher model, say).
         self.regular_held = self.had_held = False
         self.evaluating = False
-        # Whether it trains.
+        # Training or inference.
         self.infer_end = 0
         self.training = False
         self.training_time = 0
         self.training_patience = TRAINING_ENDS_AFTER_NS
         self.forwards_alone = 0
-        # Optimizers, by id the number of optimizer steps at their last one.
+        # `optimizers`: by id, the value of `optimizer_steps` at its last step.
         self.backwards_alone = 0
         self.steps_alone = False
         self.optimizer_open = False
@@ -84,7 +90,7 @@ class Steps:
         self.begin(0)
 
     def begin(self, start: int) -> None:
-        """Start over with a step at `start`; 0 where its beginning was not seen, so that it is not reported."""
+        """Start over with a step at `start`; 0 if its beginning was not seen: then it is not reported."""
         self.start = start
         self.meanwhile = None
         self.closed: Closed | None = None
@@ -92,7 +98,7 @@ class Steps:
         self.closed_feeds: set[int] = set()
         self.feeds: set[int] = set()
         self.timed = 0
-        # Since when a run that has trained only serves.
+        # When a run that trained began to serve only; 0 while it trains.
         self.serves_since = 0
         self.drop_held()
         self.cpu_then = NOT_MEASURED
@@ -138,11 +144,11 @@ class Steps:
     # Reading events.
 
     def read(self, events: Iterable[Event]) -> None:
-        """Take these events."""
+        """Take events in order."""
         self.counted.room = MOST_AT_ONCE
         for event in events:
             if self.meanwhile is not None and event[0] in (at.COUNTING_BEGINS, at.OPTIMIZER_ENDS):
-                # The event that tells how many steps were counted was lost.
+                # The event with the number of counted steps (COUNTED) was lost.
                 self.begin(0)
             if self.meanwhile is None or event[0] == at.COUNTED:
                 self.take(event)
@@ -150,7 +156,7 @@ class Steps:
                 self.meanwhile.append(event)
 
     def take(self, event: Event) -> None:
-        """Take one event. What a and b mean is in protocol/events.py."""
+        """Take one event; protocol/events.py says what a and b mean."""
         kind, start, end, a, b = event
         if (kind in at.PHASES or kind in TIMED_ALONE) and (self.recent or self.copies):
             self.phase_ended(start)
@@ -181,9 +187,9 @@ class Steps:
                 self.note(kind, start, end, a)
 
     def note(self, kind: int, start: int, end: int, a: int) -> None:
-        """Take an event that is a mark between others."""
+        """Take an event that marks a moment and has no length."""
         if kind == at.OPTIMIZER_BEGINS:
-            # A closure is called, whose phases lie in the optimizer step.
+            # The optimizer was given a closure: forward and backward run within the optimizer step.
             self.optimizer_open, self.optimizer_start, self.optimizer_known = True, start, self.known
         elif kind == at.OWNER:
             self.begin(0)
@@ -197,7 +203,7 @@ class Steps:
             self.meanwhile = deque(maxlen=MOST_MEANWHILE)
 
     def add(self, kind: int, start: int, end: int, size: int) -> None:
-        """Add what changes nothing but sums. Garbage is collected within whatever it interrupted."""
+        """Add an event that only changes sums. A garbage collection stays in the phase that it interrupted as well."""
         sums, length = self.sums, end - start
         if kind == at.LOADER:
             if self.held_forwards:
@@ -235,7 +241,7 @@ class Steps:
             self.known += length
 
     def phase_ended(self, start: int) -> None:
-        """Take the collectives and copies within the phase that began at `start` from those apart from phases."""
+        """Subtract collectives and transfers within the phase that began at `start` from those outside of phases."""
         self.sums.communication_apart -= sum(last - first for first, last in self.recent if first >= start)
         self.sums.transfer_apart -= sum(last - first for first, last in self.copies if first >= start)
         self.recent.clear()
@@ -244,7 +250,7 @@ class Steps:
     # Steps that were only counted.
 
     def counting_ended(self, start: int, end: int, count: int) -> None:
-        """Make as many steps as were counted. Of the events noted meanwhile, only those after them are used."""
+        """Make as many steps as were counted. Of the events noted meanwhile, only those after the last one are used."""
         noted, count = self.meanwhile or (), min(max(0, count), MOST_AT_ONCE)
         if start == self.start and not self.several:
             made = list(self.counted.stand_ins(self.index, start, end, count))
@@ -258,7 +264,7 @@ class Steps:
                 self.take(event)
 
     def was_unseen(self, start: int, end: int) -> None:
-        """Fill in the time from `start` to `end`, in which nothing was seen of the step under way."""
+        """Fill in the time from `start` to `end`, in which the hook saw nothing of the current step."""
         whole = start <= self.mark
         self.guessed = guess = self.counted.unseen(end - start, whole)
         if guess is None:
@@ -280,7 +286,7 @@ class Steps:
             self.settle_evaluation()
         self.held_ready = ready
         if self.several:
-            # A round that began without a batch began in the middle: the hook came in then.
+            # If the hook came in amid a round, that has no batch of its own: compare with the round before.
             if self.closed is not None and iterator in (self.closed_feeds or self.last_feeds):
                 self.commit_closed()
             if len(self.feeds) < MOST_TOGETHER:
@@ -360,15 +366,15 @@ class Steps:
         self.trains(now)
         self.optimizer_steps += 1
         if optimizer != self.optimizer_last or self.several:
-            self._met(optimizer)
+            self._note_optimizer(optimizer)
         ended = Closed(now, self.sums, cpu, timing, skipped)
         if self.several:
             self.close(ended)
         else:
             self.commit(ended)
 
-    def _met(self, optimizer: int) -> None:
-        """Count the optimizers in use; those that have not stepped for long are forgotten."""
+    def _note_optimizer(self, optimizer: int) -> None:
+        """Note that this optimizer stepped, and forget those that have not stepped for long."""
         steps = self.optimizer_steps
         self.steps_alone = False
         self.optimizers[optimizer] = steps
@@ -387,7 +393,7 @@ class Steps:
     def trains(self, now: int) -> None:
         """Count the run as training."""
         if self.serves_since:
-            # The step that began before the serving has all of it in it.
+            # The step that began before the run served includes all of that time.
             self.sums.evaluation += max(0, self.infer_end - self.serves_since)
             self.serves_since = 0
         self.training = True
@@ -396,7 +402,7 @@ class Steps:
         self.forwards_alone = 0
 
     def _trains_at(self, now: int) -> bool:
-        """Return whether the run still counts as training at `now`, after forwards without gradient only."""
+        """Whether the run still counts as training at `now`, although only forwards without gradient came."""
         if self.training and now - self.training_time > self.training_patience:
             self.training = False
             self.serves_since = max(self.mark, self.training_time)
@@ -454,7 +460,7 @@ class Steps:
         self.clear(end)
 
     def infer_aside(self, start: int, end: int, samples: int, tokens: int) -> None:
-        """Take a forward without gradient in another thread than the owner's: a step if the process does not train."""
+        """Take a forward without gradient in another thread than the stepping one: a step, unless the run trains."""
         if self._trains_at(end):
             return
         began, self.infer_end = min(self.infer_end, start), max(end, self.infer_end)
@@ -496,7 +502,7 @@ class Steps:
         self.clear(ended.end)
 
     def commit_closed(self) -> None:
-        """Report what was closed, as the next round has begun."""
+        """Report the closed step: the next round of optimizers has begun."""
         if self.closed is None:
             return
         self._report(self.closed)
@@ -505,7 +511,7 @@ class Steps:
         self.last_feeds, self.closed_feeds = self.closed_feeds or self.last_feeds, set()
 
     def _report(self, ended: Closed, *, estimated: bool = False) -> None:
-        """Report a training step, unless its beginning was not seen, and begin the next."""
+        """Report a training step if its beginning was seen, and begin the next."""
         end, parts, cpu, timing, skipped = ended
         if self.start:
             spent = cpu - self.cpu_then if cpu >= 0 and self.cpu_then >= 0 else NOT_MEASURED

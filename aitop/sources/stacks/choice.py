@@ -16,9 +16,10 @@ BUSY = 0.1
 
 
 class Chooser:
-    """Follows the trees below some processes and picks a few of them, in turn, so that a window's cost is bounded.
+    """Picks a few processes of the target's trees for each window, so that the cost of a window is bounded.
 
-    `working` has the pids that were seen to do the work, the first to show in front; `stepping` those that step.
+    `tops` are the pids at the top of the trees. `working` returns the pids that do the work, the one shown first in
+    front; `stepping` returns those that make steps.
     """
 
     def __init__(self, tops: Sequence[int], working: Working = tuple, stepping: Stepping = nobody) -> None:
@@ -33,14 +34,14 @@ class Chooser:
     def next(self, few: bool) -> list[int]:
         """Pids for the next window: up to FEW or MANY processes that do the work, and as many others.
 
-        The first that works is always among them, the others take turns. Until it is known who works these are the
-        ranks. Raises SourceError when the target is gone or nothing in its tree is Python.
+        The first one that does the work is always picked, the others take turns. Until it is known who does the work,
+        the ranks stand for it. Raises SourceError if the target is gone or nothing in its tree is Python.
         """
         roles = self._by_role()
         usual = roles.get("rank") or roles.get("other") or roles.get("launcher") or roles.get("helper") or []
         everyone = {pid for pids in roles.values() for pid in pids}
         first = [pid for pid in self._working() if pid in everyone] or usual
-        # Whoever waits now may work later, and says what the others wait for.
+        # A process that waits now may work later, and its stacks show what the others wait for.
         feeding = [pid for role in ("rank", "loader-worker", "other") for pid in roles.get(role, [])]
         # A server that hands its requests to others may have much to do with each of them itself.
         feeding += [pid for pid in roles.get("launcher", []) if self._cores.get(pid, 0.0) > BUSY]

@@ -137,11 +137,11 @@ def rules_of(machine: str) -> dict[int, _Rule]:
 
 
 def descriptor_type(link: str | None, local: frozenset[int]) -> DescriptorType | None:
-    """What the link /proc/PID/fd/N says; None where it is gone. `local` has the inodes of the unix sockets."""
+    """The type of file that the link /proc/PID/fd/N names, None if it is gone. `local`: inodes of unix sockets."""
     if link is None:
         return None
-    if found := _SOCKET.match(link):
-        return "local" if int(found[1]) in local else "internet"
+    if socket := _SOCKET.match(link):
+        return "local" if int(socket[1]) in local else "internet"
     if link.startswith("pipe:"):
         return "pipe"
     if link.startswith("anon_inode:"):

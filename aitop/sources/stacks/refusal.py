@@ -60,7 +60,7 @@ def _owner_of_files(pid: int) -> int | None:
 
 
 def _readable(pid: int) -> bool:
-    # Opening asks the kernel the question that reading the memory asks, and touches nothing.
+    # Opening needs the same permission as reading the memory, and does not touch the process.
     try:
         os.close(os.open(f"/proc/{pid}/mem", os.O_RDONLY | os.O_CLOEXEC))
     except OSError:

@@ -86,7 +86,7 @@ def all_lines(verdicts: tuple[Verdict, ...], diagnosis: Diagnosis, width: int) -
 
 
 def headline(verdict: Verdict, width: int) -> Line:
-    """Id, subtype and what it costs; at the right the gain if it were mended, and how sure that is."""
+    """Left: id, subtype, share of the time, title. Right: the predicted gain and the confidence."""
     text, style = label(verdict)
     left = Line(text, style)
     if verdict.subtype:
@@ -168,17 +168,17 @@ def also_line(others: tuple[Verdict, ...], width: int) -> Line | None:
 
 
 def looking_lines(view: View, width: int, height: int) -> list[Line]:
-    """Nothing to say yet: how much was seen, and for want of what the rules are silent."""
+    """Shown while there is no verdict: how much was sampled, and what the rules are missing."""
     snapshot = view.snapshot
     if snapshot is None:
         return [Line("looking…", BRIGHT).add("  nothing has come in yet", DIM)]
     lines = [Line("looking… ", BRIGHT).add(seen_so_far(snapshot), DIM)]
-    silent = [
+    failing = [
         Line("  ").join(state_line(name, view.source(name)))
         for name in SOURCE_NAMES
         if (status := view.source(name)) is not None and status.state not in ("ok", "absent")
     ]
-    rest = [*silent, *unjudged_lines(snapshot.diagnosis, width)]
+    rest = [*failing, *unjudged_lines(snapshot.diagnosis, width)]
     room = height - 1
     if len(rest) > room > 0:
         ids = [abstained.id for abstained in snapshot.diagnosis.abstained]

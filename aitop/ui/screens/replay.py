@@ -9,7 +9,7 @@ from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.message import Message
 
-from aitop.engine.position import SPEEDS, Position
+from aitop.engine.replay_position import SPEEDS, Position
 from aitop.model.units import NOT_YET
 from aitop.ui.feeds import Seekable
 from aitop.ui.screens.monitor import MonitorScreen

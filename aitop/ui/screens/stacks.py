@@ -221,13 +221,13 @@ class StackScreen(Screen[None], Generic[Entry]):
         """Read the stacks."""
         if self.view.live and isinstance(self._feed, LiveRun):
             self.listing.doing = "looking at every thread…"
-            in_background(self, "dump", self._feed.dump, self._seen)
+            in_background(self, "dump", self._feed.dump, self._show_answer)
             self.show()
         else:
-            self._seen(None)
+            self._show_answer(None)
 
-    def _seen(self, answer: StackDump | Exception | None) -> None:
-        """Show the stacks just read; without an answer or after an error the newest ones that the Snapshot has."""
+    def _show_answer(self, answer: StackDump | Exception | None) -> None:
+        """Show the stacks just read; without an answer, or after an error, the newest ones in the Snapshot."""
         listing, snapshot, dump = self.listing, self.view.snapshot, None
         listing.doing = listing.when = listing.problem = ""
         if isinstance(answer, StackDump):

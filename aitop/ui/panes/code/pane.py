@@ -212,15 +212,15 @@ class CodePane(Pane):
     # What is selected
 
     def place(self) -> Place | None:
-        """The selected line of code; None where the selected row is none."""
+        """The selected line of code; None if the selected row is not one."""
         if self._hot:
             return Place.of_hot(self._hot[self._hot_index()])
         node = self._selected_node()
         if node is None or not node.file or self._forest is None:
             return None
-        way = way_to(self._forest[2], node.path)
-        above = tuple((one.name, one.file, one.origin) for one in way[1:-1])
-        return Place(way[0].pid, node.file, node.line, node.function, node.share, one_line(way[0].name), above)
+        path = way_to(self._forest[2], node.path)
+        callers = tuple((caller.name, caller.file, caller.origin) for caller in path[1:-1])
+        return Place(path[0].pid, node.file, node.line, node.function, node.share, one_line(path[0].name), callers)
 
     def _selected_node(self) -> Node | None:
         if self._rows:

@@ -23,14 +23,14 @@ LEAST_WORDS = 20
 
 
 class Figure(NamedTuple):
-    """A figure in parts, the most important first; the first `brief` of them make its short form."""
+    """A figure in parts, the most important first. The first `brief` parts are its short form."""
 
     name: str
     parts: list[Line]
     brief: int = 1
 
     def line(self, width: int) -> Line:
-        """A line of its own: the name and as many parts as fit; of the last one that is words, what fits."""
+        """The name and as many parts as fit. A part in words (FAINT) is cut to the room that is left."""
         line = Line(self.name.ljust(LABEL), DIM)
         for number, part in enumerate(self.parts):
             gap = GAP if number else ""
