@@ -11,7 +11,7 @@ from snapshot_builder import line, snapshot, step, steps
 from aitop.model.phases import APART, MEASURED, TIMED_ALONE, MeasuredPhase, Phase
 from aitop.model.steps import StepRecord
 from aitop.protocol import events as at
-from aitop.sources.ring.maker import StepMaker
+from aitop.sources.ring.step_maker import StepMaker
 from aitop.ui.panes.step.charts import Group, _column
 from aitop.ui.panes.step.pane import phase_shares
 from aitop.ui.theme.palette import OPTIMIZER, OUTSIDE, PHASES
