@@ -18,6 +18,8 @@ from types import TracebackType
 STEP = struct.Struct("=qd")
 WARM_STEPS, PATIENCE = 50, 90.0
 
+ENDS_IN = 20.0
+
 
 class TimedRun:
     """The run in a process of its own, from its first steps on. Use as a context."""
@@ -41,7 +43,12 @@ class TimedRun:
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, at: TracebackType | None) -> None:
         # Not killed: it ends the processes that keep cores busy.
         self.process.terminate()
-        self.process.wait()
+        try:
+            self.process.wait(ENDS_IN)
+        except subprocess.TimeoutExpired:
+            # What a peer did to it may have stopped it for good.
+            self.process.kill()
+            self.process.wait()
         self._folder.cleanup()
 
     def steps(self, since: int = 0) -> list[tuple[int, float]]:
