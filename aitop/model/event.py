@@ -9,12 +9,14 @@ import msgspec
 from aitop.model.gpu import GpuSample
 from aitop.model.host import HostSample
 from aitop.model.ranks import ExchangeNotes
+from aitop.model.serving import ServerSample
 from aitop.model.snapshot import GrowthSites, Target, Tick
 from aitop.model.source import SourceStatus
 from aitop.model.stacks import StackDump, StackWindow
 from aitop.model.steps import HookSample
 
-Sample = Union[HostSample, GpuSample, StackWindow, HookSample]  # noqa: UP007 - msgspec needs the union at run time
+# msgspec needs the unions at run time.
+Sample = Union[HostSample, GpuSample, StackWindow, HookSample, ServerSample]  # noqa: UP007
 Event = Union[Sample, SourceStatus, Target, Tick, GrowthSites, StackDump, ExchangeNotes]  # noqa: UP007
 
 RECORDING_VERSION = 1

@@ -8,6 +8,7 @@ from aitop.model.gpu import GpuSample
 from aitop.model.host import HostSample, Role
 from aitop.model.ledger import Activity, Ledger, Position
 from aitop.model.ranks import Ranks, Standstill
+from aitop.model.serving import Serving
 from aitop.model.source import SourceName, SourceStatus
 from aitop.model.stacks import Frame, StackDump
 from aitop.model.steps import AllocatorSample, HookFacts, Kind, StepRecord
@@ -225,8 +226,10 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     `dump` is the last look at all threads at once that somebody asked for, None where nobody has.
     `working` are the processes that do the work, the one to show first in front; empty where nothing was sampled.
     `ledgers` has the account of each of them, in that order.
+    `serving` has the figures of a server, None where nothing is served; `engine` names its software and version.
     For charts of minutes it has, of each second in which steps ended, step_p50 and step_p95 (milliseconds), step_save
-    and step_evaluation (seconds), and of each loader worker (sixteen at most) worker<pid>.cpu (cores) and
+    and step_evaluation (seconds); of each second of a server request_p50 and request_p99 (milliseconds), request_rate
+    and request_queue; and of each loader worker (sixteen at most) worker<pid>.cpu (cores) and
     worker<pid>.idle (share of its stacks in which it had no work).
     """
 
@@ -251,4 +254,6 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     cost: Cost = Cost()
     working: tuple[int, ...] = ()
     ledgers: tuple[Ledger, ...] = ()
+    serving: Serving | None = None
+    engine: str | None = None
     diagnosis: Diagnosis = Diagnosis()

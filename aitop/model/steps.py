@@ -6,6 +6,8 @@ from typing import Literal
 
 import msgspec
 
+from aitop.model.serving import IterationRecord, Pause, RequestRecord
+
 Kind = Literal["training", "inference", "unknown"]
 StepKind = Literal["train", "infer", "generate"]
 CallKind = Literal["transfer", "blocking", "collective"]
@@ -197,6 +199,8 @@ class HookSample(msgspec.Struct, frozen=True, kw_only=True, tag="hook"):
     """What came out of one process's ring since the last read. `lost` counts records overwritten before being read.
 
     `sequence` numbers the collective of the whole job's group that was called last; None where none was seen.
+    A process that serves has `requests`, `iterations` of its engine and `pauses` as well as steps, or instead of them;
+    `alive` is the number of requests under way when this was read, None where requests are not watched.
     """
 
     time: float
@@ -206,3 +210,7 @@ class HookSample(msgspec.Struct, frozen=True, kw_only=True, tag="hook"):
     facts: HookFacts | None = None
     allocators: tuple[AllocatorSample, ...] = ()
     sequence: int | None = None
+    requests: tuple[RequestRecord, ...] = ()
+    iterations: tuple[IterationRecord, ...] = ()
+    pauses: tuple[Pause, ...] = ()
+    alive: int | None = None

@@ -1,0 +1,132 @@
+"""What a server does: its requests, the turns of its engine, and the figures made from them. Times in seconds.
+
+Only counts and times, never the content of a request.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+IterationKind = Literal["prefill", "decode", "mixed"]
+PauseKind = Literal["collect", "compile"]
+ServingBasis = Literal["hook", "metrics", "stacks"]
+
+
+class RequestRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """A request that was answered.
+
+    `end` is on CLOCK_MONOTONIC, `seconds` passed from its arrival to its last byte or token. `queue` (until the model's
+    side began with it), `preprocess`, `model` and `postprocess` follow one another and do not overlap.
+    `first_token` is the time from its arrival. `prompt_tokens` went in, `tokens` came out. `preempted` counts how often
+    the engine threw it out of the batch. None is not measured.
+    """
+
+    end: float
+    seconds: float
+    queue: float | None = None
+    preprocess: float | None = None
+    model: float | None = None
+    postprocess: float | None = None
+    first_token: float | None = None
+    prompt_tokens: int | None = None
+    tokens: int | None = None
+    preempted: int | None = None
+
+
+class IterationRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """One turn of an engine's loop in which the model ran for a batch of requests.
+
+    `end` is on CLOCK_MONOTONIC, `seconds` the length of the turn, `idle` how long the loop had waited for requests
+    before it. `schedule`, `prepare`, `model`, `sample` and `output` are parts of the turn that do not overlap.
+    `requests` were in the batch, with `prefill_tokens` of prompts and `decode_tokens`; after the turn `running` were
+    in the engine and `waiting` before it. `kv_used` (0..1) of the KV cache was taken; `preempted` requests were thrown
+    out of the batch in this turn. None is not measured.
+    """
+
+    end: float
+    seconds: float
+    kind: IterationKind | None = None
+    idle: float | None = None
+    schedule: float | None = None
+    prepare: float | None = None
+    model: float | None = None
+    sample: float | None = None
+    output: float | None = None
+    requests: int | None = None
+    prefill_tokens: int | None = None
+    decode_tokens: int | None = None
+    running: int | None = None
+    waiting: int | None = None
+    kv_used: float | None = None
+    preempted: int | None = None
+
+
+class Pause(msgspec.Struct, frozen=True, kw_only=True):
+    """A time in which a process did nothing for its requests: garbage collection, or a compilation. `end` monotonic."""
+
+    end: float
+    seconds: float
+    kind: PauseKind
+
+
+class Histogram(msgspec.Struct, frozen=True, kw_only=True):
+    """A Prometheus histogram as it stood at one moment: `counts` of values up to each of `bounds` (cumulative)."""
+
+    bounds: tuple[float, ...]
+    counts: tuple[float, ...]
+    sum: float
+    count: float
+
+
+class ServerSample(msgspec.Struct, frozen=True, kw_only=True, tag="server"):
+    """What a server's own `/metrics` said at one moment, under our names; names that it lacks are missing.
+
+    `counters`: requests, tokens, prompt_tokens, preemptions, iterations. `gauges`: running, waiting, kv_used (0..1).
+    `histograms` (seconds): latency, first_token, inter_token, queue, prefill, decode.
+    """
+
+    time: float
+    pid: int
+    engine: str
+    counters: dict[str, float] = {}
+    gauges: dict[str, float] = {}
+    histograms: dict[str, Histogram] = {}
+
+
+class Percentiles(msgspec.Struct, frozen=True, kw_only=True):
+    """Seconds below which half, 95 % and 99 % of the values lie."""
+
+    p50: float
+    p95: float
+    p99: float
+
+
+class Serving(msgspec.Struct, frozen=True, kw_only=True):
+    """What is served in the window, None where it is not measured. `basis` is the best source that figures come from.
+
+    `pid` is the process whose requests or iterations these are. `concurrency` is the mean number of requests under way,
+    `queue` that of those that wait. `first_token` and `inter_token` are what users call TTFT and ITL.
+    `requests`, `iterations` and `pauses` are those of the window, the oldest first. `alive` is the number of requests
+    under way now, `still` how long no iteration and no request has ended; both are what tells a stalled server from an
+    idle one.
+    """
+
+    basis: ServingBasis
+    pid: int | None = None
+    requests_per_second: float | None = None
+    tokens_per_second: float | None = None
+    concurrency: float | None = None
+    queue: float | None = None
+    latency: Percentiles | None = None
+    first_token: Percentiles | None = None
+    inter_token: Percentiles | None = None
+    batch_mean: float | None = None
+    kv_used: float | None = None
+    preemptions_per_second: float | None = None
+    alive: int | None = None
+    still: float | None = None
+    requests: tuple[RequestRecord, ...] = ()
+    iterations: tuple[IterationRecord, ...] = ()
+    pauses: tuple[Pause, ...] = ()
