@@ -25,6 +25,11 @@ MEASURES = (
     "burst.Burst",
     "generation.Generation",
     "scaler.Scaler",
+    "compiles.Compiles",
+    "serving.vllm.Vllm",
+    "serving.batching.Batching",
+    "serving.litserve.LitServe",
+    "serving.http.Http",
 )
 
 
