@@ -164,7 +164,7 @@ def wrap_call(original: Callable[..., Any], http: Http, socket_of: Callable[...,
 
 
 def gunicorn_socket(worker: Any, first: Any, second: Any, *rest: Any) -> Any:
-    """Return the socket of a SyncWorker's `handle_request(listener, req, client, addr)`, a ThreadWorker's `(req, conn)`."""
+    """Return the socket: a SyncWorker gets `(listener, req, client, addr)`, a ThreadWorker `(req, conn)`."""
     return rest[0] if rest else second.sock
 
 
