@@ -30,7 +30,7 @@ from . import phases
 from .compiler import keep_from_compiling
 from .facts import Facts
 from .journal import GONE, MOST_WORDS, NOBODY, Journal
-from .measures import MEASURES, Measure
+from .measures import AT_ONCE, MEASURES, Measure
 from .optimizer import OptimizerWatch
 from .patches import Patches
 from .ring import Ring
@@ -153,8 +153,10 @@ class Session:
         self._roots.watch(time.monotonic_ns())
         self._optimizers.install()
         gc.callbacks.append(self._gc)
-        while self._load is None and self._to_load:
-            self._load_measure(lambda name: importlib.import_module(f"..{name}", __name__))
+        load = self._load or (lambda name: importlib.import_module(f"..{name}", __name__))
+        for row in MEASURES:
+            if self._load is None or AT_ONCE.get(row) in sys.modules:
+                self._load_measure(load, row)
         if self._gone:
             # A removal may interrupt us between any two bytecodes. We go on after it, and undo the rest.
             self._take_out()
@@ -169,13 +171,14 @@ class Session:
         """Load measures for LOAD_NS."""
         until = time.monotonic_ns() + LOAD_NS
         while self._to_load and time.monotonic_ns() < until:
-            self._load_measure(load)
+            self._load_measure(load, self._to_load[0])
         if not self._to_load:
             # Free the code that the attach brought along.
             self._load = None
 
-    def _load_measure(self, load: Callable[[str], Any]) -> None:
-        module, _, name = self._to_load.pop(0).rpartition(".")
+    def _load_measure(self, load: Callable[[str], Any], row: str) -> None:
+        self._to_load.remove(row)
+        module, _, name = row.rpartition(".")
         try:
             self.measures.append(getattr(load(f"measures.{module}"), name)(self.torch, self._patches, self))
             if self._gone:

@@ -32,6 +32,9 @@ MEASURES = (
     "serving.http.Http",
 )
 
+# Those that are loaded at once where this module is imported: such a process may never step, nor load any otherwise.
+AT_ONCE = {"serving.vllm.Vllm": "vllm.v1.core.sched.scheduler"}
+
 
 class Measure:
     """A measure may put patches in and note events in the session's journal. If one fails, the hook goes on without it.

@@ -77,7 +77,8 @@ class Request:
         preprocess = (submitted or model) - (began or self.arrived) if began or submitted else NOT_MEASURED
         if not after:
             return queue, preprocess, NOT_MEASURED, NOT_MEASURED
-        return queue, preprocess, after - model, end - after
+        # Where the model's end is all that was seen of the answer, what came after it is not known.
+        return queue, preprocess, after - model, end - after if end > after else NOT_MEASURED
 
 
 # The request that the code running now works for. Tasks and threads that a framework starts for it inherit it.
