@@ -11,6 +11,7 @@ from typing import TypeVar
 import msgspec
 
 from aitop import __version__
+from aitop.model.host import ProcessSample
 from aitop.model.ledger import Activity, Basis, Entry, Lane, Ledger, Unit
 from aitop.model.phases import Phase
 from aitop.model.serving import Percentiles, Serving, ServingBasis
@@ -166,9 +167,7 @@ def report_of(snapshot: Snapshot) -> Report:
             pid=snapshot.target.pid,
             command=snapshot.target.command,
             kind=snapshot.kind,
-            processes=tuple(
-                ReportProcess(pid=p.pid, role=p.role, rank=p.rank, part=p.part or msgspec.UNSET) for p in processes
-            ),
+            processes=tuple(map(_process, processes)),
             engine=snapshot.engine,
             working=tuple(
                 _rounded(ReportWorker(pid=one.pid, thread=one.thread, unit=one.unit, seconds=one.length), seconds=6)
@@ -189,6 +188,11 @@ def report_of(snapshot: Snapshot) -> Report:
 def to_json(report: Report) -> str:
     """Indented JSON with the keys in the order of the schema and a newline at the end."""
     return escaped_json(msgspec.json.format(msgspec.json.encode(report), indent=2).decode()) + "\n"
+
+
+def _process(process: ProcessSample) -> ReportProcess:
+    part = msgspec.UNSET if process.part is None else process.part
+    return ReportProcess(pid=process.pid, role=process.role, rank=process.rank, part=part)
 
 
 def _sources(snapshot: Snapshot) -> dict[str, ReportSource]:

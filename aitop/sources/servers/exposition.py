@@ -18,8 +18,6 @@ MOST_BUCKETS = 256
 SHARES = frozenset({"kv_used"})
 # No server has counted so much; float() also reads what no number of ours may be.
 LARGEST = 1e15
-# A name, labels, a value, perhaps a time.
-_SAMPLE = re.compile(r"[\w:]+(?:\{(?P<labels>.*)\})?[ \t]+(?P<value>\S+)(?:[ \t]+\S+)?[ \t]*", re.ASCII)
 _BOUND = re.compile(r'(?:^|[,{ ])le="(?P<bound>[^"\\]*)"')
 
 
@@ -36,18 +34,25 @@ def parse(text: str, wanted: Collection[str]) -> Values:
     for line in text.split("\n", MOST_LINES)[:MOST_LINES]:
         if len(line) > LONGEST_LINE or line.startswith("#"):
             continue
-        name = line[: min((place for sign in "{ \t" if (place := line.find(sign)) > 0), default=0)]
-        if name not in wanted:
-            continue
-        sample = _SAMPLE.fullmatch(line.rstrip("\r"))
-        value = _number(sample["value"]) if sample else None
-        if sample is None or value is None or not 0 <= value <= LARGEST:
+        name, labels, rest = _divided(line)
+        # A time may stand behind the value.
+        value = _number(rest[0]) if name in wanted and 1 <= len(rest) <= 2 else None
+        if value is None or not 0 <= value <= LARGEST:
             continue
         if name.endswith("_bucket"):
-            _add_bucket(values.buckets.setdefault(name, {}), sample["labels"] or "", value)
+            _add_bucket(values.buckets.setdefault(name, {}), labels, value)
         else:
             values.plain.setdefault(name, []).append(value)
     return values
+
+
+def _divided(line: str) -> tuple[str, str, list[str]]:
+    """Name, labels, and the words behind them. A label's value may hold anything, what stands behind has no bracket."""
+    opening, closing = line.find("{"), line.rfind("}")
+    if 0 <= opening < closing:
+        return line[:opening].strip(), line[opening + 1 : closing], line[closing + 1 :].split()
+    words = line.split()
+    return words[0] if words else "", "", words[1:]
 
 
 def _add_bucket(buckets: dict[float, float], labels: str, value: float) -> None:
