@@ -19,12 +19,12 @@ CHART_SECONDS = 300
 class ServedSecond(NamedTuple):
     """What ended in the second that begins at `second` (monotonic), for charts. None is not measured.
 
-    `p50` and `p99` (seconds) are of the `count` requests, `queue` is how many seconds they waited, all together.
+    `p50` and `p99` (seconds) are of the `requests` that ended, `queue` is how many seconds they waited, all together.
     `waiting` is the mean number that waited by the engine's iterations.
     """
 
     second: int
-    count: int = 0
+    requests: int = 0
     p50: float | None = None
     p99: float | None = None
     queue: float | None = None
@@ -51,7 +51,7 @@ class ServedHistory:
     def add(self, sample: HookSample) -> None:
         """Take what came out of the process's ring."""
         self.alive = sample.alive
-        records = (*sample.requests, *sample.iterations)
+        records: list[RequestRecord | IterationRecord] = [*sample.requests, *sample.iterations]
         if self.since is None and (records or sample.alive is not None):
             self.since = min([sample.time, *(record.end - record.seconds for record in records)])
         self.requests.extend(sample.requests)
@@ -65,7 +65,7 @@ class ServedHistory:
         if not requests and not turns:
             return
         first_open = int(sample.time) - 1
-        seconds = {int(record.end) for record in (*requests, *turns)}
+        seconds = {int(one.end) for one in requests} | {int(one.end) for one in turns}
         for second in sorted(second for second in seconds if second < first_open):
             self.done.append(
                 _second(
@@ -89,7 +89,7 @@ def _second(second: int, requests: Sequence[RequestRecord], turns: Sequence[Iter
     waiting = [record.waiting for record in turns if record.waiting is not None]
     return ServedSecond(
         second,
-        count=len(ordered),
+        requests=len(ordered),
         p50=quantile(ordered, 0.5) if ordered else None,
         p99=quantile(ordered, 0.99) if ordered else None,
         queue=sum(queued) if queued else None,

@@ -17,7 +17,7 @@ import msgspec
 
 from aitop.errors import UnreadableRecordingError
 from aitop.model.event import RECORDING_VERSION, Event, Header
-from aitop.model.serving import ServerSample
+from aitop.model.serving import IterationRecord, Pause, RequestRecord, ServerSample
 from aitop.model.snapshot import GrowthSites, Tick
 from aitop.model.stacks import Frame, StackDump, StackWindow
 from aitop.model.steps import HookSample
@@ -207,7 +207,7 @@ def _sampled(window: StackWindow) -> bool:
 
 def _served(sample: HookSample) -> bool:
     """Whether requests, iterations and pauses have possible times and numbers."""
-    records = (*sample.requests, *sample.iterations, *sample.pauses)
+    records: list[RequestRecord | IterationRecord | Pause] = [*sample.requests, *sample.iterations, *sample.pauses]
     if (sample.alive is not None and sample.alive < 0) or any(record.end >= LATEST for record in records):
         return False
     values = (value for record in records for value in msgspec.structs.astuple(record))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -14,6 +15,7 @@ from aitop.model.serving import Histogram, ServerSample
 from aitop.sources.servers.engines import ENGINES, RAY_SERVE, SGLANG, TGI, TRITON, VLLM
 from aitop.sources.servers.exposition import LONGEST_LINE, MOST_BUCKETS, server_sample
 
+REAL = Path(__file__).with_name("vllm_metrics.txt")
 LABELS = '{engine="0",model_name="m"}'
 
 
@@ -33,6 +35,32 @@ def test_labels_are_summed_and_shares_are_averaged():
     assert sample == ServerSample(
         time=1.0, pid=7, engine="e", counters={"requests": 20.0}, gauges={"running": 5.0, "kv_used": 0.6}
     )
+
+
+def test_what_a_real_vllm_says():
+    """Its page, without the metrics that nobody reads here; it had answered 211 requests of 64 tokens each."""
+    sample = read(REAL.read_text(encoding="utf-8"))
+    assert sample.counters == {
+        "requests": 211.0,
+        "tokens": 13522.0,
+        "prompt_tokens": 868.0,
+        "preemptions": 0.0,
+        "iterations": 3188.0,
+    }
+    assert sample.gauges["running"] == 6.0 and sample.gauges["waiting"] == 0.0
+    assert 0.001 < sample.gauges["kv_used"] < 0.002
+    counts = {name: one.count for name, one in sample.histograms.items()}
+    assert counts == {
+        "latency": 211.0,
+        "first_token": 217.0,
+        "inter_token": 13522.0 - 217.0,
+        "queue": 211.0,
+        "prefill": 211.0,
+        "decode": 211.0,
+    }
+    latency = sample.histograms["latency"]
+    assert latency.bounds[:3] == (0.3, 0.5, 0.8) and latency.counts[-1] == 211.0
+    assert 0.1 < latency.sum / latency.count < 1.0
 
 
 def histogram(name, counts, total, number, labels=""):

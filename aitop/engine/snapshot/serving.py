@@ -72,8 +72,8 @@ def _by_second(histories: Iterable[Iterable[ServedSecond]]) -> dict[int, list[Se
 
 def _row(requests: Sequence[ServedSecond], turns: Sequence[ServedSecond]) -> tuple[float | None, ...]:
     """p50, p99, rate and queue of one second."""
-    answered = sum(one.count for one in requests)
-    weighted = sum(one.count * one.p50 for one in requests if one.p50 is not None)
+    answered = sum(one.requests for one in requests)
+    weighted = sum(one.requests * one.p50 for one in requests if one.p50 is not None)
     slowest = max((one.p99 for one in requests if one.p99 is not None), default=None)
     waiting = [one.waiting for one in turns if one.waiting is not None]
     queued = [one.queue for one in requests if one.queue is not None]
