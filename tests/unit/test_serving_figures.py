@@ -174,6 +174,12 @@ def test_a_standing_server_is_still_for_as_long():
     assert nothing.latency is None
 
 
+def test_a_process_that_is_not_heard_of_has_nothing_under_way():
+    sample = hook(API, 90.0, requests=spread(40, seconds=10.0)[:1], alive=7)
+    assert figures(sample, now=92.0).alive == 7
+    assert figures(sample, now=94.0).alive == 0
+
+
 def test_a_hook_that_has_left_ends_the_time_looked_at():
     requests = spread(100, seconds=10.0)
     gone = history(hook(API, 90.0, alive=0), hook(API, requests=requests, alive=0))

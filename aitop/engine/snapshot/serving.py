@@ -18,6 +18,7 @@ from aitop.model.steps import Kind
 
 WINDOW_SECONDS, LONG_WINDOW_SECONDS = 30.0, 120.0
 ENOUGH_REQUESTS = 30
+SILENT_SECONDS = 3.0
 # Requests that last longer than this part of the time looked at are not represented by those that ended in it.
 BRIEF = 0.25
 
@@ -121,7 +122,7 @@ def _of_hook(history: History, now: float) -> Serving | None:
         batch_mean=_mean([one.requests for one in iterations if one.requests is not None]),
         kv_used=_mean([one.kv_used for one in iterations if one.kv_used is not None]),
         preemptions_per_second=_per_second([one.preempted for one in iterations], seconds),
-        alive=_alive(history.hosts.last, served),
+        alive=_alive(history, served, end),
         still=max(0.0, end - max(ends, default=watched)),
         requests=tuple(answered),
         iterations=() if engine is None else tuple(turns[engine]),
@@ -175,13 +176,18 @@ def _front(host: HostSample | None, requests: Mapping[int, Sequence[RequestRecor
     return tuple(groups.get(chosen, ()))
 
 
-def _alive(host: HostSample | None, served: Mapping[int, ServedHistory]) -> int | None:
-    """Requests under way now, by the part that has most of them: it takes them first and lets them go last."""
+def _alive(history: History, served: Mapping[int, ServedHistory], end: float) -> int | None:
+    """Requests under way at `end`, by the part that has most of them: it takes them first and lets them go last.
+
+    A process with requests under way is heard of each time that its hook is read. Of one that is not heard of, none is.
+    """
+    host = history.hosts.last
     parts = {process.pid: process.part for process in host.processes} if host else {}
     alive: dict[str | None, int] = {}
     for pid, own in served.items():
         if own.alive is not None:
-            alive[parts.get(pid)] = alive.get(parts.get(pid), 0) + own.alive
+            heard = history.hooks[pid].time >= end - SILENT_SECONDS
+            alive[parts.get(pid)] = alive.get(parts.get(pid), 0) + (own.alive if heard else 0)
     return max(alive.values(), default=None)
 
 
