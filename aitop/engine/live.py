@@ -210,14 +210,21 @@ class LiveFeed:
         return off
 
     def _hook_pids(self) -> tuple[int, ...]:
-        """The processes to put the hook into: the ranks, or else the targets. Never a launcher: it makes no steps.
+        """The processes to put the hook into: engines of servers; else the ranks, or else the targets.
 
-        A process with children may leave the work to them. So it is hooked only once stacks have shown that it steps.
+        Never a launcher: it makes no steps. Nor what works for an engine: that is measured in the engine.
         """
         if not self._host.ranks():
             self._host.wait_for_look(FIRST_LOOK_SECONDS)
+        return (*self._host.engines().pids, *self._stepping())
+
+    def _stepping(self) -> tuple[int, ...]:
+        """The processes that make steps themselves.
+
+        A process with children may leave the work to them. So it counts only once stacks have shown that it steps.
+        """
         pids = self._may_step()
-        if not self._stacks_tell() or self._stopping.is_set():
+        if not pids or not self._stacks_tell() or self._stopping.is_set():
             return pids
         hooked = self._hook_requests.hooked
         if not hooked and self._host.parents().issuperset(pids):
@@ -227,8 +234,9 @@ class LiveFeed:
         return tuple(pid for pid in pids if pid in known or pid not in self._host.parents())
 
     def _may_step(self) -> tuple[int, ...]:
-        launchers = self._host.launchers()
-        return self._host.ranks() or tuple(pid for pid in self._pids if pid not in launchers)
+        launchers, engines = self._host.launchers(), self._host.engines()
+        pids = self._host.ranks() or tuple(pid for pid in self._pids if pid not in launchers)
+        return tuple(pid for pid in pids if pid not in (*engines.pids, *engines.around))
 
     def _stacks_tell(self) -> bool:
         """Whether stacks are sampled here, or will soon be."""

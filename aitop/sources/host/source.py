@@ -13,6 +13,7 @@ from aitop.model.host import CgroupSample, HostSample
 from aitop.model.source import SourceName
 from aitop.sources import procfs
 from aitop.sources.host.cgroup import Cgroup
+from aitop.sources.host.engines import Engines, engines_of
 from aitop.sources.host.machine import Machine
 from aitop.sources.host.rates import ProcessRates
 from aitop.sources.host.roles import WORKER_NAME, Place, ranks_of
@@ -61,6 +62,7 @@ class HostSource(Source):
         self._ranks: tuple[int, ...] = ()
         self._launchers: frozenset[int] = frozenset()
         self._parents: frozenset[int] = frozenset()
+        self._engines = Engines()
         self._looked = threading.Event()
 
     def open(self) -> None:
@@ -102,6 +104,10 @@ class HostSource(Source):
         """The server that the processes of the last read are, None where none was recognised. Any thread may ask."""
         return self._server
 
+    def engines(self) -> Engines:
+        """The living processes of the last read that run a serving engine. Any thread may ask."""
+        return self._engines
+
     def wait_for_look(self, seconds: float) -> None:
         """Wait until the processes were looked at for the first time, or could not be. Any thread may ask."""
         self._looked.wait(seconds)
@@ -113,6 +119,7 @@ class HostSource(Source):
         self._pids = frozenset(member.stat.pid for member in living)
         if not living:
             self._ranks, self._launchers, self._parents = (), frozenset(), frozenset()
+            self._engines = Engines()
             asked = ", ".join(str(pid) for pid in self._starts)
             if not members and not all(procfs.gone(pid) for pid in self._starts):
                 raise SourceError("failed", f"process {asked} cannot be read just now")
@@ -127,6 +134,7 @@ class HostSource(Source):
         self._ranks = tuple(pid for pid in ranks_of(places) if pid in self._pids)
         self._launchers = frozenset(pid for pid in self._pids if places[pid].role == "launcher")
         self._parents = parents_of_workers(living, places)
+        self._engines = engines_of(living)
         speaker = next((member for member in living if member.stat.pid in self._ranks[:1]), living[0])
         cgroup = self._read_cgroup(speaker)
         return HostSample(
