@@ -270,11 +270,14 @@ def seen_once(snapshot: Snapshot, lines: Lines) -> bool:
 
 
 def takes_request(entry: Entry) -> bool:
-    """Whether an entry of inference outside of every phase waits for the next request, or rests.
+    """Whether an entry of inference waits for the next request, or rests outside of every phase.
 
-    Who asks a service through a client library waits for data; who waits on a bare socket is given requests.
+    Who asks a service through a client library waits for data; who waits on a bare socket is given requests. Code that
+    was called for a request does not rest: the request waits as well.
     """
-    if entry.phase != "host" or entry.work == "log":
+    if entry.phase == "idle":
+        return True
+    if entry.phase != "host" or entry.work == "log" or entry.handler is not None:
         return False
     waits = entry.activity in HANDED_WAITS or entry.activity == "sleep"
     return waits or (entry.activity == "wait-network" and entry.work is None)
