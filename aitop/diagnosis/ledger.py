@@ -1,7 +1,8 @@
 """Makes the ledgers of a Snapshot: where the time of each working process goes, each moment in one entry. Pure.
 
 The hook's clock gives the length of each phase; without the hook, stack samples do. Of a server these are the phases of
-its engine's iterations, or of its requests (see `served`). Stack samples divide a phase among lines. The kernel's thread states and GIL samples divide a line among activities (see stacks.activity).
+its engine's iterations, or of its requests (see `served`). Stack samples divide a phase among lines. The kernel's
+thread states and GIL samples divide a line among activities (see stacks.activity).
 """
 
 from __future__ import annotations

@@ -125,7 +125,7 @@ TABLE: tuple[Row, ...] = (
     _row(r"/vllm/(?:tokenizers|transformers_utils/detokenizer\w*)", work="tokenize"),
     _row(r"/vllm/(?:renderers/|v1/engine/input_processor\.py$)", phase="preprocess"),
     _row(r"/vllm/v1/engine/(?:output_processor|detokenizer|logprobs)\.py$", phase="postprocess"),
-    # SGLang: its scheduler runs the model, beside it the tokenizer's process with the HTTP server, and the detokenizer's
+    # SGLang: its scheduler runs the model; the tokenizer's process has the HTTP server, the detokenizer one of its own
     _row(r"/sglang/srt/managers/scheduler\w*\.py$", r"on_idle|\w*sleep\w*", phase="idle", state="wait-queue"),
     _row(r"/sglang/srt/managers/scheduler\w*\.py$", r"get_next_batch_to_run|ingest_requests|process_input_requests",
          phase="schedule"),

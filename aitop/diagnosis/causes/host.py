@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from aitop.diagnosis.device import host_limit, host_unproven
 from aitop.diagnosis.evidence import (
+    HOST,
     MIN_SAMPLES,
     RUNNING,
     Lines,
@@ -50,7 +51,7 @@ def judge(snapshot: Snapshot) -> Explanation | str | None:
     lines = main_lines(
         snapshot,
         lambda entry: (
-            entry.phase in ("host", "environment")
+            entry.phase in (*HOST, "environment")
             and entry.where is not None
             # Array operations between the model's call and its update are the loss.
             and not (entry.position == "within" and entry.work == "tensor")

@@ -35,7 +35,10 @@ def judge(snapshot: Snapshot) -> Explanation | str | None:
         snapshot,
         lambda entry: (
             entry.activity in WORKING
-            and (entry.phase == "data" or (entry.phase == "host" and entry.position == "before"))
+            and (
+                entry.phase in ("data", "preprocess", "postprocess")
+                or (entry.phase == "host" and entry.position == "before")
+            )
         ),
     )
     if not lines.lines:
