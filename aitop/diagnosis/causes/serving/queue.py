@@ -8,7 +8,7 @@ from aitop.diagnosis.causes.serving.tail import computed_twice
 from aitop.diagnosis.queueing import Change, Load, change, load_of
 from aitop.diagnosis.rule import UNPROVEN, Band, Explanation, Rule
 from aitop.diagnosis.served import Served, of_iterations, of_requests
-from aitop.diagnosis.what_if import Length, TurnCost, fix, turn_cost
+from aitop.diagnosis.what_if import Length, Scope, TurnCost, fix, turn_cost
 from aitop.model.serving import Serving
 from aitop.model.snapshot import Snapshot
 from aitop.model.units import duration, percent
@@ -202,4 +202,4 @@ def _latency(changed: Change | Length) -> str:
 
 
 # Its evidence is requests, not steps.
-judge = Rule("queue-bound", _look, Band(ENTER, LEAVE))
+judge = Rule("queue-bound", _look, Band(ENTER, LEAVE), Scope(capacity=True))

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from aitop.diagnosis.causes.serving.hold_ups import Kind, Tail, Timeline, hold_ups, tail_of
 from aitop.diagnosis.evidence import HOST, lead_ledger, lines_of, short_place
 from aitop.diagnosis.rule import Band, Explanation, Rule
-from aitop.diagnosis.what_if import fix
+from aitop.diagnosis.what_if import Scope, fix
 from aitop.model.ledger import Entry
 from aitop.model.serving import Serving
 from aitop.model.snapshot import Snapshot
@@ -77,14 +77,14 @@ def _look(snapshot: Snapshot) -> Explanation | str | None:
         return None
     part = kinds[first]
     lines = _lines(first, snapshot, bursts)
-    whole = sum(one.seconds for one in requests)
     measured = tail.kinds.get(first, 0.0) >= 0.5 * part
     left = usual + (1.0 - part) * (tail.slowest - usual)
     return Explanation(
         subtype=first,
-        share=min(0.99, part * tail.extra / whole),
+        # Only some requests are late: that is never critical, however much of their lateness one cause explains.
+        severity="warning",
+        share=part,
         gains=False,
-        level=part,
         signals=(measured, bool(lines), part >= 0.5),
         most_sure=0.95 if measured else ESTIMATED,
         title=f"the slowest requests take {tail.slowest / usual:.1f} times the usual {duration(usual)}: "
@@ -222,5 +222,5 @@ def _fixes(kind: Kind, where: tuple[Where, ...]) -> tuple[Fix, ...]:
     return tuple(fix(text) for text in words.get(kind, ()))
 
 
-# Its evidence is requests, not steps.
-judge = Rule("latency-tail", _look, Band(ENTER, LEAVE))
+# Its evidence is requests, not steps. Its share is of the slowest requests' extra time, not of all time.
+judge = Rule("latency-tail", _look, Band(ENTER, LEAVE), Scope(capacity=True))
