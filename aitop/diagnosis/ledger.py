@@ -229,14 +229,16 @@ def _fitted(sampled: list[Entry], measured: dict[Phase, float], process: Process
             )
         rest = share - scale * seen
         if rest > 1e-6:
-            fitted.append(_nowhere(process, phase, _activity_of_rest(phase), rest, "measured"))
+            fitted.append(_nowhere(process, phase, _activity_of_rest(phase, measured), rest, "measured"))
     return fitted
 
 
-def _activity_of_rest(phase: Phase) -> Activity:
+def _activity_of_rest(phase: Phase, measured: Mapping[Phase, float]) -> Activity:
     """The activity assumed for the part of a measured phase that no sample covers."""
-    if phase == "data":
+    if phase in ("data", "idle"):
         return "wait-queue"
+    if phase == "host" and "idle" in measured:
+        return "native"
     return "native" if any(one.computes for one in (*MEASURED, *SERVED) if one.key == phase) else "wait"
 
 

@@ -22,7 +22,10 @@ def compute_bound(snapshot: Snapshot) -> Explanation | None:
     phases = snapshot.steps.phases if snapshot.steps else Phases()
     parts = {"forward": phases.forward, "backward": phases.backward, "optimizer": phases.optimizer}
     known = {name: share for name, share in parts.items() if share is not None}
-    if not on_gpu(snapshot):
+    if snapshot.serving is not None and not known:
+        computed = main_lines(snapshot, lambda entry: entry.phase == "forward")
+        known = {"forward": computed.share} if computed.entries else {}
+    elif not on_gpu(snapshot):
         # The ledger also knows what no clock of the hook's saw, such as gradients by torch.func.
         lines = main_lines(snapshot, lambda entry: entry.phase in parts)
         known = {

@@ -97,7 +97,7 @@ def _look(snapshot: Snapshot) -> Explanation | str | None:
 
 def _evidence(snapshot: Snapshot, serving: Serving, tail: Tail, kinds: dict[Kind, float], left: float) -> list[str]:
     parts = [*kinds.items(), ("size", tail.size), ("queue", tail.queue)]
-    named = [f"{WHAT[kind]} {percent(part)}" for kind, part in parts if part >= 0.05]  # type: ignore[index]
+    named = [f"{WHAT[kind]} {percent(part)}" for kind, part in parts if part >= 0.05]
     evidence = [
         f"the {len(tail.slow)} slowest of {len(serving.requests)} requests take {duration(tail.slowest)} on average, "
         f"the median {duration(tail.usual)}",
