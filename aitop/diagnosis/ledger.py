@@ -228,7 +228,7 @@ def _fitted(sampled: list[Entry], measured: dict[Phase, float], process: Process
                 )
             )
         rest = share - scale * seen
-        if rest > 1e-6:
+        if rest > 1e-9:
             fitted.append(_nowhere(process, phase, _activity_of_rest(phase, measured), rest, "measured"))
     return fitted
 

@@ -44,7 +44,7 @@ def _look(snapshot: Snapshot) -> Explanation | str | None:
     """Whether requests wait for most of their time, for a server that is never idle."""
     serving = snapshot.serving
     if serving is None:
-        return None
+        return "how long each request takes was not measured" if snapshot.kind == "inference" else None
     queue = _queue(serving)
     if queue is None:
         return "how long requests wait was not measured"

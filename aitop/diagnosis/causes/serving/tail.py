@@ -58,7 +58,7 @@ def _look(snapshot: Snapshot) -> Explanation | str | None:
     """What the slowest requests have that the others lack."""
     serving = snapshot.serving
     if serving is None:
-        return None
+        return "how long each request takes was not measured" if snapshot.kind == "inference" else None
     requests = serving.requests[-MOST_REQUESTS:]
     if len(requests) < LEAST_REQUESTS:
         return f"{len(requests)} single requests were seen so far; {LEAST_REQUESTS} are needed to tell slow ones apart"
