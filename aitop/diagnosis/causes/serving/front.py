@@ -8,13 +8,23 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from aitop.diagnosis.evidence import Lines, beside_lines, lead_ledger, lines_of, main_lines, place_of, takes_request
+from aitop.diagnosis.evidence import (
+    RUNNING,
+    Lines,
+    beside_lines,
+    lead_ledger,
+    lines_of,
+    main_lines,
+    place_of,
+    takes_request,
+)
 from aitop.diagnosis.rule import Explanation
 from aitop.diagnosis.what_if import fix
 from aitop.model.ledger import Entry
 from aitop.model.phases import Phase
 from aitop.model.snapshot import ProcessStacks, Snapshot
 from aitop.model.units import percent
+from aitop.stacks.origin import origin_of
 
 # A thread that runs for nine tenths of the time is full: requests wait ten times as long as it works on them.
 FULL = 0.9
@@ -70,6 +80,12 @@ def _works(entry: Entry) -> bool:
     return entry.handler is not None and entry.phase not in rests
 
 
+def _blocks(entry: Entry) -> bool:
+    """Whether an event loop's thread stands in a handler: it waits there, or runs code that is no server's own."""
+    waits = entry.activity not in RUNNING
+    return entry.handler == "event-loop" and (waits or origin_of(entry.file, user=False) != "library")
+
+
 def full_front(snapshot: Snapshot, *, making: bool) -> Explanation | None:
     """The verdict on a front whose thread is full while the model waits; `making`: of those that mostly make inputs."""
     for front in sorted(fronts(snapshot), key=lambda each: -each.active):
@@ -106,7 +122,7 @@ def blocked_loop(snapshot: Snapshot) -> Explanation | None:
     """The verdict on handlers that block the event loop of a process beside the one that runs the model."""
     worst: tuple[Front, Lines] | None = None
     for front in fronts(snapshot):
-        blocking = lines_of(entry for entry in front.lines.entries if entry.handler == "event-loop")
+        blocking = lines_of(filter(_blocks, front.lines.entries))
         if blocking.lines and (worst is None or blocking.share > worst[1].share):
             worst = front, blocking
     if worst is None:
