@@ -274,6 +274,11 @@ def seen_once(snapshot: Snapshot, lines: Lines) -> bool:
     return bool(windows) and len(windows) < SEVERAL_WINDOWS and max(windows) - min(windows) < SEVERAL_WINDOWS - 1
 
 
+def serves(snapshot: Snapshot) -> bool:
+    """Whether the work is to answer: a wait outside of all phases is then one for requests."""
+    return snapshot.kind == "inference" or (snapshot.serving is not None and snapshot.kind != "training")
+
+
 def takes_request(entry: Entry) -> bool:
     """Whether an entry of inference waits for the next request, or rests outside of every phase.
 

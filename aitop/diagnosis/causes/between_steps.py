@@ -17,6 +17,7 @@ from aitop.diagnosis.evidence import (
     main_lines,
     records,
     seen_once,
+    serves,
     short_place,
     storage_lines,
     summed,
@@ -95,7 +96,7 @@ def _outside_of(entry: Entry, shared: Set[tuple[str, str]]) -> Entry:
 @rule("host-io-stall", ENTER, LEAVE, scope=Scope(each_unit=True))
 def host_io(snapshot: Snapshot) -> Explanation | None:
     """Files, network and databases touched by the stepping thread outside of loading and saving."""
-    serving = snapshot.kind == "inference"
+    serving = serves(snapshot)
     host = main_lines(snapshot, lambda entry: entry.phase in HOST and not (serving and takes_request(entry)))
     logging = [entry for entry in host.entries if entry.work == "log"]
     lines = lines_of((*storage_lines(entry for entry in host.entries if entry.work != "log").entries, *logging))

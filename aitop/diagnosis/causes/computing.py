@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from aitop.diagnosis.device import device_busy, host_unproven, on_gpu, timed_on_device
-from aitop.diagnosis.evidence import NO_LINES, main_lines, takes_request
+from aitop.diagnosis.evidence import NO_LINES, main_lines, serves, takes_request
 from aitop.diagnosis.rule import UNPROVEN, Explanation, rule
 from aitop.model.snapshot import Phases, Snapshot
 from aitop.model.units import operations, percent
@@ -48,7 +48,7 @@ def compute_bound(snapshot: Snapshot) -> Explanation | None:
         evidence.append(UNSEEN)
     idle = busy is not None and busy < IDLE_DEVICE
     between = phases.outside is not None and computing < MOSTLY and phases.outside > 1.0 - MOSTLY
-    waiting = (main_lines(snapshot, takes_request) if snapshot.kind == "inference" else NO_LINES).share
+    waiting = (main_lines(snapshot, takes_request) if serves(snapshot) else NO_LINES).share
     level = computing
     title = f"{percent(computing)} of each step computes: nothing else is worth removing first"
     if waiting >= AT_LEISURE:

@@ -14,6 +14,7 @@ from aitop.diagnosis.evidence import (
     place_of,
     records,
     samples_of,
+    serves,
     short_place,
     takes_request,
     within_first,
@@ -49,7 +50,7 @@ def judge(snapshot: Snapshot) -> Explanation | str | None:
     """What is left of the host's time when every other cause has claimed its own."""
     if samples_of(snapshot) < MIN_SAMPLES:
         return around_model(snapshot) or f"{MIN_SAMPLES} stack samples are needed"
-    serving = snapshot.kind == "inference"
+    serving = serves(snapshot)
     lines = main_lines(
         snapshot,
         lambda entry: (
