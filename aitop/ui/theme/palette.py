@@ -12,7 +12,7 @@ from typing import NamedTuple
 from rich.color import Color, ColorType
 from rich.style import Style
 
-from aitop.model.phases import MEASURED
+from aitop.model.phases import MEASURED, SERVED
 from aitop.ui.theme.themes import DARK, FADED, LIFTED, colour_of
 
 
@@ -111,7 +111,7 @@ PHASES = (DATA, TRANSFER, FORWARD, BACKWARD, OPTIMIZER, COMMUNICATION, SAVE, OUT
 """In the order in which they are stacked and listed."""
 _BY_KEY = {phase.key: phase for phase in PHASES} | {"loader_start": DATA, "environment": DATA}
 # As the ledger names them.
-_BY_KEY |= {phase.key: _BY_KEY[phase.hue] for phase in MEASURED}
+_BY_KEY |= {phase.key: _BY_KEY[phase.hue] for phase in (*MEASURED, *SERVED)}
 
 
 def phase_of(key: str) -> Kind:
