@@ -48,7 +48,7 @@ def _head(field: Field, mark: float | None, *, rated: bool) -> Line:
     line, marked = Line("latency".rjust(SCALE - 2), DIM).add("  "), field.span.cell(mark)
     if marked is None:
         line.add("█", HOST_SOFT).add(" p50  ", FAINT).add("─", HOST_CHART).add(" p99  ", FAINT)
-        return line.add("█", DEVICE_CHART).add(" requests/s", FAINT) if rated else line
+        return line.add("█", DEVICE_CHART).add(" req/s", FAINT) if rated else line
     line.to(SCALE + marked).add("▼", BRIGHT)
     return line.add(" mark", DIM) if marked + 6 <= field.span.cells else line
 

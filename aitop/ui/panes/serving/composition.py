@@ -38,7 +38,7 @@ class Composition(NamedTuple):
         """Each part with its share and its time, in at most `most` lines; the smallest go first."""
         known = [(kind, seconds) for kind, seconds in self.parts if seconds is not None]
         name = max(len(kind.name) for kind, _ in known)
-        cell = 2 + name + SHARE_AND_TIME
+        cell = min(2 + name + SHARE_AND_TIME, width - LABEL)
         per_row = max(1, (width - LABEL + GAP) // (cell + GAP))
         largest = sorted(known, key=lambda part: -part[1])[: per_row * most]
         cells = [(self._entry(*part, name, letters), cell) for part in known if part in largest]

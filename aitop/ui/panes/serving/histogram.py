@@ -11,7 +11,7 @@ from aitop.model.units import count, duration
 from aitop.model.verdict import Diagnosis
 from aitop.ui.theme.palette import DIM, FAINT, LATENCIES, OTHER_CAUSE, TAIL, TAIL_CAUSE, TEXT, Kind
 from aitop.ui.widgets.bars import Column, stacked
-from aitop.ui.widgets.line import Line, shorten
+from aitop.ui.widgets.line import Line
 from aitop.ui.widgets.plot import scaled
 from aitop.ui.words import one_line, plural, share_text
 
@@ -26,10 +26,10 @@ TAIL_SHARE = 0.01
 
 
 class Cause(NamedTuple):
-    """What makes the slowest requests slow: the `latency-tail` verdict's subtype and its share (0..1) of the tail."""
+    """What makes the slowest requests slow. `share` (0..1) of their time in excess, None where only that it is it."""
 
     words: str
-    share: float
+    share: float | None
     kind: Kind
 
 
@@ -61,13 +61,10 @@ def axis_for(shortest: float, longest: float, cells: int) -> Axis:
 
 
 def tail_causes(diagnosis: Diagnosis) -> list[Cause]:
-    """The causes of the tail that the diagnosis names, with their shares of it."""
-    verdicts = [one for one in diagnosis.verdicts if one.id == "latency-tail" and one.subtype and one.share]
+    """The causes of the tail that the diagnosis names."""
+    verdicts = [one for one in diagnosis.verdicts if one.id == "latency-tail" and one.subtype]
     kinds = [TAIL_CAUSE] + [OTHER_CAUSE] * len(verdicts)
-    return [
-        Cause(one_line(verdict.subtype or ""), min(1.0, verdict.share or 0.0), kind)
-        for verdict, kind in zip(verdicts, kinds, strict=False)
-    ]
+    return [Cause(verdict.subtype or "", None, kind) for verdict, kind in zip(verdicts, kinds, strict=False)]
 
 
 def histogram(
@@ -100,7 +97,7 @@ def _column(number: int, slow: int, causes: Sequence[Cause]) -> Column:
     unit = height / number
     parts, left = [(LATENCIES, unit * (number - slow))], 1.0
     for cause in causes:
-        share = min(left, cause.share)
+        share = left if cause.share is None else min(left, cause.share)
         left -= share
         parts.append((cause.kind, unit * slow * share))
     return Column((*parts, (TAIL, unit * slow * left)))
@@ -108,19 +105,19 @@ def _column(number: int, slow: int, causes: Sequence[Cause]) -> Column:
 
 def _caption(number: int, slowest: int, causes: Sequence[Cause], width: int, letters: bool) -> Line:
     """How many requests these are, and what explains which part of the slowest."""
-    line = Line("count".rjust(SCALE - 2), DIM).add("  ")
+    slow = count(slowest)
     if not causes:
-        words = Line(plural(number, "request"), FAINT).add("  ")
-        words.add(TAIL.letter if letters else "█", TAIL.ink).add(f" slowest {count(slowest)}", FAINT)
-        return line.join(words) if line.width + words.width <= width else line.add(plural(number, "request"), FAINT)
-    line.add(f"slowest {count(slowest)} of {count(number)}: ", FAINT)
+        mark = Line("  ").add(TAIL.letter if letters else "█", TAIL.ink).add(f" slowest {slow}", FAINT)
+        line = Line(plural(number, "request"), FAINT)
+        return line.join(mark) if line.width + mark.width <= width else line
+    parts = Line()
     for cause in causes:
-        mark = cause.kind.letter if letters else "█"
-        part = Line(f"{mark} ", cause.kind.ink).add(share_text(cause.share).strip(), TEXT).add(f" {cause.words}  ", DIM)
-        if line.width + part.width > width + 2:
-            return line.add(shorten(cause.words, width - line.width), DIM)
-        line.join(part)
-    return line
+        mark = Line(f" {cause.kind.letter if letters else '█'} ", cause.kind.ink)
+        parts.join(mark).add("" if cause.share is None else f"{share_text(cause.share).strip()} ", TEXT)
+        parts.add(one_line(cause.words), DIM)
+    heads = (f"slowest {slow} of {count(number)}:", f"slowest {slow}:", f"{slow}:")
+    head = next((head for head in heads if len(head) + parts.width <= width), heads[-1])
+    return Line(head, FAINT).join(parts).fit(width)
 
 
 def _labels(axis: Axis, cells: int) -> Line:

@@ -95,9 +95,9 @@ def _title(serving: Serving) -> str:
 def _why_no_charts(view: View, snapshot: Snapshot, serving: Serving, width: int) -> list[Line]:
     """What the charts wait for."""
     if serving.basis == "hook":
-        return [Line(f"{NOT_YET} no request was answered in the last {duration(round(snapshot.window))}", DIM)]
-    lines = [Line("single requests are seen with the hook only", DIM)]
-    status = view.source("hook")
-    if status is not None and status.state != "ok":
-        lines += [Line(text, DIM) for text in wrap(state_line("hook", status).text, width)]
-    return lines
+        texts = [f"{NOT_YET} no request was answered in the last {duration(round(snapshot.window))}"]
+    else:
+        texts = ["single requests are seen with the hook only"]
+        status = view.source("hook")
+        texts += [state_line("hook", status).text] if status is not None and status.state != "ok" else []
+    return [Line(line, DIM) for text in texts for line in wrap(text, width)]
