@@ -1,4 +1,4 @@
-"""Serve a classifier over HTTP to clients of its own. Now and then the server tidies its memory, and requests wait."""
+"""Serve a text classifier over HTTP to clients of its own. Now and then a request tidies up memory, and all wait."""
 
 from __future__ import annotations
 
@@ -15,78 +15,75 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import torch
 from torch import nn
 
-WIDTH = 512
-TIDY_EVERY = 150  # requests
-PAUSE = 0.06  # mean seconds that a client takes between two requests
+VOCABULARY, LENGTH = 4096, 96
+SESSIONS = 250_000
+TIDY_EVERY = 120  # requests
+THINKING = 0.08  # mean seconds that a client waits between two requests
 
 
 class Classifier(nn.Module):
-    def __init__(self):
+    def __init__(self, width: int):
         super().__init__()
-        self.layers = nn.Sequential(
-            nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Linear(4 * WIDTH, 4 * WIDTH), nn.GELU(), nn.Linear(4 * WIDTH, 10)
-        )
+        self.embed = nn.Embedding(VOCABULARY, width)
+        layer = nn.TransformerEncoderLayer(width, 4, 4 * width, dropout=0.0, batch_first=True, norm_first=True)
+        self.layers = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+        self.head = nn.Linear(width, 10)
 
-    def forward(self, features):
-        return self.layers(features).softmax(dim=1)
-
-
-class Sessions:
-    """What the server remembers of those who have asked: many small objects."""
-
-    def __init__(self, size: int):
-        self.by_user = {user: {"seen": [user % 7, user % 11], "labels": [user % 10]} for user in range(size)}
-
-    def remember(self, user: int, label: int) -> None:
-        labels = self.by_user[user % len(self.by_user)]["labels"]
-        labels.append(label)
-        del labels[:-8]
+    def forward(self, tokens):
+        return self.head(self.layers(self.embed(tokens)).mean(dim=1))
 
 
 class Server(ThreadingHTTPServer):
     """Answers requests on a port that the kernel chooses, each connection in a thread of its own."""
 
-    daemon_threads = True
+    daemon_threads = False
 
-    def __init__(self, fixed: bool, steps: int):
+    def __init__(self, width: int, fixed: bool, steps: int):
         super().__init__(("127.0.0.1", 0), Handler)
-        self.model = Classifier().eval()
-        self.sessions = Sessions(300_000)
+        self.model = Classifier(width).eval()
+        self.sessions = {user: {"texts": [user % 7], "labels": [user % 10]} for user in range(SESSIONS)}
         self.fixed = fixed
         self.steps = steps
         self.lock = threading.Lock()
-        self.answered = 0
+        self.asked = self.answered = 0
         self.seconds = []
         self.since = time.perf_counter()
         if fixed:
             gc.collect()
             gc.freeze()
 
-    def answer(self, user: int, features) -> int:
+    def classify(self, user: int, tokens) -> int:
         with torch.inference_mode():
-            label = int(self.model(torch.tensor([features])).argmax())
-        self.sessions.remember(user, label)
+            label = int(self.model(torch.tensor([tokens])).argmax())
+        labels = self.sessions[user % SESSIONS]["labels"]
+        labels.append(label)
+        del labels[:-8]
         return label
 
-    def note(self, seconds: float) -> None:
-        """Count an answer; tidy up after some, and print how long they took."""
+    def tidy_up(self) -> None:
+        """Keep memory small, as people do who have seen it grow."""
+        with self.lock:
+            self.asked += 1
+            due = self.asked % TIDY_EVERY == 0
+        if due and not self.fixed:
+            gc.collect()
+
+    def count(self, seconds: float) -> None:
+        """Count an answer that took so long; print now and then how long they took."""
         with self.lock:
             self.answered += 1
             self.seconds.append(seconds)
-            answered = self.answered
-            if answered == 1 or len(self.seconds) == 100:
-                self.report()
-        if answered % TIDY_EVERY == 0 and not self.fixed:
-            gc.collect()
-        if answered == self.steps:
-            threading.Thread(target=self.shutdown).start()
+            if self.answered == 1 or len(self.seconds) == 100:
+                ordered, now = sorted(self.seconds), time.perf_counter()
+                p50, p99 = (1e3 * ordered[int(share * len(ordered))] for share in (0.5, 0.99))
+                rate = len(ordered) / (now - self.since)
+                print(f"request {self.answered}: p50 {p50:.0f} ms, p99 {p99:.0f} ms, {rate:.1f} requests/s", flush=True)
+                self.seconds, self.since = [], now
+            if self.answered == self.steps:
+                threading.Thread(target=self.shutdown).start()
 
-    def report(self) -> None:
-        ordered, now = sorted(self.seconds), time.perf_counter()
-        p50, p99 = (1e3 * ordered[int(share * (len(ordered) - 1))] for share in (0.5, 0.99))
-        rate = len(ordered) / (now - self.since)
-        print(f"{self.answered} requests: p50 {p50:.1f} ms, p99 {p99:.1f} ms, {rate:.1f} requests/s", flush=True)
-        self.seconds, self.since = [], now
+    def handle_error(self, request, client_address) -> None:
+        """A client that has gone is no error."""
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -96,13 +93,14 @@ class Handler(BaseHTTPRequestHandler):
     def do_POST(self):
         start = time.perf_counter()
         asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        body = json.dumps({"label": self.server.answer(asked["user"], asked["features"])}).encode()
+        body = json.dumps({"label": self.server.classify(asked["user"], asked["tokens"])}).encode()
+        self.server.tidy_up()
         self.send_response(200)
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         self.wfile.write(body)
-        self.server.note(time.perf_counter() - start)
+        self.server.count(time.perf_counter() - start)
 
     def log_message(self, *args):
         pass
@@ -114,11 +112,11 @@ def ask(port: int, seed: int) -> None:
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
     try:
         while True:
-            features = [round(chance.gauss(0.0, 1.0), 3) for _ in range(WIDTH)]
-            body = json.dumps({"user": chance.randrange(1_000_000), "features": features})
+            tokens = [chance.randrange(VOCABULARY) for _ in range(LENGTH)]
+            body = json.dumps({"user": chance.randrange(SESSIONS), "tokens": tokens})
             connection.request("POST", "/classify", body, {"Content-Type": "application/json"})
             connection.getresponse().read()
-            time.sleep(chance.expovariate(1 / PAUSE))
+            time.sleep(chance.expovariate(1 / THINKING))
     except (OSError, http.client.HTTPException):
         return
 
@@ -138,9 +136,12 @@ def load(ports, clients: int, seed: int) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--clients", type=int, default=4)
+    parser.add_argument("--width", type=int, default=256)
     parser.add_argument("--steps", type=int, default=0, help="stop after so many requests (default: never)")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--fixed", action="store_true", help="leave memory to the interpreter, the sessions frozen")
+    parser.add_argument(
+        "--fixed", action="store_true", help="leave memory to the interpreter, with the sessions frozen"
+    )
     args = parser.parse_args()
 
     torch.manual_seed(args.seed)
@@ -148,10 +149,13 @@ def main() -> None:
     # The clients begin before the server, so that they hold none of its sockets.
     context = multiprocessing.get_context("fork")
     ports = context.Pipe(duplex=False)
-    context.Process(target=load, args=(ports, args.clients, args.seed), daemon=True).start()
-    server = Server(args.fixed, args.steps)
+    clients = context.Process(target=load, args=(ports, args.clients, args.seed), daemon=True)
+    clients.start()
+    server = Server(args.width, args.fixed, args.steps)
     ports[1].send(server.server_address[1])
     server.serve_forever()
+    clients.terminate()
+    clients.join()
     server.server_close()
 
 
