@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 THEME_NAMES = ("dark", "light", "colour-blind", "16-colour", "monochrome")
-FOLDABLE = ("verdict", "step", "gpu", "data", "memory", "ranks", "code", "processes")
+FOLDABLE = ("verdict", "step", "serving", "gpu", "data", "memory", "ranks", "code", "processes")
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
