@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from ....protocol.events import NOT_MEASURED
 from ...patches import Patches
-from .. import Measure
-from .names import put
-from .requests import Request, Requests, current, now_ns
+from .names import Wrap
+from .requests import Request, current, now_ns
+from .server import Server
 
 if TYPE_CHECKING:
     from ...session import Session
@@ -22,7 +22,7 @@ SECOND = 1_000_000_000
 MOST_KNOWN = 100_000
 
 
-class Batching(Measure):
+class Batching(Server):
     """The loop as this process runs it.
 
     outer           requests of a web server, by the id of what they have handed in
@@ -34,9 +34,9 @@ class Batching(Measure):
     throwing        requests are being thrown out of the batch now; `preempted` of them in this turn
     """
 
+    servers = ("transformers",)
+
     def __init__(self, torch: Any, patches: Patches, session: Session) -> None:
-        self.requests = Requests.of(session)
-        self.session = session
         self.outer: dict[str, Request] = {}
         self.known: dict[str, Request] = {}
         self.tokenless: dict[str, tuple[Request, Any]] = {}
@@ -45,25 +45,19 @@ class Batching(Measure):
         self.idle = NOT_MEASURED
         self.stepped = self.throwing = False
         self.preempted = 0
-        self._patches = patches
-        self._in = False
-        self.look(0)
+        super().__init__(torch, patches, session)
 
-    def look(self, now: int) -> None:
-        self._in = self._in or put(
-            self._patches,
-            "transformers",
-            {
-                "add_request": lambda call: wrap_add(call, self),
-                "_generation_loop_body": lambda call: wrap_turn(call, self),
-                "prepare_next_batch": lambda call: wrap_prepare(call, self),
-                "prepare_batch_tensors": lambda call: wrap_part(call, self, "prepare"),
-                "_generation_step": lambda call: wrap_part(call, self, "model"),
-                "update_batch": lambda call: wrap_update(call, self),
-                "finish_request": lambda call: wrap_finish(call, self),
-                "offload_requests": lambda call: wrap_offload(call, self),
-            },
-        )
+    def wraps(self) -> dict[str, Wrap]:
+        return {
+            "add_request": lambda call: wrap_add(call, self),
+            "_generation_loop_body": lambda call: wrap_turn(call, self),
+            "prepare_next_batch": lambda call: wrap_prepare(call, self),
+            "prepare_batch_tensors": lambda call: wrap_part(call, self, "prepare"),
+            "_generation_step": lambda call: wrap_part(call, self, "model"),
+            "update_batch": lambda call: wrap_update(call, self),
+            "finish_request": lambda call: wrap_finish(call, self),
+            "offload_requests": lambda call: wrap_offload(call, self),
+        }
 
     def entered(self, name: Any) -> None:
         """Remember the web server's request that has handed this one in."""
@@ -177,7 +171,7 @@ def wrap_add(original: Callable[..., Any], batching: Batching) -> Callable[..., 
             if batching.requests.watched():
                 batching.entered(name)
         except Exception:
-            batching.session.failed()
+            batching.failed()
         return name
 
     return add_request
@@ -195,7 +189,7 @@ def wrap_turn(original: Callable[..., Any], batching: Batching) -> Callable[...,
             if batching.requests.watched():
                 batching.turned(batch_processor, start, now_ns())
         except Exception:
-            batching.session.failed()
+            batching.failed()
         return result
 
     return _generation_loop_body
@@ -216,7 +210,7 @@ def wrap_prepare(original: Callable[..., Any], batching: Batching) -> Callable[.
             if made:
                 batching.prepared(self)
         except Exception:
-            batching.session.failed()
+            batching.failed()
         return made
 
     return prepare_next_batch
@@ -246,7 +240,7 @@ def wrap_update(original: Callable[..., Any], batching: Batching) -> Callable[..
             batching.output += end - start
             batching.updated(end)
         except Exception:
-            batching.session.failed()
+            batching.failed()
         return result
 
     return update_batch
@@ -260,7 +254,7 @@ def wrap_finish(original: Callable[..., Any], batching: Batching) -> Callable[..
             if batching.requests.watched():
                 batching.finished(self, request_id, now_ns())
         except Exception:
-            batching.session.failed()
+            batching.failed()
         return original(self, request_id, *args, **kwargs)
 
     return finish_request

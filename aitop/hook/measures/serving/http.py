@@ -14,9 +14,9 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from ...patches import Patches
-from .. import Measure
-from .names import put
-from .requests import Request, Requests, current, now_ns
+from .names import Wrap
+from .requests import Request, current, now_ns
+from .server import Server
 
 if TYPE_CHECKING:
     from ...session import Session
@@ -33,19 +33,20 @@ CLOCK_MONOTONIC_COARSE = 6
 _ident = _thread.get_ident
 
 
-class Http(Measure):
+class Http(Server):
     """The requests of all web servers in this process. `under_way` has those that are being answered."""
 
+    servers = ("uvicorn", "gunicorn", "http")
+
     def __init__(self, torch: Any, patches: Patches, session: Session) -> None:
-        self.requests = Requests.of(session)
-        self.session = session
         self.under_way: set[Request] = set()
         # Threads that are inside of `handle_one_request`.
         self.handling: set[int] = set()
         self.tick_ns = int(time.clock_getres(CLOCK_MONOTONIC_COARSE) * 1e9)
-        self._patches = patches
-        self._open = ["uvicorn", "gunicorn", "http"]
-        self._wraps: dict[str, Callable[[Any], Any]] = {
+        super().__init__(torch, patches, session)
+
+    def wraps(self) -> dict[str, Wrap]:
+        return {
             "run_asgi": lambda call: wrap_run_asgi(call, self),
             "send": lambda call: wrap_send(call, self),
             "handle_request": lambda call: wrap_call(call, self, gunicorn_socket),
@@ -53,11 +54,6 @@ class Http(Measure):
             "parse_request": lambda call: wrap_parse(call, self),
             "run": lambda call: wrap_call(call, self, wsgiref_socket),
         }
-        self.look(0)
-
-    def look(self, now: int) -> None:
-        for server in self._open:
-            put(self._patches, server, self._wraps)
 
     def arrival(self, socket: Any, now: int) -> int:
         """Return when the request on this socket arrived, at most `now`."""
@@ -66,9 +62,9 @@ class Http(Measure):
         except (AttributeError, OSError, TypeError, struct.error):
             # No TCP, or no socket that can be asked.
             return now
-        # Both ends may be off by a part of a tick: only what certainly passed counts.
-        waited: int = ago * MILLISECOND - self.tick_ns
-        return now - waited if 0 < waited < LONGEST_WAIT_NS else now
+        waited: int = ago * MILLISECOND
+        # One tick may have passed at once.
+        return now - waited if self.tick_ns < waited < LONGEST_WAIT_NS else now
 
     def begin(self, socket: Any) -> Request | None:
         """Return a new request that came in on this socket; None within another one, or where none are measured.
@@ -95,7 +91,7 @@ class Http(Measure):
                 self.requests.count("http", len(self.under_way))
                 self.requests.answered(request, now)
         except Exception:
-            self.session.failed()
+            self.failed()
 
 
 def wrap_run_asgi(original: Callable[..., Any], http: Http) -> Callable[..., Any]:
@@ -106,7 +102,7 @@ def wrap_run_asgi(original: Callable[..., Any], http: Http) -> Callable[..., Any
         try:
             request = http.begin(self.transport.get_extra_info("socket"))
         except Exception:
-            http.session.failed()
+            http.failed()
         return original(self, app) if request is None else run(self, app, request)
 
     async def run(self: Any, app: Any, request: Request) -> Any:
@@ -135,7 +131,7 @@ def wrap_send(original: Callable[..., Any], http: Http) -> Callable[..., Any]:
                     # What the application does after its answer holds nobody up.
                     http.end(request, now_ns())
         except Exception:
-            http.session.failed()
+            http.failed()
         return original(self, message)
 
     return send
@@ -152,7 +148,7 @@ def wrap_call(original: Callable[..., Any], http: Http, socket_of: Callable[...,
                 request.began = now_ns()
                 current.set(request)
         except Exception:
-            http.session.failed()
+            http.failed()
         try:
             return original(*args, **kwargs)
         finally:
@@ -202,7 +198,7 @@ def wrap_parse(original: Callable[..., Any], http: Http) -> Callable[..., Any]:
                     request.began = now_ns()
                     current.set(request)
         except Exception:
-            http.session.failed()
+            http.failed()
         return original(self, *args, **kwargs)
 
     return parse_request

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from ....protocol.events import NOT_MEASURED
 from ...patches import Patches
-from .. import Measure
-from .names import put
-from .requests import Request, Requests, current, now_ns
+from .names import Wrap
+from .requests import Request, current, now_ns
+from .server import Server
 
 if TYPE_CHECKING:
     from ...session import Session
@@ -27,47 +27,42 @@ STARTS, GOES_ON = "START", "OK"
 RESPONSE = ("self", "transport", "response_queue_id", "uid", "response_data", "status", "response_type")
 
 
-class LitServe(Measure):
+class LitServe(Server):
     """The requests of this worker.
 
     known       requests that were taken from the queue, by id
     group       those that are worked on together, from the first that was taken until the last is answered
     batch       how many there were in it
-    group_began, group_ended    when the first of it was taken; when the group before it was answered
+    group_began, group_ended    when it could begin; when the group before it was answered
     """
 
+    servers = ("litserve",)
+
     def __init__(self, torch: Any, patches: Patches, session: Session) -> None:
-        self.requests = Requests.of(session)
-        self.session = session
         self.known: dict[str, Request] = {}
         self.group: dict[str, Request] = {}
         self.batch = self.group_began = self.group_ended = 0
-        self._patches = patches
-        self._in = False
-        self.look(0)
+        super().__init__(torch, patches, session)
 
-    def look(self, now: int) -> None:
-        self._in = self._in or put(
-            self._patches,
-            "litserve",
-            {
-                "_callmethod": lambda call: wrap_get(call, self),
-                "trigger_event": lambda call: wrap_event(call, self),
-                "put_response": lambda call: wrap_response(call, self),
-                "_process_single_request": lambda call: wrap_task(call, self),
-                "_process_streaming_request": lambda call: wrap_task(call, self),
-            },
-        )
+    def wraps(self) -> dict[str, Wrap]:
+        return {
+            "_callmethod": lambda call: wrap_get(call, self),
+            "trigger_event": lambda call: wrap_event(call, self),
+            "put_response": lambda call: wrap_response(call, self),
+            "_process_single_request": lambda call: wrap_task(call, self),
+            "_process_streaming_request": lambda call: wrap_task(call, self),
+        }
 
     def taken(self, name: str, stamp: float, now: int) -> None:
         """Remember a request that was taken from the queue."""
         if len(self.known) >= MOST_KNOWN:
             self.known.clear()
             self.group.clear()
-        if not self.group:
-            self.group_began, self.batch = now, 0
         request = Request(min(now, int(stamp * SECOND)))
         request.began = now
+        if not self.group:
+            # If it came while the last ones were worked on, the loop has not waited for it.
+            self.group_began, self.batch = max(request.arrived, self.group_ended), 0
         self.known[name] = self.group[name] = request
         self.batch += 1
         self.requests.count("litserve", len(self.known))
@@ -112,7 +107,7 @@ class LitServe(Measure):
         self.requests.turned(
             began,
             now,
-            idle=max(0, began - before),
+            idle=began - before,
             requests=self.batch,
             parts=(max(0, decode - began), model - decode, after - model, NOT_MEASURED),
             tokens=(now - after, NOT_MEASURED, NOT_MEASURED, NOT_MEASURED),
@@ -131,7 +126,7 @@ def wrap_get(original: Callable[..., Any], litserve: LitServe) -> Callable[..., 
                 if type(name) is str and type(stamp) is float and litserve.requests.watched():
                     litserve.taken(name, stamp, now_ns())
         except Exception:
-            litserve.session.failed()
+            litserve.failed()
         return result
 
     return _callmethod
@@ -144,7 +139,7 @@ def wrap_event(original: Callable[..., Any], litserve: LitServe) -> Callable[...
         try:
             litserve.reached(event_name, now_ns())
         except Exception:
-            litserve.session.failed()
+            litserve.failed()
         return original(self, event_name, *args, **kwargs)
 
     return trigger_event
@@ -159,9 +154,9 @@ def wrap_response(original: Callable[..., Any], litserve: LitServe) -> Callable[
             if litserve.requests.watched():
                 given = dict(zip(RESPONSE, args, strict=False)) | kwargs
                 streams = given["response_type"].name == "STREAMING"
-                litserve.responded(given["uid"], given["status"].name, streams, now_ns())
+                litserve.responded(given["uid"], given["status"], streams, now_ns())
         except Exception:
-            litserve.session.failed()
+            litserve.failed()
         return result
 
     return put_response
@@ -177,7 +172,7 @@ def wrap_task(original: Callable[..., Any], litserve: LitServe) -> Callable[...,
             own = litserve.known.get(request[1])
             litserve.group.pop(request[1], None)
         except Exception:
-            litserve.session.failed()
+            litserve.failed()
         coroutine = original(self, request, *args, **kwargs)
         return coroutine if own is None else within(own, coroutine)
 

@@ -98,3 +98,11 @@ def put(patches: Patches, server: str, wraps: dict[str, Wrap]) -> bool:
         if not patches.has(owner, attribute):
             patches.put(owner, attribute, wraps[attribute])
     return in_place
+
+
+def take_back(patches: Patches, server: str) -> None:
+    """Put back what `put` has wrapped of this server."""
+    for module, name, attribute in TABLE[server]:
+        owner = getattr(sys.modules.get(module), name, None)
+        if owner is not None:
+            patches.take_back(owner, attribute)

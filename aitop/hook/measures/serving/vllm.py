@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 from ....protocol.events import NOT_MEASURED
 from ...patches import Patches
-from .. import Measure
-from .names import put
-from .requests import Request, Requests, mono_of, now_ns, whole
+from .names import Wrap
+from .requests import Request, mono_of, now_ns, whole
+from .server import Server
 
 if TYPE_CHECKING:
     from ...session import Session
@@ -28,7 +28,7 @@ MILLION = 1_000_000
 MOST_KNOWN = 100_000
 
 
-class Vllm(Measure):
+class Vllm(Server):
     """The engine's scheduler, as this process runs it.
 
     known           requests by id, from their arrival here until they are freed
@@ -40,33 +40,27 @@ class Vllm(Measure):
     waiting         requests that waited before it
     """
 
+    servers = ("vllm",)
+
     def __init__(self, torch: Any, patches: Patches, session: Session) -> None:
-        self.requests = Requests.of(session)
-        self.session = session
         self.known: dict[str, Request] = {}
         self.tokenless: dict[str, Request] = {}
         self.turn_began = self.turn_ended = 0
         self.rests = False
         self.scheduling = self.sampling = self.preempted = 0
         self.waiting = NOT_MEASURED
-        self._patches = patches
-        self._in = False
-        self.look(0)
+        super().__init__(torch, patches, session)
 
-    def look(self, now: int) -> None:
-        self._in = self._in or put(
-            self._patches,
-            "vllm",
-            {
-                "schedule": lambda call: wrap_schedule(call, self),
-                "update_from_output": lambda call: wrap_update(call, self),
-                "add_request": lambda call: wrap_add(call, self),
-                "_free_request": lambda call: wrap_free(call, self),
-                "_preempt_request": lambda call: wrap_preempt(call, self),
-                "preprocess_add_request": lambda call: wrap_receive(call, self),
-                "sample_tokens": lambda call: wrap_sample(call, self),
-            },
-        )
+    def wraps(self) -> dict[str, Wrap]:
+        return {
+            "schedule": lambda call: wrap_schedule(call, self),
+            "update_from_output": lambda call: wrap_update(call, self),
+            "add_request": lambda call: wrap_add(call, self),
+            "_free_request": lambda call: wrap_free(call, self),
+            "_preempt_request": lambda call: wrap_preempt(call, self),
+            "preprocess_add_request": lambda call: wrap_receive(call, self),
+            "sample_tokens": lambda call: wrap_sample(call, self),
+        }
 
     # What the wrappers note. Each runs in the thread that schedules, but for `received`.
 
@@ -172,14 +166,14 @@ def wrap_schedule(original: Callable[..., Any], vllm: Vllm) -> Callable[..., Any
             if not vllm.turn_began:
                 vllm.waiting = counts(self)[1]
         except Exception:
-            vllm.session.failed()
+            vllm.failed()
         start = now_ns()
         output = original(self, *args, **kwargs)
         try:
             if requests.watched():
                 vllm.scheduled(output, start, now_ns())
         except Exception:
-            vllm.session.failed()
+            vllm.failed()
         return output
 
     return schedule
@@ -196,7 +190,7 @@ def wrap_update(original: Callable[..., Any], vllm: Vllm) -> Callable[..., Any]:
             if requests.watched():
                 vllm.updated(self, scheduler_output, start, now_ns())
         except Exception:
-            vllm.session.failed()
+            vllm.failed()
         return result
 
     return update_from_output
@@ -211,7 +205,7 @@ def wrap_add(original: Callable[..., Any], vllm: Vllm) -> Callable[..., Any]:
             if vllm.requests.watched():
                 vllm.requests.count("vllm", len(self.requests))
         except Exception:
-            vllm.session.failed()
+            vllm.failed()
         return result
 
     return add_request
@@ -225,7 +219,7 @@ def wrap_free(original: Callable[..., Any], vllm: Vllm) -> Callable[..., Any]:
             if vllm.requests.watched():
                 vllm.freed(request, now_ns())
         except Exception:
-            vllm.session.failed()
+            vllm.failed()
         return original(self, request, *args, **kwargs)
 
     return _free_request
@@ -249,7 +243,7 @@ def wrap_receive(original: Callable[..., Any], vllm: Vllm) -> Callable[..., Any]
             if vllm.requests.watched():
                 vllm.received(request, now_ns())
         except Exception:
-            vllm.session.failed()
+            vllm.failed()
         return original(self, request, *args, **kwargs)
 
     return preprocess_add_request
