@@ -134,7 +134,7 @@ class HostSource(Source):
         self._ranks = tuple(pid for pid in ranks_of(places) if pid in self._pids)
         self._launchers = frozenset(pid for pid in self._pids if places[pid].role == "launcher")
         self._parents = parents_of_workers(living, places)
-        self._engines = engines_of(living)
+        self._engines = engines_of(living, self._server.loops if self._server else ())
         speaker = next((member for member in living if member.stat.pid in self._ranks[:1]), living[0])
         cgroup = self._read_cgroup(speaker)
         return HostSample(

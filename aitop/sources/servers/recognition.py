@@ -35,6 +35,11 @@ class Server(NamedTuple):
         """The name with the version where it is known."""
         return f"{self.software.name} {self.version}" if self.version else self.software.name
 
+    @property
+    def loops(self) -> tuple[int, ...]:
+        """The processes that run the engine's loop, in the order of their pids."""
+        return tuple(sorted(pid for pid, part in self.parts.items() if part.loop))
+
 
 class _Signs(NamedTuple):
     """What of a process can tell its part: see Part."""
