@@ -24,6 +24,7 @@ from aitop.diagnosis.causes import (
     transfer_bound,
     underbatched,
 )
+from aitop.diagnosis.causes.serving import queue, tail
 from aitop.diagnosis.conditions import clocks, device_memory, hang, hardware, host_memory, memory
 from aitop.diagnosis.rule import Rule
 
@@ -49,6 +50,8 @@ CAUSES: tuple[Rule, ...] = (
     underbatched.judge,
     oversubscription.judge,
     host.judge,
+    tail.judge,
+    queue.judge,
     computing.compute_bound,
 )
 CONDITIONS: tuple[Rule, ...] = (

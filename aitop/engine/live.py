@@ -32,6 +32,8 @@ from aitop.sources.host import HostSource
 from aitop.sources.host.job import same_process, started, whole_jobs
 from aitop.sources.host.target import still_there
 from aitop.sources.ring.source import HookSource
+from aitop.sources.servers.recognition import Recogniser
+from aitop.sources.servers.source import ServerSource
 from aitop.sources.source import Source, SourceError
 from aitop.sources.stacks import StackSource
 from aitop.sources.stacks.dump import native_frames, take_dump
@@ -49,13 +51,14 @@ FIRST_TICKS = (0.1, 0.4, 0.8)
 
 @dataclass(frozen=True)
 class Options:
-    """What to use and how often to tick (seconds). `passive` never touches the target: no hook, no stacks."""
+    """What to use and how often to tick (seconds). `passive` never touches the target: no hook, stacks or metrics."""
 
     passive: bool = False
     interval: float = 1.0
     gpu: bool = True
     stacks: bool = True
     hook: bool = True
+    metrics: bool = True
 
 
 class LiveFeed:
@@ -76,7 +79,13 @@ class LiveFeed:
         self._growth = GrowthFinder(self.target.pid, self._events.put)
         self._hook_requests = HookRequests()
         self._stepping_processes = SteppingProcesses()
-        self._host = HostSource(self._pids, interval=options.interval, stepping=self._stepping_processes.pids)
+        self._recogniser = Recogniser()
+        self._host = HostSource(
+            self._pids,
+            interval=options.interval,
+            stepping=self._stepping_processes.pids,
+            recognise=self._recogniser.look,
+        )
         self._runners: dict[SourceName, SourceRunner] = {}
         self._thread: threading.Thread | None = None
         self._snapshot: Snapshot | None = None
@@ -184,6 +193,8 @@ class LiveFeed:
             sources.append(StackSource(self._pids, script=self.target.script, working=working, stepping=stepping))
         if options.hook and not options.passive:
             sources.append(HookSource(self._hook_pids, self._hook_requests.bring_in))
+        if options.metrics and not options.passive:
+            sources.append(ServerSource(self._host.server, lambda: self._host.wait_for_look(FIRST_LOOK_SECONDS)))
         return sources
 
     def _switched_off(self) -> list[tuple[SourceName, str]]:
@@ -194,6 +205,8 @@ class LiveFeed:
             off.append(("stacks", f"switched off by {'--passive' if options.passive else '--no-stacks'}"))
         if options.passive or not options.hook:
             off.append(("hook", f"switched off by {'--passive' if options.passive else '--no-hook'}"))
+        if options.passive or not options.metrics:
+            off.append(("server", f"switched off by {'--passive' if options.passive else '--no-metrics'}"))
         return off
 
     def _hook_pids(self) -> tuple[int, ...]:
@@ -275,6 +288,7 @@ class LiveFeed:
             self._sink.write(event)
         if isinstance(event, StackWindow):
             self._growth.consider(event)
+            self._recogniser.saw(event)
         snapshot = self._engine.handle(event)
         if snapshot is not None and not self._stopping.is_set():
             self._snapshot = snapshot

@@ -31,7 +31,8 @@ _OF_KIND: dict[WaitKind, Activity] = {
 }
 # What the kernel may report during a wait that is known from the library.
 _KINDS_OF: dict[str, tuple[WaitKind, ...]] = {
-    "wait-queue": ("queue", "lock", "other"),
+    # An event loop that has nothing to do waits for its sockets.
+    "wait-queue": ("queue", "lock", "other", "network"),
     "wait-lock": ("lock", "other"),
     "wait-child": ("child", "other"),
     "wait-device": ("device", "lock", "other"),

@@ -57,7 +57,7 @@ class Steps:
         seen = [(stack, count) for stack, count in stacks if not stack.worker and not stack.importing]
         self._anchors: dict[Function, _Anchors] = {}
         for stack, count in seen:
-            for frame in stack.callers:
+            for frame in (frame for index, frame in stack.stages if index < stack.library):
                 anchors = self._anchors.setdefault((frame.file, frame.function), _Anchors())
                 anchors.add(stack.phase, frame.line, count)
         self._drop_chance_functions()
@@ -95,7 +95,7 @@ class Steps:
 
     def position(self, stack: Seen) -> Position | None:
         """The position in a step of a stack outside of every phase; None if no function that makes steps is on it."""
-        users = [frame for frame in stack.frames if frame.user]
+        users = [frame for _, frame in stack.stages]
         for index in range(len(users) - 1, -1, -1):
             anchors = self._anchors.get((users[index].file, users[index].function))
             if anchors is None:

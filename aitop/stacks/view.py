@@ -10,8 +10,10 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
+import msgspec
+
 from aitop.model.host import Role
-from aitop.model.ledger import Position
+from aitop.model.ledger import Activity, Position
 from aitop.model.snapshot import HotLine, Phases, ProcessStacks, Series, Stacks, ThreadShare, ThreadTree
 from aitop.model.stacks import Flow, Frame, Look, StackCount, StackWindow
 from aitop.stacks.activity import Parts, looks_of, parts_of_groups
@@ -181,14 +183,15 @@ def _merged_view(reads: Sequence[_Read], roles: Mapping[int, Role]) -> Stacks | 
         for key, stacks in threads.items():
             steps = Steps(stacks.items(), flows)
             by_window = [digest.get(key, {}) for digest in digests]
-            if key == lead:
-                processes.append(_process(key, role, stacks, steps, by_window))
-            else:
-                beside[key] = stacks
             groups = _groups(stacks, steps)
             of_thread = [(look, digest.get(key, {})) for look, digest in looks if look.pid == pid]
             parts = parts_of_groups(groups, looks_of(windows, of_thread, pid, key.thread))
             samples = sum(main.values()) or sum(stacks.values())
+            if key == lead:
+                process = _process(key, role, stacks, steps, by_window)
+                processes.append(msgspec.structs.replace(process, lineless=_lineless(groups, parts, samples)))
+            else:
+                beside[key] = stacks
             lines += [
                 _hot_line(key, role, group, members, doing=parts.get(group, {}), samples=samples, by_window=by_window)
                 for group, members in groups.items()
@@ -352,6 +355,20 @@ def _groups(stacks: Mapping[Seen, int], steps: Steps) -> dict[Group, dict[Seen, 
     return groups
 
 
+def _lineless(
+    groups: Mapping[Group, Mapping[Seen, int]], parts: Mapping[Group, Parts], samples: int
+) -> tuple[tuple[str, Activity, float], ...]:
+    """The shares of `samples` in which no line of the user's was on the stack, by phase and activity, largest first."""
+    shares: dict[tuple[str, Activity], float] = {}
+    for group, stacks in groups.items():
+        if group.line is None:
+            for activity, part in parts.get(group, {}).items():
+                key = group.phase, activity
+                shares[key] = shares.get(key, 0.0) + part * sum(stacks.values()) / samples
+    ordered = sorted(shares.items(), key=lambda item: -item[1])
+    return tuple((phase, activity, share) for (phase, activity), share in ordered if share > 0.0)
+
+
 def _hot_line(
     key: ThreadKey,
     role: Role,
@@ -385,4 +402,5 @@ def _hot_line(
         callers=len(heaviest.callers),
         loop=line.loop,
         by_window=tuple(sum(window.get(seen, 0) for seen in stacks) for window in by_window),
+        handler=heaviest.handler,
     )

@@ -1,15 +1,11 @@
-"""Which processes of a tree run the loop of a serving engine, told by the titles that engines give their processes."""
+"""Which processes of a tree run the loop of a serving engine, and which work for them."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from aitop.sources.host.tree import Member
-
-# vLLM's. Before the two colons stands a prefix that can be set.
-TITLE = re.compile(r"::EngineCore(?:_DP\d+)?$")
 
 
 class Engines(NamedTuple):
@@ -23,9 +19,8 @@ class Engines(NamedTuple):
     around: frozenset[int] = frozenset()
 
 
-def engines_of(members: Sequence[Member]) -> Engines:
-    """The engines among these processes."""
-    pids = tuple(sorted(member.stat.pid for member in members if member.argv and TITLE.search(member.argv[0])))
+def engines_of(members: Sequence[Member], pids: tuple[int, ...]) -> Engines:
+    """The engines among these processes, of which `pids` run a loop."""
     above = {member.stat.pid: member.ppid for member in members}
     around: set[int] = set()
     for pid in pids:
