@@ -121,8 +121,8 @@ def _of_stacks(snapshot: Snapshot) -> Explanation | str | None:
     host = main_lines(snapshot, lambda entry: entry.phase == "host" and entry.where is not None)
     for place in host.where:
         lines = _at(snapshot, place.file, place.line)
-        # Entries of one line that differ in activity only share its counts.
-        counts = {(entry.position, entry.work): entry.by_window for entry in lines.entries}
+        # Entries that differ in activity only share their counts. A lambda stands on its caller's line.
+        counts = {(entry.function, entry.position, entry.work): entry.by_window for entry in lines.entries}
         ends = rising_share([sum(numbers) for numbers in zip(*counts.values(), strict=True)], process.by_window)
         if ends is None:
             continue
@@ -158,8 +158,8 @@ def _fix(place: str, share: float) -> Fix:
 def rising_share(counts: Sequence[int], samples: Sequence[int]) -> tuple[float, float] | None:
     """The share of samples at the begin and the end of a steady rise; None where it does not surely rise.
 
-    A straight line through the shares of equal parts of the time. What scatters more than chance allows, as bursts do,
-    has to rise the more.
+    A straight line through the shares of equal parts of the time. What scatters from one part to the next more than
+    chance allows, as bursts do, has to rise the more.
     """
     total, seen = sum(samples), 0
     parts = [(0, 0)] * SHARE_PARTS
@@ -174,12 +174,12 @@ def rising_share(counts: Sequence[int], samples: Sequence[int]) -> tuple[float, 
     slope, _ = line_through(range(SHARE_PARTS), shares)
     middle = (SHARE_PARTS - 1) / 2
     level = sum(shares) / SHARE_PARTS
-    line = [level + slope * (index - middle) for index in range(SHARE_PARTS)]
-    # The variance of a part's share: what chance gives, and what is seen beside the line where that is more.
+    # The variance of a part's share: what chance gives, and what is seen from part to part where that is more. Seen
+    # beside the line, a rise that levels off would count as scatter: a line of 90 % cannot gain as much as one of 30 %.
     chance = mean * (1.0 - mean) * SHARE_PARTS / total
-    scatter = sum((share - fitted) ** 2 for share, fitted in zip(shares, line, strict=True)) / (SHARE_PARTS - 2)
+    scatter = sum((after - before - slope) ** 2 for before, after in pairwise(shares)) / (2 * (SHARE_PARTS - 1))
     spread = sum((index - middle) ** 2 for index in range(SHARE_PARTS))
-    first, last = max(0.0, line[0]), min(1.0, line[-1])
+    first, last = max(0.0, level - slope * middle), min(1.0, level + slope * middle)
     surely = slope / math.sqrt(max(chance, scatter) / spread) >= SURE_ERRORS
     return (first, last) if surely and last - first >= LEAST_RISE and last >= LEAST_RATIO * first else None
 
