@@ -292,6 +292,7 @@ def _collecting(entries: list[Entry], share: float, process: ProcessStacks) -> l
     A line that calls gc.collect gets all of it. Collections that start by themselves interrupt whatever allocates: they
     are taken from all running entries in proportion, as one entry per phase.
     """
+    share -= sum(entry.share for entry in entries if entry.activity == "collect")
     asking = [entry for entry in entries if entry.phase == "host" and entry.does in RUNNING and entry.where is not None]
     on_lines: dict[tuple[str, int], float] = {}
     for entry in asking:

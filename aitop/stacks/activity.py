@@ -13,6 +13,7 @@ from typing import TypeVar
 
 from aitop.model.ledger import Activity
 from aitop.model.stacks import Look, StackWindow, ThreadState, WaitKind
+from aitop.stacks.libraries import State
 from aitop.stacks.reading import Seen
 
 # Shares of a line's time by activity; they add up to 1.
@@ -91,8 +92,13 @@ def looks_of(
     )
 
 
-def parts_of_groups(groups: Mapping[Key, Mapping[Seen, int]], looks: ThreadLooks) -> dict[Key, Parts]:
-    """The activities of each group of stacks (those of one line and phase), as shares of the group's time."""
+def parts_of_groups(
+    groups: Mapping[Key, Mapping[Seen, int]], looks: ThreadLooks, states: Mapping[Key, State | None]
+) -> dict[Key, Parts]:
+    """The activities of each group of stacks (those of one line and phase), as shares of the group's time.
+
+    `states` has what libraries do to the time of each group, None where the looks have to tell.
+    """
     samples = sum(sum(stacks.values()) for stacks in groups.values())
     if not samples:
         return {}
@@ -101,7 +107,7 @@ def parts_of_groups(groups: Mapping[Key, Mapping[Seen, int]], looks: ThreadLooks
     waiting_by_library: dict[str, float] = {}
     for key, stacks in groups.items():
         share = sum(stacks.values()) / samples
-        state = next(iter(stacks)).state
+        state = states[key]
         if state is not None:
             parts[key] = {state: 1.0}
             if state in _KINDS_OF:

@@ -214,6 +214,8 @@ class Meaning(NamedTuple):
     handler: Handler | None = None
 
 
+# Functions of C that collect garbage: on a stack there is only the line that calls them.
+COLLECTORS = frozenset({"gc.collect"})
 # Models and losses are made of these functions alike: a call of one does not show where a model is called.
 _FUNCTIONS = re.compile(r"/torch/nn/functional\.py$")
 
