@@ -123,7 +123,6 @@ LOADING = (
             "numbers.append(sign * (abs(int(whole))",
         ),
         remedy="cheaper|worker 0|lagging",
-        left=(left.REGIONAL_SHARDS,),
     ),
     _scenario(
         "hf_titles",
