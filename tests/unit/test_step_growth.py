@@ -84,6 +84,32 @@ def test_other_changes_are_no_growth(records):
     assert level(step_growth.judge(snapshot(records))) < step_growth.judge.band.leave
 
 
+@pytest.mark.parametrize("since", [150, 200, 240, 300])
+def test_a_change_from_one_level_to_another_is_no_growth(since):
+    """The machine is shared from one moment on, or a queue that was full at the start has run empty."""
+    for count, noise in ((400, 0.0), (400, 0.3)):
+        random_ = random.Random(since)
+        times = [(0.02 if n < since else 0.04) * (1 + noise * random_.random()) for n in range(count)]
+        records = [step(n, seconds, forward=seconds, cpu=seconds) for n, seconds in enumerate(times)]
+        assert level(step_growth.judge(snapshot(records))) < step_growth.judge.band.leave
+        waits = [step(n, 0.02 + own, forward=0.02, data_wait=own, cpu=0.02) for n, own in enumerate(times)]
+        waits = [msgspec.structs.replace(one, end=900.0 + 0.1 * one.index) for one in waits]
+        assert level(step_growth.judge(snapshot(waits))) < step_growth.judge.band.leave
+
+
+def test_a_large_rise_at_the_start_of_a_run_has_to_last_as_well():
+    waits = [step(n, 0.01 + 4e-4 * n, forward=0.01, data_wait=4e-4 * n, cpu=0.01) for n in range(120)]
+    assert isinstance(step_growth.judge(snapshot(waits)), Abstention)
+
+
+def test_a_wait_is_measured_by_the_clock_and_not_by_the_time_on_a_core():
+    grown = [0.02 + 1e-4 * n for n in range(600)]
+    records = [step(n, 0.02 + own, data_wait=own, forward=0.02, cpu=0.005) for n, own in enumerate(grown)]
+    records = [msgspec.structs.replace(one, end=900.0 + 0.12 * one.index) for one in records]
+    growth = step_growth.growth_of(records, device=False)
+    assert growth.first == pytest.approx(0.04, rel=0.2) and growth.last == pytest.approx(0.1, rel=0.1)
+
+
 def test_longer_batches_take_longer():
     records = [step(index, 0.02 + 2e-5 * index, cpu=0.02 + 2e-5 * index, samples=32 + index) for index in range(400)]
     assert level(step_growth.judge(snapshot(records))) == 0.0
