@@ -316,6 +316,12 @@ def test_queue_of_charts_is_that_of_the_engine_where_it_tells():
     assert request_series(made, 94.0)["request_queue"].values[0] == 5.0
 
 
+def test_charts_of_iterations_alone_tell_no_rate():
+    made = history(hook(ENGINE, 90.0), hook(ENGINE, 95.0, iterations=(turn(91.1, waiting=4), turn(92.1, waiting=2))))
+    made.add(hook(ENGINE, 98.0, iterations=(turn(97.9, waiting=4),)))
+    assert set(request_series(made, 95.0)) == {"request_queue"}
+
+
 def test_without_the_hook_charts_are_made_of_metrics():
     looks = [look(90.0, 0.0, waiting=1.0), look(92.0, 10.0, waiting=2.0), look(94.0, 10.0, waiting=3.0)]
     series = request_series(history(*looks), NOW)

@@ -56,7 +56,8 @@ def request_series(history: History, now: float) -> dict[str, Series]:
         return series_of_metrics(history.servers)
     last = int(now) - 2
     seconds = range(max(min([*requests, *turns]), last - CHART_SECONDS), last + 1)
-    rows = [_row(requests.get(second, []), turns.get(second, [])) for second in seconds]
+    watched = any(one.watches_requests for one in served.values())
+    rows = [_row(requests.get(second, []), turns.get(second, []), watched=watched) for second in seconds]
     times = tuple(float(second + 1) for second in seconds)
     names = ("request_p50", "request_p99", "request_rate", "request_queue")
     made = {name: Series(times=times, values=tuple(row[place] for row in rows)) for place, name in enumerate(names)}
@@ -71,8 +72,8 @@ def _by_second(histories: Iterable[Iterable[ServedSecond]]) -> dict[int, list[Se
     return found
 
 
-def _row(requests: Sequence[ServedSecond], turns: Sequence[ServedSecond]) -> tuple[float | None, ...]:
-    """p50, p99, rate and queue of one second."""
+def _row(requests: Sequence[ServedSecond], turns: Sequence[ServedSecond], *, watched: bool) -> tuple[float | None, ...]:
+    """p50, p99, rate and queue of one second; `watched`: requests are, and not only iterations."""
     answered = sum(one.requests for one in requests)
     weighted = sum(one.requests * one.p50 for one in requests if one.p50 is not None)
     slowest = max((one.p99 for one in requests if one.p99 is not None), default=None)
@@ -81,7 +82,7 @@ def _row(requests: Sequence[ServedSecond], turns: Sequence[ServedSecond]) -> tup
     return (
         weighted / answered * 1e3 if answered else None,
         None if slowest is None else slowest * 1e3,
-        float(answered),
+        float(answered) if watched else None,
         sum(waiting) if waiting else sum(queued) if queued else None,
     )
 
@@ -195,7 +196,7 @@ def _rate_of_requests(
     answered: Sequence[RequestRecord], served: Mapping[int, ServedHistory], seconds: float
 ) -> float | None:
     """None where only iterations are watched: requests may be answered all the same."""
-    watched = bool(answered) or any(own.alive is not None for own in served.values())
+    watched = any(own.watches_requests for own in served.values())
     return len(answered) / seconds if watched and seconds > 0 else None
 
 
