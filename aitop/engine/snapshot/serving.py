@@ -39,8 +39,14 @@ def serving(history: History, now: float, kind: Kind) -> Serving | None:
         return hook or metrics
     missing = {name: getattr(metrics, name) for name in Serving.__struct_fields__ if getattr(hook, name) is None}
     tokens = hook.tokens_per_second if metrics.tokens_per_second is None else metrics.tokens_per_second
-    still = min((value for value in (hook.still, metrics.still) if value is not None), default=None)
-    return replace(hook, **{**missing, "tokens_per_second": tokens, "still": still})
+    return replace(hook, **{**missing, "tokens_per_second": tokens, "still": _still(history, hook, metrics, now)})
+
+
+def _still(history: History, hook: Serving, metrics: Serving, now: float) -> float | None:
+    """Seconds since the newest progress that either has seen. What the metrics say is as old as the last look."""
+    age = now - max(looks[-1].time for looks in history.servers.values())
+    known = (hook.still, None if metrics.still is None else metrics.still + max(0.0, age))
+    return min((value for value in known if value is not None), default=None)
 
 
 def request_series(history: History, now: float) -> dict[str, Series]:
@@ -132,9 +138,13 @@ def _of_hook(history: History, now: float) -> Serving | None:
 
 
 def _reported_until(history: History, served: Mapping[int, ServedHistory], now: float) -> float:
-    """Until when what was to be reported has been: now, or when the hook was last heard of if it is gone."""
+    """Until when what was to be reported has been: until the hook was last heard of. One that is read and says nothing
+    for longer than it takes to come to it has nothing to say: until now.
+    """
     status = history.statuses.get("hook")
-    return now if status is None or status.state == "ok" else max(history.hooks[pid].time for pid in served)
+    heard = max(history.hooks[pid].time for pid in served)
+    silent = (status is None or status.state == "ok") and now - heard > SILENT_SECONDS
+    return now if silent else heard
 
 
 def _window(served: Mapping[int, ServedHistory], end: float) -> float:
