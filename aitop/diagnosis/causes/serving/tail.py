@@ -67,17 +67,20 @@ def _look(snapshot: Snapshot) -> Explanation | str | None:
     tail = tail_of(requests, Timeline(hold_ups(snapshot, serving, usual)), slow)
     if usual <= 0.0 or tail.slowest < LEAST_RATIO * usual:
         return None
-    kinds, bursts = dict(tail.kinds), _bursts(snapshot, serving)
-    estimated = _estimated(tail, bursts, snapshot.window, len(requests))
-    for kind, part in estimated.items():
+    bursts = _bursts(snapshot, serving)
+    kinds = _explained(tail, snapshot)
+    for kind, part in _estimated(tail, bursts, snapshot.window, len(requests)).items():
         kinds[kind] = kinds.get(kind, 0.0) + part
+    for kind, part in tail.at_most.items():
+        # A moment in which a request waits for something that is known was none in which it waited for a core.
+        kinds[kind] = min(part, max(0.0, 1.0 - tail.size - sum(kinds.values())))
     kinds = dict(sorted(kinds.items(), key=lambda item: -item[1]))
     first = next(iter(kinds), None)
     if first is None or kinds[first] < LEAVE:
         return None
     part = kinds[first]
     lines = _lines(first, snapshot, bursts)
-    measured = tail.kinds.get(first, 0.0) >= 0.5 * part
+    measured = _explained(tail, snapshot).get(first, 0.0) >= 0.5 * part
     left = usual + (1.0 - part) * (tail.slowest - usual)
     return Explanation(
         subtype=first,
@@ -93,6 +96,20 @@ def _look(snapshot: Snapshot) -> Explanation | str | None:
         evidence=_evidence(snapshot, serving, tail, kinds, left),
         fixes=_fixes(first, lines),
     )
+
+
+def _explained(tail: Tail, snapshot: Snapshot) -> dict[Kind, float]:
+    """The measured kinds; long handling is that of an event loop where one calls the handlers."""
+    kinds = dict(tail.kinds)
+    if "handler" in kinds and any(entry.handler == "event-loop" for entry in _handlers(snapshot)):
+        kinds["event-loop"] = kinds.get("event-loop", 0.0) + kinds.pop("handler")
+    return kinds
+
+
+def _handlers(snapshot: Snapshot) -> list[Entry]:
+    """The code that is called for requests, other than the model."""
+    ledger = lead_ledger(snapshot)
+    return [entry for entry in (ledger.entries if ledger else ()) if entry.where is not None and _handles(entry)]
 
 
 def _evidence(snapshot: Snapshot, serving: Serving, tail: Tail, kinds: dict[Kind, float], left: float) -> list[str]:
@@ -186,7 +203,10 @@ def _lines(kind: Kind, snapshot: Snapshot, bursts: Iterable[Burst]) -> tuple[Whe
     }
     if kind in wanted:
         return lines_of(entry for entry in entries if wanted[kind](entry)).where
-    return lines_of(entry for burst in bursts if burst.kind == kind for entry in burst.entries).where
+    found = lines_of(entry for burst in bursts if burst.kind == kind for entry in burst.entries).where
+    if not found and kind in ("event-loop", "handler"):
+        return lines_of(_handlers(snapshot)).where
+    return found
 
 
 def _fixes(kind: Kind, where: tuple[Where, ...]) -> tuple[Fix, ...]:
