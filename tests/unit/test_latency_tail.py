@@ -176,7 +176,7 @@ def handled(long=0.3, every=50):
 def test_long_handling_of_one_request_holds_up_those_behind_it(handler, subtype):
     line_of_it = line("answer", 0.3, activity="sleep", number=31, handler=handler, position="before")
     verdict = fired(tail.judge(server(handled(), lines=[line_of_it])))
-    assert verdict.subtype == subtype and verdict.share > 0.7 and verdict.where[0].line == 31
+    assert verdict.subtype == subtype and verdict.share > 0.5 and verdict.where[0].line == 31
     assert level(tail.judge(server(handled(long=0.002), lines=[line_of_it]))) == 0.0
 
 
