@@ -7,14 +7,16 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Literal
 
 from aitop.diagnosis.causes.oversubscription import THROTTLED
+from aitop.diagnosis.evidence import HOST, lead_ledger
 from aitop.diagnosis.series import values_since
 from aitop.diagnosis.served import parts_of
 from aitop.diagnosis.what_if import least_squares
+from aitop.model.ledger import Entry
 from aitop.model.serving import IterationRecord, RequestRecord, Serving
 from aitop.model.snapshot import Snapshot
 
@@ -55,7 +57,8 @@ def hold_ups(snapshot: Snapshot, serving: Serving, usual: float) -> list[HoldUp]
         for pause in serving.pauses
     ]
     prefills = _prefills(serving.iterations, pauses, usual)
-    return [*pauses, *prefills, *_long_handling(serving.requests, pauses, usual), *_without_core(snapshot)]
+    handling = _long_handling(serving.requests, pauses, usual)
+    return [*pauses, *prefills, *_as_seen(handling, snapshot), *_without_core(snapshot)]
 
 
 def _prefills(iterations: Sequence[IterationRecord], pauses: Sequence[HoldUp], usual: float) -> list[HoldUp]:
@@ -88,6 +91,27 @@ def _long_handling(requests: Sequence[RequestRecord], pauses: Sequence[HoldUp], 
             if paused < seconds:
                 found.append(HoldUp("handler", begin, until, 1.0 - paused / seconds, owner=request))
     return found
+
+
+def _as_seen(handling: Sequence[HoldUp], snapshot: Snapshot) -> list[HoldUp]:
+    """Long handling, less where stack samples saw little of the handlers' code: it waited for its turn then."""
+    seconds = sum((each.until - each.begin) * each.weight for each in handling)
+    if snapshot.stacks is None or seconds <= 0.0:
+        return list(handling)
+    part = min(1.0, sum(entry.share for entry in handler_entries(snapshot)) * snapshot.window / seconds)
+    return [replace(each, weight=each.weight * part) for each in handling]
+
+
+def handler_entries(snapshot: Snapshot) -> list[Entry]:
+    """The code of all processes that is called for requests, other than the model and the lines that call it."""
+    ledger = lead_ledger(snapshot)
+    entries = [entry for entry in (ledger.entries if ledger else ()) if entry.where is not None]
+    models = {(entry.file, entry.line) for entry in entries if entry.phase == "forward"}
+    return [
+        entry
+        for entry in entries
+        if entry.handler is not None and entry.phase in HOST and (entry.file, entry.line) not in models
+    ]
 
 
 def _without_core(snapshot: Snapshot) -> list[HoldUp]:

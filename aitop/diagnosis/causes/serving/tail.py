@@ -6,8 +6,8 @@ import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from aitop.diagnosis.causes.serving.hold_ups import Kind, Tail, Timeline, hold_ups, tail_of
-from aitop.diagnosis.evidence import HOST, lead_ledger, lines_of, short_place
+from aitop.diagnosis.causes.serving.hold_ups import Kind, Tail, Timeline, handler_entries, hold_ups, tail_of
+from aitop.diagnosis.evidence import lead_ledger, lines_of, short_place
 from aitop.diagnosis.rule import Band, Explanation, Rule
 from aitop.diagnosis.what_if import Scope, fix
 from aitop.model.ledger import Entry
@@ -101,19 +101,14 @@ def _look(snapshot: Snapshot) -> Explanation | str | None:
 def _explained(tail: Tail, snapshot: Snapshot) -> dict[Kind, float]:
     """The measured kinds; long handling is that of an event loop where one calls the handlers."""
     kinds = dict(tail.kinds)
-    if "handler" in kinds and any(entry.handler == "event-loop" for entry in _handlers(snapshot)):
+    if "handler" in kinds and any(entry.handler == "event-loop" for entry in handler_entries(snapshot)):
         kinds["event-loop"] = kinds.get("event-loop", 0.0) + kinds.pop("handler")
     return kinds
 
 
-def _handlers(snapshot: Snapshot) -> list[Entry]:
-    """The code that is called for requests, other than the model."""
-    ledger = lead_ledger(snapshot)
-    return [entry for entry in (ledger.entries if ledger else ()) if entry.where is not None and _handles(entry)]
-
-
 def _evidence(snapshot: Snapshot, serving: Serving, tail: Tail, kinds: dict[Kind, float], left: float) -> list[str]:
-    parts = [*kinds.items(), ("size", tail.size), ("queue", tail.queue)]
+    behind = max(0.0, min(tail.queue, 1.0 - tail.size - sum(kinds.values())))
+    parts: list[tuple[Kind, float]] = [*kinds.items(), ("size", tail.size), ("queue", behind)]
     named = [f"{WHAT[kind]} {percent(part)}" for kind, part in parts if part >= 0.05]
     evidence = [
         f"the {len(tail.slow)} slowest of {len(serving.requests)} requests take {duration(tail.slowest)} on average, "
@@ -149,8 +144,9 @@ def _bursts(snapshot: Snapshot, serving: Serving) -> list[Burst]:
     if ledger is None:
         return []
     entries = [entry for entry in ledger.entries if entry.where is not None and bursty(entry)]
-    loop = [entry for entry in entries if _handles(entry) and entry.handler == "event-loop"]
-    handlers = [entry for entry in entries if _handles(entry) and entry.handler != "event-loop"]
+    called = list(filter(bursty, handler_entries(snapshot)))
+    loop = [entry for entry in called if entry.handler == "event-loop"]
+    handlers = [entry for entry in called if entry.handler != "event-loop"]
     own = {ledger.pid, serving.pid}
     locks = [
         entry
@@ -163,11 +159,6 @@ def _bursts(snapshot: Snapshot, serving: Serving) -> list[Burst]:
         for kind, found in kinds
         if found
     ]
-
-
-def _handles(entry: Entry) -> bool:
-    """Whether an entry is code that was called for a request, other than the model."""
-    return entry.handler is not None and entry.phase in HOST
 
 
 def bursty(entry: Entry) -> bool:
@@ -205,7 +196,7 @@ def _lines(kind: Kind, snapshot: Snapshot, bursts: Iterable[Burst]) -> tuple[Whe
         return lines_of(entry for entry in entries if wanted[kind](entry)).where
     found = lines_of(entry for burst in bursts if burst.kind == kind for entry in burst.entries).where
     if not found and kind in ("event-loop", "handler"):
-        return lines_of(_handlers(snapshot)).where
+        return lines_of(handler_entries(snapshot)).where
     return found
 
 
