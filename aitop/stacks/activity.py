@@ -7,7 +7,7 @@ not used.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -140,7 +140,8 @@ def _waits_of_groups(
     Array operations may wait for locks and cores, but not for files, services or processes: other groups get those.
     """
     waits: dict[Key, Parts] = {key: {} for key in open_groups}
-    mean = _running_of_open(open_groups, looks, sum(by_library.values()))
+    waiting = [seen for key, stacks in groups.items() if key not in open_groups for seen in stacks]
+    mean = _running_of_open(open_groups, looks, sum(by_library.values()), waiting)
     off_core: dict[Key, float] = {}
     for key, share in open_groups.items():
         seen = _looked_up(groups[key], looks.cpu, looks.cpu_asked, samples)
@@ -192,13 +193,23 @@ def _pulled(value: float, mean: float, looks: float) -> float:
     return (value * looks + mean * _PRIOR) / (looks + _PRIOR)
 
 
-def _running_of_open(groups: Mapping[Key, float], looks: ThreadLooks, known_waits: float) -> float:
-    """The mean share on a core over the groups without a known wait; 1 if neither kernel nor looks tell."""
+def _running_of_open(
+    groups: Mapping[Key, float], looks: ThreadLooks, known_waits: float, waiting: Collection[Seen]
+) -> float:
+    """The mean share on a core over the groups without a known wait; 1 if neither kernel nor looks tell.
+
+    `waiting` are the stacks with one. They may run as well: a wait that spins, or an event loop between two of them.
+    """
     mass = sum(groups.values())
     if not mass:
         return 1.0
     if looks.running is not None:
-        return min(1.0, max(0.0, looks.running / mass)) if known_waits < 1.0 else 1.0
+        spun = (
+            sum(looks.cpu.get(seen, 0) for seen in waiting) / looks.cpu_asked
+            if looks.cpu_asked >= _LEAST_LOOKS
+            else 0.0
+        )
+        return min(1.0, max(0.0, (looks.running - spun) / mass)) if known_waits < 1.0 else 1.0
     if looks.cpu_asked >= _LEAST_LOOKS:
         return min(1.0, sum(looks.cpu.values()) / looks.cpu_asked / mass)
     return 1.0
