@@ -1,4 +1,4 @@
-"""transformers' continuous batching behind FastAPI, with a tiny random model: `server.py PORT`."""
+"""transformers' continuous batching behind FastAPI, with a tiny random model: `server.py PORT BLOCKS`."""
 
 import asyncio
 import sys
@@ -6,7 +6,7 @@ import sys
 import torch
 import uvicorn
 from fastapi import FastAPI
-from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
+from transformers import ContinuousBatchingConfig, GenerationConfig, LlamaConfig, LlamaForCausalLM
 
 torch.set_num_threads(1)
 TOKENS = 12
@@ -16,7 +16,11 @@ config = LlamaConfig(
     max_position_embeddings=256,
 )  # fmt: skip
 model = LlamaForCausalLM(config).eval()
-manager = model.init_continuous_batching(GenerationConfig(max_new_tokens=TOKENS, do_sample=False, eos_token_id=-1))
+manager = model.init_continuous_batching(
+    GenerationConfig(max_new_tokens=TOKENS, do_sample=False, eos_token_id=-1),
+    # The default takes most of the machine's memory.
+    ContinuousBatchingConfig(num_blocks=int(sys.argv[2]), page_size=16, max_batch_tokens=64),
+)
 
 
 @app.get("/generate")

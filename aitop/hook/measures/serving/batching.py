@@ -30,6 +30,7 @@ class Batching(Server):
     tokenless       those of them that have no token yet, with their states
     schedule, prepare, model, output, stepped     nanoseconds of the turn under way, and whether a batch was made
     prefill, decode, requests_in_batch            what the batch of this turn has
+    kv_used         millionths of the KV cache in use with it
     idle            nanoseconds since the last turn that had a batch
     throwing        requests are being thrown out of the batch now; `preempted` of them in this turn
     """
@@ -42,7 +43,7 @@ class Batching(Server):
         self.tokenless: dict[str, tuple[Request, Any]] = {}
         self.schedule = self.prepare = self.model = self.output = 0
         self.prefill = self.decode = self.requests_in_batch = self.waiting = 0
-        self.idle = NOT_MEASURED
+        self.idle = self.kv_used = NOT_MEASURED
         self.stepped = self.throwing = False
         self.preempted = 0
         super().__init__(torch, patches, session)
@@ -74,6 +75,7 @@ class Batching(Server):
         self.prefill = self.decode = 0
         batch = batch_of(processor)
         self.requests_in_batch = len(batch)
+        self.kv_used = kv_millionths(processor)
         for one in batch:
             state = one.state
             if state.generated_tokens:
@@ -136,7 +138,6 @@ class Batching(Server):
         if not self.stepped:
             self.idle += end - start if self.idle >= 0 else 0
             return
-        used = kv_millionths(processor)
         self.requests.turned(
             start,
             end,
@@ -144,7 +145,7 @@ class Batching(Server):
             requests=self.requests_in_batch,
             parts=(max(0, self.schedule - self.prepare), self.prepare, self.model, NOT_MEASURED),
             tokens=(self.output, self.prefill, self.decode, self.preempted),
-            state=(active, self.waiting, used),
+            state=(active, self.waiting, self.kv_used),
         )
         self.idle = 0
 

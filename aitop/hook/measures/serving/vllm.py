@@ -38,6 +38,7 @@ class Vllm(Server):
     scheduling, sampling    nanoseconds of this turn
     preempted       requests thrown out of the batch in this turn
     waiting         requests that waited before it
+    kv_used         millionths of the KV cache in use with its batch
     """
 
     servers = ("vllm",)
@@ -48,7 +49,7 @@ class Vllm(Server):
         self.turn_began = self.turn_ended = 0
         self.rests = False
         self.scheduling = self.sampling = self.preempted = 0
-        self.waiting = NOT_MEASURED
+        self.waiting = self.kv_used = NOT_MEASURED
         super().__init__(torch, patches, session)
 
     def wraps(self) -> dict[str, Wrap]:
@@ -73,10 +74,11 @@ class Vllm(Server):
         known.began, known.submitted = known.arrived, now
         self.known[request.request_id] = known
 
-    def scheduled(self, output: Any, start: int, end: int) -> None:
+    def scheduled(self, scheduler: Any, output: Any, start: int, end: int) -> None:
         """Note a batch, and who runs for the first time in it."""
         self.turn_began = self.turn_began or start
         self.scheduling += end - start
+        self.kv_used = kv_millionths(scheduler)
         for new in output.scheduled_new_reqs:
             known = self.known.get(new.req_id)
             if known is not None and not known.model_began:
@@ -106,7 +108,7 @@ class Vllm(Server):
                 requests=len(output.num_scheduled_tokens),
                 parts=(self.scheduling, NOT_MEASURED, model, self.sampling),
                 tokens=(end - start, prefill, decode, self.preempted),
-                state=(running, self.waiting, kv_millionths(scheduler)),
+                state=(running, self.waiting, self.kv_used),
             )
         self.turn_ended = end
         self.turn_began = self.scheduling = self.sampling = self.preempted = 0
@@ -171,7 +173,7 @@ def wrap_schedule(original: Callable[..., Any], vllm: Vllm) -> Callable[..., Any
         output = original(self, *args, **kwargs)
         try:
             if requests.watched():
-                vllm.scheduled(output, start, now_ns())
+                vllm.scheduled(self, output, start, now_ns())
         except Exception:
             vllm.failed()
         return output
