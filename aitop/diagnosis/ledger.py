@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import msgspec
 
-from aitop.diagnosis.evidence import RUNNING, summed, takes_request
+from aitop.diagnosis.evidence import HOST, RUNNING, summed, takes_request
 from aitop.diagnosis.series import mean_of
 from aitop.diagnosis.served import Served, served
 from aitop.model.ledger import Activity, Basis, Entry, Lane, Ledger, Position, Unit
@@ -292,7 +292,8 @@ def _collecting(entries: list[Entry], share: float, process: ProcessStacks) -> l
     A line that calls gc.collect gets all of it. Collections that start by themselves interrupt whatever allocates: they
     are taken from all running entries in proportion, as one entry per phase.
     """
-    asking = [entry for entry in entries if entry.phase == "host" and entry.does in RUNNING and entry.where is not None]
+    share -= sum(entry.share for entry in entries if entry.activity == "collect")
+    asking = [entry for entry in entries if entry.phase in HOST and entry.does in RUNNING and entry.where is not None]
     on_lines: dict[tuple[str, int], float] = {}
     for entry in asking:
         on_lines[entry.file, entry.line] = on_lines.get((entry.file, entry.line), 0.0) + entry.share
@@ -300,7 +301,7 @@ def _collecting(entries: list[Entry], share: float, process: ProcessStacks) -> l
     if line is not None and share >= LEAST_ASKED and ASKED_FOR <= on_lines[line] / share <= 1.0 / ASKED_FOR:
         return [
             msgspec.structs.replace(entry, activity="collect", instead=None)
-            if entry.phase == "host" and entry.does in RUNNING and (entry.file, entry.line) == line
+            if entry.phase in HOST and entry.does in RUNNING and (entry.file, entry.line) == line
             else entry
             for entry in entries
         ]

@@ -29,6 +29,9 @@ from aitop.diagnosis.conditions import clocks, device_memory, hang, hardware, ho
 from aitop.diagnosis.rule import Rule
 
 CAUSES: tuple[Rule, ...] = (
+    # These two claim nothing: they compare requests, and name lines that others explain.
+    tail.judge,
+    queue.judge,
     straggler.straggler,
     comm_bound.comm_bound,
     recompile.judge,
@@ -50,8 +53,6 @@ CAUSES: tuple[Rule, ...] = (
     underbatched.judge,
     oversubscription.judge,
     host.judge,
-    tail.judge,
-    queue.judge,
     computing.compute_bound,
 )
 CONDITIONS: tuple[Rule, ...] = (

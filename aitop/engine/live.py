@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import queue
 import resource
 import threading
@@ -194,8 +195,14 @@ class LiveFeed:
         if options.hook and not options.passive:
             sources.append(HookSource(self._hook_pids, self._hook_requests.bring_in))
         if options.metrics and not options.passive:
-            sources.append(ServerSource(self._host.server, lambda: self._host.wait_for_look(FIRST_LOOK_SECONDS)))
+            wait = functools.partial(self._host.wait_for_look, FIRST_LOOK_SECONDS)
+            sources.append(ServerSource(self._host.server, wait, self._hook_measures_requests))
         return sources
+
+    def _hook_measures_requests(self) -> bool:
+        """Whether the hook measured requests of a server by the last Snapshot."""
+        serving = self._snapshot.serving if self._snapshot else None
+        return serving is not None and bool(serving.requests)
 
     def _switched_off(self) -> list[tuple[SourceName, str]]:
         """The sources that the user does not want, and why, in words."""

@@ -48,6 +48,11 @@ class ServedHistory:
     current: tuple[RequestRecord, ...] = ()
     turns: tuple[IterationRecord, ...] = ()
 
+    @property
+    def watches_requests(self) -> bool:
+        """Whether requests are watched in it, and not only an engine's iterations."""
+        return self.alive is not None or bool(self.requests)
+
     def add(self, sample: HookSample) -> None:
         """Take what came out of the process's ring."""
         self.alive = sample.alive

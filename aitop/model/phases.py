@@ -41,7 +41,10 @@ class MeasuredPhase(NamedTuple):
 
     def seconds(self, step: StepRecord) -> float:
         """How long it took in this step, 0 where it was not measured."""
-        return sum(getattr(step, field) or 0.0 for field in self.fields) + step.others.get(self.key, 0.0)
+        total = step.others.get(self.key, 0.0)
+        for field in self.fields:
+            total += getattr(step, field) or 0.0
+        return total
 
 
 MEASURED = (

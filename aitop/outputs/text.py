@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from aitop.model.text import printable
 from aitop.model.units import duration, factor, factor_range, percent
-from aitop.model.verdict import Fix, Verdict, Where, by_reason
+from aitop.model.verdict import Fix, Verdict, Where, by_reason, share_of
 from aitop.outputs.ledger_table import Row, Table, tables
 from aitop.outputs.report import Report
 
@@ -147,7 +147,7 @@ def losses(report: Report, verdict: Verdict) -> list[str]:
     """
     parts = []
     if verdict.share is not None:
-        parts.append(f"{percent(verdict.share)} of step time")
+        parts.append(f"{percent(verdict.share)} {share_of(verdict.id)}")
     if verdict.speedup is not None:
         parts.append(_gain(verdict.speedup, verdict.speedup_range))
     parts.append(f"cause {percent(verdict.confidence)} certain")

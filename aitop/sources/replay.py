@@ -26,11 +26,12 @@ from aitop.model.text import printable
 LONGEST_LINE = 16 * 1024 * 1024
 # Seconds of uptime, beyond that of any machine.
 LATEST = 1e10
-LARGEST = 1e18
+LARGEST = 1e22
 # Longer source lines and names are never written. Searching in a text may take time that grows with its square.
 LONGEST_TEXT = 4096
-# A line without a match has no number above LARGEST. In one with a match, it may be in a text.
-_LONG_NUMBER = re.compile(rb"\d{18}|\d[eE]\+?\d\d")
+# A line without a match has no number above LARGEST. In one with a match, it may be in a text. Shorter runs of digits
+# would be met in every other fraction.
+_LONG_NUMBER = re.compile(rb"\d(?:\d{21}|[eE]\+?\d)")
 _TICK = b'{"type":"tick"'
 _GZIP_MAGIC = b"\x1f\x8b"
 _NOT_READABLE = (msgspec.MsgspecError, ValueError, RecursionError)

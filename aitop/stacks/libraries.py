@@ -214,6 +214,17 @@ class Meaning(NamedTuple):
     handler: Handler | None = None
 
 
+# Functions of C that collect garbage: on a stack there is only the line that calls them.
+COLLECTORS = frozenset({"gc.collect"})
+# Models and losses are made of these functions alike: a call of one does not show where a model is called.
+_FUNCTIONS = re.compile(r"/torch/nn/functional\.py$")
+
+
+def calls_model(file: str, function: str) -> bool:
+    """Whether this library frame is the call of a model: of a module, a compiled function, a custom gradient."""
+    return meaning(file, function).phase == "forward" and _FUNCTIONS.search(file) is None
+
+
 @functools.lru_cache(maxsize=8192)
 def meaning(file: str, function: str) -> Meaning:
     """What a library frame of this file and function says."""

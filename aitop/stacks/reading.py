@@ -8,7 +8,7 @@ from itertools import pairwise
 
 from aitop.model.ledger import Handler
 from aitop.model.stacks import Frame
-from aitop.stacks.libraries import Phase, State, Work, meaning
+from aitop.stacks.libraries import Phase, State, Work, calls_model, meaning
 
 # A phase may turn out to be another one further in: an optimizer's closure computes the loss, a module may train
 # itself, a learning rate scheduler wraps the optimizer's step.
@@ -29,9 +29,9 @@ class Seen:
     `phase`, `state` and `work` are what the libraries on it say. `library` is the index of the first frame that stands
     for a phase, the number of frames where none does. `leaf`: the user's line itself is the innermost frame, so what it
     does below that is native code or plain Python.
-    `worker`: a DataLoader's worker; `idle`: such a worker waits for something to do. `importing`: a library is being
-    imported, which happens once and belongs to no step. `handler` says what called the user's line for a request, None
-    where nothing on the stack is known to.
+    `model`: a model is called on it. `worker`: a DataLoader's worker; `idle`: such a worker waits for something to do.
+    `importing`: a library is being imported, which happens once and belongs to no step. `handler` says what called the
+    user's line for a request, None where nothing on the stack is known to.
     """
 
     frames: tuple[Frame, ...]
@@ -42,6 +42,7 @@ class Seen:
     work: Work | None
     library: int
     leaf: bool
+    model: bool
     worker: bool
     idle: bool
     importing: bool
@@ -85,6 +86,7 @@ def read_stack(frames: Sequence[Frame]) -> Seen:
         work=work,
         library=library,
         leaf=bool(users) and not below,
+        model=any(not frame.user and calls_model(frame.file, frame.function) for frame in own),
         worker=worker,
         idle=worker and not users and state in ("wait-queue", "wait-lock"),
         importing=_imports(own),

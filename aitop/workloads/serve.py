@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import argparse
 import gc
-import http.client
 import json
-import multiprocessing
-import random
+import subprocess
+import sys
 import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 
 import torch
 from torch import nn
 
-VOCABULARY, LENGTH = 4096, 96
+CLIENTS = Path(__file__).parent / "clients" / "classify.py"
+VOCABULARY = 4096
 SESSIONS = 250_000
 TIDY_EVERY = 120  # requests
-THINKING = 0.08  # mean seconds that a client waits between two requests
 
 
 class Classifier(nn.Module):
@@ -106,33 +106,6 @@ class Handler(BaseHTTPRequestHandler):
         pass
 
 
-def ask(port: int, seed: int) -> None:
-    """One client: asks, thinks, and asks again, until the server is gone."""
-    chance = random.Random(seed)
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
-    try:
-        while True:
-            tokens = [chance.randrange(VOCABULARY) for _ in range(LENGTH)]
-            body = json.dumps({"user": chance.randrange(SESSIONS), "tokens": tokens})
-            connection.request("POST", "/classify", body, {"Content-Type": "application/json"})
-            connection.getresponse().read()
-            time.sleep(chance.expovariate(1 / THINKING))
-    except (OSError, http.client.HTTPException):
-        return
-
-
-def load(ports, clients: int, seed: int) -> None:
-    """The clients, in threads of one process."""
-    receiver, sender = ports
-    sender.close()
-    port = receiver.recv()
-    threads = [threading.Thread(target=ask, args=(port, seed + number)) for number in range(clients)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--clients", type=int, default=4)
@@ -146,16 +119,12 @@ def main() -> None:
 
     torch.manual_seed(args.seed)
     torch.set_num_threads(1)
-    # The clients begin before the server, so that they hold none of its sockets.
-    context = multiprocessing.get_context("fork")
-    ports = context.Pipe(duplex=False)
-    clients = context.Process(target=load, args=(ports, args.clients, args.seed), daemon=True)
-    clients.start()
     server = Server(args.width, args.fixed, args.steps)
-    ports[1].send(server.server_address[1])
+    port = server.server_address[1]
+    clients = subprocess.Popen([sys.executable, str(CLIENTS), str(port), str(args.clients), str(args.seed)])
     server.serve_forever()
     clients.terminate()
-    clients.join()
+    clients.wait()
     server.server_close()
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import socket
 import subprocess
 import sys
@@ -80,9 +82,16 @@ def test_the_server_takes_its_clients_and_its_port_with_it(arguments):
         assert len(family) == 2
         assert listening.ip == "127.0.0.1"
 
-    assert [process for process in family if process.is_running()] == []
+    assert psutil.wait_procs(family, timeout=10)[1] == []
     with socket.socket() as late:
         assert late.connect_ex(tuple(listening)) != 0
+
+
+def test_clients_whose_server_was_killed_end_by_themselves():
+    with running(FOLDER / "serve.py", []) as pid:
+        (clients,) = psutil.Process(pid).children()
+        os.kill(pid, signal.SIGKILL)
+        assert psutil.wait_procs([clients], timeout=10)[1] == []
 
 
 def test_the_server_ends_by_itself_after_so_many_requests():

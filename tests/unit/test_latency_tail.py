@@ -157,3 +157,30 @@ def test_what_is_computed_twice_is_said():
     twice = tail.computed_twice(server(requests, iterations).serving)
     assert twice == pytest.approx((2000 - 10 * len(counted)) / 3000)
     assert tail.computed_twice(server(requests, turns(100)).serving) is None
+
+
+def handled(long=0.3, every=50):
+    """One after the other in one thread; making the input of some requests takes long."""
+    free, made = START, []
+    for number, arrival in enumerate(at_random(20.0)):
+        begin = max(arrival, free)
+        prepared = long if number % every == every - 1 else 0.002
+        free = begin + prepared + 0.015
+        made.append(
+            RequestRecord(end=free, seconds=free - arrival, queue=begin - arrival, preprocess=prepared, model=0.015)
+        )
+    return made
+
+
+@pytest.mark.parametrize(("handler", "subtype"), [("event-loop", "event-loop"), ("thread", "handler")])
+def test_long_handling_of_one_request_holds_up_those_behind_it(handler, subtype):
+    line_of_it = line("answer", 0.3, activity="sleep", number=31, handler=handler, position="before")
+    verdict = fired(tail.judge(server(handled(), lines=[line_of_it])))
+    assert verdict.subtype == subtype and verdict.share > 0.5 and verdict.where[0].line == 31
+    assert level(tail.judge(server(handled(long=0.002), lines=[line_of_it]))) == 0.0
+
+
+def test_waits_for_a_core_explain_only_what_nothing_else_does():
+    crowded = {"run_delay": constant(0.4, 31)}
+    held = server(Server(stops=STOPS).answer(HALF), held=pauses(STOPS), series=crowded)
+    assert fired(tail.judge(held)).subtype == "collector"

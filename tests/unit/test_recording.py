@@ -182,7 +182,7 @@ THREAD = {"pid": 1, "thread": "t", "main": True, "count": 1}
         '{"type":"tick","time":1.0,"wall":1e300}',
         '{"type":"tick","time":1.0,"wall":%s}' % ("9" * 400),
         '{"type":"tick","time":1.0,"wall":NaN}',
-        '{"type":"hook","time":1.0,"pid":1,"lost":1000000000000000000}',
+        '{"type":"hook","time":1.0,"pid":1,"lost":%s}' % ("9" * 30),
         json.dumps({"type": "dump", "time": 1.0, "frames": [], "threads": [{**THREAD, "frames": [0]}]}),
         json.dumps({**STACKS, "frames": [], "stacks": [{**THREAD, "frames": [0]}]}),
         json.dumps({**STACKS, "stacks": [{**THREAD, "frames": [-1]}]}),

@@ -7,6 +7,7 @@ import os
 import socket
 import sys
 import threading
+import time
 
 import pytest
 
@@ -225,6 +226,18 @@ def test_the_source_gives_a_sample_of_each_server():
     assert (sample.pid, sample.engine) == (os.getpid(), "vllm")
     assert (sample.gauges, sample.counters) == ({"running": 3.0}, {"requests": 7.0})
     assert source.interval >= 2.0
+
+
+def test_a_server_is_asked_seldom_where_it_is_measured_or_slow(monkeypatch):
+    with answering(OK, FIGURES) as (port, _):
+        asked = server(("vllm", "--port", str(port)))
+        measured = ServerSource(lambda: asked, lambda: None, lambda: True)
+        measured.read()
+        slow = ServerSource(lambda: asked, lambda: None)
+        clock = iter((0.0, 0.1))
+        monkeypatch.setattr(time, "monotonic", lambda: next(clock, 0.1))
+        slow.read()
+    assert (measured.interval, slow.interval) == (8.0, 5.0)
 
 
 @pytest.mark.parametrize("engine", ["litserve", "uvicorn", "transformers serve", "gunicorn"])

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 from judgements import fired
+from msgspec.structs import replace
 from served_maker import START, server, tree, turns
-from snapshot_builder import RANK, line
+from snapshot_builder import RANK, accounted, line
 
 from aitop.commands import diagnose
 from aitop.diagnosis.conditions.hang import hang
@@ -64,6 +65,28 @@ def test_handlers_that_wait_for_others_are_not_stalled_and_a_line_that_stands_is
     assert verdict.where[0].line == 17 and "train.py:17" in verdict.title
 
 
+@pytest.mark.parametrize(
+    ("windows", "fields", "stalled"),
+    [
+        ((40, 40), {"activity": "wait-lock", "handler": "event-loop"}, True),
+        ((0, 40), {"activity": "wait-lock", "handler": "event-loop"}, False),
+        ((40, 40), {"activity": "sleep", "handler": "event-loop"}, False),
+        ((40, 40), {"activity": "wait-network", "handler": "thread"}, False),
+        ((40, 40), {"activity": "wait-lock"}, False),
+    ],
+    ids=["stands", "too short", "sleeps", "waits for others", "no handler"],
+)
+def test_a_thread_that_stands_in_a_handler_has_a_request(windows, fields, stalled):
+    stands = line("answer", 1.0, number=17, by_window=windows, **fields)
+    seen = server(basis="stacks", lines=[stands], seen=IDLE_TREE)
+    process = replace(seen.stacks.processes[0], by_window=(40, 40))
+    seen = accounted(replace(seen, stacks=replace(seen.stacks, processes=(process,))))
+    judged = hang(seen)
+    assert (judged is not None) == stalled
+    if stalled:
+        assert fired(judged).where[0].line == 17
+
+
 def test_a_stopped_process_is_named_at_once():
     verdict = fired(judged(seen={"host": tree(state="T", cpu=0.0)}))
     assert (verdict.subtype, verdict.confidence) == ("stopped", 0.95)
@@ -79,7 +102,5 @@ def test_the_probe_fails_only_on_a_stalled_server(capsys, still, code):
     judge, seen = Judge(), server(ANSWERED, alive=3, still=still, seen=IDLE_TREE)
     for _ in range(CONFIRM_TICKS):
         diagnosis = judge.judge(seen)
-    import msgspec
-
-    seen = msgspec.structs.replace(seen, diagnosis=diagnosis)
+    seen = replace(seen, diagnosis=diagnosis)
     assert diagnose.conclude(seen, RANK, "text", None, "stalled") == code

@@ -167,9 +167,9 @@ def test_pauses_of_every_process_are_there():
 
 
 def test_a_standing_server_is_still_for_as_long():
-    found = figures(hook(API, 80.0, requests=spread(40, seconds=10.0)[:1], alive=7), hook(API, 99.9, alive=7))
+    found = figures(hook(API, 80.0, requests=spread(40, seconds=10.0)[:1], alive=7), hook(API, NOW, alive=7))
     assert (found.alive, found.still) == (7, pytest.approx(NOW - 90.25))
-    nothing = figures(hook(API, 80.0, alive=7), hook(API, 99.9, alive=7))
+    nothing = figures(hook(API, 80.0, alive=7), hook(API, NOW, alive=7))
     assert (nothing.alive, nothing.still, nothing.requests_per_second) == (7, pytest.approx(20.0), 0.0)
     assert nothing.latency is None
 
@@ -178,6 +178,12 @@ def test_a_process_that_is_not_heard_of_has_nothing_under_way():
     sample = hook(API, 90.0, requests=spread(40, seconds=10.0)[:1], alive=7)
     assert figures(sample, now=92.0).alive == 7
     assert figures(sample, now=94.0).alive == 0
+
+
+def test_a_hook_that_is_read_late_lowers_no_rate():
+    before, sample = hook(API, 90.0, alive=0), hook(API, requests=spread(100, seconds=10.0), alive=2)
+    assert figures(before, sample, now=102.0).requests_per_second == pytest.approx(10.0)
+    assert figures(before, sample, now=110.0).requests_per_second == pytest.approx(5.0)
 
 
 def test_a_hook_that_has_left_ends_the_time_looked_at():
@@ -246,7 +252,10 @@ def test_a_stall_shows_in_the_metrics():
     found = figures(*looks, now=99.0)
     assert (found.alive, found.still) == (5, pytest.approx(12.0))
     assert figures(*looks[:3], now=85.0).still == pytest.approx(0.0)
-    assert figures(looks[0], now=81.0).still == pytest.approx(0.0)
+    assert figures(looks[0], now=81.0).still is None
+    stands = [hook(API, float(time), alive=5) for time in (80, 99)]
+    assert figures(*stands, *looks, now=99.0).still == pytest.approx(13.0)  # as the last look is a second old
+    assert figures(*stands, look(98.0, 1.0), look(98.9, 2.0), now=99.0).still == pytest.approx(0.1)
 
 
 def test_one_look_tells_no_rate_and_an_old_one_nothing():
@@ -314,6 +323,12 @@ def test_queue_of_charts_is_that_of_the_engine_where_it_tells():
     )
     made.add(hook(ENGINE, 97.0, alive=0))
     assert request_series(made, 94.0)["request_queue"].values[0] == 5.0
+
+
+def test_charts_of_iterations_alone_tell_no_rate():
+    made = history(hook(ENGINE, 90.0), hook(ENGINE, 95.0, iterations=(turn(91.1, waiting=4), turn(92.1, waiting=2))))
+    made.add(hook(ENGINE, 98.0, iterations=(turn(97.9, waiting=4),)))
+    assert set(request_series(made, 95.0)) == {"request_queue"}
 
 
 def test_without_the_hook_charts_are_made_of_metrics():

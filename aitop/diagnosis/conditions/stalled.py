@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from aitop.diagnosis.device import device_busy
-from aitop.diagnosis.evidence import lead_ledger, lines_of, place_of, takes_request
+from aitop.diagnosis.evidence import lead_ledger, lines_of, main_stacks, place_of, takes_request
 from aitop.diagnosis.rule import Explanation
 from aitop.diagnosis.what_if import fix
 from aitop.model.host import ProcessSample
+from aitop.model.ledger import Activity, Entry
 from aitop.model.serving import Serving
-from aitop.model.snapshot import Snapshot
+from aitop.model.snapshot import ProcessStacks, Snapshot
 from aitop.model.units import duration
 from aitop.model.verdict import Where
 
@@ -18,6 +19,9 @@ OF_LONGEST, LEAST_SECONDS = 1.5, 2.0
 UNKNOWN_SECONDS, COMPUTING_SECONDS = 3.0, 60.0
 # A tree that uses less than this part of a core, and a device that is as idle, compute nothing.
 COMPUTES = 0.1
+# Of the samples of a window, those that may be of another line although the thread stands: it was read as it changed.
+ALL = 0.95
+BLOCKED: frozenset[Activity] = frozenset({"wait", "wait-lock", "wait-queue", "wait-child", "wait-disk"})
 SURE, LIKELY, UNSURE = 0.95, 0.8, 0.6
 
 
@@ -38,7 +42,7 @@ def stalled(snapshot: Snapshot) -> Explanation | None:
         )
     serving = snapshot.serving
     if serving is None or not serving.alive or serving.still is None:
-        return None
+        return _in_handler(snapshot)
     longest, computing = _longest(serving), _computes(snapshot)
     where = _standing(snapshot)
     if longest is None and not where and not _has_engine(serving):
@@ -57,6 +61,41 @@ def stalled(snapshot: Snapshot) -> Explanation | None:
         where=where,
         remedy="see the stacks of all threads (h): a lock, queue or process that never answers",
     )
+
+
+def _in_handler(snapshot: Snapshot) -> Explanation | None:
+    """The verdict on a thread that stands on one line of a handler: what it was called for is a request under way.
+
+    Who sleeps or waits for the network will go on by itself, or when somebody else does.
+    """
+    process, ledger = main_stacks(snapshot), lead_ledger(snapshot)
+    if process is None or ledger is None or snapshot.stacks is None or _computes(snapshot):
+        return None
+    windows = len(process.by_window)
+    for entry in ledger.entries:
+        if entry.lane != "main" or entry.handler is None or entry.activity not in BLOCKED:
+            continue
+        stood = 0
+        while stood < windows and _fills(entry, process, -1 - stood):
+            stood += 1
+        seconds = snapshot.stacks.seconds * stood / windows if windows else 0.0
+        if seconds >= UNKNOWN_SECONDS and entry.where is not None:
+            return _verdict(
+                snapshot,
+                subtype="stalled",
+                title=f"a request does not get on: {place_of(entry.where)} has waited for {seconds:.0f} s",
+                confidence=LIKELY,
+                first=entry.pid,
+                where=(entry.where,),
+                remedy="see the stacks of all threads (h): who holds what it waits for?",
+            )
+    return None
+
+
+def _fills(entry: Entry, process: ProcessStacks, window: int) -> bool:
+    """Whether the thread stood on the entry's line in all of that window of stacks."""
+    samples = process.by_window[window]
+    return samples > 0 and len(entry.by_window) >= -window and entry.by_window[window] >= ALL * samples
 
 
 def _verdict(

@@ -44,7 +44,7 @@ def of_metrics(servers: Mapping[int, Sequence[ServerSample]], since: float) -> S
         kv_used=_mean([sample.gauges["kv_used"] for sample in recent if "kv_used" in sample.gauges]),
         preemptions_per_second=_sum(_rate(span, "preemptions") for span in spans),
         alive=None if running is None else round(running + (waiting or 0.0)),
-        still=min(_still(own) for own in samples.values()),
+        still=min((still for own in samples.values() if (still := _still(own)) is not None), default=None),
     )
 
 
@@ -138,9 +138,11 @@ def _mean_gauge(samples: Sequence[ServerSample], servers: int, name: str) -> flo
     return None if mean is None else mean * servers
 
 
-def _still(samples: Sequence[ServerSample]) -> float:
-    """Seconds since the newest look but one at which anything had moved on."""
+def _still(samples: Sequence[ServerSample]) -> float | None:
+    """Seconds, at the newest look, since the last look at which anything had moved on; None where there is only one."""
     last = samples[-1]
+    if len(samples) < 2:
+        return None
     for before, after in pairwise(reversed(samples)):
         if any(after.counters.get(name) != before.counters.get(name) for name in PROGRESS):
             return last.time - before.time

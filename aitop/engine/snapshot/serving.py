@@ -39,8 +39,14 @@ def serving(history: History, now: float, kind: Kind) -> Serving | None:
         return hook or metrics
     missing = {name: getattr(metrics, name) for name in Serving.__struct_fields__ if getattr(hook, name) is None}
     tokens = hook.tokens_per_second if metrics.tokens_per_second is None else metrics.tokens_per_second
-    still = min((value for value in (hook.still, metrics.still) if value is not None), default=None)
-    return replace(hook, **{**missing, "tokens_per_second": tokens, "still": still})
+    return replace(hook, **{**missing, "tokens_per_second": tokens, "still": _still(history, hook, metrics, now)})
+
+
+def _still(history: History, hook: Serving, metrics: Serving, now: float) -> float | None:
+    """Seconds since the newest progress that either has seen. What the metrics say is as old as the last look."""
+    age = now - max(looks[-1].time for looks in history.servers.values())
+    known = (hook.still, None if metrics.still is None else metrics.still + max(0.0, age))
+    return min((value for value in known if value is not None), default=None)
 
 
 def request_series(history: History, now: float) -> dict[str, Series]:
@@ -56,7 +62,8 @@ def request_series(history: History, now: float) -> dict[str, Series]:
         return series_of_metrics(history.servers)
     last = int(now) - 2
     seconds = range(max(min([*requests, *turns]), last - CHART_SECONDS), last + 1)
-    rows = [_row(requests.get(second, []), turns.get(second, [])) for second in seconds]
+    watched = any(one.watches_requests for one in served.values())
+    rows = [_row(requests.get(second, []), turns.get(second, []), watched=watched) for second in seconds]
     times = tuple(float(second + 1) for second in seconds)
     names = ("request_p50", "request_p99", "request_rate", "request_queue")
     made = {name: Series(times=times, values=tuple(row[place] for row in rows)) for place, name in enumerate(names)}
@@ -71,8 +78,8 @@ def _by_second(histories: Iterable[Iterable[ServedSecond]]) -> dict[int, list[Se
     return found
 
 
-def _row(requests: Sequence[ServedSecond], turns: Sequence[ServedSecond]) -> tuple[float | None, ...]:
-    """p50, p99, rate and queue of one second."""
+def _row(requests: Sequence[ServedSecond], turns: Sequence[ServedSecond], *, watched: bool) -> tuple[float | None, ...]:
+    """p50, p99, rate and queue of one second; `watched`: requests are, and not only iterations."""
     answered = sum(one.requests for one in requests)
     weighted = sum(one.requests * one.p50 for one in requests if one.p50 is not None)
     slowest = max((one.p99 for one in requests if one.p99 is not None), default=None)
@@ -81,7 +88,7 @@ def _row(requests: Sequence[ServedSecond], turns: Sequence[ServedSecond]) -> tup
     return (
         weighted / answered * 1e3 if answered else None,
         None if slowest is None else slowest * 1e3,
-        float(answered),
+        float(answered) if watched else None,
         sum(waiting) if waiting else sum(queued) if queued else None,
     )
 
@@ -131,9 +138,13 @@ def _of_hook(history: History, now: float) -> Serving | None:
 
 
 def _reported_until(history: History, served: Mapping[int, ServedHistory], now: float) -> float:
-    """Until when what was to be reported has been: now, or when the hook was last heard of if it is gone."""
+    """Until when what was to be reported has been: until the hook was last heard of. One that is read and says nothing
+    for longer than it takes to come to it has nothing to say: until now.
+    """
     status = history.statuses.get("hook")
-    return now if status is None or status.state == "ok" else max(history.hooks[pid].time for pid in served)
+    heard = max(history.hooks[pid].time for pid in served)
+    silent = (status is None or status.state == "ok") and now - heard > SILENT_SECONDS
+    return now if silent else heard
 
 
 def _window(served: Mapping[int, ServedHistory], end: float) -> float:
@@ -195,7 +206,7 @@ def _rate_of_requests(
     answered: Sequence[RequestRecord], served: Mapping[int, ServedHistory], seconds: float
 ) -> float | None:
     """None where only iterations are watched: requests may be answered all the same."""
-    watched = bool(answered) or any(own.alive is not None for own in served.values())
+    watched = any(own.watches_requests for own in served.values())
     return len(answered) / seconds if watched and seconds > 0 else None
 
 

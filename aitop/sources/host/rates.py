@@ -47,9 +47,10 @@ class ProcessRates:
         found = []
         for member in members:
             place = places.get(member.stat.pid, Place("other"))
-            counters = read_counters(member, computes=place.role in ("rank", "loader-worker"))
-            now[member.key] = counters
             part = parts.get(member.stat.pid)
+            computes = place.role in ("rank", "loader-worker") or part is not None
+            counters = read_counters(member, computes=computes)
+            now[member.key] = counters
             found.append(_sample(member, place, self._before.get(member.key), counters, part=part))
         self._before = now
         return tuple(found)

@@ -13,7 +13,8 @@ from aitop.sources.servers.ports import endpoints
 from aitop.sources.servers.recognition import Server
 from aitop.sources.source import Source, SourceError
 
-EVERY_SECONDS, SELDOM_SECONDS = 2.0, 10.0
+# Seldom where the hook already measures the requests; after 10 s figures would count as stale.
+EVERY_SECONDS, SELDOM_SECONDS = 2.0, 8.0
 # A server makes its figures in the thread that also answers requests: it is asked so seldom that this part of its time
 # goes into them at most.
 MOST_OF_ITS_TIME = 0.02
@@ -21,15 +22,24 @@ PATH = "/metrics"
 
 
 class ServerSource(Source):
-    """The source. `server` gives what the watched tree was recognised as; `wait` waits for the first look at it."""
+    """The source. `server` gives what the watched tree was recognised as; `wait` waits for the first look at it.
+
+    `measured` says whether its requests are measured in another way.
+    """
 
     name: SourceName = "server"
     interval = EVERY_SECONDS
     patience = 10.0
 
-    def __init__(self, server: Callable[[], Server | None], wait: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        server: Callable[[], Server | None],
+        wait: Callable[[], None],
+        measured: Callable[[], bool] = lambda: False,
+    ) -> None:
         self._server = server
         self._wait = wait
+        self._measured = measured
 
     def open(self) -> None:
         """Wait until the processes were looked at."""
@@ -63,5 +73,6 @@ class ServerSource(Source):
         if not samples and failure is not None:
             remedy = metrics.absent if failure.state == "absent" else None
             raise SourceError(failure.state, failure.reason, remedy, passing=failure.passing)
-        self.interval = min(SELDOM_SECONDS, max(EVERY_SECONDS, longest / MOST_OF_ITS_TIME))
+        usual = SELDOM_SECONDS if self._measured() else EVERY_SECONDS
+        self.interval = min(SELDOM_SECONDS, max(usual, longest / MOST_OF_ITS_TIME))
         return samples

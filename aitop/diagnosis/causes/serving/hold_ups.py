@@ -7,13 +7,16 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Literal
 
 from aitop.diagnosis.causes.oversubscription import THROTTLED
+from aitop.diagnosis.evidence import HOST, lead_ledger
 from aitop.diagnosis.series import values_since
+from aitop.diagnosis.served import parts_of
 from aitop.diagnosis.what_if import least_squares
+from aitop.model.ledger import Entry
 from aitop.model.serving import IterationRecord, RequestRecord, Serving
 from aitop.model.snapshot import Snapshot
 
@@ -23,6 +26,8 @@ Kind = Literal[
 # A turn of the engine is felt in a request if it takes longer than a turn without prompts by this part of the usual
 # request: shorter ones are the ordinary grain of the batch.
 FELT = 0.1
+# Known from counters that are read once a second.
+BY_COUNTERS: frozenset[Kind] = frozenset({"quota", "cores"})
 # A request does not wait beside a prompt that is mostly its own.
 OWN_PROMPT = 0.5
 # The usual size of requests explains their length if it leaves less than half of the variance open.
@@ -31,13 +36,18 @@ LEAST_FIT = 0.5
 
 @dataclass(frozen=True)
 class HoldUp:
-    """From `begin` to `until` (monotonic) this part (`weight`, 0..1) of the time was lost. `tokens` of a prompt."""
+    """From `begin` to `until` (monotonic) this part (`weight`, 0..1) of the time was lost.
+
+    `tokens` are those of a long prompt. `owner` is the request whose handling it was: others lose no more to it than
+    they wait before they are worked on.
+    """
 
     kind: Kind
     begin: float
     until: float
     weight: float = 1.0
     tokens: int | None = None
+    owner: RequestRecord | None = None
 
 
 def hold_ups(snapshot: Snapshot, serving: Serving, usual: float) -> list[HoldUp]:
@@ -46,7 +56,9 @@ def hold_ups(snapshot: Snapshot, serving: Serving, usual: float) -> list[HoldUp]
         HoldUp("collector" if pause.kind == "collect" else "compile", pause.end - pause.seconds, pause.end)
         for pause in serving.pauses
     ]
-    return [*pauses, *_prefills(serving.iterations, pauses, usual), *_without_core(snapshot)]
+    prefills = _prefills(serving.iterations, pauses, usual)
+    handling = _long_handling(serving.requests, pauses, usual)
+    return [*pauses, *prefills, *_as_seen(handling, snapshot), *_without_core(snapshot)]
 
 
 def _prefills(iterations: Sequence[IterationRecord], pauses: Sequence[HoldUp], usual: float) -> list[HoldUp]:
@@ -65,6 +77,41 @@ def _prefills(iterations: Sequence[IterationRecord], pauses: Sequence[HoldUp], u
         if longer >= FELT * usual:
             found.append(HoldUp("prefill", begin, one.end, longer / one.seconds, one.prefill_tokens))
     return found
+
+
+def _long_handling(requests: Sequence[RequestRecord], pauses: Sequence[HoldUp], usual: float) -> list[HoldUp]:
+    """Where making one input or output took longer than the usual request takes altogether."""
+    found = []
+    for request in requests:
+        for part, (begin, until) in parts_of(request).items():
+            seconds = until - begin
+            if part not in ("preprocess", "postprocess") or seconds <= usual:
+                continue
+            paused = sum(overlap(pause, begin, until) for pause in pauses)
+            if paused < seconds:
+                found.append(HoldUp("handler", begin, until, 1.0 - paused / seconds, owner=request))
+    return found
+
+
+def _as_seen(handling: Sequence[HoldUp], snapshot: Snapshot) -> list[HoldUp]:
+    """Long handling, less where stack samples saw little of the handlers' code: it waited for its turn then."""
+    seconds = sum((each.until - each.begin) * each.weight for each in handling)
+    if snapshot.stacks is None or seconds <= 0.0:
+        return list(handling)
+    part = min(1.0, sum(entry.share for entry in handler_entries(snapshot)) * snapshot.window / seconds)
+    return [replace(each, weight=each.weight * part) for each in handling]
+
+
+def handler_entries(snapshot: Snapshot) -> list[Entry]:
+    """The code of all processes that is called for requests, other than the model and the lines that call it."""
+    ledger = lead_ledger(snapshot)
+    entries = [entry for entry in (ledger.entries if ledger else ()) if entry.where is not None]
+    models = {(entry.file, entry.line) for entry in entries if entry.phase == "forward"}
+    return [
+        entry
+        for entry in entries
+        if entry.handler is not None and entry.phase in HOST and (entry.file, entry.line) not in models
+    ]
 
 
 def _without_core(snapshot: Snapshot) -> list[HoldUp]:
@@ -98,7 +145,10 @@ class Timeline:
             if hold_up.until - self._longest >= request.end:
                 break
             own = hold_up.tokens is not None and (request.prompt_tokens or 0) >= OWN_PROMPT * hold_up.tokens
-            lost = 0.0 if own else overlap(hold_up, begin, request.end)
+            until = request.end
+            if hold_up.owner is not None and hold_up.owner is not request:
+                until = begin + (request.queue or 0.0)
+            lost = 0.0 if own else overlap(hold_up, begin, until)
             if lost > 0.0:
                 seconds[hold_up.kind] = seconds.get(hold_up.kind, 0.0) + lost
         return seconds
@@ -108,7 +158,8 @@ class Timeline:
 class Tail:
     """The slowest requests against the usual one. `usual` and `slowest` are the seconds that the median request takes,
     and the `slow` ones on average; `extra` is how much longer these took together. `kinds` are the parts (0..1) of
-    that which each kind explains, the largest first, `size` and `queue` apart from them.
+    that which each kind explains, the largest first, `size` and `queue` apart from them. `at_most` has the parts that
+    the kernel's counters allow for waits for a core: these say for how much of a second, not when.
     """
 
     usual: float
@@ -118,6 +169,7 @@ class Tail:
     kinds: Mapping[Kind, float]
     size: float
     queue: float
+    at_most: Mapping[Kind, float]
 
     @property
     def open(self) -> float:
@@ -135,6 +187,7 @@ def tail_of(requests: Sequence[RequestRecord], timeline: Timeline, slow: int) ->
     waits = sorted(one.queue for one in others if one.queue is not None)
     wait = waits[len(waits) // 2] if waits else 0.0
     sums: dict[Kind, float] = {}
+    allowed: dict[Kind, float] = {}
     extra = 0.0
     for request in slowest:
         longer = max(0.0, request.seconds - usual)
@@ -146,6 +199,8 @@ def tail_of(requests: Sequence[RequestRecord], timeline: Timeline, slow: int) ->
             kind: max(0.0, seconds - rates.get(kind, 0.0) * (usual + size))
             for kind, seconds in timeline.of(request).items()
         }
+        for kind in BY_COUNTERS & lost.keys():
+            allowed[kind] = allowed.get(kind, 0.0) + min(left, lost.pop(kind))
         whole = sum(lost.values())
         scale = min(1.0, left / whole) if whole > 0.0 else 0.0
         for kind, seconds in lost.items():
@@ -160,7 +215,9 @@ def tail_of(requests: Sequence[RequestRecord], timeline: Timeline, slow: int) ->
     parts = {kind: seconds / extra for kind, seconds in sums.items()} if extra > 0.0 else {}
     size, queue = parts.pop("size", 0.0), parts.pop("queue", 0.0)
     kinds = dict(sorted(parts.items(), key=lambda item: -item[1]))
-    return Tail(usual, sum(one.seconds for one in slowest) / len(slowest), tuple(slowest), extra, kinds, size, queue)
+    mean = sum(one.seconds for one in slowest) / len(slowest)
+    at_most = {kind: seconds / extra for kind, seconds in allowed.items()} if extra > 0.0 else {}
+    return Tail(usual, mean, tuple(slowest), extra, kinds, size, queue, at_most)
 
 
 def _rates(requests: Sequence[RequestRecord], timeline: Timeline) -> dict[Kind, float]:

@@ -6,8 +6,8 @@ import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from aitop.diagnosis.causes.serving.hold_ups import Kind, Tail, Timeline, hold_ups, tail_of
-from aitop.diagnosis.evidence import HOST, lead_ledger, lines_of, short_place
+from aitop.diagnosis.causes.serving.hold_ups import Kind, Tail, Timeline, handler_entries, hold_ups, tail_of
+from aitop.diagnosis.evidence import lead_ledger, lines_of, short_place
 from aitop.diagnosis.rule import Band, Explanation, Rule
 from aitop.diagnosis.what_if import Scope, fix
 from aitop.model.ledger import Entry
@@ -67,17 +67,20 @@ def _look(snapshot: Snapshot) -> Explanation | str | None:
     tail = tail_of(requests, Timeline(hold_ups(snapshot, serving, usual)), slow)
     if usual <= 0.0 or tail.slowest < LEAST_RATIO * usual:
         return None
-    kinds, bursts = dict(tail.kinds), _bursts(snapshot, serving)
-    estimated = _estimated(tail, bursts, snapshot.window, len(requests))
-    for kind, part in estimated.items():
+    bursts = _bursts(snapshot, serving)
+    kinds = _explained(tail, snapshot)
+    for kind, part in _estimated(tail, bursts, snapshot.window, len(requests)).items():
         kinds[kind] = kinds.get(kind, 0.0) + part
+    for kind, part in tail.at_most.items():
+        # A moment in which a request waits for something that is known was none in which it waited for a core.
+        kinds[kind] = min(part, max(0.0, 1.0 - tail.size - sum(kinds.values())))
     kinds = dict(sorted(kinds.items(), key=lambda item: -item[1]))
     first = next(iter(kinds), None)
     if first is None or kinds[first] < LEAVE:
         return None
     part = kinds[first]
     lines = _lines(first, snapshot, bursts)
-    measured = tail.kinds.get(first, 0.0) >= 0.5 * part
+    measured = _explained(tail, snapshot).get(first, 0.0) >= 0.5 * part
     left = usual + (1.0 - part) * (tail.slowest - usual)
     return Explanation(
         subtype=first,
@@ -95,8 +98,17 @@ def _look(snapshot: Snapshot) -> Explanation | str | None:
     )
 
 
+def _explained(tail: Tail, snapshot: Snapshot) -> dict[Kind, float]:
+    """The measured kinds; long handling is that of an event loop where one calls the handlers."""
+    kinds = dict(tail.kinds)
+    if "handler" in kinds and any(entry.handler == "event-loop" for entry in handler_entries(snapshot)):
+        kinds["event-loop"] = kinds.get("event-loop", 0.0) + kinds.pop("handler")
+    return kinds
+
+
 def _evidence(snapshot: Snapshot, serving: Serving, tail: Tail, kinds: dict[Kind, float], left: float) -> list[str]:
-    parts = [*kinds.items(), ("size", tail.size), ("queue", tail.queue)]
+    behind = max(0.0, min(tail.queue, 1.0 - tail.size - sum(kinds.values())))
+    parts: list[tuple[Kind, float]] = [*kinds.items(), ("size", tail.size), ("queue", behind)]
     named = [f"{WHAT[kind]} {percent(part)}" for kind, part in parts if part >= 0.05]
     evidence = [
         f"the {len(tail.slow)} slowest of {len(serving.requests)} requests take {duration(tail.slowest)} on average, "
@@ -132,8 +144,9 @@ def _bursts(snapshot: Snapshot, serving: Serving) -> list[Burst]:
     if ledger is None:
         return []
     entries = [entry for entry in ledger.entries if entry.where is not None and bursty(entry)]
-    loop = [entry for entry in entries if _handles(entry) and entry.handler == "event-loop"]
-    handlers = [entry for entry in entries if _handles(entry) and entry.handler != "event-loop"]
+    called = list(filter(bursty, handler_entries(snapshot)))
+    loop = [entry for entry in called if entry.handler == "event-loop"]
+    handlers = [entry for entry in called if entry.handler != "event-loop"]
     own = {ledger.pid, serving.pid}
     locks = [
         entry
@@ -146,11 +159,6 @@ def _bursts(snapshot: Snapshot, serving: Serving) -> list[Burst]:
         for kind, found in kinds
         if found
     ]
-
-
-def _handles(entry: Entry) -> bool:
-    """Whether an entry is code that was called for a request, other than the model."""
-    return entry.handler is not None and entry.phase in HOST
 
 
 def bursty(entry: Entry) -> bool:
@@ -186,7 +194,10 @@ def _lines(kind: Kind, snapshot: Snapshot, bursts: Iterable[Burst]) -> tuple[Whe
     }
     if kind in wanted:
         return lines_of(entry for entry in entries if wanted[kind](entry)).where
-    return lines_of(entry for burst in bursts if burst.kind == kind for entry in burst.entries).where
+    found = lines_of(entry for burst in bursts if burst.kind == kind for entry in burst.entries).where
+    if not found and kind in ("event-loop", "handler"):
+        return lines_of(handler_entries(snapshot)).where
+    return found
 
 
 def _fixes(kind: Kind, where: tuple[Where, ...]) -> tuple[Fix, ...]:

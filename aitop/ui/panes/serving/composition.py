@@ -16,6 +16,8 @@ from aitop.ui.words import share_text
 
 SHARE_AND_TIME, GAP = 11, 2
 ROOM_FOR_TOKENS = 24
+LEAST_REST = 0.005
+"""A smaller part (0..1) of the whole is none."""
 
 
 class Composition(NamedTuple):
@@ -36,7 +38,9 @@ class Composition(NamedTuple):
 
     def legend(self, width: int, most: int, *, letters: bool) -> list[Line]:
         """Each part with its share and its time, in at most `most` lines; the smallest go first."""
-        known = [(kind, seconds) for kind, seconds in self.parts if seconds is not None]
+        known = [
+            (kind, seconds) for kind, seconds in self.parts if seconds is not None and (seconds or kind is not REST)
+        ]
         name = max(len(kind.name) for kind, _ in known)
         cell = min(2 + name + SHARE_AND_TIME, width - LABEL)
         per_row = max(1, (width - LABEL + GAP) // (cell + GAP))
@@ -75,7 +79,8 @@ def _composition(
         return None
     length = sum(one.seconds for one in records) / len(records)
     inside = sum(mean or 0.0 for kind, mean in means.items() if kind.key != before)
-    means[REST] = max(0.0, length - inside)
+    rest = length - inside
+    means[REST] = rest if rest > LEAST_REST * length else 0.0
     return Composition(name, tuple(means.items())) if sum(mean or 0.0 for mean in means.values()) > 0 else None
 
 
