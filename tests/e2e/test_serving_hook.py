@@ -284,7 +284,8 @@ def test_the_engine_of_vllm(vllm_server):
     )
     seen = Seen(server, engine)
     # What the API server does after the last token, another process, is not in it.
-    assert 0.7 * median(seen.waits) <= median([one.seconds for one in seen.requests]) <= median(seen.waits)
+    latency = mean([one.seconds for one in seen.requests])
+    assert 0.5 * mean(seen.waits) <= latency <= 1.02 * mean(seen.waits), (latency, seen.waits)
     known = seen.requests[CLIENTS:]
     assert {(one.tokens, one.prompt_tokens) for one in known} == {(48, 4)}
     for one in known:
