@@ -155,13 +155,23 @@ def test_a_fed_step_is_not_input_bound():
 
 
 @pytest.mark.parametrize("measured", [True, False])
-def test_taking_ready_batches_from_idle_workers_is_no_wait_for_data(measured):
+def test_taking_ready_batches_from_idle_workers_is_no_wait_that_workers_could_end(measured):
     fields = {"workers": 1, "lines": [line("__getitem__", 0.04, pid=WORKER)], "host": host(1, worker_cpu=0.04)}
     if measured:
         seen = snapshot(steps(seconds=0.1, data_wait=0.03, forward=0.05, queue_ready=2), **fields)
     else:
+        fields["lines"] += [line("main", 0.3, phase="data_wait", activity="wait-queue")]
         seen = snapshot(phases=Phases(data_wait=0.3, forward=0.5, backward=0.2), **fields)
-    judged = input_bound.judge(seen)
+    finding = fired(input_bound.judge(seen))
+    assert (finding.severity, finding.subtype) == ("info", "workers")
+    assert finding.fixes[0].setting == Setting(name="num_workers", to=0, current=1)
+    assert 1.05 < finding.fixes[0].speedup < 1 / 0.7, "making a batch takes time without workers, too"
+
+
+def test_batches_that_are_dear_to_make_are_worth_their_workers():
+    """Workers that rest for 60 % of the time make in the rest more than the step waits for."""
+    fields = {"workers": 1, "lines": [line("__getitem__", 0.4, pid=WORKER)], "host": host(1, worker_cpu=0.4)}
+    judged = input_bound.judge(snapshot(steps(seconds=0.1, data_wait=0.03, forward=0.05, queue_ready=2), **fields))
     assert not isinstance(judged, Finding) or judged.level < input_bound.judge.band.leave
 
 

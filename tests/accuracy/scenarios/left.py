@@ -33,7 +33,7 @@ class Left:
 # The batches of the first epoch again and again, instead of a queue that is empty whenever an epoch begins.
 RESPAWN = Left(
     "input-bound",
-    1.4,
+    1.40,
     (
         ("def main():", "BATCHES = []\n\n\ndef main():"),
         ("for support, label in loader:", "for support, label in BATCHES or loader:"),
