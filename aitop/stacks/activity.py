@@ -79,17 +79,21 @@ def looks_of(
         state for window in windows for state in window.states if (state.pid, state.thread) == (pid, thread)
     ]
     total = sum(state.asked for state in states)
-    waits: dict[WaitKind, float] = {}
+    running = sum(state.on_core * state.asked for state in states) / total if total else None
+    met: dict[WaitKind, int] = {}
     for state in states:
         for kind, count in state.waits.items():
-            waits[kind] = waits.get(kind, 0.0) + count / total
+            met[kind] = met.get(kind, 0) + count
+    # How long it waits the kernel counts; in what, the looks that met it waiting tell.
+    waiting = 1.0 - (running if running is not None else 1.0)
+    waits: dict[WaitKind, float] = {kind: waiting * count / sum(met.values()) for kind, count in met.items()}
     return ThreadLooks(
         cpu=counts["cpu"],
         cpu_asked=asked["cpu"],
         gil=counts["gil"],
         gil_asked=asked["gil"],
-        running=sum(state.running for state in states) / total if total else None,
-        waits=waits,
+        running=running,
+        waits=waits if met else {"other": waiting},
     )
 
 

@@ -167,6 +167,8 @@ def test_a_process_that_saves_waits_for_the_disk(script: int) -> None:
     # How many looks meet a wait says little: one that ends meanwhile counts as running, and where no core is free we
     # come to look when the thread has gone to sleep.
     assert state.waits.get("disk", 0) > 0 or off_core < 0.1
+    # So how long it waits is what the kernel counts. Its looks say only in what.
+    assert state.counted == pytest.approx(1.0 - off_core, abs=0.1)
 
 
 def seconds_on_or_for_a_core(pid: int) -> float:

@@ -123,6 +123,17 @@ def test_the_kernel_says_how_long_a_thread_waits_in_all():
     assert waits == pytest.approx(0.3, abs=0.01)
 
 
+def test_the_kernel_counts_waits_that_are_too_short_to_be_met():
+    """Of a thread that was off its core for half of the time the looks met one wait in five."""
+    met = msgspec.structs.replace(state(1, 100, running=80, disk=16, lock=4), counted=0.5)
+    parts = doing((PYTHON, 50), (READS, 50), cpu=(100, (PYTHON, 50)), states=[met])
+    waits = {kind: sum(0.5 * shares.get(kind, 0.0) for shares in parts.values()) for kind in ("wait-disk", "wait-lock")}
+    assert waits["wait-disk"] == pytest.approx(0.4, abs=0.01) and waits["wait-lock"] == pytest.approx(0.1, abs=0.01)
+    none_met = msgspec.structs.replace(state(1, 100, running=100), counted=0.5)
+    parts = doing((PYTHON, 50), (READS, 50), cpu=(100, (PYTHON, 50)), states=[none_met])
+    assert parts[13]["wait"] > 0.9 and parts[11].get("wait", 0.0) < 0.1
+
+
 def test_waits_that_a_library_names_are_not_given_to_other_lines():
     parts = doing((PYTHON, 50), (QUEUE, 50), states=[state(1, 100, running=50, lock=50)])
     assert parts[14] == {"wait-queue": 1.0}
