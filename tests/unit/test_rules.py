@@ -246,6 +246,9 @@ TINY = (
 )
 
 
+GRU = (("python", 0.025), ("native", 0.275))
+
+
 def test_a_loop_of_tiny_operations():
     facts = HookFacts(way="attach", python="3.11", torch="2", ops=4000)
     verdict = fired(
@@ -265,6 +268,16 @@ def test_many_operations_in_one_native_call_are_no_python():
     facts = HookFacts(way="attach", python="3.11", torch="2", ops=4000)
     seen = snapshot(steps(seconds=0.1, forward=0.04, backward=0.05), lines=native, facts=facts)
     assert python_overhead.judge(seen) is None
+
+
+def test_the_line_named_runs_python_though_a_native_loop_takes_longer():
+    """Of an nn.GRU a small part holds the lock; the Python after it takes more in all, on a line with less time."""
+    gru = [line("forward", share, phase="forward", activity=does, number=22) for does, share in GRU]
+    own = line("distance", 0.25, number=31, position="after")
+    facts = HookFacts(way="attach", python="3.11", torch="2", ops=4000)
+    seen = snapshot(steps(seconds=0.1, forward=0.03, backward=0.03), lines=[*gru, own, TINY[2]], facts=facts)
+    verdict = fired(python_overhead.judge(seen))
+    assert verdict.where[0].line == 31 and "between its phases" in verdict.title
 
 
 def test_tiny_operations_without_gradients_have_no_backward_pass():

@@ -47,9 +47,9 @@ def judge(snapshot: Snapshot) -> Explanation | str | None:
     if share <= 0.0:
         return None
     mostly_model = in_model > between
-    parts = [(python if gpu else model).entries if in_model else (), beside.entries if between else ()]
-    entries = tuple(entry for part in (parts if mostly_model else reversed(parts)) for entry in part)
-    lines = Lines(sum(entry.share for entry in entries), entries)
+    claims = (*((python if gpu else model).entries if in_model else ()), *(beside.entries if between else ()))
+    # Where Python runs, rather than where a native call takes long beside it.
+    lines = python if mostly_model else beside
     around = "around tiny operations" if mostly_model else "between its phases"
     once = not in_model and seen_once(snapshot, lines)
     evidence = [f"the interpreter's lock is held {percent(held)} of the forward pass"] if in_model else []
@@ -71,8 +71,9 @@ def judge(snapshot: Snapshot) -> Explanation | str | None:
         most_sure=UNPROVEN if once else 1.0,
         title=f"{percent(share)} of each step is Python {around}",
         lines=lines,
+        claims=claims,
         evidence=[*evidence, ONCE] if once else evidence,
-        fixes=_fixes(lines, share, mostly_model=mostly_model),
+        fixes=_fixes(lines, min(share, max(in_model, between)), mostly_model=mostly_model),
     )
 
 
