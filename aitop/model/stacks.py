@@ -62,7 +62,9 @@ class Look(msgspec.Struct, frozen=True, kw_only=True):
 class ThreadState(msgspec.Struct, frozen=True, kw_only=True):
     """What the kernel said of one thread in `asked` looks within a window. `running` counts looks on or for a core.
 
-    `waits` counts the other looks by what the thread waited in. Source: /proc/PID/task/TID.
+    `waits` counts the other looks by what the thread waited in. `counted` is the share (0..1) of the time between the
+    first look and the last in which it was on or for a core, as the kernel counts it: a look misses waits that are
+    shorter than itself. None where that cannot be read. Source: /proc/PID/task/TID.
     """
 
     pid: int
@@ -71,6 +73,12 @@ class ThreadState(msgspec.Struct, frozen=True, kw_only=True):
     asked: int
     running: int
     waits: dict[WaitKind, int]
+    counted: float | None = None
+
+    @property
+    def on_core(self) -> float:
+        """The share (0..1) of the time in which it was on or for a core."""
+        return self.running / self.asked if self.counted is None else self.counted
 
 
 class Statement(msgspec.Struct, frozen=True, kw_only=True):
