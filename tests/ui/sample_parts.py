@@ -169,7 +169,6 @@ def gpus(*devices: GpuDevice) -> GpuSample:
 def facts(workers: int = 4) -> HookFacts:
     loader = LoaderInfo(
         workers=workers, batch_size=64, prefetch=2 if workers else None, pin_memory=True, dataset="JpegFolder",
-        worker_pids=WORKERS[:workers],
     )  # fmt: skip
     return HookFacts(
         way="attach", python="3.11.9", torch="2.6.0", cuda=True, loaders=(loader,), optimizers=("AdamW",),
