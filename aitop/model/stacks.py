@@ -108,9 +108,9 @@ class Flow(msgspec.Struct, frozen=True, kw_only=True):
 class StackWindow(msgspec.Struct, frozen=True, kw_only=True, tag="stacks"):
     """What was sampled in the `seconds` before `time`, at `rate` samples a second, idle threads included.
 
-    `sampler_cpu` is the CPU time in seconds that taking it has cost. `gil` has the threads that were seen to hold the
-    interpreter's lock; None where the window did not ask who holds it, which only some do. `flows` has
-    the dataflow of the user's functions on these stacks, where it was not given by an earlier window.
+    `gil` has the threads that were seen to hold the interpreter's lock; None where the window did not ask who holds it,
+    which only some do. `flows` has the dataflow of the user's functions on these stacks, where it was not given by an
+    earlier window.
     """
 
     time: float
@@ -118,7 +118,6 @@ class StackWindow(msgspec.Struct, frozen=True, kw_only=True, tag="stacks"):
     rate: float
     frames: tuple[Frame, ...]
     stacks: tuple[StackCount, ...]
-    sampler_cpu: float | None = None
     gil: tuple[GilHold, ...] | None = None
     looks: tuple[Look, ...] = ()
     states: tuple[ThreadState, ...] = ()

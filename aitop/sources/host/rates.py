@@ -67,7 +67,6 @@ def read_counters(member: Member, *, computes: bool = False) -> Counters:
         "switches": status.get("voluntary_ctxt_switches"),
         "read_bytes": io.get("read_bytes"),
         "write_bytes": io.get("write_bytes"),
-        "read_chars": io.get("rchar"),
     }
     return Counters(time.monotonic(), used, _threads(member, main) if computes else None)
 
@@ -118,7 +117,6 @@ def _sample(member: Member, place: Place, before: Counters | None, now: Counters
         voluntary_switches=rates["switches"],
         read_bytes=rates["read_bytes"],
         write_bytes=rates["write_bytes"],
-        read_chars=rates["read_chars"],
         main_cpu=None if main is None else min(1.0, main),
         wanting=wanting,
         wanted=wanted,

@@ -103,7 +103,7 @@ class StackSource(Source):
         self.interval = self._budget.spend(cpu, started, time.monotonic())
         if self._closing.is_set():
             return []
-        window = self._window(seconds, rate, spies, cpu)
+        window = self._window(seconds, rate, spies)
         if window is None:
             self._account_for_nothing(spies)
             return []
@@ -147,7 +147,7 @@ class StackSource(Source):
             self._kernel.end()
         return time.thread_time() - before
 
-    def _window(self, seconds: int, rate: int, spies: Sequence[Spy], cpu: float) -> StackWindow | None:
+    def _window(self, seconds: int, rate: int, spies: Sequence[Spy]) -> StackWindow | None:
         builder = WindowBuilder(self._script, self._code)
         names: dict[int, dict[str, str]] = {}
         mains: dict[int, frozenset[str]] = {}
@@ -183,7 +183,6 @@ class StackSource(Source):
             rate=float(rate),
             frames=frames,
             stacks=stacks,
-            sampler_cpu=cpu,
             gil=gil,
             looks=tuple(looks),
             states=states,
