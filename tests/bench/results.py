@@ -52,6 +52,7 @@ BENCHES = {
         Bench("bench/hook_cost.py", "--rounds 7", "--rounds 2 --model mlp"),
         Bench("bench/everything_cost.py", "--starts 5 --seconds 60", "--starts 2 --seconds 20"),
         Bench("bench/burst_cost.py", "", "--bursts 2"),
+        Bench("bench/serving_cost.py", "--turns 2000", "--turns 500"),
     ),
     "Attach and detach": (
         Bench("bench/attach_pause.py", "-n 50", "-n 8"),
