@@ -69,7 +69,7 @@ def test_handlers_that_wait_for_others_are_not_stalled_and_a_line_that_stands_is
     ("windows", "fields", "stalled"),
     [
         ((40, 40), {"activity": "wait-lock", "handler": "event-loop"}, True),
-        ((0, 40), {"activity": "wait-lock", "handler": "event-loop"}, False),
+        ((0, 10), {"activity": "wait-lock", "handler": "event-loop"}, False),
         ((40, 40), {"activity": "sleep", "handler": "event-loop"}, False),
         ((40, 40), {"activity": "wait-network", "handler": "thread"}, False),
         ((40, 40), {"activity": "wait-lock"}, False),

@@ -79,7 +79,7 @@ def _in_handler(snapshot: Snapshot) -> Explanation | None:
         while stood < windows and _fills(entry, process, -1 - stood):
             stood += 1
         seconds = snapshot.stacks.seconds * stood / windows if windows else 0.0
-        if seconds >= UNKNOWN_SECONDS and entry.where is not None:
+        if seconds >= LEAST_SECONDS and entry.where is not None:
             return _verdict(
                 snapshot,
                 subtype="stalled",
