@@ -241,6 +241,17 @@ def test_everything_of_servers_is_put_back_as_the_very_same_object(unhooked):
     assert all(vars(owner)[attribute] is original for owner, attribute, original in before)
 
 
+def test_a_queue_of_multiprocessing_is_left_alone_without_litserve(unhooked, monkeypatch):
+    managers = importlib.import_module("multiprocessing.managers")
+    original = vars(managers.BaseProxy)["_callmethod"]
+    for name in [name for name in sys.modules if name.partition(".")[0] == "litserve"]:
+        monkeypatch.delitem(sys.modules, name)
+    assert aitop.hook.install("run") == "installed"
+    aitop.hook._session.look(time.monotonic_ns())
+    assert vars(managers.BaseProxy)["_callmethod"] is original
+    assert aitop.hook.remove() == "removed"
+
+
 def test_compilations_are_pauses_of_what_serves(watched, server):
     callback = pytest.importorskip("torch._dynamo.callback")
     watched.session.look(time.monotonic_ns())

@@ -6,6 +6,7 @@ out, calls LitServe's own callbacks as it goes on to decode, predict and encode,
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -52,6 +53,11 @@ class LitServe(Server):
             "_process_single_request": lambda call: wrap_task(call, self),
             "_process_streaming_request": lambda call: wrap_task(call, self),
         }
+
+    def look(self, now: int) -> None:
+        # Its queue is one of multiprocessing's, which a program without LitServe may use for anything.
+        if "litserve" in sys.modules:
+            super().look(now)
 
     def taken(self, name: str, stamp: float, now: int) -> None:
         """Remember a request that was taken from the queue."""
