@@ -48,19 +48,21 @@ def _look(snapshot: Snapshot) -> Explanation | str | None:
     queue = _queue(serving)
     if queue is None:
         return "how long requests wait was not measured"
-    if queue.busy is None and not queue.waiting:
+    if queue.share < LEAVE or (queue.busy is None and not queue.waiting):
         return None
     if queue.busy is not None and queue.busy < LEAST_BUSY:
         return None
     cost = turn_cost(serving.iterations)
     load = load_of(serving.requests, batch=_batch(serving), cost=cost if _batch(serving) > 1 else None)
-    replica = _replica(serving, load, queue)
+    replica = _replica(serving, load, cost)
     batch = _larger_batch(serving, load, cost)
     best = max(
         (length for length in (_length(replica), _length(batch)) if length), key=lambda one: one.speedup, default=None
     )
     gains = best is not None and best.speedup >= WORTH_IT
     return Explanation(
+        # What makes each request slow is the fault, if anything is; that they queue follows from it.
+        severity="warning",
         share=min(0.99, queue.share),
         gone=best if gains else None,
         gains=gains,
@@ -102,14 +104,13 @@ def _batch(serving: Serving) -> int:
     return 1 if decodes else max((one.requests or 1 for one in serving.iterations), default=1)
 
 
-def _replica(serving: Serving, load: Load | None, queue: Queue) -> Change | Length | None:
+def _replica(serving: Serving, load: Load | None, cost: TurnCost | None) -> Change | Length | None:
     """What one replica more gives: by simulation where requests are handled one by one or in batches.
 
     An engine that has many requests in work at once divides them, and takes less time for each iteration.
     """
     if not any(one.decode_tokens for one in serving.iterations):
         return change(load, replicas=MORE) if load is not None else None
-    cost = turn_cost(serving.iterations)
     if cost is None:
         return None
     # While requests wait, each of the two fills its batch as now; twice as much is served until none waits.
