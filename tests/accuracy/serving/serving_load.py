@@ -22,6 +22,8 @@ from typing import TextIO
 
 WORDS = [a + b + c + "ion" for a in ("ta", "en", "or", "shi") for b in ("li", "tu", "ra", "de") for c in ("nes", "hat")]
 MOST_UNDER_WAY, MOST_SECONDS, PATIENCE = 256, 900.0, 60.0
+# Servers close connections that nothing was sent on for a while, gunicorn after two seconds.
+LONGEST_IDLE = 1.0
 
 Body = Callable[[], bytes]
 
@@ -30,6 +32,7 @@ class Connection:
     """A connection to the server that is used for one request after another."""
 
     def __init__(self, port: int) -> None:
+        self.used = 0.0
         self._port = port
         self._reader: asyncio.StreamReader | None = None
         self._writer: asyncio.StreamWriter | None = None
@@ -72,19 +75,31 @@ class Load:
         self._idle: list[Connection] = []
         self.under_way = self.dropped = 0
 
-    async def one(self, due: float) -> None:
-        """Send a request that was due at this moment."""
-        connection = self._idle.pop() if self._idle else Connection(self._port)
+    async def one(self, due: float, body: bytes | None = None) -> None:
+        """Send a request that was due at this moment, the usual one where no other body is given."""
+        connection = self._connection()
         self.under_way += 1
         try:
-            status, first, body = await asyncio.wait_for(connection.post(self._path, self._body()), PATIENCE)
-            self._note(due, first, status, zlib.crc32(body))
+            status, first, answer = await asyncio.wait_for(connection.post(self._path, body or self._body()), PATIENCE)
+            self._note(due, first, status, zlib.crc32(answer))
+            connection.used = time.monotonic()
             self._idle.append(connection)
         except (OSError, EOFError, ValueError, asyncio.TimeoutError) as failure:
             connection.close()
             self._note(due, None, 0, 0, type(failure).__name__)
         finally:
             self.under_way -= 1
+
+    def _connection(self) -> Connection:
+        """The one that was used last, or a new one where that was long ago."""
+        if self._idle:
+            connection = self._idle.pop()
+            if time.monotonic() - connection.used < LONGEST_IDLE:
+                return connection
+            for each in (connection, *self._idle):
+                each.close()
+            self._idle.clear()
+        return Connection(self._port)
 
     def _note(self, due: float, first: float | None, status: int, crc: int, failure: str = "") -> None:
         now = time.monotonic()
@@ -117,14 +132,10 @@ class Load:
         await asyncio.gather(*(client() for _ in range(clients)))
 
     async def every(self, seconds: float, body: Body, until: float) -> None:
-        """Another kind of request, at even intervals beside the others. Its answers are not noted."""
-        connection = Connection(self._port)
-        while time.monotonic() < until:
+        """Another kind of request, at even intervals beside the others."""
+        while time.monotonic() + seconds < until:
             await asyncio.sleep(seconds)
-            try:
-                await asyncio.wait_for(connection.post(self._path, body()), PATIENCE)
-            except (OSError, EOFError, ValueError, asyncio.TimeoutError):
-                connection.close()
+            await self.one(time.monotonic(), body())
 
 
 def text(words: int) -> str:

@@ -23,11 +23,11 @@ class Review(BaseModel):
 
 
 class Classifier(nn.Module):
-    def __init__(self, width=128):
+    def __init__(self, width=256):
         super().__init__()
         self.embed = nn.Embedding(VOCABULARY, width)
         layer = nn.TransformerEncoderLayer(width, 4, 4 * width, dropout=0.0, batch_first=True)
-        self.layers = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+        self.layers = nn.TransformerEncoder(layer, 3, enable_nested_tensor=False)
         self.head = nn.Linear(width, 2)
 
     def forward(self, ids):
@@ -92,7 +92,7 @@ class Refresher:
         elif self.cause == "sleep":
             self.token = fetch_token()
         elif self.cause == "loop":
-            self.table = similar_words(220)
+            self.table = similar_words(400)
 
 
 def fetch_token():

@@ -13,7 +13,7 @@ VOCABULARY, LENGTH = 8192, 96
 
 
 class Topics(nn.Module):
-    def __init__(self, width=128):
+    def __init__(self, width=192):
         super().__init__()
         self.embed = nn.Embedding(VOCABULARY, width)
         layer = nn.TransformerEncoderLayer(width, 4, 4 * width, dropout=0.0, batch_first=True)
