@@ -24,7 +24,7 @@ EXAMPLES = """\
 examples:
   aitop                                        choose one of the AI processes found here
   aitop --pid 4242                             watch a training run, as it is, with its loader workers
-  aitop demo                                   start a small training run with a planted fault and watch it
+  aitop demo                                   start a small run with a planted fault and watch it
   aitop run -- python train.py                 start a run with the hook in from the first step
   aitop diagnose --pid 4242 --format json      look for 15 s, then report (for scripts and CI)
   aitop explain input-bound                    what a verdict means, how to be sure of it, and how to fix it
@@ -37,7 +37,7 @@ exit codes:
 """
 VERBS: dict[str, tuple[ModuleType, str]] = {
     "run": (run_command, "start a command with the hook in, then watch it"),
-    "demo": (demo, "start a bundled training run and watch it"),
+    "demo": (demo, "start a bundled run and watch it"),
     "diagnose": (diagnose, "look for a while without a screen, then report"),
     "explain": (explain, "say what a verdict means, how to be sure of it, and how to fix it"),
     "profile": (profile, "run torch.profiler in the process for a few steps"),

@@ -182,9 +182,14 @@ KEYS = {
     ),
     "interval": Key("Time between two looks. --interval", 'a time of at least 0.1 s, such as "1s" or 0.5', _interval),
     "passive": Key(
-        "Never touch the process: no hook, no stack sampling. --passive, --no-passive", TRUE_OR_FALSE, _flag
+        "Never touch the process: no hook, no stack sampling, no /metrics. --passive, --no-passive",
+        TRUE_OR_FALSE,
+        _flag,
     ),
     "gpu": Key("Ask NVML about GPUs. --gpu, --no-gpu", TRUE_OR_FALSE, _flag),
     "stacks": Key("Sample Python stacks. --stacks, --no-stacks", TRUE_OR_FALSE, _flag),
     "hook": Key("Put the step hook into the process. --hook, --no-hook", TRUE_OR_FALSE, _flag),
+    "metrics": Key(
+        "Read a server's own /metrics, over the loopback only. --metrics, --no-metrics", TRUE_OR_FALSE, _flag
+    ),
 }

@@ -1,4 +1,4 @@
-"""Start a small bundled training run on the CPU, with a planted fault or mended, and watch it.
+"""Start a small bundled training run or server on the CPU, with a planted fault or mended, and watch it.
 
 Without a terminal the run is watched for ten seconds and a report is written. The run is ended when the watching ends.
 """
@@ -52,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
     if script is None:
         raise WrongUsageError(f"there is no demo called {args.name}: choose from {', '.join(workloads())}")
     check_torch()
-    with training(script, ["--fixed"] if args.fixed else []) as pid:
+    with running(script, ["--fixed"] if args.fixed else []) as pid:
         code = _watch(pid, args)
     if not args.fixed:
         print(f"The run has been ended. The same without its fault: aitop demo {args.name} --fixed", file=sys.stderr)
@@ -74,14 +74,12 @@ def check_torch() -> None:
     """Raise a WrongUsageError where this Python cannot run the scripts."""
     missing = [name for name in ("torch", "numpy") if importlib.util.find_spec(name) is None]
     if missing:
-        raise WrongUsageError(
-            f"the demo is a training run and needs {' and '.join(missing)}: pip install 'aitop-live[demo]'"
-        )
+        raise WrongUsageError(f"the demo runs torch and needs {' and '.join(missing)}: pip install 'aitop-live[demo]'")
 
 
 @contextlib.contextmanager
-def training(script: Path, arguments: list[str]) -> Iterator[int]:
-    """The pid of the script, run by this Python, from its first step on. It ends with the block, or with us."""
+def running(script: Path, arguments: list[str]) -> Iterator[int]:
+    """The pid of the script, run by this Python, from its first step or answer on. It ends with the block or us."""
     prctl = ctypes.CDLL(None).prctl
     with tempfile.TemporaryFile("w+b") as output:
         child = subprocess.Popen(
@@ -137,7 +135,7 @@ def _wait_for_line(child: subprocess.Popen[bytes], output: int, name: str) -> No
 
 
 def _end(child: subprocess.Popen[bytes]) -> None:
-    """End the child and its loader workers: politely, then for good. Bounded in time."""
+    """End the child and the processes that it started: politely, then for good. Bounded in time."""
     with contextlib.suppress(ProcessLookupError):  # none of the group is left
         for number in (signal.SIGTERM, signal.SIGKILL):
             os.killpg(child.pid, number)

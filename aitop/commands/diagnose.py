@@ -6,6 +6,7 @@ import argparse
 import os
 import sys
 from pathlib import Path
+from typing import Literal
 
 from aitop.commands.options import add_watch_options, duration, process_id, watch_options
 from aitop.errors import AitopError, NoTargetError, NotEnoughEvidenceError, WrongUsageError
@@ -24,7 +25,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--format", choices=FORMATS, default="text", help="what to write (default: text)")
     parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="write to FILE instead of stdout")
     parser.add_argument(
-        "--fail-on", choices=("warning", "critical"), help="exit with 1 if there is a verdict this bad or worse"
+        "--fail-on",
+        choices=("warning", "critical", "stalled"),
+        help="exit with 1 if there is a verdict this bad or worse; stalled: if nothing gets on, though there is work",
     )
     add_watch_options(parser)
 
@@ -47,7 +50,11 @@ def hangs(snapshot: Snapshot) -> bool:
 
 
 def conclude(
-    snapshot: Snapshot | None, pid: int, form: str, output: Path | None, fail_on: Severity | None = None
+    snapshot: Snapshot | None,
+    pid: int,
+    form: str,
+    output: Path | None,
+    fail_on: Severity | Literal["stalled"] | None = None,
 ) -> int:
     """Write the report of the last snapshot and give the exit code; raises where nothing could be said.
 
@@ -66,6 +73,8 @@ def conclude(
             f"process {pid} gave nothing to sample in the time given: look longer with --for, "
             f"and see what is missing with `aitop doctor --pid {pid}`"
         )
+    if fail_on == "stalled":
+        return int(any(verdict.id == "hang" for verdict in snapshot.diagnosis.verdicts))
     limit = SEVERITY_ORDER[fail_on] if fail_on else -1
     return int(any(SEVERITY_ORDER[verdict.severity] <= limit for verdict in snapshot.diagnosis.verdicts))
 

@@ -45,14 +45,15 @@ def process_id(text: str) -> int:
 
 
 def add_watch_options(parser: argparse.ArgumentParser) -> None:
-    """How closely to watch: --passive --interval --no-gpu --no-stacks --no-hook. Not given is None: see `settle`."""
+    """How closely to watch: --passive --interval and the sources to do without. Not given is None: see `settle`."""
     group = parser.add_argument_group("how to watch")
     group.add_argument("--interval", type=interval, metavar="S", help="time between two looks (default: 1s)")
     for name, words in (
-        ("passive", "never touch the process: no hook, no stack sampling (default: no)"),
+        ("passive", "never touch the process: no hook, no stack sampling, no /metrics (default: no)"),
         ("gpu", "ask NVML about GPUs (default: yes)"),
         ("stacks", "sample Python stacks (default: yes)"),
         ("hook", "put the step hook into the process (default: yes)"),
+        ("metrics", "read a server's own /metrics, over the loopback only (default: yes)"),
     ):
         group.add_argument(f"--{name}", action=argparse.BooleanOptionalAction, default=None, help=words)
 
@@ -69,7 +70,7 @@ def add_screen_options(parser: argparse.ArgumentParser) -> None:
 def settle(args: argparse.Namespace, settings: Settings) -> None:
     """Fill in from the settings what the command line left open. `args.settings` is what both together say."""
     given = vars(args)
-    for name in ("passive", "interval", "gpu", "stacks", "hook"):
+    for name in ("passive", "interval", "gpu", "stacks", "hook", "metrics"):
         if given.get(name, False) is None:
             setattr(args, name, getattr(settings, name))
     asked = {name: given[name] for name in ("theme", "ascii") if given.get(name) is not None}
@@ -85,4 +86,11 @@ def watch_options(args: argparse.Namespace) -> Options:
     """What `add_watch_options` has parsed, for the engine."""
     from aitop.engine.live import Options
 
-    return Options(passive=args.passive, interval=args.interval, gpu=args.gpu, stacks=args.stacks, hook=args.hook)
+    return Options(
+        passive=args.passive,
+        interval=args.interval,
+        gpu=args.gpu,
+        stacks=args.stacks,
+        hook=args.hook,
+        metrics=args.metrics,
+    )

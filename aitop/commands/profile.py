@@ -42,7 +42,7 @@ def run(args: argparse.Namespace) -> int:
     from aitop.sources.host.target import look
 
     check_writable(args.output)
-    target, options = look(args.pid), Options(gpu=False, stacks=False, interval=0.25)
+    target, options = look(args.pid), Options(gpu=False, stacks=False, metrics=False, interval=0.25)
     with watching([target], options) as watcher:
         watcher.wait(HOOK_PATIENCE_SECONDS, f"Waiting for the steps of {args.pid} …", until=has_steps)
         try:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from aitop.diagnosis.series import mean_of
 from aitop.model.host import ProcessSample
 from aitop.model.ledger import Activity, Entry, Ledger
+from aitop.model.phases import Phase
 from aitop.model.snapshot import ProcessStacks, Snapshot
 from aitop.model.steps import StepRecord
 from aitop.model.verdict import Where
@@ -22,6 +23,8 @@ MAIN = "MainThread"
 CLOSED = "without stack samples and without the hook nothing tells where the time of a step goes"
 ONCE = "seen in one stretch of time so far: how often it comes is not known yet"
 RUNNING: frozenset[Activity] = frozenset({"python", "native"})
+# Host code outside of every phase of a model: around its call, and what a server measures apart as made for requests.
+HOST: frozenset[Phase] = frozenset({"host", "preprocess", "postprocess"})
 # What waits for storage or a service, by the kernel's word or by the library that is called.
 STORAGE_WAITS: frozenset[Activity] = frozenset({"wait-disk", "wait-network"})
 STORAGE_WORK = frozenset({"file", "network", "database"})
@@ -247,8 +250,10 @@ def others_cores(snapshot: Snapshot) -> float | None:
 
 def enough(snapshot: Snapshot) -> str | None:
     """None where there is enough to judge steps by; else what is missing, in words."""
-    steps, process = records(snapshot), main_stacks(snapshot)
+    steps, process, serving = records(snapshot), main_stacks(snapshot), snapshot.serving
     if len(steps) >= MIN_STEPS or (process is not None and process.samples >= MIN_SAMPLES):
+        return None
+    if serving is not None and max(len(serving.requests), len(serving.iterations)) >= MIN_STEPS:
         return None
     states = [snapshot.sources[name].state for name in ("stacks", "hook") if name in snapshot.sources]
     closed = len(states) == 2 and all(state in ("absent", "denied", "failed") for state in states)
@@ -269,12 +274,20 @@ def seen_once(snapshot: Snapshot, lines: Lines) -> bool:
     return bool(windows) and len(windows) < SEVERAL_WINDOWS and max(windows) - min(windows) < SEVERAL_WINDOWS - 1
 
 
-def takes_request(entry: Entry) -> bool:
-    """Whether an entry of inference outside of every phase waits for the next request, or rests.
+def serves(snapshot: Snapshot) -> bool:
+    """Whether the work is to answer: a wait outside of all phases is then one for requests."""
+    return snapshot.kind == "inference" or (snapshot.serving is not None and snapshot.kind != "training")
 
-    Who asks a service through a client library waits for data; who waits on a bare socket is given requests.
+
+def takes_request(entry: Entry) -> bool:
+    """Whether an entry of inference waits for the next request, or rests outside of every phase.
+
+    Who asks a service through a client library waits for data; who waits on a bare socket is given requests. Code that
+    was called for a request does not rest: the request waits as well.
     """
-    if entry.phase != "host" or entry.work == "log":
+    if entry.phase == "idle":
+        return True
+    if entry.phase not in HOST or entry.work == "log" or entry.handler is not None:
         return False
     waits = entry.activity in HANDED_WAITS or entry.activity == "sleep"
     return waits or (entry.activity == "wait-network" and entry.work is None)

@@ -1,7 +1,8 @@
 """Makes the ledgers of a Snapshot: where the time of each working process goes, each moment in one entry. Pure.
 
-The hook's clock gives the length of each phase; without the hook, stack samples do. Stack samples divide a phase among
-lines. The kernel's thread states and GIL samples divide a line among activities (see stacks.activity).
+The hook's clock gives the length of each phase; without the hook, stack samples do. Of a server these are the phases of
+its engine's iterations, or of its requests (see `served`). Stack samples divide a phase among lines. The kernel's
+thread states and GIL samples divide a line among activities (see stacks.activity).
 """
 
 from __future__ import annotations
@@ -11,11 +12,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import msgspec
 
-from aitop.diagnosis.evidence import RUNNING, summed
+from aitop.diagnosis.evidence import HOST, RUNNING, summed, takes_request
 from aitop.diagnosis.series import mean_of
-from aitop.model.ledger import Activity, Basis, Entry, Lane, Ledger, Unit
-from aitop.model.phases import APART, MEASURED, Phase
-from aitop.model.snapshot import HotLine, ProcessStacks, Snapshot
+from aitop.diagnosis.served import Served, served
+from aitop.model.ledger import Activity, Basis, Entry, Lane, Ledger, Position, Unit
+from aitop.model.phases import APART, MEASURED, SERVED, Phase
+from aitop.model.snapshot import HotLine, Phases, ProcessStacks, Snapshot
 from aitop.model.steps import StepRecord
 from aitop.model.verdict import Where
 
@@ -45,9 +47,12 @@ def ledgers(snapshot: Snapshot) -> tuple[Ledger, ...]:
 
 
 def _working(snapshot: Snapshot) -> list[ProcessStacks]:
-    """The working processes, the one shown first in front."""
+    """The working processes, the one shown first in front; an engine that has another process run the model is last."""
     processes = {process.pid: process for process in snapshot.stacks.processes} if snapshot.stacks else {}
-    return [processes[pid] for pid in snapshot.working if pid in processes]
+    serving = snapshot.serving
+    engine = serving.pid if serving is not None and serving.iterations else None
+    pids = dict.fromkeys((*snapshot.working, engine))
+    return [processes[pid] for pid in pids if pid in processes]
 
 
 def _lines_of(snapshot: Snapshot, process: ProcessStacks) -> list[HotLine]:
@@ -58,13 +63,18 @@ def _lines_of(snapshot: Snapshot, process: ProcessStacks) -> list[HotLine]:
 def _ledger(snapshot: Snapshot, process: ProcessStacks, *, first: bool) -> Ledger:
     steps = snapshot.steps
     records = steps.recent if first and steps is not None and steps.pid == process.pid else ()
+    serves = served(snapshot, process.pid)
     lines = _lines_of(snapshot, process)
     sampled = _entries("main", lines, samples=process.samples)
+    if snapshot.kind != "training":
+        sampled += _lineless(process)
     acts = sum(entry.share for entry in sampled if entry.phase == "environment") >= LEAST_ENVIRONMENT
     if acts:
         sampled = [_of_rollout(entry) for entry in sampled]
     measured = _measured(records)
-    if measured and acts:
+    if serves is not None:
+        measured, sampled = dict(serves.shares), [_of_server(entry, serves) for entry in sampled]
+    elif measured and acts:
         # The hook counts forward passes without gradients as evaluation; here the model acts.
         measured["forward"] += measured["evaluation"]
         measured["evaluation"] = 0.0
@@ -73,11 +83,22 @@ def _ledger(snapshot: Snapshot, process: ProcessStacks, *, first: bool) -> Ledge
     main = _collecting(main, _share(records, lambda step: step.gc), process)
     length = sum(step.seconds for step in records) / len(records) if records else None
     unit: Unit = "second" if not records else "step" if records[-1].kind == "train" else "request"
+    if serves is not None:
+        unit, length = serves.unit, serves.length
     if length is not None:
         main = [msgspec.structs.replace(entry, seconds=entry.share * length) for entry in main]
     others = _others(snapshot, process) if first else []
     ordered = sorted([*main, *others], key=lambda entry: (entry.lane != "main", -entry.share))
     return Ledger(pid=process.pid, thread=process.thread, unit=unit, entries=tuple(ordered), length=length)
+
+
+def _of_server(entry: Entry, serves: Served) -> Entry:
+    """The entry in the phase that the server measured it in: host code before the model's call makes its input."""
+    if entry.phase != "host":
+        return entry
+    phases: dict[Position | None, Phase] = {"before": "preprocess", "after": "postprocess"}
+    phase = "idle" if takes_request(entry) else phases.get(entry.position, "host")
+    return msgspec.structs.replace(entry, phase=phase) if phase in serves.shares else entry
 
 
 def _of_rollout(entry: Entry) -> Entry:
@@ -87,10 +108,13 @@ def _of_rollout(entry: Entry) -> Entry:
 
 def _measured_only(snapshot: Snapshot) -> Ledger | None:
     """The ledger of a process whose steps are measured but whose stacks cannot be sampled."""
-    steps = snapshot.steps
-    if steps is None or steps.pid is None or not steps.recent:
+    steps, serving = snapshot.steps, snapshot.serving
+    if serving is not None and serving.pid is not None and served(snapshot, serving.pid) is not None:
+        process = ProcessStacks(pid=serving.pid, role="rank", samples=0, phases=Phases())
+    elif steps is not None and steps.pid is not None and steps.recent:
+        process = ProcessStacks(pid=steps.pid, role="rank", samples=0, phases=steps.phases)
+    else:
         return None
-    process = ProcessStacks(pid=steps.pid, role="rank", samples=0, phases=steps.phases)
     return _ledger(snapshot, process, first=True)
 
 
@@ -150,8 +174,20 @@ def _entries(lane: Lane, lines: Iterable[HotLine], *, samples: int, basis: Basis
                     via=line.via,
                     callers=line.callers,
                     by_window=line.by_window,
+                    handler=line.handler,
                 )
             )
+    return entries
+
+
+def _lineless(process: ProcessStacks) -> list[Entry]:
+    """One entry per phase and activity of what was sampled without a line of the user's."""
+    entries = []
+    for phase, activity, share in process.lineless:
+        low, high = _interval(share, process.samples)
+        name = _PHASES.get(phase, phase)
+        entry = _nowhere(process, name, activity, share, "sampled")  # type: ignore[arg-type]
+        entries.append(msgspec.structs.replace(entry, low=low, high=high, samples=share * process.samples))
     return entries
 
 
@@ -172,7 +208,7 @@ def _fitted(sampled: list[Entry], measured: dict[Phase, float], process: Process
     for entry in sampled:
         by_phase.setdefault(entry.phase if entry.phase in measured else "host", []).append(entry)
     measured = dict(measured)
-    for phase in ("backward", "optimizer", *(each.key for each in APART if each.key in measured)):
+    for phase in (key for key in ("backward", "optimizer", *(each.key for each in APART)) if key in measured):
         seen = sum(entry.share for entry in by_phase.get(phase, ()))
         if measured[phase] < LEAST_MEASURED * seen:
             moved = min(seen - measured[phase], measured["host"])
@@ -192,16 +228,18 @@ def _fitted(sampled: list[Entry], measured: dict[Phase, float], process: Process
                 )
             )
         rest = share - scale * seen
-        if rest > 1e-6:
-            fitted.append(_nowhere(process, phase, _activity_of_rest(phase), rest, "measured"))
+        if rest > 1e-9:
+            fitted.append(_nowhere(process, phase, _activity_of_rest(phase, measured), rest, "measured"))
     return fitted
 
 
-def _activity_of_rest(phase: Phase) -> Activity:
+def _activity_of_rest(phase: Phase, measured: Mapping[Phase, float]) -> Activity:
     """The activity assumed for the part of a measured phase that no sample covers."""
-    if phase == "data":
+    if phase in ("data", "idle"):
         return "wait-queue"
-    return "native" if any(one.computes for one in MEASURED if one.key == phase) else "wait"
+    if phase == "host" and "idle" in measured:
+        return "native"
+    return "native" if any(one.computes for one in (*MEASURED, *SERVED) if one.key == phase) else "wait"
 
 
 def _nowhere(process: ProcessStacks, phase: Phase, activity: Activity, share: float, basis: Basis) -> Entry:
@@ -254,7 +292,8 @@ def _collecting(entries: list[Entry], share: float, process: ProcessStacks) -> l
     A line that calls gc.collect gets all of it. Collections that start by themselves interrupt whatever allocates: they
     are taken from all running entries in proportion, as one entry per phase.
     """
-    asking = [entry for entry in entries if entry.phase == "host" and entry.does in RUNNING and entry.where is not None]
+    share -= sum(entry.share for entry in entries if entry.activity == "collect")
+    asking = [entry for entry in entries if entry.phase in HOST and entry.does in RUNNING and entry.where is not None]
     on_lines: dict[tuple[str, int], float] = {}
     for entry in asking:
         on_lines[entry.file, entry.line] = on_lines.get((entry.file, entry.line), 0.0) + entry.share
@@ -262,7 +301,7 @@ def _collecting(entries: list[Entry], share: float, process: ProcessStacks) -> l
     if line is not None and share >= LEAST_ASKED and ASKED_FOR <= on_lines[line] / share <= 1.0 / ASKED_FOR:
         return [
             msgspec.structs.replace(entry, activity="collect", instead=None)
-            if entry.phase == "host" and entry.does in RUNNING and (entry.file, entry.line) == line
+            if entry.phase in HOST and entry.does in RUNNING and (entry.file, entry.line) == line
             else entry
             for entry in entries
         ]

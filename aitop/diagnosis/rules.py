@@ -24,10 +24,14 @@ from aitop.diagnosis.causes import (
     transfer_bound,
     underbatched,
 )
+from aitop.diagnosis.causes.serving import queue, tail
 from aitop.diagnosis.conditions import clocks, device_memory, hang, hardware, host_memory, memory
 from aitop.diagnosis.rule import Rule
 
 CAUSES: tuple[Rule, ...] = (
+    # These two claim nothing: they compare requests, and name lines that others explain.
+    tail.judge,
+    queue.judge,
     straggler.straggler,
     comm_bound.comm_bound,
     recompile.judge,

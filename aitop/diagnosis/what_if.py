@@ -3,6 +3,7 @@
 All predicted gains come from one model of the timeline. The lead thread does one thing after the other. The producers
 of its data work in parallel. A GPU works in parallel to both, so only the time in which it is idle can be gained
 (`device.host_limit`). The number of cores limits all of them. All lengths are relative to the unit's length now.
+`TurnCost` is what an engine's iteration costs, fitted to those that were measured (see `queueing` for what waits).
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import msgspec
 
 from aitop.diagnosis.evidence import beside_lines, lead_ledger, loader_workers, records
 from aitop.model.ledger import Entry
+from aitop.model.serving import IterationRecord
 from aitop.model.snapshot import Snapshot
 from aitop.model.units import percent
 from aitop.model.verdict import Fix, Setting, Verdict
@@ -135,6 +137,103 @@ def fix(text: str, gone: float | Length | None = None, setting: Setting | None =
     """A fix with its gain, from the share of a unit that it saves or the new length."""
     length = gone if gone is None or isinstance(gone, Length) else Timeline().without(gone)
     return Fix(text=text, speedup=None if length is None else round(length.speedup, 2), setting=setting)
+
+
+# --- iterations of an engine ------------------------------------------------------------------------------------------
+
+# Three numbers are fitted: ten iterations for each is what a straight line needs not to follow single ones.
+LEAST_TURNS = 30
+# A slope is believed where the values it stands on differ by this factor between the 10th and the 90th percentile.
+LEAST_SPREAD = 1.5
+# The fit is believed if what it leaves unexplained is less than this part of a mean iteration.
+MOST_UNEXPLAINED = 0.2
+# Iterations further from the first fit than so many times the usual distance were held up by something else.
+OUTLIER = 4.0
+
+
+@dataclass(frozen=True)
+class TurnCost:
+    """What an iteration takes: `fixed` seconds, `decode` more for each token (or request) of the batch, and `prefill`
+    for each token of a prompt. `error` is the usual distance from the measured ones, as a part of their mean.
+    """
+
+    fixed: float
+    decode: float
+    prefill: float
+    error: float
+
+    def seconds(self, decoded: float, prefilled: float = 0.0) -> float:
+        """The length of an iteration of that many tokens."""
+        return self.fixed + self.decode * decoded + self.prefill * prefilled
+
+    def with_batch(self, now: float, size: float, prefilled: float = 0.0) -> Length:
+        """The time per token of iterations of `size` tokens instead of `now`, relative to now.
+
+        Each token comes with as much of a prompt as now, of which there is `prefilled` in an iteration.
+        """
+        each = self.decode + self.prefill * prefilled / now
+        return Timeline.with_batch(round(size), now, self.fixed, each, surely=True)
+
+
+def turn_cost(iterations: Sequence[IterationRecord]) -> TurnCost | None:
+    """The cost of iterations by least squares; None where too few, too equal or too unlike ones were measured."""
+    points = [
+        (float(decoded), float(one.prefill_tokens or 0), one.seconds)
+        for one in iterations
+        if (decoded := one.requests if one.decode_tokens is None else one.decode_tokens) is not None
+    ]
+    fitted = _fit(points)
+    if fitted is None:
+        return None
+    usual = sorted(abs(fitted.seconds(d, p) - s) for d, p, s in points)[len(points) // 2]
+    near = [(d, p, s) for d, p, s in points if abs(fitted.seconds(d, p) - s) <= OUTLIER * usual]
+    again = _fit(near)
+    return again if again is not None and again.error <= MOST_UNEXPLAINED else None
+
+
+def _fit(points: Sequence[tuple[float, float, float]]) -> TurnCost | None:
+    if len(points) < LEAST_TURNS or not _spread([decoded for decoded, _, _ in points]):
+        return None
+    prefills = any(prefilled for _, prefilled, _ in points)
+    rows = [(1.0, decoded, prefilled) if prefills else (1.0, decoded) for decoded, prefilled, _ in points]
+    solved = least_squares(rows, [seconds for _, _, seconds in points])
+    if solved is None:
+        return None
+    # Nothing costs less than no time; whether the rest still fits is measured below.
+    fixed, decode, prefill = (*(max(0.0, value) for value in solved), 0.0)[:3]
+    mean = sum(seconds for _, _, seconds in points) / len(points)
+    errors = [fixed + decode * decoded + prefill * prefilled - seconds for decoded, prefilled, seconds in points]
+    error = math.sqrt(sum(each * each for each in errors) / len(points)) / mean if mean > 0 else math.inf
+    return TurnCost(fixed, decode, prefill, error)
+
+
+def _spread(values: Sequence[float]) -> bool:
+    """Whether the values differ enough to tell a slope."""
+    ordered = sorted(values)
+    low, high = ordered[len(ordered) // 10], ordered[-1 - len(ordered) // 10]
+    return high > 0 and high >= LEAST_SPREAD * low
+
+
+def least_squares(rows: Sequence[Sequence[float]], values: Sequence[float]) -> list[float] | None:
+    """The factors of each column whose sums come closest to the values; None where the columns do not tell them."""
+    width = len(rows[0])
+    # Columns of a size near 1 keep the equations well behaved.
+    scale = [max(abs(row[column]) for row in rows) or 1.0 for column in range(width)]
+    system = [
+        [sum(row[i] / scale[i] * row[j] / scale[j] for row in rows) for j in range(width)]
+        + [sum(row[i] / scale[i] * value for row, value in zip(rows, values, strict=True))]
+        for i in range(width)
+    ]
+    for column in range(width):
+        best = max(range(column, width), key=lambda row: abs(system[row][column]))
+        if abs(system[best][column]) < 1e-9 * len(rows):
+            return None
+        system[column], system[best] = system[best], system[column]
+        for row in range(width):
+            if row != column:
+                factor = system[row][column] / system[column][column]
+                system[row] = [a - factor * b for a, b in zip(system[row], system[column], strict=True)]
+    return [system[column][-1] / system[column][column] / scale[column] for column in range(width)]
 
 
 # --- several causes at once -----------------------------------------------------------------------------------------

@@ -8,10 +8,12 @@ from dataclasses import dataclass, field
 from itertools import chain
 from typing import Generic, NamedTuple, TypeVar
 
+from aitop.engine.served import ServedHistory
 from aitop.model.event import Event
 from aitop.model.gpu import GpuSample
 from aitop.model.host import HostSample
 from aitop.model.ranks import ExchangeNotes
+from aitop.model.serving import ServerSample
 from aitop.model.snapshot import GrowthSites, Series, Target, Tick
 from aitop.model.source import SourceName, SourceStatus
 from aitop.model.stacks import StackDump, StackWindow
@@ -24,6 +26,7 @@ CHART_SECONDS = 300
 KEEP_STEPS = 4096
 KEEP_WINDOWS = 40
 KEEP_RECOMPILES = 256
+KEEP_LOOKS = 256
 MOST_RANKS = 4096
 ENDING_SECONDS = 3.0
 
@@ -133,6 +136,7 @@ class HookHistory:
     sequence: int | None = None
     seconds: StepSeconds = field(default_factory=StepSeconds)
     recompiles: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=KEEP_RECOMPILES))
+    served: ServedHistory = field(default_factory=ServedHistory)
 
 
 @dataclass
@@ -147,6 +151,7 @@ class History:
     windows: deque[StackWindow] = field(default_factory=lambda: deque(maxlen=KEEP_WINDOWS))
     hooks: dict[int, HookHistory] = field(default_factory=dict)
     allocators: deque[tuple[float, tuple[AllocatorSample, ...]]] = field(default_factory=deque)
+    servers: dict[int, deque[ServerSample]] = field(default_factory=dict)
     growth: GrowthSites | None = None
     dump: StackDump | None = None
     exchange_notes: ExchangeNotes | None = None
@@ -177,21 +182,29 @@ class History:
             self.newest["stacks"] = event.time
         elif isinstance(event, HookSample):
             self._add_hook(event)
+        elif isinstance(event, ServerSample):
+            self.servers.setdefault(event.pid, deque(maxlen=KEEP_LOOKS)).append(event)
+            self.newest["server"] = event.time
         elif isinstance(event, SourceStatus):
             before = self.statuses.get(event.source)
             if before is not None and before.state == "ok":
                 self.last_ok[event.source] = before
             self.statuses[event.source] = event
-        elif isinstance(event, GrowthSites):
-            self.growth = event
-        elif isinstance(event, StackDump):
-            self.dump = event
-        elif isinstance(event, ExchangeNotes):
-            self.exchange_notes = event
+        elif isinstance(event, (GrowthSites, StackDump, ExchangeNotes)):
+            self._add_finding(event)
         else:
             self.target = event
             if event.ended is not None:
                 self._ignore_failures_at_the_end(event.time)
+
+    def _add_finding(self, event: GrowthSites | StackDump | ExchangeNotes) -> None:
+        """Keep the newest of its kind."""
+        if isinstance(event, GrowthSites):
+            self.growth = event
+        elif isinstance(event, StackDump):
+            self.dump = event
+        else:
+            self.exchange_notes = event
 
     def _number(self, host: HostSample) -> None:
         """Keep the number under which each rank was seen first: nobody else numbers those of a spawn."""
@@ -210,6 +223,7 @@ class History:
         if hook.began is None and sample.steps:
             hook.began = sample.steps[0].end - sample.steps[0].seconds
         hook.seconds.add(sample.steps)
+        hook.served.add(sample)
         hook.count += len(sample.steps) + sample.lost
         hook.facts = sample.facts or hook.facts
         hook.time = sample.time
@@ -235,3 +249,5 @@ class History:
             self.allocators.popleft()
         for pid in [pid for pid, hook in self.hooks.items() if hook.time < oldest]:
             del self.hooks[pid]
+        for pid in [pid for pid, looks in self.servers.items() if looks[-1].time < oldest]:
+            del self.servers[pid]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import queue
 import resource
 import threading
@@ -32,6 +33,8 @@ from aitop.sources.host import HostSource
 from aitop.sources.host.job import same_process, started, whole_jobs
 from aitop.sources.host.target import still_there
 from aitop.sources.ring.source import HookSource
+from aitop.sources.servers.recognition import Recogniser
+from aitop.sources.servers.source import ServerSource
 from aitop.sources.source import Source, SourceError
 from aitop.sources.stacks import StackSource
 from aitop.sources.stacks.dump import native_frames, take_dump
@@ -49,13 +52,14 @@ FIRST_TICKS = (0.1, 0.4, 0.8)
 
 @dataclass(frozen=True)
 class Options:
-    """What to use and how often to tick (seconds). `passive` never touches the target: no hook, no stacks."""
+    """What to use and how often to tick (seconds). `passive` never touches the target: no hook, stacks or metrics."""
 
     passive: bool = False
     interval: float = 1.0
     gpu: bool = True
     stacks: bool = True
     hook: bool = True
+    metrics: bool = True
 
 
 class LiveFeed:
@@ -76,7 +80,13 @@ class LiveFeed:
         self._growth = GrowthFinder(self.target.pid, self._events.put)
         self._hook_requests = HookRequests()
         self._stepping_processes = SteppingProcesses()
-        self._host = HostSource(self._pids, interval=options.interval, stepping=self._stepping_processes.pids)
+        self._recogniser = Recogniser()
+        self._host = HostSource(
+            self._pids,
+            interval=options.interval,
+            stepping=self._stepping_processes.pids,
+            recognise=self._recogniser.look,
+        )
         self._runners: dict[SourceName, SourceRunner] = {}
         self._thread: threading.Thread | None = None
         self._snapshot: Snapshot | None = None
@@ -184,7 +194,15 @@ class LiveFeed:
             sources.append(StackSource(self._pids, script=self.target.script, working=working, stepping=stepping))
         if options.hook and not options.passive:
             sources.append(HookSource(self._hook_pids, self._hook_requests.bring_in))
+        if options.metrics and not options.passive:
+            wait = functools.partial(self._host.wait_for_look, FIRST_LOOK_SECONDS)
+            sources.append(ServerSource(self._host.server, wait, self._hook_measures_requests))
         return sources
+
+    def _hook_measures_requests(self) -> bool:
+        """Whether the hook measured requests of a server by the last Snapshot."""
+        serving = self._snapshot.serving if self._snapshot else None
+        return serving is not None and bool(serving.requests)
 
     def _switched_off(self) -> list[tuple[SourceName, str]]:
         """The sources that the user does not want, and why, in words."""
@@ -194,17 +212,26 @@ class LiveFeed:
             off.append(("stacks", f"switched off by {'--passive' if options.passive else '--no-stacks'}"))
         if options.passive or not options.hook:
             off.append(("hook", f"switched off by {'--passive' if options.passive else '--no-hook'}"))
+        if options.passive or not options.metrics:
+            off.append(("server", f"switched off by {'--passive' if options.passive else '--no-metrics'}"))
         return off
 
     def _hook_pids(self) -> tuple[int, ...]:
-        """The processes to put the hook into: the ranks, or else the targets. Never a launcher: it makes no steps.
+        """The processes to put the hook into: engines of servers; else the ranks, or else the targets.
 
-        A process with children may leave the work to them. So it is hooked only once stacks have shown that it steps.
+        Never a launcher: it makes no steps. Nor what works for an engine: that is measured in the engine.
         """
         if not self._host.ranks():
             self._host.wait_for_look(FIRST_LOOK_SECONDS)
+        return (*self._host.engines().pids, *self._stepping())
+
+    def _stepping(self) -> tuple[int, ...]:
+        """The processes that make steps themselves.
+
+        A process with children may leave the work to them. So it counts only once stacks have shown that it steps.
+        """
         pids = self._may_step()
-        if not self._stacks_tell() or self._stopping.is_set():
+        if not pids or not self._stacks_tell() or self._stopping.is_set():
             return pids
         hooked = self._hook_requests.hooked
         if not hooked and self._host.parents().issuperset(pids):
@@ -214,8 +241,9 @@ class LiveFeed:
         return tuple(pid for pid in pids if pid in known or pid not in self._host.parents())
 
     def _may_step(self) -> tuple[int, ...]:
-        launchers = self._host.launchers()
-        return self._host.ranks() or tuple(pid for pid in self._pids if pid not in launchers)
+        launchers, engines = self._host.launchers(), self._host.engines()
+        pids = self._host.ranks() or tuple(pid for pid in self._pids if pid not in launchers)
+        return tuple(pid for pid in pids if pid not in (*engines.pids, *engines.around))
 
     def _stacks_tell(self) -> bool:
         """Whether stacks are sampled here, or will soon be."""
@@ -267,6 +295,7 @@ class LiveFeed:
             self._sink.write(event)
         if isinstance(event, StackWindow):
             self._growth.consider(event)
+            self._recogniser.saw(event)
         snapshot = self._engine.handle(event)
         if snapshot is not None and not self._stopping.is_set():
             self._snapshot = snapshot

@@ -130,6 +130,7 @@ def lasting(history: History) -> History:
         windows=deque(maxlen=KEEP_WINDOWS),
         hooks={pid: _lasting_hook(hook) for pid, hook in history.hooks.items()},
         allocators=deque(),
+        servers={},
         rank_numbers=dict(history.rank_numbers),
         ticks=history.ticks.copy(),
         newest=dict(history.newest),
@@ -144,6 +145,7 @@ def _lasting_hook(hook: HookHistory) -> HookHistory:
         steps=deque(() if fast else hook.steps, maxlen=KEEP_STEPS),
         seconds=replace(hook.seconds, done=hook.seconds.done.copy(), current=list(hook.seconds.current)),
         recompiles=hook.recompiles.copy(),
+        served=hook.served.lasting(),
     )
 
 

@@ -49,6 +49,7 @@ class Journal:
     cpu_reads       the CPU clock of the thread is read after so many more steps
     ops_due         at this backward from now `count_ops` is called, which counts the graph; 0 for never
     device          the clock of the device (DeviceClock), None without one
+    computed        is told when a model began and ended to compute; None where no requests are measured
 
     While steps are only counted (see sampling.py):
     counting        steps are not timed
@@ -65,6 +66,7 @@ class Journal:
         "begin_counting",
         "busy",
         "collecting",
+        "computed",
         "count_ops",
         "count_soon",
         "count_until",
@@ -112,6 +114,7 @@ class Journal:
         self.ops_due = 0
         self.count_ops: Callable[[tuple[Any, ...]], None] = _nothing
         self.device: Any = None
+        self.computed: Callable[..., None] | None = None
         self.counting = self.count_soon = self.has_teacher = False
         self.count_until = self.longest = self.forward_began = 0
         self.begin_counting: Callable[[int, int], None] = _nothing

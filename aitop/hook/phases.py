@@ -134,6 +134,8 @@ def wrap_forward(original: Callable[..., Any], session: Session, holder: Any = N
                 if not journal.skip:
                     look_at(args[1:], kwargs, end, session)
                 extend((with_gradient if grad else alone, start, end, journal.size, journal.tokens))
+                if journal.computed is not None:
+                    journal.computed(start, end)
                 if journal.skip and end - journal.due < late:
                     journal.skip -= 1
                 else:

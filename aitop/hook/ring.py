@@ -81,6 +81,10 @@ class Ring:
         """Write that the collective with this number in the group of all ranks begins now."""
         self._words[at.W_SEQUENCE] = sequence
 
+    def write_alive(self, requests: int) -> None:
+        """Write how many requests are under way now."""
+        self._words[at.W_ALIVE] = requests + 1
+
     def write_facts(self, text: bytes) -> None:
         """Replace the JSON area. A text that does not fit is not written."""
         if len(text) > at.JSON_ROOM:

@@ -14,13 +14,23 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from ..protocol.events import ASIDE, BACKWARD, FORWARD, FORWARD_ALONE, OPTIMIZER_ENDS, OWNER, TRAINED
+from ..protocol.events import (
+    ASIDE,
+    BACKWARD,
+    FORWARD,
+    FORWARD_ALONE,
+    ITERATION,
+    OPTIMIZER_ENDS,
+    OWNER,
+    REQUEST,
+    TRAINED,
+)
 from ..protocol.ring import EVENT_WORDS
 from . import phases
 from .compiler import keep_from_compiling
 from .facts import Facts
 from .journal import GONE, MOST_WORDS, NOBODY, Journal
-from .measures import MEASURES, Measure
+from .measures import AT_ONCE, MEASURES, Measure
 from .optimizer import OptimizerWatch
 from .patches import Patches
 from .ring import Ring
@@ -42,6 +52,8 @@ GUESSED_TRAINING_ENDS_AFTER_NS = 20_000_000_000
 # Above this many forwards with gradient but without a backward, the run is inference without no_grad.
 MOST_UNUSED = 8
 MOST_KNOWN = 64
+# The events that open a ring which waits for a step.
+OPENS = frozenset((OPTIMIZER_ENDS, FORWARD_ALONE, ITERATION, REQUEST))
 
 
 class Known(dict[int, Any]):
@@ -100,6 +112,8 @@ class Session:
         self.ticks: deque[tuple[int, int, int]] = deque(maxlen=TICKS_KEPT)
         self.measures: list[Measure] = []
         self.burst: Any = None
+        # What the measures of servers share (Requests); None before the first of them.
+        self.requests: Any = None
         self.ring: Ring | None = None if waits_for_a_step else Ring(way)
         self._way = way
         self._load = load
@@ -139,8 +153,10 @@ class Session:
         self._roots.watch(time.monotonic_ns())
         self._optimizers.install()
         gc.callbacks.append(self._gc)
-        while self._load is None and self._to_load:
-            self._load_measure(lambda name: importlib.import_module(f"..{name}", __name__))
+        load = self._load or (lambda name: importlib.import_module(f"..{name}", __name__))
+        for row in MEASURES:
+            if self._load is None or AT_ONCE.get(row) in sys.modules:
+                self._load_measure(load, row)
         if self._gone:
             # A removal may interrupt us between any two bytecodes. We go on after it, and undo the rest.
             self._take_out()
@@ -155,13 +171,14 @@ class Session:
         """Load measures for LOAD_NS."""
         until = time.monotonic_ns() + LOAD_NS
         while self._to_load and time.monotonic_ns() < until:
-            self._load_measure(load)
+            self._load_measure(load, self._to_load[0])
         if not self._to_load:
             # Free the code that the attach brought along.
             self._load = None
 
-    def _load_measure(self, load: Callable[[str], Any]) -> None:
-        module, _, name = self._to_load.pop(0).partition(".")
+    def _load_measure(self, load: Callable[[str], Any], row: str) -> None:
+        self._to_load.remove(row)
+        module, _, name = row.rpartition(".")
         try:
             self.measures.append(getattr(load(f"measures.{module}"), name)(self.torch, self._patches, self))
             if self._gone:
@@ -269,6 +286,8 @@ class Session:
                 if not self.grad_enabled():
                     end = time.monotonic_ns()
                     self.journal.note(ASIDE, start, end, phases.leading(args[1:], kwargs, self.tensor), -1)
+                    if self.journal.computed is not None:
+                        self.journal.computed(start, end)
                     if end > self.journal.due:
                         self.journal.tick(end)
             except Exception:
@@ -394,11 +413,11 @@ class Session:
             self.ring.write_progress(self._steps, self._trains_until)
 
     def _open_ring(self) -> bool:
-        """Open the ring at the first step, but not in a loader worker. Returns whether it is open."""
+        """Open the ring at the first step or request, but not in a loader worker. Returns whether it is open."""
         words = self.journal.words
         if len(words) > MOST_WORDS:
             self.journal.take()
-        if self._gone or self._leaving or not {OPTIMIZER_ENDS, FORWARD_ALONE}.intersection(words[::EVENT_WORDS]):
+        if self._gone or self._leaving or not OPENS.intersection(words[::EVENT_WORDS]):
             return False
         if is_loader_worker():
             self.leave_soon()

@@ -21,6 +21,7 @@ class ProcessSample(msgspec.Struct, frozen=True, kw_only=True):
     cores that all threads together ran on or waited for, `waited` the part of them that they only waited for.
     `local_world_size` is how many of the `world_size` ranks were started on this machine.
     `channel` is what the main thread waits in, in the kernel's words; None of one that ran since the last sample.
+    `part` is what the process does in a server ("API server", "engine", "worker"); None of one that is none.
     """
 
     pid: int
@@ -47,6 +48,7 @@ class ProcessSample(msgspec.Struct, frozen=True, kw_only=True):
     waited: float | None = None
     local_world_size: int | None = None
     channel: str | None = None
+    part: str | None = None
 
 
 class MachineSample(msgspec.Struct, frozen=True, kw_only=True):
@@ -90,6 +92,7 @@ class HostSample(msgspec.Struct, frozen=True, kw_only=True, tag="host"):
     """The target's tree and the machine at `time` (monotonic seconds).
 
     `usable_cores` is what the target may use: its affinity mask and its quota taken together.
+    `engine` names the serving software of the tree with its version, None where none was recognised.
     """
 
     time: float
@@ -97,6 +100,7 @@ class HostSample(msgspec.Struct, frozen=True, kw_only=True, tag="host"):
     machine: MachineSample
     cgroup: CgroupSample | None = None
     usable_cores: float | None = None
+    engine: str | None = None
 
     @property
     def memory_room(self) -> tuple[int, int] | None:

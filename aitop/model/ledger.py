@@ -18,6 +18,9 @@ Activity = Literal[
 ]  # fmt: skip
 Basis = Literal["measured", "sampled", "derived"]
 Position = Literal["before", "within", "after"]
+# What calls a line for a request: an event loop, whose thread does nothing else meanwhile; a loop that takes requests
+# and calls one function after the other for them; a thread for each request.
+Handler = Literal["event-loop", "request-loop", "thread"]
 Unit = Literal["step", "request", "iteration", "second"]
 
 
@@ -31,7 +34,8 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
     does, `via` has the user's frames above it, the outermost first, of which the first `callers` (with the line itself
     counted last) stand above the library code of its phase; `thread` and `role` say whose time it is.
     `instead` is what a line that waits for a core would do if it had one.
-    `by_window` counts the samples of its line in each window of stacks, the oldest first.
+    `by_window` counts the samples of its line in each window of stacks, the oldest first. `handler` is what calls its
+    line for a request, None where nothing is known to.
     """
 
     lane: Lane
@@ -53,6 +57,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
     via: tuple[Frame, ...] = ()
     callers: int = 0
     by_window: tuple[int, ...] = ()
+    handler: Handler | None = None
 
     @property
     def does(self) -> Activity:

@@ -1,7 +1,7 @@
-"""The phases of a step: one table, from what times them in the process to the hue that they are drawn in.
+"""The phases of a step, a request or an engine's iteration: from what times them to the hue they are drawn in.
 
 A row is enough for a phase that the hook times with an event of its own: reader, ledger, frames of libraries and
-screen take from it what they need to know.
+screen take from it what they need to know. `SERVED` has those of a server.
 """
 
 from __future__ import annotations
@@ -11,8 +11,9 @@ from typing import Literal, NamedTuple
 from aitop.model.steps import StepRecord
 
 Phase = Literal[
-    "data", "environment", "transfer", "forward", "backward", "optimizer", "exchange", "evaluation", "save", "host"
-]
+    "data", "environment", "transfer", "forward", "backward", "optimizer", "exchange", "evaluation", "save", "idle",
+    "preprocess", "schedule", "prepare", "sample", "output", "postprocess", "host",
+]  # fmt: skip
 # A file and a function of a library, as in the rows of stacks.libraries.
 Frames = tuple[str, str]
 
@@ -40,7 +41,10 @@ class MeasuredPhase(NamedTuple):
 
     def seconds(self, step: StepRecord) -> float:
         """How long it took in this step, 0 where it was not measured."""
-        return sum(getattr(step, field) or 0.0 for field in self.fields) + step.others.get(self.key, 0.0)
+        total = step.others.get(self.key, 0.0)
+        for field in self.fields:
+            total += getattr(step, field) or 0.0
+        return total
 
 
 MEASURED = (
@@ -57,3 +61,30 @@ TIMED_ALONE = {phase.event: phase for phase in MEASURED if phase.event is not No
 """Those with an event of their own, by its kind."""
 APART = tuple(phase for phase in MEASURED if phase.key in ("evaluation", "save") or phase.event is not None)
 """Those that `StepRecord.outside` and `Phases.outside` have in them."""
+
+
+class ServedPhase(NamedTuple):
+    """A phase of a server's work. `key` is its name in the ledger and on the screen, `hue` as for a MeasuredPhase.
+
+    `iteration` and `request` are the fields of IterationRecord and RequestRecord that have its length, None where
+    such a record has none. `computes` as for a MeasuredPhase.
+    """
+
+    key: Phase
+    hue: str
+    iteration: str | None = None
+    request: str | None = None
+    computes: bool = False
+
+
+SERVED = (
+    ServedPhase("preprocess", "data_wait", request="preprocess", computes=True),
+    ServedPhase("schedule", "optimizer", iteration="schedule", computes=True),
+    ServedPhase("prepare", "transfer", iteration="prepare", computes=True),
+    ServedPhase("forward", "forward", iteration="model", request="model", computes=True),
+    ServedPhase("sample", "backward", iteration="sample", computes=True),
+    ServedPhase("output", "save", iteration="output", computes=True),
+    ServedPhase("postprocess", "save", request="postprocess", computes=True),
+    ServedPhase("idle", "outside", iteration="idle"),
+)
+"""Those of a server, in the order in which they follow one another. While it is idle it waits for requests."""

@@ -5,14 +5,15 @@ from __future__ import annotations
 import msgspec
 
 THEME_NAMES = ("dark", "light", "colour-blind", "16-colour", "monochrome")
-FOLDABLE = ("verdict", "step", "gpu", "data", "memory", "ranks", "code", "processes")
+FOLDABLE = ("verdict", "step", "serving", "gpu", "data", "memory", "ranks", "code", "processes")
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """`theme` is one of THEME_NAMES, None for what suits the terminal; `ascii` None likewise.
 
     `interval` is in seconds. `folded` panes are not on the main screen until they are unfolded. `editor` is a command,
-    None for the one that the environment names. `gpu`, `stacks` and `hook` are the sources to use.
+    None for the one that the environment names. `gpu`, `stacks`, `hook` and `metrics` (a server's own) are the sources
+    to use.
     """
 
     theme: str | None = None
@@ -24,3 +25,4 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     gpu: bool = True
     stacks: bool = True
     hook: bool = True
+    metrics: bool = True

@@ -6,7 +6,7 @@ import msgspec
 
 from aitop.model.gpu import GpuSample
 from aitop.model.host import HostSample, Role
-from aitop.model.ledger import Activity, Ledger, Position
+from aitop.model.ledger import Activity, Handler, Ledger, Position
 from aitop.model.ranks import Ranks, Standstill
 from aitop.model.serving import Serving
 from aitop.model.source import SourceName, SourceStatus
@@ -75,6 +75,7 @@ class HotLine(msgspec.Struct, frozen=True, kw_only=True):
     `via` has the user's frames above it, outermost first; the first `callers` of them (with the line itself counted
     last) stand above the library code of its phase, such as the model's call. `loop` is the head of the innermost loop
     around it, for showing only. `by_window` counts its samples in each window of stacks, the oldest first.
+    `handler` is what calls it for a request: an event loop, a loop that takes requests, a thread for each of them.
     """
 
     pid: int
@@ -95,6 +96,7 @@ class HotLine(msgspec.Struct, frozen=True, kw_only=True):
     callers: int = 0
     loop: str | None = None
     by_window: tuple[int, ...] = ()
+    handler: Handler | None = None
 
     def part(self, *activities: Activity) -> float:
         """The share (0..1) of the line's time that goes into these activities."""
@@ -130,7 +132,8 @@ class ProcessStacks(msgspec.Struct, frozen=True, kw_only=True):
     """Stacks of one process in the window. `samples` of the thread that steps; `phases` estimated from them.
 
     `thread` is its name: the main thread, unless that only waits while another one runs the model. `by_window` counts
-    its samples in each window, the oldest first.
+    its samples in each window, the oldest first. `lineless` has the shares of its time without a line of the user's, by
+    phase and activity: all of it, in an engine that is a library.
     """
 
     pid: int
@@ -141,6 +144,7 @@ class ProcessStacks(msgspec.Struct, frozen=True, kw_only=True):
     idle: float | None = None
     thread: str = "MainThread"
     by_window: tuple[int, ...] = ()
+    lineless: tuple[tuple[str, Activity, float], ...] = ()
 
 
 class ThreadTree(msgspec.Struct, frozen=True, kw_only=True):

@@ -75,11 +75,13 @@ class ThreadState(msgspec.Struct, frozen=True, kw_only=True):
 
 class Statement(msgspec.Struct, frozen=True, kw_only=True):
     """One statement, by its first and last line; of a compound one its head. `uses`: the first lines of the statements
-    of the same function that may have made the values that it uses, in an earlier round of a loop included."""
+    of the same function that may have made the values that it uses, in an earlier round of a loop included.
+    `collects`: it is a call of the garbage collector, which no stack shows."""
 
     first: int
     last: int
     uses: tuple[int, ...] = ()
+    collects: bool = False
 
 
 class Flow(msgspec.Struct, frozen=True, kw_only=True):

@@ -12,6 +12,15 @@ Severity = Literal["critical", "warning", "info"]
 SEVERITY_ORDER: dict[Severity, int] = {"critical": 0, "warning": 1, "info": 2}
 
 
+# What the share of a verdict is a part of, where it is not the time of a step.
+_SHARES_OF = {"latency-tail": "of the tail", "queue-bound": "of request time"}
+
+
+def share_of(verdict: str) -> str:
+    """What the share of a verdict with this id is a part of, in words."""
+    return _SHARES_OF.get(verdict, "of step time")
+
+
 class Where(msgspec.Struct, frozen=True, kw_only=True):
     """A line of the user's code; `share` is of the samples of the processes where the time is lost."""
 
@@ -40,7 +49,7 @@ class Fix(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
-    """One finding. `share` of step time lost, `speedup` the factor if the cause were gone.
+    """One finding. `share` of step time lost (see `share_of`), `speedup` the factor if the cause were gone.
 
     `speedup_range` bounds that factor (95 %). `confidence` (0..1) is that of the cause alone. `processes` are the pids
     of the processes that lose the time.

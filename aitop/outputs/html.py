@@ -19,6 +19,9 @@ from aitop.outputs.text import (
     measured_phases,
     no_verdict,
     place_text,
+    serving_figures,
+    serving_state,
+    serving_times,
     step_figures,
 )
 
@@ -58,7 +61,8 @@ td:first-child { text-align: right; white-space: nowrap; } tr + tr td { border-t
 def to_html(report: Report) -> str:
     """The whole report as a page."""
     target = report.target
-    facts = [f"pid {target.pid}", target.kind, f"{report.window_s:.0f} s watched", *step_figures(report)]
+    facts = [f"pid {target.pid}", target.engine or "", target.kind, f"{report.window_s:.0f} s watched"]
+    facts = [fact for fact in facts if fact] + step_figures(report)
     body = [
         f"<h1>{_safe(target.command)}</h1>",
         f'<p class="soft">{_safe(" · ".join(facts))}</p>',
@@ -68,6 +72,7 @@ def to_html(report: Report) -> str:
             or [f"<section>No verdict: {_safe(no_verdict(report))}</section>"]
         ),
         *map(_table, tables(report)),
+        _serving(report),
         _phases(report),
         _list("Not measured", gaps(report)),
         _list("Could not be judged", abstentions(report)),
@@ -130,6 +135,18 @@ def _table(table: Table) -> str:
     )
     rest = f'<p class="soft">{_safe(table.rest)}</p>' if table.rest else ""
     return f"<h2>{_safe(table.title)}</h2><table>{rows}</table>{rest}"
+
+
+def _serving(report: Report) -> str:
+    figures, times, state = serving_figures(report), serving_times(report), serving_state(report)
+    if report.serving is None or not (figures or times or state):
+        return ""
+    rows = "".join(
+        f"<tr><td>{name}</td>{''.join(f'<td>{_safe(value)}</td>' for value in values)}</tr>" for name, values in times
+    )
+    head = "<tr><td></td><td>p50</td><td>p95</td><td>p99</td></tr>" if rows else ""
+    words = " · ".join([*figures, *([state] if state else []), f"from {report.serving.basis}"])
+    return f"<h2>What is served</h2><p>{_safe(words)}</p>" + (f"<table>{head}{rows}</table>" if rows else "")
 
 
 def _phases(report: Report) -> str:

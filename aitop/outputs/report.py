@@ -11,8 +11,10 @@ from typing import TypeVar
 import msgspec
 
 from aitop import __version__
+from aitop.model.host import ProcessSample
 from aitop.model.ledger import Activity, Basis, Entry, Lane, Ledger, Unit
 from aitop.model.phases import Phase
+from aitop.model.serving import Percentiles, Serving, ServingBasis
 from aitop.model.snapshot import Cost, Phases, Snapshot, Steps
 from aitop.model.source import SOURCE_NAMES, SourceStatus
 from aitop.model.text import escaped_json
@@ -23,11 +25,12 @@ AnyStruct = TypeVar("AnyStruct", bound=msgspec.Struct)
 
 
 class ReportProcess(msgspec.Struct, frozen=True, kw_only=True):
-    """One process of the target's tree. `rank` of a loader worker is the rank it feeds."""
+    """One process of the target's tree. `rank` of a loader worker is the rank it feeds; a server's have a `part`."""
 
     pid: int
     role: str
     rank: int | None = None
+    part: str | msgspec.UnsetType = msgspec.UNSET
 
 
 class ReportWorker(msgspec.Struct, frozen=True, kw_only=True):
@@ -80,6 +83,36 @@ class ReportStep(msgspec.Struct, frozen=True, kw_only=True):
     basis: str | None = None
 
 
+class ReportPercentiles(msgspec.Struct, frozen=True, kw_only=True):
+    """Milliseconds below which half, 95 % and 99 % of the values lie."""
+
+    p50: float
+    p95: float
+    p99: float
+
+
+class ReportServing(msgspec.Struct, frozen=True, kw_only=True):
+    """What is served in the window. `basis` is the best source that figures come from: hook, metrics or stacks.
+
+    `concurrency` is the mean number of requests under way, `queue` that of those that wait; `alive` are under way now,
+    and `still_s` is how long none has ended and the engine has made no iteration.
+    """
+
+    requests_per_s: float | None = None
+    tokens_per_s: float | None = None
+    concurrency: float | None = None
+    queue: float | None = None
+    latency_ms: ReportPercentiles | None = None
+    ttft_ms: ReportPercentiles | None = None
+    itl_ms: ReportPercentiles | None = None
+    batch_mean: float | None = None
+    kv_used: float | None = None
+    preemptions_per_s: float | None = None
+    alive: int | None = None
+    still_s: float | None = None
+    basis: ServingBasis
+
+
 class ReportPlace(msgspec.Struct, frozen=True, kw_only=True):
     """A line of the user's code. `text` is the source of that line, None where it is not known."""
 
@@ -108,7 +141,7 @@ class ReportEntry(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything a diagnosis says, in the order in which it is written. `serving` is None: not measured yet."""
+    """Everything a diagnosis says, in the order in which it is written. `serving` is None where nothing is served."""
 
     schema: int
     aitop: str
@@ -117,7 +150,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     sources: dict[str, ReportSource]
     step: ReportStep
     ledger: tuple[ReportEntry, ...]
-    serving: None
+    serving: ReportServing | None
     verdicts: tuple[Verdict, ...]
     cost: Cost
     abstained: tuple[Abstention, ...] = ()
@@ -134,17 +167,18 @@ def report_of(snapshot: Snapshot) -> Report:
             pid=snapshot.target.pid,
             command=snapshot.target.command,
             kind=snapshot.kind,
-            processes=tuple(ReportProcess(pid=p.pid, role=p.role, rank=p.rank) for p in processes),
+            processes=tuple(map(_process, processes)),
+            engine=snapshot.engine,
             working=tuple(
                 _rounded(ReportWorker(pid=one.pid, thread=one.thread, unit=one.unit, seconds=one.length), seconds=6)
                 for one in snapshot.ledgers
             ),
             ended=snapshot.target.ended,
         ),
-        sources={name: _source(snapshot.sources.get(name)) for name in SOURCE_NAMES},
+        sources=_sources(snapshot),
         step=_step(snapshot.steps),
         ledger=_ledger(snapshot.ledgers),
-        serving=None,
+        serving=None if snapshot.serving is None else _serving(snapshot.serving),
         verdicts=tuple(map(_verdict, snapshot.diagnosis.verdicts)),
         cost=_rounded(snapshot.cost, monitor_cpu=4, hook_us_per_step=2, target_slowdown=5),
         abstained=snapshot.diagnosis.abstained,
@@ -154,6 +188,17 @@ def report_of(snapshot: Snapshot) -> Report:
 def to_json(report: Report) -> str:
     """Indented JSON with the keys in the order of the schema and a newline at the end."""
     return escaped_json(msgspec.json.format(msgspec.json.encode(report), indent=2).decode()) + "\n"
+
+
+def _process(process: ProcessSample) -> ReportProcess:
+    part = msgspec.UNSET if process.part is None else process.part
+    return ReportProcess(pid=process.pid, role=process.role, rank=process.rank, part=part)
+
+
+def _sources(snapshot: Snapshot) -> dict[str, ReportSource]:
+    """Those of every job, and a server's own metrics where they were looked for."""
+    names = (*SOURCE_NAMES, *(name for name in snapshot.sources if name not in SOURCE_NAMES))
+    return {name: _source(snapshot.sources.get(name)) for name in names}
 
 
 def _source(status: SourceStatus | None) -> ReportSource:
@@ -179,6 +224,33 @@ def _step(steps: Steps | None) -> ReportStep:
         basis=steps.basis,
     )
     return _rounded(step, p50_ms=3, p95_ms=3, per_s=3, samples_per_s=2, tokens_per_s=2, flops_per_s=0, mfu=4)
+
+
+def _serving(serving: Serving) -> ReportServing:
+    made = ReportServing(
+        requests_per_s=serving.requests_per_second,
+        tokens_per_s=serving.tokens_per_second,
+        concurrency=serving.concurrency,
+        queue=serving.queue,
+        latency_ms=_percentiles(serving.latency),
+        ttft_ms=_percentiles(serving.first_token),
+        itl_ms=_percentiles(serving.inter_token),
+        batch_mean=serving.batch_mean,
+        kv_used=serving.kv_used,
+        preemptions_per_s=serving.preemptions_per_second,
+        alive=serving.alive,
+        still_s=serving.still,
+        basis=serving.basis,
+    )
+    digits = {"requests_per_s": 3, "tokens_per_s": 1, "concurrency": 3, "queue": 3, "batch_mean": 3}
+    return _rounded(made, **digits, kv_used=4, preemptions_per_s=3, still_s=2)
+
+
+def _percentiles(seconds: Percentiles | None) -> ReportPercentiles | None:
+    if seconds is None:
+        return None
+    made = ReportPercentiles(p50=seconds.p50 * 1e3, p95=seconds.p95 * 1e3, p99=seconds.p99 * 1e3)
+    return _rounded(made, p50=3, p95=3, p99=3)
 
 
 def _ledger(ledgers: Sequence[Ledger]) -> tuple[ReportEntry, ...]:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from aitop.model.text import printable
 from aitop.model.units import duration, factor, factor_range, percent
-from aitop.model.verdict import Fix, Verdict, Where, by_reason
+from aitop.model.verdict import Fix, Verdict, Where, by_reason, share_of
 from aitop.outputs.ledger_table import Row, Table, tables
 from aitop.outputs.report import Report
 
@@ -25,6 +25,8 @@ PHASE_NAMES = {
     "outside": "other",
 }
 PLACES_SHOWN = PIDS_SHOWN = 4
+# Seconds without any progress that are worth a word; whether a server is stalled is for the verdicts to say.
+LEAST_STILL = 1.0
 
 
 def to_text(report: Report) -> str:
@@ -34,6 +36,7 @@ def to_text(report: Report) -> str:
         *[_finding(report, verdict) for verdict in report.verdicts],
         *([] if report.verdicts else [_paragraph(f"NO VERDICT: {no_verdict(report)}")]),
         *map(_table, tables(report)),
+        _serving(report),
         _step(report),
         _section("Not measured:", gaps(report)),
         _section("Could not be judged:", abstentions(report)),
@@ -64,11 +67,50 @@ def step_figures(report: Report) -> list[str]:
     return [words(value) for value, words in figures if value is not None]
 
 
+def serving_figures(report: Report) -> list[str]:
+    """What a server does, as far as it is known: rate, queue, batch, cache."""
+    serving = report.serving
+    if serving is None:
+        return []
+    figures: list[tuple[float | None, Callable[[float], str]]] = [
+        (serving.requests_per_s, lambda rate: f"{rate:.3g} requests/s"),
+        (serving.tokens_per_s, lambda rate: f"{rate:,.0f} tokens/s"),
+        (serving.concurrency, lambda number: f"{number:.3g} under way"),
+        (serving.queue, lambda number: f"{number:.3g} waiting"),
+        (serving.batch_mean, lambda number: f"batch {number:.3g}"),
+        (serving.kv_used, lambda share: f"KV cache {percent(share)}"),
+        (serving.preemptions_per_s or None, lambda rate: f"{rate:.3g} preemptions/s"),
+    ]
+    return [words(value) for value, words in figures if value is not None]
+
+
+def serving_times(report: Report) -> list[tuple[str, tuple[str, str, str]]]:
+    """Name, and p50, p95 and p99 in words, of each kind of time of a request that was measured."""
+    serving = report.serving
+    if serving is None:
+        return []
+    named = {"latency": serving.latency_ms, "first token": serving.ttft_ms, "between tokens": serving.itl_ms}
+    return [
+        (name, (duration(times.p50 / 1e3), duration(times.p95 / 1e3), duration(times.p99 / 1e3)))
+        for name, times in named.items()
+        if times is not None
+    ]
+
+
+def serving_state(report: Report) -> str | None:
+    """Where requests are under way and none gets on: how many, and since when."""
+    serving = report.serving
+    if serving is None or not serving.alive or serving.still_s is None or serving.still_s < LEAST_STILL:
+        return None
+    return f"{serving.alive} under way, and none has ended for {duration(serving.still_s)}"
+
+
 def gaps(report: Report) -> list[str]:
     """One line for each source that gives nothing, with the reason and what would mend it."""
     lines = []
     for name, source in report.sources.items():
-        if source.state != "ok":
+        # Where nothing is served, nothing is missed.
+        if source.state != "ok" and (name != "server" or report.serving is not None):
             reason = f": {printable(source.reason)}" if source.reason else ""
             remedy = f" → {printable(source.remedy)}" if source.remedy else ""
             lines.append(f"{name} {source.state}{reason}{remedy}")
@@ -105,7 +147,7 @@ def losses(report: Report, verdict: Verdict) -> list[str]:
     """
     parts = []
     if verdict.share is not None:
-        parts.append(f"{percent(verdict.share)} of step time")
+        parts.append(f"{percent(verdict.share)} {share_of(verdict.id)}")
     if verdict.speedup is not None:
         parts.append(_gain(verdict.speedup, verdict.speedup_range))
     parts.append(f"cause {percent(verdict.confidence)} certain")
@@ -145,7 +187,7 @@ def _head(report: Report) -> str:
     target = report.target
     workers = sum(process.role == "loader-worker" for process in target.processes)
     ranks = len({process.rank for process in target.processes if process.role == "rank"})
-    facts = [f"pid {target.pid}", target.kind if target.kind != "unknown" else ""]
+    facts = [f"pid {target.pid}", target.engine or "", target.kind if target.kind != "unknown" else ""]
     facts.append(f"{ranks} ranks" if ranks > 1 else "")
     facts.append(f"{workers} loader worker{'s' if workers > 1 else ''}" if workers else "")
     facts.append(f"{report.window_s:.0f} s watched")
@@ -196,6 +238,17 @@ def _step(report: Report) -> str:
     lines = _listed(f"Step{basis}: ", step_figures(report) or ["no step was timed"])
     lines += [f"  {name:<14} {percent(share):>6}  {_bar(share)}".rstrip() for name, share in phases]
     return "\n".join(lines)
+
+
+def _serving(report: Report) -> str:
+    figures, times, state = serving_figures(report), serving_times(report), serving_state(report)
+    if report.serving is None or not (figures or times or state):
+        return ""
+    lines = _listed(f"Serving (from {printable(report.serving.basis)}): ", figures)
+    if times:
+        lines.append(f"  {'':<16}{'p50':>9}{'p95':>9}{'p99':>9}")
+        lines += [f"  {name:<16}{''.join(f'{value:>9}' for value in values)}" for name, values in times]
+    return "\n".join([*lines, *([f"  {state}"] if state else [])])
 
 
 def _bar(share: float) -> str:

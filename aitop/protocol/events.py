@@ -39,10 +39,32 @@ OWNER, TRAINED, TIMED, DEVICE, DEVICE_REST = range(16, 21)
 #   COUNTED             `a` steps went by between `start`, where counting began, and `end`; events that follow are timed
 #   UNSEEN              nothing is known of the step under way between `start` and `end`
 COUNTING_BEGINS, COUNTED, UNSEEN = range(21, 24)
-# The next one is 24. A phase with an event of its own has its row in model/phases.py, and is no further one of PHASES.
-KINDS = 24
+# Servers. What does not fit into one event stands in those before it; all of one request, or turn, are noted at once:
+#   REQUEST             a request was answered; `start` is its arrival: tokens that came out, tokens of the prompt
+#   ITERATION           a turn of an engine's loop: how long it had waited for requests before, requests in the batch
+#   COMPILE             torch.compile has compiled something
+# These have no start and end either. Their words after the kind, times in nanoseconds, are:
+#   REQUEST_PARTS       queue, preprocess, model, postprocess
+#   REQUEST_MORE        time from the arrival to the first token, how often it was preempted
+#   ITERATION_PARTS     schedule, prepare, model, sample
+#   ITERATION_TOKENS    output, tokens of prompts, tokens decoded, requests preempted
+#   ITERATION_STATE     requests in the engine after it, requests waiting before it, millionths of the KV cache in use
+REQUEST_PARTS, REQUEST_MORE, REQUEST = range(24, 27)
+ITERATION_PARTS, ITERATION_TOKENS, ITERATION_STATE, ITERATION, COMPILE = range(27, 32)
+# The next one is 32. A phase with an event of its own has its row in model/phases.py, and is no further one of PHASES.
+KINDS = 32
 
 # The events above that end a phase: what happened within the phase was noted before.
 PHASES = (LOADER, NEXT, NO_NEXT, FORWARD, FORWARD_ALONE, BACKWARD, OPTIMIZER_ENDS, SAVE)
+# What a server does: it belongs to no step.
+SERVING = (*range(REQUEST_PARTS, REQUEST + 1), *range(ITERATION_PARTS, ITERATION + 1), COMPILE)
 # In these, the second and third word are no moments.
-UNTIMED = (DEVICE, DEVICE_REST)
+UNTIMED = (
+    DEVICE,
+    DEVICE_REST,
+    REQUEST_PARTS,
+    REQUEST_MORE,
+    ITERATION_PARTS,
+    ITERATION_TOKENS,
+    ITERATION_STATE,
+)

@@ -31,8 +31,10 @@ RELEASED = 1
 W_WRITING, W_STEPS, W_TRAINS_UNTIL = 32, 33, 34
 # The number, in the group of all ranks, of the collective that was called last; 0 before the first.
 W_SEQUENCE = 35
+# One more than the number of requests under way; 0 where requests are not watched.
+W_ALIVE = 36
 # All words that are in use, the slots included.
-HEADER_WORDS = W_SEQUENCE + 1
+HEADER_WORDS = W_ALIVE + 1
 
 HEADER_SIZE = 4096
 JSON_ROOM = 28672

@@ -17,18 +17,21 @@ import msgspec
 
 from aitop.errors import UnreadableRecordingError
 from aitop.model.event import RECORDING_VERSION, Event, Header
+from aitop.model.serving import IterationRecord, Pause, RequestRecord, ServerSample
 from aitop.model.snapshot import GrowthSites, Tick
 from aitop.model.stacks import Frame, StackDump, StackWindow
+from aitop.model.steps import HookSample
 from aitop.model.text import printable
 
 LONGEST_LINE = 16 * 1024 * 1024
 # Seconds of uptime, beyond that of any machine.
 LATEST = 1e10
-LARGEST = 1e18
+LARGEST = 1e22
 # Longer source lines and names are never written. Searching in a text may take time that grows with its square.
 LONGEST_TEXT = 4096
-# A line without a match has no number above LARGEST. In one with a match, it may be in a text.
-_LONG_NUMBER = re.compile(rb"\d{18}|\d[eE]\+?\d\d")
+# A line without a match has no number above LARGEST. In one with a match, it may be in a text. Shorter runs of digits
+# would be met in every other fraction.
+_LONG_NUMBER = re.compile(rb"\d(?:\d{21}|[eE]\+?\d)")
 _TICK = b'{"type":"tick"'
 _GZIP_MAGIC = b"\x1f\x8b"
 _NOT_READABLE = (msgspec.MsgspecError, ValueError, RecursionError)
@@ -189,6 +192,10 @@ def _is_sound(event: Event, line: bytes) -> bool:
         return False
     if isinstance(event, (StackWindow, StackDump)) and len(line) > LONGEST_TEXT and not _short(event.frames):
         return False
+    if isinstance(event, HookSample) and not _served(event):
+        return False
+    if isinstance(event, ServerSample) and not _counted(event):
+        return False
     if isinstance(event, GrowthSites) and any(len(site.text) > LONGEST_TEXT for site in event.sites):
         return False
     return _LONG_NUMBER.search(line) is None or _bounded(msgspec.to_builtins(event))
@@ -197,6 +204,25 @@ def _is_sound(event: Event, line: bytes) -> bool:
 def _sampled(window: StackWindow) -> bool:
     counted = all(stack.count > 0 for stack in window.stacks) and window.seconds > 0 and window.rate > 0
     return counted and _in_range([stack.frames for stack in window.stacks], len(window.frames))
+
+
+def _served(sample: HookSample) -> bool:
+    """Whether requests, iterations and pauses have possible times and numbers."""
+    records: list[RequestRecord | IterationRecord | Pause] = [*sample.requests, *sample.iterations, *sample.pauses]
+    if (sample.alive is not None and sample.alive < 0) or any(record.end >= LATEST for record in records):
+        return False
+    values = (value for record in records for value in msgspec.structs.astuple(record))
+    return all(value >= 0 for value in values if isinstance(value, (int, float)))
+
+
+def _counted(sample: ServerSample) -> bool:
+    """Whether nothing was counted less than never, and each bucket has a bound and a count."""
+    values = [*sample.counters.values(), *sample.gauges.values()]
+    for histogram in sample.histograms.values():
+        if len(histogram.bounds) != len(histogram.counts) or list(histogram.bounds) != sorted(set(histogram.bounds)):
+            return False
+        values += [*histogram.bounds, *histogram.counts, histogram.sum, histogram.count]
+    return all(value >= 0 for value in values)
 
 
 def _short(frames: Sequence[Frame]) -> bool:

@@ -7,12 +7,13 @@ not used.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
 from aitop.model.ledger import Activity
 from aitop.model.stacks import Look, StackWindow, ThreadState, WaitKind
+from aitop.stacks.libraries import State
 from aitop.stacks.reading import Seen
 
 # Shares of a line's time by activity; they add up to 1.
@@ -31,7 +32,8 @@ _OF_KIND: dict[WaitKind, Activity] = {
 }
 # What the kernel may report during a wait that is known from the library.
 _KINDS_OF: dict[str, tuple[WaitKind, ...]] = {
-    "wait-queue": ("queue", "lock", "other"),
+    # An event loop that has nothing to do waits for its sockets.
+    "wait-queue": ("queue", "lock", "other", "network"),
     "wait-lock": ("lock", "other"),
     "wait-child": ("child", "other"),
     "wait-device": ("device", "lock", "other"),
@@ -90,8 +92,13 @@ def looks_of(
     )
 
 
-def parts_of_groups(groups: Mapping[Key, Mapping[Seen, int]], looks: ThreadLooks) -> dict[Key, Parts]:
-    """The activities of each group of stacks (those of one line and phase), as shares of the group's time."""
+def parts_of_groups(
+    groups: Mapping[Key, Mapping[Seen, int]], looks: ThreadLooks, states: Mapping[Key, State | None]
+) -> dict[Key, Parts]:
+    """The activities of each group of stacks (those of one line and phase), as shares of the group's time.
+
+    `states` has what libraries do to the time of each group, None where the looks have to tell.
+    """
     samples = sum(sum(stacks.values()) for stacks in groups.values())
     if not samples:
         return {}
@@ -100,7 +107,7 @@ def parts_of_groups(groups: Mapping[Key, Mapping[Seen, int]], looks: ThreadLooks
     waiting_by_library: dict[str, float] = {}
     for key, stacks in groups.items():
         share = sum(stacks.values()) / samples
-        state = next(iter(stacks)).state
+        state = states[key]
         if state is not None:
             parts[key] = {state: 1.0}
             if state in _KINDS_OF:
@@ -133,7 +140,8 @@ def _waits_of_groups(
     Array operations may wait for locks and cores, but not for files, services or processes: other groups get those.
     """
     waits: dict[Key, Parts] = {key: {} for key in open_groups}
-    mean = _running_of_open(open_groups, looks, sum(by_library.values()))
+    waiting = [seen for key, stacks in groups.items() if key not in open_groups for seen in stacks]
+    mean = _running_of_open(open_groups, looks, sum(by_library.values()), waiting)
     off_core: dict[Key, float] = {}
     for key, share in open_groups.items():
         seen = _looked_up(groups[key], looks.cpu, looks.cpu_asked, samples)
@@ -185,13 +193,23 @@ def _pulled(value: float, mean: float, looks: float) -> float:
     return (value * looks + mean * _PRIOR) / (looks + _PRIOR)
 
 
-def _running_of_open(groups: Mapping[Key, float], looks: ThreadLooks, known_waits: float) -> float:
-    """The mean share on a core over the groups without a known wait; 1 if neither kernel nor looks tell."""
+def _running_of_open(
+    groups: Mapping[Key, float], looks: ThreadLooks, known_waits: float, waiting: Collection[Seen]
+) -> float:
+    """The mean share on a core over the groups without a known wait; 1 if neither kernel nor looks tell.
+
+    `waiting` are the stacks with one. They may run as well: a wait that spins, or an event loop between two of them.
+    """
     mass = sum(groups.values())
     if not mass:
         return 1.0
     if looks.running is not None:
-        return min(1.0, max(0.0, looks.running / mass)) if known_waits < 1.0 else 1.0
+        spun = (
+            sum(looks.cpu.get(seen, 0) for seen in waiting) / looks.cpu_asked
+            if looks.cpu_asked >= _LEAST_LOOKS
+            else 0.0
+        )
+        return min(1.0, max(0.0, (looks.running - spun) / mass)) if known_waits < 1.0 else 1.0
     if looks.cpu_asked >= _LEAST_LOOKS:
         return min(1.0, sum(looks.cpu.values()) / looks.cpu_asked / mass)
     return 1.0

@@ -1,4 +1,4 @@
-"""What frames of known libraries say: the phase of a step, a kind of waiting, and a kind of work.
+"""What frames of known libraries say: the phase of a step, a kind of waiting, a kind of work, and what calls handlers.
 
 One table, by library. User code never appears in it: no verdict may depend on what a user named something.
 """
@@ -10,6 +10,7 @@ import re
 from typing import Literal, NamedTuple
 
 from aitop.model import phases
+from aitop.model.ledger import Handler
 
 # As the ledger names them, apart from these.
 Phase = Literal["data_wait", "communication", "outside"] | phases.Phase
@@ -29,6 +30,7 @@ class Row(NamedTuple):
     phase: Phase | None
     state: State | None
     work: Work | None
+    handler: Handler | None
 
 
 def _row(
@@ -38,9 +40,10 @@ def _row(
     phase: Phase | None = None,
     state: State | None = None,
     work: Work | None = None,
+    handler: Handler | None = None,
 ) -> Row:
     named = re.compile(rf"(?:^|[.>])(?:{function})$") if function else None
-    return Row(re.compile(path), named, phase, state, work)
+    return Row(re.compile(path), named, phase, state, work, handler)
 
 
 # The first row that fits a frame says what it means; rows of one library stand together, special ones first.
@@ -101,9 +104,53 @@ TABLE: tuple[Row, ...] = (
     _row(r"/accelerate/utils/operations\.py$", r"send_to_device", phase="transfer", work="copy"),
     _row(r"/accelerate/data_loader\.py$", phase="data_wait"),
     _row(r"/(?:accelerate|deepspeed|lightning\w*|pytorch_lightning)/", r"backward", phase="backward"),
-    # servers: processes that hand work to each other by polling shared memory
+    # vLLM: processes that hand work to each other by polling shared memory
     _row(r"/vllm/distributed/device_communicators/shm_broadcast\.py$", state="wait-queue"),
     _row(r"/vllm/distributed/utils\.py$", r"sched_yield", state="wait-queue"),
+    # vLLM: the engine's loop, its workers, and the two versions of what runs the model in them
+    _row(r"/vllm/v1/engine/core\.py$", r"_process_input_queue", phase="idle", state="wait-queue"),
+    _row(r"/vllm/v1/core/sched/\w*scheduler\.py$", r"schedule|get_grammar_bitmask", phase="schedule"),
+    _row(r"/vllm/v1/core/sched/\w*scheduler\.py$", r"update_from_output", phase="output"),
+    _row(r"/vllm/v1/executor/multiproc_executor\.py$", r"execute_model|sample_tokens|_wait_for_response",
+         state="wait-child"),
+    _row(r"/vllm/v1/worker/(?:gpu/)?\w*model_runner\.py$",
+         r"_prepare_inputs|_preprocess|_update_states|prepare_inputs|prepare_attn|add_requests|update_requests"
+         r"|finish_requests|_build_attention_metadata", phase="prepare"),
+    _row(r"/vllm/v1/worker/(?:gpu/)?\w*model_runner\.py$", r"_model_forward|run_fullgraph", phase="forward",
+         work="tensor"),
+    _row(r"/vllm/v1/worker/(?:gpu/)?\w*model_runner\.py$", r"_sample|sample|compute_logits", phase="sample",
+         work="tensor"),
+    _row(r"/vllm/v1/worker/(?:gpu/)?\w*model_runner\.py$", r"_bookkeeping_sync|postprocess\w*", phase="output"),
+    # vLLM: the server of the API
+    _row(r"/vllm/(?:tokenizers|transformers_utils/detokenizer\w*)", work="tokenize"),
+    _row(r"/vllm/(?:renderers/|v1/engine/input_processor\.py$)", phase="preprocess"),
+    _row(r"/vllm/v1/engine/(?:output_processor|detokenizer|logprobs)\.py$", phase="postprocess"),
+    # SGLang: its scheduler runs the model; the tokenizer's process has the HTTP server, the detokenizer one of its own
+    _row(r"/sglang/srt/managers/scheduler\w*\.py$", r"on_idle|\w*sleep\w*", phase="idle", state="wait-queue"),
+    _row(r"/sglang/srt/managers/scheduler\w*\.py$", r"get_next_batch_to_run|ingest_requests|process_input_requests",
+         phase="schedule"),
+    _row(r"/sglang/srt/managers/scheduler\w*\.py$", r"process_batch_result\w*", phase="output"),
+    _row(r"/sglang/srt/(?:managers/tp_worker|model_executor/model_runner)\w*\.py$", r"sample", phase="sample"),
+    _row(r"/sglang/srt/(?:managers/tp_worker|model_executor/model_runner)\w*\.py$", r"forward\w*", phase="forward",
+         work="tensor"),
+    _row(r"/sglang/srt/managers/tokenizer_manager\w*\.py$", r"_tokenize\w*|_batch_tokenize\w*", phase="preprocess",
+         work="tokenize"),
+    _row(r"/sglang/srt/managers/detokenizer_manager\w*\.py$", r"handle_batch\w*|_decode\w*|_batch_decode\w*",
+         phase="postprocess", work="tokenize"),
+    # transformers: continuous batching, and the thread of its server that generates
+    _row(r"/transformers/generation/continuous_batching/continuous_api\.py$", r"prepare_next_batch",
+         phase="schedule"),
+    _row(r"/transformers/generation/continuous_batching/continuous_api\.py$", r"update_batch", phase="output"),
+    _row(r"/transformers/generation/continuous_batching/cb_logits_processors\.py$", phase="sample"),
+    # LitServe
+    _row(r"/litserve/loops/", r"get_batch_requests|get_request|collate_requests", phase="idle", state="wait-queue"),
+    _row(r"/litserve/loops/", r"run_\w+_loop|_process_\w+_request", handler="request-loop"),
+    # what calls a handler: event loops and pools of threads
+    _row(r"/anyio/_backends/_asyncio\.py$", r"run", handler="thread"),
+    _row(r"/(?:flask/app|werkzeug/serving|gunicorn/workers/\w+)\.py$",
+         r"wsgi_app|dispatch_request|run_wsgi|handle_request", handler="thread"),
+    _row(r"/(?:python|pypy)\d[\d.]*t?/(?:socketserver|http/server)\.py$",
+         r"process_request_thread|finish_request|handle_one_request", handler="thread"),
     # reinforcement learning
     _row(r"/(?:site|dist)-packages/(?:gymnasium|gym|pettingzoo|ale_py|dm_env|dm_control|envpool|procgen|minigrid"
          r"|shimmy|supersuit|pybullet_envs|mujoco)/", phase="environment"),
@@ -152,6 +199,8 @@ TABLE: tuple[Row, ...] = (
     _row(r"/(?:python|pypy)\d[\d.]*t?/(?:urllib|http|socket|ssl|ftplib|smtplib)(?:\.py$|/)", work="network"),
     _row(r"/(?:python|pypy)\d[\d.]*t?/(?:pathlib|shutil|glob|tempfile|fileinput|genericpath|codecs|_pyio)(?:\.py$|/)",
          work="file"),
+    _row(r"/(?:python|pypy)\d[\d.]*t?/asyncio/(?:base_events|events|runners)\.py$",
+         r"_run_once|run_forever|_run|run", state="wait-queue", handler="event-loop"),
     _row(r"/(?:python|pypy)\d[\d.]*t?/(?:queue|selectors|asyncio)(?:\.py$|/)", state="wait-queue"),
 )  # fmt: skip
 
@@ -162,6 +211,18 @@ class Meaning(NamedTuple):
     phase: Phase | None
     state: State | None
     work: Work | None
+    handler: Handler | None = None
+
+
+# Functions of C that collect garbage: on a stack there is only the line that calls them.
+COLLECTORS = frozenset({"gc.collect"})
+# Models and losses are made of these functions alike: a call of one does not show where a model is called.
+_FUNCTIONS = re.compile(r"/torch/nn/functional\.py$")
+
+
+def calls_model(file: str, function: str) -> bool:
+    """Whether this library frame is the call of a model: of a module, a compiled function, a custom gradient."""
+    return meaning(file, function).phase == "forward" and _FUNCTIONS.search(file) is None
 
 
 @functools.lru_cache(maxsize=8192)
@@ -169,5 +230,5 @@ def meaning(file: str, function: str) -> Meaning:
     """What a library frame of this file and function says."""
     for row in TABLE:
         if row.path.search(file) and (row.function is None or row.function.search(function)):
-            return Meaning(row.phase, row.state, row.work)
+            return Meaning(row.phase, row.state, row.work, row.handler)
     return Meaning(None, None, None)

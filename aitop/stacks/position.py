@@ -55,16 +55,18 @@ class Steps:
 
     def __init__(self, stacks: Iterable[tuple[Seen, int]], flows: Mapping[str, Sequence[Flow]] | None = None) -> None:
         seen = [(stack, count) for stack, count in stacks if not stack.worker and not stack.importing]
+        # Where the model is no module, nothing on a stack tells its functions from those of a loss.
+        self._models = any(stack.model for stack, _ in seen)
         self._anchors: dict[Function, _Anchors] = {}
         for stack, count in seen:
-            for frame in stack.callers:
+            phase = "outside" if stack.phase == "forward" and not self._models else stack.phase
+            for frame in (frame for index, frame in stack.stages if index < stack.library):
                 anchors = self._anchors.setdefault((frame.file, frame.function), _Anchors())
-                anchors.add(stack.phase, frame.line, count)
+                anchors.add(phase, frame.line, count)
         self._drop_chance_functions()
         self._flows = flows or {}
         self._model_calls: dict[Function, ModelCalls | None] = {}
         self.trains = any(stack.phase in UPDATES for stack, _ in seen)
-        self._models = any(stack.phase == "forward" for stack, _ in seen)
         self._evaluating = self._functions_that_evaluate(seen) if self.trains else frozenset()
 
     def _drop_chance_functions(self) -> None:
@@ -95,7 +97,7 @@ class Steps:
 
     def position(self, stack: Seen) -> Position | None:
         """The position in a step of a stack outside of every phase; None if no function that makes steps is on it."""
-        users = [frame for frame in stack.frames if frame.user]
+        users = [frame for _, frame in stack.stages]
         for index in range(len(users) - 1, -1, -1):
             anchors = self._anchors.get((users[index].file, users[index].function))
             if anchors is None:
@@ -141,7 +143,7 @@ class Steps:
         first = min(forwards or updates)
         last = max(forwards | updates)
         if line < first:
-            # Without a forward pass the model is no module: what runs before the backward is the model.
+            # Where the model is no module, what runs before the backward is taken to be the model.
             return "before" if forwards or self._models else "within"
         if line == first:
             # A function called on the same line as the model mostly makes an argument for it.

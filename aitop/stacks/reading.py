@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+from aitop.model.ledger import Handler
 from aitop.model.stacks import Frame
-from aitop.stacks.libraries import Phase, State, Work, meaning
+from aitop.stacks.libraries import Phase, State, Work, calls_model, meaning
 
 # A phase may turn out to be another one further in: an optimizer's closure computes the loss, a module may train
 # itself, a learning rate scheduler wraps the optimizer's step.
@@ -28,8 +29,9 @@ class Seen:
     `phase`, `state` and `work` are what the libraries on it say. `library` is the index of the first frame that stands
     for a phase, the number of frames where none does. `leaf`: the user's line itself is the innermost frame, so what it
     does below that is native code or plain Python.
-    `worker`: a DataLoader's worker; `idle`: such a worker waits for something to do. `importing`: a library is being
-    imported, which happens once and belongs to no step.
+    `model`: a model is called on it. `worker`: a DataLoader's worker; `idle`: such a worker waits for something to do.
+    `importing`: a library is being imported, which happens once and belongs to no step. `handler` says what called the
+    user's line for a request, None where nothing on the stack is known to.
     """
 
     frames: tuple[Frame, ...]
@@ -40,14 +42,27 @@ class Seen:
     work: Work | None
     library: int
     leaf: bool
+    model: bool
     worker: bool
     idle: bool
     importing: bool
+    handler: Handler | None = None
 
     @property
     def callers(self) -> tuple[Frame, ...]:
         """The user's frames above the library code that stands for its phase, the outermost first."""
         return tuple(frame for frame in self.frames[: self.library] if frame.user)
+
+    @property
+    def stages(self) -> tuple[tuple[int, Frame], ...]:
+        """The frames, with their indexes, that call one function after the other for a step: the user's, and the loop
+        of a library that takes requests.
+        """
+        return tuple(
+            (index, frame)
+            for index, frame in enumerate(self.frames)
+            if frame.user or meaning(frame.file, frame.function).handler == "request-loop"
+        )
 
 
 def read_stack(frames: Sequence[Frame]) -> Seen:
@@ -71,9 +86,11 @@ def read_stack(frames: Sequence[Frame]) -> Seen:
         work=work,
         library=library,
         leaf=bool(users) and not below,
+        model=any(not frame.user and calls_model(frame.file, frame.function) for frame in own),
         worker=worker,
         idle=worker and not users and state in ("wait-queue", "wait-lock"),
         importing=_imports(own),
+        handler=_handler(own[: users[-1]]) if users else None,
     )
 
 
@@ -102,6 +119,9 @@ def _phase(frames: Sequence[Frame]) -> tuple[Phase, int]:
 def _doing(below: Sequence[Frame]) -> tuple[State | None, Work | None]:
     """State and work of the library frames below the user's line: compiling wins, else the outermost that says."""
     says = [meaning(frame.file, frame.function) for frame in below]
+    if any(each.handler == "event-loop" for each in says) and any(each.phase for each in says):
+        # A library of the server's works in its event loop, which does not wait then.
+        says = [each for each in says if each.handler != "event-loop"]
     state: State | None = "compile" if any(each.state == "compile" for each in says) else None
     for each in says:
         if state is None and (each.state is not None or each.work is not None):
@@ -109,6 +129,15 @@ def _doing(below: Sequence[Frame]) -> tuple[State | None, Work | None]:
             state = each.state if each.work is None else None
             break
     return state, next((each.work for each in says if each.work is not None), None)
+
+
+def _handler(above: Sequence[Frame]) -> Handler | None:
+    """What calls handlers, of the library frames above the user's line: the innermost that does."""
+    for frame in reversed(above):
+        handler = None if frame.user else meaning(frame.file, frame.function).handler
+        if handler is not None:
+            return handler
+    return None
 
 
 def _collates(frames: Sequence[Frame]) -> bool:

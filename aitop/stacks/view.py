@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+import msgspec
+
 from aitop.model.host import Role
-from aitop.model.ledger import Position
+from aitop.model.ledger import Activity, Position
 from aitop.model.snapshot import HotLine, Phases, ProcessStacks, Series, Stacks, ThreadShare, ThreadTree
 from aitop.model.stacks import Flow, Frame, Look, StackCount, StackWindow
 from aitop.stacks.activity import Parts, looks_of, parts_of_groups
@@ -173,6 +175,7 @@ def _merged_view(reads: Sequence[_Read], roles: Mapping[int, Role]) -> Stacks | 
     beside: dict[ThreadKey, dict[Seen, int]] = {}
     known: dict[int, Role] = {}
     flows = _flows(windows)
+    collecting = frozenset(_collecting(flows))
     for pid, threads in _by_process(merged).items():
         lead = lead_thread(threads)
         main = threads.get(lead, {}) if lead is not None else {}
@@ -181,14 +184,16 @@ def _merged_view(reads: Sequence[_Read], roles: Mapping[int, Role]) -> Stacks | 
         for key, stacks in threads.items():
             steps = Steps(stacks.items(), flows)
             by_window = [digest.get(key, {}) for digest in digests]
+            groups = _groups(stacks, steps, collecting)
+            of_thread = [(look, digest.get(key, {})) for look, digest in looks if look.pid == pid]
+            thread_looks = looks_of(windows, of_thread, pid, key.thread)
+            parts = parts_of_groups(groups, thread_looks, {group: group.state for group in groups})
+            samples = sum(main.values()) or sum(stacks.values())
             if key == lead:
-                processes.append(_process(key, role, stacks, steps, by_window))
+                process = _process(key, role, stacks, steps, by_window)
+                processes.append(msgspec.structs.replace(process, lineless=_lineless(groups, parts, samples)))
             else:
                 beside[key] = stacks
-            groups = _groups(stacks, steps)
-            of_thread = [(look, digest.get(key, {})) for look, digest in looks if look.pid == pid]
-            parts = parts_of_groups(groups, looks_of(windows, of_thread, pid, key.thread))
-            samples = sum(main.values()) or sum(stacks.values())
             lines += [
                 _hot_line(key, role, group, members, doing=parts.get(group, {}), samples=samples, by_window=by_window)
                 for group, members in groups.items()
@@ -213,6 +218,13 @@ def _flows(windows: Sequence[StackWindow]) -> dict[str, list[Flow]]:
     for flow in newest.values():
         by_file.setdefault(flow.file, []).append(flow)
     return by_file
+
+
+def _collecting(flows: Mapping[str, Sequence[Flow]]) -> Iterator[tuple[str, int]]:
+    """The lines, by file and number, that call the garbage collector."""
+    for file, functions in flows.items():
+        for statement in (statement for flow in functions for statement in flow.statements if statement.collects):
+            yield from ((file, line) for line in range(statement.first, statement.last + 1))
 
 
 def _by_process(merged: Digest) -> dict[int, dict[ThreadKey, dict[Seen, int]]]:
@@ -342,14 +354,34 @@ def _phases(stacks: Mapping[Seen, int], steps: Steps) -> Phases:
     )
 
 
-def _groups(stacks: Mapping[Seen, int], steps: Steps) -> dict[Group, dict[Seen, int]]:
+def _groups(
+    stacks: Mapping[Seen, int], steps: Steps, collecting: Collection[tuple[str, int]]
+) -> dict[Group, dict[Seen, int]]:
+    """The stacks of a thread by line, phase and what is done there. `collecting`: lines that call the collector."""
     groups: dict[Group, dict[Seen, int]] = {}
     for seen, count in stacks.items():
+        collects = seen.leaf and seen.line is not None and (seen.line.file, seen.line.line) in collecting
         phase = steps.phase(seen)
         position = steps.position(seen) if phase in ("outside", "environment") else None
-        group = Group(None if seen.idle else seen.line, phase, position, seen.state, seen.work)
+        group = Group(
+            None if seen.idle else seen.line, phase, position, "collect" if collects else seen.state, seen.work
+        )
         groups.setdefault(group, {})[seen] = count
     return groups
+
+
+def _lineless(
+    groups: Mapping[Group, Mapping[Seen, int]], parts: Mapping[Group, Parts], samples: int
+) -> tuple[tuple[str, Activity, float], ...]:
+    """The shares of `samples` in which no line of the user's was on the stack, by phase and activity, largest first."""
+    shares: dict[tuple[str, Activity], float] = {}
+    for group, stacks in groups.items():
+        if group.line is None:
+            for activity, part in parts.get(group, {}).items():
+                key = group.phase, activity
+                shares[key] = shares.get(key, 0.0) + part * sum(stacks.values()) / samples
+    ordered = sorted(shares.items(), key=lambda item: -item[1])
+    return tuple((phase, activity, share) for (phase, activity), share in ordered if share > 0.0)
 
 
 def _hot_line(
@@ -385,4 +417,5 @@ def _hot_line(
         callers=len(heaviest.callers),
         loop=line.loop,
         by_window=tuple(sum(window.get(seen, 0) for seen in stacks) for window in by_window),
+        handler=heaviest.handler,
     )

@@ -22,6 +22,7 @@ from textual.screen import Screen
 
 from aitop.model.candidate import Candidate
 from aitop.model.settings import Settings
+from aitop.ui.changed_cells import ChangedCells
 from aitop.ui.feeds import Seekable
 from aitop.ui.messages import Failed
 from aitop.ui.screens.help import described, our_bindings
@@ -30,7 +31,7 @@ from aitop.ui.screens.picker import PickerScreen
 from aitop.ui.screens.replay import ReplayScreen
 from aitop.ui.screens.source_lines import SourceAround
 from aitop.ui.state import View
-from aitop.ui.terminal import LastResort, believe_the_terminal, taken_once
+from aitop.ui.terminal import LastResort, believe_the_terminal, sparing
 from aitop.ui.theme.themes import DARK, THEMES, Look, Theme, after, look_for, textual_theme
 from aitop.ui.widgets.line import to_ascii
 from aitop.ui.widgets.pane import Pane
@@ -58,6 +59,7 @@ class AitopApp(App[ResultType]):
     ]
 
     def __init__(self, settings: Settings | None = None, clean_up: Callable[[], None] = lambda: None) -> None:
+        self._cells = ChangedCells()
         with _colours_are_ours():
             super().__init__()
         self.settings = settings or Settings()
@@ -79,8 +81,8 @@ class AitopApp(App[ResultType]):
         return self.look
 
     def get_driver_class(self) -> type[Driver]:
-        """The driver for this system, which takes the terminal once."""
-        return taken_once(super().get_driver_class())
+        """The driver for this system, taking the terminal once and writing only cells that change."""
+        return sparing(super().get_driver_class(), self._cells)
 
     def get_theme_variable_defaults(self) -> dict[str, str]:
         """The variables of theme.tcss before the first theme is set."""
@@ -139,6 +141,10 @@ class AitopApp(App[ResultType]):
     def _wear(self, look: Look) -> None:
         self.ansi_color = look.theme.ansi
         self.theme = f"aitop-{look.theme.name}"
+
+    def on_resize(self) -> None:
+        # A terminal of another size moves or drops what it shows.
+        self._cells.forget()
 
     def on_mount(self) -> None:
         # The shell has written over the screen while we were stopped.

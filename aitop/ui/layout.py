@@ -44,6 +44,7 @@ def plan(
     processes: int = MANY,
     ledger: bool = False,
     timed: bool = True,
+    serving: bool = False,
     banner: bool = False,
     replay: bool = False,
     zoom: str | None = None,
@@ -52,13 +53,14 @@ def plan(
 
     `gpus` is the number of devices (0: one line says why there is none), `ranks` that of the job's ranks here,
     `processes` that of its processes. `ledger` says that there is one to show. `timed` is False where steps will have
-    no times, so that less is to be drawn. `banner` reserves a line below the header, `replay` one above the footer.
+    no times, so that less is to be drawn. `serving` puts the serving pane in the step's place, with some more rows.
+    `banner` reserves a line below the header, `replay` one above the footer.
     `zoom` names a pane that gets everything between header and footer.
     """
     if replay and height >= ROOM_FOR_REPLAY_BAR:
         boxes = plan(
-            width, height - 1, gpus=gpus, ranks=ranks, processes=processes, ledger=ledger, timed=timed, banner=banner,
-            zoom=zoom,
+            width, height - 1, gpus=gpus, ranks=ranks, processes=processes, ledger=ledger, timed=timed, serving=serving,
+            banner=banner, zoom=zoom,
         )  # fmt: skip
         last = height - 1
         bars = {"replay": Box(0, last - 1, width, 1, False), "footer": Box(0, last, width, 1, False)}
@@ -74,11 +76,13 @@ def plan(
     if zoom is not None:
         return boxes | {zoom: Box(0, top, width, rows)}
     if width < TWO_COLUMNS or rows < TALL_ROWS - 2:
-        boxes |= _one_column(width, top, rows, gpus)
+        boxes |= _one_column(width, top, rows, gpus, serving)
     elif width < THREE_COLUMNS:
-        boxes |= _two_columns(width, top, rows, gpus, ranks, timed)
+        boxes |= _two_columns(width, top, rows, gpus, ranks, timed, serving)
     else:
         boxes |= _three_columns(width, top, rows, gpus, processes)
+    if serving and "step" in boxes:
+        boxes["serving"] = boxes.pop("step")
     if ranks > 1 and "ranks" not in boxes:
         boxes |= _ranks_above_code(boxes, ranks)
     return boxes | _ledger_with_code(boxes) if ledger else boxes
@@ -133,11 +137,11 @@ def _gpu_lines(x: int, y: int, width: int, rows: int) -> Plan:
     return {"gpu": Box(x, y, width, rows, False)}
 
 
-def _one_column(width: int, top: int, rows: int, gpus: int) -> Plan:
+def _one_column(width: int, top: int, rows: int, gpus: int, serving: bool) -> Plan:
     """Verdict, step, a line for each GPU, code; what does not fit goes from the bottom, the code first."""
     verdict = 6 if rows >= 16 else 4
     gpu = min(max(1, gpus), max(1, (rows - 12) // 4))
-    step = 6 if rows >= 18 else 4
+    step = (8 if serving else 6) if rows >= 18 else 4
     y, left = top + verdict, rows - verdict
     boxes = _stack(0, top, width, ("verdict", verdict))
     if width >= 120 and left >= 6:
@@ -154,15 +158,17 @@ def _one_column(width: int, top: int, rows: int, gpus: int) -> Plan:
     return boxes | _stack(0, y, width, ("code", left if left >= 3 else 0))
 
 
-def _two_columns(width: int, top: int, rows: int, gpus: int, ranks: int, timed: bool) -> Plan:  # noqa: PLR0917
+def _two_columns(  # noqa: PLR0917
+    width: int, top: int, rows: int, gpus: int, ranks: int, timed: bool, serving: bool
+) -> Plan:
     """Verdict across; step beside GPU; data beside memory; code across.
 
     Without a GPU its line goes under the code, and ranks, where there are several, take its place beside the step.
     """
     half, verdict = width // 2, 6
     y, rest = top + verdict, rows - verdict
-    step = max(8, round(rest * 0.4)) if timed or gpus else UNTIMED
-    data = max(6, round(rest * 0.28))
+    step = max(8, round(rest * (0.46 if serving else 0.4))) if timed or gpus or serving else UNTIMED
+    data = max(6, round(rest * (0.22 if serving else 0.28)))
     below = rest - step - data
     beside = "gpu" if gpus else "ranks" if ranks > 1 else None
     boxes = _stack(0, top, width, ("verdict", verdict))

@@ -161,6 +161,11 @@ def devices_for(sample: GpuSample, pids: frozenset[int] | None) -> tuple[tuple[G
     return (used, None) if used else (sample.devices, WHOLE_JOB)
 
 
+def serves(snapshot: Snapshot | None) -> bool:
+    """Whether this is a server: requests are answered, and nothing is trained beside that."""
+    return snapshot is not None and snapshot.serving is not None and snapshot.kind != "training"
+
+
 def scope_of(pane: str, snapshot: Snapshot | None, pids: frozenset[int] | None) -> str | None:
     """What a pane shows of the whole job although the screen is narrowed, in words.
 
@@ -173,6 +178,8 @@ def scope_of(pane: str, snapshot: Snapshot | None, pids: frozenset[int] | None) 
         return WHOLE_JOB
     if pane == "step":
         return steps_for(snapshot, pids)[1]
+    if pane == "serving":
+        return None if snapshot.serving is None or snapshot.serving.pid in pids else WHOLE_JOB
     if pane == "gpu":
         return devices_for(snapshot.gpu, pids)[1] if snapshot.gpu else None
     if pane == "data":

@@ -9,10 +9,11 @@ import sys
 import termios
 import threading
 from collections.abc import Callable
-from functools import lru_cache
 from typing import Any
 
 from textual.driver import Driver
+
+from aitop.ui.changed_cells import ChangedCells
 
 GRACE_SECONDS = 3.0
 LEAVE = (
@@ -109,19 +110,24 @@ def _in_background(terminal: int) -> bool:
         return False  # no job control
 
 
-@lru_cache(maxsize=4)
-def taken_once(driver: type[Driver]) -> type[Driver]:
-    """The same driver, taking the terminal only once."""
+def sparing(driver: type[Driver], cells: ChangedCells) -> type[Driver]:
+    """The same driver, taking the terminal only once and writing only cells that change."""
 
-    class TakenOnce(driver):  # type: ignore[misc, valid-type]
-        """Takes the terminal only once, and leaves no picture on it."""
+    class Sparing(driver):  # type: ignore[misc, valid-type]
+        """Takes the terminal only once, writes only cells that change, and leaves no picture behind."""
 
         _drawing = False
+
+        def write(self, data: str) -> None:
+            changes = cells.changes(data)
+            if changes:
+                super().write(changes)
 
         def start_application_mode(self) -> None:
             """Take the terminal. Textual calls this on every SIGCONT, also on one that follows no suspension of ours:
             taking the terminal twice would read keys twice, and restore the wrong settings at the end.
             """
+            cells.forget()
             if self._drawing:
                 self._draw_again()
                 return
@@ -145,4 +151,4 @@ def taken_once(driver: type[Driver]) -> type[Driver]:
                     termios.tcsetattr(self.fileno, termios.TCSANOW, self._as_drawn)
             self.send_message(self.SignalResume())
 
-    return TakenOnce
+    return Sparing

@@ -126,6 +126,6 @@ def share_text(share: float | None) -> str:
     return NOT_SUPPORTED.rjust(4) if share is None else f"{share * 100:3.0f}%"
 
 
-def plural(number: int, word: str) -> str:
-    """1 rank, 2 ranks."""
-    return f"{number} {word}" if number == 1 else f"{number} {word}s"
+def plural(number: int, word: str, several: str | None = None) -> str:
+    """1 rank, 2 ranks; `several` is the plural where an s does not make it."""
+    return f"{number} {word}" if number == 1 else f"{number} {several or word + 's'}"

@@ -1,1 +1,1 @@
-"""Training scripts that people write, each with a planted fault and its fix, run by `aitop demo`."""
+"""Training scripts and servers that people write, each with a planted fault and its fix, run by `aitop demo`."""

@@ -10,6 +10,7 @@ from expectation import Row, Seen, predicted, row_of
 from expected import BY_NAME, SCENARIOS, WORKLOAD_DIR, Scenario
 from verdict_table import figures
 
+from aitop.diagnosis.judge import LEAST_GAIN
 from aitop.diagnosis.rules import RULES
 from aitop.model.verdict import Fix, Verdict, Where
 
@@ -86,6 +87,22 @@ def test_a_mended_script_has_only_its_second_fault_left() -> None:
     assert row_of(plankton, 3, seen(["checkpoint-stall"])).alarms == []
     assert row_of(plankton, 3, seen(["input-bound/transform"], ["compute-bound"])).alarms == ["input-bound/transform"]
     assert row_of(loop, 3, seen(["compute-bound"])).right
+
+
+def test_what_is_left_of_a_mended_script_is_no_untrue_warning() -> None:
+    baskets = BY_NAME["baskets"].mended()
+
+    assert row_of(baskets, 3, seen(["input-bound/transform"])).alarms == []
+    assert row_of(baskets, 3, seen(["compute-bound", "gc-stall"])).alarms == ["gc-stall"]
+    assert row_of(BY_NAME["custom_loop"].mended(), 3, seen(["input-bound"])).alarms == ["input-bound"]
+
+
+@pytest.mark.parametrize("scenario", [one for one in SCENARIOS if one.left], ids=lambda one: one.name)
+def test_what_is_left_can_be_taken_away_and_is_worth_a_warning(scenario: Scenario) -> None:
+    for left in scenario.left:
+        compile(left.edited(scenario.script.read_text()), scenario.script.name, "exec")
+        assert left.verdict.partition("/")[0] in {rule.id for rule in RULES}
+        assert left.gain >= LEAST_GAIN
 
 
 def test_the_prediction_is_that_of_the_fix_that_the_script_has() -> None:

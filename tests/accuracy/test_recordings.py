@@ -21,9 +21,7 @@ LINE_MARK = 0.9
 KNOWN_MISSES: dict[tuple[str, int], str] = {
     ("surrogate", 2): "in which types a model computes is known only from inside of the process",
     ("embedding_server", 2): "how many samples a request brings is known only from inside of the process",
-    ("tidy_trainer", 2): "a collection that a line asks for looks like any Python of that line from outside",
     ("gait", 2): "without a count of operations few looks at the lock say too little of a short forward pass",
-    ("taxi_dispatch", 2): "the line that grows stands before the model's call, and its share rises too slowly in 25 s",
 }
 """Recordings (scenario, tier) with a wrong first verdict or line, or an untrue warning, and why it is so."""
 

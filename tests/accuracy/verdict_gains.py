@@ -10,6 +10,7 @@ import os
 import signal
 import tempfile
 import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from expected import Scenario
@@ -68,20 +69,32 @@ class Runner:
 def gain(scenario: Scenario, turns: int, seconds: float) -> tuple[float, float]:
     """Steps per second as it is and mended, from that many turns of each."""
     with tempfile.TemporaryDirectory() as folder:
-        runners: list[Runner] = []
-        try:
-            for number, flags in enumerate(((), scenario.fix)):
-                training = Training(scenario.name, *flags, log=Path(folder) / f"log-{number}")
-                runners.append(Runner(training))
-            for runner in runners:
-                runner.training.wait_steps(WARM_STEPS, timeout=START_SECONDS)
-            for runner in runners:
-                os.killpg(runner.training.pid, signal.SIGSTOP)
-            for turn in range(turns):
-                for runner in runners:
-                    runner.turn(seconds, last=turn == turns - 1)
-            plain, fixed = (runner.rate() for runner in runners)
-        finally:
-            for runner in runners:
-                runner.stop()
+        logs = (Path(folder) / "log-plain", Path(folder) / "log-fixed")
+        plain, fixed = in_turns(
+            [
+                lambda: Training(scenario.name, log=logs[0]),
+                lambda: Training(scenario.name, *scenario.fix, log=logs[1]),
+            ],
+            turns,
+            seconds,
+        )
     return plain, fixed
+
+
+def in_turns(starts: Sequence[Callable[[], Training]], turns: int, seconds: float) -> list[float]:
+    """Steps per second of each of these scripts, from that many turns of each."""
+    runners: list[Runner] = []
+    try:
+        for start in starts:
+            runners.append(Runner(start()))
+        for runner in runners:
+            runner.training.wait_steps(WARM_STEPS, timeout=START_SECONDS)
+        for runner in runners:
+            os.killpg(runner.training.pid, signal.SIGSTOP)
+        for turn in range(turns):
+            for runner in runners:
+                runner.turn(seconds, last=turn == turns - 1)
+        return [runner.rate() for runner in runners]
+    finally:
+        for runner in runners:
+            runner.stop()

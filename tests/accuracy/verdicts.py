@@ -40,6 +40,9 @@ from aitop.sources.host.target import look
 
 TIERS = {1: Options(stacks=False, hook=False), 2: Options(hook=False), 3: Options()}
 LATEST_ATTACH = 3.0
+# As long as `diagnose` watches by default; what grows takes longer to show that it does.
+SECONDS, SECONDS_IF_GROWING = 15.0, 25.0
+GROWING = frozenset({"step-time-growth", "memory-leak"})
 START_SECONDS = 120.0
 
 
@@ -96,7 +99,8 @@ class Bench:
                 process.wait_steps(1, timeout=START_SECONDS)
                 time.sleep(self._moments[scenario.name][tier - 1])
                 if process.alive():
-                    ticks = self._ticks(process, tier, None if fix else self._recording(scenario, tier))
+                    seconds = self._args.seconds or seconds_for(scenario)
+                    ticks = self._ticks(process, tier, seconds, None if fix else self._recording(scenario, tier))
                 note = "" if process.alive() else f"the script has ended: {process.output()[-300:]!r}"
             except AssertionError as failure:
                 note = f"not started: {failure}"[-300:]
@@ -106,7 +110,7 @@ class Bench:
         row.note = note
         return row
 
-    def _ticks(self, process: Training, tier: int, record_to: Path | None) -> list[Seen]:
+    def _ticks(self, process: Training, tier: int, seconds: float, record_to: Path | None) -> list[Seen]:
         target = look(process.pid)
         feed = LiveFeed([target], TIERS[tier], RecordingWriter(record_to, target) if record_to else None)
         begun, ticks = time.monotonic(), []
@@ -116,7 +120,7 @@ class Bench:
 
         feed.start(publish_)
         try:
-            while process.alive() and time.monotonic() - begun < self._args.seconds:
+            while process.alive() and time.monotonic() - begun < seconds:
                 time.sleep(0.1)
         finally:
             feed.stop()
@@ -132,11 +136,16 @@ class Bench:
         return path
 
 
+def seconds_for(scenario: Scenario) -> float:
+    """How long to watch a scenario."""
+    return SECONDS_IF_GROWING if scenario.verdict in GROWING else SECONDS
+
+
 def parsed() -> argparse.Namespace:
     parser = options(__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help="scenarios (default: all that can run here)")
     parser.add_argument("--tiers", default="1,2,3", help="3 everything, 2 without hook, 1 without stacks as well")
-    parser.add_argument("--seconds", type=float, default=12.0, help="how long to watch")
+    parser.add_argument("--seconds", type=float, help=f"how long to watch ({SECONDS}, growth {SECONDS_IF_GROWING})")
     parser.add_argument("--turns", type=int, default=3, help="of the script as it is and mended, to measure a gain")
     parser.add_argument("--turn-seconds", type=float, default=1.7, help="how long each turn lasts")
     parser.add_argument("--seed", type=int, default=0, help="of the moments of attaching")

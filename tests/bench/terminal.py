@@ -82,6 +82,8 @@ class Screen:
                 self.size(len(self._cells), len(self._cells[0]) if self._cells else 0)
         elif not prefix and letter in "Hf":
             self._row, self._column = max(0, values[0] - 1), max(0, (values[1] if len(values) > 1 else 1) - 1)
+        elif not prefix and letter == "C":
+            self._column += max(1, values[0])
         elif not prefix and letter == "J" and values[0] == 2:
             self.size(len(self._cells), len(self._cells[0]) if self._cells else 0)
         elif not prefix and letter == "K" and self._row < len(self._cells):

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import socket
 import subprocess
 import sys
 
 import psutil
 import pytest
 from expected import BY_NAME
+
+from aitop.commands.demo import FOLDER, running
 
 pytestmark = pytest.mark.e2e
 
@@ -44,7 +49,10 @@ def test_every_demo_is_listed_with_its_summary(aitop):
     done = aitop("demo", "--list")
 
     names = [line.split()[0] for line in done.stdout.splitlines()]
-    assert names == ["checkpoints", "comm", "hang", "healthy", "leak", "slow-loader", "slow-transform", "straggler"]
+    assert names == [
+        "checkpoints", "comm", "generate", "hang", "healthy", "leak", "serve", "slow-loader", "slow-transform",
+        "straggler",
+    ]  # fmt: skip
     assert all(len(line.split()) > 5 for line in done.stdout.splitlines())
 
 
@@ -64,3 +72,46 @@ def test_without_torch_the_demo_says_what_to_install(tmp_path):
 
     assert done.returncode == 2
     assert "pip install 'aitop-live[demo]'" in done.stderr
+
+
+@pytest.mark.parametrize("arguments", [[], ["--fixed"]], ids=["faulty", "fixed"])
+def test_the_server_takes_its_clients_and_its_port_with_it(arguments):
+    with running(FOLDER / "serve.py", arguments) as pid:
+        family = [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]
+        (listening,) = {one.laddr for one in family[0].net_connections() if one.status == psutil.CONN_LISTEN}
+        assert len(family) == 2
+        assert listening.ip == "127.0.0.1"
+
+    assert psutil.wait_procs(family, timeout=10)[1] == []
+    with socket.socket() as late:
+        assert late.connect_ex(tuple(listening)) != 0
+
+
+def test_clients_whose_server_was_killed_end_by_themselves():
+    with running(FOLDER / "serve.py", []) as pid:
+        (clients,) = psutil.Process(pid).children()
+        os.kill(pid, signal.SIGKILL)
+        assert psutil.wait_procs([clients], timeout=10)[1] == []
+
+
+def test_the_server_ends_by_itself_after_so_many_requests():
+    command = [sys.executable, str(FOLDER / "serve.py"), "--steps", "5"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    assert done.stdout.startswith("request 1: p50 ")
+
+
+def test_the_line_that_keeps_the_decoder_waiting_is_named():
+    done = subprocess.run(
+        [sys.executable, "-m", "aitop", "demo", "generate"],
+        stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+
+    assert done.returncode == 0, done.stderr
+    lines = (FOLDER / "generate.py").read_text().splitlines()
+    guilty = next(number for number, line in enumerate(lines, 1) if "text.count(token)" in line)
+    first = done.stdout.partition("\n  fix")[0]
+    assert "PYTHON-OVERHEAD" in first or "HOST-BOUND" in first
+    assert f"generate.py:{guilty}" in first

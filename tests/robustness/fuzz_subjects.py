@@ -21,8 +21,10 @@ import msgspec
 from aitop.engine.core import Engine
 from aitop.errors import UnreadableRecordingError
 from aitop.model.event import Event
+from aitop.model.serving import Histogram, IterationRecord, Pause, RequestRecord, ServerSample
 from aitop.model.snapshot import Snapshot, Tick
 from aitop.model.stacks import StackDump, StackWindow
+from aitop.model.steps import HookSample
 from aitop.outputs.html import to_html
 from aitop.outputs.report import report_of, to_json
 from aitop.outputs.text import to_text
@@ -161,7 +163,36 @@ def recording_seeds() -> list[bytes]:
                 if taken[kind] <= 2:
                     chosen.append(line)
             seeds.append(b"".join(chosen))
-    return seeds
+    return [*seeds, served_seed(lines[0])]
+
+
+def served_seed(header: bytes) -> bytes:
+    """A server: requests, iterations and pauses from the hook, and its own metrics, over some seconds."""
+    latency = Histogram(bounds=(0.3, 0.5), counts=(1.0, 4.0), sum=2.0, count=5.0)
+    events: list[Event] = []
+    for second in range(100, 112):
+        requests = tuple(
+            RequestRecord(end=second - part / 10, seconds=0.2, queue=0.1, first_token=0.15, tokens=9)
+            for part in range(8)
+        )
+        turns = tuple(
+            IterationRecord(end=second - part / 20, seconds=0.04, idle=0.0, requests=3, decode_tokens=3, waiting=2)
+            for part in range(16)
+        )
+        pauses = (Pause(end=second - 0.5, seconds=0.2, kind="collect"),)
+        events += [
+            HookSample(time=float(second), pid=7, requests=requests, iterations=turns, pauses=pauses, alive=3),
+            ServerSample(
+                time=second + 0.1,
+                pid=7,
+                engine="vllm",
+                counters={"requests": 8.0 * second, "tokens": 72.0 * second},
+                gauges={"running": 3.0, "waiting": 2.0, "kv_used": 0.5},
+                histograms={"latency": msgspec.structs.replace(latency, sum=2.0 * second, count=5.0 * second)},
+            ),
+            Tick(time=second + 0.2, wall=1.7e9),
+        ]
+    return header + b"".join(msgspec.json.encode(event) + b"\n" for event in events)
 
 
 def feed_recording(data: bytes) -> None:
@@ -285,6 +316,7 @@ SUBJECTS = {
         Subject("dump", dump_seeds, feed_dump, lambda data: [(0, len(data))]),
         Subject("source", text.source_seeds, text.feed_source, lambda data: []),
         Subject("trace", text.trace_seeds, text.feed_trace, lambda data: [(0, len(data))]),
+        Subject("metrics", text.metrics_seeds, text.feed_metrics, lambda data: []),
         Subject("notes", text.notes_seeds, text.feed_notes, lambda data: []),
         Subject("elf", text.elf_seeds, text.feed_elf, lambda data: []),
         Subject("kernel", text.kernel_seeds, text.feed_kernel, lambda data: []),

@@ -19,6 +19,7 @@ from aitop.attach.inspection.python_image import WANTED
 from aitop.engine.torch_profile import TraceError, analyse
 from aitop.model.profile import Holds
 from aitop.model.ranks import ExchangeNotes
+from aitop.model.serving import ServerSample
 from aitop.outputs.profile import profile_text
 from aitop.sources import procfs
 from aitop.sources.code.growth import growth_sites
@@ -26,6 +27,8 @@ from aitop.sources.code.lines import SourceCode
 from aitop.sources.exchange.flight_recorder import last_of
 from aitop.sources.exchange.nccl_ras import troubles
 from aitop.sources.host.command_lines import kind_of, rank_numbers
+from aitop.sources.servers.engines import ENGINES
+from aitop.sources.servers.exposition import server_sample, wanted_names
 
 TESTS = Path(__file__).parents[1]
 PROC = ("stat", "status", "cgroup", "mountinfo", "maps", "cmdline", "environ", "schedstat", "io")
@@ -119,6 +122,27 @@ def feed_notes(data: bytes) -> None:
     texts = [*ras, *((record.call, record.state, record.group, record.where or "") if record is not None else ())]
     if not all(text.isprintable() for text in texts):
         raise Obeyed(repr(texts)[:300])
+
+
+def metrics_seeds() -> list[bytes]:
+    """Pages of each engine's names, with labels, buckets and comments."""
+    pages = []
+    for metrics in (row.metrics for row in ENGINES if row.metrics):
+        lines = ["# HELP x y", "# TYPE x counter"]
+        for name in sorted(wanted_names(metrics)):
+            bounds = ("0.1", "0.5", "+Inf") if name.endswith("_bucket") else ("",)
+            lines += [name + '{engine="0",le="' + bound + '"} 3.5e1 1700000000' for bound in bounds]
+        pages.append("\n".join(lines).encode())
+    return pages
+
+
+def feed_metrics(data: bytes) -> None:
+    """Through the reader to a sample that can be recorded, for each engine."""
+    text = data.decode("utf-8", "replace")
+    for metrics in (row.metrics for row in ENGINES if row.metrics):
+        sample = server_sample(text, metrics, time=1.0, pid=7, engine="x")
+        if sample is not None and msgspec.json.decode(msgspec.json.encode(sample), type=ServerSample) != sample:
+            raise Obeyed(f"a recording gives something else back: {sample}"[:500])
 
 
 def elf_seeds() -> list[bytes]:

@@ -6,7 +6,7 @@ import pytest
 from fuzz import fuzz
 from fuzz_subjects import SUBJECTS, forget_ring
 
-INPUTS = {"ring": 250, "recording": 40, "spy": 250, "dump": 250, "trace": 250, "notes": 250, "elf": 250}
+INPUTS = {"ring": 250, "recording": 40, "spy": 250, "dump": 250, "trace": 250, "metrics": 250, "notes": 250, "elf": 250}
 
 
 @pytest.fixture(autouse=True)

@@ -11,9 +11,9 @@ from aitop.model.text import printable
 from aitop.ui.panes.code.call_tree import forest, merged
 from aitop.ui.panes.code.hot_lines import hot_rows
 from aitop.ui.panes.step.charts import groups_of, scale_top, timeline
-from aitop.ui.panes.step.pane import phase_bar, phase_shares
+from aitop.ui.panes.step.pane import phase_shares
 from aitop.ui.theme.palette import DATA, FORWARD, HOST_CHART, PHASES, SAVE
-from aitop.ui.widgets.bars import Column, bar, layered_bar, nice_ceiling, stacked
+from aitop.ui.widgets.bars import Column, bar, layered_bar, nice_ceiling, phase_bar, stacked
 from aitop.ui.widgets.line import Line, columns, shorten, shorten_left, spread, wrap
 from aitop.ui.widgets.plot import area
 from aitop.ui.words import short_command, significant

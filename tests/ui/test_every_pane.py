@@ -45,14 +45,14 @@ async def test_tab_comes_to_every_pane_and_back_to_the_first(look_at, size):
     async with look_at(with_ledger(samples.many_ranks()), size=size) as eyes:
         beside = eyes.shown()
         visited = []
-        for _ in PANES:
+        for _ in range(len(PANES) - 1):  # one that serves nothing has no serving pane
             await eyes.press("tab")
             name = eyes.app.screen.focused.id
             visited.append(name)
             pane = eyes.app.screen.focused
             assert pane.display and pane.size.width > 0 and pane.size.height > 0, name
             assert any(line.text.strip(" │╭╮╰╯─▾") for line in pane.drawn), name
-        assert sorted(visited) == sorted(PANES)
+        assert sorted(visited) == sorted(set(PANES) - {"serving"})
         assert visited[-1] == "verdict"
         assert eyes.shown() == beside
         await eyes.press("shift+tab")

@@ -11,6 +11,7 @@ import pytest
 import sample_snapshots as samples
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from sample_serving import SERVERS
 
 from aitop.commands.diagnose import render
 from aitop.model.candidate import Candidate
@@ -20,6 +21,7 @@ from aitop.outputs.profile import profile_text
 from aitop.ui.app import PickerApp
 from aitop.ui.widgets.pane import Pane
 
+EVERYTHING = samples.ALL | SERVERS
 EVIL = "\x1b]0;owned\x07\x1b[2J\x9b31m\u202eab\u2066\u200b\r\n\t\x00</code><script>x</script>[bold]/e"
 OPENED_BY = ("enter", "escape", "S", "escape", "T", "escape", "h", "escape", "t", "f")
 CONTROLS = st.text(st.characters(categories=("Cc", "Cf", "Zl", "Zp")) | st.sampled_from("a</>&[x]'\""), min_size=1)
@@ -55,7 +57,7 @@ def poisoned(value, hint, evil):
 
 
 def evil_snapshot(name, evil=EVIL):
-    snapshot = samples.ALL[name]()
+    snapshot = EVERYTHING[name]()
     return poisoned(snapshot, type(snapshot), evil)
 
 
@@ -67,7 +69,7 @@ def test_the_poison_is_in():
 
 async def test_no_screen_passes_it_on(look_at):
     async with look_at(evil_snapshot("input_bound"), size=(120, 36)) as eyes:
-        for name in samples.ALL:
+        for name in EVERYTHING:
             await eyes.give(evil_snapshot(name))
             for key in (None, *(OPENED_BY if name in ("measured", "two_ranks", "hang") else ())):
                 if key is not None:
@@ -77,7 +79,7 @@ async def test_no_screen_passes_it_on(look_at):
 
 @pytest.mark.parametrize("form", ["text", "json", "html"])
 @settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(evil=CONTROLS, name=st.sampled_from(list(samples.ALL)))
+@given(evil=CONTROLS, name=st.sampled_from(list(EVERYTHING)))
 def test_no_report_passes_it_on(form, name, evil):
     written = render(evil_snapshot(name, evil), form)
     assert written.replace("\n", "").isprintable()

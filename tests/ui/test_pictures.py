@@ -11,6 +11,7 @@ from html import unescape
 from pathlib import Path
 
 import pytest
+import sample_serving as servers
 import sample_snapshots as samples
 
 from aitop.engine.core import Engine
@@ -56,6 +57,10 @@ STATES = {
     "two-ranks": (samples.two_ranks, (120, 36), ("2",)),
     "ranks": (samples.many_ranks, (200, 50), ()),
     "hang": (samples.hang, (120, 36), ("h",)),
+    "serving": (servers.engine, (120, 36), ()),
+    "serving-small": (servers.engine, (80, 24), ()),
+    "serving-large": (servers.with_gpu, (200, 50), ()),
+    "serving-metrics": (servers.from_metrics, (120, 36), ()),
     "evidence": (samples.input_bound, (120, 36), ("enter",)),
     "light": (samples.input_bound, (120, 36), ("C",)),
     "help": (samples.input_bound, (120, 36), ("question_mark",)),

@@ -7,11 +7,13 @@ import random
 import pytest
 import sample_snapshots as samples
 from rich.cells import cell_len
+from sample_serving import SERVERS
 from textual import events
 
 from aitop.engine.replay_position import Mark, Position
 from aitop.ui.screens.help import our_bindings
 
+EVERYTHING = samples.ALL | SERVERS
 KEYS = 500
 ROUNDS = 24
 SHAPES = [(1, 1), (9, 3), (39, 9), (80, 24), (100, 30), (120, 36), (200, 50), (170, 12), (60, 60)]
@@ -58,7 +60,7 @@ async def test_no_sequence_of_keys_clicks_resizes_and_samples_breaks_it(look_at,
         keys = keys_of(eyes.app.screen)
         assert {"space", "t", "z", "enter", "question_mark"} <= set(keys)
         for _ in range(rounds):
-            feed.publish(samples.ALL[chance.choice(list(samples.ALL))]())
+            feed.publish(EVERYTHING[chance.choice(list(EVERYTHING))]())
             width, height = chance.choice(SHAPES)
             size = (max(1, width + chance.randint(-5, 5)), max(1, height + chance.randint(-3, 3)))
             await eyes.pilot.resize_terminal(*size)

@@ -90,6 +90,7 @@ def snapshot(
     else:
         view = None
     fields.setdefault("host", host(workers))
+    fields.setdefault("window", 10.0)
     if lines or main_samples:
         fields.setdefault("stacks", stacks(lines, workers, main_samples, phases))
     return accounted(
@@ -97,7 +98,6 @@ def snapshot(
             tick=5,
             time=time,
             wall=0.0,
-            window=10.0,
             target=Target(pid=RANK, command="python train.py"),
             kind=kind,
             steps=view,

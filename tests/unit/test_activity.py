@@ -150,7 +150,7 @@ def test_parts_of_a_line_add_up_whatever_was_looked_at(samples, on_core, held, a
         running=running,
         waits={kind: share * left for kind, share in zip(KINDS, waits, strict=True)},
     )
-    parts: dict[object, Parts] = parts_of_groups(groups, told)
+    parts: dict[object, Parts] = parts_of_groups(groups, told, {seen: seen.state for seen in groups})
     assert parts.keys() == groups.keys()
     for shares in parts.values():
         assert sum(shares.values()) == pytest.approx(1.0, abs=1e-6)

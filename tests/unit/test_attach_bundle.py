@@ -162,7 +162,8 @@ def test_the_measures_of_the_hook_are_not_in_its_core() -> None:
     *_, start = marshal.loads(pack("install", hook_sources()))
     core = {name for name, _, _ in start["core"]}
     assert {f"_aitop.hook.measures.{row.partition('.')[0]}" for row in MEASURES}.isdisjoint(core)
-    assert {row.partition(".")[0] for row in MEASURES} <= {name.removeprefix("measures.") for name in start["rest"]}
+    rest = {name.removeprefix("measures.").partition(".")[0] for name in start["rest"]}
+    assert {row.partition(".")[0] for row in MEASURES} <= rest
     # It loads in 1.6 ms (Python 3.11), and the largest of the measures in 0.8 ms.
     assert sum(len(code) for _, _, code in start["core"]) < 130_000
 

@@ -167,3 +167,26 @@ def test_a_hand_written_update_is_not_taken_for_the_models_input() -> None:
 def test_text_that_is_not_python_has_no_dataflow() -> None:
     assert flows("a.py", "for for\x00") == ()
     assert flows("a.py", "x" + "[0]" * 300_000) == ()
+
+
+def test_a_call_of_the_collector_is_seen_under_any_name() -> None:
+    text = dedent("""
+        import gc
+        import gc as tidy
+        from gc import collect as empty
+
+        def train(net, gadget):
+            gc.collect()
+            freed = tidy.collect(2)
+            if net:
+                empty()
+            gadget.collect()
+            return collect()
+        """)
+    flow = flows("a.py", text)[1]
+    lines = text.splitlines()
+    assert [lines[each.first - 1].strip() for each in flow.statements if each.collects] == [
+        "gc.collect()",
+        "freed = tidy.collect(2)",
+        "empty()",
+    ]

@@ -99,7 +99,40 @@ from aitop.stacks.libraries import TABLE, Meaning, meaning
 )  # fmt: skip
 def test_what_a_frame_says(words, phase, state, work):
     seen = frame(words)
-    assert meaning(seen.file, seen.function) == Meaning(phase, state, work)
+    assert meaning(seen.file, seen.function)[:3] == (phase, state, work)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("vllm/v1/engine/core.py EngineCoreProc._process_input_queue", Meaning("idle", "wait-queue", None)),
+        ("vllm/v1/core/sched/scheduler.py Scheduler.schedule", Meaning("schedule", None, None)),
+        ("vllm/v1/core/sched/scheduler.py Scheduler.update_from_output", Meaning("output", None, None)),
+        ("vllm/v1/executor/multiproc_executor.py MultiprocExecutor.execute_model", Meaning(None, "wait-child", None)),
+        ("vllm/v1/worker/gpu_model_runner.py GPUModelRunner._prepare_inputs", Meaning("prepare", None, None)),
+        ("vllm/v1/worker/gpu/model_runner.py GPUModelRunner.prepare_inputs", Meaning("prepare", None, None)),
+        ("vllm/v1/worker/gpu_model_runner.py GPUModelRunner._model_forward", Meaning("forward", None, "tensor")),
+        ("vllm/v1/worker/gpu_model_runner.py GPUModelRunner._sample", Meaning("sample", None, "tensor")),
+        ("vllm/v1/worker/gpu_model_runner.py GPUModelRunner._bookkeeping_sync", Meaning("output", None, None)),
+        ("vllm/v1/worker/gpu_model_runner.py GPUModelRunner.execute_model", Meaning(None, None, None)),
+        ("vllm/renderers/base.py BaseRenderer.render_prompt", Meaning("preprocess", None, None)),
+        ("vllm/v1/engine/output_processor.py OutputProcessor.process_outputs", Meaning("postprocess", None, None)),
+        ("sglang/srt/managers/scheduler.py Scheduler.on_idle", Meaning("idle", "wait-queue", None)),
+        ("sglang/srt/managers/scheduler.py Scheduler.get_next_batch_to_run", Meaning("schedule", None, None)),
+        ("sglang/srt/managers/tokenizer_manager.py TokenizerManager._tokenize_one_request",
+         Meaning("preprocess", None, "tokenize")),
+        ("transformers/generation/continuous_batching/continuous_api.py ContinuousBatchProcessor.update_batch",
+         Meaning("output", None, None)),
+        ("litserve/loops/base.py LitLoop.get_batch_requests", Meaning("idle", "wait-queue", None)),
+        ("litserve/loops/simple_loops.py BatchedLoop.run_batched_loop", Meaning(None, None, None, "request-loop")),
+        ("anyio/_backends/_asyncio.py WorkerThread.run", Meaning(None, None, None, "thread")),
+        ("std/asyncio/runners.py Runner.run", Meaning(None, "wait-queue", None, "event-loop")),
+        ("std/http/server.py BaseHTTPRequestHandler.handle_one_request", Meaning(None, None, None, "thread")),
+    ],
+)  # fmt: skip
+def test_what_a_frame_of_a_server_says(words, said):
+    seen = frame(words)
+    assert meaning(seen.file, seen.function) == said
 
 
 def test_a_function_of_another_name_that_ends_alike_is_another_one():
@@ -108,4 +141,4 @@ def test_a_function_of_another_name_that_ends_alike_is_another_one():
 
 
 def test_every_row_says_something():
-    assert all(row.phase or row.state or row.work for row in TABLE)
+    assert all(row.phase or row.state or row.work or row.handler for row in TABLE)

@@ -13,6 +13,7 @@ from aitop.engine import hook_requests, live
 from aitop.model.snapshot import Snapshot, Target
 from aitop.model.source import SourceStatus
 from aitop.sources.host import source
+from aitop.sources.host.engines import Engines
 from aitop.sources.host.roles import Place
 
 
@@ -45,8 +46,9 @@ def test_no_look_begins_before_the_last_one_is_over(monkeypatch):
 class Host:
     """Knows nobody until it has looked."""
 
-    def __init__(self, ranks, launchers, parents=()):
+    def __init__(self, ranks, launchers, parents=(), engines=Engines()):  # noqa: B008
         self.found, self.seen, self.parents = (ranks, launchers), False, lambda: frozenset(parents)
+        self.engines = lambda: engines
 
     def wait_for_look(self, seconds):
         self.seen = True
@@ -83,6 +85,14 @@ def test_what_started_others_is_hooked_once_it_was_seen_to_step(monkeypatch, ran
     feed._pids, feed._host = (9,), Host(ranks, (), parents={9})
     feed._runners["stacks"] = Idle()
     feed._stepping_processes.update(stepping, tuple(stepping), {8, 9, 10})
+    assert feed._hook_pids() == hooked
+
+
+@pytest.mark.parametrize(("ranks", "hooked"), [((), (5,)), ((6,), (5,)), ((6, 9), (5, 9))])
+def test_the_hook_goes_into_an_engine_and_not_into_what_works_for_it(ranks, hooked):
+    feed = live.LiveFeed([Target(time=time.monotonic(), pid=os.getpid(), command="x")], live.Options(passive=True))
+    engines = Engines(pids=(5,), around=frozenset((1, 6)))
+    feed._pids, feed._host = (1,), Host(ranks, (), engines=engines)
     assert feed._hook_pids() == hooked
 
 

@@ -29,8 +29,8 @@ def poor(**fields):
     return msgspec.structs.replace(seen, host=None)
 
 
-# Evaluation is no stall but in training, and making the model's input none but in inference.
-KINDS = {"preprocessing-bound": "inference"}
+# Evaluation is no stall but in training, and making the model's input none but in inference, where requests are.
+KINDS = {"preprocessing-bound": "inference", "latency-tail": "inference", "queue-bound": "inference"}
 
 
 @pytest.mark.parametrize("rule", [rule for rule in RULES if rule.id != "hang"], ids=lambda rule: rule.id)

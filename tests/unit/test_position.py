@@ -54,6 +54,16 @@ def test_a_line_stands_where_its_function_has_it(line, expected, below):
     assert position(LOOP, at(line, *below)) == expected
 
 
+LOSS = "torch/nn/functional.py smooth_l1_loss"
+
+
+def test_functions_of_torch_do_not_show_where_a_model_without_modules_is_called():
+    """The loss of line 13 is the only sight of `forward`; the model above it is tensors and functions."""
+    functions = [(at(13, LOSS), 3), *LOOP[2:]]
+    assert position(functions, at(9)) == "within"
+    assert position([*functions, LOOP[1]], at(9)) == "before"
+
+
 def test_a_function_that_makes_no_steps_has_no_positions():
     assert position(LOOP, stack("user/setup.py:3 read_all")) is None
     assert position([(at(10, "user/x.py:4 work"), 50)], at(11)) is None

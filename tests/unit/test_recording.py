@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from aitop.errors import UnreadableRecordingError, WrongUsageError
 from aitop.model.gpu import GpuDevice, GpuSample
 from aitop.model.host import HostSample, MachineSample, ProcessSample
+from aitop.model.serving import Histogram, IterationRecord, Pause, RequestRecord, ServerSample
 from aitop.model.snapshot import GrowthSite, GrowthSites, Target, Tick
 from aitop.model.source import SourceStatus
 from aitop.model.stacks import Frame, Look, StackCount, StackWindow, ThreadState
@@ -31,9 +32,12 @@ EVENTS = [
     HostSample(
         time=10.1,
         processes=(
-            ProcessSample(pid=4242, ppid=1, started=1.5, role="rank", name="python", command="python train.py"),
+            ProcessSample(
+                pid=4242, ppid=1, started=1.5, role="rank", name="python", command="python train.py", part="engine"
+            ),
         ),
         machine=MachineSample(cores=8, core_busy=(0.5,) * 8),
+        engine="vllm 0.32.0",
     ),
     GpuSample(time=10.2, devices=(GpuDevice(index=0, name="H200", busy=0.31),)),
     StackWindow(
@@ -55,6 +59,22 @@ EVENTS = [
         pid=4242,
         steps=(StepRecord(index=7, end=10.35, seconds=0.2, data_wait=0.15, samples=64),),
         facts=HookFacts(way="attach", python="3.11.7", torch="2.13.0", loaders=(LoaderInfo(workers=2, prefetch=2),)),
+    ),
+    HookSample(
+        time=10.45,
+        pid=4242,
+        requests=(RequestRecord(end=10.4, seconds=0.3, queue=0.1, first_token=0.2, tokens=64, preempted=1),),
+        iterations=(IterationRecord(end=10.4, seconds=0.02, kind="mixed", requests=8, decode_tokens=7, kv_used=0.6),),
+        pauses=(Pause(end=10.3, seconds=0.4, kind="collect"),),
+        alive=3,
+    ),
+    ServerSample(
+        time=10.46,
+        pid=4242,
+        engine="vllm",
+        counters={"requests": 7.0},
+        gauges={"running": 3.0},
+        histograms={"latency": Histogram(bounds=(0.3, 0.5), counts=(1.0, 2.0), sum=2.5, count=7.0)},
     ),
     GrowthSites(time=10.5, sites=(GrowthSite(file="/x/train.py", line=9, function="main", text="l.append(x)"),)),
     Tick(time=11.0, wall=1.7e9, monitor_cpu=0.02),
@@ -151,6 +171,8 @@ def test_events_at_impossible_times_are_no_events(tmp_path, moment):
 
 FRAME = {"function": "f", "file": "/x.py", "line": 3}
 STACKS = {"type": "stacks", "time": 1.0, "seconds": 1.0, "rate": 20.0, "frames": [FRAME]}
+SERVED = {"type": "hook", "time": 1.0, "pid": 1}
+METRICS = {"type": "server", "time": 1.0, "pid": 1, "engine": "vllm"}
 THREAD = {"pid": 1, "thread": "t", "main": True, "count": 1}
 
 
@@ -160,13 +182,23 @@ THREAD = {"pid": 1, "thread": "t", "main": True, "count": 1}
         '{"type":"tick","time":1.0,"wall":1e300}',
         '{"type":"tick","time":1.0,"wall":%s}' % ("9" * 400),
         '{"type":"tick","time":1.0,"wall":NaN}',
-        '{"type":"hook","time":1.0,"pid":1,"lost":1000000000000000000}',
+        '{"type":"hook","time":1.0,"pid":1,"lost":%s}' % ("9" * 30),
         json.dumps({"type": "dump", "time": 1.0, "frames": [], "threads": [{**THREAD, "frames": [0]}]}),
         json.dumps({**STACKS, "frames": [], "stacks": [{**THREAD, "frames": [0]}]}),
         json.dumps({**STACKS, "stacks": [{**THREAD, "frames": [-1]}]}),
         json.dumps({**STACKS, "stacks": [{**THREAD, "frames": [0], "count": 0}]}),
         json.dumps({**STACKS, "stacks": [{**THREAD, "frames": [0]}], "seconds": 0.0}),
         json.dumps({**STACKS, "frames": [{**FRAME, "text": "a" * 5000}], "stacks": []}),
+        json.dumps({**SERVED, "requests": [{"end": 1.0, "seconds": -1.0}]}),
+        json.dumps({**SERVED, "requests": [{"end": 1e11, "seconds": 1.0}]}),
+        json.dumps({**SERVED, "iterations": [{"end": 1.0, "seconds": 1.0, "decode_tokens": -3}]}),
+        json.dumps({**SERVED, "pauses": [{"end": -1.0, "seconds": 1.0, "kind": "collect"}]}),
+        json.dumps({**SERVED, "alive": -1}),
+        json.dumps({**METRICS, "counters": {"requests": -1.0}}),
+        json.dumps({**METRICS, "histograms": {"latency": {"bounds": [0.3], "counts": [], "sum": 1.0, "count": 1.0}}}),
+        json.dumps(
+            {**METRICS, "histograms": {"x": {"bounds": [0.3, 0.2], "counts": [1.0, 2.0], "sum": 1.0, "count": 1.0}}}
+        ),
         json.dumps({"type": "dump", "time": 1.0, "frames": [{**FRAME, "guard": "if " + "a" * 5000}], "threads": []}),
         json.dumps({"type": "growth", "time": 1.0, "sites": [{**FRAME, "text": "a.append(" + "b" * 5000}]}),
     ],

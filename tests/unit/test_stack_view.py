@@ -1,10 +1,11 @@
 """Windows to phases, hot lines and trees."""
 
+import msgspec
 import pytest
 from stack_maker import USER, frame, stack, window
 
 from aitop.model.snapshot import Phases, Stacks
-from aitop.model.stacks import Frame, StackWindow
+from aitop.model.stacks import Flow, Frame, StackWindow, Statement
 from aitop.stacks.call_tree import MOST_CHILDREN, MOST_DEPTH, call_tree
 from aitop.stacks.reading import read_stack
 from aitop.stacks.view import StackView
@@ -285,3 +286,14 @@ def test_a_state_and_phases_over_time():
 def test_how_long_a_worker_had_nothing_to_do_over_time():
     windows = [window(2.0, *main(WORKER, (DECODE, 30), (IDLE, 10))), window(4.0, *main(WORKER, (IDLE, 5)))]
     assert StackView().idle_over_time(windows, {WORKER})[WORKER].values == (0.25, 1.0)
+
+
+def test_a_line_that_calls_the_collector_collects():
+    collect, other = stack(*TOP, "user/train.py:24 main"), stack(*TOP, "user/train.py:30 main")
+    deeper = stack(*TOP, "user/train.py:24 main", "std/weakref.py finalize.__call__")
+    seen = window(2.0, *main(RANK, (BACK, 20), (collect, 60), (other, 10), (deeper, 10)))
+    lines = tuple(Statement(first=number, last=number, collects=number == 24) for number in (24, 30))
+    flow = Flow(file=frame("user/train.py:24 main").file, first=1, last=90, statements=lines)
+    found = {(one.line, one.activity): one.samples for one in view(msgspec.structs.replace(seen, flows=(flow,))).lines}
+    assert found[24, "collect"] == 60
+    assert sum(count for (_, activity), count in found.items() if activity == "collect") == 60

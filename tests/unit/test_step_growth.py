@@ -84,6 +84,32 @@ def test_other_changes_are_no_growth(records):
     assert level(step_growth.judge(snapshot(records))) < step_growth.judge.band.leave
 
 
+@pytest.mark.parametrize("since", [150, 200, 240, 300])
+def test_a_change_from_one_level_to_another_is_no_growth(since):
+    """The machine is shared from one moment on, or a queue that was full at the start has run empty."""
+    for count, noise in ((400, 0.0), (400, 0.3)):
+        random_ = random.Random(since)
+        times = [(0.02 if n < since else 0.04) * (1 + noise * random_.random()) for n in range(count)]
+        records = [step(n, seconds, forward=seconds, cpu=seconds) for n, seconds in enumerate(times)]
+        assert level(step_growth.judge(snapshot(records))) < step_growth.judge.band.leave
+        waits = [step(n, 0.02 + own, forward=0.02, data_wait=own, cpu=0.02) for n, own in enumerate(times)]
+        waits = [msgspec.structs.replace(one, end=900.0 + 0.1 * one.index) for one in waits]
+        assert level(step_growth.judge(snapshot(waits))) < step_growth.judge.band.leave
+
+
+def test_a_large_rise_at_the_start_of_a_run_has_to_last_as_well():
+    waits = [step(n, 0.01 + 4e-4 * n, forward=0.01, data_wait=4e-4 * n, cpu=0.01) for n in range(120)]
+    assert isinstance(step_growth.judge(snapshot(waits)), Abstention)
+
+
+def test_a_wait_is_measured_by_the_clock_and_not_by_the_time_on_a_core():
+    grown = [0.02 + 1e-4 * n for n in range(600)]
+    records = [step(n, 0.02 + own, data_wait=own, forward=0.02, cpu=0.005) for n, own in enumerate(grown)]
+    records = [msgspec.structs.replace(one, end=900.0 + 0.12 * one.index) for one in records]
+    growth = step_growth.growth_of(records, device=False)
+    assert growth.first == pytest.approx(0.04, rel=0.2) and growth.last == pytest.approx(0.1, rel=0.1)
+
+
 def test_longer_batches_take_longer():
     records = [step(index, 0.02 + 2e-5 * index, cpu=0.02 + 2e-5 * index, samples=32 + index) for index in range(400)]
     assert level(step_growth.judge(snapshot(records))) == 0.0
@@ -112,6 +138,27 @@ def test_a_line_that_takes_more_and_more_of_the_samples_grows():
 )
 def test_other_shares_are_no_growth(counts):
     assert level(step_growth.judge(sampled(*counts))) < step_growth.judge.band.leave
+
+
+def test_a_rise_that_levels_off_is_a_rise():
+    """Where a line takes most of a step, its share cannot go on rising as it did."""
+    assert rising_share([5, 15, 40, 41, 43, 40], [100] * 6) is not None
+    assert rising_share([5, 40, 15, 45, 20, 43], [100] * 6) is None, "up and down as much as up"
+
+
+def test_a_function_on_the_line_that_calls_it_counts_with_it():
+    """`events.sort(key=lambda event: …)`: the samples are the sort's in the first half, the lambda's in the second."""
+    sort, key = (2, 5, 8, 6, 7, 9), (0, 0, 0, 6, 8, 9)
+    share = sum(sort + key) / 240
+    entries = [
+        line(name, part / 240, number=41, by_window=counts)
+        for name, counts, part in (("main", sort, sum(sort)), ("main.<lambda>", key, sum(key)))
+    ]
+    seen = snapshot(phases=Phases(forward=1.0 - share, outside=share), lines=entries)
+    process = msgspec.structs.replace(seen.stacks.processes[0], by_window=(40,) * 6)
+    seen = changed(seen, stacks=msgspec.structs.replace(seen.stacks, seconds=12.0, processes=(process,)))
+    finding = fired(step_growth.judge(seen))
+    assert finding.where[0].line == 41 and finding.share == pytest.approx(share, abs=0.01)
 
 
 def test_few_samples_show_no_trend():

@@ -9,6 +9,7 @@ import msgspec
 
 from aitop.diagnosis.device import host_limit, host_unproven
 from aitop.diagnosis.evidence import (
+    HOST,
     ONCE,
     STORAGE_WAITS,
     Lines,
@@ -16,6 +17,7 @@ from aitop.diagnosis.evidence import (
     main_lines,
     records,
     seen_once,
+    serves,
     short_place,
     storage_lines,
     summed,
@@ -43,7 +45,7 @@ def checkpoint(snapshot: Snapshot) -> Explanation | None:
     """Time inside `torch.save` and what belongs to it: opening, writing and closing files in functions that save."""
     saving = main_lines(snapshot, lambda entry: entry.phase == "save" or entry.work == "save")
     functions = {(entry.file, entry.function) for entry in saving.lines}
-    host = main_lines(snapshot, lambda entry: entry.phase == "host" and (entry.file, entry.function) in functions)
+    host = main_lines(snapshot, lambda entry: entry.phase in HOST and (entry.file, entry.function) in functions)
     files = [entry for entry in storage_lines(host.entries).entries if entry.work != "save"]
     lines = lines_of((*saving.entries, *files))
     bursts = _bursts(snapshot, lambda step: step.save)
@@ -94,8 +96,8 @@ def _outside_of(entry: Entry, shared: Set[tuple[str, str]]) -> Entry:
 @rule("host-io-stall", ENTER, LEAVE, scope=Scope(each_unit=True))
 def host_io(snapshot: Snapshot) -> Explanation | None:
     """Files, network and databases touched by the stepping thread outside of loading and saving."""
-    serving = snapshot.kind == "inference"
-    host = main_lines(snapshot, lambda entry: entry.phase == "host" and not (serving and takes_request(entry)))
+    serving = serves(snapshot)
+    host = main_lines(snapshot, lambda entry: entry.phase in HOST and not (serving and takes_request(entry)))
     logging = [entry for entry in host.entries if entry.work == "log"]
     lines = lines_of((*storage_lines(entry for entry in host.entries if entry.work != "log").entries, *logging))
     share = min(lines.share, host_limit(snapshot)) if lines.samples >= LEAST_SAMPLES else 0.0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from aitop.diagnosis.device import device_busy, host_unproven, on_gpu, timed_on_device
-from aitop.diagnosis.evidence import NO_LINES, main_lines, takes_request
+from aitop.diagnosis.evidence import NO_LINES, main_lines, serves, takes_request
 from aitop.diagnosis.rule import UNPROVEN, Explanation, rule
 from aitop.model.snapshot import Phases, Snapshot
 from aitop.model.units import operations, percent
@@ -22,7 +22,10 @@ def compute_bound(snapshot: Snapshot) -> Explanation | None:
     phases = snapshot.steps.phases if snapshot.steps else Phases()
     parts = {"forward": phases.forward, "backward": phases.backward, "optimizer": phases.optimizer}
     known = {name: share for name, share in parts.items() if share is not None}
-    if not on_gpu(snapshot):
+    if snapshot.serving is not None and not known:
+        computed = main_lines(snapshot, lambda entry: entry.phase == "forward")
+        known = {"forward": computed.share} if computed.entries else {}
+    elif not on_gpu(snapshot):
         # The ledger also knows what no clock of the hook's saw, such as gradients by torch.func.
         lines = main_lines(snapshot, lambda entry: entry.phase in parts)
         known = {
@@ -45,7 +48,7 @@ def compute_bound(snapshot: Snapshot) -> Explanation | None:
         evidence.append(UNSEEN)
     idle = busy is not None and busy < IDLE_DEVICE
     between = phases.outside is not None and computing < MOSTLY and phases.outside > 1.0 - MOSTLY
-    waiting = (main_lines(snapshot, takes_request) if snapshot.kind == "inference" else NO_LINES).share
+    waiting = (main_lines(snapshot, takes_request) if serves(snapshot) else NO_LINES).share
     level = computing
     title = f"{percent(computing)} of each step computes: nothing else is worth removing first"
     if waiting >= AT_LEISURE:

@@ -1,7 +1,8 @@
-"""gil-contention: another Python thread holds the interpreter's lock while the thread that steps wants it."""
+"""gil-contention: other Python threads hold the interpreter's lock, or one core is all a server's front can use."""
 
 from __future__ import annotations
 
+from aitop.diagnosis.causes.serving.front import full_front
 from aitop.diagnosis.device import host_limit, host_unproven
 from aitop.diagnosis.evidence import (
     HANDED_WAITS,
@@ -19,7 +20,7 @@ from aitop.diagnosis.rule import Explanation, rule
 from aitop.diagnosis.series import mean_of
 from aitop.diagnosis.what_if import Scope, fix
 from aitop.model.ledger import Activity, Entry
-from aitop.model.snapshot import Snapshot
+from aitop.model.snapshot import ProcessStacks, Snapshot
 from aitop.model.units import percent
 from aitop.model.verdict import Where
 
@@ -37,17 +38,18 @@ IDLE: frozenset[Activity] = frozenset({*HANDED_WAITS, "sleep", "wait-network"})
 def judge(snapshot: Snapshot) -> Explanation | str | None:
     """Whether the main thread stands still while other threads hold the lock: the smaller of the two shares counts."""
     process = main_stacks(snapshot)
-    if process is not None and process.thread != MAIN:
-        return f"steps are made by {process.thread}, not by the main thread"
+    front = full_front(snapshot, making=False)
+    if front is not None:
+        return front
     own = [one for one in (snapshot.stacks.threads if snapshot.stacks else ()) if process and one.pid == process.pid]
     if process is None or all(one.gil is None for one in own):
         return "GIL not sampled yet"
-    others = sorted((one for one in own if one.thread != MAIN and one.gil), key=lambda one: -(one.gil or 0.0))
+    others = sorted((one for one in own if one.thread != process.thread and one.gil), key=lambda one: -(one.gil or 0.0))
     held = min(1.0, sum(one.gil or 0.0 for one in others))
-    still = _standing_still(snapshot)
+    still = _standing_still(snapshot, process)
     if still is None:
-        return "how much of the time the main thread runs is not known"
-    share = min(held, still + _crowding(snapshot, held), host_limit(snapshot), 0.97)
+        return f"how much of the time {_named(process)} runs is not known"
+    share = min(held, still + _crowding(snapshot, process, held), host_limit(snapshot), 0.97)
     # Threads that hold the lock where nobody wants it at that moment cost nothing.
     if not others or share < LEAVE or still < LEAST_STILL:
         return None
@@ -69,7 +71,7 @@ def judge(snapshot: Snapshot) -> Explanation | str | None:
         evidence=(
             f"other Python threads hold the GIL {percent(held)} of the time: "
             + ", ".join(f"{one.thread} {percent(one.gil)}" for one in others[:3]),
-            f"the main thread stands still {percent(still)} of the time without waiting for data, a core or a service",
+            f"{_named(process)} stands still {percent(still)} of the time without waiting for data or a service",
         ),
         fixes=(
             fix(f"move the work of {name}{place} into a process of its own (multiprocessing)", share),
@@ -78,17 +80,28 @@ def judge(snapshot: Snapshot) -> Explanation | str | None:
     )
 
 
-def _standing_still(snapshot: Snapshot) -> float | None:
-    """Share of the time in which the main thread neither ran, nor could have, nor waited for something else."""
+def _named(process: ProcessStacks) -> str:
+    return "the main thread" if process.thread == MAIN else f"thread {process.thread!r}"
+
+
+def _standing_still(snapshot: Snapshot, process: ProcessStacks) -> float | None:
+    """Share of the time in which the lead thread neither ran, nor could have, nor waited for something else."""
+    waiting = main_lines(snapshot, lambda entry: entry.activity in WAITS or entry.phase == "idle").share
+    if process.thread != MAIN:
+        # The kernel's looks at a thread count it as active also while it only waits for a core.
+        threads = snapshot.stacks.threads if snapshot.stacks else ()
+        active = next((one.active for one in threads if (one.pid, one.thread) == (process.pid, process.thread)), None)
+        return None if active is None else max(0.0, 1.0 - active - waiting)
     running = ran(snapshot)
     if running is None:
         return None
-    waiting = main_lines(snapshot, lambda entry: entry.activity in WAITS).share
     return max(0.0, 1.0 - running - (mean_of(snapshot, "run_delay", 20.0) or 0.0) - waiting)
 
 
-def _crowding(snapshot: Snapshot, held: float) -> float:
+def _crowding(snapshot: Snapshot, process: ProcessStacks, held: float) -> float:
     """Share of the time in which the main thread waits for a core because of those threads rather than of others."""
+    if process.thread != MAIN:
+        return 0.0
     delayed, others = mean_of(snapshot, "run_delay", 20.0), others_cores(snapshot)
     if delayed is None or others is None or held + others <= 0:
         return 0.0

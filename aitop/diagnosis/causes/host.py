@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from aitop.diagnosis.causes.serving.front import blocked_loop
+from aitop.diagnosis.causes.serving.turns import around_model
 from aitop.diagnosis.device import host_limit, host_unproven
 from aitop.diagnosis.evidence import (
+    HOST,
     MIN_SAMPLES,
     RUNNING,
     Lines,
@@ -11,6 +14,7 @@ from aitop.diagnosis.evidence import (
     place_of,
     records,
     samples_of,
+    serves,
     short_place,
     takes_request,
     within_first,
@@ -45,12 +49,12 @@ DOING: dict[Activity, str] = {
 def judge(snapshot: Snapshot) -> Explanation | str | None:
     """What is left of the host's time when every other cause has claimed its own."""
     if samples_of(snapshot) < MIN_SAMPLES:
-        return f"{MIN_SAMPLES} stack samples are needed"
-    serving = snapshot.kind == "inference"
+        return around_model(snapshot) or f"{MIN_SAMPLES} stack samples are needed"
+    serving = serves(snapshot)
     lines = main_lines(
         snapshot,
         lambda entry: (
-            entry.phase in ("host", "environment")
+            entry.phase in (*HOST, "environment")
             and entry.where is not None
             # Array operations between the model's call and its update are the loss.
             and not (entry.position == "within" and entry.work == "tensor")
@@ -59,7 +63,7 @@ def judge(snapshot: Snapshot) -> Explanation | str | None:
     )
     share = min(lines.share, host_limit(snapshot), 0.99)
     if share < LEAVE or not lines.where:
-        return None
+        return blocked_loop(snapshot) or around_model(snapshot)
     first, *others = lines.where
     steps = records(snapshot)
     # Without any phase of a step the line is all the program does: that says where the time goes, not that it is lost.
@@ -72,13 +76,21 @@ def judge(snapshot: Snapshot) -> Explanation | str | None:
     evidence = [f"{percent(top)} at {short_place(first)}, which {doing}"]
     if others:
         evidence.append("then " + ", ".join(f"{short_place(where)} {percent(where.share)}" for where in others[:2]))
+    loops = first.share and _in_loop(lines, first)
+    if loops:
+        evidence.append("the event loop runs it: no other request of this process gets on meanwhile")
     if not stepping:
         evidence.append("no phase of a training step and no model call was seen in its stacks")
-    shorter = fix(f"shorten {place_of(first)}, or overlap it with the step", share * within_first(lines))
+    if loops:
+        ahead = f"await what {place_of(first)} waits for, or run it with asyncio.to_thread"
+    else:
+        ahead = f"shorten {place_of(first)}, or overlap it with the step"
+    shorter = fix(ahead, share * within_first(lines))
     return Explanation(
         severity=None if lost else "info",
         critical=stepping and (not computes or bool(steps)),
         doubtful=host_unproven(snapshot),
+        subtype="event-loop" if loops else None,
         share=share,
         gains=lost,
         signals=(bool(steps), top > 0.5 * share),
@@ -88,6 +100,13 @@ def judge(snapshot: Snapshot) -> Explanation | str | None:
         lines=lines,
         evidence=evidence,
         fixes=(shorter if lost else fix(f"look at {place_of(first)} first"),),
+    )
+
+
+def _in_loop(lines: Lines, where: Where) -> bool:
+    """Whether an event loop runs this line."""
+    return any(
+        entry.handler == "event-loop" for entry in lines.entries if (entry.file, entry.line) == (where.file, where.line)
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from aitop.diagnosis.causes.serving.front import full_front
 from aitop.diagnosis.device import host_limit, host_unproven
 from aitop.diagnosis.evidence import (
     Lines,
@@ -29,13 +30,19 @@ WORKING: frozenset[Activity] = frozenset({"python", "native", "wait-core"})
 @rule("preprocessing-bound", 0.2, 0.14, applies=lambda snapshot: snapshot.kind != "training")
 def judge(snapshot: Snapshot) -> Explanation | str | None:
     """Whether requests spend their time on the way to the model: in host work before its call, or in a data loader."""
+    front = full_front(snapshot, making=True)
+    if front is not None:
+        return front
     if snapshot.kind == "unknown":
         return "too few samples show a forward pass to tell inference from training"
     lines = main_lines(
         snapshot,
         lambda entry: (
             entry.activity in WORKING
-            and (entry.phase == "data" or (entry.phase == "host" and entry.position == "before"))
+            and (
+                entry.phase in ("data", "preprocess", "postprocess")
+                or (entry.phase == "host" and entry.position == "before")
+            )
         ),
     )
     if not lines.lines:
@@ -64,11 +71,15 @@ def judge(snapshot: Snapshot) -> Explanation | str | None:
         signals=signals,
         base=0.5,
         doubtful=host_unproven(snapshot),
-        title=f"{percent(of_request)} of each request is spent making the model's input",
+        title=f"{percent(of_request)} of each request is spent making the model's {_made(lines)}",
         lines=lines,
         evidence=evidence,
         fixes=_fixes(snapshot, of_request, gone, lines, work),
     )
+
+
+def _made(lines: Lines) -> str:
+    return "output" if lines.part(lambda entry: entry.phase == "postprocess") > 0.5 else "input"
 
 
 def _most_work(lines: Lines) -> str:

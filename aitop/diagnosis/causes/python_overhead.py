@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from aitop.diagnosis import op_cost
 from aitop.diagnosis.device import host_limit, host_unproven, on_gpu
-from aitop.diagnosis.evidence import ONCE, Lines, lines_of, main_lines, records, running, seen_once, short_place
+from aitop.diagnosis.evidence import HOST, ONCE, Lines, lines_of, main_lines, records, running, seen_once, short_place
 from aitop.diagnosis.rule import UNPROVEN, Explanation, rule
 from aitop.diagnosis.what_if import Scope, estimated, fix
 from aitop.model.ledger import Entry
@@ -33,7 +33,7 @@ def judge(snapshot: Snapshot) -> Explanation | str | None:
     if snapshot.kind == "unknown" and not records(snapshot):
         return "no phase of a step was seen: Python may be all that the program is there for"
     gpu = on_gpu(snapshot)
-    beside = main_lines(snapshot, lambda entry: entry.phase == "host" and entry.does == "python" and not _model(entry))
+    beside = main_lines(snapshot, lambda entry: entry.phase in HOST and entry.does == "python" and not _model(entry))
     model = main_lines(snapshot, lambda entry: entry.phase == "forward" or _model(entry))
     python = lines_of(entry for entry in model.entries if entry.does == "python")
     held = python.share / model.share if model.share > 0 else 0.0

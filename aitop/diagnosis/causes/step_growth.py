@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from statistics import median_high
+from statistics import median_high, pvariance
 
 from aitop.diagnosis.device import on_gpu
 from aitop.diagnosis.evidence import Lines, main_lines, main_stacks, records, short_place
@@ -23,9 +23,9 @@ PARTS = 8
 MIN_STEPS, MIN_SECONDS = 16, 4.0
 # More steps tell no more of a trend, but cost CPU.
 MOST_STEPS = 512
-# The least growth over what was seen, so many times as much where others take the cores, and the growth that counts
-# at once; a smaller one has to last so long (seconds). A wait for others drifts by itself.
-LEAST_GROWTH, IF_CROWDED, AT_ONCE = 0.12, 2.5, 0.2
+# The least growth over what was seen, and so many times as much where others take the cores.
+LEAST_GROWTH, IF_CROWDED = 0.12, 2.5
+# So long (seconds) it has to last: a large rise is no surer than a small one. A wait for others drifts by itself.
 LASTING, LASTING_WAIT = 8.0, 25.0
 FIT, CALM = 0.7, 0.1
 # A rise of this part of a phase is what the phase is long for.
@@ -80,7 +80,7 @@ def judge(snapshot: Snapshot) -> Explanation | str | None:
     growth = growth_of(steps, device=on_gpu(snapshot), calm=calm)
     if growth is None:
         return _of_stacks(snapshot)
-    if seconds < (LASTING_WAIT if growth.phase == "data_wait" else LASTING) and growth.part < AT_ONCE:
+    if seconds < (LASTING_WAIT if growth.phase == "data_wait" else LASTING):
         sampled = _of_stacks(snapshot)
         not_yet = f"steps got slower for {seconds:.0f} s: whether it goes on is not known yet"
         return sampled if isinstance(sampled, Explanation) else not_yet
@@ -121,8 +121,8 @@ def _of_stacks(snapshot: Snapshot) -> Explanation | str | None:
     host = main_lines(snapshot, lambda entry: entry.phase == "host" and entry.where is not None)
     for place in host.where:
         lines = _at(snapshot, place.file, place.line)
-        # Entries of one line that differ in activity only share its counts.
-        counts = {(entry.position, entry.work): entry.by_window for entry in lines.entries}
+        # Entries that differ in activity only share their counts. A lambda stands on its caller's line.
+        counts = {(entry.function, entry.position, entry.work): entry.by_window for entry in lines.entries}
         ends = rising_share([sum(numbers) for numbers in zip(*counts.values(), strict=True)], process.by_window)
         if ends is None:
             continue
@@ -158,8 +158,8 @@ def _fix(place: str, share: float) -> Fix:
 def rising_share(counts: Sequence[int], samples: Sequence[int]) -> tuple[float, float] | None:
     """The share of samples at the begin and the end of a steady rise; None where it does not surely rise.
 
-    A straight line through the shares of equal parts of the time. What scatters more than chance allows, as bursts do,
-    has to rise the more.
+    A straight line through the shares of equal parts of the time. What scatters from one part to the next more than
+    chance allows, as bursts do, has to rise the more.
     """
     total, seen = sum(samples), 0
     parts = [(0, 0)] * SHARE_PARTS
@@ -174,12 +174,12 @@ def rising_share(counts: Sequence[int], samples: Sequence[int]) -> tuple[float, 
     slope, _ = line_through(range(SHARE_PARTS), shares)
     middle = (SHARE_PARTS - 1) / 2
     level = sum(shares) / SHARE_PARTS
-    line = [level + slope * (index - middle) for index in range(SHARE_PARTS)]
-    # The variance of a part's share: what chance gives, and what is seen beside the line where that is more.
+    # The variance of a part's share: what chance gives, and what is seen from part to part where that is more. Seen
+    # beside the line, a rise that levels off would count as scatter: a line of 90 % cannot gain as much as one of 30 %.
     chance = mean * (1.0 - mean) * SHARE_PARTS / total
-    scatter = sum((share - fitted) ** 2 for share, fitted in zip(shares, line, strict=True)) / (SHARE_PARTS - 2)
+    scatter = sum((after - before - slope) ** 2 for before, after in pairwise(shares)) / (2 * (SHARE_PARTS - 1))
     spread = sum((index - middle) ** 2 for index in range(SHARE_PARTS))
-    first, last = max(0.0, line[0]), min(1.0, line[-1])
+    first, last = max(0.0, level - slope * middle), min(1.0, level + slope * middle)
     surely = slope / math.sqrt(max(chance, scatter) / spread) >= SURE_ERRORS
     return (first, last) if surely and last - first >= LEAST_RISE and last >= LEAST_RATIO * first else None
 
@@ -197,19 +197,20 @@ def growth_of(every: Sequence[StepRecord], *, device: bool, calm: bool = True) -
     # A core that others take slows steps down, too, but they do not use more of it. Fast steps are timed now and then.
     timed = [] if device else [step for step in steps if step.cpu is not None]
     on_core = len(timed) >= MIN_STEPS
-    medians = _medians(timed, lambda step: step.cpu or 0.0) if on_core else _medians(steps, lambda step: step.seconds)
-    middle = sum(medians) / PARTS
+    clock = _medians([step.seconds for step in steps])
+    medians = _medians([step.cpu or 0.0 for step in timed]) if on_core else clock
     # Where only the wall clock tells, a machine that gets slower looks the same unless one phase is all there is.
-    if (on_core or device or (calm and not rises)) and _rises(medians):
+    if (on_core or device or (calm and not rises)) and _is_steady(medians):
         rise = _slope(medians) * (PARTS - 1)
     elif rises.get(phase):
-        rise = rises[phase]
+        rise, medians = rises[phase], clock
     else:
         return None
+    middle = sum(medians) / PARTS
     last = middle + rise / 2
     if not rises.get(phase):
         # No other phase is long enough to measure it by.
-        phase = max(_PHASES, key=lambda name: _slope(_medians(steps, _PHASES[name])))
+        phase = max(_PHASES, key=lambda name: _slope(_medians(list(map(_PHASES[name], steps)))))
     return Growth(max(middle - rise / 2, 0.1 * last), last, len(every), every[-1].end - every[0].end, phase)
 
 
@@ -218,15 +219,17 @@ def _of_phases(steps: Sequence[StepRecord]) -> dict[str, float]:
 
     A machine that others use slows all phases down alike: their proportions stay.
     """
-    whole = sum(_medians(steps, lambda step: step.seconds))
+    whole = sum(_medians([step.seconds for step in steps]))
+    working = [_working(step) for step in steps]
     rises = {}
     for name, value in _PHASES.items():
-        own = _medians(steps, value)
-        rest = _medians(steps, _working if name in _WAITS else lambda step, value=value: _working(step) - value(step))  # type: ignore[misc]
+        values = list(map(value, steps))
+        others = working if name in _WAITS else [all_ - own for all_, own in zip(working, values, strict=True)]
+        own, rest = _medians(values), _medians(others)
         if sum(own) < LEAST_PART * whole or sum(rest) < LEAST_PART * whole or min(rest) <= 0:
             continue
         ratios = [part / other for part, other in zip(own, rest, strict=True)]
-        steady = _rises(ratios) and _rises(own, fit=0.3)
+        steady = _is_steady(ratios) and _rises(own, fit=0.3)
         rises[name] = _slope(ratios) * (PARTS - 1) * sum(rest) / PARTS if steady else 0.0
     return rises
 
@@ -236,10 +239,10 @@ def _working(step: StepRecord) -> float:
     return step.seconds - step.data_wait - step.loader_start - step.save - step.evaluation
 
 
-def _medians(steps: Sequence[StepRecord], value: Callable[[StepRecord], float]) -> list[float]:
-    """The median of each of PARTS equal parts of the steps: a burst now and then does not move it."""
-    bounds = [len(steps) * part // PARTS for part in range(PARTS + 1)]
-    return [median_high(value(step) for step in steps[start:end]) for start, end in pairwise(bounds)]
+def _medians(values: Sequence[float]) -> list[float]:
+    """The median of each of PARTS equal parts: a burst now and then does not move it."""
+    bounds = [len(values) * part // PARTS for part in range(PARTS + 1)]
+    return [median_high(values[start:end]) for start, end in pairwise(bounds)]
 
 
 def _slope(medians: Sequence[float]) -> float:
@@ -250,6 +253,17 @@ def _rises(medians: Sequence[float], fit: float = FIT) -> bool:
     """Whether they lie on a rising line, whose later half rises as well."""
     slope, fits = line_through(range(PARTS), medians)
     return slope > 0 and fits >= fit and _slope(medians[-(PARTS // 2) :]) > 0.3 * slope
+
+
+def _is_steady(medians: Sequence[float]) -> bool:
+    """Whether they rise all the way: a line explains them better than one change from a level to another, as when a run
+    has warmed up, or when the load of the machine changes.
+    """
+    if not _rises(medians):
+        return False
+    beside_line = (1.0 - line_through(range(PARTS), medians)[1]) * pvariance(medians) * PARTS
+    beside_levels = min(pvariance(medians[:at]) * at + pvariance(medians[at:]) * (PARTS - at) for at in range(1, PARTS))
+    return beside_line < beside_levels
 
 
 def _longer_batches(steps: Sequence[StepRecord]) -> bool:

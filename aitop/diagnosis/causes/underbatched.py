@@ -9,6 +9,7 @@ from statistics import median_high
 import msgspec
 
 from aitop.diagnosis import op_cost
+from aitop.diagnosis.causes.serving.turns import small_batches
 from aitop.diagnosis.device import idle_share, on_gpu
 from aitop.diagnosis.evidence import MIN_STEPS, lines_of, main_lines, records, running, takes_request
 from aitop.diagnosis.rule import UNPROVEN, Explanation, rule
@@ -46,6 +47,9 @@ class Cost:
 def judge(snapshot: Snapshot) -> Explanation | str | None:
     """Whether the same work would be done sooner in larger batches."""
     facts, training = snapshot.facts, snapshot.kind == "training"
+    engine = None if training else small_batches(snapshot, FEW_SAMPLES, BATCH, AT_LEISURE)
+    if engine is not None:
+        return engine
     if snapshot.steps is None or snapshot.steps.basis != "hook":
         return "how many samples a step takes is known only from inside of the process"
     steps = [step for step in records(snapshot) if step.samples]

@@ -1,4 +1,4 @@
-"""No rank gets on: hang, with the rank that the others wait for."""
+"""No rank gets on, or no request of a server: hang, with the rank or the line that the others wait for."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from aitop.diagnosis.conditions.hang_notes import behind, noted
+from aitop.diagnosis.conditions.stalled import stalled
 from aitop.diagnosis.rule import Explanation, condition
 from aitop.diagnosis.what_if import fix
 from aitop.model.ranks import Standing, Standstill
@@ -37,10 +38,10 @@ class Odd:
 
 @condition("hang")
 def hang(snapshot: Snapshot) -> Explanation | str | None:
-    """All ranks stand still for longer than is usual for this run."""
+    """All ranks stand still for longer than is usual for this run, or a server with all its requests."""
     still = snapshot.standstill
     if still is None or (not still.ranks and not still.gone):
-        return None
+        return stalled(snapshot)
     odd = odd_one(still)
     where = tuple(place for one in odd.standing if (place := _place(one)) is not None)
     others = tuple(place for one in still.ranks if one not in odd.standing and (place := _place(one)) is not None)

@@ -11,6 +11,7 @@ import msgspec
 from aitop.engine.history import History, HookHistory
 from aitop.engine.snapshot.ranks import ranks_view
 from aitop.engine.snapshot.series import recompiles, series, worker_lanes
+from aitop.engine.snapshot.serving import request_series, serving
 from aitop.engine.snapshot.standstill import standstill
 from aitop.engine.snapshot.steps import steps_view, with_throughput
 from aitop.model.host import Role
@@ -51,6 +52,8 @@ def aggregate(history: History, tick: Tick) -> Snapshot:
     steps = _with_exchange(steps, ranks)
     workers = working(stacks, _stepping(history, tick.time), history.target.pid)
     process = _first(stacks, workers)
+    engine = host.engine if host else None
+    kind = _kind(records, stacks, serves=engine is not None)
     first = history.first_time if history.first_time is not None else tick.time
     return Snapshot(
         tick=history.tick_count,
@@ -58,7 +61,7 @@ def aggregate(history: History, tick: Tick) -> Snapshot:
         wall=tick.wall,
         window=min(tick.time - first, tick.time - since),
         target=history.target,
-        kind=_kind(records, stacks),
+        kind=kind,
         sources=_sources(history, tick.time, steps),
         host=host,
         gpu=gpu,
@@ -73,9 +76,12 @@ def aggregate(history: History, tick: Tick) -> Snapshot:
         series=series(history, tuple(hook.steps) if hook else ())
         | _by_windows(history, hook, stacks, process)
         | (hook.seconds.series() if hook else {})
-        | worker_lanes(history.hosts, history.windows, history.stacks),
+        | worker_lanes(history.hosts, history.windows, history.stacks)
+        | request_series(history, tick.time),
         cost=_cost(history, hook, steps),
         working=workers,
+        serving=serving(history, tick.time, kind),
+        engine=engine,
     )
 
 
@@ -180,7 +186,8 @@ def _stepping_windows(history: History, lead: int | None) -> list[StackWindow]:
     return [window for window in windows if window.time - window.seconds >= min(began, early)]
 
 
-def _kind(records: list[StepRecord], stacks: Stacks | None) -> Kind:
+def _kind(records: list[StepRecord], stacks: Stacks | None, *, serves: bool) -> Kind:
+    """What the job does; `serves`: serving software was recognised, which does inference unless something trains."""
     if records and records[-1].kind == "train":
         return "training"
     samples: Counter[str] = Counter()
@@ -189,7 +196,7 @@ def _kind(records: list[StepRecord], stacks: Stacks | None) -> Kind:
     # Whoever asks for gradients by hand and updates by hand has forward passes alone where steps are counted.
     if "backward" in samples or "optimizer" in samples:
         return "training"
-    return "inference" if records or samples["forward"] >= ENOUGH_FORWARD_SAMPLES else "unknown"
+    return "inference" if records or serves or samples["forward"] >= ENOUGH_FORWARD_SAMPLES else "unknown"
 
 
 def _first(stacks: Stacks | None, workers: Sequence[int]) -> ProcessStacks | None:

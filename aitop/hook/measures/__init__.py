@@ -25,7 +25,15 @@ MEASURES = (
     "burst.Burst",
     "generation.Generation",
     "scaler.Scaler",
+    "compiles.Compiles",
+    "serving.vllm.Vllm",
+    "serving.batching.Batching",
+    "serving.litserve.LitServe",
+    "serving.http.Http",
 )
+
+# Those that are loaded at once where this module is imported: such a process may never step, nor load any otherwise.
+AT_ONCE = {"serving.vllm.Vllm": "vllm.v1.core.sched.scheduler"}
 
 
 class Measure:

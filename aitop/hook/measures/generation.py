@@ -71,7 +71,10 @@ class Generation(Measure):
             end = _now()
             journal = self.session.journal
             to_first = call.first - call.start if call.first else -1
-            journal.note(GENERATE, call.start, end, self._tokens(model, args, kwargs, result), to_first)
+            tokens = self._tokens(model, args, kwargs, result)
+            journal.note(GENERATE, call.start, end, tokens, to_first)
+            if journal.computed is not None:
+                journal.computed(call.start, end, tokens, call.first)
             if end > journal.due:
                 journal.tick(end)
         except Exception:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 
 from aitop.model.stacks import Flow, Statement
 from aitop.sources.code.syntax import parsed
+from aitop.stacks.libraries import COLLECTORS
 
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 _Method = ast.FunctionDef | ast.AsyncFunctionDef
@@ -29,18 +30,21 @@ def flows(file: str, text: str) -> tuple[Flow, ...]:
     if tree is None:
         return ()
     try:
-        modules = frozenset(_imported(tree))
+        modules = dict(_imported(tree))
         bodies = [(tree, None), *_scopes(tree, None)]
         return tuple(_Reading(file, scope, methods, modules).flow() for scope, methods in bodies)
     except RecursionError:
         return ()
 
 
-def _imported(tree: ast.Module) -> Iterator[str]:
-    """Names bound by imports: what is called through them is a function, and has no state of the program's."""
+def _imported(tree: ast.Module) -> Iterator[tuple[str, str]]:
+    """Names bound by imports and what they stand for. What is called through them has no state of the program's."""
     for node in ast.walk(tree):
-        if isinstance(node, (ast.Import, ast.ImportFrom)):
-            yield from ((name.asname or name.name).partition(".")[0] for name in node.names)
+        if isinstance(node, ast.Import):
+            for name in node.names:
+                yield (name.asname, name.name) if name.asname else (name.name.partition(".")[0],) * 2
+        elif isinstance(node, ast.ImportFrom):
+            yield from ((name.asname or name.name, f"{node.module}.{name.name}") for name in node.names)
 
 
 def _scopes(node: ast.AST, methods: dict[str, _Method] | None) -> Iterator[tuple[_Method, dict[str, _Method] | None]]:
@@ -66,7 +70,7 @@ class _Reading:
     """Follows the assignments of one function, loops included."""
 
     def __init__(
-        self, file: str, scope: ast.Module | _Method, methods: dict[str, _Method] | None, modules: frozenset[str]
+        self, file: str, scope: ast.Module | _Method, methods: dict[str, _Method] | None, modules: dict[str, str]
     ) -> None:
         self._file = file
         self._scope = scope
@@ -85,6 +89,7 @@ class _Reading:
         self._ends: dict[int, int] = {}
         self._used: dict[int, set[int]] = {}
         self._loops: list[tuple[int, int]] = []
+        self._collects: set[int] = set()
         # What the variable of a loop is an element of: to change the one is to change the other.
         self._whole: dict[str, set[str]] = {}
 
@@ -95,7 +100,9 @@ class _Reading:
         self._block(self._scope.body, {name: made for name, made in state.items() if "." in name})
         first, last = _span(self._scope)
         statements = (
-            Statement(first=line, last=end, uses=tuple(sorted(self._used.get(line, ()))))
+            Statement(
+                first=line, last=end, uses=tuple(sorted(self._used.get(line, ()))), collects=line in self._collects
+            )
             for line, end in sorted(self._ends.items())
         )
         return Flow(
@@ -178,6 +185,8 @@ class _Reading:
         """The state after `targets = value`. `adds`: they keep what they had; `dropped`: the value goes nowhere."""
         line = node.lineno
         self._ends[line] = max(self._ends.get(line, line), _head_end(node))
+        if self._function(value) in COLLECTORS:
+            self._collects.add(line)
         uses = self._uses(value, dropped=dropped)
         names: set[str] = set()
         for target in targets:
@@ -270,6 +279,14 @@ class _Reading:
             else:
                 (reads if isinstance(node.ctx, ast.Load) else changes).add(f"{self._self}.{node.attr}")
         return reads, changes
+
+    def _function(self, value: ast.expr) -> str | None:
+        """The imported function that this is a call of, by its full name."""
+        called = value.func if isinstance(value, ast.Call) else None
+        if isinstance(called, ast.Attribute) and isinstance(called.value, ast.Name):
+            module = self._modules.get(called.value.id)
+            return f"{module}.{called.attr}" if module else None
+        return self._modules.get(called.id) if isinstance(called, ast.Name) else None
 
     def _path(self, node: ast.AST) -> str | None:
         """The variable at the root of `a`, `a.b.c`, `a[i].b`: a name, or a name with its first attribute."""

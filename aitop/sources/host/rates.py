@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from aitop.model.host import ProcessSample
@@ -39,15 +39,19 @@ class ProcessRates:
     def __init__(self) -> None:
         self._before: dict[tuple[int, int], Counters] = {}
 
-    def samples(self, members: Iterable[Member], places: dict[int, Place]) -> tuple[ProcessSample, ...]:
-        """One sample a process, with rates for those that were there before."""
+    def samples(
+        self, members: Iterable[Member], places: dict[int, Place], parts: Mapping[int, str]
+    ) -> tuple[ProcessSample, ...]:
+        """One sample a process, with rates for those that were there before. `parts` are those of a server, by pid."""
         now: dict[tuple[int, int], Counters] = {}
         found = []
         for member in members:
             place = places.get(member.stat.pid, Place("other"))
-            counters = read_counters(member, computes=place.role in ("rank", "loader-worker"))
+            part = parts.get(member.stat.pid)
+            computes = place.role in ("rank", "loader-worker") or part is not None
+            counters = read_counters(member, computes=computes)
             now[member.key] = counters
-            found.append(_sample(member, place, self._before.get(member.key), counters))
+            found.append(_sample(member, place, self._before.get(member.key), counters, part=part))
         self._before = now
         return tuple(found)
 
@@ -93,7 +97,7 @@ def _threads(member: Member, main: Scheduled | None) -> dict[int, Scheduled] | N
     return {thread: times for thread, times in found.items() if times is not None}
 
 
-def _sample(member: Member, place: Place, before: Counters | None, now: Counters) -> ProcessSample:
+def _sample(member: Member, place: Place, before: Counters | None, now: Counters, *, part: str | None) -> ProcessSample:
     seconds = now.time - before.time if before else 0.0
     old = before.used if before else {}
     rates = {
@@ -110,6 +114,7 @@ def _sample(member: Member, place: Place, before: Counters | None, now: Counters
         ppid=stat.ppid,
         started=procfs.started(stat.start),
         role=place.role,
+        part=part,
         name=printable(stat.comm),
         command=member.command,
         rank=place.numbers.rank,

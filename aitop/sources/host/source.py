@@ -5,21 +5,32 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from aitop.model.event import Sample
 from aitop.model.host import CgroupSample, HostSample
 from aitop.model.source import SourceName
 from aitop.sources import procfs
 from aitop.sources.host.cgroup import Cgroup
+from aitop.sources.host.engines import Engines, engines_of
 from aitop.sources.host.machine import Machine
 from aitop.sources.host.rates import ProcessRates
 from aitop.sources.host.roles import WORKER_NAME, Place, ranks_of
 from aitop.sources.host.tree import Member, ProcessEvidence, ProcessTree, Stepping, nobody, places_of
 from aitop.sources.source import Source, SourceError
 
+if TYPE_CHECKING:
+    from aitop.sources.servers.recognition import Server
+
 # CPU time is counted in steps of 10 ms: rates over less than this say little.
 SHORTEST_INTERVAL = 0.3
+
+Recognise = Callable[[Sequence[Member]], "Server | None"]
+
+
+def no_server(members: Sequence[Member]) -> Server | None:
+    """The server that some processes are where nobody looks for one."""
 
 
 class HostSource(Source):
@@ -27,8 +38,18 @@ class HostSource(Source):
 
     name: SourceName = "host"
 
-    def __init__(self, pids: Sequence[int], *, interval: float = 1.0, stepping: Stepping = nobody) -> None:
+    def __init__(
+        self,
+        pids: Sequence[int],
+        *,
+        interval: float = 1.0,
+        stepping: Stepping = nobody,
+        recognise: Recognise = no_server,
+    ) -> None:
+        """`stepping` has the pids that were seen to step; `recognise` says which server the living processes are."""
         self.interval = interval
+        self._recognise = recognise
+        self._server: Server | None = None
         self._usual_interval = interval
         self._starts: dict[int, int | None] = dict.fromkeys(pids)
         self._tree = ProcessTree(self._starts.items())
@@ -41,6 +62,7 @@ class HostSource(Source):
         self._ranks: tuple[int, ...] = ()
         self._launchers: frozenset[int] = frozenset()
         self._parents: frozenset[int] = frozenset()
+        self._engines = Engines()
         self._looked = threading.Event()
 
     def open(self) -> None:
@@ -78,6 +100,14 @@ class HostSource(Source):
         """The living processes that started Python processes which may do their work. Any thread may ask."""
         return self._parents
 
+    def server(self) -> Server | None:
+        """The server that the processes of the last read are, None where none was recognised. Any thread may ask."""
+        return self._server
+
+    def engines(self) -> Engines:
+        """The living processes of the last read that run a serving engine. Any thread may ask."""
+        return self._engines
+
     def wait_for_look(self, seconds: float) -> None:
         """Wait until the processes were looked at for the first time, or could not be. Any thread may ask."""
         self._looked.wait(seconds)
@@ -89,22 +119,31 @@ class HostSource(Source):
         self._pids = frozenset(member.stat.pid for member in living)
         if not living:
             self._ranks, self._launchers, self._parents = (), frozenset(), frozenset()
+            self._engines = Engines()
             asked = ", ".join(str(pid) for pid in self._starts)
             if not members and not all(procfs.gone(pid) for pid in self._starts):
                 raise SourceError("failed", f"process {asked} cannot be read just now")
             raise SourceError("absent", f"process {asked} has ended")
+        self._server = self._recognise(living)
+        parts = self._server.parts if self._server else {}
         places = places_of(members, self._evidence)
+        for pid in parts:
+            # A server's processes are started as loader workers are, and feed nobody.
+            if places[pid].role == "loader-worker":
+                places[pid] = Place("other")
         self._ranks = tuple(pid for pid in ranks_of(places) if pid in self._pids)
         self._launchers = frozenset(pid for pid in self._pids if places[pid].role == "launcher")
         self._parents = parents_of_workers(living, places)
+        self._engines = engines_of(living, self._server.loops if self._server else ())
         speaker = next((member for member in living if member.stat.pid in self._ranks[:1]), living[0])
         cgroup = self._read_cgroup(speaker)
         return HostSample(
             time=now,
-            processes=self._rates.samples(members, places),
+            processes=self._rates.samples(members, places, {pid: part.name for pid, part in parts.items()}),
             machine=self._machine.read(speaker.stat.pid),
             cgroup=cgroup,
             usable_cores=usable_cores(living, places, cgroup),
+            engine=self._server.name if self._server else None,
         )
 
     def _read_cgroup(self, speaker: Member) -> CgroupSample | None:

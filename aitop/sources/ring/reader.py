@@ -15,10 +15,11 @@ import msgspec
 
 from aitop.model.steps import AllocatorSample, HookFacts, HookSample
 from aitop.protocol import ring
-from aitop.protocol.events import KINDS, UNTIMED
+from aitop.protocol.events import KINDS, SERVING, UNTIMED
 from aitop.sources import procfs
 from aitop.sources.ring.facts import decode_facts
 from aitop.sources.ring.memfd import find_memfd
+from aitop.sources.ring.serving import ServingMaker
 from aitop.sources.ring.step_maker import StepMaker
 from aitop.sources.ring.steps import Event
 from aitop.sources.source import SourceError
@@ -28,6 +29,7 @@ FIRST_EVENTS = 2048
 LEASE_SECONDS = 5.0
 MOST_LOST = 10**9
 MOST_COLLECTIVES = 10**15
+MOST_ALIVE = 10**9
 # An event that ends so much later than now makes no sense.
 AHEAD_NS = 10**9
 
@@ -42,7 +44,7 @@ class Header(NamedTuple):
 
     `written` counts the events written so far, `writing` those being written too. There were `steps` so far, roughly;
     the run counts as training until `trains_until`. `sequence` is the number of the collective called last, 0 before
-    the first.
+    the first. `alive` is one more than the number of requests under way, 0 where they are not watched.
     """
 
     pid: int
@@ -55,6 +57,7 @@ class Header(NamedTuple):
     steps: int
     trains_until: int
     sequence: int
+    alive: int
 
 
 def decode_header(data: bytes) -> Header | None:
@@ -68,7 +71,8 @@ def decode_header(data: bytes) -> Header | None:
     way, state, length = words[ring.W_WAY], words[ring.W_STATE], words[ring.W_FACTS_LENGTH]
     if way >= len(ring.WAYS) or length > ring.JSON_ROOM or not ring.STATE_INSTALLED <= state <= ring.STATE_REMOVED:
         return None
-    rest = (ring.W_FACTS_SEQ, ring.W_FACTS_LENGTH, ring.W_WRITING, ring.W_STEPS, ring.W_TRAINS_UNTIL, ring.W_SEQUENCE)
+    rest = (ring.W_FACTS_SEQ, ring.W_FACTS_LENGTH, ring.W_WRITING, ring.W_STEPS, ring.W_TRAINS_UNTIL, ring.W_SEQUENCE,
+            ring.W_ALIVE)  # fmt: skip
     return Header(words[ring.W_PID], words[ring.W_WRITTEN], state, ring.WAYS[way], *(words[at] for at in rest))
 
 
@@ -138,12 +142,18 @@ def _number(sequence: int) -> int | None:
     return sequence if 0 < sequence < MOST_COLLECTIVES else None
 
 
+def _alive(word: int) -> int | None:
+    """Return the number of requests under way; None where they are not watched."""
+    return word - 1 if 0 < word <= MOST_ALIVE else None
+
+
 class HookRing:
     """One process's ring. Raises SourceError where there is none or it may not be read."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
         self._maker = StepMaker()
+        self._serving = ServingMaker()
         self._read_up_to: int | None = None
         self._watches: tuple[str, ...] = ()
         self._facts_seq = -1
@@ -175,7 +185,7 @@ class HookRing:
         return None if header is None else header.way
 
     def read(self, now: float) -> HookSample:
-        """Return the steps finished since the last read, the first time some before, and facts that have changed."""
+        """Return what was finished since the last read, the first time some before, and facts that have changed."""
         header = self._header()
         if header is None:
             return HookSample(time=now, pid=self.pid)
@@ -183,9 +193,19 @@ class HookRing:
         if facts is not None:
             self._watches = facts[0].watches
         events, lost = self._read_events(header, int(now * 1e9))
-        steps = tuple(self._maker.read(events, self._watches))
-        lost = min(lost, MOST_LOST)
-        sample = HookSample(time=now, pid=self.pid, steps=steps, lost=lost, sequence=_number(header.sequence))
+        served = self._serving.read(events)
+        steps = self._maker.read([event for event in events if event[0] not in SERVING], self._watches)
+        sample = HookSample(
+            time=now,
+            pid=self.pid,
+            steps=tuple(steps),
+            lost=min(lost, MOST_LOST),
+            sequence=_number(header.sequence),
+            requests=served.requests,
+            iterations=served.iterations,
+            pauses=served.pauses,
+            alive=_alive(header.alive),
+        )
         if facts is None:
             return sample
         return msgspec.structs.replace(sample, facts=facts[0], allocators=facts[1])

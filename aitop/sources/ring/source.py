@@ -73,7 +73,9 @@ class HookSource(Source):
         for reader in list(self._rings.values()):
             reader.renew()
             sample = reader.read(time.monotonic())
-            if sample.steps or sample.lost or sample.facts:
+            served = sample.requests or sample.iterations or sample.pauses
+            # Requests under way are told even while nothing happens: a server may stand still with them.
+            if sample.steps or sample.lost or sample.facts or served or sample.alive:
                 samples.append(sample)
         return samples
 

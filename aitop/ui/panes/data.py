@@ -15,7 +15,7 @@ from aitop.model.units import NOT_SUPPORTED, NOT_YET, count, duration, percent, 
 from aitop.ui.panes.since_mark import WIDTH, change, recent
 from aitop.ui.panes.spare_rows import lines_below, room_below
 from aitop.ui.panes.step.figures import Figure, dearest
-from aitop.ui.state import View
+from aitop.ui.state import View, serves
 from aitop.ui.theme.palette import BRIGHT, DATA, DIM, FAINT, LOSS, TEXT, TRANSFER, TROUGH, WAITING, lifted, over
 from aitop.ui.widgets.bars import EIGHTHS, layered_bar
 from aitop.ui.widgets.chart_pane import ChartPane
@@ -165,6 +165,8 @@ def _no_queue(snapshot: Snapshot, loader: LoaderInfo | None) -> tuple[str, str]:
     """Why nothing is known of the queue, after the mark for that."""
     if loader is not None and loader.workers == 0:
         return NOT_SUPPORTED, "no queue: batches are made in the main process"
+    if serves(snapshot):
+        return NOT_SUPPORTED, "no loader: requests bring the data"
     hook = snapshot.sources.get("hook")
     if snapshot.facts is not None or hook is None or hook.state not in ("absent", "denied", "failed"):
         return NOT_YET, "not measured yet"

@@ -4,22 +4,24 @@ from __future__ import annotations
 
 from rich.style import Style
 
+from aitop.model.serving import Serving
 from aitop.model.source import SOURCE_NAMES
 from aitop.model.units import NOT_SUPPORTED, NOT_YET, count, duration
-from aitop.ui.panes.since_mark import steps_change
-from aitop.ui.state import View
+from aitop.ui.panes.since_mark import serving_change, steps_change
+from aitop.ui.state import View, serves
 from aitop.ui.theme.palette import BRAND, BRIGHT, DIM, LOSS, NOTICE, TEXT
 from aitop.ui.widgets.line import Line, shorten, spread
 from aitop.ui.widgets.pane import Drawing, Pane
 from aitop.ui.words import plural, share_text, short_command, significant, state_mark
 
 BRAND_WIDTH = 9
-MOST_COMMAND = 26
+MOST_COMMAND, MOST_BESIDE_ENGINE = 26, 12
+MOST_ENGINE = 24
 MOST_FILTER = 16
 
 
 class Header(Pane):
-    """Command, pid, ranks, workers; step rate; the state of each source."""
+    """Command, pid, ranks and workers, or the engine of a server; the rate; the state of each source."""
 
     framed = False
 
@@ -44,7 +46,8 @@ def header_line(view: View, width: int) -> Line:
     """The header; less important parts are left out where there is no room."""
     who, rates = _who(view), _rates(view)
     state = _state(view).join(_sources(view, short=False))
-    command = shorten(_command(view), MOST_COMMAND)
+    engine = view.snapshot.engine if view.snapshot else None
+    command = shorten(_command(view), MOST_COMMAND if engine is None else MOST_BESIDE_ENGINE)
     least = BRAND_WIDTH + len(command) + state.width + 2
     for parts, kept in ((rates, 2), (who, 1), (rates, 1), (who, 0), (rates, 0)):
         while len(parts) > kept and least + sum(part.width + 3 for part in (*who, *rates)) > width:
@@ -72,8 +75,11 @@ def _who(view: View) -> list[Line]:
     snapshot = view.snapshot
     if snapshot is None:
         return []
-    parts = [Line(f"pid {snapshot.target.pid}", DIM)]
-    if snapshot.host is not None:
+    parts = [Line(shorten(snapshot.engine, MOST_ENGINE), BRIGHT)] if snapshot.engine else []
+    parts.append(Line(f"pid {snapshot.target.pid}", DIM))
+    if snapshot.host is not None and serves(view.snapshot):
+        parts.append(Line(plural(len(snapshot.host.processes), "process", "processes"), DIM))
+    elif snapshot.host is not None:
         ranks = sum(process.role == "rank" for process in snapshot.host.processes)
         workers = sum(process.role == "loader-worker" for process in snapshot.host.processes)
         of = f"rank {view.rank} of {ranks}" if view.rank is not None else plural(ranks, "rank")
@@ -86,6 +92,9 @@ def _rates(view: View) -> list[Line]:
     still = view.snapshot.standstill if view.snapshot else None
     if still is not None:
         return [Line(f"nothing has run for {duration(still.seconds)}", LOSS)]
+    served = view.snapshot.serving if view.snapshot and serves(view.snapshot) else None
+    if served is not None:
+        return _served(view, served)
     steps = view.snapshot.steps if view.snapshot else None
     if steps is None or steps.per_second is None:
         hook = view.source("hook")
@@ -106,6 +115,19 @@ def _rates(view: View) -> list[Line]:
         parts.append(figure(share_text(steps.mfu), "MFU", "mfu"))
     if steps.count is not None:
         parts.append(Line(f"{word} ", DIM).add(count(steps.count).rjust(6), TEXT))
+    return parts
+
+
+def _served(view: View, serving: Serving) -> list[Line]:
+    """Rate, tail, tokens and queue of a server; of the last three what is measured."""
+    rate = Line(significant(serving.requests_per_second), BRIGHT).add(" req/s", DIM)
+    parts = [rate.join(serving_change(view, "requests_per_second"))]
+    if serving.latency is not None:
+        parts.append(Line("p99 ", DIM).add(duration(serving.latency.p99).rjust(7), TEXT))
+    if serving.tokens_per_second is not None:
+        parts.append(Line(significant(serving.tokens_per_second, 5), TEXT).add(" tokens/s", DIM))
+    if serving.queue is not None:
+        parts.append(Line(significant(serving.queue), TEXT).add(" queued", DIM))
     return parts
 
 

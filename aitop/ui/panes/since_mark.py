@@ -9,11 +9,13 @@ from typing import Literal
 from rich.style import Style
 
 from aitop.diagnosis.comparison import Comparison, compare
+from aitop.model.serving import Serving
 from aitop.model.snapshot import Snapshot
 from aitop.model.units import duration
 from aitop.ui.state import View
 from aitop.ui.theme.palette import BRIGHT, DIM, FAINT, GAIN, LOSS, TEXT
 from aitop.ui.widgets.line import Line
+from aitop.ui.words import significant
 
 WIDTH = 6
 NO_CHANGE = Line()
@@ -56,6 +58,11 @@ def steps_change(view: View, field: str, *, better: Better | None = None, points
     return change(view, lambda one: getattr(one.steps, field) if one.steps else None, better=better, points=points)
 
 
+def serving_change(view: View, field: str, *, points: bool = False) -> Line:
+    """The same for a field of Serving. No direction is better: load changes by itself."""
+    return change(view, lambda one: getattr(one.serving, field) if one.serving else None, points=points)
+
+
 def recent(snapshot: Snapshot, name: str) -> float | None:
     """The mean of a series over its last seconds, so that ordinary ups and downs do not look like a change."""
     series = snapshot.series.get(name)
@@ -94,9 +101,11 @@ def since_mark(view: View, width: int) -> Line | None:
     """Whether what was changed since the mark helped; None without a mark."""
     if view.mark is None or view.snapshot is None:
         return None
-    found = judged(view)
     seconds = max(0.0, view.snapshot.time - view.mark.time)
     line = Line(f"since the mark, {f'{seconds:.0f} s' if seconds < MINUTE else duration(round(seconds))}: ", DIM)
+    if view.snapshot.serving is not None and view.mark.serving is not None:
+        return line.join(_served(view.mark.serving, view.snapshot.serving, width - line.width))
+    found = judged(view)
     if view.snapshot.steps is None or not view.snapshot.steps.recent:
         return line.add("step times need the hook", DIM)
     line.add(found.words, OUTCOMES[found.outcome])
@@ -107,4 +116,16 @@ def since_mark(view: View, width: int) -> Line | None:
     was, now = (one.diagnosis.verdicts[0].id if one.diagnosis.verdicts else None for one in (view.mark, view.snapshot))
     if was is not None and was != now and line.width + len(was) + 6 <= width:
         line.add("  was ", DIM).add(was, BRIGHT)
+    return line
+
+
+def _served(before: Serving, after: Serving, width: int) -> Line:
+    """How rate and latency of a server were and are, as many of them as fit."""
+    rates = (f"{significant(one.requests_per_second).strip()}" for one in (before, after))
+    line = Line(" → ".join(rates), BRIGHT).add(" req/s", DIM)
+    for percentile in ("p50", "p99"):
+        values = (getattr(one.latency, percentile) if one.latency else None for one in (before, after))
+        more = Line(f"  {percentile} ", DIM).add(" → ".join(map(duration, values)), BRIGHT)
+        if line.width + more.width <= width:
+            line.join(more)
     return line

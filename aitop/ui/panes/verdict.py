@@ -12,7 +12,7 @@ from aitop.model.source import SOURCE_NAMES
 from aitop.model.units import factor, percent
 from aitop.model.verdict import Diagnosis, Verdict, Where, by_reason
 from aitop.ui.panes.since_mark import since_mark
-from aitop.ui.state import View
+from aitop.ui.state import View, serves
 from aitop.ui.theme.palette import BRIGHT, DIM, FAINT, GAIN, LOSS, NOTICE, TEXT
 from aitop.ui.widgets.line import Line, hanging, rule, shorten, spread, wrap
 from aitop.ui.widgets.pane import Drawing, Pane
@@ -193,7 +193,9 @@ def seen_so_far(snapshot: Snapshot) -> str:
     """How long and at how much we have looked."""
     parts = [f"{snapshot.window:.0f} s"]
     parts.append(plural(snapshot.stacks.samples if snapshot.stacks else 0, "stack sample"))
-    if snapshot.steps is not None and snapshot.steps.count is not None:
+    if snapshot.serving is not None and serves(snapshot):
+        parts.append(plural(len(snapshot.serving.requests), "request"))
+    elif snapshot.steps is not None and snapshot.steps.count is not None:
         parts.append(plural(snapshot.steps.count, "step"))
     return " · ".join(parts)
 

@@ -12,7 +12,7 @@ from textual.screen import Screen
 
 from aitop.diagnosis.catalogue import Block, page
 from aitop.model.units import factor, percent
-from aitop.model.verdict import Fix, Verdict, Where
+from aitop.model.verdict import Fix, Verdict, Where, share_of
 from aitop.ui.editor import edit
 from aitop.ui.messages import in_background
 from aitop.ui.panes.code.hot_lines import Place
@@ -124,7 +124,7 @@ def _what(verdict: Verdict, width: int) -> list[Line]:
     lines = [Line(text, BRIGHT) for text in wrap(one_line(verdict.title), width)]
     figures = Line()
     if verdict.share is not None:
-        figures.add(percent(verdict.share), figure_style(verdict)).add(" of step time   ", DIM)
+        figures.add(percent(verdict.share), figure_style(verdict)).add(f" {share_of(verdict.id)}   ", DIM)
     if verdict.speedup is not None and verdict.severity != "info":
         figures.add(factor(verdict.speedup), GAIN).add(" as fast if it were gone   ", DIM)
     figures.join(confidence_dots(verdict.confidence)).add(f" {confidence_words(verdict.confidence)}", DIM)

@@ -31,6 +31,7 @@ from aitop.ui.panes.ledger import LedgerPane
 from aitop.ui.panes.memory import MemoryPane
 from aitop.ui.panes.processes.pane import ProcessChosen, ProcessPane
 from aitop.ui.panes.ranks import RankChosen, RankPane
+from aitop.ui.panes.serving.pane import ServingPane
 from aitop.ui.panes.step.pane import StepPane
 from aitop.ui.panes.verdict import VerdictPane, shown_verdicts
 from aitop.ui.saving import recording_state, save_screen, start_or_end_recording
@@ -41,7 +42,7 @@ from aitop.ui.screens.help import HelpScreen, our_bindings
 from aitop.ui.screens.source_lines import SourceAround
 from aitop.ui.screens.stacks import StacksScreen
 from aitop.ui.screens.torch_profile import ProfileScreen
-from aitop.ui.state import CodeView, View, next_part, next_thread
+from aitop.ui.state import CodeView, View, next_part, next_thread, serves
 from aitop.ui.terminal import output_is_blocked
 from aitop.ui.widgets.pane import Pane
 
@@ -51,6 +52,7 @@ if TYPE_CHECKING:
 PANES = {
     "verdict": "the verdict",
     "step": "the step",
+    "serving": "what is served",
     "gpu": "the GPUs",
     "data": "the way of the data",
     "memory": "memory",
@@ -132,6 +134,7 @@ class MonitorScreen(Screen[int]):
         yield Banner(id="banner", focusable=False)
         yield VerdictPane(id="verdict")
         yield StepPane(id="step")
+        yield ServingPane(id="serving")
         yield GpuPane(id="gpu")
         yield DataPane(id="data")
         yield MemoryPane(id="memory")
@@ -387,7 +390,9 @@ class MonitorScreen(Screen[int]):
     def panes(self) -> list[str]:
         """The panes that tab goes through: all but those of which this run has nothing."""
         snapshot = self.view.snapshot
-        absent = set()
+        absent = {"step"} if serves(self.view.snapshot) else set()
+        if snapshot is None or snapshot.serving is None:
+            absent.add("serving")
         if snapshot is None or not snapshot.ledgers:
             absent.add("ledger")
         if snapshot is None or snapshot.ranks is None or len(snapshot.ranks.ranks) <= 1:
@@ -517,6 +522,7 @@ class MonitorScreen(Screen[int]):
             processes=self._most_processes,
             ledger=bool(snapshot and snapshot.ledgers),
             timed=hook is None or hook.state not in ("absent", "denied"),
+            serving=serves(self.view.snapshot),
             banner=bool(snapshot and snapshot.target.ended),
             replay=self.has_replay_bar,
             zoom=zoomed,

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from rich.color import Color, ColorType
 from rich.style import Style
 
-from aitop.model.phases import MEASURED
+from aitop.model.phases import MEASURED, SERVED
 from aitop.ui.theme.themes import DARK, FADED, LIFTED, colour_of
 
 
@@ -81,7 +81,7 @@ class Kind(NamedTuple):
     @property
     def fill(self) -> Style:
         """The hue as background with its label on it: a box."""
-        return _style("on-phase", self.hue, bold=True)
+        return _style("dim", self.hue) if self.hue == "trough" else _style("on-phase", self.hue, bold=True)
 
 
 CODE_KINDS = (
@@ -111,12 +111,37 @@ PHASES = (DATA, TRANSFER, FORWARD, BACKWARD, OPTIMIZER, COMMUNICATION, SAVE, OUT
 """In the order in which they are stacked and listed."""
 _BY_KEY = {phase.key: phase for phase in PHASES} | {"loader_start": DATA, "environment": DATA}
 # As the ledger names them.
-_BY_KEY |= {phase.key: _BY_KEY[phase.hue] for phase in MEASURED}
+_BY_KEY |= {phase.key: _BY_KEY[phase.hue] for phase in (*MEASURED, *SERVED)}
 
 
 def phase_of(key: str) -> Kind:
     """The phase with this key; anything unknown is outside the step."""
     return _BY_KEY.get(key, OUTSIDE)
+
+
+QUEUE = Kind("queue", "queue", "Q", "phase-communication", "queue")
+PREPROCESS = Kind("preprocess", "preprocess", "E", "phase-data", "pre")
+SCHEDULE = Kind("schedule", "schedule", "S", "phase-optimizer", "sched")
+PREPARE = Kind("prepare", "prepare", "P", "phase-transfer", "prep")
+MODEL = Kind("model", "model", "M", "phase-forward", "model")
+SAMPLE = Kind("sample", "sample", "A", "phase-backward", "samp")
+OUTPUT = Kind("output", "output", "U", "phase-save", "out")
+POSTPROCESS = Kind("postprocess", "postprocess", "T", "phase-save", "post")
+REST = Kind("rest", "else", "-", "phase-outside", "else")
+IDLE = Kind("idle", "idle", ".", "trough", "idle")
+TURN_PARTS = (SCHEDULE, PREPARE, MODEL, SAMPLE, OUTPUT, REST, IDLE)
+REQUEST_PARTS = (QUEUE, PREPROCESS, MODEL, POSTPROCESS, REST)
+"""What a turn of an engine and a request consist of, by field of their records, in the order of drawing."""
+PREFILL = Kind("prefill", "prefill", "F", "phase-data", "pre")
+MIXED = Kind("mixed", "mixed", "X", "phase-transfer", "mix")
+DECODE = Kind("decode", "decode", "D", "phase-forward", "dec")
+TURNS = (PREFILL, MIXED, DECODE)
+"""The kinds of turns."""
+LATENCIES = Kind("latencies", "requests", "o", "host-soft", "requests")
+TAIL = Kind("tail", "slowest", "O", "host-chart", "slowest")
+TAIL_CAUSE = Kind("cause", "cause", "X", "loss", "cause")
+OTHER_CAUSE = Kind("other", "other cause", "Z", "state-denied", "other")
+"""How the columns of a histogram of latencies are drawn: all requests, the slowest, and what explains these."""
 
 
 @lru_cache(maxsize=512)

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from rich.style import Style
 
-from aitop.ui.theme.palette import TROUGH, Kind, lifted, over
+from aitop.ui.theme.palette import FAINT, TROUGH, Kind, lifted, over
 from aitop.ui.widgets.line import Line, Span
 
 EIGHTHS = " ▁▂▃▄▅▆▇█"
@@ -121,3 +121,20 @@ def layered_bar(parts: Sequence[tuple[float, Style, str]], width: int) -> Line:
             cells = 1
         line.add(glyph * cells, ink)
     return line.add(" " * (width - line.width), over(TROUGH, TROUGH))
+
+
+def phase_bar(shares: Sequence[tuple[Kind, float | None]], width: int, *, letters: bool = False) -> Line:
+    """One bar of `width` cells: a field a phase, with its name and share in it where they fit."""
+    line = Line()
+    present = [(phase, share) for phase, share in shares if share and share > 0.002]
+    total = sum(share for _, share in present)
+    reached = 0.0
+    for phase, share in present:
+        reached += share
+        cells = max(1, round(width * reached / total) - line.width)
+        cells = min(cells, width - line.width)
+        texts = (f" {phase.name} {share * 100:.0f}%", f" {phase.short} {share * 100:.0f}%", f" {phase.short}", "")
+        text = next(text for text in texts if len(text) < cells or not text)
+        fill = phase.letter if letters else " "
+        line.add((text + " " if text and letters else text).ljust(cells, fill)[:cells], phase.fill)
+    return line.to(width, "·", FAINT)

@@ -190,26 +190,6 @@ def lit(line: Line) -> Line:
     return lit_up
 
 
-def changed_columns(before: Line, after: Line) -> tuple[int, int] | None:
-    """The first and the last column (exclusive) in which two lines of one width differ; None where they do not.
-
-    Exact at the right end. The left end is that of a piece of text, which is enough: Textual writes from the left edge.
-    """
-    old, new = before.spans, after.spans
-    most = min(len(old), len(new))
-    first = next((at for at in range(most) if old[at] != new[at]), most)
-    if first == len(old) == len(new):
-        return None
-    last = next((at for at in range(most - first) if old[-1 - at] != new[-1 - at]), most - first)
-    same = sum(cell_len(text) for text, _ in new[len(new) - last :])
-    if last < most - first and old[-1 - last][1] == new[-1 - last][1]:
-        was, now = old[-1 - last][0], new[-1 - last][0]
-        shorter = min(len(was), len(now))
-        tail = next((at for at in range(shorter) if was[-1 - at] != now[-1 - at]), shorter)
-        same += cell_len(now[len(now) - tail :])
-    return sum(cell_len(text) for text, _ in old[:first]), after.width - same
-
-
 _ASCII = str.maketrans(
     {
         "●": "*", "○": "o", "⊘": "!", "◐": "~", "✗": "x", "█": "#", "▌": "|", "▐": "|", "■": "#", "│": "|", "─": "-",

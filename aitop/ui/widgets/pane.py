@@ -1,4 +1,4 @@
-"""A pane: draws lines with Textual's line API and redraws only the cells that changed."""
+"""A pane: draws lines with Textual's line API and redraws only the rows that changed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from aitop.ui.messages import Failed
 from aitop.ui.state import View, scope_of
 from aitop.ui.theme.palette import BACKGROUND, DIM, FRAME, FRAME_FOCUSED, STATE_STALE, TITLE, clickable, dimmed
 from aitop.ui.theme.themes import Look
-from aitop.ui.widgets.line import Line, changed_columns, shorten
+from aitop.ui.widgets.line import Line, shorten
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,7 +64,7 @@ class Pane(Widget, can_focus=True):
         return Drawing()
 
     def show(self, view: View) -> None:
-        """Take a new view; repaint the cells in which it looks different."""
+        """Take a new view; repaint the rows in which it looks different."""
         self.view = view
         self.redraw()
 
@@ -86,16 +86,12 @@ class Pane(Widget, can_focus=True):
             self._strips = [line.to_strip(self.ground, look.ascii, look.theme) for line in lines]
             self.refresh()
             return
-        changed: list[Region] = []
-        for row in range(height):
-            columns = changed_columns(self.drawn[row], lines[row])
-            if columns is not None:
-                self._strips[row] = lines[row].to_strip(self.ground, look.ascii, look.theme)
-                # One region a row: Textual writes each one from the left edge of the pane.
-                changed.append(Region(columns[0], row, columns[1] - columns[0], 1))
+        changed = [row for row in range(height) if self.drawn[row] != lines[row]]
+        for row in changed:
+            self._strips[row] = lines[row].to_strip(self.ground, look.ascii, look.theme)
         self.drawn = lines
         if changed:
-            self.refresh(*changed)
+            self.refresh(*(Region(0, row, width, 1) for row in changed))
 
     def render_line(self, y: int) -> Strip:
         """One row for Textual."""

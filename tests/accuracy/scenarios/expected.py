@@ -1,5 +1,6 @@
 """What each script suffers from, for tests and benchmarks to hold the diagnosis against."""
 
+import left
 from scenario import HEALTHY, SCENARIO_DIR, WORKLOAD_DIR, Scenario
 from scenario import scenario as _scenario
 from scenario import workload as _workload
@@ -39,7 +40,13 @@ LOADING = (
         ("collate",),
         guilty=("padded[row, column] = token", "mask[row, column] = 1.0", "for column, token in enumerate(tokens):"),
     ),
-    _scenario("respawn", "input-bound", ("respawn",), guilty=("for support, label in loader:",)),
+    _scenario(
+        "respawn",
+        "input-bound",
+        ("respawn",),
+        guilty=("for support, label in loader:",),
+        left=(left.RESPAWN,),
+    ),
     _workload(
         "slow-loader",
         "input-bound",
@@ -71,19 +78,28 @@ LOADING = (
             "for start in range(len(smiles)):",
             "return np.array([fingerprint(m) for m",
         ),
+        left=(left.FINGERPRINTS,),
     ),
-    _scenario("baskets", "input-bound", ("transform",), guilty=("return np.where(self.customer == who)",)),
+    _scenario(
+        "baskets",
+        "input-bound",
+        ("transform",),
+        guilty=("return np.where(self.customer == who)",),
+        left=(left.BASKETS,),
+    ),
     _scenario(
         "feature_service",
         "input-bound",
         ("storage",),
         guilty=("with urllib.request.urlopen(f", "answer = json.load(reply)"),
+        left=(left.FEATURE_SERVICE,),
     ),
     _scenario(
         "sensor_db",
         "input-bound",
         ("storage", "transform"),
         guilty=("values = [value for (value,) in self.db.execute(",),
+        left=(left.SENSOR_DB,),
     ),
     _scenario(
         "news_stream",
@@ -187,6 +203,7 @@ COMPUTING = (
             "overlap = (width * height).item()",
             "for j in range(truth.shape[0]):",
         ),
+        left=(left.CROP_ROWS,),
     ),
     _scenario(
         "optimizer_heavy",
@@ -199,8 +216,15 @@ COMPUTING = (
             "p.addcdiv_(m",
             "optimizer.step()",
         ),
+        left=(left.OPTIMIZER_HEAVY,),
     ),
-    _scenario("optimizer_heavy:stock", "optimizer-bound", args=("--stock", "1"), guilty=("optimizer.step()",)),
+    _scenario(
+        "optimizer_heavy:stock",
+        "optimizer-bound",
+        args=("--stock", "1"),
+        guilty=("optimizer.step()",),
+        left=(left.OPTIMIZER_HEAVY,),
+    ),
     _scenario(
         "ranking_live",
         "gil-contention",
@@ -259,6 +283,7 @@ SERVING = (
             "while start < len(word):",
             "end = min(len(word), start + self.longest)",
         ),
+        left=(left.REVIEWS_API,),
     ),
     _scenario(
         "complaints_desk",
@@ -269,6 +294,7 @@ SERVING = (
             "ids.append(self.pieces[word[:end]]",
             "word = word[end:]",
         ),
+        left=(left.COMPLAINTS_DESK, left.COMPLAINTS_ALONE),
     ),
     _scenario("embedding_server", "underbatched", guilty=("vectors = self.model(torch.stack(",)),
 )
@@ -307,6 +333,7 @@ TWO_FAULTS = (
         args=("--fixed", "first"),
         guilty=("self.db.commit()", 'self.db.execute("INSERT'),
         beside=("optimizer-bound",),
+        left=(left.ITEM_TOWERS,),
     ),
     _scenario(
         "ticket_router",
@@ -325,6 +352,7 @@ TWO_FAULTS = (
         "host-io-stall",
         args=("--fixed", "first"),
         guilty=("with urllib.request.urlopen(url, data=body)", "        reply.read()"),
+        left=(left.TICKET_ROUTER,),
     ),
 )
 

@@ -4,6 +4,8 @@ import importlib.util
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from left import Left
+
 SCENARIO_DIR = Path(__file__).resolve().parent
 WORKLOAD_DIR = SCENARIO_DIR.parents[2] / "aitop" / "workloads"
 HEALTHY = "compute-bound"
@@ -18,7 +20,8 @@ class Scenario:
     substrings of the lines that may be named, each on one line of the script; empty where no line is at fault.
     `fixed` says that the script with `fix` is faster, so that a predicted speed-up can be held against the real one;
     `remedy` is a regular expression for the text of the fix that does what the script does then, empty where the
-    cause is gone altogether. `needs` are packages without which the script does not run.
+    cause is gone altogether. `left` is what is still slow with `fix`. `needs` are packages without which the script
+    does not run.
     """
 
     name: str
@@ -32,6 +35,7 @@ class Scenario:
     beside: tuple[str, ...] = ()
     fix: tuple[str, ...] = ("--fixed",)
     remedy: str = ""
+    left: tuple[Left, ...] = ()
     needs: tuple[str, ...] = ()
 
     def accepts(self, verdict, subtype=None):
@@ -49,8 +53,8 @@ class Scenario:
         return self.verdict == HEALTHY
 
     def mended(self):
-        """What is expected with `fix`: nothing to find, but for the other fault where the fix mends only the first."""
-        others = self.beside if "first" in self.fix else ()
+        """What is expected with `fix`: nothing but what is left, and the other fault where it mends only the first."""
+        others = (*(self.beside if "first" in self.fix else ()), *(left.verdict for left in self.left))
         return replace(self, verdict=HEALTHY, subtypes=(), accepted=others, beside=(), guilty=(), fixed=False)
 
     def runnable(self):

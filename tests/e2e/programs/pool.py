@@ -23,15 +23,12 @@ def main():
     kind, method, seconds = sys.argv[1], sys.argv[2], float(sys.argv[3])
     until = time.monotonic() + seconds
     context = multiprocessing.get_context(method)
-    print("step 1: it prepares", flush=True)
-    if kind == "pool":
-        with context.Pool(2) as workers:
-            while time.monotonic() < until:
-                workers.map(prepare, range(64))
-        return
-    with ProcessPoolExecutor(2, mp_context=context) as executor:
+    with context.Pool(2) if kind == "pool" else ProcessPoolExecutor(2, mp_context=context) as pool:
+        # Until the pool has started, the main process works as well.
+        list(pool.map(prepare, range(2)))
+        print("step 1: the pool prepares", flush=True)
         while time.monotonic() < until:
-            list(executor.map(prepare, range(64)))
+            list(pool.map(prepare, range(64)))
 
 
 if __name__ == "__main__":

@@ -22,7 +22,8 @@ from aitop.ui.panes.step.charts import (
 )
 from aitop.ui.panes.step.figures import figure_lines, measured_figures
 from aitop.ui.state import View, steps_for
-from aitop.ui.theme.palette import DIM, FAINT, OUTSIDE, PHASES, TEXT, Kind, phase_of
+from aitop.ui.theme.palette import DIM, OUTSIDE, PHASES, TEXT, Kind, phase_of
+from aitop.ui.widgets.bars import phase_bar
 from aitop.ui.widgets.chart_pane import ChartPane
 from aitop.ui.widgets.line import Line, columns, wrap
 from aitop.ui.widgets.pane import Drawing
@@ -102,23 +103,6 @@ def phase_shares(steps: Steps) -> list[tuple[Kind, float | None]]:
         apart = {phase.key: sum(map(phase.seconds, steps.recent)) / total for phase in APART}
         shares = with_apart(shares, {key: share for key, share in apart.items() if share})
     return [(phase, shares.get(phase)) for phase in PHASES]
-
-
-def phase_bar(shares: Sequence[tuple[Kind, float | None]], width: int, *, letters: bool = False) -> Line:
-    """One bar of `width` cells: a field a phase, with its name and share in it where they fit."""
-    line = Line()
-    present = [(phase, share) for phase, share in shares if share and share > 0.002]
-    total = sum(share for _, share in present)
-    reached = 0.0
-    for phase, share in present:
-        reached += share
-        cells = max(1, round(width * reached / total) - line.width)
-        cells = min(cells, width - line.width)
-        texts = (f" {phase.name} {share * 100:.0f}%", f" {phase.short} {share * 100:.0f}%", f" {phase.short}", "")
-        text = next(text for text in texts if len(text) < cells or not text)
-        fill = phase.letter if letters else " "
-        line.add((text + " " if text and letters else text).ljust(cells, fill)[:cells], phase.fill)
-    return line.to(width, "·", FAINT)
 
 
 def _legend(

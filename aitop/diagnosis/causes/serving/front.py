@@ -1,0 +1,151 @@
+"""The processes of a server that take requests from the network and hand them to the one that runs the model. Pure.
+
+Such a process has one event loop, in one thread: it can serve no more than that thread does, and nothing while a
+handler blocks it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from aitop.diagnosis.evidence import (
+    RUNNING,
+    Lines,
+    beside_lines,
+    lead_ledger,
+    lines_of,
+    main_lines,
+    place_of,
+    takes_request,
+)
+from aitop.diagnosis.rule import Explanation
+from aitop.diagnosis.what_if import fix
+from aitop.model.ledger import Entry
+from aitop.model.phases import Phase
+from aitop.model.snapshot import ProcessStacks, Snapshot
+from aitop.model.units import percent
+from aitop.stacks.origin import origin_of
+
+# A thread that runs for nine tenths of the time is full: requests wait ten times as long as it works on them.
+FULL = 0.9
+# If the model waits for requests for less of the time, a faster front gains next to nothing.
+LEAST_IDLE = 0.1
+# From here on most of what a full thread does is making inputs and outputs of the model.
+MOSTLY = 0.5
+MADE: frozenset[str] = frozenset({"preprocess", "postprocess"})
+OF_INPUT = frozenset({"tokenize", "decode", "collate"})
+
+
+@dataclass(frozen=True)
+class Front:
+    """A process whose event loop runs for a share `active` of the time, of which it makes inputs for a share `making`.
+
+    `lines` are the user's in that thread, without waits. `idle` is the share of the time in which the process that
+    runs the model waits for requests.
+    """
+
+    process: ProcessStacks
+    active: float
+    making: float
+    idle: float
+    lines: Lines
+
+
+def fronts(snapshot: Snapshot) -> list[Front]:
+    """The processes beside the one that runs the model whose thread was seen to handle requests."""
+    ledger, stacks = lead_ledger(snapshot), snapshot.stacks
+    if ledger is None or stacks is None or snapshot.kind == "training":
+        return []
+    idle = main_lines(snapshot, takes_request).share
+    found = []
+    for process in stacks.processes:
+        active = next((one.active for one in stacks.threads if (one.pid, one.thread) == _key(process)), None)
+        lines = lines_of(
+            entry for entry in beside_lines(snapshot) if (entry.pid, entry.thread) == _key(process) and _works(entry)
+        )
+        library = sum(share for phase, _, share in process.lineless if phase in MADE)
+        if process.pid == ledger.pid or active is None or not (library or any(e.handler for e in lines.entries)):
+            continue
+        own = sum(entry.share for entry in lines.entries if entry.phase in MADE or entry.work in OF_INPUT)
+        found.append(Front(process, active, min(1.0, own + library), idle, lines))
+    return found
+
+
+def _key(process: ProcessStacks) -> tuple[int, str]:
+    return process.pid, process.thread
+
+
+def _works(entry: Entry) -> bool:
+    rests: tuple[Phase, ...] = ("idle",)
+    return entry.handler is not None and entry.phase not in rests
+
+
+def _blocks(entry: Entry) -> bool:
+    """Whether an event loop's thread stands in a handler: it waits there, or runs code that is no server's own."""
+    waits = entry.activity not in RUNNING
+    return entry.handler == "event-loop" and (waits or origin_of(entry.file, user=False) != "library")
+
+
+def full_front(snapshot: Snapshot, *, making: bool) -> Explanation | None:
+    """The verdict on a front whose thread is full while the model waits; `making`: of those that mostly make inputs."""
+    for front in sorted(fronts(snapshot), key=lambda each: -each.active):
+        if front.active < FULL or front.idle < LEAST_IDLE or (front.making >= MOSTLY) != making:
+            continue
+        what = "tokenises and detokenises" if making else "runs"
+        place = f", most of it at {place_of(front.lines.where[0])}" if front.lines.where else ""
+        # Two such processes do twice as much, until the model is the limit.
+        gone = min(front.idle, 0.5)
+        return Explanation(
+            subtype="one-core",
+            share=front.idle,
+            gone=gone,
+            signals=(True, front.idle >= 2 * LEAST_IDLE, front.active >= 0.97),
+            base=0.5,
+            title=f"the process that takes the requests (pid {front.process.pid}) {what} on all of its one core, "
+            f"and the model waits {percent(front.idle)} of the time",
+            lines=front.lines,
+            claims=(),
+            evidence=(
+                f"its event loop's thread runs {percent(front.active)} of the time{place}",
+                f"{percent(front.making)} of its samples make inputs and outputs of the model",
+            ),
+            fixes=(
+                fix("more processes that take requests: --api-server-count (vLLM), --workers (uvicorn),"
+                    " num_api_servers (LitServe)", gone),
+                fix("do less there for each request and token: stream fewer, larger pieces"),
+            ),
+        )  # fmt: skip
+    return None
+
+
+def blocked_loop(snapshot: Snapshot) -> Explanation | None:
+    """The verdict on handlers that block the event loop of a process beside the one that runs the model."""
+    worst: tuple[Front, Lines] | None = None
+    for front in fronts(snapshot):
+        blocking = lines_of(filter(_blocks, front.lines.entries))
+        if blocking.lines and (worst is None or blocking.share > worst[1].share):
+            worst = front, blocking
+    if worst is None:
+        return None
+    front, lines = worst
+    lost = min(lines.share, front.idle)
+    at = place_of(lines.where[0])
+    return Explanation(
+        subtype="event-loop",
+        share=min(0.99, lines.share),
+        gone=lost,
+        gains=lost >= LEAST_IDLE,
+        signals=(True, lines.samples >= 10),
+        base=0.5,
+        title=f"handlers block the event loop {percent(lines.share)} of the time: {at}",
+        lines=lines,
+        evidence=(
+            f"{lines.samples:.0f} stack samples of the thread of the event loop (pid {front.process.pid}) stand there",
+            "no other request of that process gets on meanwhile",
+            f"the model waits for requests {percent(front.idle)} of the time",
+        ),
+        fixes=(
+            fix(f"await what {at} waits for, or run it with asyncio.to_thread", lost if lost >= LEAST_IDLE else None),
+            fix("a handler without async runs in a thread of its own (FastAPI, Starlette)"),
+        ),
+    )

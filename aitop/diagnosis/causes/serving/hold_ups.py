@@ -1,0 +1,255 @@
+"""What held requests up, and how long: intervals on the timeline, and the time that each request spent in them. Pure.
+
+Every kind is an interval with a weight, the part of it that is lost, so that one comparison serves for all of them.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Literal
+
+from aitop.diagnosis.causes.oversubscription import THROTTLED
+from aitop.diagnosis.evidence import HOST, lead_ledger
+from aitop.diagnosis.series import values_since
+from aitop.diagnosis.served import parts_of
+from aitop.diagnosis.what_if import least_squares
+from aitop.model.ledger import Entry
+from aitop.model.serving import IterationRecord, RequestRecord, Serving
+from aitop.model.snapshot import Snapshot
+
+Kind = Literal[
+    "collector", "compile", "prefill", "quota", "cores", "preemption", "event-loop", "handler", "lock", "size", "queue"
+]
+# A turn of the engine is felt in a request if it takes longer than a turn without prompts by this part of the usual
+# request: shorter ones are the ordinary grain of the batch.
+FELT = 0.1
+# Known from counters that are read once a second.
+BY_COUNTERS: frozenset[Kind] = frozenset({"quota", "cores"})
+# A request does not wait beside a prompt that is mostly its own.
+OWN_PROMPT = 0.5
+# The usual size of requests explains their length if it leaves less than half of the variance open.
+LEAST_FIT = 0.5
+
+
+@dataclass(frozen=True)
+class HoldUp:
+    """From `begin` to `until` (monotonic) this part (`weight`, 0..1) of the time was lost.
+
+    `tokens` are those of a long prompt. `owner` is the request whose handling it was: others lose no more to it than
+    they wait before they are worked on.
+    """
+
+    kind: Kind
+    begin: float
+    until: float
+    weight: float = 1.0
+    tokens: int | None = None
+    owner: RequestRecord | None = None
+
+
+def hold_ups(snapshot: Snapshot, serving: Serving, usual: float) -> list[HoldUp]:
+    """All of the window that were measured. `usual` is the usual length of a request."""
+    pauses = [
+        HoldUp("collector" if pause.kind == "collect" else "compile", pause.end - pause.seconds, pause.end)
+        for pause in serving.pauses
+    ]
+    prefills = _prefills(serving.iterations, pauses, usual)
+    handling = _long_handling(serving.requests, pauses, usual)
+    return [*pauses, *prefills, *_as_seen(handling, snapshot), *_without_core(snapshot)]
+
+
+def _prefills(iterations: Sequence[IterationRecord], pauses: Sequence[HoldUp], usual: float) -> list[HoldUp]:
+    """Turns that took much longer than those without prompts, because of the prompts in them."""
+    decodes = sorted(one.seconds for one in iterations if one.kind == "decode")
+    if not decodes:
+        return []
+    plain = decodes[len(decodes) // 2]
+    found = []
+    for one in iterations:
+        if one.kind not in ("mixed", "prefill") or not one.prefill_tokens:
+            continue
+        begin = one.end - one.seconds
+        paused = sum(overlap(pause, begin, one.end) for pause in pauses)
+        longer = one.seconds - plain - paused
+        if longer >= FELT * usual:
+            found.append(HoldUp("prefill", begin, one.end, longer / one.seconds, one.prefill_tokens))
+    return found
+
+
+def _long_handling(requests: Sequence[RequestRecord], pauses: Sequence[HoldUp], usual: float) -> list[HoldUp]:
+    """Where making one input or output took longer than the usual request takes altogether."""
+    found = []
+    for request in requests:
+        for part, (begin, until) in parts_of(request).items():
+            seconds = until - begin
+            if part not in ("preprocess", "postprocess") or seconds <= usual:
+                continue
+            paused = sum(overlap(pause, begin, until) for pause in pauses)
+            if paused < seconds:
+                found.append(HoldUp("handler", begin, until, 1.0 - paused / seconds, owner=request))
+    return found
+
+
+def _as_seen(handling: Sequence[HoldUp], snapshot: Snapshot) -> list[HoldUp]:
+    """Long handling, less where stack samples saw little of the handlers' code: it waited for its turn then."""
+    seconds = sum((each.until - each.begin) * each.weight for each in handling)
+    if snapshot.stacks is None or seconds <= 0.0:
+        return list(handling)
+    part = min(1.0, sum(entry.share for entry in handler_entries(snapshot)) * snapshot.window / seconds)
+    return [replace(each, weight=each.weight * part) for each in handling]
+
+
+def handler_entries(snapshot: Snapshot) -> list[Entry]:
+    """The code of all processes that is called for requests, other than the model and the lines that call it."""
+    ledger = lead_ledger(snapshot)
+    entries = [entry for entry in (ledger.entries if ledger else ()) if entry.where is not None]
+    models = {(entry.file, entry.line) for entry in entries if entry.phase == "forward"}
+    return [
+        entry
+        for entry in entries
+        if entry.handler is not None and entry.phase in HOST and (entry.file, entry.line) not in models
+    ]
+
+
+def _without_core(snapshot: Snapshot) -> list[HoldUp]:
+    """When the main thread could have run and had no core, from one reading of the kernel's counters to the next."""
+    throttled = dict(values_since(snapshot, "throttled", snapshot.window))
+    delays = values_since(snapshot, "run_delay", snapshot.window)
+    return [
+        HoldUp("quota" if (throttled.get(until) or 0.0) >= THROTTLED else "cores", begin, until, min(1.0, delay))
+        for (begin, _), (until, delay) in pairwise(delays)
+        if delay > 0.0
+    ]
+
+
+def overlap(hold_up: HoldUp, begin: float, until: float) -> float:
+    """The seconds between two moments that it took."""
+    return max(0.0, min(until, hold_up.until) - max(begin, hold_up.begin)) * hold_up.weight
+
+
+class Timeline:
+    """Hold-ups in order of time, to be asked for those of a request."""
+
+    def __init__(self, found: Iterable[HoldUp]) -> None:
+        self._found = sorted(found, key=lambda each: each.until)
+        self._untils = [each.until for each in self._found]
+        self._longest = max((each.until - each.begin for each in self._found), default=0.0)
+
+    def of(self, request: RequestRecord) -> dict[Kind, float]:
+        """The seconds that each kind took of a request."""
+        begin, seconds = request.end - request.seconds, dict[Kind, float]()
+        for hold_up in self._found[bisect_left(self._untils, begin) :]:
+            if hold_up.until - self._longest >= request.end:
+                break
+            own = hold_up.tokens is not None and (request.prompt_tokens or 0) >= OWN_PROMPT * hold_up.tokens
+            until = request.end
+            if hold_up.owner is not None and hold_up.owner is not request:
+                until = begin + (request.queue or 0.0)
+            lost = 0.0 if own else overlap(hold_up, begin, until)
+            if lost > 0.0:
+                seconds[hold_up.kind] = seconds.get(hold_up.kind, 0.0) + lost
+        return seconds
+
+
+@dataclass(frozen=True)
+class Tail:
+    """The slowest requests against the usual one. `usual` and `slowest` are the seconds that the median request takes,
+    and the `slow` ones on average; `extra` is how much longer these took together. `kinds` are the parts (0..1) of
+    that which each kind explains, the largest first, `size` and `queue` apart from them. `at_most` has the parts that
+    the kernel's counters allow for waits for a core: these say for how much of a second, not when.
+    """
+
+    usual: float
+    slowest: float
+    slow: tuple[RequestRecord, ...]
+    extra: float
+    kinds: Mapping[Kind, float]
+    size: float
+    queue: float
+    at_most: Mapping[Kind, float]
+
+    @property
+    def open(self) -> float:
+        """The part of the extra time (0..1) that nothing explains."""
+        return max(0.0, 1.0 - sum(self.kinds.values()) - self.size - self.queue)
+
+
+def tail_of(requests: Sequence[RequestRecord], timeline: Timeline, slow: int) -> Tail:
+    """Compare the `slow` slowest of the requests with the others."""
+    ordered = sorted(requests, key=lambda one: one.seconds)
+    usual = ordered[len(ordered) // 2].seconds
+    slowest, others = ordered[-slow:], ordered[: -slow or None]
+    expected = _expected(others, usual)
+    rates = _rates(others, timeline)
+    waits = sorted(one.queue for one in others if one.queue is not None)
+    wait = waits[len(waits) // 2] if waits else 0.0
+    sums: dict[Kind, float] = {}
+    allowed: dict[Kind, float] = {}
+    extra = 0.0
+    for request in slowest:
+        longer = max(0.0, request.seconds - usual)
+        extra += longer
+        size = min(longer, max(0.0, expected(request) - usual))
+        left = longer - size
+        # What is usual for a request of this length is no reason for a longer one.
+        lost = {
+            kind: max(0.0, seconds - rates.get(kind, 0.0) * (usual + size))
+            for kind, seconds in timeline.of(request).items()
+        }
+        for kind in BY_COUNTERS & lost.keys():
+            allowed[kind] = allowed.get(kind, 0.0) + min(left, lost.pop(kind))
+        whole = sum(lost.values())
+        scale = min(1.0, left / whole) if whole > 0.0 else 0.0
+        for kind, seconds in lost.items():
+            sums[kind] = sums.get(kind, 0.0) + seconds * scale
+        left -= whole * scale
+        if request.preempted:
+            sums["preemption"] = sums.get("preemption", 0.0) + left
+            left = 0.0
+        queued = min(left, max(0.0, (request.queue or 0.0) - wait))
+        sums["queue"] = sums.get("queue", 0.0) + queued
+        sums["size"] = sums.get("size", 0.0) + size
+    parts = {kind: seconds / extra for kind, seconds in sums.items()} if extra > 0.0 else {}
+    size, queue = parts.pop("size", 0.0), parts.pop("queue", 0.0)
+    kinds = dict(sorted(parts.items(), key=lambda item: -item[1]))
+    mean = sum(one.seconds for one in slowest) / len(slowest)
+    at_most = {kind: seconds / extra for kind, seconds in allowed.items()} if extra > 0.0 else {}
+    return Tail(usual, mean, tuple(slowest), extra, kinds, size, queue, at_most)
+
+
+def _rates(requests: Sequence[RequestRecord], timeline: Timeline) -> dict[Kind, float]:
+    """The part of their time that each kind takes of ordinary requests."""
+    whole, sums = sum(one.seconds for one in requests), dict[Kind, float]()
+    for request in requests:
+        for kind, seconds in timeline.of(request).items():
+            sums[kind] = sums.get(kind, 0.0) + seconds
+    return {kind: seconds / whole for kind, seconds in sums.items()} if whole > 0.0 else {}
+
+
+def _expected(requests: Sequence[RequestRecord], usual: float) -> Callable[[RequestRecord], float]:
+    """How long a request takes by the tokens that it has and asks for; `usual` where these do not tell."""
+    known = [one for one in requests if one.tokens is not None]
+    if len(known) < len(requests) or not known:
+        return lambda request: usual
+    rows = [_size(one) for one in known]
+    # A column without differences tells nothing beside the constant one.
+    columns = [index for index in range(3) if index == 0 or len({row[index] for row in rows}) > 1]
+    factors = least_squares([[row[index] for index in columns] for row in rows], [one.seconds for one in known])
+    if factors is None or min(factors[1:], default=0.0) < 0.0:
+        return lambda request: usual
+
+    def fitted(request: RequestRecord) -> float:
+        row = _size(request)
+        return sum(factor * row[index] for factor, index in zip(factors, columns, strict=True))
+
+    mean = sum(one.seconds for one in known) / len(known)
+    spread = sum((one.seconds - mean) ** 2 for one in known)
+    left = sum((one.seconds - fitted(one)) ** 2 for one in known)
+    return fitted if spread > 0.0 and left <= (1.0 - LEAST_FIT) * spread else lambda request: usual
+
+
+def _size(request: RequestRecord) -> tuple[float, float, float]:
+    return 1.0, float(request.tokens or 0), float(request.prompt_tokens or 0)

@@ -1,0 +1,205 @@
+"""queue-bound: requests wait because they arrive faster than they are served; what a replica or larger batches give."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from aitop.diagnosis.causes.serving.tail import computed_twice
+from aitop.diagnosis.queueing import Change, Load, change, load_of
+from aitop.diagnosis.rule import UNPROVEN, Band, Explanation, Rule
+from aitop.diagnosis.served import Served, of_iterations, of_requests
+from aitop.diagnosis.what_if import Length, Scope, TurnCost, fix, turn_cost
+from aitop.model.serving import Serving
+from aitop.model.snapshot import Snapshot
+from aitop.model.units import duration, percent
+from aitop.model.verdict import Fix, Setting
+
+# From here on a request waits longer than it is worked on. A server that is half busy, with requests of equal length
+# that come at random, has a third of their time in its queue.
+ENTER, LEAVE = 0.5, 0.4
+# A server that is at work for less of the time does not lack capacity: its requests wait for something else.
+LEAST_BUSY = 0.7
+# Batches twice as large, or twice the replicas, are what there is to try next.
+MORE = 2
+# A KV cache that is so full has no room for more requests at once.
+KV_FULL = 0.9
+# A larger batch that gives less than this is not worth its latency.
+WORTH_IT = 1.05
+
+
+@dataclass(frozen=True)
+class Queue:
+    """`share` of the requests' time that they wait, `busy` the part of its time that the server works (None: unknown).
+
+    `seconds` is the mean wait, None where only the number of waiting requests is known. `waiting` is that number.
+    """
+
+    share: float
+    busy: float | None
+    seconds: float | None
+    waiting: float | None
+
+
+def _look(snapshot: Snapshot) -> Explanation | str | None:
+    """Whether requests wait for most of their time, for a server that is never idle."""
+    serving = snapshot.serving
+    if serving is None:
+        return "how long each request takes was not measured" if snapshot.kind == "inference" else None
+    queue = _queue(serving)
+    if queue is None:
+        return "how long requests wait was not measured"
+    if queue.busy is None and not queue.waiting:
+        return None
+    if queue.busy is not None and queue.busy < LEAST_BUSY:
+        return None
+    cost = turn_cost(serving.iterations)
+    load = load_of(serving.requests, batch=_batch(serving), cost=cost if _batch(serving) > 1 else None)
+    replica = _replica(serving, load, queue)
+    batch = _larger_batch(serving, load, cost)
+    best = max(
+        (length for length in (_length(replica), _length(batch)) if length), key=lambda one: one.speedup, default=None
+    )
+    gains = best is not None and best.speedup >= WORTH_IT
+    return Explanation(
+        share=min(0.99, queue.share),
+        gone=best if gains else None,
+        gains=gains,
+        signals=(serving.basis == "hook", (queue.busy or 0.0) >= 0.9, best is not None),
+        most_sure=UNPROVEN if queue.busy is None else 0.95,
+        title=f"requests wait for {percent(queue.share)} of their time: they arrive faster than they are served",
+        evidence=_evidence(serving, queue, load, cost),
+        fixes=_fixes(serving, replica, batch),
+        where=(),
+    )
+
+
+def _queue(serving: Serving) -> Queue | None:
+    waited = [one for one in serving.requests if one.queue is not None]
+    busy = _busy(serving)
+    total = sum(one.seconds for one in waited)
+    if waited and total > 0.0:
+        seconds = sum(one.queue or 0.0 for one in waited)
+        return Queue(seconds / total, busy, seconds / len(waited), serving.queue)
+    if serving.queue is not None and serving.concurrency:
+        # By Little's law the numbers are in the same proportion as the times.
+        return Queue(min(1.0, serving.queue / max(serving.concurrency, serving.queue)), busy, None, serving.queue)
+    return None
+
+
+def _busy(serving: Serving) -> float | None:
+    """The part of its time in which the server works on requests; None where that was not measured."""
+    account: Served | None = None
+    if serving.iterations:
+        account = of_iterations(serving.iterations)
+    elif serving.requests:
+        account = of_requests(serving.requests)
+    return None if account is None or "idle" not in account.shares else 1.0 - account.shares["idle"]
+
+
+def _batch(serving: Serving) -> int:
+    """The most requests that an iteration answered at once; 1 where an iteration is only a part of a request."""
+    decodes = any(one.decode_tokens for one in serving.iterations)
+    return 1 if decodes else max((one.requests or 1 for one in serving.iterations), default=1)
+
+
+def _replica(serving: Serving, load: Load | None, queue: Queue) -> Change | Length | None:
+    """What one replica more gives: by simulation where requests are handled one by one or in batches.
+
+    An engine that has many requests in work at once divides them, and takes less time for each iteration.
+    """
+    if not any(one.decode_tokens for one in serving.iterations):
+        return change(load, replicas=MORE) if load is not None else None
+    cost = turn_cost(serving.iterations)
+    if cost is None:
+        return None
+    # While requests wait, each of the two fills its batch as now; twice as much is served until none waits.
+    running = max(1.0, (serving.concurrency or 0.0) - (serving.queue or 0.0))
+    each = min(running, (serving.concurrency or running) / MORE)
+    decoded, prefilled = _means(serving)
+    part = each / running
+    seconds = cost.seconds(decoded * part, prefilled * part) / (MORE * part)
+    now = cost.seconds(decoded, prefilled)
+    likely = min(1.0, seconds / now) if now > 0 else 1.0
+    return Length(likely, likely * (1.0 - cost.error), min(1.0, likely * (1.0 + cost.error)))
+
+
+def _means(serving: Serving) -> tuple[float, float]:
+    """Mean tokens decoded and prefilled in an iteration."""
+    count = max(1, len(serving.iterations))
+    decoded = sum(one.decode_tokens or 0 for one in serving.iterations) / count
+    return decoded, sum(one.prefill_tokens or 0 for one in serving.iterations) / count
+
+
+def _larger_batch(serving: Serving, load: Load | None, cost: TurnCost | None) -> Change | Length | None:
+    """What twice as large batches give; None where that is not known or there is no room for them."""
+    if cost is None or (serving.kv_used or 0.0) >= KV_FULL / MORE:
+        return None
+    if _batch(serving) > 1:
+        return change(load, batch=MORE * _batch(serving)) if load is not None else None
+    decoded, prefilled = _means(serving)
+    if decoded <= 0.0:
+        return None
+    waiting = serving.queue or 0.0
+    running = max(1.0, (serving.concurrency or 0.0) - waiting)
+    # A batch grows by no more than there are requests that wait.
+    grown = decoded * min(MORE, 1.0 + waiting / running)
+    return cost.with_batch(decoded, grown, prefilled) if grown > decoded else None
+
+
+def _length(changed: Change | Length | None) -> Length | None:
+    return changed.length if isinstance(changed, Change) else changed
+
+
+def _evidence(serving: Serving, queue: Queue, load: Load | None, cost: TurnCost | None) -> list[str]:
+    evidence = []
+    if queue.seconds is not None:
+        evidence.append(f"a request waits {duration(queue.seconds)} on average before it is worked on")
+    elif queue.waiting is not None:
+        evidence.append(f"{queue.waiting:.1f} requests wait on average")
+    if queue.busy is not None:
+        evidence.append(f"the server works {percent(queue.busy)} of the time")
+    rate = serving.requests_per_second or (load.rate if load is not None else None)
+    if rate is not None:
+        by = f" for {load.clients} clients that wait for each answer" if load is not None and load.clients else ""
+        evidence.append(f"{rate:.1f} requests are answered a second{by}")
+    if cost is not None and _batch(serving) == 1 and cost.decode > 0.0:
+        evidence.append(
+            f"an iteration takes {duration(cost.fixed)} and {duration(cost.decode)} for each token of the batch"
+        )
+    if serving.kv_used is not None and serving.kv_used >= KV_FULL:
+        evidence.append(f"the KV cache is {percent(serving.kv_used)} full: no more requests fit into the batch")
+    twice = computed_twice(serving)
+    if twice:
+        evidence.append(
+            f"{percent(twice)} of all tokens are computed twice, after a request was thrown out of the batch"
+        )
+    return evidence
+
+
+def _fixes(serving: Serving, replica: Change | Length | None, batch: Change | Length | None) -> list[Fix]:
+    fixes = []
+    size = _batch(serving)
+    if batch is not None and (_length(batch) or Length(1, 1, 1)).speedup >= WORTH_IT:
+        text = (
+            f"batches of up to {MORE * size} instead of {size}" if size > 1 else "a higher limit of requests in a batch"
+        )
+        setting = Setting(name="max_batch_size", to=MORE * size, current=size) if size > 1 else None
+        fixes.append(fix(f"{text}{_latency(batch)}", _length(batch), setting))
+    if replica is not None:
+        fixes.append(fix(f"one replica more, with cores or a device of its own{_latency(replica)}", _length(replica)))
+    else:
+        fixes.append(fix("one replica more, with cores or a device of its own"))
+    if serving.kv_used is not None and serving.kv_used >= KV_FULL:
+        fixes.append(fix("a larger KV cache: gpu_memory_utilization, kv_cache_dtype fp8, or shorter contexts"))
+    fixes.append(fix("refuse requests early that cannot be answered in time"))
+    return fixes
+
+
+def _latency(changed: Change | Length) -> str:
+    if not isinstance(changed, Change):
+        return ""
+    return f": a request takes about {duration(changed.latency)} instead of {duration(changed.before)}"
+
+
+# Its evidence is requests, not steps.
+judge = Rule("queue-bound", _look, Band(ENTER, LEAVE), Scope(capacity=True))

@@ -1,0 +1,237 @@
+"""latency-tail: the slowest requests are slow for a cause of their own, which held them up and not the others."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from aitop.diagnosis.causes.serving.hold_ups import Kind, Tail, Timeline, handler_entries, hold_ups, tail_of
+from aitop.diagnosis.evidence import lead_ledger, lines_of, short_place
+from aitop.diagnosis.rule import Band, Explanation, Rule
+from aitop.diagnosis.what_if import Scope, fix
+from aitop.model.ledger import Entry
+from aitop.model.serving import Serving
+from aitop.model.snapshot import Snapshot
+from aitop.model.units import duration, percent
+from aitop.model.verdict import Fix, Where
+
+# The slowest 1 % are at least five requests: fewer may have been slow by chance. Of less than fifty, five are no tail.
+PART, LEAST_SLOW, LEAST_REQUESTS = 0.01, 5, 50
+# More requests only cost time: a thousand have ten in their slowest percent.
+MOST_REQUESTS = 2000
+# Random arrivals alone make the slowest requests of a half busy server more than twice as long as the usual one.
+LEAST_RATIO = 2.0
+# A cause that explains less than this part of the extra time is not what makes a tail.
+ENTER, LEAVE = 0.3, 0.2
+# A line that comes in bursts is seen in fewer windows of stacks than as many samples in even time would be.
+BURSTY = 0.7
+LEAST_SAMPLES = 4
+# What is estimated from stack samples is no more than likely.
+ESTIMATED = 0.6
+
+WHAT: dict[Kind, str] = {
+    "collector": "garbage collection",
+    "compile": "compiling",
+    "prefill": "other requests' long prompts in the same batch",
+    "quota": "the CPU quota, which stops the process",
+    "cores": "waiting for a core that others use",
+    "preemption": "being thrown out of the batch and computed again",
+    "event-loop": "the event loop, blocked by a handler",
+    "handler": "the handler's own code",
+    "lock": "the interpreter's lock, held by another thread",
+    "size": "their own length",
+    "queue": "waiting behind other requests",
+}
+
+
+@dataclass(frozen=True)
+class Burst:
+    """Lines that hold requests up now and then, known from stack samples. `seconds` of the window they took."""
+
+    kind: Kind
+    entries: tuple[Entry, ...]
+    seconds: float
+
+
+def _look(snapshot: Snapshot) -> Explanation | str | None:
+    """What the slowest requests have that the others lack."""
+    serving = snapshot.serving
+    if serving is None:
+        return "how long each request takes was not measured" if snapshot.kind == "inference" else None
+    requests = serving.requests[-MOST_REQUESTS:]
+    if len(requests) < LEAST_REQUESTS:
+        return f"{len(requests)} single requests were seen so far; {LEAST_REQUESTS} are needed to tell slow ones apart"
+    slow = max(LEAST_SLOW, math.ceil(PART * len(requests)))
+    usual = sorted(one.seconds for one in requests)[len(requests) // 2]
+    tail = tail_of(requests, Timeline(hold_ups(snapshot, serving, usual)), slow)
+    if usual <= 0.0 or tail.slowest < LEAST_RATIO * usual:
+        return None
+    bursts = _bursts(snapshot, serving)
+    kinds = _explained(tail, snapshot)
+    for kind, part in _estimated(tail, bursts, snapshot.window, len(requests)).items():
+        kinds[kind] = kinds.get(kind, 0.0) + part
+    for kind, part in tail.at_most.items():
+        # A moment in which a request waits for something that is known was none in which it waited for a core.
+        kinds[kind] = min(part, max(0.0, 1.0 - tail.size - sum(kinds.values())))
+    kinds = dict(sorted(kinds.items(), key=lambda item: -item[1]))
+    first = next(iter(kinds), None)
+    if first is None or kinds[first] < LEAVE:
+        return None
+    part = kinds[first]
+    lines = _lines(first, snapshot, bursts)
+    measured = _explained(tail, snapshot).get(first, 0.0) >= 0.5 * part
+    left = usual + (1.0 - part) * (tail.slowest - usual)
+    return Explanation(
+        subtype=first,
+        # Only some requests are late: that is never critical, however much of their lateness one cause explains.
+        severity="warning",
+        share=part,
+        gains=False,
+        signals=(measured, bool(lines), part >= 0.5),
+        most_sure=0.95 if measured else ESTIMATED,
+        title=f"the slowest requests take {tail.slowest / usual:.1f} times the usual {duration(usual)}: "
+        f"{percent(part)} of that is {WHAT[first]}",
+        where=lines,
+        evidence=_evidence(snapshot, serving, tail, kinds, left),
+        fixes=_fixes(first, lines),
+    )
+
+
+def _explained(tail: Tail, snapshot: Snapshot) -> dict[Kind, float]:
+    """The measured kinds; long handling is that of an event loop where one calls the handlers."""
+    kinds = dict(tail.kinds)
+    if "handler" in kinds and any(entry.handler == "event-loop" for entry in handler_entries(snapshot)):
+        kinds["event-loop"] = kinds.get("event-loop", 0.0) + kinds.pop("handler")
+    return kinds
+
+
+def _evidence(snapshot: Snapshot, serving: Serving, tail: Tail, kinds: dict[Kind, float], left: float) -> list[str]:
+    behind = max(0.0, min(tail.queue, 1.0 - tail.size - sum(kinds.values())))
+    parts: list[tuple[Kind, float]] = [*kinds.items(), ("size", tail.size), ("queue", behind)]
+    named = [f"{WHAT[kind]} {percent(part)}" for kind, part in parts if part >= 0.05]
+    evidence = [
+        f"the {len(tail.slow)} slowest of {len(serving.requests)} requests take {duration(tail.slowest)} on average, "
+        f"the median {duration(tail.usual)}",
+        f"of the difference: {', '.join(named)}",
+        f"without it the slowest would take about {duration(left)}",
+    ]
+    for kind, what in (("collect", "collections"), ("compile", "compilations")):
+        pauses = [pause.seconds for pause in serving.pauses if pause.kind == kind]
+        if pauses and kinds.get("collector" if kind == "collect" else "compile", 0.0) >= LEAVE:
+            count = f"{len(pauses)} {what if len(pauses) > 1 else what[:-1]}"
+            evidence.append(f"{count} in {snapshot.window:.0f} s, the longest {duration(max(pauses))}")
+    twice = computed_twice(serving)
+    if twice is not None and "preemption" in kinds:
+        evidence.append(f"{percent(twice)} of all tokens are computed a second time")
+    return evidence
+
+
+def computed_twice(serving: Serving) -> float | None:
+    """The share of the computed tokens that belong to requests which were thrown out before; None if not measured."""
+    if not any(one.preempted for one in serving.iterations):
+        return None
+    computed = sum((one.prefill_tokens or 0) + (one.decode_tokens or 0) for one in serving.iterations)
+    begin = min(one.end - one.seconds for one in serving.iterations)
+    prompts = sum(one.prompt_tokens or 0 for one in serving.requests if one.end - one.seconds >= begin)
+    prefilled = sum(one.prefill_tokens or 0 for one in serving.iterations)
+    return max(0.0, prefilled - prompts) / computed if computed and prompts else None
+
+
+def _bursts(snapshot: Snapshot, serving: Serving) -> list[Burst]:
+    """Lines that take time in bursts: in code that handles requests, or in a thread that holds the lock meanwhile."""
+    ledger = lead_ledger(snapshot)
+    if ledger is None:
+        return []
+    entries = [entry for entry in ledger.entries if entry.where is not None and bursty(entry)]
+    called = list(filter(bursty, handler_entries(snapshot)))
+    loop = [entry for entry in called if entry.handler == "event-loop"]
+    handlers = [entry for entry in called if entry.handler != "event-loop"]
+    own = {ledger.pid, serving.pid}
+    locks = [
+        entry
+        for entry in entries
+        if entry.lane == "producers" and entry.pid in own and entry.handler is None and entry.does == "python"
+    ]
+    kinds: tuple[tuple[Kind, list[Entry]], ...] = (("event-loop", loop), ("handler", handlers), ("lock", locks))
+    return [
+        Burst(kind, tuple(found), sum(entry.share for entry in found) * snapshot.window)
+        for kind, found in kinds
+        if found
+    ]
+
+
+def bursty(entry: Entry) -> bool:
+    """Whether a line was sampled in fewer windows of stacks than it would be if its time were spread evenly."""
+    windows, samples = len(entry.by_window), sum(entry.by_window)
+    if windows < 3 or samples < LEAST_SAMPLES:
+        return False
+    even = windows * (1.0 - (1.0 - 1.0 / windows) ** samples)
+    return sum(map(bool, entry.by_window)) <= BURSTY * even
+
+
+def _estimated(tail: Tail, bursts: Iterable[Burst], window: float, requests: int) -> dict[Kind, float]:
+    """The parts of the extra time that bursts explain: each moment of one holds up all requests that are under way."""
+    under_way = max(1.0, requests * tail.usual / window) if window > 0 else 1.0
+    # What waits behind a request that is held up is held up with it.
+    left = (tail.open + tail.queue) * tail.extra
+    ordered = sorted(bursts, key=lambda burst: -burst.seconds)
+    explained: dict[Kind, float] = {}
+    for burst in ordered:
+        seconds = min(left, burst.seconds * under_way)
+        explained[burst.kind] = seconds / tail.extra if tail.extra > 0 else 0.0
+        left -= seconds
+    return explained
+
+
+def _lines(kind: Kind, snapshot: Snapshot, bursts: Iterable[Burst]) -> tuple[Where, ...]:
+    """The lines that a kind comes from, heaviest first, where stack samples tell."""
+    ledger = lead_ledger(snapshot)
+    entries = [entry for entry in (ledger.entries if ledger else ()) if entry.where is not None]
+    wanted: dict[Kind, Callable[[Entry], bool]] = {
+        "collector": lambda entry: entry.activity == "collect",
+        "compile": lambda entry: entry.activity == "compile",
+    }
+    if kind in wanted:
+        return lines_of(entry for entry in entries if wanted[kind](entry)).where
+    found = lines_of(entry for burst in bursts if burst.kind == kind for entry in burst.entries).where
+    if not found and kind in ("event-loop", "handler"):
+        return lines_of(handler_entries(snapshot)).where
+    return found
+
+
+def _fixes(kind: Kind, where: tuple[Where, ...]) -> tuple[Fix, ...]:
+    at = f" at {short_place(where[0])}" if where else ""
+    words: dict[Kind, tuple[str, ...]] = {
+        "collector": (
+            f"leave out gc.collect(){at}"
+            if where
+            else "gc.collect(); gc.freeze() once the model is loaded: its objects are never walked over again",
+            "gc.set_threshold(50_000, 50, 50): long collections come less often",
+        ),
+        "compile": (
+            f"run every shape once before serving{at}, or pad inputs to a few fixed shapes",
+            "torch._dynamo.mark_dynamic on the size that varies, or torch.compile(dynamic=True)",
+        ),
+        "prefill": (
+            "prefill long prompts in smaller pieces: a lower max_num_batched_tokens with chunked prefill",
+            "send long prompts to replicas of their own",
+        ),
+        "quota": ("raise the CPU limit of the container", "use fewer threads than the quota has cores"),
+        "cores": ("give the server cores of its own (taskset, cpuset), or look for stray processes on this machine",),
+        "preemption": (
+            "a larger KV cache (gpu_memory_utilization, kv_cache_dtype fp8), or a lower max_num_seqs: "
+            "requests then wait instead of being computed twice",
+        ),
+        "event-loop": (
+            f"do not block in the event loop{at}: await it, or run it with asyncio.to_thread",
+            "a handler without async runs in a thread of its own (FastAPI, Starlette)",
+        ),
+        "handler": (f"make{at or ' the slow part of the handler'} cheaper, or keep results that come again",),
+        "lock": (f"move that thread's work{at} into a process of its own",),
+    }
+    return tuple(fix(text) for text in words.get(kind, ()))
+
+
+# Its evidence is requests, not steps. Its share is of the slowest requests' extra time, not of all time.
+judge = Rule("latency-tail", _look, Band(ENTER, LEAVE), Scope(capacity=True))

@@ -1,0 +1,91 @@
+"""What the iterations of an engine are made of: time outside of the model, and batches that are too small. Pure."""
+
+from __future__ import annotations
+
+from statistics import fmean
+
+from aitop.diagnosis.device import host_limit, host_unproven
+from aitop.diagnosis.evidence import MIN_STEPS, lines_of, takes_request
+from aitop.diagnosis.rule import Explanation
+from aitop.diagnosis.served import of_iterations
+from aitop.diagnosis.what_if import fix, turn_cost
+from aitop.model.phases import Phase
+from aitop.model.snapshot import Snapshot
+from aitop.model.units import duration, percent
+from aitop.model.verdict import Setting
+
+# Of an iteration, what is not the model: its inputs, which requests come next, and what becomes of the tokens.
+AROUND: tuple[Phase, ...] = ("schedule", "prepare", "output", "host")
+NAMES: dict[Phase, str] = {"schedule": "scheduling", "prepare": "preparing inputs", "output": "handling outputs"}
+# One more request waits on average: it could be in the batch.
+LEAST_WAITING = 1.0
+
+
+def around_model(snapshot: Snapshot) -> Explanation | None:
+    """The verdict on time that an engine's iterations spend outside of the model."""
+    serving = snapshot.serving
+    ledger = next((one for one in snapshot.ledgers if serving and one.pid == serving.pid), None)
+    if serving is None or ledger is None or ledger.unit != "iteration":
+        return None
+    if not any(one.model is not None for one in serving.iterations):
+        return None
+    entries = [entry for entry in ledger.entries if entry.lane == "main" and entry.phase in AROUND]
+    lines = lines_of(entry for entry in entries if not takes_request(entry))
+    share = min(lines.share, host_limit(snapshot, in_phases=True), 0.99)
+    parts = {phase: sum(entry.share for entry in lines.entries if entry.phase == phase) for phase in AROUND}
+    named = [f"{NAMES.get(key, 'between them')} {percent(part)}" for key, part in parts.items() if part >= 0.01]
+    lasts = fmean(one.seconds for one in serving.iterations)
+    return Explanation(
+        subtype="iteration",
+        share=share,
+        signals=(ledger.length is not None, len(serving.iterations) >= 10 * MIN_STEPS),
+        doubtful=host_unproven(snapshot),
+        title=f"{percent(share)} of the engine's time passes in its iterations outside of the model",
+        lines=lines,
+        evidence=(
+            f"of the engine's time: {', '.join(named)}",
+            f"{len(serving.iterations)} iterations, {duration(lasts)} each on average",
+        ),
+        fixes=(
+            fix("larger batches: most of this comes once an iteration, however many requests are in it"),
+            fix("overlap it with the model (asynchronous scheduling), or several tokens an iteration", share),
+        ),
+    )
+
+
+def small_batches(snapshot: Snapshot, few: float, most: int, leisure: float) -> Explanation | None:
+    """The verdict on an engine whose batches have at most `few` requests while others wait; up to `most` are better.
+
+    None where it waits for requests for more than `leisure` (0..1) of its time, or iterations do not tell their cost.
+    """
+    serving = snapshot.serving
+    sizes = [float(one.requests) for one in serving.iterations if one.requests] if serving else []
+    if serving is None or len(sizes) < MIN_STEPS or fmean(sizes) > few or (serving.queue or 0.0) < LEAST_WAITING:
+        return None
+    account, cost = of_iterations(serving.iterations), turn_cost(serving.iterations)
+    if account is None or cost is None or account.shares.get("idle", 0.0) > leisure:
+        return None
+    now = fmean(sizes)
+    size = max(2, min(most, round(now + (serving.queue or 0.0))))
+    prefilled = fmean(one.prefill_tokens or 0 for one in serving.iterations)
+    length = cost.with_batch(now, size, prefilled)
+    share = max(0.0, 1.0 - length.likely)
+    return Explanation(
+        share=share,
+        gone=length,
+        signals=(True, account.shares.get("idle", 0.0) < 0.1, now < 2.0),
+        base=0.5,
+        title=f"{now:.1f} requests are in a batch while {serving.queue or 0.0:.0f} wait: "
+        f"{percent(share)} of the time could serve {size}",
+        evidence=(
+            f"an iteration takes {duration(cost.fixed)}, and {duration(cost.decode)} more for each request in it",
+            f"the engine waits for requests {percent(account.shares.get('idle', 0.0))} of the time",
+        ),
+        fixes=(
+            fix(
+                f"let up to {size} requests into a batch (max_num_seqs, max_batch_size)",
+                length,
+                Setting(name="max_batch_size", to=size, current=round(max(sizes))),
+            ),
+        ),
+    )

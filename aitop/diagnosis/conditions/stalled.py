@@ -1,0 +1,173 @@
+"""A server whose requests do not get on, told from one that has none: part of `hang`. Pure."""
+
+from __future__ import annotations
+
+from aitop.diagnosis.device import device_busy
+from aitop.diagnosis.evidence import lead_ledger, lines_of, main_stacks, place_of, takes_request
+from aitop.diagnosis.rule import Explanation
+from aitop.diagnosis.what_if import fix
+from aitop.model.host import ProcessSample
+from aitop.model.ledger import Activity, Entry
+from aitop.model.serving import Serving
+from aitop.model.snapshot import ProcessStacks, Snapshot
+from aitop.model.units import duration
+from aitop.model.verdict import Where
+
+# Nothing ends for this much longer than it ever took. Short gaps are the kernel's, and a probe looks for five seconds.
+OF_LONGEST, LEAST_SECONDS = 1.5, 2.0
+# Where nothing was seen to end before, and where something computes, which may be a long prompt or a compilation.
+UNKNOWN_SECONDS, COMPUTING_SECONDS = 3.0, 60.0
+# A tree that uses less than this part of a core, and a device that is as idle, compute nothing.
+COMPUTES = 0.1
+# Of the samples of a window, those that may be of another line although the thread stands: it was read as it changed.
+ALL = 0.95
+BLOCKED: frozenset[Activity] = frozenset({"wait", "wait-lock", "wait-queue", "wait-child", "wait-disk"})
+SURE, LIKELY, UNSURE = 0.95, 0.8, 0.6
+
+
+def stalled(snapshot: Snapshot) -> Explanation | None:
+    """The verdict on a server that is stopped, or whose requests do not get on; None of one that is idle or serves."""
+    if snapshot.kind == "training":
+        return None
+    stopped = _stopped(snapshot)
+    if stopped:
+        pids = " ".join(str(process.pid) for process in stopped)
+        return _verdict(
+            snapshot,
+            subtype="stopped",
+            title=f"process {pids.replace(' ', ', ')} of the server is stopped by a signal or a debugger",
+            confidence=SURE,
+            first=stopped[0].pid,
+            remedy=f"let it go on: kill -CONT {pids}",
+        )
+    serving = snapshot.serving
+    if serving is None or not serving.alive or serving.still is None:
+        return _in_handler(snapshot)
+    longest, computing = _longest(serving), _computes(snapshot)
+    where = _standing(snapshot)
+    if longest is None and not where and not _has_engine(serving):
+        # Handlers may wait for somebody else, with nothing in their way.
+        return None
+    limit = COMPUTING_SECONDS if computing else LEAST_SECONDS if longest is not None else UNKNOWN_SECONDS
+    if serving.still < max(limit, OF_LONGEST * (longest or 0.0)):
+        return None
+    place = f", it stands at {place_of(where[0])}" if where else ""
+    return _verdict(
+        snapshot,
+        subtype="stalled",
+        title=f"{serving.alive} requests are under way, and nothing has got on for {serving.still:.0f} s{place}",
+        confidence=UNSURE if computing else LIKELY,
+        first=serving.pid,
+        where=where,
+        remedy="see the stacks of all threads (h): a lock, queue or process that never answers",
+    )
+
+
+def _in_handler(snapshot: Snapshot) -> Explanation | None:
+    """The verdict on a thread that stands on one line of a handler: what it was called for is a request under way.
+
+    Who sleeps or waits for the network will go on by itself, or when somebody else does.
+    """
+    process, ledger = main_stacks(snapshot), lead_ledger(snapshot)
+    if process is None or ledger is None or snapshot.stacks is None or _computes(snapshot):
+        return None
+    windows = len(process.by_window)
+    for entry in ledger.entries:
+        if entry.lane != "main" or entry.handler is None or entry.activity not in BLOCKED:
+            continue
+        stood = 0
+        while stood < windows and _fills(entry, process, -1 - stood):
+            stood += 1
+        seconds = snapshot.stacks.seconds * stood / windows if windows else 0.0
+        if seconds >= UNKNOWN_SECONDS and entry.where is not None:
+            return _verdict(
+                snapshot,
+                subtype="stalled",
+                title=f"a request does not get on: {place_of(entry.where)} has waited for {seconds:.0f} s",
+                confidence=LIKELY,
+                first=entry.pid,
+                where=(entry.where,),
+                remedy="see the stacks of all threads (h): who holds what it waits for?",
+            )
+    return None
+
+
+def _fills(entry: Entry, process: ProcessStacks, window: int) -> bool:
+    """Whether the thread stood on the entry's line in all of that window of stacks."""
+    samples = process.by_window[window]
+    return samples > 0 and len(entry.by_window) >= -window and entry.by_window[window] >= ALL * samples
+
+
+def _verdict(
+    snapshot: Snapshot,
+    *,
+    subtype: str,
+    title: str,
+    confidence: float,
+    first: int | None,
+    where: tuple[Where, ...] = (),
+    remedy: str,
+) -> Explanation:
+    serving = snapshot.serving
+    evidence = []
+    if serving is not None and serving.alive is not None:
+        evidence.append(f"{serving.alive} requests are under way")
+    if serving is not None and serving.still is not None:
+        evidence.append(f"no request and no iteration has ended for {serving.still:.0f} s")
+        longest = _longest(serving)
+        if longest is not None:
+            evidence.append(f"the longest so far took {duration(longest)}")
+    processes = snapshot.host.processes if snapshot.host else ()
+    evidence += [
+        f"process {one.pid}: [{one.state}{f' {one.channel}' if one.channel else ''}]"
+        for one in processes
+        if one.pid == first and one.state is not None
+    ]
+    return Explanation(
+        subtype=subtype,
+        severity="critical",
+        share=1.0,
+        gains=False,
+        confidence=confidence,
+        title=title,
+        where=where,
+        evidence=tuple(evidence),
+        fixes=(fix(remedy),),
+        level=1.0,
+    )
+
+
+def _stopped(snapshot: Snapshot) -> list[ProcessSample]:
+    """Processes of a server that somebody has stopped."""
+    processes = snapshot.host.processes if snapshot.host else ()
+    serves = snapshot.serving is not None
+    mine = {snapshot.target.pid, *snapshot.working}
+    return [one for one in processes if one.state in ("T", "t") and (serves or one.pid in mine)]
+
+
+def _longest(serving: Serving) -> float | None:
+    """The longest that anything took that ended; None where too little ended to know what is usual."""
+    lengths = [one.seconds for one in serving.iterations] or [one.seconds for one in serving.requests]
+    return max(lengths) if len(lengths) > 1 else None
+
+
+def _has_engine(serving: Serving) -> bool:
+    """Whether requests under way are in an engine, which always gets on with them."""
+    return bool(serving.iterations) or serving.basis == "metrics"
+
+
+def _computes(snapshot: Snapshot) -> bool:
+    processes = snapshot.host.processes if snapshot.host else ()
+    known = [one.cpu for one in processes if one.cpu is not None]
+    return not known or sum(known) >= COMPUTES or (device_busy(snapshot) or 0.0) >= COMPUTES
+
+
+def _standing(snapshot: Snapshot) -> tuple[Where, ...]:
+    """The line on which the thread that does the work was in the newest window of stacks; empty if it rests."""
+    ledger = lead_ledger(snapshot)
+    newest = [
+        entry
+        for entry in (ledger.entries if ledger else ())
+        if entry.lane == "main" and entry.by_window and entry.by_window[-1] and not takes_request(entry)
+    ]
+    return lines_of(newest).where[:1]

@@ -1,0 +1,169 @@
+"""What if a server had more replicas or larger batches: its own requests, sent once more through a queue. Pure.
+
+The simulated server has one queue and so many slots, each of which takes up to `batch` waiting requests at once. It is
+believed only if the requests wait in it, as it is now, as long as they really waited.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from aitop.diagnosis.what_if import LEFT, Length, TurnCost, estimated
+from aitop.model.serving import RequestRecord
+
+# Fewer requests than this do not tell how arrivals and service vary.
+LEAST_REQUESTS = 30
+# Waiting in the simulated server may differ from the real one by this part; the gain gets as much wider.
+MOST_OFF = 0.25
+# Clients that send one request after the other keep the number of requests under way the same: its variance is far
+# below its mean, while with independent arrivals it is the mean or more.
+STEADY = 0.25
+
+
+@dataclass(frozen=True)
+class Load:
+    """What arrived at a server in a time, oldest first: `arrivals` (monotonic), and `services`, the seconds from the
+    end of each one's wait to its answer. `waited` is the mean wait, `latency` the mean from arrival to answer.
+
+    `clients` send a request as soon as they have an answer; None where requests come by themselves. Of a server that
+    takes several requests at once, `slots` are the most that it had in work, or `batch` the most in one batch.
+    """
+
+    arrivals: tuple[float, ...]
+    services: tuple[float, ...]
+    waited: float
+    latency: float
+    rate: float
+    clients: int | None
+    slots: int
+    batch: int = 1
+    cost: TurnCost | None = None
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a simulated server does: requests per second, the mean wait and the mean latency in seconds."""
+
+    rate: float
+    waited: float
+    latency: float
+
+
+@dataclass(frozen=True)
+class Change:
+    """A server changed: `length` of the time per request relative to now, and the latency then and now in seconds."""
+
+    length: Length
+    latency: float
+    before: float
+
+
+def load_of(requests: Sequence[RequestRecord], *, batch: int = 1, cost: TurnCost | None = None) -> Load | None:
+    """The load of a server from its answered requests; None where their waits were not measured."""
+    known = sorted((one for one in requests if one.queue is not None), key=lambda one: one.end - one.seconds)
+    if len(known) < LEAST_REQUESTS:
+        return None
+    arrivals = tuple(one.end - one.seconds for one in known)
+    begun = [one.end - one.seconds + (one.queue or 0.0) for one in known]
+    ends = [one.end for one in known]
+    seconds = max(ends) - min(ends)
+    if seconds <= 0.0:
+        return None
+    return Load(
+        arrivals=arrivals,
+        services=tuple(max(1e-6, end - begin) for begin, end in zip(begun, ends, strict=True)),
+        waited=sum(one.queue or 0.0 for one in known) / len(known),
+        latency=sum(one.seconds for one in known) / len(known),
+        rate=(len(known) - 1) / seconds,
+        clients=_clients(arrivals, ends),
+        slots=1 if batch > 1 else _most_at_once(begun, ends),
+        batch=batch,
+        cost=cost,
+    )
+
+
+def _levels(begins: Sequence[float], ends: Sequence[float]) -> list[tuple[float, int]]:
+    """How many intervals are open, with the seconds for which they are."""
+    changes = sorted([*((time, 1) for time in begins), *((time, -1) for time in ends)])
+    levels, open_now = [], 0
+    for (time, change), (until, _) in pairwise(changes):
+        open_now += change
+        levels.append((until - time, open_now))
+    return levels
+
+
+def _clients(arrivals: Sequence[float], ends: Sequence[float]) -> int | None:
+    """The number of clients that wait for each answer before they ask again; None where it does not look like that."""
+    longest = max(end - begin for begin, end in zip(arrivals, ends, strict=True))
+    first, last = min(arrivals) + longest, max(ends) - longest
+    # At both ends requests are missing: those answered before, and those not answered yet.
+    begins = [min(max(time, first), last) for time in arrivals]
+    untils = [min(max(time, first), last) for time in ends]
+    levels = [(seconds, count) for seconds, count in _levels(begins, untils) if seconds > 0]
+    whole = sum(seconds for seconds, _ in levels)
+    if whole <= 0.0 or last <= first:
+        return None
+    mean = sum(seconds * count for seconds, count in levels) / whole
+    variance = sum(seconds * (count - mean) ** 2 for seconds, count in levels) / whole
+    return round(mean) if mean >= 1.0 and variance <= STEADY * mean else None
+
+
+def _most_at_once(begins: Sequence[float], ends: Sequence[float]) -> int:
+    """How many were in work at once when most were; short peaks are left out."""
+    levels = sorted(_levels(begins, ends), key=lambda level: -level[1])
+    whole, seen = sum(seconds for seconds, _ in levels), 0.0
+    for seconds, count in levels:
+        seen += seconds
+        if seen >= 0.05 * whole:
+            return max(1, count)
+    return 1
+
+
+def simulate(load: Load, *, slots: int, batch: int) -> Outcome:
+    """The same requests through a server with so many slots, each of which takes up to `batch` at once."""
+    free = [load.arrivals[0]] * slots
+    heapq.heapify(free)
+    count = len(load.arrivals)
+    clients = load.clients
+    # Of clients that ask again after each answer, the arrivals follow from the answers.
+    pending = [load.arrivals[0]] * min(clients, count) if clients else list(load.arrivals)
+    heapq.heapify(pending)
+    sent, answered = len(pending), 0
+    waits = latencies = 0.0
+    first, last = load.arrivals[0], load.arrivals[0]
+    while pending:
+        start = max(heapq.heappop(free), pending[0])
+        taken = [heapq.heappop(pending)]
+        while pending and len(taken) < batch and pending[0] <= start:
+            taken.append(heapq.heappop(pending))
+        seconds = load.cost.seconds(len(taken)) if load.cost is not None else load.services[answered % count]
+        end = start + seconds
+        heapq.heappush(free, end)
+        for arrival in taken:
+            waits += start - arrival
+            latencies += end - arrival
+            if clients and sent < count:
+                heapq.heappush(pending, end)
+                sent += 1
+        answered += len(taken)
+        last = max(last, end)
+    seconds = last - first
+    return Outcome(answered / seconds if seconds > 0 else 0.0, waits / answered, latencies / answered)
+
+
+def change(load: Load, *, replicas: int = 1, batch: int | None = None) -> Change | None:
+    """The server with so many replicas, or larger batches; None where the simulation does not fit what is measured."""
+    if batch is not None and load.cost is None:
+        return None
+    now = simulate(load, slots=load.slots, batch=load.batch)
+    off = abs(now.latency - load.latency) / load.latency
+    if off > MOST_OFF:
+        return None
+    then = simulate(load, slots=load.slots * replicas, batch=batch or load.batch)
+    # Where all that arrives is answered as it is, no more can be answered, only sooner.
+    share = max(0.0, 1.0 - now.rate / then.rate)
+    length = estimated(share, share * (1.0 - off - LEFT), share + (off + LEFT) * (1.0 - share))
+    return Change(length, then.latency * load.latency / now.latency, load.latency)

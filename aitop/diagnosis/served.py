@@ -1,0 +1,108 @@
+"""How a server's process spends its time: the phases of its engine's iterations, or of its requests. Pure.
+
+An iteration's parts follow one another, so they add up. Requests overlap: of each moment only one part counts, the one
+closest to the model, and a moment without any request is idle.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from aitop.model.ledger import Unit
+from aitop.model.phases import SERVED, Phase
+from aitop.model.serving import IterationRecord, RequestRecord
+from aitop.model.snapshot import Snapshot
+
+# Fewer iterations or requests than this say little about how the time is divided.
+LEAST_UNITS = 8
+
+Span = tuple[float, float]
+
+
+@dataclass(frozen=True)
+class Served:
+    """`shares` (0..1) of one process's time by phase, which add up to 1, and the mean seconds from unit to unit."""
+
+    unit: Unit
+    length: float
+    shares: Mapping[Phase, float]
+
+
+def served(snapshot: Snapshot, pid: int) -> Served | None:
+    """The measured account of a server's process; None of any other process, and where too little was measured."""
+    serving = snapshot.serving
+    if serving is None or serving.pid != pid:
+        return None
+    if len(serving.iterations) >= LEAST_UNITS:
+        return of_iterations(serving.iterations)
+    if len(serving.requests) >= LEAST_UNITS:
+        return of_requests(serving.requests)
+    return None
+
+
+def of_iterations(iterations: Sequence[IterationRecord]) -> Served | None:
+    """The account of an engine: what it waited for requests counts as part of each iteration."""
+    total = sum(one.seconds + (one.idle or 0.0) for one in iterations)
+    if total <= 0.0:
+        return None
+    shares: dict[Phase, float] = {}
+    for phase in SERVED:
+        values = [getattr(one, phase.iteration) for one in iterations] if phase.iteration else []
+        if any(value is not None for value in values):
+            shares[phase.key] = min(1.0, sum(value or 0.0 for value in values) / total)
+    shares["host"] = max(0.0, 1.0 - sum(shares.values()))
+    return Served("iteration", total / len(iterations), shares)
+
+
+def of_requests(requests: Sequence[RequestRecord]) -> Served | None:
+    """The account of a process that answers requests, from the first arrival to the last answer."""
+    begin, until = min(one.end - one.seconds for one in requests), max(one.end for one in requests)
+    total = until - begin
+    if total <= 0.0:
+        return None
+    spans = [parts_of(one) for one in requests]
+    alive = merged((one.end - one.seconds, one.end) for one in requests)
+    shares: dict[Phase, float] = {"idle": max(0.0, 1.0 - length(alive) / total)}
+    taken: list[Span] = []
+    keys: tuple[Phase, ...] = ("forward", "preprocess", "postprocess")
+    for key in keys:
+        own = [each[key] for each in spans if key in each]
+        if own:
+            covered = merged([*taken, *own])
+            shares[key] = (length(covered) - length(taken)) / total
+            taken = covered
+    shares["host"] = max(0.0, 1.0 - sum(shares.values()))
+    return Served("request", total / len(requests), shares)
+
+
+def parts_of(request: RequestRecord) -> dict[str, Span]:
+    """When each measured part of a request began and ended, by phase, its wait as "queue"."""
+    parts: dict[str, Span] = {}
+    time = request.end - request.seconds
+    for key, seconds in (
+        ("queue", request.queue),
+        ("preprocess", request.preprocess),
+        ("forward", request.model),
+        ("postprocess", request.postprocess),
+    ):
+        if seconds is not None:
+            parts[key] = (time, time + seconds)
+            time += seconds
+    return parts
+
+
+def merged(spans: Iterable[Span]) -> list[Span]:
+    """The spans in order, those that overlap or touch made one."""
+    together: list[Span] = []
+    for begin, until in sorted(spans):
+        if together and begin <= together[-1][1]:
+            together[-1] = (together[-1][0], max(together[-1][1], until))
+        else:
+            together.append((begin, until))
+    return together
+
+
+def length(spans: Iterable[Span]) -> float:
+    """The seconds that these spans, which do not overlap, take together."""
+    return sum(until - begin for begin, until in spans)

@@ -1,0 +1,158 @@
+"""What differences between looks at a server's own `/metrics` say of the time between them. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
+
+from aitop.model.serving import Histogram, Percentiles, ServerSample, Serving
+from aitop.model.snapshot import Series
+
+# A percentile is told only where the bucket that it lies in is no wider than this, upper to lower bound.
+COARSEST = 2.5
+# Any of these moves on while a server works.
+PROGRESS = ("iterations", "tokens", "prompt_tokens", "requests")
+
+
+def of_metrics(servers: Mapping[int, Sequence[ServerSample]], since: float) -> Serving | None:
+    """The figures of the time from `since` on, of all servers together; None without a look that recent.
+
+    A figure is the sum over the servers, and None where one of them does not have it.
+    """
+    samples = {pid: list(own) for pid, own in servers.items() if own and own[-1].time >= since}
+    if not samples:
+        return None
+    spans = [span for own in samples.values() if (span := _span(own, since)) is not None]
+    recent = [sample for own in samples.values() for sample in own if sample.time >= since]
+    newest = [own[-1] for own in samples.values()]
+    running, waiting = _gauge(newest, "running"), _gauge(newest, "waiting")
+    latency = _sum(_spent(span, "latency") for span in spans)
+    mean_running, mean_waiting = (_mean_gauge(recent, len(newest), name) for name in ("running", "waiting"))
+    present = mean_running if mean_waiting is None or mean_running is None else mean_running + mean_waiting
+    waited = _sum(_spent(span, "queue") for span in spans)
+    return Serving(
+        basis="metrics",
+        pid=min(samples),
+        requests_per_second=_sum(_rate(span, "requests") for span in spans),
+        tokens_per_second=_sum(_rate(span, "tokens") for span in spans),
+        concurrency=present if latency is None else latency,
+        queue=waited if mean_waiting is None else mean_waiting,
+        latency=_percentiles(spans, "latency"),
+        first_token=_percentiles(spans, "first_token"),
+        inter_token=_percentiles(spans, "inter_token"),
+        batch_mean=_mean([sample.gauges["running"] for sample in recent if sample.gauges.get("running")]),
+        kv_used=_mean([sample.gauges["kv_used"] for sample in recent if "kv_used" in sample.gauges]),
+        preemptions_per_second=_sum(_rate(span, "preemptions") for span in spans),
+        alive=None if running is None else round(running + (waiting or 0.0)),
+        still=min((still for own in samples.values() if (still := _still(own)) is not None), default=None),
+    )
+
+
+def series_of_metrics(servers: Mapping[int, Sequence[ServerSample]]) -> dict[str, Series]:
+    """The series for charts: one value for each time between two looks. Only of the server looked at most."""
+    own = max(servers.values(), key=len, default=())
+    times, p50, p99, rate, queue = [], [], [], [], []
+    for before, after in pairwise(own):
+        latency = _percentiles([(before, after)], "latency")
+        times.append(after.time)
+        p50.append(latency.p50 * 1e3 if latency else None)
+        p99.append(latency.p99 * 1e3 if latency else None)
+        rate.append(_rate((before, after), "requests"))
+        queue.append(after.gauges.get("waiting"))
+    made = {"request_p50": p50, "request_p99": p99, "request_rate": rate, "request_queue": queue}
+    return {
+        name: Series(times=tuple(times), values=tuple(values))
+        for name, values in made.items()
+        if any(value is not None for value in values)
+    }
+
+
+Span = tuple[ServerSample, ServerSample]
+
+
+def _span(samples: Sequence[ServerSample], since: float) -> Span | None:
+    """The last look before `since` (the first there is, where none was) and the newest; None where these are one."""
+    before = next((sample for sample in reversed(samples) if sample.time <= since), samples[0])
+    return (before, samples[-1]) if samples[-1].time > before.time else None
+
+
+def _rate(span: Span, name: str) -> float | None:
+    """A counter's increase a second; None where one of the looks lacks it, or it went back."""
+    before, after = (sample.counters.get(name) for sample in span)
+    if before is None or after is None or after < before:
+        return None
+    return (after - before) / (span[1].time - span[0].time)
+
+
+def _spent(span: Span, name: str) -> float | None:
+    """How many were in that state on average, by Little's law: seconds spent in it for each second."""
+    before, after = (sample.histograms.get(name) for sample in span)
+    if before is None or after is None or after.sum < before.sum or after.count <= before.count:
+        return None
+    return (after.sum - before.sum) / (span[1].time - span[0].time)
+
+
+def _percentiles(spans: Iterable[Span], name: str) -> Percentiles | None:
+    """Of what was added to the histograms in these times; None where a bucket is too coarse to tell all three."""
+    added: dict[float, float] = {}
+    total = 0.0
+    for before, after in ((span[0].histograms.get(name), span[1].histograms.get(name)) for span in spans):
+        if before is None or after is None or before.bounds != after.bounds:
+            return None
+        total += after.count - before.count
+        for bound, count in _added(before, after):
+            added[bound] = added.get(bound, 0.0) + count
+    if total <= 0:
+        return None
+    p50, p95, p99 = (_within(sorted(added.items()), share * total) for share in (0.5, 0.95, 0.99))
+    return None if p50 is None or p95 is None or p99 is None else Percentiles(p50=p50, p95=p95, p99=p99)
+
+
+def _added(before: Histogram, after: Histogram) -> list[tuple[float, float]]:
+    return [
+        (bound, count - earlier)
+        for bound, earlier, count in zip(after.bounds, before.counts, after.counts, strict=False)
+    ]
+
+
+def _within(buckets: Sequence[tuple[float, float]], rank: float) -> float | None:
+    """The value at this rank by the cumulative counts, taken to be spread evenly over its bucket."""
+    lower, below = 0.0, 0.0
+    for bound, count in buckets:
+        if count >= rank:
+            if lower <= 0 or bound > COARSEST * lower or count <= below:
+                return None
+            return lower + (bound - lower) * (rank - below) / (count - below)
+        lower, below = bound, count
+    return None
+
+
+def _gauge(samples: Sequence[ServerSample], name: str) -> float | None:
+    """The sum over servers; None where one of them does not tell it."""
+    return _sum(sample.gauges.get(name) for sample in samples)
+
+
+def _mean_gauge(samples: Sequence[ServerSample], servers: int, name: str) -> float | None:
+    """The mean over the looks, of all servers together."""
+    mean = _mean([sample.gauges[name] for sample in samples if name in sample.gauges])
+    return None if mean is None else mean * servers
+
+
+def _still(samples: Sequence[ServerSample]) -> float | None:
+    """Seconds, at the newest look, since the last look at which anything had moved on; None where there is only one."""
+    last = samples[-1]
+    if len(samples) < 2:
+        return None
+    for before, after in pairwise(reversed(samples)):
+        if any(after.counters.get(name) != before.counters.get(name) for name in PROGRESS):
+            return last.time - before.time
+    return last.time - samples[0].time
+
+
+def _sum(values: Iterable[float | None]) -> float | None:
+    known = list(values)
+    return None if not known or None in known else sum(value for value in known if value is not None)
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return sum(values) / len(values) if values else None

@@ -1,0 +1,280 @@
+"""What a server does in the window: from the hook's records first, then from its own `/metrics`. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
+
+from msgspec.structs import replace
+
+from aitop.engine.history import History
+from aitop.engine.served import CHART_SECONDS, ServedHistory, ServedSecond
+from aitop.engine.snapshot.metrics import of_metrics, series_of_metrics
+from aitop.engine.snapshot.steps import quantile
+from aitop.model.host import HostSample
+from aitop.model.serving import IterationRecord, Percentiles, RequestRecord, Serving
+from aitop.model.snapshot import Series
+from aitop.model.steps import Kind
+
+WINDOW_SECONDS, LONG_WINDOW_SECONDS = 30.0, 120.0
+ENOUGH_REQUESTS = 30
+SILENT_SECONDS = 3.0
+# Requests that last longer than this part of the time looked at are not represented by those that ended in it.
+BRIEF = 0.25
+
+
+def serving(history: History, now: float, kind: Kind) -> Serving | None:
+    """The figures; None where nothing is served. A server of which nothing is measured has a Serving without any.
+
+    Where hook and metrics both know a figure, the hook's is exact, except of tokens: the server's counter has those of
+    requests that have not ended as well.
+    """
+    hook = _of_hook(history, now)
+    metrics = of_metrics(history.servers, now - WINDOW_SECONDS)
+    if hook is None and metrics is None:
+        host = history.hosts.last
+        serves = host is not None and host.engine is not None and kind != "training"
+        return Serving(basis="stacks") if serves else None
+    if hook is None or metrics is None:
+        return hook or metrics
+    missing = {name: getattr(metrics, name) for name in Serving.__struct_fields__ if getattr(hook, name) is None}
+    tokens = hook.tokens_per_second if metrics.tokens_per_second is None else metrics.tokens_per_second
+    return replace(hook, **{**missing, "tokens_per_second": tokens, "still": _still(history, hook, metrics, now)})
+
+
+def _still(history: History, hook: Serving, metrics: Serving, now: float) -> float | None:
+    """Seconds since the newest progress that either has seen. What the metrics say is as old as the last look."""
+    age = now - max(looks[-1].time for looks in history.servers.values())
+    known = (hook.still, None if metrics.still is None else metrics.still + max(0.0, age))
+    return min((value for value in known if value is not None), default=None)
+
+
+def request_series(history: History, now: float) -> dict[str, Series]:
+    """request_p50 and request_p99 (milliseconds), request_rate and request_queue over the last minutes.
+
+    Of several processes the p50 is the mean, weighted by their requests, and the p99 the largest.
+    """
+    served = _served(history)
+    chosen = _front(history.hosts.last, {pid: list(one.requests) for pid, one in served.items()})
+    requests = _by_second(served[pid].done for pid in chosen)
+    turns = _by_second(one.done for one in served.values())
+    if not requests and not turns:
+        return series_of_metrics(history.servers)
+    last = int(now) - 2
+    seconds = range(max(min([*requests, *turns]), last - CHART_SECONDS), last + 1)
+    watched = any(one.watches_requests for one in served.values())
+    rows = [_row(requests.get(second, []), turns.get(second, []), watched=watched) for second in seconds]
+    times = tuple(float(second + 1) for second in seconds)
+    names = ("request_p50", "request_p99", "request_rate", "request_queue")
+    made = {name: Series(times=times, values=tuple(row[place] for row in rows)) for place, name in enumerate(names)}
+    return {name: one for name, one in made.items() if any(value is not None for value in one.values)}
+
+
+def _by_second(histories: Iterable[Iterable[ServedSecond]]) -> dict[int, list[ServedSecond]]:
+    found: dict[int, list[ServedSecond]] = {}
+    for seconds in histories:
+        for one in seconds:
+            found.setdefault(one.second, []).append(one)
+    return found
+
+
+def _row(requests: Sequence[ServedSecond], turns: Sequence[ServedSecond], *, watched: bool) -> tuple[float | None, ...]:
+    """p50, p99, rate and queue of one second; `watched`: requests are, and not only iterations."""
+    answered = sum(one.requests for one in requests)
+    weighted = sum(one.requests * one.p50 for one in requests if one.p50 is not None)
+    slowest = max((one.p99 for one in requests if one.p99 is not None), default=None)
+    waiting = [one.waiting for one in turns if one.waiting is not None]
+    queued = [one.queue for one in requests if one.queue is not None]
+    return (
+        weighted / answered * 1e3 if answered else None,
+        None if slowest is None else slowest * 1e3,
+        float(answered) if watched else None,
+        sum(waiting) if waiting else sum(queued) if queued else None,
+    )
+
+
+def _served(history: History) -> dict[int, ServedHistory]:
+    """By process, where the hook watches requests or iterations."""
+    return {pid: hook.served for pid, hook in history.hooks.items() if hook.served.since is not None}
+
+
+def _of_hook(history: History, now: float) -> Serving | None:
+    """The figures from the hook's records; None where it reports of no server."""
+    served = _served(history)
+    if not served:
+        return None
+    end = _reported_until(history, served, now)
+    since = _window(served, end)
+    requests = {pid: [one for one in own.requests if one.end >= since] for pid, own in served.items()}
+    turns = {pid: [one for one in own.iterations if one.end >= since] for pid, own in served.items()}
+    front = _front(history.hosts.last, requests)
+    answered = sorted((record for pid in front for record in requests[pid]), key=lambda record: record.end)
+    engine = max((pid for pid in turns if turns[pid]), key=lambda pid: (len(turns[pid]), -pid), default=None)
+    busiest = max(front, key=lambda pid: (len(requests[pid]), -pid), default=min(served))
+    watched = min(own.since for own in served.values() if own.since is not None)
+    ends = [records[-1].end for own in served.values() for records in (own.requests, own.iterations) if records]
+    pauses = [pause for hook in history.hooks.values() for pause in hook.served.pauses if pause.end >= since]
+    seconds = end - since
+    iterations = [record for own in turns.values() for record in own]
+    return Serving(
+        basis="hook",
+        pid=busiest if engine is None else engine,
+        requests_per_second=_rate_of_requests(answered, served, seconds),
+        tokens_per_second=_tokens(answered, iterations, seconds),
+        concurrency=_concurrency(answered, turns, seconds),
+        queue=_queue(answered, turns, seconds),
+        latency=_percentiles([record.seconds for record in answered]),
+        first_token=_percentiles([one.first_token for one in answered if one.first_token is not None]),
+        inter_token=_inter_token(turns.values()),
+        batch_mean=_mean([one.requests for one in iterations if one.requests is not None]),
+        kv_used=_mean([one.kv_used for one in iterations if one.kv_used is not None]),
+        preemptions_per_second=_per_second([one.preempted for one in iterations], seconds),
+        alive=_alive(history, served, end),
+        still=max(0.0, end - max(ends, default=watched)),
+        requests=tuple(answered),
+        iterations=() if engine is None else tuple(turns[engine]),
+        pauses=tuple(sorted(pauses, key=lambda pause: pause.end)),
+    )
+
+
+def _reported_until(history: History, served: Mapping[int, ServedHistory], now: float) -> float:
+    """Until when what was to be reported has been: until the hook was last heard of. One that is read and says nothing
+    for longer than it takes to come to it has nothing to say: until now.
+    """
+    status = history.statuses.get("hook")
+    heard = max(history.hooks[pid].time for pid in served)
+    silent = (status is None or status.state == "ok") and now - heard > SILENT_SECONDS
+    return now if silent else heard
+
+
+def _window(served: Mapping[int, ServedHistory], end: float) -> float:
+    """Where the window begins; earlier where requests are so few that a short one says little of them.
+
+    Not before anything was watched, nor so early that more came than is remembered.
+    """
+    since = end - WINDOW_SECONDS
+    if sum(record.end >= since for own in served.values() for record in own.requests) < ENOUGH_REQUESTS:
+        since = end - LONG_WINDOW_SECONDS
+    watched = min(own.since for own in served.values() if own.since is not None)
+    kept = [
+        records[0].end
+        for own in served.values()
+        for records in (own.requests, own.iterations)
+        if len(records) == records.maxlen
+    ]
+    return max([since, watched, *kept])
+
+
+def _front(host: HostSample | None, requests: Mapping[int, Sequence[RequestRecord]]) -> tuple[int, ...]:
+    """The processes whose requests are those of the users: the same request may be reported by the one that takes it
+    from the network and by the one that runs the model.
+
+    Processes with the same part in the server share its requests. Among parts that have most of them, the one in which
+    a request lasts longest contains the others.
+    """
+    parts = {process.pid: process.part for process in host.processes} if host else {}
+    groups: dict[str | None, list[int]] = {}
+    for pid in sorted(requests):
+        if requests[pid]:
+            groups.setdefault(parts.get(pid), []).append(pid)
+    counts = {part: sum(len(requests[pid]) for pid in pids) for part, pids in groups.items()}
+    most = max(counts.values(), default=0)
+
+    def mean(part: str | None) -> float:
+        return sum(record.seconds for pid in groups[part] for record in requests[pid]) / counts[part]
+
+    chosen = max((part for part in groups if 2 * counts[part] >= most), key=mean, default=None)
+    return tuple(groups.get(chosen, ()))
+
+
+def _alive(history: History, served: Mapping[int, ServedHistory], end: float) -> int | None:
+    """Requests under way at `end`, by the part that has most of them: it takes them first and lets them go last.
+
+    A process with requests under way is heard of each time that its hook is read. Of one that is not heard of, none is.
+    """
+    host = history.hosts.last
+    parts = {process.pid: process.part for process in host.processes} if host else {}
+    alive: dict[str | None, int] = {}
+    for pid, own in served.items():
+        if own.alive is not None:
+            heard = history.hooks[pid].time >= end - SILENT_SECONDS
+            alive[parts.get(pid)] = alive.get(parts.get(pid), 0) + (own.alive if heard else 0)
+    return max(alive.values(), default=None)
+
+
+def _rate_of_requests(
+    answered: Sequence[RequestRecord], served: Mapping[int, ServedHistory], seconds: float
+) -> float | None:
+    """None where only iterations are watched: requests may be answered all the same."""
+    watched = any(own.watches_requests for own in served.values())
+    return len(answered) / seconds if watched and seconds > 0 else None
+
+
+def _tokens(answered: Sequence[RequestRecord], turns: Sequence[IterationRecord], seconds: float) -> float | None:
+    """Of the requests that ended, or of the iterations where those last so long that few of them ended."""
+    if answered and sum(record.seconds for record in answered) / len(answered) <= BRIEF * seconds:
+        return _per_second([record.tokens for record in answered], seconds)
+    return _per_second([record.decode_tokens for record in turns], seconds)
+
+
+def _concurrency(
+    answered: Sequence[RequestRecord], turns: Mapping[int, Sequence[IterationRecord]], seconds: float
+) -> float | None:
+    """Rate times latency (Little's law); where requests last too long for that, those in the engine and before it."""
+    total = sum(record.seconds for record in answered)
+    if answered and seconds > 0 and total / len(answered) <= BRIEF * seconds:
+        return total / seconds
+    known = [
+        _mean([one.running + (one.waiting or 0) for one in own if one.running is not None]) for own in turns.values()
+    ]
+    means = [mean for mean in known if mean is not None]
+    return sum(means) if means else total / seconds if answered and seconds > 0 else None
+
+
+def _queue(
+    answered: Sequence[RequestRecord], turns: Mapping[int, Sequence[IterationRecord]], seconds: float
+) -> float | None:
+    """The mean number that waited: as the engines saw it, or else what the requests waited in a second."""
+    known = [_mean([one.waiting for one in own if one.waiting is not None]) for own in turns.values()]
+    means = [mean for mean in known if mean is not None]
+    return sum(means) if means else _per_second([record.queue for record in answered], seconds)
+
+
+def _inter_token(turns: Iterable[Sequence[IterationRecord]]) -> Percentiles | None:
+    """Each token of a decoding request comes an iteration after the one before it."""
+    gaps = [
+        (max(0.0, one.seconds if one.idle is None else one.end - before.end - one.idle), one.decode_tokens)
+        for own in turns
+        for before, one in pairwise(own)
+        if one.decode_tokens
+    ]
+    gaps.sort()
+    tokens = sum(number for _, number in gaps)
+    if not tokens:
+        return None
+    values, passed = [], 0
+    wanted = [share * tokens for share in (0.5, 0.95, 0.99)]
+    for gap, number in gaps:
+        passed += number
+        while wanted and passed > wanted[0]:
+            values.append(gap)
+            wanted.pop(0)
+    p50, p95, p99 = values
+    return Percentiles(p50=p50, p95=p95, p99=p99)
+
+
+def _percentiles(values: Sequence[float]) -> Percentiles | None:
+    ordered = sorted(values)
+    if not ordered:
+        return None
+    return Percentiles(p50=quantile(ordered, 0.5), p95=quantile(ordered, 0.95), p99=quantile(ordered, 0.99))
+
+
+def _per_second(values: Sequence[float | None], seconds: float) -> float | None:
+    """The sum a second; None where some are not measured."""
+    known = [value for value in values if value is not None]
+    return sum(known) / seconds if known and len(known) == len(values) and seconds > 0 else None
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return sum(values) / len(values) if values else None

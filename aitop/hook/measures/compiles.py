@@ -1,0 +1,50 @@
+"""Notes when torch.compile compiles: while a server does so, its requests wait."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+from ...protocol.events import COMPILE
+from ..patches import Patches
+from . import Measure
+
+if TYPE_CHECKING:
+    from ..session import Session
+
+MODULE = "torch._dynamo.callback"
+
+
+class Compiles(Measure):
+    """Asks torch.compile to call it at the begin and the end of each compilation (the outermost, where they nest)."""
+
+    def __init__(self, torch: Any, patches: Patches, session: Session) -> None:
+        self._journal = session.journal
+        self._handler: Any = None
+        self._since = 0
+        self._begin, self._end = self._begins, self._ends
+        self.look(0)
+
+    def look(self, now: int) -> None:
+        handler = getattr(sys.modules.get(MODULE), "callback_handler", None)
+        # A program that resets torch.compile drops them.
+        if handler is not None and self._begin not in handler.start_callbacks:
+            self._handler = handler
+            handler.register_start_callback(self._begin)
+            handler.register_end_callback(self._end)
+
+    def over(self) -> None:
+        handler = self._handler
+        if handler is not None and self._begin in handler.start_callbacks:
+            handler.remove_start_callback(self._begin)
+        if handler is not None and self._end in handler.end_callbacks:
+            handler.remove_end_callback(self._end)
+
+    def _begins(self, what: Any) -> None:
+        self._since = time.monotonic_ns()
+
+    def _ends(self, what: Any) -> None:
+        since, self._since = self._since, 0
+        if since:
+            self._journal.note(COMPILE, since, time.monotonic_ns())

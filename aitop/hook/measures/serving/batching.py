@@ -1,0 +1,274 @@
+"""Measures transformers' continuous batching: its requests, and the turns of its loop, which run in a thread of theirs.
+
+A request begins when it is handed to the manager; where that happens in a request of a web server, this one adds to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from ....protocol.events import NOT_MEASURED
+from ...patches import Patches
+from .names import Wrap
+from .requests import Request, current, now_ns
+from .server import Server
+
+if TYPE_CHECKING:
+    from ...session import Session
+
+MILLION = 1_000_000
+SECOND = 1_000_000_000
+MOST_KNOWN = 100_000
+
+
+class Batching(Server):
+    """The loop as this process runs it.
+
+    outer           requests of a web server, by the id of what they have handed in
+    known           requests that were in a batch, by id
+    tokenless       those of them that have no token yet, with their states
+    schedule, prepare, model, output, stepped     nanoseconds of the turn under way, and whether a batch was made
+    prefill, decode, requests_in_batch            what the batch of this turn has
+    kv_used         millionths of the KV cache in use with it
+    idle            nanoseconds since the last turn that had a batch
+    throwing        requests are being thrown out of the batch now; `preempted` of them in this turn
+    """
+
+    servers = ("transformers",)
+
+    def __init__(self, torch: Any, patches: Patches, session: Session) -> None:
+        self.outer: dict[str, Request] = {}
+        self.known: dict[str, Request] = {}
+        self.tokenless: dict[str, tuple[Request, Any]] = {}
+        self.schedule = self.prepare = self.model = self.output = 0
+        self.prefill = self.decode = self.requests_in_batch = self.waiting = 0
+        self.idle = self.kv_used = NOT_MEASURED
+        self.stepped = self.throwing = False
+        self.preempted = 0
+        super().__init__(torch, patches, session)
+
+    def wraps(self) -> dict[str, Wrap]:
+        return {
+            "add_request": lambda call: wrap_add(call, self),
+            "_generation_loop_body": lambda call: wrap_turn(call, self),
+            "prepare_next_batch": lambda call: wrap_prepare(call, self),
+            "prepare_batch_tensors": lambda call: wrap_part(call, self, "prepare"),
+            "_generation_step": lambda call: wrap_part(call, self, "model"),
+            "update_batch": lambda call: wrap_update(call, self),
+            "finish_request": lambda call: wrap_finish(call, self),
+            "offload_requests": lambda call: wrap_offload(call, self),
+        }
+
+    def entered(self, name: Any) -> None:
+        """Remember the web server's request that has handed this one in."""
+        outer = current.get()
+        if outer is not None and isinstance(name, str):
+            if len(self.outer) >= MOST_KNOWN:
+                self.outer.clear()
+            outer.submitted = now_ns()
+            self.outer[name] = outer
+
+    def prepared(self, processor: Any) -> None:
+        """Note what is in the batch that was made."""
+        self.stepped = True
+        self.prefill = self.decode = 0
+        batch = batch_of(processor)
+        self.requests_in_batch = len(batch)
+        self.kv_used = kv_millionths(processor)
+        for one in batch:
+            state = one.state
+            if state.generated_tokens:
+                self.decode += one.query_length
+                continue
+            self.prefill += one.query_length
+            name = state.request_id
+            if name not in self.known:
+                self.met(name, state)
+            self.tokenless[name] = self.known[name], state
+
+    def met(self, name: str, state: Any) -> Request:
+        """Remember a request that is in a batch for the first time."""
+        if len(self.known) >= MOST_KNOWN:
+            self.known.clear()
+            self.tokenless.clear()
+        request = self.outer.pop(name, None)
+        if request is None:
+            request = Request(int(state.created_time * SECOND))
+            request.submitted = request.arrived
+        request.model_began = int(state.lifespan[0] * SECOND)
+        request.prompt_tokens = len(state.initial_tokens)
+        request.preempted = 0
+        self.known[name] = request
+        return request
+
+    def updated(self, now: int) -> None:
+        """Note the first tokens that came in this turn."""
+        for name in [name for name, (_, state) in self.tokenless.items() if state.generated_tokens]:
+            request, _ = self.tokenless.pop(name)
+            request.first = request.first or now
+
+    def finished(self, scheduler: Any, name: str, now: int) -> None:
+        """Note a request that has ended, or that was thrown out of the batch."""
+        state = scheduler.active_requests.get(name)
+        if state is None:
+            return
+        request = self.known.get(name) or self.met(name, state)
+        if self.throwing:
+            self.preempted += 1
+            request.preempted += 1
+            return
+        self.known.pop(name, None)
+        self.tokenless.pop(name, None)
+        tokens = len(state.generated_tokens)
+        if state._true_initial_tokens:
+            # It was begun again with what it had generated as a part of its prompt.
+            tokens += len(state.initial_tokens) - state._true_initial_tokens
+        request.tokens, request.model_ended = tokens, now
+        if tokens and not request.first:
+            request.first = now
+        if request.arrived == request.submitted:
+            self.requests.answered(request, now)
+
+    def turned(self, processor: Any, start: int, end: int) -> None:
+        """Note a turn of the loop: one with a batch, or one that found nothing to do."""
+        scheduler = processor.scheduler
+        active, waiting = len(scheduler.active_requests), len(scheduler.waiting_requests)
+        self.requests.count("transformers", active + waiting)
+        if not self.stepped:
+            self.idle += end - start if self.idle >= 0 else 0
+            return
+        self.requests.turned(
+            start,
+            end,
+            idle=self.idle,
+            requests=self.requests_in_batch,
+            parts=(max(0, self.schedule - self.prepare), self.prepare, self.model, NOT_MEASURED),
+            tokens=(self.output, self.prefill, self.decode, self.preempted),
+            state=(active, self.waiting, self.kv_used),
+        )
+        self.idle = 0
+
+
+def batch_of(processor: Any) -> Any:
+    """Return what is in the batch that was prepared last."""
+    buffers = processor.inputs_and_outputs
+    if hasattr(buffers, "io_pairs"):
+        buffers = buffers.io_pairs[buffers.current_pair].host_io
+    return buffers.requests_in_batch
+
+
+def kv_millionths(processor: Any) -> int:
+    """Return the share of the KV cache that is in use, in millionths."""
+    return int((1 - processor.cache.compute_free_capacity()) * MILLION)
+
+
+def wrap_add(original: Callable[..., Any], batching: Batching) -> Callable[..., Any]:
+    """Wrap `ContinuousBatchingManager.add_request`."""
+
+    def add_request(*args: Any, **kwargs: Any) -> Any:
+        name = original(*args, **kwargs)
+        try:
+            if batching.requests.watched():
+                batching.entered(name)
+        except Exception:
+            batching.failed()
+        return name
+
+    return add_request
+
+
+def wrap_turn(original: Callable[..., Any], batching: Batching) -> Callable[..., Any]:
+    """Wrap `ContinuousBatchingManager._generation_loop_body`."""
+
+    def _generation_loop_body(self: Any, batch_processor: Any, *args: Any, **kwargs: Any) -> Any:
+        batching.schedule = batching.prepare = batching.model = batching.output = batching.preempted = 0
+        batching.stepped = False
+        start = now_ns()
+        result = original(self, batch_processor, *args, **kwargs)
+        try:
+            if batching.requests.watched():
+                batching.turned(batch_processor, start, now_ns())
+        except Exception:
+            batching.failed()
+        return result
+
+    return _generation_loop_body
+
+
+def wrap_prepare(original: Callable[..., Any], batching: Batching) -> Callable[..., Any]:
+    """Wrap `ContinuousBatchProcessor.prepare_next_batch`."""
+
+    def prepare_next_batch(self: Any, *args: Any, **kwargs: Any) -> Any:
+        try:
+            batching.waiting = len(self.scheduler.waiting_requests) + self.input_queue.qsize()
+        except Exception:
+            batching.waiting = NOT_MEASURED
+        start = now_ns()
+        made = original(self, *args, **kwargs)
+        batching.schedule += now_ns() - start
+        try:
+            if made:
+                batching.prepared(self)
+        except Exception:
+            batching.failed()
+        return made
+
+    return prepare_next_batch
+
+
+def wrap_part(original: Callable[..., Any], batching: Batching, part: str) -> Callable[..., Any]:
+    """Wrap what is one part of a turn."""
+
+    def timed(*args: Any, **kwargs: Any) -> Any:
+        start = now_ns()
+        try:
+            return original(*args, **kwargs)
+        finally:
+            setattr(batching, part, getattr(batching, part) + now_ns() - start)
+
+    return timed
+
+
+def wrap_update(original: Callable[..., Any], batching: Batching) -> Callable[..., Any]:
+    """Wrap `ContinuousBatchProcessor.update_batch`."""
+
+    def update_batch(*args: Any, **kwargs: Any) -> Any:
+        start = now_ns()
+        result = original(*args, **kwargs)
+        try:
+            end = now_ns()
+            batching.output += end - start
+            batching.updated(end)
+        except Exception:
+            batching.failed()
+        return result
+
+    return update_batch
+
+
+def wrap_finish(original: Callable[..., Any], batching: Batching) -> Callable[..., Any]:
+    """Wrap `Scheduler.finish_request`."""
+
+    def finish_request(self: Any, request_id: Any, *args: Any, **kwargs: Any) -> Any:
+        try:
+            if batching.requests.watched():
+                batching.finished(self, request_id, now_ns())
+        except Exception:
+            batching.failed()
+        return original(self, request_id, *args, **kwargs)
+
+    return finish_request
+
+
+def wrap_offload(original: Callable[..., Any], batching: Batching) -> Callable[..., Any]:
+    """Wrap `OffloadingManager.offload_requests`, which throws requests out of the batch."""
+
+    def offload_requests(*args: Any, **kwargs: Any) -> Any:
+        batching.throwing = True
+        try:
+            return original(*args, **kwargs)
+        finally:
+            batching.throwing = False
+
+    return offload_requests

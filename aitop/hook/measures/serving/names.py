@@ -1,0 +1,108 @@
+"""What is patched in servers: a table of names by server. Standard library and libraries only, no code of users.
+
+All of these are looked up by their server at each call, so that it does not matter when they are replaced. Where a name
+is missing (another release), what it would measure stays unknown and nothing else is lost.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from ...patches import Patches
+
+# The wrapper of a function, made from it.
+Wrap = Callable[[Any], Any]
+
+# By server: module, class, attribute. The releases that they were seen in stand beside them.
+TABLE: dict[str, tuple[tuple[str, str, str], ...]] = {
+    # vllm 0.32.0
+    "vllm": (
+        ("vllm.v1.core.sched.scheduler", "Scheduler", "schedule"),
+        ("vllm.v1.core.sched.scheduler", "Scheduler", "update_from_output"),
+        ("vllm.v1.core.sched.scheduler", "Scheduler", "add_request"),
+        ("vllm.v1.core.sched.scheduler", "Scheduler", "_free_request"),
+        ("vllm.v1.core.sched.scheduler", "Scheduler", "_preempt_request"),
+        ("vllm.v1.engine.core", "EngineCore", "preprocess_add_request"),
+        ("vllm.v1.executor.multiproc_executor", "MultiprocExecutor", "sample_tokens"),
+        ("vllm.v1.executor.uniproc_executor", "UniProcExecutor", "sample_tokens"),
+    ),
+    # transformers 5.23.0, continuous batching
+    "transformers": (
+        ("transformers.generation.continuous_batching.continuous_api", "ContinuousBatchingManager", "add_request"),
+        (
+            "transformers.generation.continuous_batching.continuous_api",
+            "ContinuousBatchingManager",
+            "_generation_loop_body",
+        ),
+        (
+            "transformers.generation.continuous_batching.continuous_api",
+            "ContinuousBatchProcessor",
+            "prepare_next_batch",
+        ),
+        ("transformers.generation.continuous_batching.continuous_api", "ContinuousBatchProcessor", "_generation_step"),
+        ("transformers.generation.continuous_batching.continuous_api", "ContinuousBatchProcessor", "update_batch"),
+        ("transformers.generation.continuous_batching.scheduler", "Scheduler", "finish_request"),
+        (
+            "transformers.generation.continuous_batching.input_outputs",
+            "ContinuousBatchingIOs",
+            "prepare_batch_tensors",
+        ),
+        (
+            "transformers.generation.continuous_batching.offloading_manager",
+            "OffloadingManager",
+            "offload_requests",
+        ),
+    ),
+    # litserve 0.2.19; its queue of requests is one of multiprocessing's managers
+    "litserve": (
+        ("litserve.loops.base", "LitLoop", "put_response"),
+        ("litserve.callbacks.base", "CallbackRunner", "trigger_event"),
+        ("litserve.loops.simple_loops", "SingleLoop", "_process_single_request"),
+        ("litserve.loops.streaming_loops", "StreamingLoop", "_process_streaming_request"),
+        ("multiprocessing.managers", "BaseProxy", "_callmethod"),
+    ),
+    # uvicorn 0.54.0
+    "uvicorn": (
+        ("uvicorn.protocols.http.h11_impl", "RequestResponseCycle", "run_asgi"),
+        ("uvicorn.protocols.http.h11_impl", "RequestResponseCycle", "send"),
+        ("uvicorn.protocols.http.httptools_impl", "RequestResponseCycle", "run_asgi"),
+        ("uvicorn.protocols.http.httptools_impl", "RequestResponseCycle", "send"),
+    ),
+    # gunicorn 27.0.1
+    "gunicorn": (
+        ("gunicorn.workers.sync", "SyncWorker", "handle_request"),
+        ("gunicorn.workers.gthread", "ThreadWorker", "handle_request"),
+    ),
+    # Python 3.10 to 3.14; werkzeug 3.1.9 (Flask's own server) is made of the first, Django's of the second
+    "http": (
+        ("http.server", "BaseHTTPRequestHandler", "handle_one_request"),
+        ("http.server", "BaseHTTPRequestHandler", "parse_request"),
+        ("wsgiref.handlers", "BaseHandler", "run"),
+    ),
+}
+
+
+def put(patches: Patches, server: str, wraps: dict[str, Wrap]) -> bool:
+    """Wrap what `TABLE` has for this server, as far as its modules are imported and it was not done yet.
+
+    `wraps` has the wrappers by attribute. Returns whether anything of this server is wrapped.
+    """
+    in_place = False
+    for module, name, attribute in TABLE[server]:
+        owner = getattr(sys.modules.get(module), name, None)
+        if owner is None or attribute not in vars(owner):
+            continue
+        in_place = True
+        if not patches.has(owner, attribute):
+            patches.put(owner, attribute, wraps[attribute])
+    return in_place
+
+
+def take_back(patches: Patches, server: str) -> None:
+    """Put back what `put` has wrapped of this server."""
+    for module, name, attribute in TABLE[server]:
+        owner = getattr(sys.modules.get(module), name, None)
+        if owner is not None:
+            patches.take_back(owner, attribute)

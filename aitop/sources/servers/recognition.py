@@ -1,0 +1,161 @@
+"""Recognises serving software from outside: by what processes call themselves, run, and have on their stacks."""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from aitop.model.stacks import StackWindow
+from aitop.sources import procfs
+from aitop.sources.host.command_lines import invocation
+from aitop.sources.host.tree import Member
+from aitop.sources.servers.engines import ENGINES, Part, ServingSoftware
+from aitop.sources.servers.versions import version_of
+
+# Files of one process that are remembered: more tell nothing new.
+MOST_FILES = 64
+# Packages are looked for so often, since a process that starts has not loaded them yet.
+MOST_TRIES = 10
+_LIBRARY_FILE = re.compile("|".join(row.frames.pattern for row in ENGINES if row.frames))
+
+
+class Server(NamedTuple):
+    """The serving software of a tree: its version, and the part that each process (by pid) plays in it."""
+
+    software: ServingSoftware
+    version: str | None
+    parts: Mapping[int, Part]
+    commands: tuple[tuple[str, ...], ...]
+
+    @property
+    def name(self) -> str:
+        """The name with the version where it is known."""
+        return f"{self.software.name} {self.version}" if self.version else self.software.name
+
+    @property
+    def loops(self) -> tuple[int, ...]:
+        """The processes that run the engine's loop, in the order of their pids."""
+        return tuple(sorted(pid for pid, part in self.parts.items() if part.loop))
+
+
+class _Signs(NamedTuple):
+    """What of a process can tell its part: see Part."""
+
+    titles: tuple[str, ...]
+    words: str
+    program: str
+    files: frozenset[str]
+    forked: bool
+
+
+class _Known(NamedTuple):
+    """What was read of a process under the name `comm`: what fits it in each row, by its place in the table."""
+
+    comm: str
+    argv: tuple[str, ...]
+    files: frozenset[str]
+    fits: dict[int, Part | None]
+
+
+class Recogniser:
+    """Says which serving software a tree runs. `saw` may be called from any thread."""
+
+    def __init__(self) -> None:
+        self._files: dict[int, frozenset[str]] = {}
+        self._known: dict[tuple[int, int], _Known] = {}
+        self._versions: dict[tuple[int, int, str], str] = {}
+        self._tries: dict[tuple[int, int, str], int] = {}
+
+    def saw(self, window: StackWindow) -> None:
+        """Remember which libraries that serve are on the stacks of which process."""
+        served = {index: frame.file for index, frame in enumerate(window.frames) if _serves(frame.file)}
+        if not served:
+            return
+        for stack in window.stacks:
+            known = self._files.get(stack.pid, frozenset())
+            new = {served[index] for index in stack.frames if index in served} - known
+            if new and len(known) < MOST_FILES:
+                self._files[stack.pid] = known | new
+
+    def look(self, processes: Sequence[Member]) -> Server | None:
+        """The server that these processes are; None where nothing of the kind is recognised.
+
+        What was recognised once stays: stacks show a library only while it works.
+        """
+        known = {one.key: self._look_at(one) for one in processes}
+        self._known = known
+        self._files = {pid: files for pid, _ in known if (files := self._files.get(pid))}
+        self._versions = {key: version for key, version in self._versions.items() if key[:2] in known}
+        self._tries = {key: number for key, number in self._tries.items() if key[:2] in known}
+        rows = {row for one in known.values() for row in one.fits}
+        if not rows:
+            return None
+        row = min(rows)
+        software = ENGINES[row]
+        parts = {pid: part for (pid, _), one in known.items() if (part := one.fits.get(row)) is not None}
+        carriers = [key for key, one in known.items() if row in one.fits]
+        version = next(filter(None, (self._version(key, software, known[key].files) for key in carriers)), None)
+        return Server(software, version, parts, tuple(known[key].argv for key in carriers))
+
+    def _look_at(self, process: Member) -> _Known:
+        stat = process.stat
+        before = self._known.get(process.key)
+        files = self._files.get(stat.pid, frozenset())
+        if before is not None and before.comm == stat.comm and before.files == files:
+            return before
+        # A process that gives itself a title writes it over its command line.
+        argv = procfs.argv(stat.pid) or process.argv
+        signs = _Signs(
+            titles=(stat.comm, *argv[:1]),
+            words=command_words(argv) if process.python else "",
+            program="" if process.python else os.path.basename(argv[0]) if argv else stat.comm,
+            files=files,
+            forked=process.forked,
+        )
+        fits: dict[int, Part | None] = {}
+        for number, row in enumerate(ENGINES):
+            own = row.frames is not None and any(map(row.frames.search, files))
+            # A part's frames may be those of any server: they say something of a process that shows the engine's own.
+            seen = signs if own else signs._replace(files=frozenset())
+            part = next((part for part in row.parts if _fits(part, seen)), None)
+            if part is not None or own:
+                fits[number] = part
+        return _Known(stat.comm, argv, files, fits)
+
+    def _version(self, key: tuple[int, int], software: ServingSoftware, files: frozenset[str]) -> str | None:
+        cached = (*key, software.name)
+        if cached not in self._versions and self._tries.get(cached, 0) < MOST_TRIES:
+            self._tries[cached] = self._tries.get(cached, 0) + 1
+            version = version_of(key[0], software.distributions, files)
+            if version is not None:
+                self._versions[cached] = version
+        return self._versions.get(cached)
+
+
+@functools.lru_cache(maxsize=8192)
+def _serves(file: str) -> bool:
+    """Whether this is a file of a library that serves."""
+    return _LIBRARY_FILE.search(file) is not None
+
+
+def command_words(argv: Sequence[str]) -> str:
+    """The script or module that a Python runs and its first argument: "vllm.entrypoints.api_server --model"."""
+    run = invocation(argv)
+    if run.how not in ("script", "module"):
+        return ""
+    place = next((number for number, word in enumerate(argv) if number and word.endswith(run.what)), len(argv))
+    return " ".join((run.what, *argv[place + 1 : place + 2]))
+
+
+def _fits(part: Part, signs: _Signs) -> bool:
+    """Whether a process is this part, by any of its signs."""
+    named = part.command is not None and part.forked == signs.forked and part.command.search(signs.words) is not None
+    return (
+        named
+        or (part.title is not None and any(map(part.title.search, signs.titles)))
+        or (part.program is not None and part.program.search(signs.program) is not None)
+        or (part.frames is not None and any(map(part.frames.search, signs.files)))
+    )

@@ -1,0 +1,146 @@
+"""What is written to the terminal: only the cells that change, and only the colours that differ from those before.
+
+Textual writes a changed row from the left edge of its widget on, and each piece of it with all its colours.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from functools import lru_cache
+from typing import NamedTuple
+
+from rich.cells import cell_len
+
+_MOVE = re.compile(r"\x1b\[(\d+);(\d+)H")
+_PIECE = re.compile(_MOVE.pattern + r"|\x1b\[([0-9;]*)m|([^\x1b\n]+)|\n")
+_STYLE_CODE = re.compile(r"[34]8;(?:2;\d+;\d+;\d+|5;\d+)|\d+")
+_SEEN_ON_BLANKS = frozenset({"4", "7", "9", "21", "53"})
+"""Underlined, reverse, struck out, underlined twice, overlined."""
+
+
+class Pen(NamedTuple):
+    """How a terminal draws: both colours as its own codes, and attributes such as bold."""
+
+    ink: str = "39"
+    ground: str = "49"
+    attributes: frozenset[str] = frozenset()
+
+
+PLAIN = Pen()
+
+
+class ChangedCells:
+    """Knows what every cell of the terminal shows, and makes of an update what changes it.
+
+    The terminal's pen is plain before and after each update. Text with characters that are not one cell wide is always
+    written.
+    """
+
+    def __init__(self) -> None:
+        self._rows: dict[int, dict[int, tuple[str, Pen]]] = {}
+
+    def forget(self) -> None:
+        """The terminal may show something else now: the next update is written in full."""
+        self._rows.clear()
+
+    def changes(self, update: str) -> str:
+        """What draws this update over those before. Output that does not begin by placing the cursor is no update."""
+        if not _MOVE.match(update):
+            return update
+        out: list[str] = []
+        has, pen = PLAIN, PLAIN
+        row, column, cursor, end = 0, 0, (0, 0), 0
+        for piece in _PIECE.finditer(update):
+            if piece.start() != end:
+                break
+            end = piece.end()
+            to_row, to_column, codes, text = piece.groups()
+            if to_row:
+                row, column = int(to_row), int(to_column)
+            elif codes is not None:
+                pen = _after(pen, codes)
+            elif text:
+                for at, changed in self._changed(row, column, text, pen):
+                    out.append(_move(cursor, (row, at)))
+                    drawn = pen
+                    if changed.isspace() and not (pen.attributes | has.attributes) & _SEEN_ON_BLANKS:
+                        drawn = has._replace(ground=pen.ground)
+                    out += _change(has, drawn), changed
+                    has, cursor = drawn, (row, at + cell_len(changed))
+                column += cell_len(text)
+        if end != len(update):
+            # There is something in it that cannot be kept track of.
+            self.forget()
+            return update
+        if has != PLAIN:
+            out.append("\x1b[0m")
+        return "".join([*out, _move((0, 0), (row, column))]) if out else ""
+
+    def _changed(self, row: int, column: int, text: str, pen: Pen) -> Iterator[tuple[int, str]]:
+        """The parts of a text that are not shown yet, with their columns; from now on they are."""
+        cells = self._rows.setdefault(row, {})
+        if not text.isascii() and not all(map(_is_narrow, text)):
+            for at in range(column, column + cell_len(text)):
+                cells.pop(at, None)
+            yield column, text
+            return
+        # A blank looks the same in any ink.
+        blank = pen if pen.attributes & _SEEN_ON_BLANKS else _in_plain_ink(pen)
+        changed = []
+        for at, character in enumerate(text):
+            cell = character, blank if character == " " else pen
+            if cells.get(column + at) != cell:
+                cells[column + at] = cell
+                changed.append(at)
+        start = 0
+        for number, at in enumerate(changed, 1):
+            if number == len(changed) or changed[number] != at + 1:
+                yield column + changed[start], text[changed[start] : at + 1]
+                start = number
+
+
+@lru_cache(maxsize=256)
+def _in_plain_ink(pen: Pen) -> Pen:
+    return Pen(ground=pen.ground)
+
+
+@lru_cache(maxsize=1024)
+def _is_narrow(character: str) -> bool:
+    return cell_len(character) == 1
+
+
+def _move(cursor: tuple[int, int], place: tuple[int, int]) -> str:
+    """What brings the cursor to a place, as short as it can be said."""
+    if cursor == place:
+        return ""
+    if cursor[0] == place[0] and cursor[1] < place[1]:
+        return f"\x1b[{place[1] - cursor[1]}C"
+    return f"\x1b[{place[0]};{place[1]}H"
+
+
+@lru_cache(maxsize=4096)
+def _after(pen: Pen, codes: str) -> Pen:
+    """The pen after a terminal has read these codes."""
+    for code in _STYLE_CODE.findall(codes) or ["0"]:
+        kind = int(code.partition(";")[0])
+        if kind == 0:
+            pen = PLAIN
+        elif 30 <= kind <= 39 or 90 <= kind <= 97:
+            pen = pen._replace(ink=code)
+        elif 40 <= kind <= 49 or 100 <= kind <= 107:
+            pen = pen._replace(ground=code)
+        else:
+            pen = pen._replace(attributes=pen.attributes | {code})
+    return pen
+
+
+@lru_cache(maxsize=4096)
+def _change(has: Pen, wanted: Pen) -> str:
+    """What makes a terminal draw as wanted."""
+    codes = []
+    if has.attributes - wanted.attributes:
+        codes, has = ["0"], PLAIN
+    codes += sorted(wanted.attributes - has.attributes)
+    codes += [now for was, now in zip(has[:2], wanted[:2], strict=True) if was != now]
+    return f"\x1b[{';'.join(codes)}m" if codes else ""

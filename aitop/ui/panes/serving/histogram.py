@@ -1,0 +1,143 @@
+"""The latencies of the requests as a histogram with logarithmic buckets, its tail by cause. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from aitop.model.units import count, duration
+from aitop.model.verdict import Diagnosis
+from aitop.ui.theme.palette import DIM, FAINT, LATENCIES, OTHER_CAUSE, TAIL, TAIL_CAUSE, TEXT, Kind
+from aitop.ui.widgets.bars import Column, stacked
+from aitop.ui.widgets.line import Line
+from aitop.ui.widgets.plot import scaled
+from aitop.ui.words import one_line, plural, share_text
+
+SCALE = 7
+PER_DECADE = (48, 24, 12, 6, 3)
+"""Buckets in a factor of ten, from fine to coarse. The ends of the axis stand at thirds of a decade."""
+MOST_CELLS = 3
+ROUND = (1.0, 2.0, 5.0)
+LEAST_ROWS, LEAST_WIDTH = 4, 30
+TAIL_SHARE = 0.01
+"""The share of the requests, the slowest ones, that the tail is."""
+
+
+class Cause(NamedTuple):
+    """What makes the slowest requests slow. `share` (0..1) of their time in excess, None where only that it is it."""
+
+    words: str
+    share: float | None
+    kind: Kind
+
+
+class Axis(NamedTuple):
+    """Buckets from number `first` on, `per_decade` of them in a factor of ten, each `cells` cells wide."""
+
+    first: int
+    buckets: int
+    per_decade: int
+    cells: int
+
+    def bucket(self, seconds: float) -> int:
+        """The bucket that a latency belongs to; what is beyond the ends belongs to the last one there."""
+        place = math.floor(math.log10(max(seconds, 1e-9)) * self.per_decade) - self.first
+        return max(0, min(self.buckets - 1, place))
+
+    def cell(self, seconds: float) -> int:
+        """The cell at which a latency stands."""
+        return round((math.log10(seconds) * self.per_decade - self.first) * self.cells)
+
+
+def axis_for(shortest: float, longest: float, cells: int) -> Axis:
+    """The finest buckets with which all latencies from the shortest to the longest have room."""
+    first = math.floor(math.log10(max(shortest, 1e-9)) * 3)
+    last = max(first + 1, math.ceil(math.log10(max(longest, 1e-9)) * 3 + 1e-9))
+    per_decade = next((one for one in PER_DECADE if (last - first) * one // 3 <= cells), PER_DECADE[-1])
+    buckets = min(max(1, cells), (last - first) * per_decade // 3)
+    return Axis(first * per_decade // 3, buckets, per_decade, max(1, min(MOST_CELLS, cells // buckets)))
+
+
+def tail_causes(diagnosis: Diagnosis) -> list[Cause]:
+    """The causes of the tail that the diagnosis names."""
+    verdicts = [one for one in diagnosis.verdicts if one.id == "latency-tail" and one.subtype]
+    kinds = [TAIL_CAUSE] + [OTHER_CAUSE] * len(verdicts)
+    return [Cause(verdict.subtype or "", None, kind) for verdict, kind in zip(verdicts, kinds, strict=False)]
+
+
+def histogram(
+    latencies: Sequence[float], causes: Sequence[Cause], width: int, height: int, *, letters: bool = False
+) -> list[Line]:
+    """How many requests took how long (seconds), counts on a logarithmic scale; the causes within the tail.
+
+    Empty where there are no requests or too few cells.
+    """
+    if not latencies or height < LEAST_ROWS or width < LEAST_WIDTH:
+        return []
+    ordered = sorted(latencies)
+    cells = width - SCALE
+    axis = axis_for(ordered[0], ordered[-1], cells)
+    slowest = max(1, round(len(ordered) * TAIL_SHARE))
+    counts = Counter(map(axis.bucket, ordered))
+    tail = Counter(map(axis.bucket, ordered[-slowest:]))
+    columns = [_column(counts[one], tail[one], causes) for one in range(axis.buckets) for _ in range(axis.cells)]
+    rows = height - 2
+    drawn = stacked(columns, len(columns), rows, max(column.total for column in columns), letters=letters)
+    lines = scaled(drawn, {0: count(max(counts.values())), rows - 1: "1"}, SCALE)
+    return [_caption(len(ordered), slowest, causes, width, letters), *lines, _labels(axis, cells)]
+
+
+def _column(number: int, slow: int, causes: Sequence[Cause]) -> Column:
+    """A bucket of so many requests, of which the `slow` ones belong to the tail."""
+    if not number:
+        return Column(((LATENCIES, 0.0),))
+    height = math.log2(1 + number)
+    unit = height / number
+    parts, left = [(LATENCIES, unit * (number - slow))], 1.0
+    for cause in causes:
+        share = left if cause.share is None else min(left, cause.share)
+        left -= share
+        parts.append((cause.kind, unit * slow * share))
+    return Column((*parts, (TAIL, unit * slow * left)))
+
+
+def _caption(number: int, slowest: int, causes: Sequence[Cause], width: int, letters: bool) -> Line:
+    """How many requests these are, and what explains which part of the slowest."""
+    slow = count(slowest)
+    if not causes:
+        mark = Line("  ").add(TAIL.letter if letters else "█", TAIL.ink).add(f" slowest {slow}", FAINT)
+        line = Line(plural(number, "request"), FAINT)
+        return line.join(mark) if line.width + mark.width <= width else line
+    parts = Line()
+    for cause in causes:
+        mark = Line(f" {cause.kind.letter if letters else '█'} ", cause.kind.ink)
+        parts.join(mark).add("" if cause.share is None else f"{share_text(cause.share).strip()} ", TEXT)
+        parts.add(one_line(cause.words), DIM)
+    heads = (f"slowest {slow} of {count(number)}:", f"slowest {slow}:", f"{slow}:")
+    head = next((head for head in heads if len(head) + parts.width <= width), heads[-1])
+    return Line(head, FAINT).join(parts).fit(width)
+
+
+def _labels(axis: Axis, cells: int) -> Line:
+    """Round latencies below their places: powers of ten first, then what fits between them."""
+    exponents = range(axis.first // axis.per_decade, (axis.first + axis.buckets) // axis.per_decade + 1)
+    taken: dict[int, str] = {}
+    for digit in ROUND:
+        for exponent in exponents:
+            text = _short(digit * 10.0**exponent)
+            at = axis.cell(digit * 10.0**exponent)
+            if at < 0 or at + len(text) > min(cells, axis.buckets * axis.cells + len(text)):
+                continue
+            if all(at >= place + len(other) + 2 or place >= at + len(text) + 2 for place, other in taken.items()):
+                taken[at] = text
+    line = Line().to(SCALE)
+    for at in sorted(taken):
+        line.to(SCALE + at).add(taken[at], FAINT)
+    return line
+
+
+def _short(seconds: float) -> str:
+    """A round latency without needless digits: 5 ms, 200 ms, 1 s."""
+    return duration(seconds).replace(".00 s", " s").replace(".0 ms", " ms")

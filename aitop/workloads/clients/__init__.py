@@ -1,0 +1,1 @@
+"""What asks the servers among the bundled runs."""

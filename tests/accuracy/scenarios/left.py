@@ -1,0 +1,125 @@
+"""What is still slow about mended scripts, and how to take it away: what a warning on a mended run may say.
+
+The gains were measured with `remains.py`, twice on 2026-11-22 (two cores that others used as well); each is the
+geometric mean of the two.
+"""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Left:
+    """One thing that is still slow about a mended script.
+
+    A warning of `verdict` ("id" or "id/subtype") is true of the mended script: with `edits` (text of the script and
+    what replaces it), which take away what it names, the script does `gain` times as much work a second. `batch` is
+    how many steps of the script one step of the edited one stands for.
+    """
+
+    verdict: str
+    gain: float
+    edits: tuple[tuple[str, str], ...]
+    batch: int = 1
+
+    def edited(self, text):
+        """The text of the script with the edits."""
+        for old, new in self.edits:
+            if text.count(old) != 1:
+                raise ValueError(f"not exactly once in the script: {old!r}")
+            text = text.replace(old, new)
+        return text
+
+
+# The batches of the first epoch again and again, instead of a queue that is empty whenever an epoch begins.
+RESPAWN = Left(
+    "input-bound",
+    1.4,
+    (
+        ("def main():", "BATCHES = []\n\n\ndef main():"),
+        ("for support, label in loader:", "for support, label in BATCHES or loader:"),
+        ("    epoch = 0", "    BATCHES.extend(loader)\n    epoch = 0"),
+    ),
+)
+# The first batch again and again, without the sums of its basket or query.
+BASKETS = Left("input-bound", 1.18, (("spent = draw(", "spent = spent if step else draw("),))
+SENSOR_DB = Left(
+    "input-bound",
+    1.44,
+    (
+        ("        stop = False\n", "        stop = False\n        x = windows.batch(args.batch_size)\n"),
+        ("            x = windows.batch(args.batch_size)\n", ""),
+    ),
+)
+FINGERPRINTS = Left(
+    "input-bound",
+    1.34,
+    (
+        (
+            "        yield torch.from_numpy(pending.popleft().get())",
+            "        made = torch.from_numpy(pending.popleft().get())\n        while True:\n            yield made",
+        ),
+        ("            solubility = bits[:, ::7].mean(1, keepdim=True)\n", ""),
+        ("huber_loss(model(bits), solubility)", "huber_loss(model(bits), bits[:, :1])"),
+    ),
+)
+CROP_ROWS = Left(
+    "host-bound",
+    1.27,
+    (
+        (
+            "    while True:\n",
+            "    made = torch.randn(args.batch_size, 3, 80, 80), torch.rand(args.batch_size, args.plants, 4)\n"
+            "    while True:\n",
+        ),
+        (
+            "net(torch.randn(args.batch_size, 3, 80, 80), torch.rand(args.batch_size, args.plants, 4))",
+            "net(*made)",
+        ),
+    ),
+)
+# One operation for all parameters.
+FEATURE_SERVICE = Left("optimizer-bound", 1.8, (("lr=1e-4)", "lr=1e-4, fused=True)"),))
+OPTIMIZER_HEAVY = Left("optimizer-bound", 1.73, (("lr=1e-3, foreach=True", "lr=1e-3, fused=True"),))
+# One tensor instead of 400: fewer operations in the backward pass and the update, too.
+ITEM_TOWERS = Left(
+    "python-overhead",
+    2.8,
+    (
+        (
+            "nn.ParameterList(nn.Parameter(torch.randn(dim)) for _ in range(shops))",
+            "nn.Parameter(torch.randn(shops, dim))",
+        ),
+        ("self.head(torch.stack(list(self.vectors)))", "self.head(self.vectors)"),
+    ),
+)
+# The first input again and again.
+REVIEWS_API = Left(
+    "preprocessing-bound",
+    2.06,
+    (
+        ("    for reviews in incoming", "    ids = None\n    for reviews in incoming"),
+        ("ids = torch.tensor([tokenizer", "ids = ids if ids is not None else torch.tensor([tokenizer"),
+    ),
+)
+COMPLAINTS_DESK = Left(
+    "preprocessing-bound",
+    1.67,
+    (
+        ("    async def answer(self):\n", "    async def answer(self):\n        ids = None\n"),
+        ("ids = torch.tensor([self.cutter", "ids = ids if ids is not None else torch.tensor([self.cutter"),
+    ),
+)
+# Several requests in one forward pass.
+COMPLAINTS_ALONE = Left(
+    "underbatched",
+    1.93,
+    (
+        (
+            "            text = await self.inbox.get()\n            ids = torch.tensor([self.cutter(text)])",
+            "            texts = [await self.inbox.get() for _ in range(16)]\n"
+            "            ids = torch.tensor([(self.cutter(text) + [0] * 256)[:256] for text in texts])",
+        ),
+    ),
+    batch=16,
+)
+TICKET_ROUTER = Left("underbatched", 2.89, (("batch_size=4,", "batch_size=32,"),), batch=8)

@@ -1,0 +1,101 @@
+"""Servers as people start them are recognised with their version and their processes' parts, without the hook."""
+
+from __future__ import annotations
+
+import socket
+import sys
+import time
+import urllib.error
+import urllib.request
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.e2e
+
+FLASK = "from flask import Flask\napp = Flask(__name__)\n@app.get('/')\ndef root(): return 'hello'\n"
+FASTAPI = (
+    "import sys, uvicorn\nfrom fastapi import FastAPI\napp = FastAPI()\n@app.get('/')\ndef root(): return {}\n"
+    "if __name__ == '__main__': uvicorn.run(app, port=int(sys.argv[1]), log_level='warning')\n"
+)
+LITSERVE = """
+import sys
+import litserve
+
+class Api(litserve.LitAPI):
+    def setup(self, device): pass
+    def predict(self, request): return {"output": request["input"]}
+
+if __name__ == "__main__":
+    litserve.LitServer(Api(), accelerator="cpu", workers_per_device=2).run(
+        port=int(sys.argv[1]), generate_client_file=False, log_level="warning"
+    )
+"""
+
+
+def free_port() -> int:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return one.getsockname()[1]
+
+
+def wait_for(port: int) -> None:
+    """Until something answers in HTTP."""
+    until = time.monotonic() + 60
+    while True:
+        try:
+            urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=5).read()
+            return
+        except urllib.error.HTTPError:
+            return
+        except OSError:
+            assert time.monotonic() < until, "the server does not answer"
+            time.sleep(0.2)
+
+
+@pytest.mark.parametrize(
+    ("library", "source", "command", "name", "parts"),
+    [
+        pytest.param("uvicorn", FASTAPI, ["app.py", "PORT"], "uvicorn", {"API server": 1}, id="fastapi in a script"),
+        pytest.param(
+            "uvicorn",
+            FASTAPI,
+            ["-m", "uvicorn", "app:app", "--port", "PORT", "--workers", "2"],
+            "uvicorn",
+            {"launcher": 1, "API server": 2},
+            id="uvicorn with workers",
+        ),
+        pytest.param(
+            "gunicorn",
+            FLASK,
+            ["-m", "gunicorn", "app:app", "-b", "127.0.0.1:PORT", "-w", "2"],
+            "gunicorn",
+            {"launcher": 1, "worker": 2},
+            id="gunicorn",
+        ),
+        pytest.param(
+            "flask", FLASK, ["-m", "flask", "run", "--port", "PORT"], "werkzeug", {"API server": 1}, id="flask"
+        ),
+        pytest.param(
+            "litserve", LITSERVE, ["app.py", "PORT"], "litserve", {"worker": 2, "API server": 2}, id="litserve"
+        ),
+    ],
+)
+def test_a_server_is_known_from_outside(library, source, command, name, parts, start, diagnose, tmp_path: Path):
+    pytest.importorskip(library)
+    (tmp_path / "app.py").write_text(source)
+    port = free_port()
+    argv = [sys.executable, *(word.replace("PORT", str(port)) for word in command)]
+    process = start(argv, wait=False, cwd=tmp_path)
+    wait_for(port)
+
+    report = diagnose(process.pid, 8.0, "--no-hook")
+
+    assert report["target"]["engine"] == f"{name} {version(name)}"
+    assert report["target"]["kind"] == "inference"
+    seen = [member.get("part") for member in report["target"]["processes"]]
+    assert {part: seen.count(part) for part in parts} == parts
+    assert "loader-worker" not in {member["role"] for member in report["target"]["processes"] if "part" in member}
+    assert report["sources"]["server"] == {"state": "absent", "reason": f"{name} has no /metrics of its own"}
+    assert report["serving"]["basis"] == "stacks"

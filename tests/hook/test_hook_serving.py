@@ -1,0 +1,277 @@
+"""Requests that the hook measures in this very process, and the names in servers that it relies on."""
+
+from __future__ import annotations
+
+import http.client
+import importlib
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
+
+import pytest
+import torch
+from hook_runs import Net
+
+import aitop.hook
+from aitop.hook.measures.serving import names
+from aitop.hook.measures.serving.requests import Request
+from aitop.sources.ring.reader import HookRing
+
+# Of the kernel's clock, by which the arrival of a request may be off.
+A_TICK = 0.005
+VLLM_PYTHON = os.environ.get("AITOP_TEST_VLLM_PYTHON", sys.executable)
+# Lists the rows of a server that this interpreter does not have; of an engine that it lacks, only that.
+LOOK_UP = """
+import importlib, importlib.util, json, sys
+server = sys.argv[1]
+if importlib.util.find_spec(server) is None:
+    print(json.dumps("absent")); raise SystemExit
+missing = []
+for module, name, attribute in json.loads(sys.argv[2]):
+    owner = getattr(importlib.import_module(module), name, None)
+    if owner is None or attribute not in vars(owner):
+        missing.append([module, name, attribute])
+print(json.dumps(missing))
+"""
+
+
+class Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    # Head and body in one go: else the second waits for the client's kernel.
+    wbufsize = 4096
+    model = Net(0.02)
+
+    def do_GET(self):
+        time.sleep(0.01)
+        if self.path == "/model":
+            with torch.no_grad():
+                self.model(torch.ones(1, 8))
+        self.send_response(200)
+        self.send_header("Content-Length", "2")
+        self.end_headers()
+        time.sleep(0.005)
+        self.wfile.write(b"ok")
+
+    def log_message(self, *args):
+        pass
+
+
+class Quiet(WSGIRequestHandler):
+    def log_message(self, *args):
+        pass
+
+
+def serving(server):
+    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+    return server
+
+
+@pytest.fixture
+def server():
+    made = serving(ThreadingHTTPServer(("127.0.0.1", 0), Handler))
+    yield made
+    made.shutdown()
+    made.server_close()
+
+
+def ask(server, path, times=1, pause=0.0):
+    """Ask over one connection, and return how long the client waited for each answer."""
+    connection, waits = http.client.HTTPConnection(*server.server_address, timeout=10), []
+    for _ in range(times):
+        time.sleep(pause)
+        start = time.monotonic()
+        connection.request("GET", path)
+        assert connection.getresponse().read() == b"ok"
+        waits.append(time.monotonic() - start)
+    connection.close()
+    return waits
+
+
+def served(watched):
+    # An answer is there before its request has ended.
+    time.sleep(0.05)
+    watched.session._send(time.monotonic_ns())
+    return watched.ring.read(time.monotonic())
+
+
+def test_a_request_of_a_web_server_has_the_parts_that_its_own_thread_did(watched, server):
+    waits = ask(server, "/model", times=4, pause=0.03)
+    sample = served(watched)
+    assert len(sample.requests) == 4 and sample.alive == 0
+    for record, wait in zip(sample.requests, waits, strict=True):
+        parts = (record.queue, record.preprocess, record.model, record.postprocess)
+        assert sum(parts) == pytest.approx(record.seconds) and record.seconds <= wait + A_TICK
+        assert record.preprocess >= 0.010 and record.model >= 0.020 and record.postprocess >= 0.005
+        assert record.first_token is None and record.tokens is None
+
+
+def test_without_a_model_a_request_has_no_parts(watched, server):
+    ask(server, "/plain")
+    (record,) = served(watched).requests
+    assert record.seconds > 0.01 and (record.preprocess, record.model, record.postprocess) == (None, None, None)
+
+
+def test_requests_under_way_are_counted_before_they_end(watched, server):
+    clients = [threading.Thread(target=ask, args=(server, "/model", 8)) for _ in range(3)]
+    for client in clients:
+        client.start()
+    most = 0
+    while any(client.is_alive() for client in clients):
+        time.sleep(0.01)
+        most = max(most, watched.ring.read(time.monotonic()).alive or 0)
+    assert most == 3 and served(watched).alive == 0
+
+
+def test_requests_keep_the_ring_flushed_where_nothing_else_happens(watched, server):
+    watched.session._roots._narrow()
+    ask(server, "/plain", times=5, pause=0.06)
+    assert watched.ring.read(time.monotonic()).requests, "the hook has sent them by itself"
+
+
+def test_a_wsgi_application_is_measured_too(watched):
+    def application(environ, start_response):
+        time.sleep(0.01)
+        start_response("200 OK", [("Content-Length", "2")])
+        return [b"ok"]
+
+    made = WSGIServer(("127.0.0.1", 0), Quiet)
+    made.set_app(application)
+    serving(made)
+    watched.session.look(time.monotonic_ns())
+    ask(made, "/")
+    (record,) = served(watched).requests
+    assert record.seconds >= 0.01
+    made.shutdown()
+    made.server_close()
+
+
+def test_beside_a_training_run_nothing_counts_as_served(watched, server):
+    watched.session.journal.steps = 1
+    ask(server, "/model")
+    sample = served(watched)
+    assert sample.requests == () and sample.alive is None
+
+
+def test_a_measure_that_fails_leaves_its_server_alone_and_the_rest_goes_on(watched, server, monkeypatch):
+    measure = next(one for one in watched.session.measures if type(one).__name__ == "Http")
+
+    def broken(*args):
+        raise ValueError
+
+    monkeypatch.setattr(measure, "begin", broken)
+    ask(server, "/model", times=4)
+    owner, attribute = BaseHTTPRequestHandler, "parse_request"
+    assert not watched.session._patches.has(owner, attribute)
+    watched.session.look(time.monotonic_ns())
+    assert not watched.session._patches.has(owner, attribute), "for good"
+    assert served(watched).steps, "steps are measured as before"
+
+
+def test_a_child_that_was_forked_writes_nothing_into_its_parents_ring(watched, server):
+    ask(server, "/plain")
+    before = served(watched).alive
+    child = os.fork()
+    if not child:
+        measure = next(one for one in watched.session.measures if type(one).__name__ == "Http")
+        os._exit(0 if measure.begin(None) is None else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    sample = served(watched)
+    assert sample.requests == () and sample.alive == before
+
+
+@pytest.mark.parametrize(
+    ("moments", "parts"),
+    [
+        ({}, (-1, -1, -1, -1)),
+        ({"began": 2}, (2, -1, -1, -1)),
+        ({"began": 2, "model_began": 5, "model_ended": 8}, (2, 3, 3, 2)),
+        ({"began": 2, "submitted": 3, "model_began": 5, "model_ended": 8}, (4, 1, 3, 2)),
+        ({"began": 2, "model_began": 5, "model_ended": 10}, (2, 3, 5, -1)),
+        ({"began": 2, "model_began": 5}, (2, 3, -1, -1)),
+        ({"model_began": 5, "model_ended": 8}, (-1, -1, 3, 2)),
+    ],
+)
+def test_the_parts_of_a_request_follow_one_another(moments, parts):
+    request = Request(100)
+    for name, moment in moments.items():
+        setattr(request, name, 100 + moment)
+    assert request.parts(110) == parts
+
+
+@pytest.mark.parametrize("server", ["uvicorn", "gunicorn", "litserve", "transformers", "http"])
+def test_the_names_that_are_patched_exist_in_the_release_that_is_installed(server):
+    for module, name, attribute in names.TABLE[server]:
+        pytest.importorskip(module)
+        assert callable(getattr(vars(sys.modules[module])[name], attribute))
+
+
+@pytest.mark.parametrize("server", ["vllm"])
+def test_the_names_of_engines_exist_in_another_environment(server):
+    asked = [VLLM_PYTHON, "-c", LOOK_UP, server, json.dumps(names.TABLE[server])]
+    done = subprocess.run(asked, capture_output=True, text=True, timeout=300, check=True)
+    missing = json.loads(done.stdout.splitlines()[-1])
+    if missing == "absent":
+        pytest.skip(f"no {server} in the interpreter that AITOP_TEST_VLLM_PYTHON names")
+    assert missing == []
+
+
+def rows():
+    """Where each row of the table stands, of those that can be imported here."""
+    for table in names.TABLE.values():
+        for module, name, attribute in table:
+            try:
+                owner = getattr(importlib.import_module(module), name)
+            except ImportError:
+                continue
+            yield owner, attribute
+
+
+def test_everything_of_servers_is_put_back_as_the_very_same_object(unhooked):
+    before = [(owner, attribute, vars(owner)[attribute]) for owner, attribute in rows()]
+    assert len(before) >= 7
+    assert aitop.hook.install("run") == "installed"
+    aitop.hook._session.look(time.monotonic_ns())
+    assert all(vars(owner)[attribute] is not original for owner, attribute, original in before)
+    assert aitop.hook.remove() == "removed"
+    assert all(vars(owner)[attribute] is original for owner, attribute, original in before)
+
+
+def test_a_queue_of_multiprocessing_is_left_alone_without_litserve(unhooked, monkeypatch):
+    managers = importlib.import_module("multiprocessing.managers")
+    original = vars(managers.BaseProxy)["_callmethod"]
+    for name in [name for name in sys.modules if name.partition(".")[0] == "litserve"]:
+        monkeypatch.delitem(sys.modules, name)
+    assert aitop.hook.install("run") == "installed"
+    aitop.hook._session.look(time.monotonic_ns())
+    assert vars(managers.BaseProxy)["_callmethod"] is original
+    assert aitop.hook.remove() == "removed"
+
+
+def test_compilations_are_pauses_of_what_serves(watched, server):
+    callback = pytest.importorskip("torch._dynamo.callback")
+    watched.session.look(time.monotonic_ns())
+    ask(server, "/plain")
+    start = time.monotonic()
+    with callback.callback_handler.install_callbacks(callback.CallbackTrigger.DYNAMO, "0/0"):
+        time.sleep(0.02)
+    took = time.monotonic() - start
+    (pause,) = (one for one in served(watched).pauses if one.kind == "compile")
+    assert 0.02 <= pause.seconds <= took
+    ours = [one for one in callback.callback_handler.start_callbacks if "Compiles" in one.__qualname__]
+    aitop.hook.remove()
+    assert len(ours) == 1 and ours[0] not in callback.callback_handler.start_callbacks
+
+
+def test_a_request_that_is_under_way_when_the_hook_leaves_ends_as_ever(watched, server):
+    client = threading.Thread(target=ask, args=(server, "/model"))
+    client.start()
+    while not HookRing(os.getpid()).read(time.monotonic()).alive:
+        time.sleep(0.001)
+    aitop.hook.remove()
+    client.join(10)
+    assert not client.is_alive()

@@ -1,0 +1,341 @@
+"""The serving pane: what it shows of a server at every size, and what of one that hardly anything is known of."""
+
+import re
+
+import msgspec
+import pytest
+import sample_serving as servers
+import sample_snapshots as samples
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rich.cells import cell_len
+
+from aitop.model.serving import IterationRecord, RequestRecord
+from aitop.model.settings import Settings
+from aitop.model.snapshot import Series
+from aitop.model.verdict import Diagnosis
+from aitop.ui.app import MonitorApp
+from aitop.ui.layout import plan
+from aitop.ui.panes.header import header_line
+from aitop.ui.panes.serving.charts import over_time
+from aitop.ui.panes.serving.composition import kinds_line, request_of, turn_of
+from aitop.ui.panes.serving.figures import figure_lines
+from aitop.ui.panes.serving.histogram import Cause, axis_for, histogram, tail_causes
+from aitop.ui.panes.serving.pane import ServingPane
+from aitop.ui.panes.since_mark import since_mark
+from aitop.ui.state import View, serves
+from aitop.ui.theme.palette import LATENCIES, OTHER_CAUSE, TAIL, TAIL_CAUSE
+from aitop.ui.widgets.plot import Field, span_of
+
+SIZES = [(80, 24), (120, 36), (200, 50)]
+
+
+def named(size):
+    return f"{size[0]}x{size[1]}"
+
+
+@pytest.mark.parametrize("size", SIZES, ids=named)
+@pytest.mark.parametrize("name", list(servers.SERVERS))
+async def test_a_server_has_its_pane_where_a_training_has_its_steps(look_at, name, size):
+    async with look_at(servers.SERVERS[name](), size=size) as eyes:
+        assert "serving" in eyes.shown() and "step" not in eyes.shown()
+        assert "req/s" in eyes.pane("serving") and "latency" in eyes.pane("serving")
+        panes, visited = eyes.app.screen.panes(), []
+        assert "serving" in panes and "step" not in panes
+        for _ in panes:
+            await eyes.press("tab")
+            visited.append(eyes.app.screen.focused.id)
+            assert eyes.app.screen.focused.display
+        assert sorted(visited) == sorted(panes)
+
+
+@pytest.mark.parametrize("size", SIZES, ids=named)
+async def test_the_figures_are_those_of_the_snapshot(look_at, size):
+    async with look_at(servers.engine(), size=size) as eyes:
+        shown = eyes.pane("serving")
+        assert "Serving · 121 ms p50 · 760 ms p99" in shown
+        assert "timed in the process" in shown
+        rows = {row.split()[1]: row for row in shown.split("\n") if len(row.split()) > 2}
+        assert "20.4 req/s" in rows["traffic"] and "816 tokens/s" in rows["traffic"]
+        assert "7.40 active" in rows["traffic"] and "2.10 queued" in rows["traffic"]
+        assert re.search(r"latency p50  121 ms  p95  187 ms  p99  760 ms", shown)
+        assert "5.80 a batch" in rows["engine"] and "62% KV used" in rows["engine"]
+        assert "model 66%" in rows["turn"] and "prep" in rows["turn"]
+        if size != (80, 24):
+            assert re.search(r"TTFT    p50   36 ms  p95   61 ms  p99  220 ms", shown)
+            assert re.search(r"ITL     p50  2.1 ms  p95  4.2 ms  p99   16 ms", shown)
+            assert "8 under way" in shown and "40 ms ago" in shown
+            assert "slowest 6 of 612: █ collect" in shown
+            assert "decode 87%" in shown and "prompt" in shown
+        assert "now" in shown.split("\n")[-2] or "1 s" in shown.split("\n")[-2]
+
+
+async def test_the_whole_screen_shows_what_small_panes_leave_out(look_at):
+    async with look_at(servers.engine(), size=(80, 24)) as eyes:
+        await eyes.press("tab", "z")
+        shown = eyes.pane("serving")
+        for words in ("TTFT", "ITL", "■ schedule", "request", "100 ms", "/s▕", "slowest 6 of 612: █ collect"):
+            assert words in shown, words
+
+
+async def test_what_was_not_measured_is_a_dash_with_the_reason(look_at):
+    async with look_at(servers.from_stacks(), size=(120, 36)) as eyes:
+        shown = eyes.pane("serving")
+        assert "– req/s" in shown and "p99       –" in shown
+        assert "0.00" not in shown
+        assert "estimated from stacks" in shown
+        assert "single requests are seen with the hook only" in shown
+        assert "sudo sysctl kernel.yama.ptrace_scope=0" in shown
+
+
+async def test_a_servers_own_figures_have_charts_and_no_histogram(look_at):
+    async with look_at(servers.from_metrics(), size=(120, 36)) as eyes:
+        shown = eyes.pane("serving")
+        assert "from the server's /metrics" in shown
+        assert "20.4 req/s" in shown and "-5 m" in shown
+        assert "slowest" not in shown and "turn" not in shown
+
+
+async def test_an_idle_server_has_zeros_and_says_that_nothing_came(look_at):
+    async with look_at(servers.idle(), size=(120, 36)) as eyes:
+        shown = eyes.pane("serving")
+        assert "0.00 req/s" in shown and "0 under way" in shown and "42 s ago" in shown
+        assert "no request was answered in the last 30 s" in shown
+
+
+async def test_a_training_that_serves_keeps_its_steps(look_at):
+    async with look_at(servers.training_that_serves(), size=(120, 36)) as eyes:
+        assert "step" in eyes.shown() and "serving" not in eyes.shown()
+        assert not serves(servers.training_that_serves())
+        assert "serving" in eyes.app.screen.panes()
+        eyes.app.screen.show_pane("serving")
+        await eyes.pilot.pause()
+        assert "20.4 req/s" in eyes.pane("serving")
+
+
+async def test_a_training_has_no_such_pane(look_at):
+    async with look_at(samples.input_bound(), size=(120, 36)) as eyes:
+        assert "serving" not in eyes.app.screen.panes()
+        eyes.app.screen.show_pane("serving")
+        await eyes.pilot.pause()
+        assert "nothing is served here" in eyes.pane("serving")
+
+
+@pytest.mark.parametrize("size", SIZES, ids=named)
+async def test_the_header_names_the_engine(look_at, size):
+    async with look_at(servers.engine(), size=size) as eyes:
+        header = eyes.text().split("\n")[0]
+        assert "vllm 0.32.0" in header
+        assert "20.4 req/s" in header
+        assert "rank" not in header
+
+
+def test_a_server_without_a_known_engine_has_its_processes_in_the_header():
+    header = header_line(View(servers.plain()), 160).text
+    assert "2 processes" in header and "p99  760 ms" in header and "tokens/s" not in header
+
+
+async def test_a_mark_is_drawn_and_every_figure_shows_its_change(look_at):
+    before = servers.engine()
+    faster = msgspec.structs.replace(
+        before.serving, requests_per_second=30.6, latency=msgspec.structs.replace(before.serving.latency, p99=0.38)
+    )
+    after = msgspec.structs.replace(before, tick=43, time=before.time + 20, serving=faster)
+    async with look_at(before, size=(120, 36)) as eyes:
+        await eyes.press("m")
+        await eyes.give(after)
+        shown = eyes.pane("serving")
+        assert "▼ mark" in shown or "▼" in shown
+        assert re.search(r"30.6 req/s  ▲50%", shown)
+        assert re.search(r"p99  380 ms  ▼50%", shown)
+        words = since_mark(eyes.app.screen.view, 110).text
+        assert "20.4 → 30.6 req/s" in words and "p99 760 ms → 380 ms" in words
+        await eyes.press("M")
+        assert "▲50%" not in eyes.pane("serving")
+
+
+async def test_the_cursor_reads_the_charts(look_at):
+    async with look_at(servers.engine(), size=(120, 36)) as eyes:
+        eyes.app.screen.show_pane("serving")
+        await eyes.press("left", "left")
+        bottom = eyes.pane("serving").split("\n")[-2]
+        assert " ago " in bottom and "p50" in bottom
+        await eyes.press("escape")
+        assert " ago " not in eyes.pane("serving").split("\n")[-2]
+
+
+async def test_only_what_changed_is_painted_again(look_at):
+    before = servers.engine()
+    serving = msgspec.structs.replace(before.serving, alive=9)
+    async with look_at(before, size=(120, 36)) as eyes:
+        pane = eyes.app.screen.query_one("#serving", ServingPane)
+        painted = []
+        pane.refresh = lambda *regions, **_: painted.extend(regions)
+        await eyes.give(msgspec.structs.replace(before, tick=43, serving=serving))
+        assert {region.y for region in painted} == {3}
+        assert sum(region.width for region in painted) < 12
+
+
+@pytest.mark.parametrize("theme", ["monochrome", "16-colour", "light", "colour-blind"])
+async def test_it_can_be_read_in_ascii_and_without_colours(theme):
+    app = MonitorApp(ScriptedOnce(servers.engine()), settings=Settings(theme=theme, ascii=True))
+    async with app.run_test(size=(120, 36)) as pilot:
+        while app.screen.view.snapshot is None:
+            await pilot.pause(0.01)
+        await pilot.pause()
+        pane = app.screen.query_one("#serving", ServingPane)
+        shown = "\n".join("".join(segment.text for segment in pane.render_line(y)) for y in range(pane.size.height))
+        assert shown.isascii()
+        assert "collect" in shown and "p99" in shown
+        if theme == "monochrome":
+            # Letters stand for hues: the model's part of a turn, and the cause within the tail.
+            assert "M" * 20 in shown and re.search(r"X collect", shown)
+
+
+class ScriptedOnce:
+    """A feed of one snapshot."""
+
+    live = True
+
+    def __init__(self, snapshot):
+        self.snapshot = snapshot
+
+    def start(self, publish):
+        publish(self.snapshot)
+
+    def stop(self):
+        pass
+
+
+@pytest.mark.parametrize("width", [30, 40, 52, 76, 108, 116, 190])
+@pytest.mark.parametrize("height", [1, 2, 3, 4, 6, 9, 12, 23, 40])
+def test_it_fits_every_field(width, height):
+    for make in servers.SERVERS.values():
+        snapshot = make()
+        for mark in (None, snapshot):
+            pane = ServingPane(id="serving")
+            drawing = pane.draw(View(snapshot, mark=mark), width, height)
+            if snapshot.serving.basis == "hook":
+                assert len(drawing.lines) <= height, make.__name__
+            assert all(cell_len(line.text) <= width for line in drawing.lines), make.__name__
+
+
+def test_what_is_not_measured_gives_way_to_what_is():
+    view = View(servers.plain())
+    lines = [line.text for line in figure_lines(view, view.snapshot.serving, 70, 3)]
+    assert [line.split()[0] for line in lines] == ["traffic", "latency", "now"]
+
+
+# What turns and requests consist of
+
+
+def test_parts_of_a_turn_add_up_to_it_and_the_wait_before_it():
+    turn = IterationRecord(end=1.0, seconds=0.1, idle=0.05, schedule=0.01, model=0.07)
+    parts = {kind.key: seconds for kind, seconds in turn_of([turn, turn]).parts}
+    assert parts["idle"] == 0.05 and parts["model"] == pytest.approx(0.07) and parts["sample"] is None
+    assert parts["rest"] == pytest.approx(0.02)
+    assert sum(seconds or 0 for seconds in parts.values()) == pytest.approx(0.15)
+
+
+def test_without_any_part_there_is_no_bar():
+    assert turn_of([]) is None and turn_of([IterationRecord(end=1.0, seconds=0.1)]) is None
+    assert request_of([RequestRecord(end=1.0, seconds=0.1)]) is None
+    assert kinds_line([IterationRecord(end=1.0, seconds=0.1)], 80, letters=False) is None
+
+
+def test_a_part_that_some_requests_lack_is_the_mean_of_the_others():
+    request = request_of([RequestRecord(end=1.0, seconds=0.1, queue=0.04), RequestRecord(end=1.0, seconds=0.1)])
+    parts = {kind.key: seconds for kind, seconds in request.parts}
+    assert parts["queue"] == 0.04 and parts["rest"] == pytest.approx(0.06)
+
+
+# The histogram
+
+
+def inks(lines, kind):
+    """The cells in the hue of a kind."""
+    return sum(len(text) for line in lines for text, style in line.spans if style.color == kind.ink.color)
+
+
+def test_the_histogram_has_every_request_and_its_tail_has_the_cause():
+    latencies = [0.1] * 990 + [1.0] * 10
+    plain = histogram(latencies, [], 60, 8)
+    assert "1000 requests" in plain[0].text and "slowest 10" in plain[0].text
+    assert inks(plain[1:-1], LATENCIES) > 0 and inks(plain[1:-1], TAIL) > 0 and inks(plain, TAIL_CAUSE) == 0
+    caused = histogram(latencies, [Cause("collect", 0.5, TAIL_CAUSE)], 60, 8)
+    assert "slowest 10 of 1,000: █ 50% collect" in caused[0].text
+    assert inks(caused[1:-1], TAIL_CAUSE) > 0 and inks(caused[1:-1], TAIL) > 0
+    whole = histogram(latencies, [Cause("collect", 1.0, TAIL_CAUSE)], 60, 8)
+    assert inks(whole[1:-1], TAIL_CAUSE) > inks(caused[1:-1], TAIL_CAUSE) and inks(whole[1:-1], TAIL) == 0
+    assert plain[1].text.split("▕")[0].strip() == "990"
+
+
+def test_causes_are_those_of_the_verdict_and_of_no_other():
+    verdicts = (
+        samples.input_verdict(),
+        servers.tail_verdict("collect"),
+        servers.tail_verdict("prefill"),
+        msgspec.structs.replace(servers.tail_verdict(), subtype=None),
+    )
+    assert [(cause.words, cause.kind) for cause in tail_causes(Diagnosis(verdicts=verdicts))] == [
+        ("collect", TAIL_CAUSE),
+        ("prefill", OTHER_CAUSE),
+    ]
+
+
+def test_round_latencies_stand_below_their_buckets():
+    lines = histogram([0.05] * 50 + [0.1] * 50 + [1.0], [], 60, 6)
+    axis = axis_for(0.05, 1.0, 53)
+    for text, seconds in (("100 ms", 0.1), ("1 s", 1.0)):
+        assert lines[-1].text.index(text) - 7 == axis.cell(seconds)
+    assert axis.bucket(0.1) * axis.cells == axis.cell(0.1)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    latencies=st.lists(st.floats(min_value=0.0, max_value=1e5), max_size=60),
+    width=st.integers(1, 200),
+    height=st.integers(1, 30),
+    shares=st.lists(st.none() | st.floats(0.0, 1.0), max_size=3),
+    letters=st.booleans(),
+)
+def test_any_histogram_fits(latencies, width, height, shares, letters):
+    causes = [Cause("a cause", share, TAIL_CAUSE) for share in shares]
+    lines = histogram(latencies, causes, width, height, letters=letters)
+    assert len(lines) in (0, height)
+    assert all(cell_len(line.text) <= width for line in lines)
+
+
+# Charts over time
+
+
+@pytest.mark.parametrize("height", range(2, 20))
+def test_charts_take_the_rows_they_get(height):
+    snapshot = servers.engine()
+    known = [snapshot.series["request_p50"]]
+    field = Field(snapshot.series, snapshot.time, span_of(known, snapshot.time, 60), 9)
+    lines = over_time(field, height, snapshot.time - 60)
+    assert len(lines) == height
+    shown = "\n".join(line.text for line in lines)
+    assert ("▼ mark" in shown) is (height >= 4)
+    assert ("/s▕" in shown or "/s " in shown) is (height >= 6)
+    assert ("wait" in shown) is (height >= 11)
+    assert "ms" in shown or " s" in shown
+
+
+def test_a_rate_that_was_never_measured_has_no_chart():
+    snapshot = servers.engine()
+    series = {name: one for name, one in snapshot.series.items() if name != "request_rate"}
+    series["request_queue"] = Series(times=(snapshot.time,), values=(None,))
+    field = Field(series, snapshot.time, span_of([series["request_p50"]], snapshot.time, 60), 9)
+    assert "/s" not in "\n".join(line.text for line in over_time(field, 14, None))
+
+
+@pytest.mark.parametrize("size", SIZES, ids=named)
+@pytest.mark.parametrize("gpus", [0, 1, 8])
+def test_the_code_keeps_its_place_beside_a_server(size, gpus):
+    boxes = plan(*size, gpus=gpus, serving=True, ledger=True)
+    assert boxes["serving"].height >= 6 and boxes["code"].height >= 3
+    assert "step" not in boxes
+    trained = plan(*size, gpus=gpus, ledger=True)
+    assert boxes["serving"].height >= trained["step"].height

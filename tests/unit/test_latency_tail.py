@@ -1,0 +1,186 @@
+"""latency-tail: what held the slowest requests up is named with its share; a healthy server is quiet."""
+
+from __future__ import annotations
+
+import pytest
+from judgements import fired, level, unjudged
+from msgspec.structs import replace
+from served_maker import START, Server, at_random, pauses, server, turns
+from snapshot_builder import constant, line
+
+from aitop.diagnosis.causes.serving import tail
+from aitop.model.serving import IterationRecord, RequestRecord
+from aitop.model.snapshot import Series
+
+STOPS = [(START + 4.0 + 5.0 * number, 0.4) for number in range(5)]
+HALF = at_random(25.0)
+
+
+@pytest.mark.parametrize("rate", [5.0, 15.0, 25.0])
+def test_a_healthy_server_at_up_to_half_load_is_quiet(rate):
+    quiet = server(Server().answer(at_random(rate)), series={"run_delay": constant(0.01, 30)})
+    assert level(tail.judge(quiet)) < tail.judge.band.leave
+
+
+@pytest.mark.parametrize(("kind", "subtype"), [("collect", "collector"), ("compile", "compile")])
+def test_pauses_are_named_with_their_share_of_the_tail(kind, subtype):
+    held = server(Server(stops=STOPS).answer(HALF), held=pauses(STOPS, kind))
+    verdict = fired(tail.judge(held))
+    assert (verdict.id, verdict.subtype) == ("latency-tail", subtype)
+    assert verdict.share > 0.7 and verdict.severity == "warning" and verdict.confidence > 0.7
+
+
+def test_the_same_slow_requests_without_a_known_hold_up_are_not_explained_by_guessing():
+    assert level(tail.judge(server(Server(stops=STOPS).answer(HALF)))) < tail.judge.band.leave
+
+
+def test_pauses_that_hit_no_request_explain_nothing():
+    beside = pauses([(begin + 2.0, 0.001) for begin, _ in STOPS])
+    assert level(tail.judge(server(Server(stops=STOPS).answer(HALF), held=beside))) < tail.judge.band.leave
+
+
+def test_the_line_that_asks_for_collections_is_the_place():
+    asks = line("answer", 0.05, activity="collect", number=44)
+    verdict = fired(tail.judge(server(Server(stops=STOPS).answer(HALF), held=pauses(STOPS), lines=[asks])))
+    assert verdict.where[0].line == 44 and "train.py:44" in verdict.fixes[0].text
+
+
+def test_few_requests_are_too_few():
+    assert "needed" in unjudged(tail.judge(server(Server().answer(HALF[:20]))))
+
+
+def test_long_answers_are_long_by_themselves():
+    requests = [
+        RequestRecord(end=START + 0.05 * n, seconds=0.02 * tokens, tokens=tokens, prompt_tokens=10)
+        for n in range(600)
+        for tokens in [400 if n % 60 == 0 else 10 + n % 20]
+    ]
+    busy = server(requests, held=pauses([(START + n, 0.02) for n in range(30)]))
+    assert level(tail.judge(busy)) < tail.judge.band.leave
+
+
+def engine(long_every=100, long_tokens=8000):
+    """Iterations of a busy engine with requests of 40 tokens, and now and then the prompt of another one."""
+    end, iterations, ends = START, [], []
+    for number in range(1200):
+        long = long_every and number % long_every == long_every - 1
+        seconds = 0.02 + (0.6 if long else 0.0)
+        end += seconds
+        ends.append(end)
+        kind, prefilled = ("mixed", long_tokens) if long else ("decode", 0)
+        iterations.append(
+            IterationRecord(end=end, seconds=seconds, kind=kind, prefill_tokens=prefilled, decode_tokens=8, requests=8)
+        )
+    requests = [
+        RequestRecord(end=ends[n], seconds=ends[n] - ends[n - 10], tokens=10, prompt_tokens=16, queue=0.0)
+        for n in range(10, 1200, 3)
+    ]
+    return requests, iterations
+
+
+def test_a_long_prompt_beside_decodes():
+    requests, iterations = engine()
+    verdict = fired(tail.judge(server(requests, iterations)))
+    assert verdict.subtype == "prefill" and verdict.share > 0.7
+    assert "max_num_batched_tokens" in verdict.fixes[0].text
+
+
+def test_without_long_prompts_the_same_engine_is_quiet():
+    requests, iterations = engine(long_every=0)
+    assert level(tail.judge(server(requests, iterations))) == 0.0
+
+
+def test_a_request_with_a_long_prompt_does_not_wait_for_others():
+    requests, iterations = engine()
+    own = [replace(one, prompt_tokens=8000 if one.seconds > 0.5 else 16) for one in requests]
+    judged = tail.judge(server(own, iterations))
+    assert level(judged) < tail.judge.band.leave
+
+
+def test_requests_that_were_thrown_out_of_the_batch():
+    requests, iterations = engine(long_every=0)
+    slow = [replace(one, seconds=1.2, preempted=2) if n % 40 == 0 else one for n, one in enumerate(requests)]
+    thrown = [replace(one, preempted=1, prefill_tokens=64) if n % 40 == 0 else one for n, one in enumerate(iterations)]
+    verdict = fired(tail.judge(server(slow, thrown)))
+    assert verdict.subtype == "preemption" and "KV cache" in verdict.fixes[0].text
+
+
+def stopped_by_kernel(name):
+    """The main thread waits for a core at times, because of a quota or of others."""
+    times = tuple(START + number for number in range(31))
+    bad = {int(begin - START) for begin, _ in STOPS}
+    delay = Series(times=times, values=tuple(0.8 if number - 1 in bad else 0.01 for number in range(31)))
+    stops = [(START + number + 0.1, 0.8) for number in bad]
+    requests = Server(stops=stops).answer(HALF)
+    series = {"run_delay": delay}
+    if name == "quota":
+        throttled = tuple(0.8 if number - 1 in bad else 0.0 for number in range(31))
+        series["throttled"] = Series(times=times, values=throttled)
+    return server(requests, series=series)
+
+
+@pytest.mark.parametrize("name", ["quota", "cores"])
+def test_the_kernel_keeps_the_process_from_its_core(name):
+    assert fired(tail.judge(stopped_by_kernel(name))).subtype == name
+
+
+def blocked(activity="sleep", by_window=(0, 0, 8, 0, 0, 8, 0, 0, 8, 0), **fields):
+    held = Server(stops=[(begin, 0.5) for begin, _ in STOPS]).answer(HALF)
+    share = 0.08
+    blocks = line("answer", share, activity=activity, number=31, by_window=by_window, **fields)
+    return server(held, lines=[blocks, line("run", 0.9, activity="wait-queue", number=99, by_window=(36,) * 10)])
+
+
+def test_a_handler_that_blocks_the_event_loop_now_and_then():
+    verdict = fired(tail.judge(blocked(handler="event-loop")))
+    assert verdict.subtype == "event-loop" and verdict.where[0].line == 31 and verdict.confidence <= 0.6
+
+
+def test_a_handler_that_takes_long_now_and_then():
+    assert fired(tail.judge(blocked(activity="python", handler="request-loop"))).subtype == "handler"
+
+
+def test_a_thread_beside_that_holds_the_lock_now_and_then():
+    assert fired(tail.judge(blocked(activity="python", thread="report"))).subtype == "lock"
+
+
+def test_a_line_that_takes_its_time_evenly_makes_no_tail():
+    even = blocked(handler="event-loop", by_window=(2, 3, 2, 3, 2, 3, 2, 2, 3, 2))
+    assert level(tail.judge(even)) < tail.judge.band.leave
+
+
+def test_what_is_computed_twice_is_said():
+    requests = [RequestRecord(end=START + 1 + n / 100, seconds=0.5, prompt_tokens=10) for n in range(100)]
+    iterations = [replace(one, prefill_tokens=20, decode_tokens=10, preempted=1) for one in turns(100)]
+    first = min(one.end - one.seconds for one in iterations)
+    counted = [one for one in requests if one.end - one.seconds >= first]
+    twice = tail.computed_twice(server(requests, iterations).serving)
+    assert twice == pytest.approx((2000 - 10 * len(counted)) / 3000)
+    assert tail.computed_twice(server(requests, turns(100)).serving) is None
+
+
+def handled(long=0.3, every=50):
+    """One after the other in one thread; making the input of some requests takes long."""
+    free, made = START, []
+    for number, arrival in enumerate(at_random(20.0)):
+        begin = max(arrival, free)
+        prepared = long if number % every == every - 1 else 0.002
+        free = begin + prepared + 0.015
+        made.append(
+            RequestRecord(end=free, seconds=free - arrival, queue=begin - arrival, preprocess=prepared, model=0.015)
+        )
+    return made
+
+
+@pytest.mark.parametrize(("handler", "subtype"), [("event-loop", "event-loop"), ("thread", "handler")])
+def test_long_handling_of_one_request_holds_up_those_behind_it(handler, subtype):
+    line_of_it = line("answer", 0.3, activity="sleep", number=31, handler=handler, position="before")
+    verdict = fired(tail.judge(server(handled(), lines=[line_of_it])))
+    assert verdict.subtype == subtype and verdict.share > 0.5 and verdict.where[0].line == 31
+    assert level(tail.judge(server(handled(long=0.002), lines=[line_of_it]))) == 0.0
+
+
+def test_waits_for_a_core_explain_only_what_nothing_else_does():
+    crowded = {"run_delay": constant(0.4, 31)}
+    held = server(Server(stops=STOPS).answer(HALF), held=pauses(STOPS), series=crowded)
+    assert fired(tail.judge(held)).subtype == "collector"

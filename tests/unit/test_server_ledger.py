@@ -1,0 +1,223 @@
+"""The ledger of a server: phases of iterations and requests as they were measured, idle time apart, lines in them."""
+
+from __future__ import annotations
+
+import pytest
+from judgements import fired, level
+from msgspec.structs import replace
+from served_maker import START, Server, at_random, server, turns
+from snapshot_builder import RANK, accounted, line
+from stack_maker import stack, window
+
+from aitop.diagnosis.causes import computing, gil, host, preprocessing
+from aitop.diagnosis.evidence import takes_request
+from aitop.diagnosis.served import merged, of_iterations, of_requests
+from aitop.model.serving import IterationRecord, RequestRecord
+from aitop.model.snapshot import Phases, ProcessStacks, Stacks, ThreadShare
+from aitop.stacks.reading import read_stack
+from aitop.stacks.view import StackView
+
+LOOP = "std/asyncio/runners.py:118 Runner.run"
+LITSERVE = "litserve/loops/simple_loops.py"
+
+
+def engine_turns(**parts):
+    return [
+        IterationRecord(end=START + 0.1 * (n + 1), seconds=0.08, idle=0.02, requests=4, decode_tokens=4, **parts)
+        for n in range(200)
+    ]
+
+
+PARTS = {"schedule": 0.008, "prepare": 0.008, "model": 0.04, "sample": 0.008, "output": 0.012}
+
+
+def shares(seen):
+    ledger = next(one for one in seen.ledgers if one.pid == RANK)
+    by_phase = {}
+    for entry in ledger.entries:
+        if entry.lane == "main":
+            by_phase[entry.phase] = by_phase.get(entry.phase, 0.0) + entry.share
+    return ledger, by_phase
+
+
+def test_an_iteration_has_its_measured_phases_and_its_idle_time():
+    ledger, by_phase = shares(server((), engine_turns(**PARTS)))
+    assert (ledger.unit, ledger.length) == ("iteration", pytest.approx(0.1))
+    expected = {"schedule": 0.08, "prepare": 0.08, "forward": 0.4, "sample": 0.08, "output": 0.12, "idle": 0.2}
+    assert {phase: by_phase[phase] for phase in expected} == pytest.approx(expected)
+    assert sum(by_phase.values()) == pytest.approx(1.0)
+
+
+def test_it_is_there_without_stacks():
+    seen = server((), engine_turns(**PARTS), seen={"stacks": None})
+    seen = accounted(replace(seen, stacks=None))
+    assert seen.ledgers[0].unit == "iteration" and seen.ledgers[0].pid == RANK
+
+
+def test_requests_that_overlap_share_each_moment_once():
+    requests = [
+        RequestRecord(end=START + n + 0.4, seconds=0.4, queue=0.1, preprocess=0.1, model=0.1, postprocess=0.1)
+        for n in range(20)
+        for _ in range(3)
+    ]
+    account = of_requests(requests)
+    whole = 19.4
+    assert account.unit == "request" and account.length == pytest.approx(whole / 60)
+    assert account.shares["forward"] == pytest.approx(20 * 0.1 / whole)
+    assert account.shares["idle"] == pytest.approx(19 * 0.6 / whole)
+    assert sum(account.shares.values()) == pytest.approx(1.0)
+    assert merged([(3, 4), (0, 1), (0.5, 2), (4, 5)]) == [(0, 2), (3, 5)]
+
+
+def test_iterations_without_their_parts_still_tell_idle_time():
+    assert of_iterations(engine_turns()).shares == pytest.approx({"idle": 0.2, "host": 0.8})
+
+
+def test_lines_before_the_model_lie_in_the_time_measured_for_making_its_input():
+    requests = [
+        RequestRecord(end=START + 0.1 * (n + 1), seconds=0.09, queue=0.0, preprocess=0.05, model=0.04)
+        for n in range(200)
+    ]
+    lines = [
+        line("decode", 0.4, position="before", work="tokenize", number=12, handler="request-loop"),
+        line("answer", 0.4, phase="forward", activity="native", number=20),
+        line("loop", 0.2, activity="wait-queue", number=9),
+    ]
+    seen = server(requests, lines=lines)
+    ledger, by_phase = shares(seen)
+    assert by_phase["preprocess"] == pytest.approx(0.5, abs=0.01) and by_phase["idle"] == pytest.approx(0.1, abs=0.01)
+    (entry,) = [entry for entry in ledger.entries if entry.line == 12]
+    assert entry.phase == "preprocess" and entry.basis == "measured"
+    verdict = fired(preprocessing.judge(seen))
+    assert verdict.where[0].line == 12 and "tokenis" in verdict.fixes[0].text
+
+
+def test_idle_time_is_no_loss():
+    seen = server(Server().answer(at_random(10.0)), lines=[line("run", 0.8, activity="wait-queue", number=9)])
+    assert computing.compute_bound(seen).level >= 0.5
+    for judge in (host.judge, gil.judge, preprocessing.judge):
+        assert level(judge(seen)) == 0.0
+
+
+def test_host_time_of_an_engine_is_named_by_its_phases():
+    verdict = fired(host.judge(server((), engine_turns(**PARTS))))
+    assert verdict.subtype == "iteration" and verdict.share == pytest.approx(0.32, abs=0.01)
+    assert any("scheduling 8 %" in one and "handling outputs 12 %" in one for one in verdict.evidence)
+    mostly = {"schedule": 0.002, "prepare": 0.002, "model": 0.07, "sample": 0.002, "output": 0.002}
+    assert level(host.judge(server((), engine_turns(**mostly)))) < host.judge.band.leave
+
+
+# handlers -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("frames", "handler"),
+    [
+        (("user/app.py:90 <module>", LOOP, "user/app.py:31 answer"), "event-loop"),
+        (("user/app.py:90 <module>", LOOP), None),
+        (("anyio/_backends/_asyncio.py:1120 WorkerThread.run", "user/app.py:31 answer"), "thread"),
+        ((f"{LITSERVE}:92 SingleLoop.run_single_loop", "litserve/loops/base.py:44 _inject_context", "user/app.py:7 f"),
+         "request-loop"),
+        (("user/app.py:90 <module>",), None),
+    ],
+)  # fmt: skip
+def test_what_calls_a_line_for_a_request(frames, handler):
+    assert read_stack(stack(*frames)).handler == handler
+
+
+def test_a_handler_that_sleeps_does_not_rest():
+    sleeping = line("answer", 0.3, activity="sleep", number=31, handler="event-loop")
+    polling = line("main", 0.3, activity="sleep", number=9)
+    seen = server(lines=[sleeping, polling, line("run", 0.4, activity="wait-queue", number=99)])
+    rests = {entry.line: takes_request(entry) for entry in seen.ledgers[0].entries if entry.where}
+    assert rests == {31: False, 9: True, 99: True}
+    verdict = fired(host.judge(seen))
+    assert (verdict.subtype, verdict.where[0].line) == ("event-loop", 31)
+    assert "asyncio.to_thread" in verdict.fixes[0].text
+
+
+def test_the_loop_of_a_library_tells_what_comes_before_the_model():
+    """LitServe calls one method after the other: what those above the model's call do makes its input."""
+    top = f"{LITSERVE}:%d SingleLoop.run_single_loop"
+    inject = "litserve/loops/base.py:44 _inject_context"
+    made = stack(top % 92, inject, "user/api.py:12 Api.a")
+    called = stack(top % 100, inject, "user/api.py:20 Api.b", "torch/nn/modules/module.py:1 Module._call_impl")
+    after = stack(top % 108, inject, "user/api.py:31 Api.c")
+    seen = window(10.0, *((7, "MainThread", True, frames, 20) for frames in (made, called, after)))
+    view = StackView().view([seen], {7: "rank"}, 0.0)
+    positions = {one.line: (one.phase, one.position, one.handler) for one in view.lines}
+    assert positions[12] == ("outside", "before", "request-loop")
+    assert positions[20][0] == "forward" and positions[31] == ("outside", "after", "request-loop")
+
+
+def test_an_engine_that_is_a_library_has_a_ledger_without_lines():
+    core = "vllm/v1/engine/core.py:%d EngineCoreProc.run_busy_loop"
+    waits = stack(core % 1, "vllm/v1/engine/core.py:9 EngineCoreProc._process_input_queue", "std/queue.py:1 Queue.get")
+    plans = stack(core % 2, "vllm/v1/core/sched/scheduler.py:9 Scheduler.schedule")
+    seen = window(10.0, (7, "MainThread", True, waits, 30), (7, "MainThread", True, plans, 10))
+    (process,) = StackView().view([seen], {7: "rank"}, 0.0).processes
+    told = {(phase, activity): share for phase, activity, share in process.lineless}
+    assert told["idle", "wait-queue"] == pytest.approx(0.75)
+    assert sum(share for (phase, _), share in told.items() if phase == "schedule") == pytest.approx(0.25)
+
+
+# the process that takes the requests ----------------------------------------------------------------------------------
+
+FRONT = 300
+
+
+def behind_front(active, *, making, idle=0.5, lines=()):
+    """A model that waits for requests for a part of the time, behind a process that takes them."""
+    own = [
+        line("run", idle, activity="wait-queue", number=9),
+        line("run", 1.0 - idle, phase="forward", activity="native", number=12),
+    ]
+    lineless = (("preprocess", "python", making), ("outside", "python", max(0.0, active - making)))
+    stacks = Stacks(
+        seconds=5.0,
+        samples=200,
+        processes=(
+            ProcessStacks(pid=RANK, role="rank", samples=100, phases=Phases(forward=1.0 - idle)),
+            ProcessStacks(pid=FRONT, role="other", samples=100, phases=Phases(), lineless=lineless),
+        ),
+        lines=(*own, *lines),
+        threads=(ThreadShare(pid=FRONT, thread="MainThread", samples=100, active=active, gil=active),),
+    )
+    return server(seen={"stacks": stacks})
+
+
+@pytest.mark.parametrize(
+    ("making", "judge", "other"), [(0.7, preprocessing, gil), (0.1, gil, preprocessing)], ids=["tokenises", "streams"]
+)
+def test_a_front_whose_core_is_full(making, judge, other):
+    seen = behind_front(0.98, making=making)
+    verdict = fired(judge.judge(seen))
+    assert verdict.subtype == "one-core" and verdict.speedup == pytest.approx(2.0, abs=0.01)
+    assert "--api-server-count" in verdict.fixes[0].text
+    assert level(other.judge(seen)) == 0.0
+
+
+@pytest.mark.parametrize(("active", "idle"), [(0.5, 0.5), (0.98, 0.02)], ids=["half busy", "model is the limit"])
+def test_a_front_that_is_not_the_limit(active, idle):
+    seen = behind_front(active, making=0.3, idle=idle)
+    assert level(gil.judge(seen)) == level(preprocessing.judge(seen)) == 0.0
+
+
+def test_a_handler_that_blocks_the_loop_of_another_process():
+    from aitop.model.snapshot import HotLine
+
+    sleeps = HotLine(
+        pid=FRONT, role="other", file="/x/app.py", line=31, function="answer", phase="outside", activity="sleep",
+        samples=40, share=0.4, handler="event-loop",
+    )  # fmt: skip
+    seen = behind_front(0.1, making=0.05, lines=[sleeps])
+    verdict = fired(host.judge(seen))
+    assert (verdict.subtype, verdict.where[0].line, verdict.where[0].pid) == ("event-loop", 31, FRONT)
+    assert verdict.share == pytest.approx(0.4)
+
+
+def test_an_engine_beside_the_process_that_runs_the_model_has_a_ledger_of_its_own():
+    seen = behind_front(0.3, making=0.1)
+    seen = replace(seen, serving=replace(seen.serving, pid=FRONT, iterations=tuple(turns(50))))
+    assert [ledger.pid for ledger in accounted(seen).ledgers] == [RANK, FRONT]
+    assert accounted(seen).ledgers[1].unit == "iteration"

@@ -1,0 +1,360 @@
+"""Figures of a server: from the hook's records, from its own metrics, and from both."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from snapshot_builder import host, process
+
+from aitop.engine.core import Engine
+from aitop.engine.history import History
+from aitop.engine.outline import lasting
+from aitop.engine.served import CHART_SECONDS, KEEP_REQUESTS
+from aitop.engine.snapshot.metrics import COARSEST, of_metrics, series_of_metrics
+from aitop.engine.snapshot.serving import request_series, serving
+from aitop.model.host import HostSample
+from aitop.model.serving import Histogram, IterationRecord, Pause, Percentiles, RequestRecord, ServerSample
+from aitop.model.snapshot import Target, Tick
+from aitop.model.source import SourceStatus
+from aitop.model.steps import HookSample, StepRecord
+
+API, ENGINE, WORKERS = 10, 11, (20, 21)
+NOW = 100.0
+
+
+def request(end, seconds=0.2, **parts):
+    return RequestRecord(end=end, seconds=seconds, **parts)
+
+
+def turn(end, seconds=0.01, **parts):
+    return IterationRecord(end=end, seconds=seconds, **parts)
+
+
+def hook(pid, time=NOW, **served):
+    return HookSample(time=time, pid=pid, **served)
+
+
+def tree(*parts, engine="vllm 0.32.0"):
+    sample = host()
+    processes = tuple(process(pid, "other", part=part) for pid, part in parts)
+    return msgspec.structs.replace(sample, time=NOW, processes=processes, engine=engine)
+
+
+def history(*events):
+    made = History(Target(pid=API, command="serve"))
+    made.add(SourceStatus(time=0.0, source="hook", state="ok"))
+    for event in events:
+        made.add(event)
+    return made
+
+
+def figures(*events, now=NOW, kind="inference"):
+    return serving(history(*events), now, kind)
+
+
+def spread(number, seconds=20.0, **parts):
+    """`number` requests that ended evenly over the last seconds."""
+    return tuple(request(NOW - seconds + (index + 1) * seconds / number, **parts) for index in range(number))
+
+
+def test_percentiles_are_exact():
+    requests = tuple(request(90.0 + index / 100, (index + 1) / 1000) for index in range(1000))
+    found = figures(hook(API, 90.0, alive=0), hook(API, requests=requests))
+    assert found.basis == "hook" and found.pid == API
+    assert found.latency == Percentiles(p50=0.501, p95=0.951, p99=0.991)
+    assert found.first_token is None and found.inter_token is None
+    assert found.requests == requests
+
+
+def test_rates_are_of_the_time_that_was_watched():
+    requests = spread(200, seconds=10.0, tokens=64, queue=0.05)
+    found = figures(hook(API, 90.0, alive=0), hook(API, requests=requests, alive=4))
+    assert found.requests_per_second == pytest.approx(20.0)
+    assert found.tokens_per_second == pytest.approx(1280.0)
+    assert found.concurrency == pytest.approx(4.0)
+    assert found.queue == pytest.approx(1.0)
+    assert found.alive == 4
+    assert found.still == pytest.approx(0.0)
+
+
+def test_what_is_not_measured_is_none():
+    found = figures(hook(API, requests=spread(40)))
+    unknown = ("tokens_per_second", "queue", "batch_mean", "kv_used", "preemptions_per_second", "alive", "inter_token")
+    assert {name: getattr(found, name) for name in unknown} == dict.fromkeys(unknown)
+
+
+def test_few_requests_are_looked_at_for_longer():
+    slow = tuple(request(NOW - 95 + 8 * index, 8.0) for index in range(12))
+    found = figures(hook(API, 1.0, alive=0), hook(API, requests=slow))
+    assert len(found.requests) == 12 and found.requests_per_second == pytest.approx(12 / 99.0, rel=0.1)
+    many = tuple(request(NOW - 110 + index / 10, 0.1) for index in range(1100))
+    assert figures(hook(API, 1.0, alive=0), hook(API, requests=many)).requests[0].end >= NOW - 30.0
+
+
+def test_more_requests_than_are_remembered_shorten_the_window():
+    many = tuple(request(NOW - 20 + index / 1000, 0.001) for index in range(20_000))
+    found = figures(hook(API, 1.0, alive=0), hook(API, requests=many))
+    assert len(found.requests) == KEEP_REQUESTS
+    assert found.requests_per_second == pytest.approx(1000.0, rel=0.01)
+
+
+def test_iterations_tell_batch_queue_cache_and_the_time_between_tokens():
+    turns = tuple(
+        turn(
+            90.0 + 0.1 * index,
+            0.1,
+            idle=0.0,
+            requests=5,
+            decode_tokens=5,
+            waiting=2,
+            running=5,
+            kv_used=0.25,
+            preempted=1,
+        )
+        for index in range(100)
+    )
+    stalled = turn(100.5, 0.6, idle=0.0, requests=5, decode_tokens=5, waiting=2, running=5, kv_used=0.25, preempted=1)
+    found = figures(hook(ENGINE, 90.0), hook(ENGINE, 101.0, iterations=(*turns, stalled)), now=101.0)
+    assert (found.pid, found.batch_mean, found.queue, found.kv_used) == (ENGINE, 5.0, 2.0, 0.25)
+    assert found.concurrency == 7.0
+    assert found.requests_per_second is None  # nobody watched them
+    assert found.tokens_per_second == pytest.approx(505 / 11.1, rel=0.02)
+    assert found.preemptions_per_second == pytest.approx(101 / 11.1, rel=0.02)
+    assert found.inter_token.p50 == pytest.approx(0.1) and found.inter_token.p95 == pytest.approx(0.1)
+    assert found.still == pytest.approx(0.5)
+    slow = msgspec.structs.replace(stalled, decode_tokens=50)
+    found = figures(hook(ENGINE, 101.0, iterations=(*turns, slow)), now=101.0)
+    assert found.inter_token.p99 == pytest.approx(0.6)  # weighted by the tokens that waited for it
+
+
+def test_the_wait_for_requests_is_not_between_tokens():
+    turns = (
+        turn(90.0, decode_tokens=1, idle=0.0),
+        turn(95.0, decode_tokens=1, idle=4.98),
+        turn(95.03, decode_tokens=1),
+    )
+    assert figures(hook(ENGINE, iterations=turns)).inter_token == Percentiles(
+        p50=pytest.approx(0.02), p95=pytest.approx(0.02), p99=pytest.approx(0.02)
+    )
+
+
+def test_the_same_request_in_two_processes_is_counted_once():
+    outside, inside = spread(40, seconds=10.0), spread(41, seconds=10.0)
+    inside = tuple(msgspec.structs.replace(one, seconds=0.15) for one in inside)
+    parts = tree((API, "API server"), (ENGINE, "engine"))
+    found = figures(
+        parts, hook(API, requests=outside, alive=3), hook(ENGINE, requests=inside, alive=2, iterations=(turn(99.0),))
+    )
+    assert found.requests == outside and found.alive == 3
+    assert found.pid == ENGINE and len(found.iterations) == 1
+    health = hook(API, requests=(request(99.0, 5.0),))
+    assert figures(parts, health, hook(ENGINE, requests=inside)).requests == inside
+
+
+def test_workers_side_by_side_share_the_requests():
+    parts = tree(*((pid, "worker") for pid in WORKERS), engine="litserve")
+    samples = [hook(pid, requests=spread(40, seconds=10.0), alive=1) for pid in WORKERS]
+    found = figures(parts, *(hook(pid, 90.0, alive=0) for pid in WORKERS), *samples)
+    assert found.requests_per_second == pytest.approx(8.0)
+    assert (found.alive, len(found.requests)) == (2, 80)
+    assert [one.end for one in found.requests] == sorted(one.end for one in found.requests)
+
+
+def test_pauses_of_every_process_are_there():
+    pause = Pause(end=99.0, seconds=0.4, kind="collect")
+    old = Pause(end=1.0, seconds=0.4, kind="compile")
+    assert figures(hook(API, requests=spread(40)), hook(ENGINE, pauses=(old, pause))).pauses == (pause,)
+
+
+def test_a_standing_server_is_still_for_as_long():
+    found = figures(hook(API, 80.0, requests=spread(40, seconds=10.0)[:1], alive=7), hook(API, NOW, alive=7))
+    assert (found.alive, found.still) == (7, pytest.approx(NOW - 90.25))
+    nothing = figures(hook(API, 80.0, alive=7), hook(API, NOW, alive=7))
+    assert (nothing.alive, nothing.still, nothing.requests_per_second) == (7, pytest.approx(20.0), 0.0)
+    assert nothing.latency is None
+
+
+def test_a_process_that_is_not_heard_of_has_nothing_under_way():
+    sample = hook(API, 90.0, requests=spread(40, seconds=10.0)[:1], alive=7)
+    assert figures(sample, now=92.0).alive == 7
+    assert figures(sample, now=94.0).alive == 0
+
+
+def test_a_hook_that_is_read_late_lowers_no_rate():
+    before, sample = hook(API, 90.0, alive=0), hook(API, requests=spread(100, seconds=10.0), alive=2)
+    assert figures(before, sample, now=102.0).requests_per_second == pytest.approx(10.0)
+    assert figures(before, sample, now=110.0).requests_per_second == pytest.approx(5.0)
+
+
+def test_a_hook_that_has_left_ends_the_time_looked_at():
+    requests = spread(100, seconds=10.0)
+    gone = history(hook(API, 90.0, alive=0), hook(API, requests=requests, alive=0))
+    gone.add(SourceStatus(time=101.0, source="hook", state="absent"))
+    assert serving(gone, 120.0, "inference").requests_per_second == pytest.approx(10.0)
+
+
+def test_a_server_of_which_nothing_is_measured_is_one_all_the_same():
+    found = figures(tree((API, "API server")))
+    assert found.basis == "stacks"
+    assert {value for name, value in msgspec.structs.asdict(found).items() if name != "basis"} == {None, ()}
+    assert figures(tree((API, "API server")), kind="training") is None
+    assert figures() is None and figures(hook(API, steps=(StepRecord(index=0, end=99.0, seconds=0.1),))) is None
+
+
+def latencies(total, *counts, bounds=(0.3, 0.5, 0.8, 1.0)):
+    return Histogram(bounds=bounds, counts=counts, sum=total, count=counts[-1])
+
+
+def look(time, requests, tokens=None, *, running=0.0, waiting=0.0, pid=API, **histograms):
+    counters = {"requests": requests} | ({} if tokens is None else {"tokens": tokens})
+    return ServerSample(
+        time=time,
+        pid=pid,
+        engine="vllm",
+        counters=counters,
+        gauges={"running": running, "waiting": waiting, "kv_used": 0.5},
+        histograms=histograms,
+    )
+
+
+def test_metrics_are_told_by_what_they_increased_by():
+    first = look(90.0, 1000.0, 5e6, running=4.0, waiting=2.0, latency=latencies(500.0, 0.0, 100.0, 200.0, 1000.0))
+    last = look(100.0, 1200.0, 5.01e6, running=6.0, waiting=4.0, latency=latencies(600.0, 0.0, 200.0, 300.0, 1200.0))
+    found = figures(first, last)
+    assert found.basis == "metrics" and found.pid == API
+    assert found.requests_per_second == pytest.approx(20.0)
+    assert found.tokens_per_second == pytest.approx(1000.0)
+    assert found.concurrency == pytest.approx(10.0)
+    assert (found.queue, found.batch_mean, found.kv_used, found.alive) == (3.0, 5.0, 0.5, 10)
+    # Of 200, a half lies up to 0.5 s; the others between 0.8 and 1 s.
+    assert found.latency.p50 == pytest.approx(0.5)
+    assert found.latency.p99 == pytest.approx(0.8 + 0.2 * 98 / 100)
+    assert found.preemptions_per_second is None and found.first_token is None
+
+
+@pytest.mark.parametrize(
+    ("counts", "bounds"),
+    [
+        pytest.param((100.0, 100.0), (0.3, 0.5), id="below the first bound"),
+        pytest.param((0.0, 100.0), (0.1, 0.1 * COARSEST * 1.01), id="a wide bucket"),
+        pytest.param((0.0, 50.0), (0.3, 0.5), id="above the last bound"),
+    ],
+)
+def test_a_bucket_that_is_too_coarse_tells_no_percentile(counts, bounds):
+    empty = Histogram(bounds=bounds, counts=(0.0, 0.0), sum=0.0, count=0.0)
+    full = Histogram(bounds=bounds, counts=counts, sum=50.0, count=100.0)
+    found = figures(look(90.0, 0.0, latency=empty), look(100.0, 100.0, latency=full))
+    assert found.latency is None and found.concurrency == pytest.approx(5.0)
+
+
+def test_a_stall_shows_in_the_metrics():
+    looks = [look(80.0 + 2 * number, float(min(number, 3)), running=5.0) for number in range(10)]
+    found = figures(*looks, now=99.0)
+    assert (found.alive, found.still) == (5, pytest.approx(12.0))
+    assert figures(*looks[:3], now=85.0).still == pytest.approx(0.0)
+    assert figures(looks[0], now=81.0).still is None
+    stands = [hook(API, float(time), alive=5) for time in (80, 99)]
+    assert figures(*stands, *looks, now=99.0).still == pytest.approx(13.0)  # as the last look is a second old
+    assert figures(*stands, look(98.0, 1.0), look(98.9, 2.0), now=99.0).still == pytest.approx(0.1)
+
+
+def test_one_look_tells_no_rate_and_an_old_one_nothing():
+    one = figures(look(99.0, 5.0, running=2.0))
+    assert (one.requests_per_second, one.alive) == (None, 2)
+    assert figures(look(10.0, 5.0)) is None
+
+
+def test_a_counter_that_went_back_tells_nothing():
+    assert figures(look(90.0, 50.0), look(99.0, 5.0)).requests_per_second is None
+
+
+def test_several_servers_add_up():
+    both = [look(time, 10.0 * time, running=2.0, pid=pid) for time in (90.0, 100.0) for pid in (API, ENGINE)]
+    found = figures(*both)
+    assert (found.requests_per_second, found.alive, found.concurrency) == (pytest.approx(20.0), 4, pytest.approx(4.0))
+
+
+def test_of_hook_and_metrics_each_figure_is_the_better_one():
+    looks = look(90.0, 0.0, 0.0), look(99.5, 100.0, 9500.0, running=3.0)
+    found = figures(hook(API, 90.0, alive=0), hook(API, requests=spread(100, seconds=10.0, tokens=90), alive=2), *looks)
+    assert found.basis == "hook" and found.alive == 2
+    assert found.latency.p50 == 0.2 and found.requests_per_second == pytest.approx(10.0)
+    assert found.tokens_per_second == pytest.approx(1000.0)  # with those of requests that have not ended
+    assert found.kv_used == 0.5 and found.queue == 0.0
+
+
+def test_a_second_of_charts_has_the_requests_that_ended_in_it():
+    made = history(hook(API, 90.0, alive=0))
+    for second in range(91, 101):
+        ends = tuple(request(second - 0.9 + index / 10, 0.1 * (index + 1), queue=0.2) for index in range(4))
+        made.add(hook(API, float(second), requests=ends if second != 95 else (), alive=0))
+    series = request_series(made, NOW)
+    assert series["request_rate"].times == tuple(float(second) for second in range(91, 100))
+    assert series["request_rate"].values == (4.0, 4.0, 4.0, 4.0, 0.0, 4.0, 4.0, 4.0, 4.0)
+    assert series["request_p50"].values[:5] == (pytest.approx(300.0),) * 4 + (None,)
+    assert series["request_p99"].values[0] == pytest.approx(400.0)
+    assert series["request_queue"].values[:5] == (pytest.approx(0.8),) * 4 + (None,)
+
+
+def test_charts_go_on_while_nothing_is_answered():
+    made = history(hook(API, 50.0, requests=(request(49.5),), alive=1))
+    made.add(hook(API, 99.9, alive=1))
+    assert request_series(made, NOW)["request_rate"].values == (1.0, *[0.0] * 49)
+
+
+def test_charts_are_bounded_whatever_a_recording_says():
+    made = history(
+        hook(API, 1.0, requests=(request(0.0), request(0.1)), alive=1), hook(API, 5.0, requests=(request(9e9),))
+    )
+    made.add(hook(API, 8e9, requests=(request(7.9e9),)))
+    assert len(request_series(made, 8e9)["request_rate"].values) <= CHART_SECONDS + 2
+    assert serving(made, 8e9, "inference") is not None
+
+
+def test_queue_of_charts_is_that_of_the_engine_where_it_tells():
+    made = history(hook(ENGINE, 90.0, alive=0))
+    made.add(
+        hook(
+            ENGINE,
+            95.0,
+            iterations=(turn(91.1, waiting=4), turn(91.2, waiting=6)),
+            requests=(request(91.5, queue=0.1),),
+        )
+    )
+    made.add(hook(ENGINE, 97.0, alive=0))
+    assert request_series(made, 94.0)["request_queue"].values[0] == 5.0
+
+
+def test_charts_of_iterations_alone_tell_no_rate():
+    made = history(hook(ENGINE, 90.0), hook(ENGINE, 95.0, iterations=(turn(91.1, waiting=4), turn(92.1, waiting=2))))
+    made.add(hook(ENGINE, 98.0, iterations=(turn(97.9, waiting=4),)))
+    assert set(request_series(made, 95.0)) == {"request_queue"}
+
+
+def test_without_the_hook_charts_are_made_of_metrics():
+    looks = [look(90.0, 0.0, waiting=1.0), look(92.0, 10.0, waiting=2.0), look(94.0, 10.0, waiting=3.0)]
+    series = request_series(history(*looks), NOW)
+    assert series["request_rate"].times == (92.0, 94.0) and series["request_rate"].values == (5.0, 0.0)
+    assert series["request_queue"].values == (2.0, 3.0) and "request_p50" not in series
+    assert series_of_metrics({}) == {} and of_metrics({}, 0.0) is None
+
+
+def test_the_snapshot_names_the_engine_and_what_it_does():
+    engine = Engine(Target(pid=API, command="serve"))
+    for event in (tree((API, "API server")), hook(API, requests=spread(40), alive=1)):
+        engine.handle(event)
+    snapshot = engine.handle(Tick(time=NOW, wall=1e9))
+    assert (snapshot.engine, snapshot.kind) == ("vllm 0.32.0", "inference")
+    assert snapshot.serving.latency.p50 == 0.2
+    assert {"request_p50", "request_rate"} <= set(snapshot.series)
+    trains = hook(ENGINE, steps=(StepRecord(index=0, end=99.5, seconds=0.1, kind="train"),))
+    engine.handle(trains)
+    assert engine.handle(Tick(time=NOW + 0.1, wall=1e9)).kind == "training"
+
+
+def test_a_bookmark_of_a_replay_does_not_change_with_what_follows():
+    made = history(hook(API, 90.0, requests=spread(20), alive=1), look(90.0, 1.0))
+    copy = lasting(made)
+    made.add(hook(API, 101.0, requests=(request(100.5),), alive=9))
+    assert len(copy.hooks[API].served.requests) == 20 and copy.hooks[API].served.alive == 1
+    assert copy.servers == {} and isinstance(made.hosts.last, HostSample | None)
