@@ -274,7 +274,7 @@ ALWAYS = (
         "story_teller:tokenise",
         "story_teller.py",
         "preprocessing-bound",
-        sends=("--words", "900"),
+        sends=("--words", "100"),
         guilty=(
             "ranks = [self.rank.get(a + b, 1000)",
             "best = min(range(len(ranks))",

@@ -66,9 +66,9 @@ class Row:
     real: float | None = None
     note: str = ""
 
-    def errors(self) -> list[float]:
-        """How far the latencies of aitop are from those of the clients, relative; of those that both know."""
-        return [abs(ours / theirs - 1) for ours, theirs in self.latency.values() if ours is not None and theirs]
+    def flawless(self) -> bool:
+        """Whether verdict, process and line are right, and nothing else is warned of."""
+        return self.right and self.right_line is not False and self.right_process is not False and not self.alarms
 
 
 def named(verdict: dict[str, Any]) -> str:
@@ -114,6 +114,8 @@ class Bench:
             code, report, until = self._diagnose(case, server, tier)
             answers = clients.answers(until - (report.get("window_s") or self._args.seconds), until)
             row = row_of(case, tier, report, answers, server.model_pid)
+            if self._args.keep:
+                self._keep(case, server, tier, report, flawless=row.flawless())
             if case.stopped and code != 1:
                 row.note, row.right = f"--fail-on stalled left with {code}", False
             if not server.alive():
@@ -127,21 +129,22 @@ class Bench:
         command = [sys.executable, "-m", "aitop", "diagnose", "--pid", str(server.pid), "--for", f"{seconds:g}s"]
         command += ["--format", "json", "-o", str(file), *([] if tier == 3 else ["--no-hook"])]
         command += ["--fail-on", "stalled"] if case.stopped else []
-        recorder = None
-        if self._args.keep:
-            self._args.keep.mkdir(parents=True, exist_ok=True)
-            kept = self._args.keep / f"{case.name.replace(':', '_')}.t{tier}.jsonl.gz"
-            kept.unlink(missing_ok=True)
-            record = ["record", "--pid", str(server.pid), "-o", str(kept), "--for", f"{seconds:g}s"]
-            record += [] if tier == 3 else ["--no-hook"]
-            recorder = [sys.executable, "-m", "aitop", *record]
         done = subprocess.run(command, capture_output=True, text=True, timeout=seconds + 120, check=False)
         until = time.monotonic()
         report = json.loads(file.read_text()) if file.exists() else {"note": done.stderr.strip()[-200:]}
-        if recorder is not None:
-            kept.with_suffix("").with_suffix(".json").write_text(json.dumps(report, indent=1))
-            subprocess.run(recorder, capture_output=True, timeout=seconds + 120, check=False)
         return done.returncode, report, until
+
+    def _keep(self, case: Case, server: Server, tier: int, report: dict[str, Any], *, flawless: bool) -> None:
+        """Keep the report, and where it is wrong a recording, made while the clients go on."""
+        self._args.keep.mkdir(parents=True, exist_ok=True)
+        name = f"{case.name.replace(':', '_')}.t{tier}"
+        (self._args.keep / f"{name}.json").write_text(json.dumps(report, indent=1))
+        file = self._args.keep / f"{name}.jsonl.gz"
+        file.unlink(missing_ok=True)
+        if not flawless:
+            command = [sys.executable, "-m", "aitop", "record", "--pid", str(server.pid), "-o", str(file)]
+            command += ["--for", f"{self._args.seconds:g}s", *([] if tier == 3 else ["--no-hook"])]
+            subprocess.run(command, capture_output=True, timeout=self._args.seconds + 120, check=False)
 
     def _real_gain(self, case: Case) -> float:
         """The factor in requests a second that the change gives: the server as it is and changed, twice in turns."""
@@ -316,7 +319,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=15.0, help="how long to look")
     parser.add_argument("--no-gains", action="store_true", help="do not run the changes")
     parser.add_argument("--clients-only", action="store_true", help="print what the clients see, without aitop")
-    parser.add_argument("--keep", type=Path, metavar="FOLDER", help="keep reports, and a recording made after each")
+    parser.add_argument("--keep", type=Path, metavar="FOLDER", help="keep reports, and recordings where they are wrong")
     parser.add_argument("--resume", action="store_true", help="go on where the last run was interrupted")
     args = parser.parse_args()
     if unknown := set(args.names) - set(CASE_BY_NAME):
