@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from aitop.diagnosis.causes.oversubscription import others_have_cores
 from aitop.diagnosis.causes.serving.tail import computed_twice
 from aitop.diagnosis.queueing import Change, Load, change, load_of
 from aitop.diagnosis.rule import UNPROVEN, Band, Explanation, Rule
@@ -23,6 +24,7 @@ LEAST_BUSY = 0.7
 MORE = 2
 # A KV cache that is so full has no room for more requests at once.
 KV_FULL = 0.9
+OTHERS = "other programs have the cores meanwhile: without them it could serve more"
 # A larger batch that gives less than this is not worth its latency.
 WORTH_IT = 1.05
 
@@ -59,17 +61,18 @@ def _look(snapshot: Snapshot) -> Explanation | str | None:
     best = max(
         (length for length in (_length(replica), _length(batch)) if length), key=lambda one: one.speedup, default=None
     )
+    crowded = others_have_cores(snapshot)
     gains = best is not None and best.speedup >= WORTH_IT
     return Explanation(
         # What makes each request slow is the fault, if anything is; that they queue follows from it.
-        severity="warning",
+        severity="info" if crowded else "warning",
         share=min(0.99, queue.share),
         gone=best if gains else None,
         gains=gains,
         signals=(serving.basis == "hook", (queue.busy or 0.0) >= 0.9, best is not None),
         most_sure=UNPROVEN if queue.busy is None else 0.95,
         title=f"requests wait for {percent(queue.share)} of their time: they arrive faster than they are served",
-        evidence=_evidence(serving, queue, load, cost),
+        evidence=[*_evidence(serving, queue, load, cost), *((OTHERS,) if crowded else ())],
         fixes=_fixes(serving, replica, batch),
         where=(),
     )
