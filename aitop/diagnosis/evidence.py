@@ -290,6 +290,18 @@ def serves(snapshot: Snapshot) -> bool:
     return snapshot.kind == "inference" or (snapshot.serving is not None and snapshot.kind != "training")
 
 
+def each_unit(snapshot: Snapshot) -> str:
+    """What a share of the time is a share of, in words."""
+    if serves(snapshot):
+        return "each request" if records(snapshot) or snapshot.serving is not None else "the time"
+    return "each step"
+
+
+def leisure(snapshot: Snapshot) -> float:
+    """Share of the time (0..1) in which a server waits for requests, 0 of all else."""
+    return main_lines(snapshot, takes_request).share if serves(snapshot) else 0.0
+
+
 def takes_request(entry: Entry) -> bool:
     """Whether an entry of inference waits for the next request, or rests outside of every phase.
 

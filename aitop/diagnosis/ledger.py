@@ -72,6 +72,8 @@ def _ledger(snapshot: Snapshot, process: ProcessStacks, *, first: bool) -> Ledge
         sampled = [_of_rollout(entry) for entry in sampled]
     measured = _measured(records)
     if serves is not None:
+        if any(entry.handler == "request-loop" for entry in sampled):
+            serves = serves.of_handlers()
         measured, sampled = dict(serves.shares), [_of_server(entry, serves) for entry in sampled]
     elif measured and acts:
         # The hook counts forward passes without gradients as evaluation; here the model acts.

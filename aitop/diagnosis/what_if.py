@@ -145,7 +145,8 @@ def fix(text: str, gone: float | Length | None = None, setting: Setting | None =
 # --- iterations of an engine ------------------------------------------------------------------------------------------
 
 # Three numbers are fitted: ten iterations for each is what a straight line needs not to follow single ones.
-LEAST_TURNS = 30
+# More than a thousand of the newest only cost time.
+LEAST_TURNS, MOST_TURNS = 30, 1000
 # A slope is believed where the values it stands on differ by this factor between the 10th and the 90th percentile.
 LEAST_SPREAD = 1.5
 # The fit is believed if what it leaves unexplained is less than this part of a mean iteration.
@@ -182,7 +183,7 @@ def turn_cost(iterations: Sequence[IterationRecord]) -> TurnCost | None:
     """The cost of iterations by least squares; None where too few, too equal or too unlike ones were measured."""
     points = [
         (float(decoded), float(one.prefill_tokens or 0), one.seconds)
-        for one in iterations
+        for one in iterations[-MOST_TURNS:]
         if (decoded := one.requests if one.decode_tokens is None else one.decode_tokens) is not None
     ]
     fitted = _fit(points)

@@ -10,7 +10,18 @@ from collections.abc import Iterable
 
 from aitop.diagnosis import op_cost
 from aitop.diagnosis.device import host_limit, host_unproven, on_gpu
-from aitop.diagnosis.evidence import HOST, ONCE, Lines, lines_of, main_lines, records, running, seen_once, short_place
+from aitop.diagnosis.evidence import (
+    HOST,
+    ONCE,
+    Lines,
+    each_unit,
+    lines_of,
+    main_lines,
+    records,
+    running,
+    seen_once,
+    short_place,
+)
 from aitop.diagnosis.rule import UNPROVEN, Explanation, rule
 from aitop.diagnosis.what_if import Scope, estimated, fix
 from aitop.model.ledger import Entry
@@ -69,7 +80,7 @@ def judge(snapshot: Snapshot) -> Explanation | str | None:
         # On a GPU every operation takes the host a few microseconds, however much it computes: does the device idle?
         doubtful=host_unproven(snapshot),
         most_sure=UNPROVEN if once else 1.0,
-        title=f"{percent(share)} of each step is Python {around}",
+        title=f"{percent(share)} of {each_unit(snapshot)} is Python {around}",
         lines=lines,
         claims=claims,
         evidence=[*evidence, ONCE] if once else evidence,

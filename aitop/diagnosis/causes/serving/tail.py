@@ -19,7 +19,7 @@ from aitop.model.verdict import Fix, Where
 # The slowest 1 % are at least five requests: fewer may have been slow by chance. Of less than fifty, five are no tail.
 PART, LEAST_SLOW, LEAST_REQUESTS = 0.01, 5, 50
 # More requests only cost time: a thousand have ten in their slowest percent.
-MOST_REQUESTS = 2000
+MOST_REQUESTS = 1000
 # Random arrivals alone make the slowest requests of a half busy server more than twice as long as the usual one.
 LEAST_RATIO = 2.0
 # A cause that explains less than this part of the extra time is not what makes a tail.
@@ -64,7 +64,7 @@ def _look(snapshot: Snapshot) -> Explanation | str | None:
         return f"{len(requests)} single requests were seen so far; {LEAST_REQUESTS} are needed to tell slow ones apart"
     slow = max(LEAST_SLOW, math.ceil(PART * len(requests)))
     usual = sorted(one.seconds for one in requests)[len(requests) // 2]
-    tail = tail_of(requests, Timeline(hold_ups(snapshot, serving, usual)), slow)
+    tail = tail_of(requests, Timeline(hold_ups(snapshot, serving, requests, usual)), slow)
     if usual <= 0.0 or tail.slowest < LEAST_RATIO * usual:
         return None
     bursts = _bursts(snapshot, serving)
@@ -101,7 +101,8 @@ def _look(snapshot: Snapshot) -> Explanation | str | None:
 def _explained(tail: Tail, snapshot: Snapshot) -> dict[Kind, float]:
     """The measured kinds; long handling is that of an event loop where one calls the handlers."""
     kinds = dict(tail.kinds)
-    if "handler" in kinds and any(entry.handler == "event-loop" for entry in handler_entries(snapshot)):
+    called = lines_of(handler_entries(snapshot))
+    if "handler" in kinds and called.part(lambda entry: entry.handler == "event-loop") > 0.5:
         kinds["event-loop"] = kinds.get("event-loop", 0.0) + kinds.pop("handler")
     return kinds
 
