@@ -21,11 +21,11 @@ from dataclasses import dataclass
 
 from everything_cost import interval
 from results import Figure, options, publish
-from terminal import OnTerminal
-
 from serving_cases import CASE_BY_NAME  # isort: split
+
 from serving_run import Clients, Server, quantile
 from serving_verdicts import running, sends_of
+from terminal import OnTerminal
 
 LEAST_RATIO, MOST_RATIO = 0.98, 1.02
 DEFAULT = ("embeddings", "review_scores", "vllm")

@@ -66,19 +66,21 @@ def traces(process: psutil.Process) -> list[str]:
 def stress(name: str, cycles: int) -> tuple[int, int, int, list[str]]:
     """Answers, failed requests, answers that differ from the most frequent one, and what was left behind."""
     case = CASE_BY_NAME[name]
-    with running(case) as server:
-        with Clients(server, [*sends_of(case), "--same", "--clients", "2", "--seconds", "900"]) as clients:
-            time.sleep(3.0)
-            before = {process.pid for process in server.tree()}
-            for number in range(cycles):
-                cycle(server, killed=number % 3 == 2)
-                if not server.alive():
-                    break
-            time.sleep(LEASE_SECONDS)
-            left = [trace for process in server.tree() for trace in traces(process)]
-            left += [f"process {each.pid}" for each in server.tree() if each.pid not in before]
-            answers = clients.answers()
-            alive = server.alive() and clients.alive()
+    with (
+        running(case) as server,
+        Clients(server, [*sends_of(case), "--same", "--clients", "2", "--seconds", "900"]) as clients,
+    ):
+        time.sleep(3.0)
+        before = {process.pid for process in server.tree()}
+        for number in range(cycles):
+            cycle(server, killed=number % 3 == 2)
+            if not server.alive():
+                break
+        time.sleep(LEASE_SECONDS)
+        left = [trace for process in server.tree() for trace in traces(process)]
+        left += [f"process {each.pid}" for each in server.tree() if each.pid not in before]
+        answers = clients.answers()
+        alive = server.alive() and clients.alive()
     failed = sum(answer.status != 200 for answer in answers) + (not alive)
     kinds = Counter(answer.crc for answer in answers if answer.status == 200)
     changed = sum(kinds.values()) - max(kinds.values(), default=0)

@@ -131,7 +131,11 @@ class Bench:
         command += ["--fail-on", "stalled"] if case.stopped else []
         done = subprocess.run(command, capture_output=True, text=True, timeout=seconds + 120, check=False)
         until = time.monotonic()
-        report = json.loads(file.read_text()) if file.exists() else {"note": done.stderr.strip()[-200:]}
+        report = {"note": done.stderr.strip()[-200:]}
+        if file.exists():
+            # Leaving the server takes a moment, in which it is no longer looked at.
+            until -= max(0.0, time.time() - file.stat().st_mtime)
+            report = json.loads(file.read_text())
         return done.returncode, report, until
 
     def _keep(self, case: Case, server: Server, tier: int, report: dict[str, Any], *, flawless: bool) -> None:
