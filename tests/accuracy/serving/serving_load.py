@@ -1,0 +1,193 @@
+"""Sends requests to a server on this machine and notes each answer: arrivals at random, or clients that wait.
+
+With --rate requests are sent at random moments, so many a second on average, whether or not earlier ones have been
+answered; a latency counts from the moment at which the request was due. With --clients so many clients send one after
+the other. FILE gets a line of JSON for each answer: when it was due and when its last byte came (CLOCK_MONOTONIC), the
+seconds until the first byte of its body, the status, and a checksum of the body. Only the standard library is used.
+
+    python tests/accuracy/serving/serving_load.py 8000 /score --rate 20 --seconds 30 --out answers.jsonl
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import random
+import time
+import zlib
+from collections.abc import Callable
+from typing import TextIO
+
+WORDS = [a + b + c + "ion" for a in ("ta", "en", "or", "shi") for b in ("li", "tu", "ra", "de") for c in ("nes", "hat")]
+MOST_UNDER_WAY, MOST_SECONDS, PATIENCE = 256, 900.0, 60.0
+# Servers close connections that nothing was sent on for a while, gunicorn after two seconds.
+LONGEST_IDLE = 1.0
+
+Body = Callable[[], bytes]
+
+
+class Connection:
+    """A connection to the server that is used for one request after another."""
+
+    def __init__(self, port: int) -> None:
+        self.used = 0.0
+        self._port = port
+        self._reader: asyncio.StreamReader | None = None
+        self._writer: asyncio.StreamWriter | None = None
+
+    async def post(self, path: str, body: bytes) -> tuple[int, float, bytes]:
+        """Status, when the body began, and the body."""
+        if self._writer is None:
+            self._reader, self._writer = await asyncio.open_connection("127.0.0.1", self._port, limit=1 << 22)
+        assert self._reader is not None
+        head = f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
+        self._writer.write(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+        lines = (await self._reader.readuntil(b"\r\n\r\n")).decode("latin-1").lower().split("\r\n")
+        headers = dict(line.split(": ", 1) for line in lines[1:] if ": " in line)
+        first, parts = 0.0, []
+        if "chunked" in headers.get("transfer-encoding", ""):
+            while size := int(await self._reader.readline(), 16):
+                first = first or time.monotonic()
+                parts.append(await self._reader.readexactly(size))
+                await self._reader.readline()
+            await self._reader.readline()
+        else:
+            length = int(headers.get("content-length", 0))
+            parts.append(await self._reader.readexactly(length))
+        if headers.get("connection") == "close":
+            self.close()
+        return int(lines[0].split()[1]), first or time.monotonic(), b"".join(parts)
+
+    def close(self) -> None:
+        """Give the connection up; the next request opens another."""
+        if self._writer is not None:
+            self._writer.close()
+        self._reader = self._writer = None
+
+
+class Load:
+    """Sends requests and writes a line for each answer. `dropped` were not sent, because too many were under way."""
+
+    def __init__(self, port: int, path: str, body: Body, out: TextIO) -> None:
+        self._port, self._path, self._body, self._out = port, path, body, out
+        self._idle: list[Connection] = []
+        self.under_way = self.dropped = 0
+
+    async def one(self, due: float, body: bytes | None = None) -> None:
+        """Send a request that was due at this moment, the usual one where no other body is given."""
+        connection = self._connection()
+        self.under_way += 1
+        try:
+            status, first, answer = await asyncio.wait_for(connection.post(self._path, body or self._body()), PATIENCE)
+            self._note(due, first, status, zlib.crc32(answer))
+            connection.used = time.monotonic()
+            self._idle.append(connection)
+        except (OSError, EOFError, ValueError, asyncio.TimeoutError) as failure:
+            connection.close()
+            self._note(due, None, 0, 0, type(failure).__name__)
+        finally:
+            self.under_way -= 1
+
+    def _connection(self) -> Connection:
+        """The one that was used last, or a new one where that was long ago."""
+        if self._idle:
+            connection = self._idle.pop()
+            if time.monotonic() - connection.used < LONGEST_IDLE:
+                return connection
+            for each in (connection, *self._idle):
+                each.close()
+            self._idle.clear()
+        return Connection(self._port)
+
+    def _note(self, due: float, first: float | None, status: int, crc: int, failure: str = "") -> None:
+        now = time.monotonic()
+        ttft = None if first is None else round(first - due, 6)
+        line = {"due": round(due, 6), "end": round(now, 6), "first": ttft, "status": status, "crc": crc}
+        self._out.write(json.dumps({**line, "failure": failure} if failure else line) + "\n")
+        self._out.flush()
+
+    async def at_random(self, rate: float, until: float) -> None:
+        """Open loop: exponential gaps."""
+        running: set[asyncio.Task[None]] = set()
+        due = time.monotonic()
+        while (due := due + random.expovariate(rate)) < until:
+            await asyncio.sleep(max(0.0, due - time.monotonic()))
+            if self.under_way >= MOST_UNDER_WAY:
+                self.dropped += 1
+                continue
+            task = asyncio.create_task(self.one(due))
+            running.add(task)
+            task.add_done_callback(running.discard)
+        await asyncio.gather(*running)
+
+    async def by_clients(self, clients: int, until: float) -> None:
+        """Closed loop: each client sends as soon as it has its answer."""
+
+        async def client() -> None:
+            while time.monotonic() < until:
+                await self.one(time.monotonic())
+
+        await asyncio.gather(*(client() for _ in range(clients)))
+
+    async def every(self, seconds: float, body: Body, until: float) -> None:
+        """Another kind of request, at even intervals beside the others."""
+        while time.monotonic() + seconds < until:
+            await asyncio.sleep(seconds)
+            await self.one(time.monotonic(), body())
+
+
+def text(words: int) -> str:
+    return " ".join(random.choices(WORDS, k=words))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("port", type=int)
+    parser.add_argument("path")
+    how = parser.add_mutually_exclusive_group(required=True)
+    how.add_argument("--rate", type=float, help="requests a second, at random")
+    how.add_argument("--clients", type=int, help="clients that wait for each answer")
+    parser.add_argument("--words", type=int, default=96, help="of a request's text")
+    parser.add_argument("--same", action="store_true", help="the same text in each request")
+    parser.add_argument("--field", default="text", help="the field of the request that has the text")
+    parser.add_argument("--more", default="{}", help="other fields of a request, as JSON")
+    parser.add_argument("--long-every", type=float, default=0.0, help="seconds between requests with a long text")
+    parser.add_argument("--long-words", type=int, default=2000, help="of a long text")
+    parser.add_argument("--odd-every", type=float, default=0.0, help="seconds between texts with a length of their own")
+    parser.add_argument("--seconds", type=float, default=30.0)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", type=argparse.FileType("a"), required=True)
+    args = parser.parse_args()
+    random.seed(args.seed)
+    same, more, odd = text(args.words), json.loads(args.more), iter(range(args.words // 2, args.words))
+
+    def body(words: int) -> bytes:
+        chosen = same if args.same else text(words)
+        return json.dumps({args.field: chosen, **more}).encode()
+
+    async def run() -> None:
+        until = time.monotonic() + min(args.seconds, MOST_SECONDS)
+        load = Load(args.port, args.path, lambda: body(args.words), args.out)
+        beside = []
+        if args.long_every:
+            long = json.dumps({args.field: text(args.long_words), **more}).encode()
+            beside.append(load.every(args.long_every, lambda: long, until))
+        if args.odd_every:
+            beside.append(load.every(args.odd_every, lambda: body(next(odd)), until))
+        usual = load.at_random(args.rate, until) if args.rate else load.by_clients(args.clients, until)
+        await asyncio.gather(usual, *beside)
+        if load.dropped:
+            print(f"{load.dropped} requests were not sent: {MOST_UNDER_WAY} were under way", flush=True)
+
+    try:
+        # Clients usually have a machine of their own.
+        os.nice(-5)
+    except OSError:
+        pass
+    asyncio.run(run())
+
+
+if __name__ == "__main__":
+    main()
