@@ -78,7 +78,7 @@ LOADING = (
             "for start in range(len(smiles)):",
             "return np.array([fingerprint(m) for m",
         ),
-        left=(left.FINGERPRINTS,),
+        left=(left.FINGERPRINTS, left.FINGERPRINTS_POOL),
     ),
     _scenario(
         "baskets",
@@ -326,6 +326,7 @@ TWO_FAULTS = (
         guilty=("optimizer.step()",),
         beside=("host-io-stall",),
         fix=("--fixed", "first"),
+        left=(left.ITEM_TOWERS_WRITING,),
     ),
     _scenario(
         "item_towers:then",
