@@ -294,7 +294,7 @@ SERVING = (
             "ids.append(self.pieces[word[:end]]",
             "word = word[end:]",
         ),
-        left=(left.COMPLAINTS_DESK, left.COMPLAINTS_ALONE),
+        left=(left.COMPLAINTS_DESK, left.COMPLAINTS_LOOP, left.COMPLAINTS_ALONE),
     ),
     _scenario("embedding_server", "underbatched", guilty=("vectors = self.model(torch.stack(",)),
 )

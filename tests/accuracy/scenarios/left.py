@@ -121,6 +121,8 @@ COMPLAINTS_DESK = Left(
         ("ids = torch.tensor([self.cutter", "ids = ids if ids is not None else torch.tensor([self.cutter"),
     ),
 )
+# The same line, seen as what holds the event loop up.
+COMPLAINTS_LOOP = replace(COMPLAINTS_DESK, verdict="host-bound")
 # Several requests in one forward pass.
 COMPLAINTS_ALONE = Left(
     "underbatched",
