@@ -333,7 +333,8 @@ TWO_FAULTS = (
         "host-io-stall",
         args=("--fixed", "first"),
         guilty=("self.db.commit()", 'self.db.execute("INSERT'),
-        beside=("optimizer-bound",),
+        # One tensor instead of 400 was measured: 1.26 times as many steps while the table is written (see left.py).
+        beside=("optimizer-bound", "python-overhead"),
         left=(left.ITEM_TOWERS,),
     ),
     _scenario(
