@@ -36,6 +36,7 @@ class Explanation:
     base        confidence (0..1) without any signal; each one adds to it, up to `most_sure`
     doubtful    the evidence cannot prove the cause: never critical, confidence at most UNPROVEN
     critical, severity, confidence   given by rules that do not derive them from signals
+    processes   those that lose the time, where the lines do not say it
     """
 
     title: str
@@ -57,6 +58,7 @@ class Explanation:
     level: float | None = None
     gains: bool = True
     ranks: tuple[int, ...] = ()
+    processes: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -151,6 +153,7 @@ def _finding(name: str, said: Explanation, snapshot: Snapshot) -> Finding:
         evidence=tuple(said.evidence),
         fixes=tuple(said.fixes),
         ranks=said.ranks,
+        processes=said.processes,
     )
     return Finding(verdict, (share or 0.0) if said.level is None else said.level, claims)
 

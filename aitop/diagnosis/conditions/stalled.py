@@ -38,6 +38,7 @@ def stalled(snapshot: Snapshot) -> Explanation | None:
             title=f"process {pids.replace(' ', ', ')} of the server is stopped by a signal or a debugger",
             confidence=SURE,
             first=stopped[0].pid,
+            processes=tuple(process.pid for process in stopped),
             remedy=f"let it go on: kill -CONT {pids}",
         )
     serving = snapshot.serving
@@ -105,6 +106,7 @@ def _verdict(
     title: str,
     confidence: float,
     first: int | None,
+    processes: tuple[int, ...] = (),
     where: tuple[Where, ...] = (),
     remedy: str,
 ) -> Explanation:
@@ -135,6 +137,7 @@ def _verdict(
         evidence=tuple(evidence),
         fixes=(fix(remedy),),
         level=1.0,
+        processes=processes or ((first,) if first is not None else ()),
     )
 
 
