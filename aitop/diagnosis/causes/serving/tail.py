@@ -6,7 +6,15 @@ import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from aitop.diagnosis.causes.serving.hold_ups import Kind, Tail, Timeline, handler_entries, hold_ups, tail_of
+from aitop.diagnosis.causes.serving.hold_ups import (
+    BY_COUNTERS,
+    Kind,
+    Tail,
+    Timeline,
+    handler_entries,
+    hold_ups,
+    tail_of,
+)
 from aitop.diagnosis.evidence import lead_ledger, lines_of, short_place
 from aitop.diagnosis.rule import Band, Explanation, Rule
 from aitop.diagnosis.what_if import Scope, fix
@@ -75,7 +83,7 @@ def _look(snapshot: Snapshot) -> Explanation | str | None:
         # A moment in which a request waits for something that is known was none in which it waited for a core.
         kinds[kind] = min(part, max(0.0, 1.0 - tail.size - sum(kinds.values())))
     kinds = dict(sorted(kinds.items(), key=lambda item: -item[1]))
-    first = next(iter(kinds), None)
+    first = _foremost(kinds)
     if first is None or kinds[first] < LEAVE:
         return None
     part = kinds[first]
@@ -96,6 +104,12 @@ def _look(snapshot: Snapshot) -> Explanation | str | None:
         evidence=_evidence(snapshot, serving, tail, kinds, left),
         fixes=_fixes(first, lines),
     )
+
+
+def _foremost(kinds: dict[Kind, float]) -> Kind | None:
+    """The largest kind. What is known to the moment goes before waits for a core, known for whole seconds only."""
+    exact = next((kind for kind, part in kinds.items() if kind not in BY_COUNTERS and part >= ENTER), None)
+    return exact or next(iter(kinds), None)
 
 
 def _explained(tail: Tail, snapshot: Snapshot) -> dict[Kind, float]:
