@@ -140,6 +140,17 @@ def worker_lines(snapshot: Snapshot, wanted: Callable[[Entry], bool] = lambda en
     return Lines(working.share / len(workers) if workers else 0.0, working.entries)
 
 
+def interval(share: float, samples: int) -> tuple[float, float]:
+    """The 95 % interval (Wilson) of a share seen in this many samples."""
+    if samples <= 0:
+        return 0.0, 1.0
+    share = min(1.0, share)
+    square = 3.84
+    middle = (share + square / (2 * samples)) / (1 + square / samples)
+    half = math.sqrt(square * (share * (1 - share) / samples + square / (4 * samples**2))) / (1 + square / samples)
+    return max(0.0, middle - half), min(1.0, middle + half)
+
+
 def stored(entry: Entry) -> bool:
     """Whether an entry waits for storage or a service, or works in a library for them."""
     return entry.activity in STORAGE_WAITS or entry.work in STORAGE_WORK

@@ -87,9 +87,12 @@ class Timeline:
         return Length(1.0 - share, (1.0 - min(0.99, share * (1.0 + above))) * (1.0 - LEFT), min(1.0, most))
 
     def with_workers(self, workers: int) -> Length:
-        """The unit with this many workers: loading and computing overlap as far as there are cores for both."""
-        overlapped = max(self._compute, self._load / workers)
-        likely = max(overlapped, self._core_bound())
+        """The unit with this many workers: loading and computing overlap as far as there are cores for both.
+
+        Without workers the lead thread loads, and nothing overlaps; nor is anything handed over, for which it waits.
+        """
+        overlapped = max(self._compute, self._load / workers) if workers else self._compute + self._load
+        likely = max(overlapped, self._core_bound()) if workers else overlapped
         return Length(likely, overlapped * (1.0 - LEFT), likely + LEFT * (1.0 - likely))
 
     @staticmethod

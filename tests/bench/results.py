@@ -29,7 +29,16 @@ MISSED_BAR = 4
 PACKAGES = ("torch", "textual", "py-spy", "nvitop", "traceml-ai", "memray")
 
 # Folders with modules that programs of several folders import; pytest has them from pyproject.toml.
-SHARED = ("", "bench", "robustness", "accuracy", "accuracy/scenarios", "e2e/frameworks", "fakes/nvml")
+SHARED = (
+    "",
+    "bench",
+    "robustness",
+    "accuracy",
+    "accuracy/scenarios",
+    "accuracy/serving",
+    "e2e/frameworks",
+    "fakes/nvml",
+)
 sys.path += [str(TESTS / folder) for folder in SHARED]
 
 
@@ -52,10 +61,13 @@ BENCHES = {
         Bench("bench/hook_cost.py", "--rounds 7", "--rounds 2 --model mlp"),
         Bench("bench/everything_cost.py", "--starts 5 --seconds 60", "--starts 2 --seconds 20"),
         Bench("bench/burst_cost.py", "", "--bursts 2"),
+        Bench("bench/hook_cost_serving.py", "--turns 2000", "--turns 500"),
+        Bench("bench/serving_cost.py", "--pairs 6 --seconds 10", "--pairs 3 --seconds 6"),
     ),
     "Attach and detach": (
         Bench("bench/attach_pause.py", "-n 50", "-n 8"),
         Bench("robustness/attach_stress.py", "-n 200"),
+        Bench("robustness/serving_stress.py", "-n 50"),
     ),
     "What the watcher itself costs": (
         Bench("bench/monitor_cost.py", "", "--start 12 --seconds 8"),
@@ -72,6 +84,7 @@ BENCHES = {
     "How right the verdicts are": (
         Bench("accuracy/verdicts.py", "--tiers 3,2 --mended", resumes=True),
         Bench("accuracy/ranks.py", "--gains"),
+        Bench("accuracy/serving/serving_verdicts.py", "", resumes=True),
     ),
 }
 

@@ -93,7 +93,7 @@ class Bench:
                 with running(case) as server:
                     rows.append(self._watched(case, server, tier))
             if case.change and rows and not self._args.no_gains:
-                real = self._real_gain(case)
+                real = real_gain(case)
                 for row in rows:
                     row.real = real
         except (RuntimeError, OSError) as failure:
@@ -131,7 +131,11 @@ class Bench:
         command += ["--fail-on", "stalled"] if case.stopped else []
         done = subprocess.run(command, capture_output=True, text=True, timeout=seconds + 120, check=False)
         until = time.monotonic()
-        report = json.loads(file.read_text()) if file.exists() else {"note": done.stderr.strip()[-200:]}
+        report = {"note": done.stderr.strip()[-200:]}
+        if file.exists():
+            # Leaving the server takes a moment, in which it is no longer looked at.
+            until -= max(0.0, time.time() - file.stat().st_mtime)
+            report = json.loads(file.read_text())
         return done.returncode, report, until
 
     def _keep(self, case: Case, server: Server, tier: int, report: dict[str, Any], *, flawless: bool) -> None:
@@ -146,13 +150,14 @@ class Bench:
             command += ["--for", f"{self._args.seconds:g}s", *([] if tier == 3 else ["--no-hook"])]
             subprocess.run(command, capture_output=True, timeout=self._args.seconds + 120, check=False)
 
-    def _real_gain(self, case: Case) -> float:
-        """The factor in requests a second that the change gives: the server as it is and changed, twice in turns."""
-        rates: dict[bool, list[float]] = {False: [], True: []}
-        for changed in (False, True, True, False):
-            with running(case, changed=changed) as server:
-                rates[changed].append(capacity(server, case.sends, case.clients or 4, GAIN_SECONDS))
-        return sum(rates[True]) / sum(rates[False])
+
+def real_gain(case: Case) -> float:
+    """The factor in requests a second that the change gives: the server as it is and changed, twice in turns."""
+    rates: dict[bool, list[float]] = {False: [], True: []}
+    for changed in (False, True, True, False):
+        with running(case, changed=changed) as server:
+            rates[changed].append(capacity(server, sends_of(case), case.clients or 4, GAIN_SECONDS))
+    return sum(rates[True]) / sum(rates[False])
 
 
 def wanted(case: Case) -> str:
@@ -220,13 +225,18 @@ def running(case: Case, *, changed: bool = False) -> Iterator[Server]:
 @contextlib.contextmanager
 def loaded(case: Case, server: Server, seconds: float) -> Iterator[Clients]:
     """The case's clients, and the hungry processes beside the server."""
-    sends = [*case.sends, "--more", json.dumps(dict(case.body))]
+    sends = sends_of(case)
     if case.load is not None:
         how = ["--rate", f"{case.load * capacity(server, sends):.2f}"]
     else:
         how = ["--clients", str(case.clients)]
     with Neighbours(case.neighbours), Clients(server, [*sends, *how, "--seconds", str(seconds)]) as clients:
         yield clients
+
+
+def sends_of(case: Case) -> list[str]:
+    """The options of serving_load.py for what a request of the case holds."""
+    return [*case.sends, "--more", json.dumps(dict(case.body))]
 
 
 def line_of(row: Row) -> str:

@@ -1,0 +1,38 @@
+"""`aitop diagnose` on servers under load that know nothing of aitop: one planted cause each, and nothing wrong.
+
+All cases, at every tier, are in the bench tests/accuracy/serving/serving_verdicts.py.
+"""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from serving_cases import CASE_BY_NAME
+from serving_verdicts import loaded, row_of, running
+
+pytestmark = [pytest.mark.e2e, pytest.mark.slow]
+
+WATCH_SECONDS, WARM_SECONDS = 12.0, 3.0
+NAMES = ("review_scores", "review_scores:sleep", "embeddings", "embeddings:collect", "story_teller:tokenise")
+LATENCY_ERROR = 0.25
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_server_is_told_what_its_requests_wait_for(name, diagnose):
+    case = CASE_BY_NAME[name]
+    if missing := case.missing():
+        pytest.skip(missing)
+
+    with running(case) as server, loaded(case, server, WATCH_SECONDS + 60.0) as clients:
+        time.sleep(WARM_SECONDS)
+        report = diagnose(server.pid, WATCH_SECONDS)
+        until = time.monotonic()
+        answers = clients.answers(until - WATCH_SECONDS, until)
+        row = row_of(case, 3, report, answers, server.model_pid)
+
+    assert row.flawless(), row
+    assert row.failed == 0
+    assert report["target"]["kind"] == "inference"
+    ours, theirs = row.latency["p50"]
+    assert ours == pytest.approx(theirs, rel=LATENCY_ERROR)

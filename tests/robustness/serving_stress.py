@@ -1,0 +1,113 @@
+"""Attach, detach and killed monitors on servers under load: failed requests, changed answers, what is left behind.
+
+Clients send the same text again and again, so every answer must be the same, to the last token. Each cycle attaches
+with `aitop diagnose`; every third monitor is killed at a random moment. After the last cycle, when the hook's lease has
+run out, no process of the server may have a thread, a file or a child that it had not before. vLLM needs
+AITOP_VLLM_PYTHON and AITOP_VLLM_MODEL, as in tests/accuracy/serving.
+
+    python tests/robustness/serving_stress.py -n 50
+    python tests/robustness/serving_stress.py embeddings -n 5
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "bench"))
+
+from results import Figure, options, publish  # isort: split
+
+import psutil
+from attach_targets import leftovers
+from serving_cases import CASE_BY_NAME
+from serving_run import Clients, Server
+from serving_verdicts import running, sends_of
+
+DEFAULT = ("embeddings", "vllm")
+LOOK_SECONDS, LEASE_SECONDS = 2.0, 12.0
+# Servers start and end threads of their own pools while they are at work.
+MARK = "aitop"
+
+
+def cycle(server: Server, killed: bool) -> None:
+    """A monitor comes and goes, or is killed with all that it has started."""
+    command = [sys.executable, "-m", "aitop", "diagnose", "--pid", str(server.pid), "--for", f"{LOOK_SECONDS:g}s"]
+    quiet = subprocess.DEVNULL
+    with subprocess.Popen(command, stdout=quiet, stderr=quiet, start_new_session=True) as monitor:
+        if killed:
+            time.sleep(random.uniform(0.2, LOOK_SECONDS))
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(monitor.pid, signal.SIGKILL)
+        monitor.wait(60.0)
+
+
+def traces(process: psutil.Process) -> list[str]:
+    """What of ours a process has: descriptors, mappings and files."""
+    found = leftovers(process.pid)
+    folder = Path(f"/proc/{process.pid}")
+    with contextlib.suppress(OSError):
+        for link in (folder / "fd").iterdir():
+            with contextlib.suppress(OSError):
+                target = os.readlink(link)
+                found += [f"descriptor {target}"] if f"memfd:{MARK}" in target else []
+    with contextlib.suppress(OSError):
+        found += [f"mapping {line}" for line in (folder / "maps").read_text().splitlines() if f"memfd:{MARK}" in line]
+    return [f"{process.pid}: {one}" for one in found]
+
+
+def stress(name: str, cycles: int) -> tuple[int, int, int, list[str]]:
+    """Answers, failed requests, answers that differ from the most frequent one, and what was left behind."""
+    case = CASE_BY_NAME[name]
+    with (
+        running(case) as server,
+        Clients(server, [*sends_of(case), "--same", "--clients", "2", "--seconds", "900"]) as clients,
+    ):
+        time.sleep(3.0)
+        before = {process.pid for process in server.tree()}
+        for number in range(cycles):
+            cycle(server, killed=number % 3 == 2)
+            if not server.alive():
+                break
+        time.sleep(LEASE_SECONDS)
+        left = [trace for process in server.tree() for trace in traces(process)]
+        left += [f"process {each.pid}" for each in server.tree() if each.pid not in before]
+        answers = clients.answers()
+        alive = server.alive() and clients.alive()
+    failed = sum(answer.status != 200 for answer in answers) + (not alive)
+    kinds = Counter(answer.crc for answer in answers if answer.status == 200)
+    changed = sum(kinds.values()) - max(kinds.values(), default=0)
+    print(f"{name}: {len(answers)} answers in {cycles} cycles, {failed} failed, {changed} changed, left: {left or '–'}",
+          flush=True)  # fmt: skip
+    return len(answers), failed, changed, left
+
+
+def main() -> int:
+    parser = options(__doc__)
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of serving_cases.py (default: {' '.join(DEFAULT)})")
+    parser.add_argument("-n", "--cycles", type=int, default=50)
+    args = parser.parse_args()
+    found: list[Figure] = []
+    for name in args.names or DEFAULT:
+        missing = CASE_BY_NAME[name].missing()
+        if missing:
+            print(f"{name} left out: {missing}")
+            continue
+        answers, failed, changed, left = stress(name, args.cycles)
+        found += [
+            Figure(f"requests of {name} that failed", failed, most=0, spread=f"of {answers}, {args.cycles} cycles"),
+            Figure(f"answers of {name} that changed", changed, most=0, spread=f"of {answers}"),
+            Figure(f"left behind in {name}", len(left), most=0, spread=" ".join(left)[:200]),
+        ]
+    return publish(args, found, whole=not args.names)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
