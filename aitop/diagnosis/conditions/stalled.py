@@ -119,10 +119,10 @@ def _verdict(
         longest = _longest(serving)
         if longest is not None:
             evidence.append(f"the longest so far took {duration(longest)}")
-    processes = snapshot.host.processes if snapshot.host else ()
+    sampled = snapshot.host.processes if snapshot.host else ()
     evidence += [
         f"process {one.pid}: [{one.state}{f' {one.channel}' if one.channel else ''}]"
-        for one in processes
+        for one in sampled
         if one.pid == first and one.state is not None
     ]
     return Explanation(

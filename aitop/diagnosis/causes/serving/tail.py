@@ -229,7 +229,8 @@ def _lines(kind: Kind, snapshot: Snapshot, bursts: Iterable[Burst]) -> tuple[Whe
 
 
 def _fixes(kind: Kind, where: tuple[Where, ...]) -> tuple[Fix, ...]:
-    at = f" at {short_place(where[0])}" if where else ""
+    place = short_place(where[0]) if where else ""
+    at = f" at {place}" if place else ""
     words: dict[Kind, tuple[str, ...]] = {
         "collector": (
             f"leave out gc.collect(){at}"
@@ -255,7 +256,7 @@ def _fixes(kind: Kind, where: tuple[Where, ...]) -> tuple[Fix, ...]:
             f"do not block in the event loop{at}: await it, or run it with asyncio.to_thread",
             "a handler without async runs in a thread of its own (FastAPI, Starlette)",
         ),
-        "handler": (f"make{at or ' the slow part of the handler'} cheaper, or keep results that come again",),
+        "handler": (f"make {place or 'the slow part of the handler'} cheaper, or keep results that come again",),
         "lock": (f"move that thread's work{at} into a process of its own",),
     }
     return tuple(fix(text) for text in words.get(kind, ()))
