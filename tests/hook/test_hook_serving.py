@@ -20,7 +20,6 @@ from hook_runs import Net
 import aitop.hook
 from aitop.hook.measures.serving import names
 from aitop.hook.measures.serving.requests import Request
-from aitop.sources.ring.reader import HookRing
 
 # Of the kernel's clock, by which the arrival of a request may be off.
 A_TICK = 0.005
@@ -270,7 +269,7 @@ def test_compilations_are_pauses_of_what_serves(watched, server):
 def test_a_request_that_is_under_way_when_the_hook_leaves_ends_as_ever(watched, server):
     client = threading.Thread(target=ask, args=(server, "/model"))
     client.start()
-    while not HookRing(os.getpid()).read(time.monotonic()).alive:
+    while not watched.ring.read(time.monotonic()).alive:
         time.sleep(0.001)
     aitop.hook.remove()
     client.join(10)

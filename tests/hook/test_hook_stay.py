@@ -365,6 +365,6 @@ def test_the_measures_of_an_attached_hook_are_loaded_later(monkeypatch):
     session = session_of()
     assert not loaded and not session.measures, "coming in is quick"
     run_a_little()
-    assert loaded == [f"measures.{row.partition('.')[0]}" for row in MEASURES]
+    assert loaded == [f"measures.{row.rpartition('.')[0]}" for row in MEASURES]
     assert len(session.measures) == len(MEASURES) - 1, "the hook goes on without one that fails"
     assert aitop.hook.remove() == "removed"
