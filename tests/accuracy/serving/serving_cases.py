@@ -229,7 +229,7 @@ TAILS = (
         "ticket_topics:loop",
         "latency-tail",
         ("handler", "lock"),
-        guilty=('lines.append(f"{first}:{second}"', "for second in range(260):"),
+        guilty=('lines.append(f"{first}:{second}"', "for second in range(1200):"),
     ),
     vllm("vllm:long", "latency-tail", ("prefill",), load=0.3,
          sends=("--field", "prompt", "--words", "24", "--long-every", "5", "--long-words", "300")),
@@ -244,9 +244,9 @@ ALWAYS = (
         "preprocessing-bound",
         sends=("--words", "400"),
         guilty=(
-            "while word[start:end] not in self.ids and end > start + 1:",
-            "                    end -= 1",
-            "ids.append(self.ids.get(word[start:end], 0))",
+            "while text[start:end] not in self.ids and end > start + 1:",
+            "                end -= 1",
+            "ids.append(self.ids.get(text[start:end], 0))",
         ),
         needs=FASTAPI,
     ),
@@ -267,7 +267,7 @@ ALWAYS = (
         "embeddings.py",
         "preprocessing-bound",
         path="/predict",
-        guilty=('shape = "".join(', "stems.append(word[:", "for word in words * 20:"),
+        guilty=('shape = "".join(', "stems.append(word[:", "for word in words * 120:"),
         needs=LITSERVE,
     ),
     case(
@@ -285,7 +285,7 @@ ALWAYS = (
     gunicorn(
         "ticket_topics:tokenise",
         "preprocessing-bound",
-        guilty=('letters.append("#" if letter.isdigit()', "for letter in word * 12:", 'clean.append("".join(letters)'),
+        guilty=('letters.append("#" if letter.isdigit()', "for letter in word * 60:", 'clean.append("".join(letters)'),
         sends=("--words", "400"),
     ),
     case(
