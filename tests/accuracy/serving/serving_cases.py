@@ -254,6 +254,7 @@ ALWAYS = (
         "spam_filter:tokenise",
         "spam_filter.py",
         "preprocessing-bound",
+        clients=4,
         guilty=(
             "for j, other in enumerate(b, 1):",
             "previous, row[j] = row[j], min(",
@@ -266,6 +267,7 @@ ALWAYS = (
         "embeddings:tokenise",
         "embeddings.py",
         "preprocessing-bound",
+        clients=4,
         path="/predict",
         guilty=('shape = "".join(', "stems.append(word[:", "for word in words * 120:"),
         needs=LITSERVE,
@@ -274,6 +276,7 @@ ALWAYS = (
         "story_teller:tokenise",
         "story_teller.py",
         "preprocessing-bound",
+        clients=4,
         sends=("--words", "100"),
         guilty=(
             "ranks = [self.rank.get(a + b, 1000)",
@@ -285,6 +288,7 @@ ALWAYS = (
     gunicorn(
         "ticket_topics:tokenise",
         "preprocessing-bound",
+        clients=4,
         guilty=('letters.append("#" if letter.isdigit()', "for letter in word * 60:", 'clean.append("".join(letters)'),
         sends=("--words", "400"),
     ),
