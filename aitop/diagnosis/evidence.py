@@ -140,6 +140,17 @@ def worker_lines(snapshot: Snapshot, wanted: Callable[[Entry], bool] = lambda en
     return Lines(working.share / len(workers) if workers else 0.0, working.entries)
 
 
+def interval(share: float, samples: int) -> tuple[float, float]:
+    """The 95 % interval (Wilson) of a share seen in this many samples."""
+    if samples <= 0:
+        return 0.0, 1.0
+    share = min(1.0, share)
+    square = 3.84
+    middle = (share + square / (2 * samples)) / (1 + square / samples)
+    half = math.sqrt(square * (share * (1 - share) / samples + square / (4 * samples**2))) / (1 + square / samples)
+    return max(0.0, middle - half), min(1.0, middle + half)
+
+
 def stored(entry: Entry) -> bool:
     """Whether an entry waits for storage or a service, or works in a library for them."""
     return entry.activity in STORAGE_WAITS or entry.work in STORAGE_WORK
@@ -277,6 +288,18 @@ def seen_once(snapshot: Snapshot, lines: Lines) -> bool:
 def serves(snapshot: Snapshot) -> bool:
     """Whether the work is to answer: a wait outside of all phases is then one for requests."""
     return snapshot.kind == "inference" or (snapshot.serving is not None and snapshot.kind != "training")
+
+
+def each_unit(snapshot: Snapshot) -> str:
+    """What a share of the time is a share of, in words."""
+    if serves(snapshot):
+        return "each request" if records(snapshot) or snapshot.serving is not None else "the time"
+    return "each step"
+
+
+def leisure(snapshot: Snapshot) -> float:
+    """Share of the time (0..1) in which a server waits for requests, 0 of all else."""
+    return main_lines(snapshot, takes_request).share if serves(snapshot) else 0.0
 
 
 def takes_request(entry: Entry) -> bool:

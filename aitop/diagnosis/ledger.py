@@ -7,12 +7,11 @@ thread states and GIL samples divide a line among activities (see stacks.activit
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import msgspec
 
-from aitop.diagnosis.evidence import HOST, RUNNING, summed, takes_request
+from aitop.diagnosis.evidence import HOST, RUNNING, interval, summed, takes_request
 from aitop.diagnosis.series import mean_of
 from aitop.diagnosis.served import Served, served
 from aitop.model.ledger import Activity, Basis, Entry, Lane, Ledger, Position, Unit
@@ -73,6 +72,8 @@ def _ledger(snapshot: Snapshot, process: ProcessStacks, *, first: bool) -> Ledge
         sampled = [_of_rollout(entry) for entry in sampled]
     measured = _measured(records)
     if serves is not None:
+        if any(entry.handler == "request-loop" for entry in sampled):
+            serves = serves.of_handlers()
         measured, sampled = dict(serves.shares), [_of_server(entry, serves) for entry in sampled]
     elif measured and acts:
         # The hook counts forward passes without gradients as evaluation; here the model acts.
@@ -154,7 +155,7 @@ def _entries(lane: Lane, lines: Iterable[HotLine], *, samples: int, basis: Basis
         for activity, part in large:
             fraction = part / whole
             share = line.share * fraction
-            low, high = _interval(share, samples)
+            low, high = interval(share, samples)
             entries.append(
                 Entry(
                     lane=lane,
@@ -184,22 +185,11 @@ def _lineless(process: ProcessStacks) -> list[Entry]:
     """One entry per phase and activity of what was sampled without a line of the user's."""
     entries = []
     for phase, activity, share in process.lineless:
-        low, high = _interval(share, process.samples)
+        low, high = interval(share, process.samples)
         name = _PHASES.get(phase, phase)
         entry = _nowhere(process, name, activity, share, "sampled")  # type: ignore[arg-type]
         entries.append(msgspec.structs.replace(entry, low=low, high=high, samples=share * process.samples))
     return entries
-
-
-def _interval(share: float, samples: int) -> tuple[float, float]:
-    """The 95 % interval (Wilson) of a share seen in this many samples."""
-    if samples <= 0:
-        return 0.0, 1.0
-    share = min(1.0, share)
-    square = 3.84
-    middle = (share + square / (2 * samples)) / (1 + square / samples)
-    half = math.sqrt(square * (share * (1 - share) / samples + square / (4 * samples**2))) / (1 + square / samples)
-    return max(0.0, middle - half), min(1.0, middle + half)
 
 
 def _fitted(sampled: list[Entry], measured: dict[Phase, float], process: ProcessStacks) -> list[Entry]:
@@ -221,7 +211,7 @@ def _fitted(sampled: list[Entry], measured: dict[Phase, float], process: Process
         scale = min(MOST_SCALED, share / seen) if seen > 0 else 0.0
         samples = sum(entry.samples for entry in entries)
         for entry in entries:
-            low, high = _interval(entry.share / seen, round(samples))
+            low, high = interval(entry.share / seen, round(samples))
             fitted.append(
                 msgspec.structs.replace(
                     entry, share=entry.share * scale, low=low * scale * seen, high=high * share, basis="measured"

@@ -15,7 +15,8 @@ from aitop.diagnosis.what_if import LEFT, Length, TurnCost, estimated
 from aitop.model.serving import RequestRecord
 
 # Fewer requests than this do not tell how arrivals and service vary.
-LEAST_REQUESTS = 30
+# More than two thousand only cost time.
+LEAST_REQUESTS, MOST_REQUESTS = 30, 2000
 # Waiting in the simulated server may differ from the real one by this part; the gain gets as much wider.
 MOST_OFF = 0.25
 # Clients that send one request after the other keep the number of requests under way the same: its variance is far
@@ -63,7 +64,9 @@ class Change:
 
 def load_of(requests: Sequence[RequestRecord], *, batch: int = 1, cost: TurnCost | None = None) -> Load | None:
     """The load of a server from its answered requests; None where their waits were not measured."""
-    known = sorted((one for one in requests if one.queue is not None), key=lambda one: one.end - one.seconds)
+    known = sorted((one for one in requests if one.queue is not None), key=lambda one: one.end - one.seconds)[
+        -MOST_REQUESTS:
+    ]
     if len(known) < LEAST_REQUESTS:
         return None
     arrivals = tuple(one.end - one.seconds for one in known)

@@ -14,7 +14,7 @@ from aitop.diagnosis.evidence import NO_LINES, Lines, enough, records
 from aitop.diagnosis.what_if import PART, Length, Scope, Timeline
 from aitop.model.ledger import Entry
 from aitop.model.snapshot import Snapshot
-from aitop.model.verdict import Abstention, Fix, Severity, Verdict, Where
+from aitop.model.verdict import Abstention, Fix, Part, Severity, Verdict, Where
 
 # A cause is critical if it takes at least this share of the time and two independent signals support it.
 CRITICAL_SHARE = 0.3
@@ -35,6 +35,7 @@ class Explanation:
     signals     independent pieces of evidence; two that are True make a large share critical
     base        confidence (0..1) without any signal; each one adds to it, up to `most_sure`
     doubtful    the evidence cannot prove the cause: never critical, confidence at most UNPROVEN
+    parts       the causes of that share, where it has several
     critical, severity, confidence   given by rules that do not derive them from signals
     """
 
@@ -57,6 +58,7 @@ class Explanation:
     level: float | None = None
     gains: bool = True
     ranks: tuple[int, ...] = ()
+    parts: tuple[Part, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -151,6 +153,7 @@ def _finding(name: str, said: Explanation, snapshot: Snapshot) -> Finding:
         evidence=tuple(said.evidence),
         fixes=tuple(said.fixes),
         ranks=said.ranks,
+        parts=said.parts,
     )
     return Finding(verdict, (share or 0.0) if said.level is None else said.level, claims)
 

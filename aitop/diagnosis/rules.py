@@ -56,7 +56,6 @@ CAUSES: tuple[Rule, ...] = (
     computing.compute_bound,
 )
 CONDITIONS: tuple[Rule, ...] = (
-    hang.hang,
     memory.leak,
     device_memory.oom_risk,
     device_memory.fragmentation,
@@ -67,4 +66,5 @@ CONDITIONS: tuple[Rule, ...] = (
     hardware.slow_link,
     hardware.fault,
 )
-RULES: tuple[Rule, ...] = (*CAUSES, *CONDITIONS)
+# Where nothing moves, the line that it stands on is no other rule's.
+RULES: tuple[Rule, ...] = (hang.hang, *CAUSES, *CONDITIONS)

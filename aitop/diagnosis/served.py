@@ -7,7 +7,7 @@ closest to the model, and a moment without any request is idle.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from aitop.model.ledger import Unit
 from aitop.model.phases import SERVED, Phase
@@ -27,6 +27,11 @@ class Served:
     unit: Unit
     length: float
     shares: Mapping[Phase, float]
+
+    def of_handlers(self) -> Served:
+        """The same of a loop that calls the user's handlers: these make the model's input and output."""
+        names: dict[Phase, Phase] = {"prepare": "preprocess", "output": "postprocess"}
+        return replace(self, shares={names.get(phase, phase): share for phase, share in self.shares.items()})
 
 
 def served(snapshot: Snapshot, pid: int) -> Served | None:

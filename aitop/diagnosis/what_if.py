@@ -87,9 +87,12 @@ class Timeline:
         return Length(1.0 - share, (1.0 - min(0.99, share * (1.0 + above))) * (1.0 - LEFT), min(1.0, most))
 
     def with_workers(self, workers: int) -> Length:
-        """The unit with this many workers: loading and computing overlap as far as there are cores for both."""
-        overlapped = max(self._compute, self._load / workers)
-        likely = max(overlapped, self._core_bound())
+        """The unit with this many workers: loading and computing overlap as far as there are cores for both.
+
+        Without workers the lead thread loads, and nothing overlaps; nor is anything handed over, for which it waits.
+        """
+        overlapped = max(self._compute, self._load / workers) if workers else self._compute + self._load
+        likely = max(overlapped, self._core_bound()) if workers else overlapped
         return Length(likely, overlapped * (1.0 - LEFT), likely + LEFT * (1.0 - likely))
 
     @staticmethod
@@ -142,7 +145,8 @@ def fix(text: str, gone: float | Length | None = None, setting: Setting | None =
 # --- iterations of an engine ------------------------------------------------------------------------------------------
 
 # Three numbers are fitted: ten iterations for each is what a straight line needs not to follow single ones.
-LEAST_TURNS = 30
+# More than a thousand of the newest only cost time.
+LEAST_TURNS, MOST_TURNS = 30, 1000
 # A slope is believed where the values it stands on differ by this factor between the 10th and the 90th percentile.
 LEAST_SPREAD = 1.5
 # The fit is believed if what it leaves unexplained is less than this part of a mean iteration.
@@ -179,7 +183,7 @@ def turn_cost(iterations: Sequence[IterationRecord]) -> TurnCost | None:
     """The cost of iterations by least squares; None where too few, too equal or too unlike ones were measured."""
     points = [
         (float(decoded), float(one.prefill_tokens or 0), one.seconds)
-        for one in iterations
+        for one in iterations[-MOST_TURNS:]
         if (decoded := one.requests if one.decode_tokens is None else one.decode_tokens) is not None
     ]
     fitted = _fit(points)

@@ -11,7 +11,8 @@ from aitop.engine.snapshot.steps import quantile
 from aitop.model.serving import IterationRecord, Pause, RequestRecord
 from aitop.model.steps import HookSample
 
-KEEP_REQUESTS = KEEP_ITERATIONS = 8192
+# Half a minute of an engine that makes 200 iterations a second.
+KEEP_REQUESTS = KEEP_ITERATIONS = 6144
 KEEP_PAUSES = 1024
 CHART_SECONDS = 300
 

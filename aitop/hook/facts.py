@@ -19,7 +19,6 @@ from .measures import Measure
 MOST_LOADERS = 8
 MOST_OPTIMIZERS = 8
 MOST_PARAMETERS = 20_000
-MOST_PIDS = 64
 MOST_CALLS = 16
 MOST_RANKS = 1_000_000
 LONGEST_NAME = 120
@@ -43,18 +42,15 @@ class Facts:
     def met_iterator(self, iterator: Any) -> Callable[[Any], int] | None:
         """Add a loader's settings. Returns the function that counts its ready batches, None without workers."""
         workers = int(getattr(iterator, "_num_workers", 0))
-        pids = [worker.pid for worker in getattr(iterator, "_workers", ()) if worker.pid]
-        info = {
+        loader = {
             "workers": workers,
             "batch_size": _whole(getattr(getattr(iterator, "_index_sampler", None), "batch_size", None)),
             "prefetch": _whole(getattr(iterator, "_prefetch_factor", None)) if workers else None,
             "pin_memory": bool(getattr(iterator, "_pin_memory", False)),
             "persistent": bool(getattr(iterator, "_persistent_workers", False)),
             "dataset": _name_of(getattr(iterator, "_dataset", None)),
-            "collate": _name_of(getattr(iterator, "_collate_fn", None)),
         }
-        key = tuple(info.values())
-        loader = info | {"worker_pids": pids[:MOST_PIDS]}
+        key = tuple(loader.values())
         # A new epoch of the loader that was met last says nothing new.
         self.changed = self.changed or not self._loaders or loader != next(reversed(self._loaders.values()))
         self._loaders.pop(key, None)

@@ -6,7 +6,7 @@ import msgspec
 
 
 class GpuProcess(msgspec.Struct, frozen=True, kw_only=True):
-    """A process on a device. `memory` in bytes; `sm`, `mem` are shares (0..1) of the last sampling interval.
+    """A process on a device. `memory` in bytes; `sm` is a share (0..1) of the last sampling interval.
 
     `mine` is True for a process of the watched tree.
     """
@@ -15,7 +15,6 @@ class GpuProcess(msgspec.Struct, frozen=True, kw_only=True):
     name: str | None = None
     memory: int | None = None
     sm: float | None = None
-    mem: float | None = None
     mine: bool = False
 
 
@@ -28,7 +27,6 @@ class GpmSample(msgspec.Struct, frozen=True, kw_only=True):
     dram_active: float | None = None
     fp64_active: float | None = None
     fp32_active: float | None = None
-    fp16_active: float | None = None
 
 
 class MigDevice(msgspec.Struct, frozen=True, kw_only=True):
@@ -44,11 +42,10 @@ class MigDevice(msgspec.Struct, frozen=True, kw_only=True):
 class GpuDevice(msgspec.Struct, frozen=True, kw_only=True):
     """One GPU. Shares are 0..1, memory in bytes, power in watts, clocks in MHz, rates in bytes per second.
 
-    `memory_reserved` is what driver and firmware keep for themselves. `power_limit_default` is what the card's maker
-    set. `throttle` names the active clock event
-    reasons; an empty tuple means that the clocks are not held back. `lost` says that the driver lost the device.
-    `ecc_*` count memory errors since the driver was loaded, `ecc_*_lifetime` since the card was made. `xid` holds the
-    newest errors that the driver reported while we watched; None where it cannot tell.
+    `memory_busy` is the share of time in which its memory was read or written. `power_limit_default` is what the card's
+    maker set. `throttle` names the active clock event reasons; an empty tuple means that the clocks are not held back.
+    `lost` says that the driver lost the device. `ecc_uncorrected` counts memory errors since the driver was loaded.
+    `xid` holds the newest errors that the driver reported while we watched; None where it cannot tell.
     `mig` is None where the device has no such mode. `mine` is True when the watched tree is on this device.
     """
 
@@ -59,16 +56,13 @@ class GpuDevice(msgspec.Struct, frozen=True, kw_only=True):
     memory_busy: float | None = None
     memory_total: int | None = None
     memory_used: int | None = None
-    memory_reserved: int | None = None
     power: float | None = None
     power_limit: float | None = None
     power_limit_default: float | None = None
     temperature: float | None = None
-    temperature_slowdown: float | None = None
     sm_clock: int | None = None
     sm_clock_max: int | None = None
     memory_clock: int | None = None
-    memory_clock_max: int | None = None
     throttle: tuple[str, ...] | None = None
     pcie_received: float | None = None
     pcie_sent: float | None = None
@@ -79,10 +73,7 @@ class GpuDevice(msgspec.Struct, frozen=True, kw_only=True):
     nvlink_received: float | None = None
     nvlink_sent: float | None = None
     nvlinks_active: int | None = None
-    ecc_corrected: int | None = None
     ecc_uncorrected: int | None = None
-    ecc_corrected_lifetime: int | None = None
-    ecc_uncorrected_lifetime: int | None = None
     xid: tuple[int, ...] | None = None
     fan: float | None = None
     mig: bool | None = None

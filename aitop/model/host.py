@@ -15,7 +15,7 @@ class ProcessSample(msgspec.Struct, frozen=True, kw_only=True):
     `started` (seconds since the epoch) together with `pid` names a process for good.
     `cpu` is in cores (1.0 = one core fully used). `run_delay` is the share of the interval
     in which the main thread could have run but waited for a core. `state` is the kernel's letter (R S D T Z).
-    `read_bytes`/`write_bytes` reached the storage; `read_chars` includes the page cache, pipes and sockets.
+    `read_bytes`/`write_bytes` reached the storage.
     `rank` of a loader worker is the rank it feeds. `main_cpu` is the share of a core that the main thread used.
     `wanting` counts the threads that ran or waited for a core in more than a fiftieth of the interval, `wanted` the
     cores that all threads together ran on or waited for, `waited` the part of them that they only waited for.
@@ -41,7 +41,6 @@ class ProcessSample(msgspec.Struct, frozen=True, kw_only=True):
     voluntary_switches: float | None = None
     read_bytes: float | None = None
     write_bytes: float | None = None
-    read_chars: float | None = None
     main_cpu: float | None = None
     wanting: int | None = None
     wanted: float | None = None

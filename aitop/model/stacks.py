@@ -62,7 +62,9 @@ class Look(msgspec.Struct, frozen=True, kw_only=True):
 class ThreadState(msgspec.Struct, frozen=True, kw_only=True):
     """What the kernel said of one thread in `asked` looks within a window. `running` counts looks on or for a core.
 
-    `waits` counts the other looks by what the thread waited in. Source: /proc/PID/task/TID.
+    `waits` counts the other looks by what the thread waited in. `counted` is the share (0..1) of the time between the
+    first look and the last in which it was on or for a core, as the kernel counts it: a look misses waits that are
+    shorter than itself. None where that cannot be read. Source: /proc/PID/task/TID.
     """
 
     pid: int
@@ -71,6 +73,12 @@ class ThreadState(msgspec.Struct, frozen=True, kw_only=True):
     asked: int
     running: int
     waits: dict[WaitKind, int]
+    counted: float | None = None
+
+    @property
+    def on_core(self) -> float:
+        """The share (0..1) of the time in which it was on or for a core."""
+        return self.running / self.asked if self.counted is None else self.counted
 
 
 class Statement(msgspec.Struct, frozen=True, kw_only=True):
@@ -100,9 +108,9 @@ class Flow(msgspec.Struct, frozen=True, kw_only=True):
 class StackWindow(msgspec.Struct, frozen=True, kw_only=True, tag="stacks"):
     """What was sampled in the `seconds` before `time`, at `rate` samples a second, idle threads included.
 
-    `sampler_cpu` is the CPU time in seconds that taking it has cost. `gil` has the threads that were seen to hold the
-    interpreter's lock; None where the window did not ask who holds it, which only some do. `flows` has
-    the dataflow of the user's functions on these stacks, where it was not given by an earlier window.
+    `gil` has the threads that were seen to hold the interpreter's lock; None where the window did not ask who holds it,
+    which only some do. `flows` has the dataflow of the user's functions on these stacks, where it was not given by an
+    earlier window.
     """
 
     time: float
@@ -110,7 +118,6 @@ class StackWindow(msgspec.Struct, frozen=True, kw_only=True, tag="stacks"):
     rate: float
     frames: tuple[Frame, ...]
     stacks: tuple[StackCount, ...]
-    sampler_cpu: float | None = None
     gil: tuple[GilHold, ...] | None = None
     looks: tuple[Look, ...] = ()
     states: tuple[ThreadState, ...] = ()

@@ -92,8 +92,6 @@ class LoaderInfo(msgspec.Struct, frozen=True, kw_only=True):
     pin_memory: bool = False
     persistent: bool = False
     dataset: str | None = None
-    collate: str | None = None
-    worker_pids: tuple[int, ...] = ()
 
 
 class AllocatorSample(msgspec.Struct, frozen=True, kw_only=True):

@@ -48,11 +48,18 @@ class Fix(msgspec.Struct, frozen=True, kw_only=True):
     setting: Setting | None = None
 
 
+class Part(msgspec.Struct, frozen=True, kw_only=True):
+    """What explains a share (0..1) of the time that a verdict is about."""
+
+    name: str
+    share: float
+
+
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     """One finding. `share` of step time lost (see `share_of`), `speedup` the factor if the cause were gone.
 
     `speedup_range` bounds that factor (95 %). `confidence` (0..1) is that of the cause alone. `processes` are the pids
-    of the processes that lose the time.
+    of the processes that lose the time. `parts` are the causes of that time, the largest first, where it has several.
     """
 
     id: str
@@ -68,6 +75,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     ranks: tuple[int, ...] = ()
     speedup_range: tuple[float, float] | None = None
     processes: tuple[int, ...] = ()
+    parts: tuple[Part, ...] = ()
 
 
 class Abstention(msgspec.Struct, frozen=True, kw_only=True):

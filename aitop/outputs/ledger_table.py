@@ -89,7 +89,8 @@ def _lane_table(worker: ReportWorker, lane: Lane, entries: Sequence[ReportEntry]
 
 def _title(worker: ReportWorker, lane: Lane) -> str:
     if lane != "main":
-        return SIDE_LANES[lane]
+        serves = lane == "producers" and worker.unit in ("request", "iteration")
+        return "What its other threads and processes do" if serves else SIDE_LANES[lane]
     length = f", {duration(worker.seconds)}" if worker.seconds is not None and worker.unit != "second" else ""
     unit = "" if worker.unit == "second" else f" of {UNITS[worker.unit]}"
     return f"Where the time{unit} goes (pid {worker.pid}, {worker.thread}{length})"

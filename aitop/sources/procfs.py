@@ -13,6 +13,7 @@ from aitop.model.text import printable
 
 PROC = "/proc"
 TICKS_PER_SECOND: int = os.sysconf("SC_CLK_TCK")
+NANOSECONDS = 1e9
 PAGE_SIZE: int = os.sysconf("SC_PAGE_SIZE")
 KERNEL_THREAD = 0x00200000
 LONGEST_COMMAND = 300
@@ -28,6 +29,10 @@ _FRAMEWORKS = (
 _PYTHON_NAME = re.compile(r"(?:python|pypy)(?P<version>\d(?:\.\d+)?)?[a-z]?$")
 _PYTHON_LIBRARY = re.compile(rb"/(?:libpython|libpypy)(?P<version>\d\.\d+)")
 _STALLED = re.compile(r"^some avg10=(\d+(?:\.\d+)?) ", re.MULTILINE | re.ASCII)
+
+
+# Seconds on a core and seconds runnable without one.
+Scheduled = tuple[float, float]
 
 
 class Stat(NamedTuple):
@@ -110,6 +115,14 @@ def parse_stat(data: bytes) -> Stat | None:
         )
     except (ValueError, IndexError):
         return None
+
+
+def parse_schedstat(data: bytes | None) -> Scheduled | None:
+    """The times of a thread since its start in the text of its schedstat file; None on kernels without it."""
+    fields = (data or b"").split()
+    if len(fields) != 3 or not (fields[0].isdigit() and fields[1].isdigit()) or fields == [b"0", b"0", b"0"]:
+        return None
+    return int(fields[0]) / NANOSECONDS, int(fields[1]) / NANOSECONDS
 
 
 def stat(pid: int) -> Stat | None:

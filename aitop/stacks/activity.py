@@ -12,13 +12,14 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from aitop.model.ledger import Activity
-from aitop.model.stacks import Look, StackWindow, ThreadState, WaitKind
-from aitop.stacks.libraries import State
+from aitop.model.stacks import Frame, Look, StackWindow, ThreadState, WaitKind
+from aitop.stacks.libraries import Phase, State, Work
 from aitop.stacks.reading import Seen
 
 # Shares of a line's time by activity; they add up to 1.
 Parts = dict[Activity, float]
 Key = TypeVar("Key")
+_Kind = tuple[Phase, "Work | None"]
 
 _OF_KIND: dict[WaitKind, Activity] = {
     "lock": "wait-lock",
@@ -41,7 +42,7 @@ _KINDS_OF: dict[str, tuple[WaitKind, ...]] = {
 }
 # Kinds of waiting that can happen on any line; the others need a call.
 _ANYWHERE: frozenset[WaitKind] = frozenset({"lock", "device", "other"})
-# The weight of the thread's mean, in looks, beside the looks at one line.
+# The weight of the mean of what is alike, in looks, beside the looks at one line.
 _PRIOR = 2.0
 # With fewer looks at a thread they are not used.
 _LEAST_LOOKS = 10
@@ -78,17 +79,21 @@ def looks_of(
         state for window in windows for state in window.states if (state.pid, state.thread) == (pid, thread)
     ]
     total = sum(state.asked for state in states)
-    waits: dict[WaitKind, float] = {}
+    running = sum(state.on_core * state.asked for state in states) / total if total else None
+    met: dict[WaitKind, int] = {}
     for state in states:
         for kind, count in state.waits.items():
-            waits[kind] = waits.get(kind, 0.0) + count / total
+            met[kind] = met.get(kind, 0) + count
+    # How long it waits the kernel counts; in what, the looks that met it waiting tell.
+    waiting = 1.0 - (running if running is not None else 1.0)
+    waits: dict[WaitKind, float] = {kind: waiting * count / sum(met.values()) for kind, count in met.items()}
     return ThreadLooks(
         cpu=counts["cpu"],
         cpu_asked=asked["cpu"],
         gil=counts["gil"],
         gil_asked=asked["gil"],
-        running=sum(state.running for state in states) / total if total else None,
-        waits=waits,
+        running=running,
+        waits=waits if met else {"other": waiting},
     )
 
 
@@ -114,18 +119,42 @@ def parts_of_groups(
                 waiting_by_library[state] = waiting_by_library.get(state, 0.0) + share
         else:
             open_groups[key] = share
-    held_in_all = sum(looks.gil.values()) / looks.gil_asked if looks.gil_asked >= _LEAST_LOOKS else None
+    holding = _holding(open_groups, groups, looks, samples)
     waits = _waits_of_groups(open_groups, groups, looks, samples, waiting_by_library)
     for key, share in open_groups.items():
         on_core = max(0.0, 1.0 - sum(waits[key].values()))
         held = _looked_up(groups[key], looks.gil, looks.gil_asked, samples)
-        if held is not None and held_in_all is not None:
-            held = _pulled(held, min(1.0, held_in_all), share * looks.gil_asked)
+        if held is not None:
+            held = _pulled(held, holding[_kind(groups[key])], share * looks.gil_asked)
         else:
             held = 0.0 if next(iter(groups[key])).work == "tensor" else on_core
         python = min(on_core, held)
         parts[key] = {"python": python, "native": on_core - python, **waits[key]}
     return parts
+
+
+def _holding(
+    open_groups: Iterable[Key], groups: Mapping[Key, Mapping[Seen, int]], looks: ThreadLooks, samples: int
+) -> dict[_Kind, float]:
+    """By kind of lines, the share of their time in which the thread holds the GIL there; empty without looks."""
+    if looks.gil_asked < _LEAST_LOOKS:
+        return {}
+    in_all = min(1.0, sum(looks.gil.values()) / looks.gil_asked)
+    expected: dict[_Kind, float] = {}
+    for key in open_groups:
+        kind = _kind(groups[key])
+        expected[kind] = expected.get(kind, 0.0) + sum(groups[key].values()) / samples * looks.gil_asked
+    held = dict.fromkeys(expected, 0)
+    for seen, count in looks.gil.items():
+        if (seen.phase, seen.work) in held:
+            held[seen.phase, seen.work] += count
+    return {kind: _pulled(min(1.0, held[kind] / looked), in_all, looked) for kind, looked in expected.items()}
+
+
+def _kind(stacks: Mapping[Seen, int]) -> _Kind:
+    """What lines have in common of which few looks at one say something of the others: phase and work."""
+    seen = next(iter(stacks))
+    return seen.phase, seen.work
 
 
 def _waits_of_groups(
@@ -179,17 +208,32 @@ def _spread(
 
 
 def _looked_up(stacks: Mapping[Seen, int], hits: Mapping[Seen, int], asked: int, samples: int) -> float | None:
-    """The share of a group's time in which the looks saw the thread there; None if there were too few looks."""
+    """The share of a group's time in which the looks saw the thread there; None if there were too few looks.
+
+    A thread is seen in a place for at most as long as it is there. Every innermost frame at which it is for one look or
+    more is such a place, and all others together are one. So a long native call is not taken for the Python around it.
+    """
     if asked < _LEAST_LOOKS:
         return None
     lines = {(seen.line, seen.phase, seen.work) for seen in stacks}
-    seen_there = sum(count for seen, count in hits.items() if (seen.line, seen.phase, seen.work) in lines)
-    expected = sum(stacks.values()) / samples * asked
-    return min(1.0, seen_there / expected)
+    at_frames: dict[Frame, float] = {}
+    for seen, count in stacks.items():
+        at_frames[seen.frames[-1]] = at_frames.get(seen.frames[-1], 0.0) + count / samples * asked
+    long = {frame for frame, expected in at_frames.items() if expected >= 1.0}
+    expected: dict[Frame | None, float] = {}
+    seen_there: dict[Frame | None, int] = {}
+    for frame, share in at_frames.items():
+        place = frame if frame in long else None
+        expected[place] = expected.get(place, 0.0) + share
+    for seen, count in hits.items():
+        if (seen.line, seen.phase, seen.work) in lines:
+            place = seen.frames[-1] if seen.frames[-1] in long else None
+            seen_there[place] = seen_there.get(place, 0) + count
+    return sum(min(share, seen_there.get(place, 0)) for place, share in expected.items()) / sum(expected.values())
 
 
 def _pulled(value: float, mean: float, looks: float) -> float:
-    """A share from few looks, pulled towards the thread's mean (weight _PRIOR)."""
+    """A share from few looks, pulled towards a mean (weight _PRIOR)."""
     return (value * looks + mean * _PRIOR) / (looks + _PRIOR)
 
 

@@ -285,7 +285,7 @@ def thread_shares(windows: Sequence[StackWindow], merged: Digest) -> tuple[Threa
         samples = sum(stacks.values())
         states = [state for window in windows for state in window.states if (state.pid, state.thread) == key[:2]]
         looked = sum(state.asked for state in states)
-        running = sum(state.running for state in states) / looked if looked else None
+        running = sum(state.on_core * state.asked for state in states) / looked if looked else None
         looks_of_process = gil_looks.get(key.pid)
         share = ThreadShare(
             pid=key.pid,

@@ -1,6 +1,7 @@
 """What is written to the terminal: only the cells that change, and only the colours that differ from those before.
 
-Textual writes a changed row from the left edge of its widget on, and each piece of it with all its colours.
+Textual writes a changed row from the left edge of its widget on, and each piece of it with all its colours. Beside the
+first demo at 120x36 that is 12 kB/s; the changes are 2.6 kB/s, for 1.6 ms of CPU a second.
 """
 
 from __future__ import annotations

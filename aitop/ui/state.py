@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
@@ -103,11 +104,17 @@ def descendants(pid: int, below: Mapping[int, Sequence[ProcessSample]]) -> list[
 
 
 def labels_of(processes: Sequence[ProcessSample]) -> dict[int, str]:
-    """By pid, what a process is to the job: launcher, rank 1, worker 3 (by age in its family), or its name."""
+    """By pid, what a process is to the job: launcher, rank 1, worker 3 (by age in its family), its part in a server
+    (numbered by age where it is one of several), or its name.
+    """
     labels: dict[int, str] = {}
     workers: dict[int, int] = {}
+    several, seen = Counter(process.part for process in processes), Counter[str]()
     for process in sorted(processes, key=lambda process: (process.started, process.pid)):
-        if process.role == "rank":
+        if process.part is not None:
+            labels[process.pid] = f"{process.part} {seen[process.part]}" if several[process.part] > 1 else process.part
+            seen[process.part] += 1
+        elif process.role == "rank":
             labels[process.pid] = "rank" if process.rank is None else f"rank {process.rank}"
         elif process.role == "loader-worker":
             number = workers[process.ppid] = workers.get(process.ppid, -1) + 1

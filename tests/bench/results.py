@@ -61,6 +61,7 @@ BENCHES = {
         Bench("bench/hook_cost.py", "--rounds 7", "--rounds 2 --model mlp"),
         Bench("bench/everything_cost.py", "--starts 5 --seconds 60", "--starts 2 --seconds 20"),
         Bench("bench/burst_cost.py", "", "--bursts 2"),
+        Bench("bench/hook_cost_serving.py", "--turns 2000", "--turns 500"),
         Bench("bench/serving_cost.py", "--pairs 6 --seconds 10", "--pairs 3 --seconds 6"),
     ),
     "Attach and detach": (

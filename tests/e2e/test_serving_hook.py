@@ -28,7 +28,7 @@ ENOUGH, PATIENCE = 60, 30.0
 VLLM_PYTHON = os.environ.get("AITOP_TEST_VLLM_PYTHON")
 # A model of two layers, and no tokenizer: prompts are token ids.
 TINY = {
-    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 64, "intermediate_size": 128,
+    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 128, "intermediate_size": 256,
     "num_attention_heads": 4, "num_key_value_heads": 4, "num_hidden_layers": 2, "vocab_size": 256,
     "max_position_embeddings": 512, "rms_norm_eps": 1e-5, "torch_dtype": "float32", "bos_token_id": 1,
     "eos_token_id": 2, "hidden_act": "silu", "tie_word_embeddings": False,
@@ -254,7 +254,7 @@ def vllm_command(folder, port, blocks=None):
     return [
         VLLM_PYTHON, "-m", "vllm.entrypoints.openai.api_server", "--model", str(folder / "model"),
         "--load-format", "dummy", "--enforce-eager", "--dtype", "float32", "--skip-tokenizer-init",
-        "--max-model-len", "256", "--port", str(port),
+        "--max-model-len", "128", "--block-size", "32", "--port", str(port),
         *(["--num-gpu-blocks-override", str(blocks)] if blocks else []),
     ]  # fmt: skip
 
@@ -283,7 +283,9 @@ def test_the_engine_of_vllm(vllm_server):
         if "EngineCore" in child.cmdline()[0]
     )
     seen = Seen(server, engine)
-    check_latency(seen)
+    # What the API server does after the last token, another process, is not in it.
+    latency = mean([one.seconds for one in seen.requests])
+    assert 0.5 * mean(seen.waits) <= latency <= 1.02 * mean(seen.waits), (latency, seen.waits)
     known = seen.requests[CLIENTS:]
     assert {(one.tokens, one.prompt_tokens) for one in known} == {(48, 4)}
     for one in known:

@@ -113,7 +113,6 @@ def test_a_training_run_with_workers_and_a_foreign_child_below_a_shell(tmp_path:
     finally:
         source.close()
     assert windows[0].seconds == 1.0
-    assert all(window.sampler_cpu is not None and 0.0 < window.sampler_cpu < window.seconds for window in windows)
     on_cores = {look.pid for window in windows for look in window.looks if look.kind == "cpu"}
     assert rank.pid in on_cores
     assert on_cores & workers

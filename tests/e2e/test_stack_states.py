@@ -162,12 +162,13 @@ def test_a_process_that_saves_waits_for_the_disk(script: int) -> None:
     off_core = 1.0 - (seconds_on_or_for_a_core(script) - before) / (time.monotonic() - began)
     waits.end()
     (state,) = waits.states({script: {}})
-    assert state.asked > 200
-    seen = {kind: count / state.asked for kind, count in state.waits.items()}
-    assert sum(share for kind, share in seen.items() if kind != "disk") < 0.05
-    # A thread that wakes up while it is looked at counts as running, so the looks see less than all of short waits.
-    assert seen.get("disk", 0.0) < off_core + 0.1
-    assert seen.get("disk", 0.0) > 0.0 or off_core < 0.1
+    assert state.asked > 50
+    assert sum(count for kind, count in state.waits.items() if kind != "disk") < 0.05 * state.asked
+    # How many looks meet a wait says little: one that ends meanwhile counts as running, and where no core is free we
+    # come to look when the thread has gone to sleep.
+    assert state.waits.get("disk", 0) > 0 or off_core < 0.1
+    # So how long it waits is what the kernel counts. Its looks say only in what.
+    assert state.counted == pytest.approx(1.0 - off_core, abs=0.1)
 
 
 def seconds_on_or_for_a_core(pid: int) -> float:

@@ -77,20 +77,19 @@ def test_everything_of_a_busy_h200(fake_nvml, tmp_path):
     (gpu,) = sample.devices
     assert (gpu.name, gpu.uuid) == ("NVIDIA H200", "GPU-fa4e0000-0000-4000-8000-000000000000")
     assert (gpu.busy, gpu.memory_busy) == (0.99, 0.61)
-    assert (gpu.memory_total, gpu.memory_used, gpu.memory_reserved) == (143771 << 20, 96 << 30, 616 << 20)
+    assert (gpu.memory_total, gpu.memory_used) == (143771 << 20, 96 << 30)
     assert gpu.power in (642.0, 655.0)
     assert gpu.power_limit == 700.0
-    assert (gpu.temperature, gpu.temperature_slowdown) == (58.0, 87.0)
-    assert (gpu.sm_clock, gpu.sm_clock_max, gpu.memory_clock, gpu.memory_clock_max) == (1935, 1980, 3201, 3201)
+    assert gpu.temperature == 58.0
+    assert (gpu.sm_clock, gpu.sm_clock_max, gpu.memory_clock) == (1935, 1980, 3201)
     assert gpu.throttle == ()
     assert (gpu.pcie_generation, gpu.pcie_generation_max, gpu.pcie_width, gpu.pcie_width_max) == (5, 5, 16, 16)
     assert (gpu.pcie_received, gpu.pcie_sent) == (1144 << 20, 86 << 20)
     assert (gpu.nvlink_received, gpu.nvlink_sent, gpu.nvlinks_active) == (0.0, 0.0, 18)
-    assert (gpu.ecc_corrected, gpu.ecc_uncorrected) == (0, 0)
-    assert (gpu.ecc_corrected_lifetime, gpu.ecc_uncorrected_lifetime) == (2, 0)
+    assert gpu.ecc_uncorrected == 0
     assert (gpu.xid, gpu.fan, gpu.mig, gpu.mig_devices, gpu.lost, gpu.mine) == ((), None, False, (), False, True)
     (process,) = gpu.processes
-    assert (process.pid, process.memory, process.sm, process.mem) == (MY_PID, 95 << 30, 0.99, 0.61)
+    assert (process.pid, process.memory, process.sm) == (MY_PID, 95 << 30, 0.99)
     assert process.mine
     assert process.name
     assert (gpu.gpm.sm_active, gpu.gpm.sm_occupancy, gpu.gpm.tensor_active) == (0.91, 0.38, 0.54)
@@ -129,7 +128,7 @@ def test_heat_is_told_by_its_reasons(fake_nvml):
     started = str(time.monotonic() - 20)
     (gpu,) = last_devices(fake_nvml("thermal", FAKE_NVML_START=started), reads=1)
     assert gpu.throttle == ("hw_slowdown", "sw_thermal_slowdown", "hw_thermal_slowdown")
-    assert (gpu.temperature, gpu.temperature_slowdown, gpu.sm_clock) == (89.0, 87.0, 1125)
+    assert (gpu.temperature, gpu.sm_clock) == (89.0, 1125)
 
 
 def test_only_the_device_of_the_tree_is_mine(fake_nvml):
@@ -152,7 +151,7 @@ def test_eight_gpus_with_nvlink(fake_nvml):
     devices = last_devices(fake_nvml("eight-gpus"))
     assert [gpu.index for gpu in devices] == list(range(8))
     assert devices[0].nvlink_received == 87890 << 20
-    assert (devices[5].nvlinks_active, devices[5].throttle, devices[5].ecc_corrected) == (17, ("sw_power_cap",), 14)
+    assert (devices[5].nvlinks_active, devices[5].throttle) == (17, ("sw_power_cap",))
 
 
 def test_without_gpm_nvlink_comes_from_counters_and_pcie_from_one_device_a_tick(fake_nvml, tmp_path):
@@ -201,10 +200,9 @@ def test_unified_memory_has_no_figure_and_what_is_unsupported_is_asked_once(fake
     log = tmp_path / "calls"
     samples = samples_of(fake_nvml("unified-memory", log=log, TARGET_PID=str(MY_PID)), reads=12, pause=0.0)
     gpu = samples[-1].devices[0]
-    assert (gpu.memory_total, gpu.memory_used, gpu.memory_reserved) == (None, None, None)
-    assert (gpu.power_limit, gpu.pcie_received, gpu.ecc_corrected, gpu.mig, gpu.nvlinks_active) == (None,) * 5
+    assert (gpu.memory_total, gpu.memory_used) == (None, None)
+    assert (gpu.power_limit, gpu.pcie_received, gpu.ecc_uncorrected, gpu.mig, gpu.nvlinks_active) == (None,) * 5
     assert gpu.busy == 0.93
-    assert gpu.temperature_slowdown == 63 + 24  # from the margin, as on cards that tell no threshold
     assert gpu.processes[0].memory is None
     made = calls(log)
     assert made["nvmlDeviceGetUtilizationRates", 0, 0] == 12
@@ -216,7 +214,7 @@ def test_unified_memory_has_no_figure_and_what_is_unsupported_is_asked_once(fake
 
 def test_an_old_driver_gives_what_it_has(fake_nvml):
     (gpu,) = last_devices(fake_nvml("old-driver", TARGET_PID=str(MY_PID)))
-    assert (gpu.memory_total, gpu.memory_used, gpu.memory_reserved) == (32510 << 20, (20 << 30) + (300 << 20), None)
+    assert (gpu.memory_total, gpu.memory_used) == (32510 << 20, (20 << 30) + (300 << 20))
     assert gpu.processes[0].memory == 95 << 30
     assert gpu.throttle == ()
     assert gpu.gpm is None
@@ -228,14 +226,14 @@ def test_garbage_becomes_none(fake_nvml):
     assert gpu.name == "NVIDIA·[31m H200·  ·"  # what no terminal may get is seen to have been there
     assert gpu.uuid is None
     for field in (
-        *("busy", "memory_busy", "memory_used", "power", "power_limit", "temperature", "temperature_slowdown"),
+        *("busy", "memory_busy", "memory_used", "power", "power_limit", "temperature"),
         *("sm_clock", "sm_clock_max", "memory_clock", "throttle", "pcie_generation", "pcie_width"),
-        *("ecc_corrected", "fan"),
+        "fan",
     ):
         assert getattr(gpu, field) is None, field
     assert (gpu.gpm.sm_active, gpu.gpm.sm_occupancy, gpu.gpm.tensor_active) == (None, None, None)
     assert gpu.gpm.dram_active == 0.47
-    assert [(p.pid, p.memory, p.sm, p.mem) for p in gpu.processes] == [(MY_PID, 95 << 30, None, None)]
+    assert [(p.pid, p.memory, p.sm) for p in gpu.processes] == [(MY_PID, 95 << 30, None)]
     assert gpu.memory_total == 143771 << 20
 
 

@@ -152,8 +152,8 @@ def host(tree: tuple[ProcessSample, ...] | None = None) -> HostSample:
 def h200(index: int = 0, busy: float = 0.31, *, mine: bool = True, **changed: object) -> GpuDevice:
     device = GpuDevice(
         index=index, name="NVIDIA H200", busy=busy, memory_busy=0.12, memory_total=int(140.4 * GB),
-        memory_used=int(39.1 * GB), memory_reserved=700 * MB, power=402.0, power_limit=700.0, temperature=55.0,
-        sm_clock=1980, sm_clock_max=1980, memory_clock=3201, memory_clock_max=3201, throttle=(),
+        memory_used=int(39.1 * GB), power=402.0, power_limit=700.0, temperature=55.0,
+        sm_clock=1980, sm_clock_max=1980, memory_clock=3201, throttle=(),
         pcie_received=1.2 * GB, pcie_sent=80.0 * MB, pcie_generation=5, pcie_generation_max=5, pcie_width=16,
         pcie_width_max=16, ecc_uncorrected=0, mig=False, mine=mine,
         processes=(GpuProcess(pid=MAIN, name="python", memory=int(38.6 * GB), sm=busy, mine=True),),
@@ -169,7 +169,6 @@ def gpus(*devices: GpuDevice) -> GpuSample:
 def facts(workers: int = 4) -> HookFacts:
     loader = LoaderInfo(
         workers=workers, batch_size=64, prefetch=2 if workers else None, pin_memory=True, dataset="JpegFolder",
-        worker_pids=WORKERS[:workers],
     )  # fmt: skip
     return HookFacts(
         way="attach", python="3.11.9", torch="2.6.0", cuda=True, loaders=(loader,), optimizers=("AdamW",),

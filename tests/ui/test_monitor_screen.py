@@ -6,7 +6,9 @@ import sample_snapshots as samples
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
+from sample_parts import gpus, h200
 
+from aitop.model.gpu import MigDevice
 from aitop.ui.layout import plan
 from aitop.ui.screens.help import our_bindings
 
@@ -131,6 +133,22 @@ async def test_eight_gpus_get_a_line_each(look_at):
         assert "hw thermal slowdown" in gpu
         assert "lost: the driver no longer answers" in gpu
         assert [line[2:5].strip() for line in gpu.split("\n")[1:9]] == ["▸0", "▸1", "▸2", "▸3", "4", "5", "6", "▸7"]
+
+
+async def test_a_roomy_gpu_pane_shows_links_slices_clocks_and_what_older_devices_tell(look_at):
+    slices = (MigDevice(index=0, name="MIG 3g.71gb", memory_total=70 << 30, memory_used=35 << 30),)
+    device = h200(gpm=None, nvlinks_active=18, nvlink_received=2e9, nvlink_sent=1e9, mig_devices=slices, fan=0.4)
+    seen = msgspec.structs.replace(samples.input_bound(), gpu=gpus(device))
+    async with look_at(seen, size=(160, 48)) as eyes:
+        await eyes.press("tab", "tab", "z")
+        shown = eyes.pane("gpu")
+    for row in (
+        "memory busy 12%",
+        "nvlink  in 1.9 GB/s  out 954 MB/s  18 links",
+        "mig 0    35.0 / 70 GB  MIG 3g.71gb",
+        "1980 of 1980 MHz  not held back  memory 3201 MHz  fan 40%",
+    ):
+        assert row in shown, shown
 
 
 async def test_at_80x24_hidden_gpus_are_counted(look_at):

@@ -65,7 +65,7 @@ async def test_the_figures_are_those_of_the_snapshot(look_at, size):
             assert re.search(r"TTFT    p50   36 ms  p95   61 ms  p99  220 ms", shown)
             assert re.search(r"ITL     p50  2.1 ms  p95  4.2 ms  p99   16 ms", shown)
             assert "8 under way" in shown and "40 ms ago" in shown
-            assert "slowest 6 of 612: █ collect" in shown
+            assert "70% collector █ 20% queue" in shown
             assert "decode 87%" in shown and "prompt" in shown
         assert "now" in shown.split("\n")[-2] or "1 s" in shown.split("\n")[-2]
 
@@ -74,7 +74,7 @@ async def test_the_whole_screen_shows_what_small_panes_leave_out(look_at):
     async with look_at(servers.engine(), size=(80, 24)) as eyes:
         await eyes.press("tab", "z")
         shown = eyes.pane("serving")
-        for words in ("TTFT", "ITL", "■ schedule", "request", "100 ms", "/s▕", "slowest 6 of 612: █ collect"):
+        for words in ("TTFT", "ITL", "■ schedule", "request", "100 ms", "/s▕", "70% collector █ 20% queue"):
             assert words in shown, words
 
 
@@ -164,7 +164,7 @@ async def test_the_cursor_reads_the_charts(look_at):
         assert " ago " not in eyes.pane("serving").split("\n")[-2]
 
 
-async def test_only_what_changed_is_painted_again(look_at):
+async def test_only_rows_that_changed_are_painted_again(look_at):
     before = servers.engine()
     serving = msgspec.structs.replace(before.serving, alive=9)
     async with look_at(before, size=(120, 36)) as eyes:
@@ -173,7 +173,6 @@ async def test_only_what_changed_is_painted_again(look_at):
         pane.refresh = lambda *regions, **_: painted.extend(regions)
         await eyes.give(msgspec.structs.replace(before, tick=43, serving=serving))
         assert {region.y for region in painted} == {3}
-        assert sum(region.width for region in painted) < 12
 
 
 @pytest.mark.parametrize("theme", ["monochrome", "16-colour", "light", "colour-blind"])
@@ -189,7 +188,7 @@ async def test_it_can_be_read_in_ascii_and_without_colours(theme):
         assert "collect" in shown and "p99" in shown
         if theme == "monochrome":
             # Letters stand for hues: the model's part of a turn, and the cause within the tail.
-            assert "M" * 20 in shown and re.search(r"X collect", shown)
+            assert "M" * 20 in shown and re.search(r"X 70% collector", shown)
 
 
 class ScriptedOnce:
@@ -262,25 +261,25 @@ def test_the_histogram_has_every_request_and_its_tail_has_the_cause():
     plain = histogram(latencies, [], 60, 8)
     assert "1000 requests" in plain[0].text and "slowest 10" in plain[0].text
     assert inks(plain[1:-1], LATENCIES) > 0 and inks(plain[1:-1], TAIL) > 0 and inks(plain, TAIL_CAUSE) == 0
-    caused = histogram(latencies, [Cause("collect", 0.5, TAIL_CAUSE)], 60, 8)
-    assert "slowest 10 of 1,000: █ 50% collect" in caused[0].text
+    caused = histogram(latencies, [Cause("collector", 0.5, TAIL_CAUSE)], 60, 8)
+    assert "slowest 10 of 1,000: █ 50% collector" in caused[0].text
     assert inks(caused[1:-1], TAIL_CAUSE) > 0 and inks(caused[1:-1], TAIL) > 0
-    whole = histogram(latencies, [Cause("collect", 1.0, TAIL_CAUSE)], 60, 8)
+    whole = histogram(latencies, [Cause("collector", 1.0, TAIL_CAUSE)], 60, 8)
     assert inks(whole[1:-1], TAIL_CAUSE) > inks(caused[1:-1], TAIL_CAUSE) and inks(whole[1:-1], TAIL) == 0
     assert plain[1].text.split("▕")[0].strip() == "990"
 
 
-def test_causes_are_those_of_the_verdict_and_of_no_other():
-    verdicts = (
-        samples.input_verdict(),
-        servers.tail_verdict("collect"),
-        servers.tail_verdict("prefill"),
-        msgspec.structs.replace(servers.tail_verdict(), subtype=None),
-    )
-    assert [(cause.words, cause.kind) for cause in tail_causes(Diagnosis(verdicts=verdicts))] == [
-        ("collect", TAIL_CAUSE),
-        ("prefill", OTHER_CAUSE),
+def test_the_tail_has_the_cause_of_the_verdict_and_the_largest_other_one():
+    causes = tail_causes(servers.engine().diagnosis)
+    assert [(cause.words, cause.share, cause.kind) for cause in causes] == [
+        ("collector", 0.7, TAIL_CAUSE),
+        ("queue", 0.2, OTHER_CAUSE),
     ]
+
+
+def test_without_a_verdict_the_tail_has_no_cause():
+    for verdicts in ((), (samples.input_verdict(),), (msgspec.structs.replace(servers.tail_verdict(), subtype=None),)):
+        assert tail_causes(Diagnosis(verdicts=verdicts)) == []
 
 
 def test_round_latencies_stand_below_their_buckets():
@@ -296,7 +295,7 @@ def test_round_latencies_stand_below_their_buckets():
     latencies=st.lists(st.floats(min_value=0.0, max_value=1e5), max_size=60),
     width=st.integers(1, 200),
     height=st.integers(1, 30),
-    shares=st.lists(st.none() | st.floats(0.0, 1.0), max_size=3),
+    shares=st.lists(st.floats(0.0, 1.0), max_size=3),
     letters=st.booleans(),
 )
 def test_any_histogram_fits(latencies, width, height, shares, letters):

@@ -57,6 +57,23 @@ def test_who_holds_the_lock_on_a_line_runs_python_there():
     assert parts[12]["python"] < 0.1 < 0.7 < parts[21]["python"]
 
 
+def test_a_long_native_call_is_not_taken_for_the_python_around_it():
+    """Below one line a native loop takes most of the time, and the few looks that met the lock met it beside that."""
+    loop = stack(TOP, "user/train.py:31 forward", "torch/nn/modules/rnn.py forward")
+    around = [stack(TOP, "user/train.py:31 forward", f"torch/nn/modules/module.py call{n}") for n in range(4)]
+    samples = ((loop, 96), *((one, 1) for one in around), (PYTHON, 100))
+    parts = doing(*samples, gil=(50, (around[0], 2), (around[1], 2), (PYTHON, 25)))
+    assert parts[31]["python"] < 0.08
+    assert parts[11]["python"] > 0.9
+
+
+def test_few_looks_at_a_line_are_helped_by_those_at_lines_of_its_kind():
+    own = [stack(TOP, f"user/train.py:{40 + n} score") for n in range(20)]
+    parts = doing((NATIVE, 50), *((one, 2) for one in own), gil=(45, *((one, 2) for one in own[:10])))
+    assert min(parts[40 + n]["python"] for n in range(20)) > 0.3
+    assert parts[12]["python"] < 0.1
+
+
 def test_a_line_that_is_not_on_a_core_waits():
     parts = doing((PYTHON, 50), (READS, 50), cpu=(100, (PYTHON, 50)))
     assert parts[11].get("wait", 0.0) < 0.1 and parts[13]["wait"] > 0.9
@@ -104,6 +121,17 @@ def test_the_kernel_says_how_long_a_thread_waits_in_all():
     )
     waits = sum(0.5 * shares.get("wait-disk", 0.0) for shares in parts.values())
     assert waits == pytest.approx(0.3, abs=0.01)
+
+
+def test_the_kernel_counts_waits_that_are_too_short_to_be_met():
+    """Of a thread that was off its core for half of the time the looks met one wait in five."""
+    met = msgspec.structs.replace(state(1, 100, running=80, disk=16, lock=4), counted=0.5)
+    parts = doing((PYTHON, 50), (READS, 50), cpu=(100, (PYTHON, 50)), states=[met])
+    waits = {kind: sum(0.5 * shares.get(kind, 0.0) for shares in parts.values()) for kind in ("wait-disk", "wait-lock")}
+    assert waits["wait-disk"] == pytest.approx(0.4, abs=0.01) and waits["wait-lock"] == pytest.approx(0.1, abs=0.01)
+    none_met = msgspec.structs.replace(state(1, 100, running=100), counted=0.5)
+    parts = doing((PYTHON, 50), (READS, 50), cpu=(100, (PYTHON, 50)), states=[none_met])
+    assert parts[13]["wait"] > 0.9 and parts[11].get("wait", 0.0) < 0.1
 
 
 def test_waits_that_a_library_names_are_not_given_to_other_lines():

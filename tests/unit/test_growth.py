@@ -1,5 +1,6 @@
 """Growth sites of several shapes of training code. `# G` marks a site that keeps a graph, `# g` one that does not."""
 
+import re
 import textwrap
 
 import pytest
@@ -178,7 +179,8 @@ SHAPES = {
             loss = loss_fn(out, y)
             loss.backward()
             history["loss"].append(loss)  # G
-            history["acc"].append(accuracy(out, y))  # g
+            history["acc"].append(accuracy(out, y))  # G
+            history["right"].append(accuracy(out, y).item())  # g
         """,
     "list concatenation and torch.cat": """
         for x, y in loader:
@@ -273,6 +275,17 @@ def test_shape(name):
     lines = source.splitlines()
     expected = {n: line.endswith("# G") for n, line in enumerate(lines, 1) if line.endswith(("# G", "# g"))}
     assert {site.line: site.keeps_graph for site in sites(source)} == expected
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_no_name_of_the_users_matters(name):
+    source = textwrap.dedent(SHAPES[name])
+    words = r"\b(model|criterion|loss_fn|loss|outputs|out|accuracy|total|history|predictions|logits)\b(?!=)"
+    renamed = re.sub(words, lambda word: f"zebra_{len(word[0])}_{word[0][-1]}", source)
+    assert renamed != source or not re.search(words, source)
+    assert [(site.line, site.keeps_graph) for site in sites(renamed)] == [
+        (site.line, site.keeps_graph) for site in sites(source)
+    ]
 
 
 def test_sites_that_keep_a_graph_come_first_and_carry_their_text():

@@ -82,6 +82,6 @@ def test_the_most_that_measures_say_has_room():
     """A text without room would not be written at all."""
     site = SITE | {"file": "x" * 400, "function": "f" * 120, "name": "torch.cuda.synchronize", "bytes": 10**15}
     facts = WHOLE | {"calls": [site | {"pageable_bytes": 10**15}] * 16, "recompile_reasons": ["r" * 300] * 3}
-    loader = {"workers": 64, "dataset": "d" * 120, "collate": "c" * 120, "worker_pids": [4194303] * 64}
+    loader = {"workers": 64, "dataset": "d" * 120}
     text = json.dumps({"facts": facts | {"loaders": [loader] * 8}, "allocators": []})
     assert len(text) < JSON_ROOM

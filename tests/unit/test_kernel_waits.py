@@ -259,6 +259,29 @@ def test_looks_are_summed_by_the_names_of_the_threads(thread: Thread) -> None:
     }
 
 
+def test_the_kernel_counts_how_long_a_thread_ran_or_waited_for_a_core(
+    thread: Thread, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 100.0
+    monkeypatch.setattr("time.monotonic", lambda: now)
+    files = {number: thread(number, line(202)) / "schedstat" for number in (PID, PID + 1, PID + 2)}
+    for file in files.values():
+        file.write_text("5000000000 1000000000 700\n")
+    kernel = KernelWaits("x86_64")
+    kernel.begin([PID])
+    kernel.look()
+    now = 102.0
+    files[PID].write_text("5500000000 1200000000 900\n")
+    files[PID + 1].write_text("7000000000 1000000000 900\n")
+    # A kernel that does not count writes zeros; then the looks alone must do.
+    files[PID + 2].write_text("0 0 0\n")
+    kernel.end()
+    states = by_name(kernel.states({PID: {str(PID + 1): "worker", str(PID + 2): "other"}}))
+    assert states[PID, "MainThread"].counted == states[PID, "MainThread"].on_core == 0.35
+    assert states[PID, "worker"].counted == 1.0
+    assert states[PID, "other"].counted is None and states[PID, "other"].on_core == 0.0
+
+
 def test_without_the_file_of_the_call_state_and_channel_say_it(thread: Thread) -> None:
     main = thread(PID, None, state="R")
     kernel = KernelWaits("x86_64")

@@ -52,6 +52,23 @@ def test_ranks_come_in_their_order_with_their_workers_below_and_others_last() ->
     ]
 
 
+def test_a_servers_processes_are_called_by_their_parts() -> None:
+    server = (
+        process(10, 1, "rank", rank=0, part="API server"),
+        process(11, 10, "other", part="engine"),
+        process(12, 11, "other", part="worker", started=WALL - 50),
+        process(13, 11, "other", part="worker", started=WALL - 60),
+        process(14, 10, "helper", name="resource_track"),
+    )
+    assert shown(process_rows(server, None, WALL)) == [
+        "API server",
+        "├ engine",
+        "│ ├ worker 0",
+        "│ └ worker 1",
+        "└ resource_track",
+    ]
+
+
 def test_a_folded_process_stands_for_all_below_it() -> None:
     rows = process_rows(JOB, None, WALL, folded={12})
     folded = next(row for row in rows if row.process.pid == 12)

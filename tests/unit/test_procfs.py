@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from aitop.sources import procfs
 from aitop.sources.host.command_lines import Invocation, RankNumbers, invocation, kind_of, rank_numbers
 from aitop.sources.host.machine import interface_bytes
-from aitop.sources.host.rates import scheduled
 
 LINE = (
     b"4242 (a (b) c) S 17 4242 17 0 -1 4194304 100 0 0 0 250 50 0 0 20 0 7 0 123456 1000000 2048 "
@@ -40,7 +39,7 @@ def test_a_cut_stat_line_is_none(length):
 def test_parsers_never_raise(data):
     procfs.parse_stat(data)
     procfs.framework_of(data)
-    scheduled(data)
+    procfs.parse_schedstat(data)
     interface_bytes(data.decode("utf-8", "replace"))
 
 

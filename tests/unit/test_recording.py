@@ -51,7 +51,15 @@ EVENTS = [
             Look(pid=4242, kind="cpu", asked=24, stacks=(StackCount(4242, "MainThread", True, (0,), 9),)),
         ),
         states=(
-            ThreadState(pid=4242, thread="MainThread", main=True, asked=20, running=9, waits={"queue": 10, "disk": 1}),
+            ThreadState(
+                pid=4242,
+                thread="MainThread",
+                main=True,
+                asked=20,
+                running=9,
+                waits={"queue": 10, "disk": 1},
+                counted=0.4,
+            ),
         ),
     ),
     HookSample(

@@ -46,6 +46,16 @@ def test_a_rank_of_four_that_left_out_a_collective():
     assert "last collective called: 457 by rank 3; 458 by rank 0, 1, 2" in primary.evidence
 
 
+def test_a_server_whose_collections_make_a_tail():
+    snapshot = last("serve")
+    primary = snapshot.diagnosis.primary
+    assert (primary.id, primary.subtype) == ("latency-tail", "collector")
+    assert (primary.where[0].function, primary.where[0].text) == ("Server.tidy_up", "gc.collect()")
+    assert primary.parts[0].name == "collector" and primary.parts[0].share > 0.9
+    assert sum(part.share for part in primary.parts) <= 1.01
+    assert snapshot.serving.basis == "hook" and snapshot.serving.latency.p99 > 10 * snapshot.serving.latency.p50
+
+
 def test_a_device_that_was_simulated_is_drawn_as_one():
     device = last("simulated-gpu").gpu.devices[0]
     assert device.name == "NVIDIA H200" and device.mine

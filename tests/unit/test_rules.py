@@ -7,6 +7,7 @@ import pytest
 from judgements import fired, level
 from snapshot_builder import WORKER, constant, host, line, loaders, snapshot, step, steps
 
+from aitop.diagnosis import op_cost
 from aitop.diagnosis.causes import between_steps, computing, optimizer, python_overhead
 from aitop.diagnosis.causes import input_bound as input_bound
 from aitop.diagnosis.conditions import memory
@@ -155,13 +156,23 @@ def test_a_fed_step_is_not_input_bound():
 
 
 @pytest.mark.parametrize("measured", [True, False])
-def test_taking_ready_batches_from_idle_workers_is_no_wait_for_data(measured):
+def test_taking_ready_batches_from_idle_workers_is_no_wait_that_workers_could_end(measured):
     fields = {"workers": 1, "lines": [line("__getitem__", 0.04, pid=WORKER)], "host": host(1, worker_cpu=0.04)}
     if measured:
         seen = snapshot(steps(seconds=0.1, data_wait=0.03, forward=0.05, queue_ready=2), **fields)
     else:
+        fields["lines"] += [line("main", 0.3, phase="data_wait", activity="wait-queue")]
         seen = snapshot(phases=Phases(data_wait=0.3, forward=0.5, backward=0.2), **fields)
-    judged = input_bound.judge(seen)
+    finding = fired(input_bound.judge(seen))
+    assert (finding.severity, finding.subtype) == ("info", "workers")
+    assert finding.fixes[0].setting == Setting(name="num_workers", to=0, current=1)
+    assert 1.05 < finding.fixes[0].speedup < 1 / 0.7, "making a batch takes time without workers, too"
+
+
+def test_batches_that_are_dear_to_make_are_worth_their_workers():
+    """Workers that rest for 60 % of the time make in the rest more than the step waits for."""
+    fields = {"workers": 1, "lines": [line("__getitem__", 0.4, pid=WORKER)], "host": host(1, worker_cpu=0.4)}
+    judged = input_bound.judge(snapshot(steps(seconds=0.1, data_wait=0.03, forward=0.05, queue_ready=2), **fields))
     assert not isinstance(judged, Finding) or judged.level < input_bound.judge.band.leave
 
 
@@ -238,11 +249,14 @@ def test_what_a_computing_step_achieves_is_told_where_it_is_known():
 
 
 TINY = (
-    line("forward", 0.25, phase="forward", number=22),
-    line("forward", 0.15, phase="forward", activity="native", number=22),
+    line("forward", 0.1, phase="forward", number=22),
+    line("forward", 0.3, phase="forward", activity="native", number=22),
     line("main", 0.5, phase="backward", activity="native", number=40),
     line("main", 0.1, activity="native", number=41),
 )
+
+
+GRU = (("python", 0.025), ("native", 0.275))
 
 
 def test_a_loop_of_tiny_operations():
@@ -251,13 +265,43 @@ def test_a_loop_of_tiny_operations():
         python_overhead.judge(snapshot(steps(seconds=0.1, forward=0.04, backward=0.05), lines=TINY, facts=facts))
     )
     assert verdict.where[0].line == 22
-    assert verdict.share == pytest.approx(0.9 * 0.25 / 0.4, abs=0.01), "as much as Python holds the lock"
+    calls = op_cost.WHOLE_CALL * 0.1 / 0.4
+    assert verdict.share == pytest.approx(0.9 * calls, abs=0.01), "what holds the lock, and what torch does around it"
     assert "around tiny operations" in verdict.title and any("may be larger" in told for told in verdict.evidence)
+
+
+def test_many_operations_in_one_native_call_are_no_python():
+    """An nn.GRU makes as many nodes of the graph as a loop does, and hardly ever holds the lock."""
+    native = [
+        msgspec.structs.replace(one, share=share) for one, share in zip(TINY, (0.015, 0.385, 0.5, 0.1), strict=True)
+    ]
+    facts = HookFacts(way="attach", python="3.11", torch="2", ops=4000)
+    seen = snapshot(steps(seconds=0.1, forward=0.04, backward=0.05), lines=native, facts=facts)
+    assert python_overhead.judge(seen) is None
+
+
+def test_the_line_named_runs_python_though_a_native_loop_takes_longer():
+    """Of an nn.GRU a small part holds the lock; the Python after it takes more in all, on a line with less time."""
+    gru = [line("forward", share, phase="forward", activity=does, number=22) for does, share in GRU]
+    own = line("distance", 0.25, number=31, position="after")
+    facts = HookFacts(way="attach", python="3.11", torch="2", ops=4000)
+    seen = snapshot(steps(seconds=0.1, forward=0.03, backward=0.03), lines=[*gru, own, TINY[2]], facts=facts)
+    verdict = fired(python_overhead.judge(seen))
+    assert verdict.where[0].line == 31 and "between its phases" in verdict.title
+
+
+def test_tiny_operations_without_gradients_have_no_backward_pass():
+    """Of few nodes of the graph each takes long: what is tiny is not among them."""
+    facts = HookFacts(way="attach", python="3.11", torch="2", ops=20)
+    lines = [line("forward", 0.2, phase="forward", number=22), *TINY[1:]]
+    seen = snapshot(steps(seconds=0.1, forward=0.05, backward=0.04), lines=lines, facts=facts)
+    assert fired(python_overhead.judge(seen)).share == pytest.approx(0.5 * python_overhead.BATCHED_AWAY, abs=0.01)
 
 
 def test_tiny_operations_show_without_the_hook_by_who_holds_the_lock():
     shares = Phases(forward=0.4, backward=0.5, outside=0.1)
-    assert fired(python_overhead.judge(snapshot(phases=shares, lines=TINY))).where[0].line == 22
+    verdict = fired(python_overhead.judge(snapshot(phases=shares, lines=TINY)))
+    assert verdict.where[0].line == 22 and verdict.share == pytest.approx(0.9 * op_cost.WHOLE_CALL * 0.25, abs=0.01)
     native = [msgspec.structs.replace(one, activity="native") for one in TINY]
     assert python_overhead.judge(snapshot(phases=shares, lines=native)) is None, "large operations let go of the lock"
 

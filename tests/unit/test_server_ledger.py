@@ -92,6 +92,13 @@ def test_lines_before_the_model_lie_in_the_time_measured_for_making_its_input():
     assert verdict.where[0].line == 12 and "tokenis" in verdict.fixes[0].text
 
 
+def test_iterations_of_a_loop_that_calls_handlers_make_input_and_output():
+    made = line("decode", 0.1, position="before", number=12, handler="request-loop")
+    by_phase = shares(server((), engine_turns(**PARTS), lines=[made]))[1]
+    assert by_phase["preprocess"] == pytest.approx(0.08) and by_phase["postprocess"] == pytest.approx(0.12)
+    assert "prepare" not in by_phase
+
+
 def test_idle_time_is_no_loss():
     seen = server(Server().answer(at_random(10.0)), lines=[line("run", 0.8, activity="wait-queue", number=9)])
     assert computing.compute_bound(seen).level >= 0.5

@@ -69,7 +69,7 @@ def test_handlers_that_wait_for_others_are_not_stalled_and_a_line_that_stands_is
     ("windows", "fields", "stalled"),
     [
         ((40, 40), {"activity": "wait-lock", "handler": "event-loop"}, True),
-        ((0, 40), {"activity": "wait-lock", "handler": "event-loop"}, False),
+        ((0, 10), {"activity": "wait-lock", "handler": "event-loop"}, False),
         ((40, 40), {"activity": "sleep", "handler": "event-loop"}, False),
         ((40, 40), {"activity": "wait-network", "handler": "thread"}, False),
         ((40, 40), {"activity": "wait-lock"}, False),
@@ -85,6 +85,9 @@ def test_a_thread_that_stands_in_a_handler_has_a_request(windows, fields, stalle
     assert (judged is not None) == stalled
     if stalled:
         assert fired(judged).where[0].line == 17
+        judge = Judge()
+        shown = [judge.judge(seen).verdicts for _ in range(CONFIRM_TICKS)][-1]
+        assert [verdict.id for verdict in shown] == ["hang"], "no other rule explains the line"
 
 
 def test_a_stopped_process_is_named_at_once():

@@ -268,6 +268,12 @@ def test_a_counter_that_went_back_tells_nothing():
     assert figures(look(90.0, 50.0), look(99.0, 5.0)).requests_per_second is None
 
 
+def test_looks_at_the_same_moment_tell_nothing():
+    same = [look(90.0, 5.0, latency=latencies(1.0, 0.0, 1.0, 2.0, 3.0)), look(90.0, 9.0), look(89.0, 10.0)]
+    assert figures(*same, now=91.0).requests_per_second is None
+    assert "request_rate" not in series_of_metrics({API: same})
+
+
 def test_several_servers_add_up():
     both = [look(time, 10.0 * time, running=2.0, pid=pid) for time in (90.0, 100.0) for pid in (API, ENGINE)]
     found = figures(*both)

@@ -43,6 +43,12 @@ def test_loading_in_the_main_process_can_only_be_overlapped():
     assert slow.with_workers(1).speedup == pytest.approx(1 / 0.9)
 
 
+def test_without_workers_loading_takes_turns_with_computing_but_nothing_is_handed_over():
+    cheap, dear = (Timeline(wait=0.4, makers=2, at_work=at_work) for at_work in (0.05, 0.5))
+    assert cheap.with_workers(0).speedup == pytest.approx(1 / 0.7)
+    assert dear.with_workers(0).speedup == pytest.approx(1 / 1.6)
+
+
 def test_a_batch_shares_what_is_fixed():
     # Of a step of one sample 90 % is the same for any number: with 9 of them each takes a tenth and a tenth.
     assert Timeline.with_batch(9, 1, 0.9, 0.1, surely=True).speedup == pytest.approx(5.0)

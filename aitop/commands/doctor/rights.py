@@ -131,7 +131,7 @@ def cause_of(tried: PtraceTrial, place: Confinement) -> str | None:
         return None
     if place.yama == "3" or (place.yama in ("1", "2") and not place.capable and tried.open is not None):
         return "yama"
-    if place.seccomp and (tried.open is None or "ENOSYS" in (tried.read, tried.trace)):
+    if place.seccomp and (tried.open is None or tried.trace == "ENOSYS"):
         return "seccomp"
     return "security module" if place.profile else "seccomp" if place.seccomp else "capability"
 
@@ -144,9 +144,8 @@ def refused(tried: PtraceTrial | OSError, place: Confinement) -> str | None:
 def ptrace(tried: PtraceTrial, place: Confinement, cause: str | None) -> Check:
     """Whether processes of the same user can be looked into and entered."""
     if cause is None:
-        aside = f"; process_vm_readv is refused ({tried.read}) and not needed" if tried.read else ""
-        return works("ptrace", f"your own processes can be looked into and entered (tried on one){aside}")
-    failed = {"opening memory": tried.open, "process_vm_readv": tried.read, "ptrace": tried.trace}
+        return works("ptrace", "your own processes can be looked into and entered (tried on one)")
+    failed = {"opening memory": tried.open, "ptrace": tried.trace}
     lost = (
         "no stacks, no hook in running processes" if tried.open else "no hook in running processes before Python 3.14"
     )

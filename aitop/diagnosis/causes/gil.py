@@ -8,6 +8,7 @@ from aitop.diagnosis.evidence import (
     HANDED_WAITS,
     MAIN,
     beside_lines,
+    each_unit,
     lines_of,
     main_lines,
     main_stacks,
@@ -65,7 +66,7 @@ def judge(snapshot: Snapshot) -> Explanation | str | None:
         # Who holds the lock is sampled, too, but how much the main thread stands still is the kernel's word.
         signals=(bool(where), bool(on_core(snapshot)), held > 0.4),
         doubtful=host_unproven(snapshot),
-        title=f"{percent(share)} of each step waits for the interpreter's lock, held by {name}",
+        title=f"{percent(share)} of {each_unit(snapshot)} waits for the interpreter's lock, held by {name}",
         where=where,
         claims=main_lines(snapshot, lambda entry: entry.activity == "wait-lock").entries,
         evidence=(

@@ -10,6 +10,8 @@ from aitop.diagnosis.evidence import (
     MIN_SAMPLES,
     RUNNING,
     Lines,
+    each_unit,
+    leisure,
     main_lines,
     place_of,
     records,
@@ -27,6 +29,8 @@ from aitop.model.units import percent
 from aitop.model.verdict import Where
 
 ENTER, LEAVE = 0.15, 0.1
+# A server that waits for so much of its time is not held up by anything: requests come too seldom.
+AT_LEISURE = 0.3
 DOING: dict[Activity, str] = {
     "python": "runs Python",
     "native": "runs native code",
@@ -71,6 +75,10 @@ def judge(snapshot: Snapshot) -> Explanation | str | None:
     stepping = bool(steps) or snapshot.kind != "unknown"
     computes = lines.part(lambda entry: entry.does in RUNNING) > 0.5
     lost = stepping or not computes
+    # A server at leisure answers no more requests without it, only sooner.
+    rests = leisure(snapshot)
+    at_leisure = rests >= AT_LEISURE
+    of_unit = min(0.99, share / max(0.01, 1.0 - rests) if at_leisure else share)
     top = share * (first.share or 1.0)
     doing = _doing(lines, first)
     evidence = [f"{percent(top)} at {short_place(first)}, which {doing}"]
@@ -79,24 +87,28 @@ def judge(snapshot: Snapshot) -> Explanation | str | None:
     loops = first.share and _in_loop(lines, first)
     if loops:
         evidence.append("the event loop runs it: no other request of this process gets on meanwhile")
+    if at_leisure:
+        evidence.append(f"{percent(rests)} of the time is waiting for requests: they get faster, not more")
     if not stepping:
         evidence.append("no phase of a training step and no model call was seen in its stacks")
     if loops:
         ahead = f"await what {place_of(first)} waits for, or run it with asyncio.to_thread"
     else:
         ahead = f"shorten {place_of(first)}, or overlap it with the step"
-    shorter = fix(ahead, share * within_first(lines))
+    shorter = fix(ahead, of_unit * within_first(lines))
+    unit = each_unit(snapshot) if steps else "the time"
     return Explanation(
-        severity=None if lost else "info",
+        severity=None if lost and not (at_leisure and not loops) else "info",
         critical=stepping and (not computes or bool(steps)),
         doubtful=host_unproven(snapshot),
         subtype="event-loop" if loops else None,
         share=share,
+        gone=of_unit,
         gains=lost,
         signals=(bool(steps), top > 0.5 * share),
         base=0.5,
         confidence=None if stepping else UNPROVEN,
-        title=f"{percent(share)} of {'each step' if steps else 'the time'} is host code: {first.function} {doing}",
+        title=f"{percent(of_unit)} of {unit} is host code: {first.function} {doing}",
         lines=lines,
         evidence=evidence,
         fixes=(shorter if lost else fix(f"look at {place_of(first)} first"),),

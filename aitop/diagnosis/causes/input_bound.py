@@ -80,12 +80,12 @@ def _explained(snapshot: Snapshot, wait: Wait, why: producers.Why) -> Explanatio
     what = "is the environment" if wait.kind == "environment" else f"waits for data{idle}"
     return Explanation(
         subtype=why.subtype,
-        severity="info" if transient else None,
+        severity="info" if transient or not why.proven else None,
         share=wait.share,
         gone=gone,
         signals=(bool(steps), why.confirmed, bool(why.where)),
         doubtful=host_unproven(snapshot),
-        most_sure=UNPROVEN if transient else 1.0,
+        most_sure=UNPROVEN if transient or not why.proven else 1.0,
         title=f"{percent(wait.share)} of each step {what}",
         where=why.where,
         claims=wait.lines.entries,
@@ -110,7 +110,7 @@ def _in_loader(snapshot: Snapshot) -> Wait:
     at_work = producers.workers_at_work(snapshot)
     # Where one worker holds up the rest, what the rest have made lies ready, and is not what comes next.
     if at_work is not None and at_work < IDLE_WORKERS and producers.slow_worker(snapshot) is None:
-        share *= _empty_handed(snapshot, at_work)
+        share = max(share * _empty_handed(snapshot, at_work), producers.handing_over(snapshot))
     idle = 1.0 if measured else host_limit(snapshot, in_phases=True)
     covered = lines.share if idle < share and round(idle, 2) < round(lines.share, 2) else None
     return Wait("loader", lines, min(share, idle), covered)
@@ -119,8 +119,9 @@ def _in_loader(snapshot: Snapshot) -> Wait:
 def _empty_handed(snapshot: Snapshot, at_work: float) -> float:
     """How much of the wait (0..1) is for idle workers: what fell to steps for which no batch lay ready.
 
-    Taking a batch that lies ready costs time, too, but no loader would make it faster. Where the queue was not
-    measured, the part of the time in which workers work stands for it, unless the wait is for workers being started.
+    Taking a batch that lies ready costs time, too, but neither more nor faster workers would end that. Where the queue
+    was not measured, the part of the time in which workers work stands for it, unless the wait is for workers being
+    started.
     """
     known = [step for step in records(snapshot) if step.queue_ready is not None]
     waited = sum(step.data_wait + step.loader_start for step in known)

@@ -14,6 +14,7 @@ from aitop.diagnosis.evidence import (
     Lines,
     beside_lines,
     free_cores,
+    interval,
     lead_ledger,
     loader_workers,
     main_lines,
@@ -24,7 +25,7 @@ from aitop.diagnosis.evidence import (
     worker_lines,
 )
 from aitop.diagnosis.series import mean_of, values_since
-from aitop.diagnosis.what_if import WAITING, Timeline, fix
+from aitop.diagnosis.what_if import WAITING, Length, Timeline, fix
 from aitop.model.ledger import Activity, Entry
 from aitop.model.snapshot import Snapshot
 from aitop.model.units import percent, rate
@@ -47,13 +48,14 @@ BLOCKED: frozenset[Activity] = frozenset({*STORAGE_WAITS, "sleep", "wait"})
 
 @dataclass(frozen=True)
 class Why:
-    """Why data come late. `confirmed`: a second signal agrees."""
+    """Why data come late. `confirmed`: a second signal agrees. `proven`: the gain is; if not, it is information."""
 
     subtype: str
     where: tuple[Where, ...]
     evidence: tuple[str, ...]
     fixes: tuple[Fix, ...]
     confirmed: bool
+    proven: bool = True
 
 
 # --- a torch DataLoader ---------------------------------------------------------------------------------------------
@@ -70,6 +72,8 @@ def of_loader(snapshot: Snapshot, share: float) -> Why:
     lines = worker_lines(snapshot)
     if not loader_workers(snapshot) and not lines.lines:
         return _in_main_process(snapshot, share)
+    if share <= handing_over(snapshot):
+        return _handed_over(snapshot, lines)
     return _in_workers(snapshot, share, lines)
 
 
@@ -108,6 +112,52 @@ def workers_at_work(snapshot: Snapshot) -> float | None:
     """Share of their time in which loader workers make samples; None where there are none or no stacks of them."""
     sampled = snapshot.stacks.processes if snapshot.stacks else ()
     return worker_lines(snapshot).share if any(process.role == "loader-worker" for process in sampled) else None
+
+
+def handing_over(snapshot: Snapshot) -> float:
+    """Share of a step that ends with the workers: by as much is a batch made sooner than taken over from one. 0 if not.
+
+    What the workers do in a step, the stepping thread would have to do itself; it is taken at its upper bound.
+    """
+    return max(0.0, 1.0 - _without_workers(snapshot).likely)
+
+
+def _without_workers(snapshot: Snapshot) -> Length:
+    """The step without loader workers."""
+    sampled = snapshot.stacks.processes if snapshot.stacks else ()
+    samples = sum(process.samples for process in sampled if process.role == "loader-worker")
+    _, most = interval(workers_at_work(snapshot) or 0.0, samples)
+    wait = main_lines(snapshot, lambda entry: entry.phase == "data").share
+    return Timeline(wait=wait, makers=len(loader_workers(snapshot)), at_work=most).with_workers(0)
+
+
+def _handed_over(snapshot: Snapshot, lines: Lines) -> Why:
+    """Batches take longer to take over from the workers than to make.
+
+    On a crowded machine a part of that is waiting for a core, which would go on without workers: no gain is proven.
+    """
+    workers = len(loader_workers(snapshot))
+    taking = main_lines(snapshot, lambda entry: entry.phase == "data")
+    depths = [step.queue_ready for step in records(snapshot) if step.queue_ready is not None]
+    ready = 1.0 - depths.count(0) / len(depths) if depths else None
+    evidence = [
+        f"taking batches over from workers takes {percent(taking.share)} of a step, making them "
+        f"{percent(workers * lines.share)}: each goes through shared memory and a queue"
+    ]
+    if ready is not None:
+        evidence.append(f"a batch lay ready at {percent(ready)} of the requests")
+    setting = Setting(name="num_workers", to=0, current=workers)
+    return Why(
+        subtype="workers",
+        where=taking.where,
+        evidence=tuple(evidence),
+        fixes=(
+            fix(f"num_workers {workers} → 0: make batches where they are used", _without_workers(snapshot), setting),
+            fix("or hand over more at once: larger batches, or tensors that workers share instead of sending them"),
+        ),
+        confirmed=ready is not None and ready > 0.5,
+        proven=False,
+    )
 
 
 def _in_main_process(snapshot: Snapshot, share: float) -> Why:

@@ -6,9 +6,22 @@ the forward pass is what Python and the calls of operations cost, whatever the c
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from aitop.diagnosis import op_cost
 from aitop.diagnosis.device import host_limit, host_unproven, on_gpu
-from aitop.diagnosis.evidence import HOST, ONCE, Lines, lines_of, main_lines, records, running, seen_once, short_place
+from aitop.diagnosis.evidence import (
+    HOST,
+    ONCE,
+    Lines,
+    each_unit,
+    lines_of,
+    main_lines,
+    records,
+    running,
+    seen_once,
+    short_place,
+)
 from aitop.diagnosis.rule import UNPROVEN, Explanation, rule
 from aitop.diagnosis.what_if import Scope, estimated, fix
 from aitop.model.ledger import Entry
@@ -39,15 +52,15 @@ def judge(snapshot: Snapshot) -> Explanation | str | None:
     held = python.share / model.share if model.share > 0 else 0.0
     # On a GPU what launches take is told by how long the device waits for them; Python proper stays Python.
     per_op = None if gpu else _seconds_per_op(snapshot, model.share)
-    in_model = python.share if gpu else _around_operations(snapshot, model.share, python.share, per_op)
+    in_model = python.share if gpu else _around_operations(snapshot, model, per_op)
     between = min(beside.share, host_limit(snapshot)) if beside.share >= SOME or not in_model else 0.0
     share = min(0.99, between + in_model, host_limit(snapshot, in_phases=True))
     if share <= 0.0:
         return None
     mostly_model = in_model > between
-    parts = [(python if gpu else model).entries if in_model else (), beside.entries if between else ()]
-    entries = tuple(entry for part in (parts if mostly_model else reversed(parts)) for entry in part)
-    lines = Lines(sum(entry.share for entry in entries), entries)
+    claims = (*((python if gpu else model).entries if in_model else ()), *(beside.entries if between else ()))
+    # Where Python runs, rather than where a native call takes long beside it.
+    lines = python if mostly_model else beside
     around = "around tiny operations" if mostly_model else "between its phases"
     once = not in_model and seen_once(snapshot, lines)
     evidence = [f"the interpreter's lock is held {percent(held)} of the forward pass"] if in_model else []
@@ -67,27 +80,47 @@ def judge(snapshot: Snapshot) -> Explanation | str | None:
         # On a GPU every operation takes the host a few microseconds, however much it computes: does the device idle?
         doubtful=host_unproven(snapshot),
         most_sure=UNPROVEN if once else 1.0,
-        title=f"{percent(share)} of each step is Python {around}",
+        title=f"{percent(share)} of {each_unit(snapshot)} is Python {around}",
         lines=lines,
+        claims=claims,
         evidence=[*evidence, ONCE] if once else evidence,
-        fixes=_fixes(lines, share, mostly_model=mostly_model),
+        fixes=_fixes(lines, min(share, max(in_model, between)), mostly_model=mostly_model),
     )
 
 
-def _around_operations(snapshot: Snapshot, model: float, python: float, per_op: float | None) -> float:
-    """Share of a step that goes into calling operations on the CPU, where `python` of the `model`'s share runs Python.
+def _around_operations(snapshot: Snapshot, model: Lines, per_op: float | None) -> float:
+    """Share of a step that goes into calling operations on the CPU from these lines, and back through them."""
+    tiny = per_op is not None and per_op < op_cost.SMALL
+    least_held, least_seen = (LEAST_HELD, 0.0) if tiny else (LEAST_HELD_UNCOUNTED, LEAST_SEEN)
+    calling = _calling(model.entries)
+    if model.part(lambda entry: entry.does == "python") < least_held or calling < least_seen:
+        return 0.0
+    if not tiny and snapshot.kind != "training":
+        # In inference the cost of calling the model for a few samples is a matter of the batch.
+        return 0.0
+    graph = lines_of(entry for entry in model.entries if entry.phase == "forward")
+    forward = _calling(graph.entries)
+    # Where the operations of the graph are no tiny ones, those that are tiny are in none.
+    if forward <= least_seen or not (tiny or per_op is None):
+        return calling
+    # As much of the backward pass goes back through calls as the forward pass was made of.
+    backward = main_lines(snapshot, lambda entry: entry.phase == "backward").share
+    return calling + backward * forward / graph.share
 
-    As much of the backward pass goes back through calls as the forward pass was made of.
+
+def _calling(entries: Iterable[Entry]) -> float:
+    """The share of time that calls take on the lines of these entries.
+
+    A call is made of Python, which holds the interpreter's lock, and of what torch does around the arithmetic, which
+    does not.
     """
-    held = python / model if model > 0 else 0.0
-    both = model + main_lines(snapshot, lambda entry: entry.phase == "backward").share
-    if per_op is not None:
-        if per_op >= op_cost.SMALL:
-            return python
-        return both * max(held, min(BATCHED_AWAY, op_cost.FORWARD / per_op)) if held >= LEAST_HELD else 0.0
-    # In inference the cost of calling the model for a few samples is a matter of the batch.
-    uncounted = held >= LEAST_HELD_UNCOUNTED and model >= LEAST_SEEN and snapshot.kind == "training"
-    return both * held if uncounted else 0.0
+    lines: dict[tuple[str, int], float] = {}
+    held: dict[tuple[str, int], float] = {}
+    for entry in entries:
+        line = entry.file, entry.line
+        lines[line] = lines.get(line, 0.0) + entry.share
+        held[line] = held.get(line, 0.0) + (entry.share if entry.does == "python" else 0.0)
+    return sum(min(BATCHED_AWAY * lines[line], op_cost.WHOLE_CALL * share) for line, share in held.items())
 
 
 def _model(entry: Entry) -> bool:

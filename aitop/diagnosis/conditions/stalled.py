@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from aitop.diagnosis.device import device_busy
-from aitop.diagnosis.evidence import lead_ledger, lines_of, main_stacks, place_of, takes_request
+from aitop.diagnosis.evidence import lead_ledger, lines_of, main_lines, main_stacks, place_of, takes_request
 from aitop.diagnosis.rule import Explanation
 from aitop.diagnosis.what_if import fix
 from aitop.model.host import ProcessSample
@@ -79,7 +79,7 @@ def _in_handler(snapshot: Snapshot) -> Explanation | None:
         while stood < windows and _fills(entry, process, -1 - stood):
             stood += 1
         seconds = snapshot.stacks.seconds * stood / windows if windows else 0.0
-        if seconds >= UNKNOWN_SECONDS and entry.where is not None:
+        if seconds >= LEAST_SECONDS and entry.where is not None:
             return _verdict(
                 snapshot,
                 subtype="stalled",
@@ -131,10 +131,15 @@ def _verdict(
         confidence=confidence,
         title=title,
         where=where,
+        claims=main_lines(snapshot, lambda entry: _at(entry, where)).entries,
         evidence=tuple(evidence),
         fixes=(fix(remedy),),
         level=1.0,
     )
+
+
+def _at(entry: Entry, where: tuple[Where, ...]) -> bool:
+    return any((entry.file, entry.line) == (place.file, place.line) for place in where)
 
 
 def _stopped(snapshot: Snapshot) -> list[ProcessSample]:

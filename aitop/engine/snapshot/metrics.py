@@ -79,17 +79,19 @@ def _span(samples: Sequence[ServerSample], since: float) -> Span | None:
 def _rate(span: Span, name: str) -> float | None:
     """A counter's increase a second; None where one of the looks lacks it, or it went back."""
     before, after = (sample.counters.get(name) for sample in span)
-    if before is None or after is None or after < before:
+    seconds = span[1].time - span[0].time
+    if before is None or after is None or after < before or seconds <= 0:
         return None
-    return (after - before) / (span[1].time - span[0].time)
+    return (after - before) / seconds
 
 
 def _spent(span: Span, name: str) -> float | None:
     """How many were in that state on average, by Little's law: seconds spent in it for each second."""
     before, after = (sample.histograms.get(name) for sample in span)
-    if before is None or after is None or after.sum < before.sum or after.count <= before.count:
+    seconds = span[1].time - span[0].time
+    if before is None or after is None or after.sum < before.sum or after.count <= before.count or seconds <= 0:
         return None
-    return (after.sum - before.sum) / (span[1].time - span[0].time)
+    return (after.sum - before.sum) / seconds
 
 
 def _percentiles(spans: Iterable[Span], name: str) -> Percentiles | None:
@@ -145,8 +147,8 @@ def _still(samples: Sequence[ServerSample]) -> float | None:
         return None
     for before, after in pairwise(reversed(samples)):
         if any(after.counters.get(name) != before.counters.get(name) for name in PROGRESS):
-            return last.time - before.time
-    return last.time - samples[0].time
+            return max(0.0, last.time - before.time)
+    return max(0.0, last.time - samples[0].time)
 
 
 def _sum(values: Iterable[float | None]) -> float | None:

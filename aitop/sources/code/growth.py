@@ -7,8 +7,9 @@ order of lines stands for the order of execution, and a call of `update` for eve
 from __future__ import annotations
 
 import ast
+import builtins
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Literal, NamedTuple
 
 from aitop.model.snapshot import GrowthSite
@@ -20,9 +21,11 @@ LONGEST_TEXT = 200
 _GROWING_METHODS = {"append": 0, "appendleft": 0, "extend": 0, "insert": 1}
 _SHRINKING_METHODS = frozenset({"clear", "pop", "popleft", "popitem", "remove", "detach_"})
 _JOINING_CALLS = frozenset({"cat", "concat", "concatenate", "append", "vstack", "hstack"})
+_PYTHONS_OWN = frozenset(dir(builtins))
 _DICTIONARIES = frozenset({"dict", "defaultdict", "OrderedDict"})
 _HOOKING = re.compile(r"^register_\w*hook$")
-# Methods that Python or a framework calls at each step.
+# Methods that Python or a framework calls at each step; what some of them return goes into a backward.
+_LOSS_METHODS = frozenset({"training_step", "compute_loss"})
 _STEP_METHOD = re.compile(r"(^|_)step($|_)|^__call__$|^__getitem__$|^forward$|batch_(end|start)")
 # What gives a plain number, or a tensor without history.
 _PLAIN = frozenset(
@@ -30,11 +33,6 @@ _PLAIN = frozenset(
     | {"int", "long", "bool", "backward", "format", "float", "len", "str", "repr", "round", "isinstance", "range"}
 )
 _PLAIN_ATTRIBUTES = frozenset({"data", "shape", "dtype", "device", "ndim", "grad", "requires_grad"})
-_METRIC = re.compile(r"(^|_)(acc|accuracy|metrics?|score|correct|count|auc|f1|iou)($|_)")
-_MODEL = re.compile(
-    r"^(?!get_|build_|load_|make_|create_|save_)(\w*_)?"
-    r"(model|net[A-Z]?|network|module|criterion|loss|loss_?fn|loss_?func|cross_entropy|policy|encoder|decoder)$"
-)
 _WITHOUT_GRAD = re.compile(r"no_grad|inference_mode|set_grad_enabled\(False\)")
 
 Scope = ast.Module | ast.FunctionDef | ast.AsyncFunctionDef
@@ -52,7 +50,7 @@ Rank = tuple[bool, bool, bool]
 class _Growth(NamedTuple):
     """A statement that makes `grown` longer by `value`; `carried`: its graph, by computing it from itself.
 
-    `graph` says whether the value keeps a graph alive, None where that is not known.
+    `graph` says whether the value keeps a graph alive, None where that is not known; `no_grad` that none is made there.
     """
 
     grown: str
@@ -61,6 +59,7 @@ class _Growth(NamedTuple):
     statement: ast.stmt
     loops: tuple[ast.stmt, ...] = ()
     graph: bool | None = None
+    no_grad: bool = False
 
 
 class _Emptied(NamedTuple):
@@ -73,9 +72,11 @@ class _Emptied(NamedTuple):
 
 def growth_sites(texts: Mapping[str, str | None]) -> tuple[GrowthSite, ...]:
     """The lines in these files that make something longer step by step, the likeliest leak first."""
-    files = [_File(file, text) for file, text in texts.items() if text is not None]
+    trees = {file: tree for file, text in texts.items() if text is not None and (tree := parsed(text)) is not None}
     try:
-        calls = _Calls([function for file in files for function in file.functions])
+        models = frozenset(name for tree in trees.values() for scope, _ in _named(tree) for name in _models(scope))
+        files = [_File(file, texts[file] or "", tree, models) for file, tree in trees.items()]
+        calls = _Calls([function for file in files for function in file.functions], models)
         ranked = [site for file in files for site in file.sites(calls)]
     except (RecursionError, MemoryError):
         return ()
@@ -83,24 +84,17 @@ def growth_sites(texts: Mapping[str, str | None]) -> tuple[GrowthSite, ...]:
 
 
 class _File:
-    """The functions of one file; none where it is not Python."""
+    """The functions of one file. `models` are the names of what computes a value that a backward starts from."""
 
-    def __init__(self, file: str, text: str) -> None:
+    def __init__(self, file: str, text: str, tree: ast.Module, models: frozenset[str]) -> None:
         self.file = file
         self._lines = text.splitlines()
-        self.functions: list[_Function] = []
-        tree = parsed(text)
-        if tree is None:
-            return
-        try:
-            nodes = list(ast.walk(tree))
-            given = [pair for node in nodes if isinstance(node, ast.stmt) for pair in _assignments(node)]
-            dictionaries = {name for name, value in given if _is_dictionary(value)}
-            self._queues = {name for name, value in given if _is_bounded(value)}
-            retains = any(_retains(node) for node in nodes)
-            self.functions = [_Function(node, name, dictionaries, retains) for node, name in _named(tree)]
-        except (RecursionError, MemoryError):
-            return
+        nodes = list(ast.walk(tree))
+        given = [pair for node in nodes if isinstance(node, ast.stmt) for pair in _assignments(node)]
+        dictionaries = {name for name, value in given if _is_dictionary(value)}
+        self._queues = {name for name, value in given if _is_bounded(value)}
+        retains = any(_retains(node) for node in nodes)
+        self.functions = [_Function(node, name, dictionaries, models, retains) for node, name in _named(tree)]
 
     def sites(self, calls: _Calls) -> Iterator[tuple[Rank, GrowthSite]]:
         """The growing statements that nothing empties in time."""
@@ -137,7 +131,7 @@ class _File:
         if len(lasting) < len(growth.loops) or growth.how == "carried":
             return None
         if owned:
-            return False if any(calls.uses_model(loop) for loop in lasting) else None
+            return False if lasting and (growth.no_grad or any(map(calls.uses_model, lasting))) else None
         called = calls.runs_at_steps(function) and not function.empties(growth.grown)
         return False if lasting or called else None
 
@@ -145,17 +139,16 @@ class _File:
 class _Function:
     """What one function, or a module outside of its functions, makes longer and empties, in the order of its lines."""
 
-    def __init__(self, node: Scope, name: str, dictionaries: set[str], retains: bool) -> None:
+    def __init__(self, node: Scope, name: str, dictionaries: set[str], models: frozenset[str], retains: bool) -> None:
         self.node, self.name = node, name
         self.makes = name.endswith("__init__")
         self.grows: list[_Growth] = []
-        self._dictionaries, self._retains = dictionaries, retains
+        self._dictionaries, self._models, self._retains = dictionaries, models, retains
         self._emptied: list[_Emptied] = []
         self._assigned: set[str] = set()
         # Whether a name holds a graph at the line that is read; it does where a backward starts from it.
         self._graph: dict[str, bool | None] = {}
-        calls = [one for one in ast.walk(node) if isinstance(one, ast.Call) and last_name(one.func) == "backward"]
-        self._backward = {text for call in calls for text in _started_from(call)}
+        self._backward = {text for one in _starts(node) if (text := name_of(one)) is not None}
         self._shared = {
             text for one in ast.walk(node) if isinstance(one, (ast.Global, ast.Nonlocal)) for text in one.names
         }
@@ -202,7 +195,7 @@ class _Function:
         if growth is not None:
             graph = None if no_grad else True if growth.how == "carried" else self._holds(growth.value)
             if growth.how != "sum" or graph:
-                self.grows.append(growth._replace(loops=loops, graph=graph))
+                self.grows.append(growth._replace(loops=loops, graph=graph, no_grad=no_grad))
         if growth is None or growth.how == "key":
             self._emptied += [_Emptied(name, loops, surely) for name in _emptied(statement)]
         for name, value in _assignments(statement):
@@ -218,9 +211,9 @@ class _Function:
         parts: list[ast.expr] = [one for one in ast.iter_child_nodes(value) if isinstance(one, ast.expr)]
         if isinstance(value, ast.Call):
             name = last_name(value.func)
-            if name in _PLAIN or _METRIC.search(name):
+            if name in _PLAIN:
                 return False
-            if _is_model_call(value):
+            if name in self._models:
                 return True
             parts = [*value.args, *(one.value for one in value.keywords)]
             parts += [value.func.value] if isinstance(value.func, ast.Attribute) else []
@@ -241,7 +234,8 @@ class _Function:
 class _Calls:
     """Who calls whom in some files: which loops make steps, and which functions run at each of them."""
 
-    def __init__(self, functions: Sequence[_Function]) -> None:
+    def __init__(self, functions: Sequence[_Function], models: frozenset[str]) -> None:
+        self._models = models
         called = {function: _called_names(function.node) for function in functions}
         short = {function: function.name.rpartition(".")[2] for function in functions}
         self._makers: set[str] = set()
@@ -262,8 +256,11 @@ class _Calls:
         return any(_trains(call) or last_name(call.func) in self._makers for call in _own_calls(loop))
 
     def uses_model(self, loop: ast.stmt) -> bool:
-        """Whether a loop calls what looks like a model."""
-        return any(map(_is_model_call, _own_calls(loop)))
+        """Whether a loop calls a model, or runs something without gradients as only a model is."""
+        return any(
+            last_name(call.func) in self._models or _WITHOUT_GRAD.search(last_name(call.func))
+            for call in _own_calls(loop)
+        )
 
     def hooks(self, function: _Function) -> bool:
         """Whether a module or tensor calls the function."""
@@ -388,11 +385,6 @@ def _is_flag(test: ast.expr) -> bool:
     return all(isinstance(node, _OF_FLAGS) for node in ast.walk(test))
 
 
-def _is_model_call(call: ast.Call) -> bool:
-    """Whether a call looks like a model's or a loss function's."""
-    return bool(call.args or call.keywords) and _MODEL.match(last_name(call.func)) is not None
-
-
 def _trains(call: ast.Call) -> bool:
     return isinstance(call.func, ast.Attribute) and call.func.attr in ("backward", "step")
 
@@ -425,11 +417,62 @@ def _hooked(call: ast.Call, functions: Iterable[_Function]) -> Iterator[str]:
             yield last_name(given)
 
 
-def _started_from(call: ast.Call) -> Iterator[str]:
-    """`loss.backward()`, `scaler.scale(loss).backward()`, `accelerator.backward(loss)`."""
-    base = call.func.value if isinstance(call.func, ast.Attribute) else None
-    parts = [*call.args, *(base.args if isinstance(base, ast.Call) else [base])]
-    return (name for part in parts if (name := name_of(part)) is not None)
+def _starts(scope: ast.AST) -> Iterator[ast.expr]:
+    """What a backward starts from: `loss.backward()`, `scaler.scale(loss).backward()`, `accelerator.backward(loss)`.
+
+    What a framework goes backward from is returned to it.
+    """
+    for node in ast.walk(scope):
+        if isinstance(node, ast.Call) and last_name(node.func) == "backward":
+            base = node.func.value if isinstance(node.func, ast.Attribute) else None
+            yield from node.args
+            yield from base.args if isinstance(base, ast.Call) else [base] if base is not None else []
+        elif isinstance(node, ast.Return) and node.value is not None and getattr(scope, "name", "") in _LOSS_METHODS:
+            yield node.value
+
+
+def _models(scope: Scope) -> set[str]:
+    """The names of what this function calls to compute a value that a backward starts from: a loss and a model.
+
+    The first argument of a loss is what the model made, in torch's signatures; what goes into the model is its input.
+    Methods of values, such as `x.view()`, are none.
+    """
+    given: dict[str, list[ast.expr]] = {}
+    values: set[str] = set()
+    for node in ast.walk(scope):
+        for name, value in _assignments(node) if isinstance(node, ast.stmt) else ():
+            given.setdefault(name, []).append(value)
+        if isinstance(node, (ast.For, ast.AsyncFor)):
+            values.update(_targets(node.target))
+    values.update(given)
+    models: set[str] = set()
+    seen: set[tuple[str, int]] = set()
+
+    def visit(value: ast.AST, calls: int) -> None:
+        parts: Iterable[ast.AST] = ast.iter_child_nodes(value)
+        if isinstance(value, ast.Call) and _is_method_of(value.func, values):
+            parts = [value.func]
+        elif isinstance(value, ast.Call):
+            name, calls = last_name(value.func), calls - 1
+            if name and name not in _PLAIN and name not in _PYTHONS_OWN:
+                models.add(name)
+            parts = [*value.args, *(keyword.value for keyword in value.keywords)][:1]
+        name = name_of(value) or ""
+        if name in given:
+            parts = given[name]
+        if calls and (name not in given or (name, calls) not in seen):
+            seen.add((name, calls))
+            for part in parts:
+                visit(part, calls)
+
+    for start in _starts(scope):
+        visit(start, 2)
+    return models
+
+
+def _is_method_of(function: ast.expr, values: Collection[str]) -> bool:
+    """Whether a function is a method of one of these values, or of something computed."""
+    return isinstance(function, ast.Attribute) and (name_of(function.value) or "") in {"", *values}
 
 
 def _retains(node: ast.AST) -> bool:

@@ -12,13 +12,9 @@ from aitop.sources import procfs
 from aitop.sources.host.roles import Place
 from aitop.sources.host.tree import Member
 
-NANOSECONDS = 1e9
 # Reading a thread's times takes 8 µs.
 MOST_THREADS = 256
 SOME = 0.02
-
-# Seconds on a core and seconds runnable without one.
-Scheduled = tuple[float, float]
 
 
 class Counters(NamedTuple):
@@ -30,7 +26,7 @@ class Counters(NamedTuple):
 
     time: float
     used: dict[str, float | None]
-    threads: dict[int, Scheduled] | None
+    threads: dict[int, procfs.Scheduled] | None
 
 
 class ProcessRates:
@@ -63,7 +59,7 @@ def read_counters(member: Member, *, computes: bool = False) -> Counters:
     """
     folder = f"{procfs.PROC}/{member.stat.pid}"
     status, io = procfs.numbers(f"{folder}/status"), procfs.numbers(f"{folder}/io")
-    main = scheduled(procfs.read(f"{folder}/schedstat"))
+    main = procfs.parse_schedstat(procfs.read(f"{folder}/schedstat"))
     used = {
         "cpu": (member.stat.user + member.stat.system) / procfs.TICKS_PER_SECOND,
         "main": main[0] if main else None,
@@ -71,20 +67,11 @@ def read_counters(member: Member, *, computes: bool = False) -> Counters:
         "switches": status.get("voluntary_ctxt_switches"),
         "read_bytes": io.get("read_bytes"),
         "write_bytes": io.get("write_bytes"),
-        "read_chars": io.get("rchar"),
     }
     return Counters(time.monotonic(), used, _threads(member, main) if computes else None)
 
 
-def scheduled(schedstat: bytes | None) -> Scheduled | None:
-    """The times in the text of a schedstat file; None on kernels without it."""
-    fields = (schedstat or b"").split()
-    if len(fields) != 3 or not (fields[0].isdigit() and fields[1].isdigit()) or fields == [b"0", b"0", b"0"]:
-        return None
-    return int(fields[0]) / NANOSECONDS, int(fields[1]) / NANOSECONDS
-
-
-def _threads(member: Member, main: Scheduled | None) -> dict[int, Scheduled] | None:
+def _threads(member: Member, main: procfs.Scheduled | None) -> dict[int, procfs.Scheduled] | None:
     """The times of each thread by its id; None where there are too many to read so often."""
     pid = member.stat.pid
     if member.stat.threads == 1:
@@ -93,7 +80,7 @@ def _threads(member: Member, main: Scheduled | None) -> dict[int, Scheduled] | N
     numbers = procfs.numbered(folder)
     if not 0 < len(numbers) <= MOST_THREADS:
         return None
-    found = {number: scheduled(procfs.read(f"{folder}/{number}/schedstat")) for number in numbers}
+    found = {number: procfs.parse_schedstat(procfs.read(f"{folder}/{number}/schedstat")) for number in numbers}
     return {thread: times for thread, times in found.items() if times is not None}
 
 
@@ -130,7 +117,6 @@ def _sample(member: Member, place: Place, before: Counters | None, now: Counters
         voluntary_switches=rates["switches"],
         read_bytes=rates["read_bytes"],
         write_bytes=rates["write_bytes"],
-        read_chars=rates["read_chars"],
         main_cpu=None if main is None else min(1.0, main),
         wanting=wanting,
         wanted=wanted,
@@ -145,7 +131,7 @@ def _channel(pid: int) -> str | None:
 
 
 def _wanting(
-    before: dict[int, Scheduled] | None, now: dict[int, Scheduled] | None, seconds: float
+    before: dict[int, procfs.Scheduled] | None, now: dict[int, procfs.Scheduled] | None, seconds: float
 ) -> tuple[int, float, float] | tuple[None, None, None]:
     """Threads that wanted a core, the cores they wanted, and those they did not get; None where not measured."""
     if before is None or now is None or seconds <= 0:

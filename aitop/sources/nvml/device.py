@@ -14,9 +14,8 @@ from aitop.sources.nvml.processes import ProcessMeter
 SLOW_TICKS = 5
 SM_CLOCK, MEMORY_CLOCK = 1, 2
 CORE_SENSOR = 0
-SLOWDOWN_THRESHOLD = 1
-CORRECTED, UNCORRECTED = 0, 1
-SINCE_DRIVER_LOAD, OVER_LIFETIME = 0, 1
+UNCORRECTED = 1
+SINCE_DRIVER_LOAD = 0
 EVENT_REASONS = ("nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetCurrentClocksThrottleReasons")
 MOST_SLICES = 16
 
@@ -124,21 +123,10 @@ class Device:
             "name": plausible.clean(self._ask("nvmlDeviceGetName")),
             "uuid": plausible.clean(self._ask("nvmlDeviceGetUUID")),
             "sm_clock_max": self._megahertz("nvmlDeviceGetMaxClockInfo", SM_CLOCK),
-            "memory_clock_max": self._megahertz("nvmlDeviceGetMaxClockInfo", MEMORY_CLOCK),
             "power_limit_default": self._watts("nvmlDeviceGetPowerManagementDefaultLimit") or None,
             "pcie_generation_max": plausible.whole(self._ask("nvmlDeviceGetMaxPcieLinkGeneration"), 1, 15),
             "pcie_width_max": plausible.whole(self._ask("nvmlDeviceGetMaxPcieLinkWidth"), 1, 64),
-            "temperature_slowdown": self._slowdown(),
         }
-
-    def _slowdown(self) -> float | None:
-        """The temperature at which the clocks go down; newer cards only tell how far away it is."""
-        threshold = self._celsius("nvmlDeviceGetTemperatureThreshold", SLOWDOWN_THRESHOLD)
-        if threshold:
-            return threshold
-        margin = self._celsius("nvmlDeviceGetMarginTemperature")
-        temperature = self._celsius("nvmlDeviceGetTemperature", CORE_SENSOR)
-        return None if margin is None or temperature is None else temperature + margin
 
     def _read_slow(self) -> dict[str, Any]:
         """What changes rarely or costs much."""
@@ -149,10 +137,11 @@ class Device:
             "pcie_generation": plausible.whole(self._ask("nvmlDeviceGetCurrPcieLinkGeneration"), 1, 15),
             "pcie_width": plausible.whole(self._ask("nvmlDeviceGetCurrPcieLinkWidth"), 1, 64),
             "nvlinks_active": active_nvlinks(self._gate, self.handle),
-            "ecc_corrected": self._ecc(CORRECTED, SINCE_DRIVER_LOAD),
-            "ecc_uncorrected": self._ecc(UNCORRECTED, SINCE_DRIVER_LOAD),
-            "ecc_corrected_lifetime": self._ecc(CORRECTED, OVER_LIFETIME),
-            "ecc_uncorrected_lifetime": self._ecc(UNCORRECTED, OVER_LIFETIME),
+            "ecc_uncorrected": plausible.whole(
+                self._ask("nvmlDeviceGetTotalEccErrors", UNCORRECTED, SINCE_DRIVER_LOAD),
+                0,
+                plausible.HIGHEST_ERROR_COUNT,
+            ),
             "fan": plausible.share(self._ask("nvmlDeviceGetFanSpeed")),
             "mig": mig,
             "mig_devices": read_slices(self._gate, self.handle) if mig else (),
@@ -167,9 +156,6 @@ class Device:
 
     def _megahertz(self, function: str, domain: int) -> int | None:
         return plausible.whole(self._ask(function, domain), 0, plausible.HIGHEST_MEGAHERTZ)
-
-    def _ecc(self, kind: int, span: int) -> int | None:
-        return plausible.whole(self._ask("nvmlDeviceGetTotalEccErrors", kind, span), 0, plausible.HIGHEST_ERROR_COUNT)
 
 
 def reason_names(mask: int | None) -> tuple[str, ...] | None:
@@ -189,12 +175,7 @@ def read_memory(gate: Gate, handle: Handle) -> dict[str, Any]:
     total = None if answer is None else plausible.whole(answer.total, 1, plausible.HIGHEST_BYTES)
     if answer is None or total is None:
         return {}
-    used, reserved = answer.used, getattr(answer, "reserved", None)
-    return {
-        "memory_total": total,
-        "memory_used": plausible.whole(used, 0, total),
-        "memory_reserved": plausible.whole(reserved, 0, total),
-    }
+    return {"memory_total": total, "memory_used": plausible.whole(answer.used, 0, total)}
 
 
 def read_slices(gate: Gate, handle: Handle) -> tuple[MigDevice, ...]:
@@ -206,14 +187,12 @@ def read_slices(gate: Gate, handle: Handle) -> tuple[MigDevice, ...]:
         if pointer is None:
             continue
         slice_handle = Handle(f"{handle.label}.mig{index}", pointer)
-        memory = read_memory(gate, slice_handle)
         found.append(
             MigDevice(
                 index=index,
                 uuid=plausible.clean(gate.ask(slice_handle, "nvmlDeviceGetUUID")),
                 name=plausible.clean(gate.ask(slice_handle, "nvmlDeviceGetName")),
-                memory_total=memory.get("memory_total"),
-                memory_used=memory.get("memory_used"),
+                **read_memory(gate, slice_handle),
             )
         )
     return tuple(found)

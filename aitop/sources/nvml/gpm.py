@@ -20,7 +20,6 @@ SHARES = {
     "dram_active": 10,
     "fp64_active": 11,
     "fp32_active": 12,
-    "fp16_active": 13,
 }
 RATES = {"pcie_sent": 20, "pcie_received": 21, "nvlink_received": 60, "nvlink_sent": 61}
 METRICS = tuple({**SHARES, **RATES}.values())

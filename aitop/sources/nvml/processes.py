@@ -10,8 +10,6 @@ from aitop.sources import procfs
 from aitop.sources.nvml import plausible
 from aitop.sources.nvml.gate import SYSTEM, Gate, Handle
 
-Shares = Callable[[int], "tuple[float | None, float | None]"]
-
 RUNNING = ("nvmlDeviceGetComputeRunningProcesses_v3", "nvmlDeviceGetComputeRunningProcesses_v2")
 FIRST_LOOK_BACK_SECONDS = 2.0
 
@@ -48,22 +46,23 @@ class ProcessMeter:
         if listed is None:
             return None, self._held_by(tree)
         self._names = {pid: self._names[pid] if pid in self._names else self._name(pid) for pid in listed}
-        shares = self._shares(busy, bool(listed))
+        share_of = self._shares(busy, bool(listed))
         mine = tree.intersection(listed)
         strangers = {pid for pid in listed if pid not in mine and procfs.gone(pid)} if not mine else set()
         held = bool(strangers) and self._held_by(tree)
         if held and len(strangers) == 1:
             mine = frozenset(strangers)
-        processes = []
-        for pid, memory in sorted(listed.items()):
-            sm, mem = shares(pid)
-            processes.append(
-                GpuProcess(pid=pid, name=self._names[pid], memory=memory, sm=sm, mem=mem, mine=pid in mine)
-            )
-        return tuple(processes), bool(mine) or held
+        processes = tuple(
+            GpuProcess(pid=pid, name=self._names[pid], memory=memory, sm=share_of(pid), mine=pid in mine)
+            for pid, memory in sorted(listed.items())
+        )
+        return processes, bool(mine) or held
 
-    def _shares(self, busy: float | None, anybody: bool) -> Shares:
-        """A function from pid to (sm, mem). NVML names only processes that used the device since we last asked."""
+    def _shares(self, busy: float | None, anybody: bool) -> Callable[[int], float | None]:
+        """A function from pid to its share of the SMs.
+
+        NVML names only processes that used the device since we last asked.
+        """
         samples = (
             self._gate.ask(self._handle, "nvmlDeviceGetProcessUtilization", self._seen_until, variant="shares")
             if anybody
@@ -72,17 +71,13 @@ class ProcessMeter:
         if not samples:
             # No sample at all: nobody worked if the device says so too, else there is no new figure yet.
             nothing = 0.0 if busy == 0 else None
-            return lambda pid: (nothing, nothing)
+            return lambda pid: nothing
         newest = {sample.pid: sample for sample in sorted(samples, key=lambda sample: int(sample.timeStamp))}
         stamp = max(int(sample.timeStamp) for sample in samples)
         if self._seen_until < stamp < (time.time() + 60) * 1e6:
             self._seen_until = stamp
 
-        def of(pid: int) -> tuple[float | None, float | None]:
-            sample = newest.get(pid)
-            return (plausible.share(sample.smUtil), plausible.share(sample.memUtil)) if sample else (0.0, 0.0)
-
-        return of
+        return lambda pid: plausible.share(newest[pid].smUtil) if pid in newest else 0.0
 
     def _name(self, pid: int) -> str | None:
         name = procfs.text(f"{procfs.PROC}/{pid}/comm")

@@ -26,7 +26,7 @@ class Endpoint(NamedTuple):
 
 
 def endpoints(server: Server, metrics: Metrics) -> list[Endpoint]:
-    """Where to ask: one for each port on which processes of the server answer. Raises SourceError where there is none.
+    """Where to ask: one for each process that answers; of those that share a port, one. Raises SourceError without any.
 
     A port counts if the command line or the engine's default names it, or if it is the process's only one: nobody else
     is to be sent a request that he does not expect.
@@ -37,7 +37,8 @@ def endpoints(server: Server, metrics: Metrics) -> list[Endpoint]:
     named = named_ports(server.commands, metrics)
     found: dict[int, Endpoint] = {}
     for pid in answering:
-        for one in _of_process(pid, named):
+        one = _of_process(pid, named)
+        if one is not None:
             found.setdefault(one.port, one)
     if not found:
         pids = ", ".join(map(str, answering[:4]))
@@ -59,7 +60,7 @@ def named_ports(commands: Sequence[Sequence[str]], metrics: Metrics) -> frozense
     return frozenset(told) or frozenset([metrics.port] if metrics.port is not None else [])
 
 
-def _of_process(pid: int, named: frozenset[int]) -> list[Endpoint]:
+def _of_process(pid: int, named: frozenset[int]) -> Endpoint | None:
     if not _in_our_network(pid):
         raise SourceError("absent", f"process {pid} is in another network (a container?), whose loopback is not ours")
     own = own_sockets(pid)
@@ -68,13 +69,11 @@ def _of_process(pid: int, named: frozenset[int]) -> list[Endpoint]:
     listening = [one for one in connections(pid) if one.state == LISTENS and one.inode in own]
     ports = {one.local_port for one in listening}
     chosen = ports & named or (ports if len(ports) == 1 else set())
-    found = []
-    for port in sorted(chosen):
-        reached = (loopback_for(one) for one in listening if one.local_port == port)
-        address = next(filter(None, reached), None)
+    for one in sorted(listening, key=lambda one: one.local_port):
+        address = loopback_for(one) if one.local_port in chosen else None
         if address is not None:
-            found.append(Endpoint(pid, address, port))
-    return found
+            return Endpoint(pid, address, one.local_port)
+    return None
 
 
 def loopback_for(socket: Connection) -> str | None:

@@ -1,8 +1,9 @@
 """What threads wait in while they do not run, from the kernel's files /proc/PID/task/TID.
 
-`syscall` says whether a thread is asleep, and in which system call with which arguments; a descriptor among them says
-what it waits for. Where that file is closed, or says nothing, the state and the kernel function (`wchan`) must do.
-Reading them stops nothing, and nothing of the target is opened or read beyond them.
+`schedstat` counts how long a thread was on or for a core. `syscall` says whether it is asleep, and in which system call
+with which arguments; a descriptor among them says what it waits for. Where that file is closed, or says nothing, the
+state and the kernel function (`wchan`) must do. Reading them stops nothing, and nothing of the target is opened or read
+beyond them.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import contextlib
 import os
 import random
 import re
+import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -263,6 +265,31 @@ class _Thread:
     line: bytes = b"running\n"
     kind: _Seen = "running"
     seen: Counter[_Seen] = field(default_factory=Counter)
+    # When the kernel's count of its seconds on or for a core was read first, and what it was; None where it is not to
+    # be read. `counted` is their share of the time until the last read.
+    began: tuple[float, float] | None = None
+    counted: float | None = None
+
+    def read_counts(self) -> tuple[float, float] | None:
+        """Now, in seconds, and what the kernel has counted until now."""
+        data = procfs.read(f"{procfs.PROC}/{self.pid}/task/{self.number}/schedstat")
+        times = procfs.parse_schedstat(data)
+        return None if times is None else (time.monotonic(), sum(times))
+
+
+def _state(pid: int, name: str, main: bool, threads: Sequence[_Thread]) -> ThreadState:
+    """What was seen of the threads of one name in a process."""
+    kinds: Counter[_Seen] = sum((thread.seen for thread in threads), Counter())
+    counted = [thread.counted for thread in threads if thread.counted is not None]
+    return ThreadState(
+        pid=pid,
+        thread=name,
+        main=main,
+        asked=kinds.total(),
+        running=kinds["running"],
+        waits={kind: count for kind, count in kinds.items() if kind != "running"},
+        counted=round(sum(counted) / len(counted), 4) if len(counted) == len(threads) else None,
+    )
 
 
 class KernelWaits:
@@ -301,6 +328,7 @@ class KernelWaits:
             with contextlib.suppress(OSError):
                 path = f"{procfs.PROC}/{thread.pid}/task/{thread.number}/syscall"
                 thread.file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            thread.began = thread.read_counts()
         self._alive = list(self._threads)
 
     def look(self) -> None:
@@ -323,7 +351,12 @@ class KernelWaits:
         return SECONDS_BETWEEN_LOOKS * random.uniform(0.5, 1.5)  # noqa: S311
 
     def end(self) -> None:
-        """Close what is open; what was seen stays."""
+        """Read the kernel's counts again and close what is open; what was seen stays."""
+        for thread in self._alive:
+            now = thread.read_counts() if thread.began is not None else None
+            if now is not None and thread.began is not None and now[0] > thread.began[0]:
+                ran = (now[1] - thread.began[1]) / (now[0] - thread.began[0])
+                thread.counted = max(0.0, min(1.0, ran))
         for thread in self._threads:
             self._close(thread)
         self._alive = []
@@ -332,7 +365,7 @@ class KernelWaits:
         """What was seen since `begin`. `names` has by pid, then by py-spy's id, the names of all but main threads."""
         if self._first is not None and self._first in names:
             self._known = frozenset(names[self._first])
-        seen: dict[tuple[int, str, bool], Counter[_Seen]] = {}
+        alike: dict[tuple[int, str, bool], list[_Thread]] = {}
         for thread in self._threads:
             main = thread.number == thread.pid
             known = names.get(thread.pid, {})
@@ -341,18 +374,8 @@ class KernelWaits:
                 continue
             if not main:
                 self._last[thread.number] = self._window, thread.seen["running"] / thread.seen.total()
-            seen.setdefault((thread.pid, name, main), Counter()).update(thread.seen)
-        return tuple(
-            ThreadState(
-                pid=pid,
-                thread=name,
-                main=main,
-                asked=kinds.total(),
-                running=kinds["running"],
-                waits={kind: count for kind, count in kinds.items() if kind != "running"},
-            )
-            for (pid, name, main), kinds in seen.items()
-        )
+            alike.setdefault((thread.pid, name, main), []).append(thread)
+        return tuple(_state(*key, threads) for key, threads in alike.items())
 
     @staticmethod
     def _close(thread: _Thread) -> None:

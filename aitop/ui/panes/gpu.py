@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from aitop.model.gpu import GpuDevice
+from aitop.model.gpu import GpuDevice, MigDevice
 from aitop.model.snapshot import Series, Snapshot
 from aitop.model.units import NOT_SUPPORTED, NOT_YET, rate, size
 from aitop.ui.panes.since_mark import WIDTH, change, recent
@@ -121,13 +121,13 @@ def _block(view: View, field: Field, device: GpuDevice, width: int, height: int,
         return [Line(name.ljust(8), BRIGHT).add("lost: the driver no longer answers", LOSS)]
     below = [_memory_row(view, device, width), _power_row(view, device, width), _link_row(view, device, width)]
     if height > BLOCK_ROWS:
-        below += [_clock_row(view, device), *_others(device)]
+        below += [_clock_row(view, device, width), *_nvlink_row(device), *_slices(device), *_others(device)]
     rows = 1 + max(0, min(30, height - 1 - len(below)))
     return [*_busy_rows(view, field, device, width, rows=rows, name=name), *below]
 
 
 def _busy_rows(view: View, field: Field, device: GpuDevice, width: int, *, rows: int, name: str) -> list[Line]:
-    """How busy, with its history; beside it what the counters of newer devices say."""
+    """How busy, with its history; beside it what its counters say."""
     busy, sm = (f"gpu{device.index}.{of}" for of in ("busy", "sm"))
     line = Line(name.ljust(8), DIM if name == "busy" else BRIGHT).add(share_text(device.busy), BRIGHT)
     line.join(_change(view, device, lambda one: one.busy, series="busy")).add(" ")
@@ -155,11 +155,9 @@ def _history(view: View, device: GpuDevice) -> Series:
 
 
 def _counters(view: View, device: GpuDevice, room: int) -> Line:
-    """What the counters of newer devices say: as many of them as fit."""
+    """What the counters of a device say: as many of them as fit."""
     line = Line()
-    if device.gpm is None:
-        return line
-    for name, share_of in COUNTERS:
+    for name, share_of in COUNTERS if device.gpm is not None else OLDER_COUNTERS:
         part = Line("  " if line.width else "").add(f"{name} ", DIM)
         part.add(share_text(share_of(device)).strip().rjust(3), TEXT).join(_change(view, device, share_of, series=name))
         if line.width + part.width <= room:
@@ -222,7 +220,24 @@ def _link_row(view: View, device: GpuDevice, width: int) -> Line:
     return line
 
 
-def _clock_row(view: View, device: GpuDevice) -> Line:
+def _nvlink_row(device: GpuDevice) -> list[Line]:
+    """The traffic between devices; no row where there are no links."""
+    if not device.nvlinks_active:
+        return []
+    line = Line("nvlink  ", DIM).add("in ", DIM).add(rate(device.nvlink_received).rjust(8), TEXT)
+    line.add("  out ", DIM).add(rate(device.nvlink_sent).rjust(8), TEXT)
+    return [line.add(f"  {device.nvlinks_active} links", DIM)]
+
+
+def _slices(device: GpuDevice) -> list[Line]:
+    """A row for each MIG device."""
+    return [
+        Line(f"mig {each.index:<4}", DIM).add(_memory(each).rjust(13), TEXT).add(f"  {one_line(each.name or '')}", DIM)
+        for each in device.mig_devices
+    ]
+
+
+def _clock_row(view: View, device: GpuDevice, width: int) -> Line:
     clock = NOT_SUPPORTED if device.sm_clock is None else f"{device.sm_clock}"
     line = Line("clock   ", DIM).add(clock.rjust(4), TEXT)
     line.join(_change(view, device, lambda one: one.sm_clock, points=False))
@@ -230,8 +245,15 @@ def _clock_row(view: View, device: GpuDevice) -> Line:
         line.add(f" of {device.sm_clock_max} MHz", DIM)
     held = held_back(device)
     if held:
-        return line.add("  held back: ", DIM).add(held, LOSS)
-    return line if device.throttle is None else line.add("  not held back", DIM)
+        line.add("  held back: ", DIM).add(held, LOSS)
+    elif device.throttle is not None:
+        line.add("  not held back", DIM)
+    fan, memory = share_text(device.fan).strip(), f"{device.memory_clock} MHz"
+    for name, text, known in (("memory", memory, device.memory_clock), ("fan", fan, device.fan)):
+        part = Line(f"  {name} ", DIM).add(text, TEXT)
+        if known is not None and line.width + part.width <= width:
+            line.join(part)
+    return line
 
 
 def _others(device: GpuDevice) -> list[Line]:
@@ -258,7 +280,7 @@ def _why_none(view: View, width: int) -> Line:
     return next((line for line in lines if line.width <= width), lines[-1]).fit(width)
 
 
-def _memory(device: GpuDevice) -> str:
+def _memory(device: GpuDevice | MigDevice) -> str:
     if device.memory_total is None:
         return NOT_SUPPORTED
     total = device.memory_total / 2**30
@@ -306,6 +328,10 @@ COUNTERS: tuple[tuple[str, Callable[[GpuDevice], float | None]], ...] = (
     ("sm", lambda device: device.gpm.sm_active if device.gpm else None),
     ("tensor", lambda device: device.gpm.tensor_active if device.gpm else None),
     ("dram", lambda device: device.gpm.dram_active if device.gpm else None),
+    ("occupancy", lambda device: device.gpm.sm_occupancy if device.gpm else None),
+)
+OLDER_COUNTERS: tuple[tuple[str, Callable[[GpuDevice], float | None]], ...] = (
+    ("memory busy", lambda device: device.memory_busy),
 )
 
 

@@ -216,14 +216,14 @@ COMPUTING = (
             "p.addcdiv_(m",
             "optimizer.step()",
         ),
-        left=(left.OPTIMIZER_HEAVY,),
+        left=(left.OPTIMIZER_HEAVY, left.OPTIMIZER_MANY),
     ),
     _scenario(
         "optimizer_heavy:stock",
         "optimizer-bound",
         args=("--stock", "1"),
         guilty=("optimizer.step()",),
-        left=(left.OPTIMIZER_HEAVY,),
+        left=(left.OPTIMIZER_HEAVY, left.OPTIMIZER_MANY),
     ),
     _scenario(
         "ranking_live",

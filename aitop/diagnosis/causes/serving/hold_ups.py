@@ -6,7 +6,7 @@ Every kind is an interval with a weight, the part of it that is lost, so that on
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Literal
@@ -26,6 +26,8 @@ Kind = Literal[
 # A turn of the engine is felt in a request if it takes longer than a turn without prompts by this part of the usual
 # request: shorter ones are the ordinary grain of the batch.
 FELT = 0.1
+# So many of the other requests tell what is usual.
+MOST_OTHERS = 200
 # Known from counters that are read once a second.
 BY_COUNTERS: frozenset[Kind] = frozenset({"quota", "cores"})
 # A request does not wait beside a prompt that is mostly its own.
@@ -50,15 +52,15 @@ class HoldUp:
     owner: RequestRecord | None = None
 
 
-def hold_ups(snapshot: Snapshot, serving: Serving, usual: float) -> list[HoldUp]:
-    """All of the window that were measured. `usual` is the usual length of a request."""
+def hold_ups(snapshot: Snapshot, serving: Serving, requests: Sequence[RequestRecord], usual: float) -> list[HoldUp]:
+    """All of the window that were measured. `usual` is the usual length of these requests."""
     pauses = [
         HoldUp("collector" if pause.kind == "collect" else "compile", pause.end - pause.seconds, pause.end)
         for pause in serving.pauses
     ]
     prefills = _prefills(serving.iterations, pauses, usual)
-    handling = _long_handling(serving.requests, pauses, usual)
-    return [*pauses, *prefills, *_as_seen(handling, snapshot), *_without_core(snapshot)]
+    handling = _as_seen(_long_handling(requests, pauses, usual), requests, usual, snapshot)
+    return [*pauses, *prefills, *handling, *_without_core(snapshot)]
 
 
 def _prefills(iterations: Sequence[IterationRecord], pauses: Sequence[HoldUp], usual: float) -> list[HoldUp]:
@@ -69,7 +71,8 @@ def _prefills(iterations: Sequence[IterationRecord], pauses: Sequence[HoldUp], u
     plain = decodes[len(decodes) // 2]
     found = []
     for one in iterations:
-        if one.kind not in ("mixed", "prefill") or not one.prefill_tokens:
+        prompts = one.kind in ("mixed", "prefill") and one.prefill_tokens
+        if not prompts or one.seconds - plain < FELT * usual:
             continue
         begin = one.end - one.seconds
         paused = sum(overlap(pause, begin, one.end) for pause in pauses)
@@ -82,23 +85,33 @@ def _prefills(iterations: Sequence[IterationRecord], pauses: Sequence[HoldUp], u
 def _long_handling(requests: Sequence[RequestRecord], pauses: Sequence[HoldUp], usual: float) -> list[HoldUp]:
     """Where making one input or output took longer than the usual request takes altogether."""
     found = []
-    for request in requests:
-        for part, (begin, until) in parts_of(request).items():
-            seconds = until - begin
-            if part not in ("preprocess", "postprocess") or seconds <= usual:
-                continue
+    for request, (begin, until) in _handling(requests):
+        seconds = until - begin
+        if seconds > usual:
             paused = sum(overlap(pause, begin, until) for pause in pauses)
             if paused < seconds:
                 found.append(HoldUp("handler", begin, until, 1.0 - paused / seconds, owner=request))
     return found
 
 
-def _as_seen(handling: Sequence[HoldUp], snapshot: Snapshot) -> list[HoldUp]:
+def _handling(requests: Iterable[RequestRecord]) -> Iterator[tuple[RequestRecord, tuple[float, float]]]:
+    """When inputs and outputs were made, each with its request."""
+    for request in requests:
+        for part, span in parts_of(request).items():
+            if part in ("preprocess", "postprocess"):
+                yield request, span
+
+
+def _as_seen(
+    handling: Sequence[HoldUp], requests: Sequence[RequestRecord], usual: float, snapshot: Snapshot
+) -> list[HoldUp]:
     """Long handling, less where stack samples saw little of the handlers' code: it waited for its turn then."""
     seconds = sum((each.until - each.begin) * each.weight for each in handling)
     if snapshot.stacks is None or seconds <= 0.0:
         return list(handling)
-    part = min(1.0, sum(entry.share for entry in handler_entries(snapshot)) * snapshot.window / seconds)
+    short = sum(until - begin for _, (begin, until) in _handling(requests) if until - begin <= usual)
+    seen = sum(entry.share for entry in handler_entries(snapshot)) * snapshot.window - short
+    part = min(1.0, max(0.0, seen) / seconds)
     return [replace(each, weight=each.weight * part) for each in handling]
 
 
@@ -183,7 +196,7 @@ def tail_of(requests: Sequence[RequestRecord], timeline: Timeline, slow: int) ->
     usual = ordered[len(ordered) // 2].seconds
     slowest, others = ordered[-slow:], ordered[: -slow or None]
     expected = _expected(others, usual)
-    rates = _rates(others, timeline)
+    rates = _rates(others[:: max(1, len(others) // MOST_OTHERS)], timeline)
     waits = sorted(one.queue for one in others if one.queue is not None)
     wait = waits[len(waits) // 2] if waits else 0.0
     sums: dict[Kind, float] = {}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from aitop.diagnosis.causes.oversubscription import others_have_cores
 from aitop.diagnosis.causes.serving.tail import computed_twice
 from aitop.diagnosis.queueing import Change, Load, change, load_of
 from aitop.diagnosis.rule import UNPROVEN, Band, Explanation, Rule
@@ -23,6 +24,7 @@ LEAST_BUSY = 0.7
 MORE = 2
 # A KV cache that is so full has no room for more requests at once.
 KV_FULL = 0.9
+OTHERS = "other programs have the cores meanwhile: without them it could serve more"
 # A larger batch that gives less than this is not worth its latency.
 WORTH_IT = 1.05
 
@@ -48,26 +50,29 @@ def _look(snapshot: Snapshot) -> Explanation | str | None:
     queue = _queue(serving)
     if queue is None:
         return "how long requests wait was not measured"
-    if queue.busy is None and not queue.waiting:
+    if queue.share < LEAVE or (queue.busy is None and not queue.waiting):
         return None
     if queue.busy is not None and queue.busy < LEAST_BUSY:
         return None
     cost = turn_cost(serving.iterations)
     load = load_of(serving.requests, batch=_batch(serving), cost=cost if _batch(serving) > 1 else None)
-    replica = _replica(serving, load, queue)
+    replica = _replica(serving, load, cost)
     batch = _larger_batch(serving, load, cost)
     best = max(
         (length for length in (_length(replica), _length(batch)) if length), key=lambda one: one.speedup, default=None
     )
+    crowded = others_have_cores(snapshot)
     gains = best is not None and best.speedup >= WORTH_IT
     return Explanation(
+        # What makes each request slow is the fault, if anything is; that they queue follows from it.
+        severity="info" if crowded else "warning",
         share=min(0.99, queue.share),
         gone=best if gains else None,
         gains=gains,
         signals=(serving.basis == "hook", (queue.busy or 0.0) >= 0.9, best is not None),
         most_sure=UNPROVEN if queue.busy is None else 0.95,
         title=f"requests wait for {percent(queue.share)} of their time: they arrive faster than they are served",
-        evidence=_evidence(serving, queue, load, cost),
+        evidence=[*_evidence(serving, queue, load, cost), *((OTHERS,) if crowded else ())],
         fixes=_fixes(serving, replica, batch),
         where=(),
     )
@@ -102,14 +107,13 @@ def _batch(serving: Serving) -> int:
     return 1 if decodes else max((one.requests or 1 for one in serving.iterations), default=1)
 
 
-def _replica(serving: Serving, load: Load | None, queue: Queue) -> Change | Length | None:
+def _replica(serving: Serving, load: Load | None, cost: TurnCost | None) -> Change | Length | None:
     """What one replica more gives: by simulation where requests are handled one by one or in batches.
 
     An engine that has many requests in work at once divides them, and takes less time for each iteration.
     """
     if not any(one.decode_tokens for one in serving.iterations):
         return change(load, replicas=MORE) if load is not None else None
-    cost = turn_cost(serving.iterations)
     if cost is None:
         return None
     # While requests wait, each of the two fills its batch as now; twice as much is served until none waits.

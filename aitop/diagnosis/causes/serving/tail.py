@@ -14,12 +14,12 @@ from aitop.model.ledger import Entry
 from aitop.model.serving import Serving
 from aitop.model.snapshot import Snapshot
 from aitop.model.units import duration, percent
-from aitop.model.verdict import Fix, Where
+from aitop.model.verdict import Fix, Part, Where
 
 # The slowest 1 % are at least five requests: fewer may have been slow by chance. Of less than fifty, five are no tail.
 PART, LEAST_SLOW, LEAST_REQUESTS = 0.01, 5, 50
 # More requests only cost time: a thousand have ten in their slowest percent.
-MOST_REQUESTS = 2000
+MOST_REQUESTS = 1000
 # Random arrivals alone make the slowest requests of a half busy server more than twice as long as the usual one.
 LEAST_RATIO = 2.0
 # A cause that explains less than this part of the extra time is not what makes a tail.
@@ -54,6 +54,11 @@ class Burst:
     seconds: float
 
 
+def number_of_slow(requests: int) -> int:
+    """How many of so many requests are the tail."""
+    return min(requests, max(LEAST_SLOW, math.ceil(PART * requests)))
+
+
 def _look(snapshot: Snapshot) -> Explanation | str | None:
     """What the slowest requests have that the others lack."""
     serving = snapshot.serving
@@ -62,9 +67,9 @@ def _look(snapshot: Snapshot) -> Explanation | str | None:
     requests = serving.requests[-MOST_REQUESTS:]
     if len(requests) < LEAST_REQUESTS:
         return f"{len(requests)} single requests were seen so far; {LEAST_REQUESTS} are needed to tell slow ones apart"
-    slow = max(LEAST_SLOW, math.ceil(PART * len(requests)))
+    slow = number_of_slow(len(requests))
     usual = sorted(one.seconds for one in requests)[len(requests) // 2]
-    tail = tail_of(requests, Timeline(hold_ups(snapshot, serving, usual)), slow)
+    tail = tail_of(requests, Timeline(hold_ups(snapshot, serving, requests, usual)), slow)
     if usual <= 0.0 or tail.slowest < LEAST_RATIO * usual:
         return None
     bursts = _bursts(snapshot, serving)
@@ -87,6 +92,7 @@ def _look(snapshot: Snapshot) -> Explanation | str | None:
         # Only some requests are late: that is never critical, however much of their lateness one cause explains.
         severity="warning",
         share=part,
+        parts=_parts(kinds, tail),
         gains=False,
         signals=(measured, bool(lines), part >= 0.5),
         most_sure=0.95 if measured else ESTIMATED,
@@ -101,9 +107,17 @@ def _look(snapshot: Snapshot) -> Explanation | str | None:
 def _explained(tail: Tail, snapshot: Snapshot) -> dict[Kind, float]:
     """The measured kinds; long handling is that of an event loop where one calls the handlers."""
     kinds = dict(tail.kinds)
-    if "handler" in kinds and any(entry.handler == "event-loop" for entry in handler_entries(snapshot)):
+    called = lines_of(handler_entries(snapshot))
+    if "handler" in kinds and called.part(lambda entry: entry.handler == "event-loop") > 0.5:
         kinds["event-loop"] = kinds.get("event-loop", 0.0) + kinds.pop("handler")
     return kinds
+
+
+def _parts(kinds: dict[Kind, float], tail: Tail) -> tuple[Part, ...]:
+    """All that explains the extra time of the slowest requests, the largest first."""
+    explained = {**kinds, "size": tail.size, "queue": tail.queue}
+    ordered = sorted(explained.items(), key=lambda item: -item[1])
+    return tuple(Part(name=kind, share=round(share, 4)) for kind, share in ordered if share > 0.0)
 
 
 def _evidence(snapshot: Snapshot, serving: Serving, tail: Tail, kinds: dict[Kind, float], left: float) -> list[str]:

@@ -15,8 +15,11 @@ from ...patches import Patches
 # The wrapper of a function, made from it.
 Wrap = Callable[[Any], Any]
 
-# By server: module, class, attribute. The releases that they were seen in stand beside them.
-TABLE: dict[str, tuple[tuple[str, str, str], ...]] = {
+# Module, class, attribute.
+Row = tuple[str, str, str]
+
+# By server. The releases that they were seen in stand beside them.
+TABLE: dict[str, tuple[Row, ...]] = {
     # vllm 0.32.0
     "vllm": (
         ("vllm.v1.core.sched.scheduler", "Scheduler", "schedule"),
@@ -84,20 +87,17 @@ TABLE: dict[str, tuple[tuple[str, str, str], ...]] = {
 }
 
 
-def put(patches: Patches, server: str, wraps: dict[str, Wrap]) -> bool:
-    """Wrap what `TABLE` has for this server, as far as its modules are imported and it was not done yet.
-
-    `wraps` has the wrappers by attribute. Returns whether anything of this server is wrapped.
-    """
-    in_place = False
-    for module, name, attribute in TABLE[server]:
+def put(patches: Patches, rows: list[Row], wraps: dict[str, Wrap]) -> list[Row]:
+    """Wrap what these rows name, as far as it is imported. `wraps` has the wrappers by attribute. Returns the rest."""
+    rest = []
+    for row in rows:
+        module, name, attribute = row
         owner = getattr(sys.modules.get(module), name, None)
-        if owner is None or attribute not in vars(owner):
-            continue
-        in_place = True
-        if not patches.has(owner, attribute):
+        if owner is not None and attribute in vars(owner):
             patches.put(owner, attribute, wraps[attribute])
-    return in_place
+        elif owner is None:
+            rest.append(row)
+    return rest
 
 
 def take_back(patches: Patches, server: str) -> None:

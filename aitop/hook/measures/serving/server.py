@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...patches import Patches
 from .. import Measure
-from .names import Wrap, put, take_back
+from .names import TABLE, Wrap, put, take_back
 from .requests import Requests
 
 if TYPE_CHECKING:
@@ -25,7 +25,8 @@ class Server(Measure):
         self.requests = Requests.of(session)
         self._patches = patches
         self._wraps = self.wraps()
-        self._to_find = list(self.servers)
+        # Rows of the table whose modules are not imported yet.
+        self._rest = [row for server in self.servers for row in TABLE[server]]
         self._errors = 0
         self.look(0)
 
@@ -34,13 +35,12 @@ class Server(Measure):
         return {}
 
     def look(self, now: int) -> None:
-        for server in self._to_find:
-            put(self._patches, server, self._wraps)
+        self._rest = put(self._patches, self._rest, self._wraps)
 
     def failed(self) -> None:
         """Count an error; after MOST_ERRORS this server is left alone, and all else that the hook measures goes on."""
         self._errors += 1
         if self._errors >= MOST_ERRORS:
-            for server in self._to_find:
+            self._rest = []
+            for server in self.servers:
                 take_back(self._patches, server)
-            self._to_find = []

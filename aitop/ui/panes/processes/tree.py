@@ -163,6 +163,7 @@ def _sorted(siblings: Iterable[ProcessSample], figures: Mapping[int, Figures], o
     by_role = sorted(
         siblings,
         key=lambda one: (
+            one.part is None,
             ROLE_ORDER[one.role],
             one.rank if one.role == "rank" and one.rank is not None else UNNUMBERED,
             one.started,

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from aitop.diagnosis.causes.serving.tail import number_of_slow
 from aitop.model.units import count, duration
 from aitop.model.verdict import Diagnosis
 from aitop.ui.theme.palette import DIM, FAINT, LATENCIES, OTHER_CAUSE, TAIL, TAIL_CAUSE, TEXT, Kind
@@ -21,15 +22,15 @@ PER_DECADE = (48, 24, 12, 6, 3)
 MOST_CELLS = 3
 ROUND = (1.0, 2.0, 5.0)
 LEAST_ROWS, LEAST_WIDTH = 4, 30
-TAIL_SHARE = 0.01
-"""The share of the requests, the slowest ones, that the tail is."""
+LEAST_PART = 0.05
+"""Causes that explain less of the tail are not named."""
 
 
 class Cause(NamedTuple):
-    """What makes the slowest requests slow. `share` (0..1) of their time in excess, None where only that it is it."""
+    """What makes the slowest requests slow, and the share (0..1) of their extra time that it explains."""
 
     words: str
-    share: float | None
+    share: float
     kind: Kind
 
 
@@ -61,10 +62,17 @@ def axis_for(shortest: float, longest: float, cells: int) -> Axis:
 
 
 def tail_causes(diagnosis: Diagnosis) -> list[Cause]:
-    """The causes of the tail that the diagnosis names."""
-    verdicts = [one for one in diagnosis.verdicts if one.id == "latency-tail" and one.subtype]
-    kinds = [TAIL_CAUSE] + [OTHER_CAUSE] * len(verdicts)
-    return [Cause(verdict.subtype or "", None, kind) for verdict, kind in zip(verdicts, kinds, strict=False)]
+    """The causes of the tail that the diagnosis names: the verdict's own first, and the largest other one."""
+    verdict = next((one for one in diagnosis.verdicts if one.id == "latency-tail" and one.subtype), None)
+    if verdict is None or verdict.share is None:
+        return []
+    named = Cause(verdict.subtype or "", min(1.0, verdict.share), TAIL_CAUSE)
+    others = [
+        Cause(part.name, part.share, OTHER_CAUSE)
+        for part in verdict.parts
+        if part.name != verdict.subtype and part.share >= LEAST_PART
+    ]
+    return [named, *others[:1]]
 
 
 def histogram(
@@ -79,7 +87,7 @@ def histogram(
     ordered = sorted(latencies)
     cells = width - SCALE
     axis = axis_for(ordered[0], ordered[-1], cells)
-    slowest = max(1, round(len(ordered) * TAIL_SHARE))
+    slowest = number_of_slow(len(ordered))
     counts = Counter(map(axis.bucket, ordered))
     tail = Counter(map(axis.bucket, ordered[-slowest:]))
     columns = [_column(counts[one], tail[one], causes) for one in range(axis.buckets) for _ in range(axis.cells)]
@@ -97,7 +105,7 @@ def _column(number: int, slow: int, causes: Sequence[Cause]) -> Column:
     unit = height / number
     parts, left = [(LATENCIES, unit * (number - slow))], 1.0
     for cause in causes:
-        share = left if cause.share is None else min(left, cause.share)
+        share = min(left, cause.share)
         left -= share
         parts.append((cause.kind, unit * slow * share))
     return Column((*parts, (TAIL, unit * slow * left)))
@@ -113,8 +121,7 @@ def _caption(number: int, slowest: int, causes: Sequence[Cause], width: int, let
     parts = Line()
     for cause in causes:
         mark = Line(f" {cause.kind.letter if letters else '█'} ", cause.kind.ink)
-        parts.join(mark).add("" if cause.share is None else f"{share_text(cause.share).strip()} ", TEXT)
-        parts.add(one_line(cause.words), DIM)
+        parts.join(mark).add(share_text(cause.share).strip(), TEXT).add(f" {one_line(cause.words)}", DIM)
     heads = (f"slowest {slow} of {count(number)}:", f"slowest {slow}:", f"{slow}:")
     head = next((head for head in heads if len(head) + parts.width <= width), heads[-1])
     return Line(head, FAINT).join(parts).fit(width)

@@ -1,0 +1,244 @@
+"""What the hook adds to a request of a web server, to a turn of an engine's loop, and to a request of LitServe.
+
+The wrappers run around functions that do nothing, with what they read of a server beside them. Before each call the
+caches are filled with something else, as a turn of a model fills them. Plain calls of the same functions take turns
+with wrapped ones, and what they took is taken away. The hook's ticks, which write to the ring every 50 ms, are measured
+by themselves and divided among turns of 2 ms.
+
+    python tests/bench/hook_cost_serving.py --turns 2000
+"""
+
+from __future__ import annotations
+
+import socket
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+
+import torch
+from results import Figure, options, publish
+
+import aitop.hook
+from aitop.hook.measures.serving import batching, http, litserve, vllm
+from aitop.hook.measures.serving.server import Server
+
+# Requests in the batch of an engine.
+BATCH = 24
+MOST_US = 30
+# More than fits into the caches of a core.
+COLD = b"\1" * (5 << 18)
+TURNS_IN_A_TICK = 25
+NEVER_NS = 10**18
+
+
+def of_vllm(measure: vllm.Vllm) -> tuple[Callable[[], object], Callable[[], object]]:
+    """A turn with a batch of requests that decode, plain and wrapped; one of them has ended and a new one came."""
+    states = {str(name): SimpleNamespace(num_output_tokens=9) for name in range(BATCH)}
+    scheduler = SimpleNamespace(
+        requests=states,
+        get_request_counts=lambda: (BATCH, 0),
+        kv_cache_manager=SimpleNamespace(usage=0.25),
+    )
+    new = SimpleNamespace(req_id="0", prompt_token_ids=[1])
+    output = SimpleNamespace(
+        scheduled_new_reqs=[new],
+        num_scheduled_tokens=dict.fromkeys(states, 1) | {"0": 8},
+        scheduled_spec_decode_tokens={},
+        total_num_scheduled_tokens=BATCH + 7,
+    )
+    request = SimpleNamespace(
+        request_id="0",
+        arrival_time=time.time(),
+        status=SimpleNamespace(name="FINISHED_STOPPED"),
+        num_output_tokens=9,
+        num_prompt_tokens=8,
+        num_preemptions=0,
+    )
+
+    def schedule(self: object) -> object:
+        return output
+
+    def nothing(self: object, *args: object) -> None:
+        pass
+
+    def turn(
+        receive: Callable[..., object],
+        add: Callable[..., object],
+        plan: Callable[..., object],
+        sample: Callable[..., object],
+        free: Callable[..., object],
+        update: Callable[..., object],
+    ) -> Callable[[], object]:
+        def once() -> None:
+            receive(None, request)
+            add(scheduler, request)
+            plan(scheduler)
+            sample(None)
+            free(scheduler, request)
+            update(scheduler, output)
+
+        return once
+
+    wrapped = turn(
+        vllm.wrap_receive(nothing, measure),
+        vllm.wrap_add(nothing, measure),
+        vllm.wrap_schedule(schedule, measure),
+        vllm.wrap_sample(nothing, measure),
+        vllm.wrap_free(nothing, measure),
+        vllm.wrap_update(nothing, measure),
+    )
+    return turn(nothing, nothing, schedule, nothing, nothing, nothing), wrapped
+
+
+def of_batching(measure: batching.Batching) -> tuple[Callable[[], object], Callable[[], object]]:
+    """A turn of transformers' continuous batching, plain and wrapped."""
+    states = [
+        SimpleNamespace(request_id=str(name), generated_tokens=[1], query_length=1) for name in range(BATCH)
+    ]  # fmt: skip
+    batch = [SimpleNamespace(state=state, query_length=1) for state in states]
+    processor = SimpleNamespace(
+        inputs_and_outputs=SimpleNamespace(requests_in_batch=batch),
+        cache=SimpleNamespace(compute_free_capacity=lambda: 0.5),
+        scheduler=SimpleNamespace(active_requests=states, waiting_requests=[]),
+        input_queue=SimpleNamespace(qsize=lambda: 0),
+    )
+
+    def nothing(self: object, *args: object) -> bool:
+        return True
+
+    def turn(
+        body: Callable[[Callable[..., object]], Callable[..., object]],
+        prepare: Callable[..., object],
+        tensors: Callable[..., object],
+        step: Callable[..., object],
+        update: Callable[..., object],
+    ) -> Callable[[], object]:
+        def inner(self: object, processor: object) -> None:
+            prepare(processor)
+            tensors(processor)
+            step(processor)
+            update(processor)
+
+        outer = body(inner)
+        return lambda: outer(None, processor)
+
+    wrapped = turn(
+        lambda call: batching.wrap_turn(call, measure),
+        batching.wrap_prepare(nothing, measure),
+        batching.wrap_part(nothing, measure, "prepare"),
+        batching.wrap_part(nothing, measure, "model"),
+        batching.wrap_update(nothing, measure),
+    )
+    return turn(lambda call: call, nothing, nothing, nothing, nothing), wrapped
+
+
+def of_litserve(measure: litserve.LitServe) -> tuple[Callable[[], object], Callable[[], object]]:
+    """A request that a worker answers, plain and wrapped."""
+    regular = SimpleNamespace(name="REGULAR")
+
+    def get(self: object, name: str) -> object:
+        return 0, "id", time.monotonic(), {}
+
+    def nothing(self: object, *args: object, **kwargs: object) -> None:
+        pass
+
+    def request(
+        take: Callable[..., object], event: Callable[..., object], respond: Callable[..., object]
+    ) -> Callable[[], object]:
+        def once() -> None:
+            take(None, "get")
+            for name in (litserve.DECODES, "on_after_decode_request", litserve.PREDICTS, litserve.PREDICTED):
+                event(None, name)
+            respond(None, transport=None, uid="id", status="OK", response_type=regular)
+
+        return once
+
+    wrapped = request(
+        litserve.wrap_get(get, measure), litserve.wrap_event(nothing, measure), litserve.wrap_response(nothing, measure)
+    )
+    return request(get, nothing, nothing), wrapped
+
+
+def of_uvicorn(measure: http.Http) -> tuple[Callable[[], object], Callable[[], object]]:
+    """A request whose answer comes in one piece, plain and wrapped."""
+    ours, theirs = socket.socketpair()
+    cycle = SimpleNamespace(transport=SimpleNamespace(get_extra_info=lambda name: ours), other=theirs)
+    head, body = {"type": "http.response.start"}, {"type": http.BODY, "body": b"ok"}
+
+    async def nothing(self: object, message: object) -> None:
+        pass
+
+    def request(
+        run: Callable[[Callable[..., object]], Callable[..., object]], send: Callable[..., object]
+    ) -> Callable[[], object]:
+        async def answer(self: object, app: object) -> None:
+            await send(self, head)  # type: ignore[misc]
+            await send(self, body)  # type: ignore[misc]
+
+        entry = run(answer)
+
+        def once() -> None:
+            coroutine = entry(cycle, None)
+            try:
+                coroutine.send(None)  # type: ignore[attr-defined]
+            except StopIteration:
+                http.current.set(None)
+
+        return once
+
+    wrapped = request(lambda call: http.wrap_run_asgi(call, measure), http.wrap_send(nothing, measure))
+    return request(lambda call: call, nothing), wrapped
+
+
+SERVERS = {
+    "Vllm": ("turn of vLLM's engine, 24 requests, with one that came and one that ended", of_vllm),
+    "Batching": ("turn of transformers' continuous batching, 24 requests", of_batching),
+    "LitServe": ("request and turn of a LitServe worker", of_litserve),
+    "Http": ("request of uvicorn", of_uvicorn),
+}
+
+
+def took(call: Callable[[], object]) -> float:
+    """Microseconds of a call with cold caches."""
+    COLD.find(0)
+    start = time.perf_counter_ns()
+    call()
+    return (time.perf_counter_ns() - start) / 1000
+
+
+def added(measure: Server, plain: Callable[[], object], wrapped: Callable[[], object], turns: int) -> Iterator[float]:
+    """Microseconds that the wrappers add to each of so many turns, with their part of a tick."""
+    session, requests = measure.session, measure.requests
+    requests.due = NEVER_NS
+    for _ in range(turns // TURNS_IN_A_TICK):
+        bare = [took(plain) for _ in range(TURNS_IN_A_TICK)]
+        ours = [took(wrapped) for _ in range(TURNS_IN_A_TICK)]
+        tick = took(lambda: session.tick(time.monotonic_ns()))
+        yield from (one - statistics.median(bare) + tick / TURNS_IN_A_TICK for one in ours)
+
+
+def figures(turns: int) -> Iterator[Figure]:
+    torch.set_num_threads(1)
+    assert aitop.hook.install("run") == "installed"
+    for measure in list(aitop.hook._session.measures):
+        name = type(measure).__name__
+        if name in SERVERS:
+            what, stand_in = SERVERS[name]
+            times = sorted(added(measure, *stand_in(measure), turns))
+            spread = f"p95 {times[int(0.95 * len(times))]:.1f}, {len(times)} turns"
+            yield Figure(f"added to a {what}", statistics.median(times), "µs", most=MOST_US, spread=spread)
+    assert aitop.hook.remove() == "removed"
+
+
+def main() -> int:
+    parser = options(__doc__)
+    parser.add_argument("--turns", type=int, default=2000)
+    args = parser.parse_args()
+    aitop.hook.remove()
+    return publish(args, list(figures(args.turns)))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
