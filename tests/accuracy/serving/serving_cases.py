@@ -28,8 +28,9 @@ class Case(Scenario):
     `command` are the words after the interpreter, with {port}. Requests go to `path` and have the fields `body`.
     The load is `clients` that wait for each answer, or requests at random at `load` times what the server can answer;
     `sends` are further options of serving_load.py. `quota` is the part of a core that the server gets, `neighbours` is
-    the number of hungry processes beside it, `stopped` says that the model's process is stopped with SIGSTOP. `change`
-    are the words of the command that mend it, `changed` those after it, for a gain that can be measured.
+    the number of hungry processes beside it, `stopped` says that the model's process is stopped with SIGSTOP, `streams`
+    that an answer comes piece by piece. `change` are the words of the command that mend it, `changed` those after it,
+    for a gain that can be measured.
     """
 
     command: tuple[str, ...] = ()
@@ -41,6 +42,7 @@ class Case(Scenario):
     quota: float | None = None
     neighbours: int = 0
     stopped: bool = False
+    streams: bool = False
     change: tuple[str, ...] = ()
     changed: tuple[str, ...] = ()
     python: str = sys.executable
@@ -93,8 +95,9 @@ def vllm(name: str, verdict: str = QUIET, subtypes: Sequence[str] = (), *flags: 
         "command": tuple(words.split()),
         "path": "/v1/completions",
         "sends": ("--field", "prompt", "--words", "24"),
-        "body": (("model", VLLM_MODEL), ("max_tokens", 48), ("temperature", 0), ("ignore_eos", True)),
+        "body": (("model", VLLM_MODEL), ("max_tokens", 48), ("temperature", 0), ("ignore_eos", True), ("stream", True)),
         "python": "vllm",
+        "streams": True,
         **more,
     }
     return Case(name, Path("vllm"), verdict, tuple(subtypes), fixed=False, **options)  # type: ignore[arg-type]
@@ -117,7 +120,14 @@ HEALTHY_SERVERS = (
     ),
     case("ranking_queue", "ranking_queue.py"),
     case("story_teller", "story_teller.py", sends=("--words", "24"), needs=TRANSFORMERS),
-    case("chat_batching", "chat_batching.py", path="/chat", sends=("--words", "24"), needs=(*TRANSFORMERS, *FASTAPI)),
+    case(
+        "chat_batching",
+        "chat_batching.py",
+        path="/chat",
+        streams=True,
+        sends=("--words", "24"),
+        needs=(*TRANSFORMERS, *FASTAPI),
+    ),
     gunicorn("ticket_topics"),
     vllm("vllm", load=0.5),
 )
@@ -222,6 +232,7 @@ TAILS = (
         "latency-tail",
         ("prefill",),
         path="/chat",
+        streams=True,
         sends=("--words", "24", "--long-every", "5", "--long-words", "6000"),
         needs=(*TRANSFORMERS, *FASTAPI),
     ),
