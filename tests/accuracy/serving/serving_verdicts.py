@@ -44,9 +44,9 @@ STALLED_SECONDS = 5
 class Row:
     """What one case got at one tier.
 
-    `right_line` and `right_process` are None where none is expected. `latency` has, for p50 and p99, what aitop said
-    and what the clients measured, in milliseconds. `alarms` are untrue warnings. `gain` is the predicted factor of the
-    case's change, `real` the measured one; None is not predicted.
+    `right_line` and `right_process` are None where none is expected. `latency` has, for each of LATENCIES, what
+    aitop said and what the clients measured, in milliseconds. `alarms` are untrue warnings. `gain` is
+    the predicted factor of the case's change, `real` the measured one; None is not predicted.
     """
 
     name: str
