@@ -21,6 +21,10 @@ QUIET = HEALTHY
 VLLM_PYTHON, VLLM_MODEL = os.environ.get("AITOP_VLLM_PYTHON"), os.environ.get("AITOP_VLLM_MODEL", "")
 
 
+# Its answers also have a number and the time of day.
+ITS_TEXT = ("--answer", r'"text": ?"((?:[^"\\]|\\.)*)"')
+
+
 @dataclass(frozen=True, kw_only=True)
 class Case(Scenario):
     """A server with its load and what is wrong with it, or QUIET.
@@ -94,7 +98,7 @@ def vllm(name: str, verdict: str = QUIET, subtypes: Sequence[str] = (), *flags: 
     options = {
         "command": tuple(words.split()),
         "path": "/v1/completions",
-        "sends": ("--field", "prompt", "--words", "24"),
+        "sends": ("--field", "prompt", "--words", "24", *ITS_TEXT),
         "body": (("model", VLLM_MODEL), ("max_tokens", 48), ("temperature", 0), ("ignore_eos", True), ("stream", True)),
         "python": "vllm",
         "streams": True,
@@ -243,7 +247,7 @@ TAILS = (
         guilty=('lines.append(f"{first}:{second}"', "for second in range(1200):"),
     ),
     vllm("vllm:long", "latency-tail", ("prefill",), load=0.3,
-         sends=("--field", "prompt", "--words", "24", "--long-every", "5", "--long-words", "300")),
+         sends=("--field", "prompt", "--words", "24", *ITS_TEXT, "--long-every", "5", "--long-words", "300")),
     vllm("vllm:cache", "latency-tail", ("preemption",), "--num-gpu-blocks-override", "40", "--block-size", "16",
          clients=24, accepted=("queue-bound",)),
 )  # fmt: skip
@@ -265,7 +269,7 @@ ALWAYS = (
         "spam_filter:tokenise",
         "spam_filter.py",
         "preprocessing-bound",
-        clients=4,
+        clients=1,
         guilty=(
             "for j, other in enumerate(b, 1):",
             "previous, row[j] = row[j], min(",
@@ -278,7 +282,7 @@ ALWAYS = (
         "embeddings:tokenise",
         "embeddings.py",
         "preprocessing-bound",
-        clients=4,
+        clients=1,
         path="/predict",
         guilty=('shape = "".join(', "stems.append(word[:", "for word in words * 120:"),
         needs=LITSERVE,
@@ -287,7 +291,7 @@ ALWAYS = (
         "story_teller:tokenise",
         "story_teller.py",
         "preprocessing-bound",
-        clients=4,
+        clients=1,
         sends=("--words", "100"),
         guilty=(
             "ranks = [self.rank.get(a + b, 1000)",
@@ -299,7 +303,7 @@ ALWAYS = (
     gunicorn(
         "ticket_topics:tokenise",
         "preprocessing-bound",
-        clients=4,
+        clients=1,
         guilty=('letters.append("#" if letter.isdigit()', "for letter in word * 60:", 'clean.append("".join(letters)'),
         sends=("--words", "400"),
     ),

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+import zlib
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
@@ -89,6 +90,11 @@ def test_the_first_byte_of_a_stream_comes_before_the_last(port, tmp_path):
     answers = sent(port, tmp_path, "--clients", "1", path="/stream")
     # On a full machine the client itself may read late now and then.
     assert statistics.median(one["end"] - one["due"] - one["first"] for one in answers) > 0.8 * SLOW_SECONDS
+
+
+def test_a_checksum_is_of_what_is_asked_for(port, tmp_path):
+    answers = sent(port, tmp_path, "--clients", "1", "--answer", "(o)[nk]", path="/stream")
+    assert {one["crc"] for one in answers} == {zlib.crc32(b"o")}
 
 
 def test_an_error_is_noted_as_one(port, tmp_path):
