@@ -37,6 +37,7 @@ class Explanation:
     doubtful    the evidence cannot prove the cause: never critical, confidence at most UNPROVEN
     parts       the causes of that share, where it has several
     critical, severity, confidence   given by rules that do not derive them from signals
+    processes   those that lose the time, where the lines do not say it
     """
 
     title: str
@@ -58,6 +59,7 @@ class Explanation:
     level: float | None = None
     gains: bool = True
     ranks: tuple[int, ...] = ()
+    processes: tuple[int, ...] = ()
     parts: tuple[Part, ...] = ()
 
 
@@ -153,6 +155,7 @@ def _finding(name: str, said: Explanation, snapshot: Snapshot) -> Finding:
         evidence=tuple(said.evidence),
         fixes=tuple(said.fixes),
         ranks=said.ranks,
+        processes=said.processes,
         parts=said.parts,
     )
     return Finding(verdict, (share or 0.0) if said.level is None else said.level, claims)

@@ -109,6 +109,7 @@ TABLE: tuple[Row, ...] = (
     _row(r"/vllm/distributed/utils\.py$", r"sched_yield", state="wait-queue"),
     # vLLM: the engine's loop, its workers, and the two versions of what runs the model in them
     _row(r"/vllm/v1/engine/core\.py$", r"_process_input_queue", phase="idle", state="wait-queue"),
+    _row(r"/vllm/v1/engine/core\.py$", r"process_input_sockets|process_output_sockets", state="wait-queue"),
     _row(r"/vllm/v1/core/sched/\w*scheduler\.py$", r"schedule|get_grammar_bitmask", phase="schedule"),
     _row(r"/vllm/v1/core/sched/\w*scheduler\.py$", r"update_from_output", phase="output"),
     _row(r"/vllm/v1/executor/multiproc_executor\.py$", r"execute_model|sample_tokens|_wait_for_response",

@@ -1,7 +1,7 @@
 """What is written to the terminal: only the cells that change, and only the colours that differ from those before.
 
-Textual writes a changed row from the left edge of its widget on, and each piece of it with all its colours. Beside the
-first demo at 120x36 that is 12 kB/s; the changes are 2.6 kB/s, for 1.6 ms of CPU a second.
+Textual writes a changed row from the left edge of its widget on, and each piece of it with all its colours. In a replay
+of the first demo at 120x36 in true colours that is 16.5 kB a tick; the changes are 1.9 kB, for 2 ms of CPU.
 """
 
 from __future__ import annotations
@@ -31,6 +31,15 @@ class Pen(NamedTuple):
 PLAIN = Pen()
 
 
+class Run(NamedTuple):
+    """Text to write from a place on."""
+
+    pen: Pen
+    row: int
+    column: int
+    text: str
+
+
 class ChangedCells:
     """Knows what every cell of the terminal shows, and makes of an update what changes it.
 
@@ -50,33 +59,30 @@ class ChangedCells:
         if not _MOVE.match(update):
             return update
         out: list[str] = []
-        has, pen = PLAIN, PLAIN
-        row, column, cursor, end = 0, 0, (0, 0), 0
+        runs: list[Run] = []
+        pen, row, column, end = PLAIN, 0, 0, 0
         for piece in _PIECE.finditer(update):
             if piece.start() != end:
                 break
             end = piece.end()
             to_row, to_column, codes, text = piece.groups()
             if to_row:
+                if (int(to_row), int(to_column)) < (row, column):
+                    # It may draw over what it has drawn.
+                    out.append(_written(runs))
+                    runs = []
                 row, column = int(to_row), int(to_column)
             elif codes is not None:
                 pen = _after(pen, codes)
             elif text:
-                for at, changed in self._changed(row, column, text, pen):
-                    out.append(_move(cursor, (row, at)))
-                    drawn = pen
-                    if changed.isspace() and not (pen.attributes | has.attributes) & _SEEN_ON_BLANKS:
-                        drawn = has._replace(ground=pen.ground)
-                    out += _change(has, drawn), changed
-                    has, cursor = drawn, (row, at + cell_len(changed))
+                runs += [Run(pen, row, at, changed) for at, changed in self._changed(row, column, text, pen)]
                 column += cell_len(text)
         if end != len(update):
             # There is something in it that cannot be kept track of.
             self.forget()
             return update
-        if has != PLAIN:
-            out.append("\x1b[0m")
-        return "".join([*out, _move((0, 0), (row, column))]) if out else ""
+        written = "".join([*out, _written(runs)])
+        return written + _move((0, 0), (row, column)) if written else ""
 
     def _changed(self, row: int, column: int, text: str, pen: Pen) -> Iterator[tuple[int, str]]:
         """The parts of a text that are not shown yet, with their columns; from now on they are."""
@@ -99,6 +105,21 @@ class ChangedCells:
             if number == len(changed) or changed[number] != at + 1:
                 yield column + changed[start], text[changed[start] : at + 1]
                 start = number
+
+
+def _written(runs: list[Run]) -> str:
+    """What draws these, all of one pen after each other: a pen takes more bytes than a place. Ends with a plain pen."""
+    out: list[str] = []
+    has, cursor = PLAIN, (0, 0)
+    for run in sorted(runs, key=lambda run: (run.pen.ground, sorted(run.pen.attributes), run.pen.ink)):
+        drawn = run.pen
+        if run.text.isspace() and not (drawn.attributes | has.attributes) & _SEEN_ON_BLANKS:
+            drawn = has._replace(ground=drawn.ground)
+        out += _move(cursor, (run.row, run.column)), _change(has, drawn), run.text
+        has, cursor = drawn, (run.row, run.column + cell_len(run.text))
+    if has != PLAIN:
+        out.append("\x1b[0m")
+    return "".join(out)
 
 
 @lru_cache(maxsize=256)

@@ -53,8 +53,8 @@ def plan(
 
     `gpus` is the number of devices (0: one line says why there is none), `ranks` that of the job's ranks here,
     `processes` that of its processes. `ledger` says that there is one to show. `timed` is False where steps will have
-    no times, so that less is to be drawn. `serving` puts the serving pane in the step's place, with some more rows.
-    `banner` reserves a line below the header, `replay` one above the footer.
+    no times, so that less is to be drawn. `serving` puts the serving pane in the step's place, with some more rows,
+    and the ledger in that of the data. `banner` reserves a line below the header, `replay` one above the footer.
     `zoom` names a pane that gets everything between header and footer.
     """
     if replay and height >= ROOM_FOR_REPLAY_BAR:
@@ -83,6 +83,10 @@ def plan(
         boxes |= _three_columns(width, top, rows, gpus, processes)
     if serving and "step" in boxes:
         boxes["serving"] = boxes.pop("step")
+    if serving and ledger and "data" in boxes:
+        # Requests bring the data: where the time goes says more than a loader that is not there.
+        boxes["ledger"] = boxes.pop("data")
+        ledger = False
     if ranks > 1 and "ranks" not in boxes:
         boxes |= _ranks_above_code(boxes, ranks)
     return boxes | _ledger_with_code(boxes) if ledger else boxes

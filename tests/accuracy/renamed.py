@@ -129,9 +129,7 @@ class _Renaming:
         return known
 
     def _facts(self, facts: HookFacts) -> HookFacts:
-        loaders = (
-            replace(one, dataset=self._if_own(one.dataset), collate=self._if_own(one.collate)) for one in facts.loaders
-        )
+        loaders = (replace(one, dataset=self._if_own(one.dataset)) for one in facts.loaders)
         calls = (replace(one, file=self._file(one.file), function=self._function(one.function)) for one in facts.calls)
         return replace(
             facts,

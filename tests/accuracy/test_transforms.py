@@ -85,7 +85,7 @@ def test_renaming_reaches_command_facts_threads_and_growth(slow_loader: Recorded
         ),
     )
     facts = HookFacts(way="run", python="3", torch="2", root=dataset, optimizers=("Adam",))
-    facts = structs.replace(facts, loaders=(LoaderInfo(workers=1, dataset=dataset, collate="default_collate"),))
+    facts = structs.replace(facts, loaders=(LoaderInfo(workers=1, dataset=dataset),))
     site = GrowthSite(file=file, line=3, function="main", text="loader.append(1)")
     events = (window, HookSample(time=1.0, pid=1, facts=facts), GrowthSites(time=1.0, sites=(site,)))
 
@@ -103,7 +103,6 @@ def test_renaming_reaches_command_facts_threads_and_growth(slow_loader: Recorded
     assert new_window.stacks[1].thread == "Thread-2 (_serve)"
     assert new_hook.facts is not None
     assert new_hook.facts.root == new_hook.facts.loaders[0].dataset == new.function.partition(".")[0]
-    assert new_hook.facts.loaders[0].collate == "default_collate"
     assert new_hook.facts.optimizers == ("Adam",)
     assert new_growth.sites[0].file == new.file
     assert new_growth.sites[0].text != "loader.append(1)"

@@ -27,12 +27,14 @@ DIGITS = (4, 6, None)
 MOMENT_DECIMALS = 6
 
 PROJECT = "/home/user/project"
-_CHECKOUT = re.compile(r"(?P<checkout>/.+)/(?:tests/(?:accuracy/)?scenarios|aitop/workloads)/[^/]+\.py")
+_CHECKOUT = re.compile(
+    r"(?P<checkout>/.+)/(?:tests/(?:accuracy/)?(?:scenarios|serving/servers)|aitop/workloads)/[^/]+\.py"
+)
 _FOLDERS = r"(?:/[\w.+-]+)+"
 _LIBRARY = re.compile(rf"{_FOLDERS}(?=/lib(?:64)?/python\d)")
 _PROGRAM = re.compile(rf"{_FOLDERS}(?=/bin/python)")
 _NEUTRAL = re.compile(rf"{PROJECT}|/usr/|/bin/|/lib|/dev/|/proc/|/tmp/|/sys/")
-_ABSOLUTE = re.compile(rf"(?<![\w.:/)\]]){_FOLDERS}/[\w.+-]+")
+_ABSOLUTE = re.compile(rf"(?<![\w.:/)\]>]){_FOLDERS}/[\w.+-]+")
 
 
 def trimmed(raw: Path, out: Path) -> int:

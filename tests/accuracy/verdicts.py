@@ -1,8 +1,10 @@
 """How right the diagnosis is, live: every scenario watched at every tier, its prediction held against the real fix.
 
-Each tier has a process of its own and the same time, whatever is shown. A script that does not start, and a verdict
-that is wrong, count in every bar. The gain that is predicted for the change that `--fixed` makes is compared with what
-that change gives, measured by running the script as it is and mended in turns. Its rows are in `verdicts.md` beside it.
+Each tier has a process of its own and 15 s, or 25 s where the fault grows, whatever is shown. A script that does not
+start, and a verdict that is wrong, count in every bar. A warning on a mended run is untrue unless it is one of those
+that are written down in `scenarios/left.py`, each with what the run gains without it (`remains.py` measures that). The
+gain that is predicted for the change that `--fixed` makes is compared with what that change gives, measured by running
+the script as it is and mended in turns. Its rows are in `verdicts.md` beside it.
 
     python tests/accuracy/verdicts.py --tiers 3,2 --mended      all scenarios, also with their fix: no warning is left
     python tests/accuracy/verdicts.py respawn leak --no-gains   only these, without running the fixes

@@ -14,7 +14,7 @@ from serving_verdicts import loaded, row_of, running
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
 WATCH_SECONDS, WARM_SECONDS = 12.0, 3.0
-NAMES = ("review_scores", "review_scores:sleep", "embeddings", "embeddings:collect", "story_teller:tokenise")
+NAMES = ("review_scores", "review_scores:collect", "embeddings", "toxicity_workers:few", "story_teller:tokenise")
 LATENCY_ERROR = 0.25
 
 

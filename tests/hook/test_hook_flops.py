@@ -159,6 +159,17 @@ def test_a_walk_is_bounded():
     assert found.whole and found.ops == 3000
 
 
+def test_a_walk_goes_on_where_others_had_the_core_meanwhile(monkeypatch):
+    """A count of some of the operations would be taken for one of all."""
+    value = torch.ones(1, requires_grad=True)
+    for _ in range(300):
+        value = value * 1.0
+    reads = iter(range(10**9, 10**18, 10**9))
+    monkeypatch.setattr(time, "monotonic_ns", lambda: next(reads))
+    found = walk((value,), CUSTOM, MOST_NODES, MOST_NS)
+    assert found.whole and found.ops == 300
+
+
 def test_the_mean_of_different_backwards(watched, monkeypatch):
     """One large and one small backward in each step."""
     monkeypatch.setattr(flops, "MOST_NS_A_ROUND", 10**10)  # on a loaded machine the first graph may take all of it

@@ -119,6 +119,19 @@ async def test_the_ledger_says_where_the_time_goes(look_at, size, beside):
         assert "rare" not in shown and "train.py:200" not in shown
 
 
+@pytest.mark.parametrize(
+    ("unit", "length", "title"),
+    [
+        ("request", 0.033, "a request every 33 ms"), ("iteration", 0.033, "33 ms an iteration"),
+        ("iteration", None, "an iteration"), ("second", 1.0, "wall time"),
+    ],
+)  # fmt: skip
+async def test_the_ledger_says_what_its_time_is_divided_by(look_at, unit, length, title):
+    ledger = msgspec.structs.replace(LEDGER, unit=unit, length=length)
+    async with look_at(msgspec.structs.replace(samples.input_bound(), ledgers=(ledger,)), size=(200, 50)) as eyes:
+        assert f"Time · {title} ─" in eyes.pane("ledger")
+
+
 @pytest.mark.parametrize("width", [24, 46, 76, 116])
 def test_an_entry_of_the_ledger_fits_its_pane(width):
     for activity in ACTIVITIES:

@@ -336,5 +336,6 @@ def test_the_code_keeps_its_place_beside_a_server(size, gpus):
     boxes = plan(*size, gpus=gpus, serving=True, ledger=True)
     assert boxes["serving"].height >= 6 and boxes["code"].height >= 3
     assert "step" not in boxes
+    assert ("ledger" in boxes and "data" not in boxes) is (size != (80, 24))
     trained = plan(*size, gpus=gpus, ledger=True)
     assert boxes["serving"].height >= trained["step"].height

@@ -280,6 +280,18 @@ def test_many_operations_in_one_native_call_are_no_python():
     assert python_overhead.judge(seen) is None
 
 
+def test_python_beside_a_native_loop_makes_no_loop_of_it():
+    """What clears the gradients holds the lock, which tells nothing of the operations of the forward pass."""
+    gru = [
+        line("forward", share, phase="forward", activity=does, number=22)
+        for does, share in (("python", 0.01), ("native", 0.29))
+    ]
+    clears = line("main", 0.03, number=41, position="within", work="tensor")
+    facts = HookFacts(way="attach", python="3.11", torch="2", ops=4000)
+    seen = snapshot(steps(seconds=0.1, forward=0.03, backward=0.06), lines=[*gru, clears, TINY[2]], facts=facts)
+    assert fired(python_overhead.judge(seen)).share < python_overhead.judge.band.leave
+
+
 def test_the_line_named_runs_python_though_a_native_loop_takes_longer():
     """Of an nn.GRU a small part holds the lock; the Python after it takes more in all, on a line with less time."""
     gru = [line("forward", share, phase="forward", activity=does, number=22) for does, share in GRU]

@@ -92,7 +92,7 @@ def test_a_thread_that_stands_in_a_handler_has_a_request(windows, fields, stalle
 
 def test_a_stopped_process_is_named_at_once():
     verdict = fired(judged(seen={"host": tree(state="T", cpu=0.0)}))
-    assert (verdict.subtype, verdict.confidence) == ("stopped", 0.95)
+    assert (verdict.subtype, verdict.confidence, verdict.processes) == ("stopped", 0.95, (RANK,))
     assert verdict.fixes[0].text == f"let it go on: kill -CONT {RANK}"
 
 

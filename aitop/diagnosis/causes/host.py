@@ -66,7 +66,14 @@ def judge(snapshot: Snapshot) -> Explanation | str | None:
         ),
     )
     share = min(lines.share, host_limit(snapshot), 0.99)
-    if share < LEAVE or not lines.where:
+    # A server at leisure answers no more requests without it, only sooner.
+    rests = leisure(snapshot)
+    at_leisure = rests >= AT_LEISURE
+    of_unit = min(0.99, share / max(0.01, 1.0 - rests) if at_leisure else share)
+    loops = bool(lines.where) and _in_loop(lines, lines.where[0])
+    # What blocks an event loop is judged by the requests that it holds up, however few they are.
+    level = of_unit if loops else share
+    if level < LEAVE or not lines.where:
         return blocked_loop(snapshot) or around_model(snapshot)
     first, *others = lines.where
     steps = records(snapshot)
@@ -75,16 +82,11 @@ def judge(snapshot: Snapshot) -> Explanation | str | None:
     stepping = bool(steps) or snapshot.kind != "unknown"
     computes = lines.part(lambda entry: entry.does in RUNNING) > 0.5
     lost = stepping or not computes
-    # A server at leisure answers no more requests without it, only sooner.
-    rests = leisure(snapshot)
-    at_leisure = rests >= AT_LEISURE
-    of_unit = min(0.99, share / max(0.01, 1.0 - rests) if at_leisure else share)
     top = share * (first.share or 1.0)
     doing = _doing(lines, first)
     evidence = [f"{percent(top)} at {short_place(first)}, which {doing}"]
     if others:
         evidence.append("then " + ", ".join(f"{short_place(where)} {percent(where.share)}" for where in others[:2]))
-    loops = first.share and _in_loop(lines, first)
     if loops:
         evidence.append("the event loop runs it: no other request of this process gets on meanwhile")
     if at_leisure:
@@ -104,6 +106,7 @@ def judge(snapshot: Snapshot) -> Explanation | str | None:
         subtype="event-loop" if loops else None,
         share=share,
         gone=of_unit,
+        level=level,
         gains=lost,
         signals=(bool(steps), top > 0.5 * share),
         base=0.5,

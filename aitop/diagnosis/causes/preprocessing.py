@@ -56,7 +56,9 @@ def judge(snapshot: Snapshot) -> Explanation | str | None:
     gone = of_request * within_first(lines)
     work = _most_work(lines)
     doing = {"decode": "decoding", "tokenize": "tokenising", "collate": "collating"}.get(work, "computing")
-    made = f"{percent(lines.share)} of {samples_of(snapshot)} stack samples make the input, most of them: {doing}"
+    made = (
+        f"{percent(lines.share)} of {samples_of(snapshot)} stack samples make the {_made(lines)}, most of them: {doing}"
+    )
     evidence = [f"{made} in {place_of(lines.where[0])}"]
     forward = snapshot.steps.phases.forward if snapshot.steps else None
     if forward is not None:
@@ -79,7 +81,8 @@ def judge(snapshot: Snapshot) -> Explanation | str | None:
 
 
 def _made(lines: Lines) -> str:
-    return "output" if lines.part(lambda entry: entry.phase == "postprocess") > 0.5 else "input"
+    """Whether it is the model's input or output, by the heaviest line."""
+    return "output" if lines.lines[0].phase == "postprocess" else "input"
 
 
 def _most_work(lines: Lines) -> str:

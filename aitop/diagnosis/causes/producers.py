@@ -79,6 +79,9 @@ def of_loader(snapshot: Snapshot, share: float) -> Why:
 
 def _respawn(snapshot: Snapshot, share: float) -> Why | None:
     """Waits only where a loader is started anew: its workers are made again at every epoch."""
+    loaders = [loader for loader in (snapshot.facts.loaders if snapshot.facts else ()) if loader.workers]
+    if loaders and all(loader.persistent for loader in loaders):
+        return None
     steps = records(snapshot)
     starts = [step for step in steps if step.loader_start > START]
     spawning = main_lines(snapshot, lambda entry: entry.activity == "spawn")

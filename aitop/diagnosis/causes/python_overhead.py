@@ -6,8 +6,6 @@ the forward pass is what Python and the calls of operations cost, whatever the c
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from aitop.diagnosis import op_cost
 from aitop.diagnosis.device import host_limit, host_unproven, on_gpu
 from aitop.diagnosis.evidence import (
@@ -29,9 +27,9 @@ from aitop.model.snapshot import Snapshot
 from aitop.model.units import count, percent
 from aitop.model.verdict import Fix
 
-# The interpreter's lock is held for at least this part of a forward pass whose operations are called one by one from
-# Python, and more where they were not counted. One call that runs many operations inside hardly holds it.
-LEAST_HELD, LEAST_HELD_UNCOUNTED = 0.06, 0.25
+# The interpreter's lock is held for at least this part of lines whose operations are called one by one from Python:
+# 21 % and more where those are tiny, 1 to 5 % of an nn.GRU. More is asked for where the operations were not counted.
+LEAST_HELD, LEAST_HELD_UNCOUNTED = 0.1, 0.25
 # Of a smaller part of the time too few looks at the lock are had to judge it without a count.
 LEAST_SEEN = 0.1
 # Python between the phases is not worth naming beside that of the model below this share.
@@ -91,36 +89,36 @@ def judge(snapshot: Snapshot) -> Explanation | str | None:
 def _around_operations(snapshot: Snapshot, model: Lines, per_op: float | None) -> float:
     """Share of a step that goes into calling operations on the CPU from these lines, and back through them."""
     tiny = per_op is not None and per_op < op_cost.SMALL
-    least_held, least_seen = (LEAST_HELD, 0.0) if tiny else (LEAST_HELD_UNCOUNTED, LEAST_SEEN)
-    calling = _calling(model.entries)
-    if model.part(lambda entry: entry.does == "python") < least_held or calling < least_seen:
-        return 0.0
     if not tiny and snapshot.kind != "training":
         # In inference the cost of calling the model for a few samples is a matter of the batch.
         return 0.0
-    graph = lines_of(entry for entry in model.entries if entry.phase == "forward")
-    forward = _calling(graph.entries)
+    least_held, least_seen = (LEAST_HELD, 0.0) if tiny else (LEAST_HELD_UNCOUNTED, LEAST_SEEN)
+    forward = lines_of(entry for entry in model.entries if entry.phase == "forward")
+    calling = _calling(forward, least_held)
+    both = calling + _calling(lines_of(entry for entry in model.entries if entry.phase != "forward"), least_held)
+    if both < least_seen:
+        return 0.0
     # Where the operations of the graph are no tiny ones, those that are tiny are in none.
-    if forward <= least_seen or not (tiny or per_op is None):
-        return calling
+    if calling <= least_seen or not (tiny or per_op is None):
+        return both
     # As much of the backward pass goes back through calls as the forward pass was made of.
-    backward = main_lines(snapshot, lambda entry: entry.phase == "backward").share
-    return calling + backward * forward / graph.share
+    return both + main_lines(snapshot, lambda entry: entry.phase == "backward").share * calling / forward.share
 
 
-def _calling(entries: Iterable[Entry]) -> float:
-    """The share of time that calls take on the lines of these entries.
+def _calling(lines: Lines, least_held: float) -> float:
+    """The share of time that calls take on these lines; 0 where the lock is held for less than this part of it.
 
-    A call is made of Python, which holds the interpreter's lock, and of what torch does around the arithmetic, which
-    does not.
+    A call is made of Python, which holds the lock, and of what torch does around the arithmetic, which does not.
     """
-    lines: dict[tuple[str, int], float] = {}
+    if lines.part(lambda entry: entry.does == "python") < least_held:
+        return 0.0
+    whole: dict[tuple[str, int], float] = {}
     held: dict[tuple[str, int], float] = {}
-    for entry in entries:
+    for entry in lines.entries:
         line = entry.file, entry.line
-        lines[line] = lines.get(line, 0.0) + entry.share
+        whole[line] = whole.get(line, 0.0) + entry.share
         held[line] = held.get(line, 0.0) + (entry.share if entry.does == "python" else 0.0)
-    return sum(min(BATCHED_AWAY * lines[line], op_cost.WHOLE_CALL * share) for line, share in held.items())
+    return sum(min(BATCHED_AWAY * whole[line], op_cost.WHOLE_CALL * share) for line, share in held.items())
 
 
 def _model(entry: Entry) -> bool:

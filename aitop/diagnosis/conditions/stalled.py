@@ -38,6 +38,7 @@ def stalled(snapshot: Snapshot) -> Explanation | None:
             title=f"process {pids.replace(' ', ', ')} of the server is stopped by a signal or a debugger",
             confidence=SURE,
             first=stopped[0].pid,
+            processes=tuple(process.pid for process in stopped),
             remedy=f"let it go on: kill -CONT {pids}",
         )
     serving = snapshot.serving
@@ -105,6 +106,7 @@ def _verdict(
     title: str,
     confidence: float,
     first: int | None,
+    processes: tuple[int, ...] = (),
     where: tuple[Where, ...] = (),
     remedy: str,
 ) -> Explanation:
@@ -117,10 +119,10 @@ def _verdict(
         longest = _longest(serving)
         if longest is not None:
             evidence.append(f"the longest so far took {duration(longest)}")
-    processes = snapshot.host.processes if snapshot.host else ()
+    sampled = snapshot.host.processes if snapshot.host else ()
     evidence += [
         f"process {one.pid}: [{one.state}{f' {one.channel}' if one.channel else ''}]"
-        for one in processes
+        for one in sampled
         if one.pid == first and one.state is not None
     ]
     return Explanation(
@@ -135,6 +137,7 @@ def _verdict(
         evidence=tuple(evidence),
         fixes=(fix(remedy),),
         level=1.0,
+        processes=processes or ((first,) if first is not None else ()),
     )
 
 

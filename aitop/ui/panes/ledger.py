@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import groupby
 
-from aitop.model.ledger import Activity, Entry, Lane
+from aitop.model.ledger import Activity, Entry, Lane, Ledger
 from aitop.model.units import NOT_SUPPORTED, duration
 from aitop.ui.state import View, matches
 from aitop.ui.theme.palette import BRIGHT, DIM, FAINT, TEXT, phase_of
@@ -58,10 +58,20 @@ class LedgerPane(Pane):
             if lines or lane != "main":
                 lines.append(rule(LANES[lane], width))
             lines += [entry_line(entry, width, longest, timed=timed) for entry in of_lane]
-        unit = f"a {ledger.unit}" if ledger.unit != "second" else "wall time"
-        length = f"{duration(ledger.length)} " if ledger.length is not None else ""
         note = Line(f"pid {ledger.pid}", DIM) if len(view.ranks()) > 1 else None
-        return Drawing(lines, f"Time · {length}{unit}", note, view.stale("stacks"))
+        return Drawing(lines, f"Time · {_unit(ledger)}", note, view.stale("stacks"))
+
+
+def _unit(ledger: Ledger) -> str:
+    """What the time is divided by. Requests overlap: of these it is the time from one to the next."""
+    if ledger.unit == "second":
+        return "wall time"
+    unit = f"{'an' if ledger.unit == 'iteration' else 'a'} {ledger.unit}"
+    if ledger.length is None:
+        return unit
+    return (
+        f"{unit} every {duration(ledger.length)}" if ledger.unit == "request" else f"{duration(ledger.length)} {unit}"
+    )
 
 
 def entry_line(entry: Entry, width: int, longest: int, *, timed: bool) -> Line:

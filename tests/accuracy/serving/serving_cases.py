@@ -21,6 +21,10 @@ QUIET = HEALTHY
 VLLM_PYTHON, VLLM_MODEL = os.environ.get("AITOP_VLLM_PYTHON"), os.environ.get("AITOP_VLLM_MODEL", "")
 
 
+# Its answers also have a number and the time of day.
+ITS_TEXT = ("--answer", r'"text": ?"((?:[^"\\]|\\.)*)"')
+
+
 @dataclass(frozen=True, kw_only=True)
 class Case(Scenario):
     """A server with its load and what is wrong with it, or QUIET.
@@ -28,8 +32,9 @@ class Case(Scenario):
     `command` are the words after the interpreter, with {port}. Requests go to `path` and have the fields `body`.
     The load is `clients` that wait for each answer, or requests at random at `load` times what the server can answer;
     `sends` are further options of serving_load.py. `quota` is the part of a core that the server gets, `neighbours` is
-    the number of hungry processes beside it, `stopped` says that the model's process is stopped with SIGSTOP. `change`
-    are the words of the command that mend it, `changed` those after it, for a gain that can be measured.
+    the number of hungry processes beside it, `stopped` says that the model's process is stopped with SIGSTOP, `streams`
+    that an answer comes piece by piece. `change` are the words of the command that mend it, `changed` those after it,
+    for a gain that can be measured.
     """
 
     command: tuple[str, ...] = ()
@@ -41,6 +46,7 @@ class Case(Scenario):
     quota: float | None = None
     neighbours: int = 0
     stopped: bool = False
+    streams: bool = False
     change: tuple[str, ...] = ()
     changed: tuple[str, ...] = ()
     python: str = sys.executable
@@ -92,9 +98,10 @@ def vllm(name: str, verdict: str = QUIET, subtypes: Sequence[str] = (), *flags: 
     options = {
         "command": tuple(words.split()),
         "path": "/v1/completions",
-        "sends": ("--field", "prompt", "--words", "24"),
-        "body": (("model", VLLM_MODEL), ("max_tokens", 48), ("temperature", 0), ("ignore_eos", True)),
+        "sends": ("--field", "prompt", "--words", "24", *ITS_TEXT),
+        "body": (("model", VLLM_MODEL), ("max_tokens", 48), ("temperature", 0), ("ignore_eos", True), ("stream", True)),
         "python": "vllm",
+        "streams": True,
         **more,
     }
     return Case(name, Path("vllm"), verdict, tuple(subtypes), fixed=False, **options)  # type: ignore[arg-type]
@@ -117,7 +124,14 @@ HEALTHY_SERVERS = (
     ),
     case("ranking_queue", "ranking_queue.py"),
     case("story_teller", "story_teller.py", sends=("--words", "24"), needs=TRANSFORMERS),
-    case("chat_batching", "chat_batching.py", path="/chat", sends=("--words", "24"), needs=(*TRANSFORMERS, *FASTAPI)),
+    case(
+        "chat_batching",
+        "chat_batching.py",
+        path="/chat",
+        streams=True,
+        sends=("--words", "24"),
+        needs=(*TRANSFORMERS, *FASTAPI),
+    ),
     gunicorn("ticket_topics"),
     vllm("vllm", load=0.5),
 )
@@ -222,6 +236,7 @@ TAILS = (
         "latency-tail",
         ("prefill",),
         path="/chat",
+        streams=True,
         sends=("--words", "24", "--long-every", "5", "--long-words", "6000"),
         needs=(*TRANSFORMERS, *FASTAPI),
     ),
@@ -229,10 +244,10 @@ TAILS = (
         "ticket_topics:loop",
         "latency-tail",
         ("handler", "lock"),
-        guilty=('lines.append(f"{first}:{second}"', "for second in range(260):"),
+        guilty=('lines.append(f"{first}:{second}"', "for second in range(1200):"),
     ),
     vllm("vllm:long", "latency-tail", ("prefill",), load=0.3,
-         sends=("--field", "prompt", "--words", "24", "--long-every", "5", "--long-words", "300")),
+         sends=("--field", "prompt", "--words", "24", *ITS_TEXT, "--long-every", "5", "--long-words", "300")),
     vllm("vllm:cache", "latency-tail", ("preemption",), "--num-gpu-blocks-override", "40", "--block-size", "16",
          clients=24, accepted=("queue-bound",)),
 )  # fmt: skip
@@ -244,9 +259,9 @@ ALWAYS = (
         "preprocessing-bound",
         sends=("--words", "400"),
         guilty=(
-            "while word[start:end] not in self.ids and end > start + 1:",
-            "                    end -= 1",
-            "ids.append(self.ids.get(word[start:end], 0))",
+            "while text[start:end] not in self.ids and end > start + 1:",
+            "                end -= 1",
+            "ids.append(self.ids.get(text[start:end], 0))",
         ),
         needs=FASTAPI,
     ),
@@ -254,6 +269,7 @@ ALWAYS = (
         "spam_filter:tokenise",
         "spam_filter.py",
         "preprocessing-bound",
+        clients=1,
         guilty=(
             "for j, other in enumerate(b, 1):",
             "previous, row[j] = row[j], min(",
@@ -266,14 +282,16 @@ ALWAYS = (
         "embeddings:tokenise",
         "embeddings.py",
         "preprocessing-bound",
+        clients=1,
         path="/predict",
-        guilty=('shape = "".join(', "stems.append(word[:", "for word in words * 20:"),
+        guilty=('shape = "".join(', "stems.append(word[:", "for word in words * 120:"),
         needs=LITSERVE,
     ),
     case(
         "story_teller:tokenise",
         "story_teller.py",
         "preprocessing-bound",
+        clients=1,
         sends=("--words", "100"),
         guilty=(
             "ranks = [self.rank.get(a + b, 1000)",
@@ -285,7 +303,8 @@ ALWAYS = (
     gunicorn(
         "ticket_topics:tokenise",
         "preprocessing-bound",
-        guilty=('letters.append("#" if letter.isdigit()', "for letter in word * 12:", 'clean.append("".join(letters)'),
+        clients=1,
+        guilty=('letters.append("#" if letter.isdigit()', "for letter in word * 60:", 'clean.append("".join(letters)'),
         sends=("--words", "400"),
     ),
     case(

@@ -3,7 +3,8 @@
 With --rate requests are sent at random moments, so many a second on average, whether or not earlier ones have been
 answered; a latency counts from the moment at which the request was due. With --clients so many clients send one after
 the other. FILE gets a line of JSON for each answer: when it was due and when its last byte came (CLOCK_MONOTONIC), the
-seconds until the first byte of its body, the status, and a checksum of the body. Only the standard library is used.
+seconds until the first byte of its body, the status, and a checksum of the body (of what
+--answer matches in it). Only the standard library is used.
 
     python tests/accuracy/serving/serving_load.py 8000 /score --rate 20 --seconds 30 --out answers.jsonl
 """
@@ -15,6 +16,7 @@ import asyncio
 import json
 import os
 import random
+import re
 import time
 import zlib
 from collections.abc import Callable
@@ -70,8 +72,9 @@ class Connection:
 class Load:
     """Sends requests and writes a line for each answer. `dropped` were not sent, because too many were under way."""
 
-    def __init__(self, port: int, path: str, body: Body, out: TextIO) -> None:
+    def __init__(self, port: int, path: str, body: Body, out: TextIO, answer: bytes = b"") -> None:
         self._port, self._path, self._body, self._out = port, path, body, out
+        self._answer = re.compile(answer) if answer else None
         self._idle: list[Connection] = []
         self.under_way = self.dropped = 0
 
@@ -81,7 +84,7 @@ class Load:
         self.under_way += 1
         try:
             status, first, answer = await asyncio.wait_for(connection.post(self._path, body or self._body()), PATIENCE)
-            self._note(due, first, status, zlib.crc32(answer))
+            self._note(due, first, status, self._checksum(answer))
             connection.used = time.monotonic()
             self._idle.append(connection)
         except (OSError, EOFError, ValueError, asyncio.TimeoutError) as failure:
@@ -100,6 +103,9 @@ class Load:
                 each.close()
             self._idle.clear()
         return Connection(self._port)
+
+    def _checksum(self, body: bytes) -> int:
+        return zlib.crc32(body if self._answer is None else b"".join(self._answer.findall(body)))
 
     def _note(self, due: float, first: float | None, status: int, crc: int, failure: str = "") -> None:
         now = time.monotonic()
@@ -153,6 +159,7 @@ def main() -> None:
     parser.add_argument("--same", action="store_true", help="the same text in each request")
     parser.add_argument("--field", default="text", help="the field of the request that has the text")
     parser.add_argument("--more", default="{}", help="other fields of a request, as JSON")
+    parser.add_argument("--answer", default="", help="pattern of what the checksum is of, its group where it has one")
     parser.add_argument("--long-every", type=float, default=0.0, help="seconds between requests with a long text")
     parser.add_argument("--long-words", type=int, default=2000, help="of a long text")
     parser.add_argument("--odd-every", type=float, default=0.0, help="seconds between texts with a length of their own")
@@ -169,7 +176,7 @@ def main() -> None:
 
     async def run() -> None:
         until = time.monotonic() + min(args.seconds, MOST_SECONDS)
-        load = Load(args.port, args.path, lambda: body(args.words), args.out)
+        load = Load(args.port, args.path, lambda: body(args.words), args.out, args.answer.encode())
         beside = []
         if args.long_every:
             long = json.dumps({args.field: text(args.long_words), **more}).encode()

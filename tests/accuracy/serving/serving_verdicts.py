@@ -35,6 +35,7 @@ from serving_run import Answer, Clients, Neighbours, Server, capacity, quantile
 RIGHT_BARS = {3: 90.0, 2: 75.0}
 LATENCY_BAR, GAIN_BAR = 0.10, 0.25
 WARM_SECONDS, GAIN_SECONDS = 4.0, 8.0
+LATENCIES = ("p50", "p99", "TTFT")
 WARNS = ("warning", "critical")
 STALLED_SECONDS = 5
 
@@ -43,9 +44,9 @@ STALLED_SECONDS = 5
 class Row:
     """What one case got at one tier.
 
-    `right_line` and `right_process` are None where none is expected. `latency` has, for p50 and p99, what aitop said
-    and what the clients measured, in milliseconds. `alarms` are untrue warnings. `gain` is the predicted factor of the
-    case's change, `real` the measured one; None is not predicted.
+    `right_line` and `right_process` are None where none is expected. `latency` has, for each of LATENCIES, what
+    aitop said and what the clients measured, in milliseconds. `alarms` are untrue warnings. `gain` is
+    the predicted factor of the case's change, `real` the measured one; None is not predicted.
     """
 
     name: str
@@ -116,8 +117,8 @@ class Bench:
             row = row_of(case, tier, report, answers, server.model_pid)
             if self._args.keep:
                 self._keep(case, server, tier, report, flawless=row.flawless())
-            if case.stopped and code != 1:
-                row.note, row.right = f"--fail-on stalled left with {code}", False
+            if code != int(case.stopped):
+                row.note, row.right = f"--fail-on stalled left with {code} {row.note}", False
             if not server.alive():
                 row.note, row.right = "the server has ended", False
         return row
@@ -127,8 +128,8 @@ class Bench:
         seconds = STALLED_SECONDS if case.stopped else self._args.seconds
         file = server.folder / f"tier{tier}.json"
         command = [sys.executable, "-m", "aitop", "diagnose", "--pid", str(server.pid), "--for", f"{seconds:g}s"]
-        command += ["--format", "json", "-o", str(file), *([] if tier == 3 else ["--no-hook"])]
-        command += ["--fail-on", "stalled"] if case.stopped else []
+        command += ["--format", "json", "-o", str(file), "--fail-on", "stalled"]
+        command += [] if tier == 3 else ["--no-hook"]
         done = subprocess.run(command, capture_output=True, text=True, timeout=seconds + 120, check=False)
         until = time.monotonic()
         report = {"note": done.stderr.strip()[-200:]}
@@ -176,7 +177,10 @@ def row_of(case: Case, tier: int, report: dict[str, Any], answers: Sequence[Answ
     latency = serving.get("latency_ms") or {}
     for name, part in (("p50", 0.5), ("p99", 0.99)):
         theirs = quantile(seconds, part)
-        row.latency[name] = latency.get(name), None if theirs is None else theirs * 1e3
+        row.latency[name] = latency.get(name), _milliseconds(theirs)
+    if case.streams:
+        firsts = [answer.first for answer in answers if answer.status == 200 and answer.first is not None]
+        row.latency["TTFT"] = (serving.get("ttft_ms") or {}).get("p50"), _milliseconds(quantile(firsts, 0.5))
     true = case.true_ids()
     row.alarms = [named(verdict) for verdict in warnings if case.healthy() or verdict["id"] not in true]
     if case.healthy():
@@ -199,6 +203,10 @@ def row_of(case: Case, tier: int, report: dict[str, Any], answers: Sequence[Answ
             row.right_line = row.where in {f"{case.script.name}:{number}" for number in case.guilty_lines()}
     row.gain = predicted(case, verdicts)
     return row
+
+
+def _milliseconds(seconds: float | None) -> float | None:
+    return None if seconds is None else seconds * 1e3
 
 
 def predicted(case: Case, verdicts: Sequence[dict[str, Any]]) -> float | None:
@@ -255,10 +263,11 @@ def text(value: float | None) -> str:
 
 
 def in_markdown(rows: Sequence[Row]) -> str:
-    head = ("server", "tier", "expected", "said", "right", "process", "line", "p50", "p99", "gain", "notes")
+    head = ("server", "tier", "expected", "said", "right", "process", "line", *LATENCIES, "gain", "notes")
     lines = ["| " + " | ".join(head) + " |", "|---" * len(head) + "|"]
     for row in rows:
-        latency = [f"{text(ours)} / {text(theirs)}" for ours, theirs in row.latency.values()] or ["–", "–"]
+        pairs = [row.latency.get(name) for name in LATENCIES]
+        latency = ["–" if pair is None else f"{text(pair[0])} / {text(pair[1])}" for pair in pairs]
         marks = [{None: "–", True: "yes", False: "NO"}[mark] for mark in (row.right, row.right_process, row.right_line)]
         gain = f"{text(row.gain)} / {text(row.real)}" if row.real is not None else "–"
         notes = [f"UNTRUE WARNING {' '.join(row.alarms)}"] if row.alarms else []
@@ -285,7 +294,7 @@ def figures(rows: Sequence[Row]) -> Iterator[Figure]:
             warned = [row.name for row in group if row.alarms]
             spread = f"of {len(group)}{': ' * bool(warned)}{' '.join(warned)}"
             yield Figure(f"tier {tier}: {name} servers with an untrue warning", len(warned), most=0, spread=spread)
-        for name in ("p50", "p99"):
+        for name in LATENCIES:
             known = [row for row in ours if None not in row.latency.get(name, (None, None))]
             errors = {row.name: abs(row.latency[name][0] / row.latency[name][1] - 1) for row in known}  # type: ignore[operator]
             off = [each for each, error in errors.items() if error > LATENCY_BAR]

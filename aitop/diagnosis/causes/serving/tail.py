@@ -6,7 +6,15 @@ import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from aitop.diagnosis.causes.serving.hold_ups import Kind, Tail, Timeline, handler_entries, hold_ups, tail_of
+from aitop.diagnosis.causes.serving.hold_ups import (
+    BY_COUNTERS,
+    Kind,
+    Tail,
+    Timeline,
+    handler_entries,
+    hold_ups,
+    tail_of,
+)
 from aitop.diagnosis.evidence import lead_ledger, lines_of, short_place
 from aitop.diagnosis.rule import Band, Explanation, Rule
 from aitop.diagnosis.what_if import Scope, fix
@@ -80,7 +88,7 @@ def _look(snapshot: Snapshot) -> Explanation | str | None:
         # A moment in which a request waits for something that is known was none in which it waited for a core.
         kinds[kind] = min(part, max(0.0, 1.0 - tail.size - sum(kinds.values())))
     kinds = dict(sorted(kinds.items(), key=lambda item: -item[1]))
-    first = next(iter(kinds), None)
+    first = _foremost(kinds)
     if first is None or kinds[first] < LEAVE:
         return None
     part = kinds[first]
@@ -102,6 +110,12 @@ def _look(snapshot: Snapshot) -> Explanation | str | None:
         evidence=_evidence(snapshot, serving, tail, kinds, left),
         fixes=_fixes(first, lines),
     )
+
+
+def _foremost(kinds: dict[Kind, float]) -> Kind | None:
+    """The largest kind. What is known to the moment goes before waits for a core, known for whole seconds only."""
+    exact = next((kind for kind, part in kinds.items() if kind not in BY_COUNTERS and part >= ENTER), None)
+    return exact or next(iter(kinds), None)
 
 
 def _explained(tail: Tail, snapshot: Snapshot) -> dict[Kind, float]:
@@ -215,7 +229,8 @@ def _lines(kind: Kind, snapshot: Snapshot, bursts: Iterable[Burst]) -> tuple[Whe
 
 
 def _fixes(kind: Kind, where: tuple[Where, ...]) -> tuple[Fix, ...]:
-    at = f" at {short_place(where[0])}" if where else ""
+    place = short_place(where[0]) if where else ""
+    at = f" at {place}" if place else ""
     words: dict[Kind, tuple[str, ...]] = {
         "collector": (
             f"leave out gc.collect(){at}"
@@ -241,7 +256,7 @@ def _fixes(kind: Kind, where: tuple[Where, ...]) -> tuple[Fix, ...]:
             f"do not block in the event loop{at}: await it, or run it with asyncio.to_thread",
             "a handler without async runs in a thread of its own (FastAPI, Starlette)",
         ),
-        "handler": (f"make{at or ' the slow part of the handler'} cheaper, or keep results that come again",),
+        "handler": (f"make {place or 'the slow part of the handler'} cheaper, or keep results that come again",),
         "lock": (f"move that thread's work{at} into a process of its own",),
     }
     return tuple(fix(text) for text in words.get(kind, ()))

@@ -47,7 +47,7 @@ class Api(litserve.LitAPI):
 
     def stemmed(self, words):
         stems = []
-        for word in words * 20:
+        for word in words * 120:
             shape = "".join("v" if letter in "aeiou" else "c" for letter in word)
             stems.append(word[: max(3, shape.rfind("cv"))])
         return stems

@@ -35,7 +35,7 @@ class Classifier(nn.Module):
 
 
 class Pieces:
-    """Words cut into the longest known pieces."""
+    """A text cut into the longest known pieces."""
 
     def __init__(self):
         letters = "etaoinshrdlu"
@@ -43,15 +43,13 @@ class Pieces:
         self.ids = {part: number for number, part in enumerate(parts, 1)}
 
     def __call__(self, text):
-        ids = []
-        for word in text.split():
-            start = 0
-            while start < len(word):
-                end = len(word)
-                while word[start:end] not in self.ids and end > start + 1:
-                    end -= 1
-                ids.append(self.ids.get(word[start:end], 0))
-                start = end
+        ids, start = [], 0
+        while start < len(text):
+            end = min(len(text), start + 64)
+            while text[start:end] not in self.ids and end > start + 1:
+                end -= 1
+            ids.append(self.ids.get(text[start:end], 0))
+            start = end
         return ids
 
 

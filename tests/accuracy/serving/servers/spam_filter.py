@@ -41,7 +41,10 @@ def distance(a, b):
     return row[-1]
 
 
-KNOWN = ("winner", "lottery", "discount")
+KNOWN = [
+    *("winner", "lottery", "discount", "pharmacy", "invoice", "account", "password", "refund", "crypto", "casino"),
+    *("prize", "loan", "urgent", "offer", "investment", "delivery", "parcel", "customs", "verify"),
+]
 
 
 def corrected(text):

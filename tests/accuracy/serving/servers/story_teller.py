@@ -38,17 +38,14 @@ class Merges:
         self.rank = {a + b: number for number, (a, b) in enumerate((a, b) for a in letters for b in letters)}
 
     def __call__(self, text):
-        ids = []
-        for word in text.split():
-            parts = list(word)
-            while len(parts) > 1:
-                ranks = [self.rank.get(a + b, 1000) for a, b in itertools.pairwise(parts)]
-                best = min(range(len(ranks)), key=ranks.__getitem__)
-                if ranks[best] == 1000:
-                    break
-                parts[best : best + 2] = [parts[best] + parts[best + 1]]
-            ids += [zlib.crc32(part.encode()) % VOCABULARY for part in parts]
-        return ids[:64]
+        parts = list(text)
+        while len(parts) > 1:
+            ranks = [self.rank.get(a + b, 1000) for a, b in itertools.pairwise(parts)]
+            best = min(range(len(ranks)), key=ranks.__getitem__)
+            if ranks[best] == 1000:
+                break
+            parts[best : best + 2] = [parts[best] + parts[best + 1]]
+        return [zlib.crc32(part.encode()) % VOCABULARY for part in parts][:64]
 
 
 def hashed(text):

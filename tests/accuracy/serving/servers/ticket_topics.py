@@ -38,8 +38,8 @@ class Trends:
 
     def text(self):
         lines = []
-        for first in range(260):
-            for second in range(260):
+        for first in range(1200):
+            for second in range(1200):
                 lines.append(f"{first}:{second}" if (first * second) % 7 else "")
         return "\n".join(line for line in lines if line)
 
@@ -49,7 +49,7 @@ def masked(words):
     clean = []
     for word in words:
         letters = []
-        for letter in word * 12:
+        for letter in word * 60:
             letters.append("#" if letter.isdigit() else letter.lower())
         clean.append("".join(letters)[: len(word)])
     return clean
