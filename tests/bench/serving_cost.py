@@ -12,6 +12,7 @@ pairs. vLLM needs AITOP_VLLM_PYTHON and AITOP_VLLM_MODEL, as in tests/accuracy/s
 from __future__ import annotations
 
 import random
+import signal
 import statistics
 import subprocess
 import sys
@@ -106,6 +107,8 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=10.0, help="of each block")
     parser.add_argument("--clients", type=int, default=2)
     args = parser.parse_args()
+    # Being ended must end the servers as well.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     found: list[Figure] = []
     for name in args.names or DEFAULT:
         missing = CASE_BY_NAME[name].missing()

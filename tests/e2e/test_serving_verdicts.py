@@ -1,6 +1,6 @@
 """`aitop diagnose` on servers under load that know nothing of aitop: one planted cause each, and nothing wrong.
 
-All cases, at every tier, are in the bench tests/accuracy/serving/serving_verdicts.py.
+All cases, at every tier, and how right the latencies are, are in the bench tests/accuracy/serving/serving_verdicts.py.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
 WATCH_SECONDS, WARM_SECONDS = 12.0, 3.0
 NAMES = ("review_scores", "review_scores:collect", "embeddings", "toxicity_workers:few", "story_teller:tokenise")
-LATENCY_ERROR = 0.25
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -34,5 +33,3 @@ def test_a_server_is_told_what_its_requests_wait_for(name, diagnose):
     assert row.flawless(), row
     assert row.failed == 0
     assert report["target"]["kind"] == "inference"
-    ours, theirs = row.latency["p50"]
-    assert ours == pytest.approx(theirs, rel=LATENCY_ERROR)

@@ -94,6 +94,8 @@ def main() -> int:
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of serving_cases.py (default: {' '.join(DEFAULT)})")
     parser.add_argument("-n", "--cycles", type=int, default=50)
     args = parser.parse_args()
+    # Being ended must end the servers as well.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     found: list[Figure] = []
     for name in args.names or DEFAULT:
         missing = CASE_BY_NAME[name].missing()

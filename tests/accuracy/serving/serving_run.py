@@ -193,7 +193,8 @@ class Clients:
         self._file = server.folder / f"{name}.jsonl"
         self._file.touch()
         command = [sys.executable, str(LOAD), str(server.port), server.path, *arguments, "--out", str(self._file)]
-        self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
+        quiet = subprocess.DEVNULL
+        self._process = subprocess.Popen(command, stdin=quiet, stdout=quiet, start_new_session=True)
 
     def __enter__(self) -> Clients:
         return self
