@@ -190,8 +190,8 @@ def test_handlers_that_block_the_event_loop_make_the_others_wait(protocol, loop,
     seen = Seen(server, server.process.pid)
     check_latency(seen)
     check_parts(seen)
-    # One runs the model for 20 ms, the others wait in the loop or, unseen by the server, in their sockets.
-    assert median([one.queue for one in seen.requests]) >= 0.8 * (CLIENTS - 1) * 0.020
+    # One runs the model for 20 ms, the others wait in the loop or in their sockets, or have not sent the next one yet.
+    assert median([one.queue for one in seen.requests]) >= 0.5 * (CLIENTS - 1) * 0.020
 
 
 def test_the_first_part_of_a_streamed_answer(start):
