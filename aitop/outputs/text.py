@@ -40,7 +40,7 @@ def to_text(report: Report) -> str:
         _step(report),
         _section("Not measured:", gaps(report)),
         _section("Could not be judged:", abstentions(report)),
-        _paragraph(f"Watching cost {', '.join(costs(report))}.") if costs(report) else "",
+        _paragraph(costs(report)),
     ]
     text = "\n\n".join(part for part in parts if part)
     return "".join(f"{printable(line)}\n" for line in text.split("\n"))
@@ -129,15 +129,19 @@ def no_verdict(report: Report) -> str:
     return "not enough was seen to say what costs time." if report.abstained else "nothing that was seen stands out."
 
 
-def costs(report: Report) -> list[str]:
-    """What watching cost, as far as it was measured."""
+def costs(report: Report) -> str:
+    """What watching cost, as far as it was measured; empty where nothing of it was."""
     cost = report.cost
     figures: list[tuple[float | None, Callable[[float], str]]] = [
         (cost.monitor_cpu, lambda cores: f"{percent(cores, 1)} of a core"),
         (cost.hook_us_per_step, lambda length: f"{length:.1f} µs a step in the target"),
         (cost.target_slowdown, lambda share: f"{percent(share, 2)} of its step time"),
     ]
-    return [words(value) for value, words in figures if value is not None]
+    measured = [words(value) for value, words in figures if value is not None]
+    said = [f"Watching cost {', '.join(measured)}."] if measured else []
+    if cost.seldom:
+        said.append("No core was idle, so aitop looked less often.")
+    return " ".join(said)
 
 
 def losses(report: Report, verdict: Verdict) -> list[str]:
