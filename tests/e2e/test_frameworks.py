@@ -112,7 +112,7 @@ def test_two_ranks_with_ddp_and_fsdp(script, tmp_path):
     first, second = (int((tmp_path / f"pid{rank}").read_text()) for rank in range(2))
     for kind in ("replicated", "sharded"):
         seen = process.watch(kind, first, "0", shows_collectives if kind == "sharded" else shows_ddp)
-        other = process.watch(kind, second, "1")
+        other = process.watch(kind, second, "1", shows_collectives)
         for rank, found in enumerate((seen, other)):
             process.finish(kind, found, str(rank))
             check_losses(found)
