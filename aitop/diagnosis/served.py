@@ -70,9 +70,13 @@ def idle_share(serving: Serving) -> float | None:
         return min(1.0, sum(idle) / total) if idle and total > 0.0 else None
     if not serving.requests:
         return None
-    alive = merged((one.end - one.seconds, one.end) for one in serving.requests)
-    total = alive[-1][1] - alive[0][0]
-    return max(0.0, 1.0 - length(alive) / total) if total > 0.0 else None
+    # From the newest on: where a request ends before all later ones had come, nothing was under way in between.
+    rest, first = 0.0, serving.requests[-1].end
+    for one in reversed(serving.requests):
+        rest += max(0.0, first - one.end)
+        first = min(first, one.end - one.seconds)
+    total = serving.requests[-1].end - first
+    return rest / total if total > 0.0 else None
 
 
 def of_requests(requests: Sequence[RequestRecord]) -> Served | None:
