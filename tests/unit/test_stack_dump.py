@@ -9,7 +9,7 @@ import pytest
 from aitop.engine.live import LiveFeed, Options
 from aitop.errors import AitopError
 from aitop.model.snapshot import Target
-from aitop.sources.code.foreign_file import readable_path
+from aitop.sources.foreign_file import readable_path
 from aitop.stacks.groups import stack_groups
 
 WAITING = """

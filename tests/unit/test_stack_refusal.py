@@ -5,17 +5,7 @@ import resource
 
 import pytest
 
-from aitop.model.tracing import Rights
-from aitop.sources.stacks import refusal
-from aitop.sources.stacks.refusal import explain
-from aitop.sources.stacks.spy import MOST_MEMORY, Spy
-
-
-def test_a_status_is_read_for_its_rights(monkeypatch):
-    status = {"Uid": "1000\t1001\t1002\t1001", "CapEff": "2", "CapPrm": "3", "Seccomp": "2", "NSpid": "42\t7"}
-    monkeypatch.setattr(refusal.procfs, "status", lambda pid: status if pid == 42 else {"Uid": "x"})
-    assert refusal._rights(42) == Rights(1001, "1001", frozenset((1000, 1001, 1002)), 2, 3, True, 7)
-    assert refusal._rights(43) == Rights(None)
+from aitop.sources.stacks.spy import MOST_MEMORY, Spy, explain
 
 
 def test_a_python_that_py_spy_does_not_know_asks_for_a_newer_one():

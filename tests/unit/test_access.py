@@ -9,25 +9,25 @@ import pytest
 
 from aitop.commands.doctor import rights as doctors_rights
 from aitop.commands.doctor.rights import read_confinement
-from aitop.model.tracing import DAC_OVERRIDE, SYS_PTRACE, Rights, why_denied
+from aitop.sources.access import condition
+from aitop.sources.process_status import DAC_OVERRIDE, SYS_PTRACE, ProcStatus, parse_status
 
-PLAIN = Rights(1000, "me", frozenset((1000,)), inner_pid=42)
-ROOT = replace(PLAIN, user=0, name="root", users=frozenset((0,)))
-STRANGER = replace(PLAIN, user=5, name="eve", users=frozenset((5,)))
-HALF = replace(PLAIN, users=frozenset((5, 1000)), name="eve")
+PLAIN = parse_status(42, "Uid:\t4141\t4141\t4141\t4141\n", 1)
+ROOT = replace(PLAIN, uids=(0, 0, 0, 0))
+STRANGER = replace(PLAIN, uids=(4242, 4242, 4242, 4242))
+HALF = replace(PLAIN, uids=(4242, 4242, 4141, 4242))
 BOUND = replace(PLAIN, permitted=1 << 10)
-UNKNOWN = Rights(None)
 
 
-def capable(rights: Rights, capabilities: int = SYS_PTRACE | DAC_OVERRIDE) -> Rights:
-    return replace(rights, capabilities=capabilities, permitted=capabilities)
+def capable(status: ProcStatus, capabilities: int = SYS_PTRACE | DAC_OVERRIDE) -> ProcStatus:
+    return replace(status, capabilities=capabilities, permitted=capabilities)
 
 
 @pytest.mark.parametrize(
     ("ours", "theirs", "yama", "reason", "remedy"),
     [
-        (PLAIN, STRANGER, 0, "belongs to user eve, and aitop runs as me", "run aitop as eve or with sudo"),
-        (PLAIN, HALF, 0, "belongs to user eve", "run aitop as eve"),
+        (PLAIN, STRANGER, 0, "belongs to user 4242, and aitop runs as 4141", "run aitop as 4242 or with sudo"),
+        (PLAIN, HALF, 0, "belongs to user 4242", "run aitop as 4242"),
         (PLAIN, ROOT, 1, "belongs to user root", "run aitop as root or with sudo"),
         (ROOT, PLAIN, 0, "root lacks CAP_SYS_PTRACE", "--cap-add SYS_PTRACE"),
         (capable(ROOT, SYS_PTRACE), PLAIN, 0, "root lacks CAP_DAC_OVERRIDE", "--cap-add DAC_OVERRIDE"),
@@ -38,14 +38,16 @@ def capable(rights: Rights, capabilities: int = SYS_PTRACE | DAC_OVERRIDE) -> Ri
         (PLAIN, BOUND, 0, "capabilities that aitop lacks", "sudo"),
         (ROOT, replace(ROOT, permitted=1), 0, "capabilities that aitop lacks", "--cap-add SYS_PTRACE"),
         (PLAIN, replace(PLAIN, inner_pid=7), 0, "in a container, where it is 7", "inside of that container"),
-        (replace(PLAIN, filtered=True), PLAIN, 0, "a seccomp filter", "SYS_PTRACE"),
-        (replace(capable(PLAIN), filtered=True), STRANGER, 1, "a seccomp filter", "SYS_PTRACE"),
+        (replace(PLAIN, seccomp=2), PLAIN, 0, "a seccomp filter", "SYS_PTRACE"),
+        (replace(capable(PLAIN), seccomp=2), STRANGER, 1, "a seccomp filter", "SYS_PTRACE"),
         (PLAIN, PLAIN, 0, "a security module", "sudo"),
-        (UNKNOWN, UNKNOWN, 0, "a security module", "sudo"),
+        (PLAIN, None, 0, "a security module", "sudo"),
     ],
 )
-def test_the_condition_that_failed_is_named(ours: Rights, theirs: Rights, yama: int, reason: str, remedy: str) -> None:
-    denial = why_denied(42, ours, theirs, yama)
+def test_the_condition_that_failed_is_named(
+    ours: ProcStatus, theirs: ProcStatus | None, yama: int, reason: str, remedy: str
+) -> None:
+    denial = condition(42, ours, theirs, yama)
     assert reason in denial.reason and remedy in (denial.remedy or "")
 
 
@@ -58,7 +60,7 @@ def test_the_condition_that_failed_is_named(ours: Rights, theirs: Rights, yama: 
     ],
 )
 def test_what_the_status_does_not_tell(closed: bool, boxed: bool, reason: str) -> None:
-    denial = why_denied(42, PLAIN, PLAIN, 0, closed=closed, boxed=boxed)
+    denial = condition(42, PLAIN, PLAIN, 0, closed=closed, boxed=boxed)
     assert reason in denial.reason and denial.remedy
 
 
