@@ -13,8 +13,8 @@ from aitop.engine import hook_requests, live
 from aitop.model.snapshot import Snapshot, Target
 from aitop.model.source import SourceStatus
 from aitop.sources.host import source
-from aitop.sources.host.engines import Engines
 from aitop.sources.host.roles import Place
+from aitop.sources.host.source import Seen
 
 
 def test_no_look_begins_before_the_last_one_is_over(monkeypatch):
@@ -46,18 +46,11 @@ def test_no_look_begins_before_the_last_one_is_over(monkeypatch):
 class Host:
     """Knows nobody until it has looked."""
 
-    def __init__(self, ranks, launchers, parents=(), engines=Engines()):  # noqa: B008
-        self.found, self.seen, self.parents = (ranks, launchers), False, lambda: frozenset(parents)
-        self.engines = lambda: engines
+    def __init__(self, **seen):
+        self.seen, self._later = Seen(), Seen(**seen)
 
     def wait_for_look(self, seconds):
-        self.seen = True
-
-    def ranks(self):
-        return self.found[0] if self.seen else ()
-
-    def launchers(self):
-        return frozenset(self.found[1] if self.seen else ())
+        self.seen = self._later
 
 
 @pytest.mark.parametrize(
@@ -65,7 +58,7 @@ class Host:
 )
 def test_no_hook_goes_into_what_only_started_the_ranks(ranks, launchers, hooked):
     feed = live.LiveFeed([Target(time=time.monotonic(), pid=os.getpid(), command="x")], live.Options(passive=True))
-    feed._pids, feed._host = (1,), Host(ranks, launchers)
+    feed._pids, feed._host = (1,), Host(ranks=ranks, launchers=launchers)
     assert feed._hook_pids() == hooked
 
 
@@ -82,7 +75,7 @@ def test_no_hook_goes_into_what_only_started_the_ranks(ranks, launchers, hooked)
 def test_what_started_others_is_hooked_once_it_was_seen_to_step(monkeypatch, ranks, stepping, hooked):
     feed = live.LiveFeed([Target(time=time.monotonic(), pid=os.getpid(), command="x")], live.Options(passive=True))
     monkeypatch.setattr(live, "FIRST_LOOK_SECONDS", 0.05)
-    feed._pids, feed._host = (9,), Host(ranks, (), parents={9})
+    feed._pids, feed._host = (9,), Host(ranks=ranks, parents={9})
     feed._runners["stacks"] = Idle()
     feed._stepping_processes.update(stepping, tuple(stepping), {8, 9, 10})
     assert feed._hook_pids() == hooked
@@ -91,15 +84,14 @@ def test_what_started_others_is_hooked_once_it_was_seen_to_step(monkeypatch, ran
 @pytest.mark.parametrize(("ranks", "hooked"), [((), (5,)), ((6,), (5,)), ((6, 9), (5, 9))])
 def test_the_hook_goes_into_an_engine_and_not_into_what_works_for_it(ranks, hooked):
     feed = live.LiveFeed([Target(time=time.monotonic(), pid=os.getpid(), command="x")], live.Options(passive=True))
-    engines = Engines(pids=(5,), around=frozenset((1, 6)))
-    feed._pids, feed._host = (1,), Host(ranks, (), engines=engines)
+    feed._pids, feed._host = (1,), Host(ranks=ranks, engines=(5,), around={1, 6})
     assert feed._hook_pids() == hooked
 
 
 @pytest.mark.parametrize("state", ["denied", "absent", "failed"])
 def test_without_stacks_nobody_can_tell_who_steps(state):
     feed = live.LiveFeed([Target(time=time.monotonic(), pid=os.getpid(), command="x")], live.Options(passive=True))
-    feed._pids, feed._host = (9,), Host((9,), (), parents={9})
+    feed._pids, feed._host = (9,), Host(ranks=(9,), parents={9})
     assert feed._hook_pids() == (9,), "stacks are switched off"
     feed._runners["stacks"] = Idle()
     status = SourceStatus(time=0.0, source="stacks", state=state)
@@ -111,16 +103,16 @@ def test_who_launched_is_told_from_who_trains(monkeypatch):
     own = os.getpid()
     monkeypatch.setattr(source, "places_of", lambda members, _: {one.stat.pid: Place("launcher") for one in members})
     host = source.HostSource([own])
-    assert host.launchers() == frozenset() and not host._looked.is_set()
+    assert host.seen.launchers == frozenset() and not host._looked.is_set()
     host.open()
     host.wait_for_look(0.0)
-    assert own in host.launchers() and host.ranks() == () and host._looked.is_set()
+    assert own in host.seen.launchers and host.seen.ranks == () and host._looked.is_set()
 
 
 @pytest.mark.parametrize("end", ["stop", "detach"])
 def test_a_hook_is_taken_out_of_what_is_no_rank_any_more(monkeypatch, end):
     feed = live.LiveFeed([Target(time=time.monotonic(), pid=os.getpid(), command="x")], live.Options(passive=True))
-    feed._pids, feed._host, taken_out = (1,), Host((8, 9), (1,)), []
+    feed._pids, feed._host, taken_out = (1,), Host(ranks=(8, 9), launchers=(1,)), []
     monkeypatch.setattr(hook_requests, "begin", lambda pid: InAtOnce())
     monkeypatch.setattr(live, "take_out", taken_out.append)
     feed._hook_requests.bring_in(7)
