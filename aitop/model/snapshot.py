@@ -201,7 +201,7 @@ class GrowthSites(msgspec.Struct, frozen=True, kw_only=True, tag="growth"):
 class Cost(msgspec.Struct, frozen=True, kw_only=True):
     """What watching costs: CPU of aitop and its children in cores, hook time per step, share of the step.
 
-    `seldom`: no core of the machine is idle, so aitop looks less often.
+    `seldom`: no core of the machine was idle lately, so aitop looked less often.
     """
 
     monitor_cpu: float | None = None
@@ -213,7 +213,7 @@ class Cost(msgspec.Struct, frozen=True, kw_only=True):
 class Tick(msgspec.Struct, frozen=True, kw_only=True, tag="tick"):
     """The sampler's clock: `time` monotonic, `wall` since the epoch; aitop's own CPU in cores since the last tick.
 
-    `seldom`: as in Cost.
+    `seldom`: no core of the machine is idle, so aitop looks less often.
     """
 
     time: float
