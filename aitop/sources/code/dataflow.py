@@ -45,7 +45,8 @@ def flows(file: str, text: str, lines: Collection[int]) -> tuple[Flow, ...]:
         return ()
     try:
         modules = dict(_imported(tree))
-        scopes = [_Scope(*_span(node), node, methods) for node, methods in ((tree, None), *_scopes(tree, None))]
+        bodies = [(tree, None), *_scopes(tree, None)]
+        scopes = [_Scope(*_span(node), node, methods) for node, methods in bodies]
         wanted = {id(scope.node) for line in lines if (scope := innermost(scopes, line)) is not None}
         read = [scope for scope in scopes if id(scope.node) in wanted]
         return tuple(_Reading(file, scope.node, scope.methods, modules).flow() for scope in read)
