@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import dataclasses
 import dis
@@ -50,6 +51,17 @@ def deliver(block: bytes, magic: bytes | None = None) -> str:
     """What a target answers to a block that has come in."""
     *_, start = marshal.loads(block)
     return in_target.run(start | {"magic": magic or start["magic"]}, marshal.loads)
+
+
+def test_imports_of_the_hooks_files_are_those_that_python_sees() -> None:
+    for name, source in hook_sources():
+        seen: list[str] = []
+        for node in ast.parse(source).body:
+            if isinstance(node, ast.ImportFrom) and node.level:
+                path = [*name.split(".")[: -node.level], *((node.module or "").split("."))]
+                module = ".".join(part for part in path if part)
+                seen += [module, *(f"{module}.{alias.name}" for alias in node.names)]
+        assert bundle._imports(name, source) == seen
 
 
 class Untouchable(list):  # type: ignore[type-arg]
