@@ -21,8 +21,8 @@ from aitop.sources.stacks.window import CodeOfProcesses, WindowBuilder
 
 # So many windows at the start are short: whoever watches waits for them.
 FIRST_WINDOWS, FIRST_SECONDS = 3, 1.0
-# Where no core is idle: every py-spy that starts keeps one busy for some 20 ms in one piece, so fewer are started, for
-# longer, and fewer samples are taken.
+# Where no core is idle: every py-spy keeps one busy to start, beside a vLLM server for 16 to 59 ms with its samples, so
+# fewer are started, for longer, and fewer samples are taken.
 LONG_SECONDS = 5.0
 # A child that looks at some threads only costs 15 to 20 ms of CPU in a window, most of it to start: 0.07 ms a look at
 # the lock, 0.3 at the cores. How long a line holds the lock takes many looks to tell from a line that lets go of it.
