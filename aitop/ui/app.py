@@ -31,7 +31,7 @@ from aitop.ui.screens.picker import PickerScreen
 from aitop.ui.screens.replay import ReplayScreen
 from aitop.ui.screens.source_lines import SourceAround
 from aitop.ui.state import View
-from aitop.ui.terminal import LastResort, believe_the_terminal, sparing
+from aitop.ui.terminal import LastResort, believe_the_terminal, signals_as_input, sparing
 from aitop.ui.theme.themes import DARK, THEMES, Look, Theme, after, look_for, textual_theme
 from aitop.ui.widgets.line import to_ascii
 from aitop.ui.widgets.pane import Pane
@@ -70,6 +70,7 @@ class AitopApp(App[ResultType]):
         self.failure: BaseException | None = None
         self._last_resort = LastResort(clean_up)
         self._loop_for_signals: asyncio.AbstractEventLoop | None = None
+        self._signals: int | None = None
         self._ending_signal: int | None = None
         self.animation_level = "none"
 
@@ -153,6 +154,8 @@ class AitopApp(App[ResultType]):
     def on_ready(self) -> None:
         """From now on a signal ends the program at once. Earlier the screen has not got all its parts yet."""
         self._loop_for_signals = asyncio.get_running_loop()
+        if self._signals is not None:
+            self._loop_for_signals.add_reader(self._signals, os.read, self._signals, 4096)
         if self._ending_signal is not None:
             self.exit(return_code=128 + self._ending_signal)
 
@@ -183,7 +186,8 @@ class AitopApp(App[ResultType]):
             # for a loop that may be stuck writing to a dead terminal.
             for number in ENDING_SIGNALS:
                 signal.signal(number, self._end_by)
-            return self.run()
+            with signals_as_input() as self._signals:
+                return self.run()
         finally:
             self._last_resort.disarm()
             for number, handler in before.items():

@@ -161,8 +161,8 @@ def check_steps(seen: Seen, phases: tuple[str, ...] = PHASES) -> None:
         for record, _ in matched
     ]
     assert 0.95 < median(one / other for one, other in zip(summed, own, strict=True)) < 1.05
-    # Nothing but pauses takes time here: what lies outside of the phases is little. But ranks wait for each other, which
-    # lies outside for as long as collectives are not measured.
+    # Nothing but pauses takes time here: what lies outside of the phases is little. But ranks wait for each other, and
+    # that lies outside for as long as collectives are not measured.
     alone = (seen.facts.world_size or 1) == 1
     outside = [record.outside / record.seconds for record, _ in matched if alone or record.collectives is not None]
     if phases == PHASES:
