@@ -214,23 +214,22 @@ def watched() -> Callable[..., dict[str, Any]]:
         add_watch_options(parser)
         args = parser.parse_args(flags)
         settle(args, Settings())
-        began, last = time.monotonic(), None
+        began, seen, report = time.monotonic(), None, {}
 
         def holds(snapshot: Snapshot) -> bool:
-            nonlocal last
-            if snapshot is last or time.monotonic() < began + least:
+            nonlocal seen, report
+            if snapshot is seen or time.monotonic() < began + least:
                 return False
-            last = snapshot
+            seen, report = snapshot, json.loads(to_json(report_of(snapshot)))
             try:
-                check(json.loads(to_json(report_of(snapshot))))
+                check(report)
             except (AssertionError, LookupError, TypeError, ValueError):
                 return False
             return True
 
         with watching([look(pid)], watch_options(args)) as watcher:
             watcher.wait(most, until=holds)
-        assert watcher.snapshot is not None, f"nothing was seen of {pid} in {most} s"
-        report: dict[str, Any] = json.loads(to_json(report_of(watcher.snapshot)))
+        assert seen is not None, f"nothing was seen of {pid} in {most} s"
         check(report)
         return report
 
