@@ -198,8 +198,8 @@ def diagnose(aitop: Aitop) -> Callable[..., dict[str, Any]]:
 def watched() -> Callable[..., dict[str, Any]]:
     """`watched(pid, check, *flags)` watches as `aitop diagnose` does until `check(report)` raises nothing any more.
 
-    Returns that report. It may be `least` seconds old at the earliest; after `most` seconds what `check` raises is
-    raised. So a test takes as long as its machine needs.
+    Returns that report. Those of the first `least` seconds are not asked; after `most` seconds what `check` raises of
+    the last one is raised. So a test takes as long as its machine needs.
     """
     from aitop.commands.headless import watching
     from aitop.commands.options import add_watch_options, settle, watch_options
