@@ -88,7 +88,7 @@ def judge(snapshot: Snapshot) -> Explanation | str | None:
 
 def _around_operations(snapshot: Snapshot, model: Lines, per_op: float | None) -> float:
     """Share of a step that goes into calling operations on the CPU from these lines, and back through them."""
-    tiny = per_op is not None and per_op < op_cost.SMALL
+    tiny = per_op is not None and per_op <= op_cost.MOSTLY_CALLING
     if not tiny and snapshot.kind != "training":
         # In inference the cost of calling the model for a few samples is a matter of the batch.
         return 0.0
