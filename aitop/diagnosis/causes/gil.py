@@ -24,17 +24,14 @@ from aitop.model.snapshot import ProcessStacks, Snapshot
 from aitop.model.units import percent
 from aitop.model.verdict import Where
 
-ENTER, LEAVE = 0.12, 0.07
 # A wait of the main thread that has nothing to do with the lock.
 WAITS: frozenset[Activity] = frozenset(
     {"wait-queue", "wait-child", "wait-disk", "wait-network", "wait-device", "sleep", "spawn"}
 )
-# The thread that steps has to stand still for so much of the time, of which the kernel is sure.
-LEAST_STILL = 0.04
 IDLE: frozenset[Activity] = frozenset({*HANDED_WAITS, "sleep", "wait-network"})
 
 
-@rule("gil-contention", ENTER, LEAVE, scope=Scope(everywhere=True))
+@rule("gil-contention", 0.12, 0.07, scope=Scope(everywhere=True))
 def judge(snapshot: Snapshot) -> Explanation | str | None:
     """Whether the main thread stands still while other threads hold the lock: the smaller of the two shares counts."""
     process = main_stacks(snapshot)
@@ -49,9 +46,9 @@ def judge(snapshot: Snapshot) -> Explanation | str | None:
     still = _standing_still(snapshot, process)
     if still is None:
         return f"how much of the time {_named(process)} runs is not known"
-    share = min(held, still, host_limit(snapshot), 0.97)
     # Threads that hold the lock where nobody wants it at that moment cost nothing.
-    if not others or share < LEAVE or still < LEAST_STILL:
+    share = min(held, still, host_limit(snapshot), 0.97)
+    if not others:
         return None
     # Of many threads that hold it alike, each has a small part.
     least = min(0.2 * held, 0.5 * (others[0].gil or 0.0))
