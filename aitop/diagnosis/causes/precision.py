@@ -6,7 +6,7 @@ import re
 
 from aitop.diagnosis import op_cost
 from aitop.diagnosis.device import activity_of_devices, idle_share, on_gpu, own_devices
-from aitop.diagnosis.evidence import RUNNING, Lines, main_lines
+from aitop.diagnosis.evidence import RUNNING, Lines, main_lines, running
 from aitop.diagnosis.rule import UNPROVEN, Explanation, rule
 from aitop.diagnosis.what_if import Scope, estimated, fix
 from aitop.model.ledger import Entry
@@ -49,7 +49,7 @@ def _float64(snapshot: Snapshot, facts: HookFacts) -> Explanation | str:
     if idle is None:
         return "the parameters are float64; whether the GPU is the limit is not measured"
     lines = main_lines(snapshot, lambda entry: entry.does in RUNNING and (entry.phase == "forward" or _beside(entry)))
-    computing = (1.0 - idle) if device else _computing(snapshot, lines)
+    computing = (1.0 - idle) if device else _computing(snapshot, facts, lines)
     share = computing * FLOAT64_SAVED
     pipe = activity_of_devices(snapshot, "fp64") if device else None
     only = facts.parameter_dtypes == ("float64",)
@@ -83,11 +83,19 @@ def _beside(entry: Entry) -> bool:
     return entry.phase == "host" and entry.position == "within"
 
 
-def _computing(snapshot: Snapshot, lines: Lines) -> float:
-    """Share of a step on the CPU that computes, without what calling operations from Python costs, there and back."""
+def _computing(snapshot: Snapshot, facts: HookFacts, lines: Lines) -> float:
+    """Share of a step on the CPU that computes, without what calling operations from Python costs, there and back.
+
+    Who calls them holds the interpreter's lock, and they are in the graph: the smaller of what both allow counts.
+    """
     phases = ("forward", "backward", "optimizer", "evaluation")
     whole = main_lines(snapshot, lambda entry: entry.phase in phases or _beside(entry)).share
-    return whole * (1.0 - min(1.0, op_cost.WHOLE_CALL * lines.part(lambda entry: entry.does == "python")))
+    by_lock = whole * min(1.0, op_cost.WHOLE_CALL * lines.part(lambda entry: entry.does == "python"))
+    step = snapshot.steps.mean if snapshot.steps else None
+    if facts.ops is None or not step:
+        return whole - by_lock
+    by_count = facts.ops * (op_cost.FORWARD + op_cost.BACKWARD) / (step * running(snapshot))
+    return whole - min(whole, by_lock, by_count)
 
 
 def _float32(snapshot: Snapshot, facts: HookFacts) -> Explanation | str | None:
