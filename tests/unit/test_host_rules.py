@@ -34,47 +34,57 @@ def of_thread(function, share, *, thread="metrics", activity="python", number=50
     )
 
 
-def threaded(held, cpu, records=True, lines=(), main_thread=None):
-    """A run whose main thread is on a core for `cpu` of the time while `metrics` holds the lock for `held`."""
-    found = stacks((*lines, of_thread("publish", 1.0)), phases=Phases(forward=0.4, backward=0.4, optimizer=0.2))
+def computing(ran):
+    """Lines of the main thread, which runs for `ran` of the time and waits for a lock else."""
+    parts = (("native", ran), ("wait-lock", 1.0 - ran))
+    phases = (("forward", 0.4, 20), ("backward", 0.4, 21), ("optimizer", 0.2, 22))
+    lines = (line("main", share, phase=phase, activity="native", number=number) for phase, share, number in phases)
+    return tuple(msgspec.structs.replace(one, parts=parts) for one in lines)
+
+
+def threaded(held, ran, records=True):
+    """A run whose main thread gets on for `ran` of the time while `metrics` holds the lock for `held`."""
+    phases = Phases(forward=0.4, backward=0.4, optimizer=0.2)
+    found = stacks((*computing(ran), of_thread("publish", 1.0)), phases=phases)
     threads = (
         ThreadShare(pid=RANK, thread="MainThread", samples=100, active=1.0, gil=0.1),
         ThreadShare(pid=RANK, thread="metrics", samples=100, active=1.0, gil=held),
     )
     found = msgspec.structs.replace(found, threads=threads if held is not None else ())
     return snapshot(
-        steps(seconds=0.1, forward=0.04, backward=0.04, optimizer=0.02, cpu=0.1 * cpu) if records else None,
-        phases=None if records else Phases(data_wait=0.0, forward=0.4, backward=0.4, optimizer=0.2),
+        steps(seconds=0.1, forward=0.04, backward=0.04, optimizer=0.02) if records else None,
+        phases=None if records else phases,
         stacks=found,
-        series={"run_delay": constant(0.0), **({"main_thread": constant(main_thread)} if main_thread else {})},
+        series={"run_delay": constant(0.0)},
     )
 
 
-def test_a_thread_that_holds_the_lock():
-    verdict = fired(gil.judge(threaded(held=0.8, cpu=0.3)))
+@pytest.mark.parametrize("records", [True, False], ids=["hook", "stacks"])
+def test_a_thread_that_holds_the_lock(records):
+    verdict = fired(gil.judge(threaded(held=0.8, ran=0.3, records=records)))
     assert verdict.severity == "critical"
     assert verdict.share == pytest.approx(0.7, abs=0.01) and verdict.speedup == pytest.approx(3.3, rel=0.02)
     assert (verdict.where[0].line, "metrics" in verdict.title) == (50, True)
 
 
-def test_without_the_hook_the_kernel_tells_how_much_the_main_thread_ran():
-    assert fired(gil.judge(threaded(held=0.8, cpu=0, records=False, main_thread=0.4))).share == pytest.approx(0.6)
-    assert isinstance(gil.judge(threaded(held=0.8, cpu=0, records=False)), Abstention)
+@pytest.mark.parametrize(("held", "ran", "share"), [(0.45, 0.2, 0.45), (0.2, 0.2, 0.2), (0.6, 0.9, 0.1)])
+def test_the_smaller_of_holding_and_waiting_counts(held, ran, share):
+    assert fired(gil.judge(threaded(held, ran))).share == pytest.approx(share, abs=0.01)
 
 
 def test_many_threads_that_hold_the_lock_alike_are_counted():
-    seen = threaded(held=0.8, cpu=0.3)
+    seen = threaded(held=0.8, ran=0.3)
     names = [f"client-{number}" for number in range(8)]
     held = [ThreadShare(pid=RANK, thread=name, samples=100, active=1.0, gil=0.1) for name in names]
-    lines = tuple(of_thread("publish", 0.1, thread=name) for name in names)
+    lines = (*computing(0.3), *(of_thread("publish", 0.1, thread=name) for name in names))
     found = msgspec.structs.replace(seen.stacks, threads=(seen.stacks.threads[0], *held), lines=lines)
     verdict = fired(gil.judge(changed(seen, stacks=found)))
     assert verdict.title.endswith("held by 8 threads") and verdict.where[0].line == 50
 
 
-@pytest.mark.parametrize(("held", "cpu"), [(0.8, 0.97), (0.03, 0.4), (0.0, 0.2)])
-def test_a_lock_that_nobody_waits_for_is_no_contention(held, cpu):
-    assert level(gil.judge(threaded(held, cpu))) < gil.judge.band.leave
+@pytest.mark.parametrize(("held", "ran"), [(0.8, 0.97), (0.03, 0.4), (0.0, 0.2)])
+def test_a_lock_that_nobody_waits_for_is_no_contention(held, ran):
+    assert level(gil.judge(threaded(held, ran))) < gil.judge.band.leave
 
 
 def test_a_main_thread_that_waits_for_data_does_not_want_the_lock():
@@ -83,14 +93,14 @@ def test_a_main_thread_that_waits_for_data_does_not_want_the_lock():
         line("main", 0.4, phase="forward", activity="native", number=20),
         of_thread("publish", 1.0),
     ]
-    seen = threaded(held=0.8, cpu=0.38)
-    seen = changed(seen, steps=steps_view(RANK, steps(seconds=0.1, forward=0.04, cpu=0.038), 1000))
+    seen = threaded(held=0.8, ran=0.38)
+    seen = changed(seen, steps=steps_view(RANK, steps(seconds=0.1, forward=0.04), 1000))
     waiting = changed(seen, stacks=msgspec.structs.replace(seen.stacks, lines=tuple(lines)))
     assert level(gil.judge(waiting)) < gil.judge.band.leave < level(gil.judge(seen))
 
 
 def test_nobody_asked_who_holds_the_lock():
-    told = gil.judge(threaded(held=None, cpu=0.3))
+    told = gil.judge(threaded(held=None, ran=0.3))
     assert isinstance(told, Abstention) and "GIL" in told.reason
 
 
