@@ -46,8 +46,8 @@ class Row:
     """What one case got at one tier.
 
     `right_line` and `right_process` are None where none is expected. `latency` has, for each of LATENCIES, what
-    aitop said and what the clients measured, in milliseconds; `seen` is that with the clients' own delays. `alarms` are
-    untrue warnings. `gain` is the predicted factor of the case's change, `real` the measured one; None is not predicted.
+    aitop said and what the clients measured, in milliseconds; `seen` has the clients' own delays as well. `alarms` are
+    untrue warnings. `gain` is the predicted factor of the change, `real` the measured one; None is not predicted.
     """
 
     name: str
