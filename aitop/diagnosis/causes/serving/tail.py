@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from aitop.diagnosis.causes.serving.hold_ups import (
     BY_COUNTERS,
+    HoldUp,
     Kind,
     Tail,
     Timeline,
@@ -35,6 +36,8 @@ ENTER, LEAVE = 0.3, 0.2
 # A line that comes in bursts is seen in fewer windows of stacks than as many samples in even time would be.
 BURSTY = 0.7
 LEAST_SAMPLES = 4
+# What handlers do is the tail's if more than this part of its time passes in requests that take long by it.
+MOSTLY = 0.5
 # What is estimated from stack samples is no more than likely.
 ESTIMATED = 0.6
 
@@ -77,7 +80,8 @@ def _look(snapshot: Snapshot) -> Explanation | str | None:
         return f"{len(requests)} single requests were seen so far; {LEAST_REQUESTS} are needed to tell slow ones apart"
     slow = number_of_slow(len(requests))
     usual = sorted(one.seconds for one in requests)[len(requests) // 2]
-    tail = tail_of(requests, Timeline(hold_ups(snapshot, serving, requests, usual)), slow)
+    held = hold_ups(snapshot, serving, requests, usual)
+    tail = tail_of(requests, Timeline(held), slow)
     if usual <= 0.0 or tail.slowest < LEAST_RATIO * usual:
         return None
     bursts = _bursts(snapshot, serving)
@@ -97,8 +101,9 @@ def _look(snapshot: Snapshot) -> Explanation | str | None:
     left = usual + (1.0 - part) * (tail.slowest - usual)
     return Explanation(
         subtype=first,
-        # Only some requests are late: that is never critical, however much of their lateness one cause explains.
-        severity="warning",
+        # Only some requests are late: that is never critical, however much of their lateness one cause explains. What
+        # by itself does not make them longer than chance does is no more than good to know.
+        severity="warning" if tail.slowest - left >= (LEAST_RATIO - 1.0) * usual else "info",
         share=part,
         parts=_parts(kinds, tail),
         gains=False,
@@ -107,6 +112,7 @@ def _look(snapshot: Snapshot) -> Explanation | str | None:
         title=f"the slowest requests take {tail.slowest / usual:.1f} times the usual {duration(usual)}: "
         f"{percent(part)} of that is {WHAT[first]}",
         where=lines,
+        claims=_claims(first, snapshot, bursts, held),
         evidence=_evidence(snapshot, serving, tail, kinds, left),
         fixes=_fixes(first, lines),
     )
@@ -226,6 +232,18 @@ def _lines(kind: Kind, snapshot: Snapshot, bursts: Iterable[Burst]) -> tuple[Whe
     if not found and kind in ("event-loop", "handler"):
         return lines_of(handler_entries(snapshot)).where
     return found
+
+
+def _claims(
+    kind: Kind, snapshot: Snapshot, bursts: Iterable[Burst], held: Iterable[HoldUp]
+) -> tuple[Entry, ...]:
+    """The entries that take their time mostly while they hold requests up: no other cause need explain them."""
+    came = tuple(entry for burst in bursts if burst.kind == kind for entry in burst.entries)
+    if came or kind not in ("event-loop", "handler"):
+        return came
+    handling = tuple(handler_entries(snapshot))
+    seconds = sum((each.until - each.begin) * each.weight for each in held if each.kind == "handler")
+    return handling if seconds >= MOSTLY * lines_of(handling).share * snapshot.window else ()
 
 
 def _fixes(kind: Kind, where: tuple[Where, ...]) -> tuple[Fix, ...]:
