@@ -23,6 +23,8 @@ from aitop.model.verdict import Fix
 
 # A server that waits for so much of its time is not held up by anything: requests come too seldom.
 AT_LEISURE = 0.3
+# From here on most of what a request waits for is its input: whoever asks feels that, however few ask.
+MOSTLY = 0.5
 WORTH_IT = 1.05
 WORKING: frozenset[Activity] = frozenset({"python", "native", "wait-core"})
 
@@ -52,7 +54,7 @@ def judge(snapshot: Snapshot) -> Explanation | str | None:
     leisure = waiting >= AT_LEISURE
     # Of a server at leisure only the requests get faster, not how many there are.
     of_request = min(0.99, share / max(0.01, 1.0 - waiting) if leisure else share)
-    signals = (bool(records(snapshot)), True, of_request >= 0.5)
+    signals = (bool(records(snapshot)), True, of_request >= MOSTLY)
     gone = of_request * within_first(lines)
     work = _most_work(lines)
     doing = {"decode": "decoding", "tokenize": "tokenising", "collate": "collating"}.get(work, "computing")
@@ -66,7 +68,7 @@ def judge(snapshot: Snapshot) -> Explanation | str | None:
     if leisure:
         evidence.append(f"{percent(waiting)} of the time is waiting for requests: they get faster, not more")
     return Explanation(
-        severity="info" if leisure else None,
+        severity=None if not leisure else "warning" if of_request >= MOSTLY else "info",
         critical=of_request >= CRITICAL_SHARE and sum(signals) >= 2,
         share=share,
         gone=gone,

@@ -164,6 +164,7 @@ def wanted(case: Case) -> str:
 
 def row_of(case: Case, tier: int, report: dict[str, Any], answers: Sequence[Answer], model: int) -> Row:
     """Hold a report against what is expected, and against what the clients saw in the same seconds."""
+    case = case.at(tier)
     verdicts = report.get("verdicts") or []
     warnings = [verdict for verdict in verdicts if verdict["severity"] in WARNS]
     row = Row(case.name, tier, wanted(case), "nothing", False, note=report.get("note", ""))

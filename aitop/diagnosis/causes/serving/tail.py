@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+from aitop.diagnosis.causes.oversubscription import others_have_cores
 from aitop.diagnosis.causes.serving.hold_ups import (
     BY_COUNTERS,
     HoldUp,
@@ -18,9 +19,10 @@ from aitop.diagnosis.causes.serving.hold_ups import (
 )
 from aitop.diagnosis.evidence import lead_ledger, lines_of, short_place
 from aitop.diagnosis.rule import Band, Explanation, Rule
+from aitop.diagnosis.series import values_since
 from aitop.diagnosis.what_if import Scope, fix
 from aitop.model.ledger import Entry
-from aitop.model.serving import Serving
+from aitop.model.serving import RequestRecord, Serving
 from aitop.model.snapshot import Snapshot
 from aitop.model.units import duration, percent
 from aitop.model.verdict import Fix, Part, Where
@@ -75,7 +77,7 @@ def _look(snapshot: Snapshot) -> Explanation | str | None:
     serving = snapshot.serving
     if serving is None:
         return "how long each request takes was not measured" if snapshot.kind == "inference" else None
-    requests = serving.requests[-MOST_REQUESTS:]
+    requests = _accounted(snapshot, serving)[-MOST_REQUESTS:]
     if len(requests) < LEAST_REQUESTS:
         return f"{len(requests)} single requests were seen so far; {LEAST_REQUESTS} are needed to tell slow ones apart"
     slow = number_of_slow(len(requests))
@@ -99,11 +101,12 @@ def _look(snapshot: Snapshot) -> Explanation | str | None:
     lines = _lines(first, snapshot, bursts)
     measured = _explained(tail, snapshot).get(first, 0.0) >= 0.5 * part
     left = usual + (1.0 - part) * (tail.slowest - usual)
+    # By itself it has to make them longer than chance does; and who takes the cores is no fault of the server.
+    slight = tail.slowest - left < (LEAST_RATIO - 1.0) * usual or (first == "cores" and others_have_cores(snapshot))
     return Explanation(
         subtype=first,
-        # Only some requests are late: that is never critical, however much of their lateness one cause explains. What
-        # by itself does not make them longer than chance does is no more than good to know.
-        severity="warning" if tail.slowest - left >= (LEAST_RATIO - 1.0) * usual else "info",
+        # Only some requests are late: that is never critical, however much of their lateness one cause explains.
+        severity="info" if slight else "warning",
         share=part,
         parts=_parts(kinds, tail),
         gains=False,
@@ -116,6 +119,12 @@ def _look(snapshot: Snapshot) -> Explanation | str | None:
         evidence=_evidence(snapshot, serving, tail, kinds, left),
         fixes=_fixes(first, lines),
     )
+
+
+def _accounted(snapshot: Snapshot, serving: Serving) -> tuple[RequestRecord, ...]:
+    """The requests that ended before the kernel's counters were read last: of later ones they do not tell yet."""
+    read = values_since(snapshot, "run_delay", snapshot.window)
+    return tuple(one for one in serving.requests if one.end <= read[-1][0]) if read else serving.requests
 
 
 def _foremost(kinds: dict[Kind, float]) -> Kind | None:
@@ -234,9 +243,7 @@ def _lines(kind: Kind, snapshot: Snapshot, bursts: Iterable[Burst]) -> tuple[Whe
     return found
 
 
-def _claims(
-    kind: Kind, snapshot: Snapshot, bursts: Iterable[Burst], held: Iterable[HoldUp]
-) -> tuple[Entry, ...]:
+def _claims(kind: Kind, snapshot: Snapshot, bursts: Iterable[Burst], held: Iterable[HoldUp]) -> tuple[Entry, ...]:
     """The entries that take their time mostly while they hold requests up: no other cause need explain them."""
     came = tuple(entry for burst in bursts if burst.kind == kind for entry in burst.entries)
     if came or kind not in ("event-loop", "handler"):
