@@ -7,11 +7,7 @@ import pytest
 from judgements import fired, level
 from snapshot_builder import RANK, WORKER, changed, constant, line, process, snapshot, stacks, steps
 
-<<<<<<< HEAD
-from aitop.diagnosis.causes import collector, computing, gil, oversubscription, step_growth
-=======
-from aitop.diagnosis.causes import collector, gil, oversubscription
->>>>>>> main
+from aitop.diagnosis.causes import collector, computing, gil, oversubscription
 from aitop.diagnosis.causes import input_bound as input_bound
 from aitop.engine.snapshot.steps import steps_view
 from aitop.model.host import HostSample, MachineSample

@@ -61,16 +61,10 @@ def hold_ups(snapshot: Snapshot, serving: Serving, requests: Sequence[RequestRec
         for pause in serving.pauses
         if pause.end > since
     ]
-<<<<<<< HEAD
-    prefills = _prefills(serving.iterations, pauses, usual)
-    handling = _as_seen(_long_handling(requests, pauses, usual), requests, usual, snapshot)
-    return [*pauses, *prefills, *handling, *_without_core(snapshot, requests, usual)]
-=======
     paused = Lost(pauses)
     prefills = _prefills([one for one in serving.iterations if one.end > since], paused, usual)
     handling = _as_seen(_long_handling(requests, paused, usual), requests, usual, snapshot)
-    return [*pauses, *prefills, *handling, *_without_core(snapshot)]
->>>>>>> main
+    return [*pauses, *prefills, *handling, *_without_core(snapshot, requests, usual)]
 
 
 def _prefills(iterations: Sequence[IterationRecord], paused: Lost, usual: float) -> list[HoldUp]:
@@ -150,13 +144,10 @@ def _without_core(snapshot: Snapshot, requests: Sequence[RequestRecord], usual: 
         if delay <= 0.0:
             continue
         kind: Kind = "quota" if throttled.get(until) else "cores"
-        lost, longer = min(1.0, delay) * (until - begin), sum(overlap(each, begin, until) for each in slow)
+        there = [each for each in slow if each.begin < until and each.until > begin]
+        lost, longer = min(1.0, delay) * (until - begin), sum(overlap(each, begin, until) for each in there)
         part = min(1.0, lost / longer) if longer > 0.0 else 0.0
-        found += [
-            HoldUp(kind, max(begin, each.begin), min(until, each.until), each.weight * part)
-            for each in slow
-            if each.begin < until and each.until > begin
-        ]
+        found += [HoldUp(kind, max(begin, each.begin), min(until, each.until), each.weight * part) for each in there]
         found.append(HoldUp(kind, begin, until, max(0.0, lost - longer) / (until - begin)))
     return found
 
