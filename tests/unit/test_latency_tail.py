@@ -86,6 +86,13 @@ def test_a_long_prompt_beside_decodes():
     assert "max_num_batched_tokens" in verdict.fixes[0].text
 
 
+def test_requests_that_began_before_the_engine_was_watched_are_not_compared():
+    requests, iterations = engine()
+    early = [replace(one, seconds=one.seconds + 9.0) for one in requests[:6]]
+    verdict = fired(tail.judge(server([*early, *requests[6:]], iterations)))
+    assert verdict.subtype == "prefill" and verdict.share > 0.7, "what these waited for nobody saw"
+
+
 def test_without_long_prompts_the_same_engine_is_quiet():
     requests, iterations = engine(long_every=0)
     assert level(tail.judge(server(requests, iterations))) == 0.0

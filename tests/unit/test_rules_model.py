@@ -10,6 +10,7 @@ from snapshot_builder import RANK, constant, line, snapshot, step, steps
 from aitop.diagnosis.causes import precision, preprocessing, recompile, underbatched
 from aitop.diagnosis.judge import CONFIRM_TICKS, Judge
 from aitop.model.gpu import GpuDevice, GpuSample
+from aitop.model.serving import IterationRecord, Serving
 from aitop.model.snapshot import Phases, ProcessStacks, Series, Stacks
 from aitop.model.steps import HookFacts
 from aitop.model.verdict import Setting
@@ -111,6 +112,14 @@ def test_requests_one_at_a_time_read_all_weights_for_each():
     assert verdict.id == "underbatched" and verdict.where[0].line == 20
     assert 4 < verdict.speedup < 10 and verdict.confidence <= 0.6
     assert "requests are taken 1 at a time" in verdict.title
+
+
+def test_an_engine_whose_turns_say_how_many_requests_are_in_them_is_not_judged_by_the_models_input():
+    packed = [IterationRecord(end=1000.0 - n / 100, seconds=0.008, requests=2) for n in range(100)]
+    for waiting, found in ((0.1, False), (6.0, True)):
+        engine = Serving(basis="hook", pid=RANK, iterations=tuple(packed), queue=waiting)
+        seen = snapshot(served(), kind="inference", facts=DENSE, lines=[MODEL], serving=engine)
+        assert (level(underbatched.judge(seen)) > 0.0) is found, "requests that do not wait cannot be taken together"
 
 
 def test_batches_are_put_together_where_the_model_is_called():

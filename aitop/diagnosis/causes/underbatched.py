@@ -9,7 +9,7 @@ from statistics import median_high
 import msgspec
 
 from aitop.diagnosis import op_cost
-from aitop.diagnosis.causes.serving.turns import small_batches
+from aitop.diagnosis.causes.serving.turns import room, small_batches
 from aitop.diagnosis.device import idle_share, on_gpu
 from aitop.diagnosis.evidence import MIN_STEPS, lines_of, main_lines, records, running, takes_request
 from aitop.diagnosis.rule import UNPROVEN, Explanation, rule
@@ -50,6 +50,9 @@ def judge(snapshot: Snapshot) -> Explanation | str | None:
     engine = None if training else small_batches(snapshot, FEW_SAMPLES, BATCH, AT_LEISURE)
     if engine is not None:
         return engine
+    if not training and snapshot.serving is not None and room(snapshot.serving, FEW_SAMPLES) is False:
+        # An engine may pack many requests into what looks like one sample.
+        return None
     if snapshot.steps is None or snapshot.steps.basis != "hook":
         return "how many samples a step takes is known only from inside of the process"
     steps = [step for step in records(snapshot) if step.samples]

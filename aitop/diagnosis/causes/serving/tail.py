@@ -122,9 +122,15 @@ def _look(snapshot: Snapshot) -> Explanation | str | None:
 
 
 def _accounted(snapshot: Snapshot, serving: Serving) -> tuple[RequestRecord, ...]:
-    """The requests that ended before the kernel's counters were read last: of later ones they do not tell yet."""
-    read = values_since(snapshot, "run_delay", snapshot.window)
-    return tuple(one for one in serving.requests if one.end <= read[-1][0]) if read else serving.requests
+    """The requests of whose time it is known what happened.
+
+    Of those that ended after the kernel's counters were read last these do not tell yet, and of those that were under
+    way before an engine's first iteration was seen it is not known what else the engine did.
+    """
+    read, turns = values_since(snapshot, "run_delay", snapshot.window), serving.iterations
+    until = read[-1][0] if read else math.inf
+    since = turns[0].end - turns[0].seconds - (turns[0].idle or 0.0) if turns else -math.inf
+    return tuple(one for one in serving.requests if one.end - one.seconds >= since and one.end <= until)
 
 
 def _foremost(kinds: dict[Kind, float]) -> Kind | None:
