@@ -122,6 +122,15 @@ def test_an_engine_whose_turns_say_how_many_requests_are_in_them_is_not_judged_b
         assert (level(underbatched.judge(seen)) > 0.0) is found, "requests that do not wait cannot be taken together"
 
 
+def test_who_computes_beside_the_first_thread_is_not_judged_by_its_waits_for_a_core():
+    # The first thread only accepts connections: it hardly runs, and waits for a core most of the little it wants one.
+    series = {"run_delay": constant(0.1), "main_thread": constant(0.01)}
+    seen = snapshot(served(), kind="inference", facts=DENSE, lines=[MODEL], series=series)
+    (process,) = seen.stacks.processes
+    beside = replace(seen, stacks=replace(seen.stacks, processes=(replace(process, thread="model"),)))
+    assert level(underbatched.judge(seen)) == 0.0 < level(underbatched.judge(beside))
+
+
 def test_batches_are_put_together_where_the_model_is_called():
     from aitop.model.stacks import Frame
 
