@@ -13,6 +13,7 @@ from aitop.sources.replay import read_recording
 
 RECORDINGS = Path(__file__).resolve().parent / "serving" / "recordings"
 SLEEPS, COLLECTS, SCORES = "time.sleep(0.4)", "gc.collect()", "answer = score(ids)"
+ONE_BY_ONE = "answers = self.net(torch.stack([job.ids for job in jobs])).tolist()"
 SPLITS = "while text[start:end] not in self.ids and end > start + 1:"
 
 
@@ -40,6 +41,8 @@ def judged(name, tier):
         ("review_scores_neighbour", 2, "cpu-oversubscription/None", None),
         ("review_scores_tokenise", 3, "preprocessing-bound/None", SPLITS),
         ("review_scores_tokenise", 2, "preprocessing-bound/None", SPLITS),
+        ("chat_batching_long", 3, "latency-tail/prefill", None),
+        ("ranking_queue_single", 3, "underbatched/None", ONE_BY_ONE),
         ("embeddings_stopped", 3, "hang/stopped", None),
         ("embeddings_stopped", 2, "hang/stopped", None),
     ],
