@@ -131,6 +131,12 @@ def test_who_computes_beside_the_first_thread_is_not_judged_by_its_waits_for_a_c
     assert level(underbatched.judge(seen)) == 0.0 < level(underbatched.judge(beside))
 
 
+def test_what_is_done_once_a_batch_is_explained_by_too_small_ones():
+    stacked = line("serve", 0.2, activity="native", number=20, position="within", text="y = net(stack(ids)).tolist()")
+    seen = snapshot(served(), kind="inference", facts=DENSE, lines=[MODEL, stacked])
+    assert [entry.position for entry in underbatched.judge(seen).claims] == ["within"]
+
+
 def test_batches_are_put_together_where_the_model_is_called():
     from aitop.model.stacks import Frame
 
