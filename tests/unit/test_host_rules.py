@@ -11,6 +11,7 @@ from aitop.diagnosis.causes import collector, computing, gil, oversubscription
 from aitop.diagnosis.causes import input_bound as input_bound
 from aitop.engine.snapshot.steps import steps_view
 from aitop.model.host import HostSample, MachineSample
+from aitop.model.serving import Serving
 from aitop.model.snapshot import HotLine, Phases, ThreadShare
 from aitop.model.steps import HookFacts
 from aitop.model.verdict import Abstention, Setting
@@ -181,7 +182,8 @@ def test_a_server_is_held_up_by_others_in_the_part_of_its_time_in_which_it_works
     little = {"wanting": 2, "wanted": 0.5, "delay": 0.12, "busy": (1.0, 1.0)}
     crowd = crowded(**little)
     works = line("serve", 0.4, phase="forward", activity="native", number=12)
-    seen = snapshot(lines=[rests, works], kind="inference", host=crowd.host, series=crowd.series)
+    answers = Serving(basis="stacks", pid=RANK)
+    seen = snapshot(lines=[rests, works], kind="inference", serving=answers, host=crowd.host, series=crowd.series)
     verdict = fired(oversubscription.judge(seen))
     assert "30 % of the time in which it has something to do" in verdict.evidence[0]
     assert computing.compute_bound(seen) is None, "something holds it up"

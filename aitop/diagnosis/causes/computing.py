@@ -20,8 +20,8 @@ UNSEEN = "in which types and how large batches it computes, and whether that is 
 @rule("compute-bound", 0.5, 0.4, only_alone=True)
 def compute_bound(snapshot: Snapshot) -> Explanation | None:
     """Most of the step is forward, backward and optimizer: the device is the limit."""
-    if serves(snapshot) and others_have_cores(snapshot):
-        # What holds each request up is said of those others.
+    if snapshot.serving is not None and others_have_cores(snapshot):
+        # Something does hold its requests up.
         return None
     phases = snapshot.steps.phases if snapshot.steps else Phases()
     parts = {"forward": phases.forward, "backward": phases.backward, "optimizer": phases.optimizer}
