@@ -115,7 +115,7 @@ def _look(snapshot: Snapshot) -> Explanation | str | None:
         title=f"the slowest requests take {tail.slowest / usual:.1f} times the usual {duration(usual)}: "
         f"{percent(part)} of that is {WHAT[first]}",
         where=lines,
-        claims=_claims(first, snapshot, bursts, held),
+        claims=() if slight else _claims(first, snapshot, bursts, held),
         evidence=_evidence(snapshot, serving, tail, kinds, left),
         fixes=_fixes(first, lines),
     )
