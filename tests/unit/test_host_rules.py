@@ -7,10 +7,11 @@ import pytest
 from judgements import fired, level
 from snapshot_builder import RANK, WORKER, changed, constant, line, process, snapshot, stacks, steps
 
-from aitop.diagnosis.causes import collector, gil, oversubscription
+from aitop.diagnosis.causes import collector, computing, gil, oversubscription
 from aitop.diagnosis.causes import input_bound as input_bound
 from aitop.engine.snapshot.steps import steps_view
 from aitop.model.host import HostSample, MachineSample
+from aitop.model.serving import Serving
 from aitop.model.snapshot import HotLine, Phases, ThreadShare
 from aitop.model.steps import HookFacts
 from aitop.model.verdict import Abstention, Setting
@@ -184,6 +185,19 @@ def test_the_load_of_others_is_said_and_is_no_fault_of_the_run():
     assert "stray" in verdict.fixes[0].text
     many = fired(oversubscription.judge(crowded(wanting=3, wanted=1.8, delay=0.5, busy=(1.0, 1.0))))
     assert many.severity == "info" and "torch.set_num_threads(1)" in many.fixes[0].text
+
+
+def test_a_server_is_held_up_by_others_in_the_part_of_its_time_in_which_it_works():
+    rests = line("serve", 0.6, activity="wait-queue", number=9)
+    little = {"wanting": 2, "wanted": 0.5, "delay": 0.12, "busy": (1.0, 1.0)}
+    crowd = crowded(**little)
+    works = line("serve", 0.4, phase="forward", activity="native", number=12)
+    answers = Serving(basis="stacks", pid=RANK)
+    seen = snapshot(lines=[rests, works], kind="inference", serving=answers, host=crowd.host, series=crowd.series)
+    verdict = fired(oversubscription.judge(seen))
+    assert "30 % of the time in which it has something to do" in verdict.evidence[0]
+    assert computing.compute_bound(seen) is None, "something holds it up"
+    assert oversubscription.judge(crowd) is None, "one that never rests loses little"
 
 
 def test_a_quota_that_runs_out():

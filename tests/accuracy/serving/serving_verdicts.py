@@ -118,7 +118,7 @@ class Bench:
             answers = clients.answers(until - (report.get("window_s") or self._args.seconds), until)
             row = row_of(case, tier, report, answers, server.model_pid)
             if self._args.keep:
-                self._keep(case, server, tier, report, flawless=row.flawless())
+                self._kept(case, tier, "json").write_text(json.dumps(report, indent=1))
             if code != int(case.stopped):
                 row.note, row.right = f"--fail-on stalled left with {code} {row.note}", False
             if not server.alive():
@@ -132,6 +132,8 @@ class Bench:
         command = [sys.executable, "-m", "aitop", "diagnose", "--pid", str(server.pid), "--for", f"{seconds:g}s"]
         command += ["--format", "json", "-o", str(file), "--fail-on", "stalled"]
         command += [] if tier == 3 else ["--no-hook"]
+        if self._args.keep:
+            command += ["--record", str(self._kept(case, tier, "jsonl.gz"))]
         done = subprocess.run(command, capture_output=True, text=True, timeout=seconds + 120, check=False)
         until = time.monotonic()
         report = {"note": done.stderr.strip()[-200:]}
@@ -141,17 +143,12 @@ class Bench:
             report = json.loads(file.read_text())
         return done.returncode, report, until
 
-    def _keep(self, case: Case, server: Server, tier: int, report: dict[str, Any], *, flawless: bool) -> None:
-        """Keep the report, and where it is wrong a recording, made while the clients go on."""
+    def _kept(self, case: Case, tier: int, ending: str) -> Path:
+        """Where the report or the recording of a look is kept."""
         self._args.keep.mkdir(parents=True, exist_ok=True)
-        name = f"{case.name.replace(':', '_')}.t{tier}"
-        (self._args.keep / f"{name}.json").write_text(json.dumps(report, indent=1))
-        file = self._args.keep / f"{name}.jsonl.gz"
+        file: Path = self._args.keep / f"{case.name.replace(':', '_')}.t{tier}.{ending}"
         file.unlink(missing_ok=True)
-        if not flawless:
-            command = [sys.executable, "-m", "aitop", "record", "--pid", str(server.pid), "-o", str(file)]
-            command += ["--for", f"{self._args.seconds:g}s", *([] if tier == 3 else ["--no-hook"])]
-            subprocess.run(command, capture_output=True, timeout=self._args.seconds + 120, check=False)
+        return file
 
 
 def real_gain(case: Case) -> float:
@@ -169,6 +166,7 @@ def wanted(case: Case) -> str:
 
 def row_of(case: Case, tier: int, report: dict[str, Any], answers: Sequence[Answer], model: int) -> Row:
     """Hold a report against what is expected, and against what the clients saw in the same seconds."""
+    case = case.at(tier)
     verdicts = report.get("verdicts") or []
     warnings = [verdict for verdict in verdicts if verdict["severity"] in WARNS]
     row = Row(case.name, tier, wanted(case), "nothing", False, note=report.get("note", ""))
@@ -345,7 +343,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=15.0, help="how long to look")
     parser.add_argument("--no-gains", action="store_true", help="do not run the changes")
     parser.add_argument("--clients-only", action="store_true", help="print what the clients see, without aitop")
-    parser.add_argument("--keep", type=Path, metavar="FOLDER", help="keep reports, and recordings where they are wrong")
+    parser.add_argument("--keep", type=Path, metavar="FOLDER", help="keep reports and recordings")
     parser.add_argument("--resume", action="store_true", help="go on where the last run was interrupted")
     args = parser.parse_args()
     if unknown := set(args.names) - set(CASE_BY_NAME):

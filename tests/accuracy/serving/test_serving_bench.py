@@ -163,6 +163,13 @@ def test_another_cause_line_or_process_is_a_flaw(wrong):
     assert not row_of(case, 3, report, answers_of(0.01), model=7).flawless()
 
 
+def test_what_no_request_is_known_of_is_right_only_without_the_hook():
+    case = CASE_BY_NAME["review_scores:sleep"]
+    report = report_of(case, line=min(case.guilty_lines()), id="host-bound", subtype="event-loop")
+    assert row_of(case, 2, report, answers_of(0.01), model=7).flawless()
+    assert not row_of(case, 3, report, answers_of(0.01), model=7).right
+
+
 @pytest.mark.parametrize(("severity", "quiet"), [("info", True), ("warning", False), ("critical", False)])
 def test_a_healthy_server_gets_no_warning(severity, quiet):
     case = CASE_BY_NAME["review_scores"]
