@@ -68,14 +68,22 @@ class Watcher:
 
 @contextlib.contextmanager
 def watching(targets: Sequence[Target], options: Options, record: Path | None = None) -> Iterator[Watcher]:
-    """Watch these processes for as long as the block runs, and stop (hook out) however the block ends."""
+    """Watch these processes for as long as the block runs, and stop (hook out) however the block ends.
+
+    The Watcher's last Snapshot is made when the block has ended.
+    """
+    from aitop.sources.pace import Pace
+
+    pace = Pace()
+    pace.crowded()
     from aitop.engine.live import LiveFeed
     from aitop.outputs.recording import RecordingWriter
 
     recording = RecordingWriter(record, targets[0]) if record is not None else None
-    watcher, feed = Watcher(recording), LiveFeed(targets, options, recording)
+    watcher, feed = Watcher(recording), LiveFeed(targets, options, recording, pace)
     try:
         feed.start(watcher.publish)
         yield watcher
+        feed.conclude()
     finally:
         feed.stop()

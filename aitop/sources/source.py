@@ -65,5 +65,8 @@ class Source:
     def close(self) -> None:
         """Give back what is held."""
 
+    def finish(self) -> None:
+        """Make a read that is under way return soon with what it has by then, if it can. Any thread may call."""
+
     def interrupt(self) -> None:
-        """Make a read that is under way return soon, if it can. The only call that may come from any thread."""
+        """Make a read that is under way return soon, if it can. Any thread may call."""

@@ -38,7 +38,7 @@ def find_py_spy() -> str:
 
 
 class Spy:
-    """`py-spy record` on `pid`, started now. It ends by itself; `stop` ends it early. No file on disk.
+    """`py-spy record` on `pid`, started now. It ends by itself; `finish` and `stop` end it early. No file on disk.
 
     It looks `asked` times at the `threads` wanted.
     """
@@ -85,6 +85,11 @@ class Spy:
     def finished(self) -> bool:
         """Whether it has ended; collects it, its exit code and its CPU time when it has."""
         return self.code is not None or self._collect(os.WNOHANG)
+
+    def finish(self) -> None:
+        """Ask it to write what it has and to end: it does so on Ctrl-C, within some milliseconds."""
+        if not self.finished():
+            os.kill(self._child.pid, signal.SIGINT)
 
     def stop(self) -> None:
         """End it now, if it runs, collect it, and read what it wrote. Once."""
