@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from aitop.attach.inspection.preflight import check_alive, check_consent, check_torch, open_memory
-from aitop.attach.inspection.process import ProcStatus, interpreter_of, same_process
+from aitop.attach.inspection.process import interpreter_of, same_process
 from aitop.attach.inspection.python_image import locate_python
 from aitop.attach.payload.bundle import Action, Sources, pack
 from aitop.attach.payload.request import Request
@@ -20,6 +20,7 @@ from aitop.attach.ways import TargetProcess, WayIn
 from aitop.attach.ways.gdb import Gdb
 from aitop.attach.ways.remote_debug import RemoteDebug
 from aitop.attach.ways.signal_frame import SignalFrame, SleepingCall
+from aitop.sources.process_status import ProcStatus
 
 # Best first.
 WAYS: tuple[WayIn, ...] = (RemoteDebug(), SignalFrame(), SleepingCall(), Gdb())

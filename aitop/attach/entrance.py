@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -132,12 +131,3 @@ def survey(pid: int, ways: Sequence[WayIn] = WAYS) -> Survey:
     finally:
         memory.close()
     return seen
-
-
-def readable(pid: int) -> bool:
-    """Whether the kernel lets us read the process's memory; asking touches nothing."""
-    try:
-        os.close(os.open(f"/proc/{pid}/mem", os.O_RDONLY | os.O_CLOEXEC))
-    except OSError:
-        return False
-    return True

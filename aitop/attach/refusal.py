@@ -2,32 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
-# `absent`: it cannot work here. `denied`: the system or the owner forbids it. `failed`: tried in vain.
-RefusalState = Literal["absent", "denied", "failed"]
+from aitop.sources.source import SourceError
 
 
-class AttachRefused(Exception):  # noqa: N818
+class AttachRefused(SourceError):  # noqa: N818
     """The hook cannot get into, or out of, that process now, and nothing was changed there.
 
-    `reason` is one sentence; `remedy` is a command or an action that would mend it, None where there is none.
-    `passing`: it is only a matter of time, and asking again soon makes sense.
+    The state is `absent` where it cannot work here, `denied` where the system or the owner forbids it, and `failed`
+    where it was tried in vain.
     """
-
-    def __init__(self, state: RefusalState, reason: str, remedy: str | None = None, *, passing: bool = False) -> None:
-        super().__init__(reason)
-        self.state = state
-        self.reason = reason
-        self.remedy = remedy
-        self.passing = passing
 
 
 class WaitingForTarget(AttachRefused):
     """The target has not answered yet."""
 
     def __init__(self, what: str, remedy: str) -> None:
-        super().__init__("absent", f"hook waiting for the target: {what}", remedy, passing=True)
+        reason = f"hook waiting for the target: {what}"
+        super().__init__("absent", reason, remedy, passing=True, code="waiting-for-target")
 
 
 def ended(pid: int) -> AttachRefused:

@@ -6,10 +6,8 @@ import threading
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
-from aitop.attach import AttachRefused, Attempt, Limit, WaitingForTarget, begin, remove, settled
-from aitop.model.source import StatusCode
+from aitop.attach import AttachRefused, Attempt, Limit, begin, remove, settled
 from aitop.sources.ring.reader import find_ring, should_stay
-from aitop.sources.source import SourceError
 from aitop.stacks.work import Level
 
 SELF_REMOVAL_SECONDS = 0.6
@@ -33,16 +31,11 @@ class HookRequests:
         self.hooked: set[int] = set()
 
     def bring_in(self, pid: int) -> None:
-        """Put the hook into `pid`. Raises SourceError with the reason and the remedy where it is not in yet."""
+        """Put the hook into `pid`. Raises AttachRefused where it is not in yet."""
         with self._changed:
             self._busy += 1
         try:
             self._bring_in(pid)
-        except AttachRefused as refused:
-            waits: StatusCode | None = "waiting-for-target" if isinstance(refused, WaitingForTarget) else None
-            raise SourceError(
-                refused.state, refused.reason, refused.remedy, passing=refused.passing, code=waits
-            ) from refused
         finally:
             with self._changed:
                 self._busy -= 1

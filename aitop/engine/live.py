@@ -188,7 +188,7 @@ class LiveFeed:
         options = self._options
         sources: list[Source] = [self._host]
         if options.gpu:
-            sources.append(device_source(self._host.tree))
+            sources.append(device_source(lambda: self._host.seen.pids))
         if options.stacks and not options.passive:
             working, stepping = self._stepping_processes.working, self._stepping_processes.pids
             sources.append(StackSource(self._pids, script=self.target.script, working=working, stepping=stepping))
@@ -196,7 +196,7 @@ class LiveFeed:
             sources.append(HookSource(self._hook_pids, self._hook_requests.bring_in))
         if options.metrics and not options.passive:
             wait = functools.partial(self._host.wait_for_look, FIRST_LOOK_SECONDS)
-            sources.append(ServerSource(self._host.server, wait, self._hook_measures_requests))
+            sources.append(ServerSource(lambda: self._host.seen.server, wait, self._hook_measures_requests))
         return sources
 
     def _hook_measures_requests(self) -> bool:
@@ -221,9 +221,9 @@ class LiveFeed:
 
         Never a launcher: it makes no steps. Nor what works for an engine: that is measured in the engine.
         """
-        if not self._host.ranks():
+        if not self._host.seen.ranks:
             self._host.wait_for_look(FIRST_LOOK_SECONDS)
-        return (*self._host.engines().pids, *self._stepping())
+        return (*self._host.seen.engines, *self._stepping())
 
     def _stepping(self) -> tuple[int, ...]:
         """The processes that make steps themselves.
@@ -234,16 +234,16 @@ class LiveFeed:
         if not pids or not self._stacks_tell() or self._stopping.is_set():
             return pids
         hooked = self._hook_requests.hooked
-        if not hooked and self._host.parents().issuperset(pids):
+        if not hooked and self._host.seen.parents.issuperset(pids):
             self._stepping_processes.wait_until_known(FIRST_LOOK_SECONDS)
             pids = self._may_step()
         known = self._stepping_processes.pids() | hooked
-        return tuple(pid for pid in pids if pid in known or pid not in self._host.parents())
+        return tuple(pid for pid in pids if pid in known or pid not in self._host.seen.parents)
 
     def _may_step(self) -> tuple[int, ...]:
-        launchers, engines = self._host.launchers(), self._host.engines()
-        pids = self._host.ranks() or tuple(pid for pid in self._pids if pid not in launchers)
-        return tuple(pid for pid in pids if pid not in (*engines.pids, *engines.around))
+        seen = self._host.seen
+        pids = seen.ranks or tuple(pid for pid in self._pids if pid not in seen.launchers)
+        return tuple(pid for pid in pids if pid not in (*seen.engines, *seen.around))
 
     def _stacks_tell(self) -> bool:
         """Whether stacks are sampled here, or will soon be."""
@@ -306,7 +306,7 @@ class LiveFeed:
         """Tell the sources which processes do the work: they are sampled first, and the hook goes into them."""
         steps = snapshot.steps
         counted = {steps.pid: steps.recent[-1].kind} if steps and steps.pid is not None and steps.recent else {}
-        self._stepping_processes.update(step_levels(snapshot.stacks, counted), snapshot.working, self._host.tree())
+        self._stepping_processes.update(step_levels(snapshot.stacks, counted), snapshot.working, self._host.seen.pids)
 
     def _end_of_target(self, publish: Publish) -> None:
         ended = still_there(self.target)

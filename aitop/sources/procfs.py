@@ -186,10 +186,12 @@ def environ(pid: int) -> dict[str, str] | None:
 
 def status(pid: int) -> dict[str, str]:
     """The fields of /proc/PID/status, empty when the process is gone."""
-    data = read(f"{PROC}/{pid}/status")
-    if data is None:
-        return {}
-    pairs = (line.partition(":") for line in data.decode("utf-8", "replace").splitlines())
+    return parse_fields(text(f"{PROC}/{pid}/status") or "")
+
+
+def parse_fields(content: str) -> dict[str, str]:
+    """The fields of `name: value` lines."""
+    pairs = (line.partition(":") for line in content.splitlines())
     return {name: value.strip() for name, colon, value in pairs if colon}
 
 

@@ -17,7 +17,7 @@ from typing import Any
 from textual.app import App, SuspendNotSupported
 
 from aitop.model.text import printable
-from aitop.sources.code.foreign_file import lends_rights, readable_path
+from aitop.sources.foreign_file import lends_rights, readable_path
 from aitop.ui.panes.code.hot_lines import Place
 from aitop.ui.terminal import LEAVE, keyboard, settings_of
 from aitop.ui.words import base_name, place

@@ -19,9 +19,9 @@ from interpreters import VERSIONS, interpreters
 from aitop.attach import AttachRefused, install
 from aitop.attach.attempt import WAYS
 from aitop.attach.entrance import Attachment, deliver
-from aitop.attach.inspection.process import read_status
 from aitop.attach.ways import WayIn
 from aitop.attach.ways.gdb import Gdb
+from aitop.sources.process_status import read_status
 
 pytestmark = pytest.mark.e2e
 

@@ -118,8 +118,8 @@ def test_a_busy_process_and_its_forked_workers(start):
     for worker in sample.processes[1:]:
         assert (worker.ppid, worker.rank, worker.state) == (process.pid, 0, "S")
         assert worker.cpu < 0.1 and worker.read_bytes == 0
-    assert source.ranks() == (process.pid,)
-    assert source.tree() == {found.pid for found in sample.processes}
+    assert source.seen.ranks == (process.pid,)
+    assert source.seen.pids == {found.pid for found in sample.processes}
     machine = sample.machine
     assert machine.cores == len(machine.core_busy) == os.cpu_count()
     assert all(0 <= share <= 1 for share in (*machine.core_busy, machine.iowait))
@@ -156,7 +156,7 @@ def test_a_launcher_and_its_ranks(start, script):
         ("rank", 0, 2),
         ("rank", 1, 2),
     ]
-    one = source.ranks()[1]
+    one = source.seen.ranks[1]
     only = HostSource([one])
     only.open()
     assert [(found.pid, found.role, found.rank) for found in read(only).processes] == [(one, "rank", 1)]
@@ -176,7 +176,7 @@ def test_processes_that_come_and_go(start):
     source.open()
     for _ in range(40):
         sample = read(source)
-        assert process.pid in source.tree()
+        assert process.pid in source.seen.pids
         assert sample.processes[0].pid == process.pid and sample.processes[0].role == "rank"
 
 
@@ -184,18 +184,18 @@ def test_workers_outlive_their_parent_and_the_end_is_told(start):
     process = start(FORK_TWO)
     source = HostSource([process.pid])
     source.open()
-    workers = source.tree() - {process.pid}
+    workers = source.seen.pids - {process.pid}
     process.kill()
     process.wait()
     sample = read(source)
     assert {found.pid for found in sample.processes} == workers and roles(sample) == ["loader-worker"] * 2
-    assert source.ranks() == ()
+    assert source.seen.ranks == ()
     for worker in workers:
         os.kill(worker, signal.SIGKILL)
     until(lambda: all(not os.path.exists(f"/proc/{worker}") or state(worker) == "Z" for worker in workers))
     with pytest.raises(SourceError, match=f"process {process.pid} has ended") as caught:
         source.read()
-    assert caught.value.state == "absent" and source.tree() == frozenset()
+    assert caught.value.state == "absent" and source.seen.pids == frozenset()
 
 
 def test_opening_again_does_not_take_a_pid_that_changed_hands(start):

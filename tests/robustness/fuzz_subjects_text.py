@@ -13,7 +13,6 @@ from pathlib import Path
 import msgspec
 
 from aitop.attach.inspection.elf import ElfImage, NotElfError
-from aitop.attach.inspection.process import parse_status
 from aitop.attach.inspection.process_memory import LARGEST_READ
 from aitop.attach.inspection.python_image import WANTED
 from aitop.engine.torch_profile import TraceError, analyse
@@ -27,6 +26,7 @@ from aitop.sources.code.lines import SourceCode
 from aitop.sources.exchange.flight_recorder import last_of
 from aitop.sources.exchange.nccl_ras import troubles
 from aitop.sources.host.command_lines import kind_of, rank_numbers
+from aitop.sources.process_status import parse_status
 from aitop.sources.servers.engines import ENGINES
 from aitop.sources.servers.exposition import server_sample, wanted_names
 

@@ -17,12 +17,13 @@ from typing import Any
 import pytest
 
 from aitop.attach.attempt import turn
-from aitop.attach.inspection.process import interpreter_of, read_status
+from aitop.attach.inspection.process import interpreter_of
 from aitop.attach.payload import bundle, bytecode, in_target, request
 from aitop.attach.payload.bundle import hook_sources, pack
 from aitop.attach.payload.bytecode import compiled
 from aitop.attach.refusal import AttachRefused
 from aitop.hook.measures import MEASURES
+from aitop.sources.process_status import read_status
 
 GOOD = (
     (

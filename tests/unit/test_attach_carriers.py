@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from aitop.attach.inspection.process import ProcStatus, own_status, read_status
 from aitop.attach.payload import carriers
 from aitop.attach.payload.carriers import FREE, Carrier, Named, Nameless, may_look_into_us
 from aitop.attach.payload.request import Request
 from aitop.attach.refusal import AttachRefused
+from aitop.sources.process_status import ProcStatus, own_status, read_status
 
 # The target's part of it, in a process of its own: it takes the carrier, says so, and waits.
 TAKE = """
@@ -110,7 +110,7 @@ def test_a_file_that_cannot_be_given_to_the_targets_user_is_not_left(
 
     monkeypatch.setattr(os, "fchown", refuse)
     monkeypatch.setattr(carriers, "_folders", lambda pid: [str(tmp_path)])
-    monkeypatch.setattr(carriers, "open_folder", lambda target, path: os.open(path, os.O_RDONLY | os.O_DIRECTORY))
+    monkeypatch.setattr(carriers, "open_folder_as", lambda pid, path, user: os.open(path, os.O_RDONLY | os.O_DIRECTORY))
     before = len(os.listdir("/proc/self/fd"))
     us = own_status()
     with pytest.raises(AttachRefused, match="Operation not permitted"):

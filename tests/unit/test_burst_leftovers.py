@@ -8,7 +8,7 @@ import sys
 import time
 
 from aitop.hook.measures import burst
-from aitop.sources.ring.burst_leftovers import NAME, OLD_SECONDS, remove_leftovers
+from aitop.sources.ring.burst import NAME, OLD_SECONDS, remove_leftovers
 
 
 def gone_pid() -> int:

@@ -9,10 +9,10 @@ from dataclasses import replace
 import pytest
 
 from aitop.attach.inspection.preflight import open_memory
-from aitop.attach.inspection.process import own_status
 from aitop.attach.refusal import AttachRefused
 from aitop.hook.ring import Ring
 from aitop.protocol import ring as ring_layout
+from aitop.sources.process_status import own_status
 from aitop.sources.ring.burst import MEMFD_LINK
 from aitop.sources.ring.memfd import open_memfd
 from aitop.sources.ring.reader import find_ring

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from judgements import fired, level, unjudged
+from judgements import fired
 from snapshot_builder import line, snapshot, steps
 
 from aitop.diagnosis.causes import host as host_bound
@@ -57,15 +57,6 @@ def test_what_nobody_explains_is_told_with_its_next_lines():
     assert {entry.line for entry in finding.claims} == {12, 30}
 
 
-def test_a_step_without_host_code_is_not_host_bound():
-    model = line("main", 1.0, phase="forward", activity="native")
-    assert level(host_bound.judge(snapshot(steps(seconds=0.1, forward=0.099), lines=[model]))) == 0.0
-
-
-def test_a_handful_of_samples_is_too_little():
-    assert "samples" in unjudged(host_bound.judge(snapshot(phases=OUTSIDE, lines=[line("x", 1.0)], main_samples=9)))
-
-
 # --- environments ---------------------------------------------------------------------------------------------------
 
 
@@ -84,7 +75,3 @@ def test_an_environment_that_takes_most_of_the_time():
     assert "the environment takes 60 %, model calls 30 %, backward and update 10 %" in verdict.evidence
     assert any("AsyncVectorEnv" in fix.text for fix in verdict.fixes)
     assert verdict.speedup == pytest.approx(2.5)
-
-
-def test_a_quick_environment_is_no_fault():
-    assert level(input_bound.judge(acting(0.05, 0.5, 0.45))) < input_bound.judge.band.leave

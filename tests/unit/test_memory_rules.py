@@ -1,15 +1,18 @@
-"""Rules on memory that runs out: on a device, in its allocator, on the host; and on leaks while a run starts."""
+"""Memory of devices and of the host: full, in pieces, copied by workers, leaking, uneven among ranks."""
 
 from __future__ import annotations
 
 import msgspec
+import pytest
 from judgements import fired, level, unjudged
 from snapshot_builder import WORKER, constant, process, snapshot, steps
 
 from aitop.diagnosis.conditions import device_memory, host_memory, memory
-from aitop.model.gpu import GpuDevice, GpuSample
+from aitop.diagnosis.conditions.device_memory import oom_risk
+from aitop.model.gpu import GpuDevice, GpuProcess, GpuSample
 from aitop.model.host import CgroupSample, HostSample, MachineSample
-from aitop.model.snapshot import Phases, Series
+from aitop.model.ranks import Ranks, RankView
+from aitop.model.snapshot import GrowthSite, Phases, Series
 from aitop.model.steps import AllocatorSample, HookFacts, LoaderInfo
 from aitop.model.verdict import Abstention, Setting
 
@@ -225,3 +228,66 @@ def test_workers_and_devices_leak_too():
 def test_the_series_of_one_process_is_not_read_twice():
     seen = snapshot(steps(), gpu=device(60), series={"gpu0.memory": constant(1), "alloc0.allocated": constant(1)})
     assert memory.watched(seen) == ["alloc0.allocated"]
+
+
+def growing(per_second, noise=0.0, count=25):
+    values = tuple(1e9 + index * per_second + (noise if index % 2 else -noise) for index in range(count))
+    return Series(times=tuple(1000.0 - count + index for index in range(count)), values=values)
+
+
+SITE = GrowthSite(file="/x/train.py", line=40, function="main", text="history.append(loss)", keeps_graph=True)
+
+
+def leak(series, *sites):
+    return memory.leak(snapshot(steps(), series={"rss": series}, growth_sites=sites))
+
+
+def test_steady_growth_is_a_leak_named_by_the_growing_line():
+    verdict = fired(leak(growing(10e6), SITE))
+    assert verdict.where[0].line == 40
+    assert "loss.item()" in verdict.fixes[0].text
+    assert verdict.severity == "critical"
+
+
+@pytest.mark.parametrize("series", [growing(0.0, 1e6), growing(1e4), growing(1e6, 40e6), constant(2e9)])
+def test_noise_is_not_a_leak(series):
+    assert leak(series) is None
+
+
+def test_growth_that_levels_off_is_warming_up():
+    values = tuple(1e9 + 300e6 * (1 - 0.8**index) for index in range(25))
+    assert leak(Series(times=tuple(float(976 + index) for index in range(25)), values=values), SITE) is None
+
+
+@pytest.mark.parametrize("sites", [(), (SITE,)], ids=["no line", "a line"])
+def test_source_code_names_the_line_and_decides_nothing(sites):
+    assert leak(growing(10e6, count=12), *sites) is None, "too short"
+    with_line, without_line = leak(growing(10e6), *sites), leak(growing(10e6))
+    assert (fired(with_line).severity, with_line.level) == (fired(without_line).severity, without_line.level)
+
+
+@pytest.mark.parametrize("text", ["losses.append(loss.item())", "self.total += loss.item()", "seen.append(len(batch))"])
+def test_numbers_explain_no_growth(text):
+    numbers = GrowthSite(file="/x/train.py", line=40, function="main", text=text)
+    assert fired(leak(growing(10e6), numbers)).where == ()
+
+
+def test_growth_is_critical_only_where_memory_is_full_soon():
+    assert fired(leak(growing(50e6))).severity == "critical"
+    assert fired(leak(growing(2e6))).severity == "warning"
+
+
+def held(*memory, **fields):
+    views = [RankView(rank=rank, pid=100 + rank, gpu=rank, gpu_memory=one << 30) for rank, one in enumerate(memory)]
+    return snapshot([], ranks=Ranks(ranks=tuple(views)), **fields)
+
+
+def test_a_rank_that_holds_much_more_memory_than_the_others():
+    users = (GpuProcess(pid=100), GpuProcess(pid=101))
+    gpu = GpuSample(time=1.0, devices=(GpuDevice(index=0, memory_total=40 << 30, processes=users),))
+    told = oom_risk(held(36, 24, 24, gpu=gpu))
+    assert (told.verdict.subtype, told.verdict.severity, told.verdict.ranks) == ("imbalance", "warning", (0,))
+    assert "set_device" in told.verdict.fixes[0].text and "GPU 0 also holds memory of rank 1" in told.verdict.evidence
+    assert oom_risk(held(26, 24, 24)) is None and oom_risk(held(36)) is None and oom_risk(snapshot([])) is None
+    host = [RankView(rank=rank, pid=rank, rss=one << 20) for rank, one in enumerate((900, 300))]
+    assert oom_risk(snapshot([], ranks=Ranks(ranks=tuple(host)))) is None, "less than a gigabyte"

@@ -23,12 +23,6 @@ def adam(parameters, tensors, **fields):
     )
 
 
-def test_an_optimizer_that_takes_too_long():
-    facts = adam(100_000, 6)
-    verdict = fired(optimizer.judge(snapshot(steps(seconds=0.1, optimizer=0.06), facts=facts)))
-    assert verdict.share == pytest.approx(0.6, abs=0.01)
-
-
 def test_an_optimizer_with_many_parameters_may_take_long():
     facts = adam(10_000_000, 40)
     assert level(optimizer.judge(snapshot(steps(seconds=0.1, optimizer=0.02), facts=facts))) < 0.14

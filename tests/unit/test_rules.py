@@ -8,34 +8,12 @@ from judgements import fired, level
 from snapshot_builder import WORKER, constant, host, line, loaders, snapshot, step, steps
 
 from aitop.diagnosis import op_cost
-from aitop.diagnosis.causes import between_steps, computing, optimizer, python_overhead
+from aitop.diagnosis.causes import between_steps, computing, python_overhead
 from aitop.diagnosis.causes import input_bound as input_bound
-from aitop.diagnosis.conditions import memory
 from aitop.diagnosis.rule import Finding
 from aitop.model.snapshot import Phases
 from aitop.model.steps import HookFacts
-from aitop.model.verdict import Abstention, Setting
-
-FEW = snapshot(steps(3), main_samples=0)
-
-
-@pytest.mark.parametrize(
-    "judge",
-    [
-        input_bound.judge,
-        between_steps.checkpoint,
-        between_steps.evaluation,
-        between_steps.host_io,
-        computing.compute_bound,
-        python_overhead.judge,
-        optimizer.judge,
-        memory.leak,
-    ],
-)
-def test_too_little_evidence_is_said(judge):
-    told = judge(FEW)
-    assert isinstance(told, Abstention) and told.reason
-
+from aitop.model.verdict import Setting
 
 # input-bound ------------------------------------------------------------------------------------------------------
 
@@ -68,12 +46,6 @@ def test_sleeping_workers_are_too_few():
     assert verdict.fixes[0].setting == Setting(name="num_workers", to=12, current=2)
 
 
-def test_computing_workers_without_a_free_core_need_a_cheaper_transform():
-    verdict = fired(input_bound.judge(slow_workers(0.95, busy=(1.0, 0.98))))
-    assert verdict.subtype == "transform"
-    assert not any(fix.text.startswith("num_workers") for fix in verdict.fixes)
-
-
 def test_computing_workers_with_free_cores_are_too_few():
     verdict = fired(input_bound.judge(slow_workers(0.95, busy=(0.9, 0.9) + (0.05,) * 14)))
     assert verdict.subtype == "workers"
@@ -81,39 +53,6 @@ def test_computing_workers_with_free_cores_are_too_few():
 
 def test_workers_that_read_files_wait_for_storage():
     assert fired(input_bound.judge(slow_workers(0.05, activity="wait-disk", work="file"))).subtype == "storage"
-
-
-def test_workers_that_collate():
-    assert (
-        fired(input_bound.judge(slow_workers(0.95, busy=(1.0, 1.0), activity="python", work="collate"))).subtype
-        == "collate"
-    )
-
-
-def test_waits_at_loader_starts_are_respawning():
-    records = [
-        step(index, 0.05, data_wait=0.03, loader_start=0.3) if index % 10 == 0 else step(index, 0.05, data_wait=0.001)
-        for index in range(40)
-    ]
-    records = [
-        step(r.index, r.seconds + r.loader_start, data_wait=r.data_wait, loader_start=r.loader_start) for r in records
-    ]
-    verdict = fired(
-        input_bound.judge(snapshot(records, lines=[line("main", 0.3, phase="data_wait", activity="spawn")]))
-    )
-    assert verdict.subtype == "respawn"
-    assert "persistent_workers=True" in verdict.fixes[0].text
-
-
-def test_a_loop_without_a_loader_is_input_bound_at_its_own_line():
-    loop = [
-        line("parse", 0.8, number=31, position="before", via=(("main", 80, None), ("batches", 40, None))),
-        line("main", 0.2, phase="forward", activity="native"),
-    ]
-    verdict = fired(input_bound.judge(snapshot(steps(seconds=0.1, forward=0.01, backward=0.01, cpu=0.1), lines=loop)))
-    assert verdict.subtype == "transform"
-    assert verdict.where[0].line == 31
-    assert verdict.speedup == pytest.approx(5.0, rel=0.05)
 
 
 def test_idle_workers_that_were_just_started_are_respawning_without_the_hook_too():
@@ -142,19 +81,6 @@ def test_what_stands_before_the_model_feeds_it(position, feeds):
         assert level(input_bound.judge(seen)) < input_bound.judge.band.leave
 
 
-def test_python_after_the_update_is_python_between_the_phases():
-    after = line("spread", 0.8, number=12, position="after", via=(("main", 59, None),))
-    verdict = fired(python_overhead.judge(snapshot(steps(seconds=0.1, forward=0.02, cpu=0.1), lines=[after, *LOOP])))
-    assert verdict.where[0].line == 12 and "less often" in verdict.fixes[0].text
-
-
-def test_a_fed_step_is_not_input_bound():
-    judged = input_bound.judge(
-        snapshot(steps(seconds=0.1, data_wait=0.002, forward=0.05, backward=0.04, queue_ready=2))
-    )
-    assert not isinstance(judged, Finding) or judged.level < input_bound.judge.band.leave
-
-
 @pytest.mark.parametrize("measured", [True, False])
 def test_taking_ready_batches_from_idle_workers_is_no_wait_that_workers_could_end(measured):
     fields = {"workers": 1, "lines": [line("__getitem__", 0.04, pid=WORKER)], "host": host(1, worker_cpu=0.04)}
@@ -176,28 +102,7 @@ def test_batches_that_are_dear_to_make_are_worth_their_workers():
     assert not isinstance(judged, Finding) or judged.level < input_bound.judge.band.leave
 
 
-def test_without_the_hook_stacks_are_enough():
-    seen = snapshot(
-        phases=Phases(data_wait=0.7, forward=0.1, backward=0.2, optimizer=0.0, outside=0.0),
-        lines=[WAITS, line("__getitem__", 0.9, pid=WORKER)],
-        workers=1,
-        host=host(1, worker_cpu=0.95, busy=(1.0, 1.0)),
-        series={"workers_cpu": constant(0.95)},
-    )
-    verdict = fired(input_bound.judge(seen))
-    assert verdict.subtype == "transform" and verdict.share == pytest.approx(0.7)
-
-
 # between steps ----------------------------------------------------------------------------------------------------
-
-
-def test_checkpoints_are_seen_as_bursts():
-    records = [step(index, 0.5, save=0.4) if index % 10 == 0 else step(index, 0.1) for index in range(40)]
-    saving = line("save_checkpoint", 0.3, phase="save", activity="native", work="save", number=52)
-    verdict = fired(between_steps.checkpoint(snapshot(records, lines=[saving])))
-    assert verdict.share == pytest.approx(4 * 0.4 / (4 * 0.5 + 36 * 0.1), rel=1e-3)
-    assert verdict.where[0].line == 52
-    assert "4 times in 40 steps (every 10)" in verdict.evidence[0]
 
 
 def test_one_checkpoint_does_not_tell_how_often_it_comes():
@@ -220,19 +125,7 @@ def test_evaluation_is_seen_only_in_training():
     assert between_steps.evaluation(snapshot(steps())) is None
 
 
-def test_io_in_the_loop():
-    writing = line("log_metrics", 0.4, activity="wait-network", work="database", text="db.execute(sql)", number=70)
-    verdict = fired(between_steps.host_io(snapshot(steps(forward=0.06), lines=[writing])))
-    assert verdict.where[0].line == 70 and verdict.speedup == pytest.approx(1 / 0.6, rel=0.02)
-    assert between_steps.host_io(snapshot(steps(), lines=[line("train", 0.9, phase="forward")])) is None
-
-
 # computing --------------------------------------------------------------------------------------------------------
-
-
-def test_a_computing_step():
-    verdict = fired(computing.compute_bound(snapshot(steps(seconds=0.1, forward=0.04, backward=0.05, optimizer=0.005))))
-    assert verdict.severity == "info" and verdict.share == pytest.approx(0.95)
 
 
 def test_what_a_computing_step_achieves_is_told_where_it_is_known():
@@ -302,32 +195,6 @@ def test_the_line_named_runs_python_though_a_native_loop_takes_longer():
     assert verdict.where[0].line == 31 and "between its phases" in verdict.title
 
 
-def test_tiny_operations_without_gradients_have_no_backward_pass():
-    """Of few nodes of the graph each takes long: what is tiny is not among them."""
-    facts = HookFacts(way="attach", python="3.11", torch="2", ops=20)
-    lines = [line("forward", 0.2, phase="forward", number=22), *TINY[1:]]
-    seen = snapshot(steps(seconds=0.1, forward=0.05, backward=0.04), lines=lines, facts=facts)
-    assert fired(python_overhead.judge(seen)).share == pytest.approx(0.5 * python_overhead.BATCHED_AWAY, abs=0.01)
-
-
-def test_tiny_operations_show_without_the_hook_by_who_holds_the_lock():
-    shares = Phases(forward=0.4, backward=0.5, outside=0.1)
-    verdict = fired(python_overhead.judge(snapshot(phases=shares, lines=TINY)))
-    assert verdict.where[0].line == 22 and verdict.share == pytest.approx(0.9 * op_cost.WHOLE_CALL * 0.25, abs=0.01)
-    native = [msgspec.structs.replace(one, activity="native") for one in TINY]
-    assert python_overhead.judge(snapshot(phases=shares, lines=native)) is None, "large operations let go of the lock"
-
-
-def test_few_large_operations_are_no_overhead():
-    facts = HookFacts(way="attach", python="3.11", torch="2", ops=200)
-    seen = snapshot(
-        steps(seconds=0.1, forward=0.04, backward=0.05),
-        lines=[line("forward", 0.4, phase="forward", activity="native", text="return self.net(x)")],
-        facts=facts,
-    )
-    assert python_overhead.judge(seen) is None
-
-
 @pytest.mark.parametrize(("activity", "severity"), [("wait-network", "critical"), ("native", "warning")])
 def test_sampled_io_is_critical_only_where_the_kernel_says_that_it_waits(activity, severity):
     writing = line("log_metrics", 0.4, activity=activity, work="database")
@@ -345,15 +212,6 @@ def test_a_factor_that_rests_on_next_to_nothing_has_a_wide_range():
     finding = input_bound.judge(seen)
     low, high = finding.verdict.speedup_range
     assert high > 10 * low
-
-
-def test_one_worker_is_told_as_one():
-    lines = [line("__getitem__", 0.9, pid=WORKER)]
-    series = {"workers_cpu": constant(0.02)}
-    waiting = steps(seconds=0.1, data_wait=0.05, queue_ready=0)
-    seen = snapshot(waiting, lines=lines, workers=1, host=host(1, worker_cpu=0.02), facts=loaders(1), series=series)
-    told = "1 worker at 2 % of a core, 90 % of its samples at work: it is waiting for something other than the CPU"
-    assert told in fired(input_bound.judge(seen)).evidence
 
 
 def test_workers_without_a_core_to_run_on_are_no_fix():

@@ -216,8 +216,8 @@ def test_the_host_source_tells_engine_and_parts(tmp_path: Path):
         (sample,) = source.read()
         assert sample.engine == "vllm"
         assert [one.part for one in sample.processes] == ["API server", None]
-        assert source.server().software.name == "vllm"
-        assert HostSource([process.pid]).server() is None
+        assert source.seen.server.software.name == "vllm"
+        assert HostSource([process.pid]).seen.server is None
     finally:
         os.killpg(process.pid, 9)
         process.wait()

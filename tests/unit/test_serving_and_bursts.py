@@ -6,10 +6,10 @@ import pytest
 from judgements import fired, level
 from snapshot_builder import WORKER, host, line, loaders, snapshot, step, steps
 
-from aitop.diagnosis.causes import between_steps, computing, preprocessing, underbatched
+from aitop.diagnosis.causes import between_steps, computing, preprocessing
 from aitop.diagnosis.causes import input_bound as input_bound
 from aitop.model.snapshot import Phases
-from aitop.model.verdict import Abstention, Setting
+from aitop.model.verdict import Setting
 
 RUNS = line("main", 0.1, phase="forward", activity="native", number=20)
 
@@ -35,11 +35,6 @@ def test_a_server_at_leisure_is_told_that_nothing_holds_it_up():
     assert finding.verdict.title.startswith("90 % of the time is waiting for requests")
     asks = line("main", 0.9, activity="wait-network", work="network", number=19)
     assert computing.compute_bound(inference(asks)).level < 0.2, "who asks for data does not rest"
-
-
-def test_a_server_at_leisure_needs_no_larger_batches():
-    waits = line("main", 0.9, activity="wait-queue", number=19)
-    assert level(underbatched.judge(inference(waits, facts=loaders(0)))) == 0.0
 
 
 def test_inference_that_asks_a_service_for_its_input_waits_for_data():
@@ -82,11 +77,6 @@ def test_workers_that_rest_while_steps_wait_are_said_to_be_drained_by_bursts():
     assert fix.speedup == pytest.approx(1 / 0.6, abs=0.02), "the worker's own work is what is left"
 
 
-def test_workers_that_never_rest_are_no_bursts():
-    verdict = fired(input_bound.judge(drained(idle=0.05)))
-    assert not any("bursts" in told for told in verdict.evidence)
-
-
 # saving -----------------------------------------------------------------------------------------------------------
 
 
@@ -101,24 +91,6 @@ def test_opening_and_closing_what_is_saved_into_is_saving():
 
 
 # too little to say --------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "judge",
-    [input_bound.judge, between_steps.checkpoint, between_steps.host_io, preprocessing.judge, underbatched.judge],
-)
-def test_a_handful_of_samples_is_too_little(judge):
-    few = snapshot(
-        phases=Phases(forward=0.2, data_wait=0.8),
-        lines=[
-            line("load", 0.5, phase="data_wait"),
-            line("keep", 0.2, phase="save", activity="native", work="save"),
-            line("note", 0.2, activity="wait-network", work="database"),
-        ],
-        main_samples=9,
-        kind="inference",
-    )
-    assert isinstance(judge(few), Abstention)
 
 
 # starting workers anew ----------------------------------------------------------------------------------------------

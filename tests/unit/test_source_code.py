@@ -6,11 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from aitop.sources import procfs
-from aitop.sources.code import foreign_file
+from aitop.sources import foreign_file, procfs
 from aitop.sources.code import lines as code_module
-from aitop.sources.code.foreign_file import READ, User, lends_rights, open_as, readable_path
 from aitop.sources.code.lines import SourceCode
+from aitop.sources.foreign_file import READ, User, lends_rights, open_as, readable_path
 from aitop.sources.stacks import window
 
 
@@ -115,7 +114,7 @@ def test_relative_names_are_relative_to_the_processs_folder(tmp_path, monkeypatc
     assert line_of(SourceCode(os.getpid()), "train.py", 1) == "here"
 
 
-STRANGER = {"Uid": "12345 12345 12345 12345", "Gid": "1 1 1 1", "Groups": "1 77"}
+STRANGER = User(12345, frozenset((1, 77)))
 
 
 @pytest.fixture
@@ -130,7 +129,7 @@ def test_of_another_users_process_only_what_that_user_may_read(public, monkeypat
     file = public / "secret.py"
     file.write_text("secret")
     file.chmod(0o600)
-    monkeypatch.setattr(procfs, "status", lambda pid: STRANGER)
+    monkeypatch.setattr(foreign_file, "user_of", lambda pid: STRANGER)
     assert line_of(SourceCode(os.getpid()), str(file), 1) is None
     file.chmod(0o604)
     assert line_of(SourceCode(os.getpid()), str(file), 1) == "secret"
@@ -144,7 +143,7 @@ def test_an_editor_of_ours_is_not_opened_on_another_users_files(public, monkeypa
     file.write_text("x = 1")
     file.chmod(0o644)
     assert readable_path(os.getpid(), str(file)) == str(file) and not lends_rights(os.getpid())
-    monkeypatch.setattr(procfs, "status", lambda pid: STRANGER)
+    monkeypatch.setattr(foreign_file, "user_of", lambda pid: STRANGER)
     assert line_of(SourceCode(os.getpid()), str(file), 1) == "x = 1"
     assert readable_path(os.getpid(), str(file)) is None and lends_rights(os.getpid())
 
@@ -161,7 +160,6 @@ def test_what_a_link_leads_to_in_a_container_is_opened_and_not_what_it_leads_to_
     (tmp_path / "proc" / "7" / "root").symlink_to(box)
     (tmp_path / "proc" / "7" / "cwd").symlink_to("/")
     monkeypatch.setattr(procfs, "PROC", str(tmp_path / "proc"))
-    monkeypatch.setattr(foreign_file, "user_of", lambda pid: User(os.geteuid(), frozenset()))
     monkeypatch.setattr(foreign_file, "user_of", lambda pid: User(os.geteuid(), frozenset()))
     path = readable_path(7, "/app.py")
     assert path is not None and Path(path).read_text() == "of the container"
@@ -184,7 +182,7 @@ def test_what_has_effects_when_opened_is_not_opened(tmp_path, monkeypatch):
     real = os.open
 
     def noted(path, flags, **how):
-        if not str(path).endswith("/status"):
+        if not str(path).endswith(("/status", "/stat")):
             opened.append(flags)
         return real(path, flags, **how)
 

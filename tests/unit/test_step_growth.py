@@ -30,32 +30,9 @@ def slowing(per_step, count=400, noise=0.0, cpu=True, **fields):
     return records
 
 
-def test_steps_that_get_slower_claim_the_line_of_the_phase_that_grows():
-    over = line("main", 0.3, number=41, position="after")
-    model = line("main", 0.7, phase="forward", activity="native", number=20)
-    finding = step_growth.judge(snapshot(slowing(2e-5, noise=0.3), lines=[over, model]))
-    assert fired(finding).where[0].line == 41 and finding.level >= 1.0
-    assert {entry.line for entry in finding.claims} == {41}
-
-
-def test_a_small_drift_is_no_growth():
-    assert level(step_growth.judge(snapshot(slowing(4e-6)))) < 1.0
-    assert step_growth.judge(snapshot(slowing(4e-5))).level >= 1.0
-
-
 def test_growth_has_to_last():
     told = step_growth.judge(snapshot(slowing(2e-5, count=200)))
     assert isinstance(told, Abstention) and "whether it goes on" in told.reason
-
-
-def test_a_wait_for_others_that_gets_longer_has_to_last_for_longer():
-    def waiting(count):
-        grown = [0.01 + 1e-5 * n for n in range(count)]
-        records = [step(n, 0.02 + more, data_wait=more, forward=0.02, cpu=0.02 + more) for n, more in enumerate(grown)]
-        return [msgspec.structs.replace(one, end=900.0 + 0.06 * one.index) for one in records]
-
-    assert isinstance(step_growth.judge(snapshot(waiting(300))), Abstention)
-    assert step_growth.judge(snapshot(waiting(600))).level >= 1.0
 
 
 @pytest.mark.parametrize("wait", [0.01, 0.1], ids=["short", "long"])
@@ -97,11 +74,6 @@ def test_a_change_from_one_level_to_another_is_no_growth(since):
         assert level(step_growth.judge(snapshot(waits))) < step_growth.judge.band.leave
 
 
-def test_a_large_rise_at_the_start_of_a_run_has_to_last_as_well():
-    waits = [step(n, 0.01 + 4e-4 * n, forward=0.01, data_wait=4e-4 * n, cpu=0.01) for n in range(120)]
-    assert isinstance(step_growth.judge(snapshot(waits)), Abstention)
-
-
 def test_a_wait_is_measured_by_the_clock_and_not_by_the_time_on_a_core():
     grown = [0.02 + 1e-4 * n for n in range(600)]
     records = [step(n, 0.02 + own, data_wait=own, forward=0.02, cpu=0.005) for n, own in enumerate(grown)]
@@ -125,12 +97,6 @@ def sampled(*counts):
     return changed(seen, stacks=msgspec.structs.replace(seen.stacks, seconds=12.0, processes=(process,)))
 
 
-def test_a_line_that_takes_more_and_more_of_the_samples_grows():
-    finding = step_growth.judge(sampled(2, 5, 8, 12, 15, 18))
-    assert fired(finding).where[0].line == 41 and finding.level >= 1.0
-    assert {entry.line for entry in finding.claims} == {41}
-
-
 @pytest.mark.parametrize(
     "counts",
     [(12,) * 6, (18, 15, 12, 8, 5, 2), (2, 18, 3, 17, 2, 19), (2, 2, 3, 2, 3, 3)],
@@ -138,12 +104,6 @@ def test_a_line_that_takes_more_and_more_of_the_samples_grows():
 )
 def test_other_shares_are_no_growth(counts):
     assert level(step_growth.judge(sampled(*counts))) < step_growth.judge.band.leave
-
-
-def test_a_rise_that_levels_off_is_a_rise():
-    """Where a line takes most of a step, its share cannot go on rising as it did."""
-    assert rising_share([5, 15, 40, 41, 43, 40], [100] * 6) is not None
-    assert rising_share([5, 40, 15, 45, 20, 43], [100] * 6) is None, "up and down as much as up"
 
 
 def test_a_function_on_the_line_that_calls_it_counts_with_it():

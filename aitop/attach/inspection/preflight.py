@@ -8,28 +8,19 @@ from __future__ import annotations
 
 import os
 import platform
-import pwd
+from collections.abc import Sequence
 
-from aitop.attach.inspection.process import (
-    ProcStatus,
-    main_thread_cpu_ns,
-    own_status,
-    read_status,
-    same_process,
-    seconds_old,
-    shares_memory,
-)
+from aitop.attach.inspection.process import main_thread_cpu_ns, same_process, seconds_old, shares_memory
 from aitop.attach.inspection.process_memory import Memory, mappings
 from aitop.attach.refusal import AttachRefused, ended
-from aitop.model import tracing
+from aitop.sources import procfs
+from aitop.sources.access import why_denied
+from aitop.sources.process_status import ProcStatus, read_status
 
-YAMA_SCOPE = "/proc/sys/kernel/yama/ptrace_scope"
 SECCOMP_STRICT = 1
 # A forked process is entered once it is this old, and its main thread has had this much CPU time.
 YOUNG_SECONDS, SETTLED_CPU_NS = 0.3, 2_000_000
-SWITCH = "PYTHON_DISABLE_REMOTE_DEBUG"
-# More than the kernel takes for arguments and environment. Bounded: a process can point both at all of its memory.
-LARGEST = 8 << 20
+SWITCH, OPTIONS = "PYTHON_DISABLE_REMOTE_DEBUG", frozenset({"disable-remote-debug", "-Xdisable-remote-debug"})
 
 
 def check_alive(pid: int) -> ProcStatus:
@@ -83,7 +74,8 @@ def open_memory(status: ProcStatus) -> Memory:
     except (FileNotFoundError, ProcessLookupError) as error:
         raise ended(status.pid) from error
     except PermissionError as error:
-        raise explain_denial(status, own_status(), yama_scope()) from error
+        denied = why_denied(status.pid)
+        raise AttachRefused(denied.state, denied.reason, denied.remedy) from error
     # The open file stays bound to that process; another one may have taken its pid since the status was read.
     if not same_process(status):
         memory.close()
@@ -91,42 +83,13 @@ def open_memory(status: ProcStatus) -> Memory:
     return memory
 
 
-def explain_denial(target: ProcStatus, own: ProcStatus, scope: int) -> AttachRefused:
-    """Why `own` may not trace `target`; `scope` is Yama's setting, 0 where there is none."""
-    try:
-        closed = os.stat(f"/proc/{target.pid}").st_uid not in target.uids[:3]
-    except OSError:
-        closed = False
-    denial = tracing.why_denied(target.pid, _rights(own), _rights(target), scope, closed=closed)
-    return AttachRefused("denied", denial.reason, denial.remedy)
-
-
-def _rights(status: ProcStatus) -> tracing.Rights:
-    return tracing.Rights(
-        user=status.uids[1],
-        name=_user_name(status.uids[1]),
-        users=frozenset(status.uids[:3]),
-        capabilities=status.capabilities,
-        permitted=status.capabilities,
-        filtered=status.seccomp == 2,
-        inner_pid=status.inner_pid,
-    )
-
-
 def check_consent(pid: int) -> None:
     """Raises AttachRefused where the target's owner switched remote debugging off."""
-    try:
-        with open(f"/proc/{pid}/environ", "rb") as file:
-            environment = file.read(LARGEST).split(b"\0")
-        with open(f"/proc/{pid}/cmdline", "rb") as file:
-            arguments = file.read(LARGEST).split(b"\0")
-    except OSError as error:
-        raise ended(pid) from error
-    by_variable = any(entry.startswith(SWITCH.encode() + b"=") and entry[len(SWITCH) + 1 :] for entry in environment)
-    by_option = any(
-        argument in (b"disable-remote-debug", b"-Xdisable-remote-debug") for argument in _interpreter_options(arguments)
-    )
-    if by_variable or by_option:
+    environment = procfs.environ(pid)
+    if environment is None:
+        raise ended(pid)
+    by_variable = bool(environment.get(SWITCH))
+    if by_variable or OPTIONS.intersection(_interpreter_options(procfs.argv(pid))):
         how = SWITCH if by_variable else "-X disable-remote-debug"
         raise AttachRefused("denied", f"the owner of process {pid} switched remote debugging off ({how})")
 
@@ -144,27 +107,11 @@ def without_torch(pid: int) -> AttachRefused:
     return AttachRefused("absent", f"process {pid} has not loaded torch", remedy, passing=True)
 
 
-def yama_scope() -> int:
-    """Yama's ptrace_scope, 0 where the kernel has no Yama."""
-    try:
-        with open(YAMA_SCOPE, encoding="ascii") as file:
-            return int(file.read())
-    except (OSError, ValueError):
-        return 0
-
-
-def _interpreter_options(arguments: list[bytes]) -> list[bytes]:
+def _interpreter_options(arguments: Sequence[str]) -> list[str]:
     """The interpreter's options: everything up to the first `-c`, `-m` or file name."""
-    options: list[bytes] = []
+    options: list[str] = []
     for argument in arguments[1:]:
-        if argument in (b"-c", b"-m") or (not argument.startswith(b"-") and options[-1:] not in ([b"-X"], [b"-W"])):
+        if argument in ("-c", "-m") or (not argument.startswith("-") and options[-1:] not in (["-X"], ["-W"])):
             break
         options.append(argument)
     return options
-
-
-def _user_name(uid: int) -> str:
-    try:
-        return pwd.getpwuid(uid).pw_name
-    except KeyError:
-        return str(uid)

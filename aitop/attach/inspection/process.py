@@ -1,4 +1,4 @@
-"""What `/proc` says of a process and of its main thread."""
+"""What `/proc` says of a process that is to be entered, and of its main thread."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ import os
 import platform
 import re
 import time
-from dataclasses import dataclass, replace
 
-CAP_CHOWN = 0
+from aitop.sources import procfs
+from aitop.sources.host import job
+from aitop.sources.process_status import ProcStatus
+
 KCMP_VM = 1
 # kcmp(2) has no function in the C library. None where its number is not known.
 SYS_KCMP = {"x86_64": 312, "aarch64": 272}.get(platform.machine())
-FORKED_WITHOUT_EXEC = 0x40
 
 # System calls in which a thread waits for the outside world and holds no lock of the C library: read poll select
 # nanosleep accept recvfrom recvmsg wait4 epoll_wait and their variants. futex is not among them: the allocator's locks
@@ -26,99 +27,15 @@ SYS_RESTART = 219
 INTERPRETER = re.compile(r"python(3(\.\d+t?)?)?")
 
 
-@dataclass(frozen=True)
-class ProcStatus:
-    """One reading of `/proc/PID/status` and `/proc/PID/stat`.
-
-    `uids` and `gids` are the real, effective, saved and filesystem ids as seen from here. `inner_pid` is the pid in
-    the process's own pid namespace. `tracer` is 0 where nobody traces it. `seccomp` is 0, 1 (strict) or 2 (filtered).
-    `started` is the start time in clock ticks after boot, which together with the pid identifies a process. `forked`:
-    it has not executed a program since it was forked. `groups` are the supplementary groups. `capabilities` are the
-    effective and `permitted` the permitted ones.
-    """
-
-    pid: int
-    leader: int
-    parent: int
-    name: str
-    state: str
-    tracer: int
-    uids: tuple[int, ...]
-    gids: tuple[int, ...]
-    inner_pid: int
-    capabilities: int
-    seccomp: int
-    shadow_stack: bool
-    started: int
-    forked: bool = False
-    groups: tuple[int, ...] = ()
-    permitted: int = 0
-    no_new_privileges: bool = False
-
-    @property
-    def may_give_files(self) -> bool:
-        """Whether it holds CAP_CHOWN."""
-        return bool(self.capabilities >> CAP_CHOWN & 1)
-
-
-def read_status(pid: int) -> ProcStatus | None:
-    """The process's status, None where there is no such process."""
-    try:
-        with open(f"/proc/{pid}/status", encoding="utf-8", errors="replace") as file:
-            text = file.read()
-        flags, started = _flags_and_start(pid)
-        return replace(parse_status(pid, text, started), forked=bool(flags & FORKED_WITHOUT_EXEC))
-    except (FileNotFoundError, ProcessLookupError):
-        return None
-
-
-def parse_status(pid: int, text: str, started: int) -> ProcStatus:
-    """Parses the text of `/proc/PID/status`; fields that an older kernel lacks count as zero."""
-    fields = dict(line.split(":", 1) for line in text.splitlines() if ":" in line)
-
-    def numbers(key: str) -> tuple[int, ...]:
-        return tuple(int(word) for word in fields.get(key, "0").split()) or (0,)
-
-    return ProcStatus(
-        pid=pid,
-        leader=numbers("Tgid")[0] or pid,
-        parent=numbers("PPid")[0],
-        name=fields.get("Name", "").strip(),
-        state=fields.get("State", "?").strip()[:1],
-        tracer=numbers("TracerPid")[0],
-        uids=numbers("Uid"),
-        gids=numbers("Gid"),
-        inner_pid=numbers("NSpid")[-1] or pid,
-        capabilities=int(fields.get("CapEff", "0"), 16),
-        permitted=int(fields.get("CapPrm", "0"), 16),
-        no_new_privileges=bool(numbers("NoNewPrivs")[0]),
-        seccomp=numbers("Seccomp")[0],
-        shadow_stack="shstk" in fields.get("x86_Thread_features", ""),
-        started=started,
-        groups=tuple(int(word) for word in fields.get("Groups", "").split()),
-    )
-
-
-def _flags_and_start(pid: int) -> tuple[int, int]:
-    """The process's kernel flags and its start in clock ticks after boot. Raises FileNotFoundError where it is gone."""
-    with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
-        # The name in parentheses may itself contain spaces and parentheses.
-        fields = file.read().rsplit(")", 1)[1].split()
-    return int(fields[6]), int(fields[19])
-
-
 def seconds_old(status: ProcStatus) -> float:
     """The age of the process in seconds, to a hundredth."""
-    return time.clock_gettime(time.CLOCK_BOOTTIME) - status.started / os.sysconf("SC_CLK_TCK")
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - status.started / procfs.TICKS_PER_SECOND
 
 
 def main_thread_cpu_ns(pid: int) -> int | None:
     """CPU time of the main thread in nanoseconds; None where this kernel does not say or the process is gone."""
-    try:
-        with open(f"/proc/{pid}/task/{pid}/schedstat", encoding="ascii") as file:
-            return int(file.read().split()[0])
-    except (OSError, ValueError, IndexError):
-        return None
+    words = (procfs.read(f"{procfs.PROC}/{pid}/task/{pid}/schedstat") or b"").split()
+    return int(words[0]) if words else None
 
 
 def shares_memory(pid: int, other: int) -> bool:
@@ -131,16 +48,7 @@ def shares_memory(pid: int, other: int) -> bool:
 
 def same_process(status: ProcStatus) -> bool:
     """Whether the pid still belongs to the process that `status` was read from, and that one is alive."""
-    now = read_status(status.pid)
-    return now is not None and now.started == status.started and now.state not in "ZX"
-
-
-def own_status() -> ProcStatus:
-    """The status of this process."""
-    status = read_status(os.getpid())
-    if status is None:
-        raise OSError("/proc is not mounted")
-    return status
+    return job.same_process(status.pid, status.started)
 
 
 def interpreter_of(status: ProcStatus) -> str | None:
@@ -163,11 +71,10 @@ def interpreter_of(status: ProcStatus) -> str | None:
 
 def may_be_asleep(pid: int) -> bool:
     """Whether the main thread sleeps in one of SLEEPS; also True where the kernel hides it."""
-    try:
-        with open(f"/proc/{pid}/task/{pid}/syscall", encoding="ascii") as file:
-            number = (file.read().split() or [""])[0]
-    except OSError:
-        return os.path.isdir(f"/proc/{pid}")
+    call = procfs.read(f"{procfs.PROC}/{pid}/task/{pid}/syscall")
+    if call is None:
+        return not procfs.gone(pid)
+    number = (call.split() or [b""])[0]
     return number.isdigit() and int(number) in SLEEPS | {SYS_RESTART}
 
 
@@ -192,11 +99,8 @@ def cannot_be_woken(pid: int) -> bool:
 
 def main_thread_state(pid: int) -> str:
     """The letter of the main thread's state, "" where it is gone."""
-    try:
-        with open(f"/proc/{pid}/task/{pid}/stat", encoding="utf-8", errors="replace") as file:
-            return file.read().rsplit(")", 1)[1].split()[0]
-    except OSError:
-        return ""
+    stat = procfs.parse_stat(procfs.read(f"{procfs.PROC}/{pid}/task/{pid}/stat") or b"")
+    return stat.state if stat is not None else ""
 
 
 def on_x86_64() -> bool:

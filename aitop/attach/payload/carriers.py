@@ -5,8 +5,7 @@ killed leaves nothing behind, and takes along what had not begun. Elsewhere (ano
 is a file, which the target unlinks as its first act.
 
 The names on the way to that file belong to the target: a link among them must not lead a monitor with more rights to a
-place that the target could not reach. So the kernel follows no link for us: `open_inside` reads each one and walks its
-text from the target's own root.
+place that the target could not reach: `open_folder_as` walks them one by one with the target's rights.
 """
 
 from __future__ import annotations
@@ -19,11 +18,12 @@ import re
 import secrets
 import stat
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
-from aitop.attach.inspection.preflight import LARGEST
-from aitop.attach.inspection.process import ProcStatus, own_status
 from aitop.attach.refusal import AttachRefused
+from aitop.sources import procfs
+from aitop.sources.foreign_file import open_folder_as
+from aitop.sources.process_status import CAP_CHOWN, ProcStatus, own_status
 
 ABANDONED_SECONDS = 60.0
 # The file is made with O_EXCL, for the target's user alone, under a name nobody can guess.
@@ -32,8 +32,6 @@ MEMFD_NAME = "aitop-request"
 # The names of our own files: only those are cleaned up.
 REQUEST = re.compile(r"\.aitop-[0-9]+-[0-9a-f]{12}")
 PR_GET_DUMPABLE = 3
-MOST_LINKS = 40
-SEARCH, MAKE = 1, 3
 # The byte that says whose the request is: nobody's yet, the target's, or ours again. It is changed under a lock that
 # nobody waits for.
 FREE, BEGUN, TAKEN_BACK = b"-", b"b", b"x"
@@ -190,12 +188,12 @@ def carriers(target: ProcStatus, state_at: int, problems: list[str], *, file: bo
 def first_folder(target: ProcStatus) -> str:
     """The folder in which a request would make its file, as the target names it. Raises AttachRefused for none."""
     problems: list[str] = []
-    if target.uids[1] != os.geteuid() and not own_status().may_give_files:
+    if target.uids[1] != os.geteuid() and not own_status().capabilities & CAP_CHOWN:
         reason = f"a file for the user of process {target.pid} cannot be made: root lacks CAP_CHOWN"
         raise AttachRefused("denied", reason, "run aitop as that user, or in a container with: --cap-add CHOWN")
     for path in _folders(target.pid):
         try:
-            folder = open_folder(target, path)
+            folder = open_folder_as(target.pid, path, target.user)
         except OSError as error:
             problems.append(f"{path}: {error.strerror}")
             continue
@@ -225,7 +223,7 @@ def _cleaned_folder(target: ProcStatus, path: str) -> int:
     Removes what an aitop that was killed left there. Nobody else attaches to this target now, so its files can go at
     once; files for other targets stay until no request could still be under way.
     """
-    folder, now = open_folder(target, path), time.time()
+    folder, now = open_folder_as(target.pid, path, target.user), time.time()
     with contextlib.suppress(OSError):  # not readable, or read and unlinked by the target just now
         for name in os.listdir(folder):
             if not REQUEST.fullmatch(name):
@@ -239,79 +237,7 @@ def _cleaned_folder(target: ProcStatus, path: str) -> int:
 
 def _folders(pid: int) -> list[str]:
     """Where the target can read and unlink a file, best first, as the target names them."""
-    folders = list(FOLDERS)
-    try:
-        with open(f"/proc/{pid}/environ", "rb") as file:
-            for entry in file.read(LARGEST).split(b"\0"):
-                if entry.startswith(b"TMPDIR=/"):
-                    folders.insert(1, os.fsdecode(entry[7:]))
-        folders.append(os.readlink(f"/proc/{pid}/cwd"))
-    except OSError:
-        pass
+    first, *others = FOLDERS
+    own = (procfs.environ(pid) or {}).get("TMPDIR", "")
+    folders = [first, own, *others, procfs.link(f"{procfs.PROC}/{pid}/cwd") or ""]
     return [folder for folder in folders if folder.startswith("/") and not folder.endswith(" (deleted)")]
-
-
-def open_folder(target: ProcStatus, path: str) -> int:
-    """A descriptor of the folder that `target` knows as `path`, to make files in; raises OSError.
-
-    A folder in which the target itself may not make files is refused with EACCES: it must not profit from our rights.
-    """
-    root = os.open(f"/proc/{target.pid}/root", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        folder = open_inside(root, path, lambda step: _may(target, step, SEARCH))
-    finally:
-        os.close(root)
-    if not _may(target, os.fstat(folder), MAKE):
-        os.close(folder)
-        raise OSError(errno.EACCES, os.strerror(errno.EACCES))
-    return folder
-
-
-def _may(target: ProcStatus, folder: os.stat_result, rights: int) -> bool:
-    """Whether the folder's mode lets the target go through it (SEARCH), or make and open files in it (MAKE)."""
-    user = target.uids[-1]
-    if user == 0:
-        return True
-    groups = (target.gids[-1], *target.groups)
-    shift = 6 if folder.st_uid == user else 3 if folder.st_gid in groups else 0
-    return folder.st_mode >> shift & rights == rights
-
-
-def open_inside(root: int, path: str, may_pass: Callable[[os.stat_result], bool] = lambda _: True) -> int:
-    """A descriptor of folder `path` below the folder that descriptor `root` stands for; raises OSError.
-
-    `..` stays below the root, and an absolute link starts at it again. `may_pass` is asked for each folder on the way.
-    """
-    todo = [part for part in reversed(path.split("/")) if part]
-    way = [os.open(".", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=root)]
-    links = 0
-    try:
-        while todo:
-            part = todo.pop()
-            if part == ".":
-                continue
-            if part == "..":
-                if len(way) > 1:
-                    os.close(way.pop())
-                continue
-            if not may_pass(os.fstat(way[-1])):
-                raise OSError(errno.EACCES, os.strerror(errno.EACCES))
-            step = os.open(part, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=way[-1])
-            if not stat.S_ISLNK(os.fstat(step).st_mode):
-                way.append(step)
-                continue
-            try:
-                text = os.readlink("", dir_fd=step)
-            finally:
-                os.close(step)
-            links += 1
-            if links > MOST_LINKS:
-                raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
-            todo += [part for part in reversed(text.split("/")) if part]
-            if text.startswith("/"):
-                while len(way) > 1:
-                    os.close(way.pop())
-        return os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=way[-1])
-    finally:
-        for step in way:
-            os.close(step)

@@ -10,9 +10,9 @@ import errno
 import os
 from types import TracebackType
 
-from aitop.attach.inspection.process import ProcStatus
 from aitop.attach.inspection.python_image import LONGEST_LINE, MARK
 from aitop.attach.payload.carriers import FREE, Carrier, carriers, no_carrier
+from aitop.sources.process_status import ProcStatus
 
 LONGEST_ANSWER = 4096
 

@@ -16,10 +16,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from aitop.attach.inspection.process import ProcStatus, let_it_finish
+from aitop.attach.inspection.process import let_it_finish
 from aitop.attach.inspection.process_memory import Memory
 from aitop.attach.inspection.python_image import PythonImage, Scratch
 from aitop.attach.refusal import NotNow
+from aitop.sources.process_status import ProcStatus
 
 if TYPE_CHECKING:
     from aitop.attach.payload.request import Request

@@ -5,19 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from aitop.attach.entrance import Survey, readable, survey
+from aitop.attach.entrance import Survey, survey
 from aitop.attach.ways import WITHOUT_PTRACE
 from aitop.commands.doctor import machine
 from aitop.commands.doctor.report import Check, fault, not_needed, works
 from aitop.errors import AitopError
 from aitop.sources import procfs
+from aitop.sources.access import readable, why_denied
 from aitop.sources.host.roles import ranks_of
 from aitop.sources.host.target import look
 from aitop.sources.host.tree import ProcessEvidence, ProcessTree, places_of
 from aitop.sources.ring.reader import should_stay
 from aitop.sources.source import SourceError
 from aitop.sources.stacks.dump import take_dump
-from aitop.sources.stacks.refusal import why_denied
 
 ANOTHER = "name the process that trains, or wait until it begins"
 

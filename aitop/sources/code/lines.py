@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from aitop.model.text import printable
 from aitop.sources import procfs
-from aitop.sources.code.foreign_file import open_as
+from aitop.sources.foreign_file import open_as
 
 LARGEST_FILE = 2 << 20
 # Of a line that is longer, only so much is looked at: searches take the square of its length.

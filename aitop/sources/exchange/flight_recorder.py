@@ -17,8 +17,8 @@ import msgspec
 from aitop.model.ranks import FlightRecord
 from aitop.model.text import printable
 from aitop.sources import procfs
-from aitop.sources.code.foreign_file import open_as
 from aitop.sources.exchange.plain_pickle import read_plain
+from aitop.sources.foreign_file import open_as
 
 VARIABLES = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
 NAMES = ("torch/comm_lib_trace_rank_", "torch/nccl_trace_rank_")

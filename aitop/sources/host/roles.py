@@ -12,28 +12,15 @@ the rank all the same.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 from aitop.model.host import Role
 from aitop.sources.host.command_lines import NO_NUMBERS, RankNumbers, invocation, kind_of, spawned
 
+if TYPE_CHECKING:
+    from aitop.sources.host.tree import ProcessEvidence
+
 WORKER_NAME = "pt_data_worker"
-
-
-class Evidence(Protocol):
-    """Looks into one process, asked only where its surroundings do not tell what it is."""
-
-    def trains(self, pid: int) -> bool:
-        """Whether it has threads of autograd or of a process group, or a GPU it opened itself."""
-        ...
-
-    def has_framework(self, pid: int) -> bool:
-        """Whether torch, JAX or TensorFlow is loaded."""
-        ...
-
-    def steps(self, pid: int) -> bool:
-        """Whether it was seen to make steps of training or to answer requests with a model."""
-        ...
 
 
 class Facts(NamedTuple):
@@ -78,7 +65,7 @@ class _Node:
         return self.facts.forked or spawned(self.facts.argv)
 
 
-def assign(processes: Sequence[Facts], evidence: Evidence) -> dict[int, Place]:
+def assign(processes: Sequence[Facts], evidence: ProcessEvidence) -> dict[int, Place]:
     """The place of every process. Processes whose parent is not among them are the tops of trees."""
     nodes = _linked(processes)
     for node in nodes:
@@ -132,7 +119,7 @@ def _place_below(node: _Node) -> None:
     node.server = server and node.kind == "helper"
 
 
-def _first_guess(node: _Node, evidence: Evidence) -> None:
+def _first_guess(node: _Node, evidence: ProcessEvidence) -> None:
     boss = node.boss
     if node.kind == "helper":
         node.role = "helper"
@@ -150,7 +137,7 @@ def _first_guess(node: _Node, evidence: Evidence) -> None:
         node.role = _below_python(node, boss, evidence)
 
 
-def _below_python(node: _Node, boss: _Node, evidence: Evidence) -> Role:
+def _below_python(node: _Node, boss: _Node, evidence: ProcessEvidence) -> Role:
     """The role of a Python whose boss is a Python that may train itself."""
     if node.facts.numbers.rank is not None and node.facts.numbers != boss.facts.numbers:
         return "rank"
@@ -181,7 +168,7 @@ def _join_siblings(node: _Node) -> None:
                 child.role = "rank"
 
 
-def _demote_launcher(node: _Node, evidence: Evidence) -> None:
+def _demote_launcher(node: _Node, evidence: ProcessEvidence) -> None:
     if node.role not in ("rank", "other") or node.kind == "helper":
         return
     below = [child for child in _descendants(node) if child.role == "rank"]

@@ -5,15 +5,14 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 from aitop.model.event import Sample
 from aitop.model.host import CgroupSample, HostSample
 from aitop.model.source import SourceName
 from aitop.sources import procfs
 from aitop.sources.host.cgroup import Cgroup
-from aitop.sources.host.engines import Engines, engines_of
 from aitop.sources.host.machine import Machine
 from aitop.sources.host.rates import ProcessRates
 from aitop.sources.host.roles import WORKER_NAME, Place, ranks_of
@@ -33,8 +32,29 @@ def no_server(members: Sequence[Member]) -> Server | None:
     """The server that some processes are where nobody looks for one."""
 
 
+class Seen(NamedTuple):
+    """What the living processes of one read are.
+
+    `ranks` are in the order of their numbers; `launchers` only started them. `parents` started Python processes which
+    may do their work. `server` is None where none was recognised; `engines` run the loop of its engine, in the order of
+    their pids. Those `around` them only hand requests in or compute what an engine tells them: what they do is measured
+    in the engine.
+    """
+
+    pids: frozenset[int] = frozenset()
+    ranks: tuple[int, ...] = ()
+    launchers: frozenset[int] = frozenset()
+    parents: frozenset[int] = frozenset()
+    server: Server | None = None
+    engines: tuple[int, ...] = ()
+    around: frozenset[int] = frozenset()
+
+
 class HostSource(Source):
-    """Processes below the given pids, machine and control group. A pid is held to the process that had it first."""
+    """Processes below the given pids, machine and control group. A pid is held to the process that had it first.
+
+    `seen` is replaced as a whole at each read: any thread may look at it.
+    """
 
     name: SourceName = "host"
 
@@ -49,7 +69,6 @@ class HostSource(Source):
         """`stepping` has the pids that were seen to step; `recognise` says which server the living processes are."""
         self.interval = interval
         self._recognise = recognise
-        self._server: Server | None = None
         self._usual_interval = interval
         self._starts: dict[int, int | None] = dict.fromkeys(pids)
         self._tree = ProcessTree(self._starts.items())
@@ -58,11 +77,7 @@ class HostSource(Source):
         self._machine = Machine()
         self._cgroup: tuple[tuple[int, int], Cgroup] | None = None
         self._first: HostSample | None = None
-        self._pids: frozenset[int] = frozenset()
-        self._ranks: tuple[int, ...] = ()
-        self._launchers: frozenset[int] = frozenset()
-        self._parents: frozenset[int] = frozenset()
-        self._engines = Engines()
+        self.seen = Seen()
         self._looked = threading.Event()
 
     def open(self) -> None:
@@ -84,30 +99,6 @@ class HostSource(Source):
         self.interval = self._usual_interval
         return [self._sample()]
 
-    def tree(self) -> frozenset[int]:
-        """The living pids of the last read. Any thread may ask."""
-        return self._pids
-
-    def ranks(self) -> tuple[int, ...]:
-        """The living ranks of the last read, in the order of their numbers. Any thread may ask."""
-        return self._ranks
-
-    def launchers(self) -> frozenset[int]:
-        """The living processes of the last read that only started the ranks. Any thread may ask."""
-        return self._launchers
-
-    def parents(self) -> frozenset[int]:
-        """The living processes that started Python processes which may do their work. Any thread may ask."""
-        return self._parents
-
-    def server(self) -> Server | None:
-        """The server that the processes of the last read are, None where none was recognised. Any thread may ask."""
-        return self._server
-
-    def engines(self) -> Engines:
-        """The living processes of the last read that run a serving engine. Any thread may ask."""
-        return self._engines
-
     def wait_for_look(self, seconds: float) -> None:
         """Wait until the processes were looked at for the first time, or could not be. Any thread may ask."""
         self._looked.wait(seconds)
@@ -116,26 +107,31 @@ class HostSource(Source):
         now = time.monotonic()
         members = self._tree.update()
         living = [member for member in members if member.stat.state != "Z"]
-        self._pids = frozenset(member.stat.pid for member in living)
         if not living:
-            self._ranks, self._launchers, self._parents = (), frozenset(), frozenset()
-            self._engines = Engines()
+            self.seen = Seen()
             asked = ", ".join(str(pid) for pid in self._starts)
             if not members and not all(procfs.gone(pid) for pid in self._starts):
                 raise SourceError("failed", f"process {asked} cannot be read just now")
             raise SourceError("absent", f"process {asked} has ended")
-        self._server = self._recognise(living)
-        parts = self._server.parts if self._server else {}
+        server = self._recognise(living)
+        parts = server.parts if server else {}
         places = places_of(members, self._evidence)
         for pid in parts:
             # A server's processes are started as loader workers are, and feed nobody.
             if places[pid].role == "loader-worker":
                 places[pid] = Place("other")
-        self._ranks = tuple(pid for pid in ranks_of(places) if pid in self._pids)
-        self._launchers = frozenset(pid for pid in self._pids if places[pid].role == "launcher")
-        self._parents = parents_of_workers(living, places)
-        self._engines = engines_of(living, self._server.loops if self._server else ())
-        speaker = next((member for member in living if member.stat.pid in self._ranks[:1]), living[0])
+        pids = frozenset(member.stat.pid for member in living)
+        engines = server.loops if server else ()
+        self.seen = Seen(
+            pids=pids,
+            ranks=tuple(pid for pid in ranks_of(places) if pid in pids),
+            launchers=frozenset(pid for pid in pids if places[pid].role == "launcher"),
+            parents=parents_of_workers(living, places),
+            server=server,
+            engines=engines,
+            around=around_engines(living, engines),
+        )
+        speaker = next((member for member in living if member.stat.pid in self.seen.ranks[:1]), living[0])
         cgroup = self._read_cgroup(speaker)
         return HostSample(
             time=now,
@@ -143,7 +139,7 @@ class HostSource(Source):
             machine=self._machine.read(speaker.stat.pid),
             cgroup=cgroup,
             usable_cores=usable_cores(living, places, cgroup),
-            engine=self._server.name if self._server else None,
+            engine=server.name if server else None,
         )
 
     def _read_cgroup(self, speaker: Member) -> CgroupSample | None:
@@ -156,15 +152,30 @@ class HostSource(Source):
 def parents_of_workers(members: Sequence[Member], places: Mapping[int, Place]) -> frozenset[int]:
     """The processes above Python processes that are neither ranks nor helpers, nor workers of a torch DataLoader."""
     above = {member.stat.pid: member.ppid for member in members}
-    parents: set[int] = set()
-    for member in members:
-        own = places[member.stat.pid].role in ("loader-worker", "other") and member.python
-        if own and not member.stat.comm.startswith(WORKER_NAME):
-            pid = above.get(member.stat.pid)
-            while pid is not None and pid not in parents:
-                parents.add(pid)
-                pid = above.get(pid)
-    return frozenset(parents)
+    workers = [
+        member.stat.pid
+        for member in members
+        if places[member.stat.pid].role in ("loader-worker", "other")
+        and member.python
+        and not member.stat.comm.startswith(WORKER_NAME)
+    ]
+    return frozenset(pid for worker in workers for pid in _line(above, worker))
+
+
+def around_engines(members: Sequence[Member], engines: Sequence[int]) -> frozenset[int]:
+    """The processes above and below these."""
+    above = {member.stat.pid: member.ppid for member in members}
+    around = {pid for engine in engines for pid in _line(above, engine)}
+    around.update(pid for pid in above if not set(engines).isdisjoint(_line(above, pid)))
+    return frozenset(around.difference(engines))
+
+
+def _line(above: Mapping[int, int], pid: int) -> Iterator[int]:
+    """The processes above this one, by the parent of each; a child may have been given to one that is below it."""
+    seen = {pid}
+    while (pid := above.get(pid, 0)) in above and pid not in seen:
+        seen.add(pid)
+        yield pid
 
 
 def usable_cores(members: Sequence[Member], places: dict[int, Place], cgroup: CgroupSample | None) -> float | None:

@@ -138,7 +138,10 @@ def nobody() -> Collection[int]:
 
 
 class ProcessEvidence:
-    """What processes have inside, looked up when asked and kept: for good if found, for a few seconds if not."""
+    """What processes have inside, asked only where their surroundings do not tell what they are.
+
+    What was looked up is kept: for good if found, for a few seconds if not.
+    """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic, stepping: Stepping = nobody) -> None:
         """`stepping` has the pids that were seen to step."""
@@ -155,12 +158,15 @@ class ProcessEvidence:
         return self
 
     def trains(self, pid: int) -> bool:
+        """Whether it has threads of autograd or of a process group, or a GPU it opened itself."""
         return self._known("trains", pid, self._look_for_training)
 
     def has_framework(self, pid: int) -> bool:
+        """Whether torch, JAX or TensorFlow is loaded."""
         return self._known("framework", pid, self._look_for_framework)
 
     def steps(self, pid: int) -> bool:
+        """Whether it was seen to make steps of training or to answer requests with a model."""
         return pid in self._stepping()
 
     def _known(self, what: str, pid: int, look: Callable[[Member], bool]) -> bool:

@@ -1,17 +1,23 @@
-"""Who is on a device, and which of them belong to the watched tree."""
+"""Who is on a device: while a tree is watched, and in one look at all devices for choosing a process."""
 
 from __future__ import annotations
 
+import contextlib
+import threading
 import time
 from collections.abc import Callable, Iterable
 
 from aitop.model.gpu import GpuProcess
 from aitop.sources import procfs
-from aitop.sources.nvml import plausible
-from aitop.sources.nvml.gate import SYSTEM, Gate, Handle
+from aitop.sources.nvml import library, plausible
+from aitop.sources.nvml.gate import SYSTEM, DeviceLostError, Gate, Handle
+from aitop.sources.source import SourceError
 
 RUNNING = ("nvmlDeviceGetComputeRunningProcesses_v3", "nvmlDeviceGetComputeRunningProcesses_v2")
 FIRST_LOOK_BACK_SECONDS = 2.0
+
+# By pid, the indices of its devices and the bytes it has on them together, None where NVML does not tell.
+GpuUsers = dict[int, tuple[tuple[int, ...], int | None]]
 
 
 def running(gate: Gate, handle: Handle) -> dict[int, int | None] | None:
@@ -92,3 +98,30 @@ class ProcessMeter:
         """
         file = f"/dev/nvidia{self._minor}"
         return self._minor is not None and any(file in procfs.open_devices(pid) for pid in tree)
+
+
+def gpu_users(timeout: float = 1.0) -> GpuUsers:
+    """Compute processes of all devices; empty where there is no NVML or where it does not answer in `timeout` seconds.
+
+    NVML is asked in a daemon thread: a driver that hangs keeps the thread, not the caller.
+    """
+    found: list[GpuUsers] = []
+    thread = threading.Thread(target=lambda: found.append(_look(timeout)), name="aitop-gpu-users", daemon=True)
+    thread.start()
+    thread.join(timeout)
+    return found[0] if found else {}
+
+
+def _look(timeout: float) -> GpuUsers:
+    users: GpuUsers = {}
+    try:
+        with library.started(timeout) as nvml:
+            gate = Gate(nvml)
+            for index, handle in library.handles(nvml).items():
+                with contextlib.suppress(DeviceLostError):
+                    for pid, memory in ((running(gate, handle) if handle else None) or {}).items():
+                        indices, before = users.get(pid, ((), None))
+                        users[pid] = (*indices, index), before if memory is None else (before or 0) + memory
+    except SourceError:
+        return {}
+    return users

@@ -6,6 +6,9 @@ The layout is in aitop/protocol/burst.py. All of it is the target's to write: si
 from __future__ import annotations
 
 import os
+import re
+import shutil
+import stat
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,6 +17,7 @@ from aitop.model.profile import Holds
 from aitop.model.text import printable
 from aitop.protocol.burst import (
     DONE,
+    FOLDER_PREFIX,
     HEADER,
     MAGIC,
     MEMFD_LINK,
@@ -31,6 +35,12 @@ from aitop.sources.source import SourceError
 LARGEST_TRACE = 1 << 30
 LONGEST_SECONDS = 3600.0
 POLL_SECONDS = 0.05
+# Where a process writes a profile to first; nothing is made there by us.
+FOLDER = "/dev/shm"  # noqa: S108
+# The pid, and what makes the name unique.
+NAME = re.compile(rf"{FOLDER_PREFIX}([1-9][0-9]{{0,9}})-\w+")
+# A profile takes less to be written. A pid may be of another pid namespace, and its process there be at it still.
+OLD_SECONDS = 300.0
 
 
 @dataclass(frozen=True)
@@ -127,3 +137,27 @@ def _read(fd: int, header: _Header) -> Burst:
 
 def _text(fd: int, header: _Header) -> str:
     return printable(os.pread(fd, min(header.size, TEXT_ROOM), TEXT_AT).decode(errors="replace"))
+
+
+def remove_leftovers(folder: str = FOLDER) -> list[str]:
+    """Remove the folders of this user's processes that were killed while they wrote a profile. Returns their paths."""
+    removed = []
+    try:
+        names = os.listdir(folder)
+    except OSError:
+        return []
+    for name in names:
+        match = NAME.fullmatch(name)
+        if match and not os.path.exists(f"/proc/{match[1]}") and _is_old_and_ours(f"{folder}/{name}"):
+            shutil.rmtree(f"{folder}/{name}", ignore_errors=True)
+            removed.append(f"{folder}/{name}")
+    return removed
+
+
+def _is_old_and_ours(path: str) -> bool:
+    try:
+        status = os.lstat(path)
+    except OSError:
+        return False
+    old = time.time() - status.st_mtime > OLD_SECONDS
+    return old and stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid()

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from aitop.model.event import Sample
 from aitop.model.source import SourceName
-from aitop.sources.ring.burst_leftovers import remove_leftovers
+from aitop.sources.ring.burst import remove_leftovers
 from aitop.sources.ring.reader import HookRing
 from aitop.sources.source import Source, SourceError, unexpected
 

@@ -17,10 +17,9 @@ from aitop.model.stacks import StackDump, ThreadStack
 from aitop.model.text import printable
 from aitop.sources.source import SourceError
 from aitop.sources.stacks.choice import Chooser
-from aitop.sources.stacks.refusal import explain
 from aitop.sources.stacks.source import lives, main_threads
 from aitop.sources.stacks.speedscope import MAIN_NAME, MOST_BYTES, MOST_DEPTH, RawFrame
-from aitop.sources.stacks.spy import find_py_spy, first_line, quiet_environment
+from aitop.sources.stacks.spy import explain, find_py_spy, first_line, quiet_environment
 from aitop.sources.stacks.window import CodeOfProcesses, WindowBuilder
 
 MOST_PROCESSES = 256

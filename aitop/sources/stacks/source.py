@@ -15,9 +15,8 @@ from aitop.sources.source import Source, SourceError
 from aitop.sources.stacks.choice import Chooser, Working
 from aitop.sources.stacks.kernel_waits import KernelWaits
 from aitop.sources.stacks.pace import Budget, GilWatch, rate_of
-from aitop.sources.stacks.refusal import explain
 from aitop.sources.stacks.speedscope import RawFrame, ThreadSamples, parse
-from aitop.sources.stacks.spy import Spy, Threads, find_py_spy
+from aitop.sources.stacks.spy import Spy, Threads, explain, find_py_spy
 from aitop.sources.stacks.window import CodeOfProcesses, WindowBuilder
 
 # So many windows at the start are short: whoever watches waits for them.

@@ -13,6 +13,8 @@ import sys
 import time
 from typing import Literal
 
+from aitop.sources import procfs
+from aitop.sources.access import readable, why_denied
 from aitop.sources.source import SourceError
 from aitop.sources.stacks.speedscope import MOST_BYTES
 
@@ -125,3 +127,18 @@ def first_line(complaint: str) -> str:
     """The first line of what py-spy complained of, empty where it had nothing to say."""
     lines = [line.strip() for line in complaint.splitlines() if line.strip()]
     return lines[0].removeprefix("Error: ") if lines else ""
+
+
+def explain(pid: int, complaint: str) -> SourceError:
+    """The error for a process that is there but gave no stacks. `complaint` is py-spy's own first line.
+
+    Told from the kernel's files rather than from py-spy's advice.
+    """
+    if "unsupported version" in complaint.lower():
+        return SourceError("failed", f"py-spy does not know this Python: {complaint}", "pip install --upgrade py-spy")
+    if "permission" in complaint.lower() or "not permitted" in complaint.lower() or not readable(pid):
+        return why_denied(pid)
+    state = procfs.status(pid).get("State", "")
+    if state.startswith(("T", "t")):
+        return SourceError("failed", f"process {pid} is stopped, and py-spy read nothing from it", f"kill -CONT {pid}")
+    return SourceError("failed", f"py-spy read no stack of process {pid}: {complaint or 'it gave no reason'}")

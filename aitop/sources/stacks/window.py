@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from aitop.model.stacks import Flow, Frame, StackCount
 from aitop.sources import procfs
 from aitop.sources.code.dataflow import flows
-from aitop.sources.code.foreign_file import User, user_of
 from aitop.sources.code.lines import SourceCode
+from aitop.sources.foreign_file import user_of
+from aitop.sources.process_status import User
 from aitop.sources.stacks.speedscope import RawFrame, ThreadSamples
 from aitop.stacks.dataflow import innermost
 from aitop.stacks.libraries import meaning

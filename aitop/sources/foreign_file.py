@@ -1,4 +1,4 @@
-"""Opening a file that another process names, without lending it our rights, and finding the path of it from here.
+"""Opening a file or folder that another process names, without lending it our rights.
 
 The path belongs to the other process: it is walked from its root one name at a time, no link is followed by the
 kernel (a link's text is walked from the same root), and each folder and the file must let that process's user in.
@@ -10,36 +10,18 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from typing import NamedTuple
 
 from aitop.sources import procfs
+from aitop.sources.process_status import User, read_status
 
 MOST_LINKS = 40
-READ, SEARCH = 4, 1
-
-
-class User(NamedTuple):
-    """Who reads: the user and all groups that count for files."""
-
-    user: int
-    groups: frozenset[int]
-
-    def may(self, status: os.stat_result, right: int) -> bool:
-        """Whether the mode gives this user READ or SEARCH."""
-        if self.user == 0:
-            return True
-        shift = 6 if self.user == status.st_uid else 3 if status.st_gid in self.groups else 0
-        return bool(status.st_mode >> shift & right)
+READ, MAKE, SEARCH = 4, 3, 1
 
 
 def user_of(pid: int) -> User | None:
     """As whom process `pid` opens files; None where it is gone."""
-    fields = procfs.status(pid)
-    try:
-        user, group = (int(fields[name].split()[3]) for name in ("Uid", "Gid"))
-        return User(user, frozenset((group, *map(int, fields.get("Groups", "").split()))))
-    except (KeyError, IndexError, ValueError):
-        return None
+    status = read_status(pid)
+    return None if status is None else status.user
 
 
 def open_as(pid: int, path: str) -> int:
@@ -57,18 +39,35 @@ def open_as(pid: int, path: str) -> int:
         os.close(root)
 
 
-def open_below(root: int, path: str, user: User | None) -> int:
-    """Like `open_as`, but below the folder of descriptor `root`. With `user` None only the kernel checks the rights."""
+def open_folder_as(pid: int, path: str, user: User) -> int:
+    """A descriptor of the folder that process `pid` knows as `path`, to make files in. Raises OSError.
+
+    Refused with EACCES where `user`, as whom it opens files, may not make any there: it must not profit from our
+    rights.
+    """
+    root = os.open(f"{procfs.PROC}/{pid}/root", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        return open_below(root, path, user, folder=True)
+    finally:
+        os.close(root)
+
+
+def open_below(root: int, path: str, user: User | None, *, folder: bool = False) -> int:
+    """A descriptor of the regular file, or `folder`, at `path` below the folder of descriptor `root`. Raises OSError.
+
+    `..` stays below the root, and an absolute link starts at it again. With `user` None only the kernel checks rights.
+    """
     way = [os.open(".", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=root)]
     try:
         _walk(way, [part for part in reversed(path.split("/")) if part not in ("", ".")], user)
         status = os.fstat(way[-1])
-        if not stat.S_ISREG(status.st_mode):
+        if not folder and not stat.S_ISREG(status.st_mode):
             raise OSError(errno.EINVAL, "not a regular file")
-        if user is not None and not user.may(status, READ):
+        if user is not None and not user.may(status, MAKE if folder else READ):
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
         # By its descriptor: the name may lead to another file by now.
-        return os.open(f"/proc/self/fd/{way[-1]}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
+        flags = os.O_RDONLY | os.O_CLOEXEC | (os.O_DIRECTORY if folder else os.O_NONBLOCK | os.O_NOCTTY)
+        return os.open(f"/proc/self/fd/{way[-1]}", flags)
     finally:
         for step in way:
             os.close(step)

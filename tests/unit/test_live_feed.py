@@ -1,0 +1,302 @@
+"""The live feed: which processes it looks at and hooks, how it ends, and what is asked of it before it is made."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from aitop.attach import Attachment
+from aitop.engine import hook_requests, live
+from aitop.engine.late_feed import LateFeed
+from aitop.engine.live import LiveFeed
+from aitop.engine.runner import SourceRunner
+from aitop.model.snapshot import Snapshot, Target
+from aitop.model.source import SourceStatus
+from aitop.sources.host import source
+from aitop.sources.host.roles import Place
+from aitop.sources.host.source import Seen
+
+
+def test_no_look_begins_before_the_last_one_is_over(monkeypatch):
+    feed = live.LiveFeed([Target(time=time.monotonic(), pid=os.getpid(), command="x")], live.Options(passive=True))
+    monkeypatch.setattr(live, "BETWEEN_LOOKS", 0.0)
+    monkeypatch.setattr(feed._engine, "wants_look", lambda now: True)
+    begun, goes_on = threading.Semaphore(0), threading.Event()
+    count = []
+
+    def notes(ranks, *, passive):
+        count.append(ranks)
+        begun.release()
+        goes_on.wait(10)
+
+    monkeypatch.setattr(live, "exchange_notes", notes)
+    feed._look_if_still()
+    assert begun.acquire(timeout=10)
+    for _ in range(3):
+        feed._look_if_still()
+    goes_on.set()
+    feed._look.join(10)
+    assert len(count) == 1
+    feed._look_if_still()
+    assert begun.acquire(timeout=10)
+    feed._look.join(10)
+    assert len(count) == 2
+
+
+class Host:
+    """Knows nobody until it has looked."""
+
+    def __init__(self, **seen):
+        self.seen, self._later = Seen(), Seen(**seen)
+
+    def wait_for_look(self, seconds):
+        self.seen = self._later
+
+
+@pytest.mark.parametrize(
+    ("ranks", "launchers", "hooked"), [((8, 9), (1,), (8, 9)), ((), (1,), ()), ((), (), (1,)), ((1,), (), (1,))]
+)
+def test_no_hook_goes_into_what_only_started_the_ranks(ranks, launchers, hooked):
+    feed = live.LiveFeed([Target(time=time.monotonic(), pid=os.getpid(), command="x")], live.Options(passive=True))
+    feed._pids, feed._host = (1,), Host(ranks=ranks, launchers=launchers)
+    assert feed._hook_pids() == hooked
+
+
+@pytest.mark.parametrize(
+    ("ranks", "stepping", "hooked"),
+    [
+        ((8, 9), {}, (8,)),
+        ((9,), {}, ()),
+        ((9,), {9: 2}, (9,)),
+        ((9,), {10: 2}, ()),
+        ((8, 9), {9: 2}, (8, 9)),
+    ],
+)
+def test_what_started_others_is_hooked_once_it_was_seen_to_step(monkeypatch, ranks, stepping, hooked):
+    feed = live.LiveFeed([Target(time=time.monotonic(), pid=os.getpid(), command="x")], live.Options(passive=True))
+    monkeypatch.setattr(live, "FIRST_LOOK_SECONDS", 0.05)
+    feed._pids, feed._host = (9,), Host(ranks=ranks, parents={9})
+    feed._runners["stacks"] = Idle()
+    feed._stepping_processes.update(stepping, tuple(stepping), {8, 9, 10})
+    assert feed._hook_pids() == hooked
+
+
+@pytest.mark.parametrize(("ranks", "hooked"), [((), (5,)), ((6,), (5,)), ((6, 9), (5, 9))])
+def test_the_hook_goes_into_an_engine_and_not_into_what_works_for_it(ranks, hooked):
+    feed = live.LiveFeed([Target(time=time.monotonic(), pid=os.getpid(), command="x")], live.Options(passive=True))
+    feed._pids, feed._host = (1,), Host(ranks=ranks, engines=(5,), around={1, 6})
+    assert feed._hook_pids() == hooked
+
+
+@pytest.mark.parametrize("state", ["denied", "absent", "failed"])
+def test_without_stacks_nobody_can_tell_who_steps(state):
+    feed = live.LiveFeed([Target(time=time.monotonic(), pid=os.getpid(), command="x")], live.Options(passive=True))
+    feed._pids, feed._host = (9,), Host(ranks=(9,), parents={9})
+    assert feed._hook_pids() == (9,), "stacks are switched off"
+    feed._runners["stacks"] = Idle()
+    status = SourceStatus(time=0.0, source="stacks", state=state)
+    feed._snapshot = Snapshot(tick=1, time=0.0, wall=0.0, window=0.0, target=feed.target, sources={"stacks": status})
+    assert feed._hook_pids() == (9,)
+
+
+def test_who_launched_is_told_from_who_trains(monkeypatch):
+    own = os.getpid()
+    monkeypatch.setattr(source, "places_of", lambda members, _: {one.stat.pid: Place("launcher") for one in members})
+    host = source.HostSource([own])
+    assert host.seen.launchers == frozenset() and not host._looked.is_set()
+    host.open()
+    host.wait_for_look(0.0)
+    assert own in host.seen.launchers and host.seen.ranks == () and host._looked.is_set()
+
+
+@pytest.mark.parametrize("end", ["stop", "detach"])
+def test_a_hook_is_taken_out_of_what_is_no_rank_any_more(monkeypatch, end):
+    feed = live.LiveFeed([Target(time=time.monotonic(), pid=os.getpid(), command="x")], live.Options(passive=True))
+    feed._pids, feed._host, taken_out = (1,), Host(ranks=(8, 9), launchers=(1,)), []
+    monkeypatch.setattr(hook_requests, "begin", lambda pid: InAtOnce())
+    monkeypatch.setattr(live, "take_out", taken_out.append)
+    feed._hook_requests.bring_in(7)
+    feed._runners["hook"] = Idle()
+    getattr(feed, end)()
+    assert taken_out == [{7, 8, 9}]
+
+
+class InAtOnce:
+    """An attempt that has come in when it is first asked."""
+
+    def wait(self, limit):
+        return Attachment("signal-frame", "installed")
+
+    def close(self):
+        return None
+
+
+class Idle:
+    """A source's thread that ends at once."""
+
+    def ask_to_stop(self):
+        pass
+
+    def join(self, seconds):
+        pass
+
+
+def feed_of_this_process():
+    target = Target(time=time.monotonic(), pid=os.getpid(), command="x")
+    return live.LiveFeed([target], live.Options(passive=True, gpu=False))
+
+
+def test_sources_stop_when_the_engine_has_failed(monkeypatch):
+    feed, told = feed_of_this_process(), []
+
+    def broken(event):
+        raise ValueError("cannot count")
+
+    monkeypatch.setattr(feed._engine, "handle", broken)
+    feed.start(told.append)
+    try:
+        feed._thread.join(10)
+        assert "cannot count" in told[0].target.ended
+        assert [name for name, runner in feed._runners.items() if runner.join(10)] == ["host"]
+    finally:
+        feed.stop()
+
+
+def test_the_first_picture_after_a_source_hangs_says_so(monkeypatch):
+    feed, told = feed_of_this_process(), []
+    reads, goes_on = threading.Event(), threading.Event()
+
+    def hangs():
+        reads.set()
+        goes_on.wait(10)
+        return []
+
+    def publish(snapshot):
+        told.append(snapshot)
+        feed._stopping.set()
+
+    monkeypatch.setattr(feed._host, "read", hangs)
+    feed._host.patience = 0.0
+    runner = feed._runners["host"] = SourceRunner(feed._host, feed._events.put)
+    runner.start()
+    try:
+        assert reads.wait(10)
+        feed._run(publish)
+        assert [snapshot.sources["host"].state for snapshot in told] == ["stale"]
+    finally:
+        goes_on.set()
+        feed.stop()
+
+
+class Feed:
+    def __init__(self):
+        self.asked = []
+
+    def start(self, publish):
+        publish("picture")
+
+    def stop(self):
+        self.asked.append("stop")
+
+    def detach(self):
+        self.asked.append("detach")
+
+    def profile(self, steps, progress):
+        return steps, progress
+
+    def dump(self):
+        return "dump"
+
+
+def test_it_has_every_method_of_a_live_feed_in_the_same_shape():
+    theirs = {name: one for name, one in vars(LiveFeed).items() if callable(one) and not name.startswith("_")}
+    for name, one in theirs.items():
+        assert list(inspect.signature(getattr(LateFeed, name)).parameters) == list(inspect.signature(one).parameters)
+    assert LateFeed.live == LiveFeed.live
+
+
+def test_what_is_asked_before_it_is_made_waits_for_it():
+    made, answers, feed = threading.Event(), [], Feed()
+
+    def make():
+        assert made.wait(10)
+        return feed
+
+    late = LateFeed(make)
+    asking = threading.Thread(target=lambda: answers.append(late.dump()))
+    starting = threading.Thread(target=late.start, args=(answers.append,))
+    asking.start()
+    starting.start()
+    assert answers == []
+    made.set()
+    asking.join(10)
+    starting.join(10)
+    assert sorted(answers) == ["dump", "picture"]
+    late.detach()
+    late.stop()
+    assert feed.asked == ["detach", "stop"]
+    assert late.profile(5, print) == (5, print)
+
+
+def test_what_is_asked_in_the_midst_of_its_start_waits_for_the_end_of_it():
+    begun, may_end = threading.Event(), threading.Event()
+
+    class Slow(Feed):
+        def start(self, publish):
+            begun.set()
+            assert may_end.wait(10)
+            self.asked.append("started")
+
+    feed = Slow()
+    late = LateFeed(lambda: feed)
+    starting = threading.Thread(target=late.start, args=(print,))
+    detaching = threading.Thread(target=late.detach)
+    starting.start()
+    assert begun.wait(10)
+    detaching.start()
+    detaching.join(0.05)
+    assert feed.asked == []
+    may_end.set()
+    for thread in (starting, detaching):
+        thread.join(10)
+    assert feed.asked == ["started", "detach"]
+
+
+def test_whoever_leaves_while_it_is_made_does_not_wait_and_it_never_starts():
+    begun, may_end, feed, seen = threading.Event(), threading.Event(), Feed(), []
+
+    def make():
+        begun.set()
+        assert may_end.wait(10)
+        return feed
+
+    late = LateFeed(make)
+    starting = threading.Thread(target=late.start, args=(seen.append,))
+    starting.start()
+    assert begun.wait(10)
+    late.stop()
+    may_end.set()
+    starting.join(10)
+    assert (seen, feed.asked) == ([], [])
+
+
+def test_stopped_before_it_started_it_never_starts():
+    late = LateFeed(lambda: pytest.fail("nobody wants it any more"))
+    late.stop()
+    late.start(print)
+
+
+def test_the_screen_is_there_without_rules_and_sources():
+    code = (
+        "import sys, aitop.cli, aitop.commands.monitor, aitop.ui.app, aitop.engine.late_feed\n"
+        "heavy = 'aitop.diagnosis.rules', 'aitop.engine.core', 'aitop.engine.live', 'aitop.attach'\n"
+        "print(*(name for name in sys.modules if name.startswith(heavy)))"
+    )
+    loaded = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
+    assert loaded.split() == []

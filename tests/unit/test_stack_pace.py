@@ -1,0 +1,129 @@
+"""How often to sample, what the windows ask, and which processes they take."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import Counter
+
+from aitop.sources.stacks.choice import FEW, MANY, Chooser
+from aitop.sources.stacks.pace import (
+    CORES,
+    CREDIT_SECONDS,
+    LONGEST_INTERVAL,
+    QUICK_SECONDS,
+    RARELY,
+    Budget,
+    GilWatch,
+    rate_of,
+)
+from aitop.sources.stacks.speedscope import ThreadSamples
+
+
+def spent(cpu: float, windows: int) -> list[tuple[float, float]]:
+    """(start, interval) of windows of two seconds that cost `cpu` each."""
+    budget, now, found = Budget(0.0), 0.0, []
+    for _ in range(windows):
+        interval = budget.spend(cpu, now, now + 2.0)
+        found.append((now, interval))
+        now += max(2.0, interval)
+    return found
+
+
+def test_the_first_windows_come_back_to_back():
+    assert [interval for _, interval in spent(0.1, 5)] == [0.0] * 5
+
+
+def test_later_the_cost_stays_within_the_budget():
+    windows = spent(0.1, 60)
+    (begin, _), (end, _) = windows[20], windows[-1]
+    assert 39 * 0.1 / (end - begin) <= CORES * 1.05
+    assert windows[-1][1] > 2.0
+
+
+def test_cheap_windows_are_never_put_off():
+    assert max(interval for _, interval in spent(CORES * 2.0, 200)) == 0.0
+
+
+def test_news_never_takes_longer_than_the_screen_waits_before_it_says_stale():
+    assert max(interval for _, interval in spent(2.0, 50)) == LONGEST_INTERVAL
+
+
+def test_a_rest_does_not_save_up_more_than_the_first_credit():
+    budget = Budget(0.0)
+    assert budget.spend(0.0, 0.0, 1e6) == 0.0
+    assert budget.spend(CREDIT_SECONDS + 0.03, 1e6, 1e6 + 2.0) > 2.0
+    assert budget.tight
+
+
+def test_at_first_a_few_processes_are_sampled_more_often():
+    assert rate_of(0.0, 1) == rate_of(QUICK_SECONDS - 1.0, 3) == 50
+    assert rate_of(QUICK_SECONDS, 1) == rate_of(QUICK_SECONDS, 64) == 20
+
+
+def test_many_processes_are_not_sampled_more_often_together():
+    assert [rate_of(0.0, processes) for processes in (3, 5, 8, 64)] == [50, 30, 20, 20]
+
+
+def asked(watch: GilWatch, windows: int, first: int = 0) -> str:
+    """Of each window: - nothing, g the lock, b both."""
+    return "".join(
+        "-" if not watch.due(first=number < first) else "b" if watch.cores else "g" for number in range(windows)
+    )
+
+
+def test_both_are_asked_in_the_first_windows_and_then_rarely():
+    windows = asked(GilWatch(), 22, first=3)
+    assert windows == "bbb-----b-----b-----b-"
+    assert "-" * RARELY not in windows
+
+
+def test_while_other_threads_hold_the_lock_it_alone_is_asked_in_every_window():
+    watch = GilWatch()
+    assert asked(watch, 3, first=3) == "bbb"
+    assert watch.taken(1, [ThreadSamples("metrics", False, Counter({(0,): 8}))], 24)
+    assert asked(watch, 5) == "ggg--"
+
+
+ROLES = {"rank": [10], "loader-worker": [11, 12, 13, 14, 15, 16], "helper": [20]}
+
+
+def chooser(monkeypatch, working, roles=None):
+    found = Chooser([os.getpid()], lambda: working)
+    monkeypatch.setattr(found, "_by_role", lambda: roles or ROLES)
+    return found
+
+
+def test_the_rank_comes_first_until_it_is_known_who_works(monkeypatch):
+    chosen = chooser(monkeypatch, ()).next(few=False)
+    assert chosen[0] == 10 and len(chosen) == 1 + MANY and set(chosen[1:]) <= set(ROLES["loader-worker"])
+
+
+def test_the_first_that_works_is_in_every_window_and_the_others_take_turns(monkeypatch):
+    some = chooser(monkeypatch, (13, 11))
+    windows = [some.next(few=True) for _ in range(8)]
+    assert all(window[:2] == [13, 11] and len(window) == 2 + FEW for window in windows)
+    assert {pid for window in windows for pid in window} == {10, *ROLES["loader-worker"]}, "also the rank that waits"
+
+
+def test_a_launcher_is_looked_at_while_it_uses_a_core(monkeypatch):
+    some = chooser(monkeypatch, (11,), {"launcher": [9], "rank": [11]})
+    assert some.next(few=False) == [11]
+    some._cores = {9: 0.5}
+    assert some.next(few=False) == [11, 9]
+
+
+def test_cores_used_are_measured_from_turn_to_turn():
+    some = Chooser([os.getpid()])
+    some.next(few=False)
+    assert some._cores == {}
+    until = time.monotonic() + 0.3
+    while time.monotonic() < until:
+        pass
+    some.next(few=False)
+    assert some._cores[os.getpid()] > 0.1
+
+
+def test_whoever_has_ended_is_not_asked_for(monkeypatch):
+    assert chooser(monkeypatch, (99,)).next(few=False)[0] == 10
+    assert chooser(monkeypatch, (99, 12)).next(few=False)[0] == 12
