@@ -153,7 +153,6 @@ def sparing(driver: type[Driver], cells: ChangedCells) -> type[Driver]:
             self._as_drawn = settings_of(getattr(self, "fileno", -1))
 
         def stop_application_mode(self) -> None:
-            """Give the terminal back."""
             if self._drawing:
                 # A terminal without a second screen (GNU screen by default) would keep our picture.
                 super().write("\x1b[H\x1b[2J")

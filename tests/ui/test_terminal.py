@@ -24,7 +24,7 @@ sys.path[:0] = [{str(HERE)!r}, {str(HERE.parent.parent)!r}]
 import os
 import sample_snapshots
 from aitop.ui import app
-from aitop.ui.app import run_monitor
+from aitop.ui.app import MonitorApp
 
 if sys.argv[1].startswith("load"):
     app.MonitorApp.on_load = lambda self: os.kill(os.getpid(), int(sys.argv[1][4:]))
@@ -41,7 +41,7 @@ class Feed:
         with open(sys.argv[2], "a") as file:
             file.write("stopped\\n")
 
-sys.exit(run_monitor(Feed()))
+sys.exit(MonitorApp(Feed()).show_run())
 """
 
 

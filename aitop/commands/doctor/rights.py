@@ -59,7 +59,6 @@ class Confinement:
 
     @property
     def capable(self) -> bool:
-        """Whether aitop holds CAP_SYS_PTRACE."""
         return bool(self.capabilities >> SYS_PTRACE & 1)
 
     @property
@@ -250,7 +249,7 @@ def _container(place: Confinement) -> Check:
 
 
 def _remedy(place: Confinement, cause: str) -> str:
-    """The command that mends this cause here, with the fewest rights that do."""
+    """The command that mends this cause here with the fewest rights."""
     boxed = place.container if place.own_pids else None
     if place.yama == "3":
         return f"only a reboot without kernel.yama.ptrace_scope=3 in /etc/sysctl.d; until then {WITHOUT}"
