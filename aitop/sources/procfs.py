@@ -133,8 +133,8 @@ def stat(pid: int) -> Stat | None:
 
 def main_stack(pid: int) -> int | None:
     """The address of the main stack, which an exec draws anew; None where it is not to be had."""
-    found = stat(pid)
-    return (found.stack or None) if found is not None else None
+    line = stat(pid)
+    return (line.stack or None) if line is not None else None
 
 
 def gone(pid: int) -> bool:
@@ -197,12 +197,12 @@ def parse_fields(content: str) -> dict[str, str]:
 
 def numbers(path: str) -> dict[str, int]:
     """The `name number` and `name: number` lines of a file; what it has in kB comes in bytes."""
-    found = {}
+    fields = {}
     for line in (read(path) or b"").splitlines():
         words = line.split()
         if len(words) > 1 and words[1].isdigit():
-            found[words[0].decode("ascii", "replace").rstrip(":")] = int(words[1]) * (1024 if b"kB" in words else 1)
-    return found
+            fields[words[0].decode("ascii", "replace").rstrip(":")] = int(words[1]) * (1024 if b"kB" in words else 1)
+    return fields
 
 
 def inner_pid(pid: int) -> int:
@@ -262,8 +262,8 @@ def started(start_ticks: int) -> float:
 
 def python_version_of(exe: str | None, memory_map: bytes | None = None) -> str | None:
     """'3.11' from the name of the executable, or from the library the process has mapped."""
-    found = _PYTHON_NAME.search(os.path.basename(exe or "").removesuffix(" (deleted)"))
-    version = found["version"] if found else None
+    match = _PYTHON_NAME.search(os.path.basename(exe or "").removesuffix(" (deleted)"))
+    version = match["version"] if match else None
     if version and "." in version:
         return version
     library = _PYTHON_LIBRARY.search(memory_map or b"")

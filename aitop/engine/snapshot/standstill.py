@@ -93,8 +93,10 @@ def _still_since(history: History, now: float) -> float | None:
     since: float | None = None
     before = chain(islice(reversed(history.hosts), 1, None), [None])
     for host, earlier in zip(reversed(history.hosts), before, strict=False):
-        working = [one for one in host.processes if one.role in ("rank", "loader-worker") and one.state != "Z"]
-        if not any(one.role == "rank" for one in working) or not all(_is_still(one, history) for one in working):
+        alive = [process for process in host.processes if process.state != "Z"]
+        working = [process for process in alive if process.role in ("rank", "loader-worker")]
+        ranked = any(process.role == "rank" for process in working)
+        if not ranked or not all(_is_still(process, history) for process in working):
             break
         since = earlier.time if earlier is not None else host.time
     stepped = max((hook.steps[-1].end for hook in history.hooks.values() if hook.steps), default=None)

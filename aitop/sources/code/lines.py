@@ -61,13 +61,13 @@ class SourceCode:
 
     def text(self, file: str) -> str | None:
         """The whole file as it is, with its control characters."""
-        found = self._read(file)
-        return found.text if found is not None else None
+        source = self._read(file)
+        return source.text if source is not None else None
 
     def _lines(self, file: str, line: int) -> tuple[str, ...]:
         """The file's lines without their ends, empty if there is no such line."""
-        found = self._read(file)
-        return found.lines if found is not None and 1 <= line <= len(found.lines) else ()
+        source = self._read(file)
+        return source.lines if source is not None and 1 <= line <= len(source.lines) else ()
 
     def _read(self, file: str) -> _File | None:
         """The file from memory while it has not changed, and after the process is gone."""
@@ -78,15 +78,15 @@ class SourceCode:
         try:
             handle = open_as(self.pid, path)
         except (OSError, ValueError):
-            found = known if not os.path.exists(f"{procfs.PROC}/{self.pid}/stat") else None
+            source = known if not os.path.exists(f"{procfs.PROC}/{self.pid}/stat") else None
         else:
             with os.fdopen(handle, "rb") as opened:
-                found = _load(opened.fileno(), known)
-        if found is not None:
-            self._files[path] = found
+                source = _load(opened.fileno(), known)
+        if source is not None:
+            self._files[path] = source
             if len(self._files) > FILES_KEPT:
                 del self._files[next(iter(self._files))]
-        return found
+        return source
 
 
 def _load(handle: int, known: _File | None) -> _File | None:

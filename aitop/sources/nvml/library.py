@@ -74,19 +74,19 @@ def handles(nvml: Any) -> dict[int, Handle | None]:
         raise _why(error) from error
     if count == 0:
         raise SourceError("absent", "the NVIDIA driver is here, but no GPU", _DRIVER_REMEDY)
-    found: dict[int, Handle | None] = {}
+    devices: dict[int, Handle | None] = {}
     refused: Any = None
     for index in range(count):
         try:
-            found[index] = Handle(f"gpu{index}", nvml.nvmlDeviceGetHandleByIndex(index))
+            devices[index] = Handle(f"gpu{index}", nvml.nvmlDeviceGetHandleByIndex(index))
         except nvml.NVMLError as error:
             if int(error.value) == _GPU_IS_LOST:
-                found[index] = None
+                devices[index] = None
             else:
                 refused = error
-    if not found:
+    if not devices:
         raise _why(refused) from refused
-    return found
+    return devices
 
 
 def _why(error: Any) -> SourceError:

@@ -71,13 +71,13 @@ class StepMaker:
                 records.append(record)
         return records
 
-    def _timed(self, kind: int, number: int, one: int, two: int, three: int) -> None:
+    def _timed(self, kind: int, number: int, first: int, second: int, third: int) -> None:
         """Take times on the device: forward, backward and optimizer, then, in an event of its own, the idle rest."""
         if kind == at.DEVICE:
-            self._begun[number] = (one, two, three)
+            self._begun[number] = (first, second, third)
             _bound(self._begun)
         elif number in self._begun:
-            self._device[number] = (*self._begun.pop(number), one)
+            self._device[number] = (*self._begun.pop(number), first)
             _bound(self._device)
 
     def _times(self, made: Made) -> tuple[int, ...] | None:

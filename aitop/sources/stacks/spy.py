@@ -31,10 +31,10 @@ MOST_MEMORY = 2 << 30
 def find_py_spy() -> str:
     """Path of the py-spy binary: beside this interpreter, else on the PATH. Raises SourceError without one."""
     beside = os.path.join(os.path.dirname(sys.executable or ""), "py-spy")
-    found = beside if os.access(beside, os.X_OK) else shutil.which("py-spy")
-    if found is None:
+    path = beside if os.access(beside, os.X_OK) else shutil.which("py-spy")
+    if path is None:
         raise SourceError("absent", "py-spy is not installed", "pip install py-spy")
-    return found
+    return path
 
 
 class Spy:
