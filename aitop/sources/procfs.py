@@ -17,12 +17,12 @@ NANOSECONDS = 1e9
 PAGE_SIZE: int = os.sysconf("SC_PAGE_SIZE")
 KERNEL_THREAD = 0x00200000
 LONGEST_COMMAND = 300
-# Of a file only so much is read, and less of a command line, which a process can have read out of all of its memory.
+# The most bytes that are read of a file, and of a command line: a process can make its own as long as its memory.
 LARGEST, LARGEST_COMMAND = 16 << 20, 1 << 20
 
 _FRAMEWORKS = (
     ("torch", re.compile(rb"/libtorch[\w.+-]*\.so")),
-    # No more than two folders: to the end of the line, a path of many /jaxlib/ would be gone through for each of them.
+    # At most two folders in between: otherwise a path of many /jaxlib/ would take the square of its length to search.
     ("jax", re.compile(rb"/jaxlib/(?:[^\n/]*/){0,2}[^\n/]*\.so|/libjax[\w.+-]*\.so")),
     ("tensorflow", re.compile(rb"/libtensorflow[\w.+-]*\.so|/_pywrap_tensorflow[\w.+-]*\.so")),
 )

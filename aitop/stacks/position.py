@@ -22,8 +22,8 @@ Function = tuple[str, str]
 
 UPDATES: frozenset[Phase] = frozenset({"backward", "optimizer"})
 _ANCHORS: frozenset[Phase] = frozenset({"data_wait", "environment", "forward", "backward", "optimizer"})
-# A stack that changed while it was read can show a phase on a line, or in a function, that never runs it. A place is
-# believed only from these shares on: of all samples of the phase, and of all samples of the line.
+# A stack that changed while it was read can show a phase on a line, or in a function, that never runs it. So a line
+# counts only if it has at least these shares of the samples of the phase, and of its own samples.
 _LEAST_OF_PHASE, _LEAST_OF_LINE = 0.1, 0.05
 
 

@@ -1,4 +1,4 @@
-"""Threads that live for one request, taken as one: a server that starts one for each works in all of them. Pure."""
+"""Threads that live for one request, counted as one thread: a server that starts one for each works in all. Pure."""
 
 from __future__ import annotations
 

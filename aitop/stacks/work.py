@@ -15,7 +15,7 @@ from aitop.model.steps import StepKind
 
 # How far a process steps: not at all; it runs a model, or waits for its data as a rank; it also updates a model.
 Level = Literal[0, 1, 2]
-# Parts of a step that were met in fewer samples, or in less than this share of them, are no evidence of one.
+# Fewer samples of a part of a step, or a smaller share of all samples, are no evidence that a process makes steps.
 LEAST_SAMPLES, LEAST_SHARE = 2, 0.02
 # A thread that runs for less than this share of its time only hands out work and waits for it.
 LEAST_ACTIVE = 0.1

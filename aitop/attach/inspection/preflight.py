@@ -52,8 +52,8 @@ def check_alive(pid: int) -> ProcStatus:
 
 
 def check_settled(status: ProcStatus) -> None:
-    """Raises AttachRefused for a process that was forked just now: it may have no memory of its own (vfork), or hold
-    locks that nobody in it will release.
+    """Raises AttachRefused for a process that was forked a moment ago: it may have no memory of its own (vfork), or
+    hold locks that no thread of it will release.
 
     A child of fork first makes the interpreter's locks anew, in a fraction of `SETTLED_CPU_NS`. CPU time is asked as
     well as age, because on a loaded machine it may have had no processor yet.

@@ -67,8 +67,8 @@ class TargetProcess:
 def check_running(target: TargetProcess) -> None:
     """Raises NotNow where the interpreter has not begun or is ending, as far as that is known.
 
-    At its end CPython frees what a call would use, long before the process is gone: a call that comes then is a
-    SIGSEGV for a run that had just finished.
+    When CPython ends it frees what a call would use, long before the process is gone: a call at that time would crash a
+    run that had just finished.
     """
     place = target.python.initialized
     if place is not None and target.memory.read(place, 4) == bytes(4):

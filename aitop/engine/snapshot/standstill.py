@@ -77,7 +77,7 @@ def standstill(history: History, now: float) -> Standstill | None:
 
 
 def _waits(ranks: Sequence[Standing], gone: Sequence[int], usual: float | None) -> bool:
-    """Whether these may be ranks that do not get on, and not a process that has nothing to do."""
+    """Whether the ranks wait for something that should come, rather than having nothing to do."""
     if gone or any(standing.doing in ("collective", "loading") for standing in ranks):
         return True
     if all(standing.doing is None for standing in ranks):
@@ -106,7 +106,7 @@ def _still_since(history: History, now: float) -> float | None:
 
 
 def _is_still(process: ProcessSample, history: History) -> bool:
-    """Whether its main thread did nothing since the sample before. One that spins in a wait is still by its stacks."""
+    """Whether its main thread did nothing since the sample before; one that spins is judged by its stacks."""
     moved = (process.read_bytes or 0.0) + (process.write_bytes or 0.0)
     if process.voluntary_switches is None or moved > 0:
         return False

@@ -11,7 +11,7 @@ from aitop.sources import procfs
 from aitop.sources.foreign_file import open_as
 
 LARGEST_FILE = 2 << 20
-# Of a line that is longer, only so much is looked at: searches take the square of its length.
+# Longer lines are cut: rules search lines in ways that take the square of their length.
 LONGEST_LINE = 500
 LINES_ABOVE = 1000
 FILES_KEPT = 64

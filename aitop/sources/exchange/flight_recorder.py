@@ -78,7 +78,7 @@ def last_of(data: bytes, pid: int, rank: int) -> FlightRecord | None:
         raise ValueError("not what a Flight Recorder writes")
     if not entries:
         return None
-    # Of all of them only this one is taken apart: in a few bytes the same million frames can be in each.
+    # Only this entry is converted: a few bytes can put the same million frames into every entry.
     unfinished = next((entry for entry in reversed(entries) if _waits(entry)), None)
     try:
         newest = msgspec.convert(unfinished or entries[-1], _Entry)

@@ -166,7 +166,8 @@ def _fits(part: Part, signs: _Signs) -> bool:
 def version_of(pid: int, distributions: Iterable[str], files: Iterable[str] = ()) -> str | None:
     """The version of the first of these distributions that lies in a folder from which the process has loaded code.
 
-    It is read from the metadata on disk: nothing is imported. The folders are those of its mapped libraries and of `files` on its stacks. None where none of them has it.
+    The folders are those of its mapped libraries and of `files` on its stacks. None where none of them has it. It is
+    read from the metadata on disk: nothing is imported.
     """
     names = [_normal(name) for name in distributions]
     if not names:

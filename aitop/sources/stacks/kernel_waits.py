@@ -178,7 +178,7 @@ class Descriptors:
         self.watched_by = cache(self._watched_by)
 
     def waited_for(self, numbers: Iterable[int]) -> set[WaitKind]:
-        """What those who wait for some of these descriptors wait for."""
+        """The kinds of waits that waiting for these descriptors may be."""
         return {_WAITS.get(kind, "other") for number in numbers if (kind := self.type_of(number))}
 
     @cached_property
@@ -261,7 +261,7 @@ class _Thread:
     descriptors: Descriptors
     # None where the kernel's file cannot be read.
     file: int | None = None
-    # What was read last and what it means, where it says that alone: the next look mostly reads the same.
+    # The last line that said by itself what the thread does, and what that is: the next look mostly reads the same.
     line: bytes = b"running\n"
     kind: _Seen = "running"
     seen: Counter[_Seen] = field(default_factory=Counter)
