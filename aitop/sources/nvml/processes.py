@@ -7,6 +7,8 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 
+import pynvml
+
 from aitop.model.gpu import GpuProcess
 from aitop.sources import procfs
 from aitop.sources.nvml import library, plausible
@@ -115,9 +117,9 @@ def gpu_users(timeout: float = 1.0) -> GpuUsers:
 def _look(timeout: float) -> GpuUsers:
     users: GpuUsers = {}
     try:
-        with library.started(timeout) as nvml:
-            gate = Gate(nvml)
-            for index, handle in library.handles(nvml).items():
+        with library.started(timeout):
+            gate = Gate(pynvml)
+            for index, handle in library.handles().items():
                 with contextlib.suppress(DeviceLostError):
                     for pid, memory in ((running(gate, handle) if handle else None) or {}).items():
                         indices, before = users.get(pid, ((), None))
