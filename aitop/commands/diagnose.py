@@ -104,7 +104,7 @@ def write_report(text: str, output: Path | None) -> None:
 
 def write_file(output: Path, data: bytes) -> None:
     """To a file that the user named. Raises WrongUsageError."""
-    from aitop.outputs.output_file import write_output
+    from aitop.output_file import write_output
 
     try:
         write_output(output, data)

@@ -14,9 +14,8 @@ from itertools import pairwise
 from aitop.diagnosis.what_if import LEFT, Length, TurnCost, estimated
 from aitop.model.serving import RequestRecord
 
-# Fewer requests than this do not tell how arrivals and service vary.
-# More than two thousand only cost time.
-LEAST_REQUESTS, MOST_REQUESTS = 30, 2000
+# Fewer requests than this do not tell how arrivals and service vary; more than so many only cost time.
+LEAST_REQUESTS, MOST_REQUESTS = 30, 600
 # Waiting in the simulated server may differ from the real one by this part; the gain gets as much wider.
 MOST_OFF = 0.25
 # Clients that send one request after the other keep the number of requests under way the same: its variance is far
@@ -27,7 +26,8 @@ STEADY = 0.25
 @dataclass(frozen=True)
 class Load:
     """What arrived at a server in a time, oldest first: `arrivals` (monotonic), and `services`, the seconds from the
-    end of each one's wait to its answer. `waited` is the mean wait, `latency` the mean from arrival to answer.
+    end of each one's wait to its answer. `begun` is when the first was begun with: until then there was other work.
+    `waited` is the mean wait, `latency` the mean from arrival to answer.
 
     `clients` send a request as soon as they have an answer; None where requests come by themselves. Of a server that
     takes several requests at once, `slots` are the most that it had in work, or `batch` the most in one batch.
@@ -35,6 +35,7 @@ class Load:
 
     arrivals: tuple[float, ...]
     services: tuple[float, ...]
+    begun: float
     waited: float
     latency: float
     rate: float
@@ -63,12 +64,11 @@ class Change:
 
 
 def load_of(requests: Sequence[RequestRecord], *, batch: int = 1, cost: TurnCost | None = None) -> Load | None:
-    """The load of a server from its answered requests; None where their waits were not measured."""
-    known = sorted((one for one in requests if one.queue is not None), key=lambda one: one.end - one.seconds)[
-        -MOST_REQUESTS:
-    ]
+    """The load of a server from its newest requests; None where their waits were not measured."""
+    known = [one for one in requests if one.queue is not None][-MOST_REQUESTS:]
     if len(known) < LEAST_REQUESTS:
         return None
+    known.sort(key=lambda one: one.end - one.seconds)
     arrivals = tuple(one.end - one.seconds for one in known)
     begun = [one.end - one.seconds + (one.queue or 0.0) for one in known]
     ends = [one.end for one in known]
@@ -78,6 +78,7 @@ def load_of(requests: Sequence[RequestRecord], *, batch: int = 1, cost: TurnCost
     return Load(
         arrivals=arrivals,
         services=tuple(max(1e-6, end - begin) for begin, end in zip(begun, ends, strict=True)),
+        begun=begun[0],
         waited=sum(one.queue or 0.0 for one in known) / len(known),
         latency=sum(one.seconds for one in known) / len(known),
         rate=(len(known) - 1) / seconds,
@@ -125,18 +126,20 @@ def _most_at_once(begins: Sequence[float], ends: Sequence[float]) -> int:
     return 1
 
 
-def simulate(load: Load, *, slots: int, batch: int) -> Outcome:
-    """The same requests through a server with so many slots, each of which takes up to `batch` at once."""
-    free = [load.arrivals[0]] * slots
-    heapq.heapify(free)
-    count = len(load.arrivals)
-    clients = load.clients
+def simulate(load: Load, *, slots: int, batch: int, behind: bool = False) -> Outcome:
+    """The same requests through a server with so many slots, each of which takes up to `batch` at once.
+
+    `behind`: it has the work before it that the first of them really waited for.
+    """
+    count, clients = len(load.arrivals), load.clients
+    first = load.begun if behind and not clients else load.arrivals[0]
+    free = [first] * slots
     # Of clients that ask again after each answer, the arrivals follow from the answers.
     pending = [load.arrivals[0]] * min(clients, count) if clients else list(load.arrivals)
     heapq.heapify(pending)
     sent, answered = len(pending), 0
     waits = latencies = 0.0
-    first, last = load.arrivals[0], load.arrivals[0]
+    last = first
     while pending:
         start = max(heapq.heappop(free), pending[0])
         taken = [heapq.heappop(pending)]
@@ -161,7 +164,7 @@ def change(load: Load, *, replicas: int = 1, batch: int | None = None) -> Change
     """The server with so many replicas, or larger batches; None where the simulation does not fit what is measured."""
     if batch is not None and load.cost is None:
         return None
-    now = simulate(load, slots=load.slots, batch=load.batch)
+    now = simulate(load, slots=load.slots, batch=load.batch, behind=True)
     off = abs(now.latency - load.latency) / load.latency
     if off > MOST_OFF:
         return None

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from operator import attrgetter
 
 from aitop.model.ledger import Unit
 from aitop.model.phases import SERVED, Phase
-from aitop.model.serving import IterationRecord, RequestRecord
+from aitop.model.serving import IterationRecord, RequestRecord, Serving
 from aitop.model.snapshot import Snapshot
 
 # Fewer iterations or requests than this say little about how the time is divided.
@@ -53,11 +54,29 @@ def of_iterations(iterations: Sequence[IterationRecord]) -> Served | None:
         return None
     shares: dict[Phase, float] = {}
     for phase in SERVED:
-        values = [getattr(one, phase.iteration) for one in iterations] if phase.iteration else []
-        if any(value is not None for value in values):
-            shares[phase.key] = min(1.0, sum(value or 0.0 for value in values) / total)
+        values = map(attrgetter(phase.iteration), iterations) if phase.iteration else ()
+        known = [value for value in values if value is not None]
+        if known:
+            shares[phase.key] = min(1.0, sum(known) / total)
     shares["host"] = max(0.0, 1.0 - sum(shares.values()))
     return Served("iteration", total / len(iterations), shares)
+
+
+def idle_share(serving: Serving) -> float | None:
+    """The part (0..1) of the time in which a server has nothing to do; None where that was not measured."""
+    if serving.iterations:
+        idle = [one.idle for one in serving.iterations if one.idle is not None]
+        total = sum(map(attrgetter("seconds"), serving.iterations)) + sum(idle)
+        return min(1.0, sum(idle) / total) if idle and total > 0.0 else None
+    if not serving.requests:
+        return None
+    # From the newest on: where a request ends before all later ones had come, nothing was under way in between.
+    rest, first = 0.0, serving.requests[-1].end
+    for one in reversed(serving.requests):
+        rest += max(0.0, first - one.end)
+        first = min(first, one.end - one.seconds)
+    total = serving.requests[-1].end - first
+    return rest / total if total > 0.0 else None
 
 
 def of_requests(requests: Sequence[RequestRecord]) -> Served | None:

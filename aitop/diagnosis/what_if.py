@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from operator import mul
 
 import msgspec
 
@@ -220,13 +221,14 @@ def _spread(values: Sequence[float]) -> bool:
 
 def least_squares(rows: Sequence[Sequence[float]], values: Sequence[float]) -> list[float] | None:
     """The factors of each column whose sums come closest to the values; None where the columns do not tell them."""
-    width = len(rows[0])
+    columns = [[float(value) for value in column] for column in zip(*rows, strict=True)]
+    width = len(columns)
     # Columns of a size near 1 keep the equations well behaved.
-    scale = [max(abs(row[column]) for row in rows) or 1.0 for column in range(width)]
+    scale = [max(map(abs, column)) or 1.0 for column in columns]
     system = [
-        [sum(row[i] / scale[i] * row[j] / scale[j] for row in rows) for j in range(width)]
-        + [sum(row[i] / scale[i] * value for row, value in zip(rows, values, strict=True))]
-        for i in range(width)
+        [sum(map(mul, own, other)) / (scale[i] * scale[j]) for j, other in enumerate(columns)]
+        + [sum(map(mul, own, values)) / scale[i]]
+        for i, own in enumerate(columns)
     ]
     for column in range(width):
         best = max(range(column, width), key=lambda row: abs(system[row][column]))

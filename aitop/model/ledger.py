@@ -16,6 +16,23 @@ Activity = Literal[
     "python", "native", "wait", "wait-lock", "wait-core", "wait-disk", "wait-network", "wait-queue", "wait-child",
     "wait-device", "sleep", "spawn", "collect", "compile",
 ]  # fmt: skip
+ACTIVITIES: dict[Activity, str] = {
+    "python": "runs Python",
+    "native": "runs native code",
+    "wait": "waits",
+    "wait-lock": "waits for a lock",
+    "wait-core": "waits for a core",
+    "wait-disk": "waits for a disk",
+    "wait-network": "waits for network",
+    "wait-queue": "waits for a queue",
+    "wait-child": "waits for a child",
+    "wait-device": "waits for device",
+    "sleep": "sleeps",
+    "spawn": "starts processes",
+    "collect": "collects garbage",
+    "compile": "compiles",
+}
+"""Each activity in words, at most 17 cells wide."""
 Basis = Literal["measured", "sampled", "derived"]
 Position = Literal["before", "within", "after"]
 # What calls a line for a request: an event loop, whose thread does nothing else meanwhile; a loop that takes requests

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from aitop.model.ledger import Activity, Lane, Unit
+from aitop.model.ledger import ACTIVITIES, Lane, Unit
 from aitop.model.units import duration, percent
 from aitop.outputs.report import Report, ReportEntry, ReportPlace, ReportWorker
 
@@ -19,22 +19,6 @@ SIDE_LANES: dict[Lane, str] = {
 }
 # Lighter entries are not listed.
 LEAST_SHARE = 0.01
-ACTIVITIES: dict[Activity, str] = {
-    "python": "runs Python",
-    "native": "runs native code",
-    "wait": "waits",
-    "wait-lock": "waits for a lock",
-    "wait-core": "waits for a core",
-    "wait-disk": "waits for a disk",
-    "wait-network": "waits for the network",
-    "wait-queue": "waits for a queue",
-    "wait-child": "waits for a child",
-    "wait-device": "waits for the device",
-    "sleep": "sleeps",
-    "spawn": "starts processes",
-    "collect": "collects garbage",
-    "compile": "compiles",
-}
 UNITS: dict[Unit, str] = {
     "step": "a step",
     "request": "a request",

@@ -15,7 +15,7 @@ from aitop import __version__
 from aitop.errors import WrongUsageError
 from aitop.model.event import RECORDING_VERSION, Event, Header
 from aitop.model.snapshot import Target, Tick
-from aitop.outputs.output_file import open_output
+from aitop.output_file import open_output
 
 
 class RecordingWriter:

@@ -6,7 +6,7 @@ Built from one Snapshot, without input, output or clock. None means not measured
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypeVar
+from typing import Any
 
 import msgspec
 
@@ -21,7 +21,7 @@ from aitop.model.text import escaped_json
 from aitop.model.verdict import Abstention, Verdict
 
 SCHEMA = 1
-AnyStruct = TypeVar("AnyStruct", bound=msgspec.Struct)
+DIGITS = 4
 
 
 class ReportProcess(msgspec.Struct, frozen=True, kw_only=True):
@@ -158,19 +158,18 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
 def report_of(snapshot: Snapshot) -> Report:
     """The report that says what this snapshot says."""
-    processes = snapshot.host.processes if snapshot.host else ()
     return Report(
         schema=SCHEMA,
         aitop=__version__,
-        window_s=round(snapshot.window, 3),
+        window_s=snapshot.window,
         target=ReportTarget(
             pid=snapshot.target.pid,
             command=snapshot.target.command,
             kind=snapshot.kind,
-            processes=tuple(map(_process, processes)),
+            processes=tuple(map(_process, snapshot.host.processes if snapshot.host else ())),
             engine=snapshot.engine,
             working=tuple(
-                _rounded(ReportWorker(pid=one.pid, thread=one.thread, unit=one.unit, seconds=one.length), seconds=6)
+                ReportWorker(pid=one.pid, thread=one.thread, unit=one.unit, seconds=one.length)
                 for one in snapshot.ledgers
             ),
             ended=snapshot.target.ended,
@@ -179,15 +178,25 @@ def report_of(snapshot: Snapshot) -> Report:
         step=_step(snapshot.steps),
         ledger=_ledger(snapshot.ledgers),
         serving=None if snapshot.serving is None else _serving(snapshot.serving),
-        verdicts=tuple(map(_verdict, snapshot.diagnosis.verdicts)),
-        cost=_rounded(snapshot.cost, monitor_cpu=4, hook_us_per_step=2, target_slowdown=5),
+        verdicts=snapshot.diagnosis.verdicts,
+        cost=snapshot.cost,
         abstained=snapshot.diagnosis.abstained,
     )
 
 
 def to_json(report: Report) -> str:
     """Indented JSON with the keys in the order of the schema and a newline at the end."""
-    return escaped_json(msgspec.json.format(msgspec.json.encode(report), indent=2).decode()) + "\n"
+    written = msgspec.json.encode(_rounded(msgspec.to_builtins(report)))
+    return escaped_json(msgspec.json.format(written, indent=2).decode()) + "\n"
+
+
+def _rounded(value: Any) -> Any:
+    """The same with DIGITS significant digits in every fraction."""
+    if isinstance(value, float):
+        return float(f"{value:.{DIGITS}g}")
+    if isinstance(value, dict):
+        return {key: _rounded(each) for key, each in value.items()}
+    return [_rounded(each) for each in value] if isinstance(value, (list, tuple)) else value
 
 
 def _process(process: ProcessSample) -> ReportProcess:
@@ -211,7 +220,7 @@ def _source(status: SourceStatus | None) -> ReportSource:
 def _step(steps: Steps | None) -> ReportStep:
     if steps is None:
         return ReportStep()
-    step = ReportStep(
+    return ReportStep(
         count=steps.count,
         p50_ms=_milliseconds(steps.p50),
         p95_ms=_milliseconds(steps.p95),
@@ -220,14 +229,13 @@ def _step(steps: Steps | None) -> ReportStep:
         tokens_per_s=steps.tokens_per_second,
         flops_per_s=steps.flops_per_second,
         mfu=steps.mfu,
-        phases=_rounded(steps.phases, **dict.fromkeys(Phases.__struct_fields__, 4)),
+        phases=steps.phases,
         basis=steps.basis,
     )
-    return _rounded(step, p50_ms=3, p95_ms=3, per_s=3, samples_per_s=2, tokens_per_s=2, flops_per_s=0, mfu=4)
 
 
 def _serving(serving: Serving) -> ReportServing:
-    made = ReportServing(
+    return ReportServing(
         requests_per_s=serving.requests_per_second,
         tokens_per_s=serving.tokens_per_second,
         concurrency=serving.concurrency,
@@ -242,15 +250,12 @@ def _serving(serving: Serving) -> ReportServing:
         still_s=serving.still,
         basis=serving.basis,
     )
-    digits = {"requests_per_s": 3, "tokens_per_s": 1, "concurrency": 3, "queue": 3, "batch_mean": 3}
-    return _rounded(made, **digits, kv_used=4, preemptions_per_s=3, still_s=2)
 
 
 def _percentiles(seconds: Percentiles | None) -> ReportPercentiles | None:
     if seconds is None:
         return None
-    made = ReportPercentiles(p50=seconds.p50 * 1e3, p95=seconds.p95 * 1e3, p99=seconds.p99 * 1e3)
-    return _rounded(made, p50=3, p95=3, p99=3)
+    return ReportPercentiles(p50=seconds.p50 * 1e3, p95=seconds.p95 * 1e3, p99=seconds.p99 * 1e3)
 
 
 def _ledger(ledgers: Sequence[Ledger]) -> tuple[ReportEntry, ...]:
@@ -260,8 +265,8 @@ def _ledger(ledgers: Sequence[Ledger]) -> tuple[ReportEntry, ...]:
 
 
 def _entry(pid: int, entry: Entry) -> ReportEntry:
-    place = entry.where
-    made = ReportEntry(
+    at = entry.where
+    return ReportEntry(
         pid=pid,
         lane=entry.lane,
         phase=entry.phase,
@@ -269,30 +274,9 @@ def _entry(pid: int, entry: Entry) -> ReportEntry:
         share=entry.share,
         seconds=entry.seconds,
         basis=entry.basis,
-        where=ReportPlace(pid=place.pid, file=place.file, line=place.line, function=place.function, text=place.text)
-        if place
-        else None,
-    )
-    # Six digits: the shares of many small entries still add up to 1.
-    return _rounded(made, share=6, seconds=6)
-
-
-def _verdict(verdict: Verdict) -> Verdict:
-    low, high = verdict.speedup_range or (None, None)
-    return msgspec.structs.replace(
-        _rounded(verdict, confidence=3, share=4, speedup=3),
-        speedup_range=None if low is None or high is None else (round(low, 3), round(high, 3)),
-        where=tuple(_rounded(place, share=4) for place in verdict.where),
-        fixes=tuple(_rounded(fix, speedup=3) for fix in verdict.fixes),
+        where=ReportPlace(pid=at.pid, file=at.file, line=at.line, function=at.function, text=at.text) if at else None,
     )
 
 
 def _milliseconds(seconds: float | None) -> float | None:
     return None if seconds is None else seconds * 1e3
-
-
-def _rounded(values: AnyStruct, **digits: int) -> AnyStruct:
-    """The same with the numbers in these fields rounded to so many digits."""
-    numbers = {name: getattr(values, name) for name in digits}
-    rounded = {name: round(number, digits[name]) for name, number in numbers.items() if number is not None}
-    return msgspec.structs.replace(values, **rounded)

@@ -55,15 +55,19 @@ def measured_phases(report: Report) -> list[tuple[str, float]]:
 def step_figures(report: Report) -> list[str]:
     """What is known about the pace: step/s, tokens/s or else samples/s, MFU, p50, p95, number of steps."""
     step = report.step
-    figures: list[tuple[float | None, Callable[[float], str]]] = [
-        (step.per_s, lambda rate: f"{rate:.3g} step/s"),
-        (step.tokens_per_s, lambda rate: f"{rate:,.0f} tokens/s"),
-        (step.samples_per_s if step.tokens_per_s is None else None, lambda rate: f"{rate:.3g} samples/s"),
-        (step.mfu, lambda share: f"{100 * share:.0f} % MFU"),
+    return _known(
+        (step.per_s, "{:.3g} step/s".format),
+        (step.tokens_per_s, "{:,.0f} tokens/s".format),
+        (step.samples_per_s if step.tokens_per_s is None else None, "{:.3g} samples/s".format),
+        (step.mfu, lambda share: f"{percent(share)} MFU"),
         (step.p50_ms, lambda length: f"{duration(length / 1e3)} p50"),
         (step.p95_ms, lambda length: f"{duration(length / 1e3)} p95"),
-        (step.count, lambda number: f"{number:,} steps seen"),
-    ]
+        (step.count, "{:,} steps seen".format),
+    )
+
+
+def _known(*figures: tuple[float | None, Callable[[float], str]]) -> list[str]:
+    """The figures that were measured, each in its words."""
     return [words(value) for value, words in figures if value is not None]
 
 
@@ -72,16 +76,15 @@ def serving_figures(report: Report) -> list[str]:
     serving = report.serving
     if serving is None:
         return []
-    figures: list[tuple[float | None, Callable[[float], str]]] = [
-        (serving.requests_per_s, lambda rate: f"{rate:.3g} requests/s"),
-        (serving.tokens_per_s, lambda rate: f"{rate:,.0f} tokens/s"),
-        (serving.concurrency, lambda number: f"{number:.3g} under way"),
-        (serving.queue, lambda number: f"{number:.3g} waiting"),
-        (serving.batch_mean, lambda number: f"batch {number:.3g}"),
+    return _known(
+        (serving.requests_per_s, "{:.3g} requests/s".format),
+        (serving.tokens_per_s, "{:,.0f} tokens/s".format),
+        (serving.concurrency, "{:.3g} under way".format),
+        (serving.queue, "{:.3g} waiting".format),
+        (serving.batch_mean, "batch {:.3g}".format),
         (serving.kv_used, lambda share: f"KV cache {percent(share)}"),
-        (serving.preemptions_per_s or None, lambda rate: f"{rate:.3g} preemptions/s"),
-    ]
-    return [words(value) for value, words in figures if value is not None]
+        (serving.preemptions_per_s or None, "{:.3g} preemptions/s".format),
+    )
 
 
 def serving_times(report: Report) -> list[tuple[str, tuple[str, str, str]]]:
@@ -131,13 +134,11 @@ def no_verdict(report: Report) -> str:
 
 def costs(report: Report) -> list[str]:
     """What watching cost, as far as it was measured."""
-    cost = report.cost
-    figures: list[tuple[float | None, Callable[[float], str]]] = [
-        (cost.monitor_cpu, lambda cores: f"{percent(cores, 1)} of a core"),
-        (cost.hook_us_per_step, lambda length: f"{length:.1f} µs a step in the target"),
-        (cost.target_slowdown, lambda share: f"{percent(share, 2)} of its step time"),
-    ]
-    return [words(value) for value, words in figures if value is not None]
+    return _known(
+        (report.cost.monitor_cpu, lambda cores: f"{percent(cores, 1)} of a core"),
+        (report.cost.hook_us_per_step, "{:.1f} µs a step in the target".format),
+        (report.cost.target_slowdown, lambda share: f"{percent(share, 2)} of its step time"),
+    )
 
 
 def losses(report: Report, verdict: Verdict) -> list[str]:

@@ -22,9 +22,10 @@ Function = tuple[str, str]
 
 UPDATES: frozenset[Phase] = frozenset({"backward", "optimizer"})
 _ANCHORS: frozenset[Phase] = frozenset({"data_wait", "environment", "forward", "backward", "optimizer"})
-# A stack that changed while it was read can show a phase on a line, or in a function, that never runs it. So a line
-# counts only if it has at least these shares of the samples of the phase, and of its own samples.
-_LEAST_OF_PHASE, _LEAST_OF_LINE = 0.1, 0.05
+# A stack that changed while it was read can show a phase on a line, or in a function, that never runs it. A place is
+# believed only from this share of the phase's samples on; a line also only if it has most samples of the phase, or the
+# phase most of its samples: in steps of a millisecond an eighth of the stacks change while they are read.
+_LEAST_OF_PHASE, _MOST = 0.1, 0.5
 
 
 @dataclass
@@ -45,8 +46,12 @@ class _Anchors:
         lines: set[int] = set()
         for phase in phases:
             counts = self.lines.get(phase, {})
-            least = _LEAST_OF_PHASE * max(counts.values(), default=0)
-            lines |= {line for line, count in counts.items() if count >= max(least, _LEAST_OF_LINE * self.all[line])}
+            most = max(counts.values(), default=0)
+            lines |= {
+                line
+                for line, count in counts.items()
+                if count >= _LEAST_OF_PHASE * most and count >= _MOST * min(most, self.all[line])
+            }
         return frozenset(lines)
 
 

@@ -15,6 +15,7 @@ from textual.screen import Screen
 from aitop.engine.recorder import Recorder
 from aitop.model.text import printable
 from aitop.model.units import size
+from aitop.output_file import open_output
 from aitop.ui.widgets.pane import Pane
 
 MOST_FILES = 10_000
@@ -37,9 +38,9 @@ def write_new(folder: Path, stem: str, contents: Mapping[str, str | bytes]) -> l
     try:
         for suffix, content in contents.items():
             path = folder / f"{name}{suffix}"
-            fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+            descriptor = open_output(path, 0o600, new=True)
             written.append(path)
-            with open(fd, "wb") as file:
+            with open(descriptor, "wb") as file:
                 file.write(content.encode() if isinstance(content, str) else content)
     except BaseException:
         for path in written:

@@ -94,6 +94,8 @@ class Switch:
         self.session.sampling.over()
         self.session.ticks.clear()
         journal.last_step, journal.due, journal.skip, journal.count_soon = now, 0, 0, False
+        # A block of `counted` leaves one that never comes.
+        journal.count_until = 0
         sampling.FAST_TICKS = 2 if variant == "run" else LONG_NS
         for owner, name, wrapper in self.classes:
             if variant != "nothing":

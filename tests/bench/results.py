@@ -73,6 +73,7 @@ BENCHES = {
         Bench("bench/monitor_cost.py", "", "--start 12 --seconds 8"),
         Bench("bench/growth.py", "", "--start 12 --seconds 10"),
         Bench("bench/monitor_hour.py", "", "--minutes 16"),
+        Bench("bench/serving_judge_cost.py", "", "--ticks 8"),
         Bench("bench/first_frame.py", "", "--rounds 2"),
     ),
     "Harm, hostile input, long runs": (

@@ -110,10 +110,9 @@ def test_two_ranks_with_ddp_and_fsdp(script, tmp_path):
     process = script("ranks.py", "replicated", "sharded")
     process.until(lambda: (tmp_path / "pid1").exists(), "ranks")
     first, second = (int((tmp_path / f"pid{rank}").read_text()) for rank in range(2))
-    wanted = {"replicated": lambda facts: facts.calls and facts.ddp, "sharded": lambda facts: facts.calls}
-    for kind, wants in wanted.items():
-        seen = process.watch(kind, first, "0", wants)
-        other = process.watch(kind, second, "1")
+    for kind in ("replicated", "sharded"):
+        seen = process.watch(kind, first, "0", shows_collectives if kind == "sharded" else shows_ddp)
+        other = process.watch(kind, second, "1", shows_collectives)
         for rank, found in enumerate((seen, other)):
             process.finish(kind, found, str(rank))
             check_losses(found)
@@ -124,11 +123,31 @@ def test_two_ranks_with_ddp_and_fsdp(script, tmp_path):
         check_collectives(seen, kind)
 
 
+# What the script itself calls, by the function in which it does.
+OWN = {("broadcast", "over"), ("all_reduce", "train")}
+
+
+def counted(records):
+    """The steps whose collectives were all counted: what counts them comes some steps late, in the middle of one."""
+    return [record for record in records if record.collectives is not None][1:]
+
+
+def sites_of(facts):
+    return {(site.name, site.function): site for site in facts.calls if site.kind == "collective"}
+
+
+def shows_collectives(facts, records):
+    # Facts are written now and then: the first ones may know of only a part of a step.
+    return sites_of(facts).keys() >= OWN and len(counted(records)) > 3
+
+
+def shows_ddp(facts, records):
+    return facts.ddp and shows_collectives(facts, records)
+
+
 def check_collectives(seen, kind):
     """Two of the script's own in each step; those of FSDP lie within forward and backward."""
-    # What counts them loads some steps after the core of the hook, and in the middle of one.
-    records = [record for record in seen.records if record.collectives is not None][1:]
-    assert len(records) > 3
+    records = counted(seen.records)
     assert "collective" in seen.facts.watches
     if kind == "replicated":
         assert {record.collectives for record in records} == {2}
@@ -139,11 +158,10 @@ def check_collectives(seen, kind):
     else:
         assert all(record.collectives > 2 for record in records)
         assert all(0 < record.communication_apart < record.communication for record in records)
-    sites = {(site.name, site.function): site for site in seen.facts.calls if site.kind == "collective"}
-    said, mean = sites["broadcast", "over"], sites["all_reduce", "train"]
-    assert Path(said.file).name == Path(mean.file).name == "ranks.py"
-    assert said.bytes == 4 * said.calls
-    assert mean.bytes == 4 * mean.calls
+    for name in OWN:
+        site = sites_of(seen.facts)[name]
+        assert Path(site.file).name == "ranks.py"
+        assert site.bytes == 4 * site.calls
 
 
 LEASE = 1.0

@@ -9,9 +9,8 @@ from snapshot_builder import line, snapshot, steps
 from aitop.diagnosis.causes import host as host_bound
 from aitop.diagnosis.causes import input_bound as input_bound
 from aitop.diagnosis.judge import CONFIRM_TICKS, Judge
-from aitop.model.ledger import Activity
+from aitop.model.ledger import ACTIVITIES, Activity
 from aitop.model.snapshot import Phases
-from aitop.outputs.ledger_table import ACTIVITIES
 
 OUTSIDE = Phases(data_wait=0.0, forward=0.0, backward=0.0, optimizer=0.0, outside=1.0)
 

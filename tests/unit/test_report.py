@@ -12,13 +12,12 @@ import pytest
 from aitop import __version__
 from aitop.diagnosis.catalogue import PARTS
 from aitop.model.host import HostSample, MachineSample, ProcessSample
-from aitop.model.ledger import Activity, Entry, Ledger
+from aitop.model.ledger import ACTIVITIES, Activity, Entry, Ledger
 from aitop.model.snapshot import Cost, Phases, Snapshot, Steps, Target
 from aitop.model.source import SourceStatus
 from aitop.model.units import factor_range
 from aitop.model.verdict import Abstention, Diagnosis, Fix, Setting, Verdict, Where
 from aitop.outputs.html import to_html
-from aitop.outputs.ledger_table import ACTIVITIES
 from aitop.outputs.report import report_of, to_json
 from aitop.outputs.text import BAR, WIDTH, to_text
 
@@ -322,7 +321,7 @@ def test_every_other_working_process_gets_one_row():
     ]
     text = to_text(report_of(snapshot(ledgers=tuple(ranks))))
     assert "Where the time goes (pid 1, MainThread):" in text
-    assert "  100 %  exchange  waits for the network  pid 2\n" in text and "pid 9\n" in text
+    assert "  100 %  exchange  waits for network  pid 2\n" in text and "pid 9\n" in text
     assert "pid 10" not in text and "    and 2 more processes\n" in text
 
 

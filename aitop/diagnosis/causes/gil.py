@@ -13,7 +13,6 @@ from aitop.diagnosis.evidence import (
     main_lines,
     main_stacks,
     on_core,
-    others_cores,
     ran,
     short_place,
 )
@@ -50,7 +49,7 @@ def judge(snapshot: Snapshot) -> Explanation | str | None:
     still = _standing_still(snapshot, process)
     if still is None:
         return f"how much of the time {_named(process)} runs is not known"
-    share = min(held, still + _crowding(snapshot, process, held), host_limit(snapshot), 0.97)
+    share = min(held, still, host_limit(snapshot), 0.97)
     # Threads that hold the lock where nobody wants it at that moment cost nothing.
     if not others or share < LEAVE or still < LEAST_STILL:
         return None
@@ -97,16 +96,6 @@ def _standing_still(snapshot: Snapshot, process: ProcessStacks) -> float | None:
     if running is None:
         return None
     return max(0.0, 1.0 - running - (mean_of(snapshot, "run_delay", 20.0) or 0.0) - waiting)
-
-
-def _crowding(snapshot: Snapshot, process: ProcessStacks, held: float) -> float:
-    """Share of the time in which the main thread waits for a core because of those threads rather than of others."""
-    if process.thread != MAIN:
-        return 0.0
-    delayed, others = mean_of(snapshot, "run_delay", 20.0), others_cores(snapshot)
-    if delayed is None or others is None or held + others <= 0:
-        return 0.0
-    return delayed * held / (held + others)
 
 
 def _working(snapshot: Snapshot, pid: int, threads: list[str]) -> tuple[Where, ...]:

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from rich.cells import cell_len
 from rich.style import Style
 
-from aitop.model.host import MachineSample, ProcessSample
+from aitop.model.host import ProcessSample
 from aitop.model.snapshot import Series, Snapshot
 from aitop.model.steps import HookFacts, LoaderInfo, StepRecord
 from aitop.model.units import NOT_SUPPORTED, NOT_YET, count, duration, percent, rate, size
-from aitop.ui.panes.since_mark import WIDTH, change, recent
+from aitop.ui.panes.since_mark import WIDTH, change, figure, recent
 from aitop.ui.panes.spare_rows import lines_below, room_below
 from aitop.ui.panes.step.figures import Figure, dearest
 from aitop.ui.state import View, serves
@@ -44,9 +43,8 @@ class DataPane(ChartPane):
         room = len(workers) <= MOST_STRIPS and height >= len(workers) + ROOM_FOR_STRIPS
         draw = self._over_time if room and width >= LEAST_WIDTH else _at_once
         lines = draw(view, snapshot, workers, width, height)
-        used, note = _cores(view, snapshot), None
-        if used is not None:
-            note = Line(f"workers use {used:.1f} cores", DIM).join(change(view, lambda one: _cores(view, one)))
+        used, by = _cores(view, snapshot), change(view, lambda one: _cores(view, one))
+        note = None if used is None else Line(f"workers use {used:.1f} cores", DIM).join(by)
         return Drawing(lines, "Data", note, view.stale("host"))
 
     def _over_time(
@@ -75,8 +73,8 @@ def _at_once(view: View, snapshot: Snapshot, workers: list[ProcessSample], width
 
 def _facts(view: View, snapshot: Snapshot, workers: list[ProcessSample], width: int, rows: int) -> list[Line]:
     """How the loader is set up, copies to the device, disk and network: as many of them as there are rows."""
-    traffic = _traffic(view, snapshot.host.machine, width) if snapshot.host else None
-    lines = [loader_line(main_loader(snapshot), len(workers), width), copies(view, snapshot, width), traffic]
+    loader = loader_line(main_loader(snapshot), len(workers), width)
+    lines = [loader, copies(view, snapshot, width), _traffic(view, width)]
     known = [line for line in lines if line is not None]
     while len(known) > max(1, rows):
         # Disk and network last: the loader changes seldom.
@@ -143,11 +141,9 @@ def main_loader(snapshot: Snapshot) -> LoaderInfo | None:
 
 def loader_line(loader: LoaderInfo | None, workers: int, width: int) -> Line:
     """How the loader is set up: as many whole facts as fit."""
-    line = Line("loader  ", DIM)
     if loader is None:
         seen = f"{plural(workers, 'worker')} seen" if workers else NOT_SUPPORTED
-        return line.add(seen, TEXT if workers else DIM)
-    line.add(plural(loader.workers, "worker") if loader.workers else "in the main process", TEXT)
+        return Line("loader  ", DIM).add(seen, TEXT if workers else DIM)
     facts = [
         f"batch {count(loader.batch_size)}" if loader.batch_size is not None else "",
         f"prefetch {loader.prefetch}" if loader.prefetch is not None else "",
@@ -155,10 +151,8 @@ def loader_line(loader: LoaderInfo | None, workers: int, width: int) -> Line:
         "persistent" if loader.persistent else "",
         one_line(loader.dataset or ""),
     ]
-    for fact in facts:
-        if fact and line.width + 3 + cell_len(fact) <= width:
-            line.add(f" · {fact}", DIM)
-    return line
+    workers_of = Line(plural(loader.workers, "worker") if loader.workers else "in the main process")
+    return Line("loader  ", DIM).join_fitting([workers_of, *(Line(fact, DIM) for fact in facts if fact)], width, " · ")
 
 
 def _no_queue(snapshot: Snapshot, loader: LoaderInfo | None) -> tuple[str, str]:
@@ -173,23 +167,23 @@ def _no_queue(snapshot: Snapshot, loader: LoaderInfo | None) -> tuple[str, str]:
     return NOT_SUPPORTED, "needs the hook"
 
 
-def _traffic(view: View, machine: MachineSample, width: int) -> Line:
+def _traffic(view: View, width: int) -> Line:
     """Disk, the wait for it, network: what fits."""
-    disk = Line("disk    ", DIM).join(_rate(view, "in", lambda one: one.disk_read))
-    disk.add(" ").join(_rate(view, "out", lambda one: one.disk_write))
-    net = Line("net ", DIM).join(_rate(view, "in", lambda one: one.net_received))
-    net.add(" ").join(_rate(view, "out", lambda one: one.net_sent))
-    wait = Line("iowait ", DIM).add(percent(machine.iowait).rjust(5), TEXT)
-    wait.join(change(view, lambda one: one.host.machine.iowait if one.host else None, points=True))
-    if disk.width + net.width + wait.width + 4 <= width:
-        return disk.add("  ").join(net).add("  ").join(wait)
-    return disk.add("  ").join(wait) if disk.width + wait.width + 2 <= width else disk
+    net = Line("net ", DIM).join(_rate(view, "in", "net_received")).add(" ").join(_rate(view, "out", "net_sent"))
+    wait = Line("iowait ", DIM).join(
+        figure(view, _of_machine("iowait"), lambda share: percent(share).rjust(5), points=True)
+    )
+    disk = Line("disk    ", DIM).join(_rate(view, "in", "disk_read")).add(" ").join(_rate(view, "out", "disk_write"))
+    both = net.width + wait.width + 4 + disk.width <= width
+    return disk.add("  ").join(net).add("  ").join(wait) if both else disk.add("  ").join_fitting([wait], width)
 
 
-def _rate(view: View, way: str, rate_of: Callable[[MachineSample], float | None]) -> Line:
-    machine = view.snapshot.host.machine if view.snapshot and view.snapshot.host else None
-    line = Line(f"{way} {rate(rate_of(machine) if machine else None).rjust(8)}", DIM)
-    return line.join(change(view, lambda one: rate_of(one.host.machine) if one.host else None))
+def _rate(view: View, way: str, field: str) -> Line:
+    return Line(f"{way} ", DIM).join(figure(view, _of_machine(field), lambda value: rate(value).rjust(8), DIM))
+
+
+def _of_machine(field: str) -> Callable[[Snapshot], float | None]:
+    return lambda snapshot: getattr(snapshot.host.machine, field) if snapshot.host else None
 
 
 def _workers(view: View, snapshot: Snapshot) -> list[ProcessSample]:
@@ -209,20 +203,18 @@ PAGEABLE = 0.5
 
 def copies(view: View, snapshot: Snapshot, width: int) -> Line | None:
     """Host-to-device copies: rate, bytes a step, the share from pageable memory, time, and the dearest line."""
-    facts, recent = snapshot.facts, _copying(snapshot)
-    seconds = sum(record.seconds for record in recent)
+    facts, steps = snapshot.facts, len(_copying(snapshot))
+    seconds, moved, taken = _copied(snapshot)
     if seconds <= 0:
         return None
-    moved = sum(record.transfer_bytes or 0 for record in recent)
-    taken = sum(record.transfer or 0.0 for record in recent)
     parts = [
-        Line(rate(moved / seconds).rjust(8), TEXT).join(change(view, _copy_rate)),
-        Line(size(moved / len(recent)).rjust(7), TEXT).add("/step", DIM),
+        figure(view, _copy_rate, lambda value: rate(value).rjust(8)),
+        Line(size(moved / steps).rjust(7), TEXT).add("/step", DIM),
     ]
     share = pageable_share(facts)
     if share is not None:
         parts.append(Line(share_text(share), LOSS if share >= PAGEABLE else TEXT).add(" pageable", DIM))
-    time = Line(duration(taken / len(recent)).rjust(7), TEXT).add(" ").add(share_text(taken / seconds), TRANSFER.ink)
+    time = Line(duration(taken / steps).rjust(7), TEXT).add(" ").add(share_text(taken / seconds), TRANSFER.ink)
     return Figure("copies", [*parts, time, *dearest(facts, "transfer")]).line(width)
 
 
@@ -231,10 +223,19 @@ def _copying(snapshot: Snapshot) -> list[StepRecord]:
     return [one for one in snapshot.steps.recent if one.transfer_bytes is not None] if snapshot.steps else []
 
 
+def _copied(snapshot: Snapshot) -> tuple[float, float, float]:
+    """Their seconds, the bytes that they copied, and the seconds that this took."""
+    steps = _copying(snapshot)
+    return (
+        sum(one.seconds for one in steps),
+        sum(one.transfer_bytes or 0 for one in steps),
+        sum(one.transfer or 0.0 for one in steps),
+    )
+
+
 def _copy_rate(snapshot: Snapshot) -> float | None:
-    recent = _copying(snapshot)
-    seconds = sum(record.seconds for record in recent)
-    return sum(record.transfer_bytes or 0 for record in recent) / seconds if seconds > 0 else None
+    seconds, moved, _ = _copied(snapshot)
+    return moved / seconds if seconds > 0 else None
 
 
 def pageable_share(facts: HookFacts | None) -> float | None:

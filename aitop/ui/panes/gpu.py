@@ -13,12 +13,12 @@ from aitop.model.units import NOT_SUPPORTED, NOT_YET, rate, size
 from aitop.ui.panes.since_mark import WIDTH, change, recent
 from aitop.ui.state import View, devices_for
 from aitop.ui.theme.palette import BRIGHT, DEVICE_CHART, DIM, FAINT, LOSS, TEXT
-from aitop.ui.widgets.bars import bar
+from aitop.ui.widgets.bars import bar, gauge
 from aitop.ui.widgets.chart_pane import ChartPane
 from aitop.ui.widgets.line import Line, shorten
 from aitop.ui.widgets.pane import Drawing
 from aitop.ui.widgets.plot import Curve, Field, area
-from aitop.ui.words import one_line, share_text, state_line
+from aitop.ui.words import one_line, plural, share_text, state_line
 
 BLOCK_ROWS = 4
 SCALE = 13
@@ -28,6 +28,8 @@ BAR_AT = 9
 AMOUNTS = 21
 LEAST_BAR, LEAST_REASON = 6, 20
 BUSY_AND_SM = Line("█", DEVICE_CHART).add(" busy  ", FAINT).add("─", TEXT).add(" sm", FAINT)
+LOST = "lost: the driver no longer answers"
+FigureOf = Callable[[GpuDevice], "float | None"]
 CALM_REASONS = frozenset({"gpu idle", "idle", "none"})
 
 
@@ -49,15 +51,14 @@ class GpuPane(ChartPane):
             field = self.field(snapshot, [f"gpu{device.index}.busy" for device in devices], width, SCALE)
             blocks = [_block(view, field, device, width, height // count, alone=count == 1) for device in devices]
             lines = [line for block in blocks for line in block]
+        elif height >= 2 * count:
+            lines = []
+            for device, line in zip(devices, device_lines(view, devices, width), strict=True):
+                values = () if device.lost else _history(view, device).values
+                past = area(values, max(4, width - BAR_AT), 1, 1.0, DEVICE_CHART)[0]
+                lines += [line, Line().to(BAR_AT).join(past)]
         else:
             lines = device_lines(view, devices, width)
-            if height >= 2 * count:
-                known = [() if device.lost else _history(view, device).values for device in devices]
-                past = [
-                    Line().to(BAR_AT).join(area(values, max(4, width - BAR_AT), 1, 1.0, DEVICE_CHART)[0])
-                    for values in known
-                ]
-                lines = [line for pair in zip(lines, past, strict=True) for line in pair]
         lost = sum(device.lost for device in devices)
         title = f"GPU {devices[0].index} · {name}" if count == 1 else f"GPU · {count} × {name}"
         return Drawing(lines, title, Line(f"{lost} lost", LOSS) if lost else None, stale)
@@ -85,27 +86,25 @@ def device_lines(view: View, devices: Sequence[GpuDevice], width: int) -> list[L
     reserved = min(LEAST_REASON, max(map(len, reasons), default=0))
     more = WIDTH if view.mark is not None else 0
     room = width - 3 - 5 - more - LEAST_BAR - (reserved + 2 if reserved else 0)
-    parts = 0
-    while parts < len(LINE_PARTS) and sum(part.cells + more + 2 for part in LINE_PARTS[: parts + 1]) <= room:
-        parts += 1
-    bar_width = LEAST_BAR + max(0, min(24, room - sum(part.cells + more + 2 for part in LINE_PARTS[:parts])))
-    return [
-        _device_line(view, device, bar_width, LINE_PARTS[:parts], reason, width)
-        for device, reason in zip(devices, reasons, strict=True)
-    ]
-
-
-def _device_line(  # noqa: PLR0917
-    view: View, device: GpuDevice, bar_width: int, parts: Sequence[LinePart], reason: str, width: int
-) -> Line:
-    line = Line(f"{'▸' if device.mine else ' '}{device.index:<2}", BRIGHT)
-    if device.lost:
-        return line.add("lost: the driver no longer answers", LOSS)
-    line.add(share_text(device.busy), BRIGHT).join(_change(view, device, lambda one: one.busy)).add(" ")
-    line.join(bar(device.busy, bar_width, DEVICE_CHART))
-    for part in parts:
-        line.add("  ").add(part.text_of(device).rjust(part.cells), TEXT).join(_change(view, device, part.share_of))
-    return line.add("  ").add(shorten(reason, width - line.width), LOSS) if reason else line
+    parts: list[LinePart] = []
+    for part in LINE_PARTS:
+        if part.cells + more + 2 > room:
+            break
+        room -= part.cells + more + 2
+        parts.append(part)
+    lines = []
+    for device, reason in zip(devices, reasons, strict=True):
+        line = Line(f"{_name(device):<3}", BRIGHT)
+        lines.append(line)
+        if device.lost:
+            line.add(LOST, LOSS)
+            continue
+        line.join(_share(view, device, _busy)).add(" ").join(bar(device.busy, LEAST_BAR + min(24, room), DEVICE_CHART))
+        for part in parts:
+            line.add("  ").add(part.text_of(device).rjust(part.cells), TEXT).join(_change(view, device, part.share_of))
+        if reason:
+            line.add("  ").add(shorten(reason, width - line.width), LOSS)
+    return lines
 
 
 def held_back(device: GpuDevice) -> str:
@@ -114,30 +113,42 @@ def held_back(device: GpuDevice) -> str:
     return ", ".join(reason for reason in reasons if reason not in CALM_REASONS)
 
 
+def _name(device: GpuDevice, word: str = "") -> str:
+    return f"{'▸' if device.mine else ' '}{word}{device.index}"
+
+
 def _block(view: View, field: Field, device: GpuDevice, width: int, height: int, *, alone: bool) -> list[Line]:
     """A device in at least four rows; unless it is alone its first row says which it is."""
-    name = "busy" if alone else f"{'▸' if device.mine else ' '}gpu {device.index}"
+    name = Line("busy", DIM) if alone else Line(_name(device, "gpu "), BRIGHT)
     if device.lost:
-        return [Line(name.ljust(8), BRIGHT).add("lost: the driver no longer answers", LOSS)]
+        return [name.to(8).add(LOST, LOSS)]
     below = [_memory_row(view, device, width), _power_row(view, device, width), _link_row(view, device, width)]
     if height > BLOCK_ROWS:
         below += [_clock_row(view, device, width), *_nvlink_row(device), *_slices(device), *_others(device)]
     rows = 1 + max(0, min(30, height - 1 - len(below)))
-    return [*_busy_rows(view, field, device, width, rows=rows, name=name), *below]
+    return [*_busy_rows(view, field, device, width, rows, name), *below]
 
 
-def _busy_rows(view: View, field: Field, device: GpuDevice, width: int, *, rows: int, name: str) -> list[Line]:
+def _busy_rows(  # noqa: PLR0917
+    view: View, field: Field, device: GpuDevice, width: int, rows: int, name: Line
+) -> list[Line]:
     """How busy, with its history; beside it what its counters say."""
     busy, sm = (f"gpu{device.index}.{of}" for of in ("busy", "sm"))
-    line = Line(name.ljust(8), DIM if name == "busy" else BRIGHT).add(share_text(device.busy), BRIGHT)
-    line.join(_change(view, device, lambda one: one.busy, series="busy")).add(" ")
-    counters = _counters(view, device, width - line.width - (LEAST_BAR + 2 if rows == 1 else 0))
+    line = name.to(8).join(_share(view, device, _busy, "busy")).add(" ")
+    counters = [
+        Line(f"{name} ", DIM).add(share_text(share_of(device)).strip().rjust(3), TEXT).join(
+            _change(view, device, share_of, name)
+        )
+        for name, share_of in (COUNTERS if device.gpm is not None else OLDER_COUNTERS)
+    ]  # fmt: skip
+    beside = Line().join_fitting(counters, width - line.width - (LEAST_BAR + 2 if rows == 1 else 0))
+    if rows == 1:
+        chart = area(_history(view, device).values, max(4, width - line.width - 2 - beside.width), 1, 1.0, DEVICE_CHART)
+        return [line.join(chart[0]).add("  ").join(beside)]
+    line.join(beside)
     if rows < LEAST_CHART:
-        cells = max(4, width - SCALE if rows > 1 else width - line.width - 2 - counters.width)
-        drawn = area(_history(view, device).values, cells, max(1, rows - 1), 1.0, DEVICE_CHART)
-        if rows == 1:
-            return [line.join(drawn[0]).add("  ").join(counters)]
-        return [line.join(counters), *(Line().to(SCALE).join(row) for row in drawn)]
+        chart = area(_history(view, device).values, max(4, width - SCALE), rows - 1, 1.0, DEVICE_CHART)
+        return [line, *(Line().to(SCALE).join(row) for row in chart)]
     layers = [Curve(field.values(busy), DEVICE_CHART, filled=True)]
     layers += [Curve(field.values(sm), TEXT)] if rows >= ROOM_FOR_SM else []
 
@@ -146,7 +157,7 @@ def _busy_rows(view: View, field: Field, device: GpuDevice, width: int, *, rows:
         return axis.add("  sm ", DIM).add(share_text(field.at_cursor(sm)), TEXT)
 
     chart = field.chart(layers, rows - 2, 1.0, lambda share: f"{share * 100:.0f}%")
-    return [line.join(counters), *chart, field.axis(reading, BUSY_AND_SM if len(layers) > 1 else None)]
+    return [line, *chart, field.axis(reading, BUSY_AND_SM if len(layers) > 1 else None)]
 
 
 def _history(view: View, device: GpuDevice) -> Series:
@@ -154,25 +165,7 @@ def _history(view: View, device: GpuDevice) -> Series:
     return known.get(f"gpu{device.index}.busy", Series())
 
 
-def _counters(view: View, device: GpuDevice, room: int) -> Line:
-    """What the counters of a device say: as many of them as fit."""
-    line = Line()
-    for name, share_of in COUNTERS if device.gpm is not None else OLDER_COUNTERS:
-        part = Line("  " if line.width else "").add(f"{name} ", DIM)
-        part.add(share_text(share_of(device)).strip().rjust(3), TEXT).join(_change(view, device, share_of, series=name))
-        if line.width + part.width <= room:
-            line.join(part)
-    return line
-
-
-def _change(
-    view: View,
-    device: GpuDevice,
-    figure_of: Callable[[GpuDevice], float | None],
-    *,
-    series: str | None = None,
-    points: bool = True,
-) -> Line:
+def _change(view: View, device: GpuDevice, figure_of: FigureOf, series: str = "", *, points: bool = True) -> Line:
     """The change of a figure of this device since the mark; of a share in percentage points.
 
     `series` is where it has gone by in the last seconds: then their mean is what changes.
@@ -181,52 +174,57 @@ def _change(
     def value_of(snapshot: Snapshot) -> float | None:
         devices = snapshot.gpu.devices if snapshot.gpu else ()
         now = next((figure_of(one) for one in devices if one.index == device.index), None)
-        mean = recent(snapshot, f"gpu{device.index}.{series}") if series is not None and now is not None else None
+        mean = recent(snapshot, f"gpu{device.index}.{series}") if series and now is not None else None
         return now if mean is None else mean / device.power_limit if series == "power" and device.power_limit else mean
 
     return change(view, value_of, points=points)
 
 
+def _share(view: View, device: GpuDevice, share_of: FigureOf, series: str = "") -> Line:
+    """A share (0..1) with its change."""
+    return Line(share_text(share_of(device)), BRIGHT).join(_change(view, device, share_of, series))
+
+
 def _memory_row(view: View, device: GpuDevice, width: int) -> Line:
-    line = Line("memory  ", DIM).add(share_text(_memory_share(device)), BRIGHT)
-    line.join(_change(view, device, _memory_share)).add(" ")
-    text = _memory(device).rjust(AMOUNTS)
-    return line.join(bar(_memory_share(device), max(4, width - line.width - len(text)), DEVICE_CHART)).add(text, TEXT)
+    head = Line("memory  ", DIM).join(_share(view, device, _memory_share)).add(" ")
+    return gauge(head, _memory_share(device), Line(_memory(device).rjust(AMOUNTS)), width, DEVICE_CHART)
 
 
 def _power_row(view: View, device: GpuDevice, width: int) -> Line:
-    line = Line("power   ", DIM).add(share_text(_power_share(device)), BRIGHT)
-    line.join(_change(view, device, _power_share, series="power")).add(" ")
-    text, hotter = f"{_watts(device)}  {_degrees(device)}".rjust(AMOUNTS), _change(view, device, _warmth)
-    hotter = hotter if line.width + LEAST_BAR + len(text) + hotter.width <= width else Line()
-    cells = max(4, width - line.width - len(text) - hotter.width)
-    return line.join(bar(_power_share(device), cells, DEVICE_CHART)).add(text, TEXT).join(hotter)
+    head = Line("power   ", DIM).join(_share(view, device, _power_share, "power")).add(" ")
+    amounts, hotter = Line(f"{_watts(device)}  {_degrees(device)}".rjust(AMOUNTS)), _change(view, device, _warmth)
+    if head.width + LEAST_BAR + amounts.width + hotter.width <= width:
+        amounts.join(hotter)
+    return gauge(head, _power_share(device), amounts, width, DEVICE_CHART)
 
 
 def _link_row(view: View, device: GpuDevice, width: int) -> Line:
-    received, sent = rate(device.pcie_received), rate(device.pcie_sent)
-    line = Line("pcie    ", DIM).add("in ", DIM).add(received.rjust(8), TEXT)
-    line.join(_change(view, device, lambda one: one.pcie_received, points=False))
-    line.add("  out ", DIM).add(sent.rjust(8), TEXT)
-    line.join(_change(view, device, lambda one: one.pcie_sent, points=False))
-    if device.pcie_generation is not None and device.pcie_width is not None:
-        full = (device.pcie_generation_max or 0, device.pcie_width_max or 0)
-        degraded = device.pcie_width < full[1] or device.pcie_generation < full[0]
-        link = Line(f"  gen{device.pcie_generation} ×{device.pcie_width}", TEXT if degraded else DIM)
-        if degraded:
-            link.add(f" of gen{full[0]} ×{full[1]}", DIM)
-        if degraded or line.width + link.width <= width:
-            line.join(link)
-    return line
+    line = _traffic("pcie", device.pcie_received, device.pcie_sent, [
+        _change(view, device, lambda one: one.pcie_received, points=False),
+        _change(view, device, lambda one: one.pcie_sent, points=False),
+    ])  # fmt: skip
+    if device.pcie_generation is None or device.pcie_width is None:
+        return line
+    full = (device.pcie_generation_max or 0, device.pcie_width_max or 0)
+    degraded = device.pcie_width < full[1] or device.pcie_generation < full[0]
+    link = Line(f"  gen{device.pcie_generation} ×{device.pcie_width}", TEXT if degraded else DIM)
+    if degraded:
+        return line.join(link).add(f" of gen{full[0]} ×{full[1]}", DIM)
+    return line.join_fitting([link], width)
 
 
 def _nvlink_row(device: GpuDevice) -> list[Line]:
     """The traffic between devices; no row where there are no links."""
-    if not device.nvlinks_active:
-        return []
-    line = Line("nvlink  ", DIM).add("in ", DIM).add(rate(device.nvlink_received).rjust(8), TEXT)
-    line.add("  out ", DIM).add(rate(device.nvlink_sent).rjust(8), TEXT)
-    return [line.add(f"  {device.nvlinks_active} links", DIM)]
+    line = _traffic("nvlink", device.nvlink_received, device.nvlink_sent)
+    return [line.add(f"  {device.nvlinks_active} links", DIM)] if device.nvlinks_active else []
+
+
+def _traffic(name: str, received: float | None, sent: float | None, changes: Sequence[Line] = ()) -> Line:
+    """Bytes per second in and out, each with its change."""
+    line = Line(name.ljust(8), DIM)
+    for number, (word, per_second) in enumerate((("in ", received), ("  out ", sent))):
+        line.add(word, DIM).add(rate(per_second).rjust(8), TEXT).join(changes[number] if changes else Line())
+    return line
 
 
 def _slices(device: GpuDevice) -> list[Line]:
@@ -248,12 +246,13 @@ def _clock_row(view: View, device: GpuDevice, width: int) -> Line:
         line.add("  held back: ", DIM).add(held, LOSS)
     elif device.throttle is not None:
         line.add("  not held back", DIM)
-    fan, memory = share_text(device.fan).strip(), f"{device.memory_clock} MHz"
-    for name, text, known in (("memory", memory, device.memory_clock), ("fan", fan, device.fan)):
-        part = Line(f"  {name} ", DIM).add(text, TEXT)
-        if known is not None and line.width + part.width <= width:
-            line.join(part)
-    return line
+    if device.memory_clock is not None:
+        line.join_fitting([Line("  memory ", DIM).add(f"{device.memory_clock} MHz", TEXT)], width)
+    return (
+        line
+        if device.fan is None
+        else line.join_fitting([Line("  fan ", DIM).add(share_text(device.fan).strip())], width)
+    )
 
 
 def _others(device: GpuDevice) -> list[Line]:
@@ -263,8 +262,7 @@ def _others(device: GpuDevice) -> list[Line]:
         return []
     memory = size(sum(process.memory or 0 for process in others))
     name = f" {shorten(one_line(others[0].name or ''), 24)}" if len(others) == 1 else ""
-    words = f"{len(others)} other {'process' if len(others) == 1 else 'processes'}{name} {memory}"
-    return [Line("shared  ", DIM).add(words, TEXT)]
+    return [Line("shared  ", DIM).add(f"{plural(len(others), 'other process', 'other processes')}{name} {memory}")]
 
 
 def _why_none(view: View, width: int) -> Line:
@@ -283,9 +281,8 @@ def _why_none(view: View, width: int) -> Line:
 def _memory(device: GpuDevice | MigDevice) -> str:
     if device.memory_total is None:
         return NOT_SUPPORTED
-    total = device.memory_total / 2**30
     used = NOT_SUPPORTED if device.memory_used is None else f"{device.memory_used / 2**30:.1f}"
-    return f"{used} / {total:.0f} GB"
+    return f"{used} / {device.memory_total / 2**30:.0f} GB"
 
 
 def _watts(device: GpuDevice) -> str:
@@ -295,16 +292,29 @@ def _watts(device: GpuDevice) -> str:
     return f"{device.power:.0f}{limit} W"
 
 
-def _clock(device: GpuDevice) -> str:
-    return NOT_SUPPORTED if device.sm_clock is None else f"{device.sm_clock} MHz"
-
-
 def _degrees(device: GpuDevice) -> str:
     return NOT_SUPPORTED if device.temperature is None else f"{device.temperature:.0f} °C"
 
 
-def _fraction(part: float | None, whole: float | None) -> float | None:
-    return None if part is None or not whole else part / whole
+def _clock(device: GpuDevice) -> str:
+    return NOT_SUPPORTED if device.sm_clock is None else f"{device.sm_clock} MHz"
+
+
+def _busy(device: GpuDevice) -> float | None:
+    return device.busy
+
+
+def _fraction(part: str, whole: str) -> FigureOf:
+    """The share that one field of a device is of another."""
+
+    def share_of(device: GpuDevice) -> float | None:
+        used, total = getattr(device, part), getattr(device, whole)
+        return None if used is None or not total else float(used / total)
+
+    return share_of
+
+
+_memory_share, _power_share = _fraction("memory_used", "memory_total"), _fraction("power", "power_limit")
 
 
 def _warmth(device: GpuDevice) -> float | None:
@@ -312,27 +322,13 @@ def _warmth(device: GpuDevice) -> float | None:
     return None if device.temperature is None else device.temperature / 100
 
 
-def _memory_share(device: GpuDevice) -> float | None:
-    return _fraction(device.memory_used, device.memory_total)
-
-
-def _power_share(device: GpuDevice) -> float | None:
-    return _fraction(device.power, device.power_limit)
-
-
-def _clock_share(device: GpuDevice) -> float | None:
-    return _fraction(device.sm_clock, device.sm_clock_max)
-
-
-COUNTERS: tuple[tuple[str, Callable[[GpuDevice], float | None]], ...] = (
+COUNTERS: tuple[tuple[str, FigureOf], ...] = (
     ("sm", lambda device: device.gpm.sm_active if device.gpm else None),
     ("tensor", lambda device: device.gpm.tensor_active if device.gpm else None),
     ("dram", lambda device: device.gpm.dram_active if device.gpm else None),
     ("occupancy", lambda device: device.gpm.sm_occupancy if device.gpm else None),
 )
-OLDER_COUNTERS: tuple[tuple[str, Callable[[GpuDevice], float | None]], ...] = (
-    ("memory busy", lambda device: device.memory_busy),
-)
+OLDER_COUNTERS: tuple[tuple[str, FigureOf], ...] = (("memory busy", lambda device: device.memory_busy),)
 
 
 class LinePart(NamedTuple):
@@ -340,13 +336,13 @@ class LinePart(NamedTuple):
 
     text_of: Callable[[GpuDevice], str]
     cells: int
-    share_of: Callable[[GpuDevice], float | None]
+    share_of: FigureOf
 
 
 LINE_PARTS = (
     LinePart(_memory, 13, _memory_share),
     LinePart(_degrees, 5, _warmth),
     LinePart(_watts, 9, _power_share),
-    LinePart(_clock, 8, _clock_share),
+    LinePart(_clock, 8, _fraction("sm_clock", "sm_clock_max")),
 )
 """What stands in a device's line after its bar, and how wide; what matters less comes later."""

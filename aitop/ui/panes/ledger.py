@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import groupby
 
-from aitop.model.ledger import Activity, Entry, Lane, Ledger
+from aitop.model.ledger import ACTIVITIES, Entry, Lane, Ledger
 from aitop.model.units import NOT_SUPPORTED, duration
 from aitop.ui.state import View, matches
 from aitop.ui.theme.palette import BRIGHT, DIM, FAINT, TEXT, phase_of
@@ -13,22 +13,6 @@ from aitop.ui.widgets.line import Line, rule, shorten, shorten_left
 from aitop.ui.widgets.pane import Drawing, Pane
 from aitop.ui.words import one_line, place, share_text
 
-ACTIVITIES: dict[Activity, str] = {
-    "python": "runs Python",
-    "native": "native code",
-    "wait": "waits",
-    "wait-lock": "waits for a lock",
-    "wait-core": "waits for a core",
-    "wait-disk": "waits for disk",
-    "wait-network": "waits for network",
-    "wait-queue": "waits for a queue",
-    "wait-child": "waits for a child",
-    "wait-device": "waits for device",
-    "sleep": "sleeps",
-    "spawn": "starts processes",
-    "collect": "collects garbage",
-    "compile": "compiles",
-}
 LANES: dict[Lane, str] = {
     "main": "the thread that does the work",
     "producers": "loader workers and other producers",

@@ -11,10 +11,10 @@ from aitop.model.host import HostSample, ProcessSample
 from aitop.model.snapshot import Series, Snapshot
 from aitop.model.steps import AllocatorSample
 from aitop.model.units import count, size
-from aitop.ui.panes.since_mark import change
+from aitop.ui.panes.since_mark import change, figure
 from aitop.ui.state import View, labels_of
 from aitop.ui.theme.palette import BRIGHT, DEVICE_CHART, DEVICE_SOFT, DIM, FAINT, HOST_CHART, LOSS, TEXT
-from aitop.ui.widgets.bars import bar, layered_bar, nice_bytes
+from aitop.ui.widgets.bars import bar, gauge, layered_bar, nice_bytes
 from aitop.ui.widgets.chart_pane import ChartPane
 from aitop.ui.widgets.line import Line, rule, shorten
 from aitop.ui.widgets.pane import Drawing
@@ -103,8 +103,8 @@ def _resident(view: View, snapshot: Snapshot) -> int | None:
 
 def _job_line(view: View, snapshot: Snapshot, width: int) -> Line:
     """Resident memory of the job's processes, and how much a rank and a loader worker have."""
-    line = Line("job     ", DIM).add(size(_resident(view, snapshot)).rjust(7), BRIGHT)
-    line.join(change(view, lambda one: _resident(view, one))).add("  ")
+    resident = figure(view, lambda one: _resident(view, one), lambda held: size(held).rjust(7), BRIGHT)
+    line = Line("job     ", DIM).join(resident).add("  ")
     long, short = [], []
     for role, noun in (("rank", "rank"), ("loader-worker", "worker")):
         sizes = [process.rss or 0 for process in _processes(view, snapshot) if process.role == role]
@@ -172,9 +172,9 @@ Filled = tuple["int | None", "int | None"]
 
 
 def _gauges(view: View, host: HostSample, width: int) -> list[Line]:
-    lines = [_gauge(view, host, "machine", _machine, width)]
+    lines = [_gauge(view, "machine", _machine, width)]
     if host.cgroup is not None and host.cgroup.memory_limit is not None:
-        lines.append(_gauge(view, host, "cgroup", _group, width))
+        lines.append(_gauge(view, "cgroup", _group, width))
     return lines
 
 
@@ -187,18 +187,20 @@ def _group(host: HostSample) -> Filled:
     return (host.cgroup.memory_used, host.cgroup.memory_limit) if host.cgroup else (None, None)
 
 
-def _gauge(view: View, host: HostSample, name: str, filled_of: Callable[[HostSample], Filled], width: int) -> Line:
+def _gauge(view: View, name: str, filled_of: Callable[[HostSample], Filled], width: int) -> Line:
     """How full something is, its change since the mark, a bar and the amounts."""
 
-    def share_of(host: HostSample | None) -> float | None:
-        used, total = filled_of(host) if host else (None, None)
+    def filled(snapshot: Snapshot | None) -> Filled:
+        return filled_of(snapshot.host) if snapshot and snapshot.host else (None, None)
+
+    def share_of(snapshot: Snapshot | None) -> float | None:
+        used, total = filled(snapshot)
         return None if used is None or not total else used / total
 
-    (used, total), share = filled_of(host), share_of(host)
-    line = Line(name.ljust(8), DIM).add(share_text(share), LOSS if (share or 0) >= NEARLY_FULL else TEXT)
-    line.join(change(view, lambda one: share_of(one.host), points=True)).add(" ")
-    text = f" {size(used)} of {size(total)}".rjust(18)
-    return line.join(bar(share, max(4, width - line.width - len(text)), HOST_CHART)).add(text, DIM)
+    (used, total), share = filled(view.snapshot), share_of(view.snapshot)
+    style = LOSS if (share or 0) >= NEARLY_FULL else TEXT
+    head = Line(name.ljust(8), DIM).join(figure(view, share_of, share_text, style, points=True)).add(" ")
+    return gauge(head, share, Line(f" {size(used)} of {size(total)}".rjust(18), DIM), width, HOST_CHART)
 
 
 def _capacity(view: View, allocator: AllocatorSample) -> int:
@@ -233,12 +235,7 @@ def allocator_figures(view: View, allocator: AllocatorSample, width: int) -> Lin
     for name, number in (("retry", allocator.retries), ("OOM", allocator.ooms)):
         if number is not None:
             parts.append(Line(f"{name} ", DIM).add(count(number).rjust(2), LOSS if number else DIM))
-    line = Line().to(INDENT)
-    for part in parts:
-        gap = 0 if line.width == INDENT else 2
-        if line.width + gap + part.width <= width:
-            line.add(" " * gap).join(part)
-    return line
+    return Line().to(INDENT).join_fitting(parts, width)
 
 
 def _split(allocator: AllocatorSample) -> float | None:

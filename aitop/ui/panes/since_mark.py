@@ -53,6 +53,19 @@ def change(
     return Line(f"{'▲' if by > 0 else '▼'}{amount}{'' if points else '%'}".rjust(WIDTH), style)
 
 
+def figure(
+    view: View,
+    value_of: Callable[[Snapshot], float | None],
+    text_of: Callable[[float | None], str],
+    style: Style = TEXT,
+    *,
+    points: bool = False,
+) -> Line:
+    """A figure of the Snapshot, with its change since the mark behind it."""
+    value = value_of(view.snapshot) if view.snapshot else None
+    return Line(text_of(value), style).join(change(view, value_of, points=points))
+
+
 def steps_change(view: View, field: str, *, better: Better | None = None, points: bool = False) -> Line:
     """The same for a field of Steps."""
     return change(view, lambda one: getattr(one.steps, field) if one.steps else None, better=better, points=points)

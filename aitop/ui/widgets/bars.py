@@ -110,6 +110,11 @@ def bar(share: float | None, width: int, ink: Style) -> Line:
     return line.add(" " * (width - whole), over(TROUGH, TROUGH))
 
 
+def gauge(head: Line, share: float | None, amounts: Line, width: int, ink: Style) -> Line:
+    """A bar in the room between what stands before it and the amounts behind it."""
+    return head.join(bar(share, max(4, width - head.width - amounts.width), ink)).join(amounts)
+
+
 def layered_bar(parts: Sequence[tuple[float, Style, str]], width: int) -> Line:
     """Shares (0..1) side by side in whole cells, each with its style and glyph; what is small but there gets a cell."""
     line = Line()

@@ -112,6 +112,15 @@ class Line:
         self.width += other.width
         return self
 
+    def join_fitting(self, parts: Iterable[Line], width: int, gap: str = "  ") -> Line:
+        """Append each of the parts that still fits, with `gap` between them."""
+        between = ""
+        for part in parts:
+            if self.width + len(between) + part.width <= width:
+                self.add(between, DIM).join(part)
+                between = gap
+        return self
+
     def to(self, column: int, fill: str = " ", style: Style = TEXT) -> Line:
         """Fill up to `column`; nothing if the line is longer."""
         return self.add(fill * (column - self.width), style) if column > self.width else self

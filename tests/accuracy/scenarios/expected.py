@@ -21,6 +21,7 @@ LOADING = (
         ("workers", "storage"),
         guilty=("int.from_bytes(self.connection.read(4)",),
         remedy="num_workers",
+        left=(left.TUTORIAL_LATENCY,),
     ),
     _scenario(
         "custom_loop",
@@ -53,6 +54,7 @@ LOADING = (
         ("workers", "storage"),
         guilty=("time.sleep(ROUND_TRIP)",),
         remedy="num_workers",
+        left=(left.SLOW_LOADER,),
     ),
     _workload(
         "slow-transform",

@@ -2,6 +2,7 @@
 
 import asyncio
 import sys
+import time
 
 import torch
 import uvicorn
@@ -29,7 +30,7 @@ async def generate():
     name = manager.add_request([1, 2, 3, 4, 5], max_new_tokens=TOKENS)
     manager.register_result_handler(name, lambda result: loop.call_soon_threadsafe(done.set))
     await done.wait()
-    return {"tokens": TOKENS}
+    return {"tokens": TOKENS, "ready": time.monotonic()}
 
 
 @app.get("/health")

@@ -23,7 +23,8 @@ class Api(litserve.LitAPI):
         torch.set_num_threads(1)
         self.model = Net().eval()
 
-    def decode_request(self, request):
+    def decode_request(self, request, context):
+        context["began"] = time.monotonic()
         time.sleep(0.003)
         return torch.ones(8)
 
@@ -37,9 +38,9 @@ class Api(litserve.LitAPI):
     def unbatch(self, output):
         return list(output)
 
-    def encode_response(self, output):
+    def encode_response(self, output, context):
         time.sleep(0.002)
-        return {"answer": output.sum().item()}
+        return {"began": context["began"], "ready": time.monotonic()}
 
 
 if __name__ == "__main__":

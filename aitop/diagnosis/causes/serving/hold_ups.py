@@ -5,7 +5,7 @@ Every kind is an interval with a weight, the part of it that is lost, so that on
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -34,6 +34,8 @@ BY_COUNTERS: frozenset[Kind] = frozenset({"quota", "cores"})
 OWN_PROMPT = 0.5
 # The usual size of requests explains their length if it leaves less than half of the variance open.
 LEAST_FIT = 0.5
+# Less than a nanosecond is the rounding of sums.
+ROUNDING = 1e-9
 
 
 @dataclass(frozen=True)
@@ -53,17 +55,20 @@ class HoldUp:
 
 
 def hold_ups(snapshot: Snapshot, serving: Serving, requests: Sequence[RequestRecord], usual: float) -> list[HoldUp]:
-    """All of the window that were measured. `usual` is the usual length of these requests."""
+    """All that were measured while these requests were under way. `usual` is the usual length of one."""
+    since = min(one.end - one.seconds for one in requests)
     pauses = [
         HoldUp("collector" if pause.kind == "collect" else "compile", pause.end - pause.seconds, pause.end)
         for pause in serving.pauses
+        if pause.end > since
     ]
-    prefills = _prefills(serving.iterations, pauses, usual)
-    handling = _as_seen(_long_handling(requests, pauses, usual), requests, usual, snapshot)
+    paused = Lost(pauses)
+    prefills = _prefills([one for one in serving.iterations if one.end > since], paused, usual)
+    handling = _as_seen(_long_handling(requests, paused, usual), requests, usual, snapshot)
     return [*pauses, *prefills, *handling, *_without_core(snapshot)]
 
 
-def _prefills(iterations: Sequence[IterationRecord], pauses: Sequence[HoldUp], usual: float) -> list[HoldUp]:
+def _prefills(iterations: Sequence[IterationRecord], paused: Lost, usual: float) -> list[HoldUp]:
     """Turns that took much longer than those without prompts, because of the prompts in them."""
     decodes = sorted(one.seconds for one in iterations if one.kind == "decode")
     if not decodes:
@@ -75,22 +80,21 @@ def _prefills(iterations: Sequence[IterationRecord], pauses: Sequence[HoldUp], u
         if not prompts or one.seconds - plain < FELT * usual:
             continue
         begin = one.end - one.seconds
-        paused = sum(overlap(pause, begin, one.end) for pause in pauses)
-        longer = one.seconds - plain - paused
+        longer = one.seconds - plain - paused.between(begin, one.end)
         if longer >= FELT * usual:
             found.append(HoldUp("prefill", begin, one.end, longer / one.seconds, one.prefill_tokens))
     return found
 
 
-def _long_handling(requests: Sequence[RequestRecord], pauses: Sequence[HoldUp], usual: float) -> list[HoldUp]:
+def _long_handling(requests: Sequence[RequestRecord], paused: Lost, usual: float) -> list[HoldUp]:
     """Where making one input or output took longer than the usual request takes altogether."""
     found = []
     for request, (begin, until) in _handling(requests):
         seconds = until - begin
         if seconds > usual:
-            paused = sum(overlap(pause, begin, until) for pause in pauses)
-            if paused < seconds:
-                found.append(HoldUp("handler", begin, until, 1.0 - paused / seconds, owner=request))
+            lost = paused.between(begin, until)
+            if lost < seconds:
+                found.append(HoldUp("handler", begin, until, 1.0 - lost / seconds, owner=request))
     return found
 
 
@@ -143,18 +147,56 @@ def overlap(hold_up: HoldUp, begin: float, until: float) -> float:
     return max(0.0, min(until, hold_up.until) - max(begin, hold_up.begin)) * hold_up.weight
 
 
+class Lost:
+    """How much of any stretch of time hold-ups took together."""
+
+    def __init__(self, found: Iterable[HoldUp]) -> None:
+        changes = [(each.begin, each.weight) for each in found] + [(each.until, -each.weight) for each in found]
+        # From each of these moments on: what was lost up to it, and the part of the time that is lost after it.
+        self._times: list[float] = []
+        self._sums: list[float] = []
+        self._parts: list[float] = []
+        lost = part = before = 0.0
+        for time, change in sorted(changes):
+            lost += part * (time - before)
+            part += change
+            before = time
+            self._times.append(time)
+            self._sums.append(lost)
+            self._parts.append(part)
+
+    def between(self, begin: float, until: float) -> float:
+        """The seconds that were lost between two moments."""
+        lost = self._until(until) - self._until(begin) if until > begin else 0.0
+        return lost if lost > ROUNDING else 0.0
+
+    def _until(self, time: float) -> float:
+        place = bisect_right(self._times, time) - 1
+        return self._sums[place] + self._parts[place] * (time - self._times[place]) if place >= 0 else 0.0
+
+
 class Timeline:
     """Hold-ups in order of time, to be asked for those of a request."""
 
     def __init__(self, found: Iterable[HoldUp]) -> None:
-        self._found = sorted(found, key=lambda each: each.until)
-        self._untils = [each.until for each in self._found]
-        self._longest = max((each.until - each.begin for each in self._found), default=0.0)
+        """Those that hold up all requests alike are summed up by kind; the others are looked at one by one."""
+        single: list[HoldUp] = []
+        alike: dict[Kind, list[HoldUp]] = {}
+        for hold_up in found:
+            if hold_up.tokens is None and hold_up.owner is None:
+                alike.setdefault(hold_up.kind, []).append(hold_up)
+            else:
+                single.append(hold_up)
+        self._alike = {kind: Lost(each) for kind, each in alike.items()}
+        self._single = sorted(single, key=lambda each: each.until)
+        self._untils = [each.until for each in self._single]
+        self._longest = max((each.until - each.begin for each in single), default=0.0)
 
     def of(self, request: RequestRecord) -> dict[Kind, float]:
         """The seconds that each kind took of a request."""
-        begin, seconds = request.end - request.seconds, dict[Kind, float]()
-        for hold_up in self._found[bisect_left(self._untils, begin) :]:
+        begin = request.end - request.seconds
+        seconds = {kind: lost.between(begin, request.end) for kind, lost in self._alike.items()}
+        for hold_up in self._single[bisect_left(self._untils, begin) :]:
             if hold_up.until - self._longest >= request.end:
                 break
             own = hold_up.tokens is not None and (request.prompt_tokens or 0) >= OWN_PROMPT * hold_up.tokens
@@ -162,9 +204,8 @@ class Timeline:
             if hold_up.owner is not None and hold_up.owner is not request:
                 until = begin + (request.queue or 0.0)
             lost = 0.0 if own else overlap(hold_up, begin, until)
-            if lost > 0.0:
-                seconds[hold_up.kind] = seconds.get(hold_up.kind, 0.0) + lost
-        return seconds
+            seconds[hold_up.kind] = seconds.get(hold_up.kind, 0.0) + lost
+        return {kind: lost for kind, lost in seconds.items() if lost > 0.0}
 
 
 @dataclass(frozen=True)
@@ -195,8 +236,8 @@ def tail_of(requests: Sequence[RequestRecord], timeline: Timeline, slow: int) ->
     ordered = sorted(requests, key=lambda one: one.seconds)
     usual = ordered[len(ordered) // 2].seconds
     slowest, others = ordered[-slow:], ordered[: -slow or None]
-    expected = _expected(others, usual)
-    rates = _rates(others[:: max(1, len(others) // MOST_OTHERS)], timeline)
+    some = others[:: max(1, len(others) // MOST_OTHERS)]
+    expected, rates = _expected(some, usual), _rates(some, timeline)
     waits = sorted(one.queue for one in others if one.queue is not None)
     wait = waits[len(waits) // 2] if waits else 0.0
     sums: dict[Kind, float] = {}

@@ -8,7 +8,7 @@ from aitop.diagnosis.causes.oversubscription import others_have_cores
 from aitop.diagnosis.causes.serving.tail import computed_twice
 from aitop.diagnosis.queueing import Change, Load, change, load_of
 from aitop.diagnosis.rule import UNPROVEN, Band, Explanation, Rule
-from aitop.diagnosis.served import Served, of_iterations, of_requests
+from aitop.diagnosis.served import idle_share
 from aitop.diagnosis.what_if import Length, Scope, TurnCost, fix, turn_cost
 from aitop.model.serving import Serving
 from aitop.model.snapshot import Snapshot
@@ -47,10 +47,13 @@ def _look(snapshot: Snapshot) -> Explanation | str | None:
     serving = snapshot.serving
     if serving is None:
         return "how long each request takes was not measured" if snapshot.kind == "inference" else None
-    queue = _queue(serving)
-    if queue is None:
+    share = _waiting(serving)
+    if share is None:
         return "how long requests wait was not measured"
-    if queue.share < LEAVE or (queue.busy is None and not queue.waiting):
+    if share < LEAVE:
+        return None
+    queue = _queue(serving, share)
+    if queue.busy is None and not queue.waiting:
         return None
     if queue.busy is not None and queue.busy < LEAST_BUSY:
         return None
@@ -78,27 +81,23 @@ def _look(snapshot: Snapshot) -> Explanation | str | None:
     )
 
 
-def _queue(serving: Serving) -> Queue | None:
+def _waiting(serving: Serving) -> float | None:
+    """The part (0..1) of the requests' time that they wait; None where that was not measured."""
     waited = [one for one in serving.requests if one.queue is not None]
-    busy = _busy(serving)
     total = sum(one.seconds for one in waited)
     if waited and total > 0.0:
-        seconds = sum(one.queue or 0.0 for one in waited)
-        return Queue(seconds / total, busy, seconds / len(waited), serving.queue)
+        return sum(one.queue or 0.0 for one in waited) / total
     if serving.queue is not None and serving.concurrency:
         # By Little's law the numbers are in the same proportion as the times.
-        return Queue(min(1.0, serving.queue / max(serving.concurrency, serving.queue)), busy, None, serving.queue)
+        return min(1.0, serving.queue / max(serving.concurrency, serving.queue))
     return None
 
 
-def _busy(serving: Serving) -> float | None:
-    """The part of its time in which the server works on requests; None where that was not measured."""
-    account: Served | None = None
-    if serving.iterations:
-        account = of_iterations(serving.iterations)
-    elif serving.requests:
-        account = of_requests(serving.requests)
-    return None if account is None or "idle" not in account.shares else 1.0 - account.shares["idle"]
+def _queue(serving: Serving, share: float) -> Queue:
+    idle = idle_share(serving)
+    waits = [one.queue for one in serving.requests if one.queue is not None]
+    seconds = sum(waits) / len(waits) if waits else None
+    return Queue(share, None if idle is None else 1.0 - idle, seconds, serving.queue)
 
 
 def _batch(serving: Serving) -> int:

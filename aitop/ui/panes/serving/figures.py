@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from rich.style import Style
+
 from aitop.model.serving import Percentiles, Serving
 from aitop.model.snapshot import Snapshot
 from aitop.model.units import NOT_SUPPORTED, duration
@@ -36,13 +38,7 @@ class Row(NamedTuple):
 
     def line(self, width: int) -> Line:
         """The name and as many whole figures as fit."""
-        line = Line(self.name.ljust(LABEL), DIM)
-        for number, part in enumerate(self.parts):
-            gap = GAP if number else 0
-            if line.width + gap + part.width > width:
-                break
-            line.add(" " * gap).join(part)
-        return line
+        return Line(self.name.ljust(LABEL), DIM).join_fitting(self.parts, width, " " * GAP)
 
 
 def figure_lines(view: View, serving: Serving, width: int, most: int) -> list[Line]:
@@ -66,26 +62,29 @@ def _most_important(lines: Sequence[tuple[Row, ...]], most: int) -> list[tuple[R
 
 def _traffic(view: View, serving: Serving) -> Row:
     """What goes through it."""
-    rate, tokens = serving.requests_per_second, serving.tokens_per_second
-    parts = (
-        Line(significant(rate), BRIGHT).add(" req/s", DIM).join(serving_change(view, "requests_per_second")),
-        Line(significant(tokens, 5), TEXT).add(" tokens/s", DIM).join(serving_change(view, "tokens_per_second")),
-        _amount(view, serving, "concurrency", "active"),
-        _amount(view, serving, "queue", "queued"),
+    return _row(
+        serving,
+        "traffic",
+        requests_per_second=_amount(view, "requests_per_second", " req/s", style=BRIGHT),
+        tokens_per_second=_amount(view, "tokens_per_second", " tokens/s", cells=5),
+        concurrency=_amount(view, "concurrency", " active"),
+        queue=_amount(view, "queue", " queued"),
     )
-    known = (rate, tokens, serving.concurrency, serving.queue)
-    return Row("traffic", parts, any(value is not None for value in known))
 
 
 def _engine(view: View, serving: Serving) -> Row:
     """How its batches are, and how full its cache."""
-    parts = (
-        _amount(view, serving, "batch_mean", "a batch"),
-        Line(share_text(serving.kv_used), TEXT).add(" KV used", DIM).join(serving_change(view, "kv_used", points=True)),
-        _amount(view, serving, "preemptions_per_second", "preempted/s"),
+    return _row(
+        serving,
+        "engine",
+        batch_mean=_amount(view, "batch_mean", " a batch"),
+        kv_used=_amount(view, "kv_used", " KV used", points=True),
+        preemptions_per_second=_amount(view, "preemptions_per_second", " preempted/s"),
     )
-    known = (serving.batch_mean, serving.kv_used, serving.preemptions_per_second)
-    return Row("engine", parts, any(value is not None for value in known))
+
+
+def _row(serving: Serving, name: str, **parts: Line) -> Row:
+    return Row(name, tuple(parts.values()), any(getattr(serving, field) is not None for field in parts))
 
 
 def _now(serving: Serving) -> Row:
@@ -113,6 +112,8 @@ def _percentiles(view: View, serving: Serving, name: str, field: str) -> Row:
     return Row(name, tuple(part(percentile) for percentile in ("p50", "p95", "p99")), known is not None)
 
 
-def _amount(view: View, serving: Serving, field: str, words: str) -> Line:
-    """A plain number with what it counts."""
-    return Line(significant(getattr(serving, field)), TEXT).add(f" {words}", DIM).join(serving_change(view, field))
+def _amount(view: View, field: str, unit: str, *, cells: int = 4, style: Style = TEXT, points: bool = False) -> Line:
+    """A figure with its unit and its change; `points`: it is a share."""
+    value = getattr(view.snapshot.serving, field) if view.snapshot else None
+    text = share_text(value) if points else significant(value, cells)
+    return Line(text, style).add(unit, DIM).join(serving_change(view, field, points=points))
