@@ -41,7 +41,7 @@ class LateFeed:
                 return
             self._feed = feed
             feed.start(publish)
-            # Only now: what is asked of it in the midst of its start would find it half there.
+            # Set last: a call during its start would find it half built.
             self._made.set()
 
     def stop(self) -> None:

@@ -10,7 +10,7 @@ from aitop.protocol.events import NOT_MEASURED
 
 NS = 1e-9
 MOST_COUNTED = 10**15
-# Fields of Parts that are in every step, and those that are in it only where they are watched.
+# Fields of Parts that every step has; and by watch those that only its steps have.
 PHASES = ("data_wait", "loader_start", "prepare", "forward", "backward", "optimizer", "save", "evaluation", "gc")
 WATCHED = {
     "transfer": ("transfer", "transfer_apart", "transfer_bytes"),

@@ -89,7 +89,7 @@ _CHANNELS: tuple[tuple[WaitKind, tuple[str, ...]], ...] = (
 )  # fmt: skip
 _POLL_CHANNELS = ("do_poll", "do_sys_poll", "poll_schedule", "do_select", "do_epoll", "ep_poll")
 
-# What is waited for with poll and its like; the first of them is what an event loop is for that watches several.
+# What poll and its like may wait for. An event loop that watches several kinds of files counts as the first of these.
 _POLLED: tuple[WaitKind, ...] = ("network", "device", "child", "queue")
 
 _SOCKET = re.compile(r"socket:\[(\d+)\]$")

@@ -46,7 +46,7 @@ class Spy:
     def __init__(self, program: str, pid: int, seconds: int, rate: int, threads: Threads = "all") -> None:
         self.pid = pid
         self.threads: Threads = threads
-        # The last look of its plan ends it, and counts for nothing.
+        # py-spy ends at the last look that it planned, which does not count.
         self.asked = seconds * rate - 1
         self.cpu = 0.0
         self.code: int | None = None
