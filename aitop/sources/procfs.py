@@ -176,12 +176,15 @@ def argv(pid: int) -> tuple[str, ...]:
 
 
 def environ(pid: int) -> dict[str, str] | None:
-    """The environment the process was started with; None without permission. Later changes are not in it."""
+    """The environment the process was started with; None without permission. Later changes are not in it.
+
+    Of several values of one name the first counts, as for the process itself.
+    """
     data = read(f"{PROC}/{pid}/environ")
     if data is None:
         return None
-    pairs = (part.partition("=") for part in data.decode("utf-8", "replace").split("\0"))
-    return {name: value for name, equals, value in pairs if equals}
+    pairs = [part.partition("=") for part in data.decode("utf-8", "replace").split("\0")]
+    return {name: value for name, equals, value in reversed(pairs) if equals}
 
 
 def status(pid: int) -> dict[str, str]:

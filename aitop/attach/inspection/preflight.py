@@ -74,6 +74,8 @@ def open_memory(status: ProcStatus) -> Memory:
     except (FileNotFoundError, ProcessLookupError) as error:
         raise ended(status.pid) from error
     except PermissionError as error:
+        if not same_process(status):
+            raise ended(status.pid) from error
         denied = why_denied(status.pid)
         raise AttachRefused(denied.state, denied.reason, denied.remedy) from error
     # The open file stays bound to that process; another one may have taken its pid since the status was read.
