@@ -55,6 +55,11 @@ class Stat(NamedTuple):
     rss: int
     stack: int
 
+    @property
+    def ended(self) -> bool:
+        """Whether it is a zombie, or even less."""
+        return self.state in "ZXx"
+
 
 def read(path: str, most: int = LARGEST) -> bytes | None:
     """The content of a file of /proc or /sys, `most` bytes or a little more of it; None where it cannot be read."""

@@ -11,7 +11,7 @@ import platform
 from collections.abc import Sequence
 
 from aitop.attach.inspection.process import main_thread_cpu_ns, same_process, seconds_old, shares_memory
-from aitop.attach.inspection.process_memory import Memory, mappings
+from aitop.attach.inspection.process_memory import Memory
 from aitop.attach.refusal import AttachRefused, ended
 from aitop.sources import procfs
 from aitop.sources.access import why_denied
@@ -98,8 +98,7 @@ def check_consent(pid: int) -> None:
 
 def check_torch(pid: int) -> None:
     """Raises AttachRefused where torch is not loaded, or not yet."""
-    names = {os.path.basename(mapping.path) for mapping in mappings(pid)}
-    if not any(name.startswith("libtorch") for name in names):
+    if procfs.framework_of(procfs.maps(pid) or b"") != "torch":
         raise without_torch(pid)
 
 

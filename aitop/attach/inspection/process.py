@@ -48,7 +48,7 @@ def shares_memory(pid: int, other: int) -> bool:
 def same_process(status: ProcStatus) -> bool:
     """Whether the pid surely still belongs to the process that `status` was read from, and that one is alive."""
     stat = procfs.stat(status.pid)
-    return stat is not None and stat.start == status.started and stat.state not in "ZXx"
+    return stat is not None and stat.start == status.started and not stat.ended
 
 
 def interpreter_of(status: ProcStatus) -> str | None:

@@ -29,7 +29,7 @@ def candidates(gpu_users: DeviceUsers | None = None) -> list[Candidate]:
     """
     gpu_users = gpu_users or {}
     before = time.monotonic()
-    stats = {pid: stat for pid in procfs.pids() if (stat := procfs.stat(pid)) and stat.state not in "ZXx"}
+    stats = {pid: stat for pid in procfs.pids() if (stat := procfs.stat(pid)) and not stat.ended}
     stats.pop(os.getpid(), None)
     frameworks = _frameworks(stats, gpu_users)
     tops = _tops(stats, frameworks)

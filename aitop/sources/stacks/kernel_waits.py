@@ -409,7 +409,7 @@ class KernelWaits:
                 return kind
         folder = f"{procfs.PROC}/{thread.pid}/task/{thread.number}"
         stat = procfs.parse_stat(procfs.read(f"{folder}/stat") or b"")
-        if stat is None or stat.state in "ZXx":
+        if stat is None or stat.ended:
             raise ProcessLookupError(f"thread {thread.number} has ended")
         if stat.state == "R":
             return "running"
