@@ -1,7 +1,7 @@
 """What there is in a recording: its ticks, where verdicts change, and bookmarks to read on from.
 
-A bookmark holds what a History keeps for good. What it forgets with time is read again, so a bookmark does for places
-that lie further behind it than a History looks back.
+A bookmark holds what a History keeps for good. The rest, which it forgets after KEEP_SECONDS, is read again: a place is
+reached from the last bookmark that lies so long before it.
 """
 
 from __future__ import annotations
