@@ -14,8 +14,7 @@ from stack_maker import stack, window
 from aitop.sources.host import HostSource
 from aitop.sources.host.tree import Member, ProcessTree
 from aitop.sources.procfs import Stat
-from aitop.sources.servers.recognition import Recogniser, command_words
-from aitop.sources.servers.versions import version_of
+from aitop.sources.servers.recognition import Recogniser, command_words, version_of
 
 FREE = 2**22 + 5
 """A number that no process has: what it is asked for is not there, and what is given stays."""
