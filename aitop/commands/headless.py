@@ -35,12 +35,10 @@ class Watcher:
 
     @property
     def ended(self) -> bool:
-        """True once the target is gone."""
         return self._ended.is_set()
 
     @property
     def recording_failed(self) -> str | None:
-        """Why the recording has stopped early, in words."""
         return self._recording.failed if self._recording is not None else None
 
     def wait(

@@ -215,17 +215,17 @@ class LiveFeed:
         self._look.start()
 
     def _sources(self) -> list[Source]:
-        options = self._options
+        off = {name for name, _ in self._switched_off()}
         sources: list[Source] = [self._host]
-        if options.gpu:
+        if "gpu" not in off:
             sources.append(device_source(lambda: self._host.seen.pids))
-        if options.stacks and not options.passive:
+        if "stacks" not in off:
             working, stepping = self._stepping_processes.working, self._stepping_processes.pids
             crowded, script = self._pace.crowded, self.target.script
             sources.append(StackSource(self._pids, script=script, working=working, stepping=stepping, crowded=crowded))
-        if options.hook and not options.passive:
+        if "hook" not in off:
             sources.append(HookSource(self._hook_pids, self._hook_requests.bring_in))
-        if options.metrics and not options.passive:
+        if "server" not in off:
             wait = functools.partial(self._host.wait_for_look, FIRST_LOOK_SECONDS)
             sources.append(ServerSource(lambda: self._host.seen.server, wait, self._hook_measures_requests))
         return sources
@@ -239,12 +239,14 @@ class LiveFeed:
         """The sources that the user does not want, and why, in words."""
         options = self._options
         off: list[tuple[SourceName, str]] = [] if options.gpu else [("gpu", "switched off by --no-gpu")]
-        if options.passive or not options.stacks:
-            off.append(("stacks", f"switched off by {'--passive' if options.passive else '--no-stacks'}"))
-        if options.passive or not options.hook:
-            off.append(("hook", f"switched off by {'--passive' if options.passive else '--no-hook'}"))
-        if options.passive or not options.metrics:
-            off.append(("server", f"switched off by {'--passive' if options.passive else '--no-metrics'}"))
+        touching: list[tuple[SourceName, bool, str]] = [
+            ("stacks", options.stacks, "--no-stacks"),
+            ("hook", options.hook, "--no-hook"),
+            ("server", options.metrics, "--no-metrics"),
+        ]
+        for name, wanted, switch in touching:
+            if options.passive or not wanted:
+                off.append((name, f"switched off by {'--passive' if options.passive else switch}"))
         return off
 
     def _hook_pids(self) -> tuple[int, ...]:

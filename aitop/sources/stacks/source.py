@@ -246,4 +246,4 @@ def main_threads(pid: int) -> frozenset[str]:
 def lives(pid: int) -> bool:
     """Whether the process runs, in whatever state but a zombie's."""
     stat = procfs.stat(pid)
-    return stat is not None and stat.state not in "ZXx"
+    return stat is not None and not stat.ended

@@ -31,10 +31,10 @@ MOST_MEMORY = 2 << 30
 def find_py_spy() -> str:
     """Path of the py-spy binary: beside this interpreter, else on the PATH. Raises SourceError without one."""
     beside = os.path.join(os.path.dirname(sys.executable or ""), "py-spy")
-    found = beside if os.access(beside, os.X_OK) else shutil.which("py-spy")
-    if found is None:
+    path = beside if os.access(beside, os.X_OK) else shutil.which("py-spy")
+    if path is None:
         raise SourceError("absent", "py-spy is not installed", "pip install py-spy")
-    return found
+    return path
 
 
 class Spy:
@@ -46,7 +46,7 @@ class Spy:
     def __init__(self, program: str, pid: int, seconds: int, rate: int, threads: Threads = "all") -> None:
         self.pid = pid
         self.threads: Threads = threads
-        # The last look of its plan ends it, and counts for nothing.
+        # py-spy ends at the last look that it planned, which does not count.
         self.asked = seconds * rate - 1
         self.cpu = 0.0
         self.code: int | None = None

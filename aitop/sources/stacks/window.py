@@ -48,7 +48,7 @@ class CodeOfProcesses:
         return list({flow.first: flow for line in lines if (flow := by_line[line]) is not None}.values())
 
     def of(self, pid: int) -> SourceCode:
-        """The code as process `pid` sees it, with its rights: what it says that it runs may be any file's name."""
+        """The code as process `pid` sees it, with its rights: it may claim to run any file."""
         view = _view_of(pid)
         reader = self._readers.get(view)
         # Its pid may be another process's by now.

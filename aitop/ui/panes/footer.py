@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 from textual import events
 from textual.message import Message
@@ -102,13 +103,12 @@ ENDS = ("enter", "tab", "escape")
 WITHOUT_MEANING = ("up", "down", "left", "right", "home", "end", "pageup", "pagedown")
 
 
+@dataclass
 class Filtered(Message):
     """What is typed so far; `done` when the user is through with it."""
 
-    def __init__(self, text: str, *, done: bool = False) -> None:
-        super().__init__()
-        self.text = text
-        self.done = done
+    text: str
+    done: bool = False
 
 
 class FilterLine(Pane):
