@@ -12,6 +12,7 @@ from aitop.model.ledger import Activity, Entry, Ledger
 from aitop.model.phases import Phase
 from aitop.model.snapshot import ProcessStacks, Snapshot
 from aitop.model.steps import StepRecord
+from aitop.model.units import percent
 from aitop.model.verdict import Where
 
 MIN_STEPS = 8
@@ -30,6 +31,8 @@ STORAGE_WAITS: frozenset[Activity] = frozenset({"wait-disk", "wait-network"})
 STORAGE_WORK = frozenset({"file", "network", "database"})
 # A line that waits for storage in this part of its time, and of all time, is one that reads or writes.
 LEAST_STORED, LEAST_WAITED = 0.2, 0.015
+# A server that waits for requests for so much of its time is not held up by anything: they come too seldom.
+AT_LEISURE = 0.3
 # What waits for others of the run's own, or for whoever hands it work.
 HANDED_WAITS: frozenset[Activity] = frozenset({"wait-queue", "wait-lock", "wait-child", "wait"})
 
@@ -304,6 +307,15 @@ def each_unit(snapshot: Snapshot) -> str:
 def leisure(snapshot: Snapshot) -> float:
     """Share of the time (0..1) in which a server waits for requests, 0 of all else."""
     return main_lines(snapshot, takes_request).share if serves(snapshot) else 0.0
+
+
+def of_unit(snapshot: Snapshot, share: float) -> tuple[float, str | None]:
+    """A share of the time as one of a unit. Of a server at leisure also why that gains no requests, in words."""
+    rests = leisure(snapshot)
+    if rests < AT_LEISURE:
+        return min(0.99, share), None
+    words = f"{percent(rests)} of the time is waiting for requests: they get faster, not more"
+    return min(0.99, share / max(0.01, 1.0 - rests)), words
 
 
 def takes_request(entry: Entry) -> bool:

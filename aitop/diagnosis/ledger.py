@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import msgspec
 
-from aitop.diagnosis.evidence import HOST, RUNNING, interval, summed, takes_request
+from aitop.diagnosis.evidence import RUNNING, interval, summed, takes_request
 from aitop.diagnosis.series import mean_of
 from aitop.diagnosis.served import Served, served
 from aitop.model.ledger import Activity, Basis, Entry, Lane, Ledger, Position, Unit
@@ -24,9 +24,6 @@ from aitop.model.verdict import Where
 LEAST_PART = 0.004
 # From this share of the time in an environment on, the run counts as one in which a model acts (RL).
 LEAST_ENVIRONMENT = 0.02
-# A line that takes as long as all garbage collections, within this factor, is taken to call gc.collect. Below the
-# second share of the time, collections are too short to tell.
-ASKED_FOR, LEAST_ASKED = 0.7, 0.03
 # Entries of a phase are scaled by at most this factor to its measured length; the rest becomes an entry without a line.
 MOST_SCALED = 2.0
 # If the hook measured less than this part of what was sampled in a phase, the samples are used: the hook missed calls
@@ -277,24 +274,12 @@ def _without_core(entries: list[Entry], share: float) -> list[Entry]:
 
 
 def _collecting(entries: list[Entry], share: float, process: ProcessStacks) -> list[Entry]:
-    """Move `share` of the lane from running entries to garbage collection (`collect`).
+    """Move `share` of the lane from running entries to garbage collection (`collect`), beside what a line asks for.
 
-    A line that calls gc.collect gets all of it. Collections that start by themselves interrupt whatever allocates: they
-    are taken from all running entries in proportion, as one entry per phase.
+    Collections that start by themselves interrupt whatever allocates: they are taken from all running entries in
+    proportion, as one entry per phase.
     """
     share -= sum(entry.share for entry in entries if entry.activity == "collect")
-    asking = [entry for entry in entries if entry.phase in HOST and entry.does in RUNNING and entry.where is not None]
-    on_lines: dict[tuple[str, int], float] = {}
-    for entry in asking:
-        on_lines[entry.file, entry.line] = on_lines.get((entry.file, entry.line), 0.0) + entry.share
-    line = max(on_lines, key=lambda place: on_lines[place], default=None)
-    if line is not None and share >= LEAST_ASKED and ASKED_FOR <= on_lines[line] / share <= 1.0 / ASKED_FOR:
-        return [
-            msgspec.structs.replace(entry, activity="collect", instead=None)
-            if entry.phase in HOST and entry.does in RUNNING and (entry.file, entry.line) == line
-            else entry
-            for entry in entries
-        ]
     part = _part_of_running(entries, share)
     if part is None:
         return entries

@@ -5,13 +5,13 @@ from __future__ import annotations
 import msgspec
 import pytest
 from judgements import fired
-from snapshot_builder import RANK, constant, host, line, snapshot, step, steps
+from snapshot_builder import RANK, line, snapshot, step, steps
 from stack_maker import stack, window
 
-from aitop.diagnosis.causes import between_steps, gil
+from aitop.diagnosis.causes import between_steps
 from aitop.diagnosis.evidence import main_lines, within_first
 from aitop.engine.core import Engine
-from aitop.model.snapshot import Phases, ProcessStacks, Stacks, Target, ThreadShare, Tick
+from aitop.model.snapshot import Phases, Target, Tick
 from aitop.model.steps import HookSample
 
 
@@ -65,17 +65,3 @@ def test_a_comprehension_is_a_part_of_the_function_that_has_it():
 
     assert within_first(made_by(row, rest)) == 1.0
     assert within_first(made_by(row, other)) == pytest.approx(0.5)
-
-
-def _contended(held, ran):
-    shares = [ThreadShare(pid=RANK, thread="MainThread", samples=100, active=1.0, gil=0.05)]
-    shares.append(ThreadShare(pid=RANK, thread="copies", samples=100, active=1.0, gil=held))
-    ranks = (ProcessStacks(pid=RANK, role="rank", samples=100, phases=Phases(forward=0.5, backward=0.5)),)
-    found = Stacks(seconds=5.0, samples=200, processes=ranks, lines=(), threads=tuple(shares))
-    records = steps(seconds=0.1, forward=0.05, backward=0.05, cpu=0.1 * ran)
-    return snapshot(records, stacks=found, series={"run_delay": constant(0.0)}, host=host())
-
-
-@pytest.mark.parametrize(("held", "ran", "share"), [(0.45, 0.2, 0.45), (0.2, 0.2, 0.2), (0.6, 0.9, 0.1)])
-def test_who_holds_the_lock_is_sampled_but_how_long_one_stands_is_measured(held, ran, share):
-    assert fired(gil.judge(_contended(held, ran))).share == pytest.approx(share, abs=0.01)

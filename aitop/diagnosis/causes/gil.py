@@ -13,30 +13,21 @@ from aitop.diagnosis.evidence import (
     main_lines,
     main_stacks,
     on_core,
-    ran,
     short_place,
 )
 from aitop.diagnosis.rule import Explanation, rule
-from aitop.diagnosis.series import mean_of
 from aitop.diagnosis.what_if import Scope, fix
 from aitop.model.ledger import Activity, Entry
 from aitop.model.snapshot import ProcessStacks, Snapshot
 from aitop.model.units import percent
 from aitop.model.verdict import Where
 
-ENTER, LEAVE = 0.12, 0.07
-# A wait of the main thread that has nothing to do with the lock.
-WAITS: frozenset[Activity] = frozenset(
-    {"wait-queue", "wait-child", "wait-disk", "wait-network", "wait-device", "sleep", "spawn"}
-)
-# The thread that steps has to stand still for so much of the time, of which the kernel is sure.
-LEAST_STILL = 0.04
 IDLE: frozenset[Activity] = frozenset({*HANDED_WAITS, "sleep", "wait-network"})
 
 
-@rule("gil-contention", ENTER, LEAVE, scope=Scope(everywhere=True))
+@rule("gil-contention", 0.12, 0.07, scope=Scope(everywhere=True))
 def judge(snapshot: Snapshot) -> Explanation | str | None:
-    """Whether the main thread stands still while other threads hold the lock: the smaller of the two shares counts."""
+    """Whether the main thread waits for a lock while other threads hold Python's: the smaller of the shares counts."""
     process = main_stacks(snapshot)
     front = full_front(snapshot, making=False)
     if front is not None:
@@ -46,12 +37,10 @@ def judge(snapshot: Snapshot) -> Explanation | str | None:
         return "GIL not sampled yet"
     others = sorted((one for one in own if one.thread != process.thread and one.gil), key=lambda one: -(one.gil or 0.0))
     held = min(1.0, sum(one.gil or 0.0 for one in others))
-    still = _standing_still(snapshot, process)
-    if still is None:
-        return f"how much of the time {_named(process)} runs is not known"
-    share = min(held, still, host_limit(snapshot), 0.97)
+    waiting = main_lines(snapshot, lambda entry: entry.activity == "wait-lock")
     # Threads that hold the lock where nobody wants it at that moment cost nothing.
-    if not others or share < LEAVE or still < LEAST_STILL:
+    share = min(held, waiting.share, host_limit(snapshot), 0.97)
+    if not others:
         return None
     # Of many threads that hold it alike, each has a small part.
     least = min(0.2 * held, 0.5 * (others[0].gil or 0.0))
@@ -62,16 +51,16 @@ def judge(snapshot: Snapshot) -> Explanation | str | None:
     return Explanation(
         share=share,
         critical=bool(where),
-        # Who holds the lock is sampled, too, but how much the main thread stands still is the kernel's word.
+        # Who holds the lock is sampled, too, but for how long the main thread waits is the kernel's word.
         signals=(bool(where), bool(on_core(snapshot)), held > 0.4),
         doubtful=host_unproven(snapshot),
         title=f"{percent(share)} of {each_unit(snapshot)} waits for the interpreter's lock, held by {name}",
         where=where,
-        claims=main_lines(snapshot, lambda entry: entry.activity == "wait-lock").entries,
+        claims=waiting.entries,
         evidence=(
             f"other Python threads hold the GIL {percent(held)} of the time: "
             + ", ".join(f"{one.thread} {percent(one.gil)}" for one in others[:3]),
-            f"{_named(process)} stands still {percent(still)} of the time without waiting for data or a service",
+            f"{_named(process)} waits for a lock {percent(waiting.share)} of the time",
         ),
         fixes=(
             fix(f"move the work of {name}{place} into a process of its own (multiprocessing)", share),
@@ -82,20 +71,6 @@ def judge(snapshot: Snapshot) -> Explanation | str | None:
 
 def _named(process: ProcessStacks) -> str:
     return "the main thread" if process.thread == MAIN else f"thread {process.thread!r}"
-
-
-def _standing_still(snapshot: Snapshot, process: ProcessStacks) -> float | None:
-    """Share of the time in which the lead thread neither ran, nor could have, nor waited for something else."""
-    waiting = main_lines(snapshot, lambda entry: entry.activity in WAITS or entry.phase == "idle").share
-    if process.thread != MAIN:
-        # The kernel's looks at a thread count it as active also while it only waits for a core.
-        threads = snapshot.stacks.threads if snapshot.stacks else ()
-        active = next((one.active for one in threads if (one.pid, one.thread) == (process.pid, process.thread)), None)
-        return None if active is None else max(0.0, 1.0 - active - waiting)
-    running = ran(snapshot)
-    if running is None:
-        return None
-    return max(0.0, 1.0 - running - (mean_of(snapshot, "run_delay", 20.0) or 0.0) - waiting)
 
 
 def _working(snapshot: Snapshot, pid: int, threads: list[str]) -> tuple[Where, ...]:

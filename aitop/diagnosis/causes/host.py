@@ -11,8 +11,8 @@ from aitop.diagnosis.evidence import (
     RUNNING,
     Lines,
     each_unit,
-    leisure,
     main_lines,
+    of_unit,
     place_of,
     records,
     samples_of,
@@ -29,8 +29,6 @@ from aitop.model.units import percent
 from aitop.model.verdict import Where
 
 ENTER, LEAVE = 0.15, 0.1
-# A server that waits for so much of its time is not held up by anything: requests come too seldom.
-AT_LEISURE = 0.3
 DOING: dict[Activity, str] = {
     "python": "runs Python",
     "native": "runs native code",
@@ -66,13 +64,10 @@ def judge(snapshot: Snapshot) -> Explanation | str | None:
         ),
     )
     share = min(lines.share, host_limit(snapshot), 0.99)
-    # A server at leisure answers no more requests without it, only sooner.
-    rests = leisure(snapshot)
-    at_leisure = rests >= AT_LEISURE
-    of_unit = min(0.99, share / max(0.01, 1.0 - rests) if at_leisure else share)
+    gone, at_leisure = of_unit(snapshot, share)
     loops = bool(lines.where) and _in_loop(lines, lines.where[0])
     # What blocks an event loop is judged by the requests that it holds up, however few they are.
-    level = of_unit if loops else share
+    level = gone if loops else share
     if level < LEAVE or not lines.where:
         return blocked_loop(snapshot) or around_model(snapshot)
     first, *others = lines.where
@@ -90,14 +85,14 @@ def judge(snapshot: Snapshot) -> Explanation | str | None:
     if loops:
         evidence.append("the event loop runs it: no other request of this process gets on meanwhile")
     if at_leisure:
-        evidence.append(f"{percent(rests)} of the time is waiting for requests: they get faster, not more")
+        evidence.append(at_leisure)
     if not stepping:
         evidence.append("no phase of a training step and no model call was seen in its stacks")
     if loops:
         ahead = f"await what {place_of(first)} waits for, or run it with asyncio.to_thread"
     else:
         ahead = f"shorten {place_of(first)}, or overlap it with the step"
-    shorter = fix(ahead, of_unit * within_first(lines))
+    shorter = fix(ahead, gone * within_first(lines))
     unit = each_unit(snapshot) if steps else "the time"
     return Explanation(
         severity=None if lost and not (at_leisure and not loops) else "info",
@@ -105,13 +100,13 @@ def judge(snapshot: Snapshot) -> Explanation | str | None:
         doubtful=host_unproven(snapshot),
         subtype="event-loop" if loops else None,
         share=share,
-        gone=of_unit,
+        gone=gone,
         level=level,
         gains=lost,
         signals=(bool(steps), top > 0.5 * share),
         base=0.5,
         confidence=None if stepping else UNPROVEN,
-        title=f"{percent(of_unit)} of {unit} is host code: {first.function} {doing}",
+        title=f"{percent(gone)} of {unit} is host code: {first.function} {doing}",
         lines=lines,
         evidence=evidence,
         fixes=(shorter if lost else fix(f"look at {place_of(first)} first"),),

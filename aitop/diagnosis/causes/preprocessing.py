@@ -8,10 +8,10 @@ from aitop.diagnosis.evidence import (
     Lines,
     free_cores,
     main_lines,
+    of_unit,
     place_of,
     records,
     samples_of,
-    takes_request,
     within_first,
 )
 from aitop.diagnosis.rule import CRITICAL_SHARE, Explanation, rule
@@ -21,8 +21,6 @@ from aitop.model.snapshot import Snapshot
 from aitop.model.units import percent
 from aitop.model.verdict import Fix
 
-# A server that waits for so much of its time is not held up by anything: requests come too seldom.
-AT_LEISURE = 0.3
 # From here on most of what a request waits for is its input: whoever asks feels that, however few ask.
 MOSTLY = 0.5
 WORTH_IT = 1.05
@@ -50,10 +48,7 @@ def judge(snapshot: Snapshot) -> Explanation | str | None:
     if not lines.lines:
         return None
     share = min(lines.share, host_limit(snapshot))
-    waiting = main_lines(snapshot, takes_request).share
-    leisure = waiting >= AT_LEISURE
-    # Of a server at leisure only the requests get faster, not how many there are.
-    of_request = min(0.99, share / max(0.01, 1.0 - waiting) if leisure else share)
+    of_request, at_leisure = of_unit(snapshot, share)
     signals = (bool(records(snapshot)), True, of_request >= MOSTLY)
     gone = of_request * within_first(lines)
     work = _most_work(lines)
@@ -65,10 +60,10 @@ def judge(snapshot: Snapshot) -> Explanation | str | None:
     forward = snapshot.steps.phases.forward if snapshot.steps else None
     if forward is not None:
         evidence.append(f"the model itself takes {percent(forward)}")
-    if leisure:
-        evidence.append(f"{percent(waiting)} of the time is waiting for requests: they get faster, not more")
+    if at_leisure:
+        evidence.append(at_leisure)
     return Explanation(
-        severity=None if not leisure else "warning" if of_request >= MOSTLY else "info",
+        severity=None if not at_leisure else "warning" if of_request >= MOSTLY else "info",
         critical=of_request >= CRITICAL_SHARE and sum(signals) >= 2,
         share=share,
         gone=gone,

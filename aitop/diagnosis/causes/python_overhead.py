@@ -50,7 +50,8 @@ def judge(snapshot: Snapshot) -> Explanation | str | None:
     held = python.share / model.share if model.share > 0 else 0.0
     # On a GPU what launches take is told by how long the device waits for them; Python proper stays Python.
     per_op = None if gpu else _seconds_per_op(snapshot, model.share)
-    in_model = python.share if gpu else _around_operations(snapshot, model, per_op)
+    tiny = per_op is not None and per_op <= op_cost.MOSTLY_CALLING
+    in_model = python.share if gpu else _around_operations(snapshot, model, tiny=tiny, counted=per_op is not None)
     between = min(beside.share, host_limit(snapshot)) if beside.share >= SOME or not in_model else 0.0
     share = min(0.99, between + in_model, host_limit(snapshot, in_phases=True))
     if share <= 0.0:
@@ -62,7 +63,7 @@ def judge(snapshot: Snapshot) -> Explanation | str | None:
     around = "around tiny operations" if mostly_model else "between its phases"
     once = not in_model and seen_once(snapshot, lines)
     evidence = [f"the interpreter's lock is held {percent(held)} of the forward pass"] if in_model else []
-    if mostly_model and per_op is not None and snapshot.facts is not None:
+    if mostly_model and tiny and per_op is not None and snapshot.facts is not None:
         each = f"{count(snapshot.facts.ops)} operations a step at {per_op * 1e6:.0f} µs each"
         evidence.append(f"{each}: hardly worth a call")
     if mostly_model:
@@ -73,7 +74,7 @@ def judge(snapshot: Snapshot) -> Explanation | str | None:
         share=share,
         # What large operations would take instead is not known: at the least what Python takes goes, at most all of it.
         gone=estimated(share, 0.7 * share, share + 0.9 * (1.0 - share)) if mostly_model else share,
-        signals=(per_op is not None and bool(in_model), held >= LEAST_HELD or between > 0.1, bool(lines.lines)),
+        signals=(tiny and bool(in_model), held >= LEAST_HELD or between > 0.1, bool(lines.lines)),
         base=0.45,
         # On a GPU every operation takes the host a few microseconds, however much it computes: does the device idle?
         doubtful=host_unproven(snapshot),
@@ -86,9 +87,8 @@ def judge(snapshot: Snapshot) -> Explanation | str | None:
     )
 
 
-def _around_operations(snapshot: Snapshot, model: Lines, per_op: float | None) -> float:
+def _around_operations(snapshot: Snapshot, model: Lines, *, tiny: bool, counted: bool) -> float:
     """Share of a step that goes into calling operations on the CPU from these lines, and back through them."""
-    tiny = per_op is not None and per_op < op_cost.SMALL
     if not tiny and snapshot.kind != "training":
         # In inference the cost of calling the model for a few samples is a matter of the batch.
         return 0.0
@@ -99,7 +99,7 @@ def _around_operations(snapshot: Snapshot, model: Lines, per_op: float | None) -
     if both < least_seen:
         return 0.0
     # Where the operations of the graph are no tiny ones, those that are tiny are in none.
-    if calling <= least_seen or not (tiny or per_op is None):
+    if calling <= least_seen or (counted and not tiny):
         return both
     # As much of the backward pass goes back through calls as the forward pass was made of.
     return both + main_lines(snapshot, lambda entry: entry.phase == "backward").share * calling / forward.share

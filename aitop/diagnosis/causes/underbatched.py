@@ -11,7 +11,7 @@ import msgspec
 from aitop.diagnosis import op_cost
 from aitop.diagnosis.causes.serving.turns import room, small_batches
 from aitop.diagnosis.device import idle_share, on_gpu
-from aitop.diagnosis.evidence import MIN_STEPS, Lines, lines_of, main_lines, records, running, takes_request
+from aitop.diagnosis.evidence import AT_LEISURE, MIN_STEPS, Lines, lines_of, main_lines, records, running, takes_request
 from aitop.diagnosis.rule import UNPROVEN, Explanation, rule
 from aitop.diagnosis.what_if import Scope, Timeline, estimated, fix
 from aitop.model.ledger import Entry
@@ -29,7 +29,6 @@ LEAST_FIXED = 0.3
 # Weights that would take longer to read than the step takes are not all read: those of embeddings.
 ALL_READ = 3.0
 MOSTLY_IDLE = 0.5
-AT_LEISURE = 0.25
 ITEM_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 
 

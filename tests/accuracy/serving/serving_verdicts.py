@@ -1,9 +1,10 @@
 """How right the diagnosis of servers is, live: id, process, line, percentiles and gains, with the hook and without.
 
 Each case of serving_cases.py is a server of its own under its load; `aitop diagnose` looks at it as a user would, at
-tier 3 and then with --no-hook. Its p50 and p99 are held against those of the clients in the same seconds. Where a case
-has a change (larger batches, another replica) the server is run with it, and the gain in requests a second is held
-against the one that was predicted for it.
+tier 3 and then with --no-hook. Its p50 and p99 are held against those that the clients measured in the same seconds,
+from the sending of a request until its answer was with their kernel; what the clients saw with their own delays stands
+beside them. Where a case has a change (larger batches, another replica) the server is run with it, and the gain in
+requests a second is held against the one that was predicted for it.
 
     python tests/accuracy/serving/serving_verdicts.py
     python tests/accuracy/serving/serving_verdicts.py review_scores:collect --keep FOLDER
@@ -45,8 +46,8 @@ class Row:
     """What one case got at one tier.
 
     `right_line` and `right_process` are None where none is expected. `latency` has, for each of LATENCIES, what
-    aitop said and what the clients measured, in milliseconds. `alarms` are untrue warnings. `gain` is
-    the predicted factor of the case's change, `real` the measured one; None is not predicted.
+    aitop said and what the clients measured, in milliseconds; `seen` has the clients' own delays as well. `alarms` are
+    untrue warnings. `gain` is the predicted factor of the change, `real` the measured one; None is not predicted.
     """
 
     name: str
@@ -58,6 +59,7 @@ class Row:
     right_process: bool | None = None
     where: str | None = None
     latency: dict[str, tuple[float | None, float | None]] = field(default_factory=dict)
+    seen: dict[str, float | None] = field(default_factory=dict)
     basis: str | None = None
     alarms: list[str] = field(default_factory=list)
     others: list[str] = field(default_factory=list)
@@ -169,15 +171,17 @@ def row_of(case: Case, tier: int, report: dict[str, Any], answers: Sequence[Answ
     warnings = [verdict for verdict in verdicts if verdict["severity"] in WARNS]
     row = Row(case.name, tier, wanted(case), "nothing", False, note=report.get("note", ""))
     serving = report.get("serving") or {}
-    seconds = [answer.seconds for answer in answers if answer.status == 200]
+    good = [answer for answer in answers if answer.status == 200]
+    seconds = [answer.served for answer in good if answer.served is not None]
     row.requests, row.failed = len(seconds), len(answers) - len(seconds)
     row.basis = serving.get("basis")
     latency = serving.get("latency_ms") or {}
     for name, part in (("p50", 0.5), ("p99", 0.99)):
         theirs = quantile(seconds, part)
         row.latency[name] = latency.get(name), _milliseconds(theirs)
+        row.seen[name] = _milliseconds(quantile([answer.seconds for answer in good], part))
     if case.streams:
-        firsts = [answer.first for answer in answers if answer.status == 200 and answer.first is not None]
+        firsts = [answer.first for answer in good if answer.first is not None]
         row.latency["TTFT"] = (serving.get("ttft_ms") or {}).get("p50"), _milliseconds(quantile(firsts, 0.5))
     true = case.true_ids()
     row.alarms = [named(verdict) for verdict in warnings if case.healthy() or verdict["id"] not in true]
@@ -251,6 +255,7 @@ def line_of(row: Row) -> str:
     marks += ", WRONG LINE" if row.right_line is False else ""
     marks += ", WRONG PROCESS" if row.right_process is False else ""
     latency = "; ".join(f"{name} {text(ours)} of {text(theirs)} ms" for name, (ours, theirs) in row.latency.items())
+    latency += f", clients saw {' and '.join(text(seen) for seen in row.seen.values())}" if row.seen else ""
     gain = f"; gain {text(row.gain)} of {text(row.real)}" if row.real is not None else ""
     about = f"{row.requests} answers, {row.failed} failed; {row.basis or 'no figures'}: {latency}{gain}"
     return f"{row.name} at tier {row.tier}: {row.said} {marks} {row.where or ''} ({about}) {row.others} {row.note}"
@@ -266,6 +271,8 @@ def in_markdown(rows: Sequence[Row]) -> str:
     for row in rows:
         pairs = [row.latency.get(name) for name in LATENCIES]
         latency = ["–" if pair is None else f"{text(pair[0])} / {text(pair[1])}" for pair in pairs]
+        for place, name in enumerate(LATENCIES):
+            latency[place] += f" ({text(row.seen[name])})" if row.seen.get(name) is not None else ""
         marks = [{None: "–", True: "yes", False: "NO"}[mark] for mark in (row.right, row.right_process, row.right_line)]
         gain = f"{text(row.gain)} / {text(row.real)}" if row.real is not None else "–"
         notes = [f"UNTRUE WARNING {' '.join(row.alarms)}"] if row.alarms else []
