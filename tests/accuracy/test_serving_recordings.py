@@ -14,6 +14,8 @@ from aitop.sources.replay import read_recording
 RECORDINGS = Path(__file__).resolve().parent / "serving" / "recordings"
 SLEEPS, COLLECTS, SCORES = "time.sleep(0.4)", "gc.collect()", "answer = score(ids)"
 ONE_BY_ONE = "answers = self.net(torch.stack([job.ids for job in jobs])).tolist()"
+COUNTS = "weights[item % 97] = weights.get(item % 97, 0.0) + 1.0 / (1 + age)"
+COMPARES = "table[a, b] = sum(x == y for x, y in zip(str(a * 7919), str(b * 7919), strict=False))"
 SPLITS = "while text[start:end] not in self.ids and end > start + 1:"
 
 
@@ -41,6 +43,11 @@ def judged(name, tier):
         ("review_scores_neighbour", 2, "cpu-oversubscription/None", None),
         ("review_scores_tokenise", 3, "preprocessing-bound/None", SPLITS),
         ("review_scores_tokenise", 2, "preprocessing-bound/None", SPLITS),
+        ("review_scores_lock", 3, "gil-contention/None", COUNTS),
+        ("review_scores_lock", 2, "gil-contention/None", COUNTS),
+        ("review_scores_loop", 3, "latency-tail/event-loop", COMPARES),
+        ("review_scores_loop", 2, "host-bound/event-loop", COMPARES),
+        ("ranking_queue_collect", 3, "latency-tail/collector", COLLECTS),
         ("chat_batching_long", 3, "latency-tail/prefill", None),
         ("ranking_queue_single", 3, "underbatched/None", ONE_BY_ONE),
         ("embeddings_stopped", 3, "hang/stopped", None),

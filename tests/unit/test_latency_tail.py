@@ -6,10 +6,9 @@ import pytest
 from judgements import fired, level, unjudged
 from msgspec.structs import replace
 from served_maker import START, UNTIL, Server, at_random, pauses, server, turns
-from snapshot_builder import constant, line, process
+from snapshot_builder import constant, line
 
 from aitop.diagnosis.causes.serving import tail
-from aitop.model.host import HostSample, MachineSample
 from aitop.model.serving import IterationRecord, RequestRecord
 from aitop.model.snapshot import Series
 
@@ -113,11 +112,11 @@ def test_requests_that_were_thrown_out_of_the_batch():
     assert verdict.subtype == "preemption" and "KV cache" in verdict.fixes[0].text
 
 
-def stopped_by_kernel(name, otherwise=0.01):
+def stopped_by_kernel(name):
     """The main thread waits for a core at times, because of a quota or of others."""
     times = tuple(START + number for number in range(31))
     bad = {int(begin - START) for begin, _ in STOPS}
-    delay = Series(times=times, values=tuple(0.8 if number - 1 in bad else otherwise for number in range(31)))
+    delay = Series(times=times, values=tuple(0.8 if number - 1 in bad else 0.01 for number in range(31)))
     stops = [(START + number + 0.1, 0.8) for number in bad]
     requests = Server(stops=stops).answer(HALF)
     series = {"run_delay": delay}
@@ -151,12 +150,8 @@ def test_requests_that_the_kernels_counters_do_not_cover_yet_wait_to_be_judged()
 
 
 def test_what_others_do_to_the_cores_is_no_warning():
-    seen = stopped_by_kernel("cores", otherwise=0.2)
-    assert fired(tail.judge(seen)).severity == "warning", "nobody knows of others"
-    machine = MachineSample(cores=2, core_busy=(1.0, 1.0))
-    crowd = HostSample(time=UNTIL, processes=(process(cpu=0.5, wanting=1, wanted=0.7),), machine=machine)
-    verdict = fired(tail.judge(replace(seen, host=crowd, series={**seen.series, "cores_wanted": constant(0.7)})))
-    assert (verdict.subtype, verdict.severity) == ("cores", "info")
+    assert fired(tail.judge(stopped_by_kernel("cores"))).severity == "info"
+    assert fired(tail.judge(stopped_by_kernel("quota"))).severity == "warning"
 
 
 def test_what_makes_no_request_much_longer_than_chance_does_is_no_warning():

@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from aitop.diagnosis.causes.oversubscription import others_have_cores
 from aitop.diagnosis.causes.serving.hold_ups import (
     BY_COUNTERS,
     HoldUp,
@@ -101,8 +100,9 @@ def _look(snapshot: Snapshot) -> Explanation | str | None:
     lines = _lines(first, snapshot, bursts)
     measured = _explained(tail, snapshot).get(first, 0.0) >= 0.5 * part
     left = usual + (1.0 - part) * (tail.slowest - usual)
-    # By itself it has to make them longer than chance does; and who takes the cores is no fault of the server.
-    slight = tail.slowest - left < (LEAST_RATIO - 1.0) * usual or (first == "cores" and others_have_cores(snapshot))
+    # By itself it has to make them longer than chance does. That others take the cores is no fault of the server's; its
+    # own threads that do so are cpu-oversubscription.
+    slight = tail.slowest - left < (LEAST_RATIO - 1.0) * usual or first == "cores"
     return Explanation(
         subtype=first,
         # Only some requests are late: that is never critical, however much of their lateness one cause explains.
