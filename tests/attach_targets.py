@@ -85,10 +85,10 @@ KINDS: dict[str, tuple[str, str, str]] = {
     ),
     "sleep": ("", "    time.sleep(0.05)", ""),
     "select": ("import select; r, w = os.pipe()", "    select.select([r], [], [], 0.05)", ""),
-    "longsleep": ("", "    time.sleep(0.9)", ""),
-    "longselect": ("import select; r, w = os.pipe()", "    select.select([r], [], [], 0.9)", ""),
+    "longsleep": ("", "    time.sleep(0.5)", ""),
+    "longselect": ("import select; r, w = os.pipe()", "    select.select([r], [], [], 0.5)", ""),
     "epoll": (
-        "import asyncio\nasync def nap(): await asyncio.sleep(0.9)\nloop = asyncio.new_event_loop()",
+        "import asyncio\nasync def nap(): await asyncio.sleep(0.5)\nloop = asyncio.new_event_loop()",
         "    loop.run_until_complete(nap())",
         "",
     ),

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import argparse
 import gc
 import json
 import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,8 @@ import fake_nvml as fake
 import pytest
 from expected import WORKLOAD_DIR
 from launch import Training
+
+from aitop.model.snapshot import Snapshot
 
 Aitop = Callable[..., "subprocess.CompletedProcess[str]"]
 
@@ -185,6 +189,48 @@ def diagnose(aitop: Aitop) -> Callable[..., dict[str, Any]]:
         done = aitop(*asked, timeout=seconds + 120, **more)
         assert done.returncode in allowed, f"exit code {done.returncode}\n{done.stdout}\n{done.stderr}"
         report: dict[str, Any] = json.loads(done.stdout)
+        return report
+
+    return run
+
+
+@pytest.fixture
+def watched() -> Callable[..., dict[str, Any]]:
+    """`watched(pid, check, *flags)` watches as `aitop diagnose` does until `check(report)` raises nothing any more.
+
+    Returns that report. Those of the first `least` seconds are not asked; after `most` seconds what `check` raises of
+    the last one is raised. So a test takes as long as its machine needs.
+    """
+    from aitop.commands.headless import watching
+    from aitop.commands.options import add_watch_options, settle, watch_options
+    from aitop.model.settings import Settings
+    from aitop.outputs.report import report_of, to_json
+    from aitop.sources.host.target import look
+
+    def run(
+        pid: int, check: Callable[[dict[str, Any]], None], *flags: str, least: float = 0.0, most: float = 90.0
+    ) -> dict[str, Any]:
+        parser = argparse.ArgumentParser()
+        add_watch_options(parser)
+        args = parser.parse_args(flags)
+        settle(args, Settings())
+        began, seen, report = time.monotonic(), None, {}
+
+        def holds(snapshot: Snapshot) -> bool:
+            nonlocal seen, report
+            if snapshot is seen or time.monotonic() < began + least:
+                return False
+            seen, report = snapshot, json.loads(to_json(report_of(snapshot)))
+            try:
+                check(report)
+            except (AssertionError, LookupError, TypeError, ValueError):
+                return False
+            return True
+
+        with watching([look(pid)], watch_options(args)) as watcher:
+            watcher.wait(most, until=holds)
+        assert seen is not None, f"nothing was seen of {pid} in {most} s"
+        check(report)
         return report
 
     return run

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from aitop.commands.options import interval
+from aitop.commands.options import SWITCHES, interval
 from aitop.errors import WrongUsageError
 from aitop.model.settings import FOLDABLE, THEME_NAMES, Settings
 
@@ -155,7 +155,6 @@ def _command(value: Any) -> str | None:
     return value.strip() if isinstance(value, str) and value.isprintable() else None
 
 
-TRUE_OR_FALSE = "true or false"
 KEYS = {
     "theme": Key(
         f"Colours: {', '.join(THEME_NAMES)}; or auto: what suits the terminal\n(TERM, COLORTERM, NO_COLOR). --theme",
@@ -181,15 +180,7 @@ KEYS = {
         "",
     ),
     "interval": Key("Time between two looks. --interval", 'a time of at least 0.1 s, such as "1s" or 0.5', _interval),
-    "passive": Key(
-        "Never touch the process: no hook, no stack sampling, no /metrics. --passive, --no-passive",
-        TRUE_OR_FALSE,
-        _flag,
-    ),
-    "gpu": Key("Ask NVML about GPUs. --gpu, --no-gpu", TRUE_OR_FALSE, _flag),
-    "stacks": Key("Sample Python stacks. --stacks, --no-stacks", TRUE_OR_FALSE, _flag),
-    "hook": Key("Put the step hook into the process. --hook, --no-hook", TRUE_OR_FALSE, _flag),
-    "metrics": Key(
-        "Read a server's own /metrics, over the loopback only. --metrics, --no-metrics", TRUE_OR_FALSE, _flag
-    ),
+} | {
+    name: Key(f"{words[0].upper()}{words[1:]}. --{name}, --no-{name}", "true or false", _flag)
+    for name, words in SWITCHES.items()
 }

@@ -21,6 +21,7 @@ from pathlib import Path
 
 from aitop.commands.options import add_record_option, add_screen_options, add_watch_options, watch_options
 from aitop.errors import AitopError, NoTargetError, WrongUsageError
+from aitop.sources import procfs
 
 FOLDER = Path(__file__).parents[1] / "workloads"
 DEFAULT = "slow-loader"
@@ -136,12 +137,19 @@ def _wait_for_line(child: subprocess.Popen[bytes], output: int, name: str) -> No
 
 def _end(child: subprocess.Popen[bytes]) -> None:
     """End the child and the processes that it started: politely, then for good. Bounded in time."""
-    with contextlib.suppress(ProcessLookupError):  # none of the group is left
-        for number in (signal.SIGTERM, signal.SIGKILL):
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        with contextlib.suppress(ProcessLookupError):
             os.killpg(child.pid, number)
-            deadline = time.monotonic() + END_SECONDS
-            while time.monotonic() < deadline:
-                child.poll()
-                os.killpg(child.pid, 0)
-                time.sleep(LOOK_SECONDS)
+        deadline = time.monotonic() + END_SECONDS
+        while _lives(child.pid) and time.monotonic() < deadline:
+            time.sleep(LOOK_SECONDS)
     child.wait()
+
+
+def _lives(group: int) -> bool:
+    """Return whether a process of the group runs. Zombies do not count: the init of a container may leave them."""
+    for pid in procfs.pids():
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            if os.getpgid(pid) == group and (stat := procfs.stat(pid)) is not None and stat.state not in "ZX":
+                return True
+    return False

@@ -17,7 +17,7 @@ FORMATS = ("text", "json", "html")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """--pid --for --format -o --fail-on and the options of watching."""
+    """--pid --for --format -o --fail-on --record and the options of watching."""
     parser.add_argument("--pid", type=process_id, required=True, help="the process to look at, with its children")
     parser.add_argument(
         "--for", dest="seconds", type=duration, default=15.0, metavar="T", help="how long to look (default: 15s)"
@@ -29,6 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         choices=("warning", "critical", "stalled"),
         help="exit with 1 if there is a verdict this bad or worse; stalled: if nothing gets on, though there is work",
     )
+    parser.add_argument("--record", type=Path, metavar="FILE", help="also keep what was seen (FILE.gz: compressed)")
     add_watch_options(parser)
 
 
@@ -38,8 +39,10 @@ def run(args: argparse.Namespace) -> int:
     from aitop.sources.host.target import look
 
     check_writable(args.output)
-    with watching([look(args.pid)], watch_options(args)) as watcher:
+    with watching([look(args.pid)], watch_options(args), args.record) as watcher:
         watcher.wait(args.seconds, f"Watching {args.pid} for {args.seconds:g} s …", until=hangs)
+    if watcher.recording_failed is not None:
+        print(f"aitop: {watcher.recording_failed}", file=sys.stderr)
     return conclude(watcher.snapshot, args.pid, args.format, args.output, args.fail_on)
 
 

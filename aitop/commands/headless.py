@@ -35,12 +35,10 @@ class Watcher:
 
     @property
     def ended(self) -> bool:
-        """True once the target is gone."""
         return self._ended.is_set()
 
     @property
     def recording_failed(self) -> str | None:
-        """Why the recording has stopped early, in words."""
         return self._recording.failed if self._recording is not None else None
 
     def wait(
@@ -68,14 +66,22 @@ class Watcher:
 
 @contextlib.contextmanager
 def watching(targets: Sequence[Target], options: Options, record: Path | None = None) -> Iterator[Watcher]:
-    """Watch these processes for as long as the block runs, and stop (hook out) however the block ends."""
+    """Watch these processes for as long as the block runs, and stop (hook out) however the block ends.
+
+    The Watcher's last Snapshot is made when the block has ended.
+    """
+    from aitop.sources.pace import Pace
+
+    pace = Pace()
+    pace.crowded()
     from aitop.engine.live import LiveFeed
     from aitop.outputs.recording import RecordingWriter
 
     recording = RecordingWriter(record, targets[0]) if record is not None else None
-    watcher, feed = Watcher(recording), LiveFeed(targets, options, recording)
+    watcher, feed = Watcher(recording), LiveFeed(targets, options, recording, pace)
     try:
         feed.start(watcher.publish)
         yield watcher
+        feed.conclude()
     finally:
         feed.stop()

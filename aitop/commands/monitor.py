@@ -58,7 +58,7 @@ def watch(targets: Sequence[Target], args: argparse.Namespace) -> int:
     from aitop.engine.late_feed import LateFeed
     from aitop.engine.recorder import Recorder
     from aitop.outputs.recording import RecordingWriter
-    from aitop.ui.app import run_monitor
+    from aitop.ui.app import MonitorApp
 
     recorder = Recorder(lambda path: RecordingWriter(path, targets[0]), args.record)
 
@@ -69,7 +69,8 @@ def watch(targets: Sequence[Target], args: argparse.Namespace) -> int:
 
     if args.settings.editor:
         os.environ["VISUAL"] = args.settings.editor
-    code = run_monitor(LateFeed(make), source_around=source_around, settings=args.settings, recorder=recorder)
+    app = MonitorApp(LateFeed(make), None, source_around, args.settings, recorder)
+    code = app.show_run()
     return code if _all_kept(recorder) else AitopError.exit_code
 
 
@@ -91,14 +92,14 @@ def source_around(pid: int, file: str, line: int) -> list[tuple[int, str]] | Non
 
 def pick_pids(settings: Settings) -> list[int]:
     """Let the user choose one of the AI processes found here; empty where none was wanted."""
-    from aitop.ui.app import pick
+    from aitop.ui.app import PickerApp
 
     if not find():
         raise NoTargetError(
             "no process here has torch, JAX or TensorFlow loaded or uses a GPU: "
             "try `aitop demo`, or name a process with `aitop --pid PID`"
         )
-    pid = pick(find, settings)
+    pid = PickerApp(find, settings).choose()
     return [] if pid is None else [pid]
 
 

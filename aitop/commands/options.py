@@ -15,6 +15,14 @@ if TYPE_CHECKING:
     from aitop.engine.live import Options
 
 SHORTEST_INTERVAL = 0.1
+SWITCHES = {
+    "passive": "never touch the process: no hook, no stack sampling, no /metrics",
+    "gpu": "ask NVML about GPUs",
+    "stacks": "sample Python stacks",
+    "hook": "put the step hook into the process",
+    "metrics": "read a server's own /metrics, over the loopback only",
+}
+"""What can be switched on and off, on the command line and in the settings."""
 LARGEST_PID = 2**22
 _DURATION = re.compile(r"(\d+(?:\.\d*)?|\.\d+)(ms|s|m|h)?", re.ASCII)
 _SECONDS = {"ms": 0.001, "s": 1.0, None: 1.0, "m": 60.0, "h": 3600.0}
@@ -48,14 +56,9 @@ def add_watch_options(parser: argparse.ArgumentParser) -> None:
     """How closely to watch: --passive --interval and the sources to do without. Not given is None: see `settle`."""
     group = parser.add_argument_group("how to watch")
     group.add_argument("--interval", type=interval, metavar="S", help="time between two looks (default: 1s)")
-    for name, words in (
-        ("passive", "never touch the process: no hook, no stack sampling, no /metrics (default: no)"),
-        ("gpu", "ask NVML about GPUs (default: yes)"),
-        ("stacks", "sample Python stacks (default: yes)"),
-        ("hook", "put the step hook into the process (default: yes)"),
-        ("metrics", "read a server's own /metrics, over the loopback only (default: yes)"),
-    ):
-        group.add_argument(f"--{name}", action=argparse.BooleanOptionalAction, default=None, help=words)
+    for name, words in SWITCHES.items():
+        switched = f"{words} (default: {'no' if name == 'passive' else 'yes'})"
+        group.add_argument(f"--{name}", action=argparse.BooleanOptionalAction, default=None, help=switched)
 
 
 def add_screen_options(parser: argparse.ArgumentParser) -> None:
@@ -70,7 +73,7 @@ def add_screen_options(parser: argparse.ArgumentParser) -> None:
 def settle(args: argparse.Namespace, settings: Settings) -> None:
     """Fill in from the settings what the command line left open. `args.settings` is what both together say."""
     given = vars(args)
-    for name in ("passive", "interval", "gpu", "stacks", "hook", "metrics"):
+    for name in ("interval", *SWITCHES):
         if given.get(name, False) is None:
             setattr(args, name, getattr(settings, name))
     asked = {name: given[name] for name in ("theme", "ascii") if given.get(name) is not None}
@@ -86,11 +89,4 @@ def watch_options(args: argparse.Namespace) -> Options:
     """What `add_watch_options` has parsed, for the engine."""
     from aitop.engine.live import Options
 
-    return Options(
-        passive=args.passive,
-        interval=args.interval,
-        gpu=args.gpu,
-        stacks=args.stacks,
-        hook=args.hook,
-        metrics=args.metrics,
-    )
+    return Options(**{name: getattr(args, name) for name in ("interval", *SWITCHES)})

@@ -43,13 +43,10 @@ def run(args: argparse.Namespace) -> int:
         from aitop.engine.replay import ReplayFeed
 
         check_terminal("`aitop replay FILE --format text` writes the report without one")
-        from aitop.ui.app import run_monitor
+        from aitop.ui.app import MonitorApp
 
-        code = run_monitor(
-            ReplayFeed(recording, args.speed),
-            title=f"replay of {args.file.name}",
-            settings=args.settings,
-        )
+        feed, title = ReplayFeed(recording, args.speed), f"replay of {args.file.name}"
+        code = MonitorApp(feed, title, settings=args.settings).show_run()
     else:
         code = 0
         from aitop.commands.diagnose import render, write_report

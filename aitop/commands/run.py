@@ -95,7 +95,6 @@ def _headless(args: argparse.Namespace, environment: dict[str, str]) -> int:
 
 
 def _start(command: list[str], environment: dict[str, str], log: IO[bytes] | None) -> subprocess.Popen[bytes]:
-    """Start the command: with a log apart from our terminal, without one as part of it."""
     try:
         if log is None:
             return subprocess.Popen(command, env=environment)

@@ -229,8 +229,12 @@ def ran(snapshot: Snapshot) -> float | None:
 def running(snapshot: Snapshot) -> float:
     """Which part (0..1] of the time in which the stepping thread could run it had a core: less on a crowded machine.
 
-    What is held against absolute times has to be multiplied by it. 1 where nobody measured it.
+    What is held against absolute times has to be multiplied by it. 1 where nobody measured it, as of another thread
+    than the process's first.
     """
+    process = main_stacks(snapshot)
+    if process is not None and process.thread != MAIN:
+        return 1.0
     delayed, on_a_core = mean_of(snapshot, "run_delay", 20.0), ran(snapshot)
     if delayed is None or not on_a_core:
         return 1.0

@@ -29,7 +29,7 @@ from aitop.diagnosis.conditions import clocks, device_memory, hang, hardware, ho
 from aitop.diagnosis.rule import Rule
 
 CAUSES: tuple[Rule, ...] = (
-    # These two claim nothing: they compare requests, and name lines that others explain.
+    # These two compare requests. The first claims lines that hold requests up only now and then, the second nothing.
     tail.judge,
     queue.judge,
     straggler.straggler,

@@ -15,8 +15,8 @@ from aitop.model.phases import SERVED, Phase
 from aitop.model.serving import IterationRecord, RequestRecord, Serving
 from aitop.model.snapshot import Snapshot
 
-# Fewer iterations or requests than this say little about how the time is divided.
-LEAST_UNITS = 8
+# Fewer iterations or requests than this say little about how the time is divided; more requests only cost time.
+LEAST_UNITS, MOST_REQUESTS = 8, 1000
 
 Span = tuple[float, float]
 
@@ -43,7 +43,7 @@ def served(snapshot: Snapshot, pid: int) -> Served | None:
     if len(serving.iterations) >= LEAST_UNITS:
         return of_iterations(serving.iterations)
     if len(serving.requests) >= LEAST_UNITS:
-        return of_requests(serving.requests)
+        return of_requests(serving.requests[-MOST_REQUESTS:])
     return None
 
 

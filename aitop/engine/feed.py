@@ -25,7 +25,7 @@ class Feed(Protocol):
 
 
 def own_failure(target: Target, error: Exception, *, time: float, wall: float) -> Snapshot:
-    """Tells whoever shows a feed that nothing more will come, and what it was that ended it."""
+    """The last Snapshot of a feed that failed: it says what the error was."""
     words = f"aitop itself failed and stopped watching ({type(error).__name__}: {error})"
     ended = msgspec.structs.replace(target, ended=words)
     return Snapshot(tick=0, time=time, wall=wall, window=0.0, target=ended)

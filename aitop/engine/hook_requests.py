@@ -18,9 +18,9 @@ FIRST_WAIT_SECONDS, NEXT_WAIT_SECONDS = 3.0, 0.2
 class HookRequests:
     """The requests for the hook that are under way to their processes.
 
-    One that a process does not take in time stays queued in it, at no cost to it, until it comes back to Python
-    code or everything is given up. Any thread may call, for one process one at a time. `hooked` are the processes
-    into which the hook has been brought, also those that nobody asks for any more.
+    A request that a process does not take in time stays queued in it, at no cost to it, until it returns to Python code
+    or `give_up` is called. Any thread may call; for the same process one at a time. `hooked` are all processes that
+    the hook was put into, even if it is no longer wanted in them.
     """
 
     def __init__(self) -> None:

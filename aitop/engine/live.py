@@ -32,6 +32,7 @@ from aitop.sources.exchange.tcp_table import meet_on_this_machine
 from aitop.sources.host import HostSource
 from aitop.sources.host.job import same_process, started, whole_jobs
 from aitop.sources.host.target import still_there
+from aitop.sources.pace import Pace
 from aitop.sources.ring.source import HookSource
 from aitop.sources.servers.recognition import Recogniser
 from aitop.sources.servers.source import ServerSource
@@ -42,10 +43,19 @@ from aitop.stacks.work import step_levels
 
 # How long `stop` waits for all sources together.
 STOP_SECONDS = 3.0
+# How long `conclude` waits for the stacks, and then for the Snapshot: where others keep all cores it may take seconds.
+STACKS_SECONDS, CONCLUDE_SECONDS = 2.0, 10.0
 # Seconds between two dumps of all stacks while the job stands still.
 BETWEEN_LOOKS = 2.0
 # How long the hook waits for the first look at the process tree, and for the stacks to tell who steps.
 FIRST_LOOK_SECONDS = 2.0
+# The code is read for lines that make memory grow only then: it took 0.3 s of CPU beside a vLLM server, and a growth is
+# not judged before 12 s.
+GROWTH_SECONDS = 5.0
+# The most seconds between two ticks where no core is idle.
+LONGEST_INTERVAL = 4.0
+# A verdict is shown once two ticks in a row say the same: so many the last Snapshot takes.
+LAST_TICKS = 2
 # Seconds after the start; the first ticks come early, so that the screen is not empty for a whole interval.
 FIRST_TICKS = (0.1, 0.4, 0.8)
 
@@ -67,14 +77,23 @@ class LiveFeed:
 
     live = True
 
-    def __init__(self, targets: Sequence[Target], options: Options, sink: EventSink | None = None) -> None:
+    def __init__(
+        self,
+        targets: Sequence[Target],
+        options: Options,
+        sink: EventSink | None = None,
+        pace: Pace | None = None,
+    ) -> None:
+        """`pace` has looked at the machine in a moment in which little of aitop was running yet."""
         self.target = targets[0]
+        self._pace = pace or Pace()
         self._pids = whole_jobs([target.pid for target in targets])
         self._tops = {pid: started(pid) for pid in self._pids}
         self._options = options
         self._sink = sink
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self._stopping = threading.Event()
+        self._concluding = threading.Event()
         self._stop_once = threading.Lock()
         self._engine = Engine(self.target)
         self._growth = GrowthFinder(self.target.pid, self._events.put)
@@ -90,12 +109,13 @@ class LiveFeed:
         self._runners: dict[SourceName, SourceRunner] = {}
         self._thread: threading.Thread | None = None
         self._snapshot: Snapshot | None = None
-        self._looked = 0.0
+        self._looked = self._began = 0.0
         self._look: threading.Thread | None = None
 
     def start(self, publish: Publish) -> None:
+        self._began = time.monotonic()
         for source in self._sources():
-            self._runners[source.name] = SourceRunner(source, self._events.put)
+            self._runners[source.name] = SourceRunner(source, self._events.put, self._pace.pause)
         for name, reason in self._switched_off():
             self._events.put(SourceStatus(time=time.monotonic(), source=name, state="absent", reason=reason))
         for runner in list(self._runners.values()):
@@ -121,6 +141,16 @@ class LiveFeed:
             thread.join(2.0)
         if self._sink is not None:
             self._sink.close()
+
+    def conclude(self) -> None:
+        """Publish the last Snapshot, with the stacks that are being sampled now in it; `stop` is still to be called."""
+        runner, thread = self._runners.get("stacks"), self._thread
+        if runner is not None:
+            runner.finish()
+            runner.join(STACKS_SECONDS)
+        self._concluding.set()
+        if thread is not None:
+            thread.join(CONCLUDE_SECONDS)
 
     def detach(self) -> None:
         """Take the hook out and go on without it."""
@@ -185,16 +215,17 @@ class LiveFeed:
         self._look.start()
 
     def _sources(self) -> list[Source]:
-        options = self._options
+        off = {name for name, _ in self._switched_off()}
         sources: list[Source] = [self._host]
-        if options.gpu:
+        if "gpu" not in off:
             sources.append(device_source(lambda: self._host.seen.pids))
-        if options.stacks and not options.passive:
+        if "stacks" not in off:
             working, stepping = self._stepping_processes.working, self._stepping_processes.pids
-            sources.append(StackSource(self._pids, script=self.target.script, working=working, stepping=stepping))
-        if options.hook and not options.passive:
+            crowded, script = self._pace.crowded, self.target.script
+            sources.append(StackSource(self._pids, script=script, working=working, stepping=stepping, crowded=crowded))
+        if "hook" not in off:
             sources.append(HookSource(self._hook_pids, self._hook_requests.bring_in))
-        if options.metrics and not options.passive:
+        if "server" not in off:
             wait = functools.partial(self._host.wait_for_look, FIRST_LOOK_SECONDS)
             sources.append(ServerSource(lambda: self._host.seen.server, wait, self._hook_measures_requests))
         return sources
@@ -208,12 +239,14 @@ class LiveFeed:
         """The sources that the user does not want, and why, in words."""
         options = self._options
         off: list[tuple[SourceName, str]] = [] if options.gpu else [("gpu", "switched off by --no-gpu")]
-        if options.passive or not options.stacks:
-            off.append(("stacks", f"switched off by {'--passive' if options.passive else '--no-stacks'}"))
-        if options.passive or not options.hook:
-            off.append(("hook", f"switched off by {'--passive' if options.passive else '--no-hook'}"))
-        if options.passive or not options.metrics:
-            off.append(("server", f"switched off by {'--passive' if options.passive else '--no-metrics'}"))
+        touching: list[tuple[SourceName, bool, str]] = [
+            ("stacks", options.stacks, "--no-stacks"),
+            ("hook", options.hook, "--no-hook"),
+            ("server", options.metrics, "--no-metrics"),
+        ]
+        for name, wanted, switch in touching:
+            if options.passive or not wanted:
+                off.append((name, f"switched off by {'--passive' if options.passive else switch}"))
         return off
 
     def _hook_pids(self) -> tuple[int, ...]:
@@ -266,8 +299,8 @@ class LiveFeed:
         next_tick = due.pop(0) if due else started + self._options.interval
         cpu = _CpuMeter()
         while not self._stopping.is_set():
-            wait = next_tick - time.monotonic()
-            if wait > 0:
+            wait, last = next_tick - time.monotonic(), self._concluding.is_set()
+            if wait > 0 and not last:
                 try:
                     self._take(self._events.get(timeout=min(wait, 0.25)), publish)
                 except queue.Empty:
@@ -277,11 +310,16 @@ class LiveFeed:
                 runner.check(time.monotonic())
             self._drain(publish)
             self._end_of_target(publish)
-            self._take(Tick(time=time.monotonic(), wall=time.time(), monitor_cpu=cpu.cores()), publish)
+            seldom, before = self._pace.crowded(), time.thread_time()
+            for _ in range(LAST_TICKS if last else 1):
+                tick = Tick(time=time.monotonic(), wall=time.time(), monitor_cpu=cpu.cores(), seldom=seldom)
+                self._take(tick, publish)
+            spent = time.thread_time() - before
             self._look_if_still()
-            if self.target.ended:
+            if self.target.ended or last:
                 break
-            next_tick = due.pop(0) if due else max(next_tick + self._options.interval, time.monotonic())
+            pause = self._pace.pause(self._options.interval, spent, LONGEST_INTERVAL)
+            next_tick = due.pop(0) if due else max(next_tick + pause, time.monotonic())
 
     def _drain(self, publish: Publish) -> None:
         for _ in range(1000):
@@ -294,7 +332,8 @@ class LiveFeed:
         if self._sink is not None:
             self._sink.write(event)
         if isinstance(event, StackWindow):
-            self._growth.consider(event)
+            if event.time - self._began >= GROWTH_SECONDS:
+                self._growth.consider(event)
             self._recogniser.saw(event)
         snapshot = self._engine.handle(event)
         if snapshot is not None and not self._stopping.is_set():

@@ -197,7 +197,7 @@ class ReplayFeed:
 
     def _go_to(self, wanted: int, publish: Publish) -> None:
         """Stand at a tick and show it, unless another place is wanted meanwhile."""
-        # Another place may have been wanted on the way to one that lies further on.
+        # Another place may have been asked for while this one was on its way.
         if wanted < self._at or (wanted == self._at and not self._shown):
             self._rewind()
         start = self._outline.tick_to_read_from(wanted)

@@ -20,9 +20,16 @@ class SourceRunner:
     `check` is to be called now and then by the owner: it turns a read that takes too long into the state `stale`.
     """
 
-    def __init__(self, source: Source, emit: Callable[[Event], None]) -> None:
+    def __init__(
+        self,
+        source: Source,
+        emit: Callable[[Event], None],
+        pause: Callable[[float, float], float] = lambda usual, spent: usual,
+    ) -> None:
+        """`pause`: see Pace."""
         self.source = source
         self._emit = emit
+        self._pause = pause
         self._stopping = threading.Event()
         self._busy_since: float | None = None
         self._state: SourceState | None = None
@@ -31,6 +38,11 @@ class SourceRunner:
 
     def start(self) -> None:
         self._thread.start()
+
+    def finish(self) -> None:
+        """Ask it to stop once it has emitted what the read that is under way has seen."""
+        self._stopping.set()
+        self.source.finish()
 
     def ask_to_stop(self) -> None:
         self._stopping.set()
@@ -53,13 +65,14 @@ class SourceRunner:
             try:
                 self._timed(self.source.open)
                 while not self._stopping.is_set():
-                    started = time.monotonic()
+                    started, before = time.monotonic(), time.thread_time()
                     samples = self._timed(self.source.read)
                     for sample in samples:
                         self._emit(sample)
                     self._set("ok", self.source.note)
                     retry = FIRST_RETRY_SECONDS
-                    self._stopping.wait(max(0.0, started + self.source.interval - time.monotonic()))
+                    pause = self._pause(self.source.interval, time.thread_time() - before)
+                    self._stopping.wait(max(0.0, started + pause - time.monotonic()))
             except Exception as error:  # a broken source must not take the others with it
                 failure = error if isinstance(error, SourceError) else unexpected(error)
                 self._set(failure.state, failure.reason, failure.remedy, failure.code)

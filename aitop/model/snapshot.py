@@ -199,19 +199,27 @@ class GrowthSites(msgspec.Struct, frozen=True, kw_only=True, tag="growth"):
 
 
 class Cost(msgspec.Struct, frozen=True, kw_only=True):
-    """What watching costs: CPU of aitop and its children in cores, hook time per step, share of the step."""
+    """What watching costs: CPU of aitop and its children in cores, hook time per step, share of the step.
+
+    `seldom`: no core of the machine was idle lately, so aitop looked less often.
+    """
 
     monitor_cpu: float | None = None
     hook_us_per_step: float | None = None
     target_slowdown: float | None = None
+    seldom: bool | None = None
 
 
 class Tick(msgspec.Struct, frozen=True, kw_only=True, tag="tick"):
-    """The sampler's clock: `time` monotonic, `wall` since the epoch; aitop's own CPU in cores since the last tick."""
+    """The sampler's clock: `time` monotonic, `wall` since the epoch; aitop's own CPU in cores since the last tick.
+
+    `seldom`: no core of the machine is idle, so aitop looks less often.
+    """
 
     time: float
     wall: float
     monitor_cpu: float | None = None
+    seldom: bool | None = None
 
 
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True, eq=False):

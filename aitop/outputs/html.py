@@ -76,7 +76,7 @@ def to_html(report: Report) -> str:
         _phases(report),
         _list("Not measured", gaps(report)),
         _list("Could not be judged", abstentions(report)),
-        f'<p class="soft">Watching cost {_safe(", ".join(costs(report)))}.</p>' if costs(report) else "",
+        f'<p class="soft">{_safe(costs(report))}</p>' if costs(report) else "",
         f'<p class="soft">aitop {_safe(report.aitop)}</p>',
     ]
     return (

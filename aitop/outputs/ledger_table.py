@@ -81,7 +81,6 @@ def _title(worker: ReportWorker, lane: Lane) -> str:
 
 
 def _process_table(accounts: Sequence[Sequence[ReportEntry]]) -> Table:
-    """The heaviest main-thread entry of each process."""
     heaviest = [next((entry for entry in entries if entry.lane == "main"), entries[0]) for entries in accounts]
     rows = [_row(entry)._replace(place=f"pid {entry.pid}  {_place(entry.where)}".rstrip()) for entry in heaviest]
     more = len(rows) - PROCESS_ROWS

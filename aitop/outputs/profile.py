@@ -27,7 +27,6 @@ def profile_text(profile: Profile, rows: int = ROWS, width: int = WIDTH) -> str:
 
 
 def _head(profile: Profile) -> list[str]:
-    """What was profiled, and what that cost the run."""
     steps = f"{profile.steps} step{'s' if profile.steps != 1 else ''}"
     each = duration(profile.seconds / profile.steps) if profile.steps else "–"
     holds, peak, length = profile.holds, profile.peak_memory, duration(profile.seconds)
@@ -40,14 +39,12 @@ def _head(profile: Profile) -> list[str]:
 
 
 def _classes(profile: Profile) -> list[str]:
-    """Time by kind of work."""
     title = f"{'device' if profile.kernels else 'host'} time by kind"
     rows = [(row.kind, duration(row.seconds), percent(row.share)) for row in profile.classes]
     return _table([(title, "time", "share"), *rows], (NAME, 10, 8)) if rows else []
 
 
 def _device(use: DeviceUse) -> str:
-    """How a device spent the time."""
     total = use.busy + use.idle
     idle = percent(use.idle / total) if total else "–"
     delay = f", a kernel begins {duration(use.launch_delay)} after its launch" if use.launch_delay is not None else ""

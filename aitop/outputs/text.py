@@ -40,7 +40,7 @@ def to_text(report: Report) -> str:
         _step(report),
         _section("Not measured:", gaps(report)),
         _section("Could not be judged:", abstentions(report)),
-        _paragraph(f"Watching cost {', '.join(costs(report))}.") if costs(report) else "",
+        _paragraph(costs(report)),
     ]
     text = "\n\n".join(part for part in parts if part)
     return "".join(f"{printable(line)}\n" for line in text.split("\n"))
@@ -132,13 +132,17 @@ def no_verdict(report: Report) -> str:
     return "not enough was seen to say what costs time." if report.abstained else "nothing that was seen stands out."
 
 
-def costs(report: Report) -> list[str]:
-    """What watching cost, as far as it was measured."""
-    return _known(
+def costs(report: Report) -> str:
+    """What watching cost, as far as it was measured; empty where nothing of it was."""
+    measured = _known(
         (report.cost.monitor_cpu, lambda cores: f"{percent(cores, 1)} of a core"),
         (report.cost.hook_us_per_step, "{:.1f} µs a step in the target".format),
         (report.cost.target_slowdown, lambda share: f"{percent(share, 2)} of its step time"),
     )
+    said = [f"Watching cost {', '.join(measured)}."] if measured else []
+    if report.cost.seldom:
+        said.append("No core was idle, so aitop looked less often.")
+    return " ".join(said)
 
 
 def losses(report: Report, verdict: Verdict) -> list[str]:

@@ -27,7 +27,7 @@ def user_of(pid: int) -> User | None:
 def open_as(pid: int, path: str) -> int:
     """A descriptor to read the regular file that process `pid` knows as `path` (absolute). Raises OSError.
 
-    A process of our own user may have all that we may, which the kernel sees to.
+    For a process of our own user the kernel's own check of the rights is enough.
     """
     user = user_of(pid)
     if user is None:

@@ -17,12 +17,12 @@ NANOSECONDS = 1e9
 PAGE_SIZE: int = os.sysconf("SC_PAGE_SIZE")
 KERNEL_THREAD = 0x00200000
 LONGEST_COMMAND = 300
-# Of a file only so much is read, and less of a command line, which a process can have read out of all of its memory.
+# The most bytes that are read of a file, and of a command line: a process can make its own as long as its memory.
 LARGEST, LARGEST_COMMAND = 16 << 20, 1 << 20
 
 _FRAMEWORKS = (
     ("torch", re.compile(rb"/libtorch[\w.+-]*\.so")),
-    # No more than two folders: to the end of the line, a path of many /jaxlib/ would be gone through for each of them.
+    # At most two folders in between: otherwise a path of many /jaxlib/ would take the square of its length to search.
     ("jax", re.compile(rb"/jaxlib/(?:[^\n/]*/){0,2}[^\n/]*\.so|/libjax[\w.+-]*\.so")),
     ("tensorflow", re.compile(rb"/libtensorflow[\w.+-]*\.so|/_pywrap_tensorflow[\w.+-]*\.so")),
 )
@@ -54,6 +54,11 @@ class Stat(NamedTuple):
     vsize: int
     rss: int
     stack: int
+
+    @property
+    def ended(self) -> bool:
+        """Whether it is a zombie, or even less."""
+        return self.state in "ZXx"
 
 
 def read(path: str, most: int = LARGEST) -> bytes | None:
@@ -133,8 +138,8 @@ def stat(pid: int) -> Stat | None:
 
 def main_stack(pid: int) -> int | None:
     """The address of the main stack, which an exec draws anew; None where it is not to be had."""
-    found = stat(pid)
-    return (found.stack or None) if found is not None else None
+    line = stat(pid)
+    return (line.stack or None) if line is not None else None
 
 
 def gone(pid: int) -> bool:
@@ -176,12 +181,15 @@ def argv(pid: int) -> tuple[str, ...]:
 
 
 def environ(pid: int) -> dict[str, str] | None:
-    """The environment the process was started with; None without permission. Later changes are not in it."""
+    """The environment the process was started with; None without permission. Later changes are not in it.
+
+    Of several values of one name the first counts, as for the process itself.
+    """
     data = read(f"{PROC}/{pid}/environ")
     if data is None:
         return None
-    pairs = (part.partition("=") for part in data.decode("utf-8", "replace").split("\0"))
-    return {name: value for name, equals, value in pairs if equals}
+    pairs = [part.partition("=") for part in data.decode("utf-8", "replace").split("\0")]
+    return {name: value for name, equals, value in reversed(pairs) if equals}
 
 
 def status(pid: int) -> dict[str, str]:
@@ -197,12 +205,12 @@ def parse_fields(content: str) -> dict[str, str]:
 
 def numbers(path: str) -> dict[str, int]:
     """The `name number` and `name: number` lines of a file; what it has in kB comes in bytes."""
-    found = {}
+    fields = {}
     for line in (read(path) or b"").splitlines():
         words = line.split()
         if len(words) > 1 and words[1].isdigit():
-            found[words[0].decode("ascii", "replace").rstrip(":")] = int(words[1]) * (1024 if b"kB" in words else 1)
-    return found
+            fields[words[0].decode("ascii", "replace").rstrip(":")] = int(words[1]) * (1024 if b"kB" in words else 1)
+    return fields
 
 
 def inner_pid(pid: int) -> int:
@@ -262,8 +270,8 @@ def started(start_ticks: int) -> float:
 
 def python_version_of(exe: str | None, memory_map: bytes | None = None) -> str | None:
     """'3.11' from the name of the executable, or from the library the process has mapped."""
-    found = _PYTHON_NAME.search(os.path.basename(exe or "").removesuffix(" (deleted)"))
-    version = found["version"] if found else None
+    match = _PYTHON_NAME.search(os.path.basename(exe or "").removesuffix(" (deleted)"))
+    version = match["version"] if match else None
     if version and "." in version:
         return version
     library = _PYTHON_LIBRARY.search(memory_map or b"")

@@ -26,10 +26,11 @@ LONGEST_LINE = 16 * 1024 * 1024
 # Seconds of uptime, beyond that of any machine.
 LATEST = 1e10
 LARGEST = 1e22
-# Longer source lines and names are never written. Searching in a text may take time that grows with its square.
+# aitop never writes longer source lines and names, and rules search them in ways that take the square of their length.
 LONGEST_TEXT = 4096
-# With every digit written as 0, a number above LARGEST has one of these. In a line that has one, it may be in a text.
-# Shorter runs of digits would be met in every other fraction.
+# A quick test for numbers above LARGEST: once every digit is written as 0, a line with such a number contains one of
+# these. A line that does may have it inside a text, so it is looked at more closely.
+# Shorter runs of digits occur in many fractions.
 _DIGITS_ALIKE = bytes.maketrans(b"123456789E", b"000000000e")
 _LONG_NUMBERS = (b"0" * 22, b"0e0")
 _TICK = b'{"type":"tick"'
@@ -119,7 +120,7 @@ class Recording:
 
     @property
     def skipped(self) -> int:
-        """Lines that were none, as many as were met on one way through."""
+        """Damaged lines, as many as one pass through the file came across."""
         return max(self._skipped, self._newest.skipped)
 
 

@@ -32,7 +32,7 @@ class SourceError(Exception):
 
 
 def unexpected(error: Exception) -> SourceError:
-    """What an error that no source has put in words comes to."""
+    """The SourceError for an error that a source did not foresee."""
     if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
         reason = "aitop has as many files open as it may"
         return SourceError("failed", reason, "start it from a shell after: ulimit -n 4096", passing=True)
@@ -52,7 +52,7 @@ class Source:
 
     @property
     def note(self) -> str | None:
-        """What a source that works has to say all the same; None where all is well."""
+        """What the user should know although the source works; None where there is nothing."""
         return None
 
     def open(self) -> None:
@@ -65,5 +65,8 @@ class Source:
     def close(self) -> None:
         """Give back what is held."""
 
+    def finish(self) -> None:
+        """Make a read that is under way return soon with what it has by then, if it can. Any thread may call."""
+
     def interrupt(self) -> None:
-        """Make a read that is under way return soon, if it can. The only call that may come from any thread."""
+        """Make a read that is under way return soon, if it can. Any thread may call."""

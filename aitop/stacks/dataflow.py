@@ -3,14 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import Protocol, TypeVar
 
 from aitop.model.stacks import Flow, Statement
 
 
-def innermost(flows: Iterable[Flow], line: int) -> Flow | None:
+class _Lines(Protocol):
+    """Something that goes from a first to a last line."""
+
+    @property
+    def first(self) -> int: ...
+    @property
+    def last(self) -> int: ...
+
+
+_Function = TypeVar("_Function", bound=_Lines)
+
+
+def innermost(functions: Iterable[_Function], line: int) -> _Function | None:
     """The innermost of these functions of one file that contains the line. Outer functions come before inner ones."""
-    around = [flow for flow in flows if flow.first <= line <= flow.last]
-    return min(reversed(around), key=lambda flow: flow.last - flow.first, default=None)
+    around = [each for each in functions if each.first <= line <= each.last]
+    return min(reversed(around), key=lambda each: each.last - each.first, default=None)
 
 
 class ModelCalls:

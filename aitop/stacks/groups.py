@@ -93,9 +93,9 @@ def most_seen(stacks: Stacks, time: float) -> StackDump:
     `active` is True for threads that worked in half of their samples or more, None where that is not known.
     """
     table: dict[Frame, int] = {}
-    shares = {(one.pid, one.thread): one for one in stacks.threads}
-    trees = [(one.pid, one.thread, True, one.tree) for one in stacks.processes if one.tree is not None]
-    trees += [(one.pid, one.thread, False, one.tree) for one in stacks.trees]
+    shares = {(thread.pid, thread.thread): thread for thread in stacks.threads}
+    trees = [(process.pid, process.thread, True, process.tree) for process in stacks.processes if process.tree]
+    trees += [(beside.pid, beside.thread, False, beside.tree) for beside in stacks.trees]
     threads = []
     for pid, thread, main, tree in trees:
         share = shares.get((pid, thread))

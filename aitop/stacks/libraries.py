@@ -25,8 +25,8 @@ Work = Literal[
 class Row(NamedTuple):
     """Frames whose file matches `path` and whose function matches `function` (None: any)."""
 
-    path: re.Pattern[str]
-    function: re.Pattern[str] | None
+    path: str
+    function: str | None
     phase: Phase | None
     state: State | None
     work: Work | None
@@ -42,8 +42,8 @@ def _row(
     work: Work | None = None,
     handler: Handler | None = None,
 ) -> Row:
-    named = re.compile(rf"(?:^|[.>])(?:{function})$") if function else None
-    return Row(re.compile(path), named, phase, state, work, handler)
+    named = rf"(?:^|[.>])(?:{function})$" if function else None
+    return Row(path, named, phase, state, work, handler)
 
 
 # The first row that fits a frame says what it means; rows of one library stand together, special ones first.
@@ -229,7 +229,15 @@ def calls_model(file: str, function: str) -> bool:
 @functools.lru_cache(maxsize=8192)
 def meaning(file: str, function: str) -> Meaning:
     """What a library frame of this file and function says."""
-    for row in TABLE:
-        if row.path.search(file) and (row.function is None or row.function.search(function)):
-            return Meaning(row.phase, row.state, row.work, row.handler)
+    for path, named, says in _compiled():
+        if path.search(file) and (named is None or named.search(function)):
+            return says
     return Meaning(None, None, None)
+
+
+@functools.cache
+def _compiled() -> list[tuple[re.Pattern[str], re.Pattern[str] | None, Meaning]]:
+    """The table with its patterns compiled, which takes some milliseconds: not before there is a stack to read."""
+    return [
+        (re.compile(row.path), re.compile(row.function) if row.function else None, Meaning(*row[2:])) for row in TABLE
+    ]

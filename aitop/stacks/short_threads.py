@@ -1,4 +1,4 @@
-"""Threads that live for one request, taken as one: a server that starts one for each works in all of them. Pure."""
+"""Threads that live for one request, counted as one thread: a server that starts one for each works in all. Pure."""
 
 from __future__ import annotations
 
@@ -45,27 +45,27 @@ def short_threads(windows: Sequence[StackWindow], digests: Sequence[Digest]) -> 
     return {key: ThreadKey(key.pid, SHORT_THREADS, False) for key in short if many[key.pid] >= FEWEST}
 
 
-def relabelled(window: StackWindow, one: Mapping[ThreadKey, ThreadKey]) -> StackWindow:
+def relabelled(window: StackWindow, taken_as: Mapping[ThreadKey, ThreadKey]) -> StackWindow:
     """The window with what the kernel and the interpreter's lock say of those threads said of that one."""
-    if not one:
+    if not taken_as:
         return window
 
     def name(pid: int, thread: str, main: bool) -> str:
         key = ThreadKey(pid, thread, main)
-        return one.get(key, key).thread
+        return taken_as.get(key, key).thread
 
     states = tuple(replace(state, thread=name(state.pid, state.thread, state.main)) for state in window.states)
     gil = window.gil and tuple(replace(hold, thread=name(hold.pid, hold.thread, hold.main)) for hold in window.gil)
     return replace(window, states=states, gil=gil)
 
 
-def as_one(digest: Digest, one: Mapping[ThreadKey, ThreadKey]) -> Digest:
+def as_one(digest: Digest, taken_as: Mapping[ThreadKey, ThreadKey]) -> Digest:
     """The samples of a window with those threads as one."""
-    if not one:
+    if not taken_as:
         return digest
     joined: Digest = {}
     for key, stacks in digest.items():
-        thread = joined.setdefault(one.get(key, key), {})
+        thread = joined.setdefault(taken_as.get(key, key), {})
         for seen, count in stacks.items():
             thread[seen] = thread.get(seen, 0) + count
     return joined

@@ -15,7 +15,7 @@ from aitop.model.steps import StepKind
 
 # How far a process steps: not at all; it runs a model, or waits for its data as a rank; it also updates a model.
 Level = Literal[0, 1, 2]
-# Parts of a step that were met in fewer samples, or in less than this share of them, are no evidence of one.
+# Fewer samples of a part of a step, or a smaller share of all samples, are no evidence that a process makes steps.
 LEAST_SAMPLES, LEAST_SHARE = 2, 0.02
 # A thread that runs for less than this share of its time only hands out work and waits for it.
 LEAST_ACTIVE = 0.1
@@ -98,15 +98,15 @@ def _lines(stacks: Stacks | None, process: ProcessStacks) -> list[HotLine]:
 
 def _running(stacks: Stacks | None, processes: Sequence[ProcessStacks]) -> list[ProcessStacks]:
     """Those whose leading thread does something itself; of these the ranks, where any does: the others feed them."""
-    running = [one for one in processes if _active(stacks, one) > LEAST_ACTIVE]
-    return [one for one in running if one.role == "rank"] or running
+    running = [process for process in processes if _active(stacks, process) > LEAST_ACTIVE]
+    return [process for process in running if process.role == "rank"] or running
 
 
 def _active(stacks: Stacks | None, process: ProcessStacks) -> float:
     """The share of its leading thread's time in which it runs, or waits for a disk or a device."""
     mine = process.pid, process.thread
     threads = stacks.threads if stacks else ()
-    runs = next((one.active for one in threads if (one.pid, one.thread) == mine), None)
+    runs = next((share.active for share in threads if (share.pid, share.thread) == mine), None)
     # The kernel says best how long a thread runs; it is not asked about every thread.
     own = _OWN_WAITS if runs is not None else (*_RUNS, *_OWN_WAITS)
     return (runs or 0.0) + sum(line.share * line.part(*own) for line in _lines(stacks, process))

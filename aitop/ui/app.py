@@ -31,7 +31,7 @@ from aitop.ui.screens.picker import PickerScreen
 from aitop.ui.screens.replay import ReplayScreen
 from aitop.ui.screens.source_lines import SourceAround
 from aitop.ui.state import View
-from aitop.ui.terminal import LastResort, believe_the_terminal, sparing
+from aitop.ui.terminal import LastResort, believe_the_terminal, signals_as_input, sparing
 from aitop.ui.theme.themes import DARK, THEMES, Look, Theme, after, look_for, textual_theme
 from aitop.ui.widgets.line import to_ascii
 from aitop.ui.widgets.pane import Pane
@@ -70,26 +70,24 @@ class AitopApp(App[ResultType]):
         self.failure: BaseException | None = None
         self._last_resort = LastResort(clean_up)
         self._loop_for_signals: asyncio.AbstractEventLoop | None = None
+        self._signals: int | None = None
         self._ending_signal: int | None = None
         self.animation_level = "none"
 
     def settled_look(self) -> Look:
-        """The look to begin with; without a terminal what the settings leave open has fixed defaults."""
+        """The look at the start. Without a terminal, only the settings decide it."""
         if self.is_headless:
             self.look = look_for(self.settings, {}, "utf-8")
             self._wear(self.look)
         return self.look
 
     def get_driver_class(self) -> type[Driver]:
-        """The driver for this system, taking the terminal once and writing only cells that change."""
         return sparing(super().get_driver_class(), self._cells)
 
     def get_theme_variable_defaults(self) -> dict[str, str]:
-        """The variables of theme.tcss before the first theme is set."""
         return textual_theme(DARK).variables
 
     def get_system_commands(self, screen: Screen[Any]) -> Iterable[SystemCommand]:
-        """Every key that works here, by what it does; every pane; every theme."""
         plain = to_ascii if self.look.ascii else str
         for keys, binding in described(our_bindings(screen)):
             if binding.action not in ("none", "command_palette"):
@@ -107,7 +105,6 @@ class AitopApp(App[ResultType]):
         self.wear(after(self.look.theme))
 
     def wear(self, theme: Theme) -> None:
-        """Draw everything in this theme."""
         self.look = replace(self.look, theme=theme)
         self._wear(self.look)
         for screen in self.screen_stack:
@@ -123,7 +120,7 @@ class AitopApp(App[ResultType]):
         default_namespace: DOMNode | None = None,
         namespaces: Mapping[str, DOMNode] | None = None,
     ) -> bool:
-        """Run an action; a fault of our own in it ends the program in order."""
+        """Run an action. An error in it ends the program, with the terminal restored."""
         try:
             return await super().run_action(action, default_namespace, namespaces)
         except Exception as error:
@@ -133,7 +130,6 @@ class AitopApp(App[ResultType]):
             return True
 
     def end_with(self, error: BaseException) -> None:
-        """Give the terminal back and end; whoever started the screen says what the error was."""
         if self.failure is None:
             self.failure = error
             self.exit(return_code=1)
@@ -151,8 +147,10 @@ class AitopApp(App[ResultType]):
         self.app_resume_signal.subscribe(self, lambda _: self.refresh(layout=True))
 
     def on_ready(self) -> None:
-        """From now on a signal ends the program at once. Earlier the screen has not got all its parts yet."""
+        """From now on a signal ends the program at once; before this the screen was not complete."""
         self._loop_for_signals = asyncio.get_running_loop()
+        if self._signals is not None:
+            self._loop_for_signals.add_reader(self._signals, os.read, self._signals, 4096)
         if self._ending_signal is not None:
             self.exit(return_code=128 + self._ending_signal)
 
@@ -183,7 +181,8 @@ class AitopApp(App[ResultType]):
             # for a loop that may be stuck writing to a dead terminal.
             for number in ENDING_SIGNALS:
                 signal.signal(number, self._end_by)
-            return self.run()
+            with signals_as_input() as self._signals:
+                return self.run()
         finally:
             self._last_resort.disarm()
             for number, handler in before.items():
@@ -191,7 +190,12 @@ class AitopApp(App[ResultType]):
 
 
 class MonitorApp(AitopApp[None]):
-    """Watches a run: shows the Snapshots of a feed."""
+    """Watches a run: shows the Snapshots of a feed.
+
+    `title` replaces the target's command in the header. `source_around` reads the target's own source for the evidence
+    screen; it is called off the UI thread and may fail. `recorder` is where the feed writes its events, None where
+    there is nothing to record.
+    """
 
     def __init__(
         self,
@@ -212,9 +216,22 @@ class MonitorApp(AitopApp[None]):
         view = View(look=self.settled_look(), title=self._run_title)
         return screen(self._feed, view, self._source_around, self._recorder, self.settings.folded)
 
+    def show_run(self) -> int:
+        """Show the run until the user quits or a signal comes; the exit code (0, or 128 + signal).
+
+        The feed is started by the screen, and stopped once the terminal is restored; an error of its start is raised.
+        """
+        try:
+            self.run_to_end()
+        finally:
+            self._feed.stop()
+        if self.failure is not None:
+            raise self.failure
+        return self.code
+
 
 class PickerApp(AitopApp[int]):
-    """Lists candidates; its result is the chosen pid, None when none was chosen."""
+    """Lists the jobs that `find` gives, to choose one. `find` is called off the UI thread, again on request."""
 
     def __init__(self, find: Callable[[], list[Candidate]], settings: Settings | None = None) -> None:
         super().__init__(settings)
@@ -223,46 +240,16 @@ class PickerApp(AitopApp[int]):
     def get_default_screen(self) -> PickerScreen:
         return PickerScreen(self._find, View(look=self.settled_look()))
 
-
-def run_monitor(
-    feed: Feed,
-    *,
-    title: str | None = None,
-    source_around: SourceAround | None = None,
-    settings: Settings | None = None,
-    recorder: Recorder | None = None,
-) -> int:
-    """Show the feed until the user quits or a signal comes; the exit code (0, or 128 + signal).
-
-    `title` replaces the target's command in the header. `source_around` reads the target's own source for the evidence
-    screen; it is called off the UI thread and may fail. The feed is started here, and stopped after the terminal is
-    restored; an error of its start is raised after that. `recorder` is where the feed writes its events, None where
-    there is nothing to record.
-    """
-    app = MonitorApp(feed, title, source_around, settings, recorder)
-    try:
-        app.run_to_end()
-    finally:
-        feed.stop()
-    if app.failure is not None:
-        raise app.failure
-    return app.code
-
-
-def pick(find: Callable[[], list[Candidate]], settings: Settings | None = None) -> int | None:
-    """Let the user choose one of the jobs that `find` gives; its pid, or None when none was chosen.
-
-    `find` is called off the UI thread, again on request. Ctrl-C raises KeyboardInterrupt, a signal SystemExit.
-    """
-    app = PickerApp(find, settings)
-    chosen = app.run_to_end()
-    if app.failure is not None:
-        raise app.failure
-    if app.code == INTERRUPTED:
-        raise KeyboardInterrupt
-    if app.code:
-        raise SystemExit(app.code)
-    return chosen
+    def choose(self) -> int | None:
+        """The pid of the chosen job, None without one. Raises KeyboardInterrupt, and SystemExit on a signal."""
+        chosen = self.run_to_end()
+        if self.failure is not None:
+            raise self.failure
+        if self.code == INTERRUPTED:
+            raise KeyboardInterrupt
+        if self.code:
+            raise SystemExit(self.code)
+        return chosen
 
 
 @contextmanager

@@ -55,7 +55,7 @@ class ChangedCells:
         self._rows.clear()
 
     def changes(self, update: str) -> str:
-        """What draws this update over those before. Output that does not begin by placing the cursor is no update."""
+        """The output that draws this update over the earlier ones. What does not begin with a move passes unchanged."""
         if not _MOVE.match(update):
             return update
         out: list[str] = []
@@ -85,7 +85,7 @@ class ChangedCells:
         return written + _move((0, 0), (row, column)) if written else ""
 
     def _changed(self, row: int, column: int, text: str, pen: Pen) -> Iterator[tuple[int, str]]:
-        """The parts of a text that are not shown yet, with their columns; from now on they are."""
+        """The parts of a text that the terminal does not show yet, with their columns. Remembers them as shown."""
         cells = self._rows.setdefault(row, {})
         if not text.isascii() and not all(map(_is_narrow, text)):
             for at in range(column, column + cell_len(text)):
@@ -108,7 +108,7 @@ class ChangedCells:
 
 
 def _written(runs: list[Run]) -> str:
-    """What draws these, all of one pen after each other: a pen takes more bytes than a place. Ends with a plain pen."""
+    """The output that draws these runs, by pen: changing it takes more bytes than moving. Ends with a plain one."""
     out: list[str] = []
     has, cursor = PLAIN, (0, 0)
     for run in sorted(runs, key=lambda run: (run.pen.ground, sorted(run.pen.attributes), run.pen.ink)):
@@ -133,7 +133,7 @@ def _is_narrow(character: str) -> bool:
 
 
 def _move(cursor: tuple[int, int], place: tuple[int, int]) -> str:
-    """What brings the cursor to a place, as short as it can be said."""
+    """The shortest output that moves the cursor to a place."""
     if cursor == place:
         return ""
     if cursor[0] == place[0] and cursor[1] < place[1]:
@@ -159,7 +159,7 @@ def _after(pen: Pen, codes: str) -> Pen:
 
 @lru_cache(maxsize=4096)
 def _change(has: Pen, wanted: Pen) -> str:
-    """What makes a terminal draw as wanted."""
+    """The output that turns one pen into another."""
     codes = []
     if has.attributes - wanted.attributes:
         codes, has = ["0"], PLAIN

@@ -20,7 +20,7 @@ from aitop.model.text import printable
 from aitop.sources.foreign_file import lends_rights, readable_path
 from aitop.ui.panes.code.hot_lines import Place
 from aitop.ui.terminal import LEAVE, keyboard, settings_of
-from aitop.ui.words import base_name
+from aitop.ui.words import base_name, place
 
 FALLBACKS = ("editor", "nano", "vim", "vi")
 
@@ -65,24 +65,24 @@ def has_window(command: list[str]) -> bool:
     return os.path.basename(command[0]) in _WINDOWED
 
 
-def edit(app: App[Any], place: Place) -> str:
-    """Open the place, and return a line for the user. Waits for an editor in the terminal to end."""
-    if lends_rights(place.pid):
-        return f"process {place.pid} is another user's: an editor of yours is not opened on that user's files"
-    path = readable_path(place.pid, place.file)
+def edit(app: App[Any], where: Place) -> str:
+    """Open a line of code, and return a line for the user. Waits for an editor in the terminal to end."""
+    if lends_rights(where.pid):
+        return f"process {where.pid} is another user's: an editor of yours is not opened on that user's files"
+    path = readable_path(where.pid, where.file)
     if path is None:
-        return f"{printable(base_name(place.file))} cannot be read from here"
+        return f"{printable(base_name(where.file))} cannot be read from here"
     try:
         command = editor_command(os.environ)
     except ValueError as error:
         return f"$VISUAL or $EDITOR cannot be understood: {error}"
     if command is None:
         return "no editor: set $EDITOR to yours"
-    words = arguments(command, path, place.line)
+    words = arguments(command, path, where.line)
     try:
         if has_window(command):
             _start(words)
-            return f"{base_name(place.file)}:{place.line} opened in {base_name(command[0])}"
+            return f"{place(where)} opened in {base_name(command[0])}"
         return _lend_terminal(app, words)
     except OSError as error:
         return f"{printable(command[0])} does not start: {error.strerror or error}"

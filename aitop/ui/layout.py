@@ -57,22 +57,18 @@ def plan(
     and the ledger in that of the data. `banner` reserves a line below the header, `replay` one above the footer.
     `zoom` names a pane that gets everything between header and footer.
     """
+    bottom, bars = height - 1, {"footer": Box(0, height - 1, width, 1, False)}
     if replay and height >= ROOM_FOR_REPLAY_BAR:
-        boxes = plan(
-            width, height - 1, gpus=gpus, ranks=ranks, processes=processes, ledger=ledger, timed=timed, serving=serving,
-            banner=banner, zoom=zoom,
-        )  # fmt: skip
-        last = height - 1
-        bars = {"replay": Box(0, last - 1, width, 1, False), "footer": Box(0, last, width, 1, False)}
-        return boxes | bars
+        bottom -= 1
+        bars["replay"] = Box(0, bottom, width, 1, False)
     if height < TINY_ROWS or width < 40:
-        return _tiny(width, height, zoom)
-    boxes = {"header": Box(0, 0, width, 1, False), "footer": Box(0, height - 1, width, 1, False)}
+        return _tiny(width, bottom + 1, zoom) | (bars if "replay" in bars else {})
+    boxes = bars | {"header": Box(0, 0, width, 1, False)}
     top = 1
     if banner:
         boxes["banner"] = Box(0, 1, width, 1, False)
         top = 2
-    rows = height - 1 - top
+    rows = bottom - top
     if zoom is not None:
         return boxes | {zoom: Box(0, top, width, rows)}
     if width < TWO_COLUMNS or rows < TALL_ROWS - 2:
@@ -115,7 +111,6 @@ def _ledger_with_code(boxes: Plan) -> Plan:
 
 
 def _below(box: Box, rows: int) -> Box:
-    """The box without this many rows at its top."""
     return box._replace(y=box.y + rows, height=box.height - rows)
 
 
@@ -137,7 +132,6 @@ def _stack(x: int, y: int, width: int, *panes: tuple[str, int]) -> Plan:
 
 
 def _gpu_lines(x: int, y: int, width: int, rows: int) -> Plan:
-    """The GPUs, a line each without a frame."""
     return {"gpu": Box(x, y, width, rows, False)}
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TypeVar
 
 from textual.message import Message
@@ -14,23 +15,21 @@ from aitop.model.snapshot import Snapshot
 Answer = TypeVar("Answer")
 
 
+@dataclass
 class SnapshotArrived(Message):
     """A new Snapshot. It replaces one that was not handled yet, so a slow screen never lags."""
 
-    def __init__(self, snapshot: Snapshot) -> None:
-        super().__init__()
-        self.snapshot = snapshot
+    snapshot: Snapshot
 
     def can_replace(self, message: Message) -> bool:
         return isinstance(message, SnapshotArrived)
 
 
+@dataclass
 class Failed(Message):
     """The feed could not start, or aitop itself has a fault: the program ends with this error."""
 
-    def __init__(self, error: BaseException) -> None:
-        super().__init__()
-        self.error = error
+    error: BaseException
 
 
 def in_background(

@@ -31,7 +31,6 @@ class Who:
         return self.part in (None, part) and self.pid in (None, pid) and self.thread in (None, thread)
 
     def words(self) -> str:
-        """The selection in words, for a title; empty for all."""
         if self.thread is not None:
             return f"{self.pid} {self.thread}"
         if self.pid is not None:
@@ -201,8 +200,8 @@ def matches(wanted: str, *texts: str | None) -> bool:
 
     A word in lower case ignores case; a word with a capital does not. A word after `!` must not occur.
     """
-    found = [text for text in texts if text]
-    return all(_holds(word, found) for word in wanted.split())
+    known = [text for text in texts if text]
+    return all(_holds(word, known) for word in wanted.split())
 
 
 def _holds(word: str, texts: Iterable[str]) -> bool:
@@ -260,7 +259,6 @@ class View:
         return f"{status.age:.0f} s old" + (f" · {reason}" if reason else "")
 
     def ranks(self) -> tuple[int, ...]:
-        """The ranks of the job, in order."""
         host = self.snapshot.host if self.snapshot else None
         return (
             tuple(sorted({p.rank for p in host.processes if p.role == "rank" and p.rank is not None})) if host else ()
@@ -279,7 +277,7 @@ class View:
         return frozenset(process.pid for process in host.processes if process.rank == self.rank)
 
     def narrowed(self) -> str | None:
-        """What the screen is narrowed to, in words; None when it shows all."""
+        """What the screen is narrowed to, in words; None when it shows everything."""
         if self.chosen is not None:
             return process_words(self.snapshot, self.chosen)
         return None if self.rank is None else f"rank {self.rank}"

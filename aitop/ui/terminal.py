@@ -5,10 +5,11 @@ from __future__ import annotations
 import contextlib
 import os
 import select
+import signal
 import sys
 import termios
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from textual.driver import Driver
@@ -40,6 +41,22 @@ def output_is_blocked() -> bool:
         return os.isatty(out) and not select.select([], [out], [], 0)[1]
     except (OSError, ValueError):
         return False
+
+
+@contextlib.contextmanager
+def signals_as_input() -> Iterator[int]:
+    """A descriptor with something to read after each signal: an event loop that watches it handles signals at once.
+
+    The kernel may give a signal to any thread. Python handles it in the main thread, which would otherwise sleep on.
+    """
+    reader, writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+    before = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+    try:
+        yield reader
+    finally:
+        signal.set_wakeup_fd(before)
+        os.close(reader)
+        os.close(writer)
 
 
 class LastResort:
@@ -136,7 +153,6 @@ def sparing(driver: type[Driver], cells: ChangedCells) -> type[Driver]:
             self._as_drawn = settings_of(getattr(self, "fileno", -1))
 
         def stop_application_mode(self) -> None:
-            """Give the terminal back."""
             if self._drawing:
                 # A terminal without a second screen (GNU screen by default) would keep our picture.
                 super().write("\x1b[H\x1b[2J")

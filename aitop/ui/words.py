@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Protocol
+
 from rich.style import Style
 
 from aitop.model.source import SourceState, SourceStatus
 from aitop.model.text import printable
 from aitop.model.units import NOT_SUPPORTED, NOT_YET, percent
-from aitop.model.verdict import Verdict, Where
+from aitop.model.verdict import Verdict
 from aitop.ui.theme.palette import (
     CALM_LABEL,
     DIM,
@@ -29,7 +31,6 @@ STATES: dict[SourceState, tuple[str, Style]] = {
     "stale": ("◐", STATE_STALE),
     "failed": ("✗", STATE_FAILED),
 }
-FLOP_SCALES = ((1e15, "P"), (1e12, "T"), (1e9, "G"))
 SEVERITY_LABELS = {"critical": LOSS_LABEL, "warning": LOSS_SOFT_LABEL, "info": CALM_LABEL}
 
 
@@ -78,9 +79,21 @@ def confidence_words(confidence: float) -> str:
     return f"{next(word for least, word in words if confidence >= least)} ({percent(confidence)})"
 
 
-def place(where: Where) -> str:
+class CodeLine(Protocol):
+    """Whatever stands on a line of a file: a frame, a hot line, a place of a verdict."""
+
+    @property
+    def file(self) -> str:
+        """Its path."""
+
+    @property
+    def line(self) -> int:
+        """Its number, from 1."""
+
+
+def place(at: CodeLine) -> str:
     """The short name of a line of code: decode.py:41."""
-    return f"{base_name(where.file)}:{where.line}"
+    return f"{base_name(at.file)}:{at.line}"
 
 
 def base_name(path: str) -> str:
@@ -113,12 +126,9 @@ def significant(value: float | None, width: int = 4) -> str:
     return ""
 
 
-def flops_text(per_second: float | None) -> str:
-    """Floating-point operations per second in twelve cells: '4.12 TFLOP/s'."""
-    if per_second is None:
-        return NOT_SUPPORTED.rjust(12)
-    scale, prefix = next(((scale, prefix) for scale, prefix in FLOP_SCALES if per_second >= scale), (1e6, "M"))
-    return f"{significant(per_second / scale)} {prefix}FLOP/s".rjust(12)
+def tight_percent(share: float) -> str:
+    """A share as short as it can be written: 64%."""
+    return f"{share * 100:.0f}%"
 
 
 def share_text(share: float | None) -> str:

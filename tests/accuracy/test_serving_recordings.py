@@ -12,7 +12,9 @@ from aitop.model.steps import HookSample
 from aitop.sources.replay import read_recording
 
 RECORDINGS = Path(__file__).resolve().parent / "serving" / "recordings"
-SLEEPS, COLLECTS = "time.sleep(0.4)", "gc.collect()"
+SLEEPS, COLLECTS, SCORES = "time.sleep(0.4)", "gc.collect()", "answer = score(ids)"
+ONE_BY_ONE = "answers = self.net(torch.stack([job.ids for job in jobs])).tolist()"
+SPLITS = "while text[start:end] not in self.ids and end > start + 1:"
 
 
 def judged(name, tier):
@@ -33,6 +35,14 @@ def judged(name, tier):
         ("review_scores_sleep", 2, "host-bound/event-loop", SLEEPS),
         ("review_scores_collect", 3, "latency-tail/collector", COLLECTS),
         ("review_scores_collect", 2, "gc-stall/None", COLLECTS),
+        ("review_scores_compile", 3, "latency-tail/compile", SCORES),
+        ("review_scores_quota", 3, "latency-tail/quota", None),
+        ("review_scores_neighbour", 3, "cpu-oversubscription/None", None),
+        ("review_scores_neighbour", 2, "cpu-oversubscription/None", None),
+        ("review_scores_tokenise", 3, "preprocessing-bound/None", SPLITS),
+        ("review_scores_tokenise", 2, "preprocessing-bound/None", SPLITS),
+        ("chat_batching_long", 3, "latency-tail/prefill", None),
+        ("ranking_queue_single", 3, "underbatched/None", ONE_BY_ONE),
         ("embeddings_stopped", 3, "hang/stopped", None),
         ("embeddings_stopped", 2, "hang/stopped", None),
     ],
@@ -44,5 +54,11 @@ def test_what_holds_a_server_up_is_named_first_with_its_line(name, tier, expecte
 
 
 @pytest.mark.parametrize("tier", [3, 2])
-def test_a_server_that_nothing_holds_up_is_not_warned_of(tier):
-    assert {verdict.severity for verdict in judged("review_scores_quiet", tier)} == {"info"}
+def test_a_server_that_others_keep_from_its_cores_is_not_warned_of(tier):
+    assert {verdict.severity for verdict in judged("review_scores_neighbour", tier)} == {"info"}
+
+
+def test_what_makes_the_tail_is_said_once():
+    assert [verdict.id for verdict in judged("review_scores_sleep", 3) if verdict.severity != "info"] == [
+        "latency-tail"
+    ]

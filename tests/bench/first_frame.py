@@ -9,6 +9,7 @@ second. aitop is compiled before, as what was installed or started once is.
 from __future__ import annotations
 
 import compileall
+import re
 import statistics
 import sys
 import time
@@ -24,21 +25,25 @@ import aitop
 PATIENCE = 15.0
 # What tells the first frame, the first figure that was measured and, of aitop, the first verdict.
 FIRST = {
-    "aitop": (rb"Verdict", rb"machine +(?:\x1b\[[\d;]*m)* *\d+%", rb"-BOUND"),
-    "nvitop": (rb"NVITOP", rb"\d+(\.\d+)?[MG]iB"),
-    "py-spy top": (rb"Collecting|Total Samples", rb"Samples +[1-9]|\d+\.\d\ds +\d+\.\d\ds"),
+    "aitop": (r"Verdict", r"machine +\d+%", r"-BOUND"),
+    "nvitop": (r"NVITOP", r"\d+(\.\d+)?[MG]iB"),
+    "py-spy top": (r"Collecting|Total Samples", r"Samples +[1-9]|\d+\.\d\ds +\d+\.\d\ds"),
 }
 WHAT = ("until the first frame", "until the first measured figure", "until the first verdict")
 BARS = (0.5, None, 3.0)
 
 
-def seconds_until(command: list[str], environment: dict[str, str], words: tuple[bytes, ...]) -> list[float | None]:
-    """Seconds until each of `words` (patterns) was written, None for one that did not come."""
-    with OnTerminal(command, environment, watch_for=words) as program:
-        deadline = time.monotonic() + PATIENCE
-        while len(program.first) < len(words) and time.monotonic() < deadline:
+def seconds_until(command: list[str], environment: dict[str, str], words: tuple[str, ...]) -> list[float | None]:
+    """Seconds until each of `words` (patterns) stood on the screen, None for one that did not come."""
+    first: dict[str, float] = {}
+    began = time.monotonic()
+    with OnTerminal(command, environment) as program:
+        while len(first) < len(words) and time.monotonic() - began < PATIENCE:
+            # Not in what was written: a program may write a line in pieces, and only those that changed.
+            text = program.screen.text()
+            first |= {word: time.monotonic() - began for word in words if word not in first and re.search(word, text)}
             time.sleep(0.02)
-        return [program.first.get(word) for word in words]
+    return [first.get(word) for word in words]
 
 
 def figures(rounds: int) -> Iterator[Figure]:

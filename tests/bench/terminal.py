@@ -107,8 +107,7 @@ class Screen:
 class OnTerminal:
     """Starts `command` on a terminal of 120 × 36 cells and reads it all the time, unless `unread` is set.
 
-    `before` runs in the child. `first` has, for each pattern of `watch_for`, the seconds from the start until it had
-    been written; `written` counts bytes. As a context it ends with the block.
+    `before` runs in the child; `written` counts bytes. As a context it ends with the block.
     """
 
     def __init__(
@@ -116,18 +115,14 @@ class OnTerminal:
         command: Sequence[str],
         env: Mapping[str, str] | None = None,
         before: Callable[[], None] = lambda: None,
-        watch_for: Sequence[bytes] = (),
     ) -> None:
         self.written = 0
         self.raw = bytearray()
-        self.first: dict[bytes, float] = {}
         self.unread = False
         self.code: int | None = None
         self._screen = Screen()
         self._parsing = threading.Lock()
         self._unparsed = bytearray()
-        self._wanted = list(watch_for)
-        self._started = time.monotonic()
         with _one_at_a_time:
             self.pid, self._end = pty.fork()
             if self.pid == 0:
@@ -257,9 +252,6 @@ class OnTerminal:
                 self._unparsed += data
             if len(self._unparsed) > MOST_UNPARSED:
                 _ = self.screen
-            for pattern in [each for each in self._wanted if re.search(each, self.raw)]:
-                self.first[pattern] = time.monotonic() - self._started
-                self._wanted.remove(pattern)
             del self.raw[:-KEPT]
 
 

@@ -104,19 +104,19 @@ def test_a_hook_whose_files_do_not_fit_each_other_leaves_nothing(start: Callable
 
 
 def test_losses_are_the_same_bit_for_bit(start: Callable[..., Victim]) -> None:
-    environment = {**os.environ, "STEPS": "100"}
-    plain, touched = start("training", env=environment), start("training", env=environment)
+    touched = start("training")
     cycles = 0
-    while touched.ticks() < 90 and touched.process.poll() is None:
+    while cycles < 10 or touched.ticks() < 60:
         put_in(touched.pid)
         take_out(touched.pid)
         cycles += 1
-    assert cycles >= 5
-    results = [victim.finish(timeout=60) for victim in (plain, touched)]
+    results = [touched.end()]
+    plain = start("training", env={**os.environ, "STEPS": str(results[0][1].count("0x"))})
+    results.append(plain.finish(timeout=60))
     losses = [out.splitlines()[0] for _, out, _ in results]
     assert losses[0].startswith("losses") and losses[0] == losses[1]
     assert [code for code, _, _ in results] == [0, 0]
-    assert "bad 0 same True" in results[1][1]
+    assert "bad 0 same True" in results[0][1]
     assert leftovers(touched.pid) == []
 
 

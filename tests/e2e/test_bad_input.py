@@ -219,7 +219,7 @@ def test_a_training_run_that_ends_while_it_is_watched_is_still_reported(slow_loa
     """The last one that needs the run: it ends it."""
     watching = diagnosing(slow_loader.pid, "--format", "json")
     wait_until(watching, lambda: hooked(slow_loader.pid))
-    time.sleep(4)
+    slow_loader.wait_steps(slow_loader.steps() + 50)
     slow_loader.stop()
     out, err = watching.communicate(timeout=60)
     assert watching.returncode == 0, err

@@ -29,20 +29,31 @@ def check(report, name):
     return primary
 
 
-@pytest.mark.parametrize("name", ["tutorial_loader", "tutorial_latency"])
-def test_a_run_that_waits_for_its_data_is_told_why_and_where(name, training, diagnose):
-    process = training(name, "--width", NARROW).wait_steps(10)
-
-    report = diagnose(process.pid, WATCH_SECONDS)
-
+def check_waits(report, name):
+    """It is certain that it waits for its data, and why and where."""
     primary = check(report, name)
     assert primary["severity"] == "critical"
     assert primary["share"] > 0.3
     assert primary["speedup"] > 1.2
     assert primary["fixes"]
+
+
+def test_a_run_that_waits_for_its_workers_is_told_why_and_where(training, diagnose):
+    process = training("tutorial_loader", "--width", NARROW).wait_steps(10)
+
+    report = diagnose(process.pid, WATCH_SECONDS)
+
+    check_waits(report, "tutorial_loader")
+    check_contract(report, process.pid)
     assert process.alive()
-    if name == "tutorial_loader":
-        check_contract(report, process.pid)
+
+
+def test_a_run_that_waits_for_a_request_at_each_sample_is_told_why_and_where(training, watched):
+    process = training("tutorial_latency", "--width", NARROW).wait_steps(10)
+
+    watched(process.pid, lambda report: check_waits(report, "tutorial_latency"))
+
+    assert process.alive()
 
 
 def check_contract(report, pid):
@@ -75,12 +86,12 @@ def test_losses_are_the_same_bit_for_bit_with_aitop_coming_and_going(training, d
     watched.wait_steps(1)
 
     for _ in range(2):
-        report = diagnose(watched.pid, 3, allowed=(0, NOT_ENOUGH_EVIDENCE))
+        report = diagnose(watched.pid, 2, allowed=(0, NOT_ENOUGH_EVIDENCE))
         assert report["sources"]["hook"]["state"] == "ok", report["sources"]["hook"]
         assert report["step"]["count"] > 0
 
     watched.stop()
     with_aitop = watched_file.read_text().split()
     alone.wait_losses(alone_file, len(with_aitop))
-    assert len(set(with_aitop)) > 50
+    assert len(set(with_aitop)) > 20
     assert with_aitop == alone_file.read_text().split()[: len(with_aitop)]

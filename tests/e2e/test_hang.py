@@ -22,7 +22,8 @@ def test_the_rank_that_stands_in_a_lock_is_named_with_its_line(training, diagnos
     ranks = psutil.Process(job.pid).children()
     first = next(rank for rank in ranks if rank.environ()["RANK"] == "0")
 
-    report = diagnose(first.pid, 15)
+    # It ends as soon as it is sure.
+    report = diagnose(first.pid, 60)
 
     verdict = report["verdicts"][0]
     assert (verdict["id"], verdict["subtype"], verdict["ranks"]) == ("hang", "rank-blocked", [1])

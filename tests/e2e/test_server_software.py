@@ -82,7 +82,7 @@ def wait_for(port: int) -> None:
         ),
     ],
 )
-def test_a_server_is_known_from_outside(library, source, command, name, parts, start, diagnose, tmp_path: Path):
+def test_a_server_is_known_from_outside(library, source, command, name, parts, start, watched, tmp_path: Path):
     pytest.importorskip(library)
     (tmp_path / "app.py").write_text(source)
     port = free_port()
@@ -90,12 +90,13 @@ def test_a_server_is_known_from_outside(library, source, command, name, parts, s
     process = start(argv, wait=False, cwd=tmp_path)
     wait_for(port)
 
-    report = diagnose(process.pid, 8.0, "--no-hook")
+    def check(report):
+        assert report["target"]["engine"] == f"{name} {version(name)}"
+        assert report["target"]["kind"] == "inference"
+        seen = [member.get("part") for member in report["target"]["processes"]]
+        assert {part: seen.count(part) for part in parts} == parts
+        assert "loader-worker" not in {member["role"] for member in report["target"]["processes"] if "part" in member}
+        assert report["sources"]["server"] == {"state": "absent", "reason": f"{name} has no /metrics of its own"}
+        assert report["serving"]["basis"] == "stacks"
 
-    assert report["target"]["engine"] == f"{name} {version(name)}"
-    assert report["target"]["kind"] == "inference"
-    seen = [member.get("part") for member in report["target"]["processes"]]
-    assert {part: seen.count(part) for part in parts} == parts
-    assert "loader-worker" not in {member["role"] for member in report["target"]["processes"] if "part" in member}
-    assert report["sources"]["server"] == {"state": "absent", "reason": f"{name} has no /metrics of its own"}
-    assert report["serving"]["basis"] == "stacks"
+    watched(process.pid, check, "--no-hook")

@@ -13,9 +13,12 @@ from pathlib import Path
 import psutil
 import pytest
 
+from aitop.model.event import Sample
 from aitop.model.stacks import StackWindow
 from aitop.sources.source import SourceError
 from aitop.sources.stacks import StackSource
+from aitop.sources.stacks.pace import RATE
+from aitop.sources.stacks.source import LONG_SECONDS
 from aitop.stacks.view import StackView
 
 pytestmark = pytest.mark.e2e
@@ -177,6 +180,35 @@ def test_close_ends_a_read_and_leaves_no_child(busy: subprocess.Popen[str]) -> N
     assert found == [[]]
     assert not _spies()
     assert busy.poll() is None
+
+
+def test_a_read_that_is_to_finish_gives_what_was_seen_and_leaves_no_child(busy: subprocess.Popen[str]) -> None:
+    source = StackSource([busy.pid], script=None, seconds=30.0)
+    source.open()
+    source.read()
+    found: list[Sample] = []
+    reader = threading.Thread(target=lambda: found.extend(source.read()))
+    reader.start()
+    time.sleep(1.5)
+    source.finish()
+    reader.join(HANG)
+    assert not _spies()
+    [window] = found
+    assert isinstance(window, StackWindow)
+    assert 1.0 < window.seconds < 10.0
+    main = sum(stack.count for stack in window.stacks if stack.main)
+    assert 0.3 * window.rate < main <= window.rate * window.seconds
+    assert all(0 < look.asked < 100 * 10 for look in window.looks)
+    source.close()
+    assert busy.poll() is None
+
+
+def test_where_no_core_is_idle_windows_are_longer_and_have_fewer_samples(busy: subprocess.Popen[str]) -> None:
+    source = StackSource([busy.pid], script=None, crowded=lambda: True)
+    windows = windows_of(source, 60)
+    source.close()
+    assert [window.seconds for window in windows] == [1.0, LONG_SECONDS]
+    assert {window.rate for window in windows} == {float(RATE)}
 
 
 def _spies() -> list[psutil.Process]:

@@ -266,7 +266,7 @@ class Scene:
             self.bad.append(f"not recovered in {seconds:g} s:\n{monitor.screen.text()}")
             return
         self.look()
-        before, deadline = monitor.written, time.monotonic() + 10.0
+        before, deadline = monitor.written, time.monotonic() + 60.0
         while monitor.written == before and time.monotonic() < deadline:
             time.sleep(0.1)
         self.expect(monitor.written > before, "the screen stands still")

@@ -51,7 +51,7 @@ def test_faults_of_the_monitor_do_not_reach_the_run(scene, tmp_path):
         os.kill(monitor.pid, number)
     for rows, columns in ((1, 1), (0, 0), (90, 10), (36, 120)):
         monitor.resize(rows, columns)
-    scene.recovers(monitor, sources=UP)
+    scene.recovers(monitor, seconds=120.0, sources=UP)
     monitor.close()
     scene.ends(monitor, 129, 1, restored=False)
     assert scene.readable(recording, whole=True) > 10

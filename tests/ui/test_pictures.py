@@ -26,6 +26,7 @@ RECORDINGS = Path(__file__).parents[1] / "recordings"
 STYLE = re.compile(r"\.terminal-\d+-(r\d+) \{([^}]*)\}")
 DARK = Settings(theme="dark", ascii=False)
 TEXT = re.compile(r'<text class="terminal-\d+-(r\d+)" x="([\d.]+)" y="([\d.]+)"[^>]*>([^<]*)</text>')
+CELL = 12.2  # units of the picture
 GROUND = re.compile(r'<rect fill="([^"]+)" x="([\d.]+)" y="([\d.]+)" width="([\d.]+)"')
 
 
@@ -96,20 +97,27 @@ def unnumbered(drawn):
 
 
 def cells(drawn):
-    """What can be seen: for each piece of text its place, characters and style; and the grounds under them."""
+    """What can be seen: the character and the style of each cell that is not blank; and the ground of each."""
     styles = {name: style.strip().rstrip(";") for name, style in STYLE.findall(drawn)}
     texts = {
-        (float(y), float(x)): (unescape(text).replace("\xa0", " "), styles.get(name, ""))
+        (float(y), round(float(x) / CELL) + at): (letter, styles.get(name, ""))
         for name, x, y, text in TEXT.findall(drawn)
+        for at, letter in enumerate(unescape(text))
+        if letter not in " \xa0"
     }
-    return texts, frozenset(GROUND.findall(drawn))
+    grounds = {
+        (float(y), round(float(x) / CELL) + at): colour
+        for colour, x, y, width in GROUND.findall(drawn)
+        for at in range(round(float(width) / CELL))
+    }
+    return texts, grounds
 
 
 def rows_of(seen):
     """The text of a picture, row by row."""
     rows = {}
-    for (y, _), (text, _) in sorted(seen[0].items()):
-        rows[y] = rows.get(y, "") + text
+    for (y, column), (letter, _) in sorted(seen[0].items()):
+        rows[y] = rows.get(y, "").ljust(column) + letter
     return list(rows.values())
 
 

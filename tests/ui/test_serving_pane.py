@@ -23,6 +23,7 @@ from aitop.ui.panes.serving.figures import figure_lines
 from aitop.ui.panes.serving.histogram import Cause, axis_for, histogram, tail_causes
 from aitop.ui.panes.serving.pane import ServingPane
 from aitop.ui.panes.since_mark import since_mark
+from aitop.ui.picture import StillFeed
 from aitop.ui.state import View, serves
 from aitop.ui.theme.palette import LATENCIES, OTHER_CAUSE, TAIL, TAIL_CAUSE
 from aitop.ui.widgets.plot import Field, span_of
@@ -86,14 +87,6 @@ async def test_what_was_not_measured_is_a_dash_with_the_reason(look_at):
         assert "estimated from stacks" in shown
         assert "single requests are seen with the hook only" in shown
         assert "sudo sysctl kernel.yama.ptrace_scope=0" in shown
-
-
-async def test_a_servers_own_figures_have_charts_and_no_histogram(look_at):
-    async with look_at(servers.from_metrics(), size=(120, 36)) as eyes:
-        shown = eyes.pane("serving")
-        assert "from the server's /metrics" in shown
-        assert "20.4 req/s" in shown and "-5 m" in shown
-        assert "slowest" not in shown and "turn" not in shown
 
 
 async def test_an_idle_server_has_zeros_and_says_that_nothing_came(look_at):
@@ -177,7 +170,7 @@ async def test_only_rows_that_changed_are_painted_again(look_at):
 
 @pytest.mark.parametrize("theme", ["monochrome", "16-colour", "light", "colour-blind"])
 async def test_it_can_be_read_in_ascii_and_without_colours(theme):
-    app = MonitorApp(ScriptedOnce(servers.engine()), settings=Settings(theme=theme, ascii=True))
+    app = MonitorApp(StillFeed(servers.engine()), settings=Settings(theme=theme, ascii=True))
     async with app.run_test(size=(120, 36)) as pilot:
         while app.screen.view.snapshot is None:
             await pilot.pause(0.01)
@@ -189,21 +182,6 @@ async def test_it_can_be_read_in_ascii_and_without_colours(theme):
         if theme == "monochrome":
             # Letters stand for hues: the model's part of a turn, and the cause within the tail.
             assert "M" * 20 in shown and re.search(r"X 70% collector", shown)
-
-
-class ScriptedOnce:
-    """A feed of one snapshot."""
-
-    live = True
-
-    def __init__(self, snapshot):
-        self.snapshot = snapshot
-
-    def start(self, publish):
-        publish(self.snapshot)
-
-    def stop(self):
-        pass
 
 
 @pytest.mark.parametrize("width", [30, 40, 52, 76, 108, 116, 190])

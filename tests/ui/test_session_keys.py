@@ -16,6 +16,7 @@ from aitop.model.source import SourceStatus
 from aitop.outputs.recording import RecordingWriter
 from aitop.sources.replay import read_recording
 from aitop.ui.app import MonitorApp
+from aitop.ui.picture import StillFeed
 from aitop.ui.theme.themes import THEMES
 
 
@@ -27,16 +28,6 @@ def later(seconds=0.18, wait=0.5, *, after=60.0):
         for record in records(128, seconds, wait, seed=4)
     )
     return msgspec.structs.replace(first, time=first.time + after, steps=steps(recent))
-
-
-class Still:
-    live = True
-
-    def start(self, publish):
-        publish(samples.input_bound())
-
-    def stop(self):
-        pass
 
 
 async def test_a_mark_shows_the_change_of_every_figure_and_whether_it_helped(look_at):
@@ -208,7 +199,7 @@ async def test_c_goes_through_all_themes_and_back(look_at):
 
 @pytest.mark.parametrize("theme", list(THEMES))
 async def test_every_screen_draws_in_every_theme(theme):
-    app = MonitorApp(Still(), settings=Settings(theme=theme, ascii=theme == "monochrome"))
+    app = MonitorApp(StillFeed(samples.input_bound()), settings=Settings(theme=theme, ascii=theme == "monochrome"))
     async with app.run_test(size=(100, 30)) as pilot:
         await pilot.pause()
         palette = ("ctrl+p", "escape") if theme in ("light", "monochrome") else ()
@@ -249,7 +240,7 @@ async def test_a_slow_link_gets_the_newest_picture_when_it_has_caught_up(look_at
 
 
 async def test_panes_are_folded_from_the_start_where_that_is_set():
-    app = MonitorApp(Still(), settings=Settings(folded=("code", "memory")))
+    app = MonitorApp(StillFeed(samples.input_bound()), settings=Settings(folded=("code", "memory")))
     async with app.run_test(size=(120, 36)) as pilot:
         await pilot.pause()
         assert {pane.id for pane in app.screen.query("Pane") if pane.folded} == {"code", "memory"}

@@ -1,5 +1,6 @@
 """The terminal and the process end in order, whatever ends them: real processes on real pseudo-terminals."""
 
+import ctypes
 import fcntl
 import os
 import pty
@@ -23,7 +24,7 @@ sys.path[:0] = [{str(HERE)!r}, {str(HERE.parent.parent)!r}]
 import os
 import sample_snapshots
 from aitop.ui import app
-from aitop.ui.app import run_monitor
+from aitop.ui.app import MonitorApp
 
 if sys.argv[1].startswith("load"):
     app.MonitorApp.on_load = lambda self: os.kill(os.getpid(), int(sys.argv[1][4:]))
@@ -40,7 +41,7 @@ class Feed:
         with open(sys.argv[2], "a") as file:
             file.write("stopped\\n")
 
-sys.exit(run_monitor(Feed()))
+sys.exit(MonitorApp(Feed()).show_run())
 """
 
 
@@ -196,6 +197,20 @@ def test_going_on_without_having_given_the_terminal_away_takes_it_only_once(star
     os.write(terminal.master, b"q")
     assert terminal.end() == 0
     assert termios.tcgetattr(terminal.slave) == terminal.before
+    os.close(terminal.master)
+
+
+def test_a_signal_that_another_thread_takes_is_handled_at_once(start):
+    terminal = start()
+    terminal.wait_for(b"INPUT-BOUND")
+    terminal.wait_for_state("S")
+    pid = terminal.process.pid
+    other = next(int(task.name) for task in Path(f"/proc/{pid}/task").iterdir() if int(task.name) != pid)
+    terminal.output = b""
+    assert ctypes.CDLL(None).tgkill(pid, other, int(signal.SIGCONT)) == 0
+    terminal.wait_for(b"INPUT-BOUND")
+    assert ctypes.CDLL(None).tgkill(pid, other, int(signal.SIGTERM)) == 0
+    assert terminal.end() == 143
     os.close(terminal.master)
 
 

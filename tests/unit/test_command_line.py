@@ -71,9 +71,10 @@ def test_defaults_touch_everything_once_a_second():
 
 
 def test_diagnose_line():
-    line = "diagnose --pid 7 --for 500ms --format json -o out.json --fail-on warning --passive"
+    line = "diagnose --pid 7 --for 500ms --format json -o out.json --fail-on warning --passive --record f.gz"
     args = cli.parse(line.split())
     assert args.run is diagnose.run
+    assert str(args.record) == "f.gz"
     assert (args.pid, args.seconds, args.format) == (7, 0.5, "json")
     assert (str(args.output), args.fail_on, args.passive) == ("out.json", "warning", True)
 

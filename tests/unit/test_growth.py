@@ -31,13 +31,6 @@ SHAPES = {
                 optimizer.step()
                 losses.append(loss)  # G
         """,
-    "the same with item": """
-        losses = []
-        for x, y in loader:
-            loss = criterion(model(x), y)
-            loss.backward()
-            losses.append(loss.item())  # g
-        """,
     "sum of losses": """
         def train(model, loader):
             total = 0.0
@@ -82,30 +75,12 @@ SHAPES = {
             loss = sum(parts)
             loss.backward()
         """,
-    "cleared in the loop, now and then": """
-        window = []
-        for step, (x, y) in enumerate(loader):
-            loss = loss_fn(model(x), y)
-            loss.backward()
-            window.append(loss)
-            if step % 100 == 0:
-                print(sum(window))
-                window.clear()
-        """,
     "a bounded queue": """
         recent = deque(maxlen=100)
         for x, y in loader:
             loss = loss_fn(model(x), y)
             loss.backward()
             recent.append(loss)
-        """,
-    "kept short by slicing": """
-        recent = []
-        for x, y in loader:
-            loss = loss_fn(model(x), y)
-            loss.backward()
-            recent.append(loss.item())
-            recent = recent[-100:]
         """,
     "emptied by the epoch": """
         for epoch in range(90):
@@ -214,15 +189,6 @@ SHAPES = {
                 accelerator.backward(loss)
                 optimizer.step()
         """,
-    "detached before it is summed": """
-        def main():
-            total_loss = 0
-            for step, batch in enumerate(train_dataloader):
-                outputs = model(**batch)
-                loss = outputs.loss
-                total_loss += loss.detach().float()
-                accelerator.backward(loss)
-        """,
     "several losses of one step": """
         for x, y in loader:
             loss = 0
@@ -265,14 +231,6 @@ SHAPES = {
             if step % 10 == 0:
                 loss = loss.item()
                 history.append(loss)  # g
-        """,
-    "a global": """
-        seen = []
-
-        def transform(image):
-            global count
-            for piece in image:
-                seen.append(piece)  # g
         """,
 }
 

@@ -1,4 +1,4 @@
-"""The verdicts around the host, three ways each: fires, does not, says what is missing."""
+"""Verdicts around the host and its code: they fire, they do not, they say what is missing."""
 
 from __future__ import annotations
 
@@ -7,10 +7,14 @@ import pytest
 from judgements import fired, level
 from snapshot_builder import RANK, WORKER, changed, constant, line, process, snapshot, stacks, steps
 
-from aitop.diagnosis.causes import collector, gil, oversubscription
+from aitop.diagnosis.causes import collector, computing, gil, optimizer, oversubscription
+from aitop.diagnosis.causes import host as host_bound
 from aitop.diagnosis.causes import input_bound as input_bound
+from aitop.diagnosis.judge import CONFIRM_TICKS, Judge
 from aitop.engine.snapshot.steps import steps_view
 from aitop.model.host import HostSample, MachineSample
+from aitop.model.ledger import ACTIVITIES, Activity
+from aitop.model.serving import Serving
 from aitop.model.snapshot import HotLine, Phases, ThreadShare
 from aitop.model.steps import HookFacts
 from aitop.model.verdict import Abstention, Setting
@@ -34,7 +38,7 @@ def of_thread(function, share, *, thread="metrics", activity="python", number=50
     )
 
 
-def computing(ran):
+def computes(ran):
     """Lines of the main thread, which runs for `ran` of the time and waits for a lock else."""
     parts = (("native", ran), ("wait-lock", 1.0 - ran))
     phases = (("forward", 0.4, 20), ("backward", 0.4, 21), ("optimizer", 0.2, 22))
@@ -45,7 +49,7 @@ def computing(ran):
 def threaded(held, ran, records=True):
     """A run whose main thread gets on for `ran` of the time while `metrics` holds the lock for `held`."""
     phases = Phases(forward=0.4, backward=0.4, optimizer=0.2)
-    found = stacks((*computing(ran), of_thread("publish", 1.0)), phases=phases)
+    found = stacks((*computes(ran), of_thread("publish", 1.0)), phases=phases)
     threads = (
         ThreadShare(pid=RANK, thread="MainThread", samples=100, active=1.0, gil=0.1),
         ThreadShare(pid=RANK, thread="metrics", samples=100, active=1.0, gil=held),
@@ -76,7 +80,7 @@ def test_many_threads_that_hold_the_lock_alike_are_counted():
     seen = threaded(held=0.8, ran=0.3)
     names = [f"client-{number}" for number in range(8)]
     held = [ThreadShare(pid=RANK, thread=name, samples=100, active=1.0, gil=0.1) for name in names]
-    lines = (*computing(0.3), *(of_thread("publish", 0.1, thread=name) for name in names))
+    lines = (*computes(0.3), *(of_thread("publish", 0.1, thread=name) for name in names))
     found = msgspec.structs.replace(seen.stacks, threads=(seen.stacks.threads[0], *held), lines=lines)
     verdict = fired(gil.judge(changed(seen, stacks=found)))
     assert verdict.title.endswith("held by 8 threads") and verdict.where[0].line == 50
@@ -186,6 +190,19 @@ def test_the_load_of_others_is_said_and_is_no_fault_of_the_run():
     assert many.severity == "info" and "torch.set_num_threads(1)" in many.fixes[0].text
 
 
+def test_a_server_is_held_up_by_others_in_the_part_of_its_time_in_which_it_works():
+    rests = line("serve", 0.6, activity="wait-queue", number=9)
+    little = {"wanting": 2, "wanted": 0.5, "delay": 0.12, "busy": (1.0, 1.0)}
+    crowd = crowded(**little)
+    works = line("serve", 0.4, phase="forward", activity="native", number=12)
+    answers = Serving(basis="stacks", pid=RANK)
+    seen = snapshot(lines=[rests, works], kind="inference", serving=answers, host=crowd.host, series=crowd.series)
+    verdict = fired(oversubscription.judge(seen))
+    assert "30 % of the time in which it has something to do" in verdict.evidence[0]
+    assert computing.compute_bound(seen) is None, "something holds it up"
+    assert oversubscription.judge(crowd) is None, "one that never rests loses little"
+
+
 def test_a_quota_that_runs_out():
     verdict = fired(oversubscription.judge(crowded(throttled=0.6, delay=0.4)))
     assert "quota" in verdict.title and verdict.share == pytest.approx(0.4)
@@ -243,3 +260,119 @@ def test_a_process_that_makes_batches_for_a_queue_is_found():
     lines = [line("__getitem__", 0.95, pid=WORKER), GET]
     judged = input_bound.judge(snapshot(steps(seconds=0.1, forward=0.05, data_wait=0.0), lines=lines, workers=1))
     assert fired(judged).where[0].pid == WORKER
+
+
+OUTSIDE = Phases(data_wait=0.0, forward=0.0, backward=0.0, optimizer=0.0, outside=1.0)
+
+
+def shown(seen):
+    """The verdicts on a Snapshot that stays as it is, the primary one first."""
+    judge = Judge()
+    return [judge.judge(seen) for _ in range(CONFIRM_TICKS)][-1].verdicts
+
+
+@pytest.mark.parametrize("activity", sorted(set(ACTIVITIES) - {"wait-core"}))
+@pytest.mark.parametrize("kind", ["training", "inference", "unknown"])
+def test_a_program_that_stands_on_one_line_gets_an_answer_with_that_line(activity: Activity, kind):
+    seen = snapshot(phases=OUTSIDE, lines=[line("work", 0.95, activity=activity, number=12)], kind=kind)
+    verdicts = shown(seen)
+    assert verdicts
+    rests = kind == "inference" and activity.startswith(("wait", "sleep"))
+    assert rests or verdicts[0].where[0].line == 12
+
+
+def test_computing_in_a_program_without_steps_is_said_and_not_called_a_loss():
+    seen = snapshot(phases=OUTSIDE, lines=[line("fit", 1.0, activity="native", number=12)], kind="unknown")
+    verdict = fired(host_bound.judge(seen))
+    assert (verdict.severity, verdict.speedup) == ("info", None)
+    assert verdict.confidence <= 0.5 and "no phase of a training step" in verdict.evidence[-1]
+
+
+def test_a_wait_in_a_program_without_steps_is_a_loss():
+    seen = snapshot(phases=OUTSIDE, lines=[line("poll", 1.0, activity="sleep", number=12)], kind="unknown")
+    verdict = fired(host_bound.judge(seen))
+    assert verdict.severity == "warning" and verdict.speedup > 1.0 and "sleeps" in verdict.title
+
+
+def test_what_nobody_explains_is_told_with_its_next_lines():
+    lines = [
+        line("spread", 0.5, number=12, position="after", activity="native"),
+        line("note", 0.2, number=30, position="after", activity="sleep"),
+        line("main", 0.3, phase="forward", activity="native", number=5),
+    ]
+    finding = host_bound.judge(snapshot(steps(seconds=0.1, forward=0.03), lines=lines))
+    verdict = fired(finding)
+    assert [place.line for place in verdict.where] == [12, 30] and verdict.severity == "critical"
+    assert "then train.py:30" in verdict.evidence[1]
+    assert {entry.line for entry in finding.claims} == {12, 30}
+
+
+# --- environments ---------------------------------------------------------------------------------------------------
+
+
+def acting(world, policy, learning):
+    lines = [
+        line("rollout", world, phase="environment", number=30),
+        line("rollout", policy, phase="forward", activity="native", number=31),
+        line("learn", learning, phase="backward", activity="native", number=60),
+    ]
+    return snapshot(phases=Phases(forward=policy, backward=learning, outside=world), lines=lines)
+
+
+def test_an_environment_that_takes_most_of_the_time():
+    verdict = fired(input_bound.judge(acting(0.6, 0.3, 0.1)))
+    assert (verdict.id, verdict.subtype, verdict.where[0].line) == ("input-bound", "environment", 30)
+    assert "the environment takes 60 %, model calls 30 %, backward and update 10 %" in verdict.evidence
+    assert any("AsyncVectorEnv" in fix.text for fix in verdict.fixes)
+    assert verdict.speedup == pytest.approx(2.5)
+
+
+def adam(parameters, tensors, **fields):
+    return HookFacts(
+        way="attach",
+        python="3.11",
+        torch="2",
+        parameters=parameters,
+        parameter_tensors=tensors,
+        optimizers=("AdamW",),
+        **fields,
+    )
+
+
+def test_an_optimizer_with_many_parameters_may_take_long():
+    facts = adam(10_000_000, 40)
+    assert level(optimizer.judge(snapshot(steps(seconds=0.1, optimizer=0.02), facts=facts))) < 0.14
+    fused = adam(10_000_000, 40, fused=True)
+    assert level(optimizer.judge(snapshot(steps(seconds=0.1, optimizer=0.05), facts=fused))) == 0
+
+
+def test_what_a_crowded_machine_adds_to_an_update_is_not_the_optimizers():
+    stock = adam(1_100_000, 6, foreach=False)
+    assert level(optimizer.judge(snapshot(steps(seconds=0.7, optimizer=0.2), facts=stock))) < optimizer.judge.band.enter
+    own = adam(1_100_000, 6)
+    assert level(optimizer.judge(snapshot(steps(seconds=0.7, optimizer=0.2), facts=own))) > optimizer.judge.band.enter
+
+
+def test_many_small_tensors_cost_something_even_when_batched():
+    verdict = fired(optimizer.judge(snapshot(steps(seconds=0.04, optimizer=0.027), facts=adam(65_000, 1000))))
+    assert verdict.speedup == pytest.approx(1.4, rel=0.07), "foreach takes 0.57 of the time of a loop, as measured"
+    batched = fired(
+        optimizer.judge(snapshot(steps(seconds=0.04, optimizer=0.027), facts=adam(65_000, 1000, foreach=True)))
+    )
+    assert "fused=True" in batched.fixes[0].text
+
+
+def test_an_uncounted_optimizer_may_take_a_usual_share():
+    usual = Phases(data_wait=0.0, forward=0.3, backward=0.4, optimizer=0.28, outside=0.02)
+    assert level(optimizer.judge(snapshot(phases=usual))) < optimizer.judge.band.leave
+
+
+def test_an_optimizer_that_is_batched_already_is_not_told_to_be():
+    facts = HookFacts(way="attach", python="3.11", torch="2", parameters=1000, foreach=True)
+    verdict = fired(optimizer.judge(snapshot(steps(seconds=0.1, optimizer=0.06), facts=facts)))
+    assert not any("foreach" in fix.text for fix in verdict.fixes)
+
+
+def test_without_a_count_of_parameters_nothing_is_said_of_their_need():
+    verdict = fired(optimizer.judge(snapshot(phases=Phases(forward=0.3, backward=0.3, optimizer=0.4))))
+    assert "need" not in verdict.title

@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 from judgements import fired, level, unjudged
 from msgspec.structs import replace
-from served_maker import START, Server, at_random, pauses, server, turns
-from snapshot_builder import constant, line
+from served_maker import START, UNTIL, Server, at_random, pauses, server, turns
+from snapshot_builder import constant, line, process
 
 from aitop.diagnosis.causes.serving import tail
+from aitop.model.host import HostSample, MachineSample
 from aitop.model.serving import IterationRecord, RequestRecord
 from aitop.model.snapshot import Series
 
@@ -85,6 +86,13 @@ def test_a_long_prompt_beside_decodes():
     assert "max_num_batched_tokens" in verdict.fixes[0].text
 
 
+def test_requests_that_began_before_the_engine_was_watched_are_not_compared():
+    requests, iterations = engine()
+    early = [replace(one, seconds=one.seconds + 9.0) for one in requests[:6]]
+    verdict = fired(tail.judge(server([*early, *requests[6:]], iterations)))
+    assert verdict.subtype == "prefill" and verdict.share > 0.7, "what these waited for nobody saw"
+
+
 def test_without_long_prompts_the_same_engine_is_quiet():
     requests, iterations = engine(long_every=0)
     assert level(tail.judge(server(requests, iterations))) == 0.0
@@ -105,11 +113,11 @@ def test_requests_that_were_thrown_out_of_the_batch():
     assert verdict.subtype == "preemption" and "KV cache" in verdict.fixes[0].text
 
 
-def stopped_by_kernel(name):
+def stopped_by_kernel(name, otherwise=0.01):
     """The main thread waits for a core at times, because of a quota or of others."""
     times = tuple(START + number for number in range(31))
     bad = {int(begin - START) for begin, _ in STOPS}
-    delay = Series(times=times, values=tuple(0.8 if number - 1 in bad else 0.01 for number in range(31)))
+    delay = Series(times=times, values=tuple(0.8 if number - 1 in bad else otherwise for number in range(31)))
     stops = [(START + number + 0.1, 0.8) for number in bad]
     requests = Server(stops=stops).answer(HALF)
     series = {"run_delay": delay}
@@ -122,6 +130,40 @@ def stopped_by_kernel(name):
 @pytest.mark.parametrize("name", ["quota", "cores"])
 def test_the_kernel_keeps_the_process_from_its_core(name):
     assert fired(tail.judge(stopped_by_kernel(name))).subtype == name
+
+
+def test_the_kernels_counts_are_put_where_requests_took_longer():
+    # Half of each bad second is lost, all of it in the one request that then takes half a second longer.
+    times = tuple(START + number for number in range(31))
+    bad = {int(begin - START) for begin, _ in STOPS}
+    counted = Series(times=times, values=tuple(0.5 if number - 1 in bad else 0.0 for number in range(31)))
+    arrivals = [START + number + 0.05 * part for number in range(30) for part in range(16)]
+    stopped = Server(stops=[(START + number + 0.26, 0.5) for number in bad]).answer(arrivals)
+    requests = [replace(one, model=one.seconds - one.queue) for one in stopped]
+    verdict = fired(tail.judge(server(requests, series={"run_delay": counted})))
+    assert verdict.subtype == "cores" and verdict.share > 0.8, "spread evenly it would be half"
+
+
+def test_requests_that_the_kernels_counters_do_not_cover_yet_wait_to_be_judged():
+    requests = Server(stops=[(UNTIL - 3.0, 1.0)]).answer(HALF)
+    read = Series(times=(START, UNTIL - 4.0), values=(0.0, 0.0))
+    assert tail.judge(server(requests, series={"run_delay": read})) is None
+
+
+def test_what_others_do_to_the_cores_is_no_warning():
+    seen = stopped_by_kernel("cores", otherwise=0.2)
+    assert fired(tail.judge(seen)).severity == "warning", "nobody knows of others"
+    machine = MachineSample(cores=2, core_busy=(1.0, 1.0))
+    crowd = HostSample(time=UNTIL, processes=(process(cpu=0.5, wanting=1, wanted=0.7),), machine=machine)
+    verdict = fired(tail.judge(replace(seen, host=crowd, series={**seen.series, "cores_wanted": constant(0.7)})))
+    assert (verdict.subtype, verdict.severity) == ("cores", "info")
+
+
+def test_what_makes_no_request_much_longer_than_chance_does_is_no_warning():
+    regular = [START + 0.05 * number for number in range(580)]
+    short = [(START + 0.5 * number + 0.01, 0.018) for number in range(58)]
+    verdict = fired(tail.judge(server(Server(stops=short).answer(regular), held=pauses(short))))
+    assert verdict.severity == "info" and verdict.share > 0.7
 
 
 def blocked(activity="sleep", by_window=(0, 0, 8, 0, 0, 8, 0, 0, 8, 0), **fields):
@@ -177,6 +219,7 @@ def test_long_handling_of_one_request_holds_up_those_behind_it(handler, subtype)
     line_of_it = line("answer", 0.3, activity="sleep", number=31, handler=handler, position="before")
     verdict = fired(tail.judge(server(handled(), lines=[line_of_it])))
     assert verdict.subtype == subtype and verdict.share > 0.5 and verdict.where[0].line == 31
+    assert [entry.line for entry in tail.judge(server(handled(), lines=[line_of_it])).claims] == [31]
     assert level(tail.judge(server(handled(long=0.002), lines=[line_of_it]))) == 0.0
 
 

@@ -214,8 +214,10 @@ class Feed:
         return "dump"
 
 
-def test_it_has_every_method_of_a_live_feed_in_the_same_shape():
+def test_it_has_every_method_that_a_screen_asks_of_a_live_feed_in_the_same_shape():
     theirs = {name: one for name, one in vars(LiveFeed).items() if callable(one) and not name.startswith("_")}
+    # For watching without a screen.
+    del theirs["conclude"]
     for name, one in theirs.items():
         assert list(inspect.signature(getattr(LateFeed, name)).parameters) == list(inspect.signature(one).parameters)
     assert LateFeed.live == LiveFeed.live

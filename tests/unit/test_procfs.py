@@ -183,3 +183,10 @@ def test_a_process_of_a_container_has_another_pid_inside(tmp_path, monkeypatch):
         status.write_text(words)
         assert procfs.inner_pid(42) == inner
     assert procfs.inner_pid(43) == 43, "it is gone"
+
+
+def test_of_two_values_in_an_environment_the_first_counts_as_for_the_process_itself(tmp_path, monkeypatch):
+    (tmp_path / "42").mkdir()
+    (tmp_path / "42" / "environ").write_bytes(b"A=1\0B=2\0A=\0nothing\0")
+    monkeypatch.setattr(procfs, "PROC", str(tmp_path))
+    assert procfs.environ(42) == {"A": "1", "B": "2"}

@@ -8,6 +8,7 @@ import pytest
 from judgements import fired, level, unjudged
 from msgspec.structs import replace
 from served_maker import START, Server, at_random, closed, server, turns
+from snapshot_builder import host
 
 from aitop.diagnosis.causes import underbatched
 from aitop.diagnosis.causes.serving import queue
@@ -29,6 +30,19 @@ def test_clients_that_wait_behind_each_other():
     assert verdict.id == "queue-bound" and verdict.share == pytest.approx(7 / 8, abs=0.03)
     assert verdict.severity == "warning"
     assert any("8 clients" in line for line in verdict.evidence)
+
+
+@pytest.mark.parametrize(("busy", "gain"), [((0.9, 0.4), 1.7), ((1.0, 1.0), 1.0)])
+def test_a_replica_on_this_machine_gains_what_its_idle_cores_allow(busy, gain):
+    fixes = fired(queue.judge(server(CROWD, seen={"host": host(busy=busy)}))).fixes
+    here, elsewhere = (fix for fix in fixes if "replica" in fix.text)
+    assert "on this machine" in here.text and here.speedup == pytest.approx(gain, abs=0.01)
+    assert elsewhere.speedup == pytest.approx(2.0, abs=0.1)
+
+
+def test_where_a_core_is_idle_a_replica_here_is_as_good_as_elsewhere():
+    fixes = fired(queue.judge(server(CROWD, seen={"host": host(busy=(1.0, 0.0))}))).fixes
+    assert [fix.speedup for fix in fixes if "replica" in fix.text] == [pytest.approx(2.0, abs=0.1)]
 
 
 @pytest.mark.parametrize(("clients", "replicas"), [(8, 2), (3, 2), (2, 2), (8, 3)])

@@ -113,10 +113,6 @@ def test_one_checkpoint_does_not_tell_how_often_it_comes():
     assert verdict.evidence[0].startswith("once in 21 steps so far, 5.90 s")
 
 
-def test_no_checkpoints_no_stall():
-    assert between_steps.checkpoint(snapshot(steps())) is None
-
-
 def test_evaluation_is_seen_only_in_training():
     records = [step(index, 1.0, evaluation=0.8) if index % 5 == 0 else step(index, 0.1) for index in range(40)]
     seen = snapshot(records, lines=[line("evaluate", 0.5, phase="evaluation", activity="native")])
@@ -203,15 +199,6 @@ def test_sampled_io_is_critical_only_where_the_kernel_says_that_it_waits(activit
 
 
 # statements that would be silly -----------------------------------------------------------------------------------
-
-
-def test_a_factor_that_rests_on_next_to_nothing_has_a_wide_range():
-    waiting = steps(seconds=0.1, data_wait=0.0985, queue_ready=0)
-    lines = [WAITS, line("__getitem__", 0.95, pid=WORKER)]
-    seen = snapshot(waiting, lines=lines, workers=1, host=host(1, worker_cpu=0.02), facts=loaders(1))
-    finding = input_bound.judge(seen)
-    low, high = finding.verdict.speedup_range
-    assert high > 10 * low
 
 
 def test_workers_without_a_core_to_run_on_are_no_fix():

@@ -10,6 +10,7 @@ from snapshot_builder import RANK, constant, line, snapshot, step, steps
 from aitop.diagnosis.causes import precision, preprocessing, recompile, underbatched
 from aitop.diagnosis.judge import CONFIRM_TICKS, Judge
 from aitop.model.gpu import GpuDevice, GpuSample
+from aitop.model.serving import IterationRecord, Serving
 from aitop.model.snapshot import Phases, ProcessStacks, Series, Stacks
 from aitop.model.steps import HookFacts
 from aitop.model.verdict import Setting
@@ -120,6 +121,29 @@ def test_requests_one_at_a_time_read_all_weights_for_each():
     assert "requests are taken 1 at a time" in verdict.title
 
 
+def test_an_engine_whose_turns_say_how_many_requests_are_in_them_is_not_judged_by_the_models_input():
+    packed = [IterationRecord(end=1000.0 - n / 100, seconds=0.008, requests=2) for n in range(100)]
+    for waiting, found in ((0.1, False), (6.0, True)):
+        engine = Serving(basis="hook", pid=RANK, iterations=tuple(packed), queue=waiting)
+        seen = snapshot(served(), kind="inference", facts=DENSE, lines=[MODEL], serving=engine)
+        assert (level(underbatched.judge(seen)) > 0.0) is found, "requests that do not wait cannot be taken together"
+
+
+def test_who_computes_beside_the_first_thread_is_not_judged_by_its_waits_for_a_core():
+    # The first thread only accepts connections: it hardly runs, and waits for a core most of the little it wants one.
+    series = {"run_delay": constant(0.1), "main_thread": constant(0.01)}
+    seen = snapshot(served(), kind="inference", facts=DENSE, lines=[MODEL], series=series)
+    (process,) = seen.stacks.processes
+    beside = replace(seen, stacks=replace(seen.stacks, processes=(replace(process, thread="model"),)))
+    assert level(underbatched.judge(seen)) == 0.0 < level(underbatched.judge(beside))
+
+
+def test_what_is_done_once_a_batch_is_explained_by_too_small_ones():
+    stacked = line("serve", 0.2, activity="native", number=20, position="within", text="y = net(stack(ids)).tolist()")
+    seen = snapshot(served(), kind="inference", facts=DENSE, lines=[MODEL, stacked])
+    assert [entry.position for entry in underbatched.judge(seen).claims] == ["within"]
+
+
 def test_batches_are_put_together_where_the_model_is_called():
     from aitop.model.stacks import Frame
 
@@ -207,14 +231,16 @@ def test_the_fix_fits_the_work(work, told):
     assert told in fired(preprocessing.judge(requests([made, RUNS]))).fixes[0].text
 
 
-def test_a_server_at_leisure_is_told_of_latency_only():
+@pytest.mark.parametrize(("share", "severity"), [(0.3, "warning"), (0.15, "info")])
+def test_a_server_at_leisure_is_told_of_latency_only(share, severity):
     waits = line("serve", 0.6, number=28, activity="wait-queue", text="body = q.get()")
-    work = line("encode", 0.3, number=22, position="before")
+    work = line("encode", share, number=22, position="before")
     verdict = fired(preprocessing.judge(requests([waits, work, RUNS])))
-    assert verdict.severity == "info" and "they get faster, not more" in verdict.evidence[-1]
+    assert verdict.severity == severity, "of a request it is the larger part, or not"
+    assert "they get faster, not more" in verdict.evidence[-1]
 
 
-@pytest.mark.parametrize(("work", "severity"), [("network", "critical"), (None, "info")])
+@pytest.mark.parametrize(("work", "severity"), [("network", "critical"), (None, "warning")])
 def test_who_asks_a_service_is_not_at_leisure_as_is_who_waits_for_a_request(work, severity):
     tells = line("tell", 0.4, number=70, activity="wait-network", work=work, position="after")
     made = line("encode", 0.5, number=22, position="before")

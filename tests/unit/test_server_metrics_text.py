@@ -141,9 +141,9 @@ def test_a_histogram_does_not_grow_without_bound():
 def test_a_long_text_is_read_quickly():
     lines = ['vllm:request_success_total{a="' + "} " * 2000 + '"} x'] * 200
     lines += [f"vllm:num_requests_running{LABELS} 1"] * 50_000
-    began = time.perf_counter()
+    began = time.thread_time()
     read("\n".join(lines)[: 4 << 20])
-    assert time.perf_counter() - began < 3.0
+    assert time.thread_time() - began < 3.0
 
 
 NAMES = [name for row in VLLM.counters.values() for name in row.names]

@@ -14,8 +14,7 @@ from stack_maker import stack, window
 from aitop.sources.host import HostSource
 from aitop.sources.host.tree import Member, ProcessTree
 from aitop.sources.procfs import Stat
-from aitop.sources.servers.recognition import Recogniser, command_words
-from aitop.sources.servers.versions import version_of
+from aitop.sources.servers.recognition import Recogniser, command_words, version_of
 
 FREE = 2**22 + 5
 """A number that no process has: what it is asked for is not there, and what is given stays."""
@@ -226,10 +225,10 @@ def test_the_host_source_tells_engine_and_parts(tmp_path: Path):
 def test_looking_costs_little():
     recogniser, members = Recogniser(), [member(number, "python", "train.py", f"--n={number}") for number in range(64)]
     recogniser.look(members)
-    began = time.perf_counter()
+    began = time.thread_time()
     for _ in range(10):
         recogniser.look(members)
-    assert (time.perf_counter() - began) / 10 < 0.005
+    assert (time.thread_time() - began) / 10 < 0.005
 
 
 def test_trees_follow_members_as_they_are():

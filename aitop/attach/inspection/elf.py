@@ -21,8 +21,8 @@ class NotElfError(Exception):
 
 
 @dataclass(frozen=True)
-class Symbol:
-    """Where a symbol lies in the process, and its size in bytes."""
+class Span:
+    """A piece of the process's memory, such as a symbol's: address and size in bytes."""
 
     address: int
     size: int
@@ -65,7 +65,7 @@ class ElfImage:
         first = next((s.address for s in self.segments if s.kind == PT_LOAD and s.offset == 0), 0)
         self.bias = base - first // PAGE * PAGE
 
-    def symbols(self, names: Iterable[str]) -> dict[str, Symbol]:
+    def symbols(self, names: Iterable[str]) -> dict[str, Span]:
         """The exported symbols among `names` that this file defines."""
         try:
             table = self._dynamic()
@@ -75,7 +75,7 @@ class ElfImage:
             hits = {name: lookup.find(name) for name in names}
         except OSError:
             return {}
-        return {name: Symbol(self.bias + hit[0], hit[1]) for name, hit in hits.items() if hit is not None}
+        return {name: Span(self.bias + hit[0], hit[1]) for name, hit in hits.items() if hit is not None}
 
     def ends_of_writable_data(self) -> list[int]:
         """For each writable segment the address just past its last byte (end of `.bss`)."""

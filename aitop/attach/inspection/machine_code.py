@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 import struct
 
-from aitop.attach.inspection.elf import Symbol
+from aitop.attach.inspection.elf import Span
 from aitop.attach.inspection.process_memory import Memory
 
 LONGEST_FUNCTION = 40
@@ -49,7 +49,7 @@ _ERRNO_MUSL = re.compile(
 )
 
 
-def initialized_at(memory: Memory, function: Symbol) -> int | None:
+def initialized_at(memory: Memory, function: Span) -> int | None:
     """The address of the number that `Py_IsInitialized` returns."""
     start, code = function.address, memory.read(function.address, LONGEST_FUNCTION)
     if match := _FLAG_IN_TABLE.match(code):
@@ -59,7 +59,7 @@ def initialized_at(memory: Memory, function: Symbol) -> int | None:
     return None
 
 
-def current_thread_state(memory: Memory, function: Symbol, fs_base: int, *, is_musl: bool) -> int | None:
+def current_thread_state(memory: Memory, function: Span, fs_base: int, *, is_musl: bool) -> int | None:
     """What `PyThreadState_GetUnchecked` would return in the thread whose fs segment begins at `fs_base`."""
     start, code = function.address, memory.read(function.address, LONGEST_FUNCTION)
     if match := _POINTER_IN_TABLE.match(code):
@@ -81,7 +81,7 @@ def current_thread_state(memory: Memory, function: Symbol, fs_base: int, *, is_m
     return None
 
 
-def errno_offset(memory: Memory, function: Symbol) -> int | None:
+def errno_offset(memory: Memory, function: Span) -> int | None:
     """How many bytes from its fs base a thread's errno lies, read from `__errno_location`."""
     start, code = function.address, memory.read(function.address, LONGEST_FUNCTION)
     if match := _ERRNO_GLIBC.match(code):

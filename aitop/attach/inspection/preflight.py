@@ -11,7 +11,7 @@ import platform
 from collections.abc import Sequence
 
 from aitop.attach.inspection.process import main_thread_cpu_ns, same_process, seconds_old, shares_memory
-from aitop.attach.inspection.process_memory import Memory, mappings
+from aitop.attach.inspection.process_memory import Memory
 from aitop.attach.refusal import AttachRefused, ended
 from aitop.sources import procfs
 from aitop.sources.access import why_denied
@@ -52,8 +52,8 @@ def check_alive(pid: int) -> ProcStatus:
 
 
 def check_settled(status: ProcStatus) -> None:
-    """Raises AttachRefused for a process that was forked just now: it may have no memory of its own (vfork), or hold
-    locks that nobody in it will release.
+    """Raises AttachRefused for a process that was forked a moment ago: it may have no memory of its own (vfork), or
+    hold locks that no thread of it will release.
 
     A child of fork first makes the interpreter's locks anew, in a fraction of `SETTLED_CPU_NS`. CPU time is asked as
     well as age, because on a loaded machine it may have had no processor yet.
@@ -74,6 +74,8 @@ def open_memory(status: ProcStatus) -> Memory:
     except (FileNotFoundError, ProcessLookupError) as error:
         raise ended(status.pid) from error
     except PermissionError as error:
+        if not same_process(status):
+            raise ended(status.pid) from error
         denied = why_denied(status.pid)
         raise AttachRefused(denied.state, denied.reason, denied.remedy) from error
     # The open file stays bound to that process; another one may have taken its pid since the status was read.
@@ -96,8 +98,7 @@ def check_consent(pid: int) -> None:
 
 def check_torch(pid: int) -> None:
     """Raises AttachRefused where torch is not loaded, or not yet."""
-    names = {os.path.basename(mapping.path) for mapping in mappings(pid)}
-    if not any(name.startswith("libtorch") for name in names):
+    if procfs.framework_of(procfs.maps(pid) or b"") != "torch":
         raise without_torch(pid)
 
 

@@ -9,7 +9,6 @@ import re
 import time
 
 from aitop.sources import procfs
-from aitop.sources.host import job
 from aitop.sources.process_status import ProcStatus
 
 KCMP_VM = 1
@@ -47,8 +46,9 @@ def shares_memory(pid: int, other: int) -> bool:
 
 
 def same_process(status: ProcStatus) -> bool:
-    """Whether the pid still belongs to the process that `status` was read from, and that one is alive."""
-    return job.same_process(status.pid, status.started)
+    """Whether the pid surely still belongs to the process that `status` was read from, and that one is alive."""
+    stat = procfs.stat(status.pid)
+    return stat is not None and stat.start == status.started and not stat.ended
 
 
 def interpreter_of(status: ProcStatus) -> str | None:

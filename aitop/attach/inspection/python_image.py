@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from aitop.attach.inspection.elf import PAGE, ElfImage, NotElfError, Symbol
+from aitop.attach.inspection.elf import PAGE, ElfImage, NotElfError, Span
 from aitop.attach.inspection.machine_code import current_thread_state, errno_offset, initialized_at
 from aitop.attach.inspection.process_memory import Mapping, Memory, mappings
 from aitop.attach.refusal import AttachRefused
@@ -28,14 +28,6 @@ THREAD_STATE_SIZE = 512
 FIRST_WITH_OWN_THREAD_STATES = (3, 12)
 # mov $15,%rax; syscall: what every C library has signal handlers return to.
 SIGRETURN = b"\x48\xc7\xc0\x0f\x00\x00\x00\x0f\x05"
-
-
-@dataclass(frozen=True)
-class Scratch:
-    """Room in the target for the injected line: address and size in bytes."""
-
-    address: int
-    size: int
 
 
 @dataclass(frozen=True)
@@ -62,14 +54,14 @@ class LibcImage:
 class PythonImage:
     """CPython as it is loaded in one process.
 
-    `version` is (major, minor); `scratch` is None where there is no room. `initialized` is the address of a number
-    that is 0 before the interpreter has begun and from its end on, None where that is not known.
+    `version` is (major, minor). `scratch` is room for the injected line, None where there is none. `initialized` is the
+    address of a number that is 0 before the interpreter has begun and from its end on, None where that is not known.
     """
 
     version: tuple[int, int]
-    symbols: dict[str, Symbol]
+    symbols: dict[str, Span]
     libc: LibcImage
-    scratch: Scratch | None
+    scratch: Span | None
     initialized: int | None
 
     def address(self, name: str) -> int:
@@ -117,7 +109,7 @@ def _loaded_files(maps: Sequence[Mapping]) -> dict[str, int]:
     return files
 
 
-def _find_interpreter(pid: int, memory: Memory, files: dict[str, int], program: str) -> tuple[dict[str, Symbol], str]:
+def _find_interpreter(pid: int, memory: Memory, files: dict[str, int], program: str) -> tuple[dict[str, Span], str]:
     """CPython's symbols and the file that holds them: libpython, or the program itself."""
     candidates = [path for path in files if path == program or "python" in os.path.basename(path)]
     for path in sorted(candidates, key=lambda path: ("libpython" not in path, path != program)):
@@ -132,7 +124,7 @@ def _find_interpreter(pid: int, memory: Memory, files: dict[str, int], program: 
     raise AttachRefused("absent", f"process {pid} is not a Python process", "give the pid of the Python process")
 
 
-def _version(memory: Memory, symbols: dict[str, Symbol]) -> tuple[int, int]:
+def _version(memory: Memory, symbols: dict[str, Span]) -> tuple[int, int]:
     """The version of the interpreter: `Py_Version` has it since 3.11, and `Py_NewRef` came with 3.10."""
     if (symbol := symbols.get("Py_Version")) is not None:
         number = memory.read_word(symbol.address)
@@ -142,14 +134,14 @@ def _version(memory: Memory, symbols: dict[str, Symbol]) -> tuple[int, int]:
 
 def _find_scratch(
     memory: Memory, maps: Sequence[Mapping], files: dict[str, int], first: str, permissions: str
-) -> Scratch | None:
+) -> Span | None:
     """The unused end of the last page of a library's data ("rw") or constants ("r--p"), the interpreter's first.
 
     Nothing is allocated in the target; a page of constants becomes the target's own copy when it is written. Room that
     is all zero is preferred to room that still holds the line of an aitop that was killed.
     """
     libraries = [first, *(path for path in files if ".so" in os.path.basename(path) and "ld-" not in path)]
-    used: Scratch | None = None
+    used: Span | None = None
     for path in libraries:
         for scratch in _page_ends(memory, maps, files[path], permissions):
             content = memory.read(scratch.address, scratch.size)
@@ -161,7 +153,7 @@ def _find_scratch(
     return used
 
 
-def _page_ends(memory: Memory, maps: Sequence[Mapping], base: int, permissions: str) -> Iterator[Scratch]:
+def _page_ends(memory: Memory, maps: Sequence[Mapping], base: int, permissions: str) -> Iterator[Span]:
     try:
         image = ElfImage(memory.read, base)
         ends = image.ends_of_writable_data() if permissions == "rw" else image.ends_of_constants()
@@ -172,10 +164,10 @@ def _page_ends(memory: Memory, maps: Sequence[Mapping], base: int, permissions: 
         size = -start % PAGE
         inside = any(m.start <= start and start + size <= m.end and m.permissions.startswith(permissions) for m in maps)
         if size >= LONGEST_LINE and inside:
-            yield Scratch(start, size)
+            yield Span(start, size)
 
 
-def _find_stack_padding(pid: int, memory: Memory, maps: Sequence[Mapping]) -> Scratch | None:
+def _find_stack_padding(pid: int, memory: Memory, maps: Sequence[Mapping]) -> Span | None:
     """The unused bytes between the program's arguments and what the kernel put below them.
 
     The kernel leaves a random number of bytes there, up to 8192, to shift the stack; nothing ever uses them.
@@ -191,7 +183,7 @@ def _find_stack_padding(pid: int, memory: Memory, maps: Sequence[Mapping]) -> Sc
     left = content.rfind(MARK[1:])
     used = left - 1 if left > 0 else len(content.rstrip(b"\0"))
     first = (start + used + 63) & ~63
-    return Scratch(first, end - first) if end - first >= LONGEST_LINE else None
+    return Span(first, end - first) if end - first >= LONGEST_LINE else None
 
 
 def locate_libc(memory: Memory, maps: Sequence[Mapping], program: str) -> LibcImage:

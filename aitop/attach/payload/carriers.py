@@ -32,8 +32,8 @@ MEMFD_NAME = "aitop-request"
 # The names of our own files: only those are cleaned up.
 REQUEST = re.compile(r"\.aitop-[0-9]+-[0-9a-f]{12}")
 PR_GET_DUMPABLE = 3
-# The byte that says whose the request is: nobody's yet, the target's, or ours again. It is changed under a lock that
-# nobody waits for.
+# The byte that says who owns the request: nobody yet, the target, or we again. It is changed under a lock, which is
+# only tried and never waited for.
 FREE, BEGUN, TAKEN_BACK = b"-", b"b", b"x"
 
 

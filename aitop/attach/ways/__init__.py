@@ -16,9 +16,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from aitop.attach.inspection.elf import Span
 from aitop.attach.inspection.process import let_it_finish
 from aitop.attach.inspection.process_memory import Memory
-from aitop.attach.inspection.python_image import PythonImage, Scratch
+from aitop.attach.inspection.python_image import PythonImage
 from aitop.attach.refusal import NotNow
 from aitop.sources.process_status import ProcStatus
 
@@ -57,7 +58,7 @@ class TargetProcess:
         return self.status.pid
 
     @property
-    def scratch(self) -> Scratch:
+    def scratch(self) -> Span:
         """The room for the line. Raises NotNow where there is none."""
         if self.python.scratch is None:
             raise NotNow("there is no room for the hook's first line")
@@ -67,8 +68,8 @@ class TargetProcess:
 def check_running(target: TargetProcess) -> None:
     """Raises NotNow where the interpreter has not begun or is ending, as far as that is known.
 
-    At its end CPython frees what a call would use, long before the process is gone: a call that comes then is a
-    SIGSEGV for a run that had just finished.
+    When CPython ends it frees what a call would use, long before the process is gone: a call at that time would crash a
+    run that had just finished.
     """
     place = target.python.initialized
     if place is not None and target.memory.read(place, 4) == bytes(4):

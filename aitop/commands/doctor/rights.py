@@ -14,13 +14,14 @@ from aitop.attach.ways.gdb import fault_of_gdb
 from aitop.commands.doctor.ptrace_trial import PtraceTrial
 from aitop.commands.doctor.report import Check, fault, not_needed, works
 from aitop.sources import procfs
+from aitop.sources.access import FIRST_USERS
+from aitop.sources.process_status import DAC_OVERRIDE, SYS_PTRACE, parse_status
 from aitop.sources.procfs import user_name
 
 ContainerKind = Literal["kubernetes", "docker", "podman", "lxc", "container"]
 
-# The kernel gives its first pid and user namespaces these numbers (include/linux/proc_ns.h).
-FIRST_PIDS, FIRST_USERS = "pid:[4026531836]", "user:[4026531837]"
-SYS_PTRACE, DAC_OVERRIDE = 19, 1
+# The kernel's number of its first pid namespace (include/linux/proc_ns.h).
+FIRST_PIDS = "pid:[4026531836]"
 _GROUPS: tuple[tuple[str, ContainerKind], ...] = (
     ("kubepods", "kubernetes"),
     ("/docker", "docker"),
@@ -60,24 +61,24 @@ class Confinement:
     @property
     def capable(self) -> bool:
         """Whether aitop holds CAP_SYS_PTRACE."""
-        return bool(self.capabilities >> SYS_PTRACE & 1)
+        return bool(self.capabilities & SYS_PTRACE)
 
     @property
     def everybody(self) -> bool:
         """Whether aitop may look into every user's processes (a process's memory is a file of mode 0600)."""
-        return self.capable and bool(self.capabilities >> DAC_OVERRIDE & 1)
+        return self.capable and bool(self.capabilities & DAC_OVERRIDE)
 
 
 def read_confinement(root: str = "", environment: Mapping[str, str] = os.environ) -> Confinement:
     """Reads the place of this process. `root` stands for / and exists for tests."""
     text, link = procfs.text, procfs.link
-    fields = _fields(text(f"{root}/proc/self/status") or "")
+    own = parse_status(os.getpid(), text(f"{root}/proc/self/status") or "", started=0)
     own_pids = (link(f"{root}/proc/self/ns/pid") or FIRST_PIDS) != FIRST_PIDS
     return Confinement(
-        uid=_number(fields.get("Uid", "").split()[1:2], os.geteuid()),
-        capabilities=_number([fields.get("CapEff", "")], 0, 16),
-        seccomp=fields.get("Seccomp", "0") not in ("0", ""),
-        tracer=_number([fields.get("TracerPid", "")], 0),
+        uid=own.uids[1] if len(own.uids) > 1 else os.geteuid(),
+        capabilities=own.capabilities,
+        seccomp=bool(own.seccomp),
+        tracer=own.tracer,
         yama=text(f"{root}/proc/sys/kernel/yama/ptrace_scope"),
         container=_container_kind(root, environment) or ("container" if own_pids else None),
         own_pids=own_pids,
@@ -102,18 +103,6 @@ def _profile(text: str | None) -> str | None:
     """AppArmor says `docker-default (enforce)` or `unconfined`, SELinux a label."""
     words = (text or "").rstrip("\0").strip()
     return None if not words or words.startswith("unconfined") or ":unconfined_t:" in words else words
-
-
-def _fields(status: str) -> dict[str, str]:
-    pairs = (line.partition(":") for line in status.splitlines())
-    return {name: value.strip() for name, colon, value in pairs if colon}
-
-
-def _number(words: list[str], otherwise: int, base: int = 10) -> int:
-    try:
-        return int(words[0], base)
-    except (ValueError, IndexError):
-        return otherwise
 
 
 def checks(place: Confinement, tried: PtraceTrial | OSError) -> list[Check]:
@@ -250,7 +239,7 @@ def _container(place: Confinement) -> Check:
 
 
 def _remedy(place: Confinement, cause: str) -> str:
-    """The command that mends this cause here, with the fewest rights that do."""
+    """The command that mends this cause here with the fewest rights."""
     boxed = place.container if place.own_pids else None
     if place.yama == "3":
         return f"only a reboot without kernel.yama.ptrace_scope=3 in /etc/sysctl.d; until then {WITHOUT}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from aitop.diagnosis.causes.oversubscription import others_have_cores
 from aitop.diagnosis.device import device_busy, host_unproven, on_gpu, timed_on_device
 from aitop.diagnosis.evidence import NO_LINES, main_lines, serves, takes_request
 from aitop.diagnosis.rule import UNPROVEN, Explanation, rule
@@ -19,6 +20,9 @@ UNSEEN = "in which types and how large batches it computes, and whether that is 
 @rule("compute-bound", 0.5, 0.4, only_alone=True)
 def compute_bound(snapshot: Snapshot) -> Explanation | None:
     """Most of the step is forward, backward and optimizer: the device is the limit."""
+    if snapshot.serving is not None and others_have_cores(snapshot):
+        # Something does hold its requests up.
+        return None
     phases = snapshot.steps.phases if snapshot.steps else Phases()
     parts = {"forward": phases.forward, "backward": phases.backward, "optimizer": phases.optimizer}
     known = {name: share for name, share in parts.items() if share is not None}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from aitop.diagnosis.device import host_limit, host_unproven
-from aitop.diagnosis.evidence import others_cores
+from aitop.diagnosis.evidence import leisure, others_cores
 from aitop.diagnosis.rule import Band, Explanation, Rule
 from aitop.diagnosis.series import mean_of
 from aitop.diagnosis.what_if import Scope, fix
@@ -31,14 +31,16 @@ class Crowd:
     """Threads of the run that want cores at the same time. Cores, but for the counts.
 
     `usable` are there, `wanted` by the run (running or waiting), `others` used by everybody else, and `delay` is the
-    share of the time in which the main thread waits for one. `most` threads are those of the rank that has most. One
-    process alone wants at most `one_rank` or `one` cores, and `computing` of them want more than SOME.
+    share of the time in which the main thread waits for one; `kept` that of the time in which it has something to do,
+    which a server has not always. `most` threads are those of the rank that has most. One process alone wants at most
+    `one_rank` or `one` cores, and `computing` of them want more than SOME.
     """
 
     usable: float
     wanted: float
     others: float
     delay: float
+    kept: float
     ranks: int
     threads: int
     workers: int
@@ -68,7 +70,7 @@ class Crowd:
     @property
     def held_up(self) -> bool:
         """Whether the run wants no more cores than there are, and does not get them because of somebody else's load."""
-        return not self.own and self.others >= OTHERS_PART * self.usable and self.delay >= OTHERS_DELAY
+        return not self.own and self.others >= OTHERS_PART * self.usable and self.kept >= OTHERS_DELAY
 
 
 def _look(snapshot: Snapshot) -> Explanation | str | None:
@@ -97,6 +99,7 @@ def _crowd(snapshot: Snapshot) -> Crowd | None:
         wanted=wanted,
         others=others,
         delay=delay,
+        kept=min(1.0, delay / max(0.01, 1.0 - leisure(snapshot))),
         ranks=len(ranks),
         threads=sum(process.wanting or 0 for process in ranks),
         workers=len(workers),
@@ -187,13 +190,14 @@ def _of_others(snapshot: Snapshot, crowd: Crowd) -> Explanation | None:
     if not crowd.held_up:
         return None
     own = [fix(_fewer_threads(snapshot, crowd))] if crowd.most > crowd.usable else []
+    working = " in which it has something to do" if crowd.kept > crowd.delay else ""
     return Explanation(
         severity="info",
-        level=crowd.delay,
+        level=crowd.kept,
         confidence=0.6,
         title=f"other programs use {crowd.others:.1f} of {crowd.usable:g} cores: this run waits for them",
         evidence=(
-            f"the main thread waits for a core {percent(crowd.delay)} of the time",
+            f"the main thread waits for a core {percent(crowd.kept)} of the time{working}",
             f"this run's own threads want {crowd.wanted:.1f} cores",
         ),
         fixes=(*own, fix("look for stray processes on this machine, or give the run cores of its own (taskset)")),

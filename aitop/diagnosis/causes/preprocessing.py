@@ -21,6 +21,8 @@ from aitop.model.snapshot import Snapshot
 from aitop.model.units import percent
 from aitop.model.verdict import Fix
 
+# From here on most of what a request waits for is its input: whoever asks feels that, however few ask.
+MOSTLY = 0.5
 WORTH_IT = 1.05
 WORKING: frozenset[Activity] = frozenset({"python", "native", "wait-core"})
 
@@ -47,7 +49,7 @@ def judge(snapshot: Snapshot) -> Explanation | str | None:
         return None
     share = min(lines.share, host_limit(snapshot))
     of_request, at_leisure = of_unit(snapshot, share)
-    signals = (bool(records(snapshot)), True, of_request >= 0.5)
+    signals = (bool(records(snapshot)), True, of_request >= MOSTLY)
     gone = of_request * within_first(lines)
     work = _most_work(lines)
     doing = {"decode": "decoding", "tokenize": "tokenising", "collate": "collating"}.get(work, "computing")
@@ -61,7 +63,7 @@ def judge(snapshot: Snapshot) -> Explanation | str | None:
     if at_leisure:
         evidence.append(at_leisure)
     return Explanation(
-        severity="info" if at_leisure else None,
+        severity=None if not at_leisure else "warning" if of_request >= MOSTLY else "info",
         critical=of_request >= CRITICAL_SHARE and sum(signals) >= 2,
         share=share,
         gone=gone,

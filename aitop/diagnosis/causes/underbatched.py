@@ -9,9 +9,9 @@ from statistics import median_high
 import msgspec
 
 from aitop.diagnosis import op_cost
-from aitop.diagnosis.causes.serving.turns import small_batches
+from aitop.diagnosis.causes.serving.turns import room, small_batches
 from aitop.diagnosis.device import idle_share, on_gpu
-from aitop.diagnosis.evidence import AT_LEISURE, MIN_STEPS, lines_of, main_lines, records, running, takes_request
+from aitop.diagnosis.evidence import AT_LEISURE, MIN_STEPS, Lines, lines_of, main_lines, records, running, takes_request
 from aitop.diagnosis.rule import UNPROVEN, Explanation, rule
 from aitop.diagnosis.what_if import Scope, Timeline, estimated, fix
 from aitop.model.ledger import Entry
@@ -49,6 +49,9 @@ def judge(snapshot: Snapshot) -> Explanation | str | None:
     engine = None if training else small_batches(snapshot, FEW_SAMPLES, BATCH, AT_LEISURE)
     if engine is not None:
         return engine
+    if not training and snapshot.serving is not None and room(snapshot.serving, FEW_SAMPLES) is False:
+        # An engine may pack many requests into what looks like one sample.
+        return None
     if snapshot.steps is None or snapshot.steps.basis != "hook":
         return "how many samples a step takes is known only from inside of the process"
     steps = [step for step in records(snapshot) if step.samples]
@@ -79,6 +82,7 @@ def judge(snapshot: Snapshot) -> Explanation | str | None:
         f"{percent(share)} of the time could serve {BATCH}",
         # Where the model is called a batch is put together, however the model is written.
         where=lines_of(map(_above_forward, main_lines(snapshot, lambda entry: entry.phase == "forward").lines)).where,
+        claims=() if training else _beside(snapshot).entries,
         evidence=_evidence(snapshot, cost, waiting, gone.speedup),
         fixes=_fixes(cost, share, training=training),
     )
@@ -87,8 +91,12 @@ def judge(snapshot: Snapshot) -> Explanation | str | None:
 def _of_the_model(snapshot: Snapshot, steps: Sequence[StepRecord]) -> float:
     """Share of all time that comes once a batch: calling the model, and what is done for it in the line that does."""
     forward = sum(step.forward for step in steps) / sum(step.seconds for step in steps)
-    beside = main_lines(snapshot, lambda entry: entry.phase == "host" and entry.position == "within").share
-    return min(0.99, forward + min(beside, max(0.0, 1.0 - forward)))
+    return min(0.99, forward + min(_beside(snapshot).share, max(0.0, 1.0 - forward)))
+
+
+def _beside(snapshot: Snapshot) -> Lines:
+    """What is done around the model's call for each batch."""
+    return main_lines(snapshot, lambda entry: entry.phase == "host" and entry.position == "within")
 
 
 def _cost(snapshot: Snapshot, steps: Sequence[StepRecord], samples: float, facts: HookFacts) -> Cost | None:

@@ -10,7 +10,7 @@ from statistics import fmean
 from aitop.engine.history import History
 
 DELAYS = 15
-# From so many times what the others wait for a core, nobody but its own neighbours can be why.
+# A rank that waits this many times as long for a core as the others is held up by neighbours of its own.
 TIMES_THE_OTHERS = 2.0
 
 

@@ -77,7 +77,7 @@ def standstill(history: History, now: float) -> Standstill | None:
 
 
 def _waits(ranks: Sequence[Standing], gone: Sequence[int], usual: float | None) -> bool:
-    """Whether these may be ranks that do not get on, and not a process that has nothing to do."""
+    """Whether the ranks wait for something that should come, rather than having nothing to do."""
     if gone or any(standing.doing in ("collective", "loading") for standing in ranks):
         return True
     if all(standing.doing is None for standing in ranks):
@@ -93,8 +93,10 @@ def _still_since(history: History, now: float) -> float | None:
     since: float | None = None
     before = chain(islice(reversed(history.hosts), 1, None), [None])
     for host, earlier in zip(reversed(history.hosts), before, strict=False):
-        working = [one for one in host.processes if one.role in ("rank", "loader-worker") and one.state != "Z"]
-        if not any(one.role == "rank" for one in working) or not all(_is_still(one, history) for one in working):
+        alive = [process for process in host.processes if process.state != "Z"]
+        working = [process for process in alive if process.role in ("rank", "loader-worker")]
+        ranked = any(process.role == "rank" for process in working)
+        if not ranked or not all(_is_still(process, history) for process in working):
             break
         since = earlier.time if earlier is not None else host.time
     stepped = max((hook.steps[-1].end for hook in history.hooks.values() if hook.steps), default=None)
@@ -104,7 +106,7 @@ def _still_since(history: History, now: float) -> float | None:
 
 
 def _is_still(process: ProcessSample, history: History) -> bool:
-    """Whether its main thread did nothing since the sample before. One that spins in a wait is still by its stacks."""
+    """Whether its main thread did nothing since the sample before; one that spins is judged by its stacks."""
     moved = (process.read_bytes or 0.0) + (process.write_bytes or 0.0)
     if process.voluntary_switches is None or moved > 0:
         return False

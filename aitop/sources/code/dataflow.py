@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import ast
 import builtins
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from aitop.model.stacks import Flow, Statement
 from aitop.sources.code.syntax import parsed
+from aitop.stacks.dataflow import innermost
 from aitop.stacks.libraries import COLLECTORS
 
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
@@ -24,22 +26,37 @@ _State = dict[str, frozenset[int]]
 _NOTHING: frozenset[int] = frozenset()
 
 
-def flows(file: str, text: str) -> tuple[Flow, ...]:
-    """The dataflow of every function in a file, and of the module itself; empty for text that is not Python."""
+class _Scope(NamedTuple):
+    """A function, or the module itself: its lines, and the methods of the class that it stands in."""
+
+    first: int
+    last: int
+    node: ast.Module | _Method
+    methods: dict[str, _Method] | None
+
+
+def flows(file: str, text: str, lines: Collection[int]) -> tuple[Flow, ...]:
+    """The dataflow of the functions, or of the module, in which these lines of a file stand; empty if it is not Python.
+
+    Only those are read: all 128 functions of a file of 7,000 lines took 0.79 s, three of them take 0.12.
+    """
     tree = parsed(text)
     if tree is None:
         return ()
     try:
         modules = dict(_imported(tree))
         bodies = [(tree, None), *_scopes(tree, None)]
-        return tuple(_Reading(file, scope, methods, modules).flow() for scope, methods in bodies)
+        scopes = [_Scope(*_span(node), node, methods) for node, methods in bodies]
+        wanted = {id(scope.node) for line in lines if (scope := innermost(scopes, line)) is not None}
+        read = [scope for scope in scopes if id(scope.node) in wanted]
+        return tuple(_Reading(file, scope.node, scope.methods, modules).flow() for scope in read)
     except RecursionError:
         return ()
 
 
 def _imported(tree: ast.Module) -> Iterator[tuple[str, str]]:
     """Names bound by imports and what they stand for. What is called through them has no state of the program's."""
-    for node in ast.walk(tree):
+    for node in _statements(tree):
         if isinstance(node, ast.Import):
             for name in node.names:
                 yield (name.asname, name.name) if name.asname else (name.name.partition(".")[0],) * 2
@@ -47,9 +64,19 @@ def _imported(tree: ast.Module) -> Iterator[tuple[str, str]]:
             yield from ((name.asname or name.name, f"{node.module}.{name.name}") for name in node.names)
 
 
+def _statements(node: ast.AST) -> Iterator[ast.AST]:
+    """Everything below a node that is no expression."""
+    for child in ast.iter_child_nodes(node):
+        if not isinstance(child, ast.expr):
+            yield child
+            yield from _statements(child)
+
+
 def _scopes(node: ast.AST, methods: dict[str, _Method] | None) -> Iterator[tuple[_Method, dict[str, _Method] | None]]:
     """Every function below a node, with the methods of the class that it stands in."""
     for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.expr):
+            continue
         if isinstance(child, ast.ClassDef):
             yield from _scopes(child, {each.name: each for each in child.body if isinstance(each, _FUNCTIONS)})
             continue

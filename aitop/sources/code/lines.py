@@ -11,7 +11,7 @@ from aitop.sources import procfs
 from aitop.sources.foreign_file import open_as
 
 LARGEST_FILE = 2 << 20
-# Of a line that is longer, only so much is looked at: searches take the square of its length.
+# Longer lines are cut: rules search lines in ways that take the square of their length.
 LONGEST_LINE = 500
 LINES_ABOVE = 1000
 FILES_KEPT = 64
@@ -61,13 +61,13 @@ class SourceCode:
 
     def text(self, file: str) -> str | None:
         """The whole file as it is, with its control characters."""
-        found = self._read(file)
-        return found.text if found is not None else None
+        source = self._read(file)
+        return source.text if source is not None else None
 
     def _lines(self, file: str, line: int) -> tuple[str, ...]:
         """The file's lines without their ends, empty if there is no such line."""
-        found = self._read(file)
-        return found.lines if found is not None and 1 <= line <= len(found.lines) else ()
+        source = self._read(file)
+        return source.lines if source is not None and 1 <= line <= len(source.lines) else ()
 
     def _read(self, file: str) -> _File | None:
         """The file from memory while it has not changed, and after the process is gone."""
@@ -78,15 +78,15 @@ class SourceCode:
         try:
             handle = open_as(self.pid, path)
         except (OSError, ValueError):
-            found = known if not os.path.exists(f"{procfs.PROC}/{self.pid}/stat") else None
+            source = known if not os.path.exists(f"{procfs.PROC}/{self.pid}/stat") else None
         else:
             with os.fdopen(handle, "rb") as opened:
-                found = _load(opened.fileno(), known)
-        if found is not None:
-            self._files[path] = found
+                source = _load(opened.fileno(), known)
+        if source is not None:
+            self._files[path] = source
             if len(self._files) > FILES_KEPT:
                 del self._files[next(iter(self._files))]
-        return found
+        return source
 
 
 def _load(handle: int, known: _File | None) -> _File | None:

@@ -72,13 +72,13 @@ def prefixes(environment: Mapping[str, str]) -> list[str]:
 
 def last_of(data: bytes, pid: int, rank: int) -> FlightRecord | None:
     """The same from a dump's content. Raises ValueError for anything else."""
-    found = read_plain(data)
-    entries = found.get("entries") if isinstance(found, dict) else None
+    dump = read_plain(data)
+    entries = dump.get("entries") if isinstance(dump, dict) else None
     if not isinstance(entries, list):
         raise ValueError("not what a Flight Recorder writes")
     if not entries:
         return None
-    # Of all of them only this one is taken apart: in a few bytes the same million frames can be in each.
+    # Only this entry is converted: a few bytes can put the same million frames into every entry.
     unfinished = next((entry for entry in reversed(entries) if _waits(entry)), None)
     try:
         newest = msgspec.convert(unfinished or entries[-1], _Entry)
@@ -108,9 +108,9 @@ def _read(pid: int, path: str) -> bytes | None:
         return None
     file = open_as(pid, path)
     try:
-        found = os.fstat(file)
+        status = os.fstat(file)
         age = time.clock_gettime(time.CLOCK_BOOTTIME) - stat.start / procfs.TICKS_PER_SECOND
-        if found.st_size > MOST_BYTES or found.st_mtime < time.time() - age:
+        if status.st_size > MOST_BYTES or status.st_mtime < time.time() - age:
             return None
         with os.fdopen(os.dup(file), "rb") as opened:
             return opened.read(MOST_BYTES)

@@ -34,20 +34,20 @@ def ras_words(pids: Iterable[int]) -> tuple[str, ...]:
 
 def port_of(environment: Mapping[str, str]) -> int:
     """On which port the RAS thread of a process with this environment listens."""
-    told = environment.get(VARIABLE, "").rpartition(":")[2]
-    return int(told) if told.isascii() and told.isdigit() and 0 < int(told) < 65536 else PORT
+    port = environment.get(VARIABLE, "").rpartition(":")[2]
+    return int(port) if port.isascii() and port.isdigit() and 0 < int(port) < 65536 else PORT
 
 
 def troubles(text: str) -> tuple[str, ...]:
     """The lines below the headings Errors and Warnings; a heading is underlined."""
     lines = text.splitlines()
-    found, telling = [], False
+    complaints, telling = [], False
     for line, following in zip(lines, [*lines[1:], ""], strict=False):
         if following and not following.strip("="):
             telling = line.strip() in TROUBLES
         elif telling and line.strip() and line.strip("= "):
-            found.append(printable(line.strip())[:LONGEST])
-    return tuple(found[:MOST_LINES])
+            complaints.append(printable(line.strip())[:LONGEST])
+    return tuple(complaints[:MOST_LINES])
 
 
 def _asked(port: int) -> str:
@@ -78,5 +78,5 @@ def _in_our_network(pid: int) -> bool:
 
 def _listening(pid: int, port: int) -> set[int]:
     """The port, where a socket of the process itself listens on it: no other service is to be spoken to."""
-    mine = {one.inode for one in connections(pid) if one.local_port == port and one.state == LISTENS}
+    mine = {entry.inode for entry in connections(pid) if entry.local_port == port and entry.state == LISTENS}
     return {port} if mine and mine & own_sockets(pid) else set()

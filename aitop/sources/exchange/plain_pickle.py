@@ -81,7 +81,7 @@ def _gather(name: str, argument: Any, stack: list[Any]) -> None:
         stack[-1].extend(items)
     elif name in ("SETITEM", "SETITEMS"):
         items = _since_mark(stack) if name == "SETITEMS" else [stack.pop(-2), stack.pop()]
-        # To look up a tuple of tuples of tuples, each twice the one before, would take for ever.
+        # Hashing a tuple of tuples of tuples, each twice in the next, would never end.
         if not all(isinstance(key, str) for key in items[::2]):
             raise ValueError("a key that is no text")
         stack[-1].update(zip(items[::2], items[1::2], strict=True))
@@ -95,7 +95,7 @@ def _gather(name: str, argument: Any, stack: list[Any]) -> None:
 
 
 def _since_mark(stack: list[Any]) -> list[Any]:
-    # From the end: in a long stack of many marks, whoever wrote it could keep us busy for hours.
+    # From the end: searching a long stack from its start, once for each of many marks, could take hours.
     last = next(place for place in range(len(stack) - 1, -1, -1) if stack[place] is _Mark)
     items = stack[last + 1 :]
     del stack[last:]

@@ -26,11 +26,11 @@ class Connection(NamedTuple):
 
 def connections(pid: int) -> list[Connection]:
     """All sockets of the network that the process is in, empty where they may not be read."""
-    found = []
+    sockets = []
     for table in ("tcp", "tcp6"):
         text = (procfs.read(f"{procfs.PROC}/{pid}/net/{table}") or b"").decode("ascii", "replace")
-        found += [one for line in text.splitlines()[1:] if (one := _parsed(line.split())) is not None]
-    return found
+        sockets += [parsed for line in text.splitlines()[1:] if (parsed := _parsed(line.split())) is not None]
+    return sockets
 
 
 def _parsed(fields: list[str]) -> Connection | None:
@@ -67,11 +67,11 @@ def meet_on_this_machine(pids: Iterable[int]) -> bool:
     parents = {stat.ppid for pid in ranks if (stat := procfs.stat(pid)) is not None and stat.ppid > 1}
     own = frozenset().union(*(own_sockets(pid) for pid in ranks))
     listening = own.union(*(own_sockets(pid) for pid in parents))
-    stores = {one.local_port for one in known if one.state == LISTENS and one.inode in listening}
-    there = [one for one in known if one.state == ESTABLISHED]
-    met = {one.remote_port for one in there if one.inode in own and one.remote_port in stores}
+    stores = {socket.local_port for socket in known if socket.state == LISTENS and socket.inode in listening}
+    there = [socket for socket in known if socket.state == ESTABLISHED]
+    met = {socket.remote_port for socket in there if socket.inode in own and socket.remote_port in stores}
     return any(
-        all(is_loopback(one.remote) for one in there if one.local_port == port and one.inode != 0)
-        and all(is_loopback(one.remote) for one in there if one.remote_port == port and one.inode in own)
+        all(is_loopback(socket.remote) for socket in there if socket.local_port == port and socket.inode != 0)
+        and all(is_loopback(socket.remote) for socket in there if socket.remote_port == port and socket.inode in own)
         for port in met
     )

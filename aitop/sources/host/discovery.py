@@ -29,7 +29,7 @@ def candidates(gpu_users: DeviceUsers | None = None) -> list[Candidate]:
     """
     gpu_users = gpu_users or {}
     before = time.monotonic()
-    stats = {pid: stat for pid in procfs.pids() if (stat := procfs.stat(pid)) and stat.state not in "ZXx"}
+    stats = {pid: stat for pid in procfs.pids() if (stat := procfs.stat(pid)) and not stat.ended}
     stats.pop(os.getpid(), None)
     frameworks = _frameworks(stats, gpu_users)
     tops = _tops(stats, frameworks)
@@ -44,16 +44,16 @@ def candidates(gpu_users: DeviceUsers | None = None) -> list[Candidate]:
 
 def _frameworks(stats: Mapping[int, Stat], gpu_users: DeviceUsers) -> dict[int, str | None]:
     """The AI processes with their framework; a GPU user may have none. A forked child has its parent's."""
-    found: dict[int, str | None] = {}
+    frameworks: dict[int, str | None] = {}
     for pid, stat in sorted(stats.items(), key=lambda item: item[1].start):
         parent = stats.get(stat.ppid)
-        if parent is not None and stat.ppid in found and stat.stack and stat.stack == parent.stack:
-            found[pid] = found[stat.ppid]
+        if parent is not None and stat.ppid in frameworks and stat.stack and stat.stack == parent.stack:
+            frameworks[pid] = frameworks[stat.ppid]
         elif pid in gpu_users or _may_hold_framework(stat):
             framework = procfs.framework_of(procfs.maps(pid) or b"")
             if framework or pid in gpu_users:
-                found[pid] = framework
-    return found
+                frameworks[pid] = framework
+    return frameworks
 
 
 def _may_hold_framework(stat: Stat) -> bool:

@@ -67,7 +67,7 @@ def same_process(pid: int, start: int | None) -> bool:
     stat = procfs.stat(pid)
     if stat is None:
         return not procfs.gone(pid)
-    return stat.start == start and stat.state not in "ZXx"
+    return stat.start == start and not stat.ended
 
 
 def look_at(pid: int) -> Known | None:
@@ -122,15 +122,15 @@ def _beside(known: Known, top: Known) -> set[int]:
     meeting = meeting_of(known.environment or {})
     if meeting is None:
         return set()
-    found = set()
+    tops = set()
     for pid in procfs.pids():
         peer = look_at(pid) if pid not in (known.stat.pid, os.getpid()) else None
-        if peer is None or peer.stat.state in "ZXx" or meeting_of(peer.environment or {}) != meeting:
+        if peer is None or peer.stat.ended or meeting_of(peer.environment or {}) != meeting:
             continue
         above = top_of([peer, *_above(peer)])
         if above.stat.pid != top.stat.pid:
-            found.add(above.stat.pid)
-    return found
+            tops.add(above.stat.pid)
+    return tops
 
 
 def meeting_of(environment: Mapping[str, str]) -> tuple[str, ...] | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import time
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import psutil
@@ -62,22 +63,21 @@ class Machine:
     def _read_counters(self, pid: int | None) -> dict[str, int | None]:
         data = procfs.text(f"{procfs.PROC}/{pid}/net/dev") if pid else None
         received, sent = interface_bytes(data or procfs.text(f"{procfs.PROC}/net/dev") or "") or (None, None)
-        read, written = self._disk_bytes() or (None, None)
+        read, written = self._disk_sectors() or (None, None)
         pages = procfs.numbers(f"{procfs.PROC}/vmstat").get("pswpin")
         return {
             "net_received": received,
             "net_sent": sent,
-            "disk_read": read,
-            "disk_write": written,
+            "disk_read": None if read is None else read * SECTOR,
+            "disk_write": None if written is None else written * SECTOR,
             "swap_in": None if pages is None else pages * procfs.PAGE_SIZE,
         }
 
-    def _disk_bytes(self) -> tuple[int, int] | None:
-        """Bytes read and written by whole physical disks: not partitions, loops or mappings onto them."""
+    def _disk_sectors(self) -> tuple[int, int] | None:
+        """Sectors read and written by whole physical disks: not partitions, loops or mappings onto them."""
         lines = [line.split() for line in (procfs.text(f"{procfs.PROC}/diskstats") or "").splitlines()]
         disks = [line for line in lines if len(line) > 9 and self._is_physical(line[2])]
-        counted = [(int(disk[5]), int(disk[9])) for disk in disks if disk[5].isdigit() and disk[9].isdigit()]
-        return (sum(one[0] for one in counted) * SECTOR, sum(one[1] for one in counted) * SECTOR) if counted else None
+        return _summed((disk[5], disk[9]) for disk in disks)
 
     def _is_physical(self, name: str) -> bool:
         if name not in self._physical:
@@ -91,10 +91,15 @@ def interface_bytes(data: str) -> tuple[int, int] | None:
     for line in data.splitlines():
         name, _, rest = line.partition(":")
         fields = rest.split()
-        real = len(fields) > 8 and not _VIRTUAL_INTERFACE.match(name.strip())
-        if real and fields[0].isdigit() and fields[8].isdigit():
-            counted.append((int(fields[0]), int(fields[8])))
-    return (sum(one[0] for one in counted), sum(one[1] for one in counted)) if counted else None
+        if len(fields) > 8 and not _VIRTUAL_INTERFACE.match(name.strip()):
+            counted.append((fields[0], fields[8]))
+    return _summed(counted)
+
+
+def _summed(counts: Iterable[tuple[str, str]]) -> tuple[int, int] | None:
+    """The sums of both columns over the rows with numbers in both; None without such a row."""
+    rows = [(int(first), int(second)) for first, second in counts if first.isdigit() and second.isdigit()]
+    return (sum(row[0] for row in rows), sum(row[1] for row in rows)) if rows else None
 
 
 def _core_times() -> list[CoreTimes]:

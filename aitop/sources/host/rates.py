@@ -40,16 +40,16 @@ class ProcessRates:
     ) -> tuple[ProcessSample, ...]:
         """One sample a process, with rates for those that were there before. `parts` are those of a server, by pid."""
         now: dict[tuple[int, int], Counters] = {}
-        found = []
+        samples = []
         for member in members:
             place = places.get(member.stat.pid, Place("other"))
             part = parts.get(member.stat.pid)
             computes = place.role in ("rank", "loader-worker") or part is not None
             counters = read_counters(member, computes=computes)
             now[member.key] = counters
-            found.append(_sample(member, place, self._before.get(member.key), counters, part=part))
+            samples.append(_sample(member, place, self._before.get(member.key), counters, part=part))
         self._before = now
-        return tuple(found)
+        return tuple(samples)
 
 
 def read_counters(member: Member, *, computes: bool = False) -> Counters:
@@ -80,8 +80,8 @@ def _threads(member: Member, main: procfs.Scheduled | None) -> dict[int, procfs.
     numbers = procfs.numbered(folder)
     if not 0 < len(numbers) <= MOST_THREADS:
         return None
-    found = {number: procfs.parse_schedstat(procfs.read(f"{folder}/{number}/schedstat")) for number in numbers}
-    return {thread: times for thread, times in found.items() if times is not None}
+    read = ((number, procfs.parse_schedstat(procfs.read(f"{folder}/{number}/schedstat"))) for number in numbers)
+    return {number: times for number, times in read if times is not None}
 
 
 def _sample(member: Member, place: Place, before: Counters | None, now: Counters, *, part: str | None) -> ProcessSample:
@@ -126,8 +126,8 @@ def _sample(member: Member, place: Place, before: Counters | None, now: Counters
 
 def _channel(pid: int) -> str | None:
     """What the main thread waits in, in the kernel's words; None where it does not say."""
-    found = procfs.text(f"{procfs.PROC}/{pid}/wchan")
-    return None if found in (None, "", "0") else printable(found or "")
+    channel = procfs.text(f"{procfs.PROC}/{pid}/wchan")
+    return None if channel in (None, "", "0") else printable(channel or "")
 
 
 def _wanting(

@@ -218,5 +218,5 @@ def _descendants(node: _Node) -> Iterable[_Node]:
 
 def ranks_of(places: Mapping[int, Place]) -> tuple[int, ...]:
     """The pids of the ranks, in the order of their numbers."""
-    found = [(place.numbers.rank if place.numbers.rank is not None else 1 << 30, pid) for pid, place in places.items()]
-    return tuple(pid for _, pid in sorted(found) if places[pid].role == "rank")
+    numbers = {pid: place.numbers.rank for pid, place in places.items() if place.role == "rank"}
+    return tuple(sorted(numbers, key=lambda pid: (numbers[pid] is None, numbers[pid] or 0, pid)))

@@ -29,7 +29,7 @@ Recognise = Callable[[Sequence[Member]], "Server | None"]
 
 
 def no_server(members: Sequence[Member]) -> Server | None:
-    """The server that some processes are where nobody looks for one."""
+    """Recognises no server: for a source that is not asked about servers."""
 
 
 class Seen(NamedTuple):

@@ -44,7 +44,7 @@ def still_there(target: Target) -> str | None:
     if stat is None and not procfs.gone(target.pid):
         # Out of descriptors, say: the next look will tell.
         return None
-    if stat is None or stat.state in "ZXx":
+    if stat is None or stat.ended:
         return f"process {target.pid} has ended"
     if target.started is not None and abs(procfs.started(stat.start) - target.started) > 0.5 / procfs.TICKS_PER_SECOND:
         return f"process {target.pid} has ended and its pid now belongs to another process"
@@ -71,7 +71,7 @@ def _refuse_unwatchable(pid: int, stat: Stat) -> None:
     group = procfs.status(pid).get("Tgid", str(pid))
     if group != str(pid):
         raise NoTargetError(f"{pid} is a thread of process {group}", f"use --pid {group}")
-    if stat.state in "ZXx":
+    if stat.ended:
         raise NoTargetError(
             f"process {pid} ({name}) has ended; it is a zombie until its parent {stat.ppid} collects it", CHOOSE
         )

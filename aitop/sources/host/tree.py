@@ -133,7 +133,7 @@ Stepping = Callable[[], Collection[int]]
 
 
 def nobody() -> Collection[int]:
-    """The pids that were seen to step before anything was seen."""
+    """No process is known to step yet."""
     return ()
 
 

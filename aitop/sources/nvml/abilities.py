@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
+
+import pynvml
 
 from aitop.sources.nvml import library, plausible
 from aitop.sources.nvml.device import read_slices
@@ -41,10 +43,10 @@ class Abilities:
 
 def abilities() -> Abilities:
     """Start NVML, ask, and end it. Raises SourceError where it does not work at all."""
-    with library.started(WAIT_SECONDS) as nvml:
-        gate = Gate(nvml)
+    with library.started(WAIT_SECONDS):
+        gate = Gate(pynvml)
         driver = plausible.clean(gate.ask(SYSTEM, "nvmlSystemGetDriverVersion"))
-        devices = tuple(_device(gate, index, handle) for index, handle in library.handles(nvml).items())
+        devices = tuple(_device(gate, index, handle) for index, handle in library.handles().items())
     return Abilities(driver, devices)
 
 
@@ -56,27 +58,25 @@ def _device(gate: Gate, index: int, handle: Handle | None) -> DeviceAbilities:
         modes = gate.ask(handle, "nvmlDeviceGetMigMode")
         mig = None if modes is None else modes[0] == MIG_ON
         slices = len(read_slices(gate, handle)) if mig else 0
-        counters, error = _counters(gate.nvml, handle)
+        counters, error = _counters(handle)
     except DeviceLostError:
         return DeviceAbilities(index, lost=True)
     return DeviceAbilities(index, name, False, counters, error, mig, slices)
 
 
-def _counters(nvml: Any, handle: Handle) -> tuple[Counters, str | None]:
+def _counters(handle: Handle) -> tuple[Counters, str | None]:
     """Take one sample of the counters. The gate is not asked: it keeps the reason of a refusal to itself."""
     try:
-        if not nvml.nvmlGpmQueryDeviceSupport(handle.pointer).isSupportedDevice:
+        if not pynvml.nvmlGpmQueryDeviceSupport(handle.pointer).isSupportedDevice:
             return "unsupported", None
-        sample = nvml.nvmlGpmSampleAlloc()
+        sample = pynvml.nvmlGpmSampleAlloc()
         try:
-            nvml.nvmlGpmSampleGet(handle.pointer, sample)
+            pynvml.nvmlGpmSampleGet(handle.pointer, sample)
         finally:
-            nvml.nvmlGpmSampleFree(sample)
-    except nvml.NVMLError as error:
-        if int(error.value) in (nvml.NVML_ERROR_NOT_SUPPORTED, nvml.NVML_ERROR_FUNCTION_NOT_FOUND):
+            pynvml.nvmlGpmSampleFree(sample)
+    except pynvml.NVMLError as error:
+        if int(error.value) in (pynvml.NVML_ERROR_NOT_SUPPORTED, pynvml.NVML_ERROR_FUNCTION_NOT_FOUND):
             return "unsupported", None
-        denied = int(error.value) == nvml.NVML_ERROR_NO_PERMISSION
+        denied = int(error.value) == pynvml.NVML_ERROR_NO_PERMISSION
         return "denied" if denied else "failed", plausible.clean(str(error))
-    except AttributeError:  # a pynvml without these functions
-        return "unsupported", None
     return "works", None

@@ -181,13 +181,13 @@ def read_memory(gate: Gate, handle: Handle) -> dict[str, Any]:
 def read_slices(gate: Gate, handle: Handle) -> tuple[MigDevice, ...]:
     """The MIG devices that exist on a GPU in MIG mode, in NVML's order."""
     most = plausible.whole(gate.ask(handle, "nvmlDeviceGetMaxMigDeviceCount"), 0, MOST_SLICES) or 0
-    found = []
+    slices = []
     for index in range(most):
         pointer = gate.ask(handle, "nvmlDeviceGetMigDeviceHandleByIndex", index)
         if pointer is None:
             continue
         slice_handle = Handle(f"{handle.label}.mig{index}", pointer)
-        found.append(
+        slices.append(
             MigDevice(
                 index=index,
                 uuid=plausible.clean(gate.ask(slice_handle, "nvmlDeviceGetUUID")),
@@ -195,4 +195,4 @@ def read_slices(gate: Gate, handle: Handle) -> tuple[MigDevice, ...]:
                 **read_memory(gate, slice_handle),
             )
         )
-    return tuple(found)
+    return tuple(slices)

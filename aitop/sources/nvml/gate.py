@@ -7,22 +7,14 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Any
 
-# Codes of nvmlReturn_t, written out because pynvml is imported only when a GPU is asked for.
-_INVALID_ARGUMENT = 2
-_NOT_SUPPORTED = 3
-_NO_PERMISSION = 4
-_FUNCTION_NOT_FOUND = 13
-_VERSION_MISMATCH = 25
-_DEPRECATED = 26
-_NOT_FOUND = 6
-_TIMEOUT = 10
-_NO_DATA = 21
-_GPU_IS_LOST = 15
-_RESET_REQUIRED = 16
+import pynvml
 
-_NEVER = frozenset({_NOT_SUPPORTED, _NO_PERMISSION, _FUNCTION_NOT_FOUND, _VERSION_MISMATCH, _DEPRECATED})
-_NOTHING_NOW = frozenset({_NOT_FOUND, _TIMEOUT, _NO_DATA})
-_LOST = frozenset({_GPU_IS_LOST, _RESET_REQUIRED})
+_NEVER = frozenset(
+    {pynvml.NVML_ERROR_NOT_SUPPORTED, pynvml.NVML_ERROR_NO_PERMISSION, pynvml.NVML_ERROR_FUNCTION_NOT_FOUND}
+    | {pynvml.NVML_ERROR_ARGUMENT_VERSION_MISMATCH, pynvml.NVML_ERROR_DEPRECATED}
+)
+_NOTHING_NOW = frozenset({pynvml.NVML_ERROR_NOT_FOUND, pynvml.NVML_ERROR_TIMEOUT, pynvml.NVML_ERROR_NO_DATA})
+_LOST = frozenset({pynvml.NVML_ERROR_GPU_IS_LOST, pynvml.NVML_ERROR_RESET_REQUIRED})
 
 
 class DeviceLostError(Exception):
@@ -91,7 +83,7 @@ class Gate:
     def _note(self, key: tuple[str, str, Hashable], handle: Handle, error: Any) -> None:
         code = int(error.value)
         # A device says 'invalid' of a sensor or a link that it does not have; elsewhere it is about these arguments.
-        if code in _NEVER or (code == _INVALID_ARGUMENT and handle.pointer is not None):
+        if code in _NEVER or (code == pynvml.NVML_ERROR_INVALID_ARGUMENT and handle.pointer is not None):
             self._never.add(key)
         elif code in _LOST and handle.pointer is not None:
             raise DeviceLostError(handle.label) from error

@@ -7,6 +7,8 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 
+import pynvml
+
 from aitop.model.gpu import GpuProcess
 from aitop.sources import procfs
 from aitop.sources.nvml import library, plausible
@@ -25,14 +27,14 @@ def running(gate: Gate, handle: Handle) -> dict[int, int | None] | None:
     listed = gate.first(handle, RUNNING)
     if listed is None:
         return None
-    found: dict[int, int | None] = {}
+    memory_by_pid: dict[int, int | None] = {}
     for entry in listed:
         if 0 < entry.pid < plausible.HIGHEST_PID:
             memory = plausible.whole(entry.usedGpuMemory, 0, plausible.HIGHEST_BYTES)
-            known = found.get(entry.pid)
+            known = memory_by_pid.get(entry.pid)
             # A process with contexts on several MIG slices is listed once for each.
-            found[entry.pid] = memory if known is None else known + (memory or 0)
-    return found
+            memory_by_pid[entry.pid] = memory if known is None else known + (memory or 0)
+    return memory_by_pid
 
 
 class ProcessMeter:
@@ -105,19 +107,19 @@ def gpu_users(timeout: float = 1.0) -> GpuUsers:
 
     NVML is asked in a daemon thread: a driver that hangs keeps the thread, not the caller.
     """
-    found: list[GpuUsers] = []
-    thread = threading.Thread(target=lambda: found.append(_look(timeout)), name="aitop-gpu-users", daemon=True)
+    answers: list[GpuUsers] = []
+    thread = threading.Thread(target=lambda: answers.append(_look(timeout)), name="aitop-gpu-users", daemon=True)
     thread.start()
     thread.join(timeout)
-    return found[0] if found else {}
+    return answers[0] if answers else {}
 
 
 def _look(timeout: float) -> GpuUsers:
     users: GpuUsers = {}
     try:
-        with library.started(timeout) as nvml:
-            gate = Gate(nvml)
-            for index, handle in library.handles(nvml).items():
+        with library.started(timeout):
+            gate = Gate(pynvml)
+            for index, handle in library.handles().items():
                 with contextlib.suppress(DeviceLostError):
                     for pid, memory in ((running(gate, handle) if handle else None) or {}).items():
                         indices, before = users.get(pid, ((), None))

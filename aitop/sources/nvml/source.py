@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Any
+
+import pynvml
 
 from aitop.model.event import Sample
 from aitop.model.gpu import GpuDevice, GpuSample
@@ -25,7 +26,7 @@ class NvmlSource(Source):
 
     def __init__(self, tree: Callable[[], frozenset[int]]) -> None:
         self._tree = tree
-        self._nvml: Any = None
+        self._started = False
         self._gate: Gate | None = None
         self._devices: list[Device] = []
         self._lost_at_start: list[int] = []
@@ -36,9 +37,10 @@ class NvmlSource(Source):
     def open(self) -> None:
         """Start NVML and look at the devices. Raises SourceError."""
         with library.turn(WAIT_FOR_TURN_SECONDS):
-            self._nvml = library.start()
-            handles = library.handles(self._nvml)
-            gate = self._gate = Gate(self._nvml)
+            library.start()
+            self._started = True
+            handles = library.handles()
+            gate = self._gate = Gate(pynvml)
             self._driver = plausible.clean(gate.ask(SYSTEM, "nvmlSystemGetDriverVersion"))
             self._devices, self._lost_at_start = [], []
             for index, handle in handles.items():
@@ -70,15 +72,15 @@ class NvmlSource(Source):
 
     def close(self) -> None:
         """Give everything back to NVML; harmless if it was never opened."""
-        if self._nvml is None:
+        if not self._started:
             return
         with library.turn(WAIT_FOR_TURN_SECONDS):
             for device in self._devices:
                 device.close()
             if self._xids is not None:
                 self._xids.close()
-            library.stop(self._nvml)
-        self._devices, self._xids, self._gate, self._nvml = [], None, None, None
+            library.stop()
+        self._devices, self._xids, self._gate, self._started = [], None, None, False
 
     def _measure_one_pcie(self) -> None:
         """Ask one device for its PCIe traffic, those of the watched tree first; the others keep their last figure.

@@ -76,13 +76,13 @@ def wait_for(
     Raises SourceError: failed where the process refused, ended, or made nothing of it in `timeout` seconds.
     """
     deadline = time.monotonic() + timeout
-    told = ""
+    state = ""
     while time.monotonic() < deadline:
         if not wanted():
             raise SourceError("absent", "nobody waits for the profile any more")
-        found = _find(pid, serial)
-        if found is not None:
-            fd, header = found
+        memory = _find(pid, serial)
+        if memory is not None:
+            fd, header = memory
             try:
                 if header.state == DONE:
                     return _read(fd, header)
@@ -91,13 +91,13 @@ def wait_for(
             finally:
                 os.close(fd)
             now = "running" if header.state == RUNNING else "waiting"
-            if now != told:
+            if now != state:
                 progress(now)
-                told = now
-        elif told:
+                state = now
+        elif state:
             raise SourceError("failed", f"no profile of process {pid}: the hook left it meanwhile")
         time.sleep(POLL_SECONDS)
-    why = "it made no step" if told != "running" else "its steps took longer"
+    why = "it made no step" if state != "running" else "its steps took longer"
     raise SourceError("failed", f"no profile of process {pid} in {timeout:.0f} s: {why}")
 
 
@@ -108,8 +108,8 @@ def _find(pid: int, serial: int) -> tuple[int, _Header] | None:
         header = _header(os.pread(fd, HEADER.size, 0))
         return header if header is not None and header.serial == serial else None
 
-    found = find_memfd(pid, MEMFD_LINK, os.O_RDONLY, look)
-    return found[1:] if found is not None else None
+    memory = find_memfd(pid, MEMFD_LINK, os.O_RDONLY, look)
+    return memory[1:] if memory is not None else None
 
 
 def _header(data: bytes) -> _Header | None:

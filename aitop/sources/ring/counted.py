@@ -27,7 +27,7 @@ class CountedSteps:
         self._models: list[Made] = []
 
     def met(self, made: Made) -> None:
-        """Remember a step that was timed, unless it has something in it that would have ended the counting."""
+        """Remember a timed step, unless it contains what would have ended the counting, such as saving."""
         parts = made.parts
         if not (made.estimated or made.skipped or parts.save or parts.loader_start or parts.evaluation):
             self._timed.append(made)
@@ -55,7 +55,7 @@ class CountedSteps:
             before = now
 
     def unseen(self, length: int, whole: bool) -> Parts | None:
-        """Return where so much time of a step probably went: the `whole` step, or from its first forward on."""
+        """Estimate where `length` ns of a step went: of the `whole` step, or of its part from the first forward on."""
         model = self._models[-1] if self._models else None
         if model is None:
             return None
@@ -65,5 +65,5 @@ class CountedSteps:
             return None
         if not whole:
             return replace(parts, data_wait=0, prepare=0).scaled(length / span)
-        # Not scaled up: what made the step longer than others is not known.
+        # Not scaled up: why the step was longer than others is not known.
         return parts.scaled(min(1.0, length / span))

@@ -45,14 +45,14 @@ def find_memfd(pid: int, link: str, access: int, look: Callable[[int], T | None]
                 fd = open_memfd(path, link, access)
             except FileNotFoundError:
                 continue
-            found = None
+            content = None
             try:
-                found = look(fd) if fd is not None else None
+                content = look(fd) if fd is not None else None
             finally:
-                if fd is not None and found is None:
+                if fd is not None and content is None:
                     os.close(fd)
-            if fd is not None and found is not None:
-                return path, fd, found
+            if fd is not None and content is not None:
+                return path, fd, content
     except PermissionError as error:
         raise SourceError(
             "denied", f"the descriptors of process {pid} may not be read", "run aitop as the same user, or as root"

@@ -8,7 +8,9 @@ from typing import NamedTuple
 from aitop.model.steps import StepKind
 from aitop.protocol.events import NOT_MEASURED
 
-# Fields of Parts that are in every step, and those that are in it only where they are watched.
+NS = 1e-9
+MOST_COUNTED = 10**15
+# Fields of Parts that every step has; and by watch those that only its steps have.
 PHASES = ("data_wait", "loader_start", "prepare", "forward", "backward", "optimizer", "save", "evaluation", "gc")
 WATCHED = {
     "transfer": ("transfer", "transfer_apart", "transfer_bytes"),
@@ -107,3 +109,13 @@ class Made(NamedTuple):
 def added(one: int, other: int) -> int:
     """Return the sum of those that were measured."""
     return max(one, 0) + max(other, 0) if max(one, other) >= 0 else NOT_MEASURED
+
+
+def seconds_of(value: int, longest: int) -> float | None:
+    """Nanoseconds as seconds, `longest` ns at most; None where they were not measured."""
+    return None if value < 0 else min(value, longest) * NS
+
+
+def count_of(value: int) -> int | None:
+    """A count; None where it was not measured or cannot be one."""
+    return value if 0 <= value <= MOST_COUNTED else None

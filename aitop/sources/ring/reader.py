@@ -133,8 +133,8 @@ def _open(pid: int, access: int) -> tuple[str, int] | None:
         # A forked worker inherits the descriptor of its parent's ring.
         return header if header and header.pid == inner and header.state != ring.STATE_REMOVED else None
 
-    found = find_memfd(pid, ring.MEMFD_LINK, access, look)
-    return found[:2] if found is not None else None
+    memory = find_memfd(pid, ring.MEMFD_LINK, access, look)
+    return memory[:2] if memory is not None else None
 
 
 def _number(sequence: int) -> int | None:

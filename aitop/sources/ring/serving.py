@@ -7,11 +7,10 @@ from typing import NamedTuple
 
 from aitop.model.serving import IterationKind, IterationRecord, Pause, RequestRecord
 from aitop.protocol import events as at
+from aitop.sources.ring.parts import NS, count_of, seconds_of
 from aitop.sources.ring.steps import Event
 
-NS = 1e-9
 LONGEST_NS = 10**15
-MOST_COUNTED = 10**12
 MILLION = 1_000_000
 # The events that each of these takes its figures from, in the order in which they are noted before it.
 BEFORE = {
@@ -73,10 +72,10 @@ def _request(event: Event, parts: Event, more: Event) -> RequestRecord:
         preprocess=preprocess,
         model=model,
         postprocess=postprocess,
-        first_token=_time(more[1], length),
-        prompt_tokens=_count(prompt_tokens),
-        tokens=_count(tokens),
-        preempted=_count(more[2]),
+        first_token=seconds_of(more[1], length),
+        prompt_tokens=count_of(prompt_tokens),
+        tokens=count_of(tokens),
+        preempted=count_of(more[2]),
     )
 
 
@@ -84,24 +83,24 @@ def _iteration(event: Event, parts: Event, tokens: Event, state: Event) -> Itera
     _, start, end, idle, requests = event
     length = end - start
     schedule, prepare, model, sample, output = _parts((*parts[1:], tokens[1]), length)
-    prefill, decode = _count(tokens[2]), _count(tokens[3])
+    prefill, decode = count_of(tokens[2]), count_of(tokens[3])
     return IterationRecord(
         end=end * NS,
         seconds=length * NS,
         kind=_kind(prefill, decode),
-        idle=_time(idle, LONGEST_NS),
+        idle=seconds_of(idle, LONGEST_NS),
         schedule=schedule,
         prepare=prepare,
         model=model,
         sample=sample,
         output=output,
-        requests=_count(requests),
+        requests=count_of(requests),
         prefill_tokens=prefill,
         decode_tokens=decode,
-        running=_count(state[1]),
-        waiting=_count(state[2]),
+        running=count_of(state[1]),
+        waiting=count_of(state[2]),
         kv_used=state[3] / MILLION if 0 <= state[3] <= MILLION else None,
-        preempted=_count(tokens[4]),
+        preempted=count_of(tokens[4]),
     )
 
 
@@ -120,11 +119,3 @@ def _kind(prefill: int | None, decode: int | None) -> IterationKind | None:
     if prefill is None or decode is None or not prefill + decode:
         return None
     return "mixed" if prefill and decode else "prefill" if prefill else "decode"
-
-
-def _time(value: int, longest: int) -> float | None:
-    return None if value < 0 else min(value, longest) * NS
-
-
-def _count(value: int) -> int | None:
-    return value if 0 <= value <= MOST_COUNTED else None

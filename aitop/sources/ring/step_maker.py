@@ -9,13 +9,11 @@ from typing import Any
 from aitop.model.steps import StepRecord
 from aitop.protocol import events as at
 from aitop.protocol.events import NOT_MEASURED
-from aitop.sources.ring.parts import COUNTS, PHASES, WATCHED, Made
+from aitop.sources.ring.parts import COUNTS, NS, PHASES, WATCHED, Made, count_of, seconds_of
 from aitop.sources.ring.steps import Event, Steps
 
-NS = 1e-9
 LONGEST_STEP_NS = 10**15
 MOST_FORWARDS = 10**6
-MOST_COUNTED = 10**15
 # Steps wait for their times on the device, which come when the device is done with them.
 MOST_WAITING = 512
 LONGEST_WAIT_NS = 30_000_000_000
@@ -71,13 +69,13 @@ class StepMaker:
                 records.append(record)
         return records
 
-    def _timed(self, kind: int, number: int, one: int, two: int, three: int) -> None:
+    def _timed(self, kind: int, number: int, first: int, second: int, third: int) -> None:
         """Take times on the device: forward, backward and optimizer, then, in an event of its own, the idle rest."""
         if kind == at.DEVICE:
-            self._begun[number] = (one, two, three)
+            self._begun[number] = (first, second, third)
             _bound(self._begun)
         elif number in self._begun:
-            self._device[number] = (*self._begun.pop(number), one)
+            self._device[number] = (*self._begun.pop(number), first)
             _bound(self._device)
 
     def _times(self, made: Made) -> tuple[int, ...] | None:
@@ -108,23 +106,23 @@ def _record(made: Made, before: int, device: tuple[int, ...], watches: Sequence[
     values: dict[str, Any] = {name: _within(getattr(parts, name), length) for name in PHASES}
     for name in (name for watch, names in WATCHED.items() if watch in watches for name in names):
         value = getattr(parts, name)
-        values[name] = _count(value) if name in COUNTS else _within(value, length)
+        values[name] = count_of(value) if name in COUNTS else _within(value, length)
     # The device may still be busy with a step whose host side was short.
     for name, value in zip(("forward", "backward", "optimizer", "idle"), device, strict=True):
-        values[f"device_{name}"] = _time(value, LONGEST_STEP_NS)
+        values[f"device_{name}"] = seconds_of(value, LONGEST_STEP_NS)
     return StepRecord(
         index=before + made.number,
         end=made.end * NS,
         seconds=length * NS,
         kind=made.kind,
-        cpu=_time(made.cpu, length),
+        cpu=seconds_of(made.cpu, length),
         forwards=min(parts.forwards, MOST_FORWARDS),
         backwards=min(parts.backwards, MOST_FORWARDS),
-        samples=_count(parts.samples),
-        queue_ready=_count(parts.queue_ready),
+        samples=count_of(parts.samples),
+        queue_ready=count_of(parts.queue_ready),
         collective_calls=tuple(_within(call, length) for call in parts.calls),
-        tokens=_count(parts.tokens),
-        first_token=_time(made.first_token, length),
+        tokens=count_of(parts.tokens),
+        first_token=seconds_of(made.first_token, length),
         others={key: _within(value, length) for key, value in parts.others.items()},
         skipped=made.skipped,
         estimated=made.estimated,
@@ -134,11 +132,3 @@ def _record(made: Made, before: int, device: tuple[int, ...], watches: Sequence[
 
 def _within(value: int, length: int) -> float:
     return min(max(value, 0), length) * NS
-
-
-def _time(value: int, longest: int) -> float | None:
-    return None if value < 0 else min(value, longest) * NS
-
-
-def _count(value: int) -> int | None:
-    return value if 0 <= value <= MOST_COUNTED else None

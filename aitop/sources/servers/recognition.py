@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from aitop.model.stacks import StackWindow
@@ -13,12 +13,14 @@ from aitop.sources import procfs
 from aitop.sources.host.command_lines import invocation
 from aitop.sources.host.tree import Member
 from aitop.sources.servers.engines import ENGINES, Part, ServingSoftware
-from aitop.sources.servers.versions import version_of
 
 # Files of one process that are remembered: more tell nothing new.
 MOST_FILES = 64
 # Packages are looked for so often, since a process that starts has not loaded them yet.
 MOST_TRIES = 10
+_FOLDER = re.compile(r"^(?P<folder>/[^\n]*?/(?:site|dist)-packages)/")
+_MAPPED = re.compile(rb"^[^/\n]*(?P<folder>/[^\n]*?/(?:site|dist)-packages)/", re.MULTILINE)
+_VERSION = re.compile(r"\d[\w.+!]{0,40}", re.ASCII)
 _LIBRARY_FILE = re.compile("|".join(row.frames.pattern for row in ENGINES if row.frames))
 
 
@@ -159,3 +161,42 @@ def _fits(part: Part, signs: _Signs) -> bool:
         or (part.program is not None and part.program.search(signs.program) is not None)
         or (part.frames is not None and any(map(part.frames.search, signs.files)))
     )
+
+
+def version_of(pid: int, distributions: Iterable[str], files: Iterable[str] = ()) -> str | None:
+    """The version of the first of these distributions that lies in a folder from which the process has loaded code.
+
+    The folders are those of its mapped libraries and of `files` on its stacks. None where none of them has it. It is
+    read from the metadata on disk: nothing is imported.
+    """
+    names = [_normal(name) for name in distributions]
+    if not names:
+        return None
+    folders = {match["folder"]: None for file in files if (match := _FOLDER.match(file))}
+    for found in _MAPPED.findall(procfs.maps(pid) or b""):
+        folders[found.decode("utf-8", "replace")] = None
+    for folder in folders:
+        versions = _versions(f"{procfs.PROC}/{pid}/root{folder}")
+        known = next((versions[name] for name in names if name in versions), None)
+        if known is not None:
+            return known
+    return None
+
+
+def _versions(folder: str) -> dict[str, str]:
+    """The versions in a folder of packages, by normalised name."""
+    try:
+        entries = os.listdir(folder)
+    except (OSError, ValueError):
+        return {}
+    found = {}
+    for entry in entries:
+        if entry.endswith(".dist-info"):
+            name, _, version = entry.removesuffix(".dist-info").partition("-")
+            if _VERSION.fullmatch(version):
+                found[_normal(name)] = version
+    return found
+
+
+def _normal(name: str) -> str:
+    return re.sub(r"[-_.]+", "_", name).lower()

@@ -56,7 +56,7 @@ class Chooser:
         return [pid for role in ("rank", "loader-worker", "launcher", "helper", "other") for pid in roles.get(role, [])]
 
     def _by_role(self) -> dict[str, list[int]]:
-        members = [member for member in self._tree.update() if member.stat.state not in "ZXx"]
+        members = [member for member in self._tree.update() if not member.stat.ended]
         if not members:
             raise SourceError("absent", f"process {self._tops[0]} has ended")
         self._measure(members)

@@ -83,15 +83,15 @@ def take_dump(tops: Sequence[int], *, script: str | None, wanted: Callable[[], b
 
 def native_frames(pids: Iterable[int]) -> dict[int, tuple[str, ...]]:
     """By pid, the native frames of the main thread, the innermost first. Raises SourceError where none can be seen."""
-    program, found, refused = find_py_spy(), {}, None
+    program, frames_by_pid, refused = find_py_spy(), {}, None
     for pid in pids:
         try:
-            found[pid] = innermost(_look(program, pid, "--native"), pid)
+            frames_by_pid[pid] = innermost(_look(program, pid, "--native"), pid)
         except SourceError as error:
             refused = error
-    if not found and refused is not None:
+    if not frames_by_pid and refused is not None:
         raise refused
-    return found
+    return frames_by_pid
 
 
 def _look(program: str, pid: int, how: str) -> list[Thread]:
@@ -134,11 +134,11 @@ def parse(data: bytes) -> list[Thread]:
 def threads_of(pid: int, answer: Sequence[Thread], builder: WindowBuilder) -> list[ThreadStack]:
     """The same with the frames in the builder's table, the outermost first."""
     ids = main_threads(pid)
-    found = []
+    stacks = []
     for thread in answer:
         main = str(thread.os_thread_id) in ids or thread.thread_name == MAIN_NAME or len(answer) == 1
         raw = [RawFrame(frame.name, frame.filename, frame.line) for frame in reversed(thread.frames[:MOST_DEPTH])]
-        found.append(
+        stacks.append(
             ThreadStack(
                 pid=pid,
                 thread=MAIN_NAME if main else thread.thread_name or f"thread {thread.os_thread_id}",
@@ -148,12 +148,12 @@ def threads_of(pid: int, answer: Sequence[Thread], builder: WindowBuilder) -> li
                 gil=thread.owns_gil,
             )
         )
-    return found
+    return stacks
 
 
 def innermost(threads: Sequence[Thread], pid: int) -> tuple[str, ...]:
     """The native frames above the newest of Python in the main thread; empty without any."""
-    main = next((one for one in threads if one.os_thread_id == pid or one.thread_name == MAIN_NAME), None)
+    main = next((thread for thread in threads if thread.os_thread_id == pid or thread.thread_name == MAIN_NAME), None)
     names: list[str] = []
     for frame in main.frames if main else ():
         if frame.module is None:

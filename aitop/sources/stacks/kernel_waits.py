@@ -89,7 +89,7 @@ _CHANNELS: tuple[tuple[WaitKind, tuple[str, ...]], ...] = (
 )  # fmt: skip
 _POLL_CHANNELS = ("do_poll", "do_sys_poll", "poll_schedule", "do_select", "do_epoll", "ep_poll")
 
-# What is waited for with poll and its like; the first of them is what an event loop is for that watches several.
+# What poll and its like may wait for. An event loop that watches several kinds of files counts as the first of these.
 _POLLED: tuple[WaitKind, ...] = ("network", "device", "child", "queue")
 
 _SOCKET = re.compile(r"socket:\[(\d+)\]$")
@@ -178,7 +178,7 @@ class Descriptors:
         self.watched_by = cache(self._watched_by)
 
     def waited_for(self, numbers: Iterable[int]) -> set[WaitKind]:
-        """What those who wait for some of these descriptors wait for."""
+        """The kinds of waits that waiting for these descriptors may be."""
         return {_WAITS.get(kind, "other") for number in numbers if (kind := self.type_of(number))}
 
     @cached_property
@@ -261,7 +261,7 @@ class _Thread:
     descriptors: Descriptors
     # None where the kernel's file cannot be read.
     file: int | None = None
-    # What was read last and what it means, where it says that alone: the next look mostly reads the same.
+    # The last line that said by itself what the thread does, and what that is: the next look mostly reads the same.
     line: bytes = b"running\n"
     kind: _Seen = "running"
     seen: Counter[_Seen] = field(default_factory=Counter)
@@ -409,7 +409,7 @@ class KernelWaits:
                 return kind
         folder = f"{procfs.PROC}/{thread.pid}/task/{thread.number}"
         stat = procfs.parse_stat(procfs.read(f"{folder}/stat") or b"")
-        if stat is None or stat.state in "ZXx":
+        if stat is None or stat.ended:
             raise ProcessLookupError(f"thread {thread.number} has ended")
         if stat.state == "R":
             return "running"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from aitop.model.event import Sample
 from aitop.model.source import SourceName
@@ -14,17 +14,22 @@ from aitop.sources.host.tree import Stepping, nobody
 from aitop.sources.source import Source, SourceError
 from aitop.sources.stacks.choice import Chooser, Working
 from aitop.sources.stacks.kernel_waits import KernelWaits
-from aitop.sources.stacks.pace import Budget, GilWatch, rate_of
+from aitop.sources.stacks.pace import RATE, Budget, GilWatch, rate_of
 from aitop.sources.stacks.speedscope import RawFrame, ThreadSamples, parse
 from aitop.sources.stacks.spy import Spy, Threads, explain, find_py_spy
 from aitop.sources.stacks.window import CodeOfProcesses, WindowBuilder
 
 # So many windows at the start are short: whoever watches waits for them.
 FIRST_WINDOWS, FIRST_SECONDS = 3, 1.0
+# Where no core is idle: every py-spy that starts keeps one busy for some 20 ms in one piece, so fewer are started, for
+# longer, and fewer samples are taken.
+LONG_SECONDS = 5.0
 # A child that looks at some threads only costs 15 to 20 ms of CPU in a window, most of it to start: 0.07 ms a look at
 # the lock, 0.3 at the cores. How long a line holds the lock takes many looks to tell from a line that lets go of it.
 LOOK_RATE, GIL_RATE = 20, 100
 GRACE_SECONDS = 4.0
+# How long a window that is to end early waits for what py-spy writes.
+FINISH_SECONDS = 1.0
 EMPTY_WINDOWS = 3
 
 
@@ -33,7 +38,8 @@ class StackSource(Source):
 
     Windows follow each other back to back at first, with more samples, so that a good picture comes early; then
     `interval` grows until sampling costs no more than its budget, and each window takes fewer processes in turn.
-    `close` may be called from any thread: a read in progress ends its py-spy children and returns nothing.
+    `close` may be called from any thread: a read in progress ends its py-spy children and returns nothing. After
+    `finish` it returns what they have seen by then.
     """
 
     name: SourceName = "stacks"
@@ -46,9 +52,12 @@ class StackSource(Source):
         seconds: float = 2.0,
         working: Working = tuple,
         stepping: Stepping = nobody,
+        crowded: Callable[[], bool] = lambda: False,
     ) -> None:
+        """`crowded` says whether no core of the machine is idle."""
         self.interval = 0.0
-        self.patience = seconds + GRACE_SECONDS + 4.0
+        self.patience = max(seconds, LONG_SECONDS) + GRACE_SECONDS + 4.0
+        self._crowded = crowded
         self._seconds = seconds
         self._script = script
         self._chooser = Chooser(pid_roots, working, stepping)
@@ -57,6 +66,7 @@ class StackSource(Source):
         self._gil = GilWatch()
         self._kernel = KernelWaits()
         self._closing = threading.Event()
+        self._ending = threading.Event()
         self._reading = threading.Lock()
         self._program = ""
         self._taken = 0
@@ -82,19 +92,24 @@ class StackSource(Source):
         """End the window that is being taken."""
         self._closing.set()
 
+    def finish(self) -> None:
+        """End the window that is being taken, with what was seen until now."""
+        self._ending.set()
+
     def _read(self) -> list[Sample]:
         started = time.monotonic()
-        seconds = max(1, round(min(FIRST_SECONDS, self._seconds) if self._taken < FIRST_WINDOWS else self._seconds))
+        crowded = self._crowded()
+        planned = self._planned(crowded)
         spies: list[Spy] = []
         kernel_cpu = 0.0
         try:
-            pids = self._chooser.next(few=self._budget.tight)
-            rate = rate_of(self._sampled, len(pids))
+            pids = self._chooser.next(few=crowded or self._budget.tight)
+            rate = RATE if crowded else rate_of(self._sampled, len(pids))
             for pid in pids:
-                spies.append(Spy(self._program, pid, seconds, rate))
+                spies.append(Spy(self._program, pid, planned, rate))
             for pid, threads, look_rate in self._looks(pids):
-                spies.append(Spy(self._program, pid, seconds, look_rate, threads))
-            kernel_cpu = self._wait(pids, spies, started + seconds)
+                spies.append(Spy(self._program, pid, planned, look_rate, threads))
+            kernel_cpu = self._wait(pids, spies, started + planned)
         finally:
             for spy in spies:
                 spy.stop()
@@ -102,14 +117,24 @@ class StackSource(Source):
         self.interval = self._budget.spend(cpu, started, time.monotonic())
         if self._closing.is_set():
             return []
-        window = self._window(seconds, rate, spies)
+        seconds = float(planned)
+        if self._ending.is_set():
+            seconds = max(0.1, min(seconds, time.monotonic() - started))
+        window = self._window(seconds, rate, spies, seconds / planned)
         if window is None:
-            self._account_for_nothing(spies)
+            if not self._ending.is_set():
+                self._account_for_nothing(spies)
             return []
         self._taken += 1
         self._sampled += seconds
         self._empty = 0
         return [window]
+
+    def _planned(self, crowded: bool) -> int:
+        """Seconds of the next window."""
+        if self._taken < (1 if crowded else FIRST_WINDOWS):
+            return max(1, round(min(FIRST_SECONDS, self._seconds)))
+        return max(1, round(LONG_SECONDS if crowded else self._seconds))
 
     def _looks(self, pids: Sequence[int]) -> list[tuple[int, Threads, int]]:
         """What the next window asks besides the stacks of all threads, and how often a second.
@@ -131,7 +156,7 @@ class StackSource(Source):
 
     def _wait(self, pids: Sequence[int], spies: Sequence[Spy], planned_end: float) -> float:
         """Look at the threads of these processes until the spies have ended: the CPU seconds that it took."""
-        deadline = planned_end + GRACE_SECONDS
+        deadline, ending = planned_end + GRACE_SECONDS, False
         before = time.thread_time()
         self._kernel.begin(pids)
         try:
@@ -142,11 +167,18 @@ class StackSource(Source):
                 time.sleep(self._kernel.pause() if now < planned_end - 0.05 else 0.02)
                 if self._closing.is_set():
                     break
+                if self._ending.is_set():
+                    if not ending:
+                        ending, planned_end, deadline = True, now, now + FINISH_SECONDS
+                    # More than once: one that is only starting does not listen yet.
+                    for spy in spies:
+                        spy.finish()
         finally:
             self._kernel.end()
         return time.thread_time() - before
 
-    def _window(self, seconds: int, rate: int, spies: Sequence[Spy]) -> StackWindow | None:
+    def _window(self, seconds: float, rate: int, spies: Sequence[Spy], part: float) -> StackWindow | None:
+        """What the spies have seen in `part` of the time planned; None where that is nothing."""
         builder = WindowBuilder(self._script, self._code)
         names: dict[int, dict[str, str]] = {}
         mains: dict[int, frozenset[str]] = {}
@@ -168,17 +200,17 @@ class StackSource(Source):
             if spy.threads == "cpu" and not all(thread.id.isdecimal() for thread in threads):
                 continue
             stacks = tuple(builder.counts(pid, raw, threads))
-            asked = max([spy.asked, *(thread.stacks.total() for thread in threads)])
+            asked = max([1, round(part * spy.asked), *(thread.stacks.total() for thread in threads)])
             looks.append(Look(pid=pid, kind=spy.threads, asked=asked, stacks=stacks))
             if spy.threads == "gil":
-                gil = self._gil.taken(pid, threads, spy.asked)
+                gil = self._gil.taken(pid, threads, asked)
         frames, stacks = builder.result()
         states = self._kernel.states(names)
         if not stacks:
             return None
         return StackWindow(
             time=time.monotonic(),
-            seconds=float(seconds),
+            seconds=seconds,
             rate=float(rate),
             frames=frames,
             stacks=stacks,
@@ -214,4 +246,4 @@ def main_threads(pid: int) -> frozenset[str]:
 def lives(pid: int) -> bool:
     """Whether the process runs, in whatever state but a zombie's."""
     stat = procfs.stat(pid)
-    return stat is not None and stat.state not in "ZXx"
+    return stat is not None and not stat.ended

@@ -71,12 +71,12 @@ def parse(
     named = [(_PROFILE.fullmatch(profile.name), profile.samples) for profile in file.profiles]
     threads = [(match["id"], match["name"], _counted(samples, sound)) for match, samples in named if match]
     main = _main(threads, main_threads, frames, every_thread=every_thread)
-    found = []
+    samples_by_thread = []
     for index, (number, name, stacks) in enumerate(threads):
         # py-spy reads without stopping the process, and sometimes meets a stack in the middle of a change.
         whole = _whole(stacks, frames) if index == main else stacks
-        found.append(ThreadSamples(MAIN_NAME if index == main else name, index == main, whole, number))
-    return frames, found
+        samples_by_thread.append(ThreadSamples(MAIN_NAME if index == main else name, index == main, whole, number))
+    return frames, samples_by_thread
 
 
 def _counted(samples: list[list[int]], sound: list[bool]) -> Counter[tuple[int, ...]]:

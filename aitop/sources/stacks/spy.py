@@ -31,14 +31,14 @@ MOST_MEMORY = 2 << 30
 def find_py_spy() -> str:
     """Path of the py-spy binary: beside this interpreter, else on the PATH. Raises SourceError without one."""
     beside = os.path.join(os.path.dirname(sys.executable or ""), "py-spy")
-    found = beside if os.access(beside, os.X_OK) else shutil.which("py-spy")
-    if found is None:
+    path = beside if os.access(beside, os.X_OK) else shutil.which("py-spy")
+    if path is None:
         raise SourceError("absent", "py-spy is not installed", "pip install py-spy")
-    return found
+    return path
 
 
 class Spy:
-    """`py-spy record` on `pid`, started now. It ends by itself; `stop` ends it early. No file on disk.
+    """`py-spy record` on `pid`, started now. It ends by itself; `finish` and `stop` end it early. No file on disk.
 
     It looks `asked` times at the `threads` wanted.
     """
@@ -46,7 +46,7 @@ class Spy:
     def __init__(self, program: str, pid: int, seconds: int, rate: int, threads: Threads = "all") -> None:
         self.pid = pid
         self.threads: Threads = threads
-        # The last look of its plan ends it, and counts for nothing.
+        # py-spy ends at the last look that it planned, which does not count.
         self.asked = seconds * rate - 1
         self.cpu = 0.0
         self.code: int | None = None
@@ -85,6 +85,11 @@ class Spy:
     def finished(self) -> bool:
         """Whether it has ended; collects it, its exit code and its CPU time when it has."""
         return self.code is not None or self._collect(os.WNOHANG)
+
+    def finish(self) -> None:
+        """Ask it to write what it has and to end: it does so on Ctrl-C, within some milliseconds."""
+        if not self.finished():
+            os.kill(self._child.pid, signal.SIGINT)
 
     def stop(self) -> None:
         """End it now, if it runs, collect it, and read what it wrote. Once."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from aitop.model.stacks import Flow, Frame, StackCount
 from aitop.sources import procfs
@@ -29,22 +29,26 @@ class CodeOfProcesses:
         self._readers: dict[_View, SourceCode] = {}
         # The package that stands for the user's code, by process; None for one whose user's code was seen.
         self.applications: dict[int, str | None] = {}
-        self._flows: dict[str, tuple[str, tuple[Flow, ...]]] = {}
+        self._flows: dict[str, tuple[str, dict[int, Flow | None]]] = {}
 
-    def flows(self, code: SourceCode, file: str) -> tuple[Flow, ...]:
-        """The dataflow of all functions in a file, worked out anew only when its text has changed."""
+    def flows(self, code: SourceCode, file: str, lines: Collection[int]) -> list[Flow]:
+        """The dataflow of the functions in which these lines stand, worked out anew only when the text has changed."""
         text = code.text(file)
         if text is None:
-            return ()
+            return []
         known = self._flows.get(file)
         if known is None or known[0] != text:
             if len(self._flows) > 100:
                 self._flows.clear()
-            known = self._flows[file] = text, flows(file, text)
-        return known[1]
+            known = self._flows[file] = text, {}
+        by_line = known[1]
+        if new := [line for line in lines if line not in by_line]:
+            read = flows(file, text, new)
+            by_line |= {line: innermost(read, line) for line in new}
+        return list({flow.first: flow for line in lines if (flow := by_line[line]) is not None}.values())
 
     def of(self, pid: int) -> SourceCode:
-        """The code as process `pid` sees it, with its rights: what it says that it runs may be any file's name."""
+        """The code as process `pid` sees it, with its rights: it may claim to run any file."""
         view = _view_of(pid)
         reader = self._readers.get(view)
         # Its pid may be another process's by now.
@@ -70,7 +74,8 @@ class WindowBuilder:
         self._frames: dict[tuple[str, str, int, bool], int] = {}
         self._table: list[Frame] = []
         self._stacks: list[StackCount] = []
-        self._flows: dict[tuple[str, int], Flow] = {}
+        # The lines of the user's by file, with what reads it.
+        self._lines: dict[str, tuple[SourceCode, list[int]]] = {}
 
     def add(self, pid: int, raw: Sequence[RawFrame], threads: Sequence[ThreadSamples]) -> None:
         """Add the threads of one process."""
@@ -114,7 +119,8 @@ class WindowBuilder:
 
     def flows(self) -> tuple[Flow, ...]:
         """The dataflow of the user's functions in the table."""
-        return tuple(self._flows.values())
+        found = [flow for file, (code, lines) in self._lines.items() for flow in self._code.flows(code, file, lines)]
+        return tuple(found[:MOST_FLOWS])
 
     def _index(self, raw: RawFrame, file: str, code: SourceCode, package: str | None) -> int:
         line = raw.line or 0
@@ -128,10 +134,8 @@ class WindowBuilder:
             place = code.place(file, line) if user and line > 0 else None
             text, loop, guard = place if place is not None and place.text else (None, None, None)
             self._table.append(Frame(raw.name, file, line, user, text, loop, guard))
-            if user and place and len(self._flows) < MOST_FLOWS:
-                flow = innermost(self._code.flows(code, file), line)
-                if flow is not None:
-                    self._flows[file, flow.first] = flow
+            if user and place:
+                self._lines.setdefault(file, (code, []))[1].append(line)
         return index
 
 

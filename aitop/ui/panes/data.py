@@ -106,7 +106,6 @@ def _queue_head(view: View, snapshot: Snapshot) -> tuple[Line, float | None]:
 
 
 def _queue_chart(view: View, snapshot: Snapshot, field: Field, rows: int) -> list[Line]:
-    """Batches that lay ready, as an area over time."""
     head, top = _queue_head(view, snapshot)
     if top is None:
         return [head]
@@ -125,7 +124,6 @@ def queue_lines(view: View, snapshot: Snapshot, width: int, rows: int) -> list[L
 
 
 def _reading(line: Line, field: Field, workers: list[ProcessSample]) -> Line:
-    """What the queue and the workers had at the cursor."""
     ready = field.at_cursor("queue_ready", mean=True)
     line.add("ready ", DIM).add(NOT_SUPPORTED if ready is None else f"{ready:.1f}", TEXT)
     used = [field.at_cursor(f"worker{process.pid}.cpu") for process in workers]
@@ -156,7 +154,7 @@ def loader_line(loader: LoaderInfo | None, workers: int, width: int) -> Line:
 
 
 def _no_queue(snapshot: Snapshot, loader: LoaderInfo | None) -> tuple[str, str]:
-    """Why nothing is known of the queue, after the mark for that."""
+    """The mark of a missing figure, and why nothing is known of the queue."""
     if loader is not None and loader.workers == 0:
         return NOT_SUPPORTED, "no queue: batches are made in the main process"
     if serves(snapshot):
@@ -168,7 +166,6 @@ def _no_queue(snapshot: Snapshot, loader: LoaderInfo | None) -> tuple[str, str]:
 
 
 def _traffic(view: View, width: int) -> Line:
-    """Disk, the wait for it, network: what fits."""
     net = Line("net ", DIM).join(_rate(view, "in", "net_received")).add(" ").join(_rate(view, "out", "net_sent"))
     wait = Line("iowait ", DIM).join(
         figure(view, _of_machine("iowait"), lambda share: percent(share).rjust(5), points=True)

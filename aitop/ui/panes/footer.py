@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 from textual import events
 from textual.message import Message
@@ -58,7 +59,9 @@ class Footer(Pane):
 
 
 def cost_line(view: View, width: int) -> Line:
-    """What watching costs: CPU of aitop over the last half minute, and the hook's time in each step."""
+    """What watching costs: CPU of aitop over the last half minute, the hook's time in each step, and whether it looks
+    less often.
+    """
     snapshot = view.snapshot
     cost = snapshot.cost if snapshot else None
     if snapshot is None or cost is None or cost.monitor_cpu is None or snapshot.window < LEAST_COUNTED:
@@ -69,6 +72,8 @@ def cost_line(view: View, width: int) -> Line:
         line.add(" · ", DIM).add(f"{cost.hook_us_per_step:3.0f} µs/step", TEXT)
         if cost.target_slowdown is not None and width >= ROOM_FOR_SHARE:
             line.add(f" {cost.target_slowdown * 100:5.2f} %", TEXT)
+    if cost.seldom:
+        line.add(" · ", DIM).add("no core idle: looks less often" if width >= ROOM_FOR_WORDS else "seldom", TEXT)
     return line
 
 
@@ -100,13 +105,12 @@ ENDS = ("enter", "tab", "escape")
 WITHOUT_MEANING = ("up", "down", "left", "right", "home", "end", "pageup", "pagedown")
 
 
+@dataclass
 class Filtered(Message):
     """What is typed so far; `done` when the user is through with it."""
 
-    def __init__(self, text: str, *, done: bool = False) -> None:
-        super().__init__()
-        self.text = text
-        self.done = done
+    text: str
+    done: bool = False
 
 
 class FilterLine(Pane):

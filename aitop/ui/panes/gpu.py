@@ -18,7 +18,7 @@ from aitop.ui.widgets.chart_pane import ChartPane
 from aitop.ui.widgets.line import Line, shorten
 from aitop.ui.widgets.pane import Drawing
 from aitop.ui.widgets.plot import Curve, Field, area
-from aitop.ui.words import one_line, plural, share_text, state_line
+from aitop.ui.words import one_line, plural, share_text, state_line, tight_percent
 
 BLOCK_ROWS = 4
 SCALE = 13
@@ -156,7 +156,7 @@ def _busy_rows(  # noqa: PLR0917
         axis.add("busy ", DIM).add(share_text(field.at_cursor(busy)), TEXT)
         return axis.add("  sm ", DIM).add(share_text(field.at_cursor(sm)), TEXT)
 
-    chart = field.chart(layers, rows - 2, 1.0, lambda share: f"{share * 100:.0f}%")
+    chart = field.chart(layers, rows - 2, 1.0, tight_percent)
     return [line, *chart, field.axis(reading, BUSY_AND_SM if len(layers) > 1 else None)]
 
 
@@ -181,7 +181,6 @@ def _change(view: View, device: GpuDevice, figure_of: FigureOf, series: str = ""
 
 
 def _share(view: View, device: GpuDevice, share_of: FigureOf, series: str = "") -> Line:
-    """A share (0..1) with its change."""
     return Line(share_text(share_of(device)), BRIGHT).join(_change(view, device, share_of, series))
 
 
@@ -220,7 +219,6 @@ def _nvlink_row(device: GpuDevice) -> list[Line]:
 
 
 def _traffic(name: str, received: float | None, sent: float | None, changes: Sequence[Line] = ()) -> Line:
-    """Bytes per second in and out, each with its change."""
     line = Line(name.ljust(8), DIM)
     for number, (word, per_second) in enumerate((("in ", received), ("  out ", sent))):
         line.add(word, DIM).add(rate(per_second).rjust(8), TEXT).join(changes[number] if changes else Line())
@@ -228,7 +226,6 @@ def _traffic(name: str, received: float | None, sent: float | None, changes: Seq
 
 
 def _slices(device: GpuDevice) -> list[Line]:
-    """A row for each MIG device."""
     return [
         Line(f"mig {each.index:<4}", DIM).add(_memory(each).rjust(13), TEXT).add(f"  {one_line(each.name or '')}", DIM)
         for each in device.mig_devices
@@ -256,7 +253,6 @@ def _clock_row(view: View, device: GpuDevice, width: int) -> Line:
 
 
 def _others(device: GpuDevice) -> list[Line]:
-    """Processes of others on this device."""
     others = [process for process in device.processes or () if not process.mine]
     if not others:
         return []
@@ -305,8 +301,6 @@ def _busy(device: GpuDevice) -> float | None:
 
 
 def _fraction(part: str, whole: str) -> FigureOf:
-    """The share that one field of a device is of another."""
-
     def share_of(device: GpuDevice) -> float | None:
         used, total = getattr(device, part), getattr(device, whole)
         return None if used is None or not total else float(used / total)

@@ -49,8 +49,8 @@ def header_line(view: View, width: int) -> Line:
     engine = view.snapshot.engine if view.snapshot else None
     command = shorten(_command(view), MOST_COMMAND if engine is None else MOST_BESIDE_ENGINE)
     least = BRAND_WIDTH + len(command) + state.width + 2
-    for parts, kept in ((rates, 2), (who, 1), (rates, 1), (who, 0), (rates, 0)):
-        while len(parts) > kept and least + sum(part.width + 3 for part in (*who, *rates)) > width:
+    for parts, least_parts in ((rates, 2), (who, 1), (rates, 1), (who, 0), (rates, 0)):
+        while len(parts) > least_parts and least + sum(part.width + 3 for part in (*who, *rates)) > width:
             parts.pop()
     if least > width:
         state = _state(view).join(_sources(view, short=True))
@@ -119,7 +119,6 @@ def _rates(view: View) -> list[Line]:
 
 
 def _served(view: View, serving: Serving) -> list[Line]:
-    """Rate, tail, tokens and queue of a server; of the last three what is measured."""
     rate = Line(significant(serving.requests_per_second), BRIGHT).add(" req/s", DIM)
     parts = [rate.join(serving_change(view, "requests_per_second"))]
     if serving.latency is not None:

@@ -81,7 +81,7 @@ def _at_once(view: View, snapshot: Snapshot, width: int, height: int) -> list[Li
 
 
 def _with_history(snapshot: Snapshot, name: str, line: Line, width: int, ink: Style) -> Line:
-    """A series in what is left of the line, where that is enough for anything."""
+    """The line, with a series drawn in the cells that are left of it where these are enough."""
     line = line if line.width == SCALE else line.add("  ")
     values, cells = snapshot.series.get(name, Series()).values, width - line.width
     return line.join(area(values, cells, 1, _top(values), ink)[0]) if values and cells >= LEAST_STRIP else line
@@ -102,7 +102,7 @@ def _resident(view: View, snapshot: Snapshot) -> int | None:
 
 
 def _job_line(view: View, snapshot: Snapshot, width: int) -> Line:
-    """Resident memory of the job's processes, and how much a rank and a loader worker have."""
+    """Resident memory of the job, and the mean of its ranks and loader workers."""
     resident = figure(view, lambda one: _resident(view, one), lambda held: size(held).rjust(7), BRIGHT)
     line = Line("job     ", DIM).join(resident).add("  ")
     long, short = [], []
@@ -156,7 +156,6 @@ def _allocator_chart(view: View, field: Field, allocator: AllocatorSample, rows:
 
 
 def _reading(line: Line, field: Field, allocators: Sequence[AllocatorSample]) -> Line:
-    """What was held at the cursor."""
     names = [("ranks", "rss"), ("workers", "workers_rss")]
     for one in allocators:
         names += [(f"cuda {one.device}", f"alloc{one.device}.allocated"), ("of", f"alloc{one.device}.reserved")]
@@ -188,8 +187,6 @@ def _group(host: HostSample) -> Filled:
 
 
 def _gauge(view: View, name: str, filled_of: Callable[[HostSample], Filled], width: int) -> Line:
-    """How full something is, its change since the mark, a bar and the amounts."""
-
     def filled(snapshot: Snapshot | None) -> Filled:
         return filled_of(snapshot.host) if snapshot and snapshot.host else (None, None)
 
@@ -247,8 +244,6 @@ def _split(allocator: AllocatorSample) -> float | None:
 def _allocator_change(
     view: View, device: int, value_of: Callable[[AllocatorSample], float | None], *, points: bool = False
 ) -> Line:
-    """The change of a figure of a device's allocator since the mark."""
-
     def of_device(snapshot: Snapshot) -> float | None:
         return next((value_of(one) for one in snapshot.allocators if one.device == device), None)
 

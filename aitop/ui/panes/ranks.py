@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from statistics import fmean
 from typing import Any, ClassVar, NamedTuple
@@ -32,7 +33,7 @@ from aitop.ui.widgets.bars import EIGHTHS
 from aitop.ui.widgets.line import Line, lit, shorten
 from aitop.ui.widgets.pane import Drawing
 from aitop.ui.widgets.row_pane import RowPane
-from aitop.ui.words import plural
+from aitop.ui.words import plural, tight_percent
 
 MARK, NAME, LATE, STEP, CELL, GAP = 2, 4, 7, 7, 9, 1
 LEAST_SKEW, MOST_SKEW = 8, 48
@@ -58,10 +59,6 @@ class Column(NamedTuple):
     phase: Kind | None = None
 
 
-def _percent(share: float) -> str:
-    return f"{share * 100:.0f}%"
-
-
 COLUMNS = (
     Column("step", STEP, 1, "p50"),
     Column("data", CELL, 2, "data_wait", phase=DATA),
@@ -70,10 +67,10 @@ COLUMNS = (
     Column("optimizer", CELL, 11, "optimizer", phase=OPTIMIZER),
     Column("else", CELL, 12, "outside", phase=OUTSIDE),
     Column("wait", CELL, 0, "wait", phase=COMMUNICATION),
-    Column("gpu", 4, 5, "gpu_busy", _percent),
+    Column("gpu", 4, 5, "gpu_busy", tight_percent),
     Column("gpu mem", 7, 6, "gpu_memory", size),
     Column("memory", 7, 8, "rss", size),
-    Column("cpu", 5, 7, "cpu", _percent),
+    Column("cpu", 5, 7, "cpu", tight_percent),
     Column("at step", 8, 13, "step", "{:,}".format),
 )
 
@@ -173,12 +170,11 @@ def _skew(skew: Sequence[float], step: float | None, cells: int, late: bool) -> 
 BESIDE_NOTE = 7
 
 
+@dataclass
 class RankChosen(Message):
     """The user wants the screen narrowed to a rank."""
 
-    def __init__(self, rank: int) -> None:
-        super().__init__()
-        self.rank = rank
+    rank: int
 
 
 class RankPane(RowPane[RankView]):
@@ -216,14 +212,12 @@ class RankPane(RowPane[RankView]):
         return row.pid
 
     def action_choose(self, stay: bool = False) -> None:
-        """Enter the rank at the cursor."""
         one = self.row()
         if one is not None and one.rank is not None:
             self._pid = one.pid
             self.post_message(RankChosen(one.rank))
 
     def action_leave(self) -> None:
-        """Show all ranks again."""
         if self.view.rank is not None:
             self.post_message(RankChosen(self.view.rank))
 

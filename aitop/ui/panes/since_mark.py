@@ -118,12 +118,12 @@ def since_mark(view: View, width: int) -> Line | None:
     line = Line(f"since the mark, {f'{seconds:.0f} s' if seconds < MINUTE else duration(round(seconds))}: ", DIM)
     if view.snapshot.serving is not None and view.mark.serving is not None:
         return line.join(_served(view.mark.serving, view.snapshot.serving, width - line.width))
-    found = judged(view)
+    comparison = judged(view)
     if view.snapshot.steps is None or not view.snapshot.steps.recent:
         return line.add("step times need the hook", DIM)
-    line.add(found.words, OUTCOMES[found.outcome])
-    if found.before is not None and found.after is not None:
-        more = Line("  ").add(f"{duration(found.before)} → {duration(found.after)} a step", BRIGHT)
+    line.add(comparison.words, OUTCOMES[comparison.outcome])
+    if comparison.before is not None and comparison.after is not None:
+        more = Line("  ").add(f"{duration(comparison.before)} → {duration(comparison.after)} a step", BRIGHT)
         if line.width + more.width <= width:
             line.join(more)
     was, now = (one.diagnosis.verdicts[0].id if one.diagnosis.verdicts else None for one in (view.mark, view.snapshot))

@@ -46,6 +46,6 @@ def lines_below(
 
 
 def _filled(border: Line, lines: Sequence[Line], room: int) -> list[Line]:
-    """As many of the lines as there is room for under their border; nothing where there are none."""
+    """A border and the lines below it, cut or filled up to `room` rows; nothing where there are no lines."""
     shown = lines[: room - 1] if room else []
     return [border, *shown, *(Line() for _ in range(room - 1 - len(shown)))] if shown else []

@@ -20,7 +20,7 @@ from aitop.ui.state import View
 from aitop.ui.theme.palette import BRIGHT, CODE_KIND, DIM, FAINT, TEXT, TITLE
 from aitop.ui.widgets.line import Line, shorten_left, spread
 from aitop.ui.widgets.pane import Drawing, Pane
-from aitop.ui.words import base_name, label, one_line, share_text
+from aitop.ui.words import base_name, label, one_line, place, share_text
 
 
 class LinePane(Pane):
@@ -34,23 +34,22 @@ class LinePane(Pane):
         self._place = place
 
     def draw(self, view: View, width: int, height: int) -> Drawing:
-        place = self._place
         lines = [self._head(width), *self._verdicts(view, width), *self._way(width), Line()]
         lines += self._source(view, width)
-        title = f"{base_name(place.file)}:{place.line}"
-        return Drawing(lines, title, Line(self.notice or "e edit · ↑↓ scroll · esc back", TEXT if self.notice else DIM))
+        return Drawing(
+            lines,
+            place(self._place),
+            Line(self.notice or "e edit · ↑↓ scroll · esc back", TEXT if self.notice else DIM),
+        )
 
     def _head(self, width: int) -> Line:
-        place = self._place
-        line = Line(one_line(place.function), BRIGHT)
-        if place.share is not None:
-            line.add(f"  {percent(place.share)}", BRIGHT).add(
-                f" of the samples of {place.who}" if place.who else "", DIM
-            )
-        return spread(line.add("  "), Line(shorten_left(place.file, max(8, width - line.width)), FAINT), width)
+        at = self._place
+        line = Line(one_line(at.function), BRIGHT)
+        if at.share is not None:
+            line.add(f"  {percent(at.share)}", BRIGHT).add(f" of the samples of {at.who}" if at.who else "", DIM)
+        return spread(line.add("  "), Line(shorten_left(at.file, max(8, width - line.width)), FAINT), width)
 
     def _verdicts(self, view: View, width: int) -> list[Line]:
-        """The verdicts that have this line among their places."""
         here = (self._place.file, self._place.line)
         lines = []
         for verdict in shown_verdicts(view):
@@ -60,7 +59,6 @@ class LinePane(Pane):
         return [Line(), *lines] if lines else []
 
     def _way(self, width: int) -> list[Line]:
-        """The functions that lead to it, the outermost first."""
         if not self._place.above:
             return []
         lines = [Line(), Line("Called by", TITLE)]
@@ -85,14 +83,13 @@ class LinePane(Pane):
         return lines
 
     def _shares(self, view: View) -> dict[int, float]:
-        """How hot the lines of the same file are."""
         stacks = view.snapshot.stacks if view.snapshot else None
         rows: list[HotRow] = hot_rows(stacks, view.pids()) if stacks else []
-        found: dict[int, float] = {}
+        shares_by_line: dict[int, float] = {}
         for row in rows:
             if row.file == self._place.file:
-                found[row.line] = max(found.get(row.line, 0.0), row.share)
-        return found
+                shares_by_line[row.line] = max(shares_by_line.get(row.line, 0.0), row.share)
+        return shares_by_line
 
 
 class LineScreen(Screen[None]):
@@ -114,10 +111,10 @@ class LineScreen(Screen[None]):
         yield LinePane(self._place, id="line")
 
     def on_mount(self) -> None:
-        pane, place = self.query_one(LinePane), self._place
+        pane, at = self.query_one(LinePane), self._place
         if self._source_around is not None:
             pane.excerpt = Excerpt(None, reading=True)
-            read = partial(Excerpt.around, self._source_around, place.pid, place.file, place.line)
+            read = partial(Excerpt.around, self._source_around, at.pid, at.file, at.line)
             in_background(self, "source", read, self._read)
         self.query_one(Header).show(self.view)
         pane.show(self.view)

@@ -166,13 +166,13 @@ WIDEST = 100
 @lru_cache(maxsize=8)
 def page_lines(verdict: str, width: int) -> tuple[Line, ...]:
     """The page of a verdict id, wrapped to `width` or what reads well; empty where the catalogue has none."""
-    found = page(verdict)
-    if found is None:
+    shown = page(verdict)
+    if shown is None:
         return ()
     lines = [Line(), Line("─" * width, FAINT)]
     width = min(width, WIDEST)
-    lines += [Line(text, BRIGHT) for text in wrap(f"{found.id}: {found.summary}", width)]
-    for title, blocks in found.parts:
+    lines += [Line(text, BRIGHT) for text in wrap(f"{shown.id}: {shown.summary}", width)]
+    for title, blocks in shown.parts:
         lines += [Line(), Line(title, TITLE)]
         for number, block in enumerate(blocks):
             follows = number > 0 and not (block.kind == "item" and blocks[number - 1].kind == "item")
@@ -224,7 +224,6 @@ class EvidenceScreen(Screen[None]):
 
     @property
     def reading(self) -> bool:
-        """Whether source is still being read."""
         return self._looking > 0 or any(excerpt.reading for excerpt in self._excerpts.values())
 
     def show(self, view: View) -> None:
@@ -260,7 +259,6 @@ class EvidenceScreen(Screen[None]):
         self.query_one(EvidencePane).action_scroll_by(by)
 
     def action_edit(self) -> None:
-        """Open the first place of the selected verdict."""
         verdict = self.query_one(EvidencePane).verdict
         listing = self.query_one(VerdictList)
         if verdict is None or not verdict.where:

@@ -23,7 +23,7 @@ from aitop.ui.screens.stacks import StackList, StackScreen
 from aitop.ui.state import View
 from aitop.ui.theme.palette import BRIGHT, DIM, FAINT, GAIN, LOSS, LOSS_LABEL, STATE_DENIED, TEXT
 from aitop.ui.widgets.line import Line, columns, hanging, shorten
-from aitop.ui.words import base_name, confidence_dots, confidence_words, one_line, plural
+from aitop.ui.words import confidence_dots, confidence_words, one_line, plural
 
 if TYPE_CHECKING:
     from aitop.engine.feed import Feed
@@ -53,7 +53,6 @@ class StandingPlace:
 
     @property
     def one(self) -> Standing:
-        """Any of them, for what they have in common."""
         return self.members[0]
 
     @property
@@ -84,7 +83,6 @@ class StandingPane(StackList[StandingPlace]):
     native: Mapping[int, Sequence[str]] = {}
 
     def take(self, still: Standstill | None) -> None:
-        """Take what was seen; None: nothing."""
         self.native = {}
         self.still = still
         self.odd = odd_one(still) if still is not None and (still.ranks or still.gone) else None
@@ -139,7 +137,7 @@ def _row(place: StandingPlace, width: int) -> Line:
     steps = [member.step for member in place.members if member.step is not None]
     step = "" if not steps else f"step {min(steps):,}" + (f"–{max(steps):,}" if max(steps) > min(steps) else "")
     where = one.where or (one.frames[-1] if one.frames else None)
-    at = "" if where is None else f"{base_name(where.file)}:{where.line}"
+    at = "" if where is None else place(where)
     state = " ".join(filter(None, (one.state, one.channel)))
     room = width - line.width - WHO - PLACE - 4
     what = f"{DOINGS[one.doing]} {one_line(one.call)}" if one.call else DOINGS[one.doing]

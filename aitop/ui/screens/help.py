@@ -81,13 +81,13 @@ def our_bindings(screen: Screen[Any]) -> list[Binding]:
     A key that a screen redefines is not listed for its base class.
     """
     kinds = [kind for kind in (*type(screen).__mro__, *type(screen.app).__mro__) if kind.__module__.startswith("aitop")]
-    found: list[Binding] = []
+    listed: list[Binding] = []
     taken: set[str] = set()
     for kind in kinds:
         own = [one for one in vars(kind).get("BINDINGS", ()) if isinstance(one, Binding)]
-        found += [one for one in own if one.description and one.key not in taken]
+        listed += [one for one in own if one.description and one.key not in taken]
         taken.update(key.strip() for one in own for key in one.key.split(","))
-    return found
+    return listed
 
 
 def key_name(key: str) -> str:
@@ -115,7 +115,7 @@ def _key_range(names: list[str]) -> str:
 
 
 def _wrapped(line: Line, width: int) -> list[Line]:
-    """A line that is too long, broken between its pieces or, where it has one piece only, at spaces."""
+    """A long line, broken between its pieces, or at spaces where it has only one."""
     if line.width <= width:
         return [line]
     if len(line.spans) == 2:

@@ -187,7 +187,7 @@ class MonitorScreen(Screen[int]):
             self.post_message(SnapshotArrived(self._newest))
 
     def _notice(self) -> str | None:
-        """The notice to show with the next snapshot: that a recording has failed, else the last notice for a while."""
+        """The notice for the next Snapshot: that a recording has failed, or else the last notice for some ticks."""
         notice = self.view.notice
         recording = self.recorder.recording if self.recorder else None
         if recording is not None and recording.failed and recording_state(self.recorder) != self.view.recording:
@@ -253,7 +253,6 @@ class MonitorScreen(Screen[int]):
     # Marks, files, and the hook
 
     def action_mark(self) -> None:
-        """Compare every figure with its value of now."""
         snapshot = self.view.snapshot
         if snapshot is None:
             self._change(notice="nothing to mark yet")
@@ -308,7 +307,6 @@ class MonitorScreen(Screen[int]):
         self._choose_rank(message.rank)
 
     def _choose_rank(self, rank: int) -> None:
-        """Narrow to a rank; asked for a second time, show all again."""
         self._change(rank=None if self.view.rank == rank else rank, chosen=None)
 
     def action_processes(self) -> None:
@@ -327,7 +325,6 @@ class MonitorScreen(Screen[int]):
         self._change(chosen=chosen, rank=None)
 
     def action_filter(self) -> None:
-        """Take what is typed next as the filter."""
         self._focused_before = self.focused.id if isinstance(self.focused, Pane) else self._focused_before
         self._typing = True
         line = self.query_one(FilterLine)
@@ -353,7 +350,6 @@ class MonitorScreen(Screen[int]):
         self._show_code("lines" if self.view.code == "flame" else "flame")
 
     def _show_code(self, how: CodeView) -> None:
-        """Show the code in this way, with the focus on it."""
         code = self.query_one(CodePane)
         code.top = 0
         self._change(code=how)
@@ -419,7 +415,6 @@ class MonitorScreen(Screen[int]):
             self._zoom(name, for_room=True)
 
     def action_zoom(self) -> None:
-        """Give the focused pane the whole screen, and back."""
         if self._zoomed is None:
             focused = self.focused.id if isinstance(self.focused, Pane) else None
             self._zoom(focused if focused in PANES else "verdict")
@@ -440,7 +435,6 @@ class MonitorScreen(Screen[int]):
             self.action_fold_pane(self.focused.id or "")
 
     def action_fold_pane(self, name: str) -> None:
-        """Fold a pane to its title, or open it; a zoomed pane goes back to its place."""
         if self._zoomed is not None:
             self._leave_zoom()
         elif name in PANES:

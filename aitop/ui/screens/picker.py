@@ -93,7 +93,6 @@ def _row(candidate: Candidate, width: int, selected: bool) -> Line:
 
 
 def _cells(width: int, texts: Sequence[str], style: Style) -> Line:
-    """The columns that there is room for; what is left goes to the command."""
     narrow = width < ROOMY
     cells: list[tuple[Line, int]] = []
     for (heading, cell, right), text in zip(COLUMNS, texts, strict=True):
@@ -115,23 +114,17 @@ def _gpus(candidate: Candidate) -> str:
 REFRESH_SECONDS = 3.0
 
 
-class Top(Pane):
-    """The picker's first line."""
+class OneLine(Pane):
+    """The picker's first line, or its last one."""
 
     framed = False
 
-    def draw(self, view: View, width: int, height: int) -> Drawing:
-        return Drawing([Line(" aitop ", BRAND).add("  which one?", DIM)])
-
-
-class Hint(Pane):
-    """The picker's last line."""
-
-    framed = False
+    def __init__(self, line: Line, *, id: str) -> None:  # noqa: A002 - Textual's own name
+        super().__init__(id=id, focusable=False)
+        self._line = line
 
     def draw(self, view: View, width: int, height: int) -> Drawing:
-        hints = (("↑↓", "choose"), ("⏎", "monitor"), ("r", "look again"), ("?", "help"), ("q", "quit"))
-        return Drawing([Line(" ").join(key_hints(hints))])
+        return Drawing([self._line])
 
 
 class PickerScreen(Screen[int]):
@@ -153,9 +146,10 @@ class PickerScreen(Screen[int]):
         self.view = view
 
     def compose(self) -> ComposeResult:
-        yield Top(id="header", focusable=False)
+        yield OneLine(Line(" aitop ", BRAND).add("  which one?", DIM), id="header")
         yield CandidatesPane(id="candidates")
-        yield Hint(id="hint", focusable=False)
+        hints = (("↑↓", "choose"), ("⏎", "monitor"), ("r", "look again"), ("?", "help"), ("q", "quit"))
+        yield OneLine(Line(" ").join(key_hints(hints)), id="hint")
 
     def on_mount(self) -> None:
         for pane in self.query(Pane):
@@ -164,7 +158,6 @@ class PickerScreen(Screen[int]):
         self.set_interval(REFRESH_SECONDS, self.action_find)
 
     def action_find(self) -> None:
-        """Look for jobs, unless that is going on already."""
         if self._finding:
             return
         self._finding = True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import ClassVar
 
 from textual import events
@@ -23,12 +24,11 @@ LONGEST_TIME = 9
 FOLLOW_SECONDS = 0.2
 
 
+@dataclass
 class SeekTo(Message):
     """The user wants to go to this many seconds after the start."""
 
-    def __init__(self, seconds: float) -> None:
-        super().__init__()
-        self.seconds = seconds
+    seconds: float
 
 
 class ReplayBar(Pane):
@@ -60,7 +60,6 @@ class ReplayBar(Pane):
         return Drawing([left.join(right)])
 
     def ask(self) -> None:
-        """Take a time from the keyboard."""
         self.typed = ""
         self.focus()
         self.redraw()
@@ -223,7 +222,6 @@ class ReplayScreen(MonitorScreen):
         return feed
 
     def _follow(self) -> None:
-        """Show the current position of the replay."""
         position = self._replay.position()
         bar = self.query_one(ReplayBar)
         bar.position = position

@@ -16,19 +16,18 @@ from aitop.stacks.origin import origin_of
 from aitop.ui.editor import edit
 from aitop.ui.feeds import LiveRun
 from aitop.ui.messages import in_background
-from aitop.ui.panes.code.hot_lines import Place
+from aitop.ui.panes.code.hot_lines import ROLE_NAMES, Place
 from aitop.ui.panes.header import Header
 from aitop.ui.state import View
 from aitop.ui.theme.palette import BRIGHT, CODE_KIND, DIM, FAINT, GAIN, STATE_DENIED, TEXT
 from aitop.ui.widgets.line import Line, columns, lit, shorten, shorten_left, spread, wrap
 from aitop.ui.widgets.pane import Drawing, Pane
-from aitop.ui.words import base_name, one_line, plural
+from aitop.ui.words import one_line, place, plural
 
 if TYPE_CHECKING:
     from aitop.engine.feed import Feed
 
 
-_ROLES = {"rank": "main", "loader-worker": "worker"}
 COUNT, PLACE, STATE = 11, 26, 9
 SMALL_ROWS = 14
 
@@ -50,7 +49,6 @@ class StackList(Pane, Generic[Entry]):
     heading = ""
 
     def above(self, view: View, width: int) -> list[Line]:
-        """The lines above the list."""
         raise NotImplementedError
 
     def row(self, entry: Entry, view: View, width: int) -> Line:
@@ -58,7 +56,6 @@ class StackList(Pane, Generic[Entry]):
         raise NotImplementedError
 
     def note(self) -> str:
-        """What stands beside the title."""
         raise NotImplementedError
 
     def draw(self, view: View, width: int, height: int) -> Drawing:
@@ -113,19 +110,18 @@ class GroupPane(Pane):
 def _roles(view: View) -> dict[int, str]:
     """What each process is, in a word or two."""
     host = view.snapshot.host if view.snapshot else None
-    found: dict[int, str] = {}
-    for process in host.processes if host else ():
-        name = _ROLES.get(process.role, process.role)
-        many = process.rank is not None and len(view.ranks()) > 1
-        found[process.pid] = f"{name} {process.rank}" if many else name
-    return found
+    several = len(view.ranks()) > 1
+    return {
+        process.pid: ROLE_NAMES.get(process.role, process.role)
+        + (f" {process.rank}" if several and process.rank is not None else "")
+        for process in (host.processes if host else ())
+    }
 
 
 def _group_line(group: StackGroup, roles: dict[int, str], width: int) -> Line:
-    place = group.place
     count = Line(f"{len(group.members):3d}", BRIGHT)
     count.add(" threads" if len(group.members) > 1 else " thread", DIM)
-    where = Line("at ", DIM).add(shorten_left(f"{base_name(place.file)}:{place.line}", PLACE - 3), TEXT)
+    where = Line("at ", DIM).add(shorten_left(place(group.place), PLACE - 3), TEXT)
     cells = [(count, COUNT)]
     room = width - COUNT - PLACE - STATE - 6
     who = _who(group.members, roles)
@@ -166,7 +162,7 @@ def _member_line(member: ThreadStack, roles: dict[int, str], width: int) -> Line
 def _frame_line(frame: Frame, guilty: bool, width: int) -> Line:
     kind = CODE_KIND[origin_of(frame.file, frame.user)]
     left = Line("▌", kind.ink).add(" ").add(one_line(frame.function), BRIGHT if frame.user else TEXT)
-    left.add(f"  {base_name(frame.file)}:{frame.line}", TEXT if frame.user else DIM)
+    left.add(f"  {place(frame)}", TEXT if frame.user else DIM)
     if frame.text:
         left.add("  ").add(one_line(frame.text), DIM)
     room = width - left.width - 2
@@ -199,7 +195,6 @@ class StackScreen(Screen[None], Generic[Entry]):
         self.stack = GroupPane(id="group", focusable=False)
 
     def take(self, dump: StackDump | None) -> None:
-        """List what was seen."""
         raise NotImplementedError
 
     def group_of(self, entry: Entry) -> StackGroup | None:
@@ -218,7 +213,6 @@ class StackScreen(Screen[None], Generic[Entry]):
         self.show()
 
     def action_again(self) -> None:
-        """Read the stacks."""
         if self.view.live and isinstance(self._feed, LiveRun):
             self.listing.doing = "looking at every thread…"
             in_background(self, "dump", self._feed.dump, self._show_answer)
@@ -302,6 +296,6 @@ class StacksScreen(StackScreen[StackGroup]):
     def action_edit(self) -> None:
         group = self.stack.group
         if group is not None:
-            place = group.place
-            self.listing.problem = edit(self.app, Place(group.members[0].pid, place.file, place.line, place.function))
+            at = group.place
+            self.listing.problem = edit(self.app, Place(group.members[0].pid, at.file, at.line, at.function))
             self.show()

@@ -83,7 +83,6 @@ def _head(profile: Profile, width: int) -> list[Line]:
 
 
 def _classes(profile: Profile, width: int) -> list[Line]:
-    """A bar for each kind of work."""
     ink = DEVICE_CHART if profile.kernels else HOST_CHART
     lines = [Line(f"{'device' if profile.kernels else 'host'} time by kind", TITLE)]
     for row in profile.classes:
@@ -95,7 +94,6 @@ def _classes(profile: Profile, width: int) -> list[Line]:
 
 
 def _operators(profile: Profile, width: int) -> list[Line]:
-    """The dearest operators; where the pane is narrow, fewer of their figures."""
     device = any(row.device is not None for row in profile.ops)
     memory = any(row.allocated is not None for row in profile.ops)
     titles = ["calls", "host", "own", *(["device"] if device else []), *(["allocated"] if memory else [])]
@@ -123,7 +121,6 @@ def _kernels(profile: Profile, width: int) -> list[Line]:
 
 
 def _row(name: Line, figures: list[tuple[str, Style]], width: int) -> Line:
-    """A name at the left, figures in columns at the right."""
     line = name.fit(width - len(figures) * (NUMBER + 1) - 1).add(" ")
     for text, style in figures:
         line.add(f" {text:>{NUMBER}}", style)

@@ -42,7 +42,6 @@ class Column(NamedTuple):
 
     @property
     def total(self) -> float:
-        """Height of the whole column."""
         return sum(value for _, value in self.parts)
 
 
@@ -76,7 +75,7 @@ def _column_cells(column: Column, height: int, top: float, letters: bool) -> lis
 
 
 def _cell(eighths: Sequence[Kind | None], letters: bool) -> Span:
-    """One cell from the bottom up, None is empty: the two that have most of it, the lower one over the upper one."""
+    """One cell of eight eighths, from the bottom up; None is empty. Draws the two phases that fill most of it."""
     shown = list(dict.fromkeys(eighths))
     if len(shown) > 2:
         least = min(shown, key=eighths.count)

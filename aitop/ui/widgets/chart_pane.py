@@ -56,7 +56,7 @@ class ChartPane(Pane):
         self.redraw()
 
     def show(self, view: View) -> None:
-        """Take a new view; what has left the charts at the left cannot be pointed at any more."""
+        """Take a new view. A cursor on a moment that has left the chart goes away."""
         super().show(view)
         if self.cursor is not None and self.moments and self.cursor < self.moments[0]:
             self.cursor = None

@@ -95,7 +95,6 @@ class Line:
 
     @property
     def text(self) -> str:
-        """The text without styles."""
         return "".join(text for text, _ in self.spans)
 
     def add(self, text: str, style: Style = TEXT) -> Line:
@@ -107,7 +106,6 @@ class Line:
         return self
 
     def join(self, other: Line) -> Line:
-        """Append another line's pieces."""
         self.spans.extend(other.spans)
         self.width += other.width
         return self

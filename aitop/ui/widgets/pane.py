@@ -57,19 +57,17 @@ class Pane(Widget, can_focus=True):
         self.drawn: list[Line] = []
         self._strips: list[Strip] = []
         self._drawn_for = Look()
-        self._inner_lines = 0
 
     def draw(self, view: View, width: int, height: int) -> Drawing:
         """The content for a field of this size in cells; an empty pane unless a subclass draws something."""
         return Drawing()
 
     def show(self, view: View) -> None:
-        """Take a new view; repaint the rows in which it looks different."""
+        """Take a new view and repaint the rows that look different."""
         self.view = view
         self.redraw()
 
     def redraw(self) -> None:
-        """Draw again from the view at hand."""
         width, height = self.size
         if width <= 0 or height <= 0 or not self.is_attached or not self.display:
             return
@@ -94,7 +92,6 @@ class Pane(Widget, can_focus=True):
             self.refresh(*(Region(0, row, width, 1) for row in changed))
 
     def render_line(self, y: int) -> Strip:
-        """One row for Textual."""
         if y < len(self._strips):
             return self._strips[y]
         return Line().fit(self.size.width).to_strip(self.ground, theme=self.view.look.theme)

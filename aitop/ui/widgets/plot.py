@@ -41,11 +41,9 @@ class Span(NamedTuple):
 
     @property
     def start(self) -> float:
-        """The left edge."""
         return self.end - 2 * self.cells * self.slot
 
     def moments(self) -> list[float]:
-        """The middle of each cell, oldest first."""
         return [self.start + (2 * cell + 1) * self.slot for cell in range(self.cells)]
 
     def cell(self, moment: float | None) -> int | None:
@@ -95,7 +93,7 @@ def slots(series: Series, span: Span, hold: float = 0.0, *, mean: bool = False) 
 
 
 def _held(values: list[float | None], reach: int) -> list[float | None]:
-    """Each value goes on for at most `reach` slots in which there is no other."""
+    """Fill gaps of at most `reach` slots with the value before them."""
     left, last = 0, None
     for place, value in enumerate(values):
         if value is not None:
@@ -203,11 +201,9 @@ class Field:
         return slots(series, self.span, typical_gap(series), mean=mean)
 
     def at_cursor(self, name: str, *, mean: bool = False) -> float | None:
-        """The value of a series at the cursor."""
         return None if self.cursor is None else value_at(self.values(name, mean=mean), self.span, self.cursor)
 
     def chart(self, layers: Sequence[Curve], rows: int, top: float, text_of: Callable[[float], str]) -> list[Line]:
-        """A chart with its scale."""
         drawn = curves(layers, self.span.cells, rows, top, self.cell)
         return scaled(drawn, scale_labels(rows, top, text_of), self.scale)
 

@@ -17,12 +17,8 @@ class RowPane(Pane, Generic[Row]):
     """A subclass says which process a row is about, and what choosing it does; its `draw` calls `take` first."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("up,k", "move(-1)", "cursor", show=False),
-        Binding("down,j", "move(1)", "cursor", show=False),
         Binding("pageup", "move_page(-1)", "cursor", show=False),
         Binding("pagedown", "move_page(1)", "cursor", show=False),
-        Binding("home", "move(-100000)", "cursor", show=False),
-        Binding("end", "move(100000)", "cursor", show=False),
     ]
 
     def __init__(self, *, id: str) -> None:  # noqa: A002 - Textual's own name
@@ -57,11 +53,9 @@ class RowPane(Pane, Generic[Row]):
         return f"{self.first + 1}–{min(len(self.rows), self.first + self.page)} of {len(self.rows)}"
 
     def row(self) -> Row | None:
-        """The row at the cursor."""
         return self.rows[self.cursor] if self.cursor < len(self.rows) else None
 
     def action_move(self, rows: int) -> None:
-        """Move the cursor; the ends stop it."""
         if self.rows:
             self.cursor = max(0, min(len(self.rows) - 1, self.cursor + rows))
             self._pid = self.pid_of(self.rows[self.cursor])
@@ -71,7 +65,7 @@ class RowPane(Pane, Generic[Row]):
         self.action_move(pages * self.page)
 
     def action_scroll_by(self, lines: int) -> None:
-        """The wheel moves the cursor."""
+        """Arrows and the wheel move the cursor, which is always in sight."""
         self.action_move(lines)
 
     async def on_click(self, event: events.Click) -> None:

@@ -1,5 +1,6 @@
 """Starting a training script as a user would, watching what it prints, and ending it with all its children."""
 
+import contextlib
 import os
 import re
 import signal
@@ -7,6 +8,8 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+
+from aitop.sources import procfs
 
 from expected import BY_NAME, SCENARIO_DIR
 
@@ -72,19 +75,18 @@ class Training:
             except ProcessLookupError:
                 break
             deadline = time.monotonic() + STOP_SECONDS
-            while group_alive(self.pid, self.process) and time.monotonic() < deadline:
+            while group_alive(self.pid) and time.monotonic() < deadline:
                 time.sleep(0.02)
         self.process.wait(60.0)
 
 
-def group_alive(group, leader):
-    """Whether any process of the group lives; reaps the leader."""
-    leader.poll()
-    try:
-        os.killpg(group, 0)
-    except ProcessLookupError:
-        return False
-    return True
+def group_alive(group):
+    """Whether any process of the group runs. Zombies do not count: whoever has to wait for them may take its time."""
+    for pid in procfs.pids():
+        with contextlib.suppress(ProcessLookupError):
+            if os.getpgid(pid) == group and (stat := procfs.stat(pid)) is not None and stat.state not in "ZX":
+                return True
+    return False
 
 
 def resolve(script):

@@ -2,9 +2,11 @@
 
 With --rate requests are sent at random moments, so many a second on average, whether or not earlier ones have been
 answered; a latency counts from the moment at which the request was due. With --clients so many clients send one after
-the other. FILE gets a line of JSON for each answer: when it was due and when its last byte came (CLOCK_MONOTONIC), the
-seconds until the first byte of its body, the status, and a checksum of the body (of what
---answer matches in it). Only the standard library is used.
+the other. FILE gets a line of JSON for each answer, with moments on CLOCK_MONOTONIC: when the request was `due` and was
+`sent`, when the `first` byte of the answer's body and its last one (`arrived`) came to this machine's kernel, and when
+this program had read it (`end`). `sent` to `arrived` is what the server took; `due` to `end` has this program's own
+delays as well. Further the status, and a checksum of the body (of what --answer matches in it). Only the standard
+library is used.
 
     python tests/accuracy/serving/serving_load.py 8000 /score --rate 20 --seconds 30 --out answers.jsonl
 """
@@ -17,17 +19,32 @@ import json
 import os
 import random
 import re
+import socket
+import struct
 import time
 import zlib
 from collections.abc import Callable
-from typing import TextIO
+from typing import NamedTuple, TextIO
 
 WORDS = [a + b + c + "ion" for a in ("ta", "en", "or", "shi") for b in ("li", "tu", "ra", "de") for c in ("nes", "hat")]
 MOST_UNDER_WAY, MOST_SECONDS, PATIENCE = 256, 900.0, 60.0
 # Servers close connections that nothing was sent on for a while, gunicorn after two seconds.
 LONGEST_IDLE = 1.0
+# Linux: with what is read comes the time (seconds, nanoseconds) at which the kernel got it.
+SO_TIMESTAMPNS = 35
+STAMP = struct.Struct("=qq")
 
 Body = Callable[[], bytes]
+
+
+class Reply(NamedTuple):
+    """An answer, with the moments (monotonic) at which its request was sent and it arrived."""
+
+    status: int
+    sent: float
+    first: float
+    arrived: float
+    body: bytes
 
 
 class Connection:
@@ -36,37 +53,82 @@ class Connection:
     def __init__(self, port: int) -> None:
         self.used = 0.0
         self._port = port
-        self._reader: asyncio.StreamReader | None = None
-        self._writer: asyncio.StreamWriter | None = None
+        self._socket: socket.socket | None = None
+        self._read = bytearray()
+        # When the kernel got what was read last.
+        self._arrived = 0.0
 
-    async def post(self, path: str, body: bytes) -> tuple[int, float, bytes]:
-        """Status, when the body began, and the body."""
-        if self._writer is None:
-            self._reader, self._writer = await asyncio.open_connection("127.0.0.1", self._port, limit=1 << 22)
-        assert self._reader is not None
+    async def post(self, path: str, body: bytes) -> Reply:
+        """Send a request and wait for its answer."""
+        loop = asyncio.get_running_loop()
+        if self._socket is None:
+            self._socket = socket.socket()
+            self._socket.setblocking(False)
+            self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            self._socket.setsockopt(socket.SOL_SOCKET, SO_TIMESTAMPNS, 1)
+            await loop.sock_connect(self._socket, ("127.0.0.1", self._port))
         head = f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
-        self._writer.write(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
-        lines = (await self._reader.readuntil(b"\r\n\r\n")).decode("latin-1").lower().split("\r\n")
+        sent = time.monotonic()
+        await loop.sock_sendall(self._socket, f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+        lines = (await self._until(b"\r\n\r\n")).decode("latin-1").lower().split("\r\n")
         headers = dict(line.split(": ", 1) for line in lines[1:] if ": " in line)
         first, parts = 0.0, []
         if "chunked" in headers.get("transfer-encoding", ""):
-            while size := int(await self._reader.readline(), 16):
-                first = first or time.monotonic()
-                parts.append(await self._reader.readexactly(size))
-                await self._reader.readline()
-            await self._reader.readline()
+            while size := int(await self._until(b"\r\n"), 16):
+                first = first or self._arrived
+                parts.append(await self._exactly(size))
+                await self._until(b"\r\n")
+            await self._until(b"\r\n")
         else:
-            length = int(headers.get("content-length", 0))
-            parts.append(await self._reader.readexactly(length))
+            parts.append(await self._exactly(int(headers.get("content-length", 0))))
+        reply = Reply(int(lines[0].split()[1]), sent, first or self._arrived, self._arrived, b"".join(parts))
         if headers.get("connection") == "close":
             self.close()
-        return int(lines[0].split()[1]), first or time.monotonic(), b"".join(parts)
+        return reply
+
+    async def _until(self, end: bytes) -> bytes:
+        """What comes up to these bytes, without them."""
+        while (place := self._read.find(end)) < 0:
+            await self._more()
+        return (await self._exactly(place + len(end)))[:place]
+
+    async def _exactly(self, count: int) -> bytes:
+        while len(self._read) < count:
+            await self._more()
+        taken = bytes(self._read[:count])
+        del self._read[:count]
+        return taken
+
+    async def _more(self) -> None:
+        """Read what has come, with the time at which the kernel got it: this program may be late."""
+        assert self._socket is not None
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                data, extra, _, _ = self._socket.recvmsg(1 << 18, 64)
+                break
+            except BlockingIOError:
+                ready: asyncio.Future[None] = loop.create_future()
+                loop.add_reader(self._socket, lambda ready=ready: ready.done() or ready.set_result(None))
+                try:
+                    await ready
+                finally:
+                    loop.remove_reader(self._socket)
+        if not data:
+            raise EOFError
+        self._read += data
+        self._arrived = time.monotonic()
+        for level, kind, value in extra:
+            if (level, kind) == (socket.SOL_SOCKET, SO_TIMESTAMPNS):
+                seconds, nanoseconds = STAMP.unpack_from(value)
+                self._arrived -= max(0.0, time.time() - seconds - nanoseconds * 1e-9)
 
     def close(self) -> None:
         """Give the connection up; the next request opens another."""
-        if self._writer is not None:
-            self._writer.close()
-        self._reader = self._writer = None
+        if self._socket is not None:
+            self._socket.close()
+        self._socket = None
+        self._read.clear()
 
 
 class Load:
@@ -83,13 +145,12 @@ class Load:
         connection = self._connection()
         self.under_way += 1
         try:
-            status, first, answer = await asyncio.wait_for(connection.post(self._path, body or self._body()), PATIENCE)
-            self._note(due, first, status, self._checksum(answer))
+            self._note(due, await asyncio.wait_for(connection.post(self._path, body or self._body()), PATIENCE))
             connection.used = time.monotonic()
             self._idle.append(connection)
         except (OSError, EOFError, ValueError, asyncio.TimeoutError) as failure:
             connection.close()
-            self._note(due, None, 0, 0, type(failure).__name__)
+            self._note(due, None, type(failure).__name__)
         finally:
             self.under_way -= 1
 
@@ -107,11 +168,15 @@ class Load:
     def _checksum(self, body: bytes) -> int:
         return zlib.crc32(body if self._answer is None else b"".join(self._answer.findall(body)))
 
-    def _note(self, due: float, first: float | None, status: int, crc: int, failure: str = "") -> None:
-        now = time.monotonic()
-        ttft = None if first is None else round(first - due, 6)
-        line = {"due": round(due, 6), "end": round(now, 6), "first": ttft, "status": status, "crc": crc}
-        self._out.write(json.dumps({**line, "failure": failure} if failure else line) + "\n")
+    def _note(self, due: float, reply: Reply | None, failure: str = "") -> None:
+        line: dict[str, object] = {"due": round(due, 6), "end": round(time.monotonic(), 6)}
+        if reply is None:
+            line.update(sent=None, first=None, arrived=None, status=0, crc=0, failure=failure)
+        else:
+            for name in ("sent", "first", "arrived"):
+                line[name] = round(getattr(reply, name), 6)
+            line.update(status=reply.status, crc=self._checksum(reply.body))
+        self._out.write(json.dumps(line) + "\n")
         self._out.flush()
 
     async def at_random(self, rate: float, until: float) -> None:

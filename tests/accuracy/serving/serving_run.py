@@ -30,10 +30,16 @@ BURN = "while True: pass"
 
 @dataclass(frozen=True)
 class Answer:
-    """An answer that a client got: times on CLOCK_MONOTONIC, seconds from its being due to its first and last byte."""
+    """An answer that a client got at `end` (monotonic).
+
+    `seconds` passed from its request's being due until the client had read it. From the sending of the request until
+    the first and the last byte of the answer were with the client's kernel it took `first` and `served`: that is the
+    server's part, without the client's own delays. None where no answer came.
+    """
 
     end: float
     seconds: float
+    served: float | None
     first: float | None
     status: int
     crc: int
@@ -217,7 +223,10 @@ class Clients:
         for line in self._file.read_text().splitlines(keepends=True):
             if line.endswith("\n"):
                 one = json.loads(line)
-                yield Answer(one["end"], one["end"] - one["due"], one["first"], one["status"], one["crc"])
+                served, first = (
+                    None if one[name] is None else one[name] - one["sent"] for name in ("arrived", "first")
+                )
+                yield Answer(one["end"], one["end"] - one["due"], served, first, one["status"], one["crc"])
 
 
 class Neighbours:

@@ -1,9 +1,10 @@
 """How right the diagnosis of servers is, live: id, process, line, percentiles and gains, with the hook and without.
 
 Each case of serving_cases.py is a server of its own under its load; `aitop diagnose` looks at it as a user would, at
-tier 3 and then with --no-hook. Its p50 and p99 are held against those of the clients in the same seconds. Where a case
-has a change (larger batches, another replica) the server is run with it, and the gain in requests a second is held
-against the one that was predicted for it.
+tier 3 and then with --no-hook. Its p50 and p99 are held against those that the clients measured in the same seconds,
+from the sending of a request until its answer was with their kernel; what the clients saw with their own delays stands
+beside them. Where a case has a change (larger batches, another replica) the server is run with it, and the gain in
+requests a second is held against the one that was predicted for it.
 
     python tests/accuracy/serving/serving_verdicts.py
     python tests/accuracy/serving/serving_verdicts.py review_scores:collect --keep FOLDER
@@ -45,8 +46,8 @@ class Row:
     """What one case got at one tier.
 
     `right_line` and `right_process` are None where none is expected. `latency` has, for each of LATENCIES, what
-    aitop said and what the clients measured, in milliseconds. `alarms` are untrue warnings. `gain` is
-    the predicted factor of the case's change, `real` the measured one; None is not predicted.
+    aitop said and what the clients measured, in milliseconds; `seen` has the clients' own delays as well. `alarms` are
+    untrue warnings. `gain` is the predicted factor of the change, `real` the measured one; None is not predicted.
     """
 
     name: str
@@ -58,6 +59,7 @@ class Row:
     right_process: bool | None = None
     where: str | None = None
     latency: dict[str, tuple[float | None, float | None]] = field(default_factory=dict)
+    seen: dict[str, float | None] = field(default_factory=dict)
     basis: str | None = None
     alarms: list[str] = field(default_factory=list)
     others: list[str] = field(default_factory=list)
@@ -116,7 +118,7 @@ class Bench:
             answers = clients.answers(until - (report.get("window_s") or self._args.seconds), until)
             row = row_of(case, tier, report, answers, server.model_pid)
             if self._args.keep:
-                self._keep(case, server, tier, report, flawless=row.flawless())
+                self._kept(case, tier, "json").write_text(json.dumps(report, indent=1))
             if code != int(case.stopped):
                 row.note, row.right = f"--fail-on stalled left with {code} {row.note}", False
             if not server.alive():
@@ -130,6 +132,8 @@ class Bench:
         command = [sys.executable, "-m", "aitop", "diagnose", "--pid", str(server.pid), "--for", f"{seconds:g}s"]
         command += ["--format", "json", "-o", str(file), "--fail-on", "stalled"]
         command += [] if tier == 3 else ["--no-hook"]
+        if self._args.keep:
+            command += ["--record", str(self._kept(case, tier, "jsonl.gz"))]
         done = subprocess.run(command, capture_output=True, text=True, timeout=seconds + 120, check=False)
         until = time.monotonic()
         report = {"note": done.stderr.strip()[-200:]}
@@ -139,17 +143,12 @@ class Bench:
             report = json.loads(file.read_text())
         return done.returncode, report, until
 
-    def _keep(self, case: Case, server: Server, tier: int, report: dict[str, Any], *, flawless: bool) -> None:
-        """Keep the report, and where it is wrong a recording, made while the clients go on."""
+    def _kept(self, case: Case, tier: int, ending: str) -> Path:
+        """Where the report or the recording of a look is kept."""
         self._args.keep.mkdir(parents=True, exist_ok=True)
-        name = f"{case.name.replace(':', '_')}.t{tier}"
-        (self._args.keep / f"{name}.json").write_text(json.dumps(report, indent=1))
-        file = self._args.keep / f"{name}.jsonl.gz"
+        file: Path = self._args.keep / f"{case.name.replace(':', '_')}.t{tier}.{ending}"
         file.unlink(missing_ok=True)
-        if not flawless:
-            command = [sys.executable, "-m", "aitop", "record", "--pid", str(server.pid), "-o", str(file)]
-            command += ["--for", f"{self._args.seconds:g}s", *([] if tier == 3 else ["--no-hook"])]
-            subprocess.run(command, capture_output=True, timeout=self._args.seconds + 120, check=False)
+        return file
 
 
 def real_gain(case: Case) -> float:
@@ -167,19 +166,22 @@ def wanted(case: Case) -> str:
 
 def row_of(case: Case, tier: int, report: dict[str, Any], answers: Sequence[Answer], model: int) -> Row:
     """Hold a report against what is expected, and against what the clients saw in the same seconds."""
+    case = case.at(tier)
     verdicts = report.get("verdicts") or []
     warnings = [verdict for verdict in verdicts if verdict["severity"] in WARNS]
     row = Row(case.name, tier, wanted(case), "nothing", False, note=report.get("note", ""))
     serving = report.get("serving") or {}
-    seconds = [answer.seconds for answer in answers if answer.status == 200]
+    good = [answer for answer in answers if answer.status == 200]
+    seconds = [answer.served for answer in good if answer.served is not None]
     row.requests, row.failed = len(seconds), len(answers) - len(seconds)
     row.basis = serving.get("basis")
     latency = serving.get("latency_ms") or {}
     for name, part in (("p50", 0.5), ("p99", 0.99)):
         theirs = quantile(seconds, part)
         row.latency[name] = latency.get(name), _milliseconds(theirs)
+        row.seen[name] = _milliseconds(quantile([answer.seconds for answer in good], part))
     if case.streams:
-        firsts = [answer.first for answer in answers if answer.status == 200 and answer.first is not None]
+        firsts = [answer.first for answer in good if answer.first is not None]
         row.latency["TTFT"] = (serving.get("ttft_ms") or {}).get("p50"), _milliseconds(quantile(firsts, 0.5))
     true = case.true_ids()
     row.alarms = [named(verdict) for verdict in warnings if case.healthy() or verdict["id"] not in true]
@@ -253,6 +255,7 @@ def line_of(row: Row) -> str:
     marks += ", WRONG LINE" if row.right_line is False else ""
     marks += ", WRONG PROCESS" if row.right_process is False else ""
     latency = "; ".join(f"{name} {text(ours)} of {text(theirs)} ms" for name, (ours, theirs) in row.latency.items())
+    latency += f", clients saw {' and '.join(text(seen) for seen in row.seen.values())}" if row.seen else ""
     gain = f"; gain {text(row.gain)} of {text(row.real)}" if row.real is not None else ""
     about = f"{row.requests} answers, {row.failed} failed; {row.basis or 'no figures'}: {latency}{gain}"
     return f"{row.name} at tier {row.tier}: {row.said} {marks} {row.where or ''} ({about}) {row.others} {row.note}"
@@ -268,6 +271,8 @@ def in_markdown(rows: Sequence[Row]) -> str:
     for row in rows:
         pairs = [row.latency.get(name) for name in LATENCIES]
         latency = ["–" if pair is None else f"{text(pair[0])} / {text(pair[1])}" for pair in pairs]
+        for place, name in enumerate(LATENCIES):
+            latency[place] += f" ({text(row.seen[name])})" if row.seen.get(name) is not None else ""
         marks = [{None: "–", True: "yes", False: "NO"}[mark] for mark in (row.right, row.right_process, row.right_line)]
         gain = f"{text(row.gain)} / {text(row.real)}" if row.real is not None else "–"
         notes = [f"UNTRUE WARNING {' '.join(row.alarms)}"] if row.alarms else []
@@ -338,7 +343,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=15.0, help="how long to look")
     parser.add_argument("--no-gains", action="store_true", help="do not run the changes")
     parser.add_argument("--clients-only", action="store_true", help="print what the clients see, without aitop")
-    parser.add_argument("--keep", type=Path, metavar="FOLDER", help="keep reports, and recordings where they are wrong")
+    parser.add_argument("--keep", type=Path, metavar="FOLDER", help="keep reports and recordings")
     parser.add_argument("--resume", action="store_true", help="go on where the last run was interrupted")
     args = parser.parse_args()
     if unknown := set(args.names) - set(CASE_BY_NAME):

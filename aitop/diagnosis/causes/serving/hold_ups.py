@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Literal
 
-from aitop.diagnosis.causes.oversubscription import THROTTLED
 from aitop.diagnosis.evidence import HOST, lead_ledger
 from aitop.diagnosis.series import values_since
 from aitop.diagnosis.served import parts_of
@@ -65,7 +64,7 @@ def hold_ups(snapshot: Snapshot, serving: Serving, requests: Sequence[RequestRec
     paused = Lost(pauses)
     prefills = _prefills([one for one in serving.iterations if one.end > since], paused, usual)
     handling = _as_seen(_long_handling(requests, paused, usual), requests, usual, snapshot)
-    return [*pauses, *prefills, *handling, *_without_core(snapshot)]
+    return [*pauses, *prefills, *handling, *_without_core(snapshot, requests, usual)]
 
 
 def _prefills(iterations: Sequence[IterationRecord], paused: Lost, usual: float) -> list[HoldUp]:
@@ -131,15 +130,41 @@ def handler_entries(snapshot: Snapshot) -> list[Entry]:
     ]
 
 
-def _without_core(snapshot: Snapshot) -> list[HoldUp]:
-    """When the main thread could have run and had no core, from one reading of the kernel's counters to the next."""
+def _without_core(snapshot: Snapshot, requests: Sequence[RequestRecord], usual: float) -> list[HoldUp]:
+    """When the main thread could have run and had no core.
+
+    The kernel counts how long, from one reading of its counters to the next. When in between, the requests tell: where
+    one of their parts took longer than it usually does. What these leave open is taken as spread evenly.
+    """
     throttled = dict(values_since(snapshot, "throttled", snapshot.window))
     delays = values_since(snapshot, "run_delay", snapshot.window)
-    return [
-        HoldUp("quota" if (throttled.get(until) or 0.0) >= THROTTLED else "cores", begin, until, min(1.0, delay))
-        for (begin, _), (until, delay) in pairwise(delays)
-        if delay > 0.0
-    ]
+    slow = _longer_parts(requests, usual)
+    found = []
+    for (begin, _), (until, delay) in pairwise(delays):
+        if delay <= 0.0:
+            continue
+        kind: Kind = "quota" if throttled.get(until) else "cores"
+        there = [each for each in slow if each.begin < until and each.until > begin]
+        lost, longer = min(1.0, delay) * (until - begin), sum(overlap(each, begin, until) for each in there)
+        part = min(1.0, lost / longer) if longer > 0.0 else 0.0
+        found += [HoldUp(kind, max(begin, each.begin), min(until, each.until), each.weight * part) for each in there]
+        found.append(HoldUp(kind, begin, until, max(0.0, lost - longer) / (until - begin)))
+    return found
+
+
+def _longer_parts(requests: Sequence[RequestRecord], usual: float) -> list[HoldUp]:
+    """The parts of requests that took clearly longer than in the usual request; the weight is by how much."""
+    parts = [parts_of(request) for request in requests]
+    found = []
+    for key in ("preprocess", "forward", "postprocess"):
+        spans = [each[key] for each in parts if key in each]
+        lengths = sorted(until - begin for begin, until in spans)
+        middle = lengths[len(lengths) // 2] if lengths else 0.0
+        for begin, until in spans:
+            longer = until - begin - middle
+            if longer >= FELT * usual:
+                found.append(HoldUp("cores", begin, until, longer / (until - begin)))
+    return found
 
 
 def overlap(hold_up: HoldUp, begin: float, until: float) -> float:

@@ -6,10 +6,11 @@ from dataclasses import dataclass
 
 from aitop.diagnosis.causes.oversubscription import others_have_cores
 from aitop.diagnosis.causes.serving.tail import computed_twice
+from aitop.diagnosis.evidence import free_cores
 from aitop.diagnosis.queueing import Change, Load, change, load_of
 from aitop.diagnosis.rule import UNPROVEN, Band, Explanation, Rule
 from aitop.diagnosis.served import idle_share
-from aitop.diagnosis.what_if import Length, Scope, TurnCost, fix, turn_cost
+from aitop.diagnosis.what_if import LEFT, Length, Scope, TurnCost, fix, turn_cost
 from aitop.model.serving import Serving
 from aitop.model.snapshot import Snapshot
 from aitop.model.units import duration, percent
@@ -76,7 +77,7 @@ def _look(snapshot: Snapshot) -> Explanation | str | None:
         most_sure=UNPROVEN if queue.busy is None else 0.95,
         title=f"requests wait for {percent(queue.share)} of their time: they arrive faster than they are served",
         evidence=[*_evidence(serving, queue, load, cost), *((OTHERS,) if crowded else ())],
-        fixes=_fixes(serving, replica, batch),
+        fixes=_fixes(serving, replica, batch, _here(_length(replica), snapshot)),
         where=(),
     )
 
@@ -149,6 +150,19 @@ def _larger_batch(serving: Serving, load: Load | None, cost: TurnCost | None) ->
     return cost.with_batch(decoded, grown, prefilled) if grown > decoded else None
 
 
+def _here(replica: Length | None, snapshot: Snapshot) -> Length | None:
+    """The replica with no more than the cores that are idle here; None where they are enough or nobody knows."""
+    host, idle = snapshot.host, free_cores(snapshot)
+    used = sum(process.cpu or 0.0 for process in host.processes) if host is not None else 0.0
+    if replica is None or idle is None or used <= 0.0:
+        return None
+    # A request costs as much CPU as now, however many replicas there are.
+    shortest = used / (used + idle)
+    if replica.likely >= shortest:
+        return None
+    return Length(shortest, max(replica.least, shortest * (1.0 - LEFT)), min(1.0, shortest * (1.0 + LEFT)))
+
+
 def _length(changed: Change | Length | None) -> Length | None:
     return changed.length if isinstance(changed, Change) else changed
 
@@ -179,7 +193,9 @@ def _evidence(serving: Serving, queue: Queue, load: Load | None, cost: TurnCost 
     return evidence
 
 
-def _fixes(serving: Serving, replica: Change | Length | None, batch: Change | Length | None) -> list[Fix]:
+def _fixes(
+    serving: Serving, replica: Change | Length | None, batch: Change | Length | None, here: Length | None
+) -> list[Fix]:
     fixes = []
     size = _batch(serving)
     if batch is not None and (_length(batch) or Length(1, 1, 1)).speedup >= WORTH_IT:
@@ -188,6 +204,8 @@ def _fixes(serving: Serving, replica: Change | Length | None, batch: Change | Le
         )
         setting = Setting(name="max_batch_size", to=MORE * size, current=size) if size > 1 else None
         fixes.append(fix(f"{text}{_latency(batch)}", _length(batch), setting))
+    if here is not None:
+        fixes.append(fix("one replica more on this machine: limited by the cores that are idle", here))
     if replica is not None:
         fixes.append(fix(f"one replica more, with cores or a device of its own{_latency(replica)}", _length(replica)))
     else:

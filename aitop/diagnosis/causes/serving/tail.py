@@ -6,8 +6,10 @@ import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+from aitop.diagnosis.causes.oversubscription import others_have_cores
 from aitop.diagnosis.causes.serving.hold_ups import (
     BY_COUNTERS,
+    HoldUp,
     Kind,
     Tail,
     Timeline,
@@ -17,9 +19,10 @@ from aitop.diagnosis.causes.serving.hold_ups import (
 )
 from aitop.diagnosis.evidence import lead_ledger, lines_of, short_place
 from aitop.diagnosis.rule import Band, Explanation, Rule
+from aitop.diagnosis.series import values_since
 from aitop.diagnosis.what_if import Scope, fix
 from aitop.model.ledger import Entry
-from aitop.model.serving import Serving
+from aitop.model.serving import RequestRecord, Serving
 from aitop.model.snapshot import Snapshot
 from aitop.model.units import duration, percent
 from aitop.model.verdict import Fix, Part, Where
@@ -35,6 +38,8 @@ ENTER, LEAVE = 0.3, 0.2
 # A line that comes in bursts is seen in fewer windows of stacks than as many samples in even time would be.
 BURSTY = 0.7
 LEAST_SAMPLES = 4
+# What handlers do is the tail's if more than this part of its time passes in requests that take long by it.
+MOSTLY = 0.5
 # What is estimated from stack samples is no more than likely.
 ESTIMATED = 0.6
 
@@ -72,12 +77,13 @@ def _look(snapshot: Snapshot) -> Explanation | str | None:
     serving = snapshot.serving
     if serving is None:
         return "how long each request takes was not measured" if snapshot.kind == "inference" else None
-    requests = serving.requests[-MOST_REQUESTS:]
+    requests = _accounted(snapshot, serving)[-MOST_REQUESTS:]
     if len(requests) < LEAST_REQUESTS:
         return f"{len(requests)} single requests were seen so far; {LEAST_REQUESTS} are needed to tell slow ones apart"
     slow = number_of_slow(len(requests))
     usual = sorted(one.seconds for one in requests)[len(requests) // 2]
-    tail = tail_of(requests, Timeline(hold_ups(snapshot, serving, requests, usual)), slow)
+    held = hold_ups(snapshot, serving, requests, usual)
+    tail = tail_of(requests, Timeline(held), slow)
     if usual <= 0.0 or tail.slowest < LEAST_RATIO * usual:
         return None
     bursts = _bursts(snapshot, serving)
@@ -95,10 +101,12 @@ def _look(snapshot: Snapshot) -> Explanation | str | None:
     lines = _lines(first, snapshot, bursts)
     measured = _explained(tail, snapshot).get(first, 0.0) >= 0.5 * part
     left = usual + (1.0 - part) * (tail.slowest - usual)
+    # By itself it has to make them longer than chance does; and who takes the cores is no fault of the server.
+    slight = tail.slowest - left < (LEAST_RATIO - 1.0) * usual or (first == "cores" and others_have_cores(snapshot))
     return Explanation(
         subtype=first,
         # Only some requests are late: that is never critical, however much of their lateness one cause explains.
-        severity="warning",
+        severity="info" if slight else "warning",
         share=part,
         parts=_parts(kinds, tail),
         gains=False,
@@ -107,9 +115,22 @@ def _look(snapshot: Snapshot) -> Explanation | str | None:
         title=f"the slowest requests take {tail.slowest / usual:.1f} times the usual {duration(usual)}: "
         f"{percent(part)} of that is {WHAT[first]}",
         where=lines,
+        claims=() if slight else _claims(first, snapshot, bursts, held),
         evidence=_evidence(snapshot, serving, tail, kinds, left),
         fixes=_fixes(first, lines),
     )
+
+
+def _accounted(snapshot: Snapshot, serving: Serving) -> tuple[RequestRecord, ...]:
+    """The requests of whose time it is known what happened.
+
+    Of those that ended after the kernel's counters were read last these do not tell yet, and of those that were under
+    way before an engine's first iteration was seen it is not known what else the engine did.
+    """
+    read, turns = values_since(snapshot, "run_delay", snapshot.window), serving.iterations
+    until = read[-1][0] if read else math.inf
+    since = turns[0].end - turns[0].seconds - (turns[0].idle or 0.0) if turns else -math.inf
+    return tuple(one for one in serving.requests if one.end - one.seconds >= since and one.end <= until)
 
 
 def _foremost(kinds: dict[Kind, float]) -> Kind | None:
@@ -226,6 +247,16 @@ def _lines(kind: Kind, snapshot: Snapshot, bursts: Iterable[Burst]) -> tuple[Whe
     if not found and kind in ("event-loop", "handler"):
         return lines_of(handler_entries(snapshot)).where
     return found
+
+
+def _claims(kind: Kind, snapshot: Snapshot, bursts: Iterable[Burst], held: Iterable[HoldUp]) -> tuple[Entry, ...]:
+    """The entries that take their time mostly while they hold requests up: no other cause need explain them."""
+    came = tuple(entry for burst in bursts if burst.kind == kind for entry in burst.entries)
+    if came or kind not in ("event-loop", "handler"):
+        return came
+    handling = tuple(handler_entries(snapshot))
+    seconds = sum((each.until - each.begin) * each.weight for each in held if each.kind == "handler")
+    return handling if seconds >= MOSTLY * lines_of(handling).share * snapshot.window else ()
 
 
 def _fixes(kind: Kind, where: tuple[Where, ...]) -> tuple[Fix, ...]:

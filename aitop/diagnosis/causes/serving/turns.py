@@ -10,6 +10,7 @@ from aitop.diagnosis.rule import Explanation
 from aitop.diagnosis.served import of_iterations
 from aitop.diagnosis.what_if import fix, turn_cost
 from aitop.model.phases import Phase
+from aitop.model.serving import Serving
 from aitop.model.snapshot import Snapshot
 from aitop.model.units import duration, percent
 from aitop.model.verdict import Setting
@@ -53,15 +54,23 @@ def around_model(snapshot: Snapshot) -> Explanation | None:
     )
 
 
+def room(serving: Serving, few: float) -> bool | None:
+    """Whether at most `few` requests are in an engine's batches while others wait; None where turns do not tell."""
+    sizes = [float(one.requests) for one in serving.iterations if one.requests]
+    if len(sizes) < MIN_STEPS:
+        return None
+    return fmean(sizes) <= few and (serving.queue or 0.0) >= LEAST_WAITING
+
+
 def small_batches(snapshot: Snapshot, few: float, most: int, leisure: float) -> Explanation | None:
     """The verdict on an engine whose batches have at most `few` requests while others wait; up to `most` are better.
 
     None where it waits for requests for more than `leisure` (0..1) of its time, or iterations do not tell their cost.
     """
     serving = snapshot.serving
-    sizes = [float(one.requests) for one in serving.iterations if one.requests] if serving else []
-    if serving is None or len(sizes) < MIN_STEPS or fmean(sizes) > few or (serving.queue or 0.0) < LEAST_WAITING:
+    if serving is None or not room(serving, few):
         return None
+    sizes = [float(one.requests) for one in serving.iterations if one.requests]
     account, cost = of_iterations(serving.iterations), turn_cost(serving.iterations)
     if account is None or cost is None or account.shares.get("idle", 0.0) > leisure:
         return None

@@ -1,8 +1,8 @@
 """Measures requests of web servers: uvicorn's, gunicorn's, and those of Python's own and of werkzeug (Flask).
 
 A request arrives when the kernel has received it: where the event loop or a worker is busy it waits in the socket,
-which no server sees. Its model's part is what root modules and `generate` took in the code that works for it; where
-another thread runs the model for several requests it is not known.
+which no server sees. It ends when its answer is with the kernel. Its model's part is what root modules and `generate`
+took in the code that works for it; where another thread runs the model for several requests it is not known.
 """
 
 from __future__ import annotations
@@ -30,7 +30,54 @@ LONGEST_WAIT_NS = 600 * 10**9
 # The kernel counts that time in ticks of this length.
 CLOCK_MONOTONIC_COARSE = 6
 
+# An event loop that takes a request up so soon after it came back from a handler has not waited for it.
+AT_ONCE_NS = 500_000
+# Of this many of the last requests is learnt how long they wait for the loop.
+LEARNT_FROM = 128
+
 _ident = _thread.get_ident
+
+
+class Loop:
+    """The event loop of this process, as seen from the requests that it takes up and the handlers that it runs.
+
+    While a handler runs, the loop reads no socket. So a request that it takes up right afterwards came at some time
+    since it last took one up. The kernel knows when in ticks only, of 4 ms on most machines: that is too coarse for one
+    request, but right on average. From it is learnt for which part of such a time requests usually wait.
+
+    All moments are in nanoseconds.
+    took        when it took up the last request, `since` when it did so before the last handler ran
+    ran         when a handler last gave an answer
+    waited, held    what the last requests waited by the kernel's ticks, of the times in which they could have come
+    """
+
+    __slots__ = ("at_once", "held", "ran", "since", "tick_ns", "took", "waited")
+
+    def __init__(self, tick_ns: int) -> None:
+        self.tick_ns = tick_ns
+        self.took = self.since = self.ran = 0
+        self.at_once = False
+        self.waited = self.held = 0.0
+
+    def arrival(self, now: int, ticks_ns: int, phase: int) -> int:
+        """Return when a request arrived that is taken up now.
+
+        The kernel has counted `ticks_ns` of whole ticks since then, the last of which was `phase` ago.
+        """
+        if self.ran >= self.took:
+            # A handler ran since the last one was taken up; else both were there when the loop looked.
+            self.since, self.at_once = self.took, now - self.ran < AT_ONCE_NS
+        self.took = now
+        held = now - self.since
+        if not self.at_once or not self.since or ticks_ns > held + self.tick_ns:
+            # One tick may have passed at once.
+            return now - ticks_ns if ticks_ns > self.tick_ns else now
+        self.waited += ticks_ns - self.waited / LEARNT_FROM
+        self.held += held - self.held / LEARNT_FROM
+        usual = held * self.waited / self.held
+        # It came in the tick's time before the first of these ticks.
+        least = phase + ticks_ns - self.tick_ns if ticks_ns else 0
+        return now - int(min(max(usual, least), phase + ticks_ns, held))
 
 
 class Http(Server):
@@ -42,7 +89,7 @@ class Http(Server):
         self.under_way: set[Request] = set()
         # Threads that are inside of `handle_one_request`.
         self.handling: set[int] = set()
-        self.tick_ns = int(time.clock_getres(CLOCK_MONOTONIC_COARSE) * 1e9)
+        self.loop = Loop(int(time.clock_getres(CLOCK_MONOTONIC_COARSE) * 1e9))
         super().__init__(torch, patches, session)
 
     def wraps(self) -> dict[str, Wrap]:
@@ -55,20 +102,10 @@ class Http(Server):
             "run": lambda call: wrap_call(call, self, wsgiref_socket),
         }
 
-    def arrival(self, socket: Any, now: int) -> int:
-        """Return when the request on this socket arrived, at most `now`."""
-        try:
-            (ago,) = _LAST_DATA.unpack_from(socket.getsockopt(IPPROTO_TCP, TCP_INFO, 104), LAST_DATA_AT)
-        except (AttributeError, OSError, TypeError, struct.error):
-            # No TCP, or no socket that can be asked.
-            return now
-        waited: int = ago * MILLISECOND
-        # One tick may have passed at once.
-        return now - waited if self.tick_ns < waited < LONGEST_WAIT_NS else now
-
-    def begin(self, socket: Any) -> Request | None:
+    def begin(self, socket: Any, loop: Loop | None = None) -> Request | None:
         """Return a new request that came in on this socket; None within another one, or where none are measured.
 
+        `loop` takes it up; None where a thread of its own does.
         Beside a training run nobody serves: what is asked for is how the run goes.
         """
         outer, journal = current.get(), self.session.journal
@@ -76,7 +113,12 @@ class Http(Server):
             return None
         if journal.computed is None:
             journal.computed = self.requests.computed
-        request = Request(self.arrival(socket, now_ns()))
+        now, ticks_ns = now_ns(), ticks_since(socket)
+        if loop is not None:
+            request = Request(loop.arrival(now, ticks_ns, now - time.clock_gettime_ns(CLOCK_MONOTONIC_COARSE)))
+        else:
+            # One tick may have passed at once.
+            request = Request(now - ticks_ns if ticks_ns > self.loop.tick_ns else now)
         self.under_way.add(request)
         self.requests.count("http", len(self.under_way))
         return request
@@ -94,13 +136,24 @@ class Http(Server):
             self.failed()
 
 
+def ticks_since(socket: Any) -> int:
+    """Return how long ago the last data came, in whole ticks of the kernel (nanoseconds); 0 where it does not say."""
+    try:
+        (ago,) = _LAST_DATA.unpack_from(socket.getsockopt(IPPROTO_TCP, TCP_INFO, 104), LAST_DATA_AT)
+    except (AttributeError, OSError, TypeError, struct.error):
+        # No TCP, or no socket that can be asked.
+        return 0
+    waited: int = ago * MILLISECOND
+    return waited if waited < LONGEST_WAIT_NS else 0
+
+
 def wrap_run_asgi(original: Callable[..., Any], http: Http) -> Callable[..., Any]:
     """Wrap uvicorn's `RequestResponseCycle.run_asgi`: called when a request's head is there, awaited in a task."""
 
     def run_asgi(self: Any, app: Any) -> Any:
         request = None
         try:
-            request = http.begin(self.transport.get_extra_info("socket"))
+            request = http.begin(self.transport.get_extra_info("socket"), http.loop)
         except Exception:
             http.failed()
         return original(self, app) if request is None else run(self, app, request)
@@ -128,11 +181,18 @@ def wrap_send(original: Callable[..., Any], http: Http) -> Callable[..., Any]:
                     request.chunks += 1
                     request.first_chunk = request.first_chunk or now_ns()
                 if not message.get("more_body", False):
-                    # What the application does after its answer holds nobody up.
-                    http.end(request, now_ns())
+                    return last(self, message, request)
         except Exception:
             http.failed()
         return original(self, message)
+
+    async def last(self: Any, message: Any, request: Request) -> Any:
+        try:
+            return await original(self, message)
+        finally:
+            # What the application does after its answer holds nobody up.
+            http.loop.ran = now = now_ns()
+            http.end(request, now)
 
     return send
 

@@ -16,7 +16,7 @@ from aitop.ui.panes.since_mark import NO_CHANGE, share_change
 from aitop.ui.state import EVERYBODY, PARTS, Part, View, Who, matches, part_of
 from aitop.ui.theme.palette import BRIGHT, CODE_KIND, DIM, FAINT, OTHER_PROCESS, RANK, TEXT, WORKER, Kind
 from aitop.ui.widgets.line import Line, shorten
-from aitop.ui.words import base_name, one_line, share_text
+from aitop.ui.words import one_line, place, share_text
 
 MOST_DEPTH = 60
 WORKS = 0.1
@@ -212,15 +212,13 @@ def node_change(view: View, node: Node) -> Line:
 def _nodes_at(mark: Snapshot, pids: frozenset[int] | None, who: Who) -> Mapping[Path, float] | None:
     if mark.stacks is None or not mark.stacks.samples:
         return None
-    found: dict[Path, float] = {}
-
-    def note(nodes: Iterable[Node]) -> None:
-        for node in nodes:
-            found[node.path] = node.share
-            note(node.children)
-
-    note(forest(mark.stacks, pids, who))
-    return found
+    shares: dict[Path, float] = {}
+    waiting = forest(mark.stacks, pids, who)
+    while waiting:
+        node = waiting.pop()
+        shares[node.path] = node.share
+        waiting += node.children
+    return shares
 
 
 _PARTS = {"main": RANK, "worker": WORKER, "other": OTHER_PROCESS}
@@ -246,9 +244,9 @@ def tree_line(row: TreeRow, width: int, by: Line = NO_CHANGE) -> Line:
     indent = min(2 * row.depth, max(2, width // 3))
     line = Line(share_text(node.share), TEXT if node.own else DIM).join(by).add(" ").to(5 + by.width + indent)
     line.add(_STATES[row.state], FAINT).add("▌", kind.ink)
-    place = f"{base_name(node.file)}:{node.line}"
-    room = width - line.width - len(place) - 2
+    at = place(node)
+    room = width - line.width - len(at) - 2
     name = shorten(one_line(node.name), max(6, room))
     return line.add(name, BRIGHT if node.origin == "user" else DIM).add(
-        f"  {place}", TEXT if node.origin == "user" else FAINT
+        f"  {at}", TEXT if node.origin == "user" else FAINT
     )

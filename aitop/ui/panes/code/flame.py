@@ -14,7 +14,7 @@ from aitop.ui.panes.since_mark import NO_CHANGE
 from aitop.ui.state import matches
 from aitop.ui.theme.palette import BRIGHT, CODE_KINDS, DIM, FAINT, SELECTED, TEXT, dimmed, on, role
 from aitop.ui.widgets.line import Line, cut, shorten
-from aitop.ui.words import base_name, one_line
+from aitop.ui.words import one_line, place, tight_percent
 
 
 @dataclass(frozen=True, eq=False)
@@ -130,10 +130,10 @@ def node_line(node: Node, width: int, by: Line = NO_CHANGE) -> Line:
         return (
             Line(shorten(one_line(node.name), max(8, width - right.width - 2)), BRIGHT).add("  ").join(right).fit(width)
         )
-    place = f"{base_name(node.file)}:{node.line}"
+    at = place(node)
     inner = f" · {node.frames} frames" if node.frames > 1 else ""
-    room = max(8, width - right.width - len(place) - len(inner) - 4)
-    line = Line(shorten(one_line(node.name), room), BRIGHT).add(f"  {place}", TEXT).add(inner, FAINT).add("  ")
+    room = max(8, width - right.width - len(at) - len(inner) - 4)
+    line = Line(shorten(one_line(node.name), room), BRIGHT).add(f"  {at}", TEXT).add(inner, FAINT).add("  ")
     return line.join(right).fit(width)
 
 
@@ -164,13 +164,12 @@ def _row(cells: list[Cell], selected: Path | None, pointed: Path | None, letters
 
 
 def _label(cell: Cell, letters: bool) -> str:
-    """The name with its share, shortened to the cell; the last part of a dotted name is kept longest."""
     room = cell.width - 1
     node = cell.node
     if room < LEAST_NAME:
         return (kind_of(node).letter if letters else "")[: max(0, room)]
     mark = f"{kind_of(node).letter}:" if letters else " " if room > LEAST_NAME + 3 else ""
-    share = f" {cell.share * 100:.0f}%"
+    share = f" {tight_percent(cell.share)}"
     for name in (one_line(node.name), one_line(node.function), one_line(node.function).rsplit(".", 1)[-1]):
         for text in (f"{mark}{name}{share}", f"{mark}{name}"):
             if cell_len(text) <= room:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -14,9 +15,9 @@ from aitop.ui.state import EVERYBODY, View, Who, part_of
 from aitop.ui.theme.palette import BRIGHT, DIM, TEXT, phase_of
 from aitop.ui.widgets.bars import bar
 from aitop.ui.widgets.line import Line, columns, shorten, shorten_left
-from aitop.ui.words import base_name, one_line, share_text
+from aitop.ui.words import one_line, place, share_text
 
-_ROLE_NAMES: dict[Role, str] = {"rank": "main", "loader-worker": "worker"}
+ROLE_NAMES: dict[Role, str] = {"rank": "main", "loader-worker": "worker"}
 HotKey = tuple[str, int, str, str, str]
 
 
@@ -44,7 +45,6 @@ class HotRow:
 
     @property
     def key(self) -> HotKey:
-        """Identifies the line over time, however many processes run it."""
         return self.file, self.line, self.function, self.phase, self.runner
 
 
@@ -62,11 +62,11 @@ def hot_rows(stacks: Stacks, pids: frozenset[int] | None = None, who: Who = EVER
     return sorted(rows, key=lambda row: -row.share)
 
 
-def _row(group: list[HotLine], sampled: dict[Role, int]) -> HotRow:
+def _row(group: list[HotLine], sampled: Counter[Role]) -> HotRow:
     first = group[0]
-    total = sampled.get(first.role, 0)
+    total = sampled[first.role]
     share = sum(line.samples for line in group) / total if total else max(line.share for line in group)
-    name = _ROLE_NAMES.get(first.role, first.role)
+    name = ROLE_NAMES.get(first.role, first.role)
     if _thread(first):
         name = _thread(first)
     count = len({line.pid for line in group})
@@ -81,13 +81,12 @@ def _thread(line: HotLine) -> str:
     return "" if line.thread == "MainThread" else line.thread
 
 
-def _samples_of_roles(stacks: Stacks, pids: frozenset[int] | None) -> dict[Role, int]:
-    """Main-thread samples of each role."""
-    found: dict[Role, int] = {}
+def _samples_of_roles(stacks: Stacks, pids: frozenset[int] | None) -> Counter[Role]:
+    sampled = Counter[Role]()
     for process in stacks.processes:
         if pids is None or process.pid in pids:
-            found[process.role] = found.get(process.role, 0) + process.samples
-    return found
+            sampled[process.role] += process.samples
+    return sampled
 
 
 BAR = 8
@@ -112,7 +111,6 @@ class Place:
 
     @classmethod
     def of_hot(cls, row: HotRow) -> Place:
-        """The place of a hot line."""
         return cls(row.pid, row.file, row.line, row.function, row.share, row.who)
 
 
@@ -128,9 +126,9 @@ def hot_line(row: HotRow, width: int, by: Line = NO_CHANGE) -> Line:
     if wide:
         right.insert(0, (Line("▌", phase.ink).add(phase.name, DIM), 11))
     room = width - left.width - sum(cells + 2 for _, cells in right)
-    cells, place = max(30, min(44, room // 2)) if wide else room, _place(row)
-    name = Line(shorten(one_line(row.function), max(6, cells - len(place) - 2)), TEXT).add("  ")
-    name.add(shorten_left(place, max(8, cells - name.width)), BRIGHT)
+    cells, at = max(30, min(44, room // 2)) if wide else room, place(row)
+    name = Line(shorten(one_line(row.function), max(6, cells - len(at) - 2)), TEXT).add("  ")
+    name.add(shorten_left(at, max(8, cells - name.width)), BRIGHT)
     # Where there is little room, the text follows the name at once.
     cells = cells if wide else min(name.width, room)
     named = [(name, room)]
@@ -144,10 +142,6 @@ def hot_line_and_text(row: HotRow, width: int, by: Line = NO_CHANGE) -> list[Lin
     bare = replace(row, text=None)
     indent = 7 + BAR + by.width
     return [hot_line(bare, width, by), Line().to(indent).add(shorten(one_line(row.text or ""), width - indent), DIM)]
-
-
-def _place(row: HotRow) -> str:
-    return f"{base_name(row.file)}:{row.line}"
 
 
 def line_change(view: View, row: HotRow, pids: frozenset[int] | None, who: Who) -> Line:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import ClassVar
 
 from textual import events
@@ -43,12 +44,11 @@ from aitop.ui.widgets.pane import Drawing, Pane
 from aitop.ui.words import one_line, share_text, state_line
 
 
+@dataclass
 class LineWanted(Message):
     """The user wants to see a line of code."""
 
-    def __init__(self, place: Place) -> None:
-        super().__init__()
-        self.place = place
+    place: Place
 
 
 NAME, LONG_NAME = 14, 26
@@ -84,17 +84,11 @@ class CodePane(Pane):
     """Hot lines, heaviest first, or what calls what as a tree or as a flame. One row or cell of it is selected."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("up,k", "go(0, -1)", "go up", show=False),
-        Binding("down,j", "go(0, 1)", "go down", show=False),
         Binding("left,h", "go(-1, 0)", "fold, or go left", show=False),
         Binding("right,l", "go(1, 0)", "unfold, or go right", show=False),
         Binding("enter", "open", "the line, or zoom into the flame", show=False),
         Binding("o", "look", "the line", show=False),
         Binding("escape,backspace", "out", "zoom out of the flame", show=False),
-        Binding("pageup", "go(0, -10)", "go up", show=False),
-        Binding("pagedown", "go(0, 10)", "go down", show=False),
-        Binding("home", "go(0, -100000)", "go up", show=False),
-        Binding("end", "go(0, 100000)", "go down", show=False),
     ]
 
     def __init__(self, *, id: str) -> None:  # noqa: A002 - Textual's own name
@@ -245,11 +239,10 @@ class CodePane(Pane):
     # What the user does
 
     def action_scroll_by(self, lines: int) -> None:
-        """The wheel moves the selection: it is always in sight."""
+        """Arrows and the wheel move the selection, which is always in sight."""
         self.action_go(0, lines)
 
     def action_go(self, across: int, down: int) -> None:
-        """Move the selection; in a tree, left and right fold and unfold."""
         self._pointed = None
         if self._hot and down:
             index = max(0, min(len(self._hot) - 1, self._hot_index() + down))
@@ -290,7 +283,6 @@ class CodePane(Pane):
             self.action_look()
 
     def action_look(self) -> None:
-        """Show the selected line with what is known of it."""
         place = self.place()
         if place is None:
             raise SkipAction

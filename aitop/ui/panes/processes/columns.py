@@ -27,7 +27,7 @@ from aitop.ui.theme.palette import (
     clickable,
 )
 from aitop.ui.widgets.line import Line, lit, shorten
-from aitop.ui.words import one_line, short_command
+from aitop.ui.words import one_line, short_command, tight_percent
 
 MARK = 2
 TREE_LEAST, TREE_MOST, TREE_STEP = 16, 40, 6
@@ -52,7 +52,7 @@ class Column(NamedTuple):
     gpu: bool = False
 
     def write(self, figures: Figures) -> tuple[str, Style]:
-        """The text and its style; empty for figures of a device that the process does not use."""
+        """The text and its style; empty for GPU figures of a process that uses no GPU."""
         value = getattr(figures, self.field)
         if self.gpu and not figures.on_gpu:
             return "", FAINT
@@ -75,15 +75,11 @@ def age_text(seconds: float | None) -> str:
     return duration(float(int(seconds))) if seconds >= 10 else f"{int(seconds)} s"
 
 
-def _percent(share: float) -> str:
-    return f"{share * 100:.0f}%"
-
-
 COLUMNS = (
     Column("pid", 7, "pid", str, 7, DIM),
-    Column("cpu", 5, "cpu", _percent, 0, BRIGHT),
+    Column("cpu", 5, "cpu", tight_percent, 0, BRIGHT),
     Column("memory", 7, "rss", size, 1),
-    Column("gpu", 4, "gpu", _percent, 2, BRIGHT, gpu=True),
+    Column("gpu", 4, "gpu", tight_percent, 2, BRIGHT, gpu=True),
     Column("gpu mem", 7, "gpu_memory", size, 3, gpu=True),
     Column("read/s", 7, "reads", size, 5),
     Column("write/s", 7, "writes", size, 6),
@@ -107,7 +103,6 @@ class Fit(NamedTuple):
     marked: bool = False
 
     def cells(self, column: Column) -> int:
-        """How wide a column is: with a mark, figures have their changes behind them."""
         return column.cells + (WIDTH if self.marked and column.field in CHANGING else 0)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import ClassVar
 
 from textual.binding import Binding, BindingType
@@ -22,13 +23,12 @@ ROOM_FOR_KEYS = 10
 KEYS = (("⏎", "narrow to it"), ("space", "and stay"), ("← →", "fold"), ("< >", "sort"), ("I", "invert"))
 
 
+@dataclass
 class ProcessChosen(Message):
     """The user wants the screen narrowed to a process; with `stay` this pane stays as it is."""
 
-    def __init__(self, pid: int, *, stay: bool) -> None:
-        super().__init__()
-        self.pid = pid
-        self.stay = stay
+    pid: int
+    stay: bool
 
 
 def figures_at(snapshot: Snapshot | None, folded: set[int]) -> dict[int, Figures]:
@@ -97,12 +97,10 @@ class ProcessPane(RowPane[ProcessRow]):
         return row.process.pid
 
     def action_fold(self, pid: int) -> None:
-        """Hide what is below a process, or show it again."""
         self._shut ^= {pid}
         self.redraw()
 
     def action_close(self) -> None:
-        """Hide what is below the cursor; where that is hidden or nothing, go to the parent."""
         row = self.row()
         if row is None:
             return
@@ -114,7 +112,6 @@ class ProcessPane(RowPane[ProcessRow]):
             self.action_move(parent - self.cursor)
 
     def action_open(self) -> None:
-        """Show what is below the cursor; where that is shown, go to it."""
         row = self.row()
         if row is not None and row.folded:
             self.action_fold(row.process.pid)
@@ -122,7 +119,6 @@ class ProcessPane(RowPane[ProcessRow]):
             self.action_move(1)
 
     def action_sort(self, field: str) -> None:
-        """Sort by a column; by the same one again: the other way round."""
         wanted = field or None
         self._order = Order(wanted, not self._order.inverted if self._order.by == wanted else False)
         self.redraw()

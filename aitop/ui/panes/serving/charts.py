@@ -54,7 +54,7 @@ def _head(field: Field, mark: float | None, *, rated: bool) -> Line:
 
 
 def _latency(field: Field, rows: int) -> list[Line]:
-    """p50 as an area, p99 as a line over it, up to the largest value in sight: the tail is what is looked for."""
+    """p50 as an area and p99 as a line over it, scaled to the largest value so that the tail is not cut off."""
     layers = (
         Curve(field.values("request_p50"), HOST_SOFT, filled=True),
         Curve(field.values("request_p99"), HOST_CHART),
@@ -63,7 +63,6 @@ def _latency(field: Field, rows: int) -> list[Line]:
 
 
 def _amount(field: Field, name: str, rows: int, ink: Style, words: str) -> list[Line]:
-    """A number of something as an area."""
     layers = (Curve(field.values(name), ink, filled=True),)
     text_of: Callable[[float], str] = lambda value: f"{count(value) if value >= 1 else f'{value:g}'}{words}"  # noqa: E731
     return field.chart(layers, rows, _top(layers), text_of)
@@ -74,7 +73,6 @@ def _top(layers: tuple[Curve, ...]) -> float:
 
 
 def _reading(field: Field, line: Line) -> Line:
-    """The values under the cursor."""
     for name in ("p50", "p99"):
         value = field.at_cursor(f"request_{name}")
         line.add(f"{name} ", DIM).add(duration(None if value is None else value / 1e3).rjust(7), TEXT).add("  ")

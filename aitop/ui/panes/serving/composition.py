@@ -28,7 +28,6 @@ class Composition(NamedTuple):
 
     @property
     def seconds(self) -> float:
-        """The length of the whole unit."""
         return sum(seconds or 0.0 for _, seconds in self.parts)
 
     def bar(self, width: int, *, letters: bool) -> Line:

@@ -33,11 +33,9 @@ class Row(NamedTuple):
 
     @property
     def width(self) -> int:
-        """Cells that the whole row takes."""
         return LABEL + sum(part.width for part in self.parts) + GAP * (len(self.parts) - 1)
 
     def line(self, width: int) -> Line:
-        """The name and as many whole figures as fit."""
         return Line(self.name.ljust(LABEL), DIM).join_fitting(self.parts, width, " " * GAP)
 
 
@@ -61,7 +59,6 @@ def _most_important(lines: Sequence[tuple[Row, ...]], most: int) -> list[tuple[R
 
 
 def _traffic(view: View, serving: Serving) -> Row:
-    """What goes through it."""
     return _row(
         serving,
         "traffic",
@@ -73,7 +70,6 @@ def _traffic(view: View, serving: Serving) -> Row:
 
 
 def _engine(view: View, serving: Serving) -> Row:
-    """How its batches are, and how full its cache."""
     return _row(
         serving,
         "engine",
@@ -88,7 +84,6 @@ def _row(serving: Serving, name: str, **parts: Line) -> Row:
 
 
 def _now(serving: Serving) -> Row:
-    """How many requests there are at this moment, and how long nothing has ended."""
     alive = NOT_SUPPORTED if serving.alive is None else str(serving.alive)
     parts = (
         Line(alive.rjust(4), TEXT).add(" under way", DIM),

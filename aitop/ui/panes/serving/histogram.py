@@ -48,7 +48,6 @@ class Axis(NamedTuple):
         return max(0, min(self.buckets - 1, place))
 
     def cell(self, seconds: float) -> int:
-        """The cell at which a latency stands."""
         return round((math.log10(seconds) * self.per_decade - self.first) * self.cells)
 
 

@@ -72,7 +72,7 @@ class ServingPane(ChartPane):
 
 
 def _bars(view: View, serving: Serving, width: int, height: int) -> list[Line]:
-    """What turns consist of and of which kinds they are, and what requests consist of, as far as there is room."""
+    """Bars of what turns and requests consist of: as many as there is room for."""
     letters = view.look.mono
     turn, request = turn_of(serving.iterations), request_of(serving.requests)
     first = turn or request

@@ -104,7 +104,7 @@ def timeline(
 
 
 def _pointing_at_mark(groups: Sequence[Group], cells: int, mark: float | None) -> Line:
-    """What is shown, and below the first column that ends after the mark an arrow: before the words or behind them."""
+    """The caption, with an arrow below the first column that ends after the mark."""
     words = _span_words(groups)
     first = next((number for number, group in enumerate(groups) if mark is not None and group.end > mark), None)
     if first is None or mark is None or groups[0].end - groups[0].records[0].seconds > mark:

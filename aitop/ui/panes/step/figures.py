@@ -10,12 +10,12 @@ from typing import NamedTuple
 
 from aitop.model.snapshot import Snapshot
 from aitop.model.steps import CallKind, HookFacts, StepRecord
-from aitop.model.units import count, duration, percent
+from aitop.model.units import count, duration, operations, percent
 from aitop.ui.panes.since_mark import change, steps_change
 from aitop.ui.state import View
 from aitop.ui.theme.palette import BRIGHT, COMMUNICATION, DIM, FAINT, TEXT
 from aitop.ui.widgets.line import Line, shorten
-from aitop.ui.words import base_name, flops_text, one_line, share_text, significant
+from aitop.ui.words import one_line, place, share_text, significant
 
 LABEL = 8
 GAP = "  "
@@ -72,7 +72,7 @@ def speed(view: View, snapshot: Snapshot) -> Figure | None:
     steps, parts = snapshot.steps, list[Line]()
     if steps is not None and steps.flops_per_second is not None:
         flops = steps_change(view, "flops_per_second")
-        parts.append(Line(flops_text(steps.flops_per_second), BRIGHT).join(flops))
+        parts.append(Line(operations(steps.flops_per_second).rjust(12), BRIGHT).join(flops))
         used = steps_change(view, "mfu", points=True)
         parts.append(Line("MFU ", DIM).add(share_text(steps.mfu), BRIGHT).join(used))
     if steps is not None and steps.tokens_per_second is not None:
@@ -160,4 +160,4 @@ def dearest(facts: HookFacts | None, kind: CallKind) -> list[Line]:
     call = max(calls, key=lambda call: (call.seconds or 0.0, call.calls), default=None)
     if call is None:
         return []
-    return [Line(f"{one_line(call.name)} ", DIM).add(f"{base_name(call.file)}:{call.line}", TEXT)]
+    return [Line(f"{one_line(call.name)} ", DIM).add(place(call), TEXT)]

@@ -150,7 +150,7 @@ def _title(steps: Steps, view: View) -> str:
 
 
 def _without_hook(view: View, width: int, *, other: bool) -> list[Line]:
-    """Why there are shares but no times. `other`: this is not the rank whose steps are timed."""
+    """Why there are shares but no times. `other`: these steps are of a rank that is not timed."""
     if other:
         return [Line("step times are measured in one rank only", DIM)]
     lines = [Line("step times need the hook", DIM)]

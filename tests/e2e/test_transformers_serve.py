@@ -1,0 +1,92 @@
+"""`transformers serve` with a tiny random model made on the spot: known as what it is, its requests measured."""
+
+from __future__ import annotations
+
+import json
+import socket
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+
+pytestmark = [pytest.mark.e2e, pytest.mark.slow]
+
+SECONDS, TOKENS, CLIENTS = 8.0, 8, 2
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    """A folder with a model of two layers and a tokenizer of single bytes."""
+    pytest.importorskip("openai", reason="transformers serve needs the client's types")
+    tokenizers, transformers = pytest.importorskip("tokenizers"), pytest.importorskip("transformers")
+    folder = tmp_path / "model"
+    letters = tokenizers.pre_tokenizers.ByteLevel.alphabet()
+    words = {word: number for number, word in enumerate(["<unk>", "<s>", "</s>", *sorted(letters)])}
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE(vocab=words, merges=[], unk_token="<unk>"))
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel()
+    transformers.PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        unk_token="<unk>",
+        bos_token="<s>",
+        eos_token="</s>",
+        chat_template="{% for message in messages %}{{ message['content'] }}{% endfor %}",
+    ).save_pretrained(folder)
+    config = transformers.LlamaConfig(
+        vocab_size=len(words), hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
+        max_position_embeddings=512, bos_token_id=1, eos_token_id=2,
+    )  # fmt: skip
+    transformers.LlamaForCausalLM(config).save_pretrained(folder)
+    return folder
+
+
+def test_it_is_known_and_its_requests_are_those_of_the_clients(model: Path, start, diagnose):
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    program = Path(sys.executable).with_name("transformers")
+    process = start(
+        [sys.executable, str(program), "serve", str(model), "--port", str(port), "--device", "cpu"], wait=False
+    )
+    chat = {"model": str(model), "messages": [{"role": "user", "content": "hello"}], "max_tokens": TOKENS}
+    asked = urllib.request.Request(
+        f"http://localhost:{port}/v1/chat/completions", json.dumps(chat).encode(), {"Content-Type": "application/json"}
+    )
+    until = time.monotonic() + 90
+    while True:
+        try:
+            urllib.request.urlopen(asked, timeout=60).read()
+            break
+        except (urllib.error.URLError, ConnectionError):
+            assert process.poll() is None and time.monotonic() < until, "the server does not answer"
+            time.sleep(0.3)
+    waits: list[float] = []
+    over = threading.Event()
+
+    def ask() -> None:
+        while not over.is_set():
+            begin = time.monotonic()
+            urllib.request.urlopen(asked, timeout=60).read()
+            waits.append(time.monotonic() - begin)
+
+    clients = [threading.Thread(target=ask) for _ in range(CLIENTS)]
+    for client in clients:
+        client.start()
+    try:
+        report = diagnose(process.pid, SECONDS)
+    finally:
+        over.set()
+        for client in clients:
+            client.join()
+
+    assert report["target"]["engine"] == f"transformers serve {version('transformers')}"
+    assert report["target"]["kind"] == "inference"
+    assert [member["part"] for member in report["target"]["processes"]] == ["API server"]
+    serving = report["serving"]
+    assert serving["basis"] == "hook"
+    assert serving["concurrency"] == pytest.approx(CLIENTS, rel=0.3)
+    assert serving["latency_ms"]["p50"] == pytest.approx(1e3 * sorted(waits)[len(waits) // 2], rel=0.25)

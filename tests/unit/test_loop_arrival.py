@@ -1,0 +1,59 @@
+"""When a request reached an event loop that was busy: learnt from the kernel's ticks, which are coarse."""
+
+from __future__ import annotations
+
+import random
+import statistics
+
+import pytest
+
+from aitop.hook.measures.serving.http import LEARNT_FROM, Loop
+
+MS = 1_000_000
+TICK = 4 * MS
+
+
+def waits(came_before, handler=2_900_000, count=1200, between=60_000):
+    """Real and estimated waits (ms) of requests; the handler of each runs for so long right before the next is taken.
+
+    `came_before(chance)` is how long before it was taken up each arrived.
+    """
+    chance, loop, now, found = random.Random(1), Loop(TICK), 50 * MS, []
+    for _ in range(count):
+        now += between // 2
+        wait = came_before(chance)
+        arrived = now - wait
+        ticks = (now // TICK - arrived // TICK) * TICK
+        found.append((wait / MS, (now - loop.arrival(now, ticks, now % TICK)) / MS))
+        now += int(handler * chance.uniform(0.9, 1.1))
+        loop.ran = now
+        now += between // 2
+    return [list(each) for each in zip(*found[LEARNT_FROM:], strict=True)]
+
+
+@pytest.mark.parametrize(
+    "came_before",
+    [lambda chance: 2_500_000, lambda chance: chance.randint(0, 2_500_000), lambda chance: chance.randint(0, 100_000)],
+    ids=["as soon as the last handler began", "at any time", "when it was about to end"],
+)
+def test_waits_shorter_than_a_tick_are_right_in_the_middle(came_before):
+    real, estimated = waits(came_before)
+    assert statistics.median(estimated) == pytest.approx(statistics.median(real), abs=0.25)
+    assert statistics.fmean(estimated) == pytest.approx(statistics.fmean(real), abs=0.25)
+
+
+def test_a_wait_of_several_ticks_is_known_but_for_one():
+    real, estimated = waits(lambda chance: chance.randint(0, 48 * MS), handler=50 * MS)
+    assert max(abs(a - b) for a, b in zip(real, estimated, strict=True)) <= TICK / MS
+    assert statistics.median(estimated) == pytest.approx(statistics.median(real), rel=0.1)
+
+
+def test_a_request_that_comes_to_a_loop_at_rest_has_not_waited():
+    _, estimated = waits(lambda chance: 20_000, between=10 * MS)
+    assert set(estimated) == {0.0}
+
+
+def test_a_loop_that_something_else_blocked_is_seen_by_the_ticks():
+    loop = Loop(TICK)
+    assert 1000 * MS - loop.arrival(1000 * MS, 5 * TICK, MS) == 5 * TICK
+    assert 2000 * MS - loop.arrival(2000 * MS, TICK, MS) == 0
