@@ -23,7 +23,7 @@ from aitop.ui.screens.stacks import StackList, StackScreen
 from aitop.ui.state import View
 from aitop.ui.theme.palette import BRIGHT, DIM, FAINT, GAIN, LOSS, LOSS_LABEL, STATE_DENIED, TEXT
 from aitop.ui.widgets.line import Line, columns, hanging, shorten
-from aitop.ui.words import confidence_dots, confidence_words, one_line, plural
+from aitop.ui.words import confidence_dots, confidence_words, one_line, place, plural
 
 if TYPE_CHECKING:
     from aitop.engine.feed import Feed
@@ -104,11 +104,11 @@ class StandingPane(StackList[StandingPlace]):
             lines += [
                 Line(shorten(one_line(text), width), DIM) for text in noted(self.still, view.snapshot)[:MOST_NOTES]
             ]
-        for place in self.entries:
-            frames = self.native.get(place.one.pid)
+        for standing in self.entries:
+            frames = self.native.get(standing.one.pid)
             if frames is not None:
                 names = " ← ".join(one_line(name) for name in frames) or "nothing: it is in Python code"
-                start = Line(f"below Python, {named(place.members[:1])}: ", DIM)
+                start = Line(f"below Python, {named(standing.members[:1])}: ", DIM)
                 lines.append(start.add(shorten(names, max(12, width - start.width)), TEXT))
         return [*lines, Line()]
 
@@ -131,10 +131,10 @@ def _how_still(still: Standstill, snapshot: Snapshot | None) -> Line:
     return Line("not known to hang: no long enough standstill was seen so far", TEXT)
 
 
-def _row(place: StandingPlace, width: int) -> Line:
-    one = place.one
-    line = Line("▌ " if place.odd else "  ", LOSS)
-    steps = [member.step for member in place.members if member.step is not None]
+def _row(standing: StandingPlace, width: int) -> Line:
+    one = standing.one
+    line = Line("▌ " if standing.odd else "  ", LOSS)
+    steps = [member.step for member in standing.members if member.step is not None]
     step = "" if not steps else f"step {min(steps):,}" + (f"–{max(steps):,}" if max(steps) > min(steps) else "")
     where = one.where or (one.frames[-1] if one.frames else None)
     at = "" if where is None else place(where)
@@ -143,7 +143,7 @@ def _row(place: StandingPlace, width: int) -> Line:
     what = f"{DOINGS[one.doing]} {one_line(one.call)}" if one.call else DOINGS[one.doing]
     if one.doing == "own" and not one.call:
         what = "is in this line"
-    cells = [(Line(shorten(_who(place.members), WHO), LOSS if place.odd else BRIGHT), WHO)]
+    cells = [(Line(shorten(_who(standing.members), WHO), LOSS if standing.odd else BRIGHT), WHO)]
     guard = f" under {one_line(one.where.guard)}" if one.where is not None and one.where.guard else ""
     spare = room - STATE - STEP - 4
     wide = spare >= 24
