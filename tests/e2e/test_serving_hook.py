@@ -161,14 +161,15 @@ def paired(requests, exchanges, latest):
     """Each request with its exchange, where there is one in which it arrived and was answered at just these times.
 
     It arrived after the client began and at the `latest` one says; it ended when its handler was `ready` (if the answer
-    says when) and before the client had the answer.
+    says when) and when the client had the answer: the client may have it a little before the server goes on.
     """
     pairs, left = [], sorted(exchanges, key=lambda one: one.end)
     for one in sorted(requests, key=lambda one: one.end):
         arrival = one.end - one.seconds
         for exchange in left:
             ready = exchange.answer.get("ready", exchange.start)
-            if ready <= one.end <= exchange.end and exchange.start - TICK <= arrival <= latest(exchange) + 2 * TICK:
+            ended = ready <= one.end <= exchange.end + 2 * TICK
+            if ended and exchange.start - TICK <= arrival <= latest(exchange) + 2 * TICK:
                 pairs.append((one, exchange))
                 left.remove(exchange)
                 break
