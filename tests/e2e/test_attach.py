@@ -209,6 +209,8 @@ def test_a_request_that_nobody_waits_for_any_more_is_withdrawn() -> None:
     pipe = subprocess.PIPE
     with subprocess.Popen([sys.executable, "-c", HOLDS_THE_GIL], stdin=pipe, stdout=pipe, text=True) as process:
         assert process.stdout is not None and process.stdout.readline() == "ready\n"
+        while not Path(f"/proc/{process.pid}/syscall").read_text().startswith(f"{SYS_POLL} "):
+            time.sleep(0.001)
         began = time.monotonic()
         with pytest.raises(AttachRefused, match="hook waiting for the target"):
             deliver(
