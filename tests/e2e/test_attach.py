@@ -192,13 +192,18 @@ print([m for m in sys.modules if 'aitop' in m])
 """
 
 
+def until_it_polls(pid: int) -> None:
+    """From its word to the call there is some way to go."""
+    while not Path(f"/proc/{pid}/syscall").read_text().startswith(f"{SYS_POLL} "):
+        time.sleep(0.001)
+
+
 @pytest.mark.parametrize("python", sorted({path for name, path in interpreters().items() if "-" not in name}))
 def test_a_thread_that_sleeps_with_the_gil_is_left_alone(python: str) -> None:
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     with subprocess.Popen([python, "-c", HOLDS_THE_GIL], **pipes) as process:  # type: ignore[call-overload]
         process.stdout.readline()
-        while not Path(f"/proc/{process.pid}/syscall").read_text().startswith(f"{SYS_POLL} "):
-            time.sleep(0.001)
+        until_it_polls(process.pid)
         refused = refusal_of(lambda: put_in(process.pid, timeout=1.0))
         assert refused.reason == f"hook waiting for the target: process {process.pid} is inside one long call"
         assert process.communicate("x") == ("[]\n", "")
@@ -209,8 +214,7 @@ def test_a_request_that_nobody_waits_for_any_more_is_withdrawn() -> None:
     pipe = subprocess.PIPE
     with subprocess.Popen([sys.executable, "-c", HOLDS_THE_GIL], stdin=pipe, stdout=pipe, text=True) as process:
         assert process.stdout is not None and process.stdout.readline() == "ready\n"
-        while not Path(f"/proc/{process.pid}/syscall").read_text().startswith(f"{SYS_POLL} "):
-            time.sleep(0.001)
+        until_it_polls(process.pid)
         began = time.monotonic()
         with pytest.raises(AttachRefused, match="hook waiting for the target"):
             deliver(

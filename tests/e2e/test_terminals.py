@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
+from expected import BY_NAME
 
 pytestmark = [
     pytest.mark.e2e,
@@ -79,7 +80,9 @@ def test_a_terminal_of_20x5_shows_the_verdict_and_nothing_else(terminal, slow_lo
     window = terminal(20, 5)
     before = window.modes()
     window.type(f"{AITOP} --pid {slow_loader.pid}; echo left $?")
-    assert "INPUT-BOUND" in window.wait_for("slow_loader.py:17")
+    shown = window.wait_for("slow_loader.py:")
+    assert "INPUT-BOUND" in shown
+    assert any(f"slow_loader.py:{line}\n" in shown for line in BY_NAME["slow-loader"].guilty_lines())
     window.press("q")
     window.wait_for("left 0")
     assert window.modes() == before

@@ -23,7 +23,7 @@ AITOP = [sys.executable, "-m", "aitop"]
 def recorded(aitop, slow_loader_script, tmp_path_factory):
     """A run under `aitop run --headless`, recorded: what it printed, and the recording."""
     recording = tmp_path_factory.mktemp("recorded") / "run.jsonl.gz"
-    command = [sys.executable, str(slow_loader_script), "--steps", "40"]
+    command = [sys.executable, str(slow_loader_script), "--steps", "80"]
     return aitop("run", "--headless", "--record", recording, "--", *command), recording
 
 
@@ -31,7 +31,7 @@ def test_run_headless_passes_the_commands_output_on_and_reports_at_the_end(recor
     done, _ = recorded
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("step 1: loss")
-    assert "step 40:" in done.stdout
+    assert "step 80:" in done.stdout
     assert "INPUT-BOUND" in done.stderr
     assert "slow_loader.py" in done.stderr
 
