@@ -62,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
 
 def workloads() -> dict[str, Path]:
     """The bundled scripts by name."""
-    scripts = sorted(path for path in FOLDER.glob("*.py") if not path.stem.startswith("_"))
+    scripts = sorted(path for path in FOLDER.glob("*.py") if path.stem != "__init__")
     return {script.stem.replace("_", "-"): script for script in scripts}
 
 

@@ -221,8 +221,7 @@ class LiveFeed:
             sources.append(device_source(lambda: self._host.seen.pids))
         if "stacks" not in off:
             working, stepping = self._stepping_processes.working, self._stepping_processes.pids
-            crowded, script = self._pace.crowded, self.target.script
-            sources.append(StackSource(self._pids, script=script, working=working, stepping=stepping, crowded=crowded))
+            sources.append(StackSource(self._pids, script=self.target.script, working=working, stepping=stepping))
         if "hook" not in off:
             sources.append(HookSource(self._hook_pids, self._hook_requests.bring_in))
         if "server" not in off:

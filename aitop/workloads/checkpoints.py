@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import argparse
 import gzip
 import os
 import tempfile
+import time
 
 import torch
 from torch import nn
-
-from aitop.workloads._run import Progress, options, prepare
 
 
 def save_checkpoint(path: str, step: int, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
@@ -32,12 +32,17 @@ def batches(size: int, width: int):
 
 
 def main() -> None:
-    parser = options(__doc__, "a checkpoint every 1000 steps", batch_size=1024)
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--batch-size", type=int, default=1024)
     parser.add_argument("--width", type=int, default=384)
+    parser.add_argument("--steps", type=int, default=0, help="stop after so many steps (default: never)")
+    parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--save-every", type=int, default=10, help="steps between two checkpoints")
+    parser.add_argument("--fixed", action="store_true", help="a checkpoint every 1000 steps")
     args = parser.parse_args()
 
-    prepare(args)
+    torch.manual_seed(args.seed)
+    torch.set_num_threads(1)
     save_every = 1000 if args.fixed else args.save_every
     model = nn.Sequential(
         nn.Linear(args.width, args.width), nn.ReLU(),
@@ -46,7 +51,7 @@ def main() -> None:
     )  # fmt: skip
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
 
-    progress = Progress(args.steps)
+    since, last = time.perf_counter(), 0
     with tempfile.TemporaryDirectory(prefix="checkpoints-") as folder:
         for step, (inputs, targets) in enumerate(batches(args.batch_size, args.width), start=1):
             optimizer.zero_grad()
@@ -55,7 +60,12 @@ def main() -> None:
             optimizer.step()
             if step % save_every == 0:
                 save_checkpoint(os.path.join(folder, "last.pt.gz"), step, model, optimizer)
-            if progress.step(loss):
+            if step == 1 or step % 20 == 0:
+                now = time.perf_counter()
+                rate = (step - last) / (now - since)
+                print(f"step {step}: loss {loss.item():.4f}, {rate:.1f} steps/s", flush=True)
+                since, last = now, step
+            if step == args.steps:
                 return
 
 

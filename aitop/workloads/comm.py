@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import socket
+import time
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from aitop.workloads._run import Progress, options, spawn
-
+RANKS = 2
 WIDTH = 2048
 ACCUMULATED = 8  # batches to an exchange, with --fixed
 
 
-def train(rank: int, args: argparse.Namespace) -> None:
+def train(rank: int, port: int, args: argparse.Namespace) -> None:
+    torch.manual_seed(args.seed)
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=RANKS)
     model = DistributedDataParallel(
         nn.Sequential(nn.Linear(256, WIDTH), nn.ReLU(), nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, 10))
     )
@@ -23,7 +28,7 @@ def train(rank: int, args: argparse.Namespace) -> None:
     criterion = nn.CrossEntropyLoss()
     batches = ACCUMULATED if args.fixed else 1
 
-    progress = Progress(args.steps, 20 // batches, quiet=rank != 0, units=batches, unit="batches")
+    step, since, last = 0, time.perf_counter(), 0
     while True:
         optimizer.zero_grad()
         for batch in range(batches):
@@ -33,12 +38,30 @@ def train(rank: int, args: argparse.Namespace) -> None:
                 loss = criterion(model(rows), labels) / batches
                 loss.backward()
         optimizer.step()
-        if progress.step(loss * batches):
+        step += 1
+        if rank == 0 and (step == 1 or step % (20 // batches) == 0):
+            now = time.perf_counter()
+            rate = (step - last) * batches / (now - since)
+            print(f"step {step}: loss {loss.item() * batches:.4f}, {rate:.1f} batches/s", flush=True)
+            since, last = now, step
+        if step == args.steps:
             return
 
 
+def free_port() -> int:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return int(one.getsockname()[1])
+
+
 def main() -> None:
-    spawn(train, options(__doc__, f"exchange gradients once in {ACCUMULATED} batches", batch_size=8).parse_args())
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--batch-size", type=int, default=8)
+    parser.add_argument("--steps", type=int, default=0, help="stop after so many steps (default: never)")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--fixed", action="store_true", help=f"exchange gradients once in {ACCUMULATED} batches")
+    args = parser.parse_args()
+    torch.multiprocessing.spawn(train, args=(free_port(), args), nprocs=RANKS)
 
 
 if __name__ == "__main__":

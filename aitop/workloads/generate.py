@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import argparse
+import time
+
 import torch
 from torch import nn
-
-from aitop.workloads._run import Progress, options, prepare
 
 VOCABULARY, LENGTH, PENALTY = 1024, 96, 0.4
 
@@ -50,14 +51,19 @@ class CountingInPlace:
 
 
 def main() -> None:
-    parser = options(__doc__, "count in a tensor", batch_size=8, unit="tokens of each text")
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--batch-size", type=int, default=8)
     parser.add_argument("--width", type=int, default=512)
+    parser.add_argument("--steps", type=int, default=0, help="stop after so many tokens of each text (default: never)")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--fixed", action="store_true", help="count in a tensor")
     args = parser.parse_args()
 
-    prepare(args)
+    torch.manual_seed(args.seed)
+    torch.set_num_threads(1)
     model = LanguageModel(args.width).eval()
 
-    progress = Progress(args.steps, 200, units=args.batch_size, unit="tokens")
+    step, since, last = 0, time.perf_counter(), 0
     with torch.inference_mode():
         while True:
             tokens = torch.randint(VOCABULARY, (args.batch_size, 16))
@@ -68,7 +74,13 @@ def main() -> None:
                 logits -= PENALTY * seen.counts()
                 tokens = torch.multinomial(logits.softmax(dim=1), 1)
                 seen.add(tokens)
-                if progress.step():
+                step += 1
+                if step == 1 or step % 200 == 0:
+                    now = time.perf_counter()
+                    rate = args.batch_size * (step - last) / (now - since)
+                    print(f"token {step} of {args.batch_size} texts: {rate:.0f} tokens/s", flush=True)
+                    since, last = now, step
+                if step == args.steps:
                     return
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import argparse
+import time
+
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
-
-from aitop.workloads._run import Progress, options, prepare
 
 
 class Text(Dataset):
@@ -40,11 +41,16 @@ class LanguageModel(nn.Module):
 
 
 def main() -> None:
-    parser = options(__doc__, "changes nothing: there is nothing to fix", batch_size=16)
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--batch-size", type=int, default=16)
     parser.add_argument("--length", type=int, default=64)
+    parser.add_argument("--steps", type=int, default=0, help="stop after so many steps (default: never)")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--fixed", action="store_true", help="changes nothing: there is nothing to fix")
     args = parser.parse_args()
 
-    prepare(args)
+    torch.manual_seed(args.seed)
+    torch.set_num_threads(1)
     text = Text(torch.randint(0, 256, (100_000,)), args.length)
     loader = DataLoader(
         text, batch_size=args.batch_size, shuffle=True, drop_last=True, num_workers=1, persistent_workers=True
@@ -52,7 +58,7 @@ def main() -> None:
     model = LanguageModel(256, 128, args.length)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4)
 
-    progress = Progress(args.steps)
+    step, since, last = 0, time.perf_counter(), 0
     while True:
         for tokens, targets in loader:
             optimizer.zero_grad()
@@ -60,7 +66,13 @@ def main() -> None:
             loss = nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
             loss.backward()
             optimizer.step()
-            if progress.step(loss):
+            step += 1
+            if step == 1 or step % 20 == 0:
+                now = time.perf_counter()
+                rate = (step - last) / (now - since)
+                print(f"step {step}: loss {loss.item():.4f}, {rate:.1f} steps/s", flush=True)
+                since, last = now, step
+            if step == args.steps:
                 return
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import argparse
 import resource
+import time
 
 import torch
 from torch import nn
-
-from aitop.workloads._run import Progress, options, prepare
 
 
 class Net(nn.Module):
@@ -32,12 +32,17 @@ def resident_mb() -> float:
 
 
 def main() -> None:
-    parser = options(__doc__, "keep numbers, not tensors", batch_size=512)
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--batch-size", type=int, default=512)
     parser.add_argument("--width", type=int, default=512)
+    parser.add_argument("--steps", type=int, default=0, help="stop after so many steps (default: never)")
+    parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--limit-mb", type=float, default=4096, help="stop when the process has grown to this")
+    parser.add_argument("--fixed", action="store_true", help="keep numbers, not tensors")
     args = parser.parse_args()
 
-    prepare(args)
+    torch.manual_seed(args.seed)
+    torch.set_num_threads(1)
     model = Net(args.width)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     criterion = nn.CrossEntropyLoss()
@@ -45,20 +50,28 @@ def main() -> None:
     valid_inputs, valid_labels = make_problem(16)
     history = []
 
-    progress = Progress(args.steps)
+    step, since, last = 0, time.perf_counter(), 0
     while True:
-        rows = slice(progress.count % 100 * args.batch_size, (progress.count % 100 + 1) * args.batch_size)
+        rows = slice(step % 100 * args.batch_size, (step % 100 + 1) * args.batch_size)
         optimizer.zero_grad()
         criterion(model(all_inputs[rows]), all_labels[rows]).backward()
         optimizer.step()
 
         loss = criterion(model(valid_inputs), valid_labels)
-        history.append(loss.item() if args.fixed else loss)
+        if args.fixed:
+            loss = loss.item()
+        history.append(loss)
 
-        if progress.step(loss):
-            return
-        if resident_mb() > args.limit_mb:
-            print(f"stopping: the process has grown to {args.limit_mb:.0f} MB", flush=True)
+        step += 1
+        if step == 1 or step % 20 == 0:
+            now = time.perf_counter()
+            rate = (step - last) / (now - since)
+            print(f"step {step}: loss {history[-1]:.4f}, {rate:.1f} steps/s", flush=True)
+            since, last = now, step
+            if resident_mb() > args.limit_mb:
+                print(f"stopping: the process has grown to {args.limit_mb:.0f} MB", flush=True)
+                return
+        if step == args.steps:
             return
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import gc
 import json
 import subprocess
@@ -13,8 +14,6 @@ from pathlib import Path
 
 import torch
 from torch import nn
-
-from aitop.workloads._run import options, prepare
 
 CLIENTS = Path(__file__).parent / "clients" / "classify.py"
 VOCABULARY = 4096
@@ -108,12 +107,18 @@ class Handler(BaseHTTPRequestHandler):
 
 
 def main() -> None:
-    parser = options(__doc__, "leave memory to the interpreter, with the sessions frozen", unit="requests")
+    parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--clients", type=int, default=4)
     parser.add_argument("--width", type=int, default=256)
+    parser.add_argument("--steps", type=int, default=0, help="stop after so many requests (default: never)")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--fixed", action="store_true", help="leave memory to the interpreter, with the sessions frozen"
+    )
     args = parser.parse_args()
 
-    prepare(args)
+    torch.manual_seed(args.seed)
+    torch.set_num_threads(1)
     server = Server(args.width, args.fixed, args.steps)
     port = server.server_address[1]
     clients = subprocess.Popen([sys.executable, str(CLIENTS), str(port), str(args.clients), str(args.seed)])

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
+import argparse
 import time
 
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
-
-from aitop.workloads._run import Progress, options, prepare
 
 ROUND_TRIP = 0.004  # seconds to get one object from the store
 
@@ -48,9 +47,15 @@ class Net(nn.Module):
 
 
 def main() -> None:
-    args = options(__doc__, "8 loader workers instead of 2", batch_size=16).parse_args()
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--batch-size", type=int, default=16)
+    parser.add_argument("--steps", type=int, default=0, help="stop after so many steps (default: never)")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--fixed", action="store_true", help="8 loader workers instead of 2")
+    args = parser.parse_args()
 
-    prepare(args)
+    torch.manual_seed(args.seed)
+    torch.set_num_threads(1)
     loader = DataLoader(
         BucketImages(20_000),
         batch_size=args.batch_size,
@@ -62,14 +67,20 @@ def main() -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
     criterion = nn.CrossEntropyLoss()
 
-    progress = Progress(args.steps)
+    step, since, last = 0, time.perf_counter(), 0
     while True:
         for images, labels in loader:
             optimizer.zero_grad()
             loss = criterion(model(images), labels)
             loss.backward()
             optimizer.step()
-            if progress.step(loss):
+            step += 1
+            if step == 1 or step % 20 == 0:
+                now = time.perf_counter()
+                rate = (step - last) / (now - since)
+                print(f"step {step}: loss {loss.item():.4f}, {rate:.1f} steps/s", flush=True)
+                since, last = now, step
+            if step == args.steps:
                 return
 
 

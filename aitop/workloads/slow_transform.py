@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import argparse
+import time
+
 import numpy as np
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
-
-from aitop.workloads._run import Progress, options, prepare
 
 SIDE = 32
 
@@ -60,11 +61,16 @@ class Net(nn.Module):
 
 
 def main() -> None:
-    parser = options(__doc__, "the augmentation as one array expression", batch_size=32)
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--batch-size", type=int, default=32)
     parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--steps", type=int, default=0, help="stop after so many steps (default: never)")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--fixed", action="store_true", help="the augmentation as one array expression")
     args = parser.parse_args()
 
-    prepare(args)
+    torch.manual_seed(args.seed)
+    torch.set_num_threads(1)
     photos = Photos(20_000, vignette_at_once if args.fixed else vignette)
     loader = DataLoader(
         photos, batch_size=args.batch_size, shuffle=True, num_workers=args.workers, persistent_workers=True
@@ -73,14 +79,20 @@ def main() -> None:
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
     criterion = nn.CrossEntropyLoss()
 
-    progress = Progress(args.steps)
+    step, since, last = 0, time.perf_counter(), 0
     while True:
         for images, labels in loader:
             optimizer.zero_grad()
             loss = criterion(model(images), labels)
             loss.backward()
             optimizer.step()
-            if progress.step(loss):
+            step += 1
+            if step == 1 or step % 20 == 0:
+                now = time.perf_counter()
+                rate = (step - last) / (now - since)
+                print(f"step {step}: loss {loss.item():.4f}, {rate:.1f} steps/s", flush=True)
+                since, last = now, step
+            if step == args.steps:
                 return
 
 

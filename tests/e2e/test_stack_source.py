@@ -17,8 +17,6 @@ from aitop.model.event import Sample
 from aitop.model.stacks import StackWindow
 from aitop.sources.source import SourceError
 from aitop.sources.stacks import StackSource
-from aitop.sources.stacks.pace import RATE
-from aitop.sources.stacks.source import LONG_SECONDS
 from aitop.stacks.view import StackView
 
 pytestmark = pytest.mark.e2e
@@ -204,14 +202,6 @@ def test_a_read_that_is_to_finish_gives_what_was_seen_and_leaves_no_child(busy: 
     assert all(0 < look.asked < 100 * 10 for look in window.looks)
     source.close()
     assert busy.poll() is None
-
-
-def test_where_no_core_is_idle_windows_are_longer_and_have_fewer_samples(busy: subprocess.Popen[str]) -> None:
-    source = StackSource([busy.pid], script=None, crowded=lambda: True)
-    windows = windows_of(source, 60)
-    source.close()
-    assert [window.seconds for window in windows] == [1.0, LONG_SECONDS]
-    assert {window.rate for window in windows} == {float(RATE)}
 
 
 def _spies() -> list[psutil.Process]:

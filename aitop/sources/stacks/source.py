@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from aitop.model.event import Sample
 from aitop.model.source import SourceName
@@ -14,16 +14,13 @@ from aitop.sources.host.tree import Stepping, nobody
 from aitop.sources.source import Source, SourceError
 from aitop.sources.stacks.choice import Chooser, Working
 from aitop.sources.stacks.kernel_waits import KernelWaits
-from aitop.sources.stacks.pace import RATE, Budget, GilWatch, rate_of
+from aitop.sources.stacks.pace import Budget, GilWatch, rate_of
 from aitop.sources.stacks.speedscope import RawFrame, ThreadSamples, parse
 from aitop.sources.stacks.spy import Spy, Threads, explain, find_py_spy
 from aitop.sources.stacks.window import CodeOfProcesses, WindowBuilder
 
 # So many windows at the start are short: whoever watches waits for them.
 FIRST_WINDOWS, FIRST_SECONDS = 3, 1.0
-# Where no core is idle: every py-spy keeps one busy to start, beside a vLLM server for 16 to 59 ms with its samples, so
-# fewer are started, for longer, and fewer samples are taken.
-LONG_SECONDS = 5.0
 # A child that looks at some threads only costs 15 to 20 ms of CPU in a window, most of it to start: 0.07 ms a look at
 # the lock, 0.3 at the cores. How long a line holds the lock takes many looks to tell from a line that lets go of it.
 LOOK_RATE, GIL_RATE = 20, 100
@@ -52,12 +49,9 @@ class StackSource(Source):
         seconds: float = 2.0,
         working: Working = tuple,
         stepping: Stepping = nobody,
-        crowded: Callable[[], bool] = lambda: False,
     ) -> None:
-        """`crowded` says whether no core of the machine is idle."""
         self.interval = 0.0
-        self.patience = max(seconds, LONG_SECONDS) + GRACE_SECONDS + 4.0
-        self._crowded = crowded
+        self.patience = seconds + GRACE_SECONDS + 4.0
         self._seconds = seconds
         self._script = script
         self._chooser = Chooser(pid_roots, working, stepping)
@@ -98,13 +92,12 @@ class StackSource(Source):
 
     def _read(self) -> list[Sample]:
         started = time.monotonic()
-        crowded = self._crowded()
-        planned = self._planned(crowded)
+        planned = max(1, round(min(FIRST_SECONDS, self._seconds) if self._taken < FIRST_WINDOWS else self._seconds))
         spies: list[Spy] = []
         kernel_cpu = 0.0
         try:
-            pids = self._chooser.next(few=crowded or self._budget.tight)
-            rate = RATE if crowded else rate_of(self._sampled, len(pids))
+            pids = self._chooser.next(few=self._budget.tight)
+            rate = rate_of(self._sampled, len(pids))
             for pid in pids:
                 spies.append(Spy(self._program, pid, planned, rate))
             for pid, threads, look_rate in self._looks(pids):
@@ -129,12 +122,6 @@ class StackSource(Source):
         self._sampled += seconds
         self._empty = 0
         return [window]
-
-    def _planned(self, crowded: bool) -> int:
-        """Seconds of the next window."""
-        if self._taken < (1 if crowded else FIRST_WINDOWS):
-            return max(1, round(min(FIRST_SECONDS, self._seconds)))
-        return max(1, round(LONG_SECONDS if crowded else self._seconds))
 
     def _looks(self, pids: Sequence[int]) -> list[tuple[int, Threads, int]]:
         """What the next window asks besides the stacks of all threads, and how often a second.

@@ -268,7 +268,7 @@ COMPUTING = (
         fixed=False,
         beside=("host-memory-pressure",),
     ),
-    _workload("leak", "memory-leak", guilty=("history.append(loss.item() if args.fixed else loss)",), fixed=False),
+    _workload("leak", "memory-leak", guilty=("history.append(loss)",), fixed=False),
     _scenario("bridge_strain", "memory-leak", guilty=("kept.setdefault(name, []).append",), fixed=False),
     _scenario("attention_maps", "memory-leak", guilty=("self.maps.append(weights.mean(1))",), fixed=False),
 )
