@@ -1,5 +1,6 @@
-"""`aitop diagnose --fail-on stalled` as a liveness probe: 0 if a server is idle or serves, 1 if its engine stands still,
-3 if the process that was named is itself stopped.
+"""`aitop diagnose --fail-on stalled` as a liveness probe: 0 if a server is idle or serves, 1 if its engine stands still.
+
+A process that is named and is itself stopped is refused with 3.
 """
 
 from __future__ import annotations
