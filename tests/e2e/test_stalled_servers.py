@@ -1,4 +1,4 @@
-"""`aitop diagnose --fail-on stalled` as a liveness probe: 0 if a server is idle or serves, 1 if its engine stands still.
+"""`aitop diagnose --fail-on stalled` as a liveness probe: 0 if a server is idle or serves, 1 if its engine stands.
 
 A process that is named and is itself stopped is refused with 3.
 """
