@@ -160,8 +160,8 @@ class Seen:
 def paired(requests, exchanges, latest):
     """Each request with its exchange, where there is one in which it arrived and was answered at just these times.
 
-    It arrived after the client began and at the `latest` one says; it ended after its handler was `ready` (if the answer
-    says when) and when the client had the answer, which may go on before the server does.
+    It arrived after the client began and at the `latest` one says; it ended after its handler was `ready` (if the
+    answer says when) and when the client had the answer, which may go on before the server does.
     """
     pairs, left = [], sorted(exchanges, key=lambda one: one.end)
     for one in sorted(requests, key=lambda one: one.end):
@@ -182,7 +182,7 @@ def median(values):
 
 
 def check_latency(seen):
-    """Requests lasted from when their client sent them until it had the answer: nearly all, as far as cores are free."""
+    """Nearly all requests lasted from when their client sent them until it had the answer, as far as cores are free."""
     assert len(seen.pairs) >= 0.75 * len(seen.requests)
 
 
