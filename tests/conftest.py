@@ -25,14 +25,13 @@ Aitop = Callable[..., "subprocess.CompletedProcess[str]"]
 
 # What these say depends on how a run spends its time: one after the other, so as not to take each other the cores.
 ONE_BY_ONE = (
-    "test_diagnose.py",
     "test_bad_input.py",
     "test_terminals.py",
     "test_verbs.py",
     "test_demo.py",
 )
 # And these come first because they take long.
-EARLY = (*ONE_BY_ONE, "test_who_works.py", "test_frameworks.py", "test_recordings.py", "test_attach.py")
+EARLY = (*ONE_BY_ONE, "test_frameworks.py", "test_serving_hook.py", "test_recordings.py", "test_attach.py")
 
 
 # A shell that has them run in the background starts them, and all that they start, deaf to Ctrl-C.

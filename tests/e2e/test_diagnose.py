@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from expected import BY_NAME
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
 WATCH_SECONDS = 6.0
 # Beside other tests the computing takes several times as long, and is to stay small beside the planted wait.

@@ -8,7 +8,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
 JOB = Path(__file__).parent / "ranks" / "job.py"
 

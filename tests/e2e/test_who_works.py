@@ -9,7 +9,7 @@ import pytest
 
 from aitop.sources.ring.reader import find_ring
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
 PROGRAMS = Path(__file__).parent / "programs"
 LIFE_SECONDS = 300

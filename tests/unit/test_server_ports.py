@@ -180,9 +180,19 @@ def test_the_port_that_a_command_line_names(commands, found):
     assert named_ports([], RAY_SERVE) == frozenset()
 
 
-def test_the_only_port_of_the_process_is_its_http_port():
-    with listening() as port:
-        assert endpoints(server(), VLLM) == [(os.getpid(), "127.0.0.1", port)]
+LISTENS = """
+import socket, time
+one = socket.create_server(("127.0.0.1", 0))
+print("up", one.getsockname()[1], sep="\\n", flush=True)
+time.sleep(60)
+"""
+
+
+def test_the_only_port_of_the_process_is_its_http_port(start):
+    # Not this process: other tests leave it with ports, such as those of torch's gloo.
+    other = start(LISTENS)
+    port = int(other.stdout.readline())
+    assert endpoints(server(pid=other.pid), VLLM) == [(other.pid, "127.0.0.1", port)]
 
 
 def test_of_several_ports_only_the_named_one_is_asked():
