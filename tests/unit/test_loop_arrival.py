@@ -57,3 +57,18 @@ def test_a_loop_that_something_else_blocked_is_seen_by_the_ticks():
     loop = Loop(TICK)
     assert 1000 * MS - loop.arrival(1000 * MS, 5 * TICK, MS) == 5 * TICK
     assert 2000 * MS - loop.arrival(2000 * MS, TICK, MS) == 0
+
+
+def test_a_request_comes_after_the_answer_before_it_on_its_connection():
+    loop, now = Loop(TICK), 1000 * MS
+    for _ in range(500):
+        # Two clients that wait for their answers: one has just got it, the other has waited for the whole handler.
+        loop.ran = now
+        for connection, wait in ((1, 50_000), (2, 3 * MS)):
+            taken = now + 40_000
+            ticks = (taken // TICK - (taken - wait) // TICK) * TICK
+            waited = taken - loop.arrival(taken, ticks, taken % TICK, connection)
+        now += 6_100_000
+        loop.answered(now - 3 * MS, 2)
+        loop.answered(now, 1)
+    assert loop.waited / loop.held > 0.8 and waited == pytest.approx(3 * MS, rel=0.15)

@@ -8,13 +8,14 @@ import pytest
 from judgements import fired, level, unjudged
 from msgspec.structs import replace
 from served_maker import START, Server, at_random, closed, server, turns
-from snapshot_builder import host
+from snapshot_builder import constant, host
 
 from aitop.diagnosis.causes import underbatched
 from aitop.diagnosis.causes.serving import queue
 from aitop.diagnosis.queueing import change, load_of
 from aitop.diagnosis.what_if import least_squares, turn_cost
 from aitop.model.serving import IterationRecord, RequestRecord
+from aitop.model.snapshot import Cost
 
 CROWD = closed(8, 0.05)
 
@@ -32,16 +33,23 @@ def test_clients_that_wait_behind_each_other():
     assert any("8 clients" in line for line in verdict.evidence)
 
 
-@pytest.mark.parametrize(("busy", "gain"), [((0.9, 0.4), 1.7), ((1.0, 1.0), 1.0)])
-def test_a_replica_on_this_machine_gains_what_its_idle_cores_allow(busy, gain):
-    fixes = fired(queue.judge(server(CROWD, seen={"host": host(busy=busy)}))).fixes
+def on_two_cores(used, idle):
+    return {"cores_used": constant(used, 30), "cores_idle": constant(idle, 30)}
+
+
+@pytest.mark.parametrize(
+    ("used", "idle", "monitor", "gain"), [(1.0, 0.7, None, 1.7), (1.0, 0.4, 0.3, 1.7), (1.2, 0.0, None, 1.0)]
+)
+def test_a_replica_on_this_machine_gains_what_its_idle_cores_allow(used, idle, monitor, gain):
+    seen = {"host": host(), "cost": Cost(monitor_cpu=monitor)}
+    fixes = fired(queue.judge(server(CROWD, series=on_two_cores(used, idle), seen=seen))).fixes
     here, elsewhere = (fix for fix in fixes if "replica" in fix.text)
     assert "on this machine" in here.text and here.speedup == pytest.approx(gain, abs=0.01)
     assert elsewhere.speedup == pytest.approx(2.0, abs=0.1)
 
 
 def test_where_a_core_is_idle_a_replica_here_is_as_good_as_elsewhere():
-    fixes = fired(queue.judge(server(CROWD, seen={"host": host(busy=(1.0, 0.0))}))).fixes
+    fixes = fired(queue.judge(server(CROWD, series=on_two_cores(0.9, 1.1), seen={"host": host()}))).fixes
     assert [fix.speedup for fix in fixes if "replica" in fix.text] == [pytest.approx(2.0, abs=0.1)]
 
 

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 from aitop.diagnosis.causes.oversubscription import others_have_cores
 from aitop.diagnosis.causes.serving.tail import computed_twice
-from aitop.diagnosis.evidence import free_cores
 from aitop.diagnosis.queueing import Change, Load, change, load_of
 from aitop.diagnosis.rule import UNPROVEN, Band, Explanation, Rule
+from aitop.diagnosis.series import mean_of
 from aitop.diagnosis.served import idle_share
 from aitop.diagnosis.what_if import LEFT, Length, Scope, TurnCost, fix, turn_cost
 from aitop.model.serving import Serving
@@ -152,10 +152,14 @@ def _larger_batch(serving: Serving, load: Load | None, cost: TurnCost | None) ->
 
 def _here(replica: Length | None, snapshot: Snapshot) -> Length | None:
     """The replica with no more than the cores that are idle here; None where they are enough or nobody knows."""
-    host, idle = snapshot.host, free_cores(snapshot)
-    used = sum(process.cpu or 0.0 for process in host.processes) if host is not None else 0.0
-    if replica is None or idle is None or used <= 0.0:
+    used, idle = (mean_of(snapshot, name, snapshot.window) for name in ("cores_used", "cores_idle"))
+    if replica is None or idle is None or not used:
         return None
+    # What this monitor takes is free again when it has gone.
+    idle += snapshot.cost.monitor_cpu or 0.0
+    usable = snapshot.host.usable_cores if snapshot.host is not None else None
+    if usable is not None:
+        idle = min(idle, max(0.0, usable - used))
     # A request costs as much CPU as now, however many replicas there are.
     shortest = used / (used + idle)
     if replica.likely >= shortest:

@@ -36,6 +36,7 @@ AT_ONCE_NS = 500_000
 LEARNT_FROM = 128
 
 _ident = _thread.get_ident
+coarse_ns = time.clock_gettime_ns
 
 
 class Loop:
@@ -46,20 +47,29 @@ class Loop:
     request, but right on average. From it is learnt for which part of such a time requests usually wait.
 
     All moments are in nanoseconds.
+    A request also comes after the answer to the one before it on its connection.
+
     took        when it took up the last request, `since` when it did so before the last handler ran
-    ran         when a handler last gave an answer
+    ran         when a handler last gave an answer; `answers` by connection (the number of its descriptor)
     waited, held    what the last requests waited by the kernel's ticks, of the times in which they could have come
     """
 
-    __slots__ = ("at_once", "held", "ran", "since", "tick_ns", "took", "waited")
+    __slots__ = ("answers", "at_once", "held", "ran", "since", "tick_ns", "took", "waited")
 
     def __init__(self, tick_ns: int) -> None:
         self.tick_ns = tick_ns
         self.took = self.since = self.ran = 0
+        self.answers: dict[int, int] = {}
         self.at_once = False
         self.waited = self.held = 0.0
 
-    def arrival(self, now: int, ticks_ns: int, phase: int) -> int:
+    def answered(self, now: int, connection: int) -> None:
+        """Note that a handler has given its answer."""
+        self.ran = now
+        if connection >= 0:
+            self.answers[connection] = now
+
+    def arrival(self, now: int, ticks_ns: int, phase: int, connection: int = -1) -> int:
         """Return when a request arrived that is taken up now.
 
         The kernel has counted `ticks_ns` of whole ticks since then, the last of which was `phase` ago.
@@ -68,7 +78,7 @@ class Loop:
             # A handler ran since the last one was taken up; else both were there when the loop looked.
             self.since, self.at_once = self.took, now - self.ran < AT_ONCE_NS
         self.took = now
-        held = now - self.since
+        held = now - max(self.since, self.answers.get(connection, 0))
         if not self.at_once or not self.since or ticks_ns > held + self.tick_ns:
             # One tick may have passed at once.
             return now - ticks_ns if ticks_ns > self.tick_ns else now
@@ -115,7 +125,9 @@ class Http(Server):
             journal.computed = self.requests.computed
         now, ticks_ns = now_ns(), ticks_since(socket)
         if loop is not None:
-            request = Request(loop.arrival(now, ticks_ns, now - time.clock_gettime_ns(CLOCK_MONOTONIC_COARSE)))
+            connection = descriptor(socket)
+            request = Request(loop.arrival(now, ticks_ns, now - coarse_ns(CLOCK_MONOTONIC_COARSE), connection))
+            request.connection = connection
         else:
             # One tick may have passed at once.
             request = Request(now - ticks_ns if ticks_ns > self.loop.tick_ns else now)
@@ -145,6 +157,15 @@ def ticks_since(socket: Any) -> int:
         return 0
     waited: int = ago * MILLISECOND
     return waited if waited < LONGEST_WAIT_NS else 0
+
+
+def descriptor(socket: Any) -> int:
+    """Return the number of a socket's descriptor, -1 where it has none."""
+    try:
+        number: int = socket.fileno()
+        return number
+    except (AttributeError, OSError):
+        return -1
 
 
 def wrap_run_asgi(original: Callable[..., Any], http: Http) -> Callable[..., Any]:
@@ -191,8 +212,9 @@ def wrap_send(original: Callable[..., Any], http: Http) -> Callable[..., Any]:
             return await original(self, message)
         finally:
             # What the application does after its answer holds nobody up.
-            http.loop.ran = now = now_ns()
+            now = now_ns()
             http.end(request, now)
+            http.loop.answered(now, request.connection)
 
     return send
 

@@ -42,6 +42,7 @@ class Request:
     model_began, model_ended    the model's part, from its first call to the end of its last one
     first           when its first token was there
     chunks          parts of the answer that went out, `first_chunk` when the first did
+    connection      the number of its socket's descriptor where an event loop has taken it up, else -1
     tokens, prompt_tokens, preempted    counts, -1 where not known
     """
 
@@ -49,6 +50,7 @@ class Request:
         "arrived",
         "began",
         "chunks",
+        "connection",
         "ended",
         "first",
         "first_chunk",
@@ -64,6 +66,7 @@ class Request:
         self.arrived = arrived
         self.began = self.submitted = self.model_began = self.model_ended = self.ended = 0
         self.first = self.first_chunk = self.chunks = 0
+        self.connection = -1
         self.tokens = self.prompt_tokens = self.preempted = NOT_MEASURED
 
     def parts(self, end: int) -> tuple[int, int, int, int]:
