@@ -201,7 +201,7 @@ class GrowthSites(msgspec.Struct, frozen=True, kw_only=True, tag="growth"):
 class Cost(msgspec.Struct, frozen=True, kw_only=True):
     """What watching costs: CPU of aitop and its children in cores, hook time per step, share of the step.
 
-    `seldom`: no core of the machine was idle lately, so aitop looked less often.
+    `seldom`: no core of the machine is idle at this moment, so aitop looks less often.
     """
 
     monitor_cpu: float | None = None

@@ -67,9 +67,9 @@ def test_steps_are_summed_over_the_window():
 
 
 @pytest.mark.parametrize(
-    ("told", "seldom"), [((None, None), None), ((None, False), False), ((True, False), True), ((False, True), True)]
+    ("told", "seldom"), [((None, None), None), ((None, False), False), ((True, False), False), ((False, True), True)]
 )
-def test_a_snapshot_says_that_aitop_looked_less_often_at_any_of_its_ticks(told, seldom):
+def test_a_snapshot_says_whether_aitop_looks_less_often_by_its_newest_tick(told, seldom):
     snapshots = play([Tick(time=1.0 + index, wall=1e9, seldom=each) for index, each in enumerate(told)])
     assert snapshots[-1].cost.seldom is seldom
 

@@ -234,14 +234,8 @@ def _cost(history: History, hook: HookHistory | None, steps: Steps | None) -> Co
         monitor_cpu=_recent_cpu(history.ticks),
         hook_us_per_step=cost_us,
         target_slowdown=cost_us / 1e6 / mean if cost_us is not None and mean else None,
-        seldom=_any([tick.seldom for tick in history.ticks]),
+        seldom=history.ticks[-1].seldom if history.ticks else None,
     )
-
-
-def _any(answers: Sequence[bool | None]) -> bool | None:
-    """Whether one of them is true; None where none is known."""
-    known = [answer for answer in answers if answer is not None]
-    return any(known) if known else None
 
 
 def _recent_cpu(ticks: Sequence[Tick]) -> float | None:
