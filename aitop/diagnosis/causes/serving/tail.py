@@ -34,8 +34,8 @@ MOST_REQUESTS = 1000
 LEAST_RATIO = 2.0
 # A cause that explains less than this part of the extra time is not what makes a tail.
 ENTER, LEAVE = 0.3, 0.2
-# A line that comes in bursts is seen in fewer windows of stacks than as many samples in even time would be: in less than
-# this part of them, and in so few that by chance it happens once in a thousand times.
+# A line that comes in bursts is seen in fewer windows of stacks than as many samples in even time would be: in less
+# than this part of them, and in so few that by chance it happens once in a thousand times.
 BURSTY, BY_CHANCE = 0.7, 0.001
 # What handlers do is the tail's if more than this part of its time passes in requests that take long by it.
 MOSTLY = 0.5
