@@ -9,6 +9,7 @@ import pytest
 from snapshot_builder import line, snapshot, step, steps
 from stack_maker import stack, window
 
+from aitop.diagnosis.causes import host
 from aitop.model.phases import APART, MEASURED, TIMED_ALONE, MeasuredPhase, Phase
 from aitop.model.snapshot import Phases
 from aitop.model.steps import StepRecord
@@ -104,6 +105,15 @@ def test_the_ledger_leaves_its_samples_alone_where_nothing_times_it(clip):
     lines = [line("main", 0.6, phase="forward", activity="native"), line("main", 0.4, phase="clip", activity="native")]
     seen = snapshot(steps(seconds=0.1, forward=0.06), lines=lines)
     assert sum(entry.share for entry in seen.ledgers[0].entries if entry.phase == "clip") == pytest.approx(0.4)
+
+
+def test_where_no_cause_asks_for_it_its_line_is_named(clip):
+    lines = [
+        line("main", 0.6, phase="forward", activity="native", number=12),
+        line("main", 0.4, phase="clip", activity="native", work="tensor", number=14),
+    ]
+    verdict = host.judge(snapshot(steps(seconds=0.1, forward=0.06, others={"clip": 0.04}), lines=lines)).verdict
+    assert (verdict.where[0].line, verdict.share) == (14, pytest.approx(0.4))
 
 
 def test_the_step_pane_draws_it_in_its_hue(clip):
