@@ -236,7 +236,9 @@ def _step(steps: Steps | None) -> ReportStep:
 
 def _phases(phases: Phases) -> dict[str, float | None]:
     """The share of every phase that can be measured, None where it was not. They add up to 1."""
-    return {**dict.fromkeys(phase.key for phase in TIMED_ALONE.values()), **phases.shares()}
+    shares = phases.shares()
+    outside = shares.pop("outside")
+    return {**shares, **{phase.key: shares.get(phase.key) for phase in TIMED_ALONE.values()}, "outside": outside}
 
 
 def _serving(serving: Serving) -> ReportServing:
