@@ -14,6 +14,7 @@ import msgspec
 
 from aitop.model.host import Role
 from aitop.model.ledger import Activity, Position
+from aitop.model.phases import TIMED_ALONE
 from aitop.model.snapshot import HotLine, Phases, ProcessStacks, Series, Stacks, ThreadShare, ThreadTree
 from aitop.model.stacks import Flow, Frame, Look, StackCount, StackWindow
 from aitop.stacks.activity import Parts, looks_of, parts_of_groups
@@ -353,6 +354,7 @@ def _phases(stacks: Mapping[Seen, int], steps: Steps) -> Phases:
         optimizer=counts["optimizer"] / samples,
         communication=communication,
         outside=sum(count for phase, count in counts.items() if phase not in INSIDE) / samples,
+        others={phase.key: counts[phase.key] / samples for phase in TIMED_ALONE.values() if counts[phase.key]},
     )
 
 

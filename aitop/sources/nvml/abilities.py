@@ -7,7 +7,8 @@ from typing import Literal
 
 import pynvml
 
-from aitop.sources.nvml import library, plausible
+from aitop.sources import plausible
+from aitop.sources.nvml import library
 from aitop.sources.nvml.device import read_slices
 from aitop.sources.nvml.gate import SYSTEM, DeviceLostError, Gate, Handle
 
