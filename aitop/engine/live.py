@@ -9,7 +9,6 @@ import resource
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -60,8 +59,7 @@ LAST_TICKS = 2
 FIRST_TICKS = (0.1, 0.4, 0.8)
 
 
-@dataclass(frozen=True)
-class Options:
+class Options(msgspec.Struct, frozen=True):
     """What to use and how often to tick (seconds). `passive` never touches the target: no hook, stacks or metrics."""
 
     passive: bool = False
