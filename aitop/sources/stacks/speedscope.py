@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from dataclasses import dataclass
 
 import msgspec
 
@@ -24,8 +23,7 @@ class RawFrame(msgspec.Struct, frozen=True):
     line: int | None = None
 
 
-@dataclass(frozen=True)
-class ThreadSamples:
+class ThreadSamples(msgspec.Struct, frozen=True):
     """Samples of one thread: stacks (indices of frames, the outermost first) and how often each was seen.
 
     `id` is py-spy's: since Python 3.11 the kernel's, in the process's own pid namespace.

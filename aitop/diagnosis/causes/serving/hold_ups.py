@@ -7,9 +7,11 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Literal
+
+import msgspec
+from msgspec.structs import replace
 
 from aitop.diagnosis.evidence import HANDED_WAITS, HOST, lead_ledger
 from aitop.diagnosis.series import values_since
@@ -37,8 +39,7 @@ LEAST_FIT = 0.5
 ROUNDING = 1e-9
 
 
-@dataclass(frozen=True)
-class HoldUp:
+class HoldUp(msgspec.Struct, frozen=True):
     """From `begin` to `until` (monotonic) this part (`weight`, 0..1) of the time was lost.
 
     `tokens` are those of a long prompt. `owner` is the request whose handling it was: others lose no more to it than
@@ -240,8 +241,7 @@ class Timeline:
         return {kind: lost for kind, lost in seconds.items() if lost > 0.0}
 
 
-@dataclass(frozen=True)
-class Tail:
+class Tail(msgspec.Struct, frozen=True):
     """The slowest requests against the usual one. `usual` and `slowest` are the seconds that the median request takes,
     and the `slow` ones on average; `extra` is how much longer these took together. `kinds` are the parts (0..1) of
     that which each kind explains, the largest first, `size` and `queue` apart from them. `at_most` has the parts that

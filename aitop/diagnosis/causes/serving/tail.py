@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+
+import msgspec
 
 from aitop.diagnosis.causes.serving.hold_ups import (
     BY_COUNTERS,
@@ -57,8 +58,7 @@ WHAT: dict[Kind, str] = {
 }
 
 
-@dataclass(frozen=True)
-class Burst:
+class Burst(msgspec.Struct, frozen=True):
     """Lines that hold requests up now and then, known from stack samples. `seconds` of the window they took."""
 
     kind: Kind
