@@ -159,6 +159,27 @@ def stored(entry: Entry) -> bool:
     return entry.activity in STORAGE_WAITS or entry.work in STORAGE_WORK
 
 
+def computes(entry: Entry) -> bool:
+    """Whether an entry computes with arrays, as far as can be told: in a library for them, or in a native call that
+    leaves no frame of a library's.
+
+    What waits below a call of such a library waits for the library's own threads or its device.
+    """
+    if entry.work == "tensor":
+        return entry.does in (*HANDED_WAITS, "native", "wait-device", "sleep")
+    return entry.work is None and entry.does == "native"
+
+
+def by_hand(entry: Entry) -> bool:
+    """Whether an entry computes between the model's call and its update: the loss, or a model that is no module."""
+    return entry.phase == "host" and entry.position == "within" and computes(entry)
+
+
+def stepping(snapshot: Snapshot) -> bool:
+    """Whether anything of a step or of a model was seen: else nothing tells the work from what holds it up."""
+    return bool(records(snapshot)) or snapshot.kind != "unknown"
+
+
 def storage_lines(entries: Iterable[Entry]) -> Lines:
     """The entries of lines that wait for storage or a service for a good part of their time, or work for them.
 

@@ -6,8 +6,9 @@ from typing import Literal
 
 import msgspec
 
-# What a thread that is not running waits in, told by the system call it is in and by the file it uses there.
-WaitKind = Literal["lock", "disk", "network", "queue", "child", "device", "sleep", "other"]
+# What a thread that is not running waits in, told by the system call it is in and by the file it uses there. "native":
+# for a lock, while threads that a library of its process has of its own are at work, and no other thread of Python's.
+WaitKind = Literal["lock", "native", "disk", "network", "queue", "child", "device", "sleep", "other"]
 
 
 class Frame(msgspec.Struct, frozen=True):
@@ -79,6 +80,12 @@ class ThreadState(msgspec.Struct, frozen=True, kw_only=True):
     def on_core(self) -> float:
         """The share (0..1) of the time in which it was on or for a core."""
         return self.running / self.asked if self.counted is None else self.counted
+
+    @property
+    def at_work(self) -> float:
+        """The same with the time in which a library's threads computed for it."""
+        waits = sum(self.waits.values())
+        return self.on_core + (1.0 - self.on_core) * (self.waits.get("native", 0) / waits if waits else 0.0)
 
 
 class Statement(msgspec.Struct, frozen=True, kw_only=True):

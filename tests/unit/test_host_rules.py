@@ -281,11 +281,34 @@ def test_a_program_that_stands_on_one_line_gets_an_answer_with_that_line(activit
     assert rests or verdicts[0].where[0].line == 12
 
 
-def test_computing_in_a_program_without_steps_is_said_and_not_called_a_loss():
-    seen = snapshot(phases=OUTSIDE, lines=[line("fit", 1.0, activity="native", number=12)], kind="unknown")
-    verdict = fired(host_bound.judge(seen))
-    assert (verdict.severity, verdict.speedup) == ("info", None)
+@pytest.mark.parametrize(
+    ("activity", "work"), [("native", None), ("native", "tensor"), ("wait-lock", "tensor"), ("sleep", "tensor")]
+)
+def test_computing_in_a_program_without_steps_is_said_and_not_called_a_loss(activity, work):
+    """A library for arrays that waits below the user's line waits for its own threads."""
+    seen = snapshot(phases=OUTSIDE, lines=[line("fit", 1.0, activity=activity, work=work, number=12)], kind="unknown")
+    [verdict] = shown(seen)
+    assert (verdict.id, verdict.severity, verdict.speedup) == ("compute-bound", "info", None)
+    assert verdict.where[0].line == 12
     assert verdict.confidence <= 0.5 and "no phase of a training step" in verdict.evidence[-1]
+
+
+@pytest.mark.parametrize("activity", ["python", "wait-lock", "wait-queue", "wait", "wait-device", "compile"])
+def test_nothing_shows_that_python_or_a_wait_for_ones_own_could_be_left_out(activity):
+    seen = snapshot(phases=OUTSIDE, lines=[line("run", 1.0, activity=activity, number=12)], kind="unknown")
+    [verdict] = shown(seen)
+    assert (verdict.id, verdict.severity, verdict.speedup) == ("host-bound", "info", None)
+    assert verdict.where[0].line == 12 and not any(fix.speedup for fix in verdict.fixes)
+
+
+def test_a_model_by_hand_in_large_operations_is_no_host_code():
+    """Nothing tells a product of two weights from a loss where no module is called: both compute for the step."""
+    lines = [
+        line("net", 0.4, number=12, position="within", activity="native"),
+        line("main", 0.55, phase="backward", activity="native", number=5),
+    ]
+    [verdict] = shown(snapshot(steps(seconds=0.1, backward=0.055), lines=lines))
+    assert (verdict.id, verdict.severity) == ("compute-bound", "info") and verdict.share > 0.9
 
 
 def test_a_wait_in_a_program_without_steps_is_a_loss():
