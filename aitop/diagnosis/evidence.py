@@ -170,9 +170,13 @@ def computes(entry: Entry) -> bool:
     return entry.work is None and entry.does == "native"
 
 
-def by_hand(entry: Entry) -> bool:
-    """Whether an entry computes between the model's call and its update: the loss, or a model that is no module."""
-    return entry.phase == "host" and entry.position == "within" and computes(entry)
+def by_hand(snapshot: Snapshot) -> Callable[[Entry], bool]:
+    """Tells whether an entry computes for a step outside of modules and optimizers: between the model's call and its
+    update that is the loss, or a model that is no module; in training without an optimizer the update comes after it.
+    """
+    optimizer = snapshot.steps.phases.optimizer if snapshot.steps else None
+    places = ("within", "after") if snapshot.kind == "training" and not optimizer else ("within",)
+    return lambda entry: entry.phase == "host" and entry.position in places and computes(entry)
 
 
 def stepping(snapshot: Snapshot) -> bool:

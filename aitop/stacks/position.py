@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from aitop.model.ledger import Position
 from aitop.model.stacks import Flow, Frame
 from aitop.stacks.dataflow import ModelCalls, innermost
-from aitop.stacks.libraries import Phase
+from aitop.stacks.libraries import Phase, meaning
 from aitop.stacks.reading import Seen
 
 Function = tuple[str, str]
@@ -110,7 +110,7 @@ class Steps:
             calls = self._calls_in(users[index])
             if calls is not None and calls.feeds(users[index].line):
                 return "before"
-            place = self._place(anchors, users[index].line, inner=index < len(users) - 1)
+            place = self._place(anchors, users[index].line, inner=_calls_next(stack, index))
             if place == "after" and not anchors.of("backward", "optimizer") and self.trains:
                 # This function calls the model but does not update it: its callers tell whether the update is to come.
                 return self._outer_place(users[:index]) or place
@@ -198,3 +198,13 @@ class Steps:
         return frozenset(
             function for function, count in evaluating.items() if training.get(function, 0) < _LEAST_OF_PHASE * count
         )
+
+
+def _calls_next(stack: Seen, index: int) -> bool:
+    """Whether the stage of this index calls the next one. What a library for arrays calls (a function that it is to
+    differentiate, say) is a part of that library's call.
+    """
+    if index + 1 >= len(stack.stages):
+        return False
+    (first, _), (last, _) = stack.stages[index : index + 2]
+    return not any(meaning(frame.file, frame.function).work == "tensor" for frame in stack.frames[first + 1 : last])

@@ -311,6 +311,25 @@ def test_a_model_by_hand_in_large_operations_is_no_host_code():
     assert (verdict.id, verdict.severity) == ("compute-bound", "info") and verdict.share > 0.9
 
 
+@pytest.mark.parametrize(("optimizer", "said"), [(0.0, "compute-bound"), (0.01, "host-bound")])
+def test_without_an_optimizer_what_computes_after_the_gradients_is_the_update(optimizer, said):
+    lines = [
+        line("main", 0.3, number=20, position="after", activity="native"),
+        line("main", 0.6, phase="backward", activity="native", number=15),
+    ]
+    records = steps(seconds=0.1, backward=0.06, optimizer=optimizer)
+    assert [verdict.id for verdict in shown(snapshot(records, lines=lines))] == [said]
+
+
+@pytest.mark.parametrize(("activity", "severity"), [("native", "info"), ("python", "critical")])
+def test_threads_that_compute_for_a_program_without_steps_are_not_its_loss(activity, severity):
+    waits = line("main", 0.8, number=60, activity="wait-queue")
+    adds = line("main", 0.2, number=61, activity="native")
+    seen = snapshot(phases=OUTSIDE, lines=[waits, adds, of_thread("crunch", 0.9, activity=activity)], kind="unknown")
+    verdict = fired(input_bound.judge(seen))
+    assert (verdict.where[0].function, verdict.severity) == ("crunch", severity)
+
+
 def test_a_wait_in_a_program_without_steps_is_a_loss():
     seen = snapshot(phases=OUTSIDE, lines=[line("poll", 1.0, activity="sleep", number=12)], kind="unknown")
     verdict = fired(host_bound.judge(seen))
@@ -323,7 +342,7 @@ def test_what_nobody_explains_is_told_with_its_next_lines():
         line("note", 0.2, number=30, position="after", activity="sleep"),
         line("main", 0.3, phase="forward", activity="native", number=5),
     ]
-    finding = host_bound.judge(snapshot(steps(seconds=0.1, forward=0.03), lines=lines))
+    finding = host_bound.judge(snapshot(steps(seconds=0.1, forward=0.02, optimizer=0.01), lines=lines))
     verdict = fired(finding)
     assert [place.line for place in verdict.where] == [12, 30] and verdict.severity == "critical"
     assert "then train.py:30" in verdict.evidence[1]

@@ -54,6 +54,13 @@ def test_a_line_stands_where_its_function_has_it(line, expected, below):
     assert position(LOOP, at(line, *below)) == expected
 
 
+@pytest.mark.parametrize(("below", "expected"), [((), "before"), (("torch/_functorch/apis.py wrapped",), "within")])
+def test_a_function_that_a_library_for_arrays_calls_is_a_part_of_its_call(below, expected):
+    """Gradients by torch.func: the loss is called by the same call as its gradients, and makes no argument for it."""
+    gradients = [(at(14, "torch/_functorch/eager_transforms.py wrapper", "torch/autograd/__init__.py grad"), 50)]
+    assert position(gradients, at(14, *below, "user/loss.py:3 loss")) == expected
+
+
 LOSS = "torch/nn/functional.py smooth_l1_loss"
 
 

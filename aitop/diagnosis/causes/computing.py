@@ -49,7 +49,7 @@ def compute_bound(snapshot: Snapshot) -> Explanation | None:
             name: max(share, sum(entry.share for entry in lines.entries if entry.phase == name))
             for name, share in known.items()
         }
-        written = main_lines(snapshot, by_hand).share
+        written = main_lines(snapshot, by_hand(snapshot)).share
         if written and any(known.values()):
             known["between them"] = written
     if not known:

@@ -10,6 +10,7 @@ from aitop.diagnosis.evidence import (
     MIN_SAMPLES,
     RUNNING,
     Lines,
+    by_hand,
     computes,
     each_unit,
     main_lines,
@@ -57,14 +58,14 @@ def judge(snapshot: Snapshot) -> Explanation | str | None:
     """What is left of the host's time when every other cause has claimed its own."""
     if samples_of(snapshot) < MIN_SAMPLES:
         return around_model(snapshot) or f"{MIN_SAMPLES} stack samples are needed"
-    serving, steps_seen = serves(snapshot), stepping(snapshot)
+    serving, steps_seen, of_step = serves(snapshot), stepping(snapshot), by_hand(snapshot)
     lines = main_lines(
         snapshot,
         lambda entry: (
             entry.phase in (*HOST, "environment")
             and entry.where is not None
             # Array operations between the model's call and its update are the loss.
-            and not (entry.position == "within" and (entry.work == "tensor" or computes(entry)))
+            and not (of_step(entry) or (entry.position == "within" and entry.work == "tensor"))
             # Where no step was seen they may be all that the program is there for: see compute-bound.
             and (steps_seen or not computes(entry))
             and not (serving and takes_request(entry))
