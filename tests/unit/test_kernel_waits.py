@@ -291,6 +291,18 @@ def test_who_waits_for_a_lock_while_only_native_threads_work_waits_for_these(
     assert pooled(thread, python=python, native=native).waits == {kind: 1}
 
 
+def test_without_the_kernels_ids_no_thread_is_taken_for_a_native_one(thread: Thread) -> None:
+    """Before Python 3.11 py-spy knows threads by other numbers: the one that runs may be Python's."""
+    thread(PID, line(202))
+    thread(PID + 1, b"running\n")
+    kernel = KernelWaits("x86_64")
+    kernel.begin([PID])
+    kernel.look()
+    kernel.end()
+    [main] = kernel.states({PID: {"140512345": "worker"}})
+    assert main.waits == {"lock": 1}
+
+
 def test_the_busiest_native_threads_are_looked_at(thread: Thread) -> None:
     thread(PID, line(202))
     for number in range(PID + 1, PID + 30):

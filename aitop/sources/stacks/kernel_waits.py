@@ -335,7 +335,8 @@ class KernelWaits:
         self._first: int | None = None
         self._known: frozenset[str] | None = None
         self._last: dict[int, tuple[int, float]] = {}
-        # Seconds that its threads had run until the last window.
+        # The ids that its threads may go by, and the seconds that they had run, at the begin of the last window.
+        self._there: frozenset[str] = frozenset()
         self._ran: dict[int, float] = {}
         self._boxed = False
 
@@ -406,7 +407,7 @@ class KernelWaits:
         """What was seen since `begin`. `names` has by pid, then by py-spy's id, the names of all but main threads."""
         if self._first is not None and self._first in names:
             self._known = frozenset(names[self._first])
-        native = sum(count for at_work, count in self._beside.items() if at_work and not any(map(self._knows, at_work)))
+        native = self._waits_for_native()
         alike: dict[tuple[int, str, bool], list[_Thread]] = {}
         for thread in self._threads:
             main = thread.number == thread.pid
@@ -418,8 +419,18 @@ class KernelWaits:
                 self._last[thread.number] = self._window, thread.seen["running"] / thread.seen.total()
             alike.setdefault((thread.pid, name, main), []).append(thread)
         return tuple(
-            _state(*key, threads, native if key[::2] == (self._first, True) else 0) for key, threads in alike.items()
+            _state(pid, name, main, threads, native if main and pid == self._first else 0)
+            for (pid, name, main), threads in alike.items()
         )
+
+    def _waits_for_native(self) -> int:
+        """In how many looks the main thread of the first process waited for a lock beside native threads alone.
+
+        0 where a thread of Python's cannot be told from them: before Python 3.11 py-spy has ids that the kernel has not.
+        """
+        if self._known is None or not self._known <= self._there:
+            return 0
+        return sum(count for at_work, count in self._beside.items() if at_work and not any(map(self._knows, at_work)))
 
     def _knows(self, number: int) -> bool:
         """Whether py-spy has seen the interpreter run this thread of the first process."""
@@ -430,10 +441,11 @@ class KernelWaits:
 
         Before it has seen any these may be others, which `states` tells apart.
         """
-        numbers = [n for n in procfs.numbered(f"{procfs.PROC}/{self._first}/task") if n != self._first]
+        numbers = [n for n in procfs.numbered(f"{procfs.PROC}/{self._first}/task") if n != self._first][-MOST_COUNTED:]
+        self._there = frozenset(name for number in numbers for name in self._ids(number))
         watched = {thread.number for thread in self._threads}
         ran: dict[int, float] = {}
-        for number in numbers[-MOST_COUNTED:]:
+        for number in numbers:
             if number not in watched and not self._knows(number):
                 times = procfs.parse_schedstat(procfs.read(f"{procfs.PROC}/{self._first}/task/{number}/schedstat"))
                 ran[number] = times[0] if times is not None else 0.0
