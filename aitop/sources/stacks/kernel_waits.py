@@ -426,7 +426,7 @@ class KernelWaits:
     def _waits_for_native(self) -> int:
         """In how many looks the main thread of the first process waited for a lock beside native threads alone.
 
-        0 where a thread of Python's cannot be told from them: before Python 3.11 py-spy has ids that the kernel has not.
+        0 where Python's threads cannot be told from them: before Python 3.11 py-spy has no ids of the kernel's.
         """
         if self._known is None or not self._known <= self._there:
             return 0
