@@ -1,6 +1,9 @@
 """What a thread waits in, from the text of the kernel's files."""
 
 import os
+import subprocess
+import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -259,9 +262,12 @@ def test_looks_are_summed_by_the_names_of_the_threads(thread: Thread) -> None:
     }
 
 
-def pooled(thread: Thread, *, python: bytes, native: bytes) -> ThreadState:
+LIMIT = 0x7F01
+
+
+def pooled(thread: Thread, limit: int, *, python: bytes, native: bytes) -> ThreadState:
     """What is said of a main thread that waits for a lock; one other thread is Python's."""
-    thread(PID, line(202, 0x7F00))
+    thread(PID, line(202, 0x7F00, 0x89, 0, limit))
     thread(PID + 1, python)
     for number in (PID + 2, PID + 3):
         folder = thread(number, native if number == PID + 2 else line(202))
@@ -276,19 +282,43 @@ def pooled(thread: Thread, *, python: bytes, native: bytes) -> ThreadState:
 
 
 @pytest.mark.parametrize(
-    ("python", "native", "kind"),
+    ("limit", "python", "native", "kind"),
     [
-        (line(202), b"running\n", "native"),
-        (line(202), line(202), "lock"),
-        # It may be the interpreter's lock, which that thread holds.
-        (b"running\n", b"running\n", "lock"),
-        (b"running\n", line(202), "lock"),
+        (0, line(202), b"running\n", "native"),
+        (LIMIT, line(202), b"running\n", "native"),
+        (0, line(202), line(202), "lock"),
+        (0, b"running\n", b"running\n", "native"),
+        (0, b"running\n", line(202), "lock"),
+        # With a time limit it may be the interpreter's lock, which that thread holds.
+        (LIMIT, b"running\n", b"running\n", "lock"),
+        (LIMIT, b"running\n", line(202), "lock"),
     ],
 )
-def test_who_waits_for_a_lock_while_only_native_threads_work_waits_for_these(
-    thread: Thread, python: bytes, native: bytes, kind: WaitKind
+def test_who_waits_for_a_lock_while_native_threads_work_waits_for_these(
+    thread: Thread, limit: int, python: bytes, native: bytes, kind: WaitKind
 ) -> None:
-    assert pooled(thread, python=python, native=native).waits == {kind: 1}
+    assert pooled(thread, limit, python=python, native=native).waits == {kind: 1}
+
+
+@pytest.mark.skipif(os.uname().machine not in ("x86_64", "aarch64"), reason="numbers of system calls are not known")
+def test_python_waits_for_its_interpreters_lock_with_a_time_limit() -> None:
+    """What tells that lock from all others: as this Python does it."""
+    code = (
+        "import threading\ndef burn():\n    while True: pass\nthreading.Thread(target=burn).start()\nprint(1)\nburn()"
+    )
+    with subprocess.Popen([sys.executable, "-uc", code], stdout=subprocess.PIPE) as child:
+        try:
+            assert child.stdout is not None and child.stdout.readline()
+            calls = []
+            ends = time.monotonic() + 20.0
+            while len(calls) < 5 and time.monotonic() < ends:
+                time.sleep(0.01)
+                call = parse_call(Path(f"/proc/{child.pid}/task/{child.pid}/syscall").read_bytes())
+                if call is not None and call.number == kernel_waits._FUTEX[os.uname().machine]:
+                    calls.append(call)
+        finally:
+            child.kill()
+    assert len(calls) == 5 and all(call.arguments[3] for call in calls)
 
 
 def test_without_the_kernels_ids_no_thread_is_taken_for_a_native_one(thread: Thread) -> None:

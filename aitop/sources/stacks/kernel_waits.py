@@ -6,7 +6,8 @@ state and the kernel function (`wchan`) must do. Reading them stops nothing, and
 beyond them.
 
 A lock alone does not say who is to let go of it. Where the main thread waits for one while a thread of its process that
-Python does not know is at work, and none that Python knows, it waits for a library's threads to compute ("native").
+Python does not know is at work, it waits for a library's threads to compute ("native"). It may be the interpreter's lock
+all the same where it waits with a time limit, as Python does, and another thread of Python's is at work.
 """
 
 from __future__ import annotations
@@ -76,6 +77,7 @@ _CALLS: dict[_Rule, str] = {
     "epoll": "epoll_wait 232 -, epoll_pwait 281 22, epoll_pwait2 441 441",
 }
 _EPOLL_PWAIT2 = 441
+_FUTEX = {"x86_64": 202, "aarch64": 98}
 
 # Where no call is known: how the name of the kernel function that a thread sleeps in begins.
 _CHANNELS: tuple[tuple[WaitKind, tuple[str, ...]], ...] = (
@@ -270,8 +272,9 @@ class _Thread:
     line: bytes = b"running\n"
     kind: _Seen = "running"
     seen: Counter[_Seen] = field(default_factory=Counter)
-    # What the newest look saw; None where that failed.
+    # What the newest look saw, and the line that said it; None where that failed.
     now: _Seen | None = None
+    text: bytes | None = None
     # When the kernel's count of its seconds on or for a core was read first, and what it was; None where it is not to
     # be read. `counted` is their share of the time until the last read.
     began: tuple[float, float] | None = None
@@ -322,13 +325,15 @@ class KernelWaits:
     """
 
     def __init__(self, machine: str | None = None) -> None:
-        self._rules = rules_of(machine or os.uname().machine)
+        machine = machine or os.uname().machine
+        self._rules = rules_of(machine)
+        self._futex = _FUTEX.get(machine)
         self._threads: list[_Thread] = []
         self._alive: list[_Thread] = []
         self._native: list[_Thread] = []
-        # By the other threads of the first process that ran at the same time, the looks in which its main thread waited
-        # for a lock.
-        self._beside: Counter[frozenset[int]] = Counter()
+        # The looks in which the main thread of the first process waited for a lock, by whether it did so without a time
+        # limit, and by the other threads of the process that ran at the same time.
+        self._beside: Counter[tuple[bool, frozenset[int]]] = Counter()
         self._window = 0
         # Of the first process: its pid, the ids that py-spy gave its threads, and by thread its last window and the
         # part of it that the thread ran.
@@ -370,15 +375,18 @@ class KernelWaits:
             self._native = self._looked_at(self._native)
             others = (*self._alive[1:], *self._native)
             at_work = [other.number for other in others if other.pid == main.pid and other.now == "running"]
-            self._beside[frozenset(at_work)] += 1
+            call = parse_call(main.text or b"")
+            endless = call is not None and call.number == self._futex and call.arguments[3:4] == (0,)
+            self._beside[endless, frozenset(at_work)] += 1
 
     def _looked_at(self, threads: Sequence[_Thread]) -> list[_Thread]:
         """Those of the threads that have not ended, each looked at once."""
         ended = set()
         for thread in threads:
-            thread.now = None
+            thread.now = thread.text = None
             try:
                 line = os.pread(thread.file, MOST_CHARACTERS, 0) if thread.file is not None else None
+                thread.text = line
                 thread.now = thread.kind if line == thread.line else self._kind_of(thread, line)
                 thread.seen[thread.now] += 1
             except PermissionError:
@@ -424,13 +432,18 @@ class KernelWaits:
         )
 
     def _waits_for_native(self) -> int:
-        """In how many looks the main thread of the first process waited for a lock beside native threads alone.
+        """In how many looks the main thread of the first process waited for native threads.
 
         0 where Python's threads cannot be told from them: before Python 3.11 py-spy has no ids of the kernel's.
         """
         if self._known is None or not self._known <= self._there:
             return 0
-        return sum(count for at_work, count in self._beside.items() if at_work and not any(map(self._knows, at_work)))
+        waits = 0
+        for (endless, at_work), count in self._beside.items():
+            of_python = sum(map(self._knows, at_work))
+            if of_python < len(at_work) and (endless or not of_python):
+                waits += count
+        return waits
 
     def _knows(self, number: int) -> bool:
         """Whether py-spy has seen the interpreter run this thread of the first process."""
