@@ -6,8 +6,8 @@ state and the kernel function (`wchan`) must do. Reading them stops nothing, and
 beyond them.
 
 A lock alone does not say who is to let go of it. Where the main thread waits for one while a thread of its process that
-Python does not know is at work, it waits for a library's threads to compute ("native"). It may be the lock of Python all
-the same where it waits with a time limit, as Python does for that, and another thread of Python's is at work.
+Python does not know is at work, it waits for a library's threads to compute ("native"). Where it waits with a limit of
+time and another thread of Python's is at work, it may be the interpreter's lock, for which Python waits with a limit.
 """
 
 from __future__ import annotations
