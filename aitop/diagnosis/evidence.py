@@ -33,6 +33,8 @@ STORAGE_WORK = frozenset({"file", "network", "database"})
 LEAST_STORED, LEAST_WAITED = 0.2, 0.015
 # A server that waits for requests for so much of its time is not held up by anything: they come too seldom.
 AT_LEISURE = 0.3
+# A line calls its operations one by one from Python if it holds the interpreter's lock for this part of its time.
+MOST_HELD = 0.25
 # What waits for others of the run's own, or for whoever hands it work.
 HANDED_WAITS: frozenset[Activity] = frozenset({"wait-queue", "wait-lock", "wait-child", "wait"})
 
@@ -168,6 +170,18 @@ def computes(entry: Entry) -> bool:
     if entry.work == "tensor":
         return entry.does in (*HANDED_WAITS, "native", "wait-device", "sleep")
     return entry.work is None and entry.does == "native"
+
+
+def large_operations(snapshot: Snapshot) -> Lines:
+    """What computes in large operations: a line that holds the interpreter's lock for longer calls small ones."""
+    whole: dict[tuple[str, int], float] = {}
+    held: dict[tuple[str, int], float] = {}
+    for entry in main_lines(snapshot, lambda entry: True).entries:
+        line = entry.file, entry.line
+        whole[line] = whole.get(line, 0.0) + entry.share
+        held[line] = held.get(line, 0.0) + (entry.share if entry.does == "python" else 0.0)
+    large = {line for line in whole if held[line] < MOST_HELD * whole[line]}
+    return main_lines(snapshot, lambda entry: computes(entry) and (entry.file, entry.line) in large)
 
 
 def by_hand(snapshot: Snapshot) -> Callable[[Entry], bool]:

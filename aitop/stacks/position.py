@@ -147,12 +147,13 @@ class Steps:
             return None
         first = min(forwards or updates)
         last = max(forwards | updates)
+        # Where the model is no module, what runs before the backward or is called on its line is taken to be the model.
+        ahead: Position = "before" if forwards or self._models else "within"
         if line < first:
-            # Where the model is no module, what runs before the backward is taken to be the model.
-            return "before" if forwards or self._models else "within"
+            return ahead
         if line == first:
             # A function called on the same line as the model mostly makes an argument for it.
-            return "before" if inner else "within"
+            return ahead if inner else "within"
         if line <= last:
             return "within"
         later = [number for number in anchors.of("data_wait") if number > last]

@@ -7,7 +7,7 @@ from aitop.diagnosis.device import device_busy, host_unproven, on_gpu, timed_on_
 from aitop.diagnosis.evidence import (
     NO_LINES,
     by_hand,
-    computes,
+    large_operations,
     main_lines,
     place_of,
     serves,
@@ -92,7 +92,7 @@ def compute_bound(snapshot: Snapshot) -> Explanation | None:
 
 def _without_steps(snapshot: Snapshot) -> Explanation | None:
     """Most of the time is native code that works with arrays, in a program of which no step is seen."""
-    lines = main_lines(snapshot, computes)
+    lines = large_operations(snapshot)
     busy = device_busy(snapshot)
     share = min(1.0, max(lines.share, busy or 0.0))
     if not lines.where:

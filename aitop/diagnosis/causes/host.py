@@ -11,8 +11,8 @@ from aitop.diagnosis.evidence import (
     RUNNING,
     Lines,
     by_hand,
-    computes,
     each_unit,
+    large_operations,
     main_lines,
     of_unit,
     place_of,
@@ -59,6 +59,8 @@ def judge(snapshot: Snapshot) -> Explanation | str | None:
     if samples_of(snapshot) < MIN_SAMPLES:
         return around_model(snapshot) or f"{MIN_SAMPLES} stack samples are needed"
     serving, steps_seen, of_step = serves(snapshot), stepping(snapshot), by_hand(snapshot)
+    # Where no step was seen, computing may be all that the program is there for: see compute-bound.
+    work = () if steps_seen else large_operations(snapshot).entries
     lines = main_lines(
         snapshot,
         lambda entry: (
@@ -66,8 +68,7 @@ def judge(snapshot: Snapshot) -> Explanation | str | None:
             and entry.where is not None
             # Array operations between the model's call and its update are the loss.
             and not (of_step(entry) or (entry.position == "within" and entry.work == "tensor"))
-            # Where no step was seen they may be all that the program is there for: see compute-bound.
-            and (steps_seen or not computes(entry))
+            and entry not in work
             and not (serving and takes_request(entry))
         ),
     )
