@@ -71,6 +71,16 @@ def test_a_thread_that_holds_the_lock(records):
     assert (verdict.where[0].line, "metrics" in verdict.title) == (50, True)
 
 
+def test_an_update_that_waits_for_the_lock_is_not_warned_of_as_well():
+    """Half of each step is the update, most of it a wait for the lock: no other update would end that."""
+    seen = threaded(held=0.8, ran=0.2)
+    facts = HookFacts(way="attach", python="3.11", torch="2", parameters=100_000, parameter_tensors=6)
+    records = steps_view(RANK, steps(seconds=0.001, forward=0.0002, backward=0.0003, optimizer=0.0005), 1000)
+    waits = changed(seen, steps=records, facts=facts)
+    assert level(optimizer.judge(waits)) > optimizer.judge.band.enter
+    assert [verdict.id for verdict in shown(waits) if verdict.severity != "info"] == ["gil-contention"]
+
+
 @pytest.mark.parametrize(("held", "ran", "share"), [(0.45, 0.2, 0.45), (0.2, 0.2, 0.2), (0.6, 0.9, 0.1)])
 def test_the_smaller_of_holding_and_waiting_counts(held, ran, share):
     assert fired(gil.judge(threaded(held, ran))).share == pytest.approx(share, abs=0.01)

@@ -26,7 +26,7 @@ def judge(snapshot: Snapshot) -> Explanation | None:
     if share is None or steps is None:
         return None
     lines = main_lines(snapshot, lambda entry: entry.phase == "optimizer")
-    if snapshot.ledgers:
+    if lines.entries:
         # What it waits in that another cause explains, as for the interpreter's lock, no other update would end.
         share = min(share, lines.share)
     facts, expected = snapshot.facts, None
