@@ -6,9 +6,9 @@ from typing import Literal
 
 import msgspec
 
-# What a thread that is not running waits in, told by the system call it is in and by the file it uses there. "native":
-# for a lock, while threads that a library of its process has of its own are at work, and no other thread of Python's.
-WaitKind = Literal["lock", "native", "disk", "network", "queue", "child", "device", "sleep", "other"]
+# What a thread that is not running waits in, told by the system call it is in and by the file it uses there. "gil" is
+# the interpreter's lock, "lock" any other; "native" is one for which it waits while threads of a library are at work.
+WaitKind = Literal["gil", "lock", "native", "disk", "network", "queue", "child", "device", "sleep", "other"]
 
 
 class Frame(msgspec.Struct, frozen=True):

@@ -22,6 +22,7 @@ Key = TypeVar("Key")
 _Kind = tuple[Phase, "Work | None"]
 
 _OF_KIND: dict[WaitKind, Activity] = {
+    "gil": "wait-gil",
     "lock": "wait-lock",
     # Where a library's own threads compute for a line, the line computes.
     "native": "native",
@@ -43,7 +44,7 @@ _KINDS_OF: dict[str, tuple[WaitKind, ...]] = {
     "sleep": ("sleep", "other"),
 }
 # Kinds of waiting that can happen on any line; the others need a call.
-_ANYWHERE: frozenset[WaitKind] = frozenset({"lock", "native", "device", "other"})
+_ANYWHERE: frozenset[WaitKind] = frozenset({"gil", "lock", "native", "device", "other"})
 # The weight of the mean of what is alike, in looks, beside the looks at one line.
 _PRIOR = 2.0
 # With fewer looks at a thread they are not used.

@@ -1,9 +1,6 @@
 """What a thread waits in, from the text of the kernel's files."""
 
 import os
-import subprocess
-import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -69,7 +66,19 @@ def proc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for number, text in EPOLLS.items():
         (folder / "fdinfo" / str(number)).write_text(text)
     (folder / "net" / "unix").write_bytes(UNIX)
+    (folder / "maps").write_bytes(MAPS)
     return tmp_path
+
+
+# libpython's code, its variables, and what its file does not hold of them; then another library's.
+MAPS = b"""\
+55d0a1b7d000-55d0a1c00000 rw-p 00000000 00:00 0                          [heap]
+7fcf22000000-7fcf22700000 r-xp 00000000 fe:00 31 /opt/lib/libpython3.11.so.1.0
+7fcf22740000-7fcf22760000 rw-p 00600000 fe:00 31 /opt/lib/libpython3.11.so.1.0
+7fcf22760000-7fcf22780000 rw-p 00000000 00:00 0
+7fcf22790000-7fcf227a0000 rw-p 00000000 00:00 0
+7fcf227b0000-7fcf227c0000 rw-p 00000000 fe:00 32 /opt/lib/libtorch_python.so
+"""
 
 
 def line(number: int, *arguments: int) -> bytes:
@@ -81,6 +90,8 @@ def line(number: int, *arguments: int) -> bytes:
 CALLS: list[tuple[str, bytes, bytes | None, WaitKind | None]] = [
     # what, on x86-64, on aarch64, wait
     ("a lock", line(202, 0x7F66A800, 393, 0), line(98, 0x7F66A800, 393, 0), "lock"),
+    ("the GIL", line(202, 0x7FCF2274E6F0, 137, 0, 0x7F00), line(98, 0x7FCF2274E6F0, 137, 0, 0x7F00), "gil"),
+    ("the GIL, beyond what the file holds", line(202, 0x7FCF22760010, 128), line(98, 0x7FCF22760010, 128), "gil"),
     ("a lock on a file", line(73, 3, 2), line(32, 3, 2), "lock"),
     ("time.sleep", line(230, 1, 1, 0x7FFE8), line(115, 1, 1, 0x7FFE8), "sleep"),
     ("fsync", line(74, 3), line(82, 3), "disk"),
@@ -262,12 +273,9 @@ def test_looks_are_summed_by_the_names_of_the_threads(thread: Thread) -> None:
     }
 
 
-LIMIT = 0x7F01
-
-
-def pooled(thread: Thread, limit: int, *, python: bytes, native: bytes) -> ThreadState:
+def pooled(thread: Thread, *, python: bytes, native: bytes) -> ThreadState:
     """What is said of a main thread that waits for a lock; one other thread is Python's."""
-    thread(PID, line(202, 0x7F00, 0x89, 0, limit))
+    thread(PID, line(202, 0x7F00))
     thread(PID + 1, python)
     for number in (PID + 2, PID + 3):
         folder = thread(number, native if number == PID + 2 else line(202))
@@ -282,43 +290,18 @@ def pooled(thread: Thread, limit: int, *, python: bytes, native: bytes) -> Threa
 
 
 @pytest.mark.parametrize(
-    ("limit", "python", "native", "kind"),
+    ("python", "native", "kind"),
     [
-        (0, line(202), b"running\n", "native"),
-        (LIMIT, line(202), b"running\n", "native"),
-        (0, line(202), line(202), "lock"),
-        (0, b"running\n", b"running\n", "native"),
-        (0, b"running\n", line(202), "lock"),
-        # With a time limit it may be the interpreter's lock, which that thread holds.
-        (LIMIT, b"running\n", b"running\n", "lock"),
-        (LIMIT, b"running\n", line(202), "lock"),
+        (line(202), b"running\n", "native"),
+        (b"running\n", b"running\n", "native"),
+        (b"running\n", line(202), "lock"),
+        (line(202), line(202), "lock"),
     ],
 )
 def test_who_waits_for_a_lock_while_native_threads_work_waits_for_these(
-    thread: Thread, limit: int, python: bytes, native: bytes, kind: WaitKind
+    thread: Thread, python: bytes, native: bytes, kind: WaitKind
 ) -> None:
-    assert pooled(thread, limit, python=python, native=native).waits == {kind: 1}
-
-
-@pytest.mark.skipif(os.uname().machine not in ("x86_64", "aarch64"), reason="numbers of system calls are not known")
-def test_python_waits_for_its_interpreters_lock_with_a_time_limit() -> None:
-    """What tells that lock from all others: as this Python does it."""
-    code = (
-        "import threading\ndef burn():\n    while True: pass\nthreading.Thread(target=burn).start()\nprint(1)\nburn()"
-    )
-    with subprocess.Popen([sys.executable, "-uc", code], stdout=subprocess.PIPE) as child:
-        try:
-            assert child.stdout is not None and child.stdout.readline()
-            calls = []
-            ends = time.monotonic() + 20.0
-            while len(calls) < 5 and time.monotonic() < ends:
-                time.sleep(0.01)
-                call = parse_call(Path(f"/proc/{child.pid}/task/{child.pid}/syscall").read_bytes())
-                if call is not None and call.number == kernel_waits._FUTEX[os.uname().machine]:
-                    calls.append(call)
-        finally:
-            child.kill()
-    assert len(calls) == 5 and all(call.arguments[3] for call in calls)
+    assert pooled(thread, python=python, native=native).waits == {kind: 1}
 
 
 def test_without_the_kernels_ids_no_thread_is_taken_for_a_native_one(thread: Thread) -> None:
@@ -434,3 +417,19 @@ def test_no_file_stays_open(thread: Thread) -> None:
     kernel.begin([PID])
     kernel.end()
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+@pytest.mark.parametrize(
+    ("path", "address", "static"),
+    [
+        ("/usr/bin/python3.11", 0x1000, True),
+        ("/usr/bin/python3.11", 0x2800, True),
+        ("/usr/bin/python3.11", 0x3800, False),
+        ("/opt/libpython3.13t.so.1.0 (deleted)", 0x1000, True),
+        ("/opt/libtorch_python.so", 0x1000, False),
+        ("/home/me/python3.11/train.so", 0x1000, False),
+    ],
+)
+def test_where_an_interpreter_has_its_variables(path: str, address: int, static: bool) -> None:
+    memory_map = f"1000-2000 rw-p 0 fe:00 9 {path}\n2000-3000 rw-p 0 00:00 0\n3800-4000 rw-p 0 00:00 0\n"
+    assert any(address in data for data in procfs.interpreter_data(memory_map.encode())) is static

@@ -22,12 +22,12 @@ from aitop.model.snapshot import ProcessStacks, Snapshot
 from aitop.model.units import percent
 from aitop.model.verdict import Where
 
-IDLE: frozenset[Activity] = frozenset({*HANDED_WAITS, "sleep", "wait-network"})
+IDLE: frozenset[Activity] = frozenset({*HANDED_WAITS, "wait-gil", "sleep", "wait-network"})
 
 
 @rule("gil-contention", 0.12, 0.07, scope=Scope(everywhere=True))
 def judge(snapshot: Snapshot) -> Explanation | str | None:
-    """Whether the main thread waits for a lock while other threads hold Python's: the smaller of the shares counts."""
+    """Whether the main thread waits for the GIL while other threads hold it: the smaller of the shares counts."""
     process = main_stacks(snapshot)
     front = full_front(snapshot, making=False)
     if front is not None:
@@ -37,7 +37,7 @@ def judge(snapshot: Snapshot) -> Explanation | str | None:
         return "GIL not sampled yet"
     others = sorted((one for one in own if one.thread != process.thread and one.gil), key=lambda one: -(one.gil or 0.0))
     held = min(1.0, sum(one.gil or 0.0 for one in others))
-    waiting = main_lines(snapshot, lambda entry: entry.activity == "wait-lock")
+    waiting = main_lines(snapshot, lambda entry: entry.activity == "wait-gil")
     # Threads that hold the lock where nobody wants it at that moment cost nothing.
     share = min(held, waiting.share, host_limit(snapshot), 0.97)
     if not others:
@@ -60,7 +60,7 @@ def judge(snapshot: Snapshot) -> Explanation | str | None:
         evidence=(
             f"other Python threads hold the GIL {percent(held)} of the time: "
             + ", ".join(f"{one.thread} {percent(one.gil)}" for one in others[:3]),
-            f"{_named(process)} waits for a lock {percent(waiting.share)} of the time",
+            f"{_named(process)} waits for it {percent(waiting.share)} of the time",
         ),
         fixes=(
             fix(f"move the work of {name}{place} into a process of its own (multiprocessing)", share),

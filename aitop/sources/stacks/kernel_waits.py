@@ -5,9 +5,8 @@ with which arguments; a descriptor among them says what it waits for. Where that
 state and the kernel function (`wchan`) must do. Reading them stops nothing, and nothing of the target is opened or read
 beyond them.
 
-A lock alone does not say who is to let go of it. Where the main thread waits for one while a thread of its process that
-Python does not know is at work, it waits for a library's threads to compute ("native"). Where it waits with a limit of
-time and another thread of Python's is at work, it may be the interpreter's lock, for which Python waits with a limit.
+A lock alone does not say who is to let go of it. Where the main thread waits for one, not the interpreter's, while a
+thread of its process is at work that Python does not know, it waits for a library's threads to compute ("native").
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ MOST_DESCRIPTORS = 512
 MOST_CHARACTERS = 300
 
 DescriptorType = Literal["file", "internet", "local", "pipe", "event", "timer", "process", "device", "epoll", "other"]
-_Rule = WaitKind | Literal["descriptor", "poll", "select", "epoll"]
+_Rule = WaitKind | Literal["futex", "descriptor", "poll", "select", "epoll"]
 
 _Seen = WaitKind | Literal["running"]
 
@@ -57,8 +56,8 @@ _WAITS: dict[DescriptorType, WaitKind] = {
 # By what a call waits for: its name and its numbers on x86-64 and on aarch64, "-" where it has none there.
 # Sources: arch/x86/entry/syscalls/syscall_64.tbl and include/uapi/asm-generic/unistd.h of Linux.
 _CALLS: dict[_Rule, str] = {
-    "lock": "futex 202 98, futex_waitv 449 449, futex_wait 455 455, flock 73 32, fcntl 72 25, semop 65 193, "
-    "semtimedop 220 192",
+    "futex": "futex 202 98, futex_wait 455 455",
+    "lock": "futex_waitv 449 449, flock 73 32, fcntl 72 25, semop 65 193, semtimedop 220 192",
     "disk": "open 2 -, stat 4 -, fstat 5 80, lstat 6 -, access 21 -, fsync 74 82, fdatasync 75 83, truncate 76 45, "
     "ftruncate 77 46, getdents 78 -, rename 82 -, mkdir 83 -, rmdir 84 -, unlink 87 -, readlink 89 -, statfs 137 43, "
     "fstatfs 138 44, sync 162 81, readahead 187 213, io_getevents 208 4, getdents64 217 61, fadvise64 221 223, "
@@ -77,7 +76,6 @@ _CALLS: dict[_Rule, str] = {
     "epoll": "epoll_wait 232 -, epoll_pwait 281 22, epoll_pwait2 441 441",
 }
 _EPOLL_PWAIT2 = 441
-_FUTEX = {"x86_64": 202, "aarch64": 98}
 
 # Where no call is known: how the name of the kernel function that a thread sleeps in begins.
 _CHANNELS: tuple[tuple[WaitKind, tuple[str, ...]], ...] = (
@@ -173,16 +171,24 @@ def local_sockets(table: bytes | None) -> frozenset[int]:
 
 
 class Descriptors:
-    """The open files of one process, each looked up once: by their links, which cannot block.
+    """The open files of one process and its interpreter's lock, each looked up once: by links, which cannot block.
 
     `type_of` says what a descriptor is, None where there is none of that number; `watched_by` for which descriptors an
-    epoll descriptor waits.
+    epoll descriptor waits. `interpreters` has by pid where the variables of interpreters are, once they were looked up.
     """
 
-    def __init__(self, pid: int) -> None:
+    def __init__(self, pid: int, interpreters: dict[int, tuple[range, ...]] | None = None) -> None:
+        self._pid = pid
         self._folder = f"{procfs.PROC}/{pid}"
+        self._interpreters = {} if interpreters is None else interpreters
         self.type_of = cache(self._type_of)
         self.watched_by = cache(self._watched_by)
+
+    def is_gil(self, address: int) -> bool:
+        """Whether a lock at this address is the interpreter's: it is a static variable, other locks are on the heap."""
+        if self._pid not in self._interpreters:
+            self._interpreters[self._pid] = procfs.interpreter_data(procfs.maps(self._pid) or b"")
+        return any(address in data for data in self._interpreters[self._pid])
 
     def waited_for(self, numbers: Iterable[int]) -> set[WaitKind]:
         """The kinds of waits that waiting for these descriptors may be."""
@@ -216,6 +222,8 @@ def wait_in_call(call: Call, rules: Mapping[int, _Rule], descriptors: Descriptor
     if rule == "descriptor":
         kind = descriptors.type_of(_signed(arguments[0]))
         return _WAITS.get(kind) if kind else None
+    if rule == "futex":
+        return "gil" if descriptors.is_gil(arguments[0]) else "lock"
     if rule == "poll":
         return "sleep" if arguments[1] == 0 else _in_poll(descriptors)
     if rule == "select":
@@ -272,9 +280,8 @@ class _Thread:
     line: bytes = b"running\n"
     kind: _Seen = "running"
     seen: Counter[_Seen] = field(default_factory=Counter)
-    # What the newest look saw, and the line that said it; None where that failed.
+    # What the newest look saw; None where that failed.
     now: _Seen | None = None
-    text: bytes | None = None
     # When the kernel's count of its seconds on or for a core was read first, and what it was; None where it is not to
     # be read. `counted` is their share of the time until the last read.
     began: tuple[float, float] | None = None
@@ -325,15 +332,13 @@ class KernelWaits:
     """
 
     def __init__(self, machine: str | None = None) -> None:
-        machine = machine or os.uname().machine
-        self._rules = rules_of(machine)
-        self._futex = _FUTEX.get(machine)
+        self._rules = rules_of(machine or os.uname().machine)
         self._threads: list[_Thread] = []
         self._alive: list[_Thread] = []
         self._native: list[_Thread] = []
-        # The looks in which the main thread of the first process waited for a lock, by whether it did so without a time
-        # limit, and by the other threads of the process that ran at the same time.
-        self._beside: Counter[tuple[bool, frozenset[int]]] = Counter()
+        # The looks in which the main thread of the first process waited for a lock, by the other threads of the process
+        # that ran at the same time.
+        self._beside: Counter[frozenset[int]] = Counter()
         self._window = 0
         # Of the first process: its pid, the ids that py-spy gave its threads, and by thread its last window and the
         # part of it that the thread ran.
@@ -344,6 +349,7 @@ class KernelWaits:
         self._there: frozenset[str] = frozenset()
         self._ran: dict[int, float] = {}
         self._boxed = False
+        self._interpreters: dict[int, tuple[range, ...]] = {}
 
     def begin(self, pids: Sequence[int]) -> None:
         """Choose the threads of the next window."""
@@ -355,7 +361,8 @@ class KernelWaits:
             self._first, self._known = pids[0] if pids else None, None
             self._last, self._ran = {}, {}
             self._boxed = self._first is not None and procfs.inner_pid(self._first) != self._first
-        files = {pid: Descriptors(pid) for pid in pids}
+        self._interpreters = {pid: data for pid, data in self._interpreters.items() if pid in pids}
+        files = {pid: Descriptors(pid, self._interpreters) for pid in pids}
         self._threads = [_Thread(pid, pid, files[pid]) for pid in pids]
         if self._first is not None:
             room = max(LEAST_OTHERS, MOST_THREADS - len(pids))
@@ -375,18 +382,15 @@ class KernelWaits:
             self._native = self._looked_at(self._native)
             others = (*self._alive[1:], *self._native)
             at_work = [other.number for other in others if other.pid == main.pid and other.now == "running"]
-            call = parse_call(main.text or b"")
-            endless = call is not None and call.number == self._futex and call.arguments[3:4] == (0,)
-            self._beside[endless, frozenset(at_work)] += 1
+            self._beside[frozenset(at_work)] += 1
 
     def _looked_at(self, threads: Sequence[_Thread]) -> list[_Thread]:
         """Those of the threads that have not ended, each looked at once."""
         ended = set()
         for thread in threads:
-            thread.now = thread.text = None
+            thread.now = None
             try:
                 line = os.pread(thread.file, MOST_CHARACTERS, 0) if thread.file is not None else None
-                thread.text = line
                 thread.now = thread.kind if line == thread.line else self._kind_of(thread, line)
                 thread.seen[thread.now] += 1
             except PermissionError:
@@ -438,12 +442,7 @@ class KernelWaits:
         """
         if self._known is None or not self._known <= self._there:
             return 0
-        waits = 0
-        for (endless, at_work), count in self._beside.items():
-            of_python = sum(map(self._knows, at_work))
-            if of_python < len(at_work) and (endless or not of_python):
-                waits += count
-        return waits
+        return sum(count for at_work, count in self._beside.items() if not all(map(self._knows, at_work)))
 
     def _knows(self, number: int) -> bool:
         """Whether py-spy has seen the interpreter run this thread of the first process."""
