@@ -33,8 +33,8 @@ STORAGE_WORK = frozenset({"file", "network", "database"})
 LEAST_STORED, LEAST_WAITED = 0.2, 0.015
 # A server that waits for requests for so much of its time is not held up by anything: they come too seldom.
 AT_LEISURE = 0.3
-# A line calls its operations one by one from Python if it holds the interpreter's lock for this part of its time.
-MOST_HELD = 0.25
+# Large operations hold the interpreter's lock for less of their time: 1 to 5 % of an nn.GRU.
+MOST_HELD = 0.1
 # What waits for others of the run's own, or for whoever hands it work.
 HANDED_WAITS: frozenset[Activity] = frozenset({"wait-queue", "wait-lock", "wait-child", "wait"})
 
@@ -172,25 +172,32 @@ def computes(entry: Entry) -> bool:
     return entry.work is None and entry.does == "native"
 
 
-def large_operations(snapshot: Snapshot) -> Lines:
+def _large_operations(snapshot: Snapshot) -> Lines:
     """What computes in large operations: a line that holds the interpreter's lock for longer calls small ones."""
     whole: dict[tuple[str, int], float] = {}
     held: dict[tuple[str, int], float] = {}
-    for entry in main_lines(snapshot, lambda entry: True).entries:
+    for entry in main_lines(snapshot, lambda entry: entry.phase in HOST).entries:
         line = entry.file, entry.line
         whole[line] = whole.get(line, 0.0) + entry.share
         held[line] = held.get(line, 0.0) + (entry.share if entry.does == "python" else 0.0)
     large = {line for line in whole if held[line] < MOST_HELD * whole[line]}
-    return main_lines(snapshot, lambda entry: computes(entry) and (entry.file, entry.line) in large)
+    return main_lines(
+        snapshot, lambda entry: entry.phase in HOST and computes(entry) and (entry.file, entry.line) in large
+    )
 
 
-def by_hand(snapshot: Snapshot) -> Callable[[Entry], bool]:
-    """Tells whether an entry computes for a step outside of modules and optimizers: between the model's call and its
-    update that is the loss, or a model that is no module; in training without an optimizer the update comes after it.
+def by_hand(snapshot: Snapshot) -> Lines:
+    """What computes for a step outside of modules and optimizers, in large operations.
+
+    Between the model's call and its update that is the loss, or a model that is no module; in training without an
+    optimizer the update comes after it. Where no step was seen it may be all that the program is there for.
     """
+    work = _large_operations(snapshot)
+    if not stepping(snapshot):
+        return work
     optimizer = snapshot.steps.phases.optimizer if snapshot.steps else None
     places = ("within", "after") if snapshot.kind == "training" and not optimizer else ("within",)
-    return lambda entry: entry.phase == "host" and entry.position in places and computes(entry)
+    return lines_of(entry for entry in work.entries if entry.phase == "host" and entry.position in places)
 
 
 def stepping(snapshot: Snapshot) -> bool:

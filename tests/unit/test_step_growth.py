@@ -99,7 +99,7 @@ def sampled(*counts):
 
 def test_lines_drift_apart_where_others_take_the_cores():
     crowded = {"run_delay": constant(0.3)}
-    for counts, grows in (((2, 2, 4, 5, 6, 8), False), ((2, 5, 9, 14, 18, 22), True)):
+    for counts, grows in (((2, 2, 3, 4, 4, 5, 6, 6, 7, 8, 8, 9), False), ((2, 6, 11, 16, 21, 26), True)):
         calm = sampled(*counts)
         assert level(step_growth.judge(calm)) >= step_growth.judge.band.enter
         assert (level(step_growth.judge(changed(calm, series=crowded))) >= step_growth.judge.band.enter) is grows

@@ -7,7 +7,6 @@ from aitop.diagnosis.device import device_busy, host_unproven, on_gpu, timed_on_
 from aitop.diagnosis.evidence import (
     NO_LINES,
     by_hand,
-    large_operations,
     main_lines,
     place_of,
     serves,
@@ -49,7 +48,7 @@ def compute_bound(snapshot: Snapshot) -> Explanation | None:
             name: max(share, sum(entry.share for entry in lines.entries if entry.phase == name))
             for name, share in known.items()
         }
-        written = main_lines(snapshot, by_hand(snapshot)).share
+        written = by_hand(snapshot).share
         if written and any(known.values()):
             known["between them"] = written
     if not known:
@@ -92,7 +91,7 @@ def compute_bound(snapshot: Snapshot) -> Explanation | None:
 
 def _without_steps(snapshot: Snapshot) -> Explanation | None:
     """Most of the time is native code that works with arrays, in a program of which no step is seen."""
-    lines = large_operations(snapshot)
+    lines = by_hand(snapshot)
     busy = device_busy(snapshot)
     share = min(1.0, max(lines.share, busy or 0.0))
     if not lines.where:

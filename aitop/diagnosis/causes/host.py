@@ -12,7 +12,6 @@ from aitop.diagnosis.evidence import (
     Lines,
     by_hand,
     each_unit,
-    large_operations,
     main_lines,
     of_unit,
     place_of,
@@ -59,16 +58,14 @@ def judge(snapshot: Snapshot) -> Explanation | str | None:
     """What is left of the host's time when every other cause has claimed its own."""
     if samples_of(snapshot) < MIN_SAMPLES:
         return around_model(snapshot) or f"{MIN_SAMPLES} stack samples are needed"
-    serving, steps_seen, of_step = serves(snapshot), stepping(snapshot), by_hand(snapshot)
-    # Where no step was seen, computing may be all that the program is there for: see compute-bound.
-    work = () if steps_seen else large_operations(snapshot).entries
+    serving, steps_seen, work = serves(snapshot), stepping(snapshot), by_hand(snapshot).entries
     lines = main_lines(
         snapshot,
         lambda entry: (
             entry.phase in (*HOST, "environment")
             and entry.where is not None
             # Array operations between the model's call and its update are the loss.
-            and not (of_step(entry) or (entry.position == "within" and entry.work == "tensor"))
+            and not (entry.position == "within" and entry.work == "tensor")
             and entry not in work
             and not (serving and takes_request(entry))
         ),

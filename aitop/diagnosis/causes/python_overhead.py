@@ -10,7 +10,6 @@ from aitop.diagnosis import op_cost
 from aitop.diagnosis.device import host_limit, host_unproven, on_gpu
 from aitop.diagnosis.evidence import (
     HOST,
-    MOST_HELD,
     ONCE,
     Lines,
     each_unit,
@@ -29,8 +28,8 @@ from aitop.model.units import count, percent
 from aitop.model.verdict import Fix
 
 # The interpreter's lock is held for at least this part of lines whose operations are called one by one from Python:
-# 21 % and more where those are tiny, 1 to 5 % of an nn.GRU. More (MOST_HELD) is asked for where they were not counted.
-LEAST_HELD = 0.1
+# 21 % and more where those are tiny, 1 to 5 % of an nn.GRU. More is asked for where the operations were not counted.
+LEAST_HELD, LEAST_HELD_UNCOUNTED = 0.1, 0.25
 # Of a smaller part of the time too few looks at the lock are had to judge it without a count.
 LEAST_SEEN = 0.1
 # Python between the phases is not worth naming beside that of the model below this share.
@@ -93,7 +92,7 @@ def _around_operations(snapshot: Snapshot, model: Lines, *, tiny: bool, counted:
     if not tiny and snapshot.kind != "training":
         # In inference the cost of calling the model for a few samples is a matter of the batch.
         return 0.0
-    least_held, least_seen = (LEAST_HELD, 0.0) if tiny else (MOST_HELD, LEAST_SEEN)
+    least_held, least_seen = (LEAST_HELD, 0.0) if tiny else (LEAST_HELD_UNCOUNTED, LEAST_SEEN)
     forward = lines_of(entry for entry in model.entries if entry.phase == "forward")
     calling = _calling(forward, least_held)
     both = calling + _calling(lines_of(entry for entry in model.entries if entry.phase != "forward"), least_held)
