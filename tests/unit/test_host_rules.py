@@ -328,6 +328,17 @@ def test_a_model_by_hand_in_large_operations_is_no_host_code():
     assert (verdict.id, verdict.severity) == ("compute-bound", "info") and verdict.share > 0.9
 
 
+def test_a_model_by_hand_in_small_operations_is_host_code():
+    """Who holds the lock for a fifth of a line's time calls small operations there: that could be less."""
+    lines = [
+        line("net", 0.32, number=12, position="within", activity="native"),
+        line("net", 0.08, number=12, position="within"),
+        line("main", 0.55, phase="backward", activity="native", number=5),
+    ]
+    [verdict] = shown(snapshot(steps(seconds=0.1, backward=0.055), lines=lines))
+    assert (verdict.id, verdict.where[0].line) == ("host-bound", 12) and verdict.speedup > 1.4
+
+
 @pytest.mark.parametrize(("optimizer", "said"), [(0.0, "compute-bound"), (0.01, "host-bound")])
 def test_without_an_optimizer_what_computes_after_the_gradients_is_the_update(optimizer, said):
     lines = [
