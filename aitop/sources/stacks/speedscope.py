@@ -10,6 +10,7 @@ import msgspec
 
 MOST_BYTES = 50_000_000
 MOST_DEPTH = 400
+MOST_LINES = 10_000_000
 MAIN_NAME = "MainThread"
 
 _PROFILE = re.compile(r'(?:Process \d+ )?Thread (?P<id>\S+) "(?P<name>.*)"', re.DOTALL)
@@ -66,8 +67,9 @@ def parse(
     except RecursionError as error:
         raise ValueError("it is nested too deeply") from error
     frames = file.shared.frames
-    # A frame without a name was read while the process changed it, and with it its whole sample.
-    sound = [bool(frame.name) for frame in frames]
+    # A frame without a name, or with a line that no file has, was read while the process changed it, and with it its
+    # whole sample.
+    sound = [bool(frame.name) and 0 <= (frame.line or 0) <= MOST_LINES for frame in frames]
     named = [(_PROFILE.fullmatch(profile.name), profile.samples) for profile in file.profiles]
     threads = [(match["id"], match["name"], _counted(samples, sound)) for match, samples in named if match]
     main = _main(threads, main_threads, frames, every_thread=every_thread)

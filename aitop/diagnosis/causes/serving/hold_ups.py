@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Literal
 
-from aitop.diagnosis.evidence import HOST, lead_ledger
+from aitop.diagnosis.evidence import HANDED_WAITS, HOST, lead_ledger
 from aitop.diagnosis.series import values_since
 from aitop.diagnosis.served import parts_of
 from aitop.diagnosis.what_if import least_squares
@@ -119,14 +119,21 @@ def _as_seen(
 
 
 def handler_entries(snapshot: Snapshot) -> list[Entry]:
-    """The code of all processes that is called for requests, other than the model and the lines that call it."""
+    """The code of all processes that is called for requests, other than the model and the lines that call it.
+
+    A thread that has a request to itself and waits for another thread, in the program's own queue or at its own lock,
+    does nothing meanwhile: the request stands in line there. In an event loop such a wait holds up everybody.
+    """
     ledger = lead_ledger(snapshot)
     entries = [entry for entry in (ledger.entries if ledger else ()) if entry.where is not None]
     models = {(entry.file, entry.line) for entry in entries if entry.phase == "forward"}
     return [
         entry
         for entry in entries
-        if entry.handler is not None and entry.phase in HOST and (entry.file, entry.line) not in models
+        if entry.handler is not None
+        and entry.phase in HOST
+        and (entry.file, entry.line) not in models
+        and (entry.handler == "event-loop" or entry.activity not in HANDED_WAITS)
     ]
 
 
