@@ -128,8 +128,8 @@ class CallNode(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ThreadShare(msgspec.Struct, frozen=True, kw_only=True):
-    """One thread of a sampled process. `active` is the share of its samples in which it ran Python or C code rather
-    than waited; `gil` that in which it held the interpreter's lock; None where not measured.
+    """One thread of a sampled process. `active` is the share of its time in which it ran, or a library's threads did;
+    `gil` that in which it held the interpreter's lock; None where not measured.
     """
 
     pid: int

@@ -252,9 +252,9 @@ def lead_thread(threads: Mapping[ThreadKey, Mapping[Seen, int]]) -> ThreadKey | 
     most = max(others, key=lambda key: others[key], default=None)
     if most is not None and others[most]:
         return most
-    # A step may be so long that no sample shows the model yet.
+    # A step may be so long that no sample shows the model yet, or none be made at all.
     busy = [key for key in others if _working(threads[key]) > 0.5 and any(seen.line for seen in threads[key])]
-    return busy[0] if main is not None and len(busy) == 1 else main
+    return max(busy, key=lambda key: _at_work(threads[key])) if main is not None and busy else main
 
 
 def _stepping(stacks: Mapping[Seen, int]) -> int:
@@ -265,6 +265,11 @@ def _working(stacks: Mapping[Seen, int]) -> float:
     """Share of samples that are not known to wait."""
     samples = sum(stacks.values())
     return sum(count for seen, count in stacks.items() if not _waits(seen)) / samples if samples else 0.0
+
+
+def _at_work(stacks: Mapping[Seen, int]) -> int:
+    """The samples on lines of the user's that are not known to wait."""
+    return sum(count for seen, count in stacks.items() if seen.line is not None and not _waits(seen))
 
 
 def _waits(seen: Seen) -> bool:
@@ -288,13 +293,13 @@ def thread_shares(windows: Sequence[StackWindow], merged: Digest) -> tuple[Threa
         samples = sum(stacks.values())
         states = [state for window in windows for state in window.states if (state.pid, state.thread) == key[:2]]
         looked = sum(state.asked for state in states)
-        running = sum(state.on_core * state.asked for state in states) / looked if looked else None
+        at_work = sum(state.at_work * state.asked for state in states) / looked if looked else None
         looks_of_process = gil_looks.get(key.pid)
         share = ThreadShare(
             pid=key.pid,
             thread=key.thread,
             samples=samples,
-            active=running if running is not None else _working(stacks) if samples else None,
+            active=at_work if at_work is not None else _working(stacks) if samples else None,
             gil=min(1.0, gil_held.get((key.pid, key.thread), 0) / looks_of_process) if looks_of_process else None,
         )
         shares.append((not key.main, share))

@@ -280,6 +280,16 @@ def test_the_thread_that_steps(of_main, of_other, steps):
     assert stacks.processes[0].samples == 50
 
 
+def test_of_several_threads_that_work_for_one_that_waits_the_busiest_leads():
+    rests = stack("std/concurrent/futures/thread.py _worker")
+    pool = [
+        (RANK, f"pool-{n}", False, frames, count)
+        for n, busy in enumerate((20, 45, 30))
+        for frames, count in ((ENCODES, busy), (rests, 50 - busy))
+    ]
+    assert view(window(2.0, *main(RANK, (PUTS, 50)), *pool)).processes[0].thread == "pool-1"
+
+
 def test_a_state_and_phases_over_time():
     compiles = stack(*LOOP, "torch/_dynamo/eval_frame.py compile_wrapper", "torch/_dynamo/convert_frame.py __call__")
     windows = [window(2.0, *main(RANK, (compiles, 30), (BACK, 10))), window(4.0, *main(RANK, (BACK, 40)))]

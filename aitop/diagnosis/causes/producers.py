@@ -15,6 +15,7 @@ from aitop.diagnosis.evidence import (
     STORAGE_WORK,
     Lines,
     beside_lines,
+    computes,
     free_cores,
     interval,
     lead_ledger,
@@ -22,6 +23,7 @@ from aitop.diagnosis.evidence import (
     main_lines,
     place_of,
     records,
+    stepping,
     stored,
     within_first,
     worker_lines,
@@ -415,7 +417,15 @@ def of_threads_or_processes(snapshot: Snapshot, share: float) -> Why:
         kind = "processes" if made.processes else "threads" if blocked else "worker processes (a DataLoader)"
         before = f"{made.count} → {best}" if made.processes or blocked else f"{best}"
         fixes.append(fix(f"{before} {kind} to make batches", more))
-    return Why(subtype, made.lines.where, (*evidence, *_free(free)), tuple(fixes), confirmed=made.lines.share > 0.6)
+    return Why(
+        subtype,
+        made.lines.where,
+        (*evidence, *_free(free)),
+        tuple(fixes),
+        confirmed=made.lines.share > 0.6,
+        # Where no step is seen, what they compute may be what the program is there for.
+        proven=stepping(snapshot) or made.lines.part(computes) <= 0.5,
+    )
 
 
 # --- words ----------------------------------------------------------------------------------------------------------
