@@ -225,6 +225,7 @@ COMPUTING = (
         "optimizer-bound",
         args=("--stock", "1"),
         guilty=("optimizer.step()",),
+        remedy="foreach=True",
         left=(left.OPTIMIZER_HEAVY, left.OPTIMIZER_MANY),
     ),
     _scenario(
