@@ -30,7 +30,9 @@ MOST_SCALED = 2.0
 # (through a saved reference to torch.save, or gradients by torch.func, say).
 LEAST_MEASURED = 0.5
 
-_APART = tuple(phase.key for phase in APART)
+# Phases of which the hook times certain calls, while libraries do more around them: a loop that evaluates or saves, a
+# loader around a loader.
+_AROUND = ("data", *(phase.key for phase in APART))
 _PHASES: Mapping[str, Phase] = {"data_wait": "data", "communication": "exchange", "outside": "host"}
 
 
@@ -197,11 +199,10 @@ def _fitted(sampled: list[Entry], measured: dict[Phase, float], process: Process
         by_phase.setdefault(entry.phase if entry.phase in measured else "host", []).append(entry)
     seen_in = {phase: sum(entry.share for entry in entries) for phase, entries in by_phase.items()}
     measured = dict(measured)
-    for phase in (key for key in ("backward", "optimizer", *_APART) if key in measured):
+    for phase in (key for key in ("backward", "optimizer", *_AROUND) if key in measured):
         beyond = seen_in.get(phase, 0.0) - measured[phase]
-        # A loop that evaluates, or a function that saves, is more than the calls in it that are timed. The host's time
-        # that no sample of the host stands for is the rest of it.
-        unseen = measured["host"] - seen_in.get("host", 0.0) if phase in _APART else 0.0
+        # The host's time that no sample of the host stands for is what these phases have beside the timed calls.
+        unseen = measured["host"] - seen_in.get("host", 0.0) if phase in _AROUND else 0.0
         missed = measured[phase] < LEAST_MEASURED * seen_in.get(phase, 0.0)
         moved = max(0.0, min(beyond, measured["host"] if missed else unseen))
         measured[phase] += moved

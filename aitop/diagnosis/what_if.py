@@ -29,6 +29,7 @@ HEADROOM = 0.9
 # A fix rarely removes all of a cause (ENDED), and the rest of the step changes with it: caches, clocks, cores (LEFT).
 # Chosen to fit real gains: the range contained 25 of 29 (tests/bench/README.md, verdicts.py).
 ENDED, LEFT = 0.85, 0.15
+LIGHTER = 0.25
 # Relative error of a share that was measured and not sampled.
 UNSAMPLED = 0.05
 # A producer that uses less of a core than this mostly waits: the number of cores does not limit how many can run.
@@ -85,7 +86,7 @@ class Timeline:
             below = math.sqrt(sum((entry.share - entry.low) ** 2 for entry in entries)) / whole
             above = math.sqrt(sum((entry.high - entry.share) ** 2 for entry in entries)) / whole
         most = (1.0 - max(0.0, share * (1.0 - below) * ENDED)) * (1.0 + LEFT * share)
-        return Length(1.0 - share, (1.0 - min(0.99, share * (1.0 + above))) * (1.0 - LEFT), min(1.0, most))
+        return Length(1.0 - share, (1.0 - min(0.99, share * (1.0 + above))) * (1.0 - LIGHTER), min(1.0, most))
 
     def with_workers(self, workers: int) -> Length:
         """The unit with this many workers: loading and computing overlap as far as there are cores for both.
