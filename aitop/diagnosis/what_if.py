@@ -138,6 +138,14 @@ def estimated(share: float, low: float, high: float) -> Length:
     return Length(1.0 - min(0.99, share), 1.0 - min(0.99, high), 1.0 - max(0.0, min(low, high)))
 
 
+def waits_for_core(now: float, running: float, wanted: float, cores: float) -> float:
+    """Share of a unit in which its thread waits for a core if the machine's threads want so many; at most that of now.
+
+    Threads that want more cores than there are share them alike: who runs for a second waits for the rest of it.
+    """
+    return min(now, running * max(0.0, wanted / cores - 1.0))
+
+
 def fix(text: str, gone: float | Length | None = None, setting: Setting | None = None) -> Fix:
     """A fix with its gain, from the share of a unit that it saves or the new length."""
     length = gone if gone is None or isinstance(gone, Length) else Timeline().without(gone)

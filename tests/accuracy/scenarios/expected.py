@@ -236,6 +236,7 @@ COMPUTING = (
             "for age, item in enumerate(self.window):",
             "return sorted(weights, key=weights.get",
         ),
+        remedy="do it rarely",
     ),
     _scenario("big_machine", "cpu-oversubscription"),
     _scenario("surrogate", "precision", remedy="float32"),
@@ -329,6 +330,7 @@ TWO_FAULTS = (
         guilty=("optimizer.step()",),
         beside=("host-io-stall",),
         fix=("--fixed", "first"),
+        remedy="fused=True",
         left=(left.ITEM_TOWERS_WRITING,),
     ),
     _scenario(
