@@ -38,8 +38,8 @@ MOST_WORKERS = 32
 HEADROOM = 0.9
 # A fix rarely removes all of a cause (ENDED). The rest of the step changes with it: it takes up to LEFT longer, or
 # becomes shorter by up to LIGHTER. Of 45 measured gains each was left out in turn, and the smallest LIGHTER chosen that
-# puts 85 % of the others in their range: 0.2 with the hook, 0.25 to 0.3 without. Of those left out 35 of 40 and 32 of 38
-# were in range (2026-11-23; the others are of another fix than the range).
+# puts 85 % of the others in their range: 0.2 with the hook, 0.25 to 0.3 without. Of those left out 35 of 40 and 32 of
+# 38 were in range (2026-11-23; of the rest the range is of another fix).
 ENDED, LEFT, LIGHTER = 0.85, 0.15, 0.25
 # Relative error of a share that was measured and not sampled.
 UNSAMPLED = 0.05
