@@ -70,15 +70,11 @@ def watching(targets: Sequence[Target], options: Options, record: Path | None = 
 
     The Watcher's last Snapshot is made when the block has ended.
     """
-    from aitop.sources.pace import Pace
-
-    pace = Pace()
-    pace.crowded()
     from aitop.engine.live import LiveFeed
     from aitop.outputs.recording import RecordingWriter
 
     recording = RecordingWriter(record, targets[0]) if record is not None else None
-    watcher, feed = Watcher(recording), LiveFeed(targets, options, recording, pace)
+    watcher, feed = Watcher(recording), LiveFeed(targets, options, recording)
     try:
         feed.start(watcher.publish)
         yield watcher

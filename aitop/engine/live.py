@@ -32,7 +32,6 @@ from aitop.sources.exchange.tcp_table import meet_on_this_machine
 from aitop.sources.host import HostSource
 from aitop.sources.host.job import same_process, started, whole_jobs
 from aitop.sources.host.target import still_there
-from aitop.sources.pace import Pace
 from aitop.sources.ring.source import HookSource
 from aitop.sources.servers.recognition import Recogniser
 from aitop.sources.servers.source import ServerSource
@@ -52,8 +51,6 @@ FIRST_LOOK_SECONDS = 2.0
 # The code is read for lines that make memory grow only then: it took 0.3 s of CPU beside a vLLM server, and a growth is
 # not judged before 12 s.
 GROWTH_SECONDS = 5.0
-# The most seconds between two ticks where no core is idle.
-LONGEST_INTERVAL = 4.0
 # A verdict is shown once two ticks in a row say the same: so many the last Snapshot takes.
 LAST_TICKS = 2
 # Seconds after the start; the first ticks come early, so that the screen is not empty for a whole interval.
@@ -77,16 +74,8 @@ class LiveFeed:
 
     live = True
 
-    def __init__(
-        self,
-        targets: Sequence[Target],
-        options: Options,
-        sink: EventSink | None = None,
-        pace: Pace | None = None,
-    ) -> None:
-        """`pace` has looked at the machine in a moment in which little of aitop was running yet."""
+    def __init__(self, targets: Sequence[Target], options: Options, sink: EventSink | None = None) -> None:
         self.target = targets[0]
-        self._pace = pace or Pace()
         self._pids = whole_jobs([target.pid for target in targets])
         self._tops = {pid: started(pid) for pid in self._pids}
         self._options = options
@@ -115,7 +104,7 @@ class LiveFeed:
     def start(self, publish: Publish) -> None:
         self._began = time.monotonic()
         for source in self._sources():
-            self._runners[source.name] = SourceRunner(source, self._events.put, self._pace.pause)
+            self._runners[source.name] = SourceRunner(source, self._events.put)
         for name, reason in self._switched_off():
             self._events.put(SourceStatus(time=time.monotonic(), source=name, state="absent", reason=reason))
         for runner in list(self._runners.values()):
@@ -309,16 +298,12 @@ class LiveFeed:
                 runner.check(time.monotonic())
             self._drain(publish)
             self._end_of_target(publish)
-            seldom, before = self._pace.crowded(), time.thread_time()
             for _ in range(LAST_TICKS if last else 1):
-                tick = Tick(time=time.monotonic(), wall=time.time(), monitor_cpu=cpu.cores(), seldom=seldom)
-                self._take(tick, publish)
-            spent = time.thread_time() - before
+                self._take(Tick(time=time.monotonic(), wall=time.time(), monitor_cpu=cpu.cores()), publish)
             self._look_if_still()
             if self.target.ended or last:
                 break
-            pause = self._pace.pause(self._options.interval, spent, LONGEST_INTERVAL)
-            next_tick = due.pop(0) if due else max(next_tick + pause, time.monotonic())
+            next_tick = due.pop(0) if due else max(next_tick + self._options.interval, time.monotonic())
 
     def _drain(self, publish: Publish) -> None:
         for _ in range(1000):

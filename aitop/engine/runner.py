@@ -20,16 +20,9 @@ class SourceRunner:
     `check` is to be called now and then by the owner: it turns a read that takes too long into the state `stale`.
     """
 
-    def __init__(
-        self,
-        source: Source,
-        emit: Callable[[Event], None],
-        pause: Callable[[float, float], float] = lambda usual, spent: usual,
-    ) -> None:
-        """`pause`: see Pace."""
+    def __init__(self, source: Source, emit: Callable[[Event], None]) -> None:
         self.source = source
         self._emit = emit
-        self._pause = pause
         self._stopping = threading.Event()
         self._busy_since: float | None = None
         self._state: SourceState | None = None
@@ -65,14 +58,13 @@ class SourceRunner:
             try:
                 self._timed(self.source.open)
                 while not self._stopping.is_set():
-                    started, before = time.monotonic(), time.thread_time()
+                    started = time.monotonic()
                     samples = self._timed(self.source.read)
                     for sample in samples:
                         self._emit(sample)
                     self._set("ok", self.source.note)
                     retry = FIRST_RETRY_SECONDS
-                    pause = self._pause(self.source.interval, time.thread_time() - before)
-                    self._stopping.wait(max(0.0, started + pause - time.monotonic()))
+                    self._stopping.wait(max(0.0, started + self.source.interval - time.monotonic()))
             except Exception as error:  # a broken source must not take the others with it
                 failure = error if isinstance(error, SourceError) else unexpected(error)
                 self._set(failure.state, failure.reason, failure.remedy, failure.code)

@@ -13,13 +13,14 @@ from aitop.model.verdict import Where
 
 Lane = Literal["main", "producers", "device", "exchange"]
 Activity = Literal[
-    "python", "native", "wait", "wait-lock", "wait-core", "wait-disk", "wait-network", "wait-queue", "wait-child",
-    "wait-device", "sleep", "spawn", "collect", "compile",
+    "python", "native", "wait", "wait-gil", "wait-lock", "wait-core", "wait-disk", "wait-network", "wait-queue",
+    "wait-child", "wait-device", "sleep", "spawn", "collect", "compile",
 ]  # fmt: skip
 ACTIVITIES: dict[Activity, str] = {
     "python": "runs Python",
     "native": "runs native code",
     "wait": "waits",
+    "wait-gil": "waits for the GIL",
     "wait-lock": "waits for a lock",
     "wait-core": "waits for a core",
     "wait-disk": "waits for a disk",

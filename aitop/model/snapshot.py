@@ -199,27 +199,19 @@ class GrowthSites(msgspec.Struct, frozen=True, kw_only=True, tag="growth"):
 
 
 class Cost(msgspec.Struct, frozen=True, kw_only=True):
-    """What watching costs: CPU of aitop and its children in cores, hook time per step, share of the step.
-
-    `seldom`: no core of the machine is idle at this moment, so aitop looks less often.
-    """
+    """What watching costs: CPU of aitop and its children in cores, hook time per step, share of the step."""
 
     monitor_cpu: float | None = None
     hook_us_per_step: float | None = None
     target_slowdown: float | None = None
-    seldom: bool | None = None
 
 
 class Tick(msgspec.Struct, frozen=True, kw_only=True, tag="tick"):
-    """The sampler's clock: `time` monotonic, `wall` since the epoch; aitop's own CPU in cores since the last tick.
-
-    `seldom`: no core of the machine is idle, so aitop looks less often.
-    """
+    """The sampler's clock: `time` monotonic, `wall` since the epoch; aitop's own CPU in cores since the last tick."""
 
     time: float
     wall: float
     monitor_cpu: float | None = None
-    seldom: bool | None = None
 
 
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True, eq=False):

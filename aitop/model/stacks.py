@@ -6,8 +6,9 @@ from typing import Literal
 
 import msgspec
 
-# What a thread that is not running waits in, told by the system call it is in and by the file it uses there.
-WaitKind = Literal["lock", "disk", "network", "queue", "child", "device", "sleep", "other"]
+# What a thread that is not running waits in, told by the system call it is in and by the file it uses there. "gil" is
+# the interpreter's lock, "lock" any other.
+WaitKind = Literal["gil", "lock", "disk", "network", "queue", "child", "device", "sleep", "other"]
 
 
 class Frame(msgspec.Struct, frozen=True):

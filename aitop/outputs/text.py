@@ -139,10 +139,7 @@ def costs(report: Report) -> str:
         (report.cost.hook_us_per_step, "{:.1f} µs a step in the target".format),
         (report.cost.target_slowdown, lambda share: f"{percent(share, 2)} of its step time"),
     )
-    said = [f"Watching cost {', '.join(measured)}."] if measured else []
-    if report.cost.seldom:
-        said.append("No core was idle, so aitop looked less often.")
-    return " ".join(said)
+    return f"Watching cost {', '.join(measured)}." if measured else ""
 
 
 def losses(report: Report, verdict: Verdict) -> list[str]:

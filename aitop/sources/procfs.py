@@ -27,6 +27,7 @@ _FRAMEWORKS = (
     ("tensorflow", re.compile(rb"/libtensorflow[\w.+-]*\.so|/_pywrap_tensorflow[\w.+-]*\.so")),
 )
 _PYTHON_NAME = re.compile(r"(?:python|pypy)(?P<version>\d(?:\.\d+)?)?[a-z]?$")
+_PYTHON_FILE = re.compile(rb"/(?:lib)?python3?[\d.]*t?d?(?:\.so[\d.]*)?(?: \(deleted\))?$")
 _PYTHON_LIBRARY = re.compile(rb"/(?:libpython|libpypy)(?P<version>\d\.\d+)")
 _STALLED = re.compile(r"^some avg10=(\d+(?:\.\d+)?) ", re.MULTILINE | re.ASCII)
 
@@ -236,6 +237,18 @@ def user_name(user: int | None) -> str:
 def maps(pid: int) -> bytes | None:
     """The memory map; None without permission, empty for zombies."""
     return read(f"{PROC}/{pid}/maps")
+
+
+def interpreter_data(memory_map: bytes) -> tuple[range, ...]:
+    """The addresses of the Python interpreter's static variables: writable pages of its file, and those after them."""
+    found: list[range] = []
+    for line in memory_map.splitlines():
+        addresses, rights, _, _, _, *path = line.split(None, 5)
+        begin, end = (int(address, 16) for address in addresses.split(b"-"))
+        anonymous_after = not path and bool(found) and begin == found[-1].stop
+        if b"w" in rights and (anonymous_after or (path and _PYTHON_FILE.search(path[0]))):
+            found.append(range(begin, end))
+    return tuple(found)
 
 
 def framework_of(memory_map: bytes) -> str | None:

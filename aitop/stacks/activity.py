@@ -22,6 +22,7 @@ Key = TypeVar("Key")
 _Kind = tuple[Phase, "Work | None"]
 
 _OF_KIND: dict[WaitKind, Activity] = {
+    "gil": "wait-gil",
     "lock": "wait-lock",
     "disk": "wait-disk",
     "network": "wait-network",
@@ -41,7 +42,7 @@ _KINDS_OF: dict[str, tuple[WaitKind, ...]] = {
     "sleep": ("sleep", "other"),
 }
 # Kinds of waiting that can happen on any line; the others need a call.
-_ANYWHERE: frozenset[WaitKind] = frozenset({"lock", "device", "other"})
+_ANYWHERE: frozenset[WaitKind] = frozenset({"gil", "lock", "device", "other"})
 # The weight of the mean of what is alike, in looks, beside the looks at one line.
 _PRIOR = 2.0
 # With fewer looks at a thread they are not used.

@@ -36,16 +36,6 @@ async def test_no_state_breaks_any_size(look_at, state, size):
         assert all(cell_len(row) == size[0] for row in eyes.text().split("\n"))
 
 
-@pytest.mark.parametrize(("width", "words"), [(150, "no core idle: looks less often"), (120, "no core idle")])
-async def test_the_footer_says_that_aitop_looks_less_often(look_at, width, words):
-    usual = samples.input_bound()
-    seldom = msgspec.structs.replace(usual, cost=msgspec.structs.replace(usual.cost, seldom=True))
-    async with look_at(seldom, size=(width, 40)) as eyes:
-        assert f"· {words}" in eyes.pane("footer")
-        await eyes.give(msgspec.structs.replace(usual, tick=99))
-        assert "idle" not in eyes.pane("footer")
-
-
 async def test_before_the_first_snapshot_it_says_that_it_looks(look_at):
     async with look_at() as eyes:
         assert "looking…" in eyes.pane("verdict")

@@ -66,14 +66,6 @@ def test_steps_are_summed_over_the_window():
     assert last.cost.monitor_cpu == pytest.approx(0.02)
 
 
-@pytest.mark.parametrize(
-    ("told", "seldom"), [((None, None), None), ((None, False), False), ((True, False), False), ((False, True), True)]
-)
-def test_a_snapshot_says_whether_aitop_looks_less_often_by_its_newest_tick(told, seldom):
-    snapshots = play([Tick(time=1.0 + index, wall=1e9, seldom=each) for index, each in enumerate(told)])
-    assert snapshots[-1].cost.seldom is seldom
-
-
 @pytest.mark.parametrize(("forwards", "kind"), [(0, "unknown"), (4, "unknown"), (5, "inference")])
 def test_the_absence_of_backward_passes_takes_samples_to_notice(forwards, kind):
     model = stack("user/serve.py:9 main | y = model(x)", "torch/nn/modules/module.py:1773 _wrapped_call_impl")

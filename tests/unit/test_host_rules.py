@@ -38,9 +38,9 @@ def of_thread(function, share, *, thread="metrics", activity="python", number=50
     )
 
 
-def computes(ran):
-    """Lines of the main thread, which runs for `ran` of the time and waits for a lock else."""
-    parts = (("native", ran), ("wait-lock", 1.0 - ran))
+def computes(ran, waits="wait-gil"):
+    """Lines of the main thread, which runs for `ran` of the time and waits for the interpreter's lock else."""
+    parts = (("native", ran), (waits, 1.0 - ran))
     phases = (("forward", 0.4, 20), ("backward", 0.4, 21), ("optimizer", 0.2, 22))
     lines = (line("main", share, phase=phase, activity="native", number=number) for phase, share, number in phases)
     return tuple(msgspec.structs.replace(one, parts=parts) for one in lines)
@@ -117,6 +117,13 @@ def test_a_main_thread_that_waits_for_data_does_not_want_the_lock():
     seen = changed(seen, steps=steps_view(RANK, steps(seconds=0.1, forward=0.04), 1000))
     waiting = changed(seen, stacks=msgspec.structs.replace(seen.stacks, lines=tuple(lines)))
     assert level(gil.judge(waiting)) < gil.judge.band.leave < level(gil.judge(seen))
+
+
+def test_who_waits_for_another_lock_does_not_want_the_interpreters():
+    seen = threaded(held=0.8, ran=0.3)
+    lines = (*computes(0.3, waits="wait-lock"), of_thread("publish", 1.0))
+    seen = changed(seen, stacks=msgspec.structs.replace(seen.stacks, lines=lines))
+    assert level(gil.judge(seen)) < gil.judge.band.leave
 
 
 def test_nobody_asked_who_holds_the_lock():

@@ -66,7 +66,19 @@ def proc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for number, text in EPOLLS.items():
         (folder / "fdinfo" / str(number)).write_text(text)
     (folder / "net" / "unix").write_bytes(UNIX)
+    (folder / "maps").write_bytes(MAPS)
     return tmp_path
+
+
+# libpython's code, its variables, and what its file does not hold of them; then another library's.
+MAPS = b"""\
+55d0a1b7d000-55d0a1c00000 rw-p 00000000 00:00 0                          [heap]
+7fcf22000000-7fcf22700000 r-xp 00000000 fe:00 31 /opt/lib/libpython3.11.so.1.0
+7fcf22740000-7fcf22760000 rw-p 00600000 fe:00 31 /opt/lib/libpython3.11.so.1.0
+7fcf22760000-7fcf22780000 rw-p 00000000 00:00 0
+7fcf22790000-7fcf227a0000 rw-p 00000000 00:00 0
+7fcf227b0000-7fcf227c0000 rw-p 00000000 fe:00 32 /opt/lib/libtorch_python.so
+"""
 
 
 def line(number: int, *arguments: int) -> bytes:
@@ -78,6 +90,8 @@ def line(number: int, *arguments: int) -> bytes:
 CALLS: list[tuple[str, bytes, bytes | None, WaitKind | None]] = [
     # what, on x86-64, on aarch64, wait
     ("a lock", line(202, 0x7F66A800, 393, 0), line(98, 0x7F66A800, 393, 0), "lock"),
+    ("the GIL", line(202, 0x7FCF2274E6F0, 137, 0, 0x7F00), line(98, 0x7FCF2274E6F0, 137, 0, 0x7F00), "gil"),
+    ("the GIL, beyond what the file holds", line(202, 0x7FCF22760010, 128), line(98, 0x7FCF22760010, 128), "gil"),
     ("a lock on a file", line(73, 3, 2), line(32, 3, 2), "lock"),
     ("time.sleep", line(230, 1, 1, 0x7FFE8), line(115, 1, 1, 0x7FFE8), "sleep"),
     ("fsync", line(74, 3), line(82, 3), "disk"),
@@ -346,3 +360,19 @@ def test_no_file_stays_open(thread: Thread) -> None:
     kernel.begin([PID])
     kernel.end()
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+@pytest.mark.parametrize(
+    ("path", "address", "static"),
+    [
+        ("/usr/bin/python3.11", 0x1000, True),
+        ("/usr/bin/python3.11", 0x2800, True),
+        ("/usr/bin/python3.11", 0x3800, False),
+        ("/opt/libpython3.13t.so.1.0 (deleted)", 0x1000, True),
+        ("/opt/libtorch_python.so", 0x1000, False),
+        ("/home/me/python3.11/train.so", 0x1000, False),
+    ],
+)
+def test_where_an_interpreter_has_its_variables(path: str, address: int, static: bool) -> None:
+    memory_map = f"1000-2000 rw-p 0 fe:00 9 {path}\n2000-3000 rw-p 0 00:00 0\n3800-4000 rw-p 0 00:00 0\n"
+    assert any(address in data for data in procfs.interpreter_data(memory_map.encode())) is static

@@ -186,7 +186,7 @@ DOCUMENTED = {
             "parts": [],
         }
     ],
-    "cost": {"monitor_cpu": 0.021, "hook_us_per_step": 6.1, "target_slowdown": 0.001, "seldom": None},
+    "cost": {"monitor_cpu": 0.021, "hook_us_per_step": 6.1, "target_slowdown": 0.001},
 }
 
 
@@ -231,18 +231,6 @@ def test_text_says_verdict_place_reason_fix_and_what_is_missing():
         assert words in text
     assert text.index("INPUT-BOUND") < text.index("Step (from hook)") < text.index("Not measured")
     assert "transfer" not in text
-
-
-@pytest.mark.parametrize("seldom", [None, False, True])
-def test_every_report_says_that_aitop_looked_less_often(seldom):
-    report = report_of(snapshot(cost=Cost(monitor_cpu=0.021, seldom=seldom)))
-    words = "No core was idle, so aitop looked less often."
-    said = (
-        json.loads(to_json(report))["cost"]["seldom"],
-        words in " ".join(to_text(report).split()),
-        words in to_html(report),
-    )
-    assert said == (seldom, bool(seldom), bool(seldom))
 
 
 @pytest.mark.parametrize("share", [1e12, -5.0])

@@ -27,12 +27,12 @@ from aitop.model.verdict import Where
 
 # Shorter waits for a core than this share of the time are not worth a word.
 WORTH_SAYING = 0.05
-IDLE: frozenset[Activity] = frozenset({*HANDED_WAITS, "sleep", "wait-network"})
+IDLE: frozenset[Activity] = frozenset({*HANDED_WAITS, "wait-gil", "sleep", "wait-network"})
 
 
 @rule("gil-contention", 0.12, 0.07, scope=Scope(everywhere=True))
 def judge(snapshot: Snapshot) -> Explanation | str | None:
-    """Whether the main thread waits for a lock while other threads hold Python's: the smaller of the shares counts."""
+    """Whether the main thread waits for the GIL while other threads hold it: the smaller of the shares counts."""
     process = main_stacks(snapshot)
     front = full_front(snapshot, making=False)
     if front is not None:
@@ -42,7 +42,7 @@ def judge(snapshot: Snapshot) -> Explanation | str | None:
         return "GIL not sampled yet"
     others = sorted((one for one in own if one.thread != process.thread and one.gil), key=lambda one: -(one.gil or 0.0))
     held = min(1.0, sum(one.gil or 0.0 for one in others))
-    waiting = main_lines(snapshot, lambda entry: entry.activity == "wait-lock")
+    waiting = main_lines(snapshot, lambda entry: entry.activity == "wait-gil")
     # Threads that hold the lock where nobody wants it at that moment cost nothing.
     share = min(held, waiting.share, host_limit(snapshot), 0.97)
     if not others:
@@ -68,7 +68,7 @@ def judge(snapshot: Snapshot) -> Explanation | str | None:
         evidence=(
             f"other Python threads hold the GIL {percent(held)} of the time: "
             + ", ".join(f"{one.thread} {percent(one.gil)}" for one in others[:3]),
-            f"{_named(process)} waits for a lock {percent(waiting.share)} of the time"
+            f"{_named(process)} waits for it {percent(waiting.share)} of the time"
             + (f", and for a core once it has it: {percent(rarely - share)}" if rarely - share >= WORTH_SAYING else ""),
         ),
         fixes=(
@@ -98,7 +98,7 @@ def _at_work(snapshot: Snapshot, pid: int, threads: list[str]) -> float:
     """How many cores these threads would use if none waited for the lock."""
 
     def busy(entry: Entry) -> bool:
-        idle = entry.activity in IDLE and entry.activity != "wait-lock"
+        idle = entry.activity in IDLE and entry.activity != "wait-gil"
         return entry.pid == pid and entry.thread in threads and not idle
 
     return sum(entry.share for entry in beside_lines(snapshot) if busy(entry))

@@ -33,6 +33,7 @@ DOING: dict[Activity, str] = {
     "python": "runs Python",
     "native": "runs native code",
     "wait": "waits",
+    "wait-gil": "waits for the GIL",
     "wait-lock": "waits for a lock",
     "wait-core": "waits for a core",
     "wait-disk": "waits for storage",

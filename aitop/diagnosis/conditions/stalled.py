@@ -21,7 +21,7 @@ UNKNOWN_SECONDS, COMPUTING_SECONDS = 3.0, 60.0
 COMPUTES = 0.1
 # Of the samples of a window, those that may be of another line although the thread stands: it was read as it changed.
 ALL = 0.95
-BLOCKED: frozenset[Activity] = frozenset({"wait", "wait-lock", "wait-queue", "wait-child", "wait-disk"})
+BLOCKED: frozenset[Activity] = frozenset({"wait", "wait-gil", "wait-lock", "wait-queue", "wait-child", "wait-disk"})
 SURE, LIKELY, UNSURE = 0.95, 0.8, 0.6
 
 

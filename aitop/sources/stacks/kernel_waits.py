@@ -33,7 +33,7 @@ MOST_DESCRIPTORS = 512
 MOST_CHARACTERS = 300
 
 DescriptorType = Literal["file", "internet", "local", "pipe", "event", "timer", "process", "device", "epoll", "other"]
-_Rule = WaitKind | Literal["descriptor", "poll", "select", "epoll"]
+_Rule = WaitKind | Literal["futex", "descriptor", "poll", "select", "epoll"]
 
 _Seen = WaitKind | Literal["running"]
 
@@ -51,8 +51,8 @@ _WAITS: dict[DescriptorType, WaitKind] = {
 # By what a call waits for: its name and its numbers on x86-64 and on aarch64, "-" where it has none there.
 # Sources: arch/x86/entry/syscalls/syscall_64.tbl and include/uapi/asm-generic/unistd.h of Linux.
 _CALLS: dict[_Rule, str] = {
-    "lock": "futex 202 98, futex_waitv 449 449, futex_wait 455 455, flock 73 32, fcntl 72 25, semop 65 193, "
-    "semtimedop 220 192",
+    "futex": "futex 202 98, futex_wait 455 455",
+    "lock": "futex_waitv 449 449, flock 73 32, fcntl 72 25, semop 65 193, semtimedop 220 192",
     "disk": "open 2 -, stat 4 -, fstat 5 80, lstat 6 -, access 21 -, fsync 74 82, fdatasync 75 83, truncate 76 45, "
     "ftruncate 77 46, getdents 78 -, rename 82 -, mkdir 83 -, rmdir 84 -, unlink 87 -, readlink 89 -, statfs 137 43, "
     "fstatfs 138 44, sync 162 81, readahead 187 213, io_getevents 208 4, getdents64 217 61, fadvise64 221 223, "
@@ -166,16 +166,24 @@ def local_sockets(table: bytes | None) -> frozenset[int]:
 
 
 class Descriptors:
-    """The open files of one process, each looked up once: by their links, which cannot block.
+    """The open files of one process and its interpreter's lock, each looked up once: by links, which cannot block.
 
     `type_of` says what a descriptor is, None where there is none of that number; `watched_by` for which descriptors an
-    epoll descriptor waits.
+    epoll descriptor waits. `interpreters` has by pid where the variables of interpreters are, once they were looked up.
     """
 
-    def __init__(self, pid: int) -> None:
+    def __init__(self, pid: int, interpreters: dict[int, tuple[range, ...]] | None = None) -> None:
+        self._pid = pid
         self._folder = f"{procfs.PROC}/{pid}"
+        self._interpreters = {} if interpreters is None else interpreters
         self.type_of = cache(self._type_of)
         self.watched_by = cache(self._watched_by)
+
+    def is_gil(self, address: int) -> bool:
+        """Whether a lock at this address is the interpreter's: it is a static variable, other locks are on the heap."""
+        if self._pid not in self._interpreters:
+            self._interpreters[self._pid] = procfs.interpreter_data(procfs.maps(self._pid) or b"")
+        return any(address in data for data in self._interpreters[self._pid])
 
     def waited_for(self, numbers: Iterable[int]) -> set[WaitKind]:
         """The kinds of waits that waiting for these descriptors may be."""
@@ -209,6 +217,8 @@ def wait_in_call(call: Call, rules: Mapping[int, _Rule], descriptors: Descriptor
     if rule == "descriptor":
         kind = descriptors.type_of(_signed(arguments[0]))
         return _WAITS.get(kind) if kind else None
+    if rule == "futex":
+        return "gil" if descriptors.is_gil(arguments[0]) else "lock"
     if rule == "poll":
         return "sleep" if arguments[1] == 0 else _in_poll(descriptors)
     if rule == "select":
@@ -310,6 +320,7 @@ class KernelWaits:
         self._known: frozenset[str] | None = None
         self._last: dict[int, tuple[int, float]] = {}
         self._boxed = False
+        self._interpreters: dict[int, tuple[range, ...]] = {}
 
     def begin(self, pids: Sequence[int]) -> None:
         """Choose the threads of the next window."""
@@ -319,7 +330,8 @@ class KernelWaits:
             self._first, self._known = pids[0] if pids else None, None
             self._last = {}
             self._boxed = self._first is not None and procfs.inner_pid(self._first) != self._first
-        files = {pid: Descriptors(pid) for pid in pids}
+        self._interpreters = {pid: data for pid, data in self._interpreters.items() if pid in pids}
+        files = {pid: Descriptors(pid, self._interpreters) for pid in pids}
         self._threads = [_Thread(pid, pid, files[pid]) for pid in pids]
         if self._first is not None:
             room = max(LEAST_OTHERS, MOST_THREADS - len(pids))

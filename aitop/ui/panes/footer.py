@@ -59,7 +59,7 @@ class Footer(Pane):
 
 
 def cost_line(view: View, width: int) -> Line:
-    """What watching costs: CPU of aitop over half a minute, the hook's time in a step; whether it looks less often."""
+    """What watching costs: CPU of aitop over half a minute, the hook's time in a step."""
     snapshot = view.snapshot
     cost = snapshot.cost if snapshot else None
     if snapshot is None or cost is None or cost.monitor_cpu is None or snapshot.window < LEAST_COUNTED:
@@ -70,8 +70,6 @@ def cost_line(view: View, width: int) -> Line:
         line.add(" · ", DIM).add(f"{cost.hook_us_per_step:3.0f} µs/step", TEXT)
         if cost.target_slowdown is not None and width >= ROOM_FOR_SHARE:
             line.add(f" {cost.target_slowdown * 100:5.2f} %", TEXT)
-    if cost.seldom:
-        line.add(" · ", DIM).add("no core idle: looks less often" if width >= ROOM_FOR_WORDS else "no core idle", TEXT)
     return line
 
 
