@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 from aitop.diagnosis.series import mean_of
 from aitop.model.host import ProcessSample
@@ -37,8 +38,7 @@ AT_LEISURE = 0.3
 HANDED_WAITS: frozenset[Activity] = frozenset({"wait-queue", "wait-lock", "wait-child", "wait"})
 
 
-@dataclass(frozen=True)
-class Lines:
+class Lines(msgspec.Struct, frozen=True):
     """Entries of the ledger of one kind. `share` is of the time of the process that they belong to."""
 
     share: float

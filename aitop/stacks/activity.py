@@ -8,8 +8,9 @@ not used.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TypeVar
+
+import msgspec
 
 from aitop.model.ledger import Activity
 from aitop.model.stacks import Frame, Look, StackWindow, ThreadState, WaitKind
@@ -49,8 +50,7 @@ _PRIOR = 2.0
 _LEAST_LOOKS = 10
 
 
-@dataclass(frozen=True)
-class ThreadLooks:
+class ThreadLooks(msgspec.Struct, frozen=True):
     """All looks at one thread, and its states in the kernel, over all windows.
 
     `cpu` and `gil` count by stack how often it was on a core or held the GIL, in `cpu_asked` and `gil_asked` looks.

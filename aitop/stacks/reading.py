@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import pairwise
+
+import msgspec
 
 from aitop.model.ledger import Handler
 from aitop.model.stacks import Frame
@@ -20,8 +21,7 @@ _REFINED: dict[Phase, frozenset[Phase]] = {
 }
 
 
-@dataclass(frozen=True, eq=False)
-class Seen:
+class Seen(msgspec.Struct, frozen=True, eq=False):
     """One distinct stack. `frames` are those that the process entered itself, the outermost first.
 
     `line` is the innermost user frame; in a forked worker without user code the line of the parent that started it;

@@ -14,6 +14,7 @@ import msgspec
 
 from aitop.model.host import Role
 from aitop.model.ledger import Activity, Position
+from aitop.model.phases import TIMED_ALONE
 from aitop.model.snapshot import HotLine, Phases, ProcessStacks, Series, Stacks, ThreadShare, ThreadTree
 from aitop.model.stacks import Flow, Frame, Look, StackCount, StackWindow
 from aitop.stacks.activity import Parts, looks_of, parts_of_groups
@@ -32,7 +33,7 @@ WAITS: frozenset[str] = frozenset({"wait-queue", "wait-lock", "wait-child", "sle
 # Phases with a share of their own in `Phases`; what else is known of a stack lies outside.
 INSIDE: frozenset[Phase] = frozenset({"data_wait", "transfer", "forward", "backward", "optimizer", "communication"})
 STEPPING: frozenset[Phase] = frozenset({"data_wait", "environment", "forward", "backward", "optimizer"})
-# The main thread is the lead thread if more than this share of its samples are no waits.
+# The main thread may be the lead thread if more than this share of its samples are no waits.
 _MAIN_WORKS = 0.1
 
 
@@ -238,14 +239,16 @@ def _by_process(merged: Digest) -> dict[int, dict[ThreadKey, dict[Seen, int]]]:
 
 
 def lead_thread(threads: Mapping[ThreadKey, Mapping[Seen, int]]) -> ThreadKey | None:
-    """The lead thread of a process: the main thread, unless that only waits while another thread runs the model.
+    """The lead thread of a process: the main thread, unless that does less than other threads that run the model.
 
     None if the main thread was not sampled and no other thread makes steps.
     """
     main = next((key for key in threads if key.main), None)
-    if main is not None and (_stepping(threads[main]) or _working(threads[main]) > _MAIN_WORKS):
-        return main
     others = {key: _stepping(stacks) for key, stacks in threads.items() if not key.main}
+    if main is not None:
+        works, samples = _working(threads[main]), sum(threads[main].values())
+        if _stepping(threads[main]) or (works > _MAIN_WORKS and works * samples > sum(others.values())):
+            return main
     most = max(others, key=lambda key: others[key], default=None)
     if most is not None and others[most]:
         return most
@@ -351,6 +354,7 @@ def _phases(stacks: Mapping[Seen, int], steps: Steps) -> Phases:
         optimizer=counts["optimizer"] / samples,
         communication=communication,
         outside=sum(count for phase, count in counts.items() if phase not in INSIDE) / samples,
+        others={phase.key: counts[phase.key] / samples for phase in TIMED_ALONE.values() if counts[phase.key]},
     )
 
 

@@ -353,3 +353,15 @@ def test_the_lone_holder_of_the_lock_is_not_taken_for_the_main_thread():
     }
     _, (one,) = parse(msgspec.json.encode(file), frozenset({"42"}), every_thread=False)
     assert (one.name, one.main) == ("metrics", False)
+
+
+@pytest.mark.parametrize(("accepts", "leads"), [(4, "pool-0"), (30, "MainThread")])
+def test_a_main_thread_that_hands_requests_to_a_pool_does_not_lead(accepts, leads):
+    waits = stack("user/app.py:9 main", "std/selectors.py select")
+    takes = stack("user/app.py:12 main | accept()")
+    model = stack("user/app.py:31 answer | model(x)", "torch/nn/modules/module.py _wrapped_call_impl")
+    rests = stack("std/threading.py run", "std/concurrent/futures/thread.py _worker", "std/queue.py get")
+    main = ((1, "MainThread", True, waits, 40 - accepts), (1, "MainThread", True, takes, accepts))
+    pool = [(1, f"pool-{n}", False, *seen) for n in range(4) for seen in ((model, 3 - n // 3), (rests, 37))]
+    stacks = StackView().view([window(10.0, *main, *pool)], {1: "rank"}, 0.0)
+    assert [one.thread for one in stacks.processes] == [leads]

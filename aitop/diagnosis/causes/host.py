@@ -24,6 +24,7 @@ from aitop.diagnosis.evidence import (
 from aitop.diagnosis.rule import UNPROVEN, Explanation, rule
 from aitop.diagnosis.what_if import Scope, fix
 from aitop.model.ledger import Activity
+from aitop.model.phases import TIMED_ALONE
 from aitop.model.snapshot import Snapshot
 from aitop.model.units import percent
 from aitop.model.verdict import Where
@@ -57,7 +58,7 @@ def judge(snapshot: Snapshot) -> Explanation | str | None:
     lines = main_lines(
         snapshot,
         lambda entry: (
-            entry.phase in (*HOST, "environment")
+            entry.phase in (*HOST, "environment", *(phase.key for phase in TIMED_ALONE.values()))
             and entry.where is not None
             # Array operations between the model's call and its update are the loss.
             and not (entry.position == "within" and entry.work == "tensor")

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+
+import msgspec
+from msgspec.structs import replace
 
 from aitop.diagnosis.evidence import (
     HANDED_WAITS,
@@ -46,8 +48,7 @@ START, MOSTLY_STARTS = 0.002, 0.6
 BLOCKED: frozenset[Activity] = frozenset({*STORAGE_WAITS, "sleep", "wait"})
 
 
-@dataclass(frozen=True)
-class Why:
+class Why(msgspec.Struct, frozen=True):
     """Why data come late. `confirmed`: a second signal agrees. `proven`: the gain is; if not, it is information."""
 
     subtype: str
@@ -262,8 +263,7 @@ def _bursts(snapshot: Snapshot, timeline: Timeline, ahead: int | None) -> tuple[
 # --- one loader worker that holds up the others: batches come in order, so all wait for the slowest -----------------
 
 
-@dataclass(frozen=True)
-class SlowWorker:
+class SlowWorker(msgspec.Struct, frozen=True):
     """A loader worker that is at work while the others wait: how busy it is (0..1) and how busy they are, at most."""
 
     pid: int
@@ -353,8 +353,7 @@ def of_environment(snapshot: Snapshot, share: float, lines: Lines) -> Why:
 # --- batches made by threads or processes of the run's own ----------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Makers:
+class Makers(msgspec.Struct, frozen=True):
     """The threads, or processes, that make batches, and how much of their time is work."""
 
     count: int

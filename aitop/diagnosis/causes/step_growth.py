@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median_high, pvariance
+
+import msgspec
 
 from aitop.diagnosis.device import on_gpu
 from aitop.diagnosis.evidence import Lines, main_lines, main_stacks, records, short_place
@@ -51,8 +52,7 @@ _PHASES: dict[str, Callable[[StepRecord], float]] = {
 _WAITS = frozenset({"data_wait", "save", "evaluation"})
 
 
-@dataclass(frozen=True)
-class Growth:
+class Growth(msgspec.Struct, frozen=True):
     """How step time rose: `first` and `last` in seconds (of a core, where steps run on the CPU)."""
 
     first: float
