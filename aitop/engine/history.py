@@ -46,7 +46,7 @@ class RecentSamples(Generic[SampleType]):
     _newest: deque[SampleType] = field(default_factory=deque)
 
     def append(self, sample: SampleType) -> None:
-        """Take the newest one."""
+        """Add a sample, which must be newer than all others."""
         self._newest.append(sample)
 
     def forget(self, now: float) -> None:
@@ -60,7 +60,7 @@ class RecentSamples(Generic[SampleType]):
 
     @property
     def last(self) -> SampleType | None:
-        """The newest one, None where there is none."""
+        """The newest sample, None where there is none."""
         samples = self._newest or self._older
         return samples[-1] if samples else None
 
@@ -207,7 +207,7 @@ class History:
             self.exchange_notes = event
 
     def _number(self, host: HostSample) -> None:
-        """Keep the number under which each rank was seen first: nobody else numbers those of a spawn."""
+        """Remember the first number seen for each rank: ranks started by `spawn` have no number of their own."""
         if len(self.rank_numbers) > MOST_RANKS:
             self.rank_numbers.clear()
         for process in host.processes:

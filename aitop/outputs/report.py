@@ -191,7 +191,7 @@ def to_json(report: Report) -> str:
 
 
 def _rounded(value: Any) -> Any:
-    """The same with DIGITS significant digits in every fraction."""
+    """`value` with every fraction in it rounded to DIGITS significant digits."""
     if isinstance(value, float):
         return float(f"{value:.{DIGITS}g}")
     if isinstance(value, dict):

@@ -76,7 +76,7 @@ def evaluation(snapshot: Snapshot) -> Explanation | None:
 
 
 def _calling_model(snapshot: Snapshot, lines: Lines) -> Lines:
-    """The same; what runs in functions of every step, too (the model), is named by the line that calls it."""
+    """The lines; those in functions that steps run, too (the model), replaced by the line that calls into them."""
     steps = main_lines(snapshot, lambda entry: entry.phase != "evaluation").lines
     shared = {(entry.file, entry.function) for entry in steps}
     shared |= {(frame.file, frame.function) for entry in steps for frame in entry.via}

@@ -117,7 +117,7 @@ def _in_loader(snapshot: Snapshot) -> Wait:
 
 
 def _empty_handed(snapshot: Snapshot, at_work: float) -> float:
-    """How much of the wait (0..1) is for idle workers: what fell to steps for which no batch lay ready.
+    """The share (0..1) of the wait for data that fell to steps for which no batch lay ready.
 
     Taking a batch that lies ready costs time, too, but neither more nor faster workers would end that. Where the queue
     was not measured, the part of the time in which workers work stands for it, unless the wait is for workers being

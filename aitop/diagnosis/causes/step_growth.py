@@ -69,7 +69,7 @@ class Growth:
 
 @rule("step-time-growth", 1.0, 0.6)
 def judge(snapshot: Snapshot) -> Explanation | str | None:
-    """Whether steps get slower, with the line; without step times, whether a line goes over all of what only grows."""
+    """The verdict on steps that get slower; without step times, on a line that goes over a list that only grows."""
     steps = records(snapshot)
     if not steps:
         return _of_stacks(snapshot)
@@ -143,7 +143,7 @@ def _of_stacks(snapshot: Snapshot) -> Explanation | str | None:
 
 
 def _at(snapshot: Snapshot, file: str, line: int) -> Lines:
-    """What host code does on one line."""
+    """The entries of host code on one line."""
     return main_lines(snapshot, lambda entry: entry.phase == "host" and (entry.file, entry.line) == (file, line))
 
 
@@ -256,8 +256,9 @@ def _rises(medians: Sequence[float], fit: float = FIT) -> bool:
 
 
 def _is_steady(medians: Sequence[float]) -> bool:
-    """Whether they rise all the way: a line explains them better than one change from a level to another, as when a run
-    has warmed up, or when the load of the machine changes.
+    """Whether the medians rise all the way: a straight line fits them better than one change between two levels.
+
+    Such a change is seen when a run has warmed up, or when the load of the machine changes.
     """
     if not _rises(medians):
         return False

@@ -38,7 +38,7 @@ WORDS = {
 
 
 def _look(snapshot: Snapshot) -> Explanation | None:
-    """The rank that waits least is the one that the others wait for."""
+    """The verdict on the rank that the others wait for: the one that waits least itself."""
     ranks = snapshot.ranks
     timed = [one for one in ranks.ranks if one.work is not None and one.phases is not None] if ranks else []
     if ranks is None or not ranks.step or len(timed) < 2:
@@ -94,13 +94,13 @@ def _each_collective(ranks: Ranks, least: float) -> list[str]:
 
 
 def _over_others(late: RankView, others: Sequence[RankView]) -> float | None:
-    """By how much more of the time this rank's main thread waits for a core than those of the others."""
+    """Share of the time that this rank's main thread waits for a core, less the mean of the other ranks."""
     delays = [one.run_delay for one in others if one.run_delay is not None]
     return late.run_delay - fmean(delays) if late.run_delay is not None and delays else None
 
 
 def _for_a_core(late: RankView, others: Sequence[RankView], step: float) -> list[str]:
-    """What the main thread waits for a core beside those of the others, where it is worth telling."""
+    """Evidence that it waits longer for a core than the other ranks; empty where it hardly does."""
     more = _over_others(late, others)
     if more is None or more < WAITED or late.run_delay is None:
         return []
@@ -115,7 +115,7 @@ def _lost(late: RankView, others: Sequence[RankView], ranks: Ranks) -> float:
 
 
 def _uneven(ranks: Ranks) -> Explanation:
-    """Now one rank is late and now another."""
+    """The verdict where now one rank is late and now another."""
     share = (ranks.uneven or 0.0) / (ranks.step or 1.0)
     return Explanation(
         subtype="uneven",
@@ -148,7 +148,7 @@ def _cause(late: RankView, others: Sequence[RankView], step: float) -> str:
 
 
 def _where(snapshot: Snapshot, late: RankView, cause: str) -> tuple[Where, ...]:
-    """Lines of that rank in the phase that is longer than those of the others."""
+    """The lines at which the late rank loses time; for `compute` the line that exceeds the other ranks' share most."""
     entries = [entry for ledger in snapshot.ledgers for entry in ledger.entries]
     processes = snapshot.host.processes if snapshot.host else ()
     feeding = {process.pid for process in processes if process.rank == late.rank}
@@ -182,7 +182,7 @@ def _side_by_side(late: RankView, others: Sequence[RankView]) -> str:
 
 
 def _since(late: RankView, now: float) -> str:
-    """Since when it is late: from the first step after the last one in which it was not."""
+    """Evidence of how long the rank has been late without a break, in steps or in seconds."""
     big = 0.5 * (late.lateness or 0.0)
     number = next((back for back, skew in enumerate(reversed(late.skew)) if skew < big), len(late.skew))
     if number < len(late.skew) or late.skew_since is None:

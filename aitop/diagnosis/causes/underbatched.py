@@ -140,7 +140,9 @@ def _of_sizes(steps: Sequence[StepRecord], samples: float) -> Cost | None:
 
 
 def _of_weights(steps: Sequence[StepRecord], samples: float, facts: HookFacts, ran: float) -> Cost | None:
-    """From what the weights are: each is read once a forward pass, for one sample or for many.
+    """The cost of a step, estimated from the size of the weights; None where nearly all of it grows with the batch.
+
+    Each weight is read once per forward pass, for one sample or for many.
 
     `ran` is the part of the time in which the process had a core.
     """
@@ -180,7 +182,7 @@ def _evidence(snapshot: Snapshot, cost: Cost, waiting: float, speedup: float) ->
 
 
 def _above_forward(entry: Entry) -> Entry:
-    """The same on the line that calls the model, above whatever runs inside of it."""
+    """The entry at the line that calls the model, in place of a line that runs within the model."""
     if not 0 < entry.callers <= len(entry.via):
         return entry
     caller = entry.via[entry.callers - 1]

@@ -62,7 +62,7 @@ class Held:
 
     @property
     def level(self) -> float:
-        """The same, where running out counts as nearly full."""
+        """`share`, but at least RETRIED where the allocator ran out of memory."""
         return max(self.share, RETRIED if self.retries or self.ooms else 0.0)
 
 

@@ -100,7 +100,7 @@ def _missing(still: Standstill) -> Odd | None:
 
 
 def _in_a_worker(still: Standstill) -> Odd | None:
-    """A rank waits for its loader, and one of its workers stands in the user's code."""
+    """The finding that a rank waits for its loader, of which a worker stands in the user's code; None if not so."""
     loading = {one.rank for one in still.ranks if one.doing == "loading"}
     others = [one for one in still.ranks if one.doing not in ("loading", "collective")]
     stuck = [one for one in still.workers if one.doing == "fetching" and one.rank in loading]
@@ -115,7 +115,7 @@ def _in_a_worker(still: Standstill) -> Odd | None:
 
 
 def _elsewhere(still: Standstill) -> Odd | None:
-    """Some ranks wait for the others in a collective, and one does something else."""
+    """The finding that some ranks wait in a collective while one does something else; None if not so."""
     ranks = still.ranks
     waiting = [one for one in ranks if one.doing == "collective"]
     odd = [one for one in ranks if one.doing is not None and one.doing != "collective"]
@@ -132,7 +132,7 @@ def _elsewhere(still: Standstill) -> Odd | None:
 
 
 def _different_calls(ranks: Sequence[Standing]) -> Odd | None:
-    """Some ranks wait in one collective, the others in another."""
+    """The finding that some ranks wait in one collective and the others in another; None if not so."""
     waiting = [rank for rank in ranks if rank.doing == "collective"]
     if len(waiting) < 2 or len({_where_key(rank) for rank in waiting}) < 2:
         return None
@@ -156,7 +156,7 @@ def _different_calls(ranks: Sequence[Standing]) -> Odd | None:
 
 
 def _behind(still: Standstill) -> Odd | None:
-    """All are in the same call, and some have begun fewer collectives: theirs is another one."""
+    """The finding that all ranks are in one call, but some have left out a collective before it; None if not so."""
     numbers = behind(still)
     odd = [one for one in still.ranks if one.rank in numbers]
     if not odd or any(one.doing != "collective" for one in still.ranks):
@@ -167,7 +167,7 @@ def _behind(still: Standstill) -> Odd | None:
 
 
 def _alike(still: Standstill) -> Odd:
-    """Nothing tells them apart."""
+    """The finding where no rank differs from the others."""
     calls = _calls(still.ranks)
     if all(one.doing is None for one in still.ranks):
         title = f"no rank has run for {still.seconds:.0f} s; which one the others wait for only stacks could tell"
@@ -187,7 +187,7 @@ def _alike(still: Standstill) -> Odd:
 
 
 def _minority(waiting: Sequence[Standing]) -> list[Standing]:
-    """Those at the place with the fewest ranks; of two alike the one without rank 0."""
+    """The ranks at the place where fewest stand; of equally many, those at the place without rank 0."""
     counts = Counter(_where_key(one) for one in waiting)
     zero = next((_where_key(one) for one in waiting if one.rank == 0), None)
     fewest = min(counts, key=lambda key: (counts[key], key == zero, str(key)))
@@ -195,7 +195,7 @@ def _minority(waiting: Sequence[Standing]) -> list[Standing]:
 
 
 def _conditions(one: Standing) -> frozenset[tuple[str, str, str]]:
-    """What it stands under: the conditions in all the user's functions on its stack."""
+    """The `if` conditions that the rank stands under, in all functions of the user's on its stack."""
     return frozenset((frame.file, frame.function, frame.guard) for frame in one.frames if frame.user and frame.guard)
 
 

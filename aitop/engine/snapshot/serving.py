@@ -241,7 +241,7 @@ def _queue(
 
 
 def _inter_token(turns: Iterable[Sequence[IterationRecord]]) -> Percentiles | None:
-    """Each token of a decoding request comes an iteration after the one before it."""
+    """Percentiles of the time between tokens: from iteration to iteration, weighted by the tokens decoded."""
     gaps = [
         (max(0.0, one.seconds if one.idle is None else one.end - before.end - one.idle), one.decode_tokens)
         for own in turns

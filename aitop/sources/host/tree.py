@@ -151,7 +151,7 @@ class ProcessEvidence:
         self._found: dict[tuple[str, int, int], tuple[bool, float]] = {}
 
     def about(self, members: Sequence[Member]) -> ProcessEvidence:
-        """The same, for these processes; what was known of others is forgotten."""
+        """Return this object, now about these processes; what was known of others is forgotten."""
         self._members = {member.stat.pid: member for member in members}
         alive = {member.key for member in members}
         self._found = {key: value for key, value in self._found.items() if key[1:] in alive}

@@ -502,7 +502,7 @@ class Steps:
         self.clear(ended.end)
 
     def commit_closed(self) -> None:
-        """Report the closed step: the next round of optimizers has begun."""
+        """Report the closed step, as the next round of optimizer steps has begun."""
         if self.closed is None:
             return
         self._report(self.closed)

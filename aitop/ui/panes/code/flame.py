@@ -61,7 +61,10 @@ def in_order(nodes: Sequence[Node]) -> list[Node]:
 
 
 def zoomed(nodes: Sequence[Node], path: Path) -> tuple[list[Node], list[Node]]:
-    """The way down to `path` (or as far as it is there), and the nodes that fill the width: the last one alone."""
+    """The nodes from the root down to `path`, as far as they exist; and those to draw across the full width.
+
+    These are the last node on that path, or all roots where the path is empty.
+    """
     way = way_to(nodes, path)
     return way, way[-1:] or list(nodes)
 
