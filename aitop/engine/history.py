@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from itertools import chain
 from typing import Generic, NamedTuple, TypeVar
 
-from aitop.engine.served import ServedHistory
+from aitop.engine.served_history import ServedHistory
 from aitop.model.event import Event
 from aitop.model.gpu import GpuSample
 from aitop.model.host import HostSample

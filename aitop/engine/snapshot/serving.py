@@ -8,7 +8,7 @@ from itertools import pairwise
 from msgspec.structs import replace
 
 from aitop.engine.history import History
-from aitop.engine.served import CHART_SECONDS, ServedHistory, ServedSecond
+from aitop.engine.served_history import CHART_SECONDS, ServedHistory, ServedSecond
 from aitop.engine.snapshot.metrics import of_metrics, series_of_metrics
 from aitop.engine.snapshot.steps import quantile
 from aitop.model.host import HostSample

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 PATIENCE_SECONDS = 10.0
 
 
-class LateFeed:
+class LazyFeed:
     """A LiveFeed that `make` creates on `start`. Calls that come earlier wait until it is there."""
 
     live = True
