@@ -55,22 +55,32 @@ def working(stacks: Stacks | None, stepping: Mapping[int, StepKind], target: int
     levels = step_levels(stacks, stepping)
     most = max((levels[process.pid] for process in processes), default=0)
     first = next(iter(stepping), None)
-    ranks = [one for one in processes if one.role == "rank"]
+    ranks = [process for process in processes if process.role == "rank"]
     if most:
-        chosen = [one for one in processes if levels[one.pid] == most or (one in ranks and _steps(one) > 0)]
+        chosen = [
+            process
+            for process in processes
+            if levels[process.pid] == most or (process in ranks and _steps(process) > 0)
+        ]
     else:
         chosen = _running(stacks, processes) or ranks or processes
-    busiest = max((_amount(stacks, one) for one in chosen), default=0.0)
+    busiest = max((_amount(stacks, process) for process in chosen), default=0.0)
 
-    def order(one: ProcessStacks) -> tuple[bool, bool, bool, bool, bool, float, int]:
-        amount = _amount(stacks, one)
+    def order(process: ProcessStacks) -> tuple[bool, bool, bool, bool, bool, float, int]:
+        amount = _amount(stacks, process)
         peer = amount >= PEER * busiest
         less = 0.0 if peer else -amount
         return (
-            one.pid != first, levels[one.pid] != most, one.pid != target, one.role != "rank", not peer, less, one.pid
-        )  # fmt: skip
+            process.pid != first,
+            levels[process.pid] != most,
+            process.pid != target,
+            process.role != "rank",
+            not peer,
+            less,
+            process.pid,
+        )
 
-    return tuple(one.pid for one in sorted(chosen, key=order))
+    return tuple(process.pid for process in sorted(chosen, key=order))
 
 
 def _steps(process: ProcessStacks) -> float:

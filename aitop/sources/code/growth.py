@@ -148,11 +148,14 @@ class _Function:
         self._assigned: set[str] = set()
         # Whether a name holds a graph at the line that is read; it does where a backward starts from it.
         self._graph: dict[str, bool | None] = {}
-        self._backward = {text for one in _starts(node) if (text := name_of(one)) is not None}
+        self._backward = {text for start in _starts(node) if (text := name_of(start)) is not None}
         self._shared = {
-            text for one in ast.walk(node) if isinstance(one, (ast.Global, ast.Nonlocal)) for text in one.names
+            text
+            for statement in ast.walk(node)
+            if isinstance(statement, (ast.Global, ast.Nonlocal))
+            for text in statement.names
         }
-        off = any(_WITHOUT_GRAD.search(ast.unparse(one)) for one in getattr(node, "decorator_list", ()))
+        off = any(_WITHOUT_GRAD.search(ast.unparse(decorator)) for decorator in getattr(node, "decorator_list", ()))
         self._read(node.body, (), flagged=False, no_grad=off)
 
     def owns(self, grown: str) -> bool:
@@ -163,7 +166,8 @@ class _Function:
     def empties(self, grown: str, loop: ast.stmt | None = None) -> bool:
         """Whether something here, or in that loop, surely makes the thing anew, empties it or takes from it."""
         return any(
-            one.surely and (loop is None or loop in one.loops) and _covers(one.name, grown) for one in self._emptied
+            emptied.surely and (loop is None or loop in emptied.loops) and _covers(emptied.name, grown)
+            for emptied in self._emptied
         )
 
     def _read(self, body: Sequence[ast.stmt], loops: tuple[ast.stmt, ...], *, flagged: bool, no_grad: bool) -> None:
@@ -186,7 +190,7 @@ class _Function:
                 self._graph |= {name: either[name] or self._graph.get(name) for name in either}
                 continue
             blocks = [getattr(statement, field, []) for field in ("body", "orelse", "finalbody")]
-            blocks += [one.body for one in (*getattr(statement, "handlers", ()), *getattr(statement, "cases", ()))]
+            blocks += [block.body for block in (*getattr(statement, "handlers", ()), *getattr(statement, "cases", ()))]
             for block in blocks:
                 self._read(block, within, flagged=flagged, no_grad=off)
 
@@ -208,18 +212,18 @@ class _Function:
             return False
         if isinstance(value, ast.Attribute) and value.attr in _PLAIN_ATTRIBUTES:
             return False
-        parts: list[ast.expr] = [one for one in ast.iter_child_nodes(value) if isinstance(one, ast.expr)]
+        parts: list[ast.expr] = [part for part in ast.iter_child_nodes(value) if isinstance(part, ast.expr)]
         if isinstance(value, ast.Call):
             name = last_name(value.func)
             if name in _PLAIN:
                 return False
             if name in self._models:
                 return True
-            parts = [*value.args, *(one.value for one in value.keywords)]
+            parts = [*value.args, *(keyword.value for keyword in value.keywords)]
             parts += [value.func.value] if isinstance(value.func, ast.Attribute) else []
             return any(self._holds(part) for part in parts) or None
         if isinstance(value, (ast.ListComp, ast.SetComp, ast.GeneratorExp)):
-            sources = {name_of(one.target): one.iter for one in value.generators}
+            sources = {name_of(generator.target): generator.iter for generator in value.generators}
             return self._holds(sources.get(name_of(value.elt), value.elt))
         chain = name_of(value)
         if chain in self._graph or chain in self._backward:
@@ -239,17 +243,19 @@ class _Calls:
         called = {function: _called_names(function.node) for function in functions}
         short = {function: function.name.rpartition(".")[2] for function in functions}
         self._makers: set[str] = set()
-        stepping = {short[one] for one in functions if any(map(_trains, _own_calls(one.node)))}
+        stepping = {short[function] for function in functions if any(map(_trains, _own_calls(function.node)))}
         while stepping - self._makers:
             self._makers |= stepping
-            stepping = {short[one] for one, names in called.items() if names & self._makers}
-        loops = [node for one in functions for node in _own_nodes(one.node) if isinstance(node, _LOOPS)]
+            stepping = {short[function] for function, names in called.items() if names & self._makers}
+        loops = [node for function in functions for node in _own_nodes(function.node) if isinstance(node, _LOOPS)]
         self._running: set[str] = set()
         more = {name for loop in loops if self.trains(loop) or self.uses_model(loop) for name in _called_names(loop)}
         while more - self._running:
             self._running |= more
-            more = {name for one, names in called.items() if short[one] in self._running for name in names}
-        self._hooks = {name for one in functions for call in _own_calls(one.node) for name in _hooked(call, functions)}
+            more = {name for function, names in called.items() if short[function] in self._running for name in names}
+        self._hooks = {
+            name for function in functions for call in _own_calls(function.node) for name in _hooked(call, functions)
+        }
 
     def trains(self, loop: ast.stmt) -> bool:
         """Whether a loop calls a backward or an optimizer, or a function that does."""
@@ -312,7 +318,11 @@ def _growth_of(statement: ast.stmt, dictionaries: set[str], *, retains: bool) ->
             if name_of(same) == grown:
                 return _Growth(grown, more, _kind(more), statement)
     if grown and isinstance(value, ast.Call) and last_name(value.func) in _JOINING_CALLS:
-        parts = [part for one in value.args for part in (one.elts if isinstance(one, (ast.List, ast.Tuple)) else [one])]
+        parts = [
+            part
+            for given in value.args
+            for part in (given.elts if isinstance(given, (ast.List, ast.Tuple)) else [given])
+        ]
         if grown in map(name_of, parts):
             more = next((part for part in parts if name_of(part) != grown), value)
             return _Growth(grown, more, "list", statement)
@@ -358,8 +368,8 @@ def _assignments(statement: ast.stmt) -> Iterator[tuple[str, ast.expr]]:
 
 def _paired(target: ast.expr, value: ast.expr) -> Iterator[tuple[str, ast.expr]]:
     if isinstance(target, (ast.Tuple, ast.List)) and isinstance(value, (ast.Tuple, ast.List)):
-        for one, its in zip(target.elts, value.elts, strict=False):
-            yield from _paired(one, its)
+        for part, its in zip(target.elts, value.elts, strict=False):
+            yield from _paired(part, its)
     else:
         yield from ((name, value) for name in _targets(target))
 
@@ -412,7 +422,7 @@ def _hooked(call: ast.Call, functions: Iterable[_Function]) -> Iterator[str]:
     for given in call.args if _HOOKING.match(last_name(call.func)) else ():
         if isinstance(given, ast.Call):
             made = f"{last_name(given.func)}.<locals>."
-            yield from (one.name.rpartition(".")[2] for one in functions if made in one.name)
+            yield from (function.name.rpartition(".")[2] for function in functions if made in function.name)
         else:
             yield last_name(given)
 
@@ -477,7 +487,9 @@ def _is_method_of(function: ast.expr, values: Collection[str]) -> bool:
 
 def _retains(node: ast.AST) -> bool:
     """Whether it is a call of a backward that keeps the graph that it went through, or may."""
-    keeping = [one.value for one in getattr(node, "keywords", ()) if one.arg in ("retain_graph", "create_graph")]
+    keeping = [
+        keyword.value for keyword in getattr(node, "keywords", ()) if keyword.arg in ("retain_graph", "create_graph")
+    ]
     return any(not isinstance(value, ast.Constant) or value.value for value in keeping)
 
 
