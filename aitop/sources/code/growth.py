@@ -63,7 +63,7 @@ class _Growth(NamedTuple):
 
 
 class _Emptied(NamedTuple):
-    """A thing that is replaced, deleted or taken from; not `surely` where only a bare flag decides whether it is."""
+    """A name whose value is replaced, deleted or taken from; not `surely` under a condition that is a mere flag."""
 
     name: str
     loops: tuple[ast.stmt, ...]
@@ -137,7 +137,7 @@ class _File:
 
 
 class _Function:
-    """What one function, or a module outside of its functions, makes longer and empties, in the order of its lines."""
+    """What a function (or a module outside of its functions) makes longer and empties, in the order of its lines."""
 
     def __init__(self, node: Scope, name: str, dictionaries: set[str], models: frozenset[str], retains: bool) -> None:
         self.node, self.name = node, name
@@ -159,12 +159,12 @@ class _Function:
         self._read(node.body, (), flagged=False, no_grad=off)
 
     def owns(self, grown: str) -> bool:
-        """Whether the thing is made by the function and gone when it returns."""
+        """Whether `grown` is created by the function and gone when it returns."""
         root = re.split(r"[.\[]", grown, maxsplit=1)[0]
         return not isinstance(self.node, ast.Module) and root in self._assigned - self._shared
 
     def empties(self, grown: str, loop: ast.stmt | None = None) -> bool:
-        """Whether something here, or in that loop, surely makes the thing anew, empties it or takes from it."""
+        """Whether a statement of the function, or of `loop`, surely replaces `grown`, empties it or takes from it."""
         return any(
             emptied.surely and (loop is None or loop in emptied.loops) and _covers(emptied.name, grown)
             for emptied in self._emptied
@@ -280,6 +280,9 @@ class _Calls:
         return called and not anew and not isinstance(function.node, ast.Module)
 
 
+# --- the functions of a module, and what they call ------------------------------------------------------------------
+
+
 def _named(tree: ast.AST, prefix: str = "") -> Iterator[tuple[Scope, str]]:
     """The module and every function in it, with its qualified name."""
     if isinstance(tree, ast.Module):
@@ -294,8 +297,43 @@ def _named(tree: ast.AST, prefix: str = "") -> Iterator[tuple[Scope, str]]:
             yield from _named(child, prefix)
 
 
+def _trains(call: ast.Call) -> bool:
+    return isinstance(call.func, ast.Attribute) and call.func.attr in ("backward", "step")
+
+
+def _own_nodes(scope: ast.AST) -> Iterator[ast.AST]:
+    """The nodes of a function or module without those of functions and classes in it."""
+    waiting = list(ast.iter_child_nodes(scope))
+    while waiting:
+        node = waiting.pop()
+        yield node
+        if not isinstance(node, (*_FUNCTIONS, ast.ClassDef, ast.Lambda)):
+            waiting.extend(ast.iter_child_nodes(node))
+
+
+def _own_calls(scope: ast.AST) -> Iterator[ast.Call]:
+    return (node for node in _own_nodes(scope) if isinstance(node, ast.Call))
+
+
+def _called_names(scope: ast.AST) -> set[str]:
+    return {last_name(call.func) for call in _own_calls(scope)}
+
+
+def _hooked(call: ast.Call, functions: Iterable[_Function]) -> Iterator[str]:
+    """Functions that are handed to a `register_…_hook`, or made by one that is called for it."""
+    for given in call.args if _HOOKING.match(last_name(call.func)) else ():
+        if isinstance(given, ast.Call):
+            made = f"{last_name(given.func)}.<locals>."
+            yield from (function.name.rpartition(".")[2] for function in functions if made in function.name)
+        else:
+            yield last_name(given)
+
+
+# --- what a statement makes longer, empties or assigns --------------------------------------------------------------
+
+
 def _growth_of(statement: ast.stmt, dictionaries: set[str], *, retains: bool) -> _Growth | None:
-    """What a statement makes longer, if anything."""
+    """The growth that a statement causes; None for a statement that makes nothing longer."""
     if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call):
         call = statement.value
         index = _GROWING_METHODS.get(last_name(call.func))
@@ -343,7 +381,7 @@ def _kind(value: ast.expr) -> Literal["list", "sum"]:
 
 
 def _emptied(statement: ast.stmt) -> Iterator[str]:
-    """What a statement replaces, deletes or takes from."""
+    """The names of what a statement replaces, deletes or takes elements from."""
     yield from (name for name, _ in _assignments(statement))
     if isinstance(statement, ast.Delete):
         for target in statement.targets:
@@ -395,36 +433,7 @@ def _is_flag(test: ast.expr) -> bool:
     return all(isinstance(node, _OF_FLAGS) for node in ast.walk(test))
 
 
-def _trains(call: ast.Call) -> bool:
-    return isinstance(call.func, ast.Attribute) and call.func.attr in ("backward", "step")
-
-
-def _own_nodes(scope: ast.AST) -> Iterator[ast.AST]:
-    """The nodes of a function or module without those of functions and classes in it."""
-    waiting = list(ast.iter_child_nodes(scope))
-    while waiting:
-        node = waiting.pop()
-        yield node
-        if not isinstance(node, (*_FUNCTIONS, ast.ClassDef, ast.Lambda)):
-            waiting.extend(ast.iter_child_nodes(node))
-
-
-def _own_calls(scope: ast.AST) -> Iterator[ast.Call]:
-    return (node for node in _own_nodes(scope) if isinstance(node, ast.Call))
-
-
-def _called_names(scope: ast.AST) -> set[str]:
-    return {last_name(call.func) for call in _own_calls(scope)}
-
-
-def _hooked(call: ast.Call, functions: Iterable[_Function]) -> Iterator[str]:
-    """Functions that are handed to a `register_…_hook`, or made by one that is called for it."""
-    for given in call.args if _HOOKING.match(last_name(call.func)) else ():
-        if isinstance(given, ast.Call):
-            made = f"{last_name(given.func)}.<locals>."
-            yield from (function.name.rpartition(".")[2] for function in functions if made in function.name)
-        else:
-            yield last_name(given)
+# --- what a backward starts from ------------------------------------------------------------------------------------
 
 
 def _starts(scope: ast.AST) -> Iterator[ast.expr]:
@@ -486,11 +495,14 @@ def _is_method_of(function: ast.expr, values: Collection[str]) -> bool:
 
 
 def _retains(node: ast.AST) -> bool:
-    """Whether it is a call of a backward that keeps the graph that it went through, or may."""
+    """Whether the node is a call of a backward that keeps its graph, or may keep it."""
     keeping = [
         keyword.value for keyword in getattr(node, "keywords", ()) if keyword.arg in ("retain_graph", "create_graph")
     ]
     return any(not isinstance(value, ast.Constant) or value.value for value in keeping)
+
+
+# --- kinds of values, and names -------------------------------------------------------------------------------------
 
 
 def _is_dictionary(value: ast.expr) -> bool:
@@ -498,7 +510,7 @@ def _is_dictionary(value: ast.expr) -> bool:
 
 
 def _is_bounded(value: ast.expr) -> bool:
-    """Whether it makes a queue that is never longer than it says."""
+    """Whether the value is a queue with a greatest length."""
     bounded = isinstance(value, ast.Call) and (len(value.args) > 1 or bool(value.keywords))
     return isinstance(value, ast.Call) and last_name(value.func) == "deque" and bounded
 

@@ -46,7 +46,7 @@ MOST_CALLS = 16
 Event = tuple[int, int, int, int, int]
 
 
-class Steps:
+class EventReader:
     """Reads events in order and makes steps of them.
 
     made, index         the finished steps, and their number so far
