@@ -89,7 +89,7 @@ NO_LINES = Lines(0.0, ())
 
 
 def lines_of(entries: Iterable[Entry]) -> Lines:
-    """These entries, heaviest first."""
+    """The Lines of these entries, heaviest first."""
     ordered = tuple(sorted(entries, key=lambda entry: -entry.share))
     return Lines(math.fsum(entry.share for entry in ordered), ordered)
 
@@ -132,7 +132,7 @@ def beside_lines(snapshot: Snapshot) -> tuple[Entry, ...]:
 
 
 def worker_lines(snapshot: Snapshot, wanted: Callable[[Entry], bool] = lambda entry: True) -> Lines:
-    """What loader workers do, idle waiting left out; `share` is the mean over the workers."""
+    """The entries of loader workers, without idle waiting; `share` is the mean over the workers."""
     sampled = snapshot.stacks.processes if snapshot.stacks is not None else ()
     workers = {process.pid for process in sampled if process.role == "loader-worker"}
     working = lines_of(
@@ -301,7 +301,7 @@ def serves(snapshot: Snapshot) -> bool:
 
 
 def each_unit(snapshot: Snapshot) -> str:
-    """What a share of the time is a share of, in words."""
+    """The words for what a share is a part of: "each request", "each step" or "the time"."""
     if serves(snapshot):
         return "each request" if records(snapshot) or snapshot.serving is not None else "the time"
     return "each step"

@@ -236,7 +236,7 @@ class History:
         self.newest["hook"] = sample.time
 
     def _ignore_failures_at_the_end(self, time: float) -> None:
-        """Sources that worked until the target ended did not fail: what they gave is what is known of it."""
+        """Set sources that failed in the last seconds back to their last `ok`: they failed because the target ended."""
         for name, before in self.last_ok.items():
             if self.statuses[name].time > time - ENDING_SECONDS:
                 self.statuses[name] = before

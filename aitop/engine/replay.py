@@ -66,7 +66,7 @@ class ReplayFeed:
     # Called from any thread
 
     def position(self) -> Position:
-        """Where it stands now."""
+        """The present position."""
         times, way = self._outline.times, self._way
         last, first = self._last, self._first
         return Position(

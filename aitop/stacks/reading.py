@@ -66,7 +66,7 @@ class Seen:
 
 
 def read_stack(frames: Sequence[Frame]) -> Seen:
-    """What one stack (all its frames, the outermost first) says."""
+    """The meaning of one stack, given with all its frames, the outermost first."""
     start = own_start(frames)
     own = tuple(frames[start:])
     users = [index for index, frame in enumerate(own) if frame.user]

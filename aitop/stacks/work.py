@@ -90,9 +90,9 @@ def _steps(process: ProcessStacks) -> float:
 
 
 def _amount(stacks: Stacks | None, process: ProcessStacks) -> float:
-    """How much it does (0..1): the share of its leading thread that steps, or else that runs or waits for a disk.
+    """The share (0..1) of its lead thread's time in which it steps; without steps, in which it runs or waits for a disk.
 
-    What a rank waits for in a backward pass or an exchange are the other ranks: the late one waits least.
+    Waits in a backward pass or an exchange are left out: there a rank waits for the other ranks, the late one least.
     """
     steps = _steps(process)
     if steps == 0.0:
@@ -107,13 +107,13 @@ def _lines(stacks: Stacks | None, process: ProcessStacks) -> list[HotLine]:
 
 
 def _running(stacks: Stacks | None, processes: Sequence[ProcessStacks]) -> list[ProcessStacks]:
-    """Those whose leading thread does something itself; of these the ranks, where any does: the others feed them."""
+    """The processes whose lead thread does something itself; if any are ranks, only those: the others feed them."""
     running = [process for process in processes if _active(stacks, process) > LEAST_ACTIVE]
     return [process for process in running if process.role == "rank"] or running
 
 
 def _active(stacks: Stacks | None, process: ProcessStacks) -> float:
-    """The share of its leading thread's time in which it runs, or waits for a disk or a device."""
+    """The share of its lead thread's time in which it runs, or waits for a disk or a device."""
     mine = process.pid, process.thread
     threads = stacks.threads if stacks else ()
     runs = next((share.active for share in threads if (share.pid, share.thread) == mine), None)

@@ -116,7 +116,7 @@ def _evidence(milliseconds: float, ddp: DdpInfo | None) -> list[str]:
 
 
 def _beside(ranks: Ranks, more: float) -> list[str]:
-    """What exchanging costs beside the time that it takes itself, where that is worth telling."""
+    """Evidence that the threads which exchange also take cores from those that compute; empty if they hardly do."""
     if more < OVERHEAD or ranks.apart is None:
         return []
     without = f"without any exchange a step would take {1e3 * ranks.apart:.1f} ms"

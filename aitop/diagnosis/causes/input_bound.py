@@ -34,7 +34,7 @@ IDLE_WORKERS = 0.5
 
 @dataclass(frozen=True)
 class Wait:
-    """What waits for data: entries of the stepping thread. `kind` says how the data come.
+    """The stepping thread's waits for data. `kind` says where the data come from.
 
     `covered` is the whole wait where a device worked on during a part of it.
     """
@@ -134,7 +134,7 @@ def _empty_handed(snapshot: Snapshot, at_work: float) -> float:
 
 
 def _own_code(snapshot: Snapshot) -> Lines:
-    """What the stepping thread does itself to make the next batch: host code before the model's call.
+    """The lines on which the stepping thread makes the next batch itself: host code before the model's call.
 
     In inference only what reads data counts here; computing the model's input is preprocessing.
     """
@@ -150,7 +150,7 @@ def _own_code(snapshot: Snapshot) -> Lines:
 
 
 def _for_producers(snapshot: Snapshot) -> Lines:
-    """Where the stepping thread waits for somebody of the run's own to hand it something; none while they idle."""
+    """The lines on which the stepping thread waits for the run's own threads or processes; none if these only idle."""
     lines = main_lines(
         snapshot,
         lambda entry: (

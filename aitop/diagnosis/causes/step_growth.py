@@ -278,7 +278,7 @@ def _longer_batches(steps: Sequence[StepRecord]) -> bool:
 
 
 def _lines(snapshot: Snapshot, phase: str) -> Lines:
-    """What runs in the phase that grows, on its heaviest line; in the model's phases all of it."""
+    """The entries of the phase that grows; of host code only those on its heaviest line."""
     ledger_phase = {"data_wait": "data", "outside": "host"}.get(phase, phase)
     lines = main_lines(snapshot, lambda entry: entry.phase == ledger_phase)
     if ledger_phase != "host" or not lines.where:

@@ -130,7 +130,7 @@ def _uneven(ranks: Ranks) -> Explanation:
 
 
 def _cause(late: RankView, others: Sequence[RankView], step: float) -> str:
-    """What this rank spends its lateness on, beside the mean of the others."""
+    """The cause of the rank's lateness: where it takes longer than the mean of the others."""
     most = 0.5 * (late.lateness or 0.0)
     if _phases(late).data_wait - fmean(_phases(view).data_wait for view in others) >= most:
         return "input"

@@ -95,7 +95,7 @@ def _of_the_model(snapshot: Snapshot, steps: Sequence[StepRecord]) -> float:
 
 
 def _beside(snapshot: Snapshot) -> Lines:
-    """What is done around the model's call for each batch."""
+    """The host code around the model's call that runs once per batch."""
     return main_lines(snapshot, lambda entry: entry.phase == "host" and entry.position == "within")
 
 
@@ -127,7 +127,7 @@ def _of_training(steps: Sequence[StepRecord], samples: float, facts: HookFacts, 
 
 
 def _of_sizes(steps: Sequence[StepRecord], samples: float) -> Cost | None:
-    """From batches of different sizes: the straight line of time over size, where there are enough of them."""
+    """The cost of a step as a straight line of time over batch size; None without enough batches of different sizes."""
     sizes: dict[int, list[float]] = {}
     for step in steps:
         sizes.setdefault(step.samples or 1, []).append(step.forward)

@@ -244,7 +244,10 @@ def oom_risk(snapshot: Snapshot) -> Explanation | str | None:
 
 
 def _uneven(snapshot: Snapshot) -> Explanation | None:
-    """By the devices of the ranks, else by their memory on the host. The level is 1 where it is much."""
+    """The verdict on a rank that needs more memory than the others, on devices or else on the host.
+
+    Its level is 1 where the difference is large.
+    """
     ranks = snapshot.ranks.ranks if snapshot.ranks else ()
     devices = {device.index: device for device in snapshot.gpu.devices} if snapshot.gpu else {}
     apart = [rank for rank in ranks if rank.gpu is not None and rank.gpu_memory]

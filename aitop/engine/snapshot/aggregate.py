@@ -190,7 +190,7 @@ def _stepping_windows(history: History, lead: int | None) -> list[StackWindow]:
 
 
 def _kind(records: list[StepRecord], stacks: Stacks | None, *, serves: bool) -> Kind:
-    """What the job does; `serves`: serving software was recognised, which does inference unless something trains."""
+    """The kind of the job. `serves`: serving software was recognised, which does inference unless something trains."""
     if records and records[-1].kind == "train":
         return "training"
     samples: Counter[str] = Counter()

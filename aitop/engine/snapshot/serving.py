@@ -94,7 +94,7 @@ def _row(requests: Sequence[ServedSecond], turns: Sequence[ServedSecond], *, wat
 
 
 def _served(history: History) -> dict[int, ServedHistory]:
-    """By process, where the hook watches requests or iterations."""
+    """The served history of each process in which the hook watches requests or iterations, by pid."""
     return {pid: hook.served for pid, hook in history.hooks.items() if hook.served.since is not None}
 
 
@@ -148,7 +148,7 @@ def _reported_until(history: History, served: Mapping[int, ServedHistory], now: 
 
 
 def _window(served: Mapping[int, ServedHistory], end: float) -> float:
-    """Where the window begins; earlier where requests are so few that a short one says little of them.
+    """The beginning of the window; earlier where a short window has few requests.
 
     Not before anything was watched, nor so early that more came than is remembered.
     """
@@ -205,13 +205,13 @@ def _alive(history: History, served: Mapping[int, ServedHistory], end: float) ->
 def _rate_of_requests(
     answered: Sequence[RequestRecord], served: Mapping[int, ServedHistory], seconds: float
 ) -> float | None:
-    """None where only iterations are watched: requests may be answered all the same."""
+    """Requests answered per second; None where only iterations are watched, as requests may still be answered."""
     watched = any(own.watches_requests for own in served.values())
     return len(answered) / seconds if watched and seconds > 0 else None
 
 
 def _tokens(answered: Sequence[RequestRecord], turns: Sequence[IterationRecord], seconds: float) -> float | None:
-    """Of the requests that ended, or of the iterations where those last so long that few of them ended."""
+    """Tokens per second: of the requests that ended, or of iterations where requests last too long for that."""
     if answered and sum(record.seconds for record in answered) / len(answered) <= BRIEF * seconds:
         return _per_second([record.tokens for record in answered], seconds)
     return _per_second([record.decode_tokens for record in turns], seconds)
@@ -220,7 +220,10 @@ def _tokens(answered: Sequence[RequestRecord], turns: Sequence[IterationRecord],
 def _concurrency(
     answered: Sequence[RequestRecord], turns: Mapping[int, Sequence[IterationRecord]], seconds: float
 ) -> float | None:
-    """Rate times latency (Little's law); where requests last too long for that, those in the engine and before it."""
+    """The mean number of requests in progress: rate times latency (Little's law), or as the engine counted them.
+
+    The second holds where requests last so long that few of them ended.
+    """
     total = sum(record.seconds for record in answered)
     if answered and seconds > 0 and total / len(answered) <= BRIEF * seconds:
         return total / seconds
@@ -235,7 +238,7 @@ def _concurrency(
 def _queue(
     answered: Sequence[RequestRecord], turns: Mapping[int, Sequence[IterationRecord]], seconds: float
 ) -> float | None:
-    """The mean number that waited: as the engines saw it, or else what the requests waited in a second."""
+    """The mean number of waiting requests: as the engines counted them, else from the waits of the requests."""
     known = [_mean([turn.waiting for turn in own if turn.waiting is not None]) for own in turns.values()]
     means = [mean for mean in known if mean is not None]
     return sum(means) if means else _per_second([record.queue for record in answered], seconds)

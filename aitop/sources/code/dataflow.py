@@ -273,7 +273,7 @@ class _Reading:
             self._collect(child, uses)
 
     def _call(self, node: ast.Call, uses: _Uses) -> None:
-        """A method reads its object, and may change it where it is given something; a function is no value."""
+        """Add the uses of a call. A method reads its object, and may change it if it has arguments."""
         given = [*node.args, *(keyword.value for keyword in node.keywords)]
         function = node.func
         if isinstance(function, ast.Attribute):

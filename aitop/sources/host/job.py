@@ -26,7 +26,7 @@ MEETING = ("TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE")
 
 
 class Known(NamedTuple):
-    """What is asked of a process to tell its job. `environment` is None where it may not be read."""
+    """The facts about a process that show its job. `environment` is None where it may not be read."""
 
     stat: Stat
     argv: tuple[str, ...]
@@ -71,13 +71,13 @@ def same_process(pid: int, start: int | None) -> bool:
 
 
 def look_at(pid: int) -> Known | None:
-    """What is to be known of a process; None when it is gone."""
+    """Read the facts about a process; None when it is gone."""
     stat = procfs.stat(pid)
     return None if stat is None else Known(stat, procfs.argv(pid), procfs.environ(pid))
 
 
 def _above(known: Known) -> Iterable[Known]:
-    """Its ancestors, the nearest first; a parent that is younger than its child has only taken over the pid."""
+    """The process's ancestors, the nearest first. A parent younger than its child only has a reused pid."""
     for _ in range(MOST_ABOVE):
         parent = look_at(known.stat.ppid) if known.stat.ppid > 1 else None
         if parent is None or parent.stat.start > known.stat.start or parent.stat.pid == os.getpid():
@@ -99,7 +99,7 @@ def top_of(chain: Sequence[Known]) -> Known:
 
 
 def _is_shell(known: Known) -> bool:
-    """Whether it is a shell, such as a launcher may start its ranks through."""
+    """Whether the process is a shell; launchers may start ranks through one."""
     return bool(known.argv) and os.path.basename(known.argv[0]).lstrip("-") in SHELLS
 
 
@@ -134,7 +134,7 @@ def _beside(known: Known, top: Known) -> set[int]:
 
 
 def meeting_of(environment: Mapping[str, str]) -> tuple[str, ...] | None:
-    """Where the ranks of its job meet; None for a process that is none of several ranks."""
+    """The address where the ranks of its job meet; None for a process that is not one of several ranks."""
     numbers = rank_numbers(environment)
     if numbers.rank is None or (numbers.world_size or 1) < 2 or not environment.get("MASTER_PORT"):
         return None

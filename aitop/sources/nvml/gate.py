@@ -23,7 +23,7 @@ class DeviceLostError(Exception):
 
 @dataclass(frozen=True)
 class Handle:
-    """Whom to ask: a device, a MIG slice or, with no pointer, the system. `label` tells it apart from all others."""
+    """The object of an NVML call: a device, a MIG slice or (without pointer) the system. `label` is unique."""
 
     label: str
     pointer: Any = None

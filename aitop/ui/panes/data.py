@@ -321,6 +321,6 @@ def _cell(use: Use | None) -> tuple[str, Style]:
 
 
 def legend() -> Line:
-    """What the hues of the lanes mean."""
+    """A line that explains the colours of the lanes."""
     line = Line("█", DATA.ink).add(" busy  ", FAINT).add("█", WAITING).add(" waits  ", FAINT)
     return line.add("█", TROUGH).add(" idle", FAINT)

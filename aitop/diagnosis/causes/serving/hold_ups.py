@@ -54,7 +54,7 @@ class HoldUp:
 
 
 def hold_ups(snapshot: Snapshot, serving: Serving, requests: Sequence[RequestRecord], usual: float) -> list[HoldUp]:
-    """All that were measured while these requests were under way. `usual` is the usual length of one."""
+    """The hold-ups measured while these requests were in progress. `usual` is the median length of a request."""
     since = min(request.end - request.seconds for request in requests)
     pauses = [
         HoldUp("collector" if pause.kind == "collect" else "compile", pause.end - pause.seconds, pause.end)
@@ -86,7 +86,7 @@ def _prefills(iterations: Sequence[IterationRecord], paused: Lost, usual: float)
 
 
 def _long_handling(requests: Sequence[RequestRecord], paused: Lost, usual: float) -> list[HoldUp]:
-    """Where making one input or output took longer than the usual request takes altogether."""
+    """Hold-ups by inputs or outputs that took longer to make than a whole request usually takes."""
     found = []
     for request, (begin, until) in _handling(requests):
         seconds = until - begin
@@ -201,10 +201,10 @@ class Lost:
 
 
 class Timeline:
-    """Hold-ups in order of time, to be asked for those of a request."""
+    """Hold-ups in order of time. `of` returns those of one request."""
 
     def __init__(self, found: Iterable[HoldUp]) -> None:
-        """Those that hold up all requests alike are summed up by kind; the others are looked at one by one."""
+        """Hold-ups of all requests are summed up by kind; those of single requests stay single."""
         single: list[HoldUp] = []
         alike: dict[Kind, list[HoldUp]] = {}
         for hold_up in found:
@@ -300,7 +300,7 @@ def tail_of(requests: Sequence[RequestRecord], timeline: Timeline, slow: int) ->
 
 
 def _rates(requests: Sequence[RequestRecord], timeline: Timeline) -> dict[Kind, float]:
-    """The part of their time that each kind takes of ordinary requests."""
+    """The part (0..1) of ordinary requests' time that each kind of hold-up takes."""
     whole, sums = sum(request.seconds for request in requests), dict[Kind, float]()
     for request in requests:
         for kind, seconds in timeline.of(request).items():
@@ -309,7 +309,7 @@ def _rates(requests: Sequence[RequestRecord], timeline: Timeline) -> dict[Kind, 
 
 
 def _expected(requests: Sequence[RequestRecord], usual: float) -> Callable[[RequestRecord], float]:
-    """How long a request takes by the tokens that it has and asks for; `usual` where these do not tell."""
+    """A function for the seconds expected of a request by its tokens; it returns `usual` where these say too little."""
     known = [request for request in requests if request.tokens is not None]
     if len(known) < len(requests) or not known:
         return lambda request: usual

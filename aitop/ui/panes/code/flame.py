@@ -141,7 +141,7 @@ def node_line(node: Node, width: int, by: Line = NO_CHANGE) -> Line:
 
 
 def legend() -> Line:
-    """What the hues mean: whose code it is."""
+    """A line that explains the colours: whose code it is."""
     line = Line()
     for number, kind in enumerate(CODE_KINDS):
         line.add("  " if number else "").add("■ ", kind.ink).add(kind.name, DIM)
