@@ -90,7 +90,7 @@ def _steps(process: ProcessStacks) -> float:
 
 
 def _amount(stacks: Stacks | None, process: ProcessStacks) -> float:
-    """The share (0..1) of its lead thread's time in which it steps; without steps, in which it runs or waits for a disk.
+    """The share (0..1) of the lead thread's time in which it steps; or, without steps, runs or waits for a disk.
 
     Waits in a backward pass or an exchange are left out: there a rank waits for the other ranks, the late one least.
     """

@@ -34,7 +34,7 @@ IDLE_WORKERS = 0.5
 
 @dataclass(frozen=True)
 class Wait:
-    """The stepping thread's waits for data. `kind` says where the data come from.
+    """What waits for data: entries of the stepping thread. `kind` says how the data come.
 
     `covered` is the whole wait where a device worked on during a part of it.
     """

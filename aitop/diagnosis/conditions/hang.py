@@ -26,7 +26,7 @@ MEETS = "init_process_group"
 
 @dataclass(frozen=True)
 class Odd:
-    """The process or call that keeps all others waiting. `standing` is where to look first, empty if it is gone."""
+    """What keeps all others waiting. `standing` is where to look first, empty where nothing is left of it."""
 
     subtype: str
     title: str

@@ -23,7 +23,7 @@ class DeviceLostError(Exception):
 
 @dataclass(frozen=True)
 class Handle:
-    """The object of an NVML call: a device, a MIG slice or (without pointer) the system. `label` is unique."""
+    """Whom to ask: a device, a MIG slice or, with no pointer, the system. `label` tells it apart from all others."""
 
     label: str
     pointer: Any = None

@@ -93,7 +93,7 @@ class StepPane(ChartPane):
 
 
 def phase_shares(steps: Steps) -> list[tuple[Kind, float | None]]:
-    """Every phase with its share. Phases timed by themselves, such as saving, are subtracted from `outside`."""
+    """Every phase with its share; saving and what else lies apart is taken out of what is outside, where timed."""
     shares: dict[Kind, float] = {}
     for key, share in msgspec.structs.asdict(steps.phases).items():
         if share is not None:
