@@ -20,7 +20,7 @@ from aitop.model.snapshot import Snapshot, Target
 from aitop.model.source import SourceStatus
 from aitop.sources.host import source
 from aitop.sources.host.roles import Place
-from aitop.sources.host.source import Seen
+from aitop.sources.host.source import LivingProcesses
 
 
 def test_no_look_begins_before_the_last_one_is_over(monkeypatch):
@@ -53,7 +53,7 @@ class Host:
     """Knows nobody until it has looked."""
 
     def __init__(self, **seen):
-        self.seen, self._later = Seen(), Seen(**seen)
+        self.seen, self._later = LivingProcesses(), LivingProcesses(**seen)
 
     def wait_for_look(self, seconds):
         self.seen = self._later

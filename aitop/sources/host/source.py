@@ -32,7 +32,7 @@ def no_server(members: Sequence[Member]) -> Server | None:
     """Recognises no server: for a source that is not asked about servers."""
 
 
-class Seen(NamedTuple):
+class LivingProcesses(NamedTuple):
     """The living processes of one read, by what they do.
 
     `ranks` are in the order of their numbers; `launchers` only started them. `parents` started Python processes which
@@ -77,7 +77,7 @@ class HostSource(Source):
         self._machine = Machine()
         self._cgroup: tuple[tuple[int, int], Cgroup] | None = None
         self._first: HostSample | None = None
-        self.seen = Seen()
+        self.seen = LivingProcesses()
         self._looked = threading.Event()
 
     def open(self) -> None:
@@ -108,7 +108,7 @@ class HostSource(Source):
         members = self._tree.update()
         living = [member for member in members if member.stat.state != "Z"]
         if not living:
-            self.seen = Seen()
+            self.seen = LivingProcesses()
             asked = ", ".join(str(pid) for pid in self._starts)
             if not members and not all(procfs.gone(pid) for pid in self._starts):
                 raise SourceError("failed", f"process {asked} cannot be read just now")
@@ -122,7 +122,7 @@ class HostSource(Source):
                 places[pid] = Place("other")
         pids = frozenset(member.stat.pid for member in living)
         engines = server.loops if server else ()
-        self.seen = Seen(
+        self.seen = LivingProcesses(
             pids=pids,
             ranks=tuple(pid for pid in ranks_of(places) if pid in pids),
             launchers=frozenset(pid for pid in pids if places[pid].role == "launcher"),

@@ -1,4 +1,4 @@
-"""What held requests up, and how long: intervals on the timeline, and the time that each request spent in them. Pure.
+"""What held requests up, and how long: intervals of time, and the time that each request spent in them. Pure.
 
 Every kind is an interval with a weight, the part of it that is lost, so that one comparison serves for all of them.
 """
@@ -200,7 +200,7 @@ class Lost:
         return self._sums[place] + self._parts[place] * (time - self._times[place]) if place >= 0 else 0.0
 
 
-class Timeline:
+class RequestHoldUps:
     """Hold-ups in order of time. `of` returns those of one request."""
 
     def __init__(self, found: Iterable[HoldUp]) -> None:
@@ -256,13 +256,13 @@ class Tail:
         return max(0.0, 1.0 - sum(self.kinds.values()) - self.size - self.queue)
 
 
-def tail_of(requests: Sequence[RequestRecord], timeline: Timeline, slow: int) -> Tail:
+def tail_of(requests: Sequence[RequestRecord], held: RequestHoldUps, slow: int) -> Tail:
     """Compare the `slow` slowest of the requests with the others."""
     ordered = sorted(requests, key=lambda request: request.seconds)
     usual = ordered[len(ordered) // 2].seconds
     slowest, others = ordered[-slow:], ordered[: -slow or None]
     some = others[:: max(1, len(others) // MOST_OTHERS)]
-    expected, rates = _expected(some, usual), _rates(some, timeline)
+    expected, rates = _expected(some, usual), _rates(some, held)
     waits = sorted(request.queue for request in others if request.queue is not None)
     wait = waits[len(waits) // 2] if waits else 0.0
     sums: dict[Kind, float] = {}
@@ -276,7 +276,7 @@ def tail_of(requests: Sequence[RequestRecord], timeline: Timeline, slow: int) ->
         # What is usual for a request of this length is no reason for a longer one.
         lost = {
             kind: max(0.0, seconds - rates.get(kind, 0.0) * (usual + size))
-            for kind, seconds in timeline.of(request).items()
+            for kind, seconds in held.of(request).items()
         }
         for kind in BY_COUNTERS & lost.keys():
             allowed[kind] = allowed.get(kind, 0.0) + min(left, lost.pop(kind))
@@ -299,11 +299,11 @@ def tail_of(requests: Sequence[RequestRecord], timeline: Timeline, slow: int) ->
     return Tail(usual, mean, tuple(slowest), extra, kinds, size, queue, at_most)
 
 
-def _rates(requests: Sequence[RequestRecord], timeline: Timeline) -> dict[Kind, float]:
+def _rates(requests: Sequence[RequestRecord], held: RequestHoldUps) -> dict[Kind, float]:
     """The part (0..1) of ordinary requests' time that each kind of hold-up takes."""
     whole, sums = sum(request.seconds for request in requests), dict[Kind, float]()
     for request in requests:
-        for kind, seconds in timeline.of(request).items():
+        for kind, seconds in held.of(request).items():
             sums[kind] = sums.get(kind, 0.0) + seconds
     return {kind: seconds / whole for kind, seconds in sums.items()} if whole > 0.0 else {}
 

@@ -10,8 +10,8 @@ from aitop.diagnosis.causes.serving.hold_ups import (
     BY_COUNTERS,
     HoldUp,
     Kind,
+    RequestHoldUps,
     Tail,
-    Timeline,
     handler_entries,
     hold_ups,
     tail_of,
@@ -82,7 +82,7 @@ def _look(snapshot: Snapshot) -> Explanation | str | None:
     slow = number_of_slow(len(requests))
     usual = sorted(one.seconds for one in requests)[len(requests) // 2]
     held = hold_ups(snapshot, serving, requests, usual)
-    tail = tail_of(requests, Timeline(held), slow)
+    tail = tail_of(requests, RequestHoldUps(held), slow)
     if usual <= 0.0 or tail.slowest < LEAST_RATIO * usual:
         return None
     bursts = _bursts(snapshot, serving)
