@@ -32,7 +32,7 @@ IDLE_WORKERS = 0.5
 
 
 class Wait(msgspec.Struct, frozen=True):
-    """What waits for data: entries of the stepping thread. `kind` says how the data come.
+    """The stepping thread's waits for data. `kind` says where the data come from.
 
     `covered` is the whole wait where a device worked on during a part of it.
     """

@@ -26,7 +26,7 @@ MEETS = "init_process_group"
 
 
 class Odd(msgspec.Struct, frozen=True):
-    """What keeps all others waiting. `standing` is where to look first, empty where nothing is left of it."""
+    """The process or call that keeps all others waiting. `standing` is where to look first, empty if it is gone."""
 
     subtype: str
     title: str
