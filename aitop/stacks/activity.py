@@ -155,7 +155,7 @@ def _holding(
 
 
 def _kind(stacks: Mapping[Seen, int]) -> _Kind:
-    """What lines have in common of which few looks at one say something of the others: phase and work."""
+    """The phase and work of the stacks: looks at one line count for other lines of its kind that have few."""
     seen = next(iter(stacks))
     return seen.phase, seen.work
 

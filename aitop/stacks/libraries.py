@@ -210,7 +210,7 @@ TABLE: tuple[Row, ...] = (
 
 
 class Meaning(NamedTuple):
-    """What one library frame says; None for what it leaves open."""
+    """The meaning of a library's frame; None for what it leaves open."""
 
     phase: Phase | None
     state: State | None
@@ -231,7 +231,7 @@ def calls_model(file: str, function: str) -> bool:
 
 @functools.lru_cache(maxsize=8192)
 def meaning(file: str, function: str) -> Meaning:
-    """What a library frame of this file and function says."""
+    """The meaning of a library's frame by its file and function."""
     for path, named, says in _compiled():
         if path.search(file) and (named is None or named.search(function)):
             return says

@@ -67,7 +67,7 @@ class Seen(msgspec.Struct, frozen=True, eq=False):
 
 
 def read_stack(frames: Sequence[Frame]) -> Seen:
-    """What one stack (all its frames, the outermost first) says."""
+    """The meaning of one stack, given with all its frames, the outermost first."""
     start = own_start(frames)
     own = tuple(frames[start:])
     users = _users(own)

@@ -100,7 +100,7 @@ def _takes_turns(snapshot: Snapshot, compiling: Lines) -> bool:
 
 
 def _lasting(snapshot: Snapshot) -> bool:
-    """Whether compiling takes turns with steps in several windows of stacks, the newest among them."""
+    """Whether there was both compiling and stepping in several windows of stacks, and compiling goes on now."""
     compiling = values_since(snapshot, "compiling", SEEN_SECONDS)
     begins = [compiling[0][0] - 1.0, *(time for time, _ in compiling)] if compiling else []
     seen = [(begin, until) for begin, (until, part) in zip(begins, compiling, strict=False) if part >= PART_OF_WINDOW]
