@@ -128,14 +128,21 @@ def handler_entries(snapshot: Snapshot) -> list[Entry]:
     ledger = lead_ledger(snapshot)
     entries = [entry for entry in (ledger.entries if ledger else ()) if entry.where is not None]
     models = {(entry.file, entry.line) for entry in entries if entry.phase == "forward"}
-    return [
-        entry
-        for entry in entries
-        if entry.handler is not None
-        and entry.phase in HOST
-        and (entry.file, entry.line) not in models
-        and (entry.handler == "event-loop" or entry.activity not in HANDED_WAITS)
-    ]
+    lines: dict[tuple[str, int], list[Entry]] = {}
+    for entry in entries:
+        if entry.handler is not None and entry.phase in HOST and (entry.file, entry.line) not in models:
+            lines.setdefault((entry.file, entry.line), []).append(entry)
+    return [entry for of_line in lines.values() if not _stands_in_line(of_line) for entry in of_line]
+
+
+def _stands_in_line(entries: Sequence[Entry]) -> bool:
+    """Whether the entries of one line mostly wait for another thread, with a thread of their own to do so."""
+    waits = sum(entry.share for entry in entries if entry.handler != "event-loop" and _for_another(entry))
+    return waits > 0.5 * sum(entry.share for entry in entries)
+
+
+def _for_another(entry: Entry) -> bool:
+    return entry.activity in HANDED_WAITS or (entry.activity == "wait-network" and entry.work is None)
 
 
 def _without_core(snapshot: Snapshot, requests: Sequence[RequestRecord], usual: float) -> list[HoldUp]:
