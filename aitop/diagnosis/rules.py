@@ -25,7 +25,7 @@ from aitop.diagnosis.causes import (
     underbatched,
 )
 from aitop.diagnosis.causes.serving import queue, tail
-from aitop.diagnosis.conditions import clocks, device_memory, hang, hardware, host_memory, memory
+from aitop.diagnosis.conditions import clocks, device_memory, hang, hardware, host_memory, memory, regression
 from aitop.diagnosis.rule import Rule
 
 CAUSES: tuple[Rule, ...] = (
@@ -67,4 +67,5 @@ CONDITIONS: tuple[Rule, ...] = (
     hardware.fault,
 )
 # Where nothing moves, the line that it stands on is no other rule's.
-RULES: tuple[Rule, ...] = (hang.hang, *CAUSES, *CONDITIONS)
+# A regression claims nothing, but asks for the lines of all.
+RULES: tuple[Rule, ...] = (hang.hang, regression.judge, *CAUSES, *CONDITIONS)

@@ -8,6 +8,7 @@ from aitop.diagnosis.judge import Judge
 from aitop.diagnosis.ledger import ledgers
 from aitop.engine.history import History
 from aitop.engine.snapshot.aggregate import aggregate
+from aitop.engine.snapshot.past import keep_past
 from aitop.engine.snapshot.standstill import wants_look
 from aitop.model.event import Event
 from aitop.model.snapshot import Snapshot, Target, Tick
@@ -23,6 +24,8 @@ class Engine:
     def handle(self, event: Event, *, judged: bool = True) -> Snapshot | None:
         """Take one event; a Snapshot comes back for a Tick that is to be judged, None for everything else."""
         self._history.add(event)
+        if isinstance(event, Tick):
+            keep_past(self._history, event.time)
         if not isinstance(event, Tick) or not judged:
             return None
         snapshot = aggregate(self._history, event)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from itertools import chain
 from typing import Generic, NamedTuple, TypeVar
 
+from aitop.engine.past import PastHistory
 from aitop.engine.served_history import ServedHistory
 from aitop.model.event import Event
 from aitop.model.gpu import GpuSample
@@ -153,6 +154,7 @@ class History:
     allocators: deque[tuple[float, tuple[AllocatorSample, ...]]] = field(default_factory=deque)
     servers: dict[int, deque[ServerSample]] = field(default_factory=dict)
     growth: GrowthSites | None = None
+    past: PastHistory = field(default_factory=PastHistory)
     dump: StackDump | None = None
     exchange_notes: ExchangeNotes | None = None
     rank_numbers: dict[int, int] = field(default_factory=dict)
@@ -165,6 +167,8 @@ class History:
 
     def add(self, event: Event) -> None:
         """Take one event."""
+        if isinstance(event, (HookSample, HostSample, GpuSample, StackWindow)):
+            self.past.add(event, self.stacks)
         if isinstance(event, Tick):
             self.ticks.append(event)
             self.tick_count += 1

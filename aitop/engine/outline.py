@@ -132,6 +132,7 @@ def lasting(history: History) -> History:
         hooks={pid: _lasting_hook(hook) for pid, hook in history.hooks.items()},
         allocators=deque(),
         servers={},
+        past=history.past.lasting(),
         rank_numbers=dict(history.rank_numbers),
         ticks=history.ticks.copy(),
         newest=dict(history.newest),

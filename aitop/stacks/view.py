@@ -6,7 +6,7 @@ Pure, apart from a cache of the windows and stacks that were read before.
 from __future__ import annotations
 
 import threading
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
@@ -89,6 +89,18 @@ class StackView:
     def steps_in(self, window: StackWindow, pid: int) -> bool:
         """Whether any thread of the process was sampled in a phase of a step in `window`."""
         return any(_stepping(stacks) for key, stacks in self._digest(window).items() if key.pid == pid)
+
+    def lines_in(self, window: StackWindow, pid: int) -> Counter[tuple[str, int]]:
+        """The samples of the thread that leads the process, by file and line, without imports; the file is empty where
+        no line of the user's was on the stack.
+        """
+        threads = {key: stacks for key, stacks in self._digest(window).items() if key.pid == pid}
+        lead = lead_thread(threads)
+        lines: Counter[tuple[str, int]] = Counter()
+        for seen, count in threads[lead].items() if lead is not None else ():
+            if not seen.importing:
+                lines[(seen.line.file, seen.line.line) if seen.line is not None else ("", 0)] += count
+        return lines
 
     def _digest(self, window: StackWindow) -> Digest:
         with self._lock:

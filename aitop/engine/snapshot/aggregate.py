@@ -82,6 +82,7 @@ def aggregate(history: History, tick: Tick) -> Snapshot:
         working=workers,
         serving=serving(history, tick.time, kind),
         engine=engine,
+        past=history.past.past(),
     )
 
 

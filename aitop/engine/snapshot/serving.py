@@ -55,7 +55,7 @@ def request_series(history: History, now: float) -> dict[str, Series]:
     Of several processes the p50 is the mean, weighted by their requests, and the p99 the largest.
     """
     served = _served(history)
-    chosen = _front(history.hosts.last, {pid: list(own.requests) for pid, own in served.items()})
+    chosen = front_processes(history.hosts.last, {pid: list(own.requests) for pid, own in served.items()})
     requests = _by_second(served[pid].done for pid in chosen)
     turns = _by_second(own.done for own in served.values())
     if not requests and not turns:
@@ -107,7 +107,7 @@ def _of_hook(history: History, now: float) -> Serving | None:
     since = _window(served, end)
     requests = {pid: [request for request in own.requests if request.end >= since] for pid, own in served.items()}
     turns = {pid: [turn for turn in own.iterations if turn.end >= since] for pid, own in served.items()}
-    front = _front(history.hosts.last, requests)
+    front = front_processes(history.hosts.last, requests)
     answered = sorted((record for pid in front for record in requests[pid]), key=lambda record: record.end)
     engine = max((pid for pid in turns if turns[pid]), key=lambda pid: (len(turns[pid]), -pid), default=None)
     busiest = max(front, key=lambda pid: (len(requests[pid]), -pid), default=min(served))
@@ -165,7 +165,7 @@ def _window(served: Mapping[int, ServedHistory], end: float) -> float:
     return max([since, watched, *kept])
 
 
-def _front(host: HostSample | None, requests: Mapping[int, Sequence[RequestRecord]]) -> tuple[int, ...]:
+def front_processes(host: HostSample | None, requests: Mapping[int, Sequence[RequestRecord]]) -> tuple[int, ...]:
     """The processes whose requests are those of the users: the same request may be reported by the one that takes it
     from the network and by the one that runs the model.
 

@@ -1,0 +1,369 @@
+"""regression: units (steps or requests) take longer since a moment of the run, and what changed at that moment.
+
+The moment is where the ranks of the stretches before and after differ most (the rank test of Mann and Whitney at every
+possible split, as in Pettitt's test for a change point): a few long units do not move it. It counts if blocks of
+neighbouring stretches after it are slower than those before by more than chance; neighbours resemble each other, so
+single stretches would make any difference look certain.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from datetime import datetime
+from itertools import pairwise
+from statistics import median, pvariance
+
+import msgspec
+
+from aitop.diagnosis.comparison import chance
+from aitop.diagnosis.evidence import Lines, lines_of, main_lines, short_place, worker_lines
+from aitop.diagnosis.rule import Explanation, condition
+from aitop.diagnosis.series import line_through
+from aitop.diagnosis.what_if import fix
+from aitop.model.past import Past, PastLine, PastUnit, Stretch
+from aitop.model.phases import MEASURED, SERVED
+from aitop.model.snapshot import Snapshot
+from aitop.model.units import duration, factor, percent
+
+# The least on each side of the moment.
+LEAST_SECONDS, LEAST_STRETCHES = 10.0, 8
+# Into so many blocks each side is divided. What comes now and then, as checkpoints, needs blocks that are long enough
+# to hold one of them.
+BLOCKS, LONGER_BLOCKS = 12, (12, 8, 6)
+CERTAIN = 0.001
+LEAST_RATIO = 1.15
+# A cause has to explain so much of the difference to be named before the phase in which it shows.
+EXPLAINS = 0.5
+MOST_REASONS = 4
+# Cores, and the part of a figure, by which a change is one.
+LEAST_CORES, LEAST_CHANGE = 0.25, 0.15
+PARTS = tuple(dict.fromkeys(("queue", *(phase.key for phase in (*MEASURED, *SERVED)), "host")))
+"""What a unit consists of: the names of its parts among the sums."""
+# More input takes longer to compute, and so does the same on a slower clock; the rest of a unit does not.
+COMPUTES = ("forward", "backward", "optimizer")
+WORDS = {
+    "data": "the wait for data",
+    "save": "saving",
+    "exchange": "the exchange with other ranks",
+    "forward": "the forward pass",
+    "backward": "the backward pass",
+    "optimizer": "the optimizer",
+    "transfer": "copying to the device",
+    "queue": "the wait in the queue",
+    "preprocess": "making the input",
+    "postprocess": "making the output",
+    "host": "the code around the model",
+}
+
+
+class Side(msgspec.Struct, frozen=True):
+    """The stretches on one side of the moment. A figure of it is the median over `blocks` of equally many stretches."""
+
+    stretches: tuple[Stretch, ...]
+    blocks: int
+
+    @property
+    def seconds(self) -> float:
+        return self.stretches[-1].end - self.stretches[0].start
+
+    def means(self, name: str) -> list[float]:
+        """The mean of a figure in each block in which it was measured."""
+        count = len(self.stretches)
+        cuts = [number * count // self.blocks for number in range(self.blocks + 1)]
+        sums = [
+            [sum(pair) for pair in zip(*(one.sums.get(name, (0.0, 0.0)) for one in self.stretches[a:b]), strict=True)]
+            for a, b in pairwise(cuts)
+            if b > a
+        ]
+        return [total / weight for total, weight in sums if weight]
+
+    def value(self, name: str) -> float | None:
+        """The figure; None where it was not measured."""
+        means = self.means(name)
+        return median(means) if means else None
+
+    def share(self, line: PastLine) -> float | None:
+        """The share (0..1) of the stack samples on a line; None without samples."""
+        samples = sum(stretch.samples for stretch in self.stretches)
+        return sum(stretch.lines.get(line, 0) for stretch in self.stretches) / samples if samples else None
+
+
+class Change(msgspec.Struct, frozen=True):
+    """Units took `was` seconds before the moment `at` (monotonic) and take `now` since. `first`: the step's number."""
+
+    at: float
+    before: Side
+    after: Side
+    was: float
+    now: float
+    first: int | None
+
+    @property
+    def ratio(self) -> float:
+        return self.now / self.was
+
+    @property
+    def longer(self) -> float:
+        """Seconds by which a unit takes longer."""
+        return self.now - self.was
+
+    def of(self, name: str) -> tuple[float, float] | None:
+        """A figure before and after the moment; None where one of them was not measured."""
+        before, after = self.before.value(name), self.after.value(name)
+        return None if before is None or after is None else (before, after)
+
+    def certain(self, name: str) -> bool:
+        """Whether the figure changed by more than chance."""
+        return chance(self.before.means(name), self.after.means(name)) < CERTAIN
+
+    def rise(self, name: str) -> float:
+        """By how much a figure rose, 0 where it did not."""
+        both = self.of(name)
+        return max(0.0, both[1] - both[0]) if both is not None else 0.0
+
+
+class Reason(msgspec.Struct, frozen=True):
+    """What changed at the moment: `seconds` of a unit that it explains. `phase`: where its line is to be looked for."""
+
+    subtype: str
+    seconds: float
+    words: str
+    remedy: str
+    phase: str | None = None
+
+
+@condition("regression", 1.0, 0.6)
+def judge(snapshot: Snapshot) -> Explanation | str | None:
+    """The verdict on units that take longer than before."""
+    past = snapshot.past
+    if past is None:
+        return "steps or requests have not been timed long enough to tell a change: the hook times them"
+    change = change_of(past)
+    if change is None:
+        return None
+    reasons = _reasons(change, past.unit)
+    reason = reasons[0]
+    lines = _lines(snapshot, change, reason.phase) if reason.phase is not None else Lines(0.0, ())
+    place = f"; {short_place(lines.where[0])}" if lines.where else ""
+    began = snapshot.wall - (snapshot.time - change.at)
+    clock = _clock(began, snapshot.wall)
+    step = f" (step {change.first:,})" if change.first is not None else ""
+    unit = past.unit
+    named = reason.seconds >= EXPLAINS * change.longer
+    intended = reason.subtype == "input" and _as_much_per_second(change)
+    return Explanation(
+        subtype=reason.subtype,
+        severity="info" if intended else "warning",
+        signals=(named, change.ratio > 1.5),
+        base=0.6,
+        level=(change.ratio - 1.0) / (LEAST_RATIO - 1.0),
+        title=f"{unit}s take {factor(change.ratio)} as long since {clock}{step}: {reason.words}{place}",
+        where=lines.where[:1],
+        claims=(),
+        evidence=_evidence(change, reasons, unit),
+        fixes=(fix(reason.remedy.format(at=clock) + (f" at {short_place(lines.where[0])}" if lines.where else "")),),
+        since=began,
+    )
+
+
+def change_of(past: Past) -> Change | None:
+    """The moment since which units take longer, and still do; None where there is none."""
+    timed = [stretch for stretch in past.stretches if stretch.mean("seconds") is not None]
+    values = [stretch.mean("seconds") or 0.0 for stretch in timed]
+    split = _split(timed, values)
+    if split is None:
+        return None
+    before = Side(tuple(timed[:split]), BLOCKS)
+    for blocks in LONGER_BLOCKS:
+        after = Side(tuple(timed[split:]), blocks)
+        old, new = sorted(before.means("seconds")), sorted(after.means("seconds"))
+        was, now = median(old), median(new)
+        # A quarter of the blocks on each side may be of the other kind.
+        apart = new[len(new) // 4] > old[-1 - len(old) // 4]
+        if apart and now >= was * (1.0 + 0.6 * (LEAST_RATIO - 1.0)) and chance(old, new) < CERTAIN:
+            lasts = median(after.means("seconds")[-max(2, blocks // 3) :]) >= (was + now) / 2
+            if not lasts or _gradual(values, split):
+                return None
+            return Change(timed[split].start, before, after, was, now, timed[split].first)
+    return None
+
+
+def _split(timed: Sequence[Stretch], values: Sequence[float]) -> int | None:
+    """The index that divides the values best into lower ones before and higher ones after; None with too few."""
+    count = len(values)
+    ranks, later = _ranks(values), 0.0
+    best, best_z = None, 0.0
+    for at in range(count - 1, LEAST_STRETCHES - 1, -1):
+        later += ranks[at]
+        after = count - at
+        if after < LEAST_STRETCHES or timed[-1].end - timed[at].start < LEAST_SECONDS:
+            continue
+        if timed[at].start - timed[0].start < LEAST_SECONDS:
+            break
+        z = (later - after * (count + 1) / 2) / math.sqrt(at * after * (count + 1) / 12)
+        if z > best_z:
+            best, best_z = at, z
+    return best
+
+
+def _ranks(values: Sequence[float]) -> list[float]:
+    """The rank of each value; equal ones share the mean of theirs."""
+    places: dict[float, list[int]] = {}
+    for rank, value in enumerate(sorted(values), 1):
+        places.setdefault(value, []).append(rank)
+    return [sum(places[value]) / len(places[value]) for value in values]
+
+
+def _gradual(values: Sequence[float], split: int) -> bool:
+    """Whether a straight line fits the medians around the moment better than two levels: that is a growth."""
+    parts = LEAST_STRETCHES
+    medians = []
+    for side in (values[:split], values[split:]):
+        cuts = [number * len(side) // parts for number in range(parts + 1)]
+        medians += [median(side[a:b]) for a, b in pairwise(cuts)]
+    line = (1.0 - line_through(range(2 * parts), medians)[1]) * pvariance(medians) * 2 * parts
+    return line < parts * (pvariance(medians[:parts]) + pvariance(medians[parts:]))
+
+
+def _reasons(change: Change, unit: PastUnit) -> list[Reason]:
+    """What changed, the reason to name first: a circumstance that explains most of the difference, else the phase that
+    grew most.
+    """
+    circumstances = [*_of_input(change, unit), *_of_interpreter(change, unit), *_of_clock(change), *_of_cores(change)]
+    phases = _phases(change)
+    enough = [reason for reason in circumstances if reason.seconds >= EXPLAINS * change.longer]
+    unknown = Reason("host", 0.0, "no single part takes the time", "look at what changed at {at}")
+    first = max(enough or phases, key=lambda reason: reason.seconds, default=unknown)
+    rest = sorted((*circumstances, *phases), key=lambda reason: -reason.seconds)
+    return [first, *(reason for reason in rest if reason is not first)]
+
+
+def _computing(change: Change) -> float:
+    """Seconds of a unit before the moment in which its model computed."""
+    return sum(change.before.value(phase) or 0.0 for phase in COMPUTES)
+
+
+def _of_input(change: Change, unit: PastUnit) -> list[Reason]:
+    """More of what goes into a unit."""
+    more, name = max((_growth(change, name), name) for name in ("tokens", "samples"))
+    both = change.of(name)
+    if both is None or more < LEAST_CHANGE:
+        return []
+    words = f"each {unit} has {both[1]:,.0f} {name}, before {both[0]:,.0f}"
+    remedy = "if nobody wanted that: see what goes into the model since {at}"
+    return [Reason("input", more * _computing(change), words, remedy)]
+
+
+def _of_interpreter(change: Change, unit: PastUnit) -> list[Reason]:
+    """Compilations by torch.compile, and collections of garbage."""
+    reasons = []
+    compiled, collected = change.of("recompiles"), change.of("gc")
+    if compiled is not None and compiled[1] > 2 * compiled[0]:
+        words = f"torch.compile compiles anew in {percent(compiled[1])} of the {unit}s, before {percent(compiled[0])}"
+        remedy = "see what changes from one call to the next since {at}: `aitop explain recompile`"
+        longer = change.rise("forward") + change.rise("backward")
+        reasons.append(Reason("recompile", longer, words, remedy, "forward"))
+    if collected is not None and collected[1] > collected[0]:
+        words = f"collecting garbage went from {duration(collected[0])} to {duration(collected[1])} a {unit}"
+        remedy = "see what makes so many objects since {at}: `aitop explain gc-stall`"
+        reasons.append(Reason("collector", change.rise("gc"), words, remedy))
+    return reasons
+
+
+def _of_clock(change: Change) -> list[Reason]:
+    """A slower clock of the device."""
+    clock = change.of("clock")
+    if clock is None or clock[1] <= 0 or clock[0] < (1.0 + LEAST_CHANGE / 2) * clock[1] or not change.certain("clock"):
+        return []
+    words = f"the clock of the GPU went from {clock[0]:.0f} to {clock[1]:.0f} MHz"
+    remedy = "see what holds the clock back since {at}: heat, or a limit on power"
+    return [Reason("clocks", (clock[0] / clock[1] - 1.0) * _computing(change), words, remedy)]
+
+
+def _of_cores(change: Change) -> list[Reason]:
+    """Waits for a core, by what takes it: other programs, the run itself, or a quota."""
+    reasons = []
+    waited, throttled = change.rise("waited"), change.rise("throttled")
+    others, own = change.of("others"), change.of("own")
+    if waited >= LEAST_CORES and others is not None and own is not None and change.certain("waited"):
+        if others[1] - others[0] >= LEAST_CORES and change.certain("others"):
+            words = f"other programs use {others[1]:.1f} cores, before {others[0]:.1f}"
+            remedy = "see with top who began at {at}; give this run cores of its own, or wait for the end of that one"
+            reasons.append(Reason("neighbour", waited * change.now, words, remedy))
+        else:
+            words = f"threads of the run itself wait for {waited:.1f} cores more than before"
+            remedy = "see which of its processes or threads began at {at}"
+            reasons.append(Reason("cores", waited * change.now, words, remedy))
+    if throttled >= LEAST_CHANGE and change.certain("throttled"):
+        words = f"the quota of the control group stops it in {percent(throttled)} more of the time"
+        remedy = "see what uses the quota up since {at}, or raise it"
+        reasons.append(Reason("quota", throttled * change.now, words, remedy))
+    return reasons
+
+
+def _growth(change: Change, name: str) -> float:
+    """By what part a count of what goes into a unit grew, 0 where that is chance."""
+    both = change.of(name)
+    if both is None or both[0] <= 0 or not change.certain(name):
+        return 0.0
+    return both[1] / both[0] - 1.0
+
+
+def _phases(change: Change) -> list[Reason]:
+    """The phases that take longer."""
+    reasons = []
+    for name in PARTS:
+        was, now = change.before.value(name) or 0.0, change.after.value(name) or 0.0
+        if now > was:
+            words = f"{WORDS.get(name, name)} went from {duration(was)} to {duration(now)}"
+            subtype = "checkpoint" if name == "save" else name
+            reasons.append(Reason(subtype, now - was, words, "look at what changed at {at}", name))
+    return reasons
+
+
+def _as_much_per_second(change: Change) -> bool:
+    """Whether as much goes through in a second as before."""
+    return 1.0 + max(_growth(change, "tokens"), _growth(change, "samples")) >= 0.9 * change.ratio
+
+
+def _lines(snapshot: Snapshot, change: Change, phase: str) -> Lines:
+    """The line of a phase that takes more of a unit than before."""
+    lines = main_lines(snapshot, lambda entry: entry.phase == phase and entry.where is not None)
+    if not lines.entries:
+        return lines
+    if (
+        phase == "data"
+        and lines.part(lambda entry: entry.activity == "wait-queue") > 0.5
+        and worker_lines(snapshot).where
+    ):
+        return worker_lines(snapshot)
+
+    def grown(line: PastLine) -> float:
+        before, after = change.before.share(line), change.after.share(line)
+        if before is None or after is None:
+            return sum(entry.share for entry in lines.entries if (entry.file, entry.line) == line)
+        return after * change.now - before * change.was
+
+    most = max(dict.fromkeys((entry.file, entry.line) for entry in lines.entries), key=grown)
+    return lines_of(entry for entry in lines.entries if (entry.file, entry.line) == most)
+
+
+def _evidence(change: Change, reasons: Sequence[Reason], unit: PastUnit) -> tuple[str, ...]:
+    evidence = [
+        f"{duration(change.was)} a {unit} in the {duration(change.before.seconds)} before, {duration(change.now)} in "
+        f"the {duration(change.after.seconds)} since (medians of stretches; chance below {CERTAIN:g})"
+    ]
+    evidence.append(f"{reasons[0].words}: {percent(min(1.0, reasons[0].seconds / change.longer))} of the difference")
+    least = LEAST_CHANGE * change.longer
+    evidence += [f"also: {other.words}" for other in reasons[1:MOST_REASONS] if other.seconds >= least]
+    read = change.of("read")
+    if read is not None and read[1] > 2 * read[0] and change.certain("read"):
+        evidence.append(f"{read[1] / 1e6:.1f} MB/s are read from storage, before {read[0] / 1e6:.1f}")
+    return tuple(evidence)
+
+
+def _clock(wall: float, now: float) -> str:
+    """The local time; with the date where that is another day's."""
+    began, today = datetime.fromtimestamp(wall), datetime.fromtimestamp(now)
+    return began.strftime("%H:%M:%S" if began.date() == today.date() else "%Y-%m-%d %H:%M")

@@ -1,0 +1,42 @@
+"""Chooses whose units are summed up for the past."""
+
+from __future__ import annotations
+
+from itertools import islice
+
+from aitop.engine.history import History
+from aitop.engine.snapshot.aggregate import LONG_WINDOW_SECONDS, lead_pid
+from aitop.engine.snapshot.serving import front_processes
+
+# Enough of the newest requests to tell which processes they reach first.
+SOME_REQUESTS = 100
+
+
+def keep_past(history: History, now: float) -> None:
+    """Close the seconds that are over, and choose the processes: those that take a server's requests, or the one whose
+    steps stand for the job.
+
+    It stays with them as long as they make units: what others did before does not compare.
+    """
+    past = history.past
+    past.close(now)
+    stays = bool(past.pids) and now - past.newest < LONG_WINDOW_SECONDS
+    lead = lead_pid(history, now)
+    steps = history.hooks[lead].steps if lead is not None else None
+    trains = steps is not None and bool(steps) and steps[-1].kind == "train"
+    if lead is not None and steps and trains and not (stays and past.trains):
+        past.begin((lead,), "step", trains=True, now=now)
+    elif stays and past.trains:
+        return
+    elif served := {
+        pid: list(islice(reversed(hook.served.requests), SOME_REQUESTS))
+        for pid, hook in history.hooks.items()
+        if hook.served.requests
+    }:
+        pids = front_processes(history.hosts.last, served)
+        if pids and (past.unit != "request" or not stays):
+            past.begin(pids, "request", trains=False, now=now)
+        elif set(pids) & set(past.pids):
+            past.pids = pids
+    elif lead is not None and steps and not stays:
+        past.begin((lead,), "step", trains=False, now=now)
