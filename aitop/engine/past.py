@@ -22,10 +22,10 @@ from aitop.model.stacks import StackWindow
 from aitop.model.steps import HookSample, StepRecord
 from aitop.stacks.view import StackView
 
-KEEP, MOST_LEVELS = 48, 13
+KEEP, MOST_LEVELS = 64, 12
 # Samples of one second may come so much later: the ring is read once a second, py-spy's windows last two.
 LATE_SECONDS = 3
-MOST_LINES = 24
+MOST_LINES = 12
 # Enough units of one second to tell its phases; more only cost CPU.
 MOST_UNITS = 50
 

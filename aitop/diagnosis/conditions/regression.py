@@ -1,9 +1,8 @@
 """regression: units (steps or requests) take longer since a moment of the run, and what changed at that moment.
 
-The moment is where the ranks of the stretches before and after differ most (the rank test of Mann and Whitney at every
-possible split, as in Pettitt's test for a change point): a few long units do not move it. It counts if blocks of
-neighbouring stretches after it are slower than those before by more than chance; neighbours resemble each other, so
-single stretches would make any difference look certain.
+The moment is the one that divides the stretches of the past best into two levels. Neighbouring stretches resemble each
+other, which makes any difference look certain. So blocks of neighbours have to differ in a rank test, and the means by
+a multiple of what a block bootstrap says of their error.
 """
 
 from __future__ import annotations
@@ -11,13 +10,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from datetime import datetime
-from itertools import pairwise
-from statistics import median, pvariance
+from itertools import accumulate, pairwise
+from statistics import fmean, median, pvariance
 
 import msgspec
 
 from aitop.diagnosis.comparison import chance
-from aitop.diagnosis.evidence import Lines, lines_of, main_lines, short_place, worker_lines
+from aitop.diagnosis.evidence import NO_LINES, Lines, lines_of, main_lines, short_place, worker_lines
+from aitop.diagnosis.noise import LEAST_VALUES, half_width
 from aitop.diagnosis.rule import Explanation, condition
 from aitop.diagnosis.series import line_through
 from aitop.diagnosis.what_if import fix
@@ -26,12 +26,14 @@ from aitop.model.phases import MEASURED, SERVED
 from aitop.model.snapshot import Snapshot
 from aitop.model.units import duration, factor, percent
 
-# The least on each side of the moment.
-LEAST_SECONDS, LEAST_STRETCHES = 10.0, 8
+# The moment is the best of hundreds, and is looked for every second: so many times the error, at least.
+ERRORS = 2.5
 # Into so many blocks each side is divided. What comes now and then, as checkpoints, needs blocks that are long enough
 # to hold one of them.
 BLOCKS, LONGER_BLOCKS = 12, (12, 8, 6)
 CERTAIN = 0.001
+# Of the stretches this part at either end counts as the next one does, so that a few long units do not move the moment.
+OUTLIERS = 0.05
 LEAST_RATIO = 1.15
 # A cause has to explain so much of the difference to be named before the phase in which it shows.
 EXPLAINS = 0.5
@@ -144,7 +146,7 @@ def judge(snapshot: Snapshot) -> Explanation | str | None:
         return None
     reasons = _reasons(change, past.unit)
     reason = reasons[0]
-    lines = _lines(snapshot, change, reason.phase) if reason.phase is not None else Lines(0.0, ())
+    lines = _lines(snapshot, change, reason.phase) if reason.phase is not None else NO_LINES
     place = f"; {short_place(lines.where[0])}" if lines.where else ""
     began = snapshot.wall - (snapshot.time - change.at)
     clock = _clock(began, snapshot.wall)
@@ -171,40 +173,40 @@ def change_of(past: Past) -> Change | None:
     """The moment since which units take longer, and still do; None where there is none."""
     timed = [stretch for stretch in past.stretches if stretch.mean("seconds") is not None]
     values = [stretch.mean("seconds") or 0.0 for stretch in timed]
-    split = _split(timed, values)
-    if split is None:
+    split = _split(values)
+    if split is None or not _surely_higher(values[:split], values[split:]) or _gradual(values, split):
         return None
     before = Side(tuple(timed[:split]), BLOCKS)
     for blocks in LONGER_BLOCKS:
         after = Side(tuple(timed[split:]), blocks)
-        old, new = sorted(before.means("seconds")), sorted(after.means("seconds"))
+        old, new = sorted(before.means("seconds")), after.means("seconds")
         was, now = median(old), median(new)
+        lasts = median(new[-max(2, blocks // 3) :]) >= (was + now) / 2
         # A quarter of the blocks on each side may be of the other kind.
-        apart = new[len(new) // 4] > old[-1 - len(old) // 4]
-        if apart and now >= was * (1.0 + 0.6 * (LEAST_RATIO - 1.0)) and chance(old, new) < CERTAIN:
-            lasts = median(after.means("seconds")[-max(2, blocks // 3) :]) >= (was + now) / 2
-            if not lasts or _gradual(values, split):
-                return None
+        apart = sorted(new)[len(new) // 4] > old[-1 - len(old) // 4]
+        if lasts and apart and chance(old, new) < CERTAIN:
             return Change(timed[split].start, before, after, was, now, timed[split].first)
     return None
 
 
-def _split(timed: Sequence[Stretch], values: Sequence[float]) -> int | None:
-    """The index that divides the values best into lower ones before and higher ones after; None with too few."""
-    count = len(values)
-    ranks, later = _ranks(values), 0.0
-    best, best_z = None, 0.0
-    for at in range(count - 1, LEAST_STRETCHES - 1, -1):
-        later += ranks[at]
-        after = count - at
-        if after < LEAST_STRETCHES or timed[-1].end - timed[at].start < LEAST_SECONDS:
-            continue
-        if timed[at].start - timed[0].start < LEAST_SECONDS:
-            break
-        z = (later - after * (count + 1) / 2) / math.sqrt(at * after * (count + 1) / 12)
-        if z > best_z:
-            best, best_z = at, z
-    return best
+def _split(values: Sequence[float]) -> int | None:
+    """The index that divides the values best into two levels, the lower one before; None with too few of them."""
+    ordered, count = sorted(values), len(values)
+    low, high = ordered[int(OUTLIERS * count)], ordered[-1 - int(OUTLIERS * count)]
+    totals = list(accumulate((min(high, max(low, value)) for value in values), initial=0.0))
+    places = range(LEAST_VALUES, count - LEAST_VALUES + 1)
+
+    def explained(at: int) -> float:
+        """The sum of squares that two levels explain, with the sign of the difference."""
+        rise = (totals[-1] - totals[at]) / (count - at) - totals[at] / at
+        return at * (count - at) * rise * abs(rise)
+
+    best = max(places, key=explained, default=None)
+    return None if best is None or explained(best) <= 0 else best
+
+
+def _surely_higher(before: Sequence[float], after: Sequence[float]) -> bool:
+    return fmean(after) - fmean(before) > ERRORS * math.hypot(half_width(before), half_width(after))
 
 
 def _ranks(values: Sequence[float]) -> list[float]:
@@ -217,7 +219,7 @@ def _ranks(values: Sequence[float]) -> list[float]:
 
 def _gradual(values: Sequence[float], split: int) -> bool:
     """Whether a straight line fits the medians around the moment better than two levels: that is a growth."""
-    parts = LEAST_STRETCHES
+    parts = 8
     medians = []
     for side in (values[:split], values[split:]):
         cuts = [number * len(side) // parts for number in range(parts + 1)]
