@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import Literal
 
+from aitop.commands.alert import add_alert_options, alert_of
 from aitop.commands.options import add_watch_options, duration, process_id, watch_options
 from aitop.errors import AitopError, NoTargetError, NotEnoughEvidenceError, StoppedError, WrongUsageError
 from aitop.model.snapshot import Snapshot
@@ -17,7 +18,7 @@ FORMATS = ("text", "json", "html")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """--pid --for --format -o --fail-on --record and the options of watching."""
+    """--pid --for --format -o --fail-on --record, alerts and the options of watching."""
     parser.add_argument("--pid", type=process_id, required=True, help="the process to look at, with its children")
     parser.add_argument(
         "--for", dest="seconds", type=duration, default=15.0, metavar="T", help="how long to look (default: 15s)"
@@ -30,6 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="exit with 1 if there is a verdict this bad or worse; stalled: if nothing gets on, though there is work",
     )
     parser.add_argument("--record", type=Path, metavar="FILE", help="also keep what was seen (FILE.gz: compressed)")
+    add_alert_options(parser)
     add_watch_options(parser)
 
 
@@ -39,6 +41,7 @@ def run(args: argparse.Namespace) -> int:
     from aitop.sources.host.target import look
 
     check_writable(args.output)
+    alert = alert_of(args)
     try:
         target = look(args.pid)
     except StoppedError as stopped:
@@ -46,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
             raise
         # There is nothing to watch, but the question has its answer.
         raise AitopError(stopped.reason, stopped.remedy) from None
-    with watching([target], watch_options(args), args.record) as watcher:
+    with watching([target], watch_options(args), args.record, alert) as watcher:
         watcher.wait(args.seconds, f"Watching {args.pid} for {args.seconds:g} s …", until=hangs)
     if watcher.recording_failed is not None:
         print(f"aitop: {watcher.recording_failed}", file=sys.stderr)

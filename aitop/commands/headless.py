@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from aitop.model.snapshot import Snapshot, Target
 
 if TYPE_CHECKING:
+    from aitop.commands.alert import Alert
     from aitop.engine.live import Options
     from aitop.outputs.recording import RecordingWriter
 
@@ -22,8 +23,9 @@ SIGNAL_CHECK_SECONDS = 0.25
 class Watcher:
     """Holds the newest Snapshot of a feed, and knows when the target has ended."""
 
-    def __init__(self, recording: RecordingWriter | None) -> None:
+    def __init__(self, recording: RecordingWriter | None, alert: Alert | None = None) -> None:
         self.snapshot: Snapshot | None = None
+        self._alert = alert
         self._ended = threading.Event()
         self._recording = recording
 
@@ -52,6 +54,7 @@ class Watcher:
         started = time.monotonic()
         try:
             while not self.ended and not (self.snapshot is not None and until(self.snapshot)):
+                self._consider()
                 elapsed = time.monotonic() - started
                 left = SIGNAL_CHECK_SECONDS if seconds is None else min(SIGNAL_CHECK_SECONDS, seconds - elapsed)
                 if left <= 0:
@@ -63,21 +66,38 @@ class Watcher:
             if shown:
                 print("\r\x1b[2K", end="", file=sys.stderr, flush=True)
 
+    def _consider(self) -> None:
+        if self._alert is not None and self.snapshot is not None:
+            self._alert.consider(self.snapshot)
+
+    def finish(self) -> None:
+        """Run what the last Snapshot asks for, and wait for it."""
+        self._consider()
+        if self._alert is not None:
+            self._alert.finish()
+
 
 @contextlib.contextmanager
-def watching(targets: Sequence[Target], options: Options, record: Path | None = None) -> Iterator[Watcher]:
+def watching(
+    targets: Sequence[Target], options: Options, record: Path | None = None, alert: Alert | None = None
+) -> Iterator[Watcher]:
     """Watch these processes for as long as the block runs, and stop (hook out) however the block ends.
 
-    The Watcher's last Snapshot is made when the block has ended.
+    The Watcher's last Snapshot is made when the block has ended. A command of the `alert` ends with the watching.
     """
     from aitop.engine.live import LiveFeed
     from aitop.outputs.recording import RecordingWriter
 
     recording = RecordingWriter(record, targets[0]) if record is not None else None
-    watcher, feed = Watcher(recording), LiveFeed(targets, options, recording)
+    watcher, feed = Watcher(recording, alert), LiveFeed(targets, options, recording)
     try:
         feed.start(watcher.publish)
         yield watcher
         feed.conclude()
+    except BaseException:
+        if alert is not None:
+            alert.stop()
+        raise
     finally:
         feed.stop()
+    watcher.finish()

@@ -6,12 +6,13 @@ import argparse
 import sys
 from pathlib import Path
 
+from aitop.commands.alert import add_alert_options, alert_of
 from aitop.commands.options import add_watch_options, duration, process_id, watch_options
 from aitop.errors import AitopError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """--pid -o --for and the options of watching."""
+    """--pid -o --for, alerts and the options of watching."""
     parser.add_argument("--pid", type=process_id, nargs="+", required=True, help="the processes to record")
     parser.add_argument(
         "-o", "--output", type=Path, metavar="FILE", required=True, help="the recording to write (FILE.gz: compressed)"
@@ -23,6 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="T",
         help="how long (default: until the process ends or Ctrl-C is pressed)",
     )
+    add_alert_options(parser)
     add_watch_options(parser)
 
 
@@ -32,8 +34,9 @@ def run(args: argparse.Namespace) -> int:
     from aitop.sources.host.target import look
 
     watcher: Watcher | None = None
+    alert = alert_of(args)
     try:
-        with watching([look(pid) for pid in args.pid], watch_options(args), args.output) as watcher:
+        with watching([look(pid) for pid in args.pid], watch_options(args), args.output, alert) as watcher:
             watcher.wait(args.seconds, f"Recording {args.output}, Ctrl-C ends it …")
     except KeyboardInterrupt:
         if args.seconds is not None or watcher is None:

@@ -19,21 +19,24 @@ from collections import deque
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
+from aitop.commands.alert import add_alert_options, alert_of
 from aitop.commands.options import add_record_option, add_screen_options, add_watch_options, watch_options
 from aitop.errors import WrongUsageError
 
 if TYPE_CHECKING:
+    from aitop.commands.alert import Alert
     from aitop.model.snapshot import Target
 
 LOG_LINES_SHOWN = 20
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """--headless, --record and the options of watching; the command stands behind `--`."""
+    """--headless, --record, alerts and the options of watching; the command stands behind `--`."""
     parser.usage = "aitop run [options] -- CMD ..."
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("--headless", action="store_true", help="no screen: watch, and report on stderr at the end")
     add_record_option(parser)
+    add_alert_options(parser)
     add_watch_options(parser)
     add_screen_options(parser)
 
@@ -42,10 +45,13 @@ def run(args: argparse.Namespace) -> int:
     """Start the command and watch it; its own exit code if it has ended, else 0."""
     if not args.command:
         raise WrongUsageError("there is nothing to run: put the command after --, as in `aitop run -- python train.py`")
+    alert = alert_of(args)
+    if alert is not None and not args.headless:
+        raise WrongUsageError("--on and --exec need --headless: on the screen you see the verdict yourself")
     environment = dict(os.environ)
     if args.hook and not args.passive:
         environment = with_hook(environment)
-    return _headless(args, environment) if args.headless else _on_screen(args, environment)
+    return _headless(args, environment, alert) if args.headless else _on_screen(args, environment)
 
 
 def with_hook(environment: dict[str, str]) -> dict[str, str]:
@@ -71,14 +77,14 @@ def _on_screen(args: argparse.Namespace, environment: dict[str, str]) -> int:
     return _exit_code(child) or code
 
 
-def _headless(args: argparse.Namespace, environment: dict[str, str]) -> int:
+def _headless(args: argparse.Namespace, environment: dict[str, str], alert: Alert | None) -> int:
     from aitop.commands.diagnose import render
     from aitop.commands.headless import Watcher, watching
 
     child = _start(args.command, environment, None)
     watcher: Watcher | None = None
     try:
-        with watching([_target(child.pid, args.command)], watch_options(args), args.record) as watcher:
+        with watching([_target(child.pid, args.command)], watch_options(args), args.record, alert) as watcher:
             watcher.wait(None)
         child.wait()
     except KeyboardInterrupt:

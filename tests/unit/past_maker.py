@@ -29,7 +29,7 @@ class Noise:
 
 
 def plan(**phases):
-    """What a step takes from now on: seconds by phase, and `others`, `waited` (cores), `line` (where its host code is)."""
+    """What a step takes from now on: seconds by phase, and what is no phase (`_BESIDE`)."""
     return {"forward": 0.02, "backward": 0.03, "optimizer": 0.005, **phases}
 
 
@@ -44,7 +44,11 @@ def watched(seconds, what, *, noise=None, requests=False):
         while end < now:
             scale = noise()
             own = {name: value * scale for name, value in parts.items()}
-            length = sum(own.values()) + 0.002 + sum(wanted.get(name, 0.0) for name in ("save", "evaluation") if not index % wanted.get("every", 10))
+            length = (
+                sum(own.values())
+                + 0.002
+                + sum(wanted.get(name, 0.0) for name in ("save", "evaluation") if not index % wanted.get("every", 10))
+            )
             end, index = end + length, index + 1
             records.append(_record(index, end, length, own, wanted, requests=requests))
         facts = HookFacts(way="run", python="3.11", torch="2", recompiles=wanted.get("recompiles"))
@@ -63,17 +67,34 @@ _BESIDE = frozenset({"save", "evaluation", "every", "others", "waited", "tokens"
 def _record(index, end, length, own, wanted, *, requests):
     if requests:
         return RequestRecord(end=end, seconds=length, model=own["forward"], preprocess=own.get("preprocess"))
-    beside = {name: wanted[name] for name in ("save", "evaluation") if name in wanted and not (index - 1) % wanted.get("every", 10)}
+    beside = {
+        name: wanted[name]
+        for name in ("save", "evaluation")
+        if name in wanted and not (index - 1) % wanted.get("every", 10)
+    }
     host = own.pop("host", 0.0)
     own = {name.replace("data", "data_wait"): value for name, value in own.items()}
     return StepRecord(
-        index=index, end=end, seconds=length + 0.0 * host, gc=wanted.get("gc", 0.0), tokens=wanted.get("tokens"), **own, **beside
+        index=index,
+        end=end,
+        seconds=length + 0.0 * host,
+        gc=wanted.get("gc", 0.0),
+        tokens=wanted.get("tokens"),
+        **own,
+        **beside,
     )
 
 
 def _host(now, wanted):
     process = ProcessSample(
-        pid=RANK, ppid=1, started=0.0, role="rank", name="python", command="python", cpu=0.9, waited=wanted.get("waited", 0.02)
+        pid=RANK,
+        ppid=1,
+        started=0.0,
+        role="rank",
+        name="python",
+        command="python",
+        cpu=0.9,
+        waited=wanted.get("waited", 0.02),
     )
     others = wanted.get("others", 0.1)
     machine = MachineSample(cores=2, core_busy=((0.9 + others) / 2,) * 2)
@@ -82,4 +103,6 @@ def _host(now, wanted):
 
 def _window(now, wanted):
     frames = (Frame("main", TRAIN, 10, user=True), Frame("forward", "/x/torch/nn/modules/module.py", 1))
-    return StackWindow(time=now, seconds=1.0, rate=20.0, frames=frames, stacks=(StackCount(RANK, "MainThread", True, (0, 1), 20),))
+    return StackWindow(
+        time=now, seconds=1.0, rate=20.0, frames=frames, stacks=(StackCount(RANK, "MainThread", True, (0, 1), 20),)
+    )

@@ -1,0 +1,191 @@
+"""Runs a command of the user's when a verdict is there: `--on VERDICT[:SEVERITY] --exec CMD`.
+
+The shell (`/bin/sh -c`) runs it, as cron and `watch` do, with the report as JSON on its standard input. Nothing that
+aitop has read is put into the command: `AITOP_VERDICT`, `AITOP_SEVERITY` and `AITOP_PID` in its environment are words
+and numbers of aitop's own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import shlex
+import shutil
+import signal
+import stat
+import subprocess
+import sys
+import tempfile
+import time
+from typing import TYPE_CHECKING, NamedTuple, cast
+
+from aitop.errors import WrongUsageError
+from aitop.model.verdict import SEVERITY_ORDER, Severity, Verdict
+
+if TYPE_CHECKING:
+    from aitop.model.snapshot import Snapshot
+
+# After a verdict has run the command, it does so again no sooner than this.
+DWELL_SECONDS = 600.0
+# At the end a command that still runs gets so long, and after SIGTERM so long.
+FINISH_SECONDS, KILL_SECONDS = 30.0, 1.0
+ANY = "any"
+
+
+class Trigger(NamedTuple):
+    """A verdict's id (or `any`), and the least severity that counts."""
+
+    verdict: str
+    severity: Severity
+
+    def matches(self, verdict: Verdict) -> bool:
+        """Whether the verdict is one to run the command for."""
+        bad_enough = SEVERITY_ORDER[verdict.severity] <= SEVERITY_ORDER[self.severity]
+        return bad_enough and self.verdict in (ANY, verdict.id)
+
+
+def trigger(text: str) -> Trigger:
+    """Parse VERDICT[:SEVERITY]; argparse's error where there is no such verdict or severity."""
+    from aitop.diagnosis.catalogue import IDS, nearest
+
+    name, colon, severity = text.partition(":")
+    if name != ANY and name not in IDS:
+        meant = nearest(name)
+        hint = f"did you mean {' or '.join(meant)}?" if meant else "`aitop explain` lists them"
+        raise argparse.ArgumentTypeError(f"there is no verdict {name!r}; {hint}")
+    if colon and severity not in SEVERITY_ORDER:
+        raise argparse.ArgumentTypeError(f"{severity!r} is none of {', '.join(SEVERITY_ORDER)}")
+    # Who names a verdict wants it whatever it costs; of any verdict, those that say that all is well are none.
+    return Trigger(name, cast("Severity", severity) if colon else "warning" if name == ANY else "info")
+
+
+def add_alert_options(parser: argparse.ArgumentParser) -> None:
+    """--on and --exec."""
+    group = parser.add_argument_group("alerts")
+    group.add_argument(
+        "--on",
+        type=trigger,
+        action="append",
+        default=[],
+        metavar="VERDICT[:SEVERITY]",
+        help="run the command of --exec when there is this verdict (or `any`), at least this severe; may be repeated",
+    )
+    group.add_argument(
+        "--exec",
+        dest="command_of_alert",
+        metavar="CMD",
+        help="what the shell runs then, at most once in 10 minutes for a verdict, with the JSON report on its stdin",
+    )
+
+
+def alert_of(args: argparse.Namespace) -> Alert | None:
+    """The alert that was asked for, None without one. Raises WrongUsageError."""
+    command: str | None = args.command_of_alert
+    if command is None and not args.on:
+        return None
+    if command is None or not args.on:
+        raise WrongUsageError("--on VERDICT and --exec CMD need each other")
+    if not command.strip():
+        raise WrongUsageError("--exec needs a command")
+    _refuse_foreign(command)
+    return Alert(args.on, command)
+
+
+class Alert:
+    """Runs the command for verdicts of Snapshots. Never waits for it before `finish`."""
+
+    def __init__(self, triggers: list[Trigger], command: str, dwell: float = DWELL_SECONDS) -> None:
+        self._triggers, self._command, self._dwell = triggers, command, dwell
+        self._ran: dict[str, float] = {}
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def consider(self, snapshot: Snapshot) -> None:
+        """Run the command if the Snapshot has a verdict that it was not run for lately. One runs at a time."""
+        self._reap()
+        now = time.monotonic()
+        for verdict in snapshot.diagnosis.verdicts:
+            ran = self._ran.get(verdict.id)
+            lately = ran is not None and now - ran < self._dwell
+            if self._process is None and not lately and any(trigger.matches(verdict) for trigger in self._triggers):
+                self._ran[verdict.id] = now
+                self._start(snapshot, verdict)
+
+    def finish(self) -> None:
+        """Wait for a command that runs, but not for long; then end it."""
+        try:
+            if self._process is not None:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    self._process.wait(FINISH_SECONDS)
+                self._reap()
+        finally:
+            self.stop()
+
+    def stop(self) -> None:
+        """End a command that runs, and what it has started."""
+        process, self._process = self._process, None
+        if process is None or process.poll() is not None:
+            return
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, number)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(KILL_SECONDS)
+
+    def _start(self, snapshot: Snapshot, verdict: Verdict) -> None:
+        from aitop.outputs.report import report_of, to_json
+
+        told = {
+            "AITOP_VERDICT": verdict.id,
+            "AITOP_SEVERITY": verdict.severity,
+            "AITOP_PID": str(snapshot.target.pid),
+        }
+        try:
+            # A file takes all of the report at once, whether or not the command reads it.
+            with tempfile.TemporaryFile() as report:
+                report.write(to_json(report_of(snapshot)).encode())
+                report.seek(0)
+                self._process = subprocess.Popen(
+                    ["/bin/sh", "-c", self._command],
+                    stdin=report,
+                    # Our own stdout is the report's.
+                    stdout=2 if sys.stderr is not None else subprocess.DEVNULL,
+                    env={**os.environ, **told},
+                    start_new_session=True,
+                )
+        except OSError as error:
+            _complain(f"the command of --exec did not start: {error.strerror or error}")
+
+    def _reap(self) -> None:
+        """Forget a command that has ended, and say how if it failed."""
+        if self._process is None or (code := self._process.poll()) is None:
+            return
+        self._process = None
+        if code:
+            how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
+            _complain(f"the command of --exec {how}: {self._command}")
+
+
+def _complain(sentence: str) -> None:
+    from aitop.model.text import printable
+
+    if sys.stderr is not None:
+        print(f"aitop: {printable(sentence)}", file=sys.stderr)
+
+
+def _refuse_foreign(command: str) -> None:
+    """Raise WrongUsageError where root would run a program that somebody else can change."""
+    if os.geteuid() != 0:
+        return
+    try:
+        words = shlex.split(command)
+    except ValueError:
+        # Not for us to read: the shell will say what is wrong with it.
+        return
+    for program in (found for word in words if (found := shutil.which(word)) is not None):
+        status = os.stat(program)
+        if status.st_uid != 0 or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+            raise WrongUsageError(
+                f"--exec: {program} can be changed by others than root, and aitop runs as root: "
+                "run aitop as its owner, or give the file to root"
+            )

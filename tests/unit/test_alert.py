@@ -1,0 +1,149 @@
+"""--on VERDICT --exec CMD: when the command runs, what it gets, and that nothing waits for it."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import msgspec
+import pytest
+from snapshot_builder import snapshot, steps
+
+from aitop.cli import parse
+from aitop.commands import alert as alerts
+from aitop.commands.alert import Alert, alert_of
+from aitop.errors import WrongUsageError
+from aitop.model.verdict import Diagnosis, Verdict
+
+
+def seen(*verdicts):
+    """A Snapshot with these verdicts, each an id and a severity."""
+    said = tuple(Verdict(id=name, severity=severity, title="t", confidence=0.9) for name, severity in verdicts)
+    return msgspec.structs.replace(snapshot(steps()), diagnosis=Diagnosis(verdicts=said))
+
+
+def lines_of(path, count=1):
+    """The lines of a file, once there are so many."""
+    for _ in range(200):
+        if path.exists() and len(lines := path.read_text().splitlines()) >= count:
+            return lines
+        time.sleep(0.02)
+    raise AssertionError(f"{path} has not {count} lines")
+
+
+def triggers(*texts):
+    return [alerts.trigger(text) for text in texts]
+
+
+@pytest.mark.parametrize(
+    ("text", "verdict", "runs"),
+    [
+        ("input-bound", ("input-bound", "info"), True),
+        ("input-bound:critical", ("input-bound", "warning"), False),
+        ("input-bound:warning", ("input-bound", "critical"), True),
+        ("any", ("compute-bound", "info"), False),
+        ("any", ("hang", "critical"), True),
+        ("regression", ("input-bound", "critical"), False),
+    ],
+)
+def test_which_verdicts_run_it(text, verdict, runs):
+    said = Verdict(id=verdict[0], severity=verdict[1], title="t", confidence=0.9)
+    assert alerts.trigger(text).matches(said) == runs
+
+
+def test_the_command_gets_the_report_and_may_use_the_shell(tmp_path):
+    alert = Alert(
+        triggers("regression"),
+        f'cat > {tmp_path}/report; echo "$AITOP_VERDICT $AITOP_SEVERITY $AITOP_PID" > {tmp_path}/told',
+    )
+
+    alert.consider(seen(("input-bound", "critical"), ("regression", "warning")))
+    alert.finish()
+
+    report = json.loads((tmp_path / "report").read_text())
+    assert [verdict["id"] for verdict in report["verdicts"]] == ["input-bound", "regression"]
+    assert (tmp_path / "told").read_text() == "regression warning 100\n"
+
+
+def test_it_runs_once_per_dwell_for_each_verdict(tmp_path):
+    alert = Alert(triggers("any"), f"echo $AITOP_VERDICT >> {tmp_path}/ran", dwell=0.5)
+    both = seen(("regression", "warning"), ("memory-leak", "warning"))
+    for count in (1, 2):
+        alert.consider(both)
+        lines_of(tmp_path / "ran", count)
+        time.sleep(0.1)
+    alert.consider(both)
+    assert lines_of(tmp_path / "ran", 2) == ["regression", "memory-leak"]
+    time.sleep(0.5)
+    alert.consider(both)
+    assert lines_of(tmp_path / "ran", 3)[2] == "regression"
+    alert.stop()
+
+
+def test_a_command_that_never_ends_is_not_waited_for_and_ends_with_the_monitor(tmp_path):
+    alert = Alert(triggers("any"), f"sleep 60 & echo $! > {tmp_path}/pid; wait")
+    started = time.monotonic()
+    alert.consider(seen(("hang", "critical")))
+    alert.consider(seen(("regression", "warning")))
+    assert time.monotonic() - started < 1.0
+    pid = int(lines_of(tmp_path / "pid")[0])
+
+    alert.stop()
+
+    assert ends(pid)
+
+
+def ends(pid):
+    """Whether the process ends soon."""
+    for _ in range(100):
+        stat = Path(f"/proc/{pid}/stat")
+        if not stat.exists() or stat.read_text().rpartition(")")[2].split()[0] == "Z":
+            return True
+        time.sleep(0.02)
+    return False
+
+
+def test_a_failure_is_one_sentence(capfd):
+    alert = Alert(triggers("hang"), "exit 3")
+    alert.consider(seen(("hang", "critical")))
+    alert.finish()
+    assert capfd.readouterr() == ("", "aitop: the command of --exec ended with code 3: exit 3\n")
+
+
+def test_what_it_prints_does_not_get_into_the_report(capfd):
+    alert = Alert(triggers("hang"), "echo mailed")
+    alert.consider(seen(("hang", "critical")))
+    alert.finish()
+    assert capfd.readouterr() == ("", "mailed\n")
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--on", "hang"], "--exec CMD need each other"),
+        (["--exec", "true"], "--exec CMD need each other"),
+        (["--on", "hang", "--exec", " "], "needs a command"),
+    ],
+)
+def test_half_of_it_is_wrong_usage(options, words):
+    with pytest.raises(WrongUsageError, match=words):
+        alert_of(parse(["diagnose", "--pid", "1", *options]))
+
+
+@pytest.mark.parametrize("text", ["regresion", "hang:awful"])
+def test_an_unknown_verdict_or_severity_is_wrong_usage(text, capsys):
+    with pytest.raises(SystemExit) as ended:
+        parse(["diagnose", "--pid", "1", "--on", text, "--exec", "true"])
+    assert ended.value.code == 2
+    assert ("regression" if ":" not in text else "critical, warning, info") in capsys.readouterr().err
+
+
+def test_root_does_not_run_what_others_can_change(tmp_path, monkeypatch):
+    script = tmp_path / "alert.sh"
+    script.write_text("#!/bin/sh\n")
+    script.chmod(0o777)
+    monkeypatch.setattr(alerts.os, "geteuid", lambda: 0)
+    with pytest.raises(WrongUsageError, match="can be changed by others than root"):
+        alert_of(parse(["diagnose", "--pid", "1", "--on", "hang", "--exec", f"{script} now"]))
+    assert alert_of(parse(["diagnose", "--pid", "1", "--on", "hang", "--exec", "echo now"])) is not None
