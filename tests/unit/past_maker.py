@@ -1,10 +1,11 @@
-"""Makes the events of a run second by second, and gives them to the engine: for what is judged over minutes."""
+"""Makes the events of a run second by second, and gives them to an engine: for what is judged over minutes."""
 
 from __future__ import annotations
 
 import random
 
 from aitop.engine.core import Engine
+from aitop.model.gpu import GpuDevice, GpuSample
 from aitop.model.host import HostSample, MachineSample, ProcessSample
 from aitop.model.serving import RequestRecord
 from aitop.model.snapshot import Target, Tick
@@ -14,6 +15,10 @@ from aitop.model.steps import HookFacts, HookSample, StepRecord
 RANK = 100
 START, WALL = 1000.0, 1_700_000_000.0
 TRAIN = "/x/train.py"
+MODEL, LOGS = 10, 20
+"""Lines of TRAIN: one calls the model, the other stands after the update."""
+# Ticks at the end that are judged: a verdict needs two.
+JUDGED = 4
 
 
 class Noise:
@@ -23,86 +28,74 @@ class Noise:
         self._random, self._spread, self._memory, self._state = random.Random(seed), spread, memory, 0.0
 
     def __call__(self):
-        fresh = self._random.gauss(0.0, self._spread * (1 - self._memory**2) ** 0.5)
-        self._state = self._memory * self._state + fresh
+        self._state = self._memory * self._state + self._random.gauss(0.0, self._spread * (1 - self._memory**2) ** 0.5)
         return max(0.2, 1.0 + self._state)
 
 
-def plan(**phases):
-    """What a step takes from now on: seconds by phase, and what is no phase (`_BESIDE`)."""
-    return {"forward": 0.02, "backward": 0.03, "optimizer": 0.005, **phases}
+def plan(**parts):
+    """What a unit takes: seconds by field of its record; `host` of it lies in no phase.
+
+    `save` and `evaluation` come once in `every` units. `others` and `waited` are cores, `clock` MHz; `tokens`, `gc` and
+    the counter `recompiles` are those of a step.
+    """
+    return {"forward": 0.02, "backward": 0.03, "optimizer": 0.005, "host": 0.002, **parts}
 
 
-def watched(seconds, what, *, noise=None, requests=False):
-    """Run an engine over `seconds` of a run; `what(second)` gives the plan of each. The last Snapshot."""
+def watched(seconds, planned, *, noise=None, unit="step"):
+    """The last Snapshot of a run of so many seconds; `planned(second)` gives the plan of each."""
     engine = Engine(Target(pid=RANK, command="python train.py", script=TRAIN))
     noise, index, end, last = noise or Noise(), 0, START, None
     for second in range(seconds):
-        now, wanted = START + second + 1, what(second)
-        parts = {name: value for name, value in wanted.items() if name not in _BESIDE}
-        records = []
+        now, what, records = START + second + 1, planned(second), []
         while end < now:
-            scale = noise()
-            own = {name: value * scale for name, value in parts.items()}
-            length = (
-                sum(own.values())
-                + 0.002
-                + sum(wanted.get(name, 0.0) for name in ("save", "evaluation") if not index % wanted.get("every", 10))
-            )
-            end, index = end + length, index + 1
-            records.append(_record(index, end, length, own, wanted, requests=requests))
-        facts = HookFacts(way="run", python="3.11", torch="2", recompiles=wanted.get("recompiles"))
-        made = {"requests" if requests else "steps": tuple(records)}
+            index += 1
+            record = _record(index, end, what, noise(), unit)
+            records.append(record)
+            end = record.end
+        facts = HookFacts(way="run", python="3.11", torch="2", recompiles=what.get("recompiles"))
+        made = {"steps": tuple(records)} if unit == "step" else {"requests": tuple(records)}
         engine.handle(HookSample(time=now, pid=RANK, facts=facts, **made))
-        engine.handle(_host(now, wanted))
-        if second % 2:
-            engine.handle(_window(now, wanted))
-        last = engine.handle(Tick(time=now + 0.1, wall=WALL + now - START))
+        engine.handle(_host(now, what))
+        engine.handle(_window(now, what))
+        if "clock" in what:
+            device = GpuDevice(index=0, mine=True, sm_clock=what["clock"])
+            engine.handle(GpuSample(time=now, devices=(device,)))
+        tick = Tick(time=now + 0.1, wall=WALL + now + 0.1 - START)
+        last = engine.handle(tick, judged=second >= seconds - JUDGED) or last
     return last
 
 
-_BESIDE = frozenset({"save", "evaluation", "every", "others", "waited", "tokens", "recompiles", "gc", "line"})
+def _record(index, end, what, scale, unit):
+    phases = ("data_wait", "forward", "backward", "optimizer", "preprocess", "model", "host")
+    parts = {name: what[name] * scale for name in phases if name in what}
+    if unit == "request":
+        parts = {name: parts[name] for name in ("preprocess", "model") if name in parts}
+        seconds = sum(parts.values())
+        return RequestRecord(end=end + seconds, seconds=seconds, **parts)
+    parts |= {name: what[name] for name in ("save", "evaluation") if name in what and index % what["every"] == 0}
+    seconds = sum(parts.values()) + what.get("gc", 0.0)
+    del parts["host"]
+    beside = {name: what[name] for name in ("tokens", "gc") if name in what}
+    return StepRecord(index=index, end=end + seconds, seconds=seconds, **parts, **beside)
 
 
-def _record(index, end, length, own, wanted, *, requests):
-    if requests:
-        return RequestRecord(end=end, seconds=length, model=own["forward"], preprocess=own.get("preprocess"))
-    beside = {
-        name: wanted[name]
-        for name in ("save", "evaluation")
-        if name in wanted and not (index - 1) % wanted.get("every", 10)
-    }
-    host = own.pop("host", 0.0)
-    own = {name.replace("data", "data_wait"): value for name, value in own.items()}
-    return StepRecord(
-        index=index,
-        end=end,
-        seconds=length + 0.0 * host,
-        gc=wanted.get("gc", 0.0),
-        tokens=wanted.get("tokens"),
-        **own,
-        **beside,
-    )
-
-
-def _host(now, wanted):
+def _host(now, what):
     process = ProcessSample(
-        pid=RANK,
-        ppid=1,
-        started=0.0,
-        role="rank",
-        name="python",
-        command="python",
-        cpu=0.9,
-        waited=wanted.get("waited", 0.02),
-    )
-    others = wanted.get("others", 0.1)
-    machine = MachineSample(cores=2, core_busy=((0.9 + others) / 2,) * 2)
+        pid=RANK, ppid=1, started=0.0, role="rank", name="python", command="python", cpu=0.9,
+        waited=what.get("waited", 0.02),
+    )  # fmt: skip
+    machine = MachineSample(cores=2, core_busy=((0.9 + what.get("others", 0.1)) / 2,) * 2)
     return HostSample(time=now, processes=(process,), machine=machine, usable_cores=2.0)
 
 
-def _window(now, wanted):
-    frames = (Frame("main", TRAIN, 10, user=True), Frame("forward", "/x/torch/nn/modules/module.py", 1))
-    return StackWindow(
-        time=now, seconds=1.0, rate=20.0, frames=frames, stacks=(StackCount(RANK, "MainThread", True, (0, 1), 20),)
+def _window(now, what):
+    """Twenty samples: the model's call, and the line after the update for as much as `host` takes."""
+    frames = (
+        Frame("main", TRAIN, MODEL, user=True),
+        Frame("Module._call_impl", "/x/site-packages/torch/nn/modules/module.py", 1),
+        Frame("main", TRAIN, LOGS, user=True),
     )
+    after = round(20 * what["host"] / sum(what[name] for name in ("forward", "backward", "optimizer", "host")))
+    stacks = [StackCount(RANK, "MainThread", True, (0, 1), 20 - after)]
+    stacks += [StackCount(RANK, "MainThread", True, (2,), after)] if after else []
+    return StackWindow(time=now, seconds=1.0, rate=20.0, frames=frames, stacks=tuple(stacks))

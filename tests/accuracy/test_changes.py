@@ -1,0 +1,77 @@
+"""Runs that slow down at a planted moment: since when, and why, in committed recordings and live."""
+
+from __future__ import annotations
+
+import json
+import sys
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parent / "changes"))
+
+from planted import MOMENTS, PLANTED, RECORDINGS, recorded
+
+from aitop.engine.core import Engine
+from aitop.sources.replay import read_recording
+
+WITHIN_SECONDS = 5.0
+KNOWN_MISSES: dict[str, str] = {}
+"""Recordings in which another reason is named, and why."""
+
+
+def judged(path):
+    """The verdicts of every tick that are a regression, with the time of the tick since the epoch."""
+    header, events = read_recording(path)
+    engine = Engine(header.target)
+    snapshots = [snapshot for event in events if (snapshot := engine.handle(event)) is not None]
+    return [
+        (snapshot.wall, [verdict for verdict in snapshot.diagnosis.verdicts if verdict.id == "regression"])
+        for snapshot in snapshots
+    ]
+
+
+@cache
+def committed(name):
+    return judged(RECORDINGS / f"{name}.jsonl.gz")
+
+
+MOMENT = json.loads(MOMENTS.read_text())
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_the_moment_is_told(name):
+    last = committed(name)[-1][1]
+    assert [abs(verdict.since - MOMENT[name]) < WITHIN_SECONDS for verdict in last] == [True]
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_nothing_is_said_before_the_moment(name):
+    assert not [said for wall, said in committed(name) if said and wall < MOMENT[name]]
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_the_reason_is_named_with_its_line(name):
+    [verdict] = committed(name)[-1][1]
+    assert (is_named(name, verdict)) != (name in KNOWN_MISSES), verdict
+
+
+def is_named(name, verdict):
+    planted = PLANTED[name]
+    place = verdict.where[0].text if verdict.where else ""
+    return verdict.subtype == planted.subtype and (planted.line is None or planted.line in (place or ""))
+
+
+def test_four_of_five_reasons_are_named():
+    assert len(KNOWN_MISSES) <= len(PLANTED) / 5
+
+
+@pytest.mark.slow
+@pytest.mark.e2e
+@pytest.mark.parametrize("name", PLANTED)
+def test_live_the_moment_and_the_reason_are_told(name, tmp_path):
+    moment = recorded(name, tmp_path)
+    [verdict] = judged(tmp_path / f"{name}.jsonl.gz")[-1][1]
+    assert abs(verdict.since - moment) < WITHIN_SECONDS
+    assert is_named(name, verdict), verdict

@@ -1,0 +1,152 @@
+"""regression: since when units take longer, why, and when nothing is to be said."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from past_maker import LOGS, TRAIN, WALL, Noise, plan, watched
+
+from aitop.diagnosis.conditions.regression import change_of
+from aitop.engine.past import KEEP, MOST_LINES, PastHistory, Sums
+from aitop.model.past import Past, Stretch
+
+MOMENT, WATCHED = 40, 80
+
+
+def regressions(snapshot):
+    return [verdict for verdict in snapshot.diagnosis.verdicts if verdict.id == "regression"]
+
+
+def changing(before, after, **how):
+    """The regressions of a run that changes at MOMENT."""
+    return regressions(watched(WATCHED, lambda second: before if second < MOMENT else after, **how))
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "subtype", "words"),
+    [
+        (plan(data_wait=0.002), plan(data_wait=0.04), "data", "the wait for data went from 2.0 ms to 40 ms"),
+        (plan(save=0.6, every=400), plan(save=0.6, every=10), "checkpoint", "saving went from 0 µs to"),
+        (plan(evaluation=0.5, every=400), plan(evaluation=0.5, every=10), "evaluation", "evaluation went from 0 µs"),
+        (plan(), plan(host=0.05), "host", f"the code around the model went from 2.0 ms to 50 ms; train.py:{LOGS}"),
+        (plan(), plan(gc=0.03), "collector", "collecting garbage went from 0 µs to 30 ms a step"),
+        (
+            plan(others=0.1),
+            plan(others=1.1, waited=0.8, forward=0.04, backward=0.06),
+            "neighbour",
+            "other programs use 1.1 cores, before 0.1",
+        ),
+        (
+            plan(),
+            plan(waited=0.8, forward=0.04, backward=0.06),
+            "cores",
+            "threads of the run itself wait for 0.8 cores",
+        ),
+        (
+            plan(clock=1980),
+            plan(clock=990, forward=0.04, backward=0.06),
+            "clocks",
+            "the clock of the GPU went from 1980 to 990 MHz",
+        ),
+        (
+            plan(tokens=128),
+            plan(tokens=256, forward=0.04, backward=0.06),
+            "input",
+            "each step has 256 tokens, before 128",
+        ),
+    ],
+    ids=["data", "checkpoint", "evaluation", "line", "collector", "neighbour", "own threads", "clock", "input"],
+)
+def test_the_moment_and_the_reason_are_named(before, after, subtype, words):
+    [verdict] = changing(before, after)
+
+    assert (verdict.subtype, words in verdict.title) == (subtype, True), verdict.title
+    assert abs(verdict.since - (WALL + MOMENT)) <= 2.0
+    assert verdict.share is None and verdict.severity == ("info" if subtype == "input" else "warning")
+
+
+def test_compilations_that_begin_are_the_reason():
+    def planned(second):
+        longer = second >= MOMENT
+        return plan(forward=0.06 if longer else 0.02, recompiles=3 + 5 * max(0, second - MOMENT))
+
+    [verdict] = regressions(watched(WATCHED, planned))
+    assert verdict.subtype == "recompile"
+
+
+def test_the_line_is_the_one_that_grew():
+    [verdict] = changing(plan(host=0.002), plan(host=0.06))
+    assert [(where.file, where.line) for where in verdict.where] == [(TRAIN, LOGS)]
+
+
+def test_requests_of_a_server_are_judged_too():
+    [verdict] = changing(plan(preprocess=0.01, model=0.05), plan(preprocess=0.06, model=0.05), unit="request")
+    assert verdict.title.startswith("requests take 1.8× as long since ")
+    assert verdict.subtype == "preprocess"
+
+
+@pytest.mark.parametrize(
+    "planned",
+    [
+        lambda second: plan(),
+        lambda second: plan(host=0.002 + 0.001 * second),
+        lambda second: plan(host=0.05 if second < 40 else 0.002),
+        lambda second: plan(host=0.05 if 20 < second < 50 else 0.002),
+        lambda second: plan(evaluation=6.0, every=500),
+        lambda second: plan(save=0.5, every=60),
+        lambda second: plan(host=0.05 if second % 10 < 5 else 0.002),
+    ],
+    ids=["even", "growing", "warming up", "slow for a while", "one evaluation", "checkpoints", "to and fro"],
+)
+def test_other_runs_are_not_warned_of(planned):
+    assert regressions(watched(WATCHED, planned)) == []
+
+
+def test_noise_that_resembles_itself_is_no_change():
+    for seed in range(4):
+        assert regressions(watched(60, lambda second: plan(), noise=Noise(seed, spread=0.3, memory=0.8))) == []
+
+
+def seconds(count, length=0.1, after=None, jump=1.3, seed=1):
+    """A history of so many seconds, of ten units each, which take `jump` times as long from second `after` on."""
+    random_, history = random.Random(seed), PastHistory(pids=(1,))
+    for second in range(count):
+        value = 10 * length * random_.gauss(1.0, 0.05) * (jump if after is not None and second >= after else 1.0)
+        sums = history.open.setdefault(second, Sums())
+        sums.add("seconds", value, 10)
+        sums.lines.update({("train.py", second % 50): 1})
+        sums.samples += 1
+        history.close(second + 10.0)
+    history.close(count + 10.0)
+    return history
+
+
+def test_the_past_is_bounded_and_loses_nothing():
+    hours = 1
+    past = seconds(hours * 3600).past()
+    assert len(past.stretches) < KEEP * 10
+    assert sum(stretch.sums["seconds"][1] for stretch in past.stretches) == hours * 3600 * 10
+    assert all(before.end == after.start for before, after in zip(past.stretches, past.stretches[1:], strict=False))
+    assert all(stretch.end - stretch.start <= 1 + (hours * 3600 - stretch.end) / 16 for stretch in past.stretches)
+    assert all(len(stretch.lines) <= MOST_LINES for stretch in past.stretches)
+
+
+@pytest.mark.parametrize("after", [3600 + 1800, 2 * 3600 - 60], ids=["half an hour ago", "a minute ago"])
+def test_a_change_of_hours_ago_is_still_known(after):
+    change = change_of(seconds(2 * 3600, after=after).past())
+    assert change is not None and abs(change.at - after) <= max(2.0, 0.05 * (7200 - after))
+    assert 1.25 < change.ratio < 1.35
+
+
+def test_a_copy_is_not_changed_by_what_comes_later():
+    history = seconds(300)
+    copy, before = history.lasting(), history.past()
+    history._append(Stretch(start=300.0, end=301.0, sums={"seconds": (1.0, 10.0)}))
+    history.made = None
+    assert copy.past() == before != history.past()
+
+
+def test_too_little_is_no_change():
+    stretches = tuple(Stretch(start=float(n), end=n + 1.0, sums={"seconds": (1.0 + (n > 15), 1.0)}) for n in range(30))
+    assert change_of(Past(unit="step", stretches=stretches)) is None
