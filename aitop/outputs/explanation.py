@@ -7,15 +7,12 @@ import textwrap
 from aitop.diagnosis.catalogue import FAMILIES, Block, Page, page
 
 WIDEST = 78
-PLANNED = "Planned: aitop does not report this verdict yet."
 
 
 def explanation(shown: Page, width: int) -> str:
     """A page, wrapped to `width` columns and at most 78; lines of code are never broken."""
     width = min(width, WIDEST)
     pieces = [*textwrap.wrap(f"{shown.id}: {shown.summary}", width)]
-    if shown.planned:
-        pieces += ["", *textwrap.wrap(PLANNED, width)]
     for title, blocks in shown.parts:
         pieces += ["", title]
         before = None
@@ -33,10 +30,9 @@ def contents(width: int) -> str:
     for family, members in FAMILIES:
         lines += ["", family]
         for member in filter(None, map(page, members)):
-            summary = member.summary + (" (planned)" if member.planned else "")
             indent = " " * (longest + 4)
             lines += textwrap.wrap(
-                summary,
+                member.summary,
                 max(longest + 24, min(width, WIDEST)),
                 initial_indent=f"  {member.id:<{longest}}  ",
                 subsequent_indent=indent,

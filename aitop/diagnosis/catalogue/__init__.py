@@ -34,15 +34,11 @@ class Block(msgspec.Struct, frozen=True):
 
 
 class Page(msgspec.Struct, frozen=True):
-    """The page of a verdict id. `parts` has each of PARTS with its blocks.
-
-    `planned` is True for an id that no rule reports yet.
-    """
+    """The page of a verdict id. `parts` has each of PARTS with its blocks."""
 
     id: str
     summary: str
     parts: tuple[tuple[str, tuple[Block, ...]], ...]
-    planned: bool = False
 
 
 @cache
@@ -53,7 +49,7 @@ def page(verdict: str) -> Page | None:
     text = files(__name__).joinpath("pages").joinpath(f"{verdict}.txt").read_text(encoding="utf-8")
     head, _, body = text.partition("\n")
     name, _, summary = head.partition(": ")
-    return Page(name, summary, _parts(body), name not in _reported())
+    return Page(name, summary, _parts(body))
 
 
 def nearest(word: str) -> tuple[str, ...]:
@@ -62,13 +58,6 @@ def nearest(word: str) -> tuple[str, ...]:
     within = [verdict for verdict in IDS if word and word in verdict]
     alike = get_close_matches(word, IDS, n=3, cutoff=0.5)
     return tuple(dict.fromkeys([*within, *alike]))[:4]
-
-
-def _reported() -> frozenset[str]:
-    """Ids that some rule reports."""
-    from aitop.diagnosis.rules import RULES  # noqa: PLC0415 - a list of ids needs no rules
-
-    return frozenset(rule.id for rule in RULES)
 
 
 def _parts(body: str) -> tuple[tuple[str, tuple[Block, ...]], ...]:
