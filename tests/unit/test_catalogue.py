@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from aitop import cli
 from aitop.diagnosis import catalogue
 from aitop.diagnosis.rules import RULES
-from aitop.outputs.explanation import contents, explanation
+from aitop.outputs.explanation import explanation
 
 PAGES = files(catalogue).joinpath("pages")
 
