@@ -150,7 +150,7 @@ def judge(snapshot: Snapshot) -> Explanation | str | None:
     place = f"; {short_place(lines.where[0])}" if lines.where else ""
     began = snapshot.wall - (snapshot.time - change.at)
     clock = _clock(began, snapshot.wall)
-    step = f" (step {change.first:,})" if change.first is not None else ""
+    step = "" if change.first is None else f" (step {change.first:,}{_counted_from(snapshot)})"
     unit = past.unit
     named = reason.seconds >= EXPLAINS * change.longer
     intended = reason.subtype == "input" and _as_much_per_second(change)
@@ -363,6 +363,11 @@ def _evidence(change: Change, reasons: Sequence[Reason], unit: PastUnit) -> tupl
     if read is not None and read[1] > 2 * read[0] and change.certain("read"):
         evidence.append(f"{read[1] / 1e6:.1f} MB/s are read from storage, before {read[0] / 1e6:.1f}")
     return tuple(evidence)
+
+
+def _counted_from(snapshot: Snapshot) -> str:
+    """Words for a step's number where its count did not begin with the run."""
+    return " since aitop came" if snapshot.facts is None or snapshot.facts.way == "attach" else ""
 
 
 def _clock(wall: float, now: float) -> str:
