@@ -35,6 +35,8 @@ CERTAIN = 0.001
 # Of the stretches this part at either end counts as the next one does, so that a few long units do not move the moment.
 OUTLIERS = 0.05
 LEAST_RATIO = 1.15
+# Through the medians of so many parts of each side a line is laid.
+PARTS_OF_SIDE = 8
 # A cause has to explain so much of the difference to be named before the phase in which it shows.
 EXPLAINS = 0.5
 MOST_REASONS = 4
@@ -164,7 +166,7 @@ def judge(snapshot: Snapshot) -> Explanation | str | None:
         where=lines.where[:1],
         claims=(),
         evidence=_evidence(change, reasons, unit),
-        fixes=(fix(reason.remedy.format(at=clock) + (f" at {short_place(lines.where[0])}" if lines.where else "")),),
+        fixes=(fix(reason.remedy.format(at=clock) + place.replace(";", ":")),),
         since=began,
     )
 
@@ -209,23 +211,15 @@ def _surely_higher(before: Sequence[float], after: Sequence[float]) -> bool:
     return fmean(after) - fmean(before) > ERRORS * math.hypot(half_width(before), half_width(after))
 
 
-def _ranks(values: Sequence[float]) -> list[float]:
-    """The rank of each value; equal ones share the mean of theirs."""
-    places: dict[float, list[int]] = {}
-    for rank, value in enumerate(sorted(values), 1):
-        places.setdefault(value, []).append(rank)
-    return [sum(places[value]) / len(places[value]) for value in values]
-
-
 def _gradual(values: Sequence[float], split: int) -> bool:
     """Whether a straight line fits the medians around the moment better than two levels: that is a growth."""
-    parts = 8
     medians = []
     for side in (values[:split], values[split:]):
-        cuts = [number * len(side) // parts for number in range(parts + 1)]
+        cuts = [number * len(side) // PARTS_OF_SIDE for number in range(PARTS_OF_SIDE + 1)]
         medians += [median(side[a:b]) for a, b in pairwise(cuts)]
-    line = (1.0 - line_through(range(2 * parts), medians)[1]) * pvariance(medians) * 2 * parts
-    return line < parts * (pvariance(medians[:parts]) + pvariance(medians[parts:]))
+    beside_line = (1.0 - line_through(range(len(medians)), medians)[1]) * pvariance(medians) * len(medians)
+    beside_levels = (pvariance(medians[:PARTS_OF_SIDE]) + pvariance(medians[PARTS_OF_SIDE:])) * PARTS_OF_SIDE
+    return beside_line < beside_levels
 
 
 def _reasons(change: Change, unit: PastUnit) -> list[Reason]:
