@@ -167,7 +167,7 @@ class History:
 
     def add(self, event: Event) -> None:
         """Take one event."""
-        if isinstance(event, (HookSample, HostSample, GpuSample, StackWindow)):
+        if isinstance(event, (HookSample, HostSample, GpuSample, StackWindow, ServerSample)):
             self.past.add(event, self.stacks)
         if isinstance(event, Tick):
             self.ticks.append(event)

@@ -11,13 +11,13 @@ from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from heapq import nlargest
-from typing import TypeVar
+from typing import TypeVar, Union
 
 from aitop.model.gpu import GpuSample
 from aitop.model.host import HostSample
 from aitop.model.past import Past, PastLine, PastUnit, Stretch
 from aitop.model.phases import MEASURED, SERVED
-from aitop.model.serving import RequestRecord
+from aitop.model.serving import RequestRecord, ServerSample
 from aitop.model.stacks import StackWindow
 from aitop.model.steps import HookSample, StepRecord
 from aitop.stacks.view import StackView
@@ -29,6 +29,7 @@ MOST_LINES = 12
 # Enough units of one second to tell its phases; more only cost CPU.
 MOST_UNITS = 50
 
+PastSample = Union[HookSample, HostSample, GpuSample, StackWindow, ServerSample]  # noqa: UP007 - for isinstance on 3.10
 Unit = TypeVar("Unit", StepRecord, RequestRecord)
 
 
@@ -50,31 +51,36 @@ class Sums:
 class PastHistory:
     """Of the processes `pids`, which make units of one kind, and of the machine. `add` takes events in order.
 
-    `newest` is when a unit came last, or the choice was made. `recompiles` is torch.compile's counter at that time.
+    `newest` is when a unit came last, or the choice was made. `recompiles` is torch.compile's counter at that time,
+    `look` what the server's `/metrics` said last, where `metrics` says that its requests are taken from there.
     """
 
     pids: tuple[int, ...] = ()
     unit: PastUnit = "step"
     trains: bool = False
+    metrics: bool = False
     newest: float = 0.0
     recompiles: int | None = None
+    look: ServerSample | None = None
     levels: list[deque[Stretch]] = field(default_factory=list)
     open: dict[int, Sums] = field(default_factory=dict)
     # What was made of the levels: they change once a second, and are asked for at every tick.
     made: Past | None = field(default=None, compare=False)
 
-    def begin(self, pids: tuple[int, ...], unit: PastUnit, *, trains: bool, now: float) -> None:
+    def begin(
+        self, pids: tuple[int, ...], unit: PastUnit, *, now: float, trains: bool = False, metrics: bool = False
+    ) -> None:
         """Forget everything: from now on it is about these processes."""
-        self.pids, self.unit, self.trains, self.newest = pids, unit, trains, now
-        self.recompiles = self.made = None
+        self.pids, self.unit, self.trains, self.metrics, self.newest = pids, unit, trains, metrics, now
+        self.recompiles = self.look = self.made = None
         self.levels, self.open = [], {}
 
-    def add(self, event: HookSample | HostSample | GpuSample | StackWindow, stacks: StackView) -> None:
+    def add(self, event: PastSample, stacks: StackView) -> None:
         """Take one sample; `stacks` reads windows."""
         if not self.pids:
             return
         if isinstance(event, HookSample):
-            if event.pid in self.pids:
+            if event.pid in self.pids and not self.metrics:
                 self._add_units(event)
         elif isinstance(event, HostSample):
             _add_host(self._at(event.time), event, self.pids[0])
@@ -82,6 +88,8 @@ class PastHistory:
             clocks = [device.sm_clock for device in event.devices if device.mine and device.sm_clock]
             if clocks:
                 self._at(event.time).add("clock", sum(clocks), len(clocks))
+        elif isinstance(event, ServerSample):
+            self._add_metrics(event)
         else:
             sums, lines = self._at(event.time), stacks.lines_in(event, self.pids[0])
             sums.lines.update(lines)
@@ -101,6 +109,30 @@ class PastHistory:
         if self.recompiles is not None and steps:
             self._at(steps[-1].end).add("recompiles", max(0, (made or 0) - self.recompiles), len(steps))
         self.recompiles = self.recompiles if made is None else made
+
+    def _add_metrics(self, sample: ServerSample) -> None:
+        """Take the requests that ended between two looks at a server's `/metrics`."""
+        if not self.metrics or sample.pid not in self.pids:
+            return
+        before, self.look = self.look, sample
+        if before is None:
+            return
+        spent = {
+            name: (after.sum - was.sum, after.count - was.count)
+            for name, after in sample.histograms.items()
+            if (was := before.histograms.get(name)) is not None and after.count > was.count
+        }
+        if "latency" not in spent:
+            return
+        self.newest = sample.time
+        sums, requests = self._at(sample.time), spent["latency"][1]
+        sums.add("seconds", *spent["latency"])
+        parts = {"queue": ("queue",), "forward": ("prefill", "decode")}
+        for part, names in parts.items():
+            sums.add(part, sum(spent.get(name, (0.0, 0.0))[0] for name in names), requests)
+        known = ("tokens", "prompt_tokens")
+        if all(name in sample.counters and name in before.counters for name in known):
+            sums.add("tokens", sum(sample.counters[name] - before.counters[name] for name in known), requests)
 
     def _at(self, time: float) -> Sums:
         """The sums of the second in which `time` lies, or of the oldest one that is still open."""

@@ -5,11 +5,14 @@ from __future__ import annotations
 import random
 
 import pytest
-from past_maker import LOGS, TRAIN, WALL, Noise, plan, watched
+from past_maker import LOGS, START, TRAIN, WALL, Noise, plan, watched
 
 from aitop.diagnosis.conditions.regression import change_of
+from aitop.engine.core import Engine
 from aitop.engine.past import KEEP, MOST_LINES, PastHistory, Sums
 from aitop.model.past import Past, Stretch
+from aitop.model.serving import Histogram, ServerSample
+from aitop.model.snapshot import Target, Tick
 
 MOMENT, WATCHED = 40, 80
 
@@ -84,6 +87,20 @@ def test_requests_of_a_server_are_judged_too():
     [verdict] = changing(plan(preprocess=0.01, model=0.05), plan(preprocess=0.06, model=0.05), unit="request")
     assert verdict.title.startswith("requests take 1.8× as long since ")
     assert verdict.subtype == "preprocess"
+
+
+def test_requests_are_read_off_a_servers_own_metrics_too():
+    engine, total, count = Engine(Target(pid=7, command="vllm serve")), 0.0, 0.0
+    for second in range(WATCHED):
+        now, each = START + second + 1, 0.2 if second < MOMENT else 0.5
+        total, count = total + 20 * each, count + 20
+        queued = Histogram(bounds=(), counts=(), sum=total - 0.15 * count, count=count)
+        latency = Histogram(bounds=(), counts=(), sum=total, count=count)
+        histograms = {"latency": latency, "queue": queued}
+        engine.handle(ServerSample(time=now, pid=7, engine="vllm", histograms=histograms))
+        last = engine.handle(Tick(time=now + 0.1, wall=now + 0.1), judged=second > WATCHED - 4)
+    [verdict] = regressions(last)
+    assert verdict.subtype == "queue" and abs(verdict.since - (START + MOMENT)) <= 2.0
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ SOME_REQUESTS = 100
 
 def keep_past(history: History, now: float) -> None:
     """Close the seconds that are over, and choose the processes: those that take a server's requests, or the one whose
-    steps stand for the job.
+    steps stand for the job; else a server that speaks of its requests in its `/metrics`.
 
     It stays with them as long as they make units: what others did before does not compare.
     """
@@ -34,9 +34,11 @@ def keep_past(history: History, now: float) -> None:
         if hook.served.requests
     }:
         pids = front_processes(history.hosts.last, served)
-        if pids and (past.unit != "request" or not stays):
-            past.begin(pids, "request", trains=False, now=now)
+        if pids and (past.unit != "request" or past.metrics or not stays):
+            past.begin(pids, "request", now=now)
         elif set(pids) & set(past.pids):
             past.pids = pids
     elif lead is not None and steps and not stays:
-        past.begin((lead,), "step", trains=False, now=now)
+        past.begin((lead,), "step", now=now)
+    elif history.servers and not stays:
+        past.begin((min(history.servers),), "request", metrics=True, now=now)
