@@ -218,7 +218,7 @@ def _add_steps(sums: Sums, steps: Sequence[StepRecord]) -> None:
     sums.add("seconds", sum(step.seconds for step in steps), len(steps))
     sums.first = steps[0].index if sums.first is None else sums.first
     for step in _some(steps):
-        parts = {phase.key: phase.seconds(step) for phase in MEASURED}
+        parts: dict[str, float] = {phase.key: phase.seconds(step) for phase in MEASURED}
         parts["host"] = max(0.0, step.seconds - sum(parts.values()))
         for name, value in parts.items():
             sums.add(name, value)
@@ -231,7 +231,7 @@ def _add_steps(sums: Sums, steps: Sequence[StepRecord]) -> None:
 def _add_requests(sums: Sums, requests: Sequence[RequestRecord]) -> None:
     sums.add("seconds", sum(request.seconds for request in requests), len(requests))
     for request in _some(requests):
-        parts = {
+        parts: dict[str, float] = {
             phase.key: float(getattr(request, phase.request) or 0.0) for phase in SERVED if phase.request is not None
         }
         parts["queue"] = request.queue or 0.0

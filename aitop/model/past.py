@@ -6,8 +6,8 @@ from typing import Literal
 
 import msgspec
 
-# A file and a line.
-PastLine = tuple[str, int]
+# FILE:LINE; empty where no line of the user's was on the stack.
+PastLine = str
 PastUnit = Literal["step", "request"]
 
 

@@ -90,16 +90,16 @@ class StackView:
         """Whether any thread of the process was sampled in a phase of a step in `window`."""
         return any(_stepping(stacks) for key, stacks in self._digest(window).items() if key.pid == pid)
 
-    def lines_in(self, window: StackWindow, pid: int) -> Counter[tuple[str, int]]:
-        """The samples of the thread that leads the process, by file and line, without imports; the file is empty where
-        no line of the user's was on the stack.
+    def lines_in(self, window: StackWindow, pid: int) -> Counter[str]:
+        """The samples of the thread that leads the process, by FILE:LINE, without imports; by an empty word where no
+        line of the user's was on the stack.
         """
         threads = {key: stacks for key, stacks in self._digest(window).items() if key.pid == pid}
         lead = lead_thread(threads)
-        lines: Counter[tuple[str, int]] = Counter()
+        lines: Counter[str] = Counter()
         for seen, count in threads[lead].items() if lead is not None else ():
             if not seen.importing:
-                lines[(seen.line.file, seen.line.line) if seen.line is not None else ("", 0)] += count
+                lines[f"{seen.line.file}:{seen.line.line}" if seen.line is not None else ""] += count
         return lines
 
     def _digest(self, window: StackWindow) -> Digest:

@@ -132,7 +132,7 @@ def seconds(count, length=0.1, after=None, jump=1.3, seed=1):
         value = 10 * length * random_.gauss(1.0, 0.05) * (jump if after is not None and second >= after else 1.0)
         sums = history.open.setdefault(second, Sums())
         sums.add("seconds", value, 10)
-        sums.lines.update({("train.py", second % 50): 1})
+        sums.lines.update({f"train.py:{second % 50}": 1})
         sums.samples += 1
         history.close(second + 10.0)
     history.close(count + 10.0)

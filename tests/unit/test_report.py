@@ -184,6 +184,7 @@ DOCUMENTED = {
             "ranks": [0],
             "processes": [4242],
             "parts": [],
+            "since": None,
         }
     ],
     "cost": {"monitor_cpu": 0.021, "hook_us_per_step": 6.1, "target_slowdown": 0.001},

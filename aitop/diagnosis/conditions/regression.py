@@ -21,6 +21,7 @@ from aitop.diagnosis.noise import LEAST_VALUES, half_width
 from aitop.diagnosis.rule import Explanation, condition
 from aitop.diagnosis.series import line_through
 from aitop.diagnosis.what_if import fix
+from aitop.model.ledger import Entry
 from aitop.model.past import Past, PastLine, PastUnit, Stretch
 from aitop.model.phases import MEASURED, SERVED
 from aitop.model.snapshot import Snapshot
@@ -32,7 +33,7 @@ ERRORS = 2.5
 # to hold one of them.
 BLOCKS, LONGER_BLOCKS = 12, (12, 8, 6)
 CERTAIN = 0.001
-# Of the stretches this part at either end counts as the next one does, so that a few long units do not move the moment.
+# Of the stretches so many are cut at either end, so that a few long units neither make nor hide a change.
 OUTLIERS = 0.05
 LEAST_RATIO = 1.15
 # Through the medians of so many parts of each side a line is laid.
@@ -174,7 +175,7 @@ def judge(snapshot: Snapshot) -> Explanation | str | None:
 def change_of(past: Past) -> Change | None:
     """The moment since which units take longer, and still do; None where there is none."""
     timed = [stretch for stretch in past.stretches if stretch.mean("seconds") is not None]
-    values = [stretch.mean("seconds") or 0.0 for stretch in timed]
+    values = _without_outliers([stretch.mean("seconds") or 0.0 for stretch in timed])
     split = _split(values)
     if split is None or not _surely_higher(values[:split], values[split:]) or _gradual(values, split):
         return None
@@ -191,11 +192,18 @@ def change_of(past: Past) -> Change | None:
     return None
 
 
+def _without_outliers(values: Sequence[float]) -> list[float]:
+    """The values, the smallest and the largest of them cut to what the others reach."""
+    if not values:
+        return []
+    ordered, some = sorted(values), int(OUTLIERS * len(values))
+    low, high = ordered[some], ordered[-1 - some]
+    return [min(high, max(low, value)) for value in values]
+
+
 def _split(values: Sequence[float]) -> int | None:
     """The index that divides the values best into two levels, the lower one before; None with too few of them."""
-    ordered, count = sorted(values), len(values)
-    low, high = ordered[int(OUTLIERS * count)], ordered[-1 - int(OUTLIERS * count)]
-    totals = list(accumulate((min(high, max(low, value)) for value in values), initial=0.0))
+    count, totals = len(values), list(accumulate(values, initial=0.0))
     places = range(LEAST_VALUES, count - LEAST_VALUES + 1)
 
     def explained(at: int) -> float:
@@ -256,7 +264,7 @@ def _of_interpreter(change: Change, unit: PastUnit) -> list[Reason]:
     reasons = []
     compiled, collected = change.of("recompiles"), change.of("gc")
     if compiled is not None and compiled[1] > 2 * compiled[0]:
-        words = f"torch.compile compiles anew in {percent(compiled[1])} of the {unit}s, before {percent(compiled[0])}"
+        words = f"torch.compile compiles anew {compiled[1]:.2f} times a {unit}, before {compiled[0]:.2f}"
         remedy = "see what changes from one call to the next since {at}: `aitop explain recompile`"
         longer = change.rise("forward") + change.rise("backward")
         reasons.append(Reason("recompile", longer, words, remedy, "forward"))
@@ -335,14 +343,15 @@ def _lines(snapshot: Snapshot, change: Change, phase: str) -> Lines:
     ):
         return worker_lines(snapshot)
 
-    def grown(line: PastLine) -> float:
+    def grown(entry: Entry) -> float:
+        line = f"{entry.file}:{entry.line}"
         before, after = change.before.share(line), change.after.share(line)
         if before is None or after is None:
-            return sum(entry.share for entry in lines.entries if (entry.file, entry.line) == line)
+            return entry.share
         return after * change.now - before * change.was
 
-    most = max(dict.fromkeys((entry.file, entry.line) for entry in lines.entries), key=grown)
-    return lines_of(entry for entry in lines.entries if (entry.file, entry.line) == most)
+    most = max(lines.entries, key=grown)
+    return lines_of(entry for entry in lines.entries if (entry.file, entry.line) == (most.file, most.line))
 
 
 def _evidence(change: Change, reasons: Sequence[Reason], unit: PastUnit) -> tuple[str, ...]:

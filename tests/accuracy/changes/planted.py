@@ -17,7 +17,7 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 SCRIPTS, RECORDINGS, MOMENTS = HERE / "scripts", HERE / "recordings", HERE / "moments.json"
-CHANGE_AFTER, WATCHED = 32.0, 62.0
+CHANGE_AFTER, WATCHED = 32.0, 72.0
 """Seconds after the start of a run: when it changes, and how long it is watched."""
 
 
@@ -37,7 +37,7 @@ PLANTED = {
     "longer_texts": Planted("longer_texts", "input"),
     "saves_more": Planted("saves_more", "checkpoint", "torch.save("),
     "long_list": Planted("long_list", "host", "smooth = sum(value * 0.5 for value in losses)"),
-    "new_numbers": Planted("new_numbers", "recompile"),
+    "new_numbers": Planted("new_numbers", "recompile", "model(x, number)"),
 }
 
 

@@ -26,10 +26,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("raw", type=Path, metavar="RAW", help="a recording")
     parser.add_argument("out", type=Path, metavar="OUT", help="NAME.jsonl.gz to write")
+    parser.add_argument("--digits", type=int, default=DIGITS, metavar="N", help="significant digits (default: 6)")
     args = parser.parse_args()
     header, events = read_recording(args.raw)
     paths = NeutralPaths(str(header.target.script or ""))
-    lines = [msgspec.json.encode(slim(one, DIGITS, paths)) for one in (header, *events)]
+    lines = [msgspec.json.encode(slim(one, args.digits, paths)) for one in (header, *events)]
     if left := paths.foreign():
         print(f"paths of this machine are left: {', '.join(left)}", file=sys.stderr)
         return 1
