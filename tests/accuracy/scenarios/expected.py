@@ -206,7 +206,7 @@ COMPUTING = (
             "overlap = (width * height).item()",
             "for j in range(truth.shape[0]):",
         ),
-        left=(left.CROP_ROWS,),
+        left=(left.CROP_ROWS, left.CROP_ROWS_LOOP),
     ),
     _scenario(
         "optimizer_heavy",
