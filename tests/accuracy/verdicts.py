@@ -133,7 +133,9 @@ class Bench:
         if self._args.recordings is None:
             return None
         self._args.recordings.mkdir(parents=True, exist_ok=True)
-        path: Path = self._args.recordings / recording_name(f"{scenario.name}.mended" if mended else scenario.name, tier)
+        path: Path = self._args.recordings / recording_name(
+            f"{scenario.name}.mended" if mended else scenario.name, tier
+        )
         path.unlink(missing_ok=True)
         return path
 

@@ -125,7 +125,8 @@ CROP_ROWS_LOOP = Left(
             "                which = (other - corner).clamp(min=0).prod(-1).argmax(2)\n",
         ),
         (
-            "            loss = loss + nn.functional.smooth_l1_loss(one, its[which])\n        return loss / len(found)\n",
+            "            loss = loss + nn.functional.smooth_l1_loss(one, its[which])\n"
+            "        return loss / len(found)\n",
             "        return nn.functional.smooth_l1_loss(found, truth.gather(1, which[..., None].expand(-1, -1, 4)))\n",
         ),
     ),

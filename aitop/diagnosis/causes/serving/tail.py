@@ -17,6 +17,7 @@ from aitop.diagnosis.causes.serving.hold_ups import (
     hold_ups,
     tail_of,
 )
+from aitop.diagnosis.causes.serving.stops import FELT, Stop, longest_stop
 from aitop.diagnosis.evidence import lead_ledger, lines_of, short_place
 from aitop.diagnosis.rule import Band, Explanation, Rule
 from aitop.diagnosis.series import values_since
@@ -74,7 +75,10 @@ def number_of_slow(requests: int) -> int:
 def _look(snapshot: Snapshot) -> Explanation | str | None:
     """The verdict on the slowest requests, from what held them up and not the others."""
     serving = snapshot.serving
-    if serving is None:
+    if serving is None or not serving.requests:
+        stop = longest_stop(snapshot)
+        if stop is not None and stop.share >= FELT * LEAVE / ENTER:
+            return _stopped(stop)
         return "how long each request takes was not measured" if snapshot.kind == "inference" else None
     requests = _accounted(snapshot, serving)[-MOST_REQUESTS:]
     if len(requests) < LEAST_REQUESTS:
@@ -118,6 +122,29 @@ def _look(snapshot: Snapshot) -> Explanation | str | None:
         claims=() if slight else _claims(first, snapshot, bursts, held),
         evidence=_evidence(snapshot, serving, tail, kinds, left),
         fixes=_fixes(first, lines),
+    )
+
+
+def _stopped(stop: Stop) -> Explanation:
+    """The verdict where single requests are not known: its share is of all time."""
+    where = lines_of(stop.lines).where
+    return Explanation(
+        subtype=stop.kind,
+        severity="warning",
+        share=stop.share,
+        level=ENTER * stop.share / FELT,
+        gains=False,
+        signals=(False, bool(where)),
+        most_sure=ESTIMATED,
+        title=f"for {percent(stop.share)} of the time every request waits: {WHAT[stop.kind]}",
+        where=where,
+        claims=(*stop.lines, *stop.waits),
+        evidence=(
+            stop.basis,
+            f"requests that come at random meet it as often: {percent(stop.share)} of them wait for it",
+            "how long each request takes was not measured",
+        ),
+        fixes=_fixes(stop.kind, where),
     )
 
 
