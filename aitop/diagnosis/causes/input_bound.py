@@ -146,7 +146,10 @@ def _own_code(snapshot: Snapshot) -> Lines:
 
 
 def _for_producers(snapshot: Snapshot) -> Lines:
-    """The lines on which the stepping thread waits for the run's own threads or processes; none if these only idle."""
+    """The lines on which the stepping thread waits for the run's own threads or processes; none if these only idle.
+
+    The handler of a request that waits for another thread stands in line: that is no wait for data.
+    """
     lines = main_lines(
         snapshot,
         lambda entry: (
@@ -154,6 +157,7 @@ def _for_producers(snapshot: Snapshot) -> Lines:
             and entry.activity in HANDED_WAITS
             and entry.position in ("before", None)
             and entry.where is not None
+            and entry.handler is None
         ),
     )
     return lines if lines.entries and producers.makers(snapshot) is not None else NO_LINES
