@@ -206,7 +206,7 @@ COMPUTING = (
             "overlap = (width * height).item()",
             "for j in range(truth.shape[0]):",
         ),
-        left=(left.CROP_ROWS, left.CROP_ROWS_LOOP),
+        left=(left.CROP_ROWS,),
     ),
     _scenario(
         "optimizer_heavy",

@@ -109,28 +109,6 @@ HF_TITLES = Left(
         ("        ).train()\n", "        )\n"),
     ),
 )
-# All pictures of a batch at once, instead of one after the other.
-CROP_ROWS_LOOP = Left(
-    "python-overhead",
-    0.0,
-    (
-        (
-            "        loss = 0.0\n        for one, its in zip(found, truth):\n",
-            "        if True:\n",
-        ),
-        (
-            "                which = self.pair(one, its)\n",
-            "                corner = torch.max(found[:, :, None, :2], truth[:, None, :, :2])\n"
-            "                other = torch.min(found[:, :, None, 2:], truth[:, None, :, 2:])\n"
-            "                which = (other - corner).clamp(min=0).prod(-1).argmax(2)\n",
-        ),
-        (
-            "            loss = loss + nn.functional.smooth_l1_loss(one, its[which])\n"
-            "        return loss / len(found)\n",
-            "        return nn.functional.smooth_l1_loss(found, truth.gather(1, which[..., None].expand(-1, -1, 4)))\n",
-        ),
-    ),
-)
 # One operation for all parameters.
 FEATURE_SERVICE = Left("optimizer-bound", 1.8, (("lr=1e-4)", "lr=1e-4, fused=True)"),))
 OPTIMIZER_HEAVY = Left("optimizer-bound", 1.78, (("lr=1e-3, foreach=True", "lr=1e-3, fused=True"),))
