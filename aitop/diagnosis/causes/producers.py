@@ -214,8 +214,8 @@ def _in_workers(snapshot: Snapshot, share: float, lines: Lines) -> Why:
     blocked = each is not None and wanted < BUSY_CORES * max(lines.share, 0.3)
     working = workers_at_work(snapshot)
     drained = waited_empty(snapshot)
-    # Workers also rest because enough lies ready: only an empty queue tells that more would have been taken.
-    rests = working is not None and working <= 1.0 - RESTS and (drained is None or drained > 0.5)
+    # Workers also rest because enough lies ready: only a queue that was seen empty tells that more would be taken.
+    rests = drained is not None and drained > 0.5 and working is not None and working <= 1.0 - RESTS
     timeline = Timeline(
         wait=share,
         makers=workers,
