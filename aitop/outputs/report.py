@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from aitop import __version__
+from aitop.diagnosis.noise import LEAST_VALUES, half_width
 from aitop.model.host import ProcessSample
 from aitop.model.ledger import Activity, Basis, Entry, Lane, Ledger, Unit
 from aitop.model.phases import Phase
@@ -68,12 +69,15 @@ class ReportSource(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 class ReportStep(msgspec.Struct, frozen=True, kw_only=True):
     """Steps of the window. `basis` is hook or stacks; `phases` are shares of step time.
 
+    `mean_range_ms` is the 95 % interval of the mean, so that `compare` can tell two reports from noise.
     `mfu` is the share of the device's peak that the floating-point operations of the model (`flops_per_s`) come to.
     """
 
     count: int | None = None
     p50_ms: float | None = None
     p95_ms: float | None = None
+    mean_ms: float | None = None
+    mean_range_ms: tuple[float, float] | None = None
     per_s: float | None = None
     samples_per_s: float | None = None
     tokens_per_s: float | None = None
@@ -185,8 +189,13 @@ def report_of(snapshot: Snapshot) -> Report:
 
 
 def to_json(report: Report) -> str:
+    """The report as JSON."""
+    return as_json(report)
+
+
+def as_json(said: msgspec.Struct) -> str:
     """Indented JSON with the keys in the order of the schema and a newline at the end."""
-    written = msgspec.json.encode(_rounded(msgspec.to_builtins(report)))
+    written = msgspec.json.encode(_rounded(msgspec.to_builtins(said)))
     return escaped_json(msgspec.json.format(written, indent=2).decode()) + "\n"
 
 
@@ -224,6 +233,8 @@ def _step(steps: Steps | None) -> ReportStep:
         count=steps.count,
         p50_ms=_milliseconds(steps.p50),
         p95_ms=_milliseconds(steps.p95),
+        mean_ms=_milliseconds(steps.mean),
+        mean_range_ms=_mean_range(steps),
         per_s=steps.per_second,
         samples_per_s=steps.samples_per_second,
         tokens_per_s=steps.tokens_per_second,
@@ -232,6 +243,13 @@ def _step(steps: Steps | None) -> ReportStep:
         phases=steps.phases,
         basis=steps.basis,
     )
+
+
+def _mean_range(steps: Steps) -> tuple[float, float] | None:
+    if steps.mean is None or len(steps.recent) < LEAST_VALUES:
+        return None
+    half = half_width([step.seconds for step in steps.recent])
+    return (steps.mean - half) * 1e3, (steps.mean + half) * 1e3
 
 
 def _serving(serving: Serving) -> ReportServing:

@@ -134,6 +134,8 @@ DOCUMENTED = {
         "count": 312,
         "p50_ms": 21.2,
         "p95_ms": 60.1,
+        "mean_ms": None,
+        "mean_range_ms": None,
         "per_s": 4.2,
         "samples_per_s": 67.0,
         "tokens_per_s": 6700.0,
