@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from statistics import fmean
 
 LEAST_VALUES = 20
@@ -51,7 +51,7 @@ def blocks_of(values: Sequence[float], count: int = RANKED_BLOCKS) -> list[float
     """Means of neighbours, in so many blocks, for a rank test; fewer values than that come back as they are."""
     count = min(count, len(values))
     cuts = [number * len(values) // count for number in range(count + 1)]
-    return [fmean(values[start:end]) for start, end in zip(cuts, cuts[1:], strict=False)]
+    return [fmean(values[start:end]) for start, end in pairwise(cuts)]
 
 
 def warm_up(values: Sequence[float]) -> int:

@@ -256,7 +256,7 @@ def _change(before: Run, after: Run, old: _Timed, new: _Timed) -> Change:
         return Change(
             outcome="cannot-tell",
             ratio=ratio,
-            reason=f"{run.file} has {fewer} {run.unit or 'unit'}s after its warm-up: at least {LEAST_VALUES} are needed",
+            reason=f"{fewer} {run.unit or 'unit'}s of {run.file} are too few: at least {LEAST_VALUES} are needed",
             record_seconds=_longer(run.watched, 2 * LEAST_VALUES / max(1, fewer)),
         )
     wide = math.hypot(half_old / was, half_new / now)
@@ -377,13 +377,17 @@ def _explained(verdicts: Sequence[Verdict], whole: float) -> Mapping[str, float]
 def _verdicts(
     before: Sequence[Verdict], after: Sequence[Verdict]
 ) -> tuple[tuple[Verdict, ...], tuple[Verdict, ...], tuple[Verdict, ...]]:
-    """Those that are gone, new and kept; a kept one as it is after."""
-    was, now = {(one.id, one.subtype) for one in before}, {(one.id, one.subtype) for one in after}
+    """Those that are gone, new and kept; a kept one as it is after. One that is only information by now is gone."""
+    was, now = set(map(_identity, before)), set(map(_identity, after))
     return (
-        tuple(one for one in before if (one.id, one.subtype) not in now),
-        tuple(one for one in after if (one.id, one.subtype) not in was),
-        tuple(one for one in after if (one.id, one.subtype) in was),
+        tuple(one for one in before if _identity(one) not in now),
+        tuple(one for one in after if _identity(one) not in was),
+        tuple(one for one in after if _identity(one) in was),
     )
+
+
+def _identity(verdict: Verdict) -> tuple[str, str | None, bool]:
+    return verdict.id, verdict.subtype, verdict.severity == "info"
 
 
 def _settings(before: Run, after: Run) -> tuple[SettingChange, ...]:

@@ -175,8 +175,8 @@ def _table(title: str, shares: Sequence[Share], unit: str) -> list[str]:
     shown = [share for share in shown if max(share.before, share.after) >= LEAST_SHOWN * whole][:LINES_SHOWN]
     rest = [share for share in shares if share not in shown]
     lines = [f"{f'Change by {title}':<44}{'before':>9}{'after':>9}{'change':>10}"]
-    lines += [_row(_label(share), share.before, share.after) for share in shown]
-    if rest:
+    lines += [_row(_label(title, share), share.before, share.after) for share in shown]
+    if any(share.before or share.after for share in rest):
         lines.append(_row(REST[title], sum(share.before for share in rest), sum(share.after for share in rest)))
     total = _row(f"a {unit}", sum(share.before for share in shares), sum(share.after for share in shares))
     return [*lines, total]
@@ -194,10 +194,10 @@ def _time(seconds: float) -> str:
     return duration(seconds) if seconds > 0 else "0"
 
 
-def _label(share: Share) -> str:
+def _label(title: str, share: Share) -> str:
     where = share.where
     if where is None:
-        return share.name or "other"
+        return f"{share.name} (no line)" if share.name and title == "line" else share.name or "other"
     return f"{where.file.rsplit('/', 1)[-1]}:{where.line} {where.function}"
 
 
