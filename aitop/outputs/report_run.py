@@ -50,7 +50,7 @@ def _run(report: Report, file: str) -> Run:
         basis="report",
         command=report.target.command,
         kind=report.target.kind if report.target.kind in _KINDS else "unknown",  # type: ignore[arg-type]
-        unit=worker.unit if worker is not None else None,
+        unit="step" if mean is not None else worker.unit if worker is not None else None,
         watched=report.window_s,
         mean=mean,
         entries=tuple(_entry(entry) for entry in report.ledger if worker is not None and entry.pid == worker.pid),
