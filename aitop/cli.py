@@ -7,7 +7,6 @@ import errno
 import os
 import signal
 import sys
-import traceback
 from collections.abc import Sequence
 from types import FrameType, ModuleType
 from typing import NoReturn
@@ -145,6 +144,8 @@ def complain(sentence: str) -> None:
 
 def _unexpected(error: Exception) -> int:
     if os.environ.get("AITOP_DEBUG"):
+        import traceback  # wanted by few
+
         traceback.print_exc()
     if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
         complain("as many files are open as may be: raise the limit with `ulimit -n 4096`, and try again")

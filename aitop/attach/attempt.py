@@ -10,6 +10,8 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
+import msgspec
+
 from aitop.attach.inspection.preflight import check_alive, check_consent, check_torch, open_memory
 from aitop.attach.inspection.process import interpreter_of, same_process
 from aitop.attach.inspection.python_image import locate_python
@@ -36,8 +38,7 @@ BEGUN_PATIENCE_S = 3.0
 TURN_POLL_S = 0.01
 
 
-@dataclass(frozen=True)
-class Attachment:
+class Attachment(msgspec.Struct, frozen=True):
     """The answer from the target.
 
     `way` is the name of the way in. `answer` is `installed`, `already`, `removed`, `absent`, or an error in words.
@@ -47,8 +48,7 @@ class Attachment:
     answer: str
 
 
-@dataclass(frozen=True)
-class Limit:
+class Limit(msgspec.Struct, frozen=True):
     """How long to wait for the target: until `deadline` (monotonic seconds), or until `given_up` returns True."""
 
     deadline: float

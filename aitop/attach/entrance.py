@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+
+import msgspec
+from msgspec.structs import replace
 
 from aitop.attach.attempt import WAYS, Attachment, Attempt, Limit, unreachable
 from aitop.attach.inspection.preflight import check_alive, check_consent, check_torch, open_memory, without_torch
@@ -87,8 +89,7 @@ def deliver(
     return answer
 
 
-@dataclass(frozen=True)
-class Survey:
+class Survey(msgspec.Struct, frozen=True):
     """What stands in the way of the hook, before it is tried.
 
     `already`: a hook is in, and going to stay; that is left to whoever can read its ring. `ways` has each way in with

@@ -9,7 +9,8 @@ from __future__ import annotations
 import ctypes
 import functools
 import os
-from dataclasses import dataclass
+
+import msgspec
 
 SIGINFO_SIZE = 128
 
@@ -38,8 +39,7 @@ def ptrace(request: int, tid: int, address: int = 0, data: int = 0) -> int:
     return _checked(_libc().ptrace(request, tid, address, data), f"ptrace {request:#x}")
 
 
-@dataclass(frozen=True)
-class WaitEvent:
+class WaitEvent(msgspec.Struct, frozen=True):
     """What happened to a traced thread: CLD_ code, and its status (a signal, plus 256 × the ptrace event)."""
 
     code: int

@@ -89,12 +89,18 @@ def has_answer(snapshot: Snapshot) -> bool:
 
 def render(snapshot: Snapshot, form: str) -> str:
     """The report of a snapshot as text, json or html."""
-    from aitop.outputs.html import to_html
     from aitop.outputs.report import report_of, to_json
+
+    report = report_of(snapshot)
+    if form == "json":
+        return to_json(report)
+    if form == "html":
+        from aitop.outputs.html import to_html
+
+        return to_html(report)
     from aitop.outputs.text import to_text
 
-    writers = {"text": to_text, "json": to_json, "html": to_html}
-    return writers[form](report_of(snapshot))
+    return to_text(report)
 
 
 def write_report(text: str, output: Path | None) -> None:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 SHORTEST_INTERVAL = 0.1
 SWITCHES = {
     "passive": "never touch the process: no hook, no stack sampling, no /metrics",
-    "gpu": "ask NVML about GPUs",
+    "gpu": "ask the driver about GPUs",
     "stacks": "sample Python stacks",
     "hook": "put the step hook into the process",
     "metrics": "read a server's own /metrics, over the loopback only",

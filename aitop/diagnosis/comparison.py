@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median
 from typing import Literal
+
+import msgspec
 
 from aitop.model.steps import StepRecord
 
@@ -27,8 +28,7 @@ HALF_WIDTH = 2.2
 Outcome = Literal["faster", "slower", "same", "unknown"]
 
 
-@dataclass(frozen=True)
-class Comparison:
+class Comparison(msgspec.Struct, frozen=True):
     """`factor` is the speed since relative to the speed before (2.0: twice as fast), `margin` the half width of its
     95 % interval; both None while the outcome is unknown. `before` and `after` are typical step times in seconds.
 

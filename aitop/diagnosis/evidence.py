@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 from aitop.diagnosis.series import mean_of
 from aitop.model.host import ProcessSample
@@ -33,12 +34,13 @@ STORAGE_WORK = frozenset({"file", "network", "database"})
 LEAST_STORED, LEAST_WAITED = 0.2, 0.015
 # A server that waits for requests for so much of its time is not held up by anything: they come too seldom.
 AT_LEISURE = 0.3
+# Large operations hold the interpreter's lock for less of their time: 1 to 5 % of an nn.GRU.
+MOST_HELD = 0.1
 # What waits for others of the run's own, or for whoever hands it work.
 HANDED_WAITS: frozenset[Activity] = frozenset({"wait-queue", "wait-lock", "wait-child", "wait"})
 
 
-@dataclass(frozen=True)
-class Lines:
+class Lines(msgspec.Struct, frozen=True):
     """Entries of the ledger of one kind. `share` is of the time of the process that they belong to."""
 
     share: float
@@ -157,6 +159,50 @@ def interval(share: float, samples: int) -> tuple[float, float]:
 def stored(entry: Entry) -> bool:
     """Whether an entry waits for storage or a service, or works in a library for them."""
     return entry.activity in STORAGE_WAITS or entry.work in STORAGE_WORK
+
+
+def computes(entry: Entry) -> bool:
+    """Whether an entry computes with arrays, as far as can be told: in a library for them, or in a native call that
+    leaves no frame of a library's.
+
+    What waits below a call of such a library waits for the library's own threads or its device.
+    """
+    if entry.work == "tensor":
+        return entry.does in (*HANDED_WAITS, "native", "wait-device", "sleep")
+    return entry.work is None and entry.does == "native"
+
+
+def _large_operations(snapshot: Snapshot) -> Lines:
+    """What computes in large operations: a line that holds the interpreter's lock for longer calls small ones."""
+    whole: dict[tuple[str, int], float] = {}
+    held: dict[tuple[str, int], float] = {}
+    for entry in main_lines(snapshot, lambda entry: entry.phase in HOST).entries:
+        line = entry.file, entry.line
+        whole[line] = whole.get(line, 0.0) + entry.share
+        held[line] = held.get(line, 0.0) + (entry.share if entry.does == "python" else 0.0)
+    large = {line for line in whole if held[line] < MOST_HELD * whole[line]}
+    return main_lines(
+        snapshot, lambda entry: entry.phase in HOST and computes(entry) and (entry.file, entry.line) in large
+    )
+
+
+def by_hand(snapshot: Snapshot) -> Lines:
+    """What computes for a step outside of modules and optimizers, in large operations.
+
+    Between the model's call and its update that is the loss, or a model that is no module; in training without an
+    optimizer the update comes after it. Where no step was seen it may be all that the program is there for.
+    """
+    work = _large_operations(snapshot)
+    if not stepping(snapshot):
+        return work
+    optimizer = snapshot.steps.phases.optimizer if snapshot.steps else None
+    places = ("within", "after") if snapshot.kind == "training" and not optimizer else ("within",)
+    return lines_of(entry for entry in work.entries if entry.phase == "host" and entry.position in places)
+
+
+def stepping(snapshot: Snapshot) -> bool:
+    """Whether anything of a step or of a model was seen: else nothing tells the work from what holds it up."""
+    return bool(records(snapshot)) or snapshot.kind != "unknown"
 
 
 def storage_lines(entries: Iterable[Entry]) -> Lines:

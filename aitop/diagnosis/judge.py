@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import msgspec
 
@@ -23,8 +22,7 @@ LEAST_GAIN = 1.1
 PEER = 0.5
 
 
-@dataclass(frozen=True)
-class _Shown:
+class _Shown(msgspec.Struct, frozen=True):
     verdict: Verdict
     last_seen: float
     claims: frozenset[tuple[object, ...]] = frozenset()

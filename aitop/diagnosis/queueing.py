@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import pairwise
+
+import msgspec
 
 from aitop.diagnosis.what_if import LEFT, Length, TurnCost, estimated
 from aitop.model.serving import RequestRecord
@@ -23,8 +24,7 @@ MOST_OFF = 0.25
 STEADY = 0.25
 
 
-@dataclass(frozen=True)
-class Load:
+class Load(msgspec.Struct, frozen=True):
     """What arrived at a server in a time, oldest first: `arrivals` (monotonic), and `services`, the seconds from the
     end of each one's wait to its answer. `begun` is when the first was begun with: until then there was other work.
     `waited` is the mean wait, `latency` the mean from arrival to answer.
@@ -45,8 +45,7 @@ class Load:
     cost: TurnCost | None = None
 
 
-@dataclass(frozen=True)
-class Outcome:
+class Outcome(msgspec.Struct, frozen=True):
     """What a simulated server does: requests per second, the mean wait and the mean latency in seconds."""
 
     rate: float
@@ -54,8 +53,7 @@ class Outcome:
     latency: float
 
 
-@dataclass(frozen=True)
-class Change:
+class Change(msgspec.Struct, frozen=True):
     """A server changed: `length` of the time per request relative to now, and the latency then and now in seconds."""
 
     length: Length

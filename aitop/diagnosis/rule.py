@@ -7,8 +7,9 @@ Explanation, with what all verdicts have in common: predicted gain (`what_if`), 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Union
+
+import msgspec
 
 from aitop.diagnosis.evidence import NO_LINES, Lines, enough, records
 from aitop.diagnosis.what_if import PART, Length, Scope, Timeline
@@ -22,8 +23,7 @@ CRITICAL_SHARE = 0.3
 UNPROVEN = 0.45
 
 
-@dataclass(frozen=True, kw_only=True)
-class Explanation:
+class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     """The result of a rule that found something.
 
     share       share of the time (0..1); None for a condition that takes no time
@@ -63,8 +63,7 @@ class Explanation:
     parts: tuple[Part, ...] = ()
 
 
-@dataclass(frozen=True)
-class Finding:
+class Finding(msgspec.Struct, frozen=True):
     """A verdict that may be shown. `level` is compared with the rule's band.
 
     `claims` are the ledger entries that it explains; later rules do not see them while it is shown.
@@ -75,8 +74,7 @@ class Finding:
     claims: tuple[Entry, ...] = ()
 
 
-@dataclass(frozen=True)
-class Band:
+class Band(msgspec.Struct, frozen=True):
     """Two thresholds: a finding appears at `enter` and goes only below `leave`, so that it does not flicker."""
 
     enter: float
@@ -87,8 +85,7 @@ Judgement = Union[Finding, Abstention, None]  # noqa: UP007 - evaluated at run t
 Said = Union[Explanation, Finding, Abstention, str, None]  # noqa: UP007
 
 
-@dataclass(frozen=True)
-class Rule:
+class Rule(msgspec.Struct, frozen=True):
     """One verdict id, the function that looks for it, and its band.
 
     `ready` returns what is missing before the rule can judge, or None. The rule says nothing if `applies` returns

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import pairwise
+
+import msgspec
 
 from aitop.model.snapshot import Series, Snapshot
 
 
-@dataclass(frozen=True)
-class Trend:
+class Trend(msgspec.Struct, frozen=True):
     """Least-squares line: `slope` per second, `growth` over `seconds`, `fit` the share of variance explained (0..1).
 
     `rising` is the share of successive differences that go up, `late_slope` the slope of the second half alone.

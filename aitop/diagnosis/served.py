@@ -7,8 +7,10 @@ closest to the model, and a moment without any request is idle.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from operator import attrgetter
+
+import msgspec
+from msgspec.structs import replace
 
 from aitop.model.ledger import Unit
 from aitop.model.phases import SERVED, Phase
@@ -21,8 +23,7 @@ LEAST_UNITS, MOST_REQUESTS = 8, 1000
 Span = tuple[float, float]
 
 
-@dataclass(frozen=True)
-class Served:
+class Served(msgspec.Struct, frozen=True):
     """`shares` (0..1) of one process's time by phase, which add up to 1, and the mean seconds from unit to unit."""
 
     unit: Unit

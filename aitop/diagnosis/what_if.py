@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from operator import mul
 
 import msgspec
@@ -38,8 +37,7 @@ EMPTY = 0.8
 HELD_UP = "alone it gains nothing: while loading cannot keep up, a shorter step only waits longer for its data"
 
 
-@dataclass(frozen=True)
-class Length:
+class Length(msgspec.Struct, frozen=True):
     """The new length of a unit relative to its length now, with its 95 % bounds."""
 
     likely: float
@@ -58,8 +56,7 @@ class Length:
         return round(min(low, self.speedup), 3), round(max(high, self.speedup), 3)
 
 
-@dataclass(frozen=True)
-class Timeline:
+class Timeline(msgspec.Struct, frozen=True):
     """One unit of work, and what its data loading costs.
 
     wait         part of the unit that the lead thread loses to data
@@ -156,8 +153,7 @@ MOST_UNEXPLAINED = 0.2
 OUTLIER = 4.0
 
 
-@dataclass(frozen=True)
-class TurnCost:
+class TurnCost(msgspec.Struct, frozen=True):
     """What an iteration takes: `fixed` seconds, `decode` more for each token (or request) of the batch, and `prefill`
     for each token of a prompt. `error` is the usual distance from the measured ones, as a part of their mean.
     """
@@ -245,8 +241,7 @@ def least_squares(rows: Sequence[Sequence[float]], values: Sequence[float]) -> l
 # --- several causes at once -----------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Scope:
+class Scope(msgspec.Struct, frozen=True):
     """How the time of a cause relates to other causes.
 
     each_unit    work within every unit: making it faster gains nothing while the loader cannot keep up

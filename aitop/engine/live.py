@@ -9,7 +9,7 @@ import resource
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -18,7 +18,6 @@ from aitop.engine.feed import EventSink, Publish, own_failure
 from aitop.engine.growth import GrowthFinder
 from aitop.engine.hook_requests import HookRequests, SteppingProcesses, take_out
 from aitop.engine.runner import SourceRunner
-from aitop.engine.torch_profile import TakenProfile, take_profile
 from aitop.errors import AitopError
 from aitop.model.event import Event
 from aitop.model.ranks import ExchangeNotes
@@ -26,9 +25,6 @@ from aitop.model.snapshot import Snapshot, Target, Tick
 from aitop.model.source import SourceName, SourceStatus
 from aitop.model.stacks import StackDump, StackWindow
 from aitop.sources.devices import device_source
-from aitop.sources.exchange.flight_recorder import flight_record
-from aitop.sources.exchange.nccl_ras import ras_words
-from aitop.sources.exchange.tcp_table import meet_on_this_machine
 from aitop.sources.host import HostSource
 from aitop.sources.host.job import same_process, started, whole_jobs
 from aitop.sources.host.target import still_there
@@ -39,6 +35,9 @@ from aitop.sources.source import Source, SourceError
 from aitop.sources.stacks import StackSource
 from aitop.sources.stacks.dump import native_frames, take_dump
 from aitop.stacks.work import step_levels
+
+if TYPE_CHECKING:
+    from aitop.engine.torch_profile import TakenProfile
 
 # How long `stop` waits for all sources together.
 STOP_SECONDS = 3.0
@@ -57,8 +56,7 @@ LAST_TICKS = 2
 FIRST_TICKS = (0.1, 0.4, 0.8)
 
 
-@dataclass(frozen=True)
-class Options:
+class Options(msgspec.Struct, frozen=True):
     """What to use and how often to tick (seconds). `passive` never touches the target: no hook, stacks or metrics."""
 
     passive: bool = False
@@ -156,6 +154,8 @@ class LiveFeed:
 
     def profile(self, steps: int, progress: Callable[[str], None]) -> TakenProfile:
         """Run torch.profiler for `steps` steps in the process whose steps are shown. Raises AitopError."""
+        from aitop.engine.torch_profile import take_profile  # noqa: PLC0415 - few ask for a profile
+
         shown = self._snapshot.steps if self._snapshot else None
         pid = (shown.pid if shown else None) or self.target.pid
         return take_profile(pid, steps, wanted=lambda: not self._stopping.is_set(), progress=progress)
@@ -344,6 +344,11 @@ def exchange_notes(ranks: Mapping[int, int | None], *, passive: bool) -> Exchang
 
     With `passive` no process is asked: only files and /proc are read.
     """
+    # Few jobs stand still.
+    from aitop.sources.exchange.flight_recorder import flight_record  # noqa: PLC0415
+    from aitop.sources.exchange.nccl_ras import ras_words  # noqa: PLC0415
+    from aitop.sources.exchange.tcp_table import meet_on_this_machine  # noqa: PLC0415
+
     records = (flight_record(pid, rank) for pid, rank in ranks.items() if rank is not None)
     flights = tuple(record for record in records if record is not None)
     ras = () if passive else ras_words(ranks)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import NamedTuple
+
+import msgspec
 
 SPEEDS = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0)
 """What a replay can be set to, times as fast as it was."""
@@ -16,8 +17,7 @@ class Mark(NamedTuple):
     words: str
 
 
-@dataclass(frozen=True)
-class Position:
+class Position(msgspec.Struct, frozen=True):
     """Where a replay stands: `seconds` after its first tick, of `duration`, None before that is known.
 
     `seeking` is how far (0..1) it is on a long way to another place, None when it is on none. `marks` are known as far

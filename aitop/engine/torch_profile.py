@@ -84,8 +84,7 @@ class _Op:
     allocated: int = 0
 
 
-@dataclass(frozen=True)
-class TakenProfile:
+class TakenProfile(msgspec.Struct, frozen=True):
     """The figures of a burst, and its Chrome trace as torch wrote it."""
 
     profile: Profile

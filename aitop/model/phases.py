@@ -1,7 +1,7 @@
 """The phases of a step, a request or an engine's iteration: from what times them to the hue they are drawn in.
 
-A row is enough for a phase that the hook times with an event of its own: reader, ledger, frames of libraries and
-screen take from it what they need to know. `SERVED` has those of a server.
+A row is enough for a phase that the hook times with an event of its own: reader, ledger, frames of libraries, screen
+and reports take from it what they need to know. `SERVED` has those of a server.
 """
 
 from __future__ import annotations

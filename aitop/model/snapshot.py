@@ -29,7 +29,10 @@ class Target(msgspec.Struct, frozen=True, kw_only=True, tag="target"):
 
 
 class Phases(msgspec.Struct, frozen=True, kw_only=True):
-    """Shares (0..1) of step time; None is not measured."""
+    """Shares (0..1) of step time; None is not measured.
+
+    `others` has those phases of `model.phases` that have no field here and came, by key. They lie in `outside`.
+    """
 
     data_wait: float | None = None
     transfer: float | None = None
@@ -38,6 +41,14 @@ class Phases(msgspec.Struct, frozen=True, kw_only=True):
     optimizer: float | None = None
     communication: float | None = None
     outside: float | None = None
+    others: dict[str, float] = {}
+
+    def shares(self) -> dict[str, float | None]:
+        """All of them by key, in the order of a step. What `others` take is no longer in "outside"."""
+        shares = msgspec.structs.asdict(self)
+        others, outside = shares.pop("others"), shares.pop("outside")
+        rest = None if outside is None else max(0.0, outside - sum(others.values()))
+        return {**shares, **others, "outside": rest}
 
 
 class Steps(msgspec.Struct, frozen=True, kw_only=True):
@@ -117,8 +128,8 @@ class CallNode(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ThreadShare(msgspec.Struct, frozen=True, kw_only=True):
-    """One thread of a sampled process. `active` is the share of its samples in which it ran Python or C code rather
-    than waited; `gil` that in which it held the interpreter's lock; None where not measured.
+    """One thread of a sampled process. `active` is the share of its time in which it ran, or a library's threads did;
+    `gil` that in which it held the interpreter's lock; None where not measured.
     """
 
     pid: int

@@ -7,8 +7,8 @@ from typing import Literal
 import msgspec
 
 # What a thread that is not running waits in, told by the system call it is in and by the file it uses there. "gil" is
-# the interpreter's lock, "lock" any other.
-WaitKind = Literal["gil", "lock", "disk", "network", "queue", "child", "device", "sleep", "other"]
+# the interpreter's lock, "lock" any other; "native" is one for which it waits while threads of a library are at work.
+WaitKind = Literal["gil", "lock", "native", "disk", "network", "queue", "child", "device", "sleep", "other"]
 
 
 class Frame(msgspec.Struct, frozen=True):
@@ -80,6 +80,12 @@ class ThreadState(msgspec.Struct, frozen=True, kw_only=True):
     def on_core(self) -> float:
         """The share (0..1) of the time in which it was on or for a core."""
         return self.running / self.asked if self.counted is None else self.counted
+
+    @property
+    def at_work(self) -> float:
+        """The same with the time in which a library's threads computed for it."""
+        waits = sum(self.waits.values())
+        return self.on_core + (1.0 - self.on_core) * (self.waits.get("native", 0) / waits if waits else 0.0)
 
 
 class Statement(msgspec.Struct, frozen=True, kw_only=True):

@@ -5,12 +5,14 @@ from __future__ import annotations
 from html import escape
 
 from aitop.diagnosis.catalogue import Block, page
+from aitop.model.phases import MEASURED
 from aitop.model.text import printable
 from aitop.model.units import percent
 from aitop.model.verdict import Verdict
 from aitop.outputs.ledger_table import Table, tables
 from aitop.outputs.report import Report
 from aitop.outputs.text import (
+    PHASE_NAMES,
     abstentions,
     costs,
     fix_text,
@@ -26,14 +28,15 @@ from aitop.outputs.text import (
 )
 
 _HUES = {
-    "data": "#d9822b",
+    "data_wait": "#d9822b",
     "transfer": "#b8a036",
     "forward": "#3f8fd2",
     "backward": "#7a6fd0",
     "optimizer": "#3aa17e",
     "communication": "#c0599f",
-    "other": "#8a929c",
+    "outside": "#8a929c",
 }
+_HUES |= {phase.key: _HUES[phase.hue] for phase in MEASURED if phase.hue in _HUES}
 
 _STYLE = """
 :root { color-scheme: light dark; --line: #8886; --soft: #8883; --loss: #d64545; }
@@ -153,9 +156,11 @@ def _phases(report: Report) -> str:
     phases = measured_phases(report)
     if not phases:
         return ""
-    bar = "".join(f'<i style="width:{share * 100:.1f}%;background:{_HUES[name]}"></i>' for name, share in phases)
+    hues = {key: _HUES.get(key, _HUES["outside"]) for key, _ in phases}
+    bar = "".join(f'<i style="width:{share * 100:.1f}%;background:{hues[key]}"></i>' for key, share in phases)
     legend = "".join(
-        f'<span><i style="background:{_HUES[name]}"></i> {name} {percent(share)}</span>' for name, share in phases
+        f'<span><i style="background:{hues[key]}"></i> {PHASE_NAMES.get(key, key)} {percent(share)}</span>'
+        for key, share in phases
     )
     return f'<h2>Where a step goes</h2><div class="bar">{bar}</div><p class="key">{legend}</p>'
 

@@ -14,7 +14,7 @@ from aitop import __version__
 from aitop.diagnosis.noise import LEAST_VALUES, half_width
 from aitop.model.host import ProcessSample
 from aitop.model.ledger import Activity, Basis, Entry, Lane, Ledger, Unit
-from aitop.model.phases import Phase
+from aitop.model.phases import TIMED_ALONE, Phase
 from aitop.model.serving import Percentiles, Serving, ServingBasis
 from aitop.model.snapshot import Cost, Phases, Snapshot, Steps
 from aitop.model.source import SOURCE_NAMES, SourceStatus
@@ -67,7 +67,7 @@ class ReportSource(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 
 
 class ReportStep(msgspec.Struct, frozen=True, kw_only=True):
-    """Steps of the window. `basis` is hook or stacks; `phases` are shares of step time.
+    """Steps of the window. `basis` is hook or stacks; `phases` are shares of step time, by key.
 
     `mean_range_ms` is the 95 % interval of the mean, so that `compare` can tell two reports from noise.
     `mfu` is the share of the device's peak that the floating-point operations of the model (`flops_per_s`) come to.
@@ -83,7 +83,7 @@ class ReportStep(msgspec.Struct, frozen=True, kw_only=True):
     tokens_per_s: float | None = None
     flops_per_s: float | None = None
     mfu: float | None = None
-    phases: Phases = Phases()
+    phases: dict[str, float | None]
     basis: str | None = None
 
 
@@ -228,7 +228,7 @@ def _source(status: SourceStatus | None) -> ReportSource:
 
 def _step(steps: Steps | None) -> ReportStep:
     if steps is None:
-        return ReportStep()
+        return ReportStep(phases=_phases(Phases()))
     return ReportStep(
         count=steps.count,
         p50_ms=_milliseconds(steps.p50),
@@ -240,7 +240,7 @@ def _step(steps: Steps | None) -> ReportStep:
         tokens_per_s=steps.tokens_per_second,
         flops_per_s=steps.flops_per_second,
         mfu=steps.mfu,
-        phases=steps.phases,
+        phases=_phases(steps.phases),
         basis=steps.basis,
     )
 
@@ -250,6 +250,13 @@ def _mean_range(steps: Steps) -> tuple[float, float] | None:
         return None
     half = half_width([step.seconds for step in steps.recent])
     return (steps.mean - half) * 1e3, (steps.mean + half) * 1e3
+
+
+def _phases(phases: Phases) -> dict[str, float | None]:
+    """The share of every phase that can be measured, None where it was not. They add up to 1."""
+    shares = phases.shares()
+    outside = shares.pop("outside")
+    return {**shares, **{phase.key: shares.get(phase.key) for phase in TIMED_ALONE.values()}, "outside": outside}
 
 
 def _serving(serving: Serving) -> ReportServing:

@@ -15,15 +15,8 @@ WIDTH = 80
 UNBROKEN = "\u00a0"
 """A space at which textwrap does not break a line."""
 BAR = 40
-PHASE_NAMES = {
-    "data_wait": "data",
-    "transfer": "transfer",
-    "forward": "forward",
-    "backward": "backward",
-    "optimizer": "optimizer",
-    "communication": "communication",
-    "outside": "other",
-}
+PHASE_NAMES = {"data_wait": "data", "outside": "other"}
+"""What phases are called, where that is not their key."""
 PLACES_SHOWN = PIDS_SHOWN = 4
 # Seconds without any progress that are worth a word; whether a server is stalled is for the verdicts to say.
 LEAST_STILL = 1.0
@@ -47,9 +40,8 @@ def to_text(report: Report) -> str:
 
 
 def measured_phases(report: Report) -> list[tuple[str, float]]:
-    """Name and share of every phase that was measured, in the order of a step."""
-    shares = [(name, getattr(report.step.phases, phase)) for phase, name in PHASE_NAMES.items()]
-    return [(name, share) for name, share in shares if share is not None]
+    """Key and share of every phase that was measured, in the order of a step."""
+    return [(key, share) for key, share in report.step.phases.items() if share is not None]
 
 
 def step_figures(report: Report) -> list[str]:
@@ -238,7 +230,7 @@ def _step(report: Report) -> str:
         return ""
     basis = f" (from {printable(report.step.basis)})" if report.step.basis else ""
     lines = _listed(f"Step{basis}: ", step_figures(report) or ["no step was timed"])
-    lines += [f"  {name:<14} {percent(share):>6}  {_bar(share)}".rstrip() for name, share in phases]
+    lines += [f"  {PHASE_NAMES.get(key, key):<14} {percent(share):>6}  {_bar(share)}".rstrip() for key, share in phases]
     return "\n".join(lines)
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
 from typing import NamedTuple
+
+import msgspec
 
 from aitop.sources import procfs
 
@@ -26,8 +27,7 @@ class User(NamedTuple):
         return status.st_mode >> shift & rights == rights
 
 
-@dataclass(frozen=True)
-class ProcStatus:
+class ProcStatus(msgspec.Struct, frozen=True):
     """One reading of a process; fields that an older kernel lacks count as zero.
 
     `uids` and `gids` are the real, effective, saved and filesystem ids as seen from here, `groups` the supplementary

@@ -29,6 +29,8 @@ _FRAMEWORKS = (
 _PYTHON_NAME = re.compile(r"(?:python|pypy)(?P<version>\d(?:\.\d+)?)?[a-z]?$")
 _PYTHON_FILE = re.compile(rb"/(?:lib)?python3?[\d.]*t?d?(?:\.so[\d.]*)?(?: \(deleted\))?$")
 _PYTHON_LIBRARY = re.compile(rb"/(?:libpython|libpypy)(?P<version>\d\.\d+)")
+# What is opened to compute on a device; /dev/nvidiactl and the like are also opened to ask about one.
+_DEVICE = re.compile(r"/dev/nvidia\d+$")
 _STALLED = re.compile(r"^some avg10=(\d+(?:\.\d+)?) ", re.MULTILINE | re.ASCII)
 
 
@@ -263,8 +265,8 @@ def thread_names(pid: int) -> frozenset[str]:
 
 
 def open_devices(pid: int) -> frozenset[str]:
-    """The /dev/nvidia* files that the process holds open; empty without permission."""
-    return frozenset(path for path in descriptors(pid).values() if path.startswith("/dev/nvidia"))
+    """The files of the devices that a process computes on, as far as it has them open; empty without permission."""
+    return frozenset(path for path in descriptors(pid).values() if _DEVICE.match(path))
 
 
 @functools.lru_cache(maxsize=1)

@@ -8,8 +8,9 @@ not used.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TypeVar
+
+import msgspec
 
 from aitop.model.ledger import Activity
 from aitop.model.stacks import Frame, Look, StackWindow, ThreadState, WaitKind
@@ -24,6 +25,8 @@ _Kind = tuple[Phase, "Work | None"]
 _OF_KIND: dict[WaitKind, Activity] = {
     "gil": "wait-gil",
     "lock": "wait-lock",
+    # Where a library's own threads compute for a line, the line computes.
+    "native": "native",
     "disk": "wait-disk",
     "network": "wait-network",
     "queue": "wait-queue",
@@ -35,22 +38,21 @@ _OF_KIND: dict[WaitKind, Activity] = {
 # What the kernel may report during a wait that is known from the library.
 _KINDS_OF: dict[str, tuple[WaitKind, ...]] = {
     # An event loop that has nothing to do waits for its sockets.
-    "wait-queue": ("queue", "lock", "other", "network"),
-    "wait-lock": ("lock", "other"),
+    "wait-queue": ("queue", "lock", "native", "other", "network"),
+    "wait-lock": ("lock", "native", "other"),
     "wait-child": ("child", "other"),
-    "wait-device": ("device", "lock", "other"),
+    "wait-device": ("device", "lock", "native", "other"),
     "sleep": ("sleep", "other"),
 }
 # Kinds of waiting that can happen on any line; the others need a call.
-_ANYWHERE: frozenset[WaitKind] = frozenset({"gil", "lock", "device", "other"})
+_ANYWHERE: frozenset[WaitKind] = frozenset({"gil", "lock", "native", "device", "other"})
 # The weight of the mean of what is alike, in looks, beside the looks at one line.
 _PRIOR = 2.0
 # With fewer looks at a thread they are not used.
 _LEAST_LOOKS = 10
 
 
-@dataclass(frozen=True)
-class ThreadLooks:
+class ThreadLooks(msgspec.Struct, frozen=True):
     """All looks at one thread, and its states in the kernel, over all windows.
 
     `cpu` and `gil` count by stack how often it was on a core or held the GIL, in `cpu_asked` and `gil_asked` looks.
@@ -130,7 +132,7 @@ def parts_of_groups(
         else:
             held = 0.0 if next(iter(groups[key])).work == "tensor" else on_core
         python = min(on_core, held)
-        parts[key] = {"python": python, "native": on_core - python, **waits[key]}
+        parts[key] = {**waits[key], "python": python, "native": on_core - python + waits[key].get("native", 0.0)}
     return parts
 
 

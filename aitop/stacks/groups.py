@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 from aitop.model.snapshot import CallNode, Stacks
 from aitop.model.stacks import Frame, StackDump, ThreadStack
@@ -16,8 +17,7 @@ HALF = 0.5
 _PLUMBING = re.compile(r"/(?:selectors|threading|socket|ssl|multiprocessing/(?:connection|popen_\w+|synchronize))\.py$")
 
 
-@dataclass(frozen=True)
-class StackGroup:
+class StackGroup(msgspec.Struct, frozen=True):
     """Threads with one stack. `frames` are those that their process entered itself, the outermost first.
 
     `what` names the call that they are in, such as Queue.get; `where` is the user's innermost line on the stack, None

@@ -157,15 +157,18 @@ TABLE: tuple[Row, ...] = (
          r"|shimmy|supersuit|pybullet_envs|mujoco)/", phase="environment"),
     _row(r"/stable_baselines3/common/vec_env/", phase="environment"),
     # other frameworks: what runs below a jitted call is the model
-    _row(r"/(?:site|dist)-packages/(?:jax|jaxlib|flax|haiku|optax|equinox)/.*(?:compiler|pxla|mlir|pe)\.py$",
-         r"compile\w*|_cached_compilation|backend_compile\w*|lower\w*|trace_to_jaxpr\w*", state="compile"),
+    _row(r"/(?:site|dist)-packages/jax/.*(?:compiler|pxla|mlir|partial_eval)\.py$",
+         r"compile\w*|backend_compile\w*|lower\w*|_cached_(?:compilation|lowering\w*|trace_to_jaxpr)|trace_to_jaxpr\w*",
+         state="compile"),
+    _row(r"/(?:site|dist)-packages/numba/.*(?:dispatcher|compiler)\.py$", r"_compile_for_args|compile\w*",
+         state="compile"),
     _row(r"/(?:site|dist)-packages/(?:jax|jaxlib|flax|haiku|optax|equinox)/", work="tensor"),
     _row(r"/(?:site|dist)-packages/(?:keras|tensorflow)/", work="tensor"),
     # arrays
     _row(r"/numpy/lib/\w*npyio\w*\.py$", r"save|savez|savez_compressed|_savez", phase="save", work="save"),
     _row(r"/numpy/lib/\w*(?:npyio|memmap|format)\w*\.py$", work="file"),
-    _row(r"/(?:site|dist)-packages/(?:torch|numpy|scipy|sklearn|cupy|numba|transformers|timm|diffusers|peft)/",
-         work="tensor"),
+    _row(r"/(?:site|dist)-packages/(?:torch|numpy|scipy|sklearn|cupy|numba|transformers|timm|diffusers|peft|xgboost"
+         r"|lightgbm|catboost|statsmodels|numexpr|faiss)/", work="tensor"),
     # files, formats, services
     _row(r"/safetensors/", r"save|save_file|save_model", phase="save", work="save"),
     _row(r"/joblib/", r"dump", phase="save", work="save"),

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from aitop.model.ledger import Position
 from aitop.model.stacks import Flow, Frame
 from aitop.stacks.dataflow import ModelCalls, innermost
-from aitop.stacks.libraries import Phase
+from aitop.stacks.libraries import Phase, meaning
 from aitop.stacks.reading import Seen
 
 Function = tuple[str, str]
@@ -110,7 +110,7 @@ class Steps:
             calls = self._calls_in(users[index])
             if calls is not None and calls.feeds(users[index].line):
                 return "before"
-            place = self._place(anchors, users[index].line, inner=index < len(users) - 1)
+            place = self._place(anchors, users[index].line, inner=_calls_next(stack, index))
             if place == "after" and not anchors.of("backward", "optimizer") and self.trains:
                 # This function calls the model but does not update it: its callers tell whether the update is to come.
                 return self._outer_place(users[:index]) or place
@@ -147,12 +147,13 @@ class Steps:
             return None
         first = min(forwards or updates)
         last = max(forwards | updates)
+        # Where the model is no module, what runs before the backward or is called on its line is taken to be the model.
+        ahead: Position = "before" if forwards or self._models else "within"
         if line < first:
-            # Where the model is no module, what runs before the backward is taken to be the model.
-            return "before" if forwards or self._models else "within"
+            return ahead
         if line == first:
             # A function called on the same line as the model mostly makes an argument for it.
-            return "before" if inner else "within"
+            return ahead if inner else "within"
         if line <= last:
             return "within"
         later = [number for number in anchors.of("data_wait") if number > last]
@@ -198,3 +199,13 @@ class Steps:
         return frozenset(
             function for function, count in evaluating.items() if training.get(function, 0) < _LEAST_OF_PHASE * count
         )
+
+
+def _calls_next(stack: Seen, index: int) -> bool:
+    """Whether the stage of this index calls the next one. What a library for arrays calls (a function that it is to
+    differentiate, say) is a part of that library's call.
+    """
+    if index + 1 >= len(stack.stages):
+        return False
+    (first, _), (last, _) = stack.stages[index : index + 2]
+    return not any(meaning(frame.file, frame.function).work == "tensor" for frame in stack.frames[first + 1 : last])

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import pairwise
+
+import msgspec
 
 from aitop.model.ledger import Handler
 from aitop.model.stacks import Frame
@@ -20,12 +21,12 @@ _REFINED: dict[Phase, frozenset[Phase]] = {
 }
 
 
-@dataclass(frozen=True, eq=False)
-class Seen:
+class Seen(msgspec.Struct, frozen=True, eq=False):
     """One distinct stack. `frames` are those that the process entered itself, the outermost first.
 
-    `line` is the innermost user frame; in a forked worker without user code the line of the parent that started it;
-    None where no user code is on the stack. `via` has the user's frames above `line`.
+    `line` is the innermost user frame, of a stack that compiles the one that called the compiler; in a forked worker
+    without user code the line of the parent that started it; None where no user code is on the stack. `via` has the
+    user's frames above `line`.
     `phase`, `state` and `work` are what the libraries on it say. `library` is the index of the first frame that stands
     for a phase, the number of frames where none does. `leaf`: the user's line itself is the innermost frame, so what it
     does below that is native code or plain Python.
@@ -69,7 +70,7 @@ def read_stack(frames: Sequence[Frame]) -> Seen:
     """What one stack (all its frames, the outermost first) says."""
     start = own_start(frames)
     own = tuple(frames[start:])
-    users = [index for index, frame in enumerate(own) if frame.user]
+    users = _users(own)
     worker = any(frame.function == "_worker_loop" and not frame.user for frame in own)
     phase, library = ("data_wait", 0) if worker else _phase(own)
     below = own[users[-1] + 1 :] if users else own
@@ -92,6 +93,20 @@ def read_stack(frames: Sequence[Frame]) -> Seen:
         importing=_imports(own),
         handler=_handler(own[: users[-1]]) if users else None,
     )
+
+
+def _users(own: Sequence[Frame]) -> list[int]:
+    """The indexes of the user's frames; of a stack that compiles, only of those above the compiler.
+
+    A compiler may trace a function by calling it: its lines do not do then what they say.
+    """
+    users: list[int] = []
+    for index, frame in enumerate(own):
+        if frame.user:
+            users.append(index)
+        elif users and meaning(frame.file, frame.function).state == "compile":
+            break
+    return users
 
 
 def own_start(frames: Sequence[Frame]) -> int:

@@ -14,6 +14,7 @@ import msgspec
 
 from aitop.model.host import Role
 from aitop.model.ledger import Activity, Position
+from aitop.model.phases import TIMED_ALONE
 from aitop.model.snapshot import HotLine, Phases, ProcessStacks, Series, Stacks, ThreadShare, ThreadTree
 from aitop.model.stacks import Flow, Frame, Look, StackCount, StackWindow
 from aitop.stacks.activity import Parts, looks_of, parts_of_groups
@@ -32,7 +33,7 @@ WAITS: frozenset[str] = frozenset({"wait-queue", "wait-lock", "wait-child", "sle
 # Phases with a share of their own in `Phases`; what else is known of a stack lies outside.
 INSIDE: frozenset[Phase] = frozenset({"data_wait", "transfer", "forward", "backward", "optimizer", "communication"})
 STEPPING: frozenset[Phase] = frozenset({"data_wait", "environment", "forward", "backward", "optimizer"})
-# The main thread is the lead thread if more than this share of its samples are no waits.
+# The main thread may be the lead thread if more than this share of its samples are no waits.
 _MAIN_WORKS = 0.1
 
 
@@ -238,20 +239,22 @@ def _by_process(merged: Digest) -> dict[int, dict[ThreadKey, dict[Seen, int]]]:
 
 
 def lead_thread(threads: Mapping[ThreadKey, Mapping[Seen, int]]) -> ThreadKey | None:
-    """The lead thread of a process: the main thread, unless that only waits while another thread runs the model.
+    """The lead thread of a process: the main thread, unless that does less than other threads that run the model.
 
     None if the main thread was not sampled and no other thread makes steps.
     """
     main = next((key for key in threads if key.main), None)
-    if main is not None and (_stepping(threads[main]) or _working(threads[main]) > _MAIN_WORKS):
-        return main
     others = {key: _stepping(stacks) for key, stacks in threads.items() if not key.main}
+    if main is not None:
+        works, samples = _working(threads[main]), sum(threads[main].values())
+        if _stepping(threads[main]) or (works > _MAIN_WORKS and works * samples > sum(others.values())):
+            return main
     most = max(others, key=lambda key: others[key], default=None)
     if most is not None and others[most]:
         return most
-    # A step may be so long that no sample shows the model yet.
+    # A step may be so long that no sample shows the model yet, or none be made at all.
     busy = [key for key in others if _working(threads[key]) > 0.5 and any(seen.line for seen in threads[key])]
-    return busy[0] if main is not None and len(busy) == 1 else main
+    return max(busy, key=lambda key: _at_work(threads[key])) if main is not None and busy else main
 
 
 def _stepping(stacks: Mapping[Seen, int]) -> int:
@@ -262,6 +265,11 @@ def _working(stacks: Mapping[Seen, int]) -> float:
     """Share of samples that are not known to wait."""
     samples = sum(stacks.values())
     return sum(count for seen, count in stacks.items() if not _waits(seen)) / samples if samples else 0.0
+
+
+def _at_work(stacks: Mapping[Seen, int]) -> int:
+    """The samples on lines of the user's that are not known to wait."""
+    return sum(count for seen, count in stacks.items() if seen.line is not None and not _waits(seen))
 
 
 def _waits(seen: Seen) -> bool:
@@ -285,13 +293,13 @@ def thread_shares(windows: Sequence[StackWindow], merged: Digest) -> tuple[Threa
         samples = sum(stacks.values())
         states = [state for window in windows for state in window.states if (state.pid, state.thread) == key[:2]]
         looked = sum(state.asked for state in states)
-        running = sum(state.on_core * state.asked for state in states) / looked if looked else None
+        at_work = sum(state.at_work * state.asked for state in states) / looked if looked else None
         looks_of_process = gil_looks.get(key.pid)
         share = ThreadShare(
             pid=key.pid,
             thread=key.thread,
             samples=samples,
-            active=running if running is not None else _working(stacks) if samples else None,
+            active=at_work if at_work is not None else _working(stacks) if samples else None,
             gil=min(1.0, gil_held.get((key.pid, key.thread), 0) / looks_of_process) if looks_of_process else None,
         )
         shares.append((not key.main, share))
@@ -351,6 +359,7 @@ def _phases(stacks: Mapping[Seen, int], steps: Steps) -> Phases:
         optimizer=counts["optimizer"] / samples,
         communication=communication,
         outside=sum(count for phase, count in counts.items() if phase not in INSIDE) / samples,
+        others={phase.key: counts[phase.key] / samples for phase in TIMED_ALONE.values() if counts[phase.key]},
     )
 
 

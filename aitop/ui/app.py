@@ -8,11 +8,11 @@ import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import partial
 from types import FrameType
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
+from msgspec.structs import replace
 from textual.actions import ActionParseResult
 from textual.app import App, SystemCommand
 from textual.binding import Binding, BindingType
@@ -27,8 +27,6 @@ from aitop.ui.feeds import Seekable
 from aitop.ui.messages import Failed
 from aitop.ui.screens.help import described, our_bindings
 from aitop.ui.screens.monitor import PANES, MonitorScreen
-from aitop.ui.screens.picker import PickerScreen
-from aitop.ui.screens.replay import ReplayScreen
 from aitop.ui.screens.source_lines import SourceAround
 from aitop.ui.state import View
 from aitop.ui.terminal import LastResort, believe_the_terminal, signals_as_input, sparing
@@ -39,6 +37,7 @@ from aitop.ui.widgets.pane import Pane
 if TYPE_CHECKING:
     from aitop.engine.feed import Feed
     from aitop.engine.recorder import Recorder
+    from aitop.ui.screens.picker import PickerScreen
 
 
 ResultType = TypeVar("ResultType")
@@ -212,9 +211,13 @@ class MonitorApp(AitopApp[None]):
         self._source_around = source_around
 
     def get_default_screen(self) -> MonitorScreen:
-        screen = ReplayScreen if isinstance(self._feed, Seekable) else MonitorScreen
         view = View(look=self.settled_look(), title=self._run_title)
-        return screen(self._feed, view, self._source_around, self._recorder, self.settings.folded)
+        details = view, self._source_around, self._recorder, self.settings.folded
+        if isinstance(self._feed, Seekable):
+            from aitop.ui.screens.replay import ReplayScreen  # noqa: PLC0415 - a live run does without
+
+            return ReplayScreen(self._feed, *details)
+        return MonitorScreen(self._feed, *details)
 
     def show_run(self) -> int:
         """Show the run until the user quits or a signal comes; the exit code (0, or 128 + signal).
@@ -238,6 +241,8 @@ class PickerApp(AitopApp[int]):
         self._find = find
 
     def get_default_screen(self) -> PickerScreen:
+        from aitop.ui.screens.picker import PickerScreen  # noqa: PLC0415 - not where a process is named
+
         return PickerScreen(self._find, View(look=self.settled_look()))
 
     def choose(self) -> int | None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Literal
+
+import msgspec
 
 from aitop.model.gpu import GpuDevice, GpuSample
 from aitop.model.host import ProcessSample, Role
@@ -18,8 +19,7 @@ PARTS: tuple[Part, ...] = ("main", "worker", "other")
 PART_NAMES: dict[Part, str] = {"main": "main", "worker": "workers", "other": "others"}
 
 
-@dataclass(frozen=True)
-class Who:
+class Who(msgspec.Struct, frozen=True):
     """Whose stacks the code pane shows: a part of the job, a process, a thread of it. None is all."""
 
     part: Part | None = None
@@ -219,8 +219,7 @@ def _occurs(word: str, texts: Iterable[str]) -> bool:
 CodeView = Literal["lines", "tree", "flame"]
 
 
-@dataclass(frozen=True, eq=False)
-class View:
+class View(msgspec.Struct, frozen=True, eq=False):
     """The state of the screen that panes draw from.
 
     `snapshot` is None before the first. `rank` narrows processes and code to one rank, None for all. `code` says how
@@ -231,7 +230,7 @@ class View:
     """
 
     snapshot: Snapshot | None = None
-    look: Look = field(default_factory=Look)
+    look: Look = msgspec.field(default_factory=Look)
     title: str | None = None
     live: bool = True
     paused: bool = False

@@ -28,7 +28,7 @@ MOMENT_DECIMALS = 6
 
 PROJECT = "/home/user/project"
 _CHECKOUT = re.compile(
-    r"(?P<checkout>/.+)/(?:tests/(?:accuracy/)?(?:scenarios|serving/servers)|aitop/workloads)/[^/]+\.py"
+    r"(?P<checkout>/.+)/(?:tests/(?:accuracy/)?(?:scenarios|libraries|serving/servers)|aitop/workloads)/[^/]+\.py"
 )
 _FOLDERS = r"(?:/[\w.+-]+)+"
 _LIBRARY = re.compile(rf"{_FOLDERS}(?=/lib(?:64)?/python\d)")

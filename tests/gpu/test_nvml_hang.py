@@ -11,7 +11,7 @@ WATCHED = """
 import sys, time
 from aitop.engine.runner import SourceRunner
 from aitop.model.source import SourceStatus
-from aitop.sources.nvml import NvmlSource
+from aitop.sources.nvml.source import NvmlSource
 source = NvmlSource(frozenset)
 source.interval, source.patience = 0.05, 0.4
 def told(event):
@@ -28,7 +28,8 @@ print("ended" if runner.join(0.3) else "left behind")
 
 USERS = """
 import sys, time
-from aitop.sources.nvml import NvmlSource, gpu_users
+from aitop.sources.nvml.processes import gpu_users
+from aitop.sources.nvml.source import NvmlSource
 from aitop.sources.source import SourceError
 before = time.monotonic()
 print(gpu_users(timeout=0.3), time.monotonic() - before < 5)
@@ -91,7 +92,8 @@ def test_nvml_is_called_from_one_thread_at_a_time(fake_nvml, tmp_path, printed):
     log = tmp_path / "calls"
     script = """
 import threading
-from aitop.sources.nvml import NvmlSource, gpu_users
+from aitop.sources.nvml.processes import gpu_users
+from aitop.sources.nvml.source import NvmlSource
 source = NvmlSource(frozenset)
 source.open()
 looker = threading.Thread(target=lambda: [gpu_users(5.0) for _ in range(20)])

@@ -21,7 +21,7 @@ MY_PID = os.getpid()
 # Reads so often, so far apart, and prints a JSON line a read; the tree of the target is this test's process.
 READER = """
 import os, sys, time, msgspec
-from aitop.sources.nvml import NvmlSource
+from aitop.sources.nvml.source import NvmlSource
 from aitop.sources.source import SourceError
 reads, pause, target = int(sys.argv[1]), float(sys.argv[2]), int(sys.argv[3])
 source = NvmlSource(lambda: frozenset({target}))

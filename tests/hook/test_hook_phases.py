@@ -353,6 +353,12 @@ def test_queue_depth_and_loader_facts(watched):
     assert facts.cost_us is not None and facts.cost_us > 0
 
 
+def test_what_a_step_costs_is_not_known_where_nothing_makes_steps(watched):
+    watched.cost._due = 0
+    watched.cost.look(time.monotonic_ns())
+    assert watched.cost._timed and watched.facts().cost_us is None
+
+
 def test_workers_of_a_loader_write_nothing(watched):
     class Predicting(Rows):
         def __getitem__(self, index):

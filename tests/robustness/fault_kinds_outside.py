@@ -17,7 +17,7 @@ from fault_kinds import READY, UP, disturbance, fault
 from fault_scene import Scene
 from terminal import OnTerminal
 
-from aitop.sources.nvml import NvmlSource
+from aitop.sources.nvml.source import NvmlSource
 from aitop.sources.ring.reader import find_ring
 
 # The time until the driver is called again, until a call counts as one that hangs, until that is drawn; and as much

@@ -5,9 +5,9 @@ from __future__ import annotations
 import errno
 import os
 import resource
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from aitop.commands.doctor import rights as doctors_rights
 from aitop.commands.doctor.rights import read_confinement

@@ -96,6 +96,7 @@ def test_few_looks_say_nothing():
         ("sleep", "sleep"),
         ("lock", "wait-lock"),
         ("device", "wait-device"),
+        ("native", "native"),
         ("queue", "wait-queue"),
         ("other", "wait"),
     ],
@@ -140,6 +141,18 @@ def test_waits_that_a_library_names_are_not_given_to_other_lines():
     assert parts[11].get("wait-lock", 0.0) < 0.05
 
 
+def test_a_line_for_which_a_librarys_threads_compute_computes():
+    """A jitted function leaves no frame: its line only waits, for a lock."""
+    parts = doing((PYTHON, 20), (READS, 80), states=[state(1, 100, running=20, native=70, lock=10)])
+    assert 0.8 * parts[13]["native"] + 0.2 * parts[11]["native"] == pytest.approx(0.7, abs=0.01)
+    assert parts[13]["native"] > 0.6
+
+
+def test_a_wait_that_a_library_names_stays_one_whatever_computes_meanwhile():
+    parts = doing((PYTHON, 50), (QUEUE, 50), states=[state(1, 100, running=50, native=50)])
+    assert parts[14] == {"wait-queue": 1.0} and parts[11].get("native", 0.0) < 0.05
+
+
 def test_array_operations_wait_for_no_file():
     parts = doing((NATIVE, 50), (READS, 50), states=[state(1, 100, running=70, disk=30)])
     assert parts[12].get("wait-disk", 0.0) == 0.0 and parts[13]["wait-disk"] == pytest.approx(0.6, abs=0.01)
@@ -153,7 +166,7 @@ def test_without_the_kernel_the_library_below_says_what_is_waited_for():
 # --- always ---------------------------------------------------------------------------------------------------------
 
 SEEN = [read_stack(frames) for frames in (PYTHON, NATIVE, READS, QUEUE, FETCH)]
-KINDS = ("lock", "disk", "network", "queue", "child", "device", "sleep", "other")
+KINDS = ("lock", "native", "disk", "network", "queue", "child", "device", "sleep", "other")
 COUNTS = st.lists(st.integers(0, 60), min_size=len(SEEN), max_size=len(SEEN))
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import contextlib
-import dataclasses
 import dis
 import importlib.util
 import marshal
@@ -15,6 +14,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from aitop.attach.attempt import turn
@@ -205,10 +205,10 @@ def test_bytecode_comes_from_the_targets_own_interpreter_and_only_from_a_plain_o
     ours = read_status(os.getpid())
     assert ours is not None
     assert interpreter_of(ours) == os.readlink("/proc/self/exe")
-    assert interpreter_of(dataclasses.replace(ours, uids=(ours.uids[0] + 1,) * 4)) is None
-    assert interpreter_of(dataclasses.replace(ours, started=ours.started - 1)) is None, "who had the pid"
+    assert interpreter_of(msgspec.structs.replace(ours, uids=(ours.uids[0] + 1,) * 4)) is None
+    assert interpreter_of(msgspec.structs.replace(ours, started=ours.started - 1)) is None, "who had the pid"
     with subprocess.Popen(["sleep", "20"]) as process:
-        assert interpreter_of(dataclasses.replace(ours, pid=process.pid)) is None
+        assert interpreter_of(msgspec.structs.replace(ours, pid=process.pid)) is None
         process.kill()
 
 

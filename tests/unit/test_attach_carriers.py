@@ -7,10 +7,10 @@ import stat
 import subprocess
 import sys
 from collections.abc import Callable, Generator, Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from aitop.attach.payload import carriers
 from aitop.attach.payload.carriers import FREE, Carrier, Named, Nameless, may_look_into_us

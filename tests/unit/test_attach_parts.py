@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import signal
 import struct
@@ -13,6 +12,7 @@ import time
 from pathlib import Path
 from types import SimpleNamespace
 
+import msgspec
 import pytest
 
 from aitop.attach import AttachRefused, attempt, entrance
@@ -56,7 +56,7 @@ def test_an_older_kernel_says_less() -> None:
 def plain(**changes: object) -> object:
     base = parse_status(42, STATUS, started=5)
     ours = {"uids": (1000,) * 4, "capabilities": 0, "seccomp": 0, "inner_pid": changes.get("pid", 42), **changes}
-    return dataclasses.replace(base, **ours)  # type: ignore[arg-type]
+    return msgspec.structs.replace(base, **ours)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

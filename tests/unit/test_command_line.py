@@ -183,6 +183,15 @@ def test_help_says_examples_and_exit_codes_and_imports_no_screen_and_no_torch():
         assert f"\n    {verb} " in done.stdout
 
 
+def test_watching_without_a_screen_loads_neither_a_screen_nor_what_few_runs_need():
+    seldom = {"asyncio", "concurrent", "hashlib", "html", "logging", "pickletools", "pynvml", "ssl", "textual"}
+    script = (
+        "import sys\nimport aitop.cli, aitop.commands.headless, aitop.engine.live, aitop.outputs.text\n"
+        f"print(sorted({{name.split('.')[0] for name in sys.modules}} & {seldom}))"
+    )
+    assert subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout == "[]\n"
+
+
 def test_importing_the_package_imports_nothing_else():
     script = "import sys, aitop\nprint([name for name in ('msgspec', 'torch', 'argparse') if name in sys.modules])"
     assert subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout == "[]\n"

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import struct
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from aitop.attach.inspection.preflight import open_memory
 from aitop.attach.refusal import AttachRefused

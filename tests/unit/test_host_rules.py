@@ -71,6 +71,16 @@ def test_a_thread_that_holds_the_lock(records):
     assert (verdict.where[0].line, "metrics" in verdict.title) == (50, True)
 
 
+def test_an_update_that_waits_for_the_lock_is_not_warned_of_as_well():
+    """Half of each step is the update, most of it a wait for the lock: no other update would end that."""
+    seen = threaded(held=0.8, ran=0.2)
+    facts = HookFacts(way="attach", python="3.11", torch="2", parameters=100_000, parameter_tensors=6)
+    records = steps_view(RANK, steps(seconds=0.001, forward=0.0002, backward=0.0003, optimizer=0.0005), 1000)
+    waits = changed(seen, steps=records, facts=facts)
+    assert level(optimizer.judge(waits)) > optimizer.judge.band.enter
+    assert [verdict.id for verdict in shown(waits) if verdict.severity != "info"] == ["gil-contention"]
+
+
 @pytest.mark.parametrize(("held", "ran", "share"), [(0.45, 0.2, 0.45), (0.2, 0.2, 0.2), (0.6, 0.9, 0.1)])
 def test_the_smaller_of_holding_and_waiting_counts(held, ran, share):
     assert fired(gil.judge(threaded(held, ran))).share == pytest.approx(share, abs=0.01)
@@ -288,11 +298,64 @@ def test_a_program_that_stands_on_one_line_gets_an_answer_with_that_line(activit
     assert rests or verdicts[0].where[0].line == 12
 
 
-def test_computing_in_a_program_without_steps_is_said_and_not_called_a_loss():
-    seen = snapshot(phases=OUTSIDE, lines=[line("fit", 1.0, activity="native", number=12)], kind="unknown")
-    verdict = fired(host_bound.judge(seen))
-    assert (verdict.severity, verdict.speedup) == ("info", None)
+@pytest.mark.parametrize(
+    ("activity", "work"), [("native", None), ("native", "tensor"), ("wait-lock", "tensor"), ("sleep", "tensor")]
+)
+def test_computing_in_a_program_without_steps_is_said_and_not_called_a_loss(activity, work):
+    """A library for arrays that waits below the user's line waits for its own threads."""
+    seen = snapshot(phases=OUTSIDE, lines=[line("fit", 1.0, activity=activity, work=work, number=12)], kind="unknown")
+    [verdict] = shown(seen)
+    assert (verdict.id, verdict.severity, verdict.speedup) == ("compute-bound", "info", None)
+    assert verdict.where[0].line == 12
     assert verdict.confidence <= 0.5 and "no phase of a training step" in verdict.evidence[-1]
+
+
+@pytest.mark.parametrize("activity", ["python", "wait-lock", "wait-queue", "wait", "wait-device", "compile"])
+def test_nothing_shows_that_python_or_a_wait_for_ones_own_could_be_left_out(activity):
+    seen = snapshot(phases=OUTSIDE, lines=[line("run", 1.0, activity=activity, number=12)], kind="unknown")
+    [verdict] = shown(seen)
+    assert (verdict.id, verdict.severity, verdict.speedup) == ("host-bound", "info", None)
+    assert verdict.where[0].line == 12 and not any(fix.speedup for fix in verdict.fixes)
+
+
+def test_a_model_by_hand_in_large_operations_is_no_host_code():
+    """Nothing tells a product of two weights from a loss where no module is called: both compute for the step."""
+    lines = [
+        line("net", 0.4, number=12, position="within", activity="native"),
+        line("main", 0.55, phase="backward", activity="native", number=5),
+    ]
+    [verdict] = shown(snapshot(steps(seconds=0.1, backward=0.055), lines=lines))
+    assert (verdict.id, verdict.severity) == ("compute-bound", "info") and verdict.share > 0.9
+
+
+def test_a_model_by_hand_in_small_operations_is_host_code():
+    """Who holds the lock for a fifth of a line's time calls small operations there: that could be less."""
+    lines = [
+        line("net", 0.32, number=12, position="within", activity="native"),
+        line("net", 0.08, number=12, position="within"),
+        line("main", 0.55, phase="backward", activity="native", number=5),
+    ]
+    [verdict] = shown(snapshot(steps(seconds=0.1, backward=0.055), lines=lines))
+    assert (verdict.id, verdict.where[0].line) == ("host-bound", 12) and verdict.speedup > 1.4
+
+
+@pytest.mark.parametrize(("optimizer", "said"), [(0.0, "compute-bound"), (0.01, "host-bound")])
+def test_without_an_optimizer_what_computes_after_the_gradients_is_the_update(optimizer, said):
+    lines = [
+        line("main", 0.3, number=20, position="after", activity="native"),
+        line("main", 0.6, phase="backward", activity="native", number=15),
+    ]
+    records = steps(seconds=0.1, backward=0.06, optimizer=optimizer)
+    assert [verdict.id for verdict in shown(snapshot(records, lines=lines))] == [said]
+
+
+@pytest.mark.parametrize(("activity", "severity"), [("native", "info"), ("python", "critical")])
+def test_threads_that_compute_for_a_program_without_steps_are_not_its_loss(activity, severity):
+    waits = line("main", 0.8, number=60, activity="wait-queue")
+    adds = line("main", 0.2, number=61, activity="native")
+    seen = snapshot(phases=OUTSIDE, lines=[waits, adds, of_thread("crunch", 0.9, activity=activity)], kind="unknown")
+    verdict = fired(input_bound.judge(seen))
+    assert (verdict.where[0].function, verdict.severity) == ("crunch", severity)
 
 
 def test_a_wait_in_a_program_without_steps_is_a_loss():
@@ -307,7 +370,7 @@ def test_what_nobody_explains_is_told_with_its_next_lines():
         line("note", 0.2, number=30, position="after", activity="sleep"),
         line("main", 0.3, phase="forward", activity="native", number=5),
     ]
-    finding = host_bound.judge(snapshot(steps(seconds=0.1, forward=0.03), lines=lines))
+    finding = host_bound.judge(snapshot(steps(seconds=0.1, forward=0.02, optimizer=0.01), lines=lines))
     verdict = fired(finding)
     assert [place.line for place in verdict.where] == [12, 30] and verdict.severity == "critical"
     assert "then train.py:30" in verdict.evidence[1]

@@ -273,6 +273,63 @@ def test_looks_are_summed_by_the_names_of_the_threads(thread: Thread) -> None:
     }
 
 
+def pooled(thread: Thread, *, python: bytes, native: bytes) -> ThreadState:
+    """What is said of a main thread that waits for a lock; one other thread is Python's."""
+    thread(PID, line(202, 0x7F00))
+    thread(PID + 1, python)
+    for number in (PID + 2, PID + 3):
+        folder = thread(number, native if number == PID + 2 else line(202))
+        (folder / "schedstat").write_text(f"{9000000000 - number} 0 1\n")
+    kernel = KernelWaits("x86_64")
+    for _ in range(2):
+        kernel.begin([PID])
+        kernel.look()
+        kernel.end()
+        states = by_name(kernel.states({PID: {str(PID + 1): "worker"}}))
+    return states[PID, "MainThread"]
+
+
+@pytest.mark.parametrize(
+    ("python", "native", "kind"),
+    [
+        (line(202), b"running\n", "native"),
+        (b"running\n", b"running\n", "native"),
+        (b"running\n", line(202), "lock"),
+        (line(202), line(202), "lock"),
+    ],
+)
+def test_who_waits_for_a_lock_while_native_threads_work_waits_for_these(
+    thread: Thread, python: bytes, native: bytes, kind: WaitKind
+) -> None:
+    assert pooled(thread, python=python, native=native).waits == {kind: 1}
+
+
+def test_without_the_kernels_ids_no_thread_is_taken_for_a_native_one(thread: Thread) -> None:
+    """Before Python 3.11 py-spy knows threads by other numbers: the one that runs may be Python's."""
+    thread(PID, line(202))
+    thread(PID + 1, b"running\n")
+    kernel = KernelWaits("x86_64")
+    kernel.begin([PID])
+    kernel.look()
+    kernel.end()
+    [main] = kernel.states({PID: {"140512345": "worker"}})
+    assert main.waits == {"lock": 1}
+
+
+def test_the_busiest_native_threads_are_looked_at(thread: Thread) -> None:
+    thread(PID, line(202))
+    for number in range(PID + 1, PID + 30):
+        at_work = number == PID + 9
+        folder = thread(number, b"running\n" if at_work else line(202))
+        (folder / "schedstat").write_text(f"{5 if at_work else 1}000000000 0 1\n")
+    kernel = KernelWaits("x86_64")
+    kernel.begin([PID])
+    kernel.look()
+    kernel.end()
+    [main] = kernel.states({PID: {}})
+    assert main.waits == {"native": 1}
+
+
 def test_the_kernel_counts_how_long_a_thread_ran_or_waited_for_a_core(
     thread: Thread, monkeypatch: pytest.MonkeyPatch
 ) -> None:

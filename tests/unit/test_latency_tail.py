@@ -186,6 +186,18 @@ def test_a_line_that_takes_its_time_evenly_makes_no_tail():
     assert level(tail.judge(even)) < tail.judge.band.leave
 
 
+def test_few_samples_in_few_windows_may_be_chance():
+    few = blocked(handler="event-loop", by_window=(0, 3, 0, 0, 3, 0, 0, 2, 0, 0)[:7])
+    assert level(tail.judge(few)) < tail.judge.band.leave
+
+
+@pytest.mark.parametrize("activity", ["wait-lock", "wait-queue"])
+def test_a_request_that_waits_for_another_thread_stands_in_line(activity):
+    waits = blocked(activity=activity, handler="thread")
+    assert level(tail.judge(waits)) < tail.judge.band.leave
+    assert fired(tail.judge(blocked(activity=activity, handler="event-loop"))).subtype == "event-loop"
+
+
 def test_what_is_computed_twice_is_said():
     requests = [RequestRecord(end=START + 1 + n / 100, seconds=0.5, prompt_tokens=10) for n in range(100)]
     iterations = [replace(one, prefill_tokens=20, decode_tokens=10, preempted=1) for one in turns(100)]

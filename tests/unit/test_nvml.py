@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aitop.sources import procfs
-from aitop.sources.nvml import plausible, processes
+from aitop.sources import plausible, procfs
+from aitop.sources.nvml import processes
 from aitop.sources.nvml.device import reason_names
 from aitop.sources.nvml.gate import SYSTEM, DeviceLostError, Gate, Handle
 from aitop.sources.nvml.links import NvlinkMeter

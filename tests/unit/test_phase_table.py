@@ -7,11 +7,19 @@ from typing import get_args
 
 import pytest
 from snapshot_builder import line, snapshot, step, steps
+from stack_maker import stack, window
 
+from aitop.diagnosis.causes import host
 from aitop.model.phases import APART, MEASURED, TIMED_ALONE, MeasuredPhase, Phase
+from aitop.model.snapshot import Phases
 from aitop.model.steps import StepRecord
+from aitop.outputs.html import to_html
+from aitop.outputs.report import report_of
+from aitop.outputs.text import to_text
 from aitop.protocol import events as at
 from aitop.sources.ring.step_maker import StepMaker
+from aitop.stacks import libraries
+from aitop.stacks.view import StackView
 from aitop.ui.panes.step.charts import Group, _column
 from aitop.ui.panes.step.pane import phase_shares
 from aitop.ui.theme.palette import OPTIMIZER, OUTSIDE, PHASES
@@ -99,6 +107,15 @@ def test_the_ledger_leaves_its_samples_alone_where_nothing_times_it(clip):
     assert sum(entry.share for entry in seen.ledgers[0].entries if entry.phase == "clip") == pytest.approx(0.4)
 
 
+def test_where_no_cause_asks_for_it_its_line_is_named(clip):
+    lines = [
+        line("main", 0.6, phase="forward", activity="native", number=12),
+        line("main", 0.4, phase="clip", activity="native", work="tensor", number=14),
+    ]
+    verdict = host.judge(snapshot(steps(seconds=0.1, forward=0.06, others={"clip": 0.04}), lines=lines)).verdict
+    assert (verdict.where[0].line, verdict.share) == (14, pytest.approx(0.4))
+
+
 def test_the_step_pane_draws_it_in_its_hue(clip):
     records = [step(index, 0.1, forward=0.05, optimizer=0.01, others={"clip": 0.02}) for index in range(5)]
     seconds = dict(_column(Group(records)).parts)
@@ -107,3 +124,44 @@ def test_the_step_pane_draws_it_in_its_hue(clip):
     inside = shares[OPTIMIZER], shares[OUTSIDE]
     known = snapshot(records).steps.phases
     assert inside == pytest.approx(((known.optimizer or 0.0) + 0.2, (known.outside or 0.0) - 0.2))
+
+
+def test_the_report_gives_its_share_and_takes_it_out_of_what_is_outside(clip):
+    report = report_of(snapshot(steps(seconds=0.1, forward=0.05, others={"clip": 0.02})))
+    shares = report.step.phases
+    assert (shares["forward"], shares["clip"], shares["outside"]) == pytest.approx((0.5, 0.2, 0.3))
+    assert sum(share for share in shares.values() if share is not None) == pytest.approx(1.0)
+    assert "\n  clip             20 %" in to_text(report)
+    assert " clip 20 %</span>" in to_html(report)
+    assert report_of(snapshot(steps(forward=0.05))).step.phases["clip"] is None
+    assert list(report_of(snapshot()).step.phases)[-3:] == ["communication", "clip", "outside"]
+
+
+def test_a_phase_on_the_hosts_clock_takes_no_more_than_the_devices_clock_leaves(clip):
+    records = steps(seconds=0.1, device_forward=0.06, device_backward=0.03, others={"clip": 0.05})
+    shares = snapshot(records).steps.phases.shares()
+    assert (shares["clip"], shares["outside"]) == pytest.approx((0.1, 0.0))
+
+
+@pytest.fixture
+def clip_frames(clip, monkeypatch):
+    """Frames of a library that stand for that phase."""
+    row = libraries._row(r"/torch/nn/utils/clip_grad\.py$", "clip_grad_norm_", phase="clip")  # type: ignore[arg-type]
+    caches = libraries.meaning, libraries._compiled
+    monkeypatch.setattr(libraries, "TABLE", (row, *libraries.TABLE))
+    for cache in caches:
+        cache.cache_clear()
+    yield
+    for cache in caches:
+        cache.cache_clear()
+
+
+def test_stacks_give_its_share_without_the_hook(clip_frames):
+    model = stack("user/train.py:2 main", "torch/nn/modules/module.py:1 Module._call_impl")
+    clips = stack("user/train.py:3 main", "torch/nn/utils/clip_grad.py:9 clip_grad_norm_")
+    samples = [(1, "MainThread", True, frames, count) for frames, count in ((model, 60), (clips, 40))]
+    (process,) = StackView().view([window(2.0, *samples)], {1: "rank"}, 0.0).processes
+    assert process.phases == Phases(
+        data_wait=0.0, forward=0.6, backward=0.0, optimizer=0.0, outside=0.4, others={"clip": 0.4}
+    )
+    assert process.phases.shares()["outside"] == 0.0

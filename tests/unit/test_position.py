@@ -54,6 +54,14 @@ def test_a_line_stands_where_its_function_has_it(line, expected, below):
     assert position(LOOP, at(line, *below)) == expected
 
 
+@pytest.mark.parametrize(("below", "expected"), [((), "before"), (("torch/_functorch/apis.py wrapped",), "within")])
+def test_a_function_that_a_library_for_arrays_calls_is_a_part_of_its_call(below, expected):
+    """Gradients by torch.func: the loss is called by the same call as its gradients, and makes no argument for it."""
+    wrapped = "torch/_functorch/eager_transforms.py wrapper"
+    calls = [(at(14, wrapped, BACK), 50), (at(14, wrapped, "user/loss.py:3 loss", CALL, MODEL), 50)]
+    assert position(calls, at(14, *below, "user/loss.py:9 distance")) == expected
+
+
 LOSS = "torch/nn/functional.py smooth_l1_loss"
 
 
@@ -62,6 +70,12 @@ def test_functions_of_torch_do_not_show_where_a_model_without_modules_is_called(
     functions = [(at(13, LOSS), 3), *LOOP[2:]]
     assert position(functions, at(9)) == "within"
     assert position([*functions, LOOP[1]], at(9)) == "before"
+
+
+def test_a_model_of_functions_may_be_called_on_the_line_of_its_gradients():
+    """`cost(weights, x).backward()`."""
+    assert position([(at(14, BACK), 50)], at(14, "user/model.py:8 cost")) == "within"
+    assert position([(at(14, BACK), 50)], at(14, "user/model.py:8 cost", "user/model.py:3 net")) == "within"
 
 
 def test_a_function_that_makes_no_steps_has_no_positions():

@@ -58,6 +58,12 @@ def test_no_process_is_nothing_and_not_an_error(pid):
     assert procfs.user_id(pid) is None and procfs.thread_names(pid) == procfs.open_devices(pid) == frozenset()
 
 
+def test_asking_about_devices_is_not_computing_on_one(monkeypatch):
+    files = {3: "/dev/nvidiactl", 4: "/dev/nvidia0", 5: "/dev/nvidia-uvm", 6: "/dev/nvidia12", 7: "/tmp/dev/nvidia1"}
+    monkeypatch.setattr(procfs, "descriptors", lambda pid: files)
+    assert procfs.open_devices(1) == {"/dev/nvidia0", "/dev/nvidia12"}
+
+
 @pytest.mark.parametrize(
     ("path", "framework"),
     [

@@ -306,6 +306,33 @@ def test_compiling_between_steps_in_three_windows_is_enough_where_steps_are_coun
     assert "after warm-up" in unjudged(recompile.judge(snapshot(few, lines=[COMPILES], series=lasting)))
 
 
+def in_windows(*parts, other=100):
+    """A line that compiles in these parts of windows of a hundred samples, in a program of which no step is seen."""
+    counts = tuple(round(part * other) for part in parts)
+    share = sum(parts) / len(parts)
+    compiles = line("main", share, activity="compile", number=44, by_window=counts)
+    runs = line("main", 1.0 - share, activity="native", number=45)
+    sampled = ProcessStacks(
+        pid=RANK, role="rank", samples=100, phases=Phases(outside=1.0), by_window=(other,) * len(parts)
+    )
+    taken = Stacks(seconds=10.0, samples=100, processes=(sampled,), lines=(compiles, runs))
+    return snapshot(phases=Phases(outside=1.0), lines=[compiles, runs], kind="unknown", stacks=taken)
+
+
+def test_a_line_that_compiles_in_every_window_beside_other_work_compiles_again():
+    verdict = fired(recompile.judge(in_windows(0.7, 0.6, 0.8, 0.7, 0.6)))
+    assert (verdict.severity, verdict.where[0].line) == ("warning", 44)
+    assert verdict.speedup == pytest.approx(3.1, rel=0.05)
+    assert not any("torch" in fix.text for fix in verdict.fixes)
+
+
+@pytest.mark.parametrize(
+    "parts", [(1.0, 1.0, 1.0, 1.0, 0.3), (0.7, 0.6, 0.8, 0.0, 0.0), (0.7, 0.7, 0.7, 0.7, 0.0, 0.0)]
+)
+def test_what_is_compiled_at_the_start_is_not_compiled_again(parts):
+    assert "after warm-up" in unjudged(recompile.judge(in_windows(*parts)))
+
+
 # whose lines count --------------------------------------------------------------------------------------------------
 
 

@@ -110,6 +110,10 @@ def test_host_time_of_an_engine_is_named_by_its_phases():
     verdict = fired(host.judge(server((), engine_turns(**PARTS))))
     assert verdict.subtype == "iteration" and verdict.share == pytest.approx(0.32, abs=0.01)
     assert any("scheduling 8 %" in one and "handling outputs 12 %" in one for one in verdict.evidence)
+    assert (verdict.severity, verdict.speedup) == ("info", None)
+    full = [replace(one, end=START + 0.08 * (n + 1), idle=0.0) for n, one in enumerate(engine_turns(**PARTS))]
+    verdict = fired(host.judge(server((), full)))
+    assert (verdict.severity, verdict.share) == ("critical", pytest.approx(0.4, abs=0.01)) and verdict.speedup
     mostly = {"schedule": 0.002, "prepare": 0.002, "model": 0.07, "sample": 0.002, "output": 0.002}
     assert level(host.judge(server((), engine_turns(**mostly)))) < host.judge.band.leave
 

@@ -59,8 +59,9 @@ def speedscope(*profiles: tuple[str, list[list[int]]], frames: int = 3) -> bytes
     ).encode()
 
 
-def test_a_sample_with_a_frame_that_was_read_half_is_left_out():
-    data = speedscope(('Thread 7 "MainThread"', [[0, 1], [0, 1, 2], [0, 2]])).replace(b'"f2"', b'""')
+@pytest.mark.parametrize(("whole", "half"), [(b'"f2"', b'""'), (b'"line": 2', b'"line": 4294908161')])
+def test_a_sample_with_a_frame_that_was_read_half_is_left_out(whole, half):
+    data = speedscope(('Thread 7 "MainThread"', [[0, 1], [0, 1, 2], [0, 2]])).replace(whole, half)
     _, threads = parse(data, frozenset({"7"}))
     assert main_of(threads).stacks == Counter({(0, 1): 1})
 

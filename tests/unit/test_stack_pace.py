@@ -17,6 +17,7 @@ from aitop.sources.stacks.pace import (
     GilWatch,
     rate_of,
 )
+from aitop.sources.stacks.source import StackSource
 from aitop.sources.stacks.speedscope import ThreadSamples
 
 
@@ -127,3 +128,20 @@ def test_cores_used_are_measured_from_turn_to_turn():
 def test_whoever_has_ended_is_not_asked_for(monkeypatch):
     assert chooser(monkeypatch, (99,)).next(few=False)[0] == 10
     assert chooser(monkeypatch, (99, 12)).next(few=False)[0] == 12
+
+
+def test_the_first_step_ends_a_pause(monkeypatch):
+    stepping: set[int] = set()
+    source = StackSource([1], script=None, stepping=lambda: stepping)
+    reads: list[bool] = []
+    monkeypatch.setattr(source, "_read", lambda: reads.append(True) or [])
+    source._due = time.monotonic() + 1000.0
+    source.read()
+    assert not reads
+    stepping.add(1)
+    source.read()
+    source.read()
+    assert len(reads) == 1
+    source._due = time.monotonic()
+    source.read()
+    assert len(reads) == 2

@@ -280,6 +280,16 @@ def test_the_thread_that_steps(of_main, of_other, steps):
     assert stacks.processes[0].samples == 50
 
 
+def test_of_several_threads_that_work_for_one_that_waits_the_busiest_leads():
+    rests = stack("std/concurrent/futures/thread.py _worker")
+    pool = [
+        (RANK, f"pool-{n}", False, frames, count)
+        for n, busy in enumerate((20, 45, 30))
+        for frames, count in ((ENCODES, busy), (rests, 50 - busy))
+    ]
+    assert view(window(2.0, *main(RANK, (PUTS, 50)), *pool)).processes[0].thread == "pool-1"
+
+
 def test_a_state_and_phases_over_time():
     compiles = stack(*LOOP, "torch/_dynamo/eval_frame.py compile_wrapper", "torch/_dynamo/convert_frame.py __call__")
     windows = [window(2.0, *main(RANK, (compiles, 30), (BACK, 10))), window(4.0, *main(RANK, (BACK, 40)))]
@@ -353,3 +363,15 @@ def test_the_lone_holder_of_the_lock_is_not_taken_for_the_main_thread():
     }
     _, (one,) = parse(msgspec.json.encode(file), frozenset({"42"}), every_thread=False)
     assert (one.name, one.main) == ("metrics", False)
+
+
+@pytest.mark.parametrize(("accepts", "leads"), [(4, "pool-0"), (30, "MainThread")])
+def test_a_main_thread_that_hands_requests_to_a_pool_does_not_lead(accepts, leads):
+    waits = stack("user/app.py:9 main", "std/selectors.py select")
+    takes = stack("user/app.py:12 main | accept()")
+    model = stack("user/app.py:31 answer | model(x)", "torch/nn/modules/module.py _wrapped_call_impl")
+    rests = stack("std/threading.py run", "std/concurrent/futures/thread.py _worker", "std/queue.py get")
+    main = ((1, "MainThread", True, waits, 40 - accepts), (1, "MainThread", True, takes, accepts))
+    pool = [(1, f"pool-{n}", False, *seen) for n in range(4) for seen in ((model, 3 - n // 3), (rests, 37))]
+    stacks = StackView().view([window(10.0, *main, *pool)], {1: "rank"}, 0.0)
+    assert [one.thread for one in stacks.processes] == [leads]

@@ -7,7 +7,7 @@ import random
 import msgspec
 import pytest
 from judgements import fired, level
-from snapshot_builder import changed, line, snapshot, step
+from snapshot_builder import changed, constant, line, snapshot, step
 
 from aitop.diagnosis.causes import step_growth
 from aitop.diagnosis.causes.step_growth import rising_share
@@ -95,6 +95,14 @@ def sampled(*counts):
     seen = snapshot(phases=Phases(forward=1.0 - share, outside=share), lines=[grows, model])
     process = msgspec.structs.replace(seen.stacks.processes[0], by_window=(40,) * len(counts))
     return changed(seen, stacks=msgspec.structs.replace(seen.stacks, seconds=12.0, processes=(process,)))
+
+
+def test_lines_drift_apart_where_others_take_the_cores():
+    crowded = {"run_delay": constant(0.3)}
+    for counts, grows in (((2, 2, 3, 4, 4, 5, 6, 6, 7, 8, 8, 9), False), ((2, 6, 11, 16, 21, 26), True)):
+        calm = sampled(*counts)
+        assert level(step_growth.judge(calm)) >= step_growth.judge.band.enter
+        assert (level(step_growth.judge(changed(calm, series=crowded))) >= step_growth.judge.band.enter) is grows
 
 
 @pytest.mark.parametrize(

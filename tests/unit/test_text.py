@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from aitop import cli
 from aitop.model.text import escaped_json, printable
-from aitop.sources import procfs
-from aitop.sources.nvml import plausible
+from aitop.sources import plausible, procfs
 from aitop.ui.widgets.line import Line, wrap
 from aitop.ui.words import one_line
 

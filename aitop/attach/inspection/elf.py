@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+
+import msgspec
 
 PT_LOAD, PT_DYNAMIC = 1, 2
 PF_EXECUTE, PF_WRITE = 1, 2
@@ -20,16 +21,14 @@ class NotElfError(Exception):
     """There is no readable 64-bit ELF image at that address."""
 
 
-@dataclass(frozen=True)
-class Span:
+class Span(msgspec.Struct, frozen=True):
     """A piece of the process's memory, such as a symbol's: address and size in bytes."""
 
     address: int
     size: int
 
 
-@dataclass(frozen=True)
-class Segment:
+class Segment(msgspec.Struct, frozen=True):
     """One program header: kind, flags, offset in the file, link-time address, size in memory."""
 
     kind: int

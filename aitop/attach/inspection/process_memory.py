@@ -5,8 +5,9 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
 from types import TracebackType
+
+import msgspec
 
 from aitop.attach import held_libc
 
@@ -14,8 +15,7 @@ from aitop.attach import held_libc
 LARGEST_READ = 16 << 20
 
 
-@dataclass(frozen=True)
-class Mapping:
+class Mapping(msgspec.Struct, frozen=True):
     """One line of `/proc/PID/maps`: addresses, `rwxp` permissions, offset in the file, path or ''."""
 
     start: int

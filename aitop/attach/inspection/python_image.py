@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 from aitop.attach.inspection.elf import PAGE, ElfImage, NotElfError, Span
 from aitop.attach.inspection.machine_code import current_thread_state, errno_offset, initialized_at
@@ -30,16 +31,14 @@ FIRST_WITH_OWN_THREAD_STATES = (3, 12)
 SIGRETURN = b"\x48\xc7\xc0\x0f\x00\x00\x00\x0f\x05"
 
 
-@dataclass(frozen=True)
-class ErrnoPlace:
+class ErrnoPlace(msgspec.Struct, frozen=True):
     """Where each thread's errno is: `offset` bytes from its fs base. `swab` is the address of the C function."""
 
     offset: int
     swab: int
 
 
-@dataclass(frozen=True)
-class LibcImage:
+class LibcImage(msgspec.Struct, frozen=True):
     """The C library as it is loaded. `restorer` is the address of the return path of signal handlers.
 
     What was not found is None.
@@ -50,8 +49,7 @@ class LibcImage:
     is_musl: bool
 
 
-@dataclass(frozen=True)
-class PythonImage:
+class PythonImage(msgspec.Struct, frozen=True):
     """CPython as it is loaded in one process.
 
     `version` is (major, minor). `scratch` is room for the injected line, None where there is none. `initialized` is the

@@ -15,7 +15,6 @@ import ctypes
 import errno
 import os
 import re
-import secrets
 import stat
 import time
 from collections.abc import Iterator
@@ -102,7 +101,7 @@ class Named(Carrier):
 
     def __init__(self, target: ProcStatus, folder: int, path: str) -> None:
         self._target, self._folder = target, folder
-        self._name = f"{_prefix(target.pid)}{secrets.token_hex(6)}"
+        self._name = f"{_prefix(target.pid)}{os.urandom(6).hex()}"
         self.path = f"{path.rstrip('/')}/{self._name}"
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         try:

@@ -13,8 +13,9 @@ What was measured of each is in tests/bench/README.md: no target harmed in thous
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from aitop.attach.inspection.elf import Span
 from aitop.attach.inspection.process import let_it_finish
@@ -33,8 +34,7 @@ WITHOUT_PTRACE = frozenset(("remote-debug",))
 COPYING_NS, COPYING_S, LONGEST_COPYING_S = 1_000_000, 0.005, 1.0
 
 
-@dataclass(frozen=True)
-class Obstacle:
+class Obstacle(msgspec.Struct, frozen=True):
     """Why a way is closed for a target, and what would open it."""
 
     reason: str
@@ -45,8 +45,7 @@ NO_SYMBOLS = Obstacle("its Python does not export its functions")
 NO_ROOM = Obstacle("it has no room for the hook's first line")
 
 
-@dataclass(frozen=True)
-class TargetProcess:
+class TargetProcess(msgspec.Struct, frozen=True):
     """A process that passed the preflight, with its memory open and its Python located."""
 
     status: ProcStatus

@@ -7,7 +7,8 @@ stopped.
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
+
+import msgspec
 
 from aitop.attach.payload.request import Request
 from aitop.attach.refusal import AttachRefused, NotNow
@@ -23,8 +24,7 @@ PLEASE_STOP = 1 << 5
 SHORTEST_PATH, LARGEST_OFFSET = 64, 1 << 24
 
 
-@dataclass(frozen=True)
-class _Mailbox:
+class _Mailbox(msgspec.Struct, frozen=True):
     """Addresses in the target: the main thread's flags, the "script pending" switch, and `room` bytes for its path."""
 
     breaker: int

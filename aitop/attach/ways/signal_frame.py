@@ -23,7 +23,8 @@ import signal
 import struct
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 from aitop.attach.inspection.process import (
     SLEEPS,
@@ -251,16 +252,14 @@ def _stopped(target: TargetProcess) -> StoppedThread:
     return StoppedThread(target.pid, lambda: same_process(target.status))
 
 
-@dataclass(frozen=True)
-class Call:
+class Call(msgspec.Struct, frozen=True):
     """A function in the target and its (at most three) integer arguments. Its result is dropped."""
 
     function: int
     arguments: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True)
-class SavedErrno:
+class SavedErrno(msgspec.Struct, frozen=True):
     """A thread's errno: where it lies, its four bytes, and the C function `swab` that puts them back."""
 
     address: int
@@ -268,8 +267,7 @@ class SavedErrno:
     swab: int
 
 
-@dataclass(frozen=True)
-class Frame:
+class Frame(msgspec.Struct, frozen=True):
     """The bytes to write at `address`, and the registers to set after that."""
 
     address: int
@@ -367,8 +365,7 @@ def _ucontext(registers: Registers, vector_at: int, signal_mask: bytes) -> bytes
     return head + general + segments + rest + signal_mask
 
 
-@dataclass(frozen=True)
-class XsaveLayout:
+class XsaveLayout(msgspec.Struct, frozen=True):
     """The vector state's layout in a signal frame: mask of the state components, and size in bytes without the trailing
     magic number.
     """

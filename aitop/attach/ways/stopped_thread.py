@@ -18,9 +18,10 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from types import TracebackType
 from typing import TypeVar
+
+import msgspec
 
 from aitop.attach.held_libc import pause, ptrace, wait_event
 from aitop.attach.refusal import AttachRefused, NotNow, ended
@@ -94,8 +95,7 @@ class _IoVec(ctypes.Structure):
     _fields_ = (("base", ctypes.c_void_p), ("size", ctypes.c_size_t))
 
 
-@dataclass(frozen=True)
-class ThreadState:
+class ThreadState(msgspec.Struct, frozen=True):
     """What a stopped thread was doing: registers, vector state in the kernel's layout, signal mask."""
 
     registers: Registers

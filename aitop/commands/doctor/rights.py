@@ -7,8 +7,9 @@ import os
 import platform
 import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Literal
+
+import msgspec
 
 from aitop.attach.ways.gdb import fault_of_gdb
 from aitop.commands.doctor.ptrace_trial import PtraceTrial
@@ -39,8 +40,7 @@ WORDS = {
 CAUSES = ("yama", "seccomp", "security module", "capability")
 
 
-@dataclass(frozen=True)
-class Confinement:
+class Confinement(msgspec.Struct, frozen=True):
     """Which user aitop runs as, with which capabilities, in which container.
 
     `container` is None where none is seen. `own_pids`: a pid namespace that does not show the machine's processes.

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cache
 from importlib.resources import files
 from typing import Literal
+
+import msgspec
 
 PARTS = ("What it is", "How aitop knows", "How to be sure", "How to fix", "When it is fine")
 FAMILIES: tuple[tuple[str, tuple[str, ...]], ...] = (
@@ -25,16 +26,14 @@ FAMILIES: tuple[tuple[str, tuple[str, ...]], ...] = (
 IDS = tuple(verdict for _, members in FAMILIES for verdict in members)
 
 
-@dataclass(frozen=True)
-class Block:
+class Block(msgspec.Struct, frozen=True):
     """A paragraph (`text`), one item of a list, or lines of `code`, which keep their breaks."""
 
     kind: Literal["text", "item", "code"]
     text: str
 
 
-@dataclass(frozen=True)
-class Page:
+class Page(msgspec.Struct, frozen=True):
     """The page of a verdict id. `parts` has each of PARTS with its blocks.
 
     `planned` is True for an id that no rule reports yet.

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence, Set
-from dataclasses import replace
 
 import msgspec
+from msgspec.structs import replace
 
 from aitop.diagnosis.device import host_limit, host_unproven
 from aitop.diagnosis.evidence import (

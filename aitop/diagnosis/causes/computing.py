@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from aitop.diagnosis.causes.oversubscription import others_have_cores
 from aitop.diagnosis.device import device_busy, host_unproven, on_gpu, timed_on_device
-from aitop.diagnosis.evidence import NO_LINES, main_lines, serves, takes_request
+from aitop.diagnosis.evidence import (
+    NO_LINES,
+    by_hand,
+    main_lines,
+    place_of,
+    serves,
+    short_place,
+    stepping,
+    takes_request,
+)
 from aitop.diagnosis.rule import UNPROVEN, Explanation, rule
 from aitop.model.snapshot import Phases, Snapshot
 from aitop.model.units import operations, percent
@@ -15,6 +24,7 @@ BUSY_DEVICE, IDLE_DEVICE = 0.8, 0.5
 # Who waits for requests for so much of the time could serve more.
 AT_LEISURE = 0.5
 UNSEEN = "in which types and how large batches it computes, and whether that is too much, is not known without the hook"
+NO_STEPS = "no phase of a training step and no model call was seen: whether all of it is needed is not known"
 
 
 @rule("compute-bound", 0.5, 0.4, only_alone=True)
@@ -23,6 +33,8 @@ def compute_bound(snapshot: Snapshot) -> Explanation | None:
     if snapshot.serving is not None and others_have_cores(snapshot):
         # Something does hold its requests up.
         return None
+    if not stepping(snapshot) and not serves(snapshot):
+        return _without_steps(snapshot)
     phases = snapshot.steps.phases if snapshot.steps else Phases()
     parts = {"forward": phases.forward, "backward": phases.backward, "optimizer": phases.optimizer}
     known = {name: share for name, share in parts.items() if share is not None}
@@ -36,6 +48,9 @@ def compute_bound(snapshot: Snapshot) -> Explanation | None:
             name: max(share, sum(entry.share for entry in lines.entries if entry.phase == name))
             for name, share in known.items()
         }
+        written = by_hand(snapshot).share
+        if written and any(known.values()):
+            known["between them"] = written
     if not known:
         return None
     computing = sum(known.values())
@@ -71,6 +86,30 @@ def compute_bound(snapshot: Snapshot) -> Explanation | None:
         most_sure=UNPROVEN if idle or between or unseen or host_unproven(snapshot) else 1.0,
         title=title,
         evidence=evidence,
+    )
+
+
+def _without_steps(snapshot: Snapshot) -> Explanation | None:
+    """Most of the time is native code that works with arrays, in a program of which no step is seen."""
+    lines = by_hand(snapshot)
+    busy = device_busy(snapshot)
+    share = min(1.0, max(lines.share, busy or 0.0))
+    if not lines.where:
+        return None
+    first, *others = lines.where
+    evidence = [f"{percent(lines.share * (first.share or 1.0))} at {short_place(first)}"]
+    if others:
+        evidence.append("then " + ", ".join(f"{short_place(where)} {percent(where.share)}" for where in others[:2]))
+    if busy is not None:
+        evidence.append(f"GPU busy {percent(busy)} of the time")
+    return Explanation(
+        severity="info",
+        share=share,
+        gains=False,
+        most_sure=UNPROVEN,
+        title=f"{percent(share)} of the time is native code at work: {place_of(first)}",
+        lines=lines,
+        evidence=[*evidence, NO_STEPS],
     )
 
 

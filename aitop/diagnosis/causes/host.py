@@ -10,6 +10,7 @@ from aitop.diagnosis.evidence import (
     MIN_SAMPLES,
     RUNNING,
     Lines,
+    by_hand,
     each_unit,
     main_lines,
     of_unit,
@@ -18,17 +19,22 @@ from aitop.diagnosis.evidence import (
     samples_of,
     serves,
     short_place,
+    stepping,
     takes_request,
     within_first,
 )
 from aitop.diagnosis.rule import UNPROVEN, Explanation, rule
 from aitop.diagnosis.what_if import Scope, fix
 from aitop.model.ledger import Activity
+from aitop.model.phases import TIMED_ALONE
 from aitop.model.snapshot import Snapshot
 from aitop.model.units import percent
 from aitop.model.verdict import Where
 
 ENTER, LEAVE = 0.15, 0.1
+# What a program without steps can be said to lose. Other waits may be for the threads, processes or devices that do its
+# work, Python may be the work itself, and what is compiled once is not compiled again.
+LOST: frozenset[Activity] = frozenset({"sleep", "spawn", "collect", "wait-disk", "wait-network", "wait-child"})
 DOING: dict[Activity, str] = {
     "python": "runs Python",
     "native": "runs native code",
@@ -53,14 +59,15 @@ def judge(snapshot: Snapshot) -> Explanation | str | None:
     """What is left of the host's time when every other cause has claimed its own."""
     if samples_of(snapshot) < MIN_SAMPLES:
         return around_model(snapshot) or f"{MIN_SAMPLES} stack samples are needed"
-    serving = serves(snapshot)
+    serving, steps_seen, work = serves(snapshot), stepping(snapshot), by_hand(snapshot).entries
     lines = main_lines(
         snapshot,
         lambda entry: (
-            entry.phase in (*HOST, "environment")
+            entry.phase in (*HOST, "environment", *(phase.key for phase in TIMED_ALONE.values()))
             and entry.where is not None
             # Array operations between the model's call and its update are the loss.
             and not (entry.position == "within" and entry.work == "tensor")
+            and entry not in work
             and not (serving and takes_request(entry))
         ),
     )
@@ -73,11 +80,8 @@ def judge(snapshot: Snapshot) -> Explanation | str | None:
         return blocked_loop(snapshot) or around_model(snapshot)
     first, *others = lines.where
     steps = records(snapshot)
-    # Without any phase of a step the line is all the program does: that says where the time goes, not that it is lost.
-    # Where it computes, it may be the work itself; a wait or a sleep is none.
-    stepping = bool(steps) or snapshot.kind != "unknown"
-    computes = lines.part(lambda entry: entry.does in RUNNING) > 0.5
-    lost = stepping or not computes
+    runs = lines.part(lambda entry: entry.does in RUNNING) > 0.5
+    lost = steps_seen or lines.part(lambda entry: entry.does in LOST) > 0.5
     top = share * (first.share or 1.0)
     doing = _doing(lines, first)
     evidence = [f"{percent(top)} at {short_place(first)}, which {doing}"]
@@ -87,7 +91,7 @@ def judge(snapshot: Snapshot) -> Explanation | str | None:
         evidence.append("the event loop runs it: no other request of this process gets on meanwhile")
     if at_leisure:
         evidence.append(at_leisure)
-    if not stepping:
+    if not steps_seen:
         evidence.append("no phase of a training step and no model call was seen in its stacks")
     if loops:
         ahead = f"await what {place_of(first)} waits for, or run it with asyncio.to_thread"
@@ -97,7 +101,7 @@ def judge(snapshot: Snapshot) -> Explanation | str | None:
     unit = each_unit(snapshot) if steps else "the time"
     return Explanation(
         severity=None if lost and not (at_leisure and not loops) else "info",
-        critical=stepping and (not computes or bool(steps)),
+        critical=steps_seen and (not runs or bool(steps)),
         doubtful=host_unproven(snapshot),
         subtype="event-loop" if loops else None,
         share=share,
@@ -106,7 +110,7 @@ def judge(snapshot: Snapshot) -> Explanation | str | None:
         gains=lost,
         signals=(bool(steps), top > 0.5 * share),
         base=0.5,
-        confidence=None if stepping else UNPROVEN,
+        confidence=None if steps_seen else UNPROVEN,
         title=f"{percent(gone)} of {unit} is host code: {first.function} {doing}",
         lines=lines,
         evidence=evidence,

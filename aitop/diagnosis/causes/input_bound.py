@@ -6,8 +6,7 @@ for threads or processes that make batches, and a simulated environment.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+import msgspec
 from msgspec.structs import replace
 
 from aitop.diagnosis.causes import producers
@@ -32,8 +31,7 @@ from aitop.model.verdict import Fix
 IDLE_WORKERS = 0.5
 
 
-@dataclass(frozen=True)
-class Wait:
+class Wait(msgspec.Struct, frozen=True):
     """What waits for data: entries of the stepping thread. `kind` says how the data come.
 
     `covered` is the whole wait where a device worked on during a part of it.

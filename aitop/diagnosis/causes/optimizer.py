@@ -25,6 +25,10 @@ def judge(snapshot: Snapshot) -> Explanation | None:
     share = steps.phases.optimizer if steps else None
     if share is None or steps is None:
         return None
+    lines = main_lines(snapshot, lambda entry: entry.phase == "optimizer")
+    if lines.entries:
+        # What it waits in that another cause explains, as for the interpreter's lock, no other update would end.
+        share = min(share, lines.share)
     facts, expected = snapshot.facts, None
     if facts is not None and steps.mean:
         seconds = steps.mean * running(snapshot)
@@ -35,7 +39,6 @@ def judge(snapshot: Snapshot) -> Explanation | None:
     if unproven:
         lost = min(lost, host_limit(snapshot))
     lost = min(0.99, lost)
-    lines = main_lines(snapshot, lambda entry: entry.phase == "optimizer")
     beyond = "lost in the optimizer if it updates parameters one by one"
     if expected is not None:
         batched = facts is not None and facts.foreach

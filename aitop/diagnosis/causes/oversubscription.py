@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 from aitop.diagnosis.device import host_limit, host_unproven
 from aitop.diagnosis.evidence import leisure, others_cores
@@ -26,8 +26,7 @@ OTHERS_DELAY, OTHERS_PART = 0.25, 0.3
 SURE = 0.45
 
 
-@dataclass(frozen=True)
-class Crowd:
+class Crowd(msgspec.Struct, frozen=True):
     """Threads of the run that want cores at the same time. Cores, but for the counts.
 
     `usable` are there, `wanted` by the run (running or waiting), `others` used by everybody else, and `delay` is the

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+
+import msgspec
+from msgspec.structs import replace
 
 from aitop.diagnosis.evidence import (
     HANDED_WAITS,
@@ -13,6 +15,7 @@ from aitop.diagnosis.evidence import (
     STORAGE_WORK,
     Lines,
     beside_lines,
+    computes,
     free_cores,
     interval,
     lead_ledger,
@@ -20,6 +23,7 @@ from aitop.diagnosis.evidence import (
     main_lines,
     place_of,
     records,
+    stepping,
     stored,
     within_first,
     worker_lines,
@@ -46,8 +50,7 @@ START, MOSTLY_STARTS = 0.002, 0.6
 BLOCKED: frozenset[Activity] = frozenset({*STORAGE_WAITS, "sleep", "wait"})
 
 
-@dataclass(frozen=True)
-class Why:
+class Why(msgspec.Struct, frozen=True):
     """Why data come late. `confirmed`: a second signal agrees. `proven`: the gain is; if not, it is information."""
 
     subtype: str
@@ -262,8 +265,7 @@ def _bursts(snapshot: Snapshot, timeline: Timeline, ahead: int | None) -> tuple[
 # --- one loader worker that holds up the others: batches come in order, so all wait for the slowest -----------------
 
 
-@dataclass(frozen=True)
-class SlowWorker:
+class SlowWorker(msgspec.Struct, frozen=True):
     """A loader worker that is at work while the others wait: how busy it is (0..1) and how busy they are, at most."""
 
     pid: int
@@ -353,8 +355,7 @@ def of_environment(snapshot: Snapshot, share: float, lines: Lines) -> Why:
 # --- batches made by threads or processes of the run's own ----------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Makers:
+class Makers(msgspec.Struct, frozen=True):
     """The threads, or processes, that make batches, and how much of their time is work."""
 
     count: int
@@ -416,7 +417,15 @@ def of_threads_or_processes(snapshot: Snapshot, share: float) -> Why:
         kind = "processes" if made.processes else "threads" if blocked else "worker processes (a DataLoader)"
         before = f"{made.count} → {best}" if made.processes or blocked else f"{best}"
         fixes.append(fix(f"{before} {kind} to make batches", more))
-    return Why(subtype, made.lines.where, (*evidence, *_free(free)), tuple(fixes), confirmed=made.lines.share > 0.6)
+    return Why(
+        subtype,
+        made.lines.where,
+        (*evidence, *_free(free)),
+        tuple(fixes),
+        confirmed=made.lines.share > 0.6,
+        # Where no step is seen, what they compute may be what the program is there for.
+        proven=stepping(snapshot) or made.lines.part(computes) <= 0.5,
+    )
 
 
 # --- words ----------------------------------------------------------------------------------------------------------

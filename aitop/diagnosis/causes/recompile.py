@@ -1,23 +1,27 @@
-"""recompile: torch.compile keeps compiling, or breaks its graph, long after the run has warmed up."""
+"""recompile: a compiler (torch.compile, jax.jit, …) keeps compiling long after the run has warmed up."""
 
 from __future__ import annotations
 
 from itertools import pairwise
 
-from aitop.diagnosis.evidence import main_lines, records, samples_of, short_place
+from aitop.diagnosis.evidence import Lines, main_lines, main_stacks, records, samples_of, short_place, stepping
 from aitop.diagnosis.rule import Explanation, rule
 from aitop.diagnosis.series import values_since
 from aitop.diagnosis.what_if import fix
 from aitop.model.snapshot import Snapshot
 from aitop.model.units import percent
+from aitop.model.verdict import Fix
 
 ENTER, LEAVE = 0.08, 0.05
 # Compiling at the start is as it should be, and again for evaluation and for a smaller last batch. It must take turns
 # with steps in so many windows of stacks, and still go on; or be counted more often than that. Where steps are not
-# counted, what is seen of their backward passes and updates stands for them, and one window more.
+# counted, what is seen of their backward passes and updates stands for them, and one window more; where none is seen,
+# whatever goes on in the same windows beside the compiling of one line.
 MIN_WINDOWS, MIN_STEPS_BESIDE, PART_OF_WINDOW = 3, 6, 0.05
 STILL_SECONDS, SEEN_SECONDS = 5.0, 30.0
 MIN_RISES = 3
+# Of windows without a time of their own so many count as the newest.
+NEWEST = 2
 
 
 @rule("recompile", ENTER, LEAVE)
@@ -28,8 +32,8 @@ def judge(snapshot: Snapshot) -> Explanation | str | None:
     rises = [(time, now - before) for (_, before), (time, now) in pairwise(counts) if now > before]
     if not compiling.lines and not rises:
         return None
-    if len(rises) < MIN_RISES and not _lasting(snapshot):
-        return "torch.compile is at work; whether it goes on after warm-up is not known"
+    if len(rises) < MIN_RISES and not (_lasting(snapshot) if stepping(snapshot) else _takes_turns(snapshot, compiling)):
+        return "something is compiled; whether that goes on after warm-up is not known"
     share = compiling.share
     if share < LEAVE:
         return None
@@ -46,23 +50,53 @@ def judge(snapshot: Snapshot) -> Explanation | str | None:
         evidence.append(f"{facts.graph_breaks} graph breaks since the start")
     at = f" at {short_place(compiling.where[0])}" if compiling.where else ""
     shapes = sorted({step.samples for step in records(snapshot) if step.samples})
+    unit = "each step" if stepping(snapshot) else "the time"
+    # Frames of torch's compiled calls stand for the forward pass.
+    torch = snapshot.facts is not None or any(entry.phase == "forward" for entry in compiling.entries)
     varying = f" (batches of {shapes[0]} to {shapes[-1]} were seen)" if len(shapes) > 1 else ""
     return Explanation(
         share=share,
         signals=(len(rises) >= MIN_RISES, bool(compiling.lines), len(records(snapshot)) >= 20),
         base=0.5,
-        title=f"{percent(share)} of each step goes into compiling again what was compiled before",
+        title=f"{percent(share)} of {unit} goes into compiling again what was compiled before",
         lines=compiling,
         claims=(*compiling.entries, *collecting.entries),
         evidence=evidence,
         fixes=(
             fix(f"pad inputs to a few fixed shapes before the compiled call{at}{varying}", share),
-            fix("torch._dynamo.mark_dynamic on the size that varies, or torch.compile(dynamic=True)", share),
-            fix(
-                "pass Python numbers that change (step, rate) as tensors; TORCH_LOGS=recompiles names the guard", share
-            ),
+            *(_with_torch(share) if torch else _with_others(share)),
         ),
     )
+
+
+def _with_torch(share: float) -> tuple[Fix, ...]:
+    return (
+        fix("torch._dynamo.mark_dynamic on the size that varies, or torch.compile(dynamic=True)", share),
+        fix("pass Python numbers that change (step, rate) as tensors; TORCH_LOGS=recompiles names the guard", share),
+    )
+
+
+def _with_others(share: float) -> tuple[Fix, ...]:
+    once = "make the compiled function once, outside of loops, and pass what changes as arrays, not as static arguments"
+    return (
+        fix(once, share),
+        fix('with JAX, jax.config.update("jax_explain_cache_misses", True) says why it compiles again'),
+    )
+
+
+def _takes_turns(snapshot: Snapshot, compiling: Lines) -> bool:
+    """Whether one line compiles in several windows of stacks, the newest among them, and something else runs in each.
+
+    What is compiled at the start fills its windows, or comes once.
+    """
+    process = main_stacks(snapshot)
+    if process is None or not compiling.where:
+        return False
+    first = compiling.where[0]
+    at_line = [entry.by_window for entry in compiling.lines if (entry.file, entry.line) == (first.file, first.line)]
+    parts = [sum(counts) / whole if whole else 0.0 for *counts, whole in zip(*at_line, process.by_window, strict=False)]
+    turns = [number for number, part in enumerate(parts) if PART_OF_WINDOW <= part <= 1.0 - PART_OF_WINDOW]
+    return len(turns) > MIN_WINDOWS and turns[-1] >= len(parts) - NEWEST
 
 
 def _lasting(snapshot: Snapshot) -> bool:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median_high, pvariance
+
+import msgspec
 
 from aitop.diagnosis.device import on_gpu
 from aitop.diagnosis.evidence import Lines, main_lines, main_stacks, records, short_place
@@ -51,8 +52,7 @@ _PHASES: dict[str, Callable[[StepRecord], float]] = {
 _WAITS = frozenset({"data_wait", "save", "evaluation"})
 
 
-@dataclass(frozen=True)
-class Growth:
+class Growth(msgspec.Struct, frozen=True):
     """How step time rose: `first` and `last` in seconds (of a core, where steps run on the CPU)."""
 
     first: float
@@ -76,7 +76,7 @@ def judge(snapshot: Snapshot) -> Explanation | str | None:
     seconds = steps[-1].end - steps[0].end
     if len(steps) < MIN_STEPS or seconds < MIN_SECONDS:
         return f"a trend needs {MIN_STEPS} steps in {MIN_SECONDS:.0f} s, {len(steps)} so far"
-    calm = (mean_of(snapshot, "run_delay") or 0.0) < CALM
+    calm = _calm(snapshot)
     growth = growth_of(steps, device=on_gpu(snapshot), calm=calm)
     if growth is None:
         return _of_stacks(snapshot)
@@ -85,6 +85,11 @@ def judge(snapshot: Snapshot) -> Explanation | str | None:
         not_yet = f"steps got slower for {seconds:.0f} s: whether it goes on is not known yet"
         return sampled if isinstance(sampled, Explanation) else not_yet
     return _of_steps(snapshot, growth, calm)
+
+
+def _calm(snapshot: Snapshot) -> bool:
+    """Whether nobody else was seen to take the cores."""
+    return (mean_of(snapshot, "run_delay") or 0.0) < CALM
 
 
 def _of_steps(snapshot: Snapshot, growth: Growth, calm: bool) -> Explanation:
@@ -131,7 +136,8 @@ def _of_stacks(snapshot: Snapshot) -> Explanation | str | None:
         return Explanation(
             severity="warning",
             share=share,
-            level=(last - first) / LEAST_RISE,
+            # What others take from the cores and caches makes some lines slower than others.
+            level=(last - first) / (LEAST_RISE * (1.0 if _calm(snapshot) else IF_CROWDED)),
             signals=(last > 2 * first,),
             base=0.5,
             title=f"{at} takes more and more of the time: {rose}",

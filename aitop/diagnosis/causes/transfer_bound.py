@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 from aitop.diagnosis.device import (
     activity_of_devices,
@@ -35,8 +35,7 @@ LARGE_STEP = 64 * 2**20
 PAGEABLE = 0.5
 
 
-@dataclass(frozen=True)
-class Copies:
+class Copies(msgspec.Struct, frozen=True):
     """What copies cost: `share` of step time in which the host makes them, `link` how full PCIe is (0..1)."""
 
     share: float

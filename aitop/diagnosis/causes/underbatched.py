@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from statistics import median_high
 
 import msgspec
@@ -32,8 +31,7 @@ MOSTLY_IDLE = 0.5
 ITEM_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 
 
-@dataclass(frozen=True)
-class Cost:
+class Cost(msgspec.Struct, frozen=True):
     """Seconds of a forward pass (or step) of `samples`: what it costs however many, and what each of them adds."""
 
     samples: float

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from statistics import median
+
+import msgspec
 
 from aitop.diagnosis.conditions.memory import left_of, steady
 from aitop.diagnosis.device import own_devices, without_figures
@@ -38,8 +39,7 @@ UNEVEN = "give ranks equal shares: of the batch by length, of layers, of optimiz
 EXPANDABLE = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
 
 
-@dataclass(frozen=True)
-class Held:
+class Held(msgspec.Struct, frozen=True):
     """How full one device gets. Bytes; `need` is the most that tensors took at once, with what others hold beside it.
 
     `others` is what the driver counts beyond the allocator: contexts, libraries, other processes. `retries` and `ooms`

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 from aitop.diagnosis.conditions.hang_notes import behind, noted
 from aitop.diagnosis.conditions.stalled import stalled
@@ -24,8 +25,7 @@ OF_ONE = ("backward", "synchronize")
 MEETS = "init_process_group"
 
 
-@dataclass(frozen=True)
-class Odd:
+class Odd(msgspec.Struct, frozen=True):
     """What keeps all others waiting. `standing` is where to look first, empty where nothing is left of it."""
 
     subtype: str

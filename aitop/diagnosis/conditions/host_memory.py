@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 from aitop.diagnosis.conditions.memory import steady
 from aitop.diagnosis.rule import Explanation, condition
@@ -24,8 +24,7 @@ WATCH_SECONDS = 60.0
 INHERITED = 0.5
 
 
-@dataclass(frozen=True)
-class Pressure:
+class Pressure(msgspec.Struct, frozen=True):
     """Bytes left and of how many; the share of time in which threads waited for memory; bytes per second from swap."""
 
     left: int

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from itertools import islice
 from statistics import fmean
+
+import msgspec
 
 from aitop.engine.history import History
 
@@ -14,8 +15,7 @@ DELAYS = 15
 TIMES_THE_OTHERS = 2.0
 
 
-@dataclass(frozen=True)
-class OnCores:
+class OnCores(msgspec.Struct, frozen=True):
     """Means of a rank's last seconds, in cores: the main thread's time on one (`ran`) and its wait for one (`delay`);
     what all threads together ran on or waited for (`wanted`), and what they only waited for (`waited`), None where
     there are too many threads to read.

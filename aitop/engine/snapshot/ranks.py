@@ -9,10 +9,10 @@ from __future__ import annotations
 import bisect
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import islice, takewhile
 from statistics import fmean, median
 
+import msgspec
 from msgspec.structs import replace
 
 from aitop.engine.history import History, HookHistory
@@ -208,8 +208,7 @@ def _collectives(
     return tuple(waits)
 
 
-@dataclass(frozen=True)
-class _Compared:
+class _Compared(msgspec.Struct, frozen=True):
     """The steps that several ranks made together; by pid, each list as long as the others. `bounds` are the least and
     the most that any of them worked in a step.
     """

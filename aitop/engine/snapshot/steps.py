@@ -66,8 +66,8 @@ def _phases(records: Sequence[StepRecord], total: float) -> Phases:
         optimizer=share(record.optimizer for record in records),
         communication=share(record.communication_apart for record in records),
     )
-    inside = sum(part for part in msgspec.structs.astuple(phases) if part is not None)
-    return msgspec.structs.replace(phases, outside=max(0.0, 1.0 - inside))
+    outside = max(0.0, 1.0 - sum(part for part in phases.shares().values() if part is not None))
+    return msgspec.structs.replace(phases, outside=outside, others=_others(records, total, outside))
 
 
 def _device_phases(records: Sequence[StepRecord], timed: Sequence[StepRecord], total: float) -> Phases:
@@ -86,13 +86,24 @@ def _device_phases(records: Sequence[StepRecord], timed: Sequence[StepRecord], t
         )
         for record in records
     )
+    outside = max(0.0, total - data - busy) / total
     return Phases(
         data_wait=data / total,
         forward=min(1.0, forward / total),
         backward=min(1.0, backward / total),
         optimizer=min(1.0, optimizer / total),
-        outside=max(0.0, total - data - busy) / total,
+        outside=outside,
+        others=_others(records, total, outside),
     )
+
+
+def _others(records: Sequence[StepRecord], total: float, outside: float) -> dict[str, float]:
+    """Shares of the phases that have no field in a record, together at most `outside`: the host's clock times them."""
+    shares: dict[str, float] = {}
+    for key in dict.fromkeys(key for record in records for key in record.others):
+        shares[key] = min(outside, sum(record.others.get(key, 0.0) for record in records) / total)
+        outside -= shares[key]
+    return shares
 
 
 def _waited(record: StepRecord) -> float:

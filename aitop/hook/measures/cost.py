@@ -81,11 +81,14 @@ class Cost(Measure):
         return {"cost_us": self.us_per_step()}
 
     def us_per_step(self) -> float | None:
-        """Return microseconds, None before the first round. Of medians: a measurement may have been preempted."""
-        if not self._timed:
-            return None
+        """Return microseconds, None before the first round and where nothing makes steps, as in a server.
+
+        Of medians: a measurement may have been preempted.
+        """
         timed, counted = (sum(tick[at] for tick in self._ticks) for at in (0, 1))
-        steps = max(1, timed + counted)
+        steps = timed + counted
+        if not self._timed or not steps:
+            return None
         ticks = _median([tick[2] for tick in self._ticks]) * len(self._ticks) / steps if self._ticks else 0.0
         share = counted / steps
         cost = (1 - share) * _median(self._timed) + share * _median(self._counted)

@@ -185,7 +185,7 @@ class ProcessEvidence:
         if any(name.startswith(_RANK_THREADS) for name in procfs.thread_names(member.stat.pid)):
             return True
         # A forked child also holds what its parent had open.
-        return not member.forked and any(path[11:].isdigit() for path in procfs.open_devices(member.stat.pid))
+        return not member.forked and bool(procfs.open_devices(member.stat.pid))
 
     @staticmethod
     def _look_for_framework(member: Member) -> bool:

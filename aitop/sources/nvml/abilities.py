@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
 
+import msgspec
 import pynvml
 
-from aitop.sources.nvml import library, plausible
+from aitop.sources import plausible
+from aitop.sources.nvml import library
 from aitop.sources.nvml.device import read_slices
 from aitop.sources.nvml.gate import SYSTEM, DeviceLostError, Gate, Handle
 
@@ -17,8 +18,7 @@ MIG_ON = 1
 Counters = Literal["works", "unsupported", "denied", "failed"]
 
 
-@dataclass(frozen=True)
-class DeviceAbilities:
+class DeviceAbilities(msgspec.Struct, frozen=True):
     """`counters`: whether its performance counters (GPM) can be sampled, `counters_error` NVML's words where not.
 
     `mig` is None where the device has no such mode, `slices` the number of MIG devices that can be seen.
@@ -33,8 +33,7 @@ class DeviceAbilities:
     slices: int = 0
 
 
-@dataclass(frozen=True)
-class Abilities:
+class Abilities(msgspec.Struct, frozen=True):
     """The driver's version and every device."""
 
     driver: str | None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from aitop.model.gpu import GpuDevice, MigDevice
-from aitop.sources.nvml import plausible
+from aitop.sources import plausible
 from aitop.sources.nvml.gate import DeviceLostError, Gate, Handle
 from aitop.sources.nvml.gpm import GpmMeter
 from aitop.sources.nvml.links import NvlinkMeter, active_nvlinks, pcie_rate

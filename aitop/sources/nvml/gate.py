@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Hashable
-from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import pynvml
 
 _NEVER = frozenset(
@@ -21,8 +21,7 @@ class DeviceLostError(Exception):
     """The driver lost the device that was asked, or wants it reset before it answers again."""
 
 
-@dataclass(frozen=True)
-class Handle:
+class Handle(msgspec.Struct, frozen=True):
     """Whom to ask: a device, a MIG slice or, with no pointer, the system. `label` tells it apart from all others."""
 
     label: str

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from aitop.model.gpu import GpmSample
-from aitop.sources.nvml import plausible
+from aitop.sources import plausible
 from aitop.sources.nvml.gate import SYSTEM, Gate, Handle
 
 # NVML asks for more than 100 ms between the two samples of a pair.

@@ -8,13 +8,13 @@ from contextlib import contextmanager
 
 import pynvml
 
+from aitop.sources.nvml import DRIVER_REMEDY, NO_DRIVER
 from aitop.sources.nvml.gate import Handle
 from aitop.sources.source import SourceError
 
 # NVML says that it may be called from several threads; drivers that hang have taught others not to.
 _ONE_AT_A_TIME = threading.Lock()
 
-_DRIVER_REMEDY = "install the NVIDIA driver, or start the container with the GPU (docker run --gpus all)"
 _PERMISSION_REMEDY = "ask for read and write access to /dev/nvidiactl and /dev/nvidia*"
 
 
@@ -63,7 +63,7 @@ def handles() -> dict[int, Handle | None]:
     except pynvml.NVMLError as error:
         raise _why(error) from error
     if count == 0:
-        raise SourceError("absent", "the NVIDIA driver is here, but no GPU", _DRIVER_REMEDY)
+        raise SourceError("absent", "the NVIDIA driver is here, but no GPU", DRIVER_REMEDY)
     devices: dict[int, Handle | None] = {}
     refused: pynvml.NVMLError | None = None
     for index in range(count):
@@ -81,9 +81,7 @@ def handles() -> dict[int, Handle | None]:
 
 def _why(error: pynvml.NVMLError) -> SourceError:
     known = {
-        pynvml.NVML_ERROR_LIBRARY_NOT_FOUND: SourceError(
-            "absent", "no NVIDIA driver here (libnvidia-ml.so.1 not found)", _DRIVER_REMEDY
-        ),
+        pynvml.NVML_ERROR_LIBRARY_NOT_FOUND: SourceError("absent", NO_DRIVER, DRIVER_REMEDY),
         pynvml.NVML_ERROR_DRIVER_NOT_LOADED: SourceError(
             "absent", "the NVIDIA kernel driver is not loaded", "sudo modprobe nvidia"
         ),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from aitop.sources.nvml import plausible
+from aitop.sources import plausible
 from aitop.sources.nvml.gate import Gate, Handle
 
 PCIE_SENT_COUNTER, PCIE_RECEIVED_COUNTER = 0, 1

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterable
 import pynvml
 
 from aitop.model.gpu import GpuProcess
-from aitop.sources import procfs
-from aitop.sources.nvml import library, plausible
+from aitop.sources import plausible, procfs
+from aitop.sources.nvml import library
 from aitop.sources.nvml.gate import SYSTEM, DeviceLostError, Gate, Handle
 from aitop.sources.source import SourceError
 

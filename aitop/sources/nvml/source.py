@@ -10,7 +10,8 @@ import pynvml
 from aitop.model.event import Sample
 from aitop.model.gpu import GpuDevice, GpuSample
 from aitop.model.source import SourceName
-from aitop.sources.nvml import library, plausible
+from aitop.sources import plausible
+from aitop.sources.nvml import library
 from aitop.sources.nvml.device import Device
 from aitop.sources.nvml.events import XidWatch
 from aitop.sources.nvml.gate import SYSTEM, DeviceLostError, Gate

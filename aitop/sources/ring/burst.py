@@ -11,7 +11,8 @@ import shutil
 import stat
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+
+import msgspec
 
 from aitop.model.profile import Holds
 from aitop.model.text import printable
@@ -43,8 +44,7 @@ NAME = re.compile(rf"{FOLDER_PREFIX}([1-9][0-9]{{0,9}})-\w+")
 OLD_SECONDS = 300.0
 
 
-@dataclass(frozen=True)
-class Burst:
+class Burst(msgspec.Struct, frozen=True):
     """A finished burst: the trace as torch wrote it, the steps in it, when it began and ended, and what it held up."""
 
     trace: bytes
@@ -53,8 +53,7 @@ class Burst:
     holds: Holds
 
 
-@dataclass(frozen=True)
-class _Header:
+class _Header(msgspec.Struct, frozen=True):
     serial: int
     state: int
     steps: int

@@ -9,7 +9,6 @@ from __future__ import annotations
 import subprocess
 import time
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
 
@@ -53,6 +52,8 @@ def take_dump(tops: Sequence[int], *, script: str | None, wanted: Callable[[], b
     `script` is the path of the target's main script, see stacks.origin.is_user. Takes no further process once `wanted`
     says that nobody waits any more. Raises SourceError where no process gave anything.
     """
+    from concurrent.futures import ThreadPoolExecutor  # noqa: PLC0415 - brings logging along, and few runs need a dump
+
     program = find_py_spy()
     pids = Chooser(tops).everyone()[:MOST_PROCESSES]
     builder = WindowBuilder(script, CodeOfProcesses())

@@ -4,6 +4,9 @@
 with which arguments; a descriptor among them says what it waits for. Where that file is closed, or says nothing, the
 state and the kernel function (`wchan`) must do. Reading them stops nothing, and nothing of the target is opened or read
 beyond them.
+
+A lock alone does not say who is to let go of it. Where the main thread waits for one, not the interpreter's, while a
+thread of its process is at work that Python does not know, it waits for a library's threads to compute ("native").
 """
 
 from __future__ import annotations
@@ -29,6 +32,8 @@ MOST_THREADS = 8
 # With many processes there is still room for so many threads of the first one besides its main thread.
 LEAST_OTHERS = 3
 BUSY = 0.05
+# Of a pool of native threads a few tell whether it is at work. Which ones worked last is read of so many threads.
+MOST_NATIVE, MOST_COUNTED = 4, 256
 MOST_DESCRIPTORS = 512
 MOST_CHARACTERS = 300
 
@@ -275,6 +280,8 @@ class _Thread:
     line: bytes = b"running\n"
     kind: _Seen = "running"
     seen: Counter[_Seen] = field(default_factory=Counter)
+    # What the newest look saw; None where that failed.
+    now: _Seen | None = None
     # When the kernel's count of its seconds on or for a core was read first, and what it was; None where it is not to
     # be read. `counted` is their share of the time until the last read.
     began: tuple[float, float] | None = None
@@ -286,10 +293,24 @@ class _Thread:
         times = procfs.parse_schedstat(data)
         return None if times is None else (time.monotonic(), sum(times))
 
+    def open(self) -> None:
+        """Open the file that says in which system call it is, as far as that may be read."""
+        with contextlib.suppress(OSError):
+            self.file = os.open(f"{procfs.PROC}/{self.pid}/task/{self.number}/syscall", os.O_RDONLY | os.O_CLOEXEC)
 
-def _state(pid: int, name: str, main: bool, threads: Sequence[_Thread]) -> ThreadState:
-    """What was seen of the threads of one name in a process."""
+    def close(self) -> None:
+        """Close that file."""
+        if self.file is not None:
+            os.close(self.file)
+            self.file = None
+
+
+def _state(pid: int, name: str, main: bool, threads: Sequence[_Thread], native: int) -> ThreadState:
+    """What was seen of the threads of one name in a process; `native` of their waits for locks were for native ones."""
     kinds: Counter[_Seen] = sum((thread.seen for thread in threads), Counter())
+    if native:
+        kinds += Counter[_Seen]({"native": native})
+        kinds -= Counter[_Seen]({"lock": native})
     counted = [thread.counted for thread in threads if thread.counted is not None]
     return ThreadState(
         pid=pid,
@@ -306,19 +327,27 @@ class KernelWaits:
     """Looks at threads of the sampled processes while a window is taken.
 
     The main thread of each process always, and of the first process as many others as there is room for: those that
-    py-spy knows, the busy ones first, the others in turn. `begin`, `look` and `end` belong to one thread of ours.
+    py-spy knows, the busy ones first, the others in turn. While the main thread of the first process waits for a lock,
+    a few of its native threads are looked at as well. `begin`, `look` and `end` belong to one thread of ours.
     """
 
     def __init__(self, machine: str | None = None) -> None:
         self._rules = rules_of(machine or os.uname().machine)
         self._threads: list[_Thread] = []
         self._alive: list[_Thread] = []
+        self._native: list[_Thread] = []
+        # The looks in which the main thread of the first process waited for a lock, by the other threads of the process
+        # that ran at the same time.
+        self._beside: Counter[frozenset[int]] = Counter()
         self._window = 0
         # Of the first process: its pid, the ids that py-spy gave its threads, and by thread its last window and the
         # part of it that the thread ran.
         self._first: int | None = None
         self._known: frozenset[str] | None = None
         self._last: dict[int, tuple[int, float]] = {}
+        # The ids that its threads may go by, and the seconds that they had run, at the begin of the last window.
+        self._there: frozenset[str] = frozenset()
+        self._ran: dict[int, float] = {}
         self._boxed = False
         self._interpreters: dict[int, tuple[range, ...]] = {}
 
@@ -326,9 +355,11 @@ class KernelWaits:
         """Choose the threads of the next window."""
         self.end()
         self._window += 1
+        self._native = []
+        self._beside.clear()
         if list(pids[:1]) != [self._first]:
             self._first, self._known = pids[0] if pids else None, None
-            self._last = {}
+            self._last, self._ran = {}, {}
             self._boxed = self._first is not None and procfs.inner_pid(self._first) != self._first
         self._interpreters = {pid: data for pid, data in self._interpreters.items() if pid in pids}
         files = {pid: Descriptors(pid, self._interpreters) for pid in pids}
@@ -336,26 +367,37 @@ class KernelWaits:
         if self._first is not None:
             room = max(LEAST_OTHERS, MOST_THREADS - len(pids))
             self._threads += [_Thread(self._first, number, files[self._first]) for number in self._others(room)]
+            self._native = [_Thread(self._first, number, files[self._first]) for number in self._busiest_native()]
         for thread in self._threads:
-            with contextlib.suppress(OSError):
-                path = f"{procfs.PROC}/{thread.pid}/task/{thread.number}/syscall"
-                thread.file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
             thread.began = thread.read_counts()
+        for thread in (*self._threads, *self._native):
+            thread.open()
         self._alive = list(self._threads)
 
     def look(self) -> None:
         """Look at every chosen thread once. One that has ended is not looked at again."""
-        ended = []
-        for thread in self._alive:
+        self._alive = self._looked_at(self._alive)
+        main = next(iter(self._alive), None)
+        if main is not None and (main.pid, main.number) == (self._first, self._first) and main.now == "lock":
+            self._native = self._looked_at(self._native)
+            others = (*self._alive[1:], *self._native)
+            at_work = [other.number for other in others if other.pid == main.pid and other.now == "running"]
+            self._beside[frozenset(at_work)] += 1
+
+    def _looked_at(self, threads: Sequence[_Thread]) -> list[_Thread]:
+        """Those of the threads that have not ended, each looked at once."""
+        ended = set()
+        for thread in threads:
+            thread.now = None
             try:
                 line = os.pread(thread.file, MOST_CHARACTERS, 0) if thread.file is not None else None
-                thread.seen[thread.kind if line == thread.line else self._kind_of(thread, line)] += 1
+                thread.now = thread.kind if line == thread.line else self._kind_of(thread, line)
+                thread.seen[thread.now] += 1
             except PermissionError:
-                self._close(thread)
+                thread.close()
             except OSError:
-                ended.append(thread)
-        if ended:
-            self._alive = [thread for thread in self._alive if thread not in ended]
+                ended.add(thread.number)
+        return [thread for thread in threads if thread.number not in ended]
 
     @staticmethod
     def pause() -> float:
@@ -369,14 +411,15 @@ class KernelWaits:
             if now is not None and thread.began is not None and now[0] > thread.began[0]:
                 ran = (now[1] - thread.began[1]) / (now[0] - thread.began[0])
                 thread.counted = max(0.0, min(1.0, ran))
-        for thread in self._threads:
-            self._close(thread)
+        for thread in (*self._threads, *self._native):
+            thread.close()
         self._alive = []
 
     def states(self, names: Mapping[int, Mapping[str, str]]) -> tuple[ThreadState, ...]:
         """What was seen since `begin`. `names` has by pid, then by py-spy's id, the names of all but main threads."""
         if self._first is not None and self._first in names:
             self._known = frozenset(names[self._first])
+        native = self._waits_for_native()
         alike: dict[tuple[int, str, bool], list[_Thread]] = {}
         for thread in self._threads:
             main = thread.number == thread.pid
@@ -387,13 +430,40 @@ class KernelWaits:
             if not main:
                 self._last[thread.number] = self._window, thread.seen["running"] / thread.seen.total()
             alike.setdefault((thread.pid, name, main), []).append(thread)
-        return tuple(_state(*key, threads) for key, threads in alike.items())
+        return tuple(
+            _state(pid, name, main, threads, native if main and pid == self._first else 0)
+            for (pid, name, main), threads in alike.items()
+        )
 
-    @staticmethod
-    def _close(thread: _Thread) -> None:
-        if thread.file is not None:
-            os.close(thread.file)
-            thread.file = None
+    def _waits_for_native(self) -> int:
+        """In how many looks the main thread of the first process waited for native threads.
+
+        0 where Python's threads cannot be told from them: before Python 3.11 py-spy has no ids of the kernel's.
+        """
+        if self._known is None or not self._known <= self._there:
+            return 0
+        return sum(count for at_work, count in self._beside.items() if not all(map(self._knows, at_work)))
+
+    def _knows(self, number: int) -> bool:
+        """Whether py-spy has seen the interpreter run this thread of the first process."""
+        return not (self._known or frozenset()).isdisjoint(self._ids(number))
+
+    def _busiest_native(self) -> list[int]:
+        """The threads of the first process that ran longest since the last window, of those that py-spy does not know.
+
+        Before it has seen any these may be others, which `states` tells apart.
+        """
+        numbers = [n for n in procfs.numbered(f"{procfs.PROC}/{self._first}/task") if n != self._first][-MOST_COUNTED:]
+        self._there = frozenset(name for number in numbers for name in self._ids(number))
+        watched = {thread.number for thread in self._threads}
+        ran: dict[int, float] = {}
+        for number in numbers:
+            if number not in watched and not self._knows(number):
+                times = procfs.parse_schedstat(procfs.read(f"{procfs.PROC}/{self._first}/task/{number}/schedstat"))
+                ran[number] = times[0] if times is not None else 0.0
+        busiest = sorted(ran, key=lambda number: self._ran.get(number, 0.0) - ran[number])
+        self._ran = ran
+        return busiest[:MOST_NATIVE]
 
     def _others(self, room: int) -> list[int]:
         """Threads of the first process but the main one."""
@@ -402,7 +472,7 @@ class KernelWaits:
         if self._known is None:
             # The newest first: pools of native threads are mostly made when libraries are loaded.
             return numbers[::-1][:room]
-        numbers = [number for number in numbers if self._known.intersection(self._ids(number))]
+        numbers = [number for number in numbers if self._knows(number)]
         numbers.sort(key=lambda number: self._last.get(number, (0, 1.0))[0])
         busy = [number for number in numbers if self._last.get(number, (0, 1.0))[1] >= BUSY][: max(1, room - 2)]
         return (busy + [number for number in numbers if number not in busy])[:room]

@@ -28,13 +28,16 @@ GRACE_SECONDS = 4.0
 # How long a window that is to end early waits for what py-spy writes.
 FINISH_SECONDS = 1.0
 EMPTY_WINDOWS = 3
+# How often it is asked during a pause whether the first step was made.
+POLL_SECONDS = 0.5
 
 
 class StackSource(Source):
     """Samples with py-spy, which reads the memory of the processes and never stops them.
 
-    Windows follow each other back to back at first, with more samples, so that a good picture comes early; then
-    `interval` grows until sampling costs no more than its budget, and each window takes fewer processes in turn.
+    Windows follow each other back to back at first, with more samples, so that a good picture comes early; then pauses
+    grow until sampling costs no more than its budget, and each window takes fewer processes in turn. The first step
+    ends a pause: a run that was watched from its start has used the budget up for its imports.
     `close` may be called from any thread: a read in progress ends its py-spy children and returns nothing. After
     `finish` it returns what they have seen by then.
     """
@@ -55,6 +58,9 @@ class StackSource(Source):
         self._seconds = seconds
         self._script = script
         self._chooser = Chooser(pid_roots, working, stepping)
+        self._stepping = stepping
+        self._steps_seen = False
+        self._due = 0.0
         self._code = CodeOfProcesses()
         self._budget = Budget(time.monotonic())
         self._gil = GilWatch()
@@ -75,7 +81,7 @@ class StackSource(Source):
 
     def read(self) -> list[Sample]:
         with self._reading:
-            return self._read()
+            return self._read() if self._is_due() else []
 
     def close(self) -> None:
         self._closing.set()
@@ -89,6 +95,11 @@ class StackSource(Source):
     def finish(self) -> None:
         """End the window that is being taken, with what was seen until now."""
         self._ending.set()
+
+    def _is_due(self) -> bool:
+        first_step = not self._steps_seen and bool(self._stepping())
+        self._steps_seen |= first_step
+        return first_step or time.monotonic() >= self._due
 
     def _read(self) -> list[Sample]:
         started = time.monotonic()
@@ -107,7 +118,8 @@ class StackSource(Source):
             for spy in spies:
                 spy.stop()
         cpu = sum(spy.cpu for spy in spies) + kernel_cpu
-        self.interval = self._budget.spend(cpu, started, time.monotonic())
+        pause = self._budget.spend(cpu, started, time.monotonic())
+        self._due, self.interval = started + pause, min(pause, POLL_SECONDS)
         if self._closing.is_set():
             return []
         seconds = float(planned)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from dataclasses import dataclass
 
 import msgspec
 
 MOST_BYTES = 50_000_000
 MOST_DEPTH = 400
+MOST_LINES = 10_000_000
 MAIN_NAME = "MainThread"
 
 _PROFILE = re.compile(r'(?:Process \d+ )?Thread (?P<id>\S+) "(?P<name>.*)"', re.DOTALL)
@@ -23,8 +23,7 @@ class RawFrame(msgspec.Struct, frozen=True):
     line: int | None = None
 
 
-@dataclass(frozen=True)
-class ThreadSamples:
+class ThreadSamples(msgspec.Struct, frozen=True):
     """Samples of one thread: stacks (indices of frames, the outermost first) and how often each was seen.
 
     `id` is py-spy's: since Python 3.11 the kernel's, in the process's own pid namespace.
@@ -66,8 +65,9 @@ def parse(
     except RecursionError as error:
         raise ValueError("it is nested too deeply") from error
     frames = file.shared.frames
-    # A frame without a name was read while the process changed it, and with it its whole sample.
-    sound = [bool(frame.name) for frame in frames]
+    # A frame without a name, or with a line that no file has, was read while the process changed it, and with it its
+    # whole sample.
+    sound = [bool(frame.name) and 0 <= (frame.line or 0) <= MOST_LINES for frame in frames]
     named = [(_PROFILE.fullmatch(profile.name), profile.samples) for profile in file.profiles]
     threads = [(match["id"], match["name"], _counted(samples, sound)) for match, samples in named if match]
     main = _main(threads, main_threads, frames, every_thread=every_thread)

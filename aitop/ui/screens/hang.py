@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
+import msgspec
 from textual.binding import Binding, BindingType
 
 from aitop.diagnosis.conditions.hang import Odd, named, odd_one
@@ -44,8 +44,7 @@ DOINGS = {
 }
 
 
-@dataclass(frozen=True)
-class StandingPlace:
+class StandingPlace(msgspec.Struct, frozen=True):
     """Ranks, or workers of one role, that stand on the same line in the same call."""
 
     members: tuple[Standing, ...]

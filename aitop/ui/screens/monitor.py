@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
+from msgspec.structs import replace
 from textual import events
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
@@ -37,11 +37,8 @@ from aitop.ui.panes.verdict import VerdictPane, shown_verdicts
 from aitop.ui.saving import recording_state, save_screen, start_or_end_recording
 from aitop.ui.screens.code_line import LineScreen
 from aitop.ui.screens.evidence import EvidenceScreen
-from aitop.ui.screens.hang import HangScreen
 from aitop.ui.screens.help import HelpScreen, our_bindings
 from aitop.ui.screens.source_lines import SourceAround
-from aitop.ui.screens.stacks import StacksScreen
-from aitop.ui.screens.torch_profile import ProfileScreen
 from aitop.ui.state import CodeView, View, next_part, next_thread, serves
 from aitop.ui.terminal import output_is_blocked
 from aitop.ui.widgets.pane import Pane
@@ -222,9 +219,13 @@ class MonitorScreen(Screen[int]):
         self.app.push_screen(EvidenceScreen(self.view, self._source_around))
 
     def action_hang(self) -> None:
+        from aitop.ui.screens.hang import HangScreen  # noqa: PLC0415 - few runs open it
+
         self.app.push_screen(HangScreen(self._feed, self.view))
 
     def action_stacks(self) -> None:
+        from aitop.ui.screens.stacks import StacksScreen  # noqa: PLC0415 - few runs open it
+
         self.app.push_screen(StacksScreen(self._feed, self.view))
 
     def on_line_wanted(self, message: LineWanted) -> None:
@@ -232,6 +233,8 @@ class MonitorScreen(Screen[int]):
 
     def action_profile(self) -> None:
         if self.view.live and isinstance(self._feed, LiveRun):
+            from aitop.ui.screens.torch_profile import ProfileScreen  # noqa: PLC0415 - few runs open it
+
             self.app.push_screen(ProfileScreen(self._feed, self.view))
         else:
             self._change(notice="only a live run can be profiled")
@@ -464,7 +467,7 @@ class MonitorScreen(Screen[int]):
     # How it gets onto the screen
 
     def _change(self, **changes: object) -> None:
-        self.view = replace(self.view, **changes)  # type: ignore[arg-type]
+        self.view = replace(self.view, **changes)
         self._arrange()
         self._show()
 

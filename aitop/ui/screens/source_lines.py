@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import lru_cache
 
+import msgspec
 from rich.style import Style
 
 from aitop.ui.theme.palette import (
@@ -25,8 +25,7 @@ SourceAround = Callable[[int, str, int], "list[tuple[int, str]] | None"]
 """The target's own source around (pid, file, line) as numbered lines, line 0: all; None when it cannot be read."""
 
 
-@dataclass(frozen=True)
-class Excerpt:
+class Excerpt(msgspec.Struct, frozen=True):
     """The user's coloured lines around a place; None when they could not be read, `reading` while that goes on."""
 
     lines: list[tuple[int, Line]] | None

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import lru_cache
 
+import msgspec
 from rich.color import Color, blend_rgb
 from rich.style import Style
 from textual.theme import Theme as TextualTheme
@@ -74,8 +74,7 @@ _TABLE = {
 ROLES = frozenset(_TABLE)
 
 
-@dataclass(frozen=True, eq=False)
-class Theme:
+class Theme(msgspec.Struct, frozen=True, eq=False):
     """A colour for each role, as #rrggbb or as the name of one of a terminal's sixteen; `words` describe the theme.
 
     `ansi` themes use the terminal's own colours. `mono` themes have none: letters, bold and reverse instead.
@@ -146,8 +145,7 @@ def _without_colour(ink: str, ground: str) -> Style:
     return Style(color="default", bgcolor="default", reverse=reverse or None, dim=ink in _SOFT or None)
 
 
-@dataclass(frozen=True)
-class Look:
+class Look(msgspec.Struct, frozen=True):
     """What the terminal can show. `ascii`: no other glyphs."""
 
     theme: Theme = DARK

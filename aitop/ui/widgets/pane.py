@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import ClassVar
 
+import msgspec
 from rich.style import Style
 from textual import events
 from textual.binding import Binding, BindingType
@@ -19,18 +19,17 @@ from aitop.ui.theme.themes import Look
 from aitop.ui.widgets.line import Line, shorten
 
 
-@dataclass(frozen=True, eq=False)
-class Drawing:
+class Drawing(msgspec.Struct, frozen=True, eq=False):
     """What a pane shows. `lines` may be more than fit: the pane scrolls. `note` stands at the right of the title.
 
     `stale` draws everything dimmed, with these words beside the title. `foot` stays at the bottom when `lines` scroll.
     """
 
-    lines: list[Line] = field(default_factory=list)
+    lines: list[Line] = msgspec.field(default_factory=list)
     title: str = ""
     note: Line | None = None
     stale: str | None = None
-    foot: list[Line] = field(default_factory=list)
+    foot: list[Line] = msgspec.field(default_factory=list)
 
 
 class Pane(Widget, can_focus=True):

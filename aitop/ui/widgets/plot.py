@@ -8,9 +8,9 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
+import msgspec
 from rich.style import Style
 
 from aitop.model.snapshot import Series
@@ -180,8 +180,7 @@ def scale_labels(height: int, top: float, text_of: Callable[[float], str]) -> di
     return {height - 1: "0", 0: text_of(top)} if height > 1 else {0: text_of(top)}
 
 
-@dataclass(frozen=True)
-class Field:
+class Field(msgspec.Struct, frozen=True):
     """Charts of some series on one axis of time; `cursor` is the moment pointed at, `scale` the cells at their left."""
 
     series: Mapping[str, Series]

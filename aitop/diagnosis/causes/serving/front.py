@@ -6,7 +6,7 @@ handler blocks it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 from aitop.diagnosis.evidence import (
     RUNNING,
@@ -36,8 +36,7 @@ MADE: frozenset[str] = frozenset({"preprocess", "postprocess"})
 OF_INPUT = frozenset({"tokenize", "decode", "collate"})
 
 
-@dataclass(frozen=True)
-class Front:
+class Front(msgspec.Struct, frozen=True):
     """A process whose event loop runs for a share `active` of the time, of which it makes inputs for a share `making`.
 
     `lines` are the user's in that thread, without waits. `idle` is the share of the time in which the process that

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Literal
 
-from aitop.diagnosis.evidence import HOST, lead_ledger
+import msgspec
+from msgspec.structs import replace
+
+from aitop.diagnosis.evidence import HANDED_WAITS, HOST, lead_ledger
 from aitop.diagnosis.series import values_since
 from aitop.diagnosis.served import parts_of
 from aitop.diagnosis.what_if import least_squares
@@ -37,8 +39,7 @@ LEAST_FIT = 0.5
 ROUNDING = 1e-9
 
 
-@dataclass(frozen=True)
-class HoldUp:
+class HoldUp(msgspec.Struct, frozen=True):
     """From `begin` to `until` (monotonic) this part (`weight`, 0..1) of the time was lost.
 
     `tokens` are those of a long prompt. `owner` is the request whose handling it was: others lose no more to it than
@@ -119,14 +120,21 @@ def _as_seen(
 
 
 def handler_entries(snapshot: Snapshot) -> list[Entry]:
-    """The code of all processes that is called for requests, other than the model and the lines that call it."""
+    """The code of all processes that is called for requests, other than the model and the lines that call it.
+
+    A thread that has a request to itself and waits for another thread, in the program's own queue or at its own lock,
+    does nothing meanwhile: the request stands in line there. In an event loop such a wait holds up everybody.
+    """
     ledger = lead_ledger(snapshot)
     entries = [entry for entry in (ledger.entries if ledger else ()) if entry.where is not None]
     models = {(entry.file, entry.line) for entry in entries if entry.phase == "forward"}
     return [
         entry
         for entry in entries
-        if entry.handler is not None and entry.phase in HOST and (entry.file, entry.line) not in models
+        if entry.handler is not None
+        and entry.phase in HOST
+        and (entry.file, entry.line) not in models
+        and (entry.handler == "event-loop" or entry.activity not in HANDED_WAITS)
     ]
 
 
@@ -233,8 +241,7 @@ class Timeline:
         return {kind: lost for kind, lost in seconds.items() if lost > 0.0}
 
 
-@dataclass(frozen=True)
-class Tail:
+class Tail(msgspec.Struct, frozen=True):
     """The slowest requests against the usual one. `usual` and `slowest` are the seconds that the median request takes,
     and the `slow` ones on average; `extra` is how much longer these took together. `kinds` are the parts (0..1) of
     that which each kind explains, the largest first, `size` and `queue` apart from them. `at_most` has the parts that

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 from aitop.diagnosis.causes.oversubscription import others_have_cores
 from aitop.diagnosis.causes.serving.tail import computed_twice
@@ -30,8 +30,7 @@ OTHERS = "other programs have the cores meanwhile: without them it could serve m
 WORTH_IT = 1.05
 
 
-@dataclass(frozen=True)
-class Queue:
+class Queue(msgspec.Struct, frozen=True):
     """`share` of the requests' time that they wait, `busy` the part of its time that the server works (None: unknown).
 
     `seconds` is the mean wait, None where only the number of waiting requests is known. `waiting` is that number.

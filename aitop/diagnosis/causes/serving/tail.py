@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+
+import msgspec
 
 from aitop.diagnosis.causes.serving.hold_ups import (
     BY_COUNTERS,
@@ -34,9 +35,9 @@ MOST_REQUESTS = 1000
 LEAST_RATIO = 2.0
 # A cause that explains less than this part of the extra time is not what makes a tail.
 ENTER, LEAVE = 0.3, 0.2
-# A line that comes in bursts is seen in fewer windows of stacks than as many samples in even time would be.
-BURSTY = 0.7
-LEAST_SAMPLES = 4
+# A line that comes in bursts is seen in fewer windows of stacks than as many samples in even time would be: in less
+# than this part of them, and in so few that by chance it happens once in a thousand times.
+BURSTY, BY_CHANCE = 0.7, 0.001
 # What handlers do is the tail's if more than this part of its time passes in requests that take long by it.
 MOSTLY = 0.5
 # What is estimated from stack samples is no more than likely.
@@ -57,8 +58,7 @@ WHAT: dict[Kind, str] = {
 }
 
 
-@dataclass(frozen=True)
-class Burst:
+class Burst(msgspec.Struct, frozen=True):
     """Lines that hold requests up now and then, known from stack samples. `seconds` of the window they took."""
 
     kind: Kind
@@ -211,12 +211,17 @@ def _bursts(snapshot: Snapshot, serving: Serving) -> list[Burst]:
 
 
 def bursty(entry: Entry) -> bool:
-    """Whether a line was sampled in fewer windows of stacks than it would be if its time were spread evenly."""
+    """Whether a line was sampled in clearly fewer windows of stacks than it would be if its time were spread evenly.
+
+    Spread evenly, a window has none of the samples with the probability of a Poisson distribution.
+    """
     windows, samples = len(entry.by_window), sum(entry.by_window)
-    if windows < 3 or samples < LEAST_SAMPLES:
+    if not samples:
         return False
-    even = windows * (1.0 - (1.0 - 1.0 / windows) ** samples)
-    return sum(map(bool, entry.by_window)) <= BURSTY * even
+    none = math.exp(-samples / windows)
+    seen = sum(map(bool, entry.by_window))
+    so_few = sum(math.comb(windows, k) * (1.0 - none) ** k * none ** (windows - k) for k in range(seen + 1))
+    return seen <= BURSTY * windows * (1.0 - none) and so_few <= BY_CHANCE
 
 
 def _estimated(tail: Tail, bursts: Iterable[Burst], window: float, requests: int) -> dict[Kind, float]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from statistics import fmean
 
 from aitop.diagnosis.device import host_limit, host_unproven
-from aitop.diagnosis.evidence import MIN_STEPS, lines_of, takes_request
+from aitop.diagnosis.evidence import MIN_STEPS, leisure, lines_of, takes_request
 from aitop.diagnosis.rule import Explanation
 from aitop.diagnosis.served import of_iterations
 from aitop.diagnosis.what_if import fix, turn_cost
@@ -20,6 +20,9 @@ AROUND: tuple[Phase, ...] = ("schedule", "prepare", "output", "host")
 NAMES: dict[Phase, str] = {"schedule": "scheduling", "prepare": "preparing inputs", "output": "handling outputs"}
 # One more request waits on average: it could be in the batch.
 LEAST_WAITING = 1.0
+# An engine that waits for requests for less of its time than this is full. One that rests answers all that it is asked:
+# what it does around the model makes answers later, not fewer.
+FULL = 0.1
 
 
 def around_model(snapshot: Snapshot) -> Explanation | None:
@@ -36,9 +39,12 @@ def around_model(snapshot: Snapshot) -> Explanation | None:
     parts = {phase: sum(entry.share for entry in lines.entries if entry.phase == phase) for phase in AROUND}
     named = [f"{NAMES.get(key, 'between them')} {percent(part)}" for key, part in parts.items() if part >= 0.01]
     lasts = fmean(one.seconds for one in serving.iterations)
+    full = leisure(snapshot) < FULL
     return Explanation(
         subtype="iteration",
+        severity=None if full else "info",
         share=share,
+        gains=full,
         signals=(ledger.length is not None, len(serving.iterations) >= 10 * MIN_STEPS),
         doubtful=host_unproven(snapshot),
         title=f"{percent(share)} of the engine's time passes in its iterations outside of the model",
@@ -82,7 +88,7 @@ def small_batches(snapshot: Snapshot, few: float, most: int, leisure: float) -> 
     return Explanation(
         share=share,
         gone=length,
-        signals=(True, account.shares.get("idle", 0.0) < 0.1, now < 2.0),
+        signals=(True, account.shares.get("idle", 0.0) < FULL, now < 2.0),
         base=0.5,
         title=f"{now:.1f} requests are in a batch while {serving.queue or 0.0:.0f} wait: "
         f"{percent(share)} of the time could serve {size}",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal, TypeVar
 
@@ -25,8 +24,7 @@ Path = tuple[Step, ...]
 """Where a node is in its tree: function and file of each node from the top to it."""
 
 
-@dataclass(frozen=True, eq=False)
-class Node:
+class Node(msgspec.Struct, frozen=True, eq=False):
     """A function below its caller; without a `file`, the heading for the processes or threads that run what is below.
 
     A straight run of library functions is one node: `function`, `file` and `line` are of its first, `last` is the name
@@ -162,8 +160,7 @@ LEAST_SHARE = 0.01
 State = Literal["open", "closed", "leaf"]
 
 
-@dataclass(frozen=True, eq=False)
-class TreeRow:
+class TreeRow(msgspec.Struct, frozen=True, eq=False):
     """A node, its depth, and whether its children are shown."""
 
     node: Node

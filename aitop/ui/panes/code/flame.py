@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+import msgspec
 from rich.cells import cell_len
 from rich.style import Style
 
@@ -17,8 +17,7 @@ from aitop.ui.widgets.line import Line, cut, shorten
 from aitop.ui.words import one_line, place, tight_percent
 
 
-@dataclass(frozen=True, eq=False)
-class Cell:
+class Cell(msgspec.Struct, frozen=True, eq=False):
     """A node's place: `width` cells from column `x` of the row of its depth. `share` is of the row's whole width."""
 
     node: Node

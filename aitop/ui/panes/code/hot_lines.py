@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 from functools import lru_cache
+
+import msgspec
+from msgspec.structs import replace
 
 from aitop.model.host import Role
 from aitop.model.snapshot import HotLine, Snapshot, Stacks
@@ -21,8 +23,7 @@ ROLE_NAMES: dict[Role, str] = {"rank": "main", "loader-worker": "worker"}
 HotKey = tuple[str, int, str, str, str]
 
 
-@dataclass(frozen=True)
-class HotRow:
+class HotRow(msgspec.Struct, frozen=True):
     """A line with its share (0..1) of the samples of all processes of its role.
 
     `runner` names the role or the thread that runs it, in `processes` processes; `pid` is one of them.
@@ -95,8 +96,7 @@ LEAST_TEXT = 7
 LEAST_FOR_TEXT = 90
 
 
-@dataclass(frozen=True)
-class Place:
+class Place(msgspec.Struct, frozen=True):
     """A line of code in a process: what can be looked at and opened. `above` leads to it, the outermost
     first: function, file and whose code it is.
     """

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import Any
+
+import msgspec
+from msgspec.structs import replace
 
 from aitop.model.gpu import GpuProcess, GpuSample
 from aitop.model.host import ProcessSample, Role
@@ -15,8 +17,7 @@ UNNUMBERED = 1 << 30
 ADDED = ("cpu", "rss", "reads", "writes", "threads", "gpu_memory")
 
 
-@dataclass(frozen=True)
-class Figures:
+class Figures(msgspec.Struct, frozen=True):
     """What one process uses, or a folded one with all below it. None is not measured.
 
     `cpu` in cores, `rss` and `gpu_memory` in bytes, `reads` and `writes` in bytes per second, `gpu` a share of its
@@ -36,8 +37,7 @@ class Figures:
     on_gpu: bool = False
 
 
-@dataclass(frozen=True)
-class ProcessRow:
+class ProcessRow(msgspec.Struct, frozen=True):
     """A row: the process, the lines that lead to it in the tree, its name to people, and its figures.
 
     `folded` counts the processes hidden below it. `parent` tells whether anything is below it, shown or not. `matches`
@@ -53,8 +53,7 @@ class ProcessRow:
     matches: bool = True
 
 
-@dataclass(frozen=True)
-class Order:
+class Order(msgspec.Struct, frozen=True):
     """How siblings are sorted: by a field of Figures or 'pid', largest first unless `inverted`; None by role."""
 
     by: str | None = None

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import msgspec
-
 from aitop.model.phases import APART
 from aitop.model.snapshot import Series, Snapshot, Steps
 from aitop.model.units import NOT_YET, duration
@@ -93,14 +91,14 @@ class StepPane(ChartPane):
 
 
 def phase_shares(steps: Steps) -> list[tuple[Kind, float | None]]:
-    """Every phase with its share; saving and what else lies apart is taken out of what is outside, where timed."""
+    """Every phase with its share; saving and evaluation are taken out of what is outside, where timed."""
     shares: dict[Kind, float] = {}
-    for key, share in msgspec.structs.asdict(steps.phases).items():
+    for key, share in steps.phases.shares().items():
         if share is not None:
             shares[phase_of(key)] = shares.get(phase_of(key), 0.0) + share
     total = sum(record.seconds for record in steps.recent)
     if total > 0 and OUTSIDE in shares:
-        apart = {phase.key: sum(map(phase.seconds, steps.recent)) / total for phase in APART}
+        apart = {phase.key: sum(map(phase.seconds, steps.recent)) / total for phase in APART if phase.fields}
         shares = with_apart(shares, {key: share for key, share in apart.items() if share})
     return [(phase, shares.get(phase)) for phase in PHASES]
 
