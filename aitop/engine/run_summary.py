@@ -146,13 +146,13 @@ def _shown(processes: dict[int, _Process], ledger: Ledger | None) -> tuple[_Proc
 
 
 def _step(step: StepRecord) -> Stretch:
-    phases = {phase.key: phase.seconds(step) for phase in MEASURED if phase.is_measured(step)}
+    phases: dict[str, float] = {phase.key: phase.seconds(step) for phase in MEASURED if phase.is_measured(step)}
     return Stretch(count=1, seconds=step.seconds, samples=step.samples, tokens=step.tokens, phases=phases)
 
 
 def _iteration(turn: IterationRecord) -> Stretch:
     fields = {phase.key: getattr(turn, phase.iteration) for phase in SERVED if phase.iteration and phase.key != "idle"}
-    phases = {key: seconds for key, seconds in fields.items() if seconds is not None}
+    phases: dict[str, float] = {key: seconds for key, seconds in fields.items() if seconds is not None}
     tokens = None
     if turn.prefill_tokens is not None and turn.decode_tokens is not None:
         tokens = turn.prefill_tokens + turn.decode_tokens
@@ -161,7 +161,7 @@ def _iteration(turn: IterationRecord) -> Stretch:
 
 def _request(request: RequestRecord) -> Stretch:
     fields = {phase.key: getattr(request, phase.request) for phase in SERVED if phase.request}
-    phases = {key: seconds for key, seconds in fields.items() if seconds is not None}
+    phases: dict[str, float] = {key: seconds for key, seconds in fields.items() if seconds is not None}
     if request.queue is not None:
         phases = {"queue": request.queue, **phases}
     tokens = None
