@@ -30,6 +30,9 @@ MOST_SCALED = 2.0
 # (through a saved reference to torch.save, or gradients by torch.func, say).
 LEAST_MEASURED = 0.5
 
+# Phases of which the hook times certain calls, while libraries do more around them: a loop that evaluates or saves, a
+# loader around a loader.
+_AROUND = ("data", *(phase.key for phase in APART))
 _PHASES: Mapping[str, Phase] = {"data_wait": "data", "communication": "exchange", "outside": "host"}
 
 
@@ -194,17 +197,20 @@ def _fitted(sampled: list[Entry], measured: dict[Phase, float], process: Process
     by_phase: dict[Phase, list[Entry]] = {}
     for entry in sampled:
         by_phase.setdefault(entry.phase if entry.phase in measured else "host", []).append(entry)
+    seen_in = {phase: sum(entry.share for entry in entries) for phase, entries in by_phase.items()}
     measured = dict(measured)
-    for phase in (key for key in ("backward", "optimizer", *(each.key for each in APART)) if key in measured):
-        seen = sum(entry.share for entry in by_phase.get(phase, ()))
-        if measured[phase] < LEAST_MEASURED * seen:
-            moved = min(seen - measured[phase], measured["host"])
-            measured[phase] += moved
-            measured["host"] -= moved
+    for phase in (key for key in ("backward", "optimizer", *_AROUND) if key in measured):
+        beyond = seen_in.get(phase, 0.0) - measured[phase]
+        # The host's time that no sample of the host stands for is what these phases have beside the timed calls.
+        unseen = measured["host"] - seen_in.get("host", 0.0) if phase in _AROUND else 0.0
+        missed = measured[phase] < LEAST_MEASURED * seen_in.get(phase, 0.0)
+        moved = max(0.0, min(beyond, measured["host"] if missed else unseen))
+        measured[phase] += moved
+        measured["host"] -= moved
     fitted = []
     for phase, share in measured.items():
         entries = by_phase.get(phase, [])
-        seen = sum(entry.share for entry in entries)
+        seen = seen_in.get(phase, 0.0)
         scale = min(MOST_SCALED, share / seen) if seen > 0 else 0.0
         samples = sum(entry.samples for entry in entries)
         for entry in entries:

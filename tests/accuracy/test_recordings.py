@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import statistics
 import zlib
 from functools import cache
 from pathlib import Path
@@ -12,11 +14,13 @@ from expected import BY_NAME
 from recorded import RECORDINGS, Recorded, cases, read, recording_name, scenario_and_tier
 from renamed import renamed
 from transform import shuffled, without_source
+from verdict_table import ERROR_BAR, RANGE_BAR, error, in_range
 
 CASES = cases(RECORDINGS)
 IDS = [f"{scenario_and_tier(path)[0]}-tier{tier}" for path, tier in CASES]
 RIGHT_MARKS = {3: 0.95, 2: 0.9}
 LINE_MARK = 0.9
+GAINS = json.loads((RECORDINGS.parent / "gains.json").read_text())["gains"]
 
 KNOWN_MISSES: dict[tuple[str, int], str] = {
     ("surrogate", 2): "in which types a model computes is known only from inside of the process",
@@ -79,6 +83,17 @@ def test_the_pass_marks_are_reached(tier: int) -> None:
     assert sum(got.right for got in rows) >= RIGHT_MARKS[tier] * len(rows)
     assert sum(lines) >= LINE_MARK * len(lines)
     assert warned == []
+
+
+@pytest.mark.parametrize("tier", RIGHT_MARKS)
+def test_the_predicted_gains_are_those_that_the_fixes_gave(tier: int) -> None:
+    rows = [row(*case) for case in CASES if case[1] == tier and scenario_and_tier(case[0])[0] in GAINS]
+    errors = [abs(far) for got in rows if (far := error(got, GAINS)) is not None]
+    inside = [held for got in rows if (held := in_range(got, GAINS)) is not None]
+
+    assert GAINS.keys() == {name for name, scenario in BY_NAME.items() if scenario.fixed}
+    assert statistics.median(errors) <= ERROR_BAR
+    assert len(inside) >= 0.8 * len(rows) and sum(inside) >= RANGE_BAR * len(inside)
 
 
 def test_known_misses_are_recordings_with_a_reason() -> None:

@@ -86,6 +86,22 @@ def test_the_smaller_of_holding_and_waiting_counts(held, ran, share):
     assert fired(gil.judge(threaded(held, ran))).share == pytest.approx(share, abs=0.01)
 
 
+def test_waits_for_a_core_end_with_those_for_the_lock_as_far_as_cores_are_left():
+    """Others use one of two cores: the main thread alone has one, beside a process for the other thread it has not."""
+    host = HostSample(
+        time=1000.0,
+        processes=(process(cpu=1.0, wanting=2, wanted=1.8),),
+        machine=MachineSample(cores=2, core_busy=(1.0, 1.0)),
+        usable_cores=2.0,
+    )
+    series = {"run_delay": constant(0.1), "cores_wanted": constant(1.8)}
+    verdict = fired(gil.judge(changed(threaded(held=0.8, ran=0.3), host=host, series=series)))
+    apart, rarely = verdict.fixes
+    assert verdict.share == pytest.approx(0.7, abs=0.01)
+    assert (verdict.speedup, rarely.speedup) == (pytest.approx(5.0, rel=0.02), pytest.approx(5.0, rel=0.02))
+    assert apart.speedup == pytest.approx(1 / 0.3, rel=0.02)
+
+
 def test_many_threads_that_hold_the_lock_alike_are_counted():
     seen = threaded(held=0.8, ran=0.3)
     names = [f"client-{number}" for number in range(8)]
@@ -128,7 +144,9 @@ def test_nobody_asked_who_holds_the_lock():
 # cpu-oversubscription ---------------------------------------------------------------------------------------------
 
 
-def crowded(wanting=16, wanted=8.0, cores=2, system=0.22, delay=0.5, busy=None, throttled=None, switches=4000.0):
+def crowded(
+    wanting=16, wanted=8.0, cores=2, system=0.22, delay=0.5, busy=None, throttled=None, switches=4000.0, lines=()
+):
     rank = process(
         cpu=1.0,
         wanting=wanting,
@@ -139,6 +157,7 @@ def crowded(wanting=16, wanted=8.0, cores=2, system=0.22, delay=0.5, busy=None, 
     machine = MachineSample(cores=cores, core_busy=busy or (0.5,) * cores)
     return snapshot(
         steps(seconds=0.03, forward=0.01, backward=0.02, cpu=0.005),
+        lines=lines,
         host=HostSample(time=1000.0, processes=(rank,), machine=machine, usable_cores=float(cores)),
         series={
             "run_delay": constant(delay),
@@ -154,6 +173,14 @@ def test_more_threads_than_cores():
     assert verdict.confidence <= 0.5, "what fewer threads gain is an estimate"
     assert "torch.set_num_threads(2)" in verdict.fixes[0].text
     assert verdict.title == "16 threads compete for 2 cores"
+
+
+def test_who_computes_with_threads_without_a_core_waits_for_them():
+    parts = (("native", 0.7), ("wait-lock", 0.3))
+    lines = [line("main", 1.0, phase="backward", activity="native", number=14, parts=parts)]
+    verdict = fired(oversubscription.judge(crowded(delay=0.3, busy=(0.5, 0.5), lines=lines)))
+    assert verdict.share == pytest.approx(0.3 + 0.3 * 2 / 3)
+    assert any("20 % for the threads that compute with it" in said for said in verdict.evidence)
 
 
 def test_threads_that_spin_instead_of_switching_are_a_crowd_as_well():
@@ -430,6 +457,14 @@ def test_many_small_tensors_cost_something_even_when_batched():
         optimizer.judge(snapshot(steps(seconds=0.04, optimizer=0.027), facts=adam(65_000, 1000, foreach=True)))
     )
     assert "fused=True" in batched.fixes[0].text
+
+
+def test_where_an_optimizer_can_fuse_its_update_that_is_recommended():
+    offers = adam(65_000, 1000, foreach=False, fused=False)
+    verdict = fired(optimizer.judge(snapshot(steps(seconds=0.04, optimizer=0.027), facts=offers)))
+    fused, foreach = verdict.fixes
+    assert "fused=True" in fused.text and fused.speedup == pytest.approx(2.2, rel=0.05)
+    assert "foreach=True" in foreach.text and foreach.speedup == pytest.approx(1.4, rel=0.05)
 
 
 def test_an_uncounted_optimizer_may_take_a_usual_share():

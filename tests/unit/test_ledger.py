@@ -94,6 +94,25 @@ def test_saving_that_the_clock_missed_is_told_by_the_samples():
     assert share(seen, phase="save") == pytest.approx(0.4)
 
 
+def test_a_loop_that_evaluates_is_more_than_the_forward_passes_that_are_timed_in_it():
+    evaluates = line("score", 0.5, phase="evaluation", activity="native", number=31)
+    trains = [line("main", 0.25, phase=phase, activity="native", number=12) for phase in ("forward", "backward")]
+    timed = steps(seconds=0.1, forward=0.025, backward=0.025, evaluation=0.03)
+    seen = snapshot(timed, lines=[evaluates, *trains])
+    assert_adds_up(seen)
+    assert share(seen, phase="evaluation") == pytest.approx(0.5) and share(seen, phase="host") == 0.0
+    logs = line("log", 0.2, number=40, position="after")
+    sampled = snapshot(timed, lines=[line("score", 0.3, phase="evaluation", number=31), *trains, logs])
+    assert share(sampled, phase="evaluation") == pytest.approx(0.3), "the host's time has samples of its own"
+
+
+def test_a_loader_around_a_loader_is_a_part_of_the_wait_for_data():
+    loads = line("main", 0.6, phase="data_wait", activity="python", number=10)
+    model = line("main", 0.4, phase="forward", activity="native", number=12)
+    seen = snapshot(steps(seconds=0.1, data_wait=0.05, forward=0.04), lines=[loads, model])
+    assert share(seen, phase="data") == pytest.approx(0.6)
+
+
 def test_steps_without_stacks_make_a_ledger_without_lines():
     seen = snapshot(steps(**MEASURED), main_samples=0)
     assert_adds_up(seen)

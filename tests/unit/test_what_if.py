@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from snapshot_builder import RANK, host, line, snapshot, steps
 
 from aitop.diagnosis.rules import RULES
-from aitop.diagnosis.what_if import Timeline, together
+from aitop.diagnosis.what_if import Timeline, together, waits_for_core
 from aitop.model.snapshot import Phases
 from aitop.model.verdict import Fix, Verdict, Where
 
@@ -47,6 +47,12 @@ def test_without_workers_loading_takes_turns_with_computing_but_nothing_is_hande
     cheap, dear = (Timeline(wait=0.4, makers=2, at_work=at_work) for at_work in (0.05, 0.5))
     assert cheap.with_workers(0).speedup == pytest.approx(1 / 0.7)
     assert dear.with_workers(0).speedup == pytest.approx(1 / 1.6)
+
+
+def test_threads_that_want_more_cores_than_there_are_share_them():
+    assert waits_for_core(now=0.5, running=0.4, wanted=3.0, cores=2.0) == pytest.approx(0.2)
+    assert waits_for_core(now=0.1, running=0.4, wanted=3.0, cores=2.0) == 0.1, "no more than now"
+    assert waits_for_core(now=0.5, running=0.4, wanted=2.0, cores=2.0) == 0.0
 
 
 def test_a_batch_shares_what_is_fixed():

@@ -129,7 +129,8 @@ def _stall(
     once = len(bursts) == 1 if timed else seen_once(snapshot, lines)
     evidence = _often(bursts, len(steps))
     if measured:
-        evidence.append(f"{percent(measured)} of step time, measured in the process")
+        around = ", the rest around the calls that are timed" if share - measured >= LEAVE else ""
+        evidence.append(f"{percent(measured)} of step time, measured in the process{around}")
     if once and not bursts:
         evidence.append(ONCE)
     if lines.where:

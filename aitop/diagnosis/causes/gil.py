@@ -7,21 +7,26 @@ from aitop.diagnosis.device import host_limit, host_unproven
 from aitop.diagnosis.evidence import (
     HANDED_WAITS,
     MAIN,
+    RUNNING,
     beside_lines,
     each_unit,
     lines_of,
     main_lines,
     main_stacks,
     on_core,
+    others_cores,
     short_place,
 )
 from aitop.diagnosis.rule import Explanation, rule
-from aitop.diagnosis.what_if import Scope, fix
+from aitop.diagnosis.series import mean_of
+from aitop.diagnosis.what_if import Scope, fix, waits_for_core
 from aitop.model.ledger import Activity, Entry
 from aitop.model.snapshot import ProcessStacks, Snapshot
 from aitop.model.units import percent
 from aitop.model.verdict import Where
 
+# Shorter waits for a core than this share of the time are not worth a word.
+WORTH_SAYING = 0.05
 IDLE: frozenset[Activity] = frozenset({*HANDED_WAITS, "wait-gil", "sleep", "wait-network"})
 
 
@@ -48,8 +53,11 @@ def judge(snapshot: Snapshot) -> Explanation | str | None:
     where = _working(snapshot, process.pid, holders)
     name = f"thread {holders[0]!r}" if len(holders) == 1 else f"{len(holders)} threads"
     place = f" ({short_place(where[0])})" if where else ""
+    rarely = min(0.99, share + _cores_freed(snapshot, share, held))
+    apart = min(0.99, share + _cores_freed(snapshot, share, held - _at_work(snapshot, process.pid, holders)))
     return Explanation(
         share=share,
+        gone=rarely,
         critical=bool(where),
         # Who holds the lock is sampled, too, but for how long the main thread waits is the kernel's word.
         signals=(bool(where), bool(on_core(snapshot)), held > 0.4),
@@ -60,13 +68,40 @@ def judge(snapshot: Snapshot) -> Explanation | str | None:
         evidence=(
             f"other Python threads hold the GIL {percent(held)} of the time: "
             + ", ".join(f"{one.thread} {percent(one.gil)}" for one in others[:3]),
-            f"{_named(process)} waits for it {percent(waiting.share)} of the time",
+            f"{_named(process)} waits for it {percent(waiting.share)} of the time"
+            + (f", and for a core once it has it: {percent(rarely - share)}" if rarely - share >= WORTH_SAYING else ""),
         ),
         fixes=(
-            fix(f"move the work of {name}{place} into a process of its own (multiprocessing)", share),
-            fix("do it rarely, or in calls that release the lock (numpy, torch, zlib) instead of Python loops"),
+            fix(f"move the work of {name}{place} into a process of its own (multiprocessing)", apart),
+            fix("do it rarely, or in calls that release the lock (numpy, torch, zlib) instead of Python loops", rarely),
         ),
     )
+
+
+def _cores_freed(snapshot: Snapshot, share: float, fewer: float) -> float:
+    """Share of the time that the main thread no longer waits for a core once `fewer` of them are wanted.
+
+    Each time it was given the lock it had to wait for a core anew: as much as it waits for locks, at most.
+    """
+    host, others, wanted = snapshot.host, others_cores(snapshot), mean_of(snapshot, "cores_wanted", 20.0)
+    if host is None or others is None or wanted is None:
+        return 0.0
+    now = main_lines(snapshot, lambda entry: entry.activity == "wait-core").share
+    running = main_lines(snapshot, lambda entry: entry.activity in RUNNING).share
+    cores = host.usable_cores or float(host.machine.cores)
+    # Without waits for the lock the main thread wants a core all the time.
+    then = waits_for_core(now, running, max(1.0, wanted - fewer) + others, cores)
+    return min(share, now - then)
+
+
+def _at_work(snapshot: Snapshot, pid: int, threads: list[str]) -> float:
+    """How many cores these threads would use if none waited for the lock."""
+
+    def busy(entry: Entry) -> bool:
+        idle = entry.activity in IDLE and entry.activity != "wait-gil"
+        return entry.pid == pid and entry.thread in threads and not idle
+
+    return sum(entry.share for entry in beside_lines(snapshot) if busy(entry))
 
 
 def _named(process: ProcessStacks) -> str:

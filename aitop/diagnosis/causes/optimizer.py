@@ -16,6 +16,8 @@ from aitop.model.verdict import Fix
 UNCOUNTED = 1.0 - FOREACH[0] / ONE_BY_ONE[0]
 # The same machine may be so much slower than the one on which those were measured.
 SLOWER = 1.5
+# An update that still takes such a part of its time is not worth changing for.
+SAME = 0.8
 
 
 @rule("optimizer-bound", 0.2, 0.14, scope=Scope(each_unit=True))
@@ -59,7 +61,7 @@ def judge(snapshot: Snapshot) -> Explanation | None:
         title=f"{percent(lost)} of each step is {beyond}",
         lines=lines,
         evidence=evidence,
-        fixes=_fixes(facts, lost),
+        fixes=_fixes(facts, share, lost),
     )
 
 
@@ -75,28 +77,33 @@ def _batched_seconds(facts: HookFacts, taken: float) -> float | None:
         return _seconds(facts, CUDA_TOGETHER)
     if facts.fused:
         return taken
-    target = _seconds(facts, FUSED if facts.foreach or _large(facts) else FOREACH)
+    target = _seconds(facts, FUSED if _fuses(facts) else FOREACH)
     in_proportion = taken * min(1.0, target / _seconds(facts, FOREACH if facts.foreach else ONE_BY_ONE))
     # How torch's own do it is known: what they take beyond that is the machine's, and stays with any of them.
     return in_proportion if facts.foreach is not None else min(in_proportion, SLOWER * target)
 
 
-def _large(facts: HookFacts) -> bool:
-    """Whether tensors are so large that foreach gains nothing on a CPU."""
-    return _seconds(facts, FOREACH) > 0.8 * _seconds(facts, ONE_BY_ONE)
+def _fuses(facts: HookFacts) -> bool:
+    """Whether fused=True is what to do on a CPU: it is offered, or foreach would gain nothing."""
+    return facts.fused is not None or bool(facts.foreach) or _with_foreach(facts) > SAME
+
+
+def _with_foreach(facts: HookFacts) -> float:
+    """What foreach takes on a CPU as a part of what a loop takes: the larger the tensors, the less it gains."""
+    return _seconds(facts, FOREACH) / _seconds(facts, ONE_BY_ONE)
 
 
 def _seconds(facts: HookFacts, cost: tuple[float, float]) -> float:
     return max(1e-9, (facts.parameter_tensors or 1) * cost[0] + (facts.parameters or 0) * cost[1])
 
 
-def _fixes(facts: HookFacts | None, lost: float) -> tuple[Fix, ...]:
+def _fixes(facts: HookFacts | None, share: float, lost: float) -> tuple[Fix, ...]:
     rarely = fix("accumulate gradients over several batches and update less often")
+    foreach = "foreach=True updates all parameters in a few operations"
     if facts is not None and facts.fused:
         return (rarely,)
-    if facts is not None and (facts.foreach or (not facts.cuda and facts.parameters is not None and _large(facts))):
-        return (fix("fused=True updates all parameters in one operation", lost), rarely)
-    return (
-        fix("foreach=True updates all parameters in a few operations", lost),
-        fix("fused=True, where the optimizer has it, takes a third of that again"),
-    )
+    if facts is None or not (facts.foreach or (not facts.cuda and facts.parameters is not None and _fuses(facts))):
+        return (fix(foreach, lost), fix("fused=True, where the optimizer has it, takes a third of that again"))
+    fused = fix("fused=True updates all parameters in one operation (on a CPU from torch 2.4 on)", lost)
+    gains = not facts.foreach and _with_foreach(facts) <= SAME
+    return (fused, fix(foreach, share * (1.0 - _with_foreach(facts))) if gains else rarely)

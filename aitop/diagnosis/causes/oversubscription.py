@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from aitop.diagnosis.device import host_limit, host_unproven
-from aitop.diagnosis.evidence import leisure, others_cores
+from aitop.diagnosis.evidence import leisure, main_lines, others_cores
 from aitop.diagnosis.rule import Band, Explanation, Rule
 from aitop.diagnosis.series import mean_of
 from aitop.diagnosis.what_if import Scope, fix
@@ -22,8 +22,10 @@ MORE_THAN_ONE, SOME = 1.3, 0.3
 THROTTLED = 0.1
 # The main thread waits for a core for so much of the time, and others use such a part of the cores.
 OTHERS_DELAY, OTHERS_PART = 0.25, 0.3
-# Fewer threads compute less side by side, too, and no barrier waits for one without a core: the gain is an estimate.
+# Fewer threads compute less side by side, too: the gain is an estimate.
 SURE = 0.45
+# Phases in which libraries divide an operation among threads.
+TOGETHER = ("forward", "backward", "optimizer")
 
 
 class Crowd(msgspec.Struct, frozen=True):
@@ -111,14 +113,19 @@ def _crowd(snapshot: Snapshot) -> Crowd | None:
 
 
 def _of_own_threads(snapshot: Snapshot, crowd: Crowd) -> Explanation:
-    # The part of the main thread's waits for a core in which the run's own threads have it, rather than others.
+    # Threads that compute together wait for each other at the end of every operation: for the one without a core.
+    together = main_lines(snapshot, lambda entry: entry.phase in TOGETHER and entry.activity in ("wait-lock", "wait"))
+    # The part of these waits in which the run's own threads have the cores, rather than others.
     own = max(0.0, crowd.wanted - 1.0)
-    share = min(crowd.delay * own / (own + crowd.others) if own else 0.0, host_limit(snapshot), 0.95)
+    waits = crowd.delay + together.share
+    share = min(waits * own / (own + crowd.others) if own else 0.0, host_limit(snapshot), 0.95)
     waiting = crowd.delay > 0.15
     evidence = [
         f"{crowd.everyone} threads want {crowd.wanted:.1f} cores, and {crowd.usable:g} are there",
         f"the main thread waits for a core {percent(crowd.delay)} of the time",
     ]
+    if together.share > 0.05:
+        evidence.append(f"and {percent(together.share)} for the threads that compute with it")
     threads = snapshot.facts.threads if snapshot.facts else None
     if threads is not None and threads > crowd.usable:
         evidence.append(f"torch is set to {threads} threads, as on a machine with so many cores")

@@ -225,6 +225,7 @@ COMPUTING = (
         "optimizer-bound",
         args=("--stock", "1"),
         guilty=("optimizer.step()",),
+        remedy="foreach=True",
         left=(left.OPTIMIZER_HEAVY, left.OPTIMIZER_MANY),
     ),
     _scenario(
@@ -235,6 +236,7 @@ COMPUTING = (
             "for age, item in enumerate(self.window):",
             "return sorted(weights, key=weights.get",
         ),
+        remedy="do it rarely",
     ),
     _scenario("big_machine", "cpu-oversubscription"),
     _scenario("surrogate", "precision", remedy="float32"),
@@ -328,6 +330,7 @@ TWO_FAULTS = (
         guilty=("optimizer.step()",),
         beside=("host-io-stall",),
         fix=("--fixed", "first"),
+        remedy="fused=True",
         left=(left.ITEM_TOWERS_WRITING,),
     ),
     _scenario(
